@@ -1,0 +1,1 @@
+"""Attention kernels: multi-token (conv) attention, and plain attention as its yardstick."""

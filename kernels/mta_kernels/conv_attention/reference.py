@@ -1,0 +1,152 @@
+"""Conv attention as it is defined, in eager PyTorch: readable, any device, any dtype; float64 is the oracle.
+
+With `s[i, j] = scale * q[i] . k[j]` (zero for `j > i` if causal) and zeros outside the matrix,
+`c[i, j] = sum_{a, b} weight[h, a, b] * s[i - (cq-1) + a, j - pad + b]` (`-inf` for `j > i` if causal),
+`out = softmax(c) v`: arXiv 2504.00927, equation 4, with the masks of its implementation.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mta_kernels.conv_attention.arguments import (
+    check_arguments,
+    check_heads,
+    check_weight,
+    key_padding,
+    softmax_scale,
+)
+
+
+def conv_attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    pad_key: str = "both",
+    rows: tuple[int, int] | None = None,
+) -> Tensor:
+    """Conv attention of `q [B, Hq, N, D]`, `k, v [B, Hkv, N, D]`, `weight [Hq, cq, ck]`: `[B, Hq, N, D]`.
+
+    Stores the `N x N` scores. `rows = (start, stop)` computes those query rows alone and returns
+    `[B, Hq, stop - start, D]`, so that long sequences can be checked a block of rows at a time.
+    Differentiable in q, k, v and weight. Raises ValueError or TypeError for arguments that do not fit.
+    """
+    check_arguments(q, k, v, weight, pad_key)
+    query_heads, seq_len = q.shape[1], q.shape[2]
+    start, stop = rows or (0, seq_len)
+    if not 0 <= start < stop <= seq_len:
+        raise ValueError(f"rows is {rows}; expected 0 <= start < stop <= {seq_len}")
+    first = max(0, start - (weight.shape[1] - 1))  # the convolution looks back on these rows
+    keys, values = (repeat_heads(x, query_heads) for x in (k, v))
+
+    scores = q[:, :, first:stop] @ keys.transpose(-1, -2) * softmax_scale(scale, q.shape[3])
+    future = _future(first, stop, seq_len, q.device)
+    if causal:
+        scores = scores.masked_fill(future, 0)
+    mixed = convolve_scores(scores, weight, pad_key)[:, :, start - first :]
+    if causal:
+        mixed = mixed.masked_fill(future[start - first :], float("-inf"))
+    return torch.softmax(mixed, dim=-1) @ values
+
+
+def conv_attention_decode_reference(
+    q_window: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    weight: Tensor,
+    *,
+    lengths: Tensor,
+    scale: float | None = None,
+    pad_key: str = "both",
+) -> Tensor:
+    """The newest row of causal conv attention, from the KV cache: `[B, Hq, 1, D]`.
+
+    `q_window [B, Hq, W, D]` holds the last `W` queries, oldest first, the new one last, with
+    `W >= min(cq, tokens so far)`; `k_cache, v_cache [B, Hkv, S, D]`; `lengths [B]` counts the tokens of each
+    sequence, the new one included. Equals row `lengths - 1` of `conv_attention_reference`.
+    Raises ValueError or TypeError for arguments that do not fit.
+    """
+    check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key)
+    _, query_heads, window, head_dim = q_window.shape
+    query_taps = weight.shape[1]
+    keys, values = (repeat_heads(x, query_heads) for x in (k_cache, v_cache))
+    window = min(window, query_taps)
+    scores = q_window[:, :, -window:] @ keys.transpose(-1, -2) * softmax_scale(scale, head_dim)
+
+    column = torch.arange(keys.shape[2], device=keys.device)
+    row = lengths[:, None] - window + torch.arange(window, device=keys.device)  # [B, W], absolute positions
+    visible = column <= row[:, :, None]  # rows before the first token see nothing
+    # `where`, not a product: what lies in the cache beyond a sequence may be anything, NaN included.
+    scores = torch.where(visible[:, None], scores, torch.zeros((), dtype=scores.dtype, device=scores.device))
+    mixed = convolve_scores(scores, weight, pad_key)[:, :, -1:]
+    mixed = mixed.masked_fill((column >= lengths[:, None])[:, None, None], float("-inf"))
+    values = values.masked_fill((column >= lengths[:, None])[:, None, :, None], 0)
+    return torch.softmax(mixed, dim=-1) @ values
+
+
+def convolve_scores(scores: Tensor, weight: Tensor, pad_key: str) -> Tensor:
+    """Step 3 of the definition: one cross-correlation a head over `scores [B, Hq, rows, columns]`, same shape."""
+    query_taps, key_taps = weight.shape[1:]
+    pad = key_padding(key_taps, pad_key)
+    padded = F.pad(scores, (pad, key_taps - 1 - pad, query_taps - 1, 0))
+    return F.conv2d(padded, weight.to(scores.dtype).unsqueeze(1), groups=weight.shape[0])
+
+
+def repeat_heads(x: Tensor, query_heads: int) -> Tensor:
+    """`[B, Hkv, ...]` to `[B, Hq, ...]`: query head `h` reads KV head `h // (Hq // Hkv)`."""
+    return x if x.shape[1] == query_heads else x.repeat_interleave(query_heads // x.shape[1], dim=1)
+
+
+def check_decode_arguments(
+    q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor, pad_key: str
+) -> None:
+    """Raise ValueError or TypeError, in one sentence, unless the arguments are those of a decode step.
+
+    The values in `lengths` are read on a CPU alone: on a GPU that would wait for the device.
+    """
+    for name, tensor in (("q_window", q_window), ("k_cache", k_cache), ("v_cache", v_cache)):
+        if tensor.dim() != 4 or 0 in tensor.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}; expected four dimensions of at least 1: "
+                "[batch, heads, window or cache length, head_dim]"
+            )
+        if tensor.dtype != q_window.dtype or tensor.device != q_window.device:
+            raise TypeError(
+                f"{name} is {tensor.dtype} on {tensor.device} and q_window {q_window.dtype} on {q_window.device}; "
+                "they must be the same"
+            )
+    if k_cache.shape != v_cache.shape:
+        raise ValueError(
+            f"k_cache has shape {tuple(k_cache.shape)} and v_cache {tuple(v_cache.shape)}; they must be the same"
+        )
+    batch, query_heads, window, head_dim = q_window.shape
+    if (k_cache.shape[0], k_cache.shape[3]) != (batch, head_dim):
+        raise ValueError(
+            f"q_window has shape {tuple(q_window.shape)} and k_cache {tuple(k_cache.shape)}; "
+            "batch and head_dim must be the same"
+        )
+    check_heads(query_heads, k_cache.shape[1])
+    check_weight(weight, query_heads, q_window)
+    key_padding(weight.shape[2], pad_key)
+    if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.device != q_window.device:
+        raise ValueError(
+            f"lengths has shape {tuple(lengths.shape)}, dtype {lengths.dtype}, on {lengths.device}; "
+            f"expected {batch} whole numbers on {q_window.device}"
+        )
+    if not lengths.is_cuda and window < min(weight.shape[1], int(lengths.max())):
+        raise ValueError(
+            f"q_window holds {window} queries and the convolution looks back on {weight.shape[1]}: "
+            f"give the last {min(weight.shape[1], int(lengths.max()))}"
+        )
+
+
+def _future(first: int, stop: int, seq_len: int, device: torch.device) -> Tensor:
+    """`[stop - first, seq_len]`: True where the key comes after the query."""
+    row = torch.arange(first, stop, device=device)
+    return torch.arange(seq_len, device=device) > row[:, None]

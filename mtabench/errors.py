@@ -1,0 +1,16 @@
+"""Errors that reach a person: one sentence each, and the exit code that goes with it.
+
+Raised anywhere in the suite, turned into a message once, at the command-line boundary.
+"""
+
+
+class MtabenchError(Exception):
+    """Something a person can act on; `str(error)` is one sentence, `exit_code` ends the process."""
+
+    exit_code = 1
+
+
+class UsageError(MtabenchError):
+    """Wrong usage: what was given, what is expected, what to type instead."""
+
+    exit_code = 2

@@ -1,0 +1,158 @@
+"""The eager reference is what design says it is: compared with loops over the definition, in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mta_kernels.attention import attention_reference, attention_sdpa
+from mta_kernels.conv_attention import (
+    ConvAttention,
+    conv_attention,
+    conv_attention_decode,
+    conv_attention_reference,
+    identity_weight,
+)
+
+
+def make(batch, heads, kv_heads, seq_len, head_dim, taps, seed=0):
+    torch.manual_seed(seed)
+    q = torch.randn(batch, heads, seq_len, head_dim, dtype=torch.float64)
+    k, v = (torch.randn(batch, kv_heads, seq_len, head_dim, dtype=torch.float64) for _ in range(2))
+    return q, k, v, torch.randn(heads, *taps, dtype=torch.float64)
+
+
+def by_loops(q, k, v, weight, causal, scale, pad):
+    """The five steps of the definition, a number at a time."""
+    batch, heads, n, _ = q.shape
+    query_taps, key_taps = weight.shape[1:]
+    group = heads // k.shape[1]
+    out = torch.zeros_like(q)
+    for b in range(batch):
+        for h in range(heads):
+            keys, values = k[b, h // group], v[b, h // group]
+            s = [[0.0] * n for _ in range(n)]
+            for i in range(n):
+                for j in range(n):
+                    if not (causal and j > i):
+                        s[i][j] = scale * float(q[b, h, i] @ keys[j])
+            for i in range(n):
+                row = []
+                for j in range(n):
+                    if causal and j > i:
+                        row.append(-math.inf)
+                        continue
+                    total = 0.0
+                    for a in range(query_taps):
+                        for t in range(key_taps):
+                            y, x = i - (query_taps - 1) + a, j - pad + t
+                            if 0 <= y < n and 0 <= x < n:
+                                total += float(weight[h, a, t]) * s[y][x]
+                    row.append(total)
+                out[b, h, i] = torch.softmax(torch.tensor(row, dtype=torch.float64), 0) @ values
+    return out
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("pad_key", "pad"), [("both", 1), ("left", 3), ("right", 0)])
+def test_reference_is_the_definition(causal: bool, pad_key: str, pad: int) -> None:
+    q, k, v, weight = make(2, 4, 2, 7, 3, (3, 4))
+    want = by_loops(q, k, v, weight, causal, 0.7, pad)
+    got = conv_attention_reference(q, k, v, weight, causal=causal, scale=0.7, pad_key=pad_key)
+    torch.testing.assert_close(got, want)
+
+
+def test_even_taps_take_one_more_column_on_the_right() -> None:
+    q, k, v, weight = make(1, 1, 1, 6, 4, (1, 2))
+    want = by_loops(q, k, v, weight, False, 0.5, 0)
+    torch.testing.assert_close(conv_attention_reference(q, k, v, weight, causal=False), want)
+
+
+@pytest.mark.parametrize("taps", [(1, 1), (2, 9), (6, 11), (4, 6)])
+def test_identity_weight_is_plain_attention(taps: tuple[int, int]) -> None:
+    q, k, v, _ = make(1, 4, 2, 13, 8, taps)
+    module = ConvAttention(4, *taps, backend="reference", dtype=torch.float64)
+    plain = attention_reference(q, k, v)
+    torch.testing.assert_close(module(q, k, v), plain)
+    torch.testing.assert_close(attention_sdpa(q, k, v, backend="math"), plain)
+    with torch.no_grad():
+        module.weight.add_(0.1)
+    assert not torch.allclose(module(q, k, v), plain)
+    module.reset_parameters()
+    torch.testing.assert_close(module(q, k, v), plain)
+
+
+def test_one_tap_is_plain_attention_with_another_scale() -> None:
+    q, k, v, _ = make(1, 2, 2, 11, 8, (1, 1))
+    weight = torch.full((2, 1, 1), 1.7, dtype=torch.float64)
+    want = attention_reference(q, k, v, scale=1.7 / math.sqrt(8))
+    torch.testing.assert_close(conv_attention_reference(q, k, v, weight), want)
+
+
+def test_blocks_of_rows_are_rows_of_the_whole() -> None:
+    q, k, v, weight = make(1, 2, 1, 20, 4, (6, 5))
+    whole = conv_attention_reference(q, k, v, weight)
+    for start, stop in ((0, 20), (0, 1), (3, 9), (19, 20)):
+        torch.testing.assert_close(
+            conv_attention_reference(q, k, v, weight, rows=(start, stop)), whole[:, :, start:stop]
+        )
+
+
+@pytest.mark.parametrize("pad_key", ["both", "left", "right"])
+def test_decode_of_each_row_is_the_row_of_the_whole(pad_key: str) -> None:
+    q, k, v, weight = make(2, 4, 2, 14, 4, (6, 5))
+    whole = conv_attention_reference(q, k, v, weight, pad_key=pad_key)
+    for length in range(1, 15):
+        window = q[:, :, max(0, length - 6) : length]
+        lengths = torch.full((2,), length)
+        # What lies in the cache beyond the sequence must not matter, even NaN.
+        keys, values = k.clone(), v.clone()
+        keys[:, :, length:], values[:, :, length:] = float("nan"), float("nan")
+        got = conv_attention_decode(window, keys, values, weight, lengths=lengths, pad_key=pad_key)
+        torch.testing.assert_close(got[:, :, 0], whole[:, :, length - 1])
+
+
+def test_decode_of_a_ragged_batch() -> None:
+    q, k, v, weight = make(3, 2, 2, 12, 4, (3, 5))
+    whole = conv_attention_reference(q, k, v, weight)
+    lengths = torch.tensor([12, 1, 7])
+    window = torch.zeros(3, 2, 3, 4, dtype=torch.float64)
+    for b, length in enumerate(lengths.tolist()):
+        taken = q[b, :, max(0, length - 3) : length]
+        window[b, :, 3 - taken.shape[1] :] = taken
+    got = conv_attention_decode(window, k, v, weight, lengths=lengths)
+    for b, length in enumerate(lengths.tolist()):
+        torch.testing.assert_close(got[b, :, 0], whole[b, :, length - 1])
+
+
+def test_gradients_of_the_reference() -> None:
+    inputs = [x.requires_grad_() for x in make(1, 2, 1, 5, 3, (2, 3))]
+    for causal in (True, False):
+        assert torch.autograd.gradcheck(lambda *a, c=causal: conv_attention_reference(*a, causal=c), inputs)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seq_len=st.integers(1, 12),
+    taps=st.tuples(st.integers(1, 5), st.integers(1, 6)),
+    token=st.integers(0, 11),
+    pad_key=st.sampled_from(["both", "left", "right"]),
+)
+def test_the_future_changes_nothing(seq_len: int, taps: tuple[int, int], token: int, pad_key: str) -> None:
+    q, k, v, weight = make(1, 2, 1, seq_len, 4, taps)
+    token = min(token, seq_len - 1)
+    before = conv_attention(q, k, v, weight, pad_key=pad_key, backend="reference")
+    for x in (q, k, v):
+        x[:, :, token + 1 :] += 3
+    after = conv_attention(q, k, v, weight, pad_key=pad_key, backend="reference")
+    assert torch.equal(before[:, :, : token + 1], after[:, :, : token + 1])
+
+
+def test_identity_weight_has_one_tap_a_head() -> None:
+    weight = identity_weight(3, 4, 6, pad_key="left")
+    assert weight.sum() == 3
+    assert (weight[:, 3, 5] == 1).all()
