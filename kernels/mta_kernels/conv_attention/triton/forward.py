@@ -6,6 +6,7 @@ Scores within the causal band come ready from `prepare`; every other score is a 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mta_kernels.conv_attention.triton.prepare import Prepared, dot_precision, prepare
 
+LN_2 = tl.constexpr(math.log(2.0))
 # The interpreter takes the tiles of a Hopper GPU.
 INTERPRETED_CAPABILITY = (9, 0)
 INTERPRETED_SHARED_MEMORY = 227 * 1024
@@ -23,7 +25,7 @@ INTERPRETED_SHARED_MEMORY = 227 * 1024
 
 @triton.jit
 def _conv_attention_fwd_kernel(
-    q_desc, k_desc, v_desc, band_ptr, out_ptr,
+    q_desc, k_desc, v_desc, band_ptr, out_ptr, logsumexp_ptr,
     stride_qh, stride_qn, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     heads, k_group, v_group, seq_len, one,
     HOST_DESCRIPTORS: tl.constexpr, CAUSAL: tl.constexpr, BAND: tl.constexpr, BAND_PITCH: tl.constexpr,
@@ -35,7 +37,8 @@ def _conv_attention_fwd_kernel(
     """One program: BLOCK_M queries of one head.
 
     q_desc `[B*Hq, N, DEPTH]`, k_desc `[B*H, N, DEPTH]` each shared by `k_group` query heads,
-    v_desc `[B, Hkv, N, D]`, each shared by `v_group`, band `[B*Hq, N, BAND_PITCH]`, out `[B, Hq, N, D]` contiguous.
+    v_desc `[B, Hkv, N, D]`, each shared by `v_group`, band `[B*Hq, N, BAND_PITCH]`, out `[B, Hq, N, D]` and
+    logsumexp `[B, Hq, N]` (of the convolved scores, natural units) contiguous.
     They are descriptors made on the host, for the copy engine, or pointers where a GPU has none.
     KEEP_Q keeps the queries on the chip, the first Q_IN_REGISTERS slices of BLOCK_DEPTH in registers and the
     others in shared memory; otherwise slices are read again for every key block. `one` is 1.0.
@@ -107,8 +110,11 @@ def _conv_attention_fwd_kernel(
 
     out = accumulator / running_sum[:, None]
     dim = tl.arange(0, BLOCK_D)
-    out_ptr += (batch_head.to(tl.int64) * seq_len + query[:, None]) * HEAD_DIM + dim[None, :]
-    tl.store(out_ptr, out.to(out_ptr.dtype.element_ty), mask=(query < seq_len)[:, None] & (dim < HEAD_DIM)[None, :])
+    row = batch_head.to(tl.int64) * seq_len + query
+    inside = query < seq_len
+    out = out.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row[:, None] * HEAD_DIM + dim[None, :], out, mask=inside[:, None] & (dim < HEAD_DIM)[None, :])
+    tl.store(logsumexp_ptr + row, (running_max + tl.log2(running_sum)) * LN_2, mask=inside)
 
 
 @triton.jit
@@ -180,8 +186,11 @@ class ForwardConfig:
 
 def conv_attention_forward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, causal: bool, scale: float, pad: int
-) -> Tensor:
-    """Conv attention `[B, Hq, N, D]` of `q [B, Hq, N, D]`, `k, v [B, Hkv, N, D]`, `weight [Hq, cq, ck]`."""
+) -> tuple[Tensor, Tensor]:
+    """Conv attention of `q [B, Hq, N, D]`, `k, v [B, Hkv, N, D]`, `weight [Hq, cq, ck]`.
+
+    Returns out `[B, Hq, N, D]` and the logsumexp of each row of convolved scores, `[B, Hq, N]` float32.
+    """
     prepared = prepare(q, k, v, weight, causal=causal, scale=scale, pad=pad)
     config = forward_config(
         depth=prepared.queries.shape[2],
@@ -193,8 +202,8 @@ def conv_attention_forward(
     return launch_forward(prepared, q.shape, causal, config)
 
 
-def launch_forward(prepared: Prepared, shape: torch.Size, causal: bool, config: ForwardConfig) -> Tensor:
-    """Run the fused kernel on prepared inputs; `shape` is that of q and of the result."""
+def launch_forward(prepared: Prepared, shape: torch.Size, causal: bool, config: ForwardConfig) -> tuple[Tensor, Tensor]:
+    """Run the fused kernel on prepared inputs; `shape` is that of q and of the result. Returns out and logsumexp."""
     batch, heads, seq_len, head_dim = shape
     queries, keys, values = prepared.queries, prepared.keys, prepared.values
     block_d = value_block(values)
@@ -208,8 +217,9 @@ def launch_forward(prepared: Prepared, shape: torch.Size, causal: bool, config: 
         TensorDescriptor(x, list(x.shape), list(x.stride()), block) if host_descriptors else x for x, block in blocks
     ]
     out = torch.empty(shape, dtype=values.dtype, device=values.device)
+    logsumexp = torch.empty(shape[:3], dtype=torch.float32, device=values.device)
     _conv_attention_fwd_kernel[(triton.cdiv(seq_len, config.block_m) * batch * heads,)](
-        *operands, prepared.band, out,
+        *operands, prepared.band, out, logsumexp,
         *queries.stride()[:2], *keys.stride()[:2], *values.stride()[:3],
         heads, batch * heads // keys.shape[0], heads // values.shape[1], seq_len, 1.0,
         HOST_DESCRIPTORS=host_descriptors,
@@ -220,7 +230,7 @@ def launch_forward(prepared: Prepared, shape: torch.Size, causal: bool, config: 
         MASKED_STAGES=config.masked_stages, ALIGNMENT=16 // out.element_size(), PRECISION=dot_precision(out.dtype),
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
-    return out
+    return out, logsumexp
 
 
 def forward_config(

@@ -69,10 +69,16 @@ class _ConvAttention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, weight)
         ctx.options = {"causal": causal, "scale": scale, "pad_key": pad_key}
         with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
-            return conv_attention_forward(
-                q, k, v, weight,
-                causal=causal, scale=softmax_scale(scale, q.shape[3]), pad=key_padding(weight.shape[2], pad_key),
-            )  # fmt: skip
+            out, _ = conv_attention_forward(
+                q,
+                k,
+                v,
+                weight,
+                causal=causal,
+                scale=softmax_scale(scale, q.shape[3]),
+                pad=key_padding(weight.shape[2], pad_key),
+            )
+        return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
