@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernel_inputs import DEVICE
 
 from mta_kernels.conv_attention import conv_attention, conv_attention_decode, explain, unsupported
 
@@ -48,7 +49,7 @@ def test_dtypes_and_options() -> None:
 
 
 def test_a_named_backend_never_falls_back() -> None:
-    q, k, v, weight = make(dtype=torch.float64)
+    q, k, v, weight = (x.to(DEVICE) for x in make(dtype=torch.float64))
     assert explain(q, k, v, weight).backend == "reference"
     assert "float64" in explain(q, k, v, weight).reason
     with pytest.raises(ValueError, match="cannot run this"):
@@ -56,7 +57,7 @@ def test_a_named_backend_never_falls_back() -> None:
 
 
 def test_what_triton_cannot_take() -> None:
-    given = {"device": "cuda" if torch.cuda.is_available() else "cpu", "dtype": torch.float32}
+    given = {"device": DEVICE, "dtype": torch.float32}
     fine = {"head_dim": 64, "query_taps": 6, "key_taps": 11}
     assert unsupported("triton", **given, **fine) is None
     for change in ({"head_dim": 8}, {"head_dim": 257}, {"query_taps": 17}, {"key_taps": 32}):

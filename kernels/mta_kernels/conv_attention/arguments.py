@@ -40,7 +40,7 @@ def check_heads(query_heads: int, key_heads: int) -> None:
 
 
 def check_weight(weight: Tensor, query_heads: int, q: Tensor) -> None:
-    """Raise ValueError or TypeError unless `weight` is `[query_heads, cq, ck]`, on q's device, of its dtype or float32."""
+    """Raise unless `weight` is `[query_heads, cq, ck]`, on the device of q, of its dtype or float32."""
     if weight.dim() != 3 or weight.shape[0] != query_heads or 0 in weight.shape:
         raise ValueError(
             f"weight has shape {tuple(weight.shape)}; expected [query heads, query taps, key taps] "

@@ -31,8 +31,7 @@ def _conv_attention_fwd_kernel(
     HOST_DESCRIPTORS: tl.constexpr, CAUSAL: tl.constexpr, BAND: tl.constexpr, BAND_PITCH: tl.constexpr,
     DEPTH: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DEPTH: tl.constexpr, BLOCK_D: tl.constexpr,
-    KEEP_Q: tl.constexpr, Q_IN_REGISTERS: tl.constexpr, MASKED_STAGES: tl.constexpr,
-    ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr,
+    Q_IN_REGISTERS: tl.constexpr, MASKED_STAGES: tl.constexpr, ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M queries of one head.
 
@@ -40,8 +39,7 @@ def _conv_attention_fwd_kernel(
     v_desc `[B, Hkv, N, D]`, each shared by `v_group`, band `[B*Hq, N, BAND_PITCH]`, out `[B, Hq, N, D]` and
     logsumexp `[B, Hq, N]` (of the convolved scores, natural units) contiguous.
     They are descriptors made on the host, for the copy engine, or pointers where a GPU has none.
-    KEEP_Q keeps the queries on the chip, the first Q_IN_REGISTERS slices of BLOCK_DEPTH in registers and the
-    others in shared memory; otherwise slices are read again for every key block. `one` is 1.0.
+    Q_IN_REGISTERS loads the queries once; otherwise their slices are read again for every key block. `one` is 1.0.
     """
     if not HOST_DESCRIPTORS:
         # Every row starts at a multiple of 16 bytes: 8 elements of 16 bits or 4 of 32.
@@ -70,13 +68,11 @@ def _conv_attention_fwd_kernel(
     k_head = batch_head // k_group
 
     queries = ()
-    if KEEP_Q:
+    if Q_IN_REGISTERS:
         for start in tl.static_range(0, DEPTH, BLOCK_DEPTH):
             q = q_desc.load([batch_head, first_query, start]).reshape(BLOCK_M, BLOCK_DEPTH)
-            if start // BLOCK_DEPTH < Q_IN_REGISTERS:
-                # An operand that comes from arithmetic stays in registers; a plain load is read from shared memory.
-                q = (q.to(tl.float32) * one).to(q.dtype)
-            queries += (q,)
+            # An operand that comes from arithmetic stays in registers; a plain load is read from shared memory.
+            queries += ((q.to(tl.float32) * one).to(q.dtype),)
 
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -87,21 +83,23 @@ def _conv_attention_fwd_kernel(
     else:
         unmasked_end = seq_len // BLOCK_N * BLOCK_N
         end = seq_len
-    for first_key in tl.range(0, unmasked_end, BLOCK_N):
-        scores = _score_tile(queries, q_desc, k_desc, batch_head, k_head, first_query, first_key,
-                             DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, KEEP_Q, PRECISION)  # fmt: skip
+    # Flattened with the loop over slices, so that the copies run ahead over the end of a key block.
+    for first_key in tl.range(0, unmasked_end, BLOCK_N, flatten=not Q_IN_REGISTERS):
+        scores = _score_tile(queries, q_desc, k_desc, batch_head, k_head, first_query, first_key, one,
+                             DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, Q_IN_REGISTERS, PRECISION)  # fmt: skip
         v = v_desc.load([batch_head // heads, batch_head % heads // v_group, first_key, 0]).reshape(BLOCK_N, BLOCK_D)
         accumulator, running_max, running_sum = _attend(accumulator, running_max, running_sum, scores, v, PRECISION)
     for first_key in tl.range(unmasked_end, end, BLOCK_N, num_stages=MASKED_STAGES):
-        scores = _score_tile(queries, q_desc, k_desc, batch_head, k_head, first_query, first_key,
-                             DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, KEEP_Q, PRECISION)  # fmt: skip
+        scores = _score_tile(queries, q_desc, k_desc, batch_head, k_head, first_query, first_key, one,
+                             DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, Q_IN_REGISTERS, PRECISION)  # fmt: skip
         key = first_key + tl.arange(0, BLOCK_N)
         if CAUSAL:
             back = query[:, None] - key[None, :]  # [BLOCK_M, BLOCK_N]
             if BAND > 0:
                 in_band = (back >= 0) & (back < BAND) & (query < seq_len)[:, None]
-                band_row = band_ptr + (batch_head.to(tl.int64) * seq_len + query[:, None]) * BAND_PITCH
-                scores = tl.where(in_band, tl.load(band_row + back, mask=in_band, other=0.0), scores)
+                band_rows = band_ptr + (batch_head.to(tl.int64) * seq_len + first_query) * BAND_PITCH
+                near = (query - first_query)[:, None] * BAND_PITCH + back
+                scores = tl.where(in_band, tl.load(band_rows + near, mask=in_band, other=0.0), scores)
             scores = tl.where(back >= 0, scores, float("-inf"))
         else:
             scores = tl.where((key < seq_len)[None, :], scores, float("-inf"))
@@ -119,13 +117,13 @@ def _conv_attention_fwd_kernel(
 
 @triton.jit
 def _score_tile(
-    queries, q_desc, k_desc, batch_head, k_head, first_query, first_key,
+    queries, q_desc, k_desc, batch_head, k_head, first_query, first_key, one,
     DEPTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DEPTH: tl.constexpr,
-    KEEP_Q: tl.constexpr, PRECISION: tl.constexpr,
+    Q_IN_REGISTERS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Convolved scores of a tile, in base-2 units: `[BLOCK_M, BLOCK_N]`, by slices of the depth."""
     scores = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    if KEEP_Q:
+    if Q_IN_REGISTERS:
         for start in tl.static_range(0, DEPTH, BLOCK_DEPTH):
             k = k_desc.load([k_head, first_key, start]).reshape(BLOCK_N, BLOCK_DEPTH)
             scores = tl.dot(queries[start // BLOCK_DEPTH], k.T, scores, input_precision=PRECISION)
@@ -133,7 +131,11 @@ def _score_tile(
         for start in tl.range(0, DEPTH, BLOCK_DEPTH):
             q = q_desc.load([batch_head, first_query, start]).reshape(BLOCK_M, BLOCK_DEPTH)
             k = k_desc.load([k_head, first_key, start]).reshape(BLOCK_N, BLOCK_DEPTH)
-            scores = tl.dot(q, k.T, scores, input_precision=PRECISION)
+            if PRECISION == "ieee":
+                # Sums of short sums round less than one long sum; `one` keeps the compiler from merging them.
+                scores += tl.dot(q, k.T, input_precision=PRECISION) * one
+            else:
+                scores = tl.dot(q, k.T, scores, input_precision=PRECISION)
     return scores
 
 
@@ -153,15 +155,13 @@ def _attend(accumulator, running_max, running_sum, scores, v, PRECISION: tl.cons
 class ForwardConfig:
     """Tile sizes of the forward.
 
-    `keep_q` holds the queries on the chip, `q_in_registers` slices of them in registers. `num_stages` is the
-    depth of the copy pipeline, `masked_stages` that of the few tiles at the diagonal.
+    `num_stages` is the depth of the copy pipeline, `masked_stages` that of the few tiles at the diagonal.
     """
 
     block_m: int
     block_n: int
     block_depth: int
-    keep_q: bool
-    q_in_registers: int
+    q_in_registers: bool
     num_warps: int
     num_stages: int
     masked_stages: int
@@ -172,16 +172,16 @@ class ForwardConfig:
         slice_bytes = self.block_depth * element_size
         values = self.block_n * block_d * element_size
         band = 4 * self.block_m * self.block_n  # changes its layout there
-        barriers = 1024
-        if self.keep_q:
+        if self.q_in_registers:
             loading = self.block_m * slice_bytes * slices
-            queries = self.block_m * slice_bytes * (slices - self.q_in_registers)
             stage = self.block_n * slice_bytes * slices + values
-            return max(loading, queries + max(self.num_stages * stage, self.masked_stages * stage + band)) + barriers
-        stage = (self.block_m + self.block_n) * slice_bytes
-        if slices == 1:  # no inner loop: the values are in the pipeline too
-            stage += values
-        return self.num_stages * stage + values + band + barriers
+            needed = max(loading, self.num_stages * stage, self.masked_stages * stage + band)
+        else:
+            stage = (self.block_m + self.block_n) * slice_bytes
+            if slices == 1:  # no inner loop: the values are in the pipeline too
+                stage += values
+            needed = values + max(self.num_stages * stage, self.masked_stages * stage + band)
+        return needed + 1024
 
 
 def conv_attention_forward(
@@ -226,8 +226,8 @@ def launch_forward(prepared: Prepared, shape: torch.Size, causal: bool, config: 
         CAUSAL=causal, BAND=prepared.band_width, BAND_PITCH=prepared.band.shape[-1],
         DEPTH=queries.shape[2], HEAD_DIM=head_dim,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_DEPTH=config.block_depth, BLOCK_D=block_d,
-        KEEP_Q=config.keep_q, Q_IN_REGISTERS=config.q_in_registers,
-        MASKED_STAGES=config.masked_stages, ALIGNMENT=16 // out.element_size(), PRECISION=dot_precision(out.dtype),
+        Q_IN_REGISTERS=config.q_in_registers, MASKED_STAGES=config.masked_stages,
+        ALIGNMENT=16 // out.element_size(), PRECISION=dot_precision(out.dtype),
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return out, logsumexp
@@ -240,24 +240,21 @@ def forward_config(
 
     Measured on an H200; the README of this package has the numbers.
     """
-    slices = -(-depth // 128)
     candidates = []
-    if element_size == 2 and compute_capability[0] == 9:
-        if slices <= 3 and block_d <= 128:  # all of the queries in registers, two programs an SM
-            candidates.append(ForwardConfig(64, 64, 128, True, slices, 4, 2, 1))
+    if element_size == 4:
         if block_d <= 128:
-            candidates.append(ForwardConfig(128, 32, 128, True, min(3, slices), 8, 2, 2))
-    if element_size == 2 and compute_capability[0] >= 9:
-        candidates.append(ForwardConfig(128, 64, 64, False, 0, 8, 3, 3))
-        candidates.append(ForwardConfig(64, 64, 64, False, 0, 4, 2, 2))
-    elif element_size == 2:
-        if block_d <= 128:
-            candidates.append(ForwardConfig(128, 64, 32, False, 0, 8, 3, 3))
-        candidates.append(ForwardConfig(64, 32, 64, False, 0, 4, 3, 3))
-    else:
-        if block_d <= 128:
-            candidates.append(ForwardConfig(64, 32, 32, False, 0, 4, 2, 2))
-        candidates.append(ForwardConfig(32, 32, 32, False, 0, 4, 2, 2))
+            candidates.append(ForwardConfig(64, 32, 32, False, 4, 2, 2))
+        candidates.append(ForwardConfig(32, 32, 32, False, 4, 2, 2))
+    elif compute_capability[0] >= 9:
+        slices = -(-depth // 128)
+        if compute_capability[0] == 9 and slices <= (3 if block_d <= 64 else 2 if block_d <= 128 else 0):
+            # Two programs an SM.
+            candidates.append(ForwardConfig(64, 64, 128, True, 4, 3 if slices == 1 else 2, 1))
+        candidates.append(ForwardConfig(128, 128, 64, False, 8, 4, 2))
+    if element_size == 2:
+        candidates.append(ForwardConfig(128, 64 if block_d <= 128 else 32, 64, False, 8, 3, 2))
+        candidates.append(ForwardConfig(64, 64 if block_d <= 128 else 32, 64, False, 4, 2, 2))
+        candidates.append(ForwardConfig(64, 32, 32, False, 4, 2, 2))
     for config in candidates:
         if config.shared_memory(depth, block_d, element_size) <= shared_memory:
             return config
