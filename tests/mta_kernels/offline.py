@@ -73,16 +73,28 @@ def resources(compiled) -> dict[str, int]:
 
 
 def main(capability: int, shared_memory: int, cases: list[dict]) -> None:
-    from mta_kernels.conv_attention.triton import forward
+    from mta_kernels.conv_attention.triton import backward, decode, forward
 
     forward.INTERPRETED_CAPABILITY = (capability // 10, capability % 10)
     forward.INTERPRETED_SHARED_MEMORY = shared_memory
     for case in cases:
         dtype = getattr(torch, case["dtype"])
-        q = torch.empty(1, 2, 256, case["head_dim"], dtype=dtype)
-        weight = torch.empty(2, *case["taps"], dtype=dtype)
+        q = torch.ones(1, 2, 256, case["head_dim"], dtype=dtype)
+        weight = torch.ones(2, *case["taps"], dtype=dtype)
+        options = {"causal": case["causal"], "scale": 1.0, "pad": case["pad"]}
         with launches_only_compile(capability) as compiled:
-            forward.conv_attention_forward(q, q, q, weight, causal=case["causal"], scale=1.0, pad=case["pad"])
+            out, logsumexp = forward.conv_attention_forward(q, q, q, weight, **options)
+            backward.conv_attention_backward(q, q, q, weight, out, logsumexp, q, **options)
+            decode.conv_attention_decode_triton(
+                q[:, :, :16],
+                q,
+                q,
+                weight,
+                lengths=torch.ones(1, dtype=torch.int32),
+                scale=1.0,
+                pad_key="both",
+                splits=40,
+            )
         for name, kernel in compiled:
             print(json.dumps({"case": case, "kernel": name, **resources(kernel)}), flush=True)
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
-from mta_kernels.conv_attention.reference import conv_attention_reference
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HEAD_DIMS = range(16, 257)
@@ -47,7 +46,7 @@ def conv_attention_triton(
 ) -> Tensor:
     """`conv_attention` by the Triton kernels, for arguments already checked.
 
-    The backward pass is the eager reference's for now: it stores the N x N scores.
+    Differentiable once, in q, k, v and weight; keeps those, the output and the logsumexp of its rows.
     """
     return _ConvAttention.apply(q, k, v, weight, causal, scale, pad_key)
 
@@ -66,26 +65,27 @@ class _ConvAttention(torch.autograd.Function):
     ) -> Tensor:
         from mta_kernels.conv_attention.triton.forward import conv_attention_forward
 
-        ctx.save_for_backward(q, k, v, weight)
-        ctx.options = {"causal": causal, "scale": scale, "pad_key": pad_key}
-        with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
-            out, _ = conv_attention_forward(
-                q,
-                k,
-                v,
-                weight,
-                causal=causal,
-                scale=softmax_scale(scale, q.shape[3]),
-                pad=key_padding(weight.shape[2], pad_key),
-            )
+        ctx.options = {
+            "causal": causal,
+            "scale": softmax_scale(scale, q.shape[3]),
+            "pad": key_padding(weight.shape[2], pad_key),
+        }
+        with _on_device_of(q):
+            out, logsumexp = conv_attention_forward(q, k, v, weight, **ctx.options)
+        ctx.save_for_backward(q, k, v, weight, out, logsumexp)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
-        with torch.enable_grad():
-            out = conv_attention_reference(*inputs, **ctx.options)
-        wanted = [x for x, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
-        gradients = iter(torch.autograd.grad(out, wanted, grad_out))
-        return *(next(gradients) if needed else None for needed in ctx.needs_input_grad[:4]), None, None, None
+        from mta_kernels.conv_attention.triton.backward import conv_attention_backward
+
+        with _on_device_of(grad_out):
+            gradients = conv_attention_backward(*ctx.saved_tensors, grad_out, **ctx.options)
+        wanted = (x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False))
+        return *wanted, None, None, None
+
+
+def _on_device_of(x: Tensor) -> contextlib.AbstractContextManager:
+    """Triton launches on the current GPU: make it that of `x`."""
+    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()

@@ -1,0 +1,5 @@
+"""`python -m mtabench` is `mtabench`."""
+
+from mtabench.cli import main
+
+main()

@@ -1,0 +1,143 @@
+"""The range grammar of the command line: `512,1k`, `1k..16k`, `1k..4k:+1k`, `1k..64k:x4`, `6x11,7`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mtabench.errors import UsageError
+
+UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
+MAX_QUERY_TAPS = 16
+MAX_KEY_TAPS = 31
+MAX_VALUES = 1000
+
+_INTEGER = re.compile(r"(\d{1,12})([km]?)", re.IGNORECASE | re.ASCII)
+_RANGE = re.compile(r"(?P<first>[^.:]*)\.\.(?P<last>[^.:]*)(?::(?P<sign>[+xX*])(?P<step>.*))?")
+_EXPECTED = "expected numbers such as 512,1k,4k or a range such as 1k..16k, 1k..4k:+1k or 1k..64k:x4"
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A model's attention: `conv` is (query taps, key taps), `seq` the training length in tokens."""
+
+    heads: int
+    head_dim: int
+    conv: tuple[int, int] = (6, 11)
+    seq: int = 2048
+
+
+PRESETS = {
+    "mta-300m": Preset(heads=16, head_dim=64),
+    "mta-550m": Preset(heads=10, head_dim=128),
+    "mta-830m": Preset(heads=16, head_dim=96),
+    "mta-1b": Preset(heads=16, head_dim=128),
+}
+
+
+def parse_ints(text: str, what: str) -> list[int]:
+    """The positive integers that `text` names, in the order given, each once; `what` is named in errors.
+
+    Raises UsageError for an empty, descending or malformed text.
+    """
+    values: list[int] = []
+    for part in _parts(text, what, _EXPECTED):
+        found = _expand(part, what) if ".." in part else [_integer(part, what)]
+        values.extend(found)
+        if len(values) > MAX_VALUES:
+            raise UsageError(f"{what} {text!r} names more than {MAX_VALUES} values; take a larger step")
+    return list(dict.fromkeys(values))
+
+
+def parse_int(text: str, what: str) -> int:
+    """The one positive integer in `text`, with the suffixes k and m; raises UsageError otherwise."""
+    values = parse_ints(text, what)
+    if len(values) != 1:
+        raise UsageError(f"{what} takes one number, such as 16k, and {text!r} names {len(values)}")
+    return values[0]
+
+
+def parse_convs(text: str) -> list[tuple[int, int]]:
+    """The convolutions as (query taps, key taps): `6x11,3x3`, and `7` for 7x7; raises UsageError."""
+    expected = "expected query taps x key taps, such as 6x11,3x3, or 7 for 7x7"
+    convs = []
+    for part in _parts(text, "--conv", expected):
+        match = re.fullmatch(r"(\d{1,4})(?:x(\d{1,4}))?", part, re.IGNORECASE | re.ASCII)
+        if not match:
+            raise UsageError(f"--conv cannot read {part!r}; {expected}")
+        taps = (int(match[1]), int(match[2] or match[1]))
+        if not (1 <= taps[0] <= MAX_QUERY_TAPS and 1 <= taps[1] <= MAX_KEY_TAPS):
+            raise UsageError(
+                f"--conv {part} is out of range; "
+                f"query taps go from 1 to {MAX_QUERY_TAPS} and key taps from 1 to {MAX_KEY_TAPS}"
+            )
+        convs.append(taps)
+    return list(dict.fromkeys(convs))
+
+
+def parse_splits(text: str) -> list[int | str]:
+    """The numbers of splits of a decode sweep, "auto" among them if named; raises UsageError."""
+    values: list[int | str] = []
+    for part in _parts(text, "--splits", "expected auto, or numbers such as auto,1..64"):
+        values.extend(["auto"] if part.lower() == "auto" else parse_ints(part, "--splits"))
+    return list(dict.fromkeys(values))
+
+
+def parse_names(text: str, what: str) -> list[str]:
+    """The comma-separated names in `text`, in order, each once; raises UsageError for an empty one."""
+    return list(dict.fromkeys(_parts(text, what, "expected names separated by commas, such as eager,triton")))
+
+
+def find_preset(name: str) -> Preset:
+    """The preset of that name; raises UsageError that lists those there are."""
+    if name not in PRESETS:
+        raise UsageError(f"there is no preset {name!r}; expected one of {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+def short(value: int) -> str:
+    """`value` as one would type it: 4096 is 4k, 1000 stays 1000."""
+    for suffix in ("m", "k"):
+        if value % UNITS[suffix] == 0 and value > 0:
+            return f"{value // UNITS[suffix]}{suffix}"
+    return str(value)
+
+
+def _parts(text: str, what: str, expected: str) -> Iterator[str]:
+    parts = [part.strip() for part in text.split(",")]
+    if not any(parts):
+        raise UsageError(f"{what} is empty; {expected}")
+    if not all(parts):
+        raise UsageError(f"{what} {text!r} has an empty place between commas; {expected}")
+    return iter(parts)
+
+
+def _integer(text: str, what: str) -> int:
+    match = _INTEGER.fullmatch(text.strip())
+    if not match:
+        raise UsageError(f"{what} cannot read {text!r}; {_EXPECTED}")
+    value = int(match[1]) * UNITS[match[2].lower()]
+    if value < 1:
+        raise UsageError(f"{what} is {text}; it must be at least 1")
+    return value
+
+
+def _expand(part: str, what: str) -> list[int]:
+    """`1k..16k` doubles, `:+1k` adds, `:x4` multiplies; both ends are always included."""
+    match = _RANGE.fullmatch(part)
+    if not match:
+        raise UsageError(f"{what} cannot read the range {part!r}; {_EXPECTED}")
+    first, last = _integer(match["first"], what), _integer(match["last"], what)
+    if first > last:
+        raise UsageError(f"{what} {part!r} descends; write the smaller end first: {match['last']}..{match['first']}")
+    adds = match["sign"] == "+"
+    step = _integer(match["step"], what) if match["sign"] else 2
+    if not adds and step < 2:
+        raise UsageError(f"{what} {part!r} multiplies by {step} and never ends; take x2 or more, or add with :+1k")
+    values: list[int] = []
+    value = first
+    while value < last and len(values) <= MAX_VALUES:
+        values.append(value)
+        value = value + step if adds else value * step
+    return [*values, last]

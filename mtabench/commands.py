@@ -1,0 +1,166 @@
+"""What each command does, once its options are parsed: calls the parts in turn and prints what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from mtabench import axes
+from mtabench.case import PASSES, Case
+from mtabench.errors import MtabenchError, UsageError
+from mtabench.plan import Options, make_plan
+from mtabench.registry import IMPLEMENTATIONS, find, names
+from mtabench.results import Writer, check_destination, key_of, key_of_row, text_of
+
+CHECK_LINE = "{:<11} {:<24} {:<32} {:>8} {:>8}  {}"
+RESULTS_FOLDER = Path("mtabench-results")
+
+
+def sweep(pass_: str, typed: dict[str, Any], command_line: str) -> bool:
+    """Plan and run a sweep; whether any of its cells is wrong. `typed` holds the options by name."""
+    out, resume, dry_run, plot_at_end = (typed.pop(name) for name in ("out", "resume", "dry_run", "plot"))
+    if resume and out is None:
+        raise UsageError("--resume needs --out FILE, the results file to complete")
+    plan = make_plan(Options(pass_, **typed))
+    path = out or RESULTS_FOLDER / f"{pass_}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.csv"
+    already = {key_of_row(row): row for row in check_destination(path, resume)}
+
+    from mtabench.estimate import estimate_seconds
+    from mtabench.readiness import memory_reason, unsupported_reason
+    from mtabench.sweep import check_same_device, make_settings, run
+    from mtabench.table import make_console, print_plan, results_table, watcher
+
+    check_same_device(plan, path, already.values())
+    console = make_console()
+    settings = make_settings(plan)
+    pending = [case for case in plan.cases if key_of(case) not in already]
+    runnable = [case for case in pending if not (unsupported_reason(case) or memory_reason(case))]
+    samples = settings.max_rounds * settings.samples_per_round
+    seconds = estimate_seconds(runnable, settings.time_limit_s, samples, settings.min_rounds)
+    print_plan(console, plan, len(pending), len(runnable), seconds)
+    if dry_run:
+        _say(console, f"dry run: nothing was measured; the results would go to {path}")
+        return False
+    with Writer(path, resume=resume, command=command_line) as writer:
+        before = [writer.done[key] for key in map(key_of, plan.cases) if key in writer.done]
+        with watcher(console, len(plan.cases), before) as shown:
+            run(plan, writer, settings, shown)
+    console.print(results_table(shown.rows))
+    _say(console, f"results: {path}")
+    if plot_at_end:
+        _draw_at_end(console, path)
+    _say(console, f"next: mtabench plot {path}, or the same command with --out {path} --resume and more on its axes")
+    return any(row["status"] == "wrong" for row in shown.rows)
+
+
+def verify(impl: str | None, device: str) -> bool:
+    """Check implementations and print a line a check, as it ends; whether any result is wrong."""
+    chosen = names() if impl is None else axes.parse_names(impl, "--impl")
+    for name in chosen:
+        find(name)
+    from mtabench.environment import resolve_device
+    from mtabench.verify import run_checks
+
+    console, where = Console(), resolve_device(device)
+    wrong = total = 0
+    _say(console, CHECK_LINE.format("name", "check", "shape", "error", "allowed", "result"))
+    for row in run_checks(chosen, where):
+        if not row.shape:
+            _say(console, f"{row.implementation:<11} not checked: {row.reason}")
+            continue
+        total += 1
+        wrong += not row.ok
+        error, allowed = ("" if x is None else f"{x:.2g}" for x in (row.rel_error, row.tolerance))
+        result = row.reason or "ok" if row.ok else f"wrong: {row.reason}"
+        text = CHECK_LINE.format(row.implementation, row.check, row.shape, error, allowed, result)
+        console.print(Text(text, style="" if row.ok else "bold red"), soft_wrap=True)
+    _say(console, f"{wrong} of {total} checks failed" if wrong else f"all {total} checks passed")
+    return wrong > 0
+
+
+def list_implementations(device: str) -> None:
+    """Print every implementation: what it does, and whether it is ready on this machine."""
+    from mtabench.environment import resolve_device
+    from mtabench.readiness import unsupported_reason
+
+    device = resolve_device(device)
+    console = Console()
+    for implementation in IMPLEMENTATIONS:
+        reason = unsupported_reason(_typical_case(implementation.name, device))
+        state = Text(f"not ready on this machine ({device}): {reason}" if reason else "ready")
+        state.stylize("yellow" if reason else "green")
+        console.print(Text(f"{implementation.name:<12}").append_text(state), soft_wrap=True)
+        _say(console, f"{'':<12}{implementation.op}: {', '.join(implementation.passes)}; {implementation.summary}")
+        if implementation.note:
+            _say(console, f"{'':<12}note: {implementation.note}")
+
+
+def show_environment(device: str, measure: bool) -> None:
+    """Print where this runs, and with `measure` the ceilings that roofline fractions refer to."""
+    from mtabench.ceilings import measure_ceilings
+    from mtabench.environment import describe, resolve_device
+
+    console = Console()
+    device = resolve_device(device)
+    for name, value in describe(device).items():
+        _say(console, f"{name:<10} {'-' if value in ('', None) else text_of(value)}")
+    if measure:
+        for dtype in ("fp32",) if device == "cpu" else ("bf16", "fp16", "fp32"):
+            ceilings = measure_ceilings(device, dtype)
+            copy, matmul = f"{ceilings.copy_gbytes_s:.4g} GB/s copy", f"{ceilings.matmul_tflops:.4g} TFLOP/s matmul"
+            _say(console, f"{'ceilings':<10} {dtype}: {copy}, {matmul}")
+
+
+def plot(csv_paths: Sequence[Path], out: Path | None, formats: str) -> None:
+    """Draw charts from results files and print their paths."""
+    from mtabench.charts import draw
+
+    for path in draw(csv_paths, out or _charts_folder(csv_paths[0]), axes.parse_names(formats, "--formats")):
+        print(path)
+
+
+def _draw_at_end(console: Console, path: Path) -> None:
+    """The charts of a sweep that just ended; a failure to draw is said, and spoils nothing."""
+    from mtabench.charts import draw
+
+    try:
+        for chart in draw([path], _charts_folder(path)):
+            _say(console, f"chart: {chart}")
+    except MtabenchError as error:
+        _say(console, f"no charts: {error}")
+
+
+def _charts_folder(csv_path: Path) -> Path:
+    """Charts have the same names for every sweep, so each results file has a folder of its own."""
+    return csv_path.with_name(f"{csv_path.stem}-charts")
+
+
+def _typical_case(name: str, device: str) -> Case:
+    implementation = find(name)
+    conv = (6, 11) if implementation.op == "conv-attention" else (None, None)
+    return Case(
+        pass_=next(pass_ for pass_ in PASSES if pass_ in implementation.passes),
+        impl=name,
+        op=implementation.op,
+        dtype="bf16" if device == "cuda" else "fp32",
+        batch=1,
+        heads=16,
+        kv_heads=16,
+        seq=1024,
+        head_dim=64,
+        conv_q=conv[0],
+        conv_k=conv[1],
+        causal=True,
+        splits=None,
+        device=device,
+    )
+
+
+def _say(console: Console, text: str) -> None:
+    """A line as it is: paths are neither wrapped nor coloured, so that they can be copied."""
+    console.print(text, soft_wrap=True, markup=False, highlight=False)

@@ -1,0 +1,151 @@
+"""Where a measurement runs: device, versions, revision, free memory, and the clock of the GPU."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import mtabench
+from mtabench.errors import UsageError
+
+MEMORY_LIMITS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+# NVML's reasons that say a GPU is in trouble: hardware, thermal (by software and by hardware), power brake. A power
+# cap is not among them: it is how a GPU runs under full load.
+THROTTLE_REASONS = 0x08 | 0x20 | 0x40 | 0x80
+
+
+def resolve_device(name: str) -> str:
+    """ "cuda" or "cpu" for "auto", "cuda" or "cpu"; raises UsageError for a device that is not there."""
+    if name not in ("auto", "cuda", "cpu"):
+        raise UsageError(f"there is no device {name!r}; expected auto, cuda or cpu")
+    if name == "cpu" or torch.cuda.is_available():
+        return "cuda" if name == "auto" else name
+    if name == "auto":
+        return "cpu"
+    why = "PyTorch finds no CUDA GPU" if torch.version.cuda else f"PyTorch {torch.__version__} is built without CUDA"
+    raise UsageError(f"--device cuda cannot be had, since {why} on this machine; try --device cpu")
+
+
+def describe(device: str | None = None) -> dict[str, Any]:
+    """Columns of the results that are the same for a whole run on "cuda" or "cpu", and a few facts more.
+
+    Unknown texts are empty; `git_dirty` is None outside a checkout.
+    """
+    device = device or resolve_device("auto")
+    on_gpu = device == "cuda"
+    sha, dirty = git_state(Path(mtabench.__file__).parents[1])
+    return {
+        "device": torch.cuda.get_device_name() if on_gpu else cpu_name(),
+        "driver": _driver_version() if on_gpu else "",
+        "cuda": (torch.version.cuda or "") if on_gpu else "",
+        "torch": torch.__version__,
+        "triton": _version_of("triton"),
+        "mtabench": mtabench.__version__,
+        "git_sha": sha,
+        "git_dirty": dirty,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+    }
+
+
+def cpu_name() -> str:
+    """The processor's model as the system calls it."""
+    for line in _lines("/proc/cpuinfo"):
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "Model") and value.strip():
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def git_state(root: Path) -> tuple[str, bool | None]:
+    """Commit of the checkout at `root`, and whether its code differs from it.
+
+    Where there is no checkout, in an image for instance, MTABENCH_GIT_SHA may name the commit; else it is empty.
+    """
+    if not root.samefile(_run("git", "-C", str(root), "rev-parse", "--show-toplevel") or "/"):
+        return os.environ.get("MTABENCH_GIT_SHA", ""), None
+    # What sweeps write into the checkout does not change what is measured.
+    changed = _run("git", "-C", str(root), "status", "--porcelain", "--", "mtabench", "kernels", "pyproject.toml")
+    return _run("git", "-C", str(root), "rev-parse", "--short=12", "HEAD"), bool(changed)
+
+
+def available_memory_bytes(device: str) -> int | None:
+    """Bytes that could be allocated now on "cuda" or "cpu", container limits included; None if unknown."""
+    if device == "cuda":
+        cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return torch.cuda.mem_get_info()[0] + cached
+    found = [int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")]
+    for limit, used in MEMORY_LIMITS:
+        numbers = [lines[0] for lines in (_lines(limit), _lines(used)) if lines and lines[0].isdigit()]
+        if len(numbers) == 2:
+            found.append(max(0, int(numbers[0]) - int(numbers[1])))
+    return min(found, default=None)
+
+
+def l2_bytes() -> int:
+    """Size of the current GPU's L2 cache."""
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+
+
+class GpuSensor:
+    """SM clock and throttling of the current GPU by NVML, where nvidia-ml-py is installed."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            self._nvml = pynvml
+            self.read()
+        except Exception:  # no package, no driver or no permission: then nothing is known
+            self._nvml = None
+
+    def read(self) -> tuple[float | None, bool | None]:
+        """SM clock in MHz and whether the GPU is throttled, now; None where unknown."""
+        if self._nvml is None:
+            return None, None
+        clock = self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM)
+        reasons = self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)
+        return float(clock), bool(reasons & THROTTLE_REASONS)
+
+
+def _driver_version() -> str:
+    return _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0]
+
+
+def _version_of(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _run(*command: str) -> str:
+    """Standard output of a command, or an empty text if it is missing or fails."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True, env=os.environ | {"LC_ALL": "C"}
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

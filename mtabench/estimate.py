@@ -1,0 +1,69 @@
+"""How long a sweep may take: a guess from work counts and rates seen on a small CPU and an H200."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mtabench.case import Case
+from mtabench.registry import find
+from mtabench.work import executed_flops
+
+COMPILED = ("compile", "triton")
+WARM_UP_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """FLOP/s of dense and of fused work, seconds to compile, and what the float64 check takes.
+
+    `checked_scores` is the size of its sample, `score_s` the seconds for each; backward, a whole head is checked.
+    """
+
+    dense: float
+    fused: float
+    compile_s: float
+    checked_scores: int
+    score_s: float
+
+
+RATES = {
+    "cuda": Rates(dense=4e12, fused=1.5e14, compile_s=8.0, checked_scores=2**28, score_s=4e-9),
+    "cpu": Rates(dense=7e9, fused=4e10, compile_s=8.0, checked_scores=2**22, score_s=1e-6),
+}
+
+
+def estimate_seconds(cases: Iterable[Case], time_limit_s: float, most_samples: int, min_rounds: int) -> float:
+    """Seconds that measuring these cells may take, each being checked, warmed up and sampled in rounds."""
+    total = 0.0
+    problems: set[tuple] = set()
+    for case in cases:
+        rates = RATES[case.device]
+        work = find(case.impl).work
+        call_s = executed_flops(case, work) / (rates.dense if work == "dense" else rates.fused)
+        total += rates.compile_s if case.impl in COMPILED else 0.0
+        if call_s > time_limit_s:
+            total += 3 * call_s  # one to check, two to find that it is too slow
+        else:
+            total += call_s + WARM_UP_S + max(min_rounds * call_s, min(time_limit_s, most_samples * call_s))
+        if case.problem_key not in problems:
+            problems.add(case.problem_key)
+            total += rates.score_s * _checked_scores(case, rates.checked_scores)
+    return total
+
+
+def _checked_scores(case: Case, most: int) -> int:
+    if case.pass_ == "decode":
+        return min(most, case.batch * case.heads * case.seq)
+    if case.pass_ == "fwd":
+        return min(most, case.batch * case.heads * case.seq**2)
+    return max(min(most, case.batch * case.heads * case.seq**2), case.batch * case.seq**2)
+
+
+def shown(seconds: float) -> str:
+    """A duration for a person: 40 s, 3 min, 2.5 h."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,76 @@
+"""One writer a file: an exclusive lock on `.NAME.lock` beside it, which says who holds it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+from mtabench.errors import UsageError
+
+
+class FileLock:
+    """The right to write `path`. The kernel drops it when its holder ends, however that happens."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._side_file = path.with_name(f".{path.name}.lock")
+        self._descriptor: int | None = None
+
+    def check(self) -> None:
+        """Raise UsageError, touching nothing, if another process holds the lock."""
+        try:
+            descriptor = os.open(self._side_file, os.O_RDONLY)
+        except OSError:  # no such file, or no such folder: nobody holds it
+            return
+        try:
+            self._take(descriptor, fcntl.LOCK_SH)
+        finally:
+            os.close(descriptor)
+
+    def acquire(self, command: str) -> None:
+        """Take the lock or raise UsageError, naming its holder; OSError if the side file can't be made."""
+        while self._descriptor is None:
+            descriptor = os.open(self._side_file, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                self._take(descriptor, fcntl.LOCK_EX)
+                if self._is_current(descriptor):
+                    self._descriptor = descriptor
+            finally:
+                if self._descriptor is None:
+                    os.close(descriptor)
+        holder = {"pid": os.getpid(), "command": command, "since": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, json.dumps(holder).encode(), 0)
+
+    def release(self) -> None:
+        """Give the lock back and remove its file."""
+        if self._descriptor is not None:
+            self._side_file.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _take(self, descriptor: int, kind: int) -> None:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"{self._path} is being written by {_holder(descriptor)}; wait for it to end, or give another --out"
+            ) from None
+
+    def _is_current(self, descriptor: int) -> bool:
+        """Whether the side file is still the one opened: its last holder removes it on the way out."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self._side_file))
+        except FileNotFoundError:
+            return False
+
+
+def _holder(descriptor: int) -> str:
+    try:
+        holder = json.loads(os.pread(descriptor, 4096, 0))
+        return f"process {holder['pid']} ({holder['command']}) since {holder['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,117 @@
+"""From what was measured of a cell to its row: throughput, roofline, speedup, and what makes a time invalid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from mtabench.case import Case
+from mtabench.registry import find
+from mtabench.results import KEY_COLUMNS, SCHEMA_VERSION, key_of
+from mtabench.statistics import summarize
+from mtabench.work import bytes_moved, executed_flops, useful_flops
+
+if TYPE_CHECKING:
+    from mtabench.ceilings import Ceilings
+    from mtabench.timing import Measurement
+
+# Measured ceilings carry noise of their own; a time this far above them on a cold cache cannot be right.
+ROOFLINE_SLACK = 1.05
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What all rows of one process share: `run_id`, and the columns that say where and with what it ran."""
+
+    run_id: str
+    environment: Mapping[str, Any]
+
+
+def utc_now() -> str:
+    """The time as results files have it."""
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def cell_row(case: Case, facts: RunFacts, status: str, reason: str = "", rel_error: float | None = None) -> Row:
+    """The row of a cell without a time."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": facts.run_id,
+        "started_utc": utc_now(),
+        **dict(zip(KEY_COLUMNS, key_of(case), strict=True)),
+        "status": status,
+        "reason": reason,
+        "rel_error": rel_error,
+        **facts.environment,
+        "repro": case.repro(),
+    }
+
+
+def timed_row(
+    case: Case, facts: RunFacts, measurement: Measurement, rel_error: float | None, ceilings: Ceilings | None
+) -> Row:
+    """The row of a cell that was verified and timed; its speedup is not known yet."""
+    summary = summarize(measurement.rounds)
+    seconds = summary.median_ms / 1e3
+    useful, moved = useful_flops(case), bytes_moved(case)
+    fraction = roofline_seconds(useful, moved, ceilings) / seconds if ceilings else None
+    reason = _invalid(case, measurement, fraction)
+    return cell_row(case, facts, "invalid" if reason else "ok", reason, rel_error) | {
+        "rounds": summary.rounds,
+        "samples": summary.samples,
+        "median_ms": summary.median_ms,
+        "p10_ms": summary.p10_ms,
+        "p90_ms": summary.p90_ms,
+        "ci95_low_ms": summary.ci95_low_ms,
+        "ci95_high_ms": summary.ci95_high_ms,
+        "useful_tflops": useful / seconds / 1e12,
+        "executed_tflops": executed_flops(case, find(case.impl).work) / seconds / 1e12,
+        "gbytes_s": moved / seconds / 1e9,
+        "fraction_of_roofline": fraction,
+        "peak_memory_mb": measurement.peak_memory_mb,
+        "timer": measurement.timer,
+        "cache": measurement.cache,
+        "sm_clock_mhz": measurement.sm_clock_mhz,
+        "throttled": measurement.throttled,
+    }
+
+
+def roofline_seconds(flops: float, moved_bytes: float, ceilings: Ceilings) -> float:
+    """The least time the useful work can take: at the measured matmul rate, or at the measured copy bandwidth."""
+    return max(flops / (ceilings.matmul_tflops * 1e12), moved_bytes / (ceilings.copy_gbytes_s * 1e9))
+
+
+def add_speedups(rows: Mapping[Case, Row], baseline: str | None) -> None:
+    """Fill `baseline` and `speedup` of conv-attention cells whose baseline was timed in the same rounds."""
+    base_ms = {
+        case.problem_key: row["median_ms"]
+        for case, row in rows.items()
+        if case.impl == baseline and row["status"] == "ok"
+    }
+    for case, row in rows.items():
+        if case.problem_key in base_ms and row["status"] == "ok":
+            row["baseline"] = baseline
+            row["speedup"] = base_ms[case.problem_key] / row["median_ms"]
+
+
+def sample_lines(case: Case, facts: RunFacts, rounds: Iterable[Iterable[float]]) -> Iterator[tuple[object, ...]]:
+    """The lines of the samples file: run, cell, round, sample, milliseconds; counted from 1."""
+    cell = "/".join(key_of(case))
+    for number, samples in enumerate(rounds, start=1):
+        for sample, milliseconds in enumerate(samples, start=1):
+            yield facts.run_id, cell, number, sample, milliseconds
+
+
+def _invalid(case: Case, measurement: Measurement, fraction: float | None) -> str:
+    """Why the time is not to be believed, or an empty text."""
+    if measurement.throttled:
+        return "measured while the GPU was throttled"
+    # A CPU's caches are not flushed, and a warm cache is faster than memory: the roofline says nothing there.
+    cold_gpu = case.device == "cuda" and measurement.cache == "cold"
+    if cold_gpu and fraction is not None and fraction > ROOFLINE_SLACK:
+        return f"{fraction:.2f} times as fast as the device's measured ceilings allow"
+    return ""

@@ -1,0 +1,117 @@
+"""Three clocks: wall time on a CPU, CUDA events around calls, and replays of a CUDA graph."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+# Takes that many samples, in ms a call.
+Sampler = Callable[[int], list[float]]
+
+# What a window should hold at least, so that its edges (about 2 us) are not what is measured.
+SHORTEST_WINDOW_S = 5e-4
+MAX_CALLS = 64
+
+
+def cpu_sampler(
+    run: Callable[[Any], Any],
+    setup: Callable[[], Any] | None,
+    flush: Callable[[], Any] | None,
+    synchronize: Callable[[], Any],
+) -> Sampler:
+    """Wall time of `run(setup())`, with the setup and the flush outside the window; on a GPU launches included."""
+
+    def sample(count: int) -> list[float]:
+        times = []
+        for _ in range(count):
+            state = setup() if setup else None
+            if flush is not None:
+                flush()
+            synchronize()
+            started = time.perf_counter_ns()
+            run(state)
+            synchronize()
+            times.append((time.perf_counter_ns() - started) / 1e6)
+            del state
+        return times
+
+    return sample
+
+
+def events_sampler(
+    run: Callable[[Any], Any], setup: Callable[[], Any] | None, flush: Callable[[], Any] | None, call_s: float
+) -> Sampler:
+    """Time on the GPU between two events around `run(setup())`; `flush` empties the cache before the window.
+
+    With a warm cache and no setup a window holds several calls of a short kernel, of about `call_s` seconds.
+    """
+    calls = _calls(call_s) if flush is None and setup is None else 1
+
+    def sample(count: int) -> list[float]:
+        windows = []
+        for _ in range(count):
+            state = setup() if setup else None
+            if flush is not None:
+                flush()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            for _ in range(calls):
+                run(state)
+            end.record()
+            windows.append((start, end))
+            del state
+        # Only now: meanwhile the CPU runs ahead, so that the GPU need not wait for launches.
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) / calls for start, end in windows]
+
+    return sample
+
+
+def graph_sampler(closures: Sequence[Callable[[], Any]], flush: Callable[[], Any] | None, call_s: float) -> Sampler:
+    """Time of replaying `closures`, a call each; no launch overhead. Captures at once.
+
+    With `flush` the cache is emptied before each window, which then holds every closure once.
+    """
+    repeats = 1 if flush is not None else math.ceil(_calls(call_s) / len(closures))
+    graph = _capture(closures, repeats)
+
+    def sample(count: int) -> list[float]:
+        windows = []
+        for _ in range(count):
+            if flush is not None:
+                flush()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            windows.append((start, end))
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) / (repeats * len(closures)) for start, end in windows]
+
+    return sample
+
+
+def _capture(closures: Sequence[Callable[[], Any]], repeats: int) -> torch.cuda.CUDAGraph:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for closure in closures:
+            closure()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            for closure in closures:
+                closure()
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph
+
+
+def _calls(call_s: float) -> int:
+    """How many calls of about `call_s` seconds fill a window."""
+    return max(1, min(MAX_CALLS, math.ceil(SHORTEST_WINDOW_S / max(call_s, 1e-9))))

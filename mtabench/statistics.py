@@ -1,0 +1,60 @@
+"""Median, quantiles and a bootstrap interval of samples that come in rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Times of one cell in ms; the interval is for the median."""
+
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    ci95_low_ms: float
+    ci95_high_ms: float
+    rounds: int
+    samples: int
+
+
+def summarize(rounds: Sequence[Sequence[float]]) -> Summary:
+    """Summarize samples in ms, grouped by round. Raises ValueError without a sample."""
+    samples = np.concatenate([np.asarray(r, dtype=float) for r in rounds]) if rounds else np.empty(0)
+    if not samples.size:
+        raise ValueError("no samples to summarize")
+    low, high = median_interval(rounds)
+    p10, median, p90 = np.quantile(samples, [0.1, 0.5, 0.9])
+    return Summary(float(median), float(p10), float(p90), low, high, len(rounds), int(samples.size))
+
+
+def median_interval(rounds: Sequence[Sequence[float]], seed: int = 0) -> tuple[float, float]:
+    """95 % interval of the median, by bootstrap over whole rounds.
+
+    Samples of one round share its conditions, so it is the rounds that are drawn again, not the samples: the
+    cluster bootstrap (Field and Welsh, J. R. Stat. Soc. B 69, 2007). With one round the interval is its range.
+    """
+    if len(rounds) == 1:
+        return float(min(rounds[0])), float(max(rounds[0]))
+    generator = np.random.default_rng(seed)
+    drawn = generator.integers(0, len(rounds), size=(RESAMPLES, len(rounds)))
+    arrays = [np.asarray(r, dtype=float) for r in rounds]
+    if len({len(a) for a in arrays}) == 1:
+        medians = np.median(np.stack(arrays)[drawn].reshape(RESAMPLES, -1), axis=1)
+    else:
+        medians = np.array([np.median(np.concatenate([arrays[i] for i in row])) for row in drawn])
+    low, high = np.quantile(medians, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """The mean that suits ratios. Raises ValueError for no values or values that are not positive."""
+    array = np.fromiter(values, dtype=float)
+    if not array.size or (array <= 0).any():
+        raise ValueError("a geometric mean needs positive values")
+    return float(np.exp(np.log(array).mean()))

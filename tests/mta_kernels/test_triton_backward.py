@@ -1,0 +1,197 @@
+"""The Triton backward against float64 autograd: on a GPU if there is one, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from kernel_inputs import DEVICE, DTYPES, make
+
+from mta_kernels.conv_attention import conv_attention_reference
+from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
+from mta_kernels.conv_attention.triton import backward, forward
+from mta_kernels.conv_attention.triton.backward import conv_attention_backward
+from mta_kernels.conv_attention.triton.forward import conv_attention_forward
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a kernel does not write is NaN."""
+    for name in ("empty", "empty_like"):
+        original = getattr(torch, name)
+
+        def poisoned(*args, original=original, **kwargs):
+            out = original(*args, **kwargs)
+            return out.fill_(float("nan")) if out.is_floating_point() else out
+
+        monkeypatch.setattr(torch, name, poisoned)
+
+
+def output_gradient(q: Tensor, magnitude: float = 1.0) -> Tensor:
+    return (torch.randn(q.shape, generator=torch.Generator().manual_seed(1)) * magnitude).to(DEVICE, q.dtype)
+
+
+def gradients(q, k, v, weight, grad_out, *, causal=True, scale=None, pad_key="both") -> tuple[Tensor, ...]:
+    options = {
+        "causal": causal,
+        "scale": softmax_scale(scale, q.shape[3]),
+        "pad": key_padding(weight.shape[2], pad_key),
+    }
+    out, logsumexp = conv_attention_forward(q, k, v, weight, **options)
+    return conv_attention_backward(q, k, v, weight, out, logsumexp, grad_out, **options)
+
+
+def reference_gradients(q, k, v, weight, grad_out, **options) -> tuple[Tensor, ...]:
+    inputs = [x.detach().requires_grad_() for x in (q, k, v, weight)]
+    return torch.autograd.grad(conv_attention_reference(*inputs, **options), inputs, grad_out)
+
+
+def assert_gradients_close(got: tuple[Tensor, ...], *inputs: Tensor, **options) -> None:
+    """Each gradient is as near to float64 as twice eager's own error (and a few units of rounding).
+
+    Over few keys the gradients of the scores nearly cancel: there, the products that cancel set the rounding.
+    """
+    exact = reference_gradients(*(x.double() for x in inputs), **options)
+    eager = reference_gradients(*inputs, **options)
+    epsilon = torch.finfo(inputs[0].dtype).eps
+    for name, a, b, c, x in zip(("q", "k", "v", "weight"), got, exact, eager, inputs[:4], strict=True):
+        assert a.shape == x.shape, name
+        assert a.dtype == x.dtype, name
+        error, eager_error = ((y.double() - b).norm().item() for y in (a, c))
+        unit = b.norm().item()
+        if inputs[0].shape[2] <= 5:
+            unit += (inputs[4].double().norm() * inputs[2].double().norm()).item()
+        floor = 4 * epsilon * unit
+        assert error <= max(2 * eager_error, floor), (name, error, eager_error, floor)
+
+
+def check(*inputs: Tensor, **options) -> None:
+    grad_out = output_gradient(inputs[0])
+    assert_gradients_close(gradients(*inputs, grad_out, **options), *inputs, grad_out, **options)
+
+
+TAPS = [(1, 1), (2, 9), (3, 3), (6, 11), (7, 7), (4, 6), (11, 3)]
+
+
+@pytest.mark.parametrize("taps", TAPS, ids=lambda t: f"{t[0]}x{t[1]}")
+@pytest.mark.parametrize("seq_len", [1, 5, 33])
+def test_taps_and_lengths(taps: tuple[int, int], seq_len: int) -> None:
+    q, k, v, weight = make(1, 1, 1, seq_len, 40, taps)
+    for causal in (True, False):
+        check(q, k, v, weight, causal=causal)
+
+
+@pytest.mark.parametrize("taps", [(6, 11), (11, 3)], ids=lambda t: f"{t[0]}x{t[1]}")
+@pytest.mark.parametrize("causal", [True, False])
+def test_several_chunks_of_rows(taps: tuple[int, int], causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The overlaps cross from one chunk to the next; the last chunk is shorter."""
+    q, k, v, weight = make(1, 1, 1, 260, 24, taps)
+    monkeypatch.setattr(backward, "CHUNK_ROWS", 128)
+    check(q, k, v, weight, causal=causal)
+
+
+@pytest.mark.parametrize("head_dim", [17, 40, 64, 80, 128])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_head_dims(head_dim: int, dtype: torch.dtype) -> None:
+    q, k, v, weight = make(1, 1, 1, 70, head_dim, (3, 4), dtype)
+    check(q, k, v, weight)
+
+
+@pytest.mark.parametrize("pad_key", ["both", "left", "right"])
+@pytest.mark.parametrize("taps", [(2, 9), (4, 6), (11, 3), (5, 1)], ids=lambda t: f"{t[0]}x{t[1]}")
+def test_key_paddings(pad_key: str, taps: tuple[int, int]) -> None:
+    q, k, v, weight = make(1, 1, 1, 40, 24, taps)
+    for causal in (True, False):
+        check(q, k, v, weight, pad_key=pad_key, causal=causal)
+
+
+def test_most_taps() -> None:
+    check(*make(1, 1, 1, 50, 24, (16, 31)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("taps", [(6, 11), (7, 2)], ids=lambda t: f"{t[0]}x{t[1]}")
+def test_grouped_heads_and_batches(dtype: torch.dtype, taps: tuple[int, int]) -> None:
+    q, k, v, weight = make(2, 4, 2, 18, 16, taps, dtype)
+    check(q, k, v, weight.float() * 1.001, scale=0.3)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["pointers", "descriptors"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tiles_of_every_gpu(capability: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiles of older GPUs, and the ones without queries kept on the chip, compute the same."""
+    if DEVICE == "cuda":
+        for module in (forward, backward):
+            monkeypatch.setattr(module, "capability", lambda device: capability)
+    monkeypatch.setattr(forward, "INTERPRETED_CAPABILITY", capability)
+    q, k, v, weight = make(1, 1, 1, 150, 80, (6, 7), dtype)
+    check(q, k, v, weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("magnitude", [1e-6, 1e4])
+def test_gradients_of_any_magnitude(dtype: torch.dtype, magnitude: float) -> None:
+    """Scaling the gradient of the output scales all gradients, also where float16 would flush or overflow."""
+    q, k, v, weight = make(1, 1, 1, 65, 32, (3, 4), dtype)
+    grad_out = output_gradient(q)
+    got = gradients(q, k, v, weight, (grad_out.float() * magnitude).to(dtype))
+    scaled = (grad_out.float() * magnitude).to(dtype)
+    exact = reference_gradients(*(x.double() for x in (q, k, v, weight, scaled)))
+    for a, b in zip(got, exact, strict=True):
+        largest = torch.finfo(dtype).max
+        tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+        b = b.clamp(-largest, largest)
+        a = a.double().clamp(-largest, largest)
+        assert (a - b).norm() <= 4 * torch.finfo(dtype).eps * b.norm() + tiny * b.numel() ** 0.5
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("taps", [(6, 11), (11, 3)], ids=lambda t: f"{t[0]}x{t[1]}")
+def test_runs_are_equal_bit_for_bit(dtype: torch.dtype, taps: tuple[int, int]) -> None:
+    q, k, v, weight = make(1, 1, 1, 40, 32, taps, dtype)
+    grad_out = output_gradient(q)
+    for a, b in zip(*(gradients(q, k, v, weight, grad_out) for _ in range(2)), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_any_strides() -> None:
+    inputs = make(2, 2, 1, 18, 24, (4, 3))
+    inputs = (*inputs, output_gradient(inputs[0]))
+    want = gradients(*inputs)
+
+    def token_major(x):
+        return x.transpose(-3, -2).contiguous().transpose(-3, -2)
+
+    def dim_major(x):
+        return x.mT.contiguous().mT
+
+    def off_by_one(x):
+        return torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
+
+    for change in (token_major, dim_major, off_by_one):
+        for a, b in zip(gradients(*(change(x) for x in inputs)), want, strict=True):
+            assert torch.equal(a, b), change.__name__
+    same = torch.ones(1, device=DEVICE).expand_as(inputs[4])  # what `out.sum().backward()` gives
+    for a, b in zip(gradients(*inputs[:4], same), gradients(*inputs[:4], same.contiguous()), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_slices_are_independent() -> None:
+    q, k, v, weight = make(2, 2, 1, 18, 16, (4, 6))
+    grad_out = output_gradient(q)
+    whole = gradients(q, k, v, weight, grad_out)
+    for a, b in zip(whole[:3], gradients(q[1:], k[1:], v[1:], weight, grad_out[1:]), strict=False):
+        assert torch.equal(a[1:], b)
+
+
+def test_the_future_has_no_gradient_from_the_past() -> None:
+    """Without a gradient of the later rows, the later queries, keys and values have none."""
+    q, k, v, weight = make(1, 1, 1, 140, 32, (6, 11))
+    grad_out = output_gradient(q)
+    grad_out[:, :, 71:] = 0
+    for gradient in gradients(q, k, v, weight, grad_out)[:3]:
+        assert (gradient[:, :, 71:] == 0).all()
+        assert (gradient[:, :, 70] != 0).any()

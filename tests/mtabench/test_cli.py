@@ -1,0 +1,362 @@
+"""The command line: help, bad input in one sentence, files, interruptions of a real process."""
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from mtabench import registry, verify
+from mtabench.cli import app, main
+from mtabench.results import COLUMNS, Writer, read_results
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = ("fwd", "bwd", "decode", "verify", "list", "env", "plot")
+SMALL = ("--device", "cpu", "--head-dim", "16", "--heads", "2", "--conv", "3x3", "--rounds", "2")
+TINY = (*SMALL, "--seq", "16,32", "--impl", "eager")
+LONG = (*SMALL, "--impl", "eager,sdpa-math", "--no-plot")
+ENVIRONMENT = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}", "COLUMNS": "200"}
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    """Runs the command line in an empty folder; gives the exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["mtabench", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
+def files_in(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_help_is_quick_and_loads_nothing_heavy():
+    script = """
+import sys
+sys.argv = ["mtabench", "--help"]
+from mtabench.cli import main
+try:
+    main()
+finally:
+    print("HEAVY", *({"torch", "pandas", "matplotlib", "numpy", "rich", "triton"} & set(sys.modules)))
+"""
+    times = []
+    for _ in range(2):
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=ENVIRONMENT)
+        times.append(time.perf_counter() - started)
+    assert done.returncode == 0, done.stderr
+    assert min(times) < 1.5  # 0.15 s on an idle machine
+    for command in COMMANDS:
+        assert f"\n  {command} " in done.stdout
+    assert done.stdout.splitlines()[-1] == "HEAVY"
+
+
+def test_every_command_and_option_has_help():
+    commands = get_command(app).commands
+    assert set(COMMANDS) <= set(commands)
+    for name, command in commands.items():
+        assert command.help, name
+        for parameter in command.params:
+            assert getattr(parameter, "help", None), f"{name} {parameter.name}"
+
+
+def test_every_command_is_in_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    assert [name for name in get_command(app).commands if f"mtabench {name}" not in readme] == []
+
+
+def test_no_command_shows_the_help(mtabench):
+    code, out, err = mtabench()
+    assert (code, err) == (0, "")
+    assert out == mtabench("--help")[1]
+    assert "decode" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("fwd --seq 4k..1k", "descends"),
+        ("fwd --seq", "--seq"),
+        ("fwd --seq 1k...4k", "cannot read"),
+        ("bwd --seq 1k,,2k", "empty place"),
+        ("decode --seq 0", "at least 1"),
+        ("fwd --impl tirton", "did you mean triton"),
+        ("fwd --heads 6 --kv-heads 4 --device cpu", "multiple of --kv-heads"),
+        ("fwd --head-dim 512", "out of range"),
+        ("fwd --conv 6x32", "out of range"),
+        ("fwd --batch 0", "at least 1"),
+        ("fwd --dtype int8", "expected one or more of fp16, bf16, fp32"),
+        ("fwd --preset mta-7b", "expected one of mta-300m"),
+        ("fwd --device tpu", "expected auto, cuda or cpu"),
+        ("fwd --rounds many", "--rounds"),
+        ("fwd --no-such-option", "--no-such-option"),
+        ("fwd stray", "stray"),
+        ("forward", "forward"),
+        ("fwd --resume --device cpu", "--resume needs --out"),
+        ("decode --splits auto,none", "--splits"),
+        ("decode --no-causal", "--no-causal"),
+        ("verify --impl egaer", "did you mean eager"),
+        ("verify --device tpu", "expected auto, cuda or cpu"),
+        ("list --device tpu", "expected auto, cuda or cpu"),
+        ("env --device tpu", "expected auto, cuda or cpu"),
+        ("plot", "CSV"),
+        ("plot none.csv", "no file none.csv"),
+        ("plot --formats gif none.csv", "gif"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(mtabench, tmp_path, words, sentence):
+    code, out, err = mtabench(*words.split())
+    assert code == 2
+    assert err.startswith("mtabench: ")
+    assert sentence in err
+    assert len(err.splitlines()) == 1
+    assert out == ""
+    assert files_in(tmp_path) == []
+
+
+def test_a_device_that_is_not_there(mtabench, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, out, err = mtabench("fwd", "--device", "cuda")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "--device cpu" in err
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("out", [".", "folder", "file/out.csv", "old.csv"])
+def test_an_output_that_cannot_be_written(mtabench, tmp_path, out):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("a file")
+    (tmp_path / "old.csv").write_text("something else\n")
+    before = files_in(tmp_path)
+    for words in ([], ["--resume"], ["--dry-run"]):
+        code, _, err = mtabench("fwd", *TINY, "--out", out, *words)
+        assert (code, len(err.splitlines())) == (2, 1)
+    assert files_in(tmp_path) == before
+    assert (tmp_path / "old.csv").read_text() == "something else\n"
+
+
+def test_charts_of_another_schema_or_to_where_nothing_can_be_written(mtabench, tmp_path):
+    (tmp_path / "file").write_text("a file")
+    with (tmp_path / "next.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        writer.writerow(["2"] + [""] * (len(COLUMNS) - 1))
+    code, out, err = mtabench("plot", "next.csv")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "schema version 2" in err
+    assert mtabench("fwd", *TINY, "--out", "good.csv", "--no-plot")[0] == 0
+    before = files_in(tmp_path)
+    code, out, err = mtabench("plot", "good.csv", "--out", "file")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert files_in(tmp_path) == before
+
+
+def test_a_dry_run_prints_the_plan_and_touches_nothing(mtabench, tmp_path):
+    code, out, err = mtabench("fwd", "--seq", "1k..16k", "--device", "cpu", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "1k, 2k, 4k, 8k, 16k" in out
+    assert "eager, compile, sdpa-flash" in out
+    assert re.search(r"cells +15, of which \d+ cannot run here, about \d+ (s|min|h) ", out)
+    assert files_in(tmp_path) == []
+
+
+def test_decode_shows_its_splits_and_who_takes_them(mtabench):
+    code, out, _ = mtabench("decode", "--device", "cpu", "--splits", "auto,1..8", "--dry-run")
+    assert code == 0
+    assert "auto, 1, 2, 4, 8 (none of these implementations takes --splits" in out
+
+
+def test_a_sweep_ends_with_a_table_paths_and_what_to_type_next(mtabench, tmp_path):
+    code, out, err = mtabench("fwd", *TINY)
+    assert (code, err) == (0, "")
+    (path,) = (tmp_path / "mtabench-results").glob("fwd-*Z.csv")
+    assert len(read_results(path)) == 2
+    assert "[1/2]" in out
+    assert "[2/2]" in out
+    assert "median ms" in out
+    assert f"results: {path.relative_to(tmp_path)}" in out
+    charts = [line.removeprefix("chart: ") for line in out.splitlines() if line.startswith("chart: ")]
+    assert {Path(chart).suffix for chart in charts} == {".png", ".svg"}
+    assert all((tmp_path / chart).stat().st_size for chart in charts)
+    assert "next: mtabench plot " in out
+
+
+def test_a_wrong_kernel_is_exit_code_4(mtabench, monkeypatch):
+    monkeypatch.setattr(registry, "load", plant_wrong_eager(registry.load))
+    monkeypatch.setattr("mtabench.sweep.load", registry.load)
+    code, out, err = mtabench("fwd", *TINY, "--out", "out.csv", "--no-plot")
+    assert (code, err) == (4, "")
+    assert "wrong" in out
+    code, _, _ = mtabench("fwd", *TINY, "--out", "out.csv", "--no-plot", "--resume")
+    assert code == 4  # it is still in the file
+
+
+def plant_wrong_eager(load):
+    def planted(reference):
+        found = load(reference)
+        if not reference.endswith(":eager"):
+            return found
+
+        def build(case, inputs):
+            closure = found(case, inputs)
+            return lambda: closure() * 2
+
+        return build
+
+    return planted
+
+
+def test_errors_of_an_implementation_do_not_fail_the_sweep(mtabench, monkeypatch):
+    def build(case, inputs):
+        raise RuntimeError("no such instruction")
+
+    load = registry.load
+    monkeypatch.setattr("mtabench.sweep.load", lambda name: build if name.endswith(":eager") else load(name))
+    code, out, _ = mtabench("fwd", *TINY, "--out", "out.csv", "--no-plot")
+    assert code == 0
+    assert out.count("no such instruction") == 4  # a line as it ended, and the table
+
+
+def test_a_file_that_another_sweep_writes(mtabench, tmp_path):
+    with Writer(tmp_path / "out.csv", command="mtabench fwd --seq 1k"):
+        code, out, err = mtabench("fwd", *TINY, "--out", "out.csv", "--resume")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert f"process {os.getpid()} (mtabench fwd --seq 1k) since" in err
+
+
+def test_resume_measures_only_what_is_missing(mtabench, tmp_path):
+    assert mtabench("fwd", *TINY, "--out", "out.csv", "--no-plot")[0] == 0
+    before = (tmp_path / "out.csv").read_bytes()
+    code, out, _ = mtabench("fwd", *TINY, "--seq", "16,32,48", "--out", "out.csv", "--no-plot", "--resume")
+    assert code == 0
+    assert "3, of which 2 are in the file already, about" in out
+    after = (tmp_path / "out.csv").read_bytes()
+    assert after.startswith(before)
+    assert after.count(b"\n") == before.count(b"\n") + 1
+
+
+def test_resume_refuses_a_file_of_another_device(mtabench, tmp_path):
+    path = tmp_path / "out.csv"
+    assert mtabench("fwd", *TINY, "--out", "out.csv", "--no-plot")[0] == 0
+    device = read_results(path)["device"][0]
+    path.write_text(path.read_text().replace(device, "Some Other GPU"))
+    before = path.read_bytes()
+    code, out, err = mtabench("fwd", *TINY, "--seq", "64", "--out", "out.csv", "--resume")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert f"measured on Some Other GPU, and this sweep runs on {device}" in err
+    assert path.read_bytes() == before
+
+
+def test_list_says_what_is_ready_and_why_not(mtabench):
+    code, out, err = mtabench("list", "--device", "cpu")
+    assert (code, err) == (0, "")
+    states = dict(line.split(maxsplit=1) for line in out.splitlines() if not line.startswith(" "))
+    assert list(states) == registry.names()
+    assert states["eager"] == "ready"
+    assert states["triton"].startswith("not ready on this machine (cpu): ")
+    for implementation in registry.IMPLEMENTATIONS:
+        assert implementation.summary in out
+        assert implementation.note in out
+
+
+def test_env_names_the_device_and_the_versions(mtabench):
+    import torch
+
+    code, out, _ = mtabench("env", "--device", "cpu")
+    assert code == 0
+    assert torch.__version__ in out
+    assert "git_sha" in out
+    assert "ceilings" not in out
+
+
+def test_env_measures_when_asked(mtabench):
+    code, out, _ = mtabench("env", "--device", "cpu", "--measure")
+    assert code == 0
+    assert "GB/s copy" in out
+
+
+def test_verify_prints_its_checks_and_fails_on_a_wrong_one(mtabench, monkeypatch):
+    right = verify.CheckRow("eager", "error fwd", "fp32 1 x 2", True, 1e-7, 2e-7)
+    wrong = verify.CheckRow("triton", "causal, bit for bit", "fp32 1 x 2", False, None, None, "leaks the future")
+    absent = verify.CheckRow("sdpa-cudnn", "not checked", "", True, None, None, "no GPU")
+    asked = []
+
+    def checks(rows):
+        def run_checks(implementations, device):
+            asked.append((list(implementations), device))
+            return iter(rows)
+
+        return run_checks
+
+    monkeypatch.setattr(verify, "run_checks", checks([right]))
+    code, out, _ = mtabench("verify", "--impl", "eager", "--device", "cpu")
+    assert code == 0
+    assert "all 1 checks passed" in out
+    monkeypatch.setattr(verify, "run_checks", checks([right, wrong, absent]))
+    code, out, _ = mtabench("verify", "--device", "cpu")
+    assert code == 4
+    assert "leaks the future" in out
+    assert "1 of 2 checks failed" in out
+    assert "not checked: no GPU" in out
+    assert asked == [(["eager"], "cpu"), (registry.names(), "cpu")]
+
+
+def started(tmp_path, *words):
+    """A real sweep in a process of its own, once its file has some rows."""
+    path = tmp_path / "out.csv"
+    command = [sys.executable, "-m", "mtabench", "fwd", *LONG, "--out", str(path), *words]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=tmp_path
+    )
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.read_bytes().count(b"\n") > 3):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return process, path
+
+
+def test_kill_9_leaves_whole_rows_and_resume_completes_them(tmp_path, mtabench):
+    process, path = started(tmp_path, "--seq", "16..2000:+16")
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    kept = path.read_bytes()
+    whole = kept[: kept.rfind(b"\n") + 1]
+    finished = read_results(path)
+    assert 3 <= len(finished) < 250
+    assert (tmp_path / ".out.csv.lock").exists()
+    last = int(finished["seq"].max())
+    code, _, err = mtabench("fwd", *LONG, "--seq", f"16..{last + 32}:+16", "--out", path, "--resume")
+    assert (code, err) == (0, "")
+    assert path.read_bytes().startswith(whole)
+    table = read_results(path)
+    assert len(table) == 2 * (last + 32) // 16
+    assert not table.duplicated(["seq", "impl"]).any()
+    assert (table["status"] == "ok").all()
+
+
+def test_ctrl_c_is_one_sentence_and_exit_code_130(tmp_path):
+    process, path = started(tmp_path, "--seq", "16..2000:+16")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert len(err.splitlines()) == 1
+    assert "--resume" in err
+    assert path.read_bytes().endswith(b"\n")
+    assert len(read_results(path)) >= 3
+    assert not list(tmp_path.glob(".*.lock"))

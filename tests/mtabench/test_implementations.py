@@ -1,0 +1,118 @@
+"""Implementations on a CPU: what they compute, and why they cannot."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mta_kernels.attention import attention_reference
+from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
+from mtabench import implementations
+from mtabench.case import Case
+from mtabench.inputs import make_inputs
+from mtabench.registry import find, load
+
+CONV = Case("fwd", "eager", "conv-attention", "fp32", 2, 4, 2, 33, 16, 4, 3, True, None, "cpu")
+PLAIN = replace(CONV, impl="sdpa-math", op="attention", conv_q=None, conv_k=None)
+
+
+def build(case, inputs):
+    return load(find(case.impl).target)(case, inputs)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_eager_is_the_reference(causal):
+    case = replace(CONV, causal=causal)
+    x = make_inputs(case)
+    assert torch.equal(build(case, x)(), conv_attention_reference(x.q, x.k, x.v, x.weight, causal=causal))
+
+
+def test_eager_decode_is_the_reference():
+    case = replace(CONV, pass_="decode")
+    x = make_inputs(case)
+    expected = conv_attention_decode_reference(x.q, x.k, x.v, x.weight, lengths=x.lengths)
+    assert torch.equal(build(case, x)(), expected)
+
+
+@pytest.mark.parametrize("name", ["sdpa-flash", "sdpa-math"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_sdpa_is_plain_attention(name, causal):
+    case = replace(PLAIN, impl=name, causal=causal)
+    x = make_inputs(case)
+    torch.testing.assert_close(build(case, x)(), attention_reference(x.q, x.k, x.v, causal=causal))
+
+
+@pytest.mark.parametrize("name", ["sdpa-flash", "sdpa-math"])
+def test_sdpa_decodes_the_newest_query(name):
+    """Its inputs may have the window of a convolution."""
+    case = replace(CONV, pass_="decode")
+    x = make_inputs(case)
+    out = build(replace(PLAIN, impl=name, pass_="decode"), x)()
+    torch.testing.assert_close(out, attention_reference(x.q[:, :, -1:], x.k, x.v))
+
+
+def test_conv_attention_needs_a_weight():
+    with pytest.raises(ValueError, match="weight"):
+        build(CONV, make_inputs(PLAIN))
+
+
+def test_compiled_functions_do_not_share_code():
+    """torch.compile stops compiling one code object after eight shapes."""
+    first, second = (implementations._compiled(replace(CONV, impl="compile", seq=seq)) for seq in (33, 34))
+    assert first is implementations._compiled(replace(CONV, impl="compile"))
+    originals = [function._torchdynamo_orig_callable for function in (first, second)]
+    assert originals[0].__code__ is not originals[1].__code__
+    assert all(x.__code__ is not conv_attention_reference.__code__ for x in originals)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pass_", ["bwd", "decode"])
+def test_compiled_computes_the_reference(pass_):
+    case = replace(CONV, impl="compile", pass_=pass_)
+    reason = implementations.compile_unsupported(case)
+    if reason:
+        pytest.skip(reason)
+    x = make_inputs(case)
+    out, expected = build(case, x)(), build(replace(case, impl="eager"), x)()
+    torch.testing.assert_close(out, expected)
+    if pass_ == "bwd":
+        leaves = list(x.differentiable.values())
+        gradients, exact = (torch.autograd.grad(result, leaves, x.dout) for result in (out, expected))
+        for ours, theirs in zip(gradients, exact, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_compile_needs_a_compiler(monkeypatch):
+    monkeypatch.setattr(implementations.shutil, "which", lambda name: None)
+    assert "C++ compiler" in implementations.compile_unsupported(replace(CONV, impl="compile"))
+
+
+def test_compile_needs_python_headers(monkeypatch, tmp_path):
+    monkeypatch.setattr(implementations.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(implementations.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert "Python.h" in implementations.compile_unsupported(replace(CONV, impl="compile"))
+    (tmp_path / "Python.h").touch()
+    assert implementations.compile_unsupported(replace(CONV, impl="compile")) is None
+
+
+def test_triton_is_not_timed_on_a_cpu_or_interpreted(monkeypatch):
+    case = replace(CONV, impl="triton")
+    assert "mtabench verify" in implementations.triton_unsupported(case)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert "TRITON_INTERPRET" in implementations.triton_unsupported(replace(case, device="cuda"))
+
+
+def test_cudnn_is_not_there_on_a_cpu():
+    assert "CUDA" in implementations.sdpa_unsupported(replace(PLAIN, impl="sdpa-cudnn"))
+    assert implementations.sdpa_unsupported(replace(PLAIN, impl="sdpa-math")) is None
+
+
+def test_expected_memory_is_that_of_the_score_matrices():
+    case = replace(CONV, batch=1, seq=4096, heads=16, kv_heads=16)
+    matrices = implementations.expected_memory_bytes(case, "dense") / (16 * 4096 * 4096 * 4)
+    assert 3 < matrices < 6
+    backward = replace(case, pass_="bwd")
+    assert implementations.expected_memory_bytes(backward, "dense") > 1.5 * matrices * 16 * 4096 * 4096 * 4
+    assert implementations.expected_memory_bytes(case, "tiled") == 16 * 4096 * 16 * 4
+    decode = replace(case, pass_="decode")
+    assert implementations.expected_memory_bytes(decode, "dense") < 10 * 32 * 4096 * 4 * 4

@@ -1,0 +1,78 @@
+"""Inputs: seeded, shared by the implementations of a shape, and as large as announced."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mtabench.case import Case
+from mtabench.inputs import DTYPES, input_bytes, make_inputs
+
+CASE = Case("fwd", "eager", "conv-attention", "fp32", 2, 4, 2, 9, 16, 6, 11, True, None, "cpu")
+PLAIN = {"impl": "sdpa-flash", "op": "attention", "conv_q": None, "conv_k": None}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_shapes_and_dtypes(dtype):
+    inputs = make_inputs(replace(CASE, dtype=dtype))
+    assert inputs.q.shape == (2, 4, 9, 16)
+    assert inputs.k.shape == inputs.v.shape == (2, 2, 9, 16)
+    assert inputs.weight.shape == (4, 6, 11)
+    assert {x.dtype for x in inputs.differentiable.values()} == {DTYPES[dtype]}
+    assert inputs.dout is None
+    assert inputs.lengths is None
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
+def test_values_are_shared_by_implementations_and_convolutions(pass_):
+    first = make_inputs(replace(CASE, pass_=pass_))
+    again = make_inputs(replace(CASE, pass_=pass_))
+    other = make_inputs(replace(CASE, pass_=pass_, conv_q=3, conv_k=3))
+    plain = make_inputs(replace(CASE, pass_=pass_, **PLAIN))
+    for inputs in (again, other, plain):
+        assert torch.equal(first.k, inputs.k)
+        assert torch.equal(first.v, inputs.v)
+        assert torch.equal(first.q[:, :, -1], inputs.q[:, :, -1])
+    assert torch.equal(first.weight, again.weight)
+    assert plain.weight is None
+    assert not torch.equal(first.k, first.v)
+
+
+def test_backward_has_gradients_of_everything():
+    inputs = make_inputs(replace(CASE, pass_="bwd"))
+    assert inputs.dout.shape == inputs.q.shape
+    assert not inputs.dout.requires_grad
+    assert list(inputs.differentiable) == ["q", "k", "v", "weight"]
+    assert all(x.requires_grad and x.is_leaf for x in inputs.differentiable.values())
+
+
+def test_decode_has_a_window_that_fits():
+    assert make_inputs(replace(CASE, pass_="decode")).q.shape == (2, 4, 6, 16)
+    assert make_inputs(replace(CASE, pass_="decode", seq=4)).q.shape == (2, 4, 4, 16)
+    plain = make_inputs(replace(CASE, pass_="decode", **PLAIN))
+    assert plain.q.shape == (2, 4, 1, 16)
+    assert plain.lengths.tolist() == [9, 9]
+    assert plain.lengths.dtype == torch.int32
+
+
+def test_copies_lie_elsewhere():
+    inputs = make_inputs(replace(CASE, pass_="decode"))
+    copy = inputs.copy()
+    assert torch.equal(copy.k, inputs.k)
+    assert copy.k.data_ptr() != inputs.k.data_ptr()
+    assert copy.v.data_ptr() != inputs.v.data_ptr()
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd"])
+def test_announced_bytes(pass_):
+    case = replace(CASE, pass_=pass_, dtype="bf16")
+    inputs = make_inputs(case)
+    tensors = [inputs.q, inputs.k, inputs.v] + ([inputs.dout] if pass_ == "bwd" else [])
+    assert input_bytes(case) == sum(x.nbytes for x in tensors)
+
+
+def test_float32_is_float32():
+    torch.set_float32_matmul_precision("high")
+    make_inputs(CASE)
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cudnn.allow_tf32

@@ -1,0 +1,213 @@
+"""The gate: right results pass, planted faults do not, and the bound is what eager makes of it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
+from mtabench import sample
+from mtabench.case import Case
+from mtabench.inputs import make_inputs
+from mtabench.oracle import Oracle, tolerance_floor
+from mtabench.registry import find, load
+from mtabench.verify import results_of
+
+CASE = Case("fwd", "eager", "conv-attention", "fp32", 2, 4, 2, 65, 16, 4, 3, True, None, "cpu")
+PLAIN = replace(CASE, impl="sdpa-flash", op="attention", conv_q=None, conv_k=None)
+
+
+def judged(case, spoil=None):
+    """The oracle's verdict of an implementation whose results were spoilt in place."""
+    inputs = make_inputs(case)
+    results = results_of(load(find(case.impl).target)(case, inputs), case, inputs)
+    if spoil:
+        with torch.no_grad():
+            spoil(results)
+    return Oracle(case, inputs).check(results)
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
+@pytest.mark.parametrize("case", [CASE, PLAIN], ids=["conv", "plain"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_right_results_pass(case, pass_, dtype, causal):
+    check = judged(replace(case, pass_=pass_, dtype=dtype, causal=causal or pass_ == "decode"))
+    assert check.ok, check.reason
+    assert 0 < check.rel_error <= check.tolerance
+
+
+def test_the_result_is_compared_with_float64():
+    inputs = make_inputs(CASE)
+    exact = conv_attention_reference(*(x.double() for x in inputs.differentiable.values()))
+    off = exact.float() * (1 + 1e-5)
+    assert Oracle(CASE, inputs).check(off).rel_error == pytest.approx(1e-5, rel=0.05)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_tolerance_is_twice_the_error_of_eager(dtype):
+    case = replace(CASE, dtype=dtype)
+    inputs = make_inputs(case)
+    exact = conv_attention_reference(*(x.double() for x in inputs.differentiable.values()))
+    eager = conv_attention_reference(*inputs.differentiable.values())
+    error = ((eager.double() - exact).norm() / exact.norm()).item()
+    assert Oracle(case, inputs).tolerance == pytest.approx(max(2 * error, tolerance_floor(inputs.q.dtype)), rel=0.1)
+
+
+def test_one_token_is_exact_and_still_has_a_tolerance():
+    """Eager is exact there: the output is v."""
+    case = replace(CASE, seq=1, dtype="bf16")
+    oracle = Oracle(case, inputs := make_inputs(case))
+    v = inputs.v.repeat_interleave(2, dim=1)
+    assert oracle.check(v).rel_error == 0
+    assert oracle.check(v * (1 + 2**-9)).ok
+    assert not oracle.check(v * 1.02).ok
+
+
+def perturb_row(out):
+    out[1, 2, 40] *= 1.0003
+
+
+def swap_rows(out):
+    out[1, 2, [40, 41]] = out[1, 2, [41, 40]]
+
+
+def perturb_all(out):
+    out *= 1 + 1e-5
+
+
+def write_nan(out):
+    out[1, 3, 7, 5] = float("nan")
+
+
+def write_infinity(out):
+    out[0, 0, 0, 0] = float("inf")
+
+
+@pytest.mark.parametrize("fault", [perturb_row, swap_rows, perturb_all, write_nan, write_infinity])
+def test_planted_faults_are_found(fault):
+    check = judged(CASE, fault)
+    assert not check.ok
+    assert check.reason
+
+
+@pytest.mark.parametrize("fault", [swap_rows, write_nan])
+def test_planted_faults_are_found_in_bf16(fault):
+    assert not judged(replace(CASE, dtype="bf16"), fault).ok
+
+
+def test_a_fault_in_one_row_is_called_that():
+    check = judged(CASE, lambda out: out[1, 2, 40].mul_(1 + 1e-5))
+    assert not check.ok
+    assert check.rel_error <= check.tolerance
+    assert "a row of out" in check.reason
+
+
+def test_the_future_leaking_in_is_found():
+    inputs = make_inputs(CASE)
+    out = conv_attention_reference(*inputs.differentiable.values(), causal=False)
+    assert not Oracle(CASE, inputs).check(out).ok
+
+
+def test_another_convolution_is_found():
+    inputs = make_inputs(CASE)
+    flipped = conv_attention_reference(inputs.q, inputs.k, inputs.v, inputs.weight.flip(2))
+    assert not Oracle(CASE, inputs).check(flipped).ok
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2, 3])
+def test_every_gradient_is_checked(wrong):
+    case = replace(CASE, pass_="bwd")
+    check = judged(case, lambda gradients: gradients[wrong].mul_(1.001))
+    assert not check.ok
+    assert ("dq", "dk", "dv", "dweight")[wrong] in check.reason
+
+
+def test_a_row_of_a_gradient_is_checked():
+    check = judged(replace(CASE, pass_="bwd"), lambda gradients: gradients[1][1, 1, 30].mul_(1.001))
+    assert not check.ok
+    assert "dk" in check.reason
+
+
+def test_a_decode_step_that_ignores_the_window_is_found():
+    case = replace(CASE, pass_="decode")
+    inputs = make_inputs(case)
+    q = inputs.q.clone()
+    q[:, :, 0] = 0
+    out = conv_attention_decode_reference(q, inputs.k, inputs.v, inputs.weight, lengths=inputs.lengths)
+    assert not Oracle(case, inputs).check(out).ok
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda out: out.double(), "float64"),
+        (lambda out: out[:, :, :-1], "64"),
+        (lambda out: [out, out], "2 results"),
+        (lambda out: torch.empty(0), "expected"),
+    ],
+)
+def test_wrong_forms_are_told(spoil, says):
+    inputs = make_inputs(CASE)
+    check = Oracle(CASE, inputs).check(spoil(load(find("eager").target)(CASE, inputs)()))
+    assert not check.ok
+    assert check.rel_error is None
+    assert says in check.reason
+
+
+class TestSampled:
+    """With room for little, most heads are unsampled: what is cheap is checked for all of them."""
+
+    case = replace(CASE, batch=3, heads=8, kv_heads=8, seq=200)
+
+    @pytest.fixture(autouse=True)
+    def little_room(self, monkeypatch):
+        for name in ("SCORES", "BACKWARD_SCORES"):
+            monkeypatch.setattr(sample, name, {"cpu": 2 * 200 * 80})
+
+    def sampled(self):
+        picked = torch.zeros(3, 8, 200, dtype=torch.bool)
+        for part in sample.forward_sample(self.case):
+            for heads in part.chunks:
+                for start, stop in part.blocks:
+                    picked[heads.batch[:, None], heads.query_heads, start:stop] = True
+        return picked
+
+    def test_the_sample_is_small_and_has_the_corners(self):
+        picked = self.sampled()
+        assert picked.float().mean() < 0.3
+        for batch, head in ((0, 0), (2, 7)):
+            assert picked[batch, head, [0, 199]].all()
+
+    def test_right_results_pass(self):
+        assert judged(self.case).ok
+        assert judged(replace(self.case, pass_="bwd")).ok
+
+    def test_nan_in_an_unsampled_head(self):
+        batch, head, row = (~self.sampled()).nonzero()[100].tolist()
+        check = judged(self.case, lambda out: out[batch, head, row].fill_(float("nan")))
+        assert not check.ok
+        assert f"[{batch}, {head}, {row}, 0]" in check.reason
+
+    def test_garbage_in_an_unsampled_head(self):
+        batch, head, row = (~self.sampled()).nonzero()[100].tolist()
+        check = judged(self.case, lambda out: out[batch, head, row].fill_(1e3))
+        assert not check.ok
+        assert "range of v" in check.reason
+
+    def test_a_fault_in_a_sampled_head(self):
+        assert not judged(self.case, lambda out: out[2, 7, 199].mul_(1.01)).ok
+
+    def test_gradients_of_the_weight_sum_over_all_of_the_batch(self):
+        """A kernel that forgets a sequence is found, whatever head is sampled."""
+        case = replace(self.case, pass_="bwd")
+        inputs = make_inputs(case)
+        leaves = list(inputs.differentiable.values())
+        out = load(find("eager").target)(case, inputs)()
+        gradients = list(torch.autograd.grad(out, leaves, inputs.dout, retain_graph=True))
+        dout = inputs.dout.clone()
+        dout[1] = 0
+        gradients[3] = torch.autograd.grad(out, leaves, dout)[3]
+        check = Oracle(case, inputs).check(gradients)
+        assert not check.ok
+        assert "dweight" in check.reason

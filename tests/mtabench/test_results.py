@@ -1,0 +1,303 @@
+"""Results files: whole rows, one writer, one schema."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from mtabench.case import Case
+from mtabench.errors import MtabenchError, UsageError
+from mtabench.lock import FileLock
+from mtabench.results import (
+    COLUMNS,
+    KEY_COLUMNS,
+    SAMPLE_COLUMNS,
+    STATUSES,
+    Writer,
+    check_destination,
+    key_of,
+    read_results,
+    samples_path,
+    text_of,
+)
+from mtabench.rows import RunFacts, cell_row
+
+ROOT = Path(__file__).parents[2]
+FACTS = RunFacts("abc123", {"device": "some, device", "torch": "2.13.0", "git_dirty": "false"})
+# suite.md's list of columns, word for word
+DOCUMENTED_COLUMNS = (
+    "schema_version, run_id, started_utc, pass, impl, op, dtype, batch, heads, kv_heads, seq, head_dim, conv_q, "
+    "conv_k, causal, splits, splits_used, status, reason, rounds, samples, median_ms, p10_ms, p90_ms, ci95_low_ms, "
+    "ci95_high_ms, baseline, speedup, useful_tflops, executed_tflops, gbytes_s, fraction_of_roofline, "
+    "peak_memory_mb, rel_error, timer, cache, sm_clock_mhz, throttled, device, driver, cuda, torch, triton, "
+    "mtabench, git_sha, git_dirty, repro"
+)
+
+
+def case(seq=64, impl="eager", **changes):
+    values = {
+        "pass_": "fwd", "impl": impl, "op": "conv-attention", "dtype": "fp32", "batch": 1, "heads": 2,
+        "kv_heads": 2, "seq": seq, "head_dim": 16, "conv_q": 6, "conv_k": 11, "causal": True, "splits": None,
+        "device": "cpu",
+    }  # fmt: skip
+    return Case(**(values | changes))
+
+
+def row(seq=64, status="ok", reason="", **values):
+    return cell_row(case(seq), FACTS, status, reason) | values
+
+
+def files_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_columns_are_the_documented_ones_in_order():
+    assert ", ".join(COLUMNS) == DOCUMENTED_COLUMNS
+
+
+def test_rows_come_back_as_written(tmp_path):
+    path = tmp_path / "new" / "folder" / "out.csv"
+    with Writer(path) as writer:
+        writer.write([row(median_ms=1.25, speedup=2.0, throttled=None)])
+        writer.write([row(128, "error", 'bad,\n"quoted" thing', median_ms=float("nan"), p10_ms=float("inf"))])
+    table = read_results(path)
+    assert list(table.columns) == list(COLUMNS)
+    assert table["seq"].tolist() == [64, 128]
+    assert table["median_ms"][0] == 1.25
+    assert pd.isna(table["median_ms"][1])
+    assert table["causal"].tolist() == [True, True]
+    assert table["reason"].tolist() == ["", 'bad, "quoted" thing']
+    assert table["device"].tolist() == ["some, device"] * 2
+    assert table["repro"][0] == case().repro()
+    text = path.read_text()
+    assert "nan" not in text.lower()
+    assert "inf" not in text.lower()
+    assert len(text.splitlines()) == 3
+
+
+def test_unknown_values_are_empty():
+    assert [text_of(x) for x in (None, float("nan"), float("-inf"), True, False, 1.0, 1 / 3, "a\r\nb ")] == [
+        "", "", "", "true", "false", "1", "0.333333", "a b",
+    ]  # fmt: skip
+
+
+def test_rows_are_on_disk_before_the_writer_closes(tmp_path):
+    path = tmp_path / "out.csv"
+    with Writer(path) as writer:
+        writer.write([row()])
+        assert len(read_results(path)) == 1
+
+
+def test_samples_stand_beside_the_rows_and_name_their_cell(tmp_path):
+    path = tmp_path / "out.csv"
+    cell = "/".join(key_of(case()))
+    with Writer(path) as writer:
+        writer.write([row()], [("abc123", cell, 1, 1, 0.5), ("abc123", cell, 1, 2, 0.25)])
+    with samples_path(path).open() as file:
+        header, *lines = csv.reader(file)
+    assert samples_path(path).name == "out.samples.csv"
+    assert tuple(header) == SAMPLE_COLUMNS
+    assert lines == [["abc123", cell, "1", "1", "0.5"], ["abc123", cell, "1", "2", "0.25"]]
+    written = read_results(path).iloc[0]
+    assert len(cell.split("/")) == len(KEY_COLUMNS)
+    assert cell.split("/")[KEY_COLUMNS.index("seq")] == f"{written['seq']:g}"
+
+
+def test_the_key_of_a_cell_is_the_key_of_its_row(tmp_path):
+    cases = [case(), case(128), case(impl="sdpa-flash", op="attention", conv_q=None, conv_k=None)]
+    cases.append(case(pass_="decode", splits="auto"))
+    with Writer(tmp_path / "out.csv") as writer:
+        writer.write([cell_row(c, FACTS, "ok") for c in cases])
+    with Writer(tmp_path / "out.csv", resume=True) as writer:
+        assert set(writer.done) == {key_of(c) for c in cases}
+
+
+def test_an_existing_file_is_not_overwritten(tmp_path):
+    path = tmp_path / "out.csv"
+    with Writer(path) as writer:
+        writer.write([row()])
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=r"already exists.*--resume"):
+        Writer(path)
+    assert path.read_bytes() == before
+    assert files_in(tmp_path) == ["out.csv", "out.samples.csv"]  # and the lock is gone
+
+
+@pytest.mark.parametrize("keep", [1, 10, 200, 3])
+def test_a_torn_last_line_is_dropped_on_resume(tmp_path, keep):
+    path = tmp_path / "out.csv"
+    with Writer(path) as writer:
+        writer.write([row(64), row(128)], [("abc123", "cell", 1, 1, 0.5)])
+    whole = path.read_bytes()
+    last = whole.rstrip(b"\n").rfind(b"\n") + 1
+    path.write_bytes(whole[: last + keep])
+    samples_path(path).write_bytes(samples_path(path).read_bytes() + b"abc123,cell,1,2")
+    assert read_results(path)["seq"].tolist() == [64]
+    with Writer(path, resume=True) as writer:
+        assert set(writer.done) == {key_of(case(64))}
+        writer.write([row(128)])
+    assert path.read_bytes().count(b"\n") == 3
+    assert read_results(path)["seq"].tolist() == [64, 128]
+    assert samples_path(path).read_text().endswith("0.5\n")
+
+
+def test_a_torn_header_is_written_anew(tmp_path):
+    path = tmp_path / "out.csv"
+    path.write_text("schema_version,run")
+    with Writer(path, resume=True) as writer:
+        writer.write([row()])
+    assert len(read_results(path)) == 1
+
+
+def write_table(path, rows, columns=COLUMNS):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda path: write_table(path, [row(schema_version=2)]), "schema version 2"),
+        (lambda path: write_table(path, [row()], [c for c in COLUMNS if c != "speedup"]), "no column speedup"),
+        (lambda path: path.write_text("a,b\n1,2\n"), "no column schema_version"),
+        (lambda path: path.write_text(",".join(COLUMNS) + "\n1,2\n"), "line 2"),
+        (lambda path: path.write_bytes(b"\xff\xfe\x00binary\n"), "cannot read"),
+    ],
+)
+def test_a_file_of_another_schema_is_refused_and_left_alone(tmp_path, damage, words):
+    path = tmp_path / "other.csv"
+    damage(path)
+    before = path.read_bytes()
+    for attempt in (read_results, lambda p: Writer(p, resume=True), lambda p: check_destination(p, True)):
+        with pytest.raises(UsageError, match=words) as caught:
+            attempt(path)
+        assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+    assert files_in(tmp_path) == ["other.csv"]
+
+
+@pytest.mark.parametrize("content", ["", ",".join(COLUMNS) + "\n"])
+def test_nothing_to_read_is_said(tmp_path, content):
+    path = tmp_path / "empty.csv"
+    path.write_text(content)
+    with pytest.raises(UsageError, match="no rows"):
+        read_results(path)
+
+
+def test_reading_a_missing_file_a_folder_or_text_for_a_number(tmp_path):
+    with pytest.raises(UsageError, match="no file"):
+        read_results(tmp_path / "none.csv")
+    with pytest.raises(UsageError, match="cannot read"):
+        read_results(tmp_path)
+    write_table(tmp_path / "text.csv", [row(median_ms="fast")])
+    with pytest.raises(UsageError, match="median_ms"):
+        read_results(tmp_path / "text.csv")
+
+
+def test_resume_refuses_columns_that_it_would_not_write(tmp_path):
+    path = tmp_path / "more.csv"
+    write_table(path, [row()], [*COLUMNS, "note"])
+    assert len(read_results(path)) == 1
+    with pytest.raises(UsageError, match="other columns"):
+        Writer(path, resume=True)
+
+
+@pytest.mark.parametrize("out", [".", "", "folder", "file/out.csv", "file/deeper/out.csv"])
+def test_an_output_path_that_cannot_be_written(tmp_path, monkeypatch, out):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.chdir(tmp_path)
+    for attempt in (lambda: check_destination(Path(out), False), lambda: Writer(Path(out))):
+        with pytest.raises(UsageError):
+            attempt()
+    assert files_in(tmp_path) == ["file", "folder"]
+
+
+def test_no_permission_to_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(UsageError, match="not writable"):
+        check_destination(tmp_path / "out.csv", False)
+
+
+def test_a_full_disk_is_a_sentence_and_keeps_whole_rows(tmp_path, monkeypatch):
+    path = tmp_path / "out.csv"
+    with Writer(path) as writer:
+        writer.write([row()])
+        before = path.read_bytes()
+
+        def full(descriptor):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(MtabenchError, match="No space left"):
+            writer.write([row(128)])
+        assert path.read_bytes() == before
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from mtabench.results import Writer
+with Writer(Path(sys.argv[1]), command="mtabench fwd --seq 1k"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that holds tmp_path/out.csv."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "out.csv")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=os.environ | {"PYTHONPATH": "."})
+    assert process.stdout.readline() == b"held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_second_writer_is_told_who_holds_the_file(tmp_path, holder, resume):
+    words = rf"being written by process {holder.pid} \(mtabench fwd --seq 1k\) since 20\d\d-"
+    for attempt in (Writer, check_destination):
+        with pytest.raises(UsageError, match=words):
+            attempt(tmp_path / "out.csv", resume=resume)
+
+
+def test_a_lock_ends_with_its_holder(tmp_path, holder):
+    holder.kill()
+    holder.wait()
+    assert (tmp_path / ".out.csv.lock").exists()
+    with Writer(tmp_path / "out.csv", resume=True) as writer:
+        writer.write([row()])
+        assert json.loads((tmp_path / ".out.csv.lock").read_text())["pid"] == os.getpid()
+    assert files_in(tmp_path) == ["out.csv", "out.samples.csv"]
+
+
+def test_a_lock_on_a_file_that_was_removed_meanwhile_is_not_believed(tmp_path, monkeypatch):
+    first, second = FileLock(tmp_path / "out.csv"), FileLock(tmp_path / "out.csv")
+    first.acquire("first")
+    opened = os.open
+
+    def open_then_release(*args, **kwargs):
+        descriptor = opened(*args, **kwargs)
+        first.release()  # between the opening and the locking: the descriptor is that of a removed file
+        return descriptor
+
+    monkeypatch.setattr(os, "open", open_then_release)
+    second.acquire("second")
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match="second"):
+        FileLock(tmp_path / "out.csv").acquire("third")
+    second.release()
+
+
+def test_statuses_are_the_documented_ones():
+    assert ", ".join(STATUSES) == "ok, unsupported, wrong, oom, error, timeout, invalid"

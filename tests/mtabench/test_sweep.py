@@ -1,0 +1,362 @@
+"""Sweeps with planted implementations: the gate, the failures, the interruptions, and what the file keeps."""
+
+import csv
+import sys
+import types
+
+import pytest
+import torch
+
+from mtabench import environment, registry, sweep
+from mtabench.ceilings import Ceilings
+from mtabench.errors import MtabenchError
+from mtabench.plan import Options, make_plan
+from mtabench.registry import Implementation
+from mtabench.results import Writer, key_of, read_results, samples_path
+from mtabench.timing import Settings
+
+QUICK = Settings(min_rounds=2, max_rounds=2, samples_per_round=3)
+LAST = torch.tensor([15])
+TIME_COLUMNS = [
+    "rounds", "samples", "median_ms", "p10_ms", "p90_ms", "ci95_low_ms", "ci95_high_ms", "speedup",
+    "useful_tflops", "executed_tflops", "gbytes_s", "fraction_of_roofline",
+]  # fmt: skip
+
+
+class Watcher:
+    def __init__(self):
+        self.rows = []
+
+    def doing(self, text):
+        pass
+
+    def ended(self, row):
+        self.rows.append(row)
+
+
+@pytest.fixture(autouse=True)
+def ceilings(monkeypatch):
+    """No time is spent on the device's ceilings; gives the function that does measure them."""
+    measure = sweep.measure_ceilings
+    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1))
+    return measure
+
+
+@pytest.fixture
+def plant(monkeypatch):
+    """Adds an implementation of conv attention to the registry, made of eager's closure by a function."""
+    module = types.ModuleType("planted_implementations")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def add(name, change, passes=("fwd", "bwd", "decode")):
+        def target(case, inputs):
+            closure = registry.load(registry.find("eager").target)(case, inputs)
+            return change(case, closure)
+
+        setattr(module, name, target)
+        planted = Implementation(
+            name=name,
+            op="conv-attention",
+            passes=passes,
+            devices=("cpu",),
+            work="dense",
+            summary="planted",
+            target=f"{module.__name__}:{name}",
+            unsupported=registry.find("eager").unsupported,
+        )
+        monkeypatch.setattr(registry, "IMPLEMENTATIONS", (*registry.IMPLEMENTATIONS, planted))
+
+    return add
+
+
+def raising(error, at=None):
+    """An implementation that raises when called, at one sequence length or at all."""
+
+    def change(case, closure):
+        def call():
+            if at in (None, case.seq):
+                raise error
+            return closure()
+
+        return call
+
+    return change
+
+
+def run(path, impl, resume=False, settings=QUICK, pass_="fwd", **options):
+    shape = {"seq": "16,32", "head_dim": "16", "heads": "2", "conv": "3x3", "dtype": "fp32", "device": "cpu"}
+    plan = make_plan(Options(pass_, impl=impl, **(shape | options)))
+    watcher = Watcher()
+    with Writer(path, resume=resume) as writer:
+        statuses = sweep.run(plan, writer, settings, watcher)
+    assert sum(statuses.values()) == len(watcher.rows)
+    return plan, watcher
+
+
+def statuses(path):
+    table = read_results(path)
+    return {(row.impl, int(row.seq)): row.status for row in table.itertuples()}
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
+def test_a_sweep_fills_its_columns(tmp_path, monkeypatch, ceilings, pass_):
+    path = tmp_path / "out.csv"
+    monkeypatch.setattr(sweep, "measure_ceilings", ceilings)
+    plan, _ = run(path, "eager,sdpa-math", pass_=pass_, kv_heads="1")
+    table = read_results(path)
+    assert (table["status"] == "ok").all(), table["reason"].tolist()
+    assert len(table) == len(plan.cases) == 4
+    assert "nan" not in path.read_text().lower().replace("nanoseconds", "")
+    positive = [name for name in TIME_COLUMNS if name != "speedup"]
+    assert (table[positive] > 0).all(axis=None)
+    assert (table["p10_ms"] <= table["median_ms"]).all()
+    assert (table["median_ms"] <= table["p90_ms"]).all()
+    assert (table["rounds"] == 2).all()
+    assert (table["rel_error"] < 1e-4).all()
+    rival, yardstick = table[table["impl"] == "eager"], table[table["impl"] == "sdpa-math"]
+    assert rival["baseline"].tolist() == ["eager"] * 2
+    assert rival["speedup"].tolist() == [1.0, 1.0]
+    assert yardstick["baseline"].tolist() == ["", ""]
+    assert yardstick["speedup"].isna().all()
+    assert (table["splits"] == "").all()
+    assert (table["splits_used"] == "").all()
+    assert set(table["timer"]) == {"cpu"}
+    assert set(table["torch"]) == {torch.__version__}
+    assert table["run_id"].nunique() == 1
+    assert (table["device"] != "").all()
+    assert table["started_utc"].str.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ").all()
+    assert table["repro"].tolist() == [case.repro() for case in plan.cases]
+
+
+def test_every_sample_is_kept(tmp_path):
+    path = tmp_path / "out.csv"
+    run(path, "eager", seq="16")
+    with samples_path(path).open() as file:
+        samples = list(csv.DictReader(file))
+    table = read_results(path)
+    assert len(samples) == table["samples"][0] == 6
+    assert {sample["run_id"] for sample in samples} == set(table["run_id"])
+    times = sorted(float(sample["ms"]) for sample in samples)
+    assert table["median_ms"][0] == pytest.approx((times[2] + times[3]) / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda out: out * 1.001, id="a little too large"),
+        pytest.param(lambda out: out * torch.ones_like(out).index_fill_(3, LAST, float("nan")), id="nan"),
+        pytest.param(lambda out: out.roll(1, dims=1), id="heads mixed up"),
+    ],
+)
+def test_a_wrong_kernel_gets_no_time(tmp_path, plant, pass_, spoil):
+    path = tmp_path / "out.csv"
+    plant("planted", lambda case, closure: lambda: spoil(closure()))
+    run(path, "eager,planted", pass_=pass_, seq="32")
+    table = read_results(path).set_index("impl")
+    assert table["status"].to_dict() == {"eager": "ok", "planted": "wrong"}
+    assert table.loc["planted", TIME_COLUMNS].isna().all()
+    assert table.loc["planted", "timer"] == ""
+    assert table.loc["planted", "reason"]
+    assert "planted" not in samples_path(path).read_text()
+
+
+def test_a_wrong_baseline_gives_no_speedup(tmp_path, plant):
+    plant("planted", lambda case, closure: lambda: closure() * 1.01)
+    run(tmp_path / "out.csv", "planted,eager", baseline="planted")
+    table = read_results(tmp_path / "out.csv").set_index("impl")
+    assert table.loc["eager", "speedup"].isna().all()
+    assert set(table.loc["eager", "baseline"]) == {""}
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (RuntimeError("bad launch\nwith a long story"), "error", "RuntimeError: bad launch"),
+        (NotImplementedError(), "error", "NotImplementedError"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 GiB"), "oom", "Tried to allocate 8 GiB"),
+        (MemoryError(), "oom", "out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "oom", "can't allocate memory"),
+    ],
+)
+def test_an_implementation_that_raises_is_a_row(tmp_path, plant, error, status, reason):
+    path = tmp_path / "out.csv"
+    plant("planted", raising(error, at=16))
+    run(path, "planted,eager")
+    assert statuses(path) == {
+        ("planted", 16): status, ("eager", 16): "ok", ("planted", 32): "ok", ("eager", 32): "ok",
+    }  # fmt: skip
+    row = read_results(path).iloc[0]
+    assert reason in row["reason"]
+    assert "long story" not in row["reason"]
+    assert "\n" not in row["reason"]
+
+
+def test_an_implementation_that_raises_while_timed_is_a_row(tmp_path, plant):
+    path = tmp_path / "out.csv"
+    calls = []
+
+    def change(case, closure):
+        def call():
+            calls.append(case)
+            if len(calls) > 2:
+                raise RuntimeError("tired")
+            return closure()
+
+        return call
+
+    plant("planted", change)
+    run(path, "planted,eager", seq="16")
+    assert statuses(path) == {("planted", 16): "error", ("eager", 16): "ok"}
+    assert read_results(path)["median_ms"].isna().tolist() == [True, False]
+
+
+def test_unsupported_cells_say_why(tmp_path, plant):
+    path = tmp_path / "out.csv"
+    plant("planted", lambda case, closure: closure, passes=("fwd",))
+    run(path, "planted,triton,sdpa-cudnn,eager", pass_="bwd", seq="16")
+    table = read_results(path).set_index("impl")
+    assert table["status"].to_dict() == {
+        "planted": "unsupported", "triton": "unsupported", "sdpa-cudnn": "unsupported", "eager": "ok",
+    }  # fmt: skip
+    assert "no bwd pass" in table.loc["planted", "reason"]
+    assert (table.loc[["planted", "triton", "sdpa-cudnn"], "reason"] != "").all()
+
+
+def test_what_cannot_fit_into_a_cpus_memory_is_not_tried(tmp_path, plant, monkeypatch):
+    path = tmp_path / "out.csv"
+    monkeypatch.setattr(environment, "available_memory_bytes", lambda device: 2**20)
+    plant("planted", raising(AssertionError("this was to be left alone"), at=4096))
+    run(path, "planted", seq="16,4096")
+    assert statuses(path) == {("planted", 16): "ok", ("planted", 4096): "oom"}
+    assert "GiB" in read_results(path)["reason"][1]
+
+
+def test_a_check_that_has_no_room_is_a_row(tmp_path, monkeypatch):
+    path = tmp_path / "out.csv"
+
+    def no_room(case, inputs):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(sweep, "Oracle", no_room)
+    run(path, "eager,sdpa-math", seq="16")
+    assert set(statuses(path).values()) == {"oom"}
+
+
+def test_a_throttled_or_impossible_time_is_invalid_and_gives_no_speedup(tmp_path, monkeypatch):
+    path = tmp_path / "out.csv"
+    measure = sweep.timing.measure
+
+    def throttled(cells, device, settings):
+        found = measure(cells, device, settings)
+        for case, measurement in found.items():
+            measurement.throttled = case.impl == "eager"
+        return found
+
+    monkeypatch.setattr(sweep.timing, "measure", throttled)
+    run(path, "eager,sdpa-math", seq="16")
+    table = read_results(path).set_index("impl")
+    assert table["status"].to_dict() == {"eager": "invalid", "sdpa-math": "ok"}
+    assert "throttled" in table.loc["eager", "reason"]
+    assert table["throttled"].to_dict() == {"eager": "true", "sdpa-math": "false"}
+    assert table["speedup"].isna().all()
+
+
+def test_ctrl_c_keeps_what_ended_and_resume_does_the_rest(tmp_path, plant, monkeypatch):
+    path = tmp_path / "out.csv"
+    plant("planted", raising(KeyboardInterrupt(), at=32))
+    with pytest.raises(sweep.SweepInterruptedError) as caught:
+        run(path, "eager,planted", seq="16,32,48")
+    assert caught.value.exit_code == 130
+    assert f"2 of 6 cells in {path}" in str(caught.value)
+    assert "--resume" in str(caught.value)
+    kept = path.read_bytes()
+    assert set(statuses(path)) == {("eager", 16), ("planted", 16)}
+    assert not list(tmp_path.glob(".*.lock"))
+
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", registry.IMPLEMENTATIONS[:-1])
+    plant("planted", lambda case, closure: closure)
+    plan, watcher = run(path, "eager,planted", seq="16,32,48", resume=True)
+    assert path.read_bytes().startswith(kept)
+    assert len(watcher.rows) == 4
+    with Writer(path, resume=True) as writer:
+        assert list(writer.done) == [key_of(case) for case in plan.cases]
+    assert read_results(path)["run_id"].nunique() == 2
+
+
+def test_resume_with_nothing_left_measures_nothing(tmp_path, plant):
+    path = tmp_path / "out.csv"
+    plant("planted", raising(RuntimeError("once is enough"), at=16))
+    run(path, "eager,planted")
+    before = path.read_bytes()
+    _, watcher = run(path, "eager,planted", resume=True)
+    assert watcher.rows == []
+    assert path.read_bytes() == before
+
+
+def test_a_rival_added_later_is_timed_beside_its_baseline(tmp_path, plant):
+    path = tmp_path / "out.csv"
+    run(path, "eager", seq="16")
+    calls = []
+
+    def change(case, closure):
+        calls.append(case)
+        return closure
+
+    plant("planted", change)
+    _, watcher = run(path, "eager,planted", seq="16", resume=True)
+    assert [row["impl"] for row in watcher.rows] == ["planted"]
+    table = read_results(path)
+    assert table["impl"].tolist() == ["eager", "planted"]
+    assert table["speedup"][1] > 0
+    assert table["speedup"][1] * table["median_ms"][1] != pytest.approx(table["median_ms"][0], rel=1e-5)
+
+
+def test_a_broken_gpu_context_ends_the_sweep_with_what_was_measured(tmp_path, plant, monkeypatch):
+    path = tmp_path / "out.csv"
+    broken = []
+
+    def change(case, closure):
+        def call():
+            if case.seq == 32:
+                broken.append(case)
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            return closure()
+
+        return call
+
+    plant("planted", change)
+    monkeypatch.setattr(sweep, "_device_works", lambda device: not broken)
+    with pytest.raises(MtabenchError, match=r"context is broken.*seq 32.*--resume") as caught:
+        run(path, "planted,eager", seq="16,32,48")
+    assert caught.value.exit_code == 1
+    assert statuses(path) == {("planted", 16): "ok", ("eager", 16): "ok", ("planted", 32): "error"}
+    broken.clear()
+    run(path, "planted,eager", seq="16,32,48", resume=True)
+    assert len(statuses(path)) == 6
+
+
+def test_of_cells_that_fail_with_a_broken_context_only_the_first_gets_a_row(tmp_path, monkeypatch):
+    path = tmp_path / "out.csv"
+    broken = []
+
+    def measure(cells, device, settings):
+        broken.append(True)
+        return {case: RuntimeError("CUDA error") for case in cells}
+
+    monkeypatch.setattr(sweep.timing, "measure", measure)
+    monkeypatch.setattr(sweep, "_device_works", lambda device: not broken)
+    with pytest.raises(MtabenchError, match="context is broken"):
+        run(path, "eager,sdpa-math", seq="16")
+    assert statuses(path) == {("eager", 16): "error"}
+
+
+def test_ceilings_that_cannot_be_measured_leave_their_column_empty(tmp_path, monkeypatch):
+    def fail(device, dtype):
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(sweep, "measure_ceilings", fail)
+    run(tmp_path / "out.csv", "eager", seq="16")
+    row = read_results(tmp_path / "out.csv").iloc[0]
+    assert row["status"] == "ok"
+    assert row[["fraction_of_roofline"]].isna().all()

@@ -1,0 +1,91 @@
+"""`run_checks`: right kernels pass every check, and each check finds the fault that it is there for."""
+
+import pytest
+import torch
+
+from mta_kernels.conv_attention import conv_attention_reference
+from mtabench import verify
+from mtabench.verify import Shape, run_checks
+
+SHAPES = {"cpu": (Shape(1, 4, 2, 17, 16, 4, 3), Shape(2, 1, 1, 5, 16, 2, 2, causal=False))}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(verify, "SHAPES", SHAPES)
+    monkeypatch.setattr(verify, "DTYPES_CHECKED", {"cpu": ("fp32",)})
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def plant(monkeypatch, kernel):
+    """Eager becomes `kernel(q, k, v, weight, causal)`."""
+
+    def build(case, x):
+        return lambda: kernel(x.q, x.k, x.v, x.weight, case.causal)
+
+    monkeypatch.setattr("mtabench.implementations.eager", build)
+    return {row.check for row in run_checks(["eager"], "cpu") if not row.ok}
+
+
+@pytest.mark.parametrize("name", ["eager", "triton", "sdpa-flash", "sdpa-math"])
+def test_right_kernels_pass_every_check(name):
+    rows = list(run_checks([name], "cpu"))
+    assert [row for row in rows if not row.ok] == []
+    checks = {row.check for row in rows}
+    assert {"error fwd", "error bwd", "causal, bit for bit", "within the range of v", "batch and heads apart"} <= checks
+    assert ("identity is attention" in checks) == (not name.startswith("sdpa"))
+    assert ("decode is forward's row" in checks) == (name != "triton")
+    for row in rows:
+        assert row.implementation == name
+        assert row.rel_error is None or row.rel_error <= row.tolerance
+
+
+def test_what_cannot_run_is_said():
+    (row,) = run_checks(["sdpa-cudnn"], "cpu")
+    assert row.check.startswith("not checked")
+    assert "cuda" in row.reason
+
+
+def test_a_leak_from_the_future_is_found(monkeypatch):
+    def leak(q, k, v, weight, causal):
+        out = conv_attention_reference(q, k, v, weight, causal=causal)
+        return out + 1e-9 * v.mean(2, keepdim=True).repeat_interleave(q.shape[1] // v.shape[1], 1)
+
+    found = plant(monkeypatch, leak)
+    assert "causal, bit for bit" in found
+    assert "error fwd" not in found
+
+
+def test_a_leak_between_heads_is_found(monkeypatch):
+    def leak(q, k, v, weight, causal):
+        out = conv_attention_reference(q, k, v, weight, causal=causal)
+        return out + 1e-7 * out.mean(1, keepdim=True)
+
+    assert "batch and heads apart" in plant(monkeypatch, leak)
+
+
+def test_unmasked_scores_are_found(monkeypatch):
+    """The paper's equation masks after the convolution alone; the identity and 1x1 cannot tell."""
+
+    def late_mask(q, k, v, weight, causal):
+        scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(2, 3) / q.shape[3] ** 0.5
+        taps, pad = weight.shape[1:], (weight.shape[2] - 1) // 2
+        padded = torch.nn.functional.pad(scores, (pad, taps[1] - 1 - pad, taps[0] - 1, 0))
+        mixed = torch.nn.functional.conv2d(padded, weight[:, None], groups=len(weight))
+        if causal:
+            mixed = mixed.masked_fill(torch.ones_like(mixed, dtype=torch.bool).triu(1), float("-inf"))
+        return mixed.softmax(-1) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+
+    found = plant(monkeypatch, late_mask)
+    assert {"error fwd", "causal, bit for bit"} <= found
+    assert not {"identity is attention", "1x1 is scaled attention"} & found
+
+
+def test_what_raises_is_wrong(monkeypatch):
+    def broken(*args):
+        raise RuntimeError("no\nkernel image")
+
+    monkeypatch.setattr("mtabench.implementations.eager", lambda case, x: broken)
+    rows = list(run_checks(["eager"], "cpu"))
+    assert not any(row.ok for row in rows)
+    assert rows[0].reason == "RuntimeError: no kernel image"

@@ -1,0 +1,61 @@
+"""FLOPs and bytes, against cases counted by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from mtabench.case import Case
+from mtabench.work import bytes_moved, executed_flops, useful_flops
+
+# Three tokens, one head of 2, 2x3 taps: 6 causal pairs of 9.
+CONV = Case("fwd", "eager", "conv-attention", "fp32", 1, 1, 1, 3, 2, 2, 3, True, None, "cpu")
+PLAIN = replace(CONV, impl="sdpa-flash", op="attention", conv_q=None, conv_k=None)
+
+
+def test_useful_forward():
+    assert useful_flops(CONV) == 2 * 6 * (2 * 2 + 6)
+    assert useful_flops(replace(CONV, causal=False)) == 2 * 9 * (2 * 2 + 6)
+    assert useful_flops(replace(CONV, batch=5, heads=7, kv_heads=7)) == 35 * useful_flops(CONV)
+    assert useful_flops(PLAIN) == 2 * 6 * 4
+
+
+def test_useful_backward():
+    assert useful_flops(replace(CONV, pass_="bwd")) == 2 * 6 * (5 * 2 + 3 * 6)
+    assert useful_flops(replace(PLAIN, pass_="bwd")) == 2 * 6 * 10
+
+
+def test_useful_decode_counts_every_key_once():
+    assert useful_flops(replace(CONV, pass_="decode")) == 2 * 3 * (2 * 2 + 6)
+
+
+def test_dense_counts_masked_scores():
+    assert executed_flops(CONV, "dense") == 2 * 9 * (2 * 2 + 6)
+    assert executed_flops(replace(CONV, pass_="bwd"), "dense") == 2 * 9 * (4 * 2 + 2 * 6)
+    # A window of two queries is scored and convolved, and one row of it multiplies v.
+    assert executed_flops(replace(CONV, pass_="decode"), "dense") == 2 * 3 * (2 * (2 + 6) + 2)
+    # With one token so far there is one query.
+    assert executed_flops(replace(CONV, pass_="decode", seq=1), "dense") == 2 * ((2 + 6) + 2)
+
+
+def test_tiled_is_useful_work():
+    for pass_ in ("fwd", "bwd", "decode"):
+        assert executed_flops(replace(PLAIN, pass_=pass_), "tiled") == useful_flops(replace(PLAIN, pass_=pass_))
+
+
+def test_expanded_depth_is_the_shorter_side():
+    assert executed_flops(CONV, "expanded") == 2 * 6 * (2 + 1) * 2
+    assert executed_flops(replace(CONV, conv_q=6, conv_k=3), "expanded") == 2 * 6 * (3 + 1) * 2
+    assert executed_flops(replace(CONV, pass_="bwd"), "expanded") == 2 * 6 * (3 * 2 + 2) * 2
+
+
+def test_an_unknown_kind_of_work_is_refused():
+    with pytest.raises(ValueError, match="sparse"):
+        executed_flops(CONV, "sparse")
+
+
+def test_bytes():
+    grouped = replace(CONV, heads=4, kv_heads=2, dtype="bf16")
+    query_like, key_like = 4 * 3 * 2 * 2, 2 * 3 * 2 * 2
+    assert bytes_moved(grouped) == 2 * query_like + 2 * key_like
+    assert bytes_moved(replace(grouped, pass_="bwd")) == 3 * query_like + 4 * key_like
+    assert bytes_moved(replace(grouped, pass_="decode")) == 2 * key_like

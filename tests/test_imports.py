@@ -1,0 +1,113 @@
+"""Import arrows: kernels know nothing of the suite, pure modules nothing of torch, the cli stays light."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+KERNELS = ROOT / "kernels"
+PURE = (
+    "axes", "case", "chart_data", "charts", "errors", "lock", "registry", "results", "statistics", "work",
+)  # fmt: skip
+CLI_MAY_IMPORT = {
+    "typer",
+    "mtabench",
+    "mtabench.axes",
+    "mtabench.case",
+    "mtabench.errors",
+    "mtabench.registry",
+}
+
+
+def imports(source, module, *, inside_functions):
+    """Names of the modules that a source imports, those for type checkers left out."""
+    names = set()
+    todo = list(ast.parse(source).body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = module.split(".")[: -node.level] if node.level else []
+            base = ".".join([*package, *([node.module] if node.module else [])])
+            names |= {base} | {f"{base}.{alias.name}" for alias in node.names if source_of(f"{base}.{alias.name}")}
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            todo += node.orelse
+        elif inside_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            todo += ast.iter_child_nodes(node)
+    return names
+
+
+def source_of(module):
+    """The file of one of this project's modules, or None."""
+    for root in (ROOT, KERNELS):
+        stem = root.joinpath(*module.split("."))
+        for path in (stem.with_suffix(".py"), stem / "__init__.py"):
+            if module.startswith(("mtabench", "mta_kernels")) and path.is_file():
+                return path
+    return None
+
+
+def loaded_with(module):
+    """Every module that importing this one loads, as far as this project's own sources say."""
+    seen, todo = set(), [module]
+    while todo:
+        name = todo.pop()
+        parents = {name.rpartition(".")[0]} - {""}
+        path = source_of(name)
+        found = imports(path.read_text(), name, inside_functions=False) if path else set()
+        todo += (found | parents) - seen
+        seen |= found | parents
+    return seen
+
+
+def packages(names):
+    return {name.partition(".")[0] for name in names}
+
+
+def modules_under(folder, root):
+    paths = sorted(folder.rglob("*.py"))
+    assert paths
+    return [".".join(path.relative_to(root).with_suffix("").parts) for path in paths]
+
+
+@pytest.mark.parametrize("module", modules_under(KERNELS / "mta_kernels", KERNELS))
+def test_kernels_import_nothing_of_the_suite(module):
+    path = KERNELS.joinpath(*module.split(".")).with_suffix(".py")
+    found = packages(imports(path.read_text(), module, inside_functions=True))
+    assert found - sys.stdlib_module_names <= {"torch", "triton", "numpy", "mta_kernels"}
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_pure_modules_know_nothing_of_torch(name):
+    module = f"mtabench.{name}"
+    direct = imports(source_of(module).read_text(), module, inside_functions=True)
+    assert not packages(direct | loaded_with(module)) & {"torch", "triton", "mta_kernels"}
+
+
+def test_cli_loads_only_light_modules():
+    direct = imports(source_of("mtabench.cli").read_text(), "mtabench.cli", inside_functions=False)
+    assert {name for name in direct if name.partition(".")[0] not in sys.stdlib_module_names} <= CLI_MAY_IMPORT
+    heavy = {"torch", "triton", "numpy", "pandas", "matplotlib", "mta_kernels"}
+    assert not packages(loaded_with("mtabench.cli")) & heavy
+
+
+def test_the_reading_of_imports_sees_what_it_should():
+    source = """
+from typing import TYPE_CHECKING
+import torch.nn
+from . import axes
+try:
+    import numpy
+except ImportError:
+    pass
+if TYPE_CHECKING:
+    import pandas
+def later():
+    from mtabench import sweep
+"""
+    top = {"typing", "torch.nn", "mtabench", "mtabench.axes", "numpy"}
+    assert imports(source, "mtabench.example", inside_functions=False) == top
+    assert imports(source, "mtabench.example", inside_functions=True) >= top | {"mtabench"}

@@ -1,0 +1,121 @@
+"""The scripts are sound shell with help, and the README names only commands and files that exist."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RUNNABLE = ("scripts/quickstart", "scripts/test", ".ci/run")
+README = (ROOT / "README.md").read_text()
+
+
+def run(*words, **more):
+    return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=60, **more)
+
+
+def names_of_commands():
+    import typer
+
+    from mtabench.cli import app
+
+    return set(typer.main.get_command(app).commands)
+
+
+@pytest.mark.parametrize("script", [*RUNNABLE, "scripts/setup.sh"])
+def test_shell_syntax(script):
+    result = run("bash", "-n", script)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("script", RUNNABLE)
+def test_script_can_be_run(script):
+    assert os.access(ROOT / script, os.X_OK)
+
+
+@pytest.mark.parametrize("script", ["scripts/quickstart", "scripts/test"])
+def test_help_says_what_it_does_and_needs(script):
+    result = run(ROOT / script, "--help")
+    assert result.returncode == 0
+    assert result.stdout.startswith(f"usage: ./{script}")
+    assert "Python 3.11 or later, git and a network" in result.stdout
+
+
+def test_unknown_argument_of_quickstart_is_wrong_usage():
+    result = run(ROOT / "scripts/quickstart", "--nothing-such")
+    assert result.returncode == 2
+    assert result.stderr.startswith("usage:")
+
+
+def test_a_python_that_will_not_do_is_named(tmp_path):
+    """In a copy without .venv, a PYTHON that is too old makes nothing, and the message says what to do."""
+    (tmp_path / "scripts").mkdir()
+    for name in ("scripts/quickstart", "scripts/setup.sh", "scripts/constraints-cpu.txt", "pyproject.toml"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    old = tmp_path / "old-python"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    result = run("bash", tmp_path / "scripts/quickstart", env={**os.environ, "PYTHON": str(old)})
+    assert result.returncode == 1
+    assert "error: no Python 3.11 or later was found" in result.stderr
+    assert str(old) in result.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_constraints_pin_what_machines_without_gpu_need():
+    lines = (ROOT / "scripts/constraints-cpu.txt").read_text().splitlines()
+    pins = {line for line in lines if line and not line.startswith("#")}
+    assert pins == {"torch==2.13.0", "triton==3.6.0", "numpy<2.4"}
+
+
+def test_ci_runs_the_tests():
+    assert "./scripts/test" in (ROOT / ".ci/run").read_text()
+
+
+def test_readme_names_every_command_and_no_other():
+    named = set(re.findall(r"mtabench ([a-z]+)\b", "\n".join(re.findall(r"`([^`\n]+)`", README))))
+    assert named == names_of_commands()
+
+
+def test_readme_and_scripts_use_options_that_exist():
+    import typer
+
+    from mtabench.cli import app
+
+    commands = typer.main.get_command(app).commands
+    options = {
+        name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        for name, command in commands.items()
+    }
+    shell = (ROOT / "scripts/quickstart").read_text()
+    text = README + re.sub(r"\((fwd|bwd|decode) ", r"mtabench \1 ", shell)
+    used = re.findall(r"mtabench ([a-z]+) ([^`\n|)]*)", text)
+    assert used
+    for command, words in used:
+        if command in options:
+            for option in re.findall(r"--[a-z][a-z-]*", words):
+                assert option in options[command] | {"--help"}, f"mtabench {command} {words}"
+    table = README[README.index("### Options of a sweep") : README.index("### Implementations")]
+    for option in re.findall(r"--[a-z][a-z-]*", table):
+        assert option in options["fwd"] | options["decode"] | {"--help"}, option
+
+
+def test_readme_lists_the_implementations_and_columns():
+    from mtabench.registry import IMPLEMENTATIONS
+    from mtabench.results import COLUMNS, STATUSES
+
+    table = README[README.index("### Implementations") : README.index("## The kernels from Python")]
+    assert re.findall(r"^\| `([^`]+)`", table, re.MULTILINE) == [i.name for i in IMPLEMENTATIONS]
+    results = README[README.index("## Results") : README.index("## Why the numbers")]
+    named = set(re.findall(r"`([a-z0-9_]+)`", results))
+    assert set(COLUMNS) <= named
+    assert set(STATUSES) <= named
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\((?!http)([^)#]+)\)", README))))
+def test_readme_links_lead_somewhere(target):
+    if target.startswith("results/") and not (ROOT / target).exists():
+        pytest.skip("the reference results are not here yet")
+    assert (ROOT / target).exists()
