@@ -70,13 +70,17 @@ def cpu_name() -> str:
 def git_state(root: Path) -> tuple[str, bool | None]:
     """Commit of the checkout at `root`, and whether its code differs from it.
 
-    Where there is no checkout, in an image for instance, MTABENCH_GIT_SHA may name the commit; else it is empty.
+    Where there is none, in an image for instance, MTABENCH_GIT_SHA may name the commit; else it is empty.
     """
-    if not root.samefile(_run("git", "-C", str(root), "rev-parse", "--show-toplevel") or "/"):
+    sha = ""
+    if root.samefile(_run("git", "-C", str(root), "rev-parse", "--show-toplevel") or "/"):
+        sha = _run("git", "-C", str(root), "rev-parse", "--verify", "--short=12", "HEAD")
+    if not sha:
         return os.environ.get("MTABENCH_GIT_SHA", ""), None
     # What sweeps write into the checkout does not change what is measured.
-    changed = _run("git", "-C", str(root), "status", "--porcelain", "--", "mtabench", "kernels", "pyproject.toml")
-    return _run("git", "-C", str(root), "rev-parse", "--short=12", "HEAD"), bool(changed)
+    return sha, bool(
+        _run("git", "-C", str(root), "status", "--porcelain", "--", "mtabench", "kernels", "pyproject.toml")
+    )
 
 
 def available_memory_bytes(device: str) -> int | None:
