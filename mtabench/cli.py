@@ -151,5 +151,5 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    print(f"mtabench: {message}", file=sys.stderr)
+    print(f"mtabench: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)

@@ -7,6 +7,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol
@@ -103,7 +104,12 @@ class _Sweep:
         self.writer = writer
         self.settings = settings
         self.watcher = watcher
-        self.facts = RunFacts(secrets.token_hex(6), environment.describe(plan.device))
+        self.facts = RunFacts(
+            run_id=secrets.token_hex(6),
+            started_utc=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+            environment=environment.describe(plan.device),
+            options=_measuring_options(settings),
+        )
         self.ceilings: dict[str, Ceilings | None] = {}
         self.statuses: Counter[str] = Counter()
 
@@ -226,6 +232,14 @@ class _Sweep:
                 f"{self.writer.path}, and the same command with --out {self.writer.path} --resume goes on in a "
                 "fresh process"
             )
+
+
+def _measuring_options(settings: timing.Settings) -> str:
+    """The options that say how to measure, where they are not the defaults."""
+    usual = timing.Settings()
+    timer = f"--timer {settings.timer}" if settings.timer != usual.timer else ""
+    cache = f"--cache {settings.cache}" if settings.cache != usual.cache else ""
+    return f"{timer} {cache}".strip()
 
 
 def words(case: Case) -> str:

@@ -76,7 +76,7 @@ def main(capability: int, shared_memory: int, cases: list[dict]) -> None:
     from mta_kernels.conv_attention.triton import backward, decode, forward
 
     forward.INTERPRETED_CAPABILITY = (capability // 10, capability % 10)
-    forward.INTERPRETED_SHARED_MEMORY = shared_memory
+    forward.INTERPRETED_SHARED_MEMORY = shared_memory  # all kernels ask `forward` for it
     for case in cases:
         dtype = getattr(torch, case["dtype"])
         q = torch.ones(1, 2, 256, case["head_dim"], dtype=dtype)
@@ -85,15 +85,9 @@ def main(capability: int, shared_memory: int, cases: list[dict]) -> None:
         with launches_only_compile(capability) as compiled:
             out, logsumexp = forward.conv_attention_forward(q, q, q, weight, **options)
             backward.conv_attention_backward(q, q, q, weight, out, logsumexp, q, **options)
+            # 128 splits: enough for more than one step of the loop that merges them.
             decode.conv_attention_decode_triton(
-                q[:, :, :16],
-                q,
-                q,
-                weight,
-                lengths=torch.ones(1, dtype=torch.int32),
-                scale=1.0,
-                pad_key="both",
-                splits=40,
+                q[:, :, : case["taps"][0]], q, q, weight, lengths=torch.ones(1, dtype=torch.int32), splits=128
             )
         for name, kernel in compiled:
             print(json.dumps({"case": case, "kernel": name, **resources(kernel)}), flush=True)

@@ -28,7 +28,7 @@ from mtabench.results import (
 from mtabench.rows import RunFacts, cell_row
 
 ROOT = Path(__file__).parents[2]
-FACTS = RunFacts("abc123", {"device": "some, device", "torch": "2.13.0", "git_dirty": "false"})
+FACTS = RunFacts("abc123", "2026-01-02T03:04:05Z", {"device": "some, device", "torch": "2.13.0", "git_dirty": "false"})
 # suite.md's list of columns, word for word
 DOCUMENTED_COLUMNS = (
     "schema_version, run_id, started_utc, pass, impl, op, dtype, batch, heads, kv_heads, seq, head_dim, conv_q, "

@@ -128,6 +128,13 @@ def test_a_sweep_fills_its_columns(tmp_path, monkeypatch, ceilings, pass_):
     assert table["repro"].tolist() == [case.repro() for case in plan.cases]
 
 
+def test_the_repro_line_says_how_it_was_measured(tmp_path):
+    warm = Settings(cache="warm", timer="cpu", min_rounds=1, max_rounds=1)
+    plan, _ = run(tmp_path / "out.csv", "eager", seq="16", settings=warm)
+    row = read_results(tmp_path / "out.csv").iloc[0]
+    assert row["repro"] == f"{plan.cases[0].repro()} --timer cpu --cache warm"
+
+
 def test_every_sample_is_kept(tmp_path):
     path = tmp_path / "out.csv"
     run(path, "eager", seq="16")

@@ -81,7 +81,8 @@ class _ConvAttention(torch.autograd.Function):
         from mta_kernels.conv_attention.triton.backward import conv_attention_backward
 
         with _on_device_of(grad_out):
-            gradients = conv_attention_backward(*ctx.saved_tensors, grad_out, **ctx.options)
+            q, k, v, weight, out, logsumexp = ctx.saved_tensors
+            gradients = conv_attention_backward(q, k, v, weight, out, logsumexp, grad_out, **ctx.options)
         wanted = (x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False))
         return *wanted, None, None, None
 

@@ -1,0 +1,256 @@
+"""The Triton decode against float64: on a GPU if there is one, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from kernel_inputs import DEVICE, DTYPES, make, relative_error
+
+from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
+from mta_kernels.conv_attention.triton import decode
+from mta_kernels.conv_attention.triton.decode import choose_splits, conv_attention_decode_triton, decode_config
+
+TAPS = [(1, 1), (2, 9), (3, 3), (6, 11), (7, 7), (4, 6), (11, 3)]
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a kernel does not write is NaN."""
+    empty = torch.empty
+
+    def poisoned(*args, **kwargs):
+        out = empty(*args, **kwargs)
+        return out.fill_(float("nan")) if out.is_floating_point() else out
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+
+
+def make_decode(lengths, heads, kv_heads, head_dim, taps, dtype=torch.float32, window=None, **options):
+    """Random q_window, caches with NaN beyond each length, weight and lengths."""
+    capacity = max(lengths) + 5
+    q, k, v, weight = make(len(lengths), heads, kv_heads, capacity, head_dim, taps, dtype, **options)
+    for batch, length in enumerate(lengths):
+        k[batch, :, length:] = v[batch, :, length:] = float("nan")
+    window = window or taps[0]
+    q = torch.cat([q, q], 2)[:, :, :window] if window > capacity else q[:, :, :window]
+    return q, k, v, weight, torch.tensor(lengths, device=DEVICE)
+
+
+def assert_decodes(got: Tensor, q, k, v, weight, lengths, rounding=4, **options) -> None:
+    """`got` is as near to float64 as twice eager's own error (and a few units of rounding), each sequence too."""
+    doubles = [x.double() for x in (q, k, v, weight)]
+    exact = conv_attention_decode_reference(*doubles, lengths=lengths, **options)
+    eager = conv_attention_decode_reference(q, k, v, weight, lengths=lengths, **options)
+    assert got.shape == exact.shape
+    assert got.dtype == q.dtype
+    tolerance = max(2 * relative_error(eager, exact), rounding * torch.finfo(q.dtype).eps)
+    for sequence, wanted in zip(got, exact, strict=True):
+        assert relative_error(sequence, wanted) <= 2 * tolerance
+    assert relative_error(got, exact) <= tolerance, (relative_error(got, exact), tolerance)
+
+
+def paged(x: Tensor, page_size: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """`x [B, H, S, D]` as shuffled pages `[pages, H, page_size, D]`, and their block table; unused pages are NaN."""
+    batch, heads, length, head_dim = x.shape
+    count = -(-length // page_size)
+    padded = x.new_full((batch, heads, count * page_size, head_dim), float("nan"))
+    padded[:, :, :length] = x
+    order = torch.randperm(batch * count + 2, generator=torch.Generator().manual_seed(seed))[: batch * count]
+    pages = x.new_full((batch * count + 2, heads, page_size, head_dim), float("nan"))
+    pages[order.to(x.device)] = padded.unflatten(2, (count, page_size)).transpose(1, 2).flatten(0, 1)
+    return pages, order.view(batch, count).to(x.device, torch.int32)
+
+
+@pytest.mark.parametrize("taps", TAPS, ids=lambda t: f"{t[0]}x{t[1]}")
+def test_ragged_lengths(taps: tuple[int, int]) -> None:
+    lengths = sorted({1, 2, max(1, taps[0] - 1), taps[0], taps[1], sum(taps) - 1, 33, 257})
+    inputs = make_decode(lengths, 1, 1, 40, taps)
+    assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=2), *inputs)
+
+
+@pytest.mark.parametrize("pad_key", ["both", "left", "right"])
+@pytest.mark.parametrize("taps", [(1, 4), (4, 6), (11, 3), (16, 31)], ids=lambda t: f"{t[0]}x{t[1]}")
+def test_key_paddings(taps: tuple[int, int], pad_key: str) -> None:
+    inputs = make_decode([20, 120], 1, 1, 24, taps)
+    got = conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=1, pad_key=pad_key)
+    assert_decodes(got, *inputs, pad_key=pad_key)
+
+
+@pytest.mark.parametrize("head_dim", [17, 40, 64, 80, 128, 256])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_head_dims(head_dim: int, dtype: torch.dtype) -> None:
+    inputs = make_decode([7, 139], 1, 1, head_dim, (6, 11), dtype)
+    assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=1), *inputs)
+
+
+@pytest.mark.parametrize("group", [2, 3, 4, 8, 12])
+def test_groups_share_a_kv_head(group: int) -> None:
+    inputs = make_decode([100], 2 * group, 2, 64, (6, 11), DTYPES[-1])
+    assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=2), *inputs)
+
+
+@pytest.mark.parametrize("splits", [1, 3, 8, "auto"])
+def test_splits(splits: int | str) -> None:
+    inputs = make_decode([9, 260], 1, 1, 64, (6, 11), torch.float16)
+    assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=splits), *inputs)
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize("group", [1, 4])
+def test_pages(page_size: int, group: int) -> None:
+    inputs = make_decode([16, 65, 210], group, 1, 32, (6, 11))
+    q, k, v, weight, lengths = inputs
+    k_pages, table = paged(k, page_size)
+    v_pages, _ = paged(v, page_size)
+    used = -(-lengths // page_size)
+    table[torch.arange(table.shape[1], device=DEVICE) >= used[:, None]] = 2**30  # such entries are never read
+    got = conv_attention_decode_triton(q, k_pages, v_pages, weight, lengths=lengths, block_table=table, splits=3)
+    assert_decodes(got, *inputs)
+    token_major = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_pages, v_pages)]
+    again = conv_attention_decode_triton(q, *token_major, weight, lengths=lengths, block_table=table, splits=3)
+    assert torch.equal(got, again)
+
+
+@pytest.mark.parametrize("taps", [(6, 11), (4, 6)], ids=lambda t: f"{t[0]}x{t[1]}")
+def test_every_row_of_the_forward(taps: tuple[int, int]) -> None:
+    """One sequence a row, all in one ragged batch."""
+    rows = 24
+    q, k, v, weight = make(1, 2, 1, rows, 32, taps)
+    whole = conv_attention_reference(*(x.double() for x in (q, k, v, weight)))
+    before = torch.cat([torch.full_like(q[:, :, : taps[0] - 1], float("nan")), q], 2)  # no query before the first
+    windows = before[0].unfold(1, taps[0], 1).permute(1, 0, 3, 2)  # [rows, Hq, cq, D]
+    caches = [x.expand(rows, -1, -1, -1) for x in (k, v)]
+    lengths = torch.arange(1, rows + 1, device=DEVICE, dtype=torch.int32)
+    got = conv_attention_decode_triton(windows, *caches, weight, lengths=lengths, splits=1)
+    for row in range(rows):
+        assert relative_error(got[row, :, 0], whole[0, :, row]) < 2e-6, row
+
+
+@pytest.mark.parametrize("window", [3, 9])
+def test_window_of_any_size(window: int) -> None:
+    """Shorter than the convolution while the sequence is, or longer than it looks back."""
+    inputs = make_decode([1, 2, 3] if window == 3 else [1, 5, 120], 2, 1, 32, (6, 11), window=window)
+    assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4]), *inputs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scale_float32_weight_and_large_scores(dtype: torch.dtype) -> None:
+    q, k, v, weight, lengths = make_decode([5, 130], 2, 1, 48, (6, 11), dtype)
+    weight = weight.float() * 1.001
+    got = conv_attention_decode_triton(q, k, v, weight, lengths=lengths, scale=0.3)
+    assert_decodes(got, q, k, v, weight, lengths, scale=0.3)
+    large = make_decode([5, 70, 130], 4, 1, 64, (6, 11), dtype, magnitude=30.0)
+    got = conv_attention_decode_triton(*large[:4], lengths=large[4])
+    assert torch.isfinite(got).all()
+    assert_decodes(got, *large, rounding=64)  # a rounded score of hundreds
+
+
+def test_very_negative_scores() -> None:
+    """Every true score far below zero: a masked zero must not win the softmax."""
+    q, k, v, weight, lengths = make_decode([3, 70], 1, 1, 32, (2, 3))
+    q, k, weight = q.abs() * 5, -k.abs() * 5, weight.abs() + 0.1
+    got = conv_attention_decode_triton(q, k, v, weight, lengths=lengths, splits=2)
+    exact = conv_attention_decode_reference(*(x.double() for x in (q, k, v, weight)), lengths=lengths)
+    assert relative_error(got, exact) < 1e-5
+
+
+def test_any_strides() -> None:
+    q, k, v, weight, lengths = make_decode([4, 90], 4, 2, 48, (6, 11))
+    want = conv_attention_decode_triton(q, k, v, weight, lengths=lengths, splits=2)
+
+    def token_major(x):
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+    def dim_major(x):
+        return x.transpose(2, 3).contiguous().transpose(2, 3)
+
+    def off_by_one(x):
+        return torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
+
+    for change in (token_major, dim_major, off_by_one):
+        got = conv_attention_decode_triton(*(change(x) for x in (q, k, v)), weight, lengths=lengths.int(), splits=2)
+        assert torch.equal(got, want), change.__name__
+
+
+def test_slices_are_independent() -> None:
+    """A sequence's result does not depend on its neighbours, and one without tokens gives zeros."""
+    q, k, v, weight, lengths = make_decode([50, 90, 20], 4, 2, 32, (4, 6))
+    whole = conv_attention_decode_triton(q, k, v, weight, lengths=lengths, splits=2)
+    alone = conv_attention_decode_triton(q[1:2], k[1:2], v[1:2], weight, lengths=lengths[1:2], splits=2)
+    assert torch.equal(whole[1:2], alone)
+    lengths[0] = 0
+    padded = conv_attention_decode_triton(q, k, v, weight, lengths=lengths, splits=2)
+    assert torch.equal(padded[1:], whole[1:])
+    assert (padded[0] == 0).all()
+
+
+@pytest.mark.parametrize("shared_memory", [166912, 101376], ids=["sm_80", "sm_86"])
+def test_tiles_of_older_gpus(shared_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "shared_memory_limit", lambda device: shared_memory)
+    inputs = make_decode([4, 150], 8, 1, 128, (6, 11), torch.float16)
+    assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=2), *inputs)
+
+
+@pytest.mark.parametrize("shared_memory", [232448, 166912, 101376])
+def test_configs_fit_every_gpu(shared_memory: int) -> None:
+    for key_taps in range(1, 32):
+        for group in (1, 2, 3, 4, 8, 32):
+            for block_d, size in ((16, 2), (64, 2), (128, 2), (256, 2), (64, 4), (256, 4)):
+                shape = {"key_taps": key_taps, "block_d": block_d, "element_size": size}
+                config = decode_config(group=group, shared_memory=shared_memory, **shape)
+                assert config.shared_memory(**shape) <= shared_memory
+                # A window's columns lie within two tiles.
+                assert config.block_n // config.pack >= decode.column_steps(key_taps, config.pack)
+
+
+def test_choose_splits() -> None:
+    assert choose_splits(1, 16, 65536, 132) == 16  # two programs an SM
+    assert choose_splits(1, 1, 100, 132) == 1
+    assert choose_splits(1, 1, 1 << 20, 132) == 128
+    assert choose_splits(512, 8, 4096, 132) == 1
+    for batch, kv_heads, length in ((1, 8, 4096), (3, 7, 1000), (64, 2, 131072)):
+        assert 1 <= choose_splits(batch, kv_heads, length, 132) <= min(128, max(1, length // 64))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pages", [False, True])
+def test_cuda_graph_follows_the_lengths(pages: bool) -> None:
+    """A captured step is replayed with other lengths: nothing was read on the host."""
+    q, k, v, weight, lengths = make_decode([4, 300], 8, 2, 64, (6, 11), torch.bfloat16)
+    caches, table = [k, v], None
+    if pages:
+        (k_pages, table), (v_pages, _) = paged(k, 16), paged(v, 16)
+        caches = [k_pages, v_pages]
+    step = {"lengths": lengths, "block_table": table}
+    conv_attention_decode_triton(q, *caches, weight, **step)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = conv_attention_decode_triton(q, *caches, weight, **step)
+    for new in ([4, 300], [2, 17], [1, 150]):
+        lengths.copy_(torch.tensor(new))
+        graph.replay()
+        assert_decodes(out, q, k, v, weight, lengths)
+
+
+@pytest.mark.parametrize("splits", [0, 129, "many", 2.0])
+def test_refuses_splits(splits: object) -> None:
+    q, k, v, weight, lengths = make_decode([4], 1, 1, 16, (2, 3))
+    with pytest.raises(ValueError, match="splits is"):
+        conv_attention_decode_triton(q, k, v, weight, lengths=lengths, splits=splits)
+
+
+def test_refuses_block_tables() -> None:
+    q, k, _, weight, lengths = make_decode([16], 1, 1, 16, (2, 3))
+    pages, table = paged(k, 16)
+    for wrong in (table.long(), table[0], table.expand(2, -1), table[:, :0]):
+        with pytest.raises(ValueError, match="block_table has shape"):
+            conv_attention_decode_triton(q, pages, pages, weight, lengths=lengths, block_table=wrong)
+    for size in (8, 24):
+        pages, table = paged(k, size)
+        with pytest.raises(ValueError, match=f"pages of {size} keys"):
+            conv_attention_decode_triton(q, pages, pages, weight, lengths=lengths, block_table=table)
