@@ -103,7 +103,7 @@ def triton_unsupported(case: Case) -> str | None:
 def sdpa_unsupported(case: Case) -> str | None:
     """Why PyTorch has no such SDPA kernel for this case, or None."""
     return attention_sdpa_unsupported(
-        _sdpa_backend(case), device=case.device, dtype=DTYPES[case.dtype], head_dim=case.head_dim
+        _sdpa_backend(case), device=case.device, dtype=DTYPES[case.dtype], head_dim=case.head_dim, keys=case.seq
     )
 
 

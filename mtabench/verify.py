@@ -140,6 +140,8 @@ def _decode_rows(case: Case) -> Iterable[Check]:
     forward = _build(case, inputs)()
     for tokens in (1, 4, case.seq):
         step = replace(case, pass_="decode", seq=tokens)
+        if case.op == "attention" and load(find(case.impl).unsupported)(step):
+            continue  # a single key, for cuDNN
         window = min(case.conv_q or 1, tokens)
         decode = Inputs(
             q=inputs.q[:, :, tokens - window : tokens].contiguous(),

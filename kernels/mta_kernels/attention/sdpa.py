@@ -36,8 +36,8 @@ def attention_sdpa(
         )
 
 
-def sdpa_unsupported(backend: str, *, device: str, dtype: torch.dtype, head_dim: int) -> str | None:
-    """Why `attention_sdpa` cannot run with these on this machine, or None if it can."""
+def sdpa_unsupported(backend: str, *, device: str, dtype: torch.dtype, head_dim: int, keys: int) -> str | None:
+    """Why `attention_sdpa` cannot run with these (and `keys` keys) on this machine, or None if it can."""
     if backend == "math":
         return None
     if backend == "cudnn":
@@ -45,6 +45,8 @@ def sdpa_unsupported(backend: str, *, device: str, dtype: torch.dtype, head_dim:
             return "cuDNN's attention needs a CUDA GPU"
         if not torch.backends.cudnn.is_available():
             return "this PyTorch has no cuDNN"
+        if keys == 1:
+            return "cuDNN's attention takes two keys or more"
     if device == "cuda":
         if dtype == torch.float32:
             return f"{backend} attention takes fp16 and bf16 only"
