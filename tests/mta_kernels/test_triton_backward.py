@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
-
-pytest.importorskip("triton")
-
+import triton
 from kernel_inputs import DEVICE, DTYPES, make
+from torch import Tensor
 
 from mta_kernels.conv_attention import conv_attention_reference
 from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
@@ -64,6 +62,9 @@ def assert_gradients_close(got: tuple[Tensor, ...], *inputs: Tensor, **options) 
         unit = b.norm().item()
         if inputs[0].shape[2] <= 5:
             unit += (inputs[4].double().norm() * inputs[2].double().norm()).item()
+        if name == "weight" and a.dtype == torch.float32:
+            # Few numbers, each a sum over all rows of terms that cancel: those set the rounding.
+            unit += ((inputs[0] * exact[0]).sum(-1).norm() / x.norm()).item()
         floor = 4 * epsilon * unit
         assert error <= max(2 * eager_error, floor), (name, error, eager_error, floor)
 
@@ -126,6 +127,8 @@ def test_tiles_of_every_gpu(capability: tuple[int, int], dtype: torch.dtype, mon
     if DEVICE == "cuda":
         for module in (forward, backward):
             monkeypatch.setattr(module, "capability", lambda device: capability)
+        # A GPU with a copy engine turns pointers into descriptors on the device, and wants room for them.
+        triton.set_allocator(lambda size, alignment, stream: torch.ones(size, dtype=torch.int8, device=DEVICE))
     monkeypatch.setattr(forward, "INTERPRETED_CAPABILITY", capability)
     q, k, v, weight = make(1, 1, 1, 150, 80, (6, 7), dtype)
     check(q, k, v, weight)
