@@ -58,6 +58,9 @@ def compiled(case: Case, inputs: Inputs) -> Closure:
 def triton(case: Case, inputs: Inputs) -> Closure:
     """The fused Triton kernels."""
     q, k, v, weight = inputs.q, inputs.k, inputs.v, _weight(inputs)
+    if case.pass_ == "decode":
+        lengths = _lengths(inputs)
+        return lambda: conv_attention_decode(q, k, v, weight, lengths=lengths, backend="triton")
     return lambda: conv_attention(q, k, v, weight, causal=case.causal, backend="triton")
 
 

@@ -57,7 +57,7 @@ IMPLEMENTATIONS = (
     Implementation(
         name="triton",
         op="conv-attention",
-        passes=("fwd", "bwd"),
+        passes=("fwd", "bwd", "decode"),
         devices=("cuda",),
         work="expanded",
         summary="fused Triton kernels in the expanded form, O(N) memory",

@@ -31,12 +31,15 @@ def executed_flops(case: Case, work: str) -> int:
 
     Dense computes masked scores too, and its backward finds the scores stored. Tiled does what is useful. Expanded
     has scores of depth `min(cq, ck) * D`, and its backward two more products of that depth and two of depth D.
+    Its decode folds the taps over queries into `ck` queries.
     """
     if work == "tiled":
         return useful_flops(case)
     if work == "dense":
         return _dense_flops(case)
     if work == "expanded":
+        if case.pass_ == "decode":
+            return 2 * pairs(case) * ((case.conv_k or 1) + 1) * case.head_dim
         depth = min(case.conv_q or 1, case.conv_k or 1) * case.head_dim
         if case.pass_ == "bwd":
             return 2 * pairs(case) * (3 * depth + 2 * case.head_dim)

@@ -84,5 +84,7 @@ def test_decode_arguments() -> None:
         conv_attention_decode(window[:, :, -1:], k, v, weight, lengths=lengths)
     with pytest.raises(ValueError, match="multiple of"):
         conv_attention_decode(window[:, :3], k, v, weight[:3], lengths=lengths)
-    with pytest.raises(ValueError, match="'auto' and 'reference'"):
-        conv_attention_decode(window, k, v, weight, lengths=lengths, backend="triton")
+    with pytest.raises(ValueError, match="'reference', 'triton'"):
+        conv_attention_decode(window, k, v, weight, lengths=lengths, backend="cuda")
+    with pytest.raises(ValueError, match="does not split"):
+        conv_attention_decode(window, k, v, weight, lengths=lengths, backend="reference", splits=4)

@@ -46,6 +46,7 @@ def test_expanded_depth_is_the_shorter_side():
     assert executed_flops(CONV, "expanded") == 2 * 6 * (2 + 1) * 2
     assert executed_flops(replace(CONV, conv_q=6, conv_k=3), "expanded") == 2 * 6 * (3 + 1) * 2
     assert executed_flops(replace(CONV, pass_="bwd"), "expanded") == 2 * 6 * (3 * 2 + 2) * 2
+    assert executed_flops(replace(CONV, pass_="decode"), "expanded") == 2 * 3 * (3 + 1) * 2
 
 
 def test_an_unknown_kind_of_work_is_refused():

@@ -8,7 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from mta_kernels.conv_attention.arguments import check_arguments, key_padding
-from mta_kernels.conv_attention.reference import conv_attention_decode_reference, conv_attention_reference
+from mta_kernels.conv_attention.reference import (
+    check_decode_arguments,
+    conv_attention_decode_reference,
+    conv_attention_reference,
+)
 
 BACKENDS = ("reference", "triton")
 
@@ -43,9 +47,9 @@ def unsupported(
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, backend: str = "auto") -> Choice:
-    """Which backend `conv_attention` takes for these arguments, and why.
+    """Which backend `conv_attention` (and `conv_attention_decode`) takes for these arguments, and why.
 
-    Raises what `conv_attention` would raise for them.
+    Raises ValueError for an unknown backend, or a named one that cannot run them.
     """
     reasons = {
         name: unsupported(
@@ -106,17 +110,26 @@ def conv_attention_decode(
     scale: float | None = None,
     pad_key: str = "both",
     backend: str = "auto",
+    splits: int | str = "auto",
 ) -> Tensor:
     """One decode step: the newest row of causal conv attention, `[B, Hq, 1, D]`, from the KV cache.
 
     `q_window [B, Hq, W, D]` holds the last `W >= min(cq, tokens so far)` queries, oldest first, the new one
     last; `k_cache, v_cache [B, Hkv, S, D]`; `lengths [B]` counts each sequence's tokens, the new one included.
-    `backend` is "auto" or "reference", the only one so far. Raises ValueError or TypeError as `conv_attention`.
+    `backend` as in `conv_attention`; `splits`, the programs that share the keys of a head, is for Triton alone.
+    Raises ValueError or TypeError as `conv_attention`.
     """
-    if backend not in ("auto", "reference"):
-        raise ValueError(f"backend is {backend!r}; decode has 'auto' and 'reference'")
-    return conv_attention_decode_reference(
-        q_window, k_cache, v_cache, weight, lengths=lengths, scale=scale, pad_key=pad_key
+    check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key)
+    if explain(q_window, k_cache, v_cache, weight, backend=backend).backend == "reference":
+        if splits != "auto":
+            raise ValueError(f"splits is {splits!r}; the reference backend does not split the keys: leave it at 'auto'")
+        return conv_attention_decode_reference(
+            q_window, k_cache, v_cache, weight, lengths=lengths, scale=scale, pad_key=pad_key
+        )
+    from mta_kernels.conv_attention.triton import conv_attention_decode_triton
+
+    return conv_attention_decode_triton(
+        q_window, k_cache, v_cache, weight, lengths=lengths, scale=scale, pad_key=pad_key, splits=splits
     )
 
 
