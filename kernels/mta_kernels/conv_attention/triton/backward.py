@@ -17,11 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mta_kernels.conv_attention.triton.backward_band import add_band
+from mta_kernels.conv_attention.triton.backward_fold import add_expanded, add_overlapping
 from mta_kernels.conv_attention.triton.backward_products import (
     ALIGNED,
-    add_band,
-    add_expanded,
-    add_overlapping,
     add_transposed_product,
     describe_rows,
     operand,
