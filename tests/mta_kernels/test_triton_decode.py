@@ -10,7 +10,11 @@ pytest.importorskip("triton")
 
 from kernel_inputs import DEVICE, DTYPES, make, relative_error
 
-from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
+from mta_kernels.conv_attention import (
+    conv_attention_decode,
+    conv_attention_decode_reference,
+    conv_attention_reference,
+)
 from mta_kernels.conv_attention.triton import decode
 from mta_kernels.conv_attention.triton.decode import choose_splits, conv_attention_decode_triton, decode_config
 
@@ -113,6 +117,11 @@ def test_pages(page_size: int, group: int) -> None:
     token_major = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_pages, v_pages)]
     again = conv_attention_decode_triton(q, *token_major, weight, lengths=lengths, block_table=table, splits=3)
     assert torch.equal(got, again)
+    paged_step = {"lengths": lengths, "block_table": table}
+    public = conv_attention_decode(q, k_pages, v_pages, weight, **paged_step, backend="triton", splits=3)
+    assert torch.equal(got, public)
+    reference = conv_attention_decode(q, k_pages, v_pages, weight, **paged_step, backend="reference")
+    torch.testing.assert_close(reference, conv_attention_decode_reference(q, k, v, weight, lengths=lengths))
 
 
 @pytest.mark.parametrize("taps", [(6, 11), (4, 6)], ids=lambda t: f"{t[0]}x{t[1]}")

@@ -111,25 +111,44 @@ def conv_attention_decode(
     pad_key: str = "both",
     backend: str = "auto",
     splits: int | str = "auto",
+    block_table: Tensor | None = None,
 ) -> Tensor:
     """One decode step: the newest row of causal conv attention, `[B, Hq, 1, D]`, from the KV cache.
 
     `q_window [B, Hq, W, D]` holds the last `W >= min(cq, tokens so far)` queries, oldest first, the new one
     last; `k_cache, v_cache [B, Hkv, S, D]`; `lengths [B]` counts each sequence's tokens, the new one included.
-    `backend` as in `conv_attention`; `splits`, the programs that share the keys of a head, is for Triton alone.
+    With `block_table [B, max_pages]` int32 the caches are pages, `[pages, Hkv, page_size, D]` of 16 to 256 keys, and
+    key `y` of sequence `b` is row `y % page_size` of page `block_table[b, y // page_size]`; entries past a sequence's
+    length may be anything. `backend` as in `conv_attention`; `splits`, the programs that share the keys of a head,
+    is for Triton alone. Not differentiable through Triton; nothing waits for the device.
     Raises ValueError or TypeError as `conv_attention`.
     """
-    check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key)
+    check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key, block_table)
     if explain(q_window, k_cache, v_cache, weight, backend=backend).backend == "reference":
         if splits != "auto":
             raise ValueError(f"splits is {splits!r}; the reference backend does not split the keys: leave it at 'auto'")
         return conv_attention_decode_reference(
-            q_window, k_cache, v_cache, weight, lengths=lengths, scale=scale, pad_key=pad_key
+            q_window,
+            k_cache,
+            v_cache,
+            weight,
+            lengths=lengths,
+            scale=scale,
+            pad_key=pad_key,
+            block_table=block_table,
         )
-    from mta_kernels.conv_attention.triton import conv_attention_decode_triton
+    from mta_kernels.conv_attention.triton.decode import conv_attention_decode_triton
 
     return conv_attention_decode_triton(
-        q_window, k_cache, v_cache, weight, lengths=lengths, scale=scale, pad_key=pad_key, splits=splits
+        q_window,
+        k_cache,
+        v_cache,
+        weight,
+        lengths=lengths,
+        scale=scale,
+        pad_key=pad_key,
+        splits=splits,
+        block_table=block_table,
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 PAD_KEYS = ("both", "left", "right")
+PAGE_SIZES = (16, 32, 64, 128, 256)
 
 
 def key_padding(key_taps: int, pad_key: str) -> int:
@@ -78,3 +79,16 @@ def check_arguments(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, pad_key: st
     check_heads(query_heads, k.shape[1])
     check_weight(weight, query_heads, q)
     key_padding(weight.shape[2], pad_key)
+
+
+def check_block_table(block_table: Tensor, q_window: Tensor, k_cache: Tensor) -> None:
+    """Raise ValueError unless `block_table` and the size of the cache's pages fit."""
+    batch, page_size = q_window.shape[0], k_cache.shape[2]
+    fits = block_table.dim() == 2 and block_table.shape[0] == batch and block_table.shape[1] > 0
+    if not fits or block_table.dtype != torch.int32 or block_table.device != q_window.device:
+        raise ValueError(
+            f"block_table has shape {tuple(block_table.shape)}, dtype {block_table.dtype}, on {block_table.device}; "
+            f"expected [{batch}, pages a sequence], torch.int32, on {q_window.device}"
+        )
+    if page_size not in PAGE_SIZES:
+        raise ValueError(f"the cache has pages of {page_size} keys; expected one of {', '.join(map(str, PAGE_SIZES))}")

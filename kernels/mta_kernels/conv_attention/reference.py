@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import (
     check_arguments,
+    check_block_table,
     check_heads,
     check_weight,
     key_padding,
@@ -64,14 +65,19 @@ def conv_attention_decode_reference(
     lengths: Tensor,
     scale: float | None = None,
     pad_key: str = "both",
+    block_table: Tensor | None = None,
 ) -> Tensor:
     """The newest row of causal conv attention, from the KV cache: `[B, Hq, 1, D]`.
 
     `q_window [B, Hq, W, D]` holds the last `W` queries, oldest first, the new one last, with
     `W >= min(cq, tokens so far)`; `k_cache, v_cache [B, Hkv, S, D]`; `lengths [B]` counts the tokens of each
-    sequence, the new one included. Equals row `lengths - 1` of `conv_attention_reference`.
+    sequence, the new one included. Equals row `lengths - 1` of `conv_attention_reference`. With `block_table`
+    the caches are pages, as `conv_attention_decode` describes them.
     Raises ValueError or TypeError for arguments that do not fit.
     """
+    if block_table is not None:
+        check_block_table(block_table, q_window, k_cache)
+        k_cache, v_cache = (gather_pages(cache, block_table) for cache in (k_cache, v_cache))
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key)
     _, query_heads, window, head_dim = q_window.shape
     query_taps = weight.shape[1]
@@ -103,8 +109,20 @@ def repeat_heads(x: Tensor, query_heads: int) -> Tensor:
     return x if x.shape[1] == query_heads else x.repeat_interleave(query_heads // x.shape[1], dim=1)
 
 
+def gather_pages(cache: Tensor, block_table: Tensor) -> Tensor:
+    """`[pages, Hkv, page_size, D]` to `[B, Hkv, max_pages * page_size, D]`; entries that name no page get any."""
+    pages = cache[block_table.long().clamp(0, cache.shape[0] - 1)]  # [B, max_pages, Hkv, page_size, D]
+    return pages.transpose(1, 2).flatten(2, 3)
+
+
 def check_decode_arguments(
-    q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor, pad_key: str
+    q_window: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    weight: Tensor,
+    lengths: Tensor,
+    pad_key: str,
+    block_table: Tensor | None = None,
 ) -> None:
     """Raise ValueError or TypeError, in one sentence, unless the arguments are those of a decode step.
 
@@ -126,7 +144,9 @@ def check_decode_arguments(
             f"k_cache has shape {tuple(k_cache.shape)} and v_cache {tuple(v_cache.shape)}; they must be the same"
         )
     batch, query_heads, window, head_dim = q_window.shape
-    if (k_cache.shape[0], k_cache.shape[3]) != (batch, head_dim):
+    if block_table is not None:
+        check_block_table(block_table, q_window, k_cache)
+    if k_cache.shape[3] != head_dim or (block_table is None and k_cache.shape[0] != batch):
         raise ValueError(
             f"q_window has shape {tuple(q_window.shape)} and k_cache {tuple(k_cache.shape)}; "
             "batch and head_dim must be the same"

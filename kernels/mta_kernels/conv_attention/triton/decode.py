@@ -20,11 +20,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
+from mta_kernels.conv_attention.arguments import check_block_table, key_padding, softmax_scale
 from mta_kernels.conv_attention.triton.forward import shared_memory_limit
 from mta_kernels.conv_attention.triton.prepare import dot_precision
 
-PAGE_SIZES = (16, 32, 64, 128, 256)
 MAX_SPLITS = 128
 PROGRAMS_PER_SM = 2
 INTERPRETED_SM_COUNT = 132
@@ -498,19 +497,6 @@ def check_splits(splits: int | str) -> None:
     """Raise ValueError unless `splits` is "auto" or a count from 1 to 128."""
     if splits != "auto" and not (isinstance(splits, int) and 1 <= splits <= MAX_SPLITS):
         raise ValueError(f"splits is {splits!r}; expected 'auto' or a whole number from 1 to {MAX_SPLITS}")
-
-
-def check_block_table(block_table: Tensor, q_window: Tensor, k_cache: Tensor) -> None:
-    """Raise ValueError unless `block_table` and the size of the cache's pages fit."""
-    batch, page_size = q_window.shape[0], k_cache.shape[2]
-    fits = block_table.dim() == 2 and block_table.shape[0] == batch and block_table.shape[1] > 0
-    if not fits or block_table.dtype != torch.int32 or block_table.device != q_window.device:
-        raise ValueError(
-            f"block_table has shape {tuple(block_table.shape)}, dtype {block_table.dtype}, on {block_table.device}; "
-            f"expected [{batch}, pages a sequence], torch.int32, on {q_window.device}"
-        )
-    if page_size not in PAGE_SIZES:
-        raise ValueError(f"the cache has pages of {page_size} keys; expected one of {', '.join(map(str, PAGE_SIZES))}")
 
 
 def sm_count(device: torch.device) -> int:

@@ -51,26 +51,6 @@ def conv_attention_triton(
     return _ConvAttention.apply(q, k, v, weight, causal, scale, pad_key)
 
 
-def conv_attention_decode_triton(
-    q_window: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    weight: Tensor,
-    *,
-    lengths: Tensor,
-    scale: float | None,
-    pad_key: str,
-    splits: int | str,
-) -> Tensor:
-    """`conv_attention_decode` by the Triton kernels, for arguments already checked; not differentiable."""
-    from mta_kernels.conv_attention.triton import decode
-
-    with torch.no_grad(), _on_device_of(q_window):
-        return decode.conv_attention_decode_triton(
-            q_window, k_cache, v_cache, weight, lengths=lengths, scale=scale, pad_key=pad_key, splits=splits
-        )
-
-
 class _ConvAttention(torch.autograd.Function):
     @staticmethod
     def forward(
