@@ -219,7 +219,9 @@ def _shown_axes(options: Options, given: _Axes, device: str) -> dict[str, str]:
     }
     if options.pass_ == "decode":
         splits = ", ".join(map(str, given.splits))
-        shown["splits"] = f"{splits} (none of these implementations takes --splits: each is measured once)"
+        shown["splits"] = (
+            f"{splits} (none of these implementations takes --splits from a sweep yet: each is measured once)"
+        )
     else:
         shown["causal"] = "yes" if options.causal else "no"
     return shown

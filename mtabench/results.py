@@ -61,7 +61,7 @@ def text_of(value: object) -> str:
 
 def key_of(case: Case) -> Key:
     """The texts of KEY_COLUMNS for a cell: what tells whether a file already has it."""
-    splits = case.splits if isinstance(case.splits, int) else None  # no implementation takes --splits yet
+    splits = case.splits if isinstance(case.splits, int) else None  # no sweep passes --splits on yet
     values = (
         case.pass_, case.impl, case.op, case.dtype, case.batch, case.heads, case.kv_heads, case.seq,
         case.head_dim, case.conv_q, case.conv_k, case.causal, splits,

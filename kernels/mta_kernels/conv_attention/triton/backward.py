@@ -8,7 +8,6 @@ proportional to the sequence; nothing is added atomically, so results are the sa
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +31,16 @@ from mta_kernels.conv_attention.triton.forward import (
     shared_memory_limit,
     value_block,
 )
-from mta_kernels.conv_attention.triton.prepare import Prepared, _load_rows, dot_precision, prepare, row_pitch
+from mta_kernels.conv_attention.triton.prepare import (
+    LN_2,
+    LOG2_E,
+    Prepared,
+    _load_rows,
+    dot_precision,
+    prepare,
+    row_pitch,
+)
 
-LOG2_E = tl.constexpr(math.log2(math.e))
-LN_2 = tl.constexpr(math.log(2.0))
 # Query rows whose P and dC are kept at a time; a multiple of ALIGNED.
 CHUNK_ROWS = 2048
 # Largest magnitudes of scaled float16 gradients (of the output, and of one product with a value): sums of 256
@@ -224,7 +229,7 @@ def conv_attention_backward(
     batch, heads, seq_len, head_dim = q.shape
     kv_heads = k.shape[1]
     query_taps, key_taps = weight.shape[1:]
-    factor = scale * math.log2(math.e)
+    factor = scale * LOG2_E.value
     prepared = prepare(q, k, v, weight, causal=causal, scale=scale, pad=pad)
     config = backward_config(
         depth=prepared.queries.shape[2],

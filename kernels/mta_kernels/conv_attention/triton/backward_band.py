@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -11,10 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mta_kernels.conv_attention.triton.backward_fold import WEIGHT_ROWS, _add_rows
-from mta_kernels.conv_attention.triton.prepare import _load_rows, _near_scores_kernel, dot_precision
-
-LOG2_E = tl.constexpr(math.log2(math.e))
-LN_2 = tl.constexpr(math.log(2.0))
+from mta_kernels.conv_attention.triton.prepare import LN_2, LOG2_E, _load_rows, _near_scores_kernel, dot_precision
 
 
 @triton.jit

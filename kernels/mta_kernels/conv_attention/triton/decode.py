@@ -11,7 +11,6 @@ no other program needs a mask on scores. Everything is in base-2 units: `factor 
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import check_block_table, key_padding, softmax_scale
 from mta_kernels.conv_attention.triton.forward import shared_memory_limit
+from mta_kernels.conv_attention.triton.function import on_device_of
 from mta_kernels.conv_attention.triton.prepare import dot_precision
 
 MAX_SPLITS = 128
@@ -374,7 +374,7 @@ def conv_attention_decode_triton(
         element_size=q_window.element_size(),
         shared_memory=shared_memory_limit(q_window.device),
     )
-    with torch.cuda.device(q_window.device) if q_window.is_cuda else contextlib.nullcontext():
+    with on_device_of(q_window):
         return launch_decode(
             q_window,
             k_cache,

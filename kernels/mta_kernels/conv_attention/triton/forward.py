@@ -6,7 +6,6 @@ Scores within the causal band come ready from `prepare`; every other score is a 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mta_kernels.conv_attention.triton.prepare import Prepared, dot_precision, prepare
+from mta_kernels.conv_attention.triton.prepare import LN_2, Prepared, dot_precision, prepare
 
-LN_2 = tl.constexpr(math.log(2.0))
 # The interpreter takes the tiles of a Hopper GPU.
 INTERPRETED_CAPABILITY = (9, 0)
 INTERPRETED_SHARED_MEMORY = 227 * 1024
@@ -238,7 +236,7 @@ def forward_config(
 ) -> ForwardConfig:
     """Tile sizes for these shapes on a GPU of this capability, within `shared_memory` bytes a program.
 
-    Measured on an H200; the README of this package has the numbers.
+    Chosen by measuring on an H200.
     """
     candidates = []
     if element_size == 4:

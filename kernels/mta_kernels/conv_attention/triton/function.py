@@ -70,7 +70,7 @@ class _ConvAttention(torch.autograd.Function):
             "scale": softmax_scale(scale, q.shape[3]),
             "pad": key_padding(weight.shape[2], pad_key),
         }
-        with _on_device_of(q):
+        with on_device_of(q):
             out, logsumexp = conv_attention_forward(q, k, v, weight, **ctx.options)
         ctx.save_for_backward(q, k, v, weight, out, logsumexp)
         return out
@@ -80,13 +80,13 @@ class _ConvAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         from mta_kernels.conv_attention.triton.backward import conv_attention_backward
 
-        with _on_device_of(grad_out):
+        with on_device_of(grad_out):
             q, k, v, weight, out, logsumexp = ctx.saved_tensors
             gradients = conv_attention_backward(q, k, v, weight, out, logsumexp, grad_out, **ctx.options)
         wanted = (x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False))
         return *wanted, None, None, None
 
 
-def _on_device_of(x: Tensor) -> contextlib.AbstractContextManager:
+def on_device_of(x: Tensor) -> contextlib.AbstractContextManager:
     """Triton launches on the current GPU: make it that of `x`."""
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()

@@ -14,6 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK_ROWS = 64
+# Between natural units and those of base 2.
+LOG2_E = tl.constexpr(math.log2(math.e))
+LN_2 = tl.constexpr(math.log(2.0))
 
 
 @dataclass(frozen=True)
@@ -182,7 +185,7 @@ def _load_rows(x_ptr, row, dim, stride_n, stride_d, rows, dims):
 def prepare(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, causal: bool, scale: float, pad: int) -> Prepared:
     """Make the inputs of the fused kernels from those of `conv_attention`; `pad` as `key_padding` gives it."""
     query_taps, key_taps = weight.shape[1:]
-    factor = scale * math.log2(math.e)
+    factor = scale * LOG2_E.value
     if query_taps <= key_taps:
         queries = overlapping_rows(q, query_taps, above=query_taps - 1)
         keys = expand(k, weight, factor, above=pad)
