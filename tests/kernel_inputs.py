@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention import conv_attention_reference
+from mta_kernels.conv_attention import conv_attention, conv_attention_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Triton's interpreter multiplies bfloat16 matrices wrongly, so bf16 needs a GPU.
@@ -36,3 +36,25 @@ def assert_close(got: Tensor, q, k, v, weight, **options) -> None:
     assert got.dtype == q.dtype
     tolerance = max(2 * relative_error(eager, exact), 4 * torch.finfo(q.dtype).eps)
     assert relative_error(got, exact) <= tolerance, (relative_error(got, exact), tolerance)
+
+
+def value_and_gradients(function, inputs: dict[str, Tensor], grad_out: Tensor, **options) -> dict[str, Tensor]:
+    """`function(**inputs, **options)` as "out", and its gradient in every input by name."""
+    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+    out = function(**leaves, **options)
+    gradients = torch.autograd.grad(out, list(leaves.values()), grad_out)
+    return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
+
+
+def assert_as_reference(inputs: dict[str, Tensor], **options) -> None:
+    """Triton's output and gradients are as near to float64 as twice eager's own error (and some units of rounding)."""
+    q = inputs["q"]
+    grad_out = torch.randn(q.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, q.dtype)
+    doubles = {name: x.double() for name, x in inputs.items()}
+    got = value_and_gradients(conv_attention, inputs, grad_out, backend="triton", **options)
+    exact = value_and_gradients(conv_attention_reference, doubles, grad_out.double(), **options)
+    eager = value_and_gradients(conv_attention_reference, inputs, grad_out, **options)
+    for name, want in exact.items():
+        assert got[name].dtype == eager[name].dtype, name
+        tolerance = max(2 * relative_error(eager[name], want), 16 * torch.finfo(q.dtype).eps)
+        assert relative_error(got[name], want) <= tolerance, (name, relative_error(got[name], want), tolerance)

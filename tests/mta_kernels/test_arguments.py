@@ -6,11 +6,24 @@ import pytest
 import torch
 from kernel_inputs import DEVICE
 
-from mta_kernels.conv_attention import conv_attention, conv_attention_decode, explain, unsupported
+from mta_kernels.conv_attention import (
+    ConvAttention,
+    conv_attention,
+    conv_attention_decode,
+    conv_attention_reference,
+    explain,
+    unsupported,
+)
 
 
 def make(q=(1, 4, 8, 16), k=(1, 2, 8, 16), weight=(4, 2, 3), dtype=torch.float32):
     return [torch.randn(*s).to(dtype) for s in (q, k, k, weight)]
+
+
+def refused(error: type[Exception], words: str, *inputs: torch.Tensor, **options) -> None:
+    with pytest.raises(error, match=words) as caught:
+        conv_attention(*inputs, **options)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -19,7 +32,8 @@ def make(q=(1, 4, 8, 16), k=(1, 2, 8, 16), weight=(4, 2, 3), dtype=torch.float32
         ({"q": (0, 4, 8, 16), "k": (0, 2, 8, 16)}, "at least 1"),
         ({"q": (4, 8, 16)}, "four dimensions"),
         ({"k": (1, 3, 8, 16)}, "multiple of"),
-        ({"k": (1, 2, 9, 16)}, "must be the same"),
+        ({"k": (1, 2, 7, 16)}, "as many rows as k, or fewer"),
+        ({"k": (1, 2, 8, 15)}, "must be the same"),
         ({"k": (2, 2, 8, 16)}, "must be the same"),
         ({"weight": (2, 2, 3)}, "4 query heads"),
         ({"weight": (4, 6)}, "query taps, key taps"),
@@ -27,9 +41,7 @@ def make(q=(1, 4, 8, 16), k=(1, 2, 8, 16), weight=(4, 2, 3), dtype=torch.float32
     ],
 )
 def test_shapes(shapes: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words) as caught:
-        conv_attention(*make(**shapes))
-    assert "\n" not in str(caught.value)
+    refused(ValueError, words, *make(**shapes))
 
 
 def test_dtypes_and_options() -> None:
@@ -46,6 +58,65 @@ def test_dtypes_and_options() -> None:
         conv_attention(q, k, v, weight, backend="cuda")
     with pytest.raises(ValueError, match="v "):
         conv_attention(q, k, v[:, :1], weight)
+
+
+def test_chunks_need_the_queries_before_them() -> None:
+    q, k, v, weight = make(weight=(4, 4, 3))
+    chunk = q[:, :, 6:]
+    refused(
+        ValueError,
+        r"q has 2 rows and k 8, .* looks back on 3 .* give q_history \[1, 4, 3 or more, 16\]",
+        chunk,
+        k,
+        v,
+        weight,
+    )
+    for history in (q[:, :, 4:6], q[:, :2, :6], q[0, :, :6], q[:, :, :6, :8]):
+        refused(ValueError, r"expected \[1, 4, 3 or more, 16\]", chunk, k, v, weight, q_history=history)
+    refused(TypeError, "q_history is torch.float16", chunk, k, v, weight, q_history=q[:, :, :6].half())
+    # Only as many as there are; none for one tap over queries, nor where q holds every position.
+    conv_attention(q[:, :, 1:], k, v, weight, q_history=q[:, :, :1])
+    conv_attention(chunk, k, v, weight[:, :1])
+    whole = conv_attention(q, k, v, weight)
+    assert torch.equal(conv_attention(q, k, v, weight, q_history=q[:, :, :0]), whole)
+    assert torch.equal(conv_attention(q, k, v, weight, q_history=q), whole)
+
+
+def test_packed_documents() -> None:
+    q, k, v, weight = make()
+    bounds = torch.tensor([0, 3, 8])
+    for wrong in (bounds.float(), bounds[None], bounds[:1], bounds.short()):
+        refused(
+            ValueError, r"expected \[documents \+ 1\], torch.int32 or torch.int64", q, k, v, weight, cu_seqlens=wrong
+        )
+    for wrong, words in (([1, 8], "from 1 to 8"), ([0, 7], "from 0 to 7"), ([0, 5, 3, 8], "not in order")):
+        refused(
+            ValueError, f"{words}; expected .* from 0 to the 8 rows", q, k, v, weight, cu_seqlens=torch.tensor(wrong)
+        )
+    refused(ValueError, "leave out q_history", q, k, v, weight, cu_seqlens=bounds, q_history=q)
+    refused(ValueError, "q has 5 rows and k 8", q[:, :, 3:], k, v, weight, cu_seqlens=bounds)
+    refused(ValueError, "q has batch 2", *(torch.cat([x, x]) for x in (q, k, v)), weight, cu_seqlens=bounds)
+    with pytest.raises(ValueError, match="rows and cu_seqlens"):
+        conv_attention_reference(q, k, v, weight, cu_seqlens=bounds, rows=(0, 3))
+
+
+def test_head_chunks() -> None:
+    q, k, v, weight = make(q=(1, 12, 8, 16), weight=(12, 2, 3))
+    for chunk in (1, 2, 3, 6, 12, 18):
+        conv_attention(q, k, v, weight, head_chunk=chunk, backend="reference")
+    for chunk in (0, -1, 4, 8, 1.0, "all"):
+        refused(
+            ValueError,
+            "head_chunk is .* divides the 6 query heads .* a multiple of 6",
+            q,
+            k,
+            v,
+            weight,
+            head_chunk=chunk,
+        )
+    assert "head_chunk=3" in repr(ConvAttention(12, head_chunk=3))
+    with pytest.raises(ValueError, match="head_chunk is 4"):
+        ConvAttention(12, head_chunk=4)(q, k, v)
 
 
 def test_a_named_backend_never_falls_back() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -129,10 +130,92 @@ def test_decode_of_a_ragged_batch() -> None:
         torch.testing.assert_close(got[b, :, 0], whole[b, :, length - 1])
 
 
-def test_gradients_of_the_reference() -> None:
-    inputs = [x.requires_grad_() for x in make(1, 2, 1, 5, 3, (2, 3))]
-    for causal in (True, False):
-        assert torch.autograd.gradcheck(lambda *a, c=causal: conv_attention_reference(*a, causal=c), inputs)
+def in_chunks(q, k, v, weight, bounds, **options):
+    """Rows of a prompt that is processed a chunk at a time."""
+    return torch.cat(
+        [
+            conv_attention(
+                q[:, :, start:stop],
+                k[:, :, :stop],
+                v[:, :, :stop],
+                weight,
+                q_history=q[:, :, max(0, start - 7) : start],
+                backend="reference",
+                **options,
+            )
+            for start, stop in pairwise(bounds)
+        ],
+        dim=2,
+    )
+
+
+@pytest.mark.parametrize("pad_key", ["both", "left", "right"])
+@pytest.mark.parametrize("bounds", [range(15), (0, 3, 6, 9, 12, 14), (0, 1, 10, 14)], ids=["ones", "threes", "ragged"])
+def test_chunks_of_a_prompt_are_rows_of_the_whole(bounds, pad_key: str) -> None:
+    q, k, v, weight = make(2, 4, 2, 14, 4, (6, 5))
+    whole = conv_attention_reference(q, k, v, weight, pad_key=pad_key)
+    torch.testing.assert_close(in_chunks(q, k, v, weight, bounds, pad_key=pad_key), whole)
+
+
+def test_last_rows_without_a_mask_are_rows_of_the_whole() -> None:
+    q, k, v, weight = make(1, 2, 1, 14, 4, (4, 5))
+    whole = conv_attention_reference(q, k, v, weight, causal=False)
+    for start in range(14):
+        got = conv_attention_reference(q[:, :, start:], k, v, weight, q_history=q[:, :, :start], causal=False)
+        torch.testing.assert_close(got, whole[:, :, start:])
+
+
+def test_blocks_of_rows_of_a_chunk() -> None:
+    q, k, v, weight = make(1, 2, 1, 20, 4, (6, 5))
+    chunk = {"q_history": q[:, :, :9]}
+    whole = conv_attention_reference(q[:, :, 9:], k, v, weight, **chunk)
+    for rows in ((0, 11), (0, 1), (2, 4), (7, 11)):
+        got = conv_attention_reference(q[:, :, 9:], k, v, weight, rows=rows, **chunk)
+        torch.testing.assert_close(got, whole[:, :, rows[0] : rows[1]])
+    with pytest.raises(ValueError, match="stop <= 11"):
+        conv_attention_reference(q[:, :, 9:], k, v, weight, rows=(0, 12), **chunk)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_packed_documents_are_separate_documents(causal: bool, dtype: torch.dtype) -> None:
+    q, k, v, weight = make(1, 4, 2, 20, 4, (6, 5))
+    bounds = [0, 0, 1, 3, 3, 12, 20, 20]
+    got = conv_attention(
+        q, k, v, weight, cu_seqlens=torch.tensor(bounds, dtype=dtype), causal=causal, backend="reference"
+    )
+    for start, stop in pairwise(bounds):
+        if start < stop:
+            document = (x[:, :, start:stop] for x in (q, k, v))
+            torch.testing.assert_close(
+                got[:, :, start:stop], conv_attention_reference(*document, weight, causal=causal)
+            )
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 6, 12, 18, 24])
+def test_chunks_of_heads_are_heads_of_the_whole(chunk: int) -> None:
+    q, k, v, weight = make(1, 18, 3, 9, 4, (3, 4))
+    whole = conv_attention_reference(q, k, v, weight)
+    torch.testing.assert_close(conv_attention_reference(q, k, v, weight, head_chunk=chunk), whole)
+    rows = {"rows": (4, 7), "head_chunk": chunk}
+    torch.testing.assert_close(conv_attention_reference(q, k, v, weight, **rows), whole[:, :, 4:7])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_of_the_reference(causal: bool) -> None:
+    q, k, v, weight = inputs = [x.requires_grad_() for x in make(1, 2, 1, 5, 3, (3, 3))]
+
+    def check(inputs, **options) -> None:
+        def run(q, k, v, weight, history=None):
+            return conv_attention_reference(q, k, v, weight, q_history=history, causal=causal, **options)
+
+        assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
+
+    check(inputs)
+    check(inputs, cu_seqlens=torch.tensor([0, 0, 2, 3, 5]))
+    check(inputs, head_chunk=1)
+    q, history = (x.detach().requires_grad_() for x in (q[:, :, 2:], q[:, :, :2]))
+    check([q, k, v, weight, history])
 
 
 @settings(max_examples=25, deadline=None)

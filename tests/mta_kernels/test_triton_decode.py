@@ -16,7 +16,7 @@ from mta_kernels.conv_attention import (
     conv_attention_reference,
 )
 from mta_kernels.conv_attention.triton import decode
-from mta_kernels.conv_attention.triton.decode import choose_splits, conv_attention_decode_triton, decode_config
+from mta_kernels.conv_attention.triton.decode import choose_splits, conv_attention_decode_triton, decode_candidates
 
 TAPS = [(1, 1), (2, 9), (3, 3), (6, 11), (7, 7), (4, 6), (11, 3)]
 
@@ -210,14 +210,15 @@ def test_configs_fit_every_gpu(shared_memory: int) -> None:
         for group in (1, 2, 3, 4, 8, 32):
             for block_d, size in ((16, 2), (64, 2), (128, 2), (256, 2), (64, 4), (256, 4)):
                 shape = {"key_taps": key_taps, "block_d": block_d, "element_size": size}
-                config = decode_config(group=group, shared_memory=shared_memory, **shape)
-                assert config.shared_memory(**shape) <= shared_memory
-                # A window's columns lie within two tiles.
-                assert config.block_n // config.pack >= decode.column_steps(key_taps, config.pack)
+                for config in decode_candidates(group=group, shared_memory=shared_memory, **shape):
+                    assert config.shared_memory(**shape) <= shared_memory
+                    # A window's columns lie within two tiles.
+                    assert config.block_n // config.pack >= decode.column_steps(key_taps, config.pack)
 
 
 def test_choose_splits() -> None:
-    assert choose_splits(1, 16, 65536, 132) == 16  # two programs an SM
+    assert choose_splits(1, 16, 65536, 132) == 15  # with that of the newest keys, two programs an SM
+    assert choose_splits(8, 16, 16384, 132) == 3
     assert choose_splits(1, 1, 100, 132) == 1
     assert choose_splits(1, 1, 1 << 20, 132) == 128
     assert choose_splits(512, 8, 4096, 132) == 1

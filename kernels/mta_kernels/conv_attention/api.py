@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mta_kernels.conv_attention.arguments import check_arguments, key_padding
+from mta_kernels.conv_attention.arguments import (
+    autocast_dtype,
+    cast_for_autocast,
+    check_arguments,
+    key_padding,
+    under_autocast,
+)
 from mta_kernels.conv_attention.reference import (
     check_decode_arguments,
     conv_attention_decode_reference,
     conv_attention_reference,
 )
+from mta_kernels.conv_attention.triton import conv_attention_decode_op, conv_attention_triton, triton_unsupported
 
 BACKENDS = ("reference", "triton")
 
@@ -29,17 +37,15 @@ class Choice:
 
 
 def unsupported(
-    backend: str, *, device: str, dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int
+    backend: str, *, device: torch.device | str, dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int
 ) -> str | None:
     """Why `backend` cannot run conv attention with these on this machine, or None if it can.
 
-    `device` is a torch device type, "cuda" or "cpu". Raises ValueError for an unknown backend.
+    `device` is a torch device or its type, "cuda" or "cpu". Raises ValueError for an unknown backend.
     """
     if backend == "reference":
         return None
     if backend == "triton":
-        from mta_kernels.conv_attention.triton import triton_unsupported
-
         return triton_unsupported(
             device=device, dtype=dtype, head_dim=head_dim, query_taps=query_taps, key_taps=key_taps
         )
@@ -49,28 +55,34 @@ def unsupported(
 def explain(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, backend: str = "auto") -> Choice:
     """Which backend `conv_attention` (and `conv_attention_decode`) takes for these arguments, and why.
 
-    Raises ValueError for an unknown backend, or a named one that cannot run them.
+    No other argument changes the choice; autocast does. Raises ValueError for an unknown backend, or a named one
+    that cannot run them.
     """
-    reasons = {
-        name: unsupported(
-            name,
-            device=q.device.type,
-            dtype=q.dtype,
-            head_dim=q.shape[-1],
-            query_taps=weight.shape[-2],
-            key_taps=weight.shape[-1],
-        )
-        for name in (BACKENDS if backend == "auto" else (backend,))
-    }
+    reason = _why_not(backend, q, weight)
     if backend != "auto":
-        if reasons[backend]:
-            raise ValueError(
-                f"backend {backend!r} cannot run this: {reasons[backend]}; backend='auto' picks one that can"
-            )
         return Choice(backend, "asked for")
-    if reasons["triton"] is None:
+    if reason is None:
         return Choice("triton", "the fastest backend for these arguments")
-    return Choice("reference", f"triton cannot run this: {reasons['triton']}")
+    return Choice("reference", f"triton cannot run this: {reason}")
+
+
+def _why_not(backend: str, q: Tensor, weight: Tensor) -> str | None:
+    """Why the backend (for "auto" the fastest) cannot run these, or None; raises ValueError if it is a named one."""
+    reason = unsupported(
+        "triton" if backend == "auto" else backend,
+        device=q.device,
+        dtype=autocast_dtype(q),
+        head_dim=q.shape[-1],
+        query_taps=weight.shape[-2],
+        key_taps=weight.shape[-1],
+    )
+    if reason is not None and backend != "auto":
+        raise ValueError(f"backend {backend!r} cannot run this: {reason}; backend='auto' picks one that can")
+    return reason
+
+
+def _takes_triton(backend: str, q: Tensor, weight: Tensor) -> bool:
+    return _why_not(backend, q, weight) is None and backend != "reference"
 
 
 def conv_attention(
@@ -79,25 +91,48 @@ def conv_attention(
     v: Tensor,
     weight: Tensor,
     *,
+    q_history: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     causal: bool = True,
     scale: float | None = None,
     pad_key: str = "both",
+    head_chunk: int | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Multi-Token Attention (arXiv 2504.00927): attention whose scores are convolved before the softmax.
 
-    `q [B, Hq, N, D]`, `k, v [B, Hkv, N, D]` with `Hq` a multiple of `Hkv`, `weight [Hq, cq, ck]` in q's dtype
-    or float32; returns `[B, Hq, N, D]`. `scale` is the factor on `q . k`, `1 / sqrt(D)` unless given;
-    `pad_key` places the key taps ("both", "left" or "right"). Differentiable in q, k, v and weight.
-    `backend` is "auto" (`explain` says which that is), "reference" or "triton"; a named one never falls back.
+    `q [B, Hq, M, D]`, `k, v [B, Hkv, N, D]` with `Hq` a multiple of `Hkv` and `M <= N`, `weight [Hq, cq, ck]` in q's
+    dtype or float32; returns `[B, Hq, M, D]`. `scale` is the factor on `q . k`, `1 / sqrt(D)` unless given;
+    `pad_key` places the key taps ("both", "left" or "right"). Differentiable in every floating-point tensor.
+
+    - With `M < N` (a chunk of a prompt) q holds the last `M` positions, and `q_history [B, Hq, H, D]` the queries just
+      before them, oldest first, `H >= min(cq - 1, N - M)`; more are ignored.
+    - `cu_seqlens [S + 1]`, int32 or int64, packs S documents into one row of tokens, `B = 1` and `M = N`: document s is
+      rows `cu_seqlens[s]` to `cu_seqlens[s + 1]`, and neither attention nor convolution crosses a bound. Documents may
+      be empty. It starts at 0 and ends at N, which is checked on a CPU alone: nothing waits for a GPU.
+    - `head_chunk` query heads are worked on at a time, which bounds the memory; it divides the heads that share a KV
+      head, or is a multiple of them.
+
+    `backend` is "auto" (`explain` says which that is), "reference" or "triton"; a named one never falls back. Under
+    autocast q, k and v are cast to its dtype, and so is the weight unless it is float32; float64 stays as it is.
     Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run.
     """
-    check_arguments(q, k, v, weight, pad_key)
-    if explain(q, k, v, weight, backend=backend).backend == "reference":
-        return conv_attention_reference(q, k, v, weight, causal=causal, scale=scale, pad_key=pad_key)
-    from mta_kernels.conv_attention.triton import conv_attention_triton
-
-    return conv_attention_triton(q, k, v, weight, causal=causal, scale=scale, pad_key=pad_key)
+    if under_autocast(q):
+        weight, q, k, v, q_history = cast_for_autocast(weight, q, k, v, q_history)
+    check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
+    run = conv_attention_triton if _takes_triton(backend, q, weight) else conv_attention_reference
+    return run(
+        q,
+        k,
+        v,
+        weight,
+        q_history=q_history,
+        cu_seqlens=cu_seqlens,
+        causal=causal,
+        scale=scale,
+        pad_key=pad_key,
+        head_chunk=head_chunk,
+    )
 
 
 def conv_attention_decode(
@@ -120,36 +155,18 @@ def conv_attention_decode(
     With `block_table [B, max_pages]` int32 the caches are pages, `[pages, Hkv, page_size, D]` of 16 to 256 keys, and
     key `y` of sequence `b` is row `y % page_size` of page `block_table[b, y // page_size]`; entries past a sequence's
     length may be anything. `backend` as in `conv_attention`; `splits`, the programs that share the keys of a head,
-    is for Triton alone. Not differentiable through Triton; nothing waits for the device.
+    is for Triton alone. A backward through Triton raises RuntimeError; nothing waits for the device.
     Raises ValueError or TypeError as `conv_attention`.
     """
+    if under_autocast(q_window):
+        weight, q_window, k_cache, v_cache = cast_for_autocast(weight, q_window, k_cache, v_cache)
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key, block_table)
-    if explain(q_window, k_cache, v_cache, weight, backend=backend).backend == "reference":
-        if splits != "auto":
-            raise ValueError(f"splits is {splits!r}; the reference backend does not split the keys: leave it at 'auto'")
-        return conv_attention_decode_reference(
-            q_window,
-            k_cache,
-            v_cache,
-            weight,
-            lengths=lengths,
-            scale=scale,
-            pad_key=pad_key,
-            block_table=block_table,
-        )
-    from mta_kernels.conv_attention.triton.decode import conv_attention_decode_triton
-
-    return conv_attention_decode_triton(
-        q_window,
-        k_cache,
-        v_cache,
-        weight,
-        lengths=lengths,
-        scale=scale,
-        pad_key=pad_key,
-        splits=splits,
-        block_table=block_table,
-    )
+    options: dict[str, Any] = {"lengths": lengths, "scale": scale, "pad_key": pad_key, "block_table": block_table}
+    if _takes_triton(backend, q_window, weight):
+        return conv_attention_decode_op(q_window, k_cache, v_cache, weight, splits=splits, **options)
+    if splits != "auto":
+        raise ValueError(f"splits is {splits!r}; the reference backend does not split the keys: leave it at 'auto'")
+    return conv_attention_decode_reference(q_window, k_cache, v_cache, weight, **options)
 
 
 def identity_weight(
@@ -170,7 +187,7 @@ def identity_weight(
 class ConvAttention(nn.Module):
     """`conv_attention` with its weight as a parameter `[heads, query_taps, key_taps]`, the identity at first.
 
-    Takes `q [B, heads, N, D]`, `k, v [B, Hkv, N, D]`; options as those of `conv_attention`.
+    Takes `q [B, heads, M, D]`, `k, v [B, Hkv, N, D]`; options as those of `conv_attention`.
     """
 
     def __init__(
@@ -182,12 +199,14 @@ class ConvAttention(nn.Module):
         causal: bool = True,
         scale: float | None = None,
         pad_key: str = "both",
+        head_chunk: int | None = None,
         backend: str = "auto",
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.causal, self.scale, self.pad_key, self.backend = causal, scale, pad_key, backend
+        self.causal, self.scale, self.pad_key = causal, scale, pad_key
+        self.head_chunk, self.backend = head_chunk, backend
         self.weight = nn.Parameter(
             identity_weight(heads, query_taps, key_taps, pad_key=pad_key, dtype=dtype, device=device)
         )
@@ -197,16 +216,21 @@ class ConvAttention(nn.Module):
         with torch.no_grad():
             self.weight.copy_(identity_weight(*self.weight.shape, pad_key=self.pad_key))
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """`[B, heads, N, D]`, as `conv_attention`."""
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, q_history: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
+        """`[B, heads, M, D]`, as `conv_attention`: `q_history` for a chunk of a prompt, `cu_seqlens` for documents."""
         return conv_attention(
             q,
             k,
             v,
             self.weight,
+            q_history=q_history,
+            cu_seqlens=cu_seqlens,
             causal=self.causal,
             scale=self.scale,
             pad_key=self.pad_key,
+            head_chunk=self.head_chunk,
             backend=self.backend,
         )
 
@@ -214,5 +238,5 @@ class ConvAttention(nn.Module):
         heads, query_taps, key_taps = self.weight.shape
         return (
             f"{heads}, {query_taps}, {key_taps}, causal={self.causal}, scale={self.scale}, "
-            f"pad_key={self.pad_key!r}, backend={self.backend!r}"
+            f"pad_key={self.pad_key!r}, head_chunk={self.head_chunk}, backend={self.backend!r}"
         )

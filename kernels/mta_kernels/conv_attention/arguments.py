@@ -53,7 +53,41 @@ def check_weight(weight: Tensor, query_heads: int, q: Tensor) -> None:
         raise ValueError(f"weight is on {weight.device} and q on {q.device}; move them to one device")
 
 
-def check_arguments(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, pad_key: str) -> None:
+def rows_before(query_rows: int, key_rows: int, query_taps: int) -> int:
+    """Queries before the first row of q that the convolution looks back on, when q holds the last positions of k."""
+    return min(query_taps - 1, key_rows - query_rows)
+
+
+def under_autocast(x: Tensor) -> bool:
+    """Whether autocast is on for the device of x; it knows nothing of "meta"."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that autocast gives x: its own if autocast is off or x is float64."""
+    if under_autocast(x) and x.dtype in (torch.float16, torch.bfloat16, torch.float32):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
+
+
+def cast_for_autocast(weight: Tensor, *others: Tensor | None) -> tuple:
+    """Weight and others in the dtype of autocast; a weight in float32 stays as it is."""
+    if weight.dtype != torch.float32:
+        weight = weight.to(autocast_dtype(weight))
+    return weight, *(None if x is None else x.to(autocast_dtype(x)) for x in others)
+
+
+def check_arguments(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    pad_key: str,
+    *,
+    q_history: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    head_chunk: int | None = None,
+) -> None:
     """Raise ValueError or TypeError, in one sentence, unless the arguments are those of `conv_attention`."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 4:
@@ -68,17 +102,87 @@ def check_arguments(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, pad_key: st
             raise TypeError(f"{name} has dtype {tensor.dtype} and q {q.dtype}; they must be the same")
         if tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device} and q on {q.device}; move them to one device")
-    batch, query_heads, seq_len, head_dim = q.shape
+    batch, query_heads, query_rows, head_dim = q.shape
+    _, key_heads, key_rows, _ = k.shape
     if k.shape != v.shape:
         raise ValueError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; they must be the same")
-    if (k.shape[0], k.shape[2], k.shape[3]) != (batch, seq_len, head_dim):
+    if k.shape[0] != batch or k.shape[3] != head_dim or query_rows > key_rows:
         raise ValueError(
-            f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}; "
-            "batch, seq_len and head_dim must be the same (only the number of heads may differ)"
+            f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}; batch and head_dim must be the same, "
+            "and q has as many rows as k, or fewer: the last ones"
         )
-    check_heads(query_heads, k.shape[1])
+    check_heads(query_heads, key_heads)
     check_weight(weight, query_heads, q)
     key_padding(weight.shape[2], pad_key)
+    if cu_seqlens is not None:
+        check_packing(cu_seqlens, q, key_rows, q_history)
+    elif q_history is not None or query_rows != key_rows:
+        check_history(q_history, q, key_rows, weight.shape[1])
+    if head_chunk is not None:
+        check_head_chunk(head_chunk, query_heads // key_heads)
+
+
+def check_history(q_history: Tensor | None, q: Tensor, key_rows: int, query_taps: int) -> None:
+    """Raise unless `q_history` is `[B, Hq, H, D]` with the queries before q that are needed; None if none are."""
+    batch, heads, query_rows, head_dim = q.shape
+    before = rows_before(query_rows, key_rows, query_taps)
+    wanted = f"[{batch}, {heads}, {before} or more, {head_dim}], the queries just before q, oldest first"
+    if q_history is None:
+        if before:
+            raise ValueError(
+                f"q has {query_rows} rows and k {key_rows}, and the convolution looks back on "
+                f"{query_taps - 1} queries: give q_history {wanted}"
+            )
+        return
+    fits = q_history.dim() == 4 and q_history.shape[:2] == q.shape[:2] and q_history.shape[3] == head_dim
+    if not fits or q_history.shape[2] < before:
+        raise ValueError(f"q_history has shape {tuple(q_history.shape)}; expected {wanted}")
+    if q_history.dtype != q.dtype or q_history.device != q.device:
+        raise TypeError(
+            f"q_history is {q_history.dtype} on {q_history.device} and q {q.dtype} on {q.device}; they must be the same"
+        )
+
+
+def check_packing(cu_seqlens: Tensor, q: Tensor, key_rows: int, q_history: Tensor | None) -> None:
+    """Raise ValueError unless `cu_seqlens [S + 1]` divides the rows of q and k into documents.
+
+    Its values are read on a CPU alone: on a GPU that would wait for the device.
+    """
+    batch, _, rows, _ = q.shape
+    if q_history is not None:
+        raise ValueError("cu_seqlens and q_history are both given; packed documents are whole: leave out q_history")
+    if rows != key_rows:
+        raise ValueError(
+            f"cu_seqlens packs whole documents, and q has {rows} rows and k {key_rows}; give both the same"
+        )
+    if batch != 1:
+        raise ValueError(
+            f"cu_seqlens is given and q has batch {batch}; "
+            "lay the documents end to end, q [1, heads, tokens of all documents, head_dim]"
+        )
+    fits = cu_seqlens.dim() == 1 and cu_seqlens.shape[0] > 1 and cu_seqlens.dtype in (torch.int32, torch.int64)
+    if not fits or cu_seqlens.device != q.device:
+        raise ValueError(
+            f"cu_seqlens has shape {tuple(cu_seqlens.shape)}, dtype {cu_seqlens.dtype}, on {cu_seqlens.device}; "
+            f"expected [documents + 1], torch.int32 or torch.int64, on {q.device}"
+        )
+    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+        bounds = cu_seqlens.tolist()
+        ordered = sorted(bounds)
+        if bounds != ordered or bounds[0] != 0 or bounds[-1] != rows:
+            raise ValueError(
+                f"cu_seqlens goes from {bounds[0]} to {bounds[-1]}{', not in order' if bounds != ordered else ''}; "
+                f"expected the bounds of the documents in order, from 0 to the {rows} rows of q"
+            )
+
+
+def check_head_chunk(head_chunk: int, group: int) -> None:
+    """Raise ValueError unless `head_chunk` divides the `group` of heads of a KV head, or is a multiple of it."""
+    if not isinstance(head_chunk, int) or head_chunk < 1 or (group % head_chunk and head_chunk % group):
+        raise ValueError(
+            f"head_chunk is {head_chunk!r}; expected a whole number that divides the {group} query heads "
+            f"of a KV head, or a multiple of {group}"
+        )
 
 
 def check_block_table(block_table: Tensor, q_window: Tensor, k_cache: Tensor) -> None:

@@ -7,6 +7,9 @@ With `s[i, j] = scale * q[i] . k[j]` (zero for `j > i` if causal) and zeros outs
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,6 +20,7 @@ from mta_kernels.conv_attention.arguments import (
     check_heads,
     check_weight,
     key_padding,
+    rows_before,
     softmax_scale,
 )
 
@@ -27,27 +31,71 @@ def conv_attention_reference(
     v: Tensor,
     weight: Tensor,
     *,
+    q_history: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     causal: bool = True,
     scale: float | None = None,
     pad_key: str = "both",
+    head_chunk: int | None = None,
     rows: tuple[int, int] | None = None,
 ) -> Tensor:
-    """Conv attention of `q [B, Hq, N, D]`, `k, v [B, Hkv, N, D]`, `weight [Hq, cq, ck]`: `[B, Hq, N, D]`.
+    """Conv attention of `q [B, Hq, M, D]`, `k, v [B, Hkv, N, D]`, `weight [Hq, cq, ck]`: `[B, Hq, M, D]`.
 
-    Stores the `N x N` scores. `rows = (start, stop)` computes those query rows alone and returns
-    `[B, Hq, stop - start, D]`, so that long sequences can be checked a block of rows at a time.
-    Differentiable in q, k, v and weight. Raises ValueError or TypeError for arguments that do not fit.
+    `q_history [B, Hq, H, D]`, `cu_seqlens [S + 1]` and `head_chunk` are those of `conv_attention`. Stores the `M x N`
+    scores of `head_chunk` heads; reads `cu_seqlens` on the host. `rows = (start, stop)` computes those rows of q alone
+    and returns `[B, Hq, stop - start, D]`, so that long sequences can be checked a block of rows at a time.
+    Differentiable in every floating-point tensor. Raises ValueError or TypeError for arguments that do not fit.
     """
-    check_arguments(q, k, v, weight, pad_key)
-    query_heads, seq_len = q.shape[1], q.shape[2]
-    start, stop = rows or (0, seq_len)
-    if not 0 <= start < stop <= seq_len:
-        raise ValueError(f"rows is {rows}; expected 0 <= start < stop <= {seq_len}")
+    check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
+    options: dict[str, Any] = {"causal": causal, "scale": softmax_scale(scale, q.shape[3]), "pad_key": pad_key}
+    if cu_seqlens is not None:
+        if rows is not None:
+            raise ValueError("rows and cu_seqlens are both given; cut the document out to have some of its rows")
+        options["head_chunk"] = head_chunk
+        documents = [slice(start, stop) for start, stop in pairwise(cu_seqlens.tolist()) if start < stop]
+        return torch.cat(
+            [conv_attention_reference(q[:, :, at], k[:, :, at], v[:, :, at], weight, **options) for at in documents],
+            dim=2,
+        )
+
+    before = rows_before(q.shape[2], k.shape[2], weight.shape[1])
+    start, stop = rows or (0, q.shape[2])
+    if not 0 <= start < stop <= q.shape[2]:
+        raise ValueError(f"rows is {rows}; expected 0 <= start < stop <= {q.shape[2]}")
+    if q_history is not None and before:
+        q = torch.cat([q_history[:, :, -before:], q], dim=2)
+    options["rows"] = (start + before, stop + before)
+    if head_chunk is None:
+        return _definition(q, k, v, weight, **options)
+    group = q.shape[1] // k.shape[1]
+    parts = []
+    for first in range(0, q.shape[1], head_chunk):
+        heads = slice(first, min(first + head_chunk, q.shape[1]))
+        kv_heads = slice(first // group, (heads.stop - 1) // group + 1)
+        parts.append(_definition(q[:, heads], k[:, kv_heads], v[:, kv_heads], weight[heads], **options))
+    return torch.cat(parts, dim=1)
+
+
+def _definition(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    pad_key: str,
+    rows: tuple[int, int],
+) -> Tensor:
+    """The `rows` of q, which holds the queries of the last positions of k and v."""
+    query_heads, query_rows = q.shape[1:3]
+    start, stop = rows
     first = max(0, start - (weight.shape[1] - 1))  # the convolution looks back on these rows
     keys, values = (repeat_heads(x, query_heads) for x in (k, v))
 
-    scores = q[:, :, first:stop] @ keys.transpose(-1, -2) * softmax_scale(scale, q.shape[3])
-    future = _future(first, stop, seq_len, q.device)
+    scores = q[:, :, first:stop] @ keys.transpose(-1, -2) * scale
+    position = torch.arange(first, stop, device=q.device) + (k.shape[2] - query_rows)
+    future = torch.arange(k.shape[2], device=q.device) > position[:, None]  # the key comes after the query
     if causal:
         scores = scores.masked_fill(future, 0)
     mixed = convolve_scores(scores, weight, pad_key)[:, :, start - first :]
@@ -159,14 +207,9 @@ def check_decode_arguments(
             f"lengths has shape {tuple(lengths.shape)}, dtype {lengths.dtype}, on {lengths.device}; "
             f"expected {batch} whole numbers on {q_window.device}"
         )
-    if not lengths.is_cuda and window < min(weight.shape[1], int(lengths.max())):
+    readable = lengths.device.type == "cpu" and not torch.compiler.is_compiling()
+    if readable and window < min(weight.shape[1], int(lengths.max())):
         raise ValueError(
             f"q_window holds {window} queries and the convolution looks back on {weight.shape[1]}: "
             f"give the last {min(weight.shape[1], int(lengths.max()))}"
         )
-
-
-def _future(first: int, stop: int, seq_len: int, device: torch.device) -> Tensor:
-    """`[stop - first, seq_len]`: True where the key comes after the query."""
-    row = torch.arange(first, stop, device=device)
-    return torch.arange(seq_len, device=device) > row[:, None]

@@ -7,11 +7,14 @@ or with the taps folded in, `X'[i, t] = factor * sum_s weight[h, t, s] * x[i - a
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from mta_kernels.conv_attention.triton.launch import cdiv, launch, next_power_of_2
 from mta_kernels.conv_attention.triton.prepare import _load_rows, dot_precision
 
 # Rows that one program sums for the gradient of the weight.
@@ -29,10 +32,11 @@ def _overlap_add_kernel(
     grad `[B*H*group, rows, TAPS, PITCH]` holds the rows from `first_row` on; out `[B*H, N, D]` float32: its rows
     from `first_out` on take part, those before `first_row` hold a sum already.
     """
+    column_blocks = tl.cdiv(head_dim, BLOCK_D)
     row_blocks = tl.cdiv(out_rows, BLOCK_ROWS)
-    batch_head = (tl.program_id(0) // row_blocks).to(tl.int64)
-    row = first_out + tl.program_id(0) % row_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    dim = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    dim = tl.program_id(0) % column_blocks * BLOCK_D + tl.arange(0, BLOCK_D)
+    row = first_out + tl.program_id(0) // column_blocks % row_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    batch_head = (tl.program_id(0) // (column_blocks * row_blocks)).to(tl.int64)
     total = tl.zeros([BLOCK_ROWS, BLOCK_D], tl.float32)
     for head in tl.range(group):
         head_ptr = grad_ptr + (batch_head * group + head) * rows * TAPS * PITCH
@@ -54,12 +58,13 @@ def _expand_transposed_kernel(
     The same shapes as in `_overlap_add_kernel`; `heads` are those of grad and weight. On the tensor cores: for
     each tap the sum over s is a banded matrix `[rows, source rows]` times BLOCK_SOURCE rows of grad.
     """
+    column_blocks = tl.cdiv(head_dim, BLOCK_D)
     row_blocks = tl.cdiv(out_rows, BLOCK_ROWS)
-    batch_head = (tl.program_id(0) // row_blocks).to(tl.int64)
-    first = first_out + tl.program_id(0) % row_blocks * BLOCK_ROWS
+    dim = tl.program_id(0) % column_blocks * BLOCK_D + tl.arange(0, BLOCK_D)
+    first = first_out + tl.program_id(0) // column_blocks % row_blocks * BLOCK_ROWS
+    batch_head = (tl.program_id(0) // (column_blocks * row_blocks)).to(tl.int64)
     row = tl.arange(0, BLOCK_ROWS)
     source = tl.arange(0, BLOCK_SOURCE)
-    dim = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     summed = row[:, None] + (SUMMED_TAPS - 1) - source[None, :]  # [BLOCK_ROWS, BLOCK_SOURCE]
     band = (summed >= 0) & (summed < SUMMED_TAPS)
     source_row = first + above - (SUMMED_TAPS - 1) - first_row + source
@@ -130,7 +135,9 @@ def _add_rows(out_ptr, total, batch_head, row, dim, row_end, written, seq_len, h
     tl.store(out_ptr, total, mask=inside)
 
 
-def add_overlapping(grad: Tensor, out: Tensor, *, taps: int, above: int, first_row: int = 0) -> None:
+def add_overlapping(
+    grad: Tensor, out: Tensor, signature: Hashable, *, taps: int, above: int, first_row: int = 0
+) -> None:
     """Add the gradient of `overlapping_rows` to `out [B*H, N, D]` float32.
 
     `grad [B*Hq, rows, taps * pitch]` holds the rows from `first_row` on, in order of calls; heads are summed.
@@ -139,16 +146,18 @@ def add_overlapping(grad: Tensor, out: Tensor, *, taps: int, above: int, first_r
     batch_heads, rows, depth = grad.shape
     first_out = max(0, first_row - above)
     out_rows = first_row + rows - first_out
-    block_d = min(128, triton.next_power_of_2(head_dim))
-    _overlap_add_kernel[(triton.cdiv(out_rows, 32) * heads, triton.cdiv(head_dim, block_d))](
+    block_d = min(128, next_power_of_2(head_dim))
+    launch(
+        _overlap_add_kernel, cdiv(out_rows, 32) * heads * cdiv(head_dim, block_d), signature,
         grad, out, batch_heads // heads, first_row, rows, first_out, out_rows, seq_len, above, head_dim,
         TAPS=taps, PITCH=depth // taps, BLOCK_ROWS=32, BLOCK_D=block_d,
     )  # fmt: skip
 
 
 def add_expanded(
-    grad: Tensor, x: Tensor, weight: Tensor, out: Tensor, *, factor: float, above: int, first_row: int = 0
-) -> Tensor:
+    grad: Tensor, x: Tensor, weight: Tensor, out: Tensor, signature: Hashable, *,
+    factor: float, above: int, first_row: int = 0,
+) -> Tensor:  # fmt: skip
     """Add the gradient of `expand(x, weight, factor, above)` to `out [B*H, N, D]` float32.
 
     `grad` as in `add_overlapping`. Returns the gradient of `weight [Hq, taps, summed taps]`, float32.
@@ -158,22 +167,24 @@ def add_expanded(
     batch_heads, rows, depth = grad.shape
     first_out = max(0, first_row - above)
     out_rows = first_row + rows - first_out
-    block_d = min(64, max(16, triton.next_power_of_2(head_dim)))
+    block_d = min(64, max(16, next_power_of_2(head_dim)))
     precision = dot_precision(x.dtype)
-    _expand_transposed_kernel[(triton.cdiv(out_rows, 32) * out.shape[0], triton.cdiv(head_dim, block_d))](
+    launch(
+        _expand_transposed_kernel, cdiv(out_rows, 32) * out.shape[0] * cdiv(head_dim, block_d), signature,
         grad, weight, out, *weight.stride(),
         heads, batch_heads // out.shape[0], first_row, rows, first_out, out_rows, seq_len, above, head_dim, factor,
         TAPS=taps, SUMMED_TAPS=summed_taps, PITCH=depth // taps, BLOCK_ROWS=32,
-        BLOCK_SOURCE=triton.next_power_of_2(32 + summed_taps - 1), BLOCK_D=block_d, PRECISION=precision,
+        BLOCK_SOURCE=next_power_of_2(32 + summed_taps - 1), BLOCK_D=block_d, PRECISION=precision,
     )  # fmt: skip
-    programs = triton.cdiv(rows, WEIGHT_ROWS)
-    block_taps, block_source = max(4, triton.next_power_of_2(taps)), triton.next_power_of_2(16 + summed_taps - 1)
+    programs = cdiv(rows, WEIGHT_ROWS)
+    block_taps, block_source = max(4, next_power_of_2(taps)), next_power_of_2(16 + summed_taps - 1)
     parts = torch.empty(batch_heads, programs, taps, summed_taps, dtype=torch.float32, device=x.device)
-    _weight_gradient_kernel[(programs * batch_heads,)](
+    launch(
+        _weight_gradient_kernel, programs * batch_heads, signature,
         grad, x, parts, *x.stride(),
         heads, heads // x_heads, first_row, rows, seq_len, above, head_dim, factor,
         TAPS=taps, SUMMED_TAPS=summed_taps, PITCH=depth // taps, PROGRAM_ROWS=WEIGHT_ROWS,
-        BLOCK_TAPS=block_taps, BLOCK_SUMMED=triton.next_power_of_2(summed_taps), BLOCK_ROWS=16,
+        BLOCK_TAPS=block_taps, BLOCK_SUMMED=next_power_of_2(summed_taps), BLOCK_ROWS=16,
         BLOCK_SOURCE=block_source, BLOCK_D=32,
         PRECISION=precision, num_warps=8 if block_taps * block_source >= 1024 else 4,
     )  # fmt: skip

@@ -6,54 +6,39 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
+from mta_kernels.conv_attention.triton.backward_scores import ALIGNED, Chunk, aligned_keys, aligned_rows, summed_keys
+from mta_kernels.conv_attention.triton.forward import capability
+from mta_kernels.conv_attention.triton.launch import cdiv, describe_rows, launch, operand
 from mta_kernels.conv_attention.triton.prepare import dot_precision
-
-# Rows and keys below the diagonal's next multiple of ALIGNED are written in every scratch, with zeros at its end.
-ALIGNED = 128
-
-
-@triton.jit
-def describe_rows(
-    x_ptr, stride_h, stride_n, rows, columns,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, ALIGNMENT: tl.constexpr,
-):  # fmt: skip
-    """A descriptor of `x [heads, rows, columns]` whose rows start at multiples of ALIGNMENT elements."""
-    return tl.make_tensor_descriptor(
-        x_ptr, shape=[tl.num_programs(0), rows, columns],
-        strides=[tl.multiple_of(stride_h, ALIGNMENT), tl.multiple_of(stride_n, ALIGNMENT), 1],
-        block_shape=[1, BLOCK_ROWS, BLOCK_COLUMNS],
-    )  # fmt: skip
 
 
 @triton.jit
 def _transposed_product_kernel(
-    left_desc, right_desc, out_ptr, loss_scale_ptr,
+    left_desc, right_desc, out_ptr, loss_scale_ptr, seen_by_ptr,
     stride_lh, stride_ln, stride_rh, stride_rn,
-    seq_len, first_row, rows, keys, written, columns, factor,
-    HOST_DESCRIPTORS: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr,
+    first_row, rows, keys, query_rows, key_rows, written, columns, factor,
+    HOST_DESCRIPTORS: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ALIGNMENT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`out[j] += factor * sum_i left[i, j] * right[first_row + i]`, for BLOCK_M keys j and BLOCK_N columns.
 
-    left `[B*Hq, rows, keys]`, right `[B*Hq, N, columns]`, out `[B*Hq, N, columns]` float32, of which the first
+    left `[B*Hq, rows, keys]`, right `[B*Hq, M, columns]`, out `[B*Hq, N, columns]` float32, of which the first
     `written` rows hold a sum already.
     """
     if not HOST_DESCRIPTORS:
         left_desc = describe_rows(left_desc, stride_lh, stride_ln, rows, keys, BLOCK_K, BLOCK_M, ALIGNMENT)
-        right_desc = describe_rows(right_desc, stride_rh, stride_rn, seq_len, columns, BLOCK_K, BLOCK_N, ALIGNMENT)
+        right_desc = describe_rows(right_desc, stride_rh, stride_rn, query_rows, columns, BLOCK_K, BLOCK_N, ALIGNMENT)
     column_blocks = tl.cdiv(columns, BLOCK_N)
     key_blocks = tl.cdiv(keys, BLOCK_M)
     # Neighbours share the tiles of left, the larger operand.
     first_column = tl.program_id(0) % column_blocks * BLOCK_N
     first_key = tl.program_id(0) // column_blocks % key_blocks * BLOCK_M
     batch_head = tl.program_id(0) // (column_blocks * key_blocks)
-    start = 0
-    if CAUSAL:
-        start = tl.maximum(first_key - first_row, 0) // BLOCK_K * BLOCK_K
+    start, end = aligned_rows(seen_by_ptr, first_key, first_row, rows, query_rows, key_rows, CAUSAL, SPANS, ALIGNED)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for row in tl.range(start, rows, BLOCK_K):
+    for row in tl.range(start, end, BLOCK_K):
         left = left_desc.load([batch_head, row, first_key]).reshape(BLOCK_K, BLOCK_M)
         right = right_desc.load([batch_head, first_row + row, first_column]).reshape(BLOCK_K, BLOCK_N)
         total = tl.dot(left.T, right, total, input_precision=PRECISION)
@@ -61,18 +46,19 @@ def _transposed_product_kernel(
     key = first_key + tl.arange(0, BLOCK_M)
     column = first_column + tl.arange(0, BLOCK_N)
     inside = (key < keys)[:, None] & (column < columns)[None, :]
-    out_ptr += (batch_head.to(tl.int64) * seq_len + key[:, None]) * columns + column[None, :]
+    out_ptr += (batch_head.to(tl.int64) * key_rows + key[:, None]) * columns + column[None, :]
     total += tl.load(out_ptr, mask=inside & (key < written)[:, None], other=0.0)
     tl.store(out_ptr, total, mask=inside)
 
 
 @triton.jit
 def _row_product_kernel(
-    left_desc, right_desc, out_ptr, loss_scale_ptr,
+    left_desc, right_desc, out_ptr, loss_scale_ptr, spans_ptr,
     stride_lh, stride_ln, stride_rh, stride_rn,
-    right_group, seq_len, first_row, rows, keys, columns, factor,
-    HOST_DESCRIPTORS: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr,
+    right_group, first_row, rows, keys, query_rows, key_rows, columns, factor,
+    HOST_DESCRIPTORS: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ALIGNMENT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`out[i] = factor * sum_j left[i, j] * right[j]`, for BLOCK_M rows i and BLOCK_N columns.
 
@@ -81,18 +67,16 @@ def _row_product_kernel(
     """
     if not HOST_DESCRIPTORS:
         left_desc = describe_rows(left_desc, stride_lh, stride_ln, rows, keys, BLOCK_M, BLOCK_K, ALIGNMENT)
-        right_desc = describe_rows(right_desc, stride_rh, stride_rn, seq_len, columns, BLOCK_K, BLOCK_N, ALIGNMENT)
+        right_desc = describe_rows(right_desc, stride_rh, stride_rn, key_rows, columns, BLOCK_K, BLOCK_N, ALIGNMENT)
     column_blocks = tl.cdiv(columns, BLOCK_N)
     row_blocks = tl.cdiv(rows, BLOCK_M)
     first_column = tl.program_id(0) % column_blocks * BLOCK_N
     start = tl.program_id(0) // column_blocks % row_blocks * BLOCK_M
     batch_head = tl.program_id(0) // (column_blocks * row_blocks)
     right_head = batch_head // right_group
-    end = keys
-    if CAUSAL:
-        end = tl.minimum(first_row + start + BLOCK_M, keys)
+    first_key, end = aligned_keys(spans_ptr, first_row + start, query_rows, key_rows, keys, CAUSAL, SPANS, ALIGNED)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for key in tl.range(0, end, BLOCK_K):
+    for key in tl.range(first_key, end, BLOCK_K):
         left = left_desc.load([batch_head, start, key]).reshape(BLOCK_M, BLOCK_K)
         right = right_desc.load([right_head, key, first_column]).reshape(BLOCK_K, BLOCK_N)
         total = tl.dot(left, right, total, input_precision=PRECISION)
@@ -104,58 +88,63 @@ def _row_product_kernel(
 
 
 def add_transposed_product(
-    left: Tensor, right: Tensor, out: Tensor, loss_scale: Tensor, *,
-    factor: float, first_row: int, causal: bool, host_descriptors: bool,
-) -> None:  # fmt: skip
+    left: Tensor, right: Tensor, out: Tensor, loss_scale: Tensor, chunk: Chunk, *, factor: float
+) -> None:
     """`out[j] += factor / loss_scale * sum_i left[i, j] * right[first_row + i]`.
 
-    left `[B*Hq, rows, keys]`, right `[B*Hq, N, columns]`, out `[B*Hq, N, columns]` float32; what out holds is
-    counted where the rows before `first_row` wrote it.
+    left `[B*Hq, rows, keys]`, right `[B*Hq, M, columns]`, out `[B*Hq, N, columns]` float32; what out holds is
+    counted where the chunks before this one wrote it.
     """
-    batch_heads, rows, keys = left.shape
     columns = out.shape[2]
-    block_m, block_n, block_k, options = product_blocks(left, columns)
-    grid = (triton.cdiv(columns, block_n) * triton.cdiv(keys, block_m) * batch_heads,)
-    _transposed_product_kernel[grid](
+    block_m, block_n, block_k, options = product_blocks(left, columns, transposed=True)
+    host_descriptors = capability(left.device)[0] >= 9
+    launch(
+        _transposed_product_kernel,
+        cdiv(columns, block_n) * cdiv(chunk.keys, block_m) * left.shape[0], chunk.signature,
         operand(left, [1, block_k, block_m], host_descriptors),
-        operand(right, [1, block_k, block_n], host_descriptors), out, loss_scale,
+        operand(right, [1, block_k, block_n], host_descriptors), out, loss_scale, chunk.seen_by,
         *left.stride()[:2], *right.stride()[:2],
-        out.shape[1], first_row, rows, keys, first_row if causal or first_row == 0 else keys, columns, factor,
-        HOST_DESCRIPTORS=host_descriptors, CAUSAL=causal, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+        chunk.first_row, chunk.rows, chunk.keys, chunk.query_rows, chunk.key_rows, summed_keys(chunk), columns, factor,
+        HOST_DESCRIPTORS=host_descriptors, CAUSAL=chunk.causal, SPANS=chunk.spans is not None, ALIGNED=ALIGNED,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
         ALIGNMENT=16 // left.element_size(), PRECISION=dot_precision(left.dtype), **options,
     )  # fmt: skip
 
 
-def row_product(
-    left: Tensor, right: Tensor, loss_scale: Tensor, *,
-    factor: float, first_row: int, causal: bool, host_descriptors: bool,
-) -> Tensor:  # fmt: skip
+def row_product(left: Tensor, right: Tensor, loss_scale: Tensor, chunk: Chunk, *, factor: float) -> Tensor:
     """`factor / loss_scale * sum_j left[i, j] * right[j]`: `[B*Hq, rows, columns]` float32.
 
     left `[B*Hq, rows, keys]` starts at query `first_row`; right `[B*H, N, columns]`, where H divides Hq.
     """
-    batch_heads, rows, keys = left.shape
+    batch_heads, rows = left.shape[:2]
     columns = right.shape[2]
-    block_m, block_n, block_k, options = product_blocks(left, columns)
+    block_m, block_n, block_k, options = product_blocks(left, columns, transposed=False)
+    host_descriptors = capability(left.device)[0] >= 9
     out = torch.empty(batch_heads, rows, columns, dtype=torch.float32, device=left.device)
-    _row_product_kernel[(triton.cdiv(columns, block_n) * triton.cdiv(rows, block_m) * batch_heads,)](
+    launch(
+        _row_product_kernel, cdiv(columns, block_n) * cdiv(rows, block_m) * batch_heads, chunk.signature,
         operand(left, [1, block_m, block_k], host_descriptors),
-        operand(right, [1, block_k, block_n], host_descriptors), out, loss_scale,
-        *left.stride()[:2], *right.stride()[:2],
-        batch_heads // right.shape[0], right.shape[1], first_row, rows, keys, columns, factor,
-        HOST_DESCRIPTORS=host_descriptors, CAUSAL=causal, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+        operand(right, [1, block_k, block_n], host_descriptors), out, loss_scale, chunk.spans,
+        *left.stride()[:2], *right.stride()[:2], batch_heads // right.shape[0],
+        chunk.first_row, chunk.rows, chunk.keys, chunk.query_rows, chunk.key_rows, columns, factor,
+        HOST_DESCRIPTORS=host_descriptors, CAUSAL=chunk.causal, SPANS=chunk.spans is not None, ALIGNED=ALIGNED,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
         ALIGNMENT=16 // left.element_size(), PRECISION=dot_precision(left.dtype), **options,
     )  # fmt: skip
     return out
 
 
-def product_blocks(left: Tensor, columns: int) -> tuple[int, int, int, dict[str, int]]:
-    """Rows, columns and depth of a tile of the products, and launch options. All of them divide ALIGNED."""
+def product_blocks(left: Tensor, columns: int, *, transposed: bool) -> tuple[int, int, int, dict[str, int]]:
+    """Rows, columns and depth of a tile of the products, and launch options; chosen on an H200.
+
+    The sides that lie along rows or keys of left divide ALIGNED.
+    """
     if left.element_size() == 4:
         return 64, 64, 32, {"num_warps": 4, "num_stages": 2}
-    return 128, 64 if columns <= 64 else 128, 64, {"num_warps": 8, "num_stages": 3}
-
-
-def operand(x: Tensor, block: list[int], host_descriptors: bool) -> Tensor | TensorDescriptor:
-    """x as a kernel takes it: a descriptor for the copy engine, or the tensor where a GPU has none."""
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), block) if host_descriptors else x
+    if capability(left.device)[0] < 9:
+        return 128, 64 if columns <= 64 else 128, 64, {"num_warps": 8, "num_stages": 3}
+    if transposed:
+        return 128, 128, 64, {"num_warps": 4, "num_stages": 3}
+    if columns > 512:
+        return 128, 256, 64, {"num_warps": 8, "num_stages": 4}
+    return 128, 128, 64, {"num_warps": 8, "num_stages": 3}

@@ -11,6 +11,8 @@ no other program needs a mask on scores. Everything is in base-2 units: `factor 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 
@@ -18,11 +20,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mta_kernels.conv_attention.arguments import check_block_table, key_padding, softmax_scale
-from mta_kernels.conv_attention.triton.forward import shared_memory_limit
+from mta_kernels.conv_attention.triton.forward import capability, shared_memory_limit
 from mta_kernels.conv_attention.triton.function import on_device_of
+from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, launch, next_power_of_2
 from mta_kernels.conv_attention.triton.prepare import dot_precision
+from mta_kernels.conv_attention.triton.tuning import Key, best_config
 
 MAX_SPLITS = 128
 PROGRAMS_PER_SM = 2
@@ -38,7 +43,8 @@ def _conv_attention_decode_kernel(
     GROUP: tl.constexpr, HEADS: tl.constexpr, QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, PAD: tl.constexpr,
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PACK: tl.constexpr, STEPS: tl.constexpr,
     BLOCK_STEPS: tl.constexpr, BLOCK_TAPS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_NEAR: tl.constexpr, SPLIT_WEIGHT: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_NEAR: tl.constexpr, SPLIT_WEIGHT: tl.constexpr, UNIT: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program: a share of the keys for HEADS query heads of a KV head, or the newest keys of one query head.
 
@@ -46,6 +52,8 @@ def _conv_attention_decode_kernel(
     PAGE_SIZE > 0; their first three strides count UNIT elements. Slot `split` of partial `[B, Hq, splits + 1, D]`,
     max and sum `[B, Hq, splits + 1]` is a share's, the last slot is the newest keys'.
     """
+    if DEPENDENT_LAUNCH:
+        gdc_launch_dependents()  # the programs that merge may take their places, and wait
     head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     programs = GROUP + splits * head_blocks  # of one KV head; those of the newest keys come first
     program = tl.program_id(0) % programs
@@ -285,10 +293,14 @@ def _repeat_rows(x, ROWS: tl.constexpr):
 def _combine_splits_kernel(
     partial_ptr, max_ptr, sum_ptr, out_ptr, slots,
     HEAD_DIM: tl.constexpr, BLOCK_SLOTS: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr,
+    DEPENDENT_LAUNCH: tl.constexpr,
 ):  # fmt: skip
     """`out[h] = sum_s 2^(max_s - max) partial_s / sum_s 2^(max_s - max) sum_s`; zero for a sequence without tokens."""
-    head = tl.program_id(0).to(tl.int64)
-    dim = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    if DEPENDENT_LAUNCH:
+        gdc_wait()
+    DIM_BLOCKS: tl.constexpr = (HEAD_DIM + BLOCK_D - 1) // BLOCK_D
+    head = (tl.program_id(0) // DIM_BLOCKS).to(tl.int64)
+    dim = tl.program_id(0) % DIM_BLOCKS * BLOCK_D + tl.arange(0, BLOCK_D)
     slot = tl.arange(0, BLOCK_SLOTS)
     all_maxima = tl.load(max_ptr + head * slots + slot, mask=slot < slots, other=float("-inf"))
     largest = _finite(tl.max(all_maxima, 0))
@@ -326,7 +338,7 @@ class DecodeConfig:
 
     def block_steps(self, key_taps: int) -> int:
         """Rows of products a head and a key of a column, padded to fill the tensor core."""
-        return max(triton.next_power_of_2(column_steps(key_taps, self.pack)), 16 // (self.pack * self.heads))
+        return max(next_power_of_2(column_steps(key_taps, self.pack)), 16 // (self.pack * self.heads))
 
     def shared_memory(self, key_taps: int, block_d: int, element_size: int) -> int:
         """Bytes of shared memory that a program needs, rounded up a little."""
@@ -367,13 +379,16 @@ def conv_attention_decode_triton(
         capacity *= block_table.shape[1]
     if splits == "auto":
         splits = choose_splits(batch, kv_heads, capacity, sm_count(q_window.device))
-    config = decode_config(
+    group = q_window.shape[1] // kv_heads
+    candidates = decode_candidates(
         key_taps=weight.shape[2],
-        group=q_window.shape[1] // kv_heads,
-        block_d=max(16, triton.next_power_of_2(head_dim)),
+        group=group,
+        block_d=max(16, next_power_of_2(head_dim)),
         element_size=q_window.element_size(),
         shared_memory=shared_memory_limit(q_window.device),
     )
+    key = Key.of(q_window.dtype, head_dim, weight.shape[1:], True, capacity, group, batch * kv_heads)
+    config = best_config("decode", key, candidates, q_window.device)
     with on_device_of(q_window):
         return launch_decode(
             q_window,
@@ -407,7 +422,7 @@ def launch_decode(
     kv_heads = k_cache.shape[1]
     group = query_heads // kv_heads
     query_taps, key_taps = weight.shape[1:]
-    block_d = max(16, triton.next_power_of_2(head_dim))
+    block_d = max(16, next_power_of_2(head_dim))
     unit = 16 // q_window.element_size()  # strides in whole loads of 16 bytes, so that the compiler knows they are
     if any(stride % unit for x in (k_cache, v_cache) for stride in x.stride()[:3]):
         unit = 1
@@ -416,10 +431,14 @@ def launch_decode(
     partial = torch.empty(batch * query_heads, slots, head_dim, dtype=torch.float32, device=q_window.device)
     maxima = torch.empty(batch * query_heads, slots, dtype=torch.float32, device=q_window.device)
     sums = torch.empty_like(maxima)
-    programs = group + splits * triton.cdiv(group, config.heads)
+    programs = group + splits * cdiv(group, config.heads)
+    signature = call_signature(q_window, k_cache, v_cache, weight, lengths, block_table)
+    # Programmatic dependent launch: the merge starts while the last shares finish.
+    dependent_launch = capability(q_window.device)[0] >= 9 and q_window.is_cuda
     # The compiler's pipeline takes two stages a tile if it has to look up the pages first.
     num_stages = config.num_stages if block_table is None else 2 * config.num_stages - 1
-    _conv_attention_decode_kernel[(programs * batch * kv_heads,)](
+    launch(
+        _conv_attention_decode_kernel, programs * batch * kv_heads, (signature, splits),
         q_window, k_cache, v_cache, weight, lengths, block_table, partial, maxima, sums,
         *q_window.stride(), *units[:3], k_cache.stride(3), *units[3:], v_cache.stride(3), *weight.stride(),
         *(block_table.stride() if block_table is not None else (0, 0)),
@@ -428,19 +447,21 @@ def launch_decode(
         PAGE_SIZE=0 if block_table is None else k_cache.shape[2],
         PACK=config.pack, STEPS=column_steps(key_taps, config.pack),
         BLOCK_STEPS=config.block_steps(key_taps),
-        BLOCK_TAPS=max(16, triton.next_power_of_2(query_taps)), BLOCK_N=config.block_n, BLOCK_D=block_d,
-        BLOCK_NEAR=max(16, triton.next_power_of_2(query_taps + key_taps - 2)),
+        BLOCK_TAPS=max(16, next_power_of_2(query_taps)), BLOCK_N=config.block_n, BLOCK_D=block_d,
+        BLOCK_NEAR=max(16, next_power_of_2(query_taps + key_taps - 2)),
         SPLIT_WEIGHT=weight.dtype != q_window.dtype,
-        UNIT=unit,
+        UNIT=unit, DEPENDENT_LAUNCH=dependent_launch,
         PRECISION=dot_precision(q_window.dtype),
         num_warps=config.num_warps, num_stages=num_stages,
     )  # fmt: skip
     out = torch.empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=q_window.device)
     combine_d = min(64, block_d)
-    _combine_splits_kernel[(batch * query_heads, triton.cdiv(head_dim, combine_d))](
+    launch(
+        _combine_splits_kernel, batch * query_heads * cdiv(head_dim, combine_d), (signature, splits),
         partial, maxima, sums, out, slots,
-        HEAD_DIM=head_dim, BLOCK_SLOTS=triton.next_power_of_2(slots), BLOCK_D=combine_d,
-        CHUNK=min(32, triton.next_power_of_2(slots)), num_warps=4,
+        HEAD_DIM=head_dim, BLOCK_SLOTS=next_power_of_2(slots), BLOCK_D=combine_d,
+        CHUNK=min(32, next_power_of_2(slots)), DEPENDENT_LAUNCH=dependent_launch,
+        num_warps=4, launch_pdl=dependent_launch,
     )  # fmt: skip
     return out
 
@@ -450,20 +471,48 @@ def column_steps(key_taps: int, pack: int) -> int:
     return (pack + key_taps - 2) // pack + 1
 
 
-def decode_config(*, key_taps: int, group: int, block_d: int, element_size: int, shared_memory: int) -> DecodeConfig:
-    """Tile sizes for these shapes, on a GPU that gives a program up to `shared_memory` bytes.
+@functools.cache
+def decode_candidates(
+    *, key_taps: int, group: int, block_d: int, element_size: int, shared_memory: int
+) -> tuple[DecodeConfig, ...]:
+    """Tile sizes that fit in `shared_memory` bytes a program, the best guess first."""
+    guess = _decode_guess(key_taps, group, block_d, element_size, shared_memory)
+    if guess.heads == 1 and element_size == 2 and block_d <= 128:
+        # Small programs, measured on an H200: many of them hide each other's waits.
+        shapes = [
+            (64, 2, 2, 3),
+            (64, 2, 4, 3),
+            (64, 2, 2, 4),
+            (64, 2, 4, 4),
+            (64, 1, 2, 3),
+            (128, 2, 4, 3),
+            (128, 4, 4, 3),
+        ]
+        configs = [DecodeConfig(block_n, pack, 1, warps, stages) for block_n, pack, warps, stages in shapes]
+    else:
+        configs = [
+            dataclasses.replace(guess, block_n=block_n, heads=heads, num_warps=warps, num_stages=stages)
+            for heads in (guess.heads, max(1, guess.heads // 2))
+            for block_n in (guess.block_n, guess.block_n // 2)
+            for warps in (guess.num_warps, guess.num_warps // 2)
+            for stages in (guess.num_stages, 3, 2)
+            if block_n // guess.pack >= max(16, column_steps(key_taps, guess.pack))
+        ]
+    fitting = [c for c in configs if c.shared_memory(key_taps, block_d, element_size) <= shared_memory]
+    return tuple(dict.fromkeys(fitting)) or (guess,)
 
-    About 32 KiB of keys and values a tile; as many tiles in flight, up to three, as leave room for two programs an SM.
-    """
+
+def _decode_guess(key_taps: int, group: int, block_d: int, element_size: int, shared_memory: int) -> DecodeConfig:
+    """About 32 KiB of keys and values a tile; as many tiles in flight, up to three, as leave room for two programs."""
     block_n = max(32, min(128, 16 * 1024 // (block_d * element_size)))
     budgets = [(shared_memory // 2 - 1024, (4, 3)), (shared_memory, (4, 3, 2, 1))]
-    heads = min(triton.next_power_of_2(group), 128 // max(16, triton.next_power_of_2(key_taps)))
+    heads = min(next_power_of_2(group), 128 // max(16, next_power_of_2(key_taps)))
     while heads:
         pack = 1
         for candidate in (2, 4) if heads == 1 else (2,):
-            rows = heads * candidate * triton.next_power_of_2(column_steps(key_taps, candidate))
+            rows = heads * candidate * next_power_of_2(column_steps(key_taps, candidate))
             # Rows that the tensor core would multiply anyway, enough columns for four warps, room in the registers.
-            free = rows <= heads * max(16, triton.next_power_of_2(key_taps)) and block_n // candidate >= 32
+            free = rows <= heads * max(16, next_power_of_2(key_taps)) and block_n // candidate >= 32
             if free and rows * candidate * block_d * element_size <= 8192 * max(1, min(4, rows // 16)):
                 pack = candidate
         for budget, depths in budgets:
@@ -479,16 +528,19 @@ def decode_config(*, key_taps: int, group: int, block_d: int, element_size: int,
 
 
 def choose_splits(batch: int, kv_heads: int, max_length: int, sm_count: int) -> int:
-    """How many programs share the keys of one KV head, so that about two programs run on every SM.
+    """How many programs share the keys of one KV head, so that whole waves of two programs an SM run.
 
-    The least of waves of programs times keys a program, counting a program's start and end as 128 keys; from 1 to 128,
-    and never less than 64 keys a program.
+    One where there are KV heads for a whole wave. Else the least of waves of programs times keys a program, where a
+    wave's start and end cost as much as 1280 keys and the newest keys of a KV head take a program's place (measured on
+    an H200); from 1 to 128, and never less than 64 keys a program.
     """
     slots = PROGRAMS_PER_SM * sm_count
+    if batch * kv_heads >= slots:
+        return 1
 
     def cost(splits: int) -> int:
-        waves = -(-batch * kv_heads * splits // slots)
-        return waves * (-(-max_length // splits) + 128)
+        waves = -(-batch * kv_heads * (splits + 1) // slots)
+        return waves * (-(-max_length // splits) + 1280)
 
     return min(range(1, min(MAX_SPLITS, max(1, max_length // 64)) + 1), key=cost)
 

@@ -6,15 +6,27 @@ Scores within the causal band come ready from `prepare`; every other score is a 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
+from mta_kernels.conv_attention.triton.launch import (
+    call_signature,
+    cdiv,
+    describe_heads,
+    describe_rows,
+    launch,
+    next_power_of_2,
+    operand,
+)
 from mta_kernels.conv_attention.triton.prepare import LN_2, Prepared, dot_precision, prepare
+from mta_kernels.conv_attention.triton.tuning import Key, best_config
 
 # The interpreter takes the tiles of a Hopper GPU.
 INTERPRETED_CAPABILITY = (9, 0)
@@ -23,47 +35,40 @@ INTERPRETED_SHARED_MEMORY = 227 * 1024
 
 @triton.jit
 def _conv_attention_fwd_kernel(
-    q_desc, k_desc, v_desc, band_ptr, out_ptr, logsumexp_ptr,
+    q_desc, k_desc, v_desc, band_ptr, spans_ptr, out_ptr, logsumexp_ptr,
     stride_qh, stride_qn, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    heads, k_group, v_group, seq_len, one,
-    HOST_DESCRIPTORS: tl.constexpr, CAUSAL: tl.constexpr, BAND: tl.constexpr, BAND_PITCH: tl.constexpr,
-    DEPTH: tl.constexpr, HEAD_DIM: tl.constexpr,
+    stride_ob, stride_oh, stride_lb, stride_lh,
+    heads, k_group, v_group, query_rows, key_rows, one,
+    HOST_DESCRIPTORS: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr,
+    BAND: tl.constexpr, BAND_PITCH: tl.constexpr, DEPTH: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DEPTH: tl.constexpr, BLOCK_D: tl.constexpr,
     Q_IN_REGISTERS: tl.constexpr, MASKED_STAGES: tl.constexpr, ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M queries of one head.
+    """One program: BLOCK_M queries of one head, which are among the last M = query_rows of N = key_rows positions.
 
-    q_desc `[B*Hq, N, DEPTH]`, k_desc `[B*H, N, DEPTH]` each shared by `k_group` query heads,
-    v_desc `[B, Hkv, N, D]`, each shared by `v_group`, band `[B*Hq, N, BAND_PITCH]`, out `[B, Hq, N, D]` and
-    logsumexp `[B, Hq, N]` (of the convolved scores, natural units) contiguous.
+    q_desc `[B*Hq, M, DEPTH]`, k_desc `[B*H, N, DEPTH]` each shared by `k_group` query heads,
+    v_desc `[B, Hkv, N, D]`, each shared by `v_group`, band `[B*Hq, M, BAND_PITCH]`, out `[B, Hq, M, D]` and
+    logsumexp `[B, Hq, M]` (of the convolved scores, natural units) of contiguous rows.
     They are descriptors made on the host, for the copy engine, or pointers where a GPU has none.
+    SPANS limits row i to the keys from `spans[0, i]` to before `spans[1, i]`, both nondecreasing, spans `[2, N]`.
     Q_IN_REGISTERS loads the queries once; otherwise their slices are read again for every key block. `one` is 1.0.
     """
     if not HOST_DESCRIPTORS:
         # Every row starts at a multiple of 16 bytes: 8 elements of 16 bits or 4 of 32.
-        q_desc = tl.make_tensor_descriptor(
-            q_desc, shape=[tl.num_programs(0), seq_len, DEPTH],
-            strides=[tl.multiple_of(stride_qh, ALIGNMENT), tl.multiple_of(stride_qn, ALIGNMENT), 1],
-            block_shape=[1, BLOCK_M, BLOCK_DEPTH],
-        )  # fmt: skip
-        k_desc = tl.make_tensor_descriptor(
-            k_desc, shape=[tl.num_programs(0), seq_len, DEPTH],
-            strides=[tl.multiple_of(stride_kh, ALIGNMENT), tl.multiple_of(stride_kn, ALIGNMENT), 1],
-            block_shape=[1, BLOCK_N, BLOCK_DEPTH],
-        )  # fmt: skip
-        v_desc = tl.make_tensor_descriptor(
-            v_desc, shape=[tl.num_programs(0), heads // v_group, seq_len, HEAD_DIM],
-            strides=[tl.multiple_of(stride_vb, ALIGNMENT), tl.multiple_of(stride_vh, ALIGNMENT),
-                     tl.multiple_of(stride_vn, ALIGNMENT), 1],
-            block_shape=[1, 1, BLOCK_N, BLOCK_D],
-        )  # fmt: skip
+        q_desc = describe_rows(q_desc, stride_qh, stride_qn, query_rows, DEPTH, BLOCK_M, BLOCK_DEPTH, ALIGNMENT)
+        k_desc = describe_rows(k_desc, stride_kh, stride_kn, key_rows, DEPTH, BLOCK_N, BLOCK_DEPTH, ALIGNMENT)
+        v_desc = describe_heads(v_desc, stride_vb, stride_vh, stride_vn, heads // v_group, key_rows, HEAD_DIM,
+                                BLOCK_N, BLOCK_D, ALIGNMENT)  # fmt: skip
 
-    query_blocks = tl.cdiv(seq_len, BLOCK_M)
+    query_blocks = tl.cdiv(query_rows, BLOCK_M)
     batch_head = tl.program_id(0) // query_blocks
     # Causal blocks near the end have the most keys: start with them.
     first_query = (query_blocks - 1 - tl.program_id(0) % query_blocks) * BLOCK_M
     query = first_query + tl.arange(0, BLOCK_M)
+    inside = query < query_rows
     k_head = batch_head // k_group
+    batch = batch_head // heads
+    v_head = batch_head % heads // v_group
 
     queries = ()
     if Q_IN_REGISTERS:
@@ -75,42 +80,93 @@ def _conv_attention_fwd_kernel(
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     running_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     running_sum = tl.zeros([BLOCK_M], tl.float32)
-    if CAUSAL:
-        unmasked_end = tl.maximum(first_query - BAND + 1, 0) // BLOCK_N * BLOCK_N
-        end = tl.minimum(first_query + BLOCK_M, seq_len)
-    else:
-        unmasked_end = seq_len // BLOCK_N * BLOCK_N
-        end = seq_len
+    start, unmasked_start, unmasked_end, end = key_range(
+        spans_ptr, first_query, query_rows, key_rows, CAUSAL, SPANS, BAND, BLOCK_M, BLOCK_N
+    )
+    if SPANS:
+        first_seen = tl.load(spans_ptr + query, mask=inside, other=0)
+        seen_end = tl.load(spans_ptr + key_rows + query, mask=inside, other=0)
+        for first_key in tl.range(start, unmasked_start, BLOCK_N, num_stages=MASKED_STAGES):
+            scores = _score_tile(queries, q_desc, k_desc, batch_head, k_head, first_query, first_key, one,
+                                 DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, Q_IN_REGISTERS, PRECISION)  # fmt: skip
+            key = first_key + tl.arange(0, BLOCK_N)
+            scores = tl.where(key[None, :] >= first_seen[:, None], scores, float("-inf"))
+            v = v_desc.load([batch, v_head, first_key, 0]).reshape(BLOCK_N, BLOCK_D)
+            accumulator, running_max, running_sum = _attend(
+                accumulator, running_max, running_sum, scores, v, SPANS, PRECISION
+            )
     # Flattened with the loop over slices, so that the copies run ahead over the end of a key block.
-    for first_key in tl.range(0, unmasked_end, BLOCK_N, flatten=not Q_IN_REGISTERS):
+    for first_key in tl.range(unmasked_start, unmasked_end, BLOCK_N, flatten=not Q_IN_REGISTERS):
         scores = _score_tile(queries, q_desc, k_desc, batch_head, k_head, first_query, first_key, one,
                              DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, Q_IN_REGISTERS, PRECISION)  # fmt: skip
-        v = v_desc.load([batch_head // heads, batch_head % heads // v_group, first_key, 0]).reshape(BLOCK_N, BLOCK_D)
-        accumulator, running_max, running_sum = _attend(accumulator, running_max, running_sum, scores, v, PRECISION)
-    for first_key in tl.range(unmasked_end, end, BLOCK_N, num_stages=MASKED_STAGES):
+        v = v_desc.load([batch, v_head, first_key, 0]).reshape(BLOCK_N, BLOCK_D)
+        accumulator, running_max, running_sum = _attend(
+            accumulator, running_max, running_sum, scores, v, SPANS, PRECISION
+        )
+    masked_start = tl.maximum(unmasked_start, unmasked_end) if SPANS else unmasked_end
+    for first_key in tl.range(masked_start, end, BLOCK_N, num_stages=MASKED_STAGES):
         scores = _score_tile(queries, q_desc, k_desc, batch_head, k_head, first_query, first_key, one,
                              DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, Q_IN_REGISTERS, PRECISION)  # fmt: skip
         key = first_key + tl.arange(0, BLOCK_N)
         if CAUSAL:
-            back = query[:, None] - key[None, :]  # [BLOCK_M, BLOCK_N]
+            back = query[:, None] - (key - (key_rows - query_rows))[None, :]  # [BLOCK_M, BLOCK_N]
             if BAND > 0:
-                in_band = (back >= 0) & (back < BAND) & (query < seq_len)[:, None]
-                band_rows = band_ptr + (batch_head.to(tl.int64) * seq_len + first_query) * BAND_PITCH
-                near = (query - first_query)[:, None] * BAND_PITCH + back
+                in_band = (back >= 0) & (back < BAND) & inside[:, None]
+                band_rows = band_ptr + (batch_head.to(tl.int64) * query_rows + first_query) * BAND_PITCH
+                near = tl.arange(0, BLOCK_M)[:, None] * BAND_PITCH + back
                 scores = tl.where(in_band, tl.load(band_rows + near, mask=in_band, other=0.0), scores)
             scores = tl.where(back >= 0, scores, float("-inf"))
+        elif SPANS:
+            scores = tl.where(key[None, :] < seen_end[:, None], scores, float("-inf"))
         else:
-            scores = tl.where((key < seq_len)[None, :], scores, float("-inf"))
-        v = v_desc.load([batch_head // heads, batch_head % heads // v_group, first_key, 0]).reshape(BLOCK_N, BLOCK_D)
-        accumulator, running_max, running_sum = _attend(accumulator, running_max, running_sum, scores, v, PRECISION)
+            scores = tl.where((key < key_rows)[None, :], scores, float("-inf"))
+        if SPANS:
+            scores = tl.where(key[None, :] >= first_seen[:, None], scores, float("-inf"))
+        v = v_desc.load([batch, v_head, first_key, 0]).reshape(BLOCK_N, BLOCK_D)
+        accumulator, running_max, running_sum = _attend(
+            accumulator, running_max, running_sum, scores, v, SPANS, PRECISION
+        )
 
-    out = accumulator / running_sum[:, None]
+    if SPANS:  # rows that see no key give zeros
+        running_sum = tl.where(running_sum == 0.0, 1.0, running_sum)
+    out = (accumulator / running_sum[:, None]).to(out_ptr.dtype.element_ty)
     dim = tl.arange(0, BLOCK_D)
-    row = batch_head.to(tl.int64) * seq_len + query
-    inside = query < seq_len
-    out = out.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row[:, None] * HEAD_DIM + dim[None, :], out, mask=inside[:, None] & (dim < HEAD_DIM)[None, :])
-    tl.store(logsumexp_ptr + row, (running_max + tl.log2(running_sum)) * LN_2, mask=inside)
+    head = batch_head % heads
+    out_ptr += batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh
+    out_ptrs = out_ptr + query.to(tl.int64)[:, None] * HEAD_DIM + dim[None, :]
+    tl.store(out_ptrs, out, mask=inside[:, None] & (dim < HEAD_DIM)[None, :])
+    logsumexp_ptr += batch.to(tl.int64) * stride_lb + head * stride_lh + query
+    tl.store(logsumexp_ptr, (running_max + tl.log2(running_sum)) * LN_2, mask=inside)
+
+
+@triton.jit
+def key_range(
+    spans_ptr, first_query, query_rows, key_rows,
+    CAUSAL: tl.constexpr, SPANS: tl.constexpr, BAND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Keys that BLOCK_M queries see: the first, and those between which all of them see all: `start <= ..., end`.
+
+    Returns start, unmasked_start, unmasked_end, end: multiples of BLOCK_N but for the end. Where the middle two
+    cross there is no tile that all see, and tiles from the larger of them on may need every mask.
+    """
+    first_position = first_query + (key_rows - query_rows)
+    last_query = tl.minimum(first_query + BLOCK_M, query_rows) - 1
+    start = 0
+    unmasked_start = 0
+    if CAUSAL:
+        unmasked_end = tl.maximum(first_position - BAND + 1, 0) // BLOCK_N * BLOCK_N
+        end = tl.minimum(first_position + BLOCK_M, key_rows)
+    else:
+        unmasked_end = key_rows // BLOCK_N * BLOCK_N
+        end = key_rows
+    if SPANS:
+        start = tl.load(spans_ptr + first_query) // BLOCK_N * BLOCK_N
+        if not CAUSAL:
+            unmasked_end = tl.load(spans_ptr + key_rows + first_query) // BLOCK_N * BLOCK_N
+            end = tl.load(spans_ptr + key_rows + last_query)
+        all_seen = tl.cdiv(tl.load(spans_ptr + last_query), BLOCK_N) * BLOCK_N
+        unmasked_start = tl.minimum(all_seen, tl.maximum(unmasked_end, start))
+    return start, unmasked_start, unmasked_end, end
 
 
 @triton.jit
@@ -138,12 +194,13 @@ def _score_tile(
 
 
 @triton.jit
-def _attend(accumulator, running_max, running_sum, scores, v, PRECISION: tl.constexpr):
+def _attend(accumulator, running_max, running_sum, scores, v, SPANS: tl.constexpr, PRECISION: tl.constexpr):
     """Online softmax (arXiv 2205.14135): take in one tile of base-2 scores and its values."""
-    # Finite from the first tile on: its first key is one that every query of the block sees.
     new_max = tl.maximum(running_max, tl.max(scores, 1))
-    p = tl.exp2(scores - new_max[:, None])  # [BLOCK_M, BLOCK_N]
-    rescale = tl.exp2(running_max - new_max)
+    # Finite from the first tile on, whose first key every query of the block sees, unless spans begin later.
+    reference = tl.where(new_max == float("-inf"), 0.0, new_max) if SPANS else new_max
+    p = tl.exp2(scores - reference[:, None])  # [BLOCK_M, BLOCK_N]
+    rescale = tl.exp2(running_max - reference)
     running_sum = running_sum * rescale + tl.sum(p, 1)
     accumulator = tl.dot(p.to(v.dtype), v, accumulator * rescale[:, None], input_precision=PRECISION)
     return accumulator, new_max, running_sum
@@ -183,83 +240,112 @@ class ForwardConfig:
 
 
 def conv_attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, causal: bool, scale: float, pad: int
-) -> tuple[Tensor, Tensor]:
-    """Conv attention of `q [B, Hq, N, D]`, `k, v [B, Hkv, N, D]`, `weight [Hq, cq, ck]`.
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *,
+    causal: bool, scale: float, pad: int, head_chunk: int = 0, spans: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Conv attention of `q [B, Hq, M, D]`, `k, v [B, Hkv, N, D]`, `weight [Hq, cq, ck]`.
 
-    Returns out `[B, Hq, N, D]` and the logsumexp of each row of convolved scores, `[B, Hq, N]` float32.
+    The queries are the last M of N positions; the convolution sees zeros above their first row. `head_chunk` query
+    heads are worked on at a time, all if 0: the scratch memory is theirs alone. `spans [2, N]` int32 limits row i
+    to the keys from `spans[0, i]` to before `spans[1, i]`, both nondecreasing, for M = N; k and v should be zeros
+    where the convolution reaches past a span.
+    Returns out `[B, Hq, M, D]` and the logsumexp of each row of convolved scores, `[B, Hq, M]` float32.
     """
-    prepared = prepare(q, k, v, weight, causal=causal, scale=scale, pad=pad)
-    config = forward_config(
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    logsumexp = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    options: dict[str, Any] = {"causal": causal, "scale": scale, "pad": pad, "spans": spans}
+    if head_chunk in (0, q.shape[1]):
+        _forward_heads(q, k, v, weight, out, logsumexp, **options)
+    else:
+        for part, kv_part in head_parts(q.shape[1], k.shape[1], head_chunk):
+            heads = (x[:, part] for x in (out, logsumexp))
+            _forward_heads(q[:, part], k[:, kv_part], v[:, kv_part], weight[part], *heads, **options)
+    return out, logsumexp
+
+
+def _forward_heads(
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, *,
+    causal: bool, scale: float, pad: int, spans: Tensor | None,
+) -> None:  # fmt: skip
+    """Write the results of some heads."""
+    signature = call_signature(q, k, v, weight, spans, out, logsumexp, options=(causal, pad))
+    prepared = prepare(q, k, v, weight, causal=causal, scale=scale, pad=pad, signature=signature)
+    candidates = forward_candidates(
         depth=prepared.queries.shape[2],
         block_d=value_block(q),
         element_size=q.element_size(),
         compute_capability=capability(q.device),
         shared_memory=shared_memory_limit(q.device),
     )
-    return launch_forward(prepared, q.shape, causal, config)
+    key = Key.of(q.dtype, q.shape[3], weight.shape[1:], causal, k.shape[2])
+    config = best_config("forward", key, candidates, q.device)
+    launch_forward(prepared, out, logsumexp, causal, spans, config, signature)
 
 
-def launch_forward(prepared: Prepared, shape: torch.Size, causal: bool, config: ForwardConfig) -> tuple[Tensor, Tensor]:
-    """Run the fused kernel on prepared inputs; `shape` is that of q and of the result. Returns out and logsumexp."""
-    batch, heads, seq_len, head_dim = shape
+def head_parts(heads: int, kv_heads: int, head_chunk: int) -> list[tuple[slice, slice]]:
+    """Query heads that are worked on together, and the KV heads that serve them."""
+    group, chunk = heads // kv_heads, head_chunk or heads
+    return [
+        (slice(h, min(h + chunk, heads)), slice(h // group, (min(h + chunk, heads) - 1) // group + 1))
+        for h in range(0, heads, chunk)
+    ]
+
+
+def launch_forward(
+    prepared: Prepared, out: Tensor, logsumexp: Tensor, causal: bool, spans: Tensor | None, config: ForwardConfig,
+    signature: Hashable,
+) -> None:  # fmt: skip
+    """Run the fused kernel on prepared inputs into `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`."""
+    batch, heads, query_rows, head_dim = out.shape
     queries, keys, values = prepared.queries, prepared.keys, prepared.values
     block_d = value_block(values)
-    blocks = [
-        (queries, [1, config.block_m, config.block_depth]),
-        (keys, [1, config.block_n, config.block_depth]),
-        (values, [1, 1, config.block_n, block_d]),
-    ]
     host_descriptors = capability(values.device)[0] >= 9
-    operands = [
-        TensorDescriptor(x, list(x.shape), list(x.stride()), block) if host_descriptors else x for x, block in blocks
-    ]
-    out = torch.empty(shape, dtype=values.dtype, device=values.device)
-    logsumexp = torch.empty(shape[:3], dtype=torch.float32, device=values.device)
-    _conv_attention_fwd_kernel[(triton.cdiv(seq_len, config.block_m) * batch * heads,)](
-        *operands, prepared.band, out, logsumexp,
-        *queries.stride()[:2], *keys.stride()[:2], *values.stride()[:3],
-        heads, batch * heads // keys.shape[0], heads // values.shape[1], seq_len, 1.0,
-        HOST_DESCRIPTORS=host_descriptors,
-        CAUSAL=causal, BAND=prepared.band_width, BAND_PITCH=prepared.band.shape[-1],
-        DEPTH=queries.shape[2], HEAD_DIM=head_dim,
+    launch(
+        _conv_attention_fwd_kernel, cdiv(query_rows, config.block_m) * batch * heads, signature,
+        operand(queries, [1, config.block_m, config.block_depth], host_descriptors),
+        operand(keys, [1, config.block_n, config.block_depth], host_descriptors),
+        operand(values, [1, 1, config.block_n, block_d], host_descriptors),
+        prepared.band, spans, out, logsumexp,
+        *queries.stride()[:2], *keys.stride()[:2], *values.stride()[:3], *out.stride()[:2], *logsumexp.stride()[:2],
+        heads, batch * heads // keys.shape[0], heads // values.shape[1], query_rows, values.shape[2], 1.0,
+        HOST_DESCRIPTORS=host_descriptors, CAUSAL=causal, SPANS=spans is not None,
+        BAND=prepared.band_width, BAND_PITCH=prepared.band.shape[-1], DEPTH=queries.shape[2], HEAD_DIM=head_dim,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_DEPTH=config.block_depth, BLOCK_D=block_d,
         Q_IN_REGISTERS=config.q_in_registers, MASKED_STAGES=config.masked_stages,
         ALIGNMENT=16 // out.element_size(), PRECISION=dot_precision(out.dtype),
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
-    return out, logsumexp
 
 
-def forward_config(
+@functools.cache
+def forward_candidates(
     *, depth: int, block_d: int, element_size: int, compute_capability: tuple[int, int], shared_memory: int
-) -> ForwardConfig:
-    """Tile sizes for these shapes on a GPU of this capability, within `shared_memory` bytes a program.
-
-    Chosen by measuring on an H200.
-    """
-    candidates = []
+) -> tuple[ForwardConfig, ...]:
+    """Tile sizes that fit in `shared_memory` bytes a program on a GPU of this capability, the best guess first."""
+    configs = []
     if element_size == 4:
         if block_d <= 128:
-            candidates.append(ForwardConfig(64, 32, 32, False, 4, 2, 2))
-        candidates.append(ForwardConfig(32, 32, 32, False, 4, 2, 2))
+            configs.append(ForwardConfig(64, 32, 32, False, 4, 2, 2))
+        configs.append(ForwardConfig(32, 32, 32, False, 4, 2, 2))
     elif compute_capability[0] >= 9:
         slices = -(-depth // 128)
         if compute_capability[0] == 9 and slices <= (3 if block_d <= 64 else 2 if block_d <= 128 else 0):
             # Two programs an SM.
-            candidates.append(ForwardConfig(64, 64, 128, True, 4, 3 if slices == 1 else 2, 1))
-        candidates.append(ForwardConfig(128, 128, 64, False, 8, 4, 2))
+            configs.append(ForwardConfig(64, 64, 128, True, 4, 3 if slices == 1 else 2, 1))
+        configs += [ForwardConfig(128, 128, 64, False, 8, stages, 2) for stages in (4, 5, 3)]
     if element_size == 2:
-        candidates.append(ForwardConfig(128, 64 if block_d <= 128 else 32, 64, False, 8, 3, 2))
-        candidates.append(ForwardConfig(64, 64 if block_d <= 128 else 32, 64, False, 4, 2, 2))
-        candidates.append(ForwardConfig(64, 32, 32, False, 4, 2, 2))
-    for config in candidates:
-        if config.shared_memory(depth, block_d, element_size) <= shared_memory:
-            return config
-    raise ValueError(
-        f"the smallest tiles for depth {depth} and head_dim up to {block_d} need more than "
-        f"the {shared_memory} bytes of shared memory of this GPU; backend='reference' needs none"
-    )
+        configs += [
+            ForwardConfig(128, 64 if block_d <= 128 else 32, 64, False, 8, 3, 2),
+            ForwardConfig(64, 64 if block_d <= 128 else 32, 64, False, 4, 2, 2),
+            ForwardConfig(64, 32, 32, False, 4, 2, 2),
+        ]
+    fitting = tuple(c for c in configs if c.shared_memory(depth, block_d, element_size) <= shared_memory)
+    if not fitting:
+        raise ValueError(
+            f"the smallest tiles for depth {depth} and head_dim up to {block_d} need more than "
+            f"the {shared_memory} bytes of shared memory of this GPU; backend='reference' needs none"
+        )
+    return fitting
 
 
 def value_block(v: Tensor) -> int:
@@ -267,16 +353,20 @@ def value_block(v: Tensor) -> int:
 
     Triton 3.6 reads narrower, differently swizzled tiles wrongly on Hopper when the loop is not pipelined.
     """
-    return max(128 // v.element_size(), triton.next_power_of_2(v.shape[3]))
+    return max(128 // v.element_size(), next_power_of_2(v.shape[3]))
 
 
 def capability(device: torch.device) -> tuple[int, int]:
     """Compute capability of `device`, (9, 0) for Hopper."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else INTERPRETED_CAPABILITY
+    return _gpu_limits(device)[0] if device.type == "cuda" else INTERPRETED_CAPABILITY
 
 
 def shared_memory_limit(device: torch.device) -> int:
     """Bytes of shared memory that one program can have on `device`."""
-    if device.type != "cuda":
-        return INTERPRETED_SHARED_MEMORY
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return _gpu_limits(device)[1] if device.type == "cuda" else INTERPRETED_SHARED_MEMORY
+
+
+@functools.cache
+def _gpu_limits(device: torch.device) -> tuple[tuple[int, int], int]:
+    properties = torch.cuda.get_device_properties(device)
+    return (properties.major, properties.minor), properties.shared_memory_per_block_optin

@@ -1,16 +1,23 @@
-"""The Triton backend as a differentiable function, and what it cannot take."""
+"""The Triton backend as `torch.library` operators: what it cannot take, shapes, gradients.
+
+`mta::conv_attention`, `mta::conv_attention_backward` and `mta::conv_attention_decode` are opaque to torch.compile and
+torch.export. Gradients are registered on the Autograd key by hand: `register_autograd` takes twice the host time.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
+from mta_kernels.conv_attention.arguments import key_padding, rows_before, softmax_scale, under_autocast
+from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HEAD_DIMS = range(16, 257)
@@ -18,22 +25,16 @@ QUERY_TAPS = range(1, 17)
 KEY_TAPS = range(1, 32)
 
 
-def triton_unsupported(*, device: str, dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int) -> str | None:
+def triton_unsupported(
+    *, device: torch.device | str, dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int
+) -> str | None:
     """Why the Triton kernels cannot run with these on this machine, or None if they can."""
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed (pip install triton; it exists for Linux)"
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if device != "cuda" and not interpreted:
-        return f"Triton kernels need a CUDA GPU, not a {device} device (TRITON_INTERPRET=1 runs them slowly on a CPU)"
-    if device == "cuda" and torch.cuda.get_device_capability() < (8, 0):
-        return f"{torch.cuda.get_device_name()} is older than sm_80"
-    if dtype not in DTYPES:
-        return f"dtype {dtype} is not one of float16, bfloat16, float32"
-    if interpreted and dtype == torch.bfloat16:
-        return "Triton's interpreter multiplies bfloat16 matrices wrongly; use float16 or float32 there"
-    if head_dim not in HEAD_DIMS:
+    reason = _platform_unsupported(device, dtype)
+    if reason is not None:
+        return reason
+    if not HEAD_DIMS.start <= head_dim < HEAD_DIMS.stop:
         return f"head_dim {head_dim} is outside {HEAD_DIMS.start} to {HEAD_DIMS.stop - 1}"
-    if query_taps not in QUERY_TAPS or key_taps not in KEY_TAPS:
+    if query_taps >= QUERY_TAPS.stop or key_taps >= KEY_TAPS.stop:
         return (
             f"{query_taps}x{key_taps} taps are outside 1x1 to {QUERY_TAPS.stop - 1}x{KEY_TAPS.stop - 1} "
             "(query taps x key taps)"
@@ -41,52 +42,235 @@ def triton_unsupported(*, device: str, dtype: torch.dtype, head_dim: int, query_
     return None
 
 
+@torch.compiler.assume_constant_result
+def _platform_unsupported(device: torch.device | str, dtype: torch.dtype) -> str | None:
+    return _cached_platform_unsupported(device, dtype, os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@functools.cache
+def _cached_platform_unsupported(device: torch.device | str, dtype: torch.dtype, interpreted: bool) -> str | None:
+    device = torch.device(device)
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (pip install triton; it exists for Linux)"
+    if device.type != "cuda" and not interpreted:
+        return (
+            f"Triton kernels need a CUDA GPU, not a {device.type} device (TRITON_INTERPRET=1 runs them slowly on a CPU)"
+        )
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return f"{torch.cuda.get_device_name(device)} is older than sm_80"
+    if dtype not in DTYPES:
+        return f"dtype {dtype} is not one of float16, bfloat16, float32"
+    if interpreted and dtype == torch.bfloat16:
+        return "Triton's interpreter multiplies bfloat16 matrices wrongly; use float16 or float32 there"
+    return None
+
+
 def conv_attention_triton(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, causal: bool, scale: float | None, pad_key: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    *,
+    q_history: Tensor | None,
+    cu_seqlens: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    pad_key: str,
+    head_chunk: int | None,
 ) -> Tensor:
     """`conv_attention` by the Triton kernels, for arguments already checked.
 
-    Differentiable once, in q, k, v and weight; keeps those, the output and the logsumexp of its rows.
+    Differentiable once, in every floating-point tensor; keeps those, the output and the logsumexp of its rows.
     """
-    return _ConvAttention.apply(q, k, v, weight, causal, scale, pad_key)
+    query_taps, key_taps = weight.shape[1:]
+    pad = key_padding(key_taps, pad_key)
+    options = (causal, softmax_scale(scale, q.shape[3]), pad, head_chunk or 0)
+    if cu_seqlens is not None:
+        gap = max(query_taps - 1, pad, key_taps - 1 - pad)
+        layout = spread_layout(cu_seqlens, q.shape[2], gap)
+        spread = (spread_rows(x, layout) for x in (q, k, v))
+        return collect_rows(CONV_ATTENTION(*spread, weight, *options, layout.spans)[0], layout)
+    before = rows_before(q.shape[2], k.shape[2], query_taps)
+    if q_history is not None and before:
+        q = torch.cat([q_history[:, :, -before:], q], dim=2)
+    out = CONV_ATTENTION(q, k, v, weight, *options, None)[0]
+    return out[:, :, before:] if before else out  # the first rows lack queries before them; nobody sees those
 
 
-class _ConvAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        weight: Tensor,
-        causal: bool,
-        scale: float | None,
-        pad_key: str,
-    ) -> Tensor:
-        from mta_kernels.conv_attention.triton.forward import conv_attention_forward
+def conv_attention_decode_op(
+    q_window: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    weight: Tensor,
+    *,
+    lengths: Tensor,
+    scale: float | None,
+    pad_key: str,
+    splits: int | str,
+    block_table: Tensor | None,
+) -> Tensor:
+    """`conv_attention_decode` by the Triton kernels, for arguments already checked. Not differentiable."""
+    from mta_kernels.conv_attention.triton.decode import check_splits
 
-        ctx.options = {
-            "causal": causal,
-            "scale": softmax_scale(scale, q.shape[3]),
-            "pad": key_padding(weight.shape[2], pad_key),
-        }
-        with on_device_of(q):
-            out, logsumexp = conv_attention_forward(q, k, v, weight, **ctx.options)
-        ctx.save_for_backward(q, k, v, weight, out, logsumexp)
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        from mta_kernels.conv_attention.triton.backward import conv_attention_backward
-
-        with on_device_of(grad_out):
-            q, k, v, weight, out, logsumexp = ctx.saved_tensors
-            gradients = conv_attention_backward(q, k, v, weight, out, logsumexp, grad_out, **ctx.options)
-        wanted = (x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False))
-        return *wanted, None, None, None
+    check_splits(splits)
+    splits = 0 if splits == "auto" else splits
+    return CONV_ATTENTION_DECODE(q_window, k_cache, v_cache, weight, lengths, block_table, scale, pad_key, splits)
 
 
 def on_device_of(x: Tensor) -> contextlib.AbstractContextManager:
     """Triton launches on the current GPU: make it that of `x`."""
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+
+
+def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
+    """The kernels' own products are not for autocast to change."""
+    return torch.autocast(x.device.type, enabled=False) if under_autocast(x) else contextlib.nullcontext()
+
+
+torch.library.define(
+    "mta::conv_attention",
+    "(Tensor q, Tensor k, Tensor v, Tensor weight, bool causal, float scale, int pad, int head_chunk, Tensor? spans)"
+    " -> (Tensor out, Tensor logsumexp)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+torch.library.define(
+    "mta::conv_attention_backward",
+    "(Tensor q, Tensor k, Tensor v, Tensor weight, Tensor out, Tensor logsumexp, Tensor grad_out, "
+    "bool causal, float scale, int pad, int head_chunk, Tensor? spans) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dw)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+torch.library.define(
+    "mta::conv_attention_decode",
+    "(Tensor q_window, Tensor k_cache, Tensor v_cache, Tensor weight, Tensor lengths, Tensor? block_table, "
+    "float? scale, str pad_key, int splits) -> Tensor",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+CONV_ATTENTION = torch.ops.mta.conv_attention.default
+CONV_ATTENTION_BACKWARD = torch.ops.mta.conv_attention_backward.default
+CONV_ATTENTION_DECODE = torch.ops.mta.conv_attention_decode.default
+
+
+@torch.library.impl("mta::conv_attention", ("cpu", "cuda"))
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
+    causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    from mta_kernels.conv_attention.triton.forward import conv_attention_forward
+
+    with on_device_of(q), without_autocast(q):
+        return conv_attention_forward(
+            q, k, v, weight, causal=causal, scale=scale, pad=pad, head_chunk=head_chunk, spans=spans
+        )
+
+
+@torch.library.register_fake("mta::conv_attention")
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.impl("mta::conv_attention_backward", ("cpu", "cuda"))
+def _backward(
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor,
+    causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    from mta_kernels.conv_attention.triton.backward import conv_attention_backward
+
+    with on_device_of(q), without_autocast(q):
+        return conv_attention_backward(
+            q, k, v, weight, out, logsumexp, grad_out,
+            causal=causal, scale=scale, pad=pad, head_chunk=head_chunk, spans=spans,
+        )  # fmt: skip
+
+
+@torch.library.register_fake("mta::conv_attention_backward")
+def _fake_backward(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in (q, k, v, weight))
+
+
+@torch.library.impl("mta::conv_attention_decode", ("cpu", "cuda"))
+def _decode(
+    q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor, block_table: Tensor | None,
+    scale: float | None, pad_key: str, splits: int,
+) -> Tensor:  # fmt: skip
+    from mta_kernels.conv_attention.triton.decode import conv_attention_decode_triton
+
+    with without_autocast(q_window):
+        return conv_attention_decode_triton(
+            q_window, k_cache, v_cache, weight,
+            lengths=lengths, scale=scale, pad_key=pad_key, splits=splits or "auto", block_table=block_table,
+        )  # fmt: skip
+
+
+@torch.library.register_fake("mta::conv_attention_decode")
+def _fake_decode(q_window: Tensor, *options: Any) -> Tensor:
+    batch, heads, _, head_dim = q_window.shape
+    return q_window.new_empty(batch, heads, 1, head_dim)
+
+
+class _ConvAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
+        causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx.options = causal, scale, pad, head_chunk
+        out, logsumexp = _below_autograd(CONV_ATTENTION, q, k, v, weight, *ctx.options, spans)
+        ctx.save_for_backward(q, k, v, weight, out, logsumexp, spans)
+        ctx.mark_non_differentiable(logsumexp)
+        ctx.set_materialize_grads(False)
+        return out, logsumexp
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        *tensors, spans = ctx.saved_tensors
+        gradients = CONV_ATTENTION_BACKWARD(*tensors, grad_out, *ctx.options, spans)
+        wanted = (x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False))
+        return *wanted, None, None, None, None, None
+
+
+class _NoGradient(torch.autograd.Function):
+    """An operator whose results cannot be differentiated: raises `sentence` rather than give no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Callable, sentence: str, *arguments: Any) -> Any:
+        ctx.sentence = sentence
+        return _below_autograd(op, *arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        raise RuntimeError(ctx.sentence)
+
+
+def _below_autograd(op: Callable, *arguments: Any) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*arguments)
+
+
+def _register_gradient(op: torch._ops.OpOverload, differentiable: Callable) -> None:
+    """Run `differentiable` with the arguments of `op` where a gradient may be asked for."""
+
+    def autograd(*arguments: Any) -> Any:
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments):
+            return differentiable(*arguments)
+        return _below_autograd(op, *arguments)
+
+    torch.library.impl(op.name(), "Autograd")(autograd)
+
+
+_register_gradient(CONV_ATTENTION, _ConvAttention.apply)
+_register_gradient(
+    CONV_ATTENTION_BACKWARD,
+    functools.partial(
+        _NoGradient.apply,
+        CONV_ATTENTION_BACKWARD,
+        "conv_attention is differentiable once through backend 'triton'; backend='reference' has second derivatives",
+    ),
+)
+_register_gradient(
+    CONV_ATTENTION_DECODE,
+    functools.partial(
+        _NoGradient.apply,
+        CONV_ATTENTION_DECODE,
+        "conv_attention_decode is not differentiable through backend 'triton'; use backend='reference' for gradients",
+    ),
+)

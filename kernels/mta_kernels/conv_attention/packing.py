@@ -1,0 +1,88 @@
+"""Packed documents as one sequence: rows of zeros between them, wide enough that no convolution reaches across.
+
+Every shape follows from the number of tokens and of documents, so nothing waits for the device. Rows are moved by
+gathers, and so are their gradients: the results are the same from run to run.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Layout(NamedTuple):
+    """Where the `N` packed rows stand among the `P` spread ones.
+
+    `position [N]` is the spread row of a packed one, `source [P]` the packed row of a spread one, where `gap [P, 1]`
+    is False. `spans [2, P]` int32: the first key that a spread row may see, and one past the last.
+    """
+
+    position: Tensor
+    source: Tensor
+    gap: Tensor
+    spans: Tensor
+
+
+def spread_layout(cu_seqlens: Tensor, tokens: int, gap: int) -> Layout:
+    """The layout of `tokens` rows in documents with the bounds `cu_seqlens [S + 1]`, `gap` rows of zeros after each.
+
+    `P = tokens + S * gap`. The rows of a gap see the document before them, or one of their own if it is empty: every
+    row sees a key.
+    """
+
+    def count(numbers: int) -> Tensor:
+        return torch.arange(numbers, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
+
+    bounds = cu_seqlens.shape[0]
+    starts = torch.add(cu_seqlens, count(bounds), alpha=gap)  # of the spread documents
+    row, token = count(tokens + (bounds - 1) * gap), count(tokens)
+    document = torch.searchsorted(starts, row, right=True) - 1
+    first, end = starts[document], starts[document + 1] - gap
+    in_gap = row >= end
+    return Layout(
+        position=torch.add(token, torch.searchsorted(cu_seqlens, token, right=True) - 1, alpha=gap),
+        source=torch.sub(row, document, alpha=gap).masked_fill(in_gap, 0),
+        gap=in_gap[:, None],
+        spans=torch.stack([first, torch.maximum(end, first + 1)]).int(),
+    )
+
+
+def spread_rows(x: Tensor, layout: Layout) -> Tensor:
+    """`x [1, H, N, D]` with rows of zeros between its documents: `[1, H, P, D]`."""
+    return _SpreadRows.apply(x, layout.position, layout.source, layout.gap)
+
+
+def collect_rows(x: Tensor, layout: Layout) -> Tensor:
+    """The rows of documents, out of `x [1, H, P, D]`: `[1, H, N, D]`."""
+    return _CollectRows.apply(x, layout.position, layout.source, layout.gap)
+
+
+class _SpreadRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, position: Tensor, source: Tensor, gap: Tensor) -> Tensor:
+        ctx.save_for_backward(position)
+        return _spread(x, source, gap)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (position,) = ctx.saved_tensors
+        return grad.index_select(2, position), None, None, None
+
+
+class _CollectRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, position: Tensor, source: Tensor, gap: Tensor) -> Tensor:
+        ctx.save_for_backward(source, gap)
+        return x.index_select(2, position)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        source, gap = ctx.saved_tensors
+        return _spread(grad, source, gap), None, None, None
+
+
+def _spread(x: Tensor, source: Tensor, gap: Tensor) -> Tensor:
+    # Not filled in place: torch.compile of PyTorch 2.11 would lose the gradient of x without a word.
+    return torch.where(gap, 0, x.index_select(2, source))

@@ -1,0 +1,92 @@
+"""Launches that skip Triton's own look at every argument where the same call was seen before."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+MAX_REMEMBERED = 4096
+_signatures: dict[Hashable, int] = {}
+_launches: dict[tuple[Hashable, ...], tuple[Any, tuple]] = {}
+
+
+def launch(kernel: Any, programs: int, signature: Hashable, *args: Any, **options: Any) -> None:
+    """`kernel[(programs,)](*args, **options)`, where options are constants in the kernel's order, then launch options.
+
+    Calls of one kernel with equal signature, whole numbers and options must agree in the dtypes of their tensors and
+    in which of these begin at multiples of 16 bytes: see `call_signature`.
+    """
+    if not isinstance(kernel, JITFunction):  # Triton's interpreter
+        kernel[(programs,)](*args, **options)
+        return
+    constants = tuple(options.values())
+    key = (id(kernel), signature, programs, constants, *[x for x in args if type(x) is int])
+    launch_again = _launches.get(key)
+    if launch_again is None:
+        if len(_launches) == MAX_REMEMBERED:
+            _launches.clear()
+        compiled = kernel[(programs,)](*args, **options)
+        _launches[key] = compiled[(programs, 1, 1)], constants[: len(kernel.params) - len(args)]
+    else:
+        launch_compiled, constants = launch_again
+        launch_compiled(*args, *constants)
+
+
+def cdiv(dividend: int, divisor: int) -> int:
+    """The quotient, rounded up: as `triton.cdiv`, which takes microseconds on the host."""
+    return -(-dividend // divisor)
+
+
+def next_power_of_2(number: int) -> int:
+    """The least power of two that is not smaller: as `triton.next_power_of_2`, which takes microseconds on the host."""
+    return 1 << (number - 1).bit_length() if number > 0 else number
+
+
+def call_signature(*tensors: Tensor | None, options: Hashable = ()) -> int:
+    """A number for what Triton specializes on: equal for equal devices, dtypes, shapes, strides and options.
+
+    And for addresses that are multiples of 16, or are not.
+    """
+    seen = (
+        options,
+        *(None if x is None else (x.device, x.dtype, x.shape, x.stride(), x.data_ptr() % 16 == 0) for x in tensors),
+    )
+    return _signatures.setdefault(seen, len(_signatures))
+
+
+def operand(x: Tensor, block: list[int], host_descriptors: bool) -> Tensor | TensorDescriptor:
+    """x as a kernel takes it: a descriptor for the copy engine, or the tensor where a GPU has none."""
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), block) if host_descriptors else x
+
+
+@triton.jit
+def describe_rows(
+    x_ptr, stride_h, stride_n, rows, columns,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, ALIGNMENT: tl.constexpr,
+):  # fmt: skip
+    """A descriptor of `x [heads, rows, columns]` whose rows start at multiples of ALIGNMENT elements."""
+    return tl.make_tensor_descriptor(
+        x_ptr, shape=[tl.num_programs(0), rows, columns],
+        strides=[tl.multiple_of(stride_h, ALIGNMENT), tl.multiple_of(stride_n, ALIGNMENT), 1],
+        block_shape=[1, BLOCK_ROWS, BLOCK_COLUMNS],
+    )  # fmt: skip
+
+
+@triton.jit
+def describe_heads(
+    x_ptr, stride_b, stride_h, stride_n, heads, rows, columns,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, ALIGNMENT: tl.constexpr,
+):  # fmt: skip
+    """A descriptor of `x [B, heads, rows, columns]` whose rows start at multiples of ALIGNMENT elements."""
+    return tl.make_tensor_descriptor(
+        x_ptr, shape=[tl.num_programs(0), heads, rows, columns],
+        strides=[tl.multiple_of(stride_b, ALIGNMENT), tl.multiple_of(stride_h, ALIGNMENT),
+                 tl.multiple_of(stride_n, ALIGNMENT), 1],
+        block_shape=[1, 1, BLOCK_ROWS, BLOCK_COLUMNS],
+    )  # fmt: skip

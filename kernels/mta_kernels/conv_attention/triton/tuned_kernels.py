@@ -1,0 +1,199 @@
+"""The kernels that can be tuned, one function each: its candidates for a shape, and how to run one on random inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
+from mta_kernels.conv_attention.triton.tuning import Key
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What to tune for: `q [batch, heads, seq_len, head_dim]`, in decode one query and a cache of `seq_len` keys."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seq_len: int
+    head_dim: int
+    taps: tuple[int, int]
+    dtype: torch.dtype
+    causal: bool = True
+
+    def key(self, kernel: str) -> Key:
+        """Under which a choice for this shape is saved."""
+        decode = (self.heads // self.kv_heads, self.batch * self.kv_heads) if kernel == "decode" else ()
+        return Key.of(self.dtype, self.head_dim, self.taps, self.causal, self.seq_len, *decode)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`run` gives what a config computes, in tensors that hold `blank` where nothing is written."""
+
+    candidates: Sequence[Any]
+    run: Callable[[Any], Sequence[Tensor]]
+    blank: float = float("nan")
+
+
+def forward_problem(shape: Shape, device: torch.device) -> Problem:
+    """The fused forward on prepared inputs."""
+    from mta_kernels.conv_attention.triton.forward import (
+        capability,
+        forward_candidates,
+        launch_forward,
+        shared_memory_limit,
+        value_block,
+    )
+    from mta_kernels.conv_attention.triton.launch import call_signature
+    from mta_kernels.conv_attention.triton.prepare import prepare
+
+    q, k, v, weight = _inputs(shape, device)
+    signature = call_signature(q, k, v, weight, options=shape.causal)
+    prepared = prepare(q, k, v, weight, **_options(shape), signature=signature)
+    out, logsumexp = torch.empty_like(q), torch.empty(q.shape[:3], dtype=torch.float32, device=device)
+
+    def run(config: Any) -> Sequence[Tensor]:
+        launch_forward(prepared, out, logsumexp, shape.causal, None, config, signature)
+        return out, logsumexp
+
+    candidates = forward_candidates(
+        depth=prepared.queries.shape[2],
+        block_d=value_block(q),
+        element_size=q.element_size(),
+        compute_capability=capability(device),
+        shared_memory=shared_memory_limit(device),
+    )
+    return Problem(candidates, run)
+
+
+def probabilities_problem(shape: Shape, device: torch.device) -> Problem:
+    """The first kernel of the backward, on the last chunk of rows: the one that sees the most keys."""
+    from mta_kernels.conv_attention.triton.backward_scores import launch_probabilities
+
+    inputs = _last_chunk(shape, device)
+
+    def run(config: Any) -> Sequence[Tensor]:
+        launch_probabilities(inputs.prepared, inputs.logsumexp, inputs.p, inputs.chunk, config)
+        return (inputs.p,)
+
+    return Problem(inputs.candidates, run, blank=0.0)
+
+
+def value_gradients_problem(shape: Shape, device: torch.device) -> Problem:
+    """The second kernel of the backward, on the last chunk of rows."""
+    from mta_kernels.conv_attention.triton.backward import gradient_scale, output_gradient
+    from mta_kernels.conv_attention.triton.backward_scores import (
+        launch_probabilities,
+        launch_value_gradients,
+        value_gradients_candidates,
+    )
+    from mta_kernels.conv_attention.triton.forward import shared_memory_limit, value_block
+
+    inputs = _last_chunk(shape, device)
+    values, p, dc = inputs.prepared.values, inputs.p, inputs.dc
+    launch_probabilities(inputs.prepared, inputs.logsumexp, p, inputs.chunk, inputs.candidates[0])
+    grad_out = _normal(shape, device, *inputs.out.shape)
+    loss_scale = gradient_scale(grad_out, values)
+    grad_rows, delta = output_gradient(grad_out, inputs.out, loss_scale)
+    dv = torch.zeros(p.shape[0], shape.seq_len, shape.head_dim, dtype=torch.float32, device=device)
+
+    def run(config: Any) -> Sequence[Tensor]:
+        launch_value_gradients(p, dc, values, grad_rows, delta, loss_scale, dv, inputs.chunk, config)
+        return dc, dv
+
+    candidates = value_gradients_candidates(
+        block_d=value_block(values), element_size=p.element_size(), shared_memory=shared_memory_limit(device)
+    )
+    return Problem(candidates, run, blank=0.0)
+
+
+def decode_problem(shape: Shape, device: torch.device) -> Problem:
+    """One decode step on a contiguous cache, with as many splits as "auto" takes."""
+    from mta_kernels.conv_attention.triton.decode import choose_splits, decode_candidates, launch_decode, sm_count
+    from mta_kernels.conv_attention.triton.forward import shared_memory_limit
+
+    q, k, v, weight = _inputs(shape, device, query_rows=min(shape.taps[0], shape.seq_len))
+    lengths = torch.full((shape.batch,), shape.seq_len, dtype=torch.int32, device=device)
+    splits = choose_splits(shape.batch, shape.kv_heads, shape.seq_len, sm_count(device))
+    options = {name: value for name, value in _options(shape).items() if name != "causal"}
+
+    def run(config: Any) -> Sequence[Tensor]:
+        return (launch_decode(q, k, v, weight, lengths, None, splits=splits, config=config, **options),)
+
+    candidates = decode_candidates(
+        key_taps=shape.taps[1],
+        group=shape.heads // shape.kv_heads,
+        block_d=max(16, 1 << (shape.head_dim - 1).bit_length()),
+        element_size=q.element_size(),
+        shared_memory=shared_memory_limit(device),
+    )
+    return Problem(candidates, run)
+
+
+KERNELS: dict[str, Callable[[Shape, torch.device], Problem]] = {
+    "forward": forward_problem,
+    "probabilities": probabilities_problem,
+    "value_gradients": value_gradients_problem,
+    "decode": decode_problem,
+}
+
+
+@dataclass(frozen=True)
+class _LastChunk:
+    """What both kernels of the backward take: `p` and `dc` are zeros, `candidates` those of the probabilities."""
+
+    prepared: Any
+    out: Tensor
+    logsumexp: Tensor
+    p: Tensor
+    dc: Tensor
+    chunk: Any
+    candidates: Sequence[Any]
+
+
+def _last_chunk(shape: Shape, device: torch.device) -> _LastChunk:
+    from mta_kernels.conv_attention.triton.backward import CHUNK_ROWS
+    from mta_kernels.conv_attention.triton.backward_scores import chunks, probabilities_candidates
+    from mta_kernels.conv_attention.triton.forward import capability, conv_attention_forward, shared_memory_limit
+    from mta_kernels.conv_attention.triton.launch import call_signature
+    from mta_kernels.conv_attention.triton.prepare import prepare
+
+    q, k, v, weight = _inputs(shape, device)
+    signature = call_signature(q, k, v, weight, options=shape.causal)
+    prepared = prepare(q, k, v, weight, **_options(shape), signature=signature)
+    out, logsumexp = conv_attention_forward(q, k, v, weight, **_options(shape))
+    chunk = chunks(shape.seq_len, shape.seq_len, CHUNK_ROWS, shape.causal, None, signature)[-1]
+    pitch = -(-chunk.keys * q.element_size() // 16) * 16 // q.element_size()  # rows begin at multiples of 16 bytes
+    scratch = torch.zeros(2, shape.batch * shape.heads, chunk.rows, pitch, dtype=q.dtype, device=device)
+    p, dc = scratch[..., : chunk.keys]
+    candidates = probabilities_candidates(
+        element_size=q.element_size(),
+        compute_capability=capability(device),
+        shared_memory=shared_memory_limit(device),
+    )
+    return _LastChunk(prepared, out, logsumexp, p, dc, chunk, candidates)
+
+
+def _inputs(shape: Shape, device: torch.device, query_rows: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Random q, k, v and weight; `query_rows` is the sequence length if None."""
+    q = _normal(shape, device, shape.batch, shape.heads, query_rows or shape.seq_len, shape.head_dim)
+    k, v = (_normal(shape, device, shape.batch, shape.kv_heads, shape.seq_len, shape.head_dim) for _ in range(2))
+    return q, k, v, _normal(shape, device, shape.heads, *shape.taps) * 0.3
+
+
+def _normal(shape: Shape, device: torch.device, *sizes: int) -> Tensor:
+    return torch.randn(sizes, dtype=shape.dtype, device=device)
+
+
+def _options(shape: Shape) -> dict[str, Any]:
+    return {
+        "causal": shape.causal,
+        "scale": softmax_scale(None, shape.head_dim),
+        "pad": key_padding(shape.taps[1], "both"),
+    }

@@ -1,0 +1,94 @@
+"""Packed documents through Triton, values and gradients against float64; and the rows between them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from kernel_inputs import DEVICE, DTYPES, assert_as_reference, make
+
+from mta_kernels.conv_attention import conv_attention
+from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
+
+# Empty ones at both ends and in between, of one and two tokens, shorter than the convolution, longer than a tile.
+DOCUMENTS = [0, 0, 1, 3, 3, 8, 8, 78, 83, 83]
+
+
+def bounds_of(documents: list[int], dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.tensor(documents, dtype=dtype, device=DEVICE)
+
+
+def check(q, k, v, weight, documents: list[int], **options) -> None:
+    inputs = {"q": q, "k": k, "v": v, "weight": weight}
+    assert_as_reference(inputs, cu_seqlens=bounds_of(documents), **options)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("taps", [(6, 11), (7, 2), (1, 1), (2, 9)], ids=lambda t: f"{t[0]}x{t[1]}")
+def test_documents(taps: tuple[int, int], causal: bool) -> None:
+    check(*make(1, 1, 1, 83, 16, taps), DOCUMENTS, causal=causal)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("pad_key", ["left", "right"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_dtypes_pads_and_grouped_heads(dtype: torch.dtype, pad_key: str, causal: bool) -> None:
+    check(*make(1, 4, 2, 20, 24, (3, 6), dtype), [0, 7, 8, 8, 20], pad_key=pad_key, causal=causal, head_chunk=2)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_documents_are_independent(causal: bool) -> None:
+    """What one holds changes no bit of another."""
+    q, k, v, weight = make(1, 2, 1, 40, 16, (6, 5))
+    packing = {"cu_seqlens": bounds_of([0, 12, 17, 40], torch.int64), "causal": causal, "backend": "triton"}
+    before = conv_attention(q, k, v, weight, **packing)
+    for x in (q, k, v):
+        x[:, :, 12:17] = 60 - 7 * x[:, :, 12:17]
+    after = conv_attention(q, k, v, weight, **packing)
+    assert not torch.equal(before[:, :, 12:17], after[:, :, 12:17])
+    assert torch.equal(before[:, :, :12], after[:, :, :12])
+    assert torch.equal(before[:, :, 17:], after[:, :, 17:])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("gap", [0, 1, 10])
+def test_layout(gap: int, dtype: torch.dtype) -> None:
+    tokens, documents = DOCUMENTS[-1], len(DOCUMENTS) - 1
+    layout = spread_layout(bounds_of(DOCUMENTS, dtype), tokens, gap)
+    x = torch.randn(1, 2, tokens, 3, device=DEVICE)
+    spread = spread_rows(x, layout)
+    assert spread.shape == (1, 2, tokens + documents * gap, 3)
+    assert layout.spans.dtype == torch.int32
+    assert torch.equal(collect_rows(spread, layout), x)
+    first, end = layout.spans.tolist()
+    for number, (start, stop) in enumerate(pairwise(DOCUMENTS)):
+        at = start + number * gap
+        rows = slice(at, at + stop - start + gap)
+        assert torch.equal(spread[:, :, at : at + stop - start], x[:, :, start:stop])
+        assert (spread[:, :, at + stop - start : rows.stop] == 0).all()
+        assert set(first[rows]) <= {at}
+        assert set(end[rows]) <= {at + max(stop - start, 1)}  # a row of an empty one sees a key as well
+    assert first == sorted(first)
+    assert end == sorted(end)
+
+
+def test_gradients_of_moving_rows_are_exact() -> None:
+    layout = spread_layout(bounds_of([0, 2, 2, 5]), 5, 3)
+    x = torch.randn(1, 1, 5, 2, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    y = torch.randn(1, 1, 14, 2, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: spread_rows(x, layout), [x])
+    assert torch.autograd.gradcheck(lambda y: collect_rows(y, layout), [y])
+    assert torch.autograd.gradgradcheck(lambda x: spread_rows(x * x, layout), [x])
+
+
+@pytest.mark.gpu
+def test_nothing_waits_for_the_device() -> None:
+    q, k, v, weight = (x.requires_grad_() for x in make(1, 2, 1, 83, 16, (6, 11), torch.bfloat16))
+    bounds, grad_out = bounds_of(DOCUMENTS), torch.randn_like(q)
+    torch.autograd.grad(conv_attention(q, k, v, weight, cu_seqlens=bounds), [q], grad_out)  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.autograd.grad(conv_attention(q, k, v, weight, cu_seqlens=bounds), [q, k, v, weight], grad_out)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
