@@ -11,6 +11,7 @@ from mtabench.errors import UsageError
 UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 MAX_QUERY_TAPS = 16
 MAX_KEY_TAPS = 31
+MAX_SPLITS = 128
 MAX_VALUES = 1000
 
 _INTEGER = re.compile(r"(\d{1,12})([km]?)", re.IGNORECASE | re.ASCII)
@@ -77,10 +78,19 @@ def parse_convs(text: str) -> list[tuple[int, int]]:
 
 
 def parse_splits(text: str) -> list[int | str]:
-    """The numbers of splits of a decode sweep, "auto" among them if named; raises UsageError."""
+    """The numbers of splits of a decode sweep, 1 to MAX_SPLITS, "auto" among them if named; raises UsageError."""
+    expected = f"expected auto, or numbers from 1 to {MAX_SPLITS} such as auto,1..{MAX_SPLITS}"
     values: list[int | str] = []
-    for part in _parts(text, "--splits", "expected auto, or numbers such as auto,1..64"):
-        values.extend(["auto"] if part.lower() == "auto" else parse_ints(part, "--splits"))
+    for part in _parts(text, "--splits", expected):
+        if part.lower() == "auto":
+            values.append("auto")
+            continue
+        if not part[:1].isdigit():
+            raise UsageError(f"--splits cannot read {part!r}; {expected}")
+        numbers = parse_ints(part, "--splits")
+        if max(numbers) > MAX_SPLITS:
+            raise UsageError(f"--splits {part} is out of range; {expected}")
+        values.extend(numbers)
     return list(dict.fromkeys(values))
 
 

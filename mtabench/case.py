@@ -15,8 +15,8 @@ class Case:
     """One cell of a sweep.
 
     `pass_` is the CSV column `pass`. Plain attention (`op == "attention"`) has no convolution: `conv_q` and
-    `conv_k` are None there. `splits` is None outside decode; in decode it is "auto" or the number of splits
-    asked for. `seq` is the number of keys (and of queries, except in decode, where one query is new).
+    `conv_k` are None there. `splits` is "auto" or the number asked for where a decode step can split its keys,
+    and None elsewhere. `seq` is the number of keys (and of queries, except in decode, where one query is new).
     """
 
     pass_: str
@@ -60,6 +60,11 @@ class Case:
         return (*self.problem_key, self.impl, self.splits)
 
     @property
+    def label(self) -> str:
+        """The implementation, with its splits if it takes them."""
+        return self.impl if self.splits is None else f"{self.impl}, splits {self.splits}"
+
+    @property
     def taps(self) -> str:
         """The convolution as typed on the command line, or an empty text for plain attention."""
         return f"{self.conv_q}x{self.conv_k}" if self.conv_q else ""
@@ -73,8 +78,8 @@ class Case:
         ]  # fmt: skip
         if self.op == "conv-attention":
             words += ["--conv", self.taps]
-        if self.pass_ == "decode":
+        if self.splits is not None:
             words += ["--splits", str(self.splits)]
-        else:
+        if self.pass_ != "decode":
             words.append("--causal" if self.causal else "--no-causal")
         return " ".join(words)

@@ -20,7 +20,10 @@ STATUS_WORDS = {"oom": "out of memory"}
 
 @dataclass(frozen=True)
 class Line:
-    """One implementation in one panel: `y` from `low` to `high` at sequence lengths `x`, NaN where failed."""
+    """One implementation in one panel: `y` from `low` to `high` at sequence lengths `x`, NaN where failed.
+
+    Against splits: one sequence length at splits `x`, with the splits and the time of `auto` if they are known.
+    """
 
     impl: str
     label: str
@@ -29,16 +32,17 @@ class Line:
     y: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    auto: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Neighbouring sequence lengths at which one implementation has no time, all for the same reason."""
+    """Neighbouring places on the x axis at which one line has no time, all for the same reason."""
 
     impl: str
     label: str
     word: str
-    seqs: tuple[int, ...]
+    xs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -119,22 +123,72 @@ def panels(cells: pd.DataFrame, speedup: bool) -> list[Panel]:
 def _panel(cells: pd.DataFrame, key: tuple, speedup: bool) -> Panel:
     head_dim, conv_q, conv_k = key
     conv = (cells["conv_q"].fillna(0) == conv_q) & (cells["conv_k"].fillna(0) == conv_k)
-    mine = cells[(cells["head_dim"] == head_dim) & (conv | (cells["op"] == "attention"))]
+    mine = _one_splits(cells[(cells["head_dim"] == head_dim) & (conv | (cells["op"] == "attention"))])
     baseline = baseline_name(cells)
     base_rows = mine[(mine["impl"] == baseline) & (mine["status"] == "ok")]
     base_ms = base_rows.groupby(["batch", "seq"])["median_ms"].first()
     lines: list[Line] = []
     failures: list[Failure] = []
-    for (impl, splits), group in mine.groupby(["impl", "splits"], sort=False):
+    for (impl, label), group in mine.groupby(["impl", "label"], sort=False):
         group = group.sort_values("seq")
-        several = mine.loc[mine["impl"] == impl, "splits"].nunique() > 1
-        label = f"{impl}, {splits} splits" if several else impl
         yardstick = bool((group["op"] == "attention").all())
-        failures += _failures(impl, label, group)
+        failures += _failures(str(impl), str(label), group, group["seq"])
         if (group["status"] == "ok").any():
-            lines.append(_line(impl, label, yardstick, group, speedup, baseline, base_ms))
-    title = f"head dim {head_dim:g}" + (f", convolution {conv_q:g}x{conv_k:g}" if conv_q else ", plain attention")
-    return Panel(title, tuple(lines), tuple(failures))
+            lines.append(_line(str(impl), str(label), yardstick, group, speedup, baseline, base_ms))
+    return Panel(_title(head_dim, conv_q, conv_k), tuple(lines), tuple(failures))
+
+
+def split_panels(cells: pd.DataFrame) -> list[Panel]:
+    """One panel an implementation, head dim and convolution whose splits were swept; a line a sequence length."""
+    swept = cells[cells["splits"] != ""].fillna({"conv_q": 0, "conv_k": 0})
+    shown = []
+    for _, group in swept.groupby(["head_dim", "conv_q", "conv_k", "impl"]):
+        numbers = group[group["splits"] != "auto"]
+        if numbers.loc[numbers["status"] == "ok", "splits"].nunique() < 2:
+            continue
+        lines: list[Line] = []
+        failures: list[Failure] = []
+        for seq in sorted(set(numbers["seq"])):
+            line, failed = _split_line(f"seq {short(int(seq))}", group[group["seq"] == seq])
+            lines.append(line)
+            failures += failed
+        first = group.iloc[0]
+        title = f"{first['impl']}, {_title(first['head_dim'], first['conv_q'], first['conv_k'])}"
+        shown.append(Panel(title, tuple(lines), tuple(failures)))
+    return shown
+
+
+def _split_line(label: str, cells: pd.DataFrame) -> tuple[Line, list[Failure]]:
+    """The times of one sequence length against splits, and what failed."""
+    auto = cells[(cells["splits"] == "auto") & (cells["splits_used"] != "") & (cells["status"] == "ok")]
+    mark = (float(auto["splits_used"].iloc[0]), float(auto["median_ms"].iloc[0])) if len(auto) else None
+    numbers = cells[cells["splits"] != "auto"]
+    numbers = numbers.assign(x=numbers["splits"].astype(int)).sort_values("x")
+    line = Line(label, label, False, numbers["x"].to_numpy(float), *_times(numbers), auto=mark)
+    return line, list(_failures(label, label, numbers, numbers["x"]))
+
+
+def _title(head_dim: float, conv_q: float, conv_k: float) -> str:
+    return f"head dim {head_dim:g}" + (f", convolution {conv_q:g}x{conv_k:g}" if conv_q else ", plain attention")
+
+
+def _one_splits(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells of a panel, of each implementation those of one line: auto, or the fastest splits if it is missing.
+
+    The column `label` names the implementation, and its splits unless auto chose them.
+    """
+    parts = []
+    for impl, group in cells.groupby("impl", sort=False):
+        splits, label = set(group["splits"]), str(impl)
+        if "auto" in splits:
+            group = group[group["splits"] == "auto"]
+        elif len(splits) > 1:
+            ranked = group.assign(failed=group["status"] != "ok").sort_values(["failed", "median_ms"], kind="stable")
+            group, label = ranked.drop_duplicates(["batch", "seq"]).drop(columns="failed"), f"{impl}, best splits"
+        elif splits != {""}:
+            label = f"{impl}, splits {splits.pop()}"
+        parts.append(group.assign(label=label))
+    return pd.concat(parts)
 
 
 def _line(
@@ -147,13 +201,13 @@ def _line(
     base_ms: pd.Series,
 ) -> Line:
     """The line of one implementation; it breaks where a cell failed or has no baseline."""
-    ok = cells["status"] == "ok"
-    median, p10, p90 = (cells[name].where(ok).to_numpy(float) for name in ("median_ms", "p10_ms", "p90_ms"))
+    median, p10, p90 = _times(cells)
     y, low, high = median, p10, p90
     if speedup:
         # Plain attention is no rival and has no speedup in the file: its line is the ratio to this baseline.
         computed = base_ms.reindex(pd.MultiIndex.from_frame(cells[["batch", "seq"]])).to_numpy(float) / median
-        y = computed if yardstick or impl == baseline else cells["speedup"].where(ok).to_numpy(float)
+        rated = cells["speedup"].where(cells["status"] == "ok").to_numpy(float)
+        y = computed if yardstick or impl == baseline else rated
         low, high = y * median / p90, y * median / p10
     if impl == baseline and speedup:
         label = f"{label} (the baseline)"
@@ -162,12 +216,19 @@ def _line(
     return Line(impl, label, yardstick, cells["seq"].to_numpy(float), y, low, high)
 
 
-def _failures(impl: str, label: str, cells: pd.DataFrame) -> Iterator[Failure]:
+def _times(cells: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Median, 10th and 90th percentile in ms, NaN where a cell failed."""
+    ok = cells["status"] == "ok"
+    median, p10, p90 = (cells[name].where(ok).to_numpy(float) for name in ("median_ms", "p10_ms", "p90_ms"))
+    return median, p10, p90
+
+
+def _failures(impl: str, label: str, cells: pd.DataFrame, xs: pd.Series) -> Iterator[Failure]:
     """Runs of neighbouring cells with one and the same status other than ok."""
-    rows = zip(cells["status"], cells["seq"], strict=True)
+    rows = zip(cells["status"], xs, strict=True)
     for status, run in groupby(rows, key=lambda row: row[0]):
         if status != "ok":
-            yield Failure(impl, label, STATUS_WORDS.get(status, status), tuple(int(seq) for _, seq in run))
+            yield Failure(impl, label, STATUS_WORDS.get(status, status), tuple(int(x) for _, x in run))
 
 
 def baseline_name(cells: pd.DataFrame) -> str:

@@ -1,4 +1,4 @@
-"""Charts drawn from results files alone: time and speedup against sequence length, a panel a problem."""
+"""Charts drawn from results files alone, a panel a problem: time and speedup against sequence length, and splits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -18,7 +19,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from mtabench.axes import short
 from mtabench.case import PASSES
-from mtabench.chart_data import Failure, Panel, baseline_name, caption, panels, read_cells, settings
+from mtabench.chart_data import Failure, Panel, baseline_name, caption, panels, read_cells, settings, split_panels
 from mtabench.errors import UsageError
 
 FORMATS = ("png", "svg")
@@ -60,23 +61,27 @@ SPARE_STYLES = (
     Style("#56B4E9", "d", "-"),
 )
 SPARE_YARDSTICKS = (Style("#8C8C8C", "<", (0, (3, 1))), Style("#5A5A5A", ">", (0, (6, 2))))
+AUTO: dict[str, Any] = {"linestyle": "none", "marker": "*", "markersize": 12, "markeredgecolor": INK}
 
 
 class Kind(NamedTuple):
-    """One sort of chart: its word in the file's name, its title and the unit at its y ticks."""
+    """One sort of chart: its word in the file's name, its title, its x axis and the unit at its y ticks."""
 
     name: str
     title: str
-    unit: str
+    x_label: str
+    unit: str = ""
 
 
-TIME = Kind("time", "time against sequence length", "")
-SPEEDUP = Kind("speedup", "speedup against sequence length", "\N{MULTIPLICATION SIGN}")
+TIME = Kind("time", "time against sequence length", "sequence length (tokens)")
+SPEEDUP = Kind("speedup", "speedup against sequence length", "sequence length (tokens)", "\N{MULTIPLICATION SIGN}")
+SPLITS = Kind("splits", "time against splits of the keys", "splits (programs that share the keys of a head)")
 
 
 def draw(csv_paths: Iterable[str | Path], out_dir: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Draw time and speedup of every pass in the results files; returns the paths of the charts written.
 
+    Of several splits of an implementation they show auto, or the fastest if it is missing; a third chart shows all.
     Settings that one chart cannot show together (device, dtype, heads, batch, causal) make charts of their
     own, named after what differs. A cell that is in several files counts once, the latest. Raises UsageError
     for a file that is no results file, a folder that cannot be written or an unknown format.
@@ -89,8 +94,12 @@ def draw(csv_paths: Iterable[str | Path], out_dir: str | Path, formats: Sequence
     with mpl.rc_context(RC):
         for pass_ in PASSES:
             for suffix, setting in settings(cells[cells["pass"] == pass_]):
-                for kind in (TIME, SPEEDUP):
-                    figure = _figure(setting, pass_, kind)
+                for kind in (TIME, SPEEDUP, SPLITS):
+                    cells_shown = setting[setting["splits"] != ""] if kind is SPLITS else setting
+                    shown = split_panels(cells_shown) if kind is SPLITS else panels(setting, kind is SPEEDUP)
+                    if not shown:
+                        continue
+                    figure = _figure(cells_shown, shown, pass_, kind)
                     stem = f"{pass_}-{kind.name}{suffix}"
                     paths += [_save(figure, Path(out_dir) / f"{stem}.{name}") for name in formats]
     return paths
@@ -106,31 +115,31 @@ def _save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def _figure(cells: pd.DataFrame, pass_: str, kind: Kind) -> Figure:
+def _figure(cells: pd.DataFrame, shown: list[Panel], pass_: str, kind: Kind) -> Figure:
     """One chart: a panel each head dim and convolution, a legend beside them, what was measured below."""
-    shown = panels(cells, speedup=kind is SPEEDUP)
-    seqs = sorted(set(cells["seq"]))
+    xs = _places(shown)
     columns = _columns(cells, len(shown))
     rows = -(-len(shown) // columns)
     width = PANEL_INCHES[0] * columns + LEGEND_INCHES
     figure = Figure(figsize=(width, PANEL_INCHES[1] * rows + 1.1), layout="constrained")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    styles = _styles(shown)
-    failure_rows = max(sum(_failure_rows(panel, seqs)) for panel in shown)
+    styles = _ramp(shown) if kind is SPLITS else _styles(shown)
+    failure_rows = max(sum(_failure_rows(panel, xs)) for panel in shown)
     row = min(FAILURE_HEIGHT, 0.6 / max(1, failure_rows))  # of the axes' height
 
-    _set_x_axis(grid[0, 0], seqs)
+    _set_x_axis(grid[0, 0], xs)
     _set_y_axis(grid[0, 0], shown, kind, row * failure_rows)
     for index, axes in enumerate(grid.flat):
         if index >= len(shown):
             axes.set_visible(False)
             continue
-        _draw_panel(axes, shown[index], kind, seqs, row, styles)
+        _draw_panel(axes, shown[index], kind, xs, row, styles)
         if index + columns >= len(shown):
-            axes.set_xlabel("sequence length (tokens)")
+            axes.set_xlabel(kind.x_label)
             axes.tick_params(labelbottom=True)
         if index % columns == 0:
-            axes.set_ylabel("time (ms)" if kind is TIME else f"speedup over {baseline_name(cells) or 'the baseline'}")
+            speedup = f"speedup over {baseline_name(cells) or 'the baseline'}"
+            axes.set_ylabel(speedup if kind is SPEEDUP else "time (ms)")
 
     texts = {"x": 0.012, "ha": "left"}
     figure.suptitle(f"{PASS_TITLES[pass_]}: {kind.title}", fontsize=12, fontweight="bold", **texts)
@@ -161,12 +170,25 @@ def _styles(shown: list[Panel]) -> dict[str, Style]:
     return {name: STYLES.get(name) or next(spare_yardsticks if name in yardsticks else spare) for name in sorted(names)}
 
 
-def _set_x_axis(axes: Axes, seqs: list[float]) -> None:
-    margin = (seqs[-1] / seqs[0]) ** 0.06 if len(seqs) > 1 else 2.0
-    powers = [seq for seq in seqs if int(seq).bit_count() == 1]
-    ticks = seqs if len(seqs) <= MAX_TICKS or len(powers) < 2 else powers
+def _ramp(shown: list[Panel]) -> dict[str, Style]:
+    """A style for each sequence length, from dark to light as they grow."""
+    names = list(dict.fromkeys(line.impl for panel in shown for line in panel.lines))
+    colours = mpl.colormaps["viridis"](np.linspace(0, 0.9, len(names)))
+    return {name: Style(to_hex(colour), "o", "-") for name, colour in zip(names, colours, strict=True)}
+
+
+def _places(shown: list[Panel]) -> list[float]:
+    """Where something stands on the x axis, in order."""
+    of_lines = {float(x) for panel in shown for line in panel.lines for x in (*line.x, *(line.auto or ())[:1])}
+    return sorted(of_lines | {float(x) for panel in shown for failure in panel.failures for x in failure.xs})
+
+
+def _set_x_axis(axes: Axes, xs: list[float]) -> None:
+    margin = (xs[-1] / xs[0]) ** 0.06 if len(xs) > 1 else 2.0
+    powers = [x for x in xs if int(x).bit_count() == 1]
+    ticks = xs if len(xs) <= MAX_TICKS or len(powers) < 2 else powers
     axes.set_xscale("log", base=2)
-    axes.set_xlim(seqs[0] / margin, seqs[-1] * margin)
+    axes.set_xlim(xs[0] / margin, xs[-1] * margin)
     axes.xaxis.set_major_locator(FixedLocator(ticks[:: -(-len(ticks) // MAX_TICKS)]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(round(value))))
@@ -175,6 +197,7 @@ def _set_x_axis(axes: Axes, seqs: list[float]) -> None:
 def _set_y_axis(axes: Axes, shown: list[Panel], kind: Kind, share: float) -> None:
     """Limits that hold every value below the part of the axes that the failed cells take."""
     edges = [edge for panel in shown for line in panel.lines for edge in (line.y, line.low, line.high)]
+    edges += [np.array(line.auto[1:]) for panel in shown for line in panel.lines if line.auto]
     values = np.concatenate([[1.0] if kind is SPEEDUP else [], *edges])
     values = np.log10(values[np.isfinite(values) & (values > 0)])
     low, high = (values.min(), values.max()) if len(values) else (0.0, 1.0)
@@ -192,7 +215,7 @@ def _set_y_axis(axes: Axes, shown: list[Panel], kind: Kind, share: float) -> Non
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}{kind.unit}"))
 
 
-def _draw_panel(axes: Axes, panel: Panel, kind: Kind, seqs: list[float], row: float, styles: dict[str, Style]) -> None:
+def _draw_panel(axes: Axes, panel: Panel, kind: Kind, xs: list[float], row: float, styles: dict[str, Style]) -> None:
     """The lines, and above them, `row` of the axes' height for each, the failed cells."""
     axes.set_title(panel.title, loc="left", fontsize=9.5)
     axes.grid(axis="y", color=GRID, linewidth=0.6)
@@ -205,8 +228,10 @@ def _draw_panel(axes: Axes, panel: Panel, kind: Kind, seqs: list[float], row: fl
         axes.fill_between(line.x, line.low, line.high, color=style.colour, alpha=0.2, linewidth=0)
         axes.vlines(line.x, line.low, line.high, color=style.colour, linewidth=0.8)
         axes.plot(line.x, line.y, **_look(style))
+        if line.auto:
+            axes.plot(*line.auto, color=style.colour, zorder=3, **AUTO)
     top = 1.0
-    for failure, rows in zip(panel.failures, _failure_rows(panel, seqs), strict=True):
+    for failure, rows in zip(panel.failures, _failure_rows(panel, xs), strict=True):
         bottom = top - rows * row
         axes.add_patch(
             Rectangle((0, bottom), 1, top - bottom, transform=axes.transAxes, color=BACKDROP, zorder=0, linewidth=0)
@@ -219,13 +244,13 @@ def _draw_panel(axes: Axes, panel: Panel, kind: Kind, seqs: list[float], row: fl
 
 
 def _draw_failure(axes: Axes, failure: Failure, y: float, y_above: float, colour: str) -> None:
-    """Crosses at the failed sequence lengths; the word where there is more room, beside or above them."""
+    """Crosses at the failed places; the word where there is more room, beside or above them."""
     place = axes.get_xaxis_transform()
     axes.plot(
-        failure.seqs, [y] * len(failure.seqs), transform=place, color=colour, linewidth=0.8,
+        failure.xs, [y] * len(failure.xs), transform=place, color=colour, linewidth=0.8,
         marker="x", markersize=4.5, markeredgewidth=1.3,
     )  # fmt: skip
-    first, last = failure.seqs[0], failure.seqs[-1]
+    first, last = failure.xs[0], failure.xs[-1]
     left, right = axes.get_xlim()
     text: dict[str, Any] = {"xycoords": place, "textcoords": "offset points", "va": "center", "fontsize": 7}
     words = f"{failure.label}: {failure.word}"
@@ -244,10 +269,10 @@ def _look(style: Style) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _failure_rows(panel: Panel, seqs: list[float]) -> list[int]:
+def _failure_rows(panel: Panel, xs: list[float]) -> list[int]:
     """Rows that each run of failed cells takes: two where it leaves its word no room beside it."""
-    room = 0.55 * np.log(seqs[-1] / seqs[0])
-    return [2 if np.log(failure.seqs[-1] / failure.seqs[0]) > room else 1 for failure in panel.failures]
+    room = 0.55 * np.log(xs[-1] / xs[0])
+    return [2 if np.log(failure.xs[-1] / failure.xs[0]) > room else 1 for failure in panel.failures]
 
 
 def _legend(shown: list[Panel], styles: dict[str, Style]) -> list[Line2D]:
@@ -259,6 +284,8 @@ def _legend(shown: list[Panel], styles: dict[str, Style]) -> list[Line2D]:
         key=lambda line: (line.yardstick, order.index(line.impl) if line.impl in order else len(order)),
     )
     handles = [Line2D([], [], label=line.label, **_look(styles[line.impl])) for line in ranked]
+    if any(line.auto for line in lines.values()):
+        handles.append(Line2D([], [], label="auto", color="white", **AUTO))
     if any(panel.failures for panel in shown):
         handles.append(Line2D([], [], label="no valid time", color=INK, linewidth=0, marker="x", markersize=4.5))
     return handles

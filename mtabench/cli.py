@@ -33,7 +33,9 @@ Heads = Annotated[Text, typer.Option(help="Numbers of query heads.")]
 KvHeads = Annotated[Text, typer.Option(help="Number of KV heads; divides --heads, and is the same if not given.")]
 Dtype = Annotated[Text, typer.Option(help="One or more of fp16,bf16,fp32.")]
 Causal = Annotated[bool, typer.Option("--causal/--no-causal", help="Whether a query sees only the past.")]
-Splits = Annotated[str, typer.Option(help="Splits of the KV cache: auto, or such as auto,1..64.")]
+Splits = Annotated[
+    str, typer.Option(help="Splits of the keys, for kernels that split them: auto, numbers up to 128, or auto,1..128.")
+]
 Device = Annotated[str, typer.Option(help="auto, cuda or cpu.")]
 PresetName = Annotated[
     Text, typer.Option("--preset", help="Heads, head dim, conv and seq of mta-300m, mta-550m, mta-830m or mta-1b.")
@@ -43,6 +45,13 @@ Timer = Annotated[str, typer.Option(help="auto, events (CUDA events), graph (CUD
 Cache = Annotated[str, typer.Option(help="cold flushes the GPU's L2 cache before each sample, warm does not.")]
 Rounds = Annotated[int | None, typer.Option(help="At most so many rounds of samples a cell.")]
 TimeLimit = Annotated[float | None, typer.Option(help="Seconds after which no new round of a cell starts.")]
+Isolate = Annotated[
+    bool, typer.Option("--isolate", help="Measure each cell in a fresh process; a crash costs one cell.")
+]
+CellTimeout = Annotated[
+    float | None,
+    typer.Option(help="With --isolate: seconds after which a cell's process is stopped; 600 if not given."),
+]
 Out = Annotated[Path | None, typer.Option(help="The CSV file to write; mtabench-results/PASS-TIME.csv if not given.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Measure only the cells that --out does not have yet.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; no file is touched.")]
@@ -52,7 +61,27 @@ PlotOut = Annotated[
     Path | None, typer.Option(help="The folder for the charts; NAME-charts beside NAME.csv if not given.")
 ]
 Formats = Annotated[str, typer.Option(help="png, svg or both: png,svg.")]
-Measure = Annotated[bool, typer.Option("--measure", help="Measure memory bandwidth and matmul rate as well.")]
+Passes = Annotated[str, typer.Option("--pass", help="One or more of fwd,bwd,decode.")]
+TunedOut = Annotated[
+    Path | None, typer.Option(help="The JSON file to add to; the one in your cache that kernels read if not given.")
+]
+BaseCsv = Annotated[Path, typer.Argument(help="Results of the code before.", metavar="BASE.csv")]
+HeadCsv = Annotated[Path, typer.Argument(help="Results of the code after, on the same device.", metavar="HEAD.csv")]
+Threshold = Annotated[str, typer.Option(help="The smallest change that counts, such as 1% or 5%.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 if it is unclear whether a cell changed.")]
+CompareFormat = Annotated[str, typer.Option("--format", help="What to print: table or markdown.")]
+MarkdownOut = Annotated[Path | None, typer.Option("--markdown", help="Write the comparison as Markdown.")]
+JunitOut = Annotated[Path | None, typer.Option("--junit", help="Write the comparison as JUnit XML.")]
+GithubOut = Annotated[
+    Path | None, typer.Option("--github-action-benchmark", help="Write HEAD's times as customSmallerIsBetter JSON.")
+]
+BencherOut = Annotated[Path | None, typer.Option("--bencher", help="Write HEAD's times in Bencher's JSON (BMF).")]
+Measure = Annotated[
+    bool, typer.Option("--measure", help="Measure memory bandwidth and matmul rate as well, and keep them for sweeps.")
+]
+CeilingsOut = Annotated[
+    Path | None, typer.Option(help="Where ceilings are kept; mtabench-results/ceilings.json if not given.")
+]
 
 
 @app.command()
@@ -61,6 +90,7 @@ def fwd(
     tokens: Tokens = None, heads: Heads = None, kv_heads: KvHeads = None, dtype: Dtype = None,
     causal: Causal = True, device: Device = "auto", preset: PresetName = None, baseline: Baseline = None,
     timer: Timer = "auto", cache: Cache = "cold", rounds: Rounds = None, time_limit: TimeLimit = None,
+    isolate: Isolate = False, cell_timeout: CellTimeout = None,
     out: Out = None, resume: Resume = False, dry_run: DryRun = False, plot: Plot = True,
 ) -> None:  # fmt: skip
     """Time the forward pass."""
@@ -73,6 +103,7 @@ def bwd(
     tokens: Tokens = None, heads: Heads = None, kv_heads: KvHeads = None, dtype: Dtype = None,
     causal: Causal = True, device: Device = "auto", preset: PresetName = None, baseline: Baseline = None,
     timer: Timer = "auto", cache: Cache = "cold", rounds: Rounds = None, time_limit: TimeLimit = None,
+    isolate: Isolate = False, cell_timeout: CellTimeout = None,
     out: Out = None, resume: Resume = False, dry_run: DryRun = False, plot: Plot = True,
 ) -> None:  # fmt: skip
     """Time the backward pass alone. All gradients are computed: of q, k, v and the convolution's weight."""
@@ -85,6 +116,7 @@ def decode(
     tokens: Tokens = None, heads: Heads = None, kv_heads: KvHeads = None, dtype: Dtype = None,
     splits: Splits = "auto", device: Device = "auto", preset: PresetName = None, baseline: Baseline = None,
     timer: Timer = "auto", cache: Cache = "cold", rounds: Rounds = None, time_limit: TimeLimit = None,
+    isolate: Isolate = False, cell_timeout: CellTimeout = None,
     out: Out = None, resume: Resume = False, dry_run: DryRun = False, plot: Plot = True,
 ) -> None:  # fmt: skip
     """Time one decode step. Each sequence has one new query and a KV cache of --seq tokens."""
@@ -108,11 +140,24 @@ def list_(device: Device = "auto") -> None:
 
 
 @app.command()
-def env(measure: Measure = False, device: Device = "auto") -> None:
-    """Show device and versions. With --measure also what the device can do at most."""
+def env(measure: Measure = False, device: Device = "auto", out: CeilingsOut = None) -> None:
+    """Show device and versions, and what the device can do at most if that was measured."""
     from mtabench import commands
 
-    commands.show_environment(device, measure)
+    commands.show_environment(device, measure, out)
+
+
+@app.command()
+def tune(
+    passes: Passes = "fwd,bwd,decode", seq: Seq = None, head_dim: HeadDim = None, conv: Conv = None,
+    batch: Batch = None, tokens: Tokens = None, heads: Heads = None, kv_heads: KvHeads = None, dtype: Dtype = None,
+    causal: Causal = True, preset: PresetName = None, out: TunedOut = None,
+) -> None:  # fmt: skip
+    """Choose the Triton kernels' tile sizes by timing. Kernels look the choice up from then on; no call tunes."""
+    typed = locals()
+    from mtabench.tune import tune_shapes
+
+    _exit(tune_shapes(**typed))
 
 
 @app.command()
@@ -121,6 +166,24 @@ def plot(csv: CsvFiles, out: PlotOut = None, formats: Formats = "png,svg") -> No
     from mtabench import commands
 
     commands.plot(csv, out, formats)
+
+
+@app.command()
+def compare(
+    base: BaseCsv, head: HeadCsv, threshold: Threshold = "2%", strict: Strict = False,
+    format_: CompareFormat = "table", markdown: MarkdownOut = None, junit: JunitOut = None,
+    github_action_benchmark: GithubOut = None, bencher: BencherOut = None,
+) -> None:  # fmt: skip
+    """Compare two runs of the same cells. Exits with 1 if one got slower or broke, so that CI can be gated on it."""
+    from mtabench.compare_command import compare_files
+
+    outputs = {
+        "markdown": markdown,
+        "junit": junit,
+        "github_action_benchmark": github_action_benchmark,
+        "bencher": bencher,
+    }
+    raise typer.Exit(compare_files(base, head, threshold, strict, format_, outputs))
 
 
 def _sweep(pass_: str, typed: dict[str, Any]) -> None:

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from mtabench import axes
-from mtabench.case import PASSES, Case
+from mtabench.case import DTYPES, PASSES, Case
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.plan import Options, make_plan
-from mtabench.registry import IMPLEMENTATIONS, find, names
+from mtabench.registry import find, names
 from mtabench.results import Writer, check_destination, key_of, key_of_row, text_of
 
 CHECK_LINE = "{:<11} {:<24} {:<32} {:>8} {:>8}  {}"
@@ -31,17 +31,21 @@ def sweep(pass_: str, typed: dict[str, Any], command_line: str) -> bool:
     already = {key_of_row(row): row for row in check_destination(path, resume)}
 
     from mtabench.estimate import estimate_seconds
+    from mtabench.isolation import run_isolated
+    from mtabench.kept_ceilings import FILE_NAME, check_ceilings
     from mtabench.readiness import memory_reason, unsupported_reason
     from mtabench.sweep import check_same_device, make_settings, run
-    from mtabench.table import make_console, print_plan, results_table, watcher
+    from mtabench.table import auto_lines, make_console, print_plan, results_table, watcher
 
     check_same_device(plan, path, already.values())
+    check_ceilings(path.with_name(FILE_NAME))
     console = make_console()
     settings = make_settings(plan)
     pending = [case for case in plan.cases if key_of(case) not in already]
     runnable = [case for case in pending if not (unsupported_reason(case) or memory_reason(case))]
     samples = settings.max_rounds * settings.samples_per_round
-    seconds = estimate_seconds(runnable, settings.time_limit_s, samples, settings.min_rounds)
+    isolate = plan.options.isolate
+    seconds = estimate_seconds(runnable, settings.time_limit_s, samples, settings.min_rounds, isolate)
     print_plan(console, plan, len(pending), len(runnable), seconds)
     if dry_run:
         _say(console, f"dry run: nothing was measured; the results would go to {path}")
@@ -49,8 +53,10 @@ def sweep(pass_: str, typed: dict[str, Any], command_line: str) -> bool:
     with Writer(path, resume=resume, command=command_line) as writer:
         before = [writer.done[key] for key in map(key_of, plan.cases) if key in writer.done]
         with watcher(console, len(plan.cases), before) as shown:
-            run(plan, writer, settings, shown)
+            (run_isolated if isolate else run)(plan, writer, settings, shown)
     console.print(results_table(shown.rows))
+    for text in auto_lines(shown.rows):
+        _say(console, text)
     _say(console, f"results: {path}")
     if plot_at_end:
         _draw_at_end(console, path)
@@ -90,7 +96,7 @@ def list_implementations(device: str) -> None:
 
     device = resolve_device(device)
     console = Console()
-    for implementation in IMPLEMENTATIONS:
+    for implementation in map(find, names()):
         reason = unsupported_reason(_typical_case(implementation.name, device))
         state = Text(f"not ready on this machine ({device}): {reason}" if reason else "ready")
         state.stylize("yellow" if reason else "green")
@@ -100,20 +106,27 @@ def list_implementations(device: str) -> None:
             _say(console, f"{'':<12}note: {implementation.note}")
 
 
-def show_environment(device: str, measure: bool) -> None:
-    """Print where this runs, and with `measure` the ceilings that roofline fractions refer to."""
+def show_environment(device: str, measure: bool, out: Path | None) -> None:
+    """Print where this runs and the ceilings kept for it in `out`; with `measure` they are measured anew."""
     from mtabench.ceilings import measure_ceilings
     from mtabench.environment import describe, resolve_device
+    from mtabench.kept_ceilings import FILE_NAME, check_ceilings, keep_ceilings, read_ceilings
+    from mtabench.tune import effect_lines
 
     console = Console()
     device = resolve_device(device)
-    for name, value in describe(device).items():
+    path = out or RESULTS_FOLDER / FILE_NAME
+    check_ceilings(path)
+    environment = describe(device)
+    for name, value in environment.items():
         _say(console, f"{name:<10} {'-' if value in ('', None) else text_of(value)}")
+    for text in effect_lines(device):
+        _say(console, f"{'tuned':<10} {text}")
     if measure:
-        for dtype in ("fp32",) if device == "cpu" else ("bf16", "fp16", "fp32"):
-            ceilings = measure_ceilings(device, dtype)
-            copy, matmul = f"{ceilings.copy_gbytes_s:.4g} GB/s copy", f"{ceilings.matmul_tflops:.4g} TFLOP/s matmul"
-            _say(console, f"{'ceilings':<10} {dtype}: {copy}, {matmul}")
+        keep_ceilings(path, environment, {dtype: measure_ceilings(device, dtype) for dtype in DTYPES})
+    for dtype, ceilings in read_ceilings(path, environment).items():
+        copy, matmul = f"{ceilings.copy_gbytes_s:.4g} GB/s copy", f"{ceilings.matmul_tflops:.4g} TFLOP/s matmul"
+        _say(console, f"{'ceilings':<10} {dtype}: {copy}, {matmul} ({path})")
 
 
 def plot(csv_paths: Sequence[Path], out: Path | None, formats: str) -> None:

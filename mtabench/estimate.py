@@ -11,6 +11,7 @@ from mtabench.work import executed_flops
 
 COMPILED = ("compile", "triton")
 WARM_UP_S = 1.0
+PROCESS_S = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +34,30 @@ RATES = {
 }
 
 
-def estimate_seconds(cases: Iterable[Case], time_limit_s: float, most_samples: int, min_rounds: int) -> float:
-    """Seconds that measuring these cells may take, each being checked, warmed up and sampled in rounds."""
+def estimate_seconds(
+    cases: Iterable[Case], time_limit_s: float, most_samples: int, min_rounds: int, isolated: bool = False
+) -> float:
+    """Seconds that measuring these cells may take, each being checked, warmed up and sampled in rounds.
+
+    Isolated cells take the start of a process each, and a float64 check of their own.
+    """
     total = 0.0
     problems: set[tuple] = set()
+    compiled: set[tuple] = set()
     for case in cases:
         rates = RATES[case.device]
         work = find(case.impl).work
         call_s = executed_flops(case, work) / (rates.dense if work == "dense" else rates.fused)
-        total += rates.compile_s if case.impl in COMPILED else 0.0
+        if case.impl in COMPILED and (case.impl, case.problem_key) not in compiled:
+            compiled.add((case.impl, case.problem_key))
+            total += rates.compile_s
         if call_s > time_limit_s:
             total += 3 * call_s  # one to check, two to find that it is too slow
         else:
             total += call_s + WARM_UP_S + max(min_rounds * call_s, min(time_limit_s, most_samples * call_s))
-        if case.problem_key not in problems:
+        if isolated:
+            total += PROCESS_S
+        if isolated or case.problem_key not in problems:
             problems.add(case.problem_key)
             total += rates.score_s * _checked_scores(case, rates.checked_scores)
     return total

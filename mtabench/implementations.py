@@ -59,9 +59,18 @@ def triton(case: Case, inputs: Inputs) -> Closure:
     """The fused Triton kernels."""
     q, k, v, weight = inputs.q, inputs.k, inputs.v, _weight(inputs)
     if case.pass_ == "decode":
-        lengths = _lengths(inputs)
-        return lambda: conv_attention_decode(q, k, v, weight, lengths=lengths, backend="triton")
+        lengths, splits = _lengths(inputs), "auto" if case.splits is None else case.splits
+        return lambda: conv_attention_decode(q, k, v, weight, lengths=lengths, backend="triton", splits=splits)
     return lambda: conv_attention(q, k, v, weight, causal=case.causal, backend="triton")
+
+
+def triton_splits_used(case: Case) -> int:
+    """The programs that share the keys of a head in this decode step."""
+    from mta_kernels.conv_attention.triton.decode import choose_splits, sm_count
+
+    if isinstance(case.splits, int):
+        return case.splits
+    return choose_splits(case.batch, case.kv_heads, case.seq, sm_count(torch.device(case.device)))
 
 
 def sdpa(case: Case, inputs: Inputs) -> Closure:

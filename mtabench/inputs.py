@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ class Inputs:
     weight: Tensor | None = None
     dout: Tensor | None = None
     lengths: Tensor | None = None
+    _copies: list[Inputs] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def differentiable(self) -> dict[str, Tensor]:
@@ -36,9 +37,14 @@ class Inputs:
         named = {"q": self.q, "k": self.k, "v": self.v, "weight": self.weight}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
-    def copy(self) -> Inputs:
-        """The same values elsewhere in memory, as far as a decode step reads them in bulk: keys and values."""
-        return replace(self, k=self.k.clone(), v=self.v.clone())
+    def copies(self, count: int) -> list[Inputs]:
+        """The same values elsewhere in memory, as far as a decode step reads them in bulk: keys and values.
+
+        Each call gives the same copies, so that many cells of a shape need no more memory than one.
+        """
+        while len(self._copies) < count:
+            self._copies.append(replace(self, k=self.k.clone(), v=self.v.clone()))
+        return self._copies[:count]
 
 
 def make_inputs(case: Case) -> Inputs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -39,6 +39,8 @@ class Options:
     cache: str = "cold"
     rounds: int | None = None
     time_limit: float | None = None
+    isolate: bool = False
+    cell_timeout: float | None = None
 
 
 # What a sweep takes where neither an option nor a preset says otherwise.
@@ -56,15 +58,23 @@ COMMON_DEFAULTS = {"head_dim": "64", "conv": "6x11"}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The cells of a sweep in the order measured; `axes` and `notes` are texts for a person."""
+    """The cells of a sweep in the order measured; `axes` and `notes` are texts for a person.
+
+    `baseline_splits` are those of the baseline's cells that speedups refer to, None if it does not split keys.
+    """
 
     pass_: str
     device: str
     cases: tuple[Case, ...]
     baseline: str | None
+    baseline_splits: int | str | None
     options: Options
     axes: dict[str, str]
     notes: tuple[str, ...]
+
+    def is_baseline(self, case: Case) -> bool:
+        """Whether speedups of its problem refer to this cell."""
+        return case.impl == self.baseline and case.splits == self.baseline_splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +109,10 @@ def make_plan(options: Options) -> Plan:
                 "--heads must be a multiple of --kv-heads, so that each KV head serves as many query heads"
             )
     baseline, notes = _baseline(options.baseline, given.impls)
+    baseline_splits = _baseline_splits(options.pass_, baseline, given)
     cases = tuple(_cases(options, given, device))
-    return Plan(options.pass_, device, cases, baseline, options, _shown_axes(options, given, device), notes)
+    shown = _shown_axes(options, given, device)
+    return Plan(options.pass_, device, cases, baseline, baseline_splits, options, shown, notes)
 
 
 def _parse(options: Options, device: str) -> _Axes:
@@ -110,9 +122,14 @@ def _parse(options: Options, device: str) -> _Axes:
     for value, known, what in ((options.timer, TIMERS, "--timer"), (options.cache, CACHES, "--cache")):
         if value not in known:
             raise UsageError(f"{what} {value!r} is not known; expected one of {', '.join(known)}")
-    for number, what in ((options.rounds, "--rounds"), (options.time_limit, "--time-limit")):
+    limits = {
+        "--rounds": options.rounds, "--time-limit": options.time_limit, "--cell-timeout": options.cell_timeout
+    }  # fmt: skip
+    for what, number in limits.items():
         if number is not None and not 0 < number < 1e6:
             raise UsageError(f"{what} is {number}; it must be more than 0 and less than a million")
+    if options.cell_timeout is not None and not options.isolate:
+        raise UsageError("--cell-timeout needs --isolate: only a cell in a process of its own can be stopped")
     texts = _texts(options, device)
     return _Axes(
         seqs=axes.parse_ints(texts["seq"], "--seq"),
@@ -147,7 +164,7 @@ def _cases(options: Options, given: _Axes, device: str) -> Iterator[Case]:
     decode = options.pass_ == "decode"
     for dtype, head_dim, heads, seq in product(given.dtypes, given.head_dims, given.heads, given.seqs):
         for batch in given.batches or [max(1, (given.tokens or 1) // seq)]:
-            for impl, (conv_q, conv_k) in _rivals_then_yardsticks(given):
+            for impl, (conv_q, conv_k), splits in _rivals_then_yardsticks(options.pass_, given):
                 yield Case(
                     pass_=options.pass_,
                     impl=impl.name,
@@ -161,19 +178,25 @@ def _cases(options: Options, given: _Axes, device: str) -> Iterator[Case]:
                     conv_q=conv_q,
                     conv_k=conv_k,
                     causal=decode or options.causal,
-                    splits="auto" if decode else None,
+                    splits=splits,
                     device=device,
                 )
 
 
-def _rivals_then_yardsticks(given: _Axes) -> Iterator[tuple[Implementation, tuple[int | None, int | None]]]:
-    """What is measured of one shape: each convolution by each rival, then plain attention once."""
-    for taps, impl in product(given.convs, given.impls):
-        if impl.op != "attention":
-            yield impl, taps
-    for impl in given.impls:
-        if impl.op == "attention":
-            yield impl, (None, None)
+def _rivals_then_yardsticks(
+    pass_: str, given: _Axes
+) -> Iterator[tuple[Implementation, tuple[int | None, int | None], int | str | None]]:
+    """What is measured of one shape: each convolution by each rival, then plain attention once; of each, its splits."""
+    rivals = [(impl, taps) for taps, impl in product(given.convs, given.impls) if impl.op != "attention"]
+    yardsticks = [(impl, (None, None)) for impl in given.impls if impl.op == "attention"]
+    for impl, taps in (*rivals, *yardsticks):
+        for splits in _splits_of(impl, pass_, given):
+            yield impl, taps, splits
+
+
+def _splits_of(impl: Implementation, pass_: str, given: _Axes) -> Sequence[int | str | None]:
+    """The splits of an implementation's cells; one cell without where it does not split keys."""
+    return given.splits if pass_ == "decode" and impl.splits_used else [None]
 
 
 def _head_dims(text: str) -> list[int]:
@@ -205,6 +228,17 @@ def _baseline(name: str | None, impls: list[Implementation]) -> tuple[str | None
     return name or BASELINE, ()
 
 
+def _baseline_splits(pass_: str, name: str | None, given: _Axes) -> int | str | None:
+    """Of several splits of the baseline, speedups refer to auto."""
+    splits = _splits_of(find(name), pass_, given) if name else [None]
+    if "auto" in splits:
+        return "auto"
+    if len(splits) > 1:
+        numbers = ", ".join(map(str, splits))
+        raise UsageError(f"--baseline {name} has splits {numbers} here; add auto to --splits, to which speedups refer")
+    return splits[0]
+
+
 def _shown_axes(options: Options, given: _Axes, device: str) -> dict[str, str]:
     """The expanded axes, for a person."""
     shown = {
@@ -219,9 +253,12 @@ def _shown_axes(options: Options, given: _Axes, device: str) -> dict[str, str]:
     }
     if options.pass_ == "decode":
         splits = ", ".join(map(str, given.splits))
-        shown["splits"] = (
-            f"{splits} (none of these implementations takes --splits from a sweep yet: each is measured once)"
-        )
+        takers = [impl.name for impl in given.impls if impl.splits_used]
+        if not takers:
+            splits += " (none of these implementations splits keys: each is measured once)"
+        elif len(given.splits) > 1 and len(takers) < len(given.impls):
+            splits += f" (of {', '.join(takers)}; the others are measured once)"
+        shown["splits"] = splits
     else:
         shown["causal"] = "yes" if options.causal else "no"
     return shown

@@ -20,6 +20,7 @@ class Implementation:
     `target` names a function `(case, inputs) -> closure`, where the closure computes the output; `unsupported`
     one `(case) -> reason or None`. `work` says how its executed FLOPs are counted: "dense" (every score, masked or
     not), "tiled" (the scores that count) or "expanded" (those, with queries and keys `min(cq, ck)` times as long).
+    `splits_used`, where decode can split its keys, names a function `(case) -> int`: the splits that a cell takes.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Implementation:
     target: str
     unsupported: str
     note: str = ""
+    splits_used: str = ""
 
 
 IMPLEMENTATIONS = (
@@ -64,6 +66,7 @@ IMPLEMENTATIONS = (
         target="mtabench.implementations:triton",
         unsupported="mtabench.implementations:triton_unsupported",
         note="backward keeps scores of 2048 query rows at a time",
+        splits_used="mtabench.implementations:triton_splits_used",
     ),
     Implementation(
         name="sdpa-flash",
@@ -111,6 +114,11 @@ def find(name: str) -> Implementation:
     near = difflib.get_close_matches(name, names(), n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(names())}"
     raise UsageError(f"no implementation is called {name!r}; {hint} (`mtabench list` shows all)")
+
+
+def splitting_names() -> list[str]:
+    """Names of the implementations whose decode takes a number of splits."""
+    return [implementation.name for implementation in IMPLEMENTATIONS if implementation.splits_used]
 
 
 def load(reference: str) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mtabench.case import Case
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.lock import FileLock
+from mtabench.registry import splitting_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,10 +62,9 @@ def text_of(value: object) -> str:
 
 def key_of(case: Case) -> Key:
     """The texts of KEY_COLUMNS for a cell: what tells whether a file already has it."""
-    splits = case.splits if isinstance(case.splits, int) else None  # no sweep passes --splits on yet
     values = (
         case.pass_, case.impl, case.op, case.dtype, case.batch, case.heads, case.kv_heads, case.seq,
-        case.head_dim, case.conv_q, case.conv_k, case.causal, splits,
+        case.head_dim, case.conv_q, case.conv_k, case.causal, case.splits,
     )  # fmt: skip
     return tuple(text_of(value) for value in values)
 
@@ -200,6 +200,8 @@ def _read_rows(path: Path) -> list[dict[str, str]]:
                 f"{path} has schema version {row['schema_version'] or '(none)'} in line {number}, "
                 f"and this mtabench reads version {SCHEMA_VERSION}"
             )
+        if row["pass"] == "decode" and not row["splits"] and row["impl"] in splitting_names():
+            row["splits"] = "auto"  # files from before splits could be swept leave it empty
         rows.append(row)
     return rows
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mtabench.case import Case
-from mtabench.registry import find
+from mtabench.registry import find, load
 from mtabench.results import KEY_COLUMNS, SCHEMA_VERSION, key_of
 from mtabench.statistics import summarize
 from mtabench.work import bytes_moved, executed_flops, useful_flops
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # A time this far above the measured ceilings on a cold cache cannot be right. Below that it can: ceilings carry noise
 # of their own, and decode only reads, which runs a few percent faster than the copy that sets the ceiling.
 ROOFLINE_SLACK = 1.1
+
+RAN = ("ok", "invalid", "wrong")
 
 Row = dict[str, Any]
 
@@ -43,6 +45,7 @@ def cell_row(case: Case, facts: RunFacts, status: str, reason: str = "", rel_err
         "run_id": facts.run_id,
         "started_utc": facts.started_utc,
         **dict(zip(KEY_COLUMNS, key_of(case), strict=True)),
+        "splits_used": load(find(case.impl).splits_used)(case) if case.splits is not None and status in RAN else None,
         "status": status,
         "reason": reason,
         "rel_error": rel_error,
@@ -85,17 +88,17 @@ def roofline_seconds(flops: float, moved_bytes: float, ceilings: Ceilings) -> fl
     return max(flops / (ceilings.matmul_tflops * 1e12), moved_bytes / (ceilings.copy_gbytes_s * 1e9))
 
 
-def add_speedups(rows: Mapping[Case, Row], baseline: str | None) -> None:
+def add_speedups(rows: Mapping[Case, Row], is_baseline: Callable[[Case], bool]) -> None:
     """Fill `baseline` and `speedup` of conv-attention cells whose baseline was timed in the same rounds."""
-    base_ms = {
-        case.problem_key: row["median_ms"]
+    baselines = {
+        case.problem_key: (case.impl, row["median_ms"])
         for case, row in rows.items()
-        if case.impl == baseline and row["status"] == "ok"
+        if is_baseline(case) and row["status"] == "ok"
     }
     for case, row in rows.items():
-        if case.problem_key in base_ms and row["status"] == "ok":
-            row["baseline"] = baseline
-            row["speedup"] = base_ms[case.problem_key] / row["median_ms"]
+        if case.problem_key in baselines and row["status"] == "ok":
+            row["baseline"], base_ms = baselines[case.problem_key]
+            row["speedup"] = base_ms / row["median_ms"]
 
 
 def sample_lines(case: Case, facts: RunFacts, rounds: Iterable[Iterable[float]]) -> Iterator[tuple[object, ...]]:

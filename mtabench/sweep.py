@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
@@ -20,10 +21,11 @@ from mtabench.case import Case
 from mtabench.ceilings import Ceilings, measure_ceilings
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.inputs import make_inputs
+from mtabench.kept_ceilings import FILE_NAME, read_ceilings
 from mtabench.plan import Plan
 from mtabench.readiness import memory_reason, unsupported_reason
 from mtabench.registry import find, load
-from mtabench.results import Writer, key_of
+from mtabench.results import Key, Writer, key_of
 from mtabench.rows import Row, RunFacts, add_speedups, cell_row, sample_lines, timed_row
 from mtabench.verify import Oracle, results_of
 
@@ -52,6 +54,16 @@ class Watcher(Protocol):
 
     def ended(self, row: Row) -> None:
         """A cell's row is on disk."""
+
+
+class Sink(Protocol):
+    """Where the rows of a sweep go: a Writer, or what stands for one in another process."""
+
+    path: Path
+    done: dict[Key, dict[str, str]]
+
+    def write(self, rows: Sequence[Row], samples: Iterable[Sequence[object]] = ()) -> None:
+        """Keep rows and their samples, as a Writer does."""
 
 
 def make_settings(plan: Plan) -> timing.Settings:
@@ -83,34 +95,56 @@ def run(plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher)
     Raises MtabenchError, with all that was measured kept, if the GPU can't go on or the disk takes no more, and
     SweepInterruptedError after Ctrl-C.
     """
-    sweep = _Sweep(plan, writer, settings, watcher)
-    try:
+    sweep = new_sweep(plan, writer, settings, watcher)
+    with interruptible(plan, writer):
         for _, cases in groupby(plan.cases, key=lambda case: case.shape_key):
             sweep.measure_shape(list(cases))
+    return sweep.statuses
+
+
+def new_sweep(plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher) -> Sweep:
+    """A sweep that starts now, with the ceilings that are kept beside its file."""
+    facts = RunFacts(
+        run_id=secrets.token_hex(6),
+        started_utc=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        environment=environment.describe(plan.device),
+        options=_measuring_options(plan, settings),
+    )
+    kept = read_ceilings(writer.path.with_name(FILE_NAME), facts.environment)
+    return Sweep(plan, writer, settings, watcher, facts, dict(kept))
+
+
+@contextmanager
+def interruptible(plan: Plan, writer: Writer) -> Iterator[None]:
+    """Turns Ctrl-C into SweepInterruptedError, which says what is kept."""
+    try:
+        yield
     except KeyboardInterrupt:
         kept = sum(key_of(case) in writer.done for case in plan.cases)
         raise SweepInterruptedError(
             f"stopped with {kept} of {len(plan.cases)} cells in {writer.path}; "
             f"the same command with --out {writer.path} --resume measures the others"
         ) from None
-    return sweep.statuses
 
 
-class _Sweep:
-    """One process's part of a sweep."""
+class Sweep:
+    """One process's part of a sweep; `ceilings` by dtype, to which it adds those it needs, None if there are none."""
 
-    def __init__(self, plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        writer: Sink,
+        settings: timing.Settings,
+        watcher: Watcher,
+        facts: RunFacts,
+        ceilings: dict[str, Ceilings | None],
+    ) -> None:
         self.plan = plan
         self.writer = writer
         self.settings = settings
         self.watcher = watcher
-        self.facts = RunFacts(
-            run_id=secrets.token_hex(6),
-            started_utc=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-            environment=environment.describe(plan.device),
-            options=_measuring_options(settings),
-        )
-        self.ceilings: dict[str, Ceilings | None] = {}
+        self.facts = facts
+        self.ceilings = ceilings
         self.statuses: Counter[str] = Counter()
 
     def measure_shape(self, cases: Sequence[Case]) -> None:
@@ -123,14 +157,14 @@ class _Sweep:
         self._measure_ceilings(cases[0])
         verified: dict[Case, Verified] = {}
         for _, problem in groupby(taking_part, key=lambda case: case.problem_key):
-            verified |= self._verify(list(filter(self._can_run, problem)))
+            verified |= self._verify(list(filter(self.can_run, problem)))
         if verified:
             self._time(verified, set(pending))
         verified.clear()
         _free_memory(cases[0].device)
 
     def _measure_ceilings(self, case: Case) -> None:
-        """Once a dtype; without them (no room, say) the fraction of the roofline stays empty."""
+        """Once a dtype, unless they are known; without them (no room, say) the fraction of the roofline stays empty."""
         if case.dtype not in self.ceilings:
             self.watcher.doing(f"measuring what the device can do in {case.dtype}")
             try:
@@ -144,19 +178,19 @@ class _Sweep:
         return (
             row is not None
             and row["status"] == "ok"
-            and case.impl == self.plan.baseline
+            and self.plan.is_baseline(case)
             and any(other.problem_key == case.problem_key for other in pending)
         )
 
-    def _can_run(self, case: Case) -> bool:
+    def can_run(self, case: Case) -> bool:
         """Whether a cell is worth trying; if not, its row says why."""
         reason = unsupported_reason(case)
         if reason:
-            self._write([cell_row(case, self.facts, "unsupported", reason)])
+            self.write([cell_row(case, self.facts, "unsupported", reason)])
             return False
         reason = memory_reason(case)
         if reason:
-            self._write([cell_row(case, self.facts, "oom", reason)])
+            self.write([cell_row(case, self.facts, "oom", reason)])
             return False
         return True
 
@@ -171,12 +205,12 @@ class _Sweep:
         except Exception as error:
             status, reason = _failure(error)
             reason = f"in the float64 check: {reason}"
-            self._write([cell_row(case, self.facts, status, reason) for case in cases])
+            self.write([cell_row(case, self.facts, status, reason) for case in cases])
             self._check_device(cases[0])
             return {}
         verified = {}
         for case in cases:
-            self.watcher.doing(f"{words(case)}, {case.impl}: verifying")
+            self.watcher.doing(f"{words(case)}, {case.label}: verifying")
             build = load(find(case.impl).target)
             try:
                 check = oracle.check(results_of(build(case, inputs), case, inputs))
@@ -186,7 +220,7 @@ class _Sweep:
                 row = cell_row(case, self.facts, "wrong", check.reason, check.rel_error)
             except Exception as error:
                 row = cell_row(case, self.facts, *_failure(error))
-            self._write([row])
+            self.write([row])
             self._check_device(case)
             _free_memory(case.device)
         return verified
@@ -205,7 +239,7 @@ class _Sweep:
             else:
                 ceilings, rel_error = self.ceilings[case.dtype], verified[case].rel_error
                 rows[case] = timed_row(case, self.facts, outcome, rel_error, ceilings)
-        add_speedups(rows, self.plan.baseline)
+        add_speedups(rows, self.plan.is_baseline)
         if failed and not _device_works(case.device):
             rows = _first_failure_only(rows)  # those that came later failed because the context was broken
         written = [case for case in verified if case in rows and case in pending]
@@ -215,10 +249,11 @@ class _Sweep:
             if isinstance(outcome := measured[case], timing.Measurement)
             for line in sample_lines(case, self.facts, outcome.rounds)
         ]
-        self._write([rows[case] for case in written], samples)
+        self.write([rows[case] for case in written], samples)
         self._check_device(case)
 
-    def _write(self, rows: Sequence[Row], samples: Sequence[Sequence[object]] = ()) -> None:
+    def write(self, rows: Sequence[Row], samples: Sequence[Sequence[object]] = ()) -> None:
+        """Keep rows, count and show them."""
         self.writer.write(rows, samples)
         for row in rows:
             self.statuses[row["status"]] += 1
@@ -230,16 +265,17 @@ class _Sweep:
             raise MtabenchError(
                 f"the GPU's context is broken after a failure at {words(case)}; what was measured is kept in "
                 f"{self.writer.path}, and the same command with --out {self.writer.path} --resume goes on in a "
-                "fresh process"
+                "fresh process (with --isolate each cell has one)"
             )
 
 
-def _measuring_options(settings: timing.Settings) -> str:
+def _measuring_options(plan: Plan, settings: timing.Settings) -> str:
     """The options that say how to measure, where they are not the defaults."""
     usual = timing.Settings()
     timer = f"--timer {settings.timer}" if settings.timer != usual.timer else ""
     cache = f"--cache {settings.cache}" if settings.cache != usual.cache else ""
-    return f"{timer} {cache}".strip()
+    isolate = "--isolate" if plan.options.isolate else ""
+    return " ".join(filter(None, (timer, cache, isolate)))
 
 
 def words(case: Case) -> str:

@@ -17,6 +17,7 @@ from mtabench.axes import short
 from mtabench.estimate import shown
 from mtabench.plan import Plan
 from mtabench.results import text_of
+from mtabench.splits import Choice, choices
 
 STYLES = {"ok": "green", "wrong": "bold red", "error": "red", "oom": "yellow", "invalid": "yellow"}
 ALWAYS = ("seq", "impl")
@@ -53,8 +54,11 @@ def results_table(rows: Sequence[Row], limit: int | None = None) -> Table:
     """The rows of a sweep as a table; `limit` shows the last so many, each on one line, without its reason."""
     cells = [_cell(row) for row in rows]
     optional = [name for name in OPTIONAL if len({cell[name] for cell in cells} - {""}) > 1]
+    columns = [*optional, *ALWAYS]
+    if len({text_of(row.get("splits")) for row in rows} - {""}) > 1:
+        columns.append("splits")
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in (*optional, *ALWAYS):
+    for name in columns:
         justify: Literal["left", "right"] = "left" if name in ("impl", "dtype") else "right"
         table.add_column(name.replace("_", " "), justify=justify, no_wrap=True)
     for name in ("median ms", "p10-p90 ms", "speedup", "TFLOP/s", "of roof"):
@@ -64,7 +68,7 @@ def results_table(rows: Sequence[Row], limit: int | None = None) -> Table:
         status = Text(row["status"], style=STYLES.get(row["status"], ""))
         reason = "" if limit else text_of(row.get("reason"))
         table.add_row(
-            *(cell[name] for name in (*optional, *ALWAYS)),
+            *(cell[name] for name in columns),
             _number(row, "median_ms"),
             f"{_number(row, 'p10_ms', 3)}-{_number(row, 'p90_ms', 3)}" if _number(row, "p10_ms") else "",
             f"{float(row['speedup']):.2f}x" if text_of(row.get("speedup")) else "",
@@ -86,7 +90,34 @@ def line(row: Row) -> str:
         speedup = text_of(row.get("speedup"))
         result = f"{_number(row, 'median_ms')} ms" + (f", {float(speedup):.2f}x {row['baseline']}" if speedup else "")
         result += "" if row["status"] == "ok" else f", {row['status']}: {text_of(row.get('reason'))}"
-    return f"{problem}  {cell['impl']}: {result}"
+    splits = f", splits {cell['splits']}" if cell["splits"] else ""
+    return f"{problem}  {cell['impl']}{splits}: {result}"
+
+
+def auto_lines(rows: Sequence[Row]) -> list[str]:
+    """A sentence for each problem on how much slower auto's splits were than the best measured, if both were."""
+    found = list(choices(rows))
+    cells = [_cell(choice.auto) for choice in found]
+    differing = [name for name in (*OPTIONAL, *ALWAYS) if len({cell[name] for cell in cells}) > 1]
+    places = [", ".join(f"{name.replace('_', ' ')} {cell[name]}" for name in differing) for cell in cells]
+    return [
+        f"{place}: {_auto_sentence(choice)}" if place else _auto_sentence(choice)
+        for place, choice in zip(places, found, strict=True)
+    ]
+
+
+def _auto_sentence(choice: Choice) -> str:
+    used, percent = text_of(choice.auto["splits_used"]), f"{100 * choice.slowdown:.1f}"
+    took = f"auto took {used} split{'' if used == '1' else 's'}" if used else "auto"
+    if not choice.slowdown:
+        verdict = "the best of those measured"
+    elif percent == "0.0":
+        verdict = f"as fast as the best of those measured ({choice.best['splits']})"
+    else:
+        verdict = f"{percent} % slower than the best of those measured ({choice.best['splits']})"
+        verdict += "; their 95 % intervals overlap" if choice.overlap else ""
+    runs = "" if choice.auto["run_id"] == choice.best["run_id"] else "; the two are of different runs"
+    return f"{took}: {_number(choice.auto, 'median_ms')} ms, {verdict}{runs}"
 
 
 class PlainWatcher(AbstractContextManager):
@@ -155,6 +186,9 @@ def _cell(row: Row) -> dict[str, str]:
     cell = {name: text_of(row.get(name)) for name in (*ALWAYS, *OPTIONAL)}
     cell["seq"] = short(int(cell["seq"]))
     cell["conv"] = f"{row['conv_q']}x{row['conv_k']}" if row["conv_q"] else ""
+    used = text_of(row.get("splits_used"))
+    cell["splits"] = text_of(row.get("splits"))
+    cell["splits"] += f" ({used})" if cell["splits"] == "auto" and used else ""
     return cell
 
 

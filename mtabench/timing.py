@@ -230,7 +230,7 @@ def _on_copies(case: Case, build: Build, inputs: Inputs) -> list[Callable[[], An
     """The closure on as many copies of the inputs as push each other out of the L2 cache."""
     size = inputs.k.nbytes + inputs.v.nbytes
     copies = min(MAX_ROTATIONS, math.ceil(2 * l2_bytes() / size))
-    return [build(case, inputs.copy()) for _ in range(copies)]
+    return [build(case, copy) for copy in inputs.copies(copies)]
 
 
 def _bare(error: Exception) -> Exception:

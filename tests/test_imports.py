@@ -9,7 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"
 PURE = (
-    "axes", "case", "chart_data", "charts", "errors", "lock", "registry", "results", "statistics", "work",
+    "axes", "case", "chart_data", "charts", "compare", "compare_command", "comparison_reports", "errors", "inference",
+    "lock", "registry", "results", "runs", "statistics", "work",
 )  # fmt: skip
 CLI_MAY_IMPORT = {
     "typer",
@@ -90,8 +91,15 @@ def test_pure_modules_know_nothing_of_torch(name):
 def test_cli_loads_only_light_modules():
     direct = imports(source_of("mtabench.cli").read_text(), "mtabench.cli", inside_functions=False)
     assert {name for name in direct if name.partition(".")[0] not in sys.stdlib_module_names} <= CLI_MAY_IMPORT
-    heavy = {"torch", "triton", "numpy", "pandas", "matplotlib", "mta_kernels"}
+    heavy = {"torch", "triton", "numpy", "scipy", "pandas", "matplotlib", "mta_kernels"}
     assert not packages(loaded_with("mtabench.cli")) & heavy
+
+
+@pytest.mark.parametrize("module", modules_under(ROOT / "mtabench", ROOT))
+def test_the_table_of_implementations_is_read_when_it_is_needed(module):
+    """A copy bound at import keeps what a test planted, and fails whichever test comes next."""
+    imported = [node for node in ast.walk(ast.parse(source_of(module).read_text())) if isinstance(node, ast.ImportFrom)]
+    assert "IMPLEMENTATIONS" not in {alias.name for node in imported for alias in node.names}
 
 
 def test_the_reading_of_imports_sees_what_it_should():

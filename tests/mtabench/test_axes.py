@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mta_kernels.conv_attention.triton import decode
 from mtabench.axes import (
+    MAX_SPLITS,
     PRESETS,
     find_preset,
     parse_convs,
@@ -104,9 +106,21 @@ def test_convolutions_out_of_range_or_malformed(text):
 def test_splits():
     assert parse_splits("auto") == ["auto"]
     assert parse_splits("auto,1..64") == ["auto", 1, 2, 4, 8, 16, 32, 64]
-    for text in ("", "automatic", "auto,0", "8..1"):
+    assert parse_splits("1..128:x4, AUTO,4,auto") == [1, 4, 16, 64, 128, "auto"]
+    for text in ("", "automatic", "auto,,1", "auto,0", "8..1", "many"):
         with pytest.raises(UsageError, match="--splits"):
             parse_splits(text)
+
+
+@pytest.mark.parametrize("text", ["129", "1..256", "auto,1k", "64..1m"])
+def test_more_splits_than_the_kernel_takes_are_refused(text):
+    with pytest.raises(UsageError, match=r"--splits .* is out of range; expected auto, or numbers from 1 to 128"):
+        parse_splits(text)
+
+
+def test_the_limit_of_splits_is_the_kernels():
+    assert MAX_SPLITS == decode.MAX_SPLITS
+    assert parse_splits(str(MAX_SPLITS)) == [MAX_SPLITS]
 
 
 def test_names():

@@ -7,7 +7,7 @@ import matplotlib as mpl
 import pytest
 
 from mtabench.case import PASSES
-from mtabench.chart_data import panels, read_cells, settings
+from mtabench.chart_data import panels, read_cells, settings, split_panels
 from mtabench.charts import draw
 from mtabench.errors import UsageError
 from mtabench.results import COLUMNS, SCHEMA_VERSION
@@ -129,7 +129,7 @@ def test_failed_cells_break_the_line_and_are_kept_as_runs(tmp_path):
     cells = [conv_cell("triton", 1024, 2.0), conv_cell("triton", 2048, 3.0, status="wrong")]
     cells += [oom("triton", seq) for seq in (4096, 8192)]
     panel = one_panel(write(tmp_path / "a.csv", cells))
-    assert [(failure.word, failure.seqs) for failure in panel.failures] == [
+    assert [(failure.word, failure.xs) for failure in panel.failures] == [
         ("wrong", (2048,)),
         ("out of memory", (4096, 8192)),
     ]
@@ -199,6 +199,83 @@ def test_a_cell_in_two_files_counts_once_the_latest(tmp_path):
     old = write(tmp_path / "old.csv", [conv_cell("eager", 1024, 5.0, started_utc="2026-01-01T00:00:00Z")])
     new = write(tmp_path / "new.csv", [conv_cell("eager", 1024, 4.0, started_utc="2026-02-01T00:00:00Z")])
     assert list(read_cells([new, old])["median_ms"]) == [4.0]
+
+
+def decode_cells(splits, used="", **more):
+    """Triton's and eager's cells of two sequence lengths; the fastest number of splits is 2, then 4."""
+    for seq, best in ((1024, 2), (4096, 4)):
+        yield conv_cell("eager", seq, seq / 64, speedup=1, **{"pass": "decode"})
+        for number in splits:
+            taken = used if number == "auto" else number
+            ms = seq / 1024 + abs((taken or 1) - best)
+            ours = {"pass": "decode", "splits": number, "splits_used": taken, "speedup": seq / 64 / ms, **more}
+            yield conv_cell("triton", seq, ms, **ours)
+
+
+@pytest.mark.parametrize(
+    ("splits", "label", "times"),
+    [
+        (["auto", 2, 4], "triton", [2, 5]),
+        ([1, 2, 4], "triton, best splits", [1, 4]),
+        ([2], "triton, splits 2", [1, 6]),
+        ([""], "triton", [2, 7]),
+    ],
+)
+def test_an_implementation_has_one_line_whatever_its_splits(tmp_path, splits, label, times):
+    path = write(tmp_path / "a.csv", decode_cells(splits, used=1 if splits == [""] else 3))
+    for speedup in (False, True):
+        eager, triton = one_panel(path, speedup=speedup).lines
+        assert (eager.impl, triton.impl, triton.label) == ("eager", "triton", label)
+        assert list(triton.x) == [1024, 4096]
+        if not speedup:
+            assert list(triton.y) == times
+        else:
+            assert list(triton.y) == pytest.approx([16 / times[0], 64 / times[1]])
+
+
+def test_best_splits_leave_failures_out_where_another_number_succeeds(tmp_path):
+    cells = [conv_cell("triton", 1024, 5.0, splits=2), conv_cell("triton", 1024, 1.0, splits=4, status="invalid")]
+    cells += [oom("triton", 2048, splits=splits) for splits in (2, 4)]
+    panel = one_panel(write(tmp_path / "a.csv", [{**cell, "pass": "decode"} for cell in cells]))
+    assert list(panel.lines[0].y[:1]) == [5.0]
+    assert [(failure.label, failure.xs) for failure in panel.failures] == [("triton, best splits", (2048,))]
+
+
+def test_a_failed_auto_is_not_replaced(tmp_path):
+    cells = [*decode_cells([2, 4]), oom("triton", 1024, splits="auto", **{"pass": "decode"})]
+    panel = one_panel(write(tmp_path / "a.csv", cells))
+    assert [line.impl for line in panel.lines] == ["eager"]
+    assert [(failure.label, failure.xs) for failure in panel.failures] == [("triton", (1024,))]
+
+
+def test_auto_of_a_file_without_splits_is_the_same_cell(tmp_path):
+    old = [{**cell, "started_utc": "2026-01-01T00:00:00Z"} for cell in decode_cells([""])]
+    files = [write(tmp_path / "old.csv", old), write(tmp_path / "new.csv", decode_cells(["auto"], used=2))]
+    cells = read_cells(files)
+    assert cells.loc[cells["impl"] == "triton", "splits_used"].tolist() == ["2", "2"]
+
+
+def test_time_against_splits_has_a_line_a_length_and_marks_auto(tmp_path):
+    cells = [*decode_cells(["auto", 1, 4, 2], used=3), oom("triton", 4096, splits=8, **{"pass": "decode"})]
+    path = write(tmp_path / "a.csv", cells)
+    paths = draw([path], tmp_path, formats=["svg"])
+    assert [path.stem for path in paths] == ["decode-time", "decode-speedup", "decode-splits"]
+    text = "\n".join(svg_words(paths[2]))
+    for expected in ("triton, head dim 64, convolution 6x11", "seq 1k", "seq 4k", "auto", "seq 4k: out of memory"):
+        assert expected in text
+    assert "eager" not in text
+    (panel,) = split_panels(read_cells([path]))
+    short, long = panel.lines
+    assert (list(short.x), list(short.y), short.auto) == ([1, 2, 4], [2, 1, 3], (3, 2))
+    assert (list(long.x), list(long.y[:3]), long.auto) == ([1, 2, 4, 8], [7, 6, 4], (3, 5))
+    assert list(short.low) == pytest.approx([1.8, 0.9, 2.7])
+    assert [(failure.label, failure.xs) for failure in panel.failures] == [("seq 4k", (8,))]
+
+
+@pytest.mark.parametrize("splits", [["auto"], ["auto", 2], [2], [""]])
+def test_one_number_of_splits_makes_no_chart_against_splits(tmp_path, splits):
+    paths = draw([write(tmp_path / "a.csv", decode_cells(splits, used=3))], tmp_path, formats=["svg"])
+    assert [path.stem for path in paths] == ["decode-time", "decode-speedup"]
 
 
 def test_bad_input_is_one_sentence_and_writes_nothing(sweep, tmp_path):

@@ -1,23 +1,26 @@
 """The command line: help, bad input in one sentence, files, interruptions of a real process."""
 
 import csv
+import dataclasses
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
-from mtabench import registry, verify
+from mtabench import registry, timing, verify
+from mtabench.ceilings import Ceilings
 from mtabench.cli import app, main
-from mtabench.results import COLUMNS, Writer, read_results
+from mtabench.results import COLUMNS, KEY_COLUMNS, Writer, read_results
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("fwd", "bwd", "decode", "verify", "list", "env", "plot")
+COMMANDS = ("fwd", "bwd", "decode", "verify", "list", "env", "plot", "compare")
 SMALL = ("--device", "cpu", "--head-dim", "16", "--heads", "2", "--conv", "3x3", "--rounds", "2")
 TINY = (*SMALL, "--seq", "16,32", "--impl", "eager")
 LONG = (*SMALL, "--impl", "eager,sdpa-math", "--no-plot")
@@ -52,7 +55,7 @@ from mtabench.cli import main
 try:
     main()
 finally:
-    print("HEAVY", *({"torch", "pandas", "matplotlib", "numpy", "rich", "triton"} & set(sys.modules)))
+    print("HEAVY", *({"torch", "pandas", "matplotlib", "numpy", "rich", "scipy", "triton"} & set(sys.modules)))
 """
     times = []
     for _ in range(2):
@@ -104,11 +107,18 @@ def test_no_command_shows_the_help(mtabench):
         ("fwd --preset mta-7b", "expected one of mta-300m"),
         ("fwd --device tpu", "expected auto, cuda or cpu"),
         ("fwd --rounds many", "--rounds"),
+        ("fwd --isolate --cell-timeout 0 --device cpu", "--cell-timeout is 0"),
+        ("decode --cell-timeout 60", "--cell-timeout needs --isolate"),
         ("fwd --no-such-option", "--no-such-option"),
         ("fwd stray", "stray"),
         ("forward", "forward"),
         ("fwd --resume --device cpu", "--resume needs --out"),
         ("decode --splits auto,none", "--splits"),
+        ("decode --splits auto,1..256", "--splits 1..256 is out of range; expected auto, or numbers from 1 to 128"),
+        ("decode --splits 0", "--splits is 0"),
+        ("decode --splits", "--splits"),
+        ("fwd --splits 2", "--splits"),
+        ("bwd --splits auto", "--splits"),
         ("decode --no-causal", "--no-causal"),
         ("verify --impl egaer", "did you mean eager"),
         ("verify --device tpu", "expected auto, cuda or cpu"),
@@ -178,7 +188,65 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(mtabench, tmp_path):
 def test_decode_shows_its_splits_and_who_takes_them(mtabench):
     code, out, _ = mtabench("decode", "--device", "cpu", "--splits", "auto,1..8", "--dry-run")
     assert code == 0
-    assert "auto, 1, 2, 4, 8 (none of these implementations takes --splits" in out
+    assert "auto, 1, 2, 4, 8 (none of these implementations splits keys" in out
+    code, out, _ = mtabench("decode", "--device", "cpu", "--impl", "eager,triton", "--splits", "1..8", "--dry-run")
+    assert code == 0
+    assert "1, 2, 4, 8 (of triton; the others are measured once)" in out
+
+
+@pytest.fixture
+def splitter(monkeypatch):
+    """An implementation `planted` whose times are given: 1 ms with 4 splits, and more with fewer; auto takes 1."""
+    module = types.ModuleType("planted_splitter")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    module.build = registry.load(registry.find("eager").target)
+    module.used = lambda case: 1 if case.splits == "auto" else case.splits
+    planted = dataclasses.replace(
+        registry.find("eager"), name="planted", target="planted_splitter:build", splits_used="planted_splitter:used"
+    )
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", (*registry.IMPLEMENTATIONS, planted))
+
+    def measure(cells, device, settings):
+        times = {case: 8.0 if case.splits is None else 5.0 - module.used(case) for case in cells}
+        return {case: timing.Measurement("cpu", "warm", [[ms] * 3] * 2) for case, ms in times.items()}
+
+    monkeypatch.setattr(timing, "measure", measure)
+    monkeypatch.setattr("mtabench.sweep.measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1))
+
+
+def test_a_sweep_over_splits_says_how_good_auto_is(mtabench, splitter):
+    words = ("decode", *SMALL, "--impl", "eager,planted", "--no-plot", "--out", "out.csv")
+    code, out, err = mtabench(*words, "--seq", "16", "--splits", "auto,2..4")
+    assert (code, err) == (0, "")
+    assert "auto took 1 split: 4 ms, 300.0 % slower than the best of those measured (4)" in out.splitlines()
+    header = next(line for line in out.splitlines() if "median ms" in line)
+    assert "splits" in header.split()
+    assert re.search(r"planted +auto \(1\) +4 +4-4 +2.00x ", out)
+    assert re.search(r"planted +4 +1 +1-1 +8.00x ", out)
+    assert "planted, splits 2: 3 ms" in out
+    code, out, _ = mtabench(*words, "--seq", "16,32", "--splits", "auto,2..4", "--resume")
+    assert code == 0
+    for place in ("seq 16: ", "seq 32: "):
+        assert f"{place}auto took 1 split: 4 ms, 300.0 % slower than the best of those measured (4)" in out.splitlines()
+
+
+@pytest.mark.parametrize("splits", ["auto", "3"])
+def test_a_row_is_measured_again_from_its_own_repro(mtabench, splitter, splits):
+    words = ("decode", *SMALL, "--seq", "16", "--impl", "planted", "--splits", "auto,3", "--no-plot")
+    assert mtabench(*words, "--out", "a.csv")[0] == 0
+    first = read_results("a.csv").set_index("splits").loc[splits]
+    assert mtabench(*first["repro"].split()[1:], "--out", "b.csv", "--no-plot")[0] == 0
+    (again,) = read_results("b.csv").to_dict("records")
+    assert [again[name] for name in ("splits", *KEY_COLUMNS[:10])] == [splits, *first[list(KEY_COLUMNS[:10])]]
+    assert (again["splits_used"], again["median_ms"]) == (first["splits_used"], first["median_ms"])
+
+
+def test_without_numbers_nothing_is_said_of_auto(mtabench, splitter):
+    words = ("decode", *SMALL, "--seq", "16", "--impl", "planted", "--no-plot")
+    for splits in ("auto", "1,2"):
+        code, out, _ = mtabench(*words, "--splits", splits, "--out", f"{splits}.csv")
+        assert code == 0
+        assert "auto took" not in out
 
 
 def test_a_sweep_ends_with_a_table_paths_and_what_to_type_next(mtabench, tmp_path):
@@ -262,6 +330,23 @@ def test_resume_refuses_a_file_of_another_device(mtabench, tmp_path):
     assert path.read_bytes() == before
 
 
+def test_ceilings_that_cannot_be_read_are_told_before_any_file_is_touched(mtabench, tmp_path):
+    (tmp_path / "ceilings.json").write_text("{")
+    code, out, err = mtabench("fwd", *TINY, "--out", "out.csv")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "ceilings.json is not a file of ceilings" in err
+    assert files_in(tmp_path) == ["ceilings.json"]
+
+
+def test_isolated_cells_are_asked_for(mtabench, monkeypatch):
+    asked = []
+    monkeypatch.setattr("mtabench.isolation.run_isolated", lambda plan, *args: asked.append(plan.options.cell_timeout))
+    words = ("fwd", *TINY, "--no-plot", "--isolate")
+    assert mtabench(*words, "--out", "a.csv")[0] == 0
+    assert mtabench(*words, "--cell-timeout", "60", "--out", "b.csv")[0] == 0
+    assert asked == [None, 60.0]
+
+
 def test_list_says_what_is_ready_and_why_not(mtabench):
     code, out, err = mtabench("list", "--device", "cpu")
     assert (code, err) == (0, "")
@@ -284,10 +369,19 @@ def test_env_names_the_device_and_the_versions(mtabench):
     assert "ceilings" not in out
 
 
-def test_env_measures_when_asked(mtabench):
+def test_env_measures_when_asked_and_keeps_what_it_found(mtabench, tmp_path, monkeypatch):
+    monkeypatch.setattr("mtabench.ceilings.measure_ceilings", lambda device, dtype: Ceilings(12.5, 0.25))
     code, out, _ = mtabench("env", "--device", "cpu", "--measure")
     assert code == 0
-    assert "GB/s copy" in out
+    for dtype in ("fp16", "bf16", "fp32"):
+        line = f"ceilings   {dtype}: 12.5 GB/s copy, 0.25 TFLOP/s matmul (mtabench-results/ceilings.json)"
+        assert line in out.splitlines()
+    assert files_in(tmp_path) == ["mtabench-results", "mtabench-results/ceilings.json"]
+    assert mtabench("env", "--device", "cpu") == (0, out, "")
+    (tmp_path / "mtabench-results" / "ceilings.json").write_text("{")
+    code, out, err = mtabench("env", "--device", "cpu", "--measure")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "ceilings.json" in err
 
 
 def test_verify_prints_its_checks_and_fails_on_a_wrong_one(mtabench, monkeypatch):

@@ -1,12 +1,14 @@
 """Implementations on a CPU: what they compute, and why they cannot."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
+from mta_kernels.conv_attention.triton import decode
 from mtabench import implementations
 from mtabench.case import Case
 from mtabench.inputs import make_inputs
@@ -93,6 +95,36 @@ def test_compile_needs_python_headers(monkeypatch, tmp_path):
     assert "Python.h" in implementations.compile_unsupported(replace(CONV, impl="compile"))
     (tmp_path / "Python.h").touch()
     assert implementations.compile_unsupported(replace(CONV, impl="compile")) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs in Triton's interpreter")
+def test_triton_takes_the_splits_that_its_row_tells(monkeypatch):
+    launched = []
+
+    def record(q_window, *args, splits, **options):
+        launched.append(splits)
+        return torch.zeros_like(q_window[:, :, :1])
+
+    monkeypatch.setattr(decode, "launch_decode", record)
+    base = replace(CONV, impl="triton", pass_="decode", splits="auto", heads=8)
+    cases = [replace(base, splits=splits) for splits in (None, 3, 128)]  # None as `mtabench verify` asks
+    cases += [
+        replace(base, batch=batch, kv_heads=kv_heads, seq=seq)
+        for batch, kv_heads, seq in product((1, 32, 128), (1, 2, 8), (33, 150, 256, 700))
+    ]
+    for case in cases:
+        build(case, make_inputs(case))()
+    assert launched == [load(find("triton").splits_used)(case) for case in cases]
+    assert launched[1:3] == [3, 128]
+    assert len(set(launched[3:])) > 3
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs in Triton's interpreter")
+@pytest.mark.parametrize("splits", ["auto", 1, 5])
+def test_triton_decodes_with_any_splits(splits):
+    case = replace(CONV, impl="triton", pass_="decode", splits=splits, seq=150)
+    x = make_inputs(case)
+    torch.testing.assert_close(build(case, x)(), build(replace(case, impl="eager"), x)())
 
 
 def test_triton_is_not_timed_on_a_cpu_or_interpreted(monkeypatch):

@@ -57,10 +57,21 @@ def test_decode_has_a_window_that_fits():
 
 def test_copies_lie_elsewhere():
     inputs = make_inputs(replace(CASE, pass_="decode"))
-    copy = inputs.copy()
-    assert torch.equal(copy.k, inputs.k)
-    assert copy.k.data_ptr() != inputs.k.data_ptr()
-    assert copy.v.data_ptr() != inputs.v.data_ptr()
+    first, second = inputs.copies(2)
+    assert torch.equal(first.k, inputs.k)
+    assert torch.equal(second.v, inputs.v)
+    assert len({x.k.data_ptr() for x in (inputs, first, second)}) == 3
+    assert len({x.v.data_ptr() for x in (inputs, first, second)}) == 3
+
+
+def test_copies_are_made_once():
+    inputs = make_inputs(replace(CASE, pass_="decode"))
+    first = inputs.copies(1)[0]
+    again, more = inputs.copies(2)
+    assert again is first
+    assert more is not first
+    assert inputs.copies(1) == [first]
+    assert replace(inputs).copies(1)[0] is not first
 
 
 @pytest.mark.parametrize("pass_", ["fwd", "bwd"])

@@ -8,7 +8,7 @@ from typer.main import get_command
 from mtabench import environment
 from mtabench.cli import app
 from mtabench.errors import UsageError
-from mtabench.estimate import estimate_seconds, shown
+from mtabench.estimate import PROCESS_S, RATES, estimate_seconds, shown
 from mtabench.plan import Options, make_plan
 
 
@@ -77,16 +77,36 @@ def test_tokens_set_the_batch():
     assert [(case.seq, case.batch) for case in cells] == [(1024, 16), (3000, 5), (32768, 1)]
 
 
-def test_splits_are_shown_and_said_to_have_no_taker():
-    decode = plan("decode", splits="auto,1..4", seq="64")
-    assert decode.axes["splits"].startswith("auto, 1, 2, 4 (none of these implementations takes --splits")
-    assert {case.splits for case in decode.cases} == {"auto"}
-    assert len(decode.cases) == len(set(decode.cases)) == 3
-    assert "splits" not in plan().axes
+def test_splits_are_cells_of_what_splits_keys_alone():
+    decode = plan("decode", splits="auto,1..4", seq="64,128", conv="3x3,6x11", impl="eager,triton,sdpa-math")
+    assert [(case.impl, case.taps, case.splits) for case in decode.cases if case.seq == 64] == [
+        *[("eager", "3x3", None)],
+        *[("triton", "3x3", splits) for splits in ("auto", 1, 2, 4)],
+        *[("eager", "6x11", None)],
+        *[("triton", "6x11", splits) for splits in ("auto", 1, 2, 4)],
+        *[("sdpa-math", "", None)],
+    ]
+    assert len(decode.cases) == len(set(decode.cases)) == 2 * (2 * 5 + 1)
+    assert decode.axes["splits"] == "auto, 1, 2, 4 (of triton; the others are measured once)"
+
+
+def test_splits_without_a_taker_are_shown_so():
+    decode = plan("decode", splits="auto,1..4", seq="64", impl="eager,sdpa-math")
+    assert decode.axes["splits"].startswith("auto, 1, 2, 4 (none of these implementations splits keys")
+    assert [case.splits for case in decode.cases] == [None, None]
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd"])
+def test_only_decode_has_splits(pass_):
+    other = plan(pass_, seq="64", impl="triton")
+    assert [case.splits for case in other.cases] == [None]
+    assert "splits" not in other.axes
+    assert "--splits" not in other.cases[0].repro()
 
 
 def test_the_repro_line_of_a_cell_plans_that_cell():
-    for case in (*plan("fwd", seq="64", causal=False).cases, *plan("decode", seq="64", kv_heads="2").cases):
+    decode = plan("decode", seq="64", kv_heads="2", impl="eager,triton,sdpa-math", splits="auto,1,24")
+    for case in (*plan("fwd", seq="64", causal=False).cases, *decode.cases):
         name, *words = case.repro().split()[1:]
         parsed = get_command(app).commands[name].make_context(name, words).params
         fields = {field.name for field in dataclasses.fields(Options)}
@@ -97,7 +117,17 @@ def test_the_repro_line_of_a_cell_plans_that_cell():
 def test_the_baseline():
     assert plan().baseline == "eager"
     assert plan(impl="eager,compile", baseline="compile").baseline == "compile"
+    for baseline, splits, expected in (
+        ("eager", "2,4", [("eager", None)]),
+        ("triton", "2,auto,4", [("triton", "auto")]),
+        ("triton", "4", [("triton", 4)]),
+    ):
+        decode = plan("decode", seq="64", impl="eager,triton", baseline=baseline, splits=splits)
+        assert [(case.impl, case.splits) for case in decode.cases if decode.is_baseline(case)] == expected
+    fwd = plan(seq="64", impl="triton", baseline="triton", splits="2,4")
+    assert fwd.is_baseline(fwd.cases[0])
     without = plan(impl="compile,sdpa-math")
+    assert not any(map(without.is_baseline, without.cases))
     assert without.baseline is None
     assert "no speedups" in without.notes[0]
 
@@ -131,6 +161,11 @@ def test_the_baseline():
         ({"time_limit": -1.0}, "--time-limit is -1"),
         ({"time_limit": float("nan")}, "--time-limit is nan"),
         ({"splits": "many"}, "--splits"),
+        ({"splits": "auto,256"}, "--splits 256 is out of range"),
+        (
+            {"pass_": "decode", "impl": "eager,triton", "baseline": "triton", "splits": "2,4"},
+            "--baseline triton has splits 2, 4 here; add auto to --splits",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_sentence(options, words):
@@ -150,4 +185,11 @@ def test_estimates_grow_with_work_up_to_the_time_limit():
 
     assert 1 < seconds("64") < seconds("1k") < seconds("4k") < 600
     assert seconds("1k", limit=1.0) < seconds("1k")
+    one, four = (plan("decode", seq="1k", impl="triton", splits=splits).cases for splits in ("1", "1..8"))
+    assert len(four) == 4
+    once, rest = (estimate_seconds(cases, 10.0, most_samples=200, min_rounds=5) for cases in (one, four[1:]))
+    together = estimate_seconds(four, 10.0, most_samples=200, min_rounds=5)
+    assert once + rest - together > RATES["cpu"].compile_s  # compiled once, and checked against one reference
+    isolated = estimate_seconds(four, 10.0, most_samples=200, min_rounds=5, isolated=True)
+    assert isolated > together + 4 * PROCESS_S
     assert [shown(s) for s in (0.01, 45, 200, 8000)] == ["1 s", "45 s", "3 min", "2.2 h"]

@@ -11,6 +11,7 @@ from mtabench.registry import BASELINE, IMPLEMENTATIONS, default_names, find, lo
 def test_every_row_resolves(implementation):
     assert callable(load(implementation.target))
     assert callable(load(implementation.unsupported))
+    assert not implementation.splits_used or callable(load(implementation.splits_used))
     assert implementation.op in OPS
     assert set(implementation.passes) <= set(PASSES)
     assert set(implementation.devices) <= {"cuda", "cpu"}

@@ -12,6 +12,7 @@ import pytest
 
 from mtabench.case import Case
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.implementations import triton_splits_used
 from mtabench.lock import FileLock
 from mtabench.results import (
     COLUMNS,
@@ -110,11 +111,30 @@ def test_samples_stand_beside_the_rows_and_name_their_cell(tmp_path):
 
 def test_the_key_of_a_cell_is_the_key_of_its_row(tmp_path):
     cases = [case(), case(128), case(impl="sdpa-flash", op="attention", conv_q=None, conv_k=None)]
-    cases.append(case(pass_="decode", splits="auto"))
+    cases.append(case(pass_="decode"))
+    cases += [case(pass_="decode", impl="triton", splits=splits) for splits in ("auto", 1, 24)]
     with Writer(tmp_path / "out.csv") as writer:
-        writer.write([cell_row(c, FACTS, "ok") for c in cases])
+        writer.write([cell_row(c, FACTS, "error") for c in cases])
     with Writer(tmp_path / "out.csv", resume=True) as writer:
-        assert set(writer.done) == {key_of(c) for c in cases}
+        assert list(writer.done) == [key_of(c) for c in cases]
+    assert read_results(tmp_path / "out.csv")["splits"].tolist() == ["", "", "", "", "auto", "1", "24"]
+
+
+def test_decode_rows_of_before_splits_were_swept_are_auto(tmp_path):
+    path = tmp_path / "out.csv"
+    old = [case(pass_="decode"), case(pass_="decode", impl="triton", splits="auto"), case(impl="triton")]
+    write_table(path, [cell_row(c, FACTS, "error") | {"splits": ""} for c in old])
+    assert read_results(path)["splits"].tolist() == ["", "auto", ""]
+    with Writer(path, resume=True) as writer:
+        assert list(writer.done) == [key_of(c) for c in old]
+
+
+def test_splits_used_are_told_where_a_kernel_ran():
+    decode = {splits: case(pass_="decode", impl="triton", seq=4096, splits=splits) for splits in ("auto", 3)}
+    assert cell_row(decode[3], FACTS, "ok")["splits_used"] == 3
+    assert cell_row(decode["auto"], FACTS, "wrong")["splits_used"] == triton_splits_used(decode["auto"])
+    assert cell_row(decode["auto"], FACTS, "unsupported")["splits_used"] is None
+    assert cell_row(case(pass_="decode"), FACTS, "ok")["splits_used"] is None
 
 
 def test_an_existing_file_is_not_overwritten(tmp_path):

@@ -35,6 +35,17 @@ def test_interval_covers_the_median():
     assert 0.87 * 200 <= covered < 200
 
 
+@pytest.mark.parametrize("count", [5, 16])
+def test_interval_covers_the_median_about_as_often_as_it_says(count):
+    generator = np.random.default_rng(0)
+    covered = 0
+    for _ in range(400):
+        offsets = generator.normal(0, 0.3, (count, 1))
+        low, high = median_interval((10 + offsets + generator.normal(0, 0.1, (count, 10))).tolist())
+        covered += low <= 10 <= high
+    assert 0.92 * 400 <= covered < 400
+
+
 def test_interval_is_by_rounds_not_by_samples():
     """Ten equal samples a round say no more than one."""
     values = np.random.default_rng(1).normal(10, 1, 8)

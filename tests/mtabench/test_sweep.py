@@ -10,10 +10,12 @@ import torch
 from mtabench import environment, registry, sweep
 from mtabench.ceilings import Ceilings
 from mtabench.errors import MtabenchError
+from mtabench.kept_ceilings import keep_ceilings
 from mtabench.plan import Options, make_plan
 from mtabench.registry import Implementation
 from mtabench.results import Writer, key_of, read_results, samples_path
 from mtabench.timing import Settings
+from mtabench.work import bytes_moved
 
 QUICK = Settings(min_rounds=2, max_rounds=2, samples_per_round=3)
 LAST = torch.tensor([15])
@@ -48,12 +50,13 @@ def plant(monkeypatch):
     module = types.ModuleType("planted_implementations")
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
-    def add(name, change, passes=("fwd", "bwd", "decode")):
+    def add(name, change, passes=("fwd", "bwd", "decode"), splits_used=None):
         def target(case, inputs):
             closure = registry.load(registry.find("eager").target)(case, inputs)
             return change(case, closure)
 
         setattr(module, name, target)
+        setattr(module, f"{name}_splits", splits_used)
         planted = Implementation(
             name=name,
             op="conv-attention",
@@ -63,6 +66,7 @@ def plant(monkeypatch):
             summary="planted",
             target=f"{module.__name__}:{name}",
             unsupported=registry.find("eager").unsupported,
+            splits_used=f"{module.__name__}:{name}_splits" if splits_used else "",
         )
         monkeypatch.setattr(registry, "IMPLEMENTATIONS", (*registry.IMPLEMENTATIONS, planted))
 
@@ -301,6 +305,74 @@ def test_resume_with_nothing_left_measures_nothing(tmp_path, plant):
     assert path.read_bytes() == before
 
 
+def splitting(case, closure):
+    """An implementation whose output is wrong with 3 splits and which cannot take 4."""
+    if case.splits == 4:
+        raise RuntimeError("too many")
+    return (lambda: closure() * 1.01) if case.splits == 3 else closure
+
+
+@pytest.fixture
+def short_warm_up(monkeypatch):
+    monkeypatch.setattr(sweep.timing, "WARM_UP_SECONDS", 0.05)
+
+
+def used(case):
+    return 7 if case.splits == "auto" else case.splits
+
+
+@pytest.mark.usefixtures("short_warm_up")
+def test_splits_are_cells_of_their_own(tmp_path, plant):
+    path = tmp_path / "out.csv"
+    plant("planted", splitting, splits_used=used)
+    plan, _ = run(path, "eager,planted,sdpa-math", pass_="decode", seq="16", splits="auto,2..4:+1")
+    table = read_results(path)
+    assert len(table) == len(plan.cases) == 6
+    assert set(zip(table["impl"], table["splits"], table["splits_used"], table["status"], strict=True)) == {
+        ("eager", "", "", "ok"),
+        ("planted", "auto", "7", "ok"),
+        ("planted", "2", "2", "ok"),
+        ("planted", "3", "3", "wrong"),
+        ("planted", "4", "", "error"),
+        ("sdpa-math", "", "", "ok"),
+    }
+    eager_ms = table.loc[table["impl"] == "eager", "median_ms"].item()
+    timed = table[table["splits"].isin(["auto", "2"])]
+    assert timed["speedup"].tolist() == pytest.approx((eager_ms / timed["median_ms"]).tolist(), rel=1e-4)
+    assert set(timed["repro"].str.partition(" --splits ")[2]) == {"auto", "2"}
+
+
+@pytest.mark.usefixtures("short_warm_up")
+def test_the_baselines_auto_is_what_speedups_refer_to(tmp_path, plant):
+    path = tmp_path / "out.csv"
+    plant("planted", lambda case, closure: closure, splits_used=used)
+    run(path, "eager,planted", pass_="decode", seq="16", splits="2,auto", baseline="planted")
+    table = read_results(path)
+    assert table.set_index("splits").loc["auto", "speedup"] == 1
+    assert set(table["baseline"]) == {"planted"}
+    auto_ms = table.loc[table["splits"] == "auto", "median_ms"].item()
+    assert table["speedup"].tolist() == pytest.approx((auto_ms / table["median_ms"]).tolist(), rel=1e-4)
+
+
+@pytest.mark.usefixtures("short_warm_up")
+def test_resume_measures_the_splits_that_are_missing(tmp_path, plant):
+    path = tmp_path / "out.csv"
+    built = []
+
+    def change(case, closure):
+        built.append(case.splits)
+        return closure
+
+    plant("planted", change, splits_used=used)
+    run(path, "planted", pass_="decode", seq="16", splits="auto,2", baseline="planted")
+    built.clear()
+    _, watcher = run(path, "planted", pass_="decode", seq="16", splits="auto,1..4", baseline="planted", resume=True)
+    assert [row["splits"] for row in watcher.rows] == ["1", "4"]
+    assert set(built) == {"auto", 1, 4}  # the baseline takes part again, and the other splits in the file do not
+    assert read_results(path)["splits"].tolist() == ["auto", "2", "1", "4"]
+    assert (read_results(path)["speedup"] > 0).all()
+
+
 def test_a_rival_added_later_is_timed_beside_its_baseline(tmp_path, plant):
     path = tmp_path / "out.csv"
     run(path, "eager", seq="16")
@@ -356,6 +428,18 @@ def test_of_cells_that_fail_with_a_broken_context_only_the_first_gets_a_row(tmp_
     with pytest.raises(MtabenchError, match="context is broken"):
         run(path, "eager,sdpa-math", seq="16")
     assert statuses(path) == {("eager", 16): "error"}
+
+
+def test_ceilings_kept_beside_the_file_are_not_measured_again(tmp_path, monkeypatch):
+    measured = []
+    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: measured.append(dtype) or Ceilings(1.0, 1.0))
+    kept = Ceilings(copy_gbytes_s=1e-3, matmul_tflops=1e3)
+    keep_ceilings(tmp_path / "ceilings.json", environment.describe("cpu"), {"fp32": kept})
+    plan, _ = run(tmp_path / "out.csv", "eager", seq="16", dtype="fp32,fp16")
+    assert measured == ["fp16"]
+    row = read_results(tmp_path / "out.csv").iloc[0]
+    seconds = bytes_moved(plan.cases[0]) / (kept.copy_gbytes_s * 1e9)
+    assert row["fraction_of_roofline"] == pytest.approx(1e3 * seconds / row["median_ms"], rel=1e-4)
 
 
 def test_ceilings_that_cannot_be_measured_leave_their_column_empty(tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 """Timing, by closures whose times are known."""
 
+import itertools
 import time
+import types
 from dataclasses import replace
 
 import numpy as np
@@ -123,6 +125,37 @@ def test_compilation_is_no_part_of_the_time():
     assert np.median(found.rounds) < 100
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still but for calls, whose seconds are given: gives a cell made of them."""
+    now = [0.0]
+    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(timing, "WARM_UP_SECONDS", 2.0)
+
+    def cell(seconds):
+        def run(_):
+            now[0] += next(seconds)
+
+        return Timed(run=run)
+
+    return cell
+
+
+def test_warm_up_ends_when_times_have_settled(clock):
+    seconds = itertools.chain([1.0, 0.03, 0.02, 0.0103, 0.0101, 0.01], itertools.repeat(9.0))
+    call_s, total_s, _ = timing._warm_up(clock(seconds), "cpu", Settings())
+    assert call_s == pytest.approx(0.01)
+    assert total_s == pytest.approx(0.01)
+    assert next(seconds) == 9.0  # the five after the one that compiles were called, and no more
+
+
+def test_warm_up_of_times_that_never_settle_ends_too(clock):
+    calls = []
+    seconds = (calls.append(x) or x for x in itertools.cycle([0.1, 0.2]))
+    timing._warm_up(clock(seconds), "cpu", Settings())
+    assert 2.0 <= sum(calls[1:]) <= 2.2
+
+
 @pytest.mark.parametrize("after", [0, 3, 8])
 def test_a_cell_that_raises_drops_out_and_the_others_are_measured(monkeypatch, after):
     monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
@@ -201,6 +234,8 @@ def test_decode_rotates_over_copies_larger_than_the_cache(monkeypatch):
     closures = cell.rotations()
     assert len({closure() for closure in closures}) == len(closures) == 4
     assert sum(x.k.nbytes + x.v.nbytes for x in built[1:]) >= 2 * timing.l2_bytes()
+    other = timed(replace(CASE, pass_="decode", device="cuda", splits=2), build, inputs)
+    assert [closure() for closure in other.rotations()] == [closure() for closure in closures]
 
 
 def test_a_graph_of_a_backward_pass_is_refused():

@@ -1,0 +1,122 @@
+"""Call a function in a fresh process, so that a crash, a kill or a hang in it ends that process alone."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+from typing import IO, Any
+
+PR_SET_PDEATHSIG = 1
+LOOK_AGAIN_S = 1.0
+EXIT_S = 10.0  # what a process has to end once its function has returned, or once it is killed
+LONGEST_QUOTE = 200
+
+
+class ProcessEndedError(Exception):
+    """A process ended by a signal, or with an exit code other than 0; the text says which."""
+
+
+def call_in_process(
+    function: Callable[..., None], arguments: tuple[Any, ...], timeout_s: float, receive: Callable[[Any], None]
+) -> None:
+    """Call `function(send, *arguments)` in a fresh process; what it sends is given to `receive` here, one by one.
+
+    The function is found by its name in its module, and arguments and messages are pickled. Whatever happens, Ctrl-C
+    here included, the process and those that it started are gone on return. Raises TimeoutError after `timeout_s`,
+    in which the start of the process counts, and ProcessEndedError if the process ended in any other way than by
+    returning from the function.
+    """
+    deadline = time.monotonic() + timeout_s
+    receiver, sender = Pipe(duplex=False)
+    with receiver, tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as output:
+        pickle.dump((function, arguments), request)
+        request.seek(0)
+        with sender:
+            process = _start(request, output, sender)
+        try:
+            _receive_all(process, receiver, receive, deadline, timeout_s)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(EXIT_S)
+        finally:
+            _kill(process)
+        reason = _ending(process.returncode)
+        if reason:
+            raise ProcessEndedError(reason + _last_line(output))
+
+
+def serve(descriptor: int) -> None:
+    """In the fresh process: call what stands on standard input, with messages going to an open descriptor."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    function, arguments = pickle.load(sys.stdin.buffer)
+    with Connection(descriptor, readable=False) as sender:
+        function(sender.send, *arguments)
+
+
+def _start(request: IO[bytes], output: IO[bytes], sender: Connection) -> subprocess.Popen[bytes]:
+    """A session of its own keeps Ctrl-C at the terminal from the process, and lets it be killed with its children."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", f"from {__name__} import serve; serve({sender.fileno()})"],
+        stdin=request,
+        stdout=output,
+        stderr=output,
+        pass_fds=[sender.fileno()],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        start_new_session=True,
+    )
+
+
+def _receive_all(
+    process: subprocess.Popen[bytes],
+    receiver: Connection,
+    receive: Callable[[Any], None],
+    deadline: float,
+    timeout_s: float,
+) -> None:
+    """Until the process has nothing more to send; that it is over is looked at too, since its children may live on."""
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"stopped after {timeout_s:g} s")
+        over = process.poll() is not None
+        if receiver.poll(0 if over else min(left, LOOK_AGAIN_S)):
+            try:
+                message = receiver.recv()
+            except (EOFError, OSError):
+                return
+            receive(message)
+        elif over:
+            return
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(EXIT_S)
+
+
+def _ending(code: int | None) -> str:
+    """How a process ended, in words; an empty text if it ended well."""
+    if code is None:
+        return "its process cannot be ended"
+    if code >= 0:
+        return f"its process ended with exit code {code}" if code else ""
+    name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
+    return f"its process was ended by {name}" + (", for lack of memory perhaps" if name == "SIGKILL" else "")
+
+
+def _last_line(output: IO[bytes]) -> str:
+    """What the process printed last, as an addition to a reason."""
+    output.seek(0)
+    lines = [line.strip() for line in output.read().decode(errors="replace").splitlines()]
+    last = next(filter(None, reversed(lines)), "")
+    return f"; it last printed: {last[:LONGEST_QUOTE]}" if last else ""

@@ -1,0 +1,312 @@
+"""Comparing two runs: verdicts, exit codes, reports, and bad input in one sentence."""
+
+import json
+import shutil
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from written_runs import case, rounds, write_run
+
+from mtabench.cli import main
+from mtabench.compare import NothingComparedError, compare, parse_threshold
+from mtabench.errors import UsageError
+from mtabench.runs import read_run
+
+TIMED = {case(64): 1.0, case(128): 2.0, case(256): 4.0}
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    """Runs the command line in an empty folder; gives the exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["mtabench", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Writes base.csv and head.csv: three cells each, and what is given instead or besides."""
+
+    def write(base=None, head=None, **facts):
+        cells = {one: rounds(ms, seed=i) for i, (one, ms) in enumerate(TIMED.items())}
+        again = {one: rounds(ms, seed=9 + i) for i, (one, ms) in enumerate(TIMED.items())}
+        write_run(tmp_path / "base.csv", cells | (base or {}))
+        given = {"run_id": "head", "started": "2026-01-03T03:04:05Z"} | facts
+        left = {one: result for one, result in (again | (head or {})).items() if result is not None}
+        write_run(tmp_path / "head.csv", left, **given)
+
+    return write
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_same_code_passes(mtabench, pair):
+    pair()
+    code, out, err = mtabench("compare", "base.csv", "head.csv", "--strict")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == "3 same; changes below 2 % do not count"
+
+
+@pytest.mark.parametrize(
+    ("head", "strict", "code", "verdict"),
+    [
+        ({case(64): rounds(1.05, seed=20)}, False, 1, "slower"),
+        ({case(64): rounds(0.95, seed=20)}, True, 0, "faster"),
+        ({case(64): rounds(1.01, seed=20)}, True, 0, "same"),
+        ({case(64): rounds(1.05, noise=0.3, seed=20)}, False, 0, "unclear: the noise is too large"),
+        ({case(64): rounds(1.05, noise=0.3, seed=20)}, True, 3, "unclear: the noise is too large"),
+        ({case(64): rounds(1.05, count=1)}, True, 3, "unclear: one round"),
+        ({case(64): ("wrong", "error 0.5")}, False, 4, "broken: wrong: error 0.5"),
+        ({case(64): ("wrong", ""), case(128): rounds(3.0)}, True, 4, "broken: wrong"),
+        ({case(64): ("oom", "no room")}, False, 1, "broken: oom: no room"),
+        ({case(64): ("invalid", "throttled")}, True, 3, "unclear: invalid: throttled"),
+        ({case(64): None}, True, 0, "gone: not in the second run"),
+        ({case(512): rounds(8.0)}, True, 0, "new"),
+        ({case(512): ("wrong", "")}, False, 4, "broken: wrong"),
+        ({case(512): ("unsupported", "too long")}, True, 0, "3 same; "),
+    ],
+)
+def test_verdicts_and_exit_codes(mtabench, pair, head, strict, code, verdict):
+    pair(head=head)
+    got, out, err = mtabench("compare", "base.csv", "head.csv", *["--strict"] * strict)
+    assert (got, err) == (code, "")
+    assert verdict in out
+    if "same" not in verdict:
+        assert verdict in out.splitlines()[1]  # the most urgent comes first
+
+
+def test_a_cell_without_a_time_in_the_first_run(mtabench, pair):
+    pair(base={case(64): ("oom", "no room"), case(128): ("invalid", "throttled")}, head={case(256): None})
+    code, out, _ = mtabench("compare", "base.csv", "head.csv")
+    assert code == 0
+    assert "new: the first run's is oom: no room" in out
+    assert "unclear: the first run's is invalid: throttled" in out
+    assert "1 unclear, 1 gone, 1 new" in out
+
+
+def test_the_threshold_is_the_change_that_counts(mtabench, pair):
+    pair(head={case(64): rounds(1.03, seed=20)})
+    assert [mtabench("compare", "base.csv", "head.csv", "--threshold", t)[0] for t in ("1%", "2 %", "5%")] == [1, 1, 0]
+    assert parse_threshold("0.5%") == pytest.approx(0.005)
+
+
+def test_the_same_files_give_the_same_verdict(pair, tmp_path):
+    pair(head={case(64): rounds(1.02, noise=0.02, seed=20)})
+    base, head = (read_run(tmp_path / name) for name in ("base.csv", "head.csv"))
+    assert compare(base, head, 0.02) == compare(base, head, 0.02)
+
+
+def test_swapping_the_runs_swaps_slower_and_faster(pair, tmp_path):
+    pair(head={case(64): rounds(1.05, seed=20)})
+    base, head = (read_run(tmp_path / name) for name in ("base.csv", "head.csv"))
+    (slower, *_), (faster, *_) = compare(base, head, 0.02).cells, compare(head, base, 0.02).cells
+    assert (slower.verdict, faster.verdict) == ("slower", "faster")
+    assert 1 + slower.change == pytest.approx(1 / (1 + faster.change))
+    assert "measured after" in compare(head, base, 0.02).notes[0]
+
+
+def test_other_versions_are_noted(mtabench, pair):
+    pair(torch="2.14.0")
+    code, out, _ = mtabench("compare", "base.csv", "head.csv")
+    assert code == 0
+    assert "torch differs, 2.13.0 and 2.14.0: it may be what changed the times" in out
+
+
+@pytest.mark.parametrize(
+    ("facts", "sentence"),
+    [
+        ({"device": "another"}, "their device differs, some, device and another"),
+        ({"cache": "cold"}, "their cache differs, warm and cold"),
+        ({"head": dict.fromkeys(TIMED) | {case(512): rounds(8.0)}}, "no cell in common that has a time in both"),
+        (
+            {"head": {case(64): None, case(128): None, case(256): ("oom", "")}, "base": {case(256): ("oom", "")}},
+            "no cell",
+        ),
+    ],
+)
+def test_nothing_to_compare_exits_with_5(mtabench, pair, tmp_path, facts, sentence):
+    pair(**facts)
+    before = contents(tmp_path)
+    code, out, err = mtabench("compare", "base.csv", "head.csv", "--junit", "out.xml")
+    assert (code, out, len(err.splitlines())) == (5, "", 1)
+    assert sentence in err
+    assert contents(tmp_path) == before
+    with pytest.raises(NothingComparedError):
+        compare(read_run(tmp_path / "base.csv"), read_run(tmp_path / "head.csv"), 0.02)
+
+
+def edit(name, change):
+    def apply(folder):
+        path = folder / name
+        path.write_bytes(change(path.read_bytes()))
+
+    return apply
+
+
+def without_column(content):
+    return b"\n".join(b",".join(line.split(b",")[1:]) for line in content.splitlines()) + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (edit("head.csv", lambda x: x[:-40]), "ends in the middle of a row"),
+        (edit("head.csv", lambda x: x[: x.find(b"\n", 900) // 2]), "has no rows"),
+        (edit("head.csv", lambda x: b""), "has no rows"),
+        (edit("head.csv", lambda x: b"\x00\xff\n"), "cannot read"),
+        (edit("head.csv", lambda x: x + x.splitlines(keepends=True)[-1]), "has the cell fwd/eager/"),
+        (edit("head.csv", without_column), "has no column schema_version"),
+        (edit("head.csv", lambda x: x.replace(b",ok,", b",fine,", 1)), "has the status 'fine'"),
+        (edit("head.csv", lambda x: x.replace(b",64,16,6,", b",nan,16,6,", 1)), "number in the column seq"),
+        (edit("head.csv", lambda x: x.replace(b",64,16,6,", b",,16,6,", 1)), "without a number in the column seq"),
+        (edit("head.csv", lambda x: x.replace(b",100,", b",100,nan,", 1)), "fields"),
+        (edit("head.csv", lambda x: x.replace(b",10,100,", b",10,nan,", 1)), "number in the column samples"),
+        (edit("head.csv", lambda x: x.replace(b",10,100,", b",10,,", 1)), "no number in the column samples"),
+        (edit("head.samples.csv", lambda x: x[:-4]), "has 99 samples in 10 rounds"),
+        (edit("head.samples.csv", lambda x: x[:900]), "samples in"),
+        (edit("head.samples.csv", lambda x: b""), "is not a samples file"),
+        (edit("head.samples.csv", lambda x: x + b"head,cell,1,1,nan\n"), "is not a sample"),
+        (edit("head.samples.csv", lambda x: x + b"head,cell,1\n"), "is not a sample"),
+        (edit("head.samples.csv", lambda x: x.replace(b",1.0", b",3.0").replace(b",0.9", b",2.9")), "has the median"),
+        (
+            lambda folder: (folder / "head.samples.csv").unlink(),
+            "no file head.samples.csv, the raw samples of head.csv",
+        ),
+        (lambda folder: (folder / "head.csv").unlink(), "no file head.csv"),
+        (lambda folder: shutil.copy(folder / "base.csv", folder / "head.csv"), "has 0 samples in 0 rounds"),
+        (
+            lambda folder: [shutil.copy(folder / f"base.{x}", folder / f"head.{x}") for x in ("csv", "samples.csv")],
+            "hold the same run",
+        ),
+    ],
+)
+def test_bad_files_are_one_sentence_and_exit_code_2(mtabench, pair, tmp_path, spoil, sentence):
+    pair()
+    spoil(tmp_path)
+    before = contents(tmp_path)
+    code, out, err = mtabench("compare", "base.csv", "head.csv", "--markdown", "out.md", "--bencher", "out.json")
+    assert (code, out) == (2, "")
+    assert err.startswith("mtabench: ")
+    assert sentence in err
+    assert len(err.splitlines()) == 1
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("base.csv", "HEAD.csv"),
+        ("base.csv base.csv", "hold the same run"),
+        ("base.csv head.csv --threshold 2", "expected a percentage"),
+        ("base.csv head.csv --threshold -2%", "expected a percentage"),
+        ("base.csv head.csv --threshold nan%", "expected a percentage"),
+        ("base.csv head.csv --format html", "expected one of table, markdown"),
+        ("base.csv head.csv --markdown base.csv", "would overwrite what is compared"),
+        ("base.csv head.csv --junit head.samples.csv", "would overwrite what is compared"),
+        ("base.csv head.csv --junit out --markdown ./out", "another report"),
+        ("base.csv head.csv --bencher .", "is a folder"),
+        ("base.csv head.csv --github-action-benchmark base.csv/out", "cannot write"),
+    ],
+)
+def test_bad_options_are_one_sentence_and_exit_code_2(mtabench, pair, tmp_path, words, sentence):
+    pair()
+    before = contents(tmp_path)
+    code, out, err = mtabench("compare", *words.split())
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert sentence in err
+    assert contents(tmp_path) == before
+
+
+def test_decode_files_from_before_splits_could_be_swept(tmp_path):
+    """Their rows and their samples leave the splits of `triton` empty; a row read now has auto."""
+    old = case(64, "triton", pass_="decode", splits=None)
+    write_run(tmp_path / "old.csv", {old: rounds(1.0)})
+    write_run(tmp_path / "new.csv", {case(64, "triton", pass_="decode", splits="auto"): rounds(1.1)}, run_id="new")
+    (found,) = compare(read_run(tmp_path / "old.csv"), read_run(tmp_path / "new.csv"), 0.02).cells
+    assert found.verdict == "slower"
+
+
+@pytest.fixture
+def reports(mtabench, pair, tmp_path, monkeypatch):
+    """All reports of a comparison with a bit of everything, under GitHub's environment; and what was printed."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))
+    (tmp_path / "step.md").write_text("before\n")
+    odd = "50 % | <b>\x1b[1m & so"
+    pair(head={case(64): rounds(1.1, seed=20), case(128): ("error", odd), case(512): rounds(8.0), case(256): None})
+    words = [f"--{kind}={kind}" for kind in ("markdown", "junit", "github-action-benchmark", "bencher")]
+    code, out, _ = mtabench("compare", "base.csv", "head.csv", *words)
+    assert code == 1
+    return out, {word[2:].split("=")[0]: (tmp_path / word.split("=")[1]).read_text() for word in words}
+
+
+def test_markdown_and_step_summary(reports, tmp_path):
+    text = reports[1]["markdown"]
+    assert "1 broken, 1 slower, 1 gone, 1 new; changes below 2 % do not count." in text
+    rows = [line for line in text.splitlines() if line.startswith("| fwd")]
+    assert [line.count(" | ") for line in rows] == [5] * 4
+    assert "50 % \\| &lt;b&gt; [1m &amp; so" in text
+    assert (tmp_path / "step.md").read_text() == "before\n" + text
+
+
+def test_junit_xml(reports):
+    root = ElementTree.fromstring(reports[1]["junit"])
+    suite = root.find("testsuite")
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "4", "failures": "2", "errors": "0", "skipped": "2"
+    }  # fmt: skip
+    failures = {found.get("type"): found.get("message") for found in root.iter("failure")}
+    assert set(failures) == {"broken", "slower"}
+    assert "1.1" in failures["slower"]
+    assert all(test.get("name").startswith("fwd eager fp32") for test in root.iter("testcase"))
+
+
+def test_annotations(reports):
+    lines = [line for line in reports[0].splitlines() if line.startswith("::")]
+    assert len(lines) == 2
+    assert lines[0].startswith("::error title=mtabench%3A broken::fwd eager fp32 batch 1 heads 2 seq 128")
+    assert "50 %25 |" in lines[0]
+
+
+def test_exports_for_other_tools(reports):
+    entries = json.loads(reports[1]["github-action-benchmark"])
+    assert [(entry["unit"], set(entry)) for entry in entries] == [
+        ("ms", {"name", "unit", "value", "range", "extra"})
+    ] * 2
+    metrics = json.loads(reports[1]["bencher"])
+    assert list(metrics) == [entry["name"] for entry in entries]
+    latency = metrics[entries[0]["name"]]["latency"]
+    assert latency["lower_value"] <= latency["value"] <= latency["upper_value"]
+    assert latency["value"] == pytest.approx(entries[0]["value"] * 1e6)
+
+
+def test_github_shows_ten_annotations_at_most(mtabench, tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    cells = [case(16 * i) for i in range(1, 13)]
+    write_run(tmp_path / "base.csv", {one: rounds(1.0, seed=i) for i, one in enumerate(cells)})
+    write_run(tmp_path / "head.csv", {one: rounds(1.2, seed=i) for i, one in enumerate(cells)}, run_id="head")
+    code, out, _ = mtabench("compare", "base.csv", "head.csv", "--format", "markdown")
+    lines = [line for line in out.splitlines() if line.startswith("::error")]
+    assert (code, len(lines)) == (1, 10)
+    assert "3 more are in the step summary" in lines[-1]
+    assert out.startswith("## mtabench compare")
+
+
+def test_one_run_given_as_two_is_refused(pair, tmp_path):
+    pair()
+    run = read_run(tmp_path / "base.csv")
+    with pytest.raises(UsageError, match="same run"):
+        compare(run, run, 0.02)

@@ -1,0 +1,92 @@
+"""Sweeps whose cells run in processes of their own: a crash, a hang or an error costs one row."""
+
+import os
+import signal
+
+import planted_cells
+import pytest
+
+from mtabench import isolation, registry
+from mtabench.plan import Options, make_plan
+from mtabench.results import Writer, read_results, samples_path
+from mtabench.sweep import SweepInterruptedError
+from mtabench.timing import Settings
+
+pytestmark = pytest.mark.slow
+
+QUICK = Settings(min_rounds=2, max_rounds=2, samples_per_round=3)
+
+
+class Watcher:
+    def __init__(self, on_doing=None):
+        self.rows = []
+        self.texts = []
+        self.on_doing = on_doing
+
+    def doing(self, text):
+        self.texts.append(text)
+        if self.on_doing:
+            self.on_doing(text)
+
+    def ended(self, row):
+        self.rows.append(row)
+
+
+@pytest.fixture(autouse=True)
+def planted(monkeypatch):
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", planted_cells.implementations())
+    monkeypatch.setattr(isolation, "measure_cell", planted_cells.measure_cell)
+
+
+def run(path, impl, resume=False, watcher=None, **options):
+    shape = {"seq": "16", "head_dim": "16", "heads": "2", "conv": "3x3", "dtype": "fp32", "device": "cpu"}
+    plan = make_plan(Options("fwd", impl=impl, isolate=True, **(shape | options)))
+    watcher = watcher or Watcher()
+    with Writer(path, resume=resume) as writer:
+        statuses = isolation.run_isolated(plan, writer, QUICK, watcher)
+    assert sum(statuses.values()) == len(watcher.rows)
+    return plan, watcher
+
+
+def test_a_crash_costs_one_row(tmp_path):
+    path = tmp_path / "out.csv"
+    plan, watcher = run(path, "crashes,leaves,fails,wrong,triton,sdpa-math,eager")
+    table = read_results(path).set_index("impl")
+    assert table["status"].to_dict() == {
+        "eager": "ok", "crashes": "error", "leaves": "error", "fails": "error", "wrong": "wrong",
+        "triton": "unsupported", "sdpa-math": "ok",
+    }  # fmt: skip
+    assert table.index[0] == "eager"  # the baseline comes first, so that the others have their speedups
+    assert table.loc["crashes", "reason"] == "its process was ended by SIGSEGV; last step: verifying"
+    assert table.loc["leaves", "reason"] == "its process ended with exit code 7; last step: verifying"
+    assert table.loc["fails", "reason"] == "RuntimeError: planted"
+    assert table.loc["eager", "speedup"] == 1
+    assert table["run_id"].nunique() == 1
+    assert table["repro"].str.endswith(" --isolate").all()
+    assert (table.loc[["eager", "sdpa-math"], ["median_ms", "fraction_of_roofline"]] > 0).all(axis=None)
+    assert table.loc["crashes", ["median_ms", "speedup"]].isna().all()
+    assert len(samples_path(path).read_text().splitlines()) == 1 + 2 * 6
+    assert len(watcher.rows) == len(plan.cases)
+    assert sum("measuring what the device can do" in text for text in watcher.texts) == 1
+
+
+def test_a_hang_is_a_timeout(tmp_path):
+    path = tmp_path / "out.csv"
+    run(path, "hangs", cell_timeout=10)
+    row = read_results(path).iloc[0]
+    assert row["status"] == "timeout"
+    assert row["reason"].startswith("stopped after 10 s; last step: ")
+
+
+def test_ctrl_c_keeps_what_ended_and_resume_does_the_rest(tmp_path):
+    path = tmp_path / "out.csv"
+    watcher = Watcher(lambda text: "hangs" in text and os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(SweepInterruptedError, match=r"1 of 3 cells.*--resume"):
+        run(path, "hangs,twin,eager", watcher=watcher)
+    kept = path.read_bytes()
+    _, watcher = run(path, "twin,eager", resume=True)
+    assert path.read_bytes().startswith(kept)
+    assert [row["impl"] for row in watcher.rows] == ["twin"]
+    eager, twin = read_results(path).itertuples()
+    assert twin.baseline == "eager"
+    assert twin.speedup == pytest.approx(eager.median_ms / twin.median_ms, rel=1e-4)

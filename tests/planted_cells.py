@@ -1,0 +1,50 @@
+"""Implementations that crash, exit, hang, raise or are wrong, and a `twin` of eager, for isolated cells.
+
+A test that puts `measure_cell` in the place of the real one has them registered in the processes of its cells.
+"""
+
+import os
+import signal
+import time
+from dataclasses import replace
+
+from mtabench import isolation, registry, sweep, timing
+from mtabench.ceilings import Ceilings
+
+real_measure_cell = isolation.measure_cell
+
+
+def crash():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def leave():
+    os._exit(7)
+
+
+def hang():
+    time.sleep(1000)
+
+
+def fail():
+    raise RuntimeError("planted")
+
+
+def build(case, inputs):
+    closure = registry.load(registry.find("eager").target)(case, inputs)
+    planted = {"crashes": crash, "leaves": leave, "hangs": hang, "fails": fail, "wrong": lambda: closure() * 2}
+    return planted.get(case.impl, closure)
+
+
+def implementations():
+    """The registry's, and the planted ones."""
+    eager = registry.find("eager")
+    names = ("crashes", "leaves", "hangs", "fails", "wrong", "twin")
+    return (*registry.IMPLEMENTATIONS, *(replace(eager, name=name, target=f"{__name__}:build") for name in names))
+
+
+def measure_cell(send, *arguments):
+    registry.IMPLEMENTATIONS = implementations()
+    sweep.measure_ceilings = lambda device, dtype: Ceilings(10.0, 0.1)
+    timing.WARM_UP_SECONDS = 0.05
+    real_measure_cell(send, *arguments)

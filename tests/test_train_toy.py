@@ -1,0 +1,136 @@
+"""The toy task: sequences checked in plain Python, a short run through the command line, bad input."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "train_toy.py"
+TINY = ("--device", "cpu", "--blocks", "2", "--batch", "16", "--seeds", "2")
+
+
+@pytest.fixture(scope="module")
+def toy():
+    spec = importlib.util.spec_from_file_location("train_toy", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["train_toy"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def reference(monkeypatch):
+    """Triton's interpreter, which the tests of the kernels ask for, is slow."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+@pytest.fixture
+def command(toy, monkeypatch, capsys, tmp_path):
+    """Runs the command line in an empty folder; gives the exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(toy, "HELD_OUT", 32)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["train_toy.py", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            toy.main()
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.mark.parametrize("variant", ["all", "first", "last"])
+@pytest.mark.parametrize("blocks", [1, 30])
+def test_one_block_alone_answers_the_query(toy, variant, blocks):
+    drawn = toy.draw_sequences(300, blocks, variant, torch.Generator().manual_seed(1)).tolist()
+    places = set()
+    for tokens in drawn:
+        context, query, answer = tokens[: blocks * 6], tokens[blocks * 6 : blocks * 6 + 2], tokens[blocks * 6 + 2 :]
+        letters = [context[i : i + 5] for i in range(0, blocks * 6, 6)]
+        assert context[5::6] == [toy.MARK] * (blocks - 1) + [toy.QUERY_MARK]
+        assert all(len(set(block)) == 5 and set(block) <= set(range(26)) for block in letters)
+        assert len(set(query)) == 2
+        (place,) = (i for i, block in enumerate(letters) if set(query) <= set(block))
+        places.add(place)
+        assert answer == {"all": letters[place], "first": letters[place][:1], "last": letters[place][-1:]}[variant]
+    assert len(places) == blocks
+
+
+def test_sequences_follow_their_seed(toy):
+    first, again, other = (toy.draw_sequences(20, 4, "all", torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_rivals_differ_in_the_convolution_alone(toy):
+    models = []
+    for attention in ("conv", "plain"):
+        torch.manual_seed(3)
+        models.append(toy.Transformer(toy.Setting(attention, 3, "all", **{**toy.SIZES["cpu"], "blocks": 3})))
+    conv, plain = (dict(model.named_parameters()) for model in models)
+    assert set(conv) - set(plain) == {f"layers.{i}.attention.conv.weight" for i in range(toy.SIZES["cpu"]["layers"])}
+    assert all(torch.equal(parameter, conv[name]) for name, parameter in plain.items())
+    tokens = toy.draw_sequences(4, 3, "all", torch.Generator().manual_seed(1))[:, :-1]
+    torch.testing.assert_close(*(model(tokens) for model in models))  # the convolution starts as the identity
+
+
+def test_a_run_writes_rows_and_a_chart_and_the_loss_falls(toy, command, tmp_path):
+    code, out, _ = command(*TINY, "--steps", "50", "-o", "here")
+    assert code == 0
+    rows = pd.read_csv(tmp_path / "here" / "toy-all.csv")
+    assert tuple(rows.columns) == toy.COLUMNS
+    assert len(rows) == 2 * 2 * 25
+    assert not rows.drop(columns=["git_sha", "git_dirty", "triton"]).isna().any().any()
+    assert rows["error_rate"].between(0, 1).all()
+    assert (rows["tokens"] == rows["step"] * 16 * (2 * 6 + 2 + 5)).all()
+    for _, run in rows.groupby(["attention", "seed"]):
+        assert list(run["step"]) == list(range(2, 51, 2))
+        assert run["train_loss"].iloc[-1] < run["train_loss"].iloc[0] - 0.3
+    for name in ("toy-all.csv", "toy-all.png", "toy-all.svg"):
+        assert f"here/{name}" in out
+        assert (tmp_path / "here" / name).stat().st_size > 1000
+    assert "Conv attention errs on" in (tmp_path / "here" / "toy-all.svg").read_text()
+
+
+def test_a_sentence_of_the_chart(toy):
+    assert toy.finding(pd.Series({"conv": 0.0012, "plain": 0.516})) == (
+        "Conv attention errs on 0.12 % of sequences, plain attention on 52 %"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--variant", "middle"), "there is no variant 'middle'; expected all or first or last"),
+        (("--attention", "conv,linear"), "there is no attention 'linear'; expected conv or plain"),
+        (("--attention", ""), "--attention"),
+        (("--device", "tpu"), "there is no device 'tpu'; expected auto, cuda or cpu"),
+        (("--batch", "-1"), "--batch"),
+        (("--steps", "0"), "--steps"),
+        (("--seeds", "0"), "--seeds"),
+        (("--blocks", "many"), "--blocks"),
+        (("--size", "3"), "--size"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_touches_nothing(command, tmp_path, words, sentence):
+    code, out, error = command(*words, "-o", "here")
+    assert code == 2
+    assert out == ""
+    assert error.startswith("train_toy.py: ")
+    assert error.count("\n") == 1
+    assert sentence in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_results_that_are_there_stay(command, tmp_path):
+    path = tmp_path / "toy-last.csv"
+    path.write_text("mine")
+    code, _, error = command(*TINY, "--variant", "last", "-o", tmp_path)
+    assert code == 2
+    assert "exists; give another folder with --output" in error
+    assert path.read_text() == "mine"
+    assert command(*TINY, "-o", path)[0] == 2  # a file is no folder

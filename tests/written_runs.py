@@ -1,0 +1,37 @@
+"""Results files with samples that are given, for the tests of `mtabench compare`."""
+
+import numpy as np
+
+from mtabench.case import Case
+from mtabench.results import Writer
+from mtabench.rows import RunFacts, cell_row, sample_lines, timed_row
+from mtabench.timing import Measurement
+
+ENVIRONMENT = {"device": "some, device", "driver": "1.2", "cuda": "13.0", "torch": "2.13.0", "triton": "3.6.0"}
+
+
+def case(seq=64, impl="eager", **changes):
+    values = {
+        "pass_": "fwd", "impl": impl, "op": "conv-attention", "dtype": "fp32", "batch": 1, "heads": 2,
+        "kv_heads": 2, "seq": seq, "head_dim": 16, "conv_q": 6, "conv_k": 11, "causal": True, "splits": None,
+        "device": "cpu",
+    }  # fmt: skip
+    return Case(**(values | changes))
+
+
+def rounds(ms, noise=0.002, count=10, seed=0):
+    """Samples around `ms`, ten a round."""
+    return (ms * np.exp(np.random.default_rng(seed).normal(0, noise, (count, 10)))).tolist()
+
+
+def write_run(path, cells, run_id="base", started="2026-01-02T03:04:05Z", cache="warm", **environment):
+    """Write a run: `cells` maps a case to its samples by round, or to its status and reason."""
+    facts = RunFacts(run_id, started, ENVIRONMENT | environment)
+    with Writer(path) as writer:
+        for one, result in cells.items():
+            if isinstance(result, tuple):
+                writer.write([cell_row(one, facts, *result)])
+            else:
+                row = timed_row(one, facts, Measurement("cpu", cache, result), 1e-6, None)
+                writer.write([row], sample_lines(one, facts, result))
+    return path
