@@ -46,12 +46,12 @@ def value_and_gradients(function, inputs: dict[str, Tensor], grad_out: Tensor, *
     return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
 
 
-def assert_as_reference(inputs: dict[str, Tensor], **options) -> None:
-    """Triton's output and gradients are as near to float64 as twice eager's own error (and some units of rounding)."""
+def assert_as_reference(inputs: dict[str, Tensor], backend: str = "triton", **options) -> None:
+    """Output and gradients of a backend are as near to float64 as twice eager's own error (and units of rounding)."""
     q = inputs["q"]
     grad_out = torch.randn(q.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, q.dtype)
     doubles = {name: x.double() for name, x in inputs.items()}
-    got = value_and_gradients(conv_attention, inputs, grad_out, backend="triton", **options)
+    got = value_and_gradients(conv_attention, inputs, grad_out, backend=backend, **options)
     exact = value_and_gradients(conv_attention_reference, doubles, grad_out.double(), **options)
     eager = value_and_gradients(conv_attention_reference, inputs, grad_out, **options)
     for name, want in exact.items():

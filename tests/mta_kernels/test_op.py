@@ -37,11 +37,11 @@ def assert_equal(got: list[Tensor], want: list[Tensor]) -> None:
 
 def test_operators_are_what_they_say() -> None:
     inputs = small(12)
-    torch.library.opcheck(torch.ops.mta.conv_attention.default, (*inputs, *OPTIONS))
+    torch.library.opcheck(torch.ops.mta.conv_attention.default, (*inputs, *OPTIONS, "triton"))
     tensors = [x.detach() for x in inputs]
     spans = torch.stack([torch.zeros(12), torch.full((12,), 12)]).int().to(DEVICE)
-    torch.library.opcheck(torch.ops.mta.conv_attention.default, (*tensors, True, 0.3, 1, 1, spans))
-    out, logsumexp = torch.ops.mta.conv_attention(*tensors, *OPTIONS)
+    torch.library.opcheck(torch.ops.mta.conv_attention.default, (*tensors, True, 0.3, 1, 1, spans, "triton"))
+    out, logsumexp = torch.ops.mta.conv_attention(*tensors, *OPTIONS, "triton")
     backward = (*tensors, out, logsumexp, torch.randn_like(out), *OPTIONS)
     torch.library.opcheck(torch.ops.mta.conv_attention_backward.default, backward)
     decode, options = decode_inputs()

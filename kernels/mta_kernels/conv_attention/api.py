@@ -15,14 +15,15 @@ from mta_kernels.conv_attention.arguments import (
     key_padding,
     under_autocast,
 )
+from mta_kernels.conv_attention.hopper.forward import hopper_unsupported
+from mta_kernels.conv_attention.operators import conv_attention_decode_op, conv_attention_op, triton_unsupported
 from mta_kernels.conv_attention.reference import (
     check_decode_arguments,
     conv_attention_decode_reference,
     conv_attention_reference,
 )
-from mta_kernels.conv_attention.triton import conv_attention_decode_op, conv_attention_triton, triton_unsupported
 
-BACKENDS = ("reference", "triton")
+BACKENDS = ("reference", "triton", "hopper")
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,9 @@ def unsupported(
     """
     if backend == "reference":
         return None
-    if backend == "triton":
-        return triton_unsupported(
-            device=device, dtype=dtype, head_dim=head_dim, query_taps=query_taps, key_taps=key_taps
-        )
+    if backend in ("triton", "hopper"):
+        ask = triton_unsupported if backend == "triton" else hopper_unsupported
+        return ask(device=device, dtype=dtype, head_dim=head_dim, query_taps=query_taps, key_taps=key_taps)
     raise ValueError(f"backend is {backend!r}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
 
 
@@ -81,8 +81,12 @@ def _why_not(backend: str, q: Tensor, weight: Tensor) -> str | None:
     return reason
 
 
-def _takes_triton(backend: str, q: Tensor, weight: Tensor) -> bool:
-    return _why_not(backend, q, weight) is None and backend != "reference"
+def _resolve(backend: str, q: Tensor, weight: Tensor) -> str:
+    """The backend that runs these; raises ValueError if it is a named one that cannot."""
+    reason = _why_not(backend, q, weight)
+    if backend != "auto":
+        return backend
+    return "triton" if reason is None else "reference"
 
 
 def conv_attention(
@@ -113,26 +117,20 @@ def conv_attention(
     - `head_chunk` query heads are worked on at a time, which bounds the memory; it divides the heads that share a KV
       head, or is a multiple of them.
 
-    `backend` is "auto" (`explain` says which that is), "reference" or "triton"; a named one never falls back. Under
-    autocast q, k and v are cast to its dtype, and so is the weight unless it is float32; float64 stays as it is.
+    `backend` is "auto" (`explain` says which that is), "reference", "triton" or, by name alone, "hopper" (the forward
+    on a Hopper GPU, gradients by Triton's kernels); a named one never falls back. Under autocast q, k and v are cast to
+    its dtype, and so is the weight unless it is float32; float64 stays as it is.
     Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run.
     """
     if under_autocast(q):
         weight, q, k, v, q_history = cast_for_autocast(weight, q, k, v, q_history)
     check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
-    run = conv_attention_triton if _takes_triton(backend, q, weight) else conv_attention_reference
-    return run(
-        q,
-        k,
-        v,
-        weight,
-        q_history=q_history,
-        cu_seqlens=cu_seqlens,
-        causal=causal,
-        scale=scale,
-        pad_key=pad_key,
-        head_chunk=head_chunk,
-    )
+    options: dict[str, Any] = {"causal": causal, "scale": scale, "pad_key": pad_key, "head_chunk": head_chunk}
+    options |= {"q_history": q_history, "cu_seqlens": cu_seqlens}
+    chosen = _resolve(backend, q, weight)
+    if chosen == "reference":
+        return conv_attention_reference(q, k, v, weight, **options)
+    return conv_attention_op(q, k, v, weight, backend=chosen, **options)
 
 
 def conv_attention_decode(
@@ -162,7 +160,9 @@ def conv_attention_decode(
         weight, q_window, k_cache, v_cache = cast_for_autocast(weight, q_window, k_cache, v_cache)
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key, block_table)
     options: dict[str, Any] = {"lengths": lengths, "scale": scale, "pad_key": pad_key, "block_table": block_table}
-    if _takes_triton(backend, q_window, weight):
+    if backend == "hopper":
+        raise ValueError("backend 'hopper' has no decode; use 'triton', or 'auto', which picks it where it can run")
+    if _resolve(backend, q_window, weight) == "triton":
         return conv_attention_decode_op(q_window, k_cache, v_cache, weight, splits=splits, **options)
     if splits != "auto":
         raise ValueError(f"splits is {splits!r}; the reference backend does not split the keys: leave it at 'auto'")

@@ -23,8 +23,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mta_kernels.conv_attention.arguments import check_block_table, key_padding, softmax_scale
+from mta_kernels.conv_attention.operators import on_device_of
 from mta_kernels.conv_attention.triton.forward import capability, shared_memory_limit
-from mta_kernels.conv_attention.triton.function import on_device_of
 from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, launch, next_power_of_2
 from mta_kernels.conv_attention.triton.prepare import dot_precision
 from mta_kernels.conv_attention.triton.tuning import Key, best_config

@@ -1,7 +1,8 @@
-"""The Triton backend as `torch.library` operators: what it cannot take, shapes, gradients.
+"""The fused backends as `torch.library` operators: what Triton cannot take, shapes, gradients.
 
-`mta::conv_attention`, `mta::conv_attention_backward` and `mta::conv_attention_decode` are opaque to torch.compile and
-torch.export. Gradients are registered on the Autograd key by hand: `register_autograd` takes twice the host time.
+The forward is Triton's or Hopper's, by name; backward and decode are Triton's. `mta::conv_attention`,
+`mta::conv_attention_backward` and `mta::conv_attention_decode` are opaque to torch.compile and torch.export. Gradients
+are registered on the Autograd key by hand: `register_autograd` takes twice the host time.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _cached_platform_unsupported(device: torch.device | str, dtype: torch.dtype,
     return None
 
 
-def conv_attention_triton(
+def conv_attention_op(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -77,8 +78,9 @@ def conv_attention_triton(
     scale: float | None,
     pad_key: str,
     head_chunk: int | None,
+    backend: str,
 ) -> Tensor:
-    """`conv_attention` by the Triton kernels, for arguments already checked.
+    """`conv_attention` by the kernels of `backend`, "triton" or "hopper", for arguments already checked.
 
     Differentiable once, in every floating-point tensor; keeps those, the output and the logsumexp of its rows.
     """
@@ -89,11 +91,11 @@ def conv_attention_triton(
         gap = max(query_taps - 1, pad, key_taps - 1 - pad)
         layout = spread_layout(cu_seqlens, q.shape[2], gap)
         spread = (spread_rows(x, layout) for x in (q, k, v))
-        return collect_rows(CONV_ATTENTION(*spread, weight, *options, layout.spans)[0], layout)
+        return collect_rows(CONV_ATTENTION(*spread, weight, *options, layout.spans, backend)[0], layout)
     before = rows_before(q.shape[2], k.shape[2], query_taps)
     if q_history is not None and before:
         q = torch.cat([q_history[:, :, -before:], q], dim=2)
-    out = CONV_ATTENTION(q, k, v, weight, *options, None)[0]
+    out = CONV_ATTENTION(q, k, v, weight, *options, None, backend)[0]
     return out[:, :, before:] if before else out  # the first rows lack queries before them; nobody sees those
 
 
@@ -129,8 +131,8 @@ def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
 
 torch.library.define(
     "mta::conv_attention",
-    "(Tensor q, Tensor k, Tensor v, Tensor weight, bool causal, float scale, int pad, int head_chunk, Tensor? spans)"
-    " -> (Tensor out, Tensor logsumexp)",
+    "(Tensor q, Tensor k, Tensor v, Tensor weight, bool causal, float scale, int pad, int head_chunk, Tensor? spans, "
+    "str backend) -> (Tensor out, Tensor logsumexp)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 torch.library.define(
@@ -153,8 +155,13 @@ CONV_ATTENTION_DECODE = torch.ops.mta.conv_attention_decode.default
 @torch.library.impl("mta::conv_attention", ("cpu", "cuda"))
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
-    causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None,
+    causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    if backend == "hopper":  # whose scratch is too small for head_chunk to matter
+        from mta_kernels.conv_attention.hopper.forward import conv_attention_forward as hopper_forward
+
+        with on_device_of(q):
+            return hopper_forward(q, k, v, weight, causal=causal, scale=scale, pad=pad, spans=spans)
     from mta_kernels.conv_attention.triton.forward import conv_attention_forward
 
     with on_device_of(q), without_autocast(q):
@@ -211,10 +218,10 @@ class _ConvAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
-        causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None,
+        causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.options = causal, scale, pad, head_chunk
-        out, logsumexp = _below_autograd(CONV_ATTENTION, q, k, v, weight, *ctx.options, spans)
+        out, logsumexp = _below_autograd(CONV_ATTENTION, q, k, v, weight, *ctx.options, spans, backend)
         ctx.save_for_backward(q, k, v, weight, out, logsumexp, spans)
         ctx.mark_non_differentiable(logsumexp)
         ctx.set_materialize_grads(False)
@@ -225,7 +232,7 @@ class _ConvAttention(torch.autograd.Function):
         *tensors, spans = ctx.saved_tensors
         gradients = CONV_ATTENTION_BACKWARD(*tensors, grad_out, *ctx.options, spans)
         wanted = (x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False))
-        return *wanted, None, None, None, None, None
+        return *wanted, None, None, None, None, None, None
 
 
 class _NoGradient(torch.autograd.Function):

@@ -1,0 +1,139 @@
+// Hopper's instructions as functions, so that a kernel reads as its algorithm.
+//
+// Compiled by NVRTC, which has no headers: types and conversions are here. Tests compile the kernels with a twin of
+// this file that runs them on a CPU (tests/emulator/device.cuh); kernels touch shared memory through these
+// functions alone. Sections and names follow the PTX ISA, 8.5.
+#pragma once
+
+#ifdef __CUDACC_RTC__
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
+using int64_t = long long;
+#else
+#include <cstdint>
+#endif
+
+#define DEVICE __device__ __forceinline__
+#define MAXIMUM_THREADS(threads) __launch_bounds__(threads, 1)
+
+struct alignas(64) TensorMap {  // CUtensorMap
+    char bytes[128];
+};
+
+// Numbers of 16 bits. A tag type names the format; the bits travel as integers, two to a register.
+
+struct Half {};
+struct Bfloat16 {};
+
+template <class Element> DEVICE uint32_t pack(float low, float high);
+template <> DEVICE uint32_t pack<Half>(float low, float high) {
+    uint32_t packed;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+template <> DEVICE uint32_t pack<Bfloat16>(float low, float high) {
+    uint32_t packed;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+template <class Element> DEVICE float unpack(uint16_t bits);
+template <> DEVICE float unpack<Half>(uint16_t bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+template <> DEVICE float unpack<Bfloat16>(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
+
+#define MINUS_INFINITY __uint_as_float(0xFF800000u)
+
+DEVICE float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Shared memory, by 32-bit addresses.
+
+DEVICE uint32_t shared_memory() {
+    extern __shared__ __align__(1024) char bytes[];
+    return (uint32_t)__cvta_generic_to_shared(bytes);
+}
+DEVICE void store_shared(uint32_t address, uint32_t value) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+DEVICE uint32_t load_shared(uint32_t address) {
+    uint32_t value;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return value;
+}
+DEVICE void store_shared(uint32_t address, uint4 values) {  // at a multiple of 16 bytes
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(values.x), "r"(values.y), "r"(values.z),
+                 "r"(values.w) : "memory");
+}
+DEVICE uint4 load_shared_16(uint32_t address) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(address) : "memory");
+    return values;
+}
+DEVICE void fence_async_proxy() {  // ordinary stores before it are seen by the copy engine and by wgmma
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Threads.
+
+DEVICE void warpgroup_barrier(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
+template <int Registers> DEVICE void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+template <int Registers> DEVICE void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+
+// mbarrier: arrivals and bytes that complete a phase.
+
+DEVICE void barrier_init(uint32_t barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+DEVICE void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+DEVICE void barrier_expect(uint32_t barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+DEVICE void barrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+DEVICE void barrier_wait(uint32_t barrier, int parity) {  // until the phase of that parity has completed
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n"
+        "}" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// The copy engine (TMA): the box of `map` at coordinates x (innermost), y, z, w; zeros outside the tensor.
+
+DEVICE void copy_tile(uint32_t destination, const TensorMap* map, uint32_t barrier, int x, int y, int z, int w) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
+}
+
+// wgmma: 64 rows of A times columns of B, 16 deep, by the 128 threads of a warpgroup: `Product` in wgmma.cuh, which
+// compiler.py writes for the shapes that a kernel uses, and says there which number a thread holds.
+
+DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int Pending> DEVICE void products_wait() {  // until at most so many committed groups are under way
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
+constexpr uint64_t NO_SWIZZLE = 0, SWIZZLE_128 = 1;
+DEVICE uint64_t operand(uint32_t address, uint32_t leading_bytes, uint32_t stride_bytes, uint64_t swizzle) {
+    return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(leading_bytes >> 4) << 16 |
+           (uint64_t)(stride_bytes >> 4) << 32 | swizzle << 62;
+}
+DEVICE constexpr uint64_t bytes_on(int bytes) { return (uint64_t)(int64_t)(bytes >> 4); }  // to add to an operand

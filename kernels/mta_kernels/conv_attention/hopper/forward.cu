@@ -1,0 +1,259 @@
+// Conv attention forward on Hopper: the convolution as banded products on the tensor cores.
+//
+//   c = sum over taps t of shift_rows(s, t) @ T[t]      s: scores, T[t]: banded Toeplitz, 16 x 32
+//
+// 16 columns of scores touch at most 16 + 16 columns of c, so one `m64n32k16` product a tap and 16 columns does it, with
+// the same T for every block of columns. c slides: 64 columns of scores finish the 64 columns of c that begin LEFT
+// columns earlier, and 16 partial columns are carried on. README.md beside this file derives it.
+//
+// A block of threads: WARPGROUPS consumers of 64 rows each, the first HALO of which only feed the convolution, and one
+// producer that keeps the copy engine busy. Constants come from the compiler's command line (build.py):
+//   ELEMENT  Half or Bfloat16: q, k, v, out        HEAD_DIM   a multiple of 8
+//   VALUE_DIM  columns of v a block computes, a multiple of 8 up to 128; VALUE_PARTS blocks make up a row of out
+//   QUERY_TAPS 1 to 8, KEY_TAPS 1 to 17, PAD key padding to the left
+//   CAUSAL, SPANS  0 or 1                          WARPGROUPS, STAGES
+// By hand, for registers and spills (wgmma.cuh is what build.py's `wgmma_header` returns):
+//   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 --std=c++17 -I. -DELEMENT=Bfloat16 -DHEAD_DIM=64 ... -cubin
+#include <tiles.cuh>
+
+constexpr int OUT_ROWS = ROWS - HALO, BLOCK_ROWS = OUT_ROWS * WARPGROUPS;
+constexpr int VALUE_SLABS = (VALUE_DIM + 63) / 64;
+static_assert(VALUE_DIM % 8 == 0 && VALUE_DIM <= 128, "accumulators must fit the registers");
+
+// Shared memory, in bytes from its start.
+constexpr int PITCH = (8 + ROWS) * 16;  // 8 columns of scores: 16 bytes a row, under eight rows of zeros
+constexpr int QUERIES = 0;
+constexpr int KEYS_AT = QUERIES + WARPGROUPS * SLABS * SLAB;
+constexpr int VALUES = KEYS_AT + STAGES * SLABS * SLAB;
+constexpr int SCORES = VALUES + STAGES * VALUE_SLABS * SLAB;
+constexpr int SCORE_TILE = 8 * PITCH;
+constexpr int TAPS = SCORES + 2 * WARPGROUPS * SCORE_TILE;
+constexpr int BARRIERS = TAPS + QUERY_TAPS * TAP;
+constexpr int LARGEST = BARRIERS + (4 * STAGES + 1) * 8;  // a float a warp
+static_assert(LARGEST + WARPGROUPS * 16 <= 227 * 1024, "shared memory of a block");
+
+struct Arguments {
+    Positions at;
+    const uint16_t* taps;       // [Hq, QUERY_TAPS, 512] fp16: T of each tap, laid out for wgmma; weights over a power of two
+    const float* weight_scale;  // [Hq]: scale * log2(e) * that power
+    const float* key_norms;     // [B * Hkv, NORM_PARTS]: maxima of squared norms of keys
+    uint16_t* out;              // [B, Hq, M, HEAD_DIM]
+    float* logsumexp;           // [B, Hq, M], natural units
+    int row_blocks;
+};
+
+extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) conv_attention_forward(
+    const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
+    const __grid_constant__ TensorMap value_map, const __grid_constant__ Arguments args) {
+    const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);  // uniform, so that addresses stay scalar
+    const int thread = threadIdx.x % 128;
+    const uint32_t shared = shared_memory();
+    const uint32_t keys_full = shared + BARRIERS, values_full = keys_full + 8 * STAGES;
+    const uint32_t keys_empty = values_full + 8 * STAGES, values_empty = keys_empty + 8 * STAGES;
+    const uint32_t queries_full = values_empty + 8 * STAGES;
+
+    const int of_head = blockIdx.x / args.row_blocks;
+    const int part = of_head % VALUE_PARTS, batch_head = of_head / VALUE_PARTS;
+    const int head = batch_head % args.at.heads, batch = batch_head / args.at.heads, kv_head = head / args.at.group;
+    const int row_block = args.row_blocks - 1 - blockIdx.x % args.row_blocks;  // the last have the most keys
+    const int first_row = row_block * BLOCK_ROWS;
+    const int end_row = min(first_row + BLOCK_ROWS, args.at.query_rows);
+    const int first_tile = keys_begin(args.at, first_row) / KEYS;
+    const int end_tile = max((keys_end(args.at, end_row - 1) + LEFT + KEYS - 1) / KEYS, first_tile + 1);
+
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; stage++) {
+            barrier_init(keys_full + 8 * stage, 1);
+            barrier_init(values_full + 8 * stage, 1);
+            barrier_init(keys_empty + 8 * stage, WARPGROUPS);
+            barrier_init(values_empty + 8 * stage, WARPGROUPS);
+        }
+        barrier_init(queries_full, 1);
+        barrier_init_done();
+    }
+    const uint32_t* taps = (const uint32_t*)args.taps + head * (QUERY_TAPS * TAP / 4);
+    for (int i = threadIdx.x; i < QUERY_TAPS * TAP / 4; i += blockDim.x) store_shared(shared + TAPS + 4 * i, taps[i]);
+    for (int i = threadIdx.x; i < 2 * WARPGROUPS * SCORE_TILE / 4; i += blockDim.x)
+        store_shared(shared + SCORES + 4 * i, 0);
+    fence_async_proxy();
+    __syncthreads();
+
+    if (warpgroup == WARPGROUPS) {
+        give_registers<24>();
+        if (thread == 0) {
+            barrier_expect(queries_full, WARPGROUPS * SLABS * SLAB);
+            for (int w = 0; w < WARPGROUPS; w++)
+                for (int slab = 0; slab < SLABS; slab++)
+                    copy_tile(shared + QUERIES + (w * SLABS + slab) * SLAB, &query_map, queries_full,
+                              slab * 64, first_row + w * OUT_ROWS - HALO, head, batch);
+            for (int tile = first_tile; tile < end_tile; tile++) {
+                const int turn = tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
+                barrier_wait(keys_empty + 8 * stage, parity ^ 1);
+                barrier_expect(keys_full + 8 * stage, SLABS * SLAB);
+                for (int slab = 0; slab < SLABS; slab++)
+                    copy_tile(shared + KEYS_AT + (stage * SLABS + slab) * SLAB, &key_map, keys_full + 8 * stage,
+                              slab * 64, tile * KEYS, kv_head, batch);
+                barrier_wait(values_empty + 8 * stage, parity ^ 1);
+                barrier_expect(values_full + 8 * stage, VALUE_SLABS * SLAB);
+                for (int slab = 0; slab < VALUE_SLABS; slab++)
+                    copy_tile(shared + VALUES + (stage * VALUE_SLABS + slab) * SLAB, &value_map,
+                              values_full + 8 * stage, part * VALUE_DIM + slab * 64, tile * KEYS - LEFT, kv_head, batch);
+            }
+        }
+    } else {
+        take_registers<WARPGROUPS == 3 ? 160 : 240>();
+        const int lane = thread % 32, local_row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
+        const int tile_row = first_row + warpgroup * OUT_ROWS - HALO;  // the query of local row 0
+        const int tile_position = tile_row + (args.at.key_rows - args.at.query_rows);
+        const int last_row = min(tile_row + ROWS, end_row) - 1;
+        // Keys between which no row of the warpgroup has anything masked, and the tiles with a key that one sees.
+        const int seen_by_all = keys_begin(args.at, tile_row + ROWS - 1), end_seen_by_all = keys_end(args.at, tile_row);
+        const int tiles = min(max((keys_end(args.at, last_row) + LEFT + KEYS - 1) / KEYS, first_tile + 1), end_tile);
+        int begin[2], end[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            begin[h] = keys_begin(args.at, tile_row + local_row + 8 * h);
+            end[h] = keys_end(args.at, tile_row + local_row + 8 * h);
+        }
+
+        const uint32_t queries_at = shared + QUERIES + warpgroup * SLABS * SLAB;
+        const uint32_t scores_at = shared + SCORES + 2 * warpgroup * SCORE_TILE;
+        const uint64_t queries = operand(queries_at, 16, 1024, SWIZZLE_128);
+        const uint64_t first_keys = operand(shared + KEYS_AT, 16, 1024, SWIZZLE_128);
+        const uint64_t first_values = operand(shared + VALUES, SLAB, 1024, SWIZZLE_128);
+        const uint64_t score_tiles = operand(scores_at, PITCH, 128, NO_SWIZZLE);
+        const uint64_t toeplitz = operand(shared + TAPS, 512, 128, NO_SWIZZLE);
+        const uint32_t store_at = scores_at + (8 + local_row) * 16 + column * 2;
+
+        // c's columns of this tile: those of even and of odd blocks of 16 scores apart, since windows that overlap in
+        // one array would make the compiler run one product at a time.
+        float even[32], odd[32], scores[32], accumulator[VALUE_DIM / 2];
+        float running_max[2] = {-1e30f, -1e30f}, running_sum[2] = {0, 0};
+#pragma unroll
+        for (int i = 0; i < 32; i++) even[i] = odd[i] = 0;
+#pragma unroll
+        for (int i = 0; i < VALUE_DIM / 2; i++) accumulator[i] = 0;
+
+        barrier_wait(queries_full, 0);
+        const float unit = args.weight_scale[head] *
+                           rescale_queries(queries_at, shared + LARGEST + warpgroup * 16,
+                                           args.key_norms + (batch * (args.at.heads / args.at.group) + kv_head) * NORM_PARTS,
+                                           warpgroup, thread);
+        barrier_wait(keys_full, 0);
+        products_begin();
+        multiply_rows(scores, queries, first_keys);
+        products_commit();
+        products_wait<0>();
+        for (int tile = first_tile; tile < tiles; tile++) {
+            const int turn = tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
+            const int first_key = tile * KEYS;
+            const int buffer = (turn & 1) * SCORE_TILE;  // two in turn: a warp may be a tile ahead of another
+            if (thread == 0) barrier_arrive(keys_empty + 8 * stage);
+
+            // Scores of the future are zeros to the convolution; then to shared memory, as its A operand.
+            if (CAUSAL && first_key + KEYS - 1 > tile_position) {
+#pragma unroll
+                for (int i = 0; i < 32; i++) {
+                    const int key = first_key + i / 4 * 8 + column + i % 2;
+                    if (key > tile_position + local_row + i / 2 % 2 * 8) scores[i] = 0;
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 32; i += 2)
+                store_shared(store_at + buffer + i / 4 * PITCH + i / 2 % 2 * 128, pack<Half>(scores[i], scores[i + 1]));
+            fence_async_proxy();
+            warpgroup_barrier(warpgroup + 1);
+
+            products_begin();
+#pragma unroll
+            for (int block = 0; block < 4; block++)
+#pragma unroll
+                for (int tap = 0; tap < QUERY_TAPS; tap++)  // a shift by rows is a start address 16 bytes a row lower
+                    Product<16, Half>::run(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16),
+                                           score_tiles + bytes_on(buffer) + bytes_on(block * 2 * PITCH + (8 - tap) * 16),
+                                           toeplitz + bytes_on(tap * TAP), block == 0 || tap > 0);
+            products_commit();
+            const int next_turn = turn + 1, next_stage = next_turn % STAGES;
+            if (tile + 1 < tiles) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
+            products_begin();  // the next scores, while this tile's softmax runs; after the last tile nobody looks
+            multiply_rows(scores, queries, first_keys + bytes_on(next_stage * SLABS * SLAB));
+            products_commit();
+            products_wait<1>();
+
+#pragma unroll
+            for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
+            if (first_key - LEFT < seen_by_all || first_key + KEYS - LEFT > end_seen_by_all) {
+#pragma unroll
+                for (int i = 0; i < 32; i++) {
+                    const int key = first_key - LEFT + i / 4 * 8 + column + i % 2, h = i / 2 % 2;
+                    if (key < begin[h] || key >= end[h]) even[i] = MINUS_INFINITY;
+                }
+            }
+
+            // Online softmax in units of log 2. The reference moves only when the maximum grows by more than 8: sum and
+            // accumulator share it, so the result is the same.
+            float rescale[2];
+            uint32_t probabilities[16];
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float largest = MINUS_INFINITY, sum = 0;
+#pragma unroll
+                for (int b = 0; b < 8; b++) largest = fmaxf(largest, fmaxf(even[4 * b + 2 * h], even[4 * b + 2 * h + 1]));
+                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+                largest = fmaxf(largest * unit, -1e20f);
+                const float reference = largest > running_max[h] + 8 ? largest : running_max[h];
+                rescale[h] = exp2_fast(running_max[h] - reference);
+                running_max[h] = reference;
+#pragma unroll
+                for (int b = 0; b < 8; b++) {
+                    const float first = exp2_fast(fmaf(even[4 * b + 2 * h], unit, -reference));
+                    const float second = exp2_fast(fmaf(even[4 * b + 2 * h + 1], unit, -reference));
+                    sum += first;
+                    sum += second;
+                    probabilities[2 * b + h] = pack<ELEMENT>(first, second);
+                }
+                running_sum[h] = running_sum[h] * rescale[h] + sum;
+            }
+#pragma unroll
+            for (int i = 0; i < 8; i++) even[i] = odd[24 + i], even[8 + i] = 0;  // carried on
+            if (__any_sync(~0u, rescale[0] < 1 || rescale[1] < 1)) {
+#pragma unroll
+                for (int i = 0; i < VALUE_DIM / 2; i++) accumulator[i] *= rescale[i / 2 % 2];
+            }
+
+            barrier_wait(values_full + 8 * stage, parity);
+            products_begin();
+#pragma unroll
+            for (int step = 0; step < 4; step++)
+                Product<VALUE_DIM / 2, ELEMENT>::run_registers(
+                    accumulator, probabilities + 4 * step,
+                    first_values + bytes_on(stage * VALUE_SLABS * SLAB) + bytes_on(step * 16 * 128));
+            products_commit();
+            products_wait<0>();
+            if (thread == 0) barrier_arrive(values_empty + 8 * stage);
+        }
+        for (int tile = tiles; tile < end_tile; tile++) {  // tiles for the warpgroups after this one
+            const int turn = tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
+            barrier_wait(keys_full + 8 * stage, parity);
+            barrier_wait(values_full + 8 * stage, parity);
+            if (thread == 0) barrier_arrive(keys_empty + 8 * stage), barrier_arrive(values_empty + 8 * stage);
+        }
+
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float sum = running_sum[h];
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            const int row = tile_row + local_row + 8 * h;
+            if (local_row + 8 * h < HALO || row >= end_row) continue;
+            const int64_t of_row = (int64_t)batch_head * args.at.query_rows + row;
+            const float inverse = 1 / sum;
+            uint32_t* out = (uint32_t*)(args.out + of_row * HEAD_DIM + part * VALUE_DIM + column);
+#pragma unroll
+            for (int b = 0; b < VALUE_DIM / 8; b++)
+                out[4 * b] = pack<ELEMENT>(accumulator[4 * b + 2 * h] * inverse, accumulator[4 * b + 2 * h + 1] * inverse);
+            if (part == 0 && column == 0) args.logsumexp[of_row] = (running_max[h] + log2f(sum)) * LN_2;
+        }
+    }
+}

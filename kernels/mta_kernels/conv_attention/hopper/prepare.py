@@ -1,0 +1,129 @@
+"""Launches prepare.cu, which computes what the kernels need besides their inputs; structures that several take."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention.hopper import driver
+from mta_kernels.conv_attention.hopper.compiler import Product, machine_code
+
+ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16"}
+NORM_PARTS = 32  # as in tiles.cuh
+THREADS, SHARED_MEMORY = 256, 32
+TAP_NUMBERS = 16 * 32
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The constants of prepare.cu for a shape."""
+
+    dtype: torch.dtype
+    head_dim: int
+    query_taps: int
+    key_taps: int
+    pad: int
+
+    @property
+    def tap_bytes(self) -> int:
+        """Bytes of T of one head."""
+        return self.query_taps * TAP_NUMBERS * 2
+
+    def constants(self) -> dict[str, Any]:
+        return {
+            "ELEMENT": ELEMENTS[self.dtype],
+            "HEAD_DIM": self.head_dim,
+            "QUERY_TAPS": self.query_taps,
+            "KEY_TAPS": self.key_taps,
+            "PAD": self.pad,
+        }
+
+
+class Positions(ctypes.Structure):
+    """`struct Positions` of tiles.cuh."""
+
+    _fields_ = (
+        ("spans", ctypes.c_void_p),
+        ("heads", ctypes.c_int),
+        ("group", ctypes.c_int),
+        ("query_rows", ctypes.c_int),
+        ("key_rows", ctypes.c_int),
+    )
+
+
+class Rows(ctypes.Structure):
+    """`struct Rows` of prepare.cu."""
+
+    _fields_ = (
+        ("start", ctypes.c_void_p),
+        ("stride_batch", ctypes.c_int64),
+        ("stride_head", ctypes.c_int64),
+        ("stride_row", ctypes.c_int64),
+    )
+
+    @classmethod
+    def of(cls, x: Tensor) -> Rows:
+        """x `[B, heads, rows, D]`, which must be `driver.describable`."""
+        return cls(x.data_ptr(), *driver.outer_strides(x))
+
+
+class Preparation(ctypes.Structure):
+    """`struct Preparation` of prepare.cu."""
+
+    _fields_ = (
+        ("k", Rows),
+        ("v", Rows),
+        ("out", Rows),
+        ("grad_out", Rows),
+        ("weight", ctypes.c_void_p),
+        ("weight_head", ctypes.c_int64),
+        ("weight_query", ctypes.c_int64),
+        ("weight_key", ctypes.c_int64),
+        ("taps", ctypes.c_void_p),
+        ("taps_back", ctypes.c_void_p),
+        ("weight_scale", ctypes.c_void_p),
+        ("key_norms", ctypes.c_void_p),
+        ("value_norms", ctypes.c_void_p),
+        ("grad_norms", ctypes.c_void_p),
+        ("delta", ctypes.c_void_p),
+        ("scale_log2", ctypes.c_float),
+        ("weight_is_float", ctypes.c_int),
+        ("heads", ctypes.c_int),
+        ("kv_heads", ctypes.c_int),
+        ("batch", ctypes.c_int),
+        ("query_rows", ctypes.c_int),
+        ("key_rows", ctypes.c_int),
+    )
+
+    @staticmethod
+    def of_weight(weight: Tensor) -> dict[str, Any]:
+        """The fields that describe the weight."""
+        head, query, key = weight.stride()
+        return {
+            "weight": weight.data_ptr(),
+            "weight_head": head,
+            "weight_query": query,
+            "weight_key": key,
+            "weight_is_float": weight.dtype == torch.float32,
+        }
+
+
+def launch_prepare(prepared: Prepared, preparation: Preparation, device: int) -> None:
+    """Run prepare.cu; for the backward if `preparation.grad_out` is there."""
+    backward = preparation.grad_out.start is not None
+    parts = NORM_PARTS + 1 + (2 * NORM_PARTS if backward else 0)
+    heads = max(preparation.heads, preparation.batch * (preparation.heads if backward else preparation.kv_heads))
+    driver.launch(kernel(prepared, device), (parts, heads), THREADS, SHARED_MEMORY, device, preparation)
+
+
+@functools.cache
+def kernel(prepared: Prepared, device: int) -> Any:
+    """The kernel on a device, compiled at the first call."""
+    constants = {**prepared.constants(), "CAUSAL": 1, "SPANS": 0}
+    code = machine_code("prepare.cu", [Product(64, ELEMENTS[prepared.dtype])], constants)
+    return driver.load(code, "conv_attention_prepare", SHARED_MEMORY, device)

@@ -1,0 +1,83 @@
+// What forward and backward share: the geometry of a tile, which keys a row sees, and scores that fit fp16.
+// Constants come from the compiler's command line; see forward.cu.
+#pragma once
+#include <device.cuh>
+#include <wgmma.cuh>
+
+constexpr int HALO = QUERY_TAPS - 1;
+constexpr int ROWS = 64, KEYS = 64;
+constexpr int CARRIED = 16;
+constexpr int LEFT = (KEY_TAPS - 1 - PAD + 7) / 8 * 8;  // columns of c left of a block of scores that it touches
+constexpr int LEFT_BACK = (PAD + 7) / 8 * 8;            // columns of ds left of a block of dc
+static_assert(QUERY_TAPS >= 1 && QUERY_TAPS <= 8, "eight rows above a score tile hold zeros");
+static_assert(LEFT <= CARRIED && PAD <= CARRIED - LEFT, "16 columns of scores touch 32 of c");
+static_assert(LEFT_BACK <= CARRIED && KEY_TAPS - 1 - PAD <= CARRIED - LEFT_BACK, "and the other way");
+
+constexpr int SLAB = 64 * 128;  // bytes of 64 rows of 64 numbers, as the copy engine lays them with a 128-byte swizzle
+constexpr int DEPTH_STEPS = (HEAD_DIM + 15) / 16;
+constexpr int SLABS = (HEAD_DIM + 63) / 64;
+constexpr int TAP = 16 * 32 * 2;  // bytes of one T
+
+constexpr float HALF_LIMIT_LOG2 = 15.8f;  // scores go through fp16, whose numbers end at 2^16
+constexpr float LN_2 = 0.69314718f, LOG2_E = 1.44269504f;
+constexpr int NORM_PARTS = 32;  // maxima of squared norms of rows, a head
+
+struct Positions {
+    const int* spans;          // [2, N] or null
+    int heads, group;          // query heads, and of them those that share a KV head
+    int query_rows, key_rows;  // M, N: the queries are the last M positions
+};
+
+DEVICE int clamp_row(const Positions& at, int row) { return row < 0 ? 0 : row < at.query_rows ? row : at.query_rows - 1; }
+
+// The keys that row `row` sees; rows outside are as the nearest.
+DEVICE int keys_begin(const Positions& at, int row) { return SPANS ? at.spans[clamp_row(at, row)] : 0; }
+DEVICE int keys_end(const Positions& at, int row) {
+    int end = CAUSAL ? row + (at.key_rows - at.query_rows) + 1 : at.key_rows;
+    if (SPANS) end = min(end, at.spans[at.key_rows + clamp_row(at, row)]);
+    return end;
+}
+
+DEVICE float warp_max(float value) {
+    for (int lane = 1; lane < 32; lane *= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, lane));
+    return value;
+}
+
+// The power of two by which these queries are divided so that no score overflows fp16; 1 for all but extreme inputs.
+// |s| <= |q| |k| bounds it before any score is known. Also divides them: the factor goes back in with T's.
+DEVICE float rescale_queries(uint32_t queries, uint32_t largest, const float* key_norms, int warpgroup, int thread) {
+    float norm = 0;
+    for (int slab = 0; slab < SLABS; slab++)
+        for (int i = 0; i < 16; i++) {  // half a row: the swizzle moves numbers within it
+            uint32_t pair = load_shared(queries + slab * SLAB + thread * 64 + 4 * ((i + thread) % 16));
+            float low = unpack<ELEMENT>((uint16_t)pair), high = unpack<ELEMENT>((uint16_t)(pair >> 16));
+            norm += low * low + high * high;
+        }
+    norm += __shfl_xor_sync(~0u, norm, 1);
+    const float key_norm = warp_max(key_norms[thread % 32]);
+    norm = warp_max(norm);
+    if (thread % 32 == 0) store_shared(largest + thread / 32 * 4, __float_as_uint(norm));
+    warpgroup_barrier(warpgroup + 1);
+    for (int warp = 0; warp < 4; warp++) norm = fmaxf(norm, __uint_as_float(load_shared(largest + warp * 4)));
+    float excess = 0.5f * (log2f(norm) + log2f(key_norm)) - HALF_LIMIT_LOG2;
+    if (!(excess > 0)) return 1.f;
+    const float factor = exp2f(ceilf(fminf(excess, 60.f))), inverse = 1 / factor;  // powers of two: exact
+    for (int slab = 0; slab < SLABS; slab++)
+        for (int i = 0; i < 16; i++) {
+            uint32_t at = queries + slab * SLAB + thread * 64 + 4 * ((i + thread) % 16), pair = load_shared(at);
+            store_shared(at, pack<ELEMENT>(unpack<ELEMENT>((uint16_t)pair) * inverse,
+                                           unpack<ELEMENT>((uint16_t)(pair >> 16)) * inverse));
+        }
+    fence_async_proxy();
+    warpgroup_barrier(warpgroup + 1);
+    return factor;
+}
+
+// Products of 64 rows with 64 rows, HEAD_DIM deep: `queries` and `keys` are operands of swizzled tiles.
+DEVICE void multiply_rows(float (&scores)[32], uint64_t queries, uint64_t keys) {
+#pragma unroll
+    for (int step = 0; step < DEPTH_STEPS; step++) {
+        const uint64_t on = bytes_on(step / 4 * SLAB + step % 4 * 32);
+        Product<32, ELEMENT>::run(scores, queries + on, keys + on, step > 0);
+    }
+}

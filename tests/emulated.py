@@ -1,0 +1,93 @@
+"""The Hopper kernels on a CPU: g++ and the emulator in place of NVRTC and the CUDA driver."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from mta_kernels.conv_attention.hopper import compiler, driver, forward, prepare
+
+EMULATOR = Path(__file__).parent / "emulator"
+GXX = shutil.which("g++")
+
+
+class TensorMap(ctypes.Structure):
+    """`TensorMap` of emulator/device.cuh."""
+
+    _fields_ = (
+        ("base", ctypes.c_void_p),
+        ("extent", ctypes.c_int64 * 4),
+        ("stride", ctypes.c_int64 * 4),
+        ("unused", ctypes.c_char * 56),
+    )
+
+
+class Emulator:
+    """Stands in for the compiler and the driver of `hopper`; `seed` decides how threads and copies interleave."""
+
+    def __init__(self) -> None:
+        self.seed = 0
+
+    def machine_code(self, name: str, products: Iterable[Any], constants: Mapping[str, Any]) -> bytes:
+        """The path of a shared library, built if it is not there yet."""
+        if GXX is None:
+            pytest.skip("no g++ to build the emulated kernels with")
+        sources = [*EMULATOR.iterdir(), *(compiler.FOLDER / source for source in (*compiler.HEADERS, name))]
+        flags = [f"-D{key}={value}" for key, value in constants.items()]
+        digest = hashlib.sha256("\0".join([*flags, *(path.read_text() for path in sorted(sources))]).encode())
+        library = Path(tempfile.gettempdir()) / "mtabench-emulator" / f"{digest.hexdigest()[:32]}.so"
+        if not library.exists():
+            library.parent.mkdir(exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=library.parent, suffix=".so") as file:
+                command = [GXX, "-O1", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi", *flags, f"-I{EMULATOR}"]
+                command += [f"-I{compiler.FOLDER}", "-o", file.name, str(EMULATOR / f"{Path(name).stem}.cpp")]
+                subprocess.run(command, check=True)
+                shutil.copy(file.name, library.with_suffix(f".{Path(file.name).stem}"))
+                library.with_suffix(f".{Path(file.name).stem}").rename(library)
+        return str(library).encode()
+
+    def load(self, code: bytes, name: str, shared_memory: int, device: Any) -> Any:
+        function = ctypes.CDLL(code.decode()).emulated
+        function.restype = ctypes.c_char_p
+        return function
+
+    def launch(
+        self, kernel: Any, blocks: tuple[int, int], threads: int, shared_memory: int, device: Any, *args: Any
+    ) -> None:
+        problem = kernel(*blocks, threads, shared_memory, self.seed, *[ctypes.byref(x) for x in args])
+        assert not problem, problem.decode()
+
+    def tensor_map(self, x: Tensor) -> TensorMap:
+        assert driver.describable(x) is x
+        strides = [2, *(2 * stride for stride in reversed(driver.outer_strides(x)))]
+        extent, stride = (ctypes.c_int64 * 4)(*reversed(x.shape)), (ctypes.c_int64 * 4)(*strides)
+        return TensorMap(x.data_ptr(), extent, stride)
+
+
+@pytest.fixture
+def emulator(monkeypatch: pytest.MonkeyPatch) -> Emulator:
+    """`backend="hopper"` runs on CPU tensors in this test."""
+    from mta_kernels.conv_attention import api
+
+    found = Emulator()
+    for module in (prepare, forward):
+        monkeypatch.setattr(module, "machine_code", found.machine_code)
+    for name in ("load", "launch", "tensor_map"):
+        monkeypatch.setattr(driver, name, getattr(found, name))
+    monkeypatch.setattr(
+        api,
+        "hopper_unsupported",
+        lambda *, device, dtype, head_dim, query_taps, key_taps: forward.shape_unsupported(
+            dtype, head_dim, query_taps, key_taps
+        ),
+    )
+    return found

@@ -1,0 +1,6 @@
+// hopper/prepare.cu for a CPU; see forward.cpp.
+#include <prepare.cu>
+
+extern "C" const char* emulated(int x, int y, int threads, int shared_bytes, unsigned seed, const Preparation* args) {
+    return emulator::launch(x, y, threads, shared_bytes, seed, [=] { conv_attention_prepare(*args); });
+}

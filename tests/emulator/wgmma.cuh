@@ -1,0 +1,1 @@
+// The products are in device.cuh here.

@@ -1,0 +1,248 @@
+"""The Hopper forward against float64: on a Hopper GPU if there is one, else in the emulator."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import pairwise
+
+import pytest
+import torch
+from emulated import Emulator, emulator  # noqa: F401
+from kernel_inputs import DEVICE, assert_as_reference, assert_close, make, relative_error
+
+from mta_kernels.attention import attention_reference
+from mta_kernels.conv_attention import conv_attention, conv_attention_reference, identity_weight
+from mta_kernels.conv_attention.hopper import compiler
+from mta_kernels.conv_attention.hopper.forward import Geometry, kernel, shape_unsupported
+
+ON_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
+SEEDS = (0,) if ON_HOPPER else (0, 1, 2)  # of the emulator: how threads and copies interleave
+BF16, FP16 = torch.bfloat16, torch.float16
+
+
+@pytest.fixture
+def hopper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """`conv_attention` by the Hopper kernel, with NaN in whatever it does not write."""
+    empty = torch.empty
+
+    def poisoned(*args, **kwargs):
+        out = empty(*args, **kwargs)
+        return out.fill_(float("nan")) if out.is_floating_point() else out.fill_(255)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    emulated = None if ON_HOPPER else request.getfixturevalue("emulator")
+
+    def run(*inputs, seed: int = 0, **options):
+        if emulated:
+            emulated.seed = seed
+        return conv_attention(*inputs, **options, backend="hopper")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "taps", "dtype", "options"),
+    [
+        (64, (6, 11), BF16, {}),
+        (64, (6, 11), FP16, {"causal": False}),
+        (128, (6, 11), BF16, {}),
+        (40, (3, 4), FP16, {"pad_key": "left"}),
+        (96, (1, 1), BF16, {}),
+        (256, (8, 17), FP16, {"pad_key": "right"}),
+        (80, (2, 16), FP16, {"causal": False}),
+        (16, (8, 17), BF16, {"pad_key": "left", "causal": False}),
+    ],
+    ids=str,
+)
+def test_shapes(hopper, head_dim, taps, dtype, options) -> None:
+    for seq_len in (1, 5, 64, 65, 200):
+        q, k, v, weight = make(2 if seq_len == 5 else 1, 2, 1, seq_len, head_dim, taps, dtype)
+        assert_close(hopper(q, k, v, weight, **options), q, k, v, weight, **options)
+
+
+def test_the_order_of_threads_changes_nothing(hopper) -> None:
+    q, k, v, weight = make(1, 2, 2, 200, 64, (6, 11), BF16)
+    first, *others = [hopper(q, k, v, weight, seed=seed) for seed in SEEDS]
+    assert_close(first, q, k, v, weight)
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_inputs_of_any_layout_and_a_float32_weight(hopper) -> None:
+    q, k, v, weight = make(2, 2, 1, 70, 64, (6, 11), BF16)
+    for layout in (
+        [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)],  # the copy engine can describe these,
+        [torch.stack([x, x], dim=4)[..., 0] for x in (q, k, v)],  # and not these
+        [torch.nn.functional.pad(x, (0, 1))[..., :64] for x in (q, k, v)],
+    ):
+        assert_close(hopper(*layout, weight.float()), q, k, v, weight)
+    strided = torch.stack([weight, weight], dim=3)[..., 0]
+    assert_close(hopper(q, k, v, strided), q, k, v, weight)
+
+
+def test_chunks_of_a_prompt(hopper) -> None:
+    q, k, v, weight = make(1, 2, 1, 150, 64, (6, 11), BF16)
+    whole = conv_attention_reference(*(x.double() for x in (q, k, v, weight)))
+    for start, end in ((0, 70), (70, 73), (73, 150)):
+        got = hopper(
+            q[:, :, start:end], k[:, :, :end], v[:, :, :end], weight, q_history=q[:, :, max(start - 9, 0) : start]
+        )
+        assert relative_error(got, whole[:, :, start:end]) < 0.005
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed_documents(hopper, causal: bool) -> None:
+    q, k, v, weight = make(1, 2, 1, 200, 64, (6, 11), BF16)
+    bounds = [0, 3, 3, 120, 200]
+    got = hopper(q, k, v, weight, causal=causal, cu_seqlens=torch.tensor(bounds, device=DEVICE))
+    for start, end in pairwise(bounds):
+        if start < end:
+            alone = [x[:, :, start:end] for x in (q, k, v)]
+            assert_close(got[:, :, start:end], *alone, weight, causal=causal)
+
+
+def test_the_identity_is_plain_attention(hopper) -> None:
+    q, k, v, _ = make(1, 2, 1, 130, 64, (6, 11), FP16)
+    got = hopper(q, k, v, identity_weight(2, 6, 11, device=DEVICE))
+    assert relative_error(got, attention_reference(q.double(), k.double(), v.double(), causal=True)) < 0.002
+
+
+def test_the_future_is_not_seen(hopper) -> None:
+    q, k, v, weight = make(1, 1, 1, 200, 64, (6, 11), BF16)
+    before = hopper(q, k, v, weight)
+    for x in (q, k, v):
+        x[:, :, 130:] *= -7
+    assert torch.equal(hopper(q, k, v, weight)[:, :, :130], before[:, :, :130])
+
+
+@pytest.mark.parametrize("magnitude", [1e-3, 30.0, 3000.0, 1e6], ids=str)
+def test_scores_of_any_size(hopper, magnitude: float) -> None:
+    """Scores go through fp16, which ends at 65504; those of 3000 and 1e6 here are far beyond it."""
+    q, k, v, weight = make(1, 2, 1, 100, 64, (6, 11), BF16, magnitude=magnitude)
+    k = (k * min(magnitude, 100.0)).to(BF16)
+    assert_close(hopper(q, k, v, weight), q, k, v, weight)
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-30, 1e-6, 1e6], ids=str)
+def test_weights_of_any_size(hopper, factor: float) -> None:
+    q, k, v, weight = make(1, 2, 1, 100, 64, (6, 11), BF16)
+    weight = weight.float() * factor
+    q = (q / max(factor, 1)).to(BF16)
+    assert_close(hopper(q, k, v, weight), q, k, v, weight)
+
+
+def test_equal_scores_average_the_values(hopper) -> None:
+    q, k, v, weight = make(1, 1, 1, 150, 64, (6, 11), FP16)
+    got = hopper(torch.zeros_like(q), k, v, weight)
+    mean = v.double().cumsum(2) / torch.arange(1, 151, device=DEVICE)[:, None]
+    assert relative_error(got, mean) < 0.001
+
+
+def test_gradients_come_from_triton_with_its_logsumexp(hopper) -> None:
+    q, k, v, weight = make(1, 2, 1, 60, 32, (3, 5), FP16)
+    names = ("q", "k", "v", "weight")
+    assert_as_reference(dict(zip(names, (q, k, v, weight), strict=True)), backend="hopper")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "taps", "words"),
+    [
+        (torch.float32, 64, (6, 11), "dtype torch.float32 is not float16 or bfloat16"),
+        (BF16, 20, (6, 11), "head_dim 20 is not a multiple of 8 from 16 to 128, or of 16 up to 256"),
+        (BF16, 136, (6, 11), "head_dim 136"),
+        (BF16, 264, (6, 11), "head_dim 264"),
+        (BF16, 64, (9, 11), "9x11 taps are outside 1x1 to 8x17"),
+        (BF16, 64, (6, 18), "6x18 taps are outside 1x1 to 8x17"),
+    ],
+)
+def test_what_it_cannot_take_is_told(hopper, dtype, head_dim, taps, words: str) -> None:
+    q, k, v, weight = make(1, 1, 1, 8, head_dim, taps, dtype)
+    with pytest.raises(ValueError, match=words):
+        hopper(q, k, v, weight)
+    assert shape_unsupported(BF16, 64, 6, 11) is None
+
+
+def test_a_cpu_has_no_hopper_instructions() -> None:
+    q, k, v, weight = (x.cpu() for x in make(1, 1, 1, 8, 64, (6, 11), BF16))
+    with pytest.raises(ValueError, match="need an NVIDIA H100, H200 or GH200, not a cpu device"):
+        conv_attention(q, k, v, weight, backend="hopper")
+
+
+@pytest.mark.skipif(ON_HOPPER, reason="plants faults in the emulated source")
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("warpgroup_barrier(warpgroup + 1);\n\n            products_begin();", "products_begin();"),
+        ("barrier_wait(values_full + 8 * stage, parity);\n            products_begin();", "products_begin();"),
+        ("if (thread == 0) barrier_arrive(values_empty + 8 * stage);\n        }", "}"),
+    ],
+    ids=["no barrier before the convolution", "no wait for the values", "a stage never given back"],
+)
+def test_the_emulator_finds_what_a_gpu_may_hide(
+    hopper, monkeypatch: pytest.MonkeyPatch, tmp_path, line: str, instead: str
+) -> None:
+    source = (compiler.FOLDER / "forward.cu").read_text()
+    assert source.count(line) == 1
+    shutil.copytree(compiler.FOLDER, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "forward.cu").write_text(source.replace(line, instead))
+    monkeypatch.setattr(compiler, "FOLDER", tmp_path)
+    kernel.cache_clear()
+    q, k, v, weight = make(1, 1, 1, 200, 64, (6, 11), BF16)
+    want = conv_attention_reference(q.double(), k.double(), v.double(), weight.double())
+
+    def run() -> None:
+        for seed in range(8):
+            assert relative_error(hopper(q, k, v, weight, seed=seed), want) < 0.005
+
+    try:
+        with pytest.raises(AssertionError):  # wrong, or what the emulator says: a deadlock and the like
+            run()
+    finally:
+        kernel.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        Geometry(BF16, 64, 6, 11, 5, causal=True, spans=False),
+        Geometry(BF16, 128, 6, 11, 5, causal=True, spans=False),
+        Geometry(FP16, 256, 8, 17, 16, causal=False, spans=True),
+    ],
+    ids=lambda geometry: f"head dim {geometry.head_dim}",
+)
+def test_it_compiles_without_spills_and_with_products_in_flight(geometry: Geometry) -> None:
+    """C7510 and its like say that ptxas runs one product at a time; a spill is local memory in the loop."""
+    reason = compiler.missing_package()
+    if reason:
+        pytest.skip(reason)
+    code, words = compiler.compile_source("forward.cu", geometry.products(), geometry.constants())
+    assert code.startswith(b"\x7fELF")
+    assert words.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == 1
+    assert "C75" not in words
+
+
+def test_the_compiler_s_words_are_kept() -> None:
+    reason = compiler.missing_package()
+    if reason:
+        pytest.skip(reason)
+    geometry = Geometry(BF16, 64, 9, 11, 5, causal=True, spans=False)
+    with pytest.raises(compiler.CompileError, match="eight rows above a score tile hold zeros"):
+        compiler.compile_source("forward.cu", geometry.products(), geometry.constants())
+
+
+def test_machine_code_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    reason = compiler.missing_package()
+    if reason:
+        pytest.skip(reason)
+    monkeypatch.setenv("MTA_KERNELS_CACHE", str(tmp_path))
+    asked = []
+    monkeypatch.setattr(
+        compiler, "compile_source", lambda name, *rest: (asked.append(rest[1]), (b"\x7fELF" + name.encode(), ""))[1]
+    )
+    for constants in ({"A": 1}, {"A": 1}, {"A": 2}):
+        assert compiler.machine_code("forward.cu", [], constants) == b"\x7fELFforward.cu"
+    assert asked == [{"A": 1}, {"A": 2}]
+    (path, *_) = (tmp_path / "hopper").glob("*.cubin")
+    path.write_bytes(b"torn")
+    compiler.machine_code("forward.cu", [], {"A": 1})
+    compiler.machine_code("forward.cu", [], {"A": 2})
+    assert len(asked) == 3
