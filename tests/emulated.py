@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from mta_kernels.conv_attention.hopper import compiler, driver, forward, prepare
+from mta_kernels.conv_attention.hopper import backward, compiler, driver, forward, prepare
 
 EMULATOR = Path(__file__).parent / "emulator"
 GXX = shutil.which("g++")
@@ -79,7 +79,7 @@ def emulator(monkeypatch: pytest.MonkeyPatch) -> Emulator:
     from mta_kernels.conv_attention import api
 
     found = Emulator()
-    for module in (prepare, forward):
+    for module in (prepare, forward, backward):
         monkeypatch.setattr(module, "machine_code", found.machine_code)
     for name in ("load", "launch", "tensor_map"):
         monkeypatch.setattr(driver, name, getattr(found, name))

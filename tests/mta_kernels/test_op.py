@@ -42,7 +42,7 @@ def test_operators_are_what_they_say() -> None:
     spans = torch.stack([torch.zeros(12), torch.full((12,), 12)]).int().to(DEVICE)
     torch.library.opcheck(torch.ops.mta.conv_attention.default, (*tensors, True, 0.3, 1, 1, spans, "triton"))
     out, logsumexp = torch.ops.mta.conv_attention(*tensors, *OPTIONS, "triton")
-    backward = (*tensors, out, logsumexp, torch.randn_like(out), *OPTIONS)
+    backward = (*tensors, out, logsumexp, torch.randn_like(out), *OPTIONS, "triton")
     torch.library.opcheck(torch.ops.mta.conv_attention_backward.default, backward)
     decode, options = decode_inputs()
     torch.library.opcheck(

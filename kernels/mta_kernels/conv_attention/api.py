@@ -117,9 +117,9 @@ def conv_attention(
     - `head_chunk` query heads are worked on at a time, which bounds the memory; it divides the heads that share a KV
       head, or is a multiple of them.
 
-    `backend` is "auto" (`explain` says which that is), "reference", "triton" or, by name alone, "hopper" (the forward
-    on a Hopper GPU, gradients by Triton's kernels); a named one never falls back. Under autocast q, k and v are cast to
-    its dtype, and so is the weight unless it is float32; float64 stays as it is.
+    `backend` is "auto" (`explain` says which that is), "reference", "triton" or, by name alone, "hopper" (H100 and
+    H200; gradients of head dims above 128 by Triton's kernels); a named one never falls back. Under autocast q, k and v
+    are cast to its dtype, and so is the weight unless it is float32; float64 stays as it is.
     Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run.
     """
     if under_autocast(q):

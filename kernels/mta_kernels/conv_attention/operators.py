@@ -1,6 +1,6 @@
 """The fused backends as `torch.library` operators: what Triton cannot take, shapes, gradients.
 
-The forward is Triton's or Hopper's, by name; backward and decode are Triton's. `mta::conv_attention`,
+Forward and backward are Triton's or Hopper's, by name, decode Triton's. `mta::conv_attention`,
 `mta::conv_attention_backward` and `mta::conv_attention_decode` are opaque to torch.compile and torch.export. Gradients
 are registered on the Autograd key by hand: `register_autograd` takes twice the host time.
 """
@@ -138,7 +138,8 @@ torch.library.define(
 torch.library.define(
     "mta::conv_attention_backward",
     "(Tensor q, Tensor k, Tensor v, Tensor weight, Tensor out, Tensor logsumexp, Tensor grad_out, "
-    "bool causal, float scale, int pad, int head_chunk, Tensor? spans) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dw)",
+    "bool causal, float scale, int pad, int head_chunk, Tensor? spans, str backend) "
+    "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dw)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 torch.library.define(
@@ -178,14 +179,17 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any
 @torch.library.impl("mta::conv_attention_backward", ("cpu", "cuda"))
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor,
-    causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None,
+    causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    from mta_kernels.conv_attention.hopper.backward import MAX_HEAD_DIM, part_backward
     from mta_kernels.conv_attention.triton.backward import conv_attention_backward
 
+    by_hopper = backend == "hopper" and q.shape[3] <= MAX_HEAD_DIM
     with on_device_of(q), without_autocast(q):
         return conv_attention_backward(
             q, k, v, weight, out, logsumexp, grad_out,
             causal=causal, scale=scale, pad=pad, head_chunk=head_chunk, spans=spans,
+            part_backward=part_backward if by_hopper else None,
         )  # fmt: skip
 
 
@@ -220,7 +224,7 @@ class _ConvAttention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
         causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        ctx.options = causal, scale, pad, head_chunk
+        ctx.options, ctx.backend = (causal, scale, pad, head_chunk), backend
         out, logsumexp = _below_autograd(CONV_ATTENTION, q, k, v, weight, *ctx.options, spans, backend)
         ctx.save_for_backward(q, k, v, weight, out, logsumexp, spans)
         ctx.mark_non_differentiable(logsumexp)
@@ -230,7 +234,7 @@ class _ConvAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, _: None) -> tuple[Tensor | None, ...]:
         *tensors, spans = ctx.saved_tensors
-        gradients = CONV_ATTENTION_BACKWARD(*tensors, grad_out, *ctx.options, spans)
+        gradients = CONV_ATTENTION_BACKWARD(*tensors, grad_out, *ctx.options, spans, ctx.backend)
         wanted = (x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False))
         return *wanted, None, None, None, None, None, None
 

@@ -74,7 +74,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) conv_attentio
     const uint32_t* taps = (const uint32_t*)args.taps + head * (QUERY_TAPS * TAP / 4);
     for (int i = threadIdx.x; i < QUERY_TAPS * TAP / 4; i += blockDim.x) store_shared(shared + TAPS + 4 * i, taps[i]);
     for (int i = threadIdx.x; i < 2 * WARPGROUPS * SCORE_TILE / 4; i += blockDim.x)
-        store_shared(shared + SCORES + 4 * i, 0);
+        store_shared(shared + SCORES + 4 * i, 0u);
     fence_async_proxy();
     __syncthreads();
 

@@ -8,6 +8,7 @@ proportional to the sequence; nothing is added atomically, so results are the sa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,23 +65,25 @@ def _output_gradient_kernel(
 def conv_attention_backward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor, *,
     causal: bool, scale: float, pad: int, head_chunk: int = 0, spans: Tensor | None = None,
+    part_backward: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of `conv_attention_forward` in q, k, v and weight, in their shapes and dtypes.
 
     The arguments are those of the forward, its results `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`, and
-    `grad_out [B, Hq, M, D]`, the gradient of out, of any strides.
+    `grad_out [B, Hq, M, D]`, the gradient of out, of any strides. `part_backward` computes those of some heads.
     """
+    part_backward = part_backward or _part_backward
     parts = head_parts(q.shape[1], k.shape[1], head_chunk)
     options: dict[str, Any] = {"causal": causal, "scale": scale, "pad": pad, "spans": spans}
     if len(parts) == 1:
-        dq, dk, dv, dweight = _part_backward(q, k, v, weight, out, logsumexp, grad_out, **options)
+        dq, dk, dv, dweight = part_backward(q, k, v, weight, out, logsumexp, grad_out, **options)
     else:
         dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         # Query heads of one KV head may be in several parts.
         dk, dv = (torch.zeros(k.shape, dtype=torch.float32, device=q.device) for _ in range(2))
         dweight = torch.empty(weight.shape, dtype=torch.float32, device=q.device)
         for part, kv_part in parts:
-            dq[:, part], dk_part, dv_part, dweight[part] = _part_backward(
+            dq[:, part], dk_part, dv_part, dweight[part] = part_backward(
                 q[:, part], k[:, kv_part], v[:, kv_part], weight[part],
                 out[:, part], logsumexp[:, part].contiguous(), grad_out[:, part], **options,
             )  # fmt: skip

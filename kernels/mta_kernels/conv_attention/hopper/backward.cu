@@ -1,0 +1,361 @@
+// Conv attention backward on Hopper, over rows: dq, the weight's gradient, and p and ds of these rows for products.py.
+//
+// It streams over keys as the forward does and recomputes scores and probabilities:
+//   c = convolution of s, p = exp2(c - logsumexp), dc = p (grad_out v^T - delta),
+//   ds = sum over taps t of shift_rows(dc, -t) @ T'[t]        the same banded product, row shifts the other way
+//   dq = scale ds k, and by sums over rows: d weight[cq-1-t, b] = sum of dc[i, j] s[i-t, j-pad+b]
+// c's columns end LEFT columns before the scores' and ds's LAG before: the last 16 columns of s and dc stay for the next
+// tile. README.md derives it.
+//
+// Each consumer warpgroup owns OWN of its 64 rows: HALO rows above feed the convolution, as many below its transpose.
+// Constants as in forward.cu; HEAD_DIM up to 128.
+#include <tiles.cuh>
+
+constexpr int OWN = 48, BLOCK_ROWS = OWN * WARPGROUPS;
+constexpr int LAG = LEFT + LEFT_BACK;
+static_assert(2 * HALO + OWN <= ROWS, "rows above and below");
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "accumulators must fit the registers");
+
+// Shared memory, in bytes from its start.
+constexpr int PITCH = (8 + ROWS + 8) * 16;  // 8 columns: 16 bytes a row, eight rows of zeros above and below
+constexpr int BUFFER = (2 + 8) * PITCH;     // the last 16 columns of the tile before, and 64
+constexpr int QUERIES = 0;
+constexpr int GRADS = QUERIES + WARPGROUPS * SLABS * SLAB;
+constexpr int KEYS_AT = GRADS + WARPGROUPS * SLABS * SLAB;
+constexpr int VALUES = KEYS_AT + STAGES * SLABS * SLAB;
+constexpr int LATE_KEYS = VALUES + STAGES * SLABS * SLAB;  // those of ds's columns
+constexpr int SCORES = LATE_KEYS + STAGES * SLABS * SLAB;
+constexpr int SCORE_GRADS = SCORES + WARPGROUPS * BUFFER;
+constexpr int TAPS = SCORE_GRADS + WARPGROUPS * BUFFER;
+constexpr int TAPS_BACK = TAPS + QUERY_TAPS * TAP;
+constexpr int BARRIERS = TAPS_BACK + QUERY_TAPS * TAP;
+constexpr int LARGEST = BARRIERS + (6 * STAGES + 1) * 8;  // a float a warp
+static_assert(LARGEST + WARPGROUPS * 16 <= 227 * 1024, "shared memory of a block");
+
+// dc goes through fp16, and ds, up to 136 of them times weights below 1, to scratch in ELEMENT.
+template <class Element> struct GradLimit;
+template <> struct GradLimit<Half> { static constexpr float log2 = 8; };
+template <> struct GradLimit<Bfloat16> { static constexpr float log2 = 14; };
+
+constexpr int MARGIN = 16;  // columns of scratch before the first key
+
+struct Arguments {
+    Positions at;
+    const uint16_t *taps, *taps_back;  // [Hq, QUERY_TAPS, 512] fp16: T and T', weights over a power of two
+    const float* weight_scale;         // [Hq]: scale * log2(e) * that power
+    const float *key_norms, *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]: maxima of squared norms
+    const float *logsumexp, *delta;    // [B, Hq, M]
+    uint16_t *p, *ds;                  // [B * Hq, chunk_rows, pitch]: key y of row i at [i - first_row, y + MARGIN]
+    float* ds_scale;                   // [B * Hq]: what ds is to be divided by
+    uint16_t* dq;                      // [B, Hq, M, HEAD_DIM]
+    float* dweight;                    // [B * Hq, all row blocks, WARPGROUPS, QUERY_TAPS * KEY_TAPS], sums of own rows
+    float scale;
+    int row_blocks, all_row_blocks, first_row_block;
+    int chunk_rows, pitch;
+};
+
+extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) conv_attention_backward(
+    const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
+    const __grid_constant__ TensorMap value_map, const __grid_constant__ TensorMap grad_map,
+    const __grid_constant__ Arguments args) {
+    const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);  // uniform, so that addresses stay scalar
+    const int thread = threadIdx.x % 128;
+    const uint32_t shared = shared_memory();
+    const uint32_t keys_full = shared + BARRIERS, values_full = keys_full + 8 * STAGES;
+    const uint32_t late_full = values_full + 8 * STAGES, keys_empty = late_full + 8 * STAGES;
+    const uint32_t values_empty = keys_empty + 8 * STAGES, late_empty = values_empty + 8 * STAGES;
+    const uint32_t rows_full = late_empty + 8 * STAGES;
+
+    const int batch_head = blockIdx.x / args.row_blocks;
+    const int head = batch_head % args.at.heads, batch = batch_head / args.at.heads, kv_head = head / args.at.group;
+    const int row_block = args.first_row_block + args.row_blocks - 1 - blockIdx.x % args.row_blocks;
+    const int first_row = row_block * BLOCK_ROWS;
+    const int end_row = min(first_row + BLOCK_ROWS, args.at.query_rows);
+    const int first_tile = keys_begin(args.at, first_row) / KEYS;
+    const int end_tile = max((keys_end(args.at, end_row - 1) + CARRIED + KEYS - 1) / KEYS, first_tile + 1);
+
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; stage++) {
+            barrier_init(keys_full + 8 * stage, 1);
+            barrier_init(values_full + 8 * stage, 1);
+            barrier_init(late_full + 8 * stage, 1);
+            barrier_init(keys_empty + 8 * stage, WARPGROUPS);
+            barrier_init(values_empty + 8 * stage, WARPGROUPS);
+            barrier_init(late_empty + 8 * stage, WARPGROUPS);
+        }
+        barrier_init(rows_full, 1);
+        barrier_init_done();
+    }
+    const int tap_words = QUERY_TAPS * TAP / 4;
+    for (int i = threadIdx.x; i < tap_words; i += blockDim.x) {
+        store_shared(shared + TAPS + 4 * i, ((const uint32_t*)args.taps)[head * tap_words + i]);
+        store_shared(shared + TAPS_BACK + 4 * i, ((const uint32_t*)args.taps_back)[head * tap_words + i]);
+    }
+    for (int i = threadIdx.x; i < 2 * WARPGROUPS * BUFFER / 4; i += blockDim.x) store_shared(shared + SCORES + 4 * i, 0u);
+    fence_async_proxy();
+    __syncthreads();
+
+    if (warpgroup == WARPGROUPS) {
+        give_registers<24>();
+        if (thread == 0) {
+            barrier_expect(rows_full, 2 * WARPGROUPS * SLABS * SLAB);
+            for (int w = 0; w < WARPGROUPS; w++)
+                for (int slab = 0; slab < SLABS; slab++) {
+                    const int at = (w * SLABS + slab) * SLAB, row = first_row + w * OWN - HALO;
+                    copy_tile(shared + QUERIES + at, &query_map, rows_full, slab * 64, row, head, batch);
+                    copy_tile(shared + GRADS + at, &grad_map, rows_full, slab * 64, row, head, batch);
+                }
+            for (int tile = first_tile; tile < end_tile; tile++) {
+                const int turn = tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
+                const int at = stage * SLABS * SLAB;
+                barrier_wait(keys_empty + 8 * stage, parity ^ 1);
+                barrier_expect(keys_full + 8 * stage, SLABS * SLAB);
+                for (int slab = 0; slab < SLABS; slab++)
+                    copy_tile(shared + KEYS_AT + at + slab * SLAB, &key_map, keys_full + 8 * stage,
+                              slab * 64, tile * KEYS, kv_head, batch);
+                barrier_wait(values_empty + 8 * stage, parity ^ 1);
+                barrier_expect(values_full + 8 * stage, SLABS * SLAB);
+                for (int slab = 0; slab < SLABS; slab++)
+                    copy_tile(shared + VALUES + at + slab * SLAB, &value_map, values_full + 8 * stage,
+                              slab * 64, tile * KEYS - LEFT, kv_head, batch);
+                barrier_wait(late_empty + 8 * stage, parity ^ 1);
+                barrier_expect(late_full + 8 * stage, SLABS * SLAB);
+                for (int slab = 0; slab < SLABS; slab++)
+                    copy_tile(shared + LATE_KEYS + at + slab * SLAB, &key_map, late_full + 8 * stage,
+                              slab * 64, tile * KEYS - LAG, kv_head, batch);
+            }
+        }
+    } else {
+        take_registers<WARPGROUPS == 3 ? 160 : 240>();
+        const int lane = thread % 32, local_row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
+        const int tile_row = first_row + warpgroup * OWN - HALO;  // the query of local row 0
+        const int tile_position = tile_row + (args.at.key_rows - args.at.query_rows);
+        const int last_row = min(tile_row + HALO + OWN, end_row) - 1;
+        const int seen_by_all = keys_begin(args.at, tile_row + ROWS - 1), end_seen_by_all = keys_end(args.at, tile_row);
+        const int tiles = min(max((keys_end(args.at, last_row) + CARRIED + KEYS - 1) / KEYS, first_tile + 1), end_tile);
+        int begin[2], end[2];
+        float reference[2], delta[2];
+        bool own[2];
+        int64_t scratch_row[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int local = local_row + 8 * h, row = tile_row + local;
+            const bool inside = row >= 0 && row < args.at.query_rows;
+            const int64_t of_row = (int64_t)batch_head * args.at.query_rows + row;
+            begin[h] = keys_begin(args.at, row);
+            end[h] = keys_end(args.at, row);
+            reference[h] = inside ? args.logsumexp[of_row] * LOG2_E : 1e30f;  // p of no row is zero
+            delta[h] = inside ? args.delta[of_row] : 0.f;
+            own[h] = inside && local >= HALO && local < HALO + OWN && row < end_row;
+            const int in_chunk = own[h] ? row - args.first_row_block * BLOCK_ROWS : 0;
+            scratch_row[h] = ((int64_t)batch_head * args.chunk_rows + in_chunk) * args.pitch + MARGIN + column;
+        }
+
+        const uint32_t queries_at = shared + QUERIES + warpgroup * SLABS * SLAB;
+        const uint32_t scores_at = shared + SCORES + warpgroup * BUFFER;
+        const uint32_t score_grads_at = shared + SCORE_GRADS + warpgroup * BUFFER;
+        const uint64_t queries = operand(queries_at, 16, 1024, SWIZZLE_128);
+        const uint64_t grads = operand(shared + GRADS + warpgroup * SLABS * SLAB, 16, 1024, SWIZZLE_128);
+        const uint64_t first_keys = operand(shared + KEYS_AT, 16, 1024, SWIZZLE_128);
+        const uint64_t first_values = operand(shared + VALUES, 16, 1024, SWIZZLE_128);
+        const uint64_t first_late_keys = operand(shared + LATE_KEYS, SLAB, 1024, SWIZZLE_128);
+        const uint64_t scores_by_rows = operand(scores_at, PITCH, 128, NO_SWIZZLE);
+        const uint64_t score_grads_by_rows = operand(score_grads_at, PITCH, 128, NO_SWIZZLE);
+        const uint64_t scores_by_columns = operand(scores_at, 128, 16, NO_SWIZZLE);  // eight row shifts of eight columns
+        const uint64_t score_grads_by_columns = operand(score_grads_at, 128, PITCH, NO_SWIZZLE);
+        const uint64_t toeplitz = operand(shared + TAPS, 512, 128, NO_SWIZZLE);
+        const uint64_t toeplitz_back = operand(shared + TAPS_BACK, 512, 128, NO_SWIZZLE);
+        const uint32_t store_at = (8 + local_row) * 16 + column * 2;
+
+        float dq[HEAD_DIM / 2], dweight[12], carried[8], carried_back[8], scores[32];
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; i++) dq[i] = 0;
+#pragma unroll
+        for (int i = 0; i < 12; i++) dweight[i] = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) carried[i] = carried_back[i] = 0;
+
+        barrier_wait(rows_full, 0);
+        const float query_factor = rescale_queries(queries_at, shared + LARGEST + warpgroup * 16,
+                                                   args.key_norms + (batch * (args.at.heads / args.at.group) + kv_head) * NORM_PARTS,
+                                                   warpgroup, thread);
+        const float unit = args.weight_scale[head] * query_factor;
+        // |grad_out v^T - delta| <= 2 |grad_out| |v|: a power of two brings it to the limit.
+        const float grad_norm = warp_max(args.grad_norms[batch_head * NORM_PARTS + lane]);
+        const float value_norm = warp_max(
+            args.value_norms[(batch * (args.at.heads / args.at.group) + kv_head) * NORM_PARTS + lane]);
+        const float bound = 0.5f * (log2f(grad_norm) + log2f(value_norm)) + 1;
+        const float exponent = floorf(GradLimit<ELEMENT>::log2 - bound);
+        const float grad_factor = exp2f(fminf(fmaxf(exponent, -100.f), 100.f));
+        const float ds_unit = args.weight_scale[head] * LN_2 / grad_factor;
+        if (row_block == 0 && threadIdx.x == 0) args.ds_scale[batch_head] = 1 / ds_unit;
+
+        barrier_wait(keys_full, 0);
+        products_begin();
+        multiply_rows(scores, queries, first_keys);
+        products_commit();
+        products_wait<0>();
+        for (int tile = first_tile; tile < tiles; tile++) {
+            const int turn = tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
+            const int first_key = tile * KEYS;
+            const uint64_t of_stage = bytes_on(stage * SLABS * SLAB);
+            if (thread == 0) barrier_arrive(keys_empty + 8 * stage);
+
+            // The last 16 columns of the tile before move to the front.
+            {
+                const uint32_t row = (8 + thread % 64) * 16, from = (8 + thread / 64) * PITCH + row, to = thread / 64 * PITCH + row;
+                const uint4 score = load_shared_16(scores_at + from), grad = load_shared_16(score_grads_at + from);
+                warpgroup_barrier(warpgroup + 1);
+                store_shared(scores_at + to, score);
+                store_shared(score_grads_at + to, grad);
+            }
+            if (CAUSAL && first_key + KEYS - 1 > tile_position) {
+#pragma unroll
+                for (int i = 0; i < 32; i++) {
+                    const int key = first_key + i / 4 * 8 + column + i % 2;
+                    if (key > tile_position + local_row + i / 2 % 2 * 8) scores[i] = 0;
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 32; i += 2)
+                store_shared(scores_at + store_at + (2 + i / 4) * PITCH + i / 2 % 2 * 128, pack<Half>(scores[i], scores[i + 1]));
+            fence_async_proxy();
+            warpgroup_barrier(warpgroup + 1);
+
+            // c and grad_out v^T of the same 64 columns.
+            float even[32], odd[32], dp[32];
+#pragma unroll
+            for (int i = 0; i < 8; i++) even[i] = carried[i], even[8 + i] = 0;
+            barrier_wait(values_full + 8 * stage, parity);
+            products_begin();
+#pragma unroll
+            for (int block = 0; block < 4; block++)
+#pragma unroll
+                for (int tap = 0; tap < QUERY_TAPS; tap++)
+                    Product<16, Half>::run(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16),
+                                           scores_by_rows + bytes_on((2 + block * 2) * PITCH + (8 - tap) * 16),
+                                           toeplitz + bytes_on(tap * TAP), block == 0 || tap > 0);
+            multiply_rows(dp, grads, first_values + of_stage);
+            products_commit();
+            products_wait<0>();
+            if (thread == 0) barrier_arrive(values_empty + 8 * stage);
+#pragma unroll
+            for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) carried[i] = odd[24 + i];
+            if (first_key - LEFT < seen_by_all || first_key + KEYS - LEFT > end_seen_by_all) {
+#pragma unroll
+                for (int i = 0; i < 32; i++) {
+                    const int key = first_key - LEFT + i / 4 * 8 + column + i % 2, h = i / 2 % 2;
+                    if (key < begin[h] || key >= end[h]) even[i] = MINUS_INFINITY;
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 32; i += 2) {
+                const int h = i / 2 % 2;
+                const float first = exp2_fast(fmaf(even[i], unit, -reference[h]));
+                const float second = exp2_fast(fmaf(even[i + 1], unit, -reference[h]));
+                if (own[h])
+                    *(uint32_t*)(args.p + scratch_row[h] + first_key - LEFT + i / 4 * 8) = pack<ELEMENT>(first, second);
+                store_shared(score_grads_at + store_at + (2 + i / 4) * PITCH + h * 128,
+                             pack<Half>(first * ((dp[i] - delta[h]) * grad_factor),
+                                        second * ((dp[i + 1] - delta[h]) * grad_factor)));
+            }
+            fence_async_proxy();
+            warpgroup_barrier(warpgroup + 1);
+
+            // ds, and the weight's gradient from the scores' 64 columns before the last 16.
+            float even_back[32], odd_back[32];
+#pragma unroll
+            for (int i = 0; i < 8; i++) even_back[i] = carried_back[i], even_back[8 + i] = 0;
+            products_begin();
+#pragma unroll
+            for (int block = 0; block < 4; block++)
+#pragma unroll
+                for (int tap = 0; tap < QUERY_TAPS; tap++)
+                    Product<16, Half>::run(*(float(*)[16])((block % 2 ? odd_back : even_back) + block / 2 * 16),
+                                           score_grads_by_rows + bytes_on((2 + block * 2) * PITCH + (8 + tap) * 16),
+                                           toeplitz_back + bytes_on(tap * TAP), block == 0 || tap > 0);
+#pragma unroll
+            for (int slab = 0; slab < 8; slab++)
+#pragma unroll
+                for (int step = 0; step < OWN / 16; step++)
+                    Product<12, Half>::run_transposed(dweight,
+                                                      scores_by_columns + bytes_on(slab * PITCH + (8 + HALO + step * 16 - 7) * 16),
+                                                      score_grads_by_columns + bytes_on(slab * PITCH + (8 + HALO + step * 16) * 16));
+            products_commit();
+            products_wait<0>();
+#pragma unroll
+            for (int i = 8; i < 32; i++) even_back[i] += odd_back[i - 8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) carried_back[i] = odd_back[24 + i];
+            if (CAUSAL && first_key - LAG + KEYS - 1 > tile_position) {
+#pragma unroll
+                for (int i = 0; i < 32; i++) {
+                    const int key = first_key - LAG + i / 4 * 8 + column + i % 2;
+                    if (key > tile_position + local_row + i / 2 % 2 * 8) even_back[i] = 0;
+                }
+            }
+            uint32_t packed[16];
+#pragma unroll
+            for (int i = 0; i < 32; i += 2) {
+                const int h = i / 2 % 2;
+                packed[i / 2] = pack<ELEMENT>(even_back[i], even_back[i + 1]);
+                if (own[h]) *(uint32_t*)(args.ds + scratch_row[h] + first_key - LAG + i / 4 * 8) = packed[i / 2];
+            }
+
+            const int next_turn = turn + 1, next_stage = next_turn % STAGES;
+            barrier_wait(late_full + 8 * stage, parity);
+            if (tile + 1 < tiles) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
+            products_begin();
+            multiply_rows(scores, queries, first_keys + bytes_on(next_stage * SLABS * SLAB));
+#pragma unroll
+            for (int step = 0; step < 4; step++)
+                Product<HEAD_DIM / 2, ELEMENT>::run_registers(dq, packed + 4 * step,
+                                                              first_late_keys + of_stage + bytes_on(step * 16 * 128));
+            products_commit();
+            products_wait<0>();
+            if (thread == 0) barrier_arrive(late_empty + 8 * stage);
+        }
+        for (int tile = tiles; tile < end_tile; tile++) {  // tiles for the warpgroups after this one
+            const int turn = tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
+            barrier_wait(keys_full + 8 * stage, parity);
+            barrier_wait(values_full + 8 * stage, parity);
+            barrier_wait(late_full + 8 * stage, parity);
+            if (thread == 0) {
+                barrier_arrive(keys_empty + 8 * stage);
+                barrier_arrive(values_empty + 8 * stage);
+                barrier_arrive(late_empty + 8 * stage);
+            }
+        }
+
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            if (!own[h]) continue;
+            const int64_t of_row = (int64_t)batch_head * args.at.query_rows + tile_row + local_row + 8 * h;
+            uint32_t* out = (uint32_t*)(args.dq + of_row * HEAD_DIM + column);
+#pragma unroll
+            for (int b = 0; b < HEAD_DIM / 8; b++)
+                out[4 * b] = pack<ELEMENT>(dq[4 * b + 2 * h] * ds_unit, dq[4 * b + 2 * h + 1] * ds_unit);
+        }
+
+        // dweight[8 i + y, n]: tap 7 - i, score column y and column n - LEFT of c, both counted from the same 8 columns.
+        // One tap of the weight is a diagonal of 8 of them.
+        warpgroup_barrier(warpgroup + 1);
+#pragma unroll
+        for (int i = 0; i < 12; i++)
+            store_shared(scores_at + ((local_row + i / 2 % 2 * 8) * 24 + i / 4 * 8 + column + i % 2) * 4,
+                         __float_as_uint(dweight[i]));
+        warpgroup_barrier(warpgroup + 1);
+        const float dweight_unit = args.scale * query_factor / grad_factor;
+        float* sums = args.dweight + (((int64_t)batch_head * args.all_row_blocks + row_block) * WARPGROUPS + warpgroup) *
+                                         (QUERY_TAPS * KEY_TAPS);
+        for (int i = thread; i < QUERY_TAPS * KEY_TAPS; i += 128) {
+            const int tap = QUERY_TAPS - 1 - i / KEY_TAPS, key_tap = i % KEY_TAPS;
+            float sum = 0;
+            for (int y = 0; y < 8; y++)
+                sum += __uint_as_float(load_shared(scores_at + (((7 - tap) * 8 + y) * 24 + y + LEFT + PAD - key_tap) * 4));
+            sums[i] = sum * dweight_unit;
+        }
+    }
+}

@@ -1,0 +1,186 @@
+"""Launches backward.cu over chunks of rows, and Triton's products that turn what it leaves into dk and dv."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention.hopper import driver
+from mta_kernels.conv_attention.hopper.compiler import Product, machine_code
+from mta_kernels.conv_attention.hopper.forward import ROWS, SLAB
+from mta_kernels.conv_attention.hopper.prepare import (
+    ELEMENTS,
+    NORM_PARTS,
+    Positions,
+    Preparation,
+    Prepared,
+    Rows,
+    launch_prepare,
+)
+
+MAX_HEAD_DIM = 128
+OWN_ROWS = 48  # of the 64 that a warpgroup computes
+MARGIN, PITCH_MARGIN = 16, 112  # columns of scratch before the first key, and in all beyond the keys
+CHUNK_ROWS = 1920  # a multiple of a block's rows, and of the blocks of the products
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The constants of backward.cu for a shape."""
+
+    dtype: torch.dtype
+    head_dim: int
+    query_taps: int
+    key_taps: int
+    pad: int
+    causal: bool
+    spans: bool
+
+    warpgroups = 2
+    stages = 2
+
+    @property
+    def prepared(self) -> Prepared:
+        return Prepared(self.dtype, self.head_dim, self.query_taps, self.key_taps, self.pad)
+
+    @property
+    def block_rows(self) -> int:
+        return self.warpgroups * OWN_ROWS
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.warpgroups + 1)
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes a block takes, as backward.cu lays them out."""
+        slabs = -(-self.head_dim // 64)
+        tiles = (2 * self.warpgroups + 3 * self.stages) * slabs
+        buffers = 2 * self.warpgroups * 10 * (8 + ROWS + 8) * 16
+        small = 2 * self.prepared.tap_bytes + (6 * self.stages + 1) * 8 + self.warpgroups * 16
+        return tiles * SLAB + buffers + small
+
+    def constants(self) -> dict[str, Any]:
+        return {
+            **self.prepared.constants(),
+            "CAUSAL": int(self.causal),
+            "SPANS": int(self.spans),
+            "WARPGROUPS": self.warpgroups,
+            "STAGES": self.stages,
+        }
+
+    def products(self) -> list[Product]:
+        element = ELEMENTS[self.dtype]
+        found = [Product(64, element), Product(32, "Half"), Product(24, "Half", "transposed")]
+        return [*found, Product(self.head_dim, element, "registers")]
+
+
+class Arguments(ctypes.Structure):
+    """`struct Arguments` of backward.cu."""
+
+    _fields_ = (
+        ("at", Positions),
+        ("taps", ctypes.c_void_p),
+        ("taps_back", ctypes.c_void_p),
+        ("weight_scale", ctypes.c_void_p),
+        ("key_norms", ctypes.c_void_p),
+        ("value_norms", ctypes.c_void_p),
+        ("grad_norms", ctypes.c_void_p),
+        ("logsumexp", ctypes.c_void_p),
+        ("delta", ctypes.c_void_p),
+        ("p", ctypes.c_void_p),
+        ("ds", ctypes.c_void_p),
+        ("ds_scale", ctypes.c_void_p),
+        ("dq", ctypes.c_void_p),
+        ("dweight", ctypes.c_void_p),
+        ("scale", ctypes.c_float),
+        ("row_blocks", ctypes.c_int),
+        ("all_row_blocks", ctypes.c_int),
+        ("first_row_block", ctypes.c_int),
+        ("chunk_rows", ctypes.c_int),
+        ("pitch", ctypes.c_int),
+    )
+
+
+def part_backward(
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor, *,
+    causal: bool, scale: float, pad: int, spans: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of some heads: dq in q's dtype, dk, dv and the weight's in float32; logsumexp is contiguous.
+
+    The same from run to run. Scratch: p and ds of CHUNK_ROWS rows, 4 * B * Hq * CHUNK_ROWS * N bytes.
+    """
+    from mta_kernels.conv_attention.triton.backward_products import add_transposed_product
+    from mta_kernels.conv_attention.triton.backward_scores import chunks
+    from mta_kernels.conv_attention.triton.launch import call_signature
+
+    q, k, v, out, grad_out = (driver.describable(x) for x in (q, k, v, out, grad_out))
+    batch, heads, query_rows, head_dim = q.shape
+    kv_heads, key_rows = k.shape[1:3]
+    geometry = Geometry(q.dtype, head_dim, weight.shape[1], weight.shape[2], pad, causal, spans is not None)
+    prepared, device = geometry.prepared, q.device
+
+    def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(*shape, dtype=dtype, device=device)
+
+    taps, taps_back = numbers(2, heads, prepared.tap_bytes // 2, dtype=torch.float16)
+    weight_scale, ds_scale = numbers(heads), numbers(batch * heads)
+    key_norms, value_norms = numbers(2, batch * kv_heads, NORM_PARTS)
+    grad_norms, delta = numbers(batch * heads, NORM_PARTS), numbers(batch, heads, query_rows)
+    made = {"taps": taps, "taps_back": taps_back, "weight_scale": weight_scale, "key_norms": key_norms}
+    made |= {"value_norms": value_norms, "grad_norms": grad_norms, "delta": delta}
+    preparation = Preparation(
+        k=Rows.of(k), v=Rows.of(v), out=Rows.of(out), grad_out=Rows.of(grad_out), **Preparation.of_weight(weight),
+        **{name: x.data_ptr() for name, x in made.items()}, scale_log2=scale * math.log2(math.e),
+        heads=heads, kv_heads=kv_heads, batch=batch, query_rows=query_rows, key_rows=key_rows,
+    )  # fmt: skip
+    launch_prepare(prepared, preparation, device.index)
+
+    all_row_blocks = -(-query_rows // geometry.block_rows)
+    chunk_rows = min(CHUNK_ROWS, all_row_blocks * geometry.block_rows)
+    pitch = -(-key_rows // 8) * 8 + PITCH_MARGIN
+    # Keys that no row of a block sees are not written. Chunks go on to later rows: what stays from one is written anew.
+    scratch = torch.zeros(2, batch * heads, chunk_rows, pitch, dtype=q.dtype, device=device)
+    dq = torch.empty(q.shape, dtype=q.dtype, device=device)
+    dk, dv = numbers(2, batch * heads, key_rows, head_dim)
+    dweight = numbers(batch * heads, all_row_blocks, geometry.warpgroups, weight[0].numel())
+    positions = Positions(None if spans is None else spans.data_ptr(), heads, heads // kv_heads, query_rows, key_rows)
+    del made["delta"]
+    arguments = Arguments(
+        at=positions, **{name: x.data_ptr() for name, x in made.items()}, logsumexp=logsumexp.data_ptr(),
+        delta=delta.data_ptr(), p=scratch[0].data_ptr(), ds=scratch[1].data_ptr(), ds_scale=ds_scale.data_ptr(),
+        dq=dq.data_ptr(), dweight=dweight.data_ptr(), scale=scale, all_row_blocks=all_row_blocks,
+        chunk_rows=chunk_rows, pitch=pitch,
+    )  # fmt: skip
+    maps = [driver.tensor_map(x) for x in (q, k, v, grad_out)]
+    queries, grads = (x.reshape(batch * heads, query_rows, head_dim) for x in (q, grad_out))
+    ones = torch.ones(batch * heads, dtype=torch.float32, device=device)
+    signature = call_signature(queries, grads, dk, options=(causal, "hopper"))
+    for chunk in chunks(query_rows, key_rows, CHUNK_ROWS, causal, spans, signature):
+        if spans is not None and chunk.first_row:
+            scratch.zero_()
+        arguments.first_row_block = chunk.first_row // geometry.block_rows
+        arguments.row_blocks = -(-chunk.rows // geometry.block_rows)
+        driver.launch(
+            kernel(geometry, device.index), (arguments.row_blocks * batch * heads, 1), geometry.threads,
+            geometry.shared_memory, device.index, *maps, arguments,
+        )  # fmt: skip
+        p, ds = scratch[:, :, : chunk.rows, MARGIN : MARGIN + chunk.keys]
+        add_transposed_product(p, grads, dv, ones, chunk, factor=1.0)
+        add_transposed_product(ds, queries, dk, ds_scale, chunk, factor=1.0)
+    grouped = (x.view(batch, kv_heads, heads // kv_heads, key_rows, head_dim) for x in (dk, dv))
+    dk, dv = (x.squeeze(2) if heads == kv_heads else x.sum(2) for x in grouped)
+    return dq, dk, dv, dweight.view(batch, heads, -1, weight[0].numel()).sum((0, 2)).view(weight.shape)
+
+
+@functools.cache
+def kernel(geometry: Geometry, device: int) -> Any:
+    """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
+    code = machine_code("backward.cu", geometry.products(), geometry.constants())
+    return driver.load(code, "conv_attention_backward", geometry.shared_memory, device)

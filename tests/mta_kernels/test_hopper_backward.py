@@ -1,0 +1,135 @@
+"""The Hopper backward against float64: on a Hopper GPU if there is one, else in the emulator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from emulated import emulator  # noqa: F401
+from kernel_inputs import DEVICE, assert_as_reference, make, relative_error, value_and_gradients
+
+from mta_kernels.conv_attention import conv_attention, conv_attention_reference
+from mta_kernels.conv_attention.hopper import backward, compiler
+
+ON_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
+BF16, FP16 = torch.bfloat16, torch.float16
+NAMES = ("q", "k", "v", "weight")
+
+
+@pytest.fixture(autouse=True)
+def hopper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """`backend="hopper"` runs here, with NaN in whatever a kernel does not write; gives the emulator, if it is used."""
+    empty = torch.empty
+
+    def poisoned(*args, **kwargs):
+        out = empty(*args, **kwargs)
+        return out.fill_(float("nan")) if out.is_floating_point() else out.fill_(255)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    return None if ON_HOPPER else request.getfixturevalue("emulator")
+
+
+def inputs(*shape, dtype=FP16, **options) -> dict[str, torch.Tensor]:
+    return dict(zip(NAMES, make(*shape, dtype, **options), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "taps", "options"),
+    [
+        (64, (6, 11), {}),
+        (128, (6, 11), {"causal": False}),
+        (40, (3, 4), {"pad_key": "left"}),
+        (96, (8, 17), {"pad_key": "right"}),
+        (16, (1, 1), {}),
+    ],
+    ids=str,
+)
+def test_shapes(head_dim, taps, options) -> None:
+    for seq_len in (5, 48, 200):
+        assert_as_reference(inputs(2 if seq_len == 5 else 1, 2, 1, seq_len, head_dim, taps), "hopper", **options)
+
+
+def test_one_token() -> None:
+    """A softmax of one key is one: v's gradient is the output's, the others are rounding."""
+    leaves = inputs(1, 2, 1, 1, 64, (6, 11))
+    got = value_and_gradients(conv_attention, leaves, torch.ones_like(leaves["q"]), backend="hopper")
+    assert torch.equal(got["v"], torch.full_like(got["v"], 2))
+    assert all(got[name].abs().max() < 0.02 for name in ("q", "k", "weight"))
+
+
+def test_chunks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backward, "CHUNK_ROWS", 384)
+    for causal in (True, False):
+        assert_as_reference(inputs(1, 1, 1, 500, 64, (6, 11)), "hopper", causal=causal)
+
+
+def test_heads_at_a_time() -> None:
+    assert_as_reference(inputs(1, 4, 2, 70, 64, (6, 11)), "hopper", head_chunk=1)
+
+
+def test_a_chunk_of_a_prompt() -> None:
+    whole = inputs(1, 2, 1, 120, 64, (6, 11))
+    history, rest = whole["q"][:, :, 40:50], whole["q"][:, :, 50:]
+    assert_as_reference({**whole, "q": rest, "q_history": history}, "hopper")
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed_documents(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backward, "CHUNK_ROWS", 384)
+    bounds = torch.tensor([0, 3, 3, 300, 430], device=DEVICE)
+    assert_as_reference(inputs(1, 2, 1, 430, 64, (6, 11)), "hopper", causal=causal, cu_seqlens=bounds)
+
+
+@pytest.mark.parametrize("magnitude", [1e-6, 1.0, 1e3], ids=str)
+def test_output_gradients_of_any_size(magnitude: float) -> None:
+    """dc goes through fp16: these would vanish or overflow there."""
+    leaves = inputs(1, 2, 1, 100, 64, (6, 11))
+    doubles = {name: x.double() for name, x in leaves.items()}
+    grad_out = torch.randn(leaves["q"].shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, FP16)
+    want = value_and_gradients(conv_attention_reference, doubles, grad_out.double())
+    got = value_and_gradients(conv_attention, leaves, (grad_out * magnitude).to(FP16), backend="hopper")
+    if magnitude < 1:  # fp16 has few digits left for the gradients themselves
+        got = {name: x / magnitude for name, x in got.items()}
+        assert relative_error(got["weight"], want["weight"]) < 0.05
+    else:
+        for name in ("q", "weight"):
+            assert relative_error(got[name], want[name] * magnitude) < 0.005
+
+
+def test_bf16_and_the_order_of_threads(hopper) -> None:
+    """dk and dv are products by Triton, whose interpreter multiplies bf16 wrongly."""
+    leaves = inputs(1, 2, 2, 200, 64, (6, 11), dtype=BF16)
+    grad_out = torch.randn(leaves["q"].shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, BF16)
+    doubles = {name: x.double() for name, x in leaves.items()}
+    want = value_and_gradients(conv_attention_reference, doubles, grad_out.double())
+    eager = value_and_gradients(conv_attention_reference, leaves, grad_out)
+    found = []
+    for seed in (0, 1, 2):
+        if hopper:
+            hopper.seed = seed
+        found.append(value_and_gradients(conv_attention, leaves, grad_out, backend="hopper"))
+    for name in ("out", "q", "weight") + (("k", "v") if ON_HOPPER else ()):
+        assert relative_error(found[0][name], want[name]) <= 2 * relative_error(eager[name], want[name]), name
+        assert all(torch.equal(found[0][name], other[name]) for other in found[1:]), name
+
+
+def test_wide_heads_have_gradients_by_triton() -> None:
+    assert_as_reference(inputs(1, 1, 1, 40, 160, (2, 3)), "hopper")
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        backward.Geometry(BF16, 64, 6, 11, 5, causal=True, spans=False),
+        backward.Geometry(BF16, 128, 6, 11, 5, causal=True, spans=False),
+        backward.Geometry(FP16, 128, 8, 17, 0, causal=False, spans=True),
+    ],
+    ids=lambda geometry: f"head dim {geometry.head_dim}, {geometry.query_taps} taps",
+)
+def test_it_compiles_without_spills_and_with_products_in_flight(geometry: backward.Geometry) -> None:
+    """C7510 and its like say that ptxas runs one product at a time; a spill is local memory in the loop."""
+    reason = compiler.missing_package()
+    if reason:
+        pytest.skip(reason)
+    _, words = compiler.compile_source("backward.cu", geometry.products(), geometry.constants())
+    assert words.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == 1
+    assert "C75" not in words
