@@ -25,7 +25,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-import matplotlib as mpl
 import pandas as pd
 import torch
 import torch.nn.functional as F
@@ -37,7 +36,7 @@ from torch import Tensor, nn
 
 from mta_kernels.conv_attention import ConvAttention
 from mtabench.axes import parse_names
-from mtabench.charts import GRID, QUIET, RC, STYLES
+from mtabench.charts.style import LIGHT, STYLES, applied
 from mtabench.environment import describe, resolve_device
 from mtabench.errors import MtabenchError, UsageError
 
@@ -238,7 +237,7 @@ def draw_chart(csv_path: Path) -> list[Path]:
     finals = last.groupby("attention", sort=False)["error_rate"].mean()
     run = rows.iloc[-1]
     texts: dict[str, Any] = {"x": 0.012, "ha": "left"}
-    with mpl.rc_context(RC):
+    with applied(LIGHT):
         figure = Figure(figsize=(7.2, 4.4), layout="constrained")
         axes = figure.subplots()
         for name in finals.index:
@@ -247,7 +246,7 @@ def draw_chart(csv_path: Path) -> list[Path]:
             axes.plot(errors.index, errors, linewidth=0.7, alpha=0.6, **look)
             axes.plot(errors.index, errors.mean(axis=1), linewidth=2.4, label=f"{name} attention", **look)
         axes.set(xlabel="training step", ylabel="wrong answers (% of held-out sequences)", ylim=(-2, 102))
-        axes.grid(axis="y", color=GRID, linewidth=0.6)
+        axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, handlelength=3.2)
         figure.suptitle(finding(finals), fontsize=12, fontweight="bold", **texts)
@@ -257,7 +256,7 @@ def draw_chart(csv_path: Path) -> list[Path]:
             f"thin: one of {rows['seed'].nunique()} seeds, bold: their mean; {HELD_OUT} held-out sequences; "
             f"{run['device']}, PyTorch {run['torch']}"
         )
-        figure.supxlabel(caption, fontsize=7, color=QUIET, linespacing=1.5, **texts)
+        figure.supxlabel(caption, fontsize=7, color=LIGHT.quiet, linespacing=1.5, **texts)
         paths = [csv_path.with_suffix(suffix) for suffix in (".png", ".svg")]
         for path, metadata in zip(paths, ({"Software": None}, {"Date": None}), strict=True):
             figure.savefig(path, dpi=160, facecolor="white", metadata=metadata)

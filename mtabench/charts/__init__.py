@@ -1,0 +1,114 @@
+"""Charts drawn from results files alone: `draw` writes them, and each kind has a module of its own.
+
+A kind takes cells (`data`) to a `Chart` (`chart`) whose title states what the cells show (`findings`); `style` says
+how it looks on a light page and on a dark one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from mtabench.case import PASSES
+from mtabench.charts import bandwidth, error, heatmap, ladder, memory, roofline, speedup, splits, time
+from mtabench.charts.chart import Chart, Kind, make_figure
+from mtabench.charts.data import read_cells, settings
+from mtabench.charts.style import LIGHT, THEMES, Look, Theme, applied, styles_of
+from mtabench.errors import UsageError
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        time.KIND, speedup.KIND, *heatmap.KINDS, roofline.KIND, bandwidth.KIND, memory.KIND, error.KIND, splits.KIND,
+        ladder.KIND,
+    )
+}  # fmt: skip
+FORMATS = ("png", "svg")
+DPI = 144
+
+
+def draw(
+    csv_paths: Iterable[str | Path],
+    out_dir: str | Path,
+    kinds: Sequence[str] = (),
+    themes: Sequence[str] = (LIGHT.name,),
+    formats: Sequence[str] = FORMATS,
+    written: Callable[[Path], object] = lambda path: None,
+) -> list[Path]:
+    """Draw charts of every pass in the results files; returns the paths of the charts written.
+
+    All kinds that the data can give are drawn, or those named in `kinds`. A file is called PASS-KIND.FORMAT, with
+    `-dark` before the dot on a dark page. Settings that one chart cannot show together (device, dtype, heads, batch,
+    causal) make charts of their own, named after what differs. A cell that is in several files counts once, the
+    latest. `written` is told each path as soon as the file is there.
+
+    Raises UsageError for a file that is no results file, a folder that cannot be written, an unknown kind, theme or
+    format, or a kind in `kinds` that the data cannot give. But for the folder all of this is found before any file
+    is written.
+    """
+    for what, given, known in (
+        ("kind of chart", kinds, KINDS),
+        ("theme", themes, THEMES),
+        ("chart format", formats, FORMATS),
+    ):
+        for name in given:
+            _check_name(what, name, known)
+    csv_paths = list(csv_paths)
+    cells = read_cells(csv_paths)
+    styles = styles_of(cells)
+    paths = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a name in letters that ours lacks
+        charts = _charts(cells, kinds, csv_paths)
+        for theme in (THEMES[name] for name in themes):
+            look, end = Look(theme, styles), "" if theme is LIGHT else f"-{theme.name}"
+            for stem, chart in charts:
+                with applied(theme):
+                    figure = make_figure(chart, look)
+                    for name in formats:
+                        paths.append(_save(figure, Path(out_dir) / f"{stem}{end}.{name}", theme))
+                        written(paths[-1])
+    return paths
+
+
+def _check_name(what: str, name: str, known: Iterable[str]) -> None:
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"expected one or more of {', '.join(known)}"
+    raise UsageError(f"there is no {what} {name!r}; {hint}")
+
+
+def _charts(cells: pd.DataFrame, kinds: Sequence[str], csv_paths: Sequence[str | Path]) -> list[tuple[str, Chart]]:
+    """The charts with their names; raises UsageError for one of `kinds` that these cells cannot give."""
+    charts = []
+    for kind in (KINDS[name] for name in kinds or KINDS):
+        found = list(_charts_of(cells, kind))
+        if kinds and not found:
+            files = ", ".join(str(path) for path in csv_paths[:3]) + (" and more" if csv_paths[3:] else "")
+            raise UsageError(f"{files} cannot give a chart of kind {kind.name}; it needs {kind.needs}")
+        charts += found
+    return charts
+
+
+def _charts_of(cells: pd.DataFrame, kind: Kind) -> Iterator[tuple[str, Chart]]:
+    for pass_ in PASSES:
+        for suffix, setting in settings(cells[cells["pass"] == pass_], kind.setting):
+            chart = kind.chart(setting)
+            if chart:
+                yield f"{pass_}-{kind.name}{suffix}", chart
+
+
+def _save(figure: Figure, path: Path, theme: Theme) -> Path:
+    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=DPI, facecolor=theme.paper, metadata=metadata)
+    except OSError as problem:
+        raise UsageError(f"cannot write the chart {path}: {problem.strerror or problem}") from problem
+    return path

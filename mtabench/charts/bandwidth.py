@@ -1,0 +1,61 @@
+"""Decode: the rate at which the cache is read, against its length, with the memory limit."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from mtabench.charts.ceilings import known_ceilings
+from mtabench.charts.chart import Chart, Kind, titled
+from mtabench.charts.data import one_line_each
+from mtabench.charts.findings import reach, where
+from mtabench.charts.lines import YAxis, line_chart
+from mtabench.charts.panels import Band, has_values, panels, times
+from mtabench.charts.style import Look
+from mtabench.charts.text import number, percent, span
+
+
+def chart(cells: pd.DataFrame) -> Chart | None:
+    """GB/s of the K and V cache, each byte counted once; the limit is the bandwidth of a copy."""
+    decode = cells[cells["pass"] == "decode"]
+    if decode.empty:
+        return None
+    cells = one_line_each(decode)
+    shown = panels(cells, _values)
+    if not has_values(shown):
+        return None
+    ceilings = known_ceilings(cells)
+    limit = ceilings.copy_gbytes_s
+
+    def draw_limit(axes: Axes, look: Look) -> None:
+        if limit is None:
+            return
+        axes.axhline(limit, color=look.theme.ink, linewidth=1.2)
+        words = f"copy bandwidth {number(limit)} GB/s"
+        at: dict[str, Any] = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
+        axes.annotate(words, (0.02, limit), xytext=(0, 3), fontsize=7, **at)
+
+    y_axis = YAxis("cache read (GB/s)", linear=True, holds=(limit,) if limit else (), nothing="no cell has a rate")
+    how = "bytes of the K and V cache over median time, with bands from the 10th to the 90th percentile"
+    title = titled(cells, _finding(cells, limit), "bandwidth against cache length")
+    return line_chart(cells, shown, title, y_axis, how, [ceilings.note], over=draw_limit)
+
+
+def _values(group: pd.DataFrame, _: pd.DataFrame) -> Band:
+    median, p10, p90 = times(group)
+    y = group["gbytes_s"].where(group["status"] == "ok").to_numpy(float)
+    return y, y * median / p90, y * median / p10
+
+
+def _finding(cells: pd.DataFrame, limit: float | None) -> str:
+    found = reach(cells, "gbytes_s")
+    if not found:
+        return ""
+    shapes, rates = found.shapes, found.shapes["gbytes_s"]
+    words = f"{found.name} reads the cache at {span(rates, number)} GB/s {where(shapes, cells, '')}"
+    if limit is None:
+        return words
+    return f"{words}, {span(rates / limit, percent)} of the bandwidth of a copy"
+
+
+KIND = Kind("bandwidth", "decode cells with gbytes_s", chart)

@@ -1,0 +1,110 @@
+"""A chart whatever its kind: a title that states the finding, panels, a legend, and what was measured below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mtabench.charts.data import SETTING
+from mtabench.charts.style import Look
+from mtabench.charts.text import balanced, filled, inches
+
+PASS_TITLES = {"fwd": "Forward", "bwd": "Backward", "decode": "Decode"}
+PANEL_INCHES = (3.7, 3.5)
+MOST_COLUMNS = 3
+TITLE_SIZE, PANEL_TITLE_SIZE, LEGEND_SIZE, CAPTION_SIZE = 12, 9.5, 8.5, 7
+HANDLE_INCHES = 0.85  # of a legend, beside its labels
+MARGIN = 0.15  # inches, left and right of the texts
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What one figure shows. `draw_panel` draws one of `panels`, each of which has a `title`, into its axes."""
+
+    title: str
+    caption: list[list[str]]
+    panels: Sequence[Any]
+    draw_panel: Callable[[Axes, Any, Look], None]
+    x_label: str = ""
+    y_label: str = ""
+    legend: Callable[[Look], list[Any]] = field(default=lambda look: [])
+    columns: int = MOST_COLUMNS
+    panel_inches: tuple[float, float] = PANEL_INCHES
+    shared_axes: bool = True
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One sort of chart: its word on the command line and in file names, and how to make it.
+
+    `chart` is given the cells of one pass and setting, and gives None if they cannot make this chart; `needs` then
+    says what would be needed. `setting` names the columns of which a chart shows one value.
+    """
+
+    name: str
+    needs: str
+    chart: Callable[[pd.DataFrame], Chart | None]
+    setting: tuple[str, ...] = SETTING
+
+
+def titled(cells: pd.DataFrame, finding: str, plain: str) -> str:
+    """The chart's title: the pass and the finding, or what the chart shows where nothing can be claimed."""
+    return f"{PASS_TITLES[cells['pass'].iloc[0]]}: {finding or plain}"
+
+
+def columns_of(cells: pd.DataFrame, panels: int) -> int:
+    """Head dims down and convolutions across where that fills the grid, else as many as fit."""
+    convs = len(cells.loc[cells["op"] != "attention", ["conv_q", "conv_k"]].drop_duplicates())
+    full = 1 < convs <= MOST_COLUMNS and panels == convs * cells["head_dim"].nunique()
+    return convs if full else min(MOST_COLUMNS, panels)
+
+
+def make_figure(chart: Chart, look: Look) -> Figure:
+    """The chart as a figure in the look's theme, whose style sheet must be applied."""
+    columns = min(chart.columns, len(chart.panels))
+    rows = -(-len(chart.panels) // columns)
+    handles = chart.legend(look)
+    legend = max((inches(handle.get_label(), LEGEND_SIZE) for handle in handles), default=-HANDLE_INCHES)
+    width = chart.panel_inches[0] * columns + legend + HANDLE_INCHES
+    title = balanced(chart.title, width - 2 * MARGIN, TITLE_SIZE)
+    caption = [filled(parts, " · ", width - 2 * MARGIN, CAPTION_SIZE) for parts in chart.caption]
+    lines = title.count("\n") + 1, "\n".join(caption).count("\n") + 1
+    height = chart.panel_inches[1] * rows + 0.4 + 0.2 * lines[0] + 0.15 * lines[1]
+    figure = Figure(figsize=(width, height), layout="constrained")
+    shared = chart.shared_axes
+    grid = figure.subplots(rows, columns, sharex=shared, sharey=shared, squeeze=False)
+    for index, axes in enumerate(grid.flat):
+        if index >= len(chart.panels):
+            axes.set_visible(False)
+            continue
+        panel = chart.panels[index]
+        chart.draw_panel(axes, panel, look)
+        axes.set_title(
+            filled(panel.title.split(" "), " ", chart.panel_inches[0] - 0.6, PANEL_TITLE_SIZE),
+            loc="left",
+            fontsize=PANEL_TITLE_SIZE,
+        )
+        if index + columns >= len(chart.panels):
+            axes.set_xlabel(chart.x_label)
+            axes.tick_params(labelbottom=True)
+        if index % columns == 0:
+            axes.set_ylabel(chart.y_label)
+    texts: dict[str, Any] = {"x": MARGIN / width, "ha": "left"}
+    figure.suptitle(title, fontsize=TITLE_SIZE, fontweight="bold", **texts)
+    figure.supxlabel("\n".join(caption), fontsize=CAPTION_SIZE, color=look.theme.quiet, linespacing=1.5, **texts)
+    if handles:
+        beside: dict[str, Any] = {
+            "loc": "upper left",
+            "bbox_to_anchor": (1.02, 1.02),
+            "frameon": False,
+            "handlelength": 3.2,
+        }
+        grid[0, -1].legend(handles=handles, fontsize=LEGEND_SIZE, **beside)
+    figure.draw_without_rendering()
+    figure.set_layout_engine(None)  # the places stand; to find them again for each format takes most of the time
+    return figure

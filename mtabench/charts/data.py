@@ -1,0 +1,131 @@
+"""What charts are drawn from: cells of results files, checked, each once, sorted into what one chart can show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from mtabench.axes import short
+from mtabench.errors import UsageError
+from mtabench.results import KEY_COLUMNS, MEASURED_COLUMNS, NUMERIC_COLUMNS, read_results
+
+SETTING = ("device", "dtype", "heads", "kv_heads", "causal", "batch_name")
+CONV_COLUMNS = ("conv_q", "conv_k")
+MEASURES = tuple(name for name in MEASURED_COLUMNS if name in NUMERIC_COLUMNS)
+MOST_IMPLEMENTATIONS = 60
+MOST_SETTINGS = 100
+SLUG_LENGTH = 40
+
+
+def read_cells(csv_paths: Iterable[str | Path]) -> pd.DataFrame:
+    """The cells of all files in one frame, as `read_results` gives them, each cell once: the latest.
+
+    `folder` is where its file lies. A measure of 0, which no logarithmic axis holds, is NaN, and a cell that is `ok`
+    and has no time has the status `no time`. Raises UsageError where `read_results` does, if there is no file, or for
+    more implementations than charts can tell apart.
+    """
+    frames = [
+        read_results(path).assign(file=number, folder=str(Path(path).parent)) for number, path in enumerate(csv_paths)
+    ]
+    if not frames:
+        raise UsageError("no results file was given; expected at least one CSV file")
+    frame = pd.concat(frames, ignore_index=True)
+    latest = frame.sort_values("started_utc", kind="stable").drop_duplicates([*KEY_COLUMNS, "device"], keep="last")
+    cells = latest.sort_index().reset_index(drop=True)
+    cells[list(MEASURES)] = cells[list(MEASURES)].where(cells[list(MEASURES)] > 0)
+    cells.loc[(cells["status"] == "ok") & cells["median_ms"].isna(), "status"] = "no time"
+    count = cells["impl"].nunique()
+    if count > MOST_IMPLEMENTATIONS:
+        raise UsageError(
+            f"these results name {count} implementations, and charts hold at most {MOST_IMPLEMENTATIONS}; "
+            "give fewer files"
+        )
+    return cells
+
+
+def settings(cells: pd.DataFrame, names: Sequence[str] = SETTING) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Split the cells of one pass into what one chart can show, each with the end of its file's name.
+
+    One chart shows one value of each of `names`. Raises UsageError if that makes more charts than anyone can want.
+    """
+    if cells.empty:
+        return
+    parts = []
+    for _, group in cells.groupby([name for name in names if name != "batch_name"], sort=False):
+        parts += [part.assign(batch_name=name) for name, part in _same_batch(group)]
+    cells = pd.concat(parts)
+    differing = [name for name in names if cells[name].nunique() > 1]
+    groups = cells.groupby(list(names), sort=False)
+    if groups.ngroups > MOST_SETTINGS:
+        raise UsageError(
+            f"these results hold {groups.ngroups} combinations of {', '.join(differing).replace('_name', '')}, each a "
+            f"chart of its own, and at most {MOST_SETTINGS} are drawn; give fewer files"
+        )
+    taken: set[str] = set()
+    for values, group in groups:
+        words = [_slug(name, value) for name, value in zip(names, values, strict=True) if name in differing]
+        suffix = stem = "".join(f"-{word}" for word in words)
+        while suffix in taken:  # names that differ beyond what a file's name can hold
+            suffix = f"{stem}-{len(taken) + 1}"
+        taken.add(suffix)
+        yield suffix, group
+
+
+def _slug(name: str, value: object) -> str:
+    """A setting as part of a file name."""
+    if name == "causal":
+        return "causal" if value else "full"
+    if name in ("heads", "kv_heads"):
+        return f"{value:g}{name.replace('_', '')}"
+    text = str(value)[: 2 * SLUG_LENGTH].lower().replace(" ", "")
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in text)[:SLUG_LENGTH].strip("-") or name
+
+
+def _same_batch(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Cells that make one line: one batch, or batches that shrink as the sequence grows (`--tokens`)."""
+    name = _batch_name(cells)
+    if name:
+        yield name, cells
+    elif cells["file"].nunique() > 1:
+        for _, group in cells.groupby("file", sort=False):
+            yield from _same_batch(group)
+    else:
+        for batch, group in cells.groupby("batch", sort=False):
+            yield f"batch {batch:g}", group
+
+
+def _batch_name(cells: pd.DataFrame) -> str:
+    """`batch 4` or `16k tokens` if one line can hold these cells, else nothing."""
+    if cells["batch"].nunique() == 1:
+        return f"batch {cells['batch'].iloc[0]:g}"
+    tokens = int((cells["batch"] * cells["seq"]).where(cells["batch"] > 1).max())
+    one_line = (cells["batch"] == (tokens // cells["seq"]).clip(lower=1)).all()
+    return f"{short(tokens)} tokens" if one_line else ""
+
+
+def one_line_each(cells: pd.DataFrame) -> pd.DataFrame:
+    """Of each implementation the cells of one line: of several splits auto, or the fastest if auto is missing.
+
+    The column `label` names the implementation, and its splits unless auto chose them.
+    """
+    parts = []
+    for (impl, *_), group in cells.groupby(["impl", "head_dim", *CONV_COLUMNS], sort=False, dropna=False):
+        splits, label = set(group["splits"]), str(impl)
+        if "auto" in splits:
+            group = group[group["splits"] == "auto"]
+        elif len(splits) > 1:
+            ranked = group.assign(failed=group["status"] != "ok").sort_values(["failed", "median_ms"], kind="stable")
+            once = ["batch", "seq", "dtype"]
+            group, label = ranked.drop_duplicates(once).drop(columns="failed"), f"{impl}, best splits"
+        elif splits != {""}:
+            label = f"{impl}, splits {splits.pop()}"
+        parts.append(group.assign(label=label))
+    return pd.concat(parts).sort_index()
+
+
+def baseline_name(cells: pd.DataFrame) -> str:
+    """What the speedups of these cells compare with, or an empty text if there are none."""
+    names = [name for name in cells["baseline"].unique() if name]
+    return names[0] if names else ""

@@ -1,0 +1,168 @@
+"""Speedup over the baseline as heat maps: sequence length by convolution, and sequence length by head dim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, TwoSlopeNorm
+from matplotlib.patches import Rectangle
+
+from mtabench.axes import short
+from mtabench.charts.chart import Chart, Kind, titled
+from mtabench.charts.data import CONV_COLUMNS, baseline_name, one_line_each
+from mtabench.charts.findings import called, place, speed, speed_range, subject
+from mtabench.charts.panels import check_panels, word_of
+from mtabench.charts.speedup import rated
+from mtabench.charts.style import Look
+from mtabench.charts.text import TIMES, caption, factor, fitted, inches, length_label, shortened
+
+CELL_INCHES = (0.62, 0.38)
+LABELS_INCHES = (0.9, 0.8)  # beside the cells, and above and below
+PANEL_WIDTHS = (3.2, 12.0)  # the least, and the most
+CHART_WIDTH = 12.5
+SIZES = (8.0, 3.0)  # points of the numbers, and the least that can still be read
+HEAD_DIM_COLUMNS = ("head_dim",)
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """One implementation: `ratios` by row and sequence length, NaN where there is none.
+
+    `words` says of failed cells, by row and column, what happened.
+    """
+
+    title: str
+    rows: tuple[str, ...]
+    seqs: tuple[int, ...]
+    ratios: np.ndarray
+    words: dict[tuple[int, int], str]
+
+
+def chart(down: tuple[str, ...], cells: pd.DataFrame) -> Chart | None:
+    """A map an implementation other than the baseline; `down` are the columns of the axis that goes down it."""
+    cells = one_line_each(cells)
+    baseline, timed = baseline_name(cells), rated(cells)
+    if len(timed[[*down]].drop_duplicates()) < 2:
+        return None
+    rivals = cells[(cells["op"] != "attention") & (cells["impl"] != baseline)]
+    others = HEAD_DIM_COLUMNS if down == CONV_COLUMNS else CONV_COLUMNS
+    groups = rivals.groupby([*others, "impl", "label"])
+    check_panels(groups.ngroups)
+    seqs = tuple(sorted(int(seq) for seq in set(rivals["seq"])))
+    maps = [_map(str(label), others, values, down, seqs, group) for (*values, _, label), group in groups]
+
+    width = float(np.clip(CELL_INCHES[0] * len(seqs) + LABELS_INCHES[0], *PANEL_WIDTHS))
+    height = CELL_INCHES[1] * max(len(one.rows) for one in maps) + LABELS_INCHES[1]
+    size = _number_size(maps, (width - LABELS_INCHES[0]) / len(seqs))
+    logs = np.log(np.concatenate([one.ratios.ravel() for one in maps]))
+    # Colours meet at 1; half a doubling at least on each side, so that a few percent are no strong colour.
+    norm = TwoSlopeNorm(0.0, min(np.nanmin(logs), -np.log(1.4)), max(np.nanmax(logs), np.log(1.4)))
+    how = f"median time of {shortened(baseline)} over median time; empty where nothing was measured"
+    notes = [] if size else ["colours alone: the cells are too narrow for numbers"]
+    axis = "convolution" if down == CONV_COLUMNS else "head dim"
+    return Chart(
+        titled(cells, _finding(cells, timed), f"speedup by sequence length and {axis}"),
+        caption(cells, how, notes),
+        maps,
+        partial(_draw, norm=norm, size=size),
+        length_label(cells),
+        axis,
+        columns=max(1, int(CHART_WIDTH // width)),
+        panel_inches=(width, height),
+        shared_axes=False,
+    )
+
+
+def _map(
+    label: str, others: tuple[str, ...], values: Sequence[Any], down: tuple[str, ...], seqs: tuple[int, ...],
+    cells: pd.DataFrame,
+) -> HeatMap:  # fmt: skip
+    keys = sorted(set(cells[[*down]].itertuples(index=False, name=None)))
+    ratios = np.full((len(keys), len(seqs)), np.nan)
+    words = {}
+    for cell in cells.to_dict("records"):
+        row, column = keys.index(tuple(cell[name] for name in down)), seqs.index(int(cell["seq"]))
+        if cell["status"] == "ok":
+            ratios[row, column] = cell["speedup"]
+            if np.isnan(cell["speedup"]):
+                words[row, column] = "no baseline"
+        else:
+            words[row, column] = word_of(cell["status"])
+    title = f"{shortened(label)}, {'head dim' if others == HEAD_DIM_COLUMNS else 'convolution'} {_taps(values)}"
+    return HeatMap(title, tuple(_taps(key) for key in keys), seqs, ratios, words)
+
+
+def _taps(values: Sequence[float]) -> str:
+    return "x".join(f"{value:g}" for value in values)
+
+
+def _number(ratio: float) -> str:
+    return f"{factor(ratio)}{TIMES}"
+
+
+def _number_size(maps: list[HeatMap], width: float) -> float:
+    """The size in points at which every number fits into a cell of this width in inches; 0 if none can be read."""
+    longest = max(inches(_number(ratio), 1) for one in maps for ratio in one.ratios[np.isfinite(one.ratios)])
+    size = min(SIZES[0], 0.9 * width / longest)
+    return size if size >= SIZES[1] else 0.0
+
+
+def _draw(axes: Axes, shown: HeatMap, look: Look, norm: Normalize, size: float) -> None:
+    colours = _colours(look)
+    axes.pcolormesh(np.log(shown.ratios), cmap=colours, norm=norm, edgecolors=look.theme.paper, linewidth=1.2)
+    axes.set_xticks(np.arange(len(shown.seqs)) + 0.5, [short(seq) for seq in shown.seqs])
+    axes.set_yticks(np.arange(len(shown.rows)) + 0.5, shown.rows)
+    axes.invert_yaxis()
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    for (row, column), words in shown.words.items():
+        box: dict[str, Any] = {"facecolor": look.theme.backdrop, "edgecolor": look.theme.paper, "linewidth": 1.2}
+        axes.add_patch(Rectangle((column, row), 1, 1, **box))
+        fitting = "\n".join(fitted(word, 0.9 * CELL_INCHES[0], 6) for word in words.split(maxsplit=2))
+        axes.text(column + 0.5, row + 0.5, fitting, ha="center", va="center", fontsize=6, color=look.theme.quiet)
+    if not size:
+        return
+    for row, column in zip(*np.nonzero(np.isfinite(shown.ratios)), strict=True):
+        ratio = shown.ratios[row, column]
+        light = np.dot(colours(norm(np.log(ratio)))[:3], (0.2126, 0.7152, 0.0722)) > 0.45
+        ink = "black" if light else "white"
+        axes.text(column + 0.5, row + 0.5, _number(ratio), ha="center", va="center", fontsize=size, color=ink)
+
+
+def _colours(look: Look) -> Colormap:
+    theme = look.theme
+    return LinearSegmentedColormap.from_list("speedup", [theme.slower, theme.equal, theme.faster])
+
+
+def _finding(cells: pd.DataFrame, timed: pd.DataFrame) -> str:
+    own, baseline = subject(timed), shortened(baseline_name(cells))
+    mine, name = timed[timed["impl"] == own], called(cells, own)
+    most = mine[mine["ratio"] == mine["ratio"].max()]
+    if len(mine) == 1:
+        return f"{name} {speed_range(mine, baseline)} at {place(mine, cells)}"
+    if len(most) > 1:
+        return f"{name} {speed_range(mine, baseline)}"
+    least = mine[mine["ratio"] == mine["ratio"].min()]
+    high, low = float(most["ratio"].iloc[0]), float(least["ratio"].iloc[0])
+    least_words = speed(low, baseline) if low < 1 <= high else f"{factor(low if low >= 1 else 1 / low)}{TIMES}"
+    return f"{name} {speed(high, baseline)} at {place(most, cells)}, and {least_words} at {place(least, cells)}"
+
+
+KINDS = (
+    Kind(
+        "heatmap-conv",
+        "speedups of at least two convolutions (such as --conv 6x11,3x3)",
+        partial(chart, CONV_COLUMNS),
+    ),
+    Kind(
+        "heatmap-head-dim",
+        "speedups of at least two head dims (such as --head-dim 64,128)",
+        partial(chart, HEAD_DIM_COLUMNS),
+    ),
+)

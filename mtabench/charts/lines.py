@@ -1,0 +1,217 @@
+"""Draws panels of lines: axes that hold every value, bands, and failed cells marked above the lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from mtabench.axes import short
+from mtabench.charts.chart import PANEL_INCHES, Chart, columns_of
+from mtabench.charts.failures import ROW_INCHES, draw_marks, place_marks
+from mtabench.charts.panels import Line, Panel
+from mtabench.charts.style import STYLES, Look, Style
+from mtabench.charts.text import caption, length_label, shortened
+
+MAX_TICKS = 8
+AXES_HEIGHT = 2.9  # inches; about what a panel leaves its axes
+LINES_HEIGHT = 1.9  # that the lines have at least, below the marks of failed cells
+YARDSTICK_NOTE = "dashed grey: plain attention, which does less work; a yardstick, not a rival"
+LEAST_DECADES = 0.75
+AUTO: dict[str, Any] = {"linestyle": "none", "marker": "*", "markersize": 12}
+
+
+class Entry(Protocol):
+    """What a legend needs to know of a line."""
+
+    @property
+    def impl(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def yardstick(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class YAxis:
+    """The y axis: its label, the sign at its ticks, whether it is linear from 0, and values that it must hold.
+
+    `nothing` is what a panel without any value says.
+    """
+
+    label: str
+    sign: str = ""
+    linear: bool = False
+    holds: tuple[float, ...] = ()
+    nothing: str = "no cell has a valid time"
+
+
+def line_chart(
+    cells: pd.DataFrame,
+    shown: Sequence[Panel],
+    title: str,
+    y_axis: YAxis,
+    how: str,
+    notes: Sequence[str] = (),
+    x_label: str = "",
+    over: Callable[[Axes, Look], None] | None = None,
+    styles: dict[str, Style] | None = None,
+) -> Chart:
+    """The chart of these panels; `how` says in the caption what the lines are.
+
+    `over` draws what is the same in each panel; `styles` are those of lines that are no implementations.
+    """
+    xs = _places(shown)
+    x_limits = _x_limits(xs)
+    marks = {id(panel): place_marks(panel.failures, x_limits) for panel in shown}
+    rows = max(sum(mark.rows for mark in of_panel) for of_panel in marks.values())
+    height = max(AXES_HEIGHT, LINES_HEIGHT + rows * ROW_INCHES)
+    row = ROW_INCHES / height  # of the axes' height
+    y_limits = _y_limits(shown, y_axis, row * rows)
+
+    def with_styles(look: Look) -> Look:
+        return replace(look, styles=look.styles | (styles or {}))
+
+    def draw_panel(axes: Axes, panel: Panel, look: Look) -> None:
+        look = with_styles(look)
+        _set_x_axis(axes, xs, x_limits)
+        _set_y_axis(axes, y_axis, y_limits)
+        plain_axes(axes, look)
+        if over:
+            over(axes, look)
+        for line in sorted(panel.lines, key=lambda line: not line.yardstick):  # the rivals on top
+            _draw_line(axes, line, look)
+        top = draw_marks(axes, marks[id(panel)], row, look)
+        if not any(np.isfinite(line.y).any() for line in panel.lines):
+            place: dict[str, Any] = {"transform": axes.transAxes, "ha": "center", "va": "center"}
+            axes.text(0.5, top / 2, y_axis.nothing, color=look.theme.quiet, **place)
+
+    def legend(look: Look) -> list[Line2D]:
+        return line_legend(lines, with_styles(look), any(line.auto for line in lines), rows > 0)
+
+    lines = [line for panel in shown for line in panel.lines]
+    yardsticks = any(line.yardstick for line in lines)
+    return Chart(
+        title,
+        caption(cells, how, [*([YARDSTICK_NOTE] if yardsticks else []), *notes]),
+        shown,
+        draw_panel,
+        x_label or length_label(cells),
+        y_axis.label,
+        legend,
+        columns_of(cells, len(shown)),
+        (PANEL_INCHES[0], PANEL_INCHES[1] + height - AXES_HEIGHT),
+    )
+
+
+def plain_axes(axes: Axes, look: Look, grid: Any = "y") -> None:
+    """Quiet axes: left and bottom, and a thin grid below what is drawn."""
+    axes.grid(axis=grid, color=look.theme.grid, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(which="major", length=3, width=0.7)
+    axes.tick_params(which="minor", length=1.8, width=0.5)
+
+
+def spread(low: float, high: float, share: float, least: float = LEAST_DECADES) -> tuple[float, float]:
+    """Decades from `low` to `high` with a margin, `least` at least: enough that the axis has more than one tick."""
+    margin = max(share * (high - low), 0.08, (least - (high - low)) / 2)
+    return low - margin, high + margin
+
+
+def log_ticks(axis: Any, decades: float, sign: str = "") -> None:
+    """Ticks of a logarithmic axis that spans so many decades."""
+    few = {"numticks": 5} if decades > 4 and axis.axis_name == "x" else {}  # where numbers stand side by side
+    axis.set_major_locator(LogLocator(subs=(1.0,) if decades > 2 else (1.0, 2.0, 5.0), **few))
+    # Over more decades they tell little, and take matplotlib as long as all the rest.
+    axis.set_minor_locator(LogLocator(subs=tuple(range(2, 10))) if decades <= 3 else NullLocator())
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}{sign}"))
+
+
+def line_legend(lines: Iterable[Entry], look: Look, auto: bool = False, failures: bool = False) -> list[Line2D]:
+    """One entry an implementation, rivals first, and one each for auto's stars and the crosses of failures."""
+    entries = {(line.impl, line.label): line for line in lines}
+    order = list(STYLES)
+    ranked = sorted(
+        entries.values(),
+        key=lambda line: (line.yardstick, order.index(line.impl) if line.impl in order else len(order)),
+    )
+    handles = [Line2D([], [], label=_legend_label(line), **look.line(line.impl)) for line in ranked]
+    if auto:
+        colours: dict[str, Any] = {"color": look.theme.paper, "markeredgecolor": look.theme.ink}
+        handles.append(Line2D([], [], label="auto", **colours, **AUTO))
+    if failures:
+        cross: dict[str, Any] = {"color": look.theme.ink, "linewidth": 0, "marker": "x", "markersize": 4.5}
+        handles.append(Line2D([], [], label="no valid time", **cross))
+    return handles
+
+
+def _legend_label(line: Entry) -> str:
+    return shortened(line.label) + (" (plain attention)" if line.yardstick else "")
+
+
+def _places(shown: Sequence[Panel]) -> list[float]:
+    """Where something stands on the x axis, in order."""
+    of_lines = {float(x) for panel in shown for line in panel.lines for x in (*line.x, *(line.auto or ())[:1])}
+    return sorted(of_lines | {float(x) for panel in shown for failure in panel.failures for x in failure.xs})
+
+
+def _x_limits(xs: list[float]) -> tuple[float, float]:
+    margin = (xs[-1] / xs[0]) ** 0.06 if len(xs) > 1 else 2.0
+    return xs[0] / margin, xs[-1] * margin
+
+
+def _set_x_axis(axes: Axes, xs: list[float], limits: tuple[float, float]) -> None:
+    powers = [x for x in xs if int(x).bit_count() == 1]
+    ticks = xs if len(xs) <= MAX_TICKS or len(powers) < 2 else powers
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(*limits)
+    axes.xaxis.set_major_locator(FixedLocator(ticks[:: -(-len(ticks) // MAX_TICKS)]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(round(value))))
+
+
+def _y_limits(shown: Sequence[Panel], y_axis: YAxis, share: float) -> tuple[float, float] | None:
+    """Limits that hold every value below the part of the axes that the failed cells take; None without a value."""
+    edges = [edge for panel in shown for line in panel.lines for edge in (line.y, line.low, line.high)]
+    edges += [np.array(line.auto[1:]) for panel in shown for line in panel.lines if line.auto]
+    if not any(np.isfinite(edge).any() for edge in edges):
+        return None
+    values = np.concatenate([y_axis.holds, *edges])
+    values = values[np.isfinite(values) & (values > 0)]
+    if y_axis.linear:
+        return 0.0, float(values.max() * 1.06 / (1 - share))
+    low, high = np.log10(values).min(), np.log10(values).max()
+    low, high = spread(float(low), float(high), 0.06)
+    return 10**low, 10 ** (low + (high - low) / (1 - share))
+
+
+def _set_y_axis(axes: Axes, y_axis: YAxis, limits: tuple[float, float] | None) -> None:
+    if limits is None:
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_locator(NullLocator())
+        return
+    if y_axis.linear:
+        axes.set_ylim(*limits)
+        axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}{y_axis.sign}"))
+        return
+    axes.set_yscale("log")
+    axes.set_ylim(*limits)
+    log_ticks(axes.yaxis, float(np.log10(limits[1] / limits[0])), y_axis.sign)
+
+
+def _draw_line(axes: Axes, line: Line, look: Look) -> None:
+    colour = look.colour(line.impl)
+    axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
+    axes.vlines(line.x, line.low, line.high, color=colour, linewidth=0.8)
+    axes.plot(line.x, line.y, label=line.label, **look.line(line.impl))
+    if line.auto:
+        axes.plot(*line.auto, color=colour, markeredgecolor=look.theme.ink, zorder=3, **AUTO)

@@ -1,0 +1,133 @@
+"""Lines against sequence length, a panel a problem: values of each implementation, and where it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import pandas as pd
+
+from mtabench.charts.text import problem, shortened
+from mtabench.errors import UsageError
+
+STATUS_WORDS = {"oom": "out of memory"}
+MOST_PANELS = 60
+
+Band = tuple[np.ndarray, np.ndarray, np.ndarray]
+# From the cells of one line and of its panel: the values, and the lower and upper end of their bands.
+Values = Callable[[pd.DataFrame, pd.DataFrame], Band]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One implementation in one panel: `y` from `low` to `high` at places `x`, NaN where failed or unknown.
+
+    Against splits: one sequence length, with the splits and the time of `auto` if they are known.
+    """
+
+    impl: str
+    label: str
+    yardstick: bool
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    auto: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Neighbouring places on the x axis at which one line has no valid time, all for the same reason."""
+
+    impl: str
+    label: str
+    word: str
+    xs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One head dim and convolution."""
+
+    title: str
+    lines: tuple[Line, ...]
+    failures: tuple[Failure, ...]
+
+
+def problems(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """For each head dim and convolution its title and its cells, plain attention of that head dim among them.
+
+    Raises UsageError for more of them than a chart can hold.
+    """
+    convolved = cells[cells["op"] != "attention"]
+    own = convolved if len(convolved) else cells
+    keys = sorted(set(own[["head_dim", "conv_q", "conv_k"]].fillna(0).itertuples(index=False, name=None)))
+    check_panels(len(keys))
+    for head_dim, conv_q, conv_k in keys:
+        conv = (cells["conv_q"].fillna(0) == conv_q) & (cells["conv_k"].fillna(0) == conv_k)
+        mine = cells[(cells["head_dim"] == head_dim) & (conv | (cells["op"] == "attention"))]
+        yield problem(head_dim, conv_q, conv_k), mine
+
+
+def check_panels(count: int) -> None:
+    """Raise UsageError for more panels than a chart can hold."""
+    if count > MOST_PANELS:
+        raise UsageError(
+            f"these results hold {count} problems (head dim and convolution), each a panel, and a chart holds at most "
+            f"{MOST_PANELS}; give files with fewer"
+        )
+
+
+def panels(cells: pd.DataFrame, values: Values) -> list[Panel]:
+    """One panel a problem, with a line an implementation (`cells` as `one_line_each` gives them)."""
+    beside_conv = bool((cells["op"] != "attention").any())
+    shown = []
+    for title, mine in problems(cells):
+        lines: list[Line] = []
+        failures: list[Failure] = []
+        for (impl, label), group in mine.groupby(["impl", "label"], sort=False):
+            group = group.sort_values("seq")
+            failures += failures_of(str(impl), str(label), group, group["seq"])
+            if (group["status"] == "ok").any():
+                yardstick = beside_conv and bool((group["op"] == "attention").all())
+                band = values(group, mine)
+                lines.append(Line(str(impl), str(label), yardstick, group["seq"].to_numpy(float), *band))
+        shown.append(Panel(title, tuple(lines), tuple(failures)))
+    return shown
+
+
+def has_values(shown: list[Panel]) -> bool:
+    """Whether any line has a value."""
+    return any(np.isfinite(line.y).any() for panel in shown for line in panel.lines)
+
+
+def times(cells: pd.DataFrame) -> Band:
+    """Median, 10th and 90th percentile in ms, NaN where a cell failed."""
+    valid = cells["status"] == "ok"
+    median, p10, p90 = (cells[name].where(valid).to_numpy(float) for name in ("median_ms", "p10_ms", "p90_ms"))
+    return median, p10, p90
+
+
+def column(name: str) -> Values:
+    """The values of a column as they are, without bands."""
+
+    def values(group: pd.DataFrame, _: pd.DataFrame) -> Band:
+        y = group[name].where(group["status"] == "ok").to_numpy(float)
+        return y, y, y
+
+    return values
+
+
+def failures_of(impl: str, label: str, cells: pd.DataFrame, xs: pd.Series) -> Iterator[Failure]:
+    """Runs of neighbouring cells with one and the same status other than ok."""
+    rows = zip(cells["status"], xs, strict=True)
+    for status, run in groupby(rows, key=lambda row: row[0]):
+        if status != "ok":
+            yield Failure(impl, label, word_of(status), tuple(int(x) for _, x in run))
+
+
+def word_of(status: str) -> str:
+    """A status other than ok, in words."""
+    return STATUS_WORDS.get(status, shortened(status) or "no status")

@@ -1,0 +1,169 @@
+"""Roofline: achieved TFLOP/s against arithmetic intensity, under what the device can do at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import atan, degrees, log10
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from mtabench.axes import short
+from mtabench.charts.ceilings import Ceilings, intensity, known_ceilings
+from mtabench.charts.chart import Chart, Kind, columns_of, titled
+from mtabench.charts.data import one_line_each
+from mtabench.charts.findings import plain, reach, where
+from mtabench.charts.lines import YARDSTICK_NOTE, line_legend, log_ticks, plain_axes, spread
+from mtabench.charts.panels import problems, word_of
+from mtabench.charts.style import Look
+from mtabench.charts.text import caption, number, percent, shortened, span
+
+SIZES = (12.0, 64.0)  # of a marker, in square points, from the shortest sequence to the longest
+LEAST_DECADES = 1.4  # of the x axis, so that the words along the slope end before points of one intensity
+MOST_FAILURES = 6  # named in the caption
+Ends = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Path:
+    """One implementation from its shortest sequence to its longest: FLOP/byte, and useful TFLOP/s."""
+
+    impl: str
+    label: str
+    yardstick: bool
+    seqs: tuple[int, ...]
+    x: np.ndarray
+    y: np.ndarray
+
+
+@dataclass(frozen=True)
+class RoofPanel:
+    """One head dim and convolution."""
+
+    title: str
+    paths: tuple[Path, ...]
+
+
+def chart(cells: pd.DataFrame) -> Chart | None:
+    """The paths of all implementations; of cells without a valid time the caption tells."""
+    cells = one_line_each(cells)
+    valid = cells[(cells["status"] == "ok") & cells["useful_tflops"].notna() & cells["gbytes_s"].notna()]
+    if valid.empty:
+        return None
+    shown = [_panel(title, mine) for title, mine in problems(valid)]
+    paths = [path for panel in shown for path in panel.paths]
+    ceilings = known_ceilings(cells)
+    x_limits, y_limits = _limits(intensity(valid), valid["useful_tflops"], ceilings)
+    seqs = sorted({seq for path in paths for seq in path.seqs})
+    sizes = dict(zip(seqs, np.linspace(*SIZES, len(seqs)) if seqs[1:] else [sum(SIZES) / 2], strict=True))
+    notes = [YARDSTICK_NOTE] if any(path.yardstick for path in paths) else []
+    if seqs[1:]:
+        notes.append(f"markers grow with the sequence length, from {short(seqs[0])} to {short(seqs[-1])} tokens")
+    return Chart(
+        titled(cells, _finding(cells), "arithmetic against arithmetic intensity"),
+        caption(cells, "useful FLOPs over median time", [*notes, ceilings.note, *_failures(cells)]),
+        shown,
+        partial(_draw, x_limits=x_limits, y_limits=y_limits, ceilings=ceilings, sizes=sizes),
+        "arithmetic intensity (useful FLOP/byte)",
+        "TFLOP/s",
+        partial(line_legend, paths),
+        columns_of(cells, len(shown)),
+    )
+
+
+def _panel(title: str, cells: pd.DataFrame) -> RoofPanel:
+    beside_conv = bool((cells["op"] != "attention").any())
+    paths = []
+    for (impl, label), group in cells.sort_values("seq").groupby(["impl", "label"], sort=False):
+        yardstick = beside_conv and bool((group["op"] == "attention").all())
+        seqs, y = tuple(group["seq"].astype(int)), group["useful_tflops"].to_numpy(float)
+        paths.append(Path(str(impl), str(label), yardstick, seqs, intensity(group).to_numpy(float), y))
+    return RoofPanel(title, tuple(paths))
+
+
+def _limits(x: pd.Series, y: pd.Series, ceilings: Ceilings) -> tuple[Ends, Ends]:
+    """Axes that hold all points, and the roof above them."""
+    x_limits = _spread(x.min(), x.max(), LEAST_DECADES)
+    roof = [height for at in x_limits if (height := _roof(at, ceilings))]
+    return x_limits, _spread(y.min(), max(y.max(), *roof, 0), 1.0)
+
+
+def _spread(low: float, high: float, least: float) -> Ends:
+    decades = spread(log10(low), log10(high), 0.1, least)
+    return 10 ** decades[0], 10 ** decades[1]
+
+
+def _roof(at: float, ceilings: Ceilings) -> float | None:
+    """The lowest known ceiling in TFLOP/s at this intensity."""
+    sloped = ceilings.copy_gbytes_s * at / 1e3 if ceilings.copy_gbytes_s else None
+    return min((height for height in (sloped, ceilings.matmul_tflops) if height), default=None)
+
+
+def _draw(axes: Axes, panel: RoofPanel, look: Look, x_limits: Ends, y_limits: Ends, ceilings: Ceilings,
+          sizes: dict[int, float]) -> None:  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(*x_limits)
+    axes.set_ylim(*y_limits)
+    log_ticks(axes.xaxis, np.log10(x_limits[1] / x_limits[0]))
+    log_ticks(axes.yaxis, np.log10(y_limits[1] / y_limits[0]))
+    plain_axes(axes, look, grid="both")
+    _draw_roof(axes, x_limits, ceilings, look)
+    for path in sorted(panel.paths, key=lambda path: not path.yardstick):  # the rivals on top
+        style = look.line(path.impl) | {"marker": "none"}
+        axes.plot(path.x, path.y, label=path.label, **style)
+        size = [sizes[seq] for seq in path.seqs]
+        markers: dict[str, Any] = {
+            "marker": look.styles[path.impl].marker,
+            "edgecolor": look.theme.paper,
+            "linewidth": 0.6,
+        }
+        axes.scatter(path.x, path.y, size, color=look.colour(path.impl), zorder=2.5, **markers)
+
+
+def _draw_roof(axes: Axes, x_limits: Ends, ceilings: Ceilings, look: Look) -> None:
+    """The known ceilings, each as far as it is the lowest known one, with its name along it."""
+    flat, slope = ceilings.matmul_tflops, (ceilings.copy_gbytes_s or 0) / 1e3
+    ridge = flat / slope if flat and slope else None
+    line: dict[str, Any] = {"color": look.theme.ink, "linewidth": 1.2, "zorder": 1.8}
+    text: dict[str, Any] = {"fontsize": 7, "va": "bottom"}
+    if slope and (ridge is None or ridge > x_limits[0]):
+        ends = np.array([x_limits[0], min(ridge or np.inf, x_limits[1])])
+        axes.plot(ends, slope * ends, **line)
+        at = ends[0] * (ends[1] / ends[0]) ** 0.04
+        along: dict[str, Any] = {
+            "rotation": degrees(atan(slope)), "transform_rotates_text": True, "rotation_mode": "anchor",
+        }  # fmt: skip
+        axes.text(at, 1.06 * slope * at, f"copy bandwidth {number(slope * 1e3)} GB/s", **along, **text)
+    if flat and (ridge is None or ridge < x_limits[1]):
+        axes.plot([max(ridge or 0, x_limits[0]), x_limits[1]], [flat, flat], **line)
+        words = f"matrix products {number(flat)} TFLOP/s"
+        axes.text(x_limits[1] * 0.97, 1.04 * flat, words, ha="right", **text)
+
+
+def _failures(cells: pd.DataFrame) -> list[str]:
+    """The cells that have no place here, in one sentence."""
+    failed = cells[cells["status"] != "ok"]
+    texts = []
+    for (label, status), group in failed.groupby(["label", "status"], sort=False):
+        seqs = ", ".join(short(int(seq)) for seq in sorted(set(group["seq"])))
+        texts.append(f"{shortened(str(label))} at {shortened(seqs)} ({word_of(str(status))})")
+    if len(texts) > MOST_FAILURES:
+        texts[MOST_FAILURES:] = [f"and {len(texts) - MOST_FAILURES} more"]
+    return [f"no valid time: {'; '.join(texts)}"] if texts else []
+
+
+def _finding(cells: pd.DataFrame) -> str:
+    found = reach(cells, "fraction_of_roofline")
+    if not found:
+        return ""
+    shares, theirs = found.shapes["fraction_of_roofline"], found.yardstick_shapes["fraction_of_roofline"]
+    at = where(found.shapes, cells, "")
+    words = f"{found.name} reaches {span(shares, percent)} of the roofline {at}"
+    return f"{words}, {plain(found.yardstick)} {span(theirs, percent)}" if len(theirs) else words
+
+
+KIND = Kind("roofline", "cells with useful_tflops and gbytes_s", chart)

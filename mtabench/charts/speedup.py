@@ -1,0 +1,64 @@
+"""Speedup over the baseline against sequence length."""
+
+from dataclasses import replace
+
+import pandas as pd
+
+from mtabench.charts.chart import Chart, Kind, titled
+from mtabench.charts.data import baseline_name, one_line_each
+from mtabench.charts.findings import called, speed_range, subject, where
+from mtabench.charts.lines import YAxis, line_chart
+from mtabench.charts.panels import Band, Panel, panels, times
+from mtabench.charts.text import TIMES, shortened
+from mtabench.charts.time import BANDS
+
+
+def chart(cells: pd.DataFrame) -> Chart | None:
+    """Speedups of the file; plain attention has none there, and its line is the ratio to the panel's baseline."""
+    cells = one_line_each(cells)
+    baseline = baseline_name(cells)
+    if rated(cells).empty:
+        return None
+
+    def values(group: pd.DataFrame, panel: pd.DataFrame) -> Band:
+        median, p10, p90 = times(group)
+        if group["impl"].iloc[0] == baseline or (group["op"] == "attention").all():
+            base = panel[(panel["impl"] == baseline) & (panel["status"] == "ok")]
+            base_ms = base.groupby(["batch", "seq"])["median_ms"].first()
+            y = base_ms.reindex(pd.MultiIndex.from_frame(group[["batch", "seq"]])).to_numpy(float) / median
+        else:
+            y = group["speedup"].where(group["status"] == "ok").to_numpy(float)
+        return y, y * median / p90, y * median / p10
+
+    shown = [_name_baseline(panel, baseline) for panel in panels(cells, values)]
+    title = titled(cells, _finding(cells), "speedup against sequence length")
+    nothing = "no speedup: the baseline has no time"
+    y_axis = YAxis(f"speedup over {shortened(baseline)}", TIMES, holds=(1.0,), nothing=nothing)
+    return line_chart(cells, shown, title, y_axis, BANDS)
+
+
+def rated(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells of conv attention with a speedup, in `ratio`; the baseline's own are left out."""
+    own = cells[(cells["op"] != "attention") & (cells["impl"] != baseline_name(cells))]
+    timed = own[(own["status"] == "ok") & own["speedup"].notna()]
+    return timed.assign(ratio=timed["speedup"])
+
+
+def _finding(cells: pd.DataFrame) -> str:
+    mine = rated(cells)
+    own = subject(mine)
+    mine = mine[mine["impl"] == own]
+    if mine.empty:
+        return ""
+    words = f"{called(cells, own)} {speed_range(mine, shortened(baseline_name(cells)))}"
+    return f"{words} {where(mine, cells)}" if len(mine) == 1 else words
+
+
+def _name_baseline(panel: Panel, baseline: str) -> Panel:
+    named = (
+        replace(line, label=f"{line.label} (the baseline)") if line.impl == baseline else line for line in panel.lines
+    )
+    return replace(panel, lines=tuple(named))
+
+
+KIND = Kind("speedup", "a timed baseline, and a speedup of another implementation over it", chart)

@@ -1,0 +1,10 @@
+"""Figures of written cells, for the tests of each kind of chart."""
+
+import pytest
+from chart_cells import figure, write
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """Writes cells and gives the figure of a kind."""
+    return lambda kind, cells, **more: figure(write(tmp_path / "a.csv", cells), kind, **more)

@@ -1,0 +1,146 @@
+"""What charts are drawn from: each cell once, settings apart, one line an implementation."""
+
+import pytest
+from chart_cells import conv_cell, oom, plain_cell, write
+
+from mtabench.charts.data import one_line_each, read_cells, settings
+from mtabench.charts.panels import panels, times
+from mtabench.charts.splits import split_panels
+from mtabench.charts.style import DARK, LIGHT, SPARE_STYLES, SPARE_YARDSTICKS, STYLES, styles_of
+
+
+def one_panel(path):
+    (_, setting), *others = settings(read_cells([path]))
+    assert not others
+    panel, *others = panels(one_line_each(setting), lambda group, _: times(group))
+    assert not others
+    return panel
+
+
+def test_batches_that_shrink_with_the_sequence_are_one_line(tmp_path):
+    cells = [conv_cell("eager", seq, 1.0, batch=max(1, 8192 // seq)) for seq in (1024, 4096, 8192, 16384)]
+    (suffix, setting), *others = settings(read_cells([write(tmp_path / "a.csv", cells)]))
+    assert (suffix, others) == ("", [])
+    assert set(setting["batch_name"]) == {"8k tokens"}
+
+
+def test_a_cell_in_two_files_counts_once_the_latest(tmp_path):
+    old = write(tmp_path / "old.csv", [conv_cell("eager", 1024, 5.0, started_utc="2026-01-01T00:00:00Z")])
+    new = write(tmp_path / "new.csv", [conv_cell("eager", 1024, 4.0, started_utc="2026-02-01T00:00:00Z")])
+    assert list(read_cells([new, old])["median_ms"]) == [4.0]
+
+
+def test_failed_cells_break_the_line_and_are_kept_as_runs(tmp_path):
+    cells = [conv_cell("triton", 1024, 2.0), conv_cell("triton", 2048, 3.0, status="wrong")]
+    cells += [oom("triton", seq) for seq in (4096, 8192)]
+    panel = one_panel(write(tmp_path / "a.csv", cells))
+    assert [(failure.word, failure.xs) for failure in panel.failures] == [
+        ("wrong", (2048,)),
+        ("out of memory", (4096, 8192)),
+    ]
+    assert list(panel.lines[0].y[:1]) == [2.0]
+    assert all(value != value for value in panel.lines[0].y[1:])
+
+
+def decode_cells(splits, used="", **more):
+    """Triton's and eager's cells of two sequence lengths; the fastest number of splits is 2, then 4."""
+    for seq, best in ((1024, 2), (4096, 4)):
+        yield conv_cell("eager", seq, seq / 64, speedup=1, **{"pass": "decode"})
+        for number in splits:
+            taken = used if number == "auto" else number
+            ms = seq / 1024 + abs((taken or 1) - best)
+            ours = {"pass": "decode", "splits": number, "splits_used": taken, "speedup": seq / 64 / ms, **more}
+            yield conv_cell("triton", seq, ms, **ours)
+
+
+@pytest.mark.parametrize(
+    ("splits", "label", "expected"),
+    [
+        (["auto", 2, 4], "triton", [2, 5]),
+        ([1, 2, 4], "triton, best splits", [1, 4]),
+        ([2], "triton, splits 2", [1, 6]),
+        ([""], "triton", [2, 7]),
+    ],
+)
+def test_an_implementation_has_one_line_whatever_its_splits(tmp_path, splits, label, expected):
+    path = write(tmp_path / "a.csv", decode_cells(splits, used=1 if splits == [""] else 3))
+    eager, triton = one_panel(path).lines
+    assert (eager.impl, triton.impl, triton.label) == ("eager", "triton", label)
+    assert (list(triton.x), list(triton.y)) == ([1024, 4096], expected)
+
+
+def test_best_splits_leave_failures_out_where_another_number_succeeds(tmp_path):
+    cells = [conv_cell("triton", 1024, 5.0, splits=2), conv_cell("triton", 1024, 1.0, splits=4, status="invalid")]
+    cells += [oom("triton", 2048, splits=splits) for splits in (2, 4)]
+    panel = one_panel(write(tmp_path / "a.csv", [{**cell, "pass": "decode"} for cell in cells]))
+    assert list(panel.lines[0].y[:1]) == [5.0]
+    assert [(failure.label, failure.xs) for failure in panel.failures] == [("triton, best splits", (2048,))]
+
+
+def test_a_failed_auto_is_not_replaced(tmp_path):
+    cells = [*decode_cells([2, 4]), oom("triton", 1024, splits="auto", **{"pass": "decode"})]
+    panel = one_panel(write(tmp_path / "a.csv", cells))
+    assert [line.impl for line in panel.lines] == ["eager"]
+    assert [(failure.label, failure.xs) for failure in panel.failures] == [("triton", (1024,))]
+
+
+def test_auto_of_a_file_without_splits_is_the_same_cell(tmp_path):
+    old = [{**cell, "started_utc": "2026-01-01T00:00:00Z"} for cell in decode_cells([""])]
+    files = [write(tmp_path / "old.csv", old), write(tmp_path / "new.csv", decode_cells(["auto"], used=2))]
+    cells = read_cells(files)
+    assert cells.loc[cells["impl"] == "triton", "splits_used"].tolist() == ["2", "2"]
+
+
+def test_time_against_splits_has_a_line_a_length_and_what_auto_took(tmp_path):
+    cells = [*decode_cells(["auto", 1, 4, 2], used=3), oom("triton", 4096, splits=8, **{"pass": "decode"})]
+    (panel,) = split_panels(read_cells([write(tmp_path / "a.csv", cells)]).query("splits != ''"))
+    short, long = panel.lines
+    assert panel.title == "triton, head dim 64, convolution 6x11"
+    assert (list(short.x), list(short.y), short.auto) == ([1, 2, 4], [2, 1, 3], (3, 2))
+    assert (list(long.x), list(long.y[:3]), long.auto) == ([1, 2, 4, 8], [7, 6, 4], (3, 5))
+    assert list(short.low) == pytest.approx([1.8, 0.9, 2.7])
+    assert [(failure.label, failure.xs) for failure in panel.failures] == [("seq 4k", (8,))]
+
+
+@pytest.mark.parametrize("splits", [["auto"], ["auto", 2], [2], [""]])
+def test_one_number_of_splits_makes_no_chart_against_splits(tmp_path, splits):
+    cells = read_cells([write(tmp_path / "a.csv", decode_cells(splits, used=3))])
+    assert split_panels(cells[cells["splits"] != ""]) == []
+
+
+def test_plain_attention_is_grey_beside_conv_attention_and_coloured_alone(tmp_path):
+    plain = [plain_cell("tiled", 1024, 1.0), plain_cell("sdpa-flash", 1024, 0.5)]
+    alone = styles_of(read_cells([write(tmp_path / "a.csv", plain)]))
+    beside = styles_of(read_cells([write(tmp_path / "b.csv", [*plain, conv_cell("mine", 1024, 2.0)])]))
+    assert alone["tiled"] in SPARE_STYLES
+    assert beside["tiled"] in SPARE_YARDSTICKS
+    assert beside["mine"] in SPARE_STYLES
+    assert alone["sdpa-flash"] == beside["sdpa-flash"] == STYLES["sdpa-flash"]
+
+
+def luminance(colour):
+    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one, other):
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_every_line_and_text_stands_out_from_the_page_in_both_themes():
+    """WCAG 2.2: 3:1 for graphics, 4.5:1 for text."""
+    for style in (*STYLES.values(), *SPARE_STYLES, *SPARE_YARDSTICKS):
+        assert contrast(style.colour, LIGHT.paper) >= 3, style
+        assert contrast(style.dark_colour, DARK.paper) >= 3, style
+    for theme in (LIGHT, DARK):
+        assert contrast(theme.ink, theme.paper) >= 4.5
+        assert contrast(theme.quiet, theme.backdrop) >= 4.5
+
+
+def test_no_two_implementations_look_the_same():
+    looks = [
+        (style.colour, style.marker, style.dashes) for style in (*STYLES.values(), *SPARE_STYLES, *SPARE_YARDSTICKS)
+    ]
+    assert len(set(looks)) == len(looks)

@@ -1,0 +1,289 @@
+"""`mtabench plot`: which files come out, what cannot be drawn, the same data the same file, texts of strangers."""
+
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import matplotlib as mpl
+import pytest
+from chart_cells import conv_cell, faults, figures, oom, plain_cell, texts, title, words, write
+from matplotlib.text import Text
+
+from mtabench.case import PASSES
+from mtabench.charts import KINDS, draw
+from mtabench.charts.style import DARK
+from mtabench.cli import main
+from mtabench.errors import UsageError
+
+
+@pytest.fixture
+def plot(monkeypatch, capsys, tmp_path):
+    """Runs `mtabench plot` in an empty folder; gives the exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*typed):
+        monkeypatch.setattr(sys, "argv", ["mtabench", "plot", *map(str, typed)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Two head dims; eager runs out of memory at 4k."""
+    cells = []
+    for head_dim in (64, 128):
+        more = {"head_dim": head_dim}
+        for seq in (1024, 2048, 4096):
+            fits = seq < 4096
+            cells.append(conv_cell("eager", seq, seq / 64, speedup=1, **more) if fits else oom("eager", seq, **more))
+            cells.append(conv_cell("triton", seq, seq / 1024, speedup=16 if fits else "", **more))
+            cells.append(plain_cell("sdpa-flash", seq, seq / 4096, **more))
+    return write(tmp_path / "sweep.csv", cells)
+
+
+def everything():
+    """Decode cells that give every kind of chart but the ladder."""
+    measured = {
+        "useful_tflops": 3,
+        "gbytes_s": 2000,
+        "fraction_of_roofline": 0.5,
+        "peak_memory_mb": 5,
+        "rel_error": 0.01,
+    }
+    for conv_q, conv_k, head_dim in ((3, 3, 64), (6, 11, 64), (6, 11, 128)):
+        shape = {"pass": "decode", "conv_q": conv_q, "conv_k": conv_k, "head_dim": head_dim} | measured
+        for seq in (1024, 4096):
+            yield conv_cell("eager", seq, 8.0, speedup=1, **shape)
+            for splits in ("auto", 2, 4):
+                used = {"splits": splits, "splits_used": 2 if splits == "auto" else splits}
+                yield conv_cell("triton", seq, 2.0, speedup=4, **shape | used)
+
+
+def ladder():
+    """Three implementations of plain attention at one shape."""
+    return [plain_cell(name, 1024, ms) for name, ms in (("naive", 90.0), ("tiled", 9.0), ("sdpa-flash", 1.0))]
+
+
+def test_every_kind_that_the_results_can_give_is_drawn_and_printed(plot, tmp_path):
+    write(tmp_path / "a.csv", [*everything(), *ladder()])
+    code, out, err = plot("a.csv", "--formats", "svg")
+    assert (code, err) == (0, "")
+    decode = [kind for kind in KINDS if kind != "ladder"]
+    expected = ["fwd-time.svg", "fwd-ladder.svg", *(f"decode-{kind}.svg" for kind in decode)]
+    assert sorted(out.splitlines()) == sorted(f"a-charts/{name}" for name in expected)
+    assert all((tmp_path / path).read_text().startswith("<?xml") for path in out.splitlines())
+
+
+def test_only_the_kinds_asked_for_are_drawn(plot, sweep, tmp_path):
+    code, out, _ = plot(sweep, "--kind", "speedup,time", "--out", "here")
+    assert code == 0
+    assert out.splitlines() == [f"here/fwd-{kind}.{end}" for kind in ("speedup", "time") for end in ("png", "svg")]
+    assert (tmp_path / "here" / "fwd-time.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_dark_chart_has_a_name_and_a_page_of_its_own(plot, sweep, tmp_path):
+    code, out, _ = plot(sweep, "--kind", "time", "--theme", "light,dark", "--formats", "svg", "--out", ".")
+    assert (code, out.splitlines()) == (0, ["fwd-time.svg", "fwd-time-dark.svg"])
+    light, dark = ((tmp_path / name).read_text().lower() for name in out.splitlines())
+    assert DARK.paper.lower() in dark
+    assert DARK.paper.lower() not in light
+
+
+@pytest.mark.parametrize(
+    ("kind", "needed"),
+    [
+        ("speedup", "a timed baseline"),
+        ("heatmap-conv", "at least two convolutions"),
+        ("heatmap-head-dim", "at least two head dims"),
+        ("roofline", "useful_tflops and gbytes_s"),
+        ("bandwidth", "decode cells with gbytes_s"),
+        ("memory", "peak_memory_mb"),
+        ("error", "rel_error"),
+        ("splits", "at least two numbers of splits"),
+        ("ladder", "at least 3 implementations of plain attention"),
+    ],
+)
+def test_a_kind_that_the_results_cannot_give_is_one_sentence(plot, tmp_path, kind, needed):
+    write(tmp_path / "a.csv", [conv_cell("triton", 1024, 2.0), plain_cell("sdpa-flash", 1024, 1.0)])
+    code, out, err = plot("a.csv", "--kind", f"time,{kind}")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert f"a.csv cannot give a chart of kind {kind}; it needs " in err
+    assert needed in err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        (("--kind", "tiem"), "there is no kind of chart 'tiem'; did you mean time?"),
+        (("--kind", "x"), "expected one or more of time, speedup, heatmap-conv"),
+        (("--theme", "sepia"), "there is no theme 'sepia'; expected one or more of light, dark"),
+        (("--formats", "pdf"), "there is no chart format 'pdf'"),
+        (("--kind", ","), "--kind"),
+        (("--out", "sweep.csv"), "cannot write the chart sweep.csv/fwd-time.png"),
+    ],
+)
+def test_bad_options_are_one_sentence_and_write_nothing(plot, sweep, tmp_path, typed, sentence):
+    code, out, err = plot(sweep, *typed)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert sentence in err
+    assert list(tmp_path.iterdir()) == [sweep]
+
+
+def test_help_names_every_kind(plot):
+    _, out, _ = plot("--help")
+    assert all(kind in "".join(out.split()) for kind in KINDS)
+
+
+def test_no_file_is_an_error(tmp_path):
+    with pytest.raises(UsageError, match="no results file"):
+        draw([], tmp_path)
+
+
+def test_every_pass_in_a_file_has_its_charts(tmp_path):
+    cells = [conv_cell("triton", 1024, 3, **{"pass": pass_}) for pass_ in PASSES]
+    paths = draw([write(tmp_path / "all.csv", cells)], tmp_path, formats=["svg"])
+    assert [path.stem for path in paths] == [f"{pass_}-time" for pass_ in PASSES]
+
+
+def test_what_one_chart_cannot_show_makes_charts_named_after_it(tmp_path):
+    cells = [
+        conv_cell("eager", seq, 1.0, dtype=dtype, batch=batch)
+        for seq in (1024, 2048)
+        for dtype, batch in (("bf16", 1), ("bf16", 4), ("fp16", 1))
+    ]
+    paths = draw([write(tmp_path / "a.csv", cells)], tmp_path, formats=["svg"])
+    assert [path.stem for path in paths] == [
+        f"fwd-time-{name}" for name in ("bf16-batch1", "bf16-batch4", "fp16-batch1")
+    ]
+
+
+def test_a_file_is_the_same_each_time_and_carries_no_date(tmp_path):
+    for cells, options in (
+        ([conv_cell("triton", 1024, 3.0)], {"kinds": ["time"], "themes": ["light", "dark"]}),
+        (everything(), {"kinds": ["heatmap-conv", "roofline"], "formats": ["svg"]}),
+    ):
+        path = write(tmp_path / "a.csv", cells)
+        first, second = (draw([path], tmp_path / name, **options) for name in ("first", "second"))
+        assert len(first) >= 2
+        for one, other in zip(first, second, strict=True):
+            assert one.read_bytes() == other.read_bytes(), one
+            assert b"<dc:date>" not in one.read_bytes()
+
+
+def test_settings_of_matplotlib_neither_change_the_charts_nor_are_changed(sweep, tmp_path):
+    (expected,) = draw([sweep], tmp_path / "first", kinds=["time"], formats=["svg"])
+    with mpl.rc_context({"lines.linewidth": 9, "text.color": "red", "axes.grid": True, "legend.fontsize": 30}):
+        before = dict(mpl.rcParams)
+        (path,) = draw([sweep], tmp_path / "second", kinds=["time"], formats=["svg"])
+        assert dict(mpl.rcParams) == before
+    assert path.read_bytes() == expected.read_bytes()
+
+
+HOSTILE = (
+    r"$\frac{1}{0}$",
+    r"$\undefined",
+    "$$ & <script>alert(1)</script> -->",
+    "]]><svg onload='x'>",
+    "{x}_y^z %s %(a)s",
+    "X" * 10_000,
+    "\N{CJK UNIFIED IDEOGRAPH-4E2D}\N{GRINNING FACE}",
+)
+
+
+@pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text)[1:12])
+def test_texts_of_a_stranger_are_shown_as_text_and_shortened(tmp_path, text):
+    cells = [conv_cell(name, seq, 1.0, device=text, torch=text) for name in ("eager", text) for seq in (1024, 2048)]
+    path = write(tmp_path / "a.csv", [*cells, oom(text, 4096, device=text, torch=text)])
+    (shown,) = figures(path, "time")
+    assert not any(one.get_parse_math() for one in texts(shown))
+    assert faults(shown) == []
+    assert words(shown).count(text[:9]) >= 4  # in the legend, at the failed cell, and twice in the caption
+    assert len(words(shown)) < 1000
+    (svg,) = draw([path], tmp_path, kinds=["time"], formats=["svg"])
+    tags = {element.tag.partition("}")[2] for element in ElementTree.parse(svg).iter()}
+    assert not tags & {"script", "a", "image", "foreignObject"}
+
+
+@pytest.mark.parametrize("kind", ["speedup", "heatmap-head-dim", "roofline", "splits", "ladder"])
+def test_names_of_a_stranger_are_text_in_every_kind(tmp_path, kind):
+    name = r"$\frac{1}{0}$ & <b>"
+    cells = [*ladder()] if kind == "ladder" else [*everything()]
+    cells = [cell | {"impl": name} if cell["impl"] in ("triton", "naive") else cell for cell in cells]
+    (shown,) = figures(write(tmp_path / "a.csv", cells), kind)
+    assert name in words(shown) + "".join(label.get_text() for label in shown.axes[0].get_yticklabels())
+    assert not any(one.get_parse_math() for one in shown.findobj(Text))
+
+
+def test_names_too_long_for_a_file_do_not_overwrite_each_other(tmp_path):
+    cells = [conv_cell("eager", 1024, 1.0, device="G" * 5000 + end) for end in ("1", "2", "3")]
+    paths = draw([write(tmp_path / "a.csv", cells)], tmp_path, formats=["svg"])
+    assert len({path.name for path in paths}) == 3
+    assert all(len(path.name) < 100 and path.exists() for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("cells", "sentence"),
+    [
+        ((conv_cell(f"i{n}", 1024, 1.0) for n in range(61)), "61 implementations"),
+        (
+            (conv_cell("eager", 1024, 1.0, head_dim=n) for n in range(1, 62)),
+            r"61 problems \(head dim and convolution\)",
+        ),
+        ((conv_cell("eager", 1024, 1.0, device=f"d{n}") for n in range(101)), "101 combinations of device"),
+    ],
+    ids=["implementations", "panels", "settings"],
+)
+def test_more_than_can_be_drawn_is_one_sentence(tmp_path, cells, sentence):
+    path = write(tmp_path / "a.csv", cells)
+    with pytest.raises(UsageError, match=sentence):
+        draw([path], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def numbers_at_the_bounds():
+    """The largest and smallest numbers that a results file may hold."""
+    for impl, seq, ms, value in (("eager", 1, 1e-99, 1e-99), ("triton", 10**11, 1e99, 1e99)):
+        measures = dict.fromkeys(
+            ("useful_tflops", "gbytes_s", "fraction_of_roofline", "peak_memory_mb", "rel_error"), value
+        )
+        yield conv_cell(impl, seq, None, speedup=1 / value, **measures) | {"median_ms": ms}
+
+
+CORNERS = {
+    "one row": [conv_cell("triton", 1024, 2.0)],
+    "one length": [conv_cell(name, 1024, ms, speedup=12 / ms) for name, ms in (("eager", 12), ("triton", 1))],
+    "all failed": [oom(name, seq) for name in ("eager", "triton", "compile") for seq in (1024, 2048, 4096)],
+    "ok without a time": [{**conv_cell("eager", 1024, None)}, {**plain_cell("sdpa-flash", 1024, None)}],
+    "1 to 1m": [conv_cell(name, 2**n, 2.0**n) for name in ("eager", "triton") for n in range(21)],
+    "many and long names": [
+        cell
+        for n in range(10)
+        for cell in (
+            conv_cell(f"a_name_that_is_much_longer_than_anyone_would_choose_{n}", 1024, n + 1.0, speedup=2),
+            oom(f"a_name_that_is_much_longer_than_anyone_would_choose_{n}", 4096),
+            conv_cell("eager", 1024, 20, speedup=1),
+        )
+    ],
+    "the bounds": list(numbers_at_the_bounds()),
+}
+
+
+@pytest.mark.parametrize("name", CORNERS)
+def test_texts_neither_overlap_nor_leave_the_chart(tmp_path, name):
+    path = write(tmp_path / "a.csv", CORNERS[name])
+    shown = [figure for kind in KINDS for figure in figures(path, kind, DARK)]
+    assert shown
+    assert [fault for figure in shown for fault in faults(figure)] == []
+    assert all(title(figure).startswith("Forward: ") for figure in shown)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_of_every_kind_neither_overlap_nor_leave_the_chart(tmp_path, kind):
+    path = write(tmp_path / "a.csv", ladder() if kind == "ladder" else everything())
+    (shown,) = figures(path, kind)
+    assert faults(shown) == []

@@ -1,0 +1,44 @@
+"""Heat maps: the speedups, what failed, and the titles computed from planted numbers."""
+
+import numpy as np
+import pytest
+from chart_cells import conv_cell, grid, oom, said, title, words
+from matplotlib.collections import QuadMesh
+
+
+def test_heat_map_holds_the_speedups_and_marks_what_failed(measured):
+    cells = [*grid({(1024, 64): 2, (4096, 64): 8, (1024, 128): 0.5}), oom("triton", 4096, head_dim=128)]
+    shown = measured("heatmap-head-dim", [*cells, conv_cell("triton", 8192, 3.0)])
+    (axes,) = shown.axes
+    (mesh,) = (item for item in axes.collections if isinstance(item, QuadMesh))
+    ratios = np.exp(mesh.get_array().filled(np.nan))
+    assert ratios[0][:2] == pytest.approx([2, 8])
+    assert ratios[1][0] == pytest.approx(0.5)
+    assert set(said(axes.texts)) == {"2.0x", "8.0x", "0.50x", "out of memory", "no baseline"}
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1k", "4k", "8k"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["64", "128"]
+    assert title(shown) == (
+        "Forward: triton is 8.0x as fast as eager at 4k tokens, head dim 64, "
+        "and takes 2.0x as long as eager at 1k tokens, head dim 128"
+    )
+
+
+def test_heat_maps_of_convolutions_have_one_for_each_head_dim_and_implementation(measured):
+    cells = [
+        cell
+        for conv_q, conv_k in ((6, 11), (3, 3))
+        for cell in grid({(1024, 64): conv_q, (1024, 128): 2}, conv_q=conv_q, conv_k=conv_k)
+    ]
+    cells += [conv_cell("compile", 1024, 4.0, speedup=16)]
+    shown = measured("heatmap-conv", cells)
+    names = [axes.get_title(loc="left") for axes in shown.axes]
+    assert names == ["compile, head dim 64", "triton, head dim 64", "triton, head dim 128"]
+    assert [label.get_text() for label in shown.axes[1].get_yticklabels()] == ["3x3", "6x11"]
+    assert said(shown.axes[1].texts) == ["3.0x", "6.0x"]
+
+
+def test_numbers_that_do_not_fit_into_the_cells_are_left_out(measured):
+    speedups = {(seq, head_dim): 99999 for seq in range(1, 100) for head_dim in (64, 128)}
+    shown = measured("heatmap-head-dim", grid(speedups))
+    assert not shown.axes[0].texts
+    assert "the cells are too narrow for numbers" in words(shown)
