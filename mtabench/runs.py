@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mtabench import fields
+from mtabench.csv_reading import read_csv
 from mtabench.errors import UsageError
-from mtabench.results import KEY_COLUMNS, SAMPLE_COLUMNS, STATUSES, read_results, samples_path, text_of
+from mtabench.escaping import quoted
+from mtabench.results import SAMPLE_COLUMNS, frame, key_of_row, read_file, samples_path
 
-COUNTS = ("batch", "heads", "kv_heads", "seq", "head_dim")
+# A line takes about 80 bytes: room for 1000 cells with 200 rounds of 10 samples each.
+MOST_BYTES, MOST_SAMPLES = 160 << 20, 2_000_000
 TIMED = ("rounds", "samples", "median_ms", "ci95_low_ms", "ci95_high_ms")
 SAMPLES_AGREE = 1e-4  # six digits are written
 
@@ -24,11 +26,16 @@ Rounds = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A row, what a person calls it, and its samples in ms by round; none unless its status is ok."""
+    """A row, what a person calls it, and its samples in ms by process and round; none unless its status is ok."""
 
     name: str
     row: Mapping[str, Any]
-    rounds: Rounds
+    processes: tuple[Rounds, ...]
+
+    @property
+    def rounds(self) -> Rounds:
+        """The samples by round, of one process after the other."""
+        return tuple(samples for rounds in self.processes for samples in rounds)
 
     @property
     def ok(self) -> bool:
@@ -60,26 +67,30 @@ def read_run(path: Path) -> Run:
     Raises UsageError, in one sentence, where anything is missing, cut off, given twice or at odds with the rest: a
     comparison of half a file would pass in silence.
     """
-    table = read_results(path)
-    if not path.read_bytes().endswith(b"\n"):
+    file = read_file(path)
+    texts = file.rows()
+    if not texts:
+        raise UsageError(f"{path} has no rows")
+    if file.torn:
         raise UsageError(f"{path} ends in the middle of a row; measure its last cells again with --resume")
     rows: dict[str, Mapping[str, Any]] = {}
-    for record in table.to_dict("records"):
-        row: Mapping[str, Any] = {str(name): value for name, value in record.items()}
-        key = _key(path, row)
+    for text, record in zip(texts, frame(file.columns).to_dict("records"), strict=True):
+        key = "/".join(key_of_row(text))
+        if key in rows and rows[key]["device"] != text["device"]:
+            raise UsageError(
+                f"{path} has the cell {key} of several devices; take one of them: mtabench results select {path} "
+                f"--where 'device={rows[key]['device'].replace(',', '*')}' --out ONE.csv"
+            )
         if key in rows:
             raise UsageError(f"{path} has the cell {key} twice; a results file has one row a cell")
-        if row["status"] not in STATUSES:
-            raise UsageError(f"{path} has the status {row['status']!r} for {key}; expected {', '.join(STATUSES)}")
-        rows[key] = row
-    samples = _read_samples(path) if any(row["status"] == "ok" for row in rows.values()) else {}
+        rows[key] = {str(name): value for name, value in record.items()}
+    samples = read_samples(path) if any(row["status"] == "ok" for row in rows.values()) else {}
     cells = {}
     for key, row in rows.items():
-        found = samples.get((row["run_id"], key)) or samples.get((row["run_id"], _without_splits(key)), ())
-        rounds = found if row["status"] == "ok" else ()
+        ids = process_ids(row["run_id"]) if row["status"] == "ok" else []
+        cells[key] = Cell(name_of(row), row, tuple(find_rounds(samples, run_id, key) for run_id in ids))
         if row["status"] == "ok":
-            _check_samples(path, key, row, rounds)
-        cells[key] = Cell(name_of(row), row, rounds)
+            _check_samples(path, key, row, cells[key].rounds)
     return Run(path, cells)
 
 
@@ -96,47 +107,44 @@ def name_of(row: Mapping[str, Any]) -> str:
     )
 
 
-def _key(path: Path, row: Mapping[str, Any]) -> str:
-    """What the samples file calls the cell."""
-    for name in COUNTS:
-        if not (math.isfinite(row[name]) and row[name] > 0):
-            raise UsageError(f"{path} has a row without a number in the column {name}")
-    texts = []
-    for name in KEY_COLUMNS:
-        value = row[name]
-        whole = isinstance(value, float) and math.isfinite(value)
-        texts.append(text_of(int(value) if whole else value))
-    return "/".join(texts)
+def cell_names(key: str) -> tuple[str, str]:
+    """What a samples file may call the cell: its key, and what it was before splits could be swept."""
+    return key, key.rpartition("/")[0] + "/"
 
 
-def _without_splits(key: str) -> str:
-    """The key of a cell in files from before splits could be swept."""
-    return key.rpartition("/")[0] + "/"
+def process_ids(run_id: str) -> list[str]:
+    """The runs of the processes that a row sums up: `mtabench ab` joins them with a plus sign."""
+    return list(dict.fromkeys(run_id.split("+")))
 
 
-def _read_samples(results: Path) -> dict[tuple[str, str], Rounds]:
-    """Samples in ms, by round, of each run and cell."""
+def find_rounds(samples: Mapping[tuple[str, str], Rounds], run_id: str, key: str) -> Rounds:
+    """The samples of a cell by round; none if there are none."""
+    return next((samples[run_id, name] for name in cell_names(key) if (run_id, name) in samples), ())
+
+
+def read_samples(results: Path) -> dict[tuple[str, str], Rounds]:
+    """Samples in ms, by round, of each run and cell of a results file; raises UsageError."""
+    found: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run_id, cell, round_, _, milliseconds in sample_records(results):
+        found[run_id, cell][int(round_)].append(float(milliseconds))
+    return {key: tuple(tuple(rounds[i]) for i in sorted(rounds)) for key, rounds in found.items()}
+
+
+def sample_records(results: Path) -> Iterator[list[str]]:
+    """The lines of the samples file beside a results file: checked texts under SAMPLE_COLUMNS; raises UsageError."""
     path = samples_path(results)
     if not path.exists():
-        raise UsageError(f"there is no file {path}, the raw samples of {results}; compare needs both, side by side")
-    try:
-        text = path.read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path} as a CSV file: {error}") from error
-    lines = csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
-    if tuple(next(lines, ())) != SAMPLE_COLUMNS:
+        raise UsageError(f"there is no file {path}, the raw samples of {results}; the two belong side by side")
+    file = read_csv(path, MOST_BYTES, MOST_SAMPLES)
+    if tuple(file.header) != SAMPLE_COLUMNS:
         raise UsageError(f"{path} is not a samples file of mtabench; expected the columns {', '.join(SAMPLE_COLUMNS)}")
-    found: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for number, line in enumerate(lines, start=2):
+    for number, record in enumerate(file.records, start=2):
         try:
-            run_id, cell, round_, _, milliseconds = line
-            sample = float(milliseconds)
-            if not (math.isfinite(sample) and sample > 0):
-                raise ValueError
-            found[run_id, cell][int(round_)].append(sample)
+            fields.count(record[2])
+            fields.positive(record[4])
         except ValueError:
-            raise UsageError(f"line {number} of {path} is not a sample: {','.join(line)!r}") from None
-    return {key: tuple(tuple(rounds[i]) for i in sorted(rounds)) for key, rounds in found.items()}
+            raise UsageError(f"line {number} of {path} is not a sample: {quoted(','.join(record))}") from None
+        yield record
 
 
 def _check_samples(path: Path, key: str, row: Mapping[str, Any], rounds: Rounds) -> None:

@@ -1,0 +1,97 @@
+"""CSV files that may come from a stranger: read within bounds and made printable, or refused in one sentence."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtabench.errors import UsageError
+from mtabench.escaping import printable, quoted
+
+MOST_COLUMNS = 256
+MOST_LINE = 1_000_000  # characters; a field has at most 131072, the limit of Python's reader
+
+_PLAIN = bytes(range(0x20, 0x7F)) + b"\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class CsvFile:
+    """The header of a file and its records, one a line; `torn` if it ends in the middle of one, which is left out.
+
+    `records` is read once; the first is in line 2 of the file. Empty header: the file has no whole line.
+    """
+
+    header: list[str]
+    records: Iterator[list[str]]
+    torn: bool
+
+
+def read_csv(path: Path, most_bytes: int, most_records: int) -> CsvFile:
+    """Read a CSV file in UTF-8, with or without a byte order mark; in every field what is not printable is visible.
+
+    Raises UsageError, here or from `records`, for what is no such file or larger than the bounds.
+    """
+    content = _content(path, most_bytes)
+    whole = content[: content.rfind(b"\n") + 1]
+    records = _records(path, whole, most_records + 1)
+    header = next(records, [])
+    if whole and not header:
+        raise UsageError(f"cannot read {path} as a CSV file: its first line is empty; expected the names of columns")
+    if len(header) > MOST_COLUMNS:
+        raise UsageError(f"{path} has {len(header)} columns; expected at most {MOST_COLUMNS}")
+    twice = next((name for name in header if header.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{path} has two columns that are called {quoted(twice)}; expected each name once")
+    return CsvFile(header, records, torn=len(whole) < len(content))
+
+
+def _content(path: Path, most_bytes: int) -> bytes:
+    """The bytes of a regular file: a pipe or a device might never end."""
+    try:
+        if not path.exists():
+            raise UsageError(f"there is no file {path}")
+        if not path.is_file():
+            raise UsageError(f"cannot read {path} as a CSV file: it is not a regular file")
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if len(content) > most_bytes:
+        raise UsageError(f"{path} is larger than {most_bytes >> 20} MiB, the most that is read of such a file")
+    if b"\0" in content:
+        raise UsageError(f"cannot read {path} as a CSV file: it has a byte 0, which no text has")
+    return content
+
+
+def _records(path: Path, content: bytes, most: int) -> Iterator[list[str]]:
+    """The header and what follows, each as long as the header."""
+    plain = not content.translate(None, _PLAIN) and content.count(b"\r") == content.count(b"\r\n")
+    given = done = length = 0
+
+    def lines() -> Iterator[str]:
+        """The lines, as long as each is a record: a quote that never ends would read the file as one field."""
+        nonlocal given
+        for line in io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="\n"):
+            if given > done:
+                raise UsageError(f"line {given} of {path} has a quote that does not end; expected one line a row")
+            given += 1
+            if len(line) > MOST_LINE:
+                raise UsageError(f"line {given} of {path} is longer than {MOST_LINE} characters")
+            if given > most:
+                raise UsageError(f"{path} has more than {most - 1} rows, the most that are read of such a file")
+            yield line
+
+    try:
+        for record in csv.reader(lines(), strict=True):
+            done += 1
+            length = length or len(record)
+            if len(record) != length:
+                raise UsageError(f"line {done} of {path} has {len(record)} fields, and its header {length}")
+            yield record if plain else [printable(field) for field in record]
+    except UnicodeDecodeError as error:
+        raise UsageError(f"cannot read {path} as a CSV file: it is not text in UTF-8 ({error.reason})") from error
+    except csv.Error as error:
+        raise UsageError(f"cannot read line {given} of {path} as CSV: {error}") from error

@@ -1,0 +1,76 @@
+"""Texts that somebody else wrote, made safe for where they are shown; they come out as text and do nothing there."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+
+# What GitHub turns into links, or into a message to somebody; it leaves code alone.
+_LINKED = re.compile(r"://|www\.|@|#\d|:[a-z+-][\w+-]*:", re.IGNORECASE)
+_MARKDOWN = re.compile(r"[\\`*_{}\[\]#|~!$]")
+# Commands that GitHub's runner finds in a log: `::name` where a line starts, `##[name]` anywhere.
+_COMMAND = re.compile(r"^\s*::|##(?=\[)", re.MULTILINE)
+_FORMULA = re.compile("\\s*[=+@\uff1d\uff0b\uff0d\uff20-]")  # the wide forms of the signs as well
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+_LATEX = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{character: f"{{{character}}}" for character in "\"'`-[]*"},  # ligatures, and arguments of the \\\\ before
+}  # fmt: skip
+
+
+def printable(text: str) -> str:
+    r"""The text with what a terminal obeys instead of showing made visible: ESC is `\x1b`, and so on.
+
+    That is everything Unicode does not call printable: control characters, the marks that turn the direction of
+    writing around, line separators, and every space but the plain one.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def quoted(text: str) -> str:
+    """A text from a file inside a sentence: in quotes, on one line, and not longer than a person reads."""
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def in_log(text: str) -> str:
+    """Lines of output in which GitHub's runner finds no command; elsewhere they stay as they are."""
+    if os.environ.get("GITHUB_ACTIONS") != "true":
+        return text
+    return _COMMAND.sub(lambda match: f"{match[0][:-1]}\\x{ord(match[0][-1]):x}", text)
+
+
+def in_markdown(text: str) -> str:
+    """A text in a paragraph or a cell of a table of GitHub's Markdown, where it is neither markup nor a link."""
+    linked = bool(_LINKED.search(text))
+    text = html.escape(printable(text), quote=False)
+    text = _MARKDOWN.sub(lambda match: f"\\{match[0]}", text)
+    if not linked:
+        return text
+    # Links are found in the source and in the text that comes out: entities hide from the one, code from the other,
+    # and a comment splits an address.
+    for character in ":.":
+        text = text.replace(character, f"&#{ord(character)};")
+    text = text.replace("@", "@<!-- -->")
+    return f"<code>{text}</code>"
+
+
+def in_latex(text: str) -> str:
+    """A text in LaTeX, in any engine and font: no command, and nothing but ASCII."""
+    return "".join(map(_latex, printable(text)))
+
+
+def _latex(character: str) -> str:
+    if character in _LATEX:
+        return _LATEX[character]
+    return character if character.isascii() else in_latex(character.encode("unicode_escape").decode())
+
+
+def in_spreadsheet(text: str) -> str:
+    """A field of a CSV file that a spreadsheet shows: what would be a formula begins with an apostrophe (OWASP)."""
+    text = printable(text)
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text

@@ -1,0 +1,106 @@
+"""Texts of strangers, made safe for terminals, logs, Markdown, LaTeX and spreadsheets."""
+
+import html
+import re
+import shutil
+import subprocess
+
+import pytest
+from hostile_cells import TEXTS
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtabench.escaping import in_latex, in_log, in_markdown, in_spreadsheet, printable
+
+ANY = st.text(
+    st.sampled_from("\\`*_{}[]<>#|~!$&@:./=+-()ab1 \t\n\x1b\u202e") | st.characters(exclude_categories=["Cs"])
+)
+
+
+def test_what_a_terminal_obeys_becomes_visible():
+    assert printable("a é 中 b") == "a é 中 b"
+    assert printable("\x1b[31m\x07\t\r\n\x9b\x00") == "\\x1b[31m\\x07\\t\\r\\n\\x9b\\x00"
+    assert printable("\u202eabc\u2066\u200b\u2028\ufeff\U000e0041") == (
+        "\\u202eabc\\u2066\\u200b\\u2028\\ufeff\\U000e0041"
+    )
+
+
+@given(ANY)
+def test_printable_text_is_on_one_line_and_stays_as_it_is(text):
+    assert printable(text).isprintable()
+    assert printable(printable(text)) == printable(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "there"),
+    [
+        ("::error::x", ":\\x3aerror::x"),
+        ("  ::add-mask::x", "  :\\x3aadd-mask::x"),
+        ("a\n::error::x", "a\n:\\x3aerror::x"),
+        ("a ##[error]x", "a #\\x23[error]x"),
+        ("at::native::add", "at::native::add"),
+        ("## heading", "## heading"),
+    ],
+)
+def test_github_finds_no_command_in_a_log(monkeypatch, line, there):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    assert in_log(line) == there
+    monkeypatch.delenv("GITHUB_ACTIONS")
+    assert in_log(line) == line
+
+
+@given(ANY)
+def test_markdown_has_no_markup_but_its_own(text):
+    made = in_markdown(text)
+    bare = re.sub(r"^<code>|</code>$|<!-- -->", "", made)
+    assert not re.search(r"(?<!\\)(\\\\)*[`*_{}\[\]#|~!$](?!\d+;)", bare.replace("&#", "&"))
+    assert not re.search(r"[<>]|://|www\.", bare)
+    assert ("@" in made) == ("@<!-- -->" in made)
+    shown = re.sub(r"\\([!-/:-@\[-`{-~])|(&#?\w+;)", lambda match: match[1] or html.unescape(match[2]), bare)
+    assert shown == printable(text)
+
+
+def test_markdown_that_needs_no_escape_stays_readable():
+    text = "fwd triton bf16 batch 1 heads 16 seq 4096: -1.20 to +3.00 %, torch 2.11.0+cu130 (KV 4)"
+    assert in_markdown(text) == text
+    assert in_markdown("a|b_c") == "a\\|b\\_c"
+    assert in_markdown("https://evil.example").startswith("<code>https&#58;//")
+
+
+@pytest.mark.parametrize(
+    ("text", "there"),
+    [
+        ("=1+1", "'=1+1"),
+        ("+1+1", "'+1+1"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("-cmd|' /C calc'!A0", "'-cmd|' /C calc'!A0"),
+        (" =1", "' =1"),
+        ("\uff1d1+1", "'\uff1d1+1"),
+        ("\t=1", "\\t=1"),
+        ("-1.5e-05", "-1.5e-05"),
+        ("+3", "+3"),
+        ("triton", "triton"),
+        ("", ""),
+    ],
+)
+def test_a_spreadsheet_finds_no_formula(text, there):
+    assert in_spreadsheet(text) == there
+
+
+@given(ANY)
+def test_latex_is_ascii_and_has_no_command_but_its_own(text):
+    made = in_latex(text)
+    assert made.isascii()
+    assert made.isprintable()
+    own = r"\\text(backslash|asciitilde|asciicircum|less|greater|bar)\{\}|\\[&%$#_{}]|\$\\pm\$|\{[\"'`\-\[\]*]\}"
+    assert not re.search(r"[\\{}$&#^_~%<>|\"\[\]`*]", re.sub(own, "", made))
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
+def test_latex_compiles(tmp_path):
+    rows = "\n".join(f"{in_latex(text[:60])} & x \\\\" for text in (*TEXTS, "[a]", "*", "^^41", "\\input{x}", "é±中"))
+    document = f"\\documentclass{{article}}\\begin{{document}}\\begin{{tabular}}{{ll}}\n{rows}\n\\end{{tabular}}"
+    (tmp_path / "a.tex").write_text(document + "\\end{document}")
+    words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "a.tex"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout[-2000:]

@@ -1,0 +1,154 @@
+"""`mtabench export`: Markdown, LaTeX, Parquet and CSV for spreadsheets."""
+
+import csv
+import shutil
+import subprocess
+import sys
+
+import pytest
+from command_line import contents, make_runner, refused
+from hostile_cells import TEXTS, poison
+from written_runs import case, rounds, write_run
+
+from mtabench.results import COLUMNS, read_file, read_results
+
+CELLS = {
+    case(1024): rounds(2.0),
+    case(1024, "triton"): rounds(0.5),
+    case(1024, "sdpa-flash", op="attention", conv_q=None, conv_k=None): rounds(0.25),
+    case(2048): ("oom", "needs 30 GiB"),
+}
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    return make_runner(monkeypatch, capsys, tmp_path)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write_run(tmp_path / "a.csv", CELLS)
+
+
+def test_markdown_is_printed_and_written_alike(mtabench, path, tmp_path):
+    code, out, err = mtabench("export", "a.csv")
+    assert (code, err) == (0, "")
+    rows = [line for line in out.splitlines() if line.startswith("|")]
+    assert rows[0].startswith("| seq | impl | median \\[ms\\] | ± \\[%\\] |")
+    assert rows[1].startswith("| ---: | --- | ---: | ---: |")
+    assert len({row.count("|") for row in rows}) == 1
+    assert len(rows) == 6
+    assert out.splitlines()[-1] == "\\[1\\] needs 30 GiB"
+    assert mtabench("export", "a.csv", "--out", "new/a.md") == (0, "new/a.md\n", "")
+    assert (tmp_path / "new" / "a.md").read_text() == out
+
+
+def test_latex_has_units_in_its_header_and_says_what_rows_share(mtabench, path):
+    _, out, _ = mtabench("export", "a.csv", "--format", "latex")
+    assert "seq & impl & median & $\\pm$ &" in out
+    assert " &  & (ms) & (\\%) &" in out
+    assert "\\caption{forward, fp32, batch 1, 2 heads" in out
+    body = out[out.index("\\midrule") : out.index("\\bottomrule")].splitlines()[1:]
+    assert [line.split(" & ")[:2] for line in body] == [
+        ["1k", "eager"], ["1k", "triton"], ["1k", "sdpa{-}flash"], ["2k", "eager"],
+    ]  # fmt: skip
+    assert all(line.endswith(" \\\\") for line in body)
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
+@pytest.mark.parametrize("hostile", [False, True])
+def test_latex_compiles(mtabench, path, tmp_path, hostile):
+    if hostile:
+        poison(path)
+    assert mtabench("export", "a.csv", "--out", "table.tex")[0] == 0
+    (tmp_path / "doc.tex").write_text(
+        "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\\input{table}\\end{document}"
+    )
+    words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "doc.tex"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_parquet_is_typed_and_null_where_nothing_is_known(mtabench, path, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert mtabench("export", "a.csv", "--out", "a.parquet")[0] == 0
+    table = parquet.read_table(tmp_path / "a.parquet")
+    assert table.column_names == list(COLUMNS)
+    types = {name: str(table.schema.field(name).type) for name in table.column_names}
+    assert [types[name] for name in ("seq", "conv_q", "median_ms", "causal", "throttled")] == [
+        "int64", "int64", "double", "bool", "bool",
+    ]  # fmt: skip
+    assert types["started_utc"].startswith("timestamp[")
+    assert types["impl"].endswith("string")
+    assert table["conv_q"].to_pylist() == [6, 6, None, 6]
+    assert table["median_ms"].to_pylist()[3] is None
+    assert table["reason"].to_pylist() == [None, None, None, "needs 30 GiB"]
+    assert table["median_ms"].to_pylist()[:3] == read_results(path)["median_ms"].tolist()[:3]
+
+
+def test_parquet_without_pyarrow_is_one_sentence(mtabench, path, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    refused(mtabench("export", "a.csv", "--out", "a.parquet"), "pip install 'mtabench[parquet]'")
+    assert not (tmp_path / "a.parquet").exists()
+
+
+def test_a_spreadsheet_gets_every_column_and_no_formula(mtabench, path, tmp_path):
+    poison(path)
+    assert mtabench("export", "a.csv", "--out", "sheet.csv")[0] == 0
+    content = (tmp_path / "sheet.csv").read_bytes()
+    assert content.startswith(b"\xef\xbb\xbfschema_version,")
+    header, *lines = csv.reader(content.decode("utf-8-sig").splitlines())
+    assert header == list(COLUMNS)
+    texts = [row for row in read_file(path).rows()]
+    assert any(text.startswith("=") for row in texts for text in row.values())
+    for line, row in zip(lines, texts, strict=True):
+        assert not [field for field in line if field.lstrip()[:1] in tuple("=+@-\t\r")]
+        assert [field.removeprefix("'") for field in line] == [row[name] for name in COLUMNS]
+
+
+def test_hostile_texts_stay_in_their_cells_of_markdown(mtabench, path):
+    poison(path)
+    _, out, _ = mtabench("export", "a.csv")
+    rows = [line.replace("\\\\", "").replace("\\|", "") for line in out.splitlines() if line.startswith("|")]
+    assert len({row.count("|") for row in rows}) == 1
+    assert len(rows) == 6
+    assert "<img" not in out
+    assert "<script" not in out
+    assert "https://" not in out
+    assert max(map(len, TEXTS)) > max(map(len, rows))  # and long ones are cut
+
+
+def test_where_and_sort_hold_for_exports(mtabench, path):
+    _, out, _ = mtabench("export", "a.csv", "--where", "status=ok,op=conv-attention", "--sort", "median_ms")
+    assert [line.split(" | ")[1] for line in out.splitlines() if line.startswith("| 1k")] == ["triton", "eager"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("a.csv --out a.csv", "is one of the files that are read"),
+        ("a.csv --out link.csv --overwrite", "is one of the files that are read"),
+        ("a.csv --out there.md", "there.md already exists; give --overwrite"),
+        ("a.csv --out a.html", "expected one of .md, .tex, .parquet, .csv"),
+        ("a.csv --out a", "expected one of .md"),
+        ("a.csv --out b.md --format latex", "the suffix of --out says"),
+        ("a.csv --format csv", "expected markdown or latex"),
+        ("a.csv --out a.csv/b.md", "cannot write a.csv/b.md"),
+        ("a.csv --out folder.md", "is a folder"),
+        ("a.csv --where impl=none --out b.md", "no row of a.csv has impl=none"),
+        ("none.csv --out b.md", "there is no file none.csv"),
+    ],
+)
+def test_bad_words_are_one_sentence_and_write_nothing(mtabench, path, tmp_path, words, sentence):
+    (tmp_path / "there.md").write_text("precious")
+    (tmp_path / "folder.md").mkdir()
+    (tmp_path / "link.csv").symlink_to(path)
+    before = contents(tmp_path)
+    refused(mtabench("export", *words.split()), sentence)
+    assert contents(tmp_path) == before
+
+
+def test_an_existing_file_is_replaced_when_asked(mtabench, path, tmp_path):
+    (tmp_path / "there.md").write_text("old")
+    assert mtabench("export", "a.csv", "--out", "there.md", "--overwrite")[0] == 0
+    assert (tmp_path / "there.md").read_text().startswith("forward, fp32")

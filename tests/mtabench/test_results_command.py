@@ -1,0 +1,165 @@
+"""`mtabench results merge` and `select`: rows with their samples, and nothing lost or written over by chance."""
+
+import os
+
+import pytest
+from command_line import contents, make_runner, refused
+from written_runs import case, rounds, write_run
+
+from mtabench import results_command
+from mtabench.errors import UsageError
+from mtabench.results import read_file, samples_path
+from mtabench.runs import read_run
+
+LATER = "2026-01-03T03:04:05Z"
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    return make_runner(monkeypatch, capsys, tmp_path)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """a.csv and b.csv, of other lengths; c.csv has one of a.csv's cells again, later, and a failure."""
+    write_run(tmp_path / "a.csv", {case(64): rounds(1.0), case(128): rounds(2.0)}, run_id="a")
+    write_run(tmp_path / "b.csv", {case(256): rounds(4.0), case(512): ("oom", "no room")}, run_id="b")
+    write_run(tmp_path / "c.csv", {case(128): rounds(3.0)}, run_id="c", started=LATER)
+
+
+def lines(path):
+    return path.read_text().splitlines()[1:]
+
+
+def test_merge_keeps_every_row_and_sample_as_it_was(mtabench, files, tmp_path):
+    code, out, err = mtabench("results", "merge", "a.csv", "b.csv", "--out", "new/all.csv")
+    assert (code, out, err) == (0, "new/all.csv: 4 cells\n", "")
+    new = tmp_path / "new" / "all.csv"
+    for name in ("all.csv", "all.samples.csv"):
+        old = [tmp_path / name.replace("all", x) for x in "ab"]
+        assert lines(new.with_name(name)) == [line for path in old for line in lines(path)]
+    run = read_run(new)
+    assert [len(cell.rounds) for cell in run.cells.values()] == [10, 10, 10, 0]
+    assert sorted(path.name for path in new.parent.iterdir()) == ["all.csv", "all.samples.csv"]
+
+
+def test_a_cell_in_two_files_is_refused_and_the_latest_taken_if_asked(mtabench, files, tmp_path):
+    before = contents(tmp_path)
+    words = ("results", "merge", "c.csv", "a.csv", "--out", "all.csv")
+    refused(mtabench(*words), "c.csv and a.csv both have fwd/eager/conv-attention/fp32/1/2/2/128/", "--latest")
+    assert contents(tmp_path) == before
+    code, out, _ = mtabench(*words, "--latest")
+    assert code == 0
+    assert "1 cell in several files: the row that started last was taken" in out
+    run = read_run(tmp_path / "all.csv")
+    assert {cell.row["seq"]: cell.row["run_id"] for cell in run.cells.values()} == {64: "a", 128: "c"}
+    assert len(lines(tmp_path / "all.samples.csv")) == 200
+
+
+def test_the_same_rows_twice_are_one(mtabench, files, tmp_path):
+    for name in ("a", "a.samples"):
+        (tmp_path / f"copy{name[1:]}.csv").write_bytes((tmp_path / f"{name}.csv").read_bytes())
+    assert mtabench("results", "merge", "a.csv", "copy.csv", "--out", "all.csv")[0] == 0
+    for name in ("", ".samples"):
+        assert (tmp_path / f"all{name}.csv").read_bytes() == (tmp_path / f"a{name}.csv").read_bytes()
+
+
+def test_other_rows_that_started_at_the_same_time_are_not_chosen_from(mtabench, files, tmp_path):
+    write_run(tmp_path / "d.csv", {case(64): rounds(1.1)}, run_id="d")
+    refused(mtabench("results", "merge", "a.csv", "d.csv", "--latest", "--out", "all.csv"), "started at the same time")
+
+
+def test_cells_of_other_devices_stand_side_by_side_and_are_not_compared(mtabench, files, tmp_path):
+    write_run(tmp_path / "d.csv", {case(64): rounds(1.1)}, run_id="d", device="other")
+    assert mtabench("results", "merge", "a.csv", "d.csv", "--out", "all.csv")[0] == 0
+    assert [row["device"] for row in read_file(tmp_path / "all.csv").rows()] == ["some, device"] * 2 + ["other"]
+    refused(mtabench("compare", "all.csv", "b.csv"), "of several devices; take one of them", "'device=some* device'")
+    assert mtabench("results", "select", "all.csv", "--where", "device=other", "--out", "one.csv")[0] == 0
+    assert mtabench("compare", "one.csv", "d.csv")[0] == 2  # they hold the same run, and can be read
+
+
+def test_select_takes_rows_with_their_samples(mtabench, files, tmp_path):
+    code, out, err = mtabench("results", "select", "a.csv", "--where", "seq=128..256", "--out", "some.csv")
+    assert (code, out, err) == (0, "some.csv: 1 cell\n", "")
+    (cell,) = read_run(tmp_path / "some.csv").cells.values()
+    assert cell.row["seq"] == 128
+    assert len(cell.rounds) == 10
+
+
+def test_select_and_merge_give_the_file_back(mtabench, files, tmp_path):
+    for name, where in (("x", "seq=64"), ("y", "seq!=64")):
+        assert mtabench("results", "select", "a.csv", "--where", where, "--out", f"{name}.csv")[0] == 0
+    assert mtabench("results", "merge", "x.csv", "y.csv", "--out", "z.csv")[0] == 0
+    for name in ("", ".samples"):
+        assert (tmp_path / f"z{name}.csv").read_bytes() == (tmp_path / f"a{name}.csv").read_bytes()
+
+
+def test_missing_samples_are_said(mtabench, files, tmp_path):
+    samples_path(tmp_path / "b.csv").unlink()
+    code, out, _ = mtabench("results", "merge", "a.csv", "b.csv", "--out", "all.csv")
+    assert code == 0
+    assert "b.csv has no b.samples.csv beside it: compare needs samples of every cell" in out
+    assert len(lines(tmp_path / "all.samples.csv")) == 200
+
+
+def test_files_of_pairs_keep_the_samples_of_all_their_processes(mtabench, tmp_path):
+    write_run(tmp_path / "a.csv", {case(64): rounds(1.0, count=2)}, run_id="one")
+    for path in (tmp_path / "a.csv", tmp_path / "a.samples.csv"):
+        path.write_text(path.read_text().replace("one,", "one+two,", 1 if path.name == "a.csv" else 0))
+    samples = (tmp_path / "a.samples.csv").read_text()
+    (tmp_path / "a.samples.csv").write_text(samples + "".join(f"two{line[3:]}\n" for line in samples.splitlines()[1:]))
+    assert mtabench("results", "select", "a.csv", "--where", "seq=64", "--out", "b.csv")[0] == 0
+    assert len(lines(tmp_path / "b.samples.csv")) == 40
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("merge a.csv --out all.csv", "two results files or more"),
+        ("merge a.csv ./a.csv --out all.csv", "each once"),
+        ("merge a.csv b.csv", "--out"),
+        ("merge a.csv b.csv --out a.csv --overwrite", "is one of the files that are read"),
+        ("merge a.csv b.csv --out all.txt", "expected NAME.csv"),
+        ("merge a.csv b.csv --out all.samples.csv", "expected NAME.csv"),
+        ("merge a.csv none.csv --out all.csv", "there is no file none.csv"),
+        ("merge a.csv b.csv --out c.csv", "c.csv already exists; give --overwrite"),
+        ("merge a.csv b.csv --out left.csv", "left.samples.csv already exists"),
+        ("merge a.csv more.csv --out all.csv", "more.csv has the column 'note'"),
+        ("merge a.csv spoiled.csv --out all.csv", "line 2 of spoiled.samples.csv is not a sample"),
+        ("select a.csv --out all.csv", "needs --where"),
+        (
+            "select a.csv --where seq=1k --out all.csv",
+            "no row of a.csv has seq=1k; in the column seq they have 64, 128",
+        ),
+        ("", "ommand"),
+    ],
+)
+def test_bad_words_are_one_sentence_and_write_nothing(mtabench, files, tmp_path, words, sentence):
+    (tmp_path / "left.samples.csv").write_text("precious")
+    text = (tmp_path / "a.csv").read_text().replace("repro\n", "repro,note\n").replace("--causal\n", "--causal,x\n")
+    (tmp_path / "more.csv").write_text(text)
+    write_run(tmp_path / "spoiled.csv", {case(1024): rounds(1.0)}, run_id="s")
+    samples = (tmp_path / "spoiled.samples.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "spoiled.samples.csv").write_text("".join([samples[0], "s,cell,1,1,nan\n", *samples[1:]]))
+    before = contents(tmp_path)
+    refused(mtabench("results", *words.split()), sentence)
+    assert contents(tmp_path) == before
+
+
+def test_overwrite_replaces_rows_and_samples(mtabench, files, tmp_path):
+    words = ("results", "select", "b.csv", "--where", "status=oom", "--out", "c.csv", "--overwrite")
+    samples_path(tmp_path / "b.csv").unlink()
+    assert mtabench(*words)[0] == 0
+    assert read_file(tmp_path / "c.csv").rows()[0]["reason"] == "no room"
+    assert not (tmp_path / "c.samples.csv").exists()  # they were those of the rows that are gone
+
+
+def test_a_failure_leaves_what_was_there(files, tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    before = contents(tmp_path)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UsageError, match="No space left"):
+        results_command.merge([tmp_path / "a.csv", tmp_path / "b.csv"], tmp_path / "c.csv", False, True)
+    assert contents(tmp_path) == before

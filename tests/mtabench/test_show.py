@@ -1,0 +1,214 @@
+"""`mtabench show`: what is in the table, how it fits, and which rows are in it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import make_runner, refused
+from rich.cells import cell_len
+from written_runs import case, rounds, write_run
+
+from mtabench.result_view import significant
+from mtabench.results import samples_path
+from mtabench.sparklines import drift, sparkline
+
+ROOT = Path(__file__).parents[2]
+KEPT = sorted((ROOT / "results" / "nvidia-h200").glob("[bdf]*.csv"))  # toy-all.csv is of another kind
+CELLS = {
+    case(1024): rounds(2.0, count=4),
+    case(1024, "triton"): rounds(0.5, count=4),
+    case(2048): ("oom", "needs 30 GiB of memory, and 20 GiB are free"),
+    case(2048, "triton"): rounds(1.0, count=4),
+}
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    return make_runner(monkeypatch, capsys, tmp_path)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write_run(tmp_path / "a.csv", CELLS)
+
+
+def table(out):
+    """The lines of the table by their first words, and its header."""
+    lines = out.split("\n")
+    start = next(i for i, line in enumerate(lines) if "median" in line or "status" in line)
+    return lines[start], [line.split() for line in lines[start + 1 :] if line.strip()[:1].isdigit()]
+
+
+def test_what_all_rows_share_is_said_once(mtabench, path):
+    code, out, err = mtabench("show", "a.csv")
+    assert (code, err) == (0, "")
+    assert "a.csv: 4 cells: 3 ok, 1 oom" in out
+    assert "forward · fp32 · batch 1 · 2 heads · head dim 16 · conv 6x11 · causal · warm cache · timer cpu" in out
+    assert "some, device · driver 1.2 · CUDA 13.0 · torch 2.13.0 · triton 3.6.0 · 2026-01-02T03:04:05Z" in out
+    header, rows = table(out)
+    assert header.split()[:3] == ["seq", "impl", "median"]
+    assert [row[:2] for row in rows] == [["1k", "eager"], ["1k", "triton"], ["2k", "eager"], ["2k", "triton"]]
+
+
+def test_medians_intervals_status_and_reasons(mtabench, path):
+    _, out, _ = mtabench("show", "a.csv")
+    _, rows = table(out)
+    assert [row[-1] for row in rows] == ["ok", "ok", "[1]", "ok"]
+    assert rows[2] == ["2k", "eager", "oom", "[1]"]
+    assert float(rows[0][2]) == pytest.approx(2.0, rel=0.01)
+    assert 0 < float(rows[0][3]) < 5  # percent
+    assert "[1] needs 30 GiB of memory, and 20 GiB are free" in out
+
+
+def test_columns_appear_where_rows_differ(mtabench, tmp_path):
+    other = {"driver": "9.9", "device": "other"}
+    write_run(tmp_path / "b.csv", {case(1024, head_dim=32, kv_heads=1): rounds(1.0)}, run_id="b", **other)
+    write_run(tmp_path / "a.csv", CELLS)
+    assert mtabench("results", "merge", "a.csv", "b.csv", "--out", "c.csv")[0] == 0
+    _, out, _ = mtabench("show", "c.csv")
+    assert table(out)[0].split()[:8] == ["device", "KV", "heads", "head", "dim", "driver", "seq", "impl"]
+    assert "some, device" not in out.split("\n\n")[0]
+
+
+def test_rounds_are_drawn_from_the_samples(mtabench, path):
+    _, out, _ = mtabench("show", "a.csv")
+    drawn = [word for row in table(out)[1] for word in row if set(word) <= set("▁▂▃▄▅▆▇█")]
+    assert [len(marks) for marks in drawn] == [4, 4, 4]
+    assert "rounds: their medians in the order measured, from -" in out
+    samples_path(path).unlink()
+    assert "rounds" not in mtabench("show", "a.csv")[1]
+    samples_path(path).write_text("nothing\n")
+    code, out, _ = mtabench("show", "a.csv")
+    assert code == 0
+    assert "no rounds: a.samples.csv is not a samples file of mtabench" in out
+
+
+def test_a_drift_is_seen_on_one_scale_for_all_cells():
+    found = drift([[[1.0], [1.0], [1.02]], [[2.0], [2.0], [2.02]], [], [[1.0]]])
+    assert found.scale == pytest.approx(0.02)
+    assert found.texts == ("▅▅█", "▅▅▆", "", "▅")
+    assert drift([[[1.0], [9.0], [1.0]]]).scale == 0.1
+    assert len(drift([[[1.0]] * 50]).texts[0]) == 16
+    assert drift([]).texts == ()
+
+
+def test_sparklines_have_a_mark_for_what_is_missing():
+    assert sparkline([0, None, 10, 20, -5], 0, 10) == "▁x██▁"
+
+
+def test_throughput_against_seq_is_drawn(mtabench, path):
+    _, out, _ = mtabench("show", "a.csv")
+    pictures = out[out.index("TFLOP/s at seq 1k, 2k; full height is") :].split("\n")
+    assert [line.split()[:1] for line in pictures[1:3]] == [["eager"], ["triton"]]
+    assert pictures[1].split()[1].endswith("x")  # there is no time of eager at 2k
+
+
+def test_pictures_that_nobody_could_read_are_not_drawn(mtabench, tmp_path):
+    write_run(tmp_path / "a.csv", {case(64 * i): rounds(1.0, count=1) for i in range(1, 42)})
+    code, out, _ = mtabench("show", "a.csv")
+    assert code == 0
+    assert "full height" not in out
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.name)
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_results_of_the_repository_fit_and_lose_no_row(mtabench, monkeypatch, kept, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, out, _ = mtabench("show", kept)
+    assert code == 0
+    lines = out.split("\n")
+    assert max(cell_len(line) for line in lines[1:]) <= width  # the first has the path
+    assert len(table(out)[1]) == len(kept.read_text().splitlines()) - 1
+    assert ("left out for" in out) == (width < 160)
+
+
+def test_what_does_not_fit_stands_above_its_rows(mtabench, monkeypatch, tmp_path):
+    cells = {
+        case(64, head_dim=d, heads=h, dtype=t): rounds(1.0) for d in (16, 32) for h in (2, 4) for t in ("fp16", "fp32")
+    }
+    write_run(tmp_path / "a.csv", cells)
+    monkeypatch.setenv("COLUMNS", "30")
+    _, out, _ = mtabench("show", "a.csv")
+    assert "dtype fp16, heads 2" in out
+    assert table(out)[0].split() == ["head", "dim", "seq", "impl", "median"]
+    assert len(table(out)[1]) == 8
+
+
+def test_a_file_with_failures_only(mtabench, tmp_path):
+    write_run(tmp_path / "a.csv", {case(64): ("error", "it broke"), case(128): ("timeout", "")})
+    code, out, err = mtabench("show", "a.csv")
+    assert (code, err) == (0, "")
+    assert table(out)[0].split() == ["seq", "impl", "status"]
+    assert "[1] it broke" in out
+    assert "TFLOP/s" not in out
+
+
+def test_a_torn_row_is_left_out_and_said(mtabench, path):
+    path.write_bytes(path.read_bytes()[:-20])
+    code, out, _ = mtabench("show", "a.csv")
+    assert code == 0
+    assert "the file ends in the middle of a row, which is left out" in out
+    assert len(table(out)[1]) == 3
+
+
+def test_where_and_sort_choose_and_order_rows(mtabench, path):
+    _, out, _ = mtabench("show", "a.csv", "--where", "impl=triton,seq=1k..2k", "--sort", "-median_ms")
+    assert [row[:2] for row in table(out)[1]] == [["2k", "triton"], ["1k", "triton"]]
+    assert "2 cells, all ok; 4 in the file" in out
+    _, out, _ = mtabench("show", "a.csv", "--sort", "median_ms")
+    assert [row[1] for row in table(out)[1]] == ["triton", "triton", "eager", "eager"]  # no time comes last
+    _, out, _ = mtabench("show", "a.csv", "--where", "status!=ok")
+    assert len(table(out)[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("none.csv", "there is no file none.csv"),
+        ("a.csv --where seq", "cannot read 'seq'; expected conditions such as"),
+        ("a.csv --where sqe=1k", "no column 'sqe'; did you mean seq?"),
+        ("a.csv --where speedup=2", "speedup is measured"),
+        ("a.csv --where seq=64k", "no row of a.csv has seq=64k; in the column seq they have 1k, 2k"),
+        ("a.csv --where seq=1k --where impl=tirton", "among those that the conditions before it keep"),
+        ("a.csv --where seq=4k..1k", "descends"),
+        ("a.csv --where conv=6x", "cannot read '6x'"),
+        ("a.csv --sort speed", "--sort has no column 'speed'; did you mean speedup?"),
+        ("a.csv --sort", "--sort"),
+        ("", "CSV"),
+    ],
+)
+def test_bad_words_are_one_sentence(mtabench, path, words, sentence):
+    refused(mtabench("show", *words.split()), sentence)
+
+
+@pytest.mark.parametrize(("encoding", "marks"), [("ascii", "#_"), ("latin-1", "#_"), ("utf-8", "█▄")])
+def test_a_pipe_has_no_colours_and_what_its_encoding_has(tmp_path, path, encoding, marks):
+    path.write_text(path.read_text().replace("some, device", "Gerät 中"), encoding="utf-8")
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}", "PYTHONIOENCODING": encoding, "COLUMNS": "60"
+    }  # fmt: skip
+    words = [sys.executable, "-m", "mtabench", "show", str(path)]
+    done = subprocess.run(words, capture_output=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    out = done.stdout.decode(encoding)
+    assert "\x1b" not in out
+    assert any(mark in out for mark in marks)
+    assert ("Gerät 中" if encoding == "utf-8" else "Ger\\xe4t \\u4e2d") in out
+    assert max(map(len, out.split("\n")[1:])) <= 60
+
+
+def test_a_reader_that_goes_away_is_no_error(path):
+    command = f"{sys.executable} -m mtabench show {path} | head -1"
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, env=environment, text=True)
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_numbers_keep_their_digits():
+    assert [significant(x, 3) for x in (0.5, 1.0, 12.345, 1234.0, 99.96, 1e-9)] == [
+        "0.500", "1.00", "12.3", "1234", "100", "1.00e-09",
+    ]  # fmt: skip
+    assert significant(1e6, 4) == "1000000"
