@@ -1,0 +1,225 @@
+// Every cell, and the history of the one that is chosen. A view is in the address: the chosen cell, the filters and the
+// order of the table stand after the "#", so that a link brings them back.
+"use strict";
+
+(function () {
+  const { data, changesOf, plural, element, EVIDENCE } = dashboard;
+  const { revisionName, revisions, dateOf, timeOf, changeMark, evidenceOf } = dashboard;
+  const { cells, runs, histories, timelines, rules } = data;
+  const AXES = [
+    ["pass", "pass"], ["impl", "implementation"], ["seq", "seq"], ["head_dim", "head dim"], ["conv", "conv"],
+    ["dtype", "dtype"], ["batch", "batch"], ["heads", "heads"], ["kv_heads", "KV heads"], ["causal", "causal"],
+    ["splits", "splits"], ["op", "computes"], ["device", "device"],
+  ];
+  const STATES = { slower: "bad", failing: "bad", faster: "good" };
+  const placeOf = new Map(cells.id.map((id, cell) => [id, cell]));
+  let shown = null; // the cell whose history is shown
+  let chosen = null; // the same, if the reader chose it
+
+  // ---------------------------------------------------------------- all cells
+
+  const table = createTable(element("cells-table"), {
+    caption: "Time now and history",
+    noun: "cells",
+    rows: cells.id.map((_, cell) => rowOf(cell)),
+    sort: "label",
+    pageSize: 40,
+    columns: [
+      { name: "find", label: "find", filter: "text", hidden: true },
+      { name: "state", label: "state", filter: "choice", hidden: true },
+      ...AXES.map(([name, label]) => ({ name, label, filter: "choice", hidden: true })),
+      { name: "label", label: "cell", show: ({ cell }) => cellButton(cell) },
+      { name: "now", label: "now", unit: "ms", kind: "number" },
+      { name: "change", label: "last change", kind: "number", show: ({ last }) => last && changeMark(last.change) },
+      { name: "trend", label: "history", show: ({ cell, state }) => sparkline(histories[cell].median_ms, state) },
+      { name: "end", label: "state", show: ({ state }) => stateMark(state) },
+    ],
+    onChange: remember,
+  });
+
+  function rowOf(cell) {
+    const last = changesOf[cell].at(-1);
+    const conv = cells.conv_q[cell] ? `${cells.conv_q[cell]}x${cells.conv_k[cell]}` : "";
+    const state = cells.state[cell];
+    return {
+      ...Object.fromEntries(AXES.map(([name]) => [name, name === "conv" ? conv : cells[name][cell]])),
+      cell,
+      label: cells.label[cell],
+      find: ["name", "label", "device", "timer", "cache"].map((name) => cells[name][cell]).join(" "),
+      now: histories[cell].median_ms.at(-1),
+      last,
+      change: last ? 100 * last.change : null,
+      state,
+      trend: state,
+      end: state,
+    };
+  }
+
+  function stateMark(state) {
+    return make("span", { text: state, className: STATES[state] ?? "quiet" });
+  }
+
+  function cellButton(cell) {
+    const attributes = {
+      type: "button", "data-cell": cell, title: cells.name[cell], "aria-pressed": String(cell === shown),
+    };
+    const button = make("button", { text: cells.label[cell], className: "cell", attributes });
+    button.addEventListener("click", () => {
+      chosen = cell;
+      show(cell);
+      remember();
+      const { top } = element("chosen").getBoundingClientRect();
+      if (top < 0 || top > innerHeight / 2) element("chosen-title").focus(); // in a narrow window it is out of sight
+    });
+    return button;
+  }
+
+  // ---------------------------------------------------------------- the history of one cell
+
+  function show(cell) {
+    shown = cell;
+    for (const button of document.querySelectorAll("button.cell")) {
+      button.setAttribute("aria-pressed", String(Number(button.dataset.cell) === cell));
+    }
+    const history = histories[cell];
+    const places = timelines[history.timeline];
+    const points = places.map((run, i) => pointOf(history, run, i));
+    const found = changesOf[cell];
+    const marks = found.map((one) => ({ ...one, good: places.indexOf(one.good), bad: places.indexOf(one.bad) }));
+    const name = `Median time of ${cells.label[cell]} over ${plural(points.length, "run")}`;
+    const facts = [cells.name[cell], cells.device[cell], `timer ${cells.timer[cell]}`, `cache ${cells.cache[cell]}`];
+    element("chosen-title").textContent = cells.label[cell];
+    element("chosen-facts").textContent = facts.join(", ");
+    element("chosen-now").replaceChildren(...nowOf(points.at(-1)));
+    element("chosen-changes").replaceChildren(...found.toReversed().map(changeLine));
+    showRuns(points);
+    const chart = element("chosen-chart");
+    return drawChart(chart, () => historySpec(points, marks, name, chart.clientWidth));
+  }
+
+  function pointOf(history, run, i) {
+    const [status, reason] = history.failed?.[i] ?? ["ok", ""];
+    return {
+      run, status, reason,
+      ms: history.median_ms[i], low: history.ci95_low_ms[i], high: history.ci95_high_ms[i],
+      revision: revisionName(run) + (runs.git_dirty[run] ? " + changes" : ""),
+      date: timeOf(run),
+    };
+  }
+
+  function nowOf({ ms, low, high, status, reason, date, run }) {
+    if (ms === null) return [make("span", { text: reason ? `${status}: ${reason}` : status, className: "bad given" })];
+    const half = formatNumber((50 * (high - low)) / ms, 2);
+    return [
+      make("strong", { text: `${formatNumber(ms)} ms` }),
+      make("span", { text: ` ± ${half} % on ${date} at `, className: "quiet" }),
+      revisions(null, run),
+    ];
+  }
+
+  function changeLine(one) {
+    const times = `${formatNumber(one.before_ms)} to ${formatNumber(one.after_ms)} ms`;
+    const rest = make("span", { text: ` ${dateOf(one.bad)}, ${times}, ${evidenceOf(one)}`, className: "quiet" });
+    return make("li", {}, changeMark(one.change), " ", revisions(one.good, one.bad), rest);
+  }
+
+  // The chart once more as a table, made when it is opened.
+  function showRuns(points) {
+    const details = element("chosen-runs");
+    const place = details.querySelector("div");
+    details.querySelector("summary").textContent = `${plural(points.length, "run")} as a table`;
+    place.replaceChildren();
+    details.ontoggle = () => {
+      if (!details.open || place.childElementCount) return;
+      createTable(place, {
+        caption: "Runs, the last first",
+        noun: "runs",
+        pageSize: 30,
+        rows: points.toReversed(),
+        columns: [
+          { name: "date", label: "run" },
+          { name: "revision", label: "revision", show: revisionOf },
+          { name: "ms", label: "median", unit: "ms", kind: "number" },
+          { name: "low", label: "low", unit: "ms", kind: "number" },
+          { name: "high", label: "high", unit: "ms", kind: "number" },
+          { name: "status", label: "status" },
+        ],
+      });
+    };
+    details.ontoggle();
+  }
+
+  function revisionOf({ run, revision }) {
+    return runs.git_dirty[run] ? make("span", { text: revision, className: "mono" }) : revisions(null, run);
+  }
+
+  // ---------------------------------------------------------------- the view in the address
+
+  function remember() {
+    const { sort, descending, filters } = table.state();
+    const view = new URLSearchParams(filters);
+    if (chosen !== null) view.set("cell", cells.id[chosen]);
+    if (sort && (sort !== "label" || descending)) view.set("sort", (descending ? "-" : "") + sort);
+    const before = new URLSearchParams(location.hash.slice(1));
+    if (view.toString() === before.toString()) return;
+    // Each choice is a step back; the letters of a search are not.
+    const typed = view.get("find") !== before.get("find");
+    history[typed ? "replaceState" : "pushState"](null, "", `#${view}`);
+  }
+
+  function restore() {
+    const view = new URLSearchParams(location.hash.slice(1));
+    const sort = view.get("sort") ?? "label";
+    chosen = placeOf.get(view.get("cell")) ?? null;
+    view.delete("cell");
+    view.delete("sort");
+    const filters = Object.fromEntries(view);
+    table.restore({ sort: sort.replace(/^-/, ""), descending: sort.startsWith("-"), filters });
+    return show(chosen ?? firstToShow());
+  }
+
+  // Before a choice: the largest change that is news, else the first cell.
+  function firstToShow() {
+    const event = data.events.find(({ recent, lasting }) => recent && lasting) ?? data.events[0];
+    if (event) return data.changes[event.changes[0]].cell;
+    return data.failures.length ? data.failures[0].cell : 0;
+  }
+
+  // ---------------------------------------------------------------- how to read it
+
+  function showRules() {
+    const percent = `${formatNumber(100 * rules.threshold, 3)} %`;
+    const told = {
+      step: `A step of at least ${percent} that is significant beside the noise from run to run, holds for ` +
+        `${rules.fewest_runs} runs or more, and is no slow drift.`,
+      latest: "The last runs lie more than five times the noise from the level before. More runs will confirm it, or " +
+        "show an outlier.",
+      few: `With fewer than ${rules.few} runs, noise from run to run is unknown. Neighbouring runs then differ if ` +
+        `their intervals do not overlap and the change is at least ${percent}: a weaker sign, which another machine ` +
+        "or another day can bring about as well.",
+      drift: `No step explains it: the level slopes, and its end is at least ${percent} from its beginning.`,
+    };
+    for (const [kind, meaning] of Object.entries(told)) {
+      element("rules").append(make("dt", { text: EVIDENCE[kind] }), make("dd", { text: meaning }));
+    }
+  }
+
+  function showSources() {
+    const { files, rows, repeated, skipped, broken, broken_files: brokenFiles } = data.read;
+    const others = Object.entries(skipped).map(([what, number]) => `${what}: ${formatNumber(number)}`);
+    if (repeated) others.push(`rows that another file had already: ${formatNumber(repeated)}`);
+    const made = `Made ${data.made_utc} by mtabench ${data.mtabench}`;
+    const from = `from ${plural(files, "file")} with ${plural(rows, "row")}`;
+    element("made").textContent = `${made} ${from}${others.length ? `; left out: ${others.join(", ")}` : ""}.`;
+    if (!brokenFiles) return;
+    const lines = broken.map(({ file, reason }) => make("li", {}, make("code", { text: file }), ` ${reason}`));
+    const title = make("h3", { text: `${plural(brokenFiles, "file")} could not be read` });
+    element("broken").append(title, make("ul", {}, ...lines));
+  }
+
+  showNews(cellButton);
+  showRules();
+  showSources();
+  addEventListener("hashchange", restore);
+  restore().then(() => performance.mark("data-ready"));
+})();

@@ -1,0 +1,77 @@
+// What every page has: its data, light and dark, and elements made of text.
+"use strict";
+
+// The data of the page, as build_page embedded them.
+function pageData() {
+  return JSON.parse(document.getElementById("data").textContent);
+}
+
+// An element with text and children. Text goes in as text, whatever it holds; attributes are ours alone.
+function make(tag, { text, className, attributes = {}, on = {} } = {}, ...children) {
+  const element = document.createElement(tag);
+  if (text !== undefined && text !== null) element.textContent = text;
+  if (className) element.className = className;
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  for (const [name, listener] of Object.entries(on)) element.addEventListener(name, listener);
+  element.append(...children);
+  return element;
+}
+
+// An element of an SVG picture.
+function makeSvg(tag, attributes) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+
+// A number for people: whole numbers in full, others with `digits` significant digits; "" where there is none.
+function formatNumber(value, digits = 4) {
+  if (typeof value !== "number") return "";
+  const size = Math.abs(value);
+  if (size >= 1e15 || (size > 0 && size < 1e-4)) return value.toExponential(digits - 1);
+  const places = Number.isInteger(value)
+    ? { maximumFractionDigits: 0 }
+    : { minimumSignificantDigits: digits, maximumSignificantDigits: digits };
+  return value.toLocaleString("en", places);
+}
+
+// Light and dark follow the system until the button is used. `themechange` on the document tells of a change.
+(function () {
+  const root = document.documentElement;
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+
+  // A page opened from disk may have no storage.
+  function stored(value) {
+    try {
+      if (value) localStorage.setItem("mtabench-theme", value);
+      return localStorage.getItem("mtabench-theme");
+    } catch {
+      return null;
+    }
+  }
+
+  function current() {
+    return root.dataset.theme || (dark.matches ? "dark" : "light");
+  }
+
+  function show() {
+    const button = document.getElementById("theme-toggle");
+    if (button) button.textContent = current() === "dark" ? "Light" : "Dark";
+    document.dispatchEvent(new Event("themechange"));
+  }
+
+  const chosen = stored();
+  if (chosen === "dark" || chosen === "light") root.dataset.theme = chosen;
+  dark.addEventListener("change", show);
+  document.addEventListener("DOMContentLoaded", () => {
+    const button = document.getElementById("theme-toggle");
+    button.hidden = false;
+    button.setAttribute("aria-label", "Switch between light and dark");
+    button.addEventListener("click", () => {
+      root.dataset.theme = current() === "dark" ? "light" : "dark";
+      stored(root.dataset.theme);
+      show();
+    });
+    show();
+  });
+})();

@@ -1,0 +1,217 @@
+// Tables that sort, filter and say how many rows they show. Cells are text, whatever a results file holds.
+//
+// createTable(element, {
+//   caption,             what the table holds; shown above it
+//   noun,                what a row is, in the plural: "34 of 51 cells"
+//   columns: [{
+//     name,              the property of a row
+//     label, unit,       the header
+//     kind,              "text" (the default) or "number" (right-aligned, sorted as numbers)
+//     digits,            significant digits of a number, 4 if not given
+//     filter,            "choice" or "text": a filter above the table; a choice of one value is not shown
+//     emptyPasses,       true: rows without a value pass the filter, whatever is chosen
+//     show,              row => text or Node, instead of the value
+//     sortable,          false: a header without a button
+//     hidden,            true: a filter without a column
+//   }],
+//   rows,                an array of objects; null and undefined are empty and sort last
+//   sort, descending,    the column that is sorted at first; the order of the rows if not given
+//   filtersIn,           an element for the filters; above the table if not given
+//   detail,              row => Node, shown below a row when its button is pressed
+//   nameOf,              row => what the button calls the row, for those who hear it
+//   pageSize,            rows shown before "Show all"; 200 if not given
+//   onChange,            (rows that pass the filters, state) => after each change by the reader
+// }) returns { rows(), state(), restore(state), setRows(rows) }. A state is { sort, descending, filters }, plain JSON.
+"use strict";
+
+const createTable = (function () {
+  const collator = new Intl.Collator("en", { numeric: true });
+  const LONG = 48; // characters; longer texts wrap
+  let count = 0;
+
+  function isEmpty(value) {
+    return value === null || value === undefined || value === "";
+  }
+
+  function valueText(value) {
+    return isEmpty(value) ? "" : String(value);
+  }
+
+  function compare(a, b) {
+    return typeof a === "number" && typeof b === "number" ? a - b : collator.compare(String(a), String(b));
+  }
+
+  // A stable order; rows without a value come last in either direction.
+  function sorted(rows, name, descending) {
+    if (!name) return rows;
+    const filled = rows.filter((row) => !isEmpty(row[name]));
+    filled.sort((a, b) => (descending ? compare(b[name], a[name]) : compare(a[name], b[name])));
+    return filled.concat(rows.filter((row) => isEmpty(row[name])));
+  }
+
+  function passes(row, columns, filters) {
+    return columns.every(({ name, filter, emptyPasses }) => {
+      const wanted = filters[name];
+      if (!filter || isEmpty(wanted) || (emptyPasses && isEmpty(row[name]))) return true;
+      const text = valueText(row[name]);
+      return filter === "choice" ? text === wanted : text.toLowerCase().includes(wanted.toLowerCase());
+    });
+  }
+
+  // The filters above a table; `changed` is called with the name and the text of one.
+  function makeFilters(columns, rows, filters, changed) {
+    const bar = make("div", { className: "filters", attributes: { role: "group", "aria-label": "Filters" } });
+    for (const column of columns.filter(({ filter }) => filter)) {
+      const { name, label, filter } = column;
+      let input;
+      if (filter === "choice") {
+        const values = [...new Set(rows.map((row) => valueText(row[name])))].filter(Boolean).sort(collator.compare);
+        if (values.length < 2 && isEmpty(filters[name])) continue;
+        input = make("select");
+        input.append(new Option("all", ""), ...values.map((value) => new Option(value, value)));
+      } else {
+        input = make("input", { attributes: { type: "search", autocomplete: "off", spellcheck: "false" } });
+      }
+      input.name = name;
+      input.value = filters[name] ?? "";
+      input.addEventListener("input", () => changed(name, input.value));
+      bar.append(make("label", {}, make("span", { text: label }), input));
+    }
+    return bar;
+  }
+
+  function makeHead(columns, withDetail, pressed) {
+    const line = make("tr");
+    if (withDetail) line.append(make("td", { className: "opener" }));
+    const headers = new Map();
+    for (const { name, label, unit, kind, sortable = true } of columns) {
+      const words = [make("span", { text: label })];
+      if (unit) words.push(" ", make("span", { text: unit, className: "unit" }));
+      const header = make("th", { className: kind === "number" ? "number" : "", attributes: { scope: "col" } });
+      if (!sortable) {
+        line.append(header);
+        header.append(...words);
+        continue;
+      }
+      const arrow = make("span", { className: "arrow", attributes: { "aria-hidden": "true" } });
+      header.append(make("button", { attributes: { type: "button" }, on: { click: () => pressed(name) } }, ...words, arrow));
+      headers.set(name, header);
+      line.append(header);
+    }
+    return { head: make("thead", {}, line), headers };
+  }
+
+  function makeCell(row, { name, kind, digits, show }) {
+    const cell = make("td", { className: kind === "number" ? "number" : "" });
+    const shown = show ? show(row) : kind === "number" ? formatNumber(row[name], digits) : valueText(row[name]);
+    if (shown instanceof Node) cell.append(shown);
+    else cell.textContent = shown ?? "";
+    if (cell.textContent.length > LONG) cell.classList.add("wrap");
+    return cell;
+  }
+
+  function makeLines(row, columns, { detail, nameOf }) {
+    const line = make("tr");
+    if (!detail) {
+      line.append(...columns.map((column) => makeCell(row, column)));
+      return line;
+    }
+    const label = nameOf ? `Details of ${nameOf(row)}` : "Details";
+    const button = make("button", { attributes: { type: "button", "aria-expanded": "false", "aria-label": label } });
+    button.addEventListener("click", () => {
+      const open = button.getAttribute("aria-expanded") === "true";
+      button.setAttribute("aria-expanded", String(!open));
+      if (open) {
+        line.nextElementSibling.remove();
+        return;
+      }
+      const cell = make("td", { attributes: { colspan: String(columns.length + 1) } }, detail(row));
+      line.after(make("tr", { className: "detail" }, cell));
+    });
+    line.append(make("td", { className: "opener" }, button), ...columns.map((column) => makeCell(row, column)));
+    return line;
+  }
+
+  return function createTable(element, options) {
+    const { caption, noun = "rows", columns, detail, pageSize = 200, onChange = () => {} } = options;
+    const visible = columns.filter(({ hidden }) => !hidden);
+    const state = { sort: options.sort ?? null, descending: Boolean(options.descending), filters: {} };
+    let all = options.rows;
+    let shown = [];
+    let limit = pageSize;
+
+    const id = `table-${++count}`;
+    const filterPlace = options.filtersIn ?? element.appendChild(make("div"));
+    const title = make("p", { className: "table-title", text: caption, attributes: { id } });
+    const status = make("p", { className: "table-count", attributes: { role: "status", "aria-live": "polite" } });
+    const { head, headers } = makeHead(visible, Boolean(detail), sortBy);
+    const body = make("tbody");
+    const table = make("table", { attributes: { "aria-labelledby": id } }, head, body);
+    const region = { role: "region", "aria-labelledby": id, tabindex: "0" };
+    const more = make("button", { className: "more", attributes: { type: "button" }, on: { click: showAll } });
+    element.append(
+      make("div", { className: "table-head" }, title, status),
+      make("div", { className: "table-scroll", attributes: region }, table),
+      more,
+    );
+
+    function sortBy(name) {
+      state.descending = state.sort === name && !state.descending;
+      state.sort = name;
+      update();
+      onChange(shown, copyOfState());
+    }
+
+    function filterBy(name, text) {
+      if (text) state.filters[name] = text;
+      else delete state.filters[name];
+      limit = pageSize;
+      update();
+      onChange(shown, copyOfState());
+    }
+
+    function showAll() {
+      const next = body.rows.length;
+      limit = Infinity;
+      update();
+      body.rows[next]?.querySelector("button, a")?.focus();
+    }
+
+    function copyOfState() {
+      return { ...state, filters: { ...state.filters } };
+    }
+
+    function update() {
+      shown = sorted(all.filter((row) => passes(row, columns, state.filters)), state.sort, state.descending);
+      for (const [name, header] of headers) {
+        if (name === state.sort) header.setAttribute("aria-sort", state.descending ? "descending" : "ascending");
+        else header.removeAttribute("aria-sort");
+      }
+      body.replaceChildren(...shown.slice(0, limit).map((row) => makeLines(row, visible, options)));
+      const total = formatNumber(all.length);
+      status.textContent = shown.length === all.length ? `${total} ${noun}` : `${formatNumber(shown.length)} of ${total} ${noun}`;
+      more.hidden = shown.length <= limit;
+      more.textContent = `Show all ${formatNumber(shown.length)}`;
+    }
+
+    function setRows(rows) {
+      all = rows;
+      filterPlace.replaceChildren(makeFilters(columns, all, state.filters, filterBy));
+      update();
+    }
+
+    // Takes a state that may come from a link: what does not fit this table is left out.
+    function restore(given) {
+      const names = new Set(columns.map(({ name }) => name));
+      const filters = Object.entries(given?.filters ?? {}).filter(([name]) => names.has(name));
+      state.sort = headers.has(given?.sort) ? given.sort : null;
+      state.descending = given?.descending === true;
+      state.filters = Object.fromEntries(filters.map(([name, text]) => [name, String(text)]));
+      limit = pageSize;
+      setRows(all);
+    }
+
+    setRows(all);
+    return { rows: () => shown, state: copyOfState, restore, setRows };
+  };
+})();

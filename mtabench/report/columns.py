@@ -1,0 +1,117 @@
+"""The columns of the tables, the same on the page and in Markdown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mtabench.pages.text import shown_number
+from mtabench.report.data import Report, Row, Spread
+
+# The cell; those that are the same in every row are left out.
+AXES = (
+    "pass", "device", "dtype", "batch", "heads", "kv_heads", "seq", "head_dim", "conv", "causal", "splits",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: the name of its value in a row, its header, and how it is shown."""
+
+    name: str
+    label: str
+    unit: str = ""
+    kind: str = "number"
+    digits: int = 4
+
+
+LABELS = {"kv_heads": "KV heads", "head_dim": "head dim"}
+TEXTS = ("pass", "device", "dtype", "conv", "causal", "splits")
+IMPLEMENTATION = Column("impl", "implementation", kind="text")
+MEASURED = (
+    Column("median_ms", "median", "ms"),
+    Column("half_width_percent", "±", "%", digits=2),
+    Column("speedup", "speedup", "\N{MULTIPLICATION SIGN}", digits=3),
+    Column("useful_tflops", "TFLOP/s", digits=3),
+    Column("gbytes_s", "GB/s", digits=3),
+    Column("roofline_percent", "of roofline", "%", digits=3),
+    Column("peak_memory_mb", "memory", "MB"),
+    Column("rel_error", "error", digits=2),
+)
+STATUS = Column("status", "status", kind="text")
+SPREAD = (
+    Column("median_ms", "median", "ms"),
+    Column("low_ms", "lowest", "ms"),
+    Column("high_ms", "highest", "ms"),
+    Column("spread_percent", "p10 to p90", "%", digits=2),
+    Column("drift_percent", "between rounds", "%", digits=2),
+    Column("rounds", "rounds"),
+    Column("samples", "samples"),
+)
+
+# What tells where and with what a file was measured, and what its cells have in common.
+ENVIRONMENT = (
+    "device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty", "run_id", "timer",
+    "cache", "baseline",
+)  # fmt: skip
+MOST_VALUES = 20  # of a fact about the environment
+
+
+def axis_columns(report: Report) -> list[Column]:
+    """The columns that say which cell a row is: those in which rows differ, and always the sequence length."""
+    varying = report.varying(AXES)
+    return [
+        Column(axis, LABELS.get(axis, axis), kind="text" if axis in TEXTS else "number")
+        for axis in AXES
+        if axis in varying or axis == "seq"
+    ]
+
+
+def measured_columns(report: Report) -> list[Column]:
+    """The columns of what was measured, those without any value left out."""
+    shown = [measured(row) for row in report.rows]
+    return [column for column in MEASURED if any(row[column.name] is not None for row in shown)]
+
+
+def measured(row: Row) -> Row:
+    """The values under MEASURED. Half the width of the median's 95 % interval, and the roofline, in percent."""
+    low, high, median = row["ci95_low_ms"], row["ci95_high_ms"], row["median_ms"]
+    known = low is not None and high is not None and median
+    return {column.name: row.get(column.name) for column in MEASURED} | {
+        "half_width_percent": shown_number(50 * (high - low) / median) if known else None,
+        "roofline_percent": _percent(row["fraction_of_roofline"]),
+    }
+
+
+def spread_values(row: Row, spread: Spread) -> Row:
+    """The values under SPREAD."""
+    return {
+        "median_ms": row["median_ms"],
+        "low_ms": spread.low,
+        "high_ms": spread.high,
+        "spread_percent": _percent(spread.spread),
+        "drift_percent": _percent(spread.drift),
+        "rounds": len(spread.rounds),
+        "samples": spread.count,
+    }
+
+
+def environment(report: Report) -> list[tuple[str, list[tuple[str, int]]]]:
+    """Each fact, with its first values and how many cells have them; axes that all cells share come last."""
+    varying = report.varying(AXES)
+    shared = [axis for axis in AXES if axis not in varying and axis not in (*ENVIRONMENT, "seq")]
+    found = []
+    for name in (*ENVIRONMENT, *shared):
+        counts: dict[str, int] = {}
+        for row in report.rows:
+            if row[name] not in (None, ""):
+                counts[str(row[name])] = counts.get(str(row[name]), 0) + (name not in shared)
+        if counts:
+            values = list(counts.items())
+            more = [(f"and {len(values) - MOST_VALUES:,} more", 0)] if len(values) > MOST_VALUES else []
+            found.append((LABELS.get(name, name.replace("_", " ")), values[:MOST_VALUES] + more))
+    return found
+
+
+def _percent(part: Any) -> float | int | None:
+    return None if part is None else shown_number(100 * part)

@@ -1,0 +1,52 @@
+"""The command `mtabench report`: read a results file, write the page and the Markdown, say where they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mtabench.errors import UsageError
+from mtabench.outputs import written
+from mtabench.pages.page import GENERATOR
+from mtabench.report.data import read_report
+from mtabench.report.markdown import MARK, markdown
+from mtabench.report.page import html_page
+from mtabench.results import samples_path
+
+MARK_BYTES = 2000  # at the head of a file, where a report says that it is one
+
+
+def write_report(csv: Path, out: Path | None, markdown_out: Path | None, force: bool) -> list[Path]:
+    """Write NAME-report.html and NAME-report.md beside NAME.csv, or where `out` and `markdown_out` say.
+
+    A file that is there is replaced if it is a report; anything else stays, unless `force` says otherwise. Raises
+    UsageError before anything is written.
+    """
+    page = out or csv.with_name(f"{csv.stem}-report.html")
+    text = markdown_out or csv.with_name(f"{csv.stem}-report.md")
+    _check_output("--out", page, (csv, samples_path(csv), text), GENERATOR, force)
+    _check_output("--markdown", text, (csv, samples_path(csv), page), MARK, force)
+    report = read_report(csv)
+    contents = {page: html_page(report), text: markdown(report)}
+    for path, content in contents.items():
+        with written(path) as file:
+            file.write(content.encode())
+    return list(contents)
+
+
+def _check_output(option: str, path: Path, others: tuple[Path, ...], mark: str, force: bool) -> None:
+    """Raise UsageError for a path that may not be written."""
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a folder; give the name of a file")
+    if path.resolve() in {other.resolve() for other in others}:
+        raise UsageError(f"{option} {path} would overwrite the results or the other report; give another name")
+    if force or not path.exists():
+        return
+    try:
+        with path.open("rb") as file:
+            ours = mark.encode() in file.read(MARK_BYTES)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; give another {option}") from error
+    if not ours:
+        raise UsageError(
+            f"{path} exists and is no report of mtabench; give another {option}, or --force to replace the file"
+        )

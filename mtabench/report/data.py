@@ -1,0 +1,213 @@
+"""A results file made ready to be shown: bounded, printable, its cells sorted into the panels of a chart.
+
+A results file may come from a stranger. No path in it is opened, and a command in it is offered for measuring a cell
+again only if it is one that mtabench itself writes.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtabench.errors import UsageError
+from mtabench.pages.text import MOST_CHARACTERS, shown_number, shown_text
+from mtabench.results import COLUMNS, NUMERIC_COLUMNS, read_results, samples_path
+from mtabench.runs import Rounds, read_run
+
+# What a chart of time against sequence length holds fixed.
+PANEL_AXES = ("pass", "device", "dtype", "batch", "heads", "kv_heads", "head_dim", "conv", "causal")
+SHAPE_AXES = (*(axis for axis in PANEL_AXES if axis != "conv"), "seq")
+PLAIN = "attention"
+MOST_PANELS = 100  # rows beyond them are in no chart
+
+COMMAND = re.compile(
+    r"mtabench (fwd|bwd|decode)"
+    r"( --(impl|seq|head-dim|batch|heads|kv-heads|dtype|device|conv|splits|timer|cache) [A-Za-z0-9][A-Za-z0-9_.-]*"
+    r"| --(causal|no-causal|isolate))*"
+)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How the samples of a cell lie, in ms. `spread` is from the 10th to the 90th percentile, `drift` from the lowest
+    to the highest median of a round, both as parts of the median."""
+
+    rounds: Rounds
+    low: float
+    high: float
+    spread: float | None
+    drift: float
+
+    @property
+    def count(self) -> int:
+        """How many samples there are."""
+        return sum(map(len, self.rounds))
+
+    @property
+    def medians(self) -> list[float]:
+        """The median of each round."""
+        return [statistics.median(samples) for samples in self.rounds]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A results file as it is shown.
+
+    `rows` have the columns of the file as numbers, None, or printable texts of bounded length, and besides: `conv`
+    (such as "6x11"), `label` (the cell in the words that tell it from the others here), `command` (what measures it
+    again, or ""), `panels` (numbers of the panels it belongs to) and `charted` (False for the splits that are not
+    drawn). `spreads` has an entry a row, None without samples; `no_samples` says why if none has.
+    """
+
+    name: str
+    rows: Sequence[Row]
+    panels: Sequence[str]
+    spreads: Sequence[Spread | None]
+    no_samples: str
+
+    @property
+    def implementations(self) -> list[str]:
+        """Names in the order of the file, conv attention first."""
+        rows = sorted(self.rows, key=is_plain)
+        return list(dict.fromkeys(row["impl"] for row in rows))
+
+    def varying(self, axes: Iterable[str]) -> list[str]:
+        """Those axes that tell cells of this file apart, without those that another axis settles."""
+        return _varying(self.rows, axes)
+
+
+def is_plain(row: Mapping[str, Any]) -> bool:
+    """Whether a row is of plain attention, the yardstick."""
+    return bool(row["op"] == PLAIN)
+
+
+def is_timed(row: Mapping[str, Any]) -> bool:
+    """Whether a row has a time that can be believed."""
+    return row["status"] == "ok" and (row["median_ms"] or 0) > 0
+
+
+def read_report(path: Path) -> Report:
+    """Read a results file and the samples beside it. Raises UsageError where `read_results` does.
+
+    Without samples, or with samples at odds with the rows, the report is made all the same and says so.
+    """
+    table = read_results(path)
+    rows = [_shown_row({str(name): value for name, value in row.items()}) for row in table.to_dict("records")]
+    distinct = _varying(rows, (*PANEL_AXES, "seq", "splits"))
+    for row in rows:
+        row["label"] = ", ".join([row["impl"], *(axis_text(axis, row[axis]) for axis in distinct if row[axis] != "")])
+    panels = _sort_into_panels(rows)
+    _choose_charted(rows)
+    spreads, no_samples = _read_spreads(path, rows)
+    return Report(shown_text(path.name), rows, panels, spreads, no_samples)
+
+
+def axis_text(axis: str, value: object) -> str:
+    """A value of an axis in words, such as `head dim 64`."""
+    if axis == "causal":
+        return "causal" if value == "yes" else "not causal"
+    if axis in ("pass", "dtype", "device"):
+        return str(value)
+    return f"{axis.replace('kv_', 'KV ').replace('_', ' ')} {value}"
+
+
+def _shown_row(record: Mapping[str, Any]) -> Row:
+    row: Row = {
+        name: shown_number(record[name]) if name in NUMERIC_COLUMNS else shown_text(record[name]) for name in COLUMNS
+    }
+    row["causal"] = "yes" if record["causal"] else "no"
+    row["conv"] = f"{row['conv_q']}x{row['conv_k']}" if row["conv_q"] and row["conv_k"] else ""
+    known = len(record["repro"]) <= MOST_CHARACTERS and COMMAND.fullmatch(record["repro"])
+    row["command"] = record["repro"] if known else ""
+    return row
+
+
+def _varying(rows: Sequence[Row], axes: Iterable[str]) -> list[str]:
+    """The axes with more than one value. A batch that follows from the sequence length, and KV heads that follow from
+    the heads, tell nothing that those do not."""
+    followed = {"batch": ("pass", "seq"), "kv_heads": ("heads",)}
+    found = []
+    for axis in axes:
+        values = {row[axis] for row in rows if not (axis == "conv" and is_plain(row))}
+        if len(values) < 2:
+            continue
+        leaders = followed.get(axis, ())
+        if leaders and len({(*(row[name] for name in leaders), row[axis]) for row in rows}) == len(
+            {tuple(row[name] for name in leaders) for row in rows}
+        ):
+            continue
+        found.append(axis)
+    return found
+
+
+def _sort_into_panels(rows: Sequence[Row]) -> list[str]:
+    """Give every row the numbers of its panels, and return their titles. Plain attention is in all that it fits."""
+    varying = _varying(rows, PANEL_AXES)
+    axes = [axis for axis in PANEL_AXES if axis in varying or axis in ("head_dim", "conv")]
+    without_conv = [axis for axis in axes if axis != "conv"]
+
+    def key_of(row: Row) -> tuple[Any, ...]:
+        return tuple(row[axis] for axis in axes)
+
+    def shape_of(row: Row) -> tuple[Any, ...]:
+        return tuple(row[axis] for axis in without_conv)
+
+    conv_shapes = {shape_of(row) for row in rows if not is_plain(row)}
+    own = {key_of(row): shape_of(row) for row in rows if not (is_plain(row) and shape_of(row) in conv_shapes)}
+    numbers = {key: number for number, key in enumerate(sorted(own)[:MOST_PANELS])}
+    fitting: dict[tuple[Any, ...], list[int]] = {}
+    for key, number in numbers.items():
+        fitting.setdefault(own[key], []).append(number)
+    for row in rows:
+        key = key_of(row)
+        row["panels"] = fitting.get(shape_of(row), []) if is_plain(row) else [numbers[key]] if key in numbers else []
+    return [
+        ", ".join(axis_text(axis, value) for axis, value in zip(axes, key, strict=True) if value != "")
+        for key in numbers
+    ]
+
+
+def _choose_charted(rows: Sequence[Row]) -> None:
+    """Of several splits of an implementation at one place, charts show auto, or the fastest if it is missing."""
+    places: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        row["charted"] = False
+        places.setdefault((row["impl"], row["op"], row["conv"], *(row[axis] for axis in SHAPE_AXES)), []).append(row)
+    for there in places.values():
+        usual = [row for row in there if row["splits"] in ("", "auto")]
+        timed = [row for row in there if is_timed(row)]
+        chosen = usual[-1] if usual else min(timed, key=lambda row: row["median_ms"]) if timed else there[-1]
+        chosen["charted"] = True
+
+
+def _read_spreads(path: Path, rows: Sequence[Row]) -> tuple[list[Spread | None], str]:
+    """What the samples say of each row, and why not if there are none."""
+    nothing: list[Spread | None] = [None] * len(rows)
+    if not any(is_timed(row) for row in rows):
+        return nothing, "no cell has a time"
+    if not samples_path(path).exists():
+        return nothing, f"there is no file {shown_text(samples_path(path).name)} beside {shown_text(path.name)}"
+    try:
+        cells = read_run(path).cells
+    except UsageError as error:
+        return nothing, shown_text(error, most=1000)
+    return [_spread(cell.rounds, row) if cell.ok else None for cell, row in zip(cells.values(), rows, strict=True)], ""
+
+
+def _spread(rounds: Rounds, row: Row) -> Spread:
+    medians = [statistics.median(samples) for samples in rounds]
+    median = statistics.median([sample for samples in rounds for sample in samples])
+    known = row["p10_ms"] is not None and row["p90_ms"] is not None
+    return Spread(
+        rounds,
+        low=min(map(min, rounds)),
+        high=max(map(max, rounds)),
+        spread=(row["p90_ms"] - row["p10_ms"]) / median if known else None,
+        drift=(max(medians) - min(medians)) / median,
+    )

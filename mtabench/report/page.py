@@ -1,0 +1,196 @@
+"""The report as one HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import cycle, groupby
+from typing import Any
+
+from mtabench.pages.page import build_page
+from mtabench.pages.text import shown_number
+from mtabench.report.columns import (
+    AXES,
+    IMPLEMENTATION,
+    SPREAD,
+    STATUS,
+    axis_columns,
+    environment,
+    measured,
+    measured_columns,
+    spread_values,
+)
+from mtabench.report.data import Report, Row, Spread, is_plain, is_timed
+from mtabench.report.sentences import Quote, summary
+
+MOST_CELLS = 5000  # on the page; a sentence says if there are more
+MOST_REASONS = 200
+MOST_LABELS = 100  # of cells that failed for one reason
+MOST_SAMPLES = 100_000  # of all cells together
+MOST_SAMPLES_A_CELL = 400
+
+FILTERS = ("pass", "device", "dtype", "batch", "heads", "kv_heads", "seq", "head_dim", "conv", "causal", "splits")
+# Colours of theme.css. Plain attention is a yardstick: grey and dashed, as in the charts of `mtabench plot`.
+SERIES = {"triton": 1, "compile": 4, "eager": 5}
+SPARE_SERIES = (2, 3, 6, 8)
+GREY = 7
+DASHES = ("6 3", "2 2", "8 3 2 3", "1 3")
+# In the details of a cell: what the table has no room for.
+DETAILS = (
+    "op", *AXES, "splits_used", "p10_ms", "p90_ms", "ci95_low_ms", "ci95_high_ms", "baseline", "executed_tflops",
+    "rounds", "samples", "timer", "cache", "sm_clock_mhz", "throttled", "run_id", "started_utc",
+)  # fmt: skip
+
+BODY = """
+<p id="facts" class="quiet"></p>
+<ul id="summary" class="plain"></ul>
+<div id="notes"></div>
+
+<div id="filters" class="filters-sticky"></div>
+
+<section aria-labelledby="time-title">
+<h2 id="time-title">Time</h2>
+<p class="quiet">Median against sequence length. Bars are 95 % intervals of the median. Dashed: plain attention, which
+does less work; a yardstick, not a rival.</p>
+<ul id="legend" class="legend" aria-label="Lines"></ul>
+<div id="time" class="panels"></div>
+</section>
+
+<section aria-labelledby="speedup-title">
+<h2 id="speedup-title">Speedup</h2>
+<p id="speedup-words" class="quiet"></p>
+<div id="speedup" class="panels"></div>
+</section>
+
+<section aria-labelledby="cells-title">
+<h2 id="cells-title">Cells</h2>
+<div id="cells"></div>
+</section>
+
+<section aria-labelledby="failed-title">
+<h2 id="failed-title">What failed</h2>
+<div id="failed"></div>
+</section>
+
+<section aria-labelledby="spread-title">
+<h2 id="spread-title">Spread of the samples</h2>
+<p id="spread-words" class="quiet"></p>
+<div id="spread"></div>
+</section>
+
+<section aria-labelledby="environment-title">
+<h2 id="environment-title">Environment</h2>
+<dl id="environment"></dl>
+</section>
+
+<section aria-labelledby="repeat-title">
+<h2 id="repeat-title">Measure again</h2>
+<div id="repeat"></div>
+</section>
+"""
+
+
+def html_page(report: Report) -> str:
+    """The page. Raises UsageError if the package for its charts is not installed."""
+    scripts = ("table.js", "strip.js", "report-charts.js", "report.js")
+    return build_page(title(report), BODY, page_data(report), scripts, charts=True, styles=("report.css",))
+
+
+def title(report: Report) -> str:
+    """What the report is of, in a few words."""
+    devices = list(dict.fromkeys(row["device"] for row in report.rows if row["device"]))
+    where = f" on {', '.join(devices)}" if len(devices) in (1, 2) else ""
+    return f"{report.name.removesuffix('.csv')}{where}"
+
+
+def facts(report: Report, quote: Quote = str) -> str:
+    """The file, when it was begun, and with which version; `quote` makes their texts safe."""
+    first = min(row["started_utc"] for row in report.rows)
+    versions = sorted({row["mtabench"] for row in report.rows if row["mtabench"]})
+    named = [f"mtabench {quote(versions[0])}"] if len(versions) == 1 else []
+    return " · ".join([quote(report.name), f"started {first[:10]} {first[11:16]} UTC", *named])
+
+
+def page_data(report: Report) -> dict[str, Any]:
+    """What the page shows, in JSON's types."""
+    rows = list(report.rows[:MOST_CELLS])
+    spreads = report.spreads[: len(rows)]
+    a_cell = min(MOST_SAMPLES_A_CELL, max(1, MOST_SAMPLES // max(1, sum(spread is not None for spread in spreads))))
+    columns = [IMPLEMENTATION, *axis_columns(report), *measured_columns(report), STATUS]
+    notes = []
+    if len(report.rows) > len(rows):
+        notes.append(f"The page shows the first {len(rows):,} of {len(report.rows):,} cells; the summary is of all.")
+    if any(not row["panels"] for row in rows):
+        notes.append(
+            f"The charts have the first {len(report.panels)} combinations of shapes; the tables have them all."
+        )
+    if any(spread and spread.count > a_cell for spread in spreads):
+        notes.append(f"Of each cell up to {a_cell:,} samples are drawn; the numbers beside them are of all.")
+    return {
+        "facts": facts(report),
+        "summary": summary(report),
+        "notes": notes,
+        "columns": [asdict(column) for column in columns],
+        "spreadColumns": [asdict(column) for column in (IMPLEMENTATION, *axis_columns(report), *SPREAD)],
+        "filters": [name for name in FILTERS if name in report.varying(FILTERS)],
+        "implementations": _implementations(report),
+        "panels": list(report.panels),
+        "cells": _by_column([_cell(row, spread, a_cell) for row, spread in zip(rows, spreads, strict=True)]),
+        "details": DETAILS,
+        "failed": failures(report),
+        "environment": environment(report),
+        "noSamples": report.no_samples,
+    }
+
+
+def failures(report: Report) -> list[dict[str, Any]]:
+    """Cells without a time to be believed, by status and reason, the most frequent first, each with its first cells."""
+    failed = [row for row in report.rows if row["status"] != "ok"]
+    failed.sort(key=lambda row: (row["status"], row["reason"]))
+    groups = []
+    for (status, reason), rows in groupby(failed, key=lambda row: (row["status"], row["reason"])):
+        labels = [row["label"] for row in rows]
+        shown = labels[:MOST_LABELS]
+        groups.append({"status": status, "reason": reason, "count": len(labels), "cells": shown})
+    return sorted(groups, key=lambda group: -group["count"])[:MOST_REASONS]
+
+
+def _implementations(report: Report) -> list[dict[str, Any]]:
+    """Each with its colour and, if it is a yardstick, its dashes."""
+    plain = {row["impl"] for row in report.rows if is_plain(row)}
+    dashes, spare = cycle(DASHES), cycle(SPARE_SERIES)
+    found = []
+    for name in report.implementations:
+        if name in plain:
+            found.append({"name": name, "plain": True, "series": GREY, "dash": next(dashes)})
+        else:
+            found.append({"name": name, "plain": False, "series": SERIES.get(name) or next(spare), "dash": ""})
+    return found
+
+
+def _cell(row: Row, spread: Spread | None, most: int) -> Row:
+    """A row of the page: what its tables show, and what its charts need."""
+    shown = {"impl": row["impl"], "status": row["status"], "reason": row["reason"], "label": row["label"]}
+    shown |= {name: row[name] for name in DETAILS} | measured(row)
+    shown |= {"timed": is_timed(row), "charted": row["charted"], "panels": row["panels"], "command": row["command"]}
+    if spread:
+        shown["spread"] = {name: shown_number(value) for name, value in spread_values(row, spread).items()}
+        shown["drawn"] = [_thinned(samples, max(1, most // len(spread.rounds))) for samples in spread.rounds]
+        shown["medians"] = spread.medians
+    return shown
+
+
+def _thinned(samples: Sequence[float], most: int) -> list[float]:
+    """At most so many samples of a round, evenly among the sorted ones, the ends included."""
+    if len(samples) <= most:
+        return list(samples)
+    ordered = sorted(samples)
+    if most == 1:
+        return [ordered[len(ordered) // 2]]
+    return [ordered[number * (len(ordered) - 1) // (most - 1)] for number in range(most)]
+
+
+def _by_column(rows: Sequence[Row]) -> dict[str, Any]:
+    """Rows as one list of names and a list of values each, which takes a third of the room."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return {"names": names, "rows": [[row.get(name) for name in names] for row in rows]}

@@ -1,0 +1,135 @@
+"""What a results file says, in a few sentences computed from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from mtabench.report.data import SHAPE_AXES, Report, Row, is_plain, is_timed
+from mtabench.result_view import significant
+from mtabench.statistics import geometric_mean
+
+PASSES = {"fwd": "forward pass", "bwd": "backward pass", "decode": "decode step"}
+STATUSES = {"oom": "out of memory", "error": "ended in an error", "timeout": "took too long", "wrong": "wrong"}
+MOST_GROUPS = 6  # of pass and device
+Quote = Callable[[str], str]
+
+
+def summary(report: Report, quote: Quote = str) -> list[str]:
+    """The sentences. `quote` makes a text from the file safe where they are shown; the rest is ours."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in report.rows:
+        groups.setdefault((row["pass"], row["device"]), []).append(row)
+    found = []
+    for (pass_, device), rows in list(groups.items())[:MOST_GROUPS]:
+        where = f" on {quote(device)}" if device else ""
+        name = f"the {PASSES[pass_]}{where}"
+        head = f"In {name}: " if len(groups) > 1 else ""
+        found += [f"T{name[1:]}: {_measured(rows)}"]
+        found += [head + sentence for sentence in _compared(rows, quote)]
+    if len(groups) > MOST_GROUPS:
+        found.append(f"{plural(len(groups) - MOST_GROUPS, 'more pair')} of pass and device are in the tables alone.")
+    return [*found, *_trust(report.rows)]
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 cell`, `2 cells`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _measured(rows: Sequence[Row]) -> str:
+    names = {row["impl"] for row in rows}
+    timed = sum(is_timed(row) for row in rows)
+    lengths = sorted({row["seq"] for row in rows})
+    span = " to ".join(f"{length:,}" for length in dict.fromkeys([*lengths[:1], *lengths[-1:]]))
+    parts = [
+        f"{plural(len(names), 'implementation')}",
+        f"sequences of {span} tokens",
+        _values(rows, "head_dim", "head dim "),
+        _values(rows, "conv", "convolution "),
+        _values(rows, "dtype", ""),
+    ]
+    have = "all with a time" if timed == len(rows) else f"{timed:,} with a time" if timed else "none with a time"
+    return f"{plural(len(rows), 'cell')}, {have}; {', '.join(filter(None, parts))}."
+
+
+def _values(rows: Iterable[Row], column: str, words: str) -> str:
+    values = dict.fromkeys(str(row[column]) for row in rows if row[column] != "")
+    return words + _listed(values) if values else ""
+
+
+def _compared(rows: Sequence[Row], quote: Quote) -> Iterator[str]:
+    """Who is fastest, speedups over the baseline, and how plain attention compares."""
+    charted = [row for row in rows if row["charted"] and is_timed(row)]
+    conv = [row for row in charted if not is_plain(row)]
+    fastest = _best(conv, ("conv",))
+    rivals = {row["impl"] for row in conv}
+    if len(rivals) > 1:
+        wins = Counter(row["impl"] for row in fastest.values()).most_common()
+        told = _listed(f"{quote(name)} at {count} of {plural(len(fastest), 'shape')}" for name, count in wins)
+        yield f"Fastest conv attention: {told}."
+    yield from _speedups(conv, quote)
+    plain = _best([row for row in charted if is_plain(row)], ())
+    ratios = [row["median_ms"] / plain[_shape(row)]["median_ms"] for row in fastest.values() if _shape(row) in plain]
+    if ratios:
+        mean, over = _mean(ratios)
+        yield f"The fastest conv attention takes {mean} times as long as the fastest plain attention there{over}."
+
+
+def _speedups(rows: Sequence[Row], quote: Quote) -> Iterator[str]:
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        if row["baseline"] and row["baseline"] != row["impl"] and (row["speedup"] or 0) > 0:
+            found.setdefault((row["impl"], row["baseline"]), []).append(row["speedup"])
+    for (name, baseline), ratios in sorted(found.items(), key=lambda item: -geometric_mean(item[1])):
+        mean, over = _mean(ratios)
+        yield f"{quote(name)} is {mean} times as fast as {quote(baseline)}{over}."
+
+
+def _mean(ratios: Sequence[float]) -> tuple[str, str]:
+    """A geometric mean, and what it is the mean of."""
+    low, high, count = significant(min(ratios), 3), significant(max(ratios), 3), len(ratios)
+    over = f" (geometric mean of {count:,} shapes, {low} to {high})" if count > 1 else " (one shape)"
+    return significant(geometric_mean(ratios), 3), over
+
+
+def _trust(rows: Sequence[Row]) -> Iterator[str]:
+    """What failed, what was throttled, and whether the code was what its revision says."""
+    statuses = Counter(row["status"] for row in rows if row["status"] != "ok")
+    if statuses:
+        told = _listed(f"{count} {STATUSES.get(status, status)}" for status, count in statuses.most_common())
+        total = sum(statuses.values())
+        yield f"{plural(total, 'cell')} {'has' if total == 1 else 'have'} no valid time: {told}."
+    timed = [row for row in rows if row["median_ms"] is not None]
+    throttled = sum(row["throttled"] == "true" for row in timed)
+    unknown = sum(row["throttled"] not in ("true", "false") for row in timed)
+    if throttled:
+        yield f"The GPU was throttled while {plural(throttled, 'cell')} of {len(timed)} ran."
+    if timed and unknown:
+        yield f"Whether the device was throttled is not known of {plural(unknown, 'cell')}."
+    if timed and not throttled and not unknown:
+        yield "The device was throttled in none of the timed cells."
+    if not all(row["charted"] for row in rows):
+        yield "Of several splits, charts and averages take auto, or the fastest where auto was not measured."
+    if any(row["git_dirty"] == "true" for row in rows):
+        yield "The code had changes that its git revision does not hold."
+
+
+def _best(rows: Iterable[Row], more: Sequence[str]) -> Mapping[tuple[Any, ...], Row]:
+    """The fastest row of each shape."""
+    best: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        key = (*_shape(row), *(row[name] for name in more))
+        if key not in best or row["median_ms"] < best[key]["median_ms"]:
+            best[key] = row
+    return best
+
+
+def _shape(row: Row) -> tuple[Any, ...]:
+    return tuple(row[axis] for axis in SHAPE_AXES)
+
+
+def _listed(parts: Iterable[str]) -> str:
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last

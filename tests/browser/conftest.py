@@ -1,0 +1,58 @@
+"""A real headless browser for our pages. A page that logs an error or asks for more than itself fails its test."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+SCREENSHOTS = Path(__file__).parents[2] / ".artifacts" / "screenshots"
+QUIET = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+OWN = ("file:", "data:", "blob:")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Debian's Chromium, one for all tests of a worker."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
+    chromium = shutil.which("chromium")
+    if not chromium:
+        pytest.skip("there is no chromium on this machine (apt-get install chromium)")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(QUIET))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser):
+    """An empty page of 1280 x 900 with light colours. What it complains about fails the test."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    page = context.new_page()
+    page.set_default_timeout(10_000)
+    complaints = []
+    page.on(
+        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
+    )
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.on("request", lambda sent: None if sent.url.startswith(OWN) else complaints.append(f"request: {sent.url}"))
+    yield page
+    context.close()
+    assert not complaints
+
+
+@pytest.fixture
+def screenshot(page):
+    """`screenshot(name)` keeps the whole page as .artifacts/screenshots/name.png, for people to look at."""
+
+    def take(name):
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        partial = SCREENSHOTS / f"{name}.{os.getpid()}.png"
+        page.screenshot(path=partial, full_page=True)
+        partial.replace(SCREENSHOTS / f"{name}.png")
+
+    return take

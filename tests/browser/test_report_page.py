@@ -1,0 +1,234 @@
+"""The page of `mtabench report` in a real browser: it draws, filters, sorts, and runs nothing that a file says."""
+
+from pathlib import Path
+
+import pytest
+from hostile_cells import TEXTS, poison
+from written_runs import case, rounds, write_run
+
+from mtabench.report.command import write_report
+
+RESULTS = Path(__file__).parents[2] / "results/nvidia-h200"
+PLAIN = {"op": "attention", "conv_q": None, "conv_k": None}
+
+pytestmark = pytest.mark.usefixtures("page")
+
+
+def mixed_run(path):
+    """Two convolutions; eager runs out of memory, compile fails, plain attention beside them; with samples."""
+    cells = {}
+    for conv in ((6, 11), (3, 3)):
+        for step, seq in enumerate((1024, 2048, 4096)):
+            shape = {"conv_q": conv[0], "conv_k": conv[1]}
+            cells[case(seq, **shape)] = rounds(2.0**step) if seq < 4096 else ("oom", "out of memory: 26 GiB")
+            cells[case(seq, "triton", **shape)] = rounds(0.1 * 2.0**step, seed=step)
+            cells[case(seq, "compile", **shape)] = ("error", "RuntimeError: broke")
+    for step, seq in enumerate((1024, 2048, 4096)):
+        cells[case(seq, "sdpa-flash", **PLAIN)] = rounds(0.03 * 2.0**step, seed=step)
+    return write_run(path, cells)
+
+
+@pytest.fixture(scope="session")
+def reports(tmp_path_factory):
+    """Pages by name: committed results without samples, a run with failures and samples, and a hostile one."""
+    folder = tmp_path_factory.mktemp("reports")
+    runs = {
+        "h200": RESULTS / "fwd.csv",
+        "mixed": mixed_run(folder / "mixed.csv"),
+        "hostile": poison(mixed_run(folder / "hostile.csv")),
+        "failed": write_run(folder / "failed.csv", {case(): ("error", "broke")}),
+    }
+    return {
+        name: write_report(run, folder / f"{name}.html", folder / f"{name}.md", False)[0] for name, run in runs.items()
+    }
+
+
+@pytest.fixture
+def opened(page, reports):
+    """`opened(name)` opens a report from disk and waits until its charts are drawn."""
+
+    def open_(name):
+        page.goto(reports[name].as_uri())
+        if name != "failed":
+            page.wait_for_selector("#time .chart svg .mark-symbol path")
+            page.wait_for_function("!document.querySelector('.chart-stage.coming')")
+        return page
+
+    return open_
+
+
+def columns(page):
+    return page.locator("#cells thead th").evaluate_all("all => all.map(one => one.textContent.trim())")
+
+
+def values(page, column):
+    number = columns(page).index(column) + 2  # the first cell holds the button for details
+    return page.locator(f"#cells tbody tr:not(.detail) td:nth-child({number})").all_inner_texts()
+
+
+def points(page, chart="time"):
+    """How many points each panel of a chart draws."""
+    return page.locator(f"#{chart} figure").evaluate_all(
+        "all => all.map(one => one.querySelectorAll('.mark-symbol path').length)"
+    )
+
+
+def test_charts_draw_every_timed_cell(opened, screenshot):
+    page = opened("h200")
+    assert page.title() == "fwd on NVIDIA H200"
+    assert points(page) == [25, 25]
+    assert points(page, "speedup") == [10, 10]  # triton and compile; eager is the dotted line
+    box = page.locator("#time .chart svg").first.bounding_box()
+    assert box["width"] > 400
+    assert box["height"] > 200
+    screenshot("report-light")
+
+
+def test_tooltips_are_text(opened):
+    page = opened("h200")
+    page.locator("#time .mark-symbol path").first.hover(force=True)
+    shown = page.locator("#tooltip")
+    assert "implementation" in shown.inner_text()
+    assert "ms ±" in shown.inner_text()
+
+
+def test_a_choice_filters_tables_and_charts(opened):
+    page = opened("h200")
+    page.select_option("#filters select[name=impl]", "triton")
+    page.select_option("#filters select[name=head_dim]", "128")
+    assert set(values(page, "implementation")) == {"triton"}
+    assert page.locator("#cells [role=status]").inner_text() == "5 of 50 cells"
+    page.wait_for_function("document.querySelectorAll('#time figure').length === 1")
+    page.wait_for_function("document.querySelectorAll('#time .mark-symbol path').length === 5")
+    assert page.locator("#time figcaption").all_inner_texts() == ["head dim 128, conv 6x11"]
+
+
+def test_plain_attention_stays_when_a_convolution_is_chosen(opened):
+    page = opened("mixed")
+    page.select_option("#filters select[name=conv]", "3x3")
+    assert set(values(page, "implementation")) == {"eager", "triton", "compile", "sdpa-flash"}
+    page.wait_for_function("document.querySelectorAll('#time figure').length === 1")
+    assert page.locator("#spread [role=status]").inner_text() == "8 cells"
+
+
+def test_headers_sort_both_ways_and_keep_empty_cells_last(opened):
+    page = opened("mixed")
+    header = page.locator("#cells thead th", has_text="median")
+    header.get_by_role("button").click()
+    assert header.get_attribute("aria-sort") == "ascending"
+    medians = values(page, "median ms")
+    timed = [float(text) for text in medians if text]
+    assert timed == sorted(timed)
+    assert medians[-8:] == [""] * 8
+    header.get_by_role("button").click()
+    assert header.get_attribute("aria-sort") == "descending"
+    assert values(page, "median ms")[: len(timed)] == sorted(
+        (text for text in medians if text), key=float, reverse=True
+    )
+    assert page.locator("#cells [aria-sort]").count() == 1
+
+
+def test_failures_are_crosses_words_and_a_list(opened, screenshot):
+    page = opened("mixed")
+    words = page.locator("#time .crosses").first.inner_text()
+    assert words == "compile: error at 1k, 2k, 4k · eager: out of memory at 4k"
+    assert points(page) == [12, 12]  # 8 times and 4 crosses
+    assert "RuntimeError: broke · 6 cells" in page.locator("#failed").inner_text()
+    screenshot("report-failures")
+
+
+def test_details_show_samples_and_a_command_to_copy(opened):
+    page = opened("mixed")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Details of triton").first.click()
+    detail = page.locator("#cells tr.detail")
+    assert detail.locator("svg.strip path.dots").get_attribute("d").count("M") == 100
+    assert detail.locator("svg.strip path.ticks").get_attribute("d").count("M") == 10
+    command = detail.locator("code").inner_text()
+    assert command.startswith("mtabench fwd --impl triton --seq 1024")
+    detail.get_by_role("button", name="Copy").click()
+    detail.get_by_text("Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == command
+
+
+def test_spread_says_why_there_are_no_samples(opened):
+    page = opened("h200")
+    assert "there is no file fwd.samples.csv" in page.locator("#spread-words").inner_text()
+
+
+def test_hostile_texts_stay_text(opened, screenshot):
+    page = opened("hostile")
+    for text in TEXTS[:3]:
+        assert page.get_by_text(text, exact=True).count()
+    for button in page.get_by_role("button", name="Details").all()[:3]:
+        button.click()
+    page.locator("#time .mark-symbol path").first.hover(force=True)
+    assert page.evaluate("document.querySelectorAll('main img, main a, main script, main iframe').length") == 0
+    assert page.title().startswith("hostile")
+    assert page.get_by_role("button", name="Copy").count() == 0  # no command of this file is one of ours
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    screenshot("report-hostile")
+
+
+def test_a_file_without_a_time_opens(opened):
+    page = opened("failed")
+    assert page.locator("#cells tbody tr").count() == 1
+    assert "none with a time" in page.locator("#summary").inner_text()
+
+
+def background(page):
+    return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+def test_dark_follows_the_system_and_charts_with_it(opened, screenshot):
+    page = opened("h200")
+    light, axis = background(page), "#time svg .role-axis-label text"
+    light_text = page.locator(axis).first.get_attribute("fill")
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(
+        "([axis, old]) => document.querySelector(axis)?.getAttribute('fill') !== old", arg=[axis, light_text]
+    )
+    assert background(page) != light
+    screenshot("report-dark")
+
+
+def test_the_theme_button_is_remembered(opened):
+    page = opened("h200")
+    light = background(page)
+    page.get_by_role("button", name="Switch between light and dark").click()
+    dark = background(page)
+    assert dark != light
+    page.reload()
+    assert background(page) == dark
+
+
+def test_everything_can_be_done_with_the_keyboard(opened):
+    page = opened("mixed")
+
+    def tab_to(selector):
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+                assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+                return
+        raise AssertionError(f"no way to {selector} with the Tab key")
+
+    tab_to("#filters select[name=impl]")
+    page.keyboard.type("tri")
+    assert set(values(page, "implementation")) == {"triton"}
+    tab_to("#cells .table-scroll")
+    tab_to("#cells th button")
+    page.keyboard.press("Enter")
+    assert page.locator("#cells th").first.get_attribute("aria-sort") == "ascending"
+    tab_to("#cells .opener button")
+    page.keyboard.press("Space")
+    assert page.locator("#cells tr.detail").count() == 1
+
+
+@pytest.mark.parametrize("name", ["h200", "mixed", "hostile"])
+def test_a_narrow_window_scrolls_only_down(page, opened, screenshot, name):
+    page.set_viewport_size({"width": 360, "height": 740})
+    opened(name)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert page.locator("#time .chart svg").first.bounding_box()["width"] <= 360
+    screenshot(f"report-narrow-{name}")

@@ -1,0 +1,209 @@
+"""`mtabench report`, through the command line and the Markdown that it writes."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hostile_cells import COMMANDS, TEXTS, poison
+from written_runs import case, rounds, write_run
+
+from mtabench.cli import main
+from mtabench.report import page as report_page
+from mtabench.report.data import read_report
+from mtabench.report.markdown import markdown
+from mtabench.report.sentences import summary
+from mtabench.results import samples_path
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def quick_page(monkeypatch):
+    """Pages without Vega-Lite, which takes seconds to bundle; tests/browser has the whole ones."""
+    monkeypatch.setattr("mtabench.pages.page.vega_script", lambda: "window.vegaEmbed = null;")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def call(*words):
+        monkeypatch.setattr("sys.argv", ["mtabench", "report", *map(str, words)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        return stopped.value.code, *capsys.readouterr()
+
+    return call
+
+
+def measured(path, **more):
+    """Two shapes with eager and triton, one of which failed, and plain attention."""
+    plain = {"op": "attention", "conv_q": None, "conv_k": None}
+    cells = {
+        case(1024): rounds(8.0),
+        case(1024, "triton"): rounds(2.0),
+        case(1024, "sdpa-flash", **plain): rounds(1.0),
+        case(2048): ("oom", "out of memory: 26 GiB"),
+        case(2048, "triton"): rounds(4.0),
+    }
+    return write_run(path, cells, **more)
+
+
+def test_page_and_markdown_are_written_beside_the_file(run, tmp_path):
+    path = measured(tmp_path / "a.csv")
+    code, out, err = run(path)
+    assert (code, err) == (0, "")
+    assert out.split() == ["report:", str(tmp_path / "a-report.html"), "report:", str(tmp_path / "a-report.md")]
+    assert (tmp_path / "a-report.html").read_text().startswith("<!doctype html>")
+    assert "# a on some, device" in (tmp_path / "a-report.md").read_text()
+
+
+def test_a_report_is_replaced_and_another_file_is_not(run, tmp_path):
+    path = measured(tmp_path / "a.csv")
+    mine = tmp_path / "a-report.md"
+    assert run(path)[0] == 0
+    assert run(path)[0] == 0
+    mine.write_text("notes of a person\n")
+    code, _, err = run(path)
+    assert code == 2
+    assert f"{mine} exists and is no report of mtabench" in err
+    assert mine.read_text() == "notes of a person\n"
+    assert run(path, "--force")[0] == 0
+    assert "person" not in mine.read_text()
+
+
+@pytest.mark.parametrize("option", ["--out", "--markdown"])
+@pytest.mark.parametrize("taken", ["a.csv", "a.samples.csv"])
+def test_the_results_are_never_overwritten(run, tmp_path, option, taken):
+    path = measured(tmp_path / "a.csv")
+    before = (tmp_path / taken).read_bytes()
+    code, _, err = run(path, option, tmp_path / taken, "--force")
+    assert code == 2
+    assert "would overwrite" in err
+    assert (tmp_path / taken).read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_file_that_is_no_results_file_is_one_sentence(run, tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("a,b\n1,2\n")
+    code, _, err = run(path)
+    assert code == 2
+    assert "is not a results file" in err
+    assert [path] == list(tmp_path.iterdir())
+
+
+def test_sentences_are_computed_from_the_file():
+    report = read_report(ROOT / "results/nvidia-h200/fwd.csv")
+    text = "\n".join(summary(report))
+    assert "The forward pass on NVIDIA H200: 50 cells, all with a time" in text
+    assert "Fastest conv attention: triton at 10 of 10 shapes." in text
+    assert re.search(r"triton is \d+\.\d times as fast as eager \(geometric mean of 10 shapes", text)
+    assert "throttled in none" in text
+
+
+def test_failures_and_what_is_not_known_are_in_the_sentences(tmp_path):
+    text = "\n".join(summary(read_report(measured(tmp_path / "a.csv"))))
+    assert "5 cells, 4 with a time" in text
+    assert "1 cell has no valid time: 1 out of memory." in text
+    assert "takes 2.00 times as long as the fastest plain attention there (one shape)" in text
+    assert "Whether the device was throttled is not known of 4 cells." in text
+
+
+def test_markdown_shows_times_failures_spread_and_commands(tmp_path):
+    text = markdown(read_report(measured(tmp_path / "a.csv")))
+    assert re.search(r"^\| 2,048 \| oom \| 4\.\d+ \|  \|$", text, re.MULTILINE)
+    assert "- **oom**: out of memory: 26 GiB (1 cell)\n  - eager, seq 2048" in text
+    assert re.search(r"\| triton \| 2,048 \|.*\| `[▁▂▃▄▅▆▇█]{12}` \|", text)
+    assert "mtabench fwd --impl triton --seq 2048" in text
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert all(line.endswith(" |") for line in tables)
+
+
+def test_missing_samples_are_said(tmp_path):
+    path = measured(tmp_path / "a.csv")
+    samples_path(path).unlink()
+    report = read_report(path)
+    assert report.no_samples == "there is no file a.samples.csv beside a.csv"
+    assert "Samples are not shown: there is no file a.samples.csv" in markdown(report)
+
+
+def test_samples_at_odds_with_the_rows_are_said(tmp_path):
+    path = measured(tmp_path / "a.csv")
+    samples = samples_path(path)
+    samples.write_text("".join(samples.read_text().splitlines(keepends=True)[:-3]))
+    assert "97 samples" in read_report(path).no_samples
+
+
+def test_a_file_without_any_time_gives_a_report(run, tmp_path):
+    path = write_run(tmp_path / "a.csv", {case(): ("error", "broke"), case(128): ("oom", "")})
+    assert run(path)[0] == 0
+    text = (tmp_path / "a-report.md").read_text()
+    assert "2 cells, none with a time" in text
+    assert "Samples are not shown: no cell has a time." in text
+
+
+def test_hostile_texts_are_text_in_markdown(tmp_path):
+    text = markdown(read_report(poison(measured(tmp_path / "a.csv"))))
+    assert not re.search(r"<(?!!-- mtabench report -->|!-- -->|/?(details|summary|code)>)", text)
+    assert not re.search(r"(?<!\\)\[|://|(?<!\\)!\[|@\w|www\.", text)
+    assert not re.search(r"[\x00-\x08\x1b\u2028\u202e]", text)
+    widths = {}
+    for line in text.splitlines():
+        if line.startswith("|"):
+            cells = len(re.findall(r"(?<!\\)\|", line))
+            assert widths.setdefault("now", cells) == cells
+        else:
+            widths = {}
+    assert max(map(len, text.splitlines())) < 6000
+    assert "x" * 500 not in text
+
+
+def test_commands_that_mtabench_would_not_write_are_not_offered(tmp_path):
+    path = poison(measured(tmp_path / "a.csv"))
+    report = read_report(path)
+    assert {row["command"] for row in report.rows} == {""}
+    assert not any(command in markdown(report) for command in COMMANDS)
+
+
+def test_hostile_texts_are_data_on_the_page(tmp_path):
+    page = report_page.html_page(read_report(poison(measured(tmp_path / "a.csv"))))
+    assert page.count("<script") == 8  # ours, and the data
+    assert not any(text in page for text in TEXTS[:3])
+
+
+def test_many_cells_and_samples_are_thinned_and_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(report_page, "MOST_CELLS", 3)
+    monkeypatch.setattr(report_page, "MOST_SAMPLES_A_CELL", 20)
+    data = report_page.page_data(read_report(measured(tmp_path / "a.csv")))
+    assert len(data["cells"]["rows"]) == 3
+    assert data["notes"] == [
+        "The page shows the first 3 of 5 cells; the summary is of all.",
+        "Of each cell up to 20 samples are drawn; the numbers beside them are of all.",
+    ]
+    drawn = data["cells"]["rows"][0][data["cells"]["names"].index("drawn")]
+    assert [len(samples) for samples in drawn] == [2] * 10
+
+
+def test_panels_hold_plain_attention_beside_every_convolution(tmp_path):
+    plain = case(64, "sdpa-flash", op="attention", conv_q=None, conv_k=None)
+    cells = {case(64): rounds(2.0), case(64, conv_q=3, conv_k=3): rounds(1.0), plain: rounds(0.5)}
+    report = read_report(write_run(tmp_path / "a.csv", cells))
+    assert report.panels == ["head dim 16, conv 3x3", "head dim 16, conv 6x11"]
+    assert [row["panels"] for row in report.rows] == [[1], [0], [0, 1]]
+
+
+def test_panels_are_bounded_and_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("mtabench.report.data.MOST_PANELS", 2)
+    cells = {case(64, head_dim=head_dim): rounds(1.0) for head_dim in (16, 32, 64)}
+    report = read_report(write_run(tmp_path / "a.csv", cells))
+    assert [row["panels"] for row in report.rows] == [[0], [1], []]
+    assert "first 2 combinations" in report_page.page_data(report)["notes"][0]
+
+
+def test_of_several_splits_charts_take_auto(tmp_path):
+    cells = {
+        case(64, "triton", pass_="decode", splits=splits): rounds(ms)
+        for splits, ms in (("auto", 2.0), (1, 3.0), (4, 1.0))
+    }
+    report = read_report(write_run(tmp_path / "a.csv", cells))
+    assert [row["charted"] for row in report.rows] == [True, False, False]
+    assert "Of several splits" in "\n".join(summary(report))
