@@ -1,0 +1,91 @@
+"""The command `mtabench dashboard`: read a folder of results, look for changes, write the site, say what was found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mtabench.compare import parse_threshold
+from mtabench.dashboard.data import Settings, dashboard_data
+from mtabench.dashboard.feed import headline
+from mtabench.dashboard.files import Archive, Progress, read_archive
+from mtabench.dashboard.findings import find
+from mtabench.dashboard.repository import parse_repo_url
+from mtabench.dashboard.site import check_site, site_files, write_site
+from mtabench.errors import UsageError
+from mtabench.escaping import in_log, printable
+from mtabench.table import make_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MOST_TOLD = 5
+SECONDS_BETWEEN_LINES = 10
+
+
+def build_dashboard(
+    results: Path, out: Path, repo_url: str | None, title: str | None, threshold: str, days: int
+) -> None:
+    """Make a site of static files from the results below a folder. Raises UsageError; then nothing is written."""
+    share = parse_threshold(threshold)
+    if days < 1:
+        raise UsageError(f"--days {days} is no time to look back on; expected 1 or more")
+    address = parse_repo_url(repo_url) if repo_url else ""
+    check_site(out)
+    console = make_console()
+    with _progress(console, "reading files") as progress:
+        archive = read_archive(results, progress)
+    with _progress(console, "looking for changes") as progress:
+        findings = find(archive.runs, archive.histories, share, days, progress)
+    made = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    data = dashboard_data(archive, findings, Settings(title or "Performance history", share, days, address, made))
+    write_site(out, site_files(data))
+    told = [event for event in data["events"] if event["slower"] and event["recent"] and event["lasting"]]
+    for text in (*_read_lines(archive), *(headline(data, event) for event in told[:MOST_TOLD])):
+        _say(console, text)
+    if len(told) > MOST_TOLD:
+        _say(console, f"and {len(told) - MOST_TOLD} more changes to slower")
+    _say(console, f"site: {out / 'index.html'}")
+
+
+def _read_lines(archive: Archive) -> Iterator[str]:
+    cells, runs, revisions = (
+        len(archive.histories),
+        len(archive.runs),
+        len({run.git_sha for run in archive.runs} - {""}),
+    )
+    yield f"read {archive.files} files: {runs} runs of {revisions} revisions, {cells} cells, {archive.rows} times"
+    if archive.skipped:
+        yield "left out: " + ", ".join(f"{what}: {count}" for what, count in archive.skipped.items())
+    if archive.repeated:
+        yield f"left out: {archive.repeated} rows that another file had already"
+    for name, reason in archive.broken:
+        yield f"broken: {name}: {reason}" if name not in reason else f"broken: {reason}"
+
+
+@contextmanager
+def _progress(console: Console, what: str) -> Iterator[Progress]:
+    """A bar on a terminal; in a log a line now and then."""
+    from rich.progress import Progress as Bar
+
+    said = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal said
+        bar.update(task, completed=done, total=total)
+        if not console.is_terminal and time.monotonic() - said > SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            _say(console, f"{what}: {done} of {total}")
+
+    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield show
+
+
+def _say(console: Console, text: str) -> None:
+    """A line as it is, with nothing in it that a terminal or GitHub's runner would obey."""
+    console.print(in_log(printable(text)), soft_wrap=True, markup=False, highlight=False)

@@ -1,0 +1,100 @@
+"""The changes as JSON Feed 1.1 (https://www.jsonfeed.org/version/1.1/), the newest first."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from typing import Any
+
+from mtabench.dashboard.repository import compare_url
+
+MOST_ITEMS = 200
+MOST_CELLS = 20  # named in the text of an item
+EXTENSION = "_mtabench"
+
+Json = dict[str, Any]
+
+
+def feed(data: Json) -> Json:
+    """An item for each event of the dashboard's data; under `_mtabench` its numbers, for programs."""
+    events = sorted(data["events"], key=lambda event: -event["bad"])[:MOST_ITEMS]
+    return {
+        "version": "https://jsonfeed.org/version/1.1",
+        "title": data["title"],
+        "description": "Changes of measured times, found by mtabench dashboard",
+        "language": "en",
+        "items": [_item(data, event) for event in events],
+    }
+
+
+def headline(data: Json, event: Json) -> str:
+    """An event in a sentence."""
+    cells = len({data["changes"][number]["cell"] for number in event["changes"]})
+    mean = " on average" if cells > 1 else ""
+    what = f"{cells} cells" if cells > 1 else _cells(data, event)[0]["name"]
+    return f"{what} {percent(event['change'])}{mean}: {revisions(data, event)}"
+
+
+def revisions(data: Json, event: Json) -> str:
+    """The last good and the first bad revision; runs, where revisions are unknown."""
+    shas, ids = data["runs"]["git_sha"], data["runs"]["run_id"]
+    good, bad = (shas[run][:12] or f"run {ids[run]}" for run in (event["good"], event["bad"]))
+    return f"{good}..{bad}"
+
+
+def percent(change: float) -> str:
+    """A change in words."""
+    return f"{abs(change):.1%} {'slower' if change > 0 else 'faster'}".replace("%", " %")
+
+
+def _item(data: Json, event: Json) -> Json:
+    runs = data["runs"]
+    cells = _cells(data, event)
+    lines = [
+        f"{cell['name']}: {cell['before_ms']:g} ms to {cell['after_ms']:g} ms, {percent(cell['change'])}"
+        for cell in cells
+    ]
+    if len(lines) > MOST_CELLS:
+        lines = [*lines[:MOST_CELLS], f"and {len(lines) - MOST_CELLS} more"]
+    good, bad = runs["git_sha"][event["good"]], runs["git_sha"][event["bad"]]
+    link = compare_url(data["repo_url"], good, bad)
+    evidence = Counter(cell["evidence"] for cell in cells)
+    return {
+        "id": _identity(data, event),
+        "title": headline(data, event),
+        "content_text": "\n".join([*lines, *(f"Note: {note}" for note in event["notes"])]),
+        "date_published": runs["started_utc"][event["bad"]],
+        "tags": ["slower" if event["slower"] else "faster", event["device"]],
+        **({"external_url": link} if link else {}),
+        EXTENSION: {
+            "change": event["change"],
+            "good_sha": good,
+            "bad_sha": bad,
+            "lasting": event["lasting"],
+            "evidence": dict(evidence),
+            "notes": event["notes"],
+            "cells": cells,
+        },
+    }
+
+
+def _cells(data: Json, event: Json) -> list[Json]:
+    cells = data["cells"]
+    found = [data["changes"][number] for number in event["changes"]]
+    return [
+        {
+            "id": cells["id"][one["cell"]],
+            "name": cells["name"][one["cell"]],
+            **{name: one[name] for name in ("change", "before_ms", "after_ms", "evidence", "lasting")},
+        }
+        for one in found
+    ]
+
+
+def _identity(data: Json, event: Json) -> str:
+    """The same for the same event in the next dashboard, so that readers do not see it twice."""
+    runs = data["runs"]
+    ends = [runs["git_sha"][run] or runs["run_id"][run] for run in (event["good"], event["bad"])]
+    kind = "slower" if event["slower"] else "faster"
+    digest = hashlib.sha256("\n".join((kind, event["device"], *ends)).encode()).hexdigest()
+    return f"urn:mtabench:{kind}:{digest[:16]}"

@@ -1,0 +1,100 @@
+"""The results files below a folder, read one after another; what is no results file is counted, what is broken told."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtabench.dashboard.histories import Collector, History, Run, TooMuchError
+from mtabench.errors import UsageError
+from mtabench.results import read_file
+
+MOST_FILES = 20_000
+SAMPLES = "files of samples"
+OTHER = "other CSV files"
+LINKS = "links"
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """All that a folder holds: runs and histories, how many files that is, what was left out, and what is broken.
+
+    `broken` has the path below the folder and the reason of each file that could not be read.
+    """
+
+    runs: Sequence[Run]
+    histories: Sequence[History]
+    files: int
+    rows: int
+    repeated: int
+    skipped: Counter[str]
+    broken: Sequence[tuple[str, str]]
+
+
+def read_archive(folder: Path, progress: Progress = lambda done, total: None) -> Archive:
+    """Read every results file below a folder; `progress` is called with the files done and their number.
+
+    Raises UsageError if there is no such folder, if nothing in it can be read, or if it is too much for a page.
+    """
+    paths, skipped = _results_files(folder)
+    collector = Collector()
+    broken = []
+    for done, path in enumerate(paths):
+        progress(done, len(paths))
+        name = str(path.relative_to(folder))
+        try:
+            collector.add(read_file(path).columns, name)
+        except TooMuchError as error:
+            raise UsageError(f"{folder} cannot become a page: {error}") from None
+        except UsageError as error:
+            broken.append((name, str(error).replace(str(path), name)))
+    progress(len(paths), len(paths))
+    runs, histories = collector.histories()
+    if not histories:
+        why = f": {broken[0][1]}" if broken else ""
+        raise UsageError(f"{folder} holds no results file of mtabench that can be read{why}")
+    return Archive(runs, histories, len(paths) - len(broken), collector.rows, collector.repeated, skipped, broken)
+
+
+def _results_files(folder: Path) -> tuple[list[Path], Counter[str]]:
+    """The results files below a folder by name, and how many CSV files are something else. Follows no links."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder; give the folder that holds the results files")
+    found: list[Path] = []
+    skipped: Counter[str] = Counter()
+    for path in _csv_files(folder):
+        if path.is_symlink():
+            skipped[LINKS] += 1
+        elif path.name.endswith(".samples.csv"):
+            skipped[SAMPLES] += 1
+        elif not _looks_like_results(path):
+            skipped[OTHER] += 1
+        else:
+            found.append(path)
+        if len(found) > MOST_FILES:
+            raise UsageError(f"{folder} holds more than {MOST_FILES:,} results files; give a folder with fewer of them")
+    return found, skipped
+
+
+def _csv_files(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(place, name) for name in sorted(names) if name.lower().endswith(".csv"))
+
+
+def _looks_like_results(path: Path) -> bool:
+    """Whether the first line names the columns that every version of a results file has.
+
+    One that cannot be opened counts as well, so that it is reported as broken.
+    """
+    try:
+        with path.open("rb") as file:
+            names = file.readline(10_000).decode("utf-8", "replace").strip().split(",")
+    except OSError:
+        return True
+    return "schema_version" in names or {"run_id", "median_ms"} <= set(names)

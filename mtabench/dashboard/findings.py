@@ -1,0 +1,215 @@
+"""What a reader wants to know first: which cells got slower, when and by which revision, and which fail now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import numpy as np
+
+from mtabench.dashboard.changes import Change, find_changes
+from mtabench.dashboard.histories import VERSIONS, History, Run
+
+UNSUPPORTED = "unsupported"
+YARDSTICK = "attention"  # no kernel of ours: what slows it down as well is not in our code
+SURE = ("step", "drift")  # evidence that accounts for noise from run to run
+NEWS = ("slower", "maybe_slower", "faster", "maybe_faster")
+STATES = ("slower", "failing", "faster", "steady", "new", "never timed")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A change of one cell between the runs `good` and `bad`; `lasting` if it can still be seen in the last runs."""
+
+    cell: int
+    good: int
+    bad: int
+    change: Change
+    lasting: bool
+
+    @property
+    def slower(self) -> bool:
+        """Whether the cell took longer afterwards."""
+        return self.change.change > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Changes of several cells of one device in one direction and between the same revisions, the largest first.
+
+    `change` is their geometric mean, `notes` what else changed between the runs. `recent` if the first of the later
+    runs is among the last days.
+    """
+
+    slower: bool
+    device: str
+    good: int
+    bad: int
+    found: Sequence[Found]
+    change: float
+    notes: Sequence[str]
+    recent: bool
+
+    @property
+    def lasting(self) -> bool:
+        """Whether any of the cells is still as it was after the change."""
+        return any(one.lasting for one in self.found)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A cell whose last run failed: since which run, and the last that had a time, if there was one."""
+
+    cell: int
+    since: int
+    good: int | None
+    status: str
+    reason: str
+
+    @property
+    def broken(self) -> bool:
+        """Whether that is news: it had a time before, or its result is wrong."""
+        return self.good is not None or self.status == "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """All of it. For each history: its changes, its `news` (one of NEWS, or empty), its state (one of STATES)."""
+
+    changes: Sequence[Sequence[Found]]
+    events: Sequence[Event]
+    failures: Sequence[Failure]
+    news: Sequence[str]
+    states: Sequence[str]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many cells have each of NEWS, and how many `broken` ones there are."""
+        counts = Counter(self.news)
+        return {name: counts[name] for name in NEWS} | {"broken": sum(failure.broken for failure in self.failures)}
+
+
+def find(
+    runs: Sequence[Run],
+    histories: Sequence[History],
+    threshold: float,
+    days: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Findings:
+    """Look for changes of at least `threshold` in every history; those of the last `days` before the last run are news.
+
+    `progress` is called with the histories done and their number. Raises UsageError if ruptures is not installed.
+    """
+    changes = []
+    for done, (cell, history) in enumerate(zip(range(len(histories)), histories, strict=True)):
+        progress(done, len(histories))
+        changes.append(_changes(cell, history, threshold))
+    progress(len(histories), len(histories))
+    newest = _time(runs[-1]) - timedelta(days=days)
+    events = _events(runs, histories, [one for found in changes for one in found], newest)
+    failures = [failure for cell, history in enumerate(histories) if (failure := _failure(cell, history))]
+    failures.sort(key=lambda failure: (not failure.broken, -failure.since))
+    news = [_news([one for one in found if _time(runs[one.bad]) >= newest], threshold) for found in changes]
+    states = [_state(history, one) for history, one in zip(histories, news, strict=True)]
+    return Findings(changes, events, failures, news, states)
+
+
+def _changes(cell: int, history: History, threshold: float) -> list[Found]:
+    timed = history.timed
+    changes = find_changes(history.median_ms[timed], history.ci95_low_ms[timed], history.ci95_high_ms[timed], threshold)
+    if not changes:
+        return []
+    runs = history.runs[timed]
+    now = changes[-1].after_ms
+    return [
+        Found(cell, int(runs[change.good]), int(runs[change.bad]), change, _lasting(change, now, threshold))
+        for change in changes
+    ]
+
+
+def _lasting(change: Change, now_ms: float, threshold: float) -> bool:
+    """Whether the level now is still apart from the one before, on the side to which it changed."""
+    if change.change > 0:
+        return now_ms >= change.before_ms * (1 + threshold)
+    return now_ms * (1 + threshold) <= change.before_ms
+
+
+def _events(runs: Sequence[Run], histories: Sequence[History], found: Sequence[Found], newest: datetime) -> list[Event]:
+    """Changes together that one cause may explain."""
+    groups: dict[tuple[object, ...], list[Found]] = {}
+    for one in found:
+        device = histories[one.cell].cell["device"]
+        groups.setdefault((one.slower, device, runs[one.good].revision, runs[one.bad].revision), []).append(one)
+    events = []
+    for group in groups.values():
+        group.sort(key=lambda one: -abs(np.log1p(one.change.change)))
+        good, bad = max(one.good for one in group), min(one.bad for one in group)
+        mean = float(np.expm1(np.mean([np.log1p(one.change.change) for one in group])))
+        device = histories[group[0].cell].cell["device"]
+        recent = _time(runs[bad]) >= newest
+        notes = _notes(runs, group)
+        if any(histories[one.cell].cell["op"] == YARDSTICK for one in group):
+            notes.append("plain attention too, so perhaps the machine")
+        events.append(Event(group[0].slower, device, good, bad, group, mean, notes, recent))
+    events.sort(key=_urgency)
+    return events
+
+
+def _urgency(event: Event) -> tuple[object, ...]:
+    """Slowdowns first, then what is news and lasts, what has a date, what is newest, what is largest."""
+    gradual = all(one.change.evidence == "drift" for one in event.found)
+    return not event.slower, not (event.recent and event.lasting), gradual, -event.bad, -len(event.found)
+
+
+def _notes(runs: Sequence[Run], group: Sequence[Found]) -> list[str]:
+    """What beside the commit differs between the runs before and after a change: it may be the cause."""
+    pairs = {(one.good, one.bad) for one in group}
+    notes = []
+    for i, name in enumerate(VERSIONS):
+        differ = {(runs[good].versions[i], runs[bad].versions[i]) for good, bad in pairs}
+        notes += [f"{name} {old or 'unknown'} → {new or 'unknown'}" for old, new in sorted(differ) if old != new]
+    good, bad = runs[group[0].good], runs[group[0].bad]
+    if good.git_sha and good.git_sha == bad.git_sha:
+        notes.append("same commit before and after")
+    if bad.git_dirty == "true":
+        notes.append("uncommitted changes after")
+    return notes
+
+
+def _failure(cell: int, history: History) -> Failure | None:
+    """The failure with which a history ends; what was never supported is none."""
+    status, reason = history.outcomes[-1]
+    timed = history.timed
+    if status == "ok" or (status == UNSUPPORTED and not len(timed)):
+        return None
+    since = int(timed[-1]) + 1 if len(timed) else 0
+    good = int(history.runs[timed[-1]]) if len(timed) else None
+    return Failure(cell, int(history.runs[since]), good, status, reason)
+
+
+def _news(recent: Sequence[Found], threshold: float) -> str:
+    """What all recent changes of a cell come to: one that was undone is no news."""
+    if not recent:
+        return ""
+    ratio = recent[-1].change.after_ms / recent[0].change.before_ms
+    if 1 / (1 + threshold) < ratio < 1 + threshold:
+        return ""
+    word = "slower" if ratio > 1 else "faster"
+    sure = any(one.slower == (ratio > 1) and one.change.evidence in SURE for one in recent)
+    return word if sure else f"maybe_{word}"
+
+
+def _state(history: History, news: str) -> str:
+    status, _ = history.outcomes[-1]
+    count = len(history.timed)
+    if status not in ("ok", UNSUPPORTED) or (status == UNSUPPORTED and count):
+        return "failing"
+    if news:
+        return news.removeprefix("maybe_")
+    return "steady" if count > 1 else "new" if count else "never timed"
+
+
+def _time(run: Run) -> datetime:
+    return datetime.fromisoformat(run.started_utc)

@@ -1,0 +1,150 @@
+"""Histories: every time that was measured for one cell on one device, in the order of the runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mtabench.errors import UsageError
+from mtabench.results import KEY_COLUMNS, NUMERIC_COLUMNS
+from mtabench.runs import name_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_Point = tuple[tuple[float, ...], tuple[str, str]]
+
+# Times taken elsewhere, or in another way, belong to another history.
+CELL_COLUMNS = ("device", *KEY_COLUMNS, "timer", "cache")
+VERSIONS = ("driver", "cuda", "torch", "triton", "mtabench")
+RUN_COLUMNS = ("run_id", "git_sha", "git_dirty", "device", *VERSIONS)
+TIMES = ("median_ms", "ci95_low_ms", "ci95_high_ms")
+
+MOST_POINTS = 1_000_000
+MOST_CELLS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a sweep: when it started, of which revision (empty if unknown), with which versions."""
+
+    run_id: str
+    started_utc: str
+    git_sha: str
+    git_dirty: str
+    device: str
+    versions: tuple[str, ...]
+
+    @property
+    def revision(self) -> tuple[str, str]:
+        """What its code was: the commit and whether it was changed, or where that is unknown the run itself."""
+        return (self.git_sha, self.git_dirty) if self.git_sha else ("", self.run_id)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """One cell over its runs, the oldest first: places in the list of runs, milliseconds (NaN if it failed), outcomes.
+
+    `cell` has texts under CELL_COLUMNS; `outcomes` are pairs of status and reason.
+    """
+
+    cell: Mapping[str, str]
+    name: str
+    runs: NDArray[np.intp]
+    median_ms: NDArray[np.float64]
+    ci95_low_ms: NDArray[np.float64]
+    ci95_high_ms: NDArray[np.float64]
+    outcomes: Sequence[tuple[str, str]]
+
+    @property
+    def timed(self) -> NDArray[np.intp]:
+        """Places of the points that have a time."""
+        return np.flatnonzero(np.isfinite(self.median_ms))
+
+
+class TooMuchError(UsageError):
+    """More results than a page can hold."""
+
+
+class Collector:
+    """Takes results files one after another and sorts their rows into histories."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.repeated = 0
+        self._runs: dict[tuple[str, ...], int] = {}
+        self._started: list[str] = []
+        self._cells: dict[tuple[str, ...], dict[int, _Point]] = {}
+
+    def add(self, columns: Mapping[str, Sequence[str]], source: str) -> None:
+        """Add the rows of a file, the texts of `read_file` by column; a row that an earlier file had is only counted.
+
+        Raises UsageError, and takes nothing of the file, where a row cannot stand in a history; TooMuchError where it
+        would be more than a page can hold.
+        """
+        _check(columns, source)
+        runs = zip(*(columns[name] for name in RUN_COLUMNS), strict=True)
+        cells = zip(*(columns[name] for name in CELL_COLUMNS), strict=True)
+        times = zip(*(map(_number, columns[name]) for name in TIMES), strict=True)
+        outcomes = zip(columns["status"], columns["reason"], strict=True)
+        for run, cell, started, time, outcome in zip(runs, cells, columns["started_utc"], times, outcomes, strict=True):
+            place = self._runs.setdefault(run, len(self._runs))
+            if place == len(self._started):
+                self._started.append(started)
+            self._started[place] = min(self._started[place], started)
+            points = self._cells.setdefault(cell, {})
+            if place in points:
+                self.repeated += 1
+                continue
+            points[place] = (time if outcome[0] == "ok" else (math.nan,) * len(TIMES), outcome)
+            self.rows += 1
+        if self.rows > MOST_POINTS or len(self._cells) > MOST_CELLS:
+            raise TooMuchError(
+                f"there are more than {MOST_POINTS:,} times or {MOST_CELLS:,} cells in it, and no page can show them; "
+                "give a folder with fewer"
+            )
+
+    def histories(self) -> tuple[list[Run], list[History]]:
+        """All runs in the order in which they started, and all histories in the order of the files."""
+        order = sorted(range(len(self._started)), key=self._started.__getitem__)
+        rank = np.argsort(order)
+        keys = list(self._runs)
+        runs = [_run(keys[place], self._started[place]) for place in order]
+        return runs, [_history(cell, points, rank) for cell, points in self._cells.items()]
+
+
+def _run(key: tuple[str, ...], started: str) -> Run:
+    run_id, sha, dirty, device, *versions = key
+    return Run(run_id, started, sha, dirty, device, tuple(versions))
+
+
+def _history(key: tuple[str, ...], points: Mapping[int, _Point], rank: NDArray[np.intp]) -> History:
+    cell = dict(zip(CELL_COLUMNS, key, strict=True))
+    ordered = sorted((int(rank[place]), *point) for place, point in points.items())
+    median, low, high = np.array([time for _, time, _ in ordered]).T
+    outcomes = [outcome for _, _, outcome in ordered]
+    return History(cell, _name(cell), np.array([run for run, *_ in ordered]), median, low, high, outcomes)
+
+
+def _name(cell: Mapping[str, str]) -> str:
+    numbers = {name: _number(text) for name, text in cell.items() if name in NUMERIC_COLUMNS}
+    return name_of({**cell, **numbers, "causal": cell["causal"] == "true"})
+
+
+def _number(text: str) -> float:
+    return float(text or "nan")
+
+
+def _check(columns: Mapping[str, Sequence[str]], source: str) -> None:
+    """Raise UsageError for a row without what a history needs."""
+    if not columns["run_id"]:
+        raise UsageError(f"{source} has no rows")
+    if "" in columns["run_id"]:
+        raise UsageError(f"{source} has a row without a run_id")
+    for name in TIMES:
+        if ("ok", "") in zip(columns["status"], columns[name], strict=True):
+            raise UsageError(f"{source} has a row that is ok and has no {name}")

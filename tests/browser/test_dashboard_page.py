@@ -1,0 +1,299 @@
+"""The page of `mtabench dashboard` in a real browser: what got slower stands first, and a link restores a view."""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hostile_cells import TEXTS, poison
+from simulated_histories import a_year, columns, row, sha, steady, stepped, write, write_histories
+
+from mtabench.dashboard.command import build_dashboard
+from mtabench.dashboard.data import Settings, dashboard_data
+from mtabench.dashboard.files import Archive
+from mtabench.dashboard.findings import find
+from mtabench.dashboard.histories import Collector
+from mtabench.dashboard.site import site_files, write_site
+
+RESULTS = Path(__file__).parents[2] / "results"
+REPOSITORY = "https://github.com/owner/name"
+LARGE = (200, 500)  # runs, cells
+SECONDS_TO_OPEN = 2.0
+
+pytestmark = pytest.mark.usefixtures("page")
+
+
+def build(results, out, title="Performance history"):
+    build_dashboard(results, out, REPOSITORY, title, "2%", 30)
+    return out / "index.html"
+
+
+@pytest.fixture(scope="session")
+def dashboards(tmp_path_factory):
+    """Pages by name: a year of made-up runs, a calm one, the committed results, and a hostile one."""
+    folder = tmp_path_factory.mktemp("dashboards")
+    calm = write_histories(folder / "calm", [({"seq": seq}, steady(12)) for seq in ("1024", "2048")])
+    for run in range(2):
+        rows = [row(run, 1.0 + run / 10, seq=f"{n}") for n in range(1, 21)]
+        poison(write(folder / f"hostile/{run}.csv", rows))
+    return {
+        "year": build(a_year(folder / "year"), folder / "year-site"),
+        "calm": build(calm, folder / "calm-site"),
+        "h200": build(RESULTS, folder / "h200-site"),
+        "hostile": build(folder / "hostile", folder / "hostile-site", title=TEXTS[1]),
+    }
+
+
+@pytest.fixture
+def opened(page, dashboards):
+    """`opened(name, hash)` opens a dashboard from disk and waits until its chart is drawn."""
+
+    def open_(name, view=""):
+        page.goto(dashboards[name].as_uri() + view)
+        drawn(page)
+        return page
+
+    return open_
+
+
+def drawn(page):
+    page.wait_for_selector("#chosen-chart svg .mark-symbol path")
+    page.wait_for_function("!document.querySelector('.chart-stage.coming')")
+
+
+def labels(page):
+    return page.locator("#cells-table tbody td:first-child").all_inner_texts()
+
+
+def shown(page):
+    return page.locator("#cells-table [role=status]").inner_text()
+
+
+def chosen(page):
+    return page.locator("#chosen-title").inner_text()
+
+
+def choose(page, label):
+    page.locator("#cells-table").get_by_role("button", name=label, exact=True).click()
+    drawn(page)
+
+
+def test_the_first_screen_says_what_got_slower_when_and_by_which_commit(opened, screenshot):
+    page = opened("year")
+    verdict = page.locator("#verdict").inner_text()
+    assert verdict.startswith("15 cells got slower, 1 cell fails that did not before, 1 cell got faster")
+    first = page.locator("#slower-list tbody tr").first
+    assert "+5.9 %" in first.inner_text()
+    assert "1 Feb 2026" in first.inner_text()
+    assert "14 cells: 8 bwd triton, 6 fwd triton" in first.inner_text()
+    link = first.get_by_role("link")
+    assert link.inner_text() == f"{sha(30)[:7]}..{sha(31)[:7]}"
+    assert link.get_attribute("href") == f"{REPOSITORY}/compare/{sha(30)}...{sha(31)}"
+    assert first.bounding_box()["y"] < 400
+    assert page.locator("#chosen-chart svg").bounding_box()["y"] < 500
+    screenshot("dashboard-light")
+
+
+def test_a_change_opens_to_its_cells_and_a_cell_to_its_history(opened):
+    page = opened("year")
+    page.locator("#slower-list").get_by_role("button", name="Details").first.click()
+    cells = page.locator("#slower-list tr.detail tbody tr")
+    assert cells.count() == 10  # and a button for the rest
+    cells.nth(3).get_by_role("button").click()
+    assert chosen(page) == cells.nth(3).get_by_role("button").inner_text()
+
+
+def test_the_chart_draws_every_run_and_marks_the_change(opened):
+    page = opened("year")
+    choose(page, "fwd triton 2048 d64")
+    assert page.locator("#chosen-chart .mark-symbol path").count() == 80  # each once to see and once to meet
+    texts = page.locator("#chosen-chart svg text").all_text_contents()
+    assert any(text.startswith("+6.9") or text.startswith("+7") for text in texts)
+    box = page.locator("#chosen-chart svg").bounding_box()
+    assert box["width"] > 300
+    assert box["height"] > 200
+    page.locator("#chosen-chart .mark-symbol path").last.hover(force=True)
+    tooltip = page.locator("#tooltip").inner_text()
+    assert sha(39) in tooltip
+    assert "2026-02-09" in tooltip
+
+
+def test_the_runs_of_a_cell_are_a_table_as_well(opened):
+    page = opened("year")
+    choose(page, "fwd compile 8192 d64")
+    assert "error: error because" in page.locator("#chosen-now").inner_text()
+    page.locator("#chosen-runs summary").click()
+    rows = page.locator("#chosen-runs tbody tr")
+    assert rows.count() == 30
+    assert rows.first.locator("td").last.inner_text() == "error"
+
+
+def test_filters_filter_and_the_address_keeps_them(opened):
+    page = opened("year")
+    page.select_option("#cells-table select[name=impl]", "triton")
+    page.select_option("#cells-table select[name=head_dim]", "128")
+    page.select_option("#cells-table select[name=state]", "slower")
+    assert shown(page) == "7 of 29 cells"
+    assert set(labels(page)) == {
+        *(f"fwd triton {seq} d128" for seq in (2048, 4096, 8192)),
+        *(f"bwd triton {seq} d128" for seq in (1024, 2048, 4096, 8192)),
+    }
+    page.fill("#cells-table input[name=find]", "bwd triton 4096")
+    assert labels(page) == ["bwd triton 4096 d128"]
+    assert page.evaluate("location.hash") == "#impl=triton&head_dim=128&state=slower&find=bwd+triton+4096"
+
+
+def test_a_link_restores_a_view(opened, page, browser):
+    opened("year")
+    page.select_option("#cells-table select[name=pass]", "bwd")
+    page.locator("#cells-table th", has_text="now").get_by_role("button").click()
+    choose(page, "bwd triton 8192 d64")
+    link, texts = page.url, labels(page)
+    other = browser.new_page()
+    other.goto(link)
+    drawn(other)
+    assert chosen(other) == "bwd triton 8192 d64"
+    assert labels(other) == texts
+    assert other.locator("#cells-table select[name=pass]").input_value() == "bwd"
+    assert other.locator("#cells-table th", has_text="now").get_attribute("aria-sort") == "ascending"
+    other.close()
+
+
+def test_back_and_forward_go_through_the_views(opened):
+    page = opened("year")
+    first = chosen(page)
+    choose(page, "fwd eager 1024 d64")
+    page.select_option("#cells-table select[name=impl]", "eager")
+    page.fill("#cells-table input[name=find]", "eager 8192")
+    page.go_back()  # the letters of a search are no step of their own
+    assert page.locator("#cells-table select[name=impl]").input_value() == ""
+    assert shown(page) == "29 cells"
+    assert chosen(page) == "fwd eager 1024 d64"
+    page.go_back()
+    assert chosen(page) == first
+    page.go_forward()
+    assert chosen(page) == "fwd eager 1024 d64"
+
+
+@pytest.mark.parametrize("view", ["#cell=nothing&impl=nobody&sort=what", "#%ff&=&cell", "#__proto__=1&find=<img>"])
+def test_a_broken_link_still_opens(opened, view):
+    page = opened("year", view)
+    assert page.evaluate("document.querySelectorAll('main img').length") == 0
+
+
+def test_a_calm_history_says_so(opened, screenshot):
+    page = opened("calm")
+    assert page.locator("#verdict").inner_text().startswith("Nothing got slower")
+    assert page.locator("#failing").is_hidden()
+    screenshot("dashboard-calm")
+
+
+def test_the_committed_results_have_a_history(opened, screenshot):
+    page = opened("h200")
+    assert "may have got faster" in page.locator("#verdict").inner_text()
+    page.fill("#cells-table input[name=find]", "bwd triton 16384")
+    page.locator("#cells-table button.cell").first.click()
+    assert page.locator("#chosen-changes .good").count()
+    screenshot("dashboard-h200")
+
+
+def test_hostile_texts_stay_text(opened, screenshot):
+    page = opened("hostile")
+    assert page.locator("h1").inner_text() == TEXTS[1]
+    assert TEXTS[0] in page.locator("main").inner_text()
+    page.locator("#slower-list").get_by_role("button", name="Details").first.click()
+    page.locator("#cells-table button.cell").first.click()
+    page.locator("#chosen-runs summary").click()
+    drawn(page)
+    page.locator("#chosen-chart .mark-symbol path").last.hover(force=True)
+    assert page.evaluate("document.querySelectorAll('main img, main script, main iframe, main svg a').length") == 0
+    links = page.locator("main a").evaluate_all("all => all.map(one => one.getAttribute('href'))")
+    ours = ("data.json", "feed.json", "badge.json", "badge.svg")
+    assert all(link in ours or link.startswith(f"{REPOSITORY}/co") for link in links)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    screenshot("dashboard-hostile")
+
+
+def test_dark_follows_the_system_and_the_chart_with_it(opened, screenshot):
+    page = opened("year")
+    axis = "#chosen-chart .role-axis-label text"
+    light = page.locator(axis).first.get_attribute("fill")
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(
+        "([axis, old]) => document.querySelector(axis)?.getAttribute('fill') !== old", arg=[axis, light]
+    )
+    drawn(page)
+    screenshot("dashboard-dark")
+
+
+def test_everything_can_be_done_with_the_keyboard(opened):
+    page = opened("year")
+
+    def tab_to(selector):
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+                assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+                return
+        raise AssertionError(f"no way to {selector} with the Tab key")
+
+    tab_to("#slower-list .opener button")
+    page.keyboard.press("Enter")
+    tab_to("#slower-list tr.detail button.cell")
+    page.keyboard.press("Space")
+    assert chosen(page) == page.evaluate("document.activeElement.textContent")
+    tab_to("#cells-table select[name=impl]")
+    page.keyboard.type("ea")
+    assert shown(page) == "8 of 29 cells"
+    tab_to("#cells-table button.cell")
+    page.keyboard.press("Enter")
+    assert chosen(page) == "fwd eager 1024 d64"
+
+
+@pytest.mark.parametrize("name", ["year", "h200", "hostile"])
+def test_a_narrow_window_scrolls_only_down(page, opened, screenshot, name):
+    page.set_viewport_size({"width": 360, "height": 740})
+    opened(name)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert page.locator("#chosen-chart svg").bounding_box()["width"] <= 360
+    page.locator("#cells-table button.cell").nth(5).click()
+    assert page.evaluate("document.activeElement.id") == "chosen-title"  # the history comes into sight
+    assert page.locator("#chosen-title").bounding_box()["y"] < 740
+    screenshot(f"dashboard-narrow-{name}")
+
+
+def large_archive():
+    """Many runs of many cells, as if read from files; a tenth of the cells got slower in the twentieth run from the
+    last."""
+    runs, cells = LARGE
+    shapes, times = [], []
+    for number in range(cells):
+        shape = {"seq": f"{1024 * 2 ** (number % 5)}", "head_dim": f"{64 * (1 + number // 5 % 2)}"}
+        shape |= {"conv_q": f"{1 + number // 10 % 10}", "pass": ("fwd", "bwd")[number // 100 % 2]}
+        shapes.append(shape | {"impl": f"impl-{number // 200}"})
+        times.append(stepped(runs, runs - 20, 0.06 if number % 10 == 0 else 0.0, 1 + number / 100, seed=number))
+    collector = Collector()
+    for run in range(runs):
+        rows = [row(run, one[run], **shape) for shape, one in zip(shapes, times, strict=True)]
+        collector.add(columns(rows), f"run-{run}.csv")
+    return Archive(*collector.histories(), runs, collector.rows, 0, Counter(), [])
+
+
+@pytest.mark.slow
+def test_a_large_history_opens_quickly(page, tmp_path):
+    """From navigation to the drawn chart; the best of five counts, for the machine may be busy."""
+    archive = large_archive()
+    findings = find(archive.runs, archive.histories, 0.02, 30)
+    settings = Settings("Performance history", 0.02, 30, REPOSITORY, "2026-08-01T00:00:00Z")
+    write_site(tmp_path, site_files(dashboard_data(archive, findings, settings)))
+    index = tmp_path / "index.html"
+    assert index.stat().st_size < 6e6
+    seconds = []
+    while len(seconds) < 5 and min(seconds, default=math.inf) > SECONDS_TO_OPEN:
+        page.goto(index.as_uri())
+        page.wait_for_function("performance.getEntriesByName('data-ready').length")
+        seconds.append(page.evaluate("performance.getEntriesByName('data-ready')[0].startTime") / 1000)
+    assert min(seconds) < SECONDS_TO_OPEN
+    assert page.locator("#verdict").inner_text().startswith("50 cells got slower")
+    page.fill("#cells-table input[name=find]", "impl-2 16384")
+    assert shown(page) == "20 of 500 cells"

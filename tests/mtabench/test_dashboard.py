@@ -1,0 +1,202 @@
+"""`mtabench dashboard` from the command line: the files of the site, and what it refuses."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from command_line import make_runner, refused
+from hostile_cells import TEXTS, poison
+from simulated_histories import a_year, row, sha, write
+
+from mtabench.dashboard.badge import badge, badge_svg
+from mtabench.dashboard.repository import compare_url
+
+DOCUMENTATION = Path(__file__).parents[2] / "docs/dashboard.md"
+FILES = [".mtabench-dashboard", "badge.json", "badge.svg", "data.json", "feed.json", "index.html"]
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    return make_runner(monkeypatch, capsys, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def year(tmp_path_factory):
+    return a_year(tmp_path_factory.mktemp("year"))
+
+
+@pytest.fixture
+def site(mtabench, year, tmp_path):
+    """The files of a dashboard with links, as texts by name, and what the command printed."""
+    code, out, err = mtabench("dashboard", year, "-o", "site", "--repo-url", "https://github.com/owner/name.git")
+    assert (code, err) == (0, "")
+    return {path.name: path.read_text() for path in (tmp_path / "site").iterdir()}, out
+
+
+def test_a_site_is_static_files_and_the_command_says_what_got_slower(site):
+    files, out = site
+    assert sorted(files) == FILES
+    assert out.splitlines() == [
+        "read 40 files: 40 runs of 40 revisions, 29 cells, 1160 times",
+        f"14 cells 5.9 % slower on average: {sha(30)}..{sha(31)}",
+        f"fwd compile bf16 batch 1 heads 16 seq 2048 head dim 64 conv 6x11 5.1 % slower: {sha(0)}..{sha(39)}",
+        "site: site/index.html",
+    ]
+
+
+def test_data_hold_everything_for_other_tools(site):
+    data = json.loads(site[0]["data.json"])
+    assert (data["format"], data["version"]) == ("mtabench-dashboard", 1)
+    cells, runs = data["cells"], data["runs"]
+    assert runs["git_sha"] == [sha(run) for run in range(40)]
+    assert {len(column) for column in cells.values()} == {29}
+    assert len(set(cells["id"])) == 29
+    assert data["timelines"] == [list(range(40))]  # shared by all cells
+    failing = cells["label"].index("fwd compile 8192 d64")
+    history = data["histories"][failing]
+    assert history["median_ms"][36:] == [None] * 4
+    assert history["failed"]["36"] == ["error", "error because"]
+    assert all(len(str(value).replace(".", "").lstrip("0")) <= 5 for value in history["median_ms"][:36])
+    event = data["events"][0]
+    assert (runs["git_sha"][event["good"]], runs["git_sha"][event["bad"]]) == (sha(30), sha(31))
+    assert {data["changes"][number]["evidence"] for number in event["changes"]} == {"step"}
+    assert data["counts"] == {"slower": 15, "maybe_slower": 0, "faster": 1, "maybe_faster": 0, "broken": 1}
+    assert [(one["status"], one["broken"]) for one in data["failures"]] == [("error", True), ("oom", False)]
+
+
+def test_every_field_is_in_the_documentation(site):
+    data = json.loads(site[0]["data.json"])
+    item = json.loads(site[0]["feed.json"])["items"][0]["_mtabench"]
+    parts = [data, data["rules"], data["read"], data["counts"], data["runs"], data["environments"][0], item]
+    parts += [data[name][0] for name in ("histories", "changes", "events", "failures")] + item["cells"][:1]
+    named = set(re.findall("`([a-z0-9_]+)`", DOCUMENTATION.read_text()))
+    assert set().union(*parts) <= named
+
+
+def test_the_feed_is_a_json_feed_with_an_item_a_change(site):
+    feed = json.loads(site[0]["feed.json"])
+    assert feed["version"] == "https://jsonfeed.org/version/1.1"
+    dates = [item["date_published"] for item in feed["items"]]
+    assert dates == sorted(dates, reverse=True)
+    assert all({"id", "title", "content_text"} <= set(item) for item in feed["items"])
+    assert len({item["id"] for item in feed["items"]}) == len(feed["items"])
+    item = next(item for item in feed["items"] if item["title"].startswith("14 cells"))
+    assert item["external_url"] == f"https://github.com/owner/name/compare/{sha(30)}...{sha(31)}"
+    assert item["_mtabench"]["evidence"] == {"step": 14}
+    assert len(item["_mtabench"]["cells"]) == 14
+
+
+def test_items_of_the_feed_keep_their_names_in_the_next_dashboard(mtabench, year, tmp_path, site):
+    before = {item["id"] for item in json.loads(site[0]["feed.json"])["items"]}
+    write(tmp_path / "more" / "a.csv", [row(40, 1.0, impl="eager", seq="64")])
+    for path in year.iterdir():
+        (tmp_path / "more" / path.name).write_bytes(path.read_bytes())
+    assert mtabench("dashboard", "more", "-o", "next")[0] == 0
+    after = {item["id"] for item in json.loads((tmp_path / "next/feed.json").read_text())["items"]}
+    assert before == after
+
+
+def test_the_badge_is_that_of_shields_io_and_a_picture(site):
+    shown = json.loads(site[0]["badge.json"])
+    assert shown == {"schemaVersion": 1, "label": "performance", "message": "15 slower, 1 broken", "color": "red"}
+    picture = ElementTree.fromstring(site[0]["badge.svg"])
+    assert picture.get("aria-label") == "performance: 15 slower, 1 broken"
+
+
+@pytest.mark.parametrize(
+    ("counts", "message", "colour"),
+    [
+        ({}, "nothing slower", "brightgreen"),
+        ({"maybe_slower": 2}, "2 maybe slower", "yellow"),
+        ({"broken": 1}, "1 broken", "red"),
+    ],
+)
+def test_the_badge_is_green_only_if_nothing_may_have_got_slower(counts, message, colour):
+    counts = dict.fromkeys(("slower", "maybe_slower", "broken"), 0) | counts
+    assert (badge(counts)["message"], badge(counts)["color"]) == (message, colour)
+    assert message in badge_svg(counts)
+
+
+def test_a_site_is_written_again_but_never_over_anything_else(mtabench, year, tmp_path):
+    assert mtabench("dashboard", year, "-o", "site")[0] == 0
+    assert mtabench("dashboard", year, "-o", "site", "--title", "Second")[0] == 0
+    assert "<title>Second</title>" in (tmp_path / "site/index.html").read_text()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "site")
+    for out, expected in (("mine", "did not make"), ("file", "is not a folder"), ("link", "is not a folder")):
+        refused(mtabench("dashboard", year, "-o", out), expected)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--repo-url", "javascript:alert(1)"), "--repo-url 'javascript:alert(1)' is not an address"),
+        (("--repo-url", "https://user:word@host/a"), "is not an address"),
+        (("--repo-url", "https://host/a?b=<script>"), "is not an address"),
+        (("--repo-url", "github.com/owner/name"), "expected one such as https://github.com/owner/name"),
+        (("--threshold", "2"), "expected a percentage"),
+        (("--days", "0"), "expected 1 or more"),
+    ],
+)
+def test_wrong_options_are_one_sentence_and_write_nothing(mtabench, year, tmp_path, words, expected):
+    refused(mtabench("dashboard", year, "-o", "site", *words), expected)
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_folder_without_results_is_one_sentence(mtabench, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for folder in ("empty", "missing"):
+        refused(mtabench("dashboard", folder, "-o", "site"))
+    assert not (tmp_path / "site").exists()
+
+
+def test_broken_files_are_told_at_the_end_and_on_the_page(mtabench, tmp_path):
+    write(tmp_path / "results/good.csv", [row(0, 1.0)])
+    write(tmp_path / "results/sha.csv", [row(1, 1.0, git_sha="<script>")])
+    (tmp_path / "results/good.samples.csv").write_text("")
+    code, out, _ = mtabench("dashboard", "results", "-o", "site")
+    assert code == 0
+    assert "left out: files of samples: 1" in out
+    assert "broken: line 2 of sha.csv has '<script>' in the column git_sha" in out
+    assert json.loads((tmp_path / "site/data.json").read_text())["read"]["broken_files"] == 1
+
+
+def test_only_a_commit_in_hexadecimal_gets_a_link():
+    url = "https://github.com/owner/name"
+    assert compare_url(url, "abcdef1", "1234567") == f"{url}/compare/abcdef1...1234567"
+    assert compare_url(url, "", "1234567") == compare_url(url, "1234567", "1234567") == f"{url}/commit/1234567"
+    for bad in ("", "../../x", "javascript:1", "<script>", "12345"):
+        assert compare_url(url, "abcdef1", bad) == ""
+    assert compare_url("", "abcdef1", "1234567") == ""
+
+
+def test_hostile_texts_are_text_in_every_file(mtabench, tmp_path):
+    for run in range(2):
+        poison(write(tmp_path / f"results/{run}.csv", [row(run, 1.0 + run / 10, seq=f"{n}") for n in range(1, 21)]))
+    code, out, _ = mtabench("dashboard", "results", "-o", "site", "--title", TEXTS[1])
+    assert code == 0
+    assert "\x1b" not in out
+    files = {path.name: path.read_text() for path in (tmp_path / "site").iterdir()}
+    page = files["index.html"]
+    assert page.count("<script") == page.count("</script>")
+    data = re.search('<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1]
+    assert json.loads(data) == json.loads(files["data.json"])
+    assert not set("<>&") & set(data)
+    for name in ("data.json", "feed.json", "badge.json"):
+        assert "\x1b" not in files[name]
+        assert max(map(len, texts_in(json.loads(files[name])))) < 2000 * 20
+    ElementTree.fromstring(files["badge.svg"])
+
+
+def texts_in(value):
+    """Every text in JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from texts_in(one)

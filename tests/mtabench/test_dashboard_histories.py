@@ -1,0 +1,196 @@
+"""A folder of results files becomes histories: ordered by time, each row once, what is broken told and left out."""
+
+import os
+
+import numpy as np
+import pytest
+from simulated_histories import columns, row, sha, steady, write, write_histories
+
+from mtabench.dashboard import files, histories
+from mtabench.dashboard.files import read_archive
+from mtabench.dashboard.findings import find
+from mtabench.dashboard.histories import Collector
+from mtabench.errors import UsageError
+
+
+def collected(*tables):
+    collector = Collector()
+    for number, rows in enumerate(tables):
+        collector.add(columns(rows), f"file {number}")
+    return *collector.histories(), collector
+
+
+def test_points_are_in_the_order_in_which_their_runs_started():
+    runs, (history,), _ = collected([row(2, 1.2)], [row(0, 1.0)], [row(1, 1.1)])
+    assert [run.git_sha for run in runs] == [sha(0), sha(1), sha(2)]
+    assert history.median_ms.tolist() == [1.0, 1.1, 1.2]
+    assert [runs[place].run_id for place in history.runs] == ["run-0", "run-1", "run-2"]
+
+
+def test_cells_differ_by_device_shape_timer_and_cache():
+    changes = ({}, {"device": "other"}, {"seq": "2048"}, {"timer": "graph"}, {"cache": "warm"}, {"pass": "bwd"})
+    _, found, _ = collected([row(0, 1.0, **change) for change in changes])
+    assert len(found) == len(changes)
+    assert all(len(history.runs) == 1 for history in found)
+
+
+def test_a_run_in_two_files_counts_once():
+    rows = [row(0, 1.0), row(0, 2.0, seq="2048")]
+    runs, found, collector = collected(rows, rows, [row(0, 4.0, seq="4096")])
+    assert (len(runs), len(found), collector.rows, collector.repeated) == (1, 3, 3, 2)
+
+
+def test_a_failure_is_a_point_without_a_time():
+    _, (history,), _ = collected([row(0, 1.0)], [row(1, "oom")])
+    assert history.outcomes == [("ok", ""), ("oom", "oom because")]
+    assert np.isnan(history.median_ms[1])
+    assert history.timed.tolist() == [0]
+
+
+def test_a_time_of_a_failed_row_is_no_time():
+    _, (history,), _ = collected([row(0, 1.0, status="invalid", reason="throttled")])
+    assert not len(history.timed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({"run_id": ""}, "without a run_id"), ({"median_ms": ""}, "is ok and has no median_ms")],
+)
+def test_a_row_without_what_a_history_needs_refuses_its_file(changes, expected):
+    collector = Collector()
+    with pytest.raises(UsageError, match=expected):
+        collector.add(columns([row(0, 1.0), row(0, 1.0, seq="2048") | changes]), "that.csv")
+    assert collector.rows == 0
+
+
+def test_a_folder_is_read_with_what_lies_below_it(tmp_path):
+    write_histories(tmp_path / "a" / "b", [({}, steady(3))])
+    write(tmp_path / "c.CSV", [row(7, 1.0)])
+    (tmp_path / "c.samples.csv").write_text("run_id,cell,round,sample,ms\n")
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    (tmp_path / ".hidden").mkdir()
+    write(tmp_path / ".hidden" / "d.csv", [row(8, 1.0)])
+    os.symlink(tmp_path / "c.CSV", tmp_path / "link.csv")
+    seen = []
+    archive = read_archive(tmp_path, lambda done, total: seen.append((done, total)))
+    assert (archive.files, archive.rows, len(archive.runs), len(archive.histories)) == (4, 4, 4, 1)
+    assert archive.skipped == {files.SAMPLES: 1, files.OTHER: 1, files.LINKS: 1}
+    assert seen == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_a_broken_file_is_told_and_the_others_count(tmp_path):
+    write(tmp_path / "good.csv", [row(0, 1.0)])
+    write(tmp_path / "bad" / "time.csv", [row(1, 1.0, started_utc="yesterday")])
+    (tmp_path / "cut.csv").write_text("schema_version,run_id,median_ms\n1,2\n")
+    archive = read_archive(tmp_path)
+    assert archive.files == 1
+    told = dict(archive.broken)
+    assert sorted(told) == ["bad/time.csv", "cut.csv"]
+    assert "started_utc" in told["bad/time.csv"]
+    assert str(tmp_path) not in told["bad/time.csv"]
+
+
+def test_a_folder_without_anything_to_read_is_an_error(tmp_path):
+    with pytest.raises(UsageError, match="is not a folder"):
+        read_archive(tmp_path / "missing")
+    with pytest.raises(UsageError, match="holds no results file"):
+        read_archive(tmp_path)
+    (tmp_path / "cut.csv").write_text("schema_version,run_id,median_ms\n1,2\n")
+    with pytest.raises(UsageError, match=r"holds no results file .* can be read: .*cut\.csv"):
+        read_archive(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(histories, "MOST_POINTS"), (histories, "MOST_CELLS"), (files, "MOST_FILES")]
+)
+def test_too_much_is_refused_with_a_sentence(tmp_path, monkeypatch, module, name):
+    write(tmp_path / "a.csv", [row(0, 1.0), row(0, 1.0, seq="2048")])
+    write(tmp_path / "b.csv", [row(1, 1.0), row(1, 1.0, seq="2048")])
+    monkeypatch.setattr(module, name, 1)
+    with pytest.raises(UsageError, match=r"more than .* give a folder with fewer"):
+        read_archive(tmp_path)
+
+
+def found_in(rows_by_run, **settings):
+    runs, found, _ = collected(*rows_by_run)
+    return runs, find(runs, found, **({"threshold": 0.02, "days": 30} | settings))
+
+
+def times(*medians, **cell):
+    return [[row(run, ms, **cell)] for run, ms in enumerate(medians)]
+
+
+def together(*cells):
+    return [[one for rows in run for one in rows] for run in zip(*cells, strict=True)]
+
+
+def test_changes_of_the_same_commits_are_one_event_and_slowdowns_come_first():
+    slow = [times(1.0, 1.1, seq=seq) for seq in ("1024", "2048")]
+    runs, findings = found_in(together(*slow, times(1.0, 0.5, seq="4096")))
+    first, second = findings.events
+    assert (first.slower, len(first.found), second.slower, len(second.found)) == (True, 2, False, 1)
+    assert first.change == pytest.approx(0.1)
+    assert (runs[first.good].git_sha, runs[first.bad].git_sha) == (sha(0), sha(1))
+    assert findings.counts == {"slower": 0, "maybe_slower": 2, "faster": 0, "maybe_faster": 1, "broken": 0}
+
+
+def test_cells_measured_in_separate_sweeps_of_a_commit_are_one_event():
+    def sweep(run, ms, pass_):
+        return row(run, ms, **{"pass": pass_}, run_id=f"{pass_}-{run}")
+
+    _, findings = found_in([[sweep(run, ms, pass_)] for run, ms in ((0, 1.0), (1, 1.1)) for pass_ in ("fwd", "bwd")])
+    (event,) = findings.events
+    assert len(event.found) == 2
+
+
+def test_a_change_that_was_undone_does_not_last_and_is_no_news():
+    _, findings = found_in(times(1.0, 1.1, 1.0))
+    slower, faster = findings.events
+    assert (slower.lasting, faster.lasting) == (False, True)
+    assert not any(findings.counts.values())
+    assert findings.states == ["steady"]
+
+
+def test_an_old_change_is_no_news():
+    medians = [1.0] + [1.1] * 3
+    _, findings = found_in(times(*medians), days=1)
+    assert [event.recent for event in findings.events] == [False]
+    assert findings.counts["maybe_slower"] == 0
+    assert findings.states == ["steady"]
+
+
+def test_an_event_says_what_else_differs():
+    tables = [[row(0, 1.0)], [row(1, 1.1, torch="2.12.0", git_sha=sha(0), git_dirty="true")]]
+    _, findings = found_in(tables)
+    assert list(findings.events[0].notes) == [
+        "torch 2.11.0 → 2.12.0",
+        "same commit before and after",
+        "uncommitted changes after",
+    ]
+
+
+def test_a_yardstick_that_changes_as_well_points_to_the_machine():
+    plain = {"op": "attention", "impl": "sdpa-flash", "conv_q": "", "conv_k": ""}
+    _, findings = found_in(together(times(1.0, 1.1), times(1.0, 1.1, **plain)))
+    assert "plain attention too, so perhaps the machine" in findings.events[0].notes
+
+
+def test_failures_are_news_if_it_worked_before_or_is_wrong():
+    cells = [
+        times(1.0, "error", "error", seq="1024"),
+        times("oom", "oom", "oom", seq="2048"),
+        times("oom", "oom", "wrong", seq="4096"),
+        times(1.0, "oom", 1.0, seq="8192"),
+        times("unsupported", "unsupported", "unsupported", seq="16384"),
+        times(1.0, 1.0, "unsupported", seq="32768"),
+    ]
+    runs, findings = found_in(together(*cells))
+    told = {failure.cell: failure for failure in findings.failures}
+    assert {cell: failure.broken for cell, failure in told.items()} == {0: True, 1: False, 2: True, 5: True}
+    assert (runs[told[0].good].run_id, runs[told[0].since].run_id, told[0].reason) == (
+        "run-0",
+        "run-1",
+        "error because",
+    )
+    assert findings.counts["broken"] == 3
+    assert findings.states == ["failing", "failing", "failing", "steady", "never timed", "failing"]
