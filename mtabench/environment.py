@@ -102,7 +102,7 @@ def l2_bytes() -> int:
 
 
 class GpuSensor:
-    """SM clock and throttling of the current GPU by NVML, where nvidia-ml-py is installed."""
+    """SM clock, throttling and energy of the current GPU by NVML, where nvidia-ml-py is installed."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -124,6 +124,15 @@ class GpuSensor:
         clock = self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM)
         reasons = self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)
         return float(clock), bool(reasons & THROTTLE_REASONS)
+
+    def energy_j(self) -> float | None:
+        """Joules that the GPU has taken since its driver was loaded; None where it does not count them."""
+        if self._nvml is None:
+            return None
+        try:
+            return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
+        except Exception:  # GPUs before Volta, and some virtual ones
+            return None
 
 
 def _driver_version() -> str:

@@ -1,4 +1,4 @@
-"""How long a sweep may take: a guess from work counts and rates seen on a small CPU and an H200."""
+"""How long a sweep may take: a guess from the model of the GPU where it knows the cell, else from work and rates."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mtabench.case import Case
+from mtabench.errors import UsageError
+from mtabench.model.devices import Device, find_device, rates_of
+from mtabench.model.predict import predict, unmodelled
 from mtabench.registry import find
 from mtabench.work import executed_flops
 
@@ -28,6 +31,7 @@ class Rates:
     score_s: float
 
 
+# Seen on a small CPU and an H200.
 RATES = {
     "cuda": Rates(dense=4e12, fused=1.5e14, compile_s=8.0, checked_scores=2**28, score_s=4e-9),
     "cpu": Rates(dense=7e9, fused=4e10, compile_s=8.0, checked_scores=2**22, score_s=1e-6),
@@ -44,10 +48,10 @@ def estimate_seconds(
     total = 0.0
     problems: set[tuple] = set()
     compiled: set[tuple] = set()
+    gpu = _gpu()
     for case in cases:
         rates = RATES[case.device]
-        work = find(case.impl).work
-        call_s = executed_flops(case, work) / (rates.dense if work == "dense" else rates.fused)
+        call_s = call_seconds(case, gpu)
         if case.impl in COMPILED and (case.impl, case.problem_key) not in compiled:
             compiled.add((case.impl, case.problem_key))
             total += rates.compile_s
@@ -61,6 +65,24 @@ def estimate_seconds(
             problems.add(case.problem_key)
             total += rates.score_s * _checked_scores(case, rates.checked_scores)
     return total
+
+
+def call_seconds(case: Case, gpu: Device | None) -> float:
+    """One call: by the model of `gpu` where there is one for this cell, else by the work that it executes."""
+    if case.device == "cuda" and gpu is not None and unmodelled(case) is None:
+        return predict(case, gpu, rates_of(gpu)).seconds
+    rates, work = RATES[case.device], find(case.impl).work
+    return executed_flops(case, work) / (rates.dense if work == "dense" else rates.fused)
+
+
+def _gpu() -> Device | None:
+    """This machine's GPU, if the model knows it."""
+    import torch
+
+    try:
+        return find_device(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    except UsageError:
+        return None
 
 
 def _checked_scores(case: Case, most: int) -> int:

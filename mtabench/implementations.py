@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-import math
 import os
 import shutil
 import sysconfig
@@ -25,15 +24,10 @@ from mta_kernels.conv_attention import (
     conv_attention_reference,
     unsupported,
 )
-from mtabench.case import BYTES_PER_ELEMENT, Case
+from mtabench.case import Case
 from mtabench.inputs import DTYPES, Inputs
 
 Closure = Callable[[], Tensor]
-
-# `N x N` matrices a head alive at the peak where scores are stored, as measured on a CPU.
-DENSE_MATRICES = {"fwd": 3, "bwd": 6, "decode": 3}
-# There oneDNN convolves copies of them, in a layout whose heads are padded to a multiple of 16.
-CONVOLUTION_COPIES, HEAD_BLOCK = {"fwd": 1, "bwd": 2, "decode": 1}, 16
 
 
 def eager(case: Case, inputs: Inputs) -> Closure:
@@ -62,6 +56,12 @@ def triton(case: Case, inputs: Inputs) -> Closure:
         lengths, splits = _lengths(inputs), "auto" if case.splits is None else case.splits
         return lambda: conv_attention_decode(q, k, v, weight, lengths=lengths, backend="triton", splits=splits)
     return lambda: conv_attention(q, k, v, weight, causal=case.causal, backend="triton")
+
+
+def hopper(case: Case, inputs: Inputs) -> Closure:
+    """The CUDA kernels for Hopper GPUs."""
+    q, k, v, weight = inputs.q, inputs.k, inputs.v, _weight(inputs)
+    return lambda: conv_attention(q, k, v, weight, causal=case.causal, backend="hopper")
 
 
 def triton_splits_used(case: Case) -> int:
@@ -102,14 +102,12 @@ def triton_unsupported(case: Case) -> str | None:
         return "Triton's interpreter is for checking, not for timing; `mtabench verify` runs it"
     if os.environ.get("TRITON_INTERPRET") == "1":
         return "TRITON_INTERPRET=1 is set, and the interpreter is for checking, not for timing"
-    return unsupported(
-        "triton",
-        device=case.device,
-        dtype=DTYPES[case.dtype],
-        head_dim=case.head_dim,
-        query_taps=case.conv_q or 1,
-        key_taps=case.conv_k or 1,
-    )
+    return _backend_unsupported("triton", case)
+
+
+def hopper_unsupported(case: Case) -> str | None:
+    """Why the Hopper kernels cannot run this case, or None."""
+    return _backend_unsupported("hopper", case)
 
 
 def sdpa_unsupported(case: Case) -> str | None:
@@ -119,22 +117,15 @@ def sdpa_unsupported(case: Case) -> str | None:
     )
 
 
-def expected_memory_bytes(case: Case, work: str) -> int:
-    """Roughly what a case allocates at its peak beyond its inputs, by its shape and its kind of work alone.
-
-    Dense implementations store several `N x N` matrices of scores; the others no more than outputs.
-    """
-    rows = 1 if case.pass_ == "decode" else case.seq
-    element = BYTES_PER_ELEMENT[case.dtype]
-    outputs = case.batch * case.heads * rows * case.head_dim * element * (3 if case.pass_ == "bwd" else 1)
-    if work != "dense":
-        return outputs
-    if case.pass_ == "decode":
-        rows = min(case.conv_q or 1, case.seq)
-    matrices = case.heads * DENSE_MATRICES[case.pass_]
-    if case.device == "cpu" and case.conv_q:
-        matrices += math.ceil(case.heads / HEAD_BLOCK) * HEAD_BLOCK * CONVOLUTION_COPIES[case.pass_]
-    return outputs + matrices * case.batch * rows * case.seq * element
+def _backend_unsupported(backend: str, case: Case) -> str | None:
+    return unsupported(
+        backend,
+        device=case.device,
+        dtype=DTYPES[case.dtype],
+        head_dim=case.head_dim,
+        query_taps=case.conv_q or 1,
+        key_taps=case.conv_k or 1,
+    )
 
 
 @functools.lru_cache(maxsize=64)

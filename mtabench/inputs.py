@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -79,15 +78,6 @@ def make_inputs(case: Case) -> Inputs:
         for tensor in inputs.differentiable.values():
             tensor.requires_grad_()
     return inputs
-
-
-def input_bytes(case: Case) -> int:
-    """Bytes that `make_inputs` allocates, but for the weight."""
-    element = DTYPES[case.dtype].itemsize
-    query_like = math.prod((case.batch, case.heads, case.seq, case.head_dim)) * element
-    key_like = math.prod((case.batch, case.kv_heads, case.seq, case.head_dim)) * element
-    queries = {"fwd": 1, "bwd": 2, "decode": 0}[case.pass_]
-    return queries * query_like + 2 * key_like
 
 
 def use_full_float32() -> None:

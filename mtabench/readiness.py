@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from mtabench import environment
 from mtabench.case import Case
-from mtabench.implementations import expected_memory_bytes
-from mtabench.inputs import input_bytes
+from mtabench.memory import expected_memory_bytes, input_bytes
 from mtabench.registry import find, load
 
 

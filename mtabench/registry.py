@@ -11,6 +11,7 @@ from typing import Any
 from mtabench.errors import UsageError
 
 BASELINE = "eager"
+BY_NAME_ALONE = ("sdpa-math", "hopper")  # the slow, unfused yardstick; what no GPU has run yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class Implementation:
 
     `target` names a function `(case, inputs) -> closure`, where the closure computes the output; `unsupported`
     one `(case) -> reason or None`. `work` says how its executed FLOPs are counted: "dense" (every score, masked or
-    not), "tiled" (the scores that count) or "expanded" (those, with queries and keys `min(cq, ck)` times as long).
+    not), "tiled" (the scores that count), "expanded" (those, with queries and keys `min(cq, ck)` times as long) or
+    "banded" (those, and a banded product a tap).
     `splits_used`, where decode can split its keys, names a function `(case) -> int`: the splits that a cell takes.
     """
 
@@ -67,6 +69,17 @@ IMPLEMENTATIONS = (
         unsupported="mtabench.implementations:triton_unsupported",
         note="backward keeps scores of 2048 query rows at a time",
         splits_used="mtabench.implementations:triton_splits_used",
+    ),
+    Implementation(
+        name="hopper",
+        op="conv-attention",
+        passes=("fwd", "bwd"),
+        devices=("cuda",),
+        work="banded",
+        summary="fused CUDA kernels for H100 and H200, the convolution as banded products on the tensor cores",
+        target="mtabench.implementations:hopper",
+        unsupported="mtabench.implementations:hopper_unsupported",
+        note="checked in an emulator, not yet run on a GPU: measured if --impl names it",
     ),
     Implementation(
         name="sdpa-flash",
@@ -128,9 +141,11 @@ def load(reference: str) -> Callable[..., Any]:
 
 
 def default_names(pass_: str, device: str) -> list[str]:
-    """What a sweep measures without --impl: whatever runs there, but for the slow, unfused yardstick."""
+    """What a sweep measures without --impl: whatever runs there, but for what is listed in BY_NAME_ALONE."""
     return [
         implementation.name
         for implementation in IMPLEMENTATIONS
-        if pass_ in implementation.passes and device in implementation.devices and implementation.name != "sdpa-math"
+        if pass_ in implementation.passes
+        and device in implementation.devices
+        and implementation.name not in BY_NAME_ALONE
     ]

@@ -10,7 +10,7 @@ from mtabench.case import Case
 from mtabench.registry import find, load
 from mtabench.results import KEY_COLUMNS, SCHEMA_VERSION, key_of
 from mtabench.statistics import summarize
-from mtabench.work import bytes_moved, executed_flops, useful_flops
+from mtabench.work import bytes_moved, executed_flops, tokens, useful_flops
 
 if TYPE_CHECKING:
     from mtabench.ceilings import Ceilings
@@ -80,6 +80,8 @@ def timed_row(
         "cache": measurement.cache,
         "sm_clock_mhz": measurement.sm_clock_mhz,
         "throttled": measurement.throttled,
+        "energy_j": measurement.energy_j,
+        "tokens_per_joule": tokens(case) / measurement.energy_j if measurement.energy_j else None,
     }
 
 

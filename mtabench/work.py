@@ -21,17 +21,23 @@ def taps(case: Case) -> int:
     return (case.conv_q or 0) * (case.conv_k or 0)
 
 
+def tokens(case: Case) -> int:
+    """Tokens of one call: those of all sequences, in decode the new ones."""
+    return case.batch * (1 if case.pass_ == "decode" else case.seq)
+
+
 def useful_flops(case: Case) -> int:
     """FLOPs that the operation needs: `2 * pairs * (2D + cq*ck)` forward, `2 * pairs * (5D + 3*cq*ck)` backward."""
     return 2 * pairs(case) * _macs(case, products=5 if case.pass_ == "bwd" else 2)
 
 
 def executed_flops(case: Case, work: str) -> int:
-    """FLOPs that an algorithm executes; `work` as in the registry: "dense", "tiled" or "expanded".
+    """FLOPs that an algorithm executes; `work` as in the registry: "dense", "tiled", "expanded" or "banded".
 
     Dense computes masked scores too, and its backward finds the scores stored. Tiled does what is useful. Expanded
     has scores of depth `min(cq, ck) * D`, and its backward two more products of that depth and two of depth D.
-    Its decode folds the taps over queries into `ck` queries.
+    Its decode folds the taps over queries into `ck` queries. Banded has 32 products a tap and score, backward twice
+    that and 192 for the weight, and of the 64 rows of a tile `cq - 1` are shared with its neighbour, backward 16.
     """
     if work == "tiled":
         return useful_flops(case)
@@ -44,7 +50,15 @@ def executed_flops(case: Case, work: str) -> int:
         if case.pass_ == "bwd":
             return 2 * pairs(case) * (3 * depth + 2 * case.head_dim)
         return 2 * pairs(case) * (depth + case.head_dim)
-    raise ValueError(f"work is {work!r}; expected 'dense', 'tiled' or 'expanded'")
+    if work == "banded":
+        query_taps = case.conv_q or 1
+        if case.pass_ == "bwd":
+            return (
+                2 * pairs(case) * (3 * case.head_dim + 64 * query_taps + 192) * 64 // 48
+                + 4 * pairs(case) * case.head_dim
+            )
+        return 2 * pairs(case) * (2 * case.head_dim + 32 * query_taps) * 64 // (65 - query_taps)
+    raise ValueError(f"work is {work!r}; expected 'dense', 'tiled', 'expanded' or 'banded'")
 
 
 def bytes_moved(case: Case) -> int:

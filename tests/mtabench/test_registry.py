@@ -15,7 +15,7 @@ def test_every_row_resolves(implementation):
     assert implementation.op in OPS
     assert set(implementation.passes) <= set(PASSES)
     assert set(implementation.devices) <= {"cuda", "cpu"}
-    assert implementation.work in ("dense", "tiled", "expanded")
+    assert implementation.work in ("dense", "tiled", "expanded", "banded")
 
 
 def test_names_are_unique_and_the_baseline_is_among_them():

@@ -60,3 +60,9 @@ def test_bytes():
     assert bytes_moved(grouped) == 2 * query_like + 2 * key_like
     assert bytes_moved(replace(grouped, pass_="bwd")) == 3 * query_like + 4 * key_like
     assert bytes_moved(replace(grouped, pass_="decode")) == 2 * key_like
+
+
+def test_banded_work_is_a_product_a_tap_and_the_rows_that_tiles_share():
+    case = replace(CONV, conv_q=5, conv_k=3, head_dim=64)  # 6 pairs
+    assert executed_flops(case, "banded") == 12 * (2 * 64 + 32 * 5) * 64 // 60
+    assert executed_flops(replace(case, pass_="bwd"), "banded") == 12 * (3 * 64 + 64 * 5 + 192) * 64 // 48 + 12 * 2 * 64

@@ -1,0 +1,215 @@
+"""The command `explain`: what the model says of a cell, term by term, beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mtabench.axes import short
+from mtabench.case import Case
+from mtabench.commands import RESULTS_FOLDER
+from mtabench.errors import UsageError
+from mtabench.kept_ceilings import FILE_NAME, ceilings_of_device
+from mtabench.memory import expected_memory_bytes, input_bytes, longest_seq
+from mtabench.model.devices import Device, Rates, find_device, rates_of
+from mtabench.model.kernel import BESIDE, IN_TURN
+from mtabench.model.predict import Prediction, predict, unmodelled
+from mtabench.plan import Options, make_plan
+from mtabench.registry import find
+from mtabench.results import key_of, key_of_row, read_file
+from mtabench.table import make_console, significant
+
+MOST_CELLS = 40
+RULE = (
+    "rule: a kernel takes max(tensor cores + exponentials + CUDA cores, shared memory, L2, memory) + start-up + launch "
+    "gaps; kernels follow each other; a call takes at least what the host needs to launch it"
+)
+# Terms by the headings of their columns.
+HEADINGS = ("tensor", "exp", "CUDA cores", "shared", "L2", "memory", "start-up", "gaps")
+TERMS = dict(zip(HEADINGS, (*IN_TURN, *BESIDE, "start-up", "launch gaps"), strict=True))
+Measured = dict[tuple[str, ...], tuple[float, Path]]
+
+
+def explain_cells(
+    pass_: str, device_name: str | None, results: Sequence[Path], ceilings: Path | None, **typed: Any
+) -> None:
+    """Print the prediction of each cell of the axes `typed`; raises UsageError for what there is no prediction of."""
+    device = _device(device_name)
+    if typed.get("impl") is None:
+        typed["impl"] = "triton"
+    cases = make_plan(Options(pass_, **typed), device="cuda").cases
+    if len(cases) > MOST_CELLS:
+        raise UsageError(f"these axes have {len(cases)} cells, and explain takes at most {MOST_CELLS}; name fewer")
+    measured = _measured(results)
+    kept = _kept_ceilings(ceilings, device)
+    console = make_console()
+    _say(console, RULE)
+    for case in cases:
+        _say(console, "")
+        console.print(_title(case), style="bold", markup=False, highlight=False, soft_wrap=True)
+        reason = unmodelled(case)
+        if reason:
+            _say(console, f"no prediction: {reason}")
+            continue
+        rates = rates_of(device, *kept.get(case.dtype, ()))
+        _explain(console, case, device, rates, measured)
+
+
+def _explain(console: Console, case: Case, device: Device, rates: Rates, measured: Measured) -> None:
+    tiles = None
+    if case.impl == "triton":
+        from mtabench.model.tiles import tiles_of
+
+        tiles = tiles_of(case, device)
+    prediction = predict(case, device, rates, tiles)
+    _say(
+        console,
+        f"on {device.name}: products at {2 * rates.macs / 1e12:.4g} TFLOP/s, copies at "
+        f"{rates.memory_bytes / 1e9:.4g} GB/s, {rates.source}",
+    )
+    if prediction.tiles:
+        _say(console, _tiles_line(case, prediction))
+    console.print(_counts_table(prediction))
+    console.print(_times_table(prediction))
+    _say(console, _verdict(prediction, measured.get(key_of(case))))
+    kernel, term, seconds = prediction.largest
+    _say(
+        console,
+        f"largest term: {term} of {kernel}, {_ms(seconds)} ({seconds / prediction.gpu_s:.0%} of the GPU's time)",
+    )
+    work = find(case.impl).work
+    needed = input_bytes(case) + expected_memory_bytes(case, work)
+    longest = longest_seq(case, work, device.memory_bytes)
+    _say(
+        console,
+        f"memory: {needed / 1e9:.3g} GB with its inputs; at most {short(longest)} tokens a sequence fit in "
+        f"{device.memory_bytes / 1e9:.4g} GB",
+    )
+
+
+def _verdict(prediction: Prediction, found: tuple[float, Path] | None) -> str:
+    """Predicted beside measured."""
+    host = f"; the host needs about {_ms(prediction.host_s)} to launch it" if prediction.host_s else ""
+    waits = ", and the GPU waits for it" if prediction.host_s > prediction.gpu_s else ""
+    text = f"predicted: {_ms(prediction.seconds)} ({_ms(prediction.gpu_s)} on the GPU{host}{waits})"
+    if found is None:
+        return text
+    measured_ms, path = found
+    off = prediction.seconds * 1e3 / measured_ms - 1
+    return f"{text}; measured: {significant(measured_ms)} ms ({path}), predicted {off:+.1%}"
+
+
+def _counts_table(prediction: Prediction) -> Table:
+    """A row a kernel: what all its launches do."""
+    headings = ("launches", "GMAC", "exp, 1e9", "shared memory GB", "L2 GB", "memory GB")
+    table = _new_table("what each kernel does", headings)
+    for time in prediction.kernels:
+        kernel = time.kernel
+        counts = (kernel.macs, kernel.exponentials, kernel.shared_bytes, kernel.l2_bytes, kernel.memory_bytes)
+        table.add_row(kernel.name, str(kernel.launches or ""), *(_giga(count) for count in counts))
+    return table
+
+
+def _times_table(prediction: Prediction) -> Table:
+    """A row a kernel: its terms and what they come to; "?" where a limit of the device is not known."""
+    terms = {
+        heading: name
+        for heading, name in TERMS.items()
+        if any(time.terms[name] or time.terms[name] is None for time in prediction.kernels)
+    }
+    table = _new_table("microseconds", (*terms, "predicted"))
+    table.add_column("bound by", no_wrap=True)
+    for time in prediction.kernels:
+        times = (_us(time.terms[name]) for name in terms.values())
+        table.add_row(time.kernel.name, *times, _us(time.seconds), time.bound_by[0])
+    table.add_row("all", *[""] * len(terms), _us(prediction.gpu_s), "", style="bold")
+    return table
+
+
+def _new_table(first: str, others: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _tiles_line(case: Case, prediction: Prediction) -> str:
+    tiles = prediction.tiles
+    assert tiles is not None
+    if case.pass_ == "decode":
+        return f"splits: {tiles.splits} ({tiles.source})"
+    if case.pass_ == "fwd":
+        way = "registers" if tiles.in_registers else "slices, copied for each block of keys"
+        return f"tiles: {_by(tiles.forward)}, queries in {way} ({tiles.source})"
+    return f"tiles: probabilities {_by(tiles.probabilities)}, values' {_by(tiles.value_gradients)} ({tiles.source})"
+
+
+def _device(name: str | None) -> Device:
+    """The named device, or this machine's GPU."""
+    if name is not None:
+        return find_device(name)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UsageError("explain predicts times of a GPU, and PyTorch finds none here; name one: --device-name h200")
+    return find_device(torch.cuda.get_device_name())
+
+
+def _kept_ceilings(path: Path | None, device: Device) -> dict[str, tuple[tuple[float, float], str]]:
+    """By dtype the ceilings measured on this device, and where they stand; none without a file."""
+    if path is not None and not path.exists():
+        raise UsageError(f"there is no file {path}; `mtabench env --measure --out {path}` writes it")
+    file = path or RESULTS_FOLDER / FILE_NAME
+    found = ceilings_of_device(file, device.name)
+    if path is not None and not found:
+        raise UsageError(f"{path} says nothing of {device.name}; leave --ceilings away, or name its file")
+    return {
+        dtype: ((one.copy_gbytes_s, one.matmul_tflops), f"measured ({file})") for dtype, one in found.items()
+    }  # fmt: skip
+
+
+def _measured(paths: Sequence[Path]) -> Measured:
+    """Medians in ms of the cells of results files; the last file counts."""
+    return {
+        key_of_row(row): (float(row["median_ms"]), path)
+        for path in paths
+        for row in read_file(path).rows()
+        if row["status"] == "ok"
+    }
+
+
+def _title(case: Case) -> str:
+    grouped = f" (KV {case.kv_heads})" if case.kv_heads != case.heads else ""
+    taps = f", conv {case.taps}" if case.taps else ""
+    causal = "" if case.causal else ", not causal"
+    return (
+        f"{case.pass_} {case.label}: {case.dtype} {case.batch} x {case.heads} heads{grouped} of {case.head_dim}, "
+        f"seq {short(case.seq)}{taps}{causal}"
+    )
+
+
+def _by(tile: tuple[int, int]) -> str:
+    return f"{tile[0]} x {tile[1]}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{significant(seconds * 1e3)} ms"
+
+
+def _us(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    return "" if not seconds else f"{seconds * 1e6:.1f}" if seconds < 1e-4 else f"{seconds * 1e6:.0f}"
+
+
+def _giga(count: float) -> str:
+    return significant(count / 1e9, 3) if count else ""
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, markup=False, highlight=False)

@@ -1,0 +1,103 @@
+"""Bytes of memory that a case needs, by its shape alone, and the longest sequence that fits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from mtabench.case import BYTES_PER_ELEMENT, Case
+
+# `N x N` matrices a head alive at the peak where scores are stored, as measured. On a CPU oneDNN convolves copies of
+# them besides, in a layout whose heads are padded to a multiple of 16.
+DENSE_MATRICES = {
+    "cuda": {"fwd": 3, "bwd": 5, "decode": 3},
+    "cpu": {"fwd": 3, "bwd": 6, "decode": 3},
+}
+CONVOLUTION_COPIES, HEAD_BLOCK = {"fwd": 1, "bwd": 2, "decode": 1}, 16
+# The expanded form's backward: query rows of scores at a time, and numbers a row of the causal band.
+CHUNK_ROWS, BAND_PITCH = 2048, 16
+BANDED_CHUNK_ROWS = 1920  # and of the Hopper kernels' backward
+SUM = 4  # bytes of a float32
+LONGEST = 2**30
+
+
+def input_bytes(case: Case) -> int:
+    """Bytes of a case's inputs, but for the weight."""
+    queries = {"fwd": 1, "bwd": 2, "decode": 0}[case.pass_]
+    return queries * _queries(case) + 2 * _keys(case)
+
+
+def expected_memory_bytes(case: Case, work: str) -> int:
+    """Roughly what a case allocates at its peak beyond its inputs; `work` as in the registry.
+
+    Dense implementations store several `N x N` matrices of scores. The expanded form stores its longer keys, and
+    backward a chunk of scores and float32 sums; its peak comes before the gradients in the inputs' dtype are made.
+    Banded stores nothing of that but, backward, a chunk of scores and float32 sums of dk and dv.
+    The others store outputs, and backward a float32 sum of dq.
+    """
+    rows = 1 if case.pass_ == "decode" else case.seq
+    out = case.batch * case.heads * rows * case.head_dim * BYTES_PER_ELEMENT[case.dtype]
+    if work == "expanded":
+        return out + (0 if case.pass_ == "decode" else _expanded_form(case))
+    if work == "banded":
+        return out + (_banded_backward(case) if case.pass_ == "bwd" else 0)
+    if case.pass_ == "decode":
+        return out + (_keys(case) + _score_matrices(case) if work == "dense" else 0)  # values are masked: a copy
+    gradients = _queries(case) + 2 * _keys(case) if case.pass_ == "bwd" else 0
+    if work == "dense":
+        return out + gradients + _score_matrices(case)
+    return out + gradients + (_queries(case) // BYTES_PER_ELEMENT[case.dtype] * SUM if case.pass_ == "bwd" else 0)
+
+
+def longest_seq(case: Case, work: str, memory_bytes: float) -> int:
+    """The longest sequence, otherwise as `case`, whose inputs and peak fit; rounded down to 1024 where it is longer."""
+
+    def fits(seq: int) -> bool:
+        longer = replace(case, seq=seq)
+        return input_bytes(longer) + expected_memory_bytes(longer, work) <= memory_bytes
+
+    low, high = 0, LONGEST
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low // 1024 * 1024 if low >= 1024 else low
+
+
+def _queries(case: Case) -> int:
+    return case.batch * case.heads * case.seq * case.head_dim * BYTES_PER_ELEMENT[case.dtype]
+
+
+def _keys(case: Case) -> int:
+    return case.batch * case.kv_heads * case.seq * case.head_dim * BYTES_PER_ELEMENT[case.dtype]
+
+
+def _score_matrices(case: Case) -> int:
+    """The scores that dense implementations store at once."""
+    rows = min(case.conv_q or 1, case.seq) if case.pass_ == "decode" else case.seq
+    matrices = case.heads * DENSE_MATRICES[case.device][case.pass_]
+    if case.device == "cpu" and case.conv_q:
+        matrices += math.ceil(case.heads / HEAD_BLOCK) * HEAD_BLOCK * CONVOLUTION_COPIES[case.pass_]
+    return matrices * case.batch * rows * case.seq * BYTES_PER_ELEMENT[case.dtype]
+
+
+def _banded_backward(case: Case) -> int:
+    """A chunk of P and dS, dq, and the sums of dk and dv, a query head each."""
+    queries, element = _queries(case), BYTES_PER_ELEMENT[case.dtype]
+    scores = 2 * case.batch * case.heads * min(BANDED_CHUNK_ROWS, case.seq) * case.seq * element
+    return scores + queries + 2 * queries // element * SUM
+
+
+def _expanded_form(case: Case) -> int:
+    """The padded and the expanded side and the band; backward the gradients of all of them and a chunk of P and dC."""
+    element, taps = BYTES_PER_ELEMENT[case.dtype], min(case.conv_q or 1, case.conv_k or 1)
+    queries, keys, rows = _queries(case), _keys(case), case.batch * case.heads * case.seq
+    padded = queries if (case.conv_q or 1) <= (case.conv_k or 1) else keys
+    prepared = padded + taps * queries + rows * (BAND_PITCH * SUM if case.causal else 0) + rows * SUM
+    if case.pass_ == "fwd":
+        return prepared
+    chunk = min(CHUNK_ROWS, case.seq)
+    scores = 2 * case.batch * case.heads * chunk * case.seq * element
+    # Two chunks' gradients of the queries live for a moment: the last one's, and those being summed up.
+    of_queries = min(2, math.ceil(case.seq / CHUNK_ROWS)) * case.batch * case.heads * chunk * case.head_dim * taps * SUM
+    sums = (2 + taps) * queries // element * SUM + keys // element * SUM  # dq, dv, dK'; dk
+    return prepared + queries + rows * SUM + scores + of_queries + sums

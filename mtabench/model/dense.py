@@ -1,0 +1,41 @@
+"""Eager PyTorch: products, passes over the N x N scores, and a convolution on the CUDA cores."""
+
+from __future__ import annotations
+
+from mtabench.case import BYTES_PER_ELEMENT, Case
+from mtabench.model.kernel import Kernel
+from mtabench.work import pairs, taps
+
+# Fused multiply-adds a second of PyTorch's convolution, one channel a head, calibrated on results/nvidia-h200/*.csv.
+# It counts elements in 32 bits; from 2^31 scores on another, slower kernel takes its place.
+CONVOLUTION = {"fwd": 1.45e12, "bwd": 0.77e12, "decode": 1.45e12}
+LARGE_CONVOLUTION = {"fwd": 0.54e12, "bwd": 0.115e12, "decode": 0.54e12}
+INDEX_LIMIT = 2**31
+# How often all scores are read or written: by the products, scale, two masks, padding, convolution and softmax;
+# backward by the same the other way round.
+PASSES = {"fwd": 14, "bwd": 24, "decode": 14}
+PRODUCT_SHARE = 0.6
+# A decode step multiplies a few rows with the whole cache, far below a copy's bandwidth, and masks the values.
+DECODE_CACHE_SHARE = 0.35
+
+
+def kernels(case: Case) -> list[Kernel]:
+    """The kernels of one call of "eager", by kind."""
+    window = min(case.conv_q or 1, case.seq) if case.pass_ == "decode" else 1
+    dense = pairs(case, dense=True) * window
+    products = 4 if case.pass_ == "bwd" else 2
+    element = BYTES_PER_ELEMENT[case.dtype]
+    keys = case.batch * case.kv_heads * case.seq * case.head_dim * element
+    passes = PASSES[case.pass_]
+    convolutions = 2 if case.pass_ == "bwd" else 1
+    rates = LARGE_CONVOLUTION if dense >= INDEX_LIMIT else CONVOLUTION
+    return [
+        Kernel(
+            "products", launches=products, macs=dense * products * case.head_dim, tensor_share=PRODUCT_SHARE,
+            memory_bytes=2 * keys * products, memory_share=DECODE_CACHE_SHARE if case.pass_ == "decode" else 1.0,
+        ),
+        Kernel("passes over scores", launches=passes // 2, memory_bytes=passes * dense * element),
+        Kernel(
+            "convolution", launches=convolutions, fmas=convolutions * dense * taps(case), fma_rate=rates[case.pass_]
+        ),
+    ]  # fmt: skip

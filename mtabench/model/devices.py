@@ -1,0 +1,87 @@
+"""What GPUs can do: one literal table, with its sources, and the rates that a prediction goes by."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from mtabench.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Limits of a model of GPU; `name` is what CUDA calls it.
+
+    `tensor_tflops` counts dense products of 16-bit numbers. `exponentials` and `shared_bytes` are those of an SM in a
+    clock, `l2_bytes` that of the whole L2, None where unknown. `measured` are a copy in GB/s and a 16-bit product in
+    TFLOP/s, where we measured.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    sm_count: int
+    clock_mhz: int
+    tensor_tflops: float
+    exponentials: int
+    shared_bytes: int
+    l2_bytes: int | None
+    memory_gbytes_s: float
+    memory_bytes: float
+    measured: tuple[float, float] | None = None
+
+
+# SMs, highest clocks, products and memory: NVIDIA's whitepapers and data sheets of A100, H100, H200 and B200.
+# Exponentials (16) and bytes of shared memory (128, 32 banks of 4) a clock: CUDA C++ Programming Guide, throughput of
+# arithmetic instructions and shared memory. L2 of the A100: its whitepaper (5120 bytes a clock); of GH100: 96 slices
+# of 64 bytes, which agrees with Nsight Compute on an H200 (11 TB/s read at 88 % of the peak:
+# kernels/mta_kernels/README.md). Measured on an H200: the same README.
+DEVICES = (
+    Device("NVIDIA A100-SXM4-80GB", (8, 0), 108, 1410, 312.0, 16, 128, 5120, 2039.0, 80e9),
+    Device("NVIDIA H100 80GB HBM3", (9, 0), 132, 1980, 989.0, 16, 128, 6144, 3350.0, 80e9),
+    Device("NVIDIA H200", (9, 0), 132, 1980, 989.0, 16, 128, 6144, 4800.0, 141e9, measured=(4242.0, 784.0)),
+    Device("NVIDIA B200", (10, 0), 148, 1965, 2250.0, 16, 128, None, 8000.0, 180e9),
+)
+# What an H200 reaches of its data sheet: taken for devices that were not measured.
+MATMUL_SHARE, COPY_SHARE = 0.79, 0.88
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device does in a second: multiply-adds of a plain 16-bit product, exponentials, bytes; and says who."""
+
+    macs: float
+    exponentials: float
+    shared_bytes: float
+    l2_bytes: float | None
+    memory_bytes: float
+    source: str
+
+
+def find_device(name: str) -> Device:
+    """The device of this name, as typed ("h200") or as CUDA calls it; raises UsageError if the table has none."""
+    wanted = name.lower().split()
+    for device in DEVICES:
+        if all(word in device.name.lower() for word in wanted) and wanted:
+            return device
+    short = [device.name.removeprefix("NVIDIA ").partition("-")[0].split()[0].lower() for device in DEVICES]
+    near = difflib.get_close_matches(name.lower(), short, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(short)}"
+    raise UsageError(f"the limits of a device called {name!r} are not known; {hint}")
+
+
+def rates_of(device: Device, ceilings: tuple[float, float] | None = None, source: str = "") -> Rates:
+    """The rates of a device; `ceilings` are a copy in GB/s and a product in TFLOP/s measured there, from `source`."""
+    if ceilings is None and device.measured is not None:
+        ceilings, source = device.measured, "measured (mtabench.model.devices)"
+    if ceilings is None:
+        ceilings = device.memory_gbytes_s * COPY_SHARE, device.tensor_tflops * MATMUL_SHARE
+        source = "guessed from its data sheet and what an H200 reaches of its own"
+    cycles = device.sm_count * device.clock_mhz * 1e6
+    return Rates(
+        macs=ceilings[1] * 1e12 / 2,
+        exponentials=device.exponentials * cycles,
+        shared_bytes=device.shared_bytes * cycles,
+        l2_bytes=device.l2_bytes * device.clock_mhz * 1e6 if device.l2_bytes else None,
+        memory_bytes=ceilings[0] * 1e9,
+        source=source,
+    )

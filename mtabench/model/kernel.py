@@ -1,0 +1,91 @@
+"""What one kernel does, and the time that it takes by the rule of this package."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mtabench.model.devices import Rates
+
+GAP_S = 2e-6  # from one kernel of a stream to the next: launch latency, the last programs, the first ones
+# What runs one after the other within a program, and what runs beside it.
+IN_TURN = ("tensor cores", "exponentials", "CUDA cores")
+BESIDE = ("shared memory", "L2", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """All launches of one kernel in a call.
+
+    `macs` are multiply-adds on the tensor cores, those of masked scores in the tiles that are computed included, at
+    `tensor_share` of the rate of a plain product; `fmas` those on the CUDA cores, `fma_rate` a second. The bytes are
+    read and written; `memory_share` is the part of a copy's bandwidth that it reaches, `memory_limit` the bytes a
+    second that its programs can ask for. `waves` of programs, one after the other on an SM, take `wave_s` each before
+    and after their loops.
+    """
+
+    name: str
+    launches: int = 1
+    macs: float = 0.0
+    tensor_share: float = 1.0
+    exponentials: float = 0.0
+    fmas: float = 0.0
+    fma_rate: float = 1.0
+    shared_bytes: float = 0.0
+    l2_bytes: float = 0.0
+    memory_bytes: float = 0.0
+    memory_share: float = 1.0
+    memory_limit: float = math.inf
+    waves: float = 0.0
+    wave_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """A kernel's terms in seconds, by name, None where the device's limit is unknown; and what they come to."""
+
+    kernel: Kernel
+    terms: dict[str, float | None]
+
+    @property
+    def seconds(self) -> float:
+        """By the rule of this package."""
+        known = {name: value or 0.0 for name, value in self.terms.items()}
+        busy = max(sum(known[name] for name in IN_TURN), *(known[name] for name in BESIDE))
+        return busy + known["start-up"] + known["launch gaps"]
+
+    @property
+    def bound_by(self) -> tuple[str, float]:
+        """The largest term that counts, and its seconds."""
+        known = {name: value or 0.0 for name, value in self.terms.items()}
+        in_turn = sum(known[name] for name in IN_TURN)
+        side = max(BESIDE, key=lambda name: known[name])
+        hidden = BESIDE if in_turn >= known[side] else tuple(name for name in (*IN_TURN, *BESIDE) if name != side)
+        counted = {name: value for name, value in known.items() if name not in hidden}
+        name = max(counted, key=lambda name: counted[name])
+        return name, counted[name]
+
+
+def time_of(kernel: Kernel, rates: Rates) -> KernelTime:
+    """The terms of a kernel on a device."""
+    return KernelTime(
+        kernel,
+        {
+            "tensor cores": kernel.macs / (rates.macs * kernel.tensor_share),
+            "exponentials": kernel.exponentials / rates.exponentials,
+            "CUDA cores": kernel.fmas / kernel.fma_rate,
+            "shared memory": kernel.shared_bytes / rates.shared_bytes,
+            "L2": kernel.l2_bytes / rates.l2_bytes if rates.l2_bytes else None,
+            "memory": kernel.memory_bytes / min(rates.memory_bytes * kernel.memory_share, kernel.memory_limit),
+            "start-up": kernel.waves * kernel.wave_s,
+            "launch gaps": kernel.launches * GAP_S,
+        },
+    )
+
+
+def scores(rows: int, block_m: int, block_n: int, causal: bool) -> int:
+    """Scores of a head that tiles of `block_m` queries by `block_n` keys compute: whole tiles up to the diagonal."""
+    if not causal:
+        return -(-rows // block_m) * block_m * (-(-rows // block_n) * block_n)
+    starts = range(0, rows, block_m)
+    return sum(block_m * (-(-min(first + block_m, rows) // block_n) * block_n) for first in starts)

@@ -1,0 +1,56 @@
+"""The kernels of plain attention through PyTorch's SDPA: FlashAttention-2 and cuDNN, seen from outside."""
+
+from __future__ import annotations
+
+from mtabench.case import BYTES_PER_ELEMENT, Case
+from mtabench.model.kernel import Kernel, scores
+
+BLOCK = 128  # rows and keys of a tile
+WARPGROUP = 64  # rows that read a tile of keys from shared memory together
+# What the products reach of a plain product's rate beside the exponentials, calibrated on results/nvidia-h200/*.csv.
+# FlashAttention-2 multiplies by mma.sync, whose operands pass through registers: 630 TFLOP/s at most there, less with
+# the loads in the same warps. Backward, both transpose through shared memory and add up dq.
+TENSOR_SHARE = {
+    ("sdpa-cudnn", "fwd"): 1.0,
+    ("sdpa-cudnn", "bwd"): 0.71,
+    ("sdpa-flash", "fwd"): 0.47,
+    ("sdpa-flash", "bwd"): 0.39,
+}
+# Start and end of a decode step: two kernels for cuDNN; three, and more waits, for FlashAttention.
+DECODE_S = {"sdpa-cudnn": 4e-6, "sdpa-flash": 12e-6}
+
+
+def kernels(case: Case) -> list[Kernel]:
+    """The kernels of one call of "sdpa-flash" or "sdpa-cudnn"."""
+    element = BYTES_PER_ELEMENT[case.dtype]
+    queries = case.batch * case.heads * case.seq * case.head_dim * element
+    keys = case.batch * case.kv_heads * case.seq * case.head_dim * element
+    if case.pass_ == "decode":
+        cache = Kernel(
+            "decode", macs=2 * case.batch * case.heads * case.seq * case.head_dim, l2_bytes=2 * keys,
+            memory_bytes=2 * keys, waves=1, wave_s=DECODE_S[case.impl],
+        )  # fmt: skip
+        return [cache]
+    heads = case.batch * case.heads
+    pairs = heads * scores(case.seq, BLOCK, BLOCK, case.causal)
+    tile = case.head_dim * element  # of one row
+    share = TENSOR_SHARE[case.impl, case.pass_]
+    if case.pass_ == "fwd":
+        forward = Kernel(
+            "forward", macs=pairs * 2 * case.head_dim, tensor_share=share, exponentials=pairs,
+            shared_bytes=pairs * 2 * (tile / WARPGROUP + tile / BLOCK), l2_bytes=pairs * 2 * tile / BLOCK,
+            memory_bytes=2 * queries + 2 * keys,
+        )  # fmt: skip
+        return [forward]
+    sums = queries * 4 / element  # dq is added up in float32
+    backward = Kernel(
+        "backward", macs=pairs * 5 * case.head_dim, tensor_share=share, exponentials=pairs,
+        shared_bytes=pairs * 5 * (tile / WARPGROUP + tile / BLOCK),
+        l2_bytes=pairs * (2 * tile + 8 * case.head_dim) / BLOCK,
+        memory_bytes=2 * queries + 4 * keys + sums,
+    )  # fmt: skip
+    return [
+        Kernel("dout . out", memory_bytes=2 * queries + sums),
+        backward,
+        Kernel("dq to 16 bits", memory_bytes=sums + queries),
+    ]

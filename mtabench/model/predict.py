@@ -1,0 +1,71 @@
+"""The time of a cell by the model: its kernels on a device, added up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mtabench.case import Case
+from mtabench.model import dense, fused, plain
+from mtabench.model.devices import Device, Rates
+from mtabench.model.fused import Tiles
+from mtabench.model.kernel import Kernel, KernelTime, time_of
+
+# Seconds that the host takes to launch one kernel: Triton's launcher with our checks, PyTorch's operators (measured for
+# Triton: kernels/mta_kernels/README.md, 0.15 ms for 4 launches and 1 ms for 18).
+HOST_S = {"triton": 45e-6}
+OPERATOR_HOST_S = 8e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the model says of a cell: its kernels' times, and the seconds that the host needs to launch them."""
+
+    kernels: tuple[KernelTime, ...]
+    host_s: float
+    tiles: Tiles | None
+
+    @property
+    def gpu_s(self) -> float:
+        """Seconds on the GPU."""
+        return sum(kernel.seconds for kernel in self.kernels)
+
+    @property
+    def seconds(self) -> float:
+        """Of a call as a sweep times it: the GPU's or the host's, whichever is longer."""
+        return max(self.gpu_s, self.host_s)
+
+    @property
+    def largest(self) -> tuple[str, str, float]:
+        """The kernel, the term and the seconds of the largest single term."""
+        kernel = max(self.kernels, key=lambda time: time.bound_by[1])
+        return (kernel.kernel.name, *kernel.bound_by)
+
+
+def unmodelled(case: Case) -> str | None:
+    """Why there is no prediction for a cell, or None."""
+    if case.impl not in ("triton", "sdpa-flash", "sdpa-cudnn", "eager"):
+        return f"{case.impl} is not modelled; eager, triton, sdpa-flash and sdpa-cudnn are"
+    if case.dtype == "fp32":
+        return "fp32 is not modelled; fp16 and bf16 are"
+    return None
+
+
+def kernels_of(case: Case, tiles: Tiles, sm_count: int) -> list[Kernel]:
+    """The kernels of one call of a cell that `unmodelled` says nothing against."""
+    if case.impl == "eager":
+        return dense.kernels(case)
+    if case.impl != "triton":
+        return plain.kernels(case)
+    of_pass = {"fwd": fused.forward, "bwd": fused.backward, "decode": fused.decode}[case.pass_]
+    return of_pass(case, tiles, sm_count)
+
+
+def predict(case: Case, device: Device, rates: Rates, tiles: Tiles | None = None) -> Prediction:
+    """The prediction for a cell that `unmodelled` says nothing against; `tiles` are those of the Triton kernels."""
+    if case.impl == "triton":
+        tiles = tiles or Tiles()
+    kernels = kernels_of(case, tiles or Tiles(), device.sm_count)
+    launches = sum(kernel.launches for kernel in kernels)
+    # A decode step is replayed as a CUDA graph, which the host launches at once.
+    host_s = 0.0 if case.pass_ == "decode" else launches * HOST_S.get(case.impl, OPERATOR_HOST_S)
+    return Prediction(tuple(time_of(kernel, rates) for kernel in kernels), host_s, tiles)

@@ -1,0 +1,62 @@
+"""The tile sizes that the Triton kernels take on a named GPU, whether it is there or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from mta_kernels.conv_attention.triton import tuning
+from mta_kernels.conv_attention.triton.backward_scores import probabilities_candidates, value_gradients_candidates
+from mta_kernels.conv_attention.triton.decode import choose_splits
+from mta_kernels.conv_attention.triton.forward import ForwardConfig, forward_candidates
+from mtabench.case import BYTES_PER_ELEMENT, Case
+from mtabench.inputs import DTYPES
+from mtabench.model.devices import Device
+from mtabench.model.fused import Tiles, power_of_two
+from mtabench.static.limits import limits_of
+
+
+def tiles_of(case: Case, device: Device) -> Tiles:
+    """What the kernels' own tables say for a cell of "triton" on this device."""
+    if case.pass_ == "decode":
+        auto = choose_splits(case.batch, case.kv_heads, case.seq, device.sm_count)
+        chosen = isinstance(case.splits, int)
+        return Tiles(
+            splits=case.splits if isinstance(case.splits, int) else auto, source="asked for" if chosen else "auto"
+        )
+    element = BYTES_PER_ELEMENT[case.dtype]
+    block_d = max(128 // element, power_of_two(case.head_dim))
+    shared_memory = limits_of("sm_{}{}".format(*device.capability)).shared_per_block
+    limits: dict[str, Any] = {"element_size": element, "shared_memory": shared_memory}
+    taps = (case.conv_q or 1, case.conv_k or 1)
+    key = tuning.Key.of(DTYPES[case.dtype], case.head_dim, taps, case.causal, case.seq)
+    capability = {"compute_capability": device.capability}
+    depth = min(taps) * case.head_dim
+    if case.pass_ == "fwd":
+        candidates = forward_candidates(depth=depth, block_d=block_d, **capability, **limits)
+        config: ForwardConfig
+        config, source = _choice("forward", key, candidates, device.name)
+        return Tiles(forward=(config.block_m, config.block_n), in_registers=config.q_in_registers, source=source)
+    first, source = _choice("probabilities", key, probabilities_candidates(**capability, **limits), device.name)
+    second, _ = _choice("value_gradients", key, value_gradients_candidates(block_d=block_d, **limits), device.name)
+    return Tiles(
+        probabilities=(first.block_m, first.block_n), value_gradients=(second.block_m, second.block_n), source=source
+    )
+
+
+def _choice(kernel: str, key: tuning.Key, candidates: Sequence[Any], device: str) -> tuple[Any, str]:
+    """As `tuning.best_config` chooses on that GPU: the entry of the nearest length, else the first candidate."""
+    unsized = key._replace(seq_len=0)
+    entries = [
+        entry
+        for found in tuning.files_in_effect(device).values()
+        for entry in found
+        if (entry.kernel, entry.key._replace(seq_len=0)) == (kernel, unsized)
+    ]
+    wanted = key.seq_len.bit_length()
+    for entry in sorted(entries, key=lambda entry: (abs(entry.key.seq_len.bit_length() - wanted), -entry.key.seq_len)):
+        for config in candidates:
+            if asdict(config) == entry.config:
+                return config, f"tuned at {entry.key.seq_len} tokens"
+    return candidates[0], "the kernels' own guess: nothing is tuned for this shape and device"

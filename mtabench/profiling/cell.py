@@ -1,0 +1,46 @@
+"""A cell made ready to be profiled: checked or not, warmed up, called."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mtabench.case import Case
+from mtabench.inputs import Inputs, make_inputs
+from mtabench.registry import find, load
+from mtabench.timing import Timed, timed
+
+WARM_UP_CALLS = 3
+
+
+def ready(case: Case, inputs: Inputs | None = None) -> Timed:
+    """What to call of a cell; compiled and warmed up."""
+    inputs = make_inputs(case) if inputs is None else inputs
+    cell = timed(case, load(find(case.impl).target), inputs)
+    for _ in range(WARM_UP_CALLS):
+        cell.run(cell.setup() if cell.setup else None)
+    synchronize(case.device)()
+    return cell
+
+
+def wall_ms(cell: Timed, device: str, calls: int) -> float:
+    """The fastest of some calls by the wall clock, each waited for; what comes before the window is not in it."""
+    wait = synchronize(device)
+    best = float("inf")
+    for _ in range(calls):
+        state = cell.setup() if cell.setup else None
+        wait()
+        started = time.perf_counter()
+        cell.run(state)
+        wait()
+        best = min(best, time.perf_counter() - started)
+        del state
+    return best * 1e3
+
+
+def synchronize(device: str) -> Callable[[], Any]:
+    """Waits for the device."""
+    return torch.cuda.synchronize if device == "cuda" else lambda: None

@@ -1,0 +1,229 @@
+"""The command `profile`: each cell checked, traced, and measured by what profilers this machine has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from mtabench import axes
+from mtabench.case import Case
+from mtabench.commands import RESULTS_FOLDER
+from mtabench.errors import MtabenchError, UsageError
+from mtabench.inputs import Inputs, make_inputs
+from mtabench.plan import Options, make_plan
+from mtabench.processes import ProcessEndedError, call_in_process
+from mtabench.profiling import ncu, proton
+from mtabench.profiling.cell import ready, wall_ms
+from mtabench.profiling.ncu_report import read_report
+from mtabench.profiling.tables import (
+    COUNTERS_FILE,
+    KERNELS_FILE,
+    append_counters,
+    append_kernels,
+    counters_table,
+    kernels_table,
+    verdict_lines,
+)
+from mtabench.profiling.trace import trace
+from mtabench.profiling.verdict import launch_verdict
+from mtabench.readiness import memory_reason, unsupported_reason
+from mtabench.registry import find, load
+from mtabench.results import key_of
+from mtabench.sweep import words
+from mtabench.table import make_console
+from mtabench.verify import Oracle, results_of
+
+TOOLS = {"trace": lambda device: None, "proton": proton.reason_against, "ncu": ncu.reason_against}
+WALL_CALLS = 5
+PROTON_S = 600.0
+
+
+def profile_cells(
+    pass_: str | None, tools: str | None, out: Path | None, ncu_report: Path | None, **typed: Any
+) -> bool:
+    """Profile the cells of these axes, or read a saved report of Nsight Compute; whether a cell's result is wrong.
+
+    Raises UsageError for a tool that is named and cannot be used here; without `tools` those that can be are.
+    """
+    if ncu_report is not None:
+        show_report(pass_, ncu_report, out)
+        return False
+    if pass_ is None:
+        raise UsageError("name what to profile, such as `mtabench profile fwd --seq 4k`, or give --ncu-report FILE")
+    plan = make_plan(Options(pass_, **typed))
+    used, notes = _tools(tools, plan.device)
+    folder = out or RESULTS_FOLDER / f"profile-{pass_}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    _check_folder(folder)
+    console = make_console()
+    for note in notes:
+        _say(console, note)
+    _say(console, f"{len(plan.cases)} cells, by {', '.join(used)}")
+    profiler = _Profiler(console, folder, used, named=tools is not None)
+    any_wrong = False
+    for _, problem in groupby(plan.cases, key=lambda case: case.problem_key):
+        any_wrong |= profiler.profile_problem(list(problem))
+    if folder.is_dir():
+        _say(console, f"profiles: {folder}; open its .trace.json files at https://ui.perfetto.dev")
+    return any_wrong
+
+
+def show_report(pass_: str | None, report: Path, out: Path | None) -> None:
+    """Print what a saved raw page says, and write its counters into the folder `out` if one is given."""
+    if pass_ is not None:
+        raise UsageError("--ncu-report reads a report that is there: give it without a pass")
+    counters = read_report(report)
+    if out is not None:
+        _check_folder(out)
+        _make_folder(out)
+        append_counters(out / COUNTERS_FILE, None, counters)
+    console = make_console()
+    console.print(counters_table(counters))
+    for line in verdict_lines(counters):
+        _say(console, line)
+    if out is not None:
+        _say(console, f"counters: {out / COUNTERS_FILE}")
+
+
+@dataclass
+class _Profiler:
+    """What cells are profiled by, `named` on the command line or found here, and where that goes."""
+
+    console: Console
+    folder: Path
+    used: list[str]
+    named: bool
+
+    def profile_problem(self, cases: Sequence[Case]) -> bool:
+        """Cells that compute the same thing, checked against one reference; whether one is wrong."""
+        runnable = [case for case in cases if self._can_run(case)]
+        if not runnable:
+            return False
+        any_wrong = False
+        self._say(f"{words(runnable[0])}: float64 reference")
+        try:
+            inputs = make_inputs(runnable[0])
+            oracle = Oracle(runnable[0], inputs)
+        except Exception as error:
+            self._say(f"{words(runnable[0])}: not profiled, in the float64 check: {_sentence(error)}")
+            return False
+        for case in runnable:
+            try:
+                # Nothing of a wrong result is shown, as in a sweep.
+                check = oracle.check(results_of(load(find(case.impl).target)(case, inputs), case, inputs))
+                if check.ok:
+                    self._profile(case, inputs)
+                else:
+                    any_wrong = True
+                    self._say(f"{case.pass_} {case.label}: not profiled, the result is wrong: {check.reason}")
+            except MtabenchError:
+                raise
+            except Exception as error:
+                self._say(f"{case.pass_} {case.label}: not profiled: {_sentence(error)}")
+        return any_wrong
+
+    def _profile(self, case: Case, inputs: Inputs) -> None:
+        _make_folder(self.folder)
+        self._say("")
+        self._say(f"{case.pass_} {case.label}: {words(case)}")
+        profilers: dict[str, Callable[[Case], None]] = {
+            "trace": partial(self._trace, inputs=inputs), "proton": self._proton, "ncu": self._ncu
+        }  # fmt: skip
+        for name in list(self.used):
+            try:
+                profilers[name](case)
+            except MtabenchError as error:
+                if self.named:
+                    raise
+                self.used.remove(name)
+                self._say(f"without {name} from here on: {error}")
+
+    def _trace(self, case: Case, inputs: Inputs) -> None:
+        cell = ready(case, inputs)
+        wall = wall_ms(cell, case.device, WALL_CALLS)
+        uses = trace(cell, case.device, self.folder / f"{_stem(case)}.trace.json")
+        append_kernels(self.folder / KERNELS_FILE, case, uses)
+        self.console.print(kernels_table(uses))
+        if case.device == "cuda":
+            self._say(launch_verdict(sum(use.total_ms for use in uses), wall))
+            del cell
+            torch.cuda.empty_cache()  # the other profilers run the cell in processes of their own
+
+    def _proton(self, case: Case) -> None:
+        path = self.folder / f"{_stem(case)}.hatchet"
+        try:
+            call_in_process(proton.profile_call, (case, path), PROTON_S, lambda message: None)
+        except (ProcessEndedError, TimeoutError) as error:
+            raise MtabenchError(f"Proton profiled nothing: {error}") from error
+        for line in proton.tree_lines(path):
+            self._say(line)
+
+    def _ncu(self, case: Case) -> None:
+        self._say("ncu: each kernel is run again for each group of counters, which may take minutes")
+        raw = self.folder / f"{_stem(case)}.ncu.csv"
+        ncu.measure(case, raw)
+        counters = read_report(raw)
+        append_counters(self.folder / COUNTERS_FILE, case, counters)
+        self.console.print(counters_table(counters))
+        for line in verdict_lines(counters):
+            self._say(line)
+
+    def _can_run(self, case: Case) -> bool:
+        reason = unsupported_reason(case) or memory_reason(case)
+        if reason:
+            self._say(f"{case.pass_} {case.label}: not profiled: {reason}")
+        return reason is None
+
+    def _say(self, text: str) -> None:
+        _say(self.console, text)
+
+
+def _tools(text: str | None, device: str) -> tuple[list[str], list[str]]:
+    """The profilers to use, and a note on each that is not; raises UsageError for one that is named and cannot be."""
+    named = list(TOOLS) if text is None else axes.parse_names(text, "--tools")
+    used, notes = [], []
+    for name in named:
+        if name not in TOOLS:
+            raise UsageError(f"--tools {name!r} is not known; expected one or more of {', '.join(TOOLS)}")
+        reason = TOOLS[name](device)
+        if reason and text is not None:
+            raise UsageError(f"--tools {name} cannot be had here: {reason}")
+        if reason:
+            notes.append(f"without {name}: {reason}")
+        else:
+            used.append(name)
+    return used, notes
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise UsageError unless `folder` is empty or not there: profiles never mix."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} already exists and is not an empty folder; give another --out")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {folder}: {error.strerror}; give another --out") from error
+
+
+def _stem(case: Case) -> str:
+    """A file name for a cell."""
+    return re.sub(r"[^a-z0-9.-]+", "-", "-".join(text for text in key_of(case) if text).lower())
+
+
+def _sentence(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, markup=False, highlight=False)

@@ -1,0 +1,33 @@
+"""`python -m mtabench.profiling.one_call CASE`: one warm call of a cell between the marks that a profiler looks for.
+
+CASE is the cell as JSON. What comes before the call, compilation included, lies outside the marks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+from mtabench.case import Case
+from mtabench.profiling.cell import ready, synchronize
+
+
+def main() -> None:
+    """Make the cell ready, then mark and call it."""
+    case = Case(**json.loads(sys.argv[1]))
+    cell = ready(case)
+    state = cell.setup() if cell.setup else None
+    wait = synchronize(case.device)
+    wait()
+    if case.device == "cuda":
+        torch.cuda.profiler.start()
+    cell.run(state)
+    wait()
+    if case.device == "cuda":
+        torch.cuda.profiler.stop()
+
+
+if __name__ == "__main__":
+    main()

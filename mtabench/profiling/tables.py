@@ -1,0 +1,127 @@
+"""What `profile` writes and prints: CSV files of kernels and of counters, and tables of them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from mtabench.case import Case
+from mtabench.csv_reading import read_csv
+from mtabench.errors import MtabenchError, UsageError
+from mtabench.profiling.ncu_report import Counters
+from mtabench.profiling.trace import KernelUse
+from mtabench.profiling.verdict import bound_by, verdict
+from mtabench.results import KEY_COLUMNS, Key, key_of, key_of_row, text_of
+
+KERNELS_FILE, COUNTERS_FILE = "kernels.csv", "counters.csv"
+KERNEL_COLUMNS = (*KEY_COLUMNS, "kernel", "calls", "total_ms", "mean_ms", "share")
+COUNTER_COLUMNS = (
+    *KEY_COLUMNS, "kernel", "launches", "us", "bound_by", "verdict", "tensor_pct", "shared_pct", "l2_pct", "memory_pct",
+    "issue_pct", "occupancy_pct", "l2_hit_pct", "bank_conflicts", "memory_bytes", "l2_bytes", "registers",
+    "shared_bytes", "stall_1", "stall_1_share", "stall_2", "stall_2_share", "stall_3", "stall_3_share",
+)  # fmt: skip
+STALLS_KEPT = 3
+LONGEST_NAME, MOST_SHOWN = 60, 20
+MOST_BYTES, MOST_ROWS = 64 << 20, 100_000
+
+
+def append_kernels(path: Path, case: Case, uses: Sequence[KernelUse]) -> None:
+    """Add the kernels of a cell."""
+    _append(path, KERNEL_COLUMNS, [[*key_of(case), *asdict(use).values()] for use in uses])
+
+
+def append_counters(path: Path, case: Case | None, counters: Sequence[Counters]) -> None:
+    """Add the counters of a cell, of none if they come from a report whose cell is not known."""
+    key = key_of(case) if case else ("",) * len(KEY_COLUMNS)
+    rows = []
+    for one in counters:
+        stalls = [value for stall in one.stalls[:STALLS_KEPT] for value in stall]
+        values = asdict(one)
+        named = [values[name] for name in COUNTER_COLUMNS[len(KEY_COLUMNS) + 5 : -2 * STALLS_KEPT]]
+        row = [*key, one.kernel, one.launches, one.us, bound_by(one), verdict(one), *named, *stalls]
+        rows.append(row + [None] * (len(COUNTER_COLUMNS) - len(row)))
+    _append(path, COUNTER_COLUMNS, rows)
+
+
+def read_memory_bytes(path: Path) -> dict[Key, float]:
+    """Bytes through device memory of one call of each cell that a file of counters has whole; raises UsageError."""
+    file = read_csv(path, MOST_BYTES, MOST_ROWS)
+    if tuple(file.header) != COUNTER_COLUMNS:
+        raise UsageError(f"{path} is no file of counters; `mtabench profile` writes {COUNTERS_FILE}")
+    found: dict[Key, float] = {}
+    incomplete = set()
+    for number, record in enumerate(file.records, start=2):
+        row = dict(zip(file.header, record, strict=True))
+        key = key_of_row(row)
+        try:
+            found[key] = found.get(key, 0.0) + float(row["memory_bytes"])
+        except ValueError:
+            if row["memory_bytes"]:
+                raise UsageError(f"line {number} of {path} has no number in the column memory_bytes") from None
+            incomplete.add(key)
+    return {key: value for key, value in found.items() if key not in incomplete}
+
+
+def kernels_table(uses: Sequence[KernelUse]) -> Table:
+    """A row a kernel, the longest first; the least of many are one row."""
+    table = _table("kernel", ("calls", "total ms", "mean ms", "share"))
+    for use in uses[:MOST_SHOWN]:
+        ms = (f"{use.total_ms:.4g}", f"{use.mean_ms:.4g}")
+        table.add_row(_name(use.kernel), f"{use.calls:g}", *ms, f"{use.share:.1%}")
+    rest = uses[MOST_SHOWN:]
+    if rest:
+        total, share = sum(use.total_ms for use in rest), sum(use.share for use in rest)
+        name = f"{len(rest)} more, in {KERNELS_FILE}"
+        table.add_row(name, f"{sum(use.calls for use in rest):g}", f"{total:.4g}", "", f"{share:.1%}")
+    return table
+
+
+def counters_table(counters: Sequence[Counters]) -> Table:
+    """A row a kernel, the longest first; percentages of the peak."""
+    headings = ("launches", "us", "tensor %", "shared %", "L2 %", "memory %", "occupancy %", "L2 hits %", "registers")
+    table = _table("kernel", headings)
+    for one in counters:
+        values = (
+            one.tensor_pct, one.shared_pct, one.l2_pct, one.memory_pct, one.occupancy_pct, one.l2_hit_pct, one.registers
+        )  # fmt: skip
+        numbers = ("" if value is None else f"{value:.0f}" for value in values)
+        table.add_row(_name(one.kernel), str(one.launches), f"{one.us:.4g}", *numbers)
+    return table
+
+
+def verdict_lines(counters: Sequence[Counters]) -> list[str]:
+    """A sentence a kernel."""
+    return [f"{shortened(one.kernel)}: {verdict(one)}" for one in counters]
+
+
+def shortened(kernel: str) -> str:
+    """A kernel's name as short as a table holds; templates have names of a thousand characters."""
+    return kernel if len(kernel) <= LONGEST_NAME else kernel[: LONGEST_NAME - 3] + "..."
+
+
+def _name(kernel: str) -> Text:
+    return Text(shortened(kernel))
+
+
+def _table(first: str, others: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _append(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    try:
+        with path.open("a", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            if not file.tell():
+                writer.writerow(columns)
+            writer.writerows([text_of(value) for value in row] for row in rows)
+    except OSError as error:
+        raise MtabenchError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,82 @@
+"""Where a timed cell stands below the roofline: its work, its bytes, the least time they take, what is left to win."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mtabench.case import Case
+from mtabench.model.fused import Tiles
+from mtabench.model.predict import kernels_of, unmodelled
+from mtabench.registry import find
+from mtabench.work import bytes_moved, executed_flops, useful_flops
+
+SM_COUNT = 132  # bytes through memory hardly depend on it
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A cell beside what its device can do at most; FLOPs, bytes and milliseconds of one call.
+
+    `useful_flops` and `least_bytes` are what the operation needs, whoever computes it; `executed_flops` and
+    `model_bytes` (None where there is no model) what this implementation does, `counted_bytes` what a profiler saw of
+    the latter. `roof_ms` is the least time of the first two at the device's measured ceilings, `own_roof_ms` of the
+    others: what is left to win without another algorithm.
+    """
+
+    median_ms: float
+    useful_flops: int
+    executed_flops: int
+    least_bytes: int
+    model_bytes: float | None
+    counted_bytes: float | None
+    roof_ms: float
+    own_roof_ms: float
+    compute_bound: bool
+
+    @property
+    def intensity(self) -> float:
+        """Useful FLOPs a byte that must move."""
+        return self.useful_flops / self.least_bytes
+
+    @property
+    def fraction(self) -> float:
+        """Of the roofline, 1 at best."""
+        return self.roof_ms / self.median_ms
+
+    @property
+    def speedup_left(self) -> float:
+        """How many times faster the operation could be here at most."""
+        return self.median_ms / self.roof_ms
+
+    @property
+    def own_speedup_left(self) -> float:
+        """How many times faster this algorithm could be here at most."""
+        return self.median_ms / self.own_roof_ms
+
+
+def standing(
+    case: Case, median_ms: float, matmul_tflops: float, copy_gbytes_s: float, counted_bytes: float | None = None
+) -> Standing:
+    """The standing of a cell on a device with these measured ceilings."""
+    useful, executed = useful_flops(case), executed_flops(case, find(case.impl).work)
+    least, modelled = bytes_moved(case), model_bytes(case)
+    compute_ms, memory_ms = useful / matmul_tflops / 1e9, least / copy_gbytes_s / 1e6
+    own_bytes = counted_bytes or modelled or least
+    return Standing(
+        median_ms=median_ms,
+        useful_flops=useful,
+        executed_flops=executed,
+        least_bytes=least,
+        model_bytes=modelled,
+        counted_bytes=counted_bytes,
+        roof_ms=max(compute_ms, memory_ms),
+        own_roof_ms=max(executed / matmul_tflops / 1e9, own_bytes / copy_gbytes_s / 1e6),
+        compute_bound=compute_ms >= memory_ms,
+    )
+
+
+def model_bytes(case: Case) -> float | None:
+    """Bytes that an implementation moves through device memory by the model, None where there is none."""
+    if case.device != "cuda" or unmodelled(case):
+        return None
+    return sum(kernel.memory_bytes for kernel in kernels_of(case, Tiles(), SM_COUNT))

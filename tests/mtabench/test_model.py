@@ -1,0 +1,197 @@
+"""The model of times: held against the committed results, and against counts made by hand."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import make_runner, refused
+
+from mtabench.case import Case
+from mtabench.ceilings import Ceilings
+from mtabench.errors import UsageError
+from mtabench.estimate import RATES, call_seconds
+from mtabench.kept_ceilings import keep_ceilings
+from mtabench.model import fused
+from mtabench.model.devices import DEVICES, find_device, rates_of
+from mtabench.model.fused import Tiles
+from mtabench.model.kernel import Kernel, scores, time_of
+from mtabench.model.predict import predict, unmodelled
+from mtabench.model.tiles import tiles_of
+from mtabench.results import read_file
+
+RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
+H200 = find_device("h200")
+WITHIN, LONG = 0.25, 4096
+CONV = Case("fwd", "triton", "conv-attention", "bf16", 1, 1, 1, 128, 64, 6, 11, True, None, "cuda")
+
+
+def case_of(row):
+    taps = (int(row["conv_q"]), int(row["conv_k"])) if row["conv_q"] else (None, None)
+    sizes = [int(row[name]) for name in ("batch", "heads", "kv_heads", "seq", "head_dim")]
+    splits = int(row["splits"]) if row["splits"].isdigit() else row["splits"] or None
+    causal = row["causal"] == "true"
+    return Case(row["pass"], row["impl"], row["op"], row["dtype"], *sizes, *taps, causal, splits, "cuda")
+
+
+def predicted(case, device=H200):
+    tiles = tiles_of(case, device) if case.impl == "triton" else None
+    return predict(case, device, rates_of(device), tiles)
+
+
+def measured_cells():
+    for name in ("fwd", "bwd", "decode", "decode-splits"):
+        for row in read_file(RESULTS / f"{name}.csv").rows():
+            case = case_of(row)
+            if row["status"] == "ok" and not unmodelled(case) and case.seq >= LONG:
+                yield case, float(row["median_ms"])
+
+
+def test_every_modelled_cell_of_the_committed_results_is_within_25_percent():
+    off = {case: predicted(case).seconds * 1e3 / ms - 1 for case, ms in measured_cells()}
+    assert {case.impl for case in off} == {"eager", "triton", "sdpa-flash", "sdpa-cudnn"}
+    assert len(off) > 150
+    assert {case: error for case, error in off.items() if abs(error) > WITHIN} == {}
+
+
+@pytest.mark.parametrize(
+    ("pass_", "head_dim", "milliseconds"), [("fwd", 64, 231), ("fwd", 128, 431), ("bwd", 64, 852), ("bwd", 128, 1406)]
+)
+def test_so_is_a_length_that_nothing_was_calibrated_on(pass_, head_dim, milliseconds):
+    """One sequence of 131072 tokens and 16 heads, from kernels/mta_kernels/README.md."""
+    case = replace(CONV, pass_=pass_, heads=16, kv_heads=16, seq=131072, head_dim=head_dim)
+    assert predicted(case).seconds * 1e3 == pytest.approx(milliseconds, rel=WITHIN)
+
+
+def test_tiles_stop_at_the_diagonal():
+    assert scores(256, 64, 64, causal=True) == 64 * 64 * (1 + 2 + 3 + 4)
+    assert scores(256, 128, 64, causal=True) == 128 * (128 + 256)
+    assert scores(200, 128, 128, causal=True) == 128 * (128 + 256)
+    assert scores(200, 128, 128, causal=False) == 256 * 256
+
+
+def test_a_forward_multiplies_taps_times_head_dim_for_each_score_and_head_dim_for_its_value():
+    kernel = {one.name: one for one in fused.forward(CONV, Tiles(forward=(64, 64)), 132)}["_conv_attention_fwd"]
+    assert kernel.macs == 3 * 64 * 64 * (6 * 64 + 64)
+    assert kernel.exponentials == 3 * 64 * 64
+    assert kernel.l2_bytes == 3 * 64 * 64 * ((6 * 64 + 64) * 2 / 64 + 6 * 64 * 2 / 64)
+    rows = 128 * 64 * 2  # bytes of q
+    assert kernel.memory_bytes == rows + 6 * rows + rows + rows + 128 * 16 * 4  # Q', K', V, out, band
+    # Fewer taps over keys than over queries: those are folded, and the depth is theirs.
+    wide = replace(CONV, conv_q=11, conv_k=3)
+    assert {one.name: one for one in fused.forward(wide, Tiles(), 132)}[
+        "_conv_attention_fwd"
+    ].macs == 128 * 128 * 4 * 64
+
+
+def test_a_backward_has_three_passes_of_the_depth_and_two_of_the_head_dim():
+    kernels = fused.backward(CONV, Tiles(), 132)
+    passes = [one for one in kernels if one.macs and one.name != "_prepare"]
+    assert sum(one.macs for one in passes) == 128 * 128 * (3 * 6 + 2) * 64
+    assert len([one for one in fused.backward(replace(CONV, causal=False), Tiles(), 132) if "band" in one.name]) == 0
+    chunks = {one.name: one.launches for one in fused.backward(replace(CONV, seq=5000), Tiles(), 132)}
+    assert (chunks["_probabilities"], chunks["_row_product"], chunks["_expand_transposed"]) == (3, 3, 1)
+
+
+def test_a_kernel_takes_its_products_and_exponentials_or_its_slowest_memory_and_what_nothing_hides():
+    rates = rates_of(H200)
+    busy = Kernel(
+        "k", macs=rates.macs, tensor_share=0.5, exponentials=rates.exponentials, memory_bytes=rates.memory_bytes
+    )
+    time = time_of(replace(busy, waves=2, wave_s=0.25), rates)
+    assert time.seconds == pytest.approx(2 + 1 + 0.5, abs=1e-5)
+    assert time.bound_by == ("tensor cores", pytest.approx(2))
+    time = time_of(replace(busy, memory_share=0.2), rates)
+    assert (time.seconds, time.bound_by[0]) == (pytest.approx(5, abs=1e-5), "memory")
+    assert time_of(replace(busy, memory_limit=rates.memory_bytes / 8), rates).seconds == pytest.approx(8, abs=1e-5)
+
+
+def test_few_programs_cannot_ask_for_all_the_bandwidth():
+    decode = replace(CONV, pass_="decode", heads=16, kv_heads=16, seq=65536, splits=8)
+    assert predicted(decode).seconds > 1.5 * predicted(replace(decode, splits=15)).seconds
+
+
+def test_the_host_is_waited_for_when_the_gpu_has_little_to_do():
+    prediction = predicted(CONV)
+    assert prediction.seconds == prediction.host_s > prediction.gpu_s
+    assert predicted(replace(CONV, pass_="decode", splits="auto")).host_s == 0
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+def test_every_shape_has_a_prediction_on_every_device(pass_, device):
+    shapes = [
+        {}, {"conv_q": 11, "conv_k": 3}, {"conv_q": 1, "conv_k": 1}, {"head_dim": 96}, {"head_dim": 256},
+        {"heads": 8, "kv_heads": 2}, {"causal": pass_ == "decode"}, {"seq": 1}, {"seq": 5000, "dtype": "fp16"},
+    ]  # fmt: skip
+    for shape in shapes:
+        splits = "auto" if pass_ == "decode" else None
+        prediction = predicted(replace(CONV, pass_=pass_, splits=splits, **shape), device)
+        assert 0 < prediction.gpu_s < 1
+        assert prediction.largest[2] > 0
+
+
+def test_what_is_not_modelled_says_so():
+    assert "compile is not modelled" in unmodelled(replace(CONV, impl="compile"))
+    assert "fp32 is not modelled" in unmodelled(replace(CONV, dtype="fp32"))
+
+
+def test_devices_are_found_by_their_names_and_by_short_ones():
+    assert find_device("NVIDIA H200") == find_device("H200") == H200
+    assert find_device("a100").capability == (8, 0)
+    with pytest.raises(UsageError, match=r"'h300' are not known; did you mean h200"):
+        find_device("h300")
+    with pytest.raises(UsageError, match="expected one of a100, h100, h200, b200"):
+        find_device("")
+
+
+def test_rates_come_from_what_was_measured_before_the_data_sheet():
+    given = rates_of(H200, (4000.0, 700.0), "here")
+    assert (given.macs, given.memory_bytes, given.source) == (350e12, 4e12, "here")
+    assert rates_of(H200).macs == 392e12
+    guessed = rates_of(find_device("h100"))
+    assert 0.7 * 989e12 < 2 * guessed.macs < 0.85 * 989e12
+    assert "data sheet" in guessed.source
+
+
+def test_the_estimate_before_a_sweep_goes_by_the_model_where_it_can():
+    case = replace(CONV, batch=4, heads=16, kv_heads=16, seq=4096)
+    assert call_seconds(case, H200) == pytest.approx(1.2e-3, rel=WITHIN)
+    assert call_seconds(replace(case, impl="compile"), H200) > 0.05
+    assert call_seconds(case, None) == pytest.approx(4 * 16 * 4096 * 4097 * 7 * 64 / RATES["cuda"].fused)
+    assert call_seconds(replace(case, pass_="decode", seq=65536, splits="auto"), H200) < 1e-3
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    return make_runner(monkeypatch, capsys, tmp_path, columns=120)
+
+
+def test_explain_says_what_a_cell_is_made_of_and_what_was_measured(mtabench, tmp_path):
+    words = ("explain", "fwd", "--seq", "4k", "--device-name", "h200", "--results", RESULTS / "fwd.csv")
+    code, out, err = mtabench(*words, "--impl", "triton,compile,sdpa-cudnn")
+    assert (code, err, list(tmp_path.iterdir())) == (0, "", [])
+    assert "rule: a kernel takes max(" in out
+    assert "tiles: 64 x 64, queries in registers (tuned at 4096 tokens)" in out
+    assert "measured: 1.215 ms" in out
+    assert "largest term: tensor cores of _conv_attention_fwd" in out
+    assert "no prediction: compile is not modelled" in out
+    assert "fit in 141 GB" in out
+    assert max(map(len, out.splitlines())) < 250
+
+
+def test_explain_takes_ceilings_that_were_measured(mtabench, tmp_path):
+    place = {"device": "NVIDIA H200", "driver": "1", "torch": "2.13"}
+    keep_ceilings(tmp_path / "mtabench-results" / "ceilings.json", place, {"bf16": Ceilings(4000.0, 392.0)})
+    words = ("explain", "fwd", "--seq", "16k", "--device-name", "h200", "--impl", "sdpa-cudnn")
+    code, out, _ = mtabench(*words)
+    assert code == 0
+    assert "products at 392 TFLOP/s, copies at 4000 GB/s, measured (mtabench-results/ceilings.json)" in out
+
+
+def test_explain_refuses_what_it_cannot_do_in_one_sentence(mtabench, tmp_path, monkeypatch):
+    refused(mtabench("explain", "fwd", "--device-name", "h300"), "h300", "h200")
+    refused(mtabench("explain", "sideways", "--device-name", "h200"), "sideways", "fwd, bwd, decode")
+    refused(mtabench("explain", "fwd", "--seq", "1k..64k:+1k", "--device-name", "h200"), "64 cells", "at most 40")
+    refused(mtabench("explain", "fwd", "--device-name", "h200", "--ceilings", "no.json"), "no file no.json")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    refused(mtabench("explain", "fwd"), "--device-name h200")

@@ -1,0 +1,89 @@
+"""Where results stand below the roofline."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from command_line import make_runner, refused
+from written_runs import case, rounds, write_run
+
+from mtabench.case import Case
+from mtabench.profiling.tables import COUNTER_COLUMNS
+from mtabench.results import key_of
+from mtabench.roofline import model_bytes, standing
+
+RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
+CELL = Case("fwd", "triton", "conv-attention", "bf16", 4, 16, 16, 4096, 64, 6, 11, True, None, "cuda")
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    return make_runner(monkeypatch, capsys, tmp_path)
+
+
+def test_the_roof_is_the_longer_of_work_and_bytes():
+    pairs = 64 * 4096 * 4097 // 2
+    one = standing(CELL, 1.0, 800.0, 4000.0)
+    assert one.compute_bound
+    assert one.roof_ms == pytest.approx(2 * pairs * (2 * 64 + 66) / 800e9)
+    assert one.own_roof_ms == pytest.approx(2 * pairs * 7 * 64 / 800e9)
+    assert one.fraction == pytest.approx(one.roof_ms)
+    assert one.speedup_left == pytest.approx(1 / one.roof_ms)
+    slow = standing(CELL, 1.0, 800.0, 100.0)
+    assert not slow.compute_bound
+    assert slow.roof_ms == pytest.approx(4 * 64 * 4096 * 64 * 2 / 100e6)
+    assert slow.own_roof_ms == pytest.approx(model_bytes(CELL) / 100e6)
+
+
+def test_counted_bytes_come_before_those_of_the_model():
+    one = standing(CELL, 1.0, 1e9, 1000.0, counted_bytes=5e9)
+    assert one.own_roof_ms == pytest.approx(5.0)
+
+
+def test_the_table_of_the_committed_results_agrees_with_their_own_column(mtabench, tmp_path):
+    code, out, err = mtabench("roofline", RESULTS / "fwd.csv", "--out", "roof.csv")
+    assert (code, err) == (0, "")
+    assert "807 TFLOP/s" in out
+    with (tmp_path / "roof.csv").open() as file, (RESULTS / "fwd.csv").open() as results:
+        placed, rows = list(csv.DictReader(file)), list(csv.DictReader(results))
+    assert len(placed) == len(rows) == 50
+    for one, row in zip(placed, rows, strict=True):
+        assert float(one["fraction_of_roofline"]) == pytest.approx(float(row["fraction_of_roofline"]), rel=1e-3)
+        assert float(one["own_speedup_left"]) >= 1
+        assert bool(one["model_bytes"]) == (row["impl"] != "compile")
+    refused(mtabench("roofline", RESULTS / "fwd.csv", "--out", "roof.csv"), "roof.csv already exists")
+
+
+def counters_file(path, cell, *counted):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COUNTER_COLUMNS)
+        writer.writeheader()
+        key = dict(zip(COUNTER_COLUMNS, key_of(cell), strict=False))
+        for number, value in enumerate(counted):
+            writer.writerow(key | {"kernel": f"k{number}", "memory_bytes": value})
+    return path
+
+
+def test_bytes_that_a_profiler_counted_stand_beside(mtabench, tmp_path):
+    (tmp_path / "profile").mkdir()
+    counters_file(tmp_path / "profile" / "counters.csv", CELL, 3e8, 5e8)
+    words = ("roofline", RESULTS / "fwd.csv", "--profile", "profile", "--out", "roof.csv")
+    assert mtabench(*words)[0] == 0
+    with (tmp_path / "roof.csv").open() as file:
+        counted = [row for row in csv.DictReader(file) if row["counted_bytes"]]
+    assert [(row["impl"], row["seq"], row["head_dim"], float(row["counted_bytes"])) for row in counted] == [
+        ("triton", "4096", "64", 8e8)
+    ]
+    # A kernel without a count: nothing is said rather than too little.
+    counters_file(tmp_path / "half.csv", CELL, 3e8, "")
+    assert mtabench(*words[:-1], "half-roof.csv", "--profile", "half.csv")[0] == 0
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    refused(mtabench("roofline", RESULTS / "fwd.csv", "--profile", "other.csv"), "other.csv is no file of counters")
+
+
+def test_results_without_ceilings_are_not_placed(mtabench, tmp_path):
+    write_run(tmp_path / "run.csv", {case(): rounds(1.0)})
+    code, out, err = mtabench("roofline", "run.csv")
+    assert code == 2
+    assert "env --measure" in out
+    assert "no cell can be placed" in err
