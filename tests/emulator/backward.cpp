@@ -4,5 +4,5 @@
 extern "C" const char* emulated(int x, int y, int threads, int shared_bytes, unsigned seed, const TensorMap* q,
                                 const TensorMap* k, const TensorMap* v, const TensorMap* grad_out, const Arguments* args) {
     return emulator::launch(x, y, threads, shared_bytes, seed,
-                            [=] { conv_attention_backward(*q, *k, *v, *grad_out, *args); });
+                            [=] { hopper_backward(*q, *k, *v, *grad_out, *args); });
 }

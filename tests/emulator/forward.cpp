@@ -3,5 +3,5 @@
 
 extern "C" const char* emulated(int x, int y, int threads, int shared_bytes, unsigned seed, const TensorMap* q,
                                 const TensorMap* k, const TensorMap* v, const Arguments* args) {
-    return emulator::launch(x, y, threads, shared_bytes, seed, [=] { conv_attention_forward(*q, *k, *v, *args); });
+    return emulator::launch(x, y, threads, shared_bytes, seed, [=] { hopper_forward(*q, *k, *v, *args); });
 }

@@ -2,5 +2,5 @@
 #include <prepare.cu>
 
 extern "C" const char* emulated(int x, int y, int threads, int shared_bytes, unsigned seed, const Preparation* args) {
-    return emulator::launch(x, y, threads, shared_bytes, seed, [=] { conv_attention_prepare(*args); });
+    return emulator::launch(x, y, threads, shared_bytes, seed, [=] { hopper_prepare(*args); });
 }

@@ -54,7 +54,7 @@ struct Arguments {
     int chunk_rows, pitch;
 };
 
-extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) conv_attention_backward(
+extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backward(
     const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
     const __grid_constant__ TensorMap value_map, const __grid_constant__ TensorMap grad_map,
     const __grid_constant__ Arguments args) {

@@ -183,4 +183,4 @@ def part_backward(
 def kernel(geometry: Geometry, device: int) -> Any:
     """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
     code = machine_code("backward.cu", geometry.products(), geometry.constants())
-    return driver.load(code, "conv_attention_backward", geometry.shared_memory, device)
+    return driver.load(code, "hopper_backward", geometry.shared_memory, device)

@@ -117,11 +117,8 @@ def compile_source(name: str, products: Iterable[Product], constants: Mapping[st
 
 def machine_code(name: str, products: Iterable[Product], constants: Mapping[str, Any]) -> bytes:
     """The same, from the cache on disk if it was compiled before with this compiler: see `cache_folder`."""
-    from cuda.bindings import nvrtc
-
     products = list(products)
-    version = _checked(nvrtc.nvrtcVersion())
-    parts = [str(version), wgmma_header(products), str(sorted(constants.items()))]
+    parts = [version(), wgmma_header(products), str(sorted(constants.items()))]
     parts += [(FOLDER / source).read_text() for source in (*HEADERS, name)]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     path = cache_folder() / f"{Path(name).stem}-{digest}.cubin"
@@ -133,6 +130,16 @@ def machine_code(name: str, products: Iterable[Product], constants: Mapping[str,
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time, no more
         _write_whole(path, code)
     return code
+
+
+@functools.cache
+def version() -> str:
+    """NVRTC's, such as "13.0"."""
+    from cuda.bindings import nvrtc
+
+    result, major, minor = nvrtc.nvrtcVersion()
+    _checked((result,))
+    return f"{major}.{minor}"
 
 
 def cache_folder() -> Path:

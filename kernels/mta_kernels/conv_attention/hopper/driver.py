@@ -21,7 +21,6 @@ def load(code: bytes, name: str, shared_memory: int, device: int) -> Any:
 
     limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     with torch.cuda.device(device):
-        torch.cuda.current_stream().synchronize()  # makes sure of a context
         module = _checked(driver.cuModuleLoadData(code))
         kernel = _checked(driver.cuModuleGetFunction(module, name.encode()))
         _checked(driver.cuFuncSetAttribute(kernel, limit, shared_memory))

@@ -42,7 +42,7 @@ struct Arguments {
     int row_blocks;
 };
 
-extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) conv_attention_forward(
+extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forward(
     const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
     const __grid_constant__ TensorMap value_map, const __grid_constant__ Arguments args) {
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);  // uniform, so that addresses stay scalar

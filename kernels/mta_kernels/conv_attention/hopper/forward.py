@@ -186,4 +186,4 @@ def scratch_addresses(scratch: Tensor, geometry: Geometry, heads: int) -> tuple[
 def kernel(geometry: Geometry, device: int) -> Any:
     """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
     code = machine_code("forward.cu", geometry.products(), geometry.constants())
-    return driver.load(code, "conv_attention_forward", geometry.shared_memory, device)
+    return driver.load(code, "hopper_forward", geometry.shared_memory, device)

@@ -91,7 +91,7 @@ DEVICE void write_taps(const Preparation& args, int head) {
     }
 }
 
-extern "C" __global__ void MAXIMUM_THREADS(256) conv_attention_prepare(const __grid_constant__ Preparation args) {
+extern "C" __global__ void MAXIMUM_THREADS(256) hopper_prepare(const __grid_constant__ Preparation args) {
     const int job = blockIdx.x, head = blockIdx.y, thread = threadIdx.x;
     if (job < NORM_PARTS) {
         if (head < args.batch * args.kv_heads) largest_norm(args.k, args.kv_heads, head, args.key_rows, job, args.key_norms);

@@ -15,7 +15,6 @@ from mta_kernels.conv_attention.hopper.compiler import Product, machine_code
 
 ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16"}
 NORM_PARTS = 32  # as in tiles.cuh
-THREADS, SHARED_MEMORY = 256, 32
 TAP_NUMBERS = 16 * 32
 
 
@@ -29,6 +28,9 @@ class Prepared:
     key_taps: int
     pad: int
 
+    threads = 256
+    shared_memory = 32
+
     @property
     def tap_bytes(self) -> int:
         """Bytes of T of one head."""
@@ -41,7 +43,12 @@ class Prepared:
             "QUERY_TAPS": self.query_taps,
             "KEY_TAPS": self.key_taps,
             "PAD": self.pad,
+            "CAUSAL": 1,  # the next two make no difference to prepare.cu
+            "SPANS": 0,
         }
+
+    def products(self) -> list[Product]:
+        return [Product(64, ELEMENTS[self.dtype])]
 
 
 class Positions(ctypes.Structure):
@@ -118,12 +125,13 @@ def launch_prepare(prepared: Prepared, preparation: Preparation, device: int) ->
     backward = preparation.grad_out.start is not None
     parts = NORM_PARTS + 1 + (2 * NORM_PARTS if backward else 0)
     heads = max(preparation.heads, preparation.batch * (preparation.heads if backward else preparation.kv_heads))
-    driver.launch(kernel(prepared, device), (parts, heads), THREADS, SHARED_MEMORY, device, preparation)
+    driver.launch(
+        kernel(prepared, device), (parts, heads), prepared.threads, prepared.shared_memory, device, preparation
+    )
 
 
 @functools.cache
 def kernel(prepared: Prepared, device: int) -> Any:
     """The kernel on a device, compiled at the first call."""
-    constants = {**prepared.constants(), "CAUSAL": 1, "SPANS": 0}
-    code = machine_code("prepare.cu", [Product(64, ELEMENTS[prepared.dtype])], constants)
-    return driver.load(code, "conv_attention_prepare", SHARED_MEMORY, device)
+    code = machine_code("prepare.cu", prepared.products(), prepared.constants())
+    return driver.load(code, "hopper_prepare", prepared.shared_memory, device)

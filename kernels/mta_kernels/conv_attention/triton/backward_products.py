@@ -8,9 +8,11 @@ import triton.language as tl
 from torch import Tensor
 
 from mta_kernels.conv_attention.triton.backward_scores import ALIGNED, Chunk, aligned_keys, aligned_rows, summed_keys
-from mta_kernels.conv_attention.triton.forward import capability
+from mta_kernels.conv_attention.triton.forward import capability, shared_memory_limit
 from mta_kernels.conv_attention.triton.launch import cdiv, describe_rows, launch, operand
 from mta_kernels.conv_attention.triton.prepare import dot_precision
+
+WIDE_TILE_BYTES = 200 * 1024  # of shared memory for tiles of 256 columns; sm_120 has less
 
 
 @triton.jit
@@ -145,6 +147,6 @@ def product_blocks(left: Tensor, columns: int, *, transposed: bool) -> tuple[int
         return 128, 64 if columns <= 64 else 128, 64, {"num_warps": 8, "num_stages": 3}
     if transposed:
         return 128, 128, 64, {"num_warps": 4, "num_stages": 3}
-    if columns > 512:
+    if columns > 512 and shared_memory_limit(left.device) >= WIDE_TILE_BYTES:
         return 128, 256, 64, {"num_warps": 8, "num_stages": 4}
     return 128, 128, 64, {"num_warps": 8, "num_stages": 3}

@@ -332,7 +332,8 @@ def forward_candidates(
         if compute_capability[0] == 9 and slices <= (3 if block_d <= 64 else 2 if block_d <= 128 else 0):
             # Two programs an SM.
             configs.append(ForwardConfig(64, 64, 128, True, 4, 3 if slices == 1 else 2, 1))
-        configs += [ForwardConfig(128, 128, 64, False, 8, stages, 2) for stages in (4, 5, 3)]
+        if compute_capability[0] != 10 or block_d <= 128:  # sm_100: accumulators of 256 columns fill the tensor memory
+            configs += [ForwardConfig(128, 128, 64, False, 8, stages, 2) for stages in (4, 5, 3)]
     if element_size == 2:
         configs += [
             ForwardConfig(128, 64 if block_d <= 128 else 32, 64, False, 8, 3, 2),

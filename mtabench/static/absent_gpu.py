@@ -1,0 +1,89 @@
+"""Triton kernels compiled for a GPU that is not there, through the host code that would launch them.
+
+One capability a process: a JIT function keeps the target of its first call. Imports Triton, so not under its
+interpreter (TRITON_INTERPRET), whose flag is read where a kernel is defined.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from mta_kernels.conv_attention.triton import decode, forward, tuning
+from mta_kernels.conv_attention.triton import launch as launching
+from mtabench.static.limits import WARP, Limits
+
+# Called with a kernel's function and what came of compiling it: Triton's CompiledKernel, or the exception.
+Compiled = Callable[[JITFunction, Any], None]
+
+
+class _Driver:
+    """As much of Triton's driver as compiling asks for."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.target = GPUTarget("cuda", 10 * limits.capability[0] + limits.capability[1], WARP)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+@contextlib.contextmanager
+def launches_compile(limits: Limits, wanted: Callable[[str], bool], compiled: Compiled) -> Iterator[None]:
+    """Within it, `kernel[grid](...)` launches nothing: it compiles, if the kernel's name is `wanted`.
+
+    Host code sees the GPU that stands for the target: its capability, shared memory, SMs and shipped tile sizes.
+    """
+
+    def launch(kernel: JITFunction, grid: Any) -> Callable[..., Any]:
+        def compile_it(*args: Any, **options: Any) -> Any:
+            # Left out by the host code where tensors are not on a GPU; here they would be.
+            for name in ("DEPENDENT_LAUNCH", "launch_pdl"):
+                if name in options:
+                    options[name] = limits.capability[0] >= 9
+            if wanted(kernel.__name__):
+                result: Any
+                try:
+                    result = kernel.warmup(*args, grid=grid, **options)
+                except Exception as error:  # whatever the compiler raises is a finding, and other kernels are to come
+                    result = error
+                compiled(kernel, result)
+            return defaultdict(lambda: lambda *args: None)  # what is launched once more, does nothing
+
+        return compile_it
+
+    replaced: tuple[tuple[Any, str, Any], ...] = (
+        (JITFunction, "__getitem__", launch),
+        (launching, "_launches", {}),  # launches of another shape say nothing of what this one compiles
+        (forward, "INTERPRETED_CAPABILITY", limits.capability),
+        (forward, "INTERPRETED_SHARED_MEMORY", limits.shared_per_block),
+        (decode, "INTERPRETED_SM_COUNT", limits.sms),
+        (tuning, "device_name", lambda device: limits.gpu),
+    )
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    for owner, name, value in replaced:
+        setattr(owner, name, value)
+    driver.set_active(_Driver(limits))
+    try:
+        yield
+    finally:
+        driver._active = None  # reset_active() would look for a real GPU
+        for owner, name, value in originals:
+            setattr(owner, name, value)
+
+
+def tensor(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor that takes no memory and begins at a multiple of 16 bytes."""
+    return torch.empty(sizes, dtype=dtype, device="meta")

@@ -1,0 +1,179 @@
+"""The command `mtabench inspect`: what to compile, for which targets, and what to say of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from mtabench import axes
+from mtabench.errors import MtabenchError, UsageError
+from mtabench.static import baseline as comparing
+from mtabench.static import records, runs, sources, tables
+from mtabench.static.compiling import short_name
+from mtabench.static.limits import DEFAULT_TARGETS, TARGETS, Limits, limits_of
+from mtabench.static.records import Inspection, Kernel
+from mtabench.static.shapes import ALL_SHAPES, Asked, Shape, chosen_shapes
+from mtabench.table import make_console
+
+WIDTH = 100
+NOT_COMPARABLE = 5
+
+
+def inspect_kernels(
+    target: str | None, kernel: str | None, asked: Asked, all_shapes: bool, sass: bool | None,
+    baseline: Path | None, accept: bool, outputs: Mapping[str, Path | None],
+) -> int:  # fmt: skip
+    """Compile and show, or compare with a baseline; the exit code. `outputs` are the files for "json" and "csv".
+
+    With a baseline its targets and shapes are what is compiled, as far as the options do not narrow them, and `accept`
+    writes what came of it into the baseline.
+    Exit codes: 0; 1 if a kernel got worse; 5 if nothing can be compared, or other compilers made the baseline.
+    """
+    base = None if baseline is None else records.read_json(baseline)
+    _check_outputs(outputs, baseline)
+    if accept and (baseline is None or all_shapes or target or kernel or asked != Asked()):
+        raise UsageError("--accept replaces a whole baseline: it needs --baseline FILE, and no target, kernel or shape")
+    names = tuple(map(short_name, axes.parse_names(kernel, "--kernel"))) if kernel is not None else ()
+    targets = _targets(target, base)
+    shapes = chosen_shapes(asked, base.shapes if base else ALL_SHAPES if all_shapes else None)
+    if importlib.util.find_spec("triton") is None:
+        raise MtabenchError(
+            "inspect compiles with Triton, which is not installed: pip install triton (it is for Linux)"
+        )
+    disassemble = sass if sass is not None else base is None
+    found, launched = _compiled(targets, shapes, names, disassemble)
+    _check_names(names, launched)
+    for name, path in outputs.items():
+        if path is not None:
+            _write(path, records.json_text(found) if name == "json" else records.csv_text(found.kernels), name)
+    console = make_console()
+    if base is None or baseline is None:
+        _show(console, found, targets)
+        return 0
+    comparison = comparing.compare(base, found, {limits.target for limits in targets}, names)
+    _show_findings(console, comparison)
+    return _accept(console, found, baseline) if accept else _gate(console, comparison, baseline)
+
+
+def _targets(text: str | None, base: Inspection | None) -> list[Limits]:
+    """Those asked for, else those of the baseline, else the default ones."""
+    if text is not None:
+        names: Sequence[str] = TARGETS if text == "all" else axes.parse_names(text, "--target")
+    elif base is not None:
+        names = [name for name in TARGETS if name in {kernel.target for kernel in base.kernels}]
+    else:
+        names = DEFAULT_TARGETS
+    found = list(dict.fromkeys(map(limits_of, names)))
+    if not found:
+        raise UsageError(f"the baseline has no kernel for a target that is known; known are {', '.join(TARGETS)}")
+    return found
+
+
+def _compiled(
+    targets: Sequence[Limits], shapes: Sequence[Shape], names: Sequence[str], disassemble: bool
+) -> tuple[Inspection, frozenset[str]]:
+    """What came of compiling, with a line on standard error for each shape of a target as it ends."""
+    total = len(targets) * len(shapes)
+    console = Console(stderr=True)
+    done = 0
+
+    def progress(limits: Limits, shape: Shape, kernels: Sequence[Kernel]) -> None:
+        nonlocal done
+        done += 1
+        line = f"[{done}/{total}] {limits.target}: {shape.name}: {len(kernels)} kernels"
+        if console.is_terminal:
+            status.update(line)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    with console.status(f"[0/{total}] compiling") as status:
+        return runs.inspect(targets, shapes, sources.SOURCES, names=names, disassemble=disassemble, progress=progress)
+
+
+def _show(console: Console, found: Inspection, targets: Sequence[Limits]) -> None:
+    for title, shown in tables.tables(found.kernels, targets):
+        console.print(title, style="bold", highlight=False, markup=False, width=WIDTH)
+        for table in shown:
+            console.print(table, width=WIDTH)
+            console.print()
+    for text in (tables.LEGEND, tables.MIX_LEGEND if any(kernel.mix for kernel in found.kernels) else ""):
+        if text:
+            console.print(text, highlight=False, markup=False, width=WIDTH)
+    _say(console, tables.summary(found.kernels))
+
+
+def _show_findings(console: Console, found: comparing.Comparison) -> None:
+    for verdict in (comparing.WORSE, comparing.SKIP, comparing.NEW, comparing.BETTER):
+        for finding in found.findings:
+            if finding.verdict == verdict:
+                _say(console, f"{verdict}: {finding.line}")
+
+
+def _gate(console: Console, found: comparing.Comparison, path: Path) -> int:
+    """Say what came of it, and how to accept it."""
+    accept = f"to accept what is there now: mtabench inspect --baseline {path} --accept"
+    if found.toolchains:
+        _say(
+            console,
+            f"not gated: these kernels were compiled with {found.toolchains}, so a change may be the compiler's; "
+            f"look at the lines above, if there are any, and {accept}",
+        )
+        return NOT_COMPARABLE
+    if found.worse:
+        _say(console, f"{found.worse} for the worse among {found.common} kernels compared with {path}; {accept}")
+        return 1
+    if not found.common:
+        _say(console, f"nothing could be compared: {path} has none of these kernels; {accept}")
+        return NOT_COMPARABLE
+    _say(console, f"kernels as good as in {path}, or better: {found.common}")
+    return 0
+
+
+def _accept(console: Console, found: Inspection, path: Path) -> int:
+    """Write the baseline; raises MtabenchError where it would lose kernels that cannot be compiled here."""
+    for row in found.kernels:
+        if row.status == records.SKIPPED:
+            raise MtabenchError(f"{path} is left as it is: {row.kernel} cannot be compiled here: {row.reason}")
+    _write(path, records.json_text(found), "baseline")
+    _say(console, f"kernels that {path} holds now: {len(found.kernels)}")
+    return 0
+
+
+def _check_outputs(outputs: Mapping[str, Path | None], baseline: Path | None) -> None:
+    """Raise UsageError for a file that cannot be written, or that would overwrite another."""
+    taken = {baseline.resolve()} if baseline is not None else set()
+    for name, path in outputs.items():
+        if path is None:
+            continue
+        if path.is_dir():
+            raise UsageError(f"--{name} {path} is a folder; give the name of a file")
+        if path.resolve() in taken:
+            raise UsageError(f"--{name} {path} would overwrite the baseline or the other file; give another name")
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        if not (folder.is_dir() and os.access(folder, os.W_OK)):
+            raise UsageError(f"--{name} {path} cannot be written: {folder} is no folder to write in; give another name")
+        taken.add(path.resolve())
+
+
+def _check_names(names: Sequence[str], launched: frozenset[str]) -> None:
+    """Raise UsageError for a name that no kernel's name holds."""
+    for name in names:
+        if not any(name in known for known in launched):
+            raise UsageError(f"--kernel {name!r} is part of no kernel's name; there are {', '.join(sorted(launched))}")
+
+
+def _write(path: Path, text: str, name: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--{name} cannot write {path}: {error.strerror}; give another name") from None
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, markup=False, highlight=False)

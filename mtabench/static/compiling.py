@@ -1,0 +1,232 @@
+"""In a process of its own: compile the kernels of a target and say what each takes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mtabench.static import machine_code
+from mtabench.static.limits import WARP, WARPS_PER_BLOCK, Limits
+from mtabench.static.machine_code import Spills, ToolError, Usage
+from mtabench.static.occupancy import occupancy
+from mtabench.static.records import DOES_NOT_FIT, FAILED, OK, SKIPPED, Kernel
+from mtabench.static.sass import Mix, instruction_mix
+from mtabench.static.shapes import Shape
+from mtabench.static.sources import CudaKernel, SkippedError, resolve
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one process compiles: the shapes, for one target; of all kernels, or those whose names hold a given text."""
+
+    limits: Limits
+    shapes: tuple[Shape, ...]
+    sources: Mapping[str, str]
+    names: tuple[str, ...]
+    disassemble: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeDone:
+    """A compiled shape: its kernels, the names of all that were launched, wanted or not, and compilers' versions."""
+
+    shape: Shape
+    kernels: tuple[Kernel, ...]
+    launched: tuple[str, ...]
+    toolchain: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """A kernel as its compiler gives it."""
+
+    usage: Usage
+    spills: Spills
+    warps: int
+    dynamic_shared: int
+    tensor_memory: int
+    stages: int | None
+    tiles: str
+    mix: Mix | None
+
+
+def compile_job(send: Callable[[Any], None], job: Job) -> None:
+    """Send a ShapeDone for each shape, or, if a tool is missing, a text that says what to do."""
+    os.environ.pop("TRITON_INTERPRET", None)  # Triton reads it where a kernel is defined: nothing has imported one yet
+    os.environ["MTA_KERNELS_CACHE"] = os.devnull  # tile sizes tuned by this user say nothing of others
+    try:
+        for shape in job.shapes:
+            send(_Compilation(job, shape).run())
+    except ToolError as error:
+        send(str(error))
+
+
+def short_name(name: str) -> str:
+    """A kernel's name without what all of them share: `conv_attention_fwd` of `_conv_attention_fwd_kernel`."""
+    return name.removeprefix("_").removesuffix("_kernel")
+
+
+def _number(limits: Limits) -> int:
+    return 10 * limits.capability[0] + limits.capability[1]
+
+
+class _Compilation:
+    """One shape for one target: gathers the kernels that host code launches."""
+
+    def __init__(self, job: Job, shape: Shape) -> None:
+        self.job, self.shape = job, shape
+        self.kernels: list[Kernel] = []
+        self.launched: dict[str, None] = {}
+        self.seen: set[str] = set()
+        self.counts: dict[str, int] = {}
+        self.source = ""
+        self.toolchain: dict[str, str] = {}
+
+    def run(self) -> ShapeDone:
+        from mtabench.static.absent_gpu import launches_compile
+
+        with launches_compile(self.job.limits, self._wanted, self._triton_kernel):
+            for source, place in self.job.sources.items():
+                self.source = source
+                try:
+                    for kernel in resolve(place)(self.shape, self.job.limits) or ():
+                        self._cuda_kernel(kernel)
+                except SkippedError as error:
+                    self._add(self.source, language="cuda", status=SKIPPED, reason=str(error))
+                except ToolError:
+                    raise
+                except Exception as error:  # host code that finds no tile that fits, for instance
+                    self._add(self.source, status=FAILED, reason=_sentence(error))
+        return ShapeDone(self.shape, tuple(self.kernels), tuple(self.launched), self.toolchain)
+
+    def _wanted(self, name: str) -> bool:
+        name = short_name(name)
+        self.launched.setdefault(name)
+        return not self.job.names or any(text in name for text in self.job.names)
+
+    def _triton_kernel(self, function: Any, compiled: Any) -> None:
+        language = "gluon" if "Gluon" in type(function).__name__ else "triton"
+        name = short_name(function.__name__)
+        if isinstance(compiled, Exception):
+            self._add(name, language=language, status=FAILED, reason=_sentence(compiled))
+        elif compiled.hash not in self.seen:
+            self.seen.add(compiled.hash)
+            self._add_code(name, language, self._triton_code(function, compiled))
+
+    def _triton_code(self, function: Any, compiled: Any) -> _Code:
+        import triton
+
+        number = _number(self.job.limits)
+        assembler = machine_code.assembler_name(number)
+        self.toolchain |= {
+            "triton": triton.__version__,
+            assembler: machine_code.version_of(machine_code.tool(assembler)),
+        }
+        metadata, cubin, ptx = compiled.metadata, compiled.asm["cubin"], compiled.asm["ptx"]
+        usage = machine_code.usage_of(cubin, number)[metadata.name]
+        spills = Spills(0, 0)
+        if usage.stack:  # the assembler is asked again only where there may be spills
+            options = [] if metadata.enable_fp_fusion else ["--fmad=false"]
+            options += (metadata.ptx_options or "").split()
+            spills = machine_code.spills_of(ptx, ("-lineinfo", *options))[metadata.name]
+        threads = re.search(r"^\.reqntid\s+(\d+)", ptx, re.MULTILINE)
+        return _Code(
+            usage,
+            spills,
+            warps=int(threads[1]) // WARP if threads else metadata.num_warps,
+            dynamic_shared=metadata.shared,
+            tensor_memory=getattr(metadata, "tmem_size", None) or 0,
+            stages=metadata.num_stages,
+            tiles=_tiles(function, compiled.src.constants),
+            mix=self._mix(cubin, metadata.name),
+        )
+
+    def _cuda_kernel(self, kernel: CudaKernel) -> None:
+        if not self._wanted(kernel.name):
+            return
+        cubin, (compiler, version) = kernel.code.cubin, kernel.code.compiler
+        self.toolchain[compiler] = version
+        usages = machine_code.usage_of(cubin, _number(self.job.limits))
+        symbol = machine_code.symbol_of(kernel.name, usages)
+        code = _Code(
+            usages[symbol],
+            machine_code.parse_spills(kernel.code.log)[symbol],
+            warps=kernel.warps,
+            dynamic_shared=kernel.dynamic_shared,
+            tensor_memory=0,
+            stages=None,
+            tiles="",
+            mix=self._mix(cubin, symbol),
+        )
+        self._add_code(short_name(kernel.name), "cuda", code)
+
+    def _mix(self, cubin: bytes, symbol: str) -> Mix | None:
+        return instruction_mix(machine_code.disassembly_of(cubin), symbol) if self.job.disassemble else None
+
+    def _add_code(self, name: str, language: str, code: _Code) -> None:
+        limits, shared = self.job.limits, code.usage.static_shared + code.dynamic_shared
+        held = occupancy(
+            limits,
+            warps=code.warps,
+            registers=code.usage.registers,
+            shared_bytes=shared,
+            tensor_memory=code.tensor_memory,
+        )
+        reason = "" if held.blocks else "; ".join(_over(limits, code, shared, held.limited_by))
+        self._add(
+            name,
+            language=language,
+            status=OK if held.blocks else DOES_NOT_FIT,
+            reason=reason,
+            tiles=code.tiles,
+            warps=code.warps,
+            stages=code.stages,
+            registers=code.usage.registers,
+            spill_store_bytes=code.spills.stores,
+            spill_load_bytes=code.spills.loads,
+            stack_bytes=code.usage.stack,
+            static_shared_bytes=code.usage.static_shared,
+            dynamic_shared_bytes=code.dynamic_shared,
+            shared_limit_bytes=limits.shared_per_block,
+            tensor_memory_columns=code.tensor_memory if limits.tensor_memory else None,
+            blocks_per_sm=held.blocks,
+            warps_per_sm=held.warps,
+            occupancy=round(held.share, 4),
+            limited_by=", ".join(held.limited_by),
+            registers_for_more=held.registers_for_more,
+            shared_for_more_bytes=held.shared_for_more,
+            mix=code.mix,
+        )
+
+    def _add(self, name: str, **known: Any) -> None:
+        self.counts[name] = self.counts.get(name, 0) + 1
+        numbered = name if self.counts[name] == 1 else f"{name}.{self.counts[name]}"
+        self.kernels.append(Kernel(self.job.limits.target, self.shape.name, numbered, source=self.source, **known))
+
+
+def _over(limits: Limits, code: _Code, shared: int, resources: Sequence[str]) -> Iterator[str]:
+    """What a kernel asks for that a block cannot have."""
+    for resource in resources:
+        yield {
+            "registers": f"{code.usage.registers} registers a thread in {code.warps} warps exceed a block's",
+            "shared memory": f"{shared} bytes of shared memory, of {limits.shared_per_block} that a block can have",
+            "tensor memory": f"{code.tensor_memory} columns of tensor memory, of {limits.tensor_memory}",
+            "warps": f"{code.warps} warps, of {WARPS_PER_BLOCK} that a block can have",
+        }[resource]
+
+
+def _tiles(function: Any, constants: Mapping[Any, Any]) -> str:
+    """`BLOCK_M=64 BLOCK_N=64` of the constants of a compiled kernel, which are by their places among the arguments."""
+    named = {function.arg_names[place[0]]: value for place, value in constants.items() if len(place) == 1}
+    return " ".join(f"{name}={value}" for name, value in named.items() if name.startswith("BLOCK_"))
+
+
+def _sentence(error: Exception) -> str:
+    """What a compiler or the host code says was wrong, in one line."""
+    text = getattr(error, "error_message", None) or str(error)  # Triton quotes the source first
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if re.search(r"\berror\s*:", line)] or lines or [""]
+    return f"{type(error).__name__}: {telling[0]}"

@@ -1,0 +1,72 @@
+"""What an SM holds, by compute capability: one literal table with its sources, and the GPU that stands for each."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from mtabench.errors import UsageError
+
+KIB = 1024
+WARP = 32
+# CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability": the same for all of these.
+REGISTERS_PER_SM = 64 * 1024
+REGISTERS_PER_BLOCK = 64 * 1024
+REGISTERS_PER_THREAD = 255
+WARPS_PER_BLOCK = 1024 // WARP
+# cuda_occupancy.h of CUDA 13.0, NVIDIA's occupancy calculator, for compute capabilities 8.0 to 12.x: registers are
+# allocated to warps, 256 at a time, within each of the four partitions of an SM; shared memory 128 bytes at a time.
+REGISTER_UNIT = 256
+PARTITIONS = 4
+SHARED_UNIT = 128
+# CUDA C++ Programming Guide, "Compute Capability 8.x" to "12.x": the system keeps 1 KiB of each block.
+RESERVED_SHARED_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """An SM of one compute capability.
+
+    `shared_per_block` is what a kernel may ask for at most (the opt-in limit). `tensor_memory` counts columns, 0 where
+    there is none. `gpu` is a GPU of this capability, as CUDA calls it: its tuned tile sizes and its number of SMs are
+    what a call would take.
+    """
+
+    target: str
+    capability: tuple[int, int]
+    warps_per_sm: int
+    blocks_per_sm: int
+    shared_per_sm: int
+    shared_per_block: int
+    tensor_memory: int
+    gpu: str
+    sms: int
+
+
+# Warps, blocks and shared memory: the table named above. Tensor memory: PTX ISA, "Tensor Memory", 512 columns an SM.
+# SMs: NVIDIA's data sheets and architecture whitepapers of these GPUs.
+LIMITS = (
+    Limits("sm_80", (8, 0), 64, 32, 164 * KIB, 163 * KIB, 0, "NVIDIA A100-SXM4-80GB", 108),
+    Limits("sm_86", (8, 6), 48, 16, 100 * KIB, 99 * KIB, 0, "NVIDIA GeForce RTX 3090", 82),
+    Limits("sm_89", (8, 9), 48, 24, 100 * KIB, 99 * KIB, 0, "NVIDIA GeForce RTX 4090", 128),
+    Limits("sm_90", (9, 0), 64, 32, 228 * KIB, 227 * KIB, 0, "NVIDIA H200", 132),
+    Limits("sm_100", (10, 0), 64, 32, 228 * KIB, 227 * KIB, 512, "NVIDIA B200", 148),
+    Limits("sm_120", (12, 0), 48, 24, 100 * KIB, 99 * KIB, 0, "NVIDIA GeForce RTX 5090", 170),
+)
+TARGETS = tuple(limits.target for limits in LIMITS)
+# sm_89 has the code of sm_86 and room for more blocks: it is compiled when asked for.
+DEFAULT_TARGETS = ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+
+
+def limits_of(target: str) -> Limits:
+    """The limits of a target such as "sm_90", of which "90", "sm90" and "sm_90a" are other spellings.
+
+    Raises UsageError for one that the table does not have.
+    """
+    number = target.lower().removeprefix("sm").removeprefix("_").removesuffix("a").replace(".", "")
+    for limits in LIMITS:
+        if limits.target == f"sm_{number}":
+            return limits
+    near = difflib.get_close_matches(f"sm_{number}", TARGETS, n=1)
+    hint = f"did you mean {near[0]}? Known are" if near else "expected one or more of"
+    raise UsageError(f"--target {target!r} is not known; {hint} {', '.join(TARGETS)}")

@@ -1,0 +1,175 @@
+"""What is known of a compiled kernel, as a row; the JSON and CSV files of such rows.
+
+JSON: `{"schema_version": 1, "toolchain": {...}, "shapes": {NAME: {...}}, "kernels": [{...}, ...]}`, a line a kernel.
+CSV: the same rows, one column a field of `Kernel` and then of `Mix`. What is unknown is left out of JSON and empty in
+CSV. A row is identified by `target`, `shape` and `kernel`; rows come in the order in which they were asked for.
+
+    target              sm_80, sm_86, ...
+    shape               the arguments that it was compiled for, in words
+    kernel              its name; NAME.2 is what the second different launch of it in the shape compiled to. Host code
+                        that fails has a row under the name of its source, and a compiler that crashes one named "all"
+    status              ok, "does not fit", failed (it does not compile) or skipped (it cannot be compiled here)
+    source, language    the row of `sources`; triton, gluon or cuda
+    reason              why it is not ok
+    tiles               the constants BLOCK_* that it was compiled with
+    warps, stages       warps a block, and stages of the compiler's software pipeline
+    registers           a thread
+    spill_store_bytes, spill_load_bytes
+                        bytes that a thread's spill instructions move, each counted once, as `ptxas -v` says
+    stack_bytes         a thread
+    static_shared_bytes, dynamic_shared_bytes, shared_limit_bytes
+                        shared memory of a block, and the most that the target gives one
+    tensor_memory_columns
+                        sm_100: columns of tensor memory that a block allocates, of 512
+    blocks_per_sm, warps_per_sm, occupancy
+                        what an SM holds at once, and its share of the warps that an SM can hold
+    limited_by          the resources that keep an SM from holding one more block
+    registers_for_more, shared_for_more_bytes
+                        the most of each that would leave room for one more block; empty where it does not limit
+    instructions, ...   the instruction mix: see `Mix`
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mtabench.errors import UsageError
+from mtabench.static.sass import Mix
+from mtabench.static.shapes import Shape
+
+SCHEMA_VERSION = 1
+OK, DOES_NOT_FIT, FAILED, SKIPPED = "ok", "does not fit", "failed", "skipped"
+ALL = "all"  # in place of a kernel's name: the process that compiles all of a shape died
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One compiled kernel; the fields are described above. None where unknown, which a failure makes all numbers."""
+
+    target: str
+    shape: str
+    kernel: str
+    status: str
+    source: str = ""
+    language: str = ""
+    reason: str = ""
+    tiles: str = ""
+    warps: int | None = None
+    stages: int | None = None
+    registers: int | None = None
+    spill_store_bytes: int | None = None
+    spill_load_bytes: int | None = None
+    stack_bytes: int | None = None
+    static_shared_bytes: int | None = None
+    dynamic_shared_bytes: int | None = None
+    shared_limit_bytes: int | None = None
+    tensor_memory_columns: int | None = None
+    blocks_per_sm: int | None = None
+    warps_per_sm: int | None = None
+    occupancy: float | None = None
+    limited_by: str = ""
+    registers_for_more: int | None = None
+    shared_for_more_bytes: int | None = None
+    mix: Mix | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What identifies the row."""
+        return self.target, self.shape, self.kernel
+
+    @property
+    def shared_bytes(self) -> int | None:
+        """Shared memory of a block, static and dynamic."""
+        if self.static_shared_bytes is None or self.dynamic_shared_bytes is None:
+            return None
+        return self.static_shared_bytes + self.dynamic_shared_bytes
+
+    @property
+    def spill_bytes(self) -> int | None:
+        """Bytes that spill instructions move, both ways."""
+        if self.spill_store_bytes is None or self.spill_load_bytes is None:
+            return None
+        return self.spill_store_bytes + self.spill_load_bytes
+
+
+COLUMNS = tuple(field.name for field in fields(Kernel) if field.name != "mix") + tuple(
+    field.name for field in fields(Mix)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The kernels of a run, the shapes that it asked for, and the versions of what compiled them."""
+
+    kernels: Sequence[Kernel]
+    shapes: Sequence[Shape]
+    toolchain: Mapping[str, str]
+
+
+def json_text(found: Inspection) -> str:
+    """The JSON file."""
+    head = {"schema_version": SCHEMA_VERSION, "toolchain": dict(found.toolchain)}
+    shapes = {shape.name: asdict(shape) for shape in found.shapes}
+    lines = [json.dumps({name: value for name, value in _flat(kernel).items() if value not in (None, "")})
+             for kernel in found.kernels]  # fmt: skip
+    parts = [f'  "{name}": {json.dumps(value)}' for name, value in head.items()]
+    parts.append(f'  "shapes": {_block("{}", (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in shapes.items()))}')
+    parts.append(f'  "kernels": {_block("[]", lines)}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def csv_text(kernels: Iterable[Kernel]) -> str:
+    """The CSV file."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(_flat(kernel) for kernel in kernels)
+    return file.getvalue()
+
+
+def read_json(path: Path) -> Inspection:
+    """What `json_text` wrote; raises UsageError that names the file and what to type to make one."""
+    how = f"make one with `mtabench inspect --json {path}`"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--baseline {path} cannot be read: {error.strerror}; {how}") from None
+    except ValueError:
+        raise UsageError(f"--baseline {path} is not JSON; {how}") from None
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if version != SCHEMA_VERSION:
+        raise UsageError(
+            f"--baseline {path} has schema version {version}, and this mtabench reads {SCHEMA_VERSION}; {how}"
+        )
+    try:
+        kernels = [_kernel(record) for record in content["kernels"]]
+        shapes = [Shape(**record | {"conv": tuple(record["conv"])}) for record in content["shapes"].values()]
+        return Inspection(kernels, shapes, dict(content["toolchain"]))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f"--baseline {path} is no inspection of kernels ({reason}); {how}") from None
+
+
+def _flat(kernel: Kernel) -> dict[str, Any]:
+    """The columns of a row that it has; asdict of a Mix in place of the row's."""
+    record = asdict(kernel)
+    return record | (record.pop("mix") or {})
+
+
+def _kernel(record: Mapping[str, Any]) -> Kernel:
+    names = {field.name for field in fields(Mix)}
+    mix = {name: record[name] for name in names & record.keys()}
+    rest = {name: value for name, value in record.items() if name not in names}
+    return Kernel(**rest, mix=Mix(**{"tensor_core_opcodes": ""} | mix) if mix else None)
+
+
+def _block(brackets: str, lines: Iterable[str]) -> str:
+    """A JSON list or object with a line an item."""
+    body = ",\n".join(f"    {line}" for line in lines)
+    return f"{brackets[0]}\n{body}\n  {brackets[1]}"

@@ -1,0 +1,104 @@
+"""Compile for many targets at once, in processes of their own, and gather what comes of it in the order asked for."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from mtabench.errors import MtabenchError
+from mtabench.processes import ProcessEndedError, call_in_process
+from mtabench.static.compiling import Job, ShapeDone, compile_job
+from mtabench.static.limits import Limits
+from mtabench.static.records import ALL, FAILED, Inspection, Kernel
+from mtabench.static.shapes import Shape
+
+LONGEST_S = 3600.0
+
+# Called as a shape of a target is compiled: the target, the shape, its kernels.
+Progress = Callable[[Limits, Shape, Sequence[Kernel]], None]
+
+
+def inspect(
+    targets: Sequence[Limits], shapes: Sequence[Shape], sources: Mapping[str, str], *,
+    names: Sequence[str] = (), disassemble: bool = True, progress: Progress = lambda *args: None,
+) -> tuple[Inspection, frozenset[str]]:  # fmt: skip
+    """Compile the kernels that the sources launch, and the names of all of these; `names` keeps those that hold one.
+
+    At most one process a CPU. A process that dies (a compiler may crash) costs the shapes that it had left: they have
+    one failed row each. Raises MtabenchError if a tool is missing.
+    """
+    jobs = list(_jobs(targets, shapes, sources, tuple(names), disassemble))
+    done: dict[tuple[str, Shape], ShapeDone] = {}
+    for job, message in _results(jobs):
+        if isinstance(message, str):
+            raise MtabenchError(message)
+        if isinstance(message, ShapeDone):
+            done[job.limits.target, message.shape] = message
+            progress(job.limits, message.shape, message.kernels)
+        else:
+            for shape in job.shapes:
+                if (job.limits.target, shape) not in done:
+                    lost = Kernel(job.limits.target, shape.name, ALL, FAILED, reason=str(message))
+                    done[job.limits.target, shape] = ShapeDone(shape, (lost,), (), {})
+                    progress(job.limits, shape, (lost,))
+    ordered = [done[limits.target, shape] for limits in targets for shape in shapes]
+    kernels = [kernel for found in ordered for kernel in found.kernels]
+    launched = frozenset(name for found in ordered for name in found.launched)
+    toolchain = dict(sorted(item for found in ordered for item in found.toolchain.items()))
+    return Inspection(kernels, shapes, toolchain), launched
+
+
+def _jobs(
+    targets: Sequence[Limits], shapes: Sequence[Shape], sources: Mapping[str, str], names: tuple[str, ...],
+    disassemble: bool,
+) -> Iterator[Job]:  # fmt: skip
+    """A target in few pieces, since each process imports torch anew, and in so many that all CPUs have work."""
+    count = cpus()
+    pieces = -(-count // len(targets)) if len(targets) < count else 1 + (len(targets) % count > 0)
+    pieces = min(len(shapes), pieces)
+    for limits in targets:
+        for piece in range(pieces):
+            yield Job(limits, tuple(shapes[piece::pieces]), sources, names, disassemble)
+
+
+def _results(jobs: Sequence[Job]) -> Iterator[tuple[Job, Any]]:
+    """What the processes send, and the exception of one that died, as it comes."""
+    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[Job, Any]] = queue.SimpleQueue()
+    for job in jobs:
+        waiting.put(job)
+
+    def put(job: Job, message: Any) -> None:
+        results.put((job, message))
+
+    def work() -> None:
+        while True:
+            try:
+                job = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                call_in_process(compile_job, (job,), LONGEST_S, partial(put, job))
+            except (ProcessEndedError, TimeoutError) as error:
+                results.put((job, error))
+            results.put((job, None))
+
+    for _ in range(min(cpus(), len(jobs))):
+        # Daemons, so that Ctrl-C ends at once; the processes that they wait for end with them.
+        threading.Thread(target=work, daemon=True).start()
+    left = len(jobs)
+    while left:
+        job, message = results.get()
+        if message is None:
+            left -= 1
+        else:
+            yield job, message
+
+
+def cpus() -> int:
+    """CPUs that this process may use: the most processes at a time."""
+    return len(os.sched_getaffinity(0))

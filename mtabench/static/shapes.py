@@ -1,0 +1,113 @@
+"""The shapes of arguments that kernels are compiled for: a few that stand for all, and those that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mtabench import axes
+from mtabench.case import DTYPES
+from mtabench.errors import UsageError
+
+HEAD_DIMS = (16, 256)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Arguments of conv attention, batch 1. `seq` decides which of the tuned tile sizes are taken.
+
+    `packed` has documents in the row of tokens; `page_size` is that of the cache that decode reads, 0 if contiguous.
+    """
+
+    dtype: str = "bf16"
+    head_dim: int = 64
+    conv: tuple[int, int] = (6, 11)
+    causal: bool = True
+    seq: int = 16384
+    heads: int = 16
+    kv_heads: int = 16
+    packed: bool = False
+    page_size: int = 0
+
+    @property
+    def name(self) -> str:
+        """All that is not as usual, in words: it stands for the shape in tables and files."""
+        words = [self.dtype, f"head dim {self.head_dim}", f"conv {self.conv[0]}x{self.conv[1]}"]
+        words += [f"{axes.short(self.seq)} tokens"] if self.seq != Shape.seq else []
+        words += [] if self.causal else ["not causal"]
+        words += [f"{self.kv_heads} of {self.heads} KV heads"] if self.kv_heads != self.heads else []
+        words += ["packed"] if self.packed else []
+        words += [f"pages of {self.page_size}"] if self.page_size else []
+        return ", ".join(words)
+
+
+# The shapes of the paper's models first; then what takes other paths through the kernels.
+ALL_SHAPES = (
+    Shape(),
+    Shape(head_dim=128),
+    Shape(head_dim=96),
+    Shape(head_dim=256),
+    Shape(dtype="fp16"),
+    Shape(dtype="fp32", conv=(11, 3)),
+    Shape(head_dim=80, conv=(7, 7), causal=False),
+    Shape(head_dim=36, conv=(1, 1)),
+    Shape(head_dim=128, kv_heads=4, packed=True, page_size=16),
+)
+DEFAULT_SHAPES = ALL_SHAPES[:2]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Shape options as typed; None where an option was not given."""
+
+    head_dim: str | None = None
+    conv: str | None = None
+    dtype: str | None = None
+    seq: str | None = None
+    causal: bool | None = None
+
+
+def chosen_shapes(asked: Asked, among: Sequence[Shape] | None) -> list[Shape]:
+    """The shapes to compile for: of those in `among`, the ones that fit what is asked; else all combinations asked for.
+
+    Raises UsageError for options that cannot be read, and where none of `among` fits.
+    """
+    wanted = _parsed(asked)
+    if among is None:
+        if not wanted:
+            return list(DEFAULT_SHAPES)
+        return [
+            Shape(dtype=dtype, head_dim=head_dim, conv=conv, causal=causal, seq=seq)
+            for dtype in wanted.get("dtype", [Shape.dtype])
+            for head_dim in wanted.get("head_dim", [shape.head_dim for shape in DEFAULT_SHAPES])
+            for conv in wanted.get("conv", [Shape.conv])
+            for causal in wanted.get("causal", [Shape.causal])
+            for seq in wanted.get("seq", [Shape.seq])
+        ]
+    found = [shape for shape in among if all(getattr(shape, name) in values for name, values in wanted.items())]
+    if not found:
+        known = "; ".join(shape.name for shape in among)
+        raise UsageError(f"none of the shapes to inspect is as asked for; they are: {known}")
+    return found
+
+
+def _parsed(asked: Asked) -> dict[str, list]:
+    """The values of each option that was given."""
+    wanted: dict[str, list] = {}
+    if asked.head_dim is not None:
+        wanted["head_dim"] = axes.parse_ints(asked.head_dim, "--head-dim")
+        for head_dim in wanted["head_dim"]:
+            if not HEAD_DIMS[0] <= head_dim <= HEAD_DIMS[1]:
+                raise UsageError(f"--head-dim {head_dim} is out of range; head dims go from 16 to 256")
+    if asked.conv is not None:
+        wanted["conv"] = axes.parse_convs(asked.conv)
+    if asked.dtype is not None:
+        wanted["dtype"] = axes.parse_names(asked.dtype, "--dtype")
+        for dtype in wanted["dtype"]:
+            if dtype not in DTYPES:
+                raise UsageError(f"--dtype {dtype!r} is not known; expected one or more of {', '.join(DTYPES)}")
+    if asked.seq is not None:
+        wanted["seq"] = axes.parse_ints(asked.seq, "--seq")
+    if asked.causal is not None:
+        wanted["causal"] = [asked.causal]
+    return wanted

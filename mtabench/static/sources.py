@@ -1,0 +1,140 @@
+"""What is compiled: one literal table, and a function for each row that calls the host code of some kernels.
+
+A function gets the shape and the limits of the target. Triton's and Gluon's kernels compile as the host code launches
+them. A CUDA source is compiled by the function itself, which yields its kernels: see `hopper`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mtabench.static.limits import Limits
+from mtabench.static.shapes import Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# The host code and the function that calls it, "module:function".
+SOURCES: dict[str, str] = {
+    "forward": "mtabench.static.sources:forward",
+    "backward": "mtabench.static.sources:backward",
+    "decode": "mtabench.static.sources:decode",
+    "hopper": "mtabench.static.sources:hopper",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CudaCode:
+    """A compiled CUDA source: its cubin, what `ptxas -v` said of it, and its compiler, such as ("nvcc", "13.0.88")."""
+
+    cubin: bytes
+    log: str
+    compiler: tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CudaKernel:
+    """A kernel of a CUDA source, by its name there, and the warps and bytes of dynamic shared memory of a block."""
+
+    name: str
+    code: CudaCode
+    warps: int
+    dynamic_shared: int
+
+
+class SkippedError(Exception):
+    """A source that cannot be compiled on this machine; the text says why, and what to install."""
+
+
+Source = Callable[[Shape, Limits], Iterable[CudaKernel] | None]
+
+
+def resolve(place: str) -> Source:
+    """The function at "module:function"."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def forward(shape: Shape, limits: Limits) -> None:
+    """The forward pass."""
+    from mta_kernels.conv_attention.triton.forward import conv_attention_forward
+
+    conv_attention_forward(*_inputs(shape), **_options(shape))
+
+
+def backward(shape: Shape, limits: Limits) -> None:
+    """The backward pass, which prepares again what the forward had prepared."""
+    import torch
+
+    from mta_kernels.conv_attention.triton.backward import conv_attention_backward
+    from mtabench.static.absent_gpu import tensor
+
+    q, k, v, weight = _inputs(shape)
+    logsumexp = tensor(*q.shape[:3], dtype=torch.float32)
+    conv_attention_backward(q, k, v, weight, q, logsumexp, q, **_options(shape))
+
+
+def decode(shape: Shape, limits: Limits) -> None:
+    """One decode step, with as many splits as a call takes on its own."""
+    import torch
+
+    from mta_kernels.conv_attention.triton.decode import conv_attention_decode_triton
+    from mtabench.static.absent_gpu import tensor
+
+    q, k, _, weight = _inputs(shape)
+    table = None
+    if shape.page_size:
+        pages = -(-shape.seq // shape.page_size)
+        k = tensor(pages, shape.kv_heads, shape.page_size, shape.head_dim, dtype=k.dtype)
+        table = tensor(1, pages, dtype=torch.int32)
+    conv_attention_decode_triton(
+        q[:, :, : shape.conv[0]], k, k, weight, lengths=tensor(1, dtype=torch.int32), block_table=table
+    )
+
+
+def hopper(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
+    """The CUDA kernels for Hopper, by the compiler that a call takes. Raises SkippedError without it."""
+    from mta_kernels.conv_attention.arguments import key_padding
+    from mta_kernels.conv_attention.hopper import backward, compiler, forward
+    from mta_kernels.conv_attention.hopper import prepare as preparing
+    from mtabench.inputs import DTYPES
+
+    dtype = DTYPES[shape.dtype]
+    if limits.capability != (9, 0) or forward.shape_unsupported(dtype, shape.head_dim, *shape.conv):
+        return
+    if reason := compiler.missing_package():
+        raise SkippedError(reason)
+    shape_of = (dtype, shape.head_dim, *shape.conv, key_padding(shape.conv[1], "both"))
+    launched: list[Any] = [preparing.Prepared(*shape_of), forward.Geometry(*shape_of, shape.causal, shape.packed)]
+    if shape.head_dim <= backward.MAX_HEAD_DIM:
+        launched.append(backward.Geometry(*shape_of, shape.causal, shape.packed))
+    for name, constants in zip(("prepare", "forward", "backward"), launched, strict=False):
+        cubin, log = compiler.compile_source(f"{name}.cu", constants.products(), constants.constants())
+        code = CudaCode(cubin, log, ("nvrtc", compiler.version()))
+        yield CudaKernel(f"hopper_{name}", code, constants.threads // 32, constants.shared_memory)
+
+
+def _inputs(shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v and weight."""
+    from mtabench.inputs import DTYPES
+    from mtabench.static.absent_gpu import tensor
+
+    dtype = DTYPES[shape.dtype]
+    q = tensor(1, shape.heads, shape.seq, shape.head_dim, dtype=dtype)
+    k = tensor(1, shape.kv_heads, shape.seq, shape.head_dim, dtype=dtype)
+    return q, k, k, tensor(shape.heads, *shape.conv, dtype=dtype)
+
+
+def _options(shape: Shape) -> Mapping[str, Any]:
+    """What host code takes beside tensors."""
+    import torch
+
+    from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
+    from mtabench.static.absent_gpu import tensor
+
+    spans = tensor(2, shape.seq, dtype=torch.int32) if shape.packed else None
+    pad = key_padding(shape.conv[1], "both")
+    return {"causal": shape.causal, "scale": softmax_scale(None, shape.head_dim), "pad": pad, "spans": spans}

@@ -1,0 +1,129 @@
+"""Compiled kernels as tables for people, at most 100 columns wide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Literal
+
+from rich.table import Table
+from rich.text import Text
+
+from mtabench.static.limits import Limits
+from mtabench.static.occupancy import REGISTERS, SHARED, TENSOR
+from mtabench.static.records import DOES_NOT_FIT, FAILED, SKIPPED, Kernel
+from mtabench.static.sass import Mix
+
+LEGEND = (
+    "spill: bytes that a thread's spill instructions store+load. shared: KiB a block. blocks, occ.: what an SM holds "
+    "at once, and its share of the warps that fit there. limited by: what leaves no room for one more block, and the "
+    "most of it that would (regs<=168: one more block with 168 registers or fewer; tmem: columns of tensor memory)."
+)
+MIX_LEGEND = (
+    "Instructions as they stand in the SASS: those of a loop count once. Loads by the bits that a thread moves "
+    "(128:32 are 32 loads of 128 bits), cp: LDGSTS (cp.async), tma: copy engine, ldsm: LDSM (ldmatrix). stores "
+    "global/shared. local: loads+stores, of spills and local arrays."
+)
+RESOURCES = ("kernel", "warps", "stages", "regs", "spill", "shared", "blocks", "occ.", "limited by")
+MIX = ("kernel", "all", "tensor core", "global loads", "shared loads", "stores", "local")
+LEFT = ("kernel", "limited by", "tensor core", "global loads", "shared loads")
+FOLDED = ("limited by", "global loads", "shared loads")
+
+
+def tables(kernels: Iterable[Kernel], limits: Sequence[Limits]) -> Iterator[tuple[str, Sequence[Table]]]:
+    """For each target and shape a title and its tables: resources, and the instruction mix if it is known."""
+    by_target = {limit.target: limit for limit in limits}
+    for (target, shape), group in groupby(kernels, key=lambda kernel: (kernel.target, kernel.shape)):
+        rows = list(group)
+        limit = by_target[target]
+        title = (
+            f"{target}: {shape} ({limit.gpu.removeprefix('NVIDIA ')}: {limit.warps_per_sm} warps, "
+            f"{limit.shared_per_sm // 1024} KiB an SM, {limit.shared_per_block // 1024} KiB a block)"
+        )
+        mixed = [row for row in rows if row.mix is not None]
+        yield title, [_resources(rows), *([_mixes(mixed)] if mixed else [])]
+
+
+def summary(kernels: Sequence[Kernel]) -> str:
+    """How many kernels there are, and how many of them have which problem."""
+    counts = {
+        "spilling": sum(bool(kernel.spill_bytes) for kernel in kernels),
+        "not fitting": sum(kernel.status == DOES_NOT_FIT for kernel in kernels),
+        "failed": sum(kernel.status == FAILED for kernel in kernels),
+        "skipped": sum(kernel.status == SKIPPED for kernel in kernels),
+    }
+    return f"kernels: {len(kernels)}" + "".join(f", {what}: {count}" for what, count in counts.items())
+
+
+def _resources(rows: Sequence[Kernel]) -> Table:
+    table = _table(RESOURCES)
+    for row in rows:
+        if row.registers is None:
+            table.add_row(
+                row.kernel, *[""] * (len(RESOURCES) - 2), Text(f"{row.status}: {row.reason}", style="bold red")
+            )
+            continue
+        spills = f"{row.spill_store_bytes}+{row.spill_load_bytes}" if row.spill_bytes else "0"
+        fits = row.status != DOES_NOT_FIT
+        limited = Text(_limits(row)) if fits else Text(f"does not fit: {row.reason}", style="bold red")
+        table.add_row(
+            row.kernel,
+            f"{row.warps}",
+            "" if row.stages is None else f"{row.stages}",
+            f"{row.registers}",
+            Text(spills, style="bold yellow" if row.spill_bytes else ""),
+            f"{(row.shared_bytes or 0) / 1024:.1f}",
+            f"{row.blocks_per_sm}",
+            f"{row.occupancy:.0%}",
+            limited,
+        )
+    return table
+
+
+def _limits(row: Kernel) -> str:
+    """What limits the occupancy of a kernel, and what would leave room for one more block."""
+    words = []
+    for name in row.limited_by.split(", "):
+        if name == REGISTERS:
+            words.append("regs" if row.registers_for_more is None else f"regs<={row.registers_for_more}")
+        elif name == SHARED:
+            most = row.shared_for_more_bytes
+            words.append("shared" if most is None else f"shared<={most / 1024:.1f}")
+        else:
+            words.append(f"tmem {row.tensor_memory_columns}" if name == TENSOR else name)
+    return ", ".join(words)
+
+
+def _mixes(rows: Sequence[Kernel]) -> Table:
+    table = _table(MIX)
+    for row in rows:
+        mix = row.mix
+        assert mix is not None
+        table.add_row(
+            row.kernel,
+            f"{mix.instructions}",
+            f"{mix.tensor_core_opcodes} {mix.tensor_core}" if mix.tensor_core else "",
+            _words(_widths(mix, "global_load", (8, 16, 32, 64, 128, 256)), cp=mix.async_copies, tma=mix.bulk_copies),
+            _words(_widths(mix, "shared_load", (8, 16, 32, 64, 128)), ldsm=mix.matrix_loads),
+            f"{mix.global_stores}/{mix.shared_stores}",
+            f"{mix.local_loads}+{mix.local_stores}" if mix.local_loads or mix.local_stores else "0",
+        )
+    return table
+
+
+def _widths(mix: Mix, name: str, bits: Sequence[int]) -> list[str]:
+    """The widest first."""
+    counts = {width: getattr(mix, f"{name}_{width}") for width in reversed(bits)}
+    return [f"{width}:{count}" for width, count in counts.items() if count]
+
+
+def _words(widths: list[str], **others: int) -> str:
+    return " ".join([*widths, *(f"{name}:{count}" for name, count in others.items() if count)])
+
+
+def _table(columns: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        justify: Literal["left", "right"] = "left" if name in LEFT else "right"
+        table.add_column(name, justify=justify, no_wrap=name not in FOLDED, overflow="fold")
+    return table

@@ -1,0 +1,290 @@
+"""`mtabench inspect` on kernels planted for it: what it shows and writes, the gate, bad input, what is missing."""
+
+import csv
+import dataclasses
+import json
+import re
+import shutil
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from mtabench.cli import main
+from mtabench.static import command, nvcc, runs, sources
+from mtabench.static.limits import limits_of
+from mtabench.static.records import COLUMNS, FAILED, SKIPPED, Inspection, Kernel, json_text, read_json
+from mtabench.static.shapes import Shape
+from mtabench.static.sources import SkippedError
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="compiles with Triton")
+ONE = ("--target", "sm_90", "--head-dim", "64")
+PLACE = "sm_90, bf16, head dim 64, conv 6x11: "
+
+
+@pytest.fixture
+def inspect(monkeypatch, capsys, tmp_path):
+    """Runs `mtabench inspect` in an empty folder, on planted sources; the exit code, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words, planted=("modest",)):
+        monkeypatch.setattr(sources, "SOURCES", {name: f"planted_kernels:{name}" for name in planted})
+        monkeypatch.setattr(sys, "argv", ["mtabench", "inspect", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def modest():
+    """The modest kernels for sm_90."""
+    pytest.importorskip("triton")
+    found, _ = runs.inspect([limits_of("sm_90")], [Shape()], {"modest": "planted_kernels:modest"})
+    return found
+
+
+@pytest.fixture
+def compiles_to(monkeypatch):
+    """Have `mtabench inspect` find these kernels, and compile nothing."""
+
+    def plant(found):
+        launched = frozenset(kernel.kernel for kernel in found.kernels)
+        monkeypatch.setattr(runs, "inspect", lambda *args, **options: (found, launched))
+        monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: object())
+
+    return plant
+
+
+def test_what_a_kernel_takes(modest):
+    product, small, copy = modest.kernels
+    assert [kernel.kernel for kernel in modest.kernels] == ["product", "product.2", "copy"]
+    assert {(kernel.target, kernel.language, kernel.status) for kernel in modest.kernels} == {("sm_90", "triton", "ok")}
+    assert (product.warps, product.stages, product.tiles) == (4, 2, "BLOCK_ROWS=64 BLOCK_DEPTH=64")
+    assert product.dynamic_shared_bytes == 2 * 2 * 64 * 64 * 2  # two stages of two tiles of bf16
+    assert (product.static_shared_bytes, product.shared_limit_bytes) == (0, 227 * 1024)
+    assert product.warps_per_sm == 4 * product.blocks_per_sm
+    assert product.mix.tensor_core_opcodes == "HGMMA"
+    assert small.mix.tensor_core_opcodes == "HMMA"
+    assert (copy.spill_bytes, copy.stack_bytes, copy.mix.tensor_core) == (0, 0, 0)
+    assert copy.mix.global_load_128 == 2  # 1024 numbers, four at a time, by 128 threads
+    assert modest.toolchain.keys() == {"triton", "ptxas"}
+
+
+def test_the_table_fits_in_100_columns_and_the_files_hold_the_same(inspect, compiles_to, modest, tmp_path):
+    compiles_to(modest)
+    code, out, err = inspect(*ONE, "--json", "kernels.json", "--csv", "out/kernels.csv")
+    assert (code, err) == (0, "")
+    assert "sm_90: bf16, head dim 64, conv 6x11 (H200: 64 warps, 228 KiB an SM, 227 KiB a block)" in out
+    assert out.splitlines()[-1] == "kernels: 3, spilling: 0, not fitting: 0, failed: 0, skipped: 0"
+    assert max(map(len, out.splitlines())) <= 100
+    assert read_json(tmp_path / "kernels.json") == Inspection([*modest.kernels], [Shape()], modest.toolchain)
+    text = (tmp_path / "out" / "kernels.csv").read_text()
+    rows = list(csv.DictReader(text.splitlines()))
+    assert tuple(rows[0]) == COLUMNS
+    assert [row["kernel"] for row in rows] == ["product", "product.2", "copy"]
+    assert rows[0]["registers"] == str(modest.kernels[0].registers)
+    assert (rows[0]["reason"], rows[0]["tensor_memory_columns"]) == ("", "")
+    assert "nan" not in text.lower()
+
+
+@needs_triton
+def test_rows_keep_the_order_asked_for_and_are_the_same_in_every_run(inspect, modest, tmp_path):
+    words = ("--target", "sm_90,sm_80", "--head-dim", "128,64", "--no-sass", "--json", "found.json")
+    code, _, err = inspect(*words)
+    assert code == 0, err
+    kernels = read_json(tmp_path / "found.json").kernels
+    places = list(dict.fromkeys((kernel.target, kernel.shape.split(", ")[1]) for kernel in kernels))
+    assert places == [
+        ("sm_90", "head dim 128"), ("sm_90", "head dim 64"), ("sm_80", "head dim 128"), ("sm_80", "head dim 64"),
+    ]  # fmt: skip
+    assert kernels[3:6] == [dataclasses.replace(kernel, mix=None) for kernel in modest.kernels]
+    assert "[4/4] " in err
+
+
+@needs_triton
+def test_the_gate_catches_a_spill_and_shared_memory_that_is_outgrown(inspect, modest, tmp_path):
+    (tmp_path / "base.json").write_text(json_text(modest))
+    code, out, _ = inspect("--baseline", "base.json", planted=["greedy"])
+    assert code == 1
+    assert f"worse: {PLACE}product starts to spill: " in out
+    assert f"worse: {PLACE}product loses occupancy: " in out
+    [outgrown] = re.findall(rf"worse: {PLACE}product\.2 no longer fits: (\d+) bytes of shared memory, of 232448 ", out)
+    assert int(outgrown) > 232448
+    assert "copy" not in out
+    assert out.splitlines()[-1] == (
+        "3 for the worse among 3 kernels compared with base.json; "
+        "to accept what is there now: mtabench inspect --baseline base.json --accept"
+    )
+    assert (tmp_path / "base.json").read_text() == json_text(modest)
+
+
+def test_the_gate_opens_where_nothing_got_worse(inspect, compiles_to, modest, tmp_path):
+    (tmp_path / "base.json").write_text(json_text(modest))
+    compiles_to(modest)
+    code, out, _ = inspect("--baseline", "base.json")
+    assert (code, out) == (0, "kernels as good as in base.json, or better: 3\n")
+    compiles_to(dataclasses.replace(modest, kernels=modest.kernels[2:]))
+    code, out, _ = inspect("--baseline", "base.json", "--kernel", "copy")
+    assert (code, out) == (0, "kernels as good as in base.json, or better: 1\n")
+
+
+def test_what_is_accepted_is_the_baseline_from_then_on(inspect, compiles_to, modest, tmp_path):
+    (tmp_path / "base.json").write_text(json_text(modest))
+    left = dataclasses.replace(modest, kernels=modest.kernels[:2])
+    compiles_to(left)
+    code, out, _ = inspect("--baseline", "base.json", "--accept")
+    assert code == 0
+    assert f"worse: {PLACE}copy is gone" in out
+    assert "kernels that base.json holds now: 2" in out
+    assert inspect("--baseline", "base.json")[0] == 0
+
+
+def test_a_crash_of_the_compiler_fails_the_gate(inspect, compiles_to, modest, tmp_path):
+    (tmp_path / "base.json").write_text(json_text(modest))
+    compiles_to(dataclasses.replace(modest, kernels=[Kernel("sm_90", Shape().name, "all", FAILED, reason="a crash")]))
+    code, out, _ = inspect("--baseline", "base.json")
+    assert code == 1
+    assert out.startswith(f"worse: {PLACE}all does not compile: a crash\n1 for the worse")
+
+
+def test_nothing_is_accepted_where_a_kernel_cannot_be_compiled(inspect, compiles_to, modest, tmp_path):
+    (tmp_path / "base.json").write_text(json_text(modest))
+    skipped = Kernel("sm_90", Shape().name, "hopper", SKIPPED, "hopper", "cuda", "no compiler")
+    compiles_to(dataclasses.replace(modest, kernels=[*modest.kernels, skipped]))
+    code, _, err = inspect("--baseline", "base.json", "--accept")
+    assert code == 1
+    assert "base.json is left as it is: hopper cannot be compiled here: no compiler" in err
+    assert (tmp_path / "base.json").read_text() == json_text(modest)
+
+
+@needs_triton
+def test_what_does_not_compile_is_a_row_and_no_end(inspect, tmp_path):
+    code, out, _ = inspect(*ONE, "--json", "found.json", planted=["wrong", "unavailable", "in_gluon"])
+    assert code == 0
+    kernel, host_code, source, last = read_json(tmp_path / "found.json").kernels
+    assert (kernel.kernel, kernel.status) == ("wrong", "failed")
+    assert "no_such_function" in kernel.reason
+    assert (host_code.status, host_code.reason) == ("failed", "ValueError: the smallest tiles need more")
+    assert (source.status, source.reason) == ("skipped", "its compiler is not installed; install it")
+    assert (last.kernel, last.language, last.status, last.warps) == ("gluon", "gluon", "ok", 8)
+    assert "kernels: 4, spilling: 0, not fitting: 0, failed: 2, skipped: 1" in out
+
+
+@needs_triton
+def test_a_compiler_that_crashes_is_a_row_and_no_end(inspect, tmp_path):
+    assert inspect(*ONE, "--json", "found.json", planted=["dying"])[0] == 0
+    [lost] = read_json(tmp_path / "found.json").kernels
+    assert (lost.kernel, lost.status) == ("all", "failed")
+    assert lost.reason.startswith("its process was ended by SIGABRT")
+
+
+def test_another_compiler_is_no_regression_and_no_pass(inspect, compiles_to, modest, tmp_path):
+    older = dataclasses.replace(modest, toolchain=dict(modest.toolchain) | {"triton": "3.5.0"})
+    (tmp_path / "base.json").write_text(json_text(older))
+    compiles_to(dataclasses.replace(modest, kernels=modest.kernels[:2]))
+    code, out, _ = inspect("--baseline", "base.json")
+    assert code == 5
+    assert f"worse: {PLACE}copy is gone" in out
+    assert "instead of 3.5.0, so a change may be the compiler's" in out
+
+
+def test_no_common_kernel_is_nothing_to_compare(inspect, compiles_to, modest, tmp_path):
+    (tmp_path / "base.json").write_text(json_text(modest))
+    compiles_to(modest)
+    code, out, _ = inspect("--baseline", "base.json", "--target", "sm_80")
+    assert code == 5
+    assert "nothing could be compared" in out
+
+
+@needs_triton
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit on PATH")
+def test_cuda_sources_are_compiled_with_nvcc(inspect, tmp_path):
+    assert inspect(*ONE, "--json", "found.json", planted=["cuda"])[0] == 0
+    found = read_json(tmp_path / "found.json")
+    lookup, reverse = found.kernels
+    assert (lookup.language, lookup.warps, lookup.stack_bytes, lookup.spill_bytes) == ("cuda", 8, 256, 0)
+    assert lookup.mix.local_stores > 0
+    assert (reverse.static_shared_bytes, reverse.status) == (512, "does not fit")
+    assert reverse.reason == f"{512 + 227 * 1024} bytes of shared memory, of {227 * 1024} that a block can have"
+    assert "nvcc" in found.toolchain
+
+
+def test_without_nvcc_it_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    nvcc.nvcc.cache_clear()
+    with pytest.raises(SkippedError, match="nvcc is not installed; install a CUDA toolkit"):
+        nvcc.nvcc()
+
+
+def test_without_triton_it_says_what_to_install(inspect, monkeypatch):
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    code, out, err = inspect(*ONE)
+    assert (code, out) == (1, "")
+    assert "pip install triton" in err
+
+
+def test_a_missing_tool_ends_with_the_sentence_that_says_what_to_do(inspect, monkeypatch):
+    def without_tools(function, arguments, timeout_s, receive):
+        receive("cuobjdump is missing; install it")
+
+    monkeypatch.setattr(runs, "call_in_process", without_tools)
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: object())
+    code, _, err = inspect(*ONE)
+    assert (code, err) == (1, "mtabench: cuobjdump is missing; install it\n")
+
+
+def test_a_kernel_that_there_is_not_is_wrong_usage(inspect, compiles_to, modest):
+    compiles_to(modest)
+    code, _, err = inspect(*ONE, "--kernel", "softmax")
+    assert code == 2
+    assert "--kernel 'softmax' is part of no kernel's name; there are copy, product" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--target sm_70", "--target 'sm_70' is not known"),
+        ("--target sm_90,", "empty place"),
+        ("--head-dim 512", "out of range"),
+        ("--conv 6x32", "out of range"),
+        ("--dtype int8", "expected one or more of fp16, bf16, fp32"),
+        ("--kernel ''", "--kernel is empty"),
+        (
+            "--baseline none.json",
+            "none.json cannot be read: No such file or directory; make one with `mtabench inspect",
+        ),
+        ("--baseline text.json", "text.json is not JSON"),
+        ("--baseline list.json", "schema version None"),
+        ("--baseline other.json", "schema version 99, and this mtabench reads 1"),
+        ("--baseline broken.json", "is no inspection of kernels"),
+        ("--baseline empty.json", "has no kernel for a target that is known"),
+        ("--baseline empty.json --json empty.json", "would overwrite the baseline"),
+        ("--json a --csv a", "would overwrite"),
+        ("--json .", "is a folder"),
+        ("--csv text.json/kernels.csv", "text.json is no folder to write in"),
+        ("--accept", "it needs --baseline FILE"),
+        ("--accept --baseline empty.json --target sm_90", "no target, kernel or shape"),
+        ("--all-shapes --head-dim 33", "none of the shapes to inspect is as asked for"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_touches_no_file(inspect, tmp_path, words, sentence):
+    head = {"schema_version": 1, "toolchain": {}, "shapes": {}}
+    contents = {
+        "text.json": "not json",
+        "list.json": "[]",
+        "other.json": '{"schema_version": 99}',
+        "broken.json": json.dumps(head | {"kernels": [{"target": "sm_90"}]}),
+        "empty.json": json.dumps(head | {"kernels": []}),
+    }
+    for name, text in contents.items():
+        (tmp_path / name).write_text(text)
+    code, out, err = inspect(*(word.strip("'") for word in words.split()))
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.startswith("mtabench: ")
+    assert err.count("\n") == 1
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == contents
