@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mtabench.errors import MtabenchError
+from mtabench.case import PASSES
+from mtabench.errors import MtabenchError, UsageError
 
 WRONG_RESULT = 4
 RANGES = "512,1k,4k; 1k..16k doubles; 1k..4k:+1k adds; 1k..64k:x4 multiplies"
@@ -21,6 +23,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+results_app = typer.Typer(help="Make results files of other ones.", rich_markup_mode=None)
+app.add_typer(results_app, name="results")
 
 Text = str | None
 Seq = Annotated[Text, typer.Option(help=f"Sequence lengths: {RANGES}.")]
@@ -41,7 +46,9 @@ PresetName = Annotated[
     Text, typer.Option("--preset", help="Heads, head dim, conv and seq of mta-300m, mta-550m, mta-830m or mta-1b.")
 ]
 Baseline = Annotated[Text, typer.Option(help="What speedups refer to; eager if it is measured.")]
-Timer = Annotated[str, typer.Option(help="auto, events (CUDA events), graph (CUDA graph replay) or cpu.")]
+Timer = Annotated[
+    str, typer.Option(help="auto, events (CUDA events), graph (CUDA graph replay), cpu or nvbench (NVIDIA's, a check).")
+]
 Cache = Annotated[str, typer.Option(help="cold flushes the GPU's L2 cache before each sample, warm does not.")]
 Rounds = Annotated[int | None, typer.Option(help="At most so many rounds of samples a cell.")]
 TimeLimit = Annotated[float | None, typer.Option(help="Seconds after which no new round of a cell starts.")]
@@ -60,11 +67,55 @@ CsvFiles = Annotated[list[Path], typer.Argument(help="Results files of mtabench.
 PlotOut = Annotated[
     Path | None, typer.Option(help="The folder for the charts; NAME-charts beside NAME.csv if not given.")
 ]
+ChartKinds = Annotated[
+    Text,
+    typer.Option(
+        help="One or more of time, speedup, heatmap-conv, heatmap-head-dim, roofline, bandwidth, memory, error, splits "
+        "and ladder; all that the results can give if not given."
+    ),
+]
+Themes = Annotated[str, typer.Option(help="light, dark or both: light,dark. A dark chart is called NAME-dark.")]
 Formats = Annotated[str, typer.Option(help="png, svg or both: png,svg.")]
 Passes = Annotated[str, typer.Option("--pass", help="One or more of fwd,bwd,decode.")]
 TunedOut = Annotated[
     Path | None, typer.Option(help="The JSON file to add to; the one in your cache that kernels read if not given.")
 ]
+PassName = Annotated[str, typer.Argument(help="fwd, bwd or decode.", metavar="PASS")]
+ProfiledPass = Annotated[Text, typer.Argument(help="fwd, bwd or decode.", metavar="[PASS]")]
+Tools = Annotated[
+    Text, typer.Option(help="Profilers, one or more of trace,proton,ncu; those that can be had here if not given.")
+]
+ProfileOut = Annotated[
+    Path | None, typer.Option(help="The folder to write; mtabench-results/profile-PASS-TIME if not given.")
+]
+NcuReport = Annotated[
+    Path | None, typer.Option(help="Instead of measuring, read a saved `ncu --import REPORT --csv --page raw`.")
+]
+DeviceName = Annotated[Text, typer.Option(help="The GPU to predict for, such as h200; this machine's if not given.")]
+ResultsCsv = Annotated[
+    list[Path] | None, typer.Option("--results", help="A results file: its times stand beside the predicted ones.")
+]
+CeilingsIn = Annotated[
+    Path | None, typer.Option(help="Ceilings measured on that GPU; mtabench-results/ceilings.json if it is there.")
+]
+ProfileIn = Annotated[
+    list[Path] | None,
+    typer.Option("--profile", help="A folder of `mtabench profile`: bytes that Nsight Compute counted stand beside."),
+]
+RooflineOut = Annotated[Path | None, typer.Option(help="A CSV file to write besides.")]
+RunCsv = Annotated[Path, typer.Argument(help="A results file of mtabench.", metavar="RUN.csv")]
+ReportOut = Annotated[Path | None, typer.Option(help="The HTML page; NAME-report.html beside NAME.csv if not given.")]
+ReportMarkdown = Annotated[
+    Path | None, typer.Option("--markdown", help="The same as Markdown; NAME-report.md beside NAME.csv if not given.")
+]
+ReportForce = Annotated[bool, typer.Option("--force", help="Replace files that are there and are no report.")]
+ResultsFolder = Annotated[
+    Path, typer.Argument(help="A folder of results files; those below it count.", metavar="RESULTS")
+]
+SiteOut = Annotated[Path, typer.Option("--out", "-o", help="The folder to write: a new one, or an earlier dashboard.")]
+RepoUrl = Annotated[Text, typer.Option(help="The repository, for links to commits, such as https://github.com/me/it.")]
+Title = Annotated[Text, typer.Option(help="What the page is called.")]
+Days = Annotated[int, typer.Option(help="Changes of so many days before the last run are news.")]
 BaseCsv = Annotated[Path, typer.Argument(help="Results of the code before.", metavar="BASE.csv")]
 HeadCsv = Annotated[Path, typer.Argument(help="Results of the code after, on the same device.", metavar="HEAD.csv")]
 Threshold = Annotated[str, typer.Option(help="The smallest change that counts, such as 1% or 5%.")]
@@ -76,6 +127,54 @@ GithubOut = Annotated[
     Path | None, typer.Option("--github-action-benchmark", help="Write HEAD's times as customSmallerIsBetter JSON.")
 ]
 BencherOut = Annotated[Path | None, typer.Option("--bencher", help="Write HEAD's times in Bencher's JSON (BMF).")]
+CsvFile = Annotated[Path, typer.Argument(help="A results file of mtabench.", metavar="CSV")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(help="Only rows such as impl=triton,eager,seq=1k..4k,status!=ok; * stands for any text."),
+]
+Sort = Annotated[Text, typer.Option(help="Columns to sort by, such as seq,-speedup; - puts the largest first.")]
+ExportOut = Annotated[
+    Path | None, typer.Option(help="The file to write: .md, .tex, .parquet or .csv (for spreadsheets).")
+]
+ExportFormat = Annotated[Text, typer.Option("--format", help="What to print without --out: markdown or latex.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace --out if it is there.")]
+NewCsv = Annotated[Path, typer.Option("--out", help="The results file to write; samples go beside it.")]
+Latest = Annotated[
+    bool, typer.Option("--latest", help="Of a cell that several files have, take the row that started last.")
+]
+RerunUnclear = Annotated[
+    bool,
+    typer.Option("--rerun-unclear", help="Measure unclear cells again in pairs of both revisions, at most twice."),
+]
+SweepArguments = Annotated[
+    list[str], typer.Argument(help="fwd, bwd or decode, and after it any options of that sweep.", metavar="PASS")
+]
+BaseRevision = Annotated[str, typer.Option("--base", help="The code before: a branch, a tag or a commit.")]
+HeadRevision = Annotated[Text, typer.Option("--head", help="The code after; the working tree as it is if not given.")]
+Pairs = Annotated[int, typer.Option(help="Pairs of processes, one of each side, that take turns.")]
+FolderOut = Annotated[
+    Path | None, typer.Option("--out", help="The new folder for the results; mtabench-results/ab-TIME if not given.")
+]
+NoiseOut = Annotated[
+    Path | None, typer.Option("--out", help="The CSV file to write; mtabench-results/noise-TIME.csv if not given.")
+]
+Targets = Annotated[
+    Text, typer.Option("--target", help="Compute capabilities, such as sm_90,sm_100, or all; needs none of these GPUs.")
+]
+KernelNames = Annotated[Text, typer.Option("--kernel", help="Only kernels whose names hold one of these: fwd,decode.")]
+IfCausal = Annotated[bool | None, typer.Option("--causal/--no-causal", help="Whether a query sees only the past.")]
+AllShapes = Annotated[
+    bool, typer.Option("--all-shapes", help="Every shape that takes a path of its own through the kernels.")
+]
+Sass = Annotated[
+    bool | None, typer.Option("--sass/--no-sass", help="Disassemble, for the instruction mix; not with --baseline.")
+]
+StaticBaseline = Annotated[
+    Path | None, typer.Option("--baseline", help="Compare with a file of --json; exit with 1 if a kernel got worse.")
+]
+Accept = Annotated[bool, typer.Option("--accept", help="With --baseline: write what is compiled now into that file.")]
+JsonOut = Annotated[Path | None, typer.Option("--json", help="Write the kernels as JSON; also makes a baseline.")]
+CsvOut = Annotated[Path | None, typer.Option("--csv", help="Write the kernels as CSV.")]
 Measure = Annotated[
     bool, typer.Option("--measure", help="Measure memory bandwidth and matmul rate as well, and keep them for sweeps.")
 ]
@@ -161,29 +260,180 @@ def tune(
 
 
 @app.command()
-def plot(csv: CsvFiles, out: PlotOut = None, formats: Formats = "png,svg") -> None:
-    """Draw charts from results files."""
+def profile(
+    pass_: ProfiledPass = None, seq: Seq = None, head_dim: HeadDim = None, conv: Conv = None, impl: Impl = None,
+    batch: Batch = None, tokens: Tokens = None, heads: Heads = None, kv_heads: KvHeads = None, dtype: Dtype = None,
+    causal: Causal = True, splits: Splits = "auto", device: Device = "auto", preset: PresetName = None,
+    tools: Tools = None, out: ProfileOut = None, ncu_report: NcuReport = None,
+) -> None:  # fmt: skip
+    """Say why kernels are as fast as they are: traces, times of kernels, hardware counters, and what bounds each."""
+    typed = locals()
+    from mtabench.profiling.command import profile_cells
+
+    _exit(profile_cells(**typed))
+
+
+@app.command()
+def explain(
+    pass_: PassName, seq: Seq = None, head_dim: HeadDim = None, conv: Conv = None, impl: Impl = None,
+    batch: Batch = None, tokens: Tokens = None, heads: Heads = None, kv_heads: KvHeads = None, dtype: Dtype = None,
+    causal: Causal = True, splits: Splits = "auto", preset: PresetName = None, device_name: DeviceName = None,
+    results: ResultsCsv = None, ceilings: CeilingsIn = None,
+) -> None:  # fmt: skip
+    """Predict the time of cells and say what it is made of. Needs no GPU if one is named; measures nothing."""
+    typed = locals()
+    from mtabench.explain_command import explain_cells
+
+    explain_cells(**typed | {"results": results or []})
+
+
+@app.command("inspect")
+def inspect_(
+    target: Targets = None, kernel: KernelNames = None, head_dim: HeadDim = None, conv: Conv = None,
+    dtype: Dtype = None, seq: Seq = None, causal: IfCausal = None, all_shapes: AllShapes = False, sass: Sass = None,
+    baseline: StaticBaseline = None, accept: Accept = False, json: JsonOut = None, csv: CsvOut = None,
+) -> None:  # fmt: skip
+    """Compile the kernels for GPUs that are not there. Shows registers, spills, occupancy and what limits it, SASS."""
+    from mtabench.static.command import inspect_kernels
+    from mtabench.static.shapes import Asked
+
+    asked = Asked(head_dim, conv, dtype, seq, causal)
+    outputs = {"json": json, "csv": csv}
+    raise typer.Exit(inspect_kernels(target, kernel, asked, all_shapes, sass, baseline, accept, outputs))
+
+
+@app.command()
+def roofline(
+    csv: CsvFiles, profile: ProfileIn = None, out: RooflineOut = None, overwrite: Overwrite = False
+) -> None:  # fmt: skip
+    """Place results below the roofline: work, bytes, the least time that they take, and what is left to win."""
+    from mtabench.roofline_command import show_roofline
+
+    show_roofline(csv, profile or [], out, overwrite)
+
+
+@app.command()
+def plot(
+    csv: CsvFiles, kind: ChartKinds = None, theme: Themes = "light", formats: Formats = "png,svg", out: PlotOut = None
+) -> None:
+    """Draw charts from results files. Each says in its title what the results show."""
     from mtabench import commands
 
-    commands.plot(csv, out, formats)
+    commands.plot(csv, kind, theme, formats, out)
+
+
+@app.command()
+def report(
+    csv: RunCsv, out: ReportOut = None, markdown: ReportMarkdown = None, force: ReportForce = False
+) -> None:  # fmt: skip
+    """Write one run as a page to explore and as Markdown. The page is one file and asks for nothing outside it."""
+    from mtabench.report.command import write_report
+
+    for path in write_report(csv, out, markdown, force):
+        print(f"report: {path}")
+
+
+@app.command()
+def dashboard(
+    results: ResultsFolder, out: SiteOut, repo_url: RepoUrl = None, title: Title = None, threshold: Threshold = "2%",
+    days: Days = 30,
+) -> None:  # fmt: skip
+    """Write the history of every cell as a web site. It says what got slower, when and by which commit."""
+    from mtabench.dashboard.command import build_dashboard
+
+    build_dashboard(results, out, repo_url, title, threshold, days)
 
 
 @app.command()
 def compare(
     base: BaseCsv, head: HeadCsv, threshold: Threshold = "2%", strict: Strict = False,
     format_: CompareFormat = "table", markdown: MarkdownOut = None, junit: JunitOut = None,
-    github_action_benchmark: GithubOut = None, bencher: BencherOut = None,
+    github_action_benchmark: GithubOut = None, bencher: BencherOut = None, rerun_unclear: RerunUnclear = False,
 ) -> None:  # fmt: skip
     """Compare two runs of the same cells. Exits with 1 if one got slower or broke, so that CI can be gated on it."""
+    typed = locals()
     from mtabench.compare_command import compare_files
 
-    outputs = {
-        "markdown": markdown,
-        "junit": junit,
-        "github_action_benchmark": github_action_benchmark,
-        "bencher": bencher,
-    }
-    raise typer.Exit(compare_files(base, head, threshold, strict, format_, outputs))
+    raise typer.Exit(compare_files(base, head, _wanted(typed), rerun_unclear))
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def ab(
+    sweep: SweepArguments, base: BaseRevision, head: HeadRevision = None, pairs: Pairs = 5, out: FolderOut = None,
+    threshold: Threshold = "2%", strict: Strict = False, format_: CompareFormat = "table",
+    markdown: MarkdownOut = None, junit: JunitOut = None, github_action_benchmark: GithubOut = None,
+    bencher: BencherOut = None, rerun_unclear: RerunUnclear = False,
+) -> None:  # fmt: skip
+    """Measure two revisions and compare them. Both run here, in fresh processes that take turns; exits as compare."""
+    typed = locals()
+    from mtabench.ab import compare_revisions
+
+    words = _sweep_words(sweep)
+    raise typer.Exit(compare_revisions(words, base, head, pairs, out, rerun_unclear, _wanted(typed)))
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def noise(
+    sweep: SweepArguments, pairs: Pairs = 5, threshold: Threshold = "2%", out: NoiseOut = None
+) -> None:  # fmt: skip
+    """Measure this machine's own noise. Says how often the same code fails, and the smallest change that is seen."""
+    from mtabench.noise_command import measure_noise
+
+    measure_noise(_sweep_words(sweep), pairs, threshold, out)
+
+
+@app.command()
+def show(csv: CsvFile, where: Where = None, sort: Sort = None) -> None:
+    """Print a results file as a table that fits the terminal, with pictures of its rounds."""
+    from mtabench.show_command import show_file
+
+    show_file(csv, where or [], sort)
+
+
+@app.command()
+def export(
+    csv: CsvFile, out: ExportOut = None, format_: ExportFormat = None, where: Where = None, sort: Sort = None,
+    overwrite: Overwrite = False,
+) -> None:  # fmt: skip
+    """Turn a results file into Markdown, LaTeX, Parquet or a CSV file for spreadsheets."""
+    from mtabench.export_command import export_file
+
+    export_file(csv, out, format_, where or [], sort, overwrite)
+
+
+@results_app.command()
+def merge(csv: CsvFiles, out: NewCsv, latest: Latest = False, overwrite: Overwrite = False) -> None:
+    """Put the rows of several results files and their samples into one."""
+    from mtabench.results_command import merge
+
+    merge(csv, out, latest, overwrite)
+
+
+@results_app.command()
+def select(csv: CsvFile, out: NewCsv, where: Where = None, overwrite: Overwrite = False) -> None:
+    """Put some rows of a results file and their samples into another."""
+    from mtabench.results_command import select_rows
+
+    select_rows(csv, where or [], out, overwrite)
+
+
+def _wanted(typed: dict[str, Any]) -> Any:
+    """The options of a comparison, parsed."""
+    from mtabench.compare_command import REPORTS, wanted
+
+    outputs = {name: typed[name] for name in REPORTS}
+    return wanted(typed["threshold"], typed["strict"], typed["format_"], outputs)
+
+
+def _sweep_words(words: list[str]) -> Any:
+    """PASS and the options of a sweep, checked by the command that they are for."""
+    from mtabench.sweep_words import SweepWords
+
+    pass_, options = words[0], words[1:]
+    if pass_ not in PASSES:
+        raise UsageError(f"{pass_!r} is no pass; expected fwd, bwd or decode, and after it the options of that sweep")
+    command = typer.main.get_command(app).commands[pass_]  # type: ignore[attr-defined]
+    return SweepWords(tuple(words), command.make_context(pass_, options).params)
 
 
 def _sweep(pass_: str, typed: dict[str, Any]) -> None:
@@ -199,6 +449,8 @@ def _exit(any_wrong: bool) -> None:
 
 def main() -> None:
     """Run the command line; an error that a person can act on is one sentence on standard error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what the terminal's encoding lacks is shown as its number
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="mtabench", standalone_mode=False)
     except MtabenchError as error:
@@ -214,5 +466,7 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    print(f"mtabench: {' '.join(message.split())}", file=sys.stderr)
+    from mtabench.escaping import in_log, printable
+
+    print(in_log(printable(f"mtabench: {' '.join(message.split())}")), file=sys.stderr)
     sys.exit(code)

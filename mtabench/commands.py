@@ -16,6 +16,7 @@ from mtabench.errors import MtabenchError, UsageError
 from mtabench.plan import Options, make_plan
 from mtabench.registry import find, names
 from mtabench.results import Writer, check_destination, key_of, key_of_row, text_of
+from mtabench.stopwatch import CHARTS, START, Stopwatch
 
 CHECK_LINE = "{:<11} {:<24} {:<32} {:>8} {:>8}  {}"
 RESULTS_FOLDER = Path("mtabench-results")
@@ -23,6 +24,7 @@ RESULTS_FOLDER = Path("mtabench-results")
 
 def sweep(pass_: str, typed: dict[str, Any], command_line: str) -> bool:
     """Plan and run a sweep; whether any of its cells is wrong. `typed` holds the options by name."""
+    spent = Stopwatch()
     out, resume, dry_run, plot_at_end = (typed.pop(name) for name in ("out", "resume", "dry_run", "plot"))
     if resume and out is None:
         raise UsageError("--resume needs --out FILE, the results file to complete")
@@ -53,13 +55,16 @@ def sweep(pass_: str, typed: dict[str, Any], command_line: str) -> bool:
     with Writer(path, resume=resume, command=command_line) as writer:
         before = [writer.done[key] for key in map(key_of, plan.cases) if key in writer.done]
         with watcher(console, len(plan.cases), before) as shown:
-            (run_isolated if isolate else run)(plan, writer, settings, shown)
+            spent.since_start(START)
+            (run_isolated if isolate else run)(plan, writer, settings, shown, spent)
     console.print(results_table(shown.rows))
     for text in auto_lines(shown.rows):
         _say(console, text)
     _say(console, f"results: {path}")
     if plot_at_end:
-        _draw_at_end(console, path)
+        with spent.on(CHARTS):
+            _draw_at_end(console, path)
+    _say(console, spent.line())
     _say(console, f"next: mtabench plot {path}, or the same command with --out {path} --resume and more on its axes")
     return any(row["status"] == "wrong" for row in shown.rows)
 
@@ -129,12 +134,18 @@ def show_environment(device: str, measure: bool, out: Path | None) -> None:
         _say(console, f"{'ceilings':<10} {dtype}: {copy}, {matmul} ({path})")
 
 
-def plot(csv_paths: Sequence[Path], out: Path | None, formats: str) -> None:
-    """Draw charts from results files and print their paths."""
+def plot(csv_paths: Sequence[Path], kinds: str | None, themes: str, formats: str, out: Path | None) -> None:
+    """Draw charts from results files, and print the path of each when it is there."""
     from mtabench.charts import draw
 
-    for path in draw(csv_paths, out or _charts_folder(csv_paths[0]), axes.parse_names(formats, "--formats")):
-        print(path)
+    draw(
+        csv_paths,
+        out or _charts_folder(csv_paths[0]),
+        axes.parse_names(kinds, "--kind") if kinds is not None else (),
+        axes.parse_names(themes, "--theme"),
+        axes.parse_names(formats, "--formats"),
+        written=lambda path: print(path, flush=True),
+    )
 
 
 def _draw_at_end(console: Console, path: Path) -> None:

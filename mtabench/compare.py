@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.inference import LogRatios, compare_rounds, holm
-from mtabench.runs import Cell, Run
+from mtabench.inference import LogRatios, compare_samples, holm
+from mtabench.runs import Cell, Run, process_ids
 
 VERDICTS = ("broken", "slower", "unclear", "gone", "new", "faster", "same")  # the most urgent first
 COMPARED = ("slower", "faster", "same", "unclear")
@@ -55,12 +55,16 @@ class ComparedCell:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All cells of two runs, the most urgent first; `notes` are sentences on how far to trust them."""
+    """All cells of two runs, the most urgent first; `notes` are sentences on how far to trust them.
+
+    `looks` is how often at most the same cells are looked at while more is measured.
+    """
 
     base: Run
     head: Run
     threshold: float
     strict: bool
+    looks: int
     cells: tuple[ComparedCell, ...]
     notes: tuple[str, ...]
 
@@ -95,23 +99,43 @@ def parse_threshold(text: str) -> float:
     return percent / 100
 
 
-def compare(base: Run, head: Run, threshold: float, strict: bool = False) -> Comparison:
+def compare(base: Run, head: Run, threshold: float, strict: bool = False, looks: int = 1) -> Comparison:
     """Pair the cells of two runs and judge each; changes below `threshold` (0.02 is 2 %) do not count.
 
-    Raises UsageError for one run given twice, NothingComparedError for runs that cannot be compared.
+    Cells that may be looked at several times, `looks` at most, are judged at a level of which each look gets its
+    share, so that looking again finds no more false alarms (Bonferroni). Raises UsageError for one run given twice,
+    NothingComparedError for runs that cannot be compared.
     """
-    if base.path.resolve() == head.path.resolve() or base.values("run_id") & head.values("run_id"):
+    if base.path.resolve() == head.path.resolve() or _processes(base) & _processes(head):
         raise UsageError(f"{base.path} and {head.path} hold the same run; give the results of two runs")
     _check_comparable(base, head)
     cells = list(_paired(base, head))
     both = [i for i, cell in enumerate(cells) if cell.verdict == "unclear" and not cell.reason]
-    judged = _judged([cells[i] for i in both], threshold) if both else []
+    judged = _judged([cells[i] for i in both], threshold, LEVEL / looks) if both else []
     for i, cell in zip(both, judged, strict=True):
         cells[i] = cell
     if not any(cell.verdict in (*COMPARED, "broken") for cell in cells):
         raise NothingComparedError(f"{base.path} and {head.path} have no cell in common that has a time in both")
-    cells.sort(key=lambda cell: VERDICTS.index(cell.verdict))
-    return Comparison(base, head, threshold, strict, tuple(cells), tuple(_notes(base, head)))
+    return Comparison(base, head, threshold, strict, looks, _sorted(cells), tuple(_notes(base, head)))
+
+
+def decided_again(first: Comparison, again: Comparison) -> Comparison:
+    """The first comparison with the cells that were measured again as `again` found them."""
+    found = {cell.key: cell for cell in again.cells}
+    return replace(first, cells=_sorted(found.get(cell.key, cell) for cell in first.cells))
+
+
+def unclear_cells(comparison: Comparison) -> list[ComparedCell]:
+    """Those that more measuring may decide: too noisy, or not believable in one of the runs."""
+    return [cell for cell in comparison.cells if cell.verdict == "unclear"]
+
+
+def _sorted(cells: Iterable[ComparedCell]) -> tuple[ComparedCell, ...]:
+    return tuple(sorted(cells, key=lambda cell: VERDICTS.index(cell.verdict)))
+
+
+def _processes(run: Run) -> set[str]:
+    return {one for ids in run.values("run_id") for one in process_ids(ids)}
 
 
 def _check_comparable(base: Run, head: Run) -> None:
@@ -147,13 +171,13 @@ def _paired(base: Run, head: Run) -> Iterator[ComparedCell]:
             yield replace(cell, verdict="new", reason=f"the first run's is {before.outcome}" if before else "")
 
 
-def judge(ratios: LogRatios, threshold: float) -> list[tuple[str, float]]:
+def judge(ratios: LogRatios, threshold: float, level: float = LEVEL) -> list[tuple[str, float]]:
     """Verdict and corrected p-value of each cell: a change counts if it is sure and at least `threshold`."""
     counts = np.log1p(threshold)
     found = []
     for value, low, high, p_value in zip(ratios.values, ratios.low, ratios.high, holm(ratios.p_values), strict=True):
         verdict = "unclear"
-        if p_value <= LEVEL and abs(value) >= counts:
+        if p_value <= level and abs(value) >= counts:
             verdict = "slower" if value > 0 else "faster"
         elif -counts < low and high < counts:
             verdict = "same"
@@ -161,12 +185,12 @@ def judge(ratios: LogRatios, threshold: float) -> list[tuple[str, float]]:
     return found
 
 
-def _judged(cells: Sequence[ComparedCell], threshold: float) -> Iterator[ComparedCell]:
+def _judged(cells: Sequence[ComparedCell], threshold: float, level: float) -> Iterator[ComparedCell]:
     """Cells with samples in both runs, with their verdicts."""
-    ratios = compare_rounds(
-        [cell.base.rounds for cell in cells if cell.base], [cell.head.rounds for cell in cells if cell.head]
+    ratios = compare_samples(
+        [cell.base.processes for cell in cells if cell.base], [cell.head.processes for cell in cells if cell.head]
     )
-    for i, (cell, (verdict, p_value)) in enumerate(zip(cells, judge(ratios, threshold), strict=True)):
+    for i, (cell, (verdict, p_value)) in enumerate(zip(cells, judge(ratios, threshold, level), strict=True)):
         known = bool(np.isfinite(ratios.low[i]))
         hidden = "the noise is too large to tell" if known else "one round says nothing of the noise"
         yield replace(
@@ -187,6 +211,10 @@ def _notes(base: Run, head: Run) -> Iterator[str]:
             yield f"{column} differs, {_listed(there)} and {_listed(here)}: it may be what changed the times"
     if min(base.values("started_utc")) > max(head.values("started_utc")):
         yield f"{base.path} was measured after {head.path}: the first file is the base, the second what is judged"
+    several = [any(len(cell.processes) > 1 for cell in run.cells.values()) for run in (base, head)]
+    if several[0] != several[1]:
+        one = head if several[0] else base
+        yield f"{one.path} is of one process, which does not show what differs from process to process"
 
 
 def _listed(values: set[str]) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mtabench import comparison_reports as reports
 from mtabench.compare import Comparison, compare, parse_threshold
 from mtabench.errors import UsageError
+from mtabench.escaping import in_log, printable
 from mtabench.results import samples_path
 from mtabench.runs import read_run
 from mtabench.table import make_console
@@ -22,28 +24,54 @@ REPORTS: Mapping[str, Callable[[Comparison], str]] = {
 }
 
 
-def compare_files(
-    base: Path, head: Path, threshold: str, strict: bool, format_: str, outputs: Mapping[str, Path | None]
-) -> int:
-    """Compare two results files and say what changed; the exit code. `outputs` has files by the names in REPORTS.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How to judge, what to print, and the files to write by their names in REPORTS."""
 
-    Nothing is written unless the two could be compared.
-    """
+    threshold: float
+    strict: bool
+    format: str
+    outputs: Mapping[str, Path]
+
+
+def wanted(threshold: str, strict: bool, format_: str, outputs: Mapping[str, Path | None]) -> Wanted:
+    """The options as typed, parsed; raises UsageError."""
     if format_ not in FORMATS:
         raise UsageError(f"--format {format_!r} is not known; expected one of {', '.join(FORMATS)}")
-    share = parse_threshold(threshold)
     chosen = {name: path for name, path in outputs.items() if path is not None}
-    _check_outputs(chosen, (base, head))
-    found = compare(read_run(base), read_run(head), share, strict)
-    for name, path in chosen.items():
+    return Wanted(parse_threshold(threshold), strict, format_, chosen)
+
+
+def compare_files(base: Path, head: Path, asked: Wanted, rerun_unclear: bool) -> int:
+    """Compare two results files and say what changed; the exit code.
+
+    Nothing is written unless the two could be compared. With `rerun_unclear` the cells that are unclear are measured
+    again, in pairs of processes of both revisions, and judged by those.
+    """
+    check_outputs(asked.outputs, (base, head))
+    runs = read_run(base), read_run(head)
+    if rerun_unclear:
+        from mtabench.rerun import compare_again
+
+        found = compare_again(*runs, asked)
+    else:
+        found = compare(*runs, asked.threshold, asked.strict)
+    return report(found, asked)
+
+
+def report(found: Comparison, asked: Wanted) -> int:
+    """Write and print a comparison as asked, for GitHub too where it runs this; the exit code."""
+    for name, path in asked.outputs.items():
         _write(path, REPORTS[name](found))
-    if format_ == "markdown":
-        print(reports.markdown(found))
+    if asked.format == "markdown":
+        print(in_log(reports.markdown(found)))
     else:
         console = make_console()
-        console.print(reports.table(found))
+        with console.capture() as table:
+            console.print(reports.table(found))
+        print(in_log(table.get()), end="")
         for text in (*found.notes, reports.summary(found)):
-            console.print(text, soft_wrap=True, markup=False, highlight=False)
+            print(in_log(printable(text)))
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for text in reports.github_annotations(found):
             print(text)
@@ -52,8 +80,8 @@ def compare_files(
     return found.exit_code
 
 
-def _check_outputs(chosen: Mapping[str, Path], inputs: Sequence[Path]) -> None:
-    """Raise UsageError for a report that would overwrite what is compared, or another report."""
+def check_outputs(chosen: Mapping[str, Path], inputs: Sequence[Path]) -> None:
+    """Raise UsageError for a report that would overwrite what is compared, or another report, or cannot be written."""
     taken = {path.resolve() for results in inputs for path in (results, samples_path(results))}
     for name, path in chosen.items():
         option = f"--{name.replace('_', '-')} {path}"
@@ -62,6 +90,9 @@ def _check_outputs(chosen: Mapping[str, Path], inputs: Sequence[Path]) -> None:
         if path.resolve() in taken:
             raise UsageError(f"{option} would overwrite what is compared or another report; give another name")
         taken.add(path.resolve())
+        known = next(place for place in (path, *path.absolute().parents) if place.exists())
+        if not os.access(known, os.W_OK) or (known != path and not known.is_dir()):
+            raise UsageError(f"cannot write {path}; give another name")
 
 
 def _write(path: Path, text: str, mode: str = "w") -> None:

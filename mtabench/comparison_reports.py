@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator
@@ -11,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mtabench.compare import COMPARED, VERDICTS, ComparedCell, Comparison
+from mtabench.escaping import in_markdown
 from mtabench.runs import Run
 
 STYLES = {"slower": "bold red", "broken": "bold red", "unclear": "yellow", "faster": "green"}
@@ -40,8 +40,8 @@ def table(comparison: Comparison) -> Table:
 
 def markdown(comparison: Comparison) -> str:
     """The summary, the notes and a table; cells that stayed the same are folded away."""
-    lines = ["## mtabench compare", "", _marked(f"{summary(comparison)}."), ""]
-    lines += [f"- {_marked(note)}" for note in comparison.notes] + [""] * bool(comparison.notes)
+    lines = ["## mtabench compare", "", in_markdown(f"{summary(comparison)}."), ""]
+    lines += [f"- {in_markdown(note)}" for note in comparison.notes] + [""] * bool(comparison.notes)
     told = [cell for cell in comparison.cells if cell.verdict != "same"]
     quiet = [cell for cell in comparison.cells if cell.verdict == "same"]
     lines += _markdown_table(told) if told else []
@@ -59,14 +59,14 @@ def junit(comparison: Comparison) -> str:
     root = ElementTree.Element("testsuites", totals)
     suite = ElementTree.SubElement(root, "testsuite", {"name": "mtabench compare", **totals})
     for cell in comparison.cells:
-        attributes = {"classname": "mtabench", "name": _printable(cell.name)}
+        attributes = {"classname": "mtabench", "name": cell.name}
         if cell.head and cell.head.ok:
             attributes["time"] = f"{cell.head.row['median_ms'] / 1e3:.9f}"
         case = ElementTree.SubElement(suite, "testcase", attributes)
         if cell.verdict in failing:
-            ElementTree.SubElement(case, "failure", {"type": cell.verdict, "message": _printable(sentence(cell))})
+            ElementTree.SubElement(case, "failure", {"type": cell.verdict, "message": sentence(cell)})
         elif cell.verdict not in ("same", "faster"):
-            ElementTree.SubElement(case, "skipped", {"message": _printable(sentence(cell))})
+            ElementTree.SubElement(case, "skipped", {"message": sentence(cell)})
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -128,25 +128,20 @@ def sentence(cell: ComparedCell) -> str:
 def _fields(cell: ComparedCell) -> tuple[str, ...]:
     """The texts under HEADER."""
     before, after = (f"{x.row['median_ms']:.4g}" if x and x.ok else "" for x in (cell.base, cell.head))
-    change = "" if cell.change is None else f"{100 * cell.change:+.2f} %"
-    interval = "" if cell.low is None or cell.high is None else f"{100 * cell.low:+.2f} to {100 * cell.high:+.2f} %"
+    change = "" if cell.change is None else f"{_percent(cell.change)} %"
+    interval = "" if cell.low is None or cell.high is None else f"{_percent(cell.low)} to {_percent(cell.high)} %"
     verdict = f"{cell.verdict}: {cell.reason}" if cell.reason else cell.verdict
     return cell.name, before, after, change, interval, verdict
 
 
+def _percent(share: float) -> str:
+    """With two decimals, and three digits where it is beyond all measure."""
+    return f"{100 * share:+.2f}" if share < 10 else f"{100 * share:+.3g}"
+
+
 def _markdown_table(cells: Iterable[ComparedCell]) -> list[str]:
     rows = [HEADER, ("---", "---:", "---:", "---:", "---:", "---"), *map(_fields, cells)]
-    return [f"| {' | '.join(map(_marked, row))} |" for row in rows] + [""]
-
-
-def _marked(text: str) -> str:
-    """A text that Markdown shows as it is, in one cell of a table."""
-    return html.escape(_printable(text), quote=False).replace("|", "\\|")
-
-
-def _printable(text: str) -> str:
-    """Without the control characters that XML and logs cannot hold."""
-    return "".join(character if character.isprintable() else " " for character in text)
+    return [f"| {' | '.join(map(in_markdown, row))} |" for row in rows] + [""]
 
 
 def _escaped(text: str, more: str = "") -> str:

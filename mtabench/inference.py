@@ -1,4 +1,7 @@
-"""Whether two runs differ: the log ratio of medians, its error by bootstrap over rounds, Holm's correction."""
+"""Whether two runs differ: the log ratio of their times, its error by clusters, Holm's correction.
+
+A cluster is what was measured apart from the others: a process where a run has several, a round where it has one.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +13,32 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import digamma, polygamma, stdtr, stdtrit
 
-RESAMPLES = 1000
+CUT = 0.25
 FEWEST_TO_POOL = 10
 MOST_FREEDOM = 1e6
 
 Rounds = Sequence[Sequence[float]]
+Processes = Sequence[Rounds]
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class LogMedians:
-    """Logarithms of medians, the variance that one round alone would give them, and its freedom: `[cells]`."""
+class Estimates:
+    """Logarithms of times or of their ratios, from so many clusters: `[cells]`.
+
+    `cluster_variances` are those that one cluster alone would give, infinite if there is only one; `freedom` says how
+    well they are known.
+    """
 
     values: Floats
-    rounds: Floats
-    round_variances: Floats
+    clusters: Floats
+    cluster_variances: Floats
     freedom: Floats
 
     @property
     def variances(self) -> Floats:
         """Squared standard errors of the values."""
-        return self.round_variances / self.rounds
+        return self.cluster_variances / self.clusters
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,59 +51,82 @@ class LogRatios:
     p_values: Floats
 
 
-def compare_rounds(base: Sequence[Rounds], head: Sequence[Rounds], resamples: int = RESAMPLES) -> LogRatios:
-    """Compare samples (ms by round) of the same cells in two runs; the same samples give the same answer."""
-    return log_ratios(*(pooled(log_medians(cells, seed, resamples)) for seed, cells in enumerate((base, head))))
+def compare_samples(base: Sequence[Processes], head: Sequence[Processes]) -> LogRatios:
+    """Compare samples (ms by process and round) of the same cells in two runs.
 
-
-def log_medians(cells: Sequence[Rounds], seed: int, resamples: int = RESAMPLES) -> LogMedians:
-    """Medians of all samples of each cell (ms by round), and their variances by bootstrap over whole rounds.
-
-    The cluster bootstrap (Field and Welsh, J. R. Stat. Soc. B 69, 2007) draws rounds again, not samples, since the
-    samples of one round share its conditions. From R rounds it gives (R - 1) / R of the variance (Davison and Hinkley,
-    Bootstrap Methods and Their Application, 1997, section 2.3), which is put right here. Cells with as many rounds
-    share their draws. With one round the variance is infinite. Raises ValueError for a cell without a sample.
+    Where every cell has as many processes in both runs, and two or more, they are taken for pairs in their order:
+    `mtabench ab` measures them next to each other, and pairing processes that have nothing to do with each other
+    costs certainty and is not wrong. With other numbers of processes the runs stand apart. Where a cell has one
+    process only, rounds are the clusters, and what differs from process to process is not seen.
     """
-    draws: dict[int, NDArray[np.int16]] = {}
-    counts = np.array([len(rounds) for rounds in cells], dtype=float)
-    values, variances = np.empty(len(cells)), np.full(len(cells), np.inf)
-    for i, rounds in enumerate(cells):
-        samples = np.concatenate([np.empty(0), *(np.asarray(r, dtype=float) for r in rounds)])
-        if not samples.size:
-            raise ValueError("a median needs a sample")
-        values[i] = np.log(np.median(samples))
-        count = len(rounds)
-        if count > 1:
-            if count not in draws:
-                generator = np.random.default_rng((seed, count))
-                draws[count] = generator.multinomial(count, np.full(count, 1 / count), resamples).astype(np.int16)
-            owners = np.repeat(np.arange(count), [len(r) for r in rounds])
-            drawn = np.log(weighted_medians(samples, draws[count], owners))
-            variances[i] = drawn.var(ddof=1) * count / (count - 1)
-    return LogMedians(values, counts, variances * counts, counts - 1)
+    if all(len(before) == len(after) > 1 for before, after in zip(base, head, strict=True)):
+        return paired_ratios(pooled(by_pairs(base, head)))
+    several = all(len(cell) > 1 for cell in (*base, *head))
+    estimates = by_processes if several else by_rounds
+    return log_ratios(pooled(estimates(base)), pooled(estimates(head)))
 
 
-def weighted_medians(samples: Floats, weights: NDArray[np.int16], owners: NDArray[np.intp]) -> Floats:
-    """Medians of `samples` `[n]`, each taken `weights[:, owner]` times, for every row of weights: `[resamples]`."""
-    order = np.argsort(samples)
-    ranked = samples[order]
-    upto = np.cumsum(weights[:, owners[order]], axis=1, dtype=np.int32)
-    total = upto[:, -1:]
-    lower, upper = ((upto > middle).argmax(axis=1) for middle in ((total - 1) // 2, total // 2))
-    return (ranked[lower] + ranked[upper]) / 2
+def location(rounds: Rounds) -> float:
+    """The logarithm of a time: the mean of the middle half of the logarithms of all samples (ms).
+
+    The interquartile mean: outliers do not move it, as they do not move the median, and it uses more of the samples
+    (Rosenberger and Gasko, in Hoaglin, Mosteller and Tukey, Understanding Robust and Exploratory Data Analysis, 1983).
+    Raises ValueError without a sample.
+    """
+    ranked = np.sort(_logs(rounds))
+    if not ranked.size:
+        raise ValueError("an estimate needs a sample")
+    cut = int(CUT * ranked.size)
+    return float(ranked[cut : ranked.size - cut].mean())  # scipy's trim_mean does that in fifty times the time
 
 
-def pooled(medians: LogMedians) -> LogMedians:
+def by_rounds(cells: Sequence[Processes]) -> Estimates:
+    """Locations of cells, with rounds as clusters, since the samples of one round share its conditions.
+
+    A round's influence on a trimmed mean is the sum of its samples' winsorized deviations (Tukey and McLaughlin,
+    Sankhya A 25, 1963), and the squares of the influences add up to the variance that a bootstrap over whole rounds
+    would give: the infinitesimal jackknife (Efron, The Jackknife, the Bootstrap and Other Resampling Plans, 1982,
+    chapter 6), times R / (R - 1) for the R rounds that the mean is taken from.
+    """
+    values, variances, counts = (np.full(len(cells), np.inf) for _ in range(3))
+    for i, processes in enumerate(cells):
+        rounds = [one for process in processes for one in process]
+        values[i], counts[i] = location(rounds), len(rounds)
+        if len(rounds) > 1:
+            variances[i] = (_influences(rounds) ** 2).sum() * len(rounds) ** 2 / (len(rounds) - 1)
+    return Estimates(values, counts, variances, counts - 1)
+
+
+def by_processes(cells: Sequence[Processes]) -> Estimates:
+    """Means over processes of their locations, with processes as clusters; whatever varies within one is in them.
+
+    The bootstrap of a mean over whole clusters needs no drawing: its variance is theirs over their number (Davison
+    and Hinkley, Bootstrap Methods and Their Application, 1997, sections 2.2 and 3.8).
+    """
+    return _means([np.array([location(rounds) for rounds in processes]) for processes in cells])
+
+
+def by_pairs(base: Sequence[Processes], head: Sequence[Processes]) -> Estimates:
+    """Means of log ratios head / base of processes measured in pairs, so that drift from pair to pair cancels."""
+    return _means(
+        [
+            np.array([location(two) - location(one) for one, two in zip(before, after, strict=True)])
+            for before, after in zip(base, head, strict=True)
+        ]
+    )
+
+
+def pooled(estimates: Estimates) -> Estimates:
     """Each cell's variance drawn towards what is usual in the run, and the freedom that this adds.
 
-    A variance from five rounds is uncertain, and a cell stops early just when its own came out small; the other cells
-    of the run say what is likely: empirical Bayes by moments of the log variance (Smyth, Stat. Appl. Genet. Mol. Biol.
-    3, 2004, section 6.2). Runs of fewer than FEWEST_TO_POOL cells stay as they are.
+    A variance from five clusters is uncertain, and a cell stops early just when its own came out small; the other
+    cells of the run say what is likely: empirical Bayes by moments of the log variance (Smyth, Stat. Appl. Genet. Mol.
+    Biol. 3, 2004, section 6.2). Runs of fewer than FEWEST_TO_POOL cells stay as they are.
     """
-    variances, freedom = medians.round_variances, medians.freedom
+    variances, freedom = estimates.cluster_variances, estimates.freedom
     known = np.isfinite(variances) & (variances > 0)
     if known.sum() < FEWEST_TO_POOL:
-        return medians
+        return estimates
     half = freedom[known] / 2
     logs = np.log(variances[known]) - digamma(half) + np.log(half)
     spread = logs.var(ddof=1) - polygamma(1, half).mean()
@@ -106,27 +137,27 @@ def pooled(medians: LogMedians) -> LogMedians:
     drawn = np.isfinite(variances)
     total = prior + freedom
     shrunk = (prior * usual + freedom * np.where(drawn, variances, 0)) / total
-    return replace(medians, round_variances=np.where(drawn, shrunk, np.inf), freedom=total)
+    return replace(estimates, cluster_variances=np.where(drawn, shrunk, np.inf), freedom=total)
 
 
-def log_ratios(base: LogMedians, head: LogMedians) -> LogRatios:
+def log_ratios(base: Estimates, head: Estimates) -> LogRatios:
     """Compare runs that were measured apart, so that their variances add.
 
-    Few rounds have too few different resamples for the small p-values that many cells need, so the tails are those of
-    Student's t with the bootstrap's variances (Cameron, Gelbach and Miller, Rev. Econ. Stat. 90, 2008) and the
-    degrees of freedom of Welch (Biometrika 34, 1947). What has no variance at all differs if its medians do.
+    Few clusters have too few different resamples for the small p-values that many cells need, so the tails are those
+    of Student's t (Cameron, Gelbach and Miller, Rev. Econ. Stat. 90, 2008) with the degrees of freedom of Welch
+    (Biometrika 34, 1947). What has no variance at all differs if its values do.
     """
-    values = head.values - base.values
     total = base.variances + head.variances
-    p_values, reach = np.where(values == 0, 1.0, 0.0), np.zeros_like(values)
-    unknown = ~np.isfinite(total)
-    p_values[unknown], reach[unknown] = 1, np.inf
+    freedom = np.ones_like(total)
     some = np.isfinite(total) & (total > 0)
     parts = [run.variances[some] ** 2 / run.freedom[some] for run in (base, head)]
-    freedom, errors = total[some] ** 2 / (parts[0] + parts[1]), np.sqrt(total[some])
-    p_values[some] = 2 * stdtr(freedom, -np.abs(values[some]) / errors)
-    reach[some] = stdtrit(freedom, 0.975) * errors
-    return LogRatios(values, values - reach, values + reach, p_values)
+    freedom[some] = total[some] ** 2 / (parts[0] + parts[1])
+    return _student(head.values - base.values, total, freedom)
+
+
+def paired_ratios(differences: Estimates) -> LogRatios:
+    """Compare runs that were measured in pairs, by the estimates of `by_pairs`: the paired t-test."""
+    return _student(differences.values, differences.variances, differences.freedom)
 
 
 def holm(p_values: Floats) -> Floats:
@@ -139,3 +170,36 @@ def holm(p_values: Floats) -> Floats:
     adjusted = np.empty(count)
     adjusted[order] = np.minimum(1, np.maximum.accumulate(np.asarray(p_values)[order] * (count - np.arange(count))))
     return adjusted
+
+
+def _logs(rounds: Rounds) -> Floats:
+    return np.log(np.concatenate([np.empty(0), *(np.asarray(one, dtype=float) for one in rounds)]))
+
+
+def _influences(rounds: Rounds) -> Floats:
+    """What each round adds to the trimmed mean of the logarithms: `[rounds]`."""
+    samples = _logs(rounds)
+    ranked, cut = np.sort(samples), int(CUT * samples.size)
+    winsorized = np.clip(samples, ranked[cut], ranked[samples.size - cut - 1])
+    ends = np.cumsum([len(one) for one in rounds])
+    sums = np.diff(np.concatenate([[0.0], np.cumsum(winsorized - winsorized.mean())[ends - 1]]))
+    return sums / (samples.size - 2 * cut)
+
+
+def _means(clusters: Sequence[Floats]) -> Estimates:
+    """Means of each cell's clusters, at least two."""
+    counts = np.array([values.size for values in clusters], dtype=float)
+    means = np.array([values.mean() for values in clusters])
+    return Estimates(means, counts, np.array([values.var(ddof=1) for values in clusters]), counts - 1)
+
+
+def _student(values: Floats, variances: Floats, freedom: Floats) -> LogRatios:
+    """Intervals and p-values by Student's t."""
+    p_values, reach = np.where(values == 0, 1.0, 0.0), np.zeros_like(values)
+    unknown = ~np.isfinite(variances)
+    p_values[unknown], reach[unknown] = 1, np.inf
+    some = np.isfinite(variances) & (variances > 0)
+    errors = np.sqrt(variances[some])
+    p_values[some] = 2 * stdtr(freedom[some], -np.abs(values[some]) / errors)
+    reach[some] = stdtrit(freedom[some], 0.975) * errors
+    return LogRatios(values, values - reach, values + reach, p_values)

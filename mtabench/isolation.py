@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +16,7 @@ from mtabench.plan import Plan
 from mtabench.processes import ProcessEndedError, call_in_process
 from mtabench.results import Key, Writer, key_of
 from mtabench.rows import Row, RunFacts, cell_row
+from mtabench.stopwatch import Stopwatch
 from mtabench.sweep import Sweep, Watcher, interruptible, new_sweep
 
 CELL_TIMEOUT_S = 600.0
@@ -28,19 +29,23 @@ class Result:
     row: Row
     samples: list[Sequence[object]]
     ceilings: dict[str, Ceilings | None]
+    spent: Mapping[str, float]
 
 
-def run_isolated(plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher) -> Counter[str]:
+def run_isolated(
+    plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher, spent: Stopwatch | None = None
+) -> Counter[str]:
     """As sweep.run, a process a cell; the baseline of each problem first, so that each row has its speedup.
 
     A cell whose process does not end with a result is an `error`, or a `timeout` after the plan's `cell_timeout`.
     """
-    sweep = new_sweep(plan, writer, settings, watcher)
+    sweep = new_sweep(plan, writer, settings, watcher, spent)
     with interruptible(plan, writer):
         for case in _baselines_first(plan):
             if key_of(case) not in writer.done and sweep.can_run(case):
                 result = _measure(case, sweep)
                 sweep.ceilings |= result.ceilings
+                sweep.spent.add(result.spent)
                 _add_speedup(result.row, case, plan, writer)
                 sweep.write([result.row], result.samples)
     return sweep.statuses
@@ -55,23 +60,27 @@ def measure_cell(
     path: Path,
 ) -> None:
     """In the cell's process: verify and time the plan's one cell, and send its Result. `path` is the results file."""
-    messenger = _Messenger(send, ceilings, path)
-    Sweep(plan, messenger, settings, messenger, facts, ceilings).measure_shape(plan.cases)
+    spent = Stopwatch()
+    messenger = _Messenger(send, ceilings, path, spent)
+    Sweep(plan, messenger, settings, messenger, facts, ceilings, spent).measure_shape(plan.cases)
 
 
 class _Messenger:
     """Stands for the writer and the watcher of a sweep in a cell's process."""
 
-    def __init__(self, send: Callable[[Any], None], ceilings: dict[str, Ceilings | None], path: Path) -> None:
+    def __init__(
+        self, send: Callable[[Any], None], ceilings: dict[str, Ceilings | None], path: Path, spent: Stopwatch
+    ) -> None:
         self.path = path
         self.done: dict[Key, dict[str, str]] = {}
         self._send = send
         self._ceilings = ceilings
+        self._spent = spent
 
     def write(self, rows: Sequence[Row], samples: Iterable[Sequence[object]] = ()) -> None:
         """Send the cell's row."""
         (row,) = rows
-        self._send(Result(row, list(samples), self._ceilings))
+        self._send(Result(row, list(samples), self._ceilings, dict(self._spent.seconds)))
 
     def doing(self, text: str) -> None:
         """Send what the cell's process works on."""
@@ -105,7 +114,7 @@ def _measure(case: Case, sweep: Sweep) -> Result:
         reason = str(error)
     if results:
         return results[0]
-    return Result(cell_row(case, sweep.facts, status, f"{reason}; last step: {step}"), [], {})
+    return Result(cell_row(case, sweep.facts, status, f"{reason}; last step: {step}"), [], {}, {})
 
 
 def _baselines_first(plan: Plan) -> Iterator[Case]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from mtabench import axes
-from mtabench.case import DTYPES, Case
+from mtabench.case import DTYPES, PASSES, Case
 from mtabench.errors import UsageError
 from mtabench.registry import BASELINE, Implementation, default_names, find
 
-TIMERS = ("auto", "events", "graph", "cpu")
+TIMERS = ("auto", "events", "graph", "cpu", "nvbench")
 CACHES = ("cold", "warm")
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 
@@ -93,14 +93,20 @@ class _Axes:
     impls: list[Implementation]
 
 
-def make_plan(options: Options) -> Plan:
-    """Expand the options into cells; raises UsageError, in one sentence, for what a sweep could not do."""
-    _parse(options, "cpu")  # so that a slip of the fingers is told before torch is imported to look for the device
-    from mtabench.environment import resolve_device
+def make_plan(options: Options, device: str | None = None) -> Plan:
+    """Expand the options into cells; raises UsageError, in one sentence, for what a sweep could not do.
 
-    device = resolve_device(options.device)
+    `device`, "cuda" or "cpu", is for cells that will not run here; None looks for the one that the options ask for.
+    """
+    _parse(options, "cpu")  # so that a slip of the fingers is told before torch is imported to look for the device
+    if device is None:
+        from mtabench.environment import resolve_device
+
+        device = resolve_device(options.device)
     if device == "cpu" and options.timer not in ("auto", "cpu"):
         raise UsageError(f"--timer {options.timer} measures on a GPU, and this sweep runs on the CPU")
+    if options.timer == "nvbench":
+        options = _for_nvbench(options)
     given = _parse(options, device)
     for heads in given.heads:
         if given.kv_heads and heads % given.kv_heads:
@@ -115,8 +121,22 @@ def make_plan(options: Options) -> Plan:
     return Plan(options.pass_, device, cases, baseline, baseline_splits, options, shown, notes)
 
 
+def _for_nvbench(options: Options) -> Options:
+    """NVBench registers once a process, so that each cell has one; it knows no other cache than a cold one."""
+    from mtabench.nvbench_timer import check_nvbench
+
+    if options.cache != "cold":
+        raise UsageError(
+            f"--cache {options.cache} cannot be had with --timer nvbench, which empties the cache each time"
+        )
+    check_nvbench()
+    return replace(options, isolate=True)
+
+
 def _parse(options: Options, device: str) -> _Axes:
     """Every axis read on its own, with the defaults of that device."""
+    if options.pass_ not in PASSES:
+        raise UsageError(f"there is no pass {options.pass_!r}; expected one of {', '.join(PASSES)}")
     if options.batch is not None and options.tokens is not None:
         raise UsageError("--batch and --tokens exclude each other: --tokens 16k sets batch = 16k / seq")
     for value, known, what in ((options.timer, TIMERS, "--timer"), (options.cache, CACHES, "--cache")):
@@ -128,7 +148,7 @@ def _parse(options: Options, device: str) -> _Axes:
     for what, number in limits.items():
         if number is not None and not 0 < number < 1e6:
             raise UsageError(f"{what} is {number}; it must be more than 0 and less than a million")
-    if options.cell_timeout is not None and not options.isolate:
+    if options.cell_timeout is not None and not options.isolate and options.timer != "nvbench":
         raise UsageError("--cell-timeout needs --isolate: only a cell in a process of its own can be stopped")
     texts = _texts(options, device)
     return _Axes(

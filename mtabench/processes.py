@@ -10,13 +10,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import IO, Any
 
 PR_SET_PDEATHSIG = 1
 LOOK_AGAIN_S = 1.0
+# Its first argument is the module; what the folder it starts in holds comes first, as with `python -m`.
+RUN_MODULE = (
+    "import ctypes, runpy, sys; "
+    f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {signal.SIGKILL:d}); "
+    "module = sys.argv.pop(1); "
+    "runpy.run_module(module, run_name='__main__', alter_sys=True)"
+)
 EXIT_S = 10.0  # what a process has to end once its function has returned, or once it is killed
 LONGEST_QUOTE = 200
 
@@ -48,9 +56,38 @@ def call_in_process(
                 process.wait(EXIT_S)
         finally:
             _kill(process)
-        reason = _ending(process.returncode)
+        reason = ending(process.returncode)
         if reason:
             raise ProcessEndedError(reason + _last_line(output))
+
+
+def run_module(
+    module: str, words: Sequence[str], folder: Path, environment: Mapping[str, str], receive: Callable[[str], None]
+) -> int:
+    """Run `python -m module words` in `folder`, by this interpreter; each line that it prints is given to `receive`.
+
+    The exit code, below 0 for the signal that ended it. Whatever happens, Ctrl-C here included, the process is gone
+    on return, and it is killed if this process is.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN_MODULE, module, *words],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                receive(line.rstrip("\n"))
+        return process.wait()
+    finally:
+        _kill(process)
 
 
 def serve(descriptor: int) -> None:
@@ -97,14 +134,14 @@ def _receive_all(
             return
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[Any]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):
         process.wait(EXIT_S)
 
 
-def _ending(code: int | None) -> str:
+def ending(code: int | None) -> str:
     """How a process ended, in words; an empty text if it ended well."""
     if code is None:
         return "its process cannot be ended"

@@ -77,7 +77,7 @@ def graph_sampler(closures: Sequence[Callable[[], Any]], flush: Callable[[], Any
     With `flush` the cache is emptied before each window, which then holds every closure once.
     """
     repeats = 1 if flush is not None else math.ceil(_calls(call_s) / len(closures))
-    graph = _capture(closures, repeats)
+    graph = capture(closures, repeats)
 
     def sample(count: int) -> list[float]:
         windows = []
@@ -95,7 +95,8 @@ def graph_sampler(closures: Sequence[Callable[[], Any]], flush: Callable[[], Any
     return sample
 
 
-def _capture(closures: Sequence[Callable[[], Any]], repeats: int) -> torch.cuda.CUDAGraph:
+def capture(closures: Sequence[Callable[[], Any]], repeats: int = 1) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of calling all closures in turn, `repeats` times, replayed once."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

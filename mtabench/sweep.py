@@ -22,11 +22,13 @@ from mtabench.ceilings import Ceilings, measure_ceilings
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.inputs import make_inputs
 from mtabench.kept_ceilings import FILE_NAME, read_ceilings
+from mtabench.nvtx import phase
 from mtabench.plan import Plan
 from mtabench.readiness import memory_reason, unsupported_reason
 from mtabench.registry import find, load
 from mtabench.results import Key, Writer, key_of
 from mtabench.rows import Row, RunFacts, add_speedups, cell_row, sample_lines, timed_row
+from mtabench.stopwatch import MEASURING, VERIFYING, Stopwatch
 from mtabench.verify import Oracle, results_of
 
 OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory")
@@ -89,20 +91,24 @@ def check_same_device(plan: Plan, path: Path, rows: Iterable[Mapping[str, str]])
         )
 
 
-def run(plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher) -> Counter[str]:
+def run(
+    plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher, spent: Stopwatch | None = None
+) -> Counter[str]:
     """Measure the cells that the writer's file does not have yet; how many rows of each status were written.
 
-    Raises MtabenchError, with all that was measured kept, if the GPU can't go on or the disk takes no more, and
-    SweepInterruptedError after Ctrl-C.
+    `spent` is told where the time goes. Raises MtabenchError, with all that was measured kept, if the GPU can't go on
+    or the disk takes no more, and SweepInterruptedError after Ctrl-C.
     """
-    sweep = new_sweep(plan, writer, settings, watcher)
+    sweep = new_sweep(plan, writer, settings, watcher, spent)
     with interruptible(plan, writer):
         for _, cases in groupby(plan.cases, key=lambda case: case.shape_key):
             sweep.measure_shape(list(cases))
     return sweep.statuses
 
 
-def new_sweep(plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher) -> Sweep:
+def new_sweep(
+    plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher, spent: Stopwatch | None = None
+) -> Sweep:
     """A sweep that starts now, with the ceilings that are kept beside its file."""
     facts = RunFacts(
         run_id=secrets.token_hex(6),
@@ -111,7 +117,7 @@ def new_sweep(plan: Plan, writer: Writer, settings: timing.Settings, watcher: Wa
         options=_measuring_options(plan, settings),
     )
     kept = read_ceilings(writer.path.with_name(FILE_NAME), facts.environment)
-    return Sweep(plan, writer, settings, watcher, facts, dict(kept))
+    return Sweep(plan, writer, settings, watcher, facts, dict(kept), spent)
 
 
 @contextmanager
@@ -138,6 +144,7 @@ class Sweep:
         watcher: Watcher,
         facts: RunFacts,
         ceilings: dict[str, Ceilings | None],
+        spent: Stopwatch | None = None,
     ) -> None:
         self.plan = plan
         self.writer = writer
@@ -145,6 +152,7 @@ class Sweep:
         self.watcher = watcher
         self.facts = facts
         self.ceilings = ceilings
+        self.spent = spent or Stopwatch()
         self.statuses: Counter[str] = Counter()
 
     def measure_shape(self, cases: Sequence[Case]) -> None:
@@ -154,10 +162,13 @@ class Sweep:
             return
         # A baseline whose row is in the file already takes part again: a speedup compares times of one round.
         taking_part = [case for case in cases if case in pending or self._is_baseline_of(case, pending)]
-        self._measure_ceilings(cases[0])
+        with self.spent.on(MEASURING):
+            self._measure_ceilings(cases[0])
         verified: dict[Case, Verified] = {}
         for _, problem in groupby(taking_part, key=lambda case: case.problem_key):
-            verified |= self._verify(list(filter(self.can_run, problem)))
+            runnable = list(filter(self.can_run, problem))
+            with self.spent.on(VERIFYING):
+                verified |= self._verify(runnable)
         if verified:
             self._time(verified, set(pending))
         verified.clear()
@@ -213,7 +224,8 @@ class Sweep:
             self.watcher.doing(f"{words(case)}, {case.label}: verifying")
             build = load(find(case.impl).target)
             try:
-                check = oracle.check(results_of(build(case, inputs), case, inputs))
+                with phase(case.device, f"{words(case)}, {case.label}: verify"):
+                    check = oracle.check(results_of(build(case, inputs), case, inputs))
                 if check.ok:
                     verified[case] = Verified(timing.timed(case, build, inputs), check.rel_error)
                     continue
@@ -229,7 +241,8 @@ class Sweep:
         """Time cells in turns and write the rows of those that are pending."""
         case = next(iter(verified))
         self.watcher.doing(f"{words(case)}: timing {', '.join(dict.fromkeys(case.impl for case in verified))}")
-        measured = timing.measure({case: cell.timed for case, cell in verified.items()}, case.device, self.settings)
+        with self.spent.on(MEASURING), phase(case.device, f"{words(case)}: time"):
+            measured = timing.measure({case: cell.timed for case, cell in verified.items()}, case.device, self.settings)
         rows: dict[Case, Row] = {}
         failed = False
         for case, outcome in measured.items():

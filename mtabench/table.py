@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -68,7 +69,7 @@ def results_table(rows: Sequence[Row], limit: int | None = None) -> Table:
         status = Text(row["status"], style=STYLES.get(row["status"], ""))
         reason = "" if limit else text_of(row.get("reason"))
         table.add_row(
-            *(cell[name] for name in columns),
+            *(escape(cell[name]) for name in columns),
             _number(row, "median_ms"),
             f"{_number(row, 'p10_ms', 3)}-{_number(row, 'p90_ms', 3)}" if _number(row, "p10_ms") else "",
             f"{float(row['speedup']):.2f}x" if text_of(row.get("speedup")) else "",
@@ -193,9 +194,11 @@ def _cell(row: Row) -> dict[str, str]:
 
 
 def _number(row: Row, name: str, digits: int = 4) -> str:
-    """A number with so many digits that count, never in the form 1e+03; empty where unknown."""
+    """The number in a column, as `significant` shows it; empty where unknown."""
     text = text_of(row.get(name))
-    if not text:
-        return ""
-    value = float(text)
+    return significant(float(text), digits) if text else ""
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """A number with so many digits that count, never in the form 1e+03."""
     return f"{value:.0f}" if value >= 10**digits else f"{value:.{digits}g}"

@@ -6,6 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -13,9 +14,12 @@ import numpy as np
 import torch
 
 from mtabench.case import Case
+from mtabench.energy import joules
 from mtabench.environment import GpuSensor, l2_bytes
 from mtabench.inputs import Inputs
-from mtabench.samplers import Sampler, cpu_sampler, events_sampler, graph_sampler
+from mtabench.nvbench_timer import sample_with_nvbench
+from mtabench.nvtx import phase
+from mtabench.samplers import Sampler, capture, cpu_sampler, events_sampler, graph_sampler
 from mtabench.statistics import median_interval
 
 K = TypeVar("K", bound=Hashable)
@@ -30,7 +34,7 @@ MAX_ROTATIONS = 512
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to measure. `timer` is auto, events, graph or cpu, `cache` cold or warm; limits are per cell.
+    """How to measure. `timer` is auto, events, graph, cpu or nvbench, `cache` cold or warm; limits are per cell.
 
     A cell stops, after `min_rounds`, when the 95 % interval of its median is within `ci_target` of it either way, at
     `max_rounds`, or at `time_limit_s`. Slow cells take fewer samples a round, at least one.
@@ -59,7 +63,10 @@ class Timed:
 
 @dataclass(slots=True)
 class Measurement:
-    """Samples in ms by round, and how they were taken; None where unknown. Peak memory is one call's, 10^6 bytes."""
+    """Samples in ms by round, and how they were taken; None where unknown. Peak memory is one call's, 10^6 bytes.
+
+    `energy_j` is that of one call among its likes, after the rounds, as `energy` measures it.
+    """
 
     timer: str
     cache: str
@@ -67,6 +74,7 @@ class Measurement:
     sm_clock_mhz: float | None = None
     throttled: bool | None = None
     peak_memory_mb: float | None = None
+    energy_j: float | None = None
 
 
 def timed(case: Case, build: Build, inputs: Inputs) -> Timed:
@@ -90,24 +98,52 @@ def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K
     A cell that raises drops out, and its exception stands for it: torch.OutOfMemoryError if there was no memory,
     TimeoutError if one call takes longer than the time limit. Exceptions come first, in the order they happened.
     """
+    if settings.timer == "nvbench":
+        return {key: _by_nvbench(cell, device, settings) for key, cell in cells.items()}
     failed: dict[K, Measurement | Exception] = {}
     lanes: dict[K, _Lane] = {}
     flush = _flush(device, settings)
     sensor = GpuSensor() if device == "cuda" else None
     for key, cell in cells.items():
         try:
-            lanes[key] = _Lane(cell, device, settings, flush, sensor)
+            with phase(device, f"{_name(key)}: warm up"):
+                lanes[key] = _Lane(cell, device, settings, flush, sensor)
         except Exception as error:
             failed[key] = _bare(error)
     for number in range(settings.max_rounds):
         pending = [key for key, lane in lanes.items() if not lane.done and key not in failed]
         for key in pending if number % 2 == 0 else reversed(pending):
             try:
-                lanes[key].take_round()
+                with phase(device, f"{_name(key)}: measure"):
+                    lanes[key].take_round()
             except Exception as error:
                 failed[key] = _bare(error)
                 lanes[key].close()
-    return failed | {key: lane.measurement for key, lane in lanes.items() if key not in failed}
+    measured = {key: lane.measurement for key, lane in lanes.items() if key not in failed}
+    if sensor is not None and sensor.energy_j() is not None:
+        for key, measurement in measured.items():
+            with phase(device, f"{_name(key)}: energy"), suppress(Exception):  # then it is not known
+                measurement.energy_j = _energy(cells[key], sensor)
+    return failed | measured
+
+
+def _name(key: object) -> str:
+    """What a cell is called in a profiler, within its problem."""
+    return str(getattr(key, "label", key))
+
+
+def _energy(cell: Timed, sensor: GpuSensor) -> float | None:
+    """Joules of one call: of a decode step from replays over its caches, of a backward without the forward before."""
+    read, wait = sensor.energy_j, torch.cuda.synchronize
+    if cell.rotations is not None:
+        closures = cell.rotations()
+        replays = joules(capture(closures).replay, read, wait)
+        return None if replays is None else replays / len(closures)
+    if cell.setup is None:
+        return joules(lambda: cell.run(None), read, wait)
+    setup = cell.setup
+    both, before = joules(lambda: cell.run(setup()), read, wait), joules(setup, read, wait)
+    return None if both is None or before is None else max(0.0, both - before) or None
 
 
 class _Lane:
@@ -129,8 +165,7 @@ class _Lane:
         self.measurement = Measurement(name, "warm" if device == "cpu" else settings.cache, peak_memory_mb=peak)
         self._sampler: Sampler | None = _sampler(name, cell, device, flush, call_s)
         self._settings, self._sensor = settings, sensor
-        affordable = int(settings.time_limit_s / (settings.min_rounds * max(total_s, 1e-9)))
-        self._samples = max(1, min(settings.samples_per_round, affordable))
+        self._samples = _samples_a_round(settings, total_s)
         self._clocks: list[float] = []
         self._spent_s = 0.0
         self.done = False
@@ -167,6 +202,26 @@ class _Lane:
             return True
         low, high = median_interval(rounds)
         return (high - low) / 2 <= settings.ci_target * (high + low) / 2
+
+
+def _by_nvbench(cell: Timed, device: str, settings: Settings) -> Measurement | Exception:
+    """The measurement of the only cell of a process; NVBench takes all rounds that fit, since it cannot be stopped."""
+    try:
+        _, total_s, peak = _warm_up(cell, device, settings)
+        samples = _samples_a_round(settings, total_s)
+        affordable = int(settings.time_limit_s / max(samples * total_s, 1e-9))
+        rounds = max(settings.min_rounds, min(settings.max_rounds, affordable))
+        found = sample_with_nvbench(cell.run, cell.setup, rounds, samples, settings.time_limit_s)
+    except Exception as error:
+        return _bare(error)
+    _, throttled = GpuSensor().read()
+    return Measurement("nvbench", settings.cache, found.rounds, found.sm_clock_mhz, throttled, peak)
+
+
+def _samples_a_round(settings: Settings, total_s: float) -> int:
+    """As many as were asked for, or as fit into the time limit at `total_s` seconds a sample."""
+    affordable = int(settings.time_limit_s / (settings.min_rounds * max(total_s, 1e-9)))
+    return max(1, min(settings.samples_per_round, affordable))
 
 
 def _warm_up(cell: Timed, device: str, settings: Settings) -> tuple[float, float, float | None]:

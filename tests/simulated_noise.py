@@ -9,6 +9,8 @@ DRIFT = 0.01
 WITHIN = np.linspace(0.005, 0.02, CELLS)[:, None, None]
 AUTOCORRELATION = 0.6
 SECOND_MODE, SHARE_OF_SECOND_MODE, STICKINESS = 0.025, 0.25, 0.7
+PAIRS = 5  # the default of `mtabench ab`
+PROCESS_OFFSET, PAIR_DRIFT, DRIFT_IN_PAIR = 0.005, 0.01, 0.002
 BIMODAL = (np.arange(CELLS) % 5 == 0)[:, None, None]
 
 
@@ -16,6 +18,17 @@ def simulated_run(generator):
     """The samples of a run in ms by round, `CELLS` arrays `[rounds, SAMPLES]`, stopped as a sweep stops."""
     times = simulated_times(generator)
     return [cell[:count] for cell, count in zip(times, stops(times), strict=True)]
+
+
+def simulated_pairs(generator):
+    """The samples of two sides, by cell and process: each cell of a process has an offset, each pair a drift."""
+    sides = ([], [])
+    for _ in range(PAIRS):
+        drift = generator.normal(0, PAIR_DRIFT)
+        for side in sides:
+            offsets = generator.normal(0, PROCESS_OFFSET, CELLS) + drift + generator.normal(0, DRIFT_IN_PAIR)
+            side.append([cell * np.exp(one) for cell, one in zip(simulated_run(generator), offsets, strict=True)])
+    return tuple([list(processes) for processes in zip(*side, strict=True)] for side in sides)
 
 
 def simulated_times(generator):

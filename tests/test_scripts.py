@@ -10,6 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 RUNNABLE = ("scripts/quickstart", "scripts/test", ".ci/run")
 README = (ROOT / "README.md").read_text()
+PAGES = {
+    path.relative_to(ROOT): path.read_text() for path in sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+}
 
 
 def run(*words, **more):
@@ -67,7 +70,7 @@ def test_a_python_that_will_not_do_is_named(tmp_path):
 def test_constraints_pin_what_machines_without_gpu_need():
     lines = (ROOT / "scripts/constraints-cpu.txt").read_text().splitlines()
     pins = {line for line in lines if line and not line.startswith("#")}
-    assert pins == {"torch==2.13.0", "triton==3.6.0", "numpy<2.4"}
+    assert pins == {"torch==2.13.0", "triton==3.6.0", "numpy<2.4", "nvidia-cuda-nvrtc==13.5.37"}
 
 
 def test_ci_runs_the_tests():
@@ -85,19 +88,22 @@ def test_readme_and_scripts_use_options_that_exist():
     from mtabench.cli import app
 
     commands = typer.main.get_command(app).commands
-    options = {
-        name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        for name, command in commands.items()
-    }
+
+    def options_of(command):
+        own = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        return own.union(*map(options_of, getattr(command, "commands", {}).values()))
+
+    options = {name: options_of(command) for name, command in commands.items()}
     shell = (ROOT / "scripts/quickstart").read_text()
-    text = README + re.sub(r"\((fwd|bwd|decode) ", r"mtabench \1 ", shell)
+    text = "\n".join(PAGES.values()) + re.sub(r"\((fwd|bwd|decode) ", r"mtabench \1 ", shell)
     used = re.findall(r"mtabench ([a-z]+) ([^`\n|)]*)", text)
     assert used
     for command, words in used:
         if command in options:
+            taken = options[command].union(*(options[word] for word in words.split() if word in options))  # ab ... fwd
             for option in re.findall(r"--[a-z][a-z-]*", words):
-                assert option in options[command] | {"--help"}, f"mtabench {command} {words}"
-    table = README[README.index("### Options of a sweep") : README.index("### Implementations")]
+                assert option in taken | {"--help"}, f"mtabench {command} {words}"
+    table = (ROOT / "docs/sweeps.md").read_text()
     for option in re.findall(r"--[a-z][a-z-]*", table):
         assert option in options["fwd"] | options["decode"] | {"--help"}, option
 
@@ -108,14 +114,13 @@ def test_readme_lists_the_implementations_and_columns():
 
     table = README[README.index("### Implementations") : README.index("## The kernels from Python")]
     assert re.findall(r"^\| `([^`]+)`", table, re.MULTILINE) == [i.name for i in IMPLEMENTATIONS]
-    results = README[README.index("## Results") : README.index("## Why the numbers")]
+    results = (ROOT / "docs/results.md").read_text()
     named = set(re.findall(r"`([a-z0-9_]+)`", results))
     assert set(COLUMNS) <= named
     assert set(STATUSES) <= named
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\((?!http)([^)#]+)\)", README))))
-def test_readme_links_lead_somewhere(target):
-    if target.startswith("results/") and not (ROOT / target).exists():
-        pytest.skip("the reference results are not here yet")
-    assert (ROOT / target).exists()
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!http)([^)#]+)[)#]", PAGES[page]):
+        assert (ROOT / page).parent.joinpath(target).exists(), target

@@ -20,7 +20,7 @@ from mtabench.cli import app, main
 from mtabench.results import COLUMNS, KEY_COLUMNS, Writer, read_results
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("fwd", "bwd", "decode", "verify", "list", "env", "plot", "compare")
+COMMANDS = ("fwd", "bwd", "decode", "verify", "list", "env", "profile", "explain", "roofline", "plot", "compare")
 SMALL = ("--device", "cpu", "--head-dim", "16", "--heads", "2", "--conv", "3x3", "--rounds", "2")
 TINY = (*SMALL, "--seq", "16,32", "--impl", "eager")
 LONG = (*SMALL, "--impl", "eager,sdpa-math", "--no-plot")

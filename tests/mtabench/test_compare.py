@@ -169,17 +169,17 @@ def without_column(content):
         (edit("head.csv", lambda x: b"\x00\xff\n"), "cannot read"),
         (edit("head.csv", lambda x: x + x.splitlines(keepends=True)[-1]), "has the cell fwd/eager/"),
         (edit("head.csv", without_column), "has no column schema_version"),
-        (edit("head.csv", lambda x: x.replace(b",ok,", b",fine,", 1)), "has the status 'fine'"),
-        (edit("head.csv", lambda x: x.replace(b",64,16,6,", b",nan,16,6,", 1)), "number in the column seq"),
-        (edit("head.csv", lambda x: x.replace(b",64,16,6,", b",,16,6,", 1)), "without a number in the column seq"),
+        (edit("head.csv", lambda x: x.replace(b",ok,", b",fine,", 1)), "has 'fine' in the column status"),
+        (edit("head.csv", lambda x: x.replace(b",64,16,6,", b",nan,16,6,", 1)), "has 'nan' in the column seq"),
+        (edit("head.csv", lambda x: x.replace(b",64,16,6,", b",,16,6,", 1)), "has nothing in the column seq"),
         (edit("head.csv", lambda x: x.replace(b",100,", b",100,nan,", 1)), "fields"),
-        (edit("head.csv", lambda x: x.replace(b",10,100,", b",10,nan,", 1)), "number in the column samples"),
+        (edit("head.csv", lambda x: x.replace(b",10,100,", b",10,nan,", 1)), "has 'nan' in the column samples"),
         (edit("head.csv", lambda x: x.replace(b",10,100,", b",10,,", 1)), "no number in the column samples"),
         (edit("head.samples.csv", lambda x: x[:-4]), "has 99 samples in 10 rounds"),
         (edit("head.samples.csv", lambda x: x[:900]), "samples in"),
         (edit("head.samples.csv", lambda x: b""), "is not a samples file"),
         (edit("head.samples.csv", lambda x: x + b"head,cell,1,1,nan\n"), "is not a sample"),
-        (edit("head.samples.csv", lambda x: x + b"head,cell,1\n"), "is not a sample"),
+        (edit("head.samples.csv", lambda x: x + b"head,cell,1\n"), "has 3 fields, and its header 5"),
         (edit("head.samples.csv", lambda x: x.replace(b",1.0", b",3.0").replace(b",0.9", b",2.9")), "has the median"),
         (
             lambda folder: (folder / "head.samples.csv").unlink(),
@@ -258,7 +258,7 @@ def test_markdown_and_step_summary(reports, tmp_path):
     assert "1 broken, 1 slower, 1 gone, 1 new; changes below 2 % do not count." in text
     rows = [line for line in text.splitlines() if line.startswith("| fwd")]
     assert [line.count(" | ") for line in rows] == [5] * 4
-    assert "50 % \\| &lt;b&gt; [1m &amp; so" in text
+    assert "50 % \\| &lt;b&gt;\\\\x1b\\[1m &amp; so" in text
     assert (tmp_path / "step.md").read_text() == "before\n" + text
 
 

@@ -9,7 +9,7 @@ import time
 import process_functions as functions
 import pytest
 
-from mtabench.processes import ProcessEndedError, call_in_process
+from mtabench.processes import ProcessEndedError, call_in_process, ending, run_module
 
 
 def call(function, *arguments, timeout_s=60, receive=None):
@@ -113,3 +113,50 @@ call_in_process(functions.hang_with_a_child, (), 60, lambda pids: print(*pids, f
 def test_the_process_has_a_session_of_its_own():
     ((session, pid),) = call(functions.tell_its_session)
     assert session == pid
+
+
+def environment(folder):
+    return os.environ | {"PYTHONPATH": str(folder)}
+
+
+def test_a_module_runs_in_its_folder_with_its_words(tmp_path):
+    (tmp_path / "told.py").write_text(
+        "import os, sys\nprint(__name__, sys.argv, os.getcwd())\nprint('last', file=sys.stderr)\nsys.exit(3)\n"
+    )
+    lines = []
+    assert run_module("told", ["--a", "b c"], tmp_path, environment(tmp_path), lines.append) == 3
+    assert lines == [f"__main__ {[str(tmp_path / 'told.py'), '--a', 'b c']} {tmp_path}", "last"]
+
+
+def test_a_module_that_is_killed_says_by_what(tmp_path):
+    (tmp_path / "dies.py").write_text("import os; os.kill(os.getpid(), 11)\n")
+    code = run_module("dies", [], tmp_path, environment(tmp_path), print)
+    assert ending(code) == "its process was ended by SIGSEGV"
+
+
+def test_a_module_is_gone_after_ctrl_c(tmp_path):
+    (tmp_path / "waits.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(1000)\n")
+    pids = []
+
+    def interrupted(line):
+        pids.append(int(line))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_module("waits", [], tmp_path, environment(tmp_path), interrupted)
+    assert_gone(*pids)
+
+
+def test_a_module_is_killed_with_the_process_that_waits_for_it(tmp_path):
+    (tmp_path / "waits.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(1000)\n")
+    script = (
+        "import os; from pathlib import Path; from mtabench.processes import run_module\n"
+        f"run_module('waits', [], Path({str(tmp_path)!r}), dict(os.environ), lambda line: print(line, flush=True))"
+    )
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    waiting = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=paths, text=True)
+    pid = int(waiting.stdout.readline())
+    waiting.kill()
+    waiting.wait(20)
+    waiting.stdout.close()
+    assert_gone(pid)

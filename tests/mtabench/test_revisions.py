@@ -1,0 +1,110 @@
+"""Revisions of a checkout: found, given a folder each, and gone at the end however it comes."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from paired_runs import git, make_repository
+
+from mtabench.errors import UsageError
+from mtabench.revisions import find_checkout, folders_of, resolve, working_tree
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    folder = make_repository(tmp_path)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def worktrees(folder):
+    return [line for line in git(folder, "worktree", "list", "--porcelain").splitlines() if line.startswith("worktree")]
+
+
+def test_each_revision_has_its_code_in_a_folder_of_its_own(repository):
+    before, after = resolve(repository, "HEAD~1", "--base"), working_tree(repository)
+    with folders_of(find_checkout(), {"base": before, "head": after}) as folders:
+        texts = {name: (folder / "mtabench/code.py").read_text() for name, folder in folders.items()}
+        assert texts == {"base": "revision = 0\n", "head": "revision = 1\n"}
+        assert len({len(str(folder)) for folder in folders.values()}) == 1
+        assert len(worktrees(repository)) == 3
+    assert len(worktrees(repository)) == 1
+    assert not any(folder.exists() for folder in folders.values())
+
+
+def test_a_dirty_working_tree_is_itself(repository):
+    (repository / "mtabench/code.py").write_text("revision = 2\n")
+    (repository / "notes.txt").write_text("not code\n")
+    head = working_tree(repository)
+    assert head.dirty
+    assert head.words.endswith("with uncommitted changes)")
+    with folders_of(repository, {"head": head}) as folders:
+        assert folders == {"head": repository}
+    assert (repository / "mtabench/code.py").read_text() == "revision = 2\n"
+
+
+def test_files_that_are_no_code_make_nothing_dirty(repository):
+    (repository / "notes.txt").write_text("not code\n")
+    assert not working_tree(repository).dirty
+
+
+def test_nothing_is_left_after_an_error_and_variables_of_a_hook_are_not_followed(repository, monkeypatch):
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
+    base = resolve(repository, "main", "--base")
+    folder = None
+
+    def stopped():
+        nonlocal folder
+        with folders_of(find_checkout(), {"base": base}) as folders:
+            folder = folders["base"]
+            folder.joinpath("untracked").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
+    monkeypatch.delenv("GIT_DIR")
+    assert len(worktrees(repository)) == 1
+    assert not folder.exists()
+
+
+def test_nothing_is_left_after_sigterm(repository, tmp_path):
+    script = (
+        "import time; from pathlib import Path; from mtabench.revisions import *; root = Path.cwd()\n"
+        "with folders_of(root, {'base': resolve(root, 'HEAD', '--base')}): print('in', flush=True); time.sleep(60)"
+    )
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": str(scratch)}
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment, text=True)
+    assert process.stdout.readline() == "in\n"
+    assert len(list(scratch.iterdir())) == 1
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 128 + signal.SIGTERM
+    process.stdout.close()
+    assert list(scratch.iterdir()) == []
+    assert len(worktrees(repository)) == 1
+
+
+@pytest.mark.parametrize("name", ["no-such-branch", "--all", "HEAD:mtabench", ""])
+def test_what_is_no_commit_is_named(repository, name):
+    with pytest.raises(UsageError, match=r"is no revision of .*give a branch, a tag or a commit"):
+        resolve(repository, name, "--base")
+
+
+def test_a_revision_without_the_suite_is_named(repository):
+    git(repository, "rm", "--quiet", "-r", "mtabench")
+    git(repository, "commit", "--quiet", "--message", "nothing")
+    gone = resolve(repository, "HEAD", "--base")
+    with pytest.raises(UsageError, match="has no mtabench in it"), folders_of(repository, {"base": gone}):
+        pass
+    with pytest.raises(UsageError, match="checkout of another project"):
+        find_checkout()
+
+
+def test_outside_a_repository(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with pytest.raises(UsageError, match=r"cannot be used as a git checkout .not a git repository"):
+        find_checkout()
