@@ -111,12 +111,13 @@ def _table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for name, row in zip(names, rows, strict=True):
         shares = (row[f"{kind}_false_alarms"] / row[f"{kind}_comparisons"] for kind in ("compare", "ab"))
-        texts = (
-            f"{row['median_ms']:.4g}",
-            *(f"{100 * x:.2f} %" for x in (row["pair_noise"], *shares, row["smallest_change"])),
-        )
-        table.add_row(Text(name), *texts)
+        texts = map(_percent, (row["pair_noise"], *shares, row["smallest_change"]))
+        table.add_row(Text(name), f"{row['median_ms']:.4g}", *texts)
     return table
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %" if share < 10 else "over 1000 %"
 
 
 def _sentences(found: Noise, pairs: int, threshold: float) -> list[str]:

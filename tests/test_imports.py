@@ -1,6 +1,8 @@
 """Import arrows: kernels know nothing of the suite, pure modules nothing of torch, the cli stays light."""
 
 import ast
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -131,3 +133,13 @@ def later():
     top = {"typing", "torch.nn", "mtabench", "mtabench.axes", "numpy"}
     assert imports(source, "mtabench.example", inside_functions=False) == top
     assert imports(source, "mtabench.example", inside_functions=True) >= top | {"mtabench"}
+
+
+def test_the_kernels_start_without_the_compiler():
+    """`torch._dynamo` takes two seconds of every process that imports it."""
+    program = "import sys, mta_kernels.conv_attention; print('torch._dynamo' in sys.modules)"
+    paths = os.pathsep.join([str(ROOT), str(KERNELS)])
+    said = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert said.stdout == "False\n", said.stderr

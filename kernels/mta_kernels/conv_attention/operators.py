@@ -43,9 +43,12 @@ def triton_unsupported(
     return None
 
 
-@torch.compiler.assume_constant_result
 def _platform_unsupported(device: torch.device | str, dtype: torch.dtype) -> str | None:
     return _cached_platform_unsupported(device, dtype, os.environ.get("TRITON_INTERPRET") == "1")
+
+
+# What torch.compiler.assume_constant_result does, which imports all of torch._dynamo: two seconds of every start.
+_platform_unsupported._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
