@@ -1,6 +1,8 @@
 """Without a GPU, Triton's kernels run in its interpreter; the flag must be set before they are imported."""
 
 import os
+import signal
+import threading
 
 import pytest
 import torch
@@ -8,6 +10,10 @@ from hypothesis import settings
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell that runs the tests in the background makes them ignore Ctrl-C, which some of them test.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # The same examples in every run, so that a change that did not break anything cannot fail the build.

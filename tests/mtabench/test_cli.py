@@ -447,7 +447,10 @@ def test_kill_9_leaves_whole_rows_and_resume_completes_them(tmp_path, mtabench):
 def test_ctrl_c_is_one_sentence_and_exit_code_130(tmp_path):
     process, path = started(tmp_path, "--seq", "16..2000:+16")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert len(err.splitlines()) == 1
     assert "--resume" in err
