@@ -44,8 +44,8 @@ def inputs(*shape, dtype=FP16, **options) -> dict[str, torch.Tensor]:
     ids=str,
 )
 def test_shapes(head_dim, taps, options) -> None:
-    for seq_len in (5, 48, 200):
-        assert_as_reference(inputs(2 if seq_len == 5 else 1, 2, 1, seq_len, head_dim, taps), "hopper", **options)
+    for batch, seq_len in ((2, 5), (1, 150)):
+        assert_as_reference(inputs(batch, 2, 1, seq_len, head_dim, taps), "hopper", **options)
 
 
 def test_one_token() -> None:
@@ -58,8 +58,7 @@ def test_one_token() -> None:
 
 def test_chunks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backward, "CHUNK_ROWS", 384)
-    for causal in (True, False):
-        assert_as_reference(inputs(1, 1, 1, 500, 64, (6, 11)), "hopper", causal=causal)
+    assert_as_reference(inputs(1, 1, 1, 430, 64, (6, 11)), "hopper")
 
 
 def test_heads_at_a_time() -> None:

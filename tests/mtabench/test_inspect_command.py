@@ -26,6 +26,7 @@ PLACE = "sm_90, bf16, head dim 64, conv 6x11: "
 def inspect(monkeypatch, capsys, tmp_path):
     """Runs `mtabench inspect` in an empty folder, on planted sources; the exit code, standard output and error."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")  # whatever a test before this one, or the shell, says
 
     def run(*words, planted=("modest",)):
         monkeypatch.setattr(sources, "SOURCES", {name: f"planted_kernels:{name}" for name in planted})
