@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +18,8 @@ from mta_kernels.conv_attention.hopper.prepare import (
     NORM_PARTS,
     Positions,
     Preparation,
-    Prepared,
     Rows,
+    Tiles,
     launch_prepare,
 )
 
@@ -30,50 +29,20 @@ MARGIN, PITCH_MARGIN = 16, 112  # columns of scratch before the first key, and i
 CHUNK_ROWS = 1920  # a multiple of a block's rows, and of the blocks of the products
 
 
-@dataclass(frozen=True)
-class Geometry:
+class Geometry(Tiles):
     """The constants of backward.cu for a shape."""
-
-    dtype: torch.dtype
-    head_dim: int
-    query_taps: int
-    key_taps: int
-    pad: int
-    causal: bool
-    spans: bool
-
-    warpgroups = 2
-    stages = 2
-
-    @property
-    def prepared(self) -> Prepared:
-        return Prepared(self.dtype, self.head_dim, self.query_taps, self.key_taps, self.pad)
 
     @property
     def block_rows(self) -> int:
         return self.warpgroups * OWN_ROWS
 
     @property
-    def threads(self) -> int:
-        return 128 * (self.warpgroups + 1)
-
-    @property
     def shared_memory(self) -> int:
         """Bytes a block takes, as backward.cu lays them out."""
-        slabs = -(-self.head_dim // 64)
-        tiles = (2 * self.warpgroups + 3 * self.stages) * slabs
+        tiles = (2 * self.warpgroups + 3 * self.stages) * self.slabs
         buffers = 2 * self.warpgroups * 10 * (8 + ROWS + 8) * 16
         small = 2 * self.prepared.tap_bytes + (6 * self.stages + 1) * 8 + self.warpgroups * 16
         return tiles * SLAB + buffers + small
-
-    def constants(self) -> dict[str, Any]:
-        return {
-            **self.prepared.constants(),
-            "CAUSAL": int(self.causal),
-            "SPANS": int(self.spans),
-            "WARPGROUPS": self.warpgroups,
-            "STAGES": self.stages,
-        }
 
     def products(self) -> list[Product]:
         element = ELEMENTS[self.dtype]

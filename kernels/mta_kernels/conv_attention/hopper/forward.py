@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,8 +17,8 @@ from mta_kernels.conv_attention.hopper.prepare import (
     NORM_PARTS,
     Positions,
     Preparation,
-    Prepared,
     Rows,
+    Tiles,
     launch_prepare,
 )
 
@@ -51,17 +50,8 @@ def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_ta
     return None
 
 
-@dataclass(frozen=True)
-class Geometry:
+class Geometry(Tiles):
     """The constants of forward.cu for a shape."""
-
-    dtype: torch.dtype
-    head_dim: int
-    query_taps: int
-    key_taps: int
-    pad: int
-    causal: bool
-    spans: bool
 
     @property
     def value_parts(self) -> int:
@@ -73,13 +63,9 @@ class Geometry:
         return self.head_dim // self.value_parts
 
     @property
-    def warpgroups(self) -> int:
+    def warpgroups(self) -> int:  # type: ignore[override]
         """Consumers a block: three have 160 registers a thread, enough for 64 columns, and two have 240."""
         return 3 if self.head_dim <= 64 else 2
-
-    @property
-    def stages(self) -> int:
-        return 2
 
     @property
     def block_rows(self) -> int:
@@ -87,32 +73,16 @@ class Geometry:
         return self.warpgroups * (ROWS - (self.query_taps - 1))
 
     @property
-    def threads(self) -> int:
-        return 128 * (self.warpgroups + 1)
-
-    @property
     def shared_memory(self) -> int:
         """Bytes a block takes, as forward.cu lays them out."""
-        slabs, value_slabs = -(-self.head_dim // 64), -(-self.value_dim // 64)
-        tiles = self.warpgroups * slabs + self.stages * (slabs + value_slabs)
+        value_slabs = -(-self.value_dim // 64)
+        tiles = self.warpgroups * self.slabs + self.stages * (self.slabs + value_slabs)
         scores = 2 * self.warpgroups * 8 * (8 + ROWS) * 16
         small = self.prepared.tap_bytes + (4 * self.stages + 1) * 8 + self.warpgroups * 16
         return tiles * SLAB + scores + small
 
-    @property
-    def prepared(self) -> Prepared:
-        return Prepared(self.dtype, self.head_dim, self.query_taps, self.key_taps, self.pad)
-
     def constants(self) -> dict[str, Any]:
-        return {
-            **self.prepared.constants(),
-            "VALUE_DIM": self.value_dim,
-            "VALUE_PARTS": self.value_parts,
-            "CAUSAL": int(self.causal),
-            "SPANS": int(self.spans),
-            "WARPGROUPS": self.warpgroups,
-            "STAGES": self.stages,
-        }
+        return {**super().constants(), "VALUE_DIM": self.value_dim, "VALUE_PARTS": self.value_parts}
 
     def products(self) -> list[Product]:
         element = ELEMENTS[self.dtype]

@@ -51,6 +51,40 @@ class Prepared:
         return [Product(64, ELEMENTS[self.dtype])]
 
 
+@dataclass(frozen=True)
+class Tiles:
+    """The constants that forward.cu and backward.cu share for a shape; the rest is theirs."""
+
+    dtype: torch.dtype
+    head_dim: int
+    query_taps: int
+    key_taps: int
+    pad: int
+    causal: bool
+    spans: bool
+
+    stages = 2
+    warpgroups = 2
+
+    @property
+    def prepared(self) -> Prepared:
+        return Prepared(self.dtype, self.head_dim, self.query_taps, self.key_taps, self.pad)
+
+    @property
+    def slabs(self) -> int:
+        """Tiles of 64 columns that hold the head dim."""
+        return -(-self.head_dim // 64)
+
+    @property
+    def threads(self) -> int:
+        """Threads a block: its consumers and a producer."""
+        return 128 * (self.warpgroups + 1)
+
+    def constants(self) -> dict[str, Any]:
+        own = {"CAUSAL": int(self.causal), "SPANS": int(self.spans)}
+        return {**self.prepared.constants(), **own, "WARPGROUPS": self.warpgroups, "STAGES": self.stages}
+
+
 class Positions(ctypes.Structure):
     """`struct Positions` of tiles.cuh."""
 
