@@ -21,7 +21,7 @@ from mtabench.model.predict import Prediction, predict, unmodelled
 from mtabench.plan import Options, make_plan
 from mtabench.registry import find
 from mtabench.results import key_of, key_of_row, read_file
-from mtabench.table import make_console, significant
+from mtabench.table import make_console, plain_table, significant
 
 MOST_CELLS = 40
 RULE = (
@@ -106,7 +106,7 @@ def _verdict(prediction: Prediction, found: tuple[float, Path] | None) -> str:
 def _counts_table(prediction: Prediction) -> Table:
     """A row a kernel: what all its launches do."""
     headings = ("launches", "GMAC", "exp, 1e9", "shared memory GB", "L2 GB", "memory GB")
-    table = _new_table("what each kernel does", headings)
+    table = plain_table("what each kernel does", headings)
     for time in prediction.kernels:
         kernel = time.kernel
         counts = (kernel.macs, kernel.exponentials, kernel.shared_bytes, kernel.l2_bytes, kernel.memory_bytes)
@@ -121,20 +121,12 @@ def _times_table(prediction: Prediction) -> Table:
         for heading, name in TERMS.items()
         if any(time.terms[name] or time.terms[name] is None for time in prediction.kernels)
     }
-    table = _new_table("microseconds", (*terms, "predicted"))
+    table = plain_table("microseconds", (*terms, "predicted"))
     table.add_column("bound by", no_wrap=True)
     for time in prediction.kernels:
         times = (_us(time.terms[name]) for name in terms.values())
         table.add_row(time.kernel.name, *times, _us(time.seconds), time.bound_by[0])
     table.add_row("all", *[""] * len(terms), _us(prediction.gpu_s), "", style="bold")
-    return table
-
-
-def _new_table(first: str, others: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True)
-    for heading in others:
-        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 

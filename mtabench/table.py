@@ -202,3 +202,12 @@ def _number(row: Row, name: str, digits: int = 4) -> str:
 def significant(value: float, digits: int = 4) -> str:
     """A number with so many digits that count, never in the form 1e+03."""
     return f"{value:.0f}" if value >= 10**digits else f"{value:.{digits}g}"
+
+
+def plain_table(first: str, others: Sequence[str]) -> Table:
+    """A table without lines: the first column to the left, the others, numbers, to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table

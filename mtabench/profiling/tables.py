@@ -17,6 +17,7 @@ from mtabench.profiling.ncu_report import Counters
 from mtabench.profiling.trace import KernelUse
 from mtabench.profiling.verdict import bound_by, verdict
 from mtabench.results import KEY_COLUMNS, Key, key_of, key_of_row, text_of
+from mtabench.table import plain_table
 
 KERNELS_FILE, COUNTERS_FILE = "kernels.csv", "counters.csv"
 KERNEL_COLUMNS = (*KEY_COLUMNS, "kernel", "calls", "total_ms", "mean_ms", "share")
@@ -69,7 +70,7 @@ def read_memory_bytes(path: Path) -> dict[Key, float]:
 
 def kernels_table(uses: Sequence[KernelUse]) -> Table:
     """A row a kernel, the longest first; the least of many are one row."""
-    table = _table("kernel", ("calls", "total ms", "mean ms", "share"))
+    table = plain_table("kernel", ("calls", "total ms", "mean ms", "share"))
     for use in uses[:MOST_SHOWN]:
         ms = (f"{use.total_ms:.4g}", f"{use.mean_ms:.4g}")
         table.add_row(_name(use.kernel), f"{use.calls:g}", *ms, f"{use.share:.1%}")
@@ -84,7 +85,7 @@ def kernels_table(uses: Sequence[KernelUse]) -> Table:
 def counters_table(counters: Sequence[Counters]) -> Table:
     """A row a kernel, the longest first; percentages of the peak."""
     headings = ("launches", "us", "tensor %", "shared %", "L2 %", "memory %", "occupancy %", "L2 hits %", "registers")
-    table = _table("kernel", headings)
+    table = plain_table("kernel", headings)
     for one in counters:
         values = (
             one.tensor_pct, one.shared_pct, one.l2_pct, one.memory_pct, one.occupancy_pct, one.l2_hit_pct, one.registers
@@ -106,14 +107,6 @@ def shortened(kernel: str) -> str:
 
 def _name(kernel: str) -> Text:
     return Text(shortened(kernel))
-
-
-def _table(first: str, others: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True)
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
 
 
 def _append(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -12,11 +12,12 @@ import types
 from pathlib import Path
 
 import pytest
+from command_line import make_runner
 from typer.main import get_command
 
 from mtabench import registry, timing, verify
 from mtabench.ceilings import Ceilings
-from mtabench.cli import app, main
+from mtabench.cli import app
 from mtabench.results import COLUMNS, KEY_COLUMNS, Writer, read_results
 
 ROOT = Path(__file__).parents[2]
@@ -30,17 +31,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}
 @pytest.fixture
 def mtabench(monkeypatch, capsys, tmp_path):
     """Runs the command line in an empty folder; gives the exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["mtabench", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return run
+    return make_runner(monkeypatch, capsys, tmp_path)
 
 
 def files_in(folder):

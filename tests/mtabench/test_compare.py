@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from command_line import make_runner
 from written_runs import case, rounds, write_run
 
-from mtabench.cli import main
 from mtabench.compare import NothingComparedError, compare, parse_threshold
 from mtabench.errors import UsageError
 from mtabench.runs import read_run
@@ -19,19 +18,7 @@ TIMED = {case(64): 1.0, case(128): 2.0, case(256): 4.0}
 @pytest.fixture
 def mtabench(monkeypatch, capsys, tmp_path):
     """Runs the command line in an empty folder; gives the exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["mtabench", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return run
+    return make_runner(monkeypatch, capsys, tmp_path)
 
 
 @pytest.fixture

@@ -1,15 +1,14 @@
 """`mtabench tune`, and what `mtabench env` says of it: with planted trials, so without a GPU."""
 
 import dataclasses
-import sys
 
 import pytest
 import torch
+from command_line import make_runner
 
 from mta_kernels.conv_attention.triton import tuner, tuning
 from mta_kernels.conv_attention.triton.tuned_kernels import Shape
 from mta_kernels.conv_attention.triton.tuner import Trial
-from mtabench.cli import main
 
 GPU = "Some GPU"
 ENTRY = tuning.Entry("forward", tuning.Key.of(torch.bfloat16, 64, (6, 11), True, 1024), {}, {"triton": "3.6.0"})
@@ -27,21 +26,11 @@ FASTER = [Trial(Tiles(64), 1250.0, "ok"), Trial(Tiles(128, 8), 100.0, "ok")]
 @pytest.fixture
 def mtabench(monkeypatch, capsys, tmp_path):
     """Runs the command line in an empty folder, with the user's cache in it; exit code, standard output and error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("MTA_KERNELS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setattr(tuning, "triton_version", lambda: "3.6.0")
     tuning.reload()
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["mtabench", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    yield run
+    yield make_runner(monkeypatch, capsys, tmp_path)
     tuning.reload()
 
 

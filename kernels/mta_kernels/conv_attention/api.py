@@ -115,7 +115,7 @@ def conv_attention(
       rows `cu_seqlens[s]` to `cu_seqlens[s + 1]`, and neither attention nor convolution crosses a bound. Documents may
       be empty. It starts at 0 and ends at N, which is checked on a CPU alone: nothing waits for a GPU.
     - `head_chunk` query heads are worked on at a time, which bounds the memory; it divides the heads that share a KV
-      head, or is a multiple of them.
+      head, or is a multiple of them. Hopper's forward has next to no scratch and works on all heads at once.
 
     `backend` is "auto" (`explain` says which that is), "reference", "triton" or, by name alone, "hopper" (H100 and
     H200; gradients of head dims above 128 by Triton's kernels); a named one never falls back. Under autocast q, k and v
