@@ -1,4 +1,8 @@
-"""The chart library of the pages: Vega-Lite with vega-embed, taken from the package vl-convert-python."""
+"""The chart library of the pages: Vega-Lite with vega-embed, taken from the package vl-convert-python.
+
+Chosen because its bundle is small for a page that holds everything, and because it can interpret its expressions: the
+page's policy then forbids `eval`, which libraries that compile functions need.
+"""
 
 from __future__ import annotations
 
