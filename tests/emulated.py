@@ -7,14 +7,15 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import Tensor
 
-from mta_kernels.conv_attention.hopper import backward, compiler, driver, forward, prepare
+from mta_kernels.conv_attention.hopper import backward, forward, prepare, source, tensor_maps
+from mta_kernels.cuda import driver
+from mta_kernels.cuda.compiler import Source
 
 EMULATOR = Path(__file__).parent / "emulator"
 GXX = shutil.which("g++")
@@ -37,19 +38,19 @@ class Emulator:
     def __init__(self) -> None:
         self.seed = 0
 
-    def machine_code(self, name: str, products: Iterable[Any], constants: Mapping[str, Any]) -> bytes:
+    def machine_code(self, wanted: Source) -> bytes:
         """The path of a shared library, built if it is not there yet."""
         if GXX is None:
             pytest.skip("no g++ to build the emulated kernels with")
-        sources = [*EMULATOR.iterdir(), *(compiler.FOLDER / source for source in (*compiler.HEADERS, name))]
-        flags = [f"-D{key}={value}" for key, value in constants.items()]
+        sources = [*EMULATOR.iterdir(), *(source.FOLDER / header for header in source.HEADERS), wanted.path]
+        flags = [f"-D{key}={value}" for key, value in wanted.constants.items()]
         digest = hashlib.sha256("\0".join([*flags, *(path.read_text() for path in sorted(sources))]).encode())
         library = Path(tempfile.gettempdir()) / "mtabench-emulator" / f"{digest.hexdigest()[:32]}.so"
         if not library.exists():
             library.parent.mkdir(exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=library.parent, suffix=".so") as file:
                 command = [GXX, "-O1", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi", *flags, f"-I{EMULATOR}"]
-                command += [f"-I{compiler.FOLDER}", "-o", file.name, str(EMULATOR / f"{Path(name).stem}.cpp")]
+                command += [f"-I{source.FOLDER}", "-o", file.name, str(EMULATOR / f"{wanted.path.stem}.cpp")]
                 subprocess.run(command, check=True)
                 shutil.copy(file.name, library.with_suffix(f".{Path(file.name).stem}"))
                 library.with_suffix(f".{Path(file.name).stem}").rename(library)
@@ -67,8 +68,8 @@ class Emulator:
         assert not problem, problem.decode()
 
     def tensor_map(self, x: Tensor) -> TensorMap:
-        assert driver.describable(x) is x
-        strides = [2, *(2 * stride for stride in reversed(driver.outer_strides(x)))]
+        assert tensor_maps.describable(x) is x
+        strides = [2, *(2 * stride for stride in reversed(tensor_maps.outer_strides(x)))]
         extent, stride = (ctypes.c_int64 * 4)(*reversed(x.shape)), (ctypes.c_int64 * 4)(*strides)
         return TensorMap(x.data_ptr(), extent, stride)
 
@@ -81,8 +82,10 @@ def emulator(monkeypatch: pytest.MonkeyPatch) -> Emulator:
     found = Emulator()
     for module in (prepare, forward, backward):
         monkeypatch.setattr(module, "machine_code", found.machine_code)
-    for name in ("load", "launch", "tensor_map"):
+    for name in ("load", "launch"):
         monkeypatch.setattr(driver, name, getattr(found, name))
+    for module in (forward, backward):
+        monkeypatch.setattr(module, "tensor_map", found.tensor_map)
     monkeypatch.setattr(
         api,
         "hopper_unsupported",

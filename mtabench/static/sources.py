@@ -98,8 +98,9 @@ def decode(shape: Shape, limits: Limits) -> None:
 def hopper(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """The CUDA kernels for Hopper, by the compiler that a call takes. Raises SkippedError without it."""
     from mta_kernels.conv_attention.arguments import key_padding
-    from mta_kernels.conv_attention.hopper import backward, compiler, forward
+    from mta_kernels.conv_attention.hopper import backward, forward
     from mta_kernels.conv_attention.hopper import prepare as preparing
+    from mta_kernels.cuda import compiler
     from mtabench.inputs import DTYPES
 
     dtype = DTYPES[shape.dtype]
@@ -112,7 +113,7 @@ def hopper(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     if shape.head_dim <= backward.MAX_HEAD_DIM:
         launched.append(backward.Geometry(*shape_of, shape.causal, shape.packed))
     for name, constants in zip(("prepare", "forward", "backward"), launched, strict=False):
-        cubin, log = compiler.compile_source(f"{name}.cu", constants.products(), constants.constants())
+        cubin, log = compiler.compile_source(constants.source)
         code = CudaCode(cubin, log, ("nvrtc", compiler.version()))
         yield CudaKernel(f"hopper_{name}", code, constants.threads // 32, constants.shared_memory)
 

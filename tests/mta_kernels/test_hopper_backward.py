@@ -8,7 +8,8 @@ from emulated import emulator  # noqa: F401
 from kernel_inputs import DEVICE, assert_as_reference, make, relative_error, value_and_gradients
 
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference
-from mta_kernels.conv_attention.hopper import backward, compiler
+from mta_kernels.conv_attention.hopper import backward
+from mta_kernels.cuda import compiler
 
 ON_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -129,6 +130,8 @@ def test_it_compiles_without_spills_and_with_products_in_flight(geometry: backwa
     reason = compiler.missing_package()
     if reason:
         pytest.skip(reason)
-    _, words = compiler.compile_source("backward.cu", geometry.products(), geometry.constants())
+    _, words = compiler.compile_source(geometry.source)
+    if "ptxas info" not in words:
+        pytest.skip(f"NVRTC {compiler.version()} keeps ptxas's words to itself")
     assert words.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == 1
     assert "C75" not in words

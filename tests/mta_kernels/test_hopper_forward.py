@@ -12,8 +12,9 @@ from kernel_inputs import DEVICE, assert_as_reference, assert_close, make, relat
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference, identity_weight
-from mta_kernels.conv_attention.hopper import compiler
+from mta_kernels.conv_attention.hopper import source as sources
 from mta_kernels.conv_attention.hopper.forward import Geometry, kernel, shape_unsupported
+from mta_kernels.cuda import compiler
 
 ON_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 SEEDS = (0,) if ON_HOPPER else (0, 1, 2)  # of the emulator: how threads and copies interleave
@@ -180,11 +181,11 @@ def test_a_cpu_has_no_hopper_instructions() -> None:
 def test_the_emulator_finds_what_a_gpu_may_hide(
     hopper, monkeypatch: pytest.MonkeyPatch, tmp_path, line: str, instead: str
 ) -> None:
-    source = (compiler.FOLDER / "forward.cu").read_text()
+    source = (sources.FOLDER / "forward.cu").read_text()
     assert source.count(line) == 1
-    shutil.copytree(compiler.FOLDER, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(sources.FOLDER, tmp_path, dirs_exist_ok=True)
     (tmp_path / "forward.cu").write_text(source.replace(line, instead))
-    monkeypatch.setattr(compiler, "FOLDER", tmp_path)
+    monkeypatch.setattr(sources, "FOLDER", tmp_path)
     kernel.cache_clear()
     q, k, v, weight = make(1, 1, 1, 200, 64, (6, 11), BF16)
     want = conv_attention_reference(q.double(), k.double(), v.double(), weight.double())
@@ -214,8 +215,10 @@ def test_it_compiles_without_spills_and_with_products_in_flight(geometry: Geomet
     reason = compiler.missing_package()
     if reason:
         pytest.skip(reason)
-    code, words = compiler.compile_source("forward.cu", geometry.products(), geometry.constants())
+    code, words = compiler.compile_source(geometry.source)
     assert code.startswith(b"\x7fELF")
+    if "ptxas info" not in words:
+        pytest.skip(f"NVRTC {compiler.version()} keeps ptxas's words to itself")
     assert words.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == 1
     assert "C75" not in words
 
@@ -226,23 +229,4 @@ def test_the_compiler_s_words_are_kept() -> None:
         pytest.skip(reason)
     geometry = Geometry(BF16, 64, 9, 11, 5, causal=True, spans=False)
     with pytest.raises(compiler.CompileError, match="eight rows above a score tile hold zeros"):
-        compiler.compile_source("forward.cu", geometry.products(), geometry.constants())
-
-
-def test_machine_code_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    reason = compiler.missing_package()
-    if reason:
-        pytest.skip(reason)
-    monkeypatch.setenv("MTA_KERNELS_CACHE", str(tmp_path))
-    asked = []
-    monkeypatch.setattr(
-        compiler, "compile_source", lambda name, *rest: (asked.append(rest[1]), (b"\x7fELF" + name.encode(), ""))[1]
-    )
-    for constants in ({"A": 1}, {"A": 1}, {"A": 2}):
-        assert compiler.machine_code("forward.cu", [], constants) == b"\x7fELFforward.cu"
-    assert asked == [{"A": 1}, {"A": 2}]
-    (path, *_) = (tmp_path / "hopper").glob("*.cubin")
-    path.write_bytes(b"torn")
-    compiler.machine_code("forward.cu", [], {"A": 1})
-    compiler.machine_code("forward.cu", [], {"A": 2})
-    assert len(asked) == 3
+        compiler.compile_source(geometry.source)

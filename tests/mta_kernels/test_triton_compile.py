@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from mta_kernels.conv_attention.hopper.compiler import FOLDER
+from mta_kernels.conv_attention.hopper.source import FOLDER
 from mtabench.cli import main
 from mtabench.static import runs
 from mtabench.static.compiling import short_name

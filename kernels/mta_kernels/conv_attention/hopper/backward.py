@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.hopper import driver
-from mta_kernels.conv_attention.hopper.compiler import Product, machine_code
 from mta_kernels.conv_attention.hopper.forward import ROWS, SLAB
 from mta_kernels.conv_attention.hopper.prepare import (
     ELEMENTS,
@@ -22,6 +20,10 @@ from mta_kernels.conv_attention.hopper.prepare import (
     Tiles,
     launch_prepare,
 )
+from mta_kernels.conv_attention.hopper.source import Product, hopper_source
+from mta_kernels.conv_attention.hopper.tensor_maps import describable, tensor_map
+from mta_kernels.cuda import driver
+from mta_kernels.cuda.compiler import Source, machine_code
 
 MAX_HEAD_DIM = 128
 OWN_ROWS = 48  # of the 64 that a warpgroup computes
@@ -48,6 +50,10 @@ class Geometry(Tiles):
         element = ELEMENTS[self.dtype]
         found = [Product(64, element), Product(32, "Half"), Product(24, "Half", "transposed")]
         return [*found, Product(self.head_dim, element, "registers")]
+
+    @property
+    def source(self) -> Source:
+        return hopper_source("backward.cu", self.products(), self.constants())
 
 
 class Arguments(ctypes.Structure):
@@ -89,7 +95,7 @@ def part_backward(
     from mta_kernels.conv_attention.triton.backward_scores import chunks
     from mta_kernels.conv_attention.triton.launch import call_signature
 
-    q, k, v, out, grad_out = (driver.describable(x) for x in (q, k, v, out, grad_out))
+    q, k, v, out, grad_out = (describable(x) for x in (q, k, v, out, grad_out))
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
     geometry = Geometry(q.dtype, head_dim, weight.shape[1], weight.shape[2], pad, causal, spans is not None)
@@ -127,7 +133,7 @@ def part_backward(
         dq=dq.data_ptr(), dweight=dweight.data_ptr(), scale=scale, all_row_blocks=all_row_blocks,
         chunk_rows=chunk_rows, pitch=pitch,
     )  # fmt: skip
-    maps = [driver.tensor_map(x) for x in (q, k, v, grad_out)]
+    maps = [tensor_map(x) for x in (q, k, v, grad_out)]
     queries, grads = (x.reshape(batch * heads, query_rows, head_dim) for x in (q, grad_out))
     ones = torch.ones(batch * heads, dtype=torch.float32, device=device)
     signature = call_signature(queries, grads, dk, options=(causal, "hopper"))
@@ -151,5 +157,4 @@ def part_backward(
 @functools.cache
 def kernel(geometry: Geometry, device: int) -> Any:
     """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
-    code = machine_code("backward.cu", geometry.products(), geometry.constants())
-    return driver.load(code, "hopper_backward", geometry.shared_memory, device)
+    return driver.load(machine_code(geometry.source), "hopper_backward", geometry.shared_memory, device)

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.hopper import driver
-from mta_kernels.conv_attention.hopper.compiler import Product, machine_code, missing_package
 from mta_kernels.conv_attention.hopper.prepare import (
     ELEMENTS,
     NORM_PARTS,
@@ -21,6 +19,10 @@ from mta_kernels.conv_attention.hopper.prepare import (
     Tiles,
     launch_prepare,
 )
+from mta_kernels.conv_attention.hopper.source import Product, hopper_source
+from mta_kernels.conv_attention.hopper.tensor_maps import describable, tensor_map
+from mta_kernels.cuda import driver
+from mta_kernels.cuda.compiler import Source, machine_code, missing_package
 
 QUERY_TAPS, KEY_TAPS = 8, 17  # at most
 ROWS, SLAB = 64, 64 * 128
@@ -89,6 +91,10 @@ class Geometry(Tiles):
         found = [Product(64, element), Product(32, "Half"), Product(self.value_dim, element, "registers")]
         return list(dict.fromkeys(found))
 
+    @property
+    def source(self) -> Source:
+        return hopper_source("forward.cu", self.products(), self.constants())
+
 
 class Arguments(ctypes.Structure):
     """`struct Arguments` of forward.cu."""
@@ -112,7 +118,7 @@ def conv_attention_forward(
     Inputs that the copy engine cannot describe are copied first: those whose last dimension is not contiguous, whose
     other strides are not multiples of 16 bytes, or that do not begin at one. Nothing waits for the GPU.
     """
-    q, k, v = (driver.describable(x) for x in (q, k, v))
+    q, k, v = (describable(x) for x in (q, k, v))
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
     geometry = Geometry(q.dtype, head_dim, weight.shape[1], weight.shape[2], pad, causal, spans is not None)
@@ -132,7 +138,7 @@ def conv_attention_forward(
     )
     arguments = Arguments(positions, taps, weight_scale, key_norms, out.data_ptr(), logsumexp.data_ptr(), row_blocks)
     blocks = row_blocks * geometry.value_parts * heads * batch
-    maps = [driver.tensor_map(x) for x in (q, k, v)]
+    maps = [tensor_map(x) for x in (q, k, v)]
     driver.launch(
         kernel(geometry, q.device.index), (blocks, 1), geometry.threads, geometry.shared_memory, q.device.index,
         *maps, arguments,
@@ -155,5 +161,4 @@ def scratch_addresses(scratch: Tensor, geometry: Geometry, heads: int) -> tuple[
 @functools.cache
 def kernel(geometry: Geometry, device: int) -> Any:
     """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
-    code = machine_code("forward.cu", geometry.products(), geometry.constants())
-    return driver.load(code, "hopper_forward", geometry.shared_memory, device)
+    return driver.load(machine_code(geometry.source), "hopper_forward", geometry.shared_memory, device)

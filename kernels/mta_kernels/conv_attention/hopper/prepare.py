@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.hopper import driver
-from mta_kernels.conv_attention.hopper.compiler import Product, machine_code
+from mta_kernels.conv_attention.hopper.source import Product, hopper_source
+from mta_kernels.conv_attention.hopper.tensor_maps import outer_strides
+from mta_kernels.cuda import driver
+from mta_kernels.cuda.compiler import Source, machine_code
 
 ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16"}
 NORM_PARTS = 32  # as in tiles.cuh
@@ -49,6 +51,10 @@ class Prepared:
 
     def products(self) -> list[Product]:
         return [Product(64, ELEMENTS[self.dtype])]
+
+    @property
+    def source(self) -> Source:
+        return hopper_source("prepare.cu", self.products(), self.constants())
 
 
 @dataclass(frozen=True)
@@ -109,8 +115,8 @@ class Rows(ctypes.Structure):
 
     @classmethod
     def of(cls, x: Tensor) -> Rows:
-        """x `[B, heads, rows, D]`, which must be `driver.describable`."""
-        return cls(x.data_ptr(), *driver.outer_strides(x))
+        """x `[B, heads, rows, D]`, which must be `describable`."""
+        return cls(x.data_ptr(), *outer_strides(x))
 
 
 class Preparation(ctypes.Structure):
@@ -167,5 +173,4 @@ def launch_prepare(prepared: Prepared, preparation: Preparation, device: int) ->
 @functools.cache
 def kernel(prepared: Prepared, device: int) -> Any:
     """The kernel on a device, compiled at the first call."""
-    code = machine_code("prepare.cu", prepared.products(), prepared.constants())
-    return driver.load(code, "hopper_prepare", prepared.shared_memory, device)
+    return driver.load(machine_code(prepared.source), "hopper_prepare", prepared.shared_memory, device)

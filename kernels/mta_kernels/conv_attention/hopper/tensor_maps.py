@@ -1,43 +1,16 @@
-"""The CUDA driver as these kernels need it: load machine code, describe tensors to the copy engine, launch.
-
-Through `cuda.bindings`, on the current device and context of PyTorch.
-"""
+"""Tensors as Hopper's copy engine takes them."""
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mta_kernels.cuda.driver import checked
+
 MAX_TENSOR_MAPS = 1024
 _tensor_maps: dict[tuple, Any] = {}
-
-
-def load(code: bytes, name: str, shared_memory: int, device: int) -> Any:
-    """The kernel `name` of this machine code on a device, allowed so many bytes of shared memory a block."""
-    from cuda.bindings import driver
-
-    limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    with torch.cuda.device(device):
-        module = _checked(driver.cuModuleLoadData(code))
-        kernel = _checked(driver.cuModuleGetFunction(module, name.encode()))
-        _checked(driver.cuFuncSetAttribute(kernel, limit, shared_memory))
-    return kernel
-
-
-def launch(kernel: Any, blocks: tuple[int, int], threads: int, shared_memory: int, device: int, *args: Any) -> None:
-    """Launch on PyTorch's current stream of a device; arguments are structures, passed by value."""
-    from cuda.bindings import driver
-
-    addresses = [x.getPtr() if hasattr(x, "getPtr") else ctypes.addressof(x) for x in args]
-    pointers = (ctypes.c_void_p * len(addresses))(*addresses)
-    stream = torch._C._cuda_getCurrentRawStream(device)
-    launched = driver.cuLaunchKernel(
-        kernel, *blocks, 1, threads, 1, 1, shared_memory, stream, ctypes.addressof(pointers), 0
-    )
-    _checked(launched)
 
 
 def outer_strides(x: Tensor) -> tuple[int, int, int]:
@@ -74,7 +47,7 @@ def _encode(x: Tensor) -> Any:
     kinds = driver.CUtensorMapDataType
     half, bfloat16 = kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16, kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
     batch, heads, rows, columns = x.shape
-    return _checked(
+    return checked(
         driver.cuTensorMapEncodeTiled(
             half if x.dtype == torch.float16 else bfloat16,
             4,
@@ -89,10 +62,3 @@ def _encode(x: Tensor) -> Any:
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
     )
-
-
-def _checked(results: tuple) -> Any:
-    """The value that a driver call gave; raises RuntimeError if it failed."""
-    if int(results[0]) != 0:
-        raise RuntimeError(f"the CUDA driver refused: {results[0].name}")
-    return results[1] if len(results) > 1 else None

@@ -1,0 +1,119 @@
+"""CUDA C++ sources to machine code: by NVRTC, which comes with every PyTorch that has CUDA, kept in memory and on disk.
+
+Through `cuda.bindings`, which PyTorch brings too: no toolkit and no compiler are needed on the user's machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+class CompileError(RuntimeError):
+    """The compiler refused a source of ours; its words are the message."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the compiler reads: a `.cu` file, headers by the names it includes them by, macros, and for which GPU.
+
+    `architecture` is "sm_80", "sm_90a" and so on.
+    """
+
+    path: Path
+    architecture: str
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def compile_source(source: Source) -> tuple[bytes, str]:
+    """Machine code, and what the assembler said of it. Raises CompileError with the compiler's words."""
+    from cuda.bindings import nvrtc
+
+    name, headers = source.path.name, source.headers
+    options = [f"-D{key}={value}" for key, value in source.constants.items()]
+    options += [f"--gpu-architecture={source.architecture}", "--std=c++17", "--ptxas-options=-v"]
+    program = _checked(
+        nvrtc.nvrtcCreateProgram(
+            source.path.read_bytes(), name.encode(), len(headers), [x.encode() for x in headers.values()],
+            [x.encode() for x in headers],
+        )
+    )  # fmt: skip
+    try:
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+        _checked(nvrtc.nvrtcGetProgramLog(program, log))
+        words = log.rstrip(b"\0 \n").decode(errors="replace")
+        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CompileError(f"{name} does not compile: {words}")
+        code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
+        _checked(nvrtc.nvrtcGetCUBIN(program, code))
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    return code, words
+
+
+def machine_code(source: Source) -> bytes:
+    """The same, from the cache on disk if it was compiled before with this compiler: see `cache_folder`."""
+    parts = [version(), source.architecture, str(sorted(source.constants.items())), str(sorted(source.headers.items()))]
+    parts.append(source.path.read_text())
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    path = cache_folder() / f"{source.path.stem}-{digest}.cubin"
+    with contextlib.suppress(OSError):
+        code = path.read_bytes()
+        if code.startswith(b"\x7fELF"):
+            return code
+    code, _ = compile_source(source)
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, no more
+        _write_whole(path, code)
+    return code
+
+
+@functools.cache
+def version() -> str:
+    """NVRTC's, such as "13.0"."""
+    from cuda.bindings import nvrtc
+
+    result, major, minor = nvrtc.nvrtcVersion()
+    _checked((result,))
+    return f"{major}.{minor}"
+
+
+def cache_folder() -> Path:
+    """Where machine code is kept: `$MTA_KERNELS_CACHE`, else `$XDG_CACHE_HOME/mta_kernels`, else in `~/.cache`."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("MTA_KERNELS_CACHE") or os.path.join(base, "mta_kernels")) / "cuda"
+
+
+def _write_whole(path: Path, code: bytes) -> None:
+    """Under its name only once it is complete: several processes may compile the same kernel."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(code)
+    os.replace(file.name, path)
+
+
+@functools.cache
+def missing_package() -> str | None:
+    """What must be installed to compile, in words, or None."""
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError):
+        return "NVRTC is not installed (pip install 'mtabench[cuda]'; PyTorch for CUDA brings it)"
+    return None
+
+
+def _checked(results: tuple) -> Any:
+    """The value that an NVRTC call gave; raises CompileError if it failed."""
+    if int(results[0]) != 0:
+        raise CompileError(f"NVRTC failed: {results[0]}")
+    return results[1] if len(results) > 1 else None
