@@ -31,7 +31,10 @@ Text = str | None
 Seq = Annotated[Text, typer.Option(help=f"Sequence lengths: {RANGES}.")]
 HeadDim = Annotated[Text, typer.Option(help="Head dims, 16 to 256, such as 64,128.")]
 Conv = Annotated[Text, typer.Option(help="Query taps x key taps, such as 6x11,3x3; 7 means 7x7.")]
-Impl = Annotated[Text, typer.Option(help="Implementations, such as eager,triton; `mtabench list` shows all.")]
+Impl = Annotated[
+    Text, typer.Option(help="Implementations, such as eager,triton, or ladder; `mtabench list` shows all.")
+]
+Op = Annotated[Text, typer.Option(help="Only implementations of conv-attention, or of plain attention.")]
 Batch = Annotated[Text, typer.Option(help="Batch sizes.")]
 Tokens = Annotated[Text, typer.Option(help="Tokens in a batch, such as 16k: batch = tokens / seq.")]
 Heads = Annotated[Text, typer.Option(help="Numbers of query heads.")]
@@ -175,6 +178,15 @@ StaticBaseline = Annotated[
 Accept = Annotated[bool, typer.Option("--accept", help="With --baseline: write what is compiled now into that file.")]
 JsonOut = Annotated[Path | None, typer.Option("--json", help="Write the kernels as JSON; also makes a baseline.")]
 CsvOut = Annotated[Path | None, typer.Option("--csv", help="Write the kernels as CSV.")]
+MemoryPass = Annotated[str, typer.Option("--pass", help="fwd, bwd or decode.")]
+MemorySize = Annotated[Text, typer.Option(help="Memory to fit into, such as 80GB or 24GiB; the device's if not given.")]
+MemoryOf = Annotated[Text, typer.Option(help="The GPU that is meant, such as h200; this machine's if not given.")]
+Trace = Annotated[
+    bool, typer.Option("--measure", help="Call each cell on this machine's GPU and trace its peak, beside the model's.")
+]
+CellsCsv = Annotated[Path | None, typer.Option("--csv", help="Write a row a cell as CSV.")]
+CellsJson = Annotated[Path | None, typer.Option("--json", help="Write a row a cell as JSON.")]
+OverwriteFiles = Annotated[bool, typer.Option("--overwrite", help="Replace the files of --csv and --json.")]
 Measure = Annotated[
     bool, typer.Option("--measure", help="Measure memory bandwidth and matmul rate as well, and keep them for sweeps.")
 ]
@@ -185,7 +197,7 @@ CeilingsOut = Annotated[
 
 @app.command()
 def fwd(
-    seq: Seq = None, head_dim: HeadDim = None, conv: Conv = None, impl: Impl = None, batch: Batch = None,
+    seq: Seq = None, head_dim: HeadDim = None, conv: Conv = None, impl: Impl = None, op: Op = None, batch: Batch = None,
     tokens: Tokens = None, heads: Heads = None, kv_heads: KvHeads = None, dtype: Dtype = None,
     causal: Causal = True, device: Device = "auto", preset: PresetName = None, baseline: Baseline = None,
     timer: Timer = "auto", cache: Cache = "cold", rounds: Rounds = None, time_limit: TimeLimit = None,
@@ -198,7 +210,7 @@ def fwd(
 
 @app.command()
 def bwd(
-    seq: Seq = None, head_dim: HeadDim = None, conv: Conv = None, impl: Impl = None, batch: Batch = None,
+    seq: Seq = None, head_dim: HeadDim = None, conv: Conv = None, impl: Impl = None, op: Op = None, batch: Batch = None,
     tokens: Tokens = None, heads: Heads = None, kv_heads: KvHeads = None, dtype: Dtype = None,
     causal: Causal = True, device: Device = "auto", preset: PresetName = None, baseline: Baseline = None,
     timer: Timer = "auto", cache: Cache = "cold", rounds: Rounds = None, time_limit: TimeLimit = None,
@@ -211,7 +223,7 @@ def bwd(
 
 @app.command()
 def decode(
-    seq: Seq = None, head_dim: HeadDim = None, conv: Conv = None, impl: Impl = None, batch: Batch = None,
+    seq: Seq = None, head_dim: HeadDim = None, conv: Conv = None, impl: Impl = None, op: Op = None, batch: Batch = None,
     tokens: Tokens = None, heads: Heads = None, kv_heads: KvHeads = None, dtype: Dtype = None,
     splits: Splits = "auto", device: Device = "auto", preset: PresetName = None, baseline: Baseline = None,
     timer: Timer = "auto", cache: Cache = "cold", rounds: Rounds = None, time_limit: TimeLimit = None,
@@ -285,6 +297,21 @@ def explain(
     from mtabench.explain_command import explain_cells
 
     explain_cells(**typed | {"results": results or []})
+
+
+@app.command()
+def memory(
+    pass_: MemoryPass = "fwd", seq: Seq = "1k..128k", head_dim: HeadDim = None, conv: Conv = None, impl: Impl = None,
+    op: Op = None, batch: Batch = None, tokens: Tokens = None, heads: Heads = None, kv_heads: KvHeads = None,
+    dtype: Dtype = None, causal: Causal = True, splits: Splits = "auto", preset: PresetName = None,
+    device_name: MemoryOf = None, memory: MemorySize = None, measure: Trace = False, csv: CellsCsv = None,
+    json: CellsJson = None, overwrite: OverwriteFiles = False,
+) -> None:  # fmt: skip
+    """Say what implementations store and move: score matrix against tile, traffic, and where memory ends."""
+    typed = locals()
+    from mtabench.memory_command import show_memory
+
+    show_memory(**typed)
 
 
 @app.command("inspect")

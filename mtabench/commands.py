@@ -14,11 +14,11 @@ from mtabench import axes
 from mtabench.case import DTYPES, PASSES, Case
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.plan import Options, make_plan
-from mtabench.registry import find, names
+from mtabench.registry import GROUPS, chosen, find, names
 from mtabench.results import Writer, check_destination, key_of, key_of_row, text_of
 from mtabench.stopwatch import CHARTS, START, Stopwatch
 
-CHECK_LINE = "{:<11} {:<24} {:<32} {:>8} {:>8}  {}"
+CHECK_LINE = "{:<17} {:<24} {:<32} {:>8} {:>8}  {}"
 RESULTS_FOLDER = Path("mtabench-results")
 
 
@@ -71,18 +71,16 @@ def sweep(pass_: str, typed: dict[str, Any], command_line: str) -> bool:
 
 def verify(impl: str | None, device: str) -> bool:
     """Check implementations and print a line a check, as it ends; whether any result is wrong."""
-    chosen = names() if impl is None else axes.parse_names(impl, "--impl")
-    for name in chosen:
-        find(name)
+    wanted = names() if impl is None else [one.name for one in chosen(axes.parse_names(impl, "--impl"))]
     from mtabench.environment import resolve_device
     from mtabench.verify import run_checks
 
     console, where = Console(), resolve_device(device)
     wrong = total = 0
     _say(console, CHECK_LINE.format("name", "check", "shape", "error", "allowed", "result"))
-    for row in run_checks(chosen, where):
+    for row in run_checks(wanted, where):
         if not row.shape:
-            _say(console, f"{row.implementation:<11} not checked: {row.reason}")
+            _say(console, f"{row.implementation:<17} not checked: {row.reason}")
             continue
         total += 1
         wrong += not row.ok
@@ -95,20 +93,23 @@ def verify(impl: str | None, device: str) -> bool:
 
 
 def list_implementations(device: str) -> None:
-    """Print every implementation: what it does, and whether it is ready on this machine."""
+    """Print every implementation, what it does and whether it is ready on this machine, and the groups of them."""
     from mtabench.environment import resolve_device
     from mtabench.readiness import unsupported_reason
 
     device = resolve_device(device)
     console = Console()
+    width = max(map(len, names())) + 1
     for implementation in map(find, names()):
         reason = unsupported_reason(_typical_case(implementation.name, device))
         state = Text(f"not ready on this machine ({device}): {reason}" if reason else "ready")
         state.stylize("yellow" if reason else "green")
-        console.print(Text(f"{implementation.name:<12}").append_text(state), soft_wrap=True)
-        _say(console, f"{'':<12}{implementation.op}: {', '.join(implementation.passes)}; {implementation.summary}")
+        console.print(Text(f"{implementation.name:<{width}}").append_text(state), soft_wrap=True)
+        _say(console, f"{'':<{width}}{implementation.op}: {', '.join(implementation.passes)}; {implementation.summary}")
         if implementation.note:
-            _say(console, f"{'':<12}note: {implementation.note}")
+            _say(console, f"{'':<{width}}note: {implementation.note}")
+    for group, members in GROUPS.items():
+        _say(console, f"{group:<{width}}--impl {group} stands for {', '.join(members)}")
 
 
 def show_environment(device: str, measure: bool, out: Path | None) -> None:

@@ -12,7 +12,10 @@ from mtabench.model.predict import predict, unmodelled
 from mtabench.registry import find
 from mtabench.work import executed_flops
 
-COMPILED = ("compile", "triton")
+COMPILED = (
+    "compile", "triton", "hopper", "cuda-conv", "cuda-naive", "cuda-tiled", "cuda-flash", "triton-pointer",
+    "triton-descriptor", "triton-fmha", "cutile-fmha", "flex",
+)  # fmt: skip
 WARM_UP_S = 1.0
 PROCESS_S = 6.0
 
@@ -36,6 +39,10 @@ RATES = {
     "cuda": Rates(dense=4e12, fused=1.5e14, compile_s=8.0, checked_scores=2**28, score_s=4e-9),
     "cpu": Rates(dense=7e9, fused=4e10, compile_s=8.0, checked_scores=2**22, score_s=1e-6),
 }
+# Of implementations whose kind of work does not tell their speed; on a GPU guesses.
+OWN_FLOPS = {
+    "c-loops": 2.5e9, "cuda-naive": 1e12, "cuda-tiled": 1e13, "triton-pointer": 1.5e14, "triton-descriptor": 1.5e14,
+}  # fmt: skip
 
 
 def estimate_seconds(
@@ -48,7 +55,7 @@ def estimate_seconds(
     total = 0.0
     problems: set[tuple] = set()
     compiled: set[tuple] = set()
-    gpu = _gpu()
+    gpu = this_gpu()
     for case in cases:
         rates = RATES[case.device]
         call_s = call_seconds(case, gpu)
@@ -69,13 +76,14 @@ def estimate_seconds(
 
 def call_seconds(case: Case, gpu: Device | None) -> float:
     """One call: by the model of `gpu` where there is one for this cell, else by the work that it executes."""
-    if case.device == "cuda" and gpu is not None and unmodelled(case) is None:
+    if case.device == "cuda" and gpu is not None and unmodelled(case, gpu) is None:
         return predict(case, gpu, rates_of(gpu)).seconds
     rates, work = RATES[case.device], find(case.impl).work
-    return executed_flops(case, work) / (rates.dense if work == "dense" else rates.fused)
+    rate = OWN_FLOPS.get(case.impl, rates.dense if work == "dense" else rates.fused)
+    return executed_flops(case, work) / rate
 
 
-def _gpu() -> Device | None:
+def this_gpu() -> Device | None:
     """This machine's GPU, if the model knows it."""
     import torch
 

@@ -51,7 +51,7 @@ def explain_cells(
     for case in cases:
         _say(console, "")
         console.print(_title(case), style="bold", markup=False, highlight=False, soft_wrap=True)
-        reason = unmodelled(case)
+        reason = unmodelled(case, device)
         if reason:
             _say(console, f"no prediction: {reason}")
             continue

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import os
-import shutil
-import sysconfig
-import types
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mta_kernels.attention import attention_sdpa
-from mta_kernels.attention import sdpa_unsupported as attention_sdpa_unsupported
+from mta_kernels import attention as plain
+from mta_kernels import torch_compile
 from mta_kernels.conv_attention import (
     conv_attention,
     conv_attention_decode,
@@ -64,6 +59,30 @@ def hopper(case: Case, inputs: Inputs) -> Closure:
     return lambda: conv_attention(q, k, v, weight, causal=case.causal, backend="hopper")
 
 
+def cuda(case: Case, inputs: Inputs) -> Closure:
+    """The CUDA decode."""
+    q, k, v, weight, lengths = inputs.q, inputs.k, inputs.v, _weight(inputs), _lengths(inputs)
+    splits = "auto" if case.splits is None else case.splits
+    return lambda: conv_attention_decode(q, k, v, weight, lengths=lengths, backend="cuda", splits=splits)
+
+
+def cuda_conv(case: Case, inputs: Inputs) -> Closure:
+    """The published approach to conv attention, in CUDA."""
+    from mta_kernels.conv_attention import cuda_conv
+
+    q, k, v, weight = inputs.q, inputs.k, inputs.v, _weight(inputs)
+    if case.pass_ == "decode":
+        lengths, splits = _lengths(inputs), "auto" if case.splits is None else case.splits
+        return lambda: cuda_conv.conv_attention_decode(q, k, v, weight, lengths=lengths, splits=splits)
+    return lambda: cuda_conv.conv_attention(q, k, v, weight, causal=case.causal)
+
+
+def rung(case: Case, inputs: Inputs) -> Closure:
+    """Plain attention by the rung of the ladder that the implementation is named after."""
+    q, k, v = inputs.q, inputs.k, inputs.v
+    return lambda: plain.attention(q, k, v, causal=case.causal, rung=case.impl)
+
+
 def triton_splits_used(case: Case) -> int:
     """The programs that share the keys of a head in this decode step."""
     from mta_kernels.conv_attention.triton.decode import choose_splits, sm_count
@@ -73,11 +92,32 @@ def triton_splits_used(case: Case) -> int:
     return choose_splits(case.batch, case.kv_heads, case.seq, sm_count(torch.device(case.device)))
 
 
+def cuda_splits_used(case: Case) -> int:
+    """The programs that share the keys of a KV head in this decode step, rounded up."""
+    from mta_kernels.conv_attention.cuda_decode.decode import choose_splits
+
+    if isinstance(case.splits, int):
+        return case.splits
+    return choose_splits(
+        case.batch, case.heads, case.kv_heads, case.seq, DTYPES[case.dtype], case.head_dim,
+        (case.conv_q or 1, case.conv_k or 1), torch.device(case.device),
+    )  # fmt: skip
+
+
+def cuda_conv_splits_used(case: Case) -> int:
+    """The blocks that share the keys of a query head in this decode step."""
+    from mta_kernels.conv_attention.cuda_conv import choose_splits
+
+    if isinstance(case.splits, int):
+        return case.splits
+    return choose_splits(case.batch, case.heads, case.seq, torch.device(case.device))
+
+
 def sdpa(case: Case, inputs: Inputs) -> Closure:
     """Plain attention by the SDPA backend that the implementation is named after; decode: the newest query."""
     backend, causal = _sdpa_backend(case), case.causal and case.pass_ != "decode"
     q, k, v = inputs.q[:, :, -1:] if case.pass_ == "decode" else inputs.q, inputs.k, inputs.v
-    return lambda: attention_sdpa(q, k, v, backend=backend, causal=causal)
+    return lambda: plain.attention_sdpa(q, k, v, backend=backend, causal=causal)
 
 
 def never_unsupported(case: Case) -> str | None:
@@ -87,21 +127,16 @@ def never_unsupported(case: Case) -> str | None:
 
 def compile_unsupported(case: Case) -> str | None:
     """Why torch.compile has nothing to compile with, or None."""
-    if not any(shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++") if name):
-        return "torch.compile needs a C++ compiler (g++, clang++, or the one that CXX names), and there is none"
-    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        return "torch.compile needs Python.h, which this Python lacks (a package such as python3-dev has it)"
-    if case.device == "cuda" and importlib.util.find_spec("triton") is None:
-        return "torch.compile needs Triton on a GPU, and it is not installed"
-    return None
+    return torch_compile.missing(case.device)
 
 
 def triton_unsupported(case: Case) -> str | None:
     """Why the Triton kernels cannot be timed, or None."""
-    if case.device != "cuda":
-        return "Triton's interpreter is for checking, not for timing; `mtabench verify` runs it"
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return "TRITON_INTERPRET=1 is set, and the interpreter is for checking, not for timing"
+    return _untimed(case) or _backend_unsupported("triton", case)
+
+
+def triton_interpreted_unsupported(case: Case) -> str | None:
+    """Why Triton's interpreter cannot check them, or None."""
     return _backend_unsupported("triton", case)
 
 
@@ -110,11 +145,59 @@ def hopper_unsupported(case: Case) -> str | None:
     return _backend_unsupported("hopper", case)
 
 
+def cuda_unsupported(case: Case) -> str | None:
+    """Why the CUDA decode cannot run this case, or None."""
+    return _backend_unsupported("cuda", case)
+
+
+def cuda_conv_unsupported(case: Case) -> str | None:
+    """Why the published approach cannot run this case, or None."""
+    from mta_kernels.conv_attention import cuda_conv
+
+    return cuda_conv.unsupported(
+        device=torch.device(case.device),
+        dtype=DTYPES[case.dtype],
+        head_dim=case.head_dim,
+        query_taps=case.conv_q or 1,
+        key_taps=case.conv_k or 1,
+    )
+
+
+def rung_unsupported(case: Case) -> str | None:
+    """Why this rung of the ladder cannot run this case, or None."""
+    return plain.rung_unsupported(case.impl, device=case.device, dtype=DTYPES[case.dtype], head_dim=case.head_dim)
+
+
+def triton_rung_unsupported(case: Case) -> str | None:
+    """Why a rung in Triton cannot be timed, or None."""
+    return _untimed(case) or rung_unsupported(case)
+
+
+def flex_unsupported(case: Case) -> str | None:
+    """Why FlexAttention cannot run this case, or None."""
+    if case.pass_ == "bwd" and case.device == "cpu":
+        return "FlexAttention has no backward on a CPU"
+    return rung_unsupported(case)
+
+
 def sdpa_unsupported(case: Case) -> str | None:
     """Why PyTorch has no such SDPA kernel for this case, or None."""
-    return attention_sdpa_unsupported(
-        _sdpa_backend(case), device=case.device, dtype=DTYPES[case.dtype], head_dim=case.head_dim, keys=case.seq
+    return plain.sdpa_unsupported(
+        device=torch.device(case.device),
+        dtype=DTYPES[case.dtype],
+        head_dim=case.head_dim,
+        backend=_sdpa_backend(case),
+        keys=case.seq,
     )
+
+
+def _untimed(case: Case) -> str | None:
+    """Why kernels in Triton have no time here, or None."""
+    if case.device != "cuda":
+        return "Triton's interpreter is for checking, not for timing; `mtabench verify` runs it"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return "TRITON_INTERPRET=1 is set, and the interpreter is for checking, not for timing"
+    return None
 
 
 def _backend_unsupported(backend: str, case: Case) -> str | None:
@@ -130,18 +213,13 @@ def _backend_unsupported(backend: str, case: Case) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _compiled(case: Case) -> Callable[..., Tensor]:
-    """A compiled function of this case alone, shared by copies of its inputs.
-
-    torch.compile gives up on a code object that it has compiled for eight shapes: each case has its own.
-    """
-    reference = conv_attention_decode_reference if case.pass_ == "decode" else conv_attention_reference
-    own = types.FunctionType(reference.__code__.replace(), reference.__globals__, reference.__name__)
-    own.__kwdefaults__ = reference.__kwdefaults__
-    if case.pass_ == "decode" and case.device == "cpu":
+    """A compiled function of this case alone, shared by copies of its inputs."""
+    if case.pass_ != "decode":
+        return torch_compile.compiled_apart(conv_attention_reference)
+    if case.device == "cpu":
         # There a decode step reads the lengths to check them: two graphs instead of one, and a warning about it.
         logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-        return torch.compile(own, dynamic=False)
-    return torch.compile(own, dynamic=False, fullgraph=True)
+    return torch_compile.compiled_apart(conv_attention_decode_reference, fullgraph=case.device != "cpu")
 
 
 def _weight(inputs: Inputs) -> Tensor:

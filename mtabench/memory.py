@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from mtabench.case import BYTES_PER_ELEMENT, Case
+from mtabench.model import rungs
 
 # `N x N` matrices a head alive at the peak where scores are stored, as measured. On a CPU oneDNN convolves copies of
 # them besides, in a layout whose heads are padded to a multiple of 16.
@@ -14,9 +15,9 @@ DENSE_MATRICES = {
     "cpu": {"fwd": 3, "bwd": 6, "decode": 3},
 }
 CONVOLUTION_COPIES, HEAD_BLOCK = {"fwd": 1, "bwd": 2, "decode": 1}, 16
-# The expanded form's backward: query rows of scores at a time, and numbers a row of the causal band.
-CHUNK_ROWS, BAND_PITCH = 2048, 16
-BANDED_CHUNK_ROWS = 1920  # and of the Hopper kernels' backward
+# Query rows of scores at a time in the backward of the expanded form and of the Hopper kernels.
+CHUNKS = {"expanded": 2048, "banded": 1920}
+BAND_PITCH = 16  # numbers a row of the causal band
 SUM = 4  # bytes of a float32
 LONGEST = 2**30
 
@@ -32,11 +33,14 @@ def expected_memory_bytes(case: Case, work: str) -> int:
 
     Dense implementations store several `N x N` matrices of scores. The expanded form stores its longer keys, and
     backward a chunk of scores and float32 sums; its peak comes before the gradients in the inputs' dtype are made.
-    Banded stores nothing of that but, backward, a chunk of scores and float32 sums of dk and dv.
-    The others store outputs, and backward a float32 sum of dq.
+    Banded stores nothing of that but, backward, a chunk of scores and float32 sums of dk and dv. Overlapped multiplies
+    the output by its gradient in float32 before its backward. The others store outputs, and backward a float32 sum of
+    dq. Rungs of plain attention have a table of their own.
     """
     rows = 1 if case.pass_ == "decode" else case.seq
     out = case.batch * case.heads * rows * case.head_dim * BYTES_PER_ELEMENT[case.dtype]
+    if case.impl in rungs.RUNGS and case.pass_ == "fwd":
+        return out + rungs.beyond_output(case)
     if work == "expanded":
         return out + (0 if case.pass_ == "decode" else _expanded_form(case))
     if work == "banded":
@@ -44,13 +48,27 @@ def expected_memory_bytes(case: Case, work: str) -> int:
     if case.pass_ == "decode":
         return out + (_keys(case) + _score_matrices(case) if work == "dense" else 0)  # values are masked: a copy
     gradients = _queries(case) + 2 * _keys(case) if case.pass_ == "bwd" else 0
+    if work == "overlapped":
+        floats = _queries(case) // BYTES_PER_ELEMENT[case.dtype] * SUM
+        return out + (max(gradients, 3 * floats) if case.pass_ == "bwd" else 0)
     if work == "dense":
         return out + gradients + _score_matrices(case)
     return out + gradients + (_queries(case) // BYTES_PER_ELEMENT[case.dtype] * SUM if case.pass_ == "bwd" else 0)
 
 
-def longest_seq(case: Case, work: str, memory_bytes: float) -> int:
-    """The longest sequence, otherwise as `case`, whose inputs and peak fit; rounded down to 1024 where it is longer."""
+def stored_scores(case: Case, work: str) -> int:
+    """Of the expected bytes those of scores, as far as they lie in memory at once: all of them, a chunk, or none."""
+    if case.impl in rungs.RUNGS and case.pass_ == "fwd":
+        return rungs.stored_scores(case)
+    if work == "dense":
+        return _score_matrices(case)
+    if case.pass_ == "bwd" and work in CHUNKS:
+        return _chunk_scores(case, work)
+    return 0
+
+
+def longest_seq(case: Case, work: str, memory_bytes: float, multiple: int = 1024) -> int:
+    """The longest sequence, otherwise as `case`, whose inputs and peak fit, rounded down to a multiple if longer."""
 
     def fits(seq: int) -> bool:
         longer = replace(case, seq=seq)
@@ -60,7 +78,7 @@ def longest_seq(case: Case, work: str, memory_bytes: float) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low // 1024 * 1024 if low >= 1024 else low
+    return low // multiple * multiple if low >= multiple else low
 
 
 def _queries(case: Case) -> int:
@@ -83,8 +101,13 @@ def _score_matrices(case: Case) -> int:
 def _banded_backward(case: Case) -> int:
     """A chunk of P and dS, dq, and the sums of dk and dv, a query head each."""
     queries, element = _queries(case), BYTES_PER_ELEMENT[case.dtype]
-    scores = 2 * case.batch * case.heads * min(BANDED_CHUNK_ROWS, case.seq) * case.seq * element
-    return scores + queries + 2 * queries // element * SUM
+    return _chunk_scores(case, "banded") + queries + 2 * queries // element * SUM
+
+
+def _chunk_scores(case: Case, work: str) -> int:
+    """Two chunks of scores: probabilities and their gradients."""
+    element = BYTES_PER_ELEMENT[case.dtype]
+    return 2 * case.batch * case.heads * min(CHUNKS[work], case.seq) * case.seq * element
 
 
 def _expanded_form(case: Case) -> int:
@@ -95,9 +118,10 @@ def _expanded_form(case: Case) -> int:
     prepared = padded + taps * queries + rows * (BAND_PITCH * SUM if case.causal else 0) + rows * SUM
     if case.pass_ == "fwd":
         return prepared
-    chunk = min(CHUNK_ROWS, case.seq)
-    scores = 2 * case.batch * case.heads * chunk * case.seq * element
+    chunk = min(CHUNKS["expanded"], case.seq)
     # Two chunks' gradients of the queries live for a moment: the last one's, and those being summed up.
-    of_queries = min(2, math.ceil(case.seq / CHUNK_ROWS)) * case.batch * case.heads * chunk * case.head_dim * taps * SUM
+    of_queries = (
+        min(2, math.ceil(case.seq / CHUNKS["expanded"])) * case.batch * case.heads * chunk * case.head_dim * taps * SUM
+    )
     sums = (2 + taps) * queries // element * SUM + keys // element * SUM  # dq, dv, dK'; dk
-    return prepared + queries + rows * SUM + scores + of_queries + sums
+    return prepared + queries + rows * SUM + _chunk_scores(case, "expanded") + of_queries + sums

@@ -12,18 +12,18 @@ from mtabench.errors import UsageError
 from mtabench.lock import FileLock
 
 
-def check_output(path: Path, inputs: Iterable[Path], overwrite: bool) -> None:
+def check_output(path: Path, inputs: Iterable[Path], overwrite: bool, option: str = "--out") -> None:
     """Raise UsageError if `path` is an input, a folder, being written, or there while `overwrite` is false."""
     if path.is_dir():
-        raise UsageError(f"--out {path} is a folder; give the name of a file")
+        raise UsageError(f"{option} {path} is a folder; give the name of a file")
     nearest_folder(path)
     if not path.exists():
         return
     if any(one.exists() and path.samefile(one) for one in inputs):
-        raise UsageError(f"--out {path} is one of the files that are read; give another name")
+        raise UsageError(f"{option} {path} is one of the files that are read; give another name")
     FileLock(path).check()
     if not overwrite:
-        raise UsageError(f"{path} already exists; give --overwrite to replace it, or another --out")
+        raise UsageError(f"{path} already exists; give --overwrite to replace it, or another {option}")
 
 
 @contextmanager

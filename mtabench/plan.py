@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from mtabench import axes
-from mtabench.case import DTYPES, PASSES, Case
+from mtabench.case import DTYPES, OPS, PASSES, Case
 from mtabench.errors import UsageError
-from mtabench.registry import BASELINE, Implementation, default_names, find
+from mtabench.registry import BASELINE, Implementation, chosen, default_names, find
 
 TIMERS = ("auto", "events", "graph", "cpu", "nvbench")
 CACHES = ("cold", "warm")
@@ -25,6 +25,7 @@ class Options:
     head_dim: str | None = None
     conv: str | None = None
     impl: str | None = None
+    op: str | None = None
     batch: str | None = None
     tokens: str | None = None
     heads: str | None = None
@@ -161,8 +162,23 @@ def _parse(options: Options, device: str) -> _Axes:
         batches=axes.parse_ints(texts["batch"], "--batch") if "batch" in texts else [],
         tokens=axes.parse_int(texts["tokens"], "--tokens") if "tokens" in texts else None,
         splits=axes.parse_splits(options.splits),
-        impls=[find(name) for name in axes.parse_names(texts["impl"], "--impl")],
+        impls=_impls(texts["impl"], options),
     )
+
+
+def _impls(text: str, options: Options) -> list[Implementation]:
+    """The implementations named, or, with --op and no names, the usual ones that compute it."""
+    impls = chosen(axes.parse_names(text, "--impl"))
+    if options.op is None:
+        return impls
+    if options.op not in OPS:
+        raise UsageError(f"--op {options.op!r} is not known; expected one of {', '.join(OPS)}")
+    others = [impl for impl in impls if impl.op != options.op]
+    if others and options.impl is not None:
+        raise UsageError(
+            f"--op {options.op} excludes {others[0].name}, which computes {others[0].op}; drop one of them"
+        )
+    return [impl for impl in impls if impl.op == options.op]
 
 
 def _texts(options: Options, device: str) -> dict[str, str]:
@@ -271,6 +287,8 @@ def _shown_axes(options: Options, given: _Axes, device: str) -> dict[str, str]:
         "conv": ", ".join(f"{query_taps}x{key_taps}" for query_taps, key_taps in given.convs),
         "dtype": ", ".join(given.dtypes),
     }
+    if all(impl.op == "attention" for impl in given.impls):
+        del shown["conv"]
     if options.pass_ == "decode":
         splits = ", ".join(map(str, given.splits))
         takers = [impl.name for impl in given.impls if impl.splits_used]

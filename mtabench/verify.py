@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from mta_kernels.attention import attention_reference
-from mta_kernels.conv_attention import identity_weight, unsupported
+from mta_kernels.conv_attention import identity_weight
 from mtabench.case import Case
-from mtabench.inputs import DTYPES, Inputs, make_inputs
+from mtabench.inputs import Inputs, make_inputs
 from mtabench.oracle import Bound, Check, Oracle, outside_values, tolerance_floor
 from mtabench.registry import Implementation, find, load, names
 
@@ -49,6 +49,7 @@ SHAPES = {
         Shape(1, 2, 2, 33, 16, 11, 3, causal=False),
     ),
 }
+SLOW_TO_COMPILE = ("compile", "flex")  # seconds a shape
 DTYPES_CHECKED = {"cuda": ("bf16", "fp16", "fp32"), "cpu": ("fp32", "fp16")}
 
 
@@ -94,18 +95,18 @@ def run_checks(implementations: Sequence[str] | None = None, device: str = "cpu"
 
 
 def _problems(implementation: Implementation, device: str) -> Iterator[tuple[Shape, str]]:
-    """Shapes and dtypes to check; one of them for the compiler, which takes seconds a shape."""
+    """Shapes and dtypes to check; one of them for what is slow to compile."""
     for shape in SHAPES[device]:
         for dtype in DTYPES_CHECKED[device]:
             yield shape, dtype
-            if implementation.name == "compile":
+            if implementation.name in SLOW_TO_COMPILE:
                 return
 
 
 def _check_shape(implementation: Implementation, case: Case) -> Iterator[CheckRow]:
     """Every check that suits the implementation, for one shape and dtype."""
     checks: list[tuple[str, Callable[[Case], Iterable[Check]]]] = [("error fwd", _error)]
-    if "bwd" in implementation.passes:
+    if "bwd" in implementation.passes and _cannot_run(replace(case, pass_="bwd")) is None:
         checks.append(("error bwd", lambda case: _error(replace(case, pass_="bwd"))))
     if "decode" in implementation.passes and case.causal:
         checks.append(("decode is forward's row", _decode_rows))
@@ -237,17 +238,10 @@ def _build(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
 
 
 def _cannot_run(case: Case) -> str | None:
-    """Why a case cannot be checked here. Triton's interpreter is not to be timed, but it can be checked."""
+    """Why a case cannot be checked here. What an interpreter runs is not to be timed, but it can be checked."""
     implementation = find(case.impl)
-    if case.impl == "triton" and case.device == "cpu":
-        return unsupported(
-            "triton",
-            device="cpu",
-            dtype=DTYPES[case.dtype],
-            head_dim=case.head_dim,
-            query_taps=case.conv_q or 1,
-            key_taps=case.conv_k or 1,
-        )
+    if implementation.interpreted and case.device == "cpu":
+        return load(implementation.interpreted)(case)
     if case.device not in implementation.devices:
         return f"{case.impl} runs on {', '.join(implementation.devices)}, not on {case.device}"
     return load(implementation.unsupported)(case)

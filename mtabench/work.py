@@ -32,12 +32,14 @@ def useful_flops(case: Case) -> int:
 
 
 def executed_flops(case: Case, work: str) -> int:
-    """FLOPs that an algorithm executes; `work` as in the registry: "dense", "tiled", "expanded" or "banded".
+    """FLOPs that an algorithm executes; `work`, "dense", "tiled" and so on, as in the registry.
 
     Dense computes masked scores too, and its backward finds the scores stored. Tiled does what is useful. Expanded
     has scores of depth `min(cq, ck) * D`, and its backward two more products of that depth and two of depth D.
     Its decode folds the taps over queries into `ck` queries. Banded has 32 products a tap and score, backward twice
     that and 192 for the weight, and of the 64 rows of a tile `cq - 1` are shared with its neighbour, backward 16.
+    Overlapped works on tiles of 64 x 64 scores of which a margin, backward twice as wide, is computed again elsewhere;
+    its two backward kernels have seven products and five convolutions. A decode step has 128 keys.
     """
     if work == "tiled":
         return useful_flops(case)
@@ -54,11 +56,13 @@ def executed_flops(case: Case, work: str) -> int:
         query_taps = case.conv_q or 1
         if case.pass_ == "bwd":
             return (
-                2 * pairs(case) * (3 * case.head_dim + 64 * query_taps + 192) * 64 // 48
-                + 4 * pairs(case) * case.head_dim
+                2 * pairs(case) * (3 * case.head_dim + 64 * query_taps) * 64 // 48
+                + 2 * pairs(case) * (192 + 2 * case.head_dim)  # the weight's gradient and products take each row once
             )
         return 2 * pairs(case) * (2 * case.head_dim + 32 * query_taps) * 64 // (65 - query_taps)
-    raise ValueError(f"work is {work!r}; expected 'dense', 'tiled', 'expanded' or 'banded'")
+    if work == "overlapped":
+        return _overlapped_flops(case)
+    raise ValueError(f"work is {work!r}; expected 'dense', 'tiled', 'expanded', 'banded' or 'overlapped'")
 
 
 def bytes_moved(case: Case) -> int:
@@ -84,6 +88,17 @@ def _dense_flops(case: Case) -> int:
         window = min(case.conv_q or 1, case.seq)
         return scores * (window * (case.head_dim + taps(case)) + case.head_dim)
     return scores * _macs(case, products=2)
+
+
+def _overlapped_flops(case: Case) -> int:
+    above, beside = (case.conv_q or 1) - 1, (case.conv_k or 1) - 1
+    if case.pass_ == "decode":
+        scores = (above + 1) * case.head_dim * 128 // (128 - beside)
+        return 2 * pairs(case) * (scores + taps(case) + case.head_dim)
+    if case.pass_ == "bwd":
+        own = (64 - 2 * above) * (64 - 2 * beside)
+        return 2 * pairs(case) * (7 * case.head_dim + 5 * taps(case)) * 64 * 64 // own
+    return 2 * pairs(case) * (2 * case.head_dim + taps(case)) * 64 * 64 // ((64 - above) * (64 - beside))
 
 
 def _macs(case: Case, products: int) -> int:

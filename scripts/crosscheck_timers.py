@@ -3,7 +3,7 @@
     python scripts/crosscheck_timers.py --out results/nvidia-h200/timers.csv
 
 Needs an NVIDIA GPU and the package cuda-bench (pip install -e '.[nvbench]'). Without options it takes ten cells of
-10 us to 10 ms, each in a process of its own, `--repeat` times a timer. Fails if two medians differ by more than 1 %.
+10 us to 10 ms, `--repeat` times a timer. Fails if two medians differ by more than 1 %.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def main() -> int:
 
 
 def measure(sweep: str, timer: str, path: Path) -> None:
-    """Run a sweep with that timer, each cell in a process of its own; its rows are added to those in `path`."""
-    words = [*shlex.split(sweep), "--timer", timer, "--isolate", "--no-plot", "--out", str(path), "--resume"]
+    """Run a sweep with that timer; its rows are added to those in `path`. NVBench has a process for each cell."""
+    words = [*shlex.split(sweep), "--timer", timer, "--no-plot", "--out", str(path), "--resume"]
     done = subprocess.run([sys.executable, "-m", "mtabench", *words])
     if done.returncode not in (0, 4):
         sys.exit(f"mtabench {shlex.join(words)} ended with exit code {done.returncode}")

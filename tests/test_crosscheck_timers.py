@@ -48,7 +48,7 @@ def test_timers_that_agree(run):
     assert float(row["median_2_ms"]) == pytest.approx(1.004, rel=0.002)
     timers = [command[command.index("--timer") + 1] for command in commands]
     assert timers == ["events", "nvbench", "nvbench", "events"]
-    assert all("--isolate" in command for command in commands)
+    assert all("--resume" in command for command in commands)
 
 
 @pytest.mark.parametrize("nvbench", [1.02, ("error", "no NVBench")])

@@ -12,9 +12,10 @@ ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"
 PURE = (
     "axes", "case", "charts", "compare", "compare_command", "comparison_reports", "errors", "inference",
-    "lock", "memory", "merging", "noise", "registry", "results", "revisions", "roofline", "runs", "statistics",
-    "stopwatch", "work",
-    "model.dense", "model.devices", "model.fused", "model.kernel", "model.plain", "model.predict",
+    "lock", "memory", "memory_tables", "merging", "noise", "registry", "results", "revisions", "roofline", "runs",
+    "statistics", "stopwatch", "work",
+    "model.banded", "model.dense", "model.devices", "model.fused", "model.kernel", "model.plain", "model.predict",
+    "model.rungs", "model.storage",
     "profiling.ncu_report", "profiling.verdict",
     "dashboard.changes", "dashboard.command", "dashboard.data", "dashboard.findings", "dashboard.histories",
     "charts.bandwidth", "charts.ceilings", "charts.chart", "charts.data", "charts.error", "charts.failures",

@@ -1,8 +1,12 @@
-"""The ladder: all implementations of plain attention at one shape, slowest to fastest, and each step's factor."""
+"""The ladder: plain attention at one sequence length, from the slowest implementation to the fastest, step by step.
+
+A panel a head dim. Implementations without a time stand below, with the reason.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import exp, log
 from typing import Any
 
@@ -13,14 +17,18 @@ from mtabench.charts.chart import Chart, Kind, titled
 from mtabench.charts.data import one_line_each
 from mtabench.charts.findings import speed
 from mtabench.charts.lines import log_ticks, plain_axes
-from mtabench.charts.panels import word_of
+from mtabench.charts.panels import check_panels, word_of
 from mtabench.charts.style import Look
-from mtabench.charts.text import TIMES, caption, factor, inches, milliseconds, shortened, tokens
+from mtabench.charts.text import TIMES, caption, factor, fitted, inches, milliseconds, shortened, tokens
 
 LEAST = 3  # timed implementations
-RUNG_INCHES, MARGIN_INCHES, WIDTH = 0.36, 0.9, 5.6
+RUNG_INCHES, MARGIN_INCHES = 0.36, 0.9
+WIDTHS = {1: 5.6, 2: 4.2}  # of a panel's axes and steps in inches, by the number of panels in a row
+STEP_INCHES = 0.7
 TIME_SHARE = 0.18  # of the axes' width, for the last time
-LABEL_SIZE = 8.5
+LABEL_SIZE, REASON_SIZE = 8.5, 6.5
+REASON_START, REASON_SHARE = 0.05, 0.94  # of the axes' width
+REASON_LENGTH = 160  # characters
 SHAPE = ["seq", "batch", "head_dim"]
 
 
@@ -35,38 +43,55 @@ class Ladder:
 
 
 def chart(cells: pd.DataFrame) -> Chart | None:
-    """The shape with the most timed implementations; of several the longest sequence, and the largest head dim."""
+    """A panel a head dim that has enough timed implementations, at one sequence length.
+
+    That is where the most are timed at one shape; of several the longest sequence.
+    """
     plain = cells[cells["op"] == "attention"]
     timed = plain[plain["status"] == "ok"]
     shapes = timed.groupby(SHAPE)["impl"].nunique().reset_index(name="count").sort_values(["count", *SHAPE])
-    if shapes.empty or shapes["count"].iloc[-1] < LEAST:
+    shapes = shapes[shapes["count"] >= LEAST]
+    if shapes.empty:
         return None
-    chosen = plain.merge(shapes[SHAPE].tail(1), on=SHAPE)
-    chosen = one_line_each(chosen)
-    rungs = chosen[chosen["status"] == "ok"].sort_values(["median_ms", "impl"], ascending=[False, True])
-    failed = chosen[chosen["status"] != "ok"]
-    first = chosen.iloc[0]
-    at = f"{tokens(chosen, first['seq'])}, head dim {first['head_dim']:g}"
-    ladder = Ladder(
-        at,
+    best = shapes.iloc[-1]
+    shapes = shapes[(shapes["seq"] == best["seq"]) & (shapes["batch"] == best["batch"])].sort_values("head_dim")
+    check_panels(len(shapes))
+    chosen = one_line_each(plain.merge(shapes[SHAPE], on=SHAPE))
+    ladders = [_ladder(group) for _, group in chosen.groupby("head_dim")]
+    columns = min(len(ladders), max(WIDTHS))
+    how = "plain attention, median times; on the right how many times as fast as the one above"
+    rungs = max(len(ladder.names) + len(ladder.failed) for ladder in ladders)
+    labels = max(inches(shortened(name), LABEL_SIZE) for name in chosen["impl"])
+    return Chart(
+        titled(chosen, _finding(ladders[list(shapes["head_dim"]).index(best["head_dim"])]), ""),
+        caption(chosen, how),
+        ladders,
+        partial(_draw, width=WIDTHS[columns]),
+        "time (ms)",
+        columns=columns,
+        panel_inches=(WIDTHS[columns] + labels, RUNG_INCHES * rungs + MARGIN_INCHES),
+        shared_axes=False,
+    )
+
+
+def _ladder(cells: pd.DataFrame) -> Ladder:
+    """The ladder of one shape."""
+    rungs = cells[cells["status"] == "ok"].sort_values(["median_ms", "impl"], ascending=[False, True])
+    failed = cells[cells["status"] != "ok"]
+    first = cells.iloc[0]
+    words = [
+        ": ".join(filter(None, (word_of(status), shortened(" ".join(reason.split()), REASON_LENGTH))))
+        for status, reason in zip(failed["status"], failed["reason"], strict=True)
+    ]
+    return Ladder(
+        f"{tokens(cells, first['seq'])}, head dim {first['head_dim']:g}",
         tuple(rungs["impl"]),
         tuple(rungs["median_ms"]),
-        tuple((impl, word_of(status)) for impl, status in zip(failed["impl"], failed["status"], strict=True)),
-    )
-    how = "plain attention, median times; on the right how many times as fast as the one above"
-    height = RUNG_INCHES * (len(rungs) + len(failed)) + MARGIN_INCHES
-    return Chart(
-        titled(chosen, _finding(ladder), ""),
-        caption(chosen, how),
-        [ladder],
-        _draw,
-        "time (ms)",
-        columns=1,
-        panel_inches=(WIDTH + max(inches(shortened(name), LABEL_SIZE) for name in chosen["impl"]), height),
+        tuple(zip(failed["impl"], words, strict=True)),
     )
 
 
-def _draw(axes: Axes, ladder: Ladder, look: Look) -> None:
+def _draw(axes: Axes, ladder: Ladder, look: Look, width: float) -> None:
     names = [*ladder.names, *(name for name, _ in ladder.failed)]
     low, high = min(ladder.ms), max(ladder.ms)
     doublings = max(log(high / low), log(2)) / (1 - 2 * TIME_SHARE)
@@ -87,7 +112,7 @@ def _draw(axes: Axes, ladder: Ladder, look: Look) -> None:
         if row:
             step = f"\N{DOWNWARDS ARROW} {factor(ladder.ms[row - 1] / ms)}{TIMES}"
             axes.text(1.02, row - 0.5, step, transform=axes.get_yaxis_transform(), color=look.theme.quiet, **text)
-    for row, (_, word) in enumerate(ladder.failed, start=len(ladder.names)):
+    for row, (_, words) in enumerate(ladder.failed, start=len(ladder.names)):
         mark: dict[str, Any] = {
             "color": look.theme.ink,
             "marker": "x",
@@ -95,7 +120,11 @@ def _draw(axes: Axes, ladder: Ladder, look: Look) -> None:
             "transform": axes.get_yaxis_transform(),
         }
         axes.plot([0.02], [row], **mark)
-        axes.text(0.05, row, word, transform=axes.get_yaxis_transform(), color=look.theme.quiet, **text)
+        quiet: dict[str, Any] = {"color": look.theme.quiet, "va": "center", "fontsize": REASON_SIZE}
+        # Over the grid, which would run through the letters.
+        quiet |= {"bbox": {"facecolor": look.theme.paper, "edgecolor": "none", "pad": 0.5}}
+        fitting = fitted(words, REASON_SHARE * (width - STEP_INCHES), REASON_SIZE)
+        axes.text(REASON_START, row, fitting, transform=axes.get_yaxis_transform(), **quiet)
 
 
 def _finding(ladder: Ladder) -> str:

@@ -53,9 +53,27 @@ STYLES = {
     "compile": Style("#B8558F", "#E58FC2", "s", "-"),
     "triton": Style("#D55E00", "#FF8533", "^", "-"),
     "hopper": Style("#0072B2", "#4FA3FF", "X", "-"),
+    "cuda": Style("#00796B", "#2BC4B0", "p", "-"),
+    "cuda-conv": Style("#7A7A00", "#C9C93A", "*", "-"),
     "sdpa-flash": Style("#6E6E6E", "#A3A3A3", "D", (0, (4, 1.6))),
     "sdpa-cudnn": Style("#6E6E6E", "#A3A3A3", "v", (0, (1.2, 1.2))),
     "sdpa-math": Style("#8C8C8C", "#858585", "P", (0, (5, 1.5, 1, 1.5))),
+}
+# The ladder's rungs, where plain attention is alone: a colour a language, and more of a line the faster they are.
+_DOTS, _DASHES = (0, (1.2, 1.2)), (0, (4, 1.6))
+RUNG_STYLES = {
+    "c-loops": Style("#8A4B08", "#D8A05B", "o", _DOTS),
+    "c-tiled": Style("#8A4B08", "#D8A05B", "s", "-"),
+    "cuda-naive": Style("#117733", "#3CC46B", "o", _DOTS),
+    "cuda-tiled": Style("#117733", "#3CC46B", "s", _DASHES),
+    "cuda-flash": Style("#117733", "#3CC46B", "^", "-"),
+    "triton-pointer": Style("#7B3FA0", "#C58CF0", "o", _DOTS),
+    "triton-descriptor": Style("#7B3FA0", "#C58CF0", "s", _DASHES),
+    "triton-fmha": Style("#7B3FA0", "#C58CF0", "^", "-"),
+    "cutile-fmha": Style("#0E7C86", "#35C4CF", "^", "-"),
+    "flex": Style("#B8558F", "#E58FC2", "D", _DASHES),
+    "flash-attn": Style("#0072B2", "#4FA3FF", "v", _DASHES),
+    "flash-attn-3": Style("#0072B2", "#4FA3FF", "X", _DOTS),
 }
 _SPARE_COLOURS = (
     ("#009E73", "#1FD99A"), ("#4400AA", "#8F7BFF"), ("#8A1C1C", "#F0506E"),
@@ -100,12 +118,13 @@ def styles_of(cells: pd.DataFrame) -> dict[str, Style]:
 
     The turn is that of the registry, so that each of its implementations looks the same in every chart.
     """
-    unknown = sorted(set(cells["impl"]) - set(names()))
-    others = [name for name in (*names(), *unknown) if name not in STYLES]
     plain = cells["op"] == "attention"
     yardsticks = set() if plain.all() else set(cells.loc[plain, "impl"])
+    own = STYLES | {name: style for name, style in RUNG_STYLES.items() if name not in yardsticks}
+    unknown = sorted(set(cells["impl"]) - set(names()))
+    others = [name for name in (*names(), *unknown) if name not in own]
     spare = zip(others, cycle(SPARE_STYLES), cycle(SPARE_YARDSTICKS), strict=False)
-    return STYLES | {name: grey if name in yardsticks else colour for name, colour, grey in spare}
+    return own | {name: grey if name in yardsticks else colour for name, colour, grey in spare}
 
 
 def rc(theme: Theme) -> dict[Any, Any]:

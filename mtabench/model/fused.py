@@ -189,8 +189,9 @@ def _score_passes(count: _Counts, tiles: Tiles, sm_count: int) -> list[Kernel]:
         memory_bytes=stored * 2 * element + count.query + (keys * element + sum_rows * FLOAT) * case.head_dim,
         memory_share=STREAM_SHARE,
     )
-    transposed = _product(count, "_transposed_product", stored, chunks, block_n=128)
-    rows = _product(count, "_row_product", stored, chunks, block_n=256 if count.depth > 512 else 128)
+    transposed = score_product("_transposed_product", stored, count.depth, element, chunks, block_n=128)
+    wide = 256 if count.depth > 512 else 128
+    rows = score_product("_row_product", stored, count.depth, element, chunks, block_n=wide)
     return [
         Kernel("_output_gradient", memory_bytes=3 * count.query, memory_share=SMALL_SHARE),
         probabilities,
@@ -200,17 +201,20 @@ def _score_passes(count: _Counts, tiles: Tiles, sm_count: int) -> list[Kernel]:
     ]
 
 
-def _product(count: _Counts, name: str, stored: int, chunks: int, block_n: int) -> Kernel:
-    """dC with a matrix of `depth` columns, in tiles of 128 by `block_n`; dC is read again for each block of columns."""
-    copied = -(-count.depth // block_n) * count.element * (1 + block_n / 128)
+def score_product(name: str, stored: int, columns: int, element: int, launches: int, block_n: int) -> Kernel:
+    """Stored scores, of `element` bytes each, with a matrix of so many columns, in tiles of 128 by `block_n`.
+
+    The scores are read again for each block of columns.
+    """
+    copied = -(-columns // block_n) * element * (1 + block_n / 128)
     return Kernel(
         name,
-        launches=chunks,
-        macs=stored * count.depth,
+        launches=launches,
+        macs=stored * columns,
         tensor_share=BACKWARD_SHARE,
-        shared_bytes=stored * (copied + count.depth * count.element * (1 / WARPGROUP + 1 / block_n)),
+        shared_bytes=stored * (copied + columns * element * (1 / WARPGROUP + 1 / block_n)),
         l2_bytes=stored * copied,
-        memory_bytes=stored * count.element,
+        memory_bytes=stored * element,
     )
 
 

@@ -19,9 +19,9 @@ class Kernel:
 
     `macs` are multiply-adds on the tensor cores, those of masked scores in the tiles that are computed included, at
     `tensor_share` of the rate of a plain product; `fmas` those on the CUDA cores, `fma_rate` a second. The bytes are
-    read and written; `memory_share` is the part of a copy's bandwidth that it reaches, `memory_limit` the bytes a
-    second that its programs can ask for. `waves` of programs, one after the other on an SM, take `wave_s` each before
-    and after their loops.
+    read and written; `shared_share` is the part of shared memory's peak that it reaches, `memory_share` that of a
+    copy's bandwidth, `memory_limit` the bytes a second that its programs can ask for. `waves` of programs, one after
+    the other on an SM, take `wave_s` each before and after their loops.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Kernel:
     fmas: float = 0.0
     fma_rate: float = 1.0
     shared_bytes: float = 0.0
+    shared_share: float = 1.0
     l2_bytes: float = 0.0
     memory_bytes: float = 0.0
     memory_share: float = 1.0
@@ -74,7 +75,7 @@ def time_of(kernel: Kernel, rates: Rates) -> KernelTime:
             "tensor cores": kernel.macs / (rates.macs * kernel.tensor_share),
             "exponentials": kernel.exponentials / rates.exponentials,
             "CUDA cores": kernel.fmas / kernel.fma_rate,
-            "shared memory": kernel.shared_bytes / rates.shared_bytes,
+            "shared memory": kernel.shared_bytes / (rates.shared_bytes * kernel.shared_share),
             "L2": kernel.l2_bytes / rates.l2_bytes if rates.l2_bytes else None,
             "memory": kernel.memory_bytes / min(rates.memory_bytes * kernel.memory_share, kernel.memory_limit),
             "start-up": kernel.waves * kernel.wave_s,

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mtabench.case import Case
-from mtabench.model import dense, fused, plain
+from mtabench.model import banded, dense, fused, plain
 from mtabench.model.devices import Device, Rates
 from mtabench.model.fused import Tiles
 from mtabench.model.kernel import Kernel, KernelTime, time_of
+from mtabench.registry import find
 
+MODELLED = ("eager", "triton", "hopper", "sdpa-flash", "sdpa-cudnn")
 # Seconds that the host takes to launch one kernel: Triton's launcher with our checks, PyTorch's operators (measured for
-# Triton: kernels/mta_kernels/README.md, 0.15 ms for 4 launches and 1 ms for 18).
-HOST_S = {"triton": 45e-6}
+# Triton: kernels/mta_kernels/README.md, 0.15 ms for 4 launches and 1 ms for 18; taken to be the same for Hopper's).
+HOST_S = {"triton": 45e-6, "hopper": 45e-6}
 OPERATOR_HOST_S = 8e-6
 
 
@@ -41,12 +43,20 @@ class Prediction:
         return (kernel.kernel.name, *kernel.bound_by)
 
 
-def unmodelled(case: Case) -> str | None:
-    """Why there is no prediction for a cell, or None."""
-    if case.impl not in ("triton", "sdpa-flash", "sdpa-cudnn", "eager"):
-        return f"{case.impl} is not modelled; eager, triton, sdpa-flash and sdpa-cudnn are"
+def unmodelled(case: Case, device: Device | None = None) -> str | None:
+    """Why there is no prediction for a cell, on this device if one is given, or None."""
+    if case.impl not in MODELLED:
+        return f"{case.impl} is not modelled; {', '.join(MODELLED[:-1])} and {MODELLED[-1]} are"
+    if case.pass_ not in find(case.impl).passes:
+        return f"{case.impl} has no {case.pass_} pass"
     if case.dtype == "fp32":
         return "fp32 is not modelled; fp16 and bf16 are"
+    if case.impl != "hopper":
+        return None
+    if device is not None and device.capability != (9, 0):
+        return f"{device.name} is no Hopper GPU (sm_90), which is what hopper is for"
+    if (case.conv_q or 1) > banded.MOST_TAPS[0] or (case.conv_k or 1) > banded.MOST_TAPS[1]:
+        return "hopper takes up to {}x{} taps".format(*banded.MOST_TAPS)
     return None
 
 
@@ -54,8 +64,12 @@ def kernels_of(case: Case, tiles: Tiles, sm_count: int) -> list[Kernel]:
     """The kernels of one call of a cell that `unmodelled` says nothing against."""
     if case.impl == "eager":
         return dense.kernels(case)
-    if case.impl != "triton":
+    if case.impl.startswith("sdpa-"):
         return plain.kernels(case)
+    if case.impl == "hopper" and case.pass_ == "fwd":
+        return banded.forward(case, sm_count)
+    if case.impl == "hopper" and case.head_dim <= banded.MOST_BACKWARD:
+        return banded.backward(case, sm_count)
     of_pass = {"fwd": fused.forward, "bwd": fused.backward, "decode": fused.decode}[case.pass_]
     return of_pass(case, tiles, sm_count)
 

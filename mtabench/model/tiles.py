@@ -25,24 +25,46 @@ def tiles_of(case: Case, device: Device) -> Tiles:
         return Tiles(
             splits=case.splits if isinstance(case.splits, int) else auto, source="asked for" if chosen else "auto"
         )
-    element = BYTES_PER_ELEMENT[case.dtype]
-    block_d = max(128 // element, power_of_two(case.head_dim))
-    shared_memory = limits_of("sm_{}{}".format(*device.capability)).shared_per_block
-    limits: dict[str, Any] = {"element_size": element, "shared_memory": shared_memory}
-    taps = (case.conv_q or 1, case.conv_k or 1)
-    key = tuning.Key.of(DTYPES[case.dtype], case.head_dim, taps, case.causal, case.seq)
-    capability = {"compute_capability": device.capability}
-    depth = min(taps) * case.head_dim
     if case.pass_ == "fwd":
-        candidates = forward_candidates(depth=depth, block_d=block_d, **capability, **limits)
-        config: ForwardConfig
-        config, source = _choice("forward", key, candidates, device.name)
+        config, source = forward_config(case, device)
         return Tiles(forward=(config.block_m, config.block_n), in_registers=config.q_in_registers, source=source)
-    first, source = _choice("probabilities", key, probabilities_candidates(**capability, **limits), device.name)
-    second, _ = _choice("value_gradients", key, value_gradients_candidates(block_d=block_d, **limits), device.name)
+    limits, key = _limits(case, device), _key(case)
+    candidates = probabilities_candidates(compute_capability=device.capability, **limits)
+    first, source = _choice("probabilities", key, candidates, device.name)
+    second, _ = _choice(
+        "value_gradients", key, value_gradients_candidates(block_d=value_columns(case), **limits), device.name
+    )
     return Tiles(
         probabilities=(first.block_m, first.block_n), value_gradients=(second.block_m, second.block_n), source=source
     )
+
+
+def forward_config(case: Case, device: Device) -> tuple[ForwardConfig, str]:
+    """The tile sizes of the forward of "triton" on this device, and where they come from."""
+    depth = min(case.conv_q or 1, case.conv_k or 1) * case.head_dim
+    candidates = forward_candidates(
+        depth=depth, block_d=value_columns(case), compute_capability=device.capability, **_limits(case, device)
+    )
+    return _choice("forward", _key(case), candidates, device.name)
+
+
+def value_columns(case: Case) -> int:
+    """Columns of a tile of values in Triton: as `value_block` of the kernels."""
+    return max(128 // BYTES_PER_ELEMENT[case.dtype], power_of_two(case.head_dim))
+
+
+def shared_memory(device: Device) -> int:
+    """Bytes that one block can have on this device."""
+    return limits_of("sm_{}{}".format(*device.capability)).shared_per_block
+
+
+def _limits(case: Case, device: Device) -> dict[str, Any]:
+    return {"element_size": BYTES_PER_ELEMENT[case.dtype], "shared_memory": shared_memory(device)}
+
+
+def _key(case: Case) -> tuning.Key:
+    taps = (case.conv_q or 1, case.conv_k or 1)
+    return tuning.Key.of(DTYPES[case.dtype], case.head_dim, taps, case.causal, case.seq)
 
 
 def _choice(kernel: str, key: tuning.Key, candidates: Sequence[Any], device: str) -> tuple[Any, str]:

@@ -18,7 +18,10 @@ from mtabench import axes
 from mtabench.case import Case
 from mtabench.commands import RESULTS_FOLDER
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.estimate import this_gpu
 from mtabench.inputs import Inputs, make_inputs
+from mtabench.model.devices import rates_of
+from mtabench.model.predict import predict, unmodelled
 from mtabench.plan import Options, make_plan
 from mtabench.processes import ProcessEndedError, call_in_process
 from mtabench.profiling import ncu, proton
@@ -34,7 +37,7 @@ from mtabench.profiling.tables import (
     verdict_lines,
 )
 from mtabench.profiling.trace import trace
-from mtabench.profiling.verdict import launch_verdict
+from mtabench.profiling.verdict import launch_verdict, model_verdict
 from mtabench.readiness import memory_reason, unsupported_reason
 from mtabench.registry import find, load
 from mtabench.results import key_of
@@ -153,7 +156,10 @@ class _Profiler:
         append_kernels(self.folder / KERNELS_FILE, case, uses)
         self.console.print(kernels_table(uses))
         if case.device == "cuda":
-            self._say(launch_verdict(sum(use.total_ms for use in uses), wall))
+            kernel_ms = sum(use.total_ms for use in uses)
+            self._say(launch_verdict(kernel_ms, wall))
+            if kernel_ms and (of_model := _model_words(case, kernel_ms)):
+                self._say(of_model)
             del cell
             torch.cuda.empty_cache()  # the other profilers run the cell in processes of their own
 
@@ -184,6 +190,19 @@ class _Profiler:
 
     def _say(self, text: str) -> None:
         _say(self.console, text)
+
+
+def _model_words(case: Case, kernel_ms: float) -> str:
+    """What the model says of a cell whose kernels took so long here; empty where it knows no such cell or GPU."""
+    gpu = this_gpu()
+    if gpu is None or unmodelled(case, gpu):
+        return ""
+    tiles = None
+    if case.impl == "triton":
+        from mtabench.model.tiles import tiles_of
+
+        tiles = tiles_of(case, gpu)
+    return model_verdict(predict(case, gpu, rates_of(gpu), tiles), kernel_ms)
 
 
 def _tools(text: str | None, device: str) -> tuple[list[str], list[str]]:

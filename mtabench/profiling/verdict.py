@@ -9,6 +9,7 @@ without asking less of that unit.
 
 from __future__ import annotations
 
+from mtabench.model.predict import Prediction
 from mtabench.profiling.ncu_report import Counters
 
 BOUND_PCT = 60.0
@@ -58,3 +59,13 @@ def launch_verdict(kernel_ms: float, wall_ms: float) -> str:
     if share < LAUNCH_SHARE:
         return f"bound by launches: kernels take {share:.0%} of the call's {wall_ms:.4g} ms, the host the rest"
     return f"kernels take {share:.0%} of the call's {wall_ms:.4g} ms"
+
+
+def model_verdict(prediction: Prediction, kernel_ms: float) -> str:
+    """A clause on a call as a whole, by the model beside the time of its kernels: what most of it is."""
+    kernel, term, seconds = prediction.largest
+    gpu_ms = prediction.gpu_s * 1e3
+    return (
+        f"by the model: {gpu_ms:.4g} ms ({gpu_ms / kernel_ms - 1:+.0%}), bound by {term} of {kernel}, "
+        f"{seconds / prediction.gpu_s:.0%} of it"
+    )

@@ -145,7 +145,8 @@ class _Compilation:
         )
 
     def _cuda_kernel(self, kernel: CudaKernel) -> None:
-        if not self._wanted(kernel.name):
+        label = kernel.label or kernel.name
+        if not self._wanted(label):
             return
         cubin, (compiler, version) = kernel.code.cubin, kernel.code.compiler
         self.toolchain[compiler] = version
@@ -161,7 +162,7 @@ class _Compilation:
             tiles="",
             mix=self._mix(cubin, symbol),
         )
-        self._add_code(short_name(kernel.name), "cuda", code)
+        self._add_code(short_name(label), "cuda", code)
 
     def _mix(self, cubin: bytes, symbol: str) -> Mix | None:
         return instruction_mix(machine_code.disassembly_of(cubin), symbol) if self.job.disassemble else None

@@ -17,6 +17,7 @@ class Shape:
     """Arguments of conv attention, batch 1. `seq` decides which of the tuned tile sizes are taken.
 
     `packed` has documents in the row of tokens; `page_size` is that of the cache that decode reads, 0 if contiguous.
+    `by_name`: for the kernels too that a sweep measures by name alone, the ladder's and cuda-conv's.
     """
 
     dtype: str = "bf16"
@@ -28,6 +29,7 @@ class Shape:
     kv_heads: int = 16
     packed: bool = False
     page_size: int = 0
+    by_name: bool = False
 
     @property
     def name(self) -> str:
@@ -41,14 +43,15 @@ class Shape:
         return ", ".join(words)
 
 
-# The shapes of the paper's models first; then what takes other paths through the kernels.
+# The shapes of the paper's models first; then what takes other paths through the kernels. Three are enough for those
+# that are measured by name alone.
 ALL_SHAPES = (
-    Shape(),
-    Shape(head_dim=128),
+    Shape(by_name=True),
+    Shape(head_dim=128, by_name=True),
     Shape(head_dim=96),
     Shape(head_dim=256),
     Shape(dtype="fp16"),
-    Shape(dtype="fp32", conv=(11, 3)),
+    Shape(dtype="fp32", conv=(11, 3), by_name=True),
     Shape(head_dim=80, conv=(7, 7), causal=False),
     Shape(head_dim=36, conv=(1, 1)),
     Shape(head_dim=128, kv_heads=4, packed=True, page_size=16),
@@ -77,7 +80,7 @@ def chosen_shapes(asked: Asked, among: Sequence[Shape] | None) -> list[Shape]:
         if not wanted:
             return list(DEFAULT_SHAPES)
         return [
-            Shape(dtype=dtype, head_dim=head_dim, conv=conv, causal=causal, seq=seq)
+            Shape(dtype=dtype, head_dim=head_dim, conv=conv, causal=causal, seq=seq, by_name=True)
             for dtype in wanted.get("dtype", [Shape.dtype])
             for head_dim in wanted.get("head_dim", [shape.head_dim for shape in DEFAULT_SHAPES])
             for conv in wanted.get("conv", [Shape.conv])

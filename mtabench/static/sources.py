@@ -23,6 +23,9 @@ SOURCES: dict[str, str] = {
     "backward": "mtabench.static.sources:backward",
     "decode": "mtabench.static.sources:decode",
     "hopper": "mtabench.static.sources:hopper",
+    "cuda_conv": "mtabench.static.sources:cuda_conv",
+    "attention": "mtabench.static.sources:triton_rungs",
+    "cuda_attention": "mtabench.static.sources:cuda_rungs",
 }
 
 
@@ -37,12 +40,16 @@ class CudaCode:
 
 @dataclass(frozen=True, slots=True)
 class CudaKernel:
-    """A kernel of a CUDA source, by its name there, and the warps and bytes of dynamic shared memory of a block."""
+    """A kernel of a CUDA source, by its name there, and the warps and bytes of dynamic shared memory of a block.
+
+    `label` is what it is called in tables, where its name alone does not tell it from others.
+    """
 
     name: str
     code: CudaCode
     warps: int
     dynamic_shared: int
+    label: str = ""
 
 
 class SkippedError(Exception):
@@ -113,9 +120,76 @@ def hopper(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     if shape.head_dim <= backward.MAX_HEAD_DIM:
         launched.append(backward.Geometry(*shape_of, shape.causal, shape.packed))
     for name, constants in zip(("prepare", "forward", "backward"), launched, strict=False):
-        cubin, log = compiler.compile_source(constants.source)
-        code = CudaCode(cubin, log, ("nvrtc", compiler.version()))
+        code = _compiled(constants.source)
         yield CudaKernel(f"hopper_{name}", code, constants.threads // 32, constants.shared_memory)
+
+
+def cuda_conv(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
+    """The published approach to conv attention. Raises SkippedError without a compiler."""
+    from mta_kernels.conv_attention.cuda_conv import shape as shapes
+    from mta_kernels.cuda import compiler
+    from mtabench.inputs import DTYPES
+
+    dtype = DTYPES[shape.dtype]
+    if not shape.by_name or shapes.shape_unsupported(dtype, shape.head_dim, *shape.conv):
+        return
+    if reason := compiler.missing_package():
+        raise SkippedError(reason)
+    geometry = shapes.Shape(dtype, shape.head_dim, *shape.conv)
+    of_decode = ("conv_attention_decode_split", "conv_attention_decode_combine")
+    for file, names in {
+        "forward.cu": ("conv_attention_forward",),
+        "backward_q.cu": ("conv_attention_backward_q",),
+        "backward_kv.cu": ("conv_attention_backward_kv",),
+        "decode.cu": of_decode,
+    }.items():
+        code = _compiled(geometry.source(file, limits.target))
+        for name in names:
+            label = name.replace("conv_attention", "cuda_conv")
+            yield CudaKernel(name, code, shapes.THREADS // 32, geometry.shared_memory[file], label)
+
+
+def triton_rungs(shape: Shape, limits: Limits) -> None:
+    """The rungs of plain attention in Triton."""
+    if not shape.by_name:
+        return
+    from mta_kernels.attention import triton_descriptor, triton_fmha, triton_pointer
+    from mta_kernels.conv_attention.arguments import softmax_scale
+
+    q, k, v, _ = _inputs(shape)
+    for rung in (triton_pointer, triton_descriptor, triton_fmha):
+        rung.attention(q, k, v, causal=shape.causal, scale=softmax_scale(None, shape.head_dim))
+
+
+def cuda_rungs(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
+    """The rungs of plain attention in CUDA. Raises SkippedError without a compiler."""
+    import torch
+
+    from mta_kernels.attention import cuda_flash, cuda_naive, cuda_tiled
+    from mta_kernels.attention.cuda_launch import ELEMENTS, source
+    from mta_kernels.cuda import compiler
+    from mtabench.inputs import DTYPES
+
+    if not shape.by_name:
+        return
+    if reason := compiler.missing_package():
+        raise SkippedError(reason)
+    dtype = DTYPES[shape.dtype]
+    for prefix, rung in (("cuda_naive", cuda_naive), ("cuda_tiled", cuda_tiled)):
+        code = _compiled(source(f"{prefix}.cu", limits.target, (("ELEMENT", ELEMENTS[dtype]),)))
+        for name in ("scores", "softmax_rows", "weighted_sum"):
+            yield CudaKernel(name, code, rung.THREADS // 32, 0, f"{prefix}_{name}")
+    if dtype != torch.float32 and shape.head_dim % 8 == 0:
+        geometry = cuda_flash.Geometry(dtype, shape.head_dim, shape.head_dim)
+        code = _compiled(source("cuda_flash.cu", limits.target, geometry.constants))
+        yield CudaKernel("cuda_flash", code, geometry.threads // 32, geometry.shared_memory)
+
+
+def _compiled(source: Any) -> CudaCode:
+    """A `mta_kernels.cuda.compiler.Source` by the compiler that a call takes."""
+    from mta_kernels.cuda import compiler
+
+    return CudaCode(*compiler.compile_source(source), ("nvrtc", compiler.version()))
 
 
 def _inputs(shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -9,6 +9,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -112,6 +113,11 @@ inline void meet(int kind, uint32_t id, int threads) {
     } else {
         wait_until([&] { return point.generation != generation; });
     }
+}
+inline void arrive(int kind, uint32_t id, int threads) {  // without waiting for the others
+    Rendezvous& point = block->rendezvous[{kind, id}];
+    progress++;
+    if (++point.arrived == threads) point.arrived = 0, point.generation++;
 }
 inline void complete(Barrier& barrier) {
     if (barrier.arrivals == barrier.expected && barrier.bytes == 0) barrier.arrivals = 0, barrier.phases++;
@@ -269,8 +275,32 @@ inline uint4 load_shared_16(uint32_t address) {
     std::memcpy(&values, emulator::shared_at(address, 16), 16);
     return values;
 }
+namespace emulator {
+// What each of a warp's lanes gives, seen by all of them.
+inline std::array<uint32_t, 32> together(uint32_t value) {
+    const int warp = self->thread / 32;
+    block->exchange[warp][self->thread % 32] = value;
+    meet(200 + warp, 0, 32);
+    std::array<uint32_t, 32> values;
+    std::copy(block->exchange[warp], block->exchange[warp] + 32, values.begin());
+    meet(200 + warp, 0, 32);
+    return values;
+}
+}  // namespace emulator
+inline void store_matrices(uint32_t address, const uint32_t (&values)[4]) {
+    const auto rows = emulator::together(address);
+    const int lane = emulator::self->thread % 32;
+    for (int m = 0; m < 4; m++) std::memcpy(emulator::shared_at(rows[8 * m + lane / 4] + lane % 4 * 4, 4), &values[m], 4);
+}
+inline void load_matrices(uint32_t (&values)[4], uint32_t address) {
+    const auto rows = emulator::together(address);
+    const int lane = emulator::self->thread % 32;
+    for (int m = 0; m < 4; m++) std::memcpy(&values[m], emulator::shared_at(rows[8 * m + lane / 4] + lane % 4 * 4, 4), 4);
+}
 inline void fence_async_proxy() {}
 
+inline void wait_for_turn(int warpgroup) { emulator::meet(102, warpgroup, 256); }
+inline void pass_turn(int warpgroup) { emulator::arrive(102, warpgroup, 256); }
 inline void warpgroup_barrier(int id) { emulator::meet(100, id, 128); }
 template <int Registers> void give_registers() {}
 template <int Registers> void take_registers() {}
@@ -405,27 +435,38 @@ template <int Accumulators, class Element> struct Product {
         });
     }
     static void run_registers(float (&accumulator)[Accumulators], const uint32_t* a, uint64_t b) {
-        float* into = accumulator;
-        const int thread = emulator::self->thread % 128, lane = thread % 32;
-        // A thread holds columns 2 (lane % 4) + e + 8 j of its two rows in a[h + 2 j]; the rest is with its neighbours.
-        // Registers may not change until the wait, so reading them now is what any kernel must allow.
+        issue_held(accumulator, held_rows(a), b, true, emulator::column_major);
+    }
+    static void run_fragments(float (&accumulator)[Accumulators], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
+        issue_held(accumulator, held_rows(a), b, accumulate, emulator::k_major);
+    }
+
+  private:
+    // A in registers: a thread holds columns 2 (lane % 4) + e + 8 j of its two rows in a[h + 2 j]; the rest is with its
+    // neighbours. Registers may not change until the wait, so reading them now is what any kernel must allow.
+    static std::vector<float> held_rows(const uint32_t* a) {
+        const int lane = emulator::self->thread % 32;
         auto* fragments = emulator::block->fragments[emulator::self->thread / 32];
         std::copy(a, a + 4, fragments[lane]);
         emulator::meet(200 + emulator::self->thread / 32, 0, 32);
-        float rows[2][16];
+        std::vector<float> rows(32);
         for (int from = 0; from < 4; from++)
             for (int r = 0; r < 4; r++) {
                 const uint32_t pair = fragments[lane / 4 * 4 + from][r];
-                rows[r % 2][r / 2 * 8 + from * 2] = unpack<Element>((uint16_t)pair);
-                rows[r % 2][r / 2 * 8 + from * 2 + 1] = unpack<Element>((uint16_t)(pair >> 16));
+                float* two = &rows[r % 2 * 16 + r / 2 * 8 + from * 2];
+                two[0] = unpack<Element>((uint16_t)pair), two[1] = unpack<Element>((uint16_t)(pair >> 16));
             }
         emulator::meet(200 + emulator::self->thread / 32, 0, 32);
-        std::vector<float> held(&rows[0][0], &rows[0][0] + 32);
+        return rows;
+    }
+    template <class Number>
+    static void issue_held(float* into, std::vector<float> rows, uint64_t b, bool accumulate, Number number) {
+        const int thread = emulator::self->thread % 128;
         emulator::self->issued.push_back([=] {
             for (int i = 0; i < Accumulators; i++) {
-                float sum = into[i];
+                float sum = accumulate ? into[i] : 0;
                 for (int k = 0; k < 16; k++)
-                    sum += held[i / 2 % 2 * 16 + k] * unpack<Element>(emulator::column_major(b, column(thread, i), k));
+                    sum += rows[i / 2 % 2 * 16 + k] * unpack<Element>(number(b, column(thread, i), k));
                 into[i] = sum;
             }
         });

@@ -55,7 +55,7 @@ def test_dtypes_and_options() -> None:
     with pytest.raises(ValueError, match="'both', 'left', 'right'"):
         conv_attention(q, k, v, weight, pad_key="middle")
     with pytest.raises(ValueError, match="'reference', 'triton'"):
-        conv_attention(q, k, v, weight, backend="cuda")
+        conv_attention(q, k, v, weight, backend="metal")
     with pytest.raises(ValueError, match="v "):
         conv_attention(q, k, v[:, :1], weight)
 
@@ -156,6 +156,6 @@ def test_decode_arguments() -> None:
     with pytest.raises(ValueError, match="multiple of"):
         conv_attention_decode(window[:, :3], k, v, weight[:3], lengths=lengths)
     with pytest.raises(ValueError, match="'reference', 'triton'"):
-        conv_attention_decode(window, k, v, weight, lengths=lengths, backend="cuda")
+        conv_attention_decode(window, k, v, weight, lengths=lengths, backend="metal")
     with pytest.raises(ValueError, match="does not split"):
         conv_attention_decode(window, k, v, weight, lengths=lengths, backend="reference", splits=4)

@@ -172,9 +172,12 @@ def test_a_cpu_has_no_hopper_instructions() -> None:
 @pytest.mark.parametrize(
     ("line", "instead"),
     [
-        ("warpgroup_barrier(warpgroup + 1);\n\n            products_begin();", "products_begin();"),
-        ("barrier_wait(values_full + 8 * stage, parity);\n            products_begin();", "products_begin();"),
-        ("if (thread == 0) barrier_arrive(values_empty + 8 * stage);\n        }", "}"),
+        ("warpgroup_barrier(warpgroup + 1);\n                if constexpr (TURNS)", "if constexpr (TURNS)"),
+        (
+            "barrier_wait(values_full + 8 * stage, turn / STAGES & 1);\n            products_begin();",
+            "products_begin();",
+        ),
+        ("if (thread == 0) barrier_arrive(values_empty + 8 * (turn % STAGES));\n        }", "}"),
     ],
     ids=["no barrier before the convolution", "no wait for the values", "a stage never given back"],
 )

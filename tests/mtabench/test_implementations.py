@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 import torch
 
+from mta_kernels import torch_compile
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
 from mta_kernels.conv_attention.triton import decode
@@ -58,13 +59,53 @@ def test_conv_attention_needs_a_weight():
         build(CONV, make_inputs(PLAIN))
 
 
-def test_compiled_functions_do_not_share_code():
+def test_compiled_functions_are_of_one_case_each():
     """torch.compile stops compiling one code object after eight shapes."""
     first, second = (implementations._compiled(replace(CONV, impl="compile", seq=seq)) for seq in (33, 34))
     assert first is implementations._compiled(replace(CONV, impl="compile"))
-    originals = [function._torchdynamo_orig_callable for function in (first, second)]
-    assert originals[0].__code__ is not originals[1].__code__
-    assert all(x.__code__ is not conv_attention_reference.__code__ for x in originals)
+    assert first is not second
+
+
+@pytest.mark.parametrize("name", ["c-loops", "c-tiled", "sdpa-flash"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_rungs_are_plain_attention(name, causal):
+    case = replace(PLAIN, impl=name, causal=causal)
+    if reason := load(find(name).unsupported)(case):
+        pytest.skip(reason)
+    x = make_inputs(case)
+    torch.testing.assert_close(build(case, x)(), attention_reference(x.q, x.k, x.v, causal=causal))
+
+
+def test_rungs_in_triton_are_checked_on_a_cpu_and_not_timed(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    case = replace(PLAIN, impl="triton-fmha")
+    assert "mtabench verify" in load(find(case.impl).unsupported)(case)
+    assert load(find(case.impl).interpreted)(case) is None
+
+
+def test_flex_has_no_backward_on_a_cpu():
+    assert "backward" in load(find("flex").unsupported)(replace(PLAIN, impl="flex", pass_="bwd"))
+
+
+def test_the_published_approach_needs_a_gpu():
+    assert "GPU" in load(find("cuda-conv").unsupported)(replace(CONV, impl="cuda-conv"))
+
+
+@pytest.mark.parametrize("splits", ["auto", 3])
+def test_the_published_approach_gets_what_a_case_asks_for(splits, monkeypatch):
+    from mta_kernels.conv_attention import cuda_conv
+
+    calls = []
+    monkeypatch.setattr(cuda_conv, "conv_attention", lambda *args, **options: calls.append(options))
+    monkeypatch.setattr(cuda_conv, "conv_attention_decode", lambda *args, **options: calls.append(options))
+    monkeypatch.setattr(cuda_conv, "choose_splits", lambda *args: 7)
+    case = replace(CONV, impl="cuda-conv", causal=False)
+    build(case, make_inputs(case))()
+    decode = replace(case, pass_="decode", splits=splits)
+    x = make_inputs(decode)
+    build(decode, x)()
+    assert calls == [{"causal": False}, {"lengths": x.lengths, "splits": splits}]
+    assert load(find("cuda-conv").splits_used)(decode) == {"auto": 7, 3: 3}[splits]
 
 
 @pytest.mark.slow
@@ -85,16 +126,8 @@ def test_compiled_computes_the_reference(pass_):
 
 
 def test_compile_needs_a_compiler(monkeypatch):
-    monkeypatch.setattr(implementations.shutil, "which", lambda name: None)
+    monkeypatch.setattr(torch_compile.shutil, "which", lambda name: None)
     assert "C++ compiler" in implementations.compile_unsupported(replace(CONV, impl="compile"))
-
-
-def test_compile_needs_python_headers(monkeypatch, tmp_path):
-    monkeypatch.setattr(implementations.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(implementations.sysconfig, "get_path", lambda name: str(tmp_path))
-    assert "Python.h" in implementations.compile_unsupported(replace(CONV, impl="compile"))
-    (tmp_path / "Python.h").touch()
-    assert implementations.compile_unsupported(replace(CONV, impl="compile")) is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs in Triton's interpreter")

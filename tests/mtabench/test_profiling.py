@@ -1,7 +1,8 @@
 """Profiles: reports of Nsight Compute read, verdicts by the written rule, traces on a CPU, tools that are missing.
 
-`ncu/raw.csv` and `ncu/raw-scaled.csv` (the same with scaled units) are laid out as `ncu --csv --page raw` writes its
-page; their numbers are made up after the table in kernels/mta_kernels/README.md.
+`ncu/h200.csv` is what `ncu --csv --page raw` wrote on an H200, less device attributes. `ncu/raw.csv` and
+`ncu/raw-scaled.csv` (the same with scaled units) are laid out like it; their numbers are made up after the table in
+kernels/mta_kernels/README.md, for what one recording does not have.
 """
 
 import csv
@@ -17,10 +18,12 @@ from command_line import make_runner, refused
 from mtabench import registry
 from mtabench.case import Case
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.model.devices import find_device, rates_of
+from mtabench.model.predict import predict
 from mtabench.profiling import command, ncu, proton
 from mtabench.profiling.ncu_report import ASKED, Counters, parse, read_report
 from mtabench.profiling.tables import read_memory_bytes
-from mtabench.profiling.verdict import bound_by, launch_verdict, verdict
+from mtabench.profiling.verdict import bound_by, launch_verdict, model_verdict, verdict
 from mtabench.results import key_of
 
 REPORTS = Path(__file__).parent / "ncu"
@@ -46,6 +49,17 @@ def test_a_report_is_read_with_its_units_and_thousands():
     assert (forward.tensor_pct, forward.shared_pct, forward.l2_pct, forward.memory_pct) == (50.3, 31.2, 60.4, 6.1)
     assert (forward.occupancy_pct, forward.l2_hit_pct, forward.bank_conflicts) == (12.5, 94.3, 52311)
     assert (forward.memory_bytes, forward.l2_bytes) == (301989888 + 37748736, 6.9e9)
+
+
+def test_a_recorded_report_of_an_h200_is_read():
+    forward, prepare = kernels("h200.csv").values()
+    assert (forward.kernel, forward.launches, prepare.kernel) == ("hopper_forward", 1, "hopper_prepare")
+    assert (forward.us, prepare.us) == (pytest.approx(835.168), pytest.approx(13.856))
+    assert (forward.registers, forward.shared_bytes) == (128, 119928)
+    assert (forward.tensor_pct, forward.shared_pct) == (pytest.approx(51.41, abs=0.01), pytest.approx(69.93, abs=0.01))
+    assert [name for name, _ in forward.stalls[:3]] == ["long scoreboard", "wait", "gmma"]
+    assert bound_by(forward) == "shared memory"
+    assert bound_by(prepare) == "latency"
 
 
 def test_launches_of_one_kernel_are_added_up_and_percentages_weighed_by_time():
@@ -124,6 +138,15 @@ def test_a_verdict_says_by_how_much_and_what_warps_wait_for():
 def test_a_call_that_runs_kernels_for_less_than_half_its_time_is_bound_by_launches():
     assert launch_verdict(0.04, 0.1).startswith("bound by launches: kernels take 40%")
     assert launch_verdict(0.09, 0.1) == "kernels take 90% of the call's 0.1 ms"
+
+
+def test_what_the_model_says_stands_beside_the_time_of_the_kernels():
+    h200 = find_device("h200")
+    case = replace(CELL, impl="hopper", dtype="bf16", heads=16, kv_heads=16, seq=16384, head_dim=64, device="cuda")
+    prediction = predict(case, h200, rates_of(h200))
+    text = model_verdict(prediction, prediction.gpu_s * 1e3 / 1.25)
+    assert text.startswith(f"by the model: {prediction.gpu_s * 1e3:.4g} ms (+25%), bound by ")
+    assert " of hopper_forward, " in text
 
 
 def test_a_saved_report_is_shown_and_kept(mtabench, tmp_path):

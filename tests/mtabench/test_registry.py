@@ -11,11 +11,12 @@ from mtabench.registry import BASELINE, IMPLEMENTATIONS, default_names, find, lo
 def test_every_row_resolves(implementation):
     assert callable(load(implementation.target))
     assert callable(load(implementation.unsupported))
-    assert not implementation.splits_used or callable(load(implementation.splits_used))
+    for reference in (implementation.splits_used, implementation.interpreted):
+        assert not reference or callable(load(reference))
     assert implementation.op in OPS
     assert set(implementation.passes) <= set(PASSES)
     assert set(implementation.devices) <= {"cuda", "cpu"}
-    assert implementation.work in ("dense", "tiled", "expanded", "banded")
+    assert implementation.work in ("dense", "tiled", "expanded", "banded", "overlapped")
 
 
 def test_names_are_unique_and_the_baseline_is_among_them():
@@ -35,7 +36,7 @@ def test_a_name_like_no_other_gets_all():
 
 
 def test_defaults_support_pass_and_device():
-    assert default_names("fwd", "cuda") == ["eager", "compile", "triton", "sdpa-flash", "sdpa-cudnn"]
+    assert default_names("fwd", "cuda") == ["eager", "compile", "triton", "hopper", "sdpa-flash", "sdpa-cudnn"]
     assert default_names("fwd", "cpu") == ["eager", "compile", "sdpa-flash"]
     for device in ("cuda", "cpu"):
         for pass_ in PASSES:

@@ -65,4 +65,14 @@ def test_bytes():
 def test_banded_work_is_a_product_a_tap_and_the_rows_that_tiles_share():
     case = replace(CONV, conv_q=5, conv_k=3, head_dim=64)  # 6 pairs
     assert executed_flops(case, "banded") == 12 * (2 * 64 + 32 * 5) * 64 // 60
-    assert executed_flops(replace(case, pass_="bwd"), "banded") == 12 * (3 * 64 + 64 * 5 + 192) * 64 // 48 + 12 * 2 * 64
+    assert executed_flops(replace(case, pass_="bwd"), "banded") == 12 * (3 * 64 + 64 * 5) * 64 // 48 + 12 * (
+        192 + 2 * 64
+    )
+
+
+def test_overlapped_work_computes_the_margins_of_tiles_again():
+    case = replace(CONV, conv_q=5, conv_k=9, head_dim=64)  # 6 pairs; tiles of 64 x 64 give 60 x 56, backward 56 x 48
+    assert executed_flops(case, "overlapped") == 12 * (2 * 64 + 45) * 64 * 64 // (60 * 56)
+    assert executed_flops(replace(case, pass_="bwd"), "overlapped") == 12 * (7 * 64 + 5 * 45) * 64 * 64 // (56 * 48)
+    decode = replace(case, pass_="decode")  # 3 keys; of 128 in a step 120 are new
+    assert executed_flops(decode, "overlapped") == 6 * (5 * 64 * 128 // 120 + 45 + 64)

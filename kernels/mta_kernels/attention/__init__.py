@@ -1,6 +1,99 @@
-"""Plain attention, the yardstick: the eager definition and PyTorch's own fused backends."""
+"""Plain attention: the eager definition, and the ladder, from three loops in C to the fastest kernels there are.
+
+A rung is a module with two functions: `attention(q, k, v, *, causal, scale)`, and `unsupported(*, device, dtype,
+head_dim)`, which says in a clause why it cannot run here. It is imported when it is asked for, with what it needs.
+README.md walks up the ladder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from mta_kernels.attention.reference import attention_reference
-from mta_kernels.attention.sdpa import attention_sdpa, sdpa_unsupported
+from mta_kernels.attention.sdpa import attention as attention_sdpa
+from mta_kernels.attention.sdpa import unsupported as sdpa_unsupported
+from mta_kernels.conv_attention.arguments import check_heads, check_tensors, softmax_scale
 
-__all__ = ["attention_reference", "attention_sdpa", "sdpa_unsupported"]
+__all__ = [
+    "RUNGS",
+    "attention",
+    "attention_reference",
+    "attention_sdpa",
+    "rung_unsupported",
+    "sdpa_unsupported",
+]
+
+# The module of each rung, and what its functions take beside the rest.
+_MODULES: dict[str, tuple[str, dict[str, Any]]] = {
+    "c-loops": ("c_loops", {}),
+    "c-tiled": ("c_tiled", {}),
+    "cuda-naive": ("cuda_naive", {}),
+    "cuda-tiled": ("cuda_tiled", {}),
+    "cuda-flash": ("cuda_flash", {}),
+    "triton-pointer": ("triton_pointer", {}),
+    "triton-descriptor": ("triton_descriptor", {}),
+    "triton-fmha": ("triton_fmha", {}),
+    "cutile-fmha": ("cutile_fmha", {}),
+    "sdpa-flash": ("sdpa", {"backend": "flash"}),
+    "sdpa-cudnn": ("sdpa", {"backend": "cudnn"}),
+    "flex": ("flex", {}),
+    "flash-attn": ("flash_attn", {"package": "flash-attn"}),
+    "flash-attn-3": ("flash_attn", {"package": "flash-attn-3"}),
+}
+RUNGS = tuple(_MODULES)
+
+_ready: set[tuple] = set()  # rungs that can run, with what: to ask takes longer than a small kernel
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, scale: float | None = None, rung: str) -> Tensor:
+    """`softmax(scale * q k^T) v` for `q [B, Hq, M, D]`, `k [B, Hkv, N, D]`, `v [B, Hkv, N, Dv]`: `[B, Hq, M, Dv]`.
+
+    By the rung of that name, one of RUNGS, and by no other. Query heads are a multiple of key heads, and `M <= N`:
+    with `causal`, the queries are the last M of N positions. `scale` is `1 / sqrt(D)` unless given.
+    Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a rung that cannot run them.
+    """
+    module, options = _rung(rung)
+    check_attention_arguments(q, k, v)
+    asked = rung, q.device, q.dtype, q.shape[3]
+    if asked not in _ready:
+        reason = module.unsupported(device=q.device, dtype=q.dtype, head_dim=q.shape[3], **options)
+        if reason is not None:
+            raise ValueError(f"rung {rung!r} cannot run this: {reason}")
+        _ready.add(asked)
+    return module.attention(q, k, v, causal=causal, scale=softmax_scale(scale, q.shape[3]), **options)
+
+
+def rung_unsupported(rung: str, *, device: torch.device | str, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why a rung cannot run with these on this machine, or None; raises ValueError for a rung that does not exist."""
+    module, options = _rung(rung)
+    return module.unsupported(device=torch.device(device), dtype=dtype, head_dim=head_dim, **options)
+
+
+def check_attention_arguments(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ValueError or TypeError, in one sentence, unless the arguments are those of `attention`."""
+    check_tensors(q, k, v)
+    batch, query_heads, query_rows, head_dim = q.shape
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; batch, heads and rows must be the same")
+    if k.shape[0] != batch or k.shape[3] != head_dim or query_rows > k.shape[2]:
+        raise ValueError(
+            f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}; batch and head_dim must be the same, "
+            "and q has as many rows as k, or fewer: the last ones"
+        )
+    check_heads(query_heads, k.shape[1])
+
+
+def _rung(name: str) -> tuple[ModuleType, dict[str, Any]]:
+    """The module of a rung, and the options of its functions."""
+    if name not in _MODULES:
+        near = difflib.get_close_matches(name, RUNGS, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"expected one of {', '.join(RUNGS)}"
+        raise ValueError(f"there is no rung {name!r}; {hint}")
+    module, options = _MODULES[name]
+    return importlib.import_module(f"{__name__}.{module}"), options

@@ -14,7 +14,7 @@ BACKENDS = {
 }
 
 
-def attention_sdpa(
+def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -36,18 +36,20 @@ def attention_sdpa(
         )
 
 
-def sdpa_unsupported(backend: str, *, device: str, dtype: torch.dtype, head_dim: int, keys: int) -> str | None:
-    """Why `attention_sdpa` cannot run with these (and `keys` keys) on this machine, or None if it can."""
+def unsupported(
+    *, device: torch.device, dtype: torch.dtype, head_dim: int, backend: str, keys: int | None = None
+) -> str | None:
+    """Why `attention` cannot run with these (and `keys` keys) on this machine, or None if it can."""
     if backend == "math":
         return None
     if backend == "cudnn":
-        if device != "cuda":
+        if device.type != "cuda":
             return "cuDNN's attention needs a CUDA GPU"
         if not torch.backends.cudnn.is_available():
             return "this PyTorch has no cuDNN"
         if keys == 1:
             return "cuDNN's attention takes two keys or more"
-    if device == "cuda":
+    if device.type == "cuda":
         if dtype == torch.float32:
             return f"{backend} attention takes fp16 and bf16 only"
         if head_dim % 8 or head_dim > 256:

@@ -15,15 +15,23 @@ from mta_kernels.conv_attention.arguments import (
     key_padding,
     under_autocast,
 )
+from mta_kernels.conv_attention.cuda_decode.decode import decode_unsupported
 from mta_kernels.conv_attention.hopper.forward import hopper_unsupported
-from mta_kernels.conv_attention.operators import conv_attention_decode_op, conv_attention_op, triton_unsupported
+from mta_kernels.conv_attention.operators import (
+    HOPPER_AND_TRITON,
+    conv_attention_decode_op,
+    conv_attention_op,
+    triton_unsupported,
+)
 from mta_kernels.conv_attention.reference import (
     check_decode_arguments,
     conv_attention_decode_reference,
     conv_attention_reference,
 )
 
-BACKENDS = ("reference", "triton", "hopper")
+BACKENDS = ("reference", "triton", "hopper", "cuda")
+TRITON_GRADIENTS_FASTER = 64  # head dims up to here, than Hopper's kernels
+FUSED_BACKENDS = ("hopper", "triton")  # that "auto" takes, the faster first
 
 
 @dataclass(frozen=True)
@@ -42,51 +50,62 @@ def unsupported(
 ) -> str | None:
     """Why `backend` cannot run conv attention with these on this machine, or None if it can.
 
-    `device` is a torch device or its type, "cuda" or "cpu". Raises ValueError for an unknown backend.
+    `device` is a torch device or its type, "cuda" or "cpu". For "cuda" the answer is about decode, which is all that
+    it has. Raises ValueError for an unknown backend.
     """
     if backend == "reference":
         return None
-    if backend in ("triton", "hopper"):
-        ask = triton_unsupported if backend == "triton" else hopper_unsupported
+    if backend in BACKENDS:
+        ask = {"triton": triton_unsupported, "hopper": hopper_unsupported, "cuda": decode_unsupported}[backend]
         return ask(device=device, dtype=dtype, head_dim=head_dim, query_taps=query_taps, key_taps=key_taps)
     raise ValueError(f"backend is {backend!r}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
 
 
-def explain(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, backend: str = "auto") -> Choice:
-    """Which backend `conv_attention` (and `conv_attention_decode`) takes for these arguments, and why.
+def explain(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, backend: str = "auto", decode: bool = False) -> Choice:
+    """Which backend `conv_attention`, or `conv_attention_decode`, takes for these arguments, and why.
 
     No other argument changes the choice; autocast does. Raises ValueError for an unknown backend, or a named one
     that cannot run them.
     """
-    reason = _why_not(backend, q, weight)
     if backend != "auto":
-        return Choice(backend, "asked for")
-    if reason is None:
-        return Choice("triton", "the fastest backend for these arguments")
-    return Choice("reference", f"triton cannot run this: {reason}")
+        return Choice(_resolve(backend, q, weight), "asked for")
+    return Choice(*_fastest(q, weight, _decode_backends(q, k) if decode else FUSED_BACKENDS))
+
+
+def _decode_backends(q: Tensor, k: Tensor) -> tuple[str, ...]:
+    """That "auto" takes, the faster first: the CUDA kernel where query heads share KV heads, Triton's where none do."""
+    return ("triton",) if q.shape[1] == k.shape[1] else ("cuda", "triton")
+
+
+def _fastest(q: Tensor, weight: Tensor, backends: tuple[str, ...]) -> tuple[str, str]:
+    """The first of these that can run them, or else the reference; and why."""
+    reason: str | None = ""
+    for backend in backends:
+        reason = _why_not(backend, q, weight)
+        if reason is None:
+            return backend, "the fastest backend for these arguments"
+    return "reference", f"{backends[-1]} cannot run this: {reason}"
 
 
 def _why_not(backend: str, q: Tensor, weight: Tensor) -> str | None:
-    """Why the backend (for "auto" the fastest) cannot run these, or None; raises ValueError if it is a named one."""
-    reason = unsupported(
-        "triton" if backend == "auto" else backend,
+    """Why the backend cannot run these, or None if it can."""
+    return unsupported(
+        backend,
         device=q.device,
         dtype=autocast_dtype(q),
         head_dim=q.shape[-1],
         query_taps=weight.shape[-2],
         key_taps=weight.shape[-1],
     )
-    if reason is not None and backend != "auto":
+
+
+def _resolve(backend: str, q: Tensor, weight: Tensor, backends: tuple[str, ...] = ()) -> str:
+    """The backend that runs these, for "auto" one of `backends`; raises ValueError if it is a named one that cannot."""
+    if backend == "auto":
+        return _fastest(q, weight, backends)[0]
+    if reason := _why_not(backend, q, weight):
         raise ValueError(f"backend {backend!r} cannot run this: {reason}; backend='auto' picks one that can")
-    return reason
-
-
-def _resolve(backend: str, q: Tensor, weight: Tensor) -> str:
-    """The backend that runs these; raises ValueError if it is a named one that cannot."""
-    reason = _why_not(backend, q, weight)
-    if backend != "auto":
-        return backend
-    return "triton" if reason is None else "reference"
+    return backend
 
 
 def conv_attention(
@@ -117,8 +136,9 @@ def conv_attention(
     - `head_chunk` query heads are worked on at a time, which bounds the memory; it divides the heads that share a KV
       head, or is a multiple of them. Hopper's forward has next to no scratch and works on all heads at once.
 
-    `backend` is "auto" (`explain` says which that is), "reference", "triton" or, by name alone, "hopper" (H100 and
-    H200; gradients of head dims above 128 by Triton's kernels); a named one never falls back. Under autocast q, k and v
+    `backend` is "auto" (`explain` says which that is), "reference", "triton" or "hopper" (H100 and H200; gradients of
+    head dims above 128 by Triton's kernels, and by "auto" those up to 64 too, which are faster so); a named one never
+    falls back. Under autocast q, k and v
     are cast to its dtype, and so is the weight unless it is float32; float64 stays as it is.
     Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run.
     """
@@ -127,9 +147,13 @@ def conv_attention(
     check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
     options: dict[str, Any] = {"causal": causal, "scale": scale, "pad_key": pad_key, "head_chunk": head_chunk}
     options |= {"q_history": q_history, "cu_seqlens": cu_seqlens}
-    chosen = _resolve(backend, q, weight)
+    if backend == "cuda":
+        raise ValueError("backend 'cuda' has decode alone; use 'triton' or 'hopper', or 'auto', which picks one")
+    chosen = _resolve(backend, q, weight, FUSED_BACKENDS)
     if chosen == "reference":
         return conv_attention_reference(q, k, v, weight, **options)
+    if backend == "auto" and chosen == "hopper" and q.shape[3] <= TRITON_GRADIENTS_FASTER:
+        chosen = HOPPER_AND_TRITON
     return conv_attention_op(q, k, v, weight, backend=chosen, **options)
 
 
@@ -152,8 +176,9 @@ def conv_attention_decode(
     last; `k_cache, v_cache [B, Hkv, S, D]`; `lengths [B]` counts each sequence's tokens, the new one included.
     With `block_table [B, max_pages]` int32 the caches are pages, `[pages, Hkv, page_size, D]` of 16 to 256 keys, and
     key `y` of sequence `b` is row `y % page_size` of page `block_table[b, y // page_size]`; entries past a sequence's
-    length may be anything. `backend` as in `conv_attention`; `splits`, the programs that share the keys of a head,
-    is for Triton alone. A backward through Triton raises RuntimeError; nothing waits for the device.
+    length may be anything. `backend` is "auto" (`explain` says which that is), "reference", "triton" or, by name alone,
+    "cuda" (any NVIDIA GPU from sm_80 on, float16 and bfloat16); `splits`, the programs that share the keys of a head,
+    is for the last two. A backward through these raises RuntimeError; nothing waits for the device.
     Raises ValueError or TypeError as `conv_attention`.
     """
     if under_autocast(q_window):
@@ -161,9 +186,10 @@ def conv_attention_decode(
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key, block_table)
     options: dict[str, Any] = {"lengths": lengths, "scale": scale, "pad_key": pad_key, "block_table": block_table}
     if backend == "hopper":
-        raise ValueError("backend 'hopper' has no decode; use 'triton', or 'auto', which picks it where it can run")
-    if _resolve(backend, q_window, weight) == "triton":
-        return conv_attention_decode_op(q_window, k_cache, v_cache, weight, splits=splits, **options)
+        raise ValueError("backend 'hopper' has no decode; use 'cuda' or 'triton', or 'auto', which picks one")
+    chosen = _resolve(backend, q_window, weight, _decode_backends(q_window, k_cache))
+    if chosen != "reference":
+        return conv_attention_decode_op(q_window, k_cache, v_cache, weight, splits=splits, backend=chosen, **options)
     if splits != "auto":
         raise ValueError(f"splits is {splits!r}; the reference backend does not split the keys: leave it at 'auto'")
     return conv_attention_decode_reference(q_window, k_cache, v_cache, weight, **options)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 PAD_KEYS = ("both", "left", "right")
 PAGE_SIZES = (16, 32, 64, 128, 256)
+MAX_SPLITS = 128
 
 
 def key_padding(key_taps: int, pad_key: str) -> int:
@@ -29,6 +30,23 @@ def key_padding(key_taps: int, pad_key: str) -> int:
 def softmax_scale(scale: float | None, head_dim: int) -> float:
     """The factor on `q . k`: `1 / sqrt(head_dim)` unless given."""
     return 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise unless q, k and v have four dimensions, none of them empty, and agree in dtype and device."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}; expected four dimensions [batch, heads, seq_len, head_dim]"
+            )
+        if 0 in tensor.shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; every dimension must be at least 1")
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} has dtype {tensor.dtype}; expected a floating-point dtype")
+        if tensor.dtype != q.dtype:
+            raise TypeError(f"{name} has dtype {tensor.dtype} and q {q.dtype}; they must be the same")
+        if tensor.device != q.device:
+            raise ValueError(f"{name} is on {tensor.device} and q on {q.device}; move them to one device")
 
 
 def check_heads(query_heads: int, key_heads: int) -> None:
@@ -89,19 +107,7 @@ def check_arguments(
     head_chunk: int | None = None,
 ) -> None:
     """Raise ValueError or TypeError, in one sentence, unless the arguments are those of `conv_attention`."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 4:
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}; expected four dimensions [batch, heads, seq_len, head_dim]"
-            )
-        if 0 in tensor.shape:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; every dimension must be at least 1")
-        if not tensor.is_floating_point():
-            raise TypeError(f"{name} has dtype {tensor.dtype}; expected a floating-point dtype")
-        if tensor.dtype != q.dtype:
-            raise TypeError(f"{name} has dtype {tensor.dtype} and q {q.dtype}; they must be the same")
-        if tensor.device != q.device:
-            raise ValueError(f"{name} is on {tensor.device} and q on {q.device}; move them to one device")
+    check_tensors(q, k, v)
     batch, query_heads, query_rows, head_dim = q.shape
     _, key_heads, key_rows, _ = k.shape
     if k.shape != v.shape:
@@ -196,3 +202,9 @@ def check_block_table(block_table: Tensor, q_window: Tensor, k_cache: Tensor) ->
         )
     if page_size not in PAGE_SIZES:
         raise ValueError(f"the cache has pages of {page_size} keys; expected one of {', '.join(map(str, PAGE_SIZES))}")
+
+
+def check_splits(splits: int | str) -> None:
+    """Raise ValueError unless `splits` is "auto" or a count from 1 to 128."""
+    if splits != "auto" and not (isinstance(splits, int) and 1 <= splits <= MAX_SPLITS):
+        raise ValueError(f"splits is {splits!r}; expected 'auto' or a whole number from 1 to {MAX_SPLITS}")

@@ -1,6 +1,6 @@
 """The fused backends as `torch.library` operators: what Triton cannot take, shapes, gradients.
 
-Forward and backward are Triton's or Hopper's, by name, decode Triton's. `mta::conv_attention`,
+Forward and backward are Triton's or Hopper's, by name, decode Triton's or plain CUDA's. `mta::conv_attention`,
 `mta::conv_attention_backward` and `mta::conv_attention_decode` are opaque to torch.compile and torch.export. Gradients
 are registered on the Autograd key by hand: `register_autograd` takes twice the host time.
 """
@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import key_padding, rows_before, softmax_scale, under_autocast
+from mta_kernels.conv_attention.arguments import check_splits, key_padding, rows_before, softmax_scale, under_autocast
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
 
+HOPPER_AND_TRITON = "hopper+triton"  # forward by the one, gradients by the other
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HEAD_DIMS = range(16, 257)
 QUERY_TAPS = range(1, 17)
@@ -83,7 +84,7 @@ def conv_attention_op(
     head_chunk: int | None,
     backend: str,
 ) -> Tensor:
-    """`conv_attention` by the kernels of `backend`, "triton" or "hopper", for arguments already checked.
+    """`conv_attention` by the kernels of "triton", "hopper" or HOPPER_AND_TRITON, for arguments already checked.
 
     Differentiable once, in every floating-point tensor; keeps those, the output and the logsumexp of its rows.
     """
@@ -113,13 +114,16 @@ def conv_attention_decode_op(
     pad_key: str,
     splits: int | str,
     block_table: Tensor | None,
+    backend: str,
 ) -> Tensor:
-    """`conv_attention_decode` by the Triton kernels, for arguments already checked. Not differentiable."""
-    from mta_kernels.conv_attention.triton.decode import check_splits
+    """`conv_attention_decode` by the kernels of `backend`, "triton" or "cuda", for arguments already checked.
 
+    Not differentiable.
+    """
     check_splits(splits)
     splits = 0 if splits == "auto" else splits
-    return CONV_ATTENTION_DECODE(q_window, k_cache, v_cache, weight, lengths, block_table, scale, pad_key, splits)
+    arguments = (q_window, k_cache, v_cache, weight, lengths, block_table, scale, pad_key, splits, backend)
+    return CONV_ATTENTION_DECODE(*arguments)
 
 
 def on_device_of(x: Tensor) -> contextlib.AbstractContextManager:
@@ -148,7 +152,7 @@ torch.library.define(
 torch.library.define(
     "mta::conv_attention_decode",
     "(Tensor q_window, Tensor k_cache, Tensor v_cache, Tensor weight, Tensor lengths, Tensor? block_table, "
-    "float? scale, str pad_key, int splits) -> Tensor",
+    "float? scale, str pad_key, int splits, str backend='triton') -> Tensor",
     tags=torch.Tag.pt2_compliant_tag,
 )
 CONV_ATTENTION = torch.ops.mta.conv_attention.default
@@ -161,7 +165,7 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
     causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    if backend == "hopper":  # whose scratch is too small for head_chunk to matter
+    if backend in ("hopper", HOPPER_AND_TRITON):  # whose scratch is too small for head_chunk to matter
         from mta_kernels.conv_attention.hopper.forward import conv_attention_forward as hopper_forward
 
         with on_device_of(q):
@@ -204,15 +208,19 @@ def _fake_backward(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: An
 @torch.library.impl("mta::conv_attention_decode", ("cpu", "cuda"))
 def _decode(
     q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor, block_table: Tensor | None,
-    scale: float | None, pad_key: str, splits: int,
+    scale: float | None, pad_key: str, splits: int, backend: str = "triton",
 ) -> Tensor:  # fmt: skip
+    options: dict[str, Any] = {"lengths": lengths, "scale": scale, "pad_key": pad_key}
+    options |= {"splits": splits or "auto", "block_table": block_table}
+    if backend == "cuda":
+        from mta_kernels.conv_attention.cuda_decode.decode import conv_attention_decode_cuda
+
+        with on_device_of(q_window):
+            return conv_attention_decode_cuda(q_window, k_cache, v_cache, weight, **options)
     from mta_kernels.conv_attention.triton.decode import conv_attention_decode_triton
 
     with without_autocast(q_window):
-        return conv_attention_decode_triton(
-            q_window, k_cache, v_cache, weight,
-            lengths=lengths, scale=scale, pad_key=pad_key, splits=splits or "auto", block_table=block_table,
-        )  # fmt: skip
+        return conv_attention_decode_triton(q_window, k_cache, v_cache, weight, **options)
 
 
 @torch.library.register_fake("mta::conv_attention_decode")
@@ -243,11 +251,14 @@ class _ConvAttention(torch.autograd.Function):
 
 
 class _NoGradient(torch.autograd.Function):
-    """An operator whose results cannot be differentiated: raises `sentence` rather than give no gradient."""
+    """An operator whose results cannot be differentiated: raises `sentence` rather than give no gradient.
+
+    Its last argument is the backend, "triton" unless given.
+    """
 
     @staticmethod
     def forward(ctx: Any, op: Callable, sentence: str, *arguments: Any) -> Any:
-        ctx.sentence = sentence
+        ctx.sentence = sentence.format(backend=arguments[-1] if isinstance(arguments[-1], str) else "triton")
         return _below_autograd(op, *arguments)
 
     @staticmethod
@@ -277,7 +288,7 @@ _register_gradient(
     functools.partial(
         _NoGradient.apply,
         CONV_ATTENTION_BACKWARD,
-        "conv_attention is differentiable once through backend 'triton'; backend='reference' has second derivatives",
+        "conv_attention is differentiable once through backend '{backend}'; backend='reference' has second derivatives",
     ),
 )
 _register_gradient(
@@ -285,6 +296,7 @@ _register_gradient(
     functools.partial(
         _NoGradient.apply,
         CONV_ATTENTION_DECODE,
-        "conv_attention_decode is not differentiable through backend 'triton'; use backend='reference' for gradients",
+        "conv_attention_decode is not differentiable through backend '{backend}'; "
+        "use backend='reference' for gradients",
     ),
 )

@@ -40,6 +40,7 @@ def compile_source(source: Source) -> tuple[bytes, str]:
     name, headers = source.path.name, source.headers
     options = [f"-D{key}={value}" for key, value in source.constants.items()]
     options += [f"--gpu-architecture={source.architecture}", "--std=c++17", "--ptxas-options=-v"]
+    options.append("--device-as-default-execution-space")  # lambdas, which older ones take for host code
     program = _checked(
         nvrtc.nvrtcCreateProgram(
             source.path.read_bytes(), name.encode(), len(headers), [x.encode() for x in headers.values()],

@@ -35,30 +35,19 @@ def launch(kernel: Any, blocks: tuple[int, ...], threads: int, shared_memory: in
     addresses = [x.getPtr() if hasattr(x, "getPtr") else ctypes.addressof(x) for x in args]
     pointers = (ctypes.c_void_p * len(addresses))(*addresses)
     stream = torch._C._cuda_getCurrentRawStream(device)
-    call = (
-        kernel,
-        *blocks,
-        *(1,) * (3 - len(blocks)),
-        threads,
-        1,
-        1,
-        shared_memory,
-        stream,
-        ctypes.addressof(pointers),
-        0,
+    _enter_context(device)
+    launched = driver.cuLaunchKernel(
+        kernel, *blocks, *(1,) * (3 - len(blocks)), threads, 1, 1, shared_memory, stream, ctypes.addressof(pointers), 0
     )
-    launched = driver.cuLaunchKernel(*call)
-    if launched[0] == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
-        _enter_context(device)
-        launched = driver.cuLaunchKernel(*call)
     checked(launched)
 
 
 def _enter_context(device: int) -> None:
-    """Make PyTorch's context of a device this thread's: autograd's threads begin with none."""
+    """Make PyTorch's context of a device this thread's if it has none, as autograd's threads begin."""
     from cuda.bindings import driver
 
-    checked(driver.cuCtxSetCurrent(_primary_context(device)))
+    if not int(checked(driver.cuCtxGetCurrent())):
+        checked(driver.cuCtxSetCurrent(_primary_context(device)))
 
 
 @functools.cache

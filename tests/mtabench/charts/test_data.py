@@ -6,7 +6,7 @@ from chart_cells import conv_cell, oom, plain_cell, write
 from mtabench.charts.data import one_line_each, read_cells, settings
 from mtabench.charts.panels import panels, times
 from mtabench.charts.splits import split_panels
-from mtabench.charts.style import DARK, LIGHT, SPARE_STYLES, SPARE_YARDSTICKS, STYLES, styles_of
+from mtabench.charts.style import DARK, LIGHT, RUNG_STYLES, SPARE_STYLES, SPARE_YARDSTICKS, STYLES, styles_of
 
 
 def one_panel(path):
@@ -118,6 +118,19 @@ def test_plain_attention_is_grey_beside_conv_attention_and_coloured_alone(tmp_pa
     assert alone["sdpa-flash"] == beside["sdpa-flash"] == STYLES["sdpa-flash"]
 
 
+def test_the_rungs_of_the_ladder_are_grey_beside_conv_attention_too(tmp_path):
+    rungs = [plain_cell(name, 1024, 1.0) for name in ("c-tiled", "flex")]
+    alone = styles_of(read_cells([write(tmp_path / "a.csv", rungs)]))
+    beside = styles_of(read_cells([write(tmp_path / "b.csv", [*rungs, conv_cell("triton", 1024, 2.0)])]))
+    for name in ("c-tiled", "flex"):
+        assert alone[name] == RUNG_STYLES[name]
+        assert beside[name] in SPARE_YARDSTICKS
+    assert beside["c-tiled"] != beside["flex"]
+
+
+EVERY_STYLE = (*STYLES.values(), *RUNG_STYLES.values(), *SPARE_STYLES, *SPARE_YARDSTICKS)
+
+
 def luminance(colour):
     parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
     linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
@@ -131,7 +144,7 @@ def contrast(one, other):
 
 def test_every_line_and_text_stands_out_from_the_page_in_both_themes():
     """WCAG 2.2: 3:1 for graphics, 4.5:1 for text."""
-    for style in (*STYLES.values(), *SPARE_STYLES, *SPARE_YARDSTICKS):
+    for style in EVERY_STYLE:
         assert contrast(style.colour, LIGHT.paper) >= 3, style
         assert contrast(style.dark_colour, DARK.paper) >= 3, style
     for theme in (LIGHT, DARK):
@@ -140,7 +153,5 @@ def test_every_line_and_text_stands_out_from_the_page_in_both_themes():
 
 
 def test_no_two_implementations_look_the_same():
-    looks = [
-        (style.colour, style.marker, style.dashes) for style in (*STYLES.values(), *SPARE_STYLES, *SPARE_YARDSTICKS)
-    ]
+    looks = [(style.colour, style.marker, style.dashes) for style in EVERY_STYLE]
     assert len(set(looks)) == len(looks)

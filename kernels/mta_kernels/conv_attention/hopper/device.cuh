@@ -78,6 +78,16 @@ DEVICE uint4 load_shared_16(uint32_t address) {
                  : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(address) : "memory");
     return values;
 }
+// Four 8 x 8 matrices of 16-bit numbers: lane 8 m + r names row r of matrix m, 16 bytes, and has two numbers of row lane / 4 of
+// each; of 16 x 16 numbers, named in the order of their columns, that is A of a product.
+DEVICE void store_matrices(uint32_t address, const uint32_t (&values)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(values[0]),
+                 "r"(values[1]), "r"(values[2]), "r"(values[3]) : "memory");
+}
+DEVICE void load_matrices(uint32_t (&values)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3]) : "r"(address) : "memory");
+}
 DEVICE void fence_async_proxy() {  // ordinary stores before it are seen by the copy engine and by wgmma
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -85,6 +95,9 @@ DEVICE void fence_async_proxy() {  // ordinary stores before it are seen by the 
 // Threads.
 
 DEVICE void warpgroup_barrier(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
+// Two warpgroups that do something by turns: each waits for its own, and passes the other's on.
+DEVICE void wait_for_turn(int warpgroup) { asm volatile("bar.sync %0, 256;" ::"r"(4 + warpgroup) : "memory"); }
+DEVICE void pass_turn(int warpgroup) { asm volatile("bar.arrive %0, 256;" ::"r"(4 + warpgroup) : "memory"); }
 template <int Registers> DEVICE void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
 }
@@ -123,7 +136,7 @@ DEVICE void copy_tile(uint32_t destination, const TensorMap* map, uint32_t barri
 }
 
 // wgmma: 64 rows of A times columns of B, 16 deep, by the 128 threads of a warpgroup: `Product` in wgmma.cuh, which
-// compiler.py writes for the shapes that a kernel uses, and says there which number a thread holds.
+// source.py writes for the shapes that a kernel uses, and says there which number a thread holds.
 
 DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

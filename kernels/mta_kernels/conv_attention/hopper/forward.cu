@@ -4,20 +4,26 @@
 //
 // 16 columns of scores touch at most 16 + 16 columns of c, so one `m64n32k16` product a tap and 16 columns does it, with
 // the same T for every block of columns. c slides: 64 columns of scores finish the 64 columns of c that begin LEFT
-// columns earlier, and 16 partial columns are carried on. README.md beside this file derives it.
+// columns earlier, and 16 partial columns are carried on. README.md beside this file derives it, and says what was measured.
 //
 // A block of threads: WARPGROUPS consumers of 64 rows each, the first HALO of which only feed the convolution, and one
-// producer that keeps the copy engine busy. Constants come from the compiler's command line (build.py):
+// producer that keeps the copy engine busy. Constants come from the compiler's command line (forward.py):
 //   ELEMENT  Half or Bfloat16: q, k, v, out        HEAD_DIM   a multiple of 8
 //   VALUE_DIM  columns of v a block computes, a multiple of 8 up to 128; VALUE_PARTS blocks make up a row of out
 //   QUERY_TAPS 1 to 8, KEY_TAPS 1 to 17, PAD key padding to the left
 //   CAUSAL, SPANS  0 or 1                          WARPGROUPS, STAGES
-// By hand, for registers and spills (wgmma.cuh is what build.py's `wgmma_header` returns):
+// By hand, for registers and spills (wgmma.cuh is what source.py's `wgmma_header` returns):
 //   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 --std=c++17 -I. -DELEMENT=Bfloat16 -DHEAD_DIM=64 ... -cubin
 #include <tiles.cuh>
 
 constexpr int OUT_ROWS = ROWS - HALO, BLOCK_ROWS = OUT_ROWS * WARPGROUPS;
 constexpr int VALUE_SLABS = (VALUE_DIM + 63) / 64;
+// With two consumers a thread has registers for its part of the queries, so that shared memory is read for the keys alone.
+constexpr bool QUERIES_IN_REGISTERS = WARPGROUPS == 2 && HEAD_DIM <= 128;
+// Two take turns at the convolution, so that one is in its softmax meanwhile, and multiply values a tile late, while the next
+// scores are stored. Three have no registers for that, and find their own rhythm.
+constexpr bool TURNS = WARPGROUPS == 2;
+constexpr float LARGEST_SUM = 4096;  // of a thread's 16 numbers of a row: see the softmax
 static_assert(VALUE_DIM % 8 == 0 && VALUE_DIM <= 128, "accumulators must fit the registers");
 
 // Shared memory, in bytes from its start.
@@ -31,6 +37,13 @@ constexpr int TAPS = SCORES + 2 * WARPGROUPS * SCORE_TILE;
 constexpr int BARRIERS = TAPS + QUERY_TAPS * TAP;
 constexpr int LARGEST = BARRIERS + (4 * STAGES + 1) * 8;  // a float a warp
 static_assert(LARGEST + WARPGROUPS * 16 <= 227 * 1024, "shared memory of a block");
+
+struct True {
+    static constexpr bool value = true;
+};
+struct False {
+    static constexpr bool value = false;
+};
 
 struct Arguments {
     Positions at;
@@ -123,12 +136,14 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
         const uint64_t first_values = operand(shared + VALUES, SLAB, 1024, SWIZZLE_128);
         const uint64_t score_tiles = operand(scores_at, PITCH, 128, NO_SWIZZLE);
         const uint64_t toeplitz = operand(shared + TAPS, 512, 128, NO_SWIZZLE);
-        const uint32_t store_at = scores_at + (8 + local_row) * 16 + column * 2;
+        // The row of an 8 x 8 matrix that this lane names when its warp stores or loads four: two of rows by two of columns.
+        const int named_row = thread / 32 * 16 + lane % 16;
+        const uint32_t store_at = scores_at + (8 + named_row) * 16 + lane / 16 * PITCH;
 
         // c's columns of this tile: those of even and of odd blocks of 16 scores apart, since windows that overlap in
         // one array would make the compiler run one product at a time.
         float even[32], odd[32], scores[32], accumulator[VALUE_DIM / 2];
-        float running_max[2] = {-1e30f, -1e30f}, running_sum[2] = {0, 0};
+        float reference[2] = {-1e30f, -1e30f}, running_sum[2] = {0, 0};
 #pragma unroll
         for (int i = 0; i < 32; i++) even[i] = odd[i] = 0;
 #pragma unroll
@@ -139,18 +154,66 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                            rescale_queries(queries_at, shared + LARGEST + warpgroup * 16,
                                            args.key_norms + (batch * (args.at.heads / args.at.group) + kv_head) * NORM_PARTS,
                                            warpgroup, thread);
-        barrier_wait(keys_full, 0);
-        products_begin();
-        multiply_rows(scores, queries, first_keys);
-        products_commit();
-        products_wait<0>();
-        for (int tile = first_tile; tile < tiles; tile++) {
-            const int turn = tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
+        uint32_t query[QUERIES_IN_REGISTERS ? DEPTH_STEPS : 1][4];
+        if constexpr (QUERIES_IN_REGISTERS) {
+#pragma unroll
+            for (int step = 0; step < DEPTH_STEPS; step++)
+                load_matrices(query[step], queries_at + step / 4 * SLAB + named_row * 128 +
+                                               ((step % 4 * 2 + lane / 16) ^ named_row % 8) * 16);
+        }
+        auto multiply_keys = [&](int stage) {
+            const uint64_t keys = first_keys + bytes_on(stage * SLABS * SLAB);
+            products_begin();
+            if constexpr (QUERIES_IN_REGISTERS) {
+#pragma unroll
+                for (int step = 0; step < DEPTH_STEPS; step++)
+                    Product<32, ELEMENT>::run_fragments(scores, query[step],
+                                                        keys + bytes_on(step / 4 * SLAB + step % 4 * 32), step > 0);
+            } else {
+                multiply_rows(scores, queries, keys);
+            }
+            products_commit();
+        };
+        uint32_t probabilities[16];
+        float sums[2];
+        auto exponentiate = [&] {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float sum[2] = {0, 0};
+#pragma unroll
+                for (int b = 0; b < 8; b++) {
+                    const float first = exp2_fast(fmaf(even[4 * b + 2 * h], unit, -reference[h]));
+                    const float second = exp2_fast(fmaf(even[4 * b + 2 * h + 1], unit, -reference[h]));
+                    sum[b % 2] += first + second;
+                    probabilities[2 * b + h] = pack<ELEMENT>(first, second);
+                }
+                sums[h] = sum[0] + sum[1];
+            }
+        };
+
+        auto multiply_values = [&](int turn) {
+            const int stage = turn % STAGES;
+            barrier_wait(values_full + 8 * stage, turn / STAGES & 1);
+            products_begin();
+#pragma unroll
+            for (int step = 0; step < 4; step++)
+                Product<VALUE_DIM / 2, ELEMENT>::run_registers(
+                    accumulator, probabilities + 4 * step,
+                    first_values + bytes_on(stage * VALUE_SLABS * SLAB) + bytes_on(step * 16 * 128));
+            products_commit();
+        };
+        auto give_values_back = [&](int turn) {
+            if (thread == 0) barrier_arrive(values_empty + 8 * (turn % STAGES));
+        };
+        auto process_tile = [&](int tile, auto is_first) {
+            constexpr bool VALUES_WAIT = TURNS && !decltype(is_first)::value;  // those of the tile before
+            const int turn = tile - first_tile, stage = turn % STAGES;
             const int first_key = tile * KEYS;
             const int buffer = (turn & 1) * SCORE_TILE;  // two in turn: a warp may be a tile ahead of another
             if (thread == 0) barrier_arrive(keys_empty + 8 * stage);
+            if constexpr (VALUES_WAIT) multiply_values(turn - 1);
 
-            // Scores of the future are zeros to the convolution; then to shared memory, as its A operand.
+            // Scores of the future are zeros to the convolution.
             if (CAUSAL && first_key + KEYS - 1 > tile_position) {
 #pragma unroll
                 for (int i = 0; i < 32; i++) {
@@ -158,27 +221,39 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     if (key > tile_position + local_row + i / 2 % 2 * 8) scores[i] = 0;
                 }
             }
+            // They are A of the convolution: from registers for the rows as they are, and through shared memory for shifted
+            // ones, where a shift is a start address 16 bytes a row lower.
+            uint32_t own[4][4];
 #pragma unroll
-            for (int i = 0; i < 32; i += 2)
-                store_shared(store_at + buffer + i / 4 * PITCH + i / 2 % 2 * 128, pack<Half>(scores[i], scores[i + 1]));
-            fence_async_proxy();
-            warpgroup_barrier(warpgroup + 1);
-
+            for (int i = 0; i < 32; i += 2) own[i / 8][i / 2 % 4] = pack<Half>(scores[i], scores[i + 1]);
             products_begin();
 #pragma unroll
             for (int block = 0; block < 4; block++)
-#pragma unroll
-                for (int tap = 0; tap < QUERY_TAPS; tap++)  // a shift by rows is a start address 16 bytes a row lower
-                    Product<16, Half>::run(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16),
-                                           score_tiles + bytes_on(buffer) + bytes_on(block * 2 * PITCH + (8 - tap) * 16),
-                                           toeplitz + bytes_on(tap * TAP), block == 0 || tap > 0);
+                Product<16, Half>::run_fragments(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16), own[block],
+                                                 toeplitz, block == 0);
             products_commit();
+            if constexpr (QUERY_TAPS > 1) {
+#pragma unroll
+                for (int block = 0; block < 4; block++) store_matrices(store_at + buffer + block * 2 * PITCH, own[block]);
+                fence_async_proxy();
+                warpgroup_barrier(warpgroup + 1);
+                if constexpr (TURNS) wait_for_turn(warpgroup);
+                products_begin();
+#pragma unroll
+                for (int block = 0; block < 4; block++)
+#pragma unroll
+                    for (int tap = 1; tap < QUERY_TAPS; tap++)
+                        Product<16, Half>::run(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16),
+                                               score_tiles + bytes_on(buffer) + bytes_on(block * 2 * PITCH + (8 - tap) * 16),
+                                               toeplitz + bytes_on(tap * TAP), true);
+                products_commit();
+            }
+            products_wait<0>();
+            if constexpr (VALUES_WAIT) give_values_back(turn - 1);
             const int next_turn = turn + 1, next_stage = next_turn % STAGES;
             if (tile + 1 < tiles) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
-            products_begin();  // the next scores, while this tile's softmax runs; after the last tile nobody looks
-            multiply_rows(scores, queries, first_keys + bytes_on(next_stage * SLABS * SLAB));
-            products_commit();
-            products_wait<1>();
+            multiply_keys(next_stage);  // the next scores, while this tile's softmax runs; after the last nobody looks
+            if constexpr (TURNS && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
 
 #pragma unroll
             for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
@@ -190,54 +265,61 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 }
             }
 
-            // Online softmax in units of log 2. The reference moves only when the maximum grows by more than 8: sum and
-            // accumulator share it, so the result is the same.
-            float rescale[2];
-            uint32_t probabilities[16];
+            // Online softmax in units of log 2. Sum and accumulator of a row share a reference, so any will do that keeps
+            // them in range: it moves to the maximum only when a thread's numbers add up to more than LARGEST_SUM, which the
+            // first tile's do. Most tiles thus need no maximum, the longest chain of a softmax.
+            exponentiate();
+            if (__any_sync(~0u, !(fmaxf(sums[0], sums[1]) <= LARGEST_SUM))) {
+                float rescale[2];
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                float largest = MINUS_INFINITY, sum = 0;
+                for (int h = 0; h < 2; h++) {
+                    int moves = !(sums[h] <= LARGEST_SUM);  // of a row alone, so that no row depends on another
+                    float largest = MINUS_INFINITY;
 #pragma unroll
-                for (int b = 0; b < 8; b++) largest = fmaxf(largest, fmaxf(even[4 * b + 2 * h], even[4 * b + 2 * h + 1]));
-                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-                largest = fmaxf(largest * unit, -1e20f);
-                const float reference = largest > running_max[h] + 8 ? largest : running_max[h];
-                rescale[h] = exp2_fast(running_max[h] - reference);
-                running_max[h] = reference;
+                    for (int b = 0; b < 8; b++) largest = fmaxf(largest, fmaxf(even[4 * b + 2 * h], even[4 * b + 2 * h + 1]));
 #pragma unroll
-                for (int b = 0; b < 8; b++) {
-                    const float first = exp2_fast(fmaf(even[4 * b + 2 * h], unit, -reference));
-                    const float second = exp2_fast(fmaf(even[4 * b + 2 * h + 1], unit, -reference));
-                    sum += first;
-                    sum += second;
-                    probabilities[2 * b + h] = pack<ELEMENT>(first, second);
+                    for (int lane = 1; lane < 4; lane *= 2) {
+                        moves |= __shfl_xor_sync(~0u, moves, lane);
+                        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lane));
+                    }
+                    largest = moves ? fmaxf(largest * unit, -1e20f) : reference[h];
+                    rescale[h] = exp2_fast(reference[h] - largest);
+                    reference[h] = largest;
+                    running_sum[h] *= rescale[h];
                 }
-                running_sum[h] = running_sum[h] * rescale[h] + sum;
-            }
-#pragma unroll
-            for (int i = 0; i < 8; i++) even[i] = odd[24 + i], even[8 + i] = 0;  // carried on
-            if (__any_sync(~0u, rescale[0] < 1 || rescale[1] < 1)) {
 #pragma unroll
                 for (int i = 0; i < VALUE_DIM / 2; i++) accumulator[i] *= rescale[i / 2 % 2];
+                exponentiate();
             }
-
-            barrier_wait(values_full + 8 * stage, parity);
-            products_begin();
+            running_sum[0] += sums[0], running_sum[1] += sums[1];
 #pragma unroll
-            for (int step = 0; step < 4; step++)
-                Product<VALUE_DIM / 2, ELEMENT>::run_registers(
-                    accumulator, probabilities + 4 * step,
-                    first_values + bytes_on(stage * VALUE_SLABS * SLAB) + bytes_on(step * 16 * 128));
-            products_commit();
+            for (int i = 0; i < 8; i++) even[i] = odd[24 + i], even[8 + i] = 0;  // carried on
+
+            if constexpr (!TURNS) multiply_values(turn);
             products_wait<0>();
-            if (thread == 0) barrier_arrive(values_empty + 8 * stage);
+            if constexpr (!TURNS) give_values_back(turn);
+        };
+
+        barrier_wait(keys_full, 0);
+        multiply_keys(0);
+        products_wait<0>();
+        if constexpr (TURNS) {
+            if (QUERY_TAPS > 1 && warpgroup == 1) pass_turn(0);
+            process_tile(first_tile, True{});
+            for (int tile = first_tile + 1; tile < tiles; tile++) process_tile(tile, False{});
+            const int last = tiles - 1 - first_tile;
+            multiply_values(last);
+            products_wait<0>();
+            give_values_back(last);
+        } else {
+            for (int tile = first_tile; tile < tiles; tile++) process_tile(tile, False{});
         }
         for (int tile = tiles; tile < end_tile; tile++) {  // tiles for the warpgroups after this one
             const int turn = tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
             barrier_wait(keys_full + 8 * stage, parity);
             barrier_wait(values_full + 8 * stage, parity);
             if (thread == 0) barrier_arrive(keys_empty + 8 * stage), barrier_arrive(values_empty + 8 * stage);
+            if constexpr (TURNS && QUERY_TAPS > 1) wait_for_turn(warpgroup), pass_turn(1 - warpgroup);
         }
 
 #pragma unroll
@@ -253,7 +335,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
 #pragma unroll
             for (int b = 0; b < VALUE_DIM / 8; b++)
                 out[4 * b] = pack<ELEMENT>(accumulator[4 * b + 2 * h] * inverse, accumulator[4 * b + 2 * h + 1] * inverse);
-            if (part == 0 && column == 0) args.logsumexp[of_row] = (running_max[h] + log2f(sum)) * LN_2;
+            if (part == 0 && column == 0) args.logsumexp[of_row] = (reference[h] + log2f(sum)) * LN_2;
         }
     }
 }

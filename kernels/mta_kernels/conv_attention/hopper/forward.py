@@ -70,6 +70,11 @@ class Geometry(Tiles):
         return 3 if self.head_dim <= 64 else 2
 
     @property
+    def stages(self) -> int:  # type: ignore[override]
+        """Tiles of keys and of values under way: a third helps where there is room for it."""
+        return 3 if 64 < self.head_dim <= 128 else 2
+
+    @property
     def block_rows(self) -> int:
         """Rows of out that a block computes."""
         return self.warpgroups * (ROWS - (self.query_taps - 1))
@@ -88,7 +93,12 @@ class Geometry(Tiles):
 
     def products(self) -> list[Product]:
         element = ELEMENTS[self.dtype]
-        found = [Product(64, element), Product(32, "Half"), Product(self.value_dim, element, "registers")]
+        found = [
+            Product(columns, of, how)
+            for columns, of in ((64, element), (32, "Half"))
+            for how in ("shared", "fragments")
+        ]
+        found.append(Product(self.value_dim, element, "registers"))
         return list(dict.fromkeys(found))
 
     @property

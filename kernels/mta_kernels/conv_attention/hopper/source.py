@@ -16,8 +16,8 @@ INSTRUCTION_TYPES = {"Half": "f16", "Bfloat16": "bf16"}
 class Product(NamedTuple):
     """A wgmma instruction that a kernel uses: 64 x `columns` numbers in float32, 16 deep.
 
-    `operands`: "shared" (A and B lie along their 16 numbers), "registers" (A in registers, B along its columns) or
-    "transposed" (A along its rows, B along its columns).
+    `operands`: "shared" (A and B lie along their 16 numbers), "fragments" (the same, A in registers), "registers" (A in
+    registers, B along its columns) or "transposed" (A along its rows, B along its columns).
     """
 
     columns: int
@@ -37,7 +37,8 @@ def wgmma_header(products: Iterable[Product]) -> str:
 
     Written out, since inline assembly names every register: accumulator `4 b + 2 h + e` of a thread is column
     `8 b + 2 (lane % 4) + e` of row `16 warp + lane / 4 + 8 h` (PTX ISA, wgmma's layout of D). `run` takes both operands
-    from shared memory; `run_registers` and `run_transposed` add to the accumulators, which `run` does if asked.
+    from shared memory; `run_registers` and `run_transposed` add to the accumulators, which `run` and `run_fragments` do
+    if asked.
     """
     by_shape: dict[tuple[int, str], list[str]] = {}
     for product in products:
@@ -62,6 +63,16 @@ def _instruction(columns: int, element: str, operands: str) -> list[str]:
             f"    static DEVICE void run_registers(float (&d)[{count}], const uint32_t* a, uint64_t b) {{",
             f'        asm volatile("{instruction}, {{{a}}}, %{count + 4}, 1, 1, 1, 1;"',
             f'            : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));',
+            "    }",
+        ]
+    if operands == "fragments":
+        a = ", ".join(f"%{count + i}" for i in range(4))
+        return [
+            f"    static DEVICE void run_fragments(float (&d)[{count}], const uint32_t (&a)[4], uint64_t b,",
+            "                                     bool accumulate) {",
+            f'        asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0; "',
+            f'            "{instruction}, {{{a}}}, %{count + 4}, p, 1, 1, 0; }}"',
+            f'            : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));',
             "    }",
         ]
     if operands == "transposed":

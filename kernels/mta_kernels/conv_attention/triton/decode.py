@@ -22,14 +22,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mta_kernels.conv_attention.arguments import check_block_table, key_padding, softmax_scale
+from mta_kernels.conv_attention.arguments import MAX_SPLITS, check_block_table, check_splits, key_padding, softmax_scale
 from mta_kernels.conv_attention.operators import on_device_of
 from mta_kernels.conv_attention.triton.forward import capability, shared_memory_limit
 from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, launch, next_power_of_2
 from mta_kernels.conv_attention.triton.prepare import dot_precision
 from mta_kernels.conv_attention.triton.tuning import Key, best_config
 
-MAX_SPLITS = 128
 PROGRAMS_PER_SM = 2
 INTERPRETED_SM_COUNT = 132
 
@@ -543,12 +542,6 @@ def choose_splits(batch: int, kv_heads: int, max_length: int, sm_count: int) -> 
         return waves * (-(-max_length // splits) + 1280)
 
     return min(range(1, min(MAX_SPLITS, max(1, max_length // 64)) + 1), key=cost)
-
-
-def check_splits(splits: int | str) -> None:
-    """Raise ValueError unless `splits` is "auto" or a count from 1 to 128."""
-    if splits != "auto" and not (isinstance(splits, int) and 1 <= splits <= MAX_SPLITS):
-        raise ValueError(f"splits is {splits!r}; expected 'auto' or a whole number from 1 to {MAX_SPLITS}")
 
 
 def sm_count(device: torch.device) -> int:

@@ -1,0 +1,150 @@
+"""The C rungs' sources to machine code: by the system's compiler at the first use, kept on disk, called by ctypes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mta_kernels.cuda.compiler import cache_folder
+
+COMPILERS = ("cc", "gcc", "clang")
+# The first set that the compiler takes. `-fopenmp-simd` needs no library: vector loops, on one core.
+NATIVE = ("-O3", "-march=native")
+FLAGS = ((*NATIVE, "-fopenmp"), (*NATIVE, "-fopenmp-simd"), ("-O3", "-fopenmp"), ("-O3",))
+# q, k, v, out; batch, heads, KV heads, M, N, head dim, value dim; causal, scale, threads
+ARGUMENTS: tuple[Any, ...] = (*[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 7, ctypes.c_int, ctypes.c_float, ctypes.c_int)
+
+
+class CompileError(RuntimeError):
+    """There is no compiler, or it does not compile a source of ours; the text says which, in a clause."""
+
+
+def attention(source: Path, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Tensor:
+    """The function `attention` of a C source, for float32 on a CPU. Inputs that are not contiguous are copied.
+
+    Raises CompileError, and MemoryError if the source finds no room for what it stores.
+    """
+    q, k, v = (x.contiguous() for x in (q, k, v))
+    batch, heads, rows, head_dim = q.shape
+    out = torch.empty(batch, heads, rows, v.shape[3], dtype=torch.float32)
+    pointers = (x.data_ptr() for x in (q, k, v, out))
+    sizes = (batch, heads, k.shape[1], rows, k.shape[2], head_dim, v.shape[3])
+    if function(source)(*pointers, *sizes, causal, scale, torch.get_num_threads()):
+        raise MemoryError(f"{source.name} has no memory for {heads} heads of {rows} x {k.shape[2]} scores")
+    return out
+
+
+def unsupported(source: Path, *, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why `attention` cannot run, or None. Compiles the source to find out, if that was not done before."""
+    if device.type != "cpu":
+        return f"{source.name} runs on a CPU, not on {device.type}"
+    if dtype != torch.float32:
+        return f"{source.name} reads float32 and computes in it, not {dtype}".replace("torch.", "")
+    try:
+        function(source)
+    except CompileError as error:
+        return str(error)
+    return None
+
+
+def function(source: Path) -> Callable[..., int]:
+    """The source's function, compiled and loaded; raises CompileError."""
+    found = _loaded(source, os.environ.get("CC", ""), os.environ.get("PATH", ""))
+    if isinstance(found, CompileError):
+        raise found
+    return found
+
+
+@functools.cache
+def _loaded(source: Path, named_compiler: str, path: str) -> Callable[..., int] | CompileError:
+    """The same, or the error, once for each compiler that the environment may name."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            found = ctypes.CDLL(str(_library(source, _compiler(named_compiler), Path(folder)))).attention
+    except CompileError as error:
+        return error
+    except OSError as error:  # a folder that no program may run from, say
+        return CompileError(f"what {source.name} was compiled to cannot be loaded: {error}")
+    found.argtypes, found.restype = ARGUMENTS, ctypes.c_int
+    return found
+
+
+def _library(source: Path, compiler: Sequence[str], folder: Path) -> Path:
+    """The library, from the cache if it was compiled before by this compiler for this CPU; else it is put there.
+
+    It stays in `folder` where the cache cannot be written.
+    """
+    text = source.read_text()
+    identity = "\0".join([shlex.join(compiler), *_machine(compiler), text])
+    refused = ""
+    for flags in FLAGS:
+        digest = hashlib.sha256("\0".join([identity, *flags]).encode()).hexdigest()[:32]
+        path = cache_folder().with_name("c") / f"{source.stem}-{digest}.so"
+        if not path.is_file():
+            new = folder / path.name
+            done = _run([*compiler, *flags, "-shared", "-fPIC", "-o", str(new), str(source), "-lm"])
+            if done.returncode:
+                refused = refused or _telling_line(done.stderr)
+                continue
+            path = _kept(new, path)
+        if "-fopenmp" not in flags and "omp parallel" in text:
+            warnings.warn(f"{source.name} runs on one core: {compiler[0]} takes no -fopenmp ({refused})", stacklevel=2)
+        return path
+    raise CompileError(f"{compiler[0]} does not compile {source.name}: {refused}")
+
+
+def _compiler(named_compiler: str) -> list[str]:
+    """The command that CC names, else the first compiler there is; raises CompileError."""
+    named = shlex.split(named_compiler)
+    if named:
+        if shutil.which(named[0]) is None:
+            raise CompileError(f"CC names {named[0]!r}, and there is no such compiler")
+        return named
+    for name in COMPILERS:
+        if shutil.which(name):
+            return [name]
+    raise CompileError(f"it needs a C compiler ({', '.join(COMPILERS)}, or the one that CC names), and there is none")
+
+
+def _machine(compiler: Sequence[str]) -> list[str]:
+    """The compiler's version, and this CPU in macros: machines with other CPUs may share the cache."""
+    options = (["--version"], [*NATIVE, "-E", "-dM", "-x", "c", os.devnull])
+    return [_run([*compiler, *words]).stdout for words in options]
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace")
+    except OSError as error:
+        raise CompileError(f"{command[0]} cannot be run: {error.strerror}") from None
+
+
+def _kept(new: Path, path: Path) -> Path:
+    """Move a library into the cache, under its name only once it is whole: several processes may compile it."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(new.read_bytes())
+        os.replace(file.name, path)
+        return path
+    return new
+
+
+def _telling_line(words: str) -> str:
+    """The first error in what a compiler says."""
+    lines = [line.strip() for line in words.splitlines() if line.strip()] or ["it says nothing"]
+    return next((line for line in lines if "error" in line), lines[-1])

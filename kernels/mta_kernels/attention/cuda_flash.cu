@@ -1,0 +1,286 @@
+// Attention in one fused kernel on the tensor cores (FlashAttention-2): no score is ever stored.
+//
+//   out[i] = sum over j of exp(s[i, j] - max_i) v[j] / sum over j of exp(s[i, j] - max_i),  s[i, j] = scale q[i] . k[j]
+//
+// A block of threads computes BLOCK_ROWS rows of out, a warp 16 ROW_TILES of them, and goes through the keys in tiles
+// of KEYS. The scores of a tile are a product of the rows of q and the tile of k, and live in registers. The online
+// softmax keeps a running maximum and sum of each row; where the maximum grows, what was summed so far is rescaled.
+// The probabilities, still in registers, are the left operand of the product with the tile of v: the sums of one
+// product lie as the operand of the next. Copies into shared memory run while the warps multiply: tiles of k and v
+// come in turn, into STAGES buffers each. With one stage, v comes while k is multiplied, and the next k while v is.
+//
+// FLOP: 2 (HEAD_DIM + VALUE_DIM) a score; a head has N^2 scores, causal half of them. Bytes: q and out once, k and v
+// once for every BLOCK_ROWS rows, mostly from L2: with 128 rows of head dim 128 that is 128 FLOP a byte.
+//
+// Constants come from the compiler's command line: ELEMENT float16 or bfloat16; HEAD_DIM and VALUE_DIM, multiples of 8
+// up to 256; and the shape of a block, which cuda_flash.py chooses. Alone, with registers and spills:
+//   nvcc -arch=sm_80 -cubin -Xptxas -v -I. cuda_flash.cu
+//     -DELEMENT=bfloat16,HEAD_DIM=128,VALUE_DIM=128,WARPS=4,ROW_TILES=2,KEYS=64,STAGES=1,BLOCKS=2
+#include <mma.cuh>
+
+constexpr int THREADS = 32 * WARPS, WARP_ROWS = 16 * ROW_TILES, BLOCK_ROWS = WARPS * WARP_ROWS;
+constexpr int QK_STEPS = (HEAD_DIM + 15) / 16, PV_STEPS = KEYS / 16;              // products are 16 deep
+constexpr int DEPTH = 16 * QK_STEPS, VALUE_COLUMNS = (VALUE_DIM + 15) / 16 * 16;  // of tiles in shared memory
+constexpr bool QUERIES_IN_REGISTERS = DEPTH <= 64;                                // else there are none left for them
+static_assert(HEAD_DIM % 8 == 0 && VALUE_DIM % 8 == 0, "copies are of 16 bytes");
+
+// Shared memory, in bytes from its start. The block's rows of out take the place of all this at the end.
+constexpr int KEY_TILE = KEYS * DEPTH * 2, VALUE_TILE = KEYS * VALUE_COLUMNS * 2;
+constexpr int QUERIES = 0, KEYS_AT = QUERIES + BLOCK_ROWS * DEPTH * 2, VALUES_AT = KEYS_AT + STAGES * KEY_TILE;
+
+struct Rows {  // [B, heads, rows, numbers]; strides in numbers, multiples of 8, as the start is of 16 bytes
+    const uint16_t* start;
+    int64_t stride_batch, stride_head;
+    int stride_row;
+};
+struct Arguments {
+    Rows q, k, v;
+    uint16_t* out;     // [B, heads, queries, VALUE_DIM]
+    float scale_log2;  // scale * log2(e), above zero
+    int batch_heads, heads, group, queries, keys;
+    int diagonal;        // row i sees the keys up to i + diagonal
+    int heads_together;  // so many heads' keys and values fit L2
+};
+
+// Tiles lie in shared memory row by row, in chunks of 16 bytes. Groups of WAYS chunks are permuted, differently in
+// each of eight successive rows, such that a column of chunks touches all banks: neither `ldmatrix` nor copies have
+// conflicts.
+template <int Columns> constexpr int WAYS = Columns % 64 == 0 ? 8 : Columns % 32 == 0 ? 4 : 2;
+template <int Columns> DEVICE uint32_t in_tile(int row, int chunk) {
+    return row * Columns * 2 + (chunk ^ row % 8 * WAYS<Columns> / 8) * 16;
+}
+// The address of the chunk that is 2 `step` after the one at `address`, which is the first or second of its row.
+template <int Columns> DEVICE uint32_t at_step(uint32_t address, int step) {
+    constexpr int permuted = 16 * WAYS<Columns>;
+    return (address ^ 32 * step % permuted) + 32 * step / permuted * permuted;
+}
+
+// A tile is copied by eight threads a row: thread t takes chunks t % 8, t % 8 + 8, .. of rows t / 8, t / 8 + THREADS
+// / 8, ..
+
+// This thread's first chunk in rows from `row` on.
+DEVICE const uint16_t* chunk_of(const Rows& x, int batch, int head, int row) {
+    const uint16_t* rows = x.start + batch * x.stride_batch + head * x.stride_head;
+    return rows + (row + (int)threadIdx.x / 8) * (int64_t)x.stride_row + threadIdx.x % 8 * 8;
+}
+
+// Begin to copy `Count` rows of a tile; those from `end` on are zeros. `source` goes on to the row after them.
+template <int Numbers, int Columns, int Count>
+DEVICE void copy_tile(uint32_t tile, const uint16_t*& source, int stride, int end) {
+    constexpr int chunks = Numbers / 8;
+    const int first = threadIdx.x / 8, chunk = threadIdx.x % 8;
+#pragma unroll
+    for (int row = 0; row < Count; row += THREADS / 8, source += THREADS / 8 * stride)
+#pragma unroll
+        for (int on = 0; on < chunks; on += 8)
+            if (on + 8 <= chunks || chunk + on < chunks)
+                copy_async(tile + in_tile<Columns>(first + row, chunk + on), source + on * 8, first + row < end);
+}
+
+// Zeros in the columns that fill a row up to a multiple of 16.
+template <int Numbers, int Columns> DEVICE void clear_rest(uint32_t tile, int rows) {
+    if constexpr (Numbers < Columns)
+        for (int row = threadIdx.x; row < rows; row += THREADS)
+            store_shared(tile + in_tile<Columns>(row, Numbers / 8), uint4{0, 0, 0, 0});
+}
+
+// What a block computes. Blocks with the most keys come first, so that the last ones to run are short; a few heads at a
+// time share L2.
+struct Work {
+    int batch_head, first_row;
+};
+DEVICE Work work_of(const Arguments& args) {
+    const int row_blocks = (args.queries + BLOCK_ROWS - 1) / BLOCK_ROWS, block = block_index();
+    const int first_head = block / (row_blocks * args.heads_together) * args.heads_together;
+    const int heads = min(args.heads_together, args.batch_heads - first_head);
+    const int turn = block - first_head * row_blocks;
+    return {first_head + turn % heads, (row_blocks - 1 - turn / heads) * BLOCK_ROWS};
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cuda_flash(const __grid_constant__ Arguments args) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t shared = shared_memory();
+    const Work work = work_of(args);
+    const int batch = work.batch_head / args.heads, head = work.batch_head % args.heads;
+    const int end_row = min(work.first_row + BLOCK_ROWS, args.queries);
+    const int end_key = min(end_row + args.diagonal, args.keys);
+
+    const uint16_t* queries = chunk_of(args.q, batch, head, work.first_row);
+    const uint16_t* keys = chunk_of(args.k, batch, head / args.group, 0);  // of the next tile to copy
+    const uint16_t* values = chunk_of(args.v, batch, head / args.group, 0);
+    auto copy_keys = [&](int first_key) {
+        if (first_key < end_key)
+            copy_tile<HEAD_DIM, DEPTH, KEYS>(shared + KEYS_AT + first_key / KEYS % STAGES * KEY_TILE, keys,
+                                             args.k.stride_row, end_key - first_key);
+        copies_commit();
+    };
+    auto copy_values = [&](int first_key) {
+        if (first_key < end_key)
+            copy_tile<VALUE_DIM, VALUE_COLUMNS, KEYS>(shared + VALUES_AT + first_key / KEYS % STAGES * VALUE_TILE,
+                                                      values, args.v.stride_row, end_key - first_key);
+        copies_commit();
+    };
+    clear_rest<HEAD_DIM, DEPTH>(shared + QUERIES, BLOCK_ROWS);
+    clear_rest<HEAD_DIM, DEPTH>(shared + KEYS_AT, STAGES * KEYS);
+    copy_tile<HEAD_DIM, DEPTH, BLOCK_ROWS>(shared + QUERIES, queries, args.q.stride_row, end_row - work.first_row);
+    copy_keys(0);
+    for (int stage = 1; stage < STAGES; stage++) copy_values((stage - 1) * KEYS), copy_keys(stage * KEYS);
+
+    // A thread holds two numbers in every eight columns of the rows `row` + 8 h + 16 r; see `multiply`.
+    const int row = warp * WARP_ROWS + lane / 4, column = lane % 4 * 2;
+    const int last_key = work.first_row + row + args.diagonal;  // that the first of these rows sees
+    // What it gives to `ldmatrix` is the address of one row of one of four matrices: of q and v, the first 16 rows of
+    // eight columns and then of the next eight; of k, 16 columns of the first eight rows and then of the next eight.
+    const uint32_t queries_at = shared + QUERIES + in_tile<DEPTH>(warp * WARP_ROWS + lane % 16, lane / 16);
+    const uint32_t keys_at = shared + KEYS_AT + in_tile<DEPTH>(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    const uint32_t values_at = shared + VALUES_AT + in_tile<VALUE_COLUMNS>(lane % 16, lane / 16);
+    auto load_queries = [&](uint32_t(&a)[ROW_TILES][4], int step) {
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++)
+            load_matrices(a[r], at_step<DEPTH>(queries_at, step) + 16 * r * DEPTH * 2);
+    };
+    uint32_t query_tiles[QUERIES_IN_REGISTERS ? QK_STEPS : 1][ROW_TILES][4];
+    if (QUERIES_IN_REGISTERS) {
+        copies_wait<2 * STAGES - 2>();
+        __syncthreads();
+#pragma unroll
+        for (int step = 0; step < QK_STEPS; step++) load_queries(query_tiles[QUERIES_IN_REGISTERS ? step : 0], step);
+    }
+
+    float accumulator[ROW_TILES][VALUE_COLUMNS / 8][4] = {};
+    float running_max[ROW_TILES][2], running_sum[ROW_TILES][2];
+#pragma unroll
+    for (int i = 0; i < 2 * ROW_TILES; i++) running_max[i / 2][i % 2] = MINUS_INFINITY, running_sum[i / 2][i % 2] = 0;
+
+    for (int first_key = 0; first_key < end_key; first_key += KEYS) {
+        const int stage = first_key / KEYS % STAGES;
+
+        // The keys of this tile have come, and no warp reads the values before the last ones any more.
+        copies_wait<2 * STAGES - 2>();
+        __syncthreads();
+        copy_values(first_key + (STAGES - 1) * KEYS);
+
+        // Scores. 16 keys are loaded while those before them are multiplied, which the compiler does not see to
+        // itself.
+        float scores[ROW_TILES][KEYS / 8][4] = {};
+        uint32_t next_keys[2][4];
+        auto load_keys = [&](int i) {
+            const uint32_t address = at_step<DEPTH>(keys_at + stage * KEY_TILE, i / (KEYS / 16));
+            load_matrices(next_keys[i % 2], address + 16 * (i % (KEYS / 16)) * DEPTH * 2);
+        };
+        load_keys(0);
+#pragma unroll
+        for (int i = 0; i < QK_STEPS * (KEYS / 16); i++) {
+            const int step = i / (KEYS / 16), n = i % (KEYS / 16);
+            auto& a = query_tiles[QUERIES_IN_REGISTERS ? step : 0];
+            const auto& b = next_keys[i % 2];
+            if (!QUERIES_IN_REGISTERS && n == 0) load_queries(a, step);
+            if (i + 1 < QK_STEPS * (KEYS / 16)) load_keys(i + 1);
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++) {
+                multiply<ELEMENT>(scores[r][2 * n], a[r], b[0], b[1]);
+                multiply<ELEMENT>(scores[r][2 * n + 1], a[r], b[2], b[3]);
+            }
+        }
+
+        // The values of this tile have come, and no warp reads its keys any more.
+        copies_wait<2 * STAGES - 2>();
+        __syncthreads();
+        copy_keys(first_key + STAGES * KEYS);
+
+        // Only tiles on the diagonal, and the last one, have keys that a row does not see.
+        if (first_key + KEYS - 1 > min(last_key, args.keys - 1)) {
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+                for (int i = 0; i < KEYS / 2; i++) {
+                    const int key = first_key + i / 4 * 8 + column + i % 2;
+                    const int last = min(last_key + 16 * r + i / 2 % 2 * 8, args.keys - 1);
+                    if (key > last) scores[r][i / 4][i % 4] = MINUS_INFINITY;
+                }
+        }
+
+        // The reference moves only where the maximum has grown by more than 8 (in powers of two): sum and accumulator
+        // share it, so the result is the same, and the accumulator is seldom rescaled.
+        float rescale[ROW_TILES][2];
+        bool moved = false;
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float largest = MINUS_INFINITY;
+#pragma unroll
+                for (int n = 0; n < KEYS / 8; n++)
+                    largest = fmaxf(largest, fmaxf(scores[r][n][2 * h], scores[r][n][2 * h + 1]));
+                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+                largest *= args.scale_log2;
+                const bool moves = largest > running_max[r][h] + 8;
+                rescale[r][h] = moves ? exp2_fast(running_max[r][h] - largest) : 1;
+                running_max[r][h] = moves ? largest : running_max[r][h];
+                moved |= moves;
+            }
+        if (__any_sync(~0u, moved)) {
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) running_sum[r][h] *= rescale[r][h];
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+                for (int i = 0; i < VALUE_COLUMNS / 2; i++) accumulator[r][i / 4][i % 4] *= rescale[r][i / 2 % 2];
+        }
+
+        const uint32_t value_tile = values_at + stage * VALUE_TILE;
+#pragma unroll
+        for (int step = 0; step < PV_STEPS; step++) {
+            uint32_t probabilities[ROW_TILES][4];
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {  // as `multiply` takes its left operand
+                    const float* pair = scores[r][2 * step + i / 2] + i % 2 * 2;
+                    const float first = exp2_fast(fmaf(pair[0], args.scale_log2, -running_max[r][i % 2]));
+                    const float second = exp2_fast(fmaf(pair[1], args.scale_log2, -running_max[r][i % 2]));
+                    running_sum[r][i % 2] += first + second;
+                    probabilities[r][i] = pack<ELEMENT>(first, second);
+                }
+#pragma unroll
+            for (int n = 0; n < VALUE_COLUMNS / 16; n++) {
+                uint32_t b[4];
+                load_matrices_transposed(b, at_step<VALUE_COLUMNS>(value_tile, n) + 16 * step * VALUE_COLUMNS * 2);
+#pragma unroll
+                for (int r = 0; r < ROW_TILES; r++) {
+                    multiply<ELEMENT>(accumulator[r][2 * n], probabilities[r], b[0], b[1]);
+                    multiply<ELEMENT>(accumulator[r][2 * n + 1], probabilities[r], b[2], b[3]);
+                }
+            }
+        }
+    }
+
+    // Through shared memory, so that a thread writes 16 bytes of a row. What is known of this block and thread is
+    // computed anew: kept in registers across the loop, it would not fit.
+    __syncthreads();
+    const int thread = thread_index(), out_row = thread / 32 * WARP_ROWS + thread % 32 / 4;
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float sum = running_sum[r][h];
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            const float inverse = reciprocal_fast(sum);
+#pragma unroll
+            for (int n = 0; n < VALUE_COLUMNS / 8; n++)
+                store_shared(shared + in_tile<VALUE_COLUMNS>(out_row + 16 * r + 8 * h, n) + thread % 4 * 4,
+                             pack<ELEMENT>(accumulator[r][n][2 * h] * inverse, accumulator[r][n][2 * h + 1] * inverse));
+        }
+    __syncthreads();
+    const Work done = work_of(args);
+    const int rows = min(args.queries - done.first_row, BLOCK_ROWS);
+    uint16_t* out = args.out + ((int64_t)done.batch_head * args.queries + done.first_row) * VALUE_DIM;
+    for (int i = thread; i < rows * (VALUE_DIM / 8); i += THREADS) {
+        const int from_row = i / (VALUE_DIM / 8), chunk = i % (VALUE_DIM / 8);
+        *(uint4*)(out + i * 8) = load_shared_16(shared + in_tile<VALUE_COLUMNS>(from_row, chunk));
+    }
+}

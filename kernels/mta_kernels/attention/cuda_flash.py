@@ -1,0 +1,172 @@
+"""Attention in one fused CUDA kernel on the tensor cores, no score in memory: launches cuda_flash.cu.
+
+float16 and bfloat16, head dims that are multiples of 8 up to 256 (those of v may differ), sm_80 or later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mta_kernels.attention.cuda_launch import ELEMENTS, Constants, device_unsupported, diagonal, kernel
+from mta_kernels.cuda import driver
+from mta_kernels.cuda.compiler import missing_package
+
+MAX_HEAD_DIM = 256
+L2_BYTES = 32 << 20  # that keys and values may take: the L2 of an A100 has 40 MB, of an H200 50
+MAX_STRIDE = 1 << 26
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The constants of cuda_flash.cu for a shape."""
+
+    dtype: torch.dtype
+    head_dim: int
+    value_dim: int
+
+    warps = 4
+    keys = 64  # of a tile
+    stages = 1  # buffers for k, and for v
+    blocks = 2  # that share an SM: what is left for a thread are 255 registers
+
+    @property
+    def row_tiles(self) -> int:
+        """16 rows each, a warp. Two use what is read from shared memory twice; with more columns they do not fit."""
+        return 2 if max(self.head_dim, self.value_dim) <= 128 else 1
+
+    @property
+    def rows(self) -> int:
+        """Rows of out that a block computes."""
+        return self.warps * self.row_tiles * 16
+
+    @property
+    def threads(self) -> int:
+        return self.warps * 32
+
+    @property
+    def tile_bytes(self) -> dict[str, int]:
+        """Of q, k and v in shared memory, as 16-bit numbers, rows filled up to multiples of 16."""
+        depth, value_columns = (2 * 16 * -(-dim // 16) for dim in (self.head_dim, self.value_dim))
+        return {"q": self.rows * depth, "k": self.keys * depth, "v": self.keys * value_columns}
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes a block takes: the tiles, and at the end, in their place, its rows of out."""
+        q, k, v = self.tile_bytes.values()
+        return max(q + self.stages * (k + v), self.rows * v // self.keys)
+
+    @property
+    def constants(self) -> Constants:
+        return (
+            ("ELEMENT", ELEMENTS[self.dtype]), ("HEAD_DIM", self.head_dim), ("VALUE_DIM", self.value_dim),
+            ("WARPS", self.warps), ("ROW_TILES", self.row_tiles), ("KEYS", self.keys), ("STAGES", self.stages),
+            ("BLOCKS", self.blocks),
+        )  # fmt: skip
+
+
+class Rows(ctypes.Structure):
+    """`struct Rows` of cuda_flash.cu."""
+
+    _fields_ = (
+        ("start", ctypes.c_void_p),
+        ("stride_batch", ctypes.c_int64),
+        ("stride_head", ctypes.c_int64),
+        ("stride_row", ctypes.c_int),
+    )
+
+    @classmethod
+    def of(cls, x: Tensor) -> Rows:
+        return cls(x.data_ptr(), *x.stride()[:3])
+
+
+class Arguments(ctypes.Structure):
+    """`struct Arguments` of cuda_flash.cu."""
+
+    _fields_ = (
+        ("q", Rows),
+        ("k", Rows),
+        ("v", Rows),
+        ("out", ctypes.c_void_p),
+        ("scale_log2", ctypes.c_float),
+        ("batch_heads", ctypes.c_int),
+        ("heads", ctypes.c_int),
+        ("group", ctypes.c_int),
+        ("queries", ctypes.c_int),
+        ("keys", ctypes.c_int),
+        ("diagonal", ctypes.c_int),
+        ("heads_together", ctypes.c_int),
+    )
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Tensor:
+    """q `[B, Hq, M, D]`, k `[B, Hkv, N, D]`, v `[B, Hkv, N, Dv]`: `[B, Hq, M, Dv]`.
+
+    Copies inputs whose rows are not contiguous or do not begin at multiples of 16 bytes, and q if `scale` is negative.
+    Raises ValueError if Dv is not a multiple of 8 up to 256.
+    """
+    head_dim, value_dim = q.shape[3], v.shape[3]
+    if value_dim % 8 or value_dim > MAX_HEAD_DIM:
+        raise ValueError(f"v has rows of {value_dim} numbers; cuda-flash takes multiples of 8 up to {MAX_HEAD_DIM}")
+    return launch(Geometry(q.dtype, head_dim, value_dim), q, k, v, causal=causal, scale=scale)
+
+
+def launch(geometry: Geometry, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Tensor:
+    """`attention` with these constants."""
+    if scale < 0:  # the kernel looks for the largest score before it multiplies by the scale
+        q, scale = -q, -scale
+    q, k, v = (_copyable(x) for x in (q, k, v))
+    batch, heads, queries, _ = q.shape
+    kv_heads, keys = k.shape[1:3]
+    group = heads // kv_heads
+    out = torch.empty(batch, heads, queries, geometry.value_dim, dtype=q.dtype, device=q.device)
+    bytes_a_head = 2 * keys * (geometry.head_dim + geometry.value_dim)
+    together = group * max(L2_BYTES // bytes_a_head, 1)
+    arguments = Arguments(
+        Rows.of(q), Rows.of(k), Rows.of(v), out.data_ptr(), max(scale * math.log2(math.e), 1e-37), batch * heads, heads,
+        group, queries, keys, diagonal(queries, keys, causal=causal), min(together, batch * heads),
+    )  # fmt: skip
+    blocks = -(-queries // geometry.rows) * batch * heads
+    compiled = kernel("cuda_flash.cu", "cuda_flash", geometry.constants, q.device.index, geometry.shared_memory)
+    driver.launch(compiled, (blocks, 1), geometry.threads, geometry.shared_memory, q.device.index, arguments)
+    return out
+
+
+def unsupported(*, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why it cannot run, in one clause with what would work, or None."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        return (
+            f"cuda-flash takes float16 and bfloat16, which tensor cores multiply, not {dtype}; cuda-tiled takes float32"
+        )
+    if head_dim % 8 or head_dim > MAX_HEAD_DIM:
+        return f"cuda-flash takes head dims that are multiples of 8 up to {MAX_HEAD_DIM}, not {head_dim}"
+    reason = device_unsupported(device)
+    if reason:
+        return reason
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return f"cuda-flash needs a GPU of sm_80 or later, which {torch.cuda.get_device_name(device)} is not"
+    return missing_package()
+
+
+def tile_bytes(head_dim: int, element_size: int) -> dict[str, int]:
+    """Bytes that a block keeps on the chip, by what they are; v is as wide as q and k.
+
+    "q tile", "k tile" and "v tile" lie in shared memory, in numbers of `element_size` bytes; "statistics", the running
+    maximum and sum of each row, and "accumulator", the sums of out, are float32 in registers.
+    """
+    geometry = Geometry(torch.bfloat16, head_dim, head_dim)
+    tiles = {f"{name} tile": size // 2 * element_size for name, size in geometry.tile_bytes.items()}
+    accumulator = geometry.rows * 16 * -(-head_dim // 16) * 4
+    return {**tiles, "statistics": geometry.rows * 2 * 4, "accumulator": accumulator}
+
+
+def _copyable(x: Tensor) -> Tensor:
+    """x, or a copy of it, such that 16 bytes at a time can be copied from it."""
+    strides = [stride for stride, size in zip(x.stride()[:3], x.shape[:3], strict=True) if size > 1]
+    aligned = x.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in strides)
+    contiguous_rows = x.stride(3) == 1 and x.stride(2) <= MAX_STRIDE
+    return x if aligned and contiguous_rows else x.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,83 @@
+"""What the CUDA rungs share: their sources as the compiler takes them, and a kernel of one of them on a device."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mta_kernels.cuda import driver
+from mta_kernels.cuda.compiler import Source, machine_code
+
+FOLDER = Path(__file__).parent
+HEADERS = ("elements.cuh", "mma.cuh")
+ELEMENTS = {torch.float32: "float", torch.float16: "float16", torch.bfloat16: "bfloat16"}  # as in elements.cuh
+
+Constants = tuple[tuple[str, Any], ...]
+
+
+def device_unsupported(device: torch.device) -> str | None:
+    """Why no CUDA kernel runs on this device, or None."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return f"CUDA kernels need an NVIDIA GPU, not a {device.type} device"
+    return None
+
+
+def source(file: str, architecture: str, constants: Constants) -> Source:
+    """A source in this folder, for an architecture such as "sm_90"."""
+    headers = {header: (FOLDER / header).read_text() for header in HEADERS}
+    return Source(FOLDER / file, architecture, dict(constants), headers)
+
+
+def architecture(device: int) -> str:
+    """A GPU's own, such as "sm_90"."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+@functools.cache
+def kernel(file: str, name: str, constants: Constants, device: int, shared_memory: int = 0) -> Any:
+    """The kernel `name` of a source on a device, compiled at the first call: seconds, unless the disk has it."""
+    code = machine_code(source(file, architecture(device), constants))
+    return driver.load(code, name, shared_memory, device)
+
+
+class MatrixArguments(ctypes.Structure):
+    """`struct Arguments` of cuda_naive.cu and cuda_tiled.cu."""
+
+    _fields_ = (
+        ("q", ctypes.c_void_p),
+        ("k", ctypes.c_void_p),
+        ("v", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("scores", ctypes.c_void_p),
+        ("scale", ctypes.c_float),
+        ("batch_heads", ctypes.c_int),
+        ("group", ctypes.c_int),
+        ("queries", ctypes.c_int),
+        ("keys", ctypes.c_int),
+        ("head_dim", ctypes.c_int),
+        ("value_dim", ctypes.c_int),
+        ("diagonal", ctypes.c_int),
+    )
+
+    @classmethod
+    def of(
+        cls, q: Tensor, k: Tensor, v: Tensor, out: Tensor, scores: Tensor, *, causal: bool, scale: float
+    ) -> MatrixArguments:
+        """Of contiguous tensors."""
+        batch, heads, queries, head_dim = q.shape
+        keys = k.shape[2]
+        return cls(
+            *(x.data_ptr() for x in (q, k, v, out, scores)), scale, batch * heads, heads // k.shape[1], queries, keys,
+            head_dim, v.shape[3], diagonal(queries, keys, causal=causal),
+        )  # fmt: skip
+
+
+def diagonal(queries: int, keys: int, *, causal: bool) -> int:
+    """Query i sees the keys up to i + this: the queries are the last of the sequence."""
+    return keys - queries if causal else keys

@@ -1,0 +1,143 @@
+"""Launches forward.cu, and backward_q.cu and backward_kv.cu for the gradients."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mta_kernels.conv_attention.arguments import check_arguments, key_padding, softmax_scale
+from mta_kernels.conv_attention.cuda_conv import shape as shapes
+from mta_kernels.conv_attention.cuda_conv.shape import Shape, launch
+from mta_kernels.conv_attention.cuda_conv.tensors import Rows, loadable, taps_of
+
+INPUTS = (("q", Rows), ("k", Rows), ("v", Rows))
+SAVED = (("weight", ctypes.c_void_p), ("logsumexp", ctypes.c_void_p), ("delta", ctypes.c_void_p))
+SIZES = ("group", "length", "row_blocks", "pad", "causal")
+
+
+class ForwardArguments(ctypes.Structure):
+    """`struct Arguments` of forward.cu."""
+
+    _fields_ = (
+        *INPUTS,
+        ("weight", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("logsumexp", ctypes.c_void_p),
+        ("scale_log2", ctypes.c_float),
+        ("heads", ctypes.c_int),
+        *((name, ctypes.c_int) for name in SIZES),
+    )
+
+
+class BackwardArguments(ctypes.Structure):
+    """`struct Arguments` of backward_q.cu and, with other names, of backward_kv.cu."""
+
+    _fields_ = (
+        *INPUTS,
+        ("grad_out", Rows),
+        *SAVED,
+        ("first", ctypes.c_void_p),  # dq, or dk
+        ("second", ctypes.c_void_p),  # dweight, or dv
+        ("scale", ctypes.c_float),
+        ("scale_log2", ctypes.c_float),
+        ("heads", ctypes.c_int),  # of q, or of k and v
+        *((name, ctypes.c_int) for name in SIZES),
+    )
+
+
+def conv_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    pad_key: str = "both",
+) -> Tensor:
+    """Conv attention `[B, Hq, N, D]` of `q [B, Hq, N, D]`, `k, v [B, Hkv, N, D]`, `weight [Hq, cq, ck]`.
+
+    As `mta_kernels.conv_attention.conv_attention`, without chunks of a prompt and packed documents. Differentiable once
+    in q, k, v and weight; the weight's gradient varies in its last bits from run to run. Memory beyond its inputs and
+    results is O(N). Tensors whose rows cannot be loaded 16 bytes at a time are copied first. With 16-bit inputs,
+    probabilities and gradients of scores are rounded to 16 bits where they are multiplied; all else is float32.
+    Raises ValueError or TypeError, in one sentence, for arguments that do not fit or that `unsupported` refuses.
+    """
+    check_arguments(q, k, v, weight, pad_key)
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"q has {q.shape[2]} rows and k {k.shape[2]}; cuda-conv takes whole sequences: give both the same"
+        )
+    refuse(q, weight)
+    return _ConvAttention.apply(
+        q, k, v, weight, causal, softmax_scale(scale, q.shape[3]), key_padding(weight.shape[2], pad_key)
+    )
+
+
+def refuse(q: Tensor, weight: Tensor) -> None:
+    """Raise ValueError if `unsupported` has a reason."""
+    reason = shapes.unsupported(
+        device=q.device, dtype=q.dtype, head_dim=q.shape[3], query_taps=weight.shape[1], key_taps=weight.shape[2]
+    )
+    if reason is not None:
+        raise ValueError(f"cuda-conv cannot run this: {reason}")
+
+
+class _ConvAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, causal: bool, scale: float, pad: int
+    ) -> Tensor:
+        q, k, v = (loadable(x) for x in (q, k, v))
+        batch, heads, length, head_dim = q.shape
+        shape, taps = Shape(q.dtype, head_dim, *weight.shape[1:]), taps_of(weight)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        logsumexp = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        row_blocks = -(-length // shape.forward_rows)
+        arguments = ForwardArguments(
+            Rows.of(q), Rows.of(k), Rows.of(v), taps.data_ptr(), out.data_ptr(), logsumexp.data_ptr(),
+            scale * math.log2(math.e), heads, heads // k.shape[1], length, row_blocks, pad, causal,
+        )  # fmt: skip
+        launch(shape, "forward.cu", "conv_attention_forward", row_blocks * heads * batch, q.device, arguments)
+        ctx.save_for_backward(q, k, v, weight, out, logsumexp)
+        ctx.causal, ctx.scale, ctx.pad = causal, scale, pad
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outs: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, weight, out, logsumexp = ctx.saved_tensors
+        grad_out = loadable(grad_outs[0])
+        delta = (out.float() * grad_out.float()).sum(-1)
+        batch, heads, length, head_dim = q.shape
+        kv_heads = k.shape[1]
+        shape, taps = Shape(q.dtype, head_dim, *weight.shape[1:]), taps_of(weight)
+        tensors = [Rows.of(x) for x in (q, k, v, grad_out)] + [x.data_ptr() for x in (taps, logsumexp, delta)]
+        factors = (ctx.scale, ctx.scale * math.log2(math.e))
+        dq = dk = dv = dweight = None
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[3]:
+            dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            dweight = torch.zeros(weight.shape, dtype=torch.float32, device=q.device)
+            row_blocks = -(-length // shape.backward_rows)
+            arguments = BackwardArguments(
+                *tensors, dq.data_ptr(), dweight.data_ptr(), *factors, heads, heads // kv_heads, length, row_blocks,
+                ctx.pad, ctx.causal,
+            )  # fmt: skip
+            blocks = row_blocks * heads * batch
+            launch(shape, "backward_q.cu", "conv_attention_backward_q", blocks, q.device, arguments)
+            dweight = dweight.to(weight.dtype)
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            dk, dv = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
+            column_blocks = -(-length // shape.backward_columns)
+            arguments = BackwardArguments(
+                *tensors, dk.data_ptr(), dv.data_ptr(), *factors, kv_heads, heads // kv_heads, length, column_blocks,
+                ctx.pad, ctx.causal,
+            )  # fmt: skip
+            blocks = column_blocks * kv_heads * batch
+            launch(shape, "backward_kv.cu", "conv_attention_backward_kv", blocks, q.device, arguments)
+        return dq, dk, dv, dweight, None, None, None

@@ -1,0 +1,87 @@
+"""Launches the two kernels of decode.cu: a split's share of the keys, and what combines the splits."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
+from mta_kernels.conv_attention.cuda_conv.attention import INPUTS, refuse
+from mta_kernels.conv_attention.cuda_conv.shape import Shape, launch
+from mta_kernels.conv_attention.cuda_conv.tensors import Rows, loadable, taps_of
+from mta_kernels.conv_attention.reference import check_decode_arguments
+
+MAX_SPLITS = 128
+BLOCKS_PER_SM = 4
+KEYS = 128  # a step of a block
+
+
+class Arguments(ctypes.Structure):
+    """`struct Arguments` of decode.cu."""
+
+    _fields_ = (
+        *INPUTS,
+        ("weight", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+        ("partial", ctypes.c_void_p),
+        ("maxima", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("scale_log2", ctypes.c_float),
+        ("heads", ctypes.c_int),
+        ("group", ctypes.c_int),
+        ("window", ctypes.c_int),
+        ("splits", ctypes.c_int),
+        ("pad", ctypes.c_int),
+    )
+
+
+def conv_attention_decode(
+    q_window: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    weight: Tensor,
+    *,
+    lengths: Tensor,
+    splits: int | str = "auto",
+    scale: float | None = None,
+    pad_key: str = "both",
+) -> Tensor:
+    """One decode step, `[B, Hq, 1, D]`, as `mta_kernels.conv_attention.conv_attention_decode` without pages.
+
+    `splits` blocks share a query head's keys, "auto" by `choose_splits`. Has no gradient. A length of 0 gives zeros;
+    nothing waits for the device. Raises ValueError or TypeError for arguments that do not fit or are refused.
+    """
+    check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key)
+    refuse(q_window, weight)
+    if splits != "auto" and not (isinstance(splits, int) and 1 <= splits <= MAX_SPLITS):
+        raise ValueError(f"splits is {splits!r}; expected 'auto' or a whole number from 1 to {MAX_SPLITS}")
+    q, k, v = (loadable(x.detach()) for x in (q_window, k_cache, v_cache))
+    batch, heads, window, head_dim = q.shape
+    count = choose_splits(batch, heads, k.shape[2], q.device) if splits == "auto" else int(splits)
+    shape, taps, lengths = (
+        Shape(q.dtype, head_dim, *weight.shape[1:]),
+        taps_of(weight),
+        lengths.to(torch.int32).contiguous(),
+    )
+    partial = torch.empty(batch * heads, count, head_dim, dtype=torch.float32, device=q.device)
+    maxima, sums = torch.empty(2, batch * heads, count, dtype=torch.float32, device=q.device)
+    out = torch.empty(batch, heads, 1, head_dim, dtype=q.dtype, device=q.device)
+    arguments = Arguments(
+        Rows.of(q), Rows.of(k), Rows.of(v), taps.data_ptr(), lengths.data_ptr(), partial.data_ptr(), maxima.data_ptr(),
+        sums.data_ptr(), out.data_ptr(), softmax_scale(scale, head_dim) * math.log2(math.e), heads,
+        heads // k.shape[1], window, count, key_padding(weight.shape[2], pad_key),
+    )  # fmt: skip
+    launch(shape, "decode.cu", "conv_attention_decode_split", count * heads * batch, q.device, arguments)
+    launch(shape, "decode.cu", "conv_attention_decode_combine", heads * batch, q.device, arguments)
+    return out
+
+
+def choose_splits(batch: int, heads: int, capacity: int, device: torch.device | str) -> int:
+    """Blocks that share the keys of a query head: as many as fill the GPU once, and no more than have a step to do."""
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    wanted = BLOCKS_PER_SM * multiprocessors // (batch * heads)
+    return max(1, min(wanted, -(-capacity // KEYS), MAX_SPLITS))

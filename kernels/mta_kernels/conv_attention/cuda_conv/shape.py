@@ -1,0 +1,129 @@
+"""What a shape needs of the kernels: constants, tiles, shared memory, machine code; and which shapes are refused."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mta_kernels.cuda import driver
+from mta_kernels.cuda.compiler import Source, machine_code, missing_package
+
+FOLDER = Path(__file__).parent
+HEADERS = ("instructions.cuh", "tiles.cuh", "products_mma.cuh", "products_fma.cuh")
+ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16", torch.float32: "float"}
+MAX_HEAD_DIM, MAX_TAPS = 128, 11
+OLDEST = (8, 0)  # the compute capability that has the instructions
+
+# As in tiles.cuh.
+THREADS, TILE = 128, 64
+SCORE_BYTES = (TILE + 8) * 72 * 4
+
+
+def unsupported(
+    *, device: torch.device | str, dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int
+) -> str | None:
+    """Why these kernels cannot run here, in a clause, or None if they can."""
+    return (
+        device_unsupported(torch.device(device))
+        or shape_unsupported(dtype, head_dim, query_taps, key_taps)
+        or missing_package()
+    )
+
+
+def device_unsupported(device: torch.device) -> str | None:
+    """Why a device has not what these kernels use, or None."""
+    if device.type != "cuda":
+        return f"its kernels need an NVIDIA GPU of sm_80 or later, not a {device.type} device"
+    if not torch.cuda.is_available():
+        return "PyTorch finds no CUDA GPU"
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < OLDEST:
+        return f"its kernels need sm_80 or later, and {torch.cuda.get_device_name(device)} is sm_{major}{minor}"
+    return None
+
+
+def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int) -> str | None:
+    """Why no GPU could run these, or None."""
+    if dtype not in ELEMENTS:
+        return f"dtype {dtype} is not float16, bfloat16 or float32"
+    if not 8 <= head_dim <= MAX_HEAD_DIM or head_dim % 8:
+        return f"head_dim {head_dim} is not a multiple of 8 from 8 to {MAX_HEAD_DIM}"
+    if query_taps > MAX_TAPS or key_taps > MAX_TAPS:
+        return f"{query_taps}x{key_taps} taps are outside 1x1 to {MAX_TAPS}x{MAX_TAPS} (query taps x key taps)"
+    return None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The constants of the sources, and what follows from them for a launch."""
+
+    dtype: torch.dtype
+    head_dim: int
+    query_taps: int
+    key_taps: int
+
+    @property
+    def forward_rows(self) -> int:
+        """Rows of out that a block computes."""
+        return TILE - (self.query_taps - 1)
+
+    @property
+    def backward_rows(self) -> int:
+        """Rows of dq that a block computes."""
+        return TILE - 2 * (self.query_taps - 1)
+
+    @property
+    def backward_columns(self) -> int:
+        """Rows of dk and dv that a block computes."""
+        return TILE - 2 * (self.key_taps - 1)
+
+    @property
+    def shared_memory(self) -> dict[str, int]:
+        """Bytes that a block of each source takes, as the source lays them out."""
+        size = self.dtype.itemsize
+        chunks = ceil(self.head_dim / (128 if size == 2 else 64))
+        chunk = ceil(self.head_dim / chunks / 16) * 16
+        tile = TILE * (chunk * size + 16)
+        taps = self.query_taps * ceil(self.key_taps / 4) * 16
+        backward = 3 * tile + 2 * SCORE_BYTES + 2 * taps + 2 * TILE * 4
+        keys = THREADS * (self.head_dim * size + 16)
+        decode = keys + 4 * (self.query_taps * (self.head_dim + THREADS) + THREADS) + taps + 16
+        return {
+            "forward.cu": 2 * tile + SCORE_BYTES + taps + TILE * 4,
+            "backward_q.cu": backward,
+            "backward_kv.cu": backward,
+            "decode.cu": decode,
+        }
+
+    def source(self, name: str, architecture: str) -> Source:
+        """The source `name` for "sm_80" and so on."""
+        constants = {
+            "ELEMENT": ELEMENTS[self.dtype],
+            "TENSOR_CORES": int(self.dtype.itemsize == 2),
+            "HEAD_DIM": self.head_dim,
+            "QUERY_TAPS": self.query_taps,
+            "KEY_TAPS": self.key_taps,
+        }
+        return Source(FOLDER / name, architecture, constants, {x: (FOLDER / x).read_text() for x in HEADERS})
+
+
+def launch(shape: Shape, name: str, kernel: str, blocks: int, device: torch.device, arguments: Any) -> None:
+    """Launch a kernel of the source `name` on PyTorch's current stream; compiled at the first call, in seconds."""
+    loaded = _kernel(shape, name, kernel, device.index)
+    driver.launch(loaded, (blocks, 1), THREADS, shape.shared_memory[name], device.index, arguments)
+
+
+@functools.cache
+def _kernel(shape: Shape, name: str, kernel: str, device: int) -> Any:
+    code = machine_code(shape.source(name, architecture(device)))
+    return driver.load(code, kernel, shape.shared_memory[name], device)
+
+
+def architecture(device: int) -> str:
+    """A device's, such as "sm_90"."""
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))

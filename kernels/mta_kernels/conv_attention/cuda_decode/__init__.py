@@ -1,0 +1,1 @@
+"""Decode in CUDA C++ for every NVIDIA GPU from sm_80 on: see decode.cu."""

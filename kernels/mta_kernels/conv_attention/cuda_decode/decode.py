@@ -1,0 +1,226 @@
+"""Launches decode.cu: which constants a shape takes, how many programs there are, scratch, and the one kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention.arguments import check_block_table, check_splits, key_padding, softmax_scale
+from mta_kernels.conv_attention.cuda_decode.arrivals import arrivals
+from mta_kernels.conv_attention.cuda_decode.geometry import (
+    ELEMENTS,
+    Geometry,
+    Plan,
+    choose_plan,
+    has_whole_chunks,
+)
+from mta_kernels.cuda import driver
+from mta_kernels.cuda.compiler import machine_code, missing_package
+
+HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(16, 257), 16, 31  # taps at most
+
+
+def decode_unsupported(
+    *, device: torch.device | str, dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int
+) -> str | None:
+    """Why the CUDA decode cannot run with these on this machine, or None if it can."""
+    return _platform_unsupported(device) or shape_unsupported(dtype, head_dim, query_taps, key_taps)
+
+
+@functools.cache
+def _platform_unsupported(device: torch.device | str) -> str | None:
+    device = torch.device(device)
+    if device.type != "cuda":
+        return f"the CUDA decode needs an NVIDIA GPU, not a {device.type} device"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return f"{torch.cuda.get_device_name(device)} is older than sm_80"
+    return missing_package()
+
+
+_platform_unsupported._dynamo_marked_constant = True  # type: ignore[attr-defined]  # for torch.compile: see operators.py
+
+
+def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int) -> str | None:
+    """Why no GPU could run these, or None."""
+    if dtype not in ELEMENTS:
+        return f"dtype {dtype} is not float16 or bfloat16"
+    if head_dim not in HEAD_DIMS:
+        return f"head_dim {head_dim} is outside {HEAD_DIMS.start} to {HEAD_DIMS.stop - 1}"
+    if query_taps > QUERY_TAPS or key_taps > KEY_TAPS:
+        return f"{query_taps}x{key_taps} taps are outside 1x1 to {QUERY_TAPS}x{KEY_TAPS} (query taps x key taps)"
+    return None
+
+
+class Rows(ctypes.Structure):
+    """`struct Rows` of layout.cuh."""
+
+    _fields_ = (
+        ("start", ctypes.c_void_p),
+        ("stride_batch", ctypes.c_int64),
+        ("stride_head", ctypes.c_int64),
+        ("stride_row", ctypes.c_int),
+        ("stride_number", ctypes.c_int),
+    )
+
+    @classmethod
+    def of(cls, x: Tensor) -> Rows:
+        batch, heads, row, number = x.stride()
+        return cls(x.data_ptr(), 2 * batch, 2 * heads, 2 * row, 2 * number)  # numbers of two bytes
+
+
+class Weight(ctypes.Structure):
+    """`struct Weight` of layout.cuh."""
+
+    _fields_ = (
+        ("start", ctypes.c_void_p),
+        ("stride_head", ctypes.c_int),
+        ("stride_query", ctypes.c_int),
+        ("stride_key", ctypes.c_int),
+        ("is_float", ctypes.c_int),
+    )
+
+
+class Lengths(ctypes.Structure):
+    """`struct Lengths` of work.cuh."""
+
+    _fields_ = (
+        ("start", ctypes.c_void_p),
+        ("stride", ctypes.c_int),
+        ("batch", ctypes.c_int),
+        ("kv_heads", ctypes.c_int),
+    )
+
+
+class Arguments(ctypes.Structure):
+    """`struct Arguments` of layout.cuh."""
+
+    _fields_ = (
+        ("q", Rows),
+        ("k", Rows),
+        ("v", Rows),
+        ("weight", Weight),
+        ("window", ctypes.c_int),
+        ("table", ctypes.c_void_p),
+        ("table_stride_batch", ctypes.c_int64),
+        ("table_stride_page", ctypes.c_int),
+        ("page_bits", ctypes.c_int),
+        ("lengths", Lengths),
+        ("group", ctypes.c_int),
+        ("programs", ctypes.c_int),
+        ("splits", ctypes.c_int),
+        ("factor", ctypes.c_float),
+        ("out", ctypes.c_void_p),
+        ("parts", ctypes.c_void_p),
+        ("statistics", ctypes.c_void_p),
+        ("arrived", ctypes.c_void_p),
+    )
+
+
+def conv_attention_decode_cuda(
+    q_window: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    weight: Tensor,
+    *,
+    lengths: Tensor,
+    scale: float | None = None,
+    pad_key: str = "both",
+    splits: int | str = "auto",
+    block_table: Tensor | None = None,
+) -> Tensor:
+    """`conv_attention_decode` by the CUDA kernel, for arguments already checked: `[B, Hq, 1, D]`.
+
+    With `splits="auto"` the keys of all sequences and KV heads are shared evenly among about one program a
+    multiprocessor, by the lengths on the device; a number shares each KV head's keys among so many programs. Caches of
+    any strides are read in place, those whose rows are not whole, aligned chunks of 16 bytes slowly. A length of 0
+    gives zeros. Nothing waits for the GPU: fit for a CUDA graph. Raises ValueError for splits or a block_table that do
+    not fit.
+    """
+    check_splits(splits)
+    if block_table is not None:
+        check_block_table(block_table, q_window, k_cache)
+    group = q_window.shape[1] // k_cache.shape[1]
+    plan = choose_plan(
+        q_window.dtype, q_window.shape[3], weight.shape[1], weight.shape[2], key_padding(weight.shape[2], pad_key),
+        group, block_table is not None, has_whole_chunks(k_cache) and has_whole_chunks(v_cache), q_window.device,
+    )  # fmt: skip
+    return launch_decode(
+        q_window, k_cache, v_cache, weight, lengths, block_table,
+        scale=softmax_scale(scale, q_window.shape[3]), splits=0 if splits == "auto" else int(splits), plan=plan,
+    )  # fmt: skip
+
+
+def launch_decode(
+    q_window: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    weight: Tensor,
+    lengths: Tensor,
+    block_table: Tensor | None,
+    *,
+    scale: float,
+    splits: int,
+    plan: Plan,
+) -> Tensor:
+    """Run the kernel as planned; `splits` is 0 for "auto"."""
+    batch, query_heads, window, head_dim = q_window.shape
+    kv_heads, device, geometry = k_cache.shape[1], q_window.device, plan.geometry
+    heads = geometry.heads * geometry.passes
+    if splits:
+        programs = batch * kv_heads * splits
+    else:
+        keys = k_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
+        programs = plan.programs_for(batch * kv_heads, keys)
+    blocks = programs * geometry.head_blocks
+    if geometry.aligned and not has_whole_chunks(q_window):
+        q_window = q_window.clone(memory_format=torch.contiguous_format)  # small
+    if lengths.dtype not in (torch.int32, torch.int64):
+        lengths = lengths.int()
+    out = torch.empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=device)
+    scratch = torch.empty(2 * blocks * heads, geometry.depth + 2, dtype=torch.float32, device=device)
+    arrived = arrivals(batch * kv_heads * geometry.head_blocks, device)
+    arguments = Arguments(
+        q=Rows.of(q_window), k=Rows.of(k_cache), v=Rows.of(v_cache),
+        weight=Weight(weight.data_ptr(), *weight.stride(), weight.dtype == torch.float32), window=window,
+        lengths=Lengths(lengths.data_ptr(), lengths.stride(0) * lengths.element_size() // 4, batch, kv_heads),
+        group=query_heads // kv_heads, programs=programs, splits=splits,
+        factor=scale * math.log2(math.e), out=out.data_ptr(), parts=scratch.data_ptr(),
+        statistics=scratch.data_ptr() + 2 * blocks * heads * geometry.depth * 4, arrived=arrived.data_ptr(),
+    )  # fmt: skip
+    if block_table is not None:
+        arguments.table = block_table.data_ptr()
+        arguments.table_stride_batch, arguments.table_stride_page = block_table.stride()
+        arguments.page_bits = k_cache.shape[2].bit_length() - 1
+    driver.launch(
+        kernel(geometry, device.index),
+        (blocks, 1),
+        32 * geometry.warps,
+        geometry.shared_memory,
+        device.index,
+        arguments,
+    )
+    return out
+
+
+def choose_splits(
+    batch: int, query_heads: int, kv_heads: int, length: int, dtype: torch.dtype, head_dim: int,
+    taps: tuple[int, int], device: torch.device,
+) -> int:  # fmt: skip
+    """The programs that share a KV head's keys with `splits="auto"`, where all lengths are equal; rounded up."""
+    plan = choose_plan(
+        dtype, head_dim, *taps, key_padding(taps[1], "both"), query_heads // kv_heads, False, True, device
+    )
+    return -(-plan.programs_for(batch * kv_heads, length) // (batch * kv_heads))
+
+
+@functools.cache
+def kernel(geometry: Geometry, device: int) -> Any:
+    """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
+    major, minor = torch.cuda.get_device_capability(device)
+    code = machine_code(geometry.source(f"sm_{major}{minor}"))
+    return driver.load(code, "cuda_decode", geometry.shared_memory, device)

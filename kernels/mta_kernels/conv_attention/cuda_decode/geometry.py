@@ -1,0 +1,154 @@
+"""The constants of decode.cu for a shape, and how many programs of it a GPU takes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mta_kernels.cuda.compiler import Source
+
+FOLDER = Path(__file__).parent
+INSTRUCTIONS = FOLDER.parents[1] / "attention"
+HEADERS = ("sm80_decode.cuh", "work.cuh", "layout.cuh", "stream.cuh", "fold.cuh", "merge.cuh")
+ELEMENTS = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+KEYS = 32  # of a warp's tile
+FEWEST_KEYS = 64  # a program: FEWEST_UNITS of work.cuh
+BYTES_AN_SM = 128 * 1024  # of buffers: enough on their way to keep the memory of an H200 busy
+MOST_OUT_COLUMNS = 256  # passes * depth, above which registers spill
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The constants of decode.cu.
+
+    A program has `passes` times `heads` query heads of a KV head; `head_blocks` programs have all of them.
+    """
+
+    dtype: torch.dtype
+    head_dim: int
+    query_taps: int
+    key_taps: int
+    pad: int
+    heads: int
+    passes: int
+    paged: bool
+    aligned: bool
+    warps: int
+    stages: int
+    head_blocks: int
+
+    @property
+    def depth(self) -> int:
+        return -(-self.head_dim // 16) * 16
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row in shared memory."""
+        return self.depth * 2 + 16
+
+    @property
+    def ring_bytes(self) -> int:
+        """The buffers of a program."""
+        return self.warps * self.stages * 2 * KEYS * self.row_bytes
+
+    @functools.cached_property
+    def shared_memory(self) -> int:
+        """Bytes a program takes, as layout.cuh lays them out."""
+        newest = self.query_taps - 1
+        padded_rows = -(-self.heads * self.key_taps // 16) * 16
+        scratch = max(padded_rows * (KEYS + 4) * 4, self.heads * self.depth * 4) + 8 * (KEYS * 2 + 16)
+        window = (self.heads * self.query_taps + newest) * self.row_bytes
+        preparation = window + self.heads * self.query_taps * (self.key_taps + newest) * 4
+        shared = self.ring_bytes + self.passes * padded_rows * self.row_bytes
+        shared += -(-max(self.warps * scratch, preparation) // 16) * 16
+        return shared + self.passes * self.heads * self.key_taps * newest * 4 + self.warps * self.heads * 8 + 4
+
+    def source(self, architecture: str) -> Source:
+        constants = {
+            "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.query_taps,
+            "KEY_TAPS": self.key_taps, "PAD": self.pad, "HEADS": self.heads, "PASSES": self.passes,
+            "PAGED": int(self.paged), "ALIGNED": int(self.aligned), "WARPS": self.warps, "STAGES": self.stages,
+            "HEAD_BLOCKS": self.head_blocks, "SHARED_BYTES": self.shared_memory,
+        }  # fmt: skip
+        headers = {name: (FOLDER / name).read_text() for name in HEADERS}
+        headers |= {name: (INSTRUCTIONS / name).read_text() for name in ("elements.cuh", "mma.cuh")}
+        return Source(FOLDER / "decode.cu", architecture, constants, headers)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A geometry, and how many programs run at once, `head_blocks` times each."""
+
+    geometry: Geometry
+    programs: int
+
+    def programs_for(self, batch_kv_heads: int, capacity: int) -> int:
+        """Programs that there can be work for, where a KV head has at most so many keys."""
+        return min(self.programs, max(1, batch_kv_heads * -(-capacity // FEWEST_KEYS)))
+
+
+@functools.cache
+def choose_plan(
+    dtype: torch.dtype,
+    head_dim: int,
+    query_taps: int,
+    key_taps: int,
+    pad: int,
+    group: int,
+    paged: bool,
+    aligned: bool,
+    device: torch.device,
+) -> Plan:
+    """The plan that reads the cache least often, and of these the one with the most warps and stages that fit.
+
+    Raises ValueError if nothing fits in the GPU's shared memory.
+    """
+    limit, multiprocessors = shared_memory_limit(device), multiprocessor_count(device)
+    for head_blocks in range(1, group + 1):
+        together = -(-group // head_blocks)
+        passes = -(-together // 8)
+        heads = -(-together // passes)
+        for warps, stages in _shapes(head_dim):
+            geometry = Geometry(
+                dtype, head_dim, query_taps, key_taps, pad, heads, passes, paged, aligned, warps, stages, head_blocks
+            )
+            if geometry.shared_memory > limit or (passes > 1 and passes * geometry.depth > MOST_OUT_COLUMNS):
+                continue
+            resident = (limit + 1024) // (geometry.shared_memory + 1024)
+            an_sm = max(1, min(resident, round(BYTES_AN_SM / geometry.ring_bytes)))
+            return Plan(geometry, max(1, an_sm * multiprocessors // head_blocks))
+    raise ValueError(
+        f"{query_taps}x{key_taps} taps and head_dim {head_dim} need more than the {limit} bytes of shared memory of "
+        "this GPU; backend='reference' needs none"
+    )
+
+
+def _shapes(head_dim: int) -> Iterator[tuple[int, int]]:
+    """Warps and stages, the best first."""
+    if head_dim <= 128:
+        yield from ((4, stages) for stages in range(4 if head_dim <= 64 else 2, 1, -1))
+        yield (3, 2)
+    yield from ((2, 2), (1, 2), (1, 1))
+
+
+def has_whole_chunks(x: Tensor) -> bool:
+    """Whether rows of numbers of two bytes are contiguous, and begin and end at multiples of 16 bytes."""
+    batch, heads, row, number = x.stride()
+    return number == 1 and not (batch | heads | row | x.shape[3]) % 8 and not x.data_ptr() % 16
+
+
+@functools.cache
+def shared_memory_limit(device: torch.device) -> int:
+    """Bytes of shared memory that a program may take."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
+
+
+@functools.cache
+def multiprocessor_count(device: torch.device) -> int:
+    """Streaming multiprocessors."""
+    return torch.cuda.get_device_properties(device).multi_processor_count

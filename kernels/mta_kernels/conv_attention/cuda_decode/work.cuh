@@ -1,0 +1,115 @@
+// Which program reads which keys of decode.cu.
+//
+// The keys of all (sequence, KV head) lie in a row, in units of UNIT keys, and each program takes an equal run of them:
+// its end of one head, any number of whole heads, its start of another. So programs are equally long however lengths
+// differ, and lengths are read here, on the device. With `splits`, a head's keys are instead shared by that many
+// programs, which have no other head.
+#pragma once
+
+constexpr unsigned UNIT = 16;         // keys
+constexpr unsigned FEWEST_UNITS = 4;  // a program; where there are fewer keys, not all programs work
+
+struct Lengths {
+    const int* start;  // the lower halves of int64 are int32 too
+    int stride, batch, kv_heads;
+
+    DEVICE int of(int sequence) const { return start[(int64_t)sequence * stride]; }
+    // A sequence without tokens has a unit too, so that somebody writes its zeros.
+    DEVICE unsigned units(int sequence) const { return max(1u, (of(sequence) + UNIT - 1) / UNIT); }
+};
+
+struct Segment {  // what a program has of one head
+    int sequence, kv_head, length;
+    int start, stop;              // keys
+    bool whole;                   // all of the head's keys
+    unsigned first_unit, units;   // of the head, in the row of all
+    int first_program, programs;  // that share the head's keys, so many from the first on: once counted
+};
+
+struct Work {
+    Lengths lengths;
+    unsigned program, splits;  // splits is 0 where programs take runs
+    unsigned share, extra;     // units of a program; the first `extra` have one more
+    unsigned end;              // of this program's units
+    Segment segment;           // what is to do next
+
+    DEVICE unsigned first_unit(unsigned of_program) const { return of_program * share + min(of_program, extra); }
+    DEVICE unsigned program_of(unsigned unit) const {
+        const unsigned in_longer = extra * (share + 1);
+        return unit < in_longer ? unit / (share + 1) : extra + (unit - in_longer) / share;
+    }
+
+    // False if there is nothing to do for this program. All threads of a warp ask.
+    DEVICE bool begin(const Lengths& all, unsigned this_program, unsigned programs, unsigned of_splits) {
+        lengths = all, program = this_program, splits = of_splits;
+        if (splits) {
+            const unsigned head = program / splits, split = program % splits;
+            segment.sequence = head / lengths.kv_heads, segment.kv_head = head % lengths.kv_heads;
+            const unsigned units = lengths.units(segment.sequence), each = (units + splits - 1) / splits;
+            end = min(split * each + each, units);
+            set_segment(0, units, min(split * each, units));
+            return true;
+        }
+        const unsigned lane = threadIdx.x % 32, kv_heads = lengths.kv_heads;
+        unsigned of_head = 0;  // all units of a KV head
+#pragma unroll 1
+        for (unsigned i = lane; i < lengths.batch; i += 32) of_head += lengths.units(i);
+        of_head = __reduce_add_sync(~0u, of_head);
+        const unsigned total = of_head * kv_heads, working = min(programs, max(1u, total / FEWEST_UNITS));
+        if (program >= working) return false;
+        share = total / working, extra = total - share * working;
+        const unsigned start = first_unit(program);
+        end = first_unit(program + 1);
+        unsigned before = 0;  // of a KV head
+        segment.sequence = lengths.batch == 1 ? 0 : find(start / kv_heads, before, of_head);
+        segment.kv_head = (start - before * kv_heads) / of_head;
+        set_segment(before * kv_heads + segment.kv_head * of_head, of_head, start);
+        return true;
+    }
+    // The sequence that has this unit of a KV head, how many units it has, and those before it.
+    DEVICE int find(unsigned unit, unsigned& before, unsigned& units) const {
+        const unsigned lane = threadIdx.x % 32;
+        for (unsigned first = 0;; first += 32) {
+            const unsigned of_lane = first + lane < lengths.batch ? lengths.units(first + lane) : 0;
+            unsigned sum = of_lane;
+#pragma unroll
+            for (int back = 1; back < 32; back *= 2) {
+                const unsigned other = __shfl_sync(~0u, sum, max((int)lane - back, 0));
+                if (lane >= back) sum += other;
+            }
+            const int shorter = __popc(__ballot_sync(~0u, before + sum <= unit));
+            if (shorter < 32) {
+                before += __shfl_sync(~0u, sum - of_lane, shorter);
+                units = __shfl_sync(~0u, of_lane, shorter);
+                return first + shorter;
+            }
+            before += __shfl_sync(~0u, sum, 31);
+        }
+    }
+    DEVICE void set_segment(unsigned first_unit, unsigned units, unsigned first) {
+        segment.length = lengths.of(segment.sequence);
+        segment.first_unit = first_unit, segment.units = units;
+        segment.whole = first == first_unit && end >= first_unit + units;
+        const unsigned last = min(end, first_unit + units);
+        segment.start = min((int)((first - first_unit) * UNIT), segment.length);
+        segment.stop = min((int)((last - first_unit) * UNIT), segment.length);
+    }
+    // Go on to the next head; false if there is nothing left.
+    DEVICE bool advance() {
+        const unsigned next = segment.first_unit + segment.units;
+        if (splits || next >= end) return false;
+        if (++segment.kv_head == lengths.kv_heads) segment.kv_head = 0, segment.sequence++;
+        set_segment(next, lengths.units(segment.sequence), next);
+        return true;
+    }
+
+    DEVICE void count_sharers(Segment& of) const {
+        of.first_program = program, of.programs = 1;
+        if (splits) {
+            of.first_program = program / splits * splits, of.programs = splits;
+        } else if (!of.whole) {
+            of.first_program = program_of(of.first_unit);
+            of.programs = program_of(of.first_unit + of.units - 1) - of.first_program + 1;
+        }
+    }
+};

@@ -1,0 +1,205 @@
+"""The command `memory`: what implementations store and move, beside what a tile takes, and where memory ends."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from mtabench import memory_tables as tables
+from mtabench.axes import short
+from mtabench.case import Case
+from mtabench.errors import UsageError
+from mtabench.memory import longest_seq
+from mtabench.memory_tables import Row
+from mtabench.model.devices import Device, find_device
+from mtabench.model.on_chip import tile_of
+from mtabench.model.predict import unmodelled
+from mtabench.model.rungs import RUNGS
+from mtabench.model.storage import storage_of
+from mtabench.outputs import check_output, written
+from mtabench.plan import Options, make_plan
+from mtabench.registry import find
+from mtabench.table import make_console
+
+WITHOUT_GPU = "h200"
+UNITS = {"": 1, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+TRAFFIC = (
+    "through memory: what a kernel reads comes from there once, and from the caches when it is read again; "
+    "implementations that are not modelled are left out"
+)
+
+
+def show_memory(
+    pass_: str, device_name: str | None, memory: str | None, measure: bool, csv: Path | None, json: Path | None,
+    overwrite: bool, **typed: Any,
+) -> None:  # fmt: skip
+    """Print what the cells of these axes store and move; with `measure` also what PyTorch traces on this GPU."""
+    bytes_given = None if memory is None else parse_bytes(memory)
+    outputs = {"--csv": csv, "--json": json}
+    _check_outputs(outputs, overwrite)
+    if typed["batch"] is None and typed["tokens"] is None:
+        typed["batch"] = "1"
+    plan = make_plan(Options(pass_, **typed), device="cuda")
+    device, bytes_there, source = _device(device_name, measure)
+    limit = bytes_given or bytes_there
+    impossible = {case: reason for case in plan.cases if (reason := _impossible(case, device))}
+    cases = dict.fromkeys(_as_it_runs(case) for case in plan.cases if case not in impossible)
+    rows = [_row(case, device, limit) for case in cases]
+    if not rows:
+        raise UsageError("; ".join(dict.fromkeys(f"{case.impl}: {reason}" for case, reason in impossible.items())))
+    console = make_console()
+    _say(console, f"{plan.pass_} on {source}; memory: {tables.gigabytes(limit)}")
+    if measure:
+        rows = _traced(rows)
+    _show(console, rows, by_tokens=typed["tokens"] is not None, measured=measure)
+    for text in dict.fromkeys(f"{case.label}: {reason}" for case, reason in impossible.items()):
+        _say(console, text)
+    for option, path in outputs.items():
+        if path is not None:
+            text = tables.csv_text(rows) if option == "--csv" else tables.json_text(rows)
+            with written(path) as file:
+                file.write(text.encode())
+            _say(console, f"{option.removeprefix('--')}: {path}")
+
+
+def parse_bytes(text: str) -> float:
+    """The bytes in a text such as 80GB, 24GiB or 141e9; raises UsageError."""
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?(?:e\d{1,2})?)\s*([a-z]*)", text.strip(), re.IGNORECASE | re.ASCII)
+    if not match or match[2].upper() not in UNITS:
+        raise UsageError(f"--memory cannot read {text!r}; expected a size such as 80GB, 24GiB or 512MB")
+    found = float(match[1]) * UNITS[match[2].upper()]
+    if not 1e6 <= found <= 1e15:
+        raise UsageError(f"--memory {text} is {found:.3g} bytes; expected 1MB to 1000TB")
+    return found
+
+
+def _device(name: str | None, measure: bool) -> tuple[Device | None, float, str]:
+    """The device whose kernels are meant, its memory, and both in words.
+
+    That is the one named, or this machine's GPU (None if its limits are not known), or one that stands for those that
+    are not there. Raises UsageError for `measure` where it could not.
+    """
+    here = torch.cuda.is_available()
+    if measure and (name is not None or not here):
+        why = "the device that --device-name names may be another" if here else "PyTorch finds none here"
+        raise UsageError(f"--measure traces calls on this machine's GPU, and {why}; leave one of the options away")
+    if name is not None or not here:
+        device = find_device(name or WITHOUT_GPU)
+        said = device.name if name else f"{device.name}, since there is no GPU here (--device-name names another)"
+        return device, device.memory_bytes, said
+    name = torch.cuda.get_device_name()
+    try:
+        found: Device | None = find_device(name)
+    except UsageError:
+        found = None
+    said = name if found else f"{name}, whose limits are not known: tiles are not shown"
+    return found, _memory_here(), said
+
+
+def _memory_here() -> float:
+    return float(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+
+
+def _as_it_runs(case: Case) -> Case:
+    """The case on a CPU, or in float32, if the implementation knows nothing else."""
+    if case.impl in RUNGS and RUNGS[case.impl].float32:
+        case = replace(case, dtype="fp32")
+    return case if "cuda" in find(case.impl).devices else replace(case, device="cpu")
+
+
+def _impossible(case: Case, device: Device | None) -> str | None:
+    """Why an implementation never runs a cell on this device, as far as that is known here, or None."""
+    implementation = find(case.impl)
+    if case.pass_ not in implementation.passes:
+        return f"has no {case.pass_} pass"
+    return unmodelled(case, device) if case.impl == "hopper" else None
+
+
+def _row(case: Case, device: Device | None, limit: float) -> Row:
+    return Row(
+        case=case,
+        tile=tile_of(case, device) if device else None,
+        storage=storage_of(case),
+        memory=limit,
+        longest=longest_seq(case, find(case.impl).work, limit, multiple=1),
+    )
+
+
+def _traced(rows: Sequence[Row]) -> list[Row]:
+    """The rows with their traced peaks, with what it works on on standard error."""
+    from mtabench.traced_peak import traced_peak
+
+    console = Console(stderr=True)
+    found = []
+    with console.status("tracing") as status:
+        for number, row in enumerate(rows, start=1):
+            line = f"[{number}/{len(rows)}] {row.case.label} at {short(row.case.seq)}"
+            if console.is_terminal:
+                status.update(line)
+            else:
+                print(line, file=sys.stderr, flush=True)
+            traced, reason = traced_peak(row.case)
+            found.append(replace(row, traced=traced, reason=reason))
+    return found
+
+
+def _show(console: Console, rows: Sequence[Row], by_tokens: bool, measured: bool) -> None:
+    """The tables of each shape, then what is to be said of all of them."""
+
+    def shape(row: Row) -> tuple:
+        case = row.case
+        return case.head_dim, case.heads, case.kv_heads, 0 if by_tokens else case.batch
+
+    for _, group in groupby(sorted(rows, key=shape), key=shape):
+        of_shape = list(group)
+        _say(console, "")
+        console.print(_title(of_shape), style="bold", markup=False, highlight=False, soft_wrap=True)
+        for title, table in tables.tables(of_shape, measured):
+            _say(console, title)
+            console.print(table)
+            _say(console, "")
+    _say(console, TRAFFIC)
+    of_host = list(dict.fromkeys(row.case.impl for row in rows if row.case.device == "cpu"))
+    if of_host:
+        _say(console, f"in the host's memory, held against the same limit: {', '.join(of_host)}")
+    for text in dict.fromkeys(f"{row.case.label}: {row.reason}" for row in rows if row.reason):
+        _say(console, text)
+    if not measured and torch.cuda.is_available():
+        _say(console, "next: --measure traces the peaks on this GPU, beside those of the model")
+
+
+def _title(rows: Sequence[Row]) -> str:
+    case = rows[0].case
+    batches = list(dict.fromkeys(row.case.batch for row in sorted(rows, key=lambda row: row.case.seq)))
+    convs = list(dict.fromkeys(row.case.taps for row in rows if row.case.taps))
+    grouped = f" (KV {case.kv_heads})" if case.kv_heads != case.heads else ""
+    batch = f"batch {batches[0]}" + (f" to {batches[-1]}" if len(batches) > 1 else "")
+    words = [
+        ", ".join(dict.fromkeys(row.case.dtype for row in rows)),
+        batch,
+        f"{case.heads} heads{grouped} of {case.head_dim}",
+    ]
+    words += [f"conv {', '.join(convs)}"] if convs else []
+    words += [] if case.causal else ["not causal"]
+    return ", ".join(words)
+
+
+def _check_outputs(outputs: Mapping[str, Path | None], overwrite: bool) -> None:
+    paths = [path for path in outputs.values() if path is not None]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UsageError(f"--csv and --json both name {paths[0]}; give two names")
+    for option, path in outputs.items():
+        if path is not None:
+            check_output(path, [], overwrite, option)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, markup=False, highlight=False)

@@ -1,0 +1,197 @@
+"""What `memory` prints and writes: a row a cell, as tables with a column a length, as CSV and as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from mtabench.axes import short
+from mtabench.case import Case
+from mtabench.model.storage import Storage
+from mtabench.results import KEY_COLUMNS, key_of, text_of
+from mtabench.table import plain_table, significant
+
+SCHEMA_VERSION = 1
+PARTS = ("queries", "keys", "values", "scores", "statistics", "accumulator")
+COLUMNS = (
+    *KEY_COLUMNS, "score_matrix_bytes", *(f"tile_{part}_bytes" for part in PARTS), "tile_bytes", "stored_scores_bytes",
+    "peak_bytes", "input_bytes", "memory_bytes", "fits", "longest_seq", "traffic_bytes", "executed_flops",
+    "flops_per_byte", "traced_peak_bytes", "reason",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A cell: bytes of its tile by part (None without), what it stores and moves, whether it fits `memory` bytes.
+
+    `longest` is the longest sequence that fits with its batch; `traced` the peak beyond its inputs, None where it was
+    not traced, for the reason given or because nobody asked.
+    """
+
+    case: Case
+    tile: dict[str, int] | None
+    storage: Storage
+    memory: float
+    longest: int
+    traced: int | None = None
+    reason: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether inputs and peak are at most the memory."""
+        return self.storage.needed <= self.memory
+
+    @property
+    def of_head(self) -> float:
+        """Bytes of the score matrix of one head."""
+        return self.storage.score_matrix / (self.case.batch * self.case.heads)
+
+
+def tables(rows: Sequence[Row], measured: bool) -> Iterator[tuple[str, Table]]:
+    """What is shown of the cells of a shape: titles and tables."""
+    if any(row.tile for row in rows):
+        yield "one tile on the chip in KiB, and how many times a head's score matrix is as large", _tiles(rows)
+    limit = gigabytes(rows[0].memory)
+    yield f"bytes that a call takes with its inputs (! is more than {limit}), and the longest that fits", _needed(rows)
+    if any(row.storage.traffic for row in rows):
+        yield "bytes through memory", _filled(rows, lambda row: _known(row.storage.traffic, _size))
+        yield "FLOP for each of them", _filled(rows, lambda row: _known(row.storage.intensity, _number))
+    if measured:
+        yield "bytes beyond the inputs, traced and by the model", _traced(rows)
+
+
+def _tiles(rows: Sequence[Row]) -> Table:
+    """Parts of the tile of each implementation, anew where they change with the length."""
+    tiled = [(name, [row for row in line if row.tile]) for name, line in _lines(rows)]
+    longest = max(row.case.seq for _, line in tiled for row in line)
+    table = plain_table("", (*PARTS, "all", f"at {short(longest)}"))
+    for name, line in tiled:
+        scores = next((row.of_head for row in line if row.case.seq == longest), 0.0)
+        for before, row in zip([None, *line], line, strict=False):
+            tile = row.tile or {}
+            if before is None or before.tile != tile:
+                total = sum(tile.values())
+                numbers = [_kib(tile[part]) if part in tile else "" for part in PARTS]
+                at = f" from {short(row.case.seq)}" if before else ""
+                table.add_row(name + at, *numbers, _kib(total), f"{_number(scores / total)}x")
+    return table
+
+
+def _needed(rows: Sequence[Row]) -> Table:
+    """Peaks with inputs, in red where they do not fit; the first such length and the last that fits."""
+    table = _by_length(rows, "too long", "fits")
+    matrices = {(row.case.dtype, row.case.seq): _size(row.storage.score_matrix) for row in rows}
+    lengths, dtypes = sorted({seq for _, seq in matrices}), sorted({dtype for dtype, _ in matrices})
+    for dtype in dtypes:
+        sizes = (matrices.get((dtype, seq), "") for seq in lengths)
+        table.add_row(f"(score matrix{f' {dtype}' if len(dtypes) > 1 else ''})", *sizes, "", "", style="dim")
+    for name, line in _lines(rows):
+        cells = [
+            Text(_size(row.storage.needed) + ("" if row.fits else "!"), style="" if row.fits else "red") for row in line
+        ]
+        too_long = next((short(row.case.seq) for row in line if not row.fits), "")
+        table.add_row(name, *cells, too_long, str(line[-1].longest))
+    return table
+
+
+def _traced(rows: Sequence[Row]) -> Table:
+    """Two lines an implementation, none for those that were not traced."""
+    table = _by_length(rows)
+    for name, line in _lines(rows):
+        if any(row.traced is not None for row in line):
+            table.add_row(name, *(_known(row.traced, _size) for row in line))
+            table.add_row("  by the model", *(_size(row.storage.beyond) for row in line), style="dim")
+    return table
+
+
+def csv_text(rows: Iterable[Row]) -> str:
+    """The rows as CSV, empty where nothing is known."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in rows:
+        writer.writerow([*key_of(row.case), *(text_of(value) for value in _values(row))])
+    return text.getvalue()
+
+
+def json_text(rows: Sequence[Row]) -> str:
+    """The rows as JSON, one a line, without what is not known."""
+    lines = []
+    for row in rows:
+        key = [getattr(row.case, "pass_" if name == "pass" else name) for name in KEY_COLUMNS]
+        named = zip(COLUMNS, [*key, *_values(row)], strict=True)
+        lines.append(json.dumps({name: value for name, value in named if value not in (None, "")}))
+    body = ",\n".join(f"    {line}" for line in lines)
+    return f'{{\n  "schema_version": {SCHEMA_VERSION},\n  "cells": [\n{body}\n  ]\n}}\n'
+
+
+def gigabytes(count: float) -> str:
+    """Bytes as people speak of memory."""
+    return f"{count / 1e9:.4g} GB"
+
+
+def _values(row: Row) -> list[Any]:
+    """A row from its score matrix on, whole numbers as such."""
+    tile, storage = row.tile or {}, row.storage
+    return [
+        storage.score_matrix, *(tile.get(part) for part in PARTS), sum(tile.values()) or None, storage.scores,
+        storage.beyond, storage.inputs, int(row.memory), row.fits, row.longest,
+        None if storage.traffic is None else int(storage.traffic), storage.flops, storage.intensity, row.traced,
+        row.reason,
+    ]  # fmt: skip
+
+
+def _lines(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """The rows of each implementation, by length; convolutions and dtypes apart, and named where there are several."""
+    convs, dtypes = ({getattr(row.case, name) for row in rows} - {""} for name in ("taps", "dtype"))
+
+    def label(case: Case) -> str:
+        words = [case.label, case.taps if len(convs) > 1 else "", case.dtype if len(dtypes) > 1 else ""]
+        return " ".join(filter(None, words))
+
+    lines: dict[str, list[Row]] = {label(row.case): [] for row in rows}
+    for row in sorted(rows, key=lambda row: row.case.seq):
+        lines[label(row.case)].append(row)
+    return list(lines.items())
+
+
+def _by_length(rows: Sequence[Row], *more: str) -> Table:
+    return plain_table("", (*(short(seq) for seq in sorted({row.case.seq for row in rows})), *more))
+
+
+def _filled(rows: Sequence[Row], cell: Callable[[Row], str]) -> Table:
+    """A line an implementation, none for those of which nothing is known."""
+    table = _by_length(rows)
+    for name, line in _lines(rows):
+        cells = [cell(row) for row in line]
+        if any(cells):
+            table.add_row(name, *cells)
+    return table
+
+
+def _known(value: float | None, shown: Callable[[float], str]) -> str:
+    return "" if value is None else shown(value)
+
+
+def _number(value: float) -> str:
+    return significant(value, 3)
+
+
+def _kib(count: int) -> str:
+    return significant(count / 1024, 3)
+
+
+def _size(count: float) -> str:
+    """Bytes in thousands, millions and so on: 8.39M."""
+    for unit in ("", "K", "M", "G"):
+        if count < 999.5:
+            return f"{significant(count, 3)}{unit}"
+        count /= 1000
+    return f"{significant(count, 3)}T"

@@ -1,0 +1,157 @@
+"""The Hopper kernels of conv attention, counted from kernels/mta_kernels/conv_attention/hopper (see its README).
+
+A warpgroup works on 64 rows, of which some only feed the convolution, by tiles of 64 keys. Its products read most
+operands from shared memory, the convolution's scores once a tap: that is the nearest limit. Names are the kernels'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from mtabench.case import BYTES_PER_ELEMENT, Case
+from mtabench.model import fused
+from mtabench.model.kernel import Kernel, scores
+
+# What the kernels reach of the peak of shared memory, calibrated on first times of an H200, before tuning. Forward: not
+# every softmax runs while another warpgroup multiplies; Nsight Compute saw 70 % there (64 heads of 64, 4096 tokens).
+# Backward: each of five products is waited for, and two warpgroups an SM fill few of these waits.
+FORWARD_SHARED_SHARE, BACKWARD_SHARED_SHARE = 0.70, 0.43
+# A block is alone on its SM: nothing hides its first copies, its taps and zeros, and its last rows.
+BLOCK_START_S = 12e-6
+
+ROWS, KEYS, STEP = 64, 64, 16  # rows and keys of a tile, depth of one product
+OWN_ROWS, BACKWARD_WARPGROUPS, CHUNK_ROWS, PITCH_MARGIN = 48, 2, 1920, 112  # of the backward
+CARRIED, BACK_COLUMNS = 16, 24  # columns of scores that stay for the next tile; columns of the weight's product
+MOST_VALUES, MOST_BACKWARD = 128, 128  # columns of v a block; head dims of the backward
+MOST_TAPS = (8, 17)
+HALF, FLOAT = 2, 4
+
+
+class Product(NamedTuple):
+    """`times` products of 64 rows with so many columns, so deep; A comes from shared memory or from registers."""
+
+    columns: int
+    depth: int
+    times: int = 1
+    in_registers: bool = False
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of all of them."""
+        return self.times * ROWS * self.columns * self.depth
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of operands that all of them read."""
+        return self.times * (ROWS * (not self.in_registers) + self.columns) * self.depth * HALF
+
+
+def forward_warpgroups(head_dim: int) -> int:
+    """Warpgroups of a block of the forward that multiply."""
+    return 3 if head_dim <= 64 else 2
+
+
+def forward(case: Case, sm_count: int) -> list[Kernel]:
+    """The launches of a forward."""
+    taps, warpgroups = case.conv_q or 1, forward_warpgroups(case.head_dim)
+    parts = -(-case.head_dim // MOST_VALUES)  # blocks that share the columns of v, each with all scores
+    values, own = case.head_dim // parts, ROWS - (taps - 1)
+    heads = case.batch * case.heads * parts
+    tiles = heads * _tiles(case, own, _left(case))
+    products = (
+        Product(KEYS, _steps(case.head_dim), in_registers=warpgroups == 2 and parts == 1),
+        Product(2 * STEP, STEP, times=KEYS // STEP, in_registers=True),  # scores as they are, then shifted by rows
+        Product(2 * STEP, STEP, times=KEYS // STEP * (taps - 1)),
+        Product(values, KEYS, in_registers=True),
+    )
+    copied = KEYS * (case.head_dim + values) * BYTES_PER_ELEMENT[case.dtype] / warpgroups  # keys and values
+    stored = ROWS * KEYS * HALF  # scores
+    queries, keys = _bytes(case)
+    kernel = replace(
+        _tile_kernel("hopper_forward", tiles, products, stored + copied),
+        shared_share=FORWARD_SHARED_SHARE,
+        l2_bytes=tiles * copied,
+        memory_bytes=2 * queries + 2 * keys,
+        waves=heads * -(-case.seq // (warpgroups * own)) / sm_count,
+    )
+    return [Kernel("hopper_prepare", memory_bytes=keys, memory_share=fused.SMALL_SHARE), kernel]
+
+
+def backward(case: Case, sm_count: int) -> list[Kernel]:
+    """The launches of a backward; of head dims above MOST_BACKWARD it is the Triton kernels'."""
+    element, heads, chunks = BYTES_PER_ELEMENT[case.dtype], case.batch * case.heads, -(-case.seq // CHUNK_ROWS)
+    queries, keys = _bytes(case)
+    tiles = heads * _tiles(case, OWN_ROWS, CARRIED)
+    products = (
+        Product(KEYS, _steps(case.head_dim), times=2),  # scores, and the probabilities' gradient
+        Product(2 * STEP, STEP, times=2 * (KEYS // STEP) * (case.conv_q or 1)),  # convolution, and its transpose
+        Product(BACK_COLUMNS, STEP, times=KEYS // 8 * (OWN_ROWS // STEP)),  # the weight's gradient
+        Product(case.head_dim, KEYS, in_registers=True),  # dq
+    )
+    copied = 3 * KEYS * case.head_dim * element / BACKWARD_WARPGROUPS  # values, and keys twice
+    stored = 2 * (ROWS * KEYS + 2 * ROWS * CARRIED) * HALF  # scores and dc; their last columns are moved
+    written = tiles * 2 * OWN_ROWS * KEYS * element  # p and ds
+    block_rows = BACKWARD_WARPGROUPS * OWN_ROWS
+    rows = replace(
+        _tile_kernel("hopper_backward", tiles, products, stored + copied),
+        launches=chunks,
+        shared_share=BACKWARD_SHARED_SHARE,
+        l2_bytes=tiles * copied + written,
+        memory_bytes=3 * queries + 2 * keys + written,
+        memory_share=fused.STREAM_SHARE,
+        waves=heads * -(-case.seq // block_rows) / sm_count,
+    )
+    read = heads * scores(case.seq, fused.ALIGNED, fused.ALIGNED, case.causal)  # scores of p, and of ds
+    ends = [min(case.seq, (chunk + 1) * CHUNK_ROWS) if case.causal else case.seq for chunk in range(chunks)]
+    sum_rows = heads * (sum(ends) + sum(ends[:-1]))  # written once a chunk, read again by the next
+    product = fused.score_product("", read, case.head_dim, element, chunks, block_n=128)
+    product = replace(product, memory_bytes=product.memory_bytes + queries + sum_rows * case.head_dim * FLOAT)
+    scratch_rows = min(CHUNK_ROWS, -(-case.seq // block_rows) * block_rows)
+    return [
+        Kernel("hopper_prepare", memory_bytes=2 * (queries + keys), memory_share=fused.SMALL_SHARE),
+        Kernel("zeros of p and ds", memory_bytes=2 * heads * scratch_rows * (case.seq + PITCH_MARGIN) * element),
+        rows,
+        replace(product, name="_transposed_product to dv"),
+        replace(product, name="_transposed_product to dk"),
+        Kernel(
+            "to the dtype of q", launches=2, memory_bytes=2 * (queries // element * FLOAT + keys),
+            memory_share=fused.SMALL_SHARE,
+        ),
+    ]  # fmt: skip
+
+
+def _tile_kernel(name: str, tiles: int, products: Sequence[Product], other_bytes: float) -> Kernel:
+    """A kernel of so many tiles, each with these products, and so many other bytes of shared memory."""
+    return Kernel(
+        name,
+        macs=tiles * sum(product.macs for product in products),
+        exponentials=tiles * ROWS * KEYS,
+        shared_bytes=tiles * (sum(product.shared_bytes for product in products) + other_bytes),
+        wave_s=BLOCK_START_S,
+    )
+
+
+def _tiles(case: Case, own: int, beyond: int) -> int:
+    """Tiles of a head, over its warpgroups of `own` rows; c ends up to `beyond` columns before the scores."""
+    if not case.causal:
+        return -(-case.seq // own) * -(-(case.seq + beyond) // KEYS)
+    return sum(-(-(min(first + own, case.seq) + beyond) // KEYS) for first in range(0, case.seq, own))
+
+
+def _left(case: Case) -> int:
+    """Columns of c left of the scores that they touch: the taps ahead of a key, in slabs of 8."""
+    others = (case.conv_k or 1) - 1
+    return -(-(others - others // 2) // 8) * 8
+
+
+def _steps(head_dim: int) -> int:
+    """The head dim in whole steps of a product."""
+    return -(-head_dim // STEP) * STEP
+
+
+def _bytes(case: Case) -> tuple[int, int]:
+    """Of q, and of k."""
+    row = case.seq * case.head_dim * BYTES_PER_ELEMENT[case.dtype]
+    return case.batch * case.heads * row, case.batch * case.kv_heads * row

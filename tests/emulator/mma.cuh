@@ -1,0 +1,130 @@
+// A CPU's twin of mta_kernels/attention/mma.cuh; see device.cuh here.
+//
+// It is included within a namespace, with the kernel, so that it may take names of device.cuh. Copies happen at a random
+// moment between their commit and the wait for them. What eight threads load together must come from all banks: a
+// conflict, which only makes a GPU slower, is an error.
+#pragma once
+#include <elements.cuh>
+
+template <class Element> uint32_t pack(float first, float second) {
+    return (uint32_t)from_float<Element>(second).bits << 16 | from_float<Element>(first).bits;
+}
+inline float reciprocal_fast(float x) { return 1 / x; }
+inline int thread_index() { return threadIdx.x; }
+inline int block_index() { return blockIdx.x; }
+
+namespace whole_warp {
+
+// One time in so many, this thread's warp falls behind the others.
+inline void may_fall_behind(int times) {
+    if (emulator::self->thread % 32 || emulator::random_bits() % times) return;
+    for (int turns = emulator::random_bits() % 256; turns > 0; turns--) {
+        emulator::progress++;
+        emulator::yield();
+    }
+}
+
+}  // namespace whole_warp
+
+inline void copy_async(uint32_t destination, const void* source, bool inside) {
+    if (destination % 16 || (uintptr_t)source % 16) emulator::failure = "a copy is not aligned";
+    emulator::self->issued.push_back([=] {
+        uint4 bytes = {0, 0, 0, 0};
+        if (inside) std::memcpy(&bytes, source, 16);
+        store_shared(destination, bytes);
+    });
+}
+template <int Pending> void copies_wait() {
+    whole_warp::may_fall_behind(2);
+    auto& groups = emulator::self->groups;
+    for (; (int)groups.size() > Pending; groups.pop_front())
+        for (auto& copy : groups.front()) copy();
+}
+inline void copies_commit() {
+    emulator::Fiber& fiber = *emulator::self;
+    fiber.groups.push_back(std::move(fiber.issued));
+    fiber.issued.clear();
+    if (!emulator::coin()) return;
+    for (auto& group : fiber.groups) {
+        for (auto& copy : group) copy();
+        group.clear();
+    }
+}
+
+namespace whole_warp {
+
+// What the threads of a warp bring to an instruction that they execute together.
+struct Brought {
+    uint32_t a[4], b[2];
+    uint32_t address;
+    void* result;
+};
+inline Brought brought[emulator::MOST_THREADS / 32][32];
+inline int arrived[emulator::MOST_THREADS / 32];
+
+// The last thread of a warp to come executes the instruction for all of them.
+template <class Instruction> void together(const Brought& mine, Instruction instruction) {
+    const int thread = emulator::self->thread, warp = thread / 32;
+    may_fall_behind(256);
+    brought[warp][thread % 32] = mine;
+    if (++arrived[warp] == 32) {
+        arrived[warp] = 0;
+        instruction(brought[warp]);
+    }
+    emulator::meet(300 + warp, 0, 32);
+}
+
+inline uint16_t shared_number(uint32_t address) {
+    uint16_t bits;
+    std::memcpy(&bits, emulator::shared_at(address, 2), 2);
+    return bits;
+}
+
+inline void load_matrices(const Brought (&warp)[32], bool transposed) {
+    for (int i = 0; i < 4; i++) {
+        uint32_t banks = 0;
+        for (int row = 0; row < 8; row++) {
+            const uint32_t address = warp[8 * i + row].address;
+            if (address % 16) emulator::failure = "a row of a matrix is not aligned";
+            banks |= 1u << address / 16 % 8;
+        }
+        if (banks != 0xFF) emulator::failure = "rows of a matrix lie in the same banks";
+        for (int lane = 0; lane < 32; lane++) {
+            uint16_t pair[2];
+            for (int e = 0; e < 2; e++) {
+                const int row = transposed ? lane % 4 * 2 + e : lane / 4, column = transposed ? lane / 4 : lane % 4 * 2 + e;
+                pair[e] = shared_number(warp[8 * i + row].address + column * 2);
+            }
+            ((uint32_t*)warp[lane].result)[i] = (uint32_t)pair[1] << 16 | pair[0];
+        }
+    }
+}
+
+template <class Element> void multiply(const Brought (&warp)[32]) {
+    float a[16][16], b[8][16];  // b by columns
+    const auto number = [](uint32_t pair, int e) { return to_float(Element{(uint16_t)(pair >> 16 * e)}); };
+    for (int lane = 0; lane < 32; lane++)
+        for (int e = 0; e < 2; e++) {
+            for (int i = 0; i < 4; i++)
+                a[lane / 4 + i % 2 * 8][i / 2 * 8 + lane % 4 * 2 + e] = number(warp[lane].a[i], e);
+            for (int i = 0; i < 2; i++) b[lane / 4][i * 8 + lane % 4 * 2 + e] = number(warp[lane].b[i], e);
+        }
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 4; i++) {
+            const float *left = a[lane / 4 + i / 2 * 8], *right = b[lane % 4 * 2 + i % 2];
+            float& sum = ((float*)warp[lane].result)[i];
+            for (int k = 0; k < 16; k++) sum += left[k] * right[k];
+        }
+}
+
+}  // namespace whole_warp
+
+inline void load_matrices(uint32_t (&matrices)[4], uint32_t address) {
+    whole_warp::together({{}, {}, address, matrices}, [](auto& warp) { whole_warp::load_matrices(warp, false); });
+}
+inline void load_matrices_transposed(uint32_t (&matrices)[4], uint32_t address) {
+    whole_warp::together({{}, {}, address, matrices}, [](auto& warp) { whole_warp::load_matrices(warp, true); });
+}
+template <class Element> void multiply(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    whole_warp::together({{a[0], a[1], a[2], a[3]}, {b0, b1}, 0, sums}, whole_warp::multiply<Element>);
+}

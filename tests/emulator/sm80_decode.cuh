@@ -1,0 +1,32 @@
+// A CPU's twin of mta_kernels/conv_attention/cuda_decode/sm80_decode.cuh. Included as mma.cuh is.
+#pragma once
+#include <mma.cuh>
+
+struct float2 {
+    float x, y;
+};
+struct float4 {
+    float x, y, z, w;
+};
+
+inline void __syncwarp() { emulator::meet(500 + emulator::self->thread / 32, 0, 32); }
+inline uint32_t __ballot_sync(uint32_t mask, bool predicate) {
+    uint32_t votes = (uint32_t)predicate << emulator::self->thread % 32;
+    for (int other = 1; other < 32; other *= 2) votes |= __shfl_xor_sync(mask, votes, other);
+    return votes;
+}
+inline unsigned __reduce_add_sync(uint32_t mask, unsigned x) {
+    for (int other = 1; other < 32; other *= 2) x += __shfl_xor_sync(mask, x, other);
+    return x;
+}
+inline int __popc(uint32_t x) { return __builtin_popcount(x); }
+template <class T> T __ldcg(const T* at) { return *at; }
+
+using ::store_shared;
+inline float load_shared_float(uint32_t address) { return __uint_as_float(load_shared(address)); }
+inline void store_shared(uint32_t address, float value) { store_shared(address, __float_as_uint(value)); }
+inline void store_shared(uint32_t address, uint16_t value) { std::memcpy(emulator::shared_at(address, 2), &value, 2); }
+inline void copy_stream(uint32_t destination, const void* source, bool inside) {
+    copy_async(destination, inside ? source : nullptr, inside);
+}
+inline int arrive(int* at) { return (*at)++; }

@@ -1,0 +1,282 @@
+"""The overlapping tiles against float64: on a GPU if there is one, else the same sources in the emulator."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+
+import emulated_cuda as emulation
+import pytest
+import torch
+from emulated_cuda import emulated_cuda  # noqa: F401
+from kernel_inputs import DEVICE, make, relative_error, value_and_gradients
+from torch import Tensor
+
+from mta_kernels.attention import attention_reference
+from mta_kernels.conv_attention import (
+    conv_attention_decode_reference,
+    conv_attention_reference,
+    cuda_conv,
+    identity_weight,
+)
+from mta_kernels.conv_attention.cuda_conv import shape as shapes
+from mta_kernels.conv_attention.cuda_conv.shape import Shape
+from mta_kernels.cuda import compiler
+
+ON_GPU = DEVICE == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+SHAPES = [
+    ((1, 1), FP32, 8, {}),
+    ((1, 4), FP16, 40, {"pad_key": "left"}),
+    ((6, 11), BF16, 64, {}),
+    ((2, 9), FP16, 16, {"pad_key": "right", "scale": 0.2}),
+    ((11, 11), FP16, 128, {}),
+    ((5, 1), FP32, 72, {}),
+]
+NAMES = ("q", "k", "v", "weight")
+LARGEST_ERROR = {FP32: 1e-5, FP16: 0.002, BF16: 0.01}  # of 16 bits, about two units of rounding
+
+
+@pytest.fixture(autouse=True)
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """NaN in whatever a kernel does not write; gives the emulator, if it is used."""
+    empty = torch.empty
+
+    def poisoned(*args, **kwargs):
+        out = empty(*args, **kwargs)
+        return out.fill_(float("nan")) if out.is_floating_point() else out.fill_(255)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    return None if ON_GPU else request.getfixturevalue("emulated_cuda")
+
+
+def inputs(*args, **options) -> dict[str, Tensor]:
+    return dict(zip(NAMES, make(*args, **options), strict=True))
+
+
+def in_double(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x.double() for name, x in tensors.items()}
+
+
+def assert_as_reference(leaves: dict[str, Tensor], **options) -> None:
+    """Output and gradients are near to float64: within the dtype's bar, or twice eager's own error."""
+    dtype = leaves["q"].dtype
+    grad_out = torch.randn(leaves["q"].shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
+    got = value_and_gradients(cuda_conv.conv_attention, leaves, grad_out, **options)
+    exact = value_and_gradients(conv_attention_reference, in_double(leaves), grad_out.double(), **options)
+    eager = value_and_gradients(conv_attention_reference, leaves, grad_out, **options)
+    for name, want in exact.items():
+        assert (got[name].shape, got[name].dtype) == (want.shape, eager[name].dtype), name
+        tolerance = max(2 * relative_error(eager[name], want), LARGEST_ERROR[dtype])
+        assert relative_error(got[name], want) <= tolerance, (name, relative_error(got[name], want), tolerance)
+
+
+def decode_inputs(lengths, heads, kv_heads, head_dim, taps, dtype) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Random q_window, caches with NaN beyond each length, weight; and lengths."""
+    q, k, v, weight = make(len(lengths), heads, kv_heads, max(lengths) + taps[0] + 5, head_dim, taps, dtype)
+    for batch, length in enumerate(lengths):
+        k[batch, :, length:] = v[batch, :, length:] = float("nan")
+    return (q[:, :, : taps[0]], k, v, weight), torch.tensor(lengths, device=DEVICE)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "all"])
+@pytest.mark.parametrize(("taps", "dtype", "head_dim", "options"), SHAPES, ids=str)
+def test_output_and_gradients(taps, dtype, head_dim, options, causal) -> None:
+    """Fewer tokens than taps, a whole tile of every kind, and a few tiles with a rest."""
+    for batch, seq_len in ((2, 3), (1, 64), (1, 131)):
+        leaves = inputs(batch, 1, 1, seq_len, head_dim, taps, dtype)
+        assert_as_reference(leaves, causal=causal, **options)
+
+
+@pytest.mark.parametrize(("taps", "dtype", "head_dim", "options"), SHAPES, ids=str)
+def test_one_token(taps, dtype, head_dim, options) -> None:
+    """A softmax of one key is one: v's gradient is the output's, the others are rounding."""
+    leaves = inputs(1, 2, 1, 1, head_dim, taps, dtype)
+    got = value_and_gradients(cuda_conv.conv_attention, leaves, torch.ones_like(leaves["q"]), **options)
+    assert torch.equal(got["out"], leaves["v"].expand_as(leaves["q"]))
+    assert torch.equal(got["v"], torch.full_like(got["v"], 2))
+    assert all(got[name].abs().max() < 0.05 for name in ("q", "k", "weight"))
+
+
+@pytest.mark.parametrize(("taps", "dtype", "head_dim", "options"), SHAPES, ids=str)
+def test_decode_of_ragged_lengths(taps, dtype, head_dim, options) -> None:
+    lengths = [1, taps[0], sum(taps), 129, 300]
+    given, at = decode_inputs(lengths, 2, 1, head_dim, taps, dtype)
+    exact = conv_attention_decode_reference(*(x.double() for x in given), lengths=at, **options)
+    for splits in (1, 3, "auto"):
+        got = cuda_conv.conv_attention_decode(*given, lengths=at, splits=splits, **options)
+        assert (got.shape, got.dtype) == (exact.shape, dtype)
+        for sequence, wanted in zip(got, exact, strict=True):
+            assert relative_error(sequence, wanted) < LARGEST_ERROR[dtype]
+
+
+def test_decode_of_no_tokens_is_zero() -> None:
+    given, _ = decode_inputs([20, 20], 1, 1, 64, (6, 11), BF16)
+    got = cuda_conv.conv_attention_decode(*given, lengths=torch.tensor([0, 20], device=DEVICE), splits=2)
+    assert (got[0] == 0).all()
+    assert (got[1] != 0).all()
+
+
+def test_decode_is_a_row_of_the_forward() -> None:
+    q, k, v, weight = make(1, 2, 1, 150, 64, (6, 11), BF16)
+    whole = cuda_conv.conv_attention(q, k, v, weight)
+    for length in (3, 128, 150):
+        window = q[:, :, max(length - 9, 0) : length]  # more queries than the taps reach, or all there are
+        got = cuda_conv.conv_attention_decode(
+            window, k, v, weight, lengths=torch.tensor([length], device=DEVICE), splits=2
+        )
+        assert relative_error(got, whole[:, :, length - 1 : length]) < 0.01
+
+
+def test_heads_that_share_keys() -> None:
+    assert_as_reference(inputs(2, 6, 2, 70, 64, (6, 11), BF16))
+    given, lengths = decode_inputs([50, 170], 6, 2, 64, (6, 11), BF16)
+    exact = conv_attention_decode_reference(*(x.double() for x in given), lengths=lengths)
+    assert relative_error(cuda_conv.conv_attention_decode(*given, lengths=lengths, splits=2), exact) < 0.01
+
+
+def test_inputs_of_any_layout_and_a_float32_weight() -> None:
+    q, k, v, weight = make(2, 2, 1, 70, 64, (6, 11), BF16)
+    want = cuda_conv.conv_attention(q, k, v, weight)
+    for layout in (
+        [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)],
+        [torch.stack([x, x], dim=4)[..., 0] for x in (q, k, v)],
+        [torch.nn.functional.pad(x, (0, 1))[..., :64] for x in (q, k, v)],
+        [x.expand(2, -1, -1, -1) for x in (q[:1], k[:1], v[:1])],
+    ):
+        got = cuda_conv.conv_attention(*layout, torch.stack([weight.float()] * 2, dim=3)[..., 0])
+        assert torch.equal(got[:1], want[:1])
+    leaves = {**dict(zip(NAMES, (q, k, v), strict=False)), "weight": weight.float()}
+    assert value_and_gradients(cuda_conv.conv_attention, leaves, q)["weight"].dtype == FP32
+
+
+def test_only_the_gradients_asked_for() -> None:
+    q, k, v, weight = make(1, 1, 1, 40, 64, (6, 11), BF16)
+    out = cuda_conv.conv_attention(q, k.requires_grad_(), v, weight)
+    out.sum().backward()
+    assert k.grad is not None
+    assert q.grad is v.grad is weight.grad is None
+
+
+def test_the_identity_is_plain_attention() -> None:
+    q, k, v, _ = make(1, 2, 1, 130, 16, (2, 9), FP16)
+    got = cuda_conv.conv_attention(q, k, v, identity_weight(2, 2, 9, device=DEVICE))
+    assert relative_error(got, attention_reference(q.double(), k.double(), v.double(), causal=True)) < 0.002
+
+
+def test_the_future_is_not_seen() -> None:
+    q, k, v, weight = make(1, 1, 1, 140, 64, (6, 11), BF16)
+    before = cuda_conv.conv_attention(q, k, v, weight)
+    for x in (q, k, v):
+        x[:, :, 70:] *= -7
+    after = cuda_conv.conv_attention(q, k, v, weight)
+    assert torch.equal(after[:, :, :70], before[:, :, :70])
+    assert not torch.equal(after[:, :, 70:], before[:, :, 70:])
+
+
+@pytest.mark.parametrize("magnitude", [1e-3, 30.0, 3000.0], ids=str)
+def test_scores_of_any_size(magnitude: float) -> None:
+    q, k, v, weight = make(1, 1, 1, 100, 40, (1, 4), FP16, magnitude=magnitude)
+    got = cuda_conv.conv_attention(q, k, v, weight)
+    assert relative_error(got, conv_attention_reference(*(x.double() for x in (q, k, v, weight)))) < 0.002
+
+
+@pytest.mark.skipif(ON_GPU, reason="only the emulator has orders of threads to choose from")
+def test_the_order_of_threads_changes_nothing(kernels) -> None:
+    leaves = inputs(1, 1, 1, 131, 16, (2, 9), dtype=FP16)
+    found = []
+    for kernels.seed in (0, 1, 2):
+        found.append(value_and_gradients(cuda_conv.conv_attention, leaves, leaves["q"]))
+    first, *others = found
+    for other in others:
+        assert all(torch.equal(first[name], other[name]) for name in ("out", "q", "k", "v"))
+        assert relative_error(first["weight"], other["weight"]) < 0.001  # atomics add in any order
+
+
+@pytest.mark.skipif(ON_GPU, reason="plants faults in the emulated sources")
+@pytest.mark.parametrize(
+    ("name", "line", "instead"),
+    [
+        ("tiles.cuh", "copies_wait();\n        __syncthreads();\n        multiply_rows", "multiply_rows"),
+        ("forward.cu", "__syncthreads();\n        load_tile(tile, v, key, 0);", "load_tile(tile, v, key, 0);"),
+        ("forward.cu", "float* row_factors = taps + TAP_NUMBERS;", "float* row_factors = taps + TAP_NUMBERS + 4;"),
+    ],
+    ids=["no wait for a tile", "no barrier before the convolution", "more shared memory than was asked for"],
+)
+def test_the_emulator_finds_what_a_gpu_may_hide(kernels, monkeypatch, tmp_path, name, line, instead) -> None:
+    source = (shapes.FOLDER / name).read_text()
+    assert source.count(line) == 1
+    shutil.copytree(shapes.FOLDER, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_text(source.replace(line, instead))
+    monkeypatch.setattr(shapes, "FOLDER", tmp_path)
+    monkeypatch.setattr(emulation, "KERNELS", {"forward.cu": emulation.KERNELS["forward.cu"]})
+    monkeypatch.setattr(shapes, "_kernel", functools.cache(shapes._kernel.__wrapped__))
+    leaves = inputs(1, 1, 1, 70, 8, (3, 3), dtype=FP32)
+    want = conv_attention_reference(**in_double(leaves))
+
+    def run() -> None:
+        for kernels.seed in range(4):
+            assert relative_error(cuda_conv.conv_attention(**leaves), want) < 1e-5
+
+    with pytest.raises(AssertionError):  # wrong, or what the emulator says
+        run()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "taps", "words"),
+    [
+        (torch.float64, 64, (6, 11), "dtype torch.float64 is not float16, bfloat16 or float32"),
+        (BF16, 20, (6, 11), "head_dim 20 is not a multiple of 8 from 8 to 128"),
+        (BF16, 136, (6, 11), "head_dim 136"),
+        (BF16, 64, (12, 11), "12x11 taps are outside 1x1 to 11x11"),
+        (BF16, 64, (6, 12), "6x12 taps are outside 1x1 to 11x11"),
+    ],
+)
+def test_what_it_cannot_take_is_told(dtype, head_dim, taps, words: str) -> None:
+    q, k, v, weight = make(1, 1, 1, 8, head_dim, taps, dtype)
+    with pytest.raises(ValueError, match=words):
+        cuda_conv.conv_attention(q, k, v, weight)
+    q_window = torch.zeros(1, 1, taps[0], head_dim, dtype=dtype, device=DEVICE)
+    with pytest.raises(ValueError, match=words):
+        cuda_conv.conv_attention_decode(q_window, k, v, weight, lengths=torch.tensor([8], device=DEVICE))
+
+
+def test_bad_arguments_are_told() -> None:
+    q, k, v, weight = make(1, 1, 1, 8, 16, (1, 3), FP16)
+    with pytest.raises(ValueError, match="q has 5 rows and k 8; cuda-conv takes whole sequences"):
+        cuda_conv.conv_attention(q[:, :, :5], k, v, weight)
+    with pytest.raises(ValueError, match="pad_key is 'middle'"):
+        cuda_conv.conv_attention(q, k, v, weight, pad_key="middle")
+    with pytest.raises(ValueError, match="splits is 0; expected 'auto' or a whole number from 1 to 128"):
+        cuda_conv.conv_attention_decode(q, k, v, weight, lengths=torch.tensor([8], device=DEVICE), splits=0)
+
+
+def test_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    reason = cuda_conv.unsupported(device="cpu", dtype=BF16, head_dim=64, query_taps=6, key_taps=11)
+    assert reason == "its kernels need an NVIDIA GPU of sm_80 or later, not a cpu device"
+
+
+@pytest.mark.parametrize(
+    ("shape", "architecture"),
+    [
+        (Shape(FP16, 16, 2, 3), "sm_80"),
+        (Shape(FP32, 16, 1, 2), "sm_90"),
+        (Shape(BF16, 16, 2, 3), "sm_120"),
+    ],
+    ids=str,
+)
+def test_it_compiles(shape: Shape, architecture: str) -> None:
+    reason = compiler.missing_package()
+    if reason:
+        pytest.skip(reason)
+    for name in shape.shared_memory:
+        code, _ = compiler.compile_source(shape.source(name, architecture))
+        assert code.startswith(b"\x7fELF")
+
+
+def test_every_shape_fits_the_shared_memory_of_every_gpu_from_sm_80_on() -> None:
+    for dtype in (FP16, FP32):
+        for head_dim in range(8, 129, 8):
+            for taps in (1, 11):
+                assert max(Shape(dtype, head_dim, taps, taps).shared_memory.values()) <= 99 * 1024

@@ -1,0 +1,415 @@
+"""The CUDA decode against float64: on a GPU if there is one, else in the emulator."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from emulated import Emulator
+from kernel_inputs import DEVICE, make, relative_error
+from torch import Tensor
+
+from mta_kernels.conv_attention import (
+    conv_attention,
+    conv_attention_decode,
+    conv_attention_decode_reference,
+    conv_attention_reference,
+    identity_weight,
+)
+from mta_kernels.conv_attention.cuda_decode import arrivals, decode, geometry
+from mta_kernels.conv_attention.cuda_decode.geometry import Geometry, choose_plan
+from mta_kernels.cuda import compiler
+from mta_kernels.cuda.compiler import Source
+
+ON_GPU = DEVICE == "cuda"
+BF16, FP16 = torch.bfloat16, torch.float16
+H200, RTX_4090 = 232448, 101376  # bytes of shared memory a program
+
+
+class EmulatedDecode(Emulator):
+    def machine_code(self, wanted: Source) -> bytes:
+        sources = "".join(path.read_text() for path in sorted(wanted.path.parent.glob("*.cu*")))
+        digest = hashlib.sha256(sources.encode()).hexdigest()  # makes another library of other sources
+        constants = {**wanted.constants, "SOURCES": digest, "KERNEL": f'"{wanted.path}"'}
+        return super().machine_code(replace(wanted, constants=constants))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch):
+    """`backend="cuda"` runs, in the emulator where there is no GPU; with NaN in whatever nobody writes.
+
+    Without a GPU its fields may be changed: the seed of threads and copies, multiprocessors, shared memory.
+    """
+    empty = torch.empty
+
+    def poisoned(*args, **kwargs):
+        out = empty(*args, **kwargs)
+        return out.fill_(float("nan")) if out.is_floating_point() else out
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    fields = SimpleNamespace(seed=0, multiprocessors=5, shared_memory=H200, counts=torch.zeros(256, dtype=torch.int32))
+    if not ON_GPU:
+        from mta_kernels.conv_attention import api
+
+        emulator = EmulatedDecode()
+
+        def launch(*args) -> None:
+            emulator.seed = fields.seed
+            emulator.launch(*args)
+
+        def kernel(constants: Geometry, device: int):
+            return emulator.load(emulator.machine_code(constants.source("sm_80")), "", 0, device)
+
+        monkeypatch.setattr(geometry, "shared_memory_limit", lambda device: fields.shared_memory)
+        monkeypatch.setattr(geometry, "multiprocessor_count", lambda device: fields.multiprocessors)
+        monkeypatch.setattr(decode, "choose_plan", choose_plan.__wrapped__)
+        monkeypatch.setattr(decode, "arrivals", lambda count, device: fields.counts)
+        monkeypatch.setattr(decode, "kernel", kernel)
+        monkeypatch.setattr(decode.driver, "launch", launch)
+        monkeypatch.setattr(
+            api,
+            "decode_unsupported",
+            lambda *, device, dtype, head_dim, query_taps, key_taps: decode.shape_unsupported(
+                dtype, head_dim, query_taps, key_taps
+            ),
+        )
+    yield fields
+    assert (fields.counts == 0).all()
+
+
+def run(inputs: tuple[Tensor, ...], **options) -> Tensor:
+    q, k, v, weight, lengths = inputs
+    return conv_attention_decode(q, k, v, weight, lengths=lengths, backend="cuda", **options)
+
+
+def make_decode(lengths, heads, kv_heads, head_dim, taps, dtype, window=None, **options) -> tuple[Tensor, ...]:
+    """Random q_window, caches with NaN beyond each length, weight and lengths."""
+    capacity = max(lengths) + 5
+    q, k, v, weight = make(len(lengths), heads, kv_heads, capacity, head_dim, taps, dtype, **options)
+    for batch, length in enumerate(lengths):
+        k[batch, :, length:] = v[batch, :, length:] = float("nan")
+    window = window or taps[0]
+    q = torch.cat([q, q], 2)[:, :, :window] if window > capacity else q[:, :, :window]
+    return q, k, v, weight, torch.tensor(lengths, device=DEVICE)
+
+
+def exact(inputs: tuple[Tensor, ...], dtype: torch.dtype = torch.float64, **options) -> Tensor:
+    """By definition; zeros for a sequence without tokens."""
+    q, k, v, weight, lengths = inputs
+    out = conv_attention_decode_reference(*(x.to(dtype) for x in (q, k, v, weight)), lengths=lengths, **options)
+    return out.masked_fill((lengths == 0)[:, None, None, None], 0)
+
+
+def assert_decodes(got: Tensor, inputs: tuple[Tensor, ...], rounding: int = 4, **options) -> None:
+    """`got` is as near to float64 as twice eager's own error (and a few units of rounding), each sequence too."""
+    want, dtype = exact(inputs, **options), inputs[0].dtype
+    eager = exact(inputs, dtype, **options)
+    assert got.shape == want.shape
+    assert got.dtype == dtype
+    tolerance = max(2 * relative_error(eager, want), rounding * torch.finfo(dtype).eps)
+    for sequence, wanted in zip(got, want, strict=True):
+        assert relative_error(sequence, wanted) <= 2 * tolerance
+    assert relative_error(got, want) <= tolerance, (relative_error(got, want), tolerance)
+
+
+def paged(x: Tensor, page_size: int) -> tuple[Tensor, Tensor]:
+    """`x [B, H, S, D]` as shuffled pages `[pages, H, page_size, D]`, and their block table; unused pages are NaN."""
+    batch, heads, length, head_dim = x.shape
+    count = -(-length // page_size)
+    padded = x.new_full((batch, heads, count * page_size, head_dim), float("nan"))
+    padded[:, :, :length] = x
+    order = torch.randperm(batch * count + 2, generator=torch.Generator().manual_seed(1))[: batch * count]
+    pages = x.new_full((batch * count + 2, heads, page_size, head_dim), float("nan"))
+    pages[order.to(x.device)] = padded.unflatten(2, (count, page_size)).transpose(1, 2).flatten(0, 1)
+    return pages, order.view(batch, count).to(x.device, torch.int32)
+
+
+def off_by_one(x: Tensor) -> Tensor:
+    """The same numbers, contiguous, but not at a multiple of 16 bytes."""
+    return torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
+
+
+RAGGED = [40, 0, 300, 1, 5, 17, 6, 70]  # some shorter than the taps
+
+
+@pytest.mark.parametrize("splits", ["auto", 1, 3])
+def test_ragged_lengths(gpu, splits: int | str) -> None:
+    inputs = make_decode(RAGGED, 1, 1, 64, (6, 11), BF16)
+    assert_decodes(run(inputs, splits=splits), inputs)
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 3, 132])
+def test_any_number_of_programs(gpu, multiprocessors: int) -> None:
+    """More sequences than a warp has threads; programs with many heads, and heads with many programs."""
+    gpu.multiprocessors = multiprocessors
+    for lengths in ([1, 30, 2, 90] * 9, [700]):
+        inputs = make_decode(lengths, 2, 2, 64, (6, 11), BF16)
+        assert_decodes(run(inputs), inputs)
+
+
+def test_the_order_of_threads_changes_nothing(gpu) -> None:
+    inputs = make_decode([200, 130], 1, 1, 64, (6, 11), BF16)
+    results = []
+    for gpu.seed in (0, 1, 2):
+        results.append(run(inputs))
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "heads", "kv_heads", "taps", "dtype", "options"),
+    [
+        (128, 8, 1, (6, 11), BF16, {}),
+        (128, 2, 2, (6, 11), FP16, {"scale": 0.3}),
+        (32, 24, 2, (8, 17), BF16, {"pad_key": "right"}),
+        (80, 1, 1, (16, 31), FP16, {"pad_key": "left"}),
+        (40, 3, 1, (1, 1), FP16, {"splits": 2}),
+    ],
+    ids=lambda x: f"{x[0]}x{x[1]}" if isinstance(x, tuple) else str(x),
+)
+def test_shapes(gpu, head_dim, heads, kv_heads, taps, dtype, options) -> None:
+    for lengths in ([150, 30], [9, 3]):
+        inputs = make_decode(lengths, heads, kv_heads, head_dim, taps, dtype)
+        kept = {name: value for name, value in options.items() if name != "splits"}
+        assert_decodes(run(inputs, **options), inputs, **kept)
+
+
+def test_heads_that_do_not_fit_into_one_program(gpu) -> None:
+    gpu.shared_memory = RTX_4090
+    inputs = make_decode([100, 20], 7, 1, 256, (6, 11), BF16)
+    plan = choose_plan.__wrapped__(BF16, 256, 6, 11, 5, 7, False, True, inputs[0].device)
+    assert ON_GPU or plan.geometry.head_blocks == 2
+    assert_decodes(run(inputs), inputs)
+
+
+@pytest.mark.parametrize("page_size", [16, 256])
+def test_pages(gpu, page_size: int) -> None:
+    inputs = make_decode([16, 65, 290], 4, 1, 64, (6, 11), FP16)
+    q, k, v, weight, lengths = inputs
+    (k_pages, table), (v_pages, _) = paged(k, page_size), paged(v, page_size)
+    used = -(-lengths // page_size)
+    table[torch.arange(table.shape[1], device=DEVICE) >= used[:, None]] = 2**30  # such entries are never read
+    got = run((q, k_pages, v_pages, weight, lengths), block_table=table, splits=3)
+    assert_decodes(got, inputs)
+    token_major = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_pages, v_pages)]
+    wide = torch.stack([table, table], dim=2).flatten(1)[:, ::2]
+    assert torch.equal(run((q, *token_major, weight, lengths), block_table=wide, splits=3), got)
+
+
+def test_any_layout(gpu) -> None:
+    inputs = make_decode([4, 90], 6, 2, 17, (4, 6), BF16)
+    q, k, v, weight, lengths = inputs
+    want = run(inputs)
+    assert_decodes(want, inputs)
+
+    def dim_major(x):
+        return x.transpose(2, 3).contiguous().transpose(2, 3)
+
+    for change in (dim_major, off_by_one):
+        changed = (*(change(x) for x in (q, k, v)), weight.transpose(1, 2).contiguous().transpose(1, 2), lengths.int())
+        assert torch.equal(run(changed), want), change.__name__
+
+
+def test_queries_of_any_layout_beside_aligned_caches(gpu) -> None:
+    q, k, v, weight, lengths = make_decode(RAGGED, 1, 1, 64, (6, 11), BF16)
+    want = run((q, k, v, weight, lengths))
+    short = torch.stack([lengths, lengths], dim=1)[:, 0].short()
+    assert torch.equal(run((torch.stack([q, q], dim=4)[..., 0], k, v, weight, short)), want)
+    assert torch.equal(run((off_by_one(q), k, v, weight, short)), want)
+
+
+@pytest.mark.parametrize("window", [3, 9])
+def test_window_of_any_size(gpu, window: int) -> None:
+    """Shorter than the convolution while the sequence is, or longer than it looks back."""
+    inputs = make_decode([1, 2, 3] if window == 3 else [1, 5, 120], 1, 1, 64, (6, 11), BF16, window=window)
+    assert_decodes(run(inputs), inputs)
+
+
+def test_every_row_of_the_forward(gpu) -> None:
+    """One sequence a row, all in one ragged batch; nothing is read of queries before the first."""
+    rows = 24
+    q, k, v, weight = make(1, 1, 1, rows, 64, (6, 11), BF16)
+    whole = conv_attention_reference(*(x.double() for x in (q, k, v, weight)))
+    before = torch.cat([torch.full_like(q[:, :, :5], float("nan")), q], 2)
+    windows = before[0].unfold(1, 6, 1).permute(1, 0, 3, 2)  # [rows, Hq, cq, D]
+    lengths = torch.arange(1, rows + 1, device=DEVICE, dtype=torch.int32)
+    got = run((windows, *(x.expand(rows, -1, -1, -1) for x in (k, v)), weight, lengths))
+    for row in range(rows):
+        assert relative_error(got[row, :, 0], whole[0, :, row]) < 0.02, row
+
+
+def test_float32_weight_and_the_identity(gpu) -> None:
+    inputs = make_decode(RAGGED, 1, 1, 64, (6, 11), BF16)
+    q, k, v, weight, lengths = inputs
+    exact_weight = (q, k, v, weight.float() * 1.001, lengths)
+    assert_decodes(run(exact_weight), inputs[:3] + exact_weight[3:])
+    plain = identity_weight(1, 6, 11, dtype=BF16, device=DEVICE)
+    assert_decodes(run((q, k, v, plain, lengths)), (q, k, v, plain, lengths))
+
+
+@pytest.mark.parametrize("magnitude", [1e-3, 30.0, 300.0])
+def test_scores_of_any_size(gpu, magnitude: float) -> None:
+    inputs = make_decode([5, 70, 200], 1, 1, 64, (6, 11), BF16, magnitude=magnitude)
+    assert_decodes(run(inputs), inputs)
+
+
+def test_very_negative_scores(gpu) -> None:
+    """Every true score far below zero: a masked zero must not win the softmax."""
+    q, k, v, weight, lengths = make_decode([3, 200], 1, 1, 64, (6, 11), BF16)
+    inputs = (q.abs() * 5, -k.abs() * 5, v, weight.abs() + 0.1, lengths)
+    assert_decodes(run(inputs, splits=2), inputs)
+
+
+def test_slices_are_independent(gpu) -> None:
+    """A sequence's result does not depend on its neighbours."""
+    q, k, v, weight, lengths = make_decode([50, 200, 20], 1, 1, 64, (6, 11), BF16)
+    whole = run((q, k, v, weight, lengths), splits=2)
+    assert torch.equal(run((q[1:2], k[1:2], v[1:2], weight, lengths[1:2]), splits=2), whole[1:2])
+    q[0], k[0], lengths[2] = 7, float("nan"), 4
+    assert torch.equal(run((q, k, v, weight, lengths), splits=2)[1], whole[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pages", [False, True])
+def test_cuda_graph_follows_the_lengths(pages: bool) -> None:
+    """A captured step is replayed with other lengths: nothing was read on the host."""
+    q, k, v, weight, lengths = make_decode([4, 3000], 8, 2, 64, (6, 11), BF16)
+    caches, table = [k, v], None
+    if pages:
+        (k_pages, table), (v_pages, _) = paged(k, 16), paged(v, 16)
+        caches = [k_pages, v_pages]
+    step = (q, *caches, weight, lengths)
+    run(step, block_table=table)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run(step, block_table=table)
+    for new in ([4, 3000], [2, 17], [1, 1500]):
+        lengths.copy_(torch.tensor(new))
+        graph.replay()
+        assert_decodes(out, (q, k, v, weight, lengths))
+
+
+@pytest.mark.gpu
+def test_graphs_and_streams_run_side_by_side() -> None:
+    """Programs of two calls at once do not count each other."""
+    inputs = make_decode([20000], 4, 4, 64, (6, 11), BF16)
+    want = run(inputs)
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    graphs, results = [torch.cuda.CUDAGraph() for _ in range(2)], []
+    for graph in graphs:
+        with torch.cuda.graph(graph):
+            results.append(run(inputs))
+    for _ in range(20):
+        for stream, graph in zip(streams, [*graphs, None, None], strict=True):
+            with torch.cuda.stream(stream):
+                if graph is None:
+                    results.append(run(inputs))
+                else:
+                    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(result, want) for result in results)
+    assert all((counts == 0).all() for counts in (*arrivals._captured, *arrivals._of_stream.values()))
+
+
+@pytest.mark.skipif(ON_GPU, reason="plants faults in the emulated source")
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("copies_wait<STAGES - 1>();", "copies_wait<STAGES>();"),
+        ("            __syncwarp();\n            float scores", "            float scores"),
+    ],
+    ids=["no wait for the keys", "scores before the columns"],
+)
+def test_the_emulator_finds_what_a_gpu_may_hide(gpu, monkeypatch, tmp_path, line: str, instead: str) -> None:
+    source = (geometry.FOLDER / "decode.cu").read_text()
+    assert source.count(line) == 1
+    copy = shutil.copytree(geometry.FOLDER, tmp_path / "cuda_decode")
+    (copy / "decode.cu").write_text(source.replace(line, instead))
+    monkeypatch.setattr(geometry, "FOLDER", copy)
+    inputs = make_decode([200], 1, 1, 64, (6, 11), BF16)
+    want = exact(inputs)
+    errors = []
+    for gpu.seed in range(6):
+        errors.append(relative_error(run(inputs), want))
+    assert not max(errors) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "taps", "words"),
+    [
+        (torch.float32, 64, (6, 11), "dtype torch.float32 is not float16 or bfloat16"),
+        (BF16, 8, (6, 11), "head_dim 8 is outside 16 to 256"),
+        (BF16, 264, (6, 11), "head_dim 264 is outside 16 to 256"),
+        (BF16, 64, (17, 11), "17x11 taps are outside 1x1 to 16x31"),
+    ],
+)
+def test_what_it_cannot_take_is_told(gpu, dtype, head_dim, taps, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        run(make_decode([20], 1, 1, head_dim, taps, dtype))
+
+
+def test_a_cpu_has_no_cuda() -> None:
+    inputs = tuple(x.cpu() for x in make_decode([20], 1, 1, 64, (6, 11), BF16))
+    with pytest.raises(ValueError, match="the CUDA decode needs an NVIDIA GPU, not a cpu device"):
+        run(inputs)
+
+
+def test_it_is_decode_alone(gpu) -> None:
+    with pytest.raises(ValueError, match="backend 'cuda' has decode alone"):
+        conv_attention(*make(1, 1, 1, 20, 64, (6, 11), BF16), backend="cuda")
+
+
+def test_compiled_as_one_graph(gpu) -> None:
+    inputs = make_decode(RAGGED, 1, 1, 64, (6, 11), BF16)
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(inputs), run(inputs))
+
+
+def test_it_has_no_gradient(gpu) -> None:
+    q, *others = make_decode(RAGGED, 1, 1, 64, (6, 11), BF16)
+    out = run((q.requires_grad_(), *others))
+    with pytest.raises(RuntimeError, match="not differentiable through backend 'cuda'; use backend='reference'"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("shared_memory", [H200, 166912, RTX_4090])
+def test_a_plan_fits_every_gpu(gpu, shared_memory: int) -> None:
+    if ON_GPU:
+        pytest.skip("the GPU's own shared memory counts there")
+    gpu.shared_memory = shared_memory
+    for head_dim in (16, 40, 64, 128, 256):
+        for taps in ((1, 1), (6, 11), (16, 31)):
+            for group in (1, 3, 8, 12, 40):
+                plan = choose_plan.__wrapped__(BF16, head_dim, *taps, 0, group, False, True, torch.device("cpu"))
+                constants = plan.geometry
+                assert constants.shared_memory <= shared_memory
+                assert constants.heads * constants.passes * constants.head_blocks >= group
+                assert constants.heads <= 8
+                assert plan.programs >= 1
+
+
+@pytest.mark.parametrize(
+    ("architecture", "limit", "head_dim", "group", "paged_cache"),
+    [
+        ("sm_80", 166912, 128, 1, False),
+        ("sm_90", H200, 64, 1, True),
+        ("sm_90", H200, 128, 8, False),
+        ("sm_120", RTX_4090, 256, 4, False),
+    ],
+)
+def test_it_compiles_without_spills(monkeypatch, architecture, limit, head_dim, group, paged_cache) -> None:
+    if reason := compiler.missing_package():
+        pytest.skip(reason)
+    monkeypatch.setattr(geometry, "shared_memory_limit", lambda device: limit)
+    monkeypatch.setattr(geometry, "multiprocessor_count", lambda device: 100)
+    plan = choose_plan.__wrapped__(BF16, head_dim, 6, 11, 5, group, paged_cache, True, torch.device("cpu"))
+    code, words = compiler.compile_source(plan.geometry.source(architecture))
+    assert code.startswith(b"\x7fELF")
+    if "ptxas info" not in words:
+        pytest.skip(f"NVRTC {compiler.version()} keeps ptxas's words to itself")
+    assert words.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == 1

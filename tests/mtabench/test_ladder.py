@@ -1,0 +1,153 @@
+"""`--impl ladder` and `--op`: plain attention from loops in C to the fastest kernels, by the command line."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import make_runner, refused
+
+from mta_kernels.attention import RUNGS, attention_reference
+from mtabench import registry
+from mtabench.case import Case
+from mtabench.estimate import call_seconds
+from mtabench.registry import GROUPS, chosen, find
+from mtabench.results import read_file
+from mtabench.verify import Shape, run_checks
+
+ROOT = Path(__file__).parents[2]
+TINY = ("--device", "cpu", "--head-dim", "16", "--heads", "2", "--rounds", "2", "--seq", "24")
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    """Runs the command line in an empty folder; gives the exit code, standard output and standard error."""
+    return make_runner(monkeypatch, capsys, tmp_path)
+
+
+def test_the_group_is_the_kernels_ladder_in_its_order():
+    assert GROUPS["ladder"] == RUNGS
+    assert all(find(name).op == "attention" for name in RUNGS)
+    assert not set(GROUPS) & set(registry.names())
+
+
+def test_a_group_stands_for_its_members_once_each_where_it_is_named():
+    assert [one.name for one in chosen(["sdpa-math", "c-tiled", "ladder"])] == [
+        "sdpa-math", "c-tiled", *(name for name in RUNGS if name != "c-tiled"),
+    ]  # fmt: skip
+
+
+def test_no_sweep_measures_a_rung_that_it_was_not_asked_for():
+    for pass_ in ("fwd", "bwd", "decode"):
+        for device in ("cuda", "cpu"):
+            assert set(registry.default_names(pass_, device)) & set(RUNGS) <= {"sdpa-flash", "sdpa-cudnn"}
+
+
+def test_rungs_that_run_are_timed_the_others_say_why_not_and_all_are_drawn(mtabench, tmp_path, monkeypatch):
+    monkeypatch.setitem(GROUPS, "ladder", tuple(name for name in RUNGS if name != "flex"))  # compiles for seconds
+    code, out, _ = mtabench("fwd", "--op", "attention", "--impl", "ladder", *TINY, "--no-plot", "--out", "a.csv")
+    assert code == 0
+    rows = {row["impl"]: row for row in read_file(tmp_path / "a.csv").rows()}
+    assert set(rows) == set(RUNGS) - {"flex"}
+    assert {row["op"] for row in rows.values()} == {"attention"}
+    timed = [name for name, row in rows.items() if row["status"] == "ok"]
+    assert {"sdpa-flash"} < set(timed) <= {"c-loops", "c-tiled", "sdpa-flash"}
+    for name in set(rows) - set(timed):
+        assert rows[name]["status"] == "unsupported"
+        assert rows[name]["reason"]
+    assert "NVIDIA GPU" in rows["cuda-naive"]["reason"]
+    assert "mtabench verify" in rows["triton-fmha"]["reason"]
+    assert "pip install flash-attn" in rows["flash-attn"]["reason"]
+    assert "conv" not in out.split("cells")[0]  # the plan names no convolution, which none of these has
+    if len(timed) == 3:
+        code, drawn, _ = mtabench("plot", "a.csv", "--kind", "ladder", "--formats", "svg")
+        assert (code, drawn.split()) == (0, ["a-charts/fwd-ladder.svg"])
+        shown = (tmp_path / "a-charts" / "fwd-ladder.svg").read_text()
+        assert all(f"<!-- {name} -->" in shown for name in rows)
+
+
+def test_verify_takes_groups_and_checks_rungs_without_a_gpu(mtabench, monkeypatch):
+    monkeypatch.setitem(GROUPS, "ladder", ("c-loops", "triton-pointer", "sdpa-cudnn"))
+    monkeypatch.setattr("mtabench.verify.SHAPES", {"cpu": (Shape(1, 2, 1, 17, 16, 2, 2),)})
+    monkeypatch.setattr("mtabench.verify.DTYPES_CHECKED", {"cpu": ("fp32",)})
+    code, out, _ = mtabench("verify", "--impl", "ladder", "--device", "cpu")
+    assert code == 0
+    lines = out.splitlines()
+    for name in ("c-loops", "triton-pointer"):
+        checks = [line for line in lines if line.startswith(f"{name} ")]
+        assert any("causal, bit for bit" in line for line in checks)
+        assert all(line.endswith("  ok") for line in checks)
+    assert any(line.startswith("sdpa-cudnn") and "not checked" in line for line in lines)
+
+
+def test_verify_leaves_out_a_pass_that_a_rung_has_on_a_gpu_alone(monkeypatch):
+    monkeypatch.setattr("mtabench.verify.SHAPES", {"cpu": (Shape(1, 2, 1, 17, 16, 2, 2),)})
+    monkeypatch.setattr("mta_kernels.torch_compile.missing", lambda device: None)
+    monkeypatch.setattr(
+        "mtabench.implementations.rung", lambda case, x: lambda: attention_reference(x.q, x.k, x.v, causal=case.causal)
+    )
+    rows = list(run_checks(["flex"], "cpu"))
+    checks = {row.check for row in rows}
+    assert "error fwd" in checks
+    assert "error bwd" not in checks
+    assert all(row.ok for row in rows)
+
+
+def test_scores_that_do_not_fit_are_refused_before_they_are_computed(mtabench):
+    """4 bytes for each of 2^40 scores."""
+    _, out, _ = mtabench("fwd", *TINY, "--seq", "1m", "--impl", "c-loops", "--dry-run")
+    assert "1, of which 1 cannot run here" in out
+
+
+def test_the_estimate_knows_that_the_first_rung_is_slow():
+    case = Case("fwd", "c-loops", "attention", "fp32", 1, 4, 4, 1024, 64, None, None, True, None, "cpu")
+    assert call_seconds(case, None) > 10 * call_seconds(replace(case, impl="c-tiled"), None)
+
+
+def test_list_names_the_groups(mtabench):
+    _, out, _ = mtabench("list", "--device", "cpu")
+    (line,) = (line for line in out.splitlines() if line.startswith("ladder "))
+    assert line.endswith(", ".join(RUNGS))
+
+
+def test_an_operation_alone_takes_the_usual_implementations_of_it(mtabench):
+    _, out, _ = mtabench("fwd", "--op", "attention", *TINY, "--dry-run")
+    assert [line.split()[1:] for line in out.splitlines() if "impl" in line] == [["sdpa-flash"]]
+    _, out, _ = mtabench("fwd", "--op", "conv-attention", *TINY, "--dry-run")
+    assert [line.split()[1:] for line in out.splitlines() if "impl" in line] == [["eager,", "compile"]]
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (("--impl", "lader"), ("did you mean ladder",)),
+        (("--impl", "c-lops"), ("did you mean c-loops",)),
+        (("--impl", "eager,sdpa-flash", "--baseline", "ladder"), ("'ladder' stands for several", "c-loops")),
+        (("--op", "attenton"), ("--op 'attenton'", "conv-attention, attention")),
+        (("--op", "attention", "--impl", "eager"), ("--op attention excludes eager",)),
+        (("--op", "conv-attention", "--impl", "ladder"), ("excludes c-loops",)),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_one_sentence(mtabench, typed, words):
+    refused(mtabench("fwd", *TINY, *typed, "--dry-run"), *words)
+
+
+def test_verify_refuses_an_unknown_name_and_guesses_the_group(mtabench):
+    refused(mtabench("verify", "--impl", "laddder"), "did you mean ladder")
+
+
+def test_the_page_of_the_ladder_says_what_the_results_from_a_cpu_say():
+    page = (ROOT / "kernels/mta_kernels/attention/README.md").read_text()
+    head, _, *lines = re.findall(r"^\|.*\|$", page[page.index("CPU TABLE") : page.index("END OF CPU TABLE")], re.M)
+    names = re.findall(r"`([^`]+)`", head)
+    rows = list(read_file(ROOT / "results/cpu/ladder.csv").rows())
+    assert {row["impl"] for row in rows} == set(names)
+    medians = {(int(row["seq"]), int(row["head_dim"]), row["impl"]): float(row["median_ms"]) for row in rows}
+    expected = [
+        [f"{seq}", f"{head_dim}", *(f"{medians[seq, head_dim, name]:,.3g} ms" for name in names)]
+        for seq, head_dim in sorted({key[:2] for key in medians}, key=lambda key: key[::-1])
+    ]
+    assert [[word.strip() for word in line.strip("|").split("|")] for line in lines] == expected
+    for name in RUNGS:
+        assert f"`{name}`" in page
