@@ -11,6 +11,9 @@ from torch.utils.checkpoint import checkpoint
 pytest.importorskip("triton")
 
 from mta_kernels.conv_attention import ConvAttention, conv_attention, conv_attention_decode, explain
+from mta_kernels.conv_attention.cuda_decode.decode import decode_unsupported
+from mta_kernels.conv_attention.hopper.forward import hopper_unsupported
+from mta_kernels.conv_attention.operators import triton_unsupported
 
 OPTIONS = (True, 0.3, 1, 0, None)  # causal, scale, pad, head_chunk, spans
 
@@ -119,6 +122,17 @@ def test_compiles_as_one_graph(dynamic: bool | None) -> None:
         inputs = [x.detach() for x in small(seq_len)]
         assert torch.equal(compiled(*inputs), conv_attention(*inputs))
     assert len(graphs.graphs) == graphs.calls(torch.ops.mta.conv_attention.default) <= 2
+
+
+def test_what_runs_where_is_no_graph_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    asks = [triton_unsupported, hopper_unsupported, decode_unsupported]
+
+    def reasons(x: Tensor) -> tuple[Tensor, list[str | None]]:
+        shape = {"head_dim": 64, "query_taps": 6, "key_taps": 11}
+        return x + 1, [ask(device="cuda:7", dtype=torch.bfloat16, **shape) for ask in asks]
+
+    assert torch.compile(reasons, fullgraph=True, backend="eager")(torch.zeros(1))[1] == reasons(torch.zeros(1))[1]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

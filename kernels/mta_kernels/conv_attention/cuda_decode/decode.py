@@ -32,17 +32,21 @@ def decode_unsupported(
     return _platform_unsupported(device) or shape_unsupported(dtype, head_dim, query_taps, key_taps)
 
 
-@functools.cache
 def _platform_unsupported(device: torch.device | str) -> str | None:
+    return _cached_platform_unsupported(device)
+
+
+_platform_unsupported._dynamo_marked_constant = True  # type: ignore[attr-defined]  # for torch.compile: see operators.py
+
+
+@functools.cache
+def _cached_platform_unsupported(device: torch.device | str) -> str | None:
     device = torch.device(device)
     if device.type != "cuda":
         return f"the CUDA decode needs an NVIDIA GPU, not a {device.type} device"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return f"{torch.cuda.get_device_name(device)} is older than sm_80"
     return missing_package()
-
-
-_platform_unsupported._dynamo_marked_constant = True  # type: ignore[attr-defined]  # for torch.compile: see operators.py
 
 
 def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int) -> str | None:

@@ -33,12 +33,24 @@ def hopper_unsupported(
     *, device: torch.device | str, dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int
 ) -> str | None:
     """Why the Hopper kernels cannot run with these on this machine, or None if they can."""
+    return _platform_unsupported(device) or shape_unsupported(dtype, head_dim, query_taps, key_taps)
+
+
+def _platform_unsupported(device: torch.device | str) -> str | None:
+    return _cached_platform_unsupported(device)
+
+
+_platform_unsupported._dynamo_marked_constant = True  # type: ignore[attr-defined]  # for torch.compile: see operators.py
+
+
+@functools.cache
+def _cached_platform_unsupported(device: torch.device | str) -> str | None:
     device = torch.device(device)
     if device.type != "cuda":
         return f"Hopper kernels need an NVIDIA H100, H200 or GH200, not a {device.type} device"
     if torch.cuda.get_device_capability(device) != (9, 0):
         return f"{torch.cuda.get_device_name(device)} is no Hopper GPU (sm_90), whose instructions these kernels use"
-    return shape_unsupported(dtype, head_dim, query_taps, key_taps) or missing_package()
+    return missing_package()
 
 
 def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int) -> str | None:
