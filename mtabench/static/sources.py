@@ -23,6 +23,7 @@ SOURCES: dict[str, str] = {
     "backward": "mtabench.static.sources:backward",
     "decode": "mtabench.static.sources:decode",
     "hopper": "mtabench.static.sources:hopper",
+    "cuda_decode": "mtabench.static.sources:cuda_decode",
     "cuda_conv": "mtabench.static.sources:cuda_conv",
     "attention": "mtabench.static.sources:triton_rungs",
     "cuda_attention": "mtabench.static.sources:cuda_rungs",
@@ -122,6 +123,26 @@ def hopper(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     for name, constants in zip(("prepare", "forward", "backward"), launched, strict=False):
         code = _compiled(constants.source)
         yield CudaKernel(f"hopper_{name}", code, constants.threads // 32, constants.shared_memory)
+
+
+def cuda_decode(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
+    """Decode in CUDA. Raises SkippedError without a compiler."""
+    from mta_kernels.conv_attention.arguments import key_padding
+    from mta_kernels.conv_attention.cuda_decode.decode import shape_unsupported
+    from mta_kernels.conv_attention.cuda_decode.geometry import plan_on
+    from mta_kernels.cuda import compiler
+    from mtabench.inputs import DTYPES
+
+    dtype, pad = DTYPES[shape.dtype], key_padding(shape.conv[1], "both")
+    if shape_unsupported(dtype, shape.head_dim, *shape.conv):
+        return
+    if reason := compiler.missing_package():
+        raise SkippedError(reason)
+    geometry = plan_on(
+        limits.shared_per_block, limits.sms, dtype, shape.head_dim, *shape.conv, pad, shape.heads // shape.kv_heads,
+        bool(shape.page_size), shape.head_dim % 8 == 0,
+    ).geometry  # fmt: skip
+    yield CudaKernel("cuda_decode", _compiled(geometry.source(limits.target)), geometry.warps, geometry.shared_memory)
 
 
 def cuda_conv(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:

@@ -10,6 +10,7 @@ from command_line import make_runner, refused
 from mta_kernels.attention import RUNGS, attention_reference
 from mtabench import registry
 from mtabench.case import Case
+from mtabench.charts.text import milliseconds
 from mtabench.estimate import call_seconds
 from mtabench.registry import GROUPS, chosen, find
 from mtabench.results import read_file
@@ -145,7 +146,7 @@ def test_the_page_of_the_ladder_says_what_the_results_from_a_cpu_say():
     assert {row["impl"] for row in rows} == set(names)
     medians = {(int(row["seq"]), int(row["head_dim"]), row["impl"]): float(row["median_ms"]) for row in rows}
     expected = [
-        [f"{seq}", f"{head_dim}", *(f"{medians[seq, head_dim, name]:,.3g} ms" for name in names)]
+        [f"{seq}", f"{head_dim}", *(milliseconds(medians[seq, head_dim, name]) for name in names)]
         for seq, head_dim in sorted({key[:2] for key in medians}, key=lambda key: key[::-1])
     ]
     assert [[word.strip() for word in line.strip("|").split("|")] for line in lines] == expected

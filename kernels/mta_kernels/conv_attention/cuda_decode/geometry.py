@@ -94,21 +94,23 @@ class Plan:
 
 @functools.cache
 def choose_plan(
-    dtype: torch.dtype,
-    head_dim: int,
-    query_taps: int,
-    key_taps: int,
-    pad: int,
-    group: int,
-    paged: bool,
-    aligned: bool,
+    dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int, pad: int, group: int, paged: bool, aligned: bool,
     device: torch.device,
-) -> Plan:
+) -> Plan:  # fmt: skip
+    """`plan_on` a device, of `group` query heads a KV head."""
+    limit, multiprocessors = shared_memory_limit(device), multiprocessor_count(device)
+    return plan_on(limit, multiprocessors, dtype, head_dim, query_taps, key_taps, pad, group, paged, aligned)
+
+
+def plan_on(
+    limit: int, multiprocessors: int, dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int, pad: int,
+    group: int, paged: bool, aligned: bool,
+) -> Plan:  # fmt: skip
     """The plan that reads the cache least often, and of these the one with the most warps and stages that fit.
 
-    Raises ValueError if nothing fits in the GPU's shared memory.
+    The GPU has so many multiprocessors, and `limit` bytes of shared memory for a program. Raises ValueError if nothing
+    fits there.
     """
-    limit, multiprocessors = shared_memory_limit(device), multiprocessor_count(device)
     for head_blocks in range(1, group + 1):
         together = -(-group // head_blocks)
         passes = -(-together // 8)
