@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -133,3 +134,19 @@ print(*({"torch._dynamo", "cuda.tile", "flash_attn"} & set(sys.modules)))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "kernels")}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.splitlines() == ["mta_kernels.attention.reference mta_kernels.attention.sdpa", ""]
+
+
+def test_a_rung_without_a_backward_refuses_to_lose_a_gradient():
+    q = torch.randn(1, 1, 4, 16, requires_grad=True)
+    with pytest.raises(ValueError, match="rung 'triton-fmha' has no gradient; call it under torch.no_grad"):
+        attention(q, q, q, rung="triton-fmha")
+
+
+def test_a_package_that_a_rung_is_written_in_is_a_reason(monkeypatch):
+    monkeypatch.delitem(sys.modules, "mta_kernels.attention.triton_fmha", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    q = torch.randn(1, 1, 4, 16)
+    reason = "triton is not installed (pip install triton)"
+    assert rung_unsupported("triton-fmha", device="cpu", dtype=torch.float32, head_dim=16) == reason
+    with pytest.raises(ValueError, match=f"cannot run this: {re.escape(reason)}"):
+        attention(q, q, q, rung="triton-fmha")

@@ -47,6 +47,7 @@ _MODULES: dict[str, tuple[str, dict[str, Any]]] = {
     "flash-attn-3": ("flash_attn", {"package": "flash-attn-3"}),
 }
 RUNGS = tuple(_MODULES)
+DIFFERENTIABLE = ("sdpa-flash", "sdpa-cudnn", "flex", "flash-attn", "flash-attn-3")
 
 _ready: set[tuple] = set()  # rungs that can run, with what: to ask takes longer than a small kernel
 
@@ -55,11 +56,17 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, scale: fl
     """`softmax(scale * q k^T) v` for `q [B, Hq, M, D]`, `k [B, Hkv, N, D]`, `v [B, Hkv, N, Dv]`: `[B, Hq, M, Dv]`.
 
     By the rung of that name, one of RUNGS, and by no other. Query heads are a multiple of key heads, and `M <= N`:
-    with `causal`, the queries are the last M of N positions. `scale` is `1 / sqrt(D)` unless given.
+    with `causal`, the queries are the last M of N positions. `scale` is `1 / sqrt(D)` unless given. Gradients are those
+    of the rungs in DIFFERENTIABLE; the others refuse inputs that want one.
     Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a rung that cannot run them.
     """
-    module, options = _rung(rung)
+    try:
+        module, options = _rung(rung)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"rung {rung!r} cannot run this: {_missing(error)}") from None
     check_attention_arguments(q, k, v)
+    if rung not in DIFFERENTIABLE and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        raise ValueError(f"rung {rung!r} has no gradient; call it under torch.no_grad(), or take rung='sdpa-flash'")
     asked = rung, q.device, q.dtype, q.shape[3]
     if asked not in _ready:
         reason = module.unsupported(device=q.device, dtype=q.dtype, head_dim=q.shape[3], **options)
@@ -71,7 +78,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, scale: fl
 
 def rung_unsupported(rung: str, *, device: torch.device | str, dtype: torch.dtype, head_dim: int) -> str | None:
     """Why a rung cannot run with these on this machine, or None; raises ValueError for a rung that does not exist."""
-    module, options = _rung(rung)
+    try:
+        module, options = _rung(rung)
+    except ModuleNotFoundError as error:
+        return _missing(error)
     return module.unsupported(device=torch.device(device), dtype=dtype, head_dim=head_dim, **options)
 
 
@@ -97,3 +107,8 @@ def _rung(name: str) -> tuple[ModuleType, dict[str, Any]]:
         raise ValueError(f"there is no rung {name!r}; {hint}")
     module, options = _MODULES[name]
     return importlib.import_module(f"{__name__}.{module}"), options
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    """What a rung's module could not import, as a reason."""
+    return f"{error.name} is not installed (pip install {error.name})"
