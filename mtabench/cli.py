@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mtabench.case import PASSES
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.sweeps.case import PASSES
 
 WRONG_RESULT = 4
 RANGES = "512,1k,4k; 1k..16k doubles; 1k..4k:+1k adds; 1k..64k:x4 multiplies"
@@ -266,7 +266,7 @@ def tune(
 ) -> None:  # fmt: skip
     """Choose the Triton kernels' tile sizes by timing. Kernels look the choice up from then on; no call tunes."""
     typed = locals()
-    from mtabench.tune import tune_shapes
+    from mtabench.sweeps.tune import tune_shapes
 
     _exit(tune_shapes(**typed))
 
@@ -379,7 +379,7 @@ def compare(
 ) -> None:  # fmt: skip
     """Compare two runs of the same cells. Exits with 1 if one got slower or broke, so that CI can be gated on it."""
     typed = locals()
-    from mtabench.compare_command import compare_files
+    from mtabench.comparing.compare_command import compare_files
 
     raise typer.Exit(compare_files(base, head, _wanted(typed), rerun_unclear))
 
@@ -393,7 +393,7 @@ def ab(
 ) -> None:  # fmt: skip
     """Measure two revisions and compare them. Both run here, in fresh processes that take turns; exits as compare."""
     typed = locals()
-    from mtabench.ab import compare_revisions
+    from mtabench.comparing.ab import compare_revisions
 
     words = _sweep_words(sweep)
     raise typer.Exit(compare_revisions(words, base, head, pairs, out, rerun_unclear, _wanted(typed)))
@@ -404,7 +404,7 @@ def noise(
     sweep: SweepArguments, pairs: Pairs = 5, threshold: Threshold = "2%", out: NoiseOut = None
 ) -> None:  # fmt: skip
     """Measure this machine's own noise. Says how often the same code fails, and the smallest change that is seen."""
-    from mtabench.noise_command import measure_noise
+    from mtabench.comparing.noise_command import measure_noise
 
     measure_noise(_sweep_words(sweep), pairs, threshold, out)
 
@@ -412,7 +412,7 @@ def noise(
 @app.command()
 def show(csv: CsvFile, where: Where = None, sort: Sort = None) -> None:
     """Print a results file as a table that fits the terminal, with pictures of its rounds."""
-    from mtabench.show_command import show_file
+    from mtabench.files.show_command import show_file
 
     show_file(csv, where or [], sort)
 
@@ -423,7 +423,7 @@ def export(
     overwrite: Overwrite = False,
 ) -> None:  # fmt: skip
     """Turn a results file into Markdown, LaTeX, Parquet or a CSV file for spreadsheets."""
-    from mtabench.export_command import export_file
+    from mtabench.files.export_command import export_file
 
     export_file(csv, out, format_, where or [], sort, overwrite)
 
@@ -431,7 +431,7 @@ def export(
 @results_app.command()
 def merge(csv: CsvFiles, out: NewCsv, latest: Latest = False, overwrite: Overwrite = False) -> None:
     """Put the rows of several results files and their samples into one."""
-    from mtabench.results_command import merge
+    from mtabench.files.results_command import merge
 
     merge(csv, out, latest, overwrite)
 
@@ -439,14 +439,14 @@ def merge(csv: CsvFiles, out: NewCsv, latest: Latest = False, overwrite: Overwri
 @results_app.command()
 def select(csv: CsvFile, out: NewCsv, where: Where = None, overwrite: Overwrite = False) -> None:
     """Put some rows of a results file and their samples into another."""
-    from mtabench.results_command import select_rows
+    from mtabench.files.results_command import select_rows
 
     select_rows(csv, where or [], out, overwrite)
 
 
 def _wanted(typed: dict[str, Any]) -> Any:
     """The options of a comparison, parsed."""
-    from mtabench.compare_command import REPORTS, wanted
+    from mtabench.comparing.compare_command import REPORTS, wanted
 
     outputs = {name: typed[name] for name in REPORTS}
     return wanted(typed["threshold"], typed["strict"], typed["format_"], outputs)
@@ -454,7 +454,7 @@ def _wanted(typed: dict[str, Any]) -> Any:
 
 def _sweep_words(words: list[str]) -> Any:
     """PASS and the options of a sweep, checked by the command that they are for."""
-    from mtabench.sweep_words import SweepWords
+    from mtabench.sweeps.sweep_words import SweepWords
 
     pass_, options = words[0], words[1:]
     if pass_ not in PASSES:

@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from mtabench import axes
-from mtabench.case import DTYPES, PASSES, Case
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.plan import Options, make_plan
+from mtabench.files.results import Writer, check_destination, key_of, key_of_row, text_of
+from mtabench.measuring.stopwatch import CHARTS, START, Stopwatch
 from mtabench.registry import GROUPS, chosen, find, names
-from mtabench.results import Writer, check_destination, key_of, key_of_row, text_of
-from mtabench.stopwatch import CHARTS, START, Stopwatch
+from mtabench.sweeps import axes
+from mtabench.sweeps.case import DTYPES, PASSES, Case
+from mtabench.sweeps.plan import Options, make_plan
 
 CHECK_LINE = "{:<17} {:<24} {:<32} {:>8} {:>8}  {}"
 RESULTS_FOLDER = Path("mtabench-results")
@@ -32,12 +32,12 @@ def sweep(pass_: str, typed: dict[str, Any], command_line: str) -> bool:
     path = out or RESULTS_FOLDER / f"{pass_}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.csv"
     already = {key_of_row(row): row for row in check_destination(path, resume)}
 
-    from mtabench.estimate import estimate_seconds
-    from mtabench.isolation import run_isolated
-    from mtabench.kept_ceilings import FILE_NAME, check_ceilings
-    from mtabench.readiness import memory_reason, unsupported_reason
-    from mtabench.sweep import check_same_device, make_settings, run
-    from mtabench.table import auto_lines, make_console, print_plan, results_table, watcher
+    from mtabench.files.table import auto_lines, make_console, print_plan, results_table, watcher
+    from mtabench.measuring.isolation import run_isolated
+    from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings
+    from mtabench.measuring.readiness import memory_reason, unsupported_reason
+    from mtabench.sweeps.estimate import estimate_seconds
+    from mtabench.sweeps.sweep import check_same_device, make_settings, run
 
     check_same_device(plan, path, already.values())
     check_ceilings(path.with_name(FILE_NAME))
@@ -73,7 +73,7 @@ def verify(impl: str | None, device: str) -> bool:
     """Check implementations and print a line a check, as it ends; whether any result is wrong."""
     wanted = names() if impl is None else [one.name for one in chosen(axes.parse_names(impl, "--impl"))]
     from mtabench.environment import resolve_device
-    from mtabench.verify import run_checks
+    from mtabench.sweeps.verify import run_checks
 
     console, where = Console(), resolve_device(device)
     wrong = total = 0
@@ -95,7 +95,7 @@ def verify(impl: str | None, device: str) -> bool:
 def list_implementations(device: str) -> None:
     """Print every implementation, what it does and whether it is ready on this machine, and the groups of them."""
     from mtabench.environment import resolve_device
-    from mtabench.readiness import unsupported_reason
+    from mtabench.measuring.readiness import unsupported_reason
 
     device = resolve_device(device)
     console = Console()
@@ -114,10 +114,10 @@ def list_implementations(device: str) -> None:
 
 def show_environment(device: str, measure: bool, out: Path | None) -> None:
     """Print where this runs and the ceilings kept for it in `out`; with `measure` they are measured anew."""
-    from mtabench.ceilings import measure_ceilings
     from mtabench.environment import describe, resolve_device
-    from mtabench.kept_ceilings import FILE_NAME, check_ceilings, keep_ceilings, read_ceilings
-    from mtabench.tune import effect_lines
+    from mtabench.measuring.ceilings import measure_ceilings
+    from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings, keep_ceilings, read_ceilings
+    from mtabench.sweeps.tune import effect_lines
 
     console = Console()
     device = resolve_device(device)

@@ -9,19 +9,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mtabench.axes import short
-from mtabench.case import Case
 from mtabench.commands import RESULTS_FOLDER
 from mtabench.errors import UsageError
-from mtabench.kept_ceilings import FILE_NAME, ceilings_of_device
+from mtabench.files.results import key_of, key_of_row, read_file
+from mtabench.files.table import make_console, plain_table, significant
+from mtabench.measuring.kept_ceilings import FILE_NAME, ceilings_of_device
 from mtabench.memory import expected_memory_bytes, input_bytes, longest_seq
 from mtabench.model.devices import Device, Rates, find_device, rates_of
 from mtabench.model.kernel import BESIDE, IN_TURN
 from mtabench.model.predict import Prediction, predict, unmodelled
-from mtabench.plan import Options, make_plan
 from mtabench.registry import find
-from mtabench.results import key_of, key_of_row, read_file
-from mtabench.table import make_console, plain_table, significant
+from mtabench.sweeps.axes import short
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.plan import Options, make_plan
 
 MOST_CELLS = 40
 RULE = (

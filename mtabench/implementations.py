@@ -19,8 +19,8 @@ from mta_kernels.conv_attention import (
     conv_attention_reference,
     unsupported,
 )
-from mtabench.case import Case
-from mtabench.inputs import DTYPES, Inputs
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.inputs import DTYPES, Inputs
 
 Closure = Callable[[], Tensor]
 

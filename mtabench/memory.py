@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from mtabench.case import BYTES_PER_ELEMENT, Case
 from mtabench.model import rungs
+from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
 
 # `N x N` matrices a head alive at the peak where scores are stored, as measured. On a CPU oneDNN convolves copies of
 # them besides, in a layout whose heads are padded to a multiple of 16.

@@ -14,9 +14,8 @@ import torch
 from rich.console import Console
 
 from mtabench import memory_tables as tables
-from mtabench.axes import short
-from mtabench.case import Case
 from mtabench.errors import UsageError
+from mtabench.files.table import make_console
 from mtabench.memory import longest_seq
 from mtabench.memory_tables import Row
 from mtabench.model.devices import Device, find_device
@@ -24,10 +23,11 @@ from mtabench.model.on_chip import tile_of
 from mtabench.model.predict import unmodelled
 from mtabench.model.rungs import RUNGS
 from mtabench.model.storage import storage_of
-from mtabench.outputs import check_output, written
-from mtabench.plan import Options, make_plan
 from mtabench.registry import find
-from mtabench.table import make_console
+from mtabench.sweeps.axes import short
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.outputs import check_output, written
+from mtabench.sweeps.plan import Options, make_plan
 
 WITHOUT_GPU = "h200"
 UNITS = {"": 1, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -135,7 +135,7 @@ def _row(case: Case, device: Device | None, limit: float) -> Row:
 
 def _traced(rows: Sequence[Row]) -> list[Row]:
     """The rows with their traced peaks, with what it works on on standard error."""
-    from mtabench.traced_peak import traced_peak
+    from mtabench.measuring.traced_peak import traced_peak
 
     console = Console(stderr=True)
     found = []

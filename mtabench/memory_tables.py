@@ -12,11 +12,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from mtabench.axes import short
-from mtabench.case import Case
+from mtabench.files.results import KEY_COLUMNS, key_of, text_of
+from mtabench.files.table import plain_table, significant
 from mtabench.model.storage import Storage
-from mtabench.results import KEY_COLUMNS, key_of, text_of
-from mtabench.table import plain_table, significant
+from mtabench.sweeps.axes import short
+from mtabench.sweeps.case import Case
 
 SCHEMA_VERSION = 1
 PARTS = ("queries", "keys", "values", "scores", "statistics", "accumulator")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mtabench.case import Case
 from mtabench.model.fused import Tiles
 from mtabench.model.predict import kernels_of, unmodelled
 from mtabench.registry import find
-from mtabench.work import bytes_moved, executed_flops, useful_flops
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.work import bytes_moved, executed_flops, useful_flops
 
 SM_COUNT = 132  # bytes through memory hardly depend on it
 

@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from mtabench.axes import short
-from mtabench.case import Case
 from mtabench.charts.ceilings import known_ceilings
 from mtabench.charts.data import read_cells
 from mtabench.errors import UsageError
+from mtabench.files.results import KEY_COLUMNS, Key, key_of, text_of
+from mtabench.files.table import make_console, significant
 from mtabench.model.devices import find_device
-from mtabench.outputs import check_output, written
 from mtabench.profiling.tables import COUNTERS_FILE, read_memory_bytes
-from mtabench.results import KEY_COLUMNS, Key, key_of, text_of
 from mtabench.roofline import Standing, standing
-from mtabench.table import make_console, significant
+from mtabench.sweeps.axes import short
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.outputs import check_output, written
 
 OUT_COLUMNS = (
     *KEY_COLUMNS, "device", "median_ms", "useful_flops", "executed_flops", "least_bytes", "model_bytes",

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from mtabench.results import KEY_COLUMNS, key_of_row, read_file
+from mtabench.files.results import KEY_COLUMNS, key_of_row, read_file
 
 # Calls whose launches take less time than the flush of the cache before them: CUDA events see a launch that is late,
 # and NVBench never does.

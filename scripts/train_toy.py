@@ -35,10 +35,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 from mta_kernels.conv_attention import ConvAttention
-from mtabench.axes import parse_names
 from mtabench.charts.style import LIGHT, STYLES, applied
 from mtabench.environment import describe, resolve_device
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.sweeps.axes import parse_names
 
 LETTERS, BLOCK, QUERY = 26, 5, 2
 MARK, QUERY_MARK, VOCABULARY = LETTERS, LETTERS + 1, LETTERS + 2

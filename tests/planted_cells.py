@@ -8,8 +8,10 @@ import signal
 import time
 from dataclasses import replace
 
-from mtabench import isolation, registry, sweep, timing
-from mtabench.ceilings import Ceilings
+from mtabench import registry
+from mtabench.measuring import isolation, timing
+from mtabench.measuring.ceilings import Ceilings
+from mtabench.sweeps import sweep
 
 real_measure_cell = isolation.measure_cell
 

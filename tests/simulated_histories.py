@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
-from mtabench.results import COLUMNS
+from mtabench.files.results import COLUMNS
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DEFAULTS = dict.fromkeys(COLUMNS, "") | {

@@ -60,8 +60,8 @@ def test_timers_that_do_not_agree_and_cells_without_a_time_fail(run, nvbench):
 
 
 def test_the_ten_cells_are_cells_that_can_be_planned():
-    from mtabench import axes
-    from mtabench.plan import Options, make_plan
+    from mtabench.sweeps import axes
+    from mtabench.sweeps.plan import Options, make_plan
 
     cases = []
     for sweep in crosscheck.SWEEPS:

@@ -11,27 +11,26 @@ import pytest
 ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"
 PURE = (
-    "axes", "case", "charts", "compare", "compare_command", "comparison_reports", "errors", "inference",
-    "lock", "memory", "memory_tables", "merging", "noise", "registry", "results", "revisions", "roofline", "runs",
-    "statistics", "stopwatch", "work",
-    "model.banded", "model.dense", "model.devices", "model.fused", "model.kernel", "model.plain", "model.predict",
-    "model.rungs", "model.storage",
-    "profiling.ncu_report", "profiling.verdict",
-    "dashboard.changes", "dashboard.command", "dashboard.data", "dashboard.findings", "dashboard.histories",
-    "charts.bandwidth", "charts.ceilings", "charts.chart", "charts.data", "charts.error", "charts.failures",
-    "charts.findings", "charts.heatmap", "charts.ladder", "charts.lines", "charts.memory", "charts.panels",
-    "charts.roofline", "charts.speedup", "charts.splits", "charts.style", "charts.text", "charts.time",
-    "pages.page", "pages.text", "pages.vega",
+    "charts", "errors", "escaping", "memory", "memory_tables", "registry", "roofline", "charts.bandwidth",
+    "charts.ceilings", "charts.chart", "charts.data", "charts.error", "charts.failures", "charts.findings",
+    "charts.heatmap", "charts.ladder", "charts.lines", "charts.memory", "charts.panels", "charts.roofline",
+    "charts.speedup", "charts.splits", "charts.style", "charts.text", "charts.time", "comparing.compare",
+    "comparing.compare_command", "comparing.comparison_reports", "comparing.inference", "comparing.noise",
+    "comparing.revisions", "dashboard.changes", "dashboard.command", "dashboard.data", "dashboard.findings",
+    "dashboard.histories", "files.csv_reading", "files.export_command", "files.fields", "files.merging",
+    "files.result_view", "files.results", "files.results_command", "files.show_command", "files.sparklines",
+    "measuring.lock", "measuring.statistics", "measuring.stopwatch", "model.banded", "model.dense",
+    "model.devices", "model.fused", "model.kernel", "model.plain", "model.predict", "model.rungs",
+    "model.storage", "pages.page", "pages.text", "pages.vega", "profiling.ncu_report", "profiling.verdict",
     "report.columns", "report.command", "report.data", "report.markdown", "report.page", "report.sentences",
-    "csv_reading", "escaping", "export_command", "fields", "outputs", "result_view", "results_command", "show_command",
-    "sparklines", "where",
     "static.baseline", "static.limits", "static.occupancy", "static.records", "static.sass", "static.shapes",
+    "sweeps.axes", "sweeps.case", "sweeps.outputs", "sweeps.runs", "sweeps.where", "sweeps.work",
 )  # fmt: skip
 CLI_MAY_IMPORT = {
     "typer",
     "mtabench",
-    "mtabench.axes",
-    "mtabench.case",
+    "mtabench.sweeps.axes",
+    "mtabench.sweeps.case",
     "mtabench.errors",
     "mtabench.registry",
 }
@@ -121,7 +120,7 @@ def test_the_reading_of_imports_sees_what_it_should():
     source = """
 from typing import TYPE_CHECKING
 import torch.nn
-from . import axes
+from . import errors
 try:
     import numpy
 except ImportError:
@@ -129,9 +128,9 @@ except ImportError:
 if TYPE_CHECKING:
     import pandas
 def later():
-    from mtabench import sweep
+    from mtabench.sweeps import sweep
 """
-    top = {"typing", "torch.nn", "mtabench", "mtabench.axes", "numpy"}
+    top = {"typing", "torch.nn", "mtabench", "mtabench.errors", "numpy"}
     assert imports(source, "mtabench.example", inside_functions=False) == top
     assert imports(source, "mtabench.example", inside_functions=True) >= top | {"mtabench"}
 

@@ -109,8 +109,8 @@ def test_readme_and_scripts_use_options_that_exist():
 
 
 def test_readme_lists_the_implementations_and_columns():
+    from mtabench.files.results import COLUMNS, STATUSES
     from mtabench.registry import IMPLEMENTATIONS
-    from mtabench.results import COLUMNS, STATUSES
 
     table = README[README.index("### Implementations") : README.index("## The kernels from Python")]
     assert re.findall(r"^\| `([^`]+)`", table, re.MULTILINE) == [i.name for i in IMPLEMENTATIONS]

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from mtabench.case import Case
-from mtabench.results import Writer
-from mtabench.rows import RunFacts, cell_row, sample_lines, timed_row
-from mtabench.timing import Measurement
+from mtabench.files.results import Writer
+from mtabench.files.rows import RunFacts, cell_row, sample_lines, timed_row
+from mtabench.measuring.timing import Measurement
+from mtabench.sweeps.case import Case
 
 ENVIRONMENT = {"device": "some, device", "driver": "1.2", "cuda": "13.0", "torch": "2.13.0", "triton": "3.6.0"}
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from mtabench.case import PASSES
 from mtabench.charts import bandwidth, error, heatmap, ladder, memory, roofline, speedup, splits, time
 from mtabench.charts.chart import Chart, Kind, make_figure
 from mtabench.charts.data import read_cells, settings
 from mtabench.charts.style import LIGHT, THEMES, Look, Theme, applied, styles_of
 from mtabench.errors import UsageError
+from mtabench.sweeps.case import PASSES
 
 KINDS = {
     kind.name: kind

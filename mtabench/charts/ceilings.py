@@ -81,7 +81,7 @@ def _kept(cells: pd.DataFrame) -> list[tuple[float, float]]:
     for folder, device, driver, torch, dtype in places.itertuples(index=False, name=None):
         path = Path(folder) / FILE_NAME
         if path.exists():
-            from mtabench.kept_ceilings import read_ceilings  # here, because it loads torch
+            from mtabench.measuring.kept_ceilings import read_ceilings  # here, because it loads torch
 
             kept = read_ceilings(path, {"device": device, "driver": driver or None, "torch": torch}).get(dtype)
             found += [(kept.matmul_tflops, kept.copy_gbytes_s)] if kept else []

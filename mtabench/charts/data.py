@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from mtabench.axes import short
 from mtabench.errors import UsageError
-from mtabench.results import KEY_COLUMNS, MEASURED_COLUMNS, NUMERIC_COLUMNS, read_results
+from mtabench.files.results import KEY_COLUMNS, MEASURED_COLUMNS, NUMERIC_COLUMNS, read_results
+from mtabench.sweeps.axes import short
 
 SETTING = ("device", "dtype", "heads", "kv_heads", "causal", "batch_name")
 CONV_COLUMNS = ("conv_q", "conv_k")

@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, TwoSlopeNorm
 from matplotlib.patches import Rectangle
 
-from mtabench.axes import short
 from mtabench.charts.chart import Chart, Kind, titled
 from mtabench.charts.data import CONV_COLUMNS, baseline_name, one_line_each
 from mtabench.charts.findings import called, place, speed, speed_range, subject
@@ -21,6 +20,7 @@ from mtabench.charts.panels import check_panels, word_of
 from mtabench.charts.speedup import rated
 from mtabench.charts.style import Look
 from mtabench.charts.text import TIMES, caption, factor, fitted, inches, length_label, shortened
+from mtabench.sweeps.axes import short
 
 CELL_INCHES = (0.62, 0.38)
 LABELS_INCHES = (0.9, 0.8)  # beside the cells, and above and below

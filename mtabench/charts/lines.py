@@ -12,12 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from mtabench.axes import short
 from mtabench.charts.chart import PANEL_INCHES, Chart, columns_of
 from mtabench.charts.failures import ROW_INCHES, draw_marks, place_marks
 from mtabench.charts.panels import Line, Panel
 from mtabench.charts.style import STYLES, Look, Style
 from mtabench.charts.text import caption, length_label, shortened
+from mtabench.sweeps.axes import short
 
 MAX_TICKS = 8
 AXES_HEIGHT = 2.9  # inches; about what a panel leaves its axes

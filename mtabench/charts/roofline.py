@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from mtabench.axes import short
 from mtabench.charts.ceilings import Ceilings, intensity, known_ceilings
 from mtabench.charts.chart import Chart, Kind, columns_of, titled
 from mtabench.charts.data import one_line_each
@@ -20,6 +19,7 @@ from mtabench.charts.lines import YARDSTICK_NOTE, line_legend, log_ticks, plain_
 from mtabench.charts.panels import problems, word_of
 from mtabench.charts.style import Look
 from mtabench.charts.text import caption, number, percent, shortened, span
+from mtabench.sweeps.axes import short
 
 SIZES = (12.0, 64.0)  # of a marker, in square points, from the shortest sequence to the longest
 LEAST_DECADES = 1.4  # of the x axis, so that the words along the slope end before points of one intensity

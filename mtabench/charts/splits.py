@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import to_hex
 
-from mtabench.axes import short
 from mtabench.charts.chart import Chart, Kind, titled
 from mtabench.charts.data import CONV_COLUMNS
 from mtabench.charts.lines import YAxis, line_chart
@@ -18,7 +17,8 @@ from mtabench.charts.panels import Failure, Line, Panel, check_panels, failures_
 from mtabench.charts.style import Style
 from mtabench.charts.text import problem, shortened
 from mtabench.charts.time import BANDS
-from mtabench.splits import choices
+from mtabench.sweeps.axes import short
+from mtabench.sweeps.splits import choices
 
 
 def chart(cells: pd.DataFrame) -> Chart | None:

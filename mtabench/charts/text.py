@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
-from mtabench.axes import short
+from mtabench.sweeps.axes import short
 
 NAME_LENGTH = 32  # characters of an implementation's name that are shown
 PART_LENGTH = 80  # of one part of the caption

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtabench.compare import parse_threshold
+from mtabench.comparing.compare import parse_threshold
 from mtabench.dashboard.data import Settings, dashboard_data
 from mtabench.dashboard.feed import headline
 from mtabench.dashboard.files import Archive, Progress, read_archive
@@ -18,7 +18,7 @@ from mtabench.dashboard.repository import parse_repo_url
 from mtabench.dashboard.site import check_site, site_files, write_site
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log, printable
-from mtabench.table import make_console
+from mtabench.files.table import make_console
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from mtabench.case import BYTES_PER_ELEMENT, Case
 from mtabench.model import fused
 from mtabench.model.kernel import Kernel, scores
+from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
 
 # What the kernels reach of the peak of shared memory, calibrated on hopper-fwd.csv and hopper-bwd.csv of an H200.
 # Forward: not every softmax runs while another warpgroup multiplies. Backward: each of five products is waited for, and

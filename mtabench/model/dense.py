@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mtabench.case import BYTES_PER_ELEMENT, Case
 from mtabench.model.kernel import Kernel
-from mtabench.work import pairs, taps
+from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
+from mtabench.sweeps.work import pairs, taps
 
 # Fused multiply-adds a second of PyTorch's convolution, one channel a head, calibrated on results/nvidia-h200/*.csv.
 # It counts elements in 32 bits; from 2^31 scores on another, slower kernel takes its place.

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mtabench.case import BYTES_PER_ELEMENT, Case
 from mtabench.model.kernel import Kernel, scores
+from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
 
 # What products reach of a plain product's rate beside the exponentials. Calibrated on the times of single kernels:
 # tuned/nvidia-h200.json for the forward, the table in kernels/mta_kernels/README.md and results/nvidia-h200/bwd.csv for

@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from mtabench.case import BYTES_PER_ELEMENT, Case
-from mtabench.inputs import DTYPES
 from mtabench.model.devices import Device
 from mtabench.model.fused import power_of_two
 from mtabench.model.tiles import forward_config, shared_memory, value_columns
+from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
+from mtabench.sweeps.inputs import DTYPES
 
 FLOAT = 4
 STATISTICS = 2  # numbers a row: the running maximum and the running sum

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mtabench.case import Case
 from mtabench.model import banded, dense, fused, plain
 from mtabench.model.devices import Device, Rates
 from mtabench.model.fused import Tiles
 from mtabench.model.kernel import Kernel, KernelTime, time_of
 from mtabench.registry import find
+from mtabench.sweeps.case import Case
 
 MODELLED = ("eager", "triton", "hopper", "sdpa-flash", "sdpa-cudnn")
 # Seconds that the host takes to launch one kernel: Triton's launcher with our checks, PyTorch's operators (measured for

@@ -10,11 +10,11 @@ from mta_kernels.conv_attention.triton import tuning
 from mta_kernels.conv_attention.triton.backward_scores import probabilities_candidates, value_gradients_candidates
 from mta_kernels.conv_attention.triton.decode import choose_splits
 from mta_kernels.conv_attention.triton.forward import ForwardConfig, forward_candidates
-from mtabench.case import BYTES_PER_ELEMENT, Case
-from mtabench.inputs import DTYPES
 from mtabench.model.devices import Device
 from mtabench.model.fused import Tiles, power_of_two
 from mtabench.static.limits import limits_of
+from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
+from mtabench.sweeps.inputs import DTYPES
 
 
 def tiles_of(case: Case, device: Device) -> Tiles:

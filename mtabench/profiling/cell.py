@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from mtabench.case import Case
-from mtabench.inputs import Inputs, make_inputs
+from mtabench.measuring.timing import Timed, timed
 from mtabench.registry import find, load
-from mtabench.timing import Timed, timed
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.inputs import Inputs, make_inputs
 
 WARM_UP_CALLS = 3
 

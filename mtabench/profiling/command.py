@@ -14,15 +14,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from mtabench import axes
-from mtabench.case import Case
 from mtabench.commands import RESULTS_FOLDER
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.estimate import this_gpu
-from mtabench.inputs import Inputs, make_inputs
+from mtabench.files.results import key_of
+from mtabench.files.table import make_console
+from mtabench.measuring.readiness import memory_reason, unsupported_reason
 from mtabench.model.devices import rates_of
 from mtabench.model.predict import predict, unmodelled
-from mtabench.plan import Options, make_plan
 from mtabench.processes import ProcessEndedError, call_in_process
 from mtabench.profiling import ncu, proton
 from mtabench.profiling.cell import ready, wall_ms
@@ -38,12 +36,14 @@ from mtabench.profiling.tables import (
 )
 from mtabench.profiling.trace import trace
 from mtabench.profiling.verdict import launch_verdict, model_verdict
-from mtabench.readiness import memory_reason, unsupported_reason
 from mtabench.registry import find, load
-from mtabench.results import key_of
-from mtabench.sweep import words
-from mtabench.table import make_console
-from mtabench.verify import Oracle, results_of
+from mtabench.sweeps import axes
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.estimate import this_gpu
+from mtabench.sweeps.inputs import Inputs, make_inputs
+from mtabench.sweeps.plan import Options, make_plan
+from mtabench.sweeps.sweep import words
+from mtabench.sweeps.verify import Oracle, results_of
 
 TOOLS = {"trace": lambda device: None, "proton": proton.reason_against, "ncu": ncu.reason_against}
 WALL_CALLS = 5

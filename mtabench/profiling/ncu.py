@@ -11,9 +11,9 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from mtabench.case import Case
 from mtabench.errors import MtabenchError
 from mtabench.profiling.ncu_report import ASKED, SECTIONS
+from mtabench.sweeps.case import Case
 
 PROGRAM = "ncu"
 RIGHTS = "ERR_NVGPUCTRPERM"

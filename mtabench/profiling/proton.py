@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mtabench.case import Case
 from mtabench.errors import UsageError
+from mtabench.sweeps.case import Case
 
 TIME = "time (ns)"
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from mtabench.case import Case
-from mtabench.csv_reading import read_csv
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.files.csv_reading import read_csv
+from mtabench.files.results import KEY_COLUMNS, Key, key_of, key_of_row, text_of
+from mtabench.files.table import plain_table
 from mtabench.profiling.ncu_report import Counters
 from mtabench.profiling.trace import KernelUse
 from mtabench.profiling.verdict import bound_by, verdict
-from mtabench.results import KEY_COLUMNS, Key, key_of, key_of_row, text_of
-from mtabench.table import plain_table
+from mtabench.sweeps.case import Case
 
 KERNELS_FILE, COUNTERS_FILE = "kernels.csv", "counters.csv"
 KERNEL_COLUMNS = (*KEY_COLUMNS, "kernel", "calls", "total_ms", "mean_ms", "share")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from mtabench.escaping import in_markdown
+from mtabench.files.result_view import significant
+from mtabench.files.sparklines import sparkline
 from mtabench.report.columns import (
     IMPLEMENTATION,
     SPREAD,
@@ -19,8 +21,6 @@ from mtabench.report.columns import (
 from mtabench.report.data import Report, Row, Spread, is_plain, is_timed
 from mtabench.report.page import facts, failures, title
 from mtabench.report.sentences import plural, summary
-from mtabench.result_view import significant
-from mtabench.sparklines import sparkline
 
 MARK = "<!-- mtabench report -->"  # tells our files from a reader's own
 MOST_CELLS = 1000  # GitHub shows files of up to 512 KB

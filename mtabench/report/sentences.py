@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mtabench.files.result_view import significant
+from mtabench.measuring.statistics import geometric_mean
 from mtabench.report.data import SHAPE_AXES, Report, Row, is_plain, is_timed
-from mtabench.result_view import significant
-from mtabench.statistics import geometric_mean
 
 PASSES = {"fwd": "forward pass", "bwd": "backward pass", "decode": "decode step"}
 STATUSES = {"oom": "out of memory", "error": "ended in an error", "timeout": "took too long", "wrong": "wrong"}

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mtabench import axes
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.files.table import make_console
 from mtabench.static import baseline as comparing
 from mtabench.static import records, runs, sources, tables
 from mtabench.static.compiling import short_name
 from mtabench.static.limits import DEFAULT_TARGETS, TARGETS, Limits, limits_of
 from mtabench.static.records import Inspection, Kernel
 from mtabench.static.shapes import ALL_SHAPES, Asked, Shape, chosen_shapes
-from mtabench.table import make_console
+from mtabench.sweeps import axes
 
 WIDTH = 100
 NOT_COMPARABLE = 5

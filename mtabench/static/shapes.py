@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mtabench import axes
-from mtabench.case import DTYPES
 from mtabench.errors import UsageError
+from mtabench.sweeps import axes
+from mtabench.sweeps.case import DTYPES
 
 HEAD_DIMS = (16, 256)
 

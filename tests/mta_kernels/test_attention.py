@@ -138,7 +138,7 @@ print(*({"torch._dynamo", "cuda.tile", "flash_attn"} & set(sys.modules)))
 
 def test_a_rung_without_a_backward_refuses_to_lose_a_gradient():
     q = torch.randn(1, 1, 4, 16, requires_grad=True)
-    with pytest.raises(ValueError, match="rung 'triton-fmha' has no gradient; call it under torch.no_grad"):
+    with pytest.raises(ValueError, match=r"rung 'triton-fmha' has no gradient; call it under torch\.no_grad"):
         attention(q, q, q, rung="triton-fmha")
 
 

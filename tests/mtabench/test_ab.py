@@ -13,8 +13,8 @@ from command_line import make_runner, refused
 from paired_runs import Processes, git, make_repository, process_rounds
 from written_runs import case
 
-from mtabench import ab, pairs
-from mtabench.runs import read_run
+from mtabench.comparing import ab, pairs
+from mtabench.sweeps.runs import read_run
 
 ROOT = Path(__file__).parents[2]
 SWEEP = ("fwd", "--impl", "eager", "--seq", "64,128", "--head-dim", "16", "--heads", "2", "--device", "cpu")
@@ -166,7 +166,7 @@ def test_a_process_that_fails_is_one_sentence(mtabench, processes, repository, r
 
 def test_results_of_another_schema_are_said(mtabench, processes, monkeypatch):
     processes(sides())
-    monkeypatch.setattr("mtabench.rows.SCHEMA_VERSION", 99)
+    monkeypatch.setattr("mtabench.files.rows.SCHEMA_VERSION", 99)
     code, _, err = mtabench("ab", "--base", "HEAD~1", *SWEEP, "--out", "out")
     assert (code, len(err.splitlines())) == (1, 1)
     assert "writes results that this mtabench does not read: " in err

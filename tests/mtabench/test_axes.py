@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mta_kernels.conv_attention.triton import decode
-from mtabench.axes import (
+from mtabench.errors import UsageError
+from mtabench.sweeps.axes import (
     MAX_SPLITS,
     PRESETS,
     find_preset,
@@ -18,7 +19,6 @@ from mtabench.axes import (
     parse_splits,
     short,
 )
-from mtabench.errors import UsageError
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mtabench import ceilings
+from mtabench.measuring import ceilings
 
 
 def test_of_a_cpu(monkeypatch):

@@ -15,10 +15,12 @@ import pytest
 from command_line import make_runner
 from typer.main import get_command
 
-from mtabench import registry, timing, verify
-from mtabench.ceilings import Ceilings
+from mtabench import registry
 from mtabench.cli import app
-from mtabench.results import COLUMNS, KEY_COLUMNS, Writer, read_results
+from mtabench.files.results import COLUMNS, KEY_COLUMNS, Writer, read_results
+from mtabench.measuring import timing
+from mtabench.measuring.ceilings import Ceilings
+from mtabench.sweeps import verify
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("fwd", "bwd", "decode", "verify", "list", "env", "profile", "explain", "roofline", "plot", "compare")
@@ -202,7 +204,7 @@ def splitter(monkeypatch):
         return {case: timing.Measurement("cpu", "warm", [[ms] * 3] * 2) for case, ms in times.items()}
 
     monkeypatch.setattr(timing, "measure", measure)
-    monkeypatch.setattr("mtabench.sweep.measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1))
+    monkeypatch.setattr("mtabench.sweeps.sweep.measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1))
 
 
 def test_a_sweep_over_splits_says_how_good_auto_is(mtabench, splitter):
@@ -257,7 +259,7 @@ def test_a_sweep_ends_with_a_table_paths_and_what_to_type_next(mtabench, tmp_pat
 
 def test_a_wrong_kernel_is_exit_code_4(mtabench, monkeypatch):
     monkeypatch.setattr(registry, "load", plant_wrong_eager(registry.load))
-    monkeypatch.setattr("mtabench.sweep.load", registry.load)
+    monkeypatch.setattr("mtabench.sweeps.sweep.load", registry.load)
     code, out, err = mtabench("fwd", *TINY, "--out", "out.csv", "--no-plot")
     assert (code, err) == (4, "")
     assert "wrong" in out
@@ -285,7 +287,7 @@ def test_errors_of_an_implementation_do_not_fail_the_sweep(mtabench, monkeypatch
         raise RuntimeError("no such instruction")
 
     load = registry.load
-    monkeypatch.setattr("mtabench.sweep.load", lambda name: build if name.endswith(":eager") else load(name))
+    monkeypatch.setattr("mtabench.sweeps.sweep.load", lambda name: build if name.endswith(":eager") else load(name))
     code, out, _ = mtabench("fwd", *TINY, "--out", "out.csv", "--no-plot")
     assert code == 0
     assert out.count("no such instruction") == 4  # a line as it ended, and the table
@@ -331,7 +333,9 @@ def test_ceilings_that_cannot_be_read_are_told_before_any_file_is_touched(mtaben
 
 def test_isolated_cells_are_asked_for(mtabench, monkeypatch):
     asked = []
-    monkeypatch.setattr("mtabench.isolation.run_isolated", lambda plan, *args: asked.append(plan.options.cell_timeout))
+    monkeypatch.setattr(
+        "mtabench.measuring.isolation.run_isolated", lambda plan, *args: asked.append(plan.options.cell_timeout)
+    )
     words = ("fwd", *TINY, "--no-plot", "--isolate")
     assert mtabench(*words, "--out", "a.csv")[0] == 0
     assert mtabench(*words, "--cell-timeout", "60", "--out", "b.csv")[0] == 0
@@ -361,7 +365,7 @@ def test_env_names_the_device_and_the_versions(mtabench):
 
 
 def test_env_measures_when_asked_and_keeps_what_it_found(mtabench, tmp_path, monkeypatch):
-    monkeypatch.setattr("mtabench.ceilings.measure_ceilings", lambda device, dtype: Ceilings(12.5, 0.25))
+    monkeypatch.setattr("mtabench.measuring.ceilings.measure_ceilings", lambda device, dtype: Ceilings(12.5, 0.25))
     code, out, _ = mtabench("env", "--device", "cpu", "--measure")
     assert code == 0
     for dtype in ("fp16", "bf16", "fp32"):

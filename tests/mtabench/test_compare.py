@@ -8,9 +8,9 @@ import pytest
 from command_line import make_runner
 from written_runs import case, rounds, write_run
 
-from mtabench.compare import NothingComparedError, compare, parse_threshold
+from mtabench.comparing.compare import NothingComparedError, compare, parse_threshold
 from mtabench.errors import UsageError
-from mtabench.runs import read_run
+from mtabench.sweeps.runs import read_run
 
 TIMED = {case(64): 1.0, case(128): 2.0, case(256): 4.0}
 

@@ -8,12 +8,14 @@ import pytest
 import torch
 from command_line import make_runner
 
-from mtabench import energy, environment, nvtx, sweep, timing
-from mtabench.case import Case
-from mtabench.ceilings import Ceilings
-from mtabench.results import read_results
-from mtabench.rows import RunFacts, timed_row
-from mtabench.timing import Measurement, Timed
+from mtabench import environment
+from mtabench.files.results import read_results
+from mtabench.files.rows import RunFacts, timed_row
+from mtabench.measuring import energy, nvtx, timing
+from mtabench.measuring.ceilings import Ceilings
+from mtabench.measuring.timing import Measurement, Timed
+from mtabench.sweeps import sweep
+from mtabench.sweeps.case import Case
 
 STEP_S = 0.1
 

@@ -8,8 +8,8 @@ import pytest
 from scipy.stats import bootstrap, mannwhitneyu, trim_mean, ttest_rel
 from simulated_noise import CELLS, PAIRS, ROUNDS, simulated_pairs, simulated_run, simulated_times, stops
 
-from mtabench.compare import LEVEL, judge
-from mtabench.inference import (
+from mtabench.comparing.compare import LEVEL, judge
+from mtabench.comparing.inference import (
     Estimates,
     by_pairs,
     by_processes,
@@ -21,7 +21,7 @@ from mtabench.inference import (
     paired_ratios,
     pooled,
 )
-from mtabench.statistics import median_interval
+from mtabench.measuring.statistics import median_interval
 
 THRESHOLD = 0.02  # the default of `mtabench compare`
 
@@ -222,7 +222,8 @@ def test_pooled_mann_whitney_fails_the_same_code():
 
 
 def test_the_simulation_has_as_many_pairs_as_ab():
-    from mtabench import cli, pairs
+    from mtabench import cli
+    from mtabench.comparing import pairs
 
     defaults = {inspect.signature(command).parameters["pairs"].default for command in (cli.ab, cli.noise)}
     assert defaults == {pairs.PAIRS} == {PAIRS}

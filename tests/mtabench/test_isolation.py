@@ -6,11 +6,12 @@ import signal
 import planted_cells
 import pytest
 
-from mtabench import isolation, registry
-from mtabench.plan import Options, make_plan
-from mtabench.results import Writer, read_results, samples_path
-from mtabench.sweep import SweepInterruptedError
-from mtabench.timing import Settings
+from mtabench import registry
+from mtabench.files.results import Writer, read_results, samples_path
+from mtabench.measuring import isolation
+from mtabench.measuring.timing import Settings
+from mtabench.sweeps.plan import Options, make_plan
+from mtabench.sweeps.sweep import SweepInterruptedError
 
 pytestmark = pytest.mark.slow
 

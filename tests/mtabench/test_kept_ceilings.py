@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from mtabench.ceilings import Ceilings
 from mtabench.errors import UsageError
-from mtabench.kept_ceilings import keep_ceilings, read_ceilings
+from mtabench.measuring.ceilings import Ceilings
+from mtabench.measuring.kept_ceilings import keep_ceilings, read_ceilings
 
 HERE = {"device": "GPU A", "driver": "1.2", "torch": "2.13.0", "git_sha": "abc"}
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from mtabench.case import Case
+from mtabench.files.results import read_file
 from mtabench.memory import expected_memory_bytes, input_bytes, longest_seq
 from mtabench.registry import find
-from mtabench.results import read_file
+from mtabench.sweeps.case import Case
 
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 CONV = Case("fwd", "eager", "conv-attention", "fp32", 1, 16, 16, 4096, 16, 4, 3, True, None, "cpu")

@@ -11,9 +11,10 @@ import torch
 from command_line import contents, make_runner, refused
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mtabench import memory_command, traced_peak
-from mtabench.case import Case
+from mtabench import memory_command
 from mtabench.errors import UsageError
+from mtabench.files.results import text_of
+from mtabench.measuring import traced_peak
 from mtabench.memory import expected_memory_bytes, input_bytes, longest_seq
 from mtabench.memory_command import parse_bytes
 from mtabench.memory_tables import COLUMNS
@@ -23,8 +24,8 @@ from mtabench.model.rungs import RUNGS
 from mtabench.model.storage import storage_of
 from mtabench.model.tiles import shared_memory
 from mtabench.registry import GROUPS, find
-from mtabench.results import text_of
-from mtabench.work import bytes_moved
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.work import bytes_moved
 
 H200 = find_device("h200")
 CONV = Case("fwd", "triton", "conv-attention", "bf16", 1, 16, 16, 4096, 64, 6, 11, True, None, "cuda")

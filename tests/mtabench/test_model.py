@@ -8,18 +8,18 @@ import torch
 from command_line import make_runner, refused
 
 from mta_kernels.conv_attention.hopper import backward, forward
-from mtabench.case import Case
-from mtabench.ceilings import Ceilings
 from mtabench.errors import UsageError
-from mtabench.estimate import RATES, call_seconds
-from mtabench.kept_ceilings import keep_ceilings
+from mtabench.files.results import read_file
+from mtabench.measuring.ceilings import Ceilings
+from mtabench.measuring.kept_ceilings import keep_ceilings
 from mtabench.model import banded, fused
 from mtabench.model.devices import DEVICES, find_device, rates_of
 from mtabench.model.fused import Tiles
 from mtabench.model.kernel import Kernel, scores, time_of
 from mtabench.model.predict import kernels_of, predict, unmodelled
 from mtabench.model.tiles import tiles_of
-from mtabench.results import read_file
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.estimate import RATES, call_seconds
 
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 H200 = find_device("h200")

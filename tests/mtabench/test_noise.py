@@ -10,10 +10,10 @@ from command_line import make_runner
 from paired_runs import Processes, process_rounds
 from written_runs import case
 
-from mtabench import noise_command, pairs
-from mtabench.compare import judge
-from mtabench.inference import by_pairs, paired_ratios, pooled
-from mtabench.noise import find_noise
+from mtabench.comparing import noise_command, pairs
+from mtabench.comparing.compare import judge
+from mtabench.comparing.inference import by_pairs, paired_ratios, pooled
+from mtabench.comparing.noise import find_noise
 
 CELLS = case(64), case(128)
 SWEEP = ("fwd", "--impl", "eager", "--seq", "64,128", "--head-dim", "16", "--heads", "2", "--device", "cpu")

@@ -9,10 +9,10 @@ from dataclasses import replace
 import fake_nvbench
 import pytest
 
-from mtabench import nvbench_timer, timing
 from mtabench.errors import UsageError
-from mtabench.plan import Options, make_plan
-from mtabench.timing import Measurement, Settings, Timed, measure
+from mtabench.measuring import nvbench_timer, timing
+from mtabench.measuring.timing import Measurement, Settings, Timed, measure
+from mtabench.sweeps.plan import Options, make_plan
 
 QUICK = Settings(timer="nvbench", min_rounds=2, max_rounds=3, samples_per_round=4, time_limit_s=1.0)
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
-from mtabench import sample
-from mtabench.case import Case
-from mtabench.inputs import make_inputs
-from mtabench.oracle import Oracle, tolerance_floor
+from mtabench.measuring import sample
 from mtabench.registry import find, load
-from mtabench.verify import results_of
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.inputs import make_inputs
+from mtabench.sweeps.oracle import Oracle, tolerance_floor
+from mtabench.sweeps.verify import results_of
 
 CASE = Case("fwd", "eager", "conv-attention", "fp32", 2, 4, 2, 65, 16, 4, 3, True, None, "cpu")
 PLAIN = replace(CASE, impl="sdpa-flash", op="attention", conv_q=None, conv_k=None)

@@ -8,8 +8,8 @@ from typer.main import get_command
 from mtabench import environment
 from mtabench.cli import app
 from mtabench.errors import UsageError
-from mtabench.estimate import PROCESS_S, RATES, estimate_seconds, shown
-from mtabench.plan import Options, make_plan
+from mtabench.sweeps.estimate import PROCESS_S, RATES, estimate_seconds, shown
+from mtabench.sweeps.plan import Options, make_plan
 
 
 def plan(pass_="fwd", **options):

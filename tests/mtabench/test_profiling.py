@@ -16,15 +16,15 @@ import pytest
 from command_line import make_runner, refused
 
 from mtabench import registry
-from mtabench.case import Case
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.files.results import key_of
 from mtabench.model.devices import find_device, rates_of
 from mtabench.model.predict import predict
 from mtabench.profiling import command, ncu, proton
 from mtabench.profiling.ncu_report import ASKED, Counters, parse, read_report
 from mtabench.profiling.tables import read_memory_bytes
 from mtabench.profiling.verdict import bound_by, launch_verdict, model_verdict, verdict
-from mtabench.results import key_of
+from mtabench.sweeps.case import Case
 
 REPORTS = Path(__file__).parent / "ncu"
 CELL = Case("fwd", "eager", "conv-attention", "fp32", 1, 2, 2, 32, 16, 3, 3, True, None, "cpu")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mtabench.case import OPS, PASSES
 from mtabench.errors import UsageError
 from mtabench.registry import BASELINE, IMPLEMENTATIONS, default_names, find, load, names
+from mtabench.sweeps.case import OPS, PASSES
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: i.name)

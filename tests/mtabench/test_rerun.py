@@ -7,7 +7,7 @@ from command_line import contents, make_runner, refused
 from paired_runs import Processes, git, make_repository, process_rounds
 from written_runs import case, rounds, write_run
 
-from mtabench import pairs
+from mtabench.comparing import pairs
 from mtabench.environment import cpu_name
 
 UNCLEAR, SAME = case(64), case(128, splits=None)

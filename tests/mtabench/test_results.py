@@ -10,11 +10,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from mtabench.case import Case
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.implementations import triton_splits_used
-from mtabench.lock import FileLock
-from mtabench.results import (
+from mtabench.files.results import (
     COLUMNS,
     KEY_COLUMNS,
     SAMPLE_COLUMNS,
@@ -26,7 +23,10 @@ from mtabench.results import (
     samples_path,
     text_of,
 )
-from mtabench.rows import RunFacts, cell_row
+from mtabench.files.rows import RunFacts, cell_row
+from mtabench.implementations import triton_splits_used
+from mtabench.measuring.lock import FileLock
+from mtabench.sweeps.case import Case
 
 ROOT = Path(__file__).parents[2]
 FACTS = RunFacts("abc123", "2026-01-02T03:04:05Z", {"device": "some, device", "torch": "2.13.0", "git_dirty": "false"})
@@ -264,7 +264,7 @@ def test_a_full_disk_is_a_sentence_and_keeps_whole_rows(tmp_path, monkeypatch):
 HOLD = """
 import sys, time
 from pathlib import Path
-from mtabench.results import Writer
+from mtabench.files.results import Writer
 with Writer(Path(sys.argv[1]), command="mtabench fwd --seq 1k"):
     print("held", flush=True)
     time.sleep(60)

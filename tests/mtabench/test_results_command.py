@@ -6,10 +6,10 @@ import pytest
 from command_line import contents, make_runner, refused
 from written_runs import case, rounds, write_run
 
-from mtabench import results_command
 from mtabench.errors import UsageError
-from mtabench.results import read_file, samples_path
-from mtabench.runs import read_run
+from mtabench.files import results_command
+from mtabench.files.results import read_file, samples_path
+from mtabench.sweeps.runs import read_run
 
 LATER = "2026-01-03T03:04:05Z"
 

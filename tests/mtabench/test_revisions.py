@@ -8,8 +8,8 @@ import sys
 import pytest
 from paired_runs import git, make_repository
 
+from mtabench.comparing.revisions import find_checkout, folders_of, resolve, working_tree
 from mtabench.errors import UsageError
-from mtabench.revisions import find_checkout, folders_of, resolve, working_tree
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_nothing_is_left_after_an_error_and_variables_of_a_hook_are_not_followed
 
 def test_nothing_is_left_after_sigterm(repository, tmp_path):
     script = (
-        "import time; from pathlib import Path; from mtabench.revisions import *; root = Path.cwd()\n"
+        "import time; from pathlib import Path; from mtabench.comparing.revisions import *; root = Path.cwd()\n"
         "with folders_of(root, {'base': resolve(root, 'HEAD', '--base')}): print('in', flush=True); time.sleep(60)"
     )
     scratch = tmp_path / "scratch"

@@ -7,10 +7,10 @@ import pytest
 from command_line import make_runner, refused
 from written_runs import case, rounds, write_run
 
-from mtabench.case import Case
+from mtabench.files.results import key_of
 from mtabench.profiling.tables import COUNTER_COLUMNS
-from mtabench.results import key_of
 from mtabench.roofline import model_bytes, standing
+from mtabench.sweeps.case import Case
 
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 CELL = Case("fwd", "triton", "conv-attention", "bf16", 4, 16, 16, 4096, 64, 6, 11, True, None, "cuda")

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mtabench.case import Case
-from mtabench.inputs import make_inputs
-from mtabench.sample import SCORES, SCORES_AT_ONCE, backward_sample, decode_sample, forward_sample
+from mtabench.measuring.sample import SCORES, SCORES_AT_ONCE, backward_sample, decode_sample, forward_sample
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.inputs import make_inputs
 
 H200 = Case("fwd", "eager", "conv-attention", "bf16", 1, 16, 16, 16384, 128, 6, 11, True, None, "cpu")
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from mtabench.case import Case
-from mtabench.results import Writer
-from mtabench.rows import RunFacts, cell_row
-from mtabench.splits import choices
-from mtabench.table import auto_lines, line, results_table
+from mtabench.files.results import Writer
+from mtabench.files.rows import RunFacts, cell_row
+from mtabench.files.table import auto_lines, line, results_table
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.splits import choices
 
 
 def row(splits, ms, *, used=None, status="ok", run="first", seq=65536, head_dim=64, impl="triton"):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mtabench.statistics import geometric_mean, median_interval, summarize
+from mtabench.measuring.statistics import geometric_mean, median_interval, summarize
 
 
 def test_summary_of_known_samples():

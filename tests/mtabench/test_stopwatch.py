@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mtabench import stopwatch
-from mtabench.stopwatch import CHARTS, MEASURING, START, VERIFYING, Stopwatch
+from mtabench.measuring import stopwatch
+from mtabench.measuring.stopwatch import CHARTS, MEASURING, START, VERIFYING, Stopwatch
 
 
 @pytest.fixture

@@ -7,15 +7,16 @@ import types
 import pytest
 import torch
 
-from mtabench import environment, registry, sweep
-from mtabench.ceilings import Ceilings
+from mtabench import environment, registry
 from mtabench.errors import MtabenchError
-from mtabench.kept_ceilings import keep_ceilings
-from mtabench.plan import Options, make_plan
+from mtabench.files.results import Writer, key_of, read_results, samples_path
+from mtabench.measuring.ceilings import Ceilings
+from mtabench.measuring.kept_ceilings import keep_ceilings
+from mtabench.measuring.timing import Settings
 from mtabench.registry import Implementation
-from mtabench.results import Writer, key_of, read_results, samples_path
-from mtabench.timing import Settings
-from mtabench.work import bytes_moved
+from mtabench.sweeps import sweep
+from mtabench.sweeps.plan import Options, make_plan
+from mtabench.sweeps.work import bytes_moved
 
 QUICK = Settings(min_rounds=2, max_rounds=2, samples_per_round=3)
 LAST = torch.tensor([15])

@@ -41,7 +41,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(tuning, "device_name", lambda device: GPU)
-    monkeypatch.setattr("mtabench.tune.unsupported_reason", lambda case: None)
+    monkeypatch.setattr("mtabench.sweeps.tune.unsupported_reason", lambda case: None)
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_a_broken_gpu_ends_it_in_one_sentence(mtabench, planted):
 
 
 def test_what_cannot_run_says_why(mtabench, planted, monkeypatch):
-    monkeypatch.setattr("mtabench.tune.unsupported_reason", lambda case: "older than sm_80")
+    monkeypatch.setattr("mtabench.sweeps.tune.unsupported_reason", lambda case: "older than sm_80")
     code, out, _ = mtabench("tune", "--pass", "fwd", "--seq", "1k")
     assert code == 0
     assert "not tuned: older than sm_80" in out

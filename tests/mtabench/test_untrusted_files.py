@@ -12,11 +12,20 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from written_runs import case, rounds, write_run
 
-from mtabench import csv_reading, results, runs
 from mtabench.errors import UsageError
-from mtabench.results import COLUMNS, NUMERIC_COLUMNS, SAMPLE_COLUMNS, Writer, read_file, read_results, samples_path
-from mtabench.rows import RunFacts, cell_row
-from mtabench.runs import read_run
+from mtabench.files import csv_reading, results
+from mtabench.files.results import (
+    COLUMNS,
+    NUMERIC_COLUMNS,
+    SAMPLE_COLUMNS,
+    Writer,
+    read_file,
+    read_results,
+    samples_path,
+)
+from mtabench.files.rows import RunFacts, cell_row
+from mtabench.sweeps import runs
+from mtabench.sweeps.runs import read_run
 
 CELLS = {case(64): rounds(1.0, count=2), case(128): rounds(2.0, count=2), case(256): ("oom", "no room")}
 FACTS = RunFacts("abc", "2026-01-02T03:04:05Z", {})

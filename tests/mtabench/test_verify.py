@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mta_kernels.conv_attention import conv_attention_reference
-from mtabench import verify
-from mtabench.verify import Shape, run_checks
+from mtabench.sweeps import verify
+from mtabench.sweeps.verify import Shape, run_checks
 
 SHAPES = {"cpu": (Shape(1, 4, 2, 17, 16, 4, 3), Shape(2, 1, 1, 5, 16, 2, 2, causal=False))}
 

@@ -8,11 +8,11 @@ import pytest
 from chart_cells import conv_cell, faults, figures, oom, plain_cell, texts, title, words, write
 from matplotlib.text import Text
 
-from mtabench.case import PASSES
 from mtabench.charts import KINDS, draw
 from mtabench.charts.style import DARK
 from mtabench.cli import main
 from mtabench.errors import UsageError
+from mtabench.sweeps.case import PASSES
 
 
 @pytest.fixture

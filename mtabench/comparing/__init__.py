@@ -1,0 +1,1 @@
+"""Two runs, or two revisions, compared: verdicts, noise, and what CI reads."""

@@ -1,0 +1,91 @@
+"""The command `mtabench ab`: measure two revisions in pairs of fresh processes on this machine, and compare them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from mtabench.comparing.compare import Comparison, compare, unclear_cells
+from mtabench.comparing.compare_command import Wanted, check_outputs, report
+from mtabench.comparing.pairs import Progress, Side, check_pairs, measure_pairs, process_folder
+from mtabench.comparing.rerun import LOOKS, measure_again
+from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve, working_tree
+from mtabench.errors import UsageError
+from mtabench.files.merging import merge
+from mtabench.files.table import make_console
+from mtabench.sweeps.runs import read_run
+from mtabench.sweeps.sweep_words import SweepWords, announce, measuring_words, say
+
+
+def compare_revisions(
+    sweep: SweepWords, base: str, head: str | None, pairs: int, out: Path | None, rerun_unclear: bool, asked: Wanted
+) -> int:
+    """Measure a sweep with the code of two revisions and report what changed; the exit code, as of `compare`.
+
+    `head` None is the working tree. The results go to base.csv and head.csv in the new folder `out`, those of each
+    process to `out`/processes. Raises UsageError before anything is touched, and MtabenchError with what ended kept.
+    """
+    check_pairs(pairs)
+    root = find_checkout()
+    revisions = {"base": resolve(root, base, "--base")}
+    revisions["head"] = resolve(root, head, "--head") if head is not None else working_tree(root)
+    plan = sweep.plan()
+    folder = out or Path("mtabench-results", f"ab-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+    if folder.exists():
+        raise UsageError(f"{folder} already exists; give another --out")
+    check_outputs(asked.outputs, (folder / "base.csv", folder / "head.csv"))
+    console = make_console()
+    announce(console, plan, pairs)
+    _say_revisions(console, revisions)
+    if sweep.dry_run:
+        say(console, f"dry run: nothing was measured; the results would go to {folder}")
+        return 0
+    processes = process_folder(folder / "processes")
+    with _nothing_left_of_wrong_usage(folder), folders_of(root, revisions) as folders:
+        sides = tuple(Side(name, folders[name], revision) for name, revision in revisions.items())
+        with Progress(console, 2 * pairs) as progress:
+            files = measure_pairs((sides[0], sides[1]), sweep.words, range(1, pairs + 1), processes, "", progress)
+        found = _compare(files, folder, asked, LOOKS if rerun_unclear else 1)
+        for rerun in range(1, LOOKS if rerun_unclear else 1):
+            cells = unclear_cells(found)
+            if cells:
+                how = measuring_words(plan.options)
+                files += measure_again((sides[0], sides[1]), cells, plan.device, how, pairs, processes, rerun)
+                found = _compare(files, folder, asked, LOOKS)
+    code = report(found, asked)
+    say(console, f"results: {folder / 'base.csv'} and {folder / 'head.csv'}")
+    return code
+
+
+@contextmanager
+def _nothing_left_of_wrong_usage(folder: Path) -> Iterator[None]:
+    """Options that only the code of a revision could refuse leave no folder, unless something was measured."""
+    try:
+        yield
+    except UsageError:
+        if not any(folder.rglob("*.csv")):
+            shutil.rmtree(folder)
+        raise
+
+
+def _compare(files: list[tuple[Path, Path]], folder: Path, asked: Wanted, looks: int) -> Comparison:
+    """Put what the processes measured together in `folder`, and compare it."""
+    paths = folder / "base.csv", folder / "head.csv"
+    notes = merge(files, *paths)
+    base, head = map(read_run, paths)
+    found = compare(base, head, asked.threshold, asked.strict, looks)
+    return replace(found, notes=(*found.notes, *notes))
+
+
+def _say_revisions(console: Console, revisions: Mapping[str, Revision]) -> None:
+    for name, revision in revisions.items():
+        say(console, f"  {name}: {revision.words}{', measured as it is' if revision.dirty else ''}")
+    base, head = revisions.values()
+    if base.sha == head.sha and not head.dirty:
+        say(console, "  base and head are the same code: what is found is noise")

@@ -1,0 +1,221 @@
+"""Two runs, cell by cell: what got slower, what got faster, what broke, and what cannot be told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mtabench.comparing.inference import LogRatios, compare_samples, holm
+from mtabench.errors import MtabenchError, UsageError
+from mtabench.sweeps.runs import Cell, Run, process_ids
+
+VERDICTS = ("broken", "slower", "unclear", "gone", "new", "faster", "same")  # the most urgent first
+COMPARED = ("slower", "faster", "same", "unclear")
+# Of comparisons of the same code, 1 % may find anything slower, and 1 % anything faster.
+LEVEL = 0.02
+MUST_AGREE = ("device", "timer", "cache")
+SHOULD_AGREE = ("driver", "cuda", "torch", "triton")
+
+REGRESSION, UNCLEAR, WRONG = 1, 3, 4
+
+
+class NothingComparedError(MtabenchError):
+    """Two runs that have nothing in common to compare."""
+
+    exit_code = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedCell:
+    """A cell of two runs. `change` and its 95 % interval are parts of the base's median: 0.03 is 3 % slower.
+
+    `p_value` is corrected for the number of cells. None where there is nothing to compare; `reason` then says why.
+    """
+
+    key: str
+    verdict: str
+    base: Cell | None
+    head: Cell | None
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """The cell in words."""
+        known = self.head or self.base
+        assert known is not None
+        return known.name
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All cells of two runs, the most urgent first; `notes` are sentences on how far to trust them.
+
+    `looks` is how often at most the same cells are looked at while more is measured.
+    """
+
+    base: Run
+    head: Run
+    threshold: float
+    strict: bool
+    looks: int
+    cells: tuple[ComparedCell, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many cells have each verdict."""
+        return Counter(cell.verdict for cell in self.cells)
+
+    @property
+    def failing(self) -> tuple[str, ...]:
+        """The verdicts that fail a build."""
+        return ("broken", "slower", "unclear") if self.strict else ("broken", "slower")
+
+    @property
+    def exit_code(self) -> int:
+        """0, or that of the gravest finding: a wrong result, a regression, and if strict an unclear cell."""
+        if any(cell.head and cell.head.row["status"] == "wrong" for cell in self.cells):
+            return WRONG
+        if self.counts["slower"] or self.counts["broken"]:
+            return REGRESSION
+        return UNCLEAR if self.strict and self.counts["unclear"] else 0
+
+
+def parse_threshold(text: str) -> float:
+    """0.02 for "2%"; raises UsageError for what is not a percentage between 0 and 100."""
+    try:
+        percent = float(text.strip().removesuffix("%"))
+    except ValueError:
+        percent = 0.0
+    if not text.strip().endswith("%") or not 0 < percent < 100:
+        raise UsageError(f"--threshold {text!r} is not a change that counts; expected a percentage such as 2% or 0.5%")
+    return percent / 100
+
+
+def compare(base: Run, head: Run, threshold: float, strict: bool = False, looks: int = 1) -> Comparison:
+    """Pair the cells of two runs and judge each; changes below `threshold` (0.02 is 2 %) do not count.
+
+    Cells that may be looked at several times, `looks` at most, are judged at a level of which each look gets its
+    share, so that looking again finds no more false alarms (Bonferroni). Raises UsageError for one run given twice,
+    NothingComparedError for runs that cannot be compared.
+    """
+    if base.path.resolve() == head.path.resolve() or _processes(base) & _processes(head):
+        raise UsageError(f"{base.path} and {head.path} hold the same run; give the results of two runs")
+    _check_comparable(base, head)
+    cells = list(_paired(base, head))
+    both = [i for i, cell in enumerate(cells) if cell.verdict == "unclear" and not cell.reason]
+    judged = _judged([cells[i] for i in both], threshold, LEVEL / looks) if both else []
+    for i, cell in zip(both, judged, strict=True):
+        cells[i] = cell
+    if not any(cell.verdict in (*COMPARED, "broken") for cell in cells):
+        raise NothingComparedError(f"{base.path} and {head.path} have no cell in common that has a time in both")
+    return Comparison(base, head, threshold, strict, looks, _sorted(cells), tuple(_notes(base, head)))
+
+
+def decided_again(first: Comparison, again: Comparison) -> Comparison:
+    """The first comparison with the cells that were measured again as `again` found them."""
+    found = {cell.key: cell for cell in again.cells}
+    return replace(first, cells=_sorted(found.get(cell.key, cell) for cell in first.cells))
+
+
+def unclear_cells(comparison: Comparison) -> list[ComparedCell]:
+    """Those that more measuring may decide: too noisy, or not believable in one of the runs."""
+    return [cell for cell in comparison.cells if cell.verdict == "unclear"]
+
+
+def _sorted(cells: Iterable[ComparedCell]) -> tuple[ComparedCell, ...]:
+    return tuple(sorted(cells, key=lambda cell: VERDICTS.index(cell.verdict)))
+
+
+def _processes(run: Run) -> set[str]:
+    return {one for ids in run.values("run_id") for one in process_ids(ids)}
+
+
+def _check_comparable(base: Run, head: Run) -> None:
+    """Raise NothingComparedError unless the common cells were measured on one device, in one way."""
+    common = [(cell, head.cells[key]) for key, cell in base.cells.items() if key in head.cells]
+    for column in MUST_AGREE:
+        for before, after in common:
+            there, here = before.row[column], after.row[column]
+            if there != here and (column == "device" or (before.ok and after.ok)):
+                raise NothingComparedError(
+                    f"{base.path} and {head.path} cannot be compared: their {column} differs, {there} and {here}"
+                )
+
+
+def _paired(base: Run, head: Run) -> Iterator[ComparedCell]:
+    """Every cell of either run that has a time or a wrong result; those with two times are still to be judged."""
+    for key in dict.fromkeys((*head.cells, *base.cells)):
+        before, after = base.cells.get(key), head.cells.get(key)
+        cell = ComparedCell(key, "unclear", before, after)
+        if before and before.ok and after and after.ok:
+            yield cell
+        elif after is None:
+            assert before is not None
+            if before.ok:
+                yield replace(cell, verdict="gone", reason="not in the second run")
+        elif after.row["status"] == "wrong" or (before and before.ok and after.row["status"] != "invalid"):
+            yield replace(cell, verdict="broken", reason=after.outcome)
+        elif before and (before.ok or before.row["status"] == "invalid") and after.row["status"] == "invalid":
+            yield replace(cell, reason=after.outcome)
+        elif after.ok and before and before.row["status"] == "invalid":
+            yield replace(cell, reason=f"the first run's is {before.outcome}")
+        elif after.ok:
+            yield replace(cell, verdict="new", reason=f"the first run's is {before.outcome}" if before else "")
+
+
+def judge(ratios: LogRatios, threshold: float, level: float = LEVEL) -> list[tuple[str, float]]:
+    """Verdict and corrected p-value of each cell: a change counts if it is sure and at least `threshold`."""
+    counts = np.log1p(threshold)
+    found = []
+    for value, low, high, p_value in zip(ratios.values, ratios.low, ratios.high, holm(ratios.p_values), strict=True):
+        verdict = "unclear"
+        if p_value <= level and abs(value) >= counts:
+            verdict = "slower" if value > 0 else "faster"
+        elif -counts < low and high < counts:
+            verdict = "same"
+        found.append((verdict, float(p_value)))
+    return found
+
+
+def _judged(cells: Sequence[ComparedCell], threshold: float, level: float) -> Iterator[ComparedCell]:
+    """Cells with samples in both runs, with their verdicts."""
+    ratios = compare_samples(
+        [cell.base.processes for cell in cells if cell.base], [cell.head.processes for cell in cells if cell.head]
+    )
+    for i, (cell, (verdict, p_value)) in enumerate(zip(cells, judge(ratios, threshold, level), strict=True)):
+        known = bool(np.isfinite(ratios.low[i]))
+        hidden = "the noise is too large to tell" if known else "one round says nothing of the noise"
+        yield replace(
+            cell,
+            verdict=verdict,
+            reason=hidden if verdict == "unclear" else "",
+            change=float(np.expm1(ratios.values[i])),
+            low=float(np.expm1(ratios.low[i])) if known else None,
+            high=float(np.expm1(ratios.high[i])) if known else None,
+            p_value=p_value,
+        )
+
+
+def _notes(base: Run, head: Run) -> Iterator[str]:
+    for column in SHOULD_AGREE:
+        there, here = base.values(column), head.values(column)
+        if there != here:
+            yield f"{column} differs, {_listed(there)} and {_listed(here)}: it may be what changed the times"
+    if min(base.values("started_utc")) > max(head.values("started_utc")):
+        yield f"{base.path} was measured after {head.path}: the first file is the base, the second what is judged"
+    several = [any(len(cell.processes) > 1 for cell in run.cells.values()) for run in (base, head)]
+    if several[0] != several[1]:
+        one = head if several[0] else base
+        yield f"{one.path} is of one process, which does not show what differs from process to process"
+
+
+def _listed(values: set[str]) -> str:
+    return ", ".join(sorted(value or "(none)" for value in values))

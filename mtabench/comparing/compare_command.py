@@ -1,0 +1,104 @@
+"""The command `mtabench compare`: read two runs, compare them, print what changed, write the reports asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtabench.comparing import comparison_reports as reports
+from mtabench.comparing.compare import Comparison, compare, parse_threshold
+from mtabench.errors import UsageError
+from mtabench.escaping import in_log, printable
+from mtabench.files.results import samples_path
+from mtabench.files.table import make_console
+from mtabench.sweeps.runs import read_run
+
+FORMATS = ("table", "markdown")
+REPORTS: Mapping[str, Callable[[Comparison], str]] = {
+    "markdown": reports.markdown,
+    "junit": reports.junit,
+    "github_action_benchmark": lambda found: reports.github_action_benchmark(found.head),
+    "bencher": lambda found: reports.bencher(found.head),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How to judge, what to print, and the files to write by their names in REPORTS."""
+
+    threshold: float
+    strict: bool
+    format: str
+    outputs: Mapping[str, Path]
+
+
+def wanted(threshold: str, strict: bool, format_: str, outputs: Mapping[str, Path | None]) -> Wanted:
+    """The options as typed, parsed; raises UsageError."""
+    if format_ not in FORMATS:
+        raise UsageError(f"--format {format_!r} is not known; expected one of {', '.join(FORMATS)}")
+    chosen = {name: path for name, path in outputs.items() if path is not None}
+    return Wanted(parse_threshold(threshold), strict, format_, chosen)
+
+
+def compare_files(base: Path, head: Path, asked: Wanted, rerun_unclear: bool) -> int:
+    """Compare two results files and say what changed; the exit code.
+
+    Nothing is written unless the two could be compared. With `rerun_unclear` the cells that are unclear are measured
+    again, in pairs of processes of both revisions, and judged by those.
+    """
+    check_outputs(asked.outputs, (base, head))
+    runs = read_run(base), read_run(head)
+    if rerun_unclear:
+        from mtabench.comparing.rerun import compare_again
+
+        found = compare_again(*runs, asked)
+    else:
+        found = compare(*runs, asked.threshold, asked.strict)
+    return report(found, asked)
+
+
+def report(found: Comparison, asked: Wanted) -> int:
+    """Write and print a comparison as asked, for GitHub too where it runs this; the exit code."""
+    for name, path in asked.outputs.items():
+        _write(path, REPORTS[name](found))
+    if asked.format == "markdown":
+        print(in_log(reports.markdown(found)))
+    else:
+        console = make_console()
+        with console.capture() as table:
+            console.print(reports.table(found))
+        print(in_log(table.get()), end="")
+        for text in (*found.notes, reports.summary(found)):
+            print(in_log(printable(text)))
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for text in reports.github_annotations(found):
+            print(text)
+        if os.environ.get("GITHUB_STEP_SUMMARY"):
+            _write(Path(os.environ["GITHUB_STEP_SUMMARY"]), reports.step_summary(found), mode="a")
+    return found.exit_code
+
+
+def check_outputs(chosen: Mapping[str, Path], inputs: Sequence[Path]) -> None:
+    """Raise UsageError for a report that would overwrite what is compared, or another report, or cannot be written."""
+    taken = {path.resolve() for results in inputs for path in (results, samples_path(results))}
+    for name, path in chosen.items():
+        option = f"--{name.replace('_', '-')} {path}"
+        if path.is_dir():
+            raise UsageError(f"{option} is a folder; give the name of a file")
+        if path.resolve() in taken:
+            raise UsageError(f"{option} would overwrite what is compared or another report; give another name")
+        taken.add(path.resolve())
+        known = next(place for place in (path, *path.absolute().parents) if place.exists())
+        if not os.access(known, os.W_OK) or (known != path and not known.is_dir()):
+            raise UsageError(f"cannot write {path}; give another name")
+
+
+def _write(path: Path, text: str, mode: str = "w") -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; give another name") from error

@@ -1,0 +1,146 @@
+"""The command `mtabench noise`: measure the same code in pairs of fresh processes, and say what that noise hides."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+import mtabench
+from mtabench.comparing.compare import parse_threshold
+from mtabench.comparing.noise import POWER, Alarms, Noise, find_noise
+from mtabench.comparing.pairs import PAIRS, Progress, Side, check_pairs, measure_pairs, process_folder
+from mtabench.errors import MtabenchError, UsageError
+from mtabench.files.results import KEY_COLUMNS, text_of
+from mtabench.files.table import make_console
+from mtabench.sweeps.runs import Run, read_run
+from mtabench.sweeps.sweep_words import SweepWords, announce, say
+
+FACTS = ("device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty", "timer", "cache")
+MEASURED = (
+    "pairs", "median_ms", "pair_noise", "smallest_change", "ab_pairs", "threshold", "ab_false_alarms", "ab_comparisons",
+    "compare_false_alarms", "compare_comparisons",
+)  # fmt: skip
+COLUMNS = (*KEY_COLUMNS, *MEASURED, *FACTS, "started_utc")
+
+
+def measure_noise(sweep: SweepWords, pairs: int, threshold: str, out: Path | None) -> None:
+    """Measure a sweep in pairs of processes of this code, print the noise a cell, and write it to `out`.
+
+    The results of each process go to the folder NAME-processes beside it. Raises UsageError before anything is
+    touched, and MtabenchError with what ended kept.
+    """
+    check_pairs(pairs)
+    share = parse_threshold(threshold)
+    plan = sweep.plan()
+    path = out or Path("mtabench-results", f"noise-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.csv")
+    processes = path.with_name(f"{path.stem}-processes")
+    for there in (path, processes):
+        if there.exists():
+            raise UsageError(f"{there} already exists; give another --out")
+    console = make_console()
+    announce(console, plan, pairs)
+    if sweep.dry_run:
+        say(console, f"dry run: nothing was measured; the results would go to {path}")
+        return
+    process_folder(processes)
+    code = Path(mtabench.__file__).parents[1]
+    with Progress(console, 2 * pairs) as progress:
+        sides = Side("base", code), Side("head", code)
+        files = measure_pairs(sides, sweep.words, range(1, pairs + 1), processes, "", progress)
+    runs = [[read_run(paths[side]) for paths in files] for side in range(2)]
+    keys, missing = _timed_in_all(runs)
+    if not keys:
+        raise MtabenchError(f"no cell has a time in every process; their results are in {processes}")
+    base, head = ([[run.cells[key].rounds for run in side] for key in keys] for side in runs)
+    found = find_noise(base, head, PAIRS, share)
+    rows = [_row(runs, key, found, i, pairs, share) for i, key in enumerate(keys)]
+    _write(path, rows)
+    names = [runs[0][0].cells[key].name for key in keys]
+    console.print(_table(names, rows))
+    for text in (*missing, *_sentences(found, pairs, share)):
+        say(console, text)
+    say(console, f"results: {path}")
+
+
+def _timed_in_all(runs: Sequence[Sequence[Run]]) -> tuple[list[str], list[str]]:
+    """The cells with a time in every process, and a sentence for each of the others."""
+    every = [run for side in runs for run in side]
+    names = {key: cell.name for run in every for key, cell in run.cells.items()}
+    keys = [key for key in names if all(key in run.cells and run.cells[key].ok for run in every)]
+    sentences = []
+    for key in names.keys() - set(keys):
+        outcome = next(
+            (run.cells[key].outcome for run in every if key in run.cells and not run.cells[key].ok), "missing"
+        )
+        sentences.append(f"{names[key]}: not every process has a time ({outcome})")
+    return keys, sorted(sentences)
+
+
+def _row(
+    runs: Sequence[Sequence[Run]], key: str, found: Noise, number: int, pairs: int, threshold: float
+) -> dict[str, Any]:
+    first: Mapping[str, Any] = runs[0][0].cells[key].row
+    medians = sorted(float(run.cells[key].row["median_ms"]) for side in runs for run in side)
+    return {
+        **dict(zip(KEY_COLUMNS, key.split("/"), strict=True)),
+        **{name: first[name] for name in (*FACTS, "started_utc")},
+        "pairs": pairs,
+        "median_ms": (medians[pairs - 1] + medians[pairs]) / 2,
+        "pair_noise": float(found.pair_noise[number]),
+        "smallest_change": float(found.smallest_change[number]),
+        "ab_pairs": min(PAIRS, pairs),
+        "threshold": threshold,
+        "ab_false_alarms": found.paired.cells[number],
+        "ab_comparisons": found.paired.comparisons,
+        "compare_false_alarms": found.single.cells[number],
+        "compare_comparisons": found.single.comparisons,
+    }
+
+
+def _table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("cell", overflow="fold")
+    for name in ("median ms", "noise of a pair", "alarms of compare", "alarms of ab", "ab sees"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, row in zip(names, rows, strict=True):
+        shares = (row[f"{kind}_false_alarms"] / row[f"{kind}_comparisons"] for kind in ("compare", "ab"))
+        texts = map(_percent, (row["pair_noise"], *shares, row["smallest_change"]))
+        table.add_row(Text(name), f"{row['median_ms']:.4g}", *texts)
+    return table
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %" if share < 10 else "over 1000 %"
+
+
+def _sentences(found: Noise, pairs: int, threshold: float) -> list[str]:
+    """What the columns of the table mean, with the shares of comparisons in which any cell was slower."""
+
+    def share(alarms: Alarms) -> str:
+        return f"{alarms.any} of {alarms.comparisons} ({100 * alarms.any / alarms.comparisons:.1f} %)"
+
+    count = min(PAIRS, pairs)
+    return [
+        f"false alarms are cells of the same code called slower, beyond a threshold of {100 * threshold:g} %",
+        f"compare, one process against another in all pairings: {share(found.single)} had any",
+        f"ab, {count} of {pairs} pairs with either process of each as the base: {share(found.paired)} had any",
+        f"ab sees: the smallest slowdown that {count} pairs find in {100 * POWER:g} % of comparisons of these cells",
+    ]
+
+
+def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    text = io.StringIO(newline="")
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(COLUMNS)
+    lines.writerows([text_of(row[name]) for name in COLUMNS] for row in rows)
+    try:
+        path.write_text(text.getvalue(), encoding="utf-8")
+    except OSError as error:
+        raise MtabenchError(f"cannot write {path}: {error.strerror}; the processes' results are kept") from error

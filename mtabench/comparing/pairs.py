@@ -1,0 +1,176 @@
+"""Measure two sides in pairs of fresh processes that take turns: A B, B A, A B, and so on.
+
+A process measures all cells of a sweep with the code of its side, by that code's own command line, and writes a results
+file. What the two sides share is the command line and the file, nothing else: the base may be older than this.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from mtabench.comparing.revisions import Revision, clean_environment
+from mtabench.errors import MtabenchError, UsageError
+from mtabench.escaping import in_log, printable
+from mtabench.files.results import read_file
+from mtabench.measuring.kept_ceilings import FILE_NAME
+from mtabench.processes import ending, run_module
+from mtabench.sweeps.estimate import shown
+
+RAN = (0, 4)  # 4: a result is wrong, which its row says
+USAGE = 2
+FEWEST_PAIRS, PAIRS = 2, 5  # the second is the default
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What is measured: `name` is base or head, `folder` holds its code; its revision is None outside a checkout."""
+
+    name: str
+    folder: Path
+    revision: Revision | None = None
+
+    @property
+    def words(self) -> str:
+        """The side for a person."""
+        return f"{self.name}, {self.revision.words}" if self.revision else self.name
+
+
+class StoppedError(MtabenchError):
+    """Ctrl-C between or in processes: what ended is kept."""
+
+    exit_code = 130
+
+
+class Progress(AbstractContextManager):
+    """A line a process as it ends, and on a terminal the cell that it ended last; `total` processes."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console, self._total, self._done = console, total, 0
+        # Drawn when something happens and never in between: a thread that draws would disturb what is timed.
+        self._live = Live(console=console, transient=True, auto_refresh=False)
+
+    def doing(self, text: str) -> None:
+        """Show on a terminal what goes on."""
+        if self._console.is_terminal:
+            self._live.update(Text(printable(text), no_wrap=True), refresh=True)
+
+    def ended(self, text: str) -> None:
+        """Print that a process ended."""
+        self._done += 1
+        line = in_log(printable(f"[{self._done}/{self._total}] {text}"))
+        self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+
+def check_pairs(pairs: int) -> None:
+    """Raise UsageError for a number of pairs that says nothing of the noise."""
+    if not FEWEST_PAIRS <= pairs < 1000:
+        raise UsageError(
+            f"--pairs is {pairs}; it must be 2 or more, since it is pairs that show the noise between them"
+        )
+
+
+def process_folder(folder: Path) -> Path:
+    """A new folder for the files of processes, with the ceilings that are kept at the usual place, if any."""
+    try:
+        folder.mkdir(parents=True)
+        kept = Path("mtabench-results", FILE_NAME)
+        if kept.exists():
+            shutil.copy(kept, folder / FILE_NAME)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {folder}: {error.strerror}; give another --out") from error
+    return folder
+
+
+def measure_pairs(
+    sides: tuple[Side, Side], words: Sequence[str], numbers: range, folder: Path, name: str, progress: Progress
+) -> list[tuple[Path, Path]]:
+    """Measure `mtabench words` with both sides in as many pairs as `numbers` has, counted as it counts.
+
+    The results files of each pair, base and head, in `folder`. Raises MtabenchError, with what ended kept, if a
+    process does not end well or does not measure the revision that it should.
+    """
+    files = []
+    for number in numbers:
+        pair = tuple(folder / f"{name}{side.name}-{number:02}.csv" for side in sides)
+        turns = list(zip(sides, pair, strict=True))
+        for side, path in turns if number % 2 else reversed(turns):
+            try:
+                _measure(side, words, path, f"pair {number}, {side.words}", progress)
+            except KeyboardInterrupt:
+                raise StoppedError(f"stopped; the processes that ended are kept in {folder}") from None
+        files.append((pair[0], pair[1]))
+    return files
+
+
+def _measure(side: Side, words: Sequence[str], path: Path, label: str, progress: Progress) -> None:
+    last, started = "", time.monotonic()
+
+    def receive(line: str) -> None:
+        nonlocal last
+        if line.strip():
+            last = line.strip()
+            progress.doing(f"{label}: {last}")
+
+    progress.doing(f"{label}: starting")
+    command = [*words, "--out", str(path.absolute()), "--no-plot"]
+    code = run_module("mtabench", command, side.folder, _environment(side), receive)
+    if code == USAGE:
+        raise UsageError(f"the code of {side.words} cannot run `mtabench {' '.join(words)}`: {_said(last)}")
+    if code not in RAN:
+        raise MtabenchError(
+            f"{ending(code).replace('its process', f'a process of {side.words}')}: {_said(last)}; "
+            f"what ended is kept in {path.parent}, and with --isolate a crash costs one cell"
+        )
+    cells = _check(side, path)
+    progress.ended(f"{label}: {cells} cell{'s' * (cells != 1)} in {shown(time.monotonic() - started)}")
+
+
+def _environment(side: Side) -> dict[str, str]:
+    """The side's own code before any that is installed or was given."""
+    paths = [str(side.folder), str(side.folder / "kernels"), os.environ.get("PYTHONPATH", "")]
+    return clean_environment() | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def _check(side: Side, path: Path) -> int:
+    """How many rows the process wrote; raises MtabenchError unless this mtabench reads them, of the right code."""
+    try:
+        rows = read_file(path).rows()
+    except UsageError as error:
+        raise MtabenchError(
+            f"the code of {side.words} writes results that this mtabench does not read: {error}"
+        ) from error
+    if side.revision:
+        for row in rows:
+            if not row["git_sha"] or not side.revision.sha.startswith(row["git_sha"]):
+                found = row["git_sha"] or "none that it knows of"
+                raise MtabenchError(
+                    f"a process of {side.words} measured another revision, {found}; "
+                    "is another mtabench found before the one in its folder?"
+                )
+    return len(rows)
+
+
+def _said(line: str) -> str:
+    """The last line of a process, without the name that it begins with."""
+    return line.removeprefix("mtabench: ") or "it said nothing"

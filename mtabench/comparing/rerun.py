@@ -1,0 +1,136 @@
+"""Measure unclear cells again, in pairs of fresh processes of both revisions, each cell by its own command line."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mtabench.comparing.compare import ComparedCell, Comparison, compare, decided_again, unclear_cells
+from mtabench.comparing.compare_command import Wanted
+from mtabench.comparing.pairs import PAIRS, Progress, Side, measure_pairs, process_folder
+from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve
+from mtabench.errors import UsageError
+from mtabench.files.merging import merge
+from mtabench.files.table import make_console
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.runs import Run, read_run
+from mtabench.sweeps.sweep_words import say
+
+MOST_RERUNS = 2
+LOOKS = 1 + MOST_RERUNS
+
+Pairs = list[tuple[Path, Path]]
+
+
+def measure_again(
+    sides: tuple[Side, Side],
+    cells: Sequence[ComparedCell],
+    device: str,
+    how: Sequence[str],
+    pairs: int,
+    folder: Path,
+    rerun: int,
+) -> Pairs:
+    """Measure the cells on "cuda" or "cpu", options `how` added, in so many more pairs each; their results files."""
+    console = make_console()
+    many = "s" * (len(cells) != 1)
+    say(console, f"measuring {len(cells)} unclear cell{many} again, {rerun} of at most {MOST_RERUNS} times")
+    files: Pairs = []
+    with Progress(console, 2 * pairs * len(cells)) as progress:
+        for number, cell in enumerate(cells, start=1):
+            known = cell.head or cell.base
+            assert known is not None
+            words = [*shlex.split(case_of(known.row, device).repro())[1:], *how]
+            name = f"rerun{rerun}-cell{number}-"
+            files += measure_pairs(sides, words, range(1, pairs + 1), folder, name, progress)
+    return files
+
+
+def compare_again(base: Run, head: Run, asked: Wanted) -> Comparison:
+    """Compare two runs, then measure on this machine, with worktrees of both revisions, what is unclear.
+
+    The cells measured again are judged by that alone. Raises UsageError where it cannot be the same code on the same
+    device.
+    """
+    found = compare(base, head, asked.threshold, asked.strict, LOOKS)
+    if not unclear_cells(found):
+        return found
+    root = find_checkout()
+    revisions = {name: _revision(root, run) for name, run in (("base", base), ("head", head))}
+    device = _device_here(head)
+    folder = process_folder(Path("mtabench-results", f"rerun-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"))
+    with folders_of(root, revisions) as folders:
+        sides = tuple(Side(name, folders[name], revision) for name, revision in revisions.items())
+        files: Pairs = []
+        for rerun in range(1, LOOKS):
+            cells = unclear_cells(found)
+            if cells:
+                how = _how(cells[0])
+                files += measure_again((sides[0], sides[1]), cells, device, how, PAIRS, folder, rerun)
+                paths = folder / "base.csv", folder / "head.csv"
+                merge(files, *paths)
+                again = compare(read_run(paths[0]), read_run(paths[1]), asked.threshold, asked.strict, LOOKS)
+                found = decided_again(found, again)
+    say(make_console(), f"what was measured again is in {folder}")
+    return found
+
+
+def case_of(row: Mapping[str, Any], device: str) -> Case:
+    """The cell of a row as `read_results` gives it: its command line is made anew, not taken from the file."""
+    splits = row["splits"]
+    taps = [None if math.isnan(row[name]) else int(row[name]) for name in ("conv_q", "conv_k")]
+    return Case(
+        pass_=row["pass"],
+        impl=row["impl"],
+        op=row["op"],
+        dtype=row["dtype"],
+        **{name: int(row[name]) for name in ("batch", "heads", "kv_heads", "seq", "head_dim")},
+        conv_q=taps[0],
+        conv_k=taps[1],
+        causal=bool(row["causal"]),
+        splits=(splits if splits == "auto" else int(splits)) if splits else None,
+        device=device,
+    )
+
+
+def _revision(root: Path, run: Run) -> Revision:
+    """The one clean commit that a run was measured at; raises UsageError."""
+    shas = run.values("git_sha")
+    if len(shas) > 1 or "" in shas:
+        raise UsageError(
+            f"{run.path} cannot be measured again: its rows are of {len(shas) if shas != {''} else 'no known'} "
+            "revisions, and one commit is expected; measure both with `mtabench ab --base REV`"
+        )
+    if run.values("git_dirty") != {"false"}:
+        raise UsageError(
+            f"{run.path} cannot be measured again: it was measured with uncommitted changes, which are not known; "
+            "commit them, and measure both with `mtabench ab --base REV`"
+        )
+    (sha,) = shas
+    return resolve(root, sha, f"the revision of {run.path},")
+
+
+def _device_here(run: Run) -> str:
+    """ "cuda" or "cpu", whichever is the device of the run on this machine; raises UsageError if neither is."""
+    import torch
+
+    from mtabench.environment import describe
+
+    measured = run.values("device")
+    here = {describe(name)["device"]: name for name in (["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])}
+    if not measured <= set(here):
+        raise UsageError(
+            f"{run.path} cannot be measured again here: it was measured on {', '.join(sorted(measured))}, "
+            f"and this machine has {', '.join(here)}"
+        )
+    return here[measured.pop()]
+
+
+def _how(cell: ComparedCell) -> list[str]:
+    """The options that measure as the cells were measured."""
+    known = next(one for one in (cell.head, cell.base) if one and one.row["timer"])
+    return ["--timer", known.row["timer"], "--cache", known.row["cache"]]

@@ -1,0 +1,1 @@
+"""Results as files and tables: read, checked, merged, shown, exported."""

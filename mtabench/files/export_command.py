@@ -1,0 +1,136 @@
+"""The command `mtabench export`: a results file for papers, pull requests, spreadsheets and data frames."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from mtabench.errors import UsageError
+from mtabench.escaping import in_latex, in_log, in_markdown, in_spreadsheet
+from mtabench.files.result_view import Column, View, make_view
+from mtabench.files.results import COLUMNS, NUMERIC_COLUMNS, frame, read_file
+from mtabench.sweeps.outputs import check_output, written
+from mtabench.sweeps.where import parse_where, select, sort_key
+
+Rows = Sequence[Mapping[str, str]]
+
+PRINTED = ("markdown", "latex")
+WHOLE = ("schema_version", "batch", "heads", "kv_heads", "seq", "head_dim", "conv_q", "conv_k", "rounds", "samples")
+HIGHEST_RANK = {"markdown": 8, "latex": 4}  # of the columns shown: a page is narrower than a screen
+
+
+def export_file(
+    path: Path, out: Path | None, format_: str | None, where: Sequence[str], sort: str | None, overwrite: bool
+) -> None:
+    """Write the rows for which `where` holds to `out` in the format of its suffix, or print them; raises UsageError."""
+    if out is not None and format_ is not None:
+        raise UsageError(f"--format {format_} is for printing; the suffix of --out says in which format it is written")
+    if out is not None and out.suffix not in FORMATS:
+        raise UsageError(f"--out {out} has no suffix that names a format; expected one of {', '.join(FORMATS)}")
+    if format_ is not None and format_ not in PRINTED:
+        raise UsageError(f"--format {format_!r} is not known; expected {' or '.join(PRINTED)}, or --out FILE.parquet")
+    conditions, in_order = parse_where(where), sort_key(sort) if sort is not None else list
+    if out is not None:
+        check_output(out, [path], overwrite)
+    file = read_file(path)
+    if not file.columns["schema_version"]:
+        raise UsageError(f"{path} has no rows")
+    rows = in_order(select(file.rows(), conditions, path))
+    if out is None:
+        print(in_log(PRINTERS[format_ or "markdown"](rows)), end="")
+        return
+    content = FORMATS[out.suffix](rows)
+    with written(out) as target:
+        target.write(content)
+    print(out)
+
+
+def markdown(rows: Rows) -> str:
+    """A table in GitHub's Markdown under what all rows share."""
+    view, columns = _shown(rows, "markdown")
+    lines = [in_markdown(", ".join(facts)) + "\n" for facts in (view.setting, view.device) if facts]
+    lines.append(_markdown_row([in_markdown(column.title) for column in columns]))
+    lines.append(_markdown_row(["---:" if column.right else "---" for column in columns]))
+    lines += [_markdown_row([in_markdown(column.texts[i]) for column in columns]) for i in range(len(rows))]
+    lines += [f"\n{in_markdown(f'{column.name}: {column.legend}')}" for column in columns if column.legend]
+    lines += [f"\n\\[{i}\\] {in_markdown(reason)}" for i, reason in enumerate(view.reasons, start=1)]
+    return "\n".join(lines) + "\n"
+
+
+def latex(rows: Rows) -> str:
+    """A table environment for LaTeX with the package booktabs; what all rows share is its caption."""
+    view, columns = _shown(rows, "latex")
+    caption = "; ".join(", ".join(facts) for facts in (view.setting, view.device) if facts)
+    notes = [f"{column.name}: {column.legend}" for column in columns if column.legend]
+    notes += [f"[{i}] {reason}" for i, reason in enumerate(view.reasons, start=1)]
+    lines = [
+        "% \\usepackage{booktabs}",
+        "\\begin{table}",
+        "\\centering",
+        f"\\caption{{{in_latex('. '.join([caption, *notes]))}.}}",
+        f"\\begin{{tabular}}{{{''.join('r' if column.right else 'l' for column in columns)}}}",
+        "\\toprule",
+        _latex_row([in_latex(column.name) for column in columns]),
+        _latex_row([in_latex(f"({column.unit})") if column.unit else "" for column in columns]),
+        "\\midrule",
+        *(_latex_row([in_latex(column.texts[i]) for column in columns]) for i in range(len(rows))),
+        "\\bottomrule",
+        "\\end{tabular}",
+        "\\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def parquet(rows: Rows) -> bytes:
+    """Every column of every row, typed, null where nothing is known."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise UsageError("Parquet needs pyarrow, which is not installed; pip install 'mtabench[parquet]'") from error
+    import pandas as pd
+
+    table = frame({name: [row[name] for row in rows] for name in COLUMNS}).replace("", None)
+    table["started_utc"] = pd.to_datetime(table["started_utc"], utc=True)
+    for name in COLUMNS:
+        if name in (*WHOLE, "splits_used"):
+            table[name] = pd.to_numeric(table[name]).astype("Int64")
+        elif name in ("throttled", "git_dirty"):
+            table[name] = table[name].map({"true": True, "false": False}).astype("boolean")
+        elif name not in (*NUMERIC_COLUMNS, "started_utc", "causal"):
+            table[name] = table[name].astype("string")
+    buffer = io.BytesIO()
+    table.to_parquet(buffer, engine="pyarrow", index=False)
+    return buffer.getvalue()
+
+
+def spreadsheet(rows: Rows) -> bytes:
+    """Every column of every row as CSV in which a spreadsheet finds no formula, and Excel the encoding."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\r\n")
+    writer.writerow(COLUMNS)
+    writer.writerows([in_spreadsheet(row[name]) for name in COLUMNS] for row in rows)
+    return text.getvalue().encode("utf-8-sig")
+
+
+def _shown(rows: Rows, format_: str) -> tuple[View, list[Column]]:
+    view = make_view(rows)
+    return view, [column for column in view.columns if column.rank <= HIGHEST_RANK[format_]]
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return f"{' & '.join(cells)} \\\\"
+
+
+PRINTERS: Mapping[str, Callable[[Rows], str]] = {"markdown": markdown, "latex": latex}
+FORMATS: Mapping[str, Callable[[Rows], bytes]] = {
+    ".md": lambda rows: markdown(rows).encode(),
+    ".tex": lambda rows: latex(rows).encode(),
+    ".parquet": parquet,
+    ".csv": spreadsheet,
+}

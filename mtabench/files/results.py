@@ -1,0 +1,315 @@
+"""The results file: one CSV row a cell, appended whole and flushed to disk; raw samples beside it.
+
+A line that does not end in a newline was cut off by a kill and is dropped. One process writes it at a time. A file may
+come from a stranger: what is read is bounded, checked column by column, and printable.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtabench.errors import MtabenchError, UsageError
+from mtabench.escaping import printable, quoted
+from mtabench.files import fields
+from mtabench.files.csv_reading import read_csv
+from mtabench.measuring.lock import FileLock
+from mtabench.registry import splitting_names
+from mtabench.sweeps.case import DTYPES, OPS, PASSES, Case
+from mtabench.sweeps.outputs import nearest_folder
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION = 1
+STATUSES = ("ok", "unsupported", "wrong", "oom", "error", "timeout", "invalid")
+
+# What identifies a cell within a file; joined with "/" it is the column `cell` of the samples file.
+KEY_COLUMNS = (
+    "pass", "impl", "op", "dtype", "batch", "heads", "kv_heads", "seq", "head_dim", "conv_q", "conv_k",
+    "causal", "splits",
+)  # fmt: skip
+MEASURED_COLUMNS = (
+    "rounds", "samples", "median_ms", "p10_ms", "p90_ms", "ci95_low_ms", "ci95_high_ms", "baseline",
+    "speedup", "useful_tflops", "executed_tflops", "gbytes_s", "fraction_of_roofline", "peak_memory_mb",
+    "rel_error", "timer", "cache", "sm_clock_mhz", "throttled", "energy_j", "tokens_per_joule",
+)  # fmt: skip
+LATER_COLUMNS = ("energy_j", "tokens_per_joule")  # files from before they were measured do not have them
+COLUMNS = (
+    "schema_version", "run_id", "started_utc", *KEY_COLUMNS, "splits_used", "status", "reason",
+    *MEASURED_COLUMNS, "device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty",
+    "repro",
+)  # fmt: skip
+SAMPLE_COLUMNS = ("run_id", "cell", "round", "sample", "ms")
+NUMERIC_COLUMNS = (
+    "schema_version", "batch", "heads", "kv_heads", "seq", "head_dim", "conv_q", "conv_k",
+    *(name for name in MEASURED_COLUMNS if name not in ("baseline", "timer", "cache", "throttled")),
+)  # fmt: skip
+# What a field may hold; the columns that are missing here hold any text.
+CHECKS: Mapping[str, fields.Check] = {
+    **{name: fields.optional(fields.quantity) for name in NUMERIC_COLUMNS},
+    **{name: fields.optional(fields.positive) for name in MEASURED_COLUMNS if name.endswith("_ms")},
+    **{name: fields.optional(fields.count) for name in ("conv_q", "conv_k", "splits_used", "rounds", "samples")},
+    **{name: fields.optional(fields.flag) for name in ("throttled", "git_dirty")},
+    **{name: fields.count for name in ("batch", "heads", "kv_heads", "seq", "head_dim")},
+    "pass": fields.one_of(*PASSES),
+    "op": fields.one_of(*OPS),
+    "dtype": fields.one_of(*DTYPES),
+    "status": fields.one_of(*STATUSES),
+    "causal": fields.flag,
+    "splits": fields.optional(fields.splits),
+    "started_utc": fields.time_utc,
+    "git_sha": fields.optional(fields.revision),
+}
+MOST_BYTES, MOST_ROWS = 64 << 20, 100_000  # a row takes about 450 bytes; all of them are held in memory
+
+Row = Mapping[str, Any]
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsFile:
+    """A results file as checked texts by column, those that this mtabench does not know included.
+
+    `torn` if it ends in the middle of a row, which is left out.
+    """
+
+    path: Path
+    columns: Mapping[str, list[str]]
+    torn: bool
+
+    def rows(self) -> list[dict[str, str]]:
+        """The rows, with the texts by column name."""
+        return [dict(zip(self.columns, texts, strict=True)) for texts in zip(*self.columns.values(), strict=True)]
+
+
+def text_of(value: object) -> str:
+    """A value as it stands in the file: empty for None, NaN and infinities, printable and on one line."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return printable(" ".join(str(value).split()))
+
+
+def key_of(case: Case) -> Key:
+    """The texts of KEY_COLUMNS for a cell: what tells whether a file already has it."""
+    values = (
+        case.pass_, case.impl, case.op, case.dtype, case.batch, case.heads, case.kv_heads, case.seq,
+        case.head_dim, case.conv_q, case.conv_k, case.causal, case.splits,
+    )  # fmt: skip
+    return tuple(text_of(value) for value in values)
+
+
+def key_of_row(row: Mapping[str, str]) -> Key:
+    """The same for a row as it stands in a file."""
+    return tuple(row[name] for name in KEY_COLUMNS)
+
+
+def samples_path(path: Path) -> Path:
+    """Where the raw samples of `path` go: NAME.samples.csv beside NAME.csv."""
+    return path.with_name((path.stem if path.suffix == ".csv" else path.name) + ".samples.csv")
+
+
+def check_destination(path: Path, resume: bool) -> list[dict[str, str]]:
+    """The rows that a sweep to `path` will find there; raises UsageError if it may not write. Touches nothing."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; give the name of a CSV file in it")
+    FileLock(path).check()
+    rows = _check_file(path, resume)
+    writable = path if path.exists() else nearest_folder(path)
+    if not os.access(writable, os.W_OK):
+        raise UsageError(f"cannot write {path}: {writable} is not writable; give another --out")
+    return rows
+
+
+class Writer:
+    """Appends whole rows to one results file, held by an exclusive lock until `close`.
+
+    `done` maps the key of each cell the file already has to its row. Raises UsageError if another process
+    writes the file, if it exists and `resume` is false, if it has another schema, or if it can't be written.
+    """
+
+    def __init__(self, path: Path, *, resume: bool = False, command: str = "") -> None:
+        check_destination(path, resume)
+        self.path = path
+        self.samples_path = samples_path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(path)
+            self._lock.acquire(command)
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}; give another --out") from error
+        try:
+            self.done = {key_of_row(row): row for row in _check_file(path, resume)}
+            _prepare(self.samples_path, SAMPLE_COLUMNS)
+            _prepare(path, COLUMNS)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def write(self, rows: Sequence[Row], samples: Iterable[Sequence[object]] = ()) -> None:
+        """Append rows (values by column name) and their samples (SAMPLE_COLUMNS); on disk when it returns."""
+        sample_lines = list(samples)
+        if sample_lines:  # before the rows, so that every row in the file has its samples
+            _append(self.samples_path, _csv_text(sample_lines))
+        texts = [[text_of(row.get(name)) for name in COLUMNS] for row in rows]
+        _append(self.path, _csv_text(texts))
+        for line in texts:
+            row = dict(zip(COLUMNS, line, strict=True))
+            self.done[key_of_row(row)] = row
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._lock.release()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def read_file(path: Path | str) -> ResultsFile:
+    """The rows of a results file, maybe none, as texts that CHECKS let pass.
+
+    Raises UsageError for a file that is missing, too large, of another schema_version, without a column of it, or
+    with anything in a field that does not belong there.
+    """
+    path = Path(path)
+    file = read_csv(path, MOST_BYTES, MOST_ROWS)
+    if not file.header:
+        return ResultsFile(path, {name: [] for name in COLUMNS}, file.torn)
+    missing = [name for name in COLUMNS if name not in (*file.header, *LATER_COLUMNS)]
+    if missing:
+        raise UsageError(
+            f"{path} is not a results file of mtabench: it has no column {missing[0]}"
+            + (f" and {len(missing) - 1} more are missing" if missing[1:] else "")
+        )
+    texts = map(list, zip(*file.records, strict=True))
+    columns = {name: next(texts, []) for name in file.header}
+    columns |= {name: [""] * len(columns["schema_version"]) for name in LATER_COLUMNS if name not in columns}
+    _check_version(path, columns["schema_version"])
+    for name, check in CHECKS.items():
+        columns[name] = _checked(path, name, columns[name], check)
+    _fill_splits(columns)
+    return ResultsFile(path, columns, file.torn)
+
+
+def read_results(path: Path | str) -> pd.DataFrame:
+    """The rows of a results file: NUMERIC_COLUMNS as numbers (NaN where empty), `causal` bool, the rest text.
+
+    Raises UsageError where `read_file` does, and for a file without rows.
+    """
+    file = read_file(path)
+    if not file.columns["schema_version"]:
+        raise UsageError(f"{path} has no rows")
+    return frame(file.columns)
+
+
+def frame(columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Checked texts by column as the frame that `read_results` gives."""
+    import pandas as pd
+
+    texts = [name for name in COLUMNS if name not in (*NUMERIC_COLUMNS, "causal")]
+    numbers = [[float(text or "nan") for text in columns[name]] for name in NUMERIC_COLUMNS]
+    # Two blocks, put together: one column after the other takes pandas several times as long.
+    table = pd.concat(
+        [
+            pd.DataFrame(list(zip(*numbers, strict=True)), columns=list(NUMERIC_COLUMNS), dtype=float),
+            pd.DataFrame(
+                list(zip(*(columns[name] for name in texts), strict=True)), columns=texts, dtype=object
+            ).assign(causal=[text == "true" for text in columns["causal"]]),
+        ],
+        axis="columns",
+    )
+    return table[list(COLUMNS)]
+
+
+def _check_version(path: Path, versions: Sequence[str]) -> None:
+    for number, version in enumerate(versions, start=2):
+        if version != str(SCHEMA_VERSION):
+            raise UsageError(
+                f"{path} has schema version {version[:20] or '(none)'} in line {number}, "
+                f"and this mtabench reads version {SCHEMA_VERSION}"
+            )
+
+
+def _checked(path: Path, name: str, texts: Sequence[str], check: fields.Check) -> list[str]:
+    """The texts of a column as mtabench writes them; each that stands there is checked once."""
+    found = dict.fromkeys(texts, "")
+    for text in found:
+        try:
+            found[text] = check(text)
+        except ValueError as error:
+            line, there = texts.index(text) + 2, quoted(text) if text else "nothing"
+            raise UsageError(f"line {line} of {path} has {there} in the column {name}; expected {error}") from None
+    return list(map(found.__getitem__, texts))
+
+
+def _fill_splits(columns: Mapping[str, list[str]]) -> None:
+    """Files from before splits could be swept leave them empty where a kernel chose them."""
+    if "decode" in columns["pass"]:
+        splitting = splitting_names()
+        for i, (pass_, impl, splits) in enumerate(
+            zip(columns["pass"], columns["impl"], columns["splits"], strict=True)
+        ):
+            if pass_ == "decode" and not splits and impl in splitting:
+                columns["splits"][i] = "auto"
+
+
+def _check_file(path: Path, resume: bool) -> list[dict[str, str]]:
+    """The rows that a sweep to `path` finds there; UsageError if it may not add to them."""
+    if not path.exists() or (path.is_file() and not path.stat().st_size):
+        return []
+    if not resume:
+        raise UsageError(f"{path} already exists; give --resume to complete it, or another --out")
+    file = read_file(path)
+    if tuple(file.columns) != COLUMNS:
+        raise UsageError(f"{path} has other columns than this mtabench writes; give another --out")
+    return file.rows()
+
+
+def _prepare(path: Path, columns: Sequence[str]) -> None:
+    """Cut off a torn last line, and start an empty file with its header."""
+    try:
+        with path.open("ab+") as file:
+            file.seek(0)
+            content = file.read()
+            file.truncate(content.rfind(b"\n") + 1)
+            empty = b"\n" not in content
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; give another --out") from error
+    if empty:
+        _append(path, _csv_text([columns]))
+
+
+def _append(path: Path, text: str) -> None:
+    """Append a text in one write and wait for the disk; on a failure the file is as it was."""
+    try:
+        with path.open("ab", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            try:
+                data = text.encode()
+                if file.write(data) != len(data):
+                    raise OSError(0, "no room left for a whole row")
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
+    except OSError as error:
+        raise MtabenchError(f"cannot write {path}: {error.strerror}; the rows before are kept") from error
+
+
+def _csv_text(lines: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([text_of(value) for value in line] for line in lines)
+    return text.getvalue()

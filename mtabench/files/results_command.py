@@ -1,0 +1,149 @@
+"""The commands `mtabench results merge` and `select`: results files, and their samples, made of other ones."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtabench.errors import UsageError
+from mtabench.escaping import in_log, printable
+from mtabench.files.results import COLUMNS, SAMPLE_COLUMNS, ResultsFile, key_of_row, read_file, samples_path
+from mtabench.sweeps.outputs import check_output, written
+from mtabench.sweeps.runs import cell_names, process_ids, sample_records
+from mtabench.sweeps.where import parse_where, select
+
+Row = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one file that go into the new one."""
+
+    path: Path
+    rows: Sequence[Row]
+
+    def names(self) -> set[tuple[str, str]]:
+        """What the file's samples may be called: run and cell."""
+        return {
+            (run_id, name)
+            for row in self.rows
+            for run_id in process_ids(row["run_id"])
+            for name in cell_names("/".join(key_of_row(row)))
+        }
+
+
+def merge(paths: Sequence[Path], out: Path, latest: bool, overwrite: bool) -> None:
+    """Write the rows of several results files into one, and their samples; raises UsageError.
+
+    A cell of one device that several files have with different rows is refused, or with `latest` the row that
+    started last is taken.
+    """
+    if not len(paths) == len({path.resolve() for path in paths}) > 1:
+        raise UsageError("results merge takes two results files or more, each once")
+    _check_outputs(out, paths, overwrite)
+    files = [_read(path) for path in paths]
+    chosen: dict[tuple[str, ...], tuple[int, Row]] = {}
+    twice: dict[tuple[str, ...], list[int]] = {}
+    for number, file in enumerate(files):
+        for row in file.rows():
+            key = (*key_of_row(row), row["device"])
+            if key in chosen:
+                other, before = chosen[key]
+                if row == before:
+                    continue
+                if other == number:
+                    raise UsageError(f"{file.path} has the cell {_named(key)} twice; a results file has one row a cell")
+                twice.setdefault(key, [other]).append(number)
+                if latest and row["started_utc"] == before["started_utc"]:
+                    raise UsageError(
+                        f"{files[other].path} and {file.path} have different rows of {_named(key)} that started at the "
+                        f"same time, {row['started_utc']}; leave one out with mtabench results select"
+                    )
+                if row["started_utc"] < before["started_utc"]:
+                    continue
+            chosen[key] = number, row
+    if twice and not latest:
+        key, (first, second, *_) = next(iter(twice.items()))
+        more = f" and {len(twice) - 1} more cells" if len(twice) > 1 else ""
+        raise UsageError(
+            f"{files[first].path} and {files[second].path} both have {_named(key)}{more}; give --latest to keep the "
+            "row that started last, or choose rows first with mtabench results select"
+        )
+    parts = [Part(file.path, [row for number, row in chosen.values() if number == i]) for i, file in enumerate(files)]
+    _write(out, parts)
+    if twice:
+        _say(f"{len(twice)} cell{'' if len(twice) == 1 else 's'} in several files: the row that started last was taken")
+
+
+def select_rows(path: Path, where: Sequence[str], out: Path, overwrite: bool) -> None:
+    """Write the rows of a results file for which `where` holds, and their samples; raises UsageError."""
+    conditions = parse_where(where)
+    if not conditions:
+        raise UsageError("results select needs --where, such as --where impl=triton,seq=1k..4k")
+    _check_outputs(out, [path], overwrite)
+    _write(out, [Part(path, select(_read(path).rows(), conditions, path))])
+
+
+def _check_outputs(out: Path, paths: Sequence[Path], overwrite: bool) -> None:
+    if out.suffix != ".csv" or out.name.endswith(".samples.csv"):
+        raise UsageError(f"--out {out} is not the name of a results file; expected NAME.csv")
+    inputs = [one for path in paths for one in (path, samples_path(path))]
+    for path in (out, samples_path(out)):
+        check_output(path, inputs, overwrite)
+
+
+def _read(path: Path) -> ResultsFile:
+    file = read_file(path)
+    more = [name for name in file.columns if name not in COLUMNS]
+    if more:
+        raise UsageError(f"{path} has the column {more[0]!r}, which this mtabench does not know and would lose")
+    if not file.columns["schema_version"]:
+        raise UsageError(f"{path} has no rows")
+    if file.torn:
+        _say(f"{path} ends in the middle of a row, which is left out")
+    return file
+
+
+def _write(out: Path, parts: Sequence[Part]) -> None:
+    """Write rows and samples; the samples first, so that every row has its own."""
+    rows = [[row[name] for name in COLUMNS] for part in parts for row in part.rows]
+    with_samples = [part for part in parts if part.rows and samples_path(part.path).exists()]
+    with written(out) as results:
+        results.writelines(_csv([COLUMNS, *rows]))
+        if with_samples:
+            with written(samples_path(out)) as samples:
+                samples.writelines(_csv(_samples(with_samples)))
+        else:
+            samples_path(out).unlink(missing_ok=True)  # those of a file that is replaced
+    _say(f"{out}: {len(rows)} cell{'' if len(rows) == 1 else 's'}")
+    for part in parts:
+        timed = any(row["status"] == "ok" for row in part.rows)
+        if timed and part not in with_samples:
+            _say(f"{part.path} has no {samples_path(part.path).name} beside it: compare needs samples of every cell")
+
+
+def _samples(parts: Iterable[Part]) -> Iterator[Sequence[str]]:
+    yield SAMPLE_COLUMNS
+    seen: set[tuple[str, str]] = set()
+    for part in parts:
+        names: Collection[tuple[str, str]] = part.names() - seen
+        seen.update(names)
+        yield from (record for record in sample_records(part.path) if (record[0], record[1]) in names)
+
+
+def _csv(records: Iterable[Sequence[str]]) -> Iterator[bytes]:
+    for record in records:
+        line = io.StringIO(newline="")
+        csv.writer(line, lineterminator="\n").writerow(record)
+        yield line.getvalue().encode()
+
+
+def _named(key: Sequence[str]) -> str:
+    return f"{'/'.join(key[:-1])} of {key[-1] or 'an unnamed device'}"
+
+
+def _say(text: str) -> None:
+    print(in_log(printable(text)))

@@ -1,0 +1,213 @@
+"""What a person sees of a sweep: its plan, a line or a live table while it runs, and a table at the end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from mtabench.files.results import text_of
+from mtabench.sweeps.axes import short
+from mtabench.sweeps.estimate import shown
+from mtabench.sweeps.plan import Plan
+from mtabench.sweeps.splits import Choice, choices
+
+STYLES = {"ok": "green", "wrong": "bold red", "error": "red", "oom": "yellow", "invalid": "yellow"}
+ALWAYS = ("seq", "impl")
+OPTIONAL = ("dtype", "batch", "heads", "kv_heads", "head_dim", "conv", "causal")  # shown where they differ
+
+PIPE_WIDTH = 160
+
+Row = Mapping[str, Any]
+
+
+def make_console() -> Console:
+    """A console as wide as the terminal; in a pipe or a log, wide enough for the table."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=PIPE_WIDTH)
+
+
+def print_plan(console: Console, plan: Plan, pending: int, runnable: int, seconds: float) -> None:
+    """The expanded axes, the number of cells (those not in the file yet, those that can run) and the estimate."""
+    width = max(map(len, plan.axes))
+    console.print(f"{plan.pass_} sweep", style="bold")
+    for name, values in plan.axes.items():
+        console.print(f"  {name:<{width}}  {values}", highlight=False, soft_wrap=True, markup=False)
+    cells = f"{len(plan.cases)}"
+    if pending < len(plan.cases):
+        cells += f", of which {len(plan.cases) - pending} are in the file already"
+    if runnable < pending:
+        cells += f", {'of which ' if pending == len(plan.cases) else ''}{pending - runnable} cannot run here"
+    console.print(f"  {'cells':<{width}}  {cells}, about {shown(seconds)} (a guess)", highlight=False)
+    for note in plan.notes:
+        console.print(f"  {note}", soft_wrap=True, markup=False, highlight=False)
+
+
+def results_table(rows: Sequence[Row], limit: int | None = None) -> Table:
+    """The rows of a sweep as a table; `limit` shows the last so many, each on one line, without its reason."""
+    cells = [_cell(row) for row in rows]
+    optional = [name for name in OPTIONAL if len({cell[name] for cell in cells} - {""}) > 1]
+    columns = [*optional, *ALWAYS]
+    if len({text_of(row.get("splits")) for row in rows} - {""}) > 1:
+        columns.append("splits")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        justify: Literal["left", "right"] = "left" if name in ("impl", "dtype") else "right"
+        table.add_column(name.replace("_", " "), justify=justify, no_wrap=True)
+    for name in ("median ms", "p10-p90 ms", "speedup", "TFLOP/s", "of roof"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("status", overflow="fold")
+    for cell, row in list(zip(cells, rows, strict=True))[-limit if limit else None :]:
+        status = Text(row["status"], style=STYLES.get(row["status"], ""))
+        reason = "" if limit else text_of(row.get("reason"))
+        table.add_row(
+            *(escape(cell[name]) for name in columns),
+            _number(row, "median_ms"),
+            f"{_number(row, 'p10_ms', 3)}-{_number(row, 'p90_ms', 3)}" if _number(row, "p10_ms") else "",
+            f"{float(row['speedup']):.2f}x" if text_of(row.get("speedup")) else "",
+            _number(row, "useful_tflops", 3),
+            f"{float(row['fraction_of_roofline']):.1%}" if text_of(row.get("fraction_of_roofline")) else "",
+            status.append(f": {reason}", style="") if reason else status,
+        )
+    return table
+
+
+def line(row: Row) -> str:
+    """A row as one plain line."""
+    cell = _cell(row)
+    conv = f" conv {cell['conv']}" if cell["conv"] else ""
+    problem = f"{cell['dtype']} batch {cell['batch']} heads {cell['heads']}x{cell['head_dim']} seq {cell['seq']}{conv}"
+    if not _number(row, "median_ms"):
+        result = f"{row['status']}: {text_of(row.get('reason'))}"
+    else:
+        speedup = text_of(row.get("speedup"))
+        result = f"{_number(row, 'median_ms')} ms" + (f", {float(speedup):.2f}x {row['baseline']}" if speedup else "")
+        result += "" if row["status"] == "ok" else f", {row['status']}: {text_of(row.get('reason'))}"
+    splits = f", splits {cell['splits']}" if cell["splits"] else ""
+    return f"{problem}  {cell['impl']}{splits}: {result}"
+
+
+def auto_lines(rows: Sequence[Row]) -> list[str]:
+    """A sentence for each problem on how much slower auto's splits were than the best measured, if both were."""
+    found = list(choices(rows))
+    cells = [_cell(choice.auto) for choice in found]
+    differing = [name for name in (*OPTIONAL, *ALWAYS) if len({cell[name] for cell in cells}) > 1]
+    places = [", ".join(f"{name.replace('_', ' ')} {cell[name]}" for name in differing) for cell in cells]
+    return [
+        f"{place}: {_auto_sentence(choice)}" if place else _auto_sentence(choice)
+        for place, choice in zip(places, found, strict=True)
+    ]
+
+
+def _auto_sentence(choice: Choice) -> str:
+    used, percent = text_of(choice.auto["splits_used"]), f"{100 * choice.slowdown:.1f}"
+    took = f"auto took {used} split{'' if used == '1' else 's'}" if used else "auto"
+    if not choice.slowdown:
+        verdict = "the best of those measured"
+    elif percent == "0.0":
+        verdict = f"as fast as the best of those measured ({choice.best['splits']})"
+    else:
+        verdict = f"{percent} % slower than the best of those measured ({choice.best['splits']})"
+        verdict += "; their 95 % intervals overlap" if choice.overlap else ""
+    runs = "" if choice.auto["run_id"] == choice.best["run_id"] else "; the two are of different runs"
+    return f"{took}: {_number(choice.auto, 'median_ms')} ms, {verdict}{runs}"
+
+
+class PlainWatcher(AbstractContextManager):
+    """Shows a sweep as plain lines, for a pipe or a log."""
+
+    def __init__(self, console: Console, total: int, before: Sequence[Row] = ()) -> None:
+        self.rows: list[Row] = list(before)
+        self._console = console
+        self._total = total
+
+    def doing(self, text: str) -> None:
+        """Not shown: a log wants results."""
+
+    def ended(self, row: Row) -> None:
+        """Print the cell's line."""
+        self.rows.append(row)
+        text = f"[{len(self.rows)}/{self._total}] {line(row)}"
+        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+
+class LiveWatcher(AbstractContextManager):
+    """Shows a sweep as a table that grows, with what it works on below."""
+
+    def __init__(self, console: Console, total: int, before: Sequence[Row] = ()) -> None:
+        self.rows: list[Row] = list(before)
+        self._console = console
+        self._total = total
+        self._text = ""
+        self._started = time.monotonic()
+        # Drawn when something happens and never in between: a thread that draws would disturb what is timed.
+        self._live = Live(console=console, get_renderable=self._render, transient=True, auto_refresh=False)
+
+    def doing(self, text: str) -> None:
+        """Show what the sweep works on."""
+        self._text = text
+        self._live.refresh()
+
+    def ended(self, row: Row) -> None:
+        """Add the cell to the table."""
+        self.rows.append(row)
+        self._live.refresh()
+
+    def _render(self) -> Group:
+        elapsed = shown(time.monotonic() - self._started)
+        status = Text(f"{len(self.rows)} of {self._total} cells, {elapsed}: {self._text}", no_wrap=True)
+        fits = max(1, self._console.height - 4)
+        return Group(results_table(self.rows, fits), status) if self.rows else Group(status)
+
+    def __enter__(self) -> LiveWatcher:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.stop()
+
+
+def watcher(console: Console, total: int, before: Sequence[Row]) -> PlainWatcher | LiveWatcher:
+    """The watcher that suits where the output goes; `before` are rows that the file already has."""
+    return (LiveWatcher if console.is_terminal else PlainWatcher)(console, total, before)
+
+
+def _cell(row: Row) -> dict[str, str]:
+    cell = {name: text_of(row.get(name)) for name in (*ALWAYS, *OPTIONAL)}
+    cell["seq"] = short(int(cell["seq"]))
+    cell["conv"] = f"{row['conv_q']}x{row['conv_k']}" if row["conv_q"] else ""
+    used = text_of(row.get("splits_used"))
+    cell["splits"] = text_of(row.get("splits"))
+    cell["splits"] += f" ({used})" if cell["splits"] == "auto" and used else ""
+    return cell
+
+
+def _number(row: Row, name: str, digits: int = 4) -> str:
+    """The number in a column, as `significant` shows it; empty where unknown."""
+    text = text_of(row.get(name))
+    return significant(float(text), digits) if text else ""
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """A number with so many digits that count, never in the form 1e+03."""
+    return f"{value:.0f}" if value >= 10**digits else f"{value:.{digits}g}"
+
+
+def plain_table(first: str, others: Sequence[str]) -> Table:
+    """A table without lines: the first column to the left, the others, numbers, to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table

@@ -1,0 +1,91 @@
+"""Measured ceilings in `ceilings.json` beside the results, so that the rows of a folder refer to the same ones."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mtabench.errors import UsageError
+from mtabench.measuring.ceilings import Ceilings
+
+FILE_NAME = "ceilings.json"
+# What ceilings hold for; an entry is of one dtype besides.
+PLACE = ("device", "driver", "torch")
+
+
+def check_ceilings(path: Path) -> None:
+    """Raise UsageError if there is a file that is not one of ceilings."""
+    _entries(path)
+
+
+def read_ceilings(path: Path, environment: Mapping[str, Any]) -> dict[str, Ceilings]:
+    """By dtype what the file says of this device, driver and torch (as environment.describe names them).
+
+    Nothing if there is no file. Raises UsageError for a file that is not one of ceilings.
+    """
+    return {
+        entry["dtype"]: Ceilings(entry["copy_gbytes_s"], entry["matmul_tflops"])
+        for entry in _entries(path)
+        if _place(entry) == _place(environment)
+    }
+
+
+def ceilings_of_device(path: Path, device: str) -> dict[str, Ceilings]:
+    """By dtype the newest that the file says of a device, whatever the driver and torch; raises as `read_ceilings`."""
+    entries = sorted(_entries(path), key=lambda entry: entry.get("measured_utc", ""))
+    return {
+        entry["dtype"]: Ceilings(entry["copy_gbytes_s"], entry["matmul_tflops"])
+        for entry in entries
+        if entry["device"] == device
+    }
+
+
+def keep_ceilings(path: Path, environment: Mapping[str, Any], ceilings: Mapping[str, Ceilings]) -> None:
+    """Put ceilings by dtype into the file, in the place of what it says of the same device, driver and torch.
+
+    Raises UsageError if the file can't be written, or if it is not one of ceilings.
+    """
+    kept = [entry for entry in _entries(path) if _place(entry) != _place(environment) or entry["dtype"] not in ceilings]
+    here = dict(zip(PLACE, _place(environment), strict=True))
+    measured = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    for dtype, found in ceilings.items():
+        rates = {
+            "copy_gbytes_s": float(f"{found.copy_gbytes_s:.6g}"),
+            "matmul_tflops": float(f"{found.matmul_tflops:.6g}"),
+        }
+        kept.append(here | {"dtype": dtype} | rates | {"measured_utc": measured})
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written.write_text(json.dumps(kept, indent=1) + "\n")
+        written.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            written.unlink()
+        raise UsageError(f"cannot write {path}: {error.strerror}; give another --out") from error
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    try:
+        entries = json.loads(path.read_text())
+        for entry in entries:
+            rates = (entry["copy_gbytes_s"], entry["matmul_tflops"])
+            if not all(isinstance(rate, float) and 0 < rate < float("inf") for rate in rates):
+                raise ValueError("a rate is not a positive number")
+            (*_place(entry), entry["dtype"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"{path} is not a file of ceilings ({error}); remove it, and `mtabench env --measure` writes it anew"
+        ) from error
+    return entries
+
+
+def _place(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(facts[name] for name in PLACE)

@@ -1,0 +1,28 @@
+"""What can run on this machine, told before it is tried."""
+
+from __future__ import annotations
+
+from mtabench import environment
+from mtabench.memory import expected_memory_bytes, input_bytes
+from mtabench.registry import find, load
+from mtabench.sweeps.case import Case
+
+
+def unsupported_reason(case: Case) -> str | None:
+    """Why this implementation cannot run this cell on this machine, or None."""
+    implementation = find(case.impl)
+    if case.pass_ not in implementation.passes:
+        return f"{case.impl} has no {case.pass_} pass, only {', '.join(implementation.passes)}"
+    reason = load(implementation.unsupported)(case)
+    if not reason and case.device not in implementation.devices:
+        return f"{case.impl} runs on {', '.join(implementation.devices)} only"
+    return reason
+
+
+def memory_reason(case: Case) -> str | None:
+    """Why this cell would end a process on a CPU for lack of memory, or None; a GPU that is full says so itself."""
+    free = environment.available_memory_bytes(case.device) if case.device == "cpu" else None
+    needed = input_bytes(case) + expected_memory_bytes(case, find(case.impl).work)
+    if free is None or needed <= free:
+        return None
+    return f"needs about {needed / 2**30:.3g} GiB of memory, and {free / 2**30:.3g} GiB are free"

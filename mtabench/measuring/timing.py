@@ -1,0 +1,294 @@
+"""Time closures so that the times can be compared: warmed up, cold caches, in turns, until the median is known."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from mtabench.environment import GpuSensor, l2_bytes
+from mtabench.measuring.energy import joules
+from mtabench.measuring.nvbench_timer import sample_with_nvbench
+from mtabench.measuring.nvtx import phase
+from mtabench.measuring.samplers import Sampler, capture, cpu_sampler, events_sampler, graph_sampler
+from mtabench.measuring.statistics import median_interval
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.inputs import Inputs
+
+K = TypeVar("K", bound=Hashable)
+Build = Callable[[Case, Inputs], Callable[[], Any]]
+
+AGREEMENT = 0.05  # the last three warm-up calls lie this close together
+WARM_UP_SECONDS = 2.0
+GPU_WARM_UP_SECONDS = 0.1  # at least, for the clocks
+THROTTLED_REPEATS = 2
+MAX_ROTATIONS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to measure. `timer` is auto, events, graph, cpu or nvbench, `cache` cold or warm; limits are per cell.
+
+    A cell stops, after `min_rounds`, when the 95 % interval of its median is within `ci_target` of it either way, at
+    `max_rounds`, or at `time_limit_s`. Slow cells take fewer samples a round, at least one.
+    """
+
+    timer: str = "auto"
+    cache: str = "cold"
+    min_rounds: int = 5
+    samples_per_round: int = 10
+    max_rounds: int = 20
+    time_limit_s: float = 10.0
+    ci_target: float = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What is timed: `run`, given what `setup` returned before the timed window (or None).
+
+    `rotations` makes closures that do the same on copies of the inputs, together larger than the L2 cache.
+    """
+
+    run: Callable[[Any], Any]
+    setup: Callable[[], Any] | None = None
+    rotations: Callable[[], list[Callable[[], Any]]] | None = None
+
+
+@dataclass(slots=True)
+class Measurement:
+    """Samples in ms by round, and how they were taken; None where unknown. Peak memory is one call's, 10^6 bytes.
+
+    `energy_j` is that of one call among its likes, after the rounds, as `energy` measures it.
+    """
+
+    timer: str
+    cache: str
+    rounds: list[list[float]] = field(default_factory=list)
+    sm_clock_mhz: float | None = None
+    throttled: bool | None = None
+    peak_memory_mb: float | None = None
+    energy_j: float | None = None
+
+
+def timed(case: Case, build: Build, inputs: Inputs) -> Timed:
+    """What to time of an implementation: `build(case, inputs)` makes the closure that computes the output.
+
+    Forward: the closure. Backward: all gradients, the forward graph being built outside the window. Decode: the
+    closure, and on a GPU the same on copies of the cache.
+    """
+    closure = build(case, inputs)
+    if case.pass_ == "bwd":
+        leaves = list(inputs.differentiable.values())
+        return Timed(run=lambda out: torch.autograd.grad(out, leaves, inputs.dout), setup=closure)
+    if case.pass_ == "decode" and case.device == "cuda":
+        return Timed(run=lambda _: closure(), rotations=lambda: [closure, *_on_copies(case, build, inputs)])
+    return Timed(run=lambda _: closure())
+
+
+def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K, Measurement | Exception]:
+    """Time `cells` in turns on "cuda" or "cpu": rounds go A B C, C B A, and so on, so that drift hits all alike.
+
+    A cell that raises drops out, and its exception stands for it: torch.OutOfMemoryError if there was no memory,
+    TimeoutError if one call takes longer than the time limit. Exceptions come first, in the order they happened.
+    """
+    if settings.timer == "nvbench":
+        return {key: _by_nvbench(cell, device, settings) for key, cell in cells.items()}
+    failed: dict[K, Measurement | Exception] = {}
+    lanes: dict[K, _Lane] = {}
+    flush = _flush(device, settings)
+    sensor = GpuSensor() if device == "cuda" else None
+    for key, cell in cells.items():
+        try:
+            with phase(device, f"{_name(key)}: warm up"):
+                lanes[key] = _Lane(cell, device, settings, flush, sensor)
+        except Exception as error:
+            failed[key] = _bare(error)
+    for number in range(settings.max_rounds):
+        pending = [key for key, lane in lanes.items() if not lane.done and key not in failed]
+        for key in pending if number % 2 == 0 else reversed(pending):
+            try:
+                with phase(device, f"{_name(key)}: measure"):
+                    lanes[key].take_round()
+            except Exception as error:
+                failed[key] = _bare(error)
+                lanes[key].close()
+    measured = {key: lane.measurement for key, lane in lanes.items() if key not in failed}
+    if sensor is not None and sensor.energy_j() is not None:
+        for key, measurement in measured.items():
+            with phase(device, f"{_name(key)}: energy"), suppress(Exception):  # then it is not known
+                measurement.energy_j = _energy(cells[key], sensor)
+    return failed | measured
+
+
+def _name(key: object) -> str:
+    """What a cell is called in a profiler, within its problem."""
+    return str(getattr(key, "label", key))
+
+
+def _energy(cell: Timed, sensor: GpuSensor) -> float | None:
+    """Joules of one call: of a decode step from replays over its caches, of a backward without the forward before."""
+    read, wait = sensor.energy_j, torch.cuda.synchronize
+    if cell.rotations is not None:
+        closures = cell.rotations()
+        replays = joules(capture(closures).replay, read, wait)
+        return None if replays is None else replays / len(closures)
+    if cell.setup is None:
+        return joules(lambda: cell.run(None), read, wait)
+    setup = cell.setup
+    both, before = joules(lambda: cell.run(setup()), read, wait), joules(setup, read, wait)
+    return None if both is None or before is None else max(0.0, both - before) or None
+
+
+class _Lane:
+    """One cell on its way through the rounds."""
+
+    def __init__(
+        self,
+        cell: Timed,
+        device: str,
+        settings: Settings,
+        flush: Callable[[], Any] | None,
+        sensor: GpuSensor | None,
+    ) -> None:
+        call_s, total_s, peak = _warm_up(cell, device, settings)
+        name = settings.timer
+        if name == "auto":
+            name = "cpu" if device == "cpu" else "graph" if cell.rotations else "events"
+        # A CPU's caches are left as they are.
+        self.measurement = Measurement(name, "warm" if device == "cpu" else settings.cache, peak_memory_mb=peak)
+        self._sampler: Sampler | None = _sampler(name, cell, device, flush, call_s)
+        self._settings, self._sensor = settings, sensor
+        self._samples = _samples_a_round(settings, total_s)
+        self._clocks: list[float] = []
+        self._spent_s = 0.0
+        self.done = False
+
+    def take_round(self) -> None:
+        """One more round of samples; a round under throttling is taken again, and kept if that does not help."""
+        assert self._sampler is not None
+        started = time.perf_counter()
+        for _ in range(1 + THROTTLED_REPEATS):
+            samples = self._sampler(self._samples)
+            clock, throttled = self._sensor.read() if self._sensor else (None, None)
+            if not throttled:
+                break
+        self._spent_s += time.perf_counter() - started
+        self.measurement.rounds.append(samples)
+        if throttled is not None:
+            self.measurement.throttled = bool(self.measurement.throttled) or throttled
+        if clock is not None:
+            self._clocks.append(clock)
+            self.measurement.sm_clock_mhz = float(np.median(self._clocks))
+        if self._known_well_enough():
+            self.close()
+
+    def close(self) -> None:
+        """No more rounds: give back what the sampler holds, a graph and its memory for instance."""
+        self.done = True
+        self._sampler = None
+
+    def _known_well_enough(self) -> bool:
+        rounds, settings = self.measurement.rounds, self._settings
+        if len(rounds) < settings.min_rounds:
+            return False
+        if len(rounds) >= settings.max_rounds or self._spent_s >= settings.time_limit_s:
+            return True
+        low, high = median_interval(rounds)
+        return (high - low) / 2 <= settings.ci_target * (high + low) / 2
+
+
+def _by_nvbench(cell: Timed, device: str, settings: Settings) -> Measurement | Exception:
+    """The measurement of the only cell of a process; NVBench takes all rounds that fit, since it cannot be stopped."""
+    try:
+        _, total_s, peak = _warm_up(cell, device, settings)
+        samples = _samples_a_round(settings, total_s)
+        affordable = int(settings.time_limit_s / max(samples * total_s, 1e-9))
+        rounds = max(settings.min_rounds, min(settings.max_rounds, affordable))
+        found = sample_with_nvbench(cell.run, cell.setup, rounds, samples, settings.time_limit_s)
+    except Exception as error:
+        return _bare(error)
+    _, throttled = GpuSensor().read()
+    return Measurement("nvbench", settings.cache, found.rounds, found.sm_clock_mhz, throttled, peak)
+
+
+def _samples_a_round(settings: Settings, total_s: float) -> int:
+    """As many as were asked for, or as fit into the time limit at `total_s` seconds a sample."""
+    affordable = int(settings.time_limit_s / (settings.min_rounds * max(total_s, 1e-9)))
+    return max(1, min(settings.samples_per_round, affordable))
+
+
+def _warm_up(cell: Timed, device: str, settings: Settings) -> tuple[float, float, float | None]:
+    """Call until compilation is over and times agree: seconds of a call, those with its setup, and peak MB."""
+    synchronize = _synchronize(device)
+    limit = min(WARM_UP_SECONDS, settings.time_limit_s / 2)
+    least = GPU_WARM_UP_SECONDS if device == "cuda" else 0.0
+    peak = None
+    calls: list[float] = []
+    started = time.perf_counter()
+    while True:
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        first = time.perf_counter()
+        state = cell.setup() if cell.setup else None
+        synchronize()
+        second = time.perf_counter()
+        cell.run(state)
+        synchronize()
+        end = time.perf_counter()
+        del state
+        if device == "cuda":
+            peak = (torch.cuda.max_memory_allocated() - before) / 1e6
+        calls.append(end - second)
+        if len(calls) == 1:  # the one that compiles
+            started = end
+            continue
+        if calls[-1] > settings.time_limit_s:
+            raise TimeoutError(f"one call takes {calls[-1]:.3g} s, and the time limit is {settings.time_limit_s:g} s")
+        last = calls[-3:]
+        settled = len(calls) > 3 and max(last) <= (1 + AGREEMENT) * min(last) and end - started >= least
+        if settled or end - started >= limit:
+            return min(last), end - first, peak
+
+
+def _sampler(name: str, cell: Timed, device: str, flush: Callable[[], Any] | None, call_s: float) -> Sampler:
+    if name == "cpu":
+        return cpu_sampler(cell.run, cell.setup, flush, _synchronize(device))
+    if name == "events":
+        return events_sampler(cell.run, cell.setup, flush, call_s)
+    if cell.setup is not None:
+        raise ValueError("a graph cannot replay a backward pass alone; use --timer events")
+    if cell.rotations is not None and flush is not None:
+        return graph_sampler(cell.rotations(), None, call_s)
+    return graph_sampler([functools.partial(cell.run, None)], flush, call_s)
+
+
+def _synchronize(device: str) -> Callable[[], Any]:
+    return torch.cuda.synchronize if device == "cuda" else lambda: None
+
+
+def _flush(device: str, settings: Settings) -> Callable[[], Any] | None:
+    """Overwrites twice the L2 cache; None where caches stay warm."""
+    if device != "cuda" or settings.cache == "warm":
+        return None
+    return torch.empty(2 * l2_bytes(), dtype=torch.uint8, device="cuda").zero_
+
+
+def _on_copies(case: Case, build: Build, inputs: Inputs) -> list[Callable[[], Any]]:
+    """The closure on as many copies of the inputs as push each other out of the L2 cache."""
+    size = inputs.k.nbytes + inputs.v.nbytes
+    copies = min(MAX_ROTATIONS, math.ceil(2 * l2_bytes() / size))
+    return [build(case, copy) for copy in inputs.copies(copies)]
+
+
+def _bare(error: Exception) -> Exception:
+    """The exception without its tracebacks, whose frames would keep tensors alive."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

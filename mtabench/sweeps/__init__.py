@@ -1,0 +1,1 @@
+"""Cells: from the words of a command line to a plan, inputs, checks and rows."""

@@ -1,0 +1,110 @@
+"""How long a sweep may take: a guess from the model of the GPU where it knows the cell, else from work and rates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mtabench.errors import UsageError
+from mtabench.model.devices import Device, find_device, rates_of
+from mtabench.model.predict import predict, unmodelled
+from mtabench.registry import find
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.work import executed_flops
+
+COMPILED = (
+    "compile", "triton", "hopper", "cuda-conv", "cuda-naive", "cuda-tiled", "cuda-flash", "triton-pointer",
+    "triton-descriptor", "triton-fmha", "cutile-fmha", "flex",
+)  # fmt: skip
+WARM_UP_S = 1.0
+PROCESS_S = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """FLOP/s of dense and of fused work, seconds to compile, and what the float64 check takes.
+
+    `checked_scores` is the size of its sample, `score_s` the seconds for each; backward, a whole head is checked.
+    """
+
+    dense: float
+    fused: float
+    compile_s: float
+    checked_scores: int
+    score_s: float
+
+
+# Seen on a small CPU and an H200.
+RATES = {
+    "cuda": Rates(dense=4e12, fused=1.5e14, compile_s=8.0, checked_scores=2**28, score_s=4e-9),
+    "cpu": Rates(dense=7e9, fused=4e10, compile_s=8.0, checked_scores=2**22, score_s=1e-6),
+}
+# Of implementations whose kind of work does not tell their speed; on a GPU guesses.
+OWN_FLOPS = {
+    "c-loops": 2.5e9, "cuda-naive": 1e12, "cuda-tiled": 1e13, "triton-pointer": 1.5e14, "triton-descriptor": 1.5e14,
+}  # fmt: skip
+
+
+def estimate_seconds(
+    cases: Iterable[Case], time_limit_s: float, most_samples: int, min_rounds: int, isolated: bool = False
+) -> float:
+    """Seconds that measuring these cells may take, each being checked, warmed up and sampled in rounds.
+
+    Isolated cells take the start of a process each, and a float64 check of their own.
+    """
+    total = 0.0
+    problems: set[tuple] = set()
+    compiled: set[tuple] = set()
+    gpu = this_gpu()
+    for case in cases:
+        rates = RATES[case.device]
+        call_s = call_seconds(case, gpu)
+        if case.impl in COMPILED and (case.impl, case.problem_key) not in compiled:
+            compiled.add((case.impl, case.problem_key))
+            total += rates.compile_s
+        if call_s > time_limit_s:
+            total += 3 * call_s  # one to check, two to find that it is too slow
+        else:
+            total += call_s + WARM_UP_S + max(min_rounds * call_s, min(time_limit_s, most_samples * call_s))
+        if isolated:
+            total += PROCESS_S
+        if isolated or case.problem_key not in problems:
+            problems.add(case.problem_key)
+            total += rates.score_s * _checked_scores(case, rates.checked_scores)
+    return total
+
+
+def call_seconds(case: Case, gpu: Device | None) -> float:
+    """One call: by the model of `gpu` where there is one for this cell, else by the work that it executes."""
+    if case.device == "cuda" and gpu is not None and unmodelled(case, gpu) is None:
+        return predict(case, gpu, rates_of(gpu)).seconds
+    rates, work = RATES[case.device], find(case.impl).work
+    rate = OWN_FLOPS.get(case.impl, rates.dense if work == "dense" else rates.fused)
+    return executed_flops(case, work) / rate
+
+
+def this_gpu() -> Device | None:
+    """This machine's GPU, if the model knows it."""
+    import torch
+
+    try:
+        return find_device(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    except UsageError:
+        return None
+
+
+def _checked_scores(case: Case, most: int) -> int:
+    if case.pass_ == "decode":
+        return min(most, case.batch * case.heads * case.seq)
+    if case.pass_ == "fwd":
+        return min(most, case.batch * case.heads * case.seq**2)
+    return max(min(most, case.batch * case.heads * case.seq**2), case.batch * case.seq**2)
+
+
+def shown(seconds: float) -> str:
+    """A duration for a person: 40 s, 3 min, 2.5 h."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h"

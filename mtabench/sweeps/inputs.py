@@ -1,0 +1,86 @@
+"""The tensors of a case: seeded, and the same queries, keys and values for all implementations of a shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from mtabench.sweeps.axes import MAX_QUERY_TAPS
+from mtabench.sweeps.case import Case
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+WEIGHT_SCALE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Forward and backward: `q [B, Hq, N, D]`, `k, v [B, Hkv, N, D]`, `weight [Hq, cq, ck]`.
+
+    Decode: `q` is the window `[B, Hq, W, D]`, `k` and `v` the caches, `lengths [B]` int32. `weight` is None for
+    plain attention; `dout`, shaped as `q`, exists in backward alone, where the others require gradients.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    weight: Tensor | None = None
+    dout: Tensor | None = None
+    lengths: Tensor | None = None
+    _copies: list[Inputs] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def differentiable(self) -> dict[str, Tensor]:
+        """What gradients are taken of, by name."""
+        named = {"q": self.q, "k": self.k, "v": self.v, "weight": self.weight}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def copies(self, count: int) -> list[Inputs]:
+        """The same values elsewhere in memory, as far as a decode step reads them in bulk: keys and values.
+
+        Each call gives the same copies, so that many cells of a shape need no more memory than one.
+        """
+        while len(self._copies) < count:
+            self._copies.append(replace(self, k=self.k.clone(), v=self.v.clone()))
+        return self._copies[:count]
+
+
+def make_inputs(case: Case) -> Inputs:
+    """The tensors of `case` on its device, and float32 products set to be float32 (no TF32).
+
+    Raises torch.OutOfMemoryError or RuntimeError where they do not fit.
+    """
+    use_full_float32()
+    dtype = DTYPES[case.dtype]
+    generator = torch.Generator(case.device).manual_seed(20504)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=dtype, device=case.device)
+
+    key_shape = (case.batch, case.kv_heads, case.seq, case.head_dim)
+    k, v = normal(*key_shape), normal(*key_shape)
+    if case.pass_ == "decode":
+        # The longest window that any convolution needs is drawn, so that all of them have the same new query.
+        window = max(1, min(case.conv_q or 1, case.seq))
+        q = normal(case.batch, case.heads, MAX_QUERY_TAPS, case.head_dim)[:, :, -window:].contiguous()
+    else:
+        q = normal(case.batch, case.heads, case.seq, case.head_dim)
+    inputs = Inputs(q, k, v)
+    if case.pass_ == "decode":
+        lengths = torch.full((case.batch,), case.seq, dtype=torch.int32, device=case.device)
+        inputs = replace(inputs, lengths=lengths)
+    if case.pass_ == "bwd":
+        inputs = replace(inputs, dout=normal(*q.shape))
+    if case.conv_q and case.conv_k:
+        inputs = replace(inputs, weight=normal(case.heads, case.conv_q, case.conv_k) * WEIGHT_SCALE)
+    if case.pass_ == "bwd":
+        for tensor in inputs.differentiable.values():
+            tensor.requires_grad_()
+    return inputs
+
+
+def use_full_float32() -> None:
+    """Turn TF32 off, so that eager float32 is float32."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False

@@ -1,0 +1,58 @@
+"""Files that commands write: whole or not at all, and never over what somebody may still need."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from mtabench.errors import UsageError
+from mtabench.measuring.lock import FileLock
+
+
+def check_output(path: Path, inputs: Iterable[Path], overwrite: bool, option: str = "--out") -> None:
+    """Raise UsageError if `path` is an input, a folder, being written, or there while `overwrite` is false."""
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a folder; give the name of a file")
+    nearest_folder(path)
+    if not path.exists():
+        return
+    if any(one.exists() and path.samefile(one) for one in inputs):
+        raise UsageError(f"{option} {path} is one of the files that are read; give another name")
+    FileLock(path).check()
+    if not overwrite:
+        raise UsageError(f"{path} already exists; give --overwrite to replace it, or another {option}")
+
+
+@contextmanager
+def written(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when the block ends, and leaves no trace if it fails.
+
+    Raises UsageError if it cannot be written.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("xb") as file:
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                part.replace(path)
+            except BaseException:
+                part.unlink()
+                raise
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}; give another --out") from error
+
+
+def nearest_folder(path: Path) -> Path:
+    """The folder that exists and in which `path` would be made; UsageError if a file is in the way."""
+    for folder in path.absolute().parents:
+        if folder.is_dir():
+            return folder
+        if folder.exists():
+            raise UsageError(f"cannot write {path}: {folder} is a file, not a folder; give another --out")
+    return Path("/")

@@ -1,0 +1,306 @@
+"""From options as typed to the cells of a sweep: parsing, defaults, checks. Touches no file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from mtabench.errors import UsageError
+from mtabench.registry import BASELINE, Implementation, chosen, default_names, find
+from mtabench.sweeps import axes
+from mtabench.sweeps.case import DTYPES, OPS, PASSES, Case
+
+TIMERS = ("auto", "events", "graph", "cpu", "nvbench")
+CACHES = ("cold", "warm")
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The axes of a sweep as typed; None where nothing was typed."""
+
+    pass_: str
+    seq: str | None = None
+    head_dim: str | None = None
+    conv: str | None = None
+    impl: str | None = None
+    op: str | None = None
+    batch: str | None = None
+    tokens: str | None = None
+    heads: str | None = None
+    kv_heads: str | None = None
+    dtype: str | None = None
+    causal: bool = True
+    device: str = "auto"
+    splits: str = "auto"
+    preset: str | None = None
+    baseline: str | None = None
+    timer: str = "auto"
+    cache: str = "cold"
+    rounds: int | None = None
+    time_limit: float | None = None
+    isolate: bool = False
+    cell_timeout: float | None = None
+
+
+# What a sweep takes where neither an option nor a preset says otherwise.
+DEFAULTS = {
+    ("cuda", "fwd"): {"seq": "1k..16k", "dtype": "bf16", "heads": "16", "tokens": "16k"},
+    ("cuda", "bwd"): {"seq": "1k..16k", "dtype": "bf16", "heads": "16", "tokens": "16k"},
+    ("cuda", "decode"): {"seq": "4k..128k", "dtype": "bf16", "heads": "16", "batch": "1"},
+    ("cpu", "fwd"): {"seq": "256..1k", "dtype": "fp32", "heads": "4", "batch": "1"},
+    ("cpu", "bwd"): {"seq": "256..1k", "dtype": "fp32", "heads": "4", "batch": "1"},
+    ("cpu", "decode"): {"seq": "1k..16k", "dtype": "fp32", "heads": "4", "batch": "1"},
+}
+AXES = ("seq", "head_dim", "conv", "impl", "batch", "tokens", "heads", "kv_heads", "dtype")
+COMMON_DEFAULTS = {"head_dim": "64", "conv": "6x11"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The cells of a sweep in the order measured; `axes` and `notes` are texts for a person.
+
+    `baseline_splits` are those of the baseline's cells that speedups refer to, None if it does not split keys.
+    """
+
+    pass_: str
+    device: str
+    cases: tuple[Case, ...]
+    baseline: str | None
+    baseline_splits: int | str | None
+    options: Options
+    axes: dict[str, str]
+    notes: tuple[str, ...]
+
+    def is_baseline(self, case: Case) -> bool:
+        """Whether speedups of its problem refer to this cell."""
+        return case.impl == self.baseline and case.splits == self.baseline_splits
+
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    """The axes as values. `batches` is empty if `tokens` sets the batch; no `kv_heads`: as many as heads."""
+
+    seqs: list[int]
+    head_dims: list[int]
+    convs: list[tuple[int, int]]
+    heads: list[int]
+    kv_heads: int | None
+    dtypes: list[str]
+    batches: list[int]
+    tokens: int | None
+    splits: list[int | str]
+    impls: list[Implementation]
+
+
+def make_plan(options: Options, device: str | None = None) -> Plan:
+    """Expand the options into cells; raises UsageError, in one sentence, for what a sweep could not do.
+
+    `device`, "cuda" or "cpu", is for cells that will not run here; None looks for the one that the options ask for.
+    """
+    _parse(options, "cpu")  # so that a slip of the fingers is told before torch is imported to look for the device
+    if device is None:
+        from mtabench.environment import resolve_device
+
+        device = resolve_device(options.device)
+    if device == "cpu" and options.timer not in ("auto", "cpu"):
+        raise UsageError(f"--timer {options.timer} measures on a GPU, and this sweep runs on the CPU")
+    if options.timer == "nvbench":
+        options = _for_nvbench(options)
+    given = _parse(options, device)
+    for heads in given.heads:
+        if given.kv_heads and heads % given.kv_heads:
+            raise UsageError(
+                f"{heads} heads cannot share {given.kv_heads} KV heads; "
+                "--heads must be a multiple of --kv-heads, so that each KV head serves as many query heads"
+            )
+    baseline, notes = _baseline(options.baseline, given.impls)
+    baseline_splits = _baseline_splits(options.pass_, baseline, given)
+    cases = tuple(_cases(options, given, device))
+    shown = _shown_axes(options, given, device)
+    return Plan(options.pass_, device, cases, baseline, baseline_splits, options, shown, notes)
+
+
+def _for_nvbench(options: Options) -> Options:
+    """NVBench registers once a process, so that each cell has one; it knows no other cache than a cold one."""
+    from mtabench.measuring.nvbench_timer import check_nvbench
+
+    if options.cache != "cold":
+        raise UsageError(
+            f"--cache {options.cache} cannot be had with --timer nvbench, which empties the cache each time"
+        )
+    check_nvbench()
+    return replace(options, isolate=True)
+
+
+def _parse(options: Options, device: str) -> _Axes:
+    """Every axis read on its own, with the defaults of that device."""
+    if options.pass_ not in PASSES:
+        raise UsageError(f"there is no pass {options.pass_!r}; expected one of {', '.join(PASSES)}")
+    if options.batch is not None and options.tokens is not None:
+        raise UsageError("--batch and --tokens exclude each other: --tokens 16k sets batch = 16k / seq")
+    for value, known, what in ((options.timer, TIMERS, "--timer"), (options.cache, CACHES, "--cache")):
+        if value not in known:
+            raise UsageError(f"{what} {value!r} is not known; expected one of {', '.join(known)}")
+    limits = {
+        "--rounds": options.rounds, "--time-limit": options.time_limit, "--cell-timeout": options.cell_timeout
+    }  # fmt: skip
+    for what, number in limits.items():
+        if number is not None and not 0 < number < 1e6:
+            raise UsageError(f"{what} is {number}; it must be more than 0 and less than a million")
+    if options.cell_timeout is not None and not options.isolate and options.timer != "nvbench":
+        raise UsageError("--cell-timeout needs --isolate: only a cell in a process of its own can be stopped")
+    texts = _texts(options, device)
+    return _Axes(
+        seqs=axes.parse_ints(texts["seq"], "--seq"),
+        head_dims=_head_dims(texts["head_dim"]),
+        convs=axes.parse_convs(texts["conv"]),
+        heads=axes.parse_ints(texts["heads"], "--heads"),
+        kv_heads=axes.parse_int(texts["kv_heads"], "--kv-heads") if "kv_heads" in texts else None,
+        dtypes=_dtypes(texts["dtype"]),
+        batches=axes.parse_ints(texts["batch"], "--batch") if "batch" in texts else [],
+        tokens=axes.parse_int(texts["tokens"], "--tokens") if "tokens" in texts else None,
+        splits=axes.parse_splits(options.splits),
+        impls=_impls(texts["impl"], options),
+    )
+
+
+def _impls(text: str, options: Options) -> list[Implementation]:
+    """The implementations named, or, with --op and no names, the usual ones that compute it."""
+    impls = chosen(axes.parse_names(text, "--impl"))
+    if options.op is None:
+        return impls
+    if options.op not in OPS:
+        raise UsageError(f"--op {options.op!r} is not known; expected one of {', '.join(OPS)}")
+    others = [impl for impl in impls if impl.op != options.op]
+    if others and options.impl is not None:
+        raise UsageError(
+            f"--op {options.op} excludes {others[0].name}, which computes {others[0].op}; drop one of them"
+        )
+    return [impl for impl in impls if impl.op == options.op]
+
+
+def _texts(options: Options, device: str) -> dict[str, str]:
+    """The axes as typed, with a preset, then the defaults, in the places where nothing was typed."""
+    texts = {"impl": ",".join(default_names(options.pass_, device))}
+    texts |= COMMON_DEFAULTS | DEFAULTS[device, options.pass_]
+    if options.preset is not None:
+        preset = axes.find_preset(options.preset)
+        texts |= {"seq": str(preset.seq), "heads": str(preset.heads), "head_dim": str(preset.head_dim)}
+        texts["conv"] = f"{preset.conv[0]}x{preset.conv[1]}"
+    if options.batch is not None or options.tokens is not None:
+        texts = {name: text for name, text in texts.items() if name not in ("batch", "tokens")}
+    typed = {name: getattr(options, name) for name in AXES}
+    return texts | {name: text for name, text in typed.items() if text is not None}
+
+
+def _cases(options: Options, given: _Axes, device: str) -> Iterator[Case]:
+    """Cells that share a shape follow each other: they take turns in the same rounds."""
+    decode = options.pass_ == "decode"
+    for dtype, head_dim, heads, seq in product(given.dtypes, given.head_dims, given.heads, given.seqs):
+        for batch in given.batches or [max(1, (given.tokens or 1) // seq)]:
+            for impl, (conv_q, conv_k), splits in _rivals_then_yardsticks(options.pass_, given):
+                yield Case(
+                    pass_=options.pass_,
+                    impl=impl.name,
+                    op=impl.op,
+                    dtype=dtype,
+                    batch=batch,
+                    heads=heads,
+                    kv_heads=given.kv_heads or heads,
+                    seq=seq,
+                    head_dim=head_dim,
+                    conv_q=conv_q,
+                    conv_k=conv_k,
+                    causal=decode or options.causal,
+                    splits=splits,
+                    device=device,
+                )
+
+
+def _rivals_then_yardsticks(
+    pass_: str, given: _Axes
+) -> Iterator[tuple[Implementation, tuple[int | None, int | None], int | str | None]]:
+    """What is measured of one shape: each convolution by each rival, then plain attention once; of each, its splits."""
+    rivals = [(impl, taps) for taps, impl in product(given.convs, given.impls) if impl.op != "attention"]
+    yardsticks = [(impl, (None, None)) for impl in given.impls if impl.op == "attention"]
+    for impl, taps in (*rivals, *yardsticks):
+        for splits in _splits_of(impl, pass_, given):
+            yield impl, taps, splits
+
+
+def _splits_of(impl: Implementation, pass_: str, given: _Axes) -> Sequence[int | str | None]:
+    """The splits of an implementation's cells; one cell without where it does not split keys."""
+    return given.splits if pass_ == "decode" and impl.splits_used else [None]
+
+
+def _head_dims(text: str) -> list[int]:
+    head_dims = axes.parse_ints(text, "--head-dim")
+    for head_dim in head_dims:
+        if not MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM:
+            raise UsageError(f"--head-dim {head_dim} is out of range; expected {MIN_HEAD_DIM} to {MAX_HEAD_DIM}")
+    return head_dims
+
+
+def _dtypes(text: str) -> list[str]:
+    dtypes = axes.parse_names(text, "--dtype")
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise UsageError(f"--dtype {dtype!r} is not known; expected one or more of {', '.join(DTYPES)}")
+    return dtypes
+
+
+def _baseline(name: str | None, impls: list[Implementation]) -> tuple[str | None, tuple[str, ...]]:
+    """What speedups refer to, and a note if there will be none."""
+    rivals = [impl.name for impl in impls if impl.op != "attention"]
+    if name is not None and find(name).op == "attention":
+        raise UsageError(f"--baseline {name} is plain attention, which does less work: a yardstick, not a rival")
+    if name is not None and name not in rivals:
+        raise UsageError(f"--baseline {name} is not measured in this sweep; add it to --impl")
+    if name is None and BASELINE not in rivals:
+        why = f"{BASELINE} is not among --impl, and no --baseline is given"
+        return None, (f"no speedups: {why}",) if rivals else ()
+    return name or BASELINE, ()
+
+
+def _baseline_splits(pass_: str, name: str | None, given: _Axes) -> int | str | None:
+    """Of several splits of the baseline, speedups refer to auto."""
+    splits = _splits_of(find(name), pass_, given) if name else [None]
+    if "auto" in splits:
+        return "auto"
+    if len(splits) > 1:
+        numbers = ", ".join(map(str, splits))
+        raise UsageError(f"--baseline {name} has splits {numbers} here; add auto to --splits, to which speedups refer")
+    return splits[0]
+
+
+def _shown_axes(options: Options, given: _Axes, device: str) -> dict[str, str]:
+    """The expanded axes, for a person."""
+    shown = {
+        "device": device,
+        "impl": ", ".join(impl.name for impl in given.impls),
+        "seq": _shown(given.seqs),
+        "batch": f"{axes.short(given.tokens)} tokens / seq" if given.tokens else _shown(given.batches),
+        "heads": _shown(given.heads) + (f" (KV heads: {given.kv_heads})" if given.kv_heads else ""),
+        "head dim": ", ".join(map(str, given.head_dims)),
+        "conv": ", ".join(f"{query_taps}x{key_taps}" for query_taps, key_taps in given.convs),
+        "dtype": ", ".join(given.dtypes),
+    }
+    if all(impl.op == "attention" for impl in given.impls):
+        del shown["conv"]
+    if options.pass_ == "decode":
+        splits = ", ".join(map(str, given.splits))
+        takers = [impl.name for impl in given.impls if impl.splits_used]
+        if not takers:
+            splits += " (none of these implementations splits keys: each is measured once)"
+        elif len(given.splits) > 1 and len(takers) < len(given.impls):
+            splits += f" (of {', '.join(takers)}; the others are measured once)"
+        shown["splits"] = splits
+    else:
+        shown["causal"] = "yes" if options.causal else "no"
+    return shown
+
+
+def _shown(values: list[int]) -> str:
+    return ", ".join(axes.short(value) for value in values)

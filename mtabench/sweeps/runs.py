@@ -1,0 +1,165 @@
+"""A results file and its raw samples, read whole and checked, so that it can be compared with another."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtabench.errors import UsageError
+from mtabench.escaping import quoted
+from mtabench.files import fields
+from mtabench.files.csv_reading import read_csv
+from mtabench.files.results import SAMPLE_COLUMNS, frame, key_of_row, read_file, samples_path
+
+# A line takes about 80 bytes: room for 1000 cells with 200 rounds of 10 samples each.
+MOST_BYTES, MOST_SAMPLES = 160 << 20, 2_000_000
+TIMED = ("rounds", "samples", "median_ms", "ci95_low_ms", "ci95_high_ms")
+SAMPLES_AGREE = 1e-4  # six digits are written
+
+Rounds = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A row, what a person calls it, and its samples in ms by process and round; none unless its status is ok."""
+
+    name: str
+    row: Mapping[str, Any]
+    processes: tuple[Rounds, ...]
+
+    @property
+    def rounds(self) -> Rounds:
+        """The samples by round, of one process after the other."""
+        return tuple(samples for rounds in self.processes for samples in rounds)
+
+    @property
+    def ok(self) -> bool:
+        """Whether it has a time that can be believed."""
+        return self.row["status"] == "ok"
+
+    @property
+    def outcome(self) -> str:
+        """Status and reason."""
+        status, reason = self.row["status"], self.row["reason"]
+        return f"{status}: {reason}" if reason else status
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A results file; cells by their key, in the order of its rows."""
+
+    path: Path
+    cells: Mapping[str, Cell]
+
+    def values(self, column: str) -> set[str]:
+        """What stands in a column of text, in any row."""
+        return {cell.row[column] for cell in self.cells.values()}
+
+
+def read_run(path: Path) -> Run:
+    """Read a results file and the samples beside it.
+
+    Raises UsageError, in one sentence, where anything is missing, cut off, given twice or at odds with the rest: a
+    comparison of half a file would pass in silence.
+    """
+    file = read_file(path)
+    texts = file.rows()
+    if not texts:
+        raise UsageError(f"{path} has no rows")
+    if file.torn:
+        raise UsageError(f"{path} ends in the middle of a row; measure its last cells again with --resume")
+    rows: dict[str, Mapping[str, Any]] = {}
+    for text, record in zip(texts, frame(file.columns).to_dict("records"), strict=True):
+        key = "/".join(key_of_row(text))
+        if key in rows and rows[key]["device"] != text["device"]:
+            raise UsageError(
+                f"{path} has the cell {key} of several devices; take one of them: mtabench results select {path} "
+                f"--where 'device={rows[key]['device'].replace(',', '*')}' --out ONE.csv"
+            )
+        if key in rows:
+            raise UsageError(f"{path} has the cell {key} twice; a results file has one row a cell")
+        rows[key] = {str(name): value for name, value in record.items()}
+    samples = read_samples(path) if any(row["status"] == "ok" for row in rows.values()) else {}
+    cells = {}
+    for key, row in rows.items():
+        ids = process_ids(row["run_id"]) if row["status"] == "ok" else []
+        cells[key] = Cell(name_of(row), row, tuple(find_rounds(samples, run_id, key) for run_id in ids))
+        if row["status"] == "ok":
+            _check_samples(path, key, row, cells[key].rounds)
+    return Run(path, cells)
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """A cell in words, the same in every report."""
+    heads, kv_heads = int(row["heads"]), int(row["kv_heads"])
+    grouped = f" (KV {kv_heads})" if kv_heads != heads else ""
+    taps = "" if math.isnan(row["conv_q"]) else f" conv {int(row['conv_q'])}x{int(row['conv_k'])}"
+    causal = "" if row["causal"] else " not causal"
+    splits = f" splits {row['splits']}" if row["splits"] else ""
+    return (
+        f"{row['pass']} {row['impl']}{splits} {row['dtype']} batch {int(row['batch'])} heads {heads}{grouped} "
+        f"seq {int(row['seq'])} head dim {int(row['head_dim'])}{taps}{causal}"
+    )
+
+
+def cell_names(key: str) -> tuple[str, str]:
+    """What a samples file may call the cell: its key, and what it was before splits could be swept."""
+    return key, key.rpartition("/")[0] + "/"
+
+
+def process_ids(run_id: str) -> list[str]:
+    """The runs of the processes that a row sums up: `mtabench ab` joins them with a plus sign."""
+    return list(dict.fromkeys(run_id.split("+")))
+
+
+def find_rounds(samples: Mapping[tuple[str, str], Rounds], run_id: str, key: str) -> Rounds:
+    """The samples of a cell by round; none if there are none."""
+    return next((samples[run_id, name] for name in cell_names(key) if (run_id, name) in samples), ())
+
+
+def read_samples(results: Path) -> dict[tuple[str, str], Rounds]:
+    """Samples in ms, by round, of each run and cell of a results file; raises UsageError."""
+    found: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run_id, cell, round_, _, milliseconds in sample_records(results):
+        found[run_id, cell][int(round_)].append(float(milliseconds))
+    return {key: tuple(tuple(rounds[i]) for i in sorted(rounds)) for key, rounds in found.items()}
+
+
+def sample_records(results: Path) -> Iterator[list[str]]:
+    """The lines of the samples file beside a results file: checked texts under SAMPLE_COLUMNS; raises UsageError."""
+    path = samples_path(results)
+    if not path.exists():
+        raise UsageError(f"there is no file {path}, the raw samples of {results}; the two belong side by side")
+    file = read_csv(path, MOST_BYTES, MOST_SAMPLES)
+    if tuple(file.header) != SAMPLE_COLUMNS:
+        raise UsageError(f"{path} is not a samples file of mtabench; expected the columns {', '.join(SAMPLE_COLUMNS)}")
+    for number, record in enumerate(file.records, start=2):
+        try:
+            fields.count(record[2])
+            fields.positive(record[4])
+        except ValueError:
+            raise UsageError(f"line {number} of {path} is not a sample: {quoted(','.join(record))}") from None
+        yield record
+
+
+def _check_samples(path: Path, key: str, row: Mapping[str, Any], rounds: Rounds) -> None:
+    """Raise UsageError unless the samples are those that the row sums up."""
+    for name in TIMED:
+        if not math.isfinite(row[name]):
+            raise UsageError(f"{path} has no number in the column {name} for {key}, whose status is ok")
+    samples = [sample for one in rounds for sample in one]
+    if (len(rounds), len(samples)) != (row["rounds"], row["samples"]):
+        expected = f"{row['samples']:g} samples in {row['rounds']:g} rounds"
+        raise UsageError(
+            f"{samples_path(path)} has {len(samples)} samples in {len(rounds)} rounds of {key}, and {path} {expected}"
+        )
+    median = statistics.median(samples)
+    if not math.isclose(median, row["median_ms"], rel_tol=SAMPLES_AGREE):
+        raise UsageError(
+            f"{path} has the median {row['median_ms']:.6g} ms for {key}, and its samples have {median:.6g} ms"
+        )

@@ -1,0 +1,338 @@
+"""Run a plan: verify every cell, time in turns those that are right, write each row as its cell ends."""
+
+from __future__ import annotations
+
+import gc
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import groupby
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from mtabench import environment
+from mtabench.errors import MtabenchError, UsageError
+from mtabench.files.results import Key, Writer, key_of
+from mtabench.files.rows import Row, RunFacts, add_speedups, cell_row, sample_lines, timed_row
+from mtabench.measuring import timing
+from mtabench.measuring.ceilings import Ceilings, measure_ceilings
+from mtabench.measuring.kept_ceilings import FILE_NAME, read_ceilings
+from mtabench.measuring.nvtx import phase
+from mtabench.measuring.readiness import memory_reason, unsupported_reason
+from mtabench.measuring.stopwatch import MEASURING, VERIFYING, Stopwatch
+from mtabench.registry import find, load
+from mtabench.sweeps.axes import short
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.inputs import make_inputs
+from mtabench.sweeps.plan import Plan
+from mtabench.sweeps.verify import Oracle, results_of
+
+OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A cell whose result is right: what to time, and the error its result has against float64."""
+
+    timed: timing.Timed
+    rel_error: float | None
+
+
+class SweepInterruptedError(MtabenchError):
+    """Ctrl-C in a sweep: what ended is kept."""
+
+    exit_code = 130
+
+
+class Watcher(Protocol):
+    """What shows a sweep to a person."""
+
+    def doing(self, text: str) -> None:
+        """What the sweep works on from now on."""
+
+    def ended(self, row: Row) -> None:
+        """A cell's row is on disk."""
+
+
+class Sink(Protocol):
+    """Where the rows of a sweep go: a Writer, or what stands for one in another process."""
+
+    path: Path
+    done: dict[Key, dict[str, str]]
+
+    def write(self, rows: Sequence[Row], samples: Iterable[Sequence[object]] = ()) -> None:
+        """Keep rows and their samples, as a Writer does."""
+
+
+def make_settings(plan: Plan) -> timing.Settings:
+    """How the plan's options ask to measure; where they say nothing, as timing.Settings does."""
+    options = plan.options
+    settings = timing.Settings(timer=options.timer, cache=options.cache)
+    if options.rounds is not None:
+        fewest = min(settings.min_rounds, options.rounds)
+        settings = replace(settings, min_rounds=fewest, max_rounds=options.rounds)
+    if options.time_limit is not None:
+        settings = replace(settings, time_limit_s=options.time_limit)
+    return settings
+
+
+def check_same_device(plan: Plan, path: Path, rows: Iterable[Mapping[str, str]]) -> None:
+    """Raise UsageError if rows of the file at `path` were measured on another device than this sweep's."""
+    others = {row["device"] for row in rows}
+    here = environment.describe(plan.device)["device"] if others else ""
+    if others - {here}:
+        raise UsageError(
+            f"{path} was measured on {', '.join(sorted(others - {here}))}, and this sweep runs on {here}; "
+            "give another --out"
+        )
+
+
+def run(
+    plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher, spent: Stopwatch | None = None
+) -> Counter[str]:
+    """Measure the cells that the writer's file does not have yet; how many rows of each status were written.
+
+    `spent` is told where the time goes. Raises MtabenchError, with all that was measured kept, if the GPU can't go on
+    or the disk takes no more, and SweepInterruptedError after Ctrl-C.
+    """
+    sweep = new_sweep(plan, writer, settings, watcher, spent)
+    with interruptible(plan, writer):
+        for _, cases in groupby(plan.cases, key=lambda case: case.shape_key):
+            sweep.measure_shape(list(cases))
+    return sweep.statuses
+
+
+def new_sweep(
+    plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher, spent: Stopwatch | None = None
+) -> Sweep:
+    """A sweep that starts now, with the ceilings that are kept beside its file."""
+    facts = RunFacts(
+        run_id=secrets.token_hex(6),
+        started_utc=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        environment=environment.describe(plan.device),
+        options=_measuring_options(plan, settings),
+    )
+    kept = read_ceilings(writer.path.with_name(FILE_NAME), facts.environment)
+    return Sweep(plan, writer, settings, watcher, facts, dict(kept), spent)
+
+
+@contextmanager
+def interruptible(plan: Plan, writer: Writer) -> Iterator[None]:
+    """Turns Ctrl-C into SweepInterruptedError, which says what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = sum(key_of(case) in writer.done for case in plan.cases)
+        raise SweepInterruptedError(
+            f"stopped with {kept} of {len(plan.cases)} cells in {writer.path}; "
+            f"the same command with --out {writer.path} --resume measures the others"
+        ) from None
+
+
+class Sweep:
+    """One process's part of a sweep; `ceilings` by dtype, to which it adds those it needs, None if there are none."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        writer: Sink,
+        settings: timing.Settings,
+        watcher: Watcher,
+        facts: RunFacts,
+        ceilings: dict[str, Ceilings | None],
+        spent: Stopwatch | None = None,
+    ) -> None:
+        self.plan = plan
+        self.writer = writer
+        self.settings = settings
+        self.watcher = watcher
+        self.facts = facts
+        self.ceilings = ceilings
+        self.spent = spent or Stopwatch()
+        self.statuses: Counter[str] = Counter()
+
+    def measure_shape(self, cases: Sequence[Case]) -> None:
+        """Cells of one shape: verified one by one, then timed in the same rounds."""
+        pending = [case for case in cases if key_of(case) not in self.writer.done]
+        if not pending:
+            return
+        # A baseline whose row is in the file already takes part again: a speedup compares times of one round.
+        taking_part = [case for case in cases if case in pending or self._is_baseline_of(case, pending)]
+        with self.spent.on(MEASURING):
+            self._measure_ceilings(cases[0])
+        verified: dict[Case, Verified] = {}
+        for _, problem in groupby(taking_part, key=lambda case: case.problem_key):
+            runnable = list(filter(self.can_run, problem))
+            with self.spent.on(VERIFYING):
+                verified |= self._verify(runnable)
+        if verified:
+            self._time(verified, set(pending))
+        verified.clear()
+        _free_memory(cases[0].device)
+
+    def _measure_ceilings(self, case: Case) -> None:
+        """Once a dtype, unless they are known; without them (no room, say) the fraction of the roofline stays empty."""
+        if case.dtype not in self.ceilings:
+            self.watcher.doing(f"measuring what the device can do in {case.dtype}")
+            try:
+                self.ceilings[case.dtype] = measure_ceilings(case.device, case.dtype)
+            except Exception:
+                self.ceilings[case.dtype] = None
+            _free_memory(case.device)
+
+    def _is_baseline_of(self, case: Case, pending: Iterable[Case]) -> bool:
+        row = self.writer.done.get(key_of(case))
+        return (
+            row is not None
+            and row["status"] == "ok"
+            and self.plan.is_baseline(case)
+            and any(other.problem_key == case.problem_key for other in pending)
+        )
+
+    def can_run(self, case: Case) -> bool:
+        """Whether a cell is worth trying; if not, its row says why."""
+        reason = unsupported_reason(case)
+        if reason:
+            self.write([cell_row(case, self.facts, "unsupported", reason)])
+            return False
+        reason = memory_reason(case)
+        if reason:
+            self.write([cell_row(case, self.facts, "oom", reason)])
+            return False
+        return True
+
+    def _verify(self, cases: Sequence[Case]) -> dict[Case, Verified]:
+        """Those cells of one problem whose result is right, ready to be timed; the others get their rows."""
+        if not cases:
+            return {}
+        self.watcher.doing(f"{words(cases[0])}: float64 reference")
+        try:
+            inputs = make_inputs(cases[0])
+            oracle = Oracle(cases[0], inputs)
+        except Exception as error:
+            status, reason = _failure(error)
+            reason = f"in the float64 check: {reason}"
+            self.write([cell_row(case, self.facts, status, reason) for case in cases])
+            self._check_device(cases[0])
+            return {}
+        verified = {}
+        for case in cases:
+            self.watcher.doing(f"{words(case)}, {case.label}: verifying")
+            build = load(find(case.impl).target)
+            try:
+                with phase(case.device, f"{words(case)}, {case.label}: verify"):
+                    check = oracle.check(results_of(build(case, inputs), case, inputs))
+                if check.ok:
+                    verified[case] = Verified(timing.timed(case, build, inputs), check.rel_error)
+                    continue
+                row = cell_row(case, self.facts, "wrong", check.reason, check.rel_error)
+            except Exception as error:
+                row = cell_row(case, self.facts, *_failure(error))
+            self.write([row])
+            self._check_device(case)
+            _free_memory(case.device)
+        return verified
+
+    def _time(self, verified: Mapping[Case, Verified], pending: Set[Case]) -> None:
+        """Time cells in turns and write the rows of those that are pending."""
+        case = next(iter(verified))
+        self.watcher.doing(f"{words(case)}: timing {', '.join(dict.fromkeys(case.impl for case in verified))}")
+        with self.spent.on(MEASURING), phase(case.device, f"{words(case)}: time"):
+            measured = timing.measure({case: cell.timed for case, cell in verified.items()}, case.device, self.settings)
+        rows: dict[Case, Row] = {}
+        failed = False
+        for case, outcome in measured.items():
+            if isinstance(outcome, BaseException):
+                rows[case] = cell_row(case, self.facts, *_failure(outcome), verified[case].rel_error)
+                failed = True
+            else:
+                ceilings, rel_error = self.ceilings[case.dtype], verified[case].rel_error
+                rows[case] = timed_row(case, self.facts, outcome, rel_error, ceilings)
+        add_speedups(rows, self.plan.is_baseline)
+        if failed and not _device_works(case.device):
+            rows = _first_failure_only(rows)  # those that came later failed because the context was broken
+        written = [case for case in verified if case in rows and case in pending]
+        samples = [
+            line
+            for case in written
+            if isinstance(outcome := measured[case], timing.Measurement)
+            for line in sample_lines(case, self.facts, outcome.rounds)
+        ]
+        self.write([rows[case] for case in written], samples)
+        self._check_device(case)
+
+    def write(self, rows: Sequence[Row], samples: Sequence[Sequence[object]] = ()) -> None:
+        """Keep rows, count and show them."""
+        self.writer.write(rows, samples)
+        for row in rows:
+            self.statuses[row["status"]] += 1
+            self.watcher.ended(row)
+
+    def _check_device(self, case: Case) -> None:
+        """Raise MtabenchError if a kernel broke the GPU's context: this process can measure nothing more."""
+        if not _device_works(case.device):
+            raise MtabenchError(
+                f"the GPU's context is broken after a failure at {words(case)}; what was measured is kept in "
+                f"{self.writer.path}, and the same command with --out {self.writer.path} --resume goes on in a "
+                "fresh process (with --isolate each cell has one)"
+            )
+
+
+def _measuring_options(plan: Plan, settings: timing.Settings) -> str:
+    """The options that say how to measure, where they are not the defaults."""
+    usual = timing.Settings()
+    timer = f"--timer {settings.timer}" if settings.timer != usual.timer else ""
+    cache = f"--cache {settings.cache}" if settings.cache != usual.cache else ""
+    isolate = "--isolate" if plan.options.isolate else ""
+    return " ".join(filter(None, (timer, cache, isolate)))
+
+
+def words(case: Case) -> str:
+    """The problem of a cell, in a few words."""
+    taps = f", conv {case.taps}" if case.conv_q else ""
+    return f"{case.dtype} {case.batch} x {case.heads} heads of {case.head_dim}, seq {short(case.seq)}{taps}"
+
+
+def _failure(error: BaseException) -> tuple[str, str]:
+    """Status and reason of a cell whose implementation raised."""
+    text = str(error).strip()
+    reason = text.splitlines()[0] if text else type(error).__name__
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
+        words in text.lower() for words in OUT_OF_MEMORY_TEXTS
+    ):
+        return "oom", f"out of memory: {reason}"
+    if isinstance(error, TimeoutError):
+        return "timeout", reason
+    return "error", f"{type(error).__name__}: {reason}" if text else reason
+
+
+def _first_failure_only(rows: Mapping[Case, Row]) -> dict[Case, Row]:
+    """The rows with a time, and the first without one."""
+    kept: dict[Case, Row] = {}
+    failed = False
+    for case, row in rows.items():
+        has_time = row["status"] in ("ok", "invalid")
+        if has_time or not failed:
+            kept[case] = row
+        failed = failed or not has_time
+    return kept
+
+
+def _device_works(device: str) -> bool:
+    if device == "cuda":
+        try:
+            torch.cuda.synchronize()
+        except Exception:
+            return False
+    return True
+
+
+def _free_memory(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,71 @@
+"""A sweep as it is typed, to be run by other processes: checked here, announced here, measured there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from mtabench.errors import UsageError
+from mtabench.escaping import in_log, printable
+from mtabench.sweeps.plan import Options, Plan, make_plan
+
+# What is decided for each process, not typed: the options of a sweep by name, and what they are if not typed.
+DECIDED = {"out": None, "resume": False, "plot": True}
+
+
+@dataclass(frozen=True, slots=True)
+class SweepWords:
+    """PASS and its options in words, and the options by name as the command line understood them."""
+
+    words: tuple[str, ...]
+    typed: Mapping[str, Any]
+
+    @property
+    def dry_run(self) -> bool:
+        """Whether to stop at the plan."""
+        return bool(self.typed["dry_run"])
+
+    def plan(self) -> Plan:
+        """Its cells; raises UsageError for what a sweep could not do or is not typed here."""
+        for name, usual in DECIDED.items():
+            if self.typed[name] != usual:
+                raise UsageError(
+                    f"--{name} is for one sweep; here each process writes a file of its own, and no charts"
+                )
+        given = {name: value for name, value in self.typed.items() if name not in (*DECIDED, "dry_run")}
+        return make_plan(Options(self.words[0], **given))
+
+
+def announce(console: Console, plan: Plan, pairs: int) -> None:
+    """Print the plan of a sweep that two sides run in so many pairs of processes, with a guess of the time."""
+    from mtabench.files.table import print_plan
+    from mtabench.measuring.readiness import memory_reason, unsupported_reason
+    from mtabench.sweeps.estimate import PROCESS_S, estimate_seconds
+    from mtabench.sweeps.sweep import make_settings
+
+    settings = make_settings(plan)
+    runnable = [case for case in plan.cases if not (unsupported_reason(case) or memory_reason(case))]
+    samples = settings.max_rounds * settings.samples_per_round
+    seconds = estimate_seconds(runnable, settings.time_limit_s, samples, settings.min_rounds, plan.options.isolate)
+    print_plan(console, plan, len(plan.cases), len(runnable), 2 * pairs * (seconds + PROCESS_S))
+    say(console, f"  {pairs} pairs of processes, each of which measures all cells")
+
+
+def measuring_words(options: Options) -> list[str]:
+    """The options of a sweep that say how to measure, for a command line of one of its cells."""
+    words = ["--timer", options.timer, "--cache", options.cache]
+    for name, value in (("--rounds", options.rounds), ("--time-limit", options.time_limit)):
+        words += [] if value is None else [name, f"{value:g}"]
+    if options.isolate:
+        words += ["--isolate"] + (
+            [] if options.cell_timeout is None else ["--cell-timeout", f"{options.cell_timeout:g}"]
+        )
+    return words
+
+
+def say(console: Console, text: str) -> None:
+    """A line as it is: paths are neither wrapped nor coloured, so that they can be copied."""
+    console.print(in_log(printable(text)), soft_wrap=True, markup=False, highlight=False)

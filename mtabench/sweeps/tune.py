@@ -1,0 +1,176 @@
+"""Tile sizes chosen by measuring: the shapes of sweeps, the candidates' times as tables, and what is in effect."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mta_kernels.conv_attention.triton import tuner, tuning
+from mta_kernels.conv_attention.triton.tuned_kernels import Shape
+from mtabench.errors import MtabenchError, UsageError
+from mtabench.files.table import make_console
+from mtabench.measuring.readiness import unsupported_reason
+from mtabench.sweeps import axes
+from mtabench.sweeps.case import PASSES, Case
+from mtabench.sweeps.inputs import DTYPES, use_full_float32
+from mtabench.sweeps.plan import Options, make_plan
+from mtabench.sweeps.sweep import words
+
+KERNELS = {"fwd": ("forward",), "bwd": ("probabilities", "value_gradients"), "decode": ("decode",)}
+
+
+def tune_shapes(passes: str, out: Path | None, **typed: Any) -> bool:
+    """Tune every kernel of these passes for every shape of the axes `typed`; whether a candidate's result is wrong.
+
+    Prints a table a shape. What is found is saved as each kernel's shape ends: in `out`, else in the user's file.
+    """
+    cases = list(_cases(passes, typed))
+    device = torch.device("cuda", torch.cuda.current_device())
+    name = tuning.device_name(device)
+    path = out or tuning.user_file(name)
+    _check_destination(path, name, must_be_readable=out is not None)
+    use_full_float32()
+    console = make_console()
+    pairs = [(case, kernel) for case in cases for kernel in KERNELS[case.pass_]]
+    saved, any_wrong = 0, False
+    for number, (case, kernel) in enumerate(pairs, start=1):
+        title = f"[{number}/{len(pairs)}] {kernel}: {words(case)}{'' if case.causal else ', not causal'}"
+        reason = unsupported_reason(case)
+        if reason:
+            _say(console, f"{title}: not tuned: {reason}")
+            continue
+        _say(console, title)
+        trials = _tune(console, kernel, case, path)
+        if trials:
+            console.print(_trials_table(trials))
+            _say(console, _verdict(trials))
+        saved += tuner.fastest(trials) is not None
+        any_wrong = any_wrong or any(trial.status.startswith("wrong") for trial in trials)
+    _say(console, f"tuned {saved} of {len(pairs)}{f'; saved in {path}' if saved else ': nothing was saved'}")
+    if out is not None and out.resolve() not in map(Path.resolve, (tuning.user_file(name), tuning.shipped_file(name))):
+        _say(console, f"kernels on this machine read {tuning.user_file(name)}; without --out that is where it goes")
+    return any_wrong
+
+
+def effect_lines(device: str) -> list[str]:
+    """The files of tuned tile sizes that kernels on "cuda" or "cpu" go by, a text each."""
+    if device == "cpu":
+        return ["none: tile sizes are tuned on a CUDA GPU"]
+    name = tuning.device_name(torch.device("cuda", torch.cuda.current_device()))
+    found = tuning.files_in_effect(name)
+    lines = []
+    for path, entries in found.items():
+        kind = "shipped" if path == tuning.shipped_file(name) else "yours"
+        others = {str(entry.measured.get("triton")) for entry in entries} - {tuning.triton_version()}
+        made = f", some made with Triton {', '.join(sorted(others))}" if others else ""
+        lines.append(f"{kind}: {len(entries)} {'entry' if len(entries) == 1 else 'entries'}{made}, {path}")
+    if not any(found.values()):
+        lines.append(f"nothing is tuned for {name}: kernels go by their own guesses, until `mtabench tune` measures")
+    return lines
+
+
+def _cases(passes: str, typed: dict[str, Any]) -> Iterator[Case]:
+    """The cells that a sweep over the Triton kernels would have; raises UsageError without a GPU."""
+    chosen = axes.parse_names(passes, "--pass")
+    for pass_ in chosen:
+        if pass_ not in PASSES:
+            raise UsageError(f"--pass {pass_!r} is not known; expected one or more of {', '.join(PASSES)}")
+    plans = [make_plan(Options(pass_, impl="triton", **typed)) for pass_ in chosen]
+    if plans[0].device != "cuda":
+        raise UsageError(
+            "tile sizes are tuned by timing on a CUDA GPU, and PyTorch finds none on this machine; "
+            "run this where the kernels will run"
+        )
+    for plan in plans:
+        yield from plan.cases
+
+
+def _check_destination(path: Path, device: str, must_be_readable: bool) -> None:
+    """Raise UsageError for a file that could not be written, or, if it was named, that holds something else."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            raise UsageError(f"{path} cannot be written: nothing can be written in {path.parent}")
+        tuning.read_entries(path, device)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    except ValueError as error:
+        if must_be_readable:
+            raise UsageError(f"--out {path} cannot be added to: {error}; name another file") from None
+
+
+def _tune(console: Console, kernel: str, case: Case, path: Path) -> list[tuner.Trial]:
+    """The trials of one kernel and shape; none, and a line about it, if there is no room for them on this GPU."""
+    assert case.conv_q is not None
+    assert case.conv_k is not None
+    shape = Shape(
+        batch=case.batch,
+        heads=case.heads,
+        kv_heads=case.kv_heads,
+        seq_len=case.seq,
+        head_dim=case.head_dim,
+        taps=(case.conv_q, case.conv_k),
+        dtype=DTYPES[case.dtype],
+        causal=case.causal,
+    )
+    try:
+        return tuner.tune(kernel, shape, path=path)
+    except (torch.OutOfMemoryError, ValueError) as error:
+        _say(console, f"not tuned: {str(error).splitlines()[0]}")
+        return []
+    except (OSError, RuntimeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise MtabenchError(
+            f"{kernel} for {words(case)} cannot be tuned: {reason}; what came before is saved in {path}"
+        ) from None
+    finally:
+        torch.cuda.empty_cache()
+
+
+def _trials_table(trials: Sequence[tuner.Trial]) -> Table:
+    """A row a candidate, in their order: the first is the heuristic's choice."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in (*asdict(trials[0].config), "us", "speedup"):
+        table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
+    table.add_column("status", overflow="fold")
+    best, first = tuner.fastest(trials), trials[0]
+    for trial in trials:
+        time = speedup = ""
+        if trial.microseconds is not None:
+            time = _shown(trial.microseconds)
+            speedup = f"{first.microseconds / trial.microseconds:.3f}x" if first.microseconds else ""
+        status = Text(trial.status, style="" if trial.status == tuner.OK else "bold red")
+        status.append(", the heuristic's choice" if trial is first else "")
+        status.append(", the fastest" if trial is best else "", style="bold green")
+        table.add_row(*map(str, asdict(trial.config).values()), time, speedup, status)
+    return table
+
+
+def _verdict(trials: Sequence[tuner.Trial]) -> str:
+    best, first = tuner.fastest(trials), trials[0]
+    if best is None or best.microseconds is None:
+        return "no candidate can be chosen: nothing is saved"
+    time = f"{_shown(best.microseconds)} us"
+    if best is first:
+        return f"the heuristic's choice is the fastest: {time}"
+    if first.microseconds is None:
+        return f"fastest: {time}; the heuristic's choice cannot be taken ({first.status})"
+    return f"fastest: {time}, {first.microseconds / best.microseconds:.3f}x the speed of the heuristic's choice"
+
+
+def _shown(microseconds: float) -> str:
+    return f"{microseconds:.1f}" if microseconds < 1000 else f"{microseconds:.0f}"
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, markup=False, highlight=False)

@@ -1,0 +1,273 @@
+"""Checks without timing: errors against float64, and the properties that any correct implementation has.
+
+On a machine without a GPU the Triton kernels run in Triton's interpreter, on small shapes, in fp32 and fp16.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mta_kernels.attention import attention_reference
+from mta_kernels.conv_attention import identity_weight
+from mtabench.registry import Implementation, find, load, names
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.inputs import Inputs, make_inputs
+from mtabench.sweeps.oracle import Bound, Check, Oracle, outside_values, tolerance_floor
+
+__all__ = ["Check", "CheckRow", "Oracle", "results_of", "run_checks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A shape to check: heads share KV heads, and head dims need not be powers of two."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    seq: int
+    head_dim: int
+    conv_q: int
+    conv_k: int
+    causal: bool = True
+
+
+SHAPES = {
+    "cuda": (
+        Shape(2, 4, 2, 1025, 64, 6, 11),
+        Shape(2, 4, 4, 512, 128, 6, 11),
+        Shape(1, 6, 2, 257, 96, 3, 3),
+        Shape(1, 2, 1, 333, 40, 11, 3, causal=False),
+    ),
+    "cpu": (
+        Shape(1, 4, 2, 65, 32, 6, 11),
+        Shape(2, 2, 1, 33, 40, 4, 6),
+        Shape(1, 2, 2, 33, 16, 11, 3, causal=False),
+    ),
+}
+SLOW_TO_COMPILE = ("compile", "flex")  # seconds a shape
+DTYPES_CHECKED = {"cuda": ("bf16", "fp16", "fp32"), "cpu": ("fp32", "fp16")}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    """One line of `mtabench verify`. `rel_error` and `tolerance` are None where the check is bit for bit."""
+
+    implementation: str
+    check: str
+    shape: str
+    ok: bool
+    rel_error: float | None
+    tolerance: float | None
+    reason: str = ""
+
+
+def results_of(closure: Callable[[], Tensor], case: Case, inputs: Inputs) -> Tensor | tuple[Tensor, ...]:
+    """What `Oracle.check` takes: the output of a closure, or in backward the gradients (dq, dk, dv, dweight)."""
+    if case.pass_ != "bwd":
+        return closure()
+    return torch.autograd.grad(closure(), list(inputs.differentiable.values()), inputs.dout)
+
+
+def run_checks(implementations: Sequence[str] | None = None, device: str = "cpu") -> Iterator[CheckRow]:
+    """Check the named implementations (all, if None) on "cuda" or "cpu"; one row a check, as it ends.
+
+    An implementation that cannot run there yields one row "not checked" with the reason. What raises is wrong.
+    """
+    if device == "cpu":
+        # Read when the kernels are imported, so it must stand here before the first call.
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    for name in names() if implementations is None else implementations:
+        implementation = find(name)
+        checked = False
+        for shape, dtype in _problems(implementation, device):
+            case = _case(implementation, shape, dtype, device)
+            reason = _cannot_run(case)
+            if reason is None:
+                checked = True
+                yield from _check_shape(implementation, case)
+        if not checked:
+            yield CheckRow(name, f"not checked: {reason}", "", True, None, None, reason or "")
+
+
+def _problems(implementation: Implementation, device: str) -> Iterator[tuple[Shape, str]]:
+    """Shapes and dtypes to check; one of them for what is slow to compile."""
+    for shape in SHAPES[device]:
+        for dtype in DTYPES_CHECKED[device]:
+            yield shape, dtype
+            if implementation.name in SLOW_TO_COMPILE:
+                return
+
+
+def _check_shape(implementation: Implementation, case: Case) -> Iterator[CheckRow]:
+    """Every check that suits the implementation, for one shape and dtype."""
+    checks: list[tuple[str, Callable[[Case], Iterable[Check]]]] = [("error fwd", _error)]
+    if "bwd" in implementation.passes and _cannot_run(replace(case, pass_="bwd")) is None:
+        checks.append(("error bwd", lambda case: _error(replace(case, pass_="bwd"))))
+    if "decode" in implementation.passes and case.causal:
+        checks.append(("decode is forward's row", _decode_rows))
+    checks.append(("within the range of v", _range))
+    if case.causal:
+        checks.append(("causal, bit for bit", _causality))
+    checks.append(("batch and heads apart", _independence))
+    if case.op == "conv-attention":
+        checks += [("identity is attention", _identity), ("1x1 is scaled attention", _one_tap)]
+    for name, check in checks:
+        try:
+            found = list(check(case))
+        except Exception as error:
+            text = " ".join(str(error).split())
+            found = [Check(False, None, 0.0, f"{type(error).__name__}: {text}")]
+        if not found:
+            continue
+        worst = min(found, key=lambda check: (check.ok, -(check.rel_error or 0.0)))
+        tolerance = None if worst.rel_error is None else worst.tolerance
+        yield CheckRow(case.impl, name, _text(case), worst.ok, worst.rel_error, tolerance, worst.reason)
+
+
+def _error(case: Case) -> Iterable[Check]:
+    """The error against float64, as in a sweep."""
+    inputs = make_inputs(case)
+    yield Oracle(case, inputs).check(results_of(_build(case, inputs), case, inputs))
+
+
+def _decode_rows(case: Case) -> Iterable[Check]:
+    """A decode step after `t` tokens equals row `t - 1` of the forward, early and late."""
+    inputs = make_inputs(case)
+    forward = _build(case, inputs)()
+    for tokens in (1, 4, case.seq):
+        step = replace(case, pass_="decode", seq=tokens)
+        if case.op == "attention" and load(find(case.impl).unsupported)(step):
+            continue  # a single key, for cuDNN
+        window = min(case.conv_q or 1, tokens)
+        decode = Inputs(
+            q=inputs.q[:, :, tokens - window : tokens].contiguous(),
+            k=inputs.k[:, :, :tokens].contiguous(),
+            v=inputs.v[:, :, :tokens].contiguous(),
+            weight=inputs.weight,
+            lengths=torch.full((case.batch,), tokens, dtype=torch.int32, device=case.device),
+        )
+        oracle = Oracle(step, decode)
+        yield oracle.check(_build(step, decode)())
+        yield oracle.check(forward[:, :, tokens - 1 : tokens])
+
+
+def _range(case: Case) -> Iterable[Check]:
+    """Outputs are averages of the rows of v."""
+    inputs = make_inputs(case)
+    outside = outside_values(_build(case, inputs)(), inputs.v, 2 * torch.finfo(inputs.v.dtype).eps)
+    yield _exactly(not outside.any().item(), "outputs leave the range of v")
+
+
+def _causality(case: Case) -> Iterable[Check]:
+    """What comes after token `t` changes no output up to `t`, and does change those after it."""
+    inputs = make_inputs(case)
+    before = _build(case, inputs)()
+    for token in (0, case.seq // 2, case.seq - 2):
+        after = _build(case, _changed(inputs, first_token=token + 1))()
+        same = torch.equal(before[:, :, : token + 1], after[:, :, : token + 1])
+        yield _exactly(same, f"tokens after {token} change outputs up to {token}")
+        yield _exactly(not torch.equal(before, after), f"tokens after {token} change no output at all")
+
+
+def _independence(case: Case) -> Iterable[Check]:
+    """Other sequences and other KV heads change nothing."""
+    inputs = make_inputs(case)
+    before = _build(case, inputs)()
+    if case.batch > 1:
+        after = _build(case, _changed(inputs, first_sequence=case.batch - 1))()
+        yield _exactly(torch.equal(before[:-1], after[:-1]), "a sequence changes the outputs of others")
+    if case.kv_heads > 1:
+        after = _build(case, _changed(inputs, first_kv_head=case.kv_heads - 1))()
+        others = slice(None, -(case.heads // case.kv_heads))
+        yield _exactly(torch.equal(before[:, others], after[:, others]), "a KV head changes the outputs of others")
+
+
+def _changed(inputs: Inputs, first_sequence: int = 0, first_kv_head: int = 0, first_token: int = 0) -> Inputs:
+    """Other values of q, k and v from that sequence, KV head (and its query heads) and token on."""
+
+    def change(x: Tensor) -> Tensor:
+        first_head = first_kv_head * (x.shape[1] // inputs.k.shape[1])
+        changed = x.clone()
+        changed[first_sequence:, first_head:, first_token:].neg_().add_(1)
+        return changed
+
+    return Inputs(change(inputs.q), change(inputs.k), change(inputs.v), inputs.weight)
+
+
+def _identity(case: Case) -> Iterable[Check]:
+    """With the identity weight it is plain attention."""
+    assert case.conv_q is not None
+    assert case.conv_k is not None
+    inputs = make_inputs(case)
+    weight = identity_weight(case.heads, case.conv_q, case.conv_k, dtype=inputs.q.dtype, device=case.device)
+    inputs = replace(inputs, weight=weight)
+    yield _against_attention(case, inputs, inputs.q)
+
+
+def _one_tap(case: Case) -> Iterable[Check]:
+    """With one tap it is plain attention with that scale."""
+    case = replace(case, conv_q=1, conv_k=1)
+    inputs = make_inputs(case)
+    assert inputs.weight is not None
+    yield _against_attention(case, inputs, inputs.q.double() * inputs.weight.double())
+
+
+def _against_attention(case: Case, inputs: Inputs, queries: Tensor) -> Check:
+    """Compare with plain attention of `queries`, in float64; allowed is twice what eager conv attention is off."""
+    exact = attention_reference(queries.double(), inputs.k.double(), inputs.v.double(), causal=case.causal)
+    eager = replace(case, impl="eager")
+    bound = Bound()
+    bound.add(lambda out: out.flatten(0, -2), exact, load(find("eager").target)(eager, inputs)())
+    bound.close(tolerance_floor(inputs.q.dtype))
+    error, _ = bound.errors(_build(case, inputs)())
+    ok = error <= bound.tolerance
+    return Check(ok, error, bound.tolerance, "" if ok else "differs from plain attention in float64")
+
+
+def _exactly(ok: bool, reason: str) -> Check:
+    return Check(ok, None, 0.0, "" if ok else reason)
+
+
+def _build(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
+    return load(find(case.impl).target)(case, inputs)
+
+
+def _cannot_run(case: Case) -> str | None:
+    """Why a case cannot be checked here. What an interpreter runs is not to be timed, but it can be checked."""
+    implementation = find(case.impl)
+    if implementation.interpreted and case.device == "cpu":
+        return load(implementation.interpreted)(case)
+    if case.device not in implementation.devices:
+        return f"{case.impl} runs on {', '.join(implementation.devices)}, not on {case.device}"
+    return load(implementation.unsupported)(case)
+
+
+def _case(implementation: Implementation, shape: Shape, dtype: str, device: str) -> Case:
+    convolved = implementation.op == "conv-attention"
+    return Case(
+        pass_="fwd",
+        impl=implementation.name,
+        op=implementation.op,
+        dtype=dtype,
+        batch=shape.batch,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        seq=shape.seq,
+        head_dim=shape.head_dim,
+        conv_q=shape.conv_q if convolved else None,
+        conv_k=shape.conv_k if convolved else None,
+        causal=shape.causal,
+        splits=None,
+        device=device,
+    )
+
+
+def _text(case: Case) -> str:
+    heads = f"{case.heads}" if case.heads == case.kv_heads else f"{case.heads}/{case.kv_heads}"
+    words = [case.dtype, f"{case.batch} x {heads} x {case.seq} x {case.head_dim}", case.taps]
+    return " ".join(word for word in words if word) + ("" if case.causal else " full")

@@ -1,0 +1,106 @@
+"""FLOPs and bytes of a cell, counted from its shape. Useful work is what the operation needs, whoever computes it."""
+
+from __future__ import annotations
+
+from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
+
+
+def pairs(case: Case, dense: bool = False) -> int:
+    """Query-key pairs over all sequences and heads; `dense` counts the masked ones too."""
+    if case.pass_ == "decode":
+        scores = case.seq
+    elif case.causal and not dense:
+        scores = case.seq * (case.seq + 1) // 2
+    else:
+        scores = case.seq * case.seq
+    return case.batch * case.heads * scores
+
+
+def taps(case: Case) -> int:
+    """Multiplications of the convolution a score: 0 for plain attention."""
+    return (case.conv_q or 0) * (case.conv_k or 0)
+
+
+def tokens(case: Case) -> int:
+    """Tokens of one call: those of all sequences, in decode the new ones."""
+    return case.batch * (1 if case.pass_ == "decode" else case.seq)
+
+
+def useful_flops(case: Case) -> int:
+    """FLOPs that the operation needs: `2 * pairs * (2D + cq*ck)` forward, `2 * pairs * (5D + 3*cq*ck)` backward."""
+    return 2 * pairs(case) * _macs(case, products=5 if case.pass_ == "bwd" else 2)
+
+
+def executed_flops(case: Case, work: str) -> int:
+    """FLOPs that an algorithm executes; `work`, "dense", "tiled" and so on, as in the registry.
+
+    Dense computes masked scores too, and its backward finds the scores stored. Tiled does what is useful. Expanded
+    has scores of depth `min(cq, ck) * D`, and its backward two more products of that depth and two of depth D.
+    Its decode folds the taps over queries into `ck` queries. Banded has 32 products a tap and score, backward twice
+    that and 192 for the weight, and of the 64 rows of a tile `cq - 1` are shared with its neighbour, backward 16.
+    Overlapped works on tiles of 64 x 64 scores of which a margin, backward twice as wide, is computed again elsewhere;
+    its two backward kernels have seven products and five convolutions. A decode step has 128 keys.
+    """
+    if work == "tiled":
+        return useful_flops(case)
+    if work == "dense":
+        return _dense_flops(case)
+    if work == "expanded":
+        if case.pass_ == "decode":
+            return 2 * pairs(case) * ((case.conv_k or 1) + 1) * case.head_dim
+        depth = min(case.conv_q or 1, case.conv_k or 1) * case.head_dim
+        if case.pass_ == "bwd":
+            return 2 * pairs(case) * (3 * depth + 2 * case.head_dim)
+        return 2 * pairs(case) * (depth + case.head_dim)
+    if work == "banded":
+        query_taps = case.conv_q or 1
+        if case.pass_ == "bwd":
+            return (
+                2 * pairs(case) * (3 * case.head_dim + 64 * query_taps) * 64 // 48
+                + 2 * pairs(case) * (192 + 2 * case.head_dim)  # the weight's gradient and products take each row once
+            )
+        return 2 * pairs(case) * (2 * case.head_dim + 32 * query_taps) * 64 // (65 - query_taps)
+    if work == "overlapped":
+        return _overlapped_flops(case)
+    raise ValueError(f"work is {work!r}; expected 'dense', 'tiled', 'expanded', 'banded' or 'overlapped'")
+
+
+def bytes_moved(case: Case) -> int:
+    """The fewest bytes through device memory: every input read once and every output written once.
+
+    Decode counts the K and V cache alone; the rest is small beside it.
+    """
+    keys = case.batch * case.kv_heads * case.seq * case.head_dim
+    queries = case.batch * case.heads * case.seq * case.head_dim
+    size = BYTES_PER_ELEMENT[case.dtype]
+    if case.pass_ == "decode":
+        return 2 * keys * size
+    if case.pass_ == "fwd":  # q, k, v in; out
+        return (2 * queries + 2 * keys) * size
+    return (3 * queries + 4 * keys) * size  # q, k, v, dout in; dq, dk, dv out
+
+
+def _dense_flops(case: Case) -> int:
+    scores = 2 * pairs(case, dense=True)
+    if case.pass_ == "bwd":  # dV, dP, dQ, dK; the scores' gradient through the convolution, and the weight's
+        return scores * (4 * case.head_dim + 2 * taps(case))
+    if case.pass_ == "decode":  # scores of the whole window are computed and convolved, one row is kept
+        window = min(case.conv_q or 1, case.seq)
+        return scores * (window * (case.head_dim + taps(case)) + case.head_dim)
+    return scores * _macs(case, products=2)
+
+
+def _overlapped_flops(case: Case) -> int:
+    above, beside = (case.conv_q or 1) - 1, (case.conv_k or 1) - 1
+    if case.pass_ == "decode":
+        scores = (above + 1) * case.head_dim * 128 // (128 - beside)
+        return 2 * pairs(case) * (scores + taps(case) + case.head_dim)
+    if case.pass_ == "bwd":
+        own = (64 - 2 * above) * (64 - 2 * beside)
+        return 2 * pairs(case) * (7 * case.head_dim + 5 * taps(case)) * 64 * 64 // own
+    return 2 * pairs(case) * (2 * case.head_dim + taps(case)) * 64 * 64 // ((64 - above) * (64 - beside))
+
+
+def _macs(case: Case, products: int) -> int:
+    """Multiply-adds a score: `products` of length D, and the convolution (three times backward)."""
+    return products * case.head_dim + (3 if products == 5 else 1) * taps(case)
