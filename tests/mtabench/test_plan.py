@@ -32,7 +32,7 @@ def test_defaults_on_a_gpu(gpu):
     assert values(fwd, "batch") == [16, 8, 4, 2, 1]
     assert values(fwd, "dtype") == ["bf16"]
     assert values(fwd, "heads") == values(fwd, "kv_heads") == [16]
-    assert values(fwd, "impl") == ["eager", "compile", "triton", "sdpa-flash", "sdpa-cudnn"]
+    assert values(fwd, "impl") == ["eager", "compile", "triton", "hopper", "sdpa-flash", "sdpa-cudnn"]
     assert {case.taps for case in fwd.cases} == {"6x11", ""}
     decode = plan("decode", device="auto")
     assert values(decode, "seq") == [4096, 8192, 16384, 32768, 65536, 131072]
