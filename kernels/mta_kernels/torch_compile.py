@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -34,3 +35,21 @@ def compiled_apart(function: Callable[..., Any], *, fullgraph: bool = True) -> C
     own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
     own.__kwdefaults__ = function.__kwdefaults__
     return torch.compile(own, dynamic=False, fullgraph=fullgraph)
+
+
+def asked_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, asked once for each arguments, whose answer is a constant to torch.compile."""
+    answer = functools.cache(function)
+
+    @constant_when_compiled
+    @functools.wraps(function)
+    def ask(*arguments: Any) -> Any:
+        return answer(*arguments)
+
+    return ask
+
+
+def constant_when_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.compiler.assume_constant_result, which imports all of torch._dynamo: two seconds of every start."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function

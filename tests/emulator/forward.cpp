@@ -1,7 +1,8 @@
-// hopper/forward.cu for a CPU. Built and called by emulated.py, which looks for `emulated`: "", or what went wrong.
+// hopper/forward.cu for a CPU. Built and called by emulated_kernels.py: gives "", or what went wrong.
 #include <forward.cu>
 
-extern "C" const char* emulated(int x, int y, int threads, int shared_bytes, unsigned seed, const TensorMap* q,
-                                const TensorMap* k, const TensorMap* v, const Arguments* args) {
+extern "C" const char* hopper_forward_emulated(int x, int y, int threads, int shared_bytes, unsigned seed,
+                                               const TensorMap* q, const TensorMap* k, const TensorMap* v,
+                                               const Arguments* args) {
     return emulator::launch(x, y, threads, shared_bytes, seed, [=] { hopper_forward(*q, *k, *v, *args); });
 }

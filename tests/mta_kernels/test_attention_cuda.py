@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from emulated_attention import Emulator, emulated_attention  # noqa: F401
+from emulated_attention import emulated_attention  # noqa: F401
 from kernel_inputs import DEVICE, relative_error
 from torch import Tensor
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from emulated import Emulator
+from emulated_kernels import LAUNCH, Emulator
 from kernel_inputs import DEVICE, make, relative_error
 from torch import Tensor
 
@@ -18,6 +16,7 @@ from mta_kernels.conv_attention import (
     conv_attention_decode,
     conv_attention_decode_reference,
     conv_attention_reference,
+    explain,
     identity_weight,
 )
 from mta_kernels.conv_attention.cuda_decode import arrivals, decode, geometry
@@ -30,12 +29,10 @@ BF16, FP16 = torch.bfloat16, torch.float16
 H200, RTX_4090 = 232448, 101376  # bytes of shared memory a program
 
 
-class EmulatedDecode(Emulator):
-    def machine_code(self, wanted: Source) -> bytes:
-        sources = "".join(path.read_text() for path in sorted(wanted.path.parent.glob("*.cu*")))
-        digest = hashlib.sha256(sources.encode()).hexdigest()  # makes another library of other sources
-        constants = {**wanted.constants, "SOURCES": digest, "KERNEL": f'"{wanted.path}"'}
-        return super().machine_code(replace(wanted, constants=constants))
+class DecodeEmulator(Emulator):
+    def program(self, wanted: Source) -> str:
+        code = "#include <device.cuh>\nnamespace kernel {\n#include <decode.cu>\n}\n"
+        return code + LAUNCH.format(space="kernel", kernel="cuda_decode")
 
 
 @pytest.fixture
@@ -55,14 +52,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch):
     if not ON_GPU:
         from mta_kernels.conv_attention import api
 
-        emulator = EmulatedDecode()
+        emulator = DecodeEmulator()
 
         def launch(*args) -> None:
             emulator.seed = fields.seed
             emulator.launch(*args)
 
         def kernel(constants: Geometry, device: int):
-            return emulator.load(emulator.machine_code(constants.source("sm_80")), "", 0, device)
+            return emulator.load(emulator.machine_code(constants.source("sm_80")), "cuda_decode", 0, device)
 
         monkeypatch.setattr(geometry, "shared_memory_limit", lambda device: fields.shared_memory)
         monkeypatch.setattr(geometry, "multiprocessor_count", lambda device: fields.multiprocessors)
@@ -360,8 +357,20 @@ def test_a_cpu_has_no_cuda() -> None:
 
 
 def test_it_is_decode_alone(gpu) -> None:
-    with pytest.raises(ValueError, match="backend 'cuda' has decode alone"):
-        conv_attention(*make(1, 1, 1, 20, 64, (6, 11), BF16), backend="cuda")
+    inputs = make(1, 1, 1, 20, 64, (6, 11), BF16)
+    for function in (conv_attention, explain):
+        with pytest.raises(ValueError, match="backend 'cuda' has decode alone"):
+            function(*inputs, backend="cuda")
+    with pytest.raises(ValueError, match="backend 'hopper' has no decode"):
+        explain(*inputs, backend="hopper", decode=True)
+
+
+def test_auto_takes_it_where_heads_share_a_cache(gpu) -> None:
+    for heads, backend in ((4, "cuda"), (1, "triton")):
+        *inputs, lengths = make_decode([40], heads, 1, 64, (3, 5), FP16)
+        assert explain(*inputs, decode=True).backend == backend
+        got = conv_attention_decode(*inputs, lengths=lengths)
+        assert torch.equal(got, conv_attention_decode(*inputs, lengths=lengths, backend=backend))
 
 
 def test_compiled_as_one_graph(gpu) -> None:

@@ -7,11 +7,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from emulated import Emulator, emulator  # noqa: F401
+from emulated import emulator  # noqa: F401
 from kernel_inputs import DEVICE, assert_as_reference, assert_close, make, relative_error
 
 from mta_kernels.attention import attention_reference
-from mta_kernels.conv_attention import conv_attention, conv_attention_reference, identity_weight
+from mta_kernels.conv_attention import conv_attention, conv_attention_reference, explain, identity_weight
+from mta_kernels.conv_attention.hopper import backward
 from mta_kernels.conv_attention.hopper import source as sources
 from mta_kernels.conv_attention.hopper.forward import Geometry, kernel, shape_unsupported
 from mta_kernels.cuda import compiler
@@ -138,10 +139,17 @@ def test_equal_scores_average_the_values(hopper) -> None:
     assert relative_error(got, mean) < 0.001
 
 
-def test_gradients_come_from_triton_with_its_logsumexp(hopper) -> None:
-    q, k, v, weight = make(1, 2, 1, 60, 32, (3, 5), FP16)
-    names = ("q", "k", "v", "weight")
-    assert_as_reference(dict(zip(names, (q, k, v, weight), strict=True)), backend="hopper")
+@pytest.mark.parametrize(
+    ("backend", "head_dim", "own"), [("hopper", 32, True), ("auto", 32, False), ("auto", 72, True)], ids=str
+)
+def test_gradients_are_hopper_s_or_triton_s_with_its_logsumexp(hopper, monkeypatch, backend, head_dim, own) -> None:
+    """ "auto" takes Triton's where they are faster."""
+    inputs = make(1, 2, 1, 60, head_dim, (3, 5), FP16)
+    assert explain(*inputs, backend=backend).backend == "hopper"
+    asked, part_backward = [], backward.part_backward
+    monkeypatch.setattr(backward, "part_backward", lambda *x, **y: (asked.append("hopper"), part_backward(*x, **y))[1])
+    assert_as_reference(dict(zip(("q", "k", "v", "weight"), inputs, strict=True)), backend=backend)
+    assert bool(asked) == own
 
 
 @pytest.mark.parametrize(

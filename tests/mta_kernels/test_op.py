@@ -49,7 +49,7 @@ def test_operators_are_what_they_say() -> None:
     torch.library.opcheck(torch.ops.mta.conv_attention_backward.default, backward)
     decode, options = decode_inputs()
     torch.library.opcheck(
-        torch.ops.mta.conv_attention_decode.default, (*decode, options["lengths"], None, None, "both", 0)
+        torch.ops.mta.conv_attention_decode.default, (*decode, options["lengths"], None, None, "both", 0, "triton")
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.cuda.compiler import cache_folder
+from mta_kernels.cuda.compiler import cache_folder, write_whole
 
 COMPILERS = ("cc", "gcc", "clang")
 # The first set that the compiler takes. `-fopenmp-simd` needs no library: vector loops, on one core.
@@ -134,12 +134,9 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _kept(new: Path, path: Path) -> Path:
-    """Move a library into the cache, under its name only once it is whole: several processes may compile it."""
+    """Move a library into the cache."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(new.read_bytes())
-        os.replace(file.name, path)
+        write_whole(path, new.read_bytes())
         return path
     return new
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.cuda import driver
-from mta_kernels.cuda.compiler import Source, machine_code
+from mta_kernels.cuda.compiler import Source, headers_in, machine_code
 
 FOLDER = Path(__file__).parent
 HEADERS = ("elements.cuh", "mma.cuh")
@@ -29,20 +29,13 @@ def device_unsupported(device: torch.device) -> str | None:
 
 def source(file: str, architecture: str, constants: Constants) -> Source:
     """A source in this folder, for an architecture such as "sm_90"."""
-    headers = {header: (FOLDER / header).read_text() for header in HEADERS}
-    return Source(FOLDER / file, architecture, dict(constants), headers)
-
-
-def architecture(device: int) -> str:
-    """A GPU's own, such as "sm_90"."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
+    return Source(FOLDER / file, architecture, dict(constants), headers_in(FOLDER, HEADERS))
 
 
 @functools.cache
 def kernel(file: str, name: str, constants: Constants, device: int, shared_memory: int = 0) -> Any:
     """The kernel `name` of a source on a device, compiled at the first call: seconds, unless the disk has it."""
-    code = machine_code(source(file, architecture(device), constants))
+    code = machine_code(source(file, driver.architecture(device), constants))
     return driver.load(code, name, shared_memory, device)
 
 

@@ -67,18 +67,16 @@ def explain(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, backend: str = "
     No other argument changes the choice; autocast does. Raises ValueError for an unknown backend, or a named one
     that cannot run them.
     """
-    if backend != "auto":
-        return Choice(_resolve(backend, q, weight), "asked for")
-    return Choice(*_fastest(q, weight, _decode_backends(q, k) if decode else FUSED_BACKENDS))
+    if backend == "auto":
+        return Choice(*_fastest(q, k, weight, decode))
+    return Choice(_resolve(backend, q, k, weight, decode), "asked for")
 
 
-def _decode_backends(q: Tensor, k: Tensor) -> tuple[str, ...]:
-    """That "auto" takes, the faster first: the CUDA kernel where query heads share KV heads, Triton's where none do."""
-    return ("triton",) if q.shape[1] == k.shape[1] else ("cuda", "triton")
-
-
-def _fastest(q: Tensor, weight: Tensor, backends: tuple[str, ...]) -> tuple[str, str]:
-    """The first of these that can run them, or else the reference; and why."""
+def _fastest(q: Tensor, k: Tensor, weight: Tensor, decode: bool) -> tuple[str, str]:
+    """The fastest backend that can run them, or else the reference; and why."""
+    backends: tuple[str, ...] = FUSED_BACKENDS
+    if decode:  # the CUDA kernel where query heads share KV heads, Triton's where none do
+        backends = ("triton",) if q.shape[1] == k.shape[1] else ("cuda", "triton")
     reason: str | None = ""
     for backend in backends:
         reason = _why_not(backend, q, weight)
@@ -99,10 +97,14 @@ def _why_not(backend: str, q: Tensor, weight: Tensor) -> str | None:
     )
 
 
-def _resolve(backend: str, q: Tensor, weight: Tensor, backends: tuple[str, ...] = ()) -> str:
-    """The backend that runs these, for "auto" one of `backends`; raises ValueError if it is a named one that cannot."""
+def _resolve(backend: str, q: Tensor, k: Tensor, weight: Tensor, decode: bool) -> str:
+    """The backend that runs these; raises ValueError if it is a named one that cannot."""
     if backend == "auto":
-        return _fastest(q, weight, backends)[0]
+        return _fastest(q, k, weight, decode)[0]
+    if decode and backend == "hopper":
+        raise ValueError("backend 'hopper' has no decode; use 'cuda' or 'triton', or 'auto', which picks one")
+    if not decode and backend == "cuda":
+        raise ValueError("backend 'cuda' has decode alone; use 'triton' or 'hopper', or 'auto', which picks one")
     if reason := _why_not(backend, q, weight):
         raise ValueError(f"backend {backend!r} cannot run this: {reason}; backend='auto' picks one that can")
     return backend
@@ -138,8 +140,8 @@ def conv_attention(
 
     `backend` is "auto" (`explain` says which that is), "reference", "triton" or "hopper" (H100 and H200; gradients of
     head dims above 128 by Triton's kernels, and by "auto" those up to 64 too, which are faster so); a named one never
-    falls back. Under autocast q, k and v
-    are cast to its dtype, and so is the weight unless it is float32; float64 stays as it is.
+    falls back. Under autocast q, k and v are cast to its dtype, and so is the weight unless it is float32; float64
+    stays as it is.
     Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run.
     """
     if under_autocast(q):
@@ -147,9 +149,7 @@ def conv_attention(
     check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
     options: dict[str, Any] = {"causal": causal, "scale": scale, "pad_key": pad_key, "head_chunk": head_chunk}
     options |= {"q_history": q_history, "cu_seqlens": cu_seqlens}
-    if backend == "cuda":
-        raise ValueError("backend 'cuda' has decode alone; use 'triton' or 'hopper', or 'auto', which picks one")
-    chosen = _resolve(backend, q, weight, FUSED_BACKENDS)
+    chosen = _resolve(backend, q, k, weight, decode=False)
     if chosen == "reference":
         return conv_attention_reference(q, k, v, weight, **options)
     if backend == "auto" and chosen == "hopper" and q.shape[3] <= TRITON_GRADIENTS_FASTER:
@@ -176,18 +176,16 @@ def conv_attention_decode(
     last; `k_cache, v_cache [B, Hkv, S, D]`; `lengths [B]` counts each sequence's tokens, the new one included.
     With `block_table [B, max_pages]` int32 the caches are pages, `[pages, Hkv, page_size, D]` of 16 to 256 keys, and
     key `y` of sequence `b` is row `y % page_size` of page `block_table[b, y // page_size]`; entries past a sequence's
-    length may be anything. `backend` is "auto" (`explain` says which that is), "reference", "triton" or, by name alone,
-    "cuda" (any NVIDIA GPU from sm_80 on, float16 and bfloat16); `splits`, the programs that share the keys of a head,
-    is for the last two. A backward through these raises RuntimeError; nothing waits for the device.
+    length may be anything. `backend` is "auto" (`explain` says which that is), "reference", "triton" or "cuda" (any
+    NVIDIA GPU from sm_80 on, float16 and bfloat16); `splits`, the programs that share the keys of a head, is for the
+    last two. A backward through these raises RuntimeError; nothing waits for the device.
     Raises ValueError or TypeError as `conv_attention`.
     """
     if under_autocast(q_window):
         weight, q_window, k_cache, v_cache = cast_for_autocast(weight, q_window, k_cache, v_cache)
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key, block_table)
     options: dict[str, Any] = {"lengths": lengths, "scale": scale, "pad_key": pad_key, "block_table": block_table}
-    if backend == "hopper":
-        raise ValueError("backend 'hopper' has no decode; use 'cuda' or 'triton', or 'auto', which picks one")
-    chosen = _resolve(backend, q_window, weight, _decode_backends(q_window, k_cache))
+    chosen = _resolve(backend, q_window, k_cache, weight, decode=True)
     if chosen != "reference":
         return conv_attention_decode_op(q_window, k_cache, v_cache, weight, splits=splits, backend=chosen, **options)
     if splits != "auto":

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import check_splits, key_padding, rows_before, softmax_scale, under_autocast
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
+from mta_kernels.torch_compile import constant_when_compiled
 
 HOPPER_AND_TRITON = "hopper+triton"  # forward by the one, gradients by the other
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -44,12 +45,9 @@ def triton_unsupported(
     return None
 
 
+@constant_when_compiled
 def _platform_unsupported(device: torch.device | str, dtype: torch.dtype) -> str | None:
     return _cached_platform_unsupported(device, dtype, os.environ.get("TRITON_INTERPRET") == "1")
-
-
-# What torch.compiler.assume_constant_result does, which imports all of torch._dynamo: two seconds of every start.
-_platform_unsupported._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
@@ -152,7 +150,7 @@ torch.library.define(
 torch.library.define(
     "mta::conv_attention_decode",
     "(Tensor q_window, Tensor k_cache, Tensor v_cache, Tensor weight, Tensor lengths, Tensor? block_table, "
-    "float? scale, str pad_key, int splits, str backend='triton') -> Tensor",
+    "float? scale, str pad_key, int splits, str backend) -> Tensor",
     tags=torch.Tag.pt2_compliant_tag,
 )
 CONV_ATTENTION = torch.ops.mta.conv_attention.default
@@ -208,7 +206,7 @@ def _fake_backward(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: An
 @torch.library.impl("mta::conv_attention_decode", ("cpu", "cuda"))
 def _decode(
     q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor, block_table: Tensor | None,
-    scale: float | None, pad_key: str, splits: int, backend: str = "triton",
+    scale: float | None, pad_key: str, splits: int, backend: str,
 ) -> Tensor:  # fmt: skip
     options: dict[str, Any] = {"lengths": lengths, "scale": scale, "pad_key": pad_key}
     options |= {"splits": splits or "auto", "block_table": block_table}
@@ -253,12 +251,12 @@ class _ConvAttention(torch.autograd.Function):
 class _NoGradient(torch.autograd.Function):
     """An operator whose results cannot be differentiated: raises `sentence` rather than give no gradient.
 
-    Its last argument is the backend, "triton" unless given.
+    Its last argument is the backend.
     """
 
     @staticmethod
     def forward(ctx: Any, op: Callable, sentence: str, *arguments: Any) -> Any:
-        ctx.sentence = sentence.format(backend=arguments[-1] if isinstance(arguments[-1], str) else "triton")
+        ctx.sentence = sentence.format(backend=arguments[-1])
         return _below_autograd(op, *arguments)
 
     @staticmethod

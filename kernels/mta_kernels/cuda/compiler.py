@@ -10,7 +10,7 @@ import functools
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,11 @@ def compile_source(source: Source) -> tuple[bytes, str]:
     return code, words
 
 
+def headers_in(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Texts of headers in a folder, by their names."""
+    return {name: (folder / name).read_text() for name in names}
+
+
 def machine_code(source: Source) -> bytes:
     """The same, from the cache on disk if it was compiled before with this compiler: see `cache_folder`."""
     parts = [version(), source.architecture, str(sorted(source.constants.items())), str(sorted(source.headers.items()))]
@@ -73,7 +78,7 @@ def machine_code(source: Source) -> bytes:
             return code
     code, _ = compile_source(source)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time, no more
-        _write_whole(path, code)
+        write_whole(path, code)
     return code
 
 
@@ -93,8 +98,8 @@ def cache_folder() -> Path:
     return Path(os.environ.get("MTA_KERNELS_CACHE") or os.path.join(base, "mta_kernels")) / "cuda"
 
 
-def _write_whole(path: Path, code: bytes) -> None:
-    """Under its name only once it is complete: several processes may compile the same kernel."""
+def write_whole(path: Path, code: bytes) -> None:
+    """To a file that has its name only once it is complete: several processes may compile the same kernel."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(code)

@@ -25,6 +25,12 @@ def load(code: bytes, name: str, shared_memory: int, device: int) -> Any:
     return kernel
 
 
+def architecture(device: int) -> str:
+    """A GPU's own, such as "sm_90"."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
 def launch(kernel: Any, blocks: tuple[int, ...], threads: int, shared_memory: int, device: int, *args: Any) -> None:
     """Launch on PyTorch's current stream of a device.
 

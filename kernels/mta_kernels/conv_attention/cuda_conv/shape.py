@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mta_kernels.cuda import driver
-from mta_kernels.cuda.compiler import Source, machine_code, missing_package
+from mta_kernels.cuda.compiler import Source, headers_in, machine_code, missing_package
 
 FOLDER = Path(__file__).parent
 HEADERS = ("instructions.cuh", "tiles.cuh", "products_mma.cuh", "products_fma.cuh")
@@ -109,7 +109,7 @@ class Shape:
             "QUERY_TAPS": self.query_taps,
             "KEY_TAPS": self.key_taps,
         }
-        return Source(FOLDER / name, architecture, constants, {x: (FOLDER / x).read_text() for x in HEADERS})
+        return Source(FOLDER / name, architecture, constants, headers_in(FOLDER, HEADERS))
 
 
 def launch(shape: Shape, name: str, kernel: str, blocks: int, device: torch.device, arguments: Any) -> None:
@@ -120,10 +120,5 @@ def launch(shape: Shape, name: str, kernel: str, blocks: int, device: torch.devi
 
 @functools.cache
 def _kernel(shape: Shape, name: str, kernel: str, device: int) -> Any:
-    code = machine_code(shape.source(name, architecture(device)))
+    code = machine_code(shape.source(name, driver.architecture(device)))
     return driver.load(code, kernel, shape.shared_memory[name], device)
-
-
-def architecture(device: int) -> str:
-    """A device's, such as "sm_90"."""
-    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))

@@ -21,6 +21,7 @@ from mta_kernels.conv_attention.cuda_decode.geometry import (
 )
 from mta_kernels.cuda import driver
 from mta_kernels.cuda.compiler import machine_code, missing_package
+from mta_kernels.torch_compile import asked_once
 
 HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(16, 257), 16, 31  # taps at most
 
@@ -32,15 +33,8 @@ def decode_unsupported(
     return _platform_unsupported(device) or shape_unsupported(dtype, head_dim, query_taps, key_taps)
 
 
+@asked_once
 def _platform_unsupported(device: torch.device | str) -> str | None:
-    return _cached_platform_unsupported(device)
-
-
-_platform_unsupported._dynamo_marked_constant = True  # type: ignore[attr-defined]  # for torch.compile: see operators.py
-
-
-@functools.cache
-def _cached_platform_unsupported(device: torch.device | str) -> str | None:
     device = torch.device(device)
     if device.type != "cuda":
         return f"the CUDA decode needs an NVIDIA GPU, not a {device.type} device"
@@ -225,6 +219,5 @@ def choose_splits(
 @functools.cache
 def kernel(geometry: Geometry, device: int) -> Any:
     """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
-    major, minor = torch.cuda.get_device_capability(device)
-    code = machine_code(geometry.source(f"sm_{major}{minor}"))
+    code = machine_code(geometry.source(driver.architecture(device)))
     return driver.load(code, "cuda_decode", geometry.shared_memory, device)

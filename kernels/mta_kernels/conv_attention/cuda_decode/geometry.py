@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mta_kernels.cuda.compiler import Source
+from mta_kernels.cuda.compiler import Source, headers_in
 
 FOLDER = Path(__file__).parent
 INSTRUCTIONS = FOLDER.parents[1] / "attention"
@@ -75,8 +75,7 @@ class Geometry:
             "PAGED": int(self.paged), "ALIGNED": int(self.aligned), "WARPS": self.warps, "STAGES": self.stages,
             "HEAD_BLOCKS": self.head_blocks, "SHARED_BYTES": self.shared_memory,
         }  # fmt: skip
-        headers = {name: (FOLDER / name).read_text() for name in HEADERS}
-        headers |= {name: (INSTRUCTIONS / name).read_text() for name in ("elements.cuh", "mma.cuh")}
+        headers = headers_in(FOLDER, HEADERS) | headers_in(INSTRUCTIONS, ("elements.cuh", "mma.cuh"))
         return Source(FOLDER / "decode.cu", architecture, constants, headers)
 
 

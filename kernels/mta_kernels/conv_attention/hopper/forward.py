@@ -23,6 +23,7 @@ from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import describable, tensor_map
 from mta_kernels.cuda import driver
 from mta_kernels.cuda.compiler import Source, machine_code, missing_package
+from mta_kernels.torch_compile import asked_once
 
 QUERY_TAPS, KEY_TAPS = 8, 17  # at most
 ROWS, SLAB = 64, 64 * 128
@@ -36,15 +37,8 @@ def hopper_unsupported(
     return _platform_unsupported(device) or shape_unsupported(dtype, head_dim, query_taps, key_taps)
 
 
+@asked_once
 def _platform_unsupported(device: torch.device | str) -> str | None:
-    return _cached_platform_unsupported(device)
-
-
-_platform_unsupported._dynamo_marked_constant = True  # type: ignore[attr-defined]  # for torch.compile: see operators.py
-
-
-@functools.cache
-def _cached_platform_unsupported(device: torch.device | str) -> str | None:
     device = torch.device(device)
     if device.type != "cuda":
         return f"Hopper kernels need an NVIDIA H100, H200 or GH200, not a {device.type} device"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mta_kernels.cuda.compiler import Source
+from mta_kernels.cuda.compiler import Source, headers_in
 
 FOLDER = Path(__file__).parent
 HEADERS = ("device.cuh", "tiles.cuh")
@@ -27,8 +27,7 @@ class Product(NamedTuple):
 
 def hopper_source(name: str, products: Iterable[Product], constants: Mapping[str, Any]) -> Source:
     """The source `name` in this folder, for sm_90a."""
-    headers = {header: (FOLDER / header).read_text() for header in HEADERS}
-    headers["wgmma.cuh"] = wgmma_header(products)
+    headers = headers_in(FOLDER, HEADERS) | {"wgmma.cuh": wgmma_header(products)}
     return Source(FOLDER / name, "sm_90a", constants, headers)
 
 

@@ -1,0 +1,80 @@
+"""CUDA kernels on a CPU: g++ and the emulator in place of NVRTC and the CUDA driver."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mta_kernels.cuda import driver
+from mta_kernels.cuda.compiler import Source
+
+FOLDER = Path(__file__).parent / "emulator"
+GXX = shutil.which("g++")
+# Runs a kernel; behind the memory of a block lie bytes that no kernel may write.
+LAUNCH = """
+extern "C" const char* {kernel}_emulated(int x, int y, int threads, int bytes, unsigned seed, const void* args) {{
+    return emulator::launch(x, y, threads, bytes + 1024, seed, [=] {{
+        {space}::{kernel}(*(const {space}::Arguments*)args);
+        for (int i = 0; i < 1024; i++)
+            if (emulator::block->shared[bytes + i] != (char)0xFF)
+                emulator::failure = "a write beyond the block's shared memory";
+    }});
+}}
+"""
+
+
+class Emulator:
+    """Stands in for the compiler and the driver; `seed` decides how threads and copies interleave."""
+
+    def __init__(self) -> None:
+        self.seed = 0
+
+    def program(self, wanted: Source) -> str:
+        """C++ that includes a source, with a function KERNEL_emulated for each kernel: gives "", or what went wrong."""
+        raise NotImplementedError
+
+    def machine_code(self, wanted: Source) -> bytes:
+        """The path of a shared library with the kernels of a source, built if it is not there yet."""
+        if GXX is None:
+            pytest.skip("no g++ to build the emulated kernels with")
+        folder, code = wanted.path.parent, self.program(wanted)
+        flags = [f"-D{key}={value}" for key, value in wanted.constants.items()]
+        read = [*sorted(folder.glob("*.cu*")), *sorted(FOLDER.iterdir())]
+        digest = hashlib.sha256("\0".join([code, *flags, *(path.read_text() for path in read)]).encode()).hexdigest()
+        library = Path(tempfile.gettempdir()) / "mtabench-emulator" / f"{digest[:32]}.so"
+        if not library.exists():
+            library.parent.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=library.parent) as temporary:
+                source, built = Path(temporary, "all.cpp"), Path(temporary, "all.so")
+                source.write_text(code)
+                command = [GXX, "-O1", "-std=c++17", "-shared", "-fPIC", "-w", *flags, f"-I{FOLDER}", f"-I{folder}"]
+                subprocess.run([*command, "-o", str(built), str(source)], check=True)
+                os.replace(built, library)
+        return str(library).encode()
+
+    def load(self, code: bytes, name: str, shared_memory: int, device: Any) -> Any:
+        function = ctypes.CDLL(code.decode())[f"{name}_emulated"]
+        function.restype = ctypes.c_char_p
+        return function
+
+    def launch(
+        self, kernel: Any, blocks: tuple[int, int], threads: int, shared_memory: int, device: Any, *args: Any
+    ) -> None:
+        problem = kernel(*blocks, threads, shared_memory, self.seed, *[ctypes.byref(x) for x in args])
+        assert not problem, problem.decode()
+
+    def take_over(self, monkeypatch: pytest.MonkeyPatch, *modules: Any) -> None:
+        """Be the driver, and the compiler of these modules."""
+        for module in modules:
+            monkeypatch.setattr(module, "machine_code", self.machine_code)
+        monkeypatch.setattr(driver, "architecture", lambda device: "sm_80")
+        for name in ("load", "launch"):
+            monkeypatch.setattr(driver, name, getattr(self, name))
