@@ -15,6 +15,10 @@ Sampler = Callable[[int], list[float]]
 # What a window should hold at least, so that its edges (about 2 us) are not what is measured.
 SHORTEST_WINDOW_S = 5e-4
 MAX_CALLS = 64
+# A call that takes the GPU longer lets the CPU run ahead by itself.
+LONGEST_HELD_S = 2e-2
+# No GPU's clock is faster, so that a count of its cycles lasts at least that long.
+FASTEST_CLOCK_HZ = 3e9
 
 
 def cpu_sampler(
@@ -47,26 +51,36 @@ def events_sampler(
 ) -> Sampler:
     """Time on the GPU between two events around `run(setup())`; `flush` empties the cache before the window.
 
-    With a warm cache and no setup a window holds several calls of a short kernel, of about `call_s` seconds.
+    With a warm cache and no setup a window holds several calls of a short kernel, of about `call_s` seconds. Before a
+    window the GPU spins for as long as the CPU takes to launch what is in it, so that no late launch is measured.
     """
     calls = _calls(call_s) if flush is None and setup is None else 1
 
-    def sample(count: int) -> list[float]:
-        windows = []
-        for _ in range(count):
-            state = setup() if setup else None
-            if flush is not None:
-                flush()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            for _ in range(calls):
-                run(state)
-            end.record()
-            windows.append((start, end))
-            del state
-        # Only now: meanwhile the CPU runs ahead, so that the GPU need not wait for launches.
+    def window(hold_s: float) -> tuple[torch.cuda.Event, torch.cuda.Event, float]:
+        """The events around a window, and the seconds that it took the CPU to launch it."""
+        state = setup() if setup else None
+        if flush is not None:
+            flush()
+        if hold_s:
+            torch.cuda._sleep(int(hold_s * FASTEST_CLOCK_HZ))
+        started = time.perf_counter()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(calls):
+            run(state)
+        end.record()
+        return start, end, time.perf_counter() - started
+
+    def launch_s() -> float:
         torch.cuda.synchronize()
-        return [start.elapsed_time(end) / calls for start, end in windows]
+        return window(0.0)[2]
+
+    hold_s = max(launch_s() for _ in range(3)) if call_s <= LONGEST_HELD_S else 0.0
+
+    def sample(count: int) -> list[float]:
+        windows = [window(hold_s) for _ in range(count)]
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) / calls for start, end, _ in windows]
 
     return sample
 
