@@ -67,7 +67,8 @@ def test_the_ten_cells_are_cells_that_can_be_planned():
     for sweep in crosscheck.SWEEPS:
         words = sweep.split()
         options = {word[2:].replace("-", "_"): value for word, value in zip(words[1::2], words[2::2], strict=True)}
-        cases += make_plan(Options(words[0], **options), device="cuda").cases
+        limits = {"rounds": int(options.pop("rounds"))}
+        cases += make_plan(Options(words[0], **options, **limits), device="cuda").cases
     assert len(cases) == 10
     assert axes.short(max(one.seq for one in cases)) == "32k"
 
