@@ -138,17 +138,57 @@ def test_verify_refuses_an_unknown_name_and_guesses_the_group(mtabench):
     refused(mtabench("verify", "--impl", "laddder"), "did you mean ladder")
 
 
+def table(page: str, name: str) -> list[list[str]]:
+    """The cells of the table of that name on the page, its head first."""
+    part = page[page.index(f"{name} TABLE") : page.index(f"END OF {name} TABLE")]
+    head, _, *lines = re.findall(r"^\|.*\|$", part, re.M)
+    return [[word.strip() for word in line.strip("|").split("|")] for line in (head, *lines)]
+
+
+def rows_by_shape(path: str) -> dict[tuple[int, int, str], dict[str, str]]:
+    rows = (row for row in read_file(ROOT / path).rows() if row["status"] == "ok")
+    return {(int(row["seq"]), int(row["head_dim"]), row["impl"]): row for row in rows}
+
+
+def milliseconds_of(row: dict[str, str] | None) -> str:
+    return milliseconds(float(row["median_ms"])) if row else ""
+
+
 def test_the_page_of_the_ladder_says_what_the_results_from_a_cpu_say():
     page = (ROOT / "kernels/mta_kernels/attention/README.md").read_text()
-    head, _, *lines = re.findall(r"^\|.*\|$", page[page.index("CPU TABLE") : page.index("END OF CPU TABLE")], re.M)
-    names = re.findall(r"`([^`]+)`", head)
-    rows = list(read_file(ROOT / "results/cpu/ladder.csv").rows())
-    assert {row["impl"] for row in rows} == set(names)
-    medians = {(int(row["seq"]), int(row["head_dim"]), row["impl"]): float(row["median_ms"]) for row in rows}
-    expected = [
-        [f"{seq}", f"{head_dim}", *(milliseconds(medians[seq, head_dim, name]) for name in names)]
-        for seq, head_dim in sorted({key[:2] for key in medians}, key=lambda key: key[::-1])
+    head, *lines = table(page, "CPU")
+    names = [name.strip("`") for name in head[2:]]
+    timed = rows_by_shape("results/cpu/ladder.csv")
+    assert {key[2] for key in timed} == set(names)
+    shapes = sorted({key[:2] for key in timed}, key=lambda key: key[::-1])
+    assert lines == [
+        [f"{seq}", f"{head_dim}", *(milliseconds_of(timed[seq, head_dim, name]) for name in names)]
+        for seq, head_dim in shapes
     ]
-    assert [[word.strip() for word in line.strip("|").split("|")] for line in lines] == expected
     for name in RUNGS:
         assert f"`{name}`" in page
+
+
+def test_the_page_of_the_ladder_says_what_the_results_from_an_h200_say():
+    head, *lines = table((ROOT / "kernels/mta_kernels/attention/README.md").read_text(), "H200")
+    timed = rows_by_shape("results/nvidia-h200/ladder.csv")
+    assert [line[0].strip("`") for line in lines] == [one for one in RUNGS if one in {key[2] for key in timed}]
+    head_dim, shapes = 0, []
+    for word in head[1:-2]:  # "D=64: 1024 tokens", and from then on the lengths alone
+        head_dim = int(found[1]) if (found := re.match(r"D=(\d+)", word)) else head_dim
+        shapes.append((int(re.search(r"(\d+)( tokens)?$", word)[1]), head_dim))
+    assert len(shapes) == 7
+    yardstick = timed[8192, 128, "sdpa-flash"]
+    for name, *times, rate, ratio in lines:
+        name = name.strip("`")
+        assert times == [milliseconds_of(timed.get((*shape, name))) for shape in shapes]
+        row = timed.get((8192, 128, name))
+        assert rate == (f"{float(row['useful_tflops']):.3g}" if row else "")
+        assert ratio == (f"{float(yardstick['median_ms']) / float(row['median_ms']):.2f}" if row else "")
+
+
+def test_the_fused_rungs_are_as_fast_on_an_h200_as_they_must_be():
+    timed = rows_by_shape("results/nvidia-h200/ladder.csv")
+    flash = float(timed[8192, 128, "sdpa-flash"]["median_ms"])
+    assert flash / float(timed[8192, 128, "cuda-flash"]["median_ms"]) >= 0.5
+    assert flash / float(timed[8192, 128, "triton-fmha"]["median_ms"]) >= 0.8
