@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 from mtabench.commands import RESULTS_FOLDER
+from mtabench.environment import describe
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.files.results import key_of
 from mtabench.files.table import make_console
@@ -70,7 +71,7 @@ def profile_cells(
     for note in notes:
         _say(console, note)
     _say(console, f"{len(plan.cases)} cells, by {', '.join(used)}")
-    profiler = _Profiler(console, folder, used, named=tools is not None)
+    profiler = _Profiler(console, folder, used, tools is not None, describe(plan.device))
     any_wrong = False
     for _, problem in groupby(plan.cases, key=lambda case: case.problem_key):
         any_wrong |= profiler.profile_problem(list(problem))
@@ -98,12 +99,13 @@ def show_report(pass_: str | None, report: Path, out: Path | None) -> None:
 
 @dataclass
 class _Profiler:
-    """What cells are profiled by, `named` on the command line or found here, and where that goes."""
+    """What cells are profiled by, `named` on the command line or found here, where that goes, and what is `here`."""
 
     console: Console
     folder: Path
     used: list[str]
     named: bool
+    here: dict[str, Any]
 
     def profile_problem(self, cases: Sequence[Case]) -> bool:
         """Cells that compute the same thing, checked against one reference; whether one is wrong."""
@@ -153,7 +155,7 @@ class _Profiler:
         cell = ready(case, inputs)
         wall = wall_ms(cell, case.device, WALL_CALLS)
         uses = trace(cell, case.device, self.folder / f"{_stem(case)}.trace.json")
-        append_kernels(self.folder / KERNELS_FILE, case, uses)
+        append_kernels(self.folder / KERNELS_FILE, case, uses, self.here)
         self.console.print(kernels_table(uses))
         if case.device == "cuda":
             kernel_ms = sum(use.total_ms for use in uses)
@@ -177,7 +179,7 @@ class _Profiler:
         raw = self.folder / f"{_stem(case)}.ncu.csv"
         ncu.measure(case, raw)
         counters = read_report(raw)
-        append_counters(self.folder / COUNTERS_FILE, case, counters)
+        append_counters(self.folder / COUNTERS_FILE, case, counters, self.here)
         self.console.print(counters_table(counters))
         for line in verdict_lines(counters):
             self._say(line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,32 +20,38 @@ from mtabench.profiling.verdict import bound_by, verdict
 from mtabench.sweeps.case import Case
 
 KERNELS_FILE, COUNTERS_FILE = "kernels.csv", "counters.csv"
-KERNEL_COLUMNS = (*KEY_COLUMNS, "kernel", "calls", "total_ms", "mean_ms", "share")
+FACTS = ("device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty", "repro")
+KERNEL_COLUMNS = (*KEY_COLUMNS, "kernel", "calls", "total_ms", "mean_ms", "share", *FACTS)
 COUNTER_COLUMNS = (
     *KEY_COLUMNS, "kernel", "launches", "us", "bound_by", "verdict", "tensor_pct", "shared_pct", "l2_pct", "memory_pct",
     "issue_pct", "occupancy_pct", "l2_hit_pct", "bank_conflicts", "memory_bytes", "l2_bytes", "registers",
-    "shared_bytes", "stall_1", "stall_1_share", "stall_2", "stall_2_share", "stall_3", "stall_3_share",
+    "shared_bytes", "stall_1", "stall_1_share", "stall_2", "stall_2_share", "stall_3", "stall_3_share", *FACTS,
 )  # fmt: skip
 STALLS_KEPT = 3
+_VALUES = COUNTER_COLUMNS[len(KEY_COLUMNS) + 5 : -2 * STALLS_KEPT - len(FACTS)]  # named as in Counters
 LONGEST_NAME, MOST_SHOWN = 60, 20
 MOST_BYTES, MOST_ROWS = 64 << 20, 100_000
 
 
-def append_kernels(path: Path, case: Case, uses: Sequence[KernelUse]) -> None:
-    """Add the kernels of a cell."""
-    _append(path, KERNEL_COLUMNS, [[*key_of(case), *asdict(use).values()] for use in uses])
+def append_kernels(path: Path, case: Case, uses: Sequence[KernelUse], here: Mapping[str, object]) -> None:
+    """Add the kernels of a cell; `here` says where and with what it was measured, as `environment.describe` does."""
+    facts = _facts(case, here)
+    _append(path, KERNEL_COLUMNS, [[*key_of(case), *asdict(use).values(), *facts] for use in uses])
 
 
-def append_counters(path: Path, case: Case | None, counters: Sequence[Counters]) -> None:
-    """Add the counters of a cell, of none if they come from a report whose cell is not known."""
+def append_counters(
+    path: Path, case: Case | None, counters: Sequence[Counters], here: Mapping[str, object] | None = None
+) -> None:
+    """Add the counters of a cell, measured `here`; of neither if they come from a report, which does not name them."""
     key = key_of(case) if case else ("",) * len(KEY_COLUMNS)
+    facts = _facts(case, here) if case and here else ("",) * len(FACTS)
     rows = []
     for one in counters:
-        stalls = [value for stall in one.stalls[:STALLS_KEPT] for value in stall]
+        stalls: list[object] = [value for stall in one.stalls[:STALLS_KEPT] for value in stall]
         values = asdict(one)
-        named = [values[name] for name in COUNTER_COLUMNS[len(KEY_COLUMNS) + 5 : -2 * STALLS_KEPT]]
-        row = [*key, one.kernel, one.launches, one.us, bound_by(one), verdict(one), *named, *stalls]
-        rows.append(row + [None] * (len(COUNTER_COLUMNS) - len(row)))
+        named = [values[name] for name in _VALUES]
+        stalls += [None] * (2 * STALLS_KEPT - len(stalls))
+        rows.append([*key, one.kernel, one.launches, one.us, bound_by(one), verdict(one), *named, *stalls, *facts])
     _append(path, COUNTER_COLUMNS, rows)
 
 
@@ -107,6 +113,10 @@ def shortened(kernel: str) -> str:
 
 def _name(kernel: str) -> Text:
     return Text(shortened(kernel))
+
+
+def _facts(case: Case, here: Mapping[str, object]) -> list[object]:
+    return [*(here[name] for name in FACTS[:-1]), case.repro().replace("mtabench", "mtabench profile", 1)]
 
 
 def _append(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -13,9 +13,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import make_runner, refused
 
 from mtabench import registry
+from mtabench.environment import cpu_name
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.files.results import key_of
 from mtabench.model.devices import find_device, rates_of
@@ -159,6 +161,7 @@ def test_a_saved_report_is_shown_and_kept(mtabench, tmp_path):
         rows = list(csv.DictReader(file))
     assert [row["kernel"] for row in rows] == list(kernels())
     assert (rows[0]["us"], rows[0]["bound_by"], rows[0]["pass"]) == ("1064.32", "L2", "")
+    assert (rows[0]["device"], rows[0]["repro"]) == ("", "")
     assert rows[0]["stall_1"] == "gmma"
     refused(mtabench("profile", "--ncu-report", REPORTS / "raw.csv", "--out", "kept"), "kept already exists")
     refused(mtabench("profile", "fwd", "--ncu-report", REPORTS / "raw.csv"), "without a pass")
@@ -182,6 +185,10 @@ def test_on_a_cpu_there_is_a_trace_and_a_table_of_operators(mtabench, tmp_path, 
     assert [row["seq"] for row in rows] == ["32"] * len(rows)
     times = [float(row["total_ms"]) for row in rows]
     assert times == sorted(times, reverse=True)
+    assert {(row["device"], row["torch"]) for row in rows} == {(cpu_name(), torch.__version__)}
+    (again,) = {row["repro"] for row in rows}
+    assert again.startswith(f"mtabench profile {pass_} --impl eager --seq 32 ")
+    assert mtabench(*again.split()[1:], "--tools", "trace", "--out", "again")[0] == 0
     # Eager multiplies twice forward and four times backward, where only the latter is profiled.
     (calls,) = {row["calls"] for row in rows if row["kernel"] == "aten::bmm"}
     assert calls == {"fwd": "2", "bwd": "4", "decode": "2"}[pass_]
@@ -230,6 +237,8 @@ def test_ncu_runs_the_cell_in_a_child_and_its_report_is_read(mtabench, tmp_path,
     cell = replace(CELL, pass_="bwd")
     whole = sum(one.memory_bytes for one in kernels().values())
     assert read_memory_bytes(tmp_path / "out" / "counters.csv") == {key_of(cell): pytest.approx(whole, rel=1e-4)}
+    with (tmp_path / "out" / "counters.csv").open() as file:
+        assert {row["device"] for row in csv.DictReader(file)} == {cpu_name()}
 
 
 def test_a_tool_that_fails_is_left_out_unless_it_was_named(mtabench, tmp_path, monkeypatch):
