@@ -161,6 +161,7 @@ FolderOut = Annotated[
 NoiseOut = Annotated[
     Path | None, typer.Option("--out", help="The CSV file to write; mtabench-results/noise-TIME.csv if not given.")
 ]
+NoiseResume = Annotated[bool, typer.Option("--resume", help="Keep the processes that ended, and measure the others.")]
 Targets = Annotated[
     Text, typer.Option("--target", help="Compute capabilities, such as sm_90,sm_100, or all; needs none of these GPUs.")
 ]
@@ -401,12 +402,13 @@ def ab(
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def noise(
-    sweep: SweepArguments, pairs: Pairs = 5, threshold: Threshold = "2%", out: NoiseOut = None
+    sweep: SweepArguments, pairs: Pairs = 5, threshold: Threshold = "2%", out: NoiseOut = None,
+    resume: NoiseResume = False,
 ) -> None:  # fmt: skip
     """Measure this machine's own noise. Says how often the same code fails, and the smallest change that is seen."""
     from mtabench.comparing.noise_command import measure_noise
 
-    measure_noise(_sweep_words(sweep), pairs, threshold, out)
+    measure_noise(_sweep_words(sweep), pairs, threshold, out, resume)
 
 
 @app.command()

@@ -30,31 +30,36 @@ MEASURED = (
 COLUMNS = (*KEY_COLUMNS, *MEASURED, *FACTS, "started_utc")
 
 
-def measure_noise(sweep: SweepWords, pairs: int, threshold: str, out: Path | None) -> None:
+def measure_noise(sweep: SweepWords, pairs: int, threshold: str, out: Path | None, resume: bool) -> None:
     """Measure a sweep in pairs of processes of this code, print the noise a cell, and write it to `out`.
 
-    The results of each process go to the folder NAME-processes beside it. Raises UsageError before anything is
-    touched, and MtabenchError with what ended kept.
+    The results of each process go to the folder NAME-processes beside it; with `resume` those that are there are kept.
+    Raises UsageError before anything is touched, and MtabenchError with what ended kept.
     """
     check_pairs(pairs)
     share = parse_threshold(threshold)
     plan = sweep.plan()
     path = out or Path("mtabench-results", f"noise-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.csv")
     processes = path.with_name(f"{path.stem}-processes")
-    for there in (path, processes):
-        if there.exists():
-            raise UsageError(f"{there} already exists; give another --out")
+    if resume and out is None:
+        raise UsageError("--resume goes on with a measurement that has a name: give its --out")
+    if path.exists():
+        raise UsageError(f"{path} already exists; give another --out")
+    if processes.exists() and not resume:
+        raise UsageError(f"{processes} already exists; give another --out, or --resume to go on with it")
     console = make_console()
     announce(console, plan, pairs)
     if sweep.dry_run:
         say(console, f"dry run: nothing was measured; the results would go to {path}")
         return
-    process_folder(processes)
+    process_folder(processes, resume)
     code = Path(mtabench.__file__).parents[1]
     with Progress(console, 2 * pairs) as progress:
         sides = Side("base", code), Side("head", code)
-        files = measure_pairs(sides, sweep.words, range(1, pairs + 1), processes, "", progress)
+        cells = len(plan.cases) if resume else None
+        files = measure_pairs(sides, sweep.words, range(1, pairs + 1), processes, "", progress, cells)
     runs = [[read_run(paths[side]) for paths in files] for side in range(2)]
+    _check_same_code(runs, processes)
     keys, missing = _timed_in_all(runs)
     if not keys:
         raise MtabenchError(f"no cell has a time in every process; their results are in {processes}")
@@ -67,6 +72,14 @@ def measure_noise(sweep: SweepWords, pairs: int, threshold: str, out: Path | Non
     for text in (*missing, *_sentences(found, pairs, share)):
         say(console, text)
     say(console, f"results: {path}")
+
+
+def _check_same_code(runs: Sequence[Sequence[Run]], folder: Path) -> None:
+    """Raise MtabenchError if processes measured different code, or on different machines: that is no noise."""
+    for name in FACTS:
+        found = sorted({str(cell.row[name]) for side in runs for run in side for cell in run.cells.values()})
+        if len(found) > 1 and name not in ("timer", "cache"):
+            raise MtabenchError(f"processes in {folder} differ in {name}: {', '.join(found)}; start with another --out")
 
 
 def _timed_in_all(runs: Sequence[Sequence[Run]]) -> tuple[list[str], list[str]]:

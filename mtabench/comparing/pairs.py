@@ -22,7 +22,7 @@ from rich.text import Text
 from mtabench.comparing.revisions import Revision, clean_environment
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.escaping import in_log, printable
-from mtabench.files.results import read_file
+from mtabench.files.results import read_file, samples_path
 from mtabench.measuring.kept_ceilings import FILE_NAME
 from mtabench.processes import ending, run_module
 from mtabench.sweeps.estimate import shown
@@ -90,10 +90,13 @@ def check_pairs(pairs: int) -> None:
         )
 
 
-def process_folder(folder: Path) -> Path:
-    """A new folder for the files of processes, with the ceilings that are kept at the usual place, if any."""
+def process_folder(folder: Path, resume: bool = False) -> Path:
+    """A folder for the files of processes, with the ceilings that are kept at the usual place, if any.
+
+    It is a new one, or with `resume` one that may be there.
+    """
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=resume)
         kept = Path("mtabench-results", FILE_NAME)
         if kept.exists():
             shutil.copy(kept, folder / FILE_NAME)
@@ -103,24 +106,39 @@ def process_folder(folder: Path) -> Path:
 
 
 def measure_pairs(
-    sides: tuple[Side, Side], words: Sequence[str], numbers: range, folder: Path, name: str, progress: Progress
-) -> list[tuple[Path, Path]]:
+    sides: tuple[Side, Side], words: Sequence[str], numbers: range, folder: Path, name: str, progress: Progress,
+    cells: int | None = None,
+) -> list[tuple[Path, Path]]:  # fmt: skip
     """Measure `mtabench words` with both sides in as many pairs as `numbers` has, counted as it counts.
 
-    The results files of each pair, base and head, in `folder`. Raises MtabenchError, with what ended kept, if a
-    process does not end well or does not measure the revision that it should.
+    The results files of each pair, base and head, in `folder`. With `cells` the file of a process that measured so many
+    is kept if it is there. Raises MtabenchError, with what ended kept, if a process does not end well or does not
+    measure the revision that it should.
     """
     files = []
     for number in numbers:
         pair = tuple(folder / f"{name}{side.name}-{number:02}.csv" for side in sides)
         turns = list(zip(sides, pair, strict=True))
         for side, path in turns if number % 2 else reversed(turns):
+            label = f"pair {number}, {side.words}"
+            if cells is not None and _has_ended(path, cells):
+                progress.ended(f"{label}: kept")
+                continue
             try:
-                _measure(side, words, path, f"pair {number}, {side.words}", progress)
+                _measure(side, words, path, label, progress)
             except KeyboardInterrupt:
                 raise StoppedError(f"stopped; the processes that ended are kept in {folder}") from None
         files.append((pair[0], pair[1]))
     return files
+
+
+def _has_ended(path: Path, cells: int) -> bool:
+    """Whether a process measured all its cells. What one left that did not is removed: its cells belong together."""
+    if path.exists() and len(read_file(path).rows()) == cells:
+        return True
+    for left in (path, samples_path(path)):
+        left.unlink(missing_ok=True)
+    return False
 
 
 def _measure(side: Side, words: Sequence[str], path: Path, label: str, progress: Progress) -> None:

@@ -120,13 +120,48 @@ def test_cells_without_a_time_in_every_process_are_named(mtabench, processes):
     assert not Path("none.csv").exists()
 
 
+def test_what_ended_before_it_was_stopped_is_kept(mtabench, processes):
+    def stopped(folder, words, number):
+        if number == 4:
+            raise KeyboardInterrupt
+        return {cell: process_rounds(1.0, number) for cell in CELLS[: 1 if number == 3 else 2]}
+
+    processes(stopped)
+    code, _, err = mtabench("noise", "--pairs", "3", *SWEEP, "--out", "noise.csv")
+    assert (code, "the processes that ended are kept in noise-processes" in err) == (130, True)
+    before = {path: path.read_text() for path in Path("noise-processes").glob("*-01.csv")}
+    again = processes(lambda folder, words, number: {cell: process_rounds(1.0, 9 + number) for cell in CELLS})
+    code, out, err = mtabench("noise", "--pairs", "3", *SWEEP, "--out", "noise.csv", "--resume")
+    assert (code, err) == (0, "")
+    assert out.count(": kept") == 2
+    assert again.sides == ["head", "base", "base", "head"]  # the third process had measured one cell of two
+    assert len(before) == 2
+    assert before.items() <= {path: path.read_text() for path in Path("noise-processes").glob("*.csv")}.items()
+    with Path("noise.csv").open() as file:
+        assert [row["pairs"] for row in csv.DictReader(file)] == ["3", "3"]
+
+
+def test_processes_of_other_code_are_no_noise(mtabench, processes):
+    processes(lambda folder, words, number: {cell: process_rounds(1.0, number) for cell in CELLS})
+    assert mtabench("noise", "--pairs", "2", *SWEEP, "--out", "noise.csv")[0] == 0
+    Path("noise.csv").unlink()
+    one = Path("noise-processes/base-02.csv")
+    one.write_text(one.read_text().replace("some, device", "another, device"))
+    code, _, err = mtabench("noise", "--pairs", "2", *SWEEP, "--out", "noise.csv", "--resume")
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert "noise-processes differ in device: another, device, some, device" in err
+    assert not Path("noise.csv").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("--pairs", "1", *SWEEP), "--pairs is 1; it must be 2 or more"),
         (("--threshold", "5", *SWEEP), "expected a percentage"),
         (("--out", "there.csv", *SWEEP), "there.csv already exists; give another --out"),
-        (("--out", "old.csv", *SWEEP), "old-processes already exists; give another --out"),
+        (("--out", "old.csv", *SWEEP), "old-processes already exists; give another --out, or --resume"),
+        (("--resume", *SWEEP), "give its --out"),
+        (("--resume", "--out", "there.csv", *SWEEP), "there.csv already exists; give another --out"),
         (("forward",), "'forward' is no pass"),
         (("fwd", "--timer", "sundial"), "--timer 'sundial' is not known"),
         ((), "PASS"),
