@@ -37,16 +37,11 @@ class State:
     def skip(self, reason):
         self.reason = reason
 
-    def exec(self, function, *, batched=None, sync=False, timer=False):
-        assert batched is not True or not timer
+    def exec(self, function, *, timer):
+        assert timer
         for _ in range(1 + self.benchmark.settings["set_criterion_param_int64", "target-samples"]):
             clock = Timer()
-            if timer:
-                function(SimpleNamespace(), clock)
-            else:
-                clock.start()
-                function(SimpleNamespace())
-                clock.stop()
+            function(SimpleNamespace(), clock)
             self.times.append(clock.seconds)
         del self.times[0]  # its warm-up
 

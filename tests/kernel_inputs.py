@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -10,6 +11,18 @@ from mta_kernels.conv_attention import conv_attention, conv_attention_reference
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Triton's interpreter multiplies bfloat16 matrices wrongly, so bf16 needs a GPU.
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" else [])
+
+
+def poison_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on whatever a kernel does not write is NaN, or a large whole number."""
+    for name in ("empty", "empty_like"):
+        original = getattr(torch, name)
+
+        def poisoned(*args, original=original, **kwargs):
+            out = original(*args, **kwargs)
+            return out.fill_(float("nan") if out.is_floating_point() else 255 if out.dtype == torch.uint8 else 127)
+
+        monkeypatch.setattr(torch, name, poisoned)
 
 
 def make(batch, heads, kv_heads, seq_len, head_dim, taps, dtype=torch.float32, seed=0, magnitude=1.0):

@@ -211,7 +211,8 @@ def _by_nvbench(cell: Timed, device: str, settings: Settings) -> Measurement | E
         samples = _samples_a_round(settings, total_s)
         affordable = int(settings.time_limit_s / max(samples * total_s, 1e-9))
         rounds = max(settings.min_rounds, min(settings.max_rounds, affordable))
-        found = sample_with_nvbench(cell.run, cell.setup, rounds, samples, settings.time_limit_s)
+        flush = _flush(device, settings)
+        found = sample_with_nvbench(cell.run, cell.setup, flush, rounds, samples, settings.time_limit_s)
     except Exception as error:
         return _bare(error)
     _, throttled = GpuSensor().read()

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from kernel_inputs import DEVICE, DTYPES, relative_error
+from kernel_inputs import DEVICE, DTYPES, poison_memory, relative_error
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -31,13 +31,7 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a kernel does not write is NaN."""
-    empty = torch.empty
-
-    def poisoned(*args, **kwargs):
-        out = empty(*args, **kwargs)
-        return out.fill_(float("nan")) if out.is_floating_point() else out
-
-    monkeypatch.setattr(torch, "empty", poisoned)
+    poison_memory(monkeypatch)
 
 
 def make(queries=100, keys=100, head_dim=64, value_dim=None, heads=(1, 1), batch=1, dtype=torch.float32, magnitude=1.0):

@@ -9,7 +9,7 @@ import emulated_cuda as emulation
 import pytest
 import torch
 from emulated_cuda import emulated_cuda  # noqa: F401
-from kernel_inputs import DEVICE, make, relative_error, value_and_gradients
+from kernel_inputs import DEVICE, make, poison_memory, relative_error, value_and_gradients
 from torch import Tensor
 
 from mta_kernels.attention import attention_reference
@@ -40,13 +40,7 @@ LARGEST_ERROR = {FP32: 1e-5, FP16: 0.002, BF16: 0.01}  # of 16 bits, about two u
 @pytest.fixture(autouse=True)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """NaN in whatever a kernel does not write; gives the emulator, if it is used."""
-    empty = torch.empty
-
-    def poisoned(*args, **kwargs):
-        out = empty(*args, **kwargs)
-        return out.fill_(float("nan")) if out.is_floating_point() else out.fill_(255)
-
-    monkeypatch.setattr(torch, "empty", poisoned)
+    poison_memory(monkeypatch)
     return None if ON_GPU else request.getfixturevalue("emulated_cuda")
 
 

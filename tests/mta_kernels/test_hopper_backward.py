@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from emulated import emulator  # noqa: F401
-from kernel_inputs import DEVICE, assert_as_reference, make, relative_error, value_and_gradients
+from kernel_inputs import DEVICE, assert_as_reference, make, poison_memory, relative_error, value_and_gradients
 
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference
 from mta_kernels.conv_attention.hopper import backward
@@ -19,13 +19,7 @@ NAMES = ("q", "k", "v", "weight")
 @pytest.fixture(autouse=True)
 def hopper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """`backend="hopper"` runs here, with NaN in whatever a kernel does not write; gives the emulator, if it is used."""
-    empty = torch.empty
-
-    def poisoned(*args, **kwargs):
-        out = empty(*args, **kwargs)
-        return out.fill_(float("nan")) if out.is_floating_point() else out.fill_(255)
-
-    monkeypatch.setattr(torch, "empty", poisoned)
+    poison_memory(monkeypatch)
     return None if ON_HOPPER else request.getfixturevalue("emulator")
 
 
@@ -58,8 +52,18 @@ def test_one_token() -> None:
 
 
 def test_chunks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backward, "CHUNK_ROWS", 384)
+    monkeypatch.setattr(backward, "chunk_rows_for", lambda batch_heads, multiprocessors: 384)
     assert_as_reference(inputs(1, 1, 1, 430, 64, (6, 11)), "hopper")
+
+
+@pytest.mark.parametrize(
+    ("batch_heads", "rows"), [(16, 2304), (64, 2304), (1, 2304), (11, 2304), (33, 1536), (1000, 2304)]
+)
+def test_a_chunk_fills_the_multiprocessors(batch_heads: int, rows: int) -> None:
+    found = backward.chunk_rows_for(batch_heads, 132)
+    rounds = [x // 96 * batch_heads / 132 for x in (found, rows)]
+    assert found % 384 == 0
+    assert rounds[0] / -(-rounds[0] // 1) >= rounds[1] / -(-rounds[1] // 1) - 0.01
 
 
 def test_heads_at_a_time() -> None:
@@ -74,7 +78,7 @@ def test_a_chunk_of_a_prompt() -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_packed_documents(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backward, "CHUNK_ROWS", 384)
+    monkeypatch.setattr(backward, "chunk_rows_for", lambda batch_heads, multiprocessors: 384)
     bounds = torch.tensor([0, 3, 3, 300, 430], device=DEVICE)
     assert_as_reference(inputs(1, 2, 1, 430, 64, (6, 11)), "hopper", causal=causal, cu_seqlens=bounds)
 

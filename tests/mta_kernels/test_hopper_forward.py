@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 from emulated import emulator  # noqa: F401
-from kernel_inputs import DEVICE, assert_as_reference, assert_close, make, relative_error
+from kernel_inputs import DEVICE, assert_as_reference, assert_close, make, poison_memory, relative_error
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference, explain, identity_weight
@@ -25,13 +25,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 @pytest.fixture
 def hopper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """`conv_attention` by the Hopper kernel, with NaN in whatever it does not write."""
-    empty = torch.empty
-
-    def poisoned(*args, **kwargs):
-        out = empty(*args, **kwargs)
-        return out.fill_(float("nan")) if out.is_floating_point() else out.fill_(255)
-
-    monkeypatch.setattr(torch, "empty", poisoned)
+    poison_memory(monkeypatch)
     emulated = None if ON_HOPPER else request.getfixturevalue("emulator")
 
     def run(*inputs, seed: int = 0, **options):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import triton
-from kernel_inputs import DEVICE, DTYPES, make
+from kernel_inputs import DEVICE, DTYPES, make, poison_memory
 from torch import Tensor
 
 from mta_kernels.conv_attention import conv_attention_reference
@@ -18,14 +18,7 @@ from mta_kernels.conv_attention.triton.forward import conv_attention_forward
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a kernel does not write is NaN."""
-    for name in ("empty", "empty_like"):
-        original = getattr(torch, name)
-
-        def poisoned(*args, original=original, **kwargs):
-            out = original(*args, **kwargs)
-            return out.fill_(float("nan")) if out.is_floating_point() else out
-
-        monkeypatch.setattr(torch, name, poisoned)
+    poison_memory(monkeypatch)
 
 
 def output_gradient(q: Tensor, magnitude: float = 1.0) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from kernel_inputs import DEVICE, DTYPES, make, relative_error
+from kernel_inputs import DEVICE, DTYPES, make, poison_memory, relative_error
 
 from mta_kernels.conv_attention import (
     conv_attention_decode,
@@ -24,13 +24,7 @@ TAPS = [(1, 1), (2, 9), (3, 3), (6, 11), (7, 7), (4, 6), (11, 3)]
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a kernel does not write is NaN."""
-    empty = torch.empty
-
-    def poisoned(*args, **kwargs):
-        out = empty(*args, **kwargs)
-        return out.fill_(float("nan")) if out.is_floating_point() else out
-
-    monkeypatch.setattr(torch, "empty", poisoned)
+    poison_memory(monkeypatch)
 
 
 def make_decode(lengths, heads, kv_heads, head_dim, taps, dtype=torch.float32, window=None, **options):

@@ -56,6 +56,16 @@ def test_a_setup_is_outside_the_window_and_its_value_is_given_to_run(nvbench):
     assert set(given) == {"graph"}
 
 
+def test_the_cache_is_emptied_before_the_window_as_for_the_other_timers(nvbench, monkeypatch):
+    order = []
+    monkeypatch.setattr(timing, "_flush", lambda *_: lambda: (time.sleep(0.02), order.append("flush")))
+    found = measure({"cell": Timed(run=lambda _: order.append("run"))}, "cpu", QUICK)["cell"]
+    assert max(ms for samples in found.rounds for ms in samples) < 10
+    sampled = 3 * (4 + 1)
+    assert order[-2 * sampled :].count("flush") >= sampled - 3
+    assert "run,run" not in ",".join(order[-8:])
+
+
 def test_as_many_rounds_and_samples_as_fit_into_the_time_limit(nvbench):
     slow = Timed(run=lambda _: time.sleep(0.1))
     found = measure({"cell": slow}, "cpu", replace(QUICK, max_rounds=20, time_limit_s=0.5))["cell"]

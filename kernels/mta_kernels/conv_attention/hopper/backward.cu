@@ -37,7 +37,11 @@ template <class Element> struct GradLimit;
 template <> struct GradLimit<Half> { static constexpr float log2 = 8; };
 template <> struct GradLimit<Bfloat16> { static constexpr float log2 = 14; };
 
-constexpr int MARGIN = 16;  // columns of scratch before the first key
+// The next tile's scores are computed during this one's softmax where registers hold them beside dq.
+constexpr bool SCORES_EARLY = HEAD_DIM <= 64;
+// Rows as they are come from registers, but where those that hold a row's span leave none.
+constexpr int FIRST_SHIFT = SPANS && HEAD_DIM > 64 ? 0 : 1;
+constexpr int ALIGNED = 128, ROW_STEP = 64;  // products.py reads so many places of scratch, and rows from such multiples on
 
 struct Arguments {
     Positions at;
@@ -45,7 +49,7 @@ struct Arguments {
     const float* weight_scale;         // [Hq]: scale * log2(e) * that power
     const float *key_norms, *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]: maxima of squared norms
     const float *logsumexp, *delta;    // [B, Hq, M]
-    uint16_t *p, *ds;                  // [B * Hq, chunk_rows, pitch]: key y of row i at [i - first_row, y + MARGIN]
+    uint16_t *p, *ds;                  // [B * Hq, chunk_rows, pitch]: tiles of 64 keys, in the order in which threads hold them
     float* ds_scale;                   // [B * Hq]: what ds is to be divided by
     uint16_t* dq;                      // [B, Hq, M, HEAD_DIM]
     float* dweight;                    // [B * Hq, all row blocks, WARPGROUPS, QUERY_TAPS * KEY_TAPS], sums of own rows
@@ -133,22 +137,39 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         const int last_row = min(tile_row + HALO + OWN, end_row) - 1;
         const int seen_by_all = keys_begin(args.at, tile_row + ROWS - 1), end_seen_by_all = keys_end(args.at, tile_row);
         const int tiles = min(max((keys_end(args.at, last_row) + CARRIED + KEYS - 1) / KEYS, first_tile + 1), end_tile);
-        int begin[2], end[2];
         float reference[2], delta[2];
-        bool own[2];
-        int64_t scratch_row[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int local = local_row + 8 * h, row = tile_row + local;
+            const int row = tile_row + local_row + 8 * h;
             const bool inside = row >= 0 && row < args.at.query_rows;
             const int64_t of_row = (int64_t)batch_head * args.at.query_rows + row;
-            begin[h] = keys_begin(args.at, row);
-            end[h] = keys_end(args.at, row);
             reference[h] = inside ? args.logsumexp[of_row] * LOG2_E : 1e30f;  // p of no row is zero
             delta[h] = inside ? args.delta[of_row] : 0.f;
-            own[h] = inside && local >= HALO && local < HALO + OWN && row < end_row;
-            const int in_chunk = own[h] ? row - args.first_row_block * BLOCK_ROWS : 0;
-            scratch_row[h] = ((int64_t)batch_head * args.chunk_rows + in_chunk) * args.pitch + MARGIN + column;
+        }
+        auto is_own = [&](int local) { return local >= HALO && local < HALO + OWN && tile_row + local < end_row; };
+        auto in_scratch = [&](int local) {  // where a row begins
+            const int in_chunk = tile_row + local - args.first_row_block * BLOCK_ROWS;
+            return ((int64_t)batch_head * args.chunk_rows + in_chunk) * args.pitch;
+        };
+        // What the products read of a row beside its tiles.
+        for (int local = HALO + thread / 32; is_own(local); local += 4) {
+            const int row = tile_row + local;
+            auto clear = [&](uint16_t* scratch, int shift) {
+                int from = 0, to = 0;
+                if (SPANS) {
+                    const int block = row / ALIGNED * ALIGNED;
+                    from = keys_begin(args.at, block) / ALIGNED * ALIGNED;
+                    to = (keys_end(args.at, block + ALIGNED - 1) + 2 * ALIGNED - 1) / ALIGNED * ALIGNED;
+                } else if (CAUSAL) {
+                    to = ((keys_end(args.at, row) - 1 + shift + ROW_STEP - 1) / ALIGNED + 1) * ALIGNED;
+                }
+                to = min(to, args.pitch);
+                uint16_t* const places = scratch + in_scratch(local);
+                for (int at = from + lane * 8; at < first_tile * KEYS; at += 32 * 8) *(uint4*)(places + at) = uint4{0, 0, 0, 0};
+                for (int at = tiles * KEYS + lane * 8; at < to; at += 32 * 8) *(uint4*)(places + at) = uint4{0, 0, 0, 0};
+            };
+            clear(args.p, LEFT);
+            clear(args.ds, LAG);
         }
 
         const uint32_t queries_at = shared + QUERIES + warpgroup * SLABS * SLAB;
@@ -165,7 +186,11 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         const uint64_t score_grads_by_columns = operand(score_grads_at, 128, PITCH, NO_SWIZZLE);
         const uint64_t toeplitz = operand(shared + TAPS, 512, 128, NO_SWIZZLE);
         const uint64_t toeplitz_back = operand(shared + TAPS_BACK, 512, 128, NO_SWIZZLE);
-        const uint32_t store_at = (8 + local_row) * 16 + column * 2;
+        // Behind the 16 columns at the front of a buffer: what this lane names when its warp stores four 8 x 8 matrices, two of
+        // rows by two of columns.
+        const uint32_t named = 2 * PITCH + (8 + thread / 32 * 16 + lane % 16) * 16 + lane / 16 * PITCH;
+        const bool own[2] = {is_own(local_row), is_own(local_row + 8)};
+        const int64_t kept_at = in_scratch(local_row) + lane % 4 * 8;
 
         float dq[HEAD_DIM / 2], dweight[12], carried[8], carried_back[8], scores[32];
 #pragma unroll
@@ -190,10 +215,42 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         const float ds_unit = args.weight_scale[head] * LN_2 / grad_factor;
         if (row_block == 0 && threadIdx.x == 0) args.ds_scale[batch_head] = 1 / ds_unit;
 
+        auto multiply_keys = [&](int stage) {
+            products_begin();
+            multiply_rows(scores, queries, first_keys + bytes_on(stage * SLABS * SLAB));
+            products_commit();
+        };
+        // A tile to scratch as it lies in registers: four lanes write 64 bytes of a row at once.
+        auto keep = [&](uint16_t* scratch, const uint32_t (&tile)[4][4], int first_key) {
+#pragma unroll
+            for (int part = 0; part < 4; part++) {
+                const int h = part / 2, block = part % 2 * 2;
+                const uint4 numbers = {tile[block][h], tile[block][2 + h], tile[block + 1][h], tile[block + 1][2 + h]};
+                if (own[h]) *(uint4*)(scratch + kept_at + h * 8 * args.pitch + first_key + block * 16) = numbers;
+            }
+        };
+        // Rows as they are, A from registers, and the rows above them or below.
+        auto convolve_own = [](float (&even)[32], float (&odd)[32], const uint32_t (&rows)[4][4], uint64_t taps) {
+            if constexpr (FIRST_SHIFT == 0) return;
+            products_begin();
+#pragma unroll
+            for (int block = 0; block < 4; block++)
+                Product<16, Half>::run_fragments(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16), rows[block],
+                                                 taps, block == 0);
+            products_commit();
+        };
+        auto convolve_shifted = [](float (&even)[32], float (&odd)[32], uint64_t rows, int tap_rows, uint64_t taps) {
+#pragma unroll
+            for (int block = 0; block < 4; block++)
+#pragma unroll
+                for (int tap = FIRST_SHIFT; tap < QUERY_TAPS; tap++)
+                    Product<16, Half>::run(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16),
+                                           rows + bytes_on((2 + block * 2) * PITCH + (8 + tap * tap_rows) * 16),
+                                           taps + bytes_on(tap * TAP), block == 0 || tap > 0);
+        };
+
         barrier_wait(keys_full, 0);
-        products_begin();
-        multiply_rows(scores, queries, first_keys);
-        products_commit();
+        multiply_keys(0);
         products_wait<0>();
         for (int tile = first_tile; tile < tiles; tile++) {
             const int turn = tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
@@ -201,14 +258,10 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             const uint64_t of_stage = bytes_on(stage * SLABS * SLAB);
             if (thread == 0) barrier_arrive(keys_empty + 8 * stage);
 
-            // The last 16 columns of the tile before move to the front.
-            {
-                const uint32_t row = (8 + thread % 64) * 16, from = (8 + thread / 64) * PITCH + row, to = thread / 64 * PITCH + row;
-                const uint4 score = load_shared_16(scores_at + from), grad = load_shared_16(score_grads_at + from);
-                warpgroup_barrier(warpgroup + 1);
-                store_shared(scores_at + to, score);
-                store_shared(score_grads_at + to, grad);
-            }
+            // c and grad_out v^T of the same 64 columns.
+            float even[32], odd[32], dp[32];
+#pragma unroll
+            for (int i = 0; i < 8; i++) even[i] = carried[i], even[8 + i] = 0;
             if (CAUSAL && first_key + KEYS - 1 > tile_position) {
 #pragma unroll
                 for (int i = 0; i < 32; i++) {
@@ -216,66 +269,67 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
                     if (key > tile_position + local_row + i / 2 % 2 * 8) scores[i] = 0;
                 }
             }
+            uint32_t halves[4][4];
 #pragma unroll
-            for (int i = 0; i < 32; i += 2)
-                store_shared(scores_at + store_at + (2 + i / 4) * PITCH + i / 2 % 2 * 128, pack<Half>(scores[i], scores[i + 1]));
+            for (int i = 0; i < 32; i += 2) halves[i / 8][i / 2 % 4] = pack<Half>(scores[i], scores[i + 1]);
+            convolve_own(even, odd, halves, toeplitz);
+#pragma unroll
+            for (int block = 0; block < 4; block++) store_matrices(scores_at + named + block * 2 * PITCH, halves[block]);
             fence_async_proxy();
             warpgroup_barrier(warpgroup + 1);
-
-            // c and grad_out v^T of the same 64 columns.
-            float even[32], odd[32], dp[32];
-#pragma unroll
-            for (int i = 0; i < 8; i++) even[i] = carried[i], even[8 + i] = 0;
             barrier_wait(values_full + 8 * stage, parity);
             products_begin();
-#pragma unroll
-            for (int block = 0; block < 4; block++)
-#pragma unroll
-                for (int tap = 0; tap < QUERY_TAPS; tap++)
-                    Product<16, Half>::run(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16),
-                                           scores_by_rows + bytes_on((2 + block * 2) * PITCH + (8 - tap) * 16),
-                                           toeplitz + bytes_on(tap * TAP), block == 0 || tap > 0);
+            convolve_shifted(even, odd, scores_by_rows, -1, toeplitz);
             multiply_rows(dp, grads, first_values + of_stage);
             products_commit();
             products_wait<0>();
             if (thread == 0) barrier_arrive(values_empty + 8 * stage);
+
+            const int next_turn = turn + 1, next_stage = next_turn % STAGES;
+            if (tile + 1 < tiles) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
+            if constexpr (SCORES_EARLY) multiply_keys(next_stage);  // meanwhile; after the last tile nobody looks
 #pragma unroll
             for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
 #pragma unroll
             for (int i = 0; i < 8; i++) carried[i] = odd[24 + i];
             if (first_key - LEFT < seen_by_all || first_key + KEYS - LEFT > end_seen_by_all) {
 #pragma unroll
-                for (int i = 0; i < 32; i++) {
-                    const int key = first_key - LEFT + i / 4 * 8 + column + i % 2, h = i / 2 % 2;
-                    if (key < begin[h] || key >= end[h]) even[i] = MINUS_INFINITY;
+                for (int h = 0; h < 2; h++) {
+                    const int row = tile_row + local_row + 8 * h;
+                    const int begin = keys_begin(args.at, row), end = keys_end(args.at, row);
+#pragma unroll
+                    for (int b = 0; b < 16; b++) {
+                        const int key = first_key - LEFT + b / 2 * 8 + column + b % 2;
+                        if (key < begin || key >= end) even[b / 2 * 4 + 2 * h + b % 2] = MINUS_INFINITY;
+                    }
                 }
             }
+            uint32_t p[4][4];
 #pragma unroll
             for (int i = 0; i < 32; i += 2) {
                 const int h = i / 2 % 2;
                 const float first = exp2_fast(fmaf(even[i], unit, -reference[h]));
                 const float second = exp2_fast(fmaf(even[i + 1], unit, -reference[h]));
-                if (own[h])
-                    *(uint32_t*)(args.p + scratch_row[h] + first_key - LEFT + i / 4 * 8) = pack<ELEMENT>(first, second);
-                store_shared(score_grads_at + store_at + (2 + i / 4) * PITCH + h * 128,
-                             pack<Half>(first * ((dp[i] - delta[h]) * grad_factor),
-                                        second * ((dp[i + 1] - delta[h]) * grad_factor)));
+                p[i / 8][i / 2 % 4] = pack<ELEMENT>(first, second);
+                halves[i / 8][i / 2 % 4] = pack<Half>(first * ((dp[i] - delta[h]) * grad_factor),
+                                                      second * ((dp[i + 1] - delta[h]) * grad_factor));
             }
-            fence_async_proxy();
-            warpgroup_barrier(warpgroup + 1);
+            keep(args.p, p, first_key);
 
             // ds, and the weight's gradient from the scores' 64 columns before the last 16.
             float even_back[32], odd_back[32];
 #pragma unroll
             for (int i = 0; i < 8; i++) even_back[i] = carried_back[i], even_back[8 + i] = 0;
-            products_begin();
+            convolve_own(even_back, odd_back, halves, toeplitz_back);
 #pragma unroll
             for (int block = 0; block < 4; block++)
-#pragma unroll
-                for (int tap = 0; tap < QUERY_TAPS; tap++)
-                    Product<16, Half>::run(*(float(*)[16])((block % 2 ? odd_back : even_back) + block / 2 * 16),
-                                           score_grads_by_rows + bytes_on((2 + block * 2) * PITCH + (8 + tap) * 16),
-                                           toeplitz_back + bytes_on(tap * TAP), block == 0 || tap > 0);
+                store_matrices(score_grads_at + named + block * 2 * PITCH, halves[block]);
+            fence_async_proxy();
+            warpgroup_barrier(warpgroup + 1);
+            products_begin();
+            convolve_shifted(even_back, odd_back, score_grads_by_rows, 1, toeplitz_back);
+            products_commit();
+            products_begin();
 #pragma unroll
             for (int slab = 0; slab < 8; slab++)
 #pragma unroll
@@ -284,7 +338,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
                                                       scores_by_columns + bytes_on(slab * PITCH + (8 + HALO + step * 16 - 7) * 16),
                                                       score_grads_by_columns + bytes_on(slab * PITCH + (8 + HALO + step * 16) * 16));
             products_commit();
-            products_wait<0>();
+            products_wait<1>();
 #pragma unroll
             for (int i = 8; i < 32; i++) even_back[i] += odd_back[i - 8];
 #pragma unroll
@@ -296,24 +350,25 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
                     if (key > tile_position + local_row + i / 2 % 2 * 8) even_back[i] = 0;
                 }
             }
-            uint32_t packed[16];
+            uint32_t ds[4][4];
 #pragma unroll
-            for (int i = 0; i < 32; i += 2) {
-                const int h = i / 2 % 2;
-                packed[i / 2] = pack<ELEMENT>(even_back[i], even_back[i + 1]);
-                if (own[h]) *(uint32_t*)(args.ds + scratch_row[h] + first_key - LAG + i / 4 * 8) = packed[i / 2];
-            }
+            for (int i = 0; i < 32; i += 2) ds[i / 8][i / 2 % 4] = pack<ELEMENT>(even_back[i], even_back[i + 1]);
+            if constexpr (!SCORES_EARLY) multiply_keys(next_stage);
+            products_wait<SCORES_EARLY ? 0 : 1>();
 
-            const int next_turn = turn + 1, next_stage = next_turn % STAGES;
+            // The last 16 columns move to the front.
+            const uint32_t row = (8 + thread % 64) * 16, from = (8 + thread / 64) * PITCH + row, to = thread / 64 * PITCH + row;
+            const uint4 score = load_shared_16(scores_at + from), grad = load_shared_16(score_grads_at + from);
+            warpgroup_barrier(warpgroup + 1);
+            store_shared(scores_at + to, score);
+            store_shared(score_grads_at + to, grad);
             barrier_wait(late_full + 8 * stage, parity);
-            if (tile + 1 < tiles) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
             products_begin();
-            multiply_rows(scores, queries, first_keys + bytes_on(next_stage * SLABS * SLAB));
 #pragma unroll
             for (int step = 0; step < 4; step++)
-                Product<HEAD_DIM / 2, ELEMENT>::run_registers(dq, packed + 4 * step,
-                                                              first_late_keys + of_stage + bytes_on(step * 16 * 128));
+                Product<HEAD_DIM / 2, ELEMENT>::run_registers(dq, ds[step], first_late_keys + of_stage + bytes_on(step * 16 * 128));
             products_commit();
+            keep(args.ds, ds, first_key);
             products_wait<0>();
             if (thread == 0) barrier_arrive(late_empty + 8 * stage);
         }
@@ -331,7 +386,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
 
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            if (!own[h]) continue;
+            if (!is_own(local_row + 8 * h)) continue;
             const int64_t of_row = (int64_t)batch_head * args.at.query_rows + tile_row + local_row + 8 * h;
             uint32_t* out = (uint32_t*)(args.dq + of_row * HEAD_DIM + column);
 #pragma unroll

@@ -27,8 +27,9 @@ from mta_kernels.cuda.compiler import Source, machine_code
 
 MAX_HEAD_DIM = 128
 OWN_ROWS = 48  # of the 64 that a warpgroup computes
-MARGIN, PITCH_MARGIN = 16, 112  # columns of scratch before the first key, and in all beyond the keys
-CHUNK_ROWS = 1920  # a multiple of a block's rows, and of the blocks of the products
+TILE, CARRIED = 64, 16  # keys of a tile, and columns of c that it leaves to the next
+MOST_CHUNK_ROWS = 2304
+CHUNK_STEP = 384  # of a block's rows and of the products' blocks a multiple
 
 
 class Geometry(Tiles):
@@ -37,6 +38,16 @@ class Geometry(Tiles):
     @property
     def block_rows(self) -> int:
         return self.warpgroups * OWN_ROWS
+
+    @property
+    def left(self) -> int:
+        """Columns by which p's tiles begin before those of scores, LEFT of tiles.cuh."""
+        return -(-(self.key_taps - 1 - self.pad) // 8) * 8
+
+    @property
+    def lag(self) -> int:
+        """Columns by which ds's tiles do, LAG of backward.cu."""
+        return self.left + -(-self.pad // 8) * 8
 
     @property
     def shared_memory(self) -> int:
@@ -48,7 +59,12 @@ class Geometry(Tiles):
 
     def products(self) -> list[Product]:
         element = ELEMENTS[self.dtype]
-        found = [Product(64, element), Product(32, "Half"), Product(24, "Half", "transposed")]
+        found = [
+            Product(64, element),
+            Product(32, "Half"),
+            Product(32, "Half", "fragments"),
+            Product(24, "Half", "transposed"),
+        ]
         return [*found, Product(self.head_dim, element, "registers")]
 
     @property
@@ -89,10 +105,11 @@ def part_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of some heads: dq in q's dtype, dk, dv and the weight's in float32; logsumexp is contiguous.
 
-    The same from run to run. Scratch: p and ds of CHUNK_ROWS rows, 4 * B * Hq * CHUNK_ROWS * N bytes.
+    The same from run to run. Scratch: p and ds of a chunk of rows, 4 * B * Hq * N bytes a row: see `chunk_rows_for`.
     """
-    from mta_kernels.conv_attention.triton.backward_products import add_transposed_product
+    from mta_kernels.conv_attention.hopper.products import add_product
     from mta_kernels.conv_attention.triton.backward_scores import chunks
+    from mta_kernels.conv_attention.triton.decode import sm_count
     from mta_kernels.conv_attention.triton.launch import call_signature
 
     q, k, v, out, grad_out = (describable(x) for x in (q, k, v, out, grad_out))
@@ -118,10 +135,10 @@ def part_backward(
     launch_prepare(prepared, preparation, device.index)
 
     all_row_blocks = -(-query_rows // geometry.block_rows)
-    chunk_rows = min(CHUNK_ROWS, all_row_blocks * geometry.block_rows)
-    pitch = -(-key_rows // 8) * 8 + PITCH_MARGIN
-    # Keys that no row of a block sees are not written. Chunks go on to later rows: what stays from one is written anew.
-    scratch = torch.zeros(2, batch * heads, chunk_rows, pitch, dtype=q.dtype, device=device)
+    a_chunk = chunk_rows_for(batch * heads, sm_count(device))
+    chunk_rows = min(a_chunk, all_row_blocks * geometry.block_rows)
+    pitch = -(-(key_rows + CARRIED) // TILE) * TILE
+    scratch = numbers(2, batch * heads, chunk_rows, pitch, dtype=q.dtype)
     dq = torch.empty(q.shape, dtype=q.dtype, device=device)
     dk, dv = numbers(2, batch * heads, key_rows, head_dim)
     dweight = numbers(batch * heads, all_row_blocks, geometry.warpgroups, weight[0].numel())
@@ -137,21 +154,33 @@ def part_backward(
     queries, grads = (x.reshape(batch * heads, query_rows, head_dim) for x in (q, grad_out))
     ones = torch.ones(batch * heads, dtype=torch.float32, device=device)
     signature = call_signature(queries, grads, dk, options=(causal, "hopper"))
-    for chunk in chunks(query_rows, key_rows, CHUNK_ROWS, causal, spans, signature):
-        if spans is not None and chunk.first_row:
-            scratch.zero_()
+    for chunk in chunks(query_rows, key_rows, a_chunk, causal, spans, signature):
         arguments.first_row_block = chunk.first_row // geometry.block_rows
         arguments.row_blocks = -(-chunk.rows // geometry.block_rows)
         driver.launch(
             kernel(geometry, device.index), (arguments.row_blocks * batch * heads, 1), geometry.threads,
             geometry.shared_memory, device.index, *maps, arguments,
         )  # fmt: skip
-        p, ds = scratch[:, :, : chunk.rows, MARGIN : MARGIN + chunk.keys]
-        add_transposed_product(p, grads, dv, ones, chunk, factor=1.0)
-        add_transposed_product(ds, queries, dk, ds_scale, chunk, factor=1.0)
+        p, ds = scratch[:, :, : chunk.rows]
+        add_product(p, grads, dv, ones, chunk, geometry.left)
+        add_product(ds, queries, dk, ds_scale, chunk, geometry.lag)
     grouped = (x.view(batch, kv_heads, heads // kv_heads, key_rows, head_dim) for x in (dk, dv))
     dk, dv = (x.squeeze(2) if heads == kv_heads else x.sum(2) for x in grouped)
     return dq, dk, dv, dweight.view(batch, heads, -1, weight[0].numel()).sum((0, 2)).view(weight.shape)
+
+
+def chunk_rows_for(batch_heads: int, multiprocessors: int) -> int:
+    """Rows whose p and ds are kept at a time, at most MOST_CHUNK_ROWS: those whose blocks fill the GPU best.
+
+    A block is 96 rows of a head, and a multiprocessor has one at a time; 2304 rows of 16 heads are 384, in 2.9 rounds
+    of 132, where 1920 would be 320 in 2.4.
+    """
+
+    def filled(rows: int) -> float:
+        rounds = rows // (2 * OWN_ROWS) * batch_heads / multiprocessors
+        return rounds / math.ceil(rounds)
+
+    return max(range(CHUNK_STEP, MOST_CHUNK_ROWS + 1, CHUNK_STEP), key=lambda rows: (round(filled(rows), 2), rows))
 
 
 @functools.cache
