@@ -58,6 +58,28 @@ TimeLimit = Annotated[float | None, typer.Option(help="Seconds after which no ne
 Isolate = Annotated[
     bool, typer.Option("--isolate", help="Measure each cell in a fresh process; a crash costs one cell.")
 ]
+Gpus = Annotated[
+    Text, typer.Option(help="Spread the sweep over GPUs of this machine: all, or numbers such as 0,2. Needs [cluster].")
+]
+Workers = Annotated[
+    int | None, typer.Option(help="With --device cpu: so many processes, each on its share of the cores.")
+]
+Scheduler = Annotated[
+    Text, typer.Option(help="Spread the sweep over a Dask cluster that is there: tls://HOST:PORT; docs/cluster.md.")
+]
+On = Annotated[
+    Text, typer.Option(help="With --gpus or --scheduler: only GPUs whose name has this in it, such as H200.")
+]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(help="With --scheduler: the PEM file of the authority; Dask's configuration if not given."),
+]
+TlsCert = Annotated[Path | None, typer.Option(help="With --scheduler: the PEM file of this side's certificate.")]
+TlsKey = Annotated[Path | None, typer.Option(help="With --scheduler: the PEM file of the certificate's key.")]
+Ranks = Annotated[
+    int | None,
+    typer.Option(help="Share each sequence over so many GPUs of this machine, and compare with one of them."),
+]
 CellTimeout = Annotated[
     float | None,
     typer.Option(help="With --isolate: seconds after which a cell's process is stopped; 600 if not given."),
@@ -203,6 +225,8 @@ def fwd(
     causal: Causal = True, device: Device = "auto", preset: PresetName = None, baseline: Baseline = None,
     timer: Timer = "auto", cache: Cache = "cold", rounds: Rounds = None, time_limit: TimeLimit = None,
     isolate: Isolate = False, cell_timeout: CellTimeout = None,
+    gpus: Gpus = None, workers: Workers = None, scheduler: Scheduler = None, on: On = None, tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None, tls_key: TlsKey = None, ranks: Ranks = None,
     out: Out = None, resume: Resume = False, dry_run: DryRun = False, plot: Plot = True,
 ) -> None:  # fmt: skip
     """Time the forward pass."""
@@ -216,6 +240,8 @@ def bwd(
     causal: Causal = True, device: Device = "auto", preset: PresetName = None, baseline: Baseline = None,
     timer: Timer = "auto", cache: Cache = "cold", rounds: Rounds = None, time_limit: TimeLimit = None,
     isolate: Isolate = False, cell_timeout: CellTimeout = None,
+    gpus: Gpus = None, workers: Workers = None, scheduler: Scheduler = None, on: On = None, tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None, tls_key: TlsKey = None, ranks: Ranks = None,
     out: Out = None, resume: Resume = False, dry_run: DryRun = False, plot: Plot = True,
 ) -> None:  # fmt: skip
     """Time the backward pass alone. All gradients are computed: of q, k, v and the convolution's weight."""
@@ -229,6 +255,8 @@ def decode(
     splits: Splits = "auto", device: Device = "auto", preset: PresetName = None, baseline: Baseline = None,
     timer: Timer = "auto", cache: Cache = "cold", rounds: Rounds = None, time_limit: TimeLimit = None,
     isolate: Isolate = False, cell_timeout: CellTimeout = None,
+    gpus: Gpus = None, workers: Workers = None, scheduler: Scheduler = None, on: On = None, tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None, tls_key: TlsKey = None,
     out: Out = None, resume: Resume = False, dry_run: DryRun = False, plot: Plot = True,
 ) -> None:  # fmt: skip
     """Time one decode step. Each sequence has one new query and a KV cache of --seq tokens."""

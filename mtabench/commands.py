@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,16 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from mtabench.cluster.asked import NAMES, Asked
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.files.results import Writer, check_destination, key_of, key_of_row, text_of
 from mtabench.measuring.stopwatch import CHARTS, START, Stopwatch
+from mtabench.ranks.asked import follow_torchrun, plan_over_ranks
+from mtabench.ranks.lines import rank_lines
 from mtabench.registry import GROUPS, chosen, find, names
 from mtabench.sweeps import axes
 from mtabench.sweeps.case import DTYPES, PASSES, Case
-from mtabench.sweeps.plan import Options, make_plan
+from mtabench.sweeps.plan import Options, Plan, make_plan
 
 CHECK_LINE = "{:<17} {:<24} {:<32} {:>8} {:>8}  {}"
 RESULTS_FOLDER = Path("mtabench-results")
@@ -28,37 +33,40 @@ def sweep(pass_: str, typed: dict[str, Any], command_line: str) -> bool:
     out, resume, dry_run, plot_at_end = (typed.pop(name) for name in ("out", "resume", "dry_run", "plot"))
     if resume and out is None:
         raise UsageError("--resume needs --out FILE, the results file to complete")
-    plan = make_plan(Options(pass_, **typed))
+    asked, ranks = Asked(**{name: typed.pop(name) for name in NAMES}), typed.pop("ranks", None)
+    options = Options(pass_, **typed)
+    if ranks is None:
+        plan = make_plan(options, asked.device(options))
+    else:
+        plan = plan_over_ranks(options, ranks, asked)
+        if follow_torchrun(ranks, plan.device):
+            return False
     path = out or RESULTS_FOLDER / f"{pass_}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.csv"
     already = {key_of_row(row): row for row in check_destination(path, resume)}
+    with _measuring(asked, ranks, plan, dry_run) as team:
+        # By now the workers, if there are any, import torch; this process does as well.
+        from mtabench.files.table import auto_lines, make_console, print_plan, results_table
+        from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings
+        from mtabench.sweeps.sweep import check_same_device, make_settings
 
-    from mtabench.files.table import auto_lines, make_console, print_plan, results_table, watcher
-    from mtabench.measuring.isolation import run_isolated
-    from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings
-    from mtabench.measuring.readiness import memory_reason, unsupported_reason
-    from mtabench.sweeps.estimate import estimate_seconds
-    from mtabench.sweeps.sweep import check_same_device, make_settings, run
-
-    check_same_device(plan, path, already.values())
-    check_ceilings(path.with_name(FILE_NAME))
-    console = make_console()
-    settings = make_settings(plan)
-    pending = [case for case in plan.cases if key_of(case) not in already]
-    runnable = [case for case in pending if not (unsupported_reason(case) or memory_reason(case))]
-    samples = settings.max_rounds * settings.samples_per_round
-    isolate = plan.options.isolate
-    seconds = estimate_seconds(runnable, settings.time_limit_s, samples, settings.min_rounds, isolate)
-    print_plan(console, plan, len(pending), len(runnable), seconds)
-    if dry_run:
-        _say(console, f"dry run: nothing was measured; the results would go to {path}")
-        return False
-    with Writer(path, resume=resume, command=command_line) as writer:
-        before = [writer.done[key] for key in map(key_of, plan.cases) if key in writer.done]
-        with watcher(console, len(plan.cases), before) as shown:
-            spent.since_start(START)
-            (run_isolated if isolate else run)(plan, writer, settings, shown, spent)
+        check_ceilings(path.with_name(FILE_NAME))
+        console = make_console()
+        settings = make_settings(plan)
+        plan = replace(plan, notes=(*team.meet(), *plan.notes))
+        check_same_device(plan, path, already.values(), team.device_name)
+        pending = [case for case in plan.cases if key_of(case) not in already]
+        runnable = team.runnable(pending)
+        print_plan(console, plan, len(pending), len(runnable), team.seconds(runnable, settings))
+        if dry_run:
+            _say(console, f"dry run: nothing was measured; the results would go to {path}")
+            return False
+        with Writer(path, resume=resume, command=command_line) as writer:
+            before = [writer.done[key] for key in map(key_of, plan.cases) if key in writer.done]
+            with team.watcher(console, len(plan.cases), before) as shown:
+                spent.since_start(START)
+                team.run(plan, writer, settings, shown, spent)
     console.print(results_table(shown.rows))
-    for text in auto_lines(shown.rows):
+    for text in (*auto_lines(shown.rows), *rank_lines(shown.rows)):
         _say(console, text)
     _say(console, f"results: {path}")
     if plot_at_end:
@@ -67,6 +75,21 @@ def sweep(pass_: str, typed: dict[str, Any], command_line: str) -> bool:
     _say(console, spent.line())
     _say(console, f"next: mtabench plot {path}, or the same command with --out {path} --resume and more on its axes")
     return any(row["status"] == "wrong" for row in shown.rows)
+
+
+def _measuring(asked: Asked, ranks: int | None, plan: Plan, dry_run: bool) -> AbstractContextManager[Any]:
+    """What measures the plan: this process, with the ranks or by the workers that were asked for."""
+    if ranks is not None:
+        from mtabench.ranks.team import RankTeam
+
+        return nullcontext(RankTeam(plan, ranks))
+    if not asked.anything:
+        from mtabench.sweeps.here import Here
+
+        return nullcontext(Here(plan.options.isolate))
+    from mtabench.cluster.team import gathered
+
+    return gathered(asked, plan.device, dry_run)
 
 
 def verify(impl: str | None, device: str) -> bool:

@@ -49,16 +49,16 @@ def call_in_process(
         pickle.dump((function, arguments), request)
         request.seek(0)
         with sender:
-            process = _start(request, output, sender)
+            process = start_process(f"{__name__}:serve", sender.fileno(), output, request)
         try:
             _receive_all(process, receiver, receive, deadline, timeout_s)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(EXIT_S)
         finally:
-            _kill(process)
+            kill(process)
         reason = ending(process.returncode)
         if reason:
-            raise ProcessEndedError(reason + _last_line(output))
+            raise ProcessEndedError(reason + last_line(output))
 
 
 def run_module(
@@ -87,28 +87,39 @@ def run_module(
                 receive(line.rstrip("\n"))
         return process.wait()
     finally:
-        _kill(process)
+        kill(process)
 
 
 def serve(descriptor: int) -> None:
     """In the fresh process: call what stands on standard input, with messages going to an open descriptor."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     function, arguments = pickle.load(sys.stdin.buffer)
     with Connection(descriptor, readable=False) as sender:
         function(sender.send, *arguments)
 
 
-def _start(request: IO[bytes], output: IO[bytes], sender: Connection) -> subprocess.Popen[bytes]:
-    """A session of its own keeps Ctrl-C at the terminal from the process, and lets it be killed with its children."""
+def start_process(
+    serve: str, descriptor: int, output: IO[bytes], request: IO[bytes] | int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    """Start a process that calls `serve`, "module:function", with a descriptor that it inherits.
+
+    A session of its own keeps Ctrl-C at the terminal from the process, and lets it be killed with its children.
+    """
+    module, _, function = serve.partition(":")
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", f"from {__name__} import serve; serve({sender.fileno()})"],
+        [sys.executable, "-P", "-c", f"from {module} import {function}; {function}({descriptor})"],
         stdin=request,
         stdout=output,
         stderr=output,
-        pass_fds=[sender.fileno()],
+        pass_fds=[descriptor],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         start_new_session=True,
     )
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends, however that happens."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _receive_all(
@@ -134,7 +145,8 @@ def _receive_all(
             return
 
 
-def _kill(process: subprocess.Popen[Any]) -> None:
+def kill(process: subprocess.Popen[Any]) -> None:
+    """End a process that has a session of its own, and its children; returns when it is gone."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):
@@ -151,7 +163,7 @@ def ending(code: int | None) -> str:
     return f"its process was ended by {name}" + (", for lack of memory perhaps" if name == "SIGKILL" else "")
 
 
-def _last_line(output: IO[bytes]) -> str:
+def last_line(output: IO[bytes]) -> str:
     """What the process printed last, as an addition to a reason."""
     output.seek(0)
     lines = [line.strip() for line in output.read().decode(errors="replace").splitlines()]

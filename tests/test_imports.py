@@ -14,7 +14,8 @@ PURE = (
     "charts", "errors", "escaping", "memory", "memory_tables", "registry", "roofline", "charts.bandwidth",
     "charts.ceilings", "charts.chart", "charts.data", "charts.error", "charts.failures", "charts.findings",
     "charts.heatmap", "charts.ladder", "charts.lines", "charts.memory", "charts.panels", "charts.roofline",
-    "charts.speedup", "charts.splits", "charts.style", "charts.text", "charts.time", "comparing.compare",
+    "charts.speedup", "charts.splits", "charts.style", "charts.text", "charts.time", "cluster.asked", "cluster.crew",
+    "cluster.groups", "cluster.local", "cluster.security", "cluster.team", "cluster.worker", "comparing.compare",
     "comparing.compare_command", "comparing.comparison_reports", "comparing.inference", "comparing.noise",
     "comparing.revisions", "dashboard.changes", "dashboard.command", "dashboard.data", "dashboard.findings",
     "dashboard.histories", "files.csv_reading", "files.export_command", "files.fields", "files.merging",
@@ -22,9 +23,9 @@ PURE = (
     "measuring.lock", "measuring.statistics", "measuring.stopwatch", "model.banded", "model.dense",
     "model.devices", "model.fused", "model.kernel", "model.plain", "model.predict", "model.rungs",
     "model.storage", "pages.page", "pages.text", "pages.vega", "profiling.ncu_report", "profiling.verdict",
-    "report.columns", "report.command", "report.data", "report.markdown", "report.page", "report.sentences",
-    "static.baseline", "static.limits", "static.occupancy", "static.records", "static.sass", "static.shapes",
-    "sweeps.axes", "sweeps.case", "sweeps.outputs", "sweeps.runs", "sweeps.where", "sweeps.work",
+    "ranks.lines", "report.columns", "report.command", "report.data", "report.markdown", "report.page",
+    "report.sentences", "static.baseline", "static.limits", "static.occupancy", "static.records", "static.sass",
+    "static.shapes", "sweeps.axes", "sweeps.case", "sweeps.outputs", "sweeps.runs", "sweeps.where", "sweeps.work",
 )  # fmt: skip
 CLI_MAY_IMPORT = {
     "typer",

@@ -40,22 +40,28 @@ MEASURED_COLUMNS = (
     "speedup", "useful_tflops", "executed_tflops", "gbytes_s", "fraction_of_roofline", "peak_memory_mb",
     "rel_error", "timer", "cache", "sm_clock_mhz", "throttled", "energy_j", "tokens_per_joule",
 )  # fmt: skip
-LATER_COLUMNS = ("energy_j", "tokens_per_joule")  # files from before they were measured do not have them
+# Of a cell that ranks shared: how many, the speedup over one a rank, 10^9 bytes a second that a rank sends to
+# the next, and the time that all it sends takes at that rate.
+RANK_COLUMNS = ("ranks", "efficiency", "link_gbytes_s", "communication_ms")
+# Files from before they were kept do not have these.
+LATER_COLUMNS = ("energy_j", "tokens_per_joule", "worker", *RANK_COLUMNS)
 COLUMNS = (
     "schema_version", "run_id", "started_utc", *KEY_COLUMNS, "splits_used", "status", "reason",
-    *MEASURED_COLUMNS, "device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty",
-    "repro",
+    *MEASURED_COLUMNS, "device", "worker", *RANK_COLUMNS, "driver", "cuda", "torch", "triton", "mtabench",
+    "git_sha", "git_dirty", "repro",
 )  # fmt: skip
 SAMPLE_COLUMNS = ("run_id", "cell", "round", "sample", "ms")
 NUMERIC_COLUMNS = (
     "schema_version", "batch", "heads", "kv_heads", "seq", "head_dim", "conv_q", "conv_k",
     *(name for name in MEASURED_COLUMNS if name not in ("baseline", "timer", "cache", "throttled")),
+    *RANK_COLUMNS,
 )  # fmt: skip
 # What a field may hold; the columns that are missing here hold any text.
 CHECKS: Mapping[str, fields.Check] = {
     **{name: fields.optional(fields.quantity) for name in NUMERIC_COLUMNS},
     **{name: fields.optional(fields.positive) for name in MEASURED_COLUMNS if name.endswith("_ms")},
     **{name: fields.optional(fields.count) for name in ("conv_q", "conv_k", "splits_used", "rounds", "samples")},
+    "ranks": fields.optional(fields.count),
     **{name: fields.optional(fields.flag) for name in ("throttled", "git_dirty")},
     **{name: fields.count for name in ("batch", "heads", "kv_heads", "seq", "head_dim")},
     "pass": fields.one_of(*PASSES),

@@ -46,16 +46,22 @@ OWN_FLOPS = {
 
 
 def estimate_seconds(
-    cases: Iterable[Case], time_limit_s: float, most_samples: int, min_rounds: int, isolated: bool = False
+    cases: Iterable[Case],
+    time_limit_s: float,
+    most_samples: int,
+    min_rounds: int,
+    isolated: bool = False,
+    gpu_name: str | None = None,
 ) -> float:
     """Seconds that measuring these cells may take, each being checked, warmed up and sampled in rounds.
 
-    Isolated cells take the start of a process each, and a float64 check of their own.
+    Isolated cells take the start of a process each, and a float64 check of their own. `gpu_name` is the GPU that will
+    measure, this machine's if it is None.
     """
     total = 0.0
     problems: set[tuple] = set()
     compiled: set[tuple] = set()
-    gpu = this_gpu()
+    gpu = this_gpu() if gpu_name is None else _known_gpu(gpu_name)
     for case in cases:
         rates = RATES[case.device]
         call_s = call_seconds(case, gpu)
@@ -87,8 +93,12 @@ def this_gpu() -> Device | None:
     """This machine's GPU, if the model knows it."""
     import torch
 
+    return _known_gpu(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+
+
+def _known_gpu(name: str) -> Device | None:
     try:
-        return find_device(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+        return find_device(name)
     except UsageError:
         return None
 

@@ -81,11 +81,18 @@ def make_settings(plan: Plan) -> timing.Settings:
     return settings
 
 
-def check_same_device(plan: Plan, path: Path, rows: Iterable[Mapping[str, str]]) -> None:
-    """Raise UsageError if rows of the file at `path` were measured on another device than this sweep's."""
+def check_same_device(
+    plan: Plan, path: Path, rows: Iterable[Mapping[str, str]], device_name: str | None = None
+) -> None:
+    """Raise UsageError if rows of the file at `path` were measured on another device than this sweep's.
+
+    `device_name` is that of the workers that will measure, empty if it is not known; None if this process does.
+    """
     others = {row["device"] for row in rows}
-    here = environment.describe(plan.device)["device"] if others else ""
-    if others - {here}:
+    here = device_name
+    if here is None:
+        here = environment.describe(plan.device)["device"] if others else ""
+    if others - {here} and device_name != "":
         raise UsageError(
             f"{path} was measured on {', '.join(sorted(others - {here}))}, and this sweep runs on {here}; "
             "give another --out"
@@ -102,9 +109,15 @@ def run(
     """
     sweep = new_sweep(plan, writer, settings, watcher, spent)
     with interruptible(plan, writer):
-        for _, cases in groupby(plan.cases, key=lambda case: case.shape_key):
-            sweep.measure_shape(list(cases))
+        for cases in shapes(plan.cases):
+            sweep.measure_shape(cases)
     return sweep.statuses
+
+
+def shapes(cases: Iterable[Case]) -> Iterator[list[Case]]:
+    """The cells of each shape, which take turns in the same rounds, and so on the same device."""
+    for _, group in groupby(cases, key=lambda case: case.shape_key):
+        yield list(group)
 
 
 def new_sweep(
@@ -115,7 +128,7 @@ def new_sweep(
         run_id=secrets.token_hex(6),
         started_utc=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         environment=environment.describe(plan.device),
-        options=_measuring_options(plan, settings),
+        options=measuring_options(plan, settings),
     )
     kept = read_ceilings(writer.path.with_name(FILE_NAME), facts.environment)
     return Sweep(plan, writer, settings, watcher, facts, dict(kept), spent)
@@ -215,7 +228,7 @@ class Sweep:
             inputs = make_inputs(cases[0])
             oracle = Oracle(cases[0], inputs)
         except Exception as error:
-            status, reason = _failure(error)
+            status, reason = failure(error)
             reason = f"in the float64 check: {reason}"
             self.write([cell_row(case, self.facts, status, reason) for case in cases])
             self._check_device(cases[0])
@@ -232,7 +245,7 @@ class Sweep:
                     continue
                 row = cell_row(case, self.facts, "wrong", check.reason, check.rel_error)
             except Exception as error:
-                row = cell_row(case, self.facts, *_failure(error))
+                row = cell_row(case, self.facts, *failure(error))
             self.write([row])
             self._check_device(case)
             _free_memory(case.device)
@@ -248,7 +261,7 @@ class Sweep:
         failed = False
         for case, outcome in measured.items():
             if isinstance(outcome, BaseException):
-                rows[case] = cell_row(case, self.facts, *_failure(outcome), verified[case].rel_error)
+                rows[case] = cell_row(case, self.facts, *failure(outcome), verified[case].rel_error)
                 failed = True
             else:
                 ceilings, rel_error = self.ceilings[case.dtype], verified[case].rel_error
@@ -283,7 +296,7 @@ class Sweep:
             )
 
 
-def _measuring_options(plan: Plan, settings: timing.Settings) -> str:
+def measuring_options(plan: Plan, settings: timing.Settings) -> str:
     """The options that say how to measure, where they are not the defaults."""
     usual = timing.Settings()
     timer = f"--timer {settings.timer}" if settings.timer != usual.timer else ""
@@ -298,7 +311,7 @@ def words(case: Case) -> str:
     return f"{case.dtype} {case.batch} x {case.heads} heads of {case.head_dim}, seq {short(case.seq)}{taps}"
 
 
-def _failure(error: BaseException) -> tuple[str, str]:
+def failure(error: BaseException) -> tuple[str, str]:
     """Status and reason of a cell whose implementation raised."""
     text = str(error).strip()
     reason = text.splitlines()[0] if text else type(error).__name__

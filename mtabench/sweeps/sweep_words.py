@@ -8,12 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
+from mtabench.cluster.asked import NAMES
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log, printable
 from mtabench.sweeps.plan import Options, Plan, make_plan
 
 # What is decided for each process, not typed: the options of a sweep by name, and what they are if not typed.
-DECIDED = {"out": None, "resume": False, "plot": True}
+DECIDED = {"out": None, "resume": False, "plot": True} | dict.fromkeys((*NAMES, "ranks"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,10 @@ class SweepWords:
     def plan(self) -> Plan:
         """Its cells; raises UsageError for what a sweep could not do or is not typed here."""
         for name, usual in DECIDED.items():
-            if self.typed[name] != usual:
+            if self.typed.get(name, usual) != usual:
                 raise UsageError(
-                    f"--{name} is for one sweep; here each process writes a file of its own, and no charts"
+                    f"--{name.replace('_', '-')} is for one sweep; here each process writes a file of its own, "
+                    "and no charts"
                 )
         given = {name: value for name, value in self.typed.items() if name not in (*DECIDED, "dry_run")}
         return make_plan(Options(self.words[0], **given))

@@ -93,7 +93,7 @@ def test_a_package_that_is_installed_is_called_as_its_authors_say(monkeypatch):
     assert found == [(1, 3, 2, 8)] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_flex_takes_grouped_heads_and_the_last_rows_of_many():
     reason = rung_unsupported("flex", device="cpu", dtype=torch.float32, head_dim=16)
     if reason:

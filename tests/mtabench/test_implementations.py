@@ -108,7 +108,7 @@ def test_the_published_approach_gets_what_a_case_asks_for(splits, monkeypatch):
     assert load(find("cuda-conv").splits_used)(decode) == {"auto": 7, 3: 3}[splits]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("pass_", ["bwd", "decode"])
 def test_compiled_computes_the_reference(pass_):
     case = replace(CONV, impl="compile", pass_=pass_)

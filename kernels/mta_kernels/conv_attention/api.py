@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,25 +12,24 @@ from mta_kernels.conv_attention.arguments import (
     autocast_dtype,
     cast_for_autocast,
     check_arguments,
+    check_shared_cache,
+    check_whole_sequence,
     key_padding,
     under_autocast,
 )
 from mta_kernels.conv_attention.cuda_decode.decode import decode_unsupported
 from mta_kernels.conv_attention.hopper.forward import hopper_unsupported
-from mta_kernels.conv_attention.operators import (
-    HOPPER_AND_TRITON,
-    conv_attention_decode_op,
-    conv_attention_op,
-    triton_unsupported,
-)
+from mta_kernels.conv_attention.operators import conv_attention_decode_op, conv_attention_op, triton_unsupported
 from mta_kernels.conv_attention.reference import (
     check_decode_arguments,
     conv_attention_decode_reference,
     conv_attention_reference,
 )
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 BACKENDS = ("reference", "triton", "hopper", "cuda")
-TRITON_GRADIENTS_FASTER = 64  # head dims up to here, than Hopper's kernels
 FUSED_BACKENDS = ("hopper", "triton")  # that "auto" takes, the faster first
 
 
@@ -61,21 +60,43 @@ def unsupported(
     raise ValueError(f"backend is {backend!r}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
 
 
-def explain(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, backend: str = "auto", decode: bool = False) -> Choice:
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    *,
+    backend: str = "auto",
+    decode: bool = False,
+    group: ProcessGroup | None = None,
+) -> Choice:
     """Which backend `conv_attention`, or `conv_attention_decode`, takes for these arguments, and why.
 
     No other argument changes the choice; autocast does. Raises ValueError for an unknown backend, or a named one
     that cannot run them.
     """
+    shared = _over_ranks(group)
     if backend == "auto":
-        return Choice(*_fastest(q, k, weight, decode))
-    return Choice(_resolve(backend, q, k, weight, decode), "asked for")
+        return Choice(*_fastest(q, k, weight, decode, shared))
+    return Choice(_resolve(backend, q, k, weight, decode, shared), "asked for")
 
 
-def _fastest(q: Tensor, k: Tensor, weight: Tensor, decode: bool) -> tuple[str, str]:
+def _over_ranks(group: ProcessGroup | None) -> bool:
+    """Whether there are other ranks to work with; raises TypeError for what is no process group."""
+    if group is None:
+        return False
+    from mta_kernels.conv_attention.context_parallel.agreement import check_group
+
+    check_group(group)
+    return group.size() > 1
+
+
+def _fastest(q: Tensor, k: Tensor, weight: Tensor, decode: bool, shared: bool) -> tuple[str, str]:
     """The fastest backend that can run them, or else the reference; and why."""
     backends: tuple[str, ...] = FUSED_BACKENDS
-    if decode:  # the CUDA kernel where query heads share KV heads, Triton's where none do
+    if shared:
+        backends = ("triton",)
+    elif decode:  # the CUDA kernel where query heads share KV heads, Triton's where none do
         backends = ("triton",) if q.shape[1] == k.shape[1] else ("cuda", "triton")
     reason: str | None = ""
     for backend in backends:
@@ -97,10 +118,15 @@ def _why_not(backend: str, q: Tensor, weight: Tensor) -> str | None:
     )
 
 
-def _resolve(backend: str, q: Tensor, k: Tensor, weight: Tensor, decode: bool) -> str:
+def _resolve(backend: str, q: Tensor, k: Tensor, weight: Tensor, decode: bool, shared: bool) -> str:
     """The backend that runs these; raises ValueError if it is a named one that cannot."""
     if backend == "auto":
-        return _fastest(q, k, weight, decode)[0]
+        return _fastest(q, k, weight, decode, shared)[0]
+    if shared and backend in ("hopper", "cuda"):
+        raise ValueError(
+            f"backend {backend!r} does not share a sequence over ranks: its kernels give no part of a softmax; "
+            "use 'triton', or 'auto', which picks it"
+        )
     if decode and backend == "hopper":
         raise ValueError("backend 'hopper' has no decode; use 'cuda' or 'triton', or 'auto', which picks one")
     if not decode and backend == "cuda":
@@ -123,6 +149,7 @@ def conv_attention(
     pad_key: str = "both",
     head_chunk: int | None = None,
     backend: str = "auto",
+    group: ProcessGroup | None = None,
 ) -> Tensor:
     """Multi-Token Attention (arXiv 2504.00927): attention whose scores are convolved before the softmax.
 
@@ -137,23 +164,29 @@ def conv_attention(
       be empty. It starts at 0 and ends at N, which is checked on a CPU alone: nothing waits for a GPU.
     - `head_chunk` query heads are worked on at a time, which bounds the memory; it divides the heads that share a KV
       head, or is a multiple of them. Hopper's forward has next to no scratch and works on all heads at once.
+    - With `group` the ranks of a process group share the sequence: every rank of it calls this with its rows of q, k
+      and v, as `context_parallel.shard_sequence` gives them, M = N, and gets its rows of the result. The weight is the
+      same on all ranks, and its gradient the sum over them. Without q_history and cu_seqlens.
 
     `backend` is "auto" (`explain` says which that is), "reference", "triton" or "hopper" (H100 and H200; gradients of
-    head dims above 128 by Triton's kernels, and by "auto" those up to 64 too, which are faster so); a named one never
-    falls back. Under autocast q, k and v are cast to its dtype, and so is the weight unless it is float32; float64
-    stays as it is.
+    head dims above 128 by Triton's kernels); a named one never falls back. Under autocast q, k and v are cast to its
+    dtype, and so is the weight unless it is float32; float64 stays as it is.
     Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run.
     """
     if under_autocast(q):
         weight, q, k, v, q_history = cast_for_autocast(weight, q, k, v, q_history)
     check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
     options: dict[str, Any] = {"causal": causal, "scale": scale, "pad_key": pad_key, "head_chunk": head_chunk}
+    shared = _over_ranks(group)
+    chosen = _resolve(backend, q, k, weight, decode=False, shared=shared)
+    if group is not None and shared:
+        from mta_kernels.conv_attention.context_parallel.attention import conv_attention_over_ranks
+
+        check_whole_sequence(q, k, q_history, cu_seqlens)
+        return conv_attention_over_ranks(q, k, v, weight, group=group, backend=chosen, **options)
     options |= {"q_history": q_history, "cu_seqlens": cu_seqlens}
-    chosen = _resolve(backend, q, k, weight, decode=False)
     if chosen == "reference":
         return conv_attention_reference(q, k, v, weight, **options)
-    if backend == "auto" and chosen == "hopper" and q.shape[3] <= TRITON_GRADIENTS_FASTER:
-        chosen = HOPPER_AND_TRITON
     return conv_attention_op(q, k, v, weight, backend=chosen, **options)
 
 
@@ -169,6 +202,7 @@ def conv_attention_decode(
     backend: str = "auto",
     splits: int | str = "auto",
     block_table: Tensor | None = None,
+    group: ProcessGroup | None = None,
 ) -> Tensor:
     """One decode step: the newest row of causal conv attention, `[B, Hq, 1, D]`, from the KV cache.
 
@@ -179,17 +213,28 @@ def conv_attention_decode(
     length may be anything. `backend` is "auto" (`explain` says which that is), "reference", "triton" or "cuda" (any
     NVIDIA GPU from sm_80 on, float16 and bfloat16); `splits`, the programs that share the keys of a head, is for the
     last two. A backward through these raises RuntimeError; nothing waits for the device.
+    With `group` the ranks of a process group share the caches: each holds the positions that
+    `context_parallel.cache_positions` says, contiguous and not in pages; all else, and the result, is the same on every
+    rank, and has no gradient.
     Raises ValueError or TypeError as `conv_attention`.
     """
     if under_autocast(q_window):
         weight, q_window, k_cache, v_cache = cast_for_autocast(weight, q_window, k_cache, v_cache)
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key, block_table)
-    options: dict[str, Any] = {"lengths": lengths, "scale": scale, "pad_key": pad_key, "block_table": block_table}
-    chosen = _resolve(backend, q_window, k_cache, weight, decode=True)
+    options: dict[str, Any] = {"lengths": lengths, "scale": scale, "pad_key": pad_key}
+    shared = _over_ranks(group)
+    chosen = _resolve(backend, q_window, k_cache, weight, decode=True, shared=shared)
+    if chosen == "reference" and splits != "auto":
+        raise ValueError(f"splits is {splits!r}; the reference backend does not split the keys: leave it at 'auto'")
+    if shared:
+        from mta_kernels.conv_attention.context_parallel.decode import conv_attention_decode_over_ranks
+
+        check_shared_cache(block_table, q_window, k_cache, v_cache, weight)
+        options |= {"group": group, "backend": chosen, "splits": splits}
+        return conv_attention_decode_over_ranks(q_window, k_cache, v_cache, weight, **options)
+    options["block_table"] = block_table
     if chosen != "reference":
         return conv_attention_decode_op(q_window, k_cache, v_cache, weight, splits=splits, backend=chosen, **options)
-    if splits != "auto":
-        raise ValueError(f"splits is {splits!r}; the reference backend does not split the keys: leave it at 'auto'")
     return conv_attention_decode_reference(q_window, k_cache, v_cache, weight, **options)
 
 
@@ -241,9 +286,19 @@ class ConvAttention(nn.Module):
             self.weight.copy_(identity_weight(*self.weight.shape, pad_key=self.pad_key))
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, q_history: Tensor | None = None, cu_seqlens: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        q_history: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        group: ProcessGroup | None = None,
     ) -> Tensor:
-        """`[B, heads, M, D]`, as `conv_attention`: `q_history` for a chunk of a prompt, `cu_seqlens` for documents."""
+        """`[B, heads, M, D]`, as `conv_attention`.
+
+        `q_history` is for a chunk of a prompt, `cu_seqlens` for documents, `group` for a sequence shared by ranks.
+        """
         return conv_attention(
             q,
             k,
@@ -256,6 +311,7 @@ class ConvAttention(nn.Module):
             pad_key=self.pad_key,
             head_chunk=self.head_chunk,
             backend=self.backend,
+            group=group,
         )
 
     def extra_repr(self) -> str:

@@ -21,7 +21,6 @@ from mta_kernels.conv_attention.arguments import check_splits, key_padding, rows
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
 from mta_kernels.torch_compile import constant_when_compiled
 
-HOPPER_AND_TRITON = "hopper+triton"  # forward by the one, gradients by the other
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 HEAD_DIMS = range(16, 257)
 QUERY_TAPS = range(1, 17)
@@ -82,7 +81,7 @@ def conv_attention_op(
     head_chunk: int | None,
     backend: str,
 ) -> Tensor:
-    """`conv_attention` by the kernels of "triton", "hopper" or HOPPER_AND_TRITON, for arguments already checked.
+    """`conv_attention` by the kernels of "triton" or "hopper", for arguments already checked.
 
     Differentiable once, in every floating-point tensor; keeps those, the output and the logsumexp of its rows.
     """
@@ -163,7 +162,7 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
     causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    if backend in ("hopper", HOPPER_AND_TRITON):  # whose scratch is too small for head_chunk to matter
+    if backend == "hopper":  # whose scratch is too small for head_chunk to matter
         from mta_kernels.conv_attention.hopper.forward import conv_attention_forward as hopper_forward
 
         with on_device_of(q):

@@ -8,6 +8,7 @@ proportional to the sequence; nothing is added atomically, so results are the sa
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mta_kernels.conv_attention.arguments import head_parts
 from mta_kernels.conv_attention.triton.backward_band import add_band
 from mta_kernels.conv_attention.triton.backward_fold import add_expanded, add_overlapping
 from mta_kernels.conv_attention.triton.backward_products import add_transposed_product, row_product
@@ -26,9 +28,17 @@ from mta_kernels.conv_attention.triton.backward_scores import (
     probabilities_candidates,
     value_gradients_candidates,
 )
-from mta_kernels.conv_attention.triton.forward import capability, head_parts, shared_memory_limit, value_block
+from mta_kernels.conv_attention.triton.forward import capability, shared_memory_limit, value_block
 from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, launch, next_power_of_2
-from mta_kernels.conv_attention.triton.prepare import LN_2, LOG2_E, _load_rows, prepare, row_pitch
+from mta_kernels.conv_attention.triton.prepare import (
+    LN_2,
+    LOG2_E,
+    NO_MARGINS,
+    Margins,
+    _load_rows,
+    prepare,
+    row_pitch,
+)
 from mta_kernels.conv_attention.triton.tuning import Key, best_config
 
 # Query rows whose P and dC are kept at a time; a multiple of ALIGNED.
@@ -66,21 +76,24 @@ def conv_attention_backward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor, *,
     causal: bool, scale: float, pad: int, head_chunk: int = 0, spans: Tensor | None = None,
     part_backward: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] | None = None,
+    margins: Margins = NO_MARGINS, gradient_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of `conv_attention_forward` in q, k, v and weight, in their shapes and dtypes.
+    """Gradients of `conv_attention_forward` in q, k, v and weight, in their shapes, and their dtypes unless told.
 
     The arguments are those of the forward, its results `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`, and
-    `grad_out [B, Hq, M, D]`, the gradient of out, of any strides. `part_backward` computes those of some heads.
+    `grad_out [B, Hq, M, D]`, the gradient of out, of any strides. out and logsumexp may be those of more keys than k
+    holds: these are then what k, v and their part of the scores contribute to the gradients. `part_backward`, which
+    knows no margins, computes those of some heads.
     """
-    part_backward = part_backward or _part_backward
+    part_backward = part_backward or functools.partial(_part_backward, margins=margins)
     parts = head_parts(q.shape[1], k.shape[1], head_chunk)
     options: dict[str, Any] = {"causal": causal, "scale": scale, "pad": pad, "spans": spans}
     if len(parts) == 1:
         dq, dk, dv, dweight = part_backward(q, k, v, weight, out, logsumexp, grad_out, **options)
     else:
-        dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        dq = torch.empty(q.shape, dtype=gradient_dtype or q.dtype, device=q.device)
         # Query heads of one KV head may be in several parts.
-        dk, dv = (torch.zeros(k.shape, dtype=torch.float32, device=q.device) for _ in range(2))
+        dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (k, v))
         dweight = torch.empty(weight.shape, dtype=torch.float32, device=q.device)
         for part, kv_part in parts:
             dq[:, part], dk_part, dv_part, dweight[part] = part_backward(
@@ -89,20 +102,22 @@ def conv_attention_backward(
             )  # fmt: skip
             dk[:, kv_part] += dk_part
             dv[:, kv_part] += dv_part
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dweight.to(weight.dtype)
+    gradients = zip((dq, dk, dv, dweight), (q, k, v, weight), strict=True)
+    dq, dk, dv, dweight = (grad.to(gradient_dtype or x.dtype) for grad, x in gradients)
+    return dq, dk, dv, dweight
 
 
 def _part_backward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor, *,
-    causal: bool, scale: float, pad: int, spans: Tensor | None,
+    causal: bool, scale: float, pad: int, spans: Tensor | None, margins: Margins,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of some heads in float32; logsumexp is contiguous."""
-    batch, heads, query_rows, head_dim = q.shape
-    kv_heads, key_rows = k.shape[1:3]
+    batch, heads, query_rows, head_dim = grad_out.shape
+    kv_heads, key_rows = v.shape[1:3]
     query_taps, key_taps = weight.shape[1:]
     factor = scale * LOG2_E.value
-    signature = call_signature(q, k, v, weight, grad_out, logsumexp, spans, options=(causal, pad))
-    prepared = prepare(q, k, v, weight, causal=causal, scale=scale, pad=pad, signature=signature)
+    signature = call_signature(q, k, v, weight, grad_out, logsumexp, spans, options=(causal, pad, margins))
+    prepared = prepare(q, k, v, weight, causal=causal, scale=scale, pad=pad, signature=signature, margins=margins)
     gpu: dict[str, int] = {"element_size": q.element_size(), "shared_memory": shared_memory_limit(q.device)}
     key = Key.of(q.dtype, head_dim, weight.shape[1:], causal, key_rows)
     candidates = probabilities_candidates(compute_capability=capability(q.device), **gpu)
@@ -116,7 +131,9 @@ def _part_backward(
     def sums(*shape: int) -> Tensor:
         return torch.empty(*shape, dtype=torch.float32, device=q.device)
 
-    dq, dk = sums(batch * heads, query_rows, head_dim), sums(batch * kv_heads, key_rows, head_dim)
+    dq, dk = sums(batch * heads, q.shape[2], head_dim), sums(batch * kv_heads, k.shape[2], head_dim)
+    if margins != NO_MARGINS:  # what follows adds to these rows
+        dq[:, : margins.queries], dk[:, : margins.keys] = 0, 0
     dv, dkeys = sums(batch * heads, key_rows, head_dim), sums(batch * heads, key_rows, prepared.queries.shape[2])
     dweight = torch.zeros(weight.shape, dtype=torch.float32, device=q.device)
     unit = 16 // q.element_size()
@@ -131,15 +148,16 @@ def _part_backward(
         launch_value_gradients(p, dc, prepared.values, grad_rows, delta, loss_scale, dv, chunk, value_gradients)
         add_transposed_product(dc, prepared.queries, dkeys, loss_scale, chunk, factor=LN_2.value)
         dqueries = row_product(dc, prepared.keys, loss_scale, chunk, factor=LN_2.value)
-        rows_of_q: dict[str, int] = {"above": query_taps - 1, "first_row": chunk.first_row}
+        rows_of_q: dict[str, int] = {"above": query_taps - 1, "first_row": margins.queries + chunk.first_row}
         if expanded_keys:
             add_overlapping(dqueries, dq, chunk.signature, taps=query_taps, **rows_of_q)
         else:
             dweight += add_expanded(dqueries, q, weight.mT, dq, chunk.signature, factor=factor, **rows_of_q).mT
+    rows_of_k: dict[str, int] = {"above": pad, "first_row": margins.keys, "below": k.shape[2] - margins.keys - key_rows}
     if expanded_keys:
-        dweight += add_expanded(dkeys, k, weight, dk, signature, factor=factor, above=pad)
+        dweight += add_expanded(dkeys, k, weight, dk, signature, factor=factor, **rows_of_k)
     else:
-        add_overlapping(dkeys, dk, signature, taps=key_taps, above=pad)
+        add_overlapping(dkeys, dk, signature, taps=key_taps, **rows_of_k)
     if prepared.band_width:
         dweight += add_band(
             prepared.band, q, k, v, weight, grad_out, logsumexp, delta, loss_scale, dq, dk, dv, signature,

@@ -14,7 +14,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -43,13 +45,15 @@ def _conv_attention_decode_kernel(
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PACK: tl.constexpr, STEPS: tl.constexpr,
     BLOCK_STEPS: tl.constexpr, BLOCK_TAPS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_NEAR: tl.constexpr, SPLIT_WEIGHT: tl.constexpr, UNIT: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, FIRST: tl.constexpr, OWN: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
     """One program: a share of the keys for HEADS query heads of a KV head, or the newest keys of one query head.
 
     q `[B, Hq, window, D]`; k, v `[B, Hkv, S, D]`, or `[pages, Hkv, PAGE_SIZE, D]` with table `[B, max_pages]` if
     PAGE_SIZE > 0; their first three strides count UNIT elements. Slot `split` of partial `[B, Hq, splits + 1, D]`,
     max and sum `[B, Hq, splits + 1]` is a share's, the last slot is the newest keys'.
+    If OWN > 0 the cache is a part of one: it holds HELD keys, the OWN from FIRST on take part in the softmax, and the
+    sequence may end before or after them, by a length that counts from the first key held and may be negative.
     """
     if DEPENDENT_LAUNCH:
         gdc_launch_dependents()  # the programs that merge may take their places, and wait
@@ -59,7 +63,10 @@ def _conv_attention_decode_kernel(
     batch = tl.program_id(0) // programs // kv_heads
     kv_head = tl.program_id(0) // programs % kv_heads
     length = tl.load(lengths_ptr + batch).to(tl.int32)
-    tail_start = tl.maximum(length - (QUERY_TAPS - 1) - (KEY_TAPS - 1 - PAD), 0)
+    tail_start = tl.maximum(length - (QUERY_TAPS - 1) - (KEY_TAPS - 1 - PAD), FIRST)
+    shares_end = tail_start  # the newest keys come after the shares
+    if OWN > 0:
+        shares_end = tl.minimum(tail_start, FIRST + OWN)
 
     unit = tl.full([], UNIT, tl.int64)
     stride_kb, stride_kh, stride_kn = unit * stride_kb, unit * stride_kh, unit * stride_kn
@@ -81,7 +88,7 @@ def _conv_attention_decode_kernel(
             q_ptr + head.to(tl.int64) * stride_qh, k_ptr, weight_ptr + head.to(tl.int64) * stride_wh, table_ptr,
             stride_qw, stride_qd, stride_kb, stride_kn, stride_kd, stride_wa, stride_wb, stride_tp,
             window, length, factor, QUERY_TAPS, KEY_TAPS, HEAD_DIM, PAGE_SIZE, BLOCK_TAPS, BLOCK_D, BLOCK_NEAR,
-            PRECISION,
+            PRECISION, HELD,
         )  # fmt: skip
         # [key taps, BLOCK_NEAR]
         column = tl.arange(0, BLOCK_NEAR)
@@ -91,6 +98,8 @@ def _conv_attention_decode_kernel(
         scores = tl.sum(tl.where(known, moved, 0.0), 0)
         key = length - BLOCK_NEAR + column
         inside = (key >= tail_start) & (key < length)
+        if OWN > 0:
+            inside = inside & (key < FIRST + OWN)
         scores = tl.where(inside, scores, float("-inf"))
         newest_max = tl.max(scores, 0)
         p = tl.exp2(scores - _finite(newest_max))
@@ -106,9 +115,9 @@ def _conv_attention_decode_kernel(
     OUT_ROWS: tl.constexpr = max(16, HEADS)  # every head's probabilities repeated to fill the tensor core
     first_head = (program - GROUP) % head_blocks * HEADS  # programs that read the same keys run side by side
     split = (program - GROUP) // head_blocks
-    share = (tl.cdiv(tail_start, splits) + 15) // 16 * 16
-    start = split * share
-    stop = tl.minimum(start + share, tail_start)
+    share = (tl.cdiv(shares_end - FIRST, splits) + 15) // 16 * 16
+    start = FIRST + split * share
+    stop = tl.minimum(start + share, shares_end)
 
     accumulator = tl.zeros([OUT_ROWS, BLOCK_D], tl.float32)
     running_max = tl.full([HEADS], float("-inf"), tl.float32)
@@ -184,6 +193,7 @@ def _newest_products(
     stride_qw, stride_qd, stride_kb, stride_kn, stride_kd, stride_wa, stride_wb, stride_tp, window, length, factor,
     QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     BLOCK_TAPS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_NEAR: tl.constexpr, PRECISION: tl.constexpr,
+    HELD: tl.constexpr,
 ):  # fmt: skip
     """`r[b, y] = factor * sum_a weight[a, b] * s[a, y]` for the last BLOCK_NEAR keys, s zero where a may not see y."""
     dim = tl.arange(0, BLOCK_D)
@@ -199,6 +209,8 @@ def _newest_products(
         other=0.0,
     )  # [BLOCK_TAPS, BLOCK_D]
     inside = (key >= 0) & (key < length)
+    if HELD > 0:
+        inside = inside & (key < HELD)
     rows = _cache_rows(table_ptr, key, inside, stride_kb, stride_kn, stride_tp, PAGE_SIZE)
     k = _load_rows(k_ptr, rows, dim, inside, stride_kd, HEAD_DIM)  # [BLOCK_NEAR, BLOCK_D]
     scores = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_TAPS, BLOCK_NEAR]
@@ -370,24 +382,11 @@ def conv_attention_decode_triton(
     Reads nothing on the host that is on the device: fit for a CUDA graph. A length of 0 gives zeros.
     Raises ValueError for splits or a block_table that do not fit.
     """
-    check_splits(splits)
-    batch, _, _, head_dim = q_window.shape
-    kv_heads, capacity = k_cache.shape[1:3]
+    capacity = k_cache.shape[2]
     if block_table is not None:
         check_block_table(block_table, q_window, k_cache)
         capacity *= block_table.shape[1]
-    if splits == "auto":
-        splits = choose_splits(batch, kv_heads, capacity, sm_count(q_window.device))
-    group = q_window.shape[1] // kv_heads
-    candidates = decode_candidates(
-        key_taps=weight.shape[2],
-        group=group,
-        block_d=max(16, next_power_of_2(head_dim)),
-        element_size=q_window.element_size(),
-        shared_memory=shared_memory_limit(q_window.device),
-    )
-    key = Key.of(q_window.dtype, head_dim, weight.shape[1:], True, capacity, group, batch * kv_heads)
-    config = best_config("decode", key, candidates, q_window.device)
+    splits, config = chosen_tiles(q_window, k_cache, weight, splits, capacity)
     with on_device_of(q_window):
         return launch_decode(
             q_window,
@@ -396,11 +395,35 @@ def conv_attention_decode_triton(
             weight,
             lengths,
             block_table,
-            scale=softmax_scale(scale, head_dim),
+            scale=softmax_scale(scale, q_window.shape[3]),
             pad=key_padding(weight.shape[2], pad_key),
-            splits=int(splits),
+            splits=splits,
             config=config,
         )
+
+
+def chosen_tiles(
+    q_window: Tensor, k_cache: Tensor, weight: Tensor, splits: int | str, capacity: int
+) -> tuple[int, DecodeConfig]:
+    """How many programs share the keys of a KV head, of a cache for so many, and their tiles.
+
+    Raises ValueError for splits that do not fit.
+    """
+    check_splits(splits)
+    batch, query_heads, _, head_dim = q_window.shape
+    kv_heads = k_cache.shape[1]
+    if splits == "auto":
+        splits = choose_splits(batch, kv_heads, capacity, sm_count(q_window.device))
+    group = query_heads // kv_heads
+    candidates = decode_candidates(
+        key_taps=weight.shape[2],
+        group=group,
+        block_d=max(16, next_power_of_2(head_dim)),
+        element_size=q_window.element_size(),
+        shared_memory=shared_memory_limit(q_window.device),
+    )
+    key = Key.of(q_window.dtype, head_dim, weight.shape[1:], True, capacity, group, batch * kv_heads)
+    return int(splits), best_config("decode", key, candidates, q_window.device)
 
 
 def launch_decode(
@@ -417,11 +440,61 @@ def launch_decode(
     config: DecodeConfig,
 ) -> Tensor:
     """Run the decode kernel with these tiles, then combine its `splits + 1` partial results a head."""
+    found = launch_shares(
+        q_window, k_cache, v_cache, weight, lengths, block_table, scale=scale, pad=pad, splits=splits, config=config
+    )
+    batch, query_heads, _, head_dim = q_window.shape
+    out = torch.empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=q_window.device)
+    combine_d = min(64, max(16, next_power_of_2(head_dim)))
+    slots = splits + 1
+    launch(
+        _combine_splits_kernel, batch * query_heads * cdiv(head_dim, combine_d), found.signature,
+        found.partial, found.maxima, found.sums, out, slots,
+        HEAD_DIM=head_dim, BLOCK_SLOTS=next_power_of_2(slots), BLOCK_D=combine_d,
+        CHUNK=min(32, next_power_of_2(slots)), DEPENDENT_LAUNCH=found.dependent_launch,
+        num_warps=4, launch_pdl=found.dependent_launch,
+    )  # fmt: skip
+    return out
+
+
+class Shares(NamedTuple):
+    """Partial results of `splits + 1` programs a head, in base-2 units.
+
+    `partial [B * Hq, splits + 1, D]`, `maxima` and `sums [B * Hq, splits + 1]`, float32. The kernel that combines them
+    may start before they are there if it waits (`dependent_launch`).
+    """
+
+    partial: Tensor
+    maxima: Tensor
+    sums: Tensor
+    signature: Hashable
+    dependent_launch: bool
+
+
+def launch_shares(
+    q_window: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    weight: Tensor,
+    lengths: Tensor,
+    block_table: Tensor | None,
+    *,
+    scale: float,
+    pad: int,
+    splits: int,
+    config: DecodeConfig,
+    first_key: int = 0,
+    own_keys: int = 0,
+) -> Shares:
+    """Run the decode kernel with these tiles.
+
+    With `own_keys` the cache is a part of one: these keys, from `first_key` on, and the few before and after that they
+    are mixed with. Lengths count from the first key that is held, and may be negative or beyond.
+    """
     batch, query_heads, window, head_dim = q_window.shape
     kv_heads = k_cache.shape[1]
     group = query_heads // kv_heads
     query_taps, key_taps = weight.shape[1:]
-    block_d = max(16, next_power_of_2(head_dim))
     unit = 16 // q_window.element_size()  # strides in whole loads of 16 bytes, so that the compiler knows they are
     if any(stride % unit for x in (k_cache, v_cache) for stride in x.stride()[:3]):
         unit = 1
@@ -431,13 +504,13 @@ def launch_decode(
     maxima = torch.empty(batch * query_heads, slots, dtype=torch.float32, device=q_window.device)
     sums = torch.empty_like(maxima)
     programs = group + splits * cdiv(group, config.heads)
-    signature = call_signature(q_window, k_cache, v_cache, weight, lengths, block_table)
+    signature = (call_signature(q_window, k_cache, v_cache, weight, lengths, block_table), splits)
     # Programmatic dependent launch: the merge starts while the last shares finish.
     dependent_launch = capability(q_window.device)[0] >= 9 and q_window.is_cuda
     # The compiler's pipeline takes two stages a tile if it has to look up the pages first.
     num_stages = config.num_stages if block_table is None else 2 * config.num_stages - 1
     launch(
-        _conv_attention_decode_kernel, programs * batch * kv_heads, (signature, splits),
+        _conv_attention_decode_kernel, programs * batch * kv_heads, signature,
         q_window, k_cache, v_cache, weight, lengths, block_table, partial, maxima, sums,
         *q_window.stride(), *units[:3], k_cache.stride(3), *units[3:], v_cache.stride(3), *weight.stride(),
         *(block_table.stride() if block_table is not None else (0, 0)),
@@ -446,23 +519,16 @@ def launch_decode(
         PAGE_SIZE=0 if block_table is None else k_cache.shape[2],
         PACK=config.pack, STEPS=column_steps(key_taps, config.pack),
         BLOCK_STEPS=config.block_steps(key_taps),
-        BLOCK_TAPS=max(16, next_power_of_2(query_taps)), BLOCK_N=config.block_n, BLOCK_D=block_d,
+        BLOCK_TAPS=max(16, next_power_of_2(query_taps)), BLOCK_N=config.block_n,
+        BLOCK_D=max(16, next_power_of_2(head_dim)),
         BLOCK_NEAR=max(16, next_power_of_2(query_taps + key_taps - 2)),
         SPLIT_WEIGHT=weight.dtype != q_window.dtype,
         UNIT=unit, DEPENDENT_LAUNCH=dependent_launch,
         PRECISION=dot_precision(q_window.dtype),
+        FIRST=first_key, OWN=own_keys, HELD=k_cache.shape[2] if own_keys else 0,
         num_warps=config.num_warps, num_stages=num_stages,
     )  # fmt: skip
-    out = torch.empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=q_window.device)
-    combine_d = min(64, block_d)
-    launch(
-        _combine_splits_kernel, batch * query_heads * cdiv(head_dim, combine_d), (signature, splits),
-        partial, maxima, sums, out, slots,
-        HEAD_DIM=head_dim, BLOCK_SLOTS=next_power_of_2(slots), BLOCK_D=combine_d,
-        CHUNK=min(32, next_power_of_2(slots)), DEPENDENT_LAUNCH=dependent_launch,
-        num_warps=4, launch_pdl=dependent_launch,
-    )  # fmt: skip
-    return out
+    return Shares(partial, maxima, sums, signature, dependent_launch)
 
 
 def column_steps(key_taps: int, pack: int) -> int:

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mta_kernels.conv_attention.arguments import head_parts
 from mta_kernels.conv_attention.triton.launch import (
     call_signature,
     cdiv,
@@ -25,7 +26,7 @@ from mta_kernels.conv_attention.triton.launch import (
     next_power_of_2,
     operand,
 )
-from mta_kernels.conv_attention.triton.prepare import LN_2, Prepared, dot_precision, prepare
+from mta_kernels.conv_attention.triton.prepare import LN_2, NO_MARGINS, Margins, Prepared, dot_precision, prepare
 from mta_kernels.conv_attention.triton.tuning import Key, best_config
 
 # The interpreter takes the tiles of a Hopper GPU.
@@ -242,18 +243,21 @@ class ForwardConfig:
 def conv_attention_forward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *,
     causal: bool, scale: float, pad: int, head_chunk: int = 0, spans: Tensor | None = None,
+    margins: Margins = NO_MARGINS, out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Conv attention of `q [B, Hq, M, D]`, `k, v [B, Hkv, N, D]`, `weight [Hq, cq, ck]`.
 
     The queries are the last M of N positions; the convolution sees zeros above their first row. `head_chunk` query
     heads are worked on at a time, all if 0: the scratch memory is theirs alone. `spans [2, N]` int32 limits row i
     to the keys from `spans[0, i]` to before `spans[1, i]`, both nondecreasing, for M = N; k and v should be zeros
-    where the convolution reaches past a span.
-    Returns out `[B, Hq, M, D]` and the logsumexp of each row of convolved scores, `[B, Hq, M]` float32.
+    where the convolution reaches past a span. With `margins` q and k have rows besides, for the convolution alone.
+    Returns out `[B, Hq, M, D]`, in the dtype of q unless told, and the logsumexp of each row of convolved scores,
+    `[B, Hq, M]` float32.
     """
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    logsumexp = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    options: dict[str, Any] = {"causal": causal, "scale": scale, "pad": pad, "spans": spans}
+    shape = (*q.shape[:2], q.shape[2] - margins.queries)
+    out = torch.empty(*shape, q.shape[3], dtype=out_dtype or q.dtype, device=q.device)
+    logsumexp = torch.empty(shape, dtype=torch.float32, device=q.device)
+    options: dict[str, Any] = {"causal": causal, "scale": scale, "pad": pad, "spans": spans, "margins": margins}
     if head_chunk in (0, q.shape[1]):
         _forward_heads(q, k, v, weight, out, logsumexp, **options)
     else:
@@ -265,11 +269,11 @@ def conv_attention_forward(
 
 def _forward_heads(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, *,
-    causal: bool, scale: float, pad: int, spans: Tensor | None,
+    causal: bool, scale: float, pad: int, spans: Tensor | None, margins: Margins,
 ) -> None:  # fmt: skip
     """Write the results of some heads."""
-    signature = call_signature(q, k, v, weight, spans, out, logsumexp, options=(causal, pad))
-    prepared = prepare(q, k, v, weight, causal=causal, scale=scale, pad=pad, signature=signature)
+    signature = call_signature(q, k, v, weight, spans, out, logsumexp, options=(causal, pad, margins))
+    prepared = prepare(q, k, v, weight, causal=causal, scale=scale, pad=pad, signature=signature, margins=margins)
     candidates = forward_candidates(
         depth=prepared.queries.shape[2],
         block_d=value_block(q),
@@ -280,15 +284,6 @@ def _forward_heads(
     key = Key.of(q.dtype, q.shape[3], weight.shape[1:], causal, k.shape[2])
     config = best_config("forward", key, candidates, q.device)
     launch_forward(prepared, out, logsumexp, causal, spans, config, signature)
-
-
-def head_parts(heads: int, kv_heads: int, head_chunk: int) -> list[tuple[slice, slice]]:
-    """Query heads that are worked on together, and the KV heads that serve them."""
-    group, chunk = heads // kv_heads, head_chunk or heads
-    return [
-        (slice(h, min(h + chunk, heads)), slice(h // group, (min(h + chunk, heads) - 1) // group + 1))
-        for h in range(0, heads, chunk)
-    ]
 
 
 def launch_forward(
@@ -312,7 +307,7 @@ def launch_forward(
         BAND=prepared.band_width, BAND_PITCH=prepared.band.shape[-1], DEPTH=queries.shape[2], HEAD_DIM=head_dim,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_DEPTH=config.block_depth, BLOCK_D=block_d,
         Q_IN_REGISTERS=config.q_in_registers, MASKED_STAGES=config.masked_stages,
-        ALIGNMENT=16 // out.element_size(), PRECISION=dot_precision(out.dtype),
+        ALIGNMENT=16 // values.element_size(), PRECISION=dot_precision(values.dtype),
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
 

@@ -22,6 +22,20 @@ LN_2 = tl.constexpr(math.log(2.0))
 
 
 @dataclass(frozen=True)
+class Margins:
+    """Rows that the convolution alone reads: the first `queries` of q, the first `keys` of k.
+
+    v has no rows for these keys. Keys after as many as v has rows for are the convolution's alone too.
+    """
+
+    queries: int = 0
+    keys: int = 0
+
+
+NO_MARGINS = Margins()
+
+
+@dataclass(frozen=True)
 class Prepared:
     """The inputs of the fused kernels, for queries that are the last M of N positions.
 
@@ -235,11 +249,13 @@ def _load_rows(x_ptr, row, dim, stride_n, stride_d, rows, dims):
 
 
 def prepare(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, causal: bool, scale: float, pad: int, signature: Hashable
-) -> Prepared:
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, causal: bool, scale: float, pad: int, signature: Hashable,
+    margins: Margins = NO_MARGINS,
+) -> Prepared:  # fmt: skip
     """Make the inputs of the fused kernels from those of `conv_attention`; `pad` as `key_padding` gives it.
 
-    The queries `q [B, Hq, M, D]` are the last M of the N positions of `k, v [B, Hkv, N, D]`.
+    The queries `q [B, Hq, M, D]` are the last M of the N positions of `k, v [B, Hkv, N, D]`. With `margins` q and k
+    have rows besides, of which what is made has none.
     """
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
@@ -275,6 +291,10 @@ def prepare(
         PRECISION=dot_precision(q.dtype), num_warps=8 if block_d == 128 else 4,
     )  # fmt: skip
     queries, keys = (overlapping, expanded) if keys_expanded else (expanded, overlapping)
+    if margins.queries:
+        queries, band = queries[:, margins.queries :], band[:, margins.queries :].contiguous()
+    if key_rows != v.shape[2]:
+        keys = keys[:, margins.keys : margins.keys + v.shape[2]]
     return Prepared(queries, keys, describable(v), band, width)
 
 

@@ -1,0 +1,94 @@
+"""`conv_attention(group=)`: checks, and the ring as a differentiable function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
+from mta_kernels.conv_attention.context_parallel import ring
+from mta_kernels.conv_attention.context_parallel.agreement import check_agreement, shape_facts
+from mta_kernels.conv_attention.context_parallel.eager import EagerTiles
+from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks, Ranks
+from mta_kernels.conv_attention.context_parallel.tiles import Problem
+
+BACKENDS = ("reference", "triton")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who works on what, by which kernels."""
+
+    ranks: Ranks
+    kernels: ring.Tiles
+    problem: Problem
+
+
+def conv_attention_over_ranks(
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, group: dist.ProcessGroup, causal: bool, scale: float | None,
+    pad_key: str, head_chunk: int | None, backend: str,
+) -> Tensor:  # fmt: skip
+    """`conv_attention` of arguments already checked, whose rows are this rank's share of the sequence.
+
+    Raises ValueError if the rows are no two equal chunks, or shorter than what a chunk needs of its neighbours, or if
+    ranks differ in shapes or options.
+    """
+    facts = shape_facts(q=q, k=k, weight=weight)
+    facts |= {"causal": causal, "scale": softmax_scale(scale, q.shape[3]), "head_chunk": head_chunk or 0}
+    facts |= {"the padding of keys": key_padding(weight.shape[2], pad_key), "backend": BACKENDS.index(backend)}
+    check_agreement(group, facts, q.device)
+    plan = make_plan(q, weight, GroupRanks(group), causal, scale, pad_key, head_chunk, backend)
+    return over_ranks(q, k, v, weight, plan)
+
+
+def make_plan(
+    q: Tensor, weight: Tensor, ranks: Ranks, causal: bool, scale: float | None, pad_key: str,
+    head_chunk: int | None, backend: str,
+) -> Plan:  # fmt: skip
+    """The plan for this rank's q; raises ValueError if its rows cannot be two chunks."""
+    query_taps, key_taps = weight.shape[1:]
+    pad = key_padding(key_taps, pad_key)
+    rows = q.shape[2]
+    problem = Problem(rows // 2, causal, softmax_scale(scale, q.shape[3]), pad, query_taps, key_taps)
+    if rows % 2:
+        raise ValueError(
+            f"this rank holds {rows} rows, and its share is two equal chunks of the sequence: "
+            f"make the sequence a multiple of {2 * ranks.size} rows and share it by shard_sequence"
+        )
+    if problem.rows < problem.least_rows:
+        raise ValueError(
+            f"chunks of {problem.rows} rows are too short for {query_taps}x{key_taps} taps, which reach into their "
+            f"neighbours: on {ranks.size} ranks give a sequence of {2 * ranks.size * problem.least_rows} rows or more"
+        )
+    if backend == "reference":
+        return Plan(ranks, EagerTiles(head_chunk or 0), problem)
+    from mta_kernels.conv_attention.context_parallel.fused import TritonTiles
+
+    return Plan(ranks, TritonTiles(head_chunk or 0), problem)
+
+
+def over_ranks(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, plan: Plan) -> Tensor:
+    """This rank's rows of out; every rank calls this, and each its backward, if any does."""
+    return _OverRanks.apply(q, k, v, weight, plan)
+
+
+class _OverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, plan: Plan) -> Tensor:
+        out, logsumexp = ring.forward(plan.ranks, plan.kernels, plan.problem, q, k, v, weight)
+        ctx.save_for_backward(q, k, v, weight, out, logsumexp)
+        ctx.plan = plan
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        plan, (q, k, v, weight, out, logsumexp) = ctx.plan, ctx.saved_tensors
+        with torch.autocast(grad_out.device.type, enabled=False):
+            gradients = ring.backward(plan.ranks, plan.kernels, plan.problem, q, k, v, weight, out, logsumexp, grad_out)
+        return *(grad.to(x.dtype) for grad, x in zip(gradients, (q, k, v, weight), strict=True)), None

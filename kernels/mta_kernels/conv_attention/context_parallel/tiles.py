@@ -1,0 +1,110 @@
+"""How the scores are divided: a tile is a chunk of queries against the keys of one chunk, or nearly so.
+
+A score near the edge of a tile is mixed with scores beyond it, so that q and k have rows there, its margins, which take
+part in the convolution and in nothing else. Causal scores within E = (cq-1) + (ck-1-pad) of the diagonal are mixed with
+masked ones. Where the diagonal meets the edge of a chunk, these lie in two chunks of keys: the tile on the diagonal
+takes the last E keys of the chunk before, or some more, and the tile of that chunk ends before them. So no other tile
+needs a mask, and the one on the diagonal is what a call with fewer queries than keys computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mta_kernels.conv_attention.context_parallel.layout import chunks_of
+
+# In chunks of LONG rows and more, tiles have whole blocks of keys: a kernel is faster where it knows that they are.
+LONG, BLOCK = 2048, 128
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The numbers of a call that every rank agrees on: `rows` a chunk, and `pad` as `key_padding` gives it."""
+
+    rows: int
+    causal: bool
+    scale: float
+    pad: int
+    query_taps: int
+    key_taps: int
+
+    @property
+    def lead(self) -> int:
+        """Keys of the chunk before that the tile on the diagonal takes: E, or whole blocks."""
+        keys = (self.query_taps - 1) + (self.key_taps - 1 - self.pad) if self.causal else 0
+        return keys if self.rows < LONG else -(-keys // BLOCK) * BLOCK
+
+    @property
+    def before(self) -> tuple[int, int, int]:
+        """Rows of q, k and v that a chunk needs of the chunk before it."""
+        return self.query_taps - 1, self.lead + self.pad, self.lead
+
+    @property
+    def after(self) -> tuple[int, int, int]:
+        """Rows of q, k and v that a chunk needs of the chunk after it."""
+        return 0, self.key_taps - 1 - self.pad, 0
+
+    @property
+    def least_rows(self) -> int:
+        """Rows that a chunk must have: those that it needs are its neighbours' alone."""
+        return self.query_taps + self.key_taps - 1
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Chunk `query` of this rank against chunk `key` of another's, by their places, 0 or 1.
+
+    `query_rows`, `key_rows` and `value_rows` are those of the widened chunks (see `halo`) that take part, of which the
+    first `query_margin` and `key_margin` are the convolution's alone. `causal` on the diagonal alone.
+    """
+
+    query: int
+    key: int
+    causal: bool
+    query_rows: slice
+    key_rows: slice
+    value_rows: slice
+    query_margin: int
+    key_margin: int
+
+    def of(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Its rows of widened chunks `[2, B, H, rows, D]`, or of their gradients."""
+        return (
+            q[self.query, :, :, self.query_rows],
+            k[self.key, :, :, self.key_rows],
+            v[self.key, :, :, self.value_rows],
+        )
+
+
+def tiles(problem: Problem, rank: int, owner: int, ranks: int) -> Iterator[Tile]:
+    """The tiles of a rank's queries and the keys that rank `owner` holds."""
+    for query, query_chunk in enumerate(chunks_of(rank, ranks)):
+        for key, key_chunk in enumerate(chunks_of(owner, ranks)):
+            if not problem.causal or key_chunk < query_chunk:
+                yield _full(problem, query, key, neighbours=key_chunk == query_chunk - 1)
+            elif key_chunk == query_chunk:
+                yield _diagonal(problem, query, key, first=query_chunk == 0)
+
+
+def _full(problem: Problem, query: int, key: int, neighbours: bool) -> Tile:
+    """Every query sees every key; of neighbouring chunks, the last keys are the diagonal tile's."""
+    start, own_keys = problem.lead, problem.rows - (problem.lead if neighbours else 0)
+    return Tile(
+        query, key, causal=False, query_rows=slice(None),
+        key_rows=slice(start, start + own_keys + problem.key_taps - 1), value_rows=slice(start, start + own_keys),
+        query_margin=problem.query_taps - 1, key_margin=problem.pad,
+    )  # fmt: skip
+
+
+def _diagonal(problem: Problem, query: int, key: int, first: bool) -> Tile:
+    """A chunk with itself and the keys just before it; the first chunk of a sequence has none before."""
+    before_queries, before_keys, before_values = problem.before if first else (0, 0, 0)
+    return Tile(
+        query, key, causal=True, query_rows=slice(before_queries, None),
+        key_rows=slice(before_keys, problem.before[1] + problem.rows), value_rows=slice(before_values, None),
+        query_margin=0 if first else problem.query_taps - 1,
+        key_margin=0 if first else problem.pad,
+    )  # fmt: skip

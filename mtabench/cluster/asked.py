@@ -1,0 +1,90 @@
+"""The options of a sweep that ask for workers, checked before anything is started or looked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mtabench.errors import UsageError
+
+if TYPE_CHECKING:
+    from mtabench.sweeps.plan import Options
+
+INSTALL = "pip install 'mtabench[cluster]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """--gpus, --workers, --scheduler, --on and --tls-... as typed; None where nothing was typed."""
+
+    gpus: str | None = None
+    workers: int | None = None
+    scheduler: str | None = None
+    on: str | None = None
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    @property
+    def anything(self) -> bool:
+        """Whether other processes than this one are to measure."""
+        return self != Asked()
+
+    def device(self, options: Options) -> str | None:
+        """ "cuda" or "cpu", whatever this machine has; None if this process measures, on what it finds.
+
+        Raises UsageError for options that exclude or need each other, and without Dask.
+        """
+        if not self.anything:
+            return None
+        self._check_which()
+        if options.isolate or options.timer == "nvbench":
+            asked = "--isolate" if options.isolate else "--timer nvbench"
+            raise UsageError(
+                f"{asked} starts a process a cell, and a worker measures all cells of a shape in one; drop {asked} or "
+                f"{self.source}"
+            )
+        if self.gpus is not None and options.device == "cpu":
+            raise UsageError(
+                f"--gpus {self.gpus} measures on GPUs and --device cpu on the CPU; for processes that share the CPU "
+                "give --workers 2 --device cpu"
+            )
+        if self.workers is not None and options.device != "cpu":
+            raise UsageError(
+                f"--workers {self.workers} shares the cores of this CPU and needs --device cpu; GPUs are for --gpus all"
+            )
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"--workers is {self.workers}; it must be 1 or more")
+        self._check_packages()
+        return "cpu" if options.device == "cpu" else "cuda"
+
+    @property
+    def source(self) -> str:
+        """The option that says where the workers are."""
+        names = ("gpus", "workers", "scheduler")
+        return next((f"--{name}" for name in names if getattr(self, name) is not None), "--gpus")
+
+    def _check_which(self) -> None:
+        given = [name for name in ("gpus", "workers", "scheduler") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise UsageError(
+                f"--{given[0]} and --{given[1]} exclude each other: --gpus and --workers start workers on this "
+                "machine, --scheduler uses those of a cluster that is there"
+            )
+        if self.on is not None and given not in (["gpus"], ["scheduler"]):
+            raise UsageError(f"--on {self.on} chooses among GPUs; it needs --gpus all, or --scheduler tls://HOST:PORT")
+        tls = [name for name in ("tls_ca", "tls_cert", "tls_key") if getattr(self, name) is not None]
+        if tls and given != ["scheduler"]:
+            raise UsageError(f"--{tls[0].replace('_', '-')} is for --scheduler tls://HOST:PORT, which is not given")
+
+    def _check_packages(self) -> None:
+        # A local cluster makes certificates of its own, for which Dask needs cryptography.
+        needed = ("distributed",) if self.scheduler is not None else ("distributed", "cryptography")
+        missing = [name for name in needed if find_spec(name) is None]
+        if missing:
+            raise UsageError(f"{self.source} needs the package {missing[0]}, which is not installed; {INSTALL}")
+
+
+NAMES = tuple(field.name for field in fields(Asked))

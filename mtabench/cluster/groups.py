@@ -1,0 +1,66 @@
+"""Which group of cells is measured next, and by whom. Knows nothing of Dask."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
+
+from mtabench.sweeps.case import Case
+
+MOST_DEATHS = 3  # a group is given to another worker twice
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """Cells that take turns in the same rounds, and so on the same device; the guess of their time in seconds.
+
+    `deaths` are the places where a worker died of it, or with it, and how.
+    """
+
+    number: int
+    cases: Sequence[Case]
+    seconds: float
+    deaths: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Groups:
+    """The groups that wait for a worker, the longest first."""
+
+    def __init__(self, groups: Iterable[Group]) -> None:
+        self._waiting = deque(sorted(groups, key=lambda group: -group.seconds))
+        self._again: list[Group] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._again)
+
+    def take(self, place: str, places: Callable[[], Set[str]]) -> Group | None:
+        """The next group for a worker at this place, if there is one; `places` gives those of all workers.
+
+        A group whose worker died is given to a worker elsewhere, unless there is none where it did not die yet.
+        """
+        for group in self._again:
+            died = {where for where, _ in group.deaths}
+            if place not in died or not places() - died:
+                self._again.remove(group)
+                return group
+        return self._waiting.popleft() if self._waiting else None
+
+    def lost(self, group: Group, place: str, reason: str) -> str:
+        """A worker died while it measured the group: it waits again, or the reason why it does so no more."""
+        group.deaths.append((place, reason))
+        if len(group.deaths) < MOST_DEATHS:
+            self._again.append(group)
+            return ""
+        said = "; ".join(dict.fromkeys(f"on {where}: {why}" for where, why in group.deaths))
+        return f"its worker died {len(group.deaths)} times while measuring cells of this shape, {said}"
+
+
+def longest_first_seconds(seconds: Iterable[float], workers: int) -> float:
+    """How long groups of so many seconds take if each worker takes the longest that is left."""
+    busy = [0.0] * workers
+    heapify(busy)
+    for one in sorted(seconds, reverse=True):
+        heapreplace(busy, busy[0] + one)
+    return max(busy)

@@ -1,0 +1,204 @@
+"""A sweep measured by a crew: groups go out, rows come back, and this process writes them."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+from mtabench.cluster.crew import Crew, Doing, Done, Event, Left, Ready, Useless
+from mtabench.cluster.facts import Facts, differences
+from mtabench.cluster.groups import Group, Groups
+from mtabench.cluster.measurer import Outcome, Request
+from mtabench.errors import MtabenchError
+from mtabench.files.results import Writer, key_of, key_of_row
+from mtabench.files.rows import Row, RunFacts, cell_row
+from mtabench.measuring.ceilings import Ceilings
+from mtabench.measuring.kept_ceilings import FILE_NAME, read_ceilings
+from mtabench.measuring.timing import Settings
+from mtabench.sweeps.plan import Plan
+from mtabench.sweeps.sweep import interruptible, measuring_options
+
+LOOK_AGAIN_S = 1.0
+NO_WORKER_S = 120.0  # for workers to come back, all being gone
+
+
+class CrewWatcher(Protocol):
+    """What shows a sweep by several workers to a person."""
+
+    def working(self, place: str, text: str) -> None:
+        """What a worker works on from now on; an empty text if it is gone."""
+
+    def said(self, text: str) -> None:
+        """Something that a person should know."""
+
+    def ended(self, row: Row) -> None:
+        """A cell's row is on disk."""
+
+    def refresh(self) -> None:
+        """What it was told came together; called once a second at least."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker that can measure, the ceilings that are kept for its device, and the group that it has."""
+
+    facts: Facts
+    ceilings: Mapping[str, Ceilings]
+    group: Group | None = None
+
+
+class CrewSweep:
+    """One sweep by a crew, whose first workers are known and fit; those that come later must be like them."""
+
+    def __init__(
+        self, crew: Crew, workers: Mapping[str, Facts], on: str | None, plan: Plan, writer: Writer,
+        settings: Settings, watcher: CrewWatcher,
+    ) -> None:  # fmt: skip
+        self.crew, self.plan, self.writer, self.settings, self.watcher = crew, plan, writer, settings, watcher
+        self.statuses: Counter[str] = Counter()
+        self.spent: Counter[str] = Counter()
+        self._on = on
+        self._workers: dict[str, _Worker] = {}
+        self._idle: set[str] = set()
+        for address, facts in workers.items():
+            self._add(address, facts)
+        self._like = next(iter(workers.values()))
+        self._run = RunFacts(
+            run_id=crew.run_id,
+            started_utc=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+            environment={},
+            options=measuring_options(plan, settings),
+        )
+        self._last_seen = time.monotonic()
+
+    def run(self, groups: Iterable[Group]) -> Counter[str]:
+        """Measure the groups; how many rows of each status were written.
+
+        Raises MtabenchError, with all that was measured kept, if no worker or no scheduler is left or the disk takes
+        no more, and SweepInterruptedError after Ctrl-C.
+        """
+        waiting = Groups(groups)
+        with interruptible(self.plan, self.writer):
+            try:
+                while waiting or len(self._idle) < len(self._workers):
+                    self._hand_out(waiting)
+                    self._check_anybody()
+                    self._handle(self.crew.events(LOOK_AGAIN_S), waiting)
+            except ConnectionError as error:
+                raise MtabenchError(f"{error}; {self._kept()}") from error
+        return self.statuses
+
+    def _add(self, address: str, facts: Facts) -> None:
+        kept = read_ceilings(self.writer.path.with_name(FILE_NAME), facts.environment)
+        self._workers[address] = _Worker(facts, kept)
+        self._idle.add(address)
+
+    def _hand_out(self, waiting: Groups) -> None:
+        for address in list(self._idle if waiting else ()):
+            worker = self._workers[address]
+            worker.group = waiting.take(worker.facts.place, self._places)
+            if worker.group is not None:
+                self._idle.discard(address)
+                self.crew.send(address, pickle.dumps(self._request(worker.group, worker.ceilings)))
+
+    def _places(self) -> set[str]:
+        return {worker.facts.place for worker in self._workers.values()}
+
+    def _request(self, group: Group, ceilings: Mapping[str, Ceilings]) -> Request:
+        done = self.writer.done
+        return Request(
+            plan=replace(self.plan, cases=tuple(group.cases)),
+            settings=self.settings,
+            facts=self._run,
+            ceilings=ceilings,
+            done={key: done[key] for key in map(key_of, group.cases) if key in done},
+            path=self.writer.path,
+        )
+
+    def _handle(self, events: Sequence[Event], waiting: Groups) -> None:
+        """Rows that came together are written together: the disk is waited for once."""
+        rows: list[Row] = []
+        samples: list[Sequence[object]] = []
+        for event in events:
+            worker = self._workers.get(event.worker)
+            if isinstance(event, Ready):
+                self._join(event)
+            elif isinstance(event, Useless):
+                self.watcher.said(f"worker {event.worker} is left out: {event.reason}")
+            elif worker is None:
+                continue
+            elif isinstance(event, Doing):
+                self.watcher.working(worker.facts.place, event.text)
+            elif isinstance(event, Done):
+                self._idle.add(event.worker)
+                rows += self._take(worker, event.outcome, waiting)
+                samples += event.outcome.samples
+            elif isinstance(event, Left):
+                del self._workers[event.worker]
+                self._idle.discard(event.worker)
+                self.watcher.working(worker.facts.place, "")
+                if worker.group is not None:
+                    rows += self._take(worker, Outcome(lost="its worker was lost"), waiting)
+        self._write(rows, samples)
+        self.watcher.refresh()
+
+    def _take(self, worker: _Worker, outcome: Outcome, waiting: Groups) -> list[Row]:
+        """The rows of an outcome, with those of cells that are given up."""
+        group, worker.group = worker.group, None
+        assert group is not None
+        self.spent.update(outcome.spent)
+        if not outcome.lost:
+            return outcome.rows
+        place = worker.facts.place
+        given_up = waiting.lost(group, place, outcome.lost)
+        if not given_up:
+            self.watcher.said(f"{place} lost a group ({outcome.lost}): it is measured again, elsewhere if possible")
+            return outcome.rows
+        self.watcher.said(f"{place} lost a group for the last time ({outcome.lost})")
+        known = {key_of_row(row) for row in outcome.rows} | self.writer.done.keys()
+        facts = replace(self._run, environment={**worker.facts.environment, "worker": place})
+        left = [case for case in group.cases if key_of(case) not in known]
+        return outcome.rows + [cell_row(case, facts, "error", given_up) for case in left]
+
+    def _write(self, rows: Sequence[Row], samples: Sequence[Sequence[object]]) -> None:
+        if rows:
+            self.writer.write(rows, samples)
+        for row in rows:
+            self.statuses[row["status"]] += 1
+            self.watcher.ended(row)
+
+    def _join(self, event: Ready) -> None:
+        """A worker that came late, or again."""
+        reason = reason_against(event.facts, self._like.versions(), self._on)
+        if not reason and event.facts.device != self._like.device:
+            reason = f"it has {event.facts.device}, and this sweep runs on {self._like.device}"
+        if not reason and event.facts.gpu in {worker.facts.gpu for worker in self._workers.values()} - {""}:
+            reason = f"its GPU {event.facts.gpu} is another worker's"
+        if reason:
+            self.watcher.said(f"worker {event.facts.place} is left out: {reason}")
+        else:
+            self._add(event.worker, event.facts)
+
+    def _check_anybody(self) -> None:
+        now = time.monotonic()
+        if self._workers:
+            self._last_seen = now
+        elif now - self._last_seen > NO_WORKER_S:
+            raise MtabenchError(f"no worker was left for {NO_WORKER_S:g} s; {self._kept()}")
+
+    def _kept(self) -> str:
+        path = self.writer.path
+        return f"what was measured is kept in {path}, and the same command with --out {path} --resume measures the rest"
+
+
+def reason_against(facts: Facts, versions: Mapping[str, str], on: str | None) -> str:
+    """Why a worker may not measure for a process with these versions, or for `--on`; empty if it may."""
+    if on is not None and on.lower() not in facts.device.lower():
+        return f"it has {facts.device}, not {on}"
+    different = differences(versions, facts.versions())
+    return f"it has {different}" if different else ""

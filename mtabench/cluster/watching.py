@@ -1,0 +1,83 @@
+"""What a person sees of a sweep by several workers: the cells as they end, and what each worker does."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console, Group
+from rich.text import Text
+
+from mtabench.escaping import printable
+from mtabench.files.results import text_of
+from mtabench.files.table import LiveWatcher, PlainWatcher, Row, line, results_table
+from mtabench.sweeps.estimate import shown
+
+REDRAW_S = 0.2
+MOST_PLACES = 16  # lines of workers; more are counted
+
+
+class CrewPlainWatcher(PlainWatcher):
+    """Plain lines, each with the worker that measured it."""
+
+    def working(self, place: str, text: str) -> None:
+        """Not shown: a log wants results."""
+
+    def said(self, text: str) -> None:
+        """Print it."""
+        self._console.print(printable(text), soft_wrap=True, markup=False, highlight=False)
+
+    def ended(self, row: Row) -> None:
+        """Print the cell's line."""
+        self.rows.append(row)
+        self.said(f"[{len(self.rows)}/{self._total}] {line(row)} [{text_of(row.get('worker'))}]")
+
+    def refresh(self) -> None:
+        """Lines stay as they are."""
+
+
+class CrewLiveWatcher(LiveWatcher):
+    """The table of a sweep, and below it a line a worker. Nothing is timed in this process: it draws when it likes."""
+
+    def __init__(self, console: Console, total: int, before: list[Row]) -> None:
+        self._working: dict[str, str] = {}  # the table is drawn once while it is made
+        self._drawn = 0.0
+        super().__init__(console, total, before)
+
+    def working(self, place: str, text: str) -> None:
+        """Show it in the worker's line, or take its line away."""
+        if text:
+            self._working[place] = text
+        else:
+            self._working.pop(place, None)
+
+    def said(self, text: str) -> None:
+        """Print it above the table."""
+        self._console.print(printable(text), soft_wrap=True, markup=False, highlight=False)
+
+    def ended(self, row: Row) -> None:
+        """Add the cell to the table."""
+        self.rows.append(row)
+
+    def refresh(self) -> None:
+        """Draw, not too often."""
+        now = time.monotonic()
+        if now - self._drawn >= REDRAW_S:
+            self._live.refresh()
+            self._drawn = now
+
+    def _render(self) -> Group:
+        room = max(4, self._console.height - 4)
+        places = sorted(self._working)[: min(MOST_PLACES, room // 2)]
+        lines = [Text(printable(f"{place}: {self._working[place]}"), no_wrap=True) for place in places]
+        more = len(self._working) - len(places)
+        if more:
+            lines.append(Text(f"and {more} more workers"))
+        lines.append(Text(f"{len(self.rows)} of {self._total} cells, {shown(time.monotonic() - self._started)}"))
+        fits = max(1, room - len(lines))
+        # The last rows alone: of a hundred thousand, looking at all takes longer than measuring one.
+        return Group(results_table(self.rows[-fits:], fits), *lines) if self.rows else Group(*lines)
+
+
+def crew_watcher(console: Console, total: int, before: list[Row]) -> CrewPlainWatcher | CrewLiveWatcher:
+    """The watcher that suits where the output goes; `before` are rows that the file already has."""
+    return (CrewLiveWatcher if console.is_terminal else CrewPlainWatcher)(console, total, before)

@@ -1,0 +1,91 @@
+"""--ranks, checked before anything is started. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from mtabench.cluster.asked import Asked
+from mtabench.errors import UsageError
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.plan import Options, Plan, make_plan
+
+# Implementations that can share a sequence, and the backend of `conv_attention` that each of them is.
+BACKENDS = {"eager": "reference", "triton": "triton"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process stands if torchrun started it; it is rank 0 of none otherwise."""
+
+    rank: int
+    under_torchrun: bool
+
+
+def find_place(ranks: int) -> Place:
+    """Raises UsageError if torchrun started another number of processes."""
+    if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
+        return Place(0, under_torchrun=False)
+    started = int(os.environ["WORLD_SIZE"])
+    if started != ranks:
+        raise UsageError(
+            f"torchrun started {started} processes, and --ranks is {ranks}; give --ranks {started}, or leave torchrun "
+            "out: mtabench starts its ranks itself"
+        )
+    return Place(int(os.environ["RANK"]), under_torchrun=True)
+
+
+def follow_torchrun(ranks: int, device: str) -> bool:
+    """Whether torchrun started this process as another rank than the first: then it has done its part by now."""
+    place = find_place(ranks)
+    if place.rank == 0:
+        return False
+    from mtabench.ranks.follower import follow
+    from mtabench.ranks.meeting import TORCHRUN, Meeting
+
+    follow(Meeting(place.rank, ranks, device, TORCHRUN))
+    return True
+
+
+def plan_over_ranks(options: Options, ranks: int, asked: Asked) -> Plan:
+    """The cells of a sweep over ranks; raises UsageError, in one sentence, for what it could not do."""
+    plan = make_plan(_options_over_ranks(options, ranks, asked))
+    _check_cases(plan.cases, ranks)
+    return replace(plan, baseline=None, notes=())  # speedups are over one rank, not over another implementation
+
+
+def _options_over_ranks(options: Options, ranks: int, asked: Asked) -> Options:
+    if ranks < 2:
+        raise UsageError(f"--ranks is {ranks}; it must be 2 or more, and one GPU is what a sweep without it measures")
+    if asked.anything:
+        raise UsageError(f"--ranks and {asked.source} exclude each other: ranks work on one cell together")
+    if options.isolate or options.timer in ("nvbench", "graph"):
+        what = "--isolate" if options.isolate else f"--timer {options.timer}"
+        raise UsageError(f"{what} cannot be had with --ranks, whose processes take part in every call; leave it out")
+    if options.baseline is not None:
+        raise UsageError("--baseline cannot be had with --ranks, where speedups refer to the same kernels on one rank")
+    if options.impl is None:
+        from mtabench.environment import resolve_device
+
+        return replace(options, impl="triton" if resolve_device(options.device) == "cuda" else "eager")
+    return options
+
+
+def _check_cases(cases: Iterable[Case], ranks: int) -> None:
+    for case in cases:
+        if case.impl not in BACKENDS:
+            raise UsageError(
+                f"{case.impl} cannot share a sequence over ranks; with --ranks give --impl {' or '.join(BACKENDS)}"
+            )
+        if case.seq % (2 * ranks):
+            raise UsageError(
+                f"--seq {case.seq} cannot be shared by {ranks} ranks, two equal chunks each; "
+                f"give a multiple of {2 * ranks}, such as {-(-case.seq // (2 * ranks)) * 2 * ranks}"
+            )
+        least = 2 * ranks * ((case.conv_q or 1) + (case.conv_k or 1) - 1)
+        if case.seq < least:
+            raise UsageError(
+                f"--seq {case.seq} is too short for {ranks} ranks and --conv {case.taps}, whose taps reach into "
+                f"neighbouring chunks; give {least} or more"
+            )

@@ -1,0 +1,168 @@
+"""The ranks of a sweep: this process is rank 0 and starts the others, unless torchrun has started them all.
+
+They wait for orders over gloo, on the host; tensors on GPUs go over NCCL.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import IO, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from mtabench.errors import MtabenchError, UsageError
+from mtabench.processes import RUN_MODULE, ending, last_line
+from mtabench.ranks.asked import Place
+
+WAIT = timedelta(hours=2)  # for an order: rank 0 may check a long sequence in float64 meanwhile
+EXIT_S = 10.0
+LOOK_AGAIN_S = 0.5
+
+
+TORCHRUN = "env://"  # where its processes meet
+
+
+class Helper(NamedTuple):
+    """A rank that this process started, and what it prints."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+
+    def reason(self, wait_s: float = 0.0) -> str | None:
+        """How it ended, or None if it lives on for so long."""
+        try:
+            code = self.process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return None
+        return f"rank {self.rank}: {ending(code) or 'its process ended'}{last_line(self.output)}"
+
+
+class Meeting:
+    """A process group for the data of a sweep, and one for orders."""
+
+    def __init__(self, rank: int, ranks: int, device: str, address: str) -> None:
+        """Join at an address of torch.distributed; on GPUs, this rank's becomes the current one."""
+        self.rank, self.size, self.device = rank, ranks, device
+        gpu = None
+        if device == "cuda":
+            gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]) if address == TORCHRUN else rank)
+            torch.cuda.set_device(gpu)
+        else:  # all of them share the cores, and what one rank is compared with has as many
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+        dist.init_process_group(
+            "nccl" if gpu else "gloo", init_method=address, rank=rank, world_size=ranks, timeout=WAIT, device_id=gpu
+        )
+        group = dist.group.WORLD
+        assert group is not None
+        self.data: dist.ProcessGroup = group
+        self.helpers: list[Helper] = []
+        self.kept = ""
+        self._orders = dist.new_group(backend="gloo", timeout=WAIT)
+
+    def give(self, order: Any) -> None:
+        """Tell all ranks what to do; for rank 0."""
+        dist.broadcast_object_list([order], src=0, group=self._orders)
+
+    def take(self) -> Any:
+        """What rank 0 says to do; waits for it."""
+        orders = [None]
+        dist.broadcast_object_list(orders, src=0, group=self._orders)
+        return orders[0]
+
+    def check_all_alive(self) -> None:
+        """After a failure, which may be the loss of a rank: raise MtabenchError if it is."""
+        for helper in self.helpers:
+            if reason := helper.reason(EXIT_S / 10):
+                raise MtabenchError(f"{reason}; {self.kept}")
+
+    def line_up(self) -> None:
+        """No rank goes on before all are here: on GPUs their streams, on a CPU the processes."""
+        if self.device == "cuda":
+            dist.all_reduce(torch.zeros(1, device="cuda"), group=self.data)
+        else:
+            dist.barrier(group=self.data)
+
+
+def check_devices(ranks: int, device: str, place: Place) -> None:
+    """Raise UsageError if there are fewer GPUs here than ranks."""
+    there = torch.cuda.device_count()
+    if device == "cuda" and not place.under_torchrun and there < ranks:
+        instead = "leave --ranks out" if there < 2 else f"give --ranks {there}"
+        raise UsageError(
+            f"--ranks {ranks} needs {ranks} GPUs, and {there} can be seen here; {instead}, or give --device cpu"
+        )
+
+
+@contextmanager
+def meet(ranks: int, device: str, place: Place, kept: str) -> Iterator[Meeting]:
+    """The meeting of all ranks, for rank 0; the others are sent home at the end.
+
+    Should one of them die, this process says so and ends: its GPU may wait for that rank for ever. `kept` says what is
+    kept then. Raises MtabenchError for a rank that died if this process is told.
+    """
+    threads, over = torch.get_num_threads(), threading.Event()
+    helpers: list[Helper] = []
+    with ExitStack() as cleanup:
+        address = TORCHRUN
+        if not place.under_torchrun:
+            address = f"tcp://127.0.0.1:{_free_port()}"
+            helpers = [_start(rank, ranks, device, address, cleanup) for rank in range(1, ranks)]
+            cleanup.callback(over.set)
+            threading.Thread(target=_watch, args=(helpers, over, kept), daemon=True).start()
+        cleanup.callback(torch.set_num_threads, threads)
+        meeting = Meeting(0, ranks, device, address)
+        meeting.helpers, meeting.kept = helpers, kept
+        yield meeting
+        over.set()
+        meeting.give(("end",))
+        dist.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def _start(rank: int, ranks: int, device: str, address: str, cleanup: ExitStack) -> Helper:
+    """Start a rank, which dies with this process and is gone after `cleanup`."""
+    output: IO[bytes] = cleanup.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", RUN_MODULE, "mtabench.ranks.follower", str(rank), str(ranks), device, address],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        start_new_session=True,  # Ctrl-C is for rank 0, which ends them
+    )
+    cleanup.callback(_end, process)
+    return Helper(rank, process, output)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(EXIT_S if sys.exc_info()[0] is None else 0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _watch(helpers: Sequence[Helper], over: threading.Event, kept: str) -> None:
+    while not over.wait(LOOK_AGAIN_S):
+        for reason in filter(None, (helper.reason() for helper in helpers)):
+            if over.is_set():
+                return
+            print(f"mtabench: {reason}; {kept}", file=sys.stderr, flush=True)
+            for helper in helpers:
+                helper.process.kill()
+            os._exit(1)

@@ -1,0 +1,85 @@
+"""What every rank does with its part of a cell, told by rank 0."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention import conv_attention
+from mta_kernels.conv_attention.context_parallel import shard_sequence, unshard_sequence
+from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks
+from mtabench.ranks.asked import BACKENDS
+from mtabench.ranks.meeting import Meeting
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.inputs import Inputs, make_inputs
+
+LINK_BYTES = {"cuda": 256 << 20, "cpu": 16 << 20}
+LINK_TRIALS = 5
+
+
+class Part:
+    """A rank's rows of a cell's tensors, and its part of each call; all ranks call the same methods in turn."""
+
+    def __init__(self, meeting: Meeting, case: Case, inputs: Inputs) -> None:
+        """`inputs` are those of the whole cell, equal on all ranks."""
+        self._meeting, self._case = meeting, case
+
+        def mine(x: Tensor) -> Tensor:
+            return shard_sequence(x.detach(), meeting.data).requires_grad_(x.requires_grad)
+
+        dout = None if inputs.dout is None else mine(inputs.dout)
+        self._inputs = replace(inputs, q=mine(inputs.q), k=mine(inputs.k), v=mine(inputs.v), dout=dout)
+
+    def forward(self) -> Tensor:
+        """This rank's rows of out; starts and ends with the other ranks."""
+        x = self._inputs
+        assert x.weight is not None
+        self._meeting.line_up()
+        backend = BACKENDS[self._case.impl]
+        out = conv_attention(
+            x.q, x.k, x.v, x.weight, causal=self._case.causal, backend=backend, group=self._meeting.data
+        )
+        self._meeting.line_up()
+        return out
+
+    def backward(self, out: Tensor) -> tuple[Tensor, ...]:
+        """This rank's gradients of q, k and v, and the weight's; starts and ends with the other ranks."""
+        self._meeting.line_up()
+        gradients = torch.autograd.grad(out, list(self._inputs.differentiable.values()), self._inputs.dout)
+        self._meeting.line_up()
+        return gradients
+
+    def results(self) -> Tensor | Sequence[Tensor]:
+        """The whole output, or in backward the whole gradients, on every rank."""
+        group = self._meeting.data
+        if self._case.pass_ == "fwd":
+            return unshard_sequence(self.forward(), group)
+        dq, dk, dv, dweight = self.backward(self.forward())
+        return [*(unshard_sequence(x, group) for x in (dq, dk, dv)), dweight]
+
+
+def load_part(meeting: Meeting, case: Case) -> tuple[Part, Inputs]:
+    """This rank's part of a cell, and the inputs of the whole."""
+    inputs = make_inputs(case)
+    return Part(meeting, case, inputs), inputs
+
+
+def link_gbytes_s(meeting: Meeting) -> float:
+    """10^9 bytes a second that each rank sends to the next one while it receives as much, at best of a few trials."""
+    ranks = GroupRanks(meeting.data)
+    message = torch.zeros(LINK_BYTES[meeting.device], dtype=torch.uint8, device=meeting.device)
+    best = float("inf")
+    for _ in range(1 + LINK_TRIALS):  # the first one makes the connections
+        meeting.line_up()
+        if meeting.device == "cuda":
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        ranks.shift([message]).wait()
+        if meeting.device == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - started)
+    return message.nbytes / best / 1e9

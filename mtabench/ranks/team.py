@@ -1,0 +1,135 @@
+"""Measures a sweep whose cells are shared by ranks; has the face of `sweeps.here.Here`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mta_kernels.conv_attention.arguments import key_padding
+from mta_kernels.conv_attention.context_parallel.ring import passed_bytes
+from mta_kernels.conv_attention.context_parallel.tiles import Problem
+from mtabench import environment
+from mtabench.files.results import Writer, key_of
+from mtabench.files.rows import Row, cell_row, sample_lines, timed_row
+from mtabench.measuring import timing
+from mtabench.measuring.statistics import summarize
+from mtabench.measuring.stopwatch import MEASURING, VERIFYING, Stopwatch
+from mtabench.ranks.asked import find_place
+from mtabench.ranks.meeting import Meeting, check_devices, meet
+from mtabench.ranks.part import Part, link_gbytes_s, load_part
+from mtabench.registry import find, load
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.here import Here
+from mtabench.sweeps.inputs import DTYPES
+from mtabench.sweeps.plan import Plan
+from mtabench.sweeps.sweep import Sweep, Watcher, failure, interruptible, new_sweep, words
+from mtabench.sweeps.verify import Oracle
+
+ONE_RANK = "1 rank"
+
+
+class RankTeam(Here):
+    """This process, which is rank 0, and the others."""
+
+    def __init__(self, plan: Plan, ranks: int) -> None:
+        super().__init__(isolate=False)
+        self._ranks, self._place = ranks, find_place(ranks)
+        check_devices(ranks, plan.device, self._place)
+        self.device_name = f"{ranks} x {environment.describe(plan.device)['device']}"
+
+    def meet(self) -> list[str]:
+        """Who measures, in a line for a person."""
+        return [f"over {self._ranks} ranks, beside the same kernels on one of them: {self.device_name}"]
+
+    def run(self, plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher, spent: Stopwatch) -> None:
+        """Measure the cells that the writer's file does not have yet; raises as sweep.run does."""
+        pending = [case for case in plan.cases if key_of(case) not in writer.done]
+        sweep = new_sweep(plan, writer, settings, watcher, spent)
+        where = {**sweep.facts.environment, "device": self.device_name, "ranks": self._ranks}
+        options = f"{sweep.facts.options} --ranks {self._ranks}".strip()
+        sweep.facts = replace(sweep.facts, environment=where, options=options)
+        kept = f"what was measured is kept in {writer.path}, and --resume goes on"
+        with interruptible(plan, writer):
+            pending = list(filter(sweep.can_run, pending))
+            if not pending:
+                return
+            watcher.doing(f"starting {self._ranks} ranks")
+            with meet(self._ranks, plan.device, self._place, kept) as meeting:
+                meeting.give(("link",))
+                link = link_gbytes_s(meeting)
+                for case in pending:
+                    _measure(sweep, meeting, case, link)
+
+
+def _measure(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> None:
+    """Check a cell over ranks and on one, time both in turns, and write its row."""
+    meeting.give(("load", case))
+    part, inputs = load_part(meeting, case)
+    build = load(find(case.impl).target)
+    sweep.watcher.doing(f"{words(case)}: float64 reference")
+    try:
+        with sweep.spent.on(VERIFYING):
+            oracle = Oracle(case, inputs)
+            sweep.watcher.doing(f"{words(case)}, {case.label}: verifying")
+            meeting.give(("results",))
+            check = oracle.check(part.results())
+    except Exception as error:
+        meeting.check_all_alive()
+        sweep.write([cell_row(case, sweep.facts, *failure(error))])
+        meeting.give(("drop",))
+        return
+    if not check.ok:
+        sweep.write([cell_row(case, sweep.facts, "wrong", check.reason, check.rel_error)])
+        meeting.give(("drop",))
+        return
+    together = f"{meeting.size} ranks"
+    cells = {together: _timed(meeting, case, part), ONE_RANK: timing.timed(case, build, inputs)}
+    sweep.watcher.doing(f"{words(case)}: timing {case.impl} over {together} and on one")
+    with sweep.spent.on(MEASURING):
+        measured = timing.measure(cells, case.device, sweep.settings)
+    outcome, alone = measured[together], measured[ONE_RANK]
+    if isinstance(outcome, Exception):
+        meeting.check_all_alive()
+        row, samples = cell_row(case, sweep.facts, *failure(outcome), check.rel_error), []
+    else:
+        outcome.energy_j = None  # this rank's alone
+        row = timed_row(case, sweep.facts, outcome, check.rel_error, None)
+        row |= _compared(row, alone, meeting.size) | _communication(case, meeting.size, link)
+        samples = list(sample_lines(case, sweep.facts, outcome.rounds))
+    meeting.give(("drop",))
+    sweep.write([row], samples)
+
+
+def _timed(meeting: Meeting, case: Case, part: Part) -> timing.Timed:
+    """As timing.timed, on all ranks."""
+
+    def forward(_: Any = None) -> torch.Tensor:
+        meeting.give(("forward",))
+        return part.forward()
+
+    def backward(out: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        meeting.give(("backward",))
+        return part.backward(out)
+
+    return timing.Timed(run=backward, setup=forward) if case.pass_ == "bwd" else timing.Timed(run=forward)
+
+
+def _compared(row: Row, alone: timing.Measurement | Exception, ranks: int) -> Row:
+    """Speedup over one rank and efficiency, where one rank could do it at all."""
+    if isinstance(alone, Exception) or row["status"] != "ok":
+        return {}
+    speedup = summarize(alone.rounds).median_ms / row["median_ms"]
+    return {"baseline": ONE_RANK, "speedup": speedup, "efficiency": speedup / ranks}
+
+
+def _communication(case: Case, ranks: int, link: float) -> Row:
+    """What the link allows at best: the bytes that a rank passes on, at the bandwidth measured before."""
+    conv = (case.conv_q or 1, case.conv_k or 1)
+    passed = passed_bytes(
+        Problem(case.seq // (2 * ranks), case.causal, 1.0, key_padding(conv[1], "both"), *conv), ranks,
+        batch=case.batch, kv_heads=case.kv_heads, head_dim=case.head_dim, dtype=DTYPES[case.dtype],
+        backward=case.pass_ == "bwd",
+    )  # fmt: skip
+    return {"link_gbytes_s": link, "communication_ms": passed / link / 1e6}

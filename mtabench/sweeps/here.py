@@ -1,0 +1,55 @@
+"""The process of the command itself as what measures a sweep; `cluster.team` has the same face for workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from mtabench.files.results import Writer
+from mtabench.measuring.stopwatch import Stopwatch
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.plan import Plan
+
+if TYPE_CHECKING:
+    from mtabench.measuring.timing import Settings
+    from mtabench.sweeps.sweep import Watcher
+
+
+class Here:
+    """Measures in this process, or with --isolate in one a cell."""
+
+    device_name: str | None = None  # asked for where it is needed
+
+    def __init__(self, isolate: bool) -> None:
+        self._isolate = isolate
+
+    def meet(self) -> list[str]:
+        """Who measures, in lines for a person: nothing to tell."""
+        return []
+
+    def runnable(self, cases: Sequence[Case]) -> list[Case]:
+        """The cells that are worth trying on this machine."""
+        from mtabench.measuring.readiness import memory_reason, unsupported_reason
+
+        return [case for case in cases if not (unsupported_reason(case) or memory_reason(case))]
+
+    def seconds(self, cases: Sequence[Case], settings: Settings) -> float:
+        """A guess of the time that these cells take."""
+        from mtabench.sweeps.estimate import estimate_seconds
+
+        samples = settings.max_rounds * settings.samples_per_round
+        return estimate_seconds(cases, settings.time_limit_s, samples, settings.min_rounds, self._isolate)
+
+    def watcher(self, *arguments: Any) -> AbstractContextManager[Any]:
+        """What shows the sweep to a person, made of a console, the number of cells and rows of before."""
+        from mtabench.files.table import watcher
+
+        return watcher(*arguments)
+
+    def run(self, plan: Plan, writer: Writer, settings: Settings, watcher: Watcher, spent: Stopwatch) -> None:
+        """Measure the cells that the writer's file does not have yet; raises as sweep.run does."""
+        from mtabench.measuring.isolation import run_isolated
+        from mtabench.sweeps.sweep import run
+
+        (run_isolated if self._isolate else run)(plan, writer, settings, watcher, spent)

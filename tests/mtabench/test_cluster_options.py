@@ -1,0 +1,155 @@
+"""What is asked of workers in vain is one sentence, before anything is started or written."""
+
+import os
+import socket
+import stat
+
+import pytest
+from command_line import contents, make_runner, refused
+
+from mtabench.cluster import asked, facts, team
+
+CPU = ("--device", "cpu", "--seq", "16", "--impl", "eager")
+GPU = ("--seq", "16", "--impl", "eager")
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return make_runner(monkeypatch, capsys, tmp_path)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch, tmp_path_factory):
+    """An nvidia-smi that lists an H200 and an A100."""
+    folder = tmp_path_factory.mktemp("bin")
+    script = folder / "nvidia-smi"
+    script.write_text("#!/bin/sh\necho '0, GPU-aaaa, NVIDIA H200'\necho '1, GPU-bbbb, NVIDIA A100-SXM4-80GB'\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpus", "all", "--device", "cpu"), "--workers 2 --device cpu"),
+        (("--workers", "2"), "needs --device cpu"),
+        (("--workers", "0", "--device", "cpu"), "it must be 1 or more"),
+        (("--workers", "99999", "--device", "cpu"), "cores of this machine"),
+        (("--workers", "2", "--device", "cpu", "--gpus", "all"), "exclude each other"),
+        (("--gpus", "all", "--scheduler", "tls://a:1"), "exclude each other"),
+        (("--workers", "2", "--device", "cpu", "--isolate"), "drop --isolate or --workers"),
+        (("--on", "H200"), "it needs --gpus all"),
+        (("--gpus", "all", "--tls-ca", "ca.pem"), "--tls-ca is for --scheduler"),
+        (("--gpus", "7"), "there is no GPU 7 here; expected all, or some of 0, 1"),
+        (("--gpus", "0,x"), "expected all, or numbers of GPUs"),
+        (("--gpus", "1", "--on", "H200"), "fits none of these GPUs: NVIDIA A100-SXM4-80GB"),
+    ],
+)
+@pytest.mark.usefixtures("two_gpus")
+def test_options_that_cannot_be_had(mtabench, tmp_path, words, said):
+    refused(mtabench("fwd", *GPU, *words), said)
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("tcp://192.168.7.7:8786", "plain tcp:// is for this machine only"),
+        ("tcp://node01:8786", "plain tcp:// is for this machine only"),
+        ("ws://127.0.0.1:8786", "is no address"),
+        ("127.0.0.1:8786", "is no address"),
+        ("tls://node01", "is no address"),
+        ("tls://node01:x", "is no address"),
+        ("tls://node01:8786", "give --tls-ca FILE, or set distributed.comm.tls.ca-file"),
+    ],
+)
+def test_addresses_that_cannot_be_used(mtabench, tmp_path, address, said):
+    refused(mtabench("fwd", *CPU, "--scheduler", address), said)
+    assert contents(tmp_path) == {}
+
+
+def test_tls_files_that_are_not_there_or_no_certificates(mtabench, tmp_path):
+    words = ("fwd", *CPU, "--scheduler", "tls://node01:8786", "--tls-ca", "ca.pem", "--tls-cert", "c.pem", "--tls-key")
+    refused(mtabench(*words, "k.pem"), "there is no file ca.pem for --tls-ca")
+    for name in ("ca.pem", "c.pem", "k.pem"):
+        (tmp_path / name).write_text("nothing")
+    refused(mtabench(*words, "k.pem"), "expected PEM files")
+
+
+def test_a_scheduler_that_is_not_there(mtabench, tmp_path, monkeypatch):
+    monkeypatch.setattr(team, "CONNECT_S", 0.5)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    result = mtabench("fwd", *CPU, "--scheduler", f"tcp://127.0.0.1:{port}", "--out", "a.csv")
+    refused(result, f"no scheduler of Dask answers at tcp://127.0.0.1:{port}")
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize("package", ["distributed", "cryptography"])
+def test_without_its_packages_it_says_what_to_install(mtabench, monkeypatch, package):
+    monkeypatch.setattr(asked, "find_spec", lambda name: None if name == package else object())
+    words = ("fwd", *CPU, "--workers", "2")
+    refused(mtabench(*words), f"needs the package {package}", "pip install 'mtabench[cluster]'")
+
+
+def test_without_nvidia_smi_there_are_no_gpus(mtabench, monkeypatch):
+    monkeypatch.setattr(facts.subprocess, "run", lambda *args, **options: (_ for _ in ()).throw(FileNotFoundError()))
+    refused(mtabench("fwd", *GPU, "--gpus", "all"), "nvidia-smi lists no GPU here", "--workers 2 --device cpu")
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    ("visible", "expected"), [(None, [0, 1]), ("1", [1]), ("GPU-aa", [0]), ("", []), ("1,0", [0, 1])]
+)
+def test_gpus_that_cuda_does_not_see_are_none(monkeypatch, visible, expected):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu.index for gpu in facts.gpus_of_machine()] == expected
+
+
+def test_a_gpu_goes_by_its_number_where_several_are_seen_and_by_its_uuid_where_slurm_hides_the_others(
+    monkeypatch, request
+):
+    monkeypatch.setattr(facts, "_listed", lambda: [facts.Gpu(0, "GPU-0123456789ab", "NVIDIA H200")])
+    assert facts.gpu_place("GPU-0123456789ab") == "GPU-01234567"
+    monkeypatch.undo()
+    request.getfixturevalue("two_gpus")
+    assert facts.gpu_place("GPU-bbbb") == "GPU 1"
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_dry_run_starts_nothing_and_says_who_would_measure(mtabench, tmp_path):
+    code, out, err = mtabench("fwd", "--gpus", "all", "--on", "h200", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "workers: 1 on NVIDIA H200" in out
+    assert "device    cuda" in out
+    assert contents(tmp_path) == {}
+
+
+def test_several_workers_take_less_time_by_the_guess(mtabench):
+    words = ("fwd", "--device", "cpu", "--seq", "1k..4k:+128", "--impl", "eager", "--dry-run")
+    guesses = []
+    for count in ("1", "2"):
+        code, out, _ = mtabench(*words, "--workers", count)
+        assert code == 0
+        guesses.append(out.partition(" about ")[2].partition(" (a guess)")[0])
+    number, unit = guesses[0].split()
+    assert guesses[1].split()[1] == unit
+    assert 0.45 * int(number) <= int(guesses[1].split()[0]) <= 0.65 * int(number)
+
+
+def test_sweeps_in_pairs_take_no_workers(mtabench):
+    refused(mtabench("noise", "fwd", *CPU, "--workers", "2"), "--workers is for one sweep")
+
+
+def test_only_what_is_the_same_may_measure():
+    here = {"mtabench": "0.1.0", "git_sha": "abc", "sources": "1", "torch": "2.13.0", "triton": "3.6.0"}
+    assert facts.differences(here, here) == ""
+    assert facts.differences(here, here | {"torch": "2.11.0"}) == "torch 2.11.0 instead of 2.13.0"
+    assert facts.differences(here, here | {"git_sha": ""}) == "git revision unknown instead of abc"
+    assert "other sources" in facts.differences(here, here | {"sources": "2"})
+    there = here | {"triton": "3.7.0", "mtabench": "0.2.0", "sources": "2"}
+    assert facts.differences(here, there) == "mtabench 0.2.0 instead of 0.1.0, triton 3.7.0 instead of 3.6.0"

@@ -1,0 +1,174 @@
+"""Sweeps on a Dask cluster that is there, by TLS as docs/cluster.md says or plain on this machine; what is refused."""
+
+import os
+import subprocess
+import sys
+import time
+
+import planted_workers
+import pytest
+from command_line import contents, make_runner, refused
+from distributed import LocalCluster, Security
+
+from mtabench import environment, registry
+from mtabench.cluster import facts, team
+from mtabench.cluster import worker as tasks
+from mtabench.files.results import read_results
+
+pytestmark = pytest.mark.slow
+
+SHAPE = ("--head-dim", "16", "--heads", "2", "--conv", "3x3", "--rounds", "2", "--no-plot", "--impl", "eager")
+CPU = ("--device", "cpu", "--seq", "16,32", *SHAPE)
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", planted_workers.implementations())
+    monkeypatch.syspath_prepend(planted_workers.FOLDER / "planted_site")
+    return make_runner(monkeypatch, capsys, tmp_path)
+
+
+@pytest.fixture
+def plain():
+    """The address of a cluster in this process with one worker, which says that it has a core and a GPU."""
+    with LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, protocol="tcp://", host="127.0.0.1", memory_limit=None,
+        resources={"CPU": 1, "GPU": 1}, dashboard_address="127.0.0.1:0", silence_logs=60,
+    ) as cluster:  # fmt: skip
+        yield cluster.scheduler_address
+
+
+def with_tls(address, files):
+    """The options of a sweep there."""
+    ca, cert, key = files
+    return ["--scheduler", address, "--tls-ca", ca, "--tls-cert", cert, "--tls-key", key]
+
+
+def certificate(folder):
+    """Options with the files of an authority, a certificate and its key."""
+    made = Security.temporary()
+    folder.mkdir()
+    for name, text in (("ca", made.tls_ca_file), ("cert", made.tls_client_cert), ("key", made.tls_client_key)):
+        (folder / f"{name}.pem").write_text(text)
+    return [str(folder / f"{name}.pem") for name in ("ca", "cert", "key")]
+
+
+@pytest.fixture
+def encrypted(tmp_path_factory):
+    """The address of a cluster in processes of its own, and the TLS files of its clients."""
+    folder = tmp_path_factory.mktemp("cluster")
+    files = certificate(folder / "tls")
+    tls = [word for pair in zip(("--tls-ca-file", "--tls-cert", "--tls-key"), files, strict=True) for word in pair]
+    common = [*tls, "--scheduler-file", str(folder / "scheduler.json"), "--no-dashboard"]
+    commands = [
+        ["scheduler", "--host", "127.0.0.1", "--port", "0", "--protocol", "tls", *common],
+        ["worker", "--host", "127.0.0.1", "--nthreads", "1", "--memory-limit", "0", "--resources", "CPU=1", *common],
+    ]
+    environ = planted_workers.environment()
+    started = []
+    with (folder / "log").open("w") as log:
+        try:
+            for words in commands:
+                process = subprocess.Popen([sys.executable, "-m", "dask", *words], stdout=log, stderr=log, env=environ)
+                started.append(process)
+                environ.setdefault(planted_workers.SCHEDULER, str(process.pid))
+            deadline = time.monotonic() + 60
+            while "Scheduler at:" not in (text := (folder / "log").read_text()):
+                assert time.monotonic() < deadline, text
+                time.sleep(0.1)
+            yield text.partition("Scheduler at:")[2].split()[0], files
+        finally:
+            for process in started:
+                process.kill()
+            for process in started:
+                process.wait(20)
+
+
+def test_a_cluster_by_tls_measures_and_a_stranger_gets_nothing(mtabench, tmp_path, monkeypatch, encrypted):
+    address, files = encrypted
+    assert address.startswith("tls://")
+    code, _, err = mtabench("fwd", *CPU, *with_tls(address, files), "--out", "out.csv")
+    assert (code, err) == (0, "")
+    table = read_results(tmp_path / "out.csv")
+    assert table["status"].tolist() == ["ok", "ok"]
+    assert table["worker"].str.startswith(f"{os.uname().nodename} CPU ").all()
+
+    monkeypatch.setattr(team, "CONNECT_S", 1.0)
+    for name, path in zip(("ca-file", "client.cert", "client.key"), certificate(tmp_path / "stranger"), strict=True):
+        monkeypatch.setenv(f"DASK_DISTRIBUTED__COMM__TLS__{name.upper().replace('.', '__').replace('-', '_')}", path)
+    import dask
+
+    dask.config.refresh()
+    try:
+        refused(mtabench("fwd", *CPU, "--scheduler", address), "no scheduler of Dask answers", address)
+    finally:
+        monkeypatch.undo()
+        dask.config.refresh()
+
+
+def test_a_scheduler_that_is_gone_stops_the_sweep_and_what_was_measured_is_kept(
+    mtabench, tmp_path, monkeypatch, encrypted
+):
+    monkeypatch.setattr(team, "CONNECT_S", 1.0)
+    impl = ("--impl", "kills-scheduler")
+    code, _, err = mtabench("fwd", *CPU, "--seq", "16..64", *impl, *with_tls(*encrypted), "--out", "out.csv")
+    assert code == 1
+    assert len(err.splitlines()) == 1, err
+    assert "the connection to Dask's scheduler was lost; what was measured is kept in out.csv" in err
+    table = read_results(tmp_path / "out.csv")
+    assert table[["seq", "status"]].values.tolist() == [[64, "ok"]]
+
+
+def test_a_cluster_on_this_machine_may_be_plain(mtabench, tmp_path, plain):
+    code, _, err = mtabench("fwd", *CPU, "--scheduler", plain, "--out", "out.csv")
+    assert (code, err) == (0, "")
+    assert read_results(tmp_path / "out.csv")["status"].tolist() == ["ok", "ok"]
+    assert tasks._measurer is None  # the worker is let go
+
+
+def test_a_worker_without_the_gpu_that_it_offers(mtabench, tmp_path, plain):
+    result = mtabench("fwd", "--seq", "16", *SHAPE, "--scheduler", plain, "--out", "out.csv")
+    refused(result, "cannot measure", "PyTorch")
+    assert contents(tmp_path) == {}
+
+
+def test_a_worker_with_another_revision(mtabench, tmp_path, monkeypatch, plain):
+    monkeypatch.setattr(environment, "git_state", lambda root: ("0123456789ab", False))
+    result = mtabench("fwd", *CPU, "--scheduler", plain, "--out", "out.csv")
+    refused(result, "does not run the same as this process", "git revision", "instead of 0123456789ab")
+    assert contents(tmp_path) == {}
+
+
+def test_a_cluster_without_a_worker_of_the_kind(mtabench, monkeypatch):
+    monkeypatch.setattr(team, "COME_S", 0.5)
+    with LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, protocol="tcp://", host="127.0.0.1",
+        dashboard_address="127.0.0.1:0", silence_logs=60,
+    ) as cluster:  # fmt: skip
+        refused(mtabench("fwd", *CPU, "--scheduler", cluster.scheduler_address), "no worker", "--resources CPU=1")
+
+
+def place(number, device="NVIDIA H200", gpu=None):
+    described = {"device": device, "mtabench": "1", "git_sha": "", "torch": "2", "triton": "3"}
+    return facts.Facts(f"node{number} GPU 0", gpu or f"GPU-{number}", described, "0")
+
+
+@pytest.mark.parametrize(
+    ("on", "there", "said"),
+    [
+        (None, [place(1), place(2, "NVIDIA A100")], "choose with --on 'NVIDIA H200'"),
+        ("b200", [place(1), place(2, "NVIDIA A100")], "fits none of these workers: they have NVIDIA H200, NVIDIA A100"),
+        (None, [place(1), place(2, gpu="GPU-1")], "share the GPU GPU-1"),
+        ("h200", [place(1), place(2, "NVIDIA A100")], ""),
+    ],
+)
+def test_workers_are_of_one_kind_and_each_has_a_gpu(monkeypatch, on, there, said):
+    monkeypatch.setattr(facts, "facts_here", lambda device: there[0])
+    asked = team.Asked(scheduler="tls://a:1", on=on)
+    gathered = team.Team(asked, "cuda", [], object())
+    monkeypatch.setattr(team.Team, "_first", lambda self: {str(i): one for i, one in enumerate(there)})
+    if said:
+        with pytest.raises(team.UsageError, match=said.replace("(", r"\(")):
+            gathered.meet()
+    else:
+        assert gathered.meet() == ["workers: 1 on NVIDIA H200: node1 GPU 0"]

@@ -1,0 +1,129 @@
+"""Cells shared by ranks, measured on this machine's CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from command_line import contents, make_runner, refused
+from simulated_ranks import SimulatedRanks, run_ranks
+
+from mta_kernels.conv_attention.context_parallel import ring
+from mta_kernels.conv_attention.context_parallel.eager import EagerTiles
+from mta_kernels.conv_attention.context_parallel.tiles import Problem
+from mtabench.files.results import read_results
+
+CPU = ("--device", "cpu", "--heads", "2", "--head-dim", "16", "--conv", "3x4", "--rounds", "2", "--time-limit", "1")
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    return make_runner(monkeypatch, capsys, tmp_path)
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd"])
+def test_ranks_are_measured_beside_one_of_them(mtabench, tmp_path, pass_) -> None:
+    code, out, err = mtabench(pass_, *CPU, "--ranks", "2", "--seq", "128", "--out", "ranks.csv")
+    assert (code, err) == (0, ""), out
+    (row,) = read_results(tmp_path / "ranks.csv").to_dict("records")
+    assert (row["status"], row["impl"], row["ranks"], row["baseline"]) == ("ok", "eager", 2, "1 rank")
+    assert row["efficiency"] == pytest.approx(row["speedup"] / 2, rel=1e-4)
+    assert row["device"].startswith("2 x ")
+    assert row["repro"].endswith("--ranks 2")
+    assert row["rel_error"] < 1e-5
+    assert row["link_gbytes_s"] > 0
+    assert row["communication_ms"] > 0
+    assert "% efficiency" in out
+    assert "GB/s measured between ranks" in out
+
+
+def test_a_dry_run_starts_nobody(mtabench, tmp_path) -> None:
+    code, out, err = mtabench("fwd", *CPU, "--ranks", "2", "--seq", "128,256", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "over 2 ranks" in out
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--ranks", "1"), "it must be 2 or more"),
+        (("--ranks", "3", "--seq", "128"), "give a multiple of 6, such as 132"),
+        (("--ranks", "2", "--seq", "16"), "give 24 or more"),
+        (("--ranks", "2", "--impl", "compile"), "give --impl eager or triton"),
+        (("--ranks", "2", "--isolate"), "--isolate cannot be had with --ranks"),
+        (("--ranks", "2", "--workers", "2"), "--ranks and --workers exclude each other"),
+        (("--ranks", "2", "--baseline", "eager"), "--baseline cannot be had with --ranks"),
+    ],
+)
+def test_what_cannot_be_shared_is_told_before_anything_starts(mtabench, tmp_path, words, told) -> None:
+    refused(mtabench("fwd", *CPU, *words), told)
+    assert contents(tmp_path) == {}
+
+
+def test_torchrun_with_another_number_of_processes_is_told(mtabench, monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    refused(mtabench("fwd", *CPU, "--ranks", "2", "--seq", "128"), "torchrun started 4 processes")
+
+
+def test_a_comparison_measures_no_ranks(mtabench) -> None:
+    refused(mtabench("noise", "fwd", *CPU, "--ranks", "2"), "--ranks is for one sweep")
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("causal", [True, False])
+def test_bytes_passed_are_those_that_are_sent(backward: bool, causal: bool) -> None:
+    rows = 8
+    problem = Problem(rows, causal, 1.0, 1, 3, 4)
+    q, k, v = torch.randn(3, 1, 2, 2 * rows, 4).unbind()
+    weight = torch.randn(2, 3, 4)
+
+    def sent(ranks: SimulatedRanks) -> int:
+        total = 0
+        shift = ranks.shift
+
+        def counted(tensors):
+            nonlocal total
+            total += sum(x.nbytes for x in tensors)
+            return shift(tensors)
+
+        ranks.shift = counted
+        out, logsumexp = ring.forward(ranks, EagerTiles(0), problem, q, k, v, weight)
+        if backward:
+            total = 0
+            ring.backward(ranks, EagerTiles(0), problem, q, k, v, weight, out, logsumexp, out)
+        return total
+
+    want = ring.passed_bytes(problem, 3, batch=1, kv_heads=2, head_dim=4, dtype=torch.float32, backward=backward)
+    assert run_ranks(3, sent) == [want] * 3
+
+
+def test_a_rank_that_dies_is_named_and_ends_the_sweep(tmp_path) -> None:
+    words = ("fwd", *CPU, "--ranks", "2", "--seq", "128", "--out", "ranks.csv")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    code = "from planted_ranks import run_with_a_rank_that_dies; run_with_a_rank_that_dies()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert done.returncode == 1
+    assert "mtabench: rank 1: its process was ended by SIGKILL" in done.stderr
+    assert "what was measured is kept in ranks.csv, and --resume goes on" in done.stderr
+
+
+@pytest.mark.long
+def test_torchrun_may_start_the_ranks(tmp_path) -> None:
+    words = ("fwd", *CPU, "--ranks", "2", "--seq", "128", "--no-plot", "--out", "ranks.csv")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = ("torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "mtabench")
+    done = subprocess.run(
+        [sys.executable, "-m", *run, *words], cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("% efficiency") == 1
+    assert read_results(tmp_path / "ranks.csv")["ranks"].tolist() == [2]

@@ -1,0 +1,24 @@
+"""A sweep over ranks, one of which is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from mtabench.cli import main
+from mtabench.ranks import meeting
+from mtabench.sweeps.verify import Oracle
+
+
+def run_with_a_rank_that_dies() -> None:
+    """The command line of this process, whose second rank is killed once rank 0 has results to check."""
+    started, start = [], meeting._start
+    meeting._start = lambda *arguments: started.append(start(*arguments)) or started[-1]
+    check = Oracle.check
+
+    def kill_then_check(self, result):
+        os.kill(started[0].process.pid, signal.SIGKILL)
+        return check(self, result)
+
+    Oracle.check = kill_then_check
+    main()
