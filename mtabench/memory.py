@@ -15,8 +15,8 @@ DENSE_MATRICES = {
     "cpu": {"fwd": 3, "bwd": 6, "decode": 3},
 }
 CONVOLUTION_COPIES, HEAD_BLOCK = {"fwd": 1, "bwd": 2, "decode": 1}, 16
-# Query rows of scores at a time in the backward of the expanded form and of the Hopper kernels.
-CHUNKS = {"expanded": 2048, "banded": 1920}
+# Query rows of scores at a time in the backward of the expanded form and, at most, of the Hopper kernels.
+CHUNKS = {"expanded": 2048, "banded": 2304}
 BAND_PITCH = 16  # numbers a row of the causal band
 SUM = 4  # bytes of a float32
 LONGEST = 2**30

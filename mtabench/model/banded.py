@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 from typing import NamedTuple
 
 from mtabench.model import fused
@@ -17,12 +18,12 @@ from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
 # What the kernels reach of the peak of shared memory, calibrated on hopper-fwd.csv and hopper-bwd.csv of an H200.
 # Forward: not every softmax runs while another warpgroup multiplies. Backward: each of five products is waited for, and
 # two warpgroups an SM fill few of these waits.
-FORWARD_SHARED_SHARE, BACKWARD_SHARED_SHARE = 0.73, 0.43
+FORWARD_SHARED_SHARE, BACKWARD_SHARED_SHARE = 0.73, 0.63
 # A block is alone on its SM: nothing hides its first copies, its taps and zeros, and its last rows.
 BLOCK_START_S = 12e-6
 
 ROWS, KEYS, STEP = 64, 64, 16  # rows and keys of a tile, depth of one product
-OWN_ROWS, BACKWARD_WARPGROUPS, CHUNK_ROWS, PITCH_MARGIN = 48, 2, 1920, 112  # of the backward
+OWN_ROWS, BACKWARD_WARPGROUPS, CHUNK_STEP, MOST_CHUNK_ROWS = 48, 2, 384, 2304  # of the backward
 CARRIED, BACK_COLUMNS = 16, 24  # columns of scores that stay for the next tile; columns of the weight's product
 MOST_VALUES, MOST_BACKWARD = 128, 128  # columns of v a block; head dims of the backward
 MOST_TAPS = (8, 17)
@@ -81,12 +82,15 @@ def forward(case: Case, sm_count: int) -> list[Kernel]:
 
 def backward(case: Case, sm_count: int) -> list[Kernel]:
     """The launches of a backward; of head dims above MOST_BACKWARD it is the Triton kernels'."""
-    element, heads, chunks = BYTES_PER_ELEMENT[case.dtype], case.batch * case.heads, -(-case.seq // CHUNK_ROWS)
+    element, heads, taps = BYTES_PER_ELEMENT[case.dtype], case.batch * case.heads, case.conv_q or 1
+    chunk_rows = chunk_rows_for(heads, sm_count)
+    chunks = -(-case.seq // chunk_rows)
     queries, keys = _bytes(case)
     tiles = heads * _tiles(case, OWN_ROWS, CARRIED)
     products = (
         Product(KEYS, _steps(case.head_dim), times=2),  # scores, and the probabilities' gradient
-        Product(2 * STEP, STEP, times=2 * (KEYS // STEP) * (case.conv_q or 1)),  # convolution, and its transpose
+        Product(2 * STEP, STEP, times=2 * (KEYS // STEP), in_registers=True),  # convolution, and its transpose
+        Product(2 * STEP, STEP, times=2 * (KEYS // STEP) * (taps - 1)),
         Product(BACK_COLUMNS, STEP, times=KEYS // 8 * (OWN_ROWS // STEP)),  # the weight's gradient
         Product(case.head_dim, KEYS, in_registers=True),  # dq
     )
@@ -104,22 +108,31 @@ def backward(case: Case, sm_count: int) -> list[Kernel]:
         waves=heads * -(-case.seq // block_rows) / sm_count,
     )
     read = heads * scores(case.seq, fused.ALIGNED, fused.ALIGNED, case.causal)  # scores of p, and of ds
-    ends = [min(case.seq, (chunk + 1) * CHUNK_ROWS) if case.causal else case.seq for chunk in range(chunks)]
+    ends = [min(case.seq, (chunk + 1) * chunk_rows) if case.causal else case.seq for chunk in range(chunks)]
     sum_rows = heads * (sum(ends) + sum(ends[:-1]))  # written once a chunk, read again by the next
-    product = fused.score_product("", read, case.head_dim, element, chunks, block_n=128)
+    block_n = 64 if case.head_dim <= 64 else 128
+    product = fused.score_product("", read, case.head_dim, element, chunks, block_n)
     product = replace(product, memory_bytes=product.memory_bytes + queries + sum_rows * case.head_dim * FLOAT)
-    scratch_rows = min(CHUNK_ROWS, -(-case.seq // block_rows) * block_rows)
     return [
         Kernel("hopper_prepare", memory_bytes=2 * (queries + keys), memory_share=fused.SMALL_SHARE),
-        Kernel("zeros of p and ds", memory_bytes=2 * heads * scratch_rows * (case.seq + PITCH_MARGIN) * element),
         rows,
-        replace(product, name="_transposed_product to dv"),
-        replace(product, name="_transposed_product to dk"),
+        replace(product, name="_add_product to dv"),
+        replace(product, name="_add_product to dk"),
         Kernel(
             "to the dtype of q", launches=2, memory_bytes=2 * (queries // element * FLOAT + keys),
             memory_share=fused.SMALL_SHARE,
         ),
     ]  # fmt: skip
+
+
+def chunk_rows_for(heads: int, sm_count: int) -> int:
+    """Rows that a launch of the backward works on."""
+
+    def filled(rows: int) -> float:
+        rounds = rows // (BACKWARD_WARPGROUPS * OWN_ROWS) * heads / sm_count
+        return rounds / ceil(rounds)
+
+    return max(range(CHUNK_STEP, MOST_CHUNK_ROWS + 1, CHUNK_STEP), key=lambda rows: (round(filled(rows), 2), rows))
 
 
 def _tile_kernel(name: str, tiles: int, products: Sequence[Product], other_bytes: float) -> Kernel:
