@@ -11,6 +11,9 @@ from hypothesis import settings
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # a process a core: more threads would wait for each other
+    torch.set_num_threads(1)
+
 # A shell that runs the tests in the background makes them ignore Ctrl-C, which some of them test.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -153,6 +153,7 @@ def test_compiled_gradients(dynamic: bool) -> None:
     assert_equal(gradients(chunk_of(compiled), inputs), gradients(chunk_of(conv_attention), inputs))
 
 
+@pytest.mark.long
 def test_compiled_by_inductor() -> None:
     def layer(q, k, v, weight):
         return conv_attention(q * 2, k + 1, v, weight) * 3

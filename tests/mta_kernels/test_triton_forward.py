@@ -117,7 +117,7 @@ def test_identity_weight_is_plain_attention(taps: tuple[int, int]) -> None:
     assert relative_error(triton_forward(q, k, v, weight), plain) < 1e-6
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize("taps", [(6, 11), (11, 3), (2, 9)])
 def test_the_future_changes_nothing(taps: tuple[int, int], dtype: torch.dtype) -> None:
     """Bit for bit, whatever the later tokens hold."""

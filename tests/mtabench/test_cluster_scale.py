@@ -15,5 +15,6 @@ def test_this_suites_part_stays_far_below_5_ms_a_cell(tmp_path):
     assert (rows, samples) == (10_000, 10_000 * 50)
 
 
+@pytest.mark.long
 def test_with_dask_it_stays_below_5_ms_a_cell(tmp_path):
     assert simulated_crew.on_dask(100, 5_000, tmp_path / "out.csv") < LIMIT_S
