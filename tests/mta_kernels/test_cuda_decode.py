@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from emulated_kernels import LAUNCH, Emulator
-from kernel_inputs import DEVICE, make, relative_error
+from kernel_inputs import DEVICE, make, poison_memory, relative_error
 from torch import Tensor
 
 from mta_kernels.conv_attention import (
@@ -41,13 +41,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch):
 
     Without a GPU its fields may be changed: the seed of threads and copies, multiprocessors, shared memory.
     """
-    empty = torch.empty
-
-    def poisoned(*args, **kwargs):
-        out = empty(*args, **kwargs)
-        return out.fill_(float("nan")) if out.is_floating_point() else out
-
-    monkeypatch.setattr(torch, "empty", poisoned)
+    poison_memory(monkeypatch)
     fields = SimpleNamespace(seed=0, multiprocessors=5, shared_memory=H200, counts=torch.zeros(256, dtype=torch.int32))
     if not ON_GPU:
         from mta_kernels.conv_attention import api
