@@ -23,7 +23,7 @@ def test_machine_code_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path
     for source in (one, one, other, elsewhere):
         assert compiler.machine_code(source) == b"\x7fELF"
     assert asked == [one, other, elsewhere]
-    (path, *_) = (tmp_path / "cuda").glob("*.cubin")
+    (path, *_) = (tmp_path / "cuda").rglob("*.cubin")
     path.write_bytes(b"torn")
     for source in (one, other, elsewhere):
         compiler.machine_code(source)

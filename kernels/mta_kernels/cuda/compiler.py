@@ -1,6 +1,7 @@
-"""CUDA C++ sources to machine code: by NVRTC, which comes with every PyTorch that has CUDA, kept in memory and on disk.
+"""CUDA C++ sources to machine code: shipped in the wheel, or by NVRTC, which comes with every PyTorch that has CUDA.
 
-Through `cuda.bindings`, which PyTorch brings too: no toolkit and no compiler are needed on the user's machine.
+Through `cuda.bindings`, which PyTorch brings too: no toolkit and no compiler are needed on the user's machine. What
+NVRTC compiled is kept on disk.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from mta_kernels.cuda.shipped import shipped_code
 
 
 class CompileError(RuntimeError):
@@ -32,15 +35,29 @@ class Source:
     constants: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def options(self) -> list[str]:
+        """The compiler's."""
+        return [
+            *(f"-D{key}={value}" for key, value in self.constants.items()),
+            f"--gpu-architecture={self.architecture}",
+            "--std=c++17",
+            "--ptxas-options=-v",
+            "--device-as-default-execution-space",  # lambdas, which older ones take for host code
+        ]
+
+    @property
+    def file_name(self) -> str:
+        """Of its machine code: another for whatever the compiler would read otherwise."""
+        parts = [*sorted(self.options), str(sorted(self.headers.items())), self.path.read_text()]
+        return f"{self.path.stem}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]}.cubin"
+
 
 def compile_source(source: Source) -> tuple[bytes, str]:
     """Machine code, and what the assembler said of it. Raises CompileError with the compiler's words."""
     from cuda.bindings import nvrtc
 
-    name, headers = source.path.name, source.headers
-    options = [f"-D{key}={value}" for key, value in source.constants.items()]
-    options += [f"--gpu-architecture={source.architecture}", "--std=c++17", "--ptxas-options=-v"]
-    options.append("--device-as-default-execution-space")  # lambdas, which older ones take for host code
+    name, headers, options = source.path.name, source.headers, source.options
     program = _checked(
         nvrtc.nvrtcCreateProgram(
             source.path.read_bytes(), name.encode(), len(headers), [x.encode() for x in headers.values()],
@@ -67,11 +84,11 @@ def headers_in(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def machine_code(source: Source) -> bytes:
-    """The same, from the cache on disk if it was compiled before with this compiler: see `cache_folder`."""
-    parts = [version(), source.architecture, str(sorted(source.constants.items())), str(sorted(source.headers.items()))]
-    parts.append(source.path.read_text())
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-    path = cache_folder() / f"{source.path.stem}-{digest}.cubin"
+    """Machine code: shipped in the wheel, else as this compiler made it before (see `cache_folder`), else compiled."""
+    name = source.file_name
+    if (code := shipped_code(name)) is not None:
+        return code
+    path = cache_folder() / f"nvrtc-{version()}" / name
     with contextlib.suppress(OSError):
         code = path.read_bytes()
         if code.startswith(b"\x7fELF"):

@@ -25,6 +25,14 @@ def load(code: bytes, name: str, shared_memory: int, device: int) -> Any:
     return kernel
 
 
+@functools.cache
+def cuda_release() -> int:
+    """The newest CUDA release that the driver knows, such as 13."""
+    from cuda.bindings import driver
+
+    return checked(driver.cuDriverGetVersion()) // 1000
+
+
 def architecture(device: int) -> str:
     """A GPU's own, such as "sm_90"."""
     major, minor = torch.cuda.get_device_capability(device)

@@ -1,0 +1,81 @@
+"""The CUDA kernels of common calls, compiled ahead: `python -m mta_kernels.common_kernels`, for a wheel.
+
+`scripts/build_wheel` runs it. A call of another shape is compiled on the user's machine when it is first made, and so
+is every call where the machine code is that of a CUDA release newer than the driver.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from mta_kernels.conv_attention.arguments import key_padding
+from mta_kernels.conv_attention.cuda_decode.geometry import plan_on
+from mta_kernels.conv_attention.hopper import backward, forward, prepare
+from mta_kernels.cuda import compiler, shipped
+from mta_kernels.cuda.compiler import Source
+
+DTYPES = (torch.bfloat16, torch.float16)
+CONVOLUTION = (6, 11)  # of the paper's models, padded on both sides
+HOPPER_HEAD_DIMS = (64, 96, 128, 256)
+CAUSAL_AND_PACKED = ((True, False), (True, True), (False, False))
+DECODE_HEAD_DIMS, DECODE_GROUPS = (64, 128), (4, 8)  # query heads a KV head: without sharing, decode is Triton's
+# GPUs whose decode is compiled: architecture, bytes of shared memory a block may have, multiprocessors (A100, H200).
+DECODE_GPUS = (("sm_80", 163 * 1024, 108), ("sm_90", 227 * 1024, 132))
+
+
+def common_sources() -> list[Source]:
+    """The sources of common calls, each once."""
+    found = {source.file_name: source for source in itertools.chain(_hopper(), _decode())}
+    return list(found.values())
+
+
+def _hopper() -> Iterator[Source]:
+    for dtype, head_dim in itertools.product(DTYPES, HOPPER_HEAD_DIMS):
+        shape = (dtype, head_dim, *CONVOLUTION, key_padding(CONVOLUTION[1], "both"))
+        yield prepare.Prepared(*shape).source
+        for causal, packed in CAUSAL_AND_PACKED:
+            yield forward.Geometry(*shape, causal, packed).source
+            if head_dim <= backward.MAX_HEAD_DIM:
+                yield backward.Geometry(*shape, causal, packed).source
+
+
+def _decode() -> Iterator[Source]:
+    pad = key_padding(CONVOLUTION[1], "both")
+    for gpu, dtype, head_dim, group, paged in itertools.product(
+        DECODE_GPUS, DTYPES, DECODE_HEAD_DIMS, DECODE_GROUPS, (False, True)
+    ):
+        architecture, limit, multiprocessors = gpu
+        plan = plan_on(limit, multiprocessors, dtype, head_dim, *CONVOLUTION, pad, group, paged, aligned=True)
+        yield plan.geometry.source(architecture)
+
+
+def compile_into_package(sources: Sequence[Source]) -> int:
+    """Compile these into the package's folder of shipped code, in place of what was there; how many bytes it is."""
+    folder = shipped.folder_of(int(compiler.version().split(".")[0]))
+    shutil.rmtree(shipped.FOLDER, ignore_errors=True)
+
+    def one(source: Source) -> int:
+        code, _ = compiler.compile_source(source)
+        compiler.write_whole(folder / source.file_name, code)
+        return len(code)
+
+    size = 0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done, code_size in enumerate(pool.map(one, sources), 1):
+            size += code_size
+            print(f"\r{done} of {len(sources)} kernels, {size / 1e6:.1f} MB", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return size
+
+
+if __name__ == "__main__":
+    if reason := compiler.missing_package():
+        sys.exit(f"error: {reason}")
+    compile_into_package(common_sources())
