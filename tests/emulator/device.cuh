@@ -148,6 +148,7 @@ inline const char* launch(int grid_x, int grid_y, int threads, int shared_bytes,
     failure.clear();
     random_bits.seed(seed);
     const bool late_copies = seed % 2;  // only once no thread can go on without one
+    const bool uneven = seed / 2 % 2;   // some warpgroup hardly runs while another can
     body = &kernel;
     block_size = {threads, 1, 1};
     for (int y = 0; y < grid_y; y++)
@@ -168,13 +169,15 @@ inline const char* launch(int grid_x, int grid_y, int threads, int shared_bytes,
             }
             std::vector<int> order(threads);
             for (int i = 0; i < threads; i++) order[i] = i;
-            for (int idle = 0; ; ) {
+            for (int idle = 0, slow = 0; ; ) {
                 const long before = progress;
                 if (random_bits() % 32 == 0) std::shuffle(order.begin(), order.end(), random_bits);
                 bool all_done = true;
+                if (uneven && random_bits() % 1024 == 0) slow = random_bits() % (threads / 128 + 1);
                 for (int i : order) {
                     if (one.fibers[i].done) continue;
                     all_done = false;
+                    if (uneven && i / 128 == slow && idle == 0 && random_bits() % 64) continue;
                     resume(one.fibers[i]);
                 }
                 while (!one.copies.empty() && ((coin() && !late_copies) || progress == before)) {

@@ -377,6 +377,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             barrier_wait(keys_full + 8 * stage, parity);
             barrier_wait(values_full + 8 * stage, parity);
             barrier_wait(late_full + 8 * stage, parity);
+            warpgroup_barrier(warpgroup + 1);  // no thread waits any more for what is given back
             if (thread == 0) {
                 barrier_arrive(keys_empty + 8 * stage);
                 barrier_arrive(values_empty + 8 * stage);
