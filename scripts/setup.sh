@@ -93,7 +93,7 @@ has_cuda_torch() {
     "$1" -c '
 import sys, torch
 version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-sys.exit(version < (2, 7) or not torch.cuda.is_available())' >/dev/null 2>&1
+sys.exit(version < (2, 10) or not torch.cuda.is_available())' >/dev/null 2>&1
 }
 
 install_project() {
@@ -109,7 +109,8 @@ install_project() {
             options+=(--extra-index-url "$CPU_INDEX")
         fi
     fi
-    (cd "$ROOT" && "$VENV/bin/python" -m pip install --disable-pip-version-check \
+    # Python compiles what is imported when it is; all of PyTorch at once would take half a minute.
+    (cd "$ROOT" && "$VENV/bin/python" -m pip install --disable-pip-version-check --no-compile \
         ${options[@]+"${options[@]}"} -e ".${extra:+[$extra]}" 2>&1) | tee "$log" | show_progress || {
         tail -n 15 "$log" >&2
         fail "pip could not install what mtabench needs; its last words are above, the rest is in .venv/pip.log." \

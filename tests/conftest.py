@@ -1,8 +1,13 @@
 """Without a GPU, Triton's kernels run in its interpreter; the flag must be set before they are imported."""
 
+import gc
 import os
 import signal
 import threading
+from importlib.util import find_spec
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # a process a core: more threads would wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's and numpy's, which look when they are imported
 
 import pytest
 import torch
@@ -10,9 +15,10 @@ from hypothesis import settings
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    if find_spec("triton"):
+        import quick_interpreter
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # a process a core: more threads would wait for each other
-    torch.set_num_threads(1)
+        quick_interpreter.make_quick()
 
 # A shell that runs the tests in the background makes them ignore Ctrl-C, which some of them test.
 if threading.current_thread() is threading.main_thread():
@@ -22,6 +28,10 @@ if threading.current_thread() is threading.main_thread():
 # The same examples in every run, so that a change that did not break anything cannot fail the build.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # a sweep collects garbage for each cell: torch and all else that is imported now, it need not look at
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

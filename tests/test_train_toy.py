@@ -81,7 +81,7 @@ def test_rivals_differ_in_the_convolution_alone(toy):
 
 
 def test_a_run_writes_rows_and_a_chart_and_the_loss_falls(toy, command, tmp_path):
-    code, out, _ = command(*TINY, "--steps", "50", "-o", "here")
+    code, out, _ = command(*TINY, "--steps", "32", "-o", "here")
     assert code == 0
     rows = pd.read_csv(tmp_path / "here" / "toy-all.csv")
     assert tuple(rows.columns) == toy.COLUMNS
@@ -90,7 +90,8 @@ def test_a_run_writes_rows_and_a_chart_and_the_loss_falls(toy, command, tmp_path
     assert rows["error_rate"].between(0, 1).all()
     assert (rows["tokens"] == rows["step"] * 16 * (2 * 6 + 2 + 5)).all()
     for _, run in rows.groupby(["attention", "seed"]):
-        assert list(run["step"]) == list(range(2, 51, 2))
+        assert run["step"].is_monotonic_increasing
+        assert run["step"].iloc[-1] == 32
         assert run["train_loss"].iloc[-1] < run["train_loss"].iloc[0] - 0.3
     for name in ("toy-all.csv", "toy-all.png", "toy-all.svg"):
         assert f"here/{name}" in out

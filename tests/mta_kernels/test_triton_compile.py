@@ -1,7 +1,7 @@
 """Every Triton kernel compiles for GPUs that are not there and takes no more of them than the committed baseline says.
 
-`mtabench inspect --baseline results/static/baseline.json` does so for all shapes and targets: minutes. Here each target
-has the shape of the paper's models, and each other path through the kernels is compiled for one target.
+`mtabench inspect --baseline results/static/baseline.json` does so for all shapes and targets: minutes. Here each
+target has a shape or two, such that each path through the kernels is compiled for one target.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from mtabench.static.compiling import short_name
 from mtabench.static.limits import DEFAULT_TARGETS
 from mtabench.static.records import read_json
 from mtabench.static.shapes import ALL_SHAPES
+from mtabench.static.sources import SOURCES
 
 ROOT = Path(__file__).parents[2]
 BASELINE = ROOT / "results" / "static" / "baseline.json"
 OTHER_COMPILERS = 5
 # Which shapes of the baseline are compiled here; fp16 takes the path of bf16, and head dim 96 that of 80.
-CASES = {
-    "sm_80": "--head-dim 64 --dtype fp32",
-    "sm_86": "--head-dim 256 --dtype bf16",
-    "sm_90": "--head-dim 64,128 --dtype bf16",  # the second also packed, with fewer KV heads and a paged cache
-    "sm_100": "--head-dim 80 --dtype bf16",  # not causal
-    "sm_120": "--head-dim 36,64 --dtype bf16",  # the first without a convolution
-}
+CASES = [
+    pytest.param("sm_80", "--head-dim 64 --dtype fp32", marks=pytest.mark.long),
+    ("sm_86", "--head-dim 256 --dtype bf16"),
+    ("sm_90", "--head-dim 128 --dtype bf16"),  # also packed, with fewer KV heads and a paged cache
+    pytest.param("sm_90", "--head-dim 64 --dtype bf16", marks=pytest.mark.long),
+    ("sm_100", "--head-dim 80 --dtype bf16"),  # not causal
+    pytest.param("sm_120", "--head-dim 36,64 --dtype bf16", marks=pytest.mark.long),  # the first without a convolution
+]
 
 
-@pytest.mark.parametrize("target", CASES)
-def test_kernels_are_as_good_as_in_the_baseline(target, monkeypatch, capsys):
+@pytest.mark.parametrize(("target", "shapes"), CASES)
+def test_kernels_are_as_good_as_in_the_baseline(target, shapes, monkeypatch, capsys):
     monkeypatch.setattr(runs, "cpus", lambda: 1)  # the other tests have the other ones
-    words = ["inspect", "--baseline", str(BASELINE), "--target", target, *CASES[target].split()]
+    words = ["inspect", "--baseline", str(BASELINE), "--target", target, *shapes.split()]
     monkeypatch.setattr(sys, "argv", ["mtabench", *words])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -56,6 +58,13 @@ def test_the_baseline_has_every_kernel_for_every_target():
         assert {x.kernel.partition(".")[0] for x in kernels if x.language == "triton"} == kernel_names(target)
         assert {x.kernel for x in kernels if x.language == "cuda"} == cuda_names(target)
     assert list(base.shapes) == list(ALL_SHAPES)
+
+
+def test_the_sources_name_the_kernels_that_they_launch():
+    launched = {}
+    for kernel in read_json(BASELINE).kernels:
+        launched.setdefault(kernel.source, set()).add(kernel.kernel.partition(".")[0])
+    assert {source: set(row.kernels) for source, row in SOURCES.items()} == launched
 
 
 def test_all_kernels_of_the_baseline_fit():

@@ -110,6 +110,22 @@ def test_a_wrong_head_exits_with_4(mtabench, processes):
     assert "broken: wrong: in 1 of 2 processes: error 0.5" in out
 
 
+def test_a_head_without_a_time_is_broken(mtabench, processes):
+    """Its processes end with 5, which says so; that is what is compared, and no failure of the comparison."""
+    stand_in = processes(sides())
+    measure = stand_in.results
+
+    def results(folder, words, number):
+        head = "head-" in words[words.index("--out") + 1]
+        stand_in.code = 5 if head else 0
+        return dict.fromkeys(CELLS, ("error", "no such instruction")) if head else measure(folder, words, number)
+
+    stand_in.results = results
+    code, out, _ = mtabench("ab", "--base", "HEAD~1", "--pairs", "2", *SWEEP, "--out", "out")
+    assert code == 1
+    assert out.count("broken: error: no such instruction") == len(CELLS)
+
+
 def test_unclear_cells_are_measured_again(mtabench, processes):
     """The first pairs are noisy; those of the rerun are not, and are of the unclear cell alone."""
 
@@ -210,7 +226,7 @@ def test_ctrl_c_keeps_what_ended(mtabench, processes, repository):
         (("--base", "HEAD", "--junit", "out/base.csv", "--out", "out", *SWEEP), "would overwrite what is compared"),
         (("--base", "HEAD", "--junit", "mtabench/code.py/x", *SWEEP), "cannot write"),
         (("--base", "HEAD", "--out", "mtabench", *SWEEP), "mtabench already exists; give another --out"),
-        (("--base", "HEAD", "--out", "mtabench/code.py/x", *SWEEP), "cannot make the folder"),
+        (("--base", "HEAD", "--out", "mtabench/code.py/x", *SWEEP), "is a file, not a folder"),
     ],
 )
 def test_wrong_usage_starts_nothing(mtabench, processes, repository, words, sentence):
@@ -234,6 +250,9 @@ def test_a_dry_run_touches_nothing(mtabench, processes, repository):
     assert code == 0
     assert "dry run: nothing was measured; the results would go to out" in out
     assert stand_in.calls == []
+    refused(
+        mtabench("ab", "--base", "HEAD~1", *SWEEP, "--dry-run", "--out", "/proc/nowhere/out"), "/proc takes no file"
+    )
     assert git(repository, "status", "--porcelain") == ""
 
 
@@ -288,7 +307,7 @@ def test_a_planted_sleep_is_found_by_real_processes(checkout, tmp_path):
     assert metrics["latency"]["value"] > 1e8
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_same_revision_twice_passes_in_real_processes(checkout, tmp_path):
     done = run_ab(checkout, tmp_path, "--base", "HEAD~1", "--head", "HEAD~1", "--pairs", "2")
     assert done.returncode == 0, done

@@ -7,7 +7,8 @@ import planted_cells
 import pytest
 
 from mtabench import registry
-from mtabench.files.results import Writer, read_results, samples_path
+from mtabench.files.results import read_results, samples_path
+from mtabench.files.writer import Writer
 from mtabench.measuring import isolation
 from mtabench.measuring.timing import Settings
 from mtabench.sweeps.plan import Options, make_plan
@@ -73,10 +74,10 @@ def test_a_crash_costs_one_row(tmp_path):
 
 def test_a_hang_is_a_timeout(tmp_path):
     path = tmp_path / "out.csv"
-    run(path, "hangs", cell_timeout=10)
+    run(path, "hangs", cell_timeout=6)
     row = read_results(path).iloc[0]
     assert row["status"] == "timeout"
-    assert row["reason"].startswith("stopped after 10 s; last step: ")
+    assert row["reason"].startswith("stopped after 6 s; last step: ")
 
 
 def test_ctrl_c_keeps_what_ended_and_resume_does_the_rest(tmp_path):

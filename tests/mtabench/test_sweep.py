@@ -6,16 +6,20 @@ import types
 
 import pytest
 import torch
+from typer.main import get_command
 
 from mtabench import environment, registry
+from mtabench.cli import app
 from mtabench.errors import MtabenchError
-from mtabench.files.results import Writer, key_of, read_results, samples_path
+from mtabench.files.results import key_of, read_results, samples_path
+from mtabench.files.writer import Writer
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import keep_ceilings
 from mtabench.measuring.timing import Settings
 from mtabench.registry import Implementation
 from mtabench.sweeps import sweep
 from mtabench.sweeps.plan import Options, make_plan
+from mtabench.sweeps.settings import make_settings, measuring_words
 from mtabench.sweeps.work import bytes_moved
 
 QUICK = Settings(min_rounds=2, max_rounds=2, samples_per_round=3)
@@ -39,7 +43,8 @@ class Watcher:
 
 @pytest.fixture(autouse=True)
 def ceilings(monkeypatch):
-    """No time is spent on the device's ceilings; gives the function that does measure them."""
+    """Little time is spent on warming up, none on the device's ceilings; gives the function that does measure them."""
+    monkeypatch.setattr(sweep.timing, "WARM_UP_SECONDS", 0.05)
     measure = sweep.measure_ceilings
     monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1))
     return measure
@@ -134,10 +139,23 @@ def test_a_sweep_fills_its_columns(tmp_path, monkeypatch, ceilings, pass_):
 
 
 def test_the_repro_line_says_how_it_was_measured(tmp_path):
-    warm = Settings(cache="warm", timer="cpu", min_rounds=1, max_rounds=1)
-    plan, _ = run(tmp_path / "out.csv", "eager", seq="16", settings=warm)
+    given = {"cache": "warm", "timer": "cpu", "rounds": 1}
+    plan, _ = run(tmp_path / "out.csv", "eager", seq="16", **given)
     row = read_results(tmp_path / "out.csv").iloc[0]
-    assert row["repro"] == f"{plan.cases[0].repro()} --timer cpu --cache warm"
+    assert row["repro"] == f"{plan.cases[0].repro()} --timer cpu --cache warm --rounds 1"
+
+
+def test_the_options_of_the_repro_line_measure_as_those_given():
+    typed = {"timer": "cpu", "rounds": 3, "time_limit": 2.5, "isolate": True, "cell_timeout": 90.0}
+    for options in ({}, {"rounds": 20, "time_limit": 10.0}, typed):
+        plan = make_plan(Options("fwd", device="cpu", **options))
+        settings = make_settings(plan)
+        words = measuring_words(plan.options)
+        parsed = get_command(app).commands["fwd"].make_context("fwd", [*words]).params
+        again = make_plan(Options("fwd", device="cpu", **{name: parsed[name] for name in typed}))
+        assert make_settings(again) == settings
+        assert (again.options.isolate, again.options.cell_timeout) == (plan.options.isolate, plan.options.cell_timeout)
+        assert bool(words) == (options is typed)
 
 
 def test_every_sample_is_kept(tmp_path):
@@ -313,16 +331,10 @@ def splitting(case, closure):
     return (lambda: closure() * 1.01) if case.splits == 3 else closure
 
 
-@pytest.fixture
-def short_warm_up(monkeypatch):
-    monkeypatch.setattr(sweep.timing, "WARM_UP_SECONDS", 0.05)
-
-
 def used(case):
     return 7 if case.splits == "auto" else case.splits
 
 
-@pytest.mark.usefixtures("short_warm_up")
 def test_splits_are_cells_of_their_own(tmp_path, plant):
     path = tmp_path / "out.csv"
     plant("planted", splitting, splits_used=used)
@@ -343,7 +355,6 @@ def test_splits_are_cells_of_their_own(tmp_path, plant):
     assert set(timed["repro"].str.partition(" --splits ")[2]) == {"auto", "2"}
 
 
-@pytest.mark.usefixtures("short_warm_up")
 def test_the_baselines_auto_is_what_speedups_refer_to(tmp_path, plant):
     path = tmp_path / "out.csv"
     plant("planted", lambda case, closure: closure, splits_used=used)
@@ -355,7 +366,6 @@ def test_the_baselines_auto_is_what_speedups_refer_to(tmp_path, plant):
     assert table["speedup"].tolist() == pytest.approx((auto_ms / table["median_ms"]).tolist(), rel=1e-4)
 
 
-@pytest.mark.usefixtures("short_warm_up")
 def test_resume_measures_the_splits_that_are_missing(tmp_path, plant):
     path = tmp_path / "out.csv"
     built = []

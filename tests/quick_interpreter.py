@@ -1,0 +1,73 @@
+"""Triton 3.6's interpreter with the same results in less time: what it works out again for each operation is kept."""
+
+from __future__ import annotations
+
+import functools
+import math
+from types import FunctionType
+
+import numpy as np
+import triton
+from triton import language as tl
+from triton.runtime import interpreter
+
+_patch_lang = interpreter._patch_lang
+_get_np_dtype = interpreter._get_np_dtype
+_init_block_type = tl.block_type.__init__
+
+
+def make_quick() -> None:
+    """Changes the interpreter of this process, if it is the one that `scripts/constraints-cpu.txt` names."""
+    if triton.__version__.startswith("3.6."):
+        for owner, name, quick in CHANGES:
+            setattr(owner, name, quick)
+
+
+def _patch_what_is_not(fn: FunctionType) -> interpreter._LangPatchScope:
+    """A function that a kernel calls finds the language as the kernel's launch left it: for the interpreter."""
+    used = [lang for lang in (tl, tl.core) if any(value is lang for value in fn.__globals__.values())]
+    if any(map(tl.core.is_builtin, [tl.tensor.__add__, *(lang.load for lang in used)])):
+        return _patch_lang(fn)
+    return interpreter._LangPatchScope()
+
+
+def _numpy_dtype(dtype: tl.dtype) -> np.dtype:
+    return _get_np_dtype(dtype) if dtype.scalar.is_ptr() else _numpy_dtype_of_number(dtype.scalar)
+
+
+@functools.cache
+def _numpy_dtype_of_number(dtype: tl.dtype) -> np.dtype:
+    return _get_np_dtype(dtype)
+
+
+def _as_the_first_of_its_shape(self: tl.block_type, element_ty: tl.dtype, shape) -> None:
+    sizes = tuple(size.value if isinstance(size, tl.constexpr) else size for size in shape)
+    self.__dict__.update(_members_of_block_type(element_ty.name, sizes), element_ty=element_ty)
+
+
+def _init_tensor(self: tl.tensor, handle, type: tl.dtype) -> None:
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.shape, self.numel = _shape_of_tensor(tuple(type.shape) if type.is_block() else ())
+
+
+@functools.cache
+def _members_of_block_type(element: str, sizes: tuple[int, ...]) -> dict:
+    first = object.__new__(tl.block_type)
+    _init_block_type(first, element, list(sizes))
+    return vars(first)
+
+
+@functools.cache
+def _shape_of_tensor(sizes: tuple[int, ...]) -> tuple[tl.tuple, tl.constexpr]:
+    return tl.tuple([tl.constexpr(size) for size in sizes]), tl.constexpr(math.prod(sizes))
+
+
+CHANGES = [
+    # It looks for overflows of integers in a dozen operations a sum, but says nothing of them without `debug`.
+    (interpreter.interpreter_builder, "options", interpreter.InterpreterOptions(sanitize_overflow=False)),
+    (interpreter, "_patch_lang", _patch_what_is_not),
+    (interpreter, "_get_np_dtype", _numpy_dtype),
+    (tl.block_type, "__init__", _as_the_first_of_its_shape),
+    (tl.tensor, "__init__", _init_tensor),
+]
+AS_IT_WAS = [(owner, name, getattr(owner, name)) for owner, name, _ in CHANGES]
