@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,8 +14,9 @@ from rich.console import Console
 from rich.text import Text
 
 from mtabench.cluster.asked import NAMES, Asked
-from mtabench.errors import MtabenchError, UsageError
-from mtabench.files.results import Writer, check_destination, key_of, key_of_row, text_of
+from mtabench.errors import MtabenchError, NothingTimedError, UsageError
+from mtabench.files.results import key_of, key_of_row, text_of
+from mtabench.files.writer import Writer, check_destination
 from mtabench.measuring.stopwatch import CHARTS, START, Stopwatch
 from mtabench.ranks.asked import follow_torchrun, plan_over_ranks
 from mtabench.ranks.lines import rank_lines
@@ -28,7 +30,10 @@ RESULTS_FOLDER = Path("mtabench-results")
 
 
 def sweep(pass_: str, typed: dict[str, Any], command_line: str) -> bool:
-    """Plan and run a sweep; whether any of its cells is wrong. `typed` holds the options by name."""
+    """Plan and run a sweep; whether any of its cells is wrong. `typed` holds the options by name.
+
+    Raises NothingTimedError if none is wrong and none has a time.
+    """
     spent = Stopwatch()
     out, resume, dry_run, plot_at_end = (typed.pop(name) for name in ("out", "resume", "dry_run", "plot"))
     if resume and out is None:
@@ -47,7 +52,8 @@ def sweep(pass_: str, typed: dict[str, Any], command_line: str) -> bool:
         # By now the workers, if there are any, import torch; this process does as well.
         from mtabench.files.table import auto_lines, make_console, print_plan, results_table
         from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings
-        from mtabench.sweeps.sweep import check_same_device, make_settings
+        from mtabench.sweeps.settings import make_settings
+        from mtabench.sweeps.sweep import check_same_device
 
         check_ceilings(path.with_name(FILE_NAME))
         console = make_console()
@@ -69,12 +75,15 @@ def sweep(pass_: str, typed: dict[str, Any], command_line: str) -> bool:
     for text in (*auto_lines(shown.rows), *rank_lines(shown.rows)):
         _say(console, text)
     _say(console, f"results: {path}")
+    any_wrong = any(row["status"] == "wrong" for row in shown.rows)
+    if not any_wrong:
+        _check_times(shown.rows, path)
     if plot_at_end:
         with spent.on(CHARTS):
             _draw_at_end(console, path)
     _say(console, spent.line())
     _say(console, f"next: mtabench plot {path}, or the same command with --out {path} --resume and more on its axes")
-    return any(row["status"] == "wrong" for row in shown.rows)
+    return any_wrong
 
 
 def _measuring(asked: Asked, ranks: int | None, plan: Plan, dry_run: bool) -> AbstractContextManager[Any]:
@@ -183,6 +192,18 @@ def _draw_at_end(console: Console, path: Path) -> None:
         _say(console, f"no charts: {error}")
 
 
+def _check_times(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Raise NothingTimedError, with what happened most often, if no row has a time."""
+    from mtabench.files.rows import TIMED
+
+    if any(row["status"] in TIMED for row in rows):
+        return
+    for (status, reason), count in Counter((row["status"], row["reason"]) for row in rows).most_common(1):
+        raise NothingTimedError(
+            f"no cell has a time: {status}, {reason} ({count} of {len(rows)} cells); their rows are in {path}"
+        )
+
+
 def _charts_folder(csv_path: Path) -> Path:
     """Charts have the same names for every sweep, so each results file has a folder of its own."""
     return csv_path.with_name(f"{csv_path.stem}-charts")
@@ -195,7 +216,7 @@ def _typical_case(name: str, device: str) -> Case:
         pass_=next(pass_ for pass_ in PASSES if pass_ in implementation.passes),
         impl=name,
         op=implementation.op,
-        dtype="bf16" if device == "cuda" else "fp32",
+        dtype="fp32" if device == "cpu" in implementation.devices else "bf16",
         batch=1,
         heads=16,
         kv_heads=16,

@@ -10,6 +10,12 @@ class MtabenchError(Exception):
     exit_code = 1
 
 
+class NothingTimedError(MtabenchError):
+    """A sweep that ended without a single time: nothing can be compared with it."""
+
+    exit_code = 5
+
+
 class UsageError(MtabenchError):
     """Wrong usage: what was given, what is expected, what to type instead."""
 

@@ -85,7 +85,8 @@ def rung(case: Case, inputs: Inputs) -> Closure:
 
 def triton_splits_used(case: Case) -> int:
     """The programs that share the keys of a head in this decode step."""
-    from mta_kernels.conv_attention.triton.decode import choose_splits, sm_count
+    from mta_kernels.conv_attention.triton.decode_plan import choose_splits
+    from mta_kernels.gpu_limits import sm_count
 
     if isinstance(case.splits, int):
         return case.splits

@@ -29,7 +29,6 @@ from mtabench.sweeps.case import Case
 from mtabench.sweeps.outputs import check_output, written
 from mtabench.sweeps.plan import Options, make_plan
 
-WITHOUT_GPU = "h200"
 UNITS = {"": 1, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 TRAFFIC = (
     "through memory: what a kernel reads comes from there once, and from the caches when it is read again; "
@@ -84,17 +83,18 @@ def parse_bytes(text: str) -> float:
 def _device(name: str | None, measure: bool) -> tuple[Device | None, float, str]:
     """The device whose kernels are meant, its memory, and both in words.
 
-    That is the one named, or this machine's GPU (None if its limits are not known), or one that stands for those that
-    are not there. Raises UsageError for `measure` where it could not.
+    That is the one named, or this machine's GPU (None if its limits are not known). Raises UsageError where there is
+    none, or for `measure` where it could not.
     """
     here = torch.cuda.is_available()
     if measure and (name is not None or not here):
         why = "the device that --device-name names may be another" if here else "PyTorch finds none here"
         raise UsageError(f"--measure traces calls on this machine's GPU, and {why}; leave one of the options away")
-    if name is not None or not here:
-        device = find_device(name or WITHOUT_GPU)
-        said = device.name if name else f"{device.name}, since there is no GPU here (--device-name names another)"
-        return device, device.memory_bytes, said
+    if name is not None:
+        device = find_device(name)
+        return device, device.memory_bytes, device.name
+    if not here:
+        raise UsageError("memory is told of a GPU, and PyTorch finds none here; name one: --device-name h200")
     name = torch.cuda.get_device_name()
     try:
         found: Device | None = find_device(name)

@@ -106,14 +106,25 @@ def start_process(
     A session of its own keeps Ctrl-C at the terminal from the process, and lets it be killed with its children.
     """
     module, _, function = serve.partition(":")
+    code = f"from {module} import {function}; {function}({descriptor})"
+    return _start_alike([code], output, stdin=request, pass_fds=[descriptor])
+
+
+def start_module(module: str, words: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start `python -m module words`, which finds what this process finds and dies with it; what it prints goes to
+    `output`.
+    """
+    return _start_alike([RUN_MODULE, module, *words], output, stdin=subprocess.DEVNULL)
+
+
+def _start_alike(program: Sequence[str], output: IO[bytes], **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", f"from {module} import {function}; {function}({descriptor})"],
-        stdin=request,
+        [sys.executable, "-P", "-c", *program],
         stdout=output,
         stderr=output,
-        pass_fds=[descriptor],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         start_new_session=True,
+        **options,
     )
 
 

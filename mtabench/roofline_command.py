@@ -7,8 +7,9 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -30,6 +31,7 @@ OUT_COLUMNS = (
     "own_roof_ms", "own_speedup_left",
 )  # fmt: skip
 Ceilings = tuple[float, float]
+GAP = 2  # characters between columns
 
 
 class Placed(NamedTuple):
@@ -60,7 +62,7 @@ def show_roofline(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path
             for case, median_ms in cases
             if found
         ]
-        groups.append((f"{device}, {dtype}: {note}", rows))
+        groups.append((f"{device}, {', '.join([str(dtype), *_shared(rows)])}: {note}", rows))
     placed = [row for _, rows in groups for row in rows]
     if out is not None and placed:
         with written(out) as file:
@@ -69,7 +71,10 @@ def show_roofline(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path
     for title, rows in groups:
         _say(console, title)
         if rows:
-            console.print(_table(rows))
+            table, left_out = _table(rows, console.width)
+            console.print(table)
+            if left_out:
+                _say(console, f"left out for {console.width} columns: {', '.join(left_out)} (--out FILE has all)")
     if not placed:
         raise UsageError(
             "no cell can be placed: there is none with a time on a device whose ceilings are known; "
@@ -82,6 +87,12 @@ def show_roofline(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path
     )
     if out is not None:
         _say(console, f"roofline: {out}")
+
+
+def _shared(rows: Sequence[Placed]) -> list[str]:
+    """What of the shape all rows have in common, and the table therefore does not repeat."""
+    facts = [{case.pass_, f"batch {case.batch}", f"head dim {case.head_dim}"} for case, *_ in rows]
+    return sorted(set.intersection(*facts)) if facts else []
 
 
 def _ceilings(cells: Any, device: str) -> tuple[Ceilings | None, str]:
@@ -125,27 +136,64 @@ def _case(row: Mapping[str, Any]) -> Case:
     )
 
 
-def _table(rows: Sequence[Placed]) -> Table:
+class Column(NamedTuple):
+    """A column of the table; one with a rank may be left out where there is no room, the highest first."""
+
+    heading: str  # the unit below the name
+    texts: list[str]
+    rank: int = 0
+    justify: Literal["left", "right"] = "right"
+
+    @property
+    def width(self) -> int:
+        return max(map(cell_len, (*self.heading.split("\n"), *self.texts)))
+
+
+def _columns(rows: Sequence[Placed]) -> list[Column]:
+    cases, found = [row.case for row in rows], [row.standing for row in rows]
+    shape = [
+        Column("pass", [case.pass_ for case in cases], 0, "left"),
+        Column("batch", [str(case.batch) for case in cases]),
+        Column("dim", [str(case.head_dim) for case in cases]),
+    ]
+    return [
+        *(column for column in shape if len(set(column.texts)) > 1),
+        Column("seq", [short(case.seq) for case in cases]),
+        Column("impl", [case.label.replace("splits ", "") for case in cases], 0, "left"),
+        Column("median\nms", [significant(one.median_ms) for one in found]),
+        Column("useful\nGFLOP", [significant(one.useful_flops / 1e9, 3) for one in found], 5),
+        Column("executed\nGFLOP", [significant(one.executed_flops / 1e9, 3) for one in found], 7),
+        Column("least\nMB", [_megabytes(one.least_bytes) for one in found], 6),
+        Column("model\nMB", [_megabytes(one.model_bytes) for one in found], 8),
+        Column("counted\nMB", [_megabytes(one.counted_bytes) for one in found], 9),
+        Column("FLOP\na byte", [significant(one.intensity, 3) for one in found], 4),
+        Column("roof\nms", [significant(one.roof_ms, 3) for one in found], 1),
+        Column("of roof", [f"{one.fraction:.1%}" for one in found]),
+        Column("left", [f"{significant(one.speedup_left, 3)}x" for one in found]),
+        Column("own\nleft", [f"{significant(one.own_speedup_left, 3)}x" for one in found], 3),
+        Column("roof by", ["compute" if one.compute_bound else "memory" for one in found], 2, "left"),
+    ]
+
+
+def _megabytes(count: float | None) -> str:
+    return significant(count / 1e6, 3) if count else ""
+
+
+def _table(rows: Sequence[Placed], width: int) -> tuple[Table, list[str]]:
+    """The table, and the names of columns that `width` has no room for; a column without a text is not missed."""
+    columns, left_out = [column for column in _columns(rows) if any(column.texts)], []
+    while sum(column.width for column in columns) + GAP * (len(columns) - 1) > width:
+        worst = max(columns, key=lambda column: column.rank)
+        if not worst.rank:
+            break
+        columns.remove(worst)
+        left_out.append(worst.heading.replace("\n", " "))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("pass", "impl"):
-        table.add_column(name, no_wrap=True)
-    for name in (
-        "batch", "seq", "dim", "ms", "useful GF", "executed GF", "least MB", "model MB", "counted MB", "FLOP/B",
-        "roof ms", "of roof", "left", "own left",
-    ):  # fmt: skip
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("roof by", no_wrap=True)
-    for case, _, _, one in rows:
-        work = (significant(one.useful_flops / 1e9, 3), significant(one.executed_flops / 1e9, 3))
-        moved = (one.least_bytes, one.model_bytes, one.counted_bytes)
-        table.add_row(
-            case.pass_, case.label.replace("splits ", ""), str(case.batch), short(case.seq), str(case.head_dim),
-            significant(one.median_ms), *work, *(significant(count / 1e6, 3) if count else "" for count in moved),
-            significant(one.intensity, 3), significant(one.roof_ms, 3), f"{one.fraction:.1%}",
-            f"{significant(one.speedup_left, 3)}x", f"{significant(one.own_speedup_left, 3)}x",
-            "compute" if one.compute_bound else "memory",
-        )  # fmt: skip
-    return table
+    for column in columns:
+        table.add_column(column.heading, justify=column.justify, no_wrap=True)
+    for texts in zip(*(column.texts for column in columns), strict=True):
+        table.add_row(*texts)
+    return table, left_out
 
 
 def _csv_text(rows: Sequence[Placed]) -> str:

@@ -34,7 +34,7 @@ class Processes:
     """
 
     def __init__(self, results):
-        self.results, self.calls = results, []
+        self.results, self.calls, self.code = results, [], 0
 
     def __call__(self, module, words, folder, environment, receive):
         assert module == "mtabench"
@@ -50,7 +50,7 @@ class Processes:
         number = f"{len(self.calls):03}"
         write_run(out, found, f"run{number}", f"2026-01-02T03:{number[:1]}{number[1:2]}:0{number[2:]}Z",
                   git_sha=sha, git_dirty=dirty)  # fmt: skip
-        return 0
+        return self.code
 
     @property
     def sides(self):

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import nvcc
 import torch
 import triton
 import triton.language as tl
@@ -11,7 +12,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from mta_kernels.conv_attention.triton.launch import launch
-from mtabench.static import nvcc
 from mtabench.static.absent_gpu import tensor
 from mtabench.static.limits import Limits
 from mtabench.static.shapes import Shape
@@ -87,7 +87,7 @@ def dying(shape: Shape, limits: Limits) -> None:
 def cuda(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """Two kernels of a CUDA source: one with a local array, one with static shared memory."""
     source = Path(__file__).with_name("planted_kernels.cu")
-    code = nvcc.compile_file(source, limits, ["-DSIZE=64"], headers={"generated.cuh": "#define OFFSET 3\n"})
+    code = nvcc.compile_file(source, limits, ["-DSIZE=64"], {"generated.cuh": "#define OFFSET 3\n"})
     yield CudaKernel("lookup", code, warps=8, dynamic_shared=0)
     yield CudaKernel("reversed", code, warps=4, dynamic_shared=limits.shared_per_block)
 

@@ -20,7 +20,7 @@ PURE = (
     "comparing.revisions", "dashboard.changes", "dashboard.command", "dashboard.data", "dashboard.findings",
     "dashboard.histories", "files.csv_reading", "files.export_command", "files.fields", "files.merging",
     "files.result_view", "files.results", "files.results_command", "files.show_command", "files.sparklines",
-    "measuring.lock", "measuring.statistics", "measuring.stopwatch", "model.banded", "model.dense",
+    "files.writer", "measuring.lock", "measuring.statistics", "measuring.stopwatch", "model.banded", "model.dense",
     "model.devices", "model.fused", "model.kernel", "model.plain", "model.predict", "model.rungs",
     "model.storage", "pages.page", "pages.text", "pages.vega", "profiling.ncu_report", "profiling.verdict",
     "ranks.lines", "report.columns", "report.command", "report.data", "report.markdown", "report.page",
@@ -30,6 +30,7 @@ PURE = (
 CLI_MAY_IMPORT = {
     "typer",
     "mtabench",
+    "mtabench.options",
     "mtabench.sweeps.axes",
     "mtabench.sweeps.case",
     "mtabench.errors",

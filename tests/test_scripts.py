@@ -3,12 +3,13 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-RUNNABLE = ("scripts/quickstart", "scripts/test", ".ci/run")
+RUNNABLE = ("scripts/quickstart", "scripts/test", "scripts/build_wheel", ".ci/run")
 README = (ROOT / "README.md").read_text()
 PAGES = {
     path.relative_to(ROOT): path.read_text() for path in sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -38,7 +39,7 @@ def test_script_can_be_run(script):
     assert os.access(ROOT / script, os.X_OK)
 
 
-@pytest.mark.parametrize("script", ["scripts/quickstart", "scripts/test"])
+@pytest.mark.parametrize("script", ["scripts/quickstart", "scripts/test", "scripts/build_wheel"])
 def test_help_says_what_it_does_and_needs(script):
     result = run(ROOT / script, "--help")
     assert result.returncode == 0
@@ -71,6 +72,11 @@ def test_constraints_pin_what_machines_without_gpu_need():
     lines = (ROOT / "scripts/constraints-cpu.txt").read_text().splitlines()
     pins = {line for line in lines if line and not line.startswith("#")}
     assert pins == {"torch==2.13.0", "triton==3.6.0", "numpy<2.4", "nvidia-cuda-nvrtc==13.5.37"}
+
+
+def test_the_pytorch_that_setup_takes_from_the_machine_is_one_that_the_project_takes():
+    major, minor = re.findall(r'"torch>=(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text())[0]
+    assert f"version < ({major}, {minor})" in (ROOT / "scripts/setup.sh").read_text()
 
 
 def test_ci_runs_the_tests():
@@ -108,11 +114,23 @@ def test_readme_and_scripts_use_options_that_exist():
         assert option in options["fwd"] | options["decode"] | {"--help"}, option
 
 
-def test_readme_lists_the_implementations_and_columns():
+def test_the_example_of_a_model_in_the_readme_runs_and_decodes_the_last_row():
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    for there, here in (("cuda", "cpu"), ("bfloat16", "float32"), ("1024", "24")):
+        assert there in code
+        code = code.replace(there, here)
+    code += "\ntorch.testing.assert_close(token, out[:, :, -1:])\nassert out.shape == (2, 16, 24, 64)\n"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = run(sys.executable, "-c", code, env=environment | {"PYTHONPATH": str(ROOT / "kernels")})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("reference: ")
+
+
+def test_pages_list_the_implementations_and_columns():
     from mtabench.files.results import COLUMNS, STATUSES
     from mtabench.registry import IMPLEMENTATIONS
 
-    table = README[README.index("### Implementations") : README.index("## The kernels from Python")]
+    table = (ROOT / "docs/implementations.md").read_text()
     assert re.findall(r"^\| `([^`]+)`", table, re.MULTILINE) == [i.name for i in IMPLEMENTATIONS]
     results = (ROOT / "docs/results.md").read_text()
     named = set(re.findall(r"`([a-z0-9_]+)`", results))

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from mtabench.files.results import Writer
 from mtabench.files.rows import RunFacts, cell_row, sample_lines, timed_row
+from mtabench.files.writer import Writer
 from mtabench.measuring.timing import Measurement
 from mtabench.sweeps.case import Case
 

@@ -110,5 +110,7 @@ def _save(figure: Figure, path: Path, theme: Theme) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=DPI, facecolor=theme.paper, metadata=metadata)
     except OSError as problem:
-        raise UsageError(f"cannot write the chart {path}: {problem.strerror or problem}") from problem
+        raise UsageError(
+            f"cannot write the chart {path}: {problem.strerror or problem}; give another folder as --out"
+        ) from problem
     return path

@@ -107,10 +107,10 @@ def speed_range(pairs: pd.DataFrame, other: str) -> str:
         return speed(mean(pairs), other)
     if speed(float(pairs["ratio"].min()), other) == speed(float(pairs["ratio"].max()), other):
         return f"{speed(mean(pairs), other)} in all of {len(pairs)} shapes"
-    slower = pairs["ratio"].max() < 1
+    slower = mean(pairs) < 1 and not about_one(mean(pairs))
     ratios = 1 / pairs["ratio"] if slower else pairs["ratio"]
     ends = span(ratios, lambda ratio: f"{factor(ratio)}{TIMES}")
-    average = factor(float(np.exp(np.log(ratios).mean())))
+    average = factor(1 / mean(pairs) if slower else mean(pairs))
     words = f"takes {ends} as long as" if slower else f"is {ends} as fast as"
     return f"{words} {other}, {average}{TIMES} in the geometric mean of {len(pairs)} shapes"
 

@@ -15,13 +15,15 @@ from mtabench.cluster.facts import Facts, differences
 from mtabench.cluster.groups import Group, Groups
 from mtabench.cluster.measurer import Outcome, Request
 from mtabench.errors import MtabenchError
-from mtabench.files.results import Writer, key_of, key_of_row
+from mtabench.files.results import key_of, key_of_row
 from mtabench.files.rows import Row, RunFacts, cell_row
+from mtabench.files.writer import Writer
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import FILE_NAME, read_ceilings
 from mtabench.measuring.timing import Settings
 from mtabench.sweeps.plan import Plan
-from mtabench.sweeps.sweep import interruptible, measuring_options
+from mtabench.sweeps.settings import measuring_words
+from mtabench.sweeps.sweep import interruptible
 
 LOOK_AGAIN_S = 1.0
 NO_WORKER_S = 120.0  # for workers to come back, all being gone
@@ -72,7 +74,7 @@ class CrewSweep:
             run_id=crew.run_id,
             started_utc=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
             environment={},
-            options=measuring_options(plan, settings),
+            options=" ".join(measuring_words(plan.options)),
         )
         self._last_seen = time.monotonic()
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from mtabench.cluster.asked import Asked
 from mtabench.cluster.local import RESOURCES, Local, local_cluster, local_workers
 from mtabench.cluster.security import security_of
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from mtabench.cluster.crew import Crew
     from mtabench.cluster.facts import Facts
     from mtabench.cluster.sweep import CrewWatcher
-    from mtabench.files.results import Writer
+    from mtabench.files.writer import Writer
     from mtabench.measuring.stopwatch import Stopwatch
     from mtabench.measuring.timing import Settings
     from mtabench.sweeps.case import Case
@@ -52,7 +54,7 @@ class Team:
         """
         if self._crew is not None:
             try:
-                with _ctrl_c_goes_to(self._crew):
+                with _ctrl_c_goes_to(self._crew), Console(stderr=True).status("waiting for the workers"):
                     self._workers = self._fit(self._first())
             except ConnectionError as error:
                 raise MtabenchError(f"{error}; nothing was measured yet") from error
@@ -187,6 +189,7 @@ def gathered(asked: Asked, device: str, dry_run: bool) -> Iterator[Team]:
         with _connected(asked.scheduler, security) as client, _at_work(client, device) as crew:
             yield Team(asked, device, local, crew)
     else:
+        print(f"starting {len(local)} worker{'' if len(local) == 1 else 's'}", flush=True)
         with (
             local_cluster(local, device) as (address, own),
             _connected(address, own) as client,

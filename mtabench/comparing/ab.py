@@ -19,8 +19,9 @@ from mtabench.comparing.revisions import Revision, find_checkout, folders_of, re
 from mtabench.errors import UsageError
 from mtabench.files.merging import merge
 from mtabench.files.table import make_console
+from mtabench.sweeps.outputs import check_folder
 from mtabench.sweeps.runs import read_run
-from mtabench.sweeps.sweep_words import SweepWords, announce, measuring_words, say
+from mtabench.sweeps.sweep_words import SweepWords, announce, say
 
 
 def compare_revisions(
@@ -37,9 +38,12 @@ def compare_revisions(
     revisions["head"] = resolve(root, head, "--head") if head is not None else working_tree(root)
     plan = sweep.plan()
     folder = out or Path("mtabench-results", f"ab-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+    if folder.suffix == ".csv":
+        raise UsageError(f"ab writes a folder with base.csv and head.csv in it; give --out {folder.with_suffix('')}")
     if folder.exists():
         raise UsageError(f"{folder} already exists; give another --out")
     check_outputs(asked.outputs, (folder / "base.csv", folder / "head.csv"))
+    check_folder(folder)
     console = make_console()
     announce(console, plan, pairs)
     _say_revisions(console, revisions)
@@ -55,6 +59,8 @@ def compare_revisions(
         for rerun in range(1, LOOKS if rerun_unclear else 1):
             cells = unclear_cells(found)
             if cells:
+                from mtabench.sweeps.settings import measuring_words
+
                 how = measuring_words(plan.options)
                 files += measure_again((sides[0], sides[1]), cells, plan.device, how, pairs, processes, rerun)
                 found = _compare(files, folder, asked, LOOKS)

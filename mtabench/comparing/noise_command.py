@@ -19,6 +19,7 @@ from mtabench.comparing.pairs import PAIRS, Progress, Side, check_pairs, measure
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.files.results import KEY_COLUMNS, text_of
 from mtabench.files.table import make_console
+from mtabench.sweeps.outputs import check_folder
 from mtabench.sweeps.runs import Run, read_run
 from mtabench.sweeps.sweep_words import SweepWords, announce, say
 
@@ -47,6 +48,7 @@ def measure_noise(sweep: SweepWords, pairs: int, threshold: str, out: Path | Non
         raise UsageError(f"{path} already exists; give another --out")
     if processes.exists() and not resume:
         raise UsageError(f"{processes} already exists; give another --out, or --resume to go on with it")
+    check_folder(path)
     console = make_console()
     announce(console, plan, pairs)
     if sweep.dry_run:

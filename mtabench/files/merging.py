@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtabench.files.results import MEASURED_COLUMNS, NUMERIC_COLUMNS, Key, Writer, key_of_row, read_file, samples_path
+from mtabench.files.results import MEASURED_COLUMNS, NUMERIC_COLUMNS, Key, key_of_row, read_file, samples_path
+from mtabench.files.writer import Writer
 from mtabench.measuring.statistics import geometric_mean, summarize
 from mtabench.sweeps.runs import Run, cell_names, name_of, process_ids, read_run, sample_records
 

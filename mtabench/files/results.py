@@ -1,28 +1,23 @@
-"""The results file: one CSV row a cell, appended whole and flushed to disk; raw samples beside it.
+"""The results file: one CSV row a cell, raw samples beside it; its columns, and how it is read.
 
-A line that does not end in a newline was cut off by a kill and is dropped. One process writes it at a time. A file may
-come from a stranger: what is read is bounded, checked column by column, and printable.
+A file may come from a stranger: what is read is bounded, checked column by column, and printable. A line that does not
+end in a newline was cut off by a kill and is dropped. How it is written: writer.py.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtabench.errors import MtabenchError, UsageError
+from mtabench.errors import UsageError
 from mtabench.escaping import printable, quoted
 from mtabench.files import fields
 from mtabench.files.csv_reading import read_csv
-from mtabench.measuring.lock import FileLock
 from mtabench.registry import splitting_names
 from mtabench.sweeps.case import DTYPES, OPS, PASSES, Case
-from mtabench.sweeps.outputs import nearest_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -125,65 +120,6 @@ def samples_path(path: Path) -> Path:
     return path.with_name((path.stem if path.suffix == ".csv" else path.name) + ".samples.csv")
 
 
-def check_destination(path: Path, resume: bool) -> list[dict[str, str]]:
-    """The rows that a sweep to `path` will find there; raises UsageError if it may not write. Touches nothing."""
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; give the name of a CSV file in it")
-    FileLock(path).check()
-    rows = _check_file(path, resume)
-    writable = path if path.exists() else nearest_folder(path)
-    if not os.access(writable, os.W_OK):
-        raise UsageError(f"cannot write {path}: {writable} is not writable; give another --out")
-    return rows
-
-
-class Writer:
-    """Appends whole rows to one results file, held by an exclusive lock until `close`.
-
-    `done` maps the key of each cell the file already has to its row. Raises UsageError if another process
-    writes the file, if it exists and `resume` is false, if it has another schema, or if it can't be written.
-    """
-
-    def __init__(self, path: Path, *, resume: bool = False, command: str = "") -> None:
-        check_destination(path, resume)
-        self.path = path
-        self.samples_path = samples_path(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(path)
-            self._lock.acquire(command)
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}; give another --out") from error
-        try:
-            self.done = {key_of_row(row): row for row in _check_file(path, resume)}
-            _prepare(self.samples_path, SAMPLE_COLUMNS)
-            _prepare(path, COLUMNS)
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def write(self, rows: Sequence[Row], samples: Iterable[Sequence[object]] = ()) -> None:
-        """Append rows (values by column name) and their samples (SAMPLE_COLUMNS); on disk when it returns."""
-        sample_lines = list(samples)
-        if sample_lines:  # before the rows, so that every row in the file has its samples
-            _append(self.samples_path, _csv_text(sample_lines))
-        texts = [[text_of(row.get(name)) for name in COLUMNS] for row in rows]
-        _append(self.path, _csv_text(texts))
-        for line in texts:
-            row = dict(zip(COLUMNS, line, strict=True))
-            self.done[key_of_row(row)] = row
-
-    def close(self) -> None:
-        """Give the file back."""
-        self._lock.release()
-
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
 def read_file(path: Path | str) -> ResultsFile:
     """The rows of a results file, maybe none, as texts that CHECKS let pass.
 
@@ -270,52 +206,3 @@ def _fill_splits(columns: Mapping[str, list[str]]) -> None:
         ):
             if pass_ == "decode" and not splits and impl in splitting:
                 columns["splits"][i] = "auto"
-
-
-def _check_file(path: Path, resume: bool) -> list[dict[str, str]]:
-    """The rows that a sweep to `path` finds there; UsageError if it may not add to them."""
-    if not path.exists() or (path.is_file() and not path.stat().st_size):
-        return []
-    if not resume:
-        raise UsageError(f"{path} already exists; give --resume to complete it, or another --out")
-    file = read_file(path)
-    if tuple(file.columns) != COLUMNS:
-        raise UsageError(f"{path} has other columns than this mtabench writes; give another --out")
-    return file.rows()
-
-
-def _prepare(path: Path, columns: Sequence[str]) -> None:
-    """Cut off a torn last line, and start an empty file with its header."""
-    try:
-        with path.open("ab+") as file:
-            file.seek(0)
-            content = file.read()
-            file.truncate(content.rfind(b"\n") + 1)
-            empty = b"\n" not in content
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; give another --out") from error
-    if empty:
-        _append(path, _csv_text([columns]))
-
-
-def _append(path: Path, text: str) -> None:
-    """Append a text in one write and wait for the disk; on a failure the file is as it was."""
-    try:
-        with path.open("ab", buffering=0) as file:
-            size = file.seek(0, os.SEEK_END)
-            try:
-                data = text.encode()
-                if file.write(data) != len(data):
-                    raise OSError(0, "no room left for a whole row")
-                os.fsync(file.fileno())
-            except OSError:
-                file.truncate(size)
-                raise
-    except OSError as error:
-        raise MtabenchError(f"cannot write {path}: {error.strerror}; the rows before are kept") from error
-
-
-def _csv_text(lines: Iterable[Sequence[object]]) -> str:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows([text_of(value) for value in line] for line in lines)
-    return text.getvalue()

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 # of their own, and decode only reads, which runs a few percent faster than the copy that sets the ceiling.
 ROOFLINE_SLACK = 1.1
 
-RAN = ("ok", "invalid", "wrong")
+TIMED = ("ok", "invalid")
+RAN = (*TIMED, "wrong")
 
 Row = dict[str, Any]
 

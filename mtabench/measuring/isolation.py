@@ -9,8 +9,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from mtabench.files.results import Key, Writer, key_of
+from mtabench.files.results import Key, key_of
 from mtabench.files.rows import Row, RunFacts, cell_row
+from mtabench.files.writer import Writer
 from mtabench.measuring import timing
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.stopwatch import Stopwatch

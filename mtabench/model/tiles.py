@@ -8,7 +8,7 @@ from typing import Any
 
 from mta_kernels.conv_attention.triton import tuning
 from mta_kernels.conv_attention.triton.backward_scores import probabilities_candidates, value_gradients_candidates
-from mta_kernels.conv_attention.triton.decode import choose_splits
+from mta_kernels.conv_attention.triton.decode_plan import choose_splits
 from mta_kernels.conv_attention.triton.forward import ForwardConfig, forward_candidates
 from mtabench.model.devices import Device
 from mtabench.model.fused import Tiles, power_of_two

@@ -70,7 +70,8 @@ def profile_cells(
     console = make_console()
     for note in notes:
         _say(console, note)
-    _say(console, f"{len(plan.cases)} cells, by {', '.join(used)}")
+    count = len(plan.cases)
+    _say(console, f"{count} cell{'' if count == 1 else 's'}, by {', '.join(used)}")
     profiler = _Profiler(console, folder, used, tools is not None, describe(plan.device))
     any_wrong = False
     for _, problem in groupby(plan.cases, key=lambda case: case.problem_key):

@@ -20,14 +20,12 @@ import torch
 import torch.distributed as dist
 
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.processes import RUN_MODULE, ending, last_line
+from mtabench.processes import ending, kill, last_line, start_module
 from mtabench.ranks.asked import Place
 
 WAIT = timedelta(hours=2)  # for an order: rank 0 may check a long sequence in float64 meanwhile
 EXIT_S = 10.0
 LOOK_AGAIN_S = 0.5
-
-
 TORCHRUN = "env://"  # where its processes meet
 
 
@@ -137,14 +135,8 @@ def _free_port() -> int:
 def _start(rank: int, ranks: int, device: str, address: str, cleanup: ExitStack) -> Helper:
     """Start a rank, which dies with this process and is gone after `cleanup`."""
     output: IO[bytes] = cleanup.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", RUN_MODULE, "mtabench.ranks.follower", str(rank), str(ranks), device, address],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        start_new_session=True,  # Ctrl-C is for rank 0, which ends them
-    )
+    # In a session of its own: Ctrl-C is for rank 0, which ends them.
+    process = start_module("mtabench.ranks.follower", [str(rank), str(ranks), device, address], output)
     cleanup.callback(_end, process)
     return Helper(rank, process, output)
 
@@ -153,8 +145,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(EXIT_S if sys.exc_info()[0] is None else 0)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        kill(process)
 
 
 def _watch(helpers: Sequence[Helper], over: threading.Event, kept: str) -> None:

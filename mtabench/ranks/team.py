@@ -11,8 +11,9 @@ from mta_kernels.conv_attention.arguments import key_padding
 from mta_kernels.conv_attention.context_parallel.ring import passed_bytes
 from mta_kernels.conv_attention.context_parallel.tiles import Problem
 from mtabench import environment
-from mtabench.files.results import Writer, key_of
+from mtabench.files.results import key_of
 from mtabench.files.rows import Row, cell_row, sample_lines, timed_row
+from mtabench.files.writer import Writer
 from mtabench.measuring import timing
 from mtabench.measuring.statistics import summarize
 from mtabench.measuring.stopwatch import MEASURING, VERIFYING, Stopwatch
@@ -21,10 +22,11 @@ from mtabench.ranks.meeting import Meeting, check_devices, meet
 from mtabench.ranks.part import Part, link_gbytes_s, load_part
 from mtabench.registry import find, load
 from mtabench.sweeps.case import Case
+from mtabench.sweeps.failures import failure
 from mtabench.sweeps.here import Here
 from mtabench.sweeps.inputs import DTYPES
 from mtabench.sweeps.plan import Plan
-from mtabench.sweeps.sweep import Sweep, Watcher, failure, interruptible, new_sweep, words
+from mtabench.sweeps.sweep import Sweep, Watcher, interruptible, new_sweep, words
 from mtabench.sweeps.verify import Oracle
 
 ONE_RANK = "1 rank"

@@ -15,16 +15,18 @@ from mtabench.sweeps.outputs import written
 MARK_BYTES = 2000  # at the head of a file, where a report says that it is one
 
 
-def write_report(csv: Path, out: Path | None, markdown_out: Path | None, force: bool) -> list[Path]:
+def write_report(csv: Path, out: Path | None, markdown_out: Path | None, overwrite: bool) -> list[Path]:
     """Write NAME-report.html and NAME-report.md beside NAME.csv, or where `out` and `markdown_out` say.
 
-    A file that is there is replaced if it is a report; anything else stays, unless `force` says otherwise. Raises
+    A file that is there is replaced if it is a report; anything else stays, unless `overwrite` says otherwise. Raises
     UsageError before anything is written.
     """
+    if out is not None and out.suffix == ".md":
+        raise UsageError(f"--out {out} is for the HTML page; give --markdown {out} for the Markdown")
     page = out or csv.with_name(f"{csv.stem}-report.html")
     text = markdown_out or csv.with_name(f"{csv.stem}-report.md")
-    _check_output("--out", page, (csv, samples_path(csv), text), GENERATOR, force)
-    _check_output("--markdown", text, (csv, samples_path(csv), page), MARK, force)
+    _check_output("--out", page, (csv, samples_path(csv), text), GENERATOR, overwrite)
+    _check_output("--markdown", text, (csv, samples_path(csv), page), MARK, overwrite)
     report = read_report(csv)
     contents = {page: html_page(report), text: markdown(report)}
     for path, content in contents.items():
@@ -33,13 +35,13 @@ def write_report(csv: Path, out: Path | None, markdown_out: Path | None, force: 
     return list(contents)
 
 
-def _check_output(option: str, path: Path, others: tuple[Path, ...], mark: str, force: bool) -> None:
+def _check_output(option: str, path: Path, others: tuple[Path, ...], mark: str, overwrite: bool) -> None:
     """Raise UsageError for a path that may not be written."""
     if path.is_dir():
         raise UsageError(f"{option} {path} is a folder; give the name of a file")
     if path.resolve() in {other.resolve() for other in others}:
         raise UsageError(f"{option} {path} would overwrite the results or the other report; give another name")
-    if force or not path.exists():
+    if overwrite or not path.exists():
         return
     try:
         with path.open("rb") as file:
@@ -48,5 +50,5 @@ def _check_output(option: str, path: Path, others: tuple[Path, ...], mark: str, 
         raise UsageError(f"cannot read {path}: {error.strerror}; give another {option}") from error
     if not ours:
         raise UsageError(
-            f"{path} exists and is no report of mtabench; give another {option}, or --force to replace the file"
+            f"{path} exists and is no report of mtabench; give another {option}, or --overwrite to replace the file"
         )

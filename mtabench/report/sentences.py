@@ -73,8 +73,8 @@ def _compared(rows: Sequence[Row], quote: Quote) -> Iterator[str]:
     plain = _best([row for row in charted if is_plain(row)], ())
     ratios = [row["median_ms"] / plain[_shape(row)]["median_ms"] for row in fastest.values() if _shape(row) in plain]
     if ratios:
-        mean, over = _mean(ratios)
-        yield f"The fastest conv attention takes {mean} times as long as the fastest plain attention there{over}."
+        speeds = [1 / ratio for ratio in ratios]
+        yield f"The fastest conv attention {_compared_with(speeds, 'the fastest plain attention there')}."
 
 
 def _speedups(rows: Sequence[Row], quote: Quote) -> Iterator[str]:
@@ -83,15 +83,17 @@ def _speedups(rows: Sequence[Row], quote: Quote) -> Iterator[str]:
         if row["baseline"] and row["baseline"] != row["impl"] and (row["speedup"] or 0) > 0:
             found.setdefault((row["impl"], row["baseline"]), []).append(row["speedup"])
     for (name, baseline), ratios in sorted(found.items(), key=lambda item: -geometric_mean(item[1])):
-        mean, over = _mean(ratios)
-        yield f"{quote(name)} is {mean} times as fast as {quote(baseline)}{over}."
+        yield f"{quote(name)} {_compared_with(ratios, quote(baseline))}."
 
 
-def _mean(ratios: Sequence[float]) -> tuple[str, str]:
-    """A geometric mean, and what it is the mean of."""
+def _compared_with(speeds: Sequence[float], other: str) -> str:
+    """`is 3 times as fast as other`, or how much longer it takes, and what that is the geometric mean of."""
+    slower = geometric_mean(speeds) < 1
+    ratios = [1 / speed for speed in speeds] if slower else speeds
+    words = "takes {} times as long as" if slower else "is {} times as fast as"
     low, high, count = significant(min(ratios), 3), significant(max(ratios), 3), len(ratios)
     over = f" (geometric mean of {count:,} shapes, {low} to {high})" if count > 1 else " (one shape)"
-    return significant(geometric_mean(ratios), 3), over
+    return f"{words.format(significant(geometric_mean(ratios), 3))} {other}{over}"
 
 
 def _trust(rows: Sequence[Row]) -> Iterator[str]:

@@ -16,8 +16,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from mta_kernels.conv_attention.triton import decode, forward, tuning
+from mta_kernels import gpu_limits
 from mta_kernels.conv_attention.triton import launch as launching
+from mta_kernels.conv_attention.triton import tuning
 from mtabench.static.limits import WARP, Limits
 
 # Called with a kernel's function and what came of compiling it: Triton's CompiledKernel, or the exception.
@@ -67,9 +68,9 @@ def launches_compile(limits: Limits, wanted: Callable[[str], bool], compiled: Co
     replaced: tuple[tuple[Any, str, Any], ...] = (
         (JITFunction, "__getitem__", launch),
         (launching, "_launches", {}),  # launches of another shape say nothing of what this one compiles
-        (forward, "INTERPRETED_CAPABILITY", limits.capability),
-        (forward, "INTERPRETED_SHARED_MEMORY", limits.shared_per_block),
-        (decode, "INTERPRETED_SM_COUNT", limits.sms),
+        (gpu_limits, "INTERPRETED_CAPABILITY", limits.capability),
+        (gpu_limits, "INTERPRETED_SHARED_MEMORY", limits.shared_per_block),
+        (gpu_limits, "INTERPRETED_SM_COUNT", limits.sms),
         (tuning, "device_name", lambda device: limits.gpu),
     )
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]

@@ -39,6 +39,7 @@ def inspect_kernels(
     if accept and (baseline is None or all_shapes or target or kernel or asked != Asked()):
         raise UsageError("--accept replaces a whole baseline: it needs --baseline FILE, and no target, kernel or shape")
     names = tuple(map(short_name, axes.parse_names(kernel, "--kernel"))) if kernel is not None else ()
+    _check_names(names)
     targets = _targets(target, base)
     shapes = chosen_shapes(asked, base.shapes if base else ALL_SHAPES if all_shapes else None)
     if importlib.util.find_spec("triton") is None:
@@ -46,8 +47,9 @@ def inspect_kernels(
             "inspect compiles with Triton, which is not installed: pip install triton (it is for Linux)"
         )
     disassemble = sass if sass is not None else base is None
-    found, launched = _compiled(targets, shapes, names, disassemble)
-    _check_names(names, launched)
+    found = _compiled(targets, shapes, names, disassemble)
+    if base is None and not found.kernels:
+        raise UsageError(f"no kernel that --kernel {kernel} names is launched for these targets and shapes")
     for name, path in outputs.items():
         if path is not None:
             _write(path, records.json_text(found) if name == "json" else records.csv_text(found.kernels), name)
@@ -76,8 +78,9 @@ def _targets(text: str | None, base: Inspection | None) -> list[Limits]:
 
 def _compiled(
     targets: Sequence[Limits], shapes: Sequence[Shape], names: Sequence[str], disassemble: bool
-) -> tuple[Inspection, frozenset[str]]:
+) -> Inspection:
     """What came of compiling, with a line on standard error for each shape of a target as it ends."""
+    places = {source: row.place for source, row in sources.SOURCES.items() if _has_one(row.kernels, names)}
     total = len(targets) * len(shapes)
     console = Console(stderr=True)
     done = 0
@@ -92,7 +95,7 @@ def _compiled(
             print(line, file=sys.stderr, flush=True)
 
     with console.status(f"[0/{total}] compiling") as status:
-        return runs.inspect(targets, shapes, sources.SOURCES, names=names, disassemble=disassemble, progress=progress)
+        return runs.inspect(targets, shapes, places, names=names, disassemble=disassemble, progress=progress)
 
 
 def _show(console: Console, found: Inspection, targets: Sequence[Limits]) -> None:
@@ -160,11 +163,17 @@ def _check_outputs(outputs: Mapping[str, Path | None], baseline: Path | None) ->
         taken.add(path.resolve())
 
 
-def _check_names(names: Sequence[str], launched: frozenset[str]) -> None:
+def _check_names(names: Sequence[str]) -> None:
     """Raise UsageError for a name that no kernel's name holds."""
+    known = sorted(kernel for row in sources.SOURCES.values() for kernel in row.kernels)
     for name in names:
-        if not any(name in known for known in launched):
-            raise UsageError(f"--kernel {name!r} is part of no kernel's name; there are {', '.join(sorted(launched))}")
+        if not _has_one(known, [name]):
+            raise UsageError(f"--kernel {name!r} is part of no kernel's name; there are {', '.join(known)}")
+
+
+def _has_one(kernels: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether a kernel is wanted: all are without names, else those whose own name holds one."""
+    return not names or any(name in kernel for kernel in kernels for name in names)
 
 
 def _write(path: Path, text: str, name: str) -> None:

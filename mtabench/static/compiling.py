@@ -31,11 +31,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class ShapeDone:
-    """A compiled shape: its kernels, the names of all that were launched, wanted or not, and compilers' versions."""
+    """A compiled shape: its kernels, and compilers' versions."""
 
     shape: Shape
     kernels: tuple[Kernel, ...]
-    launched: tuple[str, ...]
     toolchain: Mapping[str, str]
 
 
@@ -79,7 +78,6 @@ class _Compilation:
     def __init__(self, job: Job, shape: Shape) -> None:
         self.job, self.shape = job, shape
         self.kernels: list[Kernel] = []
-        self.launched: dict[str, None] = {}
         self.seen: set[str] = set()
         self.counts: dict[str, int] = {}
         self.source = ""
@@ -100,11 +98,10 @@ class _Compilation:
                     raise
                 except Exception as error:  # host code that finds no tile that fits, for instance
                     self._add(self.source, status=FAILED, reason=_sentence(error))
-        return ShapeDone(self.shape, tuple(self.kernels), tuple(self.launched), self.toolchain)
+        return ShapeDone(self.shape, tuple(self.kernels), self.toolchain)
 
     def _wanted(self, name: str) -> bool:
         name = short_name(name)
-        self.launched.setdefault(name)
         return not self.job.names or any(text in name for text in self.job.names)
 
     def _triton_kernel(self, function: Any, compiled: Any) -> None:

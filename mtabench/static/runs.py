@@ -25,8 +25,8 @@ Progress = Callable[[Limits, Shape, Sequence[Kernel]], None]
 def inspect(
     targets: Sequence[Limits], shapes: Sequence[Shape], sources: Mapping[str, str], *,
     names: Sequence[str] = (), disassemble: bool = True, progress: Progress = lambda *args: None,
-) -> tuple[Inspection, frozenset[str]]:  # fmt: skip
-    """Compile the kernels that the sources launch, and the names of all of these; `names` keeps those that hold one.
+) -> Inspection:  # fmt: skip
+    """Compile the kernels that the sources, "module:function" by name, launch; `names` keeps those that hold one.
 
     At most one process a CPU. A process that dies (a compiler may crash) costs the shapes that it had left: they have
     one failed row each. Raises MtabenchError if a tool is missing.
@@ -43,13 +43,12 @@ def inspect(
             for shape in job.shapes:
                 if (job.limits.target, shape) not in done:
                     lost = Kernel(job.limits.target, shape.name, ALL, FAILED, reason=str(message))
-                    done[job.limits.target, shape] = ShapeDone(shape, (lost,), (), {})
+                    done[job.limits.target, shape] = ShapeDone(shape, (lost,), {})
                     progress(job.limits, shape, (lost,))
     ordered = [done[limits.target, shape] for limits in targets for shape in shapes]
     kernels = [kernel for found in ordered for kernel in found.kernels]
-    launched = frozenset(name for found in ordered for name in found.launched)
     toolchain = dict(sorted(item for found in ordered for item in found.toolchain.items()))
-    return Inspection(kernels, shapes, toolchain), launched
+    return Inspection(kernels, shapes, toolchain)
 
 
 def _jobs(

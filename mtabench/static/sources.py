@@ -17,17 +17,41 @@ from mtabench.static.shapes import Shape
 if TYPE_CHECKING:
     from torch import Tensor
 
-# The host code and the function that calls it, "module:function".
-SOURCES: dict[str, str] = {
-    "forward": "mtabench.static.sources:forward",
-    "backward": "mtabench.static.sources:backward",
-    "decode": "mtabench.static.sources:decode",
-    "hopper": "mtabench.static.sources:hopper",
-    "cuda_decode": "mtabench.static.sources:cuda_decode",
-    "cuda_conv": "mtabench.static.sources:cuda_conv",
-    "attention": "mtabench.static.sources:triton_rungs",
-    "cuda_attention": "mtabench.static.sources:cuda_rungs",
-}
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Where the function that calls some host code is, "module:function", and which kernels it may launch."""
+
+    place: str
+    kernels: tuple[str, ...]
+
+
+SOURCES: dict[str, Row] = {
+    "forward": Row("mtabench.static.sources:forward", (
+        "near_scores", "band", "prepare", "conv_attention_fwd", "pad_rows",
+    )),
+    "backward": Row("mtabench.static.sources:backward", (
+        "output_gradient", "probabilities", "value_gradients", "transposed_product", "row_product", "overlap_add",
+        "expand_transposed", "weight_gradient", "band_gradients", "band_transposed", "near_transposed",
+        "band_weight_gradient",
+    )),
+    "decode": Row("mtabench.static.sources:decode", ("conv_attention_decode", "combine_splits")),
+    "hopper": Row("mtabench.static.sources:hopper", (
+        "hopper_prepare", "hopper_forward", "hopper_backward", "add_product",
+    )),
+    "cuda_decode": Row("mtabench.static.sources:cuda_decode", ("cuda_decode",)),
+    "cuda_conv": Row("mtabench.static.sources:cuda_conv", (
+        "cuda_conv_forward", "cuda_conv_backward_q", "cuda_conv_backward_kv", "cuda_conv_decode_split",
+        "cuda_conv_decode_combine",
+    )),
+    "attention": Row("mtabench.static.sources:triton_rungs", (
+        "attention_pointer", "attention_descriptor", "attention_fmha",
+    )),
+    "cuda_attention": Row("mtabench.static.sources:cuda_rungs", (
+        "cuda_naive_scores", "cuda_naive_softmax_rows", "cuda_naive_weighted_sum", "cuda_tiled_scores",
+        "cuda_tiled_softmax_rows", "cuda_tiled_weighted_sum", "cuda_flash",
+    )),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def parse_int(text: str, what: str) -> int:
     """The one positive integer in `text`, with the suffixes k and m; raises UsageError otherwise."""
     values = parse_ints(text, what)
     if len(values) != 1:
-        raise UsageError(f"{what} takes one number, such as 16k, and {text!r} names {len(values)}")
+        raise UsageError(f"{what} takes one number, and {text!r} names {len(values)}")
     return values[0]
 
 
@@ -142,7 +142,7 @@ def _expand(part: str, what: str) -> list[int]:
     if first > last:
         raise UsageError(f"{what} {part!r} descends; write the smaller end first: {match['last']}..{match['first']}")
     adds = match["sign"] == "+"
-    step = _integer(match["step"], what) if match["sign"] else 2
+    step = _integer(match["step"], f"the step of {what} {part!r}") if match["sign"] else 2
     if not adds and step < 2:
         raise UsageError(f"{what} {part!r} multiplies by {step} and never ends; take x2 or more, or add with :+1k")
     values: list[int] = []

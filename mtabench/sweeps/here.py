@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from mtabench.files.results import Writer
+from mtabench.files.writer import Writer
 from mtabench.measuring.stopwatch import Stopwatch
 from mtabench.sweeps.case import Case
 from mtabench.sweeps.plan import Plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ def check_output(path: Path, inputs: Iterable[Path], overwrite: bool, option: st
     """Raise UsageError if `path` is an input, a folder, being written, or there while `overwrite` is false."""
     if path.is_dir():
         raise UsageError(f"{option} {path} is a folder; give the name of a file")
-    nearest_folder(path)
+    check_folder(path, option)
     if not path.exists():
         return
     if any(one.exists() and path.samefile(one) for one in inputs):
@@ -48,11 +49,17 @@ def written(path: Path) -> Iterator[BinaryIO]:
         raise UsageError(f"cannot write {path}: {error.strerror or error}; give another --out") from error
 
 
-def nearest_folder(path: Path) -> Path:
-    """The folder that exists and in which `path` would be made; UsageError if a file is in the way."""
-    for folder in path.absolute().parents:
-        if folder.is_dir():
-            return folder
-        if folder.exists():
-            raise UsageError(f"cannot write {path}: {folder} is a file, not a folder; give another --out")
-    return Path("/")
+def check_folder(path: Path, option: str = "--out") -> None:
+    """Raise UsageError if `path` could not be made where it would be; leaves nothing there.
+
+    A file without a name is opened to find out: permissions alone do not tell (root, read-only disks, /proc).
+    """
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    if not folder.is_dir():
+        raise UsageError(f"cannot write {path}: {folder} is a file, not a folder; give another {option}")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {folder} takes no file: {error.strerror}; give another {option}"
+        ) from None

@@ -7,7 +7,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -17,8 +17,9 @@ import torch
 
 from mtabench import environment
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.files.results import Key, Writer, key_of
-from mtabench.files.rows import Row, RunFacts, add_speedups, cell_row, sample_lines, timed_row
+from mtabench.files.results import Key, key_of
+from mtabench.files.rows import TIMED, Row, RunFacts, add_speedups, cell_row, sample_lines, timed_row
+from mtabench.files.writer import Writer
 from mtabench.measuring import timing
 from mtabench.measuring.ceilings import Ceilings, measure_ceilings
 from mtabench.measuring.kept_ceilings import FILE_NAME, read_ceilings
@@ -28,11 +29,11 @@ from mtabench.measuring.stopwatch import MEASURING, VERIFYING, Stopwatch
 from mtabench.registry import find, load
 from mtabench.sweeps.axes import short
 from mtabench.sweeps.case import Case
+from mtabench.sweeps.failures import failure
 from mtabench.sweeps.inputs import make_inputs
 from mtabench.sweeps.plan import Plan
+from mtabench.sweeps.settings import measuring_words
 from mtabench.sweeps.verify import Oracle, results_of
-
-OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +68,6 @@ class Sink(Protocol):
 
     def write(self, rows: Sequence[Row], samples: Iterable[Sequence[object]] = ()) -> None:
         """Keep rows and their samples, as a Writer does."""
-
-
-def make_settings(plan: Plan) -> timing.Settings:
-    """How the plan's options ask to measure; where they say nothing, as timing.Settings does."""
-    options = plan.options
-    settings = timing.Settings(timer=options.timer, cache=options.cache)
-    if options.rounds is not None:
-        fewest = min(settings.min_rounds, options.rounds)
-        settings = replace(settings, min_rounds=fewest, max_rounds=options.rounds)
-    if options.time_limit is not None:
-        settings = replace(settings, time_limit_s=options.time_limit)
-    return settings
 
 
 def check_same_device(
@@ -128,7 +117,7 @@ def new_sweep(
         run_id=secrets.token_hex(6),
         started_utc=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         environment=environment.describe(plan.device),
-        options=measuring_options(plan, settings),
+        options=" ".join(measuring_words(plan.options)),
     )
     kept = read_ceilings(writer.path.with_name(FILE_NAME), facts.environment)
     return Sweep(plan, writer, settings, watcher, facts, dict(kept), spent)
@@ -296,32 +285,10 @@ class Sweep:
             )
 
 
-def measuring_options(plan: Plan, settings: timing.Settings) -> str:
-    """The options that say how to measure, where they are not the defaults."""
-    usual = timing.Settings()
-    timer = f"--timer {settings.timer}" if settings.timer != usual.timer else ""
-    cache = f"--cache {settings.cache}" if settings.cache != usual.cache else ""
-    isolate = "--isolate" if plan.options.isolate else ""
-    return " ".join(filter(None, (timer, cache, isolate)))
-
-
 def words(case: Case) -> str:
     """The problem of a cell, in a few words."""
     taps = f", conv {case.taps}" if case.conv_q else ""
     return f"{case.dtype} {case.batch} x {case.heads} heads of {case.head_dim}, seq {short(case.seq)}{taps}"
-
-
-def failure(error: BaseException) -> tuple[str, str]:
-    """Status and reason of a cell whose implementation raised."""
-    text = str(error).strip()
-    reason = text.splitlines()[0] if text else type(error).__name__
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
-        words in text.lower() for words in OUT_OF_MEMORY_TEXTS
-    ):
-        return "oom", f"out of memory: {reason}"
-    if isinstance(error, TimeoutError):
-        return "timeout", reason
-    return "error", f"{type(error).__name__}: {reason}" if text else reason
 
 
 def _first_failure_only(rows: Mapping[Case, Row]) -> dict[Case, Row]:
@@ -329,7 +296,7 @@ def _first_failure_only(rows: Mapping[Case, Row]) -> dict[Case, Row]:
     kept: dict[Case, Row] = {}
     failed = False
     for case, row in rows.items():
-        has_time = row["status"] in ("ok", "invalid")
+        has_time = row["status"] in TIMED
         if has_time or not failed:
             kept[case] = row
         failed = failed or not has_time

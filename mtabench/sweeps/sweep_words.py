@@ -46,7 +46,7 @@ def announce(console: Console, plan: Plan, pairs: int) -> None:
     from mtabench.files.table import print_plan
     from mtabench.measuring.readiness import memory_reason, unsupported_reason
     from mtabench.sweeps.estimate import PROCESS_S, estimate_seconds
-    from mtabench.sweeps.sweep import make_settings
+    from mtabench.sweeps.settings import make_settings
 
     settings = make_settings(plan)
     runnable = [case for case in plan.cases if not (unsupported_reason(case) or memory_reason(case))]
@@ -54,18 +54,6 @@ def announce(console: Console, plan: Plan, pairs: int) -> None:
     seconds = estimate_seconds(runnable, settings.time_limit_s, samples, settings.min_rounds, plan.options.isolate)
     print_plan(console, plan, len(plan.cases), len(runnable), 2 * pairs * (seconds + PROCESS_S))
     say(console, f"  {pairs} pairs of processes, each of which measures all cells")
-
-
-def measuring_words(options: Options) -> list[str]:
-    """The options of a sweep that say how to measure, for a command line of one of its cells."""
-    words = ["--timer", options.timer, "--cache", options.cache]
-    for name, value in (("--rounds", options.rounds), ("--time-limit", options.time_limit)):
-        words += [] if value is None else [name, f"{value:g}"]
-    if options.isolate:
-        words += ["--isolate"] + (
-            [] if options.cell_timeout is None else ["--cell-timeout", f"{options.cell_timeout:g}"]
-        )
-    return words
 
 
 def say(console: Console, text: str) -> None:

@@ -18,8 +18,8 @@ pytest.importorskip("triton")
 import triton
 from triton.runtime import _allocation
 
+from mta_kernels import gpu_limits
 from mta_kernels.attention import attention_reference, triton_descriptor, triton_fmha, triton_pointer
-from mta_kernels.conv_attention.triton import forward
 from mtabench.static.limits import limits_of
 
 RUNGS = (triton_pointer, triton_descriptor, triton_fmha)
@@ -184,7 +184,7 @@ def test_tiles_of_every_gpu(target: str, monkeypatch: pytest.MonkeyPatch) -> Non
     if DEVICE == "cuda":
         # A GPU with a copy engine turns pointers into descriptors on the device, and wants room for them.
         triton.set_allocator(lambda size, alignment, stream: torch.ones(size, dtype=torch.int8, device=DEVICE))
-        if limits.shared_per_block > forward.shared_memory_limit(torch.device("cuda")):
+        if limits.shared_per_block > gpu_limits.shared_memory_limit(torch.device("cuda")):
             pytest.skip(f"the tiles of {target} do not fit here")
     for head_dim in (40, 256):
         check(triton_fmha, *make(130, 130, head_dim, dtype=torch.float16))

@@ -56,7 +56,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch):
             return emulator.load(emulator.machine_code(constants.source("sm_80")), "cuda_decode", 0, device)
 
         monkeypatch.setattr(geometry, "shared_memory_limit", lambda device: fields.shared_memory)
-        monkeypatch.setattr(geometry, "multiprocessor_count", lambda device: fields.multiprocessors)
+        monkeypatch.setattr(geometry, "sm_count", lambda device: fields.multiprocessors)
         monkeypatch.setattr(decode, "choose_plan", choose_plan.__wrapped__)
         monkeypatch.setattr(decode, "arrivals", lambda count, device: fields.counts)
         monkeypatch.setattr(decode, "kernel", kernel)
@@ -409,7 +409,7 @@ def test_it_compiles_without_spills(monkeypatch, architecture, limit, head_dim, 
     if reason := compiler.missing_package():
         pytest.skip(reason)
     monkeypatch.setattr(geometry, "shared_memory_limit", lambda device: limit)
-    monkeypatch.setattr(geometry, "multiprocessor_count", lambda device: 100)
+    monkeypatch.setattr(geometry, "sm_count", lambda device: 100)
     plan = choose_plan.__wrapped__(BF16, head_dim, 6, 11, 5, group, paged_cache, True, torch.device("cpu"))
     code, words = compiler.compile_source(plan.geometry.source(architecture))
     assert code.startswith(b"\x7fELF")

@@ -8,6 +8,7 @@ import triton
 from kernel_inputs import DEVICE, DTYPES, make, poison_memory
 from torch import Tensor
 
+from mta_kernels import gpu_limits
 from mta_kernels.conv_attention import conv_attention_reference
 from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
 from mta_kernels.conv_attention.triton import backward, forward
@@ -122,7 +123,7 @@ def test_tiles_of_every_gpu(capability: tuple[int, int], dtype: torch.dtype, mon
             monkeypatch.setattr(module, "capability", lambda device: capability)
         # A GPU with a copy engine turns pointers into descriptors on the device, and wants room for them.
         triton.set_allocator(lambda size, alignment, stream: torch.ones(size, dtype=torch.int8, device=DEVICE))
-    monkeypatch.setattr(forward, "INTERPRETED_CAPABILITY", capability)
+    monkeypatch.setattr(gpu_limits, "INTERPRETED_CAPABILITY", capability)
     q, k, v, weight = make(1, 1, 1, 150, 80, (6, 7), dtype)
     check(q, k, v, weight)
 

@@ -16,7 +16,8 @@ from mta_kernels.conv_attention import (
     conv_attention_reference,
 )
 from mta_kernels.conv_attention.triton import decode
-from mta_kernels.conv_attention.triton.decode import choose_splits, conv_attention_decode_triton, decode_candidates
+from mta_kernels.conv_attention.triton.decode import conv_attention_decode_triton
+from mta_kernels.conv_attention.triton.decode_plan import choose_splits, column_steps, decode_candidates
 
 TAPS = [(1, 1), (2, 9), (3, 3), (6, 11), (7, 7), (4, 6), (11, 3)]
 
@@ -207,7 +208,7 @@ def test_configs_fit_every_gpu(shared_memory: int) -> None:
                 for config in decode_candidates(group=group, shared_memory=shared_memory, **shape):
                     assert config.shared_memory(**shape) <= shared_memory
                     # A window's columns lie within two tiles.
-                    assert config.block_n // config.pack >= decode.column_steps(key_taps, config.pack)
+                    assert config.block_n // config.pack >= column_steps(key_taps, config.pack)
 
 
 def test_choose_splits() -> None:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_inputs import DEVICE, DTYPES, assert_close, make, poison_memory, relative_error
 
+from mta_kernels import gpu_limits
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import (
     conv_attention,
@@ -63,7 +64,7 @@ def test_tiles_of_every_gpu(capability: tuple[int, int], monkeypatch: pytest.Mon
         monkeypatch.setattr(forward, "capability", lambda device: capability)
         # A GPU with a copy engine turns pointers into descriptors on the device, and wants room for them.
         triton.set_allocator(lambda size, alignment, stream: torch.ones(size, dtype=torch.int8, device=DEVICE))
-    monkeypatch.setattr(forward, "INTERPRETED_CAPABILITY", capability)
+    monkeypatch.setattr(gpu_limits, "INTERPRETED_CAPABILITY", capability)
     for dtype in DTYPES:
         for head_dim, taps in ((64, (6, 11)), (96, (7, 7)), (200, (6, 11))):
             q, k, v, weight = make(1, 2, 2, 150, head_dim, taps, dtype)

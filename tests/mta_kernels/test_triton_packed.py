@@ -86,9 +86,16 @@ def test_gradients_of_moving_rows_are_exact() -> None:
 def test_nothing_waits_for_the_device() -> None:
     q, k, v, weight = (x.requires_grad_() for x in make(1, 2, 1, 83, 16, (6, 11), torch.bfloat16))
     bounds, grad_out = bounds_of(DOCUMENTS), torch.randn_like(q)
-    torch.autograd.grad(conv_attention(q, k, v, weight, cu_seqlens=bounds), [q], grad_out)  # compiles
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(conv_attention(q, k, v, weight, cu_seqlens=bounds), [q, k, v, weight], grad_out)
+
+    want = gradients()  # compiles
     torch.cuda.set_sync_debug_mode("error")
     try:
-        torch.autograd.grad(conv_attention(q, k, v, weight, cu_seqlens=bounds), [q, k, v, weight], grad_out)
+        got = gradients()
+        with pytest.raises(RuntimeError, match="synchronizing"):  # so would anything that waits
+            bounds.tolist()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(got, want)

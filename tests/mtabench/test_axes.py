@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mta_kernels.conv_attention.triton import decode
+from mta_kernels.conv_attention import arguments
 from mtabench.errors import UsageError
 from mtabench.sweeps.axes import (
     MAX_SPLITS,
@@ -119,7 +119,7 @@ def test_more_splits_than_the_kernel_takes_are_refused(text):
 
 
 def test_the_limit_of_splits_is_the_kernels():
-    assert MAX_SPLITS == decode.MAX_SPLITS
+    assert MAX_SPLITS == arguments.MAX_SPLITS
     assert parse_splits(str(MAX_SPLITS)) == [MAX_SPLITS]
 
 

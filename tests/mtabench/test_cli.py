@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import os
 import re
 import signal
@@ -15,11 +16,12 @@ import pytest
 from command_line import make_runner
 from typer.main import get_command
 
-from mtabench import registry
+from mtabench import __version__, registry
 from mtabench.cli import app
-from mtabench.files.results import COLUMNS, KEY_COLUMNS, Writer, read_results
+from mtabench.files.results import COLUMNS, KEY_COLUMNS, read_results
+from mtabench.files.writer import Writer
 from mtabench.measuring import timing
-from mtabench.measuring.ceilings import Ceilings
+from mtabench.measuring.ceilings import Ceilings, measure_ceilings
 from mtabench.sweeps import verify
 
 ROOT = Path(__file__).parents[2]
@@ -30,9 +32,17 @@ LONG = (*SMALL, "--impl", "eager,sdpa-math", "--no-plot")
 ENVIRONMENT = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}", "COLUMNS": "200"}
 
 
+ceilings_once = functools.cache(measure_ceilings)
+
+
 @pytest.fixture
 def mtabench(monkeypatch, capsys, tmp_path):
-    """Runs the command line in an empty folder; gives the exit code, standard output and standard error."""
+    """Runs the command line in an empty folder; gives the exit code, standard output and standard error.
+
+    A sweep in this process warms up for a moment, and has the ceilings that the first one measured.
+    """
+    monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.05)
+    monkeypatch.setattr("mtabench.sweeps.sweep.measure_ceilings", ceilings_once)
     return make_runner(monkeypatch, capsys, tmp_path)
 
 
@@ -103,8 +113,10 @@ def test_no_command_shows_the_help(mtabench):
         ("fwd --isolate --cell-timeout 0 --device cpu", "--cell-timeout is 0"),
         ("decode --cell-timeout 60", "--cell-timeout needs --isolate"),
         ("fwd --no-such-option", "--no-such-option"),
-        ("fwd stray", "stray"),
-        ("forward", "forward"),
+        ("fwd stray", "(`mtabench fwd --help` shows what there is)"),
+        ("forward", "(`mtabench --help` shows what there is)"),
+        ("fwd --seq 1k..4k:+0", "the step of --seq '1k..4k:+0' is 0"),
+        ("report none.csv --out page.md", "give --markdown page.md"),
         ("fwd --resume --device cpu", "--resume needs --out"),
         ("decode --splits auto,none", "--splits"),
         ("decode --splits auto,1..256", "--splits 1..256 is out of range; expected auto, or numbers from 1 to 128"),
@@ -140,7 +152,7 @@ def test_a_device_that_is_not_there(mtabench, tmp_path, monkeypatch):
     assert files_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("out", [".", "folder", "file/out.csv", "old.csv"])
+@pytest.mark.parametrize("out", [".", "folder", "file/out.csv", "old.csv", "/proc/nowhere/out.csv"])
 def test_an_output_that_cannot_be_written(mtabench, tmp_path, out):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("a file")
@@ -288,9 +300,27 @@ def test_errors_of_an_implementation_do_not_fail_the_sweep(mtabench, monkeypatch
 
     load = registry.load
     monkeypatch.setattr("mtabench.sweeps.sweep.load", lambda name: build if name.endswith(":eager") else load(name))
-    code, out, _ = mtabench("fwd", *TINY, "--out", "out.csv", "--no-plot")
-    assert code == 0
+    code, out, err = mtabench("fwd", *LONG, "--seq", "16,32", "--out", "out.csv")
+    assert (code, err) == (0, "")
     assert out.count("no such instruction") == 4  # a line as it ended, and the table
+
+
+def test_a_sweep_without_a_time_says_why_and_is_exit_code_5(mtabench, monkeypatch):
+    def build(case, inputs):
+        raise RuntimeError("no such instruction" if case.seq > 16 else "no room on the chip")
+
+    monkeypatch.setattr("mtabench.sweeps.sweep.load", lambda name: build)
+    words = ("fwd", *SMALL, "--impl", "eager", "--seq", "16,32,64", "--out", "out.csv")
+    code, out, err = mtabench(*words)
+    assert code == 5
+    assert err == (
+        "mtabench: no cell has a time: error, RuntimeError: no such instruction (2 of 3 cells); "
+        "their rows are in out.csv\n"
+    )
+    assert "results: out.csv" in out
+    assert "next:" not in out
+    assert len(read_results("out.csv")) == 3
+    assert mtabench(*words, "--resume")[0] == 5  # it is still so in the file
 
 
 def test_a_file_that_another_sweep_writes(mtabench, tmp_path):
@@ -437,6 +467,40 @@ def test_kill_9_leaves_whole_rows_and_resume_completes_them(tmp_path, mtabench):
     assert len(table) == 2 * (last + 32) // 16
     assert not table.duplicated(["seq", "impl"]).any()
     assert (table["status"] == "ok").all()
+
+
+@pytest.fixture
+def ctrl_c_counts():
+    """Ctrl-C as at a terminal: a background job's processes begin with it ignored."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, usual)
+
+
+@pytest.mark.parametrize("broken", [KeyboardInterrupt, RecursionError])
+@pytest.mark.usefixtures("ctrl_c_counts")
+def test_ctrl_c_while_torch_is_imported_is_one_sentence_whatever_comes_up(mtabench, monkeypatch, broken):
+    """Torch and numpy swallow a KeyboardInterrupt there, and break later."""
+
+    def stopped(*_, **__):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise broken from None
+
+    monkeypatch.setattr("mtabench.commands.list_implementations", stopped)
+    assert mtabench("list") == (130, "", "mtabench: stopped\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_error_that_is_no_ctrl_c_is_not_taken_for_one(mtabench, monkeypatch):
+    monkeypatch.setattr("mtabench.commands.list_implementations", lambda device: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        mtabench("list")
+
+
+def test_the_version_can_be_asked_for(mtabench):
+    assert mtabench("--version") == (0, f"mtabench {__version__}\n", "")
 
 
 def test_ctrl_c_is_one_sentence_and_exit_code_130(tmp_path):

@@ -1,7 +1,7 @@
 """Energy of a call by a counter that moves in steps, and the names that a profiler sees; with stand-ins for the GPU."""
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -157,7 +157,9 @@ def test_ranges_name_every_cell_and_phase(tmp_path, monkeypatch, capsys):
     assert sorted(names[5:]) == ["eager: measure"] * 2 + ["sdpa-math: measure"] * 2
 
 
-def test_on_a_cpu_a_range_does_nothing(monkeypatch):
-    monkeypatch.setattr(torch.cuda.nvtx, "range", None)
-    with nvtx.phase("cpu", "name"):
-        pass
+@pytest.mark.parametrize(("device", "ranges"), [("cpu", []), ("cuda", ["name"])])
+def test_on_a_cpu_there_is_no_range(monkeypatch, device, ranges):
+    named = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range", lambda name: named.append(name) or nullcontext())
+    with nvtx.phase(device, "name"):
+        assert named == ranges

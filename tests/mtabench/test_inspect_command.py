@@ -11,11 +11,10 @@ from importlib.util import find_spec
 import pytest
 
 from mtabench.cli import main
-from mtabench.static import command, nvcc, runs, sources
+from mtabench.static import command, runs, sources
 from mtabench.static.limits import limits_of
 from mtabench.static.records import COLUMNS, FAILED, SKIPPED, Inspection, Kernel, json_text, read_json
 from mtabench.static.shapes import Shape
-from mtabench.static.sources import SkippedError
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="compiles with Triton")
 ONE = ("--target", "sm_90", "--head-dim", "64")
@@ -29,7 +28,8 @@ def inspect(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("COLUMNS", "100")  # whatever a test before this one, or the shell, says
 
     def run(*words, planted=("modest",)):
-        monkeypatch.setattr(sources, "SOURCES", {name: f"planted_kernels:{name}" for name in planted})
+        rows = {name: sources.Row(f"planted_kernels:{name}", ("product", "copy")) for name in planted}
+        monkeypatch.setattr(sources, "SOURCES", rows)
         monkeypatch.setattr(sys, "argv", ["mtabench", "inspect", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -43,8 +43,7 @@ def inspect(monkeypatch, capsys, tmp_path):
 def modest():
     """The modest kernels for sm_90."""
     pytest.importorskip("triton")
-    found, _ = runs.inspect([limits_of("sm_90")], [Shape()], {"modest": "planted_kernels:modest"})
-    return found
+    return runs.inspect([limits_of("sm_90")], [Shape()], {"modest": "planted_kernels:modest"})
 
 
 @pytest.fixture
@@ -52,8 +51,7 @@ def compiles_to(monkeypatch):
     """Have `mtabench inspect` find these kernels, and compile nothing."""
 
     def plant(found):
-        launched = frozenset(kernel.kernel for kernel in found.kernels)
-        monkeypatch.setattr(runs, "inspect", lambda *args, **options: (found, launched))
+        monkeypatch.setattr(runs, "inspect", lambda *args, **options: found)
         monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: object())
 
     return plant
@@ -213,14 +211,6 @@ def test_cuda_sources_are_compiled_with_nvcc(inspect, tmp_path):
     assert "nvcc" in found.toolchain
 
 
-def test_without_nvcc_it_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    nvcc.nvcc.cache_clear()
-    with pytest.raises(SkippedError, match="nvcc is not installed; install a CUDA toolkit"):
-        nvcc.nvcc()
-
-
 def test_without_triton_it_says_what_to_install(inspect, monkeypatch):
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     code, out, err = inspect(*ONE)
@@ -238,11 +228,29 @@ def test_a_missing_tool_ends_with_the_sentence_that_says_what_to_do(inspect, mon
     assert (code, err) == (1, "mtabench: cuobjdump is missing; install it\n")
 
 
-def test_a_kernel_that_there_is_not_is_wrong_usage(inspect, compiles_to, modest):
-    compiles_to(modest)
-    code, _, err = inspect(*ONE, "--kernel", "softmax")
-    assert code == 2
+def test_a_kernel_that_there_is_not_is_wrong_usage_before_anything_is_compiled(inspect, compiles_to):
+    compiles_to(None)
+    code, out, err = inspect(*ONE, "--kernel", "product,softmax")
+    assert (code, out) == (2, "")
     assert "--kernel 'softmax' is part of no kernel's name; there are copy, product" in err
+
+
+def test_a_kernel_that_no_target_asked_for_has_is_wrong_usage(inspect, compiles_to):
+    compiles_to(Inspection([], [Shape()], {}))
+    code, out, err = inspect(*ONE, "--kernel", "product")
+    assert (code, out) == (2, "")
+    assert "no kernel that --kernel product names is launched for these targets and shapes" in err
+
+
+def test_only_the_sources_of_the_kernels_asked_for_are_walked(monkeypatch, capsys):
+    walked = []
+    found = Inspection([Kernel("sm_90", Shape().name, "decode", FAILED)], [Shape()], {})
+    monkeypatch.setattr(runs, "inspect", lambda targets, shapes, places, **options: walked.append(places) or found)
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(sys, "argv", ["mtabench", "inspect", "--kernel", "_combine_splits_kernel,hopper_prepare"])
+    with pytest.raises(SystemExit):
+        main()
+    assert [list(places) for places in walked] == [["decode", "hopper"]]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from mtabench.sweeps.case import Case
 from mtabench.sweeps.work import bytes_moved
 
 H200 = find_device("h200")
+ON_H200 = ("memory", "--device-name", "h200")
 CONV = Case("fwd", "triton", "conv-attention", "bf16", 1, 16, 16, 4096, 64, 6, 11, True, None, "cuda")
 PLAIN = replace(CONV, impl="sdpa-flash", op="attention", conv_q=None, conv_k=None)
 
@@ -45,12 +46,10 @@ def line_of(out, name, title):
     return next(line for line in lines if line.startswith(name)).removeprefix(name).split()
 
 
-def test_without_a_gpu_and_options_it_says_what_it_took_and_touches_no_file(mtabench, tmp_path):
-    code, out, err = mtabench("memory")
+def test_without_options_it_says_what_it_took_and_touches_no_file(mtabench, tmp_path):
+    code, out, err = mtabench(*ON_H200)
     assert (code, err, contents(tmp_path)) == (0, "", {})
-    assert out.startswith(
-        "fwd on NVIDIA H200, since there is no GPU here (--device-name names another); memory: 141 GB"
-    )
+    assert out.startswith("fwd on NVIDIA H200; memory: 141 GB")
     assert "bf16, batch 1, 16 heads of 64, conv 6x11" in out
     assert line_of(out, "(score matrix)", "bytes that a call takes")[:2] == ["33.6M", "134M"]
     assert line_of(out, "eager", "bytes that a call takes")[5:] == ["103G", "413G!", "1.65T!", "64k", "38281"]
@@ -201,7 +200,7 @@ def test_every_rung_of_the_ladder_that_only_goes_forward_is_in_the_table():
 
 
 def test_the_ladder_is_one_table_whose_c_rungs_are_float32_in_the_hosts_memory(mtabench):
-    code, out, err = mtabench("memory", "--op", "attention", "--impl", "ladder", "--seq", "1k..128k", "--dtype", "bf16")
+    code, out, err = mtabench(*ON_H200, "--op", "attention", "--impl", "ladder", "--seq", "1k..128k", "--dtype", "bf16")
     assert (code, err) == (0, "")
     assert line_of(out, "(score matrix fp32)", "bytes that a call takes")[-1] == "1.1T"
     assert line_of(out, "c-loops fp32", "bytes that a call takes")[-1].isdigit()
@@ -242,7 +241,7 @@ def test_tiles_are_for_forwards_that_have_some():
 
 
 def test_csv_and_json_hold_a_row_a_cell_and_are_not_replaced(mtabench, tmp_path):
-    words = ("memory", "--impl", "eager,triton", "--seq", "4k,64k", "--memory", "80GB", "--device-name", "h200")
+    words = (*ON_H200, "--impl", "eager,triton", "--seq", "4k,64k", "--memory", "80GB")
     files = ("--csv", "cells.csv", "--json", "cells.json")
     code, out, err = mtabench(*words, *files)
     assert (code, err) == (0, "")
@@ -282,12 +281,13 @@ def test_other_sizes_are_refused(text):
 
 
 def test_what_cannot_be_done_is_refused_in_one_sentence(mtabench):
+    refused(mtabench("memory"), "PyTorch finds none here; name one: --device-name h200")
     refused(mtabench("memory", "--device-name", "h300"), "h300", "h200")
     refused(mtabench("memory", "--memory", "much"), "--memory cannot read 'much'", "80GB")
     refused(mtabench("memory", "--pass", "sideways"), "sideways", "fwd, bwd, decode")
     refused(mtabench("memory", "--measure"), "PyTorch finds none here")
     refused(mtabench("memory", "--impl", "hopper", "--device-name", "a100"), "no Hopper GPU")
-    refused(mtabench("memory", "--impl", "hopper", "--pass", "decode"), "hopper: has no decode pass")
+    refused(mtabench(*ON_H200, "--impl", "hopper", "--pass", "decode"), "hopper: has no decode pass")
 
 
 def test_what_a_device_does_not_run_is_said_and_left_out(mtabench):
@@ -298,7 +298,7 @@ def test_what_a_device_does_not_run_is_said_and_left_out(mtabench):
 
 
 def test_shapes_have_tables_of_their_own_and_batches_follow_tokens(mtabench):
-    words = ("memory", "--impl", "eager", "--seq", "1k..4k", "--conv", "6x11,3x3", "--head-dim", "64,128")
+    words = (*ON_H200, "--impl", "eager", "--seq", "1k..4k", "--conv", "6x11,3x3", "--head-dim", "64,128")
     _, out, _ = mtabench(*words, "--tokens", "4k", "--pass", "bwd", "--no-causal")
     assert "bf16, batch 4 to 1, 16 heads of 64, conv 6x11, 3x3, not causal" in out
     assert "16 heads of 128" in out

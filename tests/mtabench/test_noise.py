@@ -159,6 +159,7 @@ def test_processes_of_other_code_are_no_noise(mtabench, processes):
         (("--pairs", "1", *SWEEP), "--pairs is 1; it must be 2 or more"),
         (("--threshold", "5", *SWEEP), "expected a percentage"),
         (("--out", "there.csv", *SWEEP), "there.csv already exists; give another --out"),
+        (("--out", "/proc/nowhere.csv", *SWEEP, "--dry-run"), "/proc takes no file"),
         (("--out", "old.csv", *SWEEP), "old-processes already exists; give another --out, or --resume"),
         (("--resume", *SWEEP), "give its --out"),
         (("--resume", "--out", "there.csv", *SWEEP), "there.csv already exists; give another --out"),

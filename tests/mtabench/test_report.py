@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from chart_cells import grid, plain_cell, write
 from hostile_cells import COMMANDS, TEXTS, poison
 from written_runs import case, rounds, write_run
 
@@ -66,7 +67,7 @@ def test_a_report_is_replaced_and_another_file_is_not(run, tmp_path):
     assert code == 2
     assert f"{mine} exists and is no report of mtabench" in err
     assert mine.read_text() == "notes of a person\n"
-    assert run(path, "--force")[0] == 0
+    assert run(path, "--overwrite")[0] == 0
     assert "person" not in mine.read_text()
 
 
@@ -75,7 +76,7 @@ def test_a_report_is_replaced_and_another_file_is_not(run, tmp_path):
 def test_the_results_are_never_overwritten(run, tmp_path, option, taken):
     path = measured(tmp_path / "a.csv")
     before = (tmp_path / taken).read_bytes()
-    code, _, err = run(path, option, tmp_path / taken, "--force")
+    code, _, err = run(path, option, tmp_path / taken, "--overwrite")
     assert code == 2
     assert "would overwrite" in err
     assert (tmp_path / taken).read_bytes() == before
@@ -98,6 +99,13 @@ def test_sentences_are_computed_from_the_file():
     assert "Fastest conv attention: triton at 10 of 10 shapes." in text
     assert re.search(r"triton is \d+\.\d times as fast as eager \(geometric mean of 10 shapes", text)
     assert "throttled in none" in text
+
+
+def test_what_is_slower_takes_longer_in_the_sentences(tmp_path):
+    cells = [*grid({(1024, 64): 0.5, (2048, 64): 0.125}), plain_cell("sdpa-flash", 1024, 256.0)]
+    text = "\n".join(summary(read_report(write(tmp_path / "a.csv", cells))))
+    assert "triton takes 4.00 times as long as eager (geometric mean of 2 shapes, 2.00 to 8.00)." in text
+    assert "attention is 4.00 times as fast as the fastest plain attention there (one shape)." in text
 
 
 def test_failures_and_what_is_not_known_are_in_the_sentences(tmp_path):
@@ -155,6 +163,13 @@ def test_hostile_texts_are_text_in_markdown(tmp_path):
             widths = {}
     assert max(map(len, text.splitlines())) < 6000
     assert "x" * 500 not in text
+
+
+def test_commands_that_mtabench_writes_are_offered(tmp_path):
+    path = measured(tmp_path / "a.csv")
+    options = "--timer cpu --cache warm --rounds 3 --time-limit 2.5 --cell-timeout 90 --isolate --ranks 2"
+    path.write_text(path.read_text().replace("--causal\n", f"--causal {options}\n"))
+    assert all(row["command"].endswith(options) for row in read_report(path).rows)
 
 
 def test_commands_that_mtabench_would_not_write_are_not_offered(tmp_path):

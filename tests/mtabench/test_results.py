@@ -16,14 +16,13 @@ from mtabench.files.results import (
     KEY_COLUMNS,
     SAMPLE_COLUMNS,
     STATUSES,
-    Writer,
-    check_destination,
     key_of,
     read_results,
     samples_path,
     text_of,
 )
 from mtabench.files.rows import RunFacts, cell_row
+from mtabench.files.writer import Writer, check_destination
 from mtabench.implementations import triton_splits_used
 from mtabench.measuring.lock import FileLock
 from mtabench.sweeps.case import Case
@@ -242,9 +241,17 @@ def test_an_output_path_that_cannot_be_written(tmp_path, monkeypatch, out):
 
 
 def test_no_permission_to_write(tmp_path, monkeypatch):
+    path = tmp_path / "out.csv"
+    Writer(path).close()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(UsageError, match="not writable"):
-        check_destination(tmp_path / "out.csv", False)
+        check_destination(path, True)
+
+
+def test_a_place_that_takes_no_file_is_found_before_anything_is_measured():
+    """As root too, for whom permissions say yes."""
+    with pytest.raises(UsageError, match=r"cannot write /proc/nowhere/out.csv: /proc takes no file: .*another --out"):
+        check_destination(Path("/proc/nowhere/out.csv"), False)
 
 
 def test_a_full_disk_is_a_sentence_and_keeps_whole_rows(tmp_path, monkeypatch):
@@ -265,7 +272,7 @@ def test_a_full_disk_is_a_sentence_and_keeps_whole_rows(tmp_path, monkeypatch):
 HOLD = """
 import sys, time
 from pathlib import Path
-from mtabench.files.results import Writer
+from mtabench.files.writer import Writer
 with Writer(Path(sys.argv[1]), command="mtabench fwd --seq 1k"):
     print("held", flush=True)
     time.sleep(60)

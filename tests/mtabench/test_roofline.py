@@ -54,6 +54,19 @@ def test_the_table_of_the_committed_results_agrees_with_their_own_column(mtabenc
     refused(mtabench("roofline", RESULTS / "fwd.csv", "--out", "roof.csv"), "roof.csv already exists")
 
 
+@pytest.mark.parametrize("columns", [80, 120, 200])
+def test_a_table_too_wide_for_the_terminal_leaves_out_columns_and_cuts_no_number(mtabench, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = mtabench("roofline", RESULTS / "fwd.csv", RESULTS / "hopper-bwd.csv")
+    assert code == 0
+    assert "\u2026" not in out
+    table = [line for line in out.splitlines() if "sdpa-" in line]
+    assert len(table) == 28
+    assert max(map(len, table)) <= columns
+    assert ("left out for 80 columns: model MB" in out) == (columns == 80)
+    assert "bf16, batch" not in out  # it differs, and is a column
+
+
 def counters_file(path, cell, *counted):
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, COUNTER_COLUMNS)

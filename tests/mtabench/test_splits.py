@@ -2,9 +2,9 @@
 
 import pytest
 
-from mtabench.files.results import Writer
 from mtabench.files.rows import RunFacts, cell_row
 from mtabench.files.table import auto_lines, line, results_table
+from mtabench.files.writer import Writer
 from mtabench.sweeps.case import Case
 from mtabench.sweeps.splits import choices
 

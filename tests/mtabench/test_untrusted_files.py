@@ -14,16 +14,9 @@ from written_runs import case, rounds, write_run
 
 from mtabench.errors import UsageError
 from mtabench.files import csv_reading, results
-from mtabench.files.results import (
-    COLUMNS,
-    NUMERIC_COLUMNS,
-    SAMPLE_COLUMNS,
-    Writer,
-    read_file,
-    read_results,
-    samples_path,
-)
+from mtabench.files.results import COLUMNS, NUMERIC_COLUMNS, SAMPLE_COLUMNS, read_file, read_results, samples_path
 from mtabench.files.rows import RunFacts, cell_row
+from mtabench.files.writer import Writer
 from mtabench.sweeps import runs
 from mtabench.sweeps.runs import read_run
 

@@ -21,9 +21,10 @@ import triton.language as tl
 from torch import Tensor
 
 from mta_kernels.conv_attention.operators import on_device_of, triton_unsupported
-from mta_kernels.conv_attention.triton.forward import capability, shared_memory_limit, value_block
+from mta_kernels.conv_attention.triton.forward import value_block
 from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, describe_heads, launch, operand
 from mta_kernels.conv_attention.triton.prepare import describable, dot_precision
+from mta_kernels.gpu_limits import capability, shared_memory_limit
 
 
 @triton.jit

@@ -77,8 +77,8 @@ def explain(
     """
     shared = _over_ranks(group)
     if backend == "auto":
-        return Choice(*_fastest(q, k, weight, decode, shared))
-    return Choice(_resolve(backend, q, k, weight, decode, shared), "asked for")
+        return Choice(*_fastest(q, k, weight, autocast_dtype(q), decode, shared))
+    return Choice(_resolve(backend, q, k, weight, autocast_dtype(q), decode, shared), "asked for")
 
 
 def _over_ranks(group: ProcessGroup | None) -> bool:
@@ -91,8 +91,8 @@ def _over_ranks(group: ProcessGroup | None) -> bool:
     return group.size() > 1
 
 
-def _fastest(q: Tensor, k: Tensor, weight: Tensor, decode: bool, shared: bool) -> tuple[str, str]:
-    """The fastest backend that can run them, or else the reference; and why."""
+def _fastest(q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype, decode: bool, shared: bool) -> tuple[str, str]:
+    """The fastest backend that can run them in a dtype, or else the reference; and why."""
     backends: tuple[str, ...] = FUSED_BACKENDS
     if shared:
         backends = ("triton",)
@@ -100,28 +100,28 @@ def _fastest(q: Tensor, k: Tensor, weight: Tensor, decode: bool, shared: bool) -
         backends = ("triton",) if q.shape[1] == k.shape[1] else ("cuda", "triton")
     reason: str | None = ""
     for backend in backends:
-        reason = _why_not(backend, q, weight)
+        reason = _why_not(backend, q, weight, dtype)
         if reason is None:
             return backend, "the fastest backend for these arguments"
     return "reference", f"{backends[-1]} cannot run this: {reason}"
 
 
-def _why_not(backend: str, q: Tensor, weight: Tensor) -> str | None:
+def _why_not(backend: str, q: Tensor, weight: Tensor, dtype: torch.dtype) -> str | None:
     """Why the backend cannot run these, or None if it can."""
     return unsupported(
         backend,
         device=q.device,
-        dtype=autocast_dtype(q),
+        dtype=dtype,
         head_dim=q.shape[-1],
         query_taps=weight.shape[-2],
         key_taps=weight.shape[-1],
     )
 
 
-def _resolve(backend: str, q: Tensor, k: Tensor, weight: Tensor, decode: bool, shared: bool) -> str:
-    """The backend that runs these; raises ValueError if it is a named one that cannot."""
+def _resolve(backend: str, q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype, decode: bool, shared: bool) -> str:
+    """The backend that runs these in a dtype; raises ValueError if it is a named one that cannot."""
     if backend == "auto":
-        return _fastest(q, k, weight, decode, shared)[0]
+        return _fastest(q, k, weight, dtype, decode, shared)[0]
     if shared and backend in ("hopper", "cuda"):
         raise ValueError(
             f"backend {backend!r} does not share a sequence over ranks: its kernels give no part of a softmax; "
@@ -131,7 +131,7 @@ def _resolve(backend: str, q: Tensor, k: Tensor, weight: Tensor, decode: bool, s
         raise ValueError("backend 'hopper' has no decode; use 'cuda' or 'triton', or 'auto', which picks one")
     if not decode and backend == "cuda":
         raise ValueError("backend 'cuda' has decode alone; use 'triton' or 'hopper', or 'auto', which picks one")
-    if reason := _why_not(backend, q, weight):
+    if reason := _why_not(backend, q, weight, dtype):
         raise ValueError(f"backend {backend!r} cannot run this: {reason}; backend='auto' picks one that can")
     return backend
 
@@ -178,7 +178,7 @@ def conv_attention(
     check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
     options: dict[str, Any] = {"causal": causal, "scale": scale, "pad_key": pad_key, "head_chunk": head_chunk}
     shared = _over_ranks(group)
-    chosen = _resolve(backend, q, k, weight, decode=False, shared=shared)
+    chosen = _resolve(backend, q, k, weight, q.dtype, decode=False, shared=shared)
     if group is not None and shared:
         from mta_kernels.conv_attention.context_parallel.attention import conv_attention_over_ranks
 
@@ -212,7 +212,8 @@ def conv_attention_decode(
     key `y` of sequence `b` is row `y % page_size` of page `block_table[b, y // page_size]`; entries past a sequence's
     length may be anything. `backend` is "auto" (`explain` says which that is), "reference", "triton" or "cuda" (any
     NVIDIA GPU from sm_80 on, float16 and bfloat16); `splits`, the programs that share the keys of a head, is for the
-    last two. A backward through these raises RuntimeError; nothing waits for the device.
+    last two. A backward through those two raises RuntimeError, the reference is differentiable; nothing waits for the
+    device.
     With `group` the ranks of a process group share the caches: each holds the positions that
     `context_parallel.cache_positions` says, contiguous and not in pages; all else, and the result, is the same on every
     rank, and has no gradient.
@@ -223,7 +224,7 @@ def conv_attention_decode(
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key, block_table)
     options: dict[str, Any] = {"lengths": lengths, "scale": scale, "pad_key": pad_key}
     shared = _over_ranks(group)
-    chosen = _resolve(backend, q_window, k_cache, weight, decode=True, shared=shared)
+    chosen = _resolve(backend, q_window, k_cache, weight, q_window.dtype, decode=True, shared=shared)
     if chosen == "reference" and splits != "auto":
         raise ValueError(f"splits is {splits!r}; the reference backend does not split the keys: leave it at 'auto'")
     if shared:

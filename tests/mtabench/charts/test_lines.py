@@ -106,6 +106,8 @@ def test_speedup_of_plain_attention_is_over_the_baseline_of_its_panel(measured):
          "triton takes 2.0x to 8.0x as long as eager, 4.0x in the geometric mean of 2 shapes"),
         ({(1024, 64): 0.5, (4096, 64): 2},
          "triton is 0.50x to 2.0x as fast as eager, 1.00x in the geometric mean of 2 shapes"),
+        ({(1024, 64): 0.125, (4096, 64): 2},
+         "triton takes 0.50x to 8.0x as long as eager, 2.0x in the geometric mean of 2 shapes"),
         ({(1024, 64): 3, (4096, 64): 3}, "triton is 3.0x as fast as eager in all of 2 shapes"),
         ({(1024, 64): 142}, "triton is 142x as fast as eager at 1k tokens"),
     ],

@@ -13,6 +13,7 @@ from mta_kernels.conv_attention.cuda_conv.attention import INPUTS, refuse
 from mta_kernels.conv_attention.cuda_conv.shape import Shape, launch
 from mta_kernels.conv_attention.cuda_conv.tensors import Rows, loadable, taps_of
 from mta_kernels.conv_attention.reference import check_decode_arguments
+from mta_kernels.gpu_limits import sm_count
 
 MAX_SPLITS = 128
 BLOCKS_PER_SM = 4
@@ -82,6 +83,5 @@ def conv_attention_decode(
 
 def choose_splits(batch: int, heads: int, capacity: int, device: torch.device | str) -> int:
     """Blocks that share the keys of a query head: as many as fill the GPU once, and no more than have a step to do."""
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    wanted = BLOCKS_PER_SM * multiprocessors // (batch * heads)
+    wanted = BLOCKS_PER_SM * sm_count(torch.device(device)) // (batch * heads)
     return max(1, min(wanted, -(-capacity // KEYS), MAX_SPLITS))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.cuda.compiler import Source, headers_in
+from mta_kernels.gpu_limits import shared_memory_limit, sm_count
 
 FOLDER = Path(__file__).parent
 INSTRUCTIONS = FOLDER.parents[1] / "attention"
@@ -97,7 +98,7 @@ def choose_plan(
     device: torch.device,
 ) -> Plan:  # fmt: skip
     """`plan_on` a device, of `group` query heads a KV head."""
-    limit, multiprocessors = shared_memory_limit(device), multiprocessor_count(device)
+    limit, multiprocessors = shared_memory_limit(device), sm_count(device)
     return plan_on(limit, multiprocessors, dtype, head_dim, query_taps, key_taps, pad, group, paged, aligned)
 
 
@@ -141,15 +142,3 @@ def has_whole_chunks(x: Tensor) -> bool:
     """Whether rows of numbers of two bytes are contiguous, and begin and end at multiples of 16 bytes."""
     batch, heads, row, number = x.stride()
     return number == 1 and not (batch | heads | row | x.shape[3]) % 8 and not x.data_ptr() % 16
-
-
-@functools.cache
-def shared_memory_limit(device: torch.device) -> int:
-    """Bytes of shared memory that a program may take."""
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
-
-
-@functools.cache
-def multiprocessor_count(device: torch.device) -> int:
-    """Streaming multiprocessors."""
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -28,7 +28,7 @@ from mta_kernels.conv_attention.triton.backward_scores import (
     probabilities_candidates,
     value_gradients_candidates,
 )
-from mta_kernels.conv_attention.triton.forward import capability, shared_memory_limit, value_block
+from mta_kernels.conv_attention.triton.forward import value_block
 from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, launch, next_power_of_2
 from mta_kernels.conv_attention.triton.prepare import (
     LN_2,
@@ -40,6 +40,7 @@ from mta_kernels.conv_attention.triton.prepare import (
     row_pitch,
 )
 from mta_kernels.conv_attention.triton.tuning import Key, best_config
+from mta_kernels.gpu_limits import capability, shared_memory_limit
 
 # Query rows whose P and dC are kept at a time; a multiple of ALIGNED.
 CHUNK_ROWS = 2048

@@ -8,9 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from mta_kernels.conv_attention.triton.backward_scores import ALIGNED, Chunk, aligned_keys, aligned_rows, summed_keys
-from mta_kernels.conv_attention.triton.forward import capability, shared_memory_limit
 from mta_kernels.conv_attention.triton.launch import cdiv, describe_rows, launch, operand
 from mta_kernels.conv_attention.triton.prepare import dot_precision
+from mta_kernels.gpu_limits import capability, shared_memory_limit
 
 WIDE_TILE_BYTES = 200 * 1024  # of shared memory for tiles of 256 columns; sm_120 has less
 

@@ -11,9 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mta_kernels.conv_attention.triton.forward import _score_tile, capability, key_range, value_block
+from mta_kernels.conv_attention.triton.forward import _score_tile, key_range, value_block
 from mta_kernels.conv_attention.triton.launch import cdiv, describe_heads, describe_rows, launch, operand
 from mta_kernels.conv_attention.triton.prepare import LOG2_E, Prepared, dot_precision
+from mta_kernels.gpu_limits import capability
 
 # Chunks are written and read in blocks of ALIGNED rows and keys, those alone that some query of the block sees.
 ALIGNED = 128

@@ -28,10 +28,7 @@ from mta_kernels.conv_attention.triton.launch import (
 )
 from mta_kernels.conv_attention.triton.prepare import LN_2, NO_MARGINS, Margins, Prepared, dot_precision, prepare
 from mta_kernels.conv_attention.triton.tuning import Key, best_config
-
-# The interpreter takes the tiles of a Hopper GPU.
-INTERPRETED_CAPABILITY = (9, 0)
-INTERPRETED_SHARED_MEMORY = 227 * 1024
+from mta_kernels.gpu_limits import capability, shared_memory_limit
 
 
 @triton.jit
@@ -350,19 +347,3 @@ def value_block(v: Tensor) -> int:
     Triton 3.6 reads narrower, differently swizzled tiles wrongly on Hopper when the loop is not pipelined.
     """
     return max(128 // v.element_size(), next_power_of_2(v.shape[3]))
-
-
-def capability(device: torch.device) -> tuple[int, int]:
-    """Compute capability of `device`, (9, 0) for Hopper."""
-    return _gpu_limits(device)[0] if device.type == "cuda" else INTERPRETED_CAPABILITY
-
-
-def shared_memory_limit(device: torch.device) -> int:
-    """Bytes of shared memory that one program can have on `device`."""
-    return _gpu_limits(device)[1] if device.type == "cuda" else INTERPRETED_SHARED_MEMORY
-
-
-@functools.cache
-def _gpu_limits(device: torch.device) -> tuple[tuple[int, int], int]:
-    properties = torch.cuda.get_device_properties(device)
-    return (properties.major, properties.minor), properties.shared_memory_per_block_optin

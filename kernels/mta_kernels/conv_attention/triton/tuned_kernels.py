@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
 from mta_kernels.conv_attention.triton.tuning import Key
+from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,7 @@ class Problem:
 
 def forward_problem(shape: Shape, device: torch.device) -> Problem:
     """The fused forward on prepared inputs."""
-    from mta_kernels.conv_attention.triton.forward import (
-        capability,
-        forward_candidates,
-        launch_forward,
-        shared_memory_limit,
-        value_block,
-    )
+    from mta_kernels.conv_attention.triton.forward import forward_candidates, launch_forward, value_block
     from mta_kernels.conv_attention.triton.launch import call_signature
     from mta_kernels.conv_attention.triton.prepare import prepare
 
@@ -93,7 +88,7 @@ def value_gradients_problem(shape: Shape, device: torch.device) -> Problem:
         launch_value_gradients,
         value_gradients_candidates,
     )
-    from mta_kernels.conv_attention.triton.forward import shared_memory_limit, value_block
+    from mta_kernels.conv_attention.triton.forward import value_block
 
     inputs = _last_chunk(shape, device)
     values, p, dc = inputs.prepared.values, inputs.p, inputs.dc
@@ -115,8 +110,8 @@ def value_gradients_problem(shape: Shape, device: torch.device) -> Problem:
 
 def decode_problem(shape: Shape, device: torch.device) -> Problem:
     """One decode step on a contiguous cache, with as many splits as "auto" takes."""
-    from mta_kernels.conv_attention.triton.decode import choose_splits, decode_candidates, launch_decode, sm_count
-    from mta_kernels.conv_attention.triton.forward import shared_memory_limit
+    from mta_kernels.conv_attention.triton.decode import launch_decode
+    from mta_kernels.conv_attention.triton.decode_plan import choose_splits, decode_candidates
 
     q, k, v, weight = _inputs(shape, device, query_rows=min(shape.taps[0], shape.seq_len))
     lengths = torch.full((shape.batch,), shape.seq_len, dtype=torch.int32, device=device)
@@ -160,7 +155,7 @@ class _LastChunk:
 def _last_chunk(shape: Shape, device: torch.device) -> _LastChunk:
     from mta_kernels.conv_attention.triton.backward import CHUNK_ROWS
     from mta_kernels.conv_attention.triton.backward_scores import chunks, probabilities_candidates
-    from mta_kernels.conv_attention.triton.forward import capability, conv_attention_forward, shared_memory_limit
+    from mta_kernels.conv_attention.triton.forward import conv_attention_forward
     from mta_kernels.conv_attention.triton.launch import call_signature
     from mta_kernels.conv_attention.triton.prepare import prepare
 

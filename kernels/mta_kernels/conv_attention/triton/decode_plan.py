@@ -1,0 +1,120 @@
+"""How decode is cut up: the tiles of a program, and how many programs share the keys of a KV head."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+
+from mta_kernels.conv_attention.arguments import MAX_SPLITS
+from mta_kernels.conv_attention.triton.launch import next_power_of_2
+
+PROGRAMS_PER_SM = 2
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """Tile sizes of the decode kernel.
+
+    A program reads tiles of `block_n` keys, `pack` of them to a column of products, for `heads` query heads;
+    `num_stages - 1` tiles are on the chip or on their way.
+    """
+
+    block_n: int
+    pack: int
+    heads: int
+    num_warps: int
+    num_stages: int
+
+    def block_steps(self, key_taps: int) -> int:
+        """Rows of products a head and a key of a column, padded to fill the tensor core."""
+        return max(next_power_of_2(column_steps(key_taps, self.pack)), 16 // (self.pack * self.heads))
+
+    def shared_memory(self, key_taps: int, block_d: int, element_size: int) -> int:
+        """Bytes of shared memory that a program needs, rounded up a little."""
+        rows = self.heads * self.pack * self.block_steps(key_taps)
+        windows = self.heads * 16
+        folding = (rows * windows + windows * block_d + rows * block_d * self.pack) * element_size
+        queries = rows * self.pack * block_d * element_size
+        tiles = max(1, 2 * (self.num_stages - 1)) * self.block_n * block_d * element_size
+        products = 4 * rows * self.block_n // self.pack  # change their layout there
+        return max(folding, queries + tiles + products) + 2048
+
+
+def column_steps(key_taps: int, pack: int) -> int:
+    """Columns of `pack` keys that the windows of `pack` neighbouring scores touch."""
+    return (pack + key_taps - 2) // pack + 1
+
+
+@functools.cache
+def decode_candidates(
+    *, key_taps: int, group: int, block_d: int, element_size: int, shared_memory: int
+) -> tuple[DecodeConfig, ...]:
+    """Tile sizes that fit in `shared_memory` bytes a program, the best guess first."""
+    guess = _decode_guess(key_taps, group, block_d, element_size, shared_memory)
+    if guess.heads == 1 and element_size == 2 and block_d <= 128:
+        # Small programs, measured on an H200: many of them hide each other's waits.
+        shapes = [
+            (64, 2, 2, 3),
+            (64, 2, 4, 3),
+            (64, 2, 2, 4),
+            (64, 2, 4, 4),
+            (64, 1, 2, 3),
+            (128, 2, 4, 3),
+            (128, 4, 4, 3),
+        ]
+        configs = [DecodeConfig(block_n, pack, 1, warps, stages) for block_n, pack, warps, stages in shapes]
+    else:
+        configs = [
+            dataclasses.replace(guess, block_n=block_n, heads=heads, num_warps=warps, num_stages=stages)
+            for heads in (guess.heads, max(1, guess.heads // 2))
+            for block_n in (guess.block_n, guess.block_n // 2)
+            for warps in (guess.num_warps, guess.num_warps // 2)
+            for stages in (guess.num_stages, 3, 2)
+            if block_n // guess.pack >= max(16, column_steps(key_taps, guess.pack))
+        ]
+    fitting = [c for c in configs if c.shared_memory(key_taps, block_d, element_size) <= shared_memory]
+    return tuple(dict.fromkeys(fitting)) or (guess,)
+
+
+def _decode_guess(key_taps: int, group: int, block_d: int, element_size: int, shared_memory: int) -> DecodeConfig:
+    """About 32 KiB of keys and values a tile; as many tiles in flight, up to three, as leave room for two programs."""
+    block_n = max(32, min(128, 16 * 1024 // (block_d * element_size)))
+    budgets = [(shared_memory // 2 - 1024, (4, 3)), (shared_memory, (4, 3, 2, 1))]
+    heads = min(next_power_of_2(group), 128 // max(16, next_power_of_2(key_taps)))
+    while heads:
+        pack = 1
+        for candidate in (2, 4) if heads == 1 else (2,):
+            rows = heads * candidate * next_power_of_2(column_steps(key_taps, candidate))
+            # Rows that the tensor core would multiply anyway, enough columns for four warps, room in the registers.
+            free = rows <= heads * max(16, next_power_of_2(key_taps)) and block_n // candidate >= 32
+            if free and rows * candidate * block_d * element_size <= 8192 * max(1, min(4, rows // 16)):
+                pack = candidate
+        for budget, depths in budgets:
+            for num_stages in depths:
+                config = DecodeConfig(block_n, pack, heads, 8 if heads * key_taps > 64 else 4, num_stages)
+                if config.shared_memory(key_taps, block_d, element_size) <= budget:
+                    return config
+        heads //= 2
+    raise ValueError(
+        f"the smallest tiles for {key_taps} key taps and head_dim up to {block_d} need more than "
+        f"the {shared_memory} bytes of shared memory of this GPU; backend='reference' needs none"
+    )
+
+
+def choose_splits(batch: int, kv_heads: int, max_length: int, sm_count: int) -> int:
+    """How many programs share the keys of one KV head, so that whole waves of two programs an SM run.
+
+    One where there are KV heads for a whole wave. Else the least of waves of programs times keys a program, where a
+    wave's start and end cost as much as 1280 keys and the newest keys of a KV head take a program's place (measured on
+    an H200); from 1 to 128, and never less than 64 keys a program.
+    """
+    slots = PROGRAMS_PER_SM * sm_count
+    if batch * kv_heads >= slots:
+        return 1
+
+    def cost(splits: int) -> int:
+        waves = -(-batch * kv_heads * (splits + 1) // slots)
+        return waves * (-(-max_length // splits) + 1280)
+
+    return min(range(1, min(MAX_SPLITS, max(1, max_length // 64)) + 1), key=cost)

@@ -1,0 +1,281 @@
+"""The kernel of decode: a share of the keys for one new query a sequence, its result combined with others by decode.py.
+
+With one query the taps fold into it: `c[j] = sum_b qt[b] . k[j - pad + b]`, `qt[b] = sum_a weight[a, b] q_window[a]`.
+A column of products stands for PACK consecutive keys, `r[(p, e), u] = sum_g qt[PACK*e + g - p] . k[PACK*u + g]`, so
+`c[PACK*v + pad + p] = sum_e r[(p, e), v + e]`: about PACK times fewer numbers to move along the diagonal than with
+`r[b, y] = qt[b] . k[y]`, while the rows `(p, e)` fill the 16 rows that a tensor core multiplies anyway.
+
+The newest keys, which some of the window's queries may not see, are left to one small program a query head (the tail);
+no other program needs a mask on scores. Everything is in base-2 units: `factor = scale * log2(e)`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
+
+
+@triton.jit
+def _conv_attention_decode_kernel(
+    q_ptr, k_ptr, v_ptr, weight_ptr, lengths_ptr, table_ptr, partial_ptr, max_ptr, sum_ptr,
+    stride_qb, stride_qh, stride_qw, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd, stride_wh, stride_wa, stride_wb, stride_tb, stride_tp,
+    kv_heads, window, splits, factor,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, PAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PACK: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK_STEPS: tl.constexpr, BLOCK_TAPS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_NEAR: tl.constexpr, SPLIT_WEIGHT: tl.constexpr, UNIT: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
+    PRECISION: tl.constexpr, FIRST: tl.constexpr, OWN: tl.constexpr, HELD: tl.constexpr,
+):  # fmt: skip
+    """One program: a share of the keys for HEADS query heads of a KV head, or the newest keys of one query head.
+
+    q `[B, Hq, window, D]`; k, v `[B, Hkv, S, D]`, or `[pages, Hkv, PAGE_SIZE, D]` with table `[B, max_pages]` if
+    PAGE_SIZE > 0; their first three strides count UNIT elements. Slot `split` of partial `[B, Hq, splits + 1, D]`,
+    max and sum `[B, Hq, splits + 1]` is a share's, the last slot is the newest keys'.
+    If OWN > 0 the cache is a part of one: it holds HELD keys, the OWN from FIRST on take part in the softmax, and the
+    sequence may end before or after them, by a length that counts from the first key held and may be negative.
+    """
+    if DEPENDENT_LAUNCH:
+        gdc_launch_dependents()  # the programs that merge may take their places, and wait
+    head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    programs = GROUP + splits * head_blocks  # of one KV head; those of the newest keys come first
+    program = tl.program_id(0) % programs
+    batch = tl.program_id(0) // programs // kv_heads
+    kv_head = tl.program_id(0) // programs % kv_heads
+    length = tl.load(lengths_ptr + batch).to(tl.int32)
+    tail_start = tl.maximum(length - (QUERY_TAPS - 1) - (KEY_TAPS - 1 - PAD), FIRST)
+    shares_end = tail_start  # the newest keys come after the shares
+    if OWN > 0:
+        shares_end = tl.minimum(tail_start, FIRST + OWN)
+
+    unit = tl.full([], UNIT, tl.int64)
+    stride_kb, stride_kh, stride_kn = unit * stride_kb, unit * stride_kh, unit * stride_kn
+    stride_vb, stride_vh, stride_vn = unit * stride_vb, unit * stride_vh, unit * stride_vn
+    if PAGE_SIZE > 0:
+        table_ptr += batch.to(tl.int64) * stride_tb
+    else:
+        k_ptr += batch.to(tl.int64) * stride_kb
+        v_ptr += batch.to(tl.int64) * stride_vb
+    k_ptr += kv_head.to(tl.int64) * stride_kh
+    v_ptr += kv_head.to(tl.int64) * stride_vh
+    q_ptr += batch.to(tl.int64) * stride_qb
+    dim = tl.arange(0, BLOCK_D)
+
+    if program < GROUP:
+        head = kv_head * GROUP + program
+        slot = (batch * kv_heads * GROUP + head).to(tl.int64) * (splits + 1) + splits
+        r = _newest_products(
+            q_ptr + head.to(tl.int64) * stride_qh, k_ptr, weight_ptr + head.to(tl.int64) * stride_wh, table_ptr,
+            stride_qw, stride_qd, stride_kb, stride_kn, stride_kd, stride_wa, stride_wb, stride_tp,
+            window, length, factor, QUERY_TAPS, KEY_TAPS, HEAD_DIM, PAGE_SIZE, BLOCK_TAPS, BLOCK_D, BLOCK_NEAR,
+            PRECISION, HELD,
+        )  # fmt: skip
+        # [key taps, BLOCK_NEAR]
+        column = tl.arange(0, BLOCK_NEAR)
+        source = column[None, :] - PAD + tl.arange(0, r.shape[0])[:, None]
+        known = (source >= 0) & (source < BLOCK_NEAR)
+        moved = tl.gather(r, tl.where(known, source, 0), 1)
+        scores = tl.sum(tl.where(known, moved, 0.0), 0)
+        key = length - BLOCK_NEAR + column
+        inside = (key >= tail_start) & (key < length)
+        if OWN > 0:
+            inside = inside & (key < FIRST + OWN)
+        scores = tl.where(inside, scores, float("-inf"))
+        newest_max = tl.max(scores, 0)
+        p = tl.exp2(scores - _finite(newest_max))
+        rows = _cache_rows(table_ptr, key, inside, stride_vb, stride_vn, stride_tp, PAGE_SIZE)
+        v = _load_rows(v_ptr, rows, dim, inside, stride_vd, HEAD_DIM)  # [BLOCK_NEAR, BLOCK_D]
+        tl.store(partial_ptr + slot * HEAD_DIM + dim, tl.sum(p[:, None] * v.to(tl.float32), 0), mask=dim < HEAD_DIM)
+        tl.store(max_ptr + slot, newest_max)
+        tl.store(sum_ptr + slot, tl.sum(p, 0))
+        return
+
+    COLUMNS: tl.constexpr = BLOCK_N // PACK
+    ROWS: tl.constexpr = HEADS * PACK * BLOCK_STEPS
+    OUT_ROWS: tl.constexpr = max(16, HEADS)  # every head's probabilities repeated to fill the tensor core
+    first_head = (program - GROUP) % head_blocks * HEADS  # programs that read the same keys run side by side
+    split = (program - GROUP) // head_blocks
+    share = (tl.cdiv(shares_end - FIRST, splits) + 15) // 16 * 16
+    start = FIRST + split * share
+    stop = tl.minimum(start + share, shares_end)
+
+    accumulator = tl.zeros([OUT_ROWS, BLOCK_D], tl.float32)
+    running_max = tl.full([HEADS], float("-inf"), tl.float32)
+    running_sum = tl.zeros([HEADS, BLOCK_N], tl.float32)  # added up over the keys at the end alone
+    if start < stop:
+        queries = ()
+        for g in tl.static_range(PACK):
+            queries += (_fold_taps(
+                q_ptr, weight_ptr, kv_head * GROUP, first_head, g, stride_qh, stride_qw, stride_qd,
+                stride_wh, stride_wa, stride_wb, window, factor, GROUP, HEADS, QUERY_TAPS, KEY_TAPS, HEAD_DIM,
+                PACK, STEPS, BLOCK_STEPS, BLOCK_TAPS, BLOCK_D, SPLIT_WEIGHT, PRECISION, k_ptr.dtype.element_ty,
+            ),)  # fmt: skip
+
+        column = tl.arange(0, COLUMNS)
+        step = (tl.arange(0, ROWS) % BLOCK_STEPS)[:, None]
+        # A tile finishes the scores of the columns that end STEPS - 1 before its own last one.
+        source = (column[None, :] - (STEPS - 1) + step + COLUMNS) % COLUMNS  # [ROWS, COLUMNS]
+        is_new = column[None, :] <= COLUMNS - STEPS + step
+        out_key = (tl.arange(0, BLOCK_N) % COLUMNS - (STEPS - 1)) * PACK + PAD + tl.arange(0, BLOCK_N) // COLUMNS
+        carried = tl.zeros([ROWS, COLUMNS], tl.float32)
+        first_column = start // PACK - (PAD + PACK - 1) // PACK
+        last_key = stop - 1 - PAD + (KEY_TAPS - 1)
+        end_column = (stop - 1 - PAD + PACK * STEPS) // PACK  # past the last one that a score of the share needs
+        for tile in tl.range(first_column, end_column, COLUMNS):
+            r = tl.zeros([ROWS, COLUMNS], tl.float32)
+            key = (tile + column) * PACK  # a column never straddles two pages, nor the first key
+            inside = (key >= 0) & (key <= last_key)
+            rows = _cache_rows(table_ptr, key, inside, stride_kb, stride_kn, stride_tp, PAGE_SIZE)
+            for g in tl.static_range(PACK):
+                inside = (key >= 0) & (key + g <= last_key)
+                k = _load_rows(
+                    k_ptr + tl.full([], g, tl.int64) * stride_kn, rows, dim, inside, stride_kd, HEAD_DIM
+                )  # [COLUMNS, BLOCK_D]
+                r = tl.dot(queries[g], k.T, r, input_precision=PRECISION)
+            moved = tl.gather(tl.where(is_new, r, carried), source, 1)
+            carried = r
+            scores = tl.sum(moved.reshape(HEADS, PACK, BLOCK_STEPS, COLUMNS), 2).reshape(HEADS, BLOCK_N)
+
+            key = tile * PACK + out_key
+            inside = (key >= start) & (key < stop)
+            rows = _cache_rows(table_ptr, key, inside, stride_vb, stride_vn, stride_tp, PAGE_SIZE)
+            v = _load_rows(v_ptr, rows, dim, inside, stride_vd, HEAD_DIM)  # [BLOCK_N, BLOCK_D]
+            scores = tl.where(inside[None, :], scores, float("-inf"))
+            new_max = tl.maximum(running_max, tl.max(scores, 1))
+            reference = _finite(new_max)
+            p = tl.exp2(scores - reference[:, None])  # [HEADS, BLOCK_N]
+            rescale = tl.exp2(running_max - reference)
+            running_sum = running_sum * rescale[:, None] + p
+            running_max = new_max
+            accumulator *= _repeat_rows(rescale[:, None], OUT_ROWS)
+            p = _repeat_rows(p, OUT_ROWS).to(v.dtype)
+            accumulator = tl.dot(p, v, accumulator, input_precision=PRECISION)
+
+    head = first_head + tl.arange(0, HEADS)
+    slot = (batch * kv_heads * GROUP + kv_head * GROUP + head).to(tl.int64) * (splits + 1) + split
+    tl.store(max_ptr + slot, running_max, mask=head < GROUP)
+    tl.store(sum_ptr + slot, tl.sum(running_sum, 1), mask=head < GROUP)
+    REPEAT: tl.constexpr = OUT_ROWS // HEADS
+    out_row = tl.arange(0, OUT_ROWS)
+    head = first_head + out_row // REPEAT
+    slot = (batch * kv_heads * GROUP + kv_head * GROUP + head).to(tl.int64) * (splits + 1) + split
+    wanted = (out_row % REPEAT == 0) & (head < GROUP)
+    tl.store(
+        partial_ptr + slot[:, None] * HEAD_DIM + dim[None, :],
+        accumulator,
+        mask=wanted[:, None] & (dim < HEAD_DIM)[None, :],
+    )
+
+
+@triton.jit
+def _newest_products(
+    q_ptr, k_ptr, weight_ptr, table_ptr,
+    stride_qw, stride_qd, stride_kb, stride_kn, stride_kd, stride_wa, stride_wb, stride_tp, window, length, factor,
+    QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    BLOCK_TAPS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_NEAR: tl.constexpr, PRECISION: tl.constexpr,
+    HELD: tl.constexpr,
+):  # fmt: skip
+    """`r[b, y] = factor * sum_a weight[a, b] * s[a, y]` for the last BLOCK_NEAR keys, s zero where a may not see y."""
+    dim = tl.arange(0, BLOCK_D)
+    tap = tl.arange(0, BLOCK_TAPS)
+    KEY_ROWS: tl.constexpr = 16 if KEY_TAPS <= 16 else 32
+    key_tap = tl.arange(0, KEY_ROWS)
+    key = length - BLOCK_NEAR + tl.arange(0, BLOCK_NEAR)
+    held = tap + (window - QUERY_TAPS)  # where the window holds this tap's query
+    known = (tap < QUERY_TAPS) & (held >= 0)
+    q = tl.load(
+        q_ptr + held[:, None].to(tl.int64) * stride_qw + dim[None, :].to(tl.int64) * stride_qd,
+        mask=known[:, None] & (dim < HEAD_DIM)[None, :],
+        other=0.0,
+    )  # [BLOCK_TAPS, BLOCK_D]
+    inside = (key >= 0) & (key < length)
+    if HELD > 0:
+        inside = inside & (key < HELD)
+    rows = _cache_rows(table_ptr, key, inside, stride_kb, stride_kn, stride_tp, PAGE_SIZE)
+    k = _load_rows(k_ptr, rows, dim, inside, stride_kd, HEAD_DIM)  # [BLOCK_NEAR, BLOCK_D]
+    scores = tl.dot(q, k.T, input_precision=PRECISION)  # [BLOCK_TAPS, BLOCK_NEAR]
+    visible = (key >= 0)[None, :] & (key[None, :] <= length - QUERY_TAPS + tap[:, None]) & known[:, None]
+    scores = tl.where(visible, scores * factor, 0.0)
+    weight = tl.load(
+        weight_ptr + key_tap[:, None] * stride_wb + tap[None, :] * stride_wa,
+        mask=(key_tap < KEY_TAPS)[:, None] & (tap < QUERY_TAPS)[None, :],
+        other=0.0,
+    )
+    return tl.dot(weight.to(tl.float32), scores, input_precision="ieee")
+
+
+@triton.jit
+def _fold_taps(
+    q_ptr, weight_ptr, kv_first_head, first_head, g, stride_qh, stride_qw, stride_qd, stride_wh, stride_wa, stride_wb,
+    window, factor,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PACK: tl.constexpr, STEPS: tl.constexpr, BLOCK_STEPS: tl.constexpr,
+    BLOCK_TAPS: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT_WEIGHT: tl.constexpr, PRECISION: tl.constexpr, DTYPE,
+):  # fmt: skip
+    """Row (h, p, e): `factor * sum_a weight[h, a, PACK*e + g - p] * q_window[h, a]`: `[rows, BLOCK_D]`.
+
+    One product of a block-diagonal matrix of weights with the windows of all heads, one below the other.
+    """
+    row = tl.arange(0, HEADS * PACK * BLOCK_STEPS)
+    row_head = first_head + row // (PACK * BLOCK_STEPS)
+    step = row % BLOCK_STEPS
+    key_tap = step * PACK + g - row // BLOCK_STEPS % PACK
+    depth = tl.arange(0, HEADS * BLOCK_TAPS)
+    head = first_head + depth // BLOCK_TAPS
+    tap = depth % BLOCK_TAPS
+    dim = tl.arange(0, BLOCK_D)
+    held = tap + (window - QUERY_TAPS)  # where the window holds this tap's query
+    used = (head < GROUP) & (tap < QUERY_TAPS) & (held >= 0)
+    q = tl.load(
+        q_ptr + ((kv_first_head + head).to(tl.int64) * stride_qh + held.to(tl.int64) * stride_qw)[:, None]
+        + dim[None, :].to(tl.int64) * stride_qd,
+        mask=used[:, None] & (dim < HEAD_DIM)[None, :],
+        other=0.0,
+    )  # fmt: skip
+    has_tap = (step < STEPS) & (key_tap >= 0) & (key_tap < KEY_TAPS)
+    weight = tl.load(
+        weight_ptr + ((kv_first_head + row_head).to(tl.int64) * stride_wh + key_tap * stride_wb)[:, None]
+        + tap[None, :] * stride_wa,
+        mask=has_tap[:, None] & used[None, :] & (row_head[:, None] == head[None, :]),
+        other=0.0,
+    )  # fmt: skip
+    coarse = weight.to(q.dtype)
+    folded = tl.dot(coarse, q, input_precision=PRECISION)
+    if SPLIT_WEIGHT:
+        folded = tl.dot((weight - coarse.to(weight.dtype)).to(q.dtype), q, folded, input_precision=PRECISION)
+    return (folded * factor).to(DTYPE)
+
+
+@triton.jit
+def _cache_rows(table_ptr, key, inside, stride_b, stride_n, stride_tp, PAGE_SIZE: tl.constexpr):
+    """Where row `key` of a head's cache begins, in elements; reads no entry of the table that is not `inside`."""
+    if PAGE_SIZE > 0:
+        page = tl.load(table_ptr + (key // PAGE_SIZE).to(tl.int64) * stride_tp, mask=inside, other=0).to(tl.int64)
+        rows = page * stride_b + (key % PAGE_SIZE).to(tl.int64) * stride_n
+    else:
+        rows = key.to(tl.int64) * stride_n
+    return rows
+
+
+@triton.jit
+def _load_rows(x_ptr, rows, dim, inside, stride_d, HEAD_DIM: tl.constexpr):
+    """Rows that begin at `rows`, zero where not `inside`: `[len(rows), len(dim)]`. Never reads outside."""
+    mask = inside[:, None]
+    if dim.shape[0] != HEAD_DIM:
+        mask = mask & (dim < HEAD_DIM)[None, :]
+    return tl.load(x_ptr + rows[:, None] + dim[None, :].to(tl.int64) * stride_d, mask=mask, other=0.0)
+
+
+@triton.jit
+def _finite(maximum):
+    """A maximum to subtract from scores; 0 where there was no score, so that 2^(-inf - 0) is 0 and not NaN."""
+    return tl.where(maximum == float("-inf"), 0.0, maximum)
+
+
+@triton.jit
+def _repeat_rows(x, ROWS: tl.constexpr):
+    """Every row of x several times in turn: `[ROWS, columns]`."""
+    HEADS: tl.constexpr = x.shape[0]
+    COLUMNS: tl.constexpr = x.shape[1]
+    return tl.broadcast_to(x[:, None, :], [HEADS, ROWS // HEADS, COLUMNS]).reshape(ROWS, COLUMNS)

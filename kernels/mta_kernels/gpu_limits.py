@@ -1,0 +1,34 @@
+"""What a GPU has, by which kernels choose their tiles; for a CPU, what the GPU has that Triton's interpreter plays."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+# A Hopper GPU.
+INTERPRETED_CAPABILITY = (9, 0)
+INTERPRETED_SHARED_MEMORY = 227 * 1024
+INTERPRETED_SM_COUNT = 132
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability of `device`, (9, 0) for Hopper."""
+    return _limits(device)[0] if device.type == "cuda" else INTERPRETED_CAPABILITY
+
+
+def shared_memory_limit(device: torch.device) -> int:
+    """Bytes of shared memory that one program can have on `device`."""
+    return _limits(device)[1] if device.type == "cuda" else INTERPRETED_SHARED_MEMORY
+
+
+def sm_count(device: torch.device) -> int:
+    """Streaming multiprocessors of `device`."""
+    return _limits(device)[2] if device.type == "cuda" else INTERPRETED_SM_COUNT
+
+
+@functools.cache
+def _limits(device: torch.device) -> tuple[tuple[int, int], int, int]:
+    found = torch.cuda.get_device_properties(device)
+    shared_memory = found.shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return (found.major, found.minor), shared_memory, found.multi_processor_count

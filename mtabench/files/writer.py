@@ -1,0 +1,122 @@
+"""Writes a results file: rows appended whole and flushed to disk after their samples, by one process at a time."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from mtabench.errors import MtabenchError, UsageError
+from mtabench.files.results import COLUMNS, SAMPLE_COLUMNS, Row, key_of_row, read_file, samples_path, text_of
+from mtabench.measuring.lock import FileLock
+from mtabench.sweeps.outputs import check_folder
+
+
+def check_destination(path: Path, resume: bool) -> list[dict[str, str]]:
+    """The rows that a sweep to `path` will find there; raises UsageError if it may not write. Touches nothing."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; give the name of a CSV file in it")
+    FileLock(path).check()
+    rows = _check_file(path, resume)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise UsageError(f"cannot write {path}: it is not writable; give another --out")
+    check_folder(path)
+    return rows
+
+
+class Writer:
+    """Appends whole rows to one results file, held by an exclusive lock until `close`.
+
+    `done` maps the key of each cell the file already has to its row. Raises UsageError if another process
+    writes the file, if it exists and `resume` is false, if it has another schema, or if it can't be written.
+    """
+
+    def __init__(self, path: Path, *, resume: bool = False, command: str = "") -> None:
+        check_destination(path, resume)
+        self.path = path
+        self.samples_path = samples_path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(path)
+            self._lock.acquire(command)
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}; give another --out") from error
+        try:
+            self.done = {key_of_row(row): row for row in _check_file(path, resume)}
+            _prepare(self.samples_path, SAMPLE_COLUMNS)
+            _prepare(path, COLUMNS)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def write(self, rows: Sequence[Row], samples: Iterable[Sequence[object]] = ()) -> None:
+        """Append rows (values by column name) and their samples (SAMPLE_COLUMNS); on disk when it returns."""
+        sample_lines = list(samples)
+        if sample_lines:  # before the rows, so that every row in the file has its samples
+            _append(self.samples_path, _csv_text(sample_lines))
+        texts = [[text_of(row.get(name)) for name in COLUMNS] for row in rows]
+        _append(self.path, _csv_text(texts))
+        for line in texts:
+            row = dict(zip(COLUMNS, line, strict=True))
+            self.done[key_of_row(row)] = row
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._lock.release()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _check_file(path: Path, resume: bool) -> list[dict[str, str]]:
+    """The rows that a sweep to `path` finds there; UsageError if it may not add to them."""
+    if not path.exists() or (path.is_file() and not path.stat().st_size):
+        return []
+    if not resume:
+        raise UsageError(f"{path} already exists; give --resume to complete it, or another --out")
+    file = read_file(path)
+    if tuple(file.columns) != COLUMNS:
+        raise UsageError(f"{path} has other columns than this mtabench writes; give another --out")
+    return file.rows()
+
+
+def _prepare(path: Path, columns: Sequence[str]) -> None:
+    """Cut off a torn last line, and start an empty file with its header."""
+    try:
+        with path.open("ab+") as file:
+            file.seek(0)
+            content = file.read()
+            file.truncate(content.rfind(b"\n") + 1)
+            empty = b"\n" not in content
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; give another --out") from error
+    if empty:
+        _append(path, _csv_text([columns]))
+
+
+def _append(path: Path, text: str) -> None:
+    """Append a text in one write and wait for the disk; on a failure the file is as it was."""
+    try:
+        with path.open("ab", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            try:
+                data = text.encode()
+                if file.write(data) != len(data):
+                    raise OSError(0, "no room left for a whole row")
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
+    except OSError as error:
+        raise MtabenchError(f"cannot write {path}: {error.strerror}; the rows before are kept") from error
+
+
+def _csv_text(lines: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([text_of(value) for value in line] for line in lines)
+    return text.getvalue()

@@ -1,0 +1,20 @@
+"""What a cell is called whose implementation raised."""
+
+from __future__ import annotations
+
+import torch
+
+OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+def failure(error: BaseException) -> tuple[str, str]:
+    """Status and reason of a cell whose implementation raised."""
+    text = str(error).strip()
+    reason = text.splitlines()[0] if text else type(error).__name__
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
+        words in text.lower() for words in OUT_OF_MEMORY_TEXTS
+    ):
+        return "oom", f"out of memory: {reason}"
+    if isinstance(error, TimeoutError):
+        return "timeout", reason
+    return "error", f"{type(error).__name__}: {reason}" if text else reason
