@@ -48,8 +48,12 @@ def mtabench(version: Version = False) -> None:
     """Measure attention kernels so that the numbers can be trusted. Begin with: mtabench fwd --dry-run"""
 
 
-@app.command()
-def fwd(
+@app.command(
+    "bwd", help="Time the backward pass alone. All gradients are computed: of q, k, v and the convolution's weight."
+)
+@app.command("fwd", help="Time the forward pass.")
+def forward_or_backward(
+    context: typer.Context,
     seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None, impl: o.Impl = None, op: o.Op = None,
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
     dtype: o.Dtype = None, causal: o.Causal = True, device: o.Device = "auto", preset: o.PresetName = None,
@@ -59,23 +63,8 @@ def fwd(
     tls_cert: o.TlsCert = None, tls_key: o.TlsKey = None, ranks: o.Ranks = None, out: o.Out = None,
     resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True,
 ) -> None:  # fmt: skip
-    """Time the forward pass."""
-    _sweep("fwd", locals())
-
-
-@app.command()
-def bwd(
-    seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None, impl: o.Impl = None, op: o.Op = None,
-    batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
-    dtype: o.Dtype = None, causal: o.Causal = True, device: o.Device = "auto", preset: o.PresetName = None,
-    baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold", rounds: o.Rounds = None,
-    time_limit: o.TimeLimit = None, isolate: o.Isolate = False, cell_timeout: o.CellTimeout = None, gpus: o.Gpus = None,
-    workers: o.Workers = None, scheduler: o.Scheduler = None, on: o.On = None, tls_ca: o.TlsCa = None,
-    tls_cert: o.TlsCert = None, tls_key: o.TlsKey = None, ranks: o.Ranks = None, out: o.Out = None,
-    resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True,
-) -> None:  # fmt: skip
-    """Time the backward pass alone. All gradients are computed: of q, k, v and the convolution's weight."""
-    _sweep("bwd", locals())
+    typed = locals()
+    _sweep(typed.pop("context").info_name, typed)
 
 
 @app.command()

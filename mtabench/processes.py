@@ -25,7 +25,6 @@ RUN_MODULE = (
     "module = sys.argv.pop(1); "
     "runpy.run_module(module, run_name='__main__', alter_sys=True)"
 )
-IN_ORDER = ("-u",)  # what it prints comes at once, and before an error that follows
 EXIT_S = 10.0  # what a process has to end once its function has returned, or once it is killed
 LONGEST_QUOTE = 200
 
@@ -71,7 +70,7 @@ def run_module(
     on return, and it is killed if this process is.
     """
     process = subprocess.Popen(
-        [sys.executable, *IN_ORDER, "-c", RUN_MODULE, module, *words],
+        [sys.executable, "-u", "-c", RUN_MODULE, module, *words],
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -120,7 +119,7 @@ def start_module(module: str, words: Sequence[str], output: IO[bytes]) -> subpro
 
 def _start_alike(program: Sequence[str], output: IO[bytes], **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, *IN_ORDER, "-P", "-c", *program],
+        [sys.executable, "-u", "-P", "-c", *program],
         stdout=output,
         stderr=output,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},

@@ -24,6 +24,7 @@ from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import describable, tensor_map
 from mta_kernels.cuda import driver
 from mta_kernels.cuda.compiler import Source, machine_code
+from mta_kernels.gpu_limits import sm_count
 
 MAX_HEAD_DIM = 128
 OWN_ROWS = 48  # of the 64 that a warpgroup computes
@@ -109,7 +110,6 @@ def part_backward(
     """
     from mta_kernels.conv_attention.hopper.products import add_product
     from mta_kernels.conv_attention.triton.backward_scores import chunks
-    from mta_kernels.conv_attention.triton.decode import sm_count
     from mta_kernels.conv_attention.triton.launch import call_signature
 
     q, k, v, out, grad_out = (describable(x) for x in (q, k, v, out, grad_out))
