@@ -34,7 +34,7 @@ class Device:
 # Exponentials (16) and bytes of shared memory (128, 32 banks of 4) a clock: CUDA C++ Programming Guide, throughput of
 # arithmetic instructions and shared memory. L2 of the A100: its whitepaper (5120 bytes a clock); of GH100: 96 slices
 # of 64 bytes, which agrees with Nsight Compute on an H200 (11 TB/s read at 88 % of the peak:
-# kernels/mta_kernels/README.md). Measured on an H200: the same README.
+# results/nvidia-h200/profile/bwd/counters.csv). Measured: `mtabench env --measure` on an H200, whose file is not kept.
 DEVICES = (
     Device("NVIDIA A100-SXM4-80GB", (8, 0), 108, 1410, 312.0, 16, 128, 5120, 2039.0, 80e9),
     Device("NVIDIA H100 80GB HBM3", (9, 0), 132, 1980, 989.0, 16, 128, 6144, 3350.0, 80e9),

@@ -13,7 +13,7 @@ from mtabench.model.kernel import Kernel, scores
 from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
 
 # What products reach of a plain product's rate beside the exponentials. Calibrated on the times of single kernels:
-# tuned/nvidia-h200.json for the forward, the table in kernels/mta_kernels/README.md and results/nvidia-h200/bwd.csv for
+# tuned/nvidia-h200.json for the forward, a run of ncu whose rows are not kept and results/nvidia-h200/bwd.csv for
 # the backward. Queries in registers: half the traffic of shared memory, and two programs an SM fill each other's waits.
 # Streamed: each slice of the queries is copied again. The passes of the backward reach 0.74 to 0.83 one by one, and
 # together draw so much power that the clock falls to 1560 to 1750 MHz of 1980.

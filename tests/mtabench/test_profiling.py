@@ -1,8 +1,8 @@
 """Profiles: reports of Nsight Compute read, verdicts by the written rule, traces on a CPU, tools that are missing.
 
 `ncu/h200.csv` is what `ncu --csv --page raw` wrote on an H200, less device attributes. `ncu/raw.csv` and
-`ncu/raw-scaled.csv` (the same with scaled units) are laid out like it; their numbers are made up after the table in
-kernels/mta_kernels/README.md, for what one recording does not have.
+`ncu/raw-scaled.csv` (the same with scaled units) are laid out like it; their numbers are made up, for what
+one recording does not have.
 """
 
 import csv
@@ -310,3 +310,19 @@ def test_protons_tree_is_shown_with_the_time_below_each_node(tmp_path):
     path.write_text("{}")
     with pytest.raises(UsageError, match="not a tree of Proton"):
         proton.tree_lines(path)
+
+
+def test_the_kernels_readme_has_what_was_measured():
+    root = Path(__file__).parents[2]
+    page = (root / "kernels/mta_kernels/README.md").read_text()
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `_")]
+    assert {line[1] for line in lines} == {"fwd", "bwd"}
+    for kernel, pass_, *numbers, bound in lines:
+        with open(root / f"results/nvidia-h200/profile/{pass_}/counters.csv") as file:
+            (row,) = [
+                r for r in csv.DictReader(file) if (r["impl"], r["kernel"]) == ("triton", f"{kernel[1:-1]}_kernel")
+            ]
+        columns = ("us", "tensor_pct", "shared_pct", "l2_pct", "memory_pct")
+        found = [f"{float(row[name]):.0f}" for name in columns]
+        found += [f"{float(row[name]) / 1e9:.1f}" for name in ("l2_bytes", "memory_bytes")]
+        assert (numbers, bound) == (found, row["bound_by"]), kernel
