@@ -56,8 +56,8 @@ def _decode() -> Iterator[Source]:
         yield plan.geometry.source(architecture)
 
 
-def compile_into_package(sources: Sequence[Source]) -> int:
-    """Compile these into the package's folder of shipped code, in place of what was there; how many bytes it is."""
+def compile_into_package(sources: Sequence[Source]) -> None:
+    """Compile these into the package's folder of shipped code, in place of what was there."""
     folder = shipped.folder_of(int(compiler.version().split(".")[0]))
     shutil.rmtree(shipped.FOLDER, ignore_errors=True)
 
@@ -72,7 +72,6 @@ def compile_into_package(sources: Sequence[Source]) -> int:
             size += code_size
             print(f"\r{done} of {len(sources)} kernels, {size / 1e6:.1f} MB", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    return size
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from mta_kernels.conv_attention.arguments import (
     check_block_table,
     check_heads,
     check_weight,
+    head_parts,
     key_padding,
     rows_before,
     softmax_scale,
@@ -67,12 +68,10 @@ def conv_attention_reference(
     options["rows"] = (start + before, stop + before)
     if head_chunk is None:
         return _definition(q, k, v, weight, **options)
-    group = q.shape[1] // k.shape[1]
-    parts = []
-    for first in range(0, q.shape[1], head_chunk):
-        heads = slice(first, min(first + head_chunk, q.shape[1]))
-        kv_heads = slice(first // group, (heads.stop - 1) // group + 1)
-        parts.append(_definition(q[:, heads], k[:, kv_heads], v[:, kv_heads], weight[heads], **options))
+    parts = [
+        _definition(q[:, heads], k[:, kv_heads], v[:, kv_heads], weight[heads], **options)
+        for heads, kv_heads in head_parts(q.shape[1], k.shape[1], head_chunk)
+    ]
     return torch.cat(parts, dim=1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks
 
+BACKENDS = ("reference", "triton")  # that share a sequence; their place here is what ranks compare
 _agreed: set[tuple[Any, ...]] = set()
 
 
@@ -29,8 +31,9 @@ def check_agreement(group: dist.ProcessGroup, facts: dict[str, float], device: t
     later each rank tells the others its facts, and those for which the facts are new say what does not fit.
     """
     ranks = GroupRanks(group)
-    known = (group.group_name, tuple(facts.values()))
-    told = ranks.gather(torch.tensor(list(facts.values()), dtype=torch.float64, device=device))
+    values = tuple(facts.values())
+    known = (group.group_name, values)
+    told = ranks.gather(_on_device(values, device))
     if known in _agreed and device.type == "cuda":
         return
     of_first, *of_others = (x.tolist() for x in told)
@@ -42,6 +45,12 @@ def check_agreement(group: dist.ProcessGroup, facts: dict[str, float], device: t
                     "all of them must call with equal shapes and options"
                 )
     _agreed.add(known)
+
+
+@functools.cache
+def _on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Kept there: to copy them to a GPU at each call would wait for all that it has to do."""
+    return torch.tensor(values, dtype=torch.float64, device=device)
 
 
 def shape_facts(**tensors: Tensor) -> dict[str, float]:

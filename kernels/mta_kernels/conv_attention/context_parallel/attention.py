@@ -12,12 +12,11 @@ from torch.autograd.function import once_differentiable
 
 from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
 from mta_kernels.conv_attention.context_parallel import ring
-from mta_kernels.conv_attention.context_parallel.agreement import check_agreement, shape_facts
+from mta_kernels.conv_attention.context_parallel.agreement import BACKENDS, check_agreement, shape_facts
 from mta_kernels.conv_attention.context_parallel.eager import EagerTiles
 from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks, Ranks
 from mta_kernels.conv_attention.context_parallel.tiles import Problem
-
-BACKENDS = ("reference", "triton")
+from mta_kernels.conv_attention.operators import without_autocast
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,6 @@ class _OverRanks(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         plan, (q, k, v, weight, out, logsumexp) = ctx.plan, ctx.saved_tensors
-        with torch.autocast(grad_out.device.type, enabled=False):
+        with without_autocast(grad_out):
             gradients = ring.backward(plan.ranks, plan.kernels, plan.problem, q, k, v, weight, out, logsumexp, grad_out)
         return *(grad.to(x.dtype) for grad, x in zip(gradients, (q, k, v, weight), strict=True)), None

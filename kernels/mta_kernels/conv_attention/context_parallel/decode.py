@@ -13,14 +13,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
-from mta_kernels.conv_attention.context_parallel.agreement import check_agreement, shape_facts
+from mta_kernels.conv_attention.context_parallel.agreement import BACKENDS, check_agreement, shape_facts
 from mta_kernels.conv_attention.context_parallel.eager import sum_dtype
 from mta_kernels.conv_attention.context_parallel.layout import cache_margins
 from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks, Ranks
 from mta_kernels.conv_attention.operators import on_device_of, without_autocast
 from mta_kernels.conv_attention.reference import convolve_scores, repeat_heads
-
-BACKENDS = ("reference", "triton")
 
 
 def conv_attention_decode_over_ranks(
@@ -38,15 +36,11 @@ def conv_attention_decode_over_ranks(
     facts |= {"the number of KV heads": k_cache.shape[1], "the share of the cache": share, "the padding of keys": pad}
     facts |= {"scale": softmax_scale(scale, q_window.shape[3]), "backend": BACKENDS.index(backend)}
     check_agreement(group, facts, q_window.device)
-    options: dict[str, Any] = {
-        "lengths": lengths,
-        "scale": scale,
-        "pad_key": pad_key,
-        "backend": backend,
-        "splits": splits,
-    }
     with torch.no_grad():
-        return decode_over_ranks(ranks, q_window, k_cache, v_cache, weight, **options)
+        return decode_over_ranks(
+            ranks, q_window, k_cache, v_cache, weight,
+            lengths=lengths, scale=scale, pad_key=pad_key, backend=backend, splits=splits,
+        )  # fmt: skip
 
 
 def decode_over_ranks(

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import key_padding
+from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks
 
 
 def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
@@ -36,9 +37,7 @@ def shard_sequence(x: Tensor, group: dist.ProcessGroup, *, dim: int = 2) -> Tens
 def unshard_sequence(x: Tensor, group: dist.ProcessGroup, *, dim: int = 2) -> Tensor:
     """The whole of which every rank holds its rows x, as by `shard_sequence`; every rank calls this. No gradients."""
     ranks = group.size()
-    x = x.detach().contiguous()
-    shards = [torch.empty_like(x) for _ in range(ranks)]
-    dist.all_gather(shards, x, group=group)
+    shards = GroupRanks(group).gather(x.detach())
     chunks: list[Tensor] = [x] * (2 * ranks)
     for rank, shard in enumerate(shards):
         for chunk, rows in zip(chunks_of(rank, ranks), shard.chunk(2, dim), strict=True):
