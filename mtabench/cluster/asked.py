@@ -63,11 +63,15 @@ class Asked:
     @property
     def source(self) -> str:
         """The option that says where the workers are."""
-        names = ("gpus", "workers", "scheduler")
-        return next((f"--{name}" for name in names if getattr(self, name) is not None), "--gpus")
+        return f"--{next(iter(self._sources), 'gpus')}"
+
+    @property
+    def _sources(self) -> list[str]:
+        """The names of such options that were given."""
+        return [name for name in ("gpus", "workers", "scheduler") if getattr(self, name) is not None]
 
     def _check_which(self) -> None:
-        given = [name for name in ("gpus", "workers", "scheduler") if getattr(self, name) is not None]
+        given = self._sources
         if len(given) > 1:
             raise UsageError(
                 f"--{given[0]} and --{given[1]} exclude each other: --gpus and --workers start workers on this "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 import secrets
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -201,9 +200,8 @@ class Crew:
             self._inbox.put((message["action"], message["worker"], None))
 
     def _messages(self, timeout_s: float) -> Iterable[Any]:
-        deadline = time.monotonic() + timeout_s
         with suppress(queue.Empty):
-            yield self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+            yield self._inbox.get(timeout=timeout_s)
             while True:
                 yield self._inbox.get_nowait()
 

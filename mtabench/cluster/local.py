@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING
 
 from mtabench.cluster.asked import Asked
-from mtabench.cluster.facts import Gpu, gpus_of_machine
+from mtabench.cluster.facts import Gpu, fits, gpus_of_machine
 from mtabench.cluster.measurer import CORES
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.processes import die_with_parent, kill, last_line, start_process
@@ -111,7 +111,7 @@ def _chosen(text: str, on: str | None) -> list[Gpu]:
                 f"{', '.join(map(str, there))}, as nvidia-smi numbers them"
             )
         gpus = [there[number] for number in dict.fromkeys(map(int, parts))]
-    chosen = [gpu for gpu in gpus if on is None or on.lower() in gpu.name.lower()]
+    chosen = [gpu for gpu in gpus if fits(on, gpu.name)]
     if not chosen:
         raise UsageError(f"--on {on} fits none of these GPUs: {', '.join(dict.fromkeys(gpu.name for gpu in gpus))}")
     return chosen

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from mtabench.cluster.crew import Crew, Doing, Done, Event, Left, Ready, Useless
-from mtabench.cluster.facts import Facts, differences
+from mtabench.cluster.facts import Facts, differences, fits
 from mtabench.cluster.groups import Group, Groups
 from mtabench.cluster.measurer import Outcome, Request
 from mtabench.errors import MtabenchError
@@ -200,7 +200,7 @@ class CrewSweep:
 
 def reason_against(facts: Facts, versions: Mapping[str, str], on: str | None) -> str:
     """Why a worker may not measure for a process with these versions, or for `--on`; empty if it may."""
-    if on is not None and on.lower() not in facts.device.lower():
+    if not fits(on, facts.device):
         return f"it has {facts.device}, not {on}"
     different = differences(versions, facts.versions())
     return f"it has {different}" if different else ""

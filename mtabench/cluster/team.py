@@ -78,14 +78,14 @@ class Team:
 
     def _fit(self, met: Mapping[str, Facts]) -> Mapping[str, Facts]:
         """Those of the workers that --on means; raises UsageError if they are not all alike, and like this process."""
-        from mtabench.cluster.facts import facts_here
+        from mtabench.cluster.facts import facts_here, fits
         from mtabench.cluster.sweep import reason_against
 
         # A login node has no GPU, and needs none to say which code it has.
         versions = facts_here("cpu").versions()
         there = dict.fromkeys(facts.device for facts in met.values())
         on = self._asked.on
-        fit = {at: facts for at, facts in met.items() if on is None or on.lower() in facts.device.lower()}
+        fit = {at: facts for at, facts in met.items() if fits(on, facts.device)}
         if not fit:
             raise UsageError(f"--on {on} fits none of these workers: they have {', '.join(there)}")
         gpus: dict[str, str] = {}

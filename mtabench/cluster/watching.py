@@ -16,6 +16,10 @@ REDRAW_S = 0.2
 MOST_PLACES = 16  # lines of workers; more are counted
 
 
+def _say(console: Console, text: str) -> None:
+    console.print(printable(text), soft_wrap=True, markup=False, highlight=False)
+
+
 class CrewPlainWatcher(PlainWatcher):
     """Plain lines, each with the worker that measured it."""
 
@@ -24,7 +28,7 @@ class CrewPlainWatcher(PlainWatcher):
 
     def said(self, text: str) -> None:
         """Print it."""
-        self._console.print(printable(text), soft_wrap=True, markup=False, highlight=False)
+        _say(self._console, text)
 
     def ended(self, row: Row) -> None:
         """Print the cell's line."""
@@ -52,7 +56,7 @@ class CrewLiveWatcher(LiveWatcher):
 
     def said(self, text: str) -> None:
         """Print it above the table."""
-        self._console.print(printable(text), soft_wrap=True, markup=False, highlight=False)
+        _say(self._console, text)
 
     def ended(self, row: Row) -> None:
         """Add the cell to the table."""

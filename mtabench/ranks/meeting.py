@@ -20,11 +20,10 @@ import torch
 import torch.distributed as dist
 
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.processes import ending, kill, last_line, start_module
+from mtabench.processes import EXIT_S, ending, kill, last_line, start_module
 from mtabench.ranks.asked import Place
 
 WAIT = timedelta(hours=2)  # for an order: rank 0 may check a long sequence in float64 meanwhile
-EXIT_S = 10.0
 LOOK_AGAIN_S = 0.5
 TORCHRUN = "env://"  # where its processes meet
 

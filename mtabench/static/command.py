@@ -14,7 +14,7 @@ from mtabench.errors import MtabenchError, UsageError
 from mtabench.files.table import make_console
 from mtabench.static import baseline as comparing
 from mtabench.static import records, runs, sources, tables
-from mtabench.static.compiling import short_name
+from mtabench.static.compiling import has_one, short_name
 from mtabench.static.limits import DEFAULT_TARGETS, TARGETS, Limits, limits_of
 from mtabench.static.records import Inspection, Kernel
 from mtabench.static.shapes import ALL_SHAPES, Asked, Shape, chosen_shapes
@@ -80,7 +80,7 @@ def _compiled(
     targets: Sequence[Limits], shapes: Sequence[Shape], names: Sequence[str], disassemble: bool
 ) -> Inspection:
     """What came of compiling, with a line on standard error for each shape of a target as it ends."""
-    places = {source: row.place for source, row in sources.SOURCES.items() if _has_one(row.kernels, names)}
+    places = {source: row.place for source, row in sources.SOURCES.items() if has_one(row.kernels, names)}
     total = len(targets) * len(shapes)
     console = Console(stderr=True)
     done = 0
@@ -167,13 +167,8 @@ def _check_names(names: Sequence[str]) -> None:
     """Raise UsageError for a name that no kernel's name holds."""
     known = sorted(kernel for row in sources.SOURCES.values() for kernel in row.kernels)
     for name in names:
-        if not _has_one(known, [name]):
+        if not has_one(known, [name]):
             raise UsageError(f"--kernel {name!r} is part of no kernel's name; there are {', '.join(known)}")
-
-
-def _has_one(kernels: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether a kernel is wanted: all are without names, else those whose own name holds one."""
-    return not names or any(name in kernel for kernel in kernels for name in names)
 
 
 def _write(path: Path, text: str, name: str) -> None:

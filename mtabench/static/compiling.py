@@ -63,6 +63,11 @@ def compile_job(send: Callable[[Any], None], job: Job) -> None:
         send(str(error))
 
 
+def has_one(kernels: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether a kernel is wanted: all are without names, else those whose own name holds one."""
+    return not names or any(name in kernel for kernel in kernels for name in names)
+
+
 def short_name(name: str) -> str:
     """A kernel's name without what all of them share: `conv_attention_fwd` of `_conv_attention_fwd_kernel`."""
     return name.removeprefix("_").removesuffix("_kernel")
@@ -101,8 +106,7 @@ class _Compilation:
         return ShapeDone(self.shape, tuple(self.kernels), self.toolchain)
 
     def _wanted(self, name: str) -> bool:
-        name = short_name(name)
-        return not self.job.names or any(text in name for text in self.job.names)
+        return has_one([short_name(name)], self.job.names)
 
     def _triton_kernel(self, function: Any, compiled: Any) -> None:
         language = "gluon" if "Gluon" in type(function).__name__ else "triton"

@@ -44,14 +44,13 @@ class SweepWords:
 def announce(console: Console, plan: Plan, pairs: int) -> None:
     """Print the plan of a sweep that two sides run in so many pairs of processes, with a guess of the time."""
     from mtabench.files.table import print_plan
-    from mtabench.measuring.readiness import memory_reason, unsupported_reason
-    from mtabench.sweeps.estimate import PROCESS_S, estimate_seconds
+    from mtabench.sweeps.estimate import PROCESS_S
+    from mtabench.sweeps.here import Here
     from mtabench.sweeps.settings import make_settings
 
-    settings = make_settings(plan)
-    runnable = [case for case in plan.cases if not (unsupported_reason(case) or memory_reason(case))]
-    samples = settings.max_rounds * settings.samples_per_round
-    seconds = estimate_seconds(runnable, settings.time_limit_s, samples, settings.min_rounds, plan.options.isolate)
+    here = Here(plan.options.isolate)
+    runnable = here.runnable(plan.cases)
+    seconds = here.seconds(runnable, make_settings(plan))
     print_plan(console, plan, len(plan.cases), len(runnable), 2 * pairs * (seconds + PROCESS_S))
     say(console, f"  {pairs} pairs of processes, each of which measures all cells")
 
