@@ -78,7 +78,8 @@ def decode_inputs(lengths, heads, kv_heads, head_dim, taps, dtype) -> tuple[tupl
 def test_output_and_gradients(taps, dtype, head_dim, options, causal) -> None:
     """Fewer tokens than taps, a whole tile of every kind, and a few tiles with a rest."""
     for batch, seq_len in ((2, 3), (1, 64), (1, 131)):
-        leaves = inputs(batch, 1, 1, seq_len, head_dim, taps, dtype)
+        heads = 4 if taps == (1, 1) else 1  # the gradient of a single number may cancel, and what is left is rounding
+        leaves = inputs(batch, heads, 1, seq_len, head_dim, taps, dtype)
         assert_as_reference(leaves, causal=causal, **options)
 
 

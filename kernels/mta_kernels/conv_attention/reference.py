@@ -148,7 +148,12 @@ def convolve_scores(scores: Tensor, weight: Tensor, pad_key: str) -> Tensor:
     query_taps, key_taps = weight.shape[1:]
     pad = key_padding(key_taps, pad_key)
     padded = F.pad(scores, (pad, key_taps - 1 - pad, query_taps - 1, 0))
-    return F.conv2d(padded, weight.to(scores.dtype).unsqueeze(1), groups=weight.shape[0])
+    filters = weight.to(scores.dtype).unsqueeze(1)
+    if scores.device.type == "cpu" and scores.dtype == torch.float16:
+        # PyTorch 2.13 on a CPU with AVX-512 but no fp16 arithmetic: 16 taps along keys take minutes, or never end. In
+        # float32 they are rounded once, as there.
+        return F.conv2d(padded.float(), filters.float(), groups=weight.shape[0]).to(scores.dtype)
+    return F.conv2d(padded, filters, groups=weight.shape[0])
 
 
 def repeat_heads(x: Tensor, query_heads: int) -> Tensor:
