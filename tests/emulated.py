@@ -37,11 +37,12 @@ class HopperEmulator(Emulator):
 @pytest.fixture
 def emulator(monkeypatch: pytest.MonkeyPatch) -> HopperEmulator:
     """`backend="hopper"` runs on CPU tensors in this test."""
-    from mta_kernels.conv_attention import api
+    from mta_kernels.conv_attention import api, repeated
 
     found = HopperEmulator()
     found.take_over(monkeypatch, prepare, forward, backward)
-    monkeypatch.setattr(forward, "_launches", {})
+    for module in (forward, repeated):
+        monkeypatch.setattr(module, "_launches", {})
     for module in (forward, backward):
         monkeypatch.setattr(module, "tensor_map", found.tensor_map)
     monkeypatch.setattr(
