@@ -12,7 +12,7 @@ from mta_kernels.conv_attention.hopper import backward, forward, prepare, tensor
 from mta_kernels.cuda.compiler import Source
 
 
-class TensorMap(ctypes.Structure):
+class EmulatedMap(ctypes.Structure):
     """`TensorMap` of emulator/device.cuh."""
 
     _fields_ = (
@@ -27,20 +27,22 @@ class HopperEmulator(Emulator):
     def program(self, wanted: Source) -> str:
         return (FOLDER / f"{wanted.path.stem}.cpp").read_text()
 
-    def tensor_map(self, x: Tensor) -> TensorMap:
+    def tensor_map(self, x: Tensor) -> tensor_maps.TensorMap:
         assert tensor_maps.describable(x) is x
         strides = [2, *(2 * stride for stride in reversed(tensor_maps.outer_strides(x)))]
         extent, stride = (ctypes.c_int64 * 4)(*reversed(x.shape)), (ctypes.c_int64 * 4)(*strides)
-        return TensorMap(x.data_ptr(), extent, stride)
+        return tensor_maps.TensorMap.from_buffer_copy(EmulatedMap(x.data_ptr(), extent, stride))
 
 
 @pytest.fixture
 def emulator(monkeypatch: pytest.MonkeyPatch) -> HopperEmulator:
     """`backend="hopper"` runs on CPU tensors in this test."""
-    from mta_kernels.conv_attention import api
+    from mta_kernels.conv_attention import api, repeated
 
     found = HopperEmulator()
     found.take_over(monkeypatch, prepare, forward, backward)
+    for module in (forward, repeated):
+        monkeypatch.setattr(module, "_launches", {})
     for module in (forward, backward):
         monkeypatch.setattr(module, "tensor_map", found.tensor_map)
     monkeypatch.setattr(

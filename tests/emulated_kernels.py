@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +73,14 @@ class Emulator:
         problem = kernel(*blocks, threads, shared_memory, self.seed, *[ctypes.byref(x) for x in args])
         assert not problem, problem.decode()
 
+    def laid_out(self, *launch: Any) -> Callable[[], None]:
+        """As `driver.Launch`."""
+        return functools.partial(self.launch, *launch)
+
     def take_over(self, monkeypatch: pytest.MonkeyPatch, *modules: Any) -> None:
         """Be the driver, and the compiler of these modules."""
         for module in modules:
             monkeypatch.setattr(module, "machine_code", self.machine_code)
         monkeypatch.setattr(driver, "architecture", lambda device: "sm_80")
-        for name in ("load", "launch"):
-            monkeypatch.setattr(driver, name, getattr(self, name))
+        monkeypatch.setattr(driver, "load", self.load)
+        monkeypatch.setattr(driver, "Launch", self.laid_out)

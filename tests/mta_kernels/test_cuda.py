@@ -1,12 +1,17 @@
-"""CUDA sources to machine code, and what is kept of it."""
+"""CUDA sources to machine code, what is kept of it, and launches."""
 
 from __future__ import annotations
 
+import ctypes
+import threading
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from mta_kernels.cuda import compiler
+from mta_kernels.cuda import compiler, driver
 from mta_kernels.cuda.compiler import Source
 
 
@@ -28,3 +33,105 @@ def test_machine_code_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path
     for source in (one, other, elsewhere):
         compiler.machine_code(source)
     assert len(asked) == 4
+
+
+class Driver:
+    """libcuda's `cuLaunchKernelEx`: keeps what it is launched with, and needs a context in each thread."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launched: list[tuple] = []
+        self.entered: list[int] = []
+        self.result, self.device, self.stream = 0, 0, 7
+        self.threads = {threading.get_ident()}
+        monkeypatch.setattr(driver, "_libcuda", lambda: SimpleNamespace(cuLaunchKernelEx=self.launch))
+        monkeypatch.setattr(driver, "_enter_context", self.enter)
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: self.device, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: self.stream + device, raising=False)
+        monkeypatch.setattr(torch.cuda, "device", self.on_device)
+
+    def enter(self, device: int) -> None:
+        self.entered.append(device)
+        self.threads.add(threading.get_ident())
+
+    def on_device(self, device: int) -> nullcontext:
+        self.device = device
+        return nullcontext()
+
+    def launch(self, config, kernel, pointers, extra) -> int:
+        if threading.get_ident() not in self.threads:
+            return driver.INVALID_CONTEXT
+        config = config._obj
+        numbers = [ctypes.c_int.from_address(pointer).value for pointer in pointers]
+        grid = (*config.blocks, *config.threads, config.shared_memory, config.stream)
+        self.launched.append((kernel.value, *grid, *numbers, config.attribute_count, extra))
+        return self.result
+
+
+@pytest.fixture
+def libcuda(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    return Driver(monkeypatch)
+
+
+def test_a_launch_is_repeated_with_what_its_arguments_hold_then(libcuda: Driver) -> None:
+    first, second = ctypes.c_int(3), ctypes.c_int(4)
+    launch = driver.Launch(ctypes.c_void_p(99), (5, 2), 128, 1000, 0, first, second)
+    launch()
+    first.value, libcuda.stream = 11, 8
+    launch()
+    assert libcuda.launched == [
+        (99, 5, 2, 1, 128, 1, 1, 1000, 7, 3, 4, 0, None),
+        (99, 5, 2, 1, 128, 1, 1, 1000, 8, 11, 4, 0, None),
+    ]
+    driver.launch(ctypes.c_void_p(98), (1, 2, 3), 32, 0, 0, second)
+    assert libcuda.launched[2:] == [(98, 1, 2, 3, 32, 1, 1, 0, 8, 4, 0, None)]
+
+
+def test_a_thread_without_a_context_enters_that_of_the_device(libcuda: Driver) -> None:
+    """As autograd's threads begin."""
+    launch = driver.Launch(ctypes.c_void_p(99), (1,), 128, 0, 0, ctypes.c_int(3))
+    for launches in (2, 4):
+        thread = threading.Thread(target=lambda: [launch(), launch()])
+        thread.start()
+        thread.join()
+        assert len(libcuda.launched) == launches
+    launch()
+    assert libcuda.entered == [0, 0]
+
+
+def test_a_launch_is_on_its_own_device(libcuda: Driver) -> None:
+    driver.launch(ctypes.c_void_p(99), (1,), 128, 0, 1, ctypes.c_int(3))
+    assert libcuda.device == 1
+    assert libcuda.launched[0][8] == libcuda.stream + 1
+
+
+def test_what_the_driver_refuses_is_an_error(libcuda: Driver) -> None:
+    pytest.importorskip("cuda.bindings")
+    libcuda.result = 701
+    with pytest.raises(RuntimeError, match="refused: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
+        driver.launch(ctypes.c_void_p(99), (1,), 128, 0, 0, ctypes.c_int(3))
+
+
+def test_the_configuration_is_laid_out_as_the_driver_reads_it() -> None:
+    bindings = pytest.importorskip("cuda.bindings.driver")
+    theirs = bindings.CUlaunchConfig()
+    theirs.gridDimX, theirs.gridDimY, theirs.gridDimZ = 1, 2, 3
+    theirs.blockDimX, theirs.blockDimY, theirs.blockDimZ = 4, 5, 6
+    theirs.sharedMemBytes, theirs.hStream = 7, bindings.CUstream(8)
+    ours = driver.LaunchConfig.from_address(theirs.getPtr())
+    assert (*ours.blocks, *ours.threads, ours.shared_memory, ours.stream) == (1, 2, 3, 4, 5, 6, 7, 8)
+    assert (ours.attributes, ours.attribute_count) == (None, 0)
+
+
+def test_a_tensor_map_outlives_what_the_driver_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoded by a driver that writes 1, 2, 3 ... into it."""
+    bindings = pytest.importorskip("cuda.bindings.driver")
+    from mta_kernels.conv_attention.hopper import tensor_maps
+
+    def encode(*options):
+        found = bindings.CUtensorMap()
+        found.opaque = [bindings.cuuint64_t(n) for n in range(1, 17)]
+        return bindings.CUresult.CUDA_SUCCESS, found
+
+    monkeypatch.setattr(bindings, "cuTensorMapEncodeTiled", encode)
+    found = tensor_maps._encode(torch.zeros(1, 1, 64, 64, dtype=torch.float16))
+    assert list(found.words) == list(range(1, 17))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,7 @@ from emulated import emulator  # noqa: F401
 from kernel_inputs import DEVICE, assert_as_reference, assert_close, make, poison_memory, relative_error
 
 from mta_kernels.attention import attention_reference
-from mta_kernels.conv_attention import conv_attention, conv_attention_reference, explain, identity_weight
+from mta_kernels.conv_attention import conv_attention, conv_attention_reference, explain, identity_weight, operators
 from mta_kernels.conv_attention.hopper import backward
 from mta_kernels.conv_attention.hopper import source as sources
 from mta_kernels.conv_attention.hopper.forward import Geometry, kernel, shape_unsupported
@@ -108,6 +109,30 @@ def test_the_future_is_not_seen(hopper) -> None:
     for x in (q, k, v):
         x[:, :, 130:] *= -7
     assert torch.equal(hopper(q, k, v, weight)[:, :, :130], before[:, :, :130])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper GPU")
+def test_repeated_calls_in_a_new_thread_and_in_a_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v, weight = make(1, 2, 2, 200, 64, (6, 11), BF16)
+
+    def call() -> torch.Tensor:
+        return conv_attention(q, k, v, weight, backend="hopper")
+
+    want = call()
+    monkeypatch.setattr(operators, "CONV_ATTENTION", None)  # a repeated call does without
+    found = []
+    thread = threading.Thread(target=lambda: found.append(call()))  # which begins without a CUDA context
+    thread.start()
+    thread.join()
+    assert torch.equal(found[0], want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    for x in (q, k, v):
+        x.neg_()
+        graph.replay()
+        assert torch.equal(captured, call())
 
 
 @pytest.mark.parametrize("magnitude", [1e-3, 30.0, 3000.0, 1e6], ids=str)

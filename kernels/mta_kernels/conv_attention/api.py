@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from mta_kernels.conv_attention import repeated
 from mta_kernels.conv_attention.arguments import (
     autocast_dtype,
     cast_for_autocast,
@@ -15,11 +16,17 @@ from mta_kernels.conv_attention.arguments import (
     check_shared_cache,
     check_whole_sequence,
     key_padding,
+    softmax_scale,
     under_autocast,
 )
 from mta_kernels.conv_attention.cuda_decode.decode import decode_unsupported
-from mta_kernels.conv_attention.hopper.forward import hopper_unsupported
-from mta_kernels.conv_attention.operators import conv_attention_decode_op, conv_attention_op, triton_unsupported
+from mta_kernels.conv_attention.hopper.forward import hopper_unsupported, launches_for
+from mta_kernels.conv_attention.operators import (
+    conv_attention_decode_op,
+    conv_attention_op,
+    launch_again,
+    triton_unsupported,
+)
 from mta_kernels.conv_attention.reference import (
     check_decode_arguments,
     conv_attention_decode_reference,
@@ -175,6 +182,11 @@ def conv_attention(
     """
     if under_autocast(q):
         weight, q, k, v, q_history = cast_for_autocast(weight, q, k, v, q_history)
+    like = None
+    if q_history is None and cu_seqlens is None and head_chunk is None and group is None:
+        like = repeated.likeness(q, k, v, weight, causal, scale, pad_key, backend)
+        if like is not None and (launches := repeated.remembered(like)) is not None:
+            return launch_again(launches, q, k, v, weight)
     check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
     options: dict[str, Any] = {"causal": causal, "scale": scale, "pad_key": pad_key, "head_chunk": head_chunk}
     shared = _over_ranks(group)
@@ -187,6 +199,9 @@ def conv_attention(
     options |= {"q_history": q_history, "cu_seqlens": cu_seqlens}
     if chosen == "reference":
         return conv_attention_reference(q, k, v, weight, **options)
+    if like is not None and chosen == "hopper":
+        pad = key_padding(weight.shape[2], pad_key)
+        repeated.remember(like, launches_for(q, k, v, weight, causal, softmax_scale(scale, q.shape[3]), pad, False))
     return conv_attention_op(q, k, v, weight, backend=chosen, **options)
 
 

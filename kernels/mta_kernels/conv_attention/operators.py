@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import check_splits, key_padding, rows_before, softmax_scale, under_autocast
+from mta_kernels.conv_attention.hopper.forward import Launches
+from mta_kernels.conv_attention.hopper.forward import conv_attention_forward as hopper_forward
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
 from mta_kernels.torch_compile import constant_when_compiled
 
@@ -100,6 +102,14 @@ def conv_attention_op(
     return out[:, :, before:] if before else out  # the first rows lack queries before them; nobody sees those
 
 
+def launch_again(launches: Launches, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+    """`conv_attention_op` by these launches, without the operator; its gradients are the same."""
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or weight.requires_grad):
+        apply = super(torch.autograd.Function, _ConvAttention).apply  # Function's own looks for functorch's tensors
+        return apply(launches, q, k, v, weight, *launches.options[:3], 0, None, "hopper")[0]
+    return launches(q, k, v, weight)[0]
+
+
 def conv_attention_decode_op(
     q_window: Tensor,
     k_cache: Tensor,
@@ -163,10 +173,7 @@ def _forward(
     causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     if backend == "hopper":  # whose scratch is too small for head_chunk to matter
-        from mta_kernels.conv_attention.hopper.forward import conv_attention_forward as hopper_forward
-
-        with on_device_of(q):
-            return hopper_forward(q, k, v, weight, causal=causal, scale=scale, pad=pad, spans=spans)
+        return hopper_forward(q, k, v, weight, causal=causal, scale=scale, pad=pad, spans=spans)
     from mta_kernels.conv_attention.triton.forward import conv_attention_forward
 
     with on_device_of(q), without_autocast(q):
@@ -229,11 +236,14 @@ def _fake_decode(q_window: Tensor, *options: Any) -> Tensor:
 class _ConvAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
+        ctx: Any, launches: Launches | None, q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
         causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.options, ctx.backend = (causal, scale, pad, head_chunk), backend
-        out, logsumexp = _below_autograd(CONV_ATTENTION, q, k, v, weight, *ctx.options, spans, backend)
+        if launches is None:
+            out, logsumexp = _below_autograd(CONV_ATTENTION, q, k, v, weight, *ctx.options, spans, backend)
+        else:
+            out, logsumexp = launches(q, k, v, weight)
         ctx.save_for_backward(q, k, v, weight, out, logsumexp, spans)
         ctx.mark_non_differentiable(logsumexp)
         ctx.set_materialize_grads(False)
@@ -243,8 +253,8 @@ class _ConvAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor, _: None) -> tuple[Tensor | None, ...]:
         *tensors, spans = ctx.saved_tensors
         gradients = CONV_ATTENTION_BACKWARD(*tensors, grad_out, *ctx.options, spans, ctx.backend)
-        wanted = (x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False))
-        return *wanted, None, None, None, None, None, None
+        wanted = (x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad[1:], strict=False))
+        return None, *wanted, None, None, None, None, None, None
 
 
 class _NoGradient(torch.autograd.Function):
@@ -279,7 +289,7 @@ def _register_gradient(op: torch._ops.OpOverload, differentiable: Callable) -> N
     torch.library.impl(op.name(), "Autograd")(autograd)
 
 
-_register_gradient(CONV_ATTENTION, _ConvAttention.apply)
+_register_gradient(CONV_ATTENTION, functools.partial(_ConvAttention.apply, None))
 _register_gradient(
     CONV_ATTENTION_BACKWARD,
     functools.partial(

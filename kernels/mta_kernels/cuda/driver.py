@@ -1,6 +1,6 @@
 """The CUDA driver as our kernels need it: load machine code and launch it.
 
-Through `cuda.bindings`, on the current device and context of PyTorch.
+Through `cuda.bindings`, and what every launch calls through ctypes, in PyTorch's context of a device.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ from typing import Any
 
 import torch
 
+INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 
-def load(code: bytes, name: str, shared_memory: int, device: int) -> Any:
+
+def load(code: bytes, name: str, shared_memory: int, device: int) -> ctypes.c_void_p:
     """The kernel `name` of this machine code on a device, allowed so many bytes of shared memory a block."""
     from cuda.bindings import driver
 
     limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     with torch.cuda.device(device):
-        _enter_context(device)
+        if not int(checked(driver.cuCtxGetCurrent())):
+            _enter_context(device)
         module = checked(driver.cuModuleLoadData(code))
         kernel = checked(driver.cuModuleGetFunction(module, name.encode()))
         checked(driver.cuFuncSetAttribute(kernel, limit, shared_memory))
-    return kernel
+    return ctypes.c_void_p(int(kernel))
 
 
 @functools.cache
@@ -39,29 +42,66 @@ def architecture(device: int) -> str:
     return f"sm_{major}{minor}"
 
 
-def launch(kernel: Any, blocks: tuple[int, ...], threads: int, shared_memory: int, device: int, *args: Any) -> None:
-    """Launch on PyTorch's current stream of a device.
+class LaunchConfig(ctypes.Structure):
+    """`CUlaunchConfig` of cuda.h."""
 
-    `blocks` are one to three numbers; arguments are ctypes structures or numbers, passed by value.
-    """
-    from cuda.bindings import driver
-
-    addresses = [x.getPtr() if hasattr(x, "getPtr") else ctypes.addressof(x) for x in args]
-    pointers = (ctypes.c_void_p * len(addresses))(*addresses)
-    stream = torch._C._cuda_getCurrentRawStream(device)
-    _enter_context(device)
-    launched = driver.cuLaunchKernel(
-        kernel, *blocks, *(1,) * (3 - len(blocks)), threads, 1, 1, shared_memory, stream, ctypes.addressof(pointers), 0
+    _fields_ = (
+        ("blocks", ctypes.c_uint * 3),
+        ("threads", ctypes.c_uint * 3),
+        ("shared_memory", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
     )
-    checked(launched)
+
+
+class Launch:
+    """A launch laid out for the driver, which can be repeated; each runs on PyTorch's current stream of the device.
+
+    `blocks` are one to three numbers; arguments are ctypes structures or numbers, which the driver reads at each
+    launch: what they hold may change in between. One thread at a time.
+    """
+
+    def __init__(
+        self, kernel: Any, blocks: tuple[int, ...], threads: int, shared_memory: int, device: int, *arguments: Any
+    ) -> None:
+        self.device, self._arguments = device, arguments  # kept alive
+        self._config = LaunchConfig((*blocks, 1, 1)[:3], (threads, 1, 1), shared_memory)
+        self._pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        # As ctypes takes them without a look: a conversion costs as much as the call. cuda.bindings costs more.
+        self._call = functools.partial(_libcuda().cuLaunchKernelEx, ctypes.byref(self._config), kernel, self._pointers)
+
+    def __call__(self) -> None:
+        if torch._C._cuda_getDevice() != self.device:
+            with torch.cuda.device(self.device):
+                return self()
+        self._config.stream = torch._C._cuda_getCurrentRawStream(self.device)
+        result = self._call(None)
+        if result == INVALID_CONTEXT:  # as autograd's threads begin; asking at each launch would cost as much as one
+            _enter_context(self.device)
+            result = self._call(None)
+        if result:
+            from cuda.bindings import driver
+
+            checked((driver.CUresult(result),))
+        return None
+
+
+def launch(kernel: Any, blocks: tuple[int, ...], threads: int, shared_memory: int, device: int, *args: Any) -> None:
+    """`Launch`, once."""
+    Launch(kernel, blocks, threads, shared_memory, device, *args)()
+
+
+@functools.cache
+def _libcuda() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
 
 
 def _enter_context(device: int) -> None:
-    """Make PyTorch's context of a device this thread's if it has none, as autograd's threads begin."""
+    """Make PyTorch's context of a device this thread's."""
     from cuda.bindings import driver
 
-    if not int(checked(driver.cuCtxGetCurrent())):
-        checked(driver.cuCtxSetCurrent(_primary_context(device)))
+    checked(driver.cuCtxSetCurrent(_primary_context(device)))
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from mta_kernels.conv_attention.hopper.prepare import (
     Preparation,
     Rows,
     Tiles,
-    launch_prepare,
+    prepare_launch,
 )
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import describable, tensor_map
@@ -132,7 +132,7 @@ def part_backward(
         **{name: x.data_ptr() for name, x in made.items()}, scale_log2=scale * math.log2(math.e),
         heads=heads, kv_heads=kv_heads, batch=batch, query_rows=query_rows, key_rows=key_rows,
     )  # fmt: skip
-    launch_prepare(prepared, preparation, device.index)
+    prepare_launch(prepared, preparation, device.index)()
 
     all_row_blocks = -(-query_rows // geometry.block_rows)
     a_chunk = chunk_rows_for(batch * heads, sm_count(device))
@@ -154,12 +154,13 @@ def part_backward(
     queries, grads = (x.reshape(batch * heads, query_rows, head_dim) for x in (q, grad_out))
     ones = torch.ones(batch * heads, dtype=torch.float32, device=device)
     signature = call_signature(queries, grads, dk, options=(causal, "hopper"))
+    compiled = kernel(geometry, device.index)
     for chunk in chunks(query_rows, key_rows, a_chunk, causal, spans, signature):
         arguments.first_row_block = chunk.first_row // geometry.block_rows
         arguments.row_blocks = -(-chunk.rows // geometry.block_rows)
         driver.launch(
-            kernel(geometry, device.index), (arguments.row_blocks * batch * heads, 1), geometry.threads,
-            geometry.shared_memory, device.index, *maps, arguments,
+            compiled, (arguments.row_blocks * batch * heads, 1), geometry.threads, geometry.shared_memory,
+            device.index, *maps, arguments,
         )  # fmt: skip
         p, ds = scratch[:, :, : chunk.rows]
         add_product(p, grads, dv, ones, chunk, geometry.left)

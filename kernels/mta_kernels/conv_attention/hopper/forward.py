@@ -17,10 +17,10 @@ from mta_kernels.conv_attention.hopper.prepare import (
     Preparation,
     Rows,
     Tiles,
-    launch_prepare,
+    prepare_launch,
 )
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
-from mta_kernels.conv_attention.hopper.tensor_maps import describable, tensor_map
+from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
 from mta_kernels.cuda import driver
 from mta_kernels.cuda.compiler import Source, machine_code, missing_package
 from mta_kernels.torch_compile import asked_once
@@ -28,6 +28,8 @@ from mta_kernels.torch_compile import asked_once
 QUERY_TAPS, KEY_TAPS = 8, 17  # at most
 ROWS, SLAB = 64, 64 * 128
 MAX_VALUE_DIM = 128
+MAX_REMEMBERED = 256
+_launches: dict[tuple, Launches] = {}
 
 
 def hopper_unsupported(
@@ -134,44 +136,118 @@ def conv_attention_forward(
     Inputs that the copy engine cannot describe are copied first: those whose last dimension is not contiguous, whose
     other strides are not multiples of 16 bytes, or that do not begin at one. Nothing waits for the GPU.
     """
-    q, k, v = (describable(x) for x in (q, k, v))
-    batch, heads, query_rows, head_dim = q.shape
-    kv_heads, key_rows = k.shape[1:3]
-    geometry = Geometry(q.dtype, head_dim, weight.shape[1], weight.shape[2], pad, causal, spans is not None)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    logsumexp = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    scratch = torch.empty(scratch_bytes(geometry, heads, batch * kv_heads), dtype=torch.uint8, device=q.device)
-    taps, weight_scale, key_norms = scratch_addresses(scratch, geometry, heads)
-    preparation = Preparation(
-        k=Rows.of(k), **Preparation.of_weight(weight), taps=taps, weight_scale=weight_scale, key_norms=key_norms,
-        scale_log2=scale * math.log2(math.e), heads=heads, kv_heads=kv_heads, batch=batch, query_rows=query_rows,
-        key_rows=key_rows,
+    return launches_for(q, k, v, weight, causal, scale, pad, spans is not None)(q, k, v, weight, spans)
+
+
+def launches_for(
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, causal: bool, scale: float, pad: int, packed: bool
+) -> Launches:
+    """The launches for tensors like these, remembered; `packed` is whether there are spans."""
+    options = causal, scale, pad, packed
+    key = (
+        q.shape, k.shape, weight.shape, q.stride(), k.stride(), v.stride(), weight.stride(), q.dtype, weight.dtype,
+        q.device, options,
     )  # fmt: skip
-    launch_prepare(geometry.prepared, preparation, q.device.index)
-    row_blocks = -(-query_rows // geometry.block_rows)
-    positions = Positions(
-        spans.data_ptr() if spans is not None else None, heads, heads // kv_heads, query_rows, key_rows
-    )
-    arguments = Arguments(positions, taps, weight_scale, key_norms, out.data_ptr(), logsumexp.data_ptr(), row_blocks)
-    blocks = row_blocks * geometry.value_parts * heads * batch
-    maps = [tensor_map(x) for x in (q, k, v)]
-    driver.launch(
-        kernel(geometry, q.device.index), (blocks, 1), geometry.threads, geometry.shared_memory, q.device.index,
-        *maps, arguments,
-    )  # fmt: skip
-    return out, logsumexp
+    found = _launches.get(key)
+    if found is None:
+        if len(_launches) >= MAX_REMEMBERED:
+            _launches.clear()
+        found = _launches[key] = Launches(q, k, v, weight, *options)
+    return found
 
 
-def scratch_bytes(geometry: Geometry, heads: int, batch_kv_heads: int) -> int:
-    """For T `[Hq, cq, 512]` fp16, its scale `[Hq]` float32 and key norms `[B * Hkv, NORM_PARTS]` float32."""
-    return heads * (geometry.prepared.tap_bytes + 4) + batch_kv_heads * NORM_PARTS * 4
+class Launches:
+    """The forward for calls that differ in addresses alone: what these do not change is worked out once."""
+
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, causal: bool, scale: float, pad: int, packed: bool
+    ) -> None:
+        self.options = causal, scale, pad, packed
+        self._geometry = Geometry(q.dtype, q.shape[3], weight.shape[1], weight.shape[2], pad, causal, packed)
+        self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v))
+        self._rows, self._device = tuple(q.shape[:3]), q.device
+        self._scratch = scratch_layout(self._geometry, q.shape[1], k.shape[0] * k.shape[1])
+        self._maps: dict[tuple[int, ...], list[TensorMap]] = {}
+        self._idle: list[Call] = []
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, spans: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As `conv_attention_forward`."""
+        starts = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if not self._has_describable_strides or (starts[0] | starts[1] | starts[2]) % 16:
+            q, k, v = (describable(x) for x in (q, k, v))
+            return launches_for(q, k, v, weight, *self.options)(q, k, v, weight, spans)
+        weight_scale_at, key_norms_at, scratch_bytes = self._scratch
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        logsumexp = torch.empty(self._rows, dtype=torch.float32, device=self._device)
+        scratch = torch.empty(scratch_bytes, dtype=torch.uint8, device=self._device)
+        maps = self._maps.get(starts)
+        if maps is None:
+            maps = self._describe(starts, q, k, v)
+        try:
+            call = self._idle.pop()  # so that no other thread has it
+        except IndexError:
+            call = Call(q, k, weight, self._geometry, self.options[1])
+        taps = scratch.data_ptr()
+        preparation, arguments = call.preparation, call.arguments
+        call.keys.start, preparation.weight = starts[1], weight.data_ptr()
+        preparation.taps = arguments.taps = taps
+        preparation.weight_scale = arguments.weight_scale = taps + weight_scale_at
+        preparation.key_norms = arguments.key_norms = taps + key_norms_at
+        arguments.out, arguments.logsumexp = out.data_ptr(), logsumexp.data_ptr()
+        if spans is not None:
+            call.positions.spans = spans.data_ptr()
+        if call.described is not maps:
+            call.maps[:] = maps
+            call.described = maps
+        call.prepare()
+        call.forward()
+        self._idle.append(call)  # the driver has read its arguments
+        return out, logsumexp
+
+    def _describe(self, starts: tuple[int, ...], *tensors: Tensor) -> list[TensorMap]:
+        """The tensor maps of q, k and v, remembered by where they begin."""
+        if len(self._maps) >= MAX_REMEMBERED:
+            self._maps.clear()
+        found = self._maps[starts] = [tensor_map(x) for x in tensors]
+        return found
 
 
-def scratch_addresses(scratch: Tensor, geometry: Geometry, heads: int) -> tuple[int, int, int]:
-    """Where T, its scale and the key norms begin."""
-    taps = scratch.data_ptr()
-    weight_scale = taps + heads * geometry.prepared.tap_bytes
-    return taps, weight_scale, weight_scale + heads * 4
+class Call:
+    """Both launches of one call at a time, laid out for the driver but for addresses."""
+
+    def __init__(self, q: Tensor, k: Tensor, weight: Tensor, geometry: Geometry, scale: float) -> None:
+        batch, heads, query_rows, _ = q.shape
+        kv_heads, key_rows = k.shape[1:3]
+        device = q.device.index
+        self.preparation = Preparation(
+            k=Rows.of(k), **Preparation.of_weight(weight), scale_log2=scale * math.log2(math.e), heads=heads,
+            kv_heads=kv_heads, batch=batch, query_rows=query_rows, key_rows=key_rows,
+        )  # fmt: skip
+        self.prepare = prepare_launch(geometry.prepared, self.preparation, device)
+        row_blocks = -(-query_rows // geometry.block_rows)
+        blocks = row_blocks * geometry.value_parts * heads * batch
+        self.arguments = Arguments(
+            Positions(None, heads, heads // kv_heads, query_rows, key_rows), row_blocks=row_blocks
+        )
+        self.maps = (TensorMap * 3)()
+        self.described: list[TensorMap] | None = None  # what `maps` holds
+        self.forward = driver.Launch(
+            kernel(geometry, device), (blocks, 1), geometry.threads, geometry.shared_memory, device,
+            *self.maps, self.arguments,
+        )  # fmt: skip
+        self.keys, self.positions = self.preparation.k, self.arguments.at  # parts of these, not copies
+
+
+def scratch_layout(geometry: Geometry, heads: int, batch_kv_heads: int) -> tuple[int, int, int]:
+    """Where in the scratch, whose start is T `[Hq, cq, 512]` fp16, the rest begins, and where it ends.
+
+    That is T's scale `[Hq]` float32 and the key norms `[B * Hkv, NORM_PARTS]` float32.
+    """
+    weight_scale = heads * geometry.prepared.tap_bytes
+    key_norms = weight_scale + heads * 4
+    return weight_scale, key_norms, key_norms + batch_kv_heads * NORM_PARTS * 4
 
 
 @functools.cache

@@ -160,12 +160,12 @@ class Preparation(ctypes.Structure):
         }
 
 
-def launch_prepare(prepared: Prepared, preparation: Preparation, device: int) -> None:
-    """Run prepare.cu; for the backward if `preparation.grad_out` is there."""
+def prepare_launch(prepared: Prepared, preparation: Preparation, device: int) -> driver.Launch:
+    """That of prepare.cu; for the backward if `preparation.grad_out` is there. Other addresses may be written later."""
     backward = preparation.grad_out.start is not None
     parts = NORM_PARTS + 1 + (2 * NORM_PARTS if backward else 0)
     heads = max(preparation.heads, preparation.batch * (preparation.heads if backward else preparation.kv_heads))
-    driver.launch(
+    return driver.Launch(
         kernel(prepared, device), (parts, heads), prepared.threads, prepared.shared_memory, device, preparation
     )
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+import ctypes
 
 import torch
 from torch import Tensor
 
 from mta_kernels.cuda.driver import checked
 
+
+class TensorMap(ctypes.Structure):
+    """`CUtensorMap` of cuda.h."""
+
+    _fields_ = (("words", ctypes.c_uint64 * 16),)
+
+
 MAX_TENSOR_MAPS = 1024
-_tensor_maps: dict[tuple, Any] = {}
+_tensor_maps: dict[tuple, TensorMap] = {}
 
 
 def outer_strides(x: Tensor) -> tuple[int, int, int]:
@@ -19,15 +26,19 @@ def outer_strides(x: Tensor) -> tuple[int, int, int]:
     return batch, head, row
 
 
+def has_describable_strides(x: Tensor) -> bool:
+    """Whether the copy engine can describe x wherever it begins at a multiple of 16 bytes."""
+    return x.stride(3) == 1 and all(stride > 0 and stride * x.element_size() % 16 == 0 for stride in outer_strides(x))
+
+
 def describable(x: Tensor) -> Tensor:
     """x, copied if the copy engine could not describe it: see `tensor_map`."""
-    aligned = all(stride > 0 and stride * x.element_size() % 16 == 0 for stride in outer_strides(x))
-    if x.stride(3) == 1 and aligned and x.data_ptr() % 16 == 0:
+    if has_describable_strides(x) and x.data_ptr() % 16 == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def tensor_map(x: Tensor) -> Any:
+def tensor_map(x: Tensor) -> TensorMap:
     """The copy engine's description of `x [B, H, N, D]`, 16-bit, in boxes of 64 rows of 64 numbers, 128-byte swizzle.
 
     The last dimension must be contiguous, and the start and the other strides multiples of 16 bytes. Remembered.
@@ -41,13 +52,13 @@ def tensor_map(x: Tensor) -> Any:
     return found
 
 
-def _encode(x: Tensor) -> Any:
+def _encode(x: Tensor) -> TensorMap:
     from cuda.bindings import driver
 
     kinds = driver.CUtensorMapDataType
     half, bfloat16 = kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16, kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
     batch, heads, rows, columns = x.shape
-    return checked(
+    found = checked(
         driver.cuTensorMapEncodeTiled(
             half if x.dtype == torch.float16 else bfloat16,
             4,
@@ -62,3 +73,4 @@ def _encode(x: Tensor) -> Any:
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
     )
+    return TensorMap.from_buffer_copy(ctypes.string_at(found.getPtr(), ctypes.sizeof(TensorMap)))

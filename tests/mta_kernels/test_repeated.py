@@ -1,0 +1,240 @@
+"""Hopper's calls that repeat an earlier one, with kernels that are stood in for: which do, and with what."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from emulated_kernels import Emulator
+from kernel_inputs import make
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mta_kernels.conv_attention import api, conv_attention, operators, repeated
+from mta_kernels.conv_attention.hopper import forward, prepare, tensor_maps
+from mta_kernels.conv_attention.hopper.forward import Arguments
+from mta_kernels.conv_attention.hopper.prepare import Preparation
+
+BF16 = torch.bfloat16
+
+
+class Machine(Emulator):
+    """Kernels that compute nothing: out begins with the sum of what q, k, v and the weight begin with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[str] = []
+        self.interrupt = None
+
+    def launch(self, kernel: str, blocks, threads: int, shared_memory: int, device, *args) -> None:
+        self.launched.append(kernel)
+        if kernel == "hopper_prepare":
+            (preparation,) = args
+            assert preparation.key_norms > preparation.weight_scale > preparation.taps
+            self.prepared = Preparation.from_buffer_copy(preparation)
+            if self.interrupt:
+                interrupt, self.interrupt = self.interrupt, None
+                interrupt()
+                self.prepared = Preparation.from_buffer_copy(preparation)
+            return
+        *maps, arguments = args
+        assert isinstance(arguments, Arguments)
+        assert (arguments.taps, arguments.key_norms) == (self.prepared.taps, self.prepared.key_norms)
+        assert maps[1].words[0] == self.prepared.k.start
+        first = [numbers_at(start).item() for start in (*(x.words[0] for x in maps), self.prepared.weight)]
+        numbers_at(arguments.out).fill_(sum(first))
+
+
+def numbers_at(address: int) -> Tensor:
+    return torch.frombuffer((ctypes.c_char * 2).from_address(address), dtype=BF16)
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    found = Machine()
+    found.take_over(monkeypatch, prepare, forward)
+    monkeypatch.setattr(prepare, "kernel", lambda prepared, device: "hopper_prepare")
+    monkeypatch.setattr(forward, "kernel", lambda geometry, device: "hopper_forward")
+    monkeypatch.setattr(forward, "tensor_map", lambda x: tensor_maps.TensorMap((ctypes.c_uint64 * 16)(x.data_ptr())))
+    monkeypatch.setattr(forward, "_launches", {})
+    monkeypatch.setattr(repeated, "_launches", {})
+    monkeypatch.setattr(api, "hopper_unsupported", lambda **options: None)
+    return found
+
+
+def inputs(seed: int = 0, **options) -> list[Tensor]:
+    return list(make(1, 2, 1, 70, 64, (6, 11), BF16, seed=seed, **options))
+
+
+def first(*tensors: Tensor, **options) -> float:
+    """What out begins with."""
+    return conv_attention(*tensors, backend="hopper", **options)[0, 0, 0, 0].item()
+
+
+def expected(*tensors: Tensor) -> float:
+    return torch.tensor(sum(x.flatten()[0].item() for x in tensors), dtype=BF16).item()
+
+
+@pytest.fixture
+def operator_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """Arguments of the operator, at each call of it."""
+    calls: list[tuple] = []
+    operator = operators.CONV_ATTENTION
+    monkeypatch.setattr(operators, "CONV_ATTENTION", lambda *x: (calls.append(x), operator(*x))[1])
+    return calls
+
+
+def test_a_repeated_call_has_its_own_tensors_and_no_operator(machine: Machine, operator_calls) -> None:
+    for seed in range(3):
+        tensors = inputs(seed)
+        assert first(*tensors) == expected(*tensors)
+    assert len(operator_calls) == 1
+    assert machine.launched == ["hopper_prepare", "hopper_forward"] * 3
+
+
+def test_addresses_that_return_are_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    described = []
+    describe = forward.tensor_map
+    monkeypatch.setattr(forward, "tensor_map", lambda x: (described.append(x), describe(x))[1])
+    one, other = inputs(0), inputs(1)
+    for tensors in (one, other, one, other):
+        assert first(*tensors) == expected(*tensors)
+    assert len(described) == 6
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"causal": False},
+        {"scale": 0.3},
+        {"pad_key": "left"},
+        {"backend": "auto"},
+        {"k": lambda k: k.transpose(1, 2).contiguous().transpose(1, 2).expand(1, 2, 70, 64)},
+        {"weight": lambda weight: weight.float()},
+        {"weight": lambda weight: weight.transpose(1, 2).contiguous().transpose(1, 2)},
+        {"head_chunk": 1},
+    ],
+    ids=str,
+)
+def test_another_call_is_looked_at(operator_calls, change: dict) -> None:
+    tensors = dict(zip(("q", "k", "v", "weight"), inputs(), strict=True))
+    conv_attention(**tensors, backend="hopper")
+    changed = {name: x(tensors[name]) if callable(x) else x for name, x in change.items()}
+    if "k" in changed:
+        changed["v"] = changed["k"]
+    conv_attention(**({"backend": "hopper"} | tensors | changed))
+    assert len(operator_calls) == 2
+
+
+def test_inputs_that_the_copy_engine_cannot_describe_are_copied(operator_calls) -> None:
+    q, k, v, weight = inputs()
+    first(q, k, v, weight)
+    shifted = torch.cat([q.new_zeros(1), q.flatten()])[1:].view(q.shape)
+    assert shifted.data_ptr() % 16
+    strided = torch.stack([q, q], dim=4)[..., 0]
+    for tensors in ((shifted, k, v, weight), (strided, k, v, weight), (strided, k, v, weight)):
+        assert first(*tensors) == expected(*tensors)
+    assert len(operator_calls) == 2
+
+
+def test_what_does_not_fit_is_told_as_before() -> None:
+    q, k, v, weight = inputs()
+    first(q, k, v, weight)
+    for tensors, options, words in (
+        ((q, k, v[:, :, 1:], weight), {}, "they must be the same"),
+        ((q, k, v.half(), weight), {}, "v has dtype torch.float16"),
+        ((q, k, v, weight.to("meta")), {}, "weight is on meta"),
+        ((q, k, v, weight), {"pad_key": ["both"]}, "pad_key is"),
+        ((q, k, v, weight), {"head_chunk": 7}, "head_chunk is 7"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=words):
+            first(*tensors, **options)
+    with pytest.raises(ValueError, match="backend is \\['hopper'\\]"):
+        conv_attention(q, k, v, weight, backend=["hopper"])
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.ops.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+class Subclass(Tensor):
+    pass
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_those_who_watch_see_the_operator(operator_calls) -> None:
+    tensors = inputs()
+    first(*tensors)
+    with Seen() as seen:
+        conv_attention(*tensors, backend="hopper")
+    assert torch.ops.mta.conv_attention.default in seen.ops
+    with torch.profiler.profile() as profile:
+        conv_attention(*tensors, backend="hopper")
+    assert "mta::conv_attention" in [event.name for event in profile.events()]
+    with Functions():
+        conv_attention(*tensors, backend="hopper")
+    conv_attention(tensors[0].as_subclass(Subclass), *tensors[1:], backend="hopper")
+    torch.func.vmap(lambda x: (conv_attention(*tensors, backend="hopper"), x)[1])(torch.zeros(2))
+    torch.jit.trace(lambda x: conv_attention(x, *tensors[1:], backend="hopper"), tensors[0], check_trace=False)
+    assert len(operator_calls) == 7
+    conv_attention(*tensors, backend="hopper")
+    assert len(operator_calls) == 7
+
+
+def test_numbers_that_are_not_in_memory_are_made_first() -> None:
+    q, k, v, weight = inputs()
+    first(q, k, v, weight)
+    negative, zero = torch._neg_view(q), torch._efficientzerotensor(q.shape, dtype=BF16)
+    assert first(negative, k, v, weight) == expected(-q, k, v, weight)
+    assert first(zero, k, v, weight) == expected(torch.zeros_like(q), k, v, weight)
+
+
+def test_autocast_casts_before(operator_calls) -> None:
+    q, k, v, weight = inputs()
+    first(q, k, v, weight)
+    with torch.autocast("cpu", BF16):
+        assert first(q.float(), k, v, weight) == expected(q, k, v, weight)
+    assert len(operator_calls) == 1
+
+
+@pytest.mark.parametrize("inference", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_asked_of_a_repeated_call_too(monkeypatch: pytest.MonkeyPatch, operator_calls, inference) -> None:
+    def backward(q, k, v, weight, out, logsumexp, grad_out, *options):
+        assert options == (True, 64**-0.5, 5, 0, None, "hopper")
+        return q * 2, k * 3, v * 4, weight * 5
+
+    monkeypatch.setattr(operators, "CONV_ATTENTION_BACKWARD", backward)
+    q, k, v, weight = inputs()
+    with inference():
+        assert not conv_attention(q, k, v, nn.Parameter(weight), backend="hopper").requires_grad
+    for _ in range(2):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        parameter = nn.Parameter(weight)
+        out = conv_attention(leaves[0], leaves[1], v, parameter, backend="hopper")
+        out.sum().backward()
+        for x, factor in ((leaves[0], 2), (leaves[1], 3), (parameter, 5)):
+            assert torch.equal(x.grad, x.detach() * factor)
+    assert len(operator_calls) == 1
+
+
+def test_calls_within_calls_share_no_arguments(machine: Machine) -> None:
+    """As two threads may: the second call begins between the launches of the first."""
+    one, other = inputs(0), inputs(1)
+    first(*one)
+    found = []
+    machine.interrupt = lambda: found.append(first(*other))
+    assert first(*one) == expected(*one)
+    assert found == [expected(*other)]
