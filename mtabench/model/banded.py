@@ -1,7 +1,8 @@
 """The Hopper kernels of conv attention, counted from kernels/mta_kernels/conv_attention/hopper (see its README).
 
-A warpgroup works on 64 rows, of which some only feed the convolution, by tiles of 64 keys. Its products read most
-operands from shared memory, the convolution's scores once a tap: that is the nearest limit. Names are the kernels'.
+A warpgroup works on 64 rows by tiles of 64 keys; of these rows, or of those of the backward's two warpgroups, some only
+feed the convolution. Its products read most operands from shared memory, the convolution's scores once a tap: that is
+the nearest limit. Names are the kernels'.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ FORWARD_SHARED_SHARE, BACKWARD_SHARED_SHARE = 0.73, 0.63
 BLOCK_START_S = 12e-6
 
 ROWS, KEYS, STEP = 64, 64, 16  # rows and keys of a tile, depth of one product
-OWN_ROWS, BACKWARD_WARPGROUPS, CHUNK_STEP, MOST_CHUNK_ROWS = 48, 2, 384, 2304  # of the backward
+BACKWARD_WARPGROUPS, MOST_CHUNK_ROWS = 2, 2304
+SCORES_ABOVE, GRADS_ABOVE = 16, 8  # rows of scores and of dc that the backward's second warpgroup has from the first
 CARRIED, BACK_COLUMNS = 16, 24  # columns of scores that stay for the next tile; columns of the weight's product
 MOST_VALUES, MOST_BACKWARD = 128, 128  # columns of v a block; head dims of the backward
 MOST_TAPS = (8, 17)
@@ -83,23 +85,25 @@ def forward(case: Case, sm_count: int) -> list[Kernel]:
 def backward(case: Case, sm_count: int) -> list[Kernel]:
     """The launches of a backward; of head dims above MOST_BACKWARD it is the Triton kernels'."""
     element, heads, taps = BYTES_PER_ELEMENT[case.dtype], case.batch * case.heads, case.conv_q or 1
-    chunk_rows = chunk_rows_for(heads, sm_count)
+    block_rows = backward_block_rows(taps)
+    chunk_rows = chunk_rows_for(heads, sm_count, block_rows)
     chunks = -(-case.seq // chunk_rows)
     queries, keys = _bytes(case)
-    tiles = heads * _tiles(case, OWN_ROWS, CARRIED)
+    tiles = heads * BACKWARD_WARPGROUPS * _tiles(case, block_rows, CARRIED)
     products = (
         Product(KEYS, _steps(case.head_dim), times=2),  # scores, and the probabilities' gradient
         Product(2 * STEP, STEP, times=2 * (KEYS // STEP), in_registers=True),  # convolution, and its transpose
         Product(2 * STEP, STEP, times=2 * (KEYS // STEP) * (taps - 1)),
-        Product(BACK_COLUMNS, STEP, times=KEYS // 8 * (OWN_ROWS // STEP)),  # the weight's gradient
+        Product(BACK_COLUMNS, STEP, times=KEYS // 8 * (ROWS // STEP)),  # the weight's gradient
         Product(case.head_dim, KEYS, in_registers=True),  # dq
     )
     copied = 3 * KEYS * case.head_dim * element / BACKWARD_WARPGROUPS  # values, and keys twice
     stored = 2 * (ROWS * KEYS + 2 * ROWS * CARRIED) * HALF  # scores and dc; their last columns are moved
-    written = tiles * 2 * OWN_ROWS * KEYS * element  # p and ds
-    block_rows = BACKWARD_WARPGROUPS * OWN_ROWS
+    # One warpgroup stores rows for the other, which copies them and moves their last columns.
+    passed = (SCORES_ABOVE + GRADS_ABOVE) * (3 * KEYS + 2 * CARRIED) * HALF / BACKWARD_WARPGROUPS
+    written = tiles * 2 * block_rows / BACKWARD_WARPGROUPS * KEYS * element  # p and ds
     rows = replace(
-        _tile_kernel("hopper_backward", tiles, products, stored + copied),
+        _tile_kernel("hopper_backward", tiles, products, stored + passed + copied),
         launches=chunks,
         shared_share=BACKWARD_SHARED_SHARE,
         l2_bytes=tiles * copied + written,
@@ -125,14 +129,20 @@ def backward(case: Case, sm_count: int) -> list[Kernel]:
     ]  # fmt: skip
 
 
-def chunk_rows_for(heads: int, sm_count: int) -> int:
-    """Rows that a launch of the backward works on."""
+def backward_block_rows(taps: int) -> int:
+    """Rows of dq that a block of the backward computes: of its 128 some only feed the convolution and its transpose."""
+    return BACKWARD_WARPGROUPS * ROWS - 2 * (taps - 1)
 
-    def filled(rows: int) -> float:
-        rounds = rows // (BACKWARD_WARPGROUPS * OWN_ROWS) * heads / sm_count
+
+def chunk_rows_for(heads: int, sm_count: int, block_rows: int) -> int:
+    """Rows that a launch of the backward works on: whole blocks."""
+
+    def filled(blocks: int) -> float:
+        rounds = blocks * heads / sm_count
         return rounds / ceil(rounds)
 
-    return max(range(CHUNK_STEP, MOST_CHUNK_ROWS + 1, CHUNK_STEP), key=lambda rows: (round(filled(rows), 2), rows))
+    most = MOST_CHUNK_ROWS // block_rows
+    return block_rows * max(range(1, most + 1), key=lambda blocks: (round(filled(blocks), 2), blocks))
 
 
 def _tile_kernel(name: str, tiles: int, products: Sequence[Product], other_bytes: float) -> Kernel:
@@ -147,7 +157,7 @@ def _tile_kernel(name: str, tiles: int, products: Sequence[Product], other_bytes
 
 
 def _tiles(case: Case, own: int, beyond: int) -> int:
-    """Tiles of a head, over its warpgroups of `own` rows; c ends up to `beyond` columns before the scores."""
+    """Tiles of a head, over its warpgroups or blocks of `own` rows; c ends up to `beyond` columns before the scores."""
     if not case.causal:
         return -(-case.seq // own) * -(-(case.seq + beyond) // KEYS)
     return sum(-(-(min(first + own, case.seq) + beyond) // KEYS) for first in range(0, case.seq, own))

@@ -23,6 +23,19 @@ def hopper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     return None if ON_HOPPER else request.getfixturevalue("emulator")
 
 
+@pytest.fixture
+def chunks_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backward, "chunk_rows_for", lambda batch_heads, multiprocessors, block_rows: block_rows)
+
+
+def assert_in_any_order(hopper, leaves: dict[str, torch.Tensor], seeds=range(4), **options) -> None:
+    """As the reference, whatever the order of threads and copies; a GPU has one of its own."""
+    for seed in seeds if hopper else (0,):
+        if hopper:
+            hopper.seed = seed
+        assert_as_reference(leaves, "hopper", **options)
+
+
 def inputs(*shape, dtype=FP16, **options) -> dict[str, torch.Tensor]:
     return dict(zip(NAMES, make(*shape, dtype, **options), strict=True))
 
@@ -51,19 +64,45 @@ def test_one_token() -> None:
     assert all(got[name].abs().max() < 0.02 for name in ("q", "k", "weight"))
 
 
-def test_chunks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backward, "chunk_rows_for", lambda batch_heads, multiprocessors: 384)
-    assert_as_reference(inputs(1, 1, 1, 430, 64, (6, 11)), "hopper")
+@pytest.mark.parametrize("seq_len", [3, 58, 59, 60, 118, 119, 124])
+def test_rows_at_the_borders_of_warpgroups_and_of_blocks(hopper, seq_len: int) -> None:
+    """Of 6 taps a block has 118 rows: 59 of the first warpgroup's scores, and then the second's."""
+    assert_in_any_order(hopper, inputs(1, 1, 1, seq_len, 16, (6, 11)))
+
+
+def test_a_warpgroup_that_runs_ahead_overwrites_nothing(hopper) -> None:
+    """The first passes rows down to the second: in these orders it is a tile ahead."""
+    assert_in_any_order(hopper, inputs(1, 1, 1, 330, 16, (6, 11)), seeds=(2, 6, 7, 11), causal=False)
 
 
 @pytest.mark.parametrize(
-    ("batch_heads", "rows"), [(16, 2304), (64, 2304), (1, 2304), (11, 2304), (33, 1536), (1000, 2304)]
+    ("heads", "taps", "options"),
+    [
+        ((2, 1), (6, 11), {}),
+        ((1, 1), (6, 11), {"causal": False}),
+        ((1, 1), (8, 17), {"pad_key": "right"}),
+        ((1, 1), (1, 3), {}),
+    ],
+    ids=str,
 )
-def test_a_chunk_fills_the_multiprocessors(batch_heads: int, rows: int) -> None:
-    found = backward.chunk_rows_for(batch_heads, 132)
-    rounds = [x // 96 * batch_heads / 132 for x in (found, rows)]
-    assert found % 384 == 0
-    assert rounds[0] / -(-rounds[0] // 1) >= rounds[1] / -(-rounds[1] // 1) - 0.01
+def test_chunks_of_rows(hopper, chunks_of_a_block, heads, taps, options) -> None:
+    """Three of them; rows of 6 and 8 taps begin at no multiple of what the products read at a time."""
+    assert_in_any_order(hopper, inputs(1, *heads, 270, 16, taps), **options)
+
+
+@pytest.mark.parametrize(("batch_heads", "blocks"), [(16, 16), (64, 18), (1, 19), (11, 12), (33, 16), (1000, 19)])
+def test_a_chunk_fills_the_multiprocessors(batch_heads: int, blocks: int) -> None:
+    """Of 132: by 16 heads, 16 blocks take 1.94 rounds, and 19 would take 2.3."""
+    assert backward.chunk_rows_for(batch_heads, 132, 118) == blocks * 118
+
+
+def test_warpgroups_that_share_scores_agree_on_their_range(hopper) -> None:
+    """One long query, orthogonal to all keys: alone, its warpgroup would divide its queries to keep scores in fp16."""
+    for row in (30, 90):
+        leaves = inputs(1, 1, 1, 110, 16, (6, 11))
+        leaves["k"][..., -1] = 0
+        leaves["q"][:, :, row, -1] = 30000
+        assert_in_any_order(hopper, leaves)
 
 
 def test_heads_at_a_time() -> None:
@@ -77,10 +116,11 @@ def test_a_chunk_of_a_prompt() -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_packed_documents(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backward, "chunk_rows_for", lambda batch_heads, multiprocessors: 384)
-    bounds = torch.tensor([0, 3, 3, 300, 430], device=DEVICE)
-    assert_as_reference(inputs(1, 2, 1, 430, 64, (6, 11)), "hopper", causal=causal, cu_seqlens=bounds)
+@pytest.mark.parametrize("bounds", [(0, 3, 3, 300, 430), (0, 118, 121, 200, 370)], ids=str)
+def test_packed_documents(bounds: tuple[int, ...], causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backward, "chunk_rows_for", lambda batch_heads, multiprocessors, block_rows: 2 * block_rows)
+    cu_seqlens = torch.tensor(bounds, device=DEVICE)
+    assert_as_reference(inputs(1, 2, 1, bounds[-1], 64, (6, 11)), "hopper", causal=causal, cu_seqlens=cu_seqlens)
 
 
 @pytest.mark.parametrize("magnitude", [1e-6, 1.0, 1e3], ids=str)

@@ -65,7 +65,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def inputs(seed: int = 0, **options) -> list[Tensor]:
-    return list(make(1, 2, 1, 70, 64, (6, 11), BF16, seed=seed, **options))
+    return [x.cpu() for x in make(1, 2, 1, 70, 64, (6, 11), BF16, seed=seed, **options)]  # the machine reads addresses
 
 
 def first(*tensors: Tensor, **options) -> float:
@@ -84,6 +84,15 @@ def operator_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     operator = operators.CONV_ATTENTION
     monkeypatch.setattr(operators, "CONV_ATTENTION", lambda *x: (calls.append(x), operator(*x))[1])
     return calls
+
+
+def test_this_pytorch_can_be_asked_who_watches(monkeypatch: pytest.MonkeyPatch, operator_calls) -> None:
+    """One that could not would lose the shortcut, and nothing else."""
+    assert repeated.CAN_ASK
+    monkeypatch.setattr(repeated, "CAN_ASK", False)
+    tensors = inputs()
+    assert first(*tensors) == first(*tensors) == expected(*tensors)
+    assert len(operator_calls) == 2
 
 
 def test_a_repeated_call_has_its_own_tensors_and_no_operator(machine: Machine, operator_calls) -> None:

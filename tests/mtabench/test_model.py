@@ -113,9 +113,11 @@ def test_cycles_of_a_tile_of_the_hopper_kernels():
     assert tile_of(replace(HOPPER, head_dim=128), "hopper_forward") == (
         256 + 384 + 256, 128 + convolution + 128 + 64 + 256 / 2,
     )  # fmt: skip
-    # Both row products, both convolutions, the weight's (8 slabs of 48 rows), dq; stores, moved columns, copies.
+    # Both row products, both convolutions, the weight's (8 slabs of 64 rows), dq; stores, moved columns, rows that one
+    # warpgroup passes to the other, copies.
     assert tile_of(replace(HOPPER, pass_="bwd", head_dim=128), "hopper_backward") == (
-        2 * 256 + 2 * 384 + 288 + 256, 2 * 256 + 2 * convolution + 24 * 22 + 128 + 2 * 64 + 64 + 384 / 2,
+        2 * 256 + 2 * 384 + 384 + 256,
+        2 * 256 + 2 * convolution + 32 * 22 + 128 + 2 * 64 + 64 + 42 + 384 / 2,
     )  # fmt: skip
 
 
@@ -128,7 +130,8 @@ def test_rows_that_only_feed_the_convolution_are_computed_too():
     assert tiles(HOPPER) == 2 + 2 + 3
     assert tiles(replace(HOPPER, conv_q=1, conv_k=1)) == 1 + 2
     assert tiles(replace(HOPPER, causal=False)) == 3 * 3
-    assert tiles(replace(HOPPER, pass_="bwd")) == 1 + 2 + 3  # 48 rows of 64, 16 columns
+    # 118 rows of 128, 16 columns: rows to 118 and to 128 see 3 tiles, of which each warpgroup works on its rows.
+    assert tiles(replace(HOPPER, pass_="bwd")) == 2 * (3 + 3)
     assert tiles(replace(HOPPER, head_dim=192)) == 2 * tiles(HOPPER)  # each half of v's columns has all scores
 
 
@@ -138,10 +141,11 @@ def test_blocks_of_the_hopper_kernels_are_those_that_are_launched():
         assert banded.forward_warpgroups(head_dim) == geometry.warpgroups
         assert banded.forward_warpgroups(head_dim) * (64 - 5) == geometry.block_rows
         assert -(-head_dim // banded.MOST_VALUES) == geometry.value_parts
-    block_rows = backward.Geometry(torch.bfloat16, 64, 6, 11, 5, True, False).block_rows
-    assert block_rows == banded.BACKWARD_WARPGROUPS * banded.OWN_ROWS
-    for heads in (1, 8, 16, 40, 64):
-        assert banded.chunk_rows_for(heads, 132) == backward.chunk_rows_for(heads, 132)
+    for taps in (1, 6, 8):
+        block_rows = backward.Geometry(torch.bfloat16, 64, taps, 11, 5, True, False).block_rows
+        assert banded.backward_block_rows(taps) == block_rows
+        for heads in (1, 8, 16, 40, 64):
+            assert banded.chunk_rows_for(heads, 132, block_rows) == backward.chunk_rows_for(heads, 132, block_rows)
     assert (banded.MOST_BACKWARD, banded.MOST_TAPS) == (
         backward.MAX_HEAD_DIM, (forward.QUERY_TAPS, forward.KEY_TAPS),
     )  # fmt: skip

@@ -12,6 +12,19 @@ from torch import Tensor, nn
 
 from mta_kernels.conv_attention.hopper.forward import MAX_REMEMBERED, Launches
 
+try:  # who watches is not asked through PyTorch's public interface
+    from torch._C import (
+        _are_functorch_transforms_active,
+        _dispatch_isTensorSubclassLike,
+        _get_tracing_state,
+        _is_torch_function_mode_enabled,
+    )
+    from torch._C._autograd import _profiler_enabled
+except ImportError:  # in a PyTorch to come: then every call takes the operator
+    CAN_ASK = False
+else:
+    CAN_ASK = True
+
 PLAIN = (Tensor, nn.Parameter)
 _launches: dict[tuple, Launches] = {}
 
@@ -21,11 +34,12 @@ def likeness(
 ) -> tuple | None:
     """What equal calls have in common; None for one that the operator must run, or that the checks must see."""
     if (
-        torch.compiler.is_compiling()
-        or torch._C._autograd._profiler_enabled()
-        or torch._C._is_torch_function_mode_enabled()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._get_tracing_state()
+        not CAN_ASK
+        or torch.compiler.is_compiling()
+        or _profiler_enabled()
+        or _is_torch_function_mode_enabled()
+        or _are_functorch_transforms_active()
+        or _get_tracing_state()
         or not (_is_plain(q) and _is_plain(k) and _is_plain(v) and _is_plain(weight))
         or not (type(causal) is bool and type(pad_key) is str and type(backend) is str)
         or not (scale is None or type(scale) is float)
@@ -39,12 +53,7 @@ def likeness(
 
 def _is_plain(x: Tensor) -> bool:
     """Whether x is numbers in memory, and no dispatch mode is on."""
-    return (
-        type(x) in PLAIN
-        and not torch._C._dispatch_isTensorSubclassLike(x)
-        and not x.is_neg()
-        and not x._is_zerotensor()
-    )
+    return type(x) in PLAIN and not _dispatch_isTensorSubclassLike(x) and not x.is_neg() and not x._is_zerotensor()
 
 
 def remembered(like: tuple) -> Launches | None:

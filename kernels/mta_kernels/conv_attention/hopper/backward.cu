@@ -7,18 +7,26 @@
 // c's columns end LEFT columns before the scores' and ds's LAG before: the last 16 columns of s and dc stay for the next
 // tile. README.md derives it.
 //
-// Each consumer warpgroup owns OWN of its 64 rows: HALO rows above feed the convolution, as many below its transpose.
+// A block's two consumer warpgroups compute c and dc of 128 consecutive rows, and ds of the 128 rows that begin HALO
+// earlier: so both convolutions and the weight's gradient need rows above alone. The second warpgroup takes them from the
+// first, which may run ahead. BLOCK_ROWS rows are complete: the first HALO rows of c are not, nor twice as many of ds.
 // Constants as in forward.cu; HEAD_DIM up to 128.
 #include <tiles.cuh>
 
-constexpr int OWN = 48, BLOCK_ROWS = OWN * WARPGROUPS;
+constexpr int BLOCK_ROWS = 2 * ROWS - 2 * HALO;
 constexpr int LAG = LEFT + LEFT_BACK;
-static_assert(2 * HALO + OWN <= ROWS, "rows above and below");
+static_assert(WARPGROUPS == 2, "the second has its rows above from the first");
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "accumulators must fit the registers");
 
 // Shared memory, in bytes from its start.
-constexpr int PITCH = (8 + ROWS + 8) * 16;  // 8 columns: 16 bytes a row, eight rows of zeros above and below
-constexpr int BUFFER = (2 + 8) * PITCH;     // the last 16 columns of the tile before, and 64
+//
+// Scores and dc: 8 columns a slab, 16 bytes a row; the last 16 columns of the tile before, and 64. Above the second
+// warpgroup's rows lie the first's last ones, above the first's zeros. The weight's gradient begins HALO rows above, and
+// reads scores from seven rows higher.
+constexpr int SCORES_ABOVE = 16, GRADS_ABOVE = 8;
+static_assert(HALO + 7 <= SCORES_ABOVE && HALO <= GRADS_ABOVE, "rows above");
+constexpr int PITCH = (SCORES_ABOVE + ROWS) * 16, GRAD_PITCH = (GRADS_ABOVE + ROWS) * 16;
+constexpr int BUFFER = (2 + 8) * PITCH, GRAD_BUFFER = (2 + 8) * GRAD_PITCH;
 constexpr int QUERIES = 0;
 constexpr int GRADS = QUERIES + WARPGROUPS * SLABS * SLAB;
 constexpr int KEYS_AT = GRADS + WARPGROUPS * SLABS * SLAB;
@@ -26,10 +34,12 @@ constexpr int VALUES = KEYS_AT + STAGES * SLABS * SLAB;
 constexpr int LATE_KEYS = VALUES + STAGES * SLABS * SLAB;  // those of ds's columns
 constexpr int SCORES = LATE_KEYS + STAGES * SLABS * SLAB;
 constexpr int SCORE_GRADS = SCORES + WARPGROUPS * BUFFER;
-constexpr int TAPS = SCORE_GRADS + WARPGROUPS * BUFFER;
+constexpr int SCORES_DOWN = SCORE_GRADS + WARPGROUPS * GRAD_BUFFER;  // the first warpgroup's last rows of a tile
+constexpr int GRADS_DOWN = SCORES_DOWN + 8 * SCORES_ABOVE * 16;
+constexpr int TAPS = GRADS_DOWN + 8 * GRADS_ABOVE * 16;
 constexpr int TAPS_BACK = TAPS + QUERY_TAPS * TAP;
 constexpr int BARRIERS = TAPS_BACK + QUERY_TAPS * TAP;
-constexpr int LARGEST = BARRIERS + (6 * STAGES + 1) * 8;  // a float a warp
+constexpr int LARGEST = BARRIERS + (6 * STAGES + 5) * 8;  // a float a warp
 static_assert(LARGEST + WARPGROUPS * 16 <= 227 * 1024, "shared memory of a block");
 
 // dc goes through fp16, and ds, up to 136 of them times weights below 1, to scratch in ELEMENT.
@@ -45,14 +55,14 @@ constexpr int ALIGNED = 128, ROW_STEP = 64;  // products.py reads so many places
 
 struct Arguments {
     Positions at;
-    const uint16_t *taps, *taps_back;  // [Hq, QUERY_TAPS, 512] fp16: T and T', weights over a power of two
+    const uint16_t *taps, *taps_back;  // [Hq, QUERY_TAPS, 512] fp16: T, and T' backwards, weights over a power of two
     const float* weight_scale;         // [Hq]: scale * log2(e) * that power
     const float *key_norms, *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]: maxima of squared norms
     const float *logsumexp, *delta;    // [B, Hq, M]
     uint16_t *p, *ds;                  // [B * Hq, chunk_rows, pitch]: tiles of 64 keys, in the order in which threads hold them
     float* ds_scale;                   // [B * Hq]: what ds is to be divided by
     uint16_t* dq;                      // [B, Hq, M, HEAD_DIM]
-    float* dweight;                    // [B * Hq, all row blocks, WARPGROUPS, QUERY_TAPS * KEY_TAPS], sums of own rows
+    float* dweight;                    // [B * Hq, all row blocks, WARPGROUPS, QUERY_TAPS * KEY_TAPS], sums of rows
     float scale;
     int row_blocks, all_row_blocks, first_row_block;
     int chunk_rows, pitch;
@@ -69,6 +79,8 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
     const uint32_t late_full = values_full + 8 * STAGES, keys_empty = late_full + 8 * STAGES;
     const uint32_t values_empty = keys_empty + 8 * STAGES, late_empty = values_empty + 8 * STAGES;
     const uint32_t rows_full = late_empty + 8 * STAGES;
+    const uint32_t scores_down = rows_full + 8, scores_taken = scores_down + 8;
+    const uint32_t grads_down = scores_taken + 8, grads_taken = grads_down + 8;
 
     const int batch_head = blockIdx.x / args.row_blocks;
     const int head = batch_head % args.at.heads, batch = batch_head / args.at.heads, kv_head = head / args.at.group;
@@ -88,6 +100,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             barrier_init(late_empty + 8 * stage, WARPGROUPS);
         }
         barrier_init(rows_full, 1);
+        for (uint32_t barrier = scores_down; barrier <= grads_taken; barrier += 8) barrier_init(barrier, 1);
         barrier_init_done();
     }
     const int tap_words = QUERY_TAPS * TAP / 4;
@@ -95,7 +108,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         store_shared(shared + TAPS + 4 * i, ((const uint32_t*)args.taps)[head * tap_words + i]);
         store_shared(shared + TAPS_BACK + 4 * i, ((const uint32_t*)args.taps_back)[head * tap_words + i]);
     }
-    for (int i = threadIdx.x; i < 2 * WARPGROUPS * BUFFER / 4; i += blockDim.x) store_shared(shared + SCORES + 4 * i, 0u);
+    for (int i = threadIdx.x; i < (SCORES_DOWN - SCORES) / 4; i += blockDim.x) store_shared(shared + SCORES + 4 * i, 0u);
     fence_async_proxy();
     __syncthreads();
 
@@ -105,7 +118,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             barrier_expect(rows_full, 2 * WARPGROUPS * SLABS * SLAB);
             for (int w = 0; w < WARPGROUPS; w++)
                 for (int slab = 0; slab < SLABS; slab++) {
-                    const int at = (w * SLABS + slab) * SLAB, row = first_row + w * OWN - HALO;
+                    const int at = (w * SLABS + slab) * SLAB, row = first_row + w * ROWS - HALO;
                     copy_tile(shared + QUERIES + at, &query_map, rows_full, slab * 64, row, head, batch);
                     copy_tile(shared + GRADS + at, &grad_map, rows_full, slab * 64, row, head, batch);
                 }
@@ -132,41 +145,40 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
     } else {
         take_registers<WARPGROUPS == 3 ? 160 : 240>();
         const int lane = thread % 32, local_row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
-        const int tile_row = first_row + warpgroup * OWN - HALO;  // the query of local row 0
+        const int tile_row = first_row + warpgroup * ROWS - HALO;  // the query of local row 0 of scores, c and dc
+        const int ds_row = tile_row - HALO;                        // that of ds and dq
         const int tile_position = tile_row + (args.at.key_rows - args.at.query_rows);
-        const int last_row = min(tile_row + HALO + OWN, end_row) - 1;
+        const int ds_position = tile_position - HALO;
         const int seen_by_all = keys_begin(args.at, tile_row + ROWS - 1), end_seen_by_all = keys_end(args.at, tile_row);
-        const int tiles = min(max((keys_end(args.at, last_row) + CARRIED + KEYS - 1) / KEYS, first_tile + 1), end_tile);
         float reference[2], delta[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int row = tile_row + local_row + 8 * h;
-            const bool inside = row >= 0 && row < args.at.query_rows;
+            // Where there is no row, or its c is not complete, p and dc are zero.
+            const bool inside = row >= first_row && row < args.at.query_rows;
             const int64_t of_row = (int64_t)batch_head * args.at.query_rows + row;
-            reference[h] = inside ? args.logsumexp[of_row] * LOG2_E : 1e30f;  // p of no row is zero
+            reference[h] = inside ? args.logsumexp[of_row] * LOG2_E : 1e30f;
             delta[h] = inside ? args.delta[of_row] : 0.f;
         }
-        auto is_own = [&](int local) { return local >= HALO && local < HALO + OWN && tile_row + local < end_row; };
-        auto in_scratch = [&](int local) {  // where a row begins
-            const int in_chunk = tile_row + local - args.first_row_block * BLOCK_ROWS;
-            return ((int64_t)batch_head * args.chunk_rows + in_chunk) * args.pitch;
+        auto is_own = [&](int row) { return row >= first_row && row < end_row; };
+        auto in_scratch = [&](int row) {  // where it begins
+            return ((int64_t)batch_head * args.chunk_rows + row - args.first_row_block * BLOCK_ROWS) * args.pitch;
         };
         // What the products read of a row beside its tiles.
-        for (int local = HALO + thread / 32; is_own(local); local += 4) {
-            const int row = tile_row + local;
+        for (int row = first_row + threadIdx.x / 32; is_own(row); row += 4 * WARPGROUPS) {
             auto clear = [&](uint16_t* scratch, int shift) {
                 int from = 0, to = 0;
-                if (SPANS) {
-                    const int block = row / ALIGNED * ALIGNED;
-                    from = keys_begin(args.at, block) / ALIGNED * ALIGNED;
+                if (SPANS) {  // rows are read to fewer than ROW_STEP beyond the last block that sees a key
+                    const int block = row / ALIGNED * ALIGNED, block_before = max(row - ROW_STEP + 1, 0) / ALIGNED * ALIGNED;
+                    from = keys_begin(args.at, block_before) / ALIGNED * ALIGNED;
                     to = (keys_end(args.at, block + ALIGNED - 1) + 2 * ALIGNED - 1) / ALIGNED * ALIGNED;
                 } else if (CAUSAL) {
                     to = ((keys_end(args.at, row) - 1 + shift + ROW_STEP - 1) / ALIGNED + 1) * ALIGNED;
                 }
                 to = min(to, args.pitch);
-                uint16_t* const places = scratch + in_scratch(local);
+                uint16_t* const places = scratch + in_scratch(row);
                 for (int at = from + lane * 8; at < first_tile * KEYS; at += 32 * 8) *(uint4*)(places + at) = uint4{0, 0, 0, 0};
-                for (int at = tiles * KEYS + lane * 8; at < to; at += 32 * 8) *(uint4*)(places + at) = uint4{0, 0, 0, 0};
+                for (int at = end_tile * KEYS + lane * 8; at < to; at += 32 * 8) *(uint4*)(places + at) = uint4{0, 0, 0, 0};
             };
             clear(args.p, LEFT);
             clear(args.ds, LAG);
@@ -174,23 +186,26 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
 
         const uint32_t queries_at = shared + QUERIES + warpgroup * SLABS * SLAB;
         const uint32_t scores_at = shared + SCORES + warpgroup * BUFFER;
-        const uint32_t score_grads_at = shared + SCORE_GRADS + warpgroup * BUFFER;
+        const uint32_t score_grads_at = shared + SCORE_GRADS + warpgroup * GRAD_BUFFER;
         const uint64_t queries = operand(queries_at, 16, 1024, SWIZZLE_128);
         const uint64_t grads = operand(shared + GRADS + warpgroup * SLABS * SLAB, 16, 1024, SWIZZLE_128);
         const uint64_t first_keys = operand(shared + KEYS_AT, 16, 1024, SWIZZLE_128);
         const uint64_t first_values = operand(shared + VALUES, 16, 1024, SWIZZLE_128);
         const uint64_t first_late_keys = operand(shared + LATE_KEYS, SLAB, 1024, SWIZZLE_128);
-        const uint64_t scores_by_rows = operand(scores_at, PITCH, 128, NO_SWIZZLE);
-        const uint64_t score_grads_by_rows = operand(score_grads_at, PITCH, 128, NO_SWIZZLE);
-        const uint64_t scores_by_columns = operand(scores_at, 128, 16, NO_SWIZZLE);  // eight row shifts of eight columns
-        const uint64_t score_grads_by_columns = operand(score_grads_at, 128, PITCH, NO_SWIZZLE);
+        const uint64_t scores_by_rows = operand(scores_at + 2 * PITCH + SCORES_ABOVE * 16, PITCH, 128, NO_SWIZZLE);
+        const uint64_t score_grads_by_rows =
+            operand(score_grads_at + 2 * GRAD_PITCH + GRADS_ABOVE * 16, GRAD_PITCH, 128, NO_SWIZZLE);
+        // Of ds's rows: eight row shifts of eight columns of scores, and dc.
+        const uint64_t scores_by_columns = operand(scores_at + (SCORES_ABOVE - HALO - 7) * 16, 128, 16, NO_SWIZZLE);
+        const uint64_t score_grads_by_columns = operand(score_grads_at + (GRADS_ABOVE - HALO) * 16, 128, GRAD_PITCH, NO_SWIZZLE);
         const uint64_t toeplitz = operand(shared + TAPS, 512, 128, NO_SWIZZLE);
         const uint64_t toeplitz_back = operand(shared + TAPS_BACK, 512, 128, NO_SWIZZLE);
         // Behind the 16 columns at the front of a buffer: what this lane names when its warp stores four 8 x 8 matrices, two of
         // rows by two of columns.
-        const uint32_t named = 2 * PITCH + (8 + thread / 32 * 16 + lane % 16) * 16 + lane / 16 * PITCH;
-        const bool own[2] = {is_own(local_row), is_own(local_row + 8)};
-        const int64_t kept_at = in_scratch(local_row) + lane % 4 * 8;
+        const int named_row = thread / 32 * 16 + lane % 16;
+        const uint32_t store_scores_at = scores_at + (2 + lane / 16) * PITCH + (SCORES_ABOVE + named_row) * 16;
+        const uint32_t store_grads_at = score_grads_at + (2 + lane / 16) * GRAD_PITCH + (GRADS_ABOVE + named_row) * 16;
+        const int64_t kept_at = in_scratch(tile_row + local_row) + lane % 4 * 8;
 
         float dq[HEAD_DIM / 2], dweight[12], carried[8], carried_back[8], scores[32];
 #pragma unroll
@@ -201,9 +216,10 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         for (int i = 0; i < 8; i++) carried[i] = carried_back[i] = 0;
 
         barrier_wait(rows_full, 0);
-        const float query_factor = rescale_queries(queries_at, shared + LARGEST + warpgroup * 16,
-                                                   args.key_norms + (batch * (args.at.heads / args.at.group) + kv_head) * NORM_PARTS,
-                                                   warpgroup, thread);
+        const float query_factor =
+            rescale_queries<true>(queries_at, shared + LARGEST,
+                                  args.key_norms + (batch * (args.at.heads / args.at.group) + kv_head) * NORM_PARTS,
+                                  warpgroup, thread);
         const float unit = args.weight_scale[head] * query_factor;
         // |grad_out v^T - delta| <= 2 |grad_out| |v|: a power of two brings it to the limit.
         const float grad_norm = warp_max(args.grad_norms[batch_head * NORM_PARTS + lane]);
@@ -220,16 +236,26 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             multiply_rows(scores, queries, first_keys + bytes_on(stage * SLABS * SLAB));
             products_commit();
         };
-        // A tile to scratch as it lies in registers: four lanes write 64 bytes of a row at once.
-        auto keep = [&](uint16_t* scratch, const uint32_t (&tile)[4][4], int first_key) {
+        // A tile of p or, HALO rows up, of ds to scratch as it lies in registers: four lanes write 64 bytes of a row at once.
+        auto keep = [&](uint16_t* scratch, const uint32_t (&tile)[4][4], int rows_up, int first_key) {
+            uint16_t* const places = scratch + kept_at - rows_up * args.pitch + first_key;
 #pragma unroll
             for (int part = 0; part < 4; part++) {
                 const int h = part / 2, block = part % 2 * 2;
                 const uint4 numbers = {tile[block][h], tile[block][2 + h], tile[block + 1][h], tile[block + 1][2 + h]};
-                if (own[h]) *(uint4*)(scratch + kept_at + h * 8 * args.pitch + first_key + block * 16) = numbers;
+                if (is_own(tile_row - rows_up + local_row + 8 * h)) *(uint4*)(places + h * 8 * args.pitch + block * 16) = numbers;
             }
         };
-        // Rows as they are, A from registers, and the rows above them or below.
+        // The second warpgroup's rows above, which the first has left for it; their last 16 columns before move to the front.
+        auto take = [&](uint32_t from, uint32_t buffer, int rows_above, int pitch) {
+            if (thread >= 8 * rows_above) return;
+            const int slab = thread / rows_above;
+            const uint32_t to = buffer + (2 + slab) * pitch + thread % rows_above * 16;
+            const uint4 numbers = load_shared_16(from + thread * 16);
+            if (slab >= 6) store_shared(to - 8 * pitch, load_shared_16(to));
+            store_shared(to, numbers);
+        };
+        // Rows as they are, A from registers, and the rows above them.
         auto convolve_own = [](float (&even)[32], float (&odd)[32], const uint32_t (&rows)[4][4], uint64_t taps) {
             if constexpr (FIRST_SHIFT == 0) return;
             products_begin();
@@ -239,21 +265,21 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
                                                  taps, block == 0);
             products_commit();
         };
-        auto convolve_shifted = [](float (&even)[32], float (&odd)[32], uint64_t rows, int tap_rows, uint64_t taps) {
+        auto convolve_shifted = [](float (&even)[32], float (&odd)[32], uint64_t rows, int pitch, uint64_t taps) {
 #pragma unroll
             for (int block = 0; block < 4; block++)
 #pragma unroll
                 for (int tap = FIRST_SHIFT; tap < QUERY_TAPS; tap++)
                     Product<16, Half>::run(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16),
-                                           rows + bytes_on((2 + block * 2) * PITCH + (8 + tap * tap_rows) * 16),
-                                           taps + bytes_on(tap * TAP), block == 0 || tap > 0);
+                                           rows + bytes_on(block * 2 * pitch - tap * 16), taps + bytes_on(tap * TAP),
+                                           block == 0 || tap > 0);
         };
 
         barrier_wait(keys_full, 0);
         multiply_keys(0);
         products_wait<0>();
-        for (int tile = first_tile; tile < tiles; tile++) {
-            const int turn = tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
+        for (int tile = first_tile; tile < end_tile; tile++) {
+            const int turn = tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1, passed = turn & 1;
             const int first_key = tile * KEYS;
             const uint64_t of_stage = bytes_on(stage * SLABS * SLAB);
             if (thread == 0) barrier_arrive(keys_empty + 8 * stage);
@@ -274,19 +300,31 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             for (int i = 0; i < 32; i += 2) halves[i / 8][i / 2 % 4] = pack<Half>(scores[i], scores[i + 1]);
             convolve_own(even, odd, halves, toeplitz);
 #pragma unroll
-            for (int block = 0; block < 4; block++) store_matrices(scores_at + named + block * 2 * PITCH, halves[block]);
+            for (int block = 0; block < 4; block++) store_matrices(store_scores_at + block * 2 * PITCH, halves[block]);
+            if (warpgroup == 0 && thread / 32 == 3) {
+                barrier_wait(scores_taken, passed ^ 1);
+#pragma unroll
+                for (int block = 0; block < 4; block++)
+                    store_matrices(shared + SCORES_DOWN + ((block * 2 + lane / 16) * SCORES_ABOVE + lane % 16) * 16, halves[block]);
+                warp_barrier();
+                if (lane == 0) barrier_arrive(scores_down);
+            } else if (warpgroup == 1) {
+                barrier_wait(scores_down, passed);
+                take(shared + SCORES_DOWN, scores_at, SCORES_ABOVE, PITCH);
+            }
             fence_async_proxy();
             warpgroup_barrier(warpgroup + 1);
+            if (warpgroup == 1 && thread == 0) barrier_arrive(scores_taken);
             barrier_wait(values_full + 8 * stage, parity);
             products_begin();
-            convolve_shifted(even, odd, scores_by_rows, -1, toeplitz);
+            convolve_shifted(even, odd, scores_by_rows, PITCH, toeplitz);
             multiply_rows(dp, grads, first_values + of_stage);
             products_commit();
             products_wait<0>();
             if (thread == 0) barrier_arrive(values_empty + 8 * stage);
 
             const int next_turn = turn + 1, next_stage = next_turn % STAGES;
-            if (tile + 1 < tiles) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
+            if (tile + 1 < end_tile) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
             if constexpr (SCORES_EARLY) multiply_keys(next_stage);  // meanwhile; after the last tile nobody looks
 #pragma unroll
             for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
@@ -314,7 +352,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
                 halves[i / 8][i / 2 % 4] = pack<Half>(first * ((dp[i] - delta[h]) * grad_factor),
                                                       second * ((dp[i + 1] - delta[h]) * grad_factor));
             }
-            keep(args.p, p, first_key);
+            keep(args.p, p, 0, first_key);
 
             // ds, and the weight's gradient from the scores' 64 columns before the last 16.
             float even_back[32], odd_back[32];
@@ -323,31 +361,42 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             convolve_own(even_back, odd_back, halves, toeplitz_back);
 #pragma unroll
             for (int block = 0; block < 4; block++)
-                store_matrices(score_grads_at + named + block * 2 * PITCH, halves[block]);
+                store_matrices(store_grads_at + block * 2 * GRAD_PITCH, halves[block]);
+            if (warpgroup == 0 && thread / 32 == 3) {
+                barrier_wait(grads_taken, passed ^ 1);
+#pragma unroll
+                for (int slab = 0; slab < 8; slab++)  // the last eight rows
+                    store_shared(shared + GRADS_DOWN + slab * GRADS_ABOVE * 16 + lane * 4, halves[slab / 2][slab % 2 * 2 + 1]);
+                warp_barrier();
+                if (lane == 0) barrier_arrive(grads_down);
+            } else if (warpgroup == 1) {
+                barrier_wait(grads_down, passed);
+                take(shared + GRADS_DOWN, score_grads_at, GRADS_ABOVE, GRAD_PITCH);
+            }
             fence_async_proxy();
             warpgroup_barrier(warpgroup + 1);
+            if (warpgroup == 1 && thread == 0) barrier_arrive(grads_taken);
             products_begin();
-            convolve_shifted(even_back, odd_back, score_grads_by_rows, 1, toeplitz_back);
+            convolve_shifted(even_back, odd_back, score_grads_by_rows, GRAD_PITCH, toeplitz_back);
             products_commit();
             products_begin();
 #pragma unroll
             for (int slab = 0; slab < 8; slab++)
 #pragma unroll
-                for (int step = 0; step < OWN / 16; step++)
-                    Product<12, Half>::run_transposed(dweight,
-                                                      scores_by_columns + bytes_on(slab * PITCH + (8 + HALO + step * 16 - 7) * 16),
-                                                      score_grads_by_columns + bytes_on(slab * PITCH + (8 + HALO + step * 16) * 16));
+                for (int step = 0; step < ROWS / 16; step++)
+                    Product<12, Half>::run_transposed(dweight, scores_by_columns + bytes_on(slab * PITCH + step * 256),
+                                                      score_grads_by_columns + bytes_on(slab * GRAD_PITCH + step * 256));
             products_commit();
             products_wait<1>();
 #pragma unroll
             for (int i = 8; i < 32; i++) even_back[i] += odd_back[i - 8];
 #pragma unroll
             for (int i = 0; i < 8; i++) carried_back[i] = odd_back[24 + i];
-            if (CAUSAL && first_key - LAG + KEYS - 1 > tile_position) {
+            if (CAUSAL && first_key - LAG + KEYS - 1 > ds_position) {
 #pragma unroll
                 for (int i = 0; i < 32; i++) {
                     const int key = first_key - LAG + i / 4 * 8 + column + i % 2;
-                    if (key > tile_position + local_row + i / 2 % 2 * 8) even_back[i] = 0;
+                    if (key > ds_position + local_row + i / 2 % 2 * 8) even_back[i] = 0;
                 }
             }
             uint32_t ds[4][4];
@@ -357,38 +406,28 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             products_wait<SCORES_EARLY ? 0 : 1>();
 
             // The last 16 columns move to the front.
-            const uint32_t row = (8 + thread % 64) * 16, from = (8 + thread / 64) * PITCH + row, to = thread / 64 * PITCH + row;
-            const uint4 score = load_shared_16(scores_at + from), grad = load_shared_16(score_grads_at + from);
+            const uint32_t score_to = scores_at + thread / 64 * PITCH + (SCORES_ABOVE + thread % 64) * 16;
+            const uint32_t grad_to = score_grads_at + thread / 64 * GRAD_PITCH + (GRADS_ABOVE + thread % 64) * 16;
+            const uint4 score = load_shared_16(score_to + 8 * PITCH), grad = load_shared_16(grad_to + 8 * GRAD_PITCH);
             warpgroup_barrier(warpgroup + 1);
-            store_shared(scores_at + to, score);
-            store_shared(score_grads_at + to, grad);
+            store_shared(score_to, score);
+            store_shared(grad_to, grad);
             barrier_wait(late_full + 8 * stage, parity);
             products_begin();
 #pragma unroll
             for (int step = 0; step < 4; step++)
                 Product<HEAD_DIM / 2, ELEMENT>::run_registers(dq, ds[step], first_late_keys + of_stage + bytes_on(step * 16 * 128));
             products_commit();
-            keep(args.ds, ds, first_key);
+            keep(args.ds, ds, HALO, first_key);
             products_wait<0>();
             if (thread == 0) barrier_arrive(late_empty + 8 * stage);
-        }
-        for (int tile = tiles; tile < end_tile; tile++) {  // tiles for the warpgroups after this one
-            const int turn = tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
-            barrier_wait(keys_full + 8 * stage, parity);
-            barrier_wait(values_full + 8 * stage, parity);
-            barrier_wait(late_full + 8 * stage, parity);
-            warpgroup_barrier(warpgroup + 1);  // no thread waits any more for what is given back
-            if (thread == 0) {
-                barrier_arrive(keys_empty + 8 * stage);
-                barrier_arrive(values_empty + 8 * stage);
-                barrier_arrive(late_empty + 8 * stage);
-            }
         }
 
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            if (!is_own(local_row + 8 * h)) continue;
-            const int64_t of_row = (int64_t)batch_head * args.at.query_rows + tile_row + local_row + 8 * h;
+            const int row = ds_row + local_row + 8 * h;
+            if (!is_own(row)) continue;
+            const int64_t of_row = (int64_t)batch_head * args.at.query_rows + row;
             uint32_t* out = (uint32_t*)(args.dq + of_row * HEAD_DIM + column);
 #pragma unroll
             for (int b = 0; b < HEAD_DIM / 8; b++)

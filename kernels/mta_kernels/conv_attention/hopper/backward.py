@@ -27,10 +27,9 @@ from mta_kernels.cuda.compiler import Source, machine_code
 from mta_kernels.gpu_limits import sm_count
 
 MAX_HEAD_DIM = 128
-OWN_ROWS = 48  # of the 64 that a warpgroup computes
 TILE, CARRIED = 64, 16  # keys of a tile, and columns of c that it leaves to the next
+SCORES_ABOVE, GRADS_ABOVE = 16, 8  # rows above a warpgroup's own
 MOST_CHUNK_ROWS = 2304
-CHUNK_STEP = 384  # of a block's rows and of the products' blocks a multiple
 
 
 class Geometry(Tiles):
@@ -38,7 +37,8 @@ class Geometry(Tiles):
 
     @property
     def block_rows(self) -> int:
-        return self.warpgroups * OWN_ROWS
+        """Rows that a block computes whole, of those of its warpgroups."""
+        return self.warpgroups * ROWS - 2 * (self.query_taps - 1)
 
     @property
     def left(self) -> int:
@@ -54,8 +54,9 @@ class Geometry(Tiles):
     def shared_memory(self) -> int:
         """Bytes a block takes, as backward.cu lays them out."""
         tiles = (2 * self.warpgroups + 3 * self.stages) * self.slabs
-        buffers = 2 * self.warpgroups * 10 * (8 + ROWS + 8) * 16
-        small = 2 * self.prepared.tap_bytes + (6 * self.stages + 1) * 8 + self.warpgroups * 16
+        above = SCORES_ABOVE + GRADS_ABOVE
+        buffers = (self.warpgroups * 10 * (2 * ROWS + above) + 8 * above) * 16
+        small = 2 * self.prepared.tap_bytes + (6 * self.stages + 5) * 8 + self.warpgroups * 16
         return tiles * SLAB + buffers + small
 
     def products(self) -> list[Product]:
@@ -135,7 +136,7 @@ def part_backward(
     prepare_launch(prepared, preparation, device.index)()
 
     all_row_blocks = -(-query_rows // geometry.block_rows)
-    a_chunk = chunk_rows_for(batch * heads, sm_count(device))
+    a_chunk = chunk_rows_for(batch * heads, sm_count(device), geometry.block_rows)
     chunk_rows = min(a_chunk, all_row_blocks * geometry.block_rows)
     pitch = -(-(key_rows + CARRIED) // TILE) * TILE
     scratch = numbers(2, batch * heads, chunk_rows, pitch, dtype=q.dtype)
@@ -170,18 +171,19 @@ def part_backward(
     return dq, dk, dv, dweight.view(batch, heads, -1, weight[0].numel()).sum((0, 2)).view(weight.shape)
 
 
-def chunk_rows_for(batch_heads: int, multiprocessors: int) -> int:
-    """Rows whose p and ds are kept at a time, at most MOST_CHUNK_ROWS: those whose blocks fill the GPU best.
+def chunk_rows_for(batch_heads: int, multiprocessors: int, block_rows: int) -> int:
+    """Rows whose p and ds are kept at a time, at most MOST_CHUNK_ROWS: whole blocks, as many as fill the GPU best.
 
-    A block is 96 rows of a head, and a multiprocessor has one at a time; 2304 rows of 16 heads are 384, in 2.9 rounds
-    of 132, where 1920 would be 320 in 2.4.
+    A multiprocessor has one block at a time, of `block_rows` rows of a head: 16 blocks of 118 rows of each of 16 heads
+    are 1.94 rounds of 132 multiprocessors, where 19 would be 2.3.
     """
 
-    def filled(rows: int) -> float:
-        rounds = rows // (2 * OWN_ROWS) * batch_heads / multiprocessors
+    def filled(blocks: int) -> float:
+        rounds = blocks * batch_heads / multiprocessors
         return rounds / math.ceil(rounds)
 
-    return max(range(CHUNK_STEP, MOST_CHUNK_ROWS + 1, CHUNK_STEP), key=lambda rows: (round(filled(rows), 2), rows))
+    most = MOST_CHUNK_ROWS // block_rows
+    return block_rows * max(range(1, most + 1), key=lambda blocks: (round(filled(blocks), 2), blocks))
 
 
 @functools.cache

@@ -96,6 +96,7 @@ DEVICE void fence_async_proxy() {  // ordinary stores before it are seen by the 
 
 DEVICE void warp_barrier() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 DEVICE void warpgroup_barrier(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
+DEVICE void consumers_barrier() { asm volatile("bar.sync 6, 256;" ::: "memory"); }  // both warpgroups of two
 // Two warpgroups that do something by turns: each waits for its own, and passes the other's on.
 DEVICE void wait_for_turn(int warpgroup) { asm volatile("bar.sync %0, 256;" ::"r"(4 + warpgroup) : "memory"); }
 DEVICE void pass_turn(int warpgroup) { asm volatile("bar.arrive %0, 256;" ::"r"(4 + warpgroup) : "memory"); }

@@ -151,9 +151,9 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
 
         barrier_wait(queries_full, 0);
         const float unit = args.weight_scale[head] *
-                           rescale_queries(queries_at, shared + LARGEST + warpgroup * 16,
-                                           args.key_norms + (batch * (args.at.heads / args.at.group) + kv_head) * NORM_PARTS,
-                                           warpgroup, thread);
+                           rescale_queries<false>(queries_at, shared + LARGEST,
+                                                  args.key_norms + (batch * (args.at.heads / args.at.group) + kv_head) * NORM_PARTS,
+                                                  warpgroup, thread);
         uint32_t query[QUERIES_IN_REGISTERS ? DEPTH_STEPS : 1][4];
         if constexpr (QUERIES_IN_REGISTERS) {
 #pragma unroll

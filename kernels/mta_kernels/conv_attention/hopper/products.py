@@ -12,7 +12,7 @@ from mta_kernels.conv_attention.triton.launch import cdiv, launch, operand
 ROW_STEP = 64  # rows of p and ds are read from multiples of it on: backward.cu clears what no tile holds
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("first_row", "rows", "keys", "written"))  # one kernel for all chunks
 def _add_product_kernel(
     scratch_desc, right_desc, out_ptr, divisor_ptr, seen_by_ptr,
     first_row, rows, keys, query_rows, key_rows, written, columns,

@@ -44,7 +44,9 @@ DEVICE float warp_max(float value) {
 }
 
 // The power of two by which these queries are divided so that no score overflows fp16; 1 for all but extreme inputs.
-// |s| <= |q| |k| bounds it before any score is known. Also divides them: the factor goes back in with T's.
+// |s| <= |q| |k| bounds it before any score is known. Also divides them: the factor goes back in with T's. It is a
+// warpgroup's own, or one of both where they share scores.
+template <bool BothWarpgroups>
 DEVICE float rescale_queries(uint32_t queries, uint32_t largest, const float* key_norms, int warpgroup, int thread) {
     float norm = 0;
     for (int slab = 0; slab < SLABS; slab++)
@@ -56,9 +58,12 @@ DEVICE float rescale_queries(uint32_t queries, uint32_t largest, const float* ke
     norm += __shfl_xor_sync(~0u, norm, 1);
     const float key_norm = warp_max(key_norms[thread % 32]);
     norm = warp_max(norm);
-    if (thread % 32 == 0) store_shared(largest + thread / 32 * 4, __float_as_uint(norm));
-    warpgroup_barrier(warpgroup + 1);
-    for (int warp = 0; warp < 4; warp++) norm = fmaxf(norm, __uint_as_float(load_shared(largest + warp * 4)));
+    if (thread % 32 == 0) store_shared(largest + warpgroup * 16 + thread / 32 * 4, __float_as_uint(norm));
+    if constexpr (BothWarpgroups) consumers_barrier();
+    else warpgroup_barrier(warpgroup + 1);
+    const uint32_t norms = largest + (BothWarpgroups ? 0 : warpgroup * 16);
+    for (int warp = 0; warp < (BothWarpgroups ? 8 : 4); warp++)
+        norm = fmaxf(norm, __uint_as_float(load_shared(norms + warp * 4)));
     float excess = 0.5f * (log2f(norm) + log2f(key_norm)) - HALF_LIMIT_LOG2;
     if (!(excess > 0)) return 1.f;
     const float factor = exp2f(ceilf(fminf(excess, 60.f))), inverse = 1 / factor;  // powers of two: exact

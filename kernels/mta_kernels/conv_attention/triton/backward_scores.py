@@ -43,7 +43,7 @@ class Chunk:
 def chunks(
     query_rows: int, key_rows: int, chunk_rows: int, causal: bool, spans: Tensor | None, signature: Hashable
 ) -> list[Chunk]:
-    """All rows, `chunk_rows` at a time: a multiple of ALIGNED."""
+    """All rows, `chunk_rows` at a time; the kernels of this file take multiples of ALIGNED."""
     seen_by = None
     if spans is not None:
         blocks = torch.arange(-(-key_rows // ALIGNED), device=spans.device, dtype=torch.int32) * ALIGNED
