@@ -42,7 +42,8 @@ class Driver:
         self.launched: list[tuple] = []
         self.entered: list[int] = []
         self.result, self.device, self.stream = 0, 0, 7
-        self.threads = {threading.get_ident()}
+        self.thread = threading.local()  # an identity is given again to a later thread
+        self.thread.has_context = True
         monkeypatch.setattr(driver, "_libcuda", lambda: SimpleNamespace(cuLaunchKernelEx=self.launch))
         monkeypatch.setattr(driver, "_enter_context", self.enter)
         monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: self.device, raising=False)
@@ -51,14 +52,14 @@ class Driver:
 
     def enter(self, device: int) -> None:
         self.entered.append(device)
-        self.threads.add(threading.get_ident())
+        self.thread.has_context = True
 
     def on_device(self, device: int) -> nullcontext:
         self.device = device
         return nullcontext()
 
     def launch(self, config, kernel, pointers, extra) -> int:
-        if threading.get_ident() not in self.threads:
+        if not hasattr(self.thread, "has_context"):
             return driver.INVALID_CONTEXT
         config = config._obj
         numbers = [ctypes.c_int.from_address(pointer).value for pointer in pointers]
