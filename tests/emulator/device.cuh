@@ -304,7 +304,6 @@ inline void fence_async_proxy() {}
 
 inline void wait_for_turn(int warpgroup) { emulator::meet(102, warpgroup, 256); }
 inline void pass_turn(int warpgroup) { emulator::arrive(102, warpgroup, 256); }
-inline void warp_barrier() { emulator::meet(103, emulator::self->thread / 32, 32); }
 inline void warpgroup_barrier(int id) { emulator::meet(100, id, 128); }
 inline void consumers_barrier() { emulator::meet(104, 0, 256); }
 template <int Registers> void give_registers() {}

@@ -100,7 +100,8 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             barrier_init(late_empty + 8 * stage, WARPGROUPS);
         }
         barrier_init(rows_full, 1);
-        for (uint32_t barrier = scores_down; barrier <= grads_taken; barrier += 8) barrier_init(barrier, 1);
+        barrier_init(scores_down, 32), barrier_init(grads_down, 32);  // by each thread of a warp, for what it wrote
+        barrier_init(scores_taken, 1), barrier_init(grads_taken, 1);
         barrier_init_done();
     }
     const int tap_words = QUERY_TAPS * TAP / 4;
@@ -306,8 +307,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
 #pragma unroll
                 for (int block = 0; block < 4; block++)
                     store_matrices(shared + SCORES_DOWN + ((block * 2 + lane / 16) * SCORES_ABOVE + lane % 16) * 16, halves[block]);
-                warp_barrier();
-                if (lane == 0) barrier_arrive(scores_down);
+                barrier_arrive(scores_down);
             } else if (warpgroup == 1) {
                 barrier_wait(scores_down, passed);
                 take(shared + SCORES_DOWN, scores_at, SCORES_ABOVE, PITCH);
@@ -367,8 +367,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
 #pragma unroll
                 for (int slab = 0; slab < 8; slab++)  // the last eight rows
                     store_shared(shared + GRADS_DOWN + slab * GRADS_ABOVE * 16 + lane * 4, halves[slab / 2][slab % 2 * 2 + 1]);
-                warp_barrier();
-                if (lane == 0) barrier_arrive(grads_down);
+                barrier_arrive(grads_down);
             } else if (warpgroup == 1) {
                 barrier_wait(grads_down, passed);
                 take(shared + GRADS_DOWN, score_grads_at, GRADS_ABOVE, GRAD_PITCH);

@@ -94,7 +94,6 @@ DEVICE void fence_async_proxy() {  // ordinary stores before it are seen by the 
 
 // Threads.
 
-DEVICE void warp_barrier() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 DEVICE void warpgroup_barrier(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
 DEVICE void consumers_barrier() { asm volatile("bar.sync 6, 256;" ::: "memory"); }  // both warpgroups of two
 // Two warpgroups that do something by turns: each waits for its own, and passes the other's on.
