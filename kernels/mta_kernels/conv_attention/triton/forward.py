@@ -15,18 +15,27 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
 from mta_kernels.conv_attention.arguments import head_parts
 from mta_kernels.conv_attention.triton.launch import (
     call_signature,
     cdiv,
+    dependent_launches,
     describe_heads,
     describe_rows,
     launch,
     next_power_of_2,
     operand,
 )
-from mta_kernels.conv_attention.triton.prepare import LN_2, NO_MARGINS, Margins, Prepared, dot_precision, prepare
+from mta_kernels.conv_attention.triton.prepare import (
+    LN_2,
+    NO_MARGINS,
+    Margins,
+    Prepared,
+    dot_precision,
+    prepare,
+)
 from mta_kernels.conv_attention.triton.tuning import Key, best_config
 from mta_kernels.gpu_limits import capability, shared_memory_limit
 
@@ -43,7 +52,7 @@ def _conv_attention_fwd_kernel(
     BAND: tl.constexpr, BAND_PITCH: tl.constexpr, DEPTH: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DEPTH: tl.constexpr, HEAD_DEPTH: tl.constexpr,
     BLOCK_D: tl.constexpr, Q_IN_REGISTERS: tl.constexpr, MASKED_STAGES: tl.constexpr, SUMS_IN_THREADS: tl.constexpr,
-    ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr,
+    ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M queries of one head, which are among the last M = query_rows of N = key_rows positions.
 
@@ -56,6 +65,8 @@ def _conv_attention_fwd_kernel(
     Q_IN_REGISTERS loads the queries once, in two slices; otherwise slices of BLOCK_DEPTH columns are read again for
     every key block. `one` is 1.0.
     """
+    if DEPENDENT_LAUNCH:
+        gdc_wait()
     if not HOST_DESCRIPTORS:
         # Every row starts at a multiple of 16 bytes: 8 elements of 16 bits or 4 of 32.
         q_desc = describe_rows(q_desc, stride_qh, stride_qn, query_rows, DEPTH, BLOCK_M, BLOCK_DEPTH, ALIGNMENT)
@@ -367,7 +378,7 @@ def launch_forward(
     queries, keys, values = prepared.queries, prepared.keys, prepared.values
     block_d = value_block(values)
     host_descriptors = capability(values.device)[0] >= 9
-    depth = queries.shape[2]
+    dependent, depth = dependent_launches(values), queries.shape[2]
     head_depth = (cdiv(depth, config.block_depth) - 1) * config.block_depth if config.q_in_registers else 0
     q_head, k_head = (
         operand(x, [1, rows, head_depth], host_descriptors) if head_depth else None
@@ -388,7 +399,7 @@ def launch_forward(
         Q_IN_REGISTERS=config.q_in_registers, MASKED_STAGES=config.masked_stages,
         SUMS_IN_THREADS=capability(values.device)[0] == 9 and not config.q_in_registers,
         ALIGNMENT=16 // values.element_size(), PRECISION=dot_precision(values.dtype),
-        num_warps=config.num_warps, num_stages=config.num_stages,
+        DEPENDENT_LAUNCH=dependent, num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=dependent,
     )  # fmt: skip
 
 
