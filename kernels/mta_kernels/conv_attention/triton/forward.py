@@ -93,8 +93,10 @@ def _conv_attention_fwd_kernel(
     )
     masked_start = tl.maximum(unmasked_start, unmasked_end) if SPANS else unmasked_end
     band_rows = band_ptr + (batch_head.to(tl.int64) * query_rows + query) * BAND_PITCH
-    first_seen = tl.load(spans_ptr + query, mask=inside, other=0) if SPANS else 0
-    seen_end = tl.load(spans_ptr + key_rows + query, mask=inside, other=0) if SPANS else 0
+    first_seen, seen_end = tl.zeros([BLOCK_M], tl.int32), tl.zeros([BLOCK_M], tl.int32)
+    if SPANS:
+        first_seen = tl.load(spans_ptr + query, mask=inside, other=0)
+        seen_end = tl.load(spans_ptr + key_rows + query, mask=inside, other=0)
     if Q_IN_REGISTERS:
         if HEAD_DEPTH > 0:
             q_head = _in_registers(q_head_desc, batch_head, first_query, 0, one, HEAD_DEPTH, BLOCK_M)
