@@ -18,8 +18,8 @@ from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
 # Streamed: each slice of the queries is copied again. The passes of the backward reach 0.74 to 0.83 one by one, and
 # together draw so much power that the clock falls to 1560 to 1750 MHz of 1980.
 REGISTERS_SHARE, STREAMED_SHARE, BACKWARD_SHARE = 0.83, 0.80, 0.73
-# A program's first copies, its tiles at the diagonal and its end. With queries in registers the tiles at the diagonal
-# have no pipeline (one masked stage), and all slices of the queries are loaded before the first product.
+# A program's first copies, its tiles at the diagonal and its end. With queries in registers all of them are loaded
+# before the first product.
 REGISTERS_START_S, STREAMED_START_S, BAND_START_S = 10e-6, 5e-6, 3e-6
 # Parts of a copy's bandwidth: kernels that stream whole rows, and those around the band and the folds, whose rows
 # overlap.

@@ -226,7 +226,7 @@ def add_band(
     launch(
         _near_scores_kernel, cdiv(query_rows, blocks["BLOCK_Q"]) * batch * heads, signature,
         q, k, near, *q.stride(), *k.stride(), heads, group, query_rows, key_rows, head_dim, factor,
-        WIDTH=near_width, PITCH=near_pitch, **blocks,
+        WIDTH=near_width, PITCH=near_pitch, DEPENDENT_LAUNCH=False, **blocks,
     )  # fmt: skip
     taps: dict[str, Any] = {"QUERY_TAPS": query_taps, "KEY_TAPS": key_taps}
     pitches: dict[str, Any] = {"BAND": width, "NEAR_PITCH": near_pitch, "BAND_PITCH": band_pitch}

@@ -111,22 +111,22 @@ def _probabilities_kernel(
         for first_key in tl.range(first_key_block, start, BLOCK_N):
             p_desc.store([batch_head, chunk_row, first_key], nothing)
         for first_key in tl.range(start, unmasked_start, BLOCK_N, num_stages=MASKED_STAGES):
-            scores = _score_tile((), q_desc, k_desc, batch_head, k_head, first_query, first_key, one,
-                                 DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, False, PRECISION)  # fmt: skip
+            scores = _score_tile(q_desc, k_desc, batch_head, k_head, first_query, first_key, one,
+                                 DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, PRECISION)  # fmt: skip
             seen = (first_key + tl.arange(0, BLOCK_N))[None, :] >= first_seen[:, None]
             p = tl.where(seen, tl.exp2(scores - logsumexp[:, None]), 0.0)
             p_desc.store([batch_head, chunk_row, first_key], p.to(p_desc.dtype).reshape(1, BLOCK_M, BLOCK_N))
     # Flattened with the loop over slices, so that the copies run ahead over the end of a key block.
     for first_key in tl.range(unmasked_start, unmasked_end, BLOCK_N, flatten=True):
-        scores = _score_tile((), q_desc, k_desc, batch_head, k_head, first_query, first_key, one,
-                             DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, False, PRECISION)  # fmt: skip
+        scores = _score_tile(q_desc, k_desc, batch_head, k_head, first_query, first_key, one,
+                             DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, PRECISION)  # fmt: skip
         p = tl.exp2(scores - logsumexp[:, None])
         p_desc.store([batch_head, chunk_row, first_key], p.to(p_desc.dtype).reshape(1, BLOCK_M, BLOCK_N))
     if CAUSAL or SPANS:
         masked_start = tl.maximum(unmasked_start, unmasked_end)
         for first_key in tl.range(masked_start, end, BLOCK_N, num_stages=MASKED_STAGES):
-            scores = _score_tile((), q_desc, k_desc, batch_head, k_head, first_query, first_key, one,
-                                 DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, False, PRECISION)  # fmt: skip
+            scores = _score_tile(q_desc, k_desc, batch_head, k_head, first_query, first_key, one,
+                                 DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, PRECISION)  # fmt: skip
             key = first_key + tl.arange(0, BLOCK_N)
             if CAUSAL:
                 seen = position[:, None] - key[None, :] >= BAND  # [BLOCK_M, BLOCK_N]

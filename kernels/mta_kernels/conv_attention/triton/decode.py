@@ -19,10 +19,10 @@ from mta_kernels.conv_attention.arguments import check_block_table, check_splits
 from mta_kernels.conv_attention.operators import on_device_of
 from mta_kernels.conv_attention.triton.decode_plan import DecodeConfig, choose_splits, column_steps, decode_candidates
 from mta_kernels.conv_attention.triton.decode_shares import _conv_attention_decode_kernel, _finite
-from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, launch, next_power_of_2
+from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, dependent_launches, launch, next_power_of_2
 from mta_kernels.conv_attention.triton.prepare import dot_precision
 from mta_kernels.conv_attention.triton.tuning import Key, best_config
-from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
+from mta_kernels.gpu_limits import shared_memory_limit, sm_count
 
 
 @triton.jit
@@ -202,7 +202,7 @@ def launch_shares(
     programs = group + splits * cdiv(group, config.heads)
     signature = (call_signature(q_window, k_cache, v_cache, weight, lengths, block_table), splits)
     # Programmatic dependent launch: the merge starts while the last shares finish.
-    dependent_launch = capability(q_window.device)[0] >= 9 and q_window.is_cuda
+    dependent_launch = dependent_launches(q_window)
     # The compiler's pipeline takes two stages a tile if it has to look up the pages first.
     num_stages = config.num_stages if block_table is None else 2 * config.num_stages - 1
     launch(

@@ -11,6 +11,8 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from mta_kernels.gpu_limits import capability
+
 MAX_REMEMBERED = 4096
 _signatures: dict[Hashable, int] = {}
 _launches: dict[tuple[Hashable, ...], tuple[Any, tuple]] = {}
@@ -58,6 +60,14 @@ def call_signature(*tensors: Tensor | None, options: Hashable = ()) -> int:
         *(None if x is None else (x.device, x.dtype, x.shape, x.stride(), x.data_ptr() % 16 == 0) for x in tensors),
     )
     return _signatures.setdefault(seen, len(_signatures))
+
+
+def dependent_launches(x: Tensor) -> bool:
+    """Whether a kernel on x may take its place while the one before it finishes, for which it waits: Hopper on.
+
+    Every kernel of a chain waits, so that what was launched before it all is done too.
+    """
+    return x.is_cuda and capability(x.device)[0] >= 9
 
 
 def operand(x: Tensor, block: list[int], host_descriptors: bool) -> Tensor | TensorDescriptor:

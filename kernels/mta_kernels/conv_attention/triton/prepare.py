@@ -13,8 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, launch, next_power_of_2
+from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, dependent_launches, launch, next_power_of_2
 
 # Between natural units and those of base 2.
 LOG2_E = tl.constexpr(math.log2(math.e))
@@ -60,13 +61,16 @@ def _prepare_kernel(
     QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, KEYS_EXPANDED: tl.constexpr,
     PITCH: tl.constexpr, SPLIT_WEIGHT: tl.constexpr,
     BLOCK_TAPS: tl.constexpr, BLOCK_SOURCE: tl.constexpr, BLOCK_D: tl.constexpr, REPEAT: tl.constexpr,
-    BLOCK_PAD: tl.constexpr, BLOCK_PITCH: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_PAD: tl.constexpr, BLOCK_PITCH: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
 ):  # fmt: skip
     """One program: a block of the expanded side or of the padded side, in this order.
 
     q `[B, Hq, M, D]`, k `[B, Hkv, N, D]`, weight `[Hq, cq, ck]`; expanded `[B*Hq, N or M, taps, PITCH]`,
     padded `[B*H, M + cq - 1 or N + ck - 1, PITCH]`.
     """
+    if DEPENDENT_LAUNCH:
+        gdc_launch_dependents()
+        gdc_wait()  # what is written may lie where `near` was
     program = tl.program_id(0)
     if program < expand_programs:
         if KEYS_EXPANDED:
@@ -170,14 +174,16 @@ def _near_scores_kernel(
     q_ptr, k_ptr, near_ptr,
     stride_qb, stride_qh, stride_qn, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
     heads, group, query_rows, key_rows, head_dim, factor,
-    WIDTH: tl.constexpr, PITCH: tl.constexpr,
+    WIDTH: tl.constexpr, PITCH: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`near[x, e] = factor * q[x] . k[x - e]` for `0 <= e < WIDTH`, zero before the first key: `[B*Hq, M, PITCH]`.
 
     x on the right is a position. A program multiplies BLOCK_Q queries with the BLOCK_K keys that end at the last of
-    them, and keeps the diagonals next to the main one.
+    them, and keeps the diagonals next to the main one. Columns from WIDTH on are zero, up to the last of these.
     """
+    if DEPENDENT_LAUNCH:
+        gdc_launch_dependents()
     blocks = tl.cdiv(query_rows, BLOCK_Q)
     batch_head = (tl.program_id(0) // blocks).to(tl.int64)
     head = batch_head % heads
@@ -194,23 +200,26 @@ def _near_scores_kernel(
         scores = tl.dot(q, k.T, scores, input_precision=PRECISION)
     back = (first + tl.arange(0, BLOCK_Q))[:, None] - key[None, :]  # [BLOCK_Q, BLOCK_K]
     near_ptr += (batch_head * query_rows + query[:, None]) * PITCH + back
-    tl.store(near_ptr, scores * factor, mask=(back >= 0) & (back < WIDTH) & (query < query_rows)[:, None])
+    scores = tl.where((back < WIDTH) & (key >= 0)[None, :], scores * factor, 0.0)
+    tl.store(near_ptr, scores, mask=(back >= 0) & (back < PITCH) & (query < query_rows)[:, None])
 
 
 @triton.jit
 def _band_kernel(
     near_ptr, weight_ptr, band_ptr,
-    stride_wh, stride_wa, stride_wb, heads, query_rows, key_rows, pad,
-    QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, WIDTH: tl.constexpr, BAND: tl.constexpr,
-    NEAR_PITCH: tl.constexpr, BAND_PITCH: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    stride_wh, stride_wa, stride_wb, heads, query_rows, pad,
+    QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, NEAR_PITCH: tl.constexpr, BAND_PITCH: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_DEPTH: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
 ):  # fmt: skip
-    """`band[i, d]`, the convolved score of the query at position i and key `i - d`, `0 <= d < BAND`.
+    """`band[i, d]`, the convolved score of the query at position i and key `i - d`; columns past the band hold no more.
 
     `band[i, d] = sum_{a, b} weight[h, a, b] * near[i - (cq-1) + a, d - (cq-1-a) + pad - b]` without the terms that
     look ahead (e < 0): one product of the last `cq` rows of `near`, side by side, with a banded matrix.
-    Out `[B*Hq, M, BAND_PITCH]`.
+    near `[B*Hq, M, NEAR_PITCH]` has whole rows, so that they are loaded at once; out `[B*Hq, M, BAND_PITCH]`.
     """
+    if DEPENDENT_LAUNCH:
+        gdc_launch_dependents()
+        gdc_wait()
     blocks = tl.cdiv(query_rows, BLOCK_Q)
     batch_head = (tl.program_id(0) // blocks).to(tl.int64)
     query = tl.program_id(0) % blocks * BLOCK_Q + tl.arange(0, BLOCK_Q)
@@ -222,9 +231,7 @@ def _band_kernel(
         tap = (start + tl.arange(0, BLOCK_DEPTH)) // NEAR_PITCH
         back = (start + tl.arange(0, BLOCK_DEPTH)) % NEAR_PITCH
         row = query[:, None] - (QUERY_TAPS - 1) + tap[None, :]  # [BLOCK_Q, BLOCK_DEPTH]
-        # Keys before the first one were never written: they count as zero.
-        known = (row >= 0) & (row < query_rows) & (back[None, :] <= row + (key_rows - query_rows))
-        known = known & ((back < WIDTH) & (tap < QUERY_TAPS))[None, :]
+        known = (row >= 0) & (row < query_rows) & (tap < QUERY_TAPS)[None, :]
         near = tl.load(near_ptr + row.to(tl.int64) * NEAR_PITCH + back[None, :], mask=known, other=0.0)
         key_tap = diagonal[None, :] - (QUERY_TAPS - 1 - tap[:, None]) + pad - back[:, None]
         weight = tl.load(
@@ -234,7 +241,7 @@ def _band_kernel(
         )  # [BLOCK_DEPTH, BAND_PITCH]
         band = tl.dot(near, weight.to(tl.float32), band, input_precision=PRECISION)
     band_ptr += (batch_head * query_rows + query[:, None]) * BAND_PITCH + diagonal[None, :]
-    tl.store(band_ptr, band, mask=(query < query_rows)[:, None] & (diagonal < BAND)[None, :])
+    tl.store(band_ptr, band, mask=(query < query_rows)[:, None])
 
 
 @triton.jit
@@ -276,6 +283,7 @@ def prepare(
     )
     expanded = torch.empty(batch * heads, expanded_rows, taps * pitch, dtype=q.dtype, device=q.device)
 
+    dependent = dependent_launches(q)
     block_d = min(128, max(16, next_power_of_2(pitch)))
     repeat, block_pad = 4, 64
     expand_programs = cdiv(expanded_rows, 16 * repeat) * batch * heads * cdiv(pitch, block_d)
@@ -288,7 +296,8 @@ def prepare(
         # 64 rows of the banded matrix at least: a whole tensor core instruction.
         BLOCK_TAPS=max(4, next_power_of_2(taps)), BLOCK_SOURCE=next_power_of_2(16 + max(query_taps, key_taps) - 1),
         BLOCK_D=block_d, REPEAT=repeat, BLOCK_PAD=block_pad, BLOCK_PITCH=next_power_of_2(pitch),
-        PRECISION=dot_precision(q.dtype), num_warps=8 if block_d == 128 else 4,
+        PRECISION=dot_precision(q.dtype), DEPENDENT_LAUNCH=dependent,
+        num_warps=8 if block_d == 128 else 4, launch_pdl=dependent and width > 0,
     )  # fmt: skip
     queries, keys = (overlapping, expanded) if keys_expanded else (expanded, overlapping)
     if margins.queries:
@@ -315,21 +324,22 @@ def causal_band(
         return band
     near = torch.empty(batch * heads, query_rows, near_pitch, dtype=torch.float32, device=q.device)
     precision = dot_precision(q.dtype)
-    block_q, block_k = (16, 32) if near_width <= 17 else (64, 128)  # the keys reach back near_width - 1
+    dependent = dependent_launches(q)
+    block_q = 16 if near_pitch == 16 else 64  # twice as many keys reach back far enough for whole rows
     launch(
         _near_scores_kernel, cdiv(query_rows, block_q) * batch * heads, signature,
         q, k, near, *q.stride(), *k.stride(),
         heads, heads // kv_heads, query_rows, key_rows, head_dim, factor,
-        WIDTH=near_width, PITCH=near_pitch,
-        BLOCK_D=32 if q.element_size() == 4 else 64, BLOCK_Q=block_q, BLOCK_K=block_k,
+        WIDTH=near_width, PITCH=near_pitch, DEPENDENT_LAUNCH=dependent,
+        BLOCK_D=32 if q.element_size() == 4 else 64, BLOCK_Q=block_q, BLOCK_K=2 * block_q,
         PRECISION=precision, num_warps=2 if block_q == 16 else 4,
     )  # fmt: skip
     launch(
         _band_kernel, cdiv(query_rows, 64) * batch * heads, signature,
-        near, weight, band, *weight.stride(), heads, query_rows, key_rows, pad,
-        QUERY_TAPS=query_taps, KEY_TAPS=key_taps, WIDTH=near_width, BAND=width,
-        NEAR_PITCH=near_pitch, BAND_PITCH=band_pitch, BLOCK_Q=64,
+        near, weight, band, *weight.stride(), heads, query_rows, pad,
+        QUERY_TAPS=query_taps, KEY_TAPS=key_taps, NEAR_PITCH=near_pitch, BAND_PITCH=band_pitch, BLOCK_Q=64,
         BLOCK_DEPTH=min(128, next_power_of_2(query_taps * near_pitch)), PRECISION=precision,
+        DEPENDENT_LAUNCH=dependent, launch_pdl=dependent,
     )  # fmt: skip
     return band
 
