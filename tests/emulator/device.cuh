@@ -306,6 +306,8 @@ inline void wait_for_turn(int warpgroup) { emulator::meet(102, warpgroup, 256); 
 inline void pass_turn(int warpgroup) { emulator::arrive(102, warpgroup, 256); }
 inline void warp_barrier() { emulator::meet(103, emulator::self->thread / 32, 32); }
 inline void warpgroup_barrier(int id) { emulator::meet(100, id, 128); }
+inline void fetchers_barrier(int threads) { emulator::meet(104, 0, threads); }
+inline int take_next(int* taken) { return (*taken)++; }
 template <int Registers> void give_registers() {}
 template <int Registers> void take_registers() {}
 
@@ -341,6 +343,16 @@ inline void copy_tile(uint32_t destination, const TensorMap* map, uint32_t barri
             }
         emulator::Barrier& state = emulator::block->barriers.at(barrier);
         state.bytes -= 64 * 128;
+        emulator::complete(state);
+    });
+    emulator::progress++;
+}
+
+inline void copy_bytes(uint32_t destination, const void* source, int bytes, uint32_t barrier) {
+    emulator::block->copies.push_back([=] {
+        std::memcpy(emulator::shared_at(destination, bytes), source, bytes);
+        emulator::Barrier& state = emulator::block->barriers.at(barrier);
+        state.bytes -= bytes;
         emulator::complete(state);
     });
     emulator::progress++;

@@ -201,9 +201,10 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         for (int i = 0; i < 8; i++) carried[i] = carried_back[i] = 0;
 
         barrier_wait(rows_full, 0);
-        const float query_factor = rescale_queries(queries_at, shared + LARGEST + warpgroup * 16,
-                                                   args.key_norms + (batch * (args.at.heads / args.at.group) + kv_head) * NORM_PARTS,
-                                                   warpgroup, thread);
+        const float query_factor = rescale_rows<ROWS, 128>(
+            queries_at, shared + LARGEST + warpgroup * 16,
+            args.key_norms + (batch * (args.at.heads / args.at.group) + kv_head) * NORM_PARTS, thread,
+            [&] { warpgroup_barrier(warpgroup + 1); });
         const float unit = args.weight_scale[head] * query_factor;
         // |grad_out v^T - delta| <= 2 |grad_out| |v|: a power of two brings it to the limit.
         const float grad_norm = warp_max(args.grad_norms[batch_head * NORM_PARTS + lane]);

@@ -96,6 +96,7 @@ DEVICE void fence_async_proxy() {  // ordinary stores before it are seen by the 
 
 DEVICE void warp_barrier() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 DEVICE void warpgroup_barrier(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
+DEVICE void fetchers_barrier(int threads) { asm volatile("bar.sync 6, %0;" ::"r"(threads) : "memory"); }
 // Two warpgroups that do something by turns: each waits for its own, and passes the other's on.
 DEVICE void wait_for_turn(int warpgroup) { asm volatile("bar.sync %0, 256;" ::"r"(4 + warpgroup) : "memory"); }
 DEVICE void pass_turn(int warpgroup) { asm volatile("bar.arrive %0, 256;" ::"r"(4 + warpgroup) : "memory"); }
@@ -105,6 +106,8 @@ template <int Registers> DEVICE void give_registers() {
 template <int Registers> DEVICE void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
 }
+
+DEVICE int take_next(int* taken) { return atomicAdd(taken, 1); }  // a number that no other block has
 
 // mbarrier: arrivals and bytes that complete a phase.
 
@@ -134,6 +137,11 @@ DEVICE void copy_tile(uint32_t destination, const TensorMap* map, uint32_t barri
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
         : "memory");
+}
+
+DEVICE void copy_bytes(uint32_t destination, const void* source, int bytes, uint32_t barrier) {  // in units of 16
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
+                 "l"(source), "r"(bytes), "r"(barrier) : "memory");
 }
 
 // wgmma: 64 rows of A times columns of B, 16 deep, by the 128 threads of a warpgroup: `Product` in wgmma.cuh, which

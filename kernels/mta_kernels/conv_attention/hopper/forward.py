@@ -23,10 +23,12 @@ from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import describable, tensor_map
 from mta_kernels.cuda import driver
 from mta_kernels.cuda.compiler import Source, machine_code, missing_package
+from mta_kernels.gpu_limits import sm_count
 from mta_kernels.torch_compile import asked_once
 
 QUERY_TAPS, KEY_TAPS = 8, 17  # at most
 ROWS, SLAB = 64, 64 * 128
+FETCHING_WARPS = 3  # of a block's producer
 MAX_VALUE_DIM = 128
 
 
@@ -82,16 +84,22 @@ class Geometry(Tiles):
 
     @property
     def block_rows(self) -> int:
-        """Rows of out that a block computes."""
-        return self.warpgroups * (ROWS - (self.query_taps - 1))
+        """Rows of out of a work: its warpgroups' but for the first, which only feed the convolution."""
+        return self.warpgroups * ROWS - (self.query_taps - 1)
+
+    @property
+    def query_buffers(self) -> int:
+        """Queries of this work and of the next, where consumers read them from shared memory to the end."""
+        return 2 if self.warpgroups == 3 else 1
 
     @property
     def shared_memory(self) -> int:
         """Bytes a block takes, as forward.cu lays them out."""
         value_slabs = -(-self.value_dim // 64)
-        tiles = self.warpgroups * self.slabs + self.stages * (self.slabs + value_slabs)
+        tiles = self.query_buffers * self.warpgroups * self.slabs + self.stages * (self.slabs + value_slabs)
         scores = 2 * self.warpgroups * 8 * (8 + ROWS) * 16
-        small = self.prepared.tap_bytes + (4 * self.stages + 1) * 8 + self.warpgroups * 16
+        barriers = 4 * self.stages + 11 + 4 * self.warpgroups
+        small = 2 * self.prepared.tap_bytes + barriers * 8 + 2 * 8 + FETCHING_WARPS * 4
         return tiles * SLAB + scores + small
 
     def constants(self) -> dict[str, Any]:
@@ -122,7 +130,10 @@ class Arguments(ctypes.Structure):
         ("key_norms", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("logsumexp", ctypes.c_void_p),
+        ("taken", ctypes.c_void_p),
         ("row_blocks", ctypes.c_int),
+        ("works", ctypes.c_int),
+        ("blocks", ctypes.c_int),
     )
 
 
@@ -141,10 +152,10 @@ def conv_attention_forward(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     logsumexp = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     scratch = torch.empty(scratch_bytes(geometry, heads, batch * kv_heads), dtype=torch.uint8, device=q.device)
-    taps, weight_scale, key_norms = scratch_addresses(scratch, geometry, heads)
+    taps, weight_scale, key_norms, taken = scratch_addresses(scratch, geometry, heads, batch * kv_heads)
     preparation = Preparation(
         k=Rows.of(k), **Preparation.of_weight(weight), taps=taps, weight_scale=weight_scale, key_norms=key_norms,
-        scale_log2=scale * math.log2(math.e), heads=heads, kv_heads=kv_heads, batch=batch, query_rows=query_rows,
+        taken=taken, scale_log2=scale * math.log2(math.e), heads=heads, kv_heads=kv_heads, batch=batch, query_rows=query_rows,
         key_rows=key_rows,
     )  # fmt: skip
     launch_prepare(geometry.prepared, preparation, q.device.index)
@@ -152,8 +163,11 @@ def conv_attention_forward(
     positions = Positions(
         spans.data_ptr() if spans is not None else None, heads, heads // kv_heads, query_rows, key_rows
     )
-    arguments = Arguments(positions, taps, weight_scale, key_norms, out.data_ptr(), logsumexp.data_ptr(), row_blocks)
-    blocks = row_blocks * geometry.value_parts * heads * batch
+    works = row_blocks * geometry.value_parts * heads * batch
+    blocks = min(works, sm_count(q.device))
+    arguments = Arguments(
+        positions, taps, weight_scale, key_norms, out.data_ptr(), logsumexp.data_ptr(), taken, row_blocks, works, blocks
+    )
     maps = [tensor_map(x) for x in (q, k, v)]
     driver.launch(
         kernel(geometry, q.device.index), (blocks, 1), geometry.threads, geometry.shared_memory, q.device.index,
@@ -163,15 +177,18 @@ def conv_attention_forward(
 
 
 def scratch_bytes(geometry: Geometry, heads: int, batch_kv_heads: int) -> int:
-    """For T `[Hq, cq, 512]` fp16, its scale `[Hq]` float32 and key norms `[B * Hkv, NORM_PARTS]` float32."""
-    return heads * (geometry.prepared.tap_bytes + 4) + batch_kv_heads * NORM_PARTS * 4
+    """For T `[Hq, cq, 512]` fp16, its scale `[Hq]` and key norms `[B * Hkv, NORM_PARTS]` float32, and a counter."""
+    return heads * (geometry.prepared.tap_bytes + 4) + batch_kv_heads * NORM_PARTS * 4 + 4
 
 
-def scratch_addresses(scratch: Tensor, geometry: Geometry, heads: int) -> tuple[int, int, int]:
-    """Where T, its scale and the key norms begin."""
+def scratch_addresses(
+    scratch: Tensor, geometry: Geometry, heads: int, batch_kv_heads: int
+) -> tuple[int, int, int, int]:
+    """Where T, its scale, the key norms and the counter begin."""
     taps = scratch.data_ptr()
     weight_scale = taps + heads * geometry.prepared.tap_bytes
-    return taps, weight_scale, weight_scale + heads * 4
+    key_norms = weight_scale + heads * 4
+    return taps, weight_scale, key_norms, key_norms + batch_kv_heads * NORM_PARTS * 4
 
 
 @functools.cache
