@@ -84,8 +84,13 @@ class Geometry(Tiles):
 
     @property
     def block_rows(self) -> int:
-        """Rows of out of a work: its warpgroups' but for the first, which only feed the convolution."""
-        return self.warpgroups * ROWS - (self.query_taps - 1)
+        """Rows of out of a work: its warpgroups' but for those that only feed the convolution."""
+        return self.warpgroups * ROWS - (1 if self.shares_halo else self.warpgroups) * (self.query_taps - 1)
+
+    @property
+    def shares_halo(self) -> bool:
+        import os
+        return self.query_taps > 1 and (os.environ["SHARED_HALO"] == "1" if "SHARED_HALO" in os.environ else self.warpgroups == 2)
 
     @property
     def query_buffers(self) -> int:
@@ -97,13 +102,13 @@ class Geometry(Tiles):
         """Bytes a block takes, as forward.cu lays them out."""
         value_slabs = -(-self.value_dim // 64)
         tiles = self.query_buffers * self.warpgroups * self.slabs + self.stages * (self.slabs + value_slabs)
-        scores = 2 * self.warpgroups * 8 * (8 + ROWS) * 16
+        scores = 2 * 8 * (8 + ROWS + (self.warpgroups - 1) * (ROWS if self.shares_halo else 8 + ROWS)) * 16
         barriers = 4 * self.stages + 11 + 4 * self.warpgroups
         small = 2 * self.prepared.tap_bytes + barriers * 8 + 2 * 8 + FETCHING_WARPS * 4
         return tiles * SLAB + scores + small
 
     def constants(self) -> dict[str, Any]:
-        return {**super().constants(), "VALUE_DIM": self.value_dim, "VALUE_PARTS": self.value_parts}
+        return {**super().constants(), "VALUE_DIM": self.value_dim, "VALUE_PARTS": self.value_parts, "SHARED_HALO": int(self.shares_halo)}
 
     def products(self) -> list[Product]:
         element = ELEMENTS[self.dtype]
