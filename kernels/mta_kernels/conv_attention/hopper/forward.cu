@@ -36,7 +36,10 @@ static_assert(VALUE_DIM % 8 == 0 && VALUE_DIM <= 128, "accumulators must fit the
 // Three consumers read queries from shared memory to the end of a work: the next ones have room of their own.
 constexpr int QUERY_BUFFERS = WARPGROUPS == 3 ? 2 : 1;
 constexpr int FETCHERS = 96;   // threads that fetch queries: three warps of the producer
-constexpr int TAKE_AHEAD = 4;  // tiles before its end at which a block takes its next work
+#ifndef AHEAD
+#define AHEAD 4
+#endif
+constexpr int TAKE_AHEAD = AHEAD;  // tiles before its end at which a block takes its next work
 
 // Shared memory, in bytes from its start.
 constexpr int SCORE_STEP = SHARES_HALO ? ROWS : 8 + ROWS;  // rows of scores from a warpgroup's to the next one's
@@ -164,7 +167,11 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     store_shared(shared + WORKS + slot * 8, number < args.works ? (uint32_t)number : ~0u);
                     barrier_arrive(announced + 8 * slot);
                 }
+#if QUIET
+                fetchers_barrier(FETCHERS);  // they sleep, and leave the issue slots to others
+#else
                 barrier_wait(announced + 8 * slot, use & 1);
+#endif
                 const int number = (int)load_shared(shared + WORKS + slot * 8);
                 if (number < 0) {
                     if (fetcher == 0) barrier_arrive(ready + 8 * slot);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import os
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ class Geometry(Tiles):
     @property
     def stages(self) -> int:  # type: ignore[override]
         """Tiles of keys and of values under way: a third helps where there is room for it."""
-        return 3 if 64 < self.head_dim <= 128 else 2
+        return int(os.environ.get("STAGES", "3" if 64 < self.head_dim <= 128 else "2"))
 
     @property
     def block_rows(self) -> int:
@@ -89,7 +90,6 @@ class Geometry(Tiles):
 
     @property
     def shares_halo(self) -> bool:
-        import os
         return self.query_taps > 1 and (os.environ["SHARED_HALO"] == "1" if "SHARED_HALO" in os.environ else self.warpgroups == 2)
 
     @property
@@ -108,7 +108,7 @@ class Geometry(Tiles):
         return tiles * SLAB + scores + small
 
     def constants(self) -> dict[str, Any]:
-        return {**super().constants(), "VALUE_DIM": self.value_dim, "VALUE_PARTS": self.value_parts, "SHARED_HALO": int(self.shares_halo)}
+        return {**super().constants(), "VALUE_DIM": self.value_dim, "VALUE_PARTS": self.value_parts, "SHARED_HALO": int(self.shares_halo), "QUIET": int(os.environ.get("QUIET", "0")), "AHEAD": int(os.environ.get("AHEAD", "4"))}
 
     def products(self) -> list[Product]:
         element = ELEMENTS[self.dtype]
@@ -169,7 +169,7 @@ def conv_attention_forward(
         spans.data_ptr() if spans is not None else None, heads, heads // kv_heads, query_rows, key_rows
     )
     works = row_blocks * geometry.value_parts * heads * batch
-    blocks = min(works, sm_count(q.device))
+    blocks = works if "ALL" in os.environ else min(works, sm_count(q.device))
     arguments = Arguments(
         positions, taps, weight_scale, key_norms, out.data_ptr(), logsumexp.data_ptr(), taken, row_blocks, works, blocks
     )
