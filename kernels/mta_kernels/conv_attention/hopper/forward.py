@@ -76,7 +76,7 @@ class Geometry(Tiles):
     @property
     def warpgroups(self) -> int:  # type: ignore[override]
         """Consumers a block: three have 160 registers a thread, enough for 64 columns, and two have 240."""
-        return 3 if self.head_dim <= 64 else 2
+        return int(os.environ.get("WG64", "3")) if self.head_dim <= 64 else 2
 
     @property
     def stages(self) -> int:  # type: ignore[override]
