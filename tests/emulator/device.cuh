@@ -365,6 +365,7 @@ inline uint64_t operand(uint32_t address, uint32_t leading_bytes, uint32_t strid
     return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(leading_bytes >> 4) << 16 |
            (uint64_t)(stride_bytes >> 4) << 32 | swizzle << 62;
 }
+inline uint64_t moved(uint64_t operand, int bytes) { return operand + (bytes >> 4); }
 constexpr uint64_t bytes_on(int bytes) { return (uint64_t)(int64_t)(bytes >> 4); }
 
 namespace emulator {

@@ -158,4 +158,10 @@ DEVICE uint64_t operand(uint32_t address, uint32_t leading_bytes, uint32_t strid
     return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(leading_bytes >> 4) << 16 |
            (uint64_t)(stride_bytes >> 4) << 32 | swizzle << 62;
 }
+// The same operand so many bytes on, known to the compiler as one number from here on, and not as what it was made of.
+DEVICE uint64_t moved(uint64_t operand, int bytes) {
+    uint32_t low = (uint32_t)operand + (bytes >> 4);
+    asm volatile("" : "+r"(low));
+    return operand >> 32 << 32 | low;
+}
 DEVICE constexpr uint64_t bytes_on(int bytes) { return (uint64_t)(int64_t)(bytes >> 4); }  // to add to an operand

@@ -108,7 +108,7 @@ class Geometry(Tiles):
         return tiles * SLAB + scores + small
 
     def constants(self) -> dict[str, Any]:
-        return {**super().constants(), "VALUE_DIM": self.value_dim, "VALUE_PARTS": self.value_parts, "SHARED_HALO": int(self.shares_halo), "QUIET": int(os.environ.get("QUIET", "0")), "AHEAD": int(os.environ.get("AHEAD", "4"))}
+        return {**super().constants(), "VALUE_DIM": self.value_dim, "VALUE_PARTS": self.value_parts, "SHARED_HALO": int(self.shares_halo), "AHEAD": int(os.environ.get("AHEAD", "4"))}
 
     def products(self) -> list[Product]:
         element = ELEMENTS[self.dtype]
