@@ -160,8 +160,8 @@ DEVICE uint64_t operand(uint32_t address, uint32_t leading_bytes, uint32_t strid
 }
 // The same operand so many bytes on, known to the compiler as one number from here on, and not as what it was made of.
 DEVICE uint64_t moved(uint64_t operand, int bytes) {
-    uint32_t low = (uint32_t)operand + (bytes >> 4);
-    asm volatile("" : "+r"(low));
-    return operand >> 32 << 32 | low;
+    operand += bytes >> 4;
+    asm volatile("" : "+l"(operand));
+    return operand;
 }
 DEVICE constexpr uint64_t bytes_on(int bytes) { return (uint64_t)(int64_t)(bytes >> 4); }  // to add to an operand

@@ -213,9 +213,9 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
         const int lane = thread % 32, local_row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
         const bool halo_above = SHARES_HALO && warpgroup > 0, halo_below = SHARES_HALO && warpgroup < WARPGROUPS - 1;
         const uint32_t scores_at = shared + SCORES + warpgroup * (SCORE_STEP * 16);
-        const uint64_t first_keys = operand(shared + KEYS_AT, 16, 1024, SWIZZLE_128);
-        const uint64_t first_values = operand(shared + VALUES, SLAB, 1024, SWIZZLE_128);
-        const uint64_t score_tiles = operand(scores_at, PITCH, 128, NO_SWIZZLE);
+        const uint64_t first_keys = moved(operand(shared + KEYS_AT, 16, 1024, SWIZZLE_128), 0);
+        const uint64_t first_values = moved(operand(shared + VALUES, SLAB, 1024, SWIZZLE_128), 0);
+        const uint64_t score_tiles = moved(operand(scores_at, PITCH, 128, NO_SWIZZLE), 0);
         const uint64_t first_taps = operand(shared + TAPS, 512, 128, NO_SWIZZLE);
         // The row of an 8 x 8 matrix that this lane names when its warp stores or loads four: two of rows by two of columns.
         const int named_row = thread / 32 * 16 + lane % 16;
