@@ -62,10 +62,6 @@ struct False {
     static constexpr bool value = false;
 };
 
-// Empty turns after the last tile bring all barriers back to the phase in which a work finds them.
-constexpr int CYCLE = 2 * STAGES;
-static_assert(!SHARES_HALO || CYCLE % 4 == 0, "two score tiles, two phases");
-
 struct Arguments {
     Positions at;
     const uint16_t* taps;       // [Hq, QUERY_TAPS, 512] fp16: T of each tap, laid out for wgmma; weights over a power of two
@@ -80,7 +76,7 @@ struct Arguments {
 // A block's rows of a head, and the tiles of keys that they see.
 struct Work {
     int part, batch_head, head, batch, kv_head;
-    int first_row, end_row, first_tile, end_tile, end_turns;
+    int first_row, end_row, first_tile, end_tile;
 
     DEVICE Work(const Arguments& args, int number) {
         const int of_head = number / args.row_blocks;
@@ -90,7 +86,6 @@ struct Work {
         end_row = min(first_row + BLOCK_ROWS, args.at.query_rows);
         first_tile = keys_begin(args.at, first_row) / KEYS;
         end_tile = max((keys_end(args.at, end_row - 1) + LEFT + KEYS - 1) / KEYS, first_tile + 1);
-        end_turns = first_tile + (end_tile - first_tile + CYCLE - 1) / CYCLE * CYCLE;
     }
 };
 
@@ -133,6 +128,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
     if (warpgroup == WARPGROUPS) {
         give_registers<WARPGROUPS == 3 ? 32 : 24>();  // what the consumers leave
         if (thread == 0) {
+            int turn = 0;  // counts tiles, of all works
 #pragma unroll 1
             for (int count = 0;; count++) {
                 barrier_wait(announced + count % 2 * 8, count / 2 & 1);
@@ -140,17 +136,10 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 if (number < 0) break;
                 const Work work(args, number);
 #pragma unroll 1
-                for (int tile = work.first_tile; tile < work.end_turns; tile++) {
-                    const int turn = tile - work.first_tile;
+                for (int tile = work.first_tile; tile < work.end_tile; tile++, turn++) {
                     if (tile == max(work.end_tile - TAKE_AHEAD, work.first_tile)) barrier_arrive(near_end);
                     const int stage = turn % STAGES, parity = turn / STAGES & 1;
                     barrier_wait(keys_empty + 8 * stage, parity ^ 1);
-                    if (tile >= work.end_tile) {
-                        barrier_wait(values_empty + 8 * stage, parity ^ 1);
-                        barrier_arrive(keys_full + 8 * stage);
-                        barrier_arrive(values_full + 8 * stage);
-                        continue;
-                    }
                     barrier_expect(keys_full + 8 * stage, SLABS * SLAB);
                     for (int slab = 0; slab < SLABS; slab++)
                         copy_tile(shared + KEYS_AT + (stage * SLABS + slab) * SLAB, &key_map, keys_full + 8 * stage,
@@ -239,6 +228,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
         };
 
         if (TURNS && QUERY_TAPS > 1 && warpgroup == 1) pass_turn(0);
+        int first_turn = 0;  // tiles of the works before
 #pragma unroll 1
         for (int count = 0;; count++) {
             const int slot = count % 2, buffer_of_queries = count % QUERY_BUFFERS;
@@ -329,7 +319,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
             };
             auto process_tile = [&](int tile, auto is_first) {
                 constexpr bool VALUES_WAIT = TURNS && !decltype(is_first)::value;  // those of the tile before
-                const int turn = tile - first_tile, stage = turn % STAGES;
+                const int turn = first_turn + tile - first_tile, stage = turn % STAGES;
                 const int first_key = tile * KEYS;
                 const int buffer = (turn & 1) * SCORE_TILE;  // two in turn: a warp may be a tile ahead of another
                 if (thread == 0) barrier_arrive(keys_empty + 8 * stage);
@@ -426,21 +416,21 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 if constexpr (!TURNS) give_values_back(turn);
             };
 
-            barrier_wait(keys_full, 0);
-            multiply_keys(0);
+            barrier_wait(keys_full + 8 * (first_turn % STAGES), first_turn / STAGES & 1);
+            multiply_keys(first_turn % STAGES);
             products_wait<0>();
             if constexpr (TURNS) {
                 process_tile(first_tile, True{});
                 for (int tile = first_tile + 1; tile < tiles; tile++) process_tile(tile, False{});
-                const int last = tiles - 1 - first_tile;
+                const int last = first_turn + tiles - 1 - first_tile;
                 multiply_values(last);
                 products_wait<0>();
                 give_values_back(last);
             } else {
                 for (int tile = first_tile; tile < tiles; tile++) process_tile(tile, False{});
             }
-            for (int tile = tiles; tile < work.end_turns; tile++) {  // tiles for the warpgroups after this one, and empty turns
-                const int turn = tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
+            for (int tile = tiles; tile < end_tile; tile++) {  // tiles for the warpgroups after this one
+                const int turn = first_turn + tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
                 barrier_wait(keys_full + 8 * stage, parity);
                 barrier_wait(values_full + 8 * stage, parity);
                 if constexpr (SHARES_HALO) {  // whose scores are zeros
@@ -479,6 +469,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 barrier_arrive(work_empty + 8 * slot);
                 if constexpr (!QUERIES_IN_REGISTERS) barrier_arrive(rows_empty + 8 * buffer_of_queries);
             }
+            first_turn += end_tile - first_tile;
         }
     }
 }
