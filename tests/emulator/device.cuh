@@ -304,7 +304,6 @@ inline void fence_async_proxy() {}
 
 inline void wait_for_turn(int warpgroup) { emulator::meet(102, warpgroup, 256); }
 inline void pass_turn(int warpgroup) { emulator::arrive(102, warpgroup, 256); }
-inline void warp_barrier() { emulator::meet(103, emulator::self->thread / 32, 32); }
 inline void warpgroup_barrier(int id) { emulator::meet(100, id, 128); }
 inline void fetchers_barrier(int threads) { emulator::meet(104, 0, threads); }
 inline int take_next(int* taken) { return (*taken)++; }
@@ -326,6 +325,7 @@ inline void barrier_wait(uint32_t barrier, int parity) {
     emulator::Barrier& state = emulator::block->barriers.at(barrier);
     emulator::wait_until([&] { return (state.phases & 1) != parity; });
 }
+inline void barrier_wait_asleep(uint32_t barrier, int parity) { barrier_wait(barrier, parity); }
 
 inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 

@@ -94,7 +94,6 @@ DEVICE void fence_async_proxy() {  // ordinary stores before it are seen by the 
 
 // Threads.
 
-DEVICE void warp_barrier() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 DEVICE void warpgroup_barrier(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
 DEVICE void fetchers_barrier(int threads) { asm volatile("bar.sync 6, %0;" ::"r"(threads) : "memory"); }
 // Two warpgroups that do something by turns: each waits for its own, and passes the other's on.
@@ -128,6 +127,20 @@ DEVICE void barrier_wait(uint32_t barrier, int parity) {  // until the phase of 
         "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n"
         "}" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+DEVICE void barrier_wait_asleep(uint32_t barrier, int parity) {  // for long waits: one that polls takes issue slots
+    uint32_t done = 0;
+    while (true) {
+        asm volatile(
+            "{\n"
+            ".reg .pred p;\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n"
+            "}" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+        if (done) return;
+        asm volatile("nanosleep.u32 500;");
+    }
 }
 
 // The copy engine (TMA): the box of `map` at coordinates x (innermost), y, z, w; zeros outside the tensor.

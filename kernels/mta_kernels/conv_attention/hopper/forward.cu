@@ -7,9 +7,8 @@
 // columns earlier, and 16 partial columns are carried on. README.md beside this file derives it, and says what was measured.
 //
 // A block of threads stays on its multiprocessor and takes works, rows of a head, until there are no more. WARPGROUPS
-// consumers have 64 consecutive rows each, of which the first HALO of the first only feed the convolution; the last HALO rows
-// of one are the rows above the next. One warp of the producer copies keys and values, the others fetch the next queries.
-// Constants come from the compiler's command line (forward.py):
+// consumers have 64 rows each, the first HALO of which only feed the convolution. One warp of the producer copies keys and
+// values, the others fetch the next work's queries and T. Constants come from the compiler's command line (forward.py):
 //   ELEMENT  Half or Bfloat16: q, k, v, out        HEAD_DIM   a multiple of 8
 //   VALUE_DIM  columns of v a block computes, a multiple of 8 up to 128; VALUE_PARTS blocks make up a row of out
 //   QUERY_TAPS 1 to 8, KEY_TAPS 1 to 17, PAD key padding to the left
@@ -18,13 +17,7 @@
 //   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 --std=c++17 -I. -DELEMENT=Bfloat16 -DHEAD_DIM=64 ... -cubin
 #include <tiles.cuh>
 
-#ifndef SHARED_HALO
-#define SHARED_HALO (WARPGROUPS == 2)
-#endif
-// Rows from one warpgroup's first to the next one's. Two share their halo: the last rows of one are the rows above the other.
-constexpr bool SHARES_HALO = SHARED_HALO && HALO > 0;
-constexpr int WARPGROUP_STEP = SHARES_HALO ? ROWS : ROWS - HALO;
-constexpr int BLOCK_ROWS = ROWS - HALO + (WARPGROUPS - 1) * WARPGROUP_STEP;  // of out
+constexpr int OUT_ROWS = ROWS - HALO, BLOCK_ROWS = OUT_ROWS * WARPGROUPS;
 constexpr int VALUE_SLABS = (VALUE_DIM + 63) / 64;
 // With two consumers a thread has registers for its part of the queries, so that shared memory is read for the keys alone.
 constexpr bool QUERIES_IN_REGISTERS = WARPGROUPS == 2 && HEAD_DIM <= 128;
@@ -36,22 +29,18 @@ static_assert(VALUE_DIM % 8 == 0 && VALUE_DIM <= 128, "accumulators must fit the
 // Three consumers read queries from shared memory to the end of a work: the next ones have room of their own.
 constexpr int QUERY_BUFFERS = WARPGROUPS == 3 ? 2 : 1;
 constexpr int FETCHERS = 96;   // threads that fetch queries: three warps of the producer
-#ifndef AHEAD
-#define AHEAD 4
-#endif
-constexpr int TAKE_AHEAD = AHEAD;  // tiles before its end at which a block takes its next work
+constexpr int TAKE_AHEAD = 4;  // tiles before its end at which a block takes its next work
 
 // Shared memory, in bytes from its start.
-constexpr int SCORE_STEP = SHARES_HALO ? ROWS : 8 + ROWS;  // rows of scores from a warpgroup's to the next one's
-constexpr int PITCH = (8 + ROWS + (WARPGROUPS - 1) * SCORE_STEP) * 16;  // 8 columns: 16 bytes a row, under rows of zeros
+constexpr int PITCH = (8 + ROWS) * 16;  // 8 columns of scores: 16 bytes a row, under eight rows of zeros
 constexpr int QUERIES = 0;
 constexpr int KEYS_AT = QUERIES + QUERY_BUFFERS * WARPGROUPS * SLABS * SLAB;
 constexpr int VALUES = KEYS_AT + STAGES * SLABS * SLAB;
 constexpr int SCORES = VALUES + STAGES * VALUE_SLABS * SLAB;
 constexpr int SCORE_TILE = 8 * PITCH;
-constexpr int TAPS = SCORES + 2 * SCORE_TILE;
+constexpr int TAPS = SCORES + 2 * WARPGROUPS * SCORE_TILE;
 constexpr int BARRIERS = TAPS + 2 * QUERY_TAPS * TAP;
-constexpr int WORKS = BARRIERS + (4 * STAGES + 11 + 4 * WARPGROUPS) * 8;  // two slots: a work's number, and what c is times
+constexpr int WORKS = BARRIERS + (4 * STAGES + 11) * 8;  // two slots: a work's number, and what c is times
 constexpr int LARGEST = WORKS + 2 * 8;                                    // a float a fetching warp
 static_assert(LARGEST + FETCHERS / 32 * 4 <= 227 * 1024, "shared memory of a block");
 
@@ -100,7 +89,6 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
     const uint32_t near_end = values_empty + 8 * STAGES;  // of a work: time to take the next
     const uint32_t announced = near_end + 8, rows_full = announced + 16, ready = rows_full + 16;  // a slot each
     const uint32_t work_empty = ready + 16, rows_empty = work_empty + 16;
-    const uint32_t halo_full = rows_empty + 16, halo_empty = halo_full + 16 * WARPGROUPS;  // a buffer of a warpgroup each
 
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
@@ -117,11 +105,10 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
             barrier_init(work_empty + 8 * slot, WARPGROUPS);
             barrier_init(rows_empty + 8 * slot, WARPGROUPS);
         }
-        for (int i = 0; i < 2 * WARPGROUPS; i++) barrier_init(halo_full + 8 * i, 1), barrier_init(halo_empty + 8 * i, 1);
         barrier_init_done();
     }
-    for (int i = threadIdx.x; i < 16 * 32 * (SHARES_HALO ? 1 : WARPGROUPS); i += blockDim.x)  // no rows above the first
-        store_shared(shared + SCORES + i / 32 % 16 * PITCH + i / 512 * (SCORE_STEP * 16) + i % 32 * 4, 0u);
+    for (int i = threadIdx.x; i < 2 * WARPGROUPS * 8 * 32; i += blockDim.x)  // the rows above
+        store_shared(shared + SCORES + i / 32 * PITCH + i % 32 * 4, 0u);
     fence_async_proxy();
     __syncthreads();
 
@@ -160,7 +147,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 if (fetcher == 0) {
                     int number = blockIdx.x;
                     if (count > 0) {
-                        barrier_wait(near_end, (count - 1) & 1);
+                        barrier_wait_asleep(near_end, (count - 1) & 1);
                         number = args.blocks + take_next(args.taken);
                     }
                     barrier_wait(work_empty + 8 * slot, (use & 1) ^ 1);
@@ -182,7 +169,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     for (int w = 0; w < WARPGROUPS; w++)
                         for (int slab = 0; slab < SLABS; slab++)
                             copy_tile(queries_at + (w * SLABS + slab) * SLAB, &query_map, rows_full + 8 * slot,
-                                      slab * 64, work.first_row - HALO + w * WARPGROUP_STEP, work.head, work.batch);
+                                      slab * 64, work.first_row + w * OUT_ROWS - HALO, work.head, work.batch);
                     copy_bytes(shared + TAPS + slot * (QUERY_TAPS * TAP), args.taps + work.head * (QUERY_TAPS * TAP / 2),
                                QUERY_TAPS * TAP, rows_full + 8 * slot);
                 }
@@ -200,8 +187,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
     } else {
         take_registers<WARPGROUPS == 3 ? 160 : 240>();
         const int lane = thread % 32, local_row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
-        const bool halo_above = SHARES_HALO && warpgroup > 0, halo_below = SHARES_HALO && warpgroup < WARPGROUPS - 1;
-        const uint32_t scores_at = shared + SCORES + warpgroup * (SCORE_STEP * 16);
+        const uint32_t scores_at = shared + SCORES + 2 * warpgroup * SCORE_TILE;
         const uint64_t first_keys = moved(operand(shared + KEYS_AT, 16, 1024, SWIZZLE_128), 0);
         const uint64_t first_values = moved(operand(shared + VALUES, SLAB, 1024, SWIZZLE_128), 0);
         const uint64_t score_tiles = moved(operand(scores_at, PITCH, 128, NO_SWIZZLE), 0);
@@ -209,23 +195,6 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
         // The row of an 8 x 8 matrix that this lane names when its warp stores or loads four: two of rows by two of columns.
         const int named_row = thread / 32 * 16 + lane % 16;
         const uint32_t store_at = scores_at + (8 + named_row) * 16 + lane / 16 * PITCH;
-        // The rows that the next warpgroup reads too are the last warp's.
-        auto wait_for_halo_below = [&](int turn) {
-            if (halo_below && thread >= 96)
-                barrier_wait(halo_empty + 16 * warpgroup + 8 * (turn & 1), turn >> 1 & 1 ^ 1);
-        };
-        auto give_halo_below = [&](int turn) {
-            if (halo_below && thread >= 96) {
-                warp_barrier();
-                if (lane == 0) barrier_arrive(halo_full + 16 * warpgroup + 8 * (turn & 1));
-            }
-        };
-        auto wait_for_halo_above = [&](int turn) {
-            if (halo_above) barrier_wait(halo_full + 16 * (warpgroup - 1) + 8 * (turn & 1), turn >> 1 & 1);
-        };
-        auto give_halo_above_back = [&](int turn) {
-            if (halo_above && thread == 0) barrier_arrive(halo_empty + 16 * (warpgroup - 1) + 8 * (turn & 1));
-        };
 
         if (TURNS && QUERY_TAPS > 1 && warpgroup == 1) pass_turn(0);
         int first_turn = 0;  // tiles of the works before
@@ -239,7 +208,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
             const float unit = __uint_as_float(load_shared(shared + WORKS + slot * 8 + 4));
             const Work work(args, number);
             const int first_tile = work.first_tile, end_tile = work.end_tile;
-            const int tile_row = work.first_row + warpgroup * WARPGROUP_STEP - HALO;  // the query of local row 0
+            const int tile_row = work.first_row + warpgroup * OUT_ROWS - HALO;  // the query of local row 0
             const int tile_position = tile_row + (args.at.key_rows - args.at.query_rows);
             const int last_row = min(tile_row + ROWS, work.end_row) - 1;
             // Keys between which no row of the warpgroup has anything masked, and the tiles with a key that one sees.
@@ -345,13 +314,10 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                                                      toeplitz, block == 0);
                 products_commit();
                 if constexpr (QUERY_TAPS > 1) {
-                    wait_for_halo_below(turn);
 #pragma unroll
                     for (int block = 0; block < 4; block++) store_matrices(store_at + buffer + block * 2 * PITCH, own[block]);
                     fence_async_proxy();
-                    give_halo_below(turn);
                     warpgroup_barrier(warpgroup + 1);
-                    wait_for_halo_above(turn);
                     if constexpr (TURNS) wait_for_turn(warpgroup);
                     products_begin();
 #pragma unroll
@@ -364,7 +330,6 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     products_commit();
                 }
                 products_wait<0>();
-                give_halo_above_back(turn);
                 if constexpr (VALUES_WAIT) give_values_back(turn - 1);
                 const int next_turn = turn + 1, next_stage = next_turn % STAGES;
                 if (tile + 1 < tiles) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
@@ -433,18 +398,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 const int turn = first_turn + tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
                 barrier_wait(keys_full + 8 * stage, parity);
                 barrier_wait(values_full + 8 * stage, parity);
-                if constexpr (SHARES_HALO) {  // whose scores are zeros
-                    wait_for_halo_below(turn);
-                    const uint32_t zeros[4] = {0, 0, 0, 0};
-#pragma unroll
-                    for (int block = 0; block < 4; block++)
-                        if (halo_below && thread >= 96) store_matrices(store_at + (turn & 1) * SCORE_TILE + block * 2 * PITCH, zeros);
-                    fence_async_proxy();
-                    give_halo_below(turn);
-                    wait_for_halo_above(turn);
-                }
                 warpgroup_barrier(warpgroup + 1);  // no thread waits any more for what is given back
-                give_halo_above_back(turn);
                 if (thread == 0) barrier_arrive(keys_empty + 8 * stage), barrier_arrive(values_empty + 8 * stage);
                 if constexpr (TURNS && QUERY_TAPS > 1) wait_for_turn(warpgroup), pass_turn(1 - warpgroup);
             }
@@ -455,7 +409,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 sum += __shfl_xor_sync(~0u, sum, 1);
                 sum += __shfl_xor_sync(~0u, sum, 2);
                 const int row = tile_row + local_row + 8 * h;
-                if (local_row + 8 * h < (halo_above ? 0 : HALO) || row >= work.end_row) continue;
+                if (local_row + 8 * h < HALO || row >= work.end_row) continue;
                 const int64_t of_row = (int64_t)work.batch_head * args.at.query_rows + row;
                 const float inverse = 1 / sum;
                 uint32_t* out = (uint32_t*)(args.out + of_row * HEAD_DIM + work.part * VALUE_DIM + column);

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import os
 from typing import Any
 
 import torch
@@ -76,21 +75,17 @@ class Geometry(Tiles):
     @property
     def warpgroups(self) -> int:  # type: ignore[override]
         """Consumers a block: three have 160 registers a thread, enough for 64 columns, and two have 240."""
-        return int(os.environ.get("WG64", "3")) if self.head_dim <= 64 else 2
+        return 3 if self.head_dim <= 64 else 2
 
     @property
     def stages(self) -> int:  # type: ignore[override]
         """Tiles of keys and of values under way: a third helps where there is room for it."""
-        return int(os.environ.get("STAGES", "3" if 64 < self.head_dim <= 128 else "2"))
+        return 3 if 64 < self.head_dim <= 128 else 2
 
     @property
     def block_rows(self) -> int:
-        """Rows of out of a work: its warpgroups' but for those that only feed the convolution."""
-        return self.warpgroups * ROWS - (1 if self.shares_halo else self.warpgroups) * (self.query_taps - 1)
-
-    @property
-    def shares_halo(self) -> bool:
-        return self.query_taps > 1 and (os.environ["SHARED_HALO"] == "1" if "SHARED_HALO" in os.environ else self.warpgroups == 2)
+        """Rows of out of a work."""
+        return self.warpgroups * (ROWS - (self.query_taps - 1))
 
     @property
     def query_buffers(self) -> int:
@@ -102,13 +97,13 @@ class Geometry(Tiles):
         """Bytes a block takes, as forward.cu lays them out."""
         value_slabs = -(-self.value_dim // 64)
         tiles = self.query_buffers * self.warpgroups * self.slabs + self.stages * (self.slabs + value_slabs)
-        scores = 2 * 8 * (8 + ROWS + (self.warpgroups - 1) * (ROWS if self.shares_halo else 8 + ROWS)) * 16
-        barriers = 4 * self.stages + 11 + 4 * self.warpgroups
+        scores = 2 * self.warpgroups * 8 * (8 + ROWS) * 16
+        barriers = 4 * self.stages + 11
         small = 2 * self.prepared.tap_bytes + barriers * 8 + 2 * 8 + FETCHING_WARPS * 4
         return tiles * SLAB + scores + small
 
     def constants(self) -> dict[str, Any]:
-        return {**super().constants(), "VALUE_DIM": self.value_dim, "VALUE_PARTS": self.value_parts, "SHARED_HALO": int(self.shares_halo), "AHEAD": int(os.environ.get("AHEAD", "4"))}
+        return {**super().constants(), "VALUE_DIM": self.value_dim, "VALUE_PARTS": self.value_parts}
 
     def products(self) -> list[Product]:
         element = ELEMENTS[self.dtype]
@@ -169,7 +164,7 @@ def conv_attention_forward(
         spans.data_ptr() if spans is not None else None, heads, heads // kv_heads, query_rows, key_rows
     )
     works = row_blocks * geometry.value_parts * heads * batch
-    blocks = works if "ALL" in os.environ else min(works, sm_count(q.device))
+    blocks = min(works, sm_count(q.device))
     arguments = Arguments(
         positions, taps, weight_scale, key_norms, out.data_ptr(), logsumexp.data_ptr(), taken, row_blocks, works, blocks
     )
