@@ -305,7 +305,8 @@ inline void fence_async_proxy() {}
 inline void wait_for_turn(int warpgroup) { emulator::meet(102, warpgroup, 256); }
 inline void pass_turn(int warpgroup) { emulator::arrive(102, warpgroup, 256); }
 inline void warpgroup_barrier(int id) { emulator::meet(100, id, 128); }
-inline void consumers_barrier() { emulator::meet(104, 0, 256); }
+template <int Threads> void part_barrier() { emulator::meet(104, 0, Threads); }
+inline int take_next(int* taken) { return (*taken)++; }
 template <int Registers> void give_registers() {}
 template <int Registers> void take_registers() {}
 
@@ -324,6 +325,7 @@ inline void barrier_wait(uint32_t barrier, int parity) {
     emulator::Barrier& state = emulator::block->barriers.at(barrier);
     emulator::wait_until([&] { return (state.phases & 1) != parity; });
 }
+inline void barrier_wait_asleep(uint32_t barrier, int parity) { barrier_wait(barrier, parity); }
 
 inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
@@ -346,6 +348,16 @@ inline void copy_tile(uint32_t destination, const TensorMap* map, uint32_t barri
     emulator::progress++;
 }
 
+inline void copy_bytes(uint32_t destination, const void* source, int bytes, uint32_t barrier) {
+    emulator::block->copies.push_back([=] {
+        std::memcpy(emulator::shared_at(destination, bytes), source, bytes);
+        emulator::Barrier& state = emulator::block->barriers.at(barrier);
+        state.bytes -= bytes;
+        emulator::complete(state);
+    });
+    emulator::progress++;
+}
+
 #define MINUS_INFINITY __uint_as_float(0xFF800000u)
 
 constexpr uint64_t NO_SWIZZLE = 0, SWIZZLE_128 = 1;
@@ -353,6 +365,7 @@ inline uint64_t operand(uint32_t address, uint32_t leading_bytes, uint32_t strid
     return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(leading_bytes >> 4) << 16 |
            (uint64_t)(stride_bytes >> 4) << 32 | swizzle << 62;
 }
+inline uint64_t moved(uint64_t operand, int bytes) { return operand + (bytes >> 4); }
 constexpr uint64_t bytes_on(int bytes) { return (uint64_t)(int64_t)(bytes >> 4); }
 
 namespace emulator {

@@ -218,9 +218,9 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
 
         barrier_wait(rows_full, 0);
         const float query_factor =
-            rescale_queries<true>(queries_at, shared + LARGEST,
-                                  args.key_norms + (batch * (args.at.heads / args.at.group) + kv_head) * NORM_PARTS,
-                                  warpgroup, thread);
+            rescale_queries<WARPGROUPS * ROWS, WARPGROUPS * 128>(
+                shared + QUERIES, shared + LARGEST,
+                args.key_norms + (batch * (args.at.heads / args.at.group) + kv_head) * NORM_PARTS, threadIdx.x);
         const float unit = args.weight_scale[head] * query_factor;
         // |grad_out v^T - delta| <= 2 |grad_out| |v|: a power of two brings it to the limit.
         const float grad_norm = warp_max(args.grad_norms[batch_head * NORM_PARTS + lane]);

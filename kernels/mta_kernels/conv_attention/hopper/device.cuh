@@ -95,7 +95,9 @@ DEVICE void fence_async_proxy() {  // ordinary stores before it are seen by the 
 // Threads.
 
 DEVICE void warpgroup_barrier(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
-DEVICE void consumers_barrier() { asm volatile("bar.sync 6, 256;" ::: "memory"); }  // both warpgroups of two
+template <int Threads> DEVICE void part_barrier() {  // of the part of a block that has something in common to do
+    asm volatile("bar.sync 6, %0;" ::"n"(Threads) : "memory");
+}
 // Two warpgroups that do something by turns: each waits for its own, and passes the other's on.
 DEVICE void wait_for_turn(int warpgroup) { asm volatile("bar.sync %0, 256;" ::"r"(4 + warpgroup) : "memory"); }
 DEVICE void pass_turn(int warpgroup) { asm volatile("bar.arrive %0, 256;" ::"r"(4 + warpgroup) : "memory"); }
@@ -105,6 +107,8 @@ template <int Registers> DEVICE void give_registers() {
 template <int Registers> DEVICE void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
 }
+
+DEVICE int take_next(int* taken) { return atomicAdd(taken, 1); }  // a number that no other block has
 
 // mbarrier: arrivals and bytes that complete a phase.
 
@@ -127,6 +131,20 @@ DEVICE void barrier_wait(uint32_t barrier, int parity) {  // until the phase of 
         "}" ::"r"(barrier), "r"(parity) : "memory");
 }
 
+DEVICE void barrier_wait_asleep(uint32_t barrier, int parity) {  // for long waits: one that polls takes issue slots
+    uint32_t done = 0;
+    while (true) {
+        asm volatile(
+            "{\n"
+            ".reg .pred p;\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n"
+            "}" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+        if (done) return;
+        asm volatile("nanosleep.u32 500;");
+    }
+}
+
 // The copy engine (TMA): the box of `map` at coordinates x (innermost), y, z, w; zeros outside the tensor.
 
 DEVICE void copy_tile(uint32_t destination, const TensorMap* map, uint32_t barrier, int x, int y, int z, int w) {
@@ -134,6 +152,11 @@ DEVICE void copy_tile(uint32_t destination, const TensorMap* map, uint32_t barri
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
         : "memory");
+}
+
+DEVICE void copy_bytes(uint32_t destination, const void* source, int bytes, uint32_t barrier) {  // in units of 16
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
+                 "l"(source), "r"(bytes), "r"(barrier) : "memory");
 }
 
 // wgmma: 64 rows of A times columns of B, 16 deep, by the 128 threads of a warpgroup: `Product` in wgmma.cuh, which
@@ -149,5 +172,11 @@ constexpr uint64_t NO_SWIZZLE = 0, SWIZZLE_128 = 1;
 DEVICE uint64_t operand(uint32_t address, uint32_t leading_bytes, uint32_t stride_bytes, uint64_t swizzle) {
     return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(leading_bytes >> 4) << 16 |
            (uint64_t)(stride_bytes >> 4) << 32 | swizzle << 62;
+}
+// The same operand so many bytes on, known to the compiler as one number from here on, and not as what it was made of.
+DEVICE uint64_t moved(uint64_t operand, int bytes) {
+    operand += bytes >> 4;
+    asm volatile("" : "+l"(operand));
+    return operand;
 }
 DEVICE constexpr uint64_t bytes_on(int bytes) { return (uint64_t)(int64_t)(bytes >> 4); }  // to add to an operand

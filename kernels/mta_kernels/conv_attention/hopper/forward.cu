@@ -6,8 +6,9 @@
 // the same T for every block of columns. c slides: 64 columns of scores finish the 64 columns of c that begin LEFT
 // columns earlier, and 16 partial columns are carried on. README.md beside this file derives it, and says what was measured.
 //
-// A block of threads: WARPGROUPS consumers of 64 rows each, the first HALO of which only feed the convolution, and one
-// producer that keeps the copy engine busy. Constants come from the compiler's command line (forward.py):
+// A block of threads stays on its multiprocessor and takes works, rows of a head, until there are no more. WARPGROUPS
+// consumers have 64 rows each, the first HALO of which only feed the convolution. One warp of the producer copies keys and
+// values, the others fetch the next work's queries and T. Constants come from the compiler's command line (forward.py):
 //   ELEMENT  Half or Bfloat16: q, k, v, out        HEAD_DIM   a multiple of 8
 //   VALUE_DIM  columns of v a block computes, a multiple of 8 up to 128; VALUE_PARTS blocks make up a row of out
 //   QUERY_TAPS 1 to 8, KEY_TAPS 1 to 17, PAD key padding to the left
@@ -25,18 +26,23 @@ constexpr bool QUERIES_IN_REGISTERS = WARPGROUPS == 2 && HEAD_DIM <= 128;
 constexpr bool TURNS = WARPGROUPS == 2;
 constexpr float LARGEST_SUM = 4096;  // of a thread's 16 numbers of a row: see the softmax
 static_assert(VALUE_DIM % 8 == 0 && VALUE_DIM <= 128, "accumulators must fit the registers");
+// Three consumers read queries from shared memory to the end of a work: the next ones have room of their own.
+constexpr int QUERY_BUFFERS = WARPGROUPS == 3 ? 2 : 1;
+constexpr int FETCHERS = 96;   // threads that fetch queries: three warps of the producer
+constexpr int TAKE_AHEAD = 4;  // tiles before its end at which a block takes its next work
 
 // Shared memory, in bytes from its start.
 constexpr int PITCH = (8 + ROWS) * 16;  // 8 columns of scores: 16 bytes a row, under eight rows of zeros
 constexpr int QUERIES = 0;
-constexpr int KEYS_AT = QUERIES + WARPGROUPS * SLABS * SLAB;
+constexpr int KEYS_AT = QUERIES + QUERY_BUFFERS * WARPGROUPS * SLABS * SLAB;
 constexpr int VALUES = KEYS_AT + STAGES * SLABS * SLAB;
 constexpr int SCORES = VALUES + STAGES * VALUE_SLABS * SLAB;
 constexpr int SCORE_TILE = 8 * PITCH;
 constexpr int TAPS = SCORES + 2 * WARPGROUPS * SCORE_TILE;
-constexpr int BARRIERS = TAPS + QUERY_TAPS * TAP;
-constexpr int LARGEST = BARRIERS + (4 * STAGES + 1) * 8;  // a float a warp
-static_assert(LARGEST + WARPGROUPS * 16 <= 227 * 1024, "shared memory of a block");
+constexpr int BARRIERS = TAPS + 2 * QUERY_TAPS * TAP;
+constexpr int WORKS = BARRIERS + (4 * STAGES + 11) * 8;  // two slots: a work's number, and what c is times
+constexpr int LARGEST = WORKS + 2 * 8;                                    // a float a fetching warp
+static_assert(LARGEST + FETCHERS / 32 * 4 <= 227 * 1024, "shared memory of a block");
 
 struct True {
     static constexpr bool value = true;
@@ -52,7 +58,24 @@ struct Arguments {
     const float* key_norms;     // [B * Hkv, NORM_PARTS]: maxima of squared norms of keys
     uint16_t* out;              // [B, Hq, M, HEAD_DIM]
     float* logsumexp;           // [B, Hq, M], natural units
-    int row_blocks;
+    int* taken;                 // works that blocks took after their first
+    int row_blocks, works, blocks;
+};
+
+// A block's rows of a head, and the tiles of keys that they see.
+struct Work {
+    int part, batch_head, head, batch, kv_head;
+    int first_row, end_row, first_tile, end_tile;
+
+    DEVICE Work(const Arguments& args, int number) {
+        const int of_head = number / args.row_blocks;
+        part = of_head % VALUE_PARTS, batch_head = of_head / VALUE_PARTS;
+        head = batch_head % args.at.heads, batch = batch_head / args.at.heads, kv_head = head / args.at.group;
+        first_row = (args.row_blocks - 1 - number % args.row_blocks) * BLOCK_ROWS;  // the last have the most keys
+        end_row = min(first_row + BLOCK_ROWS, args.at.query_rows);
+        first_tile = keys_begin(args.at, first_row) / KEYS;
+        end_tile = max((keys_end(args.at, end_row - 1) + LEFT + KEYS - 1) / KEYS, first_tile + 1);
+    }
 };
 
 extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forward(
@@ -63,16 +86,9 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
     const uint32_t shared = shared_memory();
     const uint32_t keys_full = shared + BARRIERS, values_full = keys_full + 8 * STAGES;
     const uint32_t keys_empty = values_full + 8 * STAGES, values_empty = keys_empty + 8 * STAGES;
-    const uint32_t queries_full = values_empty + 8 * STAGES;
-
-    const int of_head = blockIdx.x / args.row_blocks;
-    const int part = of_head % VALUE_PARTS, batch_head = of_head / VALUE_PARTS;
-    const int head = batch_head % args.at.heads, batch = batch_head / args.at.heads, kv_head = head / args.at.group;
-    const int row_block = args.row_blocks - 1 - blockIdx.x % args.row_blocks;  // the last have the most keys
-    const int first_row = row_block * BLOCK_ROWS;
-    const int end_row = min(first_row + BLOCK_ROWS, args.at.query_rows);
-    const int first_tile = keys_begin(args.at, first_row) / KEYS;
-    const int end_tile = max((keys_end(args.at, end_row - 1) + LEFT + KEYS - 1) / KEYS, first_tile + 1);
+    const uint32_t near_end = values_empty + 8 * STAGES;  // of a work: time to take the next
+    const uint32_t announced = near_end + 8, rows_full = announced + 16, ready = rows_full + 16;  // a slot each
+    const uint32_t work_empty = ready + 16, rows_empty = work_empty + 16;
 
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
@@ -81,262 +97,332 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
             barrier_init(keys_empty + 8 * stage, WARPGROUPS);
             barrier_init(values_empty + 8 * stage, WARPGROUPS);
         }
-        barrier_init(queries_full, 1);
+        barrier_init(near_end, 1);
+        for (int slot = 0; slot < 2; slot++) {
+            barrier_init(announced + 8 * slot, 1);
+            barrier_init(rows_full + 8 * slot, 1);
+            barrier_init(ready + 8 * slot, 1);
+            barrier_init(work_empty + 8 * slot, WARPGROUPS);
+            barrier_init(rows_empty + 8 * slot, WARPGROUPS);
+        }
         barrier_init_done();
     }
-    const uint32_t* taps = (const uint32_t*)args.taps + head * (QUERY_TAPS * TAP / 4);
-    for (int i = threadIdx.x; i < QUERY_TAPS * TAP / 4; i += blockDim.x) store_shared(shared + TAPS + 4 * i, taps[i]);
-    for (int i = threadIdx.x; i < 2 * WARPGROUPS * SCORE_TILE / 4; i += blockDim.x)
-        store_shared(shared + SCORES + 4 * i, 0u);
+    for (int i = threadIdx.x; i < 2 * WARPGROUPS * 8 * 32; i += blockDim.x)  // the rows above
+        store_shared(shared + SCORES + i / 32 * PITCH + i % 32 * 4, 0u);
     fence_async_proxy();
     __syncthreads();
 
     if (warpgroup == WARPGROUPS) {
-        give_registers<24>();
+        give_registers<WARPGROUPS == 3 ? 32 : 24>();  // what the consumers leave
         if (thread == 0) {
-            barrier_expect(queries_full, WARPGROUPS * SLABS * SLAB);
-            for (int w = 0; w < WARPGROUPS; w++)
-                for (int slab = 0; slab < SLABS; slab++)
-                    copy_tile(shared + QUERIES + (w * SLABS + slab) * SLAB, &query_map, queries_full,
-                              slab * 64, first_row + w * OUT_ROWS - HALO, head, batch);
-            for (int tile = first_tile; tile < end_tile; tile++) {
-                const int turn = tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
-                barrier_wait(keys_empty + 8 * stage, parity ^ 1);
-                barrier_expect(keys_full + 8 * stage, SLABS * SLAB);
-                for (int slab = 0; slab < SLABS; slab++)
-                    copy_tile(shared + KEYS_AT + (stage * SLABS + slab) * SLAB, &key_map, keys_full + 8 * stage,
-                              slab * 64, tile * KEYS, kv_head, batch);
-                barrier_wait(values_empty + 8 * stage, parity ^ 1);
-                barrier_expect(values_full + 8 * stage, VALUE_SLABS * SLAB);
-                for (int slab = 0; slab < VALUE_SLABS; slab++)
-                    copy_tile(shared + VALUES + (stage * VALUE_SLABS + slab) * SLAB, &value_map,
-                              values_full + 8 * stage, part * VALUE_DIM + slab * 64, tile * KEYS - LEFT, kv_head, batch);
+            int turn = 0;  // counts tiles, of all works
+#pragma unroll 1
+            for (int count = 0;; count++) {
+                barrier_wait(announced + count % 2 * 8, count / 2 & 1);
+                const int number = (int)load_shared(shared + WORKS + count % 2 * 8);
+                if (number < 0) break;
+                const Work work(args, number);
+#pragma unroll 1
+                for (int tile = work.first_tile; tile < work.end_tile; tile++, turn++) {
+                    if (tile == max(work.end_tile - TAKE_AHEAD, work.first_tile)) barrier_arrive(near_end);
+                    const int stage = turn % STAGES, parity = turn / STAGES & 1;
+                    barrier_wait(keys_empty + 8 * stage, parity ^ 1);
+                    barrier_expect(keys_full + 8 * stage, SLABS * SLAB);
+                    for (int slab = 0; slab < SLABS; slab++)
+                        copy_tile(shared + KEYS_AT + (stage * SLABS + slab) * SLAB, &key_map, keys_full + 8 * stage,
+                                  slab * 64, tile * KEYS, work.kv_head, work.batch);
+                    barrier_wait(values_empty + 8 * stage, parity ^ 1);
+                    barrier_expect(values_full + 8 * stage, VALUE_SLABS * SLAB);
+                    for (int slab = 0; slab < VALUE_SLABS; slab++)
+                        copy_tile(shared + VALUES + (stage * VALUE_SLABS + slab) * SLAB, &value_map,
+                                  values_full + 8 * stage, work.part * VALUE_DIM + slab * 64, tile * KEYS - LEFT,
+                                  work.kv_head, work.batch);
+                }
+            }
+        } else if (thread >= 32) {
+            const int fetcher = thread - 32;
+#pragma unroll 1
+            for (int count = 0;; count++) {
+                const int slot = count % 2, use = count / 2;
+                if (fetcher == 0) {
+                    int number = blockIdx.x;
+                    if (count > 0) {
+                        barrier_wait_asleep(near_end, (count - 1) & 1);
+                        number = args.blocks + take_next(args.taken);
+                    }
+                    barrier_wait(work_empty + 8 * slot, (use & 1) ^ 1);
+                    store_shared(shared + WORKS + slot * 8, number < args.works ? (uint32_t)number : ~0u);
+                    barrier_arrive(announced + 8 * slot);
+                }
+                part_barrier<FETCHERS>();  // where they sleep; in an mbarrier's wait they would take issue slots
+                const int number = (int)load_shared(shared + WORKS + slot * 8);
+                if (number < 0) {
+                    if (fetcher == 0) barrier_arrive(ready + 8 * slot);
+                    break;
+                }
+                const Work work(args, number);
+                const int buffer = count % QUERY_BUFFERS;
+                const uint32_t queries_at = shared + QUERIES + buffer * (WARPGROUPS * SLABS * SLAB);
+                if (fetcher == 0) {
+                    barrier_wait(rows_empty + 8 * buffer, (count / QUERY_BUFFERS & 1) ^ 1);
+                    barrier_expect(rows_full + 8 * slot, WARPGROUPS * SLABS * SLAB + QUERY_TAPS * TAP);
+                    for (int w = 0; w < WARPGROUPS; w++)
+                        for (int slab = 0; slab < SLABS; slab++)
+                            copy_tile(queries_at + (w * SLABS + slab) * SLAB, &query_map, rows_full + 8 * slot,
+                                      slab * 64, work.first_row + w * OUT_ROWS - HALO, work.head, work.batch);
+                    copy_bytes(shared + TAPS + slot * (QUERY_TAPS * TAP), args.taps + work.head * (QUERY_TAPS * TAP / 2),
+                               QUERY_TAPS * TAP, rows_full + 8 * slot);
+                }
+                barrier_wait(rows_full + 8 * slot, use & 1);
+                const float factor = rescale_queries<WARPGROUPS * ROWS, FETCHERS>(
+                    queries_at, shared + LARGEST,
+                    args.key_norms + (work.batch * (args.at.heads / args.at.group) + work.kv_head) * NORM_PARTS, fetcher);
+                if (fetcher == 0) {
+                    store_shared(shared + WORKS + slot * 8 + 4, __float_as_uint(args.weight_scale[work.head] * factor));
+                    barrier_arrive(ready + 8 * slot);
+                }
             }
         }
     } else {
         take_registers<WARPGROUPS == 3 ? 160 : 240>();
         const int lane = thread % 32, local_row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
-        const int tile_row = first_row + warpgroup * OUT_ROWS - HALO;  // the query of local row 0
-        const int tile_position = tile_row + (args.at.key_rows - args.at.query_rows);
-        const int last_row = min(tile_row + ROWS, end_row) - 1;
-        // Keys between which no row of the warpgroup has anything masked, and the tiles with a key that one sees.
-        const int seen_by_all = keys_begin(args.at, tile_row + ROWS - 1), end_seen_by_all = keys_end(args.at, tile_row);
-        const int tiles = min(max((keys_end(args.at, last_row) + LEFT + KEYS - 1) / KEYS, first_tile + 1), end_tile);
-        int begin[2], end[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            begin[h] = keys_begin(args.at, tile_row + local_row + 8 * h);
-            end[h] = keys_end(args.at, tile_row + local_row + 8 * h);
-        }
-
-        const uint32_t queries_at = shared + QUERIES + warpgroup * SLABS * SLAB;
         const uint32_t scores_at = shared + SCORES + 2 * warpgroup * SCORE_TILE;
-        const uint64_t queries = operand(queries_at, 16, 1024, SWIZZLE_128);
-        const uint64_t first_keys = operand(shared + KEYS_AT, 16, 1024, SWIZZLE_128);
-        const uint64_t first_values = operand(shared + VALUES, SLAB, 1024, SWIZZLE_128);
-        const uint64_t score_tiles = operand(scores_at, PITCH, 128, NO_SWIZZLE);
-        const uint64_t toeplitz = operand(shared + TAPS, 512, 128, NO_SWIZZLE);
+        const uint64_t first_keys = moved(operand(shared + KEYS_AT, 16, 1024, SWIZZLE_128), 0);
+        const uint64_t first_values = moved(operand(shared + VALUES, SLAB, 1024, SWIZZLE_128), 0);
+        const uint64_t score_tiles = moved(operand(scores_at, PITCH, 128, NO_SWIZZLE), 0);
+        const uint64_t first_taps = operand(shared + TAPS, 512, 128, NO_SWIZZLE);
         // The row of an 8 x 8 matrix that this lane names when its warp stores or loads four: two of rows by two of columns.
         const int named_row = thread / 32 * 16 + lane % 16;
         const uint32_t store_at = scores_at + (8 + named_row) * 16 + lane / 16 * PITCH;
 
-        // c's columns of this tile: those of even and of odd blocks of 16 scores apart, since windows that overlap in
-        // one array would make the compiler run one product at a time.
-        float even[32], odd[32], scores[32], accumulator[VALUE_DIM / 2];
-        float reference[2] = {-1e30f, -1e30f}, running_sum[2] = {0, 0};
+        if (TURNS && QUERY_TAPS > 1 && warpgroup == 1) pass_turn(0);
+        int first_turn = 0;  // tiles of the works before
+#pragma unroll 1
+        for (int count = 0;; count++) {
+            const int slot = count % 2, buffer_of_queries = count % QUERY_BUFFERS;
+            barrier_wait(ready + 8 * slot, count / 2 & 1);
+            const int number = (int)load_shared(shared + WORKS + slot * 8);
+            if (number < 0) break;
+            barrier_wait(rows_full + 8 * slot, count / 2 & 1);
+            const float unit = __uint_as_float(load_shared(shared + WORKS + slot * 8 + 4));
+            const Work work(args, number);
+            const int first_tile = work.first_tile, end_tile = work.end_tile;
+            const int tile_row = work.first_row + warpgroup * OUT_ROWS - HALO;  // the query of local row 0
+            const int tile_position = tile_row + (args.at.key_rows - args.at.query_rows);
+            const int last_row = min(tile_row + ROWS, work.end_row) - 1;
+            // Keys between which no row of the warpgroup has anything masked, and the tiles with a key that one sees.
+            const int seen_by_all = keys_begin(args.at, tile_row + ROWS - 1), end_seen_by_all = keys_end(args.at, tile_row);
+            const int tiles = min(max((keys_end(args.at, last_row) + LEFT + KEYS - 1) / KEYS, first_tile + 1), end_tile);
+            int begin[2], end[2];
 #pragma unroll
-        for (int i = 0; i < 32; i++) even[i] = odd[i] = 0;
-#pragma unroll
-        for (int i = 0; i < VALUE_DIM / 2; i++) accumulator[i] = 0;
+            for (int h = 0; h < 2; h++) {
+                begin[h] = keys_begin(args.at, tile_row + local_row + 8 * h);
+                end[h] = keys_end(args.at, tile_row + local_row + 8 * h);
+            }
+            const uint32_t queries_at = shared + QUERIES + (buffer_of_queries * WARPGROUPS + warpgroup) * (SLABS * SLAB);
+            const uint64_t queries = moved(operand(shared + QUERIES, 16, 1024, SWIZZLE_128), queries_at - shared - QUERIES);
+            const uint64_t toeplitz = moved(first_taps, slot * QUERY_TAPS * TAP);
 
-        barrier_wait(queries_full, 0);
-        const float unit = args.weight_scale[head] *
-                           rescale_queries<false>(queries_at, shared + LARGEST,
-                                                  args.key_norms + (batch * (args.at.heads / args.at.group) + kv_head) * NORM_PARTS,
-                                                  warpgroup, thread);
-        uint32_t query[QUERIES_IN_REGISTERS ? DEPTH_STEPS : 1][4];
-        if constexpr (QUERIES_IN_REGISTERS) {
+            // c's columns of this tile: those of even and of odd blocks of 16 scores apart, since windows that overlap in
+            // one array would make the compiler run one product at a time.
+            float even[32], odd[32], scores[32], accumulator[VALUE_DIM / 2];
+            float reference[2] = {-1e30f, -1e30f}, running_sum[2] = {0, 0};
 #pragma unroll
-            for (int step = 0; step < DEPTH_STEPS; step++)
-                load_matrices(query[step], queries_at + step / 4 * SLAB + named_row * 128 +
-                                               ((step % 4 * 2 + lane / 16) ^ named_row % 8) * 16);
-        }
-        auto multiply_keys = [&](int stage) {
-            const uint64_t keys = first_keys + bytes_on(stage * SLABS * SLAB);
-            products_begin();
+            for (int i = 0; i < 32; i++) even[i] = odd[i] = 0;
+#pragma unroll
+            for (int i = 0; i < VALUE_DIM / 2; i++) accumulator[i] = 0;
+
+            uint32_t query[QUERIES_IN_REGISTERS ? DEPTH_STEPS : 1][4];
             if constexpr (QUERIES_IN_REGISTERS) {
 #pragma unroll
                 for (int step = 0; step < DEPTH_STEPS; step++)
-                    Product<32, ELEMENT>::run_fragments(scores, query[step],
-                                                        keys + bytes_on(step / 4 * SLAB + step % 4 * 32), step > 0);
-            } else {
-                multiply_rows(scores, queries, keys);
-            }
-            products_commit();
-        };
-        uint32_t probabilities[16];
-        float sums[2];
-        auto exponentiate = [&] {
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                float sum[2] = {0, 0};
-#pragma unroll
-                for (int b = 0; b < 8; b++) {
-                    const float first = exp2_fast(fmaf(even[4 * b + 2 * h], unit, -reference[h]));
-                    const float second = exp2_fast(fmaf(even[4 * b + 2 * h + 1], unit, -reference[h]));
-                    sum[b % 2] += first + second;
-                    probabilities[2 * b + h] = pack<ELEMENT>(first, second);
-                }
-                sums[h] = sum[0] + sum[1];
-            }
-        };
-
-        auto multiply_values = [&](int turn) {
-            const int stage = turn % STAGES;
-            barrier_wait(values_full + 8 * stage, turn / STAGES & 1);
-            products_begin();
-#pragma unroll
-            for (int step = 0; step < 4; step++)
-                Product<VALUE_DIM / 2, ELEMENT>::run_registers(
-                    accumulator, probabilities + 4 * step,
-                    first_values + bytes_on(stage * VALUE_SLABS * SLAB) + bytes_on(step * 16 * 128));
-            products_commit();
-        };
-        auto give_values_back = [&](int turn) {
-            if (thread == 0) barrier_arrive(values_empty + 8 * (turn % STAGES));
-        };
-        auto process_tile = [&](int tile, auto is_first) {
-            constexpr bool VALUES_WAIT = TURNS && !decltype(is_first)::value;  // those of the tile before
-            const int turn = tile - first_tile, stage = turn % STAGES;
-            const int first_key = tile * KEYS;
-            const int buffer = (turn & 1) * SCORE_TILE;  // two in turn: a warp may be a tile ahead of another
-            if (thread == 0) barrier_arrive(keys_empty + 8 * stage);
-            if constexpr (VALUES_WAIT) multiply_values(turn - 1);
-
-            // Scores of the future are zeros to the convolution.
-            if (CAUSAL && first_key + KEYS - 1 > tile_position) {
-#pragma unroll
-                for (int i = 0; i < 32; i++) {
-                    const int key = first_key + i / 4 * 8 + column + i % 2;
-                    if (key > tile_position + local_row + i / 2 % 2 * 8) scores[i] = 0;
-                }
-            }
-            // They are A of the convolution: from registers for the rows as they are, and through shared memory for shifted
-            // ones, where a shift is a start address 16 bytes a row lower.
-            uint32_t own[4][4];
-#pragma unroll
-            for (int i = 0; i < 32; i += 2) own[i / 8][i / 2 % 4] = pack<Half>(scores[i], scores[i + 1]);
-            products_begin();
-#pragma unroll
-            for (int block = 0; block < 4; block++)
-                Product<16, Half>::run_fragments(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16), own[block],
-                                                 toeplitz, block == 0);
-            products_commit();
-            if constexpr (QUERY_TAPS > 1) {
-#pragma unroll
-                for (int block = 0; block < 4; block++) store_matrices(store_at + buffer + block * 2 * PITCH, own[block]);
-                fence_async_proxy();
+                    load_matrices(query[step], queries_at + step / 4 * SLAB + named_row * 128 +
+                                                   ((step % 4 * 2 + lane / 16) ^ named_row % 8) * 16);
                 warpgroup_barrier(warpgroup + 1);
-                if constexpr (TURNS) wait_for_turn(warpgroup);
+                if (thread == 0) barrier_arrive(rows_empty + 8 * buffer_of_queries);
+            }
+            auto multiply_keys = [&](int stage) {
+                const uint64_t keys = first_keys + bytes_on(stage * SLABS * SLAB);
+                products_begin();
+                if constexpr (QUERIES_IN_REGISTERS) {
+#pragma unroll
+                    for (int step = 0; step < DEPTH_STEPS; step++)
+                        Product<32, ELEMENT>::run_fragments(scores, query[step],
+                                                            keys + bytes_on(step / 4 * SLAB + step % 4 * 32), step > 0);
+                } else {
+                    multiply_rows(scores, queries, keys);
+                }
+                products_commit();
+            };
+            uint32_t probabilities[16];
+            float sums[2];
+            auto exponentiate = [&] {
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    float sum[2] = {0, 0};
+#pragma unroll
+                    for (int b = 0; b < 8; b++) {
+                        const float first = exp2_fast(fmaf(even[4 * b + 2 * h], unit, -reference[h]));
+                        const float second = exp2_fast(fmaf(even[4 * b + 2 * h + 1], unit, -reference[h]));
+                        sum[b % 2] += first + second;
+                        probabilities[2 * b + h] = pack<ELEMENT>(first, second);
+                    }
+                    sums[h] = sum[0] + sum[1];
+                }
+            };
+
+            auto multiply_values = [&](int turn) {
+                const int stage = turn % STAGES;
+                barrier_wait(values_full + 8 * stage, turn / STAGES & 1);
+                products_begin();
+#pragma unroll
+                for (int step = 0; step < 4; step++)
+                    Product<VALUE_DIM / 2, ELEMENT>::run_registers(
+                        accumulator, probabilities + 4 * step,
+                        first_values + bytes_on(stage * VALUE_SLABS * SLAB) + bytes_on(step * 16 * 128));
+                products_commit();
+            };
+            auto give_values_back = [&](int turn) {
+                if (thread == 0) barrier_arrive(values_empty + 8 * (turn % STAGES));
+            };
+            auto process_tile = [&](int tile, auto is_first) {
+                constexpr bool VALUES_WAIT = TURNS && !decltype(is_first)::value;  // those of the tile before
+                const int turn = first_turn + tile - first_tile, stage = turn % STAGES;
+                const int first_key = tile * KEYS;
+                const int buffer = (turn & 1) * SCORE_TILE;  // two in turn: a warp may be a tile ahead of another
+                if (thread == 0) barrier_arrive(keys_empty + 8 * stage);
+                if constexpr (VALUES_WAIT) multiply_values(turn - 1);
+
+                // Scores of the future are zeros to the convolution.
+                if (CAUSAL && first_key + KEYS - 1 > tile_position) {
+#pragma unroll
+                    for (int i = 0; i < 32; i++) {
+                        const int key = first_key + i / 4 * 8 + column + i % 2;
+                        if (key > tile_position + local_row + i / 2 % 2 * 8) scores[i] = 0;
+                    }
+                }
+                // They are A of the convolution: from registers for the rows as they are, and through shared memory for shifted
+                // ones, where a shift is a start address 16 bytes a row lower.
+                uint32_t own[4][4];
+#pragma unroll
+                for (int i = 0; i < 32; i += 2) own[i / 8][i / 2 % 4] = pack<Half>(scores[i], scores[i + 1]);
                 products_begin();
 #pragma unroll
                 for (int block = 0; block < 4; block++)
-#pragma unroll
-                    for (int tap = 1; tap < QUERY_TAPS; tap++)
-                        Product<16, Half>::run(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16),
-                                               score_tiles + bytes_on(buffer) + bytes_on(block * 2 * PITCH + (8 - tap) * 16),
-                                               toeplitz + bytes_on(tap * TAP), true);
+                    Product<16, Half>::run_fragments(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16), own[block],
+                                                     toeplitz, block == 0);
                 products_commit();
-            }
-            products_wait<0>();
-            if constexpr (VALUES_WAIT) give_values_back(turn - 1);
-            const int next_turn = turn + 1, next_stage = next_turn % STAGES;
-            if (tile + 1 < tiles) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
-            multiply_keys(next_stage);  // the next scores, while this tile's softmax runs; after the last nobody looks
-            if constexpr (TURNS && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
-
+                if constexpr (QUERY_TAPS > 1) {
 #pragma unroll
-            for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
-            if (first_key - LEFT < seen_by_all || first_key + KEYS - LEFT > end_seen_by_all) {
+                    for (int block = 0; block < 4; block++) store_matrices(store_at + buffer + block * 2 * PITCH, own[block]);
+                    fence_async_proxy();
+                    warpgroup_barrier(warpgroup + 1);
+                    if constexpr (TURNS) wait_for_turn(warpgroup);
+                    products_begin();
 #pragma unroll
-                for (int i = 0; i < 32; i++) {
-                    const int key = first_key - LEFT + i / 4 * 8 + column + i % 2, h = i / 2 % 2;
-                    if (key < begin[h] || key >= end[h]) even[i] = MINUS_INFINITY;
+                    for (int block = 0; block < 4; block++)
+#pragma unroll
+                        for (int tap = 1; tap < QUERY_TAPS; tap++)
+                            Product<16, Half>::run(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16),
+                                                   score_tiles + bytes_on(buffer) + bytes_on(block * 2 * PITCH + (8 - tap) * 16),
+                                                   toeplitz + bytes_on(tap * TAP), true);
+                    products_commit();
                 }
-            }
+                products_wait<0>();
+                if constexpr (VALUES_WAIT) give_values_back(turn - 1);
+                const int next_turn = turn + 1, next_stage = next_turn % STAGES;
+                if (tile + 1 < tiles) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
+                multiply_keys(next_stage);  // the next scores, while this tile's softmax runs; after the last nobody looks
+                if constexpr (TURNS && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
 
-            // Online softmax in units of log 2. Sum and accumulator of a row share a reference, so any will do that keeps
-            // them in range: it moves to the maximum only when a thread's numbers add up to more than LARGEST_SUM, which the
-            // first tile's do. Most tiles thus need no maximum, the longest chain of a softmax.
-            exponentiate();
-            if (__any_sync(~0u, !(fmaxf(sums[0], sums[1]) <= LARGEST_SUM))) {
-                float rescale[2];
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    int moves = !(sums[h] <= LARGEST_SUM);  // of a row alone, so that no row depends on another
-                    float largest = MINUS_INFINITY;
+                for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
+                if (first_key - LEFT < seen_by_all || first_key + KEYS - LEFT > end_seen_by_all) {
 #pragma unroll
-                    for (int b = 0; b < 8; b++) largest = fmaxf(largest, fmaxf(even[4 * b + 2 * h], even[4 * b + 2 * h + 1]));
-#pragma unroll
-                    for (int lane = 1; lane < 4; lane *= 2) {
-                        moves |= __shfl_xor_sync(~0u, moves, lane);
-                        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lane));
+                    for (int i = 0; i < 32; i++) {
+                        const int key = first_key - LEFT + i / 4 * 8 + column + i % 2, h = i / 2 % 2;
+                        if (key < begin[h] || key >= end[h]) even[i] = MINUS_INFINITY;
                     }
-                    largest = moves ? fmaxf(largest * unit, -1e20f) : reference[h];
-                    rescale[h] = exp2_fast(reference[h] - largest);
-                    reference[h] = largest;
-                    running_sum[h] *= rescale[h];
                 }
-#pragma unroll
-                for (int i = 0; i < VALUE_DIM / 2; i++) accumulator[i] *= rescale[i / 2 % 2];
+
+                // Online softmax in units of log 2. Sum and accumulator of a row share a reference, so any will do that keeps
+                // them in range: it moves to the maximum only when a thread's numbers add up to more than LARGEST_SUM, which the
+                // first tile's do. Most tiles thus need no maximum, the longest chain of a softmax.
                 exponentiate();
+                if (__any_sync(~0u, !(fmaxf(sums[0], sums[1]) <= LARGEST_SUM))) {
+                    float rescale[2];
+#pragma unroll
+                    for (int h = 0; h < 2; h++) {
+                        int moves = !(sums[h] <= LARGEST_SUM);  // of a row alone, so that no row depends on another
+                        float largest = MINUS_INFINITY;
+#pragma unroll
+                        for (int b = 0; b < 8; b++) largest = fmaxf(largest, fmaxf(even[4 * b + 2 * h], even[4 * b + 2 * h + 1]));
+#pragma unroll
+                        for (int lane = 1; lane < 4; lane *= 2) {
+                            moves |= __shfl_xor_sync(~0u, moves, lane);
+                            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lane));
+                        }
+                        largest = moves ? fmaxf(largest * unit, -1e20f) : reference[h];
+                        rescale[h] = exp2_fast(reference[h] - largest);
+                        reference[h] = largest;
+                        running_sum[h] *= rescale[h];
+                    }
+#pragma unroll
+                    for (int i = 0; i < VALUE_DIM / 2; i++) accumulator[i] *= rescale[i / 2 % 2];
+                    exponentiate();
+                }
+                running_sum[0] += sums[0], running_sum[1] += sums[1];
+#pragma unroll
+                for (int i = 0; i < 8; i++) even[i] = odd[24 + i], even[8 + i] = 0;  // carried on
+
+                if constexpr (!TURNS) multiply_values(turn);
+                products_wait<0>();
+                if constexpr (!TURNS) give_values_back(turn);
+            };
+
+            barrier_wait(keys_full + 8 * (first_turn % STAGES), first_turn / STAGES & 1);
+            multiply_keys(first_turn % STAGES);
+            products_wait<0>();
+            if constexpr (TURNS) {
+                process_tile(first_tile, True{});
+                for (int tile = first_tile + 1; tile < tiles; tile++) process_tile(tile, False{});
+                const int last = first_turn + tiles - 1 - first_tile;
+                multiply_values(last);
+                products_wait<0>();
+                give_values_back(last);
+            } else {
+                for (int tile = first_tile; tile < tiles; tile++) process_tile(tile, False{});
             }
-            running_sum[0] += sums[0], running_sum[1] += sums[1];
-#pragma unroll
-            for (int i = 0; i < 8; i++) even[i] = odd[24 + i], even[8 + i] = 0;  // carried on
-
-            if constexpr (!TURNS) multiply_values(turn);
-            products_wait<0>();
-            if constexpr (!TURNS) give_values_back(turn);
-        };
-
-        barrier_wait(keys_full, 0);
-        multiply_keys(0);
-        products_wait<0>();
-        if constexpr (TURNS) {
-            if (QUERY_TAPS > 1 && warpgroup == 1) pass_turn(0);
-            process_tile(first_tile, True{});
-            for (int tile = first_tile + 1; tile < tiles; tile++) process_tile(tile, False{});
-            const int last = tiles - 1 - first_tile;
-            multiply_values(last);
-            products_wait<0>();
-            give_values_back(last);
-        } else {
-            for (int tile = first_tile; tile < tiles; tile++) process_tile(tile, False{});
-        }
-        for (int tile = tiles; tile < end_tile; tile++) {  // tiles for the warpgroups after this one
-            const int turn = tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
-            barrier_wait(keys_full + 8 * stage, parity);
-            barrier_wait(values_full + 8 * stage, parity);
-            warpgroup_barrier(warpgroup + 1);  // no thread waits any more for what is given back
-            if (thread == 0) barrier_arrive(keys_empty + 8 * stage), barrier_arrive(values_empty + 8 * stage);
-            if constexpr (TURNS && QUERY_TAPS > 1) wait_for_turn(warpgroup), pass_turn(1 - warpgroup);
-        }
+            for (int tile = tiles; tile < end_tile; tile++) {  // tiles for the warpgroups after this one
+                const int turn = first_turn + tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
+                barrier_wait(keys_full + 8 * stage, parity);
+                barrier_wait(values_full + 8 * stage, parity);
+                warpgroup_barrier(warpgroup + 1);  // no thread waits any more for what is given back
+                if (thread == 0) barrier_arrive(keys_empty + 8 * stage), barrier_arrive(values_empty + 8 * stage);
+                if constexpr (TURNS && QUERY_TAPS > 1) wait_for_turn(warpgroup), pass_turn(1 - warpgroup);
+            }
 
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float sum = running_sum[h];
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
-            const int row = tile_row + local_row + 8 * h;
-            if (local_row + 8 * h < HALO || row >= end_row) continue;
-            const int64_t of_row = (int64_t)batch_head * args.at.query_rows + row;
-            const float inverse = 1 / sum;
-            uint32_t* out = (uint32_t*)(args.out + of_row * HEAD_DIM + part * VALUE_DIM + column);
+            for (int h = 0; h < 2; h++) {
+                float sum = running_sum[h];
+                sum += __shfl_xor_sync(~0u, sum, 1);
+                sum += __shfl_xor_sync(~0u, sum, 2);
+                const int row = tile_row + local_row + 8 * h;
+                if (local_row + 8 * h < HALO || row >= work.end_row) continue;
+                const int64_t of_row = (int64_t)work.batch_head * args.at.query_rows + row;
+                const float inverse = 1 / sum;
+                uint32_t* out = (uint32_t*)(args.out + of_row * HEAD_DIM + work.part * VALUE_DIM + column);
 #pragma unroll
-            for (int b = 0; b < VALUE_DIM / 8; b++)
-                out[4 * b] = pack<ELEMENT>(accumulator[4 * b + 2 * h] * inverse, accumulator[4 * b + 2 * h + 1] * inverse);
-            if (part == 0 && column == 0) args.logsumexp[of_row] = (reference[h] + log2f(sum)) * LN_2;
+                for (int b = 0; b < VALUE_DIM / 8; b++)
+                    out[4 * b] = pack<ELEMENT>(accumulator[4 * b + 2 * h] * inverse, accumulator[4 * b + 2 * h + 1] * inverse);
+                if (work.part == 0 && column == 0) args.logsumexp[of_row] = (reference[h] + log2f(sum)) * LN_2;
+            }
+            warpgroup_barrier(warpgroup + 1);  // all have read the slot, and no product reads its T
+            if (thread == 0) {
+                barrier_arrive(work_empty + 8 * slot);
+                if constexpr (!QUERIES_IN_REGISTERS) barrier_arrive(rows_empty + 8 * buffer_of_queries);
+            }
+            first_turn += end_tile - first_tile;
         }
     }
 }

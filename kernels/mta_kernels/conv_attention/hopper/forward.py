@@ -23,10 +23,12 @@ from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
 from mta_kernels.cuda import driver
 from mta_kernels.cuda.compiler import Source, machine_code, missing_package
+from mta_kernels.gpu_limits import sm_count
 from mta_kernels.torch_compile import asked_once
 
 QUERY_TAPS, KEY_TAPS = 8, 17  # at most
 ROWS, SLAB = 64, 64 * 128
+FETCHING_WARPS = 3  # of a block's producer
 MAX_VALUE_DIM = 128
 MAX_REMEMBERED = 256
 _launches: dict[tuple, Launches] = {}
@@ -84,16 +86,22 @@ class Geometry(Tiles):
 
     @property
     def block_rows(self) -> int:
-        """Rows of out that a block computes."""
+        """Rows of out of a work."""
         return self.warpgroups * (ROWS - (self.query_taps - 1))
+
+    @property
+    def query_buffers(self) -> int:
+        """Queries of this work and of the next, where consumers read them from shared memory to the end."""
+        return 2 if self.warpgroups == 3 else 1
 
     @property
     def shared_memory(self) -> int:
         """Bytes a block takes, as forward.cu lays them out."""
         value_slabs = -(-self.value_dim // 64)
-        tiles = self.warpgroups * self.slabs + self.stages * (self.slabs + value_slabs)
+        tiles = self.query_buffers * self.warpgroups * self.slabs + self.stages * (self.slabs + value_slabs)
         scores = 2 * self.warpgroups * 8 * (8 + ROWS) * 16
-        small = self.prepared.tap_bytes + (4 * self.stages + 1) * 8 + self.warpgroups * 16
+        barriers = 4 * self.stages + 11
+        small = 2 * self.prepared.tap_bytes + barriers * 8 + 2 * 8 + FETCHING_WARPS * 4
         return tiles * SLAB + scores + small
 
     def constants(self) -> dict[str, Any]:
@@ -124,7 +132,10 @@ class Arguments(ctypes.Structure):
         ("key_norms", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("logsumexp", ctypes.c_void_p),
+        ("taken", ctypes.c_void_p),
         ("row_blocks", ctypes.c_int),
+        ("works", ctypes.c_int),
+        ("blocks", ctypes.c_int),
     )
 
 
@@ -178,7 +189,7 @@ class Launches:
         if not self._has_describable_strides or (starts[0] | starts[1] | starts[2]) % 16:
             q, k, v = (describable(x) for x in (q, k, v))
             return launches_for(q, k, v, weight, *self.options)(q, k, v, weight, spans)
-        weight_scale_at, key_norms_at, scratch_bytes = self._scratch
+        weight_scale_at, key_norms_at, taken_at, scratch_bytes = self._scratch
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         logsumexp = torch.empty(self._rows, dtype=torch.float32, device=self._device)
         scratch = torch.empty(scratch_bytes, dtype=torch.uint8, device=self._device)
@@ -195,6 +206,7 @@ class Launches:
         preparation.taps = arguments.taps = taps
         preparation.weight_scale = arguments.weight_scale = taps + weight_scale_at
         preparation.key_norms = arguments.key_norms = taps + key_norms_at
+        preparation.taken = arguments.taken = taps + taken_at
         arguments.out, arguments.logsumexp = out.data_ptr(), logsumexp.data_ptr()
         if spans is not None:
             call.positions.spans = spans.data_ptr()
@@ -227,10 +239,12 @@ class Call:
         )  # fmt: skip
         self.prepare = prepare_launch(geometry.prepared, self.preparation, device)
         row_blocks = -(-query_rows // geometry.block_rows)
-        blocks = row_blocks * geometry.value_parts * heads * batch
+        works = row_blocks * geometry.value_parts * heads * batch
+        blocks = min(works, sm_count(q.device))
         self.arguments = Arguments(
-            Positions(None, heads, heads // kv_heads, query_rows, key_rows), row_blocks=row_blocks
-        )
+            Positions(None, heads, heads // kv_heads, query_rows, key_rows), row_blocks=row_blocks, works=works,
+            blocks=blocks,
+        )  # fmt: skip
         self.maps = (TensorMap * 3)()
         self.described: list[TensorMap] | None = None  # what `maps` holds
         self.forward = driver.Launch(
@@ -240,14 +254,15 @@ class Call:
         self.keys, self.positions = self.preparation.k, self.arguments.at  # parts of these, not copies
 
 
-def scratch_layout(geometry: Geometry, heads: int, batch_kv_heads: int) -> tuple[int, int, int]:
+def scratch_layout(geometry: Geometry, heads: int, batch_kv_heads: int) -> tuple[int, int, int, int]:
     """Where in the scratch, whose start is T `[Hq, cq, 512]` fp16, the rest begins, and where it ends.
 
-    That is T's scale `[Hq]` float32 and the key norms `[B * Hkv, NORM_PARTS]` float32.
+    That is T's scale `[Hq]` float32, the key norms `[B * Hkv, NORM_PARTS]` float32 and the counter of works.
     """
     weight_scale = heads * geometry.prepared.tap_bytes
     key_norms = weight_scale + heads * 4
-    return weight_scale, key_norms, key_norms + batch_kv_heads * NORM_PARTS * 4
+    taken = key_norms + batch_kv_heads * NORM_PARTS * 4
+    return weight_scale, key_norms, taken, taken + 4
 
 
 @functools.cache

@@ -20,6 +20,7 @@ struct Preparation {
     float* weight_scale;                          // [Hq]
     float *key_norms, *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]
     float* delta;                                 // [B, Hq, M]: sums of out * grad_out
+    int* taken;                                   // the forward's counter of works, set to 0
     float scale_log2;                             // scale * log2(e)
     int weight_is_float, heads, kv_heads, batch, query_rows, key_rows;
 };
@@ -96,6 +97,7 @@ extern "C" __global__ void MAXIMUM_THREADS(256) hopper_prepare(const __grid_cons
     if (job < NORM_PARTS) {
         if (head < args.batch * args.kv_heads) largest_norm(args.k, args.kv_heads, head, args.key_rows, job, args.key_norms);
     } else if (job == NORM_PARTS) {
+        if (head == 0 && thread == 0 && args.taken) *args.taken = 0;
         if (head < args.heads) write_taps(args, head);
     } else if (job <= 2 * NORM_PARTS) {
         const int part = job - NORM_PARTS - 1;

@@ -138,6 +138,7 @@ class Preparation(ctypes.Structure):
         ("value_norms", ctypes.c_void_p),
         ("grad_norms", ctypes.c_void_p),
         ("delta", ctypes.c_void_p),
+        ("taken", ctypes.c_void_p),
         ("scale_log2", ctypes.c_float),
         ("weight_is_float", ctypes.c_int),
         ("heads", ctypes.c_int),

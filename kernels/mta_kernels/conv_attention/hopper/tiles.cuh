@@ -43,38 +43,53 @@ DEVICE float warp_max(float value) {
     return value;
 }
 
-// The power of two by which these queries are divided so that no score overflows fp16; 1 for all but extreme inputs.
-// |s| <= |q| |k| bounds it before any score is known. Also divides them: the factor goes back in with T's. It is a
-// warpgroup's own, or one of both where they share scores.
-template <bool BothWarpgroups>
-DEVICE float rescale_queries(uint32_t queries, uint32_t largest, const float* key_norms, int warpgroup, int thread) {
+// The power of two by which the queries of a block, Rows of them, are divided so that no score overflows fp16; 1 for all but
+// extreme inputs. |s| <= |q| |k| bounds it before any score is known. Also divides them: the factor goes back in with T's.
+// By Threads threads; `largest` has room for a float a warp.
+template <int Rows, int Threads>
+DEVICE float rescale_queries(uint32_t queries, uint32_t largest, const float* key_norms, int thread) {
+    auto numbers_at = [&](int row, int chunk) {  // the swizzle moves the chunks of a row; threads begin at different ones
+        return queries + row / ROWS * (SLABS * SLAB) + chunk / 8 * SLAB + row % ROWS * 128 + (chunk + row) % 8 * 16;
+    };
     float norm = 0;
-    for (int slab = 0; slab < SLABS; slab++)
-        for (int i = 0; i < 16; i++) {  // half a row: the swizzle moves numbers within it
-            uint32_t pair = load_shared(queries + slab * SLAB + thread * 64 + 4 * ((i + thread) % 16));
-            float low = unpack<ELEMENT>((uint16_t)pair), high = unpack<ELEMENT>((uint16_t)(pair >> 16));
-            norm += low * low + high * high;
+#pragma unroll 1
+    for (int row = thread; row < Rows; row += Threads) {
+        float sum = 0;
+#pragma unroll 2
+        for (int chunk = 0; chunk < 8 * SLABS; chunk++) {
+            const uint4 numbers = load_shared_16(numbers_at(row, chunk));
+            const uint32_t pairs[4] = {numbers.x, numbers.y, numbers.z, numbers.w};
+            for (uint32_t pair : pairs) {
+                const float low = unpack<ELEMENT>((uint16_t)pair), high = unpack<ELEMENT>((uint16_t)(pair >> 16));
+                sum += low * low + high * high;
+            }
         }
-    norm += __shfl_xor_sync(~0u, norm, 1);
-    const float key_norm = warp_max(key_norms[thread % 32]);
+        norm = fmaxf(norm, sum);
+    }
     norm = warp_max(norm);
-    if (thread % 32 == 0) store_shared(largest + warpgroup * 16 + thread / 32 * 4, __float_as_uint(norm));
-    if constexpr (BothWarpgroups) consumers_barrier();
-    else warpgroup_barrier(warpgroup + 1);
-    const uint32_t norms = largest + (BothWarpgroups ? 0 : warpgroup * 16);
-    for (int warp = 0; warp < (BothWarpgroups ? 8 : 4); warp++)
-        norm = fmaxf(norm, __uint_as_float(load_shared(norms + warp * 4)));
-    float excess = 0.5f * (log2f(norm) + log2f(key_norm)) - HALF_LIMIT_LOG2;
-    if (!(excess > 0)) return 1.f;
-    const float factor = exp2f(ceilf(fminf(excess, 60.f))), inverse = 1 / factor;  // powers of two: exact
-    for (int slab = 0; slab < SLABS; slab++)
-        for (int i = 0; i < 16; i++) {
-            uint32_t at = queries + slab * SLAB + thread * 64 + 4 * ((i + thread) % 16), pair = load_shared(at);
-            store_shared(at, pack<ELEMENT>(unpack<ELEMENT>((uint16_t)pair) * inverse,
-                                           unpack<ELEMENT>((uint16_t)(pair >> 16)) * inverse));
-        }
-    fence_async_proxy();
-    warpgroup_barrier(warpgroup + 1);
+    const float key_norm = warp_max(key_norms[thread % 32]);
+    if (thread % 32 == 0) store_shared(largest + thread / 32 * 4, __float_as_uint(norm));
+    part_barrier<Threads>();
+    for (int warp = 0; warp < Threads / 32; warp++) norm = fmaxf(norm, __uint_as_float(load_shared(largest + warp * 4)));
+    const float excess = 0.5f * (log2f(norm) + log2f(key_norm)) - HALF_LIMIT_LOG2;
+    float factor = 1;
+    if (excess > 0) {
+        factor = exp2f(ceilf(fminf(excess, 60.f)));  // powers of two: exact
+        const float inverse = 1 / factor;
+        auto divided = [&](uint32_t pair) {
+            return pack<ELEMENT>(unpack<ELEMENT>((uint16_t)pair) * inverse, unpack<ELEMENT>((uint16_t)(pair >> 16)) * inverse);
+        };
+#pragma unroll 1
+        for (int row = thread; row < Rows; row += Threads)
+#pragma unroll 1
+            for (int chunk = 0; chunk < 8 * SLABS; chunk++) {
+                const uint4 numbers = load_shared_16(numbers_at(row, chunk));
+                store_shared(numbers_at(row, chunk),
+                             uint4{divided(numbers.x), divided(numbers.y), divided(numbers.z), divided(numbers.w)});
+            }
+        fence_async_proxy();
+    }
+    part_barrier<Threads>();  // also: `largest` may be written again
     return factor;
 }
 
