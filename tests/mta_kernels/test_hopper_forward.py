@@ -199,14 +199,24 @@ def test_a_cpu_has_no_hopper_instructions() -> None:
 @pytest.mark.parametrize(
     ("line", "instead"),
     [
-        ("warpgroup_barrier(warpgroup + 1);\n                if constexpr (TURNS)", "if constexpr (TURNS)"),
+        ("warpgroup_barrier(warpgroup + 1);\n                    if constexpr (TURNS)", "if constexpr (TURNS)"),
         (
-            "barrier_wait(values_full + 8 * stage, turn / STAGES & 1);\n            products_begin();",
+            "barrier_wait(values_full + 8 * stage, turn / STAGES & 1);\n                products_begin();",
             "products_begin();",
         ),
-        ("if (thread == 0) barrier_arrive(values_empty + 8 * (turn % STAGES));\n        }", "}"),
+        ("if (thread == 0) barrier_arrive(values_empty + 8 * (turn % STAGES));\n            }", "}"),
+        ("barrier_wait(work_empty + 8 * slot, (use & 1) ^ 1);", ""),
+        ("part_barrier<FETCHERS>();  // where", "// where"),
+        ("                barrier_arrive(work_empty + 8 * slot);\n", ""),
     ],
-    ids=["no barrier before the convolution", "no wait for the values", "a stage never given back"],
+    ids=[
+        "no barrier before the convolution",
+        "no wait for the values",
+        "a stage never given back",
+        "the work after the next overwrites",
+        "fetchers who do not wait for the number",
+        "a work never ends",
+    ],
 )
 def test_the_emulator_finds_what_a_gpu_may_hide(
     hopper, monkeypatch: pytest.MonkeyPatch, tmp_path, line: str, instead: str
@@ -217,12 +227,14 @@ def test_the_emulator_finds_what_a_gpu_may_hide(
     (tmp_path / "forward.cu").write_text(source.replace(line, instead))
     monkeypatch.setattr(sources, "FOLDER", tmp_path)
     kernel.cache_clear()
-    q, k, v, weight = make(1, 1, 1, 200, 64, (6, 11), BF16)
-    want = conv_attention_reference(q.double(), k.double(), v.double(), weight.double())
+    # 8 works for 3 blocks, and 18 of a tile or two, which a block is done with before all have begun them.
+    cases = [make(1, heads, 1, seq_len, 64, (6, 11), BF16) for heads, seq_len in ((4, 200), (18, 60))]
 
     def run() -> None:
-        for seed in range(8):
-            assert relative_error(hopper(q, k, v, weight, seed=seed), want) < 0.005
+        for inputs in cases:
+            want = conv_attention_reference(*(x.double() for x in inputs))
+            for seed in range(8):
+                assert relative_error(hopper(*inputs, seed=seed), want) < 0.005
 
     try:
         with pytest.raises(AssertionError):  # wrong, or what the emulator says: a deadlock and the like
