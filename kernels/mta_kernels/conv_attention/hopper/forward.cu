@@ -6,13 +6,14 @@
 // the same T for every block of columns. c slides: 64 columns of scores finish the 64 columns of c that begin LEFT
 // columns earlier, and 16 partial columns are carried on. README.md beside this file derives it, and says what was measured.
 //
-// A block of threads stays on its multiprocessor and takes works, rows of a head, until there are no more. WARPGROUPS
+// A block of threads has a work, rows of a head; where PERSISTENT it stays on its multiprocessor and takes works until there
+// are no more. WARPGROUPS
 // consumers have 64 rows each, the first HALO of which only feed the convolution. One warp of the producer copies keys and
 // values, the others fetch the next work's queries and T. Constants come from the compiler's command line (forward.py):
 //   ELEMENT  Half or Bfloat16: q, k, v, out        HEAD_DIM   a multiple of 8
 //   VALUE_DIM  columns of v a block computes, a multiple of 8 up to 128; VALUE_PARTS blocks make up a row of out
 //   QUERY_TAPS 1 to 8, KEY_TAPS 1 to 17, PAD key padding to the left
-//   CAUSAL, SPANS  0 or 1                          WARPGROUPS, STAGES
+//   CAUSAL, SPANS, PERSISTENT  0 or 1              WARPGROUPS, STAGES
 // By hand, for registers and spills (wgmma.cuh is what source.py's `wgmma_header` returns):
 //   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 --std=c++17 -I. -DELEMENT=Bfloat16 -DHEAD_DIM=64 ... -cubin
 #include <tiles.cuh>
@@ -27,7 +28,8 @@ constexpr bool TURNS = WARPGROUPS == 2;
 constexpr float LARGEST_SUM = 4096;  // of a thread's 16 numbers of a row: see the softmax
 static_assert(VALUE_DIM % 8 == 0 && VALUE_DIM <= 128, "accumulators must fit the registers");
 // Three consumers read queries from shared memory to the end of a work: the next ones have room of their own.
-constexpr int QUERY_BUFFERS = WARPGROUPS == 3 ? 2 : 1;
+constexpr int QUERY_BUFFERS = PERSISTENT && WARPGROUPS == 3 ? 2 : 1;
+constexpr int SLOTS = PERSISTENT ? 2 : 1;  // works in a block at a time
 constexpr int FETCHERS = 96;   // threads that fetch queries: three warps of the producer
 constexpr int TAKE_AHEAD = 4;  // tiles before its end at which a block takes its next work
 
@@ -39,7 +41,7 @@ constexpr int VALUES = KEYS_AT + STAGES * SLABS * SLAB;
 constexpr int SCORES = VALUES + STAGES * VALUE_SLABS * SLAB;
 constexpr int SCORE_TILE = 8 * PITCH;
 constexpr int TAPS = SCORES + 2 * WARPGROUPS * SCORE_TILE;
-constexpr int BARRIERS = TAPS + 2 * QUERY_TAPS * TAP;
+constexpr int BARRIERS = TAPS + SLOTS * QUERY_TAPS * TAP;
 constexpr int WORKS = BARRIERS + (4 * STAGES + 11) * 8;  // two slots: a work's number, and what c is times
 constexpr int LARGEST = WORKS + 2 * 8;                                    // a float a fetching warp
 static_assert(LARGEST + FETCHERS / 32 * 4 <= 227 * 1024, "shared memory of a block");
@@ -117,14 +119,17 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
         if (thread == 0) {
             int turn = 0;  // counts tiles, of all works
 #pragma unroll 1
-            for (int count = 0;; count++) {
-                barrier_wait(announced + count % 2 * 8, count / 2 & 1);
-                const int number = (int)load_shared(shared + WORKS + count % 2 * 8);
-                if (number < 0) break;
+            for (int count = 0; PERSISTENT || count < 1; count++) {
+                int number = blockIdx.x;
+                if constexpr (PERSISTENT) {
+                    barrier_wait(announced + count % 2 * 8, count / 2 & 1);
+                    number = (int)load_shared(shared + WORKS + count % 2 * 8);
+                    if (number < 0) break;
+                }
                 const Work work(args, number);
 #pragma unroll 1
                 for (int tile = work.first_tile; tile < work.end_tile; tile++, turn++) {
-                    if (tile == max(work.end_tile - TAKE_AHEAD, work.first_tile)) barrier_arrive(near_end);
+                    if (PERSISTENT && tile == max(work.end_tile - TAKE_AHEAD, work.first_tile)) barrier_arrive(near_end);
                     const int stage = turn % STAGES, parity = turn / STAGES & 1;
                     barrier_wait(keys_empty + 8 * stage, parity ^ 1);
                     barrier_expect(keys_full + 8 * stage, SLABS * SLAB);
@@ -142,23 +147,25 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
         } else if (thread >= 32) {
             const int fetcher = thread - 32;
 #pragma unroll 1
-            for (int count = 0;; count++) {
-                const int slot = count % 2, use = count / 2;
-                if (fetcher == 0) {
-                    int number = blockIdx.x;
-                    if (count > 0) {
-                        barrier_wait_asleep(near_end, (count - 1) & 1);
-                        number = args.blocks + take_next(args.taken);
+            for (int count = 0; PERSISTENT || count < 1; count++) {
+                const int slot = count % SLOTS, use = count / SLOTS;
+                int number = blockIdx.x;
+                if constexpr (PERSISTENT) {
+                    if (fetcher == 0) {
+                        if (count > 0) {
+                            barrier_wait_asleep(near_end, (count - 1) & 1);
+                            number = args.blocks + take_next(args.taken);
+                        }
+                        barrier_wait(work_empty + 8 * slot, (use & 1) ^ 1);
+                        store_shared(shared + WORKS + slot * 8, number < args.works ? (uint32_t)number : ~0u);
+                        barrier_arrive(announced + 8 * slot);
                     }
-                    barrier_wait(work_empty + 8 * slot, (use & 1) ^ 1);
-                    store_shared(shared + WORKS + slot * 8, number < args.works ? (uint32_t)number : ~0u);
-                    barrier_arrive(announced + 8 * slot);
-                }
-                part_barrier<FETCHERS>();  // where they sleep; in an mbarrier's wait they would take issue slots
-                const int number = (int)load_shared(shared + WORKS + slot * 8);
-                if (number < 0) {
-                    if (fetcher == 0) barrier_arrive(ready + 8 * slot);
-                    break;
+                    part_barrier<FETCHERS>();  // where they sleep; in an mbarrier's wait they would take issue slots
+                    number = (int)load_shared(shared + WORKS + slot * 8);
+                    if (number < 0) {
+                        if (fetcher == 0) barrier_arrive(ready + 8 * slot);
+                        break;
+                    }
                 }
                 const Work work(args, number);
                 const int buffer = count % QUERY_BUFFERS;
@@ -198,12 +205,15 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
         if (TURNS && QUERY_TAPS > 1 && warpgroup == 1) pass_turn(0);
         int first_turn = 0;  // tiles of the works before
 #pragma unroll 1
-        for (int count = 0;; count++) {
-            const int slot = count % 2, buffer_of_queries = count % QUERY_BUFFERS;
-            barrier_wait(ready + 8 * slot, count / 2 & 1);
-            const int number = (int)load_shared(shared + WORKS + slot * 8);
-            if (number < 0) break;
-            barrier_wait(rows_full + 8 * slot, count / 2 & 1);
+        for (int count = 0; PERSISTENT || count < 1; count++) {
+            const int slot = count % SLOTS, buffer_of_queries = count % QUERY_BUFFERS;
+            barrier_wait(ready + 8 * slot, count / SLOTS & 1);
+            int number = blockIdx.x;
+            if constexpr (PERSISTENT) {
+                number = (int)load_shared(shared + WORKS + slot * 8);
+                if (number < 0) break;
+            }
+            barrier_wait(rows_full + 8 * slot, count / SLOTS & 1);
             const float unit = __uint_as_float(load_shared(shared + WORKS + slot * 8 + 4));
             const Work work(args, number);
             const int first_tile = work.first_tile, end_tile = work.end_tile;
@@ -417,12 +427,14 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     out[4 * b] = pack<ELEMENT>(accumulator[4 * b + 2 * h] * inverse, accumulator[4 * b + 2 * h + 1] * inverse);
                 if (work.part == 0 && column == 0) args.logsumexp[of_row] = (reference[h] + log2f(sum)) * LN_2;
             }
-            warpgroup_barrier(warpgroup + 1);  // all have read the slot, and no product reads its T
-            if (thread == 0) {
-                barrier_arrive(work_empty + 8 * slot);
-                if constexpr (!QUERIES_IN_REGISTERS) barrier_arrive(rows_empty + 8 * buffer_of_queries);
+            if constexpr (PERSISTENT) {
+                warpgroup_barrier(warpgroup + 1);  // all have read the slot, and no product reads its T
+                if (thread == 0) {
+                    barrier_arrive(work_empty + 8 * slot);
+                    if constexpr (!QUERIES_IN_REGISTERS) barrier_arrive(rows_empty + 8 * buffer_of_queries);
+                }
+                first_turn += end_tile - first_tile;
             }
-            first_turn += end_tile - first_tile;
         }
     }
 }

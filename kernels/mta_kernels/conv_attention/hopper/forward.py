@@ -29,6 +29,7 @@ from mta_kernels.torch_compile import asked_once
 QUERY_TAPS, KEY_TAPS = 8, 17  # at most
 ROWS, SLAB = 64, 64 * 128
 FETCHING_WARPS = 3  # of a block's producer
+PERSIST_ALL = False
 MAX_VALUE_DIM = 128
 MAX_REMEMBERED = 256
 _launches: dict[tuple, Launches] = {}
@@ -90,9 +91,14 @@ class Geometry(Tiles):
         return self.warpgroups * (ROWS - (self.query_taps - 1))
 
     @property
+    def persistent(self) -> bool:
+        """Whether a block takes one work after another."""
+        return PERSIST_ALL or self.warpgroups == 2
+
+    @property
     def query_buffers(self) -> int:
         """Queries of this work and of the next, where consumers read them from shared memory to the end."""
-        return 2 if self.warpgroups == 3 else 1
+        return 2 if self.persistent and self.warpgroups == 3 else 1
 
     @property
     def shared_memory(self) -> int:
@@ -101,11 +107,12 @@ class Geometry(Tiles):
         tiles = self.query_buffers * self.warpgroups * self.slabs + self.stages * (self.slabs + value_slabs)
         scores = 2 * self.warpgroups * 8 * (8 + ROWS) * 16
         barriers = 4 * self.stages + 11
-        small = 2 * self.prepared.tap_bytes + barriers * 8 + 2 * 8 + FETCHING_WARPS * 4
+        small = (2 if self.persistent else 1) * self.prepared.tap_bytes + barriers * 8 + 2 * 8 + FETCHING_WARPS * 4
         return tiles * SLAB + scores + small
 
     def constants(self) -> dict[str, Any]:
-        return {**super().constants(), "VALUE_DIM": self.value_dim, "VALUE_PARTS": self.value_parts}
+        own = {"VALUE_DIM": self.value_dim, "VALUE_PARTS": self.value_parts, "PERSISTENT": int(self.persistent)}
+        return {**super().constants(), **own}
 
     def products(self) -> list[Product]:
         element = ELEMENTS[self.dtype]
@@ -240,7 +247,7 @@ class Call:
         self.prepare = prepare_launch(geometry.prepared, self.preparation, device)
         row_blocks = -(-query_rows // geometry.block_rows)
         works = row_blocks * geometry.value_parts * heads * batch
-        blocks = min(works, sm_count(q.device))
+        blocks = min(works, sm_count(q.device)) if geometry.persistent else works
         self.arguments = Arguments(
             Positions(None, heads, heads // kv_heads, query_rows, key_rows), row_blocks=row_blocks, works=works,
             blocks=blocks,
