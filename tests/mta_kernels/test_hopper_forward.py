@@ -197,29 +197,30 @@ def test_a_cpu_has_no_hopper_instructions() -> None:
 
 @pytest.mark.skipif(ON_HOPPER, reason="plants faults in the emulated source")
 @pytest.mark.parametrize(
-    ("line", "instead"),
+    ("head_dim", "line", "instead"),
     [
-        ("warpgroup_barrier(warpgroup + 1);\n                    if constexpr (TURNS)", "if constexpr (TURNS)"),
+        (64, "warpgroup_barrier(warpgroup + 1);\n                    if constexpr (TURNS)", "if constexpr (TURNS)"),
         (
+            64,
             "barrier_wait(values_full + 8 * stage, turn / STAGES & 1);\n                products_begin();",
             "products_begin();",
         ),
-        ("if (thread == 0) barrier_arrive(values_empty + 8 * (turn % STAGES));\n            }", "}"),
-        ("barrier_wait(work_empty + 8 * slot, (use & 1) ^ 1);", ""),
-        ("part_barrier<FETCHERS>();  // where", "// where"),
-        ("                barrier_arrive(work_empty + 8 * slot);\n", ""),
+        (64, "if (thread == 0) barrier_arrive(values_empty + 8 * (turn % STAGES));\n            }", "}"),
+        (128, "part_barrier<FETCHERS>();  // where", "// where"),
+        (128, "barrier_wait(rows_empty, (count & 1) ^ 1);", ""),
+        (128, "                barrier_arrive(work_empty + 8 * slot);\n", ""),
     ],
     ids=[
         "no barrier before the convolution",
         "no wait for the values",
         "a stage never given back",
-        "the work after the next overwrites",
         "fetchers who do not wait for the number",
+        "queries that are still read",
         "a work never ends",
     ],
 )
 def test_the_emulator_finds_what_a_gpu_may_hide(
-    hopper, monkeypatch: pytest.MonkeyPatch, tmp_path, line: str, instead: str
+    hopper, monkeypatch: pytest.MonkeyPatch, tmp_path, head_dim: int, line: str, instead: str
 ) -> None:
     source = (sources.FOLDER / "forward.cu").read_text()
     assert source.count(line) == 1
@@ -227,8 +228,8 @@ def test_the_emulator_finds_what_a_gpu_may_hide(
     (tmp_path / "forward.cu").write_text(source.replace(line, instead))
     monkeypatch.setattr(sources, "FOLDER", tmp_path)
     kernel.cache_clear()
-    # 8 works for 3 blocks, and 18 of a tile or two, which a block is done with before all have begun them.
-    cases = [make(1, heads, 1, seq_len, 64, (6, 11), BF16) for heads, seq_len in ((4, 200), (18, 60))]
+    # 8 works for the 3 blocks that stay, and 18 of a tile or two.
+    cases = [make(1, heads, 1, seq_len, head_dim, (6, 11), BF16) for heads, seq_len in ((4, 200), (18, 60))]
 
     def run() -> None:
         for inputs in cases:

@@ -36,13 +36,13 @@ constexpr int TAKE_AHEAD = 4;  // tiles before its end at which a block takes it
 // Shared memory, in bytes from its start.
 constexpr int PITCH = (8 + ROWS) * 16;  // 8 columns of scores: 16 bytes a row, under eight rows of zeros
 constexpr int QUERIES = 0;
-constexpr int KEYS_AT = QUERIES + QUERY_BUFFERS * WARPGROUPS * SLABS * SLAB;
+constexpr int KEYS_AT = QUERIES + WARPGROUPS * SLABS * SLAB;
 constexpr int VALUES = KEYS_AT + STAGES * SLABS * SLAB;
 constexpr int SCORES = VALUES + STAGES * VALUE_SLABS * SLAB;
 constexpr int SCORE_TILE = 8 * PITCH;
 constexpr int TAPS = SCORES + 2 * WARPGROUPS * SCORE_TILE;
 constexpr int BARRIERS = TAPS + SLOTS * QUERY_TAPS * TAP;
-constexpr int WORKS = BARRIERS + (4 * STAGES + 11) * 8;  // two slots: a work's number, and what c is times
+constexpr int WORKS = BARRIERS + (4 * STAGES + 10) * 8;  // two slots: a work's number, and what c is times
 constexpr int LARGEST = WORKS + 2 * 8;                                    // a float a fetching warp
 static_assert(LARGEST + FETCHERS / 32 * 4 <= 227 * 1024, "shared memory of a block");
 
@@ -105,8 +105,8 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
             barrier_init(rows_full + 8 * slot, 1);
             barrier_init(ready + 8 * slot, 1);
             barrier_init(work_empty + 8 * slot, WARPGROUPS);
-            barrier_init(rows_empty + 8 * slot, WARPGROUPS);
         }
+        barrier_init(rows_empty, WARPGROUPS);
         barrier_init_done();
     }
     for (int i = threadIdx.x; i < 2 * WARPGROUPS * 8 * 32; i += blockDim.x)  // the rows above
@@ -168,21 +168,19 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     }
                 }
                 const Work work(args, number);
-                const int buffer = count % QUERY_BUFFERS;
-                const uint32_t queries_at = shared + QUERIES + buffer * (WARPGROUPS * SLABS * SLAB);
                 if (fetcher == 0) {
-                    barrier_wait(rows_empty + 8 * buffer, (count / QUERY_BUFFERS & 1) ^ 1);
+                    barrier_wait(rows_empty, (count & 1) ^ 1);
                     barrier_expect(rows_full + 8 * slot, WARPGROUPS * SLABS * SLAB + QUERY_TAPS * TAP);
                     for (int w = 0; w < WARPGROUPS; w++)
                         for (int slab = 0; slab < SLABS; slab++)
-                            copy_tile(queries_at + (w * SLABS + slab) * SLAB, &query_map, rows_full + 8 * slot,
+                            copy_tile(shared + QUERIES + (w * SLABS + slab) * SLAB, &query_map, rows_full + 8 * slot,
                                       slab * 64, work.first_row + w * OUT_ROWS - HALO, work.head, work.batch);
                     copy_bytes(shared + TAPS + slot * (QUERY_TAPS * TAP), args.taps + work.head * (QUERY_TAPS * TAP / 2),
                                QUERY_TAPS * TAP, rows_full + 8 * slot);
                 }
                 barrier_wait(rows_full + 8 * slot, use & 1);
                 const float factor = rescale_queries<WARPGROUPS * ROWS, FETCHERS>(
-                    queries_at, shared + LARGEST,
+                    shared + QUERIES, shared + LARGEST,
                     args.key_norms + (work.batch * (args.at.heads / args.at.group) + work.kv_head) * NORM_PARTS, fetcher);
                 if (fetcher == 0) {
                     store_shared(shared + WORKS + slot * 8 + 4, __float_as_uint(args.weight_scale[work.head] * factor));
@@ -194,6 +192,8 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
         take_registers<WARPGROUPS == 3 ? 160 : 240>();
         const int lane = thread % 32, local_row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
         const uint32_t scores_at = shared + SCORES + 2 * warpgroup * SCORE_TILE;
+        const uint32_t queries_at = shared + QUERIES + warpgroup * SLABS * SLAB;
+        const uint64_t queries = moved(operand(queries_at, 16, 1024, SWIZZLE_128), 0);
         const uint64_t first_keys = moved(operand(shared + KEYS_AT, 16, 1024, SWIZZLE_128), 0);
         const uint64_t first_values = moved(operand(shared + VALUES, SLAB, 1024, SWIZZLE_128), 0);
         const uint64_t score_tiles = moved(operand(scores_at, PITCH, 128, NO_SWIZZLE), 0);
@@ -206,7 +206,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
         int first_turn = 0;  // tiles of the works before
 #pragma unroll 1
         for (int count = 0; PERSISTENT || count < 1; count++) {
-            const int slot = count % SLOTS, buffer_of_queries = count % QUERY_BUFFERS;
+            const int slot = count % SLOTS;
             barrier_wait(ready + 8 * slot, count / SLOTS & 1);
             int number = blockIdx.x;
             if constexpr (PERSISTENT) {
@@ -229,8 +229,6 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 begin[h] = keys_begin(args.at, tile_row + local_row + 8 * h);
                 end[h] = keys_end(args.at, tile_row + local_row + 8 * h);
             }
-            const uint32_t queries_at = shared + QUERIES + (buffer_of_queries * WARPGROUPS + warpgroup) * (SLABS * SLAB);
-            const uint64_t queries = moved(operand(shared + QUERIES, 16, 1024, SWIZZLE_128), queries_at - shared - QUERIES);
             const uint64_t toeplitz = moved(first_taps, slot * QUERY_TAPS * TAP);
 
             // c's columns of this tile: those of even and of odd blocks of 16 scores apart, since windows that overlap in
@@ -249,7 +247,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     load_matrices(query[step], queries_at + step / 4 * SLAB + named_row * 128 +
                                                    ((step % 4 * 2 + lane / 16) ^ named_row % 8) * 16);
                 warpgroup_barrier(warpgroup + 1);
-                if (thread == 0) barrier_arrive(rows_empty + 8 * buffer_of_queries);
+                if (thread == 0) barrier_arrive(rows_empty);
             }
             auto multiply_keys = [&](int stage) {
                 const uint64_t keys = first_keys + bytes_on(stage * SLABS * SLAB);
@@ -431,7 +429,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 warpgroup_barrier(warpgroup + 1);  // all have read the slot, and no product reads its T
                 if (thread == 0) {
                     barrier_arrive(work_empty + 8 * slot);
-                    if constexpr (!QUERIES_IN_REGISTERS) barrier_arrive(rows_empty + 8 * buffer_of_queries);
+                    if constexpr (!QUERIES_IN_REGISTERS) barrier_arrive(rows_empty);
                 }
                 first_turn += end_tile - first_tile;
             }

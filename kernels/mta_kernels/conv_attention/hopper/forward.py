@@ -29,7 +29,6 @@ from mta_kernels.torch_compile import asked_once
 QUERY_TAPS, KEY_TAPS = 8, 17  # at most
 ROWS, SLAB = 64, 64 * 128
 FETCHING_WARPS = 3  # of a block's producer
-PERSIST_ALL = False
 MAX_VALUE_DIM = 128
 MAX_REMEMBERED = 256
 _launches: dict[tuple, Launches] = {}
@@ -92,21 +91,16 @@ class Geometry(Tiles):
 
     @property
     def persistent(self) -> bool:
-        """Whether a block takes one work after another."""
-        return PERSIST_ALL or self.warpgroups == 2
-
-    @property
-    def query_buffers(self) -> int:
-        """Queries of this work and of the next, where consumers read them from shared memory to the end."""
-        return 2 if self.persistent and self.warpgroups == 3 else 1
+        """Whether a block takes one work after another. Three consumers lose more in the loop than they gain at its ends."""
+        return self.warpgroups == 2
 
     @property
     def shared_memory(self) -> int:
         """Bytes a block takes, as forward.cu lays them out."""
         value_slabs = -(-self.value_dim // 64)
-        tiles = self.query_buffers * self.warpgroups * self.slabs + self.stages * (self.slabs + value_slabs)
+        tiles = self.warpgroups * self.slabs + self.stages * (self.slabs + value_slabs)
         scores = 2 * self.warpgroups * 8 * (8 + ROWS) * 16
-        barriers = 4 * self.stages + 11
+        barriers = 4 * self.stages + 10
         small = (2 if self.persistent else 1) * self.prepared.tap_bytes + barriers * 8 + 2 * 8 + FETCHING_WARPS * 4
         return tiles * SLAB + scores + small
 
