@@ -20,7 +20,8 @@ from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
 # Forward: not every softmax runs while another warpgroup multiplies. Backward: each of five products is waited for, and
 # two warpgroups an SM fill few of these waits.
 FORWARD_SHARED_SHARE, BACKWARD_SHARED_SHARE = 0.73, 0.63
-# A block is alone on its SM: nothing hides its first copies, its taps and zeros, and its last rows.
+# A block is alone on its SM: nothing hides its first copies, its taps and zeros, and its last rows. Forward blocks of two
+# warpgroups stay and take one work after another, so that this happens once.
 BLOCK_START_S = 12e-6
 
 ROWS, KEYS, STEP = 64, 64, 16  # rows and keys of a tile, depth of one product
@@ -77,7 +78,7 @@ def forward(case: Case, sm_count: int) -> list[Kernel]:
         shared_share=FORWARD_SHARED_SHARE,
         l2_bytes=tiles * copied,
         memory_bytes=2 * queries + 2 * keys,
-        waves=heads * -(-case.seq // (warpgroups * own)) / sm_count,
+        waves=1 if warpgroups == 2 else heads * -(-case.seq // (warpgroups * own)) / sm_count,
     )
     return [Kernel("hopper_prepare", memory_bytes=keys, memory_share=fused.SMALL_SHARE), kernel]
 

@@ -17,7 +17,7 @@ from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
 # the backward. Queries in registers: half the traffic of shared memory, and two programs an SM fill each other's waits.
 # Streamed: each slice of the queries is copied again. The passes of the backward reach 0.74 to 0.83 one by one, and
 # together draw so much power that the clock falls to 1560 to 1750 MHz of 1980.
-REGISTERS_SHARE, STREAMED_SHARE, BACKWARD_SHARE = 0.83, 0.80, 0.73
+REGISTERS_SHARE, STREAMED_SHARE, BACKWARD_SHARE = 0.90, 0.86, 0.73
 # A program's first copies, its tiles at the diagonal and its end. With queries in registers all of them are loaded
 # before the first product.
 REGISTERS_START_S, STREAMED_START_S, BAND_START_S = 10e-6, 5e-6, 3e-6

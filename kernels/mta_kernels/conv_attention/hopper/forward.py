@@ -91,7 +91,7 @@ class Geometry(Tiles):
 
     @property
     def persistent(self) -> bool:
-        """Whether a block takes one work after another. Three consumers lose more in the loop than they gain at its ends."""
+        """Whether a block takes one work after another: three consumers lose more in the loop than they gain."""
         return self.warpgroups == 2
 
     @property
