@@ -20,8 +20,8 @@ from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
 # Forward: not every softmax runs while another warpgroup multiplies. Backward: each of five products is waited for, and
 # two warpgroups an SM fill few of these waits.
 FORWARD_SHARED_SHARE, BACKWARD_SHARED_SHARE = 0.73, 0.63
-# A block is alone on its SM: nothing hides its first copies, its taps and zeros, and its last rows. Forward blocks of two
-# warpgroups stay and take one work after another, so that this happens once.
+# A block is alone on its SM: nothing hides its first copies, its taps and zeros, and its last rows. Forward blocks of
+# two warpgroups stay and take one work after another, so that this happens once.
 BLOCK_START_S = 12e-6
 
 ROWS, KEYS, STEP = 64, 64, 16  # rows and keys of a tile, depth of one product
