@@ -125,7 +125,16 @@ def test_addresses_that_return_are_described_once(monkeypatch: pytest.MonkeyPatc
         {"weight": lambda weight: weight.transpose(1, 2).contiguous().transpose(1, 2)},
         {"head_chunk": 1},
     ],
-    ids=str,
+    ids=[
+        "causal",
+        "scale",
+        "pad_key",
+        "backend",
+        "strides of k",
+        "dtype of the weight",
+        "strides of the weight",
+        "heads",
+    ],
 )
 def test_another_call_is_looked_at(operator_calls, change: dict) -> None:
     tensors = dict(zip(("q", "k", "v", "weight"), inputs(), strict=True))

@@ -6,10 +6,10 @@
 // the same T for every block of columns. c slides: 64 columns of scores finish the 64 columns of c that begin LEFT
 // columns earlier, and 16 partial columns are carried on. README.md beside this file derives it, and says what was measured.
 //
-// A block of threads has a work, rows of a head; where PERSISTENT it stays on its multiprocessor and takes works until there
-// are no more. WARPGROUPS
-// consumers have 64 rows each, the first HALO of which only feed the convolution. One warp of the producer copies keys and
-// values, the others fetch the next work's queries and T. Constants come from the compiler's command line (forward.py):
+// A block of threads has a work, rows of a head; where PERSISTENT it stays on its multiprocessor and takes works until
+// there are no more. WARPGROUPS consumers have 64 rows each, the first HALO of which only feed the convolution. One warp of
+// the producer copies keys and values, the others fetch a work's queries and T.
+// Constants come from the compiler's command line (forward.py):
 //   ELEMENT  Half or Bfloat16: q, k, v, out        HEAD_DIM   a multiple of 8
 //   VALUE_DIM  columns of v a block computes, a multiple of 8 up to 128; VALUE_PARTS blocks make up a row of out
 //   QUERY_TAPS 1 to 8, KEY_TAPS 1 to 17, PAD key padding to the left
@@ -27,11 +27,9 @@ constexpr bool QUERIES_IN_REGISTERS = WARPGROUPS == 2 && HEAD_DIM <= 128;
 constexpr bool TURNS = WARPGROUPS == 2;
 constexpr float LARGEST_SUM = 4096;  // of a thread's 16 numbers of a row: see the softmax
 static_assert(VALUE_DIM % 8 == 0 && VALUE_DIM <= 128, "accumulators must fit the registers");
-// Three consumers read queries from shared memory to the end of a work: the next ones have room of their own.
-constexpr int QUERY_BUFFERS = PERSISTENT && WARPGROUPS == 3 ? 2 : 1;
-constexpr int SLOTS = PERSISTENT ? 2 : 1;  // works in a block at a time
-constexpr int FETCHERS = 96;   // threads that fetch queries: three warps of the producer
-constexpr int TAKE_AHEAD = 4;  // tiles before its end at which a block takes its next work
+constexpr int SLOTS = PERSISTENT ? 2 : 1;  // works in a block at a time: the one at hand and the next
+constexpr int FETCHERS = 96;               // threads that fetch queries: three warps of the producer
+constexpr int TAKE_AHEAD = 4;              // tiles before its end at which a block takes its next work
 
 // Shared memory, in bytes from its start.
 constexpr int PITCH = (8 + ROWS) * 16;  // 8 columns of scores: 16 bytes a row, under eight rows of zeros
@@ -43,7 +41,7 @@ constexpr int SCORE_TILE = 8 * PITCH;
 constexpr int TAPS = SCORES + 2 * WARPGROUPS * SCORE_TILE;
 constexpr int BARRIERS = TAPS + SLOTS * QUERY_TAPS * TAP;
 constexpr int WORKS = BARRIERS + (4 * STAGES + 10) * 8;  // two slots: a work's number, and what c is times
-constexpr int LARGEST = WORKS + 2 * 8;                                    // a float a fetching warp
+constexpr int LARGEST = WORKS + 2 * 8;                   // a float a fetching warp
 static_assert(LARGEST + FETCHERS / 32 * 4 <= 227 * 1024, "shared memory of a block");
 
 struct True {
