@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from mtabench.model.kernel import Kernel, scores
 from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
 
-# What products reach of a plain product's rate beside the exponentials. Calibrated on the times of single kernels:
-# tuned/nvidia-h200.json for the forward, a run of ncu whose rows are not kept and results/nvidia-h200/bwd.csv for
-# the backward. Queries in registers: half the traffic of shared memory, and two programs an SM fill each other's waits.
-# Streamed: each slice of the queries is copied again. The passes of the backward reach 0.74 to 0.83 one by one, and
-# together draw so much power that the clock falls to 1560 to 1750 MHz of 1980.
+# What products reach of a plain product's rate beside the exponentials. Calibrated on results/nvidia-h200: for the
+# forward on hopper-fwd.csv, for the backward on bwd.csv and a run of ncu whose rows are not kept. Queries in
+# registers: half the traffic of shared memory, and two programs an SM fill each other's waits. Streamed: each slice of
+# the queries is copied again. The passes of the backward reach 0.74 to 0.83 one by one, and together draw so much
+# power that the clock falls to 1560 to 1750 MHz of 1980.
 REGISTERS_SHARE, STREAMED_SHARE, BACKWARD_SHARE = 0.90, 0.86, 0.73
 # A program's first copies, its tiles at the diagonal and its end. With queries in registers all of them are loaded
 # before the first product.

@@ -62,7 +62,7 @@ def test_every_modelled_cell_of_the_committed_results_is_within_25_percent():
     ("pass_", "head_dim", "milliseconds"), [("fwd", 64, 231), ("fwd", 128, 431), ("bwd", 64, 852), ("bwd", 128, 1406)]
 )
 def test_so_is_a_length_that_nothing_was_calibrated_on(pass_, head_dim, milliseconds):
-    """One sequence of 131072 tokens and 16 heads, from a run on an H200 whose rows are not kept."""
+    """One sequence of 131072 tokens and 16 heads; times of an older forward on an H200, whose rows are not kept."""
     case = replace(CONV, pass_=pass_, heads=16, kv_heads=16, seq=131072, head_dim=head_dim)
     assert predicted(case).seconds * 1e3 == pytest.approx(milliseconds, rel=WITHIN)
 
