@@ -40,6 +40,8 @@ from mta_kernels.conv_attention.triton.tuning import Key, best_config
 from mta_kernels.gpu_limits import capability, shared_memory_limit
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+# Bytes of expanded keys that programs running at a time may share: half of the L2 of an H100.
+KEYS_IN_L2 = 24 * 2**20
 
 
 @triton.jit
@@ -47,7 +49,7 @@ def _conv_attention_fwd_kernel(
     q_desc, k_desc, v_desc, q_head_desc, k_head_desc, band_ptr, spans_ptr, out_ptr, logsumexp_ptr,
     stride_qh, stride_qn, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_lb, stride_lh,
-    heads, k_group, v_group, query_rows, key_rows, one,
+    heads, k_group, v_group, query_rows, key_rows, heads_at_once, all_heads, one,
     HOST_DESCRIPTORS: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr,
     BAND: tl.constexpr, BAND_PITCH: tl.constexpr, DEPTH: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DEPTH: tl.constexpr, HEAD_DEPTH: tl.constexpr,
@@ -74,10 +76,14 @@ def _conv_attention_fwd_kernel(
         v_desc = describe_heads(v_desc, stride_vb, stride_vh, stride_vn, heads // v_group, key_rows, HEAD_DIM,
                                 BLOCK_N, BLOCK_D, ALIGNMENT)  # fmt: skip
 
+    # Some heads at a time, whose keys stay in L2: of these, the last blocks first, which have the most causal keys, so
+    # that the grid ends with short ones.
     query_blocks = tl.cdiv(query_rows, BLOCK_M)
-    batch_head = tl.program_id(0) // query_blocks
-    # Causal blocks near the end have the most keys: start with them.
-    first_query = (query_blocks - 1 - tl.program_id(0) % query_blocks) * BLOCK_M
+    first_head = tl.program_id(0) // (heads_at_once * query_blocks) * heads_at_once
+    heads_now = tl.minimum(heads_at_once, all_heads - first_head)
+    program = tl.program_id(0) - first_head * query_blocks
+    batch_head = first_head + program % heads_now
+    first_query = (query_blocks - 1 - program // heads_now) * BLOCK_M
     query = first_query + tl.arange(0, BLOCK_M)
     inside = query < query_rows
     k_head = batch_head // k_group
@@ -393,7 +399,8 @@ def launch_forward(
         operand(values, [1, 1, config.block_n, block_d], host_descriptors),
         q_head, k_head, prepared.band, spans, out, logsumexp,
         *queries.stride()[:2], *keys.stride()[:2], *values.stride()[:3], *out.stride()[:2], *logsumexp.stride()[:2],
-        heads, batch * heads // keys.shape[0], heads // values.shape[1], query_rows, values.shape[2], 1.0,
+        heads, batch * heads // keys.shape[0], heads // values.shape[1], query_rows, values.shape[2],
+        min(batch * heads, max(1, KEYS_IN_L2 // keys[0].nbytes)) if causal else 1, batch * heads, 1.0,
         HOST_DESCRIPTORS=host_descriptors, CAUSAL=causal, SPANS=spans is not None,
         BAND=prepared.band_width, BAND_PITCH=prepared.band.shape[-1], DEPTH=depth, HEAD_DIM=head_dim,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_DEPTH=config.block_depth,
