@@ -42,18 +42,21 @@ from mta_kernels.gpu_limits import capability, shared_memory_limit
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 # Bytes of expanded keys that programs running at a time may share: half of the L2 of an H100.
 KEYS_IN_L2 = 24 * 2**20
+MASKED_COLUMNS = 128
+MASKED_FLAT = False
 
 
 @triton.jit
 def _conv_attention_fwd_kernel(
-    q_desc, k_desc, v_desc, q_head_desc, k_head_desc, band_ptr, spans_ptr, out_ptr, logsumexp_ptr,
+    q_desc, k_desc, v_desc, q_head_desc, k_head_desc, k_masked_desc, v_masked_desc, band_ptr, spans_ptr, out_ptr, logsumexp_ptr,
     stride_qh, stride_qn, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_lb, stride_lh,
     heads, k_group, v_group, query_rows, key_rows, heads_at_once, all_heads, one,
     HOST_DESCRIPTORS: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr,
     BAND: tl.constexpr, BAND_PITCH: tl.constexpr, DEPTH: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DEPTH: tl.constexpr, HEAD_DEPTH: tl.constexpr,
-    BLOCK_D: tl.constexpr, Q_IN_REGISTERS: tl.constexpr, MASKED_STAGES: tl.constexpr, SUMS_IN_THREADS: tl.constexpr,
+    BLOCK_D: tl.constexpr, Q_IN_REGISTERS: tl.constexpr, MASKED_STAGES: tl.constexpr, MASKED_N: tl.constexpr,
+    MASKED_FLAT: tl.constexpr, SUMS_IN_THREADS: tl.constexpr,
     ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M queries of one head, which are among the last M = query_rows of N = key_rows positions.
@@ -75,6 +78,7 @@ def _conv_attention_fwd_kernel(
         k_desc = describe_rows(k_desc, stride_kh, stride_kn, key_rows, DEPTH, BLOCK_N, BLOCK_DEPTH, ALIGNMENT)
         v_desc = describe_heads(v_desc, stride_vb, stride_vh, stride_vn, heads // v_group, key_rows, HEAD_DIM,
                                 BLOCK_N, BLOCK_D, ALIGNMENT)  # fmt: skip
+        k_masked_desc, v_masked_desc = k_desc, v_desc
 
     # Some heads at a time, whose keys stay in L2: of these, the last blocks first, which have the most causal keys, so
     # that the grid ends with short ones.
@@ -152,12 +156,12 @@ def _conv_attention_fwd_kernel(
             v = v_desc.load([batch, v_head, first_key, 0]).reshape(BLOCK_N, BLOCK_D)
             p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores, SUMS_IN_THREADS)
             accumulator = tl.dot(p.to(v.dtype), v, accumulator * rescale[:, None], input_precision=PRECISION)
-        for first_key in tl.range(masked_start, end, BLOCK_N, num_stages=MASKED_STAGES):
-            scores = _score_tile(q_desc, k_desc, batch_head, k_head, first_query, first_key, one,
-                                 DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, PRECISION)  # fmt: skip
+        for first_key in tl.range(masked_start, end, MASKED_N, num_stages=MASKED_STAGES, flatten=MASKED_FLAT):
+            scores = _score_tile(q_desc, k_masked_desc, batch_head, k_head, first_query, first_key, one,
+                                 DEPTH, BLOCK_M, MASKED_N, BLOCK_DEPTH, PRECISION)  # fmt: skip
             scores = _mask(scores, band_rows, query, inside, first_key, first_seen, seen_end, query_rows, key_rows,
-                           CAUSAL, SPANS, BAND, BLOCK_N, False)  # fmt: skip
-            v = v_desc.load([batch, v_head, first_key, 0]).reshape(BLOCK_N, BLOCK_D)
+                           CAUSAL, SPANS, BAND, MASKED_N, MASKED_FLAT)  # fmt: skip
+            v = v_masked_desc.load([batch, v_head, first_key, 0]).reshape(MASKED_N, BLOCK_D)
             p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores, SUMS_IN_THREADS)
             accumulator = tl.dot(p.to(v.dtype), v, accumulator * rescale[:, None], input_precision=PRECISION)
 
@@ -392,20 +396,23 @@ def launch_forward(
         operand(x, [1, rows, head_depth], host_descriptors) if head_depth else None
         for x, rows in ((queries, config.block_m), (keys, config.block_n))
     )
+    masked_n = min(config.block_n, MASKED_COLUMNS) if host_descriptors else config.block_n
     launch(
         _conv_attention_fwd_kernel, cdiv(query_rows, config.block_m) * batch * heads, signature,
         operand(queries, [1, config.block_m, config.block_depth], host_descriptors),
         operand(keys, [1, config.block_n, config.block_depth], host_descriptors),
         operand(values, [1, 1, config.block_n, block_d], host_descriptors),
-        q_head, k_head, prepared.band, spans, out, logsumexp,
+        q_head, k_head,
+        *((operand(keys, [1, masked_n, config.block_depth], host_descriptors), operand(values, [1, 1, masked_n, block_d], host_descriptors)) if host_descriptors and not config.q_in_registers else (None, None)),
+        prepared.band, spans, out, logsumexp,
         *queries.stride()[:2], *keys.stride()[:2], *values.stride()[:3], *out.stride()[:2], *logsumexp.stride()[:2],
         heads, batch * heads // keys.shape[0], heads // values.shape[1], query_rows, values.shape[2],
-        min(batch * heads, max(1, KEYS_IN_L2 // keys[0].nbytes)) if causal else 1, batch * heads, 1.0,
+        min(batch * heads, max(1, KEYS_IN_L2 // (keys.shape[1] * depth * keys.element_size()))) if causal else 1, batch * heads, 1.0,
         HOST_DESCRIPTORS=host_descriptors, CAUSAL=causal, SPANS=spans is not None,
         BAND=prepared.band_width, BAND_PITCH=prepared.band.shape[-1], DEPTH=depth, HEAD_DIM=head_dim,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_DEPTH=config.block_depth,
         HEAD_DEPTH=head_depth, BLOCK_D=block_d,
-        Q_IN_REGISTERS=config.q_in_registers, MASKED_STAGES=config.masked_stages,
+        Q_IN_REGISTERS=config.q_in_registers, MASKED_STAGES=config.masked_stages, MASKED_N=masked_n, MASKED_FLAT=MASKED_FLAT and host_descriptors,
         SUMS_IN_THREADS=capability(values.device)[0] == 9 and not config.q_in_registers,
         ALIGNMENT=16 // values.element_size(), PRECISION=dot_precision(values.dtype),
         DEPENDENT_LAUNCH=dependent, num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=dependent,
