@@ -306,7 +306,7 @@ def _load_rows(x_ptr, row, dim, stride_n, stride_d, rows, dims):
 
 def prepare(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, causal: bool, scale: float, pad: int, signature: Hashable,
-    margins: Margins = NO_MARGINS,
+    margins: Margins = NO_MARGINS, padded=True,
 ) -> Prepared:  # fmt: skip
     """Make the inputs of the fused kernels from those of `conv_attention`; `pad` as `key_padding` gives it.
 
@@ -325,8 +325,9 @@ def prepare(
     )
     taps = min(query_taps, key_taps)
     width = (query_taps - 1) + (key_taps - 1 - pad) if causal else 0
-    padded = torch.empty(batch * padded_heads, padded_rows, pitch, dtype=q.dtype, device=q.device)
-    overlapping = padded.as_strided(
+    with_padded = padded
+    padded = torch.empty(batch * padded_heads, padded_rows if with_padded else 0, pitch, dtype=q.dtype, device=q.device)
+    overlapping = padded if not with_padded else padded.as_strided(
         (batch * padded_heads, padded_rows - taps + 1, taps * pitch), (padded_rows * pitch, pitch, 1)
     )
     expanded = torch.empty(batch * heads, expanded_rows, taps * pitch, dtype=q.dtype, device=q.device)
@@ -373,7 +374,7 @@ def prepare(
             num_warps=8 if block_d == 128 else 4, launch_pdl=dependent and strip == "band",
         )  # fmt: skip
 
-    programs = expand_programs + cdiv(padded_rows, block_pad) * batch * padded_heads
+    programs = expand_programs + (cdiv(padded_rows, block_pad) * batch * padded_heads if with_padded else 0)
     if width:
         first_share = 0 if NEAR_ALONE else int(programs * FIRST_SHARE)
         if not NEAR_ALONE:
