@@ -34,7 +34,7 @@ class Margins:
 
 
 NO_MARGINS = Margins()
-NEAR_ALONE, NEAR_Q, BAND_DEPTH, FIRST_SHARE, INTERLEAVED = False, 0, 128, 0.4, True
+NEAR_ALONE, NEAR_Q, BAND_DEPTH, FIRST_SHARE, INTERLEAVED, BLOCK_D_MAX = False, 16, 128, 0.4, True, 128
 
 
 @dataclass(frozen=True)
@@ -337,10 +337,10 @@ def prepare(
     near = torch.empty(batch * heads, query_rows, near_pitch, dtype=torch.float32, device=q.device) if width else None
 
     dependent = dependent_launches(q)
-    block_d = min(128, max(16, next_power_of_2(pitch)))
+    block_d = min(BLOCK_D_MAX, max(16, next_power_of_2(pitch)))
     repeat, block_pad = 4, 64
     expand_programs = cdiv(expanded_rows, 16 * repeat) * batch * heads * cdiv(pitch, block_d)
-    near_q, band_q = (NEAR_Q or 64), 64
+    near_q, band_q = (NEAR_Q if near_pitch == 16 else 64), 64
     if NEAR_ALONE and width:
         block_q = 16 if near_pitch == 16 else 64
         launch(
