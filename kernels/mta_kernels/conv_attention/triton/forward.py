@@ -35,7 +35,6 @@ from mta_kernels.conv_attention.triton.prepare import (
     Prepared,
     dot_precision,
     prepare,
-    row_pitch,
 )
 from mta_kernels.conv_attention.triton.tuning import Key, best_config
 from mta_kernels.gpu_limits import capability, shared_memory_limit
@@ -45,13 +44,11 @@ LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 KEYS_IN_L2 = 24 * 2**20
 MASKED_COLUMNS = 128
 MASKED_FLAT = False
-RAW = True
 
 
 @triton.jit
 def _conv_attention_fwd_kernel(
-    q_ptr, q_desc, k_desc, v_desc, q_head_desc, k_head_desc, k_masked_desc, v_masked_desc, band_ptr, spans_ptr, out_ptr, logsumexp_ptr,
-    stride_rb, stride_rh, stride_rn, stride_rd, stride_rt, rows_above,
+    q_desc, k_desc, v_desc, q_head_desc, k_head_desc, k_masked_desc, v_masked_desc, band_ptr, spans_ptr, out_ptr, logsumexp_ptr,
     stride_qh, stride_qn, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_lb, stride_lh,
     heads, k_group, v_group, query_rows, key_rows, heads_at_once, all_heads, one,
@@ -59,7 +56,7 @@ def _conv_attention_fwd_kernel(
     BAND: tl.constexpr, BAND_PITCH: tl.constexpr, DEPTH: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DEPTH: tl.constexpr, HEAD_DEPTH: tl.constexpr,
     BLOCK_D: tl.constexpr, Q_IN_REGISTERS: tl.constexpr, MASKED_STAGES: tl.constexpr, MASKED_N: tl.constexpr,
-    MASKED_FLAT: tl.constexpr, RAW_QUERIES: tl.constexpr, pitch: tl.constexpr, SUMS_IN_THREADS: tl.constexpr,
+    MASKED_FLAT: tl.constexpr, SUMS_IN_THREADS: tl.constexpr,
     ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M queries of one head, which are among the last M = query_rows of N = key_rows positions.
@@ -111,19 +108,11 @@ def _conv_attention_fwd_kernel(
         first_seen = tl.load(spans_ptr + query, mask=inside, other=0)
         seen_end = tl.load(spans_ptr + key_rows + query, mask=inside, other=0)
     if Q_IN_REGISTERS:
-        if RAW_QUERIES:
-            q_ptr += batch.to(tl.int64) * stride_rb + (batch_head % heads).to(tl.int64) * stride_rh
-            if HEAD_DEPTH > 0:
-                q_head = _gather_queries(q_ptr, query, inside, 0, stride_rn, stride_rt, stride_rd, rows_above, DEPTH, HEAD_DIM, pitch, one, HEAD_DEPTH)
-            else:
-                q_head = 0
-            q_tail = _gather_queries(q_ptr, query, inside, HEAD_DEPTH, stride_rn, stride_rt, stride_rd, rows_above, DEPTH, HEAD_DIM, pitch, one, BLOCK_DEPTH)
+        if HEAD_DEPTH > 0:
+            q_head = _in_registers(q_head_desc, batch_head, first_query, 0, one, HEAD_DEPTH, BLOCK_M)
         else:
-            if HEAD_DEPTH > 0:
-                q_head = _in_registers(q_head_desc, batch_head, first_query, 0, one, HEAD_DEPTH, BLOCK_M)
-            else:
-                q_head = 0
-            q_tail = _in_registers(q_desc, batch_head, first_query, HEAD_DEPTH, one, BLOCK_DEPTH, BLOCK_M)
+            q_head = 0
+        q_tail = _in_registers(q_desc, batch_head, first_query, HEAD_DEPTH, one, BLOCK_DEPTH, BLOCK_M)
         # Softmax of a tile, then the scores of the next: their keys are copied meanwhile. Its values are multiplied
         # between the two slices of the depth. The tile before the first one has no weight.
         scores = tl.full([BLOCK_M, BLOCK_N], float("-inf"), tl.float32)
@@ -245,23 +234,6 @@ def _in_registers(q_desc, batch_head, first_query, start, one, WIDTH: tl.constex
     """A slice of the queries, `[BLOCK_M, WIDTH]`."""
     q = q_desc.load([batch_head, first_query, start]).reshape(BLOCK_M, WIDTH)
     # An operand that comes from arithmetic stays in registers; a plain load is read from shared memory.
-    return (q.to(tl.float32) * one).to(q.dtype)
-
-
-@triton.jit
-def _gather_queries(
-    q_ptr, query, inside, start, stride_n, stride_t, stride_d, rows_above, DEPTH: tl.constexpr, HEAD_DIM: tl.constexpr,
-    pitch: tl.constexpr, one, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """A slice of the queries, `[BLOCK_M, WIDTH]`, from q itself, where tap 0 of a row is `rows_above` rows above it."""
-    column = start + tl.arange(0, WIDTH)
-    tap = column // pitch
-    dim = column % pitch
-    known = inside[:, None] & ((column < DEPTH) & (dim < HEAD_DIM))[None, :]
-    known = known & (query[:, None] + tap[None, :] >= rows_above)
-    first = (query - rows_above).to(tl.int64) * stride_n
-    column_offset = tap.to(tl.int64) * stride_t + dim * stride_d
-    q = tl.load(q_ptr + first[:, None] + column_offset[None, :], mask=known, other=0.0)
     return (q.to(tl.float32) * one).to(q.dtype)
 
 
@@ -396,8 +368,9 @@ def _forward_heads(
 ) -> None:  # fmt: skip
     """Write the results of some heads."""
     signature = call_signature(q, k, v, weight, spans, out, logsumexp, options=(causal, pad, margins))
+    prepared = prepare(q, k, v, weight, causal=causal, scale=scale, pad=pad, signature=signature, margins=margins)
     candidates = forward_candidates(
-        depth=min(weight.shape[1:]) * row_pitch(q),
+        depth=prepared.queries.shape[2],
         block_d=value_block(q),
         element_size=q.element_size(),
         compute_capability=capability(q.device),
@@ -405,47 +378,41 @@ def _forward_heads(
     )
     key = Key.of(q.dtype, q.shape[3], weight.shape[1:], causal, k.shape[2])
     config = best_config("forward", key, candidates, q.device)
-    raw = RAW and config.q_in_registers and weight.shape[1] <= weight.shape[2]
-    prepared = prepare(q, k, v, weight, causal=causal, scale=scale, pad=pad, signature=signature, margins=margins, padded=not raw)
-    launch_forward(prepared, out, logsumexp, causal, spans, config, signature, q if raw else None, weight.shape[1] - 1, margins)
+    launch_forward(prepared, out, logsumexp, causal, spans, config, signature)
 
 
 def launch_forward(
     prepared: Prepared, out: Tensor, logsumexp: Tensor, causal: bool, spans: Tensor | None, config: ForwardConfig,
-    signature: Hashable, raw=None, rows_above=0, margins=NO_MARGINS,
+    signature: Hashable,
 ) -> None:  # fmt: skip
     """Run the fused kernel on prepared inputs into `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`."""
     batch, heads, query_rows, head_dim = out.shape
     queries, keys, values = prepared.queries, prepared.keys, prepared.values
     block_d = value_block(values)
     host_descriptors = capability(values.device)[0] >= 9
-    dependent, depth = dependent_launches(values), keys.shape[2]
-    if raw is not None:
-        raw = raw[:, :, margins.queries:]
-        rows_above -= margins.queries
+    dependent, depth = dependent_launches(values), queries.shape[2]
     head_depth = (cdiv(depth, config.block_depth) - 1) * config.block_depth if config.q_in_registers else 0
     q_head, k_head = (
         operand(x, [1, rows, head_depth], host_descriptors) if head_depth else None
-        for x, rows in ((queries if raw is None else keys, config.block_m), (keys, config.block_n))
+        for x, rows in ((queries, config.block_m), (keys, config.block_n))
     )
     masked_n = min(config.block_n, MASKED_COLUMNS) if host_descriptors else config.block_n
     launch(
         _conv_attention_fwd_kernel, cdiv(query_rows, config.block_m) * batch * heads, signature,
-        raw, None if raw is not None else operand(queries, [1, config.block_m, config.block_depth], host_descriptors),
+        operand(queries, [1, config.block_m, config.block_depth], host_descriptors),
         operand(keys, [1, config.block_n, config.block_depth], host_descriptors),
         operand(values, [1, 1, config.block_n, block_d], host_descriptors),
         q_head, k_head,
         *((operand(keys, [1, masked_n, config.block_depth], host_descriptors), operand(values, [1, 1, masked_n, block_d], host_descriptors)) if host_descriptors and not config.q_in_registers else (None, None)),
         prepared.band, spans, out, logsumexp,
-        *(raw.stride() if raw is not None else (0, 0, 0, 0)), raw.stride(2) if raw is not None else 0, rows_above,
-        *(queries.stride()[:2] if raw is None else (0, 0)), *keys.stride()[:2], *values.stride()[:3], *out.stride()[:2], *logsumexp.stride()[:2],
+        *queries.stride()[:2], *keys.stride()[:2], *values.stride()[:3], *out.stride()[:2], *logsumexp.stride()[:2],
         heads, batch * heads // keys.shape[0], heads // values.shape[1], query_rows, values.shape[2],
         min(batch * heads, max(1, KEYS_IN_L2 // (keys.shape[1] * depth * keys.element_size()))) if causal else 1, batch * heads, 1.0,
         HOST_DESCRIPTORS=host_descriptors, CAUSAL=causal, SPANS=spans is not None,
         BAND=prepared.band_width, BAND_PITCH=prepared.band.shape[-1], DEPTH=depth, HEAD_DIM=head_dim,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_DEPTH=config.block_depth,
         HEAD_DEPTH=head_depth, BLOCK_D=block_d,
-        Q_IN_REGISTERS=config.q_in_registers, MASKED_STAGES=config.masked_stages, MASKED_N=masked_n, MASKED_FLAT=MASKED_FLAT and host_descriptors, RAW_QUERIES=raw is not None, pitch=row_pitch(values) if raw is None else row_pitch(raw),
+        Q_IN_REGISTERS=config.q_in_registers, MASKED_STAGES=config.masked_stages, MASKED_N=masked_n, MASKED_FLAT=MASKED_FLAT and host_descriptors,
         SUMS_IN_THREADS=capability(values.device)[0] == 9 and not config.q_in_registers,
         ALIGNMENT=16 // values.element_size(), PRECISION=dot_precision(values.dtype),
         DEPENDENT_LAUNCH=dependent, num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=dependent,

@@ -34,7 +34,6 @@ class Margins:
 
 
 NO_MARGINS = Margins()
-NEAR_ALONE, NEAR_Q, BAND_DEPTH, FIRST_SHARE, INTERLEAVED, BLOCK_D_MAX = False, 16, 128, 0.4, True, 128
 
 
 @dataclass(frozen=True)
@@ -55,64 +54,43 @@ class Prepared:
 
 @triton.jit
 def _prepare_kernel(
-    q_ptr, k_ptr, weight_ptr, near_ptr, band_ptr, expanded_ptr, padded_ptr,
+    q_ptr, k_ptr, weight_ptr, expanded_ptr, padded_ptr,
     stride_qb, stride_qh, stride_qn, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
     stride_wh, stride_wa, stride_wb,
-    heads, group, query_rows, key_rows, head_dim, pad, factor, expand_programs, first_program,
-    strip_programs, strip_every,
-    STRIP: tl.constexpr, NEAR_WIDTH: tl.constexpr, NEAR_PITCH: tl.constexpr, BAND_PITCH: tl.constexpr,
-    NEAR_D: tl.constexpr, NEAR_Q: tl.constexpr, NEAR_K: tl.constexpr, BAND_Q: tl.constexpr, BAND_DEPTH: tl.constexpr,
+    heads, group, query_rows, key_rows, head_dim, pad, factor, expand_programs,
     QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, KEYS_EXPANDED: tl.constexpr,
     PITCH: tl.constexpr, SPLIT_WEIGHT: tl.constexpr,
     BLOCK_TAPS: tl.constexpr, BLOCK_SOURCE: tl.constexpr, BLOCK_D: tl.constexpr, REPEAT: tl.constexpr,
-    BLOCK_PAD: tl.constexpr, BLOCK_PITCH: tl.constexpr, PRECISION: tl.constexpr, STRIP_PRECISION: tl.constexpr,
-    DEPENDENT_LAUNCH: tl.constexpr,
+    BLOCK_PAD: tl.constexpr, BLOCK_PITCH: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
 ):  # fmt: skip
-    """One program: a block of the expanded side or of the padded side, in this order, or of a strip along the diagonal.
+    """One program: a block of the expanded side or of the padded side, in this order.
 
-    Every strip_every-th program is one of STRIP, "near" or "band", which waits for near; "" is none.
     q `[B, Hq, M, D]`, k `[B, Hkv, N, D]`, weight `[Hq, cq, ck]`; expanded `[B*Hq, N or M, taps, PITCH]`,
     padded `[B*H, M + cq - 1 or N + ck - 1, PITCH]`.
     """
     if DEPENDENT_LAUNCH:
         gdc_launch_dependents()
+        gdc_wait()  # what is written may lie where `near` was
     program = tl.program_id(0)
-    strip_program = program // strip_every
-    if (STRIP != "") & (program % strip_every == 0) & (strip_program < strip_programs):
-        if STRIP == "near":
-            _near_scores(q_ptr, k_ptr, near_ptr, stride_qb, stride_qh, stride_qn, stride_qd,
-                         stride_kb, stride_kh, stride_kn, stride_kd, strip_program,
-                         heads, group, query_rows, key_rows, head_dim, factor, NEAR_WIDTH, NEAR_PITCH,
-                         NEAR_D, NEAR_Q, NEAR_K, STRIP_PRECISION)  # fmt: skip
-        elif STRIP == "band":
-            if DEPENDENT_LAUNCH:
-                gdc_wait()
-            _band(near_ptr, weight_ptr, band_ptr, stride_wh, stride_wa, stride_wb, strip_program, heads, query_rows,
-                  pad, QUERY_TAPS, KEY_TAPS, NEAR_PITCH, BAND_PITCH, BAND_Q, BAND_DEPTH, STRIP_PRECISION)  # fmt: skip
-    else:
-        program += first_program
-        if STRIP != "":
-            program -= tl.minimum(strip_program + 1, strip_programs)
-        if program < expand_programs:
-            if KEYS_EXPANDED:
-                _expand(k_ptr, weight_ptr, expanded_ptr, stride_kb, stride_kh, stride_kn, stride_kd,
-                        stride_wh, stride_wa, stride_wb, program, heads, group, key_rows, pad, head_dim, factor,
-                        QUERY_TAPS, KEY_TAPS, PITCH, SPLIT_WEIGHT, BLOCK_TAPS, BLOCK_SOURCE, BLOCK_D, REPEAT,
-                        PRECISION)  # fmt: skip
-            else:
-                _expand(q_ptr, weight_ptr, expanded_ptr, stride_qb, stride_qh, stride_qn, stride_qd,
-                        stride_wh, stride_wb, stride_wa, program, heads, 1, query_rows, QUERY_TAPS - 1, head_dim,
-                        factor, KEY_TAPS, QUERY_TAPS, PITCH, SPLIT_WEIGHT, BLOCK_TAPS, BLOCK_SOURCE, BLOCK_D, REPEAT,
-                        PRECISION)  # fmt: skip
+    if program < expand_programs:
+        if KEYS_EXPANDED:
+            _expand(k_ptr, weight_ptr, expanded_ptr, stride_kb, stride_kh, stride_kn, stride_kd,
+                    stride_wh, stride_wa, stride_wb, program, heads, group, key_rows, pad, head_dim, factor,
+                    QUERY_TAPS, KEY_TAPS, PITCH, SPLIT_WEIGHT, BLOCK_TAPS, BLOCK_SOURCE, BLOCK_D, REPEAT,
+                    PRECISION)  # fmt: skip
         else:
-            program -= expand_programs
-            if KEYS_EXPANDED:
-                _pad_rows(q_ptr, padded_ptr, stride_qb, stride_qh, stride_qn, stride_qd, program, heads, query_rows,
-                          query_rows + QUERY_TAPS - 1, QUERY_TAPS - 1, head_dim, PITCH, BLOCK_PAD,
-                          BLOCK_PITCH)  # fmt: skip
-            else:
-                _pad_rows(k_ptr, padded_ptr, stride_kb, stride_kh, stride_kn, stride_kd, program, heads // group,
-                          key_rows, key_rows + KEY_TAPS - 1, pad, head_dim, PITCH, BLOCK_PAD, BLOCK_PITCH)  # fmt: skip
+            _expand(q_ptr, weight_ptr, expanded_ptr, stride_qb, stride_qh, stride_qn, stride_qd,
+                    stride_wh, stride_wb, stride_wa, program, heads, 1, query_rows, QUERY_TAPS - 1, head_dim, factor,
+                    KEY_TAPS, QUERY_TAPS, PITCH, SPLIT_WEIGHT, BLOCK_TAPS, BLOCK_SOURCE, BLOCK_D, REPEAT,
+                    PRECISION)  # fmt: skip
+    else:
+        program -= expand_programs
+        if KEYS_EXPANDED:
+            _pad_rows(q_ptr, padded_ptr, stride_qb, stride_qh, stride_qn, stride_qd, program, heads, query_rows,
+                      query_rows + QUERY_TAPS - 1, QUERY_TAPS - 1, head_dim, PITCH, BLOCK_PAD, BLOCK_PITCH)  # fmt: skip
+        else:
+            _pad_rows(k_ptr, padded_ptr, stride_kb, stride_kh, stride_kn, stride_kd, program, heads // group,
+                      key_rows, key_rows + KEY_TAPS - 1, pad, head_dim, PITCH, BLOCK_PAD, BLOCK_PITCH)  # fmt: skip
 
 
 @triton.jit
@@ -199,33 +177,18 @@ def _near_scores_kernel(
     WIDTH: tl.constexpr, PITCH: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`_near_scores` alone."""
-    if DEPENDENT_LAUNCH:
-        gdc_launch_dependents()
-    _near_scores(q_ptr, k_ptr, near_ptr, stride_qb, stride_qh, stride_qn, stride_qd,
-                 stride_kb, stride_kh, stride_kn, stride_kd, tl.program_id(0),
-                 heads, group, query_rows, key_rows, head_dim, factor, WIDTH, PITCH, BLOCK_D, BLOCK_Q, BLOCK_K,
-                 PRECISION)  # fmt: skip
-
-
-@triton.jit
-def _near_scores(
-    q_ptr, k_ptr, near_ptr,
-    stride_qb, stride_qh, stride_qn, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
-    program, heads, group, query_rows, key_rows, head_dim, factor,
-    WIDTH: tl.constexpr, PITCH: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
     """`near[x, e] = factor * q[x] . k[x - e]` for `0 <= e < WIDTH`, zero before the first key: `[B*Hq, M, PITCH]`.
 
     x on the right is a position. A program multiplies BLOCK_Q queries with the BLOCK_K keys that end at the last of
     them, and keeps the diagonals next to the main one. Columns from WIDTH on are zero, up to the last of these.
     """
+    if DEPENDENT_LAUNCH:
+        gdc_launch_dependents()
     blocks = tl.cdiv(query_rows, BLOCK_Q)
-    batch_head = (program // blocks).to(tl.int64)
+    batch_head = (tl.program_id(0) // blocks).to(tl.int64)
     head = batch_head % heads
-    query = program % blocks * BLOCK_Q + tl.arange(0, BLOCK_Q)
-    first = program % blocks * BLOCK_Q + (key_rows - query_rows)
+    query = tl.program_id(0) % blocks * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    first = tl.program_id(0) % blocks * BLOCK_Q + (key_rows - query_rows)
     key = first + BLOCK_Q - BLOCK_K + tl.arange(0, BLOCK_K)
     q_ptr += (batch_head // heads) * stride_qb + head * stride_qh
     k_ptr += (batch_head // heads) * stride_kb + (head // group) * stride_kh
@@ -248,30 +211,18 @@ def _band_kernel(
     QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, NEAR_PITCH: tl.constexpr, BAND_PITCH: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_DEPTH: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
 ):  # fmt: skip
-    """`_band` alone."""
-    if DEPENDENT_LAUNCH:
-        gdc_launch_dependents()
-        gdc_wait()
-    _band(near_ptr, weight_ptr, band_ptr, stride_wh, stride_wa, stride_wb, tl.program_id(0), heads, query_rows, pad,
-          QUERY_TAPS, KEY_TAPS, NEAR_PITCH, BAND_PITCH, BLOCK_Q, BLOCK_DEPTH, PRECISION)  # fmt: skip
-
-
-@triton.jit
-def _band(
-    near_ptr, weight_ptr, band_ptr,
-    stride_wh, stride_wa, stride_wb, program, heads, query_rows, pad,
-    QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, NEAR_PITCH: tl.constexpr, BAND_PITCH: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_DEPTH: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
     """`band[i, d]`, the convolved score of the query at position i and key `i - d`; columns past the band hold no more.
 
     `band[i, d] = sum_{a, b} weight[h, a, b] * near[i - (cq-1) + a, d - (cq-1-a) + pad - b]` without the terms that
     look ahead (e < 0): one product of the last `cq` rows of `near`, side by side, with a banded matrix.
     near `[B*Hq, M, NEAR_PITCH]` has whole rows, so that they are loaded at once; out `[B*Hq, M, BAND_PITCH]`.
     """
+    if DEPENDENT_LAUNCH:
+        gdc_launch_dependents()
+        gdc_wait()
     blocks = tl.cdiv(query_rows, BLOCK_Q)
-    batch_head = (program // blocks).to(tl.int64)
-    query = program % blocks * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    batch_head = (tl.program_id(0) // blocks).to(tl.int64)
+    query = tl.program_id(0) % blocks * BLOCK_Q + tl.arange(0, BLOCK_Q)
     diagonal = tl.arange(0, BAND_PITCH)
     near_ptr += batch_head * query_rows * NEAR_PITCH
     weight_ptr += (batch_head % heads) * stride_wh
@@ -306,7 +257,7 @@ def _load_rows(x_ptr, row, dim, stride_n, stride_d, rows, dims):
 
 def prepare(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, causal: bool, scale: float, pad: int, signature: Hashable,
-    margins: Margins = NO_MARGINS, padded=True,
+    margins: Margins = NO_MARGINS,
 ) -> Prepared:  # fmt: skip
     """Make the inputs of the fused kernels from those of `conv_attention`; `pad` as `key_padding` gives it.
 
@@ -325,63 +276,29 @@ def prepare(
     )
     taps = min(query_taps, key_taps)
     width = (query_taps - 1) + (key_taps - 1 - pad) if causal else 0
-    with_padded = padded
-    padded = torch.empty(batch * padded_heads, padded_rows if with_padded else 0, pitch, dtype=q.dtype, device=q.device)
-    overlapping = padded if not with_padded else padded.as_strided(
+    band = causal_band(q, k, weight, factor, pad, width, signature)  # first: its scratch is free again for the rest
+    padded = torch.empty(batch * padded_heads, padded_rows, pitch, dtype=q.dtype, device=q.device)
+    overlapping = padded.as_strided(
         (batch * padded_heads, padded_rows - taps + 1, taps * pitch), (padded_rows * pitch, pitch, 1)
     )
     expanded = torch.empty(batch * heads, expanded_rows, taps * pitch, dtype=q.dtype, device=q.device)
-    near_width = query_taps + key_taps - 2  # the farthest key that a score in the band reaches back to
-    near_pitch, band_pitch = (max(16, next_power_of_2(w)) for w in (near_width, width))
-    band = torch.empty(batch * heads, query_rows if width else 0, band_pitch, dtype=torch.float32, device=q.device)
-    near = torch.empty(batch * heads, query_rows, near_pitch, dtype=torch.float32, device=q.device) if width else None
 
     dependent = dependent_launches(q)
-    block_d = min(BLOCK_D_MAX, max(16, next_power_of_2(pitch)))
+    block_d = min(128, max(16, next_power_of_2(pitch)))
     repeat, block_pad = 4, 64
     expand_programs = cdiv(expanded_rows, 16 * repeat) * batch * heads * cdiv(pitch, block_d)
-    near_q, band_q = (NEAR_Q if near_pitch == 16 else 64), 64
-    if NEAR_ALONE and width:
-        block_q = 16 if near_pitch == 16 else 64
-        launch(
-            _near_scores_kernel, cdiv(query_rows, block_q) * batch * heads, signature,
-            q, k, near, *q.stride(), *k.stride(),
-            heads, heads // kv_heads, query_rows, key_rows, head_dim, factor,
-            WIDTH=near_width, PITCH=near_pitch, DEPENDENT_LAUNCH=dependent,
-            BLOCK_D=32 if q.element_size() == 4 else 64, BLOCK_Q=block_q, BLOCK_K=2 * block_q,
-            PRECISION=dot_precision(q.dtype), num_warps=2 if block_q == 16 else 4,
-        )  # fmt: skip
-
-    def launch_part(strip: str, strip_rows: int, first: int, count: int) -> None:
-        strip_programs = cdiv(query_rows, strip_rows) * batch * heads if strip else 0
-        every = max(1, (strip_programs + count) // strip_programs) if strip else 1
-        if not INTERLEAVED:
-            every = 1
-        launch(
-            _prepare_kernel, strip_programs + count, signature,
-            q, k, weight, near, band, expanded, padded, *q.stride(), *k.stride(), *weight.stride(),
-            heads, heads // kv_heads, query_rows, key_rows, head_dim, pad, factor, expand_programs, first,
-            strip_programs, every,
-            STRIP=strip, NEAR_WIDTH=near_width, NEAR_PITCH=near_pitch, BAND_PITCH=band_pitch,
-            NEAR_D=32 if q.element_size() == 4 else 64, NEAR_Q=near_q, NEAR_K=2 * near_q,
-            BAND_Q=band_q, BAND_DEPTH=min(BAND_DEPTH, next_power_of_2(query_taps * near_pitch)),
-            QUERY_TAPS=query_taps, KEY_TAPS=key_taps, KEYS_EXPANDED=keys_expanded,
-            PITCH=pitch, SPLIT_WEIGHT=weight.dtype != q.dtype,
-            # 64 rows of the banded matrix at least: a whole tensor core instruction.
-            BLOCK_TAPS=max(4, next_power_of_2(taps)), BLOCK_SOURCE=next_power_of_2(16 + max(query_taps, key_taps) - 1),
-            BLOCK_D=block_d, REPEAT=repeat, BLOCK_PAD=block_pad, BLOCK_PITCH=next_power_of_2(pitch),
-            PRECISION=dot_precision(q.dtype), STRIP_PRECISION=dot_precision(q.dtype), DEPENDENT_LAUNCH=dependent,
-            num_warps=8 if block_d == 128 else 4, launch_pdl=dependent and strip == "band",
-        )  # fmt: skip
-
-    programs = expand_programs + (cdiv(padded_rows, block_pad) * batch * padded_heads if with_padded else 0)
-    if width:
-        first_share = 0 if NEAR_ALONE else int(programs * FIRST_SHARE)
-        if not NEAR_ALONE:
-            launch_part("near", near_q, 0, first_share)
-        launch_part("band", band_q, first_share, programs - first_share)
-    else:
-        launch_part("", 0, 0, programs)
+    launch(
+        _prepare_kernel, expand_programs + cdiv(padded_rows, block_pad) * batch * padded_heads, signature,
+        q, k, weight, expanded, padded, *q.stride(), *k.stride(), *weight.stride(),
+        heads, heads // kv_heads, query_rows, key_rows, head_dim, pad, factor, expand_programs,
+        QUERY_TAPS=query_taps, KEY_TAPS=key_taps, KEYS_EXPANDED=keys_expanded,
+        PITCH=pitch, SPLIT_WEIGHT=weight.dtype != q.dtype,
+        # 64 rows of the banded matrix at least: a whole tensor core instruction.
+        BLOCK_TAPS=max(4, next_power_of_2(taps)), BLOCK_SOURCE=next_power_of_2(16 + max(query_taps, key_taps) - 1),
+        BLOCK_D=block_d, REPEAT=repeat, BLOCK_PAD=block_pad, BLOCK_PITCH=next_power_of_2(pitch),
+        PRECISION=dot_precision(q.dtype), DEPENDENT_LAUNCH=dependent,
+        num_warps=8 if block_d == 128 else 4, launch_pdl=dependent and width > 0,
+    )  # fmt: skip
     queries, keys = (overlapping, expanded) if keys_expanded else (expanded, overlapping)
     if margins.queries:
         queries, band = queries[:, margins.queries :], band[:, margins.queries :].contiguous()
