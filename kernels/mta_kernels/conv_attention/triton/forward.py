@@ -44,6 +44,7 @@ LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 KEYS_IN_L2 = 24 * 2**20
 MASKED_COLUMNS = 128
 MASKED_FLAT = False
+GLUON = False
 
 
 @triton.jit
@@ -390,6 +391,12 @@ def launch_forward(
     queries, keys, values = prepared.queries, prepared.keys, prepared.values
     block_d = value_block(values)
     host_descriptors = capability(values.device)[0] >= 9
+    if GLUON:
+        from mta_kernels.conv_attention.triton.forward_hopper import launch_hopper
+
+        at_once = min(batch * heads, max(1, KEYS_IN_L2 // keys[0].nbytes))
+        launch_hopper(prepared, out, logsumexp, at_once, dependent_launches(values), signature)
+        return
     dependent, depth = dependent_launches(values), queries.shape[2]
     head_depth = (cdiv(depth, config.block_depth) - 1) * config.block_depth if config.q_in_registers else 0
     q_head, k_head = (
