@@ -164,11 +164,11 @@ def _forward_hopper_kernel(
     stride_qh, stride_qn, stride_ob, stride_oh, stride_lb, stride_lh,
     heads, k_group, v_group, query_rows, key_rows, heads_at_once, all_heads,
     BAND: gl.constexpr, BAND_PITCH: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr, HEAD_DIM: gl.constexpr,
-    STAGES: gl.constexpr, REGISTERS: gl.constexpr, DEPENDENT_LAUNCH: gl.constexpr,
+    PARTS: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, DEPENDENT_LAUNCH: gl.constexpr,
 ):  # fmt: skip
     if DEPENDENT_LAUNCH:
         gdc_wait()
-    BLOCK: gl.constexpr = 2 * ROWS
+    BLOCK: gl.constexpr = PARTS * ROWS
     query_blocks = (query_rows + BLOCK - 1) // BLOCK
     first_head = gl.program_id(0) // (heads_at_once * query_blocks) * heads_at_once
     heads_now = gl.minimum(heads_at_once, all_heads - first_head)
@@ -192,26 +192,33 @@ def _forward_hopper_kernel(
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=2)
+        mbarrier.init(k_empty.index(i), count=PARTS)
         mbarrier.init(v_full.index(i), count=1)
-        mbarrier.init(v_empty.index(i), count=2)
+        mbarrier.init(v_empty.index(i), count=PARTS)
 
-    gl.warp_specialize(
-        [
-            (_multiply, (q_ptr, band_ptr, out_ptr, logsumexp_ptr, k_head, k_tail, v_buffers, k_full, k_empty, v_full,
-                         v_empty, batch_head, first_query, tiles, stride_qh, stride_qn, out_offset, logsumexp_offset,
-                         query_rows, key_rows, 0, BAND, BAND_PITCH, HEAD, TAIL, HEAD_DIM, STAGES)),
-            (_multiply, (q_ptr, band_ptr, out_ptr, logsumexp_ptr, k_head, k_tail, v_buffers, k_full, k_empty, v_full,
-                         v_empty, batch_head, first_query, tiles, stride_qh, stride_qn, out_offset, logsumexp_offset,
-                         query_rows, key_rows, 1, BAND, BAND_PITCH, HEAD, TAIL, HEAD_DIM, STAGES)),
-            (_copy, (k_head_desc, k_tail_desc, v_desc, k_head, k_tail, v_buffers, k_full, k_empty, v_full, v_empty,
-                     batch_head // k_group, batch, head // v_group, tiles, HEAD, STAGES)),
-        ],
-        [4, 1],
-        [REGISTERS, 24],
-    )  # fmt: skip
+    if PARTS == 2:
+        gl.warp_specialize(
+            [
+                (_multiply, (q_ptr, band_ptr, out_ptr, logsumexp_ptr, k_head, k_tail, v_buffers, k_full, k_empty, v_full,
+                             v_empty, batch_head, first_query, tiles, stride_qh, stride_qn, out_offset,
+                             logsumexp_offset, query_rows, key_rows, 0, BAND, BAND_PITCH, HEAD, TAIL, HEAD_DIM, STAGES)),
+                (_multiply, (q_ptr, band_ptr, out_ptr, logsumexp_ptr, k_head, k_tail, v_buffers, k_full, k_empty, v_full,
+                             v_empty, batch_head, first_query, tiles, stride_qh, stride_qn, out_offset,
+                             logsumexp_offset, query_rows, key_rows, 1, BAND, BAND_PITCH, HEAD, TAIL, HEAD_DIM, STAGES)),
+                (_copy, (k_head_desc, k_tail_desc, v_desc, k_head, k_tail, v_buffers, k_full, k_empty, v_full, v_empty,
+                         batch_head // k_group, batch, head // v_group, tiles, HEAD, STAGES)),
+            ],
+            [4, 1],
+            [REGISTERS, 24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize([(_multiply, (q_ptr, band_ptr, out_ptr, logsumexp_ptr, k_head, k_tail, v_buffers, k_full, k_empty, v_full,
+                             v_empty, batch_head, first_query, tiles, stride_qh, stride_qn, out_offset,
+                             logsumexp_offset, query_rows, key_rows, 0, BAND, BAND_PITCH, HEAD, TAIL, HEAD_DIM, STAGES)), (_copy, (k_head_desc, k_tail_desc, v_desc, k_head, k_tail, v_buffers, k_full, k_empty, v_full, v_empty,
+                         batch_head // k_group, batch, head // v_group, tiles, HEAD, STAGES))], [1], [24])  # fmt: skip
 
 
+PARTS = 2
 STAGES = 4
 REGISTERS = 240
 
@@ -226,11 +233,12 @@ def launch_hopper(prepared, out, logsumexp, heads_at_once, dependent, signature)
         return TensorDescriptor(x, list(x.shape), list(x.stride()), block, gl.NVMMASharedLayout.get_default_for(block, dtype))
 
     launch(
-        _forward_hopper_kernel, cdiv(query_rows, 128) * batch * heads, signature,
+        _forward_hopper_kernel, cdiv(query_rows, 64 * PARTS) * batch * heads, signature,
         queries, describe(keys, [1, 64, 256]), describe(keys, [1, 64, 128]), describe(values, [1, 1, 64, head_dim]),
         prepared.band, out, logsumexp, *queries.stride()[:2], *out.stride()[:2], *logsumexp.stride()[:2],
         heads, batch * heads // keys.shape[0], heads // values.shape[1], query_rows, values.shape[2],
         heads_at_once, batch * heads,
         BAND=prepared.band_width, BAND_PITCH=prepared.band.shape[-1], HEAD=256, TAIL=128, HEAD_DIM=head_dim,
-        STAGES=STAGES, REGISTERS=REGISTERS, DEPENDENT_LAUNCH=dependent, num_warps=4, launch_pdl=dependent,
+        PARTS=PARTS, STAGES=STAGES, REGISTERS=REGISTERS, DEPENDENT_LAUNCH=dependent, num_warps=4, launch_pdl=dependent,
+        **({"maxnreg": 128} if PARTS == 1 else {}),
     )  # fmt: skip
