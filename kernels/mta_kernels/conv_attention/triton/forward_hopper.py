@@ -50,11 +50,32 @@ def _scores(q_head, q_tail, k_head, k_tail, index, MMA: gl.constexpr, WIDTH: gl.
 
 
 @gluon.jit
+def _mask(scores, band_rows, inside, last_column, BAND: gl.constexpr, MMA: gl.constexpr):
+    column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, MMA))
+    for diagonal in gl.static_range(BAND):
+        near = gl.load(band_rows + diagonal, mask=inside, other=0.0)
+        scores = gl.where(column[None, :] == (last_column - diagonal)[:, None], near[:, None], scores)
+    return gl.where(column[None, :] <= last_column[:, None], scores, float("-inf"))
+
+
+@gluon.jit
+def _add_values(
+    p, rescale, accumulator, v_buffers, v_full, i, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, MMA_OUT: gl.constexpr
+):  # fmt: skip
+    """Begin adding the values of tile i, weighted with p."""
+    p = gl.convert_layout(p.to(v_buffers.dtype), gl.DotOperandLayout(0, MMA_OUT, 2))
+    accumulator = accumulator * gl.convert_layout(rescale, gl.SliceLayout(1, MMA_OUT))[:, None]
+    mbarrier.wait(v_full.index(i % STAGES), i // STAGES & 1)
+    v = v_buffers.index(i % STAGES).reshape([COLUMNS, HEAD_DIM])
+    return warpgroup_mma(p, v, accumulator, is_async=True)
+
+
+@gluon.jit
 def _multiply(
     q_ptr, band_ptr, out_ptr, logsumexp_ptr, k_head, k_tail, v_buffers, k_full, k_empty, v_full, v_empty,
     batch_head, first_query, tiles, stride_qh, stride_qn, out_offset, logsumexp_offset, query_rows, key_rows,
     PART: gl.constexpr, BAND: gl.constexpr, BAND_PITCH: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr,
-    HEAD_DIM: gl.constexpr, STAGES: gl.constexpr,
+    HEAD_DIM: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 queries of the program's 128, over key tiles from the diagonal back to the first."""
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
@@ -80,55 +101,85 @@ def _multiply(
     running_sum = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, MMA))
     band_rows = band_ptr + (batch_head.to(gl.int64) * query_rows + query) * BAND_PITCH
     column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, MMA))
-    for i in range(tile, unmasked):
-        stage = i % STAGES
-        phase = i // STAGES & 1
-        mbarrier.wait(k_full.index(stage), phase)
-        token = _scores(q_head, q_tail, k_head, k_tail, stage, MMA, HEAD, TAIL)
-        last_column = query + position - (tiles - 1 - i) * COLUMNS
-        scores = warpgroup_mma_wait(0, deps=[token])
-        mbarrier.arrive(k_empty.index(stage), count=1)
-        for diagonal in gl.static_range(BAND):
-            near = gl.load(band_rows + diagonal, mask=inside, other=0.0)
-            scores = gl.where(column[None, :] == (last_column - diagonal)[:, None], near[:, None], scores)
-        scores = gl.where(column[None, :] <= last_column[:, None], scores, float("-inf"))
-        p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores)
-        accumulator = accumulator * gl.convert_layout(rescale, gl.SliceLayout(1, MMA_OUT))[:, None]
-        mbarrier.wait(v_full.index(stage), phase)
-        v = v_buffers.index(stage).reshape([COLUMNS, HEAD_DIM])
-        p = gl.convert_layout(p.to(q_head.dtype), OPERAND_OUT)
-        token = warpgroup_mma(p, v, accumulator, is_async=True)
-        accumulator = warpgroup_mma_wait(0, deps=[token])
-        mbarrier.arrive(v_empty.index(stage), count=1)
-    if unmasked < tiles:
-        stage = unmasked % STAGES
-        mbarrier.wait(k_full.index(stage), unmasked // STAGES & 1)
+    if OVERLAP:
+        stage = tile % STAGES
+        mbarrier.wait(k_full.index(stage), tile // STAGES & 1)
         token = _scores(q_head, q_tail, k_head, k_tail, stage, MMA, HEAD, TAIL)
         scores = warpgroup_mma_wait(0, deps=[token])
         mbarrier.arrive(k_empty.index(stage), count=1)
+        # The tensor cores multiply the next tile's keys while the softmax of this one is computed.
+        for i in range(tile + 1, gl.minimum(unmasked + 1, tiles)):
+            mbarrier.wait(k_full.index(i % STAGES), i // STAGES & 1)
+            token = _scores(q_head, q_tail, k_head, k_tail, i % STAGES, MMA, HEAD, TAIL)
+            scores = _mask(scores, band_rows, inside, query + position - (tiles - i) * COLUMNS, BAND, MMA)
+            p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores)
+            out_token = _add_values(p, rescale, accumulator, v_buffers, v_full, i - 1, HEAD_DIM, STAGES, MMA_OUT)
+            scores, accumulator = warpgroup_mma_wait(0, deps=[token, out_token])
+            mbarrier.arrive(k_empty.index(i % STAGES), count=1)
+            mbarrier.arrive(v_empty.index((i - 1) % STAGES), count=1)
         for i in range(unmasked + 1, tiles):
-            # The tensor cores multiply the next tile's keys while the softmax of this one is computed.
+            mbarrier.wait(k_full.index(i % STAGES), i // STAGES & 1)
+            token = _scores(q_head, q_tail, k_head, k_tail, i % STAGES, MMA, HEAD, TAIL)
+            p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores)
+            out_token = _add_values(p, rescale, accumulator, v_buffers, v_full, i - 1, HEAD_DIM, STAGES, MMA_OUT)
+            scores, accumulator = warpgroup_mma_wait(0, deps=[token, out_token])
+            mbarrier.arrive(k_empty.index(i % STAGES), count=1)
+            mbarrier.arrive(v_empty.index((i - 1) % STAGES), count=1)
+        if unmasked >= tiles:
+            scores = _mask(scores, band_rows, inside, query + position, BAND, MMA)
+        p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores)
+        out_token = _add_values(p, rescale, accumulator, v_buffers, v_full, tiles - 1, HEAD_DIM, STAGES, MMA_OUT)
+        accumulator = warpgroup_mma_wait(0, deps=[out_token])
+    else:
+        for i in range(tile, unmasked):
             stage = i % STAGES
-            mbarrier.wait(k_full.index(stage), i // STAGES & 1)
+            phase = i // STAGES & 1
+            mbarrier.wait(k_full.index(stage), phase)
             token = _scores(q_head, q_tail, k_head, k_tail, stage, MMA, HEAD, TAIL)
+            last_column = query + position - (tiles - 1 - i) * COLUMNS
+            scores = warpgroup_mma_wait(0, deps=[token])
+            mbarrier.arrive(k_empty.index(stage), count=1)
+            for diagonal in gl.static_range(BAND):
+                near = gl.load(band_rows + diagonal, mask=inside, other=0.0)
+                scores = gl.where(column[None, :] == (last_column - diagonal)[:, None], near[:, None], scores)
+            scores = gl.where(column[None, :] <= last_column[:, None], scores, float("-inf"))
+            p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores)
+            accumulator = accumulator * gl.convert_layout(rescale, gl.SliceLayout(1, MMA_OUT))[:, None]
+            mbarrier.wait(v_full.index(stage), phase)
+            v = v_buffers.index(stage).reshape([COLUMNS, HEAD_DIM])
+            p = gl.convert_layout(p.to(q_head.dtype), OPERAND_OUT)
+            token = warpgroup_mma(p, v, accumulator, is_async=True)
+            accumulator = warpgroup_mma_wait(0, deps=[token])
+            mbarrier.arrive(v_empty.index(stage), count=1)
+        if unmasked < tiles:
+            stage = unmasked % STAGES
+            mbarrier.wait(k_full.index(stage), unmasked // STAGES & 1)
+            token = _scores(q_head, q_tail, k_head, k_tail, stage, MMA, HEAD, TAIL)
+            scores = warpgroup_mma_wait(0, deps=[token])
+            mbarrier.arrive(k_empty.index(stage), count=1)
+            for i in range(unmasked + 1, tiles):
+                # The tensor cores multiply the next tile's keys while the softmax of this one is computed.
+                stage = i % STAGES
+                mbarrier.wait(k_full.index(stage), i // STAGES & 1)
+                token = _scores(q_head, q_tail, k_head, k_tail, stage, MMA, HEAD, TAIL)
+                p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores)
+                p = gl.convert_layout(p.to(q_head.dtype), OPERAND_OUT)
+                accumulator = accumulator * gl.convert_layout(rescale, gl.SliceLayout(1, MMA_OUT))[:, None]
+                before = (i - 1) % STAGES
+                mbarrier.wait(v_full.index(before), (i - 1) // STAGES & 1)
+                v = v_buffers.index(before).reshape([COLUMNS, HEAD_DIM])
+                out_token = warpgroup_mma(p, v, accumulator, is_async=True)
+                scores, accumulator = warpgroup_mma_wait(0, deps=[token, out_token])
+                mbarrier.arrive(k_empty.index(stage), count=1)
+                mbarrier.arrive(v_empty.index(before), count=1)
             p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores)
             p = gl.convert_layout(p.to(q_head.dtype), OPERAND_OUT)
             accumulator = accumulator * gl.convert_layout(rescale, gl.SliceLayout(1, MMA_OUT))[:, None]
-            before = (i - 1) % STAGES
-            mbarrier.wait(v_full.index(before), (i - 1) // STAGES & 1)
-            v = v_buffers.index(before).reshape([COLUMNS, HEAD_DIM])
-            out_token = warpgroup_mma(p, v, accumulator, is_async=True)
-            scores, accumulator = warpgroup_mma_wait(0, deps=[token, out_token])
-            mbarrier.arrive(k_empty.index(stage), count=1)
-            mbarrier.arrive(v_empty.index(before), count=1)
-        p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores)
-        p = gl.convert_layout(p.to(q_head.dtype), OPERAND_OUT)
-        accumulator = accumulator * gl.convert_layout(rescale, gl.SliceLayout(1, MMA_OUT))[:, None]
-        last = tiles - 1
-        mbarrier.wait(v_full.index(last % STAGES), last // STAGES & 1)
-        v = v_buffers.index(last % STAGES).reshape([COLUMNS, HEAD_DIM])
-        token = warpgroup_mma(p, v, accumulator, is_async=True)
-        accumulator = warpgroup_mma_wait(0, deps=[token])
+            last = tiles - 1
+            mbarrier.wait(v_full.index(last % STAGES), last // STAGES & 1)
+            v = v_buffers.index(last % STAGES).reshape([COLUMNS, HEAD_DIM])
+            token = warpgroup_mma(p, v, accumulator, is_async=True)
+            accumulator = warpgroup_mma_wait(0, deps=[token])
     dim = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, MMA_OUT))
     row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, MMA_OUT))
     out = accumulator / gl.convert_layout(running_sum, gl.SliceLayout(1, MMA_OUT))[:, None]
@@ -164,7 +215,7 @@ def _forward_hopper_kernel(
     stride_qh, stride_qn, stride_ob, stride_oh, stride_lb, stride_lh,
     heads, k_group, v_group, query_rows, key_rows, heads_at_once, all_heads,
     BAND: gl.constexpr, BAND_PITCH: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr, HEAD_DIM: gl.constexpr,
-    PARTS: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, DEPENDENT_LAUNCH: gl.constexpr,
+    PARTS: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr, REGISTERS: gl.constexpr, DEPENDENT_LAUNCH: gl.constexpr,
 ):  # fmt: skip
     if DEPENDENT_LAUNCH:
         gdc_wait()
@@ -201,10 +252,10 @@ def _forward_hopper_kernel(
             [
                 (_multiply, (q_ptr, band_ptr, out_ptr, logsumexp_ptr, k_head, k_tail, v_buffers, k_full, k_empty, v_full,
                              v_empty, batch_head, first_query, tiles, stride_qh, stride_qn, out_offset,
-                             logsumexp_offset, query_rows, key_rows, 0, BAND, BAND_PITCH, HEAD, TAIL, HEAD_DIM, STAGES)),
+                             logsumexp_offset, query_rows, key_rows, 0, BAND, BAND_PITCH, HEAD, TAIL, HEAD_DIM, STAGES, OVERLAP)),
                 (_multiply, (q_ptr, band_ptr, out_ptr, logsumexp_ptr, k_head, k_tail, v_buffers, k_full, k_empty, v_full,
                              v_empty, batch_head, first_query, tiles, stride_qh, stride_qn, out_offset,
-                             logsumexp_offset, query_rows, key_rows, 1, BAND, BAND_PITCH, HEAD, TAIL, HEAD_DIM, STAGES)),
+                             logsumexp_offset, query_rows, key_rows, 1, BAND, BAND_PITCH, HEAD, TAIL, HEAD_DIM, STAGES, OVERLAP)),
                 (_copy, (k_head_desc, k_tail_desc, v_desc, k_head, k_tail, v_buffers, k_full, k_empty, v_full, v_empty,
                          batch_head // k_group, batch, head // v_group, tiles, HEAD, STAGES)),
             ],
@@ -214,12 +265,13 @@ def _forward_hopper_kernel(
     else:
         gl.warp_specialize([(_multiply, (q_ptr, band_ptr, out_ptr, logsumexp_ptr, k_head, k_tail, v_buffers, k_full, k_empty, v_full,
                              v_empty, batch_head, first_query, tiles, stride_qh, stride_qn, out_offset,
-                             logsumexp_offset, query_rows, key_rows, 0, BAND, BAND_PITCH, HEAD, TAIL, HEAD_DIM, STAGES)), (_copy, (k_head_desc, k_tail_desc, v_desc, k_head, k_tail, v_buffers, k_full, k_empty, v_full, v_empty,
+                             logsumexp_offset, query_rows, key_rows, 0, BAND, BAND_PITCH, HEAD, TAIL, HEAD_DIM, STAGES, OVERLAP)), (_copy, (k_head_desc, k_tail_desc, v_desc, k_head, k_tail, v_buffers, k_full, k_empty, v_full, v_empty,
                          batch_head // k_group, batch, head // v_group, tiles, HEAD, STAGES))], [1], [24])  # fmt: skip
 
 
 PARTS = 2
 STAGES = 4
+OVERLAP = True
 REGISTERS = 240
 
 
@@ -239,6 +291,6 @@ def launch_hopper(prepared, out, logsumexp, heads_at_once, dependent, signature)
         heads, batch * heads // keys.shape[0], heads // values.shape[1], query_rows, values.shape[2],
         heads_at_once, batch * heads,
         BAND=prepared.band_width, BAND_PITCH=prepared.band.shape[-1], HEAD=256, TAIL=128, HEAD_DIM=head_dim,
-        PARTS=PARTS, STAGES=STAGES, REGISTERS=REGISTERS, DEPENDENT_LAUNCH=dependent, num_warps=4, launch_pdl=dependent,
+        PARTS=PARTS, STAGES=STAGES, OVERLAP=OVERLAP, REGISTERS=REGISTERS, DEPENDENT_LAUNCH=dependent, num_warps=4, launch_pdl=dependent,
         **({"maxnreg": 128} if PARTS == 1 else {}),
     )  # fmt: skip
