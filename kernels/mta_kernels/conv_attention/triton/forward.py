@@ -40,16 +40,18 @@ from mta_kernels.conv_attention.triton.tuning import Key, best_config
 from mta_kernels.gpu_limits import capability, shared_memory_limit
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
-# Bytes of expanded keys that programs running at a time may share: half of the L2 of an H100.
-KEYS_IN_L2 = 24 * 2**20
-MASKED_COLUMNS = 128
-MASKED_FLAT = False
-GLUON = False
+# On Hopper: bytes of expanded keys that programs running at a time share, half of its L2, and the most columns of a tile
+# at the diagonal, of which the causal mask leaves less the wider it is.
+KEYS_IN_L2, MASKED_COLUMNS = 24 * 2**20, 128
+# The release whose Gluon `forward_gluon` is written in and tested with: the language is an experiment and changes.
+GLUON_RELEASE = "3.6."
+GLUON_DEPTHS = (64, 128, 192, 256, 320, 384, 512)
 
 
 @triton.jit
 def _conv_attention_fwd_kernel(
-    q_desc, k_desc, v_desc, q_head_desc, k_head_desc, k_masked_desc, v_masked_desc, band_ptr, spans_ptr, out_ptr, logsumexp_ptr,
+    q_desc, k_desc, v_desc, q_head_desc, k_head_desc, k_masked_desc, v_masked_desc,
+    band_ptr, spans_ptr, out_ptr, logsumexp_ptr,
     stride_qh, stride_qn, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_lb, stride_lh,
     heads, k_group, v_group, query_rows, key_rows, heads_at_once, all_heads, one,
@@ -57,7 +59,7 @@ def _conv_attention_fwd_kernel(
     BAND: tl.constexpr, BAND_PITCH: tl.constexpr, DEPTH: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DEPTH: tl.constexpr, HEAD_DEPTH: tl.constexpr,
     BLOCK_D: tl.constexpr, Q_IN_REGISTERS: tl.constexpr, MASKED_STAGES: tl.constexpr, MASKED_N: tl.constexpr,
-    MASKED_FLAT: tl.constexpr, SUMS_IN_THREADS: tl.constexpr,
+    SUMS_IN_THREADS: tl.constexpr,
     ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M queries of one head, which are among the last M = query_rows of N = key_rows positions.
@@ -66,7 +68,8 @@ def _conv_attention_fwd_kernel(
     v_desc `[B, Hkv, N, D]`, each shared by `v_group`, band `[B*Hq, M, BAND_PITCH]`, out `[B, Hq, M, D]` and
     logsumexp `[B, Hq, M]` (of the convolved scores, natural units) of contiguous rows.
     They are descriptors made on the host, for the copy engine, or pointers where a GPU has none. q_head_desc and
-    k_head_desc describe wider slices: the HEAD_DEPTH columns before the last BLOCK_DEPTH ones.
+    k_head_desc describe wider slices: the HEAD_DEPTH columns before the last BLOCK_DEPTH ones; k_masked_desc and
+    v_masked_desc the tiles of MASKED_N keys at the diagonal.
     SPANS limits row i to the keys from `spans[0, i]` to before `spans[1, i]`, both nondecreasing, spans `[2, N]`.
     Q_IN_REGISTERS loads the queries once, in two slices; otherwise slices of BLOCK_DEPTH columns are read again for
     every key block. `one` is 1.0.
@@ -81,8 +84,7 @@ def _conv_attention_fwd_kernel(
                                 BLOCK_N, BLOCK_D, ALIGNMENT)  # fmt: skip
         k_masked_desc, v_masked_desc = k_desc, v_desc
 
-    # Some heads at a time, whose keys stay in L2: of these, the last blocks first, which have the most causal keys, so
-    # that the grid ends with short ones.
+    # Some heads at a time, whose keys stay in L2. Causal blocks near the end have the most keys: start with them.
     query_blocks = tl.cdiv(query_rows, BLOCK_M)
     first_head = tl.program_id(0) // (heads_at_once * query_blocks) * heads_at_once
     heads_now = tl.minimum(heads_at_once, all_heads - first_head)
@@ -157,11 +159,11 @@ def _conv_attention_fwd_kernel(
             v = v_desc.load([batch, v_head, first_key, 0]).reshape(BLOCK_N, BLOCK_D)
             p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores, SUMS_IN_THREADS)
             accumulator = tl.dot(p.to(v.dtype), v, accumulator * rescale[:, None], input_precision=PRECISION)
-        for first_key in tl.range(masked_start, end, MASKED_N, num_stages=MASKED_STAGES, flatten=MASKED_FLAT):
+        for first_key in tl.range(masked_start, end, MASKED_N, num_stages=MASKED_STAGES):
             scores = _score_tile(q_desc, k_masked_desc, batch_head, k_head, first_query, first_key, one,
                                  DEPTH, BLOCK_M, MASKED_N, BLOCK_DEPTH, PRECISION)  # fmt: skip
             scores = _mask(scores, band_rows, query, inside, first_key, first_seen, seen_end, query_rows, key_rows,
-                           CAUSAL, SPANS, BAND, MASKED_N, MASKED_FLAT)  # fmt: skip
+                           CAUSAL, SPANS, BAND, MASKED_N, False)  # fmt: skip
             v = v_masked_desc.load([batch, v_head, first_key, 0]).reshape(MASKED_N, BLOCK_D)
             p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores, SUMS_IN_THREADS)
             accumulator = tl.dot(p.to(v.dtype), v, accumulator * rescale[:, None], input_precision=PRECISION)
@@ -370,6 +372,12 @@ def _forward_heads(
     """Write the results of some heads."""
     signature = call_signature(q, k, v, weight, spans, out, logsumexp, options=(causal, pad, margins))
     prepared = prepare(q, k, v, weight, causal=causal, scale=scale, pad=pad, signature=signature, margins=margins)
+    limits: dict[str, Any] = {
+        "depth": prepared.queries.shape[2], "element_size": q.element_size(), "compute_capability": capability(q.device)
+    }  # fmt: skip
+    if gluon_computes(**limits, head_dim=q.shape[3], packed=spans is not None) and (launch_gluon := gluon_launcher()):
+        launch_gluon(prepared, out, logsumexp, causal, heads_at_once(prepared, causal), signature)
+        return
     candidates = forward_candidates(
         depth=prepared.queries.shape[2],
         block_d=value_block(q),
@@ -382,6 +390,44 @@ def _forward_heads(
     launch_forward(prepared, out, logsumexp, causal, spans, config, signature)
 
 
+def gluon_computes(
+    *, depth: int, head_dim: int, element_size: int, compute_capability: tuple[int, int], packed: bool
+) -> bool:
+    """Whether the kernel of `forward_gluon` computes a forward, and not the one here: for H100 and H200 alone.
+
+    Its tiles are for head dim 64 in 16 bits, and of a depth whose queries fit in registers beside all else. It has no
+    spans of keys, so packed documents are not for it.
+    """
+    return (
+        compute_capability == (9, 0)
+        and not packed
+        and element_size == 2
+        and head_dim == 64
+        and depth in GLUON_DEPTHS
+    )
+
+
+@functools.cache
+def gluon_launcher() -> Any:
+    """`launch_gluon` of `forward_gluon`; None with another release of Triton, or in its interpreter."""
+    if triton.knobs.runtime.interpret or not triton.__version__.startswith(GLUON_RELEASE):
+        return None
+    try:
+        from mta_kernels.conv_attention.triton.forward_gluon import launch_gluon
+    except ImportError:
+        return None
+    return launch_gluon
+
+
+def heads_at_once(prepared: Prepared, causal: bool) -> int:
+    """Heads whose programs take turns: on Hopper, where causal, as many as L2 has room for their keys; else one."""
+    keys = prepared.keys
+    if not causal or capability(keys.device) != (9, 0):
+        return 1
+    head_bytes = keys.shape[1] * keys.shape[2] * keys.element_size()
+    return min(prepared.queries.shape[0], max(1, KEYS_IN_L2 // head_bytes))
+
+
 def launch_forward(
     prepared: Prepared, out: Tensor, logsumexp: Tensor, causal: bool, spans: Tensor | None, config: ForwardConfig,
     signature: Hashable,
@@ -391,12 +437,6 @@ def launch_forward(
     queries, keys, values = prepared.queries, prepared.keys, prepared.values
     block_d = value_block(values)
     host_descriptors = capability(values.device)[0] >= 9
-    if GLUON:
-        from mta_kernels.conv_attention.triton.forward_hopper import launch_hopper
-
-        at_once = min(batch * heads, max(1, KEYS_IN_L2 // keys[0].nbytes))
-        launch_hopper(prepared, out, logsumexp, at_once, dependent_launches(values), signature)
-        return
     dependent, depth = dependent_launches(values), queries.shape[2]
     head_depth = (cdiv(depth, config.block_depth) - 1) * config.block_depth if config.q_in_registers else 0
     q_head, k_head = (
@@ -404,22 +444,26 @@ def launch_forward(
         for x, rows in ((queries, config.block_m), (keys, config.block_n))
     )
     masked_n = min(config.block_n, MASKED_COLUMNS) if host_descriptors else config.block_n
+    k_masked, v_masked = (
+        (None, None)
+        if config.q_in_registers or not host_descriptors
+        else (operand(keys, [1, masked_n, config.block_depth], True), operand(values, [1, 1, masked_n, block_d], True))
+    )
     launch(
         _conv_attention_fwd_kernel, cdiv(query_rows, config.block_m) * batch * heads, signature,
         operand(queries, [1, config.block_m, config.block_depth], host_descriptors),
         operand(keys, [1, config.block_n, config.block_depth], host_descriptors),
         operand(values, [1, 1, config.block_n, block_d], host_descriptors),
-        q_head, k_head,
-        *((operand(keys, [1, masked_n, config.block_depth], host_descriptors), operand(values, [1, 1, masked_n, block_d], host_descriptors)) if host_descriptors and not config.q_in_registers else (None, None)),
+        q_head, k_head, k_masked, v_masked,
         prepared.band, spans, out, logsumexp,
         *queries.stride()[:2], *keys.stride()[:2], *values.stride()[:3], *out.stride()[:2], *logsumexp.stride()[:2],
         heads, batch * heads // keys.shape[0], heads // values.shape[1], query_rows, values.shape[2],
-        min(batch * heads, max(1, KEYS_IN_L2 // (keys.shape[1] * depth * keys.element_size()))) if causal else 1, batch * heads, 1.0,
+        heads_at_once(prepared, causal), batch * heads, 1.0,
         HOST_DESCRIPTORS=host_descriptors, CAUSAL=causal, SPANS=spans is not None,
         BAND=prepared.band_width, BAND_PITCH=prepared.band.shape[-1], DEPTH=depth, HEAD_DIM=head_dim,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_DEPTH=config.block_depth,
         HEAD_DEPTH=head_depth, BLOCK_D=block_d,
-        Q_IN_REGISTERS=config.q_in_registers, MASKED_STAGES=config.masked_stages, MASKED_N=masked_n, MASKED_FLAT=MASKED_FLAT and host_descriptors,
+        Q_IN_REGISTERS=config.q_in_registers, MASKED_STAGES=config.masked_stages, MASKED_N=masked_n,
         SUMS_IN_THREADS=capability(values.device)[0] == 9 and not config.q_in_registers,
         ALIGNMENT=16 // values.element_size(), PRECISION=dot_precision(values.dtype),
         DEPENDENT_LAUNCH=dependent, num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=dependent,

@@ -34,7 +34,6 @@ class Margins:
 
 
 NO_MARGINS = Margins()
-LATE_WAIT, BLOCK_D_MAX, REPEAT = False, 128, 4
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,6 @@ def _prepare_kernel(
     PITCH: tl.constexpr, SPLIT_WEIGHT: tl.constexpr,
     BLOCK_TAPS: tl.constexpr, BLOCK_SOURCE: tl.constexpr, BLOCK_D: tl.constexpr, REPEAT: tl.constexpr,
     BLOCK_PAD: tl.constexpr, BLOCK_PITCH: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
-    LATE_WAIT: tl.constexpr,
 ):  # fmt: skip
     """One program: a block of the expanded side or of the padded side, in this order.
 
@@ -72,8 +70,7 @@ def _prepare_kernel(
     """
     if DEPENDENT_LAUNCH:
         gdc_launch_dependents()
-        if not LATE_WAIT:
-            gdc_wait()  # what is written may lie where `near` was
+        gdc_wait()  # what is written may lie where `near` was
     program = tl.program_id(0)
     if program < expand_programs:
         if KEYS_EXPANDED:
@@ -94,8 +91,6 @@ def _prepare_kernel(
         else:
             _pad_rows(k_ptr, padded_ptr, stride_kb, stride_kh, stride_kn, stride_kd, program, heads // group,
                       key_rows, key_rows + KEY_TAPS - 1, pad, head_dim, PITCH, BLOCK_PAD, BLOCK_PITCH)  # fmt: skip
-    if DEPENDENT_LAUNCH and LATE_WAIT:
-        gdc_wait()
 
 
 @triton.jit
@@ -281,19 +276,16 @@ def prepare(
     )
     taps = min(query_taps, key_taps)
     width = (query_taps - 1) + (key_taps - 1 - pad) if causal else 0
-    if not LATE_WAIT:
-        band = causal_band(q, k, weight, factor, pad, width, signature)
+    band = causal_band(q, k, weight, factor, pad, width, signature)  # first: its scratch is free again for the rest
     padded = torch.empty(batch * padded_heads, padded_rows, pitch, dtype=q.dtype, device=q.device)
     overlapping = padded.as_strided(
         (batch * padded_heads, padded_rows - taps + 1, taps * pitch), (padded_rows * pitch, pitch, 1)
     )
     expanded = torch.empty(batch * heads, expanded_rows, taps * pitch, dtype=q.dtype, device=q.device)
-    if LATE_WAIT:
-        band = causal_band(q, k, weight, factor, pad, width, signature)
 
     dependent = dependent_launches(q)
-    block_d = min(BLOCK_D_MAX, max(16, next_power_of_2(pitch)))
-    repeat, block_pad = REPEAT, 64
+    block_d = min(64, max(16, next_power_of_2(pitch)))
+    repeat, block_pad = 4, 64
     expand_programs = cdiv(expanded_rows, 16 * repeat) * batch * heads * cdiv(pitch, block_d)
     launch(
         _prepare_kernel, expand_programs + cdiv(padded_rows, block_pad) * batch * padded_heads, signature,
@@ -304,8 +296,8 @@ def prepare(
         # 64 rows of the banded matrix at least: a whole tensor core instruction.
         BLOCK_TAPS=max(4, next_power_of_2(taps)), BLOCK_SOURCE=next_power_of_2(16 + max(query_taps, key_taps) - 1),
         BLOCK_D=block_d, REPEAT=repeat, BLOCK_PAD=block_pad, BLOCK_PITCH=next_power_of_2(pitch),
-        PRECISION=dot_precision(q.dtype), DEPENDENT_LAUNCH=dependent, LATE_WAIT=LATE_WAIT,
-        num_warps=8 if block_d == 128 else 4, launch_pdl=dependent and width > 0,
+        PRECISION=dot_precision(q.dtype), DEPENDENT_LAUNCH=dependent,
+        num_warps=4, launch_pdl=dependent and width > 0,
     )  # fmt: skip
     queries, keys = (overlapping, expanded) if keys_expanded else (expanded, overlapping)
     if margins.queries:
