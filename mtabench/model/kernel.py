@@ -21,7 +21,7 @@ class Kernel:
     `tensor_share` of the rate of a plain product; `fmas` those on the CUDA cores, `fma_rate` a second. The bytes are
     read and written; `shared_share` is the part of shared memory's peak that it reaches, `memory_share` that of a
     copy's bandwidth, `memory_limit` the bytes a second that its programs can ask for. `waves` of programs, one after
-    the other on an SM, take `wave_s` each before and after their loops.
+    the other on an SM, take `wave_s` each before and after their loops. `overlapped`: exponentials run beside products.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Kernel:
     macs: float = 0.0
     tensor_share: float = 1.0
     exponentials: float = 0.0
+    overlapped: bool = False
     fmas: float = 0.0
     fma_rate: float = 1.0
     shared_bytes: float = 0.0
@@ -52,19 +53,28 @@ class KernelTime:
     def seconds(self) -> float:
         """By the rule of this package."""
         known = {name: value or 0.0 for name, value in self.terms.items()}
-        busy = max(sum(known[name] for name in IN_TURN), *(known[name] for name in BESIDE))
+        in_turn, beside = self._order
+        busy = max(sum(known[name] for name in in_turn), *(known[name] for name in beside))
         return busy + known["start-up"] + known["launch gaps"]
 
     @property
     def bound_by(self) -> tuple[str, float]:
         """The largest term that counts, and its seconds."""
         known = {name: value or 0.0 for name, value in self.terms.items()}
-        in_turn = sum(known[name] for name in IN_TURN)
-        side = max(BESIDE, key=lambda name: known[name])
-        hidden = BESIDE if in_turn >= known[side] else tuple(name for name in (*IN_TURN, *BESIDE) if name != side)
+        in_turn, beside = self._order
+        side = max(beside, key=lambda name: known[name])
+        side_hidden = sum(known[name] for name in in_turn) >= known[side]
+        hidden = beside if side_hidden else tuple(name for name in (*IN_TURN, *BESIDE) if name != side)
         counted = {name: value for name, value in known.items() if name not in hidden}
         name = max(counted, key=lambda name: counted[name])
         return name, counted[name]
+
+    @property
+    def _order(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Terms in turn, and those beside them."""
+        if not self.kernel.overlapped:
+            return IN_TURN, BESIDE
+        return tuple(name for name in IN_TURN if name != "exponentials"), ("exponentials", *BESIDE)
 
 
 def time_of(kernel: Kernel, rates: Rates) -> KernelTime:

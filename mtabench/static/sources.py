@@ -28,7 +28,7 @@ class Row:
 
 SOURCES: dict[str, Row] = {
     "forward": Row("mtabench.static.sources:forward", (
-        "near_scores", "band", "prepare", "conv_attention_fwd", "pad_rows",
+        "near_scores", "band", "prepare", "conv_attention_fwd", "conv_attention_fwd_gluon", "pad_rows",
     )),
     "backward": Row("mtabench.static.sources:backward", (
         "output_gradient", "probabilities", "value_gradients", "transposed_product", "row_product", "overlap_add",

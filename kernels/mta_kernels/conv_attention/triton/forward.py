@@ -40,12 +40,13 @@ from mta_kernels.conv_attention.triton.tuning import Key, best_config
 from mta_kernels.gpu_limits import capability, shared_memory_limit
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
-# On Hopper: bytes of expanded keys that programs running at a time share, half of its L2, and the most columns of a tile
-# at the diagonal, of which the causal mask leaves less the wider it is.
+# On Hopper: bytes of expanded keys of the heads whose programs take turns, half of its L2; and the most columns of a
+# tile at the diagonal, of whose products the mask throws away fewer the narrower it is.
 KEYS_IN_L2, MASKED_COLUMNS = 24 * 2**20, 128
-# The release whose Gluon `forward_gluon` is written in and tested with: the language is an experiment and changes.
+# For `forward_gluon`: the release of Triton that it is tested with, as Gluon is experimental and changes; and the depths
+# that compile without spills.
 GLUON_RELEASE = "3.6."
-GLUON_DEPTHS = (64, 128, 192, 256, 320, 384, 512)
+GLUON_DEPTHS = (64, 128, 192, 256, 320, 384)
 
 
 @triton.jit
@@ -373,18 +374,14 @@ def _forward_heads(
     signature = call_signature(q, k, v, weight, spans, out, logsumexp, options=(causal, pad, margins))
     prepared = prepare(q, k, v, weight, causal=causal, scale=scale, pad=pad, signature=signature, margins=margins)
     limits: dict[str, Any] = {
-        "depth": prepared.queries.shape[2], "element_size": q.element_size(), "compute_capability": capability(q.device)
-    }  # fmt: skip
+        "depth": prepared.queries.shape[2],
+        "element_size": q.element_size(),
+        "compute_capability": capability(q.device),
+    }
     if gluon_computes(**limits, head_dim=q.shape[3], packed=spans is not None) and (launch_gluon := gluon_launcher()):
         launch_gluon(prepared, out, logsumexp, causal, heads_at_once(prepared, causal), signature)
         return
-    candidates = forward_candidates(
-        depth=prepared.queries.shape[2],
-        block_d=value_block(q),
-        element_size=q.element_size(),
-        compute_capability=capability(q.device),
-        shared_memory=shared_memory_limit(q.device),
-    )
+    candidates = forward_candidates(**limits, block_d=value_block(q), shared_memory=shared_memory_limit(q.device))
     key = Key.of(q.dtype, q.shape[3], weight.shape[1:], causal, k.shape[2])
     config = best_config("forward", key, candidates, q.device)
     launch_forward(prepared, out, logsumexp, causal, spans, config, signature)
@@ -399,11 +396,7 @@ def gluon_computes(
     spans of keys, so packed documents are not for it.
     """
     return (
-        compute_capability == (9, 0)
-        and not packed
-        and element_size == 2
-        and head_dim == 64
-        and depth in GLUON_DEPTHS
+        compute_capability == (9, 0) and not packed and element_size == 2 and head_dim == 64 and depth in GLUON_DEPTHS
     )
 
 
@@ -412,10 +405,8 @@ def gluon_launcher() -> Any:
     """`launch_gluon` of `forward_gluon`; None with another release of Triton, or in its interpreter."""
     if triton.knobs.runtime.interpret or not triton.__version__.startswith(GLUON_RELEASE):
         return None
-    try:
-        from mta_kernels.conv_attention.triton.forward_gluon import launch_gluon
-    except ImportError:
-        return None
+    from mta_kernels.conv_attention.triton.forward_gluon import launch_gluon
+
     return launch_gluon
 
 

@@ -43,7 +43,7 @@ class Problem:
 
 
 def forward_problem(shape: Shape, device: torch.device) -> Problem:
-    """The fused forward on prepared inputs."""
+    """The fused forward of `forward.py` on prepared inputs, also for shapes that it computes for packed inputs only."""
     from mta_kernels.conv_attention.triton.forward import forward_candidates, launch_forward, value_block
     from mta_kernels.conv_attention.triton.launch import call_signature
     from mta_kernels.conv_attention.triton.prepare import prepare
