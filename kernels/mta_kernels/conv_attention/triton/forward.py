@@ -43,8 +43,8 @@ LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 # On Hopper: bytes of expanded keys of the heads whose programs take turns, half of its L2; and the most columns of a
 # tile at the diagonal, of whose products the mask throws away fewer the narrower it is.
 KEYS_IN_L2, MASKED_COLUMNS = 24 * 2**20, 128
-# For `forward_gluon`: the release of Triton that it is tested with, as Gluon is experimental and changes; and the depths
-# that compile without spills.
+# For `forward_gluon`: the release of Triton that it is tested with, as Gluon is experimental and changes; and the
+# depths that compile without spills.
 GLUON_RELEASE = "3.6."
 GLUON_DEPTHS = (64, 128, 192, 256, 320, 384)
 
