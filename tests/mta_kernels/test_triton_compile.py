@@ -55,7 +55,7 @@ def test_the_baseline_has_every_kernel_for_every_target():
     base = read_json(BASELINE)
     for target in DEFAULT_TARGETS:
         kernels = [kernel for kernel in base.kernels if kernel.target == target]
-        assert {x.kernel.partition(".")[0] for x in kernels if x.language == "triton"} == kernel_names(target)
+        assert {x.kernel.partition(".")[0] for x in kernels if x.language != "cuda"} == kernel_names(target)
         assert {x.kernel for x in kernels if x.language == "cuda"} == cuda_names(target)
     assert list(base.shapes) == list(ALL_SHAPES)
 
