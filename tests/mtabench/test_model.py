@@ -88,6 +88,19 @@ def test_a_forward_multiplies_taps_times_head_dim_for_each_score_and_head_dim_fo
     ].macs == 128 * 128 * 4 * 64
 
 
+def test_in_gluon_a_tile_of_keys_is_copied_once_for_128_queries():
+    case = replace(CONV, seq=4096)
+    tiles = tiles_of(case, H200)
+    assert (tiles.forward, tiles.in_registers, tiles.gluon) == ((128, 64), True, True)
+    kernel = {one.name: one for one in fused.forward(case, tiles, 132)}["_conv_attention_fwd_gluon"]
+    assert kernel.l2_bytes == kernel.exponentials * (6 * 64 + 64) * 2 / 128
+    beside = time_of(kernel, rates_of(H200))
+    assert beside.seconds < time_of(replace(kernel, overlapped=False), rates_of(H200)).seconds
+    for other in (replace(case, head_dim=128), replace(case, dtype="fp32"), replace(case, conv_q=7)):
+        assert not tiles_of(other, H200).gluon
+    assert not tiles_of(case, find_device("a100")).gluon
+
+
 def test_a_backward_has_three_passes_of_the_depth_and_two_of_the_head_dim():
     kernels = fused.backward(CONV, Tiles(), 132)
     passes = [one for one in kernels if one.macs and one.name != "_prepare"]
