@@ -64,7 +64,7 @@ struct Arguments {
     uint16_t* dq;                      // [B, Hq, M, HEAD_DIM]
     float* dweight;                    // [B * Hq, all row blocks, WARPGROUPS, QUERY_TAPS * KEY_TAPS], sums of rows
     float scale;
-    int row_blocks, all_row_blocks, first_row_block;
+    int batch_heads, row_blocks, all_row_blocks, first_row_block;
     int chunk_rows, pitch;
 };
 
@@ -82,9 +82,10 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
     const uint32_t scores_down = rows_full + 8, scores_taken = scores_down + 8;
     const uint32_t grads_down = scores_taken + 8, grads_taken = grads_down + 8;
 
-    const int batch_head = blockIdx.x / args.row_blocks;
+    // The longest rows of all heads first: the last blocks, which leave multiprocessors idle, are the shortest.
+    const int batch_head = blockIdx.x % args.batch_heads;
     const int head = batch_head % args.at.heads, batch = batch_head / args.at.heads, kv_head = head / args.at.group;
-    const int row_block = args.first_row_block + args.row_blocks - 1 - blockIdx.x % args.row_blocks;
+    const int row_block = args.first_row_block + args.row_blocks - 1 - blockIdx.x / args.batch_heads;
     const int first_row = row_block * BLOCK_ROWS;
     const int end_row = min(first_row + BLOCK_ROWS, args.at.query_rows);
     const int first_tile = keys_begin(args.at, first_row) / KEYS;

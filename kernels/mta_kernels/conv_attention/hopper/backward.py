@@ -93,6 +93,7 @@ class Arguments(ctypes.Structure):
         ("dq", ctypes.c_void_p),
         ("dweight", ctypes.c_void_p),
         ("scale", ctypes.c_float),
+        ("batch_heads", ctypes.c_int),
         ("row_blocks", ctypes.c_int),
         ("all_row_blocks", ctypes.c_int),
         ("first_row_block", ctypes.c_int),
@@ -148,8 +149,8 @@ def part_backward(
     arguments = Arguments(
         at=positions, **{name: x.data_ptr() for name, x in made.items()}, logsumexp=logsumexp.data_ptr(),
         delta=delta.data_ptr(), p=scratch[0].data_ptr(), ds=scratch[1].data_ptr(), ds_scale=ds_scale.data_ptr(),
-        dq=dq.data_ptr(), dweight=dweight.data_ptr(), scale=scale, all_row_blocks=all_row_blocks,
-        chunk_rows=chunk_rows, pitch=pitch,
+        dq=dq.data_ptr(), dweight=dweight.data_ptr(), scale=scale, batch_heads=batch * heads,
+        all_row_blocks=all_row_blocks, chunk_rows=chunk_rows, pitch=pitch,
     )  # fmt: skip
     maps = [tensor_map(x) for x in (q, k, v, grad_out)]
     queries, grads = (x.reshape(batch * heads, query_rows, head_dim) for x in (q, grad_out))
