@@ -36,6 +36,9 @@ using std::min;
 struct uint4 {
     uint32_t x, y, z, w;
 };
+struct alignas(8) float2 {
+    float x, y;
+};
 struct Index {
     int x, y, z;
 };
@@ -301,12 +304,17 @@ inline void load_matrices(uint32_t (&values)[4], uint32_t address) {
     for (int m = 0; m < 4; m++) std::memcpy(&values[m], emulator::shared_at(rows[8 * m + lane / 4] + lane % 4 * 4, 4), 4);
 }
 inline void fence_async_proxy() {}
+inline void fence_async_proxy_everywhere() {}
 
 inline void wait_for_turn(int warpgroup) { emulator::meet(102, warpgroup, 256); }
 inline void pass_turn(int warpgroup) { emulator::arrive(102, warpgroup, 256); }
 inline void warpgroup_barrier(int id) { emulator::meet(100, id, 128); }
 template <int Threads> void part_barrier() { emulator::meet(104, 0, Threads); }
 inline int take_next(int* taken) { return (*taken)++; }
+inline void count_up(int* counter) { ++*counter; }
+inline void wait_for_count(const int* counter, int count) {  // blocks run one after another, so that it never comes later
+    if (*counter < count) emulator::failure = "a block waits for one that has not begun";
+}
 template <int Registers> void give_registers() {}
 template <int Registers> void take_registers() {}
 
@@ -391,8 +399,9 @@ inline uint16_t column_major(uint64_t operand, int column, int k) {
                          column % 64 * 2, operand);
 }
 
-// Number `k` of row (of A) or column (of B) `i`, where i runs along memory in 8 x 8 tiles.
+// Number `k` of row (of A) or column (of B) `i`, where i runs along memory, without a swizzle in 8 x 8 tiles.
 inline uint16_t i_major(uint64_t operand, int i, int k) {
+    if (operand >> 62) return column_major(operand, i, k);
     return number_at(start_of(operand) + i / 8 * stride(operand) + k / 8 * leading(operand) + k % 8 * 16 + i % 8 * 2, operand);
 }
 

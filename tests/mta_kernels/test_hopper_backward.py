@@ -25,7 +25,7 @@ def hopper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def chunks_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backward, "chunk_rows_for", lambda batch_heads, multiprocessors, block_rows: block_rows)
+    monkeypatch.setattr(backward, "MOST_CHUNK_ROWS", 118)
 
 
 def assert_in_any_order(hopper, leaves: dict[str, torch.Tensor], seeds=range(4), **options) -> None:
@@ -90,10 +90,13 @@ def test_chunks_of_rows(hopper, chunks_of_a_block, heads, taps, options) -> None
     assert_in_any_order(hopper, inputs(1, *heads, 270, 16, taps), **options)
 
 
-@pytest.mark.parametrize(("batch_heads", "blocks"), [(16, 16), (64, 18), (1, 19), (11, 12), (33, 16), (1000, 19)])
-def test_a_chunk_fills_the_multiprocessors(batch_heads: int, blocks: int) -> None:
-    """Of 132: by 16 heads, 16 blocks take 1.94 rounds, and 19 would take 2.3."""
-    assert backward.chunk_rows_for(batch_heads, 132, 118) == blocks * 118
+@pytest.mark.parametrize("batch_heads", [1, 2, 16, 64])
+@pytest.mark.parametrize(("query_rows", "key_rows"), [(1, 1), (4096, 4096), (100, 70000)])
+def test_scratch_holds_no_more_rows_than_promised(batch_heads: int, query_rows: int, key_rows: int) -> None:
+    geometry = backward.Geometry(BF16, 64, 6, 11, 5, causal=True, spans=False)
+    plan = backward.Plan.of(geometry, batch_heads, query_rows, key_rows, 132)
+    assert plan.slots * plan.row_blocks <= max(batch_heads * backward.MOST_CHUNK_ROWS // geometry.block_rows, plan.row_blocks)
+    assert plan.lag < plan.slots <= plan.stages, "rows would wait for products that begin after them"
 
 
 def test_warpgroups_that_share_scores_agree_on_their_range(hopper) -> None:
@@ -118,7 +121,7 @@ def test_a_chunk_of_a_prompt() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("bounds", [(0, 3, 3, 300, 430), (0, 118, 121, 200, 370)], ids=str)
 def test_packed_documents(bounds: tuple[int, ...], causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backward, "chunk_rows_for", lambda batch_heads, multiprocessors, block_rows: 2 * block_rows)
+    monkeypatch.setattr(backward, "MOST_CHUNK_ROWS", 236)
     cu_seqlens = torch.tensor(bounds, device=DEVICE)
     assert_as_reference(inputs(1, 2, 1, bounds[-1], 64, (6, 11)), "hopper", causal=causal, cu_seqlens=cu_seqlens)
 
