@@ -95,7 +95,9 @@ def test_chunks_of_rows(hopper, chunks_of_a_block, heads, taps, options) -> None
 def test_scratch_holds_no_more_rows_than_promised(batch_heads: int, query_rows: int, key_rows: int) -> None:
     geometry = backward.Geometry(BF16, 64, 6, 11, 5, causal=True, spans=False)
     plan = backward.Plan.of(geometry, batch_heads, query_rows, key_rows, 132)
-    assert plan.slots * plan.row_blocks <= max(batch_heads * backward.MOST_CHUNK_ROWS // geometry.block_rows, plan.row_blocks)
+    assert plan.slots * plan.row_blocks <= max(
+        batch_heads * backward.MOST_CHUNK_ROWS // geometry.block_rows, plan.row_blocks
+    )
     assert plan.lag < plan.slots <= plan.stages, "rows would wait for products that begin after them"
 
 
