@@ -1,101 +1,101 @@
-"""Do two timers agree? Measures the same cells with both, in turns, and writes a table of their medians.
+"""Do our timer and NVIDIA's agree? Measures the same cells with CUDA events and with NVBench, and writes a table.
 
     python scripts/crosscheck_timers.py --out results/nvidia-h200/timers.csv
 
-Needs an NVIDIA GPU and the package cuda-bench (pip install -e '.[nvbench]'). Without options it takes ten cells of
-10 us to 10 ms, `--repeat` times a timer. Fails if two medians differ by more than 1 %.
+Needs an NVIDIA GPU and the package cuda-bench (pip install -e '.[nvbench]'). Ten cells of 10 us to 10 ms, each in a
+process of its own, where both timers take turns round by round on the same tensors: processes differ by more than the
+timers do. Fails if two medians differ by more than 1 %.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import shlex
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
 
-from mtabench.files.results import KEY_COLUMNS, key_of_row, read_file
+from mtabench.environment import describe
+from mtabench.files.results import KEY_COLUMNS, key_of
+from mtabench.measuring import timing
+from mtabench.measuring.nvbench_timer import check_nvbench
+from mtabench.measuring.statistics import summarize
+from mtabench.registry import find, load
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.inputs import make_inputs
+from mtabench.sweeps.oracle import Oracle
+from mtabench.sweeps.plan import Options, make_plan
 
-# Kernels that leave the clock alone: one under a power cap has another clock in every process. As many samples with
-# either timer, since it falls with the temperature too.
-_FLASH = "fwd --impl sdpa-flash --batch 1 --heads 16 --dtype bf16 --rounds 8"
-SWEEPS = (
-    f"{_FLASH} --head-dim 64 --seq 1k..32k", f"{_FLASH} --head-dim 128 --seq 4k,16k",
-    "fwd --impl triton --batch 1 --heads 16 --dtype bf16 --rounds 8 --head-dim 64 --conv 6x11 --seq 4k,8k",
-)  # fmt: skip
+# A kernel that leaves the clock alone: one under a power cap has another clock in every round.
+CELLS = Options("fwd", impl="sdpa-flash", heads="16", head_dim="64", dtype="bf16", batch="1,16", seq="512..8k")
+ROUNDS = 20
 ALLOWED = 0.01
-SHOWN = ("impl", "seq", "median_1_ms", "median_2_ms", "difference", "reason")
 FACTS = ("device", "driver", "cuda", "torch", "triton", "git_sha", "git_dirty")
 
 
 def main() -> int:
     """Measure, print and write the table; 1 if a difference is larger than allowed, or a cell has no time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--timers", default="events,nvbench", help="two timers, such as events,graph")
-    parser.add_argument("--sweep", action="append", help="PASS and options of a sweep to take instead; may be repeated")
-    parser.add_argument("--repeat", type=int, default=3, help="how often each timer measures a cell")
     parser.add_argument("--out", type=Path, required=True, help="the CSV file to write")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of ten samples, with each timer")
     options = parser.parse_args()
-    timers = options.timers.split(",")
-    if len(timers) != 2 or options.repeat < 1:
-        parser.error("--timers expects two names, and --repeat at least 1")
+    if options.rounds < 2:
+        parser.error(f"--rounds {options.rounds} is too few; give at least 2")
     if options.out.exists():
         parser.error(f"{options.out} already exists; give another --out")
-    found: list[dict[tuple[str, ...], list[dict[str, str]]]] = [{}, {}]
-    with tempfile.TemporaryDirectory() as folder:
-        for turn in range(options.repeat):
-            for number in (0, 1) if turn % 2 == 0 else (1, 0):
-                path = Path(folder, f"{turn}-{number}.csv")
-                for sweep in options.sweep or SWEEPS:
-                    measure(sweep, timers[number], path)
-                for row in read_file(path).rows():
-                    found[number].setdefault(key_of_row(row), []).append(row)
-    rows = list(compare(found, timers))
+    check_nvbench()
+    rows = [measured(case, options.rounds) for case in make_plan(CELLS, "cuda").cases]
     write(options.out, rows)
     worst = max((abs(float(row["difference"])) for row in rows if row["difference"]), default=0.0)
-    failed = [row for row in rows if not row["difference"]]
+    failed = [row for row in rows if row["reason"]]
     print(f"{len(rows)} cells, the largest difference {100 * worst:.2f} %; {len(failed)} without a time; {options.out}")
-    return int(bool(failed) or worst > ALLOWED or not rows)
+    return int(bool(failed) or worst > ALLOWED)
 
 
-def measure(sweep: str, timer: str, path: Path) -> None:
-    """Run a sweep with that timer; its rows are added to those in `path`. NVBench has a process for each cell."""
-    words = [*shlex.split(sweep), "--timer", timer, "--no-plot", "--out", str(path), "--resume"]
-    done = subprocess.run([sys.executable, "-m", "mtabench", *words])
-    if done.returncode not in (0, 4, 5):  # what is wrong or has no time, its row says
-        sys.exit(f"mtabench {shlex.join(words)} ended with exit code {done.returncode}")
+def measured(case: Case, rounds: int) -> dict[str, str]:
+    """The row of a cell: the median of each timer in ms, and how NVBench's differs."""
+    row = dict(zip(KEY_COLUMNS, map(_text, key_of(case)), strict=True))
+    row |= dict.fromkeys((*FACTS, "rounds", "events_ms", "nvbench_ms", "difference", "reason"), "")
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            facts, events_ms, nvbench_ms = process.submit(medians, case, rounds).result()
+    except Exception as error:  # whatever it is, the other cells are measured
+        row["reason"] = " ".join(f"{type(error).__name__}: {error}".split())
+    else:
+        row |= {name: _text(facts[name]) for name in FACTS}
+        row |= {"rounds": str(rounds), "events_ms": f"{events_ms:.6g}", "nvbench_ms": f"{nvbench_ms:.6g}"}
+        row["difference"] = f"{nvbench_ms / events_ms - 1:.6f}"
+    print(*(row[name] for name in ("impl", "batch", "seq", "events_ms", "nvbench_ms", "difference", "reason")))
+    return row
 
 
-def compare(
-    found: Sequence[dict[tuple[str, ...], list[dict[str, str]]]], timers: Sequence[str]
-) -> Iterator[dict[str, str]]:
-    """A row a cell: the median of each timer's medians over the repeats, in ms, and how the second differs."""
-    for key in found[0] | found[1]:
-        sides = [rows.get(key, []) for rows in found]
-        first = next(row for rows in sides for row in rows)
-        table = dict(zip(KEY_COLUMNS, key, strict=True)) | {name: first[name] for name in FACTS}
-        good = [[float(row["median_ms"]) for row in rows if row["status"] == "ok"] for rows in sides]
-        for number, (timer, times) in enumerate(zip(timers, good, strict=True), start=1):
-            table |= {f"timer_{number}": timer, f"repeats_{number}": str(len(times))}
-            table[f"median_{number}_ms"] = f"{median(times):.6g}" if times else ""
-        table["difference"] = f"{median(good[1]) / median(good[0]) - 1:.6f}" if all(good) else ""
-        reasons = {f"{row['status']}: {row['reason']}" for rows in sides for row in rows if row["status"] != "ok"}
-        table["reason"] = "; ".join(sorted(reasons))
-        print(*(table[name] for name in SHOWN))
-        yield table
+def medians(case: Case, rounds: int) -> tuple[dict[str, object], float, float]:
+    """In a process for one cell: check it, time it, and say where; raises ValueError for a wrong result."""
+    inputs = make_inputs(case)
+    build = load(find(case.impl).target)
+    check = Oracle(case, inputs).check(build(case, inputs)())
+    if not check.ok:
+        raise ValueError(check.reason)
+    cell = timing.timed(case, build, inputs)
+    settings = timing.Settings(timer="events", min_rounds=rounds)
+    found = timing.measure_beside_nvbench(cell, case.device, settings)
+    events_ms, nvbench_ms = (summarize(measurement.rounds).median_ms for measurement in found)
+    return dict(describe(case.device)), events_ms, nvbench_ms
 
 
 def write(path: Path, rows: Sequence[dict[str, str]]) -> None:
     """Write the table."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""scripts/crosscheck_timers.py: the table of two timers, with sweeps that are stood in for."""
+"""scripts/crosscheck_timers.py: the table of two timers, with cells that are stood in for."""
 
 import csv
 import importlib.util
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from written_runs import case, rounds, write_run
+
+from mtabench.sweeps import axes
+from mtabench.sweeps.plan import make_plan
 
 ROOT = Path(__file__).parents[1]
 SPEC = importlib.util.spec_from_file_location("crosscheck_timers", ROOT / "scripts/crosscheck_timers.py")
@@ -15,68 +16,78 @@ crosscheck = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(crosscheck)
 
 
+class Here:
+    """Stands for the pool of processes: the call's result, or what it raises, at once."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def submit(self, function, *arguments):
+        self.result = lambda: function(*arguments)
+        return self
+
+
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Runs the script; a timer's sweeps find what `times` has of it, in ms, or a status and a reason."""
+    """Runs the script; every cell takes 1 ms by events, and by NVBench what `nvbench` says, or raises it."""
 
-    def call(times, *words):
-        commands = []
+    def call(nvbench, *words):
+        def medians(case, rounds):
+            if isinstance(nvbench, Exception):
+                raise nvbench
+            return dict.fromkeys(crosscheck.FACTS, "x") | {"git_dirty": False}, 1.0, nvbench(case)
 
-        def measured(command, **_):
-            commands.append(command[3:])
-            timer, path = command[command.index("--timer") + 1], Path(command[command.index("--out") + 1])
-            if "--seq=64" in command:
-                result = times[timer]
-                cell = rounds(result, seed=len(commands)) if isinstance(result, float) else result
-                write_run(path, {case(64): cell}, run_id=str(len(commands)))
-            return SimpleNamespace(returncode=0)
-
-        monkeypatch.setattr(crosscheck.subprocess, "run", measured)
+        monkeypatch.setattr(crosscheck, "medians", medians)
+        monkeypatch.setattr(crosscheck, "ProcessPoolExecutor", Here)
+        monkeypatch.setattr(crosscheck, "check_nvbench", lambda: None)
         monkeypatch.setattr(sys, "argv", ["crosscheck_timers.py", "--out", str(tmp_path / "out/timers.csv"), *words])
         code = crosscheck.main()
         with (tmp_path / "out/timers.csv").open() as file:
-            return code, list(csv.DictReader(file)), commands
+            return code, list(csv.DictReader(file))
 
     return call
 
 
 def test_timers_that_agree(run):
-    code, (row,), commands = run({"events": 1.0, "nvbench": 1.004}, "--sweep", "fwd --seq=64", "--repeat", "2")
+    code, rows = run(lambda case: 1.004, "--rounds", "7")
     assert code == 0
-    assert (row["seq"], row["timer_1"], row["timer_2"], row["repeats_1"]) == ("64", "events", "nvbench", "2")
-    assert float(row["difference"]) == pytest.approx(0.004, abs=0.002)
-    assert float(row["median_2_ms"]) == pytest.approx(1.004, rel=0.002)
-    timers = [command[command.index("--timer") + 1] for command in commands]
-    assert timers == ["events", "nvbench", "nvbench", "events"]
-    assert all("--resume" in command for command in commands)
+    assert len(rows) == 10
+    assert {row["difference"] for row in rows} == {"0.004000"}
+    assert {(row["rounds"], row["git_dirty"], row["causal"], row["conv_q"]) for row in rows} == {
+        ("7", "false", "true", "")
+    }
 
 
-@pytest.mark.parametrize("nvbench", [1.02, ("error", "no NVBench")])
-def test_timers_that_do_not_agree_and_cells_without_a_time_fail(run, nvbench):
-    code, (row,), _ = run({"events": 1.0, "nvbench": nvbench}, "--sweep", "fwd --seq=64", "--repeat", "1")
+def test_one_cell_of_ten_that_disagrees_fails(run, capsys):
+    code, rows = run(lambda case: 0.98 if case.seq == 512 and case.batch == 1 else 1.0)
     assert code == 1
-    assert row["reason"] == ("" if isinstance(nvbench, float) else "error: no NVBench")
-    assert bool(row["difference"]) == isinstance(nvbench, float)
+    assert "the largest difference 2.00 %" in capsys.readouterr().out
+    assert [row["seq"] for row in rows if row["difference"] != "0.000000"] == ["512"]
 
 
-def test_the_ten_cells_are_cells_that_can_be_planned():
-    from mtabench.sweeps import axes
-    from mtabench.sweeps.plan import Options, make_plan
+def test_cells_without_a_time_fail_and_say_why(run):
+    code, rows = run(ValueError("out is off\nby far"))
+    assert code == 1
+    assert {row["reason"] for row in rows} == {"ValueError: out is off by far"}
+    assert not any(row["difference"] for row in rows)
 
-    cases = []
-    for sweep in crosscheck.SWEEPS:
-        words = sweep.split()
-        options = {word[2:].replace("-", "_"): value for word, value in zip(words[1::2], words[2::2], strict=True)}
-        limits = {"rounds": int(options.pop("rounds"))}
-        cases += make_plan(Options(words[0], **options, **limits), device="cuda").cases
+
+def test_the_ten_cells():
+    cases = make_plan(crosscheck.CELLS, device="cuda").cases
     assert len(cases) == 10
-    assert axes.short(max(one.seq for one in cases)) == "32k"
+    assert axes.short(max(one.seq for one in cases)) == "8k"
 
 
 def test_nothing_is_overwritten(run, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/timers.csv").write_text("mine")
     with pytest.raises(SystemExit):
-        run({}, "--repeat", "1")
+        run(lambda case: 1.0)
     assert "already exists" in capsys.readouterr().err
     assert (tmp_path / "out/timers.csv").read_text() == "mine"

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -127,6 +127,20 @@ def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K
     return failed | measured
 
 
+def measure_beside_nvbench(cell: Timed, device: str, settings: Settings) -> tuple[Measurement, Measurement]:
+    """Time a cell by `settings.timer` and by NVBench, in turns, `settings.min_rounds` each; once a process.
+
+    Both time the same closure on the same memory at the same clock, so that what differs is the timers'. Raises what
+    the call raises.
+    """
+    settings = replace(settings, max_rounds=settings.min_rounds)
+    lane = _Lane(cell, device, settings, _flush(device, settings), GpuSensor() if device == "cuda" else None)
+    beside = _by_nvbench(cell, device, settings, lane.take_round)
+    if isinstance(beside, Exception):
+        raise beside
+    return lane.measurement, beside
+
+
 def _name(key: object) -> str:
     """What a cell is called in a profiler, within its problem."""
     return str(getattr(key, "label", key))
@@ -204,7 +218,9 @@ class _Lane:
         return (high - low) / 2 <= settings.ci_target * (high + low) / 2
 
 
-def _by_nvbench(cell: Timed, device: str, settings: Settings) -> Measurement | Exception:
+def _by_nvbench(
+    cell: Timed, device: str, settings: Settings, before_round: Callable[[], Any] | None = None
+) -> Measurement | Exception:
     """The measurement of the only cell of a process; NVBench takes all rounds that fit, since it cannot be stopped."""
     try:
         _, total_s, peak = _warm_up(cell, device, settings)
@@ -212,7 +228,7 @@ def _by_nvbench(cell: Timed, device: str, settings: Settings) -> Measurement | E
         affordable = int(settings.time_limit_s / max(samples * total_s, 1e-9))
         rounds = max(settings.min_rounds, min(settings.max_rounds, affordable))
         flush = _flush(device, settings)
-        found = sample_with_nvbench(cell.run, cell.setup, flush, rounds, samples, settings.time_limit_s)
+        found = sample_with_nvbench(cell.run, cell.setup, flush, rounds, samples, settings.time_limit_s, before_round)
     except Exception as error:
         return _bare(error)
     _, throttled = GpuSensor().read()

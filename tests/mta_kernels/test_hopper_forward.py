@@ -13,7 +13,7 @@ from kernel_inputs import DEVICE, assert_as_reference, assert_close, make, poiso
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference, explain, identity_weight, operators
-from mta_kernels.conv_attention.hopper import backward
+from mta_kernels.conv_attention.hopper import backward, forward
 from mta_kernels.conv_attention.hopper import source as sources
 from mta_kernels.conv_attention.hopper.forward import Geometry, kernel, shape_unsupported
 from mta_kernels.cuda import compiler
@@ -62,6 +62,14 @@ def test_the_order_of_threads_changes_nothing(hopper) -> None:
     first, *others = [hopper(q, k, v, weight, seed=seed) for seed in SEEDS]
     assert_close(first, q, k, v, weight)
     assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("heads", [2, 3])
+def test_long_works_of_some_heads_go_out_before_short_ones(hopper, monkeypatch, heads: int) -> None:
+    q, k, v, weight = make(1, 3, 3, 190 + heads, 128, (6, 11), BF16)
+    monkeypatch.setattr(forward, "IN_TURN_BYTES", heads * 2 * k[0, 0].nbytes)
+    assert forward.heads_in_turn(k, group=1) == heads
+    assert_close(hopper(q, k, v, weight), q, k, v, weight)
 
 
 def test_inputs_of_any_layout_and_a_float32_weight(hopper) -> None:

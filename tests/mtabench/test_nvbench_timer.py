@@ -1,6 +1,8 @@
 """The timer nvbench, with a stand-in for its package: rounds, setups, failures, and what it cannot do."""
 
 import contextlib
+import inspect
+import itertools
 import sys
 import time
 import types
@@ -93,6 +95,30 @@ def test_no_samples_are_an_error(nvbench, monkeypatch):
     monkeypatch.setattr(fake_nvbench.State, "exec", lambda state, *_, **__: state.skip("too fast"))
     found = measure({"cell": Timed(run=lambda _: None)}, "cpu", QUICK)["cell"]
     assert "no samples of a round: too fast" in str(found)
+
+
+def test_another_timer_takes_turns_with_it_round_by_round(nvbench):
+    calls = []
+
+    def run(_):
+        calls.append("nvbench" if any(frame.function == "exec" for frame in inspect.stack()) else "cpu")
+        time.sleep(0.002)
+
+    settings = replace(QUICK, timer="cpu", min_rounds=3)
+    ours, beside = timing.measure_beside_nvbench(Timed(run=run), "cpu", settings)
+    assert (ours.timer, beside.timer) == ("cpu", "nvbench")
+    assert [len(samples) for samples in ours.rounds] == [len(samples) for samples in beside.rounds] == [4, 4, 4]
+    timed = [timer for timer, group in itertools.groupby(calls) if len(list(group)) >= 4]
+    assert timed[-6:] == ["cpu", "nvbench"] * 3
+
+
+def test_what_a_call_raises_beside_another_timer_is_raised(nvbench):
+    def run(_):
+        if nvbench.was_run:
+            raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"):
+        timing.measure_beside_nvbench(Timed(run=run), "cpu", replace(QUICK, timer="cpu"))
 
 
 def test_a_sweep_with_nvbench_has_a_process_for_each_cell(nvbench, monkeypatch):

@@ -60,19 +60,24 @@ struct Arguments {
     float* logsumexp;           // [B, Hq, M], natural units
     int* taken;                 // works that blocks took after their first
     int row_blocks, works, blocks;
+    int heads_in_turn;  // whose works go out together, the longest first
 };
 
-// A block's rows of a head, and the tiles of keys that they see.
+// A block's rows of a head, and the tiles of keys that they see. The last block ends with the last row, so that what is left
+// over is in the first, which sees the fewest keys: its rows may begin before row 0.
 struct Work {
     int part, batch_head, head, batch, kv_head;
     int first_row, end_row, first_tile, end_tile;
 
     DEVICE Work(const Arguments& args, int number) {
-        const int of_head = number / args.row_blocks;
+        const int first_head = number / (args.row_blocks * args.heads_in_turn) * args.heads_in_turn;
+        const int heads_now = min(args.heads_in_turn, args.works / args.row_blocks - first_head);
+        number -= first_head * args.row_blocks;
+        const int of_head = first_head + number % heads_now;
         part = of_head % VALUE_PARTS, batch_head = of_head / VALUE_PARTS;
         head = batch_head % args.at.heads, batch = batch_head / args.at.heads, kv_head = head / args.at.group;
-        first_row = (args.row_blocks - 1 - number % args.row_blocks) * BLOCK_ROWS;  // the last have the most keys
-        end_row = min(first_row + BLOCK_ROWS, args.at.query_rows);
+        end_row = args.at.query_rows - number / heads_now * BLOCK_ROWS;
+        first_row = end_row - BLOCK_ROWS;
         first_tile = keys_begin(args.at, first_row) / KEYS;
         end_tile = max((keys_end(args.at, end_row - 1) + LEFT + KEYS - 1) / KEYS, first_tile + 1);
     }
@@ -217,10 +222,9 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
             const int first_tile = work.first_tile, end_tile = work.end_tile;
             const int tile_row = work.first_row + warpgroup * OUT_ROWS - HALO;  // the query of local row 0
             const int tile_position = tile_row + (args.at.key_rows - args.at.query_rows);
-            const int last_row = min(tile_row + ROWS, work.end_row) - 1;
             // Keys between which no row of the warpgroup has anything masked, and the tiles with a key that one sees.
             const int seen_by_all = keys_begin(args.at, tile_row + ROWS - 1), end_seen_by_all = keys_end(args.at, tile_row);
-            const int tiles = min(max((keys_end(args.at, last_row) + LEFT + KEYS - 1) / KEYS, first_tile + 1), end_tile);
+            const int tiles = min(max((keys_end(args.at, tile_row + ROWS - 1) + LEFT + KEYS - 1) / KEYS, first_tile + 1), end_tile);
             int begin[2], end[2];
 #pragma unroll
             for (int h = 0; h < 2; h++) {
@@ -414,7 +418,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 sum += __shfl_xor_sync(~0u, sum, 1);
                 sum += __shfl_xor_sync(~0u, sum, 2);
                 const int row = tile_row + local_row + 8 * h;
-                if (local_row + 8 * h < HALO || row >= work.end_row) continue;
+                if (local_row + 8 * h < HALO || row < 0) continue;
                 const int64_t of_row = (int64_t)work.batch_head * args.at.query_rows + row;
                 const float inverse = 1 / sum;
                 uint32_t* out = (uint32_t*)(args.out + of_row * HEAD_DIM + work.part * VALUE_DIM + column);

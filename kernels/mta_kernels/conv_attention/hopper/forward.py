@@ -30,6 +30,7 @@ QUERY_TAPS, KEY_TAPS = 8, 17  # at most
 ROWS, SLAB = 64, 64 * 128
 FETCHING_WARPS = 3  # of a block's producer
 MAX_VALUE_DIM = 128
+IN_TURN_BYTES = 24 << 20  # of keys and values that are read at a time: half of the L2 cache
 MAX_REMEMBERED = 256
 _launches: dict[tuple, Launches] = {}
 
@@ -137,6 +138,7 @@ class Arguments(ctypes.Structure):
         ("row_blocks", ctypes.c_int),
         ("works", ctypes.c_int),
         ("blocks", ctypes.c_int),
+        ("heads_in_turn", ctypes.c_int),
     )
 
 
@@ -244,7 +246,7 @@ class Call:
         blocks = min(works, sm_count(q.device)) if geometry.persistent else works
         self.arguments = Arguments(
             Positions(None, heads, heads // kv_heads, query_rows, key_rows), row_blocks=row_blocks, works=works,
-            blocks=blocks,
+            blocks=blocks, heads_in_turn=heads_in_turn(k, heads // kv_heads) * geometry.value_parts,
         )  # fmt: skip
         self.maps = (TensorMap * 3)()
         self.described: list[TensorMap] | None = None  # what `maps` holds
@@ -253,6 +255,15 @@ class Call:
             *self.maps, self.arguments,
         )  # fmt: skip
         self.keys, self.positions = self.preparation.k, self.arguments.at  # parts of these, not copies
+
+
+def heads_in_turn(k: Tensor, group: int) -> int:
+    """Query heads, `group` of which share keys and values like `k` `[B, Hkv, N, D]`, whose works go out together.
+
+    The longest works of all of them go first, so that the last ones to end are short, and what they read stays in L2.
+    """
+    bytes_of_head = 2 * k.shape[2] * k.shape[3] * k.element_size() / group
+    return max(1, int(IN_TURN_BYTES / bytes_of_head))
 
 
 def scratch_layout(geometry: Geometry, heads: int, batch_kv_heads: int) -> tuple[int, int, int, int]:
