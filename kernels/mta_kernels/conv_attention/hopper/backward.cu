@@ -1,4 +1,4 @@
-// Conv attention backward on Hopper, over rows: dq, the weight's gradient, and p and ds of these rows for products.py.
+// Conv attention backward on Hopper: over rows dq, the weight's gradient, and p and ds; of those, dk and dv by products.cuh.
 //
 // It streams over keys as the forward does and recomputes scores and probabilities:
 //   c = convolution of s, p = exp2(c - logsumexp), dc = p (grad_out v^T - delta),

@@ -30,7 +30,8 @@ MAX_HEAD_DIM = 128
 TILE, CARRIED = 64, 16  # keys of a tile, and columns of c that it leaves to the next
 SCORES_ABOVE, GRADS_ABOVE = 16, 8  # rows above a warpgroup's own
 PLACES, ALIGNED = 256, 128  # of scratch, that a block's products read; rows and keys of the blocks of `rows_that_see`
-MOST_CHUNK_ROWS = 2304
+MOST_CHUNK_ROWS, FEWEST_SLOTS = 4248, 4
+SPARED_SCRATCH = 4 * 2**30  # bytes that the scratch may take however few heads there are: see `Plan`
 
 
 class Geometry(Tiles):
@@ -118,7 +119,7 @@ def part_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of some heads: dq in q's dtype, dk, dv and the weight's in float32; logsumexp is contiguous.
 
-    The same from run to run. Scratch: p and ds of a chunk of rows, 4 * B * Hq * N bytes a row: see `chunk_rows_for`.
+    The same from run to run. Scratch: p and ds of the chunks of rows under way, see `Plan`.
     """
     q, k, v, out, grad_out = (describable(x) for x in (q, k, v, out, grad_out))
     batch, heads, query_rows, head_dim = q.shape
@@ -133,19 +134,19 @@ def part_backward(
     weight_scale, ds_unit = numbers(heads), numbers(batch * heads)
     key_norms, value_norms = numbers(2, batch * kv_heads, NORM_PARTS)
     grad_norms, delta = numbers(batch * heads, NORM_PARTS), numbers(batch, heads, query_rows)
+    plan = Plan.of(geometry, batch * heads, query_rows, key_rows, sm_count(device))
+    counters = numbers(1 + 2 * plan.stages, dtype=torch.int32)  # set to 0 by prepare.cu, at every call
     made = {"taps": taps, "taps_back": taps_back, "weight_scale": weight_scale, "key_norms": key_norms}
     made |= {"value_norms": value_norms, "grad_norms": grad_norms, "delta": delta}
     preparation = Preparation(
         k=Rows.of(k), v=Rows.of(v), out=Rows.of(out), grad_out=Rows.of(grad_out), **Preparation.of_weight(weight),
         **{name: x.data_ptr() for name, x in made.items()}, scale_log2=scale * math.log2(math.e),
-        heads=heads, kv_heads=kv_heads, batch=batch, query_rows=query_rows, key_rows=key_rows,
+        counters=counters.data_ptr(), counter_count=counters.numel(), heads=heads, kv_heads=kv_heads, batch=batch,
+        query_rows=query_rows, key_rows=key_rows,
     )  # fmt: skip
     prepare_launch(prepared, preparation, device.index)()
 
-    plan = Plan.of(geometry, batch * heads, query_rows, key_rows, sm_count(device))
-    pitch = -(-(key_rows + CARRIED) // TILE) * TILE
-    scratch = numbers(2, plan.slots, plan.row_blocks * geometry.block_rows, pitch, dtype=q.dtype)
-    counters = torch.zeros(1 + 2 * plan.stages, dtype=torch.int32, device=device)
+    scratch = numbers(2, plan.slots, plan.row_blocks * geometry.block_rows, plan.pitch, dtype=q.dtype)
     dq = torch.empty(q.shape, dtype=q.dtype, device=device)
     dk, dv = numbers(2, batch * heads, key_rows, head_dim)
     dweight = numbers(batch * heads, plan.all_row_blocks, geometry.warpgroups, weight[0].numel())
@@ -153,10 +154,10 @@ def part_backward(
     positions = Positions(None if spans is None else spans.data_ptr(), heads, heads // kv_heads, query_rows, key_rows)
     taken, rows_done, products_done = (counters[i:].data_ptr() for i in (0, 1, 1 + plan.stages))
     arguments = Arguments(
-        at=positions, **{name: x.data_ptr() for name, x in made.items()}, logsumexp=logsumexp.data_ptr(), p=scratch[0].data_ptr(),
-        ds=scratch[1].data_ptr(), ds_unit=ds_unit.data_ptr(), dk=dk.data_ptr(), dv=dv.data_ptr(),
-        seen_by=None if seen_by is None else seen_by.data_ptr(), dq=dq.data_ptr(), dweight=dweight.data_ptr(),
-        scale=scale, chunk_rows=scratch.shape[2], pitch=pitch,
+        at=positions, **{name: x.data_ptr() for name, x in made.items()}, logsumexp=logsumexp.data_ptr(),
+        p=scratch[0].data_ptr(), ds=scratch[1].data_ptr(), ds_unit=ds_unit.data_ptr(), dk=dk.data_ptr(),
+        dv=dv.data_ptr(), seen_by=None if seen_by is None else seen_by.data_ptr(), dq=dq.data_ptr(),
+        dweight=dweight.data_ptr(), scale=scale, chunk_rows=scratch.shape[2], pitch=plan.pitch,
         chunks=Chunks(
             batch * heads, plan.chunks, plan.row_blocks, plan.all_row_blocks, plan.lag, plan.slots,
             taken, rows_done, products_done,
@@ -180,34 +181,37 @@ class Plan(NamedTuple):
     lag: int
     slots: int
     stages: int
+    pitch: int  # numbers of p, or ds, of a row
     works: int
 
     @classmethod
     def of(cls, geometry: Geometry, batch_heads: int, query_rows: int, key_rows: int, multiprocessors: int) -> Plan:
-        """Chunks as long as MOST_CHUNK_ROWS allows, and slots for those under way, if so many rows of all heads fit.
+        """Chunks as long as MOST_CHUNK_ROWS allows, and slots for those under way, whatever the number of heads.
 
         A multiprocessor has one block at a time: when the products of a stage are taken, `lag` stages later, its row
-        blocks are done or about to be.
+        blocks are done or about to be. The scratch has room for no more rows than MOST_CHUNK_ROWS of every head, unless
+        SPARED_SCRATCH holds them; where it has room for few, chunks are shorter, so that some are under way at a time.
         """
-        rows = geometry.block_rows
-        all_row_blocks = -(-query_rows // rows)
-        chunks = -(-all_row_blocks // max(MOST_CHUNK_ROWS // rows, 1))
+        rows, pitch = geometry.block_rows, -(-(key_rows + CARRIED) // TILE) * TILE
+        most_rows = max(batch_heads * MOST_CHUNK_ROWS, SPARED_SCRATCH // (2 * 2 * pitch))
+        all_row_blocks, most_row_blocks = -(-query_rows // rows), most_rows // rows
+        chunks = -(-all_row_blocks // max(min(MOST_CHUNK_ROWS // rows, most_row_blocks // FEWEST_SLOTS), 1))
         row_blocks = -(-all_row_blocks // chunks)
         chunks = -(-all_row_blocks // row_blocks)
         stages = batch_heads * chunks
         lag = -(-multiprocessors // row_blocks) + 1
-        slots = min(lag + 2, stages, max(batch_heads * MOST_CHUNK_ROWS // (row_blocks * rows), 1))
-        lag = min(lag, slots - 1)
+        slots = min(lag + 2, stages, max(most_row_blocks // row_blocks, 1))
+        lag = min(lag, slots - 1)  # a slot's rows come after the products that read those before them
         works = batch_heads * all_row_blocks
         for chunk in range(chunks):
             end = min((chunk + 1) * row_blocks * rows, query_rows)
             keys = end + key_rows - query_rows if geometry.causal else key_rows
             works += batch_heads * sum(-(-(keys + shift) // PLACES) for shift in (geometry.left, geometry.lag))
-        return cls(all_row_blocks, row_blocks, chunks, lag, slots, stages, works)
+        return cls(all_row_blocks, row_blocks, chunks, lag, slots, stages, pitch, works)
 
 
 def rows_that_see(spans: Tensor) -> Tensor:
-    """For blocks of ALIGNED keys the rows, multiples of ALIGNED, from and to before which one is seen: `[2, blocks]`."""
+    """For blocks of ALIGNED keys the rows, multiples of it, from and to before which one is seen: `[2, blocks]`."""
     key_rows = spans.shape[1]
     blocks = torch.arange(-(-key_rows // ALIGNED), device=spans.device, dtype=torch.int32) * ALIGNED
     last_rows = (blocks + ALIGNED - 1).clamp(max=key_rows - 1)

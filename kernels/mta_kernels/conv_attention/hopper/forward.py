@@ -209,7 +209,7 @@ class Launches:
         preparation.taps = arguments.taps = taps
         preparation.weight_scale = arguments.weight_scale = taps + weight_scale_at
         preparation.key_norms = arguments.key_norms = taps + key_norms_at
-        preparation.taken = arguments.taken = taps + taken_at
+        preparation.counters = arguments.taken = taps + taken_at
         arguments.out, arguments.logsumexp = out.data_ptr(), logsumexp.data_ptr()
         if spans is not None:
             call.positions.spans = spans.data_ptr()
@@ -237,8 +237,8 @@ class Call:
         kv_heads, key_rows = k.shape[1:3]
         device = q.device.index
         self.preparation = Preparation(
-            k=Rows.of(k), **Preparation.of_weight(weight), scale_log2=scale * math.log2(math.e), heads=heads,
-            kv_heads=kv_heads, batch=batch, query_rows=query_rows, key_rows=key_rows,
+            k=Rows.of(k), **Preparation.of_weight(weight), scale_log2=scale * math.log2(math.e), counter_count=1,
+            heads=heads, kv_heads=kv_heads, batch=batch, query_rows=query_rows, key_rows=key_rows,
         )  # fmt: skip
         self.prepare = prepare_launch(geometry.prepared, self.preparation, device)
         row_blocks = -(-query_rows // geometry.block_rows)
