@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from mtabench.model import rungs
+from mtabench.model import banded, rungs
 from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
 
 # `N x N` matrices a head alive at the peak where scores are stored, as measured. On a CPU oneDNN convolves copies of
@@ -15,8 +15,7 @@ DENSE_MATRICES = {
     "cpu": {"fwd": 3, "bwd": 6, "decode": 3},
 }
 CONVOLUTION_COPIES, HEAD_BLOCK = {"fwd": 1, "bwd": 2, "decode": 1}, 16
-# Query rows of scores at a time in the backward of the expanded form and, at most, of the Hopper kernels.
-CHUNKS = {"expanded": 2048, "banded": 2304}
+CHUNK_ROWS = 2048  # of scores at a time in the backward of the expanded form
 BAND_PITCH = 16  # numbers a row of the causal band
 SUM = 4  # bytes of a float32
 LONGEST = 2**30
@@ -33,7 +32,7 @@ def expected_memory_bytes(case: Case, work: str) -> int:
 
     Dense implementations store several `N x N` matrices of scores. The expanded form stores its longer keys, and
     backward a chunk of scores and float32 sums; its peak comes before the gradients in the inputs' dtype are made.
-    Banded stores nothing of that but, backward, a chunk of scores and float32 sums of dk and dv. Overlapped multiplies
+    Banded stores nothing of that but, backward, chunks of scores and float32 sums of dk and dv. Overlapped multiplies
     the output by its gradient in float32 before its backward. The others store outputs, and backward a float32 sum of
     dq. Rungs of plain attention have a table of their own.
     """
@@ -62,8 +61,10 @@ def stored_scores(case: Case, work: str) -> int:
         return rungs.stored_scores(case)
     if work == "dense":
         return _score_matrices(case)
-    if case.pass_ == "bwd" and work in CHUNKS:
-        return _chunk_scores(case, work)
+    if case.pass_ == "bwd" and work == "expanded":
+        return _chunk_scores(case)
+    if case.pass_ == "bwd" and work == "banded":
+        return banded.scratch_bytes(case)
     return 0
 
 
@@ -99,15 +100,15 @@ def _score_matrices(case: Case) -> int:
 
 
 def _banded_backward(case: Case) -> int:
-    """A chunk of P and dS, dq, and the sums of dk and dv, a query head each."""
+    """Chunks of P and dS, dq, and the sums of dk and dv, a query head each."""
     queries, element = _queries(case), BYTES_PER_ELEMENT[case.dtype]
-    return _chunk_scores(case, "banded") + queries + 2 * queries // element * SUM
+    return banded.scratch_bytes(case) + queries + 2 * queries // element * SUM
 
 
-def _chunk_scores(case: Case, work: str) -> int:
+def _chunk_scores(case: Case) -> int:
     """Two chunks of scores: probabilities and their gradients."""
     element = BYTES_PER_ELEMENT[case.dtype]
-    return 2 * case.batch * case.heads * min(CHUNKS[work], case.seq) * case.seq * element
+    return 2 * case.batch * case.heads * min(CHUNK_ROWS, case.seq) * case.seq * element
 
 
 def _expanded_form(case: Case) -> int:
@@ -118,10 +119,8 @@ def _expanded_form(case: Case) -> int:
     prepared = padded + taps * queries + rows * (BAND_PITCH * SUM if case.causal else 0) + rows * SUM
     if case.pass_ == "fwd":
         return prepared
-    chunk = min(CHUNKS["expanded"], case.seq)
+    chunk = min(CHUNK_ROWS, case.seq)
     # Two chunks' gradients of the queries live for a moment: the last one's, and those being summed up.
-    of_queries = (
-        min(2, math.ceil(case.seq / CHUNKS["expanded"])) * case.batch * case.heads * chunk * case.head_dim * taps * SUM
-    )
+    of_queries = min(2, math.ceil(case.seq / CHUNK_ROWS)) * case.batch * case.heads * chunk * case.head_dim * taps * SUM
     sums = (2 + taps) * queries // element * SUM + keys // element * SUM  # dq, dv, dK'; dk
-    return prepared + queries + rows * SUM + _chunk_scores(case, "expanded") + of_queries + sums
+    return prepared + queries + rows * SUM + _chunk_scores(case) + of_queries + sums

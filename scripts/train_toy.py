@@ -7,9 +7,10 @@ adds up the scores of both letters of the query over the letters of a block.
 From the paper (arXiv 2504.00927) and its code: 26 letters, 52 blocks of 5 different ones, queries of 2, a mark between
 blocks and another before the query, 4 layers of width 256 with 2 heads, convolutions of 2 x 9 taps in all layers that
 start as the identity, Adam with beta2 0.98, a loss on the answer alone, wrong answers counted over 3 seeds.
-Ours: learned positions that start as sinusoids (the paper: rotary ones), fresh sequences in every step (a million, in 100000 steps of 64) and
-so no dropout, fewer and larger steps, a higher learning rate that falls to zero and is ten times higher for the
-convolutions' weights, embeddings not tied, no gated network, and without a GPU a smaller task and model.
+Ours: learned positions that start as sinusoids (the paper: rotary ones), fresh sequences in every step (a million, in
+100000 steps of 64) and so no dropout, fewer and larger steps, a higher learning rate that falls to zero and is ten
+times higher for the convolutions' weights, embeddings not tied, no gated network, and without a GPU a smaller task
+and model.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class Layer(nn.Module):
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """`[length, width]`: positions in which a shift is a rotation (Attention Is All You Need, arXiv 1706.03762, 3.5)."""
+    """`[length, width]`: positions of which a shift is a rotation (arXiv 1706.03762, section 3.5)."""
     angle = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, width, 2) / width)
     return torch.stack([angle.sin(), angle.cos()], dim=2).flatten(1)
 

@@ -50,13 +50,13 @@ def check_nvbench() -> None:
 
 def sample_with_nvbench(
     run: Callable[[Any], Any], setup: Callable[[], Any] | None, flush: Callable[[], Any] | None, rounds: int,
-    samples: int, timeout_s: float, before_round: Callable[[], Any] | None = None,
+    samples: int, timeout_s: float, beside: Callable[[], Any] | None = None,
 ) -> NvbenchSamples:  # fmt: skip
     """Time `run(setup())` on the current GPU, the setup and `flush` outside the window; a process can do this once.
 
     Each round is a measurement of NVBench with a warm-up of its own, of so many samples unless it takes longer than
-    `timeout_s`; `before_round` is called before it. Raises what the call raises, and RuntimeError if NVBench has no
-    samples of a round.
+    `timeout_s`. `beside` is called before and after it, on the same stream, where memory comes from the same places.
+    Raises what the call raises, and RuntimeError if NVBench has no samples of a round.
     """
     bench = importlib.import_module(PACKAGE)
     reader = importlib.import_module(f"{PACKAGE}.results").BenchmarkResult
@@ -64,12 +64,14 @@ def sample_with_nvbench(
 
     def measure_round(state: Any) -> None:
         try:
-            if before_round is not None:
-                before_round()
             with on_stream_of(state):
                 for _ in range(WARM_UP_CALLS):  # memory that a held GPU would wait for is allocated for each stream
                     run(setup() if setup else None)
+                if beside is not None:
+                    beside()
                 _execute(state, run, setup, flush)
+                if beside is not None:
+                    beside()
         except Exception as error:
             errors.append(error)
             state.skip(str(error))

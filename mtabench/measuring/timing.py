@@ -128,17 +128,23 @@ def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K
 
 
 def measure_beside_nvbench(cell: Timed, device: str, settings: Settings) -> tuple[Measurement, Measurement]:
-    """Time a cell by `settings.timer` and by NVBench, in turns, `settings.min_rounds` each; once a process.
+    """Time a cell by `settings.timer` and by NVBench, `settings.min_rounds` each, once a process.
 
-    Both time the same closure on the same memory at the same clock, so that what differs is the timers'. Raises what
-    the call raises.
+    Our round is taken in halves, before and after NVBench's, on the same stream: both time the same closure on the
+    same memory at the same clock, so that what differs is the timers'. Raises what the call raises.
     """
     settings = replace(settings, max_rounds=settings.min_rounds)
-    lane = _Lane(cell, device, settings, _flush(device, settings), GpuSensor() if device == "cuda" else None)
-    beside = _by_nvbench(cell, device, settings, lane.take_round)
-    if isinstance(beside, Exception):
-        raise beside
-    return lane.measurement, beside
+    halves = replace(
+        settings,
+        samples_per_round=max(1, settings.samples_per_round // 2),
+        min_rounds=2 * settings.min_rounds,
+        max_rounds=2 * settings.max_rounds,
+    )
+    lane = _Lane(cell, device, halves, _flush(device, settings), GpuSensor() if device == "cuda" else None)
+    nvbench = _by_nvbench(cell, device, settings, lane.take_round)
+    if isinstance(nvbench, Exception):
+        raise nvbench
+    return lane.measurement, nvbench
 
 
 def _name(key: object) -> str:
@@ -219,7 +225,7 @@ class _Lane:
 
 
 def _by_nvbench(
-    cell: Timed, device: str, settings: Settings, before_round: Callable[[], Any] | None = None
+    cell: Timed, device: str, settings: Settings, beside: Callable[[], Any] | None = None
 ) -> Measurement | Exception:
     """The measurement of the only cell of a process; NVBench takes all rounds that fit, since it cannot be stopped."""
     try:
@@ -228,7 +234,7 @@ def _by_nvbench(
         affordable = int(settings.time_limit_s / max(samples * total_s, 1e-9))
         rounds = max(settings.min_rounds, min(settings.max_rounds, affordable))
         flush = _flush(device, settings)
-        found = sample_with_nvbench(cell.run, cell.setup, flush, rounds, samples, settings.time_limit_s, before_round)
+        found = sample_with_nvbench(cell.run, cell.setup, flush, rounds, samples, settings.time_limit_s, beside)
     except Exception as error:
         return _bare(error)
     _, throttled = GpuSensor().read()

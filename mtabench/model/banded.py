@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import ceil
 from typing import NamedTuple
 
 from mtabench.model import fused
@@ -19,13 +18,16 @@ from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
 # What the kernels reach of the peak of shared memory, calibrated on hopper-fwd.csv and hopper-bwd.csv of an H200.
 # Forward: not every softmax runs while another warpgroup multiplies. Backward: each of five products is waited for, and
 # two warpgroups an SM fill few of these waits.
-FORWARD_SHARED_SHARE, BACKWARD_SHARED_SHARE = 0.73, 0.63
+FORWARD_SHARED_SHARE, BACKWARD_SHARED_SHARE = 0.73, 0.64
 # A block is alone on its SM: nothing hides its first copies, its taps and zeros, and its last rows. Forward blocks of
 # two warpgroups stay and take one work after another, so that this happens once.
 BLOCK_START_S = 12e-6
 
 ROWS, KEYS, STEP = 64, 64, 16  # rows and keys of a tile, depth of one product
-BACKWARD_WARPGROUPS, MOST_CHUNK_ROWS = 2, 2304
+BACKWARD_WARPGROUPS, HOPPER_SMS = 2, 132
+# Of the backward's scratch: rows of a chunk, chunks it has room for, bytes it may take however few heads there are.
+MOST_CHUNK_ROWS, FEWEST_SLOTS, SPARED_SCRATCH = 4248, 4, 4 * 2**30
+PLACES = 256  # of p, or ds, of each row that a block multiplies
 SCORES_ABOVE, GRADS_ABOVE = 16, 8  # rows of scores and of dc that the backward's second warpgroup has from the first
 CARRIED, BACK_COLUMNS = 16, 24  # columns of scores that stay for the next tile; columns of the weight's product
 MOST_VALUES, MOST_BACKWARD = 128, 128  # columns of v a block; head dims of the backward
@@ -84,11 +86,35 @@ def forward(case: Case, sm_count: int) -> list[Kernel]:
 
 
 def backward(case: Case, sm_count: int) -> list[Kernel]:
-    """The launches of a backward; of head dims above MOST_BACKWARD it is the Triton kernels'."""
+    """The launches of a backward; of head dims above MOST_BACKWARD it is the Triton kernels'.
+
+    One launch computes rows and, from what these leave in the scratch, products: it takes the time of both.
+    """
+    element = BYTES_PER_ELEMENT[case.dtype]
+    queries, keys = _bytes(case)
+    rows, products = backward_rows(case, sm_count), backward_products(case, sm_count)
+    both = replace(
+        rows,
+        name="hopper_backward",
+        macs=rows.macs + products.macs,
+        shared_bytes=rows.shared_bytes + products.shared_bytes,
+        l2_bytes=rows.l2_bytes + products.l2_bytes,
+        memory_bytes=rows.memory_bytes + products.memory_bytes,
+    )
+    return [
+        Kernel("hopper_prepare", memory_bytes=2 * (queries + keys), memory_share=fused.SMALL_SHARE),
+        both,
+        Kernel(
+            "to the dtype of q", launches=2, memory_bytes=2 * (queries // element * FLOAT + keys),
+            memory_share=fused.SMALL_SHARE,
+        ),
+    ]  # fmt: skip
+
+
+def backward_rows(case: Case, sm_count: int) -> Kernel:
+    """The part of the backward that computes rows of scores: dq, the weight's gradient, p and ds."""
     element, heads, taps = BYTES_PER_ELEMENT[case.dtype], case.batch * case.heads, case.conv_q or 1
     block_rows = backward_block_rows(taps)
-    chunk_rows = chunk_rows_for(heads, sm_count, block_rows)
-    chunks = -(-case.seq // chunk_rows)
     queries, keys = _bytes(case)
     tiles = heads * BACKWARD_WARPGROUPS * _tiles(case, block_rows, CARRIED)
     products = (
@@ -103,47 +129,67 @@ def backward(case: Case, sm_count: int) -> list[Kernel]:
     # One warpgroup stores rows for the other, which copies them and moves their last columns.
     passed = (SCORES_ABOVE + GRADS_ABOVE) * (3 * KEYS + 2 * CARRIED) * HALF / BACKWARD_WARPGROUPS
     written = tiles * 2 * block_rows / BACKWARD_WARPGROUPS * KEYS * element  # p and ds
-    rows = replace(
-        _tile_kernel("hopper_backward", tiles, products, stored + passed + copied),
-        launches=chunks,
+    return replace(
+        _tile_kernel("rows", tiles, products, stored + passed + copied),
         shared_share=BACKWARD_SHARED_SHARE,
         l2_bytes=tiles * copied + written,
         memory_bytes=3 * queries + 2 * keys + written,
         memory_share=fused.STREAM_SHARE,
         waves=heads * -(-case.seq // block_rows) / sm_count,
     )
-    read = heads * scores(case.seq, fused.ALIGNED, fused.ALIGNED, case.causal)  # scores of p, and of ds
-    ends = [min(case.seq, (chunk + 1) * chunk_rows) if case.causal else case.seq for chunk in range(chunks)]
-    sum_rows = heads * (sum(ends) + sum(ends[:-1]))  # written once a chunk, read again by the next
-    block_n = 64 if case.head_dim <= 64 else 128
-    product = fused.score_product("", read, case.head_dim, element, chunks, block_n)
-    product = replace(product, memory_bytes=product.memory_bytes + queries + sum_rows * case.head_dim * FLOAT)
-    return [
-        Kernel("hopper_prepare", memory_bytes=2 * (queries + keys), memory_share=fused.SMALL_SHARE),
-        rows,
-        replace(product, name="_add_product to dv"),
-        replace(product, name="_add_product to dk"),
-        Kernel(
-            "to the dtype of q", launches=2, memory_bytes=2 * (queries // element * FLOAT + keys),
-            memory_share=fused.SMALL_SHARE,
-        ),
-    ]  # fmt: skip
+
+
+def backward_products(case: Case, sm_count: int) -> Kernel:
+    """The part that multiplies p and ds of chunks by output gradients and queries, and adds to sums of dv and dk."""
+    element, heads, chunks = BYTES_PER_ELEMENT[case.dtype], case.batch * case.heads, chunks_of(case, sm_count)
+    tiles = 2 * heads * scores(case.seq, ROWS, PLACES, case.causal) // (ROWS * KEYS)
+    product = Product(case.head_dim, ROWS)
+    copied = ROWS * (KEYS + case.head_dim * KEYS / PLACES) * element
+    ends = [min(case.seq, (chunk + 1) * chunks.rows) if case.causal else case.seq for chunk in range(chunks.of_head)]
+    sum_rows = 2 * heads * (sum(ends) + sum(ends[:-1]))  # written once a chunk, read again by the next
+    return Kernel(
+        "products",
+        macs=tiles * product.macs,
+        shared_bytes=tiles * (product.shared_bytes + copied),
+        l2_bytes=tiles * copied,
+        memory_bytes=tiles * ROWS * KEYS * element + 2 * _bytes(case)[0] + sum_rows * case.head_dim * FLOAT,
+    )
+
+
+class Chunks(NamedTuple):
+    """Of a backward: rows of a chunk, chunks of a head, and chunks that the scratch has room for."""
+
+    rows: int
+    of_head: int
+    slots: int
+
+
+def chunks_of(case: Case, sm_count: int = HOPPER_SMS) -> Chunks:
+    """As `Plan` of hopper/backward.py; of GPUs with fewer SMs the slots are fewer."""
+    rows, heads = backward_block_rows(case.conv_q or 1), case.batch * case.heads
+    spared = SPARED_SCRATCH // (2 * BYTES_PER_ELEMENT[case.dtype] * scratch_pitch(case.seq))
+    blocks, most_blocks = -(-case.seq // rows), max(heads * MOST_CHUNK_ROWS, spared) // rows
+    count = -(-blocks // max(min(MOST_CHUNK_ROWS // rows, most_blocks // FEWEST_SLOTS), 1))
+    chunk_blocks = -(-blocks // count)
+    count = -(-blocks // chunk_blocks)
+    slots = min(-(-sm_count // chunk_blocks) + 3, heads * count, max(most_blocks // chunk_blocks, 1))
+    return Chunks(chunk_blocks * rows, count, slots)
+
+
+def scratch_pitch(seq: int) -> int:
+    """Numbers of p, or ds, of a row in the scratch."""
+    return -(-(seq + CARRIED) // KEYS) * KEYS
+
+
+def scratch_bytes(case: Case) -> int:
+    """Bytes of p and ds that a backward keeps at a time."""
+    chunks = chunks_of(case)
+    return 2 * chunks.slots * chunks.rows * scratch_pitch(case.seq) * BYTES_PER_ELEMENT[case.dtype]
 
 
 def backward_block_rows(taps: int) -> int:
     """Rows of dq that a block of the backward computes: of its 128 some only feed the convolution and its transpose."""
     return BACKWARD_WARPGROUPS * ROWS - 2 * (taps - 1)
-
-
-def chunk_rows_for(heads: int, sm_count: int, block_rows: int) -> int:
-    """Rows that a launch of the backward works on: whole blocks."""
-
-    def filled(blocks: int) -> float:
-        rounds = blocks * heads / sm_count
-        return rounds / ceil(rounds)
-
-    most = MOST_CHUNK_ROWS // block_rows
-    return block_rows * max(range(1, most + 1), key=lambda blocks: (round(filled(blocks), 2), blocks))
 
 
 def _tile_kernel(name: str, tiles: int, products: Sequence[Product], other_bytes: float) -> Kernel:

@@ -37,7 +37,7 @@ SOURCES: dict[str, Row] = {
     )),
     "decode": Row("mtabench.static.sources:decode", ("conv_attention_decode", "combine_splits")),
     "hopper": Row("mtabench.static.sources:hopper", (
-        "hopper_prepare", "hopper_forward", "hopper_backward", "add_product",
+        "hopper_prepare", "hopper_forward", "hopper_backward",
     )),
     "cuda_decode": Row("mtabench.static.sources:cuda_decode", ("cuda_decode",)),
     "cuda_conv": Row("mtabench.static.sources:cuda_conv", (
@@ -143,28 +143,10 @@ def hopper(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     shape_of = (dtype, shape.head_dim, *shape.conv, key_padding(shape.conv[1], "both"))
     launched: list[Any] = [preparing.Prepared(*shape_of), forward.Geometry(*shape_of, shape.causal, shape.packed)]
     if shape.head_dim <= backward.MAX_HEAD_DIM:
-        geometry = backward.Geometry(*shape_of, shape.causal, shape.packed)
-        launched.append(geometry)
-        _hopper_products(shape, geometry.left, geometry.lag)
+        launched.append(backward.Geometry(*shape_of, shape.causal, shape.packed))
     for name, constants in zip(("prepare", "forward", "backward"), launched, strict=False):
         code = _compiled(constants.source)
         yield CudaKernel(f"hopper_{name}", code, constants.threads // 32, constants.shared_memory)
-
-
-def _hopper_products(shape: Shape, *shifts: int) -> None:
-    """Triton's products in the backward for Hopper, of a chunk that is the whole."""
-    import torch
-
-    from mta_kernels.conv_attention.hopper.products import add_product
-    from mta_kernels.conv_attention.triton.backward_scores import chunks
-    from mtabench.static.absent_gpu import tensor
-
-    queries, options = _inputs(shape)[0].squeeze(0), _options(shape)
-    (chunk,) = chunks(shape.seq, shape.seq, shape.seq, shape.causal, options["spans"], "hopper")
-    scratch = tensor(shape.heads, shape.seq, (shape.seq // 64 + 1) * 64, dtype=queries.dtype)
-    sums = tensor(*queries.shape, dtype=torch.float32)
-    for shift in shifts:
-        add_product(scratch, queries, sums, tensor(shape.heads, dtype=torch.float32), chunk, shift)
 
 
 def cuda_decode(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:

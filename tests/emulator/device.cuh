@@ -3,7 +3,8 @@
 // Every CUDA thread is a fiber of one CPU thread, and fibers take turns in a random order (seeded). What a GPU does
 // asynchronously happens at a random moment that the kernel's waits allow: copies between issue and the end of their
 // barrier's phase, products between commit and wait. A missing wait or barrier thus shows as a wrong result for some
-// seed, and a missing arrival as a deadlock, which is reported. Proxy fences and the timing of a real GPU are not modelled.
+// seed, and a missing arrival as a deadlock, which is reported. Blocks begin in order, each as one before it ends; as many
+// run at once as `launch` is told. Proxy fences and the timing of a real GPU are not modelled.
 #pragma once
 #include <setjmp.h>
 #include <ucontext.h>
@@ -36,6 +37,9 @@ using std::min;
 struct uint4 {
     uint32_t x, y, z, w;
 };
+struct alignas(8) float2 {
+    float x, y;
+};
 struct Index {
     int x, y, z;
 };
@@ -49,7 +53,7 @@ static_assert(sizeof(TensorMap) == 128, "as CUtensorMap");
 
 namespace emulator {
 
-constexpr int STACK_BYTES = 64 * 1024, MOST_THREADS = 1024;
+constexpr int STACK_BYTES = 64 * 1024, MOST_THREADS = 2048;
 constexpr uint32_t SHARED_START = 1024;
 
 struct Fiber {
@@ -72,6 +76,11 @@ struct Barrier {  // an mbarrier
 };
 
 struct Block {
+    Index index;
+    int place;              // of its stacks
+    std::vector<int> order;  // of its threads
+    int slow = 0;            // the warpgroup that hardly runs
+    bool idle = false;       // none of its threads could go on
     std::vector<Fiber> fibers;
     std::vector<char> shared;
     std::map<std::pair<int, uint32_t>, Rendezvous> rendezvous;
@@ -141,58 +150,80 @@ inline void run_fiber() {
     yield();
 }
 
-// Run one kernel; returns "" or what went wrong.
+// Run one kernel, `at_once` blocks at a time; returns "" or what went wrong.
 inline const char* launch(int grid_x, int grid_y, int threads, int shared_bytes, uint32_t seed,
-                          std::function<void()> kernel) {
+                          std::function<void()> kernel, int at_once = 1) {
     static const std::unique_ptr<char[]> stacks(new char[(size_t)MOST_THREADS * STACK_BYTES]);
     failure.clear();
     random_bits.seed(seed);
-    const bool late_copies = seed % 2;  // only once no thread can go on without one
-    const bool uneven = seed / 2 % 2;   // some warpgroup hardly runs while another can
+    const bool late_copies = seed % 2;  // only once no thread of the block can go on without one
+    const bool uneven = seed / 2 % 2;   // some warpgroup, and some block, hardly runs while another can
     body = &kernel;
     block_size = {threads, 1, 1};
-    for (int y = 0; y < grid_y; y++)
-        for (int x = 0; x < grid_x; x++) {
-            block_index = {x, y, 0};
-            Block one;
-            block = &one;
-            one.shared.assign(shared_bytes, (char)0xFF);  // NaN in every format
-            one.fibers.resize(threads);
-            for (int i = 0; i < threads; i++) {
-                Fiber& fiber = one.fibers[i];
-                fiber.thread = i;
-                getcontext(&fiber.start);
-                fiber.start.uc_stack.ss_sp = stacks.get() + (size_t)i * STACK_BYTES;
-                fiber.start.uc_stack.ss_size = STACK_BYTES;
-                fiber.start.uc_link = nullptr;
-                makecontext(&fiber.start, run_fiber, 0);
-            }
-            std::vector<int> order(threads);
-            for (int i = 0; i < threads; i++) order[i] = i;
-            for (int idle = 0, slow = 0; ; ) {
-                const long before = progress;
-                if (random_bits() % 32 == 0) std::shuffle(order.begin(), order.end(), random_bits);
-                bool all_done = true;
-                if (uneven && random_bits() % 1024 == 0) slow = random_bits() % (threads / 128 + 1);
-                for (int i : order) {
-                    if (one.fibers[i].done) continue;
-                    all_done = false;
-                    if (uneven && i / 128 == slow && idle == 0 && random_bits() % 64) continue;
-                    resume(one.fibers[i]);
-                }
-                while (!one.copies.empty() && ((coin() && !late_copies) || progress == before)) {
-                    const size_t which = random_bits() % one.copies.size();
-                    auto copy = one.copies[which];
-                    one.copies.erase(one.copies.begin() + which);
-                    copy();
-                }
-                if (all_done) break;
-                idle = progress == before ? idle + 1 : 0;
-                if (idle > 2) failure = "deadlock in block " + std::to_string(x) + ", " + std::to_string(y);
-                if (!failure.empty()) return failure.c_str();
-            }
-            if (!one.copies.empty()) failure = "a block ended before its copies";
+    std::vector<std::unique_ptr<Block>> running;
+    std::vector<int> places;
+    for (int i = 0; i < at_once; i++) places.push_back(i);
+    auto begin = [&](Index index) {
+        running.push_back(std::make_unique<Block>());
+        Block& one = *running.back();
+        one.index = index, one.place = places.back();
+        places.pop_back();
+        one.shared.assign(shared_bytes, (char)0xFF);  // NaN in every format
+        one.fibers.resize(threads);
+        for (int i = 0; i < threads; i++) {
+            Fiber& fiber = one.fibers[i];
+            fiber.thread = i;
+            getcontext(&fiber.start);
+            fiber.start.uc_stack.ss_sp = stacks.get() + (size_t)(one.place * threads + i) * STACK_BYTES;
+            fiber.start.uc_stack.ss_size = STACK_BYTES;
+            fiber.start.uc_link = nullptr;
+            makecontext(&fiber.start, run_fiber, 0);
+            one.order.push_back(i);
         }
+    };
+    auto take_turns = [&](Block& one) {  // whether all of its threads are done
+        block = &one, block_index = one.index;
+        const long before = progress;
+        if (random_bits() % 32 == 0) std::shuffle(one.order.begin(), one.order.end(), random_bits);
+        bool all_done = true;
+        if (uneven && random_bits() % 1024 == 0) one.slow = random_bits() % (threads / 128 + 1);
+        for (int i : one.order) {
+            if (one.fibers[i].done) continue;
+            all_done = false;
+            if (uneven && i / 128 == one.slow && !one.idle && random_bits() % 64) continue;
+            resume(one.fibers[i]);
+        }
+        while (!one.copies.empty() && ((coin() && !late_copies) || progress == before)) {
+            const size_t which = random_bits() % one.copies.size();
+            auto copy = one.copies[which];
+            one.copies.erase(one.copies.begin() + which);
+            copy();
+        }
+        one.idle = progress == before;
+        return all_done;
+    };
+    const int blocks = grid_x * grid_y;
+    int begun = 0, idle = 0;
+    size_t slow = 0;
+    while (begun < blocks || !running.empty()) {
+        while (begun < blocks && (int)running.size() < at_once) begin({begun % grid_x, begun / grid_x, 0}), begun++;
+        const long before = progress;
+        if (uneven && at_once > 1 && random_bits() % 256 == 0) slow = random_bits() % (at_once + 1);
+        for (size_t i = 0; i < running.size(); i++) {
+            if (uneven && at_once > 1 && i == slow && idle == 0 && random_bits() % 64) continue;
+            if (!take_turns(*running[i])) continue;
+            if (!running[i]->copies.empty()) failure = "a block ended before its copies";
+            places.push_back(running[i]->place);
+            running.erase(running.begin() + i--);
+            progress++;
+        }
+        idle = progress == before ? idle + 1 : 0;
+        if (idle > 3) {
+            const Index& first = running[0]->index;
+            failure = "deadlock in block " + std::to_string(first.x) + ", " + std::to_string(first.y);
+        }
+        if (!failure.empty()) break;
+    }
     return failure.c_str();
 }
 
@@ -301,12 +332,17 @@ inline void load_matrices(uint32_t (&values)[4], uint32_t address) {
     for (int m = 0; m < 4; m++) std::memcpy(&values[m], emulator::shared_at(rows[8 * m + lane / 4] + lane % 4 * 4, 4), 4);
 }
 inline void fence_async_proxy() {}
+inline void fence_async_proxy_everywhere() {}
 
 inline void wait_for_turn(int warpgroup) { emulator::meet(102, warpgroup, 256); }
 inline void pass_turn(int warpgroup) { emulator::arrive(102, warpgroup, 256); }
 inline void warpgroup_barrier(int id) { emulator::meet(100, id, 128); }
 template <int Threads> void part_barrier() { emulator::meet(104, 0, Threads); }
 inline int take_next(int* taken) { return (*taken)++; }
+inline void count_up(int* counter) { ++*counter; }
+inline void wait_for_count(const int* counter, int count) {
+    emulator::wait_until([=] { return *counter >= count; });
+}
 template <int Registers> void give_registers() {}
 template <int Registers> void take_registers() {}
 
@@ -391,8 +427,9 @@ inline uint16_t column_major(uint64_t operand, int column, int k) {
                          column % 64 * 2, operand);
 }
 
-// Number `k` of row (of A) or column (of B) `i`, where i runs along memory in 8 x 8 tiles.
+// Number `k` of row (of A) or column (of B) `i`, where i runs along memory, without a swizzle in 8 x 8 tiles.
 inline uint16_t i_major(uint64_t operand, int i, int k) {
+    if (operand >> 62) return column_major(operand, i, k);
     return number_at(start_of(operand) + i / 8 * stride(operand) + k / 8 * leading(operand) + k % 8 * 16 + i % 8 * 2, operand);
 }
 

@@ -10,9 +10,6 @@
 struct alignas(16) float4 {
     float x, y, z, w;
 };
-struct alignas(8) float2 {
-    float x, y;
-};
 
 inline char* shared_bytes() { return emulator::block->shared.data(); }
 

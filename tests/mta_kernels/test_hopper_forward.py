@@ -64,11 +64,11 @@ def test_the_order_of_threads_changes_nothing(hopper) -> None:
     assert all(torch.equal(first, other) for other in others)
 
 
-@pytest.mark.parametrize("heads", [2, 3])
-def test_long_works_of_some_heads_go_out_before_short_ones(hopper, monkeypatch, heads: int) -> None:
-    q, k, v, weight = make(1, 3, 3, 190 + heads, 128, (6, 11), BF16)
-    monkeypatch.setattr(forward, "IN_TURN_BYTES", heads * 2 * k[0, 0].nbytes)
-    assert forward.heads_in_turn(k, group=1) == heads
+@pytest.mark.parametrize(("turns", "in_turn"), [(1, 3), (2, 2), (5, 1)])
+def test_long_works_of_some_heads_go_out_before_short_ones(hopper, monkeypatch, turns: int, in_turn: int) -> None:
+    q, k, v, weight = make(1, 3, 3, 190 + turns, 128, (6, 11), BF16)
+    monkeypatch.setattr(forward, "IN_TURN_BYTES", -(-2 * k.nbytes // turns))
+    assert forward.heads_in_turn(k, heads=3) == in_turn
     assert_close(hopper(q, k, v, weight), q, k, v, weight)
 
 

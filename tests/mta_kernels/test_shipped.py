@@ -18,7 +18,7 @@ from kernel_inputs import make
 
 from mta_kernels import common_kernels
 from mta_kernels.conv_attention import conv_attention
-from mta_kernels.conv_attention.hopper import forward, prepare
+from mta_kernels.conv_attention.hopper import backward, forward, prepare
 from mta_kernels.cuda import compiler, driver, shipped
 from mta_kernels.cuda.compiler import Source
 
@@ -125,12 +125,12 @@ def test_what_common_calls_take_is_shipped(emulator: HopperEmulator, monkeypatch
         asked.append(source.file_name)
         return emulator.machine_code(source)
 
-    for module in (forward, prepare):
+    for module in (forward, prepare, backward):
         monkeypatch.setattr(module, "machine_code", machine_code)
         for remembered in vars(module).values():
             if hasattr(remembered, "cache_clear"):
                 remembered.cache_clear()
-    q, k, v, weight = make(1, 1, 1, 60, 64, (6, 11), torch.bfloat16)
-    conv_attention(q, k, v, weight, backend="hopper")
-    assert {name.partition("-")[0] for name in asked} == {"prepare", "forward"}
+    leaves = [x.requires_grad_() for x in make(1, 1, 1, 60, 64, (6, 11), torch.bfloat16)]
+    conv_attention(*leaves, backend="hopper").sum().backward()
+    assert {name.partition("-")[0] for name in asked} == {"prepare", "forward", "backward"}
     assert set(asked) <= {source.file_name for source in common_kernels.common_sources()}

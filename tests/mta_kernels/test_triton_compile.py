@@ -76,7 +76,7 @@ def kernel_names(target: str) -> set[str]:
     package = importlib.import_module("mta_kernels")
     names = set()
     for module in pkgutil.walk_packages(package.__path__, "mta_kernels."):
-        if (".hopper." in module.name or module.name.endswith("_gluon")) and target != "sm_90":
+        if module.name.endswith("_gluon") and target != "sm_90":
             continue
         for name, value in vars(importlib.import_module(module.name)).items():
             if name.endswith("_kernel") and hasattr(value, "__getitem__"):

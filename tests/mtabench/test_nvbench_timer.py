@@ -104,12 +104,21 @@ def test_another_timer_takes_turns_with_it_round_by_round(nvbench):
         calls.append("nvbench" if any(frame.function == "exec" for frame in inspect.stack()) else "cpu")
         time.sleep(0.002)
 
-    settings = replace(QUICK, timer="cpu", min_rounds=3)
+    settings = replace(QUICK, timer="cpu", min_rounds=3, time_limit_s=60.0)
     ours, beside = timing.measure_beside_nvbench(Timed(run=run), "cpu", settings)
     assert (ours.timer, beside.timer) == ("cpu", "nvbench")
-    assert [len(samples) for samples in ours.rounds] == [len(samples) for samples in beside.rounds] == [4, 4, 4]
-    timed = [timer for timer, group in itertools.groupby(calls) if len(list(group)) >= 4]
-    assert timed[-6:] == ["cpu", "nvbench"] * 3
+    assert [len(samples) for samples in ours.rounds] == [2] * 6
+    assert [len(samples) for samples in beside.rounds] == [4, 4, 4]
+    turns = [(timer, len(list(group))) for timer, group in itertools.groupby(calls)]
+    between = nvbench_timer.WARM_UP_CALLS + 2 * 2
+    assert turns[-6:] == [
+        ("nvbench", 5),
+        ("cpu", between),
+        ("nvbench", 5),
+        ("cpu", between),
+        ("nvbench", 5),
+        ("cpu", 2),
+    ]
 
 
 def test_what_a_call_raises_beside_another_timer_is_raised(nvbench):

@@ -1,4 +1,4 @@
-// Conv attention backward on Hopper, over rows: dq, the weight's gradient, and p and ds of these rows for products.py.
+// Conv attention backward on Hopper: over rows dq, the weight's gradient, and p and ds; of those, dk and dv by products.cuh.
 //
 // It streams over keys as the forward does and recomputes scores and probabilities:
 //   c = convolution of s, p = exp2(c - logsumexp), dc = p (grad_out v^T - delta),
@@ -11,7 +11,7 @@
 // earlier: so both convolutions and the weight's gradient need rows above alone. The second warpgroup takes them from the
 // first, which may run ahead. BLOCK_ROWS rows are complete: the first HALO rows of c are not, nor twice as many of ds.
 // Constants as in forward.cu; HEAD_DIM up to 128.
-#include <tiles.cuh>
+#include <products.cuh>
 
 constexpr int BLOCK_ROWS = 2 * ROWS - 2 * HALO;
 constexpr int LAG = LEFT + LEFT_BACK;
@@ -40,7 +40,10 @@ constexpr int TAPS = GRADS_DOWN + 8 * GRADS_ABOVE * 16;
 constexpr int TAPS_BACK = TAPS + QUERY_TAPS * TAP;
 constexpr int BARRIERS = TAPS_BACK + QUERY_TAPS * TAP;
 constexpr int LARGEST = BARRIERS + (6 * STAGES + 5) * 8;  // a float a warp
-static_assert(LARGEST + WARPGROUPS * 16 <= 227 * 1024, "shared memory of a block");
+constexpr int WORK = LARGEST + WARPGROUPS * 16;  // its number; then stage and row block, for which registers are short
+constexpr int PRODUCT_STAGES = BARRIERS / PRODUCT_STAGE < 4 ? BARRIERS / PRODUCT_STAGE : 4;
+static_assert(PRODUCT_STAGES >= 2, "products are copied ahead");
+static_assert(WORK + 16 <= 227 * 1024, "shared memory of a block");
 
 // dc goes through fp16, and ds, up to 136 of them times weights below 1, to scratch in ELEMENT.
 template <class Element> struct GradLimit;
@@ -51,7 +54,7 @@ template <> struct GradLimit<Bfloat16> { static constexpr float log2 = 14; };
 constexpr bool SCORES_EARLY = HEAD_DIM <= 64;
 // Rows as they are come from registers, but where those that hold a row's span leave none.
 constexpr int FIRST_SHIFT = SPANS && HEAD_DIM > 64 ? 0 : 1;
-constexpr int ALIGNED = 128, ROW_STEP = 64;  // products.py reads so many places of scratch, and rows from such multiples on
+constexpr int ALIGNED = 128;  // rows, and keys, of the blocks that `seen_by` counts
 
 struct Arguments {
     Positions at;
@@ -59,18 +62,22 @@ struct Arguments {
     const float* weight_scale;         // [Hq]: scale * log2(e) * that power
     const float *key_norms, *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]: maxima of squared norms
     const float *logsumexp, *delta;    // [B, Hq, M]
-    uint16_t *p, *ds;                  // [B * Hq, chunk_rows, pitch]: tiles of 64 keys, in the order in which threads hold them
-    float* ds_scale;                   // [B * Hq]: what ds is to be divided by
+    uint16_t *p, *ds;                  // [slots, chunk_rows, pitch]: tiles of 64 keys, in the order in which threads hold them
+    float* ds_unit;                    // [B * Hq]: what ds is to be multiplied by
+    float *dk, *dv;                    // [B * Hq, N, HEAD_DIM]
+    const int* seen_by;                // [2, blocks of ALIGNED keys] or null: rows, multiples of ALIGNED, from and to before which
+                                       // a block is seen
     uint16_t* dq;                      // [B, Hq, M, HEAD_DIM]
     float* dweight;                    // [B * Hq, all row blocks, WARPGROUPS, QUERY_TAPS * KEY_TAPS], sums of rows
     float scale;
-    int row_blocks, all_row_blocks, first_row_block;
     int chunk_rows, pitch;
+    Chunks chunks;
 };
 
 extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backward(
     const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
     const __grid_constant__ TensorMap value_map, const __grid_constant__ TensorMap grad_map,
+    const __grid_constant__ TensorMap scratch_map,
     const __grid_constant__ Arguments args) {
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);  // uniform, so that addresses stay scalar
     const int thread = threadIdx.x % 128;
@@ -81,29 +88,87 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
     const uint32_t rows_full = late_empty + 8 * STAGES;
     const uint32_t scores_down = rows_full + 8, scores_taken = scores_down + 8;
     const uint32_t grads_down = scores_taken + 8, grads_taken = grads_down + 8;
+    const uint32_t products_full = keys_full, products_empty = products_full + 8 * PRODUCT_STAGES;
 
-    const int batch_head = blockIdx.x / args.row_blocks;
+    // The work, taken by one thread, which waits for those that must be done before.
+    auto products_of = [&](int chunk) {
+        const int keys = chunk_keys<BLOCK_ROWS>(args.chunks, args.at, chunk);
+        return place_blocks(keys, LEFT) + place_blocks(keys, LAG);
+    };
+    if (threadIdx.x == 0) store_shared(shared + WORK, (uint32_t)take_next(args.chunks.taken));
+    __syncthreads();
+    const Work work = work_at(args.chunks, __shfl_sync(~0u, (int)load_shared(shared + WORK), 0), products_of);
+    const int batch_head = work.stage % args.chunks.batch_heads, slot = work.stage % args.chunks.slots;
     const int head = batch_head % args.at.heads, batch = batch_head / args.at.heads, kv_head = head / args.at.group;
-    const int row_block = args.first_row_block + args.row_blocks - 1 - blockIdx.x % args.row_blocks;
+    const int first_row_block = work.chunk * args.chunks.row_blocks;  // of the chunk
+    if (threadIdx.x == 0) {
+        store_shared(shared + WORK + 4, (uint32_t)work.stage);
+        store_shared(shared + WORK + 8, (uint32_t)(first_row_block + work.part));
+        auto all_products = [&](int stage) {
+            wait_for_count(args.chunks.products_done + stage, products_of(args.chunks.chunks - 1 - stage / args.chunks.batch_heads));
+        };
+        if (work.of_rows) {
+            if (work.stage >= args.chunks.slots) all_products(work.stage - args.chunks.slots);
+            for (int stage = 0; stage < STAGES; stage++) {
+                barrier_init(keys_full + 8 * stage, 1);
+                barrier_init(values_full + 8 * stage, 1);
+                barrier_init(late_full + 8 * stage, 1);
+                barrier_init(keys_empty + 8 * stage, WARPGROUPS);
+                barrier_init(values_empty + 8 * stage, WARPGROUPS);
+                barrier_init(late_empty + 8 * stage, WARPGROUPS);
+            }
+            barrier_init(rows_full, 1);
+            barrier_init(scores_down, 32), barrier_init(grads_down, 32);  // by each thread of a warp, for what it wrote
+            barrier_init(scores_taken, 1), barrier_init(grads_taken, 1);
+        } else {
+            wait_for_count(args.chunks.rows_done + work.stage, chunk_blocks(args.chunks, work.chunk));
+            if (work.stage >= args.chunks.batch_heads) all_products(work.stage - args.chunks.batch_heads);  // the same sums
+            for (int stage = 0; stage < PRODUCT_STAGES; stage++) {
+                barrier_init(products_full + 8 * stage, 1);
+                barrier_init(products_empty + 8 * stage, WARPGROUPS);
+            }
+        }
+        barrier_init_done();
+    }
+    if (!work.of_rows) {
+        __syncthreads();
+        const int keys = chunk_keys<BLOCK_ROWS>(args.chunks, args.at, work.chunk), of_p = place_blocks(keys, LEFT);
+        const bool of_ds = work.part >= of_p;
+        const int block = of_ds ? work.part - of_p : work.part, shift = of_ds ? LAG : LEFT;
+        const int first_row = first_row_block * BLOCK_ROWS, first_place = block * PLACES;
+        int begin = 0, end = min(args.chunk_rows, args.at.query_rows - first_row);
+        if (CAUSAL)
+            begin = max(first_place - shift - (args.at.key_rows - args.at.query_rows) - first_row, 0) / ROW_STEP * ROW_STEP;
+        if (SPANS) {  // its keys are of three blocks
+            const int last = (args.at.key_rows - 1) / ALIGNED;
+            begin = max(begin, args.seen_by[min(max(2 * block - 1, 0), last)] - first_row);
+            end = min(end, args.seen_by[last + 1 + min(2 * block + 1, last)] - first_row);
+        }
+        const ProductWork product = {batch_head, first_row, first_place, shift, slot, of_ds, begin, end};
+        if (warpgroup == WARPGROUPS) {
+            give_registers<24>();
+            if (thread == 0) {
+                fence_async_proxy_everywhere();
+                load_products<PRODUCT_STAGES>(product, shared, products_full, products_empty, &scratch_map,
+                                              of_ds ? &query_map : &grad_map, head, batch);
+            }
+        } else {
+            take_registers<240>();
+            float* const out = (of_ds ? args.dk : args.dv) + (int64_t)batch_head * args.at.key_rows * HEAD_DIM;
+            add_products<PRODUCT_STAGES>(product, shared, products_full, products_empty, out, keys,
+                                         of_ds ? args.ds_unit[batch_head] : 1.f, work.chunk == args.chunks.chunks - 1,
+                                         warpgroup, thread);
+            part_barrier<WARPGROUPS * 128>();
+            if (threadIdx.x == 0) count_up(args.chunks.products_done + work.stage);
+        }
+        return;
+    }
+    const int row_block = first_row_block + work.part;
     const int first_row = row_block * BLOCK_ROWS;
     const int end_row = min(first_row + BLOCK_ROWS, args.at.query_rows);
     const int first_tile = keys_begin(args.at, first_row) / KEYS;
     const int end_tile = max((keys_end(args.at, end_row - 1) + CARRIED + KEYS - 1) / KEYS, first_tile + 1);
 
-    if (threadIdx.x == 0) {
-        for (int stage = 0; stage < STAGES; stage++) {
-            barrier_init(keys_full + 8 * stage, 1);
-            barrier_init(values_full + 8 * stage, 1);
-            barrier_init(late_full + 8 * stage, 1);
-            barrier_init(keys_empty + 8 * stage, WARPGROUPS);
-            barrier_init(values_empty + 8 * stage, WARPGROUPS);
-            barrier_init(late_empty + 8 * stage, WARPGROUPS);
-        }
-        barrier_init(rows_full, 1);
-        barrier_init(scores_down, 32), barrier_init(grads_down, 32);  // by each thread of a warp, for what it wrote
-        barrier_init(scores_taken, 1), barrier_init(grads_taken, 1);
-        barrier_init_done();
-    }
     const int tap_words = QUERY_TAPS * TAP / 4;
     for (int i = threadIdx.x; i < tap_words; i += blockDim.x) {
         store_shared(shared + TAPS + 4 * i, ((const uint32_t*)args.taps)[head * tap_words + i]);
@@ -163,27 +228,35 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         }
         auto is_own = [&](int row) { return row >= first_row && row < end_row; };
         auto in_scratch = [&](int row) {  // where it begins
-            return ((int64_t)batch_head * args.chunk_rows + row - args.first_row_block * BLOCK_ROWS) * args.pitch;
+            return ((int64_t)slot * args.chunk_rows + row - first_row_block * BLOCK_ROWS) * args.pitch;
         };
-        // What the products read of a row beside its tiles.
-        for (int row = first_row + threadIdx.x / 32; is_own(row); row += 4 * WARPGROUPS) {
+        // What the products read of a row beside its tiles, and of rows after the last.
+        auto clear_row = [&](int row) {
             auto clear = [&](uint16_t* scratch, int shift) {
                 int from = 0, to = 0;
-                if (SPANS) {  // rows are read to fewer than ROW_STEP beyond the last block that sees a key
+                if (row >= args.at.query_rows) {
+                    to = args.pitch;
+                } else if (SPANS) {  // rows are read to fewer than ROW_STEP beyond the last block that sees a key
                     const int block = row / ALIGNED * ALIGNED, block_before = max(row - ROW_STEP + 1, 0) / ALIGNED * ALIGNED;
-                    from = keys_begin(args.at, block_before) / ALIGNED * ALIGNED;
-                    to = (keys_end(args.at, block + ALIGNED - 1) + 2 * ALIGNED - 1) / ALIGNED * ALIGNED;
+                    from = keys_begin(args.at, block_before) / PLACES * PLACES;
+                    to = ((keys_end(args.at, block + ALIGNED - 1) + ALIGNED - 1) / ALIGNED / 2 + 1) * PLACES;
                 } else if (CAUSAL) {
-                    to = ((keys_end(args.at, row) - 1 + shift + ROW_STEP - 1) / ALIGNED + 1) * ALIGNED;
+                    to = ((keys_end(args.at, row) - 1 + shift + ROW_STEP - 1) / PLACES + 1) * PLACES;
                 }
                 to = min(to, args.pitch);
+                const bool written = row < args.at.query_rows;
                 uint16_t* const places = scratch + in_scratch(row);
-                for (int at = from + lane * 8; at < first_tile * KEYS; at += 32 * 8) *(uint4*)(places + at) = uint4{0, 0, 0, 0};
-                for (int at = end_tile * KEYS + lane * 8; at < to; at += 32 * 8) *(uint4*)(places + at) = uint4{0, 0, 0, 0};
+                for (int at = from + lane * 8; at < (written ? first_tile * KEYS : to); at += 32 * 8)
+                    *(uint4*)(places + at) = uint4{0, 0, 0, 0};
+                for (int at = end_tile * KEYS + lane * 8; written && at < to; at += 32 * 8)
+                    *(uint4*)(places + at) = uint4{0, 0, 0, 0};
             };
             clear(args.p, LEFT);
             clear(args.ds, LAG);
-        }
+        };
+        const int chunk_row = first_row_block * BLOCK_ROWS, stored_rows = end_row < args.at.query_rows ? end_row - chunk_row :
+            min(end_row - chunk_row + ROW_STEP - 1, args.chunk_rows);
+        for (int row = first_row + threadIdx.x / 32; row < chunk_row + stored_rows; row += 4 * WARPGROUPS) clear_row(row);
 
         const uint32_t queries_at = shared + QUERIES + warpgroup * SLABS * SLAB;
         const uint32_t scores_at = shared + SCORES + warpgroup * BUFFER;
@@ -230,7 +303,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         const float exponent = floorf(GradLimit<ELEMENT>::log2 - bound);
         const float grad_factor = exp2f(fminf(fmaxf(exponent, -100.f), 100.f));
         const float ds_unit = args.weight_scale[head] * LN_2 / grad_factor;
-        if (row_block == 0 && threadIdx.x == 0) args.ds_scale[batch_head] = 1 / ds_unit;
+        if (threadIdx.x == 0) args.ds_unit[batch_head] = ds_unit;  // as every block of the head
 
         auto multiply_keys = [&](int stage) {
             products_begin();
@@ -433,6 +506,10 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
                 out[4 * b] = pack<ELEMENT>(dq[4 * b + 2 * h] * ds_unit, dq[4 * b + 2 * h + 1] * ds_unit);
         }
 
+        fence_async_proxy_everywhere();  // what is stored will be copied
+        part_barrier<WARPGROUPS * 128>();
+        if (threadIdx.x == 0) count_up(args.chunks.rows_done + (int)load_shared(shared + WORK + 4));
+
         // dweight[8 i + y, n]: tap 7 - i, score column y and column n - LEFT of c, both counted from the same 8 columns.
         // One tap of the weight is a diagonal of 8 of them.
         warpgroup_barrier(warpgroup + 1);
@@ -442,8 +519,8 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
                          __float_as_uint(dweight[i]));
         warpgroup_barrier(warpgroup + 1);
         const float dweight_unit = args.scale * query_factor / grad_factor;
-        float* sums = args.dweight + (((int64_t)batch_head * args.all_row_blocks + row_block) * WARPGROUPS + warpgroup) *
-                                         (QUERY_TAPS * KEY_TAPS);
+        const int64_t of_block = (int64_t)batch_head * args.chunks.all_row_blocks + (int)load_shared(shared + WORK + 8);
+        float* sums = args.dweight + (of_block * WARPGROUPS + warpgroup) * (QUERY_TAPS * KEY_TAPS);
         for (int i = thread; i < QUERY_TAPS * KEY_TAPS; i += 128) {
             const int tap = QUERY_TAPS - 1 - i / KEY_TAPS, key_tap = i % KEY_TAPS;
             float sum = 0;

@@ -91,6 +91,9 @@ DEVICE void load_matrices(uint32_t (&values)[4], uint32_t address) {
 DEVICE void fence_async_proxy() {  // ordinary stores before it are seen by the copy engine and by wgmma
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+DEVICE void fence_async_proxy_everywhere() {  // and of memory, by the thread that wrote and the one that has them copied
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
 
 // Threads.
 
@@ -109,6 +112,17 @@ template <int Registers> DEVICE void take_registers() {
 }
 
 DEVICE int take_next(int* taken) { return atomicAdd(taken, 1); }  // a number that no other block has
+
+// What a block wrote before a barrier of its threads is seen by one that waits for the count.
+DEVICE void count_up(int* counter) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory"); }
+DEVICE void wait_for_count(const int* counter, int count) {
+    int found;
+    while (true) {
+        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(counter) : "memory");
+        if (found >= count) return;
+        asm volatile("nanosleep.u32 200;");
+    }
+}
 
 // mbarrier: arrivals and bytes that complete a phase.
 

@@ -30,7 +30,7 @@ QUERY_TAPS, KEY_TAPS = 8, 17  # at most
 ROWS, SLAB = 64, 64 * 128
 FETCHING_WARPS = 3  # of a block's producer
 MAX_VALUE_DIM = 128
-IN_TURN_BYTES = 24 << 20  # of keys and values that are read at a time: half of the L2 cache
+IN_TURN_BYTES = 32 << 20  # of keys and values that are read at a time, which L2 holds
 MAX_REMEMBERED = 256
 _launches: dict[tuple, Launches] = {}
 
@@ -209,7 +209,7 @@ class Launches:
         preparation.taps = arguments.taps = taps
         preparation.weight_scale = arguments.weight_scale = taps + weight_scale_at
         preparation.key_norms = arguments.key_norms = taps + key_norms_at
-        preparation.taken = arguments.taken = taps + taken_at
+        preparation.counters = arguments.taken = taps + taken_at
         arguments.out, arguments.logsumexp = out.data_ptr(), logsumexp.data_ptr()
         if spans is not None:
             call.positions.spans = spans.data_ptr()
@@ -237,8 +237,8 @@ class Call:
         kv_heads, key_rows = k.shape[1:3]
         device = q.device.index
         self.preparation = Preparation(
-            k=Rows.of(k), **Preparation.of_weight(weight), scale_log2=scale * math.log2(math.e), heads=heads,
-            kv_heads=kv_heads, batch=batch, query_rows=query_rows, key_rows=key_rows,
+            k=Rows.of(k), **Preparation.of_weight(weight), scale_log2=scale * math.log2(math.e), counter_count=1,
+            heads=heads, kv_heads=kv_heads, batch=batch, query_rows=query_rows, key_rows=key_rows,
         )  # fmt: skip
         self.prepare = prepare_launch(geometry.prepared, self.preparation, device)
         row_blocks = -(-query_rows // geometry.block_rows)
@@ -246,7 +246,7 @@ class Call:
         blocks = min(works, sm_count(q.device)) if geometry.persistent else works
         self.arguments = Arguments(
             Positions(None, heads, heads // kv_heads, query_rows, key_rows), row_blocks=row_blocks, works=works,
-            blocks=blocks, heads_in_turn=heads_in_turn(k, heads // kv_heads) * geometry.value_parts,
+            blocks=blocks, heads_in_turn=heads_in_turn(k, batch * heads) * geometry.value_parts,
         )  # fmt: skip
         self.maps = (TensorMap * 3)()
         self.described: list[TensorMap] | None = None  # what `maps` holds
@@ -257,13 +257,14 @@ class Call:
         self.keys, self.positions = self.preparation.k, self.arguments.at  # parts of these, not copies
 
 
-def heads_in_turn(k: Tensor, group: int) -> int:
-    """Query heads, `group` of which share keys and values like `k` `[B, Hkv, N, D]`, whose works go out together.
+def heads_in_turn(k: Tensor, heads: int) -> int:
+    """Of `heads` query heads, those of all sequences, how many have their works go out together; `k` `[B, Hkv, N, D]`.
 
     The longest works of all of them go first, so that the last ones to end are short, and what they read stays in L2.
+    Turns are as equal as can be: a last turn of few heads would have few blocks to share its long works.
     """
-    bytes_of_head = 2 * k.shape[2] * k.shape[3] * k.element_size() / group
-    return max(1, int(IN_TURN_BYTES / bytes_of_head))
+    turns = min(heads, -(-2 * k.nbytes // IN_TURN_BYTES))
+    return -(-heads // turns)
 
 
 def scratch_layout(geometry: Geometry, heads: int, batch_kv_heads: int) -> tuple[int, int, int, int]:

@@ -2,7 +2,7 @@
 //
 // Blocks of 256 threads; along y query heads or KV heads, of all batches or not; along x, by what they compute:
 //   0 .. 31   largest squared norm of a part of the keys
-//   32        T (and for the backward T') and weight_scale of a query head
+//   32        T (and for the backward T') and weight_scale of a query head; counters
 //   33 .. 64  backward: largest squared norm of a part of the values
 //   65 .. 96  backward: delta of a part of the rows, and the largest squared norm of their output gradients
 #include <tiles.cuh>
@@ -20,9 +20,9 @@ struct Preparation {
     float* weight_scale;                          // [Hq]
     float *key_norms, *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]
     float* delta;                                 // [B, Hq, M]: sums of out * grad_out
-    int* taken;                                   // the forward's counter of works, set to 0
+    int* counters;                                // of works, of what follows on the same stream: set to 0
     float scale_log2;                             // scale * log2(e)
-    int weight_is_float, heads, kv_heads, batch, query_rows, key_rows;
+    int weight_is_float, heads, kv_heads, batch, query_rows, key_rows, counter_count;
 };
 
 DEVICE float weight_at(const Preparation& args, int head, int tap, int key_tap) {
@@ -97,7 +97,8 @@ extern "C" __global__ void MAXIMUM_THREADS(256) hopper_prepare(const __grid_cons
     if (job < NORM_PARTS) {
         if (head < args.batch * args.kv_heads) largest_norm(args.k, args.kv_heads, head, args.key_rows, job, args.key_norms);
     } else if (job == NORM_PARTS) {
-        if (head == 0 && thread == 0 && args.taken) *args.taken = 0;
+        if (head == 0)
+            for (int i = thread; i < args.counter_count; i += 256) args.counters[i] = 0;
         if (head < args.heads) write_taps(args, head);
     } else if (job <= 2 * NORM_PARTS) {
         const int part = job - NORM_PARTS - 1;

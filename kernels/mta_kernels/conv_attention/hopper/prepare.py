@@ -138,7 +138,7 @@ class Preparation(ctypes.Structure):
         ("value_norms", ctypes.c_void_p),
         ("grad_norms", ctypes.c_void_p),
         ("delta", ctypes.c_void_p),
-        ("taken", ctypes.c_void_p),
+        ("counters", ctypes.c_void_p),
         ("scale_log2", ctypes.c_float),
         ("weight_is_float", ctypes.c_int),
         ("heads", ctypes.c_int),
@@ -146,6 +146,7 @@ class Preparation(ctypes.Structure):
         ("batch", ctypes.c_int),
         ("query_rows", ctypes.c_int),
         ("key_rows", ctypes.c_int),
+        ("counter_count", ctypes.c_int),
     )
 
     @staticmethod

@@ -1,0 +1,53 @@
+// The order in which the blocks of the backward work: rows of a head, then what products of p and ds of these rows add to dk and dv.
+//
+// A stage is a chunk of rows of one head: its row blocks, and `lag` stages later, when they are done, its products. Stages
+// begin with the last rows of all heads, which see the most keys. A block takes one work, in this order, and waits only for
+// works that others took before it: these run or are done, so that some block always goes on.
+#pragma once
+#include <tiles.cuh>
+
+constexpr int PLACES = 256;   // of scratch, that a block's products read: 128 a warpgroup
+constexpr int ROW_STEP = 64;  // and so many rows at a time
+
+struct Chunks {
+    int batch_heads, chunks, row_blocks, all_row_blocks;  // row blocks of a chunk; the last rows' may have fewer
+    int lag, slots;                                       // stages g, g + slots, .. take turns at a part of the scratch
+    int *taken, *rows_done, *products_done;               // counters: works taken; a stage's row blocks and products that are done
+};
+
+struct Work {
+    int stage, chunk, part;  // part: row block of the chunk, or block of places, those of ds after those of p
+    bool of_rows;
+};
+
+DEVICE int chunk_blocks(const Chunks& chunks, int chunk) {
+    return min(chunks.row_blocks, chunks.all_row_blocks - chunk * chunks.row_blocks);
+}
+// Keys that rows of a chunk see, and blocks of places that p or ds, `shift` places on, take.
+template <int BlockRows> DEVICE int chunk_keys(const Chunks& chunks, const Positions& at, int chunk) {
+    const int end = min((chunk + 1) * chunks.row_blocks * BlockRows, at.query_rows);
+    return CAUSAL ? end + at.key_rows - at.query_rows : at.key_rows;
+}
+DEVICE int place_blocks(int keys, int shift) { return (keys + shift + PLACES - 1) / PLACES; }
+
+// Work number `number`, of those that the first `of_chunk(chunk)` to say so holds.
+template <class ProductsOf> DEVICE Work work_at(const Chunks& chunks, int number, ProductsOf products_of) {
+    const int heads = chunks.batch_heads, stages = heads * chunks.chunks;
+    auto chunk_of = [&](int stage) { return chunks.chunks - 1 - stage / heads; };
+    for (int step = 0; true;) {  // at each: the row blocks of a stage, then the products of the one `lag` before
+        const int before = step - chunks.lag;
+        const int rows = step < stages ? chunk_blocks(chunks, chunk_of(step)) : 0;
+        const int products = before >= 0 ? products_of(chunk_of(before)) : 0;
+        const int next_rows = step / heads * heads + heads;
+        const int next = before < 0 ? min(next_rows, chunks.lag) : min(next_rows, before / heads * heads + heads + chunks.lag);
+        const int each = rows + products;  // the same until step `next`
+        if (number < (next - step) * each) {
+            step += number / each;
+            number %= each;
+            if (number < rows) return {step, chunk_of(step), rows - 1 - number, true};
+            return {step - chunks.lag, chunk_of(step - chunks.lag), number - rows, false};
+        }
+        number -= (next - step) * each;
+        step = next;
+    }
+}
