@@ -92,7 +92,7 @@ def test_a_run_writes_rows_and_a_chart_and_the_loss_falls(toy, command, tmp_path
     for _, run in rows.groupby(["attention", "seed"]):
         assert run["step"].is_monotonic_increasing
         assert run["step"].iloc[-1] == 32
-        assert run["train_loss"].iloc[-1] < run["train_loss"].iloc[0] - 0.1
+        assert run["train_loss"].iloc[-1] < run["train_loss"].iloc[0] - 0.3
     for name in ("toy-all.csv", "toy-all.png", "toy-all.svg"):
         assert f"here/{name}" in out
         assert (tmp_path / "here" / name).stat().st_size > 1000

@@ -15,7 +15,7 @@ from mtabench.model import fused
 from mtabench.model.kernel import Kernel, scores
 from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
 
-# What the kernels reach of the peak of shared memory, calibrated on hopper-fwd.csv and hopper-bwd.csv of an H200.
+# What the kernels reach of the peak of shared memory, calibrated on fwd.csv and hopper-bwd.csv of an H200.
 # Forward: not every softmax runs while another warpgroup multiplies. Backward: each of five products is waited for, and
 # two warpgroups an SM fill few of these waits.
 FORWARD_SHARED_SHARE, BACKWARD_SHARED_SHARE = 0.73, 0.64

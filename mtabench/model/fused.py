@@ -13,7 +13,7 @@ from mtabench.model.kernel import Kernel, scores
 from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
 
 # What products reach of a plain product's rate beside the exponentials. Calibrated on results/nvidia-h200: for the
-# forward on hopper-fwd.csv, for the backward on bwd.csv and a run of ncu whose rows are not kept. Queries in
+# forward on fwd.csv, for the backward on bwd.csv and a run of ncu whose rows are not kept. Queries in
 # registers: half the traffic of shared memory, and two programs an SM fill each other's waits. In Gluon (calibrated on
 # one run that is not kept): the exponentials run beside the next tile's products. Streamed: each slice of the queries
 # is copied again. The passes of the backward reach 0.74 to 0.83 one by one, and together draw so much power that the

@@ -95,9 +95,9 @@ def test_a_file_that_is_no_results_file_is_one_sentence(run, tmp_path):
 def test_sentences_are_computed_from_the_file():
     report = read_report(ROOT / "results/nvidia-h200/fwd.csv")
     text = "\n".join(summary(report))
-    assert "The forward pass on NVIDIA H200: 50 cells, all with a time" in text
-    assert "Fastest conv attention: triton at 10 of 10 shapes." in text
-    assert re.search(r"triton is \d+\.\d times as fast as eager \(geometric mean of 10 shapes", text)
+    assert "The forward pass on NVIDIA H200: 60 cells, all with a time" in text
+    assert "Fastest conv attention: hopper at 10 of 10 shapes." in text
+    assert re.search(r"hopper is \d+ times as fast as eager \(geometric mean of 10 shapes", text)
     assert "throttled in none" in text
 
 
