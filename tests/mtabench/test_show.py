@@ -15,7 +15,8 @@ from mtabench.files.results import samples_path
 from mtabench.files.sparklines import drift, sparkline
 
 ROOT = Path(__file__).parents[2]
-KEPT = sorted((ROOT / "results" / "nvidia-h200").glob("[bdf]*.csv"))  # toy-all.csv is of another kind
+FILES = sorted((ROOT / "results" / "nvidia-h200").glob("[bdf]*.csv"))
+KEPT = [path for path in FILES if "variants" not in path.name]  # which are of another kind
 CELLS = {
     case(1024): rounds(2.0, count=4),
     case(1024, "triton"): rounds(0.5, count=4),
