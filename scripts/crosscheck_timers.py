@@ -17,8 +17,9 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from mtabench.environment import describe
-from mtabench.files.results import KEY_COLUMNS, key_of
+from mtabench.environment import describe, resolve_device
+from mtabench.errors import UsageError
+from mtabench.files.results import KEY_COLUMNS, key_of, text_of
 from mtabench.measuring import timing
 from mtabench.measuring.nvbench_timer import check_nvbench
 from mtabench.measuring.statistics import summarize
@@ -45,7 +46,11 @@ def main() -> int:
         parser.error(f"--rounds {options.rounds} is too few; give at least 2")
     if options.out.exists():
         parser.error(f"{options.out} already exists; give another --out")
-    check_nvbench()
+    try:
+        resolve_device("cuda")
+        check_nvbench()
+    except UsageError as error:
+        parser.error(str(error))
     rows = [measured(case, options.rounds) for case in make_plan(CELLS, "cuda").cases]
     write(options.out, rows)
     worst = max((abs(float(row["difference"])) for row in rows if row["difference"]), default=0.0)
@@ -56,7 +61,7 @@ def main() -> int:
 
 def measured(case: Case, rounds: int) -> dict[str, str]:
     """The row of a cell: the median of each timer in ms, and how NVBench's differs."""
-    row = dict(zip(KEY_COLUMNS, map(_text, key_of(case)), strict=True))
+    row = dict(zip(KEY_COLUMNS, key_of(case), strict=True))
     row |= dict.fromkeys((*FACTS, "rounds", "events_ms", "nvbench_ms", "difference", "reason"), "")
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
@@ -64,7 +69,7 @@ def measured(case: Case, rounds: int) -> dict[str, str]:
     except Exception as error:  # whatever it is, the other cells are measured
         row["reason"] = " ".join(f"{type(error).__name__}: {error}".split())
     else:
-        row |= {name: _text(facts[name]) for name in FACTS}
+        row |= {name: text_of(facts[name]) for name in FACTS}
         row |= {"rounds": str(rounds), "events_ms": f"{events_ms:.6g}", "nvbench_ms": f"{nvbench_ms:.6g}"}
         row["difference"] = f"{nvbench_ms / events_ms - 1:.6f}"
     print(*(row[name] for name in ("impl", "batch", "seq", "events_ms", "nvbench_ms", "difference", "reason")))
@@ -92,10 +97,6 @@ def write(path: Path, rows: Sequence[dict[str, str]]) -> None:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-
-
-def _text(value: object) -> str:
-    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mtabench.errors import UsageError
 from mtabench.sweeps import axes
 from mtabench.sweeps.plan import make_plan
 
@@ -46,6 +47,7 @@ def run(monkeypatch, tmp_path):
         monkeypatch.setattr(crosscheck, "medians", medians)
         monkeypatch.setattr(crosscheck, "ProcessPoolExecutor", Here)
         monkeypatch.setattr(crosscheck, "check_nvbench", lambda: None)
+        monkeypatch.setattr(crosscheck, "resolve_device", lambda name: name)
         monkeypatch.setattr(sys, "argv", ["crosscheck_timers.py", "--out", str(tmp_path / "out/timers.csv"), *words])
         code = crosscheck.main()
         with (tmp_path / "out/timers.csv").open() as file:
@@ -82,6 +84,21 @@ def test_the_ten_cells():
     cases = make_plan(crosscheck.CELLS, device="cuda").cases
     assert len(cases) == 10
     assert axes.short(max(one.seq for one in cases)) == "8k"
+
+
+@pytest.mark.parametrize("missing", ["resolve_device", "check_nvbench"])
+def test_what_is_missing_is_one_sentence_and_no_file(monkeypatch, tmp_path, capsys, missing):
+    def refuse(*_):
+        raise UsageError("there is none here; try another")
+
+    monkeypatch.setattr(crosscheck, "resolve_device", lambda name: name)
+    monkeypatch.setattr(crosscheck, missing, refuse)
+    monkeypatch.setattr(sys, "argv", ["crosscheck_timers.py", "--out", str(tmp_path / "timers.csv")])
+    with pytest.raises(SystemExit) as ended:
+        crosscheck.main()
+    assert ended.value.code == 2
+    assert "there is none here; try another" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_overwritten(run, tmp_path, capsys):
