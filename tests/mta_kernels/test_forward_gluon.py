@@ -8,6 +8,9 @@ from emulated_gluon import emulate
 from kernel_inputs import DEVICE, assert_close, make, poison_memory, relative_error
 
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference
+from mta_kernels.conv_attention.context_parallel.eager import EagerTiles
+from mta_kernels.conv_attention.context_parallel.fused import TritonTiles
+from mta_kernels.conv_attention.context_parallel.tiles import Problem, tiles
 from mta_kernels.conv_attention.triton import forward
 from mta_kernels.gpu_limits import capability
 from mtabench.static import runs
@@ -39,6 +42,7 @@ def gluon(monkeypatch: pytest.MonkeyPatch):
         assert launched
         return out
 
+    attention.launched = launched
     return attention
 
 
@@ -66,6 +70,26 @@ def test_chunks_of_a_prompt(gluon, taps: tuple[int, int], rows: int, length: int
     whole = conv_attention_reference(*(x.double() for x in (q, k, v, weight)))
     got = gluon(q[:, :, before:], k, v, weight, q_history=history)
     assert relative_error(got, whole[:, :, before:]) < 2e-3
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+def test_tiles_of_a_sequence_that_ranks_share(gluon, owner: int) -> None:
+    """Margins beside the rows of a tile, and results in float32."""
+    problem = Problem(rows=80, causal=True, scale=0.125, pad=5, query_taps=6, key_taps=11)
+    sizes = [problem.rows + before + after for before, after in zip(problem.before, problem.after, strict=True)]
+    q, k, v = (
+        torch.randn(2, 1, heads, n, 64, device=DEVICE).to(HALF) for heads, n in zip((2, 1, 1), sizes, strict=True)
+    )
+    weight = make(1, 2, 1, 8, 64, (6, 11), HALF)[3]
+    found = list(tiles(problem, 1, owner, 2))
+    assert {tile.causal for tile in found} == {owner == 1, False}
+    for tile in found:
+        parts = tile.of(q, k, v)
+        want = EagerTiles(0).forward(problem, tile, *(x.double() for x in parts), weight.double())
+        for got, exact in zip(TritonTiles(0).forward(problem, tile, *parts, weight), want, strict=True):
+            assert got.dtype == torch.float32
+            assert relative_error(got, exact) < 2e-3
+    assert len(gluon.launched) == len(found)
 
 
 def test_heads_in_groups(gluon, monkeypatch: pytest.MonkeyPatch) -> None:
