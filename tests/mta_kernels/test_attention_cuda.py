@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from types import ModuleType
 
 import pytest
 import torch
 from emulated_attention import emulated_attention  # noqa: F401
 from kernel_inputs import DEVICE, relative_error
+from planted_faults import plant
 from torch import Tensor
 
 from mta_kernels.attention import attention_reference, cuda_flash, cuda_launch, cuda_naive, cuda_tiled
@@ -187,11 +187,7 @@ def test_two_stages_copy_further_ahead(run) -> None:
     ids=["no wait for the keys", "no wait for the values", "bank conflicts", "beyond the block's memory"],
 )
 def test_the_emulator_finds_what_a_gpu_may_hide(run, monkeypatch, tmp_path, line: str, instead: str) -> None:
-    source = (cuda_launch.FOLDER / "cuda_flash.cu").read_text()
-    assert source.count(line) == 1
-    shutil.copytree(cuda_launch.FOLDER, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "cuda_flash.cu").write_text(source.replace(line, instead))
-    monkeypatch.setattr(cuda_launch, "FOLDER", tmp_path)
+    plant(monkeypatch, cuda_launch, tmp_path, "cuda_flash.cu", line, instead)
     cuda_launch.kernel.cache_clear()
     q, k, v = make(130, 200, 64, FP16, heads=(1, 1))
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import shutil
 
 import emulated_cuda as emulation
 import pytest
 import torch
 from emulated_cuda import emulated_cuda  # noqa: F401
 from kernel_inputs import DEVICE, make, poison_memory, relative_error, value_and_gradients
+from planted_faults import plant
 from torch import Tensor
 
 from mta_kernels.attention import attention_reference
@@ -199,11 +199,7 @@ def test_the_order_of_threads_changes_nothing(kernels) -> None:
     ids=["no wait for a tile", "no barrier before the convolution", "more shared memory than was asked for"],
 )
 def test_the_emulator_finds_what_a_gpu_may_hide(kernels, monkeypatch, tmp_path, name, line, instead) -> None:
-    source = (shapes.FOLDER / name).read_text()
-    assert source.count(line) == 1
-    shutil.copytree(shapes.FOLDER, tmp_path, dirs_exist_ok=True)
-    (tmp_path / name).write_text(source.replace(line, instead))
-    monkeypatch.setattr(shapes, "FOLDER", tmp_path)
+    plant(monkeypatch, shapes, tmp_path, name, line, instead)
     monkeypatch.setattr(emulation, "KERNELS", {"forward.cu": emulation.KERNELS["forward.cu"]})
     monkeypatch.setattr(shapes, "_kernel", functools.cache(shapes._kernel.__wrapped__))
     leaves = inputs(1, 1, 1, 70, 8, (3, 3), dtype=FP32)

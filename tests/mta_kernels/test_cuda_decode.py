@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
 from emulated_kernels import LAUNCH, Emulator
 from kernel_inputs import DEVICE, make, poison_memory, relative_error
+from planted_faults import plant
 from torch import Tensor
 
 from mta_kernels.conv_attention import (
@@ -317,11 +317,7 @@ def test_graphs_and_streams_run_side_by_side() -> None:
     ids=["no wait for the keys", "scores before the columns"],
 )
 def test_the_emulator_finds_what_a_gpu_may_hide(gpu, monkeypatch, tmp_path, line: str, instead: str) -> None:
-    source = (geometry.FOLDER / "decode.cu").read_text()
-    assert source.count(line) == 1
-    copy = shutil.copytree(geometry.FOLDER, tmp_path / "cuda_decode")
-    (copy / "decode.cu").write_text(source.replace(line, instead))
-    monkeypatch.setattr(geometry, "FOLDER", copy)
+    plant(monkeypatch, geometry, tmp_path / "cuda_decode", "decode.cu", line, instead)
     inputs = make_decode([200], 1, 1, 64, (6, 11), BF16)
     want = exact(inputs)
     errors = []

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 from emulated import emulator  # noqa: F401
 from kernel_inputs import DEVICE, assert_as_reference, make, poison_memory, relative_error, value_and_gradients
+from planted_faults import plant
 
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference
 from mta_kernels.conv_attention.hopper import backward
@@ -232,11 +231,7 @@ def test_graphs_and_streams() -> None:
 def test_the_emulator_finds_what_a_gpu_may_hide(
     hopper, chunks_of_a_block, monkeypatch: pytest.MonkeyPatch, tmp_path, line: str, instead: str
 ) -> None:
-    source = (sources.FOLDER / "backward.cu").read_text()
-    assert source.count(line) == 1
-    shutil.copytree(sources.FOLDER, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "backward.cu").write_text(source.replace(line, instead))
-    monkeypatch.setattr(sources, "FOLDER", tmp_path)
+    plant(monkeypatch, sources, tmp_path, "backward.cu", line, instead)
     backward.kernel.cache_clear()
     try:
         with pytest.raises(AssertionError):  # wrong, or what the emulator says: a deadlock

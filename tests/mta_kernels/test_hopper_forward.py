@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from itertools import pairwise
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from emulated import emulator  # noqa: F401
 from kernel_inputs import DEVICE, assert_as_reference, assert_close, make, poison_memory, relative_error
+from planted_faults import plant
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference, explain, identity_weight, operators
@@ -230,11 +230,7 @@ def test_a_cpu_has_no_hopper_instructions() -> None:
 def test_the_emulator_finds_what_a_gpu_may_hide(
     hopper, monkeypatch: pytest.MonkeyPatch, tmp_path, head_dim: int, line: str, instead: str
 ) -> None:
-    source = (sources.FOLDER / "forward.cu").read_text()
-    assert source.count(line) == 1
-    shutil.copytree(sources.FOLDER, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "forward.cu").write_text(source.replace(line, instead))
-    monkeypatch.setattr(sources, "FOLDER", tmp_path)
+    plant(monkeypatch, sources, tmp_path, "forward.cu", line, instead)
     kernel.cache_clear()
     # 8 works for the 3 blocks that stay, and 18 of a tile or two.
     cases = [make(1, heads, 1, seq_len, head_dim, (6, 11), BF16) for heads, seq_len in ((4, 200), (18, 60))]
