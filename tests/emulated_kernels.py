@@ -77,6 +77,15 @@ class Emulator:
         """As `driver.Launch`."""
         return functools.partial(self.launch, *launch)
 
+    def in_turn(self, *launches: Callable[[], None]) -> Callable[[], None]:
+        """As `driver.Launches`."""
+
+        def run() -> None:
+            for launch in launches:
+                launch()
+
+        return run
+
     def take_over(self, monkeypatch: pytest.MonkeyPatch, *modules: Any) -> None:
         """Be the driver, and the compiler of these modules."""
         for module in modules:
@@ -84,3 +93,4 @@ class Emulator:
         monkeypatch.setattr(driver, "architecture", lambda device: "sm_80")
         monkeypatch.setattr(driver, "load", self.load)
         monkeypatch.setattr(driver, "Launch", self.laid_out)
+        monkeypatch.setattr(driver, "Launches", self.in_turn)

@@ -75,21 +75,31 @@ def libcuda(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 def test_a_launch_is_repeated_with_what_its_arguments_hold_then(libcuda: Driver) -> None:
     first, second = ctypes.c_int(3), ctypes.c_int(4)
-    launch = driver.Launch(ctypes.c_void_p(99), (5, 2), 128, 1000, 0, first, second)
-    launch()
+    launches = driver.Launches(
+        driver.Launch(ctypes.c_void_p(99), (5, 2), 128, 1000, 0, first, second),
+        driver.Launch(ctypes.c_void_p(97), (6,), 64, 0, 0, first),
+    )
+    launches()
     first.value, libcuda.stream = 11, 8
-    launch()
+    launches()
+    libcuda.stream = 0
+    launches()
     assert libcuda.launched == [
         (99, 5, 2, 1, 128, 1, 1, 1000, 7, 3, 4, 0, None),
+        (97, 6, 1, 1, 64, 1, 1, 0, 7, 3, 0, None),
         (99, 5, 2, 1, 128, 1, 1, 1000, 8, 11, 4, 0, None),
+        (97, 6, 1, 1, 64, 1, 1, 0, 8, 11, 0, None),
+        (99, 5, 2, 1, 128, 1, 1, 1000, None, 11, 4, 0, None),
+        (97, 6, 1, 1, 64, 1, 1, 0, None, 11, 0, None),
     ]
+    libcuda.stream = 8
     driver.launch(ctypes.c_void_p(98), (1, 2, 3), 32, 0, 0, second)
-    assert libcuda.launched[2:] == [(98, 1, 2, 3, 32, 1, 1, 0, 8, 4, 0, None)]
+    assert libcuda.launched[6:] == [(98, 1, 2, 3, 32, 1, 1, 0, 8, 4, 0, None)]
 
 
 def test_a_thread_without_a_context_enters_that_of_the_device(libcuda: Driver) -> None:
     """As autograd's threads begin."""
-    launch = driver.Launch(ctypes.c_void_p(99), (1,), 128, 0, 0, ctypes.c_int(3))
+    launch = driver.Launches(driver.Launch(ctypes.c_void_p(99), (1,), 128, 0, 0, ctypes.c_int(3)))
     for launches in (2, 4):
         thread = threading.Thread(target=lambda: [launch(), launch()])
         thread.start()

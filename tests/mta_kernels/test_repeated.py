@@ -59,7 +59,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(forward, "kernel", lambda geometry, device: "hopper_forward")
     monkeypatch.setattr(forward, "tensor_map", lambda x: tensor_maps.TensorMap((ctypes.c_uint64 * 16)(x.data_ptr())))
     monkeypatch.setattr(forward, "_launches", {})
-    monkeypatch.setattr(repeated, "_launches", {})
+    monkeypatch.setattr(repeated, "_seen", {})
     monkeypatch.setattr(api, "hopper_unsupported", lambda **options: None)
     return found
 
@@ -221,11 +221,19 @@ def test_numbers_that_are_not_in_memory_are_made_first() -> None:
 
 
 def test_autocast_casts_before(operator_calls) -> None:
+    """To what it casts just then: a call is not like one before it that needed no cast."""
     q, k, v, weight = inputs()
     first(q, k, v, weight)
-    with torch.autocast("cpu", BF16):
-        assert first(q.float(), k, v, weight) == expected(q, k, v, weight)
-    assert len(operator_calls) == 1
+    for calls in (2, 2):
+        with torch.autocast("cpu", BF16):
+            assert first(q.float(), k, v, weight) == expected(q, k, v, weight)
+            assert first(q, k, v, weight) == expected(q, k, v, weight)
+        assert len(operator_calls) == calls
+    with torch.autocast("cpu", torch.float16):
+        assert conv_attention(q, k, v, weight, backend="hopper").dtype == torch.float16
+    assert len(operator_calls) == 3
+    assert first(q, k, v, weight) == expected(q, k, v, weight)
+    assert len(operator_calls) == 3
 
 
 @pytest.mark.parametrize("inference", [torch.no_grad, torch.inference_mode])
@@ -238,14 +246,17 @@ def test_gradients_are_asked_of_a_repeated_call_too(monkeypatch: pytest.MonkeyPa
     q, k, v, weight = inputs()
     with inference():
         assert not conv_attention(q, k, v, nn.Parameter(weight), backend="hopper").requires_grad
-    for _ in range(2):
+    operator_calls.clear()
+    for calls in (2, 2):  # the operator is called once more below autograd
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         parameter = nn.Parameter(weight)
         out = conv_attention(leaves[0], leaves[1], v, parameter, backend="hopper")
         out.sum().backward()
         for x, factor in ((leaves[0], 2), (leaves[1], 3), (parameter, 5)):
             assert torch.equal(x.grad, x.detach() * factor)
-    assert len(operator_calls) == 1
+        assert len(operator_calls) == calls
+    with inference():
+        assert not conv_attention(*leaves, parameter, backend="hopper").requires_grad
 
 
 def test_calls_within_calls_share_no_arguments(machine: Machine) -> None:

@@ -180,13 +180,17 @@ def conv_attention(
     dtype, and so is the weight unless it is float32; float64 stays as it is.
     Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run.
     """
+    like: tuple | None = None  # an earlier call that this one may be like
+    if q_history is None and cu_seqlens is None and head_chunk is None and group is None:
+        like = causal, scale, pad_key, backend, False
+        if (seen := repeated.earlier(q, k, v, weight, *like)) is not None:
+            return launch_again(seen, q, k, v, weight)
     if under_autocast(q):
         weight, q, k, v, q_history = cast_for_autocast(weight, q, k, v, q_history)
-    like = None
-    if q_history is None and cu_seqlens is None and head_chunk is None and group is None:
-        like = repeated.likeness(q, k, v, weight, causal, scale, pad_key, backend)
-        if like is not None and (launches := repeated.remembered(like)) is not None:
-            return launch_again(launches, q, k, v, weight)
+        if like is not None:
+            like = (*like[:-1], True)
+            if (seen := repeated.earlier(q, k, v, weight, *like)) is not None:
+                return launch_again(seen, q, k, v, weight)
     check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
     options: dict[str, Any] = {"causal": causal, "scale": scale, "pad_key": pad_key, "head_chunk": head_chunk}
     shared = _over_ranks(group)
@@ -199,9 +203,10 @@ def conv_attention(
     options |= {"q_history": q_history, "cu_seqlens": cu_seqlens}
     if chosen == "reference":
         return conv_attention_reference(q, k, v, weight, **options)
-    if like is not None and chosen == "hopper":
-        pad = key_padding(weight.shape[2], pad_key)
-        repeated.remember(like, launches_for(q, k, v, weight, causal, softmax_scale(scale, q.shape[3]), pad, False))
+    if like is not None and chosen == "hopper" and repeated.may_repeat(q, k, v, weight, *like):
+        numbers = softmax_scale(scale, q.shape[3]), key_padding(weight.shape[2], pad_key)
+        launches = launches_for(q, k, v, weight, causal, *numbers, False)
+        repeated.remember(q, k, v, weight, *like, launches=launches)
     return conv_attention_op(q, k, v, weight, backend=chosen, **options)
 
 

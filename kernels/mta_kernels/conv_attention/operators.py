@@ -21,6 +21,7 @@ from mta_kernels.conv_attention.arguments import check_splits, key_padding, rows
 from mta_kernels.conv_attention.hopper.forward import Launches
 from mta_kernels.conv_attention.hopper.forward import conv_attention_forward as hopper_forward
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
+from mta_kernels.conv_attention.repeated import Seen
 from mta_kernels.torch_compile import constant_when_compiled
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -102,12 +103,14 @@ def conv_attention_op(
     return out[:, :, before:] if before else out  # the first rows lack queries before them; nobody sees those
 
 
-def launch_again(launches: Launches, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
-    """`conv_attention_op` by these launches, without the operator; its gradients are the same."""
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or weight.requires_grad):
-        apply = super(torch.autograd.Function, _ConvAttention).apply  # Function's own looks for functorch's tensors
-        return apply(launches, q, k, v, weight, *launches.options[:3], 0, None, "hopper")[0]
-    return launches(q, k, v, weight)[0]
+def launch_again(seen: Seen, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+    """`conv_attention_op` as for the call that was seen, without the operator; its gradients are the same."""
+    if seen.requires_grad and torch.is_grad_enabled():
+        apply = super(
+            torch.autograd.Function, _ConvAttentionAgain
+        ).apply  # Function's own looks for functorch's tensors
+        return apply(seen.launches, q, k, v, weight)
+    return seen.launches.out_alone(q, k, v, weight)
 
 
 def conv_attention_decode_op(
@@ -236,14 +239,11 @@ def _fake_decode(q_window: Tensor, *options: Any) -> Tensor:
 class _ConvAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, launches: Launches | None, q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
         causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.options, ctx.backend = (causal, scale, pad, head_chunk), backend
-        if launches is None:
-            out, logsumexp = _below_autograd(CONV_ATTENTION, q, k, v, weight, *ctx.options, spans, backend)
-        else:
-            out, logsumexp = launches(q, k, v, weight)
+        out, logsumexp = _below_autograd(CONV_ATTENTION, q, k, v, weight, *ctx.options, spans, backend)
         ctx.save_for_backward(q, k, v, weight, out, logsumexp, spans)
         ctx.mark_non_differentiable(logsumexp)
         ctx.set_materialize_grads(False)
@@ -253,8 +253,28 @@ class _ConvAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor, _: None) -> tuple[Tensor | None, ...]:
         *tensors, spans = ctx.saved_tensors
         gradients = CONV_ATTENTION_BACKWARD(*tensors, grad_out, *ctx.options, spans, ctx.backend)
-        wanted = (x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad[1:], strict=False))
-        return None, *wanted, None, None, None, None, None, None
+        return *_wanted(gradients, ctx.needs_input_grad), None, None, None, None, None, None
+
+
+class _ConvAttentionAgain(torch.autograd.Function):
+    """`_ConvAttention` of the Hopper kernels, for a call like an earlier one: no more of PyTorch than it needs."""
+
+    @staticmethod
+    def forward(ctx: Any, launches: Launches, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+        out, logsumexp = launches(q, k, v, weight)
+        ctx.launches = launches
+        ctx.save_for_backward(q, k, v, weight, out, logsumexp)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        causal, scale, pad, _ = ctx.launches.options
+        gradients = CONV_ATTENTION_BACKWARD(*ctx.saved_tensors, grad_out, causal, scale, pad, 0, None, "hopper")
+        return None, *_wanted(gradients, ctx.needs_input_grad[1:])
+
+
+def _wanted(gradients: tuple[Tensor, ...], needed: tuple[bool, ...]) -> list[Tensor | None]:
+    return [x if is_needed else None for x, is_needed in zip(gradients, needed, strict=False)]
 
 
 class _NoGradient(torch.autograd.Function):
@@ -289,7 +309,7 @@ def _register_gradient(op: torch._ops.OpOverload, differentiable: Callable) -> N
     torch.library.impl(op.name(), "Autograd")(autograd)
 
 
-_register_gradient(CONV_ATTENTION, functools.partial(_ConvAttention.apply, None))
+_register_gradient(CONV_ATTENTION, _ConvAttention.apply)
 _register_gradient(
     CONV_ATTENTION_BACKWARD,
     functools.partial(

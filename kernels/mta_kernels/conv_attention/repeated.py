@@ -7,12 +7,15 @@ compilers, tracers, transforms, modes, tensor subclasses, and the profiler, whos
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from mta_kernels.conv_attention.hopper.forward import MAX_REMEMBERED, Launches
 
-try:  # who watches is not asked through PyTorch's public interface
+try:  # neither who watches nor all of a tensor at once is asked through PyTorch's public interface
     from torch._C import (
         _are_functorch_transforms_active,
         _dispatch_isTensorSubclassLike,
@@ -20,49 +23,85 @@ try:  # who watches is not asked through PyTorch's public interface
         _is_torch_function_mode_enabled,
     )
     from torch._C._autograd import _profiler_enabled
-except ImportError:  # in a PyTorch to come: then every call takes the operator
+    from torch._C._dynamo.guards import TensorGuards
+
+    TensorGuards(torch.empty(1), dynamic_dims_sizes=[[1]], dynamic_dims_strides=[[1]])
+except (ImportError, TypeError):  # in a PyTorch to come: then every call takes the operator
     CAN_ASK = False
 else:
     CAN_ASK = True
 
 PLAIN = (Tensor, nn.Parameter)
-_launches: dict[tuple, Launches] = {}
+MAX_ALIKE = 16
 
 
-def likeness(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, causal: bool, scale: float | None, pad_key: str, backend: str
-) -> tuple | None:
-    """What equal calls have in common; None for one that the operator must run, or that the checks must see."""
-    if (
+class Seen(NamedTuple):
+    """A call that passed all checks."""
+
+    is_like: Callable[[Tensor, Tensor, Tensor, Tensor], bool]  # its tensors, in all but addresses and values
+    launches: Launches
+    requires_grad: bool
+
+
+_seen: dict[tuple, list[Seen]] = {}
+
+
+def earlier(
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, causal: bool, scale: float | None, pad_key: str, backend: str,
+    cast: bool,
+) -> Seen | None:  # fmt: skip
+    """A call that was like this one; None for one that the operator must run, or that the checks must see.
+
+    `cast` is whether autocast has cast the tensors: what it would cast them to may change.
+    """
+    if _is_watched(q, causal, scale, pad_key, backend):
+        return None
+    for seen in _seen.get((q.shape, causal, scale, pad_key, backend, cast), ()):
+        if seen.is_like(q, k, v, weight):
+            return seen
+    return None
+
+
+def may_repeat(
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, causal: bool, scale: float | None, pad_key: str, backend: str,
+    _: bool,
+) -> bool:  # fmt: skip
+    """Whether `earlier` may find this call, once it is remembered."""
+    return not _is_watched(q, causal, scale, pad_key, backend) and all(map(_is_plain, (q, k, v, weight)))
+
+
+def remember(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any, launches: Launches) -> None:
+    """For calls like this one, which passed all checks and may repeat; options as those of `earlier`."""
+    tensors = (q, k, v, weight)
+    guards = TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(x.shape) for x in tensors],
+        dynamic_dims_strides=[list(x.stride()) for x in tensors],
+    )
+    seen = Seen(guards.check, launches, any(x.requires_grad for x in tensors))
+    key = (q.shape, *options)
+    if len(_seen) >= MAX_REMEMBERED:
+        _seen.clear()
+    _seen[key] = [*_seen.get(key, [])[-MAX_ALIKE + 1 :], seen]  # another list: a thread may be in the old one
+
+
+def _is_watched(q: Tensor, causal: bool, scale: float | None, pad_key: str, backend: str) -> bool:
+    """Whether somebody would see that the operator does not run, or an option is not of its own type."""
+    return bool(
         not CAN_ASK
         or torch.compiler.is_compiling()
         or _profiler_enabled()
         or _is_torch_function_mode_enabled()
         or _are_functorch_transforms_active()
         or _get_tracing_state()
-        or not (_is_plain(q) and _is_plain(k) and _is_plain(v) and _is_plain(weight))
-        or not (type(causal) is bool and type(pad_key) is str and type(backend) is str)
+        or _dispatch_isTensorSubclassLike(q)  # so is every tensor while a dispatch mode is on
+        or type(causal) is not bool
+        or type(pad_key) is not str
+        or type(backend) is not str
         or not (scale is None or type(scale) is float)
-    ):
-        return None
-    return (
-        q.shape, k.shape, v.shape, weight.shape, q.stride(), k.stride(), v.stride(), weight.stride(), q.dtype, k.dtype,
-        v.dtype, weight.dtype, q.device, k.device, v.device, weight.device, causal, scale, pad_key, backend,
-    )  # fmt: skip
+    )
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether x is numbers in memory, and no dispatch mode is on."""
+    """Whether x is numbers in memory."""
     return type(x) in PLAIN and not _dispatch_isTensorSubclassLike(x) and not x.is_neg() and not x._is_zerotensor()
-
-
-def remembered(like: tuple) -> Launches | None:
-    """The launches of a call that was like this."""
-    return _launches.get(like)
-
-
-def remember(like: tuple, launches: Launches) -> None:
-    """For calls like one that passed all checks."""
-    if len(_launches) >= MAX_REMEMBERED:
-        _launches.clear()
-    _launches[like] = launches

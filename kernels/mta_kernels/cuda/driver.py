@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -56,40 +57,62 @@ class LaunchConfig(ctypes.Structure):
 
 
 class Launch:
-    """A launch laid out for the driver, which can be repeated; each runs on PyTorch's current stream of the device.
+    """A launch laid out for the driver; arguments are ctypes structures or numbers, `blocks` one to three numbers.
 
-    `blocks` are one to three numbers; arguments are ctypes structures or numbers, which the driver reads at each
-    launch: what they hold may change in between. One thread at a time.
+    The driver reads the arguments at each launch: what they hold may change in between.
     """
 
     def __init__(
         self, kernel: Any, blocks: tuple[int, ...], threads: int, shared_memory: int, device: int, *arguments: Any
     ) -> None:
         self.device, self._arguments = device, arguments  # kept alive
-        self._config = LaunchConfig((*blocks, 1, 1)[:3], (threads, 1, 1), shared_memory)
+        self.config = LaunchConfig((*blocks, 1, 1)[:3], (threads, 1, 1), shared_memory)
         self._pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         # As ctypes takes them without a look: a conversion costs as much as the call. cuda.bindings costs more.
-        self._call = functools.partial(_libcuda().cuLaunchKernelEx, ctypes.byref(self._config), kernel, self._pointers)
+        self.call = functools.partial(
+            _libcuda().cuLaunchKernelEx, ctypes.byref(self.config), kernel, self._pointers, None
+        )
+
+
+class Launches:
+    """Launches on one device, which can be repeated; each time one after another on PyTorch's current stream there.
+
+    One thread at a time.
+    """
+
+    def __init__(self, *launches: Launch) -> None:
+        self._device, self._stream = launches[0].device, 0  # as a config begins
+        self._configs = [x.config for x in launches]
+        self._calls = tuple(x.call for x in launches)
 
     def __call__(self) -> None:
-        if torch._C._cuda_getDevice() != self.device:
-            with torch.cuda.device(self.device):
+        if torch._C._cuda_getDevice() != self._device:
+            with torch.cuda.device(self._device):
                 return self()
-        self._config.stream = torch._C._cuda_getCurrentRawStream(self.device)
-        result = self._call(None)
+        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        if stream != self._stream:
+            for config in self._configs:
+                config.stream = stream
+            self._stream = stream
+        for call in self._calls:
+            if result := call():
+                self._again(call, result)
+        return None
+
+    def _again(self, call: Callable[[], int], result: int) -> None:
+        """Once more what the driver refused, if all that it lacked was a context; else raises RuntimeError."""
         if result == INVALID_CONTEXT:  # as autograd's threads begin; asking at each launch would cost as much as one
-            _enter_context(self.device)
-            result = self._call(None)
+            _enter_context(self._device)
+            result = call()
         if result:
             from cuda.bindings import driver
 
             checked((driver.CUresult(result),))
-        return None
 
 
 def launch(kernel: Any, blocks: tuple[int, ...], threads: int, shared_memory: int, device: int, *args: Any) -> None:
-    """`Launch`, once."""
-    Launch(kernel, blocks, threads, shared_memory, device, *args)()
+    """`Launches` of this one, once."""
+    Launches(Launch(kernel, blocks, threads, shared_memory, device, *args))()
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -179,8 +179,11 @@ class Launches:
         self.options = causal, scale, pad, packed
         self._geometry = Geometry(q.dtype, q.shape[3], weight.shape[1], weight.shape[2], pad, causal, packed)
         self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v))
-        self._rows, self._device = tuple(q.shape[:3]), q.device
-        self._scratch = scratch_layout(self._geometry, q.shape[1], k.shape[0] * k.shape[1])
+        self._layout = scratch_layout(self._geometry, q.shape[1], k.shape[0] * k.shape[1], q.shape[0] * q.shape[2])
+        # To be like: torch.empty_like takes the host half as long as torch.empty with a shape and a device.
+        byte = torch.empty(1, dtype=torch.uint8, device=q.device)
+        self._logsumexp = torch.empty(1, dtype=torch.float32, device=q.device).expand(q.shape[:3])
+        self._scratch, self._scratch_with_logsumexp = byte.expand(self._layout.logsumexp), byte.expand(self._layout.end)
         self._maps: dict[tuple[int, ...], list[TensorMap]] = {}
         self._idle: list[Call] = []
 
@@ -188,38 +191,43 @@ class Launches:
         self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, spans: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """As `conv_attention_forward`."""
+        logsumexp = torch.empty_like(self._logsumexp, memory_format=torch.contiguous_format)
+        return self._launch(q, k, v, weight, spans, logsumexp), logsumexp
+
+    def out_alone(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+        """As `conv_attention_forward`, without a logsumexp to keep."""
+        return self._launch(q, k, v, weight, None, None)
+
+    def _launch(
+        self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, spans: Tensor | None, logsumexp: Tensor | None
+    ) -> Tensor:
         starts = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        if not self._has_describable_strides or (starts[0] | starts[1] | starts[2]) % 16:
-            q, k, v = (describable(x) for x in (q, k, v))
-            return launches_for(q, k, v, weight, *self.options)(q, k, v, weight, spans)
-        weight_scale_at, key_norms_at, taken_at, scratch_bytes = self._scratch
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        logsumexp = torch.empty(self._rows, dtype=torch.float32, device=self._device)
-        scratch = torch.empty(scratch_bytes, dtype=torch.uint8, device=self._device)
         maps = self._maps.get(starts)
         if maps is None:
+            if not self._has_describable_strides or (starts[0] | starts[1] | starts[2]) % 16:
+                q, k, v = (describable(x) for x in (q, k, v))
+                return launches_for(q, k, v, weight, *self.options)._launch(q, k, v, weight, spans, logsumexp)
             maps = self._describe(starts, q, k, v)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        like = self._scratch_with_logsumexp if logsumexp is None else self._scratch
+        scratch = torch.empty_like(like, memory_format=torch.contiguous_format)
+        scratch_at = scratch.data_ptr()
         try:
             call = self._idle.pop()  # so that no other thread has it
         except IndexError:
-            call = Call(q, k, weight, self._geometry, self.options[1])
-        taps = scratch.data_ptr()
-        preparation, arguments = call.preparation, call.arguments
-        call.keys.start, preparation.weight = starts[1], weight.data_ptr()
-        preparation.taps = arguments.taps = taps
-        preparation.weight_scale = arguments.weight_scale = taps + weight_scale_at
-        preparation.key_norms = arguments.key_norms = taps + key_norms_at
-        preparation.counters = arguments.taken = taps + taken_at
-        arguments.out, arguments.logsumexp = out.data_ptr(), logsumexp.data_ptr()
+            call = Call(q, k, weight, self._geometry, self.options[1], self._layout)
+        if call.described is not maps:
+            call.describe(maps, starts[1])
+        if call.scratch != scratch_at:
+            call.place(scratch_at)
+        arguments = call.arguments
+        call.preparation.weight, arguments.out = weight.data_ptr(), out.data_ptr()
+        arguments.logsumexp = scratch_at + self._layout.logsumexp if logsumexp is None else logsumexp.data_ptr()
         if spans is not None:
             call.positions.spans = spans.data_ptr()
-        if call.described is not maps:
-            call.maps[:] = maps
-            call.described = maps
-        call.prepare()
-        call.forward()
+        call.launches()
         self._idle.append(call)  # the driver has read its arguments
-        return out, logsumexp
+        return out
 
     def _describe(self, starts: tuple[int, ...], *tensors: Tensor) -> list[TensorMap]:
         """The tensor maps of q, k and v, remembered by where they begin."""
@@ -232,7 +240,9 @@ class Launches:
 class Call:
     """Both launches of one call at a time, laid out for the driver but for addresses."""
 
-    def __init__(self, q: Tensor, k: Tensor, weight: Tensor, geometry: Geometry, scale: float) -> None:
+    def __init__(
+        self, q: Tensor, k: Tensor, weight: Tensor, geometry: Geometry, scale: float, layout: ScratchLayout
+    ) -> None:
         batch, heads, query_rows, _ = q.shape
         kv_heads, key_rows = k.shape[1:3]
         device = q.device.index
@@ -240,7 +250,6 @@ class Call:
             k=Rows.of(k), **Preparation.of_weight(weight), scale_log2=scale * math.log2(math.e), counter_count=1,
             heads=heads, kv_heads=kv_heads, batch=batch, query_rows=query_rows, key_rows=key_rows,
         )  # fmt: skip
-        self.prepare = prepare_launch(geometry.prepared, self.preparation, device)
         row_blocks = -(-query_rows // geometry.block_rows)
         works = row_blocks * geometry.value_parts * heads * batch
         blocks = min(works, sm_count(q.device)) if geometry.persistent else works
@@ -248,13 +257,29 @@ class Call:
             Positions(None, heads, heads // kv_heads, query_rows, key_rows), row_blocks=row_blocks, works=works,
             blocks=blocks, heads_in_turn=heads_in_turn(k, batch * heads) * geometry.value_parts,
         )  # fmt: skip
-        self.maps = (TensorMap * 3)()
-        self.described: list[TensorMap] | None = None  # what `maps` holds
-        self.forward = driver.Launch(
+        self.positions = self.arguments.at  # a part of it, not a copy
+        self._maps, self._layout = (TensorMap * 3)(), layout
+        self.described: list[TensorMap] | None = None
+        self.scratch: int | None = None
+        forward = driver.Launch(
             kernel(geometry, device), (blocks, 1), geometry.threads, geometry.shared_memory, device,
-            *self.maps, self.arguments,
+            *self._maps, self.arguments,
         )  # fmt: skip
-        self.keys, self.positions = self.preparation.k, self.arguments.at  # parts of these, not copies
+        self.launches = driver.Launches(prepare_launch(geometry.prepared, self.preparation, device), forward)
+
+    def describe(self, maps: list[TensorMap], keys: int) -> None:
+        """Take q, k and v of these maps, and the keys from their address."""
+        self._maps[:], self.preparation.k.start = maps, keys
+        self.described = maps
+
+    def place(self, scratch: int) -> None:
+        """Take the scratch at this address, but for the logsumexp."""
+        preparation, arguments, layout = self.preparation, self.arguments, self._layout
+        preparation.taps = arguments.taps = scratch
+        preparation.weight_scale = arguments.weight_scale = scratch + layout.weight_scale
+        preparation.key_norms = arguments.key_norms = scratch + layout.key_norms
+        preparation.counters = arguments.taken = scratch + layout.taken
+        self.scratch = scratch
 
 
 def heads_in_turn(k: Tensor, heads: int) -> int:
@@ -267,15 +292,26 @@ def heads_in_turn(k: Tensor, heads: int) -> int:
     return -(-heads // turns)
 
 
-def scratch_layout(geometry: Geometry, heads: int, batch_kv_heads: int) -> tuple[int, int, int, int]:
+class ScratchLayout(NamedTuple):
     """Where in the scratch, whose start is T `[Hq, cq, 512]` fp16, the rest begins, and where it ends.
 
-    That is T's scale `[Hq]` float32, the key norms `[B * Hkv, NORM_PARTS]` float32 and the counter of works.
+    That is T's scale `[Hq]` float32, the key norms `[B * Hkv, NORM_PARTS]` float32, the counter of works, and the
+    logsumexp `[B, Hq, M]` float32 of a call that gives it to nobody.
     """
+
+    weight_scale: int
+    key_norms: int
+    taken: int
+    logsumexp: int
+    end: int
+
+
+def scratch_layout(geometry: Geometry, heads: int, batch_kv_heads: int, batch_rows: int) -> ScratchLayout:
+    """The scratch of a call."""
     weight_scale = heads * geometry.prepared.tap_bytes
     key_norms = weight_scale + heads * 4
     taken = key_norms + batch_kv_heads * NORM_PARTS * 4
-    return weight_scale, key_norms, taken, taken + 4
+    return ScratchLayout(weight_scale, key_norms, taken, taken + 4, taken + 4 + heads * batch_rows * 4)
 
 
 @functools.cache
