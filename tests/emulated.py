@@ -41,8 +41,8 @@ def emulator(monkeypatch: pytest.MonkeyPatch) -> HopperEmulator:
 
     found = HopperEmulator()
     found.take_over(monkeypatch, prepare, forward, backward)
-    for module in (forward, repeated):
-        monkeypatch.setattr(module, "_launches", {})
+    monkeypatch.setattr(forward, "_launches", {})
+    monkeypatch.setattr(repeated, "_seen", {})
     monkeypatch.setattr(forward, "sm_count", lambda device: 3)  # blocks that take several works each
     for module in (forward, backward):
         monkeypatch.setattr(module, "tensor_map", found.tensor_map)
