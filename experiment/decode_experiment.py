@@ -1,7 +1,7 @@
 """Where a decode step's time goes: calls a graph, rotations, launches, merging. Needs an H200.
 
-    python3 experiment/decode_experiment.py warm VARIANT HEAD_DIM     # compile, nothing else
-    python3 experiment/decode_experiment.py measure HEAD_DIM OUT.csv
+python3 experiment/decode_experiment.py warm VARIANT HEAD_DIM     # compile, nothing else
+python3 experiment/decode_experiment.py measure HEAD_DIM OUT.csv
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ def cases(head_dim: int) -> dict[str, Case]:
     def case(impl: str, op: str, taps: tuple, splits: str | None) -> Case:
         return Case("decode", impl, op, "bf16", 1, 16, 16, SEQ, head_dim, *taps, True, splits, "cuda")
 
-    return {"cudnn": case("sdpa-cudnn", "attention", (None, None), None),
-            "triton": case("triton", "conv-attention", (6, 11), "auto")}
+    return {
+        "cudnn": case("sdpa-cudnn", "attention", (None, None), None),
+        "triton": case("triton", "conv-attention", (6, 11), "auto"),
+    }
 
 
 def set_variant(name: str) -> None:
@@ -81,7 +83,9 @@ def trace(name: str, graph: torch.cuda.CUDAGraph) -> None:
         for _ in range(4):
             graph.replay()
         torch.cuda.synchronize()
-    found = sorted((e.time_range.start, e.time_range.end, e.name) for e in profile.events() if e.device_type.name == "CUDA")
+    found = sorted(
+        (e.time_range.start, e.time_range.end, e.name) for e in profile.events() if e.device_type.name == "CUDA"
+    )
     kernels = [(s, e, n) for s, e, n in found if "mem" not in n.lower()[:3]][len(found) // 2 :]
     names: dict[str, list[float]] = {}
     gaps: dict[str, list[float]] = {}
@@ -108,7 +112,8 @@ def main() -> int:
     copies = {name: [inputs[name], *inputs[name].copies(1)] for name in both}
     x = ours
     wanted = conv_attention_decode_reference(
-        x.q.float(), x.k.float(), x.v.float(), x.weight.float(), lengths=x.lengths).double()
+        x.q.float(), x.k.float(), x.v.float(), x.weight.float(), lengths=x.lengths
+    ).double()
     names = list(VARIANTS) if head_dim == 64 else [n for n in VARIANTS if n != "no pdl"]
 
     def closures(name: str, rotations: int = 2):
@@ -162,14 +167,21 @@ def main() -> int:
             measured = timing.measure(cells, "cuda", timing.Settings(time_limit_s=2.0))
             times = {n: median(t for r in m.rounds for t in r) * 1e3 for n, m in measured.items()}
             share = times["cudnn"] / times["triton"]
-            print(f"    mtabench {label:16} {variant:18} cudnn {times['cudnn']:7.2f} triton {times['triton']:7.2f} us, "
-                  f"{share:.1%}; calls a graph {found[:2]}", flush=True)
+            print(
+                f"    mtabench {label:16} {variant:18} cudnn {times['cudnn']:7.2f} triton {times['triton']:7.2f} us, "
+                f"{share:.1%}; calls a graph {found[:2]}",
+                flush=True,
+            )
             rows += [("mtabench " + label, variant, n, c, t) for (n, t), c in zip(times.items(), found, strict=False)]
     samplers.capture, samplers.SHORTEST_WINDOW_S = real, 5e-4
 
     counts = (2, 4, 8, 20, 64)
     subjects = ["cudnn", *names]
-    graphs = {(n, c, 2): captured(n, c) for n in subjects for c in (counts if n in ("cudnn", "now", "merge, chain late") else (4, 20))}
+    graphs = {
+        (n, c, 2): captured(n, c)
+        for n in subjects
+        for c in (counts if n in ("cudnn", "now", "merge, chain late") else (4, 20))
+    }
     graphs |= {(n, 20, 1): captured(n, 20, 1) for n in ("cudnn", "now")}
     samples: dict[tuple, list[float]] = {key: [] for key in graphs}
     for number in range(6):

@@ -203,7 +203,7 @@ def conv_attention(
     options |= {"q_history": q_history, "cu_seqlens": cu_seqlens}
     if chosen == "reference":
         return conv_attention_reference(q, k, v, weight, **options)
-    if like is not None and chosen == "hopper" and repeated.may_repeat(q, k, v, weight, *like):
+    if like is not None and chosen == "hopper" and repeated.may_repeat(q, k, v, weight):
         numbers = softmax_scale(scale, q.shape[3]), key_padding(weight.shape[2], pad_key)
         launches = launches_for(q, k, v, weight, causal, *numbers, False)
         repeated.remember(q, k, v, weight, *like, launches=launches)

@@ -54,7 +54,15 @@ def earlier(
 
     `cast` is whether autocast has cast the tensors: what it would cast them to may change.
     """
-    if _is_watched(q, causal, scale, pad_key, backend):
+    if (
+        torch.compiler.is_compiling()
+        or not _seen
+        or _profiler_enabled()
+        or _is_torch_function_mode_enabled()
+        or _dispatch_isTensorSubclassLike(q)  # so is every tensor while a dispatch mode is on
+        or not (type(causal) is bool and type(pad_key) is str and type(backend) is str)
+        or not (scale is None or type(scale) is float)
+    ):
         return None
     for seen in _seen.get((q.shape, causal, scale, pad_key, backend, cast), ()):
         if seen.is_like(q, k, v, weight):
@@ -62,12 +70,17 @@ def earlier(
     return None
 
 
-def may_repeat(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, causal: bool, scale: float | None, pad_key: str, backend: str,
-    _: bool,
-) -> bool:  # fmt: skip
+def may_repeat(q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> bool:
     """Whether `earlier` may find this call, once it is remembered."""
-    return not _is_watched(q, causal, scale, pad_key, backend) and all(map(_is_plain, (q, k, v, weight)))
+    return (
+        CAN_ASK
+        and not torch.compiler.is_compiling()
+        and not _profiler_enabled()
+        and not _is_torch_function_mode_enabled()
+        and not _are_functorch_transforms_active()  # which guards see by themselves, and the next
+        and not _get_tracing_state()
+        and all(map(_is_plain, (q, k, v, weight)))
+    )
 
 
 def remember(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any, launches: Launches) -> None:
@@ -85,23 +98,6 @@ def remember(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any, lau
     _seen[key] = [*_seen.get(key, [])[-MAX_ALIKE + 1 :], seen]  # another list: a thread may be in the old one
 
 
-def _is_watched(q: Tensor, causal: bool, scale: float | None, pad_key: str, backend: str) -> bool:
-    """Whether somebody would see that the operator does not run, or an option is not of its own type."""
-    return bool(
-        not CAN_ASK
-        or torch.compiler.is_compiling()
-        or _profiler_enabled()
-        or _is_torch_function_mode_enabled()
-        or _are_functorch_transforms_active()
-        or _get_tracing_state()
-        or _dispatch_isTensorSubclassLike(q)  # so is every tensor while a dispatch mode is on
-        or type(causal) is not bool
-        or type(pad_key) is not str
-        or type(backend) is not str
-        or not (scale is None or type(scale) is float)
-    )
-
-
 def _is_plain(x: Tensor) -> bool:
-    """Whether x is numbers in memory."""
+    """Whether x is numbers in memory, and no dispatch mode is on."""
     return type(x) in PLAIN and not _dispatch_isTensorSubclassLike(x) and not x.is_neg() and not x._is_zerotensor()

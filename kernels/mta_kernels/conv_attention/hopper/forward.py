@@ -180,10 +180,10 @@ class Launches:
         self._geometry = Geometry(q.dtype, q.shape[3], weight.shape[1], weight.shape[2], pad, causal, packed)
         self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v))
         self._layout = scratch_layout(self._geometry, q.shape[1], k.shape[0] * k.shape[1], q.shape[0] * q.shape[2])
-        # To be like: torch.empty_like takes the host half as long as torch.empty with a shape and a device.
-        byte = torch.empty(1, dtype=torch.uint8, device=q.device)
+        # torch.empty with a shape and a device takes the host twice as long as these.
+        self._byte = torch.empty(1, dtype=torch.uint8, device=q.device)
         self._logsumexp = torch.empty(1, dtype=torch.float32, device=q.device).expand(q.shape[:3])
-        self._scratch, self._scratch_with_logsumexp = byte.expand(self._layout.logsumexp), byte.expand(self._layout.end)
+        self._is_contiguous = q.is_contiguous()
         self._maps: dict[tuple[int, ...], list[TensorMap]] = {}
         self._idle: list[Call] = []
 
@@ -208,9 +208,9 @@ class Launches:
                 q, k, v = (describable(x) for x in (q, k, v))
                 return launches_for(q, k, v, weight, *self.options)._launch(q, k, v, weight, spans, logsumexp)
             maps = self._describe(starts, q, k, v)
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        like = self._scratch_with_logsumexp if logsumexp is None else self._scratch
-        scratch = torch.empty_like(like, memory_format=torch.contiguous_format)
+        out = torch.empty_like(q) if self._is_contiguous else q.new_empty(q.shape)
+        layout = self._layout
+        scratch = self._byte.new_empty(layout.end if logsumexp is None else layout.logsumexp)
         scratch_at = scratch.data_ptr()
         try:
             call = self._idle.pop()  # so that no other thread has it
@@ -222,7 +222,7 @@ class Launches:
             call.place(scratch_at)
         arguments = call.arguments
         call.preparation.weight, arguments.out = weight.data_ptr(), out.data_ptr()
-        arguments.logsumexp = scratch_at + self._layout.logsumexp if logsumexp is None else logsumexp.data_ptr()
+        arguments.logsumexp = scratch_at + layout.logsumexp if logsumexp is None else logsumexp.data_ptr()
         if spans is not None:
             call.positions.spans = spans.data_ptr()
         call.launches()

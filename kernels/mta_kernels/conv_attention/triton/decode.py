@@ -144,7 +144,16 @@ def launch_decode(
     batch, query_heads, _, head_dim = q_window.shape
     out = torch.empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=q_window.device)
     found = launch_shares(
-        q_window, k_cache, v_cache, weight, lengths, block_table, scale=scale, pad=pad, splits=splits, config=config,
+        q_window,
+        k_cache,
+        v_cache,
+        weight,
+        lengths,
+        block_table,
+        scale=scale,
+        pad=pad,
+        splits=splits,
+        config=config,
         out=out if EXPERIMENT["merge"] else None,
     )
     if EXPERIMENT["merge"] or EXPERIMENT["alone"]:
