@@ -24,9 +24,7 @@ try:  # neither who watches nor all of a tensor at once is asked through PyTorch
     )
     from torch._C._autograd import _profiler_enabled
     from torch._C._dynamo.guards import TensorGuards
-
-    TensorGuards(torch.empty(1), dynamic_dims_sizes=[[1]], dynamic_dims_strides=[[1]])
-except (ImportError, TypeError):  # in a PyTorch to come: then every call takes the operator
+except ImportError:  # in a PyTorch to come: then every call takes the operator
     CAN_ASK = False
 else:
     CAN_ASK = True
@@ -86,16 +84,21 @@ def may_repeat(q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> bool:
 def remember(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any, launches: Launches) -> None:
     """For calls like this one, which passed all checks and may repeat; options as those of `earlier`."""
     tensors = (q, k, v, weight)
-    guards = TensorGuards(
-        *tensors,
-        dynamic_dims_sizes=[list(x.shape) for x in tensors],
-        dynamic_dims_strides=[list(x.stride()) for x in tensors],
-    )
-    seen = Seen(guards.check, launches, any(x.requires_grad for x in tensors))
+    seen = Seen(_guards(*tensors).check, launches, any(x.requires_grad for x in tensors))
     key = (q.shape, *options)
     if len(_seen) >= MAX_REMEMBERED:
         _seen.clear()
     _seen[key] = [*_seen.get(key, [])[-MAX_ALIKE + 1 :], seen]  # another list: a thread may be in the old one
+
+
+def _guards(*tensors: Tensor) -> Any:
+    """Those of torch.compile: for the types, dtypes, devices, shapes, strides and requires_grad of tensors.
+
+    And for what else would send a call of theirs to another kernel: autocast, transforms, tracers.
+    """
+    sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
+    guards: Any = TensorGuards  # whose stub has it wrong
+    return guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
 
 
 def _is_plain(x: Tensor) -> bool:
