@@ -131,7 +131,8 @@ def measure_beside_nvbench(cell: Timed, device: str, settings: Settings) -> tupl
     """Time a cell by `settings.timer` and by NVBench, `settings.min_rounds` each, once a process.
 
     Our round is taken in halves, before and after NVBench's, on the same stream: both time the same closure on the
-    same memory at the same clock, so that what differs is the timers'. Raises what the call raises.
+    same memory at the same clock, and both wait for the GPU to be idle before each sample, as NVBench does, so that what
+    differs is the timers'. Raises what the call raises.
     """
     settings = replace(settings, max_rounds=settings.min_rounds)
     halves = replace(
@@ -140,7 +141,14 @@ def measure_beside_nvbench(cell: Timed, device: str, settings: Settings) -> tupl
         min_rounds=2 * settings.min_rounds,
         max_rounds=2 * settings.max_rounds,
     )
-    lane = _Lane(cell, device, halves, _flush(device, settings), GpuSensor() if device == "cuda" else None)
+    flush, wait = _flush(device, settings), _synchronize(device)
+
+    def flush_and_wait() -> None:
+        if flush is not None:
+            flush()
+        wait()
+
+    lane = _Lane(cell, device, halves, flush_and_wait, GpuSensor() if device == "cuda" else None)
     nvbench = _by_nvbench(cell, device, settings, lane.take_round)
     if isinstance(nvbench, Exception):
         raise nvbench
