@@ -13,10 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
 from mta_kernels.conv_attention.arguments import check_block_table, check_splits, key_padding, softmax_scale
-from mta_kernels.conv_attention.cuda_decode.arrivals import arrivals
 from mta_kernels.conv_attention.operators import on_device_of
 from mta_kernels.conv_attention.triton.decode_plan import DecodeConfig, choose_splits, column_steps, decode_candidates
 from mta_kernels.conv_attention.triton.decode_shares import _conv_attention_decode_kernel, _finite
@@ -30,15 +29,11 @@ from mta_kernels.gpu_limits import shared_memory_limit, sm_count
 def _combine_splits_kernel(
     partial_ptr, max_ptr, sum_ptr, out_ptr, slots,
     HEAD_DIM: tl.constexpr, BLOCK_SLOTS: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr,
-    DEPENDENT_LAUNCH: tl.constexpr, CHAIN: tl.constexpr,
+    DEPENDENT_LAUNCH: tl.constexpr,
 ):  # fmt: skip
     """`out[h] = sum_s 2^(max_s - max) partial_s / sum_s 2^(max_s - max) sum_s`; zero for a sequence without tokens."""
-    if CHAIN == 1:
-        gdc_launch_dependents()
     if DEPENDENT_LAUNCH:
         gdc_wait()
-    if CHAIN == 2:
-        gdc_launch_dependents()
     DIM_BLOCKS: tl.constexpr = (HEAD_DIM + BLOCK_D - 1) // BLOCK_D
     head = (tl.program_id(0) // DIM_BLOCKS).to(tl.int64)
     dim = tl.program_id(0) % DIM_BLOCKS * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -141,23 +136,11 @@ def launch_decode(
     config: DecodeConfig,
 ) -> Tensor:
     """Run the decode kernel with these tiles, then combine its `splits + 1` partial results a head."""
+    found = launch_shares(
+        q_window, k_cache, v_cache, weight, lengths, block_table, scale=scale, pad=pad, splits=splits, config=config
+    )
     batch, query_heads, _, head_dim = q_window.shape
     out = torch.empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=q_window.device)
-    found = launch_shares(
-        q_window,
-        k_cache,
-        v_cache,
-        weight,
-        lengths,
-        block_table,
-        scale=scale,
-        pad=pad,
-        splits=splits,
-        config=config,
-        out=out if EXPERIMENT["merge"] else None,
-    )
-    if EXPERIMENT["merge"] or EXPERIMENT["alone"]:
-        return out
     combine_d = min(64, max(16, next_power_of_2(head_dim)))
     slots = splits + 1
     launch(
@@ -165,12 +148,9 @@ def launch_decode(
         found.partial, found.maxima, found.sums, out, slots,
         HEAD_DIM=head_dim, BLOCK_SLOTS=next_power_of_2(slots), BLOCK_D=combine_d,
         CHUNK=min(32, next_power_of_2(slots)), DEPENDENT_LAUNCH=found.dependent_launch,
-        CHAIN=EXPERIMENT["chain"] if found.dependent_launch else 0, num_warps=4, launch_pdl=found.dependent_launch,
+        num_warps=4, launch_pdl=found.dependent_launch,
     )  # fmt: skip
     return out
-
-
-EXPERIMENT = {"merge": False, "alone": False, "pdl": True, "chain": 0}
 
 
 class Shares(NamedTuple):
@@ -201,7 +181,6 @@ def launch_shares(
     config: DecodeConfig,
     first_key: int = 0,
     own_keys: int = 0,
-    out: Tensor | None = None,
 ) -> Shares:
     """Run the decode kernel with these tiles.
 
@@ -226,14 +205,9 @@ def launch_shares(
     dependent_launch = dependent_launches(q_window)
     # The compiler's pipeline takes two stages a tile if it has to look up the pages first.
     num_stages = config.num_stages if block_table is None else 2 * config.num_stages - 1
-    arrived = None
-    if out is not None:
-        arrived = arrivals(batch * kv_heads * cdiv(group, config.heads), q_window.device)
-    dependent_launch = dependent_launch and EXPERIMENT["pdl"]
-    chain = EXPERIMENT["chain"] if dependent_launch else 0
     launch(
         _conv_attention_decode_kernel, programs * batch * kv_heads, signature,
-        q_window, k_cache, v_cache, weight, lengths, block_table, partial, maxima, sums, out, arrived,
+        q_window, k_cache, v_cache, weight, lengths, block_table, partial, maxima, sums,
         *q_window.stride(), *units[:3], k_cache.stride(3), *units[3:], v_cache.stride(3), *weight.stride(),
         *(block_table.stride() if block_table is not None else (0, 0)),
         kv_heads, window, splits, scale * math.log2(math.e),
@@ -248,7 +222,6 @@ def launch_shares(
         UNIT=unit, DEPENDENT_LAUNCH=dependent_launch,
         PRECISION=dot_precision(q_window.dtype),
         FIRST=first_key, OWN=own_keys, HELD=k_cache.shape[2] if own_keys else 0,
-        MERGE=out is not None, CHAIN=chain,
-        num_warps=config.num_warps, num_stages=num_stages, launch_pdl=chain > 0,
+        num_warps=config.num_warps, num_stages=num_stages,
     )  # fmt: skip
     return Shares(partial, maxima, sums, signature, dependent_launch)

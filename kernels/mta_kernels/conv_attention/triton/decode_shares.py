@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
 
 @triton.jit
 def _conv_attention_decode_kernel(
-    q_ptr, k_ptr, v_ptr, weight_ptr, lengths_ptr, table_ptr, partial_ptr, max_ptr, sum_ptr, out_ptr, arrived_ptr,
+    q_ptr, k_ptr, v_ptr, weight_ptr, lengths_ptr, table_ptr, partial_ptr, max_ptr, sum_ptr,
     stride_qb, stride_qh, stride_qw, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd, stride_wh, stride_wa, stride_wb, stride_tb, stride_tp,
     kv_heads, window, splits, factor,
@@ -27,7 +27,6 @@ def _conv_attention_decode_kernel(
     BLOCK_STEPS: tl.constexpr, BLOCK_TAPS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_NEAR: tl.constexpr, SPLIT_WEIGHT: tl.constexpr, UNIT: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
     PRECISION: tl.constexpr, FIRST: tl.constexpr, OWN: tl.constexpr, HELD: tl.constexpr,
-    MERGE: tl.constexpr, CHAIN: tl.constexpr,
 ):  # fmt: skip
     """One program: a share of the keys for HEADS query heads of a KV head, or the newest keys of one query head.
 
@@ -37,9 +36,7 @@ def _conv_attention_decode_kernel(
     If OWN > 0 the cache is a part of one: it holds HELD keys, the OWN from FIRST on take part in the softmax, and the
     sequence may end before or after them, by a length that counts from the first key held and may be negative.
     """
-    if CHAIN > 0:
-        gdc_wait()
-    if DEPENDENT_LAUNCH and CHAIN < 2:
+    if DEPENDENT_LAUNCH:
         gdc_launch_dependents()  # the programs that merge may take their places, and wait
     head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     programs = GROUP + splits * head_blocks  # of one KV head; those of the newest keys come first
@@ -92,11 +89,6 @@ def _conv_attention_decode_kernel(
         tl.store(partial_ptr + slot * HEAD_DIM + dim, tl.sum(p[:, None] * v.to(tl.float32), 0), mask=dim < HEAD_DIM)
         tl.store(max_ptr + slot, newest_max)
         tl.store(sum_ptr + slot, tl.sum(p, 0))
-        if MERGE:
-            _merge_if_last(
-                partial_ptr, max_ptr, sum_ptr, out_ptr, arrived_ptr, batch * kv_heads + kv_head, program // HEADS,
-                splits, GROUP, HEADS, HEAD_DIM, BLOCK_D, CHAIN,
-            )  # fmt: skip
         return
 
     COLUMNS: tl.constexpr = BLOCK_N // PACK
@@ -174,58 +166,6 @@ def _conv_attention_decode_kernel(
         accumulator,
         mask=wanted[:, None] & (dim < HEAD_DIM)[None, :],
     )
-    if MERGE:
-        _merge_if_last(
-            partial_ptr, max_ptr, sum_ptr, out_ptr, arrived_ptr, batch * kv_heads + kv_head, first_head // HEADS,
-            splits, GROUP, HEADS, HEAD_DIM, BLOCK_D, CHAIN,
-        )  # fmt: skip
-
-
-@triton.jit
-def _merge_if_last(
-    partial_ptr, max_ptr, sum_ptr, out_ptr, arrived_ptr, batch_kv_head, head_block, splits,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, CHAIN: tl.constexpr,
-):  # fmt: skip
-    """The last program of a block of heads to come here merges their slots, in order, and leaves the count at zero.
-
-    `out[h] = sum_s 2^(max_s - max) partial_s / sum_s 2^(max_s - max) sum_s`; zero for a sequence without tokens.
-    """
-    head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
-    CHUNK: tl.constexpr = 16
-    tl.debug_barrier()  # all threads have written; the count makes it known to whoever reads it
-    arrived_ptr += batch_kv_head * head_blocks + head_block
-    heads = tl.minimum(HEADS, GROUP - head_block * HEADS)
-    arrived = tl.atomic_add(arrived_ptr, 1, sem="acq_rel", scope="gpu")
-    if CHAIN == 2:
-        gdc_launch_dependents()
-    if arrived == splits + heads - 1:
-        tl.store(arrived_ptr, 0)
-        slots = splits + 1
-        dim = tl.arange(0, BLOCK_D)
-        for i in tl.range(0, heads):
-            head = (batch_kv_head * GROUP + head_block * HEADS + i).to(tl.int64)
-            out = tl.zeros([CHUNK, BLOCK_D], tl.float32)
-            total = tl.zeros([CHUNK], tl.float32)
-            running_max = tl.full([], float("-inf"), tl.float32)
-            for first in tl.range(0, slots, CHUNK):
-                slot = first + tl.arange(0, CHUNK)
-                inside = slot < slots
-                maxima = tl.load(max_ptr + head * slots + slot, mask=inside, other=float("-inf"))
-                new_max = tl.maximum(running_max, tl.max(maxima, 0))
-                reference = _finite(new_max)
-                rescale = tl.exp2(running_max - reference)
-                scale = tl.exp2(maxima - reference)
-                total = total * rescale + scale * tl.load(sum_ptr + head * slots + slot, mask=inside, other=0.0)
-                partial = tl.load(
-                    partial_ptr + (head * slots + slot[:, None]) * HEAD_DIM + dim[None, :],
-                    mask=inside[:, None] & (dim < HEAD_DIM)[None, :],
-                    other=0.0,
-                )
-                out = out * rescale + partial * scale[:, None]
-                running_max = new_max
-            all_of_it = tl.sum(total, 0)
-            merged = tl.sum(out, 0) / tl.where(all_of_it > 0, all_of_it, 1.0)
-            tl.store(out_ptr + head * HEAD_DIM + dim, merged.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
 @triton.jit
