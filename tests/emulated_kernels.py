@@ -78,7 +78,7 @@ class Emulator:
         return functools.partial(self.launch, *launch)
 
     def in_turn(self, *launches: Callable[[], None]) -> Callable[[], None]:
-        """As `driver.Launches`."""
+        """As `driver.LaunchSequence`."""
 
         def run() -> None:
             for launch in launches:
@@ -93,4 +93,4 @@ class Emulator:
         monkeypatch.setattr(driver, "architecture", lambda device: "sm_80")
         monkeypatch.setattr(driver, "load", self.load)
         monkeypatch.setattr(driver, "Launch", self.laid_out)
-        monkeypatch.setattr(driver, "Launches", self.in_turn)
+        monkeypatch.setattr(driver, "LaunchSequence", self.in_turn)

@@ -75,7 +75,7 @@ def libcuda(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 def test_a_launch_is_repeated_with_what_its_arguments_hold_then(libcuda: Driver) -> None:
     first, second = ctypes.c_int(3), ctypes.c_int(4)
-    launches = driver.Launches(
+    launches = driver.LaunchSequence(
         driver.Launch(ctypes.c_void_p(99), (5, 2), 128, 1000, 0, first, second),
         driver.Launch(ctypes.c_void_p(97), (6,), 64, 0, 0, first),
     )
@@ -99,7 +99,7 @@ def test_a_launch_is_repeated_with_what_its_arguments_hold_then(libcuda: Driver)
 
 def test_a_thread_without_a_context_enters_that_of_the_device(libcuda: Driver) -> None:
     """As autograd's threads begin."""
-    launch = driver.Launches(driver.Launch(ctypes.c_void_p(99), (1,), 128, 0, 0, ctypes.c_int(3)))
+    launch = driver.LaunchSequence(driver.Launch(ctypes.c_void_p(99), (1,), 128, 0, 0, ctypes.c_int(3)))
     for launches in (2, 4):
         thread = threading.Thread(target=lambda: [launch(), launch()])
         thread.start()

@@ -106,9 +106,8 @@ def conv_attention_op(
 def launch_again(seen: Seen, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
     """`conv_attention_op` as for the call that was seen, without the operator; its gradients are the same."""
     if seen.requires_grad and torch.is_grad_enabled():
-        apply = super(
-            torch.autograd.Function, _ConvAttentionAgain
-        ).apply  # Function's own looks for functorch's tensors
+        # Function's own `apply` first looks for functorch's tensors, which the call that was seen had none of.
+        apply = super(torch.autograd.Function, _ConvAttentionAgain).apply
         return apply(seen.launches, q, k, v, weight)
     return seen.launches.out_alone(q, k, v, weight)
 
@@ -274,6 +273,7 @@ class _ConvAttentionAgain(torch.autograd.Function):
 
 
 def _wanted(gradients: tuple[Tensor, ...], needed: tuple[bool, ...]) -> list[Tensor | None]:
+    """The gradients, and None for those that are not needed."""
     return [x if is_needed else None for x, is_needed in zip(gradients, needed, strict=False)]
 
 

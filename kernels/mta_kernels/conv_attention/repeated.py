@@ -30,7 +30,7 @@ else:
     CAN_ASK = True
 
 PLAIN = (Tensor, nn.Parameter)
-MAX_ALIKE = 16
+MAX_ALIKE = 16  # calls remembered that have q's shape and the options in common
 
 
 class Seen(NamedTuple):
@@ -75,7 +75,7 @@ def may_repeat(q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> bool:
         and not torch.compiler.is_compiling()
         and not _profiler_enabled()
         and not _is_torch_function_mode_enabled()
-        and not _are_functorch_transforms_active()  # which guards see by themselves, and the next
+        and not _are_functorch_transforms_active()  # this, and the next, `earlier` sees by its guards
         and not _get_tracing_state()
         and all(map(_is_plain, (q, k, v, weight)))
     )

@@ -74,8 +74,8 @@ class Launch:
         )
 
 
-class Launches:
-    """Launches on one device, which can be repeated; each time one after another on PyTorch's current stream there.
+class LaunchSequence:
+    """Launches on one device, which can be repeated: one after another on PyTorch's current stream there.
 
     One thread at a time.
     """
@@ -96,10 +96,10 @@ class Launches:
             self._stream = stream
         for call in self._calls:
             if result := call():
-                self._again(call, result)
+                self._retry(call, result)
         return None
 
-    def _again(self, call: Callable[[], int], result: int) -> None:
+    def _retry(self, call: Callable[[], int], result: int) -> None:
         """Once more what the driver refused, if all that it lacked was a context; else raises RuntimeError."""
         if result == INVALID_CONTEXT:  # as autograd's threads begin; asking at each launch would cost as much as one
             _enter_context(self._device)
@@ -111,8 +111,8 @@ class Launches:
 
 
 def launch(kernel: Any, blocks: tuple[int, ...], threads: int, shared_memory: int, device: int, *args: Any) -> None:
-    """`Launches` of this one, once."""
-    Launches(Launch(kernel, blocks, threads, shared_memory, device, *args))()
+    """`LaunchSequence` of this one, once."""
+    LaunchSequence(Launch(kernel, blocks, threads, shared_memory, device, *args))()
 
 
 @functools.cache

@@ -144,7 +144,7 @@ def part_backward(
         counters=counters.data_ptr(), counter_count=counters.numel(), heads=heads, kv_heads=kv_heads, batch=batch,
         query_rows=query_rows, key_rows=key_rows,
     )  # fmt: skip
-    driver.Launches(prepare_launch(prepared, preparation, device.index))()
+    driver.LaunchSequence(prepare_launch(prepared, preparation, device.index))()
 
     scratch = numbers(2, plan.slots, plan.row_blocks * geometry.block_rows, plan.pitch, dtype=q.dtype)
     dq = torch.empty(q.shape, dtype=q.dtype, device=device)

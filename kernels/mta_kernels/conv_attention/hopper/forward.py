@@ -180,8 +180,8 @@ class Launches:
         self._geometry = Geometry(q.dtype, q.shape[3], weight.shape[1], weight.shape[2], pad, causal, packed)
         self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v))
         self._layout = scratch_layout(self._geometry, q.shape[1], k.shape[0] * k.shape[1], q.shape[0] * q.shape[2])
-        # torch.empty with a shape and a device takes the host twice as long as these.
-        self._byte = torch.empty(1, dtype=torch.uint8, device=q.device)
+        # What tensors are made like: torch.empty, given a shape and a device, takes the host twice as long.
+        self._bytes = torch.empty(0, dtype=torch.uint8, device=q.device)
         self._logsumexp = torch.empty(1, dtype=torch.float32, device=q.device).expand(q.shape[:3])
         self._is_contiguous = q.is_contiguous()
         self._maps: dict[tuple[int, ...], list[TensorMap]] = {}
@@ -210,7 +210,7 @@ class Launches:
             maps = self._describe(starts, q, k, v)
         out = torch.empty_like(q) if self._is_contiguous else q.new_empty(q.shape)
         layout = self._layout
-        scratch = self._byte.new_empty(layout.end if logsumexp is None else layout.logsumexp)
+        scratch = self._bytes.new_empty(layout.end if logsumexp is None else layout.logsumexp)
         scratch_at = scratch.data_ptr()
         try:
             call = self._idle.pop()  # so that no other thread has it
@@ -265,7 +265,7 @@ class Call:
             kernel(geometry, device), (blocks, 1), geometry.threads, geometry.shared_memory, device,
             *self._maps, self.arguments,
         )  # fmt: skip
-        self.launches = driver.Launches(prepare_launch(geometry.prepared, self.preparation, device), forward)
+        self.launches = driver.LaunchSequence(prepare_launch(geometry.prepared, self.preparation, device), forward)
 
     def describe(self, maps: list[TensorMap], keys: int) -> None:
         """Take q, k and v of these maps, and the keys from their address."""
