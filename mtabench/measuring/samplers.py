@@ -12,9 +12,12 @@ import torch
 # Takes that many samples, in ms a call.
 Sampler = Callable[[int], list[float]]
 
-# What a window should hold at least, so that its edges (about 2 us) are not what is measured.
+# How long a window of warm calls should last at least, so that its edges (about 2 us) are not what is measured.
 SHORTEST_WINDOW_S = 5e-4
 MAX_CALLS = 64
+# And a replay, whose edges are about 5 us (decode-variants.csv): 0.13 % of it.
+SHORTEST_REPLAY_S = 4e-3
+MAX_REPLAYED_CALLS = 512
 # A call that takes the GPU longer lets the CPU run ahead by itself.
 LONGEST_HELD_S = 2e-2
 # No GPU's clock is faster, so that a count of its cycles lasts at least that long.
@@ -54,7 +57,9 @@ def events_sampler(
     With a warm cache and no setup a window holds several calls of a short kernel, of about `call_s` seconds. Before a
     window the GPU spins for as long as the CPU takes to launch what is in it, so that no late launch is measured.
     """
-    calls = _calls(call_s) if flush is None and setup is None else 1
+    calls = 1
+    if flush is None and setup is None:
+        calls = max(1, min(MAX_CALLS, math.ceil(SHORTEST_WINDOW_S / max(call_s, 1e-9))))
 
     def window(hold_s: float) -> tuple[torch.cuda.Event, torch.cuda.Event, float]:
         """The events around a window, and the seconds that it took the CPU to launch it."""
@@ -85,15 +90,16 @@ def events_sampler(
     return sample
 
 
-def graph_sampler(closures: Sequence[Callable[[], Any]], flush: Callable[[], Any] | None, call_s: float) -> Sampler:
+def graph_sampler(closures: Sequence[Callable[[], Any]], flush: Callable[[], Any] | None) -> Sampler:
     """Time of replaying `closures`, a call each; no launch overhead. Captures at once.
 
-    With `flush` the cache is emptied before each window, which then holds every closure once.
+    With `flush` the cache is emptied before each window, which then holds every closure once. Without, it holds as many
+    calls as last `SHORTEST_REPLAY_S` on the GPU, whatever the CPU takes to launch them.
     """
-    repeats = 1 if flush is not None else math.ceil(_calls(call_s) / len(closures))
-    graph = capture(closures, repeats)
+    graph, repeats = capture(closures), 1
 
-    def sample(count: int) -> list[float]:
+    def replays(count: int) -> list[float]:
+        """The time of each, in ms."""
         windows = []
         for _ in range(count):
             if flush is not None:
@@ -104,9 +110,15 @@ def graph_sampler(closures: Sequence[Callable[[], Any]], flush: Callable[[], Any
             end.record()
             windows.append((start, end))
         torch.cuda.synchronize()
-        return [start.elapsed_time(end) / (repeats * len(closures)) for start, end in windows]
+        return [start.elapsed_time(end) for start, end in windows]
 
-    return sample
+    if flush is None:
+        wanted = math.ceil(SHORTEST_REPLAY_S / max(min(replays(3)) / 1e3, 1e-9))
+        repeats = max(1, min(wanted, MAX_REPLAYED_CALLS // len(closures)))
+    if repeats > 1:
+        del graph  # before there is a second one: it holds memory
+        graph = capture(closures, repeats)
+    return lambda count: [ms / (repeats * len(closures)) for ms in replays(count)]
 
 
 def capture(closures: Sequence[Callable[[], Any]], repeats: int = 1) -> torch.cuda.CUDAGraph:
@@ -125,8 +137,3 @@ def capture(closures: Sequence[Callable[[], Any]], repeats: int = 1) -> torch.cu
     graph.replay()
     torch.cuda.synchronize()
     return graph
-
-
-def _calls(call_s: float) -> int:
-    """How many calls of about `call_s` seconds fill a window."""
-    return max(1, min(MAX_CALLS, math.ceil(SHORTEST_WINDOW_S / max(call_s, 1e-9))))

@@ -297,8 +297,8 @@ def _sampler(name: str, cell: Timed, device: str, flush: Callable[[], Any] | Non
     if cell.setup is not None:
         raise ValueError("a graph cannot replay a backward pass alone; use --timer events")
     if cell.rotations is not None and flush is not None:
-        return graph_sampler(cell.rotations(), None, call_s)
-    return graph_sampler([functools.partial(cell.run, None)], flush, call_s)
+        return graph_sampler(cell.rotations(), None)
+    return graph_sampler([functools.partial(cell.run, None)], flush)
 
 
 def _synchronize(device: str) -> Callable[[], Any]:

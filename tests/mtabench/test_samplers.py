@@ -1,12 +1,14 @@
-"""The events timer on a GPU of a few lines, whose CPU is slow to launch."""
+"""The timers on a GPU of a few lines, whose CPU is slow to launch."""
 
 from __future__ import annotations
+
+import weakref
 
 import pytest
 
 from mtabench.measuring import samplers
 
-LAUNCH_S, FLUSH_S = 2e-4, 3e-5
+LAUNCH_S, FLUSH_S, EDGES_S = 2e-4, 3e-5, 5e-6
 
 
 class FakeGpu:
@@ -15,11 +17,12 @@ class FakeGpu:
     def __init__(self, clock_hz: float) -> None:
         self.clock_hz = clock_hz
         self.now = self.free = 0.0
-        self.held_s = 0.0
+        self.held_s = self.busy_s = 0.0
 
     def launch(self, seconds: float, launch_s: float = LAUNCH_S) -> None:
         self.now += launch_s
         self.free = max(self.free, self.now) + seconds
+        self.busy_s += seconds
 
     def hold(self, cycles: int) -> None:
         self.held_s += cycles / self.clock_hz
@@ -76,3 +79,60 @@ def test_a_long_call_is_not_called_once_more_for_that(gpu):
     calls = []
     samplers.events_sampler(calls.append, None, None, 1.0)
     assert not calls
+
+
+class FakeGraph:
+    """What closures launch, in one launch; it takes the GPU a moment to begin and to end."""
+
+    def __init__(self, gpu: FakeGpu, closures, repeats: int) -> None:
+        self.gpu, self.calls = gpu, repeats * len(closures)
+        before = gpu.busy_s
+        for closure in closures:
+            closure()
+        self.seconds = EDGES_S + repeats * (gpu.busy_s - before)
+
+    def replay(self) -> None:
+        self.gpu.launch(self.seconds, launch_s=0.0)
+
+
+@pytest.fixture
+def captured(gpu, monkeypatch):
+    """Calls of each graph that was captured; there is one graph at a time."""
+    calls, graphs = [], []
+
+    def capture(closures, repeats=1):
+        assert not any(graph() for graph in graphs)
+        graph = FakeGraph(gpu, closures, repeats)
+        calls.append(graph.calls)
+        graphs.append(weakref.ref(graph))
+        return graph
+
+    monkeypatch.setattr(samplers, "capture", capture)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("kernel_s", "rotations", "calls"),
+    [
+        (3e-4, 1, [1, 14]),
+        (3e-4, 2, [2, 14]),
+        (1.3e-3, 2, [2, 4]),
+        (6e-3, 1, [1]),
+        (6e-3, 2, [2]),
+        (1e-6, 1, [1, 512]),
+        (1e-6, 300, [300]),
+    ],
+)
+def test_a_graph_holds_calls_for_the_time_they_take_on_the_gpu(gpu, captured, kernel_s, rotations, calls):
+    """Not for that in which the CPU launches them, which here is longer for most."""
+    sample = samplers.graph_sampler([lambda: gpu.launch(kernel_s)] * rotations, None)
+    assert captured == calls
+    assert sample(4) == pytest.approx([1e3 * (kernel_s + EDGES_S / calls[-1])] * 4)
+    if calls[-1] < 300:
+        assert EDGES_S / (calls[-1] * kernel_s) < 0.002
+
+
+def test_a_graph_of_cold_calls_holds_each_once(gpu, captured):
+    sample = samplers.graph_sampler([lambda: gpu.launch(1e-3)] * 2, lambda: gpu.launch(FLUSH_S))
+    assert captured == [2]
+    assert sample(3) == pytest.approx([1e3 * (1e-3 + EDGES_S / 2)] * 3)
