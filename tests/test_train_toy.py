@@ -1,4 +1,4 @@
-"""The toy task: sequences checked in plain Python, a short run through the command line, bad input."""
+"""The toy task: sequences checked in plain Python, the model, its step, a short run by the command line, bad input."""
 
 import importlib.util
 import sys
@@ -68,16 +68,91 @@ def test_sequences_follow_their_seed(toy):
     assert not torch.equal(first, other)
 
 
-def test_rivals_differ_in_the_convolution_alone(toy):
+@pytest.fixture
+def setting(toy):
+    """Makes a setting of three blocks."""
+    return lambda attention="conv", seed=3: toy.Setting(attention, seed, "all", **toy.SIZES["cpu"] | {"blocks": 3})
+
+
+def test_batches_are_fresh(toy, setting):
+    batches = toy.draw_batches(setting(), torch.Generator().manual_seed(1))
+    drawn = [next(batches) for _ in range(toy.DRAWN + 2)]
+    assert {batch.shape for batch in drawn} == {(setting().batch, setting().length)}
+    assert len({tuple(batch.flatten().tolist()) for batch in drawn}) == len(drawn)
+
+
+def test_rotary_scores_depend_on_the_distance_alone(toy):
+    turns = toy.turns_of_pairs(300, 16)
+    q, k = (toy.rotate(torch.randn(16).expand(300, 16), turns) for _ in range(2))
+    scores = q @ k.T
+    for distance in (0, 1, 17, 250):
+        along = scores.diagonal(-distance)
+        torch.testing.assert_close(along, along[:1].expand_as(along), atol=1e-3, rtol=0)
+    assert scores.diagonal(-1)[0] != scores.diagonal(-2)[0]
+    torch.testing.assert_close(q.norm(dim=1), q[:1].norm().expand(300))
+
+
+def test_the_last_layer_computes_what_is_wanted_alone(toy, setting):
+    torch.manual_seed(1)
+    layer, x = toy.Layer(setting()), torch.randn(2, 20, setting().width)
+    turns = toy.turns_of_pairs(20, setting().width // setting().heads)
+    torch.testing.assert_close(layer(x, turns, 5), layer(x, turns, 20)[:, -5:])
+
+
+def test_rivals_differ_in_the_convolution_alone(toy, setting):
     models = []
     for attention in ("conv", "plain"):
         torch.manual_seed(3)
-        models.append(toy.Transformer(toy.Setting(attention, 3, "all", **{**toy.SIZES["cpu"], "blocks": 3})))
+        models.append(toy.Transformer(setting(attention)))
     conv, plain = (dict(model.named_parameters()) for model in models)
     assert set(conv) - set(plain) == {f"layers.{i}.attention.conv.weight" for i in range(toy.SIZES["cpu"]["layers"])}
     assert all(torch.equal(parameter, conv[name]) for name, parameter in plain.items())
     tokens = toy.draw_sequences(4, 3, "all", torch.Generator().manual_seed(1))[:, :-1]
     torch.testing.assert_close(*(model(tokens) for model in models))  # the convolution starts as the identity
+
+
+def weights(trainer):
+    return torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize("attention", ["conv", "plain"])
+def test_steps_at_rate_zero_leave_nothing_once_forgotten(toy, setting, attention):
+    """What a step does before it is captured."""
+    warm, fresh = (toy.Trainer(setting(attention), "cpu") for _ in range(2))
+    batch = next(toy.draw_batches(setting(), torch.Generator().manual_seed(1)))
+    for _ in range(3):
+        warm.step(batch, 0.0)
+    assert torch.equal(weights(warm), weights(fresh))
+    warm.forget()
+    for trainer in (warm, fresh):
+        trainer.step(batch, 1e-3)
+    assert torch.equal(weights(warm), weights(fresh))
+    assert float(warm.loss) == float(fresh.loss) > 0
+    torch.manual_seed(3)
+    before = torch.cat([weight.detach().flatten() for weight in toy.Transformer(setting(attention)).parameters()])
+    moved = (weights(fresh) - before).abs()
+    assert moved.max() <= (toy.CONV_RATE if attention == "conv" else 1) * 1.001e-3  # Adam's first step
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["conv", "plain"])
+def test_a_captured_step_trains_as_an_eager_one(toy, setting, attention):
+    captured, eager = (toy.Trainer(setting(attention), "cuda") for _ in range(2))
+    eager.trained = eager.model
+    captured.capture()
+    assert captured.advance != captured.train_on_batch
+    assert torch.equal(weights(captured), weights(eager))
+    batch = next(toy.draw_batches(setting(), torch.Generator("cuda").manual_seed(1)))
+    losses = []
+    for _ in range(10):
+        for trainer in (captured, eager):
+            trainer.loss.zero_()
+            trainer.step(batch, 3e-4)
+        losses.append([float(trainer.loss) for trainer in (captured, eager)])
+    found, expected = torch.tensor(losses).T
+    torch.testing.assert_close(found, expected, atol=1e-2, rtol=0)
+    assert found[-1] < found[0] - 0.3
 
 
 def test_a_run_writes_rows_and_a_chart_and_the_loss_falls(toy, command, tmp_path):
