@@ -131,8 +131,8 @@ def measure_beside_nvbench(cell: Timed, device: str, settings: Settings) -> tupl
     """Time a cell by `settings.timer` and by NVBench, `settings.min_rounds` each, once a process.
 
     Our round is taken in halves, before and after NVBench's, on the same stream: both time the same closure on the
-    same memory at the same clock, and both wait for the GPU to be idle before each sample, as NVBench does, so that
-    what differs is the timers'. Raises what the call raises.
+    same memory at the same clock, and both wait for an idle GPU before each sample, as NVBench does, so that what
+    differs is the timers'. Raises what the call raises.
     """
     settings = replace(settings, max_rounds=settings.min_rounds)
     halves = replace(

@@ -44,7 +44,7 @@ def predicted(case, device=H200):
 
 
 def measured_cells():
-    for name in ("fwd", "bwd", "decode", "decode-splits", "hopper-bwd", "long-fwd", "ladder"):
+    for name in ("fwd", "bwd", "decode", "decode-splits", "hopper-bwd", "long-fwd", "long-bwd", "ladder"):
         for row in read_file(RESULTS / f"{name}.csv").rows():
             case = case_of(row)
             if row["status"] == "ok" and not unmodelled(case) and case.seq >= LONG:
@@ -58,11 +58,10 @@ def test_every_modelled_cell_of_the_committed_results_is_within_25_percent():
     assert {case: error for case, error in off.items() if abs(error) > WITHIN} == {}
 
 
-@pytest.mark.parametrize(("head_dim", "milliseconds"), [(64, 852), (128, 1406)])
-def test_so_is_a_backward_of_a_length_that_nothing_was_calibrated_on(head_dim, milliseconds):
-    """One sequence of 131072 tokens and 16 heads on an H200; rows that are not kept."""
-    case = replace(CONV, pass_="bwd", heads=16, kv_heads=16, seq=131072, head_dim=head_dim)
-    assert predicted(case).seconds * 1e3 == pytest.approx(milliseconds, rel=WITHIN)
+def test_so_is_a_backward_of_a_shape_that_nothing_was_calibrated_on():
+    """One sequence of 131072 tokens and 16 heads of 128 on an H200; a row that is not kept."""
+    case = replace(CONV, pass_="bwd", heads=16, kv_heads=16, seq=131072, head_dim=128)
+    assert predicted(case).seconds * 1e3 == pytest.approx(1406, rel=WITHIN)
 
 
 def test_tiles_stop_at_the_diagonal():
