@@ -33,7 +33,7 @@ settings.load_profile("repeatable")
 
 @pytest.fixture(autouse=True)
 def no_earlier_calls() -> None:
-    """No call of a test is taken for one like a call of another: what a test puts in the place of a kernel is called."""
+    """No call is taken for one of another test: what a test puts in the place of a kernel is called."""
     if repeated := sys.modules.get("mta_kernels.conv_attention.repeated"):
         repeated._seen.clear()
 

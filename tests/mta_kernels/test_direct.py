@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
@@ -44,6 +45,42 @@ def test_scratch_fills_gaps() -> None:
     a, b, c, d = (0, 4096), (10000, 12048), (20000, 21024), (30000, 30512)
     assert forward_again.laid_out({a: (0, 0), b: (0, 1), c: (1, 2), d: (2, 2)})[1] == {a: 0, b: 4096, c: 0, d: 1024}
     assert forward_again.laid_out({a: (0, 1), b: (0, 0), c: (1, 1), d: (0, 1)})[1] == {a: 0, b: 4096, c: 4096, d: 6144}
+
+
+def test_scratch_is_kept_from_its_first_use_to_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, z = (torch.zeros(n, dtype=torch.uint8) for n in (1000, 3000, 100))
+    monkeypatch.setattr(forward_again, "driver", SimpleNamespace(active=SimpleNamespace(get_current_device=lambda: 0)))
+    watcher = forward_again._Watcher()
+    for used in ([x], [y], [x, z]):
+        watcher(_Direct(), used)
+    again = watcher.launches_again([z])
+    assert again.scratch_bytes == 3072 + 1024
+    assert [step.places for step in again._steps] == [
+        [(0, 1, 3072, None)],
+        [(0, 1, 0, None)],
+        [(0, 1, 3072, None), (1, 0, 0, None)],
+    ]
+
+
+@pytest.mark.parametrize("unclear", ["twice", "within", "triton"])
+def test_what_is_not_clear_is_not_repeated(unclear: str) -> None:
+    """One address of two tensors, a pointer into the midst of one, a launch that only Triton can make."""
+    x, y = torch.zeros(64), torch.zeros(64)
+    watcher = forward_again._Watcher()
+    watcher(None if unclear == "triton" else _Direct(), [x[16:] if unclear == "within" else x])
+    assert watcher.launches_again([x, x.detach()] if unclear == "twice" else [x, y]) is None
+
+
+class _Direct:
+    """A launch of tensors by their positions."""
+
+    launcher = None
+
+    def places(self, args):
+        return [direct.Place(i, x, None) for i, x in enumerate(args)]
+
+    def arguments(self, stream, args):
+        return [x.data_ptr() for x in args]
 
 
 def test_another_triton_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:

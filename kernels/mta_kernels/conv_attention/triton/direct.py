@@ -48,7 +48,9 @@ class DirectLaunch:
         found = [self._programs, 1, 1, stream, *self._options]
         descriptors = iter(self._descriptors)
         for x in args:
-            if isinstance(x, Tensor):
+            if type(x) is int:  # most are, and for them no more is asked
+                found.append(x)
+            elif isinstance(x, Tensor):
                 found.append(x.data_ptr())
             elif is_descriptor(x):
                 found += expanded(x, next(descriptors))
@@ -118,8 +120,8 @@ def direct_launch(compiled: Any, programs: int, constants: Sequence[Any]) -> Dir
 
 def is_watched() -> bool:
     """Whether a profiler has hooks that Triton calls at each launch."""
-    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    return any(getattr(hook, "calls", hook) for hook in hooks)
+    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 def is_descriptor(x: Any) -> bool:

@@ -1,7 +1,7 @@
 """The forward for calls that differ from an earlier one in addresses and values alone: its launches, and little else.
 
-They are those of a whole call, which was watched. What that call allocated for itself lies in one piece of scratch. There
-a kernel may write where an earlier one read, as it may in memory that PyTorch gives out again: each waits for those
+They are those of a whole call, which was watched. What that call allocated for itself lies in one piece of scratch.
+There a kernel may write where an earlier one read, as in memory that PyTorch gives out again: each waits for those
 before it.
 """
 
