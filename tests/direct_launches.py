@@ -210,6 +210,7 @@ def case_forward_64() -> None:
     repeats(lambda: [*transposed(64), normal(4, 6, 11)])
     only_launches()
     whole_calls_where_needed()
+    on_the_gpu_of_the_tensors()
 
 
 def case_forward_128() -> None:
@@ -259,6 +260,30 @@ def whole_calls_where_needed() -> None:
         assert len(hook) == 4
         triton.knobs.runtime.launch_enter_hook.remove(hook.append)
         assert counts(*other, weight) == 0
+
+
+def on_the_gpu_of_the_tensors() -> None:
+    """Also where another GPU is the current one, whose stream is another."""
+    tensors = inputs(64)
+    attention(*tensors)
+    attention(*tensors)
+    with as_ever():
+        launched()
+        attention(*tensors)
+    expected = launched()
+
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        before, driver.device = driver.device, index
+        yield
+        driver.device = before
+
+    torch.cuda.device, driver.device = device, 1
+    with Counting() as whole_calls:
+        attention(*tensors)
+    assert whole_calls.count == 0
+    same(expected, launched())
+    assert driver.device == 1
 
 
 def case_others() -> None:

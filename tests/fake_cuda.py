@@ -34,7 +34,7 @@ class Driver(nvidia.CudaDriver):
         self.device, self.stream = 0, 7
         self.utils, self.launcher_cls = nvidia.CudaUtils(), nvidia.CudaLauncher
         self.get_device_capability = lambda device=0: (9, 0)
-        self.get_current_stream = lambda device: self.stream
+        self.get_current_stream = lambda device: self.stream + 100 * device
         self.get_current_device = lambda: self.device
         load = self.utils.load_binary
 
