@@ -271,10 +271,12 @@ def on_the_gpu_of_the_tensors() -> None:
         launched()
         attention(*tensors)
     expected = launched()
+    entered: list[int] = []
 
     @contextlib.contextmanager
     def device(index: int) -> Iterator[None]:
         before, driver.device = driver.device, index
+        entered.append(index)
         yield
         driver.device = before
 
@@ -283,7 +285,7 @@ def on_the_gpu_of_the_tensors() -> None:
         attention(*tensors)
     assert whole_calls.count == 0
     same(expected, launched())
-    assert driver.device == 1
+    assert (entered, driver.device) == ([0], 1)
 
 
 def case_others() -> None:
