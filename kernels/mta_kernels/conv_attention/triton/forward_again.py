@@ -86,8 +86,9 @@ class Launches:
         with on_device_of(inputs[0]), without_autocast(inputs[0]):
             with watch_launches(seen):
                 results = conv_attention_forward(*inputs, causal=causal, scale=scale, pad=pad)
-            self._again = seen.launches_again((*inputs, *results))
-        self._generation = generation
+            if (again := seen.launches_again((*inputs, *results))) is not None:
+                self._again = again  # before what says how old it is: another thread may look
+                self._generation = generation
         return results
 
 
