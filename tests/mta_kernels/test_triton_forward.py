@@ -225,3 +225,40 @@ def test_any_shape(heads, seq_len, head_dim, taps, causal, pad_key, dtype) -> No
     q, k, v, weight = make(1, *heads, seq_len, head_dim, taps, dtype)
     options = {"causal": causal, "pad_key": pad_key}
     assert_close(triton_forward(q, k, v, weight, **options), q, k, v, weight, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_repeated_call_gives_the_same_bits(head_dim: int) -> None:
+    """At other addresses, on another stream, in a CUDA graph, with gradients; `head_chunk` has the operator called."""
+
+    def case(seed: int) -> list[torch.Tensor]:
+        return list(make(2, 4, 2, 300, head_dim, (6, 11), torch.bfloat16, seed=seed))
+
+    cases = [case(seed) for seed in range(5)]
+    wanted = [triton_forward(*inputs, head_chunk=4) for inputs in cases]
+    for inputs, want in zip(cases, wanted, strict=True):
+        assert torch.equal(triton_forward(*inputs), want)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = [triton_forward(*inputs) for inputs in cases]
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = triton_forward(*cases[0])
+    for inputs, want, got in zip(cases, wanted, found, strict=True):
+        assert torch.equal(got, want)
+        for x, y in zip(cases[0], inputs, strict=True):
+            x.copy_(y)
+        graph.replay()
+        assert torch.equal(captured, want)
+
+    def gradients(inputs: list[torch.Tensor], **options) -> list[torch.Tensor]:
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        triton_forward(*leaves, **options).square().sum().backward()
+        return [x.grad for x in leaves]
+
+    for inputs in cases[1:]:
+        for got, want in zip(gradients(inputs), gradients(inputs, head_chunk=4), strict=True):
+            assert torch.equal(got, want)

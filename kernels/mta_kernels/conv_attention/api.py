@@ -203,11 +203,23 @@ def conv_attention(
     options |= {"q_history": q_history, "cu_seqlens": cu_seqlens}
     if chosen == "reference":
         return conv_attention_reference(q, k, v, weight, **options)
-    if like is not None and chosen == "hopper" and repeated.may_repeat(q, k, v, weight):
-        numbers = softmax_scale(scale, q.shape[3]), key_padding(weight.shape[2], pad_key)
-        launches = launches_for(q, k, v, weight, causal, *numbers, False)
-        repeated.remember(q, k, v, weight, *like, launches=launches)
+    if like is not None and repeated.may_repeat(q, k, v, weight):
+        numbers = causal, softmax_scale(scale, q.shape[3]), key_padding(weight.shape[2], pad_key)
+        launches = _launches(chosen, q, k, v, weight, *numbers)
+        if launches is not None:
+            repeated.remember(q, k, v, weight, *like, launches=launches)
     return conv_attention_op(q, k, v, weight, backend=chosen, **options)
+
+
+def _launches(
+    backend: str, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, causal: bool, scale: float, pad: int
+) -> repeated.Launches | None:
+    """The forward for calls like this one, without operator and checks; None where the operator is all there is."""
+    if backend == "hopper":
+        return launches_for(q, k, v, weight, causal, scale, pad, False)
+    from mta_kernels.conv_attention.triton import forward_again
+
+    return forward_again.Launches(q, causal, scale, pad) if forward_again.can_launch_again() else None
 
 
 def conv_attention_decode(

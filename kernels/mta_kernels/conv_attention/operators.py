@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import check_splits, key_padding, rows_before, softmax_scale, under_autocast
-from mta_kernels.conv_attention.hopper.forward import Launches
 from mta_kernels.conv_attention.hopper.forward import conv_attention_forward as hopper_forward
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
-from mta_kernels.conv_attention.repeated import Seen
+from mta_kernels.conv_attention.repeated import Launches, Seen
 from mta_kernels.torch_compile import constant_when_compiled
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -256,7 +255,7 @@ class _ConvAttention(torch.autograd.Function):
 
 
 class _ConvAttentionAgain(torch.autograd.Function):
-    """`_ConvAttention` of the Hopper kernels, for a call like an earlier one: no more of PyTorch than it needs."""
+    """`_ConvAttention` for a call like an earlier one: no more of PyTorch than it needs."""
 
     @staticmethod
     def forward(ctx: Any, launches: Launches, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
@@ -268,7 +267,8 @@ class _ConvAttentionAgain(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         causal, scale, pad, _ = ctx.launches.options
-        gradients = CONV_ATTENTION_BACKWARD(*ctx.saved_tensors, grad_out, causal, scale, pad, 0, None, "hopper")
+        options = (causal, scale, pad, 0, None, ctx.launches.backend)
+        gradients = CONV_ATTENTION_BACKWARD(*ctx.saved_tensors, grad_out, *options)
         return None, *_wanted(gradients, ctx.needs_input_grad[1:])
 
 

@@ -1,4 +1,4 @@
-"""Calls that differ from an earlier one in addresses and values alone go straight to the Hopper kernels.
+"""Calls that differ from an earlier one in addresses and values alone go straight to the launches of their kernels.
 
 The checks, the choice of a backend and PyTorch's dispatcher take longer than a short sequence takes on the GPU, and
 for an equal call they have nothing new to say. The operator runs wherever somebody would see that it did not:
@@ -8,12 +8,10 @@ compilers, tracers, transforms, modes, tensor subclasses, and the profiler, whos
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-
-from mta_kernels.conv_attention.hopper.forward import MAX_REMEMBERED, Launches
 
 try:  # neither who watches nor all of a tensor at once is asked through PyTorch's public interface
     from torch._C import (
@@ -30,7 +28,21 @@ else:
     CAN_ASK = True
 
 PLAIN = (Tensor, nn.Parameter)
+MAX_REMEMBERED = 256
 MAX_ALIKE = 16  # calls remembered that have q's shape and the options in common
+
+
+class Launches(Protocol):
+    """The forward by a backend, for tensors alike in all but addresses and values."""
+
+    backend: str
+    options: tuple[bool, float, int, bool]  # causal, scale, pad, packed
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The output and the logsumexp of its rows."""
+
+    def out_alone(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+        """The output."""
 
 
 class Seen(NamedTuple):

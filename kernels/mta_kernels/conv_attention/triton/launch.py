@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import contextlib
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import triton
@@ -11,11 +13,13 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from mta_kernels.conv_attention.triton.direct import DirectLaunch, direct_launch, is_watched
 from mta_kernels.gpu_limits import capability
 
 MAX_REMEMBERED = 4096
 _signatures: dict[Hashable, int] = {}
-_launches: dict[tuple[Hashable, ...], tuple[Any, tuple]] = {}
+_launches: dict[tuple[Hashable, ...], _Again] = {}
+_watching = threading.local()
 
 
 def launch(kernel: Any, programs: int, signature: Hashable, *args: Any, **options: Any) -> None:
@@ -29,15 +33,36 @@ def launch(kernel: Any, programs: int, signature: Hashable, *args: Any, **option
         return
     constants = tuple(options.values())
     key = (id(kernel), signature, programs, constants, *[x for x in args if type(x) is int])
-    launch_again = _launches.get(key)
-    if launch_again is None:
+    again = _launches.get(key)
+    if again is None:
         if len(_launches) == MAX_REMEMBERED:
             _launches.clear()
         compiled = kernel[(programs,)](*args, **options)
-        _launches[key] = compiled[(programs, 1, 1)], constants[: len(kernel.params) - len(args)]
+        again = _launches[key] = _Again(compiled, programs, constants[: len(kernel.params) - len(args)])
+    elif again.direct is None or is_watched():
+        again.by_triton(*args, *again.constants)
     else:
-        launch_compiled, constants = launch_again
-        launch_compiled(*args, *constants)
+        again.direct(args)
+    if watcher := getattr(_watching, "watcher", None):
+        watcher(again.direct, args)
+
+
+class _Again:
+    """What Triton compiled for a call, to be launched once more."""
+
+    def __init__(self, compiled: Any, programs: int, constants: tuple) -> None:
+        self.by_triton, self.constants = compiled[(programs, 1, 1)], constants
+        self.direct = direct_launch(compiled, programs, constants)
+
+
+@contextlib.contextmanager
+def watch_launches(watcher: Callable[[DirectLaunch | None, Sequence[Any]], None]) -> Iterator[None]:
+    """Within it, in this thread, `watcher` is called after each launch: with how to repeat it and its arguments."""
+    _watching.watcher = watcher
+    try:
+        yield
+    finally:
+        del _watching.watcher
 
 
 def cdiv(dividend: int, divisor: int) -> int:

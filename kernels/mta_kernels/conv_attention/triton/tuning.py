@@ -66,6 +66,7 @@ class Entry:
     measured: dict[str, Any]
 
 
+generation = 0  # how often `reload` was called: whoever remembers a choice asks whether it still is
 _chosen: dict[tuple[str, Key, torch.device], tuple[Sequence[Any], Any]] = {}
 
 
@@ -86,6 +87,8 @@ def best_config(kernel: str, key: Key, candidates: Sequence[Config], device: tor
 
 def reload() -> None:
     """Read the files again at the next call: after they or the environment changed."""
+    global generation
+    generation += 1
     _chosen.clear()
     _tuned.cache_clear()
     files_in_effect.cache_clear()

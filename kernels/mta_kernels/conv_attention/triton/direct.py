@@ -1,0 +1,154 @@
+"""Launches by Triton's launcher in C, without the Python that Triton runs before it at each launch.
+
+The kernel and its parameters are the same: the launcher is given addresses for tensors, and for descriptors the tensor
+maps that Triton makes of them. `tests/mta_kernels/test_direct.py` compares all that reaches the driver, byte for byte.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import triton
+from torch import Tensor
+from triton import knobs
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
+
+# Of Triton, with which this was tested: how its launcher in C is called is no public interface.
+TESTED_RELEASE = "3.6."
+STREAM = 3  # its position among the launcher's arguments
+MAX_TENSOR_MAPS = 256
+
+
+class DirectLaunch:
+    """A compiled kernel with its grid and its constants."""
+
+    def __init__(self, compiled: CompiledKernel, programs: int, constants: Sequence[Any]) -> None:
+        run = compiled.run
+        self.launcher = _launcher_in_c(run.launch)
+        # No scratch, of two kinds, and no hooks, of two kinds, with nothing to tell them.
+        self._options = (
+            compiled.function, run.launch_cooperative_grid, run.launch_pdl, None, None, compiled.packed_metadata,
+            None, None, None,
+        )  # fmt: skip
+        self._programs, self._constants = programs, constants
+        self._descriptors = compiled.metadata.tensordesc_meta or ()
+
+    def __call__(self, args: Sequence[Any]) -> None:
+        """Launch it on the current stream of the current GPU, with these arguments before the constants."""
+        gpu = driver.active
+        self.launcher(*self.arguments(gpu.get_current_stream(gpu.get_current_device()), args))
+
+    def arguments(self, stream: int, args: Sequence[Any]) -> list[Any]:
+        """What `launcher` takes."""
+        found = [self._programs, 1, 1, stream, *self._options]
+        descriptors = iter(self._descriptors)
+        for x in args:
+            if type(x) is int:  # most are, and for them no more is asked
+                found.append(x)
+            elif isinstance(x, Tensor):
+                found.append(x.data_ptr())
+            elif is_descriptor(x):
+                found += expanded(x, next(descriptors))
+            else:
+                found.append(x)
+        found += self._constants
+        return found
+
+    def places(self, args: Sequence[Any]) -> Iterator[Place]:
+        """Where `arguments` has what depends on an address."""
+        position = STREAM + 1 + len(self._options)
+        descriptors = iter(self._descriptors)
+        for x in args:
+            if isinstance(x, Tensor):
+                yield Place(position, x, None)
+            elif is_descriptor(x):
+                yield Place(position, x.base, TensorMaps(x, next(descriptors)))
+                position += 2 * len(x.shape)
+            position += 1
+
+
+class Place(NamedTuple):
+    """A position among arguments, the tensor whose address belongs there, and what makes something else of that."""
+
+    position: int
+    tensor: Tensor
+    argument: Callable[[int], Any] | None
+
+
+class TensorMaps:
+    """The tensor maps of a descriptor if its tensor were elsewhere, remembered."""
+
+    def __init__(self, descriptor: Any, meta: dict[str, Any]) -> None:
+        self._described, self._meta = (descriptor.shape, descriptor.strides, descriptor.padding), meta
+        self._known: dict[int, Any] = {}
+
+    def __call__(self, address: int) -> Any:
+        found = self._known.get(address)
+        if found is None:
+            if len(self._known) >= MAX_TENSOR_MAPS:
+                self._known.clear()
+            found = self._known[address] = expanded(Elsewhere(address, *self._described), self._meta)[0]
+        return found
+
+
+class Elsewhere:
+    """As much of a descriptor, and of its tensor, as Triton asks for a tensor map."""
+
+    def __init__(self, address: int, shape: Sequence[int], strides: Sequence[int], padding: str) -> None:
+        self.address, self.shape, self.strides, self.padding = address, shape, strides, padding
+        self.base = self
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def direct_launch(compiled: Any, programs: int, constants: Sequence[Any]) -> DirectLaunch | None:
+    """A launch of what Triton compiled; None if only Triton can do that."""
+    if not isinstance(compiled, CompiledKernel) or not _launcher_is_known():
+        return None
+    run, metadata = compiled.run, compiled.metadata
+    descriptors = [x for x in compiled.src.signature.values() if str(x).startswith("tensordesc")]
+    if run.global_scratch_size or run.profile_scratch_size or len(descriptors) != len(metadata.tensordesc_meta or ()):
+        return None
+    return DirectLaunch(compiled, programs, constants)
+
+
+def is_watched() -> bool:
+    """Whether a profiler has hooks that Triton calls at each launch."""
+    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+
+
+def is_descriptor(x: Any) -> bool:
+    """Whether x describes a tensor to the copy engine."""
+    return hasattr(x, "block_shape")
+
+
+def expanded(descriptor: Any, meta: dict[str, Any]) -> list[Any]:
+    """What the launcher takes for a descriptor: a tensor map, shape and strides."""
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+
+    return make_tensordesc_arg(descriptor, meta)
+
+
+def _launcher_in_c(launch: Callable[..., None]) -> Callable[..., None]:
+    """The launcher below what expands descriptors for it, where a kernel has any."""
+    return inspect.getclosurevars(launch).nonlocals["launcher"] if inspect.isfunction(launch) else launch
+
+
+@functools.cache
+def _launcher_is_known() -> bool:
+    known = triton.__version__.startswith(TESTED_RELEASE) and driver.active.get_current_target().backend == "cuda"
+    if not known:
+        warnings.warn(
+            f"mta_kernels does not know how Triton {triton.__version__} launches kernels, only {TESTED_RELEASE}x: "
+            "launches take the host longer",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return known
