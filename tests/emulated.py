@@ -41,8 +41,13 @@ def emulator(monkeypatch: pytest.MonkeyPatch) -> HopperEmulator:
 
     found = HopperEmulator()
     found.take_over(monkeypatch, prepare, forward, backward)
-    monkeypatch.setattr(forward, "_launches", {})
-    monkeypatch.setattr(repeated, "_seen", {})
+    for module, name in (
+        (forward, "_launches"),
+        (backward, "_launches"),
+        (repeated, "_seen"),
+        (repeated, "_seen_backward"),
+    ):
+        monkeypatch.setattr(module, name, {})
     monkeypatch.setattr(forward, "sm_count", lambda device: 3)  # blocks that take several works each
     for module in (forward, backward):
         monkeypatch.setattr(module, "tensor_map", found.tensor_map)

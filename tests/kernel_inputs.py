@@ -15,14 +15,14 @@ DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if DEVICE == "cuda" 
 
 def poison_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on whatever a kernel does not write is NaN, or a large whole number."""
-    for name in ("empty", "empty_like"):
-        original = getattr(torch, name)
+    for of, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
+        original = getattr(of, name)
 
         def poisoned(*args, original=original, **kwargs):
             out = original(*args, **kwargs)
             return out.fill_(float("nan") if out.is_floating_point() else 255 if out.dtype == torch.uint8 else 127)
 
-        monkeypatch.setattr(torch, name, poisoned)
+        monkeypatch.setattr(of, name, poisoned)
 
 
 def make(batch, heads, kv_heads, seq_len, head_dim, taps, dtype=torch.float32, seed=0, magnitude=1.0):

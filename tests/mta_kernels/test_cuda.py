@@ -109,6 +109,14 @@ def test_a_thread_without_a_context_enters_that_of_the_device(libcuda: Driver) -
     assert libcuda.entered == [0, 0]
 
 
+def test_what_needs_a_context_is_asked_again_in_one(libcuda: Driver) -> None:
+    found = []
+    results = iter([(driver.INVALID_CONTEXT, None), (0, 5), (1, None)])
+    for _ in range(2):
+        found.append(driver.in_context(3, lambda: next(results)))
+    assert (found, libcuda.entered) == ([(0, 5), (1, None)], [3])
+
+
 def test_a_launch_is_on_its_own_device(libcuda: Driver) -> None:
     driver.launch(ctypes.c_void_p(99), (1,), 128, 0, 1, ctypes.c_int(3))
     assert libcuda.device == 1

@@ -8,7 +8,7 @@ from emulated import emulator  # noqa: F401
 from kernel_inputs import DEVICE, assert_as_reference, make, poison_memory, relative_error, value_and_gradients
 from planted_faults import plant
 
-from mta_kernels.conv_attention import conv_attention, conv_attention_reference
+from mta_kernels.conv_attention import conv_attention, conv_attention_reference, repeated
 from mta_kernels.conv_attention.hopper import backward
 from mta_kernels.conv_attention.hopper import source as sources
 from mta_kernels.cuda import compiler
@@ -22,6 +22,8 @@ NAMES = ("q", "k", "v", "weight")
 def hopper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """`backend="hopper"` runs here, with NaN in whatever a kernel does not write; gives the emulator, if it is used."""
     poison_memory(monkeypatch)
+    monkeypatch.setattr(backward, "_launches", {})  # whose plans a test may change
+    monkeypatch.setattr(repeated, "_seen_backward", {})
     return None if ON_HOPPER else request.getfixturevalue("emulator")
 
 
@@ -58,6 +60,18 @@ def inputs(*shape, dtype=FP16, **options) -> dict[str, torch.Tensor]:
 def test_shapes(head_dim, taps, options) -> None:
     for batch, seq_len in ((2, 5), (1, 150)):
         assert_as_reference(inputs(batch, 2, 1, seq_len, head_dim, taps), "hopper", **options)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_a_repeated_call_has_the_same_gradients(kv_heads: int) -> None:
+    """And those of calls in between have theirs: the operator runs the first two backwards, then none."""
+    cases = [inputs(1, 2, kv_heads, 70, 64, (6, 11), seed=seed) for seed in range(2)]
+    grad_out = torch.randn(1, 2, 70, 64, generator=torch.Generator().manual_seed(1)).to(DEVICE, FP16)
+    found = [value_and_gradients(conv_attention, case, grad_out, backend="hopper") for case in cases * 3]
+    for name in ("out", *NAMES):
+        assert not torch.equal(found[0][name], found[1][name])
+        assert all(torch.equal(found[i][name], found[i % 2][name]) for i in range(2, 6)), name
+        assert len({x[name].data_ptr() for x in found}) == 6
 
 
 def test_one_token() -> None:

@@ -13,15 +13,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mta_kernels.conv_attention import api, conv_attention, operators, repeated
-from mta_kernels.conv_attention.hopper import forward, prepare, tensor_maps
-from mta_kernels.conv_attention.hopper.forward import Arguments
+from mta_kernels.conv_attention.hopper import backward, forward, prepare, tensor_maps
 from mta_kernels.conv_attention.hopper.prepare import Preparation
 
 BF16 = torch.bfloat16
 
 
 class Machine(Emulator):
-    """Kernels that compute nothing: out begins with the sum of what q, k, v and the weight begin with."""
+    """Kernels that compute nothing: out begins with the sum of what q, k, v and the weight begin with.
+
+    dq begins with that of these, out and grad_out; all of dk is what grad_out begins with, of dv and the weight's what
+    v and the weight begin with, before they are summed over query heads and row blocks.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,26 +43,43 @@ class Machine(Emulator):
                 self.prepared = Preparation.from_buffer_copy(preparation)
             return
         *maps, arguments = args
-        assert isinstance(arguments, Arguments)
+        module = {"hopper_forward": forward, "hopper_backward": backward}[kernel]
+        assert isinstance(arguments, module.Arguments)
         assert (arguments.taps, arguments.key_norms) == (self.prepared.taps, self.prepared.key_norms)
         assert maps[1].words[0] == self.prepared.k.start
-        first = [numbers_at(start).item() for start in (*(x.words[0] for x in maps), self.prepared.weight)]
-        numbers_at(arguments.out).fill_(sum(first))
+        q, k, v, *rest = (x.words[0] for x in maps)
+        first = [numbers_at(start).item() for start in (q, k, v, self.prepared.weight)]
+        if module is forward:
+            numbers_at(arguments.out).fill_(sum(first))
+            return
+        grad_out, scratch = rest
+        starts = self.prepared.v.start, self.prepared.grad_out.start, arguments.p, self.prepared.counters
+        assert starts == (v, grad_out, scratch, arguments.chunks.taken)
+        rest = [numbers_at(start).item() for start in (grad_out, self.prepared.out.start)]
+        numbers_at(arguments.dq).fill_(sum(first) + sum(rest))
+        for start, count, value in (
+            (arguments.dk, 2 * 70 * 64, rest[0]), (arguments.dv, 2 * 70 * 64, first[2]),
+            (arguments.dweight, 2 * 2 * 6 * 11, first[3]),
+        ):  # fmt: skip
+            numbers_at(start, count, torch.float32).fill_(value)
 
 
-def numbers_at(address: int) -> Tensor:
-    return torch.frombuffer((ctypes.c_char * 2).from_address(address), dtype=BF16)
+def numbers_at(address: int, count: int = 1, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(address), dtype=dtype)
 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine()
-    found.take_over(monkeypatch, prepare, forward)
+    found.take_over(monkeypatch, prepare, forward, backward)
     monkeypatch.setattr(prepare, "kernel", lambda prepared, device: "hopper_prepare")
     monkeypatch.setattr(forward, "kernel", lambda geometry, device: "hopper_forward")
-    monkeypatch.setattr(forward, "tensor_map", lambda x: tensor_maps.TensorMap((ctypes.c_uint64 * 16)(x.data_ptr())))
-    monkeypatch.setattr(forward, "_launches", {})
-    monkeypatch.setattr(repeated, "_seen", {})
+    monkeypatch.setattr(backward, "kernel", lambda geometry, device: "hopper_backward")
+    for module in (forward, backward):
+        monkeypatch.setattr(module, "tensor_map", lambda x: tensor_maps.TensorMap((ctypes.c_uint64 * 16)(x.data_ptr())))
+        monkeypatch.setattr(module, "_launches", {})
+    for name in ("_seen", "_seen_backward"):
+        monkeypatch.setattr(repeated, name, {})
     monkeypatch.setattr(api, "hopper_unsupported", lambda **options: None)
     return found
 
@@ -259,6 +279,104 @@ def test_gradients_are_asked_of_a_repeated_call_too(monkeypatch: pytest.MonkeyPa
         assert len(operator_calls) == calls
     with inference():
         assert not conv_attention(*leaves, parameter, backend="hopper").requires_grad
+
+
+def gradients(*tensors: Tensor, seed: int = 0, grad_out: Tensor | None = None, **options) -> list[Tensor]:
+    """Those that a machine of this file computes, checked."""
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    with torch.enable_grad():  # which is off in another's backward
+        out = conv_attention(*leaves, backend="hopper")
+    if grad_out is None:
+        grad_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)).to(BF16)
+    dq, dk, dv, dweight = found = torch.autograd.grad(out, leaves, grad_out, **options)
+    begin = [x.flatten()[0] for x in (*tensors, out.detach(), grad_out)]
+    assert dq.flatten()[0] == torch.tensor(sum(x.item() for x in begin), dtype=BF16)
+    for x, value in ((dk, begin[5]), (dv, begin[2]), (dweight, begin[3])):
+        assert torch.equal(x, torch.full_like(x, 2 * value.item()))
+    assert [(x.shape, x.dtype, x.stride()) for x in found] == [(x.shape, x.dtype, x.stride()) for x in tensors]
+    return found
+
+
+@pytest.fixture
+def backward_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """Arguments of the backward's operator, at each call of it."""
+    calls: list[tuple] = []
+    operator = operators.CONV_ATTENTION_BACKWARD
+    monkeypatch.setattr(operators, "CONV_ATTENTION_BACKWARD", lambda *x: (calls.append(x), operator(*x))[1])
+    return calls
+
+
+def test_a_repeated_backward_has_its_own_tensors_and_no_operator(machine: Machine, backward_calls) -> None:
+    """The operator runs that of the first call, and then that of the first repeated one."""
+    for seed in range(5):
+        gradients(*inputs(seed), seed=seed)
+    assert len(backward_calls) == 2
+    assert machine.launched == ["hopper_prepare", "hopper_forward", "hopper_prepare", "hopper_backward"] * 5
+
+
+def test_gradients_that_lie_otherwise_are_looked_at(backward_calls) -> None:
+    for seed in range(3):
+        gradients(*inputs(seed))
+    grad_out = torch.randn(1, 2, 70, 64).to(BF16)
+    shifted = torch.cat([grad_out.new_zeros(1), grad_out.flatten()])[1:].view(grad_out.shape)
+    gradients(*inputs(), grad_out=shifted)  # copied
+    assert len(backward_calls) == 2
+    for calls, other in ((3, grad_out.transpose(1, 2).contiguous().transpose(1, 2)), (4, grad_out[:, :, :1, :1])):
+        for _ in range(2):
+            gradients(*inputs(), grad_out=other.expand(grad_out.shape))
+            assert len(backward_calls) == calls
+    gradients(*inputs(), grad_out=torch._neg_view(grad_out))
+    assert len(backward_calls) == 5
+
+
+def test_those_who_watch_see_the_backward_s_operator(backward_calls) -> None:
+    for seed in range(3):
+        gradients(*inputs(seed))
+    leaves = [x.requires_grad_() for x in inputs()]
+    grad_out = torch.randn(2, 1, 2, 70, 64).to(BF16)
+
+    def again() -> Tensor:
+        return conv_attention(*leaves, backend="hopper")
+
+    def backward_of(out: Tensor) -> None:
+        torch.autograd.grad(out, leaves, grad_out[0])
+
+    backward_calls.clear()
+    backward_of(again())
+    assert not backward_calls
+    out = again()
+    with Seen() as seen:
+        backward_of(out)
+    assert torch.ops.mta.conv_attention_backward.default in seen.ops
+    out = again()
+    with torch.profiler.profile() as profile:
+        backward_of(out)
+    assert "mta::conv_attention_backward" in [event.name for event in profile.events()]
+    torch.autograd.grad(again(), leaves, grad_out[0].as_subclass(Subclass))
+    torch.autograd.grad(again(), leaves, grad_out, is_grads_batched=True)
+    with torch.autocast("cpu", BF16):
+        backward_of(again())
+    assert len(backward_calls) == 5
+    twice = torch.autograd.grad(again(), leaves[:1], grad_out[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once through backend 'hopper'"):
+        twice[0].sum().backward()
+    calls = len(backward_calls)
+    backward_of(again())
+    assert len(backward_calls) == calls
+
+
+def test_backwards_within_backwards_share_no_arguments(machine: Machine) -> None:
+    """As those of two threads may."""
+    for seed in range(3):
+        gradients(*inputs(seed))
+    leaves = [x.requires_grad_() for x in inputs(1)]
+    out, grad_out = conv_attention(*leaves, backend="hopper"), torch.ones(1, 2, 70, 64, dtype=BF16)
+    found = []
+    machine.interrupt = lambda: found.append(gradients(*inputs(2), seed=2))
+    dq, dk, dv, _ = torch.autograd.grad(out, leaves, grad_out)
+    assert found
+    assert (dk.unique(), dv.unique()) == (2, 2 * leaves[2].flatten()[0])
+    assert dq.flatten()[0] == expected(*leaves, out, grad_out)
 
 
 def test_calls_within_calls_share_no_arguments(machine: Machine) -> None:

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import check_splits, key_padding, rows_before, softmax_scale, under_autocast
+from mta_kernels.conv_attention.hopper.backward import MAX_HEAD_DIM
 from mta_kernels.conv_attention.hopper.forward import conv_attention_forward as hopper_forward
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
-from mta_kernels.conv_attention.repeated import Launches, Seen
+from mta_kernels.conv_attention.repeated import Launches, Seen, earlier_backward, may_repeat, remember_backward
 from mta_kernels.torch_compile import constant_when_compiled
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -193,7 +194,7 @@ def _backward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor,
     causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    from mta_kernels.conv_attention.hopper.backward import MAX_HEAD_DIM, part_backward
+    from mta_kernels.conv_attention.hopper.backward import part_backward
     from mta_kernels.conv_attention.triton.backward import conv_attention_backward
 
     by_hopper = backend == "hopper" and q.shape[3] <= MAX_HEAD_DIM
@@ -266,9 +267,17 @@ class _ConvAttentionAgain(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        causal, scale, pad, _ = ctx.launches.options
-        options = (causal, scale, pad, 0, None, ctx.launches.backend)
-        gradients = CONV_ATTENTION_BACKWARD(*ctx.saved_tensors, grad_out, *options)
+        tensors = *ctx.saved_tensors, grad_out
+        launches = earlier_backward(ctx.launches, *tensors)
+        if launches is not None:
+            gradients = launches.gradients(*tensors)
+        else:
+            causal, scale, pad, _ = ctx.launches.options
+            backend = ctx.launches.backend
+            gradients = CONV_ATTENTION_BACKWARD(*tensors, causal, scale, pad, 0, None, backend)
+            by_hopper = backend == "hopper" and grad_out.shape[3] <= MAX_HEAD_DIM
+            if by_hopper and not torch.is_grad_enabled() and may_repeat(*tensors):
+                remember_backward(ctx.launches, *tensors)
         return None, *_wanted(gradients, ctx.needs_input_grad[1:])
 
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from mta_kernels.conv_attention.hopper import backward
+
 try:  # neither who watches nor all of a tensor at once is asked through PyTorch's public interface
     from torch._C import (
         _are_functorch_transforms_active,
@@ -53,7 +55,15 @@ class Seen(NamedTuple):
     requires_grad: bool
 
 
+class SeenBackward(NamedTuple):
+    """A backward that the operator ran."""
+
+    is_like: Callable[..., bool]  # its tensors, as a call's
+    launches: backward.Launches
+
+
 _seen: dict[tuple, list[Seen]] = {}
+_seen_backward: dict[Launches, list[SeenBackward]] = {}  # by the forward's
 
 
 def earlier(
@@ -67,9 +77,7 @@ def earlier(
     if (
         torch.compiler.is_compiling()
         or not _seen
-        or _profiler_enabled()
-        or _is_torch_function_mode_enabled()
-        or _dispatch_isTensorSubclassLike(q)  # so is every tensor while a dispatch mode is on
+        or _is_watched(q)
         or not (type(causal) is bool and type(pad_key) is str and type(backend) is str)
         or not (scale is None or type(scale) is float)
     ):
@@ -80,16 +88,41 @@ def earlier(
     return None
 
 
-def may_repeat(q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> bool:
-    """Whether `earlier` may find this call, once it is remembered."""
+def earlier_backward(launches: Launches, *tensors: Tensor) -> backward.Launches | None:
+    """The launches of a backward that was like this one, of a forward by `launches`; None if the operator must run.
+
+    `tensors` are those of the operator, grad_out the last. The operator runs also where the gradients are to be
+    differentiated, to say that they cannot be.
+    """
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return None
+    found = _seen_backward.get(launches)
+    if found is None or _is_watched(tensors[-1]):
+        return None
+    for seen in found:
+        if seen.is_like(*tensors):
+            return seen.launches
+    return None
+
+
+def _is_watched(x: Tensor) -> bool:
+    """Whether the profiler or a mode is on, or x is not what it seems."""
+    return (
+        _profiler_enabled()
+        or _is_torch_function_mode_enabled()
+        or _dispatch_isTensorSubclassLike(x)  # so is every tensor while a dispatch mode is on
+    )
+
+
+def may_repeat(*tensors: Tensor) -> bool:
+    """Whether `earlier`, or `earlier_backward`, may find a call with these tensors, once it is remembered."""
     return (
         CAN_ASK
         and not torch.compiler.is_compiling()
-        and not _profiler_enabled()
-        and not _is_torch_function_mode_enabled()
-        and not _are_functorch_transforms_active()  # this, and the next, `earlier` sees by its guards
+        and not _is_watched(tensors[0])
+        and not _are_functorch_transforms_active()  # this, and the next, are seen by guards
         and not _get_tracing_state()
-        and all(map(_is_plain, (q, k, v, weight)))
+        and all(map(_is_plain, tensors))
     )
 
 
@@ -103,6 +136,17 @@ def remember(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any, lau
     _seen[key] = [*_seen.get(key, [])[-MAX_ALIKE + 1 :], seen]  # another list: a thread may be in the old one
 
 
+def remember_backward(launches: Launches, *tensors: Tensor) -> None:
+    """For backwards like this one, which the operator ran and which may repeat; arguments as `earlier_backward`'s."""
+    q, k, v, weight, out, _, grad_out = tensors
+    seen = SeenBackward(
+        _guards(*tensors).check, backward.launches_for(q, k, v, weight, out, grad_out, *launches.options)
+    )
+    if len(_seen_backward) >= MAX_REMEMBERED:
+        _seen_backward.clear()
+    _seen_backward[launches] = [*_seen_backward.get(launches, [])[-MAX_ALIKE + 1 :], seen]
+
+
 def _guards(*tensors: Tensor) -> Any:
     """Those of torch.compile: for the types, dtypes, devices, shapes, strides and requires_grad of tensors.
 
@@ -114,5 +158,5 @@ def _guards(*tensors: Tensor) -> Any:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether x is numbers in memory, and no dispatch mode is on."""
+    """Whether x is numbers in memory."""
     return type(x) in PLAIN and not _dispatch_isTensorSubclassLike(x) and not x.is_neg() and not x._is_zerotensor()

@@ -115,6 +115,15 @@ def launch(kernel: Any, blocks: tuple[int, ...], threads: int, shared_memory: in
     LaunchSequence(Launch(kernel, blocks, threads, shared_memory, device, *args))()
 
 
+def in_context(device: int, call: Callable[[], tuple]) -> tuple:
+    """What a call of `cuda.bindings` gives; once more in PyTorch's context of a device, if all it lacked was one."""
+    results = call()
+    if int(results[0]) == INVALID_CONTEXT:  # as autograd's threads begin
+        _enter_context(device)
+        results = call()
+    return results
+
+
 @functools.cache
 def _libcuda() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import operator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.hopper.forward import ROWS, SLAB
+from mta_kernels.conv_attention.hopper.forward import MAX_REMEMBERED, ROWS, SLAB
 from mta_kernels.conv_attention.hopper.prepare import (
     ELEMENTS,
     NORM_PARTS,
@@ -21,7 +22,7 @@ from mta_kernels.conv_attention.hopper.prepare import (
     prepare_launch,
 )
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
-from mta_kernels.conv_attention.hopper.tensor_maps import describable, tensor_map
+from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
 from mta_kernels.cuda import driver
 from mta_kernels.cuda.compiler import Source, machine_code
 from mta_kernels.gpu_limits import sm_count
@@ -32,6 +33,8 @@ SCORES_ABOVE, GRADS_ABOVE = 16, 8  # rows above a warpgroup's own
 PLACES, ALIGNED = 256, 128  # of scratch, that a block's products read; rows and keys of the blocks of `rows_that_see`
 MOST_CHUNK_ROWS, FEWEST_SLOTS = 4248, 4
 SPARED_SCRATCH = 4 * 2**30  # bytes that the scratch may take however few heads there are: see `Plan`
+SCRATCH_ALIGNED = 256  # bytes, at multiples of which the parts of the scratch begin
+_launches: dict[tuple, Launches] = {}
 
 
 class Geometry(Tiles):
@@ -121,55 +124,174 @@ def part_backward(
 
     The same from run to run. Scratch: p and ds of the chunks of rows under way, see `Plan`.
     """
-    q, k, v, out, grad_out = (describable(x) for x in (q, k, v, out, grad_out))
-    batch, heads, query_rows, head_dim = q.shape
-    kv_heads, key_rows = k.shape[1:3]
-    geometry = Geometry(q.dtype, head_dim, weight.shape[1], weight.shape[2], pad, causal, spans is not None)
-    prepared, device = geometry.prepared, q.device
+    launches = launches_for(q, k, v, weight, out, grad_out, causal, scale, pad, spans is not None)
+    return launches(q, k, v, weight, out, logsumexp, grad_out, spans)
 
-    def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(*shape, dtype=dtype, device=device)
 
-    taps, taps_back = numbers(2, heads, prepared.tap_bytes // 2, dtype=torch.float16)
-    weight_scale, ds_unit = numbers(heads), numbers(batch * heads)
-    key_norms, value_norms = numbers(2, batch * kv_heads, NORM_PARTS)
-    grad_norms, delta = numbers(batch * heads, NORM_PARTS), numbers(batch, heads, query_rows)
-    plan = Plan.of(geometry, batch * heads, query_rows, key_rows, sm_count(device))
-    counters = numbers(1 + 2 * plan.stages, dtype=torch.int32)  # set to 0 by prepare.cu, at every call
-    made = {"taps": taps, "taps_back": taps_back, "weight_scale": weight_scale, "key_norms": key_norms}
-    made |= {"value_norms": value_norms, "grad_norms": grad_norms, "delta": delta}
-    preparation = Preparation(
-        k=Rows.of(k), v=Rows.of(v), out=Rows.of(out), grad_out=Rows.of(grad_out), **Preparation.of_weight(weight),
-        **{name: x.data_ptr() for name, x in made.items()}, scale_log2=scale * math.log2(math.e),
-        counters=counters.data_ptr(), counter_count=counters.numel(), heads=heads, kv_heads=kv_heads, batch=batch,
-        query_rows=query_rows, key_rows=key_rows,
+def launches_for(
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, grad_out: Tensor,
+    causal: bool, scale: float, pad: int, packed: bool,
+) -> Launches:  # fmt: skip
+    """The launches for tensors like these, remembered; `packed` is whether there are spans."""
+    options = causal, scale, pad, packed
+    key = (
+        q.shape, k.shape, weight.shape, q.stride(), k.stride(), v.stride(), weight.stride(), out.stride(),
+        grad_out.stride(), q.dtype, weight.dtype, q.device, options,
     )  # fmt: skip
-    driver.LaunchSequence(prepare_launch(prepared, preparation, device.index))()
+    found = _launches.get(key)
+    if found is None:
+        if len(_launches) >= MAX_REMEMBERED:
+            _launches.clear()
+        found = _launches[key] = Launches(q, k, v, weight, out, grad_out, *options)
+    return found
 
-    scratch = numbers(2, plan.slots, plan.row_blocks * geometry.block_rows, plan.pitch, dtype=q.dtype)
-    dq = torch.empty(q.shape, dtype=q.dtype, device=device)
-    dk, dv = numbers(2, batch * heads, key_rows, head_dim)
-    dweight = numbers(batch * heads, plan.all_row_blocks, geometry.warpgroups, weight[0].numel())
-    seen_by = None if spans is None else rows_that_see(spans)
-    positions = Positions(None if spans is None else spans.data_ptr(), heads, heads // kv_heads, query_rows, key_rows)
-    taken, rows_done, products_done = (counters[i:].data_ptr() for i in (0, 1, 1 + plan.stages))
-    arguments = Arguments(
-        at=positions, **{name: x.data_ptr() for name, x in made.items()}, logsumexp=logsumexp.data_ptr(),
-        p=scratch[0].data_ptr(), ds=scratch[1].data_ptr(), ds_unit=ds_unit.data_ptr(), dk=dk.data_ptr(),
-        dv=dv.data_ptr(), seen_by=None if seen_by is None else seen_by.data_ptr(), dq=dq.data_ptr(),
-        dweight=dweight.data_ptr(), scale=scale, chunk_rows=scratch.shape[2], pitch=plan.pitch,
-        chunks=Chunks(
-            batch * heads, plan.chunks, plan.row_blocks, plan.all_row_blocks, plan.lag, plan.slots,
-            taken, rows_done, products_done,
-        ),
-    )  # fmt: skip
-    driver.launch(
-        kernel(geometry, device.index), (plan.works, 1), geometry.threads, geometry.shared_memory, device.index,
-        *(tensor_map(x) for x in (q, k, v, grad_out, scratch)), arguments,
-    )  # fmt: skip
-    grouped = (x.view(batch, kv_heads, heads // kv_heads, key_rows, head_dim) for x in (dk, dv))
-    dk, dv = (x.squeeze(2) if heads == kv_heads else x.sum(2) for x in grouped)
-    return dq, dk, dv, dweight.view(batch, heads, -1, weight[0].numel()).sum((0, 2)).view(weight.shape)
+
+class Launches:
+    """The backward for calls that differ in addresses alone: what these do not change is worked out once."""
+
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, grad_out: Tensor,
+        causal: bool, scale: float, pad: int, packed: bool,
+    ) -> None:  # fmt: skip
+        self.options = causal, scale, pad, packed
+        self._geometry = Geometry(q.dtype, q.shape[3], weight.shape[1], weight.shape[2], pad, causal, packed)
+        self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v, out, grad_out))
+        batch, heads, query_rows, head_dim = q.shape
+        kv_heads, key_rows = k.shape[1:3]
+        self._is_grouped = heads != kv_heads
+        self._plan = Plan.of(self._geometry, batch * heads, query_rows, key_rows, sm_count(q.device))
+        self._layout = ScratchLayout.of(self._geometry, self._plan, batch, heads, kv_heads, query_rows)
+        # What tensors are made like: torch.empty, given a shape and a device, takes the host twice as long.
+        self._bytes = torch.empty(0, dtype=torch.uint8, device=q.device)
+        element, number = (torch.empty(1, dtype=dtype, device=q.device) for dtype in (q.dtype, torch.float32))
+        dk = number.expand(batch, kv_heads, heads // kv_heads, key_rows, head_dim)
+        dweight = number.expand(batch, heads, self._plan.all_row_blocks * self._geometry.warpgroups, weight[0].numel())
+        dk = dk if self._is_grouped else dk.squeeze(2)
+        self._results = element.expand(q.shape), dk, dk, dweight
+        self._maps: dict[tuple[int, ...], list[TensorMap]] = {}
+        self._idle: list[Call] = []
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor,
+        spans: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """As `part_backward`."""
+        of_inputs = q.data_ptr(), k.data_ptr(), v.data_ptr(), grad_out.data_ptr(), out.data_ptr()
+        if not self._has_describable_strides or functools.reduce(operator.or_, of_inputs) % 16:
+            q, k, v, out, grad_out = (describable(x) for x in (q, k, v, out, grad_out))
+            launches = launches_for(q, k, v, weight, out, grad_out, *self.options)
+            return launches(q, k, v, weight, out, logsumexp, grad_out, spans)
+        dq, dk, dv, dweight = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in self._results)
+        scratch = self._bytes.new_empty(self._layout.end)
+        starts = *of_inputs, scratch.data_ptr()
+        try:
+            call = self._idle.pop()  # so that no other thread has it
+        except IndexError:
+            call = Call(q, k, v, weight, out, grad_out, self._geometry, self._plan, self._layout, self.options[1])
+        if call.starts != starts:
+            call.place(starts, self._maps.get(starts) or self._describe(starts, q, k, v, grad_out, scratch))
+        arguments = call.arguments
+        call.preparation.weight, arguments.logsumexp = weight.data_ptr(), logsumexp.data_ptr()
+        arguments.dq, arguments.dk, arguments.dv = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
+        arguments.dweight = dweight.data_ptr()
+        if spans is not None:
+            seen_by = rows_that_see(spans)
+            call.positions.spans, arguments.seen_by = spans.data_ptr(), seen_by.data_ptr()
+        call.launches()
+        self._idle.append(call)  # the driver has read its arguments
+        if self._is_grouped:
+            dk, dv = dk.sum(2), dv.sum(2)
+        return dq, dk, dv, dweight.sum((0, 2)).view(weight.shape)
+
+    def gradients(
+        self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As `part_backward`, each in the dtype of what it is the gradient of."""
+        dq, dk, dv, dweight = self(q, k, v, weight, out, logsumexp, grad_out)
+        return dq, dk.to(k.dtype), dv.to(v.dtype), dweight.to(weight.dtype)
+
+    def _describe(
+        self, starts: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, scratch: Tensor
+    ) -> list[TensorMap]:
+        """The tensor maps of a call, remembered by where all begin."""
+        if len(self._maps) >= MAX_REMEMBERED:
+            self._maps.clear()
+        stored = scratch[: self._layout.stored].view(q.dtype).view(2, self._plan.slots, -1, self._plan.pitch)
+        found = self._maps[starts] = [tensor_map(x) for x in (q, k, v, grad_out, stored)]
+        return found
+
+
+class Call:
+    """Both launches of one call at a time, laid out for the driver but for addresses."""
+
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, grad_out: Tensor,
+        geometry: Geometry, plan: Plan, layout: ScratchLayout, scale: float,
+    ) -> None:  # fmt: skip
+        batch, heads, query_rows, _ = q.shape
+        kv_heads, key_rows = k.shape[1:3]
+        device = q.device.index
+        self.preparation = Preparation(
+            k=Rows.of(k), v=Rows.of(v), out=Rows.of(out), grad_out=Rows.of(grad_out), **Preparation.of_weight(weight),
+            scale_log2=scale * math.log2(math.e), counter_count=1 + 2 * plan.stages,
+            heads=heads, kv_heads=kv_heads, batch=batch, query_rows=query_rows, key_rows=key_rows,
+        )  # fmt: skip
+        self.arguments = Arguments(
+            Positions(None, heads, heads // kv_heads, query_rows, key_rows),
+            scale=scale, chunk_rows=plan.row_blocks * geometry.block_rows, pitch=plan.pitch,
+            chunks=Chunks(batch * heads, plan.chunks, plan.row_blocks, plan.all_row_blocks, plan.lag, plan.slots),
+        )  # fmt: skip
+        self.positions = self.arguments.at  # a part of it, not a copy
+        self._maps, self._layout, self._stages = (TensorMap * 5)(), layout, plan.stages
+        self.starts: tuple[int, ...] = ()
+        backward = driver.Launch(
+            kernel(geometry, device), (plan.works, 1), geometry.threads, geometry.shared_memory, device,
+            *self._maps, self.arguments,
+        )  # fmt: skip
+        self.launches = driver.LaunchSequence(prepare_launch(geometry.prepared, self.preparation, device), backward)
+
+    def place(self, starts: tuple[int, ...], maps: list[TensorMap]) -> None:
+        """Take q, k, v, grad_out, out and the scratch from these addresses; `maps` are of all but out."""
+        preparation, arguments, layout = self.preparation, self.arguments, self._layout
+        self._maps[:] = maps
+        _, preparation.k.start, preparation.v.start, preparation.grad_out.start, preparation.out.start, scratch = starts
+        for name, at in layout.prepared.items():
+            setattr(preparation, name, scratch + at)
+            setattr(arguments, name, scratch + at)
+        arguments.p, arguments.ds = scratch, scratch + layout.stored // 2
+        arguments.ds_unit, counters = scratch + layout.ds_unit, scratch + layout.counters
+        preparation.counters = arguments.chunks.taken = counters  # which prepare.cu sets to 0, at every call
+        arguments.chunks.rows_done, arguments.chunks.products_done = counters + 4, counters + 4 * (1 + self._stages)
+        self.starts = starts
+
+
+class ScratchLayout(NamedTuple):
+    """Where in the scratch, whose start is p and then ds, the rest begins, and where it ends, in bytes."""
+
+    stored: int  # p and ds `[2, slots, rows of a chunk, pitch]`, in q's dtype
+    prepared: dict[str, int]  # what prepare.cu writes, by the names of `Preparation` and `Arguments`
+    ds_unit: int
+    counters: int
+    end: int
+
+    @classmethod
+    def of(
+        cls, geometry: Geometry, plan: Plan, batch: int, heads: int, kv_heads: int, query_rows: int
+    ) -> ScratchLayout:
+        """The scratch of a call."""
+        stored = 2 * 2 * plan.slots * plan.row_blocks * geometry.block_rows * plan.pitch
+        numbers = {
+            "taps": heads * geometry.prepared.tap_bytes // 4, "taps_back": heads * geometry.prepared.tap_bytes // 4,
+            "weight_scale": heads, "key_norms": batch * kv_heads * NORM_PARTS,
+            "value_norms": batch * kv_heads * NORM_PARTS, "grad_norms": batch * heads * NORM_PARTS,
+            "delta": batch * heads * query_rows, "ds_unit": batch * heads, "counters": 1 + 2 * plan.stages,
+        }  # fmt: skip
+        starts, at = {}, stored
+        for name, count in numbers.items():
+            starts[name] = at
+            at += -(-4 * count // SCRATCH_ALIGNED) * SCRATCH_ALIGNED
+        ds_unit, counters = starts.pop("ds_unit"), starts.pop("counters")
+        return cls(stored, starts, ds_unit, counters, at)
 
 
 class Plan(NamedTuple):

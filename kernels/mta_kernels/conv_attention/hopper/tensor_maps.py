@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from mta_kernels.cuda.driver import checked
+from mta_kernels.cuda.driver import checked, in_context
 
 
 class TensorMap(ctypes.Structure):
@@ -58,8 +58,9 @@ def _encode(x: Tensor) -> TensorMap:
     kinds = driver.CUtensorMapDataType
     half, bfloat16 = kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16, kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
     batch, heads, rows, columns = x.shape
-    found = checked(
-        driver.cuTensorMapEncodeTiled(
+
+    def encode() -> tuple:
+        return driver.cuTensorMapEncodeTiled(
             half if x.dtype == torch.float16 else bfloat16,
             4,
             x.data_ptr(),
@@ -72,5 +73,6 @@ def _encode(x: Tensor) -> TensorMap:
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
-    )
+
+    found = checked(in_context(x.device.index, encode))
     return TensorMap.from_buffer_copy(ctypes.string_at(found.getPtr(), ctypes.sizeof(TensorMap)))
