@@ -19,7 +19,8 @@ class EmulatedMap(ctypes.Structure):
         ("base", ctypes.c_void_p),
         ("extent", ctypes.c_int64 * 4),
         ("stride", ctypes.c_int64 * 4),
-        ("unused", ctypes.c_char * 56),
+        ("row_step", ctypes.c_int64),
+        ("unused", ctypes.c_char * 48),
     )
 
 
@@ -27,11 +28,11 @@ class HopperEmulator(Emulator):
     def program(self, wanted: Source) -> str:
         return (FOLDER / f"{wanted.path.stem}.cpp").read_text()
 
-    def tensor_map(self, x: Tensor) -> tensor_maps.TensorMap:
+    def tensor_map(self, x: Tensor, row_step: int = 1) -> tensor_maps.TensorMap:
         assert tensor_maps.describable(x) is x
         strides = [2, *(2 * stride for stride in reversed(tensor_maps.outer_strides(x)))]
         extent, stride = (ctypes.c_int64 * 4)(*reversed(x.shape)), (ctypes.c_int64 * 4)(*strides)
-        return tensor_maps.TensorMap.from_buffer_copy(EmulatedMap(x.data_ptr(), extent, stride))
+        return tensor_maps.TensorMap.from_buffer_copy(EmulatedMap(x.data_ptr(), extent, stride, row_step))
 
 
 @pytest.fixture

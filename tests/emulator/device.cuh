@@ -47,7 +47,8 @@ struct Index {
 struct alignas(64) TensorMap {  // a box of 64 numbers of 16 bits by 64 rows
     const char* base;
     int64_t extent[4], stride[4];  // numbers, and bytes; x is the innermost
-    char unused[128 - 72];
+    int64_t row_step;                // of the 64 rows, every so many-th
+    char unused[128 - 80];
 };
 static_assert(sizeof(TensorMap) == 128, "as CUtensorMap");
 
@@ -331,6 +332,15 @@ inline void load_matrices(uint32_t (&values)[4], uint32_t address) {
     const int lane = emulator::self->thread % 32;
     for (int m = 0; m < 4; m++) std::memcpy(&values[m], emulator::shared_at(rows[8 * m + lane / 4] + lane % 4 * 4, 4), 4);
 }
+inline uint32_t transposed(uint32_t pair) {
+    const auto pairs = emulator::together(pair);
+    const int lane = emulator::self->thread % 32, row = lane / 4, column = lane % 4 * 2;  // of the result
+    const auto number = [&](int from) { return pairs[from * 4 + row / 2] >> row % 2 * 16 & 0xFFFF; };
+    return number(column + 1) << 16 | number(column);
+}
+template <int OfFirst, int OfSecond> uint32_t halves(uint32_t first, uint32_t second) {
+    return (second >> 16 * OfSecond & 0xFFFF) << 16 | (first >> 16 * OfFirst & 0xFFFF);
+}
 inline void fence_async_proxy() {}
 inline void fence_async_proxy_everywhere() {}
 
@@ -367,9 +377,9 @@ inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7)
 
 inline void copy_tile(uint32_t destination, const TensorMap* map, uint32_t barrier, int x, int y, int z, int w) {
     emulator::block->copies.push_back([=] {
-        for (int row = 0; row < 64; row++)
+        for (int row = 0; row < 64 / map->row_step; row++)
             for (int column = 0; column < 64; column++) {
-                const int64_t at[4] = {x + column, y + row, z, w};
+                const int64_t at[4] = {x + column, y + row * map->row_step, z, w};
                 uint16_t number = 0;
                 bool inside = true;
                 int64_t offset = 0;
@@ -378,7 +388,7 @@ inline void copy_tile(uint32_t destination, const TensorMap* map, uint32_t barri
                 std::memcpy(emulator::shared_at(swizzled(destination + row * 128 + column * 2), 2), &number, 2);
             }
         emulator::Barrier& state = emulator::block->barriers.at(barrier);
-        state.bytes -= 64 * 128;
+        state.bytes -= 64 / map->row_step * 128;
         emulator::complete(state);
     });
     emulator::progress++;
@@ -494,6 +504,24 @@ template <int Accumulators, class Element> struct Product {
     static void run_fragments(float (&accumulator)[Accumulators], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
         issue_held(accumulator, held_rows(a), b, accumulate, emulator::k_major);
     }
+    // A sparse, 32 deep: a thread's numbers are those of `held_rows`, two of each four columns. Lane 4 i of four that have a row
+    // says where those of columns 0 to 15 are, the next one those of the others; in the lower half of `pattern` of row i,
+    // in the upper of row i + 8.
+    static void run_sparse(float (&accumulator)[Accumulators], const uint32_t (&a)[4], uint32_t pattern, uint64_t b,
+                           bool accumulate) {
+        const auto stored = held_rows(a);
+        const auto patterns = emulator::together(pattern);
+        const int first = emulator::self->thread % 32 / 4 * 4;
+        std::vector<float> rows(64);
+        for (int h = 0; h < 2; h++)
+            for (int k = 0; k < 16; k++) {
+                const int place = patterns[first + k / 8] >> (16 * h + k % 8 * 2) & 3;
+                if (k % 2 && place <= (int)(patterns[first + k / 8] >> (16 * h + k % 8 * 2 - 2) & 3))
+                    emulator::failure = "places of a sparse row are out of order";
+                rows[h * 32 + k / 2 * 4 + place] = stored[h * 16 + k];
+            }
+        issue_held(accumulator, rows, b, accumulate, emulator::k_major);
+    }
 
   private:
     // A in registers: a thread holds columns 2 (lane % 4) + e + 8 j of its two rows in a[h + 2 j]; the rest is with its
@@ -517,10 +545,11 @@ template <int Accumulators, class Element> struct Product {
     static void issue_held(float* into, std::vector<float> rows, uint64_t b, bool accumulate, Number number) {
         const int thread = emulator::self->thread % 128;
         emulator::self->issued.push_back([=] {
+            const int depth = rows.size() / 2;
             for (int i = 0; i < Accumulators; i++) {
                 float sum = accumulate ? into[i] : 0;
-                for (int k = 0; k < 16; k++)
-                    sum += rows[i / 2 % 2 * 16 + k] * unpack<Element>(number(b, column(thread, i), k));
+                for (int k = 0; k < depth; k++)
+                    sum += rows[i / 2 % 2 * depth + k] * unpack<Element>(number(b, column(thread, i), k));
                 into[i] = sum;
             }
         });

@@ -88,6 +88,15 @@ DEVICE void load_matrices(uint32_t (&values)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3]) : "r"(address) : "memory");
 }
+DEVICE uint32_t transposed(uint32_t pair) {  // an 8 x 8 matrix, two numbers of row lane / 4 each
+    uint32_t found;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(found) : "r"(pair));
+    return found;
+}
+// One half of each of two pairs: 0 its first number, 1 its second.
+template <int OfFirst, int OfSecond> DEVICE uint32_t halves(uint32_t first, uint32_t second) {
+    return __byte_perm(first, second, (OfSecond ? 0x7600 : 0x5400) | (OfFirst ? 0x32 : 0x10));
+}
 DEVICE void fence_async_proxy() {  // ordinary stores before it are seen by the copy engine and by wgmma
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

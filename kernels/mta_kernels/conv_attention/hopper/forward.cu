@@ -24,22 +24,36 @@ constexpr int VALUE_SLABS = (VALUE_DIM + 63) / 64;
 constexpr bool QUERIES_IN_REGISTERS = WARPGROUPS == 2 && HEAD_DIM <= 128;
 // Two take turns at the convolution, so that one is in its softmax meanwhile, and multiply values a tile late, while the next
 // scores are stored. Three have no registers for that, and find their own rhythm.
-constexpr bool TURNS = WARPGROUPS == 2;
-constexpr float LARGEST_SUM = 4096;  // of a thread's 16 numbers of a row: see the softmax
+#ifndef TURNS_
+#define TURNS_ (WARPGROUPS == 2)
+#endif
+#ifndef RESIDENT_
+#define RESIDENT_ 99
+#endif
+constexpr bool TURNS = TURNS_;
+constexpr float LARGEST_SUM = 4096;  // of a thread's 8 numbers of a row: see the softmax
+// Products of the convolution, one a distance delta between rows of scores and of c, -HALO to 3.
+constexpr int PRODUCTS = QUERY_TAPS + 3;
+constexpr int RESIDENT = RESIDENT_ < PRODUCTS ? RESIDENT_ : PRODUCTS;  // of them, whose T stay in registers
+static_assert(KEY_TAPS <= 16, "a pair of columns 16 apart has one tap of an output");
 static_assert(VALUE_DIM % 8 == 0 && VALUE_DIM <= 128, "accumulators must fit the registers");
 constexpr int SLOTS = PERSISTENT ? 2 : 1;  // works in a block at a time: the one at hand and the next
 constexpr int FETCHERS = 96;               // threads that fetch queries: three warps of the producer
 constexpr int TAKE_AHEAD = 4;              // tiles before its end at which a block takes its next work
 
 // Shared memory, in bytes from its start.
-constexpr int PITCH = (8 + ROWS) * 16;  // 8 columns of scores: 16 bytes a row, under eight rows of zeros
+// Scores are B: per class of rows (row % 4) four slabs of eight numbers, per slab 64 units of 16 bytes: a block of 16 columns
+// and a row of the class each. A slab has four pairs of columns 16 apart.
+constexpr int SCORE_SLAB = 64 * 16, SCORE_CLASS = 4 * SCORE_SLAB;
+constexpr int BEFORE = 128;  // bytes before the scores, which products read for rows that nobody looks at: finite
 constexpr int QUERIES = 0;
 constexpr int KEYS_AT = QUERIES + WARPGROUPS * SLABS * SLAB;
 constexpr int VALUES = KEYS_AT + STAGES * SLABS * SLAB;
 constexpr int SCORES = VALUES + STAGES * VALUE_SLABS * SLAB;
-constexpr int SCORE_TILE = 8 * PITCH;
-constexpr int TAPS = SCORES + 2 * WARPGROUPS * SCORE_TILE;
-constexpr int BARRIERS = TAPS + SLOTS * QUERY_TAPS * TAP;
+constexpr int SCORE_TILE = BEFORE + 4 * SCORE_CLASS;
+constexpr int SCORE_TILES = HEAD_DIM <= 128 ? 2 : 1;  // of a warpgroup: where two, a warp may be a tile ahead of another
+constexpr int TAPS = SCORES + SCORE_TILES * WARPGROUPS * SCORE_TILE;
+constexpr int BARRIERS = TAPS + SLOTS * QUERY_TAPS * FRAGMENT;
 constexpr int WORKS = BARRIERS + (4 * STAGES + 10) * 8;  // two slots: a work's number, and what c is times
 constexpr int LARGEST = WORKS + 2 * 8;                   // a float a fetching warp
 static_assert(LARGEST + FETCHERS / 32 * 4 <= 227 * 1024, "shared memory of a block");
@@ -83,6 +97,17 @@ struct Work {
     }
 };
 
+// The numbers of T in a row of A, two of four each: which of four, two bits a number. T has one of each pair of columns 16 apart,
+// the one on the left or on the right. Of rows lane / 4 and 8 rows on, columns 0 to 15 for even lanes and 16 to 31 for odd
+// ones (PTX ISA, metadata of m64n64k32).
+DEVICE uint32_t sparsity_pattern(int lane) {
+    uint32_t pattern = 0;
+#pragma unroll
+    for (int i = 0; i < 16; i++)  // row, four, pair
+        pattern |= (uint32_t)(i % 2 * 2 + is_right(lane / 4 + i / 8 * 8, column_of_pair(i / 2 % 4, lane % 2, i % 2))) << 2 * i;
+    return pattern;
+}
+
 extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forward(
     const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
     const __grid_constant__ TensorMap value_map, const __grid_constant__ Arguments args) {
@@ -112,8 +137,8 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
         barrier_init(rows_empty, WARPGROUPS);
         barrier_init_done();
     }
-    for (int i = threadIdx.x; i < 2 * WARPGROUPS * 8 * 32; i += blockDim.x)  // the rows above
-        store_shared(shared + SCORES + i / 32 * PITCH + i % 32 * 4, 0u);
+    for (int i = threadIdx.x; i < SCORE_TILES * WARPGROUPS * (BEFORE / 4); i += blockDim.x)
+        store_shared(shared + SCORES + i / (BEFORE / 4) * SCORE_TILE + i % (BEFORE / 4) * 4, 0u);
     fence_async_proxy();
     __syncthreads();
 
@@ -173,13 +198,15 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 const Work work(args, number);
                 if (fetcher == 0) {
                     barrier_wait(rows_empty, (count & 1) ^ 1);
-                    barrier_expect(rows_full + 8 * slot, WARPGROUPS * SLABS * SLAB + QUERY_TAPS * TAP);
+                    barrier_expect(rows_full + 8 * slot, WARPGROUPS * SLABS * SLAB + QUERY_TAPS * FRAGMENT);
                     for (int w = 0; w < WARPGROUPS; w++)
                         for (int slab = 0; slab < SLABS; slab++)
-                            copy_tile(shared + QUERIES + (w * SLABS + slab) * SLAB, &query_map, rows_full + 8 * slot,
-                                      slab * 64, work.first_row + w * OUT_ROWS - HALO, work.head, work.batch);
-                    copy_bytes(shared + TAPS + slot * (QUERY_TAPS * TAP), args.taps + work.head * (QUERY_TAPS * TAP / 2),
-                               QUERY_TAPS * TAP, rows_full + 8 * slot);
+                            for (int rho = 0; rho < 4; rho++)
+                                copy_tile(shared + QUERIES + (w * SLABS + slab) * SLAB + rho * (SLAB / 4), &query_map,
+                                          rows_full + 8 * slot, slab * 64, work.first_row + w * OUT_ROWS - HALO + rho,
+                                          work.head, work.batch);
+                    copy_bytes(shared + TAPS + slot * (QUERY_TAPS * FRAGMENT), args.taps + work.head * (QUERY_TAPS * FRAGMENT / 2),
+                               QUERY_TAPS * FRAGMENT, rows_full + 8 * slot);
                 }
                 barrier_wait(rows_full + 8 * slot, use & 1);
                 const float factor = rescale_queries<WARPGROUPS * ROWS, FETCHERS>(
@@ -193,19 +220,20 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
         }
     } else {
         take_registers<WARPGROUPS == 3 ? 160 : 240>();
-        const int lane = thread % 32, local_row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
-        const uint32_t scores_at = shared + SCORES + 2 * warpgroup * SCORE_TILE;
+        const int lane = thread % 32, warp = thread / 32, column = lane % 4 * 2;
+        const uint32_t scores_at = shared + SCORES + SCORE_TILES * warpgroup * SCORE_TILE + BEFORE;
         const uint32_t queries_at = shared + QUERIES + warpgroup * SLABS * SLAB;
         const uint64_t queries = moved(operand(queries_at, 16, 1024, SWIZZLE_128), 0);
         const uint64_t first_keys = moved(operand(shared + KEYS_AT, 16, 1024, SWIZZLE_128), 0);
         const uint64_t first_values = moved(operand(shared + VALUES, SLAB, 1024, SWIZZLE_128), 0);
-        const uint64_t score_tiles = moved(operand(scores_at, PITCH, 128, NO_SWIZZLE), 0);
-        const uint64_t first_taps = operand(shared + TAPS, 512, 128, NO_SWIZZLE);
-        // The row of an 8 x 8 matrix that this lane names when its warp stores or loads four: two of rows by two of columns.
-        const int named_row = thread / 32 * 16 + lane % 16;
-        const uint32_t store_at = scores_at + (8 + named_row) * 16 + lane / 16 * PITCH;
+        const uint64_t score_tiles = moved(operand(scores_at, SCORE_SLAB, 128, NO_SWIZZLE), 0);
+        const uint32_t pattern = sparsity_pattern(lane);
+        // A row of four 8 x 8 matrices that this lane names: of the queries two of rows by two of columns, of scores one of each
+        // slab. Row 16 w + G of queries, scores and accumulator, in fragments of warp w, is local row 4 G + w.
+        const int named_row = warp * 16 + lane % 16;
+        const uint32_t store_at = scores_at + warp * SCORE_CLASS + lane / 8 * SCORE_SLAB + lane % 8 * 16;
 
-        if (TURNS && QUERY_TAPS > 1 && warpgroup == 1) pass_turn(0);
+        if (TURNS && warpgroup == 1) pass_turn(0);
         int first_turn = 0;  // tiles of the works before
 #pragma unroll 1
         for (int count = 0; PERSISTENT || count < 1; count++) {
@@ -225,20 +253,23 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
             // Keys between which no row of the warpgroup has anything masked, and the tiles with a key that one sees.
             const int seen_by_all = keys_begin(args.at, tile_row + ROWS - 1), end_seen_by_all = keys_end(args.at, tile_row);
             const int tiles = min(max((keys_end(args.at, tile_row + ROWS - 1) + LEFT + KEYS - 1) / KEYS, first_tile + 1), end_tile);
-            int begin[2], end[2];
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                begin[h] = keys_begin(args.at, tile_row + local_row + 8 * h);
-                end[h] = keys_end(args.at, tile_row + local_row + 8 * h);
-            }
-            const uint64_t toeplitz = moved(first_taps, slot * QUERY_TAPS * TAP);
+            // A thread's numbers of c are those of rows 4 (8 h + column + e) + warp, h and e 0 or 1, and columns lane / 4 + 8 i.
+            auto row_of = [&](int h, int e) { return tile_row + 4 * (8 * h + column + e) + warp; };
 
-            // c's columns of this tile: those of even and of odd blocks of 16 scores apart, since windows that overlap in
-            // one array would make the compiler run one product at a time.
-            float even[32], odd[32], scores[32], accumulator[VALUE_DIM / 2];
-            float reference[2] = {-1e30f, -1e30f}, running_sum[2] = {0, 0};
+            uint32_t taps[PRODUCTS][4];
+            auto load_taps = [&](int product) {  // of row distance product - HALO
+                const int tap = warp - product + HALO;
+                const uint4 found = tap >= 0 && tap < QUERY_TAPS
+                                        ? load_shared_16(shared + TAPS + (slot * QUERY_TAPS + tap) * FRAGMENT + lane * 16)
+                                        : uint4{0, 0, 0, 0};
+                taps[product][0] = found.x, taps[product][1] = found.y, taps[product][2] = found.z, taps[product][3] = found.w;
+            };
 #pragma unroll
-            for (int i = 0; i < 32; i++) even[i] = odd[i] = 0;
+            for (int product = 0; product < RESIDENT; product++) load_taps(product);
+
+            float c[32], scores[32], accumulator[VALUE_DIM / 2];
+            float reference[2][2] = {{-1e30f, -1e30f}, {-1e30f, -1e30f}}, running_sum[2][2] = {{0, 0}, {0, 0}};
+            uint32_t carried[2][2] = {{0, 0}, {0, 0}};  // scores of the 16 columns before a tile
 #pragma unroll
             for (int i = 0; i < VALUE_DIM / 2; i++) accumulator[i] = 0;
 
@@ -265,20 +296,24 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 products_commit();
             };
             uint32_t probabilities[16];
-            float sums[2];
-            auto exponentiate = [&] {
+            auto exponentiate = [&](int h, float (&sums)[2]) {
+                float sum[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    float sum[2] = {0, 0};
+                for (int b = 0; b < 4; b++)
 #pragma unroll
-                    for (int b = 0; b < 8; b++) {
-                        const float first = exp2_fast(fmaf(even[4 * b + 2 * h], unit, -reference[h]));
-                        const float second = exp2_fast(fmaf(even[4 * b + 2 * h + 1], unit, -reference[h]));
-                        sum[b % 2] += first + second;
-                        probabilities[2 * b + h] = pack<ELEMENT>(first, second);
+                    for (int i = 0; i < 2; i++) {
+                        const int at = 8 * b + 4 * h + 2 * i;
+                        const float first = exp2_fast(fmaf(c[at], unit, -reference[h][0]));
+                        const float second = exp2_fast(fmaf(c[at + 1], unit, -reference[h][1]));
+                        sum[i][0] += first, sum[i][1] += second;
+                        probabilities[4 * b + h + 2 * i] = transposed(pack<ELEMENT>(first, second));
                     }
-                    sums[h] = sum[0] + sum[1];
-                }
+                sums[0] = sum[0][0] + sum[1][0], sums[1] = sum[0][1] + sum[1][1];
+            };
+            // Of two numbers, those of rows of c that this thread has, that of its row in the accumulator.
+            auto of_own_row = [&](const float (&x)[2]) {
+                const float even = __shfl_sync(~0u, x[0], lane / 8), odd = __shfl_sync(~0u, x[1], lane / 8);
+                return lane / 4 % 2 ? odd : even;
             };
 
             auto multiply_values = [&](int turn) {
@@ -299,7 +334,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 constexpr bool VALUES_WAIT = TURNS && !decltype(is_first)::value;  // those of the tile before
                 const int turn = first_turn + tile - first_tile, stage = turn % STAGES;
                 const int first_key = tile * KEYS;
-                const int buffer = (turn & 1) * SCORE_TILE;  // two in turn: a warp may be a tile ahead of another
+                const int buffer = SCORE_TILES == 2 ? (turn & 1) * SCORE_TILE : 0;
                 if (thread == 0) barrier_arrive(keys_empty + 8 * stage);
                 if constexpr (VALUES_WAIT) multiply_values(turn - 1);
 
@@ -308,82 +343,98 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
 #pragma unroll
                     for (int i = 0; i < 32; i++) {
                         const int key = first_key + i / 4 * 8 + column + i % 2;
-                        if (key > tile_position + local_row + i / 2 % 2 * 8) scores[i] = 0;
+                        if (key > tile_position + 4 * (lane / 4 + i / 2 % 2 * 8) + warp) scores[i] = 0;
                     }
                 }
-                // They are A of the convolution: from registers for the rows as they are, and through shared memory for shifted
-                // ones, where a shift is a start address 16 bytes a row lower.
-                uint32_t own[4][4];
+                // B of the convolution, in blocks of 32 columns, of which the next has the last 16 too: pairs 16 columns apart.
+                if constexpr (SCORE_TILES == 1) warpgroup_barrier(warpgroup + 1);
+                uint32_t pairs[2][2][4];  // of this block of columns and the one before, of two rows, a slab each
 #pragma unroll
-                for (int i = 0; i < 32; i += 2) own[i / 8][i / 2 % 4] = pack<Half>(scores[i], scores[i + 1]);
+                for (int i = 0; i < 4; i++) {
+                    const int block = i < 1 ? 1 : i < 2 ? 0 : i;  // the first block after the second, of which it has half
+#pragma unroll
+                    for (int h = 0; h < 2; h++) {
+#pragma unroll
+                        for (int slab = 0; slab < 4; slab++) {
+                            const int at = 8 * block + slab / 2 * 4 + 2 * h + slab % 2;
+                            uint32_t& pair = pairs[i == 1][h][slab];
+                            if (block > 0) pair = pack<Half>(scores[at - 8], scores[at]);
+                            else pair = slab % 2 ? halves<1, 0>(carried[h][slab / 2], pairs[0][h][slab])
+                                                 : halves<0, 0>(carried[h][slab / 2], pairs[0][h][slab]);
+                        }
+                        store_matrices(store_at + buffer + (block * 16 + h * 8) * 16, pairs[i == 1][h]);
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < 4; i++) carried[i / 2][i % 2] = halves<1, 1>(pairs[0][i / 2][i % 2 * 2], pairs[0][i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+                for (int product = RESIDENT; product < PRODUCTS; product++) load_taps(product);
+                fence_async_proxy();
+                warpgroup_barrier(warpgroup + 1);
+                if constexpr (TURNS) wait_for_turn(warpgroup);
                 products_begin();
 #pragma unroll
-                for (int block = 0; block < 4; block++)
-                    Product<16, Half>::run_fragments(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16), own[block],
-                                                     toeplitz, block == 0);
-                products_commit();
-                if constexpr (QUERY_TAPS > 1) {
-#pragma unroll
-                    for (int block = 0; block < 4; block++) store_matrices(store_at + buffer + block * 2 * PITCH, own[block]);
-                    fence_async_proxy();
-                    warpgroup_barrier(warpgroup + 1);
-                    if constexpr (TURNS) wait_for_turn(warpgroup);
-                    products_begin();
-#pragma unroll
-                    for (int block = 0; block < 4; block++)
-#pragma unroll
-                        for (int tap = 1; tap < QUERY_TAPS; tap++)
-                            Product<16, Half>::run(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16),
-                                                   score_tiles + bytes_on(buffer) + bytes_on(block * 2 * PITCH + (8 - tap) * 16),
-                                                   toeplitz + bytes_on(tap * TAP), true);
-                    products_commit();
+                for (int product = 0; product < PRODUCTS; product++) {
+                    const int distance = product - HALO + 8;
+                    Product<32, Half>::run_sparse(
+                        c, taps[product], pattern,
+                        score_tiles + bytes_on(buffer) + bytes_on(distance % 4 * SCORE_CLASS + (distance / 4 - 2) * 16), product > 0);
                 }
+                products_commit();
                 products_wait<0>();
                 if constexpr (VALUES_WAIT) give_values_back(turn - 1);
                 const int next_turn = turn + 1, next_stage = next_turn % STAGES;
                 if (tile + 1 < tiles) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
                 multiply_keys(next_stage);  // the next scores, while this tile's softmax runs; after the last nobody looks
-                if constexpr (TURNS && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
+                if constexpr (TURNS) pass_turn(1 - warpgroup);
 
-#pragma unroll
-                for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
                 if (first_key - LEFT < seen_by_all || first_key + KEYS - LEFT > end_seen_by_all) {
 #pragma unroll
-                    for (int i = 0; i < 32; i++) {
-                        const int key = first_key - LEFT + i / 4 * 8 + column + i % 2, h = i / 2 % 2;
-                        if (key < begin[h] || key >= end[h]) even[i] = MINUS_INFINITY;
-                    }
+                    for (int h = 0; h < 2; h++)
+#pragma unroll
+                        for (int e = 0; e < 2; e++) {
+                            const int begin = keys_begin(args.at, row_of(h, e)), end = keys_end(args.at, row_of(h, e));
+#pragma unroll
+                            for (int i = 0; i < 8; i++) {
+                                const int key = first_key - LEFT + lane / 4 + i * 8;
+                                if (key < begin || key >= end) c[i / 2 * 8 + h * 4 + i % 2 * 2 + e] = MINUS_INFINITY;
+                            }
+                        }
                 }
 
                 // Online softmax in units of log 2. Sum and accumulator of a row share a reference, so any will do that keeps
                 // them in range: it moves to the maximum only when a thread's numbers add up to more than LARGEST_SUM, which the
                 // first tile's do. Most tiles thus need no maximum, the longest chain of a softmax.
-                exponentiate();
-                if (__any_sync(~0u, !(fmaxf(sums[0], sums[1]) <= LARGEST_SUM))) {
-                    float rescale[2];
 #pragma unroll
-                    for (int h = 0; h < 2; h++) {
-                        int moves = !(sums[h] <= LARGEST_SUM);  // of a row alone, so that no row depends on another
-                        float largest = MINUS_INFINITY;
+                for (int h = 0; h < 2; h++) {
+                    float sums[2];
+                    exponentiate(h, sums);
+                    if (__any_sync(~0u, !(fmaxf(sums[0], sums[1]) <= LARGEST_SUM))) {
+                        float rescale[2];
 #pragma unroll
-                        for (int b = 0; b < 8; b++) largest = fmaxf(largest, fmaxf(even[4 * b + 2 * h], even[4 * b + 2 * h + 1]));
+                        for (int e = 0; e < 2; e++) {
+                            int moves = !(sums[e] <= LARGEST_SUM);  // of a row alone, so that no row depends on another
+                            float largest = MINUS_INFINITY;
 #pragma unroll
-                        for (int lane = 1; lane < 4; lane *= 2) {
-                            moves |= __shfl_xor_sync(~0u, moves, lane);
-                            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lane));
+                            for (int i = 0; i < 8; i++) largest = fmaxf(largest, c[i / 2 * 8 + h * 4 + i % 2 * 2 + e]);
+#pragma unroll
+                            for (int lanes = 4; lanes < 32; lanes *= 2) {
+                                moves |= __shfl_xor_sync(~0u, moves, lanes);
+                                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
+                            }
+                            largest = moves ? fmaxf(largest * unit, -1e20f) : reference[h][e];
+                            rescale[e] = exp2_fast(reference[h][e] - largest);
+                            reference[h][e] = largest;
+                            running_sum[h][e] *= rescale[e];
                         }
-                        largest = moves ? fmaxf(largest * unit, -1e20f) : reference[h];
-                        rescale[h] = exp2_fast(reference[h] - largest);
-                        reference[h] = largest;
-                        running_sum[h] *= rescale[h];
+                        const float factor = of_own_row(rescale);
+#pragma unroll
+                        for (int i = 0; i < VALUE_DIM / 2; i++)
+                            if (i / 2 % 2 == h) accumulator[i] *= factor;
+                        exponentiate(h, sums);
                     }
-#pragma unroll
-                    for (int i = 0; i < VALUE_DIM / 2; i++) accumulator[i] *= rescale[i / 2 % 2];
-                    exponentiate();
+                    running_sum[h][0] += sums[0], running_sum[h][1] += sums[1];
                 }
-                running_sum[0] += sums[0], running_sum[1] += sums[1];
-#pragma unroll
-                for (int i = 0; i < 8; i++) even[i] = odd[24 + i], even[8 + i] = 0;  // carried on
 
                 if constexpr (!TURNS) multiply_values(turn);
                 products_wait<0>();
@@ -409,23 +460,30 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 barrier_wait(values_full + 8 * stage, parity);
                 warpgroup_barrier(warpgroup + 1);  // no thread waits any more for what is given back
                 if (thread == 0) barrier_arrive(keys_empty + 8 * stage), barrier_arrive(values_empty + 8 * stage);
-                if constexpr (TURNS && QUERY_TAPS > 1) wait_for_turn(warpgroup), pass_turn(1 - warpgroup);
+                if constexpr (TURNS) wait_for_turn(warpgroup), pass_turn(1 - warpgroup);
             }
 
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                float sum = running_sum[h];
-                sum += __shfl_xor_sync(~0u, sum, 1);
-                sum += __shfl_xor_sync(~0u, sum, 2);
-                const int row = tile_row + local_row + 8 * h;
-                if (local_row + 8 * h < HALO || row < 0) continue;
+                float inverse[2];
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float sum = running_sum[h][e];
+                    for (int lanes = 4; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+                    inverse[e] = 1 / sum;
+                    const int row = row_of(h, e);
+                    if (work.part == 0 && lane < 4 && row - tile_row >= HALO && row >= 0)
+                        args.logsumexp[(int64_t)work.batch_head * args.at.query_rows + row] =
+                            (reference[h][e] + log2f(sum)) * LN_2;
+                }
+                const float factor = of_own_row(inverse);
+                const int local_row = 4 * (8 * h + lane / 4) + warp, row = tile_row + local_row;
+                if (local_row < HALO || row < 0) continue;
                 const int64_t of_row = (int64_t)work.batch_head * args.at.query_rows + row;
-                const float inverse = 1 / sum;
                 uint32_t* out = (uint32_t*)(args.out + of_row * HEAD_DIM + work.part * VALUE_DIM + column);
 #pragma unroll
                 for (int b = 0; b < VALUE_DIM / 8; b++)
-                    out[4 * b] = pack<ELEMENT>(accumulator[4 * b + 2 * h] * inverse, accumulator[4 * b + 2 * h + 1] * inverse);
-                if (work.part == 0 && column == 0) args.logsumexp[of_row] = (reference[h] + log2f(sum)) * LN_2;
+                    out[4 * b] = pack<ELEMENT>(accumulator[4 * b + 2 * h] * factor, accumulator[4 * b + 2 * h + 1] * factor);
             }
             if constexpr (PERSISTENT) {
                 warpgroup_barrier(warpgroup + 1);  // all have read the slot, and no product reads its T

@@ -100,9 +100,9 @@ class Geometry(Tiles):
         """Bytes a block takes, as forward.cu lays them out."""
         value_slabs = -(-self.value_dim // 64)
         tiles = self.warpgroups * self.slabs + self.stages * (self.slabs + value_slabs)
-        scores = 2 * self.warpgroups * 8 * (8 + ROWS) * 16
+        scores = (2 if self.head_dim <= 128 else 1) * self.warpgroups * (128 + 4 * 4 * 64 * 16)
         barriers = 4 * self.stages + 10
-        small = (2 if self.persistent else 1) * self.prepared.tap_bytes + barriers * 8 + 2 * 8 + FETCHING_WARPS * 4
+        small = (2 if self.persistent else 1) * self.prepared.fragment_bytes + barriers * 8 + 2 * 8 + FETCHING_WARPS * 4
         return tiles * SLAB + scores + small
 
     def constants(self) -> dict[str, Any]:
@@ -111,11 +111,7 @@ class Geometry(Tiles):
 
     def products(self) -> list[Product]:
         element = ELEMENTS[self.dtype]
-        found = [
-            Product(columns, of, how)
-            for columns, of in ((64, element), (32, "Half"))
-            for how in ("shared", "fragments")
-        ]
+        found = [Product(64, element, "shared"), Product(64, element, "fragments"), Product(64, "Half", "sparse")]
         found.append(Product(self.value_dim, element, "registers"))
         return list(dict.fromkeys(found))
 
@@ -206,7 +202,7 @@ class Launches:
         taps = scratch.data_ptr()
         preparation, arguments = call.preparation, call.arguments
         call.keys.start, preparation.weight = starts[1], weight.data_ptr()
-        preparation.taps = arguments.taps = taps
+        preparation.fragments = arguments.taps = taps
         preparation.weight_scale = arguments.weight_scale = taps + weight_scale_at
         preparation.key_norms = arguments.key_norms = taps + key_norms_at
         preparation.counters = arguments.taken = taps + taken_at
@@ -221,11 +217,11 @@ class Launches:
         self._idle.append(call)  # the driver has read its arguments
         return out, logsumexp
 
-    def _describe(self, starts: tuple[int, ...], *tensors: Tensor) -> list[TensorMap]:
+    def _describe(self, starts: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor) -> list[TensorMap]:
         """The tensor maps of q, k and v, remembered by where they begin."""
         if len(self._maps) >= MAX_REMEMBERED:
             self._maps.clear()
-        found = self._maps[starts] = [tensor_map(x) for x in tensors]
+        found = self._maps[starts] = [tensor_map(q, row_step=4), tensor_map(k), tensor_map(v)]
         return found
 
 
@@ -268,11 +264,11 @@ def heads_in_turn(k: Tensor, heads: int) -> int:
 
 
 def scratch_layout(geometry: Geometry, heads: int, batch_kv_heads: int) -> tuple[int, int, int, int]:
-    """Where in the scratch, whose start is T `[Hq, cq, 512]` fp16, the rest begins, and where it ends.
+    """Where in the scratch, whose start is T `[Hq, cq, 256]` fp16, the rest begins, and where it ends.
 
     That is T's scale `[Hq]` float32, the key norms `[B * Hkv, NORM_PARTS]` float32 and the counter of works.
     """
-    weight_scale = heads * geometry.prepared.tap_bytes
+    weight_scale = heads * geometry.prepared.fragment_bytes
     key_norms = weight_scale + heads * 4
     taken = key_norms + batch_kv_heads * NORM_PARTS * 4
     return weight_scale, key_norms, taken, taken + 4

@@ -16,7 +16,8 @@ struct Preparation {
     Rows k, v, out, grad_out;  // the last three for the backward
     const void* weight;        // [Hq, QUERY_TAPS, KEY_TAPS]; float32 if weight_is_float, else ELEMENT; strides likewise
     int64_t weight_head, weight_query, weight_key;
-    uint16_t *taps, *taps_back;
+    uint16_t *taps, *taps_back;  // null if not asked for
+    uint32_t* fragments;         // the forward's T, [Hq, QUERY_TAPS, 32, 4]: likewise
     float* weight_scale;                          // [Hq]
     float *key_norms, *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]
     float* delta;                                 // [B, Hq, M]: sums of out * grad_out
@@ -77,7 +78,17 @@ DEVICE void write_taps(const Preparation& args, int head) {
     const int exponent = largest > 0 ? ilogbf(largest) + 1 : 0;
     if (thread == 0)  // not zero, since minus infinity is multiplied by it
         args.weight_scale[head] = fmaxf(ldexpf(args.scale_log2, exponent), 1e-37f);
-    for (int i = thread; i < QUERY_TAPS * 256; i += 256) {
+    for (int i = thread; args.fragments && i < QUERY_TAPS * 128; i += 256) {  // two numbers of a tap, lane and register
+        const int tap = i / 128, lane = i / 4 % 32, j = lane / 4 + i % 2 * 8;
+        float value[2];
+        for (int e = 0; e < 2; e++) {
+            const int column = column_of_pair(lane % 4, i / 2 % 2, e), key_tap = column - j + LEFT + PAD - (is_right(j, column) ? 0 : 16);
+            const bool inside = key_tap >= 0 && key_tap < KEY_TAPS;
+            value[e] = inside ? ldexpf(weight_at(args, head, QUERY_TAPS - 1 - tap, key_tap), -exponent) : 0.f;
+        }
+        args.fragments[head * QUERY_TAPS * 128 + i] = pack<Half>(value[0], value[1]);
+    }
+    for (int i = thread; args.taps && i < QUERY_TAPS * 256; i += 256) {
         // Two numbers of T, or of T' from the last tap to the first: row k, k + 1 of 16, column n of 32, in 8 x 8 tiles.
         const int tap = i / 256, k = i % 256 / 128 * 8 + i % 4 * 2, n = i % 128 / 4;
         float value[2], back[2];

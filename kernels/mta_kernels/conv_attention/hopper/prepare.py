@@ -18,6 +18,7 @@ from mta_kernels.cuda.compiler import Source, machine_code
 ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16"}
 NORM_PARTS = 32  # as in tiles.cuh
 TAP_NUMBERS = 16 * 32
+FRAGMENT_BYTES = 32 * 16
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Prepared:
     def tap_bytes(self) -> int:
         """Bytes of T of one head."""
         return self.query_taps * TAP_NUMBERS * 2
+
+    @property
+    def fragment_bytes(self) -> int:
+        """Bytes of the forward's T of one head."""
+        return self.query_taps * FRAGMENT_BYTES
 
     def constants(self) -> dict[str, Any]:
         return {
@@ -133,6 +139,7 @@ class Preparation(ctypes.Structure):
         ("weight_key", ctypes.c_int64),
         ("taps", ctypes.c_void_p),
         ("taps_back", ctypes.c_void_p),
+        ("fragments", ctypes.c_void_p),
         ("weight_scale", ctypes.c_void_p),
         ("key_norms", ctypes.c_void_p),
         ("value_norms", ctypes.c_void_p),

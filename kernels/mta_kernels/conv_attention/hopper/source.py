@@ -17,7 +17,8 @@ class Product(NamedTuple):
     """A wgmma instruction that a kernel uses: 64 x `columns` numbers in float32, 16 deep.
 
     `operands`: "shared" (A and B lie along their 16 numbers), "fragments" (the same, A in registers), "registers" (A in
-    registers, B along its columns) or "transposed" (A along its rows, B along its columns).
+    registers, B along its columns), "transposed" (A along its rows, B along its columns) or "sparse" (as "fragments", 32
+    deep, of which A has 16).
     """
 
     columns: int
@@ -72,6 +73,17 @@ def _instruction(columns: int, element: str, operands: str) -> list[str]:
             f'        asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0; "',
             f'            "{instruction}, {{{a}}}, %{count + 4}, p, 1, 1, 0; }}"',
             f'            : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));',
+            "    }",
+        ]
+    if operands == "sparse":
+        a = ", ".join(f"%{count + i}" for i in range(4))
+        sparse = instruction.replace("mma_async", "mma_async.sp").replace("k16", "k32")
+        return [
+            f"    static DEVICE void run_sparse(float (&d)[{count}], const uint32_t (&a)[4], uint32_t pattern, uint64_t b,",
+            "                                  bool accumulate) {",
+            f'        asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 6}, 0; "',
+            f'            "{sparse}, {{{a}}}, %{count + 4}, %{count + 5}, 0, p, 1, 1, 0; }}"',
+            f'            : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(pattern), "r"((int)accumulate));',
             "    }",
         ]
     if operands == "transposed":

@@ -38,21 +38,21 @@ def describable(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def tensor_map(x: Tensor) -> TensorMap:
+def tensor_map(x: Tensor, row_step: int = 1) -> TensorMap:
     """The copy engine's description of `x [B, H, N, D]`, 16-bit, in boxes of 64 rows of 64 numbers, 128-byte swizzle.
 
-    The last dimension must be contiguous, and the start and the other strides multiples of 16 bytes. Remembered.
+    Of the 64 rows every `row_step`-th is copied. The last dimension must be contiguous, and the start and the other strides multiples of 16 bytes. Remembered.
     """
-    key = (x.data_ptr(), x.dtype, x.shape, x.stride())
+    key = (x.data_ptr(), x.dtype, x.shape, x.stride(), row_step)
     found = _tensor_maps.get(key)
     if found is None:
         if len(_tensor_maps) >= MAX_TENSOR_MAPS:
             _tensor_maps.clear()
-        found = _tensor_maps[key] = _encode(x)
+        found = _tensor_maps[key] = _encode(x, row_step)
     return found
 
 
-def _encode(x: Tensor) -> TensorMap:
+def _encode(x: Tensor, row_step: int) -> TensorMap:
     from cuda.bindings import driver
 
     kinds = driver.CUtensorMapDataType
@@ -66,7 +66,7 @@ def _encode(x: Tensor) -> TensorMap:
             [driver.cuuint64_t(n) for n in (columns, rows, heads, batch)],
             [driver.cuuint64_t(n * x.element_size()) for n in reversed(outer_strides(x))],
             [driver.cuuint32_t(n) for n in (64, 64, 1, 1)],
-            [driver.cuuint32_t(1)] * 4,
+            [driver.cuuint32_t(n) for n in (1, row_step, 1, 1)],
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

@@ -17,6 +17,7 @@ constexpr int SLAB = 64 * 128;  // bytes of 64 rows of 64 numbers, as the copy e
 constexpr int DEPTH_STEPS = (HEAD_DIM + 15) / 16;
 constexpr int SLABS = (HEAD_DIM + 63) / 64;
 constexpr int TAP = 16 * 32 * 2;  // bytes of one T
+constexpr int FRAGMENT = 32 * 16;  // and of one of the forward's, as a warp holds it
 
 constexpr float HALF_LIMIT_LOG2 = 15.8f;  // scores go through fp16, whose numbers end at 2^16
 constexpr float LN_2 = 0.69314718f, LOG2_E = 1.44269504f;
@@ -37,6 +38,13 @@ DEVICE int keys_end(const Positions& at, int row) {
     if (SPANS) end = min(end, at.spans[at.key_rows + clamp_row(at, row)]);
     return end;
 }
+
+// The forward's T, sparse: which of 16 columns a thread's pair `pair` of its eight columns `half` is, and whether the tap of
+// c's column `j` is in the block of columns on the right, or in the one on the left.
+DEVICE constexpr int column_of_pair(int thread, int half, int pair) {
+    return 8 * half + thread / 2 + 4 * (thread % 2) + 2 * pair;
+}
+DEVICE constexpr bool is_right(int j, int column) { return column - j + LEFT + PAD < 16; }
 
 DEVICE float warp_max(float value) {
     for (int lane = 1; lane < 32; lane *= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, lane));
