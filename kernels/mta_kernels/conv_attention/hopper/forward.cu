@@ -28,9 +28,12 @@ constexpr bool QUERIES_IN_REGISTERS = WARPGROUPS == 2 && HEAD_DIM <= 128;
 #define TURNS_ (WARPGROUPS == 2)
 #endif
 #ifndef RESIDENT_
-#define RESIDENT_ 99
+#define RESIDENT_ (HEAD_DIM <= 64 && WARPGROUPS == 2 ? PRODUCTS : 4)
 #endif
 constexpr bool TURNS = TURNS_;
+#ifndef BURST_
+#define BURST_ 0
+#endif
 constexpr float LARGEST_SUM = 4096;  // of a thread's 8 numbers of a row: see the softmax
 // Products of the convolution, one a distance delta between rows of scores and of c, -HALO to 3.
 constexpr int PRODUCTS = QUERY_TAPS + 3;
@@ -336,7 +339,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 const int first_key = tile * KEYS;
                 const int buffer = SCORE_TILES == 2 ? (turn & 1) * SCORE_TILE : 0;
                 if (thread == 0) barrier_arrive(keys_empty + 8 * stage);
-                if constexpr (VALUES_WAIT) multiply_values(turn - 1);
+                if constexpr (VALUES_WAIT && !BURST_) multiply_values(turn - 1);
 
                 // Scores of the future are zeros to the convolution.
                 if (CAUSAL && first_key + KEYS - 1 > tile_position) {
@@ -381,12 +384,21 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                         score_tiles + bytes_on(buffer) + bytes_on(distance % 4 * SCORE_CLASS + (distance / 4 - 2) * 16), product > 0);
                 }
                 products_commit();
-                products_wait<0>();
-                if constexpr (VALUES_WAIT) give_values_back(turn - 1);
                 const int next_turn = turn + 1, next_stage = next_turn % STAGES;
+                if constexpr (VALUES_WAIT && BURST_) {
+                    multiply_values(turn - 1);
+                    products_wait<1>();
+                } else {
+                    products_wait<0>();
+                    if constexpr (VALUES_WAIT) give_values_back(turn - 1);
+                }
                 if (tile + 1 < tiles) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
                 multiply_keys(next_stage);  // the next scores, while this tile's softmax runs; after the last nobody looks
                 if constexpr (TURNS) pass_turn(1 - warpgroup);
+                if constexpr (VALUES_WAIT && BURST_) {
+                    products_wait<1>();
+                    give_values_back(turn - 1);
+                }
 
                 if (first_key - LEFT < seen_by_all || first_key + KEYS - LEFT > end_seen_by_all) {
 #pragma unroll
