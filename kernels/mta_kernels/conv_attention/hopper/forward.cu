@@ -21,7 +21,10 @@
 constexpr int OUT_ROWS = ROWS - HALO, BLOCK_ROWS = OUT_ROWS * WARPGROUPS;
 constexpr int VALUE_SLABS = (VALUE_DIM + 63) / 64;
 // With two consumers a thread has registers for its part of the queries, so that shared memory is read for the keys alone.
-constexpr bool QUERIES_IN_REGISTERS = WARPGROUPS == 2 && HEAD_DIM <= 128;
+#ifndef QREG_
+#define QREG_ (WARPGROUPS == 2 && HEAD_DIM <= 128)
+#endif
+constexpr bool QUERIES_IN_REGISTERS = QREG_;
 // Two take turns at the convolution, so that one is in its softmax meanwhile, and multiply values a tile late, while the next
 // scores are stored. Three have no registers for that, and find their own rhythm.
 #ifndef TURNS_
@@ -31,8 +34,31 @@ constexpr bool QUERIES_IN_REGISTERS = WARPGROUPS == 2 && HEAD_DIM <= 128;
 #define RESIDENT_ (HEAD_DIM <= 64 && WARPGROUPS == 2 ? PRODUCTS : 4)
 #endif
 constexpr bool TURNS = TURNS_;
+#ifndef LAG_
+#define LAG_ TURNS_
+#endif
+constexpr bool LAG = LAG_;  // values a tile late
 #ifndef BURST_
 #define BURST_ 0
+#endif
+#ifndef ORDER_  // 0: as BURST_; 2: conv, PV, QK issued together, no wait; 3: PV among the stores, then conv and QK together
+#define ORDER_ 0
+#endif
+#ifndef LATE_  // transposed after the wait for PV
+#define LATE_ 0
+#endif
+#ifndef VOTE1_
+#define VOTE1_ 0
+#endif
+#ifndef PASS_  // ORDER_ 3: 0 turn passed after QK issued, 1 after conv issued
+#define PASS_ 0
+#endif
+#ifdef STAMPS_
+#define STAMP(i) do { uint32_t now_; asm volatile("mov.u32 %0, %%clock;" : "=r"(now_) :: "memory"); if (thread == 0 && blockIdx.x == 0 && count == 0 && tile < 64) ((volatile uint32_t*)args.logsumexp)[(warpgroup * 64 + tile) * 16 + (i)] = now_; } while (0)
+constexpr bool STAMPED = true;
+#else
+#define STAMP(i) do {} while (0)
+constexpr bool STAMPED = false;
 #endif
 constexpr float LARGEST_SUM = 4096;  // of a thread's 8 numbers of a row: see the softmax
 // Products of the convolution, one a distance delta between rows of scores and of c, -HALO to 3.
@@ -298,7 +324,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 }
                 products_commit();
             };
-            uint32_t probabilities[16];
+            uint32_t probabilities[16], packed[LATE_ ? 16 : 1];
             auto exponentiate = [&](int h, float (&sums)[2]) {
                 float sum[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
@@ -309,7 +335,9 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                         const float first = exp2_fast(fmaf(c[at], unit, -reference[h][0]));
                         const float second = exp2_fast(fmaf(c[at + 1], unit, -reference[h][1]));
                         sum[i][0] += first, sum[i][1] += second;
-                        probabilities[4 * b + h + 2 * i] = transposed(pack<ELEMENT>(first, second));
+                        const uint32_t pair = pack<ELEMENT>(first, second);
+                        if constexpr (LATE_) packed[4 * b + h + 2 * i] = pair;
+                        else probabilities[4 * b + h + 2 * i] = transposed(pair);
                     }
                 sums[0] = sum[0][0] + sum[1][0], sums[1] = sum[0][1] + sum[1][1];
             };
@@ -319,6 +347,11 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 return lane / 4 % 2 ? odd : even;
             };
 
+            auto value_step = [&](int turn, int step) {
+                Product<VALUE_DIM / 2, ELEMENT>::run_registers(
+                    accumulator, probabilities + 4 * step,
+                    first_values + bytes_on(turn % STAGES * VALUE_SLABS * SLAB) + bytes_on(step * 16 * 128));
+            };
             auto multiply_values = [&](int turn) {
                 const int stage = turn % STAGES;
                 barrier_wait(values_full + 8 * stage, turn / STAGES & 1);
@@ -334,12 +367,17 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 if (thread == 0) barrier_arrive(values_empty + 8 * (turn % STAGES));
             };
             auto process_tile = [&](int tile, auto is_first) {
-                constexpr bool VALUES_WAIT = TURNS && !decltype(is_first)::value;  // those of the tile before
+                constexpr bool VALUES_WAIT = LAG && !decltype(is_first)::value;  // those of the tile before
                 const int turn = first_turn + tile - first_tile, stage = turn % STAGES;
                 const int first_key = tile * KEYS;
                 const int buffer = SCORE_TILES == 2 ? (turn & 1) * SCORE_TILE : 0;
                 if (thread == 0) barrier_arrive(keys_empty + 8 * stage);
-                if constexpr (VALUES_WAIT && !BURST_) multiply_values(turn - 1);
+                STAMP(0);
+                if constexpr (VALUES_WAIT && !BURST_ && ORDER_ == 0) multiply_values(turn - 1);
+                if constexpr (VALUES_WAIT && ORDER_ == 3) {
+                    barrier_wait(values_full + 8 * ((turn - 1) % STAGES), (turn - 1) / STAGES & 1);
+                    products_begin();
+                }
 
                 // Scores of the future are zeros to the convolution.
                 if (CAUSAL && first_key + KEYS - 1 > tile_position) {
@@ -354,6 +392,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 uint32_t pairs[2][2][4];  // of this block of columns and the one before, of two rows, a slab each
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
+                    if constexpr (VALUES_WAIT && ORDER_ == 3) value_step(turn - 1, i);
                     const int block = i < 1 ? 1 : i < 2 ? 0 : i;  // the first block after the second, of which it has half
 #pragma unroll
                     for (int h = 0; h < 2; h++) {
@@ -368,13 +407,21 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                         store_matrices(store_at + buffer + (block * 16 + h * 8) * 16, pairs[i == 1][h]);
                     }
                 }
+                if constexpr (VALUES_WAIT && ORDER_ == 3) products_commit();
 #pragma unroll
                 for (int i = 0; i < 4; i++) carried[i / 2][i % 2] = halves<1, 1>(pairs[0][i / 2][i % 2 * 2], pairs[0][i / 2][i % 2 * 2 + 1]);
 #pragma unroll
                 for (int product = RESIDENT; product < PRODUCTS; product++) load_taps(product);
+                STAMP(1);
                 fence_async_proxy();
+                STAMP(2);
                 warpgroup_barrier(warpgroup + 1);
+                STAMP(3);
+                const int next_turn = turn + 1, next_stage = next_turn % STAGES;
+                if constexpr (ORDER_ >= 2)
+                    if (tile + 1 < tiles) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
                 if constexpr (TURNS) wait_for_turn(warpgroup);
+                STAMP(4);
                 products_begin();
 #pragma unroll
                 for (int product = 0; product < PRODUCTS; product++) {
@@ -384,20 +431,36 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                         score_tiles + bytes_on(buffer) + bytes_on(distance % 4 * SCORE_CLASS + (distance / 4 - 2) * 16), product > 0);
                 }
                 products_commit();
-                const int next_turn = turn + 1, next_stage = next_turn % STAGES;
-                if constexpr (VALUES_WAIT && BURST_) {
-                    multiply_values(turn - 1);
-                    products_wait<1>();
+                STAMP(5);
+                if constexpr (TURNS && PASS_) pass_turn(1 - warpgroup);
+                if constexpr (ORDER_ >= 2) {
+                    if constexpr (VALUES_WAIT && ORDER_ == 2) multiply_values(turn - 1);
+                    STAMP(6);
+                    multiply_keys(next_stage);
+                    STAMP(7);
+                    if constexpr (TURNS && !PASS_) pass_turn(1 - warpgroup);
+                    if constexpr (ORDER_ == 2 && LATE_ && VALUES_WAIT) products_wait<2>();
+                    else products_wait<1>();
+                    STAMP(8);
+                    if constexpr (VALUES_WAIT && !(ORDER_ == 2 && LATE_)) give_values_back(turn - 1);
                 } else {
-                    products_wait<0>();
-                    if constexpr (VALUES_WAIT) give_values_back(turn - 1);
-                }
-                if (tile + 1 < tiles) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
-                multiply_keys(next_stage);  // the next scores, while this tile's softmax runs; after the last nobody looks
-                if constexpr (TURNS) pass_turn(1 - warpgroup);
-                if constexpr (VALUES_WAIT && BURST_) {
-                    products_wait<1>();
-                    give_values_back(turn - 1);
+                    if constexpr (VALUES_WAIT && BURST_) {
+                        multiply_values(turn - 1);
+                        products_wait<1>();
+                    } else {
+                        products_wait<0>();
+                        if constexpr (VALUES_WAIT) give_values_back(turn - 1);
+                    }
+                    STAMP(6);
+                    if (tile + 1 < tiles) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
+                    multiply_keys(next_stage);  // the next scores, while this tile's softmax runs; after the last nobody looks
+                    STAMP(7);
+                    if constexpr (TURNS && !PASS_) pass_turn(1 - warpgroup);
+                    if constexpr (VALUES_WAIT && BURST_) {
+                        products_wait<1>();
+                        give_values_back(turn - 1);
+                    }
+                    STAMP(8);
                 }
 
                 if (first_key - LEFT < seen_by_all || first_key + KEYS - LEFT > end_seen_by_all) {
@@ -417,15 +480,20 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 // Online softmax in units of log 2. Sum and accumulator of a row share a reference, so any will do that keeps
                 // them in range: it moves to the maximum only when a thread's numbers add up to more than LARGEST_SUM, which the
                 // first tile's do. Most tiles thus need no maximum, the longest chain of a softmax.
+                float sums[2][2];
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    if (VOTE1_) exponentiate(h, sums[h]);
+                const bool any = VOTE1_ && __any_sync(~0u, !(fmaxf(fmaxf(sums[0][0], sums[0][1]), fmaxf(sums[1][0], sums[1][1])) <= LARGEST_SUM));
+                if (!VOTE1_ || any) {
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    float sums[2];
-                    exponentiate(h, sums);
-                    if (__any_sync(~0u, !(fmaxf(sums[0], sums[1]) <= LARGEST_SUM))) {
+                    if (!VOTE1_) exponentiate(h, sums[h]);
+                    if (__any_sync(~0u, !(fmaxf(sums[h][0], sums[h][1]) <= LARGEST_SUM))) {
                         float rescale[2];
 #pragma unroll
                         for (int e = 0; e < 2; e++) {
-                            int moves = !(sums[e] <= LARGEST_SUM);  // of a row alone, so that no row depends on another
+                            int moves = !(sums[h][e] <= LARGEST_SUM);  // of a row alone, so that no row depends on another
                             float largest = MINUS_INFINITY;
 #pragma unroll
                             for (int i = 0; i < 8; i++) largest = fmaxf(largest, c[i / 2 * 8 + h * 4 + i % 2 * 2 + e]);
@@ -440,23 +508,36 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                             running_sum[h][e] *= rescale[e];
                         }
                         const float factor = of_own_row(rescale);
+                        if constexpr (ORDER_ == 2 && LATE_) products_wait<0>();
 #pragma unroll
                         for (int i = 0; i < VALUE_DIM / 2; i++)
                             if (i / 2 % 2 == h) accumulator[i] *= factor;
-                        exponentiate(h, sums);
+                        exponentiate(h, sums[h]);
                     }
-                    running_sum[h][0] += sums[0], running_sum[h][1] += sums[1];
+                }
+                }
+#pragma unroll
+                for (int h = 0; h < 2; h++) running_sum[h][0] += sums[h][0], running_sum[h][1] += sums[h][1];
+                STAMP(9);
+                if constexpr (LATE_) {
+                    if constexpr (ORDER_ == 2 && VALUES_WAIT) {
+                        products_wait<1>();
+                        give_values_back(turn - 1);
+                    }
+#pragma unroll
+                    for (int i = 0; i < 16; i++) probabilities[i] = transposed(packed[i]);
                 }
 
-                if constexpr (!TURNS) multiply_values(turn);
+                if constexpr (!LAG) multiply_values(turn);
                 products_wait<0>();
-                if constexpr (!TURNS) give_values_back(turn);
+                STAMP(10);
+                if constexpr (!LAG) give_values_back(turn);
             };
 
             barrier_wait(keys_full + 8 * (first_turn % STAGES), first_turn / STAGES & 1);
             multiply_keys(first_turn % STAGES);
             products_wait<0>();
-            if constexpr (TURNS) {
+            if constexpr (LAG) {
                 process_tile(first_tile, True{});
                 for (int tile = first_tile + 1; tile < tiles; tile++) process_tile(tile, False{});
                 const int last = first_turn + tiles - 1 - first_tile;
@@ -484,7 +565,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     for (int lanes = 4; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
                     inverse[e] = 1 / sum;
                     const int row = row_of(h, e);
-                    if (work.part == 0 && lane < 4 && row - tile_row >= HALO && row >= 0)
+                    if (!STAMPED && work.part == 0 && lane < 4 && row - tile_row >= HALO && row >= 0)
                         args.logsumexp[(int64_t)work.batch_head * args.at.query_rows + row] =
                             (reference[h][e] + log2f(sum)) * LN_2;
                 }
