@@ -47,6 +47,9 @@ constexpr bool LAG = LAG_;  // values a tile late
 #ifndef LATE_  // transposed after the wait for PV
 #define LATE_ 0
 #endif
+#ifndef DEEP_WAIT_
+#define DEEP_WAIT_ 0
+#endif
 #ifndef VOTE1_
 #define VOTE1_ 0
 #endif
@@ -311,9 +314,9 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 warpgroup_barrier(warpgroup + 1);
                 if (thread == 0) barrier_arrive(rows_empty);
             }
-            auto multiply_keys = [&](int stage) {
+            auto multiply_keys = [&](int stage, bool begin = true) {
                 const uint64_t keys = first_keys + bytes_on(stage * SLABS * SLAB);
-                products_begin();
+                if (begin) products_begin();
                 if constexpr (QUERIES_IN_REGISTERS) {
 #pragma unroll
                     for (int step = 0; step < DEPTH_STEPS; step++)
@@ -325,7 +328,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 products_commit();
             };
             uint32_t probabilities[16], packed[LATE_ ? 16 : 1];
-            auto exponentiate = [&](int h, float (&sums)[2]) {
+            auto exponentiate = [&](const float (&c)[32], int h, float (&sums)[2]) {
                 float sum[2][2] = {{0, 0}, {0, 0}};
 #pragma unroll
                 for (int b = 0; b < 4; b++)
@@ -366,19 +369,8 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
             auto give_values_back = [&](int turn) {
                 if (thread == 0) barrier_arrive(values_empty + 8 * (turn % STAGES));
             };
-            auto process_tile = [&](int tile, auto is_first) {
-                constexpr bool VALUES_WAIT = LAG && !decltype(is_first)::value;  // those of the tile before
-                const int turn = first_turn + tile - first_tile, stage = turn % STAGES;
+            auto store_scores = [&](int tile, int buffer, auto between) {
                 const int first_key = tile * KEYS;
-                const int buffer = SCORE_TILES == 2 ? (turn & 1) * SCORE_TILE : 0;
-                if (thread == 0) barrier_arrive(keys_empty + 8 * stage);
-                STAMP(0);
-                if constexpr (VALUES_WAIT && !BURST_ && ORDER_ == 0) multiply_values(turn - 1);
-                if constexpr (VALUES_WAIT && ORDER_ == 3) {
-                    barrier_wait(values_full + 8 * ((turn - 1) % STAGES), (turn - 1) / STAGES & 1);
-                    products_begin();
-                }
-
                 // Scores of the future are zeros to the convolution.
                 if (CAUSAL && first_key + KEYS - 1 > tile_position) {
 #pragma unroll
@@ -392,7 +384,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 uint32_t pairs[2][2][4];  // of this block of columns and the one before, of two rows, a slab each
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    if constexpr (VALUES_WAIT && ORDER_ == 3) value_step(turn - 1, i);
+                    between(i);
                     const int block = i < 1 ? 1 : i < 2 ? 0 : i;  // the first block after the second, of which it has half
 #pragma unroll
                     for (int h = 0; h < 2; h++) {
@@ -407,9 +399,122 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                         store_matrices(store_at + buffer + (block * 16 + h * 8) * 16, pairs[i == 1][h]);
                     }
                 }
-                if constexpr (VALUES_WAIT && ORDER_ == 3) products_commit();
 #pragma unroll
                 for (int i = 0; i < 4; i++) carried[i / 2][i % 2] = halves<1, 1>(pairs[0][i / 2][i % 2 * 2], pairs[0][i / 2][i % 2 * 2 + 1]);
+            };
+            auto convolve = [&](float (&c)[32], int buffer) {
+                products_begin();
+#pragma unroll
+                for (int product = 0; product < PRODUCTS; product++) {
+                    const int distance = product - HALO + 8;
+                    Product<32, Half>::run_sparse(
+                        c, taps[product], pattern,
+                        score_tiles + bytes_on(buffer) + bytes_on(distance % 4 * SCORE_CLASS + (distance / 4 - 2) * 16), product > 0);
+                }
+                if constexpr (ORDER_ != 4) products_commit();
+            };
+            auto softmax = [&](float (&c)[32], int first_key) {
+                if (first_key - LEFT < seen_by_all || first_key + KEYS - LEFT > end_seen_by_all) {
+#pragma unroll
+                    for (int h = 0; h < 2; h++)
+#pragma unroll
+                        for (int e = 0; e < 2; e++) {
+                            const int begin = keys_begin(args.at, row_of(h, e)), end = keys_end(args.at, row_of(h, e));
+#pragma unroll
+                            for (int i = 0; i < 8; i++) {
+                                const int key = first_key - LEFT + lane / 4 + i * 8;
+                                if (key < begin || key >= end) c[i / 2 * 8 + h * 4 + i % 2 * 2 + e] = MINUS_INFINITY;
+                            }
+                        }
+                }
+
+                // Online softmax in units of log 2. Sum and accumulator of a row share a reference, so any will do that keeps
+                // them in range: it moves to the maximum only when a thread's numbers add up to more than LARGEST_SUM, which the
+                // first tile's do. Most tiles thus need no maximum, the longest chain of a softmax.
+                float sums[2][2];
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    if (VOTE1_) exponentiate(c, h, sums[h]);
+                const bool any = VOTE1_ && __any_sync(~0u, !(fmaxf(fmaxf(sums[0][0], sums[0][1]), fmaxf(sums[1][0], sums[1][1])) <= LARGEST_SUM));
+                if (!VOTE1_ || any) {
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    if (!VOTE1_) exponentiate(c, h, sums[h]);
+                    if (__any_sync(~0u, !(fmaxf(sums[h][0], sums[h][1]) <= LARGEST_SUM))) {
+                        float rescale[2];
+#pragma unroll
+                        for (int e = 0; e < 2; e++) {
+                            int moves = !(sums[h][e] <= LARGEST_SUM);  // of a row alone, so that no row depends on another
+                            float largest = MINUS_INFINITY;
+#pragma unroll
+                            for (int i = 0; i < 8; i++) largest = fmaxf(largest, c[i / 2 * 8 + h * 4 + i % 2 * 2 + e]);
+#pragma unroll
+                            for (int lanes = 4; lanes < 32; lanes *= 2) {
+                                moves |= __shfl_xor_sync(~0u, moves, lanes);
+                                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
+                            }
+                            largest = moves ? fmaxf(largest * unit, -1e20f) : reference[h][e];
+                            rescale[e] = exp2_fast(reference[h][e] - largest);
+                            reference[h][e] = largest;
+                            running_sum[h][e] *= rescale[e];
+                        }
+                        const float factor = of_own_row(rescale);
+                        if constexpr (ORDER_ == 2 && LATE_) products_wait<0>();
+#pragma unroll
+                        for (int i = 0; i < VALUE_DIM / 2; i++)
+                            if (i / 2 % 2 == h) accumulator[i] *= factor;
+                        exponentiate(c, h, sums[h]);
+                    }
+                }
+                }
+#pragma unroll
+                for (int h = 0; h < 2; h++) running_sum[h][0] += sums[h][0], running_sum[h][1] += sums[h][1];
+            };
+            auto deep_tile = [&](int tile, float (&now)[32], float (&next)[32]) {
+                const int turn = first_turn + tile - first_tile;
+                STAMP(0);
+                products_wait<DEEP_WAIT_>();  // c of this tile, scores of the next
+                STAMP(1);
+                if (tile + 1 < tiles && thread == 0) barrier_arrive(keys_empty + 8 * ((turn + 1) % STAGES));
+                const int buffer = ((turn + 1) & 1) * SCORE_TILE;
+                store_scores(tile + 1, buffer, [](int) {});
+#pragma unroll
+                for (int product = RESIDENT; product < PRODUCTS; product++) load_taps(product);
+                STAMP(2);
+                fence_async_proxy();
+                STAMP(3);
+                warpgroup_barrier(warpgroup + 1);
+                if (tile + 2 < tiles) barrier_wait(keys_full + 8 * ((turn + 2) % STAGES), (turn + 2) / STAGES & 1);
+                STAMP(4);
+                convolve(next, buffer);
+                STAMP(5);
+                multiply_keys((turn + 2) % STAGES, false);
+                STAMP(6);
+                products_wait<1>();
+                if (tile > first_tile && tile < tiles) give_values_back(turn - 1);
+                STAMP(7);
+                softmax(now, tile * KEYS);
+                STAMP(8);
+                multiply_values(min(turn, first_turn + tiles - 1 - first_tile));  // of a tile after the last all are zeros
+                STAMP(9);
+            };
+            auto process_tile = [&](int tile, auto is_first) {
+                constexpr bool VALUES_WAIT = LAG && !decltype(is_first)::value;  // those of the tile before
+                const int turn = first_turn + tile - first_tile, stage = turn % STAGES;
+                const int first_key = tile * KEYS;
+                const int buffer = SCORE_TILES == 2 ? (turn & 1) * SCORE_TILE : 0;
+                if (thread == 0) barrier_arrive(keys_empty + 8 * stage);
+                STAMP(0);
+                if constexpr (VALUES_WAIT && !BURST_ && ORDER_ == 0) multiply_values(turn - 1);
+                if constexpr (VALUES_WAIT && ORDER_ == 3) {
+                    barrier_wait(values_full + 8 * ((turn - 1) % STAGES), (turn - 1) / STAGES & 1);
+                    products_begin();
+                }
+
+                store_scores(tile, buffer, [&](int i) {
+                    if constexpr (VALUES_WAIT && ORDER_ == 3) value_step(turn - 1, i);
+                });
+                if constexpr (VALUES_WAIT && ORDER_ == 3) products_commit();
 #pragma unroll
                 for (int product = RESIDENT; product < PRODUCTS; product++) load_taps(product);
                 STAMP(1);
@@ -422,15 +527,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     if (tile + 1 < tiles) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
                 if constexpr (TURNS) wait_for_turn(warpgroup);
                 STAMP(4);
-                products_begin();
-#pragma unroll
-                for (int product = 0; product < PRODUCTS; product++) {
-                    const int distance = product - HALO + 8;
-                    Product<32, Half>::run_sparse(
-                        c, taps[product], pattern,
-                        score_tiles + bytes_on(buffer) + bytes_on(distance % 4 * SCORE_CLASS + (distance / 4 - 2) * 16), product > 0);
-                }
-                products_commit();
+                convolve(c, buffer);
                 STAMP(5);
                 if constexpr (TURNS && PASS_) pass_turn(1 - warpgroup);
                 if constexpr (ORDER_ >= 2) {
@@ -463,61 +560,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     STAMP(8);
                 }
 
-                if (first_key - LEFT < seen_by_all || first_key + KEYS - LEFT > end_seen_by_all) {
-#pragma unroll
-                    for (int h = 0; h < 2; h++)
-#pragma unroll
-                        for (int e = 0; e < 2; e++) {
-                            const int begin = keys_begin(args.at, row_of(h, e)), end = keys_end(args.at, row_of(h, e));
-#pragma unroll
-                            for (int i = 0; i < 8; i++) {
-                                const int key = first_key - LEFT + lane / 4 + i * 8;
-                                if (key < begin || key >= end) c[i / 2 * 8 + h * 4 + i % 2 * 2 + e] = MINUS_INFINITY;
-                            }
-                        }
-                }
-
-                // Online softmax in units of log 2. Sum and accumulator of a row share a reference, so any will do that keeps
-                // them in range: it moves to the maximum only when a thread's numbers add up to more than LARGEST_SUM, which the
-                // first tile's do. Most tiles thus need no maximum, the longest chain of a softmax.
-                float sums[2][2];
-#pragma unroll
-                for (int h = 0; h < 2; h++)
-                    if (VOTE1_) exponentiate(h, sums[h]);
-                const bool any = VOTE1_ && __any_sync(~0u, !(fmaxf(fmaxf(sums[0][0], sums[0][1]), fmaxf(sums[1][0], sums[1][1])) <= LARGEST_SUM));
-                if (!VOTE1_ || any) {
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    if (!VOTE1_) exponentiate(h, sums[h]);
-                    if (__any_sync(~0u, !(fmaxf(sums[h][0], sums[h][1]) <= LARGEST_SUM))) {
-                        float rescale[2];
-#pragma unroll
-                        for (int e = 0; e < 2; e++) {
-                            int moves = !(sums[h][e] <= LARGEST_SUM);  // of a row alone, so that no row depends on another
-                            float largest = MINUS_INFINITY;
-#pragma unroll
-                            for (int i = 0; i < 8; i++) largest = fmaxf(largest, c[i / 2 * 8 + h * 4 + i % 2 * 2 + e]);
-#pragma unroll
-                            for (int lanes = 4; lanes < 32; lanes *= 2) {
-                                moves |= __shfl_xor_sync(~0u, moves, lanes);
-                                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, lanes));
-                            }
-                            largest = moves ? fmaxf(largest * unit, -1e20f) : reference[h][e];
-                            rescale[e] = exp2_fast(reference[h][e] - largest);
-                            reference[h][e] = largest;
-                            running_sum[h][e] *= rescale[e];
-                        }
-                        const float factor = of_own_row(rescale);
-                        if constexpr (ORDER_ == 2 && LATE_) products_wait<0>();
-#pragma unroll
-                        for (int i = 0; i < VALUE_DIM / 2; i++)
-                            if (i / 2 % 2 == h) accumulator[i] *= factor;
-                        exponentiate(h, sums[h]);
-                    }
-                }
-                }
-#pragma unroll
-                for (int h = 0; h < 2; h++) running_sum[h][0] += sums[h][0], running_sum[h][1] += sums[h][1];
+                softmax(c, first_key);
                 STAMP(9);
                 if constexpr (LATE_) {
                     if constexpr (ORDER_ == 2 && VALUES_WAIT) {
@@ -537,7 +580,25 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
             barrier_wait(keys_full + 8 * (first_turn % STAGES), first_turn / STAGES & 1);
             multiply_keys(first_turn % STAGES);
             products_wait<0>();
-            if constexpr (LAG) {
+            if constexpr (ORDER_ == 4) {
+                float other[32];
+                if (thread == 0) barrier_arrive(keys_empty + 8 * (first_turn % STAGES));
+                const int buffer = (first_turn & 1) * SCORE_TILE;
+                store_scores(first_tile, buffer, [](int) {});
+#pragma unroll
+                for (int product = RESIDENT; product < PRODUCTS; product++) load_taps(product);
+                fence_async_proxy();
+                warpgroup_barrier(warpgroup + 1);
+                if (first_tile + 1 < tiles) barrier_wait(keys_full + 8 * ((first_turn + 1) % STAGES), (first_turn + 1) / STAGES & 1);
+                convolve(c, buffer);
+                multiply_keys((first_turn + 1) % STAGES, false);
+                products_wait<0>();
+                int tile = first_tile;
+#pragma unroll 1
+                for (; tile < tiles; tile += 2) deep_tile(tile, c, other), deep_tile(tile + 1, other, c);
+                products_wait<0>();
+                give_values_back(first_turn + tiles - 1 - first_tile);
+            } else if constexpr (LAG) {
                 process_tile(first_tile, True{});
                 for (int tile = first_tile + 1; tile < tiles; tile++) process_tile(tile, False{});
                 const int last = first_turn + tiles - 1 - first_tile;
