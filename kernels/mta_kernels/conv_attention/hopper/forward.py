@@ -13,6 +13,7 @@ from torch import Tensor
 from mta_kernels.conv_attention.hopper.prepare import (
     ELEMENTS,
     NORM_PARTS,
+    TAP_NUMBERS,
     Positions,
     Preparation,
     Rows,
@@ -32,6 +33,7 @@ FETCHING_WARPS = 3  # of a block's producer
 MAX_VALUE_DIM = 128
 IN_TURN_BYTES = 32 << 20  # of keys and values that are read at a time, which L2 holds
 MAX_REMEMBERED = 256
+PAIRED = True  # pairs.cu where it can
 _launches: dict[tuple, Launches] = {}
 
 
@@ -78,7 +80,12 @@ class Geometry(Tiles):
     @property
     def warpgroups(self) -> int:  # type: ignore[override]
         """Consumers a block: three have 160 registers a thread, enough for 64 columns, and two have 240."""
-        return 3 if self.head_dim <= 64 else 2
+        return 3 if self.head_dim <= 64 and not self.paired else 2
+
+    @property
+    def paired(self) -> bool:
+        """Whether it is pairs.cu that runs, two rows a product: its accumulators have room up to 64 columns."""
+        return self.head_dim <= 64 and PAIRED
 
     @property
     def stages(self) -> int:  # type: ignore[override]
@@ -88,7 +95,7 @@ class Geometry(Tiles):
     @property
     def block_rows(self) -> int:
         """Rows of out of a work."""
-        return self.warpgroups * (ROWS - (self.query_taps - 1))
+        return self.warpgroups * (ROWS * (2 if self.paired else 1) - (self.query_taps - 1))
 
     @property
     def persistent(self) -> bool:
@@ -99,10 +106,11 @@ class Geometry(Tiles):
     def shared_memory(self) -> int:
         """Bytes a block takes, as forward.cu lays them out."""
         value_slabs = -(-self.value_dim // 64)
-        tiles = self.warpgroups * self.slabs + self.stages * (self.slabs + value_slabs)
+        tiles = self.warpgroups * self.slabs * (2 if self.paired else 1) + self.stages * (self.slabs + value_slabs)
         scores = 2 * self.warpgroups * 8 * (8 + ROWS) * 16
         barriers = 4 * self.stages + 10
-        small = (2 if self.persistent else 1) * self.prepared.tap_bytes + barriers * 8 + 2 * 8 + FETCHING_WARPS * 4
+        zeros = 2 * TAP_NUMBERS * 2 if self.paired else 0  # around the taps
+        small = (2 if self.persistent else 1) * (self.prepared.tap_bytes + zeros) + barriers * 8 + 2 * 8 + FETCHING_WARPS * 4
         return tiles * SLAB + scores + small
 
     def constants(self) -> dict[str, Any]:
@@ -111,6 +119,10 @@ class Geometry(Tiles):
 
     def products(self) -> list[Product]:
         element = ELEMENTS[self.dtype]
+        if self.paired:
+            found = [Product(32, element, "fragments"), Product(64, element)]
+            found += [Product(64, "Half", how) for how in ("shared", "fragments")]
+            return list(dict.fromkeys([*found, Product(self.value_dim, element, "registers")]))
         found = [
             Product(columns, of, how)
             for columns, of in ((64, element), (32, "Half"))
@@ -121,7 +133,7 @@ class Geometry(Tiles):
 
     @property
     def source(self) -> Source:
-        return hopper_source("forward.cu", self.products(), self.constants())
+        return hopper_source("pairs.cu" if self.paired else "forward.cu", self.products(), self.constants())
 
 
 class Arguments(ctypes.Structure):
