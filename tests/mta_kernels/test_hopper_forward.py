@@ -57,6 +57,29 @@ def test_shapes(hopper, head_dim, taps, dtype, options) -> None:
         assert_close(hopper(q, k, v, weight, **options), q, k, v, weight, **options)
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "taps", "dtype", "options"),
+    [
+        (64, (6, 11), BF16, {}),
+        (64, (6, 11), FP16, {"causal": False}),
+        (40, (3, 4), FP16, {"pad_key": "left"}),
+        (64, (1, 1), BF16, {}),
+        (64, (7, 5), BF16, {"pad_key": "right"}),
+        (32, (2, 16), FP16, {"causal": False}),
+        (16, (8, 17), BF16, {"pad_key": "left", "causal": False}),
+    ],
+    ids=str,
+)
+def test_two_rows_a_product(hopper, monkeypatch, head_dim, taps, dtype, options) -> None:
+    monkeypatch.setattr(forward, "PAIRED", True)
+    monkeypatch.setattr(forward, "_launches", {})
+    for seq_len in (1, 65, 200, 330):
+        q, k, v, weight = make(1, 2, 1, seq_len, head_dim, taps, dtype)
+        first, *others = [hopper(q, k, v, weight, seed=seed, **options) for seed in SEEDS]
+        assert_close(first, q, k, v, weight, **options)
+        assert all(torch.equal(first, other) for other in others)
+
+
 def test_the_order_of_threads_changes_nothing(hopper) -> None:
     q, k, v, weight = make(1, 2, 2, 200, 64, (6, 11), BF16)
     first, *others = [hopper(q, k, v, weight, seed=seed) for seed in SEEDS]
@@ -252,10 +275,11 @@ def test_the_emulator_finds_what_a_gpu_may_hide(
     "geometry",
     [
         Geometry(BF16, 64, 6, 11, 5, causal=True, spans=False),
+        Geometry(BF16, 64, 6, 11, 5, causal=True, spans=False, paired=True),
         Geometry(BF16, 128, 6, 11, 5, causal=True, spans=False),
         Geometry(FP16, 256, 8, 17, 16, causal=False, spans=True),
     ],
-    ids=lambda geometry: f"head dim {geometry.head_dim}",
+    ids=lambda geometry: f"head dim {geometry.head_dim}" + geometry.paired * ", two rows a product",
 )
 def test_it_compiles_without_spills_and_with_products_in_flight(geometry: Geometry) -> None:
     """C7510 and its like say that ptxas runs one product at a time; a spill is local memory in the loop."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ FETCHING_WARPS = 3  # of a block's producer
 MAX_VALUE_DIM = 128
 IN_TURN_BYTES = 32 << 20  # of keys and values that are read at a time, which L2 holds
 MAX_REMEMBERED = 256
-PAIRED = True  # pairs.cu where it can
+PAIRED = False  # whether pairs.cu, a draft, runs where it can
 _launches: dict[tuple, Launches] = {}
 
 
@@ -65,8 +66,11 @@ def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_ta
     return None
 
 
+@dataclass(frozen=True)
 class Geometry(Tiles):
-    """The constants of forward.cu for a shape."""
+    """The constants of forward.cu for a shape, or of pairs.cu if `paired`, which has room for head dims up to 64."""
+
+    paired: bool = False
 
     @property
     def value_parts(self) -> int:
@@ -83,14 +87,9 @@ class Geometry(Tiles):
         return 3 if self.head_dim <= 64 and not self.paired else 2
 
     @property
-    def paired(self) -> bool:
-        """Whether it is pairs.cu that runs, two rows a product: its accumulators have room up to 64 columns."""
-        return self.head_dim <= 64 and PAIRED
-
-    @property
     def stages(self) -> int:  # type: ignore[override]
         """Tiles of keys and of values under way: a third helps where there is room for it."""
-        return 3 if 64 < self.head_dim <= 128 else 2
+        return 3 if 64 < self.head_dim <= 128 or self.paired else 2
 
     @property
     def block_rows(self) -> int:
@@ -110,7 +109,12 @@ class Geometry(Tiles):
         scores = 2 * self.warpgroups * 8 * (8 + ROWS) * 16
         barriers = 4 * self.stages + 10
         zeros = 2 * TAP_NUMBERS * 2 if self.paired else 0  # around the taps
-        small = (2 if self.persistent else 1) * (self.prepared.tap_bytes + zeros) + barriers * 8 + 2 * 8 + FETCHING_WARPS * 4
+        small = (
+            (2 if self.persistent else 1) * (self.prepared.tap_bytes + zeros)
+            + barriers * 8
+            + 2 * 8
+            + FETCHING_WARPS * 4
+        )
         return tiles * SLAB + scores + small
 
     def constants(self) -> dict[str, Any]:
@@ -191,7 +195,8 @@ class Launches:
         self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, causal: bool, scale: float, pad: int, packed: bool
     ) -> None:
         self.options = causal, scale, pad, packed
-        self._geometry = Geometry(q.dtype, q.shape[3], weight.shape[1], weight.shape[2], pad, causal, packed)
+        paired = PAIRED and q.shape[3] <= 64
+        self._geometry = Geometry(q.dtype, q.shape[3], weight.shape[1], weight.shape[2], pad, causal, packed, paired)
         self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v))
         self._layout = scratch_layout(self._geometry, q.shape[1], k.shape[0] * k.shape[1], q.shape[0] * q.shape[2])
         # What tensors are made like: torch.empty, given a shape and a device, takes the host twice as long.

@@ -194,6 +194,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
         const uint64_t first_taps = operand(shared + TAPS, HALF_TAPS, 128, NO_SWIZZLE);
         // The pair whose row of an 8 x 8 matrix that this lane names when its warp stores or loads four: two of rows by two of columns.
         const int named_pair = thread / 32 * 16 + lane % 16;
+        const uint64_t first_query = queries_at + named_pair * 256 + (lane / 16 ^ 2 * named_pair % 8) * 16;
         const uint32_t store_at = scores_at + (8 + named_pair) * 16 + lane / 16 * PITCH;
 
         if (warpgroup == 1) pass_turn(0);
@@ -229,13 +230,12 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
             for (int i = 0; i < VALUE_DIM / 2; i++) accumulator[0][i] = accumulator[1][i] = 0;
 
             uint32_t query[2][DEPTH_STEPS][4];
+            const uint32_t query_at = (uint32_t)moved(first_query, 0);  // found anew, or eight addresses would stay in registers
 #pragma unroll
             for (int x = 0; x < 2; x++)
 #pragma unroll
-                for (int step = 0; step < DEPTH_STEPS; step++) {
-                    const int named_row = 2 * named_pair + x;
-                    load_matrices(query[x][step], queries_at + named_row * 128 + ((step * 2 + lane / 16) ^ named_row % 8) * 16);
-                }
+                for (int step = 0; step < DEPTH_STEPS; step++)  // a row's number modulo 8 is in both parts, by the swizzle
+                    load_matrices(query[x][step], query_at ^ (x * (128 + 16) | step * 32));
             warpgroup_barrier(warpgroup + 1);
             if (thread == 0) barrier_arrive(rows_empty);
             auto multiply_keys = [&](int stage, int part) {
