@@ -31,7 +31,8 @@ EARLY = [
     ("                pass_turn(1 - warpgroup);\n", ""),
     (
         "                products_wait<0>();\n                if (VALUES_WAIT && part == 0)",
-        "                pass_turn(1 - warpgroup);\n                products_wait<0>();\n                if (VALUES_WAIT && part == 0)",
+        "                pass_turn(1 - warpgroup);\n                products_wait<0>();\n"
+        "                if (VALUES_WAIT && part == 0)",
     ),
 ]
 # Wrong results, for where the time goes.
