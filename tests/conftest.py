@@ -36,6 +36,7 @@ def no_earlier_calls() -> None:
     """No call is taken for one of another test: what a test puts in the place of a kernel is called."""
     if repeated := sys.modules.get("mta_kernels.conv_attention.repeated"):
         repeated._seen.clear()
+        repeated._seen_backward.clear()
 
 
 def pytest_collection_finish() -> None:

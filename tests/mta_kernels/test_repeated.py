@@ -97,13 +97,18 @@ def expected(*tensors: Tensor) -> float:
     return torch.tensor(sum(x.flatten()[0].item() for x in tensors), dtype=BF16).item()
 
 
+def recorded(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple]:
+    """What an operator is called with from now on."""
+    calls: list[tuple] = []
+    operator = getattr(operators, name)
+    monkeypatch.setattr(operators, name, lambda *x: (calls.append(x), operator(*x))[1])
+    return calls
+
+
 @pytest.fixture
 def operator_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """Arguments of the operator, at each call of it."""
-    calls: list[tuple] = []
-    operator = operators.CONV_ATTENTION
-    monkeypatch.setattr(operators, "CONV_ATTENTION", lambda *x: (calls.append(x), operator(*x))[1])
-    return calls
+    return recorded(monkeypatch, "CONV_ATTENTION")
 
 
 def test_this_pytorch_can_be_asked_who_watches(monkeypatch: pytest.MonkeyPatch, operator_calls) -> None:
@@ -300,10 +305,7 @@ def gradients(*tensors: Tensor, seed: int = 0, grad_out: Tensor | None = None, *
 @pytest.fixture
 def backward_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """Arguments of the backward's operator, at each call of it."""
-    calls: list[tuple] = []
-    operator = operators.CONV_ATTENTION_BACKWARD
-    monkeypatch.setattr(operators, "CONV_ATTENTION_BACKWARD", lambda *x: (calls.append(x), operator(*x))[1])
-    return calls
+    return recorded(monkeypatch, "CONV_ATTENTION_BACKWARD")
 
 
 def test_a_repeated_backward_has_its_own_tensors_and_no_operator(machine: Machine, backward_calls) -> None:

@@ -8,12 +8,13 @@ compilers, tracers, transforms, modes, tensor subclasses, and the profiler, whos
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from mta_kernels.conv_attention.hopper import backward
+from mta_kernels.remembering import keep
 
 try:  # neither who watches nor all of a tensor at once is asked through PyTorch's public interface
     from torch._C import (
@@ -29,8 +30,9 @@ except ImportError:  # in a PyTorch to come: then every call takes the operator
 else:
     CAN_ASK = True
 
+K = TypeVar("K")
+S = TypeVar("S")
 PLAIN = (Tensor, nn.Parameter)
-MAX_REMEMBERED = 256
 MAX_ALIKE = 16  # calls remembered that have q's shape and the options in common
 
 
@@ -130,10 +132,7 @@ def remember(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any, lau
     """For calls like this one, which passed all checks and may repeat; options as those of `earlier`."""
     tensors = (q, k, v, weight)
     seen = Seen(_guards(*tensors).check, launches, any(x.requires_grad for x in tensors))
-    key = (q.shape, *options)
-    if len(_seen) >= MAX_REMEMBERED:
-        _seen.clear()
-    _seen[key] = [*_seen.get(key, [])[-MAX_ALIKE + 1 :], seen]  # another list: a thread may be in the old one
+    _keep_alike(_seen, (q.shape, *options), seen)
 
 
 def remember_backward(launches: Launches, *tensors: Tensor) -> None:
@@ -142,9 +141,12 @@ def remember_backward(launches: Launches, *tensors: Tensor) -> None:
     seen = SeenBackward(
         _guards(*tensors).check, backward.launches_for(q, k, v, weight, out, grad_out, *launches.options)
     )
-    if len(_seen_backward) >= MAX_REMEMBERED:
-        _seen_backward.clear()
-    _seen_backward[launches] = [*_seen_backward.get(launches, [])[-MAX_ALIKE + 1 :], seen]
+    _keep_alike(_seen_backward, launches, seen)
+
+
+def _keep_alike(memory: dict[K, list[S]], key: K, seen: S) -> None:
+    """Put it with those that have the key in common."""
+    keep(memory, key, [*memory.get(key, [])[-MAX_ALIKE + 1 :], seen])  # another list: a thread may be in the old one
 
 
 def _guards(*tensors: Tensor) -> Any:

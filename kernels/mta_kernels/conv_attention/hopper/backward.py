@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.hopper.forward import MAX_REMEMBERED, ROWS, SLAB
+from mta_kernels.conv_attention.hopper.forward import ROWS, SLAB
 from mta_kernels.conv_attention.hopper.prepare import (
     ELEMENTS,
     NORM_PARTS,
@@ -26,6 +26,7 @@ from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable
 from mta_kernels.cuda import driver
 from mta_kernels.cuda.compiler import Source, machine_code
 from mta_kernels.gpu_limits import sm_count
+from mta_kernels.remembering import keep
 
 MAX_HEAD_DIM = 128
 TILE, CARRIED = 64, 16  # keys of a tile, and columns of c that it leaves to the next
@@ -140,9 +141,7 @@ def launches_for(
     )  # fmt: skip
     found = _launches.get(key)
     if found is None:
-        if len(_launches) >= MAX_REMEMBERED:
-            _launches.clear()
-        found = _launches[key] = Launches(q, k, v, weight, out, grad_out, *options)
+        found = keep(_launches, key, Launches(q, k, v, weight, out, grad_out, *options))
     return found
 
 
@@ -214,11 +213,8 @@ class Launches:
         self, starts: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, scratch: Tensor
     ) -> list[TensorMap]:
         """The tensor maps of a call, remembered by where all begin."""
-        if len(self._maps) >= MAX_REMEMBERED:
-            self._maps.clear()
         stored = scratch[: self._layout.stored].view(q.dtype).view(2, self._plan.slots, -1, self._plan.pitch)
-        found = self._maps[starts] = [tensor_map(x) for x in (q, k, v, grad_out, stored)]
-        return found
+        return keep(self._maps, starts, [tensor_map(x) for x in (q, k, v, grad_out, stored)])
 
 
 class Call:

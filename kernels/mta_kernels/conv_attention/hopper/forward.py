@@ -24,6 +24,7 @@ from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable
 from mta_kernels.cuda import driver
 from mta_kernels.cuda.compiler import Source, machine_code, missing_package
 from mta_kernels.gpu_limits import sm_count
+from mta_kernels.remembering import keep
 from mta_kernels.torch_compile import asked_once
 
 QUERY_TAPS, KEY_TAPS = 8, 17  # at most
@@ -31,7 +32,6 @@ ROWS, SLAB = 64, 64 * 128
 FETCHING_WARPS = 3  # of a block's producer
 MAX_VALUE_DIM = 128
 IN_TURN_BYTES = 32 << 20  # of keys and values that are read at a time, which L2 holds
-MAX_REMEMBERED = 256
 _launches: dict[tuple, Launches] = {}
 
 
@@ -164,9 +164,7 @@ def launches_for(
     )  # fmt: skip
     found = _launches.get(key)
     if found is None:
-        if len(_launches) >= MAX_REMEMBERED:
-            _launches.clear()
-        found = _launches[key] = Launches(q, k, v, weight, *options)
+        found = keep(_launches, key, Launches(q, k, v, weight, *options))
     return found
 
 
@@ -233,10 +231,7 @@ class Launches:
 
     def _describe(self, starts: tuple[int, ...], *tensors: Tensor) -> list[TensorMap]:
         """The tensor maps of q, k and v, remembered by where they begin."""
-        if len(self._maps) >= MAX_REMEMBERED:
-            self._maps.clear()
-        found = self._maps[starts] = [tensor_map(x) for x in tensors]
-        return found
+        return keep(self._maps, starts, [tensor_map(x) for x in tensors])
 
 
 class Call:

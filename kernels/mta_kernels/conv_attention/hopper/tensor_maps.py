@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.cuda.driver import checked, in_context
+from mta_kernels.remembering import keep
 
 
 class TensorMap(ctypes.Structure):
@@ -46,9 +47,7 @@ def tensor_map(x: Tensor) -> TensorMap:
     key = (x.data_ptr(), x.dtype, x.shape, x.stride())
     found = _tensor_maps.get(key)
     if found is None:
-        if len(_tensor_maps) >= MAX_TENSOR_MAPS:
-            _tensor_maps.clear()
-        found = _tensor_maps[key] = _encode(x)
+        found = keep(_tensor_maps, key, _encode(x), MAX_TENSOR_MAPS)
     return found
 
 

@@ -18,10 +18,11 @@ from triton import knobs
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
+from mta_kernels.remembering import keep
+
 # Of Triton, with which this was tested: how its launcher in C is called is no public interface.
 TESTED_RELEASE = "3.6."
 STREAM = 3  # its position among the launcher's arguments
-MAX_TENSOR_MAPS = 256
 
 
 class DirectLaunch:
@@ -90,9 +91,7 @@ class TensorMaps:
     def __call__(self, address: int) -> Any:
         found = self._known.get(address)
         if found is None:
-            if len(self._known) >= MAX_TENSOR_MAPS:
-                self._known.clear()
-            found = self._known[address] = expanded(Elsewhere(address, *self._described), self._meta)[0]
+            found = keep(self._known, address, expanded(Elsewhere(address, *self._described), self._meta)[0])
         return found
 
 

@@ -15,8 +15,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mta_kernels.conv_attention.triton.direct import DirectLaunch, direct_launch, is_watched
 from mta_kernels.gpu_limits import capability
+from mta_kernels.remembering import keep
 
-MAX_REMEMBERED = 4096
+MAX_LAUNCHES = 4096
 _signatures: dict[Hashable, int] = {}
 _launches: dict[tuple[Hashable, ...], _Again] = {}
 _watching = threading.local()
@@ -35,10 +36,9 @@ def launch(kernel: Any, programs: int, signature: Hashable, *args: Any, **option
     key = (id(kernel), signature, programs, constants, *[x for x in args if type(x) is int])
     again = _launches.get(key)
     if again is None:
-        if len(_launches) == MAX_REMEMBERED:
-            _launches.clear()
         compiled = kernel[(programs,)](*args, **options)
-        again = _launches[key] = _Again(compiled, programs, constants[: len(kernel.params) - len(args)])
+        again = _Again(compiled, programs, constants[: len(kernel.params) - len(args)])
+        keep(_launches, key, again, MAX_LAUNCHES)
     elif again.direct is None or is_watched():
         again.by_triton(*args, *again.constants)
     else:
