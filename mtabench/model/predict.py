@@ -12,8 +12,9 @@ from mtabench.registry import find
 from mtabench.sweeps.case import Case
 
 MODELLED = ("eager", "triton", "hopper", "sdpa-flash", "sdpa-cudnn")
-# Seconds that the host takes to launch one kernel: Triton's launcher with our checks (of a run whose rows are not kept:
-# 0.15 ms for 4 launches and 1 ms for 18), Hopper's two of a forward (host-time.csv), PyTorch's operators.
+# Seconds that the host takes to launch one kernel: Triton's launcher with our checks (of an earlier commit's run whose
+# rows are not kept: 0.15 ms for 4 launches and 1 ms for 18), Hopper's two of a forward (host-time.csv), PyTorch's
+# operators.
 HOST_S = {"triton": 45e-6, "hopper": 10e-6}
 OPERATOR_HOST_S = 8e-6
 
