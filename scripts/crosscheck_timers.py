@@ -30,7 +30,7 @@ from mtabench.sweeps.oracle import Oracle
 from mtabench.sweeps.plan import Options, make_plan
 
 # Kernels whose times have one mode, so that a median is one, and that leave the clock alone: one under a power cap has
-# another clock in every round.
+# another clock in every round. docs/comparing.md has short ones on which the timers disagreed.
 CELLS = (
     Options("fwd", impl="hopper", heads="16", head_dim="64", dtype="bf16", batch="1", seq="128..2k"),
     Options("fwd", impl="sdpa-flash", heads="16", head_dim="64", dtype="bf16", batch="16", seq="512..8k"),
