@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mta_kernels import gpu_limits
 from mta_kernels.conv_attention.triton import tuner, tuning
+from mta_kernels.conv_attention.triton.decode_plan import bulk_pays
 from mta_kernels.conv_attention.triton.tuned_kernels import Shape
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.files.table import make_console
@@ -24,7 +26,7 @@ from mtabench.sweeps.inputs import DTYPES, use_full_float32
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.sweep import words
 
-KERNELS = {"fwd": ("forward",), "bwd": ("probabilities", "value_gradients"), "decode": ("decode",)}
+KERNELS = {"fwd": ("forward",), "bwd": ("probabilities", "value_gradients"), "decode": ("decode", "decode_bulk")}
 
 
 def tune_shapes(passes: str, out: Path | None, **typed: Any) -> bool:
@@ -39,7 +41,7 @@ def tune_shapes(passes: str, out: Path | None, **typed: Any) -> bool:
     _check_destination(path, name, must_be_readable=out is not None)
     use_full_float32()
     console = make_console()
-    pairs = [(case, kernel) for case in cases for kernel in KERNELS[case.pass_]]
+    pairs = [(case, kernel) for case in cases for kernel in KERNELS[case.pass_] if _is_launched(kernel, case, device)]
     saved, any_wrong = 0, False
     for number, (case, kernel) in enumerate(pairs, start=1):
         title = f"[{number}/{len(pairs)}] {kernel}: {words(case)}{'' if case.causal else ', not causal'}"
@@ -91,6 +93,13 @@ def _cases(passes: str, typed: dict[str, Any]) -> Iterator[Case]:
         )
     for plan in plans:
         yield from plan.cases
+
+
+def _is_launched(kernel: str, case: Case, device: torch.device) -> bool:
+    """Whether a step of the case on some cache launches the kernel on this device."""
+    return kernel != "decode_bulk" or bulk_pays(
+        case.head_dim, case.heads // case.kv_heads, DTYPES[case.dtype].itemsize, gpu_limits.capability(device)
+    )
 
 
 def _check_destination(path: Path, device: str, must_be_readable: bool) -> None:

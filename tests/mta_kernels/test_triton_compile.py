@@ -7,8 +7,11 @@ target has a shape or two, such that each path through the kernels is compiled f
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import pkgutil
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -49,6 +52,23 @@ def test_kernels_are_as_good_as_in_the_baseline(target, shapes, monkeypatch, cap
     if ended.value.code == OTHER_COMPILERS:
         pytest.skip(said.out.splitlines()[-1])
     assert ended.value.code == 0, said.out + said.err
+
+
+@pytest.mark.parametrize("target", ["sm_90", "sm_80"])
+def test_decode_reads_by_the_copy_engine_where_there_is_one(target):
+    """And spills nothing there, for the longest caches that tiles are shipped for."""
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("", "kernels", "tests"))
+    environment = os.environ | {"TRITON_INTERPRET": "0", "MTA_KERNELS_CACHE": os.devnull, "PYTHONPATH": path}
+    command = [sys.executable, str(ROOT / "tests" / "decode_code.py"), target]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    kernels = json.loads(done.stdout)
+    assert {(kernel["head_dim"], kernel["group"]) for kernel in kernels} >= {(64, 1), (128, 1), (128, 4)}
+    for kernel in kernels:
+        pays = kernel["head_dim"] > 64 or kernel["group"] > 1
+        by_copy_engine = target == "sm_90" and not kernel["paged"] and pays
+        assert (kernel["copies"] > 0) == by_copy_engine, kernel
+        assert kernel["spilled"] == 0 or not by_copy_engine, kernel
 
 
 def test_the_baseline_has_every_kernel_for_every_target():

@@ -17,8 +17,15 @@ from mta_kernels.conv_attention import (
 )
 from mta_kernels.conv_attention.triton import decode
 from mta_kernels.conv_attention.triton.decode import conv_attention_decode_triton
-from mta_kernels.conv_attention.triton.decode_plan import choose_splits, column_steps, decode_candidates
+from mta_kernels.conv_attention.triton.decode_plan import (
+    bulk_pays,
+    choose_splits,
+    column_steps,
+    decode_candidates,
+)
+from mta_kernels.gpu_limits import capability
 
+HAS_COPY_ENGINE = capability(torch.device(DEVICE)) >= (9, 0)
 TAPS = [(1, 1), (2, 9), (3, 3), (6, 11), (7, 7), (4, 6), (11, 3)]
 
 
@@ -64,17 +71,21 @@ def paged(x: Tensor, page_size: int, seed: int = 1) -> tuple[Tensor, Tensor]:
     return pages, order.view(batch, count).to(x.device, torch.int32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("taps", TAPS, ids=lambda t: f"{t[0]}x{t[1]}")
-def test_ragged_lengths(taps: tuple[int, int]) -> None:
+def test_ragged_lengths(taps: tuple[int, int], dtype: torch.dtype) -> None:
+    """By pointers and by the copy engine."""
     lengths = sorted({1, 2, max(1, taps[0] - 1), taps[0], taps[1], sum(taps) - 1, 33, 257})
-    inputs = make_decode(lengths, 1, 1, 40, taps)
+    bulk = dtype == torch.float16 and HAS_COPY_ENGINE
+    inputs = make_decode(lengths, 1, 1, 72 if bulk else 40, taps, dtype)
+    assert decode.reads_in_bulk(*inputs[:3], None) == bulk
     assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=2), *inputs)
 
 
 @pytest.mark.parametrize("pad_key", ["both", "left", "right"])
 @pytest.mark.parametrize("taps", [(1, 4), (4, 6), (11, 3), (16, 31)], ids=lambda t: f"{t[0]}x{t[1]}")
 def test_key_paddings(taps: tuple[int, int], pad_key: str) -> None:
-    inputs = make_decode([20, 120], 1, 1, 24, taps)
+    inputs = make_decode([20, 120], 1, 1, 24, taps, torch.float16 if taps == (16, 31) else torch.float32)
     got = conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=1, pad_key=pad_key)
     assert_decodes(got, *inputs, pad_key=pad_key)
 
@@ -92,10 +103,78 @@ def test_groups_share_a_kv_head(group: int) -> None:
     assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=2), *inputs)
 
 
-@pytest.mark.parametrize("splits", [1, 3, 8, "auto"])
+@pytest.mark.parametrize("splits", [1, 3, 8, 31, 32, "auto"])  # 32 partial results are merged at once, 33 are not
 def test_splits(splits: int | str) -> None:
     inputs = make_decode([9, 260], 1, 1, 64, (6, 11), torch.float16)
     assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=splits), *inputs)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+@pytest.mark.parametrize("group", [1, 4])
+def test_copy_engine_reads_what_pointers_read(head_dim: int, group: int) -> None:
+    """All tiles, with lengths about the ends of tiles and of shares, NaN beyond, and capacities of any remainder."""
+    lengths = [0, 3, 64, 139, 140, 271]
+    inputs = make_decode(lengths, group, 1, head_dim, (6, 11), torch.float16)
+    q, k, v, weight, count = inputs
+    shape = {"key_taps": 11, "block_d": 128 if head_dim > 64 else 64, "element_size": 2, "shared_memory": 232448}
+    configs = decode_candidates(group=group, bulk=True, **shape)
+    assert {config.pack for config in configs} >= ({1, 2} if group == 1 else {2})
+    step = {"scale": head_dim**-0.5, "pad": 5, "block_table": None}
+    for number, config in enumerate(configs if group == 1 else configs[::4]):
+        step["splits"] = (1, 2, 5)[number % 3]
+        caches = [x[:, :, : 271 + number % 6].contiguous() for x in (k, v)]
+        got = decode.launch_decode(q, *caches, weight, count, config=config, bulk=HAS_COPY_ENGINE, **step)
+        assert (got[0] == 0).all()
+        assert_decodes(got[1:], q[1:], k[1:], v[1:], weight, count[1:])
+        want = decode.launch_decode(q, *caches, weight, count, config=config, **step)
+        assert relative_error(got, want) < 1e-3, config
+
+
+@pytest.mark.parametrize("layout", ["token-major", "padded rows", "wider cache", "keys and values in one"])
+def test_copy_engine_follows_strides(layout: str) -> None:
+    q, k, v, weight, lengths = make_decode([5, 90, 200], 4, 2, 64, (6, 11), torch.float16)
+    want = conv_attention_decode_triton(q, k, v, weight, lengths=lengths, splits=2)
+    assert_decodes(want, q, k, v, weight, lengths)
+    if layout == "token-major":
+        caches = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v)]
+    elif layout == "padded rows":
+        caches = [torch.nn.functional.pad(x, (0, 8), value=float("nan"))[..., :64] for x in (k, v)]
+    elif layout == "wider cache":
+        caches = [torch.nn.functional.pad(x, (0, 0, 3, 2), value=float("nan"))[:, :, 3:-2] for x in (k, v)]
+    else:
+        caches = list(torch.cat([k, v], 3).chunk(2, 3))
+    assert decode.reads_in_bulk(q, *caches, None) == HAS_COPY_ENGINE
+    assert torch.equal(conv_attention_decode_triton(q, *caches, weight, lengths=lengths, splits=2), want)
+
+
+def test_what_the_copy_engine_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.zeros(2, 6, 1, 64, dtype=torch.float16, device=DEVICE)
+    cache = torch.zeros(2, 3, 50, 64, dtype=torch.float16, device=DEVICE)
+    others = [
+        cache.float(),
+        cache.mT.contiguous().mT,
+        torch.zeros(2, 3, 50, 68, dtype=torch.float16, device=DEVICE)[..., :64],  # rows of 136 bytes
+        torch.zeros(2, 3, 50, 72, dtype=torch.float16, device=DEVICE)[..., 4:68],  # from byte 8 on
+        cache[:1].expand(2, -1, -1, -1),
+    ]
+    assert decode.reads_in_bulk(q, cache, cache, None) == HAS_COPY_ENGINE
+    for other in others[1:]:
+        assert not decode.reads_in_bulk(q, cache, other, None)
+        assert not decode.reads_in_bulk(q, other, cache, None)
+    assert not decode.reads_in_bulk(q, others[0], others[0], None)
+    assert not decode.reads_in_bulk(q[:, :3], cache, cache, None)  # one query head a KV head, of 64
+    assert not decode.reads_in_bulk(q, cache, cache, torch.zeros(2, 1, dtype=torch.int32, device=DEVICE))
+    for head_dim, group, size, compute_capability, pays in (
+        (72, 1, 2, (9, 0), True),
+        (40, 2, 2, (10, 0), True),
+        (64, 1, 2, (9, 0), False),
+        (44, 2, 2, (9, 0), False),
+        (72, 1, 4, (9, 0), False),
+        (128, 8, 2, (8, 9), False),
+    ):
+        assert bulk_pays(head_dim, group, size, compute_capability) == pays
+    monkeypatch.setattr(decode, "capability", lambda device: (8, 9))
+    assert not decode.reads_in_bulk(q, cache, cache, None)
 
 
 @pytest.mark.parametrize("page_size", [16, 64])
@@ -205,7 +284,9 @@ def test_configs_fit_every_gpu(shared_memory: int) -> None:
         for group in (1, 2, 3, 4, 8, 32):
             for block_d, size in ((16, 2), (64, 2), (128, 2), (256, 2), (64, 4), (256, 4)):
                 shape = {"key_taps": key_taps, "block_d": block_d, "element_size": size}
-                for config in decode_candidates(group=group, shared_memory=shared_memory, **shape):
+                options = {"group": group, "shared_memory": shared_memory}
+                bulk = decode_candidates(bulk=True, **options, **shape) if size == 2 else ()
+                for config in (*decode_candidates(**options, **shape), *bulk):
                     assert config.shared_memory(**shape) <= shared_memory
                     # A window's columns lie within two tiles.
                     assert config.block_n // config.pack >= column_steps(key_taps, config.pack)
@@ -240,6 +321,23 @@ def test_cuda_graph_follows_the_lengths(pages: bool) -> None:
         lengths.copy_(torch.tensor(new))
         graph.replay()
         assert_decodes(out, q, k, v, weight, lengths)
+
+
+@pytest.mark.gpu
+def test_other_tensors_of_the_same_shape() -> None:
+    """No address of an earlier call is used again, neither by a call nor by a graph."""
+    steps = [make_decode([80, 300], 2, 2, 64, (6, 11), torch.bfloat16, seed=seed) for seed in range(3)]
+    for _ in range(2):
+        for *tensors, lengths in steps:
+            assert_decodes(conv_attention_decode_triton(*tensors, lengths=lengths), *tensors, lengths)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = [conv_attention_decode_triton(*tensors, lengths=lengths) for *tensors, lengths in steps]
+    for *tensors, _ in steps:
+        tensors[0].normal_()
+    graph.replay()
+    for out, step in zip(outs, steps, strict=True):
+        assert_decodes(out, *step)
 
 
 @pytest.mark.parametrize("splits", [0, 129, "many", 2.0])

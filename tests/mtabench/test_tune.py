@@ -6,6 +6,7 @@ import pytest
 import torch
 from command_line import make_runner
 
+from mta_kernels import gpu_limits
 from mta_kernels.conv_attention.triton import tuner, tuning
 from mta_kernels.conv_attention.triton.tuned_kernels import Shape
 from mta_kernels.conv_attention.triton.tuner import Trial
@@ -41,6 +42,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(tuning, "device_name", lambda device: GPU)
+    monkeypatch.setattr(gpu_limits, "capability", lambda device: (9, 0))
     monkeypatch.setattr("mtabench.sweeps.tune.unsupported_reason", lambda case: None)
 
 
@@ -123,8 +125,15 @@ def test_every_kernel_of_a_pass_is_tuned_for_every_shape(mtabench, planted, tmp_
 
 def test_decode_takes_its_own_axes(mtabench, planted):
     assert mtabench("tune", "--pass", "decode", "--seq", "8k", "--kv-heads", "4", "--batch", "2")[0] == 0
-    (call,) = planted.calls
-    assert call[:2] == ("decode", Shape(2, 16, 4, 8192, 64, (6, 11), torch.bfloat16))
+    shape = Shape(2, 16, 4, 8192, 64, (6, 11), torch.bfloat16)
+    assert [call[:2] for call in planted.calls] == [("decode", shape), ("decode_bulk", shape)]
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [((8, 0), "bf16"), ((9, 0), "fp32")])
+def test_what_the_copy_engine_cannot_read_is_not_tuned(mtabench, planted, monkeypatch, capability, dtype):
+    monkeypatch.setattr(gpu_limits, "capability", lambda device: capability)
+    assert mtabench("tune", "--pass", "decode", "--seq", "8k", "--dtype", dtype)[0] == 0
+    assert [call[0] for call in planted.calls] == ["decode"]
 
 
 def test_a_table_shows_times_and_the_winner_against_the_heuristic(mtabench, planted):

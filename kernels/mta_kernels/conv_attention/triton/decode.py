@@ -14,24 +14,43 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mta_kernels.conv_attention.arguments import check_block_table, check_splits, key_padding, softmax_scale
 from mta_kernels.conv_attention.operators import on_device_of
-from mta_kernels.conv_attention.triton.decode_plan import DecodeConfig, choose_splits, column_steps, decode_candidates
+from mta_kernels.conv_attention.triton.decode_plan import (
+    DecodeConfig,
+    bulk_pays,
+    choose_splits,
+    column_steps,
+    decode_candidates,
+)
 from mta_kernels.conv_attention.triton.decode_shares import _conv_attention_decode_kernel, _finite
-from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, dependent_launches, launch, next_power_of_2
+from mta_kernels.conv_attention.triton.launch import (
+    call_signature,
+    cdiv,
+    dependent_launches,
+    launch,
+    next_power_of_2,
+    operand,
+)
 from mta_kernels.conv_attention.triton.prepare import dot_precision
 from mta_kernels.conv_attention.triton.tuning import Key, best_config
-from mta_kernels.gpu_limits import shared_memory_limit, sm_count
+from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
+
+SLOTS_AT_ONCE = 32  # so many partial results a head are merged without a loop
 
 
 @triton.jit
 def _combine_splits_kernel(
     partial_ptr, max_ptr, sum_ptr, out_ptr, slots,
     HEAD_DIM: tl.constexpr, BLOCK_SLOTS: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr,
-    DEPENDENT_LAUNCH: tl.constexpr,
+    AT_ONCE: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
 ):  # fmt: skip
-    """`out[h] = sum_s 2^(max_s - max) partial_s / sum_s 2^(max_s - max) sum_s`; zero for a sequence without tokens."""
+    """`out[h] = sum_s 2^(max_s - max) partial_s / sum_s 2^(max_s - max) sum_s`; zero for a sequence without tokens.
+
+    AT_ONCE if CHUNK is BLOCK_SLOTS: everything is asked of memory before any of it is needed.
+    """
     if DEPENDENT_LAUNCH:
         gdc_wait()
     DIM_BLOCKS: tl.constexpr = (HEAD_DIM + BLOCK_D - 1) // BLOCK_D
@@ -39,23 +58,34 @@ def _combine_splits_kernel(
     dim = tl.program_id(0) % DIM_BLOCKS * BLOCK_D + tl.arange(0, BLOCK_D)
     slot = tl.arange(0, BLOCK_SLOTS)
     all_maxima = tl.load(max_ptr + head * slots + slot, mask=slot < slots, other=float("-inf"))
-    largest = _finite(tl.max(all_maxima, 0))
     sums = tl.load(sum_ptr + head * slots + slot, mask=slot < slots, other=0.0)
-    total = tl.sum(tl.exp2(all_maxima - largest) * sums, 0)
-    out = tl.zeros([CHUNK, BLOCK_D], tl.float32)
-    for first in tl.range(0, slots, CHUNK):
-        chunk_slot = first + tl.arange(0, CHUNK)
-        scale = tl.exp2(
-            tl.load(max_ptr + head * slots + chunk_slot, mask=chunk_slot < slots, other=float("-inf")) - largest
-        )
-        partial = tl.load(
-            partial_ptr + (head * slots + chunk_slot[:, None]) * HEAD_DIM + dim[None, :],
-            mask=(chunk_slot < slots)[:, None] & (dim < HEAD_DIM)[None, :],
-            other=0.0,
-        )
-        out += partial * scale[:, None]
+    if AT_ONCE:
+        out = _load_partial(partial_ptr, head, slots, slot, dim, HEAD_DIM)
+    largest = _finite(tl.max(all_maxima, 0))
+    all_scales = tl.exp2(all_maxima - largest)
+    total = tl.sum(all_scales * sums, 0)
+    if AT_ONCE:
+        out *= all_scales[:, None]
+    else:
+        out = tl.zeros([CHUNK, BLOCK_D], tl.float32)
+        for first in tl.range(0, slots, CHUNK):
+            chunk_slot = first + tl.arange(0, CHUNK)
+            scale = tl.exp2(
+                tl.load(max_ptr + head * slots + chunk_slot, mask=chunk_slot < slots, other=float("-inf")) - largest
+            )
+            out += _load_partial(partial_ptr, head, slots, chunk_slot, dim, HEAD_DIM) * scale[:, None]
     merged = tl.sum(out, 0) / tl.where(total > 0, total, 1.0)
     tl.store(out_ptr + head * HEAD_DIM + dim, merged.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
+
+
+@triton.jit
+def _load_partial(partial_ptr, head, slots, slot, dim, HEAD_DIM: tl.constexpr):
+    """Partial results of a head, zero for slots that there are not: `[len(slot), len(dim)]`."""
+    return tl.load(
+        partial_ptr + (head * slots + slot[:, None]) * HEAD_DIM + dim[None, :],
+        mask=(slot < slots)[:, None] & (dim < HEAD_DIM)[None, :],
+        other=0.0,
+    )
 
 
 def conv_attention_decode_triton(
@@ -82,7 +112,8 @@ def conv_attention_decode_triton(
     if block_table is not None:
         check_block_table(block_table, q_window, k_cache)
         capacity *= block_table.shape[1]
-    splits, config = chosen_tiles(q_window, k_cache, weight, splits, capacity)
+    bulk = reads_in_bulk(q_window, k_cache, v_cache, block_table)
+    splits, config = chosen_tiles(q_window, k_cache, weight, splits, capacity, bulk=bulk)
     with on_device_of(q_window):
         return launch_decode(
             q_window,
@@ -95,13 +126,28 @@ def conv_attention_decode_triton(
             pad=key_padding(weight.shape[2], pad_key),
             splits=splits,
             config=config,
+            bulk=bulk,
         )
 
 
+def reads_in_bulk(q_window: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None) -> bool:
+    """Whether the copy engine reads the caches: where that pays (`bulk_pays`), and it can.
+
+    Not paged ones; their dims lie side by side, all else begins at multiples of 16 bytes, and no two rows at one place.
+    """
+    group, compute_capability = q_window.shape[1] // k_cache.shape[1], capability(k_cache.device)
+    if block_table is not None or not bulk_pays(k_cache.shape[3], group, k_cache.element_size(), compute_capability):
+        return False
+    return all(
+        x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(stride > 0 and stride % 8 == 0 for stride in x.stride()[:3])
+        for x in (k_cache, v_cache)
+    )
+
+
 def chosen_tiles(
-    q_window: Tensor, k_cache: Tensor, weight: Tensor, splits: int | str, capacity: int
+    q_window: Tensor, k_cache: Tensor, weight: Tensor, splits: int | str, capacity: int, *, bulk: bool = False
 ) -> tuple[int, DecodeConfig]:
-    """How many programs share the keys of a KV head, of a cache for so many, and their tiles.
+    """How many programs share the keys of a KV head, of a cache for so many, and their tiles; `bulk` if read so.
 
     Raises ValueError for splits that do not fit.
     """
@@ -117,9 +163,10 @@ def chosen_tiles(
         block_d=max(16, next_power_of_2(head_dim)),
         element_size=q_window.element_size(),
         shared_memory=shared_memory_limit(q_window.device),
+        bulk=bulk,
     )
     key = Key.of(q_window.dtype, head_dim, weight.shape[1:], True, capacity, group, batch * kv_heads)
-    return int(splits), best_config("decode", key, candidates, q_window.device)
+    return int(splits), best_config("decode_bulk" if bulk else "decode", key, candidates, q_window.device)
 
 
 def launch_decode(
@@ -134,21 +181,27 @@ def launch_decode(
     pad: int,
     splits: int,
     config: DecodeConfig,
+    bulk: bool = False,
 ) -> Tensor:
-    """Run the decode kernel with these tiles, then combine its `splits + 1` partial results a head."""
+    """Run the decode kernel with these tiles, then combine its `splits + 1` partial results a head.
+
+    With `bulk` the copy engine reads the caches: see `reads_in_bulk`.
+    """
     found = launch_shares(
-        q_window, k_cache, v_cache, weight, lengths, block_table, scale=scale, pad=pad, splits=splits, config=config
-    )
+        q_window, k_cache, v_cache, weight, lengths, block_table, scale=scale, pad=pad, splits=splits, config=config,
+        bulk=bulk,
+    )  # fmt: skip
     batch, query_heads, _, head_dim = q_window.shape
     out = torch.empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=q_window.device)
-    combine_d = min(64, max(16, next_power_of_2(head_dim)))
     slots = splits + 1
+    at_once = slots <= SLOTS_AT_ONCE
+    combine_d = min(32 if at_once else 64, max(16, next_power_of_2(head_dim)))
     launch(
         _combine_splits_kernel, batch * query_heads * cdiv(head_dim, combine_d), found.signature,
         found.partial, found.maxima, found.sums, out, slots,
         HEAD_DIM=head_dim, BLOCK_SLOTS=next_power_of_2(slots), BLOCK_D=combine_d,
-        CHUNK=min(32, next_power_of_2(slots)), DEPENDENT_LAUNCH=found.dependent_launch,
-        num_warps=4, launch_pdl=found.dependent_launch,
+        CHUNK=min(SLOTS_AT_ONCE, next_power_of_2(slots)), AT_ONCE=at_once,
+        DEPENDENT_LAUNCH=found.dependent_launch, num_warps=1 if at_once else 4, launch_pdl=found.dependent_launch,
     )  # fmt: skip
     return out
 
@@ -181,8 +234,9 @@ def launch_shares(
     config: DecodeConfig,
     first_key: int = 0,
     own_keys: int = 0,
+    bulk: bool = False,
 ) -> Shares:
-    """Run the decode kernel with these tiles.
+    """Run the decode kernel with these tiles; with `bulk`, not for a part of a cache, the copy engine reads K and V.
 
     With `own_keys` the cache is a part of one: these keys, from `first_key` on, and the few before and after that they
     are mixed with. Lengths count from the first key that is held, and may be negative or beyond.
@@ -205,9 +259,10 @@ def launch_shares(
     dependent_launch = dependent_launches(q_window)
     # The compiler's pipeline takes two stages a tile if it has to look up the pages first.
     num_stages = config.num_stages if block_table is None else 2 * config.num_stages - 1
+    k_desc, v_desc = _descriptors(k_cache, v_cache, config) if bulk else (None, None)
     launch(
         _conv_attention_decode_kernel, programs * batch * kv_heads, signature,
-        q_window, k_cache, v_cache, weight, lengths, block_table, partial, maxima, sums,
+        q_window, k_cache, v_cache, k_desc, v_desc, weight, lengths, block_table, partial, maxima, sums,
         *q_window.stride(), *units[:3], k_cache.stride(3), *units[3:], v_cache.stride(3), *weight.stride(),
         *(block_table.stride() if block_table is not None else (0, 0)),
         kv_heads, window, splits, scale * math.log2(math.e),
@@ -221,7 +276,23 @@ def launch_shares(
         SPLIT_WEIGHT=weight.dtype != q_window.dtype,
         UNIT=unit, DEPENDENT_LAUNCH=dependent_launch,
         PRECISION=dot_precision(q_window.dtype),
-        FIRST=first_key, OWN=own_keys, HELD=k_cache.shape[2] if own_keys else 0,
+        FIRST=first_key, OWN=own_keys, HELD=k_cache.shape[2] if own_keys else 0, BULK=bulk,
         num_warps=config.num_warps, num_stages=num_stages,
     )  # fmt: skip
     return Shares(partial, maxima, sums, signature, dependent_launch)
+
+
+def _descriptors(k_cache: Tensor, v_cache: Tensor, config: DecodeConfig) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """Of K `[B, Hkv, pack, S // pack, D]` and V `[B, Hkv, S, D]`, in the kernel's tiles.
+
+    Keys of a last column that is not whole are left out: no whole tile has any.
+    """
+    batch, kv_heads, capacity, head_dim = k_cache.shape
+    pack, columns, block_d = config.pack, config.block_n // config.pack, max(16, next_power_of_2(head_dim))
+    stride_b, stride_h, stride_n, _ = k_cache.stride()
+    shape = [batch, kv_heads, pack, max(1, capacity // pack), head_dim]
+    strides = [stride_b, stride_h, stride_n, pack * stride_n, 1]
+    return (
+        TensorDescriptor(k_cache, shape, strides, [1, 1, 1, columns, block_d]),
+        operand(v_cache, [1, 1, config.block_n, block_d], True),
+    )

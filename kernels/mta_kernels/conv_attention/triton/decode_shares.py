@@ -5,6 +5,11 @@ A column of products stands for PACK consecutive keys, `r[(p, e), u] = sum_g qt[
 `c[PACK*v + pad + p] = sum_e r[(p, e), v + e]`: about PACK times fewer numbers to move along the diagonal than with
 `r[b, y] = qt[b] . k[y]`, while the rows `(p, e)` fill the 16 rows that a tensor core multiplies anyway.
 
+Tiles that lie wholly inside the sequence come through the copy engine (TMA), where the GPU and the cache allow it: two
+descriptors instead of addresses and masks for every row. The engine gives zeros for rows before the first, as the
+scores want them, but it knows nothing of lengths: the rest of a share, a tile or two at the end of the sequence, comes
+by pointers with masks, as everything does elsewhere.
+
 The newest keys, which some of the window's queries may not see, are left to one small program a query head (the tail);
 no other program needs a mask on scores. Everything is in base-2 units: `factor = scale * log2(e)`.
 """
@@ -18,7 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 @triton.jit
 def _conv_attention_decode_kernel(
-    q_ptr, k_ptr, v_ptr, weight_ptr, lengths_ptr, table_ptr, partial_ptr, max_ptr, sum_ptr,
+    q_ptr, k_ptr, v_ptr, k_desc, v_desc, weight_ptr, lengths_ptr, table_ptr, partial_ptr, max_ptr, sum_ptr,
     stride_qb, stride_qh, stride_qw, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd, stride_wh, stride_wa, stride_wb, stride_tb, stride_tp,
     kv_heads, window, splits, factor,
@@ -26,7 +31,7 @@ def _conv_attention_decode_kernel(
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PACK: tl.constexpr, STEPS: tl.constexpr,
     BLOCK_STEPS: tl.constexpr, BLOCK_TAPS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_NEAR: tl.constexpr, SPLIT_WEIGHT: tl.constexpr, UNIT: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
-    PRECISION: tl.constexpr, FIRST: tl.constexpr, OWN: tl.constexpr, HELD: tl.constexpr,
+    PRECISION: tl.constexpr, FIRST: tl.constexpr, OWN: tl.constexpr, HELD: tl.constexpr, BULK: tl.constexpr,
 ):  # fmt: skip
     """One program: a share of the keys for HEADS query heads of a KV head, or the newest keys of one query head.
 
@@ -35,6 +40,7 @@ def _conv_attention_decode_kernel(
     max and sum `[B, Hq, splits + 1]` is a share's, the last slot is the newest keys'.
     If OWN > 0 the cache is a part of one: it holds HELD keys, the OWN from FIRST on take part in the softmax, and the
     sequence may end before or after them, by a length that counts from the first key held and may be negative.
+    If BULK, k_desc `[B, Hkv, PACK, S // PACK, D]` and v_desc `[B, Hkv, S, D]` describe the same k and v.
     """
     if DEPENDENT_LAUNCH:
         gdc_launch_dependents()  # the programs that merge may take their places, and wait
@@ -122,35 +128,23 @@ def _conv_attention_decode_kernel(
         first_column = start // PACK - (PAD + PACK - 1) // PACK
         last_key = stop - 1 - PAD + (KEY_TAPS - 1)
         end_column = (stop - 1 - PAD + PACK * STEPS) // PACK  # past the last one that a score of the share needs
-        for tile in tl.range(first_column, end_column, COLUMNS):
-            r = tl.zeros([ROWS, COLUMNS], tl.float32)
-            key = (tile + column) * PACK  # a column never straddles two pages, nor the first key
-            inside = (key >= 0) & (key <= last_key)
-            rows = _cache_rows(table_ptr, key, inside, stride_kb, stride_kn, stride_tp, PAGE_SIZE)
-            for g in tl.static_range(PACK):
-                inside = (key >= 0) & (key + g <= last_key)
-                k = _load_rows(
-                    k_ptr + tl.full([], g, tl.int64) * stride_kn, rows, dim, inside, stride_kd, HEAD_DIM
-                )  # [COLUMNS, BLOCK_D]
-                r = tl.dot(queries[g], k.T, r, input_precision=PRECISION)
-            moved = tl.gather(tl.where(is_new, r, carried), source, 1)
-            carried = r
-            scores = tl.sum(moved.reshape(HEADS, PACK, BLOCK_STEPS, COLUMNS), 2).reshape(HEADS, BLOCK_N)
-
-            key = tile * PACK + out_key
-            inside = (key >= start) & (key < stop)
-            rows = _cache_rows(table_ptr, key, inside, stride_vb, stride_vn, stride_tp, PAGE_SIZE)
-            v = _load_rows(v_ptr, rows, dim, inside, stride_vd, HEAD_DIM)  # [BLOCK_N, BLOCK_D]
-            scores = tl.where(inside[None, :], scores, float("-inf"))
-            new_max = tl.maximum(running_max, tl.max(scores, 1))
-            reference = _finite(new_max)
-            p = tl.exp2(scores - reference[:, None])  # [HEADS, BLOCK_N]
-            rescale = tl.exp2(running_max - reference)
-            running_sum = running_sum * rescale[:, None] + p
-            running_max = new_max
-            accumulator *= _repeat_rows(rescale[:, None], OUT_ROWS)
-            p = _repeat_rows(p, OUT_ROWS).to(v.dtype)
-            accumulator = tl.dot(p, v, accumulator, input_precision=PRECISION)
+        masked_column = first_column  # where tiles begin that may hold rows past the end of the sequence
+        if BULK:
+            masked_column += (length - first_column * PACK) // BLOCK_N * COLUMNS
+            for tile in tl.range(first_column, tl.minimum(masked_column, end_column), COLUMNS):
+                carried, accumulator, running_max, running_sum = _add_tile(
+                    tile, queries, carried, accumulator, running_max, running_sum,
+                    k_desc, v_desc, table_ptr, batch, kv_head, start, stop, last_key, source, is_new, out_key,
+                    stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, stride_tp,
+                    HEADS, PAD, HEAD_DIM, PAGE_SIZE, PACK, STEPS, BLOCK_STEPS, BLOCK_D, PRECISION, True,
+                )  # fmt: skip
+        for tile in tl.range(masked_column, end_column, COLUMNS, num_stages=1 if BULK else None):
+            carried, accumulator, running_max, running_sum = _add_tile(
+                tile, queries, carried, accumulator, running_max, running_sum,
+                k_ptr, v_ptr, table_ptr, batch, kv_head, start, stop, last_key, source, is_new, out_key,
+                stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, stride_tp,
+                HEADS, PAD, HEAD_DIM, PAGE_SIZE, PACK, STEPS, BLOCK_STEPS, BLOCK_D, PRECISION, False,
+            )  # fmt: skip
 
     head = first_head + tl.arange(0, HEADS)
     slot = (batch * kv_heads * GROUP + kv_head * GROUP + head).to(tl.int64) * (splits + 1) + split
@@ -166,6 +160,62 @@ def _conv_attention_decode_kernel(
         accumulator,
         mask=wanted[:, None] & (dim < HEAD_DIM)[None, :],
     )
+
+
+@triton.jit
+def _add_tile(
+    tile, queries, carried, accumulator, running_max, running_sum,
+    k, v, table_ptr, batch, kv_head, start, stop, last_key, source, is_new, out_key,
+    stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, stride_tp,
+    HEADS: tl.constexpr, PAD: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PACK: tl.constexpr,
+    STEPS: tl.constexpr, BLOCK_STEPS: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    BULK: tl.constexpr,
+):  # fmt: skip
+    """The sums of a share with the tile of columns from `tile` on: carried, accumulator, running_max, running_sum.
+
+    k and v are descriptors if BULK, of rows that may all be multiplied, and else pointers to a head's first row.
+    """
+    ROWS: tl.constexpr = carried.shape[0]
+    COLUMNS: tl.constexpr = carried.shape[1]
+    BLOCK_N: tl.constexpr = COLUMNS * PACK
+    OUT_ROWS: tl.constexpr = accumulator.shape[0]
+    dim = tl.arange(0, BLOCK_D)
+    r = tl.zeros([ROWS, COLUMNS], tl.float32)
+    if BULK:
+        for g in tl.static_range(PACK):
+            k_tile = k.load([batch, kv_head, g, tile, 0]).reshape(COLUMNS, BLOCK_D)
+            r = tl.dot(queries[g], k_tile.T, r, input_precision=PRECISION)
+    else:
+        key = (tile + tl.arange(0, COLUMNS)) * PACK  # a column never straddles two pages, nor the first key
+        inside = (key >= 0) & (key <= last_key)
+        rows = _cache_rows(table_ptr, key, inside, stride_kb, stride_kn, stride_tp, PAGE_SIZE)
+        for g in tl.static_range(PACK):
+            inside = (key >= 0) & (key + g <= last_key)
+            k_tile = _load_rows(
+                k + tl.full([], g, tl.int64) * stride_kn, rows, dim, inside, stride_kd, HEAD_DIM
+            )  # [COLUMNS, BLOCK_D]
+            r = tl.dot(queries[g], k_tile.T, r, input_precision=PRECISION)
+    moved = tl.gather(tl.where(is_new, r, carried), source, 1)
+    scores = tl.sum(moved.reshape(HEADS, PACK, BLOCK_STEPS, COLUMNS), 2).reshape(HEADS, BLOCK_N)
+
+    key = tile * PACK + out_key
+    inside = (key >= start) & (key < stop)
+    if BULK:
+        v_tile = v.load([batch, kv_head, (tile - (STEPS - 1)) * PACK + PAD, 0]).reshape(BLOCK_N, BLOCK_D)
+    else:
+        rows = _cache_rows(table_ptr, key, inside, stride_vb, stride_vn, stride_tp, PAGE_SIZE)
+        v_tile = _load_rows(v, rows, dim, inside, stride_vd, HEAD_DIM)  # [BLOCK_N, BLOCK_D]
+    scores = tl.where(inside[None, :], scores, float("-inf"))
+    new_max = tl.maximum(running_max, tl.max(scores, 1))
+    reference = _finite(new_max)
+    p = tl.exp2(scores - reference[:, None])  # [HEADS, BLOCK_N]
+    rescale = tl.exp2(running_max - reference)
+    running_sum = running_sum * rescale[:, None] + p
+    accumulator *= _repeat_rows(rescale[:, None], OUT_ROWS)
+    if BULK:  # from the order of the scores to that of the keys
+        p = p.reshape(HEADS, PACK, COLUMNS).permute(0, 2, 1).reshape(HEADS, BLOCK_N)
+    p = _repeat_rows(p, OUT_ROWS).to(v_tile.dtype)
+    return r, tl.dot(p, v_tile, accumulator, input_precision=PRECISION), new_max, running_sum
 
 
 @triton.jit

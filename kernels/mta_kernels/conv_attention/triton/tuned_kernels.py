@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ class Shape:
 
     def key(self, kernel: str) -> Key:
         """Under which a choice for this shape is saved."""
-        decode = (self.heads // self.kv_heads, self.batch * self.kv_heads) if kernel == "decode" else ()
+        decode = (self.heads // self.kv_heads, self.batch * self.kv_heads) if kernel.startswith("decode") else ()
         return Key.of(self.dtype, self.head_dim, self.taps, self.causal, self.seq_len, *decode)
 
 
@@ -108,8 +109,8 @@ def value_gradients_problem(shape: Shape, device: torch.device) -> Problem:
     return Problem(candidates, run, blank=0.0)
 
 
-def decode_problem(shape: Shape, device: torch.device) -> Problem:
-    """One decode step on a contiguous cache, with as many splits as "auto" takes."""
+def decode_problem(shape: Shape, device: torch.device, bulk: bool = False) -> Problem:
+    """One decode step on a contiguous cache, with as many splits as "auto" takes; read by the copy engine if `bulk`."""
     from mta_kernels.conv_attention.triton.decode import launch_decode
     from mta_kernels.conv_attention.triton.decode_plan import choose_splits, decode_candidates
 
@@ -119,7 +120,7 @@ def decode_problem(shape: Shape, device: torch.device) -> Problem:
     options = {name: value for name, value in _options(shape).items() if name != "causal"}
 
     def run(config: Any) -> Sequence[Tensor]:
-        return (launch_decode(q, k, v, weight, lengths, None, splits=splits, config=config, **options),)
+        return (launch_decode(q, k, v, weight, lengths, None, splits=splits, config=config, bulk=bulk, **options),)
 
     candidates = decode_candidates(
         key_taps=shape.taps[1],
@@ -127,6 +128,7 @@ def decode_problem(shape: Shape, device: torch.device) -> Problem:
         block_d=max(16, 1 << (shape.head_dim - 1).bit_length()),
         element_size=q.element_size(),
         shared_memory=shared_memory_limit(device),
+        bulk=bulk,
     )
     return Problem(candidates, run)
 
@@ -136,6 +138,7 @@ KERNELS: dict[str, Callable[[Shape, torch.device], Problem]] = {
     "probabilities": probabilities_problem,
     "value_gradients": value_gradients_problem,
     "decode": decode_problem,
+    "decode_bulk": partial(decode_problem, bulk=True),
 }
 
 

@@ -56,7 +56,9 @@ def tune(kernel: str, shape: Shape, *, path: Path | None = None, measure: Measur
     problem = KERNELS[kernel](shape, device)
     statuses = _check(problem, shape.dtype, device)
     right = [config for config, status in zip(problem.candidates, statuses, strict=True) if status == OK]
-    times = iter((measure or time_in_turns)([partial(problem.run, config) for config in right], kernel == "decode"))
+    times = iter(
+        (measure or time_in_turns)([partial(problem.run, config) for config in right], kernel.startswith("decode"))
+    )
     trials = [
         Trial(config, next(times) if status == OK else None, status)
         for config, status in zip(problem.candidates, statuses, strict=True)
