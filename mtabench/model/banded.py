@@ -66,8 +66,11 @@ def forward(case: Case, sm_count: int) -> list[Kernel]:
     values, own = case.head_dim // parts, ROWS - (taps - 1)
     heads = case.batch * case.heads * parts
     tiles = heads * _tiles(case, own, _left(case))
+    steps = _steps(case.head_dim)
+    in_registers = STEP if warpgroups == 3 else steps if parts == 1 else 0  # columns of the queries
     products = (
-        Product(KEYS, _steps(case.head_dim), in_registers=warpgroups == 2 and parts == 1),
+        Product(KEYS, in_registers, in_registers=True),  # queries
+        Product(KEYS, steps - in_registers),
         Product(2 * STEP, STEP, times=KEYS // STEP, in_registers=True),  # scores as they are, then shifted by rows
         Product(2 * STEP, STEP, times=KEYS // STEP * (taps - 1)),
         Product(values, KEYS, in_registers=True),

@@ -12,10 +12,9 @@ from mtabench.registry import find
 from mtabench.sweeps.case import Case
 
 MODELLED = ("eager", "triton", "hopper", "sdpa-flash", "sdpa-cudnn")
-# Seconds that the host takes to launch one kernel: Triton's launcher with our checks (of an earlier commit's run whose
-# rows are not kept: 0.15 ms for 4 launches and 1 ms for 18), Hopper's two of a forward (host-time.csv), PyTorch's
-# operators.
-HOST_S = {"triton": 45e-6, "hopper": 10e-6}
+# Seconds that the host takes to launch one kernel: Triton's four of a forward and Hopper's two (host-time.csv), 18 of a
+# Triton backward (1 ms in a run of an earlier commit, whose rows are not kept), PyTorch's operators.
+HOST_S = {("triton", "fwd"): 7e-6, ("triton", "bwd"): 55e-6, ("hopper", "fwd"): 9e-6, ("hopper", "bwd"): 10e-6}
 OPERATOR_HOST_S = 8e-6
 
 
@@ -82,5 +81,5 @@ def predict(case: Case, device: Device, rates: Rates, tiles: Tiles | None = None
     kernels = kernels_of(case, tiles or Tiles(), device.sm_count)
     launches = sum(kernel.launches for kernel in kernels)
     # A decode step is replayed as a CUDA graph, which the host launches at once.
-    host_s = 0.0 if case.pass_ == "decode" else launches * HOST_S.get(case.impl, OPERATOR_HOST_S)
+    host_s = 0.0 if case.pass_ == "decode" else launches * HOST_S.get((case.impl, case.pass_), OPERATOR_HOST_S)
     return Prediction(tuple(time_of(kernel, rates) for kernel in kernels), host_s, tiles)

@@ -74,6 +74,15 @@ struct Arguments {
     Chunks chunks;
 };
 
+// Products of 64 rows with 64 rows, HEAD_DIM deep: `queries` and `keys` are operands of swizzled tiles.
+DEVICE void multiply_rows(float (&scores)[32], uint64_t queries, uint64_t keys) {
+#pragma unroll
+    for (int step = 0; step < DEPTH_STEPS; step++) {
+        const uint64_t on = bytes_on(step / 4 * SLAB + step % 4 * 32);
+        Product<32, ELEMENT>::run(scores, queries + on, keys + on, step > 0);
+    }
+}
+
 extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backward(
     const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
     const __grid_constant__ TensorMap value_map, const __grid_constant__ TensorMap grad_map,

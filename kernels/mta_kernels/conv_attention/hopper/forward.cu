@@ -20,10 +20,12 @@
 
 constexpr int OUT_ROWS = ROWS - HALO, BLOCK_ROWS = OUT_ROWS * WARPGROUPS;
 constexpr int VALUE_SLABS = (VALUE_DIM + 63) / 64;
-// With two consumers a thread has registers for its part of the queries, so that shared memory is read for the keys alone.
-constexpr bool QUERIES_IN_REGISTERS = WARPGROUPS == 2 && HEAD_DIM <= 128;
-// Two take turns at the convolution, so that one is in its softmax meanwhile, and multiply values a tile late, while the next
-// scores are stored. Three have no registers for that, and find their own rhythm.
+// Of the queries' columns, the first 16 times so many are in a thread's registers, and shared memory is not read for them:
+// all of them with two consumers, and what there is room for with three.
+constexpr int STEPS_IN_REGISTERS = WARPGROUPS == 3 ? 1 : HEAD_DIM <= 128 ? DEPTH_STEPS : 0;
+constexpr bool QUERIES_IN_REGISTERS = STEPS_IN_REGISTERS == DEPTH_STEPS;
+// Two take turns at the convolution, so that one is in its softmax meanwhile, and store the next tile's scores while this
+// one's values are multiplied. Three find their own rhythm, and lose if they do so.
 constexpr bool TURNS = WARPGROUPS == 2;
 constexpr float LARGEST_SUM = 4096;  // of a thread's 16 numbers of a row: see the softmax
 static_assert(VALUE_DIM % 8 == 0 && VALUE_DIM <= 128, "accumulators must fit the registers");
@@ -43,13 +45,6 @@ constexpr int BARRIERS = TAPS + SLOTS * QUERY_TAPS * TAP;
 constexpr int WORKS = BARRIERS + (4 * STAGES + 10) * 8;  // two slots: a work's number, and what c is times
 constexpr int LARGEST = WORKS + 2 * 8;                   // a float a fetching warp
 static_assert(LARGEST + FETCHERS / 32 * 4 <= 227 * 1024, "shared memory of a block");
-
-struct True {
-    static constexpr bool value = true;
-};
-struct False {
-    static constexpr bool value = false;
-};
 
 struct Arguments {
     Positions at;
@@ -242,25 +237,25 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
 #pragma unroll
             for (int i = 0; i < VALUE_DIM / 2; i++) accumulator[i] = 0;
 
-            uint32_t query[QUERIES_IN_REGISTERS ? DEPTH_STEPS : 1][4];
-            if constexpr (QUERIES_IN_REGISTERS) {
+            uint32_t query[STEPS_IN_REGISTERS ? STEPS_IN_REGISTERS : 1][4];
 #pragma unroll
-                for (int step = 0; step < DEPTH_STEPS; step++)
-                    load_matrices(query[step], queries_at + step / 4 * SLAB + named_row * 128 +
-                                                   ((step % 4 * 2 + lane / 16) ^ named_row % 8) * 16);
+            for (int step = 0; step < STEPS_IN_REGISTERS; step++)
+                load_matrices(query[step], queries_at + step / 4 * SLAB + named_row * 128 +
+                                               ((step % 4 * 2 + lane / 16) ^ named_row % 8) * 16);
+            if constexpr (PERSISTENT && QUERIES_IN_REGISTERS) {
                 warpgroup_barrier(warpgroup + 1);
                 if (thread == 0) barrier_arrive(rows_empty);
             }
             auto multiply_keys = [&](int stage) {
                 const uint64_t keys = first_keys + bytes_on(stage * SLABS * SLAB);
                 products_begin();
-                if constexpr (QUERIES_IN_REGISTERS) {
 #pragma unroll
-                    for (int step = 0; step < DEPTH_STEPS; step++)
-                        Product<32, ELEMENT>::run_fragments(scores, query[step],
-                                                            keys + bytes_on(step / 4 * SLAB + step % 4 * 32), step > 0);
-                } else {
-                    multiply_rows(scores, queries, keys);
+                for (int step = 0; step < DEPTH_STEPS; step++) {
+                    const uint64_t on = bytes_on(step / 4 * SLAB + step % 4 * 32);
+                    if (step < STEPS_IN_REGISTERS)
+                        Product<32, ELEMENT>::run_fragments(scores, query[step], keys + on, step > 0);
+                    else
+                        Product<32, ELEMENT>::run(scores, queries + on, keys + on, step > 0);
                 }
                 products_commit();
             };
@@ -292,17 +287,21 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                         first_values + bytes_on(stage * VALUE_SLABS * SLAB) + bytes_on(step * 16 * 128));
                 products_commit();
             };
-            auto give_values_back = [&](int turn) {
-                if (thread == 0) barrier_arrive(values_empty + 8 * (turn % STAGES));
+            // A tile's scores are A of the convolution: from registers for the rows as they are, and through shared memory for
+            // shifted ones, where a shift is a start address 16 bytes a row lower.
+            uint32_t own[4][4];
+            auto convolve_rows_as_they_are = [&] {
+                products_begin();
+#pragma unroll
+                for (int block = 0; block < 4; block++)
+                    Product<16, Half>::run_fragments(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16), own[block],
+                                                     toeplitz, block == 0);
+                products_commit();
             };
-            auto process_tile = [&](int tile, auto is_first) {
-                constexpr bool VALUES_WAIT = TURNS && !decltype(is_first)::value;  // those of the tile before
-                const int turn = first_turn + tile - first_tile, stage = turn % STAGES;
-                const int first_key = tile * KEYS;
+            auto take_scores = [&](int tile) {
+                const int turn = first_turn + tile - first_tile, first_key = tile * KEYS;
                 const int buffer = (turn & 1) * SCORE_TILE;  // two in turn: a warp may be a tile ahead of another
-                if (thread == 0) barrier_arrive(keys_empty + 8 * stage);
-                if constexpr (VALUES_WAIT) multiply_values(turn - 1);
-
+                if (thread == 0 && (!TURNS || tile < tiles)) barrier_arrive(keys_empty + 8 * (turn % STAGES));
                 // Scores of the future are zeros to the convolution.
                 if (CAUSAL && first_key + KEYS - 1 > tile_position) {
 #pragma unroll
@@ -311,35 +310,38 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                         if (key > tile_position + local_row + i / 2 % 2 * 8) scores[i] = 0;
                     }
                 }
-                // They are A of the convolution: from registers for the rows as they are, and through shared memory for shifted
-                // ones, where a shift is a start address 16 bytes a row lower.
-                uint32_t own[4][4];
 #pragma unroll
                 for (int i = 0; i < 32; i += 2) own[i / 8][i / 2 % 4] = pack<Half>(scores[i], scores[i + 1]);
-                products_begin();
-#pragma unroll
-                for (int block = 0; block < 4; block++)
-                    Product<16, Half>::run_fragments(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16), own[block],
-                                                     toeplitz, block == 0);
-                products_commit();
+                if constexpr (!TURNS) convolve_rows_as_they_are();
                 if constexpr (QUERY_TAPS > 1) {
 #pragma unroll
-                    for (int block = 0; block < 4; block++) store_matrices(store_at + buffer + block * 2 * PITCH, own[block]);
+                    for (int block = 0; block < 4; block++)
+                        store_matrices(store_at + buffer + block * 2 * PITCH, own[block]);
                     fence_async_proxy();
+                }
+            };
+            auto process_tile = [&](int tile) {
+                const int turn = first_turn + tile - first_tile, first_key = tile * KEYS;
+                const int buffer = (turn & 1) * SCORE_TILE;
+                if constexpr (!TURNS) take_scores(tile);
+                if constexpr (QUERY_TAPS > 1) {
                     warpgroup_barrier(warpgroup + 1);
                     if constexpr (TURNS) wait_for_turn(warpgroup);
+                }
+                if constexpr (TURNS) convolve_rows_as_they_are();
+                if constexpr (QUERY_TAPS > 1) {
                     products_begin();
 #pragma unroll
                     for (int block = 0; block < 4; block++)
 #pragma unroll
                         for (int tap = 1; tap < QUERY_TAPS; tap++)
-                            Product<16, Half>::run(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16),
-                                                   score_tiles + bytes_on(buffer) + bytes_on(block * 2 * PITCH + (8 - tap) * 16),
-                                                   toeplitz + bytes_on(tap * TAP), true);
+                            Product<16, Half>::run(
+                                *(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16),
+                                score_tiles + bytes_on(buffer) + bytes_on(block * 2 * PITCH + (8 - tap) * 16),
+                                toeplitz + bytes_on(tap * TAP), true);
                     products_commit();
                 }
                 products_wait<0>();
-                if constexpr (VALUES_WAIT) give_values_back(turn - 1);
                 const int next_turn = turn + 1, next_stage = next_turn % STAGES;
                 if (tile + 1 < tiles) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
                 multiply_keys(next_stage);  // the next scores, while this tile's softmax runs; after the last nobody looks
@@ -385,24 +387,20 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
 #pragma unroll
                 for (int i = 0; i < 8; i++) even[i] = odd[24 + i], even[8 + i] = 0;  // carried on
 
-                if constexpr (!TURNS) multiply_values(turn);
+                multiply_values(turn);
+                if constexpr (TURNS) {
+                    products_wait<1>();
+                    take_scores(tile + 1);  // after the last nobody looks
+                }
                 products_wait<0>();
-                if constexpr (!TURNS) give_values_back(turn);
+                if (thread == 0) barrier_arrive(values_empty + 8 * (turn % STAGES));
             };
 
             barrier_wait(keys_full + 8 * (first_turn % STAGES), first_turn / STAGES & 1);
             multiply_keys(first_turn % STAGES);
             products_wait<0>();
-            if constexpr (TURNS) {
-                process_tile(first_tile, True{});
-                for (int tile = first_tile + 1; tile < tiles; tile++) process_tile(tile, False{});
-                const int last = first_turn + tiles - 1 - first_tile;
-                multiply_values(last);
-                products_wait<0>();
-                give_values_back(last);
-            } else {
-                for (int tile = first_tile; tile < tiles; tile++) process_tile(tile, False{});
-            }
+            if constexpr (TURNS) take_scores(first_tile);
+            for (int tile = first_tile; tile < tiles; tile++) process_tile(tile);
             for (int tile = tiles; tile < end_tile; tile++) {  // tiles for the warpgroups after this one
                 const int turn = first_turn + tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
                 barrier_wait(keys_full + 8 * stage, parity);

@@ -92,12 +92,3 @@ DEVICE float rescale_queries(uint32_t queries, uint32_t largest, const float* ke
     part_barrier<Threads>();  // also: `largest` may be written again
     return factor;
 }
-
-// Products of 64 rows with 64 rows, HEAD_DIM deep: `queries` and `keys` are operands of swizzled tiles.
-DEVICE void multiply_rows(float (&scores)[32], uint64_t queries, uint64_t keys) {
-#pragma unroll
-    for (int step = 0; step < DEPTH_STEPS; step++) {
-        const uint64_t on = bytes_on(step / 4 * SLAB + step % 4 * 32);
-        Product<32, ELEMENT>::run(scores, queries + on, keys + on, step > 0);
-    }
-}
