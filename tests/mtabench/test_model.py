@@ -117,7 +117,7 @@ def test_cycles_of_a_tile_of_the_hopper_kernels():
     """Tensor cores: products by 2048 a cycle. Shared memory, 128 bytes a cycle: operands, stored scores, copies."""
     convolution = 4 * (8 + 5 * 24)  # 16 columns at a time: T, and for shifted rows A
     assert tile_of(banded.forward(HOPPER, 132)[1]) == (
-        128 + 384 + 128, pytest.approx(128 + convolution + 64 + 64 + 128 / 3),
+        128 + 384 + 128, pytest.approx(64 + 48 + convolution + 64 + 64 + 128 / 3),
     )  # fmt: skip
     assert tile_of(banded.forward(replace(HOPPER, head_dim=128), 132)[1]) == (
         256 + 384 + 256, 128 + convolution + 128 + 64 + 256 / 2,
@@ -269,7 +269,7 @@ def test_explain_says_what_a_cell_is_made_of_and_what_was_measured(mtabench, tmp
     assert (code, err, list(tmp_path.iterdir())) == (0, "", [])
     assert "rule: a kernel takes max(" in out
     assert "tiles: 128 x 64, queries in registers (fixed, in Gluon)" in out
-    assert "measured: 0.913 ms" in out
+    assert "measured: 0.9152 ms" in out
     assert "largest term: tensor cores of _conv_attention_fwd" in out
     assert "no prediction: compile is not modelled" in out
     assert "fit in 141 GB" in out
