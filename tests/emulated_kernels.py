@@ -26,11 +26,34 @@ extern "C" const char* {kernel}_emulated(int x, int y, int threads, int bytes, u
     return emulator::launch(x, y, threads, bytes + 1024, seed, [=] {{
         {space}::{kernel}(*(const {space}::Arguments*)args);
         for (int i = 0; i < 1024; i++)
-            if (emulator::block->shared[bytes + i] != (char)0xFF)
-                emulator::failure = "a write beyond the block's shared memory";
+            if (emulator::shared_memory()[bytes + i] != (char)0xFF)
+                emulator::fail("a write beyond the block's shared memory");
     }});
 }}
 """
+
+
+def built(code: str, options: list[str], read: list[Path]) -> Path:
+    """A shared library of a C++ program, built if there is none yet of this code, these options and files."""
+    digest = hashlib.sha256("\0".join([code, *options, *(path.read_text() for path in read)]).encode()).hexdigest()
+    library = Path(tempfile.gettempdir()) / "mtabench-emulator" / f"{digest[:32]}.so"
+    if not library.exists():
+        library.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as temporary:
+            source, result = Path(temporary, "all.cpp"), Path(temporary, "all.so")
+            source.write_text(code)
+            command = [GXX, "-std=c++20", "-shared", "-fPIC", "-w", f"-I{FOLDER}", *options]
+            subprocess.run([*command, "-o", str(result), str(source)], check=True)
+            os.replace(result, library)
+    return library
+
+
+@functools.cache
+def machine() -> ctypes.CDLL:
+    """What all kernels run on, for them to find."""
+    source = FOLDER / "machine.cpp"
+    read = [source, *(FOLDER / name for name in ("machine.hpp", "numbers.cuh"))]
+    return ctypes.CDLL(str(built(source.read_text(), ["-O3"], read)), mode=ctypes.RTLD_GLOBAL)
 
 
 class Emulator:
@@ -47,22 +70,13 @@ class Emulator:
         """The path of a shared library with the kernels of a source, built if it is not there yet."""
         if GXX is None:
             pytest.skip("no g++ to build the emulated kernels with")
-        folder, code = wanted.path.parent, self.program(wanted)
-        flags = [f"-D{key}={value}" for key, value in wanted.constants.items()]
+        folder = wanted.path.parent
+        constants = [f"-D{key}={value}" for key, value in wanted.constants.items()]
         read = [*sorted(folder.glob("*.cu*")), *sorted(FOLDER.iterdir())]
-        digest = hashlib.sha256("\0".join([code, *flags, *(path.read_text() for path in read)]).encode()).hexdigest()
-        library = Path(tempfile.gettempdir()) / "mtabench-emulator" / f"{digest[:32]}.so"
-        if not library.exists():
-            library.parent.mkdir(exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=library.parent) as temporary:
-                source, built = Path(temporary, "all.cpp"), Path(temporary, "all.so")
-                source.write_text(code)
-                command = [GXX, "-O1", "-std=c++17", "-shared", "-fPIC", "-w", *flags, f"-I{FOLDER}", f"-I{folder}"]
-                subprocess.run([*command, "-o", str(built), str(source)], check=True)
-                os.replace(built, library)
-        return str(library).encode()
+        return str(built(self.program(wanted), ["-O1", *constants, f"-I{folder}"], read)).encode()
 
     def load(self, code: bytes, name: str, shared_memory: int, device: Any) -> Any:
+        machine()
         function = ctypes.CDLL(code.decode())[f"{name}_emulated"]
         function.restype = ctypes.c_char_p
         return function

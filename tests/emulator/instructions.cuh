@@ -11,7 +11,7 @@ struct alignas(16) float4 {
     float x, y, z, w;
 };
 
-inline char* shared_bytes() { return emulator::block->shared.data(); }
+inline char* shared_bytes() { return emulator::shared_memory(); }
 
 inline float atomicAdd(float* at, float value) {
     const float before = *at;
@@ -28,7 +28,7 @@ inline const uint16_t* rows[64][32];
 }  // namespace emulator
 
 template <class Element> void multiply_add(float* d, const uint32_t* a, const uint32_t* b) {
-    const int warp = emulator::self->thread / 32, lane = emulator::self->thread % 32;
+    const int warp = emulator::thread / 32, lane = emulator::thread % 32;
     auto& held = emulator::held[warp];
     for (int i = 0; i < 6; i++) {
         const uint32_t pair = i < 4 ? a[i] : b[i - 4];
@@ -46,7 +46,7 @@ template <class Element> void multiply_add(float* d, const uint32_t* a, const ui
 }
 
 inline void load_columns(uint32_t (&b)[4], const uint16_t* row) {
-    const int warp = emulator::self->thread / 32, lane = emulator::self->thread % 32;
+    const int warp = emulator::thread / 32, lane = emulator::thread % 32;
     emulator::rows[warp][lane] = row;
     emulator::meet(emulator::MEET_LOAD + warp, 0, 32);
     for (int i = 0; i < 4; i++) {
@@ -57,15 +57,12 @@ inline void load_columns(uint32_t (&b)[4], const uint16_t* row) {
 }
 
 inline void copy_16(void* shared, const void* memory, bool inside) {
-    if ((uintptr_t)memory % 16 || (uintptr_t)shared % 16) emulator::failure = "a copy of 16 bytes is not aligned to 16";
+    if ((uintptr_t)memory % 16 || (uintptr_t)shared % 16) emulator::fail("a copy of 16 bytes is not aligned to 16");
     auto copy = [=] {
         if (inside) std::memcpy(shared, memory, 16);
         else std::memset(shared, 0, 16);
     };
     if (emulator::coin()) copy();
-    else emulator::self->issued.push_back(copy);
+    else emulator::issue(emulator::Task::of(copy));
 }
-inline void copies_wait() {
-    for (auto& copy : emulator::self->issued) copy();
-    emulator::self->issued.clear();
-}
+inline void copies_wait() { emulator::do_issued(); }

@@ -17,39 +17,25 @@ namespace whole_warp {
 
 // One time in so many, this thread's warp falls behind the others.
 inline void may_fall_behind(int times) {
-    if (emulator::self->thread % 32 || emulator::random_bits() % times) return;
-    for (int turns = emulator::random_bits() % 256; turns > 0; turns--) {
-        emulator::progress++;
-        emulator::yield();
-    }
+    if (emulator::thread % 32 || emulator::random_bits() % times) return;
+    for (int turns = emulator::random_bits() % 256; turns > 0; turns--) emulator::yield();
 }
 
 }  // namespace whole_warp
 
 inline void copy_async(uint32_t destination, const void* source, bool inside) {
-    if (destination % 16 || (uintptr_t)source % 16) emulator::failure = "a copy is not aligned";
-    emulator::self->issued.push_back([=] {
+    if (destination % 16 || (uintptr_t)source % 16) emulator::fail("a copy is not aligned");
+    emulator::issue(emulator::Task::of([=] {
         uint4 bytes = {0, 0, 0, 0};
         if (inside) std::memcpy(&bytes, source, 16);
         store_shared(destination, bytes);
-    });
+    }));
 }
 template <int Pending> void copies_wait() {
     whole_warp::may_fall_behind(2);
-    auto& groups = emulator::self->groups;
-    for (; (int)groups.size() > Pending; groups.pop_front())
-        for (auto& copy : groups.front()) copy();
+    emulator::complete(Pending);
 }
-inline void copies_commit() {
-    emulator::Fiber& fiber = *emulator::self;
-    fiber.groups.push_back(std::move(fiber.issued));
-    fiber.issued.clear();
-    if (!emulator::coin()) return;
-    for (auto& group : fiber.groups) {
-        for (auto& copy : group) copy();
-        group.clear();
-    }
-}
+inline void copies_commit() { emulator::commit(); }
 
 namespace whole_warp {
 
@@ -64,7 +50,7 @@ inline int arrived[emulator::MOST_THREADS / 32];
 
 // The last thread of a warp to come executes the instruction for all of them.
 template <class Instruction> void together(const Brought& mine, Instruction instruction) {
-    const int thread = emulator::self->thread, warp = thread / 32;
+    const int thread = emulator::thread, warp = thread / 32;
     may_fall_behind(256);
     brought[warp][thread % 32] = mine;
     if (++arrived[warp] == 32) {
@@ -85,10 +71,10 @@ inline void load_matrices(const Brought (&warp)[32], bool transposed) {
         uint32_t banks = 0;
         for (int row = 0; row < 8; row++) {
             const uint32_t address = warp[8 * i + row].address;
-            if (address % 16) emulator::failure = "a row of a matrix is not aligned";
+            if (address % 16) emulator::fail("a row of a matrix is not aligned");
             banks |= 1u << address / 16 % 8;
         }
-        if (banks != 0xFF) emulator::failure = "rows of a matrix lie in the same banks";
+        if (banks != 0xFF) emulator::fail("rows of a matrix lie in the same banks");
         for (int lane = 0; lane < 32; lane++) {
             uint16_t pair[2];
             for (int e = 0; e < 2; e++) {

@@ -1,0 +1,424 @@
+// See machine.hpp.
+#include "machine.hpp"
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "numbers.cuh"
+
+namespace emulator {
+
+int thread;
+Index block_index, block_size;
+
+namespace {
+
+constexpr int STACK_BYTES = 64 * 1024;
+
+struct Work {  // a task, or a product and its a, if that is in registers
+    Task task;
+    Product product;
+    float rows[2][16];
+};
+struct Fiber {
+    ucontext_t start;
+    jmp_buf resume;
+    bool started = false, done = false;
+    std::vector<Work> issued;              // not committed yet
+    std::deque<std::vector<Work>> groups;  // committed, and not waited for
+    bool (*may_go_on)(const void*) = nullptr;  // asked before it is resumed, of `condition`
+    const void* condition;
+};
+struct Rendezvous {
+    int arrived = 0;
+    long generation = 0;
+};
+struct Barrier {  // an mbarrier
+    int expected = 0, arrivals = 0;
+    long bytes = 0, phases = 0;
+};
+struct Block {
+    Index index;
+    int place;               // of its stacks
+    std::vector<int> order;  // of its threads
+    int slow = 0;            // the warpgroup that hardly runs
+    bool idle = false;       // none of its threads could go on
+    std::vector<Fiber> fibers;
+    std::vector<char> shared;
+    std::map<std::pair<int, uint32_t>, Rendezvous> rendezvous;
+    std::map<uint32_t, Barrier> barriers;
+    std::vector<Task> copies;
+    uint32_t exchanged[64][32], fragments[64][32][4];
+};
+struct TensorMap {  // a box of 64 numbers of 16 bits by 64 rows
+    const char* base;
+    int64_t extent[4], stride[4];  // numbers, and bytes; x is the innermost
+};
+
+Block* block;
+Fiber* self;
+jmp_buf scheduler;
+std::mt19937 bits;
+long progress;
+std::string failure;
+const Task* body;
+
+// Fibers switch by longjmp, which unlike swapcontext makes no system call.
+void resume(Fiber& fiber, int number) {
+    self = &fiber, thread = number;
+    if (_setjmp(scheduler)) return;
+    if (fiber.started) _longjmp(fiber.resume, 1);
+    fiber.started = true;
+    setcontext(&fiber.start);
+}
+void give_way() {
+    if (!_setjmp(self->resume)) _longjmp(scheduler, 1);
+}
+void run_fiber() {
+    body->run(body->captured);
+    self->done = true;
+    progress++;
+    give_way();
+}
+// The scheduler asks a waiting fiber's condition, which is cheaper than to resume it in vain.
+template <class Condition> void wait_until(const Condition& condition) {
+    if (!condition()) {
+        self->condition = &condition;
+        self->may_go_on = [](const void* of) { return (*(const Condition*)of)(); };
+        give_way();
+        self->may_go_on = nullptr;
+    }
+    progress++;
+}
+void complete(Barrier& barrier) {
+    if (barrier.arrivals == barrier.expected && barrier.bytes == 0) barrier.arrivals = 0, barrier.phases++;
+    progress++;
+}
+void execute(const Work& work);
+void execute(std::vector<Work>& group) {
+    for (const Work& work : group) execute(work);
+    group.clear();
+}
+
+}  // namespace
+
+const char* launch_on_machine(int grid_x, int grid_y, int threads, int shared_bytes, uint32_t seed, const Task& kernel, int at_once) {
+    static const std::unique_ptr<char[]> stacks(new char[(size_t)MOST_THREADS * STACK_BYTES]);
+    failure.clear();
+    bits.seed(seed);
+    const bool late_copies = seed % 2;  // only once no thread of the block can go on without one
+    const bool uneven = seed / 2 % 2;   // some warpgroup, and some block, hardly runs while another can
+    body = &kernel;
+    block_size = {threads, 1, 1};
+    std::vector<std::unique_ptr<Block>> running;
+    std::vector<int> places;
+    for (int i = 0; i < at_once; i++) places.push_back(i);
+    auto begin = [&](Index index) {
+        running.push_back(std::make_unique<Block>());
+        Block& one = *running.back();
+        one.index = index, one.place = places.back();
+        places.pop_back();
+        one.shared.assign(shared_bytes, (char)0xFF);  // NaN in every format
+        one.fibers.resize(threads);
+        for (int i = 0; i < threads; i++) {
+            ucontext_t& start = one.fibers[i].start;
+            getcontext(&start);
+            start.uc_stack.ss_sp = stacks.get() + (size_t)(one.place * threads + i) * STACK_BYTES;
+            start.uc_stack.ss_size = STACK_BYTES;
+            start.uc_link = nullptr;
+            makecontext(&start, run_fiber, 0);
+            one.order.push_back(i);
+        }
+    };
+    auto take_turns = [&](Block& one) {  // whether all of its threads are done
+        block = &one, block_index = one.index;
+        const long before = progress;
+        if (bits() % 32 == 0) std::shuffle(one.order.begin(), one.order.end(), bits);
+        bool all_done = true;
+        if (uneven && bits() % 1024 == 0) one.slow = bits() % (threads / 128 + 1);
+        for (int i : one.order) {
+            Fiber& fiber = one.fibers[i];
+            if (fiber.done) continue;
+            all_done = false;
+            if (uneven && i / 128 == one.slow && !one.idle && bits() % 64) continue;
+            if (!fiber.may_go_on || fiber.may_go_on(fiber.condition)) resume(fiber, i);
+        }
+        while (!one.copies.empty() && ((coin() && !late_copies) || progress == before)) {
+            const size_t which = bits() % one.copies.size();
+            const Task copy = one.copies[which];
+            one.copies.erase(one.copies.begin() + which);
+            copy.run(copy.captured);
+        }
+        one.idle = progress == before;
+        return all_done;
+    };
+    const int blocks = grid_x * grid_y;
+    int begun = 0, idle = 0;
+    size_t slow = 0;
+    while (begun < blocks || !running.empty()) {
+        while (begun < blocks && (int)running.size() < at_once) begin({begun % grid_x, begun / grid_x, 0}), begun++;
+        const long before = progress;
+        if (uneven && at_once > 1 && bits() % 256 == 0) slow = bits() % (at_once + 1);
+        for (size_t i = 0; i < running.size(); i++) {
+            if (uneven && at_once > 1 && i == slow && idle == 0 && bits() % 64) continue;
+            if (!take_turns(*running[i])) continue;
+            if (!running[i]->copies.empty()) fail("a block ended before its copies");
+            places.push_back(running[i]->place);
+            running.erase(running.begin() + i--);
+            progress++;
+        }
+        idle = progress == before ? idle + 1 : 0;
+        if (idle > 3) {
+            const Index& first = running[0]->index;
+            failure = "deadlock in block " + std::to_string(first.x) + ", " + std::to_string(first.y);
+        }
+        if (!failure.empty()) break;
+    }
+    return failure.c_str();
+}
+
+void fail(const char* why) { failure = why; }
+bool coin() { return bits() & 1; }
+uint32_t random_bits() { return bits(); }
+void yield() {
+    progress++;
+    give_way();
+}
+
+void meet(int kind, uint32_t id, int threads) {
+    Rendezvous& point = block->rendezvous[{kind, id}];
+    const long generation = point.generation;
+    progress++;
+    if (++point.arrived == threads) {
+        point.arrived = 0;
+        point.generation++;
+    } else {
+        wait_until([&] { return point.generation != generation; });
+    }
+}
+void arrive(int kind, uint32_t id, int threads) {
+    Rendezvous& point = block->rendezvous[{kind, id}];
+    progress++;
+    if (++point.arrived == threads) point.arrived = 0, point.generation++;
+}
+
+char* shared_memory() { return block->shared.data(); }
+char* shared_at(uint32_t address, int bytes) {
+    static char elsewhere[16];
+    if (address < SHARED_START || address + bytes > SHARED_START + block->shared.size()) {
+        failure = "shared address " + std::to_string(address) + " is outside the block's memory";
+        return elsewhere;
+    }
+    return block->shared.data() + address - SHARED_START;
+}
+
+uint32_t exchange(uint32_t mask, uint32_t mine, int from) {
+    const int warp = thread / 32, threads = __builtin_popcount(mask);
+    block->exchanged[warp][thread % 32] = mine;
+    meet(1 + warp, mask, threads);
+    const uint32_t found = block->exchanged[warp][from];
+    meet(1 + warp, mask, threads);
+    return found;
+}
+
+namespace {
+
+template <class Move> void move_matrices(uint32_t address, Move move) {  // each lane names a row, and holds a part of each
+    const int warp = thread / 32, lane = thread % 32;
+    block->exchanged[warp][lane] = address;
+    meet(200 + warp, 0, 32);
+    for (int m = 0; m < 4; m++) move(shared_at(block->exchanged[warp][8 * m + lane / 4] + lane % 4 * 4, 4), m);
+    meet(200 + warp, 0, 32);
+}
+
+}  // namespace
+
+void store_matrices(uint32_t address, const uint32_t (&values)[4]) {
+    move_matrices(address, [&](char* at, int m) { std::memcpy(at, &values[m], 4); });
+}
+void load_matrices(uint32_t (&values)[4], uint32_t address) {
+    move_matrices(address, [&](char* at, int m) { std::memcpy(&values[m], at, 4); });
+}
+
+void issue(const Task& task) { self->issued.push_back({task}); }
+void commit() {
+    self->groups.push_back(std::move(self->issued));
+    self->issued.clear();
+    if (coin())
+        for (auto& group : self->groups) execute(group);
+}
+void complete(int pending) {
+    for (; (int)self->groups.size() > pending; self->groups.pop_front()) execute(self->groups.front());
+}
+void do_issued() { execute(self->issued); }
+
+void barrier_init(uint32_t barrier, int arrivals) { block->barriers[barrier] = {arrivals}; }
+void barrier_arrive(uint32_t barrier) {
+    Barrier& state = block->barriers.at(barrier);
+    state.arrivals++;
+    complete(state);
+}
+void barrier_expect(uint32_t barrier, int bytes) {
+    block->barriers.at(barrier).bytes += bytes;
+    barrier_arrive(barrier);
+}
+void barrier_wait(uint32_t barrier, int parity) {
+    const Barrier& state = block->barriers.at(barrier);
+    wait_until([&] { return (state.phases & 1) != parity; });
+}
+void wait_for_count(const int* counter, int count) {
+    wait_until([=] { return *counter >= count; });
+}
+
+namespace {
+
+uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+void copied(uint32_t barrier, int bytes) {
+    Barrier& state = block->barriers.at(barrier);
+    state.bytes -= bytes;
+    complete(state);
+}
+
+}  // namespace
+
+void copy_tile(uint32_t destination, const void* of, uint32_t barrier, int x, int y, int z, int w) {
+    const TensorMap* map = (const TensorMap*)of;
+    block->copies.push_back(Task::of([=] {
+        const int64_t *extent = map->extent, *stride = map->stride;
+        const bool slice_inside = z >= 0 && z < extent[2] && w >= 0 && w < extent[3];
+        for (int row = y; row < y + 64; row++) {
+            const bool inside = slice_inside && row >= 0 && row < extent[1];
+            const char* source = map->base + row * stride[1] + z * stride[2] + w * stride[3];
+            for (int column = x; column < x + 64; column++) {
+                uint16_t number = 0;
+                if (inside && column >= 0 && column < extent[0]) std::memcpy(&number, source + column * stride[0], 2);
+                std::memcpy(shared_at(swizzled(destination + (row - y) * 128 + (column - x) * 2), 2), &number, 2);
+            }
+        }
+        copied(barrier, 64 * 128);
+    }));
+    progress++;
+}
+void copy_bytes(uint32_t destination, const void* source, int bytes, uint32_t barrier) {
+    block->copies.push_back(Task::of([=] {
+        std::memcpy(shared_at(destination, bytes), source, bytes);
+        copied(barrier, bytes);
+    }));
+    progress++;
+}
+
+namespace {
+
+// An operand's descriptor, as PTX defines it; its last two bits are not zero with a swizzle of 128 bytes.
+uint32_t start_of(uint64_t operand) { return (operand & 0x3FFF) << 4; }
+uint32_t leading(uint64_t operand) { return (operand >> 16 & 0x3FFF) << 4; }
+uint32_t stride(uint64_t operand) { return (operand >> 32 & 0x3FFF) << 4; }
+
+// `Count` numbers of an operand that lie in one piece of 16 bytes, which a swizzle moves as a whole.
+template <class Element, int Count> void read(uint32_t address, uint64_t operand, float* numbers) {
+    uint16_t bits[Count];
+    std::memcpy(bits, shared_at(operand >> 62 ? swizzled(address) : address, sizeof bits), sizeof bits);
+    for (int i = 0; i < Count; i++) numbers[i] = unpack<Element>(bits[i]);
+}
+
+// A is 64 rows of 16 numbers k, B is 16 numbers k of each column; `i` is a row or a column.
+template <class Element> struct KAlongMemory {
+    static void line(uint64_t operand, int i, float* numbers) {  // all k of one i
+        const uint32_t pitch = operand >> 62 ? 128 : 16, along = operand >> 62 ? 16 : leading(operand);
+        const uint32_t first = start_of(operand) + i / 8 * stride(operand) + i % 8 * pitch;
+        read<Element, 8>(first, operand, numbers);
+        read<Element, 8>(first + along, operand, numbers + 8);
+    }
+    static void two_lines(uint64_t operand, int i, float (&numbers)[2][16]) {
+        line(operand, i, numbers[0]);
+        line(operand, i + 1, numbers[1]);
+    }
+};
+template <class Element> struct IAlongMemory {
+    static uint32_t address(uint64_t operand, int i, int k) {
+        if (operand >> 62)
+            return start_of(operand) + i / 64 * leading(operand) + k / 8 * stride(operand) + k % 8 * 128 + i % 64 * 2;
+        return start_of(operand) + i / 8 * stride(operand) + k / 8 * leading(operand) + k % 8 * 16 + i % 8 * 2;
+    }
+    static void line(uint64_t operand, int i, float* numbers) {
+        for (int k = 0; k < 16; k++) read<Element, 1>(address(operand, i, k), operand, numbers + k);
+    }
+    static void two_lines(uint64_t operand, int i, float (&numbers)[2][16]) {
+        float two[2];
+        for (int k = 0; k < 16; k++) {
+            read<Element, 2>(address(operand, i, k), operand, two);
+            numbers[0][k] = two[0], numbers[1][k] = two[1];
+        }
+    }
+};
+
+// A in registers: a thread holds columns 2 (lane % 4) + e + 8 j of its two rows in a[h + 2 j]; the rest is with its
+// neighbours. Registers may not change until the wait, so reading them when the product is issued is what any kernel must
+// allow.
+template <class Element> void hold_rows(const uint32_t* mine, float (&rows)[2][16]) {
+    const int lane = thread % 32, warp = thread / 32;
+    auto* fragments = block->fragments[warp];
+    std::copy(mine, mine + 4, fragments[lane]);
+    meet(200 + warp, 0, 32);
+    for (int from = 0; from < 4; from++)
+        for (int r = 0; r < 4; r++) {
+            const uint32_t pair = fragments[lane / 4 * 4 + from][r];
+            float* two = &rows[r % 2][r / 2 * 8 + from * 2];
+            two[0] = unpack<Element>((uint16_t)pair), two[1] = unpack<Element>((uint16_t)(pair >> 16));
+        }
+    meet(200 + warp, 0, 32);
+}
+
+// A thread holds rows lane / 4 and 8 below it of its warp's 16, and columns 2 (lane % 4) and the next of every eight.
+template <class Element, class LayoutOfA, class LayoutOfB> void multiply(const Work& work) {
+    const Product& product = work.product;
+    float rows[2][16], columns[2][16];
+    if (product.fragments)
+        std::memcpy(rows, work.rows, sizeof rows);
+    else
+        for (int h = 0; h < 2; h++) LayoutOfA::line(product.a, thread % 128 / 32 * 16 + thread % 32 / 4 + 8 * h, rows[h]);
+    for (int i = 0; i < product.accumulators; i += 4) {
+        LayoutOfB::two_lines(product.b, i * 2 + thread % 4 * 2, columns);
+        float sums[4];
+        for (int j = 0; j < 4; j++) sums[j] = product.accumulate ? product.into[i + j] : 0;
+        for (int k = 0; k < 16; k++)
+            for (int j = 0; j < 4; j++) sums[j] += rows[j / 2][k] * columns[j % 2][k];
+        for (int j = 0; j < 4; j++) product.into[i + j] = sums[j];
+    }
+}
+template <class Element> void multiply(const Work& work) {
+    using K = KAlongMemory<Element>;
+    using I = IAlongMemory<Element>;
+    if (work.product.a_by_rows)
+        work.product.b_by_columns ? multiply<Element, I, I>(work) : multiply<Element, I, K>(work);
+    else
+        work.product.b_by_columns ? multiply<Element, K, I>(work) : multiply<Element, K, K>(work);
+}
+void execute(const Work& work) {
+    if (work.task.run)
+        work.task.run(work.task.captured);
+    else if (work.product.of_bfloat16)
+        multiply<Bfloat16>(work);
+    else
+        multiply<Half>(work);
+}
+
+}  // namespace
+
+void issue(const Product& product) {
+    Work work = {{}, product, {}};
+    if (product.fragments)
+        product.of_bfloat16 ? hold_rows<Bfloat16>(product.fragments, work.rows) : hold_rows<Half>(product.fragments, work.rows);
+    self->issued.push_back(work);
+}
+
+}  // namespace emulator

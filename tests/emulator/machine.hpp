@@ -1,0 +1,86 @@
+// A GPU for one kernel at a time, on a CPU: what the headers here make CUDA's functions of. machine.cpp is built once.
+//
+// Every CUDA thread is a fiber of one CPU thread, and fibers take turns in a random order (seeded). What a GPU does
+// asynchronously happens at a random moment that the kernel's waits allow: copies between issue and the end of their
+// barrier's phase, products between commit and wait. A missing wait or barrier thus shows as a wrong result for some
+// seed, and a missing arrival as a deadlock, which is reported. Blocks begin in order, each as one before it ends; as many
+// run at once as `launch` is told. Proxy fences and the timing of a real GPU are not modelled.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+struct Index {
+    int x, y, z;
+};
+
+namespace emulator {
+
+constexpr int MOST_THREADS = 2048;
+constexpr uint32_t SHARED_START = 1024;
+
+extern int thread;  // of its block, which runs now
+extern Index block_index, block_size;
+
+// What is to be done at another time.
+struct Task {
+    void (*run)(const void*);
+    alignas(16) char captured[64];
+
+    template <class Function> static Task of(const Function& function) {
+        static_assert(std::is_trivially_copyable_v<Function> && sizeof(Function) <= sizeof(captured));
+        Task task = {[](const void* captured) { (*(const Function*)captured)(); }, {}};
+        std::memcpy(task.captured, &function, sizeof(Function));
+        return task;
+    }
+};
+
+const char* launch_on_machine(int grid_x, int grid_y, int threads, int shared_bytes, uint32_t seed, const Task& kernel, int at_once);
+// Run one kernel, `at_once` blocks at a time; returns "" or what went wrong.
+template <class Kernel>
+const char* launch(int grid_x, int grid_y, int threads, int shared_bytes, uint32_t seed, const Kernel& kernel, int at_once = 1) {
+    return launch_on_machine(grid_x, grid_y, threads, shared_bytes, seed, Task::of([&kernel] { kernel(); }), at_once);
+}
+void fail(const char* why);
+bool coin();
+uint32_t random_bits();
+void yield();                                // let other threads run, and go on
+void meet(int kind, uint32_t id, int threads);
+void arrive(int kind, uint32_t id, int threads);  // without waiting for the others
+char* shared_memory();
+char* shared_at(uint32_t address, int bytes);
+uint32_t exchange(uint32_t mask, uint32_t bits, int from);
+void store_matrices(uint32_t address, const uint32_t (&values)[4]);
+void load_matrices(uint32_t (&values)[4], uint32_t address);
+
+// Work of a thread in groups: issued, committed, then at some time executed, at the latest by a wait.
+void issue(const Task& task);
+void commit();
+void complete(int pending);  // until at most so many groups are left
+void do_issued();
+
+// mbarriers, and copies that count on them
+void barrier_init(uint32_t barrier, int arrivals);
+void barrier_arrive(uint32_t barrier);
+void barrier_expect(uint32_t barrier, int bytes);
+void barrier_wait(uint32_t barrier, int parity);
+void copy_tile(uint32_t destination, const void* map, uint32_t barrier, int x, int y, int z, int w);
+void copy_bytes(uint32_t destination, const void* source, int bytes, uint32_t barrier);
+void wait_for_count(const int* counter, int count);
+
+// A product of a warpgroup, as one of its threads issues it: `accumulators` numbers of its two rows and of some columns of b.
+struct Product {
+    bool of_bfloat16, a_by_rows, b_by_columns;  // the last two: whether these, not k, run along memory
+    bool accumulate;
+    int accumulators;
+    float* into;
+    const uint32_t* fragments;  // of a, if it is in registers
+    uint64_t a, b;
+};
+void issue(const Product& product);
+
+}  // namespace emulator
+
+#define threadIdx (Index{emulator::thread, 0, 0})
+#define blockIdx (emulator::block_index)
+#define blockDim (emulator::block_size)

@@ -1,0 +1,42 @@
+// Numbers of 16 bits.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+struct Half {};
+struct Bfloat16 {};
+
+inline uint32_t __float_as_uint(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return bits;
+}
+inline float __uint_as_float(uint32_t bits) {
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+
+template <class Element> float unpack(uint16_t bits);
+template <> inline float unpack<Half>(uint16_t bits) {
+    const float number = __uint_as_float((uint32_t)(bits & 0x7FFF) << 13) * 0x1p112f;  // the exponents' biases differ
+    const uint32_t not_finite = (bits & 0x7C00) == 0x7C00 ? 0x7F800000u : 0;
+    return __uint_as_float(__float_as_uint(number) | not_finite | (uint32_t)(bits & 0x8000) << 16);
+}
+template <> inline float unpack<Bfloat16>(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
+
+template <class Element> uint16_t round_to(float x);
+template <> inline uint16_t round_to<Half>(float x) {
+    const _Float16 value = (_Float16)x;
+    uint16_t bits;
+    std::memcpy(&bits, &value, 2);
+    return bits;
+}
+template <> inline uint16_t round_to<Bfloat16>(float x) {
+    const uint32_t bits = __float_as_uint(x);
+    return std::isnan(x) ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+template <class Element> uint32_t pack(float low, float high) {
+    return (uint32_t)round_to<Element>(high) << 16 | round_to<Element>(low);
+}
