@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import sys
+from contextlib import suppress
 
 import torch
 
 from mtabench.ranks.meeting import Meeting
-from mtabench.ranks.part import Part, link_gbytes_s, load_part
+from mtabench.ranks.part import NotLoadedError, Part, link_gbytes_s, load_part
 
 
 def follow(meeting: Meeting) -> None:
@@ -23,7 +24,8 @@ def follow(meeting: Meeting) -> None:
         if what == "link":
             link_gbytes_s(meeting)
         elif what == "load":
-            part = load_part(meeting, *about)[0]
+            with suppress(NotLoadedError):  # rank 0 writes that down, and drops the cell
+                part = load_part(meeting, *about)[0]
         elif what == "drop":
             part = out = None
             gc.collect()

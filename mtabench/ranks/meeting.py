@@ -76,6 +76,12 @@ class Meeting:
         dist.broadcast_object_list(orders, src=0, group=self._orders)
         return orders[0]
 
+    def gather(self, mine: Any) -> list[Any]:
+        """What all ranks have, by rank; for all of them to call."""
+        found = [None] * self.size
+        dist.all_gather_object(found, mine, group=self._orders)
+        return found
+
     def check_all_alive(self) -> None:
         """After a failure, which may be the loss of a rank: raise MtabenchError if it is."""
         for helper in self.helpers:

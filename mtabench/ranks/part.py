@@ -15,6 +15,7 @@ from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks
 from mtabench.ranks.asked import BACKENDS
 from mtabench.ranks.meeting import Meeting
 from mtabench.sweeps.case import Case
+from mtabench.sweeps.failures import failure
 from mtabench.sweeps.inputs import Inputs, make_inputs
 
 LINK_BYTES = {"cuda": 256 << 20, "cpu": 16 << 20}
@@ -62,10 +63,28 @@ class Part:
         return [*(unshard_sequence(x, group) for x in (dq, dk, dv)), dweight]
 
 
+class NotLoadedError(Exception):
+    """A cell that some rank cannot load, with the status and the reason that its row gets."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
 def load_part(meeting: Meeting, case: Case) -> tuple[Part, Inputs]:
-    """This rank's part of a cell, and the inputs of the whole."""
-    inputs = make_inputs(case)
-    return Part(meeting, case, inputs), inputs
+    """This rank's part of a cell, and the inputs of the whole. Raises NotLoadedError on all ranks if one cannot."""
+    loaded, mine = None, None
+    try:
+        inputs = make_inputs(case)
+        loaded = Part(meeting, case, inputs), inputs
+    except Exception as error:
+        mine = failure(error)
+    for rank, failed in enumerate(meeting.gather(mine)):
+        if failed:
+            status, reason = failed
+            raise NotLoadedError(status, f"rank {rank}: {reason}")
+    assert loaded is not None
+    return loaded
 
 
 def link_gbytes_s(meeting: Meeting) -> float:

@@ -19,7 +19,7 @@ from mtabench.measuring.statistics import summarize
 from mtabench.measuring.stopwatch import MEASURING, VERIFYING, Stopwatch
 from mtabench.ranks.asked import find_place
 from mtabench.ranks.meeting import Meeting, check_devices, meet
-from mtabench.ranks.part import Part, link_gbytes_s, load_part
+from mtabench.ranks.part import NotLoadedError, Part, link_gbytes_s, load_part
 from mtabench.registry import find, load
 from mtabench.sweeps.case import Case
 from mtabench.sweeps.failures import failure
@@ -68,7 +68,12 @@ class RankTeam(Here):
 def _measure(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> None:
     """Check a cell over ranks and on one, time both in turns, and write its row."""
     meeting.give(("load", case))
-    part, inputs = load_part(meeting, case)
+    try:
+        part, inputs = load_part(meeting, case)
+    except NotLoadedError as error:
+        sweep.write([cell_row(case, sweep.facts, error.status, error.reason)])
+        meeting.give(("drop",))
+        return
     build = load(find(case.impl).target)
     sweep.watcher.doing(f"{words(case)}: float64 reference")
     try:

@@ -15,6 +15,7 @@ from mta_kernels.conv_attention.context_parallel import ring
 from mta_kernels.conv_attention.context_parallel.eager import EagerTiles
 from mta_kernels.conv_attention.context_parallel.tiles import Problem
 from mtabench.files.results import read_results
+from mtabench.ranks import part
 
 CPU = ("--device", "cpu", "--heads", "2", "--head-dim", "16", "--conv", "3x4", "--rounds", "2", "--time-limit", "1")
 
@@ -40,6 +41,24 @@ def test_ranks_are_measured_beside_one_of_them(mtabench, tmp_path, pass_) -> Non
     assert row["communication_ms"] > 0
     assert "% efficiency" in out
     assert "GB/s measured between ranks" in out
+
+
+def test_a_cell_that_a_rank_cannot_load_is_a_row(mtabench, tmp_path, monkeypatch) -> None:
+    """This process is rank 0; the other loads the cell, and drops it."""
+    make_inputs = part.make_inputs
+
+    def planted(case):
+        if case.seq == 128:
+            raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+        return make_inputs(case)
+
+    monkeypatch.setattr(part, "make_inputs", planted)
+    code, _, err = mtabench("fwd", *CPU, "--ranks", "2", "--seq", "128,64", "--out", "ranks.csv")
+    assert (code, err) == (0, "")
+    rows = {row["seq"]: row for row in read_results(tmp_path / "ranks.csv").to_dict("records")}
+    assert rows[128]["status"] == "oom"
+    assert rows[128]["reason"] == "rank 0: out of memory: tried to allocate 9 GiB"
+    assert rows[64]["status"] == "ok"
 
 
 def test_a_dry_run_starts_nobody(mtabench, tmp_path) -> None:
