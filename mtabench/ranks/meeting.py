@@ -64,6 +64,7 @@ class Meeting:
         self.data: dist.ProcessGroup = group
         self.helpers: list[Helper] = []
         self.kept = ""
+        self._in_step = True
         self._orders = dist.new_group(backend="gloo", timeout=WAIT)
 
     def give(self, order: Any) -> None:
@@ -87,6 +88,21 @@ class Meeting:
         for helper in self.helpers:
             if reason := helper.reason(EXIT_S / 10):
                 raise MtabenchError(f"{reason}; {self.kept}")
+
+    @contextmanager
+    def shared_call(self) -> Iterator[None]:
+        """Around what all ranks do together: if this one fails there, the others wait for it."""
+        try:
+            yield
+        except BaseException:
+            self._in_step = False
+            raise
+
+    def drop(self) -> None:
+        """Tell all ranks to forget the cell; for rank 0. Raises MtabenchError if it left a call that they wait in."""
+        if not self._in_step:
+            raise MtabenchError(f"rank 0 failed within a call, where the other ranks wait for it; {self.kept}")
+        self.give(("drop",))
 
     def line_up(self) -> None:
         """No rank goes on before all are here: on GPUs their streams, on a CPU the processes."""

@@ -72,7 +72,7 @@ def _measure(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> None:
         part, inputs = load_part(meeting, case)
     except NotLoadedError as error:
         sweep.write([cell_row(case, sweep.facts, error.status, error.reason)])
-        meeting.give(("drop",))
+        meeting.drop()
         return
     build = load(find(case.impl).target)
     sweep.watcher.doing(f"{words(case)}: float64 reference")
@@ -81,15 +81,17 @@ def _measure(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> None:
             oracle = Oracle(case, inputs)
             sweep.watcher.doing(f"{words(case)}, {case.label}: verifying")
             meeting.give(("results",))
-            check = oracle.check(part.results())
+            with meeting.shared_call():
+                results = part.results()
+            check = oracle.check(results)
     except Exception as error:
         meeting.check_all_alive()
         sweep.write([cell_row(case, sweep.facts, *failure(error))])
-        meeting.give(("drop",))
+        meeting.drop()
         return
     if not check.ok:
         sweep.write([cell_row(case, sweep.facts, "wrong", check.reason, check.rel_error)])
-        meeting.give(("drop",))
+        meeting.drop()
         return
     together = f"{meeting.size} ranks"
     cells = {together: _timed(meeting, case, part), ONE_RANK: timing.timed(case, build, inputs)}
@@ -105,8 +107,8 @@ def _measure(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> None:
         row = timed_row(case, sweep.facts, outcome, check.rel_error, None)
         row |= _compared(row, alone, meeting.size) | _communication(case, meeting.size, link)
         samples = list(sample_lines(case, sweep.facts, outcome.rounds))
-    meeting.give(("drop",))
     sweep.write([row], samples)
+    meeting.drop()
 
 
 def _timed(meeting: Meeting, case: Case, part: Part) -> timing.Timed:
@@ -114,11 +116,13 @@ def _timed(meeting: Meeting, case: Case, part: Part) -> timing.Timed:
 
     def forward(_: Any = None) -> torch.Tensor:
         meeting.give(("forward",))
-        return part.forward()
+        with meeting.shared_call():
+            return part.forward()
 
     def backward(out: torch.Tensor) -> tuple[torch.Tensor, ...]:
         meeting.give(("backward",))
-        return part.backward(out)
+        with meeting.shared_call():
+            return part.backward(out)
 
     return timing.Timed(run=backward, setup=forward) if case.pass_ == "bwd" else timing.Timed(run=forward)
 

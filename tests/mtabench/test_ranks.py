@@ -61,6 +61,26 @@ def test_a_cell_that_a_rank_cannot_load_is_a_row(mtabench, tmp_path, monkeypatch
     assert rows[64]["status"] == "ok"
 
 
+@pytest.mark.parametrize("calls", [1, 2], ids=["while verified", "while timed"])
+def test_a_call_that_fails_on_a_rank_is_a_row_and_ends_the_sweep(mtabench, tmp_path, monkeypatch, calls) -> None:
+    """The other rank waits for this one, in the midst of a call."""
+    forward, done = part.Part.forward, []
+
+    def planted(self):
+        done.append(self)
+        if len(done) == calls:
+            raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+        return forward(self)
+
+    monkeypatch.setattr(part.Part, "forward", planted)
+    code, _, err = mtabench("fwd", *CPU, "--ranks", "2", "--seq", "128,64", "--out", "ranks.csv")
+    assert code == 1
+    assert "rank 0 failed within a call, where the other ranks wait for it; what was measured is kept" in err
+    (row,) = read_results(tmp_path / "ranks.csv").to_dict("records")
+    assert (row["status"], row["reason"]) == ("oom", "out of memory: tried to allocate 9 GiB")
+    torch.distributed.destroy_process_group()  # which else ends with the process
+
+
 def test_a_dry_run_starts_nobody(mtabench, tmp_path) -> None:
     code, out, err = mtabench("fwd", *CPU, "--ranks", "2", "--seq", "128,256", "--dry-run")
     assert (code, err) == (0, "")
