@@ -11,6 +11,7 @@
 // earlier: so both convolutions and the weight's gradient need rows above alone. The second warpgroup takes them from the
 // first, which may run ahead. BLOCK_ROWS rows are complete: the first HALO rows of c are not, nor twice as many of ds.
 // Constants as in forward.cu; HEAD_DIM up to 128.
+#include <convolution.cuh>
 #include <products.cuh>
 
 constexpr int BLOCK_ROWS = 2 * ROWS - 2 * HALO;
@@ -338,26 +339,6 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             if (slab >= 6) store_shared(to - 8 * pitch, load_shared_16(to));
             store_shared(to, numbers);
         };
-        // Rows as they are, A from registers, and the rows above them.
-        auto convolve_own = [](float (&even)[32], float (&odd)[32], const uint32_t (&rows)[4][4], uint64_t taps) {
-            if constexpr (FIRST_SHIFT == 0) return;
-            products_begin();
-#pragma unroll
-            for (int block = 0; block < 4; block++)
-                Product<16, Half>::run_fragments(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16), rows[block],
-                                                 taps, block == 0);
-            products_commit();
-        };
-        auto convolve_shifted = [](float (&even)[32], float (&odd)[32], uint64_t rows, int pitch, uint64_t taps) {
-#pragma unroll
-            for (int block = 0; block < 4; block++)
-#pragma unroll
-                for (int tap = FIRST_SHIFT; tap < QUERY_TAPS; tap++)
-                    Product<16, Half>::run(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16),
-                                           rows + bytes_on(block * 2 * pitch - tap * 16), taps + bytes_on(tap * TAP),
-                                           block == 0 || tap > 0);
-        };
-
         barrier_wait(keys_full, 0);
         multiply_keys(0);
         products_wait<0>();
@@ -381,7 +362,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             uint32_t halves[4][4];
 #pragma unroll
             for (int i = 0; i < 32; i += 2) halves[i / 8][i / 2 % 4] = pack<Half>(scores[i], scores[i + 1]);
-            convolve_own(even, odd, halves, toeplitz);
+            if constexpr (FIRST_SHIFT == 1) convolve_own(even, odd, halves, toeplitz);
 #pragma unroll
             for (int block = 0; block < 4; block++) store_matrices(store_scores_at + block * 2 * PITCH, halves[block]);
             if (warpgroup == 0 && thread / 32 == 3) {
@@ -399,7 +380,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             if (warpgroup == 1 && thread == 0) barrier_arrive(scores_taken);
             barrier_wait(values_full + 8 * stage, parity);
             products_begin();
-            convolve_shifted(even, odd, scores_by_rows, PITCH, toeplitz);
+            convolve_shifted<FIRST_SHIFT>(even, odd, scores_by_rows, PITCH, toeplitz);
             multiply_rows(dp, grads, first_values + of_stage);
             products_commit();
             products_wait<0>();
@@ -440,7 +421,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             float even_back[32], odd_back[32];
 #pragma unroll
             for (int i = 0; i < 8; i++) even_back[i] = carried_back[i], even_back[8 + i] = 0;
-            convolve_own(even_back, odd_back, halves, toeplitz_back);
+            if constexpr (FIRST_SHIFT == 1) convolve_own(even_back, odd_back, halves, toeplitz_back);
 #pragma unroll
             for (int block = 0; block < 4; block++)
                 store_matrices(store_grads_at + block * 2 * GRAD_PITCH, halves[block]);
@@ -458,7 +439,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             warpgroup_barrier(warpgroup + 1);
             if (warpgroup == 1 && thread == 0) barrier_arrive(grads_taken);
             products_begin();
-            convolve_shifted(even_back, odd_back, score_grads_by_rows, GRAD_PITCH, toeplitz_back);
+            convolve_shifted<FIRST_SHIFT>(even_back, odd_back, score_grads_by_rows, GRAD_PITCH, toeplitz_back);
             products_commit();
             products_begin();
 #pragma unroll

@@ -16,7 +16,7 @@
 //   CAUSAL, SPANS, PERSISTENT  0 or 1              WARPGROUPS, STAGES
 // By hand, for registers and spills (wgmma.cuh is what source.py's `wgmma_header` returns):
 //   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 --std=c++17 -I. -DELEMENT=Bfloat16 -DHEAD_DIM=64 ... -cubin
-#include <tiles.cuh>
+#include <convolution.cuh>
 
 constexpr int OUT_ROWS = ROWS - HALO, BLOCK_ROWS = OUT_ROWS * WARPGROUPS;
 constexpr int VALUE_SLABS = (VALUE_DIM + 63) / 64;
@@ -287,17 +287,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                         first_values + bytes_on(stage * VALUE_SLABS * SLAB) + bytes_on(step * 16 * 128));
                 products_commit();
             };
-            // A tile's scores are A of the convolution: from registers for the rows as they are, and through shared memory for
-            // shifted ones, where a shift is a start address 16 bytes a row lower.
-            uint32_t own[4][4];
-            auto convolve_rows_as_they_are = [&] {
-                products_begin();
-#pragma unroll
-                for (int block = 0; block < 4; block++)
-                    Product<16, Half>::run_fragments(*(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16), own[block],
-                                                     toeplitz, block == 0);
-                products_commit();
-            };
+            uint32_t own[4][4];  // a tile's scores, for the rows as they are
             auto take_scores = [&](int tile) {
                 const int turn = first_turn + tile - first_tile, first_key = tile * KEYS;
                 const int buffer = (turn & 1) * SCORE_TILE;  // two in turn: a warp may be a tile ahead of another
@@ -312,7 +302,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 }
 #pragma unroll
                 for (int i = 0; i < 32; i += 2) own[i / 8][i / 2 % 4] = pack<Half>(scores[i], scores[i + 1]);
-                if constexpr (!TURNS) convolve_rows_as_they_are();
+                if constexpr (!TURNS) convolve_own(even, odd, own, toeplitz);
                 if constexpr (QUERY_TAPS > 1) {
 #pragma unroll
                     for (int block = 0; block < 4; block++)
@@ -328,17 +318,10 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     warpgroup_barrier(warpgroup + 1);
                     if constexpr (TURNS) wait_for_turn(warpgroup);
                 }
-                if constexpr (TURNS) convolve_rows_as_they_are();
+                if constexpr (TURNS) convolve_own(even, odd, own, toeplitz);
                 if constexpr (QUERY_TAPS > 1) {
                     products_begin();
-#pragma unroll
-                    for (int block = 0; block < 4; block++)
-#pragma unroll
-                        for (int tap = 1; tap < QUERY_TAPS; tap++)
-                            Product<16, Half>::run(
-                                *(float(*)[16])((block % 2 ? odd : even) + block / 2 * 16),
-                                score_tiles + bytes_on(buffer) + bytes_on(block * 2 * PITCH + (8 - tap) * 16),
-                                toeplitz + bytes_on(tap * TAP), true);
+                    convolve_shifted<1, 8>(even, odd, score_tiles + bytes_on(buffer), PITCH, toeplitz);
                     products_commit();
                 }
                 products_wait<0>();
