@@ -128,21 +128,19 @@ def _conv_attention_decode_kernel(
         first_column = start // PACK - (PAD + PACK - 1) // PACK
         last_key = stop - 1 - PAD + (KEY_TAPS - 1)
         end_column = (stop - 1 - PAD + PACK * STEPS) // PACK  # past the last one that a score of the share needs
+        of_share = (queries, batch, kv_head, start, stop, last_key, source, is_new, out_key)
+        strides = (stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, stride_tp)
         masked_column = first_column  # where tiles begin that may hold rows past the end of the sequence
         if BULK:
             masked_column += (length - first_column * PACK) // BLOCK_N * COLUMNS
             for tile in tl.range(first_column, tl.minimum(masked_column, end_column), COLUMNS):
                 carried, accumulator, running_max, running_sum = _add_tile(
-                    tile, queries, carried, accumulator, running_max, running_sum,
-                    k_desc, v_desc, table_ptr, batch, kv_head, start, stop, last_key, source, is_new, out_key,
-                    stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, stride_tp,
+                    tile, carried, accumulator, running_max, running_sum, k_desc, v_desc, table_ptr, strides, of_share,
                     HEADS, PAD, HEAD_DIM, PAGE_SIZE, PACK, STEPS, BLOCK_STEPS, BLOCK_D, PRECISION, True,
                 )  # fmt: skip
         for tile in tl.range(masked_column, end_column, COLUMNS, num_stages=1 if BULK else None):
             carried, accumulator, running_max, running_sum = _add_tile(
-                tile, queries, carried, accumulator, running_max, running_sum,
-                k_ptr, v_ptr, table_ptr, batch, kv_head, start, stop, last_key, source, is_new, out_key,
-                stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, stride_tp,
+                tile, carried, accumulator, running_max, running_sum, k_ptr, v_ptr, table_ptr, strides, of_share,
                 HEADS, PAD, HEAD_DIM, PAGE_SIZE, PACK, STEPS, BLOCK_STEPS, BLOCK_D, PRECISION, False,
             )  # fmt: skip
 
@@ -164,9 +162,7 @@ def _conv_attention_decode_kernel(
 
 @triton.jit
 def _add_tile(
-    tile, queries, carried, accumulator, running_max, running_sum,
-    k, v, table_ptr, batch, kv_head, start, stop, last_key, source, is_new, out_key,
-    stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, stride_tp,
+    tile, carried, accumulator, running_max, running_sum, k, v, table_ptr, strides, of_share,
     HEADS: tl.constexpr, PAD: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PACK: tl.constexpr,
     STEPS: tl.constexpr, BLOCK_STEPS: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
     BULK: tl.constexpr,
@@ -175,6 +171,8 @@ def _add_tile(
 
     k and v are descriptors if BULK, of rows that may all be multiplied, and else pointers to a head's first row.
     """
+    queries, batch, kv_head, start, stop, last_key, source, is_new, out_key = of_share
+    stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, stride_tp = strides
     ROWS: tl.constexpr = carried.shape[0]
     COLUMNS: tl.constexpr = carried.shape[1]
     BLOCK_N: tl.constexpr = COLUMNS * PACK
