@@ -66,14 +66,19 @@ class RankTeam(Here):
 
 
 def _measure(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> None:
-    """Check a cell over ranks and on one, time both in turns, and write its row."""
+    """Measure a cell and write its row; then all ranks forget it."""
+    row, samples = _measured(sweep, meeting, case, link)
+    sweep.write([row], samples)
+    meeting.drop()
+
+
+def _measured(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> tuple[Row, list[tuple[object, ...]]]:
+    """A cell, checked over ranks and on one, timed on both in turns: its row and its samples."""
     meeting.give(("load", case))
     try:
         part, inputs = load_part(meeting, case)
     except NotLoadedError as error:
-        sweep.write([cell_row(case, sweep.facts, error.status, error.reason)])
-        meeting.drop()
-        return
+        return cell_row(case, sweep.facts, error.status, error.reason), []
     build = load(find(case.impl).target)
     sweep.watcher.doing(f"{words(case)}: float64 reference")
     try:
@@ -86,13 +91,9 @@ def _measure(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> None:
             check = oracle.check(results)
     except Exception as error:
         meeting.check_all_alive()
-        sweep.write([cell_row(case, sweep.facts, *failure(error))])
-        meeting.drop()
-        return
+        return cell_row(case, sweep.facts, *failure(error)), []
     if not check.ok:
-        sweep.write([cell_row(case, sweep.facts, "wrong", check.reason, check.rel_error)])
-        meeting.drop()
-        return
+        return cell_row(case, sweep.facts, "wrong", check.reason, check.rel_error), []
     together = f"{meeting.size} ranks"
     cells = {together: _timed(meeting, case, part), ONE_RANK: timing.timed(case, build, inputs)}
     sweep.watcher.doing(f"{words(case)}: timing {case.impl} over {together} and on one")
@@ -101,14 +102,11 @@ def _measure(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> None:
     outcome, alone = measured[together], measured[ONE_RANK]
     if isinstance(outcome, Exception):
         meeting.check_all_alive()
-        row, samples = cell_row(case, sweep.facts, *failure(outcome), check.rel_error), []
-    else:
-        outcome.energy_j = None  # this rank's alone
-        row = timed_row(case, sweep.facts, outcome, check.rel_error, None)
-        row |= _compared(row, alone, meeting.size) | _communication(case, meeting.size, link)
-        samples = list(sample_lines(case, sweep.facts, outcome.rounds))
-    sweep.write([row], samples)
-    meeting.drop()
+        return cell_row(case, sweep.facts, *failure(outcome), check.rel_error), []
+    outcome.energy_j = None  # this rank's alone
+    row = timed_row(case, sweep.facts, outcome, check.rel_error, None)
+    row |= _compared(row, alone, meeting.size) | _communication(case, meeting.size, link)
+    return row, list(sample_lines(case, sweep.facts, outcome.rounds))
 
 
 def _timed(meeting: Meeting, case: Case, part: Part) -> timing.Timed:
