@@ -13,7 +13,8 @@ from mtabench.sweeps.case import Case
 
 MODELLED = ("eager", "triton", "hopper", "sdpa-flash", "sdpa-cudnn")
 # Seconds that the host takes to launch one kernel: Triton's four of a forward and Hopper's two (host-time.csv), 18 of a
-# Triton backward (1 ms in a run of an earlier commit, whose rows are not kept), PyTorch's operators.
+# Triton backward (1 ms in a run of an earlier commit, whose rows are not kept), PyTorch's operators. Hopper's backward
+# was not measured: it is taken for little more than its forward.
 HOST_S = {("triton", "fwd"): 7e-6, ("triton", "bwd"): 55e-6, ("hopper", "fwd"): 9e-6, ("hopper", "bwd"): 10e-6}
 OPERATOR_HOST_S = 8e-6
 
