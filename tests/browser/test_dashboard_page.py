@@ -89,6 +89,14 @@ def choose(page, label):
     drawn(page)
 
 
+def open_runs(page):
+    """The rows of the table of a cell's runs, once they are there: the page makes them later than the click."""
+    page.locator("#chosen-runs summary").click()
+    rows = page.locator("#chosen-runs tbody tr")
+    rows.first.wait_for()
+    return rows
+
+
 def test_the_first_screen_says_what_got_slower_when_and_by_which_commit(opened, screenshot):
     page = opened("year")
     verdict = page.locator("#verdict").inner_text()
@@ -133,8 +141,7 @@ def test_the_runs_of_a_cell_are_a_table_as_well(opened):
     page = opened("year")
     choose(page, "fwd compile 8192 d64")
     assert "error: error because" in page.locator("#chosen-now").inner_text()
-    page.locator("#chosen-runs summary").click()
-    rows = page.locator("#chosen-runs tbody tr")
+    rows = open_runs(page)
     assert rows.count() == 30
     assert rows.first.locator("td").last.inner_text() == "error"
 
@@ -214,7 +221,7 @@ def test_hostile_texts_stay_text(opened, screenshot):
     assert TEXTS[0] in page.locator("main").inner_text()
     page.locator("#slower-list").get_by_role("button", name="Details").first.click()
     page.locator("#cells-table button.cell").first.click()
-    page.locator("#chosen-runs summary").click()
+    open_runs(page)
     drawn(page)
     page.locator("#chosen-chart .mark-symbol path").last.hover(force=True)
     assert page.evaluate("document.querySelectorAll('main img, main script, main iframe, main svg a').length") == 0
