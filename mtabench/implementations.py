@@ -90,7 +90,8 @@ def triton_splits_used(case: Case) -> int:
 
     if isinstance(case.splits, int):
         return case.splits
-    return choose_splits(case.batch, case.kv_heads, case.seq, sm_count(torch.device(case.device)))
+    group = case.heads // case.kv_heads
+    return choose_splits(case.batch, case.kv_heads, case.seq, sm_count(torch.device(case.device)), group)
 
 
 def cuda_splits_used(case: Case) -> int:

@@ -7,6 +7,7 @@ the nearest limit. Names are the kernels'.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -28,6 +29,7 @@ BACKWARD_WARPGROUPS, HOPPER_SMS = 2, 132
 # Of the backward's scratch: rows of a chunk, chunks it has room for, bytes it may take however few heads there are.
 MOST_CHUNK_ROWS, FEWEST_SLOTS, SPARED_SCRATCH = 4248, 4, 4 * 2**30
 PLACES = 256  # of p, or ds, of each row that a block multiplies
+LENT_ROWS = 8  # of scores that the second of two warpgroups of the forward has from the first
 SCORES_ABOVE, GRADS_ABOVE = 16, 8  # rows of scores and of dc that the backward's second warpgroup has from the first
 CARRIED, BACK_COLUMNS = 16, 24  # columns of scores that stay for the next tile; columns of the weight's product
 MOST_VALUES, MOST_BACKWARD = 128, 128  # columns of v a block; head dims of the backward
@@ -59,11 +61,17 @@ def forward_warpgroups(head_dim: int) -> int:
     return 3 if head_dim <= 64 else 2
 
 
+def forward_rows(head_dim: int, taps: int) -> tuple[int, ...]:
+    """Rows of out that each of a block's warpgroups computes: of two, the second has its rows above from the first."""
+    own = ROWS - (taps - 1)
+    return (own, ROWS) if forward_warpgroups(head_dim) == 2 else (own,) * 3
+
+
 def forward(case: Case, sm_count: int) -> list[Kernel]:
     """The launches of a forward."""
     taps, warpgroups = case.conv_q or 1, forward_warpgroups(case.head_dim)
     parts = -(-case.head_dim // MOST_VALUES)  # blocks that share the columns of v, each with all scores
-    values, own = case.head_dim // parts, ROWS - (taps - 1)
+    values, own = case.head_dim // parts, forward_rows(case.head_dim, taps)
     heads = case.batch * case.heads * parts
     tiles = heads * _tiles(case, own, _left(case))
     steps = _steps(case.head_dim)
@@ -76,14 +84,15 @@ def forward(case: Case, sm_count: int) -> list[Kernel]:
         Product(values, KEYS, in_registers=True),
     )
     copied = KEYS * (case.head_dim + values) * BYTES_PER_ELEMENT[case.dtype] / warpgroups  # keys and values
-    stored = ROWS * KEYS * HALF  # scores
+    lent = LENT_ROWS * (warpgroups == 2) / warpgroups
+    stored = (ROWS + lent) * KEYS * HALF  # scores
     queries, keys = _bytes(case)
     kernel = replace(
         _tile_kernel("hopper_forward", tiles, products, stored + copied),
         shared_share=FORWARD_SHARED_SHARE,
         l2_bytes=tiles * copied,
         memory_bytes=2 * queries + 2 * keys,
-        waves=1 if warpgroups == 2 else heads * -(-case.seq // (warpgroups * own)) / sm_count,
+        waves=1 if warpgroups == 2 else heads * -(-case.seq // sum(own)) / sm_count,
     )
     return [Kernel("hopper_prepare", memory_bytes=keys, memory_share=fused.SMALL_SHARE), kernel]
 
@@ -119,7 +128,7 @@ def backward_rows(case: Case, sm_count: int) -> Kernel:
     element, heads, taps = BYTES_PER_ELEMENT[case.dtype], case.batch * case.heads, case.conv_q or 1
     block_rows = backward_block_rows(taps)
     queries, keys = _bytes(case)
-    tiles = heads * BACKWARD_WARPGROUPS * _tiles(case, block_rows, CARRIED)
+    tiles = heads * BACKWARD_WARPGROUPS * _tiles(case, (block_rows,), CARRIED)
     products = (
         Product(KEYS, _steps(case.head_dim), times=2),  # scores, and the probabilities' gradient
         Product(2 * STEP, STEP, times=2 * (KEYS // STEP), in_registers=True),  # convolution, and its transpose
@@ -206,11 +215,18 @@ def _tile_kernel(name: str, tiles: int, products: Sequence[Product], other_bytes
     )
 
 
-def _tiles(case: Case, own: int, beyond: int) -> int:
-    """Tiles of a head, over its warpgroups or blocks of `own` rows; c ends up to `beyond` columns before the scores."""
-    if not case.causal:
-        return -(-case.seq // own) * -(-(case.seq + beyond) // KEYS)
-    return sum(-(-(min(first + own, case.seq) + beyond) // KEYS) for first in range(0, case.seq, own))
+def _tiles(case: Case, own: Sequence[int], beyond: int) -> int:
+    """Tiles of a head; c ends up to `beyond` columns before the scores.
+
+    `own` are the rows of warpgroups, or of blocks, one after another and then again.
+    """
+    tiles = end = 0
+    for rows in itertools.cycle(own):
+        end = min(end + rows, case.seq)
+        tiles += -(-((end if case.causal else case.seq) + beyond) // KEYS)
+        if end == case.seq:
+            return tiles
+    raise ValueError("no rows")
 
 
 def _left(case: Case) -> int:

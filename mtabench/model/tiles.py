@@ -20,7 +20,7 @@ from mtabench.sweeps.inputs import DTYPES
 def tiles_of(case: Case, device: Device) -> Tiles:
     """What the kernels' own tables say for a cell of "triton" on this device."""
     if case.pass_ == "decode":
-        auto = choose_splits(case.batch, case.kv_heads, case.seq, device.sm_count)
+        auto = choose_splits(case.batch, case.kv_heads, case.seq, device.sm_count, case.heads // case.kv_heads)
         chosen = isinstance(case.splits, int)
         return Tiles(
             splits=case.splits if isinstance(case.splits, int) else auto, source="asked for" if chosen else "auto"

@@ -120,7 +120,7 @@ def test_cycles_of_a_tile_of_the_hopper_kernels():
         128 + 384 + 128, pytest.approx(64 + 48 + convolution + 64 + 64 + 128 / 3),
     )  # fmt: skip
     assert tile_of(banded.forward(replace(HOPPER, head_dim=128), 132)[1]) == (
-        256 + 384 + 256, 128 + convolution + 128 + 64 + 256 / 2,
+        256 + 384 + 256, 128 + convolution + 128 + 64 + 8 / 2 + 256 / 2,
     )  # fmt: skip
     # Both row products, both convolutions, the weight's (8 slabs of 64 rows), dq; stores, moved columns, rows that one
     # warpgroup passes to the other, copies.
@@ -144,14 +144,16 @@ def test_rows_that_only_feed_the_convolution_are_computed_too():
     assert tiles(replace(HOPPER, causal=False)) == 3 * 3
     # 118 rows of 128, 16 columns: rows to 118 and to 128 see 3 tiles, of which each warpgroup works on its rows.
     assert tiles(replace(HOPPER, pass_="bwd")) == 2 * (3 + 3)
-    assert tiles(replace(HOPPER, head_dim=192)) == 2 * tiles(HOPPER)  # each half of v's columns has all scores
+    # Two warpgroups compute one halo, so that theirs are rows to 59, 123 and 128, with 3 tiles for the second.
+    assert tiles(replace(HOPPER, head_dim=128)) == 2 + 3 + 3
+    assert tiles(replace(HOPPER, head_dim=192)) == 2 * (2 + 3 + 3)  # each half of v's columns has all scores
 
 
 def test_blocks_of_the_hopper_kernels_are_those_that_are_launched():
     for head_dim in (16, 64, 72, 128, 192, 256):
         geometry = forward.Geometry(torch.bfloat16, head_dim, 6, 11, 5, True, False)
         assert banded.forward_warpgroups(head_dim) == geometry.warpgroups
-        assert banded.forward_warpgroups(head_dim) * (64 - 5) == geometry.block_rows
+        assert sum(banded.forward_rows(head_dim, 6)) == geometry.block_rows
         assert -(-head_dim // banded.MOST_VALUES) == geometry.value_parts
     for taps in (1, 6, 8):
         geometry = backward.Geometry(torch.bfloat16, 64, taps, 11, 5, True, False)

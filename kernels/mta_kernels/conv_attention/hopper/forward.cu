@@ -7,8 +7,9 @@
 // columns earlier, and 16 partial columns are carried on. README.md beside this file derives it, and says what was measured.
 //
 // A block of threads has a work, rows of a head; where PERSISTENT it stays on its multiprocessor and takes works until
-// there are no more. WARPGROUPS consumers have 64 rows each, the first HALO of which only feed the convolution. One warp of
-// the producer copies keys and values, the others fetch a work's queries and T.
+// there are no more. WARPGROUPS consumers have 64 rows each. The first HALO of these only feed the convolution, unless the
+// consumer before lends the scores of its last rows (LENDS). One warp of the producer copies keys and values, the others
+// fetch a work's queries and T.
 // Constants come from the compiler's command line (forward.py):
 //   ELEMENT  Half or Bfloat16: q, k, v, out        HEAD_DIM   a multiple of 8
 //   VALUE_DIM  columns of v a block computes, a multiple of 8 up to 128; VALUE_PARTS blocks make up a row of out
@@ -18,7 +19,6 @@
 //   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 --std=c++17 -I. -DELEMENT=Bfloat16 -DHEAD_DIM=64 ... -cubin
 #include <convolution.cuh>
 
-constexpr int OUT_ROWS = ROWS - HALO, BLOCK_ROWS = OUT_ROWS * WARPGROUPS;
 constexpr int VALUE_SLABS = (VALUE_DIM + 63) / 64;
 // Of the queries' columns, the first 16 times so many are in a thread's registers, and shared memory is not read for them:
 // all of them with two consumers, and what there is room for with three.
@@ -27,6 +27,11 @@ constexpr bool QUERIES_IN_REGISTERS = STEPS_IN_REGISTERS == DEPTH_STEPS;
 // Two take turns at the convolution, so that one is in its softmax meanwhile, and store the next tile's scores while this
 // one's values are multiplied. Three find their own rhythm, and lose if they do so.
 constexpr bool TURNS = WARPGROUPS == 2;
+// With turns, the first leaves the scores of its last rows above the second's, which then computes no halo: it stores them
+// after its own turn, and that began when the second was done with what lay there.
+constexpr bool LENDS = TURNS && HALO > 0;
+constexpr int ROWS_BETWEEN = LENDS ? ROWS : ROWS - HALO;  // from a warpgroup's first row to the next one's
+constexpr int BLOCK_ROWS = (WARPGROUPS - 1) * ROWS_BETWEEN + ROWS - HALO;
 constexpr float LARGEST_SUM = 4096;  // of a thread's 16 numbers of a row: see the softmax
 static_assert(VALUE_DIM % 8 == 0 && VALUE_DIM <= 128, "accumulators must fit the registers");
 constexpr int SLOTS = PERSISTENT ? 2 : 1;  // works in a block at a time: the one at hand and the next
@@ -77,6 +82,20 @@ struct Work {
         end_tile = max((keys_end(args.at, end_row - 1) + LEFT + KEYS - 1) / KEYS, first_tile + 1);
     }
 };
+
+// Number j of the i-th of four lanes is then what number i of the j-th was.
+DEVICE void transpose_of_four_lanes(uint32_t (&words)[4], int lane) {
+#pragma unroll
+    for (int distance = 1; distance < 4; distance *= 2) {
+        const bool upper = lane & distance;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i & distance) continue;
+            const uint32_t received = __shfl_xor_sync(~0u, upper ? words[i] : words[i + distance], distance);
+            (upper ? words[i] : words[i + distance]) = received;
+        }
+    }
+}
 
 extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forward(
     const __grid_constant__ TensorMap query_map, const __grid_constant__ TensorMap key_map,
@@ -172,7 +191,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     for (int w = 0; w < WARPGROUPS; w++)
                         for (int slab = 0; slab < SLABS; slab++)
                             copy_tile(shared + QUERIES + (w * SLABS + slab) * SLAB, &query_map, rows_full + 8 * slot,
-                                      slab * 64, work.first_row + w * OUT_ROWS - HALO, work.head, work.batch);
+                                      slab * 64, work.first_row + w * ROWS_BETWEEN - HALO, work.head, work.batch);
                     copy_bytes(shared + TAPS + slot * (QUERY_TAPS * TAP), args.taps + work.head * (QUERY_TAPS * TAP / 2),
                                QUERY_TAPS * TAP, rows_full + 8 * slot);
                 }
@@ -199,6 +218,9 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
         // The row of an 8 x 8 matrix that this lane names when its warp stores or loads four: two of rows by two of columns.
         const int named_row = thread / 32 * 16 + lane % 16;
         const uint32_t store_at = scores_at + (8 + named_row) * 16 + lane / 16 * PITCH;
+        // The last eight rows of the last warp are those above the next warpgroup's.
+        const bool lends = LENDS && warpgroup == 0 && __shfl_sync(~0u, thread / 32, 0) == 3;
+        const uint32_t lend_at = scores_at + 2 * SCORE_TILE + lane / 8 * PITCH + lane % 8 * 16;
 
         if (TURNS && QUERY_TAPS > 1 && warpgroup == 1) pass_turn(0);
         int first_turn = 0;  // tiles of the works before
@@ -215,7 +237,8 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
             const float unit = __uint_as_float(load_shared(shared + WORKS + slot * 8 + 4));
             const Work work(args, number);
             const int first_tile = work.first_tile, end_tile = work.end_tile;
-            const int tile_row = work.first_row + warpgroup * OUT_ROWS - HALO;  // the query of local row 0
+            const int tile_row = work.first_row + warpgroup * ROWS_BETWEEN - HALO;  // the query of local row 0
+            const int halo = LENDS && warpgroup > 0 ? 0 : HALO;
             const int tile_position = tile_row + (args.at.key_rows - args.at.query_rows);
             // Keys between which no row of the warpgroup has anything masked, and the tiles with a key that one sees.
             const int seen_by_all = keys_begin(args.at, tile_row + ROWS - 1), end_seen_by_all = keys_end(args.at, tile_row);
@@ -307,6 +330,10 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
 #pragma unroll
                     for (int block = 0; block < 4; block++)
                         store_matrices(store_at + buffer + block * 2 * PITCH, own[block]);
+                    if (lends) {
+                        store_matrices(lend_at + buffer, {own[0][1], own[0][3], own[1][1], own[1][3]});
+                        store_matrices(lend_at + buffer + 4 * PITCH, {own[2][1], own[2][3], own[3][1], own[3][3]});
+                    }
                     fence_async_proxy();
                 }
             };
@@ -390,7 +417,13 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 barrier_wait(values_full + 8 * stage, parity);
                 warpgroup_barrier(warpgroup + 1);  // no thread waits any more for what is given back
                 if (thread == 0) barrier_arrive(keys_empty + 8 * stage), barrier_arrive(values_empty + 8 * stage);
-                if constexpr (TURNS && QUERY_TAPS > 1) wait_for_turn(warpgroup), pass_turn(1 - warpgroup);
+                if constexpr (TURNS && QUERY_TAPS > 1) wait_for_turn(warpgroup);
+                if (lends) {
+                    for (int slabs = 0; slabs < 8; slabs += 4)  // scores of the future
+                        store_shared(lend_at + (turn & 1) * SCORE_TILE + slabs * PITCH, uint4{0, 0, 0, 0});
+                    fence_async_proxy();
+                }
+                if constexpr (TURNS && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
             }
 
 #pragma unroll
@@ -399,14 +432,23 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 sum += __shfl_xor_sync(~0u, sum, 1);
                 sum += __shfl_xor_sync(~0u, sum, 2);
                 const int row = tile_row + local_row + 8 * h;
-                if (local_row + 8 * h < HALO || row < 0) continue;
+                const bool is_out = row >= max(tile_row + halo, 0);
                 const int64_t of_row = (int64_t)work.batch_head * args.at.query_rows + row;
                 const float inverse = 1 / sum;
-                uint32_t* out = (uint32_t*)(args.out + of_row * HEAD_DIM + work.part * VALUE_DIM + column);
+                // A thread has two numbers of every eight columns; four threads exchange theirs, so that each writes eight.
+                uint4* out = (uint4*)(args.out + of_row * HEAD_DIM + work.part * VALUE_DIM) + lane % 4;
 #pragma unroll
-                for (int b = 0; b < VALUE_DIM / 8; b++)
-                    out[4 * b] = pack<ELEMENT>(accumulator[4 * b + 2 * h] * inverse, accumulator[4 * b + 2 * h + 1] * inverse);
-                if (work.part == 0 && column == 0) args.logsumexp[of_row] = (reference[h] + log2f(sum)) * LN_2;
+                for (int b = 0; b < VALUE_DIM / 8; b += 4) {
+                    uint32_t words[4];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const int at = 4 * min(b + i, VALUE_DIM / 8 - 1) + 2 * h;
+                        words[i] = pack<ELEMENT>(accumulator[at] * inverse, accumulator[at + 1] * inverse);
+                    }
+                    transpose_of_four_lanes(words, lane);
+                    if (is_out && b + lane % 4 < VALUE_DIM / 8) out[b] = uint4{words[0], words[1], words[2], words[3]};
+                }
+                if (is_out && work.part == 0 && column == 0) args.logsumexp[of_row] = (reference[h] + log2f(sum)) * LN_2;
             }
             if constexpr (PERSISTENT) {
                 warpgroup_barrier(warpgroup + 1);  // all have read the slot, and no product reads its T

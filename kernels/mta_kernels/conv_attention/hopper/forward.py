@@ -87,8 +87,9 @@ class Geometry(Tiles):
 
     @property
     def block_rows(self) -> int:
-        """Rows of out of a work."""
-        return self.warpgroups * (ROWS - (self.query_taps - 1))
+        """Rows of out of a work: two consumers compute one halo, the second has its rows above from the first."""
+        halos = 1 if self.warpgroups == 2 else self.warpgroups
+        return self.warpgroups * ROWS - halos * (self.query_taps - 1)
 
     @property
     def persistent(self) -> bool:

@@ -154,9 +154,9 @@ def chosen_tiles(
     check_splits(splits)
     batch, query_heads, _, head_dim = q_window.shape
     kv_heads = k_cache.shape[1]
-    if splits == "auto":
-        splits = choose_splits(batch, kv_heads, capacity, sm_count(q_window.device))
     group = query_heads // kv_heads
+    if splits == "auto":
+        splits = choose_splits(batch, kv_heads, capacity, sm_count(q_window.device), group)
     candidates = decode_candidates(
         key_taps=weight.shape[2],
         group=group,

@@ -119,19 +119,21 @@ def _decode_guess(key_taps: int, group: int, block_d: int, element_size: int, sh
     )
 
 
-def choose_splits(batch: int, kv_heads: int, max_length: int, sm_count: int) -> int:
-    """How many programs share the keys of one KV head, so that whole waves of two programs an SM run.
+def choose_splits(batch: int, kv_heads: int, max_length: int, sm_count: int, group: int = 1) -> int:
+    """How many programs share the keys of a KV head, which `group` query heads have in common.
 
-    One where there are KV heads for a whole wave. Else the least of waves of programs times keys a program, where a
-    wave's start and end cost as much as 1280 keys and the newest keys of a KV head take a program's place (measured on
-    an H200); from 1 to 128, and never less than 64 keys a program.
+    One where there are KV heads for a whole wave of two programs an SM. Else the least of waves of programs times keys
+    a program, where a wave's start and end cost as much as 1280 keys and the newest keys of a KV head take a program's
+    place. With a KV head a query head, five programs on three SMs read as fast as memory can, and more of them no
+    faster: of those the fewest. (Measured on an H200.) From 1 to 128, and never less than 64 keys a program.
     """
     slots = PROGRAMS_PER_SM * sm_count
     if batch * kv_heads >= slots:
         return 1
+    least = 3 * batch * kv_heads * max_length / (5 * sm_count) if group == 1 else 0
 
-    def cost(splits: int) -> int:
+    def cost(splits: int) -> float:
         waves = -(-batch * kv_heads * (splits + 1) // slots)
-        return waves * (-(-max_length // splits) + 1280)
+        return max(least, waves * -(-max_length // splits)) + 1280 * waves
 
     return min(range(1, min(MAX_SPLITS, max(1, max_length // 64)) + 1), key=cost)

@@ -116,7 +116,8 @@ def decode_problem(shape: Shape, device: torch.device, bulk: bool = False) -> Pr
 
     q, k, v, weight = _inputs(shape, device, query_rows=min(shape.taps[0], shape.seq_len))
     lengths = torch.full((shape.batch,), shape.seq_len, dtype=torch.int32, device=device)
-    splits = choose_splits(shape.batch, shape.kv_heads, shape.seq_len, sm_count(device))
+    group = shape.heads // shape.kv_heads
+    splits = choose_splits(shape.batch, shape.kv_heads, shape.seq_len, sm_count(device), group)
     options = {name: value for name, value in _options(shape).items() if name != "causal"}
 
     def run(config: Any) -> Sequence[Tensor]:
@@ -124,7 +125,7 @@ def decode_problem(shape: Shape, device: torch.device, bulk: bool = False) -> Pr
 
     candidates = decode_candidates(
         key_taps=shape.taps[1],
-        group=shape.heads // shape.kv_heads,
+        group=group,
         block_d=max(16, 1 << (shape.head_dim - 1).bit_length()),
         element_size=q.element_size(),
         shared_memory=shared_memory_limit(device),
