@@ -91,10 +91,15 @@ def _lines(title: str, rows: Sequence[Row], view: View, notes: Sequence[str], co
     pictures = [(fit(a), fit(b), c) for a, b, c in against_seq(rows, view)]
     if pictures:
         yield Text("")
-        labels = max(cell_len(label) for label, _, _ in pictures)
         yield from _wrapped(pictures[0][1], "", width)
+        labels = max(cell_len(label) for label, _, _ in pictures)
+        drawn = max(cell_len(f"{GAP}{marks}{GAP}{ends}") for _, marks, ends in pictures[1:])
         for label, marks, ends in pictures[1:]:
-            yield Text(f"{GAP}{_padded(label, labels, False)}{GAP}{marks}{GAP}{ends}")
+            if len(GAP) + labels + drawn <= width:
+                yield Text(f"{GAP}{_padded(label, labels, False)}{GAP}{marks}{GAP}{ends}")
+            else:
+                yield from _wrapped(label, GAP, width)
+                yield Text(f"{GAP}{GAP}{marks}{GAP}{ends}")
     for note in (*(f"{column.name}: {column.legend}" for column in columns if column.legend), *notes):
         yield from _wrapped(fit(printable(note)), "", width)
 
