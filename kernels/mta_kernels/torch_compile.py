@@ -53,3 +53,12 @@ def constant_when_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """torch.compiler.assume_constant_result, which imports all of torch._dynamo: two seconds of every start."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def known(condition: Any) -> bool:
+    """Whether a condition on sizes holds; a compiler to which they are unknown is told no, and asks for no guard."""
+    if torch.compiler.is_compiling():
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        return statically_known_true(condition)
+    return bool(condition)

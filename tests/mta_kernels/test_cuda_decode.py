@@ -12,6 +12,7 @@ from planted_faults import plant
 from torch import Tensor
 
 from mta_kernels.conv_attention import (
+    api,
     conv_attention,
     conv_attention_decode,
     conv_attention_decode_reference,
@@ -355,12 +356,26 @@ def test_it_is_decode_alone(gpu) -> None:
         explain(*inputs, backend="hopper", decode=True)
 
 
-def test_auto_takes_it_where_heads_share_a_cache(gpu) -> None:
-    for heads, backend in ((4, "cuda"), (1, "triton")):
+def test_auto_takes_it_where_many_heads_share_a_cache(gpu) -> None:
+    for heads, backend in ((8, "cuda"), (1, "triton")):
         *inputs, lengths = make_decode([40], heads, 1, 64, (3, 5), FP16)
         assert explain(*inputs, decode=True).backend == backend
         got = conv_attention_decode(*inputs, lengths=lengths)
         assert torch.equal(got, conv_attention_decode(*inputs, lengths=lengths, backend=backend))
+
+
+def test_auto_takes_it_where_heads_share_many_keys(gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    def choice(batch: int, keys: int, pages: int | None = None) -> str:
+        cache = torch.empty(1, dtype=FP16, device=DEVICE).expand(pages or batch, 2, keys, 64)
+        q, weight = (torch.empty(*shape, dtype=FP16, device=DEVICE) for shape in ((batch, 8, 6, 64), (8, 3, 5)))
+        return explain(q, cache, weight=weight, v=cache, decode=True).backend
+
+    monkeypatch.setattr(api, "_has_copy_engine", lambda device: True)
+    assert [choice(1, 1 << 16), choice(1, (1 << 16) + 1)] == ["triton", "cuda"]
+    assert [choice(4, 1 << 14), choice(8, 1 << 14)] == ["triton", "cuda"]
+    assert choice(4, 64, pages=100) == "cuda"
+    monkeypatch.setattr(api, "_has_copy_engine", lambda device: False)
+    assert choice(1, 64) == "cuda"  # Triton without the copy engine
 
 
 def test_compiled_as_one_graph(gpu) -> None:

@@ -294,7 +294,8 @@ def test_configs_fit_every_gpu(shared_memory: int) -> None:
 
 def test_choose_splits() -> None:
     assert choose_splits(1, 16, 65536, 132) == 14  # the fewest that read as fast as memory can: five programs on 3 SMs
-    assert choose_splits(1, 16, 65536, 132, group=4) == 15  # with that of the newest keys, two programs an SM
+    assert choose_splits(1, 16, 65536, 132, group=4) == 15  # with that of the newest keys, almost two programs an SM
+    assert choose_splits(1, 8, 65536, 132, group=4) == 31
     assert choose_splits(8, 16, 16384, 132) == 3
     assert choose_splits(1, 1, 100, 132) == 1
     assert choose_splits(1, 1, 1 << 20, 132) == 128

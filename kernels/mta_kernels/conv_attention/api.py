@@ -32,12 +32,17 @@ from mta_kernels.conv_attention.reference import (
     conv_attention_decode_reference,
     conv_attention_reference,
 )
+from mta_kernels.gpu_limits import capability
+from mta_kernels.torch_compile import asked_once, known
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 BACKENDS = ("reference", "triton", "hopper", "cuda")
 FUSED_BACKENDS = ("hopper", "triton")  # that "auto" takes, the faster first
+# Where up to so many query heads share a KV head, Triton's decode is as fast as CUDA's, or faster, up to so many keys
+# of all sequences and KV heads, if the copy engine reads them (measured on an H200: decode-groups.csv).
+FEW_SHARING, FEW_KEYS = 4, 1 << 17
 
 
 @dataclass(frozen=True)
@@ -103,14 +108,30 @@ def _fastest(q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype, decode: b
     backends: tuple[str, ...] = FUSED_BACKENDS
     if shared:
         backends = ("triton",)
-    elif decode:  # the CUDA kernel where query heads share KV heads, Triton's where none do
-        backends = ("triton",) if q.shape[1] == k.shape[1] else ("cuda", "triton")
+    elif decode:
+        backends = _decode_backends(q, k, dtype)
     reason: str | None = ""
     for backend in backends:
         reason = _why_not(backend, q, weight, dtype)
         if reason is None:
             return backend, "the fastest backend for these arguments"
     return "reference", f"{backends[-1]} cannot run this: {reason}"
+
+
+def _decode_backends(q: Tensor, k: Tensor, dtype: torch.dtype) -> tuple[str, ...]:
+    """The backends of a decode, the faster first: CUDA's where query heads share KV heads, but not for few keys."""
+    if q.shape[1] == k.shape[1]:
+        return ("triton",)
+    in_bulk = _has_copy_engine(q.device) and dtype in (torch.float16, torch.bfloat16)
+    few = q.shape[1] <= FEW_SHARING * k.shape[1] and known(k.shape[0] * k.shape[1] * k.shape[2] <= FEW_KEYS)
+    if in_bulk and few and known(k.shape[0] == q.shape[0]):  # else these are pages, which are read one by one
+        return ("triton", "cuda")
+    return ("cuda", "triton")
+
+
+@asked_once
+def _has_copy_engine(device: torch.device) -> bool:
+    return capability(device) >= (9, 0)
 
 
 def _why_not(backend: str, q: Tensor, weight: Tensor, dtype: torch.dtype) -> str | None:

@@ -133,7 +133,7 @@ def choose_splits(batch: int, kv_heads: int, max_length: int, sm_count: int, gro
     least = 3 * batch * kv_heads * max_length / (5 * sm_count) if group == 1 else 0
 
     def cost(splits: int) -> float:
-        waves = -(-batch * kv_heads * (splits + 1) // slots)
+        waves = batch * kv_heads * (splits + 1) // slots + 1  # a wave that is quite full is a slow one
         return max(least, waves * -(-max_length // splits)) + 1280 * waves
 
     return min(range(1, min(MAX_SPLITS, max(1, max_length // 64)) + 1), key=cost)
