@@ -84,8 +84,9 @@ def test_inputs_of_any_layout_and_a_float32_weight(hopper) -> None:
     assert_close(hopper(q, k, v, strided), q, k, v, weight)
 
 
-def test_chunks_of_a_prompt(hopper) -> None:
-    q, k, v, weight = make(1, 2, 1, 150, 64, (6, 11), BF16)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_chunks_of_a_prompt(hopper, head_dim: int) -> None:
+    q, k, v, weight = make(1, 2, 1, 150, head_dim, (6, 11), BF16)
     whole = conv_attention_reference(*(x.double() for x in (q, k, v, weight)))
     for start, end in ((0, 70), (70, 73), (73, 150)):
         got = hopper(
@@ -94,9 +95,10 @@ def test_chunks_of_a_prompt(hopper) -> None:
         assert relative_error(got, whole[:, :, start:end]) < 0.005
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("causal", [True, False])
-def test_packed_documents(hopper, causal: bool) -> None:
-    q, k, v, weight = make(1, 2, 1, 200, 64, (6, 11), BF16)
+def test_packed_documents(hopper, causal: bool, head_dim: int) -> None:
+    q, k, v, weight = make(1, 2, 1, 200, head_dim, (6, 11), BF16)
     bounds = [0, 3, 3, 120, 200]
     got = hopper(q, k, v, weight, causal=causal, cu_seqlens=torch.tensor(bounds, device=DEVICE))
     for start, end in pairwise(bounds):
