@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import IO, Any, NamedTuple
@@ -83,11 +83,9 @@ class Meeting:
         dist.all_gather_object(found, mine, group=self._orders)
         return found
 
-    def check_all_alive(self) -> None:
-        """After a failure, which may be the loss of a rank: raise MtabenchError if it is."""
-        for helper in self.helpers:
-            if reason := helper.reason(EXIT_S / 10):
-                raise MtabenchError(f"{reason}; {self.kept}")
+    def lost(self, wait_s: float = 0.0) -> str | None:
+        """How a rank died that this process started, or None if all live on for so long."""
+        return next(filter(None, (helper.reason(wait_s) for helper in self.helpers)), None)
 
     @contextmanager
     def shared_call(self) -> Iterator[None]:
@@ -99,7 +97,12 @@ class Meeting:
             raise
 
     def drop(self) -> None:
-        """Tell all ranks to forget the cell; for rank 0. Raises MtabenchError if it left a call that they wait in."""
+        """Tell all ranks to forget the cell; for rank 0.
+
+        Raises MtabenchError if one of them died, or if this one left a call that they wait in.
+        """
+        if reason := self.lost():
+            raise MtabenchError(f"{reason}; {self.kept}")
         if not self._in_step:
             raise MtabenchError(f"rank 0 failed within a call, where the other ranks wait for it; {self.kept}")
         self.give(("drop",))
@@ -123,11 +126,14 @@ def check_devices(ranks: int, device: str, place: Place) -> None:
 
 
 @contextmanager
-def meet(ranks: int, device: str, place: Place, kept: str) -> Iterator[Meeting]:
+def meet(
+    ranks: int, device: str, place: Place, kept: str, write_lost: Callable[[str], None] = lambda reason: None
+) -> Iterator[Meeting]:
     """The meeting of all ranks, for rank 0; the others are sent home at the end.
 
-    Should one of them die, this process says so and ends: its GPU may wait for that rank for ever. `kept` says what is
-    kept then. Raises MtabenchError for a rank that died if this process is told.
+    Should one of them die, this process says so and ends: its GPU may wait for that rank for ever. Before it does, a
+    thread calls `write_lost` with how the rank died; `kept` says what is kept then. Raises MtabenchError for a rank
+    that died if this process is told.
     """
     threads, over = torch.get_num_threads(), threading.Event()
     helpers: list[Helper] = []
@@ -137,7 +143,7 @@ def meet(ranks: int, device: str, place: Place, kept: str) -> Iterator[Meeting]:
             address = f"tcp://127.0.0.1:{_free_port()}"
             helpers = [_start(rank, ranks, device, address, cleanup) for rank in range(1, ranks)]
             cleanup.callback(over.set)
-            threading.Thread(target=_watch, args=(helpers, over, kept), daemon=True).start()
+            threading.Thread(target=_watch, args=(helpers, over, kept, write_lost), daemon=True).start()
         cleanup.callback(torch.set_num_threads, threads)
         meeting = Meeting(0, ranks, device, address)
         meeting.helpers, meeting.kept = helpers, kept
@@ -169,12 +175,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         kill(process)
 
 
-def _watch(helpers: Sequence[Helper], over: threading.Event, kept: str) -> None:
+def _watch(helpers: Sequence[Helper], over: threading.Event, kept: str, write_lost: Callable[[str], None]) -> None:
     while not over.wait(LOOK_AGAIN_S):
         for reason in filter(None, (helper.reason() for helper in helpers)):
             if over.is_set():
                 return
-            print(f"mtabench: {reason}; {kept}", file=sys.stderr, flush=True)
-            for helper in helpers:
-                helper.process.kill()
-            os._exit(1)
+            try:
+                write_lost(reason)
+            finally:
+                print(f"mtabench: {reason}; {kept}", file=sys.stderr, flush=True)
+                for helper in helpers:
+                    helper.process.kill()
+                os._exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from mtabench.files.writer import Writer
 from mtabench.measuring import timing
 from mtabench.measuring.statistics import summarize
 from mtabench.measuring.stopwatch import MEASURING, VERIFYING, Stopwatch
+from mtabench.processes import EXIT_S
 from mtabench.ranks.asked import find_place
 from mtabench.ranks.meeting import Meeting, check_devices, meet
 from mtabench.ranks.part import NotLoadedError, Part, link_gbytes_s, load_part
@@ -58,18 +60,40 @@ class RankTeam(Here):
             if not pending:
                 return
             watcher.doing(f"starting {self._ranks} ranks")
-            with meet(self._ranks, plan.device, self._place, kept) as meeting:
+            under_way = UnderWay(sweep)
+            with meet(self._ranks, plan.device, self._place, kept, under_way.lose) as meeting:
                 meeting.give(("link",))
                 link = link_gbytes_s(meeting)
                 for case in pending:
-                    _measure(sweep, meeting, case, link)
+                    under_way.begin(case)
+                    under_way.end(*_measured(sweep, meeting, case, link))
+                    meeting.drop()
 
 
-def _measure(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> None:
-    """Measure a cell and write its row; then all ranks forget it."""
-    row, samples = _measured(sweep, meeting, case, link)
-    sweep.write([row], samples)
-    meeting.drop()
+class UnderWay:
+    """The cell that is measured, whose row is written once: with what came out, or that a rank was lost."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep, self._lock = sweep, threading.Lock()
+        self._case: Case | None = None
+
+    def begin(self, case: Case) -> None:
+        """It is this one from now on."""
+        self._case = case
+
+    def end(self, row: Row, samples: list[tuple[object, ...]]) -> None:
+        """Write its row."""
+        with self._lock:
+            if self._case is not None:
+                self._case = None
+                self._sweep.write([row], samples)
+
+    def lose(self, reason: str) -> None:
+        """Write that a rank died; from another thread, while this one may wait for that rank."""
+        with self._lock:
+            if self._case is not None:
+                case, self._case = self._case, None
+                self._sweep.write([cell_row(case, self._sweep.facts, "error", reason)])
 
 
 def _measured(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> tuple[Row, list[tuple[object, ...]]]:
@@ -90,8 +114,7 @@ def _measured(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> tuple[
                 results = part.results()
             check = oracle.check(results)
     except Exception as error:
-        meeting.check_all_alive()
-        return cell_row(case, sweep.facts, *failure(error)), []
+        return cell_row(case, sweep.facts, *_failure(meeting, error)), []
     if not check.ok:
         return cell_row(case, sweep.facts, "wrong", check.reason, check.rel_error), []
     together = f"{meeting.size} ranks"
@@ -101,12 +124,17 @@ def _measured(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> tuple[
         measured = timing.measure(cells, case.device, sweep.settings)
     outcome, alone = measured[together], measured[ONE_RANK]
     if isinstance(outcome, Exception):
-        meeting.check_all_alive()
-        return cell_row(case, sweep.facts, *failure(outcome), check.rel_error), []
+        return cell_row(case, sweep.facts, *_failure(meeting, outcome), check.rel_error), []
     outcome.energy_j = None  # this rank's alone
     row = timed_row(case, sweep.facts, outcome, check.rel_error, None)
     row |= _compared(row, alone, meeting.size) | _communication(case, meeting.size, link)
     return row, list(sample_lines(case, sweep.facts, outcome.rounds))
+
+
+def _failure(meeting: Meeting, error: Exception) -> tuple[str, str]:
+    """Status and reason of a cell that failed: with how a rank died, if that is what is behind it."""
+    reason = meeting.lost(EXIT_S / 10)
+    return ("error", reason) if reason else failure(error)
 
 
 def _timed(meeting: Meeting, case: Case, part: Part) -> timing.Timed:

@@ -153,6 +153,9 @@ def test_a_rank_that_dies_is_named_and_ends_the_sweep(tmp_path) -> None:
     assert done.returncode == 1
     assert "mtabench: rank 1: its process was ended by SIGKILL" in done.stderr
     assert "what was measured is kept in ranks.csv, and --resume goes on" in done.stderr
+    (row,) = read_results(tmp_path / "ranks.csv").to_dict("records")
+    assert row["status"] == "error"
+    assert row["reason"].startswith("rank 1: its process was ended by SIGKILL")
 
 
 @pytest.mark.long
