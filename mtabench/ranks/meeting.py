@@ -126,9 +126,7 @@ def check_devices(ranks: int, device: str, place: Place) -> None:
 
 
 @contextmanager
-def meet(
-    ranks: int, device: str, place: Place, kept: str, write_lost: Callable[[str], None] = lambda reason: None
-) -> Iterator[Meeting]:
+def meet(ranks: int, device: str, place: Place, kept: str, write_lost: Callable[[str], None]) -> Iterator[Meeting]:
     """The meeting of all ranks, for rank 0; the others are sent home at the end.
 
     Should one of them die, this process says so and ends: its GPU may wait for that rank for ever. Before it does, a

@@ -26,7 +26,6 @@ template <class A, class B> std::common_type_t<A, B> min(A a, B b) { return b < 
 template <class A, class B> std::common_type_t<A, B> max(A a, B b) { return a < b ? b : a; }
 
 inline void __syncthreads() { emulator::meet(0, 0, emulator::block_size.x); }
-inline void __syncwarp() { emulator::meet(500 + emulator::thread / 32, 0, 32); }
 template <class T> T __shfl_sync(uint32_t mask, T value, int from) {
     uint32_t bits;
     std::memcpy(&bits, &value, 4);

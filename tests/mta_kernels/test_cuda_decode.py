@@ -370,11 +370,11 @@ def test_auto_takes_it_where_heads_share_many_keys(gpu, monkeypatch: pytest.Monk
         q, weight = (torch.empty(*shape, dtype=FP16, device=DEVICE) for shape in ((batch, 8, 6, 64), (8, 3, 5)))
         return explain(q, cache, weight=weight, v=cache, decode=True).backend
 
-    monkeypatch.setattr(api, "_has_copy_engine", lambda device: True)
+    monkeypatch.setattr(api, "_capability", lambda device: (9, 0))
     assert [choice(1, 1 << 16), choice(1, (1 << 16) + 1)] == ["triton", "cuda"]
     assert [choice(4, 1 << 14), choice(8, 1 << 14)] == ["triton", "cuda"]
     assert choice(4, 64, pages=100) == "cuda"
-    monkeypatch.setattr(api, "_has_copy_engine", lambda device: False)
+    monkeypatch.setattr(api, "_capability", lambda device: (8, 0))
     assert choice(1, 64) == "cuda"  # Triton without the copy engine
 
 

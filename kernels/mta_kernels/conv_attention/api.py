@@ -109,7 +109,7 @@ def _fastest(q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype, decode: b
     if shared:
         backends = ("triton",)
     elif decode:
-        backends = _decode_backends(q, k, dtype)
+        backends = _decode_backends(q, k, weight, dtype)
     reason: str | None = ""
     for backend in backends:
         reason = _why_not(backend, q, weight, dtype)
@@ -118,20 +118,22 @@ def _fastest(q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype, decode: b
     return "reference", f"{backends[-1]} cannot run this: {reason}"
 
 
-def _decode_backends(q: Tensor, k: Tensor, dtype: torch.dtype) -> tuple[str, ...]:
+def _decode_backends(q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype) -> tuple[str, ...]:
     """The backends of a decode, the faster first: CUDA's where query heads share KV heads, but not for few keys."""
-    if q.shape[1] == k.shape[1]:
+    group = q.shape[1] // k.shape[1]
+    if group == 1:
         return ("triton",)
-    in_bulk = _has_copy_engine(q.device) and dtype in (torch.float16, torch.bfloat16)
-    few = q.shape[1] <= FEW_SHARING * k.shape[1] and known(k.shape[0] * k.shape[1] * k.shape[2] <= FEW_KEYS)
-    if in_bulk and few and known(k.shape[0] == q.shape[0]):  # else these are pages, which are read one by one
-        return ("triton", "cuda")
+    few = group <= FEW_SHARING and known(k.shape[0] * k.shape[1] * k.shape[2] <= FEW_KEYS)
+    # Of another number of batches these are pages, which the copy engine does not read.
+    if few and known(k.shape[0] == q.shape[0]) and _why_not("triton", q, weight, dtype) is None:
+        from mta_kernels.conv_attention.triton.decode_plan import bulk_pays
+
+        if bulk_pays(q.shape[3], group, dtype.itemsize, _capability(q.device)):
+            return ("triton", "cuda")
     return ("cuda", "triton")
 
 
-@asked_once
-def _has_copy_engine(device: torch.device) -> bool:
-    return capability(device) >= (9, 0)
+_capability = asked_once(capability)
 
 
 def _why_not(backend: str, q: Tensor, weight: Tensor, dtype: torch.dtype) -> str | None:
