@@ -80,6 +80,7 @@ inline void barrier_init_done() {}
 inline void barrier_arrive(uint32_t barrier) { emulator::barrier_arrive(barrier); }
 inline void barrier_expect(uint32_t barrier, int bytes) { emulator::barrier_expect(barrier, bytes); }
 inline void barrier_wait(uint32_t barrier, int parity) { emulator::barrier_wait(barrier, parity); }
+inline bool barrier_done(uint32_t barrier, int parity) { return emulator::barrier_done(barrier, parity); }
 inline void barrier_wait_asleep(uint32_t barrier, int parity) { barrier_wait(barrier, parity); }
 inline void copy_tile(uint32_t destination, const TensorMap* map, uint32_t barrier, int x, int y, int z, int w) {
     emulator::copy_tile(destination, map, barrier, x, y, z, w);

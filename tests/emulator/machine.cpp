@@ -270,9 +270,9 @@ void barrier_expect(uint32_t barrier, int bytes) {
     block->barriers.at(barrier).bytes += bytes;
     barrier_arrive(barrier);
 }
+bool barrier_done(uint32_t barrier, int parity) { return (block->barriers.at(barrier).phases & 1) != parity; }
 void barrier_wait(uint32_t barrier, int parity) {
-    const Barrier& state = block->barriers.at(barrier);
-    wait_until([&] { return (state.phases & 1) != parity; });
+    wait_until([=] { return barrier_done(barrier, parity); });
 }
 void wait_for_count(const int* counter, int count) {
     wait_until([=] { return *counter >= count; });

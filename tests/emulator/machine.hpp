@@ -63,6 +63,7 @@ void do_issued();
 void barrier_init(uint32_t barrier, int arrivals);
 void barrier_arrive(uint32_t barrier);
 void barrier_expect(uint32_t barrier, int bytes);
+bool barrier_done(uint32_t barrier, int parity);
 void barrier_wait(uint32_t barrier, int parity);
 void copy_tile(uint32_t destination, const void* map, uint32_t barrier, int x, int y, int z, int w);
 void copy_bytes(uint32_t destination, const void* source, int bytes, uint32_t barrier);

@@ -40,10 +40,11 @@ constexpr int GRADS_DOWN = SCORES_DOWN + 8 * SCORES_ABOVE * 16;
 constexpr int TAPS = GRADS_DOWN + 8 * GRADS_ABOVE * 16;
 constexpr int TAPS_BACK = TAPS + QUERY_TAPS * TAP;
 constexpr int BARRIERS = TAPS_BACK + QUERY_TAPS * TAP;
-constexpr int LARGEST = BARRIERS + (6 * STAGES + 5) * 8;  // a float a warp
+constexpr int LARGEST = BARRIERS + (2 * STAGES + 5) * 8;  // a float a warp
 constexpr int WORK = LARGEST + WARPGROUPS * 16;  // its number; then stage and row block, for which registers are short
 constexpr int PRODUCT_STAGES = BARRIERS / PRODUCT_STAGE < 4 ? BARRIERS / PRODUCT_STAGE : 4;
 static_assert(PRODUCT_STAGES >= 2, "products are copied ahead");
+static_assert(2 * PRODUCT_STAGES <= 2 * STAGES + 5, "their barriers take the place of the rows'");
 static_assert(WORK + 16 <= 227 * 1024, "shared memory of a block");
 
 // dc goes through fp16, and ds, up to 136 of them times weights below 1, to scratch in ELEMENT.
@@ -92,13 +93,11 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);  // uniform, so that addresses stay scalar
     const int thread = threadIdx.x % 128;
     const uint32_t shared = shared_memory();
-    const uint32_t keys_full = shared + BARRIERS, values_full = keys_full + 8 * STAGES;
-    const uint32_t late_full = values_full + 8 * STAGES, keys_empty = late_full + 8 * STAGES;
-    const uint32_t values_empty = keys_empty + 8 * STAGES, late_empty = values_empty + 8 * STAGES;
-    const uint32_t rows_full = late_empty + 8 * STAGES;
+    const uint32_t full = shared + BARRIERS, empty = full + 8 * STAGES;  // a stage: keys, and values and late keys of the tile before
+    const uint32_t rows_full = empty + 8 * STAGES;
     const uint32_t scores_down = rows_full + 8, scores_taken = scores_down + 8;
     const uint32_t grads_down = scores_taken + 8, grads_taken = grads_down + 8;
-    const uint32_t products_full = keys_full, products_empty = products_full + 8 * PRODUCT_STAGES;
+    const uint32_t products_full = full, products_empty = products_full + 8 * PRODUCT_STAGES;
 
     // The work, taken by one thread, which waits for those that must be done before.
     auto products_of = [&](int chunk) {
@@ -120,12 +119,8 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         if (work.of_rows) {
             if (work.stage >= args.chunks.slots) all_products(work.stage - args.chunks.slots);
             for (int stage = 0; stage < STAGES; stage++) {
-                barrier_init(keys_full + 8 * stage, 1);
-                barrier_init(values_full + 8 * stage, 1);
-                barrier_init(late_full + 8 * stage, 1);
-                barrier_init(keys_empty + 8 * stage, WARPGROUPS);
-                barrier_init(values_empty + 8 * stage, WARPGROUPS);
-                barrier_init(late_empty + 8 * stage, WARPGROUPS);
+                barrier_init(full + 8 * stage, 1);
+                barrier_init(empty + 8 * stage, WARPGROUPS);
             }
             barrier_init(rows_full, 1);
             barrier_init(scores_down, 32), barrier_init(grads_down, 32);  // by each thread of a warp, for what it wrote
@@ -198,24 +193,21 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
                     copy_tile(shared + QUERIES + at, &query_map, rows_full, slab * 64, row, head, batch);
                     copy_tile(shared + GRADS + at, &grad_map, rows_full, slab * 64, row, head, batch);
                 }
-            for (int tile = first_tile; tile < end_tile; tile++) {
-                const int turn = tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
-                const int at = stage * SLABS * SLAB;
-                barrier_wait(keys_empty + 8 * stage, parity ^ 1);
-                barrier_expect(keys_full + 8 * stage, SLABS * SLAB);
-                for (int slab = 0; slab < SLABS; slab++)
-                    copy_tile(shared + KEYS_AT + at + slab * SLAB, &key_map, keys_full + 8 * stage,
-                              slab * 64, tile * KEYS, kv_head, batch);
-                barrier_wait(values_empty + 8 * stage, parity ^ 1);
-                barrier_expect(values_full + 8 * stage, SLABS * SLAB);
-                for (int slab = 0; slab < SLABS; slab++)
-                    copy_tile(shared + VALUES + at + slab * SLAB, &value_map, values_full + 8 * stage,
-                              slab * 64, tile * KEYS - LEFT, kv_head, batch);
-                barrier_wait(late_empty + 8 * stage, parity ^ 1);
-                barrier_expect(late_full + 8 * stage, SLABS * SLAB);
-                for (int slab = 0; slab < SLABS; slab++)
-                    copy_tile(shared + LATE_KEYS + at + slab * SLAB, &key_map, late_full + 8 * stage,
-                              slab * 64, tile * KEYS - LAG, kv_head, batch);
+            for (int tile = first_tile; tile <= end_tile; tile++) {
+                const int turn = tile - first_tile, stage = turn % STAGES, at = stage * SLABS * SLAB;
+                const bool has_keys = tile < end_tile, has_tile_before = turn > 0;
+                barrier_wait(empty + 8 * stage, turn / STAGES & 1 ^ 1);
+                barrier_expect(full + 8 * stage, (has_keys + 2 * has_tile_before) * SLABS * SLAB);
+                for (int slab = 0; slab < SLABS; slab++) {
+                    if (has_keys)
+                        copy_tile(shared + KEYS_AT + at + slab * SLAB, &key_map, full + 8 * stage, slab * 64, tile * KEYS,
+                                  kv_head, batch);
+                    if (!has_tile_before) continue;
+                    copy_tile(shared + VALUES + at + slab * SLAB, &value_map, full + 8 * stage, slab * 64,
+                              (tile - 1) * KEYS - LEFT, kv_head, batch);
+                    copy_tile(shared + LATE_KEYS + at + slab * SLAB, &key_map, full + 8 * stage, slab * 64,
+                              (tile - 1) * KEYS - LAG, kv_head, batch);
+                }
             }
         }
     } else {
@@ -303,7 +295,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         const float query_factor =
             rescale_queries<WARPGROUPS * ROWS, WARPGROUPS * 128>(
                 shared + QUERIES, shared + LARGEST,
-                args.key_norms + (batch * (args.at.heads / args.at.group) + kv_head) * NORM_PARTS, threadIdx.x);
+                args.key_norms[(batch * (args.at.heads / args.at.group) + kv_head) * NORM_PARTS + lane], threadIdx.x);
         const float unit = args.weight_scale[head] * query_factor;
         // |grad_out v^T - delta| <= 2 |grad_out| |v|: a power of two brings it to the limit.
         const float grad_norm = warp_max(args.grad_norms[batch_head * NORM_PARTS + lane]);
@@ -339,14 +331,14 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             if (slab >= 6) store_shared(to - 8 * pitch, load_shared_16(to));
             store_shared(to, numbers);
         };
-        barrier_wait(keys_full, 0);
+        barrier_wait(full, 0);
         multiply_keys(0);
         products_wait<0>();
+        if (thread == 0) barrier_arrive(empty);
         for (int tile = first_tile; tile < end_tile; tile++) {
-            const int turn = tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1, passed = turn & 1;
+            const int turn = tile - first_tile, passed = turn & 1, next_turn = turn + 1, next_stage = next_turn % STAGES;
             const int first_key = tile * KEYS;
-            const uint64_t of_stage = bytes_on(stage * SLABS * SLAB);
-            if (thread == 0) barrier_arrive(keys_empty + 8 * stage);
+            const uint64_t of_stage = bytes_on(next_stage * SLABS * SLAB);
 
             // c and grad_out v^T of the same 64 columns.
             float even[32], odd[32], dp[32];
@@ -376,18 +368,16 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
                 take(shared + SCORES_DOWN, scores_at, SCORES_ABOVE, PITCH);
             }
             fence_async_proxy();
+            const bool next_is_there = barrier_done(full + 8 * next_stage, next_turn / STAGES & 1);
             warpgroup_barrier(warpgroup + 1);
             if (warpgroup == 1 && thread == 0) barrier_arrive(scores_taken);
-            barrier_wait(values_full + 8 * stage, parity);
+            if (!next_is_there) barrier_wait(full + 8 * next_stage, next_turn / STAGES & 1);
             products_begin();
             convolve_shifted<FIRST_SHIFT>(even, odd, scores_by_rows, PITCH, toeplitz);
             multiply_rows(dp, grads, first_values + of_stage);
             products_commit();
             products_wait<0>();
-            if (thread == 0) barrier_arrive(values_empty + 8 * stage);
 
-            const int next_turn = turn + 1, next_stage = next_turn % STAGES;
-            if (tile + 1 < end_tile) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
             if constexpr (SCORES_EARLY) multiply_keys(next_stage);  // meanwhile; after the last tile nobody looks
 #pragma unroll
             for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
@@ -474,7 +464,6 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             warpgroup_barrier(warpgroup + 1);
             store_shared(score_to, score);
             store_shared(grad_to, grad);
-            barrier_wait(late_full + 8 * stage, parity);
             products_begin();
 #pragma unroll
             for (int step = 0; step < 4; step++)
@@ -482,7 +471,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             products_commit();
             keep(args.ds, ds, HALO, first_key);
             products_wait<0>();
-            if (thread == 0) barrier_arrive(late_empty + 8 * stage);
+            if (thread == 0) barrier_arrive(empty + 8 * next_stage);
         }
 
 #pragma unroll

@@ -42,6 +42,11 @@ class Geometry(Tiles):
     """The constants of backward.cu for a shape."""
 
     @property
+    def stages(self) -> int:
+        """As many as there is room for."""
+        return 3 if self.head_dim <= 64 else 2
+
+    @property
     def block_rows(self) -> int:
         """Rows that a block computes whole, of those of its warpgroups."""
         return self.warpgroups * ROWS - 2 * (self.query_taps - 1)
@@ -62,7 +67,7 @@ class Geometry(Tiles):
         tiles = (2 * self.warpgroups + 3 * self.stages) * self.slabs
         above = SCORES_ABOVE + GRADS_ABOVE
         buffers = (self.warpgroups * 10 * (2 * ROWS + above) + 8 * above) * 16
-        small = 2 * self.prepared.tap_bytes + (6 * self.stages + 5) * 8 + self.warpgroups * 16 + 16
+        small = 2 * self.prepared.tap_bytes + (2 * self.stages + 5) * 8 + self.warpgroups * 16 + 16
         return tiles * SLAB + buffers + small
 
     def products(self) -> list[Product]:

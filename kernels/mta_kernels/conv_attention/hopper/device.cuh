@@ -145,6 +145,17 @@ DEVICE void barrier_wait(uint32_t barrier, int parity) {  // until the phase of 
         "}" ::"r"(barrier), "r"(parity) : "memory");
 }
 
+DEVICE bool barrier_done(uint32_t barrier, int parity) {  // whether the phase of that parity has completed
+    uint32_t done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}" : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    return done;
+}
+
 DEVICE void barrier_wait_asleep(uint32_t barrier, int parity) {  // for long waits: one that polls takes issue slots
     uint32_t done = 0;
     while (true) {

@@ -9,7 +9,8 @@
 // A block of threads has a work, rows of a head; where PERSISTENT it stays on its multiprocessor and takes works until
 // there are no more. WARPGROUPS consumers have 64 rows each. The first HALO of these only feed the convolution, unless the
 // consumer before lends the scores of its last rows (LENDS). One warp of the producer copies keys and values, the others
-// fetch a work's queries and T.
+// fetch a work's queries and T. A stage of copies is a turn's: a tile of keys, and the values of the tile before, which are
+// multiplied in one turn, so that a tile waits for one barrier.
 // Constants come from the compiler's command line (forward.py):
 //   ELEMENT  Half or Bfloat16: q, k, v, out        HEAD_DIM   a multiple of 8
 //   VALUE_DIM  columns of v a block computes, a multiple of 8 up to 128; VALUE_PARTS blocks make up a row of out
@@ -36,7 +37,7 @@ constexpr float LARGEST_SUM = 4096;  // of a thread's 16 numbers of a row: see t
 static_assert(VALUE_DIM % 8 == 0 && VALUE_DIM <= 128, "accumulators must fit the registers");
 constexpr int SLOTS = PERSISTENT ? 2 : 1;  // works in a block at a time: the one at hand and the next
 constexpr int FETCHERS = 96;               // threads that fetch queries: three warps of the producer
-constexpr int TAKE_AHEAD = 4;              // tiles before its end at which a block takes its next work
+constexpr int TAKE_AHEAD = 6;              // tiles before its end at which a block takes its next work
 
 // Shared memory, in bytes from its start.
 constexpr int PITCH = (8 + ROWS) * 16;  // 8 columns of scores: 16 bytes a row, under eight rows of zeros
@@ -47,7 +48,7 @@ constexpr int SCORES = VALUES + STAGES * VALUE_SLABS * SLAB;
 constexpr int SCORE_TILE = 8 * PITCH;
 constexpr int TAPS = SCORES + 2 * WARPGROUPS * SCORE_TILE;
 constexpr int BARRIERS = TAPS + SLOTS * QUERY_TAPS * TAP;
-constexpr int WORKS = BARRIERS + (4 * STAGES + 10) * 8;  // two slots: a work's number, and what c is times
+constexpr int WORKS = BARRIERS + (2 * STAGES + 10) * 8;  // two slots: a work's number, and what c is times
 constexpr int LARGEST = WORKS + 2 * 8;                   // a float a fetching warp
 static_assert(LARGEST + FETCHERS / 32 * 4 <= 227 * 1024, "shared memory of a block");
 
@@ -103,18 +104,15 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);  // uniform, so that addresses stay scalar
     const int thread = threadIdx.x % 128;
     const uint32_t shared = shared_memory();
-    const uint32_t keys_full = shared + BARRIERS, values_full = keys_full + 8 * STAGES;
-    const uint32_t keys_empty = values_full + 8 * STAGES, values_empty = keys_empty + 8 * STAGES;
-    const uint32_t near_end = values_empty + 8 * STAGES;  // of a work: time to take the next
+    const uint32_t full = shared + BARRIERS, empty = full + 8 * STAGES;  // a stage each
+    const uint32_t near_end = empty + 8 * STAGES;  // of a work: time to take the next
     const uint32_t announced = near_end + 8, rows_full = announced + 16, ready = rows_full + 16;  // a slot each
     const uint32_t work_empty = ready + 16, rows_empty = work_empty + 16;
 
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
-            barrier_init(keys_full + 8 * stage, 1);
-            barrier_init(values_full + 8 * stage, 1);
-            barrier_init(keys_empty + 8 * stage, WARPGROUPS);
-            barrier_init(values_empty + 8 * stage, WARPGROUPS);
+            barrier_init(full + 8 * stage, 1);
+            barrier_init(empty + 8 * stage, WARPGROUPS);
         }
         barrier_init(near_end, 1);
         for (int slot = 0; slot < 2; slot++) {
@@ -135,6 +133,12 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
         give_registers<WARPGROUPS == 3 ? 32 : 24>();  // what the consumers leave
         if (thread == 0) {
             int turn = 0;  // counts tiles, of all works
+            int part_before = 0, tile_before = 0, kv_head_before = 0, batch_before = 0;
+            auto copy_values_before = [&](int stage) {
+                for (int slab = 0; slab < VALUE_SLABS; slab++)
+                    copy_tile(shared + VALUES + (stage * VALUE_SLABS + slab) * SLAB, &value_map, full + 8 * stage,
+                              part_before * VALUE_DIM + slab * 64, tile_before * KEYS - LEFT, kv_head_before, batch_before);
+            };
 #pragma unroll 1
             for (int count = 0; PERSISTENT || count < 1; count++) {
                 int number = blockIdx.x;
@@ -148,19 +152,19 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 for (int tile = work.first_tile; tile < work.end_tile; tile++, turn++) {
                     if (PERSISTENT && tile == max(work.end_tile - TAKE_AHEAD, work.first_tile)) barrier_arrive(near_end);
                     const int stage = turn % STAGES, parity = turn / STAGES & 1;
-                    barrier_wait(keys_empty + 8 * stage, parity ^ 1);
-                    barrier_expect(keys_full + 8 * stage, SLABS * SLAB);
+                    barrier_wait(empty + 8 * stage, parity ^ 1);
+                    barrier_expect(full + 8 * stage, (SLABS + (turn > 0 ? VALUE_SLABS : 0)) * SLAB);
                     for (int slab = 0; slab < SLABS; slab++)
-                        copy_tile(shared + KEYS_AT + (stage * SLABS + slab) * SLAB, &key_map, keys_full + 8 * stage,
-                                  slab * 64, tile * KEYS, work.kv_head, work.batch);
-                    barrier_wait(values_empty + 8 * stage, parity ^ 1);
-                    barrier_expect(values_full + 8 * stage, VALUE_SLABS * SLAB);
-                    for (int slab = 0; slab < VALUE_SLABS; slab++)
-                        copy_tile(shared + VALUES + (stage * VALUE_SLABS + slab) * SLAB, &value_map,
-                                  values_full + 8 * stage, work.part * VALUE_DIM + slab * 64, tile * KEYS - LEFT,
-                                  work.kv_head, work.batch);
+                        copy_tile(shared + KEYS_AT + (stage * SLABS + slab) * SLAB, &key_map, full + 8 * stage, slab * 64,
+                                  tile * KEYS, work.kv_head, work.batch);
+                    if (turn > 0) copy_values_before(stage);
+                    part_before = work.part, tile_before = tile, kv_head_before = work.kv_head, batch_before = work.batch;
                 }
             }
+            const int stage = turn % STAGES;  // the last values have a turn without keys
+            barrier_wait(empty + 8 * stage, turn / STAGES & 1 ^ 1);
+            barrier_expect(full + 8 * stage, VALUE_SLABS * SLAB);
+            copy_values_before(stage);
         } else if (thread >= 32) {
             const int fetcher = thread - 32;
 #pragma unroll 1
@@ -185,6 +189,9 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     }
                 }
                 const Work work(args, number);
+                const float weight_scale = args.weight_scale[work.head];
+                const int kv_heads = args.at.heads / args.at.group;
+                const float key_norm = args.key_norms[(work.batch * kv_heads + work.kv_head) * NORM_PARTS + fetcher % 32];
                 if (fetcher == 0) {
                     barrier_wait(rows_empty, (count & 1) ^ 1);
                     barrier_expect(rows_full + 8 * slot, WARPGROUPS * SLABS * SLAB + QUERY_TAPS * TAP);
@@ -196,11 +203,10 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                                QUERY_TAPS * TAP, rows_full + 8 * slot);
                 }
                 barrier_wait(rows_full + 8 * slot, use & 1);
-                const float factor = rescale_queries<WARPGROUPS * ROWS, FETCHERS>(
-                    shared + QUERIES, shared + LARGEST,
-                    args.key_norms + (work.batch * (args.at.heads / args.at.group) + work.kv_head) * NORM_PARTS, fetcher);
+                const float factor = rescale_queries<WARPGROUPS * ROWS, FETCHERS>(shared + QUERIES, shared + LARGEST,
+                                                                                  key_norm, fetcher);
                 if (fetcher == 0) {
-                    store_shared(shared + WORKS + slot * 8 + 4, __float_as_uint(args.weight_scale[work.head] * factor));
+                    store_shared(shared + WORKS + slot * 8 + 4, __float_as_uint(weight_scale * factor));
                     barrier_arrive(ready + 8 * slot);
                 }
             }
@@ -299,9 +305,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 }
             };
 
-            auto multiply_values = [&](int turn) {
-                const int stage = turn % STAGES;
-                barrier_wait(values_full + 8 * stage, turn / STAGES & 1);
+            auto multiply_values = [&](int stage) {
                 products_begin();
 #pragma unroll
                 for (int step = 0; step < 4; step++)
@@ -311,10 +315,11 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 products_commit();
             };
             uint32_t own[4][4];  // a tile's scores, for the rows as they are
+            // Whether the next turn's copies are there. Known before it matters: who asks waits for the answer.
+            bool next_is_there = false;
             auto take_scores = [&](int tile) {
                 const int turn = first_turn + tile - first_tile, first_key = tile * KEYS;
                 const int buffer = (turn & 1) * SCORE_TILE;  // two in turn: a warp may be a tile ahead of another
-                if (thread == 0 && (!TURNS || tile < tiles)) barrier_arrive(keys_empty + 8 * (turn % STAGES));
                 // Scores of the future are zeros to the convolution.
                 if (CAUSAL && first_key + KEYS - 1 > tile_position) {
 #pragma unroll
@@ -336,6 +341,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     }
                     fence_async_proxy();
                 }
+                next_is_there = barrier_done(full + 8 * ((turn + 1) % STAGES), (turn + 1) / STAGES & 1);
             };
             auto process_tile = [&](int tile) {
                 const int turn = first_turn + tile - first_tile, first_key = tile * KEYS;
@@ -353,7 +359,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 }
                 products_wait<0>();
                 const int next_turn = turn + 1, next_stage = next_turn % STAGES;
-                if (tile + 1 < tiles) barrier_wait(keys_full + 8 * next_stage, next_turn / STAGES & 1);
+                if (!next_is_there) barrier_wait(full + 8 * next_stage, next_turn / STAGES & 1);
                 multiply_keys(next_stage);  // the next scores, while this tile's softmax runs; after the last nobody looks
                 if constexpr (TURNS && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
 
@@ -397,32 +403,30 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
 #pragma unroll
                 for (int i = 0; i < 8; i++) even[i] = odd[24 + i], even[8 + i] = 0;  // carried on
 
-                multiply_values(turn);
+                multiply_values(next_stage);
                 if constexpr (TURNS) {
                     products_wait<1>();
-                    take_scores(tile + 1);  // after the last nobody looks
+                    take_scores(tile + 1);  // after the last only those it lends to look
                 }
                 products_wait<0>();
-                if (thread == 0) barrier_arrive(values_empty + 8 * (turn % STAGES));
+                if (thread == 0 && tile + 1 < end_tile) barrier_arrive(empty + 8 * next_stage);  // or the next work's keys
             };
 
-            barrier_wait(keys_full + 8 * (first_turn % STAGES), first_turn / STAGES & 1);
-            multiply_keys(first_turn % STAGES);
+            const int first_stage = first_turn % STAGES;
+            barrier_wait(full + 8 * first_stage, first_turn / STAGES & 1);
+            multiply_keys(first_stage);
             products_wait<0>();
+            if (thread == 0) barrier_arrive(empty + 8 * first_stage);
             if constexpr (TURNS) take_scores(first_tile);
             for (int tile = first_tile; tile < tiles; tile++) process_tile(tile);
-            for (int tile = tiles; tile < end_tile; tile++) {  // tiles for the warpgroups after this one
-                const int turn = first_turn + tile - first_tile, stage = turn % STAGES, parity = turn / STAGES & 1;
-                barrier_wait(keys_full + 8 * stage, parity);
-                barrier_wait(values_full + 8 * stage, parity);
+            // Tiles for the warpgroups after this one, to which it has lent its scores of the first. In more of them only
+            // rows of later documents see a key, and what lies above those are the zeros between documents.
+            for (int tile = tiles; tile < end_tile; tile++) {
+                const int turn = first_turn + tile - first_tile, next_turn = turn + 1, next_stage = next_turn % STAGES;
+                barrier_wait(full + 8 * next_stage, next_turn / STAGES & 1);
                 warpgroup_barrier(warpgroup + 1);  // no thread waits any more for what is given back
-                if (thread == 0) barrier_arrive(keys_empty + 8 * stage), barrier_arrive(values_empty + 8 * stage);
+                if (thread == 0 && tile + 1 < end_tile) barrier_arrive(empty + 8 * next_stage);
                 if constexpr (TURNS && QUERY_TAPS > 1) wait_for_turn(warpgroup);
-                if (lends) {
-                    for (int slabs = 0; slabs < 8; slabs += 4)  // scores of the future
-                        store_shared(lend_at + (turn & 1) * SCORE_TILE + slabs * PITCH, uint4{0, 0, 0, 0});
-                    fence_async_proxy();
-                }
                 if constexpr (TURNS && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
             }
 

@@ -76,14 +76,14 @@ class Geometry(Tiles):
         return self.head_dim // self.value_parts
 
     @property
-    def warpgroups(self) -> int:  # type: ignore[override]
+    def warpgroups(self) -> int:
         """Consumers a block: three have 160 registers a thread, enough for 64 columns, and two have 240."""
         return 3 if self.head_dim <= 64 else 2
 
     @property
-    def stages(self) -> int:  # type: ignore[override]
-        """Tiles of keys and of values under way: a third helps where there is room for it."""
-        return 3 if 64 < self.head_dim <= 128 else 2
+    def stages(self) -> int:
+        """Four where there is room; three take no longer at head dim 128."""
+        return 4 if self.head_dim <= 64 else 3 if self.head_dim <= 128 else 2
 
     @property
     def block_rows(self) -> int:
@@ -102,7 +102,7 @@ class Geometry(Tiles):
         value_slabs = -(-self.value_dim // 64)
         tiles = self.warpgroups * self.slabs + self.stages * (self.slabs + value_slabs)
         scores = 2 * self.warpgroups * 8 * (8 + ROWS) * 16
-        barriers = 4 * self.stages + 10
+        barriers = 2 * self.stages + 10
         small = (2 if self.persistent else 1) * self.prepared.tap_bytes + barriers * 8 + 2 * 8 + FETCHING_WARPS * 4
         return tiles * SLAB + scores + small
 

@@ -69,8 +69,15 @@ class Tiles:
     causal: bool
     spans: bool
 
-    stages = 2
-    warpgroups = 2
+    @property
+    def warpgroups(self) -> int:
+        """Consumers a block."""
+        return 2
+
+    @property
+    def stages(self) -> int:
+        """Turns under way: a tile of keys each, and what else is needed of the tile before."""
+        return 2
 
     @property
     def prepared(self) -> Prepared:

@@ -45,9 +45,9 @@ DEVICE float warp_max(float value) {
 
 // The power of two by which the queries of a block, Rows of them, are divided so that no score overflows fp16; 1 for all but
 // extreme inputs. |s| <= |q| |k| bounds it before any score is known. Also divides them: the factor goes back in with T's.
-// By Threads threads; `largest` has room for a float a warp.
+// By Threads threads; `largest` has room for a float a warp, `key_norm` is a lane's of the head's NORM_PARTS.
 template <int Rows, int Threads>
-DEVICE float rescale_queries(uint32_t queries, uint32_t largest, const float* key_norms, int thread) {
+DEVICE float rescale_queries(uint32_t queries, uint32_t largest, float key_norm, int thread) {
     auto numbers_at = [&](int row, int chunk) {  // the swizzle moves the chunks of a row; threads begin at different ones
         return queries + row / ROWS * (SLABS * SLAB) + chunk / 8 * SLAB + row % ROWS * 128 + (chunk + row) % 8 * 16;
     };
@@ -67,7 +67,7 @@ DEVICE float rescale_queries(uint32_t queries, uint32_t largest, const float* ke
         norm = fmaxf(norm, sum);
     }
     norm = warp_max(norm);
-    const float key_norm = warp_max(key_norms[thread % 32]);
+    key_norm = warp_max(key_norm);
     if (thread % 32 == 0) store_shared(largest + thread / 32 * 4, __float_as_uint(norm));
     part_barrier<Threads>();
     for (int warp = 0; warp < Threads / 32; warp++) norm = fmaxf(norm, __uint_as_float(load_shared(largest + warp * 4)));
