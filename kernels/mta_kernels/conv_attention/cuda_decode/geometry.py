@@ -132,8 +132,10 @@ def plan_on(
 
 def _shapes(head_dim: int) -> Iterator[tuple[int, int]]:
     """Warps and stages, the best first."""
+    if head_dim <= 64:
+        yield from ((8, 2), (6, 2), (4, 4), (4, 3))
     if head_dim <= 128:
-        yield from ((4, stages) for stages in range(4 if head_dim <= 64 else 2, 1, -1))
+        yield (4, 2)
         yield (3, 2)
     yield from ((2, 2), (1, 2), (1, 1))
 
