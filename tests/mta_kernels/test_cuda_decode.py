@@ -365,14 +365,16 @@ def test_auto_takes_it_where_many_heads_share_a_cache(gpu) -> None:
 
 
 def test_auto_takes_it_where_heads_share_many_keys(gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    def choice(batch: int, keys: int, pages: int | None = None) -> str:
-        cache = torch.empty(1, dtype=FP16, device=DEVICE).expand(pages or batch, 2, keys, 64)
-        q, weight = (torch.empty(*shape, dtype=FP16, device=DEVICE) for shape in ((batch, 8, 6, 64), (8, 3, 5)))
+    def choice(batch: int, keys: int, pages: int | None = None, heads: int = 8, head_dim: int = 64) -> str:
+        cache = torch.empty(1, dtype=FP16, device=DEVICE).expand(pages or batch, 2, keys, head_dim)
+        shapes = (batch, heads, 6, head_dim), (heads, 3, 5)
+        q, weight = (torch.empty(*shape, dtype=FP16, device=DEVICE) for shape in shapes)
         return explain(q, cache, weight=weight, v=cache, decode=True).backend
 
     monkeypatch.setattr(api, "_capability", lambda device: (9, 0))
-    assert [choice(1, 1 << 16), choice(1, (1 << 16) + 1)] == ["triton", "cuda"]
-    assert [choice(4, 1 << 14), choice(8, 1 << 14)] == ["triton", "cuda"]
+    assert [choice(1, 1 << 15), choice(1, (1 << 15) + 1)] == ["triton", "cuda"]
+    assert [choice(4, 1 << 13), choice(8, 1 << 13)] == ["triton", "cuda"]
+    assert [choice(1, 1 << 16, head_dim=128), choice(1, 1 << 16, heads=4)] == ["triton", "triton"]
     assert choice(4, 64, pages=100) == "cuda"
     monkeypatch.setattr(api, "_capability", lambda device: (8, 0))
     assert choice(1, 64) == "cuda"  # Triton without the copy engine

@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 
 BACKENDS = ("reference", "triton", "hopper", "cuda")
 FUSED_BACKENDS = ("hopper", "triton")  # that "auto" takes, the faster first
-# Where up to so many query heads share a KV head, Triton's decode is as fast as CUDA's, or faster, up to so many keys
-# of all sequences and KV heads, if the copy engine reads them (measured on an H200: decode-groups.csv).
-FEW_SHARING, FEW_KEYS = 4, 1 << 17
+# Where up to so many query heads share a KV head, Triton's decode is faster than CUDA's on short caches, if the copy
+# engine reads them: up to so many keys of all sequences and KV heads for each number of a row and head that shares it
+# (measured on an H200: decode-groups.csv).
+FEW_SHARING, FEW_KEYS = 4, 4096
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,8 @@ def _decode_backends(q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype) -
     group = q.shape[1] // k.shape[1]
     if group == 1:
         return ("triton",)
-    few = group <= FEW_SHARING and known(k.shape[0] * k.shape[1] * k.shape[2] <= FEW_KEYS)
+    keys = k.shape[0] * k.shape[1] * k.shape[2]
+    few = group <= FEW_SHARING and known(keys * group <= FEW_KEYS * q.shape[3])
     # Of another number of batches these are pages, which the copy engine does not read.
     if few and known(k.shape[0] == q.shape[0]) and _why_not("triton", q, weight, dtype) is None:
         from mta_kernels.conv_attention.triton.decode_plan import bulk_pays

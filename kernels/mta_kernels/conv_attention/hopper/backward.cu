@@ -124,7 +124,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             }
             barrier_init(rows_full, 1);
             barrier_init(scores_down, 32), barrier_init(grads_down, 32);  // by each thread of a warp, for what it wrote
-            barrier_init(scores_taken, 1), barrier_init(grads_taken, 1);
+            barrier_init(scores_taken, 1), barrier_init(grads_taken, 8 * GRADS_ABOVE);  // by each thread that read
         } else {
             wait_for_count(args.chunks.rows_done + work.stage, chunk_blocks(args.chunks, work.chunk));
             if (work.stage >= args.chunks.batch_heads) all_products(work.stage - args.chunks.batch_heads);  // the same sums
@@ -424,10 +424,10 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             } else if (warpgroup == 1) {
                 barrier_wait(grads_down, passed);
                 take(shared + GRADS_DOWN, score_grads_at, GRADS_ABOVE, GRAD_PITCH);
+                if (thread < 8 * GRADS_ABOVE) barrier_arrive(grads_taken);
             }
             fence_async_proxy();
             warpgroup_barrier(warpgroup + 1);
-            if (warpgroup == 1 && thread == 0) barrier_arrive(grads_taken);
             products_begin();
             convolve_shifted<FIRST_SHIFT>(even_back, odd_back, score_grads_by_rows, GRAD_PITCH, toeplitz_back);
             products_commit();
