@@ -409,7 +409,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     take_scores(tile + 1);  // after the last only those it lends to look
                 }
                 products_wait<0>();
-                if (thread == 0 && tile + 1 < end_tile) barrier_arrive(empty + 8 * next_stage);  // or the next work's keys
+                if (thread == 0 && tile + 1 < end_tile) barrier_arrive(empty + 8 * next_stage);  // with the last come the next work's keys
             };
 
             const int first_stage = first_turn % STAGES;
