@@ -98,6 +98,7 @@ template <class Condition> void wait_until(const Condition& condition) {
     }
     progress++;
 }
+bool has_completed(const Barrier& barrier, int parity) { return (barrier.phases & 1) != parity; }  // a phase of it
 void complete(Barrier& barrier) {
     if (barrier.arrivals == barrier.expected && barrier.bytes == 0) barrier.arrivals = 0, barrier.phases++;
     progress++;
@@ -270,9 +271,10 @@ void barrier_expect(uint32_t barrier, int bytes) {
     block->barriers.at(barrier).bytes += bytes;
     barrier_arrive(barrier);
 }
-bool barrier_done(uint32_t barrier, int parity) { return (block->barriers.at(barrier).phases & 1) != parity; }
+bool barrier_done(uint32_t barrier, int parity) { return has_completed(block->barriers.at(barrier), parity); }
 void barrier_wait(uint32_t barrier, int parity) {
-    wait_until([=] { return barrier_done(barrier, parity); });
+    const Barrier& state = block->barriers.at(barrier);
+    wait_until([&] { return has_completed(state, parity); });
 }
 void wait_for_count(const int* counter, int count) {
     wait_until([=] { return *counter >= count; });

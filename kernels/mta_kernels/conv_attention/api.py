@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 BACKENDS = ("reference", "triton", "hopper", "cuda")
 FUSED_BACKENDS = ("hopper", "triton")  # that "auto" takes, the faster first
 # Where up to so many query heads share a KV head, Triton's decode is faster than CUDA's on short caches, if the copy
-# engine reads them: up to so many keys of all sequences and KV heads for each number of a row and head that shares it
-# (measured on an H200: decode-groups.csv).
+# engine reads them: up to so many keys for each number of a row, of all sequences and KV heads, and times the heads
+# that share one (measured on an H200: decode-groups.csv).
 FEW_SHARING, FEW_KEYS = 4, 4096
 
 

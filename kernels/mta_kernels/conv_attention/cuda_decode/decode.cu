@@ -19,9 +19,9 @@
 // and the last to come adds them up, and sets the count of those that came to zero for the next call.
 //
 // K and V are read once, at the speed of memory, if a warp's tile takes no longer to multiply than to come: at 4.3 TB/s
-// and 132 SMs of four warps each 3500 cycles at HEAD_DIM 128, or of eight at 64. It issues about 640 and 470 instructions with
-// one head (1200 with eight at 128), one after the other for most of its way. What comes on top is fixed: reading the
-// lengths and dividing the keys before the first copy, and the sum over programs after the last.
+// and 132 SMs of four warps each 3500 cycles at HEAD_DIM 128, or of eight at 64. It issues about 640 and 470 instructions
+// with one head (1200 with eight at 128), one after the other for most of its way. What comes on top is fixed: reading
+// the lengths and dividing the keys before the first copy, and the sum over programs after the last.
 //
 // Constants come from the compiler's command line: ELEMENT float16 or bfloat16; HEAD_DIM up to 256; HEADS, PASSES;
 // HEAD_BLOCKS; QUERY_TAPS, KEY_TAPS, PAD; PAGED; ALIGNED, whether rows are in chunks of 16 bytes (else loads are of one

@@ -135,8 +135,7 @@ def _shapes(head_dim: int) -> Iterator[tuple[int, int]]:
     if head_dim <= 64:
         yield from ((8, 2), (6, 2), (4, 4), (4, 3))
     if head_dim <= 128:
-        yield (4, 2)
-        yield (3, 2)
+        yield from ((4, 2), (3, 2))
     yield from ((2, 2), (1, 2), (1, 1))
 
 

@@ -93,7 +93,8 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);  // uniform, so that addresses stay scalar
     const int thread = threadIdx.x % 128;
     const uint32_t shared = shared_memory();
-    const uint32_t full = shared + BARRIERS, empty = full + 8 * STAGES;  // a stage: keys, and values and late keys of the tile before
+    // A stage: a tile of keys, and values and late keys of the tile before.
+    const uint32_t full = shared + BARRIERS, empty = full + 8 * STAGES;
     const uint32_t rows_full = empty + 8 * STAGES;
     const uint32_t scores_down = rows_full + 8, scores_taken = scores_down + 8;
     const uint32_t grads_down = scores_taken + 8, grads_taken = grads_down + 8;

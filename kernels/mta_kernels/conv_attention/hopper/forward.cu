@@ -409,7 +409,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     take_scores(tile + 1);  // after the last only those it lends to look
                 }
                 products_wait<0>();
-                if (thread == 0 && tile + 1 < end_tile) barrier_arrive(empty + 8 * next_stage);  // with the last come the next work's keys
+                if (thread == 0 && tile + 1 < end_tile) barrier_arrive(empty + 8 * next_stage);  // not the next work's keys
             };
 
             const int first_stage = first_turn % STAGES;
@@ -426,8 +426,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 barrier_wait(full + 8 * next_stage, next_turn / STAGES & 1);
                 warpgroup_barrier(warpgroup + 1);  // no thread waits any more for what is given back
                 if (thread == 0 && tile + 1 < end_tile) barrier_arrive(empty + 8 * next_stage);
-                if constexpr (TURNS && QUERY_TAPS > 1) wait_for_turn(warpgroup);
-                if constexpr (TURNS && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
+                if constexpr (TURNS && QUERY_TAPS > 1) wait_for_turn(warpgroup), pass_turn(1 - warpgroup);
             }
 
 #pragma unroll

@@ -76,8 +76,8 @@ class Tiles:
 
     @property
     def stages(self) -> int:
-        """Turns under way: a tile of keys each, and what else is needed of the tile before."""
-        return 2
+        """Turns whose copies are under way: a tile of keys each, and what else is needed of the tile before."""
+        raise NotImplementedError
 
     @property
     def prepared(self) -> Prepared:
