@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import shlex
 import signal
 import sys
@@ -16,6 +18,8 @@ from mtabench import options as o
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.sweeps.case import PASSES
 
+# What a path may be that no check of an option foresaw: in a folder that this user may not enter, or too long.
+UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG)
 WRONG_RESULT = 4
 STOPPED = 130  # by Ctrl-C
 
@@ -330,9 +334,13 @@ def main() -> None:
     """Run the command line; an error that a person can act on is one sentence on standard error."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # what the terminal's encoding lacks is shown as its number
         sys.stdout.reconfigure(errors="backslashreplace")
+    if os.environ.get("COLUMNS") == "0":  # not known, says whoever set it; Rich would print nothing at all
+        del os.environ["COLUMNS"]
     with _noting_ctrl_c() as pressed:
         try:
             code = app(sys.argv[1:] or ["--help"], prog_name="mtabench", standalone_mode=False)
+            if sys.stdout is not None:
+                sys.stdout.flush()
         except MtabenchError as error:
             _fail(str(error), error.exit_code)
         except typer.Abort:
@@ -343,6 +351,10 @@ def main() -> None:
             # Typer's own usage errors: which class they are depends on its version, what they offer does not.
             elif hasattr(error, "format_message"):
                 _fail(_with_hint(error.format_message(), error), getattr(error, "exit_code", 2))
+            elif isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ENOSPC):
+                code = _output_ended(error)
+            elif isinstance(error, OSError) and error.errno in UNREACHABLE and error.filename:
+                _fail(f"cannot reach {error.filename}: {error.strerror}; give another path", UsageError.exit_code)
             else:
                 raise
     if code == STOPPED:
@@ -370,6 +382,14 @@ def _noting_ctrl_c() -> Iterator[list[int]]:
     finally:
         if usual is signal.default_int_handler:
             signal.signal(signal.SIGINT, usual)
+
+
+def _output_ended(error: OSError) -> int:
+    """Say that the disk below standard output is full; nothing if who read it, such as head, has seen enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again when it ends, and says so
+    if error.errno == errno.ENOSPC:
+        _fail(f"cannot write {error.filename or 'the output'}: {error.strerror}", 1)
+    return 1
 
 
 def _with_hint(message: str, error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,9 +15,9 @@ from rich.console import Console
 from rich.text import Text
 
 from mtabench.cluster.asked import NAMES, Asked
-from mtabench.errors import MtabenchError, NothingTimedError, UsageError
+from mtabench.errors import MtabenchError, NothingCheckedError, NothingTimedError, UsageError
 from mtabench.files.results import key_of, key_of_row, text_of
-from mtabench.files.writer import Writer, check_destination
+from mtabench.files.writer import Writer, check_destination, to_resume
 from mtabench.measuring.stopwatch import CHARTS, START, Stopwatch
 from mtabench.ranks.asked import follow_torchrun, plan_over_ranks
 from mtabench.ranks.lines import rank_lines
@@ -71,7 +72,7 @@ def sweep(pass_: str, typed: dict[str, Any], command_line: str) -> bool:
             with team.watcher(console, len(plan.cases), before) as shown:
                 spent.since_start(START)
                 team.run(plan, writer, settings, shown, spent)
-    console.print(results_table(shown.rows))
+    console.print(results_table(shown.rows, console.width))
     for text in (*auto_lines(shown.rows), *rank_lines(shown.rows)):
         _say(console, text)
     _say(console, f"results: {path}")
@@ -82,7 +83,7 @@ def sweep(pass_: str, typed: dict[str, Any], command_line: str) -> bool:
         with spent.on(CHARTS):
             _draw_at_end(console, path)
     _say(console, spent.line())
-    _say(console, f"next: mtabench plot {path}, or the same command with --out {path} --resume and more on its axes")
+    _say(console, f"next: mtabench plot {shlex.quote(str(path))}, or {to_resume(path)} and more on its axes")
     return any_wrong
 
 
@@ -120,6 +121,8 @@ def verify(impl: str | None, device: str) -> bool:
         result = row.reason or "ok" if row.ok else f"wrong: {row.reason}"
         text = CHECK_LINE.format(row.implementation, row.check, row.shape, error, allowed, result)
         console.print(Text(text, style="" if row.ok else "bold red"), soft_wrap=True)
+    if not total:
+        raise NothingCheckedError("nothing was checked: no implementation that was asked for can run here")
     _say(console, f"{wrong} of {total} checks failed" if wrong else f"all {total} checks passed")
     return wrong > 0
 
@@ -206,7 +209,7 @@ def _check_times(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def _charts_folder(csv_path: Path) -> Path:
     """Charts have the same names for every sweep, so each results file has a folder of its own."""
-    return csv_path.with_name(f"{csv_path.stem}-charts")
+    return csv_path.parent / f"{csv_path.stem}-charts"
 
 
 def _typical_case(name: str, device: str) -> Case:

@@ -16,6 +16,12 @@ class NothingTimedError(MtabenchError):
     exit_code = 5
 
 
+class NothingCheckedError(MtabenchError):
+    """A verification of which no check could run: it says nothing about any result."""
+
+    exit_code = 5
+
+
 class UsageError(MtabenchError):
     """Wrong usage: what was given, what is expected, what to type instead."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,10 +14,10 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from mtabench.charts.ceilings import known_ceilings
+from mtabench.charts.ceilings import FILE_NAME, known_ceilings
 from mtabench.charts.data import read_cells
 from mtabench.errors import UsageError
-from mtabench.files.results import KEY_COLUMNS, Key, key_of, text_of
+from mtabench.files.results import KEY_COLUMNS, Key, key_of, samples_path, text_of
 from mtabench.files.table import make_console, significant
 from mtabench.model.devices import find_device
 from mtabench.profiling.tables import COUNTERS_FILE, read_memory_bytes
@@ -46,7 +47,7 @@ class Placed(NamedTuple):
 def show_roofline(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, overwrite: bool) -> None:
     """Print a table a device and dtype, and write it to `out`; raises UsageError if no cell can be placed."""
     if out is not None:
-        check_output(out, [*csv_paths, *profiles], overwrite)
+        check_output(out, [*csv_paths, *map(samples_path, csv_paths), *profiles], overwrite)
     counted: dict[Key, float] = {}
     for path in profiles:
         counted |= read_memory_bytes(path / COUNTERS_FILE if path.is_dir() else path)
@@ -77,8 +78,8 @@ def show_roofline(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path
                 _say(console, f"left out for {console.width} columns: {', '.join(left_out)} (--out FILE has all)")
     if not placed:
         raise UsageError(
-            "no cell can be placed: there is none with a time on a device whose ceilings are known; "
-            "`mtabench env --measure` measures them"
+            "no cell can be placed: there is none with a time on a device whose ceilings are known; on that device "
+            f"`{_measure_them(csv_paths[0])}` measures them"
         )
     _say(
         console,
@@ -87,6 +88,11 @@ def show_roofline(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path
     )
     if out is not None:
         _say(console, f"roofline: {out}")
+
+
+def _measure_them(path: Path) -> str:
+    """What to type so that the ceilings lie beside a results file, where they are looked up."""
+    return shlex.join(["mtabench", "env", "--measure", "--out", str(path.parent / FILE_NAME)])
 
 
 def _shared(rows: Sequence[Placed]) -> list[str]:
@@ -110,7 +116,7 @@ def _ceilings(cells: Any, device: str) -> tuple[Ceilings | None, str]:
             rates = [rates[0] or matmul, rates[1] or copy]
             notes.append(f"{' and '.join(taken)} taken from mtabench.model.devices")
     if rates[0] is None or rates[1] is None:
-        return None, f"{'; '.join(notes)}: not placed (`mtabench env --measure` measures ceilings)"
+        return None, f"{'; '.join(notes)}: not placed"
     return (rates[0], rates[1]), "; ".join(notes)
 
 

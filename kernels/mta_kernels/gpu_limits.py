@@ -6,6 +6,8 @@ import functools
 
 import torch
 
+from mta_kernels.torch_compile import asked_once
+
 # A Hopper GPU.
 INTERPRETED_CAPABILITY = (9, 0)
 INTERPRETED_SHARED_MEMORY = 227 * 1024
@@ -25,6 +27,17 @@ def shared_memory_limit(device: torch.device) -> int:
 def sm_count(device: torch.device) -> int:
     """Streaming multiprocessors of `device`."""
     return _limits(device)[2] if device.type == "cuda" else INTERPRETED_SM_COUNT
+
+
+@asked_once
+def absent(device: torch.device | str) -> str | None:
+    """That there is no such GPU on this machine, in words, or None."""
+    if torch.device(device).type == "cuda":
+        try:
+            torch.cuda.get_device_capability(device)
+        except (AssertionError, RuntimeError):  # a PyTorch without CUDA, no driver, or no GPU of that number
+            return f"PyTorch finds no {device} device on this machine"
+    return None
 
 
 @functools.cache

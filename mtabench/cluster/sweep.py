@@ -17,7 +17,7 @@ from mtabench.cluster.measurer import Outcome, Request
 from mtabench.errors import MtabenchError
 from mtabench.files.results import key_of, key_of_row
 from mtabench.files.rows import Row, RunFacts, cell_row
-from mtabench.files.writer import Writer
+from mtabench.files.writer import Writer, to_resume
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import FILE_NAME, read_ceilings
 from mtabench.measuring.timing import Settings
@@ -195,7 +195,7 @@ class CrewSweep:
 
     def _kept(self) -> str:
         path = self.writer.path
-        return f"what was measured is kept in {path}, and the same command with --out {path} --resume measures the rest"
+        return f"what was measured is kept in {path}, and {to_resume(path)} measures the rest"
 
 
 def reason_against(facts: Facts, versions: Mapping[str, str], on: str | None) -> str:

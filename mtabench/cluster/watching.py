@@ -79,7 +79,8 @@ class CrewLiveWatcher(LiveWatcher):
         lines.append(Text(f"{len(self.rows)} of {self._total} cells, {shown(time.monotonic() - self._started)}"))
         fits = max(1, room - len(lines))
         # The last rows alone: of a hundred thousand, looking at all takes longer than measuring one.
-        return Group(results_table(self.rows[-fits:], fits), *lines) if self.rows else Group(*lines)
+        table = [results_table(self.rows[-fits:], self._console.width, fits)] if self.rows else []
+        return Group(*table, *lines)
 
 
 def crew_watcher(console: Console, total: int, before: list[Row]) -> CrewPlainWatcher | CrewLiveWatcher:

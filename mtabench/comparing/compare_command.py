@@ -67,9 +67,10 @@ def report(found: Comparison, asked: Wanted) -> int:
         print(in_log(reports.markdown(found)))
     else:
         console = make_console()
-        with console.capture() as table:
-            console.print(reports.table(found))
-        print(in_log(table.get()), end="")
+        wide = console.width >= reports.TABLE_WIDTH
+        with console.capture() as cells:
+            console.print(reports.table(found) if wide else reports.narrow(found))
+        print(in_log(cells.get()), end="")
         for text in (*found.notes, reports.summary(found)):
             print(in_log(printable(text)))
     if os.environ.get("GITHUB_ACTIONS") == "true":

@@ -15,6 +15,7 @@ from mtabench.sweeps.runs import Run
 
 STYLES = {"slower": "bold red", "broken": "bold red", "unclear": "yellow", "faster": "green"}
 HEADER = ("cell", "base ms", "head ms", "change", "95 % interval", "verdict")
+TABLE_WIDTH = 72  # columns of a terminal, the least for the table: below, Rich would cut digits off
 MOST_ANNOTATIONS = 10  # of each kind; GitHub shows no more of a step
 MOST_SUMMARY_BYTES = 1_000_000  # GitHub takes 1 MiB of a step
 
@@ -24,6 +25,12 @@ def summary(comparison: Comparison) -> str:
     counts = comparison.counts
     found = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
     return f"{found}; changes below {100 * comparison.threshold:g} % do not count"
+
+
+def narrow(comparison: Comparison) -> Text:
+    """Every cell as a sentence, the most urgent first, for where the table has no room."""
+    sentences = (Text(sentence(cell), style=STYLES.get(cell.verdict, "")) for cell in comparison.cells)
+    return Text("\n").join(sentences)
 
 
 def table(comparison: Comparison) -> Table:

@@ -41,7 +41,7 @@ def measure_noise(sweep: SweepWords, pairs: int, threshold: str, out: Path | Non
     share = parse_threshold(threshold)
     plan = sweep.plan()
     path = out or Path("mtabench-results", f"noise-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.csv")
-    processes = path.with_name(f"{path.stem}-processes")
+    processes = path.parent / f"{path.stem}-processes"
     if resume and out is None:
         raise UsageError("--resume goes on with a measurement that has a name: give its --out")
     if path.exists():

@@ -16,7 +16,6 @@ UNSUPPORTED = "unsupported"
 YARDSTICK = "attention"  # no kernel of ours: what slows it down as well is not in our code
 SURE = ("step", "drift")  # evidence that accounts for noise from run to run
 NEWS = ("slower", "maybe_slower", "faster", "maybe_faster")
-STATES = ("slower", "failing", "faster", "steady", "new", "never timed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All of it. For each history: its changes, its `news` (one of NEWS, or empty), its state (one of STATES)."""
+    """All of it. For each history: its changes, its `news` (one of NEWS, or empty), and its state.
+
+    That is "slower", "failing", "faster", "steady", "new" or "never timed".
+    """
 
     changes: Sequence[Sequence[Found]]
     events: Sequence[Event]

@@ -10,7 +10,7 @@ from pathlib import Path
 from mtabench.errors import UsageError
 from mtabench.escaping import in_latex, in_log, in_markdown, in_spreadsheet
 from mtabench.files.result_view import Column, View, make_view
-from mtabench.files.results import COLUMNS, NUMERIC_COLUMNS, frame, read_file
+from mtabench.files.results import COLUMNS, NUMERIC_COLUMNS, frame, read_file, samples_path
 from mtabench.sweeps.outputs import check_output, written
 from mtabench.sweeps.where import parse_where, select, sort_key
 
@@ -33,7 +33,7 @@ def export_file(
         raise UsageError(f"--format {format_!r} is not known; expected {' or '.join(PRINTED)}, or --out FILE.parquet")
     conditions, in_order = parse_where(where), sort_key(sort) if sort is not None else list
     if out is not None:
-        check_output(out, [path], overwrite)
+        check_output(out, [path, samples_path(path)], overwrite)
     file = read_file(path)
     if not file.columns["schema_version"]:
         raise UsageError(f"{path} has no rows")

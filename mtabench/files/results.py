@@ -117,7 +117,7 @@ def key_of_row(row: Mapping[str, str]) -> Key:
 
 def samples_path(path: Path) -> Path:
     """Where the raw samples of `path` go: NAME.samples.csv beside NAME.csv."""
-    return path.with_name((path.stem if path.suffix == ".csv" else path.name) + ".samples.csv")
+    return path.parent / f"{path.stem if path.suffix == '.csv' else path.name}.samples.csv"
 
 
 def read_file(path: Path | str) -> ResultsFile:

@@ -6,8 +6,9 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -25,6 +26,7 @@ ALWAYS = ("seq", "impl")
 OPTIONAL = ("dtype", "batch", "heads", "kv_heads", "head_dim", "conv", "causal")  # shown where they differ
 
 PIPE_WIDTH = 160
+GAP = "  "
 
 Row = Mapping[str, Any]
 
@@ -51,33 +53,76 @@ def print_plan(console: Console, plan: Plan, pending: int, runnable: int, second
         console.print(f"  {note}", soft_wrap=True, markup=False, highlight=False)
 
 
-def results_table(rows: Sequence[Row], limit: int | None = None) -> Table:
-    """The rows of a sweep as a table; `limit` shows the last so many, each on one line, without its reason."""
-    cells = [_cell(row) for row in rows]
-    optional = [name for name in OPTIONAL if len({cell[name] for cell in cells} - {""}) > 1]
-    columns = [*optional, *ALWAYS]
-    if len({text_of(row.get("splits")) for row in rows} - {""}) > 1:
-        columns.append("splits")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        justify: Literal["left", "right"] = "left" if name in ("impl", "dtype") else "right"
-        table.add_column(name.replace("_", " "), justify=justify, no_wrap=True)
-    for name in ("median ms", "p10-p90 ms", "speedup", "TFLOP/s", "of roof"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("status", overflow="fold")
-    for cell, row in list(zip(cells, rows, strict=True))[-limit if limit else None :]:
+class _Column(NamedTuple):
+    """A column of the table of a sweep; one with a rank is left out where there is no room, the highest first."""
+
+    name: str
+    texts: Sequence[str]
+    justify: Literal["left", "right"] = "right"
+    rank: int = 0
+
+    @property
+    def width(self) -> int:
+        return max(map(cell_len, (self.name, *self.texts)))
+
+
+def results_table(rows: Sequence[Row], width: int, limit: int | None = None) -> Table:
+    """The rows of a sweep as a table for a terminal of `width`; what it has no room for is named below.
+
+    `limit` shows the last so many, each on one line, without its reason.
+    """
+    columns, left_out = _columns(rows, limit or len(rows)), []
+    rows = rows[-limit if limit else None :]
+    status_width = max(map(cell_len, ("status", *(row["status"] for row in rows))))
+    while sum(column.width + len(GAP) for column in columns) + status_width > width:
+        worst = max(columns, key=lambda column: column.rank)
+        if not worst.rank:
+            break
+        columns.remove(worst)
+        left_out.append(worst.name)
+    told = f"left out for {width} columns: {', '.join(left_out)}" if left_out and not limit else None
+    table = Table(box=None, pad_edge=False, header_style="bold", caption=told, caption_justify="left", caption_style="")
+    for column in columns:
+        table.add_column(column.name, justify=column.justify, no_wrap=True)
+    table.add_column("status", overflow="fold", min_width=status_width)
+    for i, row in enumerate(rows):
         status = Text(row["status"], style=STYLES.get(row["status"], ""))
         reason = "" if limit else text_of(row.get("reason"))
         table.add_row(
-            *(escape(cell[name]) for name in columns),
-            _number(row, "median_ms"),
-            f"{_number(row, 'p10_ms', 3)}-{_number(row, 'p90_ms', 3)}" if _number(row, "p10_ms") else "",
-            f"{float(row['speedup']):.2f}x" if text_of(row.get("speedup")) else "",
-            _number(row, "useful_tflops", 3),
-            f"{float(row['fraction_of_roofline']):.1%}" if text_of(row.get("fraction_of_roofline")) else "",
+            *(escape(column.texts[i]) for column in columns),
             status.append(f": {reason}", style="") if reason else status,
         )
     return table
+
+
+def _columns(rows: Sequence[Row], count: int) -> list[_Column]:
+    """All columns but the status, with the texts of the last so many rows."""
+    cells = [_cell(row) for row in rows]
+    problem = [*(name for name in OPTIONAL if len({cell[name] for cell in cells} - {""}) > 1), *ALWAYS]
+    if len({text_of(row.get("splits")) for row in rows} - {""}) > 1:
+        problem.append("splits")
+    cells, rows = cells[-count:], rows[-count:]
+    left = ("impl", "dtype")
+    return [
+        *(
+            _Column(name.replace("_", " "), [cell[name] for cell in cells], "left" if name in left else "right")
+            for name in problem
+        ),
+        _Column("median ms", [_number(row, "median_ms") for row in rows]),
+        _Column("p10-p90 ms", [_percentiles(row) for row in rows], rank=4),
+        _Column("speedup", [_formatted(row, "speedup", "{:.2f}x") for row in rows], rank=1),
+        _Column("TFLOP/s", [_number(row, "useful_tflops", 3) for row in rows], rank=2),
+        _Column("of roof", [_formatted(row, "fraction_of_roofline", "{:.1%}") for row in rows], rank=3),
+    ]
+
+
+def _percentiles(row: Row) -> str:
+    return f"{_number(row, 'p10_ms', 3)}-{_number(row, 'p90_ms', 3)}" if _number(row, "p10_ms") else ""
+
+
+def _formatted(row: Row, name: str, form: str) -> str:
+    text = text_of(row.get(name))
+    return form.format(float(text)) if text else ""
 
 
 def line(row: Row) -> str:
@@ -124,7 +169,7 @@ def _auto_sentence(choice: Choice) -> str:
 class PlainWatcher(AbstractContextManager):
     """Shows a sweep as plain lines, for a pipe or a log."""
 
-    def __init__(self, console: Console, total: int, before: Sequence[Row] = ()) -> None:
+    def __init__(self, console: Console, total: int, before: Sequence[Row]) -> None:
         self.rows: list[Row] = list(before)
         self._console = console
         self._total = total
@@ -145,7 +190,7 @@ class PlainWatcher(AbstractContextManager):
 class LiveWatcher(AbstractContextManager):
     """Shows a sweep as a table that grows, with what it works on below."""
 
-    def __init__(self, console: Console, total: int, before: Sequence[Row] = ()) -> None:
+    def __init__(self, console: Console, total: int, before: Sequence[Row]) -> None:
         self.rows: list[Row] = list(before)
         self._console = console
         self._total = total
@@ -168,7 +213,8 @@ class LiveWatcher(AbstractContextManager):
         elapsed = shown(time.monotonic() - self._started)
         status = Text(f"{len(self.rows)} of {self._total} cells, {elapsed}: {self._text}", no_wrap=True)
         fits = max(1, self._console.height - 4)
-        return Group(results_table(self.rows, fits), status) if self.rows else Group(status)
+        table = [results_table(self.rows, self._console.width, fits)] if self.rows else []
+        return Group(*table, status)
 
     def __enter__(self) -> LiveWatcher:
         self._live.start()

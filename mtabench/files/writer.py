@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,6 +13,11 @@ from mtabench.errors import MtabenchError, UsageError
 from mtabench.files.results import COLUMNS, SAMPLE_COLUMNS, Row, key_of_row, read_file, samples_path, text_of
 from mtabench.measuring.lock import FileLock
 from mtabench.sweeps.outputs import check_folder
+
+
+def to_resume(path: Path) -> str:
+    """How one goes on with a sweep into this file, as a shell takes it."""
+    return f"the same command with --out {shlex.quote(str(path))} --resume"
 
 
 def check_destination(path: Path, resume: bool) -> list[dict[str, str]]:

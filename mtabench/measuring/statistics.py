@@ -34,7 +34,7 @@ def summarize(rounds: Sequence[Sequence[float]]) -> Summary:
     return Summary(float(median), float(p10), float(p90), low, high, len(rounds), int(samples.size))
 
 
-def median_interval(rounds: Sequence[Sequence[float]], seed: int = 0) -> tuple[float, float]:
+def median_interval(rounds: Sequence[Sequence[float]]) -> tuple[float, float]:
     """95 % interval of the median, by bootstrap over whole rounds.
 
     Samples of one round share its conditions, so it is the rounds that are drawn again, not the samples: the
@@ -44,7 +44,7 @@ def median_interval(rounds: Sequence[Sequence[float]], seed: int = 0) -> tuple[f
     """
     if len(rounds) == 1:
         return float(min(rounds[0])), float(max(rounds[0]))
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     drawn = generator.integers(0, len(rounds), size=(RESAMPLES, len(rounds)))
     arrays = [np.asarray(r, dtype=float) for r in rounds]
     if len({len(a) for a in arrays}) == 1:

@@ -185,7 +185,6 @@ def chunks_of(case: Case, sm_count: int = HOPPER_SMS) -> Chunks:
     blocks, most_blocks = -(-case.seq // rows), max(heads * MOST_CHUNK_ROWS, spared) // rows
     count = -(-blocks // max(min(MOST_CHUNK_ROWS // rows, most_blocks // FEWEST_SLOTS), 1))
     chunk_blocks = -(-blocks // count)
-    count = -(-blocks // chunk_blocks)
     slots = min(-(-sm_count // chunk_blocks) + 3, heads * count, max(most_blocks // chunk_blocks, 1))
     return Chunks(chunk_blocks * rows, count, slots)
 

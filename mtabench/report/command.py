@@ -23,8 +23,8 @@ def write_report(csv: Path, out: Path | None, markdown_out: Path | None, overwri
     """
     if out is not None and out.suffix == ".md":
         raise UsageError(f"--out {out} is for the HTML page; give --markdown {out} for the Markdown")
-    page = out or csv.with_name(f"{csv.stem}-report.html")
-    text = markdown_out or csv.with_name(f"{csv.stem}-report.md")
+    page = out or csv.parent / f"{csv.stem}-report.html"
+    text = markdown_out or csv.parent / f"{csv.stem}-report.md"
     _check_output("--out", page, (csv, samples_path(csv), text), GENERATOR, overwrite)
     _check_output("--markdown", text, (csv, samples_path(csv), page), MARK, overwrite)
     report = read_report(csv)

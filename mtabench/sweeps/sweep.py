@@ -19,7 +19,7 @@ from mtabench import environment
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.files.results import Key, key_of
 from mtabench.files.rows import TIMED, Row, RunFacts, add_speedups, cell_row, sample_lines, timed_row
-from mtabench.files.writer import Writer
+from mtabench.files.writer import Writer, to_resume
 from mtabench.measuring import timing
 from mtabench.measuring.ceilings import Ceilings, measure_ceilings
 from mtabench.measuring.kept_ceilings import FILE_NAME, read_ceilings
@@ -132,7 +132,7 @@ def interruptible(plan: Plan, writer: Writer) -> Iterator[None]:
         kept = sum(key_of(case) in writer.done for case in plan.cases)
         raise SweepInterruptedError(
             f"stopped with {kept} of {len(plan.cases)} cells in {writer.path}; "
-            f"the same command with --out {writer.path} --resume measures the others"
+            f"{to_resume(writer.path)} measures the others"
         ) from None
 
 
@@ -280,8 +280,8 @@ class Sweep:
         if not _device_works(case.device):
             raise MtabenchError(
                 f"the GPU's context is broken after a failure at {words(case)}; what was measured is kept in "
-                f"{self.writer.path}, and the same command with --out {self.writer.path} --resume goes on in a "
-                "fresh process (with --isolate each cell has one)"
+                f"{self.writer.path}, and {to_resume(self.writer.path)} goes on in a fresh process "
+                "(with --isolate each cell has one)"
             )
 
 

@@ -47,10 +47,10 @@ struct Barrier {  // an mbarrier
 };
 struct Block {
     Index index;
-    int place;               // of its stacks
-    std::vector<int> order;  // of its threads
-    int slow = 0;            // the warpgroup that hardly runs
-    bool idle = false;       // none of its threads could go on
+    int place;                     // of its stacks
+    std::vector<int> order;        // of its threads
+    int slow = 0, slow_end = 128;  // threads that hardly run, from and to before: a warp, or a warpgroup
+    bool idle = false;             // none of its threads could go on
     std::vector<Fiber> fibers;
     std::vector<char> shared;
     std::map<std::pair<int, uint32_t>, Rendezvous> rendezvous;
@@ -116,7 +116,7 @@ const char* launch_on_machine(int grid_x, int grid_y, int threads, int shared_by
     failure.clear();
     bits.seed(seed);
     const bool late_copies = seed % 2;  // only once no thread of the block can go on without one
-    const bool uneven = seed / 2 % 2;   // some warpgroup, and some block, hardly runs while another can
+    const bool uneven = seed / 2 % 2;   // some warp or warpgroup, and some block, hardly runs while another can
     body = &kernel;
     block_size = {threads, 1, 1};
     std::vector<std::unique_ptr<Block>> running;
@@ -144,12 +144,15 @@ const char* launch_on_machine(int grid_x, int grid_y, int threads, int shared_by
         const long before = progress;
         if (bits() % 32 == 0) std::shuffle(one.order.begin(), one.order.end(), bits);
         bool all_done = true;
-        if (uneven && bits() % 1024 == 0) one.slow = bits() % (threads / 128 + 1);
+        if (uneven && bits() % 1024 == 0) {
+            const int together = bits() % 2 ? 32 : 128;
+            one.slow = bits() % (threads / together + 1) * together, one.slow_end = one.slow + together;
+        }
         for (int i : one.order) {
             Fiber& fiber = one.fibers[i];
             if (fiber.done) continue;
             all_done = false;
-            if (uneven && i / 128 == one.slow && !one.idle && bits() % 64) continue;
+            if (uneven && i >= one.slow && i < one.slow_end && !one.idle && bits() % 64) continue;
             if (!fiber.may_go_on || fiber.may_go_on(fiber.condition)) resume(fiber, i);
         }
         while (!one.copies.empty() && ((coin() && !late_copies) || progress == before)) {

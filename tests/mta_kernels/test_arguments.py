@@ -60,6 +60,38 @@ def test_dtypes_and_options() -> None:
         conv_attention(q, k, v[:, :1], weight)
 
 
+def test_what_is_no_tensor_is_named() -> None:
+    q, k, v, weight = make()
+    for autocast in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            refused(TypeError, "q is a list; expected a tensor", q.tolist(), k, v, weight)
+            with pytest.raises(TypeError, match="v is a list; expected a tensor"):
+                explain(q, k, v.tolist(), weight)
+            refused(TypeError, "k is a NoneType; expected a tensor", q, None, v, weight)
+            refused(TypeError, "weight is a ndarray; expected a tensor", q, k, v, weight.numpy())
+            refused(TypeError, "cu_seqlens is a list; expected", q, k, v, weight, cu_seqlens=[0, 8])
+            with pytest.raises(TypeError, match="lengths is a list; expected a tensor, as"):
+                conv_attention_decode(q[:, :, -2:], k, v, weight, lengths=[8])
+            with pytest.raises(TypeError, match="block_table is a list"):
+                conv_attention_decode(q[:, :, -2:], k, v, weight, lengths=torch.tensor([8]), block_table=[[0]])
+
+
+@pytest.mark.parametrize("counts", [(0, 6, 11), (4.0, 6, 11), (4, 0, 11), (4, 6, -1), ("4", 6, 11)])
+def test_counts_of_a_module(counts: tuple) -> None:
+    with pytest.raises(ValueError, match=r"(heads|query_taps|key_taps) is .*; expected a whole number from 1 on"):
+        ConvAttention(*counts)
+
+
+def test_the_dtype_of_a_weight_is_named_once() -> None:
+    refused(TypeError, r"expected torch\.float32, as q$", *make()[:3], make(dtype=torch.float16)[3])
+    refused(
+        TypeError,
+        r"expected torch\.float16, as q, or torch\.float32$",
+        *make(dtype=torch.float16)[:3],
+        make(dtype=torch.bfloat16)[3],
+    )
+
+
 def test_chunks_need_the_queries_before_them() -> None:
     q, k, v, weight = make(weight=(4, 4, 3))
     chunk = q[:, :, 6:]
@@ -144,6 +176,13 @@ def test_without_interpreter_triton_needs_a_gpu(monkeypatch: pytest.MonkeyPatch)
     assert "CUDA GPU" in reason
 
 
+@pytest.mark.parametrize("backend", ["triton", "hopper", "cuda"])
+def test_a_gpu_that_is_not_there_is_a_reason(backend: str) -> None:
+    shape = {"head_dim": 64, "query_taps": 6, "key_taps": 11}
+    reason = unsupported(backend, device="cuda:99", dtype=torch.bfloat16, **shape)
+    assert reason == "PyTorch finds no cuda:99 device on this machine"
+
+
 def test_decode_arguments() -> None:
     q, k, v, weight = make()
     window = q[:, :, -2:]
@@ -151,6 +190,8 @@ def test_decode_arguments() -> None:
     assert conv_attention_decode(window, k, v, weight, lengths=lengths).shape == (1, 4, 1, 16)
     with pytest.raises(ValueError, match="lengths"):
         conv_attention_decode(window, k, v, weight, lengths=torch.tensor([8.0]))
+    with pytest.raises(ValueError, match="lengths has 9 and the cache holds 8 keys a sequence"):
+        conv_attention_decode(window, k, v, weight, lengths=lengths + 1, backend="reference")
     with pytest.raises(ValueError, match="give the last 2"):
         conv_attention_decode(window[:, :, -1:], k, v, weight, lengths=lengths)
     with pytest.raises(ValueError, match="multiple of"):

@@ -64,6 +64,12 @@ def test_an_unknown_rung_gets_the_nearest():
         rung_unsupported("xyzzy", device="cpu", dtype=torch.float32, head_dim=8)
 
 
+@pytest.mark.parametrize("rung", ["triton-fmha", "cuda-flash", "sdpa-flash", "flex", "cutile-fmha"])
+def test_a_gpu_that_is_not_there_is_a_reason(rung):
+    reason = rung_unsupported(rung, device="cuda:99", dtype=torch.bfloat16, head_dim=64)
+    assert reason == "PyTorch finds no cuda:99 device on this machine"
+
+
 def test_a_rung_that_cannot_run_is_refused_and_no_other_takes_its_place():
     with pytest.raises(ValueError, match=r"rung 'sdpa-cudnn' cannot run this: .*CUDA"):
         attention(X, X, X, rung="sdpa-cudnn")
@@ -72,6 +78,7 @@ def test_a_rung_that_cannot_run_is_refused_and_no_other_takes_its_place():
 @pytest.mark.parametrize("rung", ["flash-attn", "flash-attn-3"])
 def test_a_package_that_is_missing_comes_with_the_line_that_installs_it(rung, monkeypatch):
     monkeypatch.setattr(flash_attn.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("mta_kernels.attention.absent", lambda device: None)
     reason = rung_unsupported(rung, device="cuda", dtype=torch.bfloat16, head_dim=64)
     assert reason.startswith(f"{rung} is not installed (pip install ")
 

@@ -380,9 +380,10 @@ def test_auto_takes_it_where_heads_share_many_keys(gpu, monkeypatch: pytest.Monk
     assert choice(1, 64) == "cuda"  # Triton without the copy engine
 
 
-def test_compiled_as_one_graph(gpu) -> None:
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiled_as_one_graph(gpu, dynamic: bool | None) -> None:
     inputs = make_decode(RAGGED, 1, 1, 64, (6, 11), BF16)
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(run, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     assert torch.equal(compiled(inputs), run(inputs))
 
 

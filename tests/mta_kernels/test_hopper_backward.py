@@ -223,6 +223,13 @@ def test_graphs_and_streams() -> None:
         assert all(torch.equal(a, b) for a, b in zip(want, captured, strict=True))
 
 
+TAKE_GRADS = """else if (warpgroup == 1{}) {{  // who only waited could miss the phase
+                barrier_wait(grads_down, passed);
+                take(shared + GRADS_DOWN, score_grads_at, GRADS_ABOVE, GRAD_PITCH);
+                {}barrier_arrive(grads_taken);
+"""
+
+
 @pytest.mark.skipif(ON_HOPPER, reason="plants faults in the emulated source")
 @pytest.mark.parametrize(
     ("line", "instead"),
@@ -234,12 +241,17 @@ def test_graphs_and_streams() -> None:
             "part_barrier<WARPGROUPS * 128>();\n        if (threadIdx.x == 0) count_up(args.chunks.rows_done",
             "if (threadIdx.x == 0) count_up(args.chunks.rows_done",
         ),
+        (
+            TAKE_GRADS.format(" && thread < 8 * GRADS_ABOVE", ""),
+            TAKE_GRADS.format("", "if (thread < 8 * GRADS_ABOVE) "),
+        ),
     ],
     ids=[
         "products that do not wait for rows",
         "scratch that is still read",
         "rows that wait for their own products",
         "rows counted by a warpgroup before the other's",
+        "threads that wait for rows of dc and do not take them",
     ],
 )
 def test_the_emulator_finds_what_a_gpu_may_hide(

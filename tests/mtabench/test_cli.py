@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import errno
 import functools
 import os
 import re
@@ -13,7 +14,7 @@ import types
 from pathlib import Path
 
 import pytest
-from command_line import make_runner
+from command_line import make_runner, refused
 from typer.main import get_command
 
 from mtabench import __version__, registry
@@ -269,6 +270,12 @@ def test_a_sweep_ends_with_a_table_paths_and_what_to_type_next(mtabench, tmp_pat
     assert "next: mtabench plot " in out
 
 
+def test_what_to_type_next_can_be_typed(mtabench, tmp_path):
+    code, out, _ = mtabench("fwd", *TINY, "--no-plot", "--out", "my runs/a b.csv")
+    assert code == 0
+    assert "next: mtabench plot 'my runs/a b.csv', or the same command with --out 'my runs/a b.csv' --resume" in out
+
+
 def test_a_wrong_kernel_is_exit_code_4(mtabench, monkeypatch):
     monkeypatch.setattr(registry, "load", plant_wrong_eager(registry.load))
     monkeypatch.setattr("mtabench.sweeps.sweep.load", registry.load)
@@ -433,6 +440,11 @@ def test_verify_prints_its_checks_and_fails_on_a_wrong_one(mtabench, monkeypatch
     assert "1 of 2 checks failed" in out
     assert "not checked: no GPU" in out
     assert asked == [(["eager"], "cpu"), (registry.names(), "cpu")]
+    # A gate on a machine that lost its GPU must not pass.
+    monkeypatch.setattr(verify, "run_checks", checks([absent]))
+    code, out, err = mtabench("verify", "--impl", "sdpa-cudnn", "--device", "cpu")
+    assert (code, "passed" in out) == (5, False)
+    assert err == "mtabench: nothing was checked: no implementation that was asked for can run here\n"
 
 
 def started(tmp_path, *words):
@@ -516,3 +528,44 @@ def test_ctrl_c_is_one_sentence_and_exit_code_130(tmp_path):
     assert path.read_bytes().endswith(b"\n")
     assert len(read_results(path)) >= 3
     assert not list(tmp_path.glob(".*.lock"))
+
+
+def test_a_path_that_cannot_be_reached_is_one_sentence(mtabench, monkeypatch, tmp_path):
+    refused(mtabench("fwd", *TINY, "--out", "a" * 300), "File name too long")
+    assert files_in(tmp_path) == []
+
+    def closed(*arguments):
+        """As in a folder of somebody else: root, who may run the tests, enters every one."""
+        raise PermissionError(errno.EACCES, "Permission denied", "private/a.json")
+
+    monkeypatch.setattr("mtabench.commands.show_environment", closed)
+    refused(mtabench("env", "--out", "private/a.json"), "cannot reach private/a.json: Permission denied; give another")
+
+
+@pytest.mark.parametrize("words", [("list",), ("explain", "fwd", "--seq", "4k", "--device-name", "h200")])
+def test_an_unknown_width_is_not_a_width_of_nothing(mtabench, monkeypatch, words):
+    monkeypatch.setenv("COLUMNS", "0")
+    code, out, _ = mtabench(*words)
+    assert code == 0
+    assert "triton" in out
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [("--help",), ("list", "--device", "cpu")], ids=lambda words: words[0])
+def test_a_full_disk_below_the_output_is_one_sentence(words, unbuffered):
+    environment = ENVIRONMENT | {"PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "mtabench", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (1, "mtabench: cannot write the output: No space left on device\n")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_seen_enough_is_no_error_to_tell(unbuffered):
+    environment = ENVIRONMENT | {"PYTHONUNBUFFERED": unbuffered}
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed:
+        command = [sys.executable, "-m", "mtabench", "--version"]
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (1, "")

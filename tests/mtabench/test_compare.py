@@ -1,6 +1,7 @@
 """Comparing two runs: verdicts, exit codes, reports, and bad input in one sentence."""
 
 import json
+import re
 import shutil
 import xml.etree.ElementTree as ElementTree
 
@@ -73,6 +74,22 @@ def test_verdicts_and_exit_codes(mtabench, pair, head, strict, code, verdict):
     assert verdict in out
     if "same" not in verdict:
         assert verdict in out.splitlines()[1]  # the most urgent comes first
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 72, 80])
+def test_a_narrow_terminal_has_every_name_number_and_verdict(mtabench, pair, monkeypatch, columns):
+    pair(head={case(64): rounds(1234.0, seed=20), case(128): rounds(0.012345)})
+    wide = mtabench("compare", "base.csv", "head.csv")[1]
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = mtabench("compare", "base.csv", "head.csv")
+    assert code == 1
+    cells = [line for line in wide.splitlines()[1:] if line.startswith("fwd ")]
+    assert len(cells) == 3
+    numbers = {word for line in cells for word in re.findall(r"[-+]?\d+\.\d+|1234", line)}
+    assert "1234" in numbers
+    assert numbers <= set(re.findall(r"[-+]?\d+\.\d+|1234", out))
+    for word in ("eager", "slower", "faster", "same", "128"):
+        assert word in out
 
 
 def test_a_cell_without_a_time_in_the_first_run(mtabench, pair):

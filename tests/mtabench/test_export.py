@@ -128,6 +128,7 @@ def test_where_and_sort_hold_for_exports(mtabench, path):
     [
         ("a.csv --out a.csv", "is one of the files that are read"),
         ("a.csv --out link.csv --overwrite", "is one of the files that are read"),
+        ("a.csv --out a.samples.csv --overwrite", "is one of the files that are read"),
         ("a.csv --out there.md", "there.md already exists; give --overwrite"),
         ("a.csv --out a.html", "expected one of .md, .tex, .parquet, .csv"),
         ("a.csv --out a", "expected one of .md"),

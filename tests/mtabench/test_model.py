@@ -1,5 +1,6 @@
 """The model of times: held against the committed results, and against counts made by hand."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -158,15 +159,27 @@ def test_blocks_of_the_hopper_kernels_are_those_that_are_launched():
     for taps in (1, 6, 8):
         geometry = backward.Geometry(torch.bfloat16, 64, taps, 11, 5, True, False)
         assert banded.backward_block_rows(taps) == geometry.block_rows
-        for heads in (1, 8, 16, 40, 64):
-            for seq in (100, 4096, 16384, 10**6):
-                plan = backward.Plan.of(geometry, heads, seq, seq, 132)
-                chunks = banded.chunks_of(replace(HOPPER, pass_="bwd", heads=heads, seq=seq, conv_q=taps))
-                assert chunks == (plan.row_blocks * geometry.block_rows, plan.chunks, plan.slots)
-                assert banded.scratch_pitch(seq) == plan.pitch
     assert (banded.MOST_BACKWARD, banded.MOST_TAPS) == (
         backward.MAX_HEAD_DIM, (forward.QUERY_TAPS, forward.KEY_TAPS),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("taps", [1, 6, 8])
+def test_chunks_of_the_hopper_backward_are_those_of_its_launch(taps):
+    """The model, which knows nothing of torch, works them out once more."""
+    geometry = backward.Geometry(torch.bfloat16, 64, taps, 11, 5, True, False)
+    lengths = [1, 100, 4096, 16384, 131072, 10**6, *(int(1.17**n) for n in range(30, 90))]
+    for batch, heads, seq in itertools.product((1, 3), (1, 2, 7, 8, 16, 40, 64), lengths):
+        case = replace(HOPPER, pass_="bwd", batch=batch, heads=heads, seq=seq, conv_q=taps)
+        for sm_count in (132, 114, 78):
+            plan = backward.Plan.of(geometry, batch * heads, seq, seq, sm_count)
+            chunks = banded.chunks_of(case, sm_count)
+            assert chunks == (plan.row_blocks * geometry.block_rows, plan.chunks, plan.slots)
+            assert banded.scratch_pitch(seq) == plan.pitch
+        layout = backward.ScratchLayout.of(
+            geometry, backward.Plan.of(geometry, batch * heads, seq, seq, 132), batch, heads, heads, seq
+        )
+        assert banded.scratch_bytes(case) == layout.stored
 
 
 def test_a_hopper_backward_is_one_launch_of_rows_and_products():

@@ -94,9 +94,18 @@ def test_bytes_that_a_profiler_counted_stand_beside(mtabench, tmp_path):
     refused(mtabench("roofline", RESULTS / "fwd.csv", "--profile", "other.csv"), "other.csv is no file of counters")
 
 
-def test_results_without_ceilings_are_not_placed(mtabench, tmp_path):
+def test_samples_of_the_results_are_never_overwritten(mtabench, tmp_path):
     write_run(tmp_path / "run.csv", {case(): rounds(1.0)})
-    code, out, err = mtabench("roofline", "run.csv")
+    words = ("--out", "run.samples.csv", "--overwrite")
+    refused(mtabench("roofline", "run.csv", *words), "is one of the files that are read")
+
+
+def test_results_without_ceilings_are_not_placed(mtabench, tmp_path):
+    (tmp_path / "my runs").mkdir()
+    write_run(tmp_path / "my runs" / "run.csv", {case(): rounds(1.0)})
+    code, out, err = mtabench("roofline", "my runs/run.csv")
     assert code == 2
-    assert "env --measure" in out
+    assert "not placed" in out
     assert "no cell can be placed" in err
+    # That is where they are looked up: what is typed without --out would change nothing.
+    assert "`mtabench env --measure --out 'my runs/ceilings.json'` measures them" in err

@@ -3,7 +3,7 @@
 import pytest
 
 from mtabench.files.rows import RunFacts, cell_row
-from mtabench.files.table import auto_lines, line, results_table
+from mtabench.files.table import PIPE_WIDTH, auto_lines, line, results_table
 from mtabench.files.writer import Writer
 from mtabench.sweeps.case import Case
 from mtabench.sweeps.splits import choices
@@ -97,7 +97,7 @@ def test_rows_of_a_file_say_the_same(tmp_path):
 
 def test_splits_are_shown_where_they_vary():
     def column(rows):
-        table = results_table(rows)
+        table = results_table(rows, PIPE_WIDTH)
         return next((list(c.cells) for c in table.columns if c.header == "splits"), None)
 
     eager = row(None, 1.0, impl="eager")

@@ -180,6 +180,21 @@ def test_what_is_no_results_file_is_refused(mtabench, tmp_path, change, sentence
     refused(mtabench("show", "a.csv"), sentence)
 
 
+@pytest.mark.parametrize("folder", [".", "..", "/"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("show", "{}"), ("export", "{}"), ("report", "{}"), ("plot", "{}"), ("roofline", "{}"),
+        ("compare", "{}", "a.csv"), ("results", "merge", "{}", "a.csv", "--out", "b.csv"),
+        ("noise", "--out", "{}", "fwd"),
+    ],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_a_folder_is_no_file(mtabench, tmp_path, words, folder):
+    write_run(tmp_path / "a.csv", {case(): rounds(1.0)})
+    refused(mtabench(*(word.format(folder) for word in words)), folder)
+
+
 def test_sizes_are_bounded(mtabench, tmp_path, monkeypatch):
     path = write_run(tmp_path / "a.csv", CELLS)
     other = write_run(tmp_path / "b.csv", CELLS, run_id="b")

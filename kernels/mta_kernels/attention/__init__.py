@@ -19,6 +19,7 @@ from mta_kernels.attention.reference import attention_reference
 from mta_kernels.attention.sdpa import attention as attention_sdpa
 from mta_kernels.attention.sdpa import unsupported as sdpa_unsupported
 from mta_kernels.conv_attention.arguments import check_heads, check_tensors, softmax_scale
+from mta_kernels.gpu_limits import absent
 
 __all__ = [
     "RUNGS",
@@ -47,6 +48,7 @@ _MODULES: dict[str, tuple[str, dict[str, Any]]] = {
     "flash-attn-3": ("flash_attn", {"package": "flash-attn-3"}),
 }
 RUNGS = tuple(_MODULES)
+ON_CPUS_ALONE = ("c-loops", "c-tiled")
 DIFFERENTIABLE = ("sdpa-flash", "sdpa-cudnn", "flex", "flash-attn", "flash-attn-3")
 
 _ready: set[tuple] = set()  # rungs that can run, with what: to ask takes longer than a small kernel
@@ -82,7 +84,8 @@ def rung_unsupported(rung: str, *, device: torch.device | str, dtype: torch.dtyp
         module, options = _rung(rung)
     except ModuleNotFoundError as error:
         return _missing(error)
-    return module.unsupported(device=torch.device(device), dtype=dtype, head_dim=head_dim, **options)
+    reason = None if rung in ON_CPUS_ALONE else absent(device)
+    return reason or module.unsupported(device=torch.device(device), dtype=dtype, head_dim=head_dim, **options)
 
 
 def check_attention_arguments(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -12,6 +12,7 @@ from mta_kernels.conv_attention import repeated
 from mta_kernels.conv_attention.arguments import (
     autocast_dtype,
     cast_for_autocast,
+    check_are_tensors,
     check_arguments,
     check_shared_cache,
     check_whole_sequence,
@@ -32,7 +33,7 @@ from mta_kernels.conv_attention.reference import (
     conv_attention_decode_reference,
     conv_attention_reference,
 )
-from mta_kernels.gpu_limits import capability
+from mta_kernels.gpu_limits import absent, capability
 from mta_kernels.torch_compile import asked_once, known
 
 if TYPE_CHECKING:
@@ -69,7 +70,9 @@ def unsupported(
         return None
     if backend in BACKENDS:
         ask = {"triton": triton_unsupported, "hopper": hopper_unsupported, "cuda": decode_unsupported}[backend]
-        return ask(device=device, dtype=dtype, head_dim=head_dim, query_taps=query_taps, key_taps=key_taps)
+        return absent(device) or ask(
+            device=device, dtype=dtype, head_dim=head_dim, query_taps=query_taps, key_taps=key_taps
+        )
     raise ValueError(f"backend is {backend!r}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
 
 
@@ -86,8 +89,9 @@ def explain(
     """Which backend `conv_attention`, or `conv_attention_decode`, takes for these arguments, and why.
 
     No other argument changes the choice; autocast does. Raises ValueError for an unknown backend, or a named one
-    that cannot run them.
+    that cannot run them, and TypeError for what is no tensor.
     """
+    check_are_tensors(q=q, k=k, v=v, weight=weight)
     shared = _over_ranks(group)
     if backend == "auto":
         return Choice(*_fastest(q, k, weight, autocast_dtype(q), decode, shared))
@@ -210,6 +214,7 @@ def conv_attention(
         like = causal, scale, pad_key, backend, False
         if (seen := repeated.earlier(q, k, v, weight, *like)) is not None:
             return launch_again(seen, q, k, v, weight)
+    check_are_tensors(q=q, k=k, v=v, weight=weight, q_history=q_history, cu_seqlens=cu_seqlens)
     if under_autocast(q):
         weight, q, k, v, q_history = cast_for_autocast(weight, q, k, v, q_history)
         if like is not None:
@@ -264,7 +269,8 @@ def conv_attention_decode(
     """One decode step: the newest row of causal conv attention, `[B, Hq, 1, D]`, from the KV cache.
 
     `q_window [B, Hq, W, D]` holds the last `W >= min(cq, tokens so far)` queries, oldest first, the new one
-    last; `k_cache, v_cache [B, Hkv, S, D]`; `lengths [B]` counts each sequence's tokens, the new one included.
+    last; `k_cache, v_cache [B, Hkv, S, D]`; `lengths [B]` counts each sequence's tokens, the new one included, and is
+    at most `S`, which the reference checks on a CPU.
     With `block_table [B, max_pages]` int32 the caches are pages, `[pages, Hkv, page_size, D]` of 16 to 256 keys, and
     key `y` of sequence `b` is row `y % page_size` of page `block_table[b, y // page_size]`; entries past a sequence's
     length may be anything. `backend` is "auto" (`explain` says which that is), "reference", "triton" or "cuda" (any
@@ -276,6 +282,9 @@ def conv_attention_decode(
     rank, and has no gradient.
     Raises ValueError or TypeError as `conv_attention`.
     """
+    check_are_tensors(
+        q_window=q_window, k_cache=k_cache, v_cache=v_cache, weight=weight, lengths=lengths, block_table=block_table
+    )
     if under_autocast(q_window):
         weight, q_window, k_cache, v_cache = cast_for_autocast(weight, q_window, k_cache, v_cache)
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key, block_table)
@@ -305,7 +314,13 @@ def identity_weight(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """`[heads, query_taps, key_taps]`: the convolution that changes nothing, so that plain attention remains."""
+    """`[heads, query_taps, key_taps]`: the convolution that changes nothing, so that plain attention remains.
+
+    Raises ValueError for counts that are no whole numbers from 1 on, and for an unknown pad_key.
+    """
+    for name, count in (("heads", heads), ("query_taps", query_taps), ("key_taps", key_taps)):
+        if not hasattr(count, "__index__") or count < 1:  # not int alone: numpy's and a compiler's will do
+            raise ValueError(f"{name} is {count!r}; expected a whole number from 1 on")
     weight = torch.zeros(heads, query_taps, key_taps, dtype=dtype, device=device)
     weight[:, query_taps - 1, key_padding(key_taps, pad_key)] = 1
     return weight

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+MAY_BE_LEFT_OUT = ("q_history", "cu_seqlens", "block_table")
 PAD_KEYS = ("both", "left", "right")
 PAGE_SIZES = (16, 32, 64, 128, 256)
 MAX_SPLITS = 128
@@ -30,6 +31,13 @@ def key_padding(key_taps: int, pad_key: str) -> int:
 def softmax_scale(scale: float | None, head_dim: int) -> float:
     """The factor on `q . k`: `1 / sqrt(head_dim)` unless given."""
     return 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
+
+
+def check_are_tensors(**arguments: object) -> None:
+    """Raise TypeError for the first of these that is no tensor; None passes where it may be left out."""
+    for name, given in arguments.items():
+        if not isinstance(given, Tensor) and not (given is None and name in MAY_BE_LEFT_OUT):
+            raise TypeError(f"{name} is a {type(given).__name__}; expected a tensor, as torch.as_tensor makes one")
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -66,7 +74,8 @@ def check_weight(weight: Tensor, query_heads: int, q: Tensor) -> None:
             f"with {query_heads} query heads and at least one tap each way"
         )
     if weight.dtype not in (q.dtype, torch.float32):
-        raise TypeError(f"weight has dtype {weight.dtype}; expected {q.dtype}, as q, or torch.float32")
+        or_float32 = "" if q.dtype == torch.float32 else ", or torch.float32"
+        raise TypeError(f"weight has dtype {weight.dtype}; expected {q.dtype}, as q{or_float32}")
     if weight.device != q.device:
         raise ValueError(f"weight is on {weight.device} and q on {q.device}; move them to one device")
 

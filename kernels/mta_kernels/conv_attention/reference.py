@@ -126,6 +126,11 @@ def conv_attention_decode_reference(
         check_block_table(block_table, q_window, k_cache)
         k_cache, v_cache = (gather_pages(cache, block_table) for cache in (k_cache, v_cache))
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key)
+    keys_there = k_cache.shape[2]
+    if _readable(lengths) and int(lengths.max()) > keys_there:
+        raise ValueError(
+            f"lengths has {int(lengths.max())} and the cache holds {keys_there} keys a sequence; give at most as many"
+        )
     _, query_heads, window, head_dim = q_window.shape
     query_taps = weight.shape[1]
     keys, values = (repeat_heads(x, query_heads) for x in (k_cache, v_cache))
@@ -141,6 +146,11 @@ def conv_attention_decode_reference(
     mixed = mixed.masked_fill((column >= lengths[:, None])[:, None, None], float("-inf"))
     values = values.masked_fill((column >= lengths[:, None])[:, None, :, None], 0)
     return torch.softmax(mixed, dim=-1) @ values
+
+
+def _readable(lengths: Tensor) -> bool:
+    """Whether its values can be looked at: on a GPU that would wait for the device."""
+    return lengths.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def convolve_scores(scores: Tensor, weight: Tensor, pad_key: str) -> Tensor:
@@ -211,8 +221,7 @@ def check_decode_arguments(
             f"lengths has shape {tuple(lengths.shape)}, dtype {lengths.dtype}, on {lengths.device}; "
             f"expected {batch} whole numbers on {q_window.device}"
         )
-    readable = lengths.device.type == "cpu" and not torch.compiler.is_compiling()
-    if readable and window < min(weight.shape[1], int(lengths.max())):
+    if _readable(lengths) and window < min(weight.shape[1], int(lengths.max())):
         raise ValueError(
             f"q_window holds {window} queries and the convolution looks back on {weight.shape[1]}: "
             f"give the last {min(weight.shape[1], int(lengths.max()))}"

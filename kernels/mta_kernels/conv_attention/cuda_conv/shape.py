@@ -12,6 +12,7 @@ import torch
 
 from mta_kernels.cuda import driver
 from mta_kernels.cuda.compiler import Source, headers_in, machine_code, missing_package
+from mta_kernels.gpu_limits import absent
 
 FOLDER = Path(__file__).parent
 HEADERS = ("instructions.cuh", "tiles.cuh", "products_mma.cuh", "products_fma.cuh")
@@ -39,8 +40,8 @@ def device_unsupported(device: torch.device) -> str | None:
     """Why a device has not what these kernels use, or None."""
     if device.type != "cuda":
         return f"its kernels need an NVIDIA GPU of sm_80 or later, not a {device.type} device"
-    if not torch.cuda.is_available():
-        return "PyTorch finds no CUDA GPU"
+    if reason := absent(device):
+        return reason
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < OLDEST:
         return f"its kernels need sm_80 or later, and {torch.cuda.get_device_name(device)} is sm_{major}{minor}"

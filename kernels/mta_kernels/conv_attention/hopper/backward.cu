@@ -422,10 +422,10 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
                 for (int slab = 0; slab < 8; slab++)  // the last eight rows
                     store_shared(shared + GRADS_DOWN + slab * GRADS_ABOVE * 16 + lane * 4, halves[slab / 2][slab % 2 * 2 + 1]);
                 barrier_arrive(grads_down);
-            } else if (warpgroup == 1) {
+            } else if (warpgroup == 1 && thread < 8 * GRADS_ABOVE) {  // who only waited could miss the phase
                 barrier_wait(grads_down, passed);
                 take(shared + GRADS_DOWN, score_grads_at, GRADS_ABOVE, GRAD_PITCH);
-                if (thread < 8 * GRADS_ABOVE) barrier_arrive(grads_taken);
+                barrier_arrive(grads_taken);
             }
             fence_async_proxy();
             warpgroup_barrier(warpgroup + 1);

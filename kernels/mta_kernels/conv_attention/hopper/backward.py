@@ -320,7 +320,6 @@ class Plan(NamedTuple):
         all_row_blocks, most_row_blocks = -(-query_rows // rows), most_rows // rows
         chunks = -(-all_row_blocks // max(min(MOST_CHUNK_ROWS // rows, most_row_blocks // FEWEST_SLOTS), 1))
         row_blocks = -(-all_row_blocks // chunks)
-        chunks = -(-all_row_blocks // row_blocks)
         stages = batch_heads * chunks
         lag = -(-multiprocessors // row_blocks) + 1
         slots = min(lag + 2, stages, max(most_row_blocks // row_blocks, 1))

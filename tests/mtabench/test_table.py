@@ -1,0 +1,55 @@
+"""The table of a sweep: what it shows in a terminal of any width."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+from written_runs import ENVIRONMENT, case, rounds
+
+from mtabench.files.rows import RunFacts, cell_row, timed_row
+from mtabench.files.table import results_table
+from mtabench.measuring.timing import Measurement
+
+FACTS = RunFacts("a", "2026-01-02T03:04:05Z", ENVIRONMENT)
+
+
+def timed(seq, ms, **changes):
+    return timed_row(case(seq, **changes), FACTS, Measurement("cpu", "warm", rounds(ms)), 1e-6, None)
+
+
+ROWS = [
+    timed(1024, 1234.5, batch=16, head_dim=64),
+    timed(16384, 0.01234, batch=1, head_dim=128, impl="sdpa-cudnn"),
+    cell_row(case(16384, batch=1, head_dim=64), FACTS, "oom", "there is no room"),
+]
+
+
+def printed(width, limit=None):
+    paper = Console(file=io.StringIO(), width=width)
+    paper.print(results_table(ROWS, width, limit))
+    return [line.rstrip() for line in paper.file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [58, 70, 80, 100, 200])
+def test_a_table_too_wide_leaves_out_columns_and_cuts_nothing(width):
+    lines = printed(width)
+    text = "\n".join(lines)
+    assert "\u2026" not in text
+    assert max(map(len, lines)) <= width
+    assert lines[0].split()[:3] == ["batch", "head", "dim"]
+    assert lines[0].endswith("status")
+    assert [line.split()[2] for line in lines[1:3]] == ["1k", "16k"]
+    assert re.search(r" sdpa-cudnn +0.01234 ", lines[2])
+    assert re.search(r" 16k +eager +oom:", lines[3])
+    left_out = text.partition("left out for")[2]
+    assert bool(left_out) == (width < 100)
+    assert ("p10-p90 ms" in left_out) == (width < 100)
+    assert ("speedup" in left_out) == (width == 58)
+
+
+def test_a_frame_that_is_drawn_while_measuring_has_a_line_a_row():
+    lines = printed(80, limit=2)
+    assert len(lines) == 3
+    assert "there is no room" not in "".join(lines)
+    assert "left out" not in "".join(lines)
