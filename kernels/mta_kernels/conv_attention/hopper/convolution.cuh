@@ -1,34 +1,77 @@
 // The convolution of 64 columns of scores as banded products: c += sum over taps t of shift_rows(s, t) @ T[t].
 //
-// Columns of c that even and odd blocks of 16 scores touch go to two arrays: windows that overlap in one would make the
-// compiler run one product at a time. README.md says more.
+// A product takes a slab, 8 columns of scores, under two taps, 16 numbers deep, and touches three blocks of 8 columns of c, from
+// the slab's own on. README.md says more.
 #pragma once
 #include <tiles.cuh>
 
-// The 32 columns of c that a block touches.
-using Window = float[16];
-DEVICE Window& window_of(int block, float (&even)[32], float (&odd)[32]) {
-    return *(Window*)((block % 2 ? odd : even) + block / 2 * 16);
+constexpr int BLOCKS = 8;  // of a tile's 64 columns; slabs as well
+using Window = float[12];  // the three blocks of a slab
+
+// `sums` are blocks 0 to 9; of the last nothing was summed before.
+DEVICE void add_window(float (&sums)[40], const Window& window, int slab) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) sums[4 * slab + i] += window[i];
+#pragma unroll
+    for (int i = 8; i < 12; i++) sums[4 * slab + i] = 0 + window[i];  // a sum, so that it is no name for the window
 }
 
-// Rows as they are, the tap 0, scores in registers: the first product of every window. Only that of block 0 holds anything
-// yet, what the tile before left.
-DEVICE void convolve_own(float (&even)[32], float (&odd)[32], const uint32_t (&rows)[4][4], uint64_t taps) {
-    products_begin();
-#pragma unroll
-    for (int block = 0; block < 4; block++)
-        Product<16, Half>::run_fragments(window_of(block, even, odd), rows[block], taps, block == 0);
-    products_commit();
+// Rows of scores, eight columns a slab of `pitch` bytes, 16 bytes a row.
+struct ScoreRows {
+    uint64_t pairs;  // an operand whose core matrices are a row apart
+    uint64_t first_pair;  // and one for the first pair, see `first_rows`
+    uint32_t named;  // where this lane names a row when its warp loads or stores two slabs
+    int pitch;
+
+    DEVICE ScoreRows on(int bytes) const { return {pairs + bytes_on(bytes), first_pair + bytes_on(bytes), named + bytes, pitch}; }
+};
+constexpr int FAR_ROWS = far_tap(0) > 0 ? far_tap(0) : 1;  // between the rows of the first pair; of an odd count T has zeros for these
+DEVICE ScoreRows score_rows(uint32_t first_row, uint32_t named, int pitch) {
+    return {moved(operand(first_row, 16, 128, NO_SWIZZLE), 0),
+            moved(operand(first_row - FAR_ROWS * 16, FAR_ROWS * 16, 128, NO_SWIZZLE), 0), named, pitch};
 }
 
-// Rows shifted by First taps and more, scores in shared memory: eight columns a slab of `pitch` bytes, 16 bytes a row, so
-// that a shift is a start address 16 bytes a row lower. `rows` is Above rows above the first. Neither begins nor commits.
-template <int First, int Above = 0>
-DEVICE void convolve_shifted(float (&even)[32], float (&odd)[32], uint64_t rows, int pitch, uint64_t taps) {
+// Adds what a tile's scores give to `sums`, of which blocks 0 and 1 hold what the tile before gave. `own`: the rows as they are.
+// Products of a slab have a window of their own, since overlapping ones would make the compiler run one product at a time: three take
+// turns, and while the next slabs are multiplied, a slab's window is added, which completes its first block, and
+// `completed(block)` called. `behind` issues what is to be multiplied after the convolution, in Behind groups.
+template <bool FromRegisters, int Behind = 0, class Issue, class Completed>
+DEVICE void convolve(float (&sums)[40], const uint32_t (&own)[4][4], const ScoreRows& rows, uint64_t taps, Issue behind,
+                     Completed completed) {
+    constexpr bool HAS_FAR = QUERY_TAPS % 2 == 0;
+    Window windows[3];
+    uint32_t far[2][4];
+    auto load_far = [&](int slab) {
+        if (FromRegisters && HAS_FAR) load_matrices(far[slab / 2 % 2], rows.named + slab * rows.pitch - FAR_ROWS * 16);
+    };
+    auto end = [&](int slab) {
+        add_window(sums, windows[slab % 3], slab);
+        completed(slab);
+    };
+    load_far(0);
 #pragma unroll
-    for (int block = 0; block < 4; block++)
+    for (int slab = 0; slab < BLOCKS; slab++) {
+        Window& window = windows[slab % 3];
+        products_begin();
 #pragma unroll
-        for (int tap = First; tap < QUERY_TAPS; tap++)
-            Product<16, Half>::run(window_of(block, even, odd), rows + bytes_on(block * 2 * pitch + (Above - tap) * 16),
-                                   taps + bytes_on(tap * TAP), block == 0 || tap > 0);
+        for (int pair = 1; pair < TAP_PAIRS; pair++)
+            Product<12, Half>::run(window, rows.pairs + bytes_on(slab * rows.pitch - far_tap(pair) * 16),
+                                   taps + bytes_on(pair * TAP_PAIR), pair > 1);
+        const int i = slab / 2, j = slab % 2 * 2;
+        const uint32_t* up = HAS_FAR ? far[i % 2] : own[i];
+        if (FromRegisters)
+            Product<12, Half>::run_fragments(window, {up[j], up[j + 1], own[i][j], own[i][j + 1]}, taps, TAP_PAIRS > 1);
+        else
+            Product<12, Half>::run(window, rows.first_pair + bytes_on(slab * rows.pitch), taps, TAP_PAIRS > 1);
+        products_commit();
+        if (slab % 2 && slab + 1 < BLOCKS) load_far(slab + 1);
+        if (slab < 2) continue;
+        products_wait<2>();
+        end(slab - 2);
+    }
+    behind();
+    products_wait<Behind + 1>();
+    end(BLOCKS - 2);
+    products_wait<Behind>();
+    end(BLOCKS - 1);
 }
