@@ -75,3 +75,72 @@ DEVICE void convolve(float (&sums)[40], const uint32_t (&own)[4][4], const Score
     products_wait<Behind>();
     end(BLOCKS - 1);
 }
+
+struct Columns {
+    float a[36], b[36], c[24];
+};
+DEVICE Window& window_of(int slab, Columns& x) {
+    return *(Window*)((slab % 3 == 0 ? x.a : slab % 3 == 1 ? x.b : x.c) + slab / 3 * 12);
+}
+DEVICE float column_of(const Columns& x, int block, int i) {
+    float sum = 0;
+    if (block < 9) sum = x.a[4 * block + i];
+    if (block > 0) sum = block < 9 ? sum + x.b[4 * block - 4 + i] : x.b[4 * block - 4 + i];
+    if (block > 1 && block < 8) sum += x.c[4 * block - 8 + i];
+    return sum;
+}
+#ifndef OWN_FIRST
+#define OWN_FIRST 0
+#endif
+template <bool FromRegisters, class Issue>
+DEVICE void convolve_at_once(float (&sums)[40], const uint32_t (&own)[4][4], const ScoreRows& rows, uint64_t taps, Issue behind) {
+    constexpr bool HAS_FAR = QUERY_TAPS % 2 == 0;
+    Columns x;
+#pragma unroll
+    for (int i = 0; i < 8; i++) x.a[i] = sums[i];
+#pragma unroll
+    for (int i = 8; i < 12; i++) x.a[i] = 0;
+    uint32_t far[4][4];
+    auto load = [&] {
+        if (FromRegisters && HAS_FAR)
+#pragma unroll
+            for (int i = 0; i < 4; i++) load_matrices(far[i], rows.named + i * 2 * rows.pitch - FAR_ROWS * 16);
+    };
+    auto pairs = [&](int slab) {
+#pragma unroll
+        for (int pair = 1; pair < TAP_PAIRS; pair++)
+            Product<12, Half>::run(window_of(slab, x), rows.pairs + bytes_on(slab * rows.pitch - far_tap(pair) * 16),
+                                   taps + bytes_on(pair * TAP_PAIR), slab == 0 || OWN_FIRST || pair > 1);
+    };
+    auto first = [&](int slab) {
+        const int i = slab / 2, j = slab % 2 * 2;
+        const uint32_t* up = HAS_FAR ? far[i] : own[i];
+        if (FromRegisters)
+            Product<12, Half>::run_fragments(window_of(slab, x), {up[j], up[j + 1], own[i][j], own[i][j + 1]}, taps, slab == 0 || (!OWN_FIRST && TAP_PAIRS > 1));
+        else
+            Product<12, Half>::run(window_of(slab, x), rows.first_pair + bytes_on(slab * rows.pitch), taps, slab == 0 || (!OWN_FIRST && TAP_PAIRS > 1));
+    };
+    if (OWN_FIRST) {
+        load();
+        products_begin();
+#pragma unroll
+        for (int slab = 0; slab < 8; slab++) first(slab);
+#pragma unroll
+        for (int slab = 0; slab < 8; slab++) pairs(slab);
+    } else {
+        products_begin();
+#pragma unroll
+        for (int slab = 0; slab < 6; slab++) pairs(slab);
+        load();
+#pragma unroll
+        for (int slab = 6; slab < 8; slab++) pairs(slab);
+        if (FromRegisters && HAS_FAR) products_commit(), products_begin();
+#pragma unroll
+        for (int slab = 0; slab < 8; slab++) first(slab);
+    }
+    products_commit();
+    behind();
+    products_wait<0>();
+#pragma unroll
+    for (int i = 0; i < 40; i++) sums[i] = column_of(x, i / 4, i % 4);
+}

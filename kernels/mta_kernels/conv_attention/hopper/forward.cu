@@ -23,7 +23,13 @@
 constexpr int VALUE_SLABS = (VALUE_DIM + 63) / 64;
 // Of the queries' columns, the first 16 times so many are in a thread's registers, and shared memory is not read for them:
 // all of them with two consumers, and what there is room for with three.
-constexpr int STEPS_IN_REGISTERS = WARPGROUPS == 3 ? 1 : HEAD_DIM <= 128 ? DEPTH_STEPS : 0;
+#ifndef QREGS
+#define QREGS DEPTH_STEPS
+#endif
+#ifndef ROLLING
+#define ROLLING 0
+#endif
+constexpr int STEPS_IN_REGISTERS = WARPGROUPS == 3 ? 1 : HEAD_DIM <= 128 ? QREGS : 0;
 constexpr bool QUERIES_IN_REGISTERS = STEPS_IN_REGISTERS == DEPTH_STEPS;
 // Two take turns at the convolution, so that one is in its softmax meanwhile, and store the next tile's scores while this
 // one's values are multiplied. Three find their own rhythm, and lose if they do so.
@@ -43,7 +49,7 @@ constexpr int BLOCK_ROWS = (WARPGROUPS - 1) * ROWS_BETWEEN + ROWS - HALO;
 #define FROM_REGS true
 #endif
 #ifndef EARLY_BLOCKS
-#define EARLY_BLOCKS 6
+#define EARLY_BLOCKS 0
 #endif
 constexpr float LARGEST_SUM = 4096;  // of a thread's 16 numbers of a row: see the softmax
 static_assert(VALUE_DIM % 8 == 0 && VALUE_DIM <= 128, "accumulators must fit the registers");
@@ -357,6 +363,12 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 row_sums[0] = row_sums[1] = 0;
                 const int next_turn = turn + 1, next_stage = next_turn % STAGES;
                 if (KEYS_BEHIND && !next_is_there) barrier_wait(full + 8 * next_stage, next_turn / STAGES & 1);
+                if (!ROLLING) {
+                    convolve_at_once<FROM_REGS>(sums, own, rows.on(buffer), toeplitz, [&] {
+                        if (PASS == 1 && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
+                    });
+                    for (int block = 0; block < EARLY_BLOCKS; block++) exponentiate(block);
+                } else
                 convolve<FROM_REGS, KEYS_BEHIND>(sums, own, rows.on(buffer), toeplitz, [&] {
                     if (PASS == 1 && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
                     if (KEYS_BEHIND) multiply_keys(next_stage);
