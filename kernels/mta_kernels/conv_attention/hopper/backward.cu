@@ -38,8 +38,8 @@ constexpr int SCORE_GRADS = SCORES + WARPGROUPS * BUFFER;
 constexpr int SCORES_DOWN = SCORE_GRADS + WARPGROUPS * GRAD_BUFFER;  // the first warpgroup's last rows of a tile
 constexpr int GRADS_DOWN = SCORES_DOWN + 8 * SCORES_ABOVE * 16;
 constexpr int TAPS = GRADS_DOWN + 8 * GRADS_ABOVE * 16;
-constexpr int TAPS_BACK = TAPS + TAP_PAIRS * TAP_PAIR;
-constexpr int BARRIERS = TAPS_BACK + TAP_PAIRS * TAP_PAIR;
+constexpr int TAPS_BACK = TAPS + QUERY_TAPS * TAP;
+constexpr int BARRIERS = TAPS_BACK + QUERY_TAPS * TAP;
 constexpr int LARGEST = BARRIERS + (2 * STAGES + 5) * 8;  // a float a warp
 constexpr int WORK = LARGEST + WARPGROUPS * 16;  // its number; then stage and row block, for which registers are short
 constexpr int PRODUCT_STAGES = BARRIERS / PRODUCT_STAGE < 4 ? BARRIERS / PRODUCT_STAGE : 4;
@@ -55,9 +55,9 @@ template <> struct GradLimit<Bfloat16> { static constexpr float log2 = 14; };
 // The next tile's scores are computed during this one's softmax where registers hold them beside dq.
 constexpr bool SCORES_EARLY = HEAD_DIM <= 64;
 // Rows as they are come from registers, but where those that hold a row's span leave none.
-constexpr bool FROM_REGISTERS = !(SPANS && HEAD_DIM > 64);
-#ifndef EARLY_BLOCKS
-#define EARLY_BLOCKS 6
+constexpr int FIRST_SHIFT = SPANS && HEAD_DIM > 64 ? 0 : 1;
+#ifndef DP_FIRST
+#define DP_FIRST 0
 #endif
 constexpr int ALIGNED = 128;  // rows, and keys, of the blocks that `seen_by` counts
 
@@ -178,7 +178,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
     const int first_tile = keys_begin(args.at, first_row) / KEYS;
     const int end_tile = max((keys_end(args.at, end_row - 1) + CARRIED + KEYS - 1) / KEYS, first_tile + 1);
 
-    const int tap_words = TAP_PAIRS * TAP_PAIR / 4;
+    const int tap_words = QUERY_TAPS * TAP / 4;
     for (int i = threadIdx.x; i < tap_words; i += blockDim.x) {
         store_shared(shared + TAPS + 4 * i, ((const uint32_t*)args.taps)[head * tap_words + i]);
         store_shared(shared + TAPS_BACK + 4 * i, ((const uint32_t*)args.taps_back)[head * tap_words + i]);
@@ -272,27 +272,28 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         const uint64_t first_keys = operand(shared + KEYS_AT, 16, 1024, SWIZZLE_128);
         const uint64_t first_values = operand(shared + VALUES, 16, 1024, SWIZZLE_128);
         const uint64_t first_late_keys = operand(shared + LATE_KEYS, SLAB, 1024, SWIZZLE_128);
+        const uint64_t scores_by_rows = operand(scores_at + 2 * PITCH + SCORES_ABOVE * 16, PITCH, 128, NO_SWIZZLE);
+        const uint64_t score_grads_by_rows =
+            operand(score_grads_at + 2 * GRAD_PITCH + GRADS_ABOVE * 16, GRAD_PITCH, 128, NO_SWIZZLE);
         // Of ds's rows: eight row shifts of eight columns of scores, and dc.
         const uint64_t scores_by_columns = operand(scores_at + (SCORES_ABOVE - HALO - 7) * 16, 128, 16, NO_SWIZZLE);
         const uint64_t score_grads_by_columns = operand(score_grads_at + (GRADS_ABOVE - HALO) * 16, 128, GRAD_PITCH, NO_SWIZZLE);
-        const uint64_t toeplitz = operand(shared + TAPS, 384, 128, NO_SWIZZLE);
-        const uint64_t toeplitz_back = operand(shared + TAPS_BACK, 384, 128, NO_SWIZZLE);
+        const uint64_t toeplitz = operand(shared + TAPS, 512, 128, NO_SWIZZLE);
+        const uint64_t toeplitz_back = operand(shared + TAPS_BACK, 512, 128, NO_SWIZZLE);
         // Behind the 16 columns at the front of a buffer: what this lane names when its warp stores four 8 x 8 matrices, two of
         // rows by two of columns.
         const int named_row = thread / 32 * 16 + lane % 16;
-        const uint32_t scores_front = scores_at + 2 * PITCH + SCORES_ABOVE * 16;
-        const ScoreRows scores_by_rows = score_rows(scores_front, scores_front + lane / 16 * PITCH + named_row * 16, PITCH);
-        const uint32_t grads_front = score_grads_at + 2 * GRAD_PITCH + GRADS_ABOVE * 16;
-        const ScoreRows score_grads_by_rows = score_rows(grads_front, grads_front + lane / 16 * GRAD_PITCH + named_row * 16, GRAD_PITCH);
+        const uint32_t store_scores_at = scores_at + (2 + lane / 16) * PITCH + (SCORES_ABOVE + named_row) * 16;
+        const uint32_t store_grads_at = score_grads_at + (2 + lane / 16) * GRAD_PITCH + (GRADS_ABOVE + named_row) * 16;
         const int64_t kept_at = in_scratch(tile_row + local_row) + lane % 4 * 8;
 
-        float dq[HEAD_DIM / 2], dweight[12], sums[40], sums_back[40], scores[32];
+        float dq[HEAD_DIM / 2], dweight[12], carried[8], carried_back[8], scores[32];
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 2; i++) dq[i] = 0;
 #pragma unroll
         for (int i = 0; i < 12; i++) dweight[i] = 0;
 #pragma unroll
-        for (int i = 0; i < 8; i++) sums[i] = sums_back[i] = 0;
+        for (int i = 0; i < 8; i++) carried[i] = carried_back[i] = 0;
 
         barrier_wait(rows_full, 0);
         const float query_factor =
@@ -344,6 +345,9 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             const uint64_t of_stage = bytes_on(next_stage * SLABS * SLAB);
 
             // c and grad_out v^T of the same 64 columns.
+            float even[32], odd[32], dp[32];
+#pragma unroll
+            for (int i = 0; i < 8; i++) even[i] = carried[i], even[8 + i] = 0;
             if (CAUSAL && first_key + KEYS - 1 > tile_position) {
 #pragma unroll
                 for (int i = 0; i < 32; i++) {
@@ -354,8 +358,9 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             uint32_t halves[4][4];
 #pragma unroll
             for (int i = 0; i < 32; i += 2) halves[i / 8][i / 2 % 4] = pack<Half>(scores[i], scores[i + 1]);
+            if constexpr (FIRST_SHIFT == 1) convolve_own(even, odd, halves, toeplitz);
 #pragma unroll
-            for (int block = 0; block < 4; block++) store_matrices(scores_by_rows.named + block * 2 * PITCH, halves[block]);
+            for (int block = 0; block < 4; block++) store_matrices(store_scores_at + block * 2 * PITCH, halves[block]);
             if (warpgroup == 0 && thread / 32 == 3) {
                 barrier_wait(scores_taken, passed ^ 1);
 #pragma unroll
@@ -371,27 +376,27 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             warpgroup_barrier(warpgroup + 1);
             if (warpgroup == 1 && thread == 0) barrier_arrive(scores_taken);
             if (!next_is_there) barrier_wait(full + 8 * next_stage, next_turn / STAGES & 1);
-            float dp[32];
-            products_begin();
-            multiply_rows(dp, grads, first_values + of_stage);
-            products_commit();
-            uint32_t p[4][4], grad_halves[4][4];
-            auto differentiate = [&](int block) {  // p and dc of a block of c
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const int i = 4 * block + 2 * h, to = block % 2 * 2 + h;
-                    const float first = exp2_fast(fmaf(sums[i], unit, -reference[h]));
-                    const float second = exp2_fast(fmaf(sums[i + 1], unit, -reference[h]));
-                    p[block / 2][to] = pack<ELEMENT>(first, second);
-                    grad_halves[block / 2][to] = pack<Half>(first * ((dp[i] - delta[h]) * grad_factor),
-                                                            second * ((dp[i + 1] - delta[h]) * grad_factor));
+            if constexpr (MODE && FIRST_SHIFT) {
+                if (DP_FIRST) {
+                    products_begin();
+                    multiply_rows(dp, grads, first_values + of_stage);
+                    products_commit();
                 }
-            };
-            convolve<FROM_REGISTERS>(sums, halves, scores_by_rows, toeplitz, [] {}, [&](int block) {
-                if (block < EARLY_BLOCKS) differentiate(block);
-            });
+                convolve_rest<0>(even, odd, halves, scores_by_rows, store_scores_at, PITCH, toeplitz);
+                products_begin();
+            } else {
+                products_begin();
+                convolve_shifted<FIRST_SHIFT>(even, odd, scores_by_rows, PITCH, toeplitz);
+            }
+            if (!(DP_FIRST && MODE && FIRST_SHIFT)) multiply_rows(dp, grads, first_values + of_stage);
+            products_commit();
+            products_wait<0>();
 
             if constexpr (SCORES_EARLY) multiply_keys(next_stage);  // meanwhile; after the last tile nobody looks
+#pragma unroll
+            for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) carried[i] = odd[24 + i];
             if (first_key - LEFT < seen_by_all || first_key + KEYS - LEFT > end_seen_by_all) {
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
@@ -400,28 +405,35 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
 #pragma unroll
                     for (int b = 0; b < 16; b++) {
                         const int key = first_key - LEFT + b / 2 * 8 + column + b % 2;
-                        if (key < begin || key >= end) sums[b / 2 * 4 + 2 * h + b % 2] = MINUS_INFINITY;
+                        if (key < begin || key >= end) even[b / 2 * 4 + 2 * h + b % 2] = MINUS_INFINITY;
                     }
                 }
-#pragma unroll
-                for (int block = 0; block < BLOCKS; block++) differentiate(block);
-            } else {
-#pragma unroll
-                for (int block = EARLY_BLOCKS; block < BLOCKS; block++) differentiate(block);
             }
+            uint32_t p[4][4];
 #pragma unroll
-            for (int i = 0; i < 8; i++) sums[i] = sums[32 + i];  // carried on
+            for (int i = 0; i < 32; i += 2) {
+                const int h = i / 2 % 2;
+                const float first = exp2_fast(fmaf(even[i], unit, -reference[h]));
+                const float second = exp2_fast(fmaf(even[i + 1], unit, -reference[h]));
+                p[i / 8][i / 2 % 4] = pack<ELEMENT>(first, second);
+                halves[i / 8][i / 2 % 4] = pack<Half>(first * ((dp[i] - delta[h]) * grad_factor),
+                                                      second * ((dp[i + 1] - delta[h]) * grad_factor));
+            }
             keep(args.p, p, 0, first_key);
 
             // ds, and the weight's gradient from the scores' 64 columns before the last 16.
+            float even_back[32], odd_back[32];
+#pragma unroll
+            for (int i = 0; i < 8; i++) even_back[i] = carried_back[i], even_back[8 + i] = 0;
+            if constexpr (FIRST_SHIFT == 1) convolve_own(even_back, odd_back, halves, toeplitz_back);
 #pragma unroll
             for (int block = 0; block < 4; block++)
-                store_matrices(score_grads_by_rows.named + block * 2 * GRAD_PITCH, grad_halves[block]);
+                store_matrices(store_grads_at + block * 2 * GRAD_PITCH, halves[block]);
             if (warpgroup == 0 && thread / 32 == 3) {
                 barrier_wait(grads_taken, passed ^ 1);
 #pragma unroll
                 for (int slab = 0; slab < 8; slab++)  // the last eight rows
-                    store_shared(shared + GRADS_DOWN + slab * GRADS_ABOVE * 16 + lane * 4, grad_halves[slab / 2][slab % 2 * 2 + 1]);
+                    store_shared(shared + GRADS_DOWN + slab * GRADS_ABOVE * 16 + lane * 4, halves[slab / 2][slab % 2 * 2 + 1]);
                 barrier_arrive(grads_down);
             } else if (warpgroup == 1 && thread < 8 * GRADS_ABOVE) {  // who only waited could miss the phase
                 barrier_wait(grads_down, passed);
@@ -430,29 +442,36 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             }
             fence_async_proxy();
             warpgroup_barrier(warpgroup + 1);
-            auto multiply_weight_gradient = [&] {
+            if constexpr (MODE && FIRST_SHIFT && QUERY_TAPS > 1) {
+                convolve_rest<0>(even_back, odd_back, halves, score_grads_by_rows, store_grads_at, GRAD_PITCH, toeplitz_back);
+            } else {
                 products_begin();
-#pragma unroll
-                for (int slab = 0; slab < 8; slab++)
-#pragma unroll
-                    for (int step = 0; step < ROWS / 16; step++)
-                        Product<12, Half>::run_transposed(dweight, scores_by_columns + bytes_on(slab * PITCH + step * 256),
-                                                          score_grads_by_columns + bytes_on(slab * GRAD_PITCH + step * 256));
+                convolve_shifted<FIRST_SHIFT>(even_back, odd_back, score_grads_by_rows, GRAD_PITCH, toeplitz_back);
                 products_commit();
-            };
-            convolve<FROM_REGISTERS, 1>(sums_back, grad_halves, score_grads_by_rows, toeplitz_back, multiply_weight_gradient, [](int) {});
+            }
+            products_begin();
+#pragma unroll
+            for (int slab = 0; slab < 8; slab++)
+#pragma unroll
+                for (int step = 0; step < ROWS / 16; step++)
+                    Product<12, Half>::run_transposed(dweight, scores_by_columns + bytes_on(slab * PITCH + step * 256),
+                                                      score_grads_by_columns + bytes_on(slab * GRAD_PITCH + step * 256));
+            products_commit();
+            products_wait<1>();
+#pragma unroll
+            for (int i = 8; i < 32; i++) even_back[i] += odd_back[i - 8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) carried_back[i] = odd_back[24 + i];
             if (CAUSAL && first_key - LAG + KEYS - 1 > ds_position) {
 #pragma unroll
                 for (int i = 0; i < 32; i++) {
                     const int key = first_key - LAG + i / 4 * 8 + column + i % 2;
-                    if (key > ds_position + local_row + i / 2 % 2 * 8) sums_back[i] = 0;
+                    if (key > ds_position + local_row + i / 2 % 2 * 8) even_back[i] = 0;
                 }
             }
             uint32_t ds[4][4];
 #pragma unroll
-            for (int i = 0; i < 32; i += 2) ds[i / 8][i / 2 % 4] = pack<ELEMENT>(sums_back[i], sums_back[i + 1]);
-#pragma unroll
-            for (int i = 0; i < 8; i++) sums_back[i] = sums_back[32 + i];  // carried on
+            for (int i = 0; i < 32; i += 2) ds[i / 8][i / 2 % 4] = pack<ELEMENT>(even_back[i], even_back[i + 1]);
             if constexpr (!SCORES_EARLY) multiply_keys(next_stage);
             products_wait<SCORES_EARLY ? 0 : 1>();
 
@@ -498,13 +517,13 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         warpgroup_barrier(warpgroup + 1);
         const float dweight_unit = args.scale * query_factor / grad_factor;
         const int64_t of_block = (int64_t)batch_head * args.chunks.all_row_blocks + (int)load_shared(shared + WORK + 8);
-        float* taps_sums = args.dweight + (of_block * WARPGROUPS + warpgroup) * (QUERY_TAPS * KEY_TAPS);
+        float* sums = args.dweight + (of_block * WARPGROUPS + warpgroup) * (QUERY_TAPS * KEY_TAPS);
         for (int i = thread; i < QUERY_TAPS * KEY_TAPS; i += 128) {
             const int tap = QUERY_TAPS - 1 - i / KEY_TAPS, key_tap = i % KEY_TAPS;
             float sum = 0;
             for (int y = 0; y < 8; y++)
                 sum += __uint_as_float(load_shared(scores_at + (((7 - tap) * 8 + y) * 24 + y + LEFT + PAD - key_tap) * 4));
-            taps_sums[i] = sum * dweight_unit;
+            sums[i] = sum * dweight_unit;
         }
     }
 }

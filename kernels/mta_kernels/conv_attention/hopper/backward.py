@@ -74,8 +74,8 @@ class Geometry(Tiles):
         element = ELEMENTS[self.dtype]
         found = [
             Product(64, element),
-            Product(24, "Half"),
-            Product(24, "Half", "fragments"),
+            Product(32, "Half"),
+            Product(32, "Half", "fragments"),
             Product(24, "Half", "transposed"),
         ]
         return [*found, Product(self.head_dim, element, "registers"), Product(self.head_dim, element, "transposed")]

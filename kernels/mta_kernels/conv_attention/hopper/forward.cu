@@ -23,13 +23,7 @@
 constexpr int VALUE_SLABS = (VALUE_DIM + 63) / 64;
 // Of the queries' columns, the first 16 times so many are in a thread's registers, and shared memory is not read for them:
 // all of them with two consumers, and what there is room for with three.
-#ifndef QREGS
-#define QREGS DEPTH_STEPS
-#endif
-#ifndef ROLLING
-#define ROLLING 0
-#endif
-constexpr int STEPS_IN_REGISTERS = WARPGROUPS == 3 ? 1 : HEAD_DIM <= 128 ? QREGS : 0;
+constexpr int STEPS_IN_REGISTERS = WARPGROUPS == 3 ? 1 : HEAD_DIM <= 128 ? DEPTH_STEPS : 0;
 constexpr bool QUERIES_IN_REGISTERS = STEPS_IN_REGISTERS == DEPTH_STEPS;
 // Two take turns at the convolution, so that one is in its softmax meanwhile, and store the next tile's scores while this
 // one's values are multiplied. Three find their own rhythm, and lose if they do so.
@@ -41,15 +35,6 @@ constexpr int ROWS_BETWEEN = LENDS ? ROWS : ROWS - HALO;  // from a warpgroup's 
 constexpr int BLOCK_ROWS = (WARPGROUPS - 1) * ROWS_BETWEEN + ROWS - HALO;
 #ifndef PASS
 #define PASS 0
-#endif
-#ifndef KEYS_BEHIND
-#define KEYS_BEHIND 0
-#endif
-#ifndef FROM_REGS
-#define FROM_REGS true
-#endif
-#ifndef EARLY_BLOCKS
-#define EARLY_BLOCKS 0
 #endif
 constexpr float LARGEST_SUM = 4096;  // of a thread's 16 numbers of a row: see the softmax
 static_assert(VALUE_DIM % 8 == 0 && VALUE_DIM <= 128, "accumulators must fit the registers");
@@ -65,7 +50,7 @@ constexpr int VALUES = KEYS_AT + STAGES * SLABS * SLAB;
 constexpr int SCORES = VALUES + STAGES * VALUE_SLABS * SLAB;
 constexpr int SCORE_TILE = 8 * PITCH;
 constexpr int TAPS = SCORES + 2 * WARPGROUPS * SCORE_TILE;
-constexpr int BARRIERS = TAPS + SLOTS * TAP_PAIRS * TAP_PAIR;
+constexpr int BARRIERS = TAPS + SLOTS * QUERY_TAPS * TAP;
 constexpr int WORKS = BARRIERS + (2 * STAGES + 10) * 8;  // two slots: a work's number, and what c is times
 constexpr int LARGEST = WORKS + 2 * 8;                   // a float a fetching warp
 static_assert(LARGEST + FETCHERS / 32 * 4 <= 227 * 1024, "shared memory of a block");
@@ -212,13 +197,13 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 const float key_norm = args.key_norms[(work.batch * kv_heads + work.kv_head) * NORM_PARTS + fetcher % 32];
                 if (fetcher == 0) {
                     barrier_wait(rows_empty, (count & 1) ^ 1);
-                    barrier_expect(rows_full + 8 * slot, WARPGROUPS * SLABS * SLAB + TAP_PAIRS * TAP_PAIR);
+                    barrier_expect(rows_full + 8 * slot, WARPGROUPS * SLABS * SLAB + QUERY_TAPS * TAP);
                     for (int w = 0; w < WARPGROUPS; w++)
                         for (int slab = 0; slab < SLABS; slab++)
                             copy_tile(shared + QUERIES + (w * SLABS + slab) * SLAB, &query_map, rows_full + 8 * slot,
                                       slab * 64, work.first_row + w * ROWS_BETWEEN - HALO, work.head, work.batch);
-                    copy_bytes(shared + TAPS + slot * (TAP_PAIRS * TAP_PAIR), args.taps + work.head * (TAP_PAIRS * TAP_PAIR / 2),
-                               TAP_PAIRS * TAP_PAIR, rows_full + 8 * slot);
+                    copy_bytes(shared + TAPS + slot * (QUERY_TAPS * TAP), args.taps + work.head * (QUERY_TAPS * TAP / 2),
+                               QUERY_TAPS * TAP, rows_full + 8 * slot);
                 }
                 barrier_wait(rows_full + 8 * slot, use & 1);
                 const float factor = rescale_queries<WARPGROUPS * ROWS, FETCHERS>(shared + QUERIES, shared + LARGEST,
@@ -237,10 +222,11 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
         const uint64_t queries = moved(operand(queries_at, 16, 1024, SWIZZLE_128), 0);
         const uint64_t first_keys = moved(operand(shared + KEYS_AT, 16, 1024, SWIZZLE_128), 0);
         const uint64_t first_values = moved(operand(shared + VALUES, SLAB, 1024, SWIZZLE_128), 0);
-        const uint64_t first_taps = operand(shared + TAPS, 384, 128, NO_SWIZZLE);
+        const uint64_t score_tiles = moved(operand(scores_at, PITCH, 128, NO_SWIZZLE), 0);
+        const uint64_t first_taps = operand(shared + TAPS, 512, 128, NO_SWIZZLE);
         // The row of an 8 x 8 matrix that this lane names when its warp stores or loads four: two of rows by two of columns.
         const int named_row = thread / 32 * 16 + lane % 16;
-        const ScoreRows rows = score_rows(scores_at + 8 * 16, scores_at + (8 + named_row) * 16 + lane / 16 * PITCH, PITCH);
+        const uint32_t store_at = scores_at + (8 + named_row) * 16 + lane / 16 * PITCH;
         // The last eight rows of the last warp are those above the next warpgroup's.
         const bool lends = LENDS && warpgroup == 0 && __shfl_sync(~0u, thread / 32, 0) == 3;
         const uint32_t lend_at = scores_at + 2 * SCORE_TILE + lane / 8 * PITCH + lane % 8 * 16;
@@ -272,12 +258,14 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 begin[h] = keys_begin(args.at, tile_row + local_row + 8 * h);
                 end[h] = keys_end(args.at, tile_row + local_row + 8 * h);
             }
-            const uint64_t toeplitz = moved(first_taps, slot * TAP_PAIRS * TAP_PAIR);
+            const uint64_t toeplitz = moved(first_taps, slot * QUERY_TAPS * TAP);
 
-            float sums[40], scores[32], accumulator[VALUE_DIM / 2];
+            // c's columns of this tile: those of even and of odd blocks of 16 scores apart, since windows that overlap in
+            // one array would make the compiler run one product at a time.
+            float even[32], odd[32], scores[32], accumulator[VALUE_DIM / 2];
             float reference[2] = {-1e30f, -1e30f}, running_sum[2] = {0, 0};
 #pragma unroll
-            for (int i = 0; i < 8; i++) sums[i] = 0;
+            for (int i = 0; i < 32; i++) even[i] = odd[i] = 0;
 #pragma unroll
             for (int i = 0; i < VALUE_DIM / 2; i++) accumulator[i] = 0;
 
@@ -304,14 +292,19 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 products_commit();
             };
             uint32_t probabilities[16];
-            float row_sums[2];
-            auto exponentiate = [&](int block) {
+            float sums[2];
+            auto exponentiate = [&] {
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    const float first = exp2_fast(fmaf(sums[4 * block + 2 * h], unit, -reference[h]));
-                    const float second = exp2_fast(fmaf(sums[4 * block + 2 * h + 1], unit, -reference[h]));
-                    row_sums[h] += first + second;
-                    probabilities[2 * block + h] = pack<ELEMENT>(first, second);
+                    float sum[2] = {0, 0};
+#pragma unroll
+                    for (int b = 0; b < 8; b++) {
+                        const float first = exp2_fast(fmaf(even[4 * b + 2 * h], unit, -reference[h]));
+                        const float second = exp2_fast(fmaf(even[4 * b + 2 * h + 1], unit, -reference[h]));
+                        sum[b % 2] += first + second;
+                        probabilities[2 * b + h] = pack<ELEMENT>(first, second);
+                    }
+                    sums[h] = sum[0] + sum[1];
                 }
             };
 
@@ -340,10 +333,11 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 }
 #pragma unroll
                 for (int i = 0; i < 32; i += 2) own[i / 8][i / 2 % 4] = pack<Half>(scores[i], scores[i + 1]);
+                if constexpr (!TURNS) convolve_own(even, odd, own, toeplitz);
                 if constexpr (QUERY_TAPS > 1) {
 #pragma unroll
                     for (int block = 0; block < 4; block++)
-                        store_matrices(rows.named + buffer + block * 2 * PITCH, own[block]);
+                        store_matrices(store_at + buffer + block * 2 * PITCH, own[block]);
                     if (lends) {
                         store_matrices(lend_at + buffer, {own[0][1], own[0][3], own[1][1], own[1][3]});
                         store_matrices(lend_at + buffer + 4 * PITCH, {own[2][1], own[2][3], own[3][1], own[3][3]});
@@ -360,57 +354,45 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     warpgroup_barrier(warpgroup + 1);
                     if constexpr (TURNS) wait_for_turn(warpgroup);
                 }
-                row_sums[0] = row_sums[1] = 0;
-                const int next_turn = turn + 1, next_stage = next_turn % STAGES;
-                if (KEYS_BEHIND && !next_is_there) barrier_wait(full + 8 * next_stage, next_turn / STAGES & 1);
-                if (!ROLLING) {
-                    convolve_at_once<FROM_REGS>(sums, own, rows.on(buffer), toeplitz, [&] {
-                        if (PASS == 1 && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
-                    });
-                    for (int block = 0; block < EARLY_BLOCKS; block++) exponentiate(block);
-                } else
-                convolve<FROM_REGS, KEYS_BEHIND>(sums, own, rows.on(buffer), toeplitz, [&] {
-                    if (PASS == 1 && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
-                    if (KEYS_BEHIND) multiply_keys(next_stage);
-                    if (PASS == 2 && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
-                }, [&](int block) {
-                    if (block < EARLY_BLOCKS) exponentiate(block);
-                    if (PASS == 4 && block == 5 && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
-                });
-                if (PASS == 3 && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
-                if (!KEYS_BEHIND) {
-                    if (!next_is_there) barrier_wait(full + 8 * next_stage, next_turn / STAGES & 1);
-                    multiply_keys(next_stage);  // the next scores, while this tile's softmax runs; after the last nobody looks
+                if constexpr (TURNS) convolve_own(even, odd, own, toeplitz);
+                if constexpr (QUERY_TAPS > 1) {
+                    if (MODE) convolve_rest<8>(even, odd, own, score_tiles + bytes_on(buffer), store_at + buffer, PITCH, toeplitz);
+                    else {
+                    products_begin();
+                    convolve_shifted<1, 8>(even, odd, score_tiles + bytes_on(buffer), PITCH, toeplitz);
+                    products_commit();
+                    }
                 }
-                if constexpr (PASS == 0 && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
+                if (PASS == 1 && TURNS && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
+                products_wait<0>();
+                if (PASS == 3 && TURNS && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
+                const int next_turn = turn + 1, next_stage = next_turn % STAGES;
+                if (!next_is_there) barrier_wait(full + 8 * next_stage, next_turn / STAGES & 1);
+                multiply_keys(next_stage);  // the next scores, while this tile's softmax runs; after the last nobody looks
+                if constexpr (PASS == 0 && TURNS && QUERY_TAPS > 1) pass_turn(1 - warpgroup);
 
-                // Online softmax in units of log 2. Sum and accumulator of a row share a reference, so any will do that keeps
-                // them in range: it moves to the maximum only when a thread's numbers add up to more than LARGEST_SUM, which the
-                // first tile's do. Most tiles thus need no maximum, the longest chain of a softmax.
-                auto exponentiate_all = [&] {
-                    row_sums[0] = row_sums[1] = 0;
 #pragma unroll
-                    for (int block = 0; block < BLOCKS; block++) exponentiate(block);
-                };
+                for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
                 if (first_key - LEFT < seen_by_all || first_key + KEYS - LEFT > end_seen_by_all) {
 #pragma unroll
                     for (int i = 0; i < 32; i++) {
                         const int key = first_key - LEFT + i / 4 * 8 + column + i % 2, h = i / 2 % 2;
-                        if (key < begin[h] || key >= end[h]) sums[i] = MINUS_INFINITY;
+                        if (key < begin[h] || key >= end[h]) even[i] = MINUS_INFINITY;
                     }
-                    exponentiate_all();
-                } else {
-#pragma unroll
-                    for (int block = EARLY_BLOCKS; block < BLOCKS; block++) exponentiate(block);
                 }
-                if (__any_sync(~0u, !(fmaxf(row_sums[0], row_sums[1]) <= LARGEST_SUM))) {
+
+                // Online softmax in units of log 2. Sum and accumulator of a row share a reference, so any will do that keeps
+                // them in range: it moves to the maximum only when a thread's numbers add up to more than LARGEST_SUM, which the
+                // first tile's do. Most tiles thus need no maximum, the longest chain of a softmax.
+                exponentiate();
+                if (__any_sync(~0u, !(fmaxf(sums[0], sums[1]) <= LARGEST_SUM))) {
                     float rescale[2];
 #pragma unroll
                     for (int h = 0; h < 2; h++) {
-                        int moves = !(row_sums[h] <= LARGEST_SUM);  // of a row alone, so that no row depends on another
+                        int moves = !(sums[h] <= LARGEST_SUM);  // of a row alone, so that no row depends on another
                         float largest = MINUS_INFINITY;
 #pragma unroll
-                        for (int b = 0; b < 8; b++) largest = fmaxf(largest, fmaxf(sums[4 * b + 2 * h], sums[4 * b + 2 * h + 1]));
+                        for (int b = 0; b < 8; b++) largest = fmaxf(largest, fmaxf(even[4 * b + 2 * h], even[4 * b + 2 * h + 1]));
 #pragma unroll
                         for (int lane = 1; lane < 4; lane *= 2) {
                             moves |= __shfl_xor_sync(~0u, moves, lane);
@@ -423,11 +405,11 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     }
 #pragma unroll
                     for (int i = 0; i < VALUE_DIM / 2; i++) accumulator[i] *= rescale[i / 2 % 2];
-                    exponentiate_all();
+                    exponentiate();
                 }
-                running_sum[0] += row_sums[0], running_sum[1] += row_sums[1];
+                running_sum[0] += sums[0], running_sum[1] += sums[1];
 #pragma unroll
-                for (int i = 0; i < 8; i++) sums[i] = sums[32 + i];  // carried on
+                for (int i = 0; i < 8; i++) even[i] = odd[24 + i], even[8 + i] = 0;  // carried on
 
                 multiply_values(next_stage);
                 if constexpr (TURNS) {

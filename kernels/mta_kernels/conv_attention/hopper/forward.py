@@ -78,7 +78,7 @@ class Geometry(Tiles):
     @property
     def warpgroups(self) -> int:
         """Consumers a block: three have 160 registers a thread, enough for 64 columns, and two have 240."""
-        return 2
+        return 3 if self.head_dim <= 64 else 2
 
     @property
     def stages(self) -> int:
@@ -114,7 +114,7 @@ class Geometry(Tiles):
         element = ELEMENTS[self.dtype]
         found = [
             Product(columns, of, how)
-            for columns, of in ((64, element), (24, "Half"))
+            for columns, of in ((64, element), (32, "Half"))
             for how in ("shared", "fragments")
         ]
         found.append(Product(self.value_dim, element, "registers"))

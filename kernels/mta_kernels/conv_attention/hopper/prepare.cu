@@ -77,21 +77,18 @@ DEVICE void write_taps(const Preparation& args, int head) {
     const int exponent = largest > 0 ? ilogbf(largest) + 1 : 0;
     if (thread == 0)  // not zero, since minus infinity is multiplied by it
         args.weight_scale[head] = fmaxf(ldexpf(args.scale_log2, exponent), 1e-37f);
-    const int words = TAP_PAIR / 4;
-    for (int i = thread; i < TAP_PAIRS * words; i += 256) {
-        // Two numbers of T, or of T' from the last tap to the first: of a pair row k, k + 1 of 8, column n of 24, in 8 x 8 tiles.
-        const int pair = i / words, k = i % 4 * 2, n = i % (words / 2) / 4;
-        const int tap = i % words < words / 2 ? far_tap(pair) : near_tap(pair);
+    for (int i = thread; i < QUERY_TAPS * 256; i += 256) {
+        // Two numbers of T, or of T' from the last tap to the first: row k, k + 1 of 16, column n of 32, in 8 x 8 tiles.
+        const int tap = i / 256, k = i % 256 / 128 * 8 + i % 4 * 2, n = i % 128 / 4;
         float value[2], back[2];
         for (int e = 0; e < 2; e++) {
             const int key_tap = k + e - n + LEFT + PAD, back_tap = n - LEFT_BACK - k - e + PAD;
-            const bool inside = tap >= 0 && key_tap >= 0 && key_tap < KEY_TAPS;
-            const bool back_inside = tap >= 0 && back_tap >= 0 && back_tap < KEY_TAPS;
+            const bool inside = key_tap >= 0 && key_tap < KEY_TAPS, back_inside = back_tap >= 0 && back_tap < KEY_TAPS;
             value[e] = inside ? ldexpf(weight_at(args, head, QUERY_TAPS - 1 - tap, key_tap), -exponent) : 0.f;
             back[e] = back_inside ? ldexpf(weight_at(args, head, tap, back_tap), -exponent) : 0.f;
         }
-        ((uint32_t*)args.taps)[head * TAP_PAIRS * words + i] = pack<Half>(value[0], value[1]);
-        if (args.taps_back) ((uint32_t*)args.taps_back)[head * TAP_PAIRS * words + i] = pack<Half>(back[0], back[1]);
+        ((uint32_t*)args.taps)[head * QUERY_TAPS * 256 + i] = pack<Half>(value[0], value[1]);
+        if (args.taps_back) ((uint32_t*)args.taps_back)[head * QUERY_TAPS * 256 + i] = pack<Half>(back[0], back[1]);
     }
 }
 

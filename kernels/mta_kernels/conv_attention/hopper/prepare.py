@@ -17,7 +17,7 @@ from mta_kernels.cuda.compiler import Source, machine_code
 
 ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16"}
 NORM_PARTS = 32  # as in tiles.cuh
-TAP_PAIR_NUMBERS = 16 * 24
+TAP_NUMBERS = 16 * 32
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Prepared:
     @property
     def tap_bytes(self) -> int:
         """Bytes of T of one head."""
-        return (self.query_taps + 1) // 2 * TAP_PAIR_NUMBERS * 2
+        return self.query_taps * TAP_NUMBERS * 2
 
     def constants(self) -> dict[str, Any]:
         return {

@@ -10,19 +10,13 @@ constexpr int CARRIED = 16;
 constexpr int LEFT = (KEY_TAPS - 1 - PAD + 7) / 8 * 8;  // columns of c left of a block of scores that it touches
 constexpr int LEFT_BACK = (PAD + 7) / 8 * 8;            // columns of ds left of a block of dc
 static_assert(QUERY_TAPS >= 1 && QUERY_TAPS <= 8, "eight rows above a score tile hold zeros");
-static_assert(LEFT <= CARRIED && PAD <= CARRIED - LEFT, "8 columns of scores touch 24 of c");
+static_assert(LEFT <= CARRIED && PAD <= CARRIED - LEFT, "16 columns of scores touch 32 of c");
 static_assert(LEFT_BACK <= CARRIED && KEY_TAPS - 1 - PAD <= CARRIED - LEFT_BACK, "and the other way");
 
 constexpr int SLAB = 64 * 128;  // bytes of 64 rows of 64 numbers, as the copy engine lays them with a 128-byte swizzle
 constexpr int DEPTH_STEPS = (HEAD_DIM + 15) / 16;
 constexpr int SLABS = (HEAD_DIM + 63) / 64;
-
-// A product multiplies 8 columns of scores by two query taps: FAR by `far_tap` rows up, and `near_tap` by so many fewer. The first
-// has the last tap and the rows as they are, of an odd count these alone.
-constexpr int TAP_PAIRS = (QUERY_TAPS + 1) / 2;
-constexpr int TAP_PAIR = 16 * 24 * 2;  // bytes of one T
-DEVICE constexpr int far_tap(int pair) { return pair > 0 ? 2 * pair : QUERY_TAPS % 2 ? -1 : QUERY_TAPS - 1; }  // or none
-DEVICE constexpr int near_tap(int pair) { return pair > 0 ? 2 * pair - 1 : 0; }
+constexpr int TAP = 16 * 32 * 2;  // bytes of one T
 
 constexpr float HALF_LIMIT_LOG2 = 15.8f;  // scores go through fp16, whose numbers end at 2^16
 constexpr float LN_2 = 0.69314718f, LOG2_E = 1.44269504f;
