@@ -120,7 +120,41 @@ DEVICE void convolve_at_once(float (&sums)[40], const uint32_t (&own)[4][4], con
         else
             Product<12, Half>::run(window_of(slab, x), rows.first_pair + bytes_on(slab * rows.pitch), taps, slab == 0 || (!OWN_FIRST && TAP_PAIRS > 1));
     };
-    if (OWN_FIRST) {
+    if constexpr (OWN_FIRST == 2 && FromRegisters && TAP_PAIRS > 2) {
+        // The last pair's A in registers, too, loaded where the first's was, when its products have ended.
+        uint32_t near[4][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) near[i][j] = own[i][j];
+        load();
+        products_begin();
+#pragma unroll
+        for (int slab = 0; slab < 8; slab++) first(slab);
+        products_commit();
+        products_begin();
+#pragma unroll
+        for (int slab = 0; slab < 8; slab++)
+#pragma unroll
+            for (int pair = 1; pair < TAP_PAIRS - 1; pair++)
+                Product<12, Half>::run(window_of(slab, x), rows.pairs + bytes_on(slab * rows.pitch - far_tap(pair) * 16),
+                                       taps + bytes_on(pair * TAP_PAIR), true);
+        products_commit();
+        products_wait<1>();
+        constexpr int last = TAP_PAIRS - 1;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            load_matrices(far[i], rows.named + i * 2 * rows.pitch - far_tap(last) * 16);
+            load_matrices(near[i], rows.named + i * 2 * rows.pitch - near_tap(last) * 16);
+        }
+        products_begin();
+#pragma unroll
+        for (int slab = 0; slab < 8; slab++) {
+            const int i = slab / 2, j = slab % 2 * 2;
+            Product<12, Half>::run_fragments(window_of(slab, x), {far[i][j], far[i][j + 1], near[i][j], near[i][j + 1]},
+                                             taps + bytes_on(last * TAP_PAIR), true);
+        }
+    } else if (OWN_FIRST) {
         load();
         products_begin();
 #pragma unroll
