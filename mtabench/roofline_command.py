@@ -8,15 +8,15 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
 from mtabench.charts.ceilings import FILE_NAME, known_ceilings
 from mtabench.charts.data import read_cells
 from mtabench.errors import UsageError
+from mtabench.files.columns import GAP, Column, leave_out
 from mtabench.files.results import KEY_COLUMNS, Key, key_of, samples_path, text_of
 from mtabench.files.table import make_console, significant
 from mtabench.model.devices import find_device
@@ -32,7 +32,6 @@ OUT_COLUMNS = (
     "own_roof_ms", "own_speedup_left",
 )  # fmt: skip
 Ceilings = tuple[float, float]
-GAP = 2  # characters between columns
 
 
 class Placed(NamedTuple):
@@ -142,20 +141,8 @@ def _case(row: Mapping[str, Any]) -> Case:
     )
 
 
-class Column(NamedTuple):
-    """A column of the table; one with a rank may be left out where there is no room, the highest first."""
-
-    heading: str  # the unit below the name
-    texts: list[str]
-    rank: int = 0
-    justify: Literal["left", "right"] = "right"
-
-    @property
-    def width(self) -> int:
-        return max(map(cell_len, (*self.heading.split("\n"), *self.texts)))
-
-
 def _columns(rows: Sequence[Placed]) -> list[Column]:
+    """All columns; the unit stands below the name."""
     cases, found = [row.case for row in rows], [row.standing for row in rows]
     shape = [
         Column("pass", [case.pass_ for case in cases], 0, "left"),
@@ -187,19 +174,16 @@ def _megabytes(count: float | None) -> str:
 
 def _table(rows: Sequence[Placed], width: int) -> tuple[Table, list[str]]:
     """The table, and the names of columns that `width` has no room for; a column without a text is not missed."""
-    columns, left_out = [column for column in _columns(rows) if any(column.texts)], []
-    while sum(column.width for column in columns) + GAP * (len(columns) - 1) > width:
-        worst = max(columns, key=lambda column: column.rank)
-        if not worst.rank:
-            break
-        columns.remove(worst)
-        left_out.append(worst.heading.replace("\n", " "))
+    columns, left_out = leave_out(
+        [column for column in _columns(rows) if any(column.texts)],
+        lambda kept: sum(column.width for column in kept) + GAP * (len(kept) - 1) <= width,
+    )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column.heading, justify=column.justify, no_wrap=True)
     for texts in zip(*(column.texts for column in columns), strict=True):
         table.add_row(*texts)
-    return table, left_out
+    return table, [column.name for column in left_out]
 
 
 def _csv_text(rows: Sequence[Placed]) -> str:

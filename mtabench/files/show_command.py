@@ -14,6 +14,7 @@ from rich.text import Text
 
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log, printable
+from mtabench.files.columns import leave_out
 from mtabench.files.result_view import Column, View, make_view
 from mtabench.files.results import key_of_row, read_file, samples_path
 from mtabench.files.sparklines import MARKS, against_seq, drift
@@ -106,19 +107,13 @@ def _lines(title: str, rows: Sequence[Row], view: View, notes: Sequence[str], co
 
 def _fitted(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Column], list[Column]]:
     """What stands above groups of rows, what is in the table, and what is left out to fit the width."""
-    kept, above, dropped = list(columns), [], []
-    while _width(kept) > width:
-        droppable = [column for column in kept if column.rank]
-        if droppable:
-            worst = max(droppable, key=lambda column: column.rank)
-            dropped.append(worst)
-        else:
-            movable = [column for column in kept if column.problem and column.name not in STAYS_IN_ROW]
-            if not movable:
-                break
-            worst = movable[0]
-            above.append(worst)
-        kept.remove(worst)
+    kept, dropped = leave_out(columns, lambda some: _width(some) <= width)
+    above = []
+    for column in [column for column in kept if column.problem and column.name not in STAYS_IN_ROW]:
+        if _width(kept) <= width:
+            break
+        above.append(column)
+        kept.remove(column)
     return above, kept, dropped
 
 

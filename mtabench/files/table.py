@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, Group
@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from mtabench.files.columns import GAP, Column, leave_out
 from mtabench.files.results import text_of
 from mtabench.sweeps.axes import short
 from mtabench.sweeps.estimate import shown
@@ -26,7 +27,6 @@ ALWAYS = ("seq", "impl")
 OPTIONAL = ("dtype", "batch", "heads", "kv_heads", "head_dim", "conv", "causal")  # shown where they differ
 
 PIPE_WIDTH = 160
-GAP = "  "
 
 Row = Mapping[str, Any]
 
@@ -53,37 +53,22 @@ def print_plan(console: Console, plan: Plan, pending: int, runnable: int, second
         console.print(f"  {note}", soft_wrap=True, markup=False, highlight=False)
 
 
-class _Column(NamedTuple):
-    """A column of the table of a sweep; one with a rank is left out where there is no room, the highest first."""
-
-    name: str
-    texts: Sequence[str]
-    justify: Literal["left", "right"] = "right"
-    rank: int = 0
-
-    @property
-    def width(self) -> int:
-        return max(map(cell_len, (self.name, *self.texts)))
-
-
 def results_table(rows: Sequence[Row], width: int, limit: int | None = None) -> Table:
     """The rows of a sweep as a table for a terminal of `width`; what it has no room for is named below.
 
     `limit` shows the last so many, each on one line, without its reason.
     """
-    columns, left_out = _columns(rows, limit or len(rows)), []
+    columns = _columns(rows, limit or len(rows))
     rows = rows[-limit if limit else None :]
     status_width = max(map(cell_len, ("status", *(row["status"] for row in rows))))
-    while sum(column.width + len(GAP) for column in columns) + status_width > width:
-        worst = max(columns, key=lambda column: column.rank)
-        if not worst.rank:
-            break
-        columns.remove(worst)
-        left_out.append(worst.name)
-    told = f"left out for {width} columns: {', '.join(left_out)}" if left_out and not limit else None
+    columns, left_out = leave_out(
+        columns, lambda kept: sum(column.width + GAP for column in kept) + status_width <= width
+    )
+    names = ", ".join(column.name for column in left_out)
+    told = f"left out for {width} columns: {names}" if left_out and not limit else None
     table = Table(box=None, pad_edge=False, header_style="bold", caption=told, caption_justify="left", caption_style="")
     for column in columns:
-        table.add_column(column.name, justify=column.justify, no_wrap=True)
+        table.add_column(column.heading, justify=column.justify, no_wrap=True)
     table.add_column("status", overflow="fold", min_width=status_width)
     for i, row in enumerate(rows):
         status = Text(row["status"], style=STYLES.get(row["status"], ""))
@@ -95,7 +80,7 @@ def results_table(rows: Sequence[Row], width: int, limit: int | None = None) -> 
     return table
 
 
-def _columns(rows: Sequence[Row], count: int) -> list[_Column]:
+def _columns(rows: Sequence[Row], count: int) -> list[Column]:
     """All columns but the status, with the texts of the last so many rows."""
     cells = [_cell(row) for row in rows]
     problem = [*(name for name in OPTIONAL if len({cell[name] for cell in cells} - {""}) > 1), *ALWAYS]
@@ -105,14 +90,14 @@ def _columns(rows: Sequence[Row], count: int) -> list[_Column]:
     left = ("impl", "dtype")
     return [
         *(
-            _Column(name.replace("_", " "), [cell[name] for cell in cells], "left" if name in left else "right")
+            Column(name.replace("_", " "), [cell[name] for cell in cells], 0, "left" if name in left else "right")
             for name in problem
         ),
-        _Column("median ms", [_number(row, "median_ms") for row in rows]),
-        _Column("p10-p90 ms", [_percentiles(row) for row in rows], rank=4),
-        _Column("speedup", [_formatted(row, "speedup", "{:.2f}x") for row in rows], rank=1),
-        _Column("TFLOP/s", [_number(row, "useful_tflops", 3) for row in rows], rank=2),
-        _Column("of roof", [_formatted(row, "fraction_of_roofline", "{:.1%}") for row in rows], rank=3),
+        Column("median ms", [_number(row, "median_ms") for row in rows]),
+        Column("p10-p90 ms", [_percentiles(row) for row in rows], 4),
+        Column("speedup", [_formatted(row, "speedup", "{:.2f}x") for row in rows], 1),
+        Column("TFLOP/s", [_number(row, "useful_tflops", 3) for row in rows], 2),
+        Column("of roof", [_formatted(row, "fraction_of_roofline", "{:.1%}") for row in rows], 3),
     ]
 
 
