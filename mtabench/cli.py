@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from select import POLLERR, poll
 from typing import Annotated, Any
 
 import typer
@@ -351,7 +352,7 @@ def main() -> None:
             # Typer's own usage errors: which class they are depends on its version, what they offer does not.
             elif hasattr(error, "format_message"):
                 _fail(_with_hint(error.format_message(), error), getattr(error, "exit_code", 2))
-            elif isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ENOSPC):
+            elif isinstance(error, OSError) and (error.errno == errno.ENOSPC or _reader_is_gone(error)):
                 code = _output_ended(error)
             elif isinstance(error, OSError) and error.errno in UNREACHABLE and error.filename:
                 _fail(f"cannot reach {error.filename}: {error.strerror}; give another path", UsageError.exit_code)
@@ -382,6 +383,15 @@ def _noting_ctrl_c() -> Iterator[list[int]]:
     finally:
         if usual is signal.default_int_handler:
             signal.signal(signal.SIGINT, usual)
+
+
+def _reader_is_gone(error: OSError) -> bool:
+    """Whether the pipe that broke is standard output, and not one to a process or worker of our own."""
+    if error.errno != errno.EPIPE or sys.stdout is None:
+        return False
+    ends = poll()
+    ends.register(sys.stdout.fileno(), 0)
+    return any(found & POLLERR for _, found in ends.poll(0))
 
 
 def _output_ended(error: OSError) -> int:

@@ -569,3 +569,11 @@ def test_a_reader_that_has_seen_enough_is_no_error_to_tell(unbuffered):
         command = [sys.executable, "-m", "mtabench", "--version"]
         done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, env=environment)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_another_pipe_that_breaks_is_not_hidden():
+    fails = "def app(*_, **__): raise BrokenPipeError(32, 'of a worker')"
+    code = f"import mtabench.cli as cli\n{fails}\ncli.app = app\ncli.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 1
+    assert "of a worker" in done.stderr
