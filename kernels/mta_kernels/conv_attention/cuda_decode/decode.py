@@ -47,7 +47,7 @@ def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_ta
     """Why no GPU could run these, or None."""
     if dtype not in ELEMENTS:
         return f"dtype {dtype} is not float16 or bfloat16"
-    if not HEAD_DIMS.start <= head_dim < HEAD_DIMS.stop:
+    if not HEAD_DIMS.start <= head_dim < HEAD_DIMS.stop:  # not `in`, which torch.compile cannot ask of a symbol
         return f"head_dim {head_dim} is outside {HEAD_DIMS.start} to {HEAD_DIMS.stop - 1}"
     if query_taps > QUERY_TAPS or key_taps > KEY_TAPS:
         return f"{query_taps}x{key_taps} taps are outside 1x1 to {QUERY_TAPS}x{KEY_TAPS} (query taps x key taps)"
