@@ -84,14 +84,17 @@ def rung(case: Case, inputs: Inputs) -> Closure:
 
 
 def triton_splits_used(case: Case) -> int:
-    """The programs that share the keys of a head in this decode step."""
-    from mta_kernels.conv_attention.triton.decode_plan import choose_splits
-    from mta_kernels.gpu_limits import sm_count
+    """The programs that share the keys of a KV head in this decode step."""
+    from mta_kernels.conv_attention.triton.decode import auto_tiles
+    from mta_kernels.conv_attention.triton.decode_plan import bulk_pays
+    from mta_kernels.gpu_limits import capability
 
     if isinstance(case.splits, int):
         return case.splits
-    group = case.heads // case.kv_heads
-    return choose_splits(case.batch, case.kv_heads, case.seq, sm_count(torch.device(case.device)), group)
+    dtype, device, group = DTYPES[case.dtype], torch.device(case.device), case.heads // case.kv_heads
+    taps = (case.conv_q or 1, case.conv_k or 1)
+    bulk = bulk_pays(case.head_dim, group, dtype.itemsize, capability(device))
+    return auto_tiles(dtype, case.head_dim, taps, case.seq, group, case.batch * case.kv_heads, device, bulk)[0]
 
 
 def cuda_splits_used(case: Case) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mta_kernels.conv_attention.triton import tuning
 from mta_kernels.conv_attention.triton.backward_scores import probabilities_candidates, value_gradients_candidates
-from mta_kernels.conv_attention.triton.decode_plan import choose_splits
+from mta_kernels.conv_attention.triton.decode_plan import DecodeConfig, bulk_pays, choose_splits, decode_candidates
 from mta_kernels.conv_attention.triton.forward import ForwardConfig, forward_candidates, gluon_computes
 from mtabench.model.devices import Device
 from mtabench.model.fused import Tiles, power_of_two
@@ -20,11 +20,9 @@ from mtabench.sweeps.inputs import DTYPES
 def tiles_of(case: Case, device: Device) -> Tiles:
     """What the kernels' own tables say for a cell of "triton" on this device."""
     if case.pass_ == "decode":
-        auto = choose_splits(case.batch, case.kv_heads, case.seq, device.sm_count, case.heads // case.kv_heads)
-        chosen = isinstance(case.splits, int)
-        return Tiles(
-            splits=case.splits if isinstance(case.splits, int) else auto, source="asked for" if chosen else "auto"
-        )
+        if isinstance(case.splits, int):
+            return Tiles(splits=case.splits, source="asked for")
+        return Tiles(splits=_auto_splits(case, device), source="auto")
     if case.pass_ == "fwd" and in_gluon(case, device):
         return Tiles(forward=gluon_tiles(), in_registers=True, gluon=True, source="fixed, in Gluon")
     if case.pass_ == "fwd":
@@ -72,6 +70,23 @@ def forward_config(case: Case, device: Device) -> tuple[ForwardConfig, str]:
 def value_columns(case: Case) -> int:
     """Columns of a tile of values in Triton: as `value_block` of the kernels."""
     return max(128 // BYTES_PER_ELEMENT[case.dtype], power_of_two(case.head_dim))
+
+
+def _auto_splits(case: Case, device: Device) -> int:
+    """As `auto_tiles` of the kernels takes them there."""
+    sequences, group, element_size = (
+        case.batch * case.kv_heads,
+        case.heads // case.kv_heads,
+        BYTES_PER_ELEMENT[case.dtype],
+    )
+    limits = {"key_taps": case.conv_k or 1, "block_d": max(16, power_of_two(case.head_dim)), **_limits(case, device)}
+    bulk = bulk_pays(case.head_dim, group, element_size, device.capability)
+    taps = (case.conv_q or 1, case.conv_k or 1)
+    key = tuning.Key.of(DTYPES[case.dtype], case.head_dim, taps, True, case.seq, group, sequences)
+    candidates = decode_candidates(group=group, bulk=bulk, **limits)
+    config: DecodeConfig = _choice("decode_bulk" if bulk else "decode", key, candidates, device.name)[0]
+    at_once = config.programs_per_sm(**limits)
+    return choose_splits(sequences, case.seq, group, device.sm_count, config.heads, at_once)
 
 
 def shared_memory(device: Device) -> int:

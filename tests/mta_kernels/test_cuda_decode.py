@@ -357,7 +357,7 @@ def test_it_is_decode_alone(gpu) -> None:
 
 
 def test_auto_takes_it_where_many_heads_share_a_cache(gpu) -> None:
-    for heads, backend in ((8, "cuda"), (1, "triton")):
+    for heads, backend in ((16, "cuda"), (1, "triton")):
         *inputs, lengths = make_decode([40], heads, 1, 64, (3, 5), FP16)
         assert explain(*inputs, decode=True).backend == backend
         got = conv_attention_decode(*inputs, lengths=lengths)

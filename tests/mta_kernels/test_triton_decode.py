@@ -18,10 +18,12 @@ from mta_kernels.conv_attention import (
 from mta_kernels.conv_attention.triton import decode
 from mta_kernels.conv_attention.triton.decode import conv_attention_decode_triton
 from mta_kernels.conv_attention.triton.decode_plan import (
+    DecodeConfig,
     bulk_pays,
     choose_splits,
     column_steps,
     decode_candidates,
+    newest_last,
 )
 from mta_kernels.gpu_limits import capability
 
@@ -103,7 +105,7 @@ def test_groups_share_a_kv_head(group: int) -> None:
     assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=2), *inputs)
 
 
-@pytest.mark.parametrize("splits", [1, 3, 8, 31, 32, "auto"])  # 32 partial results are merged at once, 33 are not
+@pytest.mark.parametrize("splits", [1, 3, 8, 63, 64, "auto"])  # 64 partial results are merged at once, 65 are not
 def test_splits(splits: int | str) -> None:
     inputs = make_decode([9, 260], 1, 1, 64, (6, 11), torch.float16)
     assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=splits), *inputs)
@@ -293,15 +295,60 @@ def test_configs_fit_every_gpu(shared_memory: int) -> None:
 
 
 def test_choose_splits() -> None:
-    assert choose_splits(1, 16, 65536, 132) == 14  # the fewest that read as fast as memory can: five programs on 3 SMs
-    assert choose_splits(1, 16, 65536, 132, group=4) == 15  # with that of the newest keys, almost two programs an SM
-    assert choose_splits(1, 8, 65536, 132, group=4) == 31
-    assert choose_splits(8, 16, 16384, 132) == 3
-    assert choose_splits(1, 1, 100, 132) == 1
-    assert choose_splits(1, 1, 1 << 20, 132) == 128
-    assert choose_splits(512, 8, 4096, 132) == 1
-    for batch, kv_heads, length in ((1, 8, 4096), (3, 7, 1000), (64, 2, 131072)):
-        assert 1 <= choose_splits(batch, kv_heads, length, 132) <= min(128, max(1, length // 64))
+    """Of 132 multiprocessors with room for four programs each, or two."""
+    assert choose_splits(16, 65536, 1, 132, 1, 3) == 14  # the fewest that read as fast as memory can: 5 on 3 SMs
+    assert choose_splits(16, 256, 1, 132, 1, 3) == 4  # never less than 64 keys each
+    assert choose_splits(128, 16384, 1, 132, 1, 3) == 3  # five on three cannot be: 384 programs, three an SM
+    assert choose_splits(128, 16384, 1, 132, 1, 4) == 4  # 512, four an SM
+    assert choose_splits(8, 65536, 4, 132, 2, 4) == 33  # 16 programs a split, 528: four an SM
+    assert choose_splits(8, 4096, 4, 132, 2, 4) == 24  # of few keys, three
+    assert choose_splits(8, 65536, 8, 132, 4, 2) == 16
+    assert choose_splits(1, 1 << 20, 1, 132, 1, 4) == 128
+    assert choose_splits(4096, 4096, 1, 132, 1, 4) == 1
+    for sequences, length, group in ((8, 4096, 1), (21, 1000, 4), (128, 131072, 8), (1, 1, 1), (264, 70, 1)):
+        assert 1 <= choose_splits(sequences, length, group, 132, 1, 4) <= min(128, max(1, length // 64))
+
+
+def test_programs_that_fit_an_sm() -> None:
+    """As many as an H200 ran at a time: beyond, times jump."""
+    hopper = {"key_taps": 11, "element_size": 2, "shared_memory": 232448}
+    assert DecodeConfig(64, 2, 1, 2, 3).programs_per_sm(block_d=128, **hopper) == 3
+    assert DecodeConfig(64, 2, 1, 2, 3).programs_per_sm(block_d=64, **hopper) == 4
+    assert DecodeConfig(128, 2, 4, 4, 2).programs_per_sm(block_d=64, **hopper) == 2
+    assert DecodeConfig(128, 2, 1, 8, 4).programs_per_sm(block_d=256, **hopper) == 1
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_newest_keys_come_first_or_last(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where programs stand does not change what they compute."""
+    assert not newest_last(16, 14, 1, 132)  # about five programs on three SMs, those of the newest keys in between
+    assert newest_last(16, 16, 1, 132)  # two on each
+    assert newest_last(16, 4, 1, 132)
+    assert newest_last(8, 24, 4, 132)
+    inputs = make_decode([7, 200], 2 * group, 2, 64, (6, 11), torch.float16)
+    q, k, v, weight, lengths = inputs
+    step = {"scale": 0.125, "pad": 5, "splits": 3, "config": DecodeConfig(64, 2, min(2, group), 2, 3)}
+    results = []
+    for last in (False, True):
+        monkeypatch.setattr(decode, "newest_last", lambda *_, last=last: last)
+        results.append(decode.launch_decode(q, k, v, weight, lengths, None, **step))
+    assert_decodes(results[0], *inputs)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("bulk", [False, HAS_COPY_ENGINE])
+@pytest.mark.parametrize("taps", [(6, 11), (1, 1), (3, 16)], ids=lambda t: f"{t[0]}x{t[1]}")
+def test_interleaved_tiles(taps: tuple[int, int], bulk: bool) -> None:
+    """Programs take tiles in turn: lengths about the ends of tiles and rounds, and fewer keys than programs."""
+    key_taps = taps[1]
+    for pack in (1, 2):
+        new = 64 - (column_steps(key_taps, pack) - 1) * pack  # keys that a tile finishes
+        inputs = make_decode([1, 3, new, 2 * new, 2 * new + 1, 4 * new + 17], 1, 1, 72, taps, torch.float16)
+        q, k, v, weight, lengths = inputs
+        for splits in (1, 2, 7):
+            step = {"scale": 72**-0.5, "pad": (key_taps - 1) // 2, "splits": splits, "bulk": bulk}
+            config = DecodeConfig(64, pack, 1, 2, 3, interleaved=True)
+            assert_decodes(decode.launch_decode(q, k, v, weight, lengths, None, config=config, **step), *inputs)
 
 
 @pytest.mark.gpu

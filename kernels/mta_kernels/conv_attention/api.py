@@ -43,8 +43,8 @@ BACKENDS = ("reference", "triton", "hopper", "cuda")
 FUSED_BACKENDS = ("hopper", "triton")  # that "auto" takes, the faster first
 # Where up to so many query heads share a KV head, Triton's decode is faster than CUDA's on short caches, if the copy
 # engine reads them: up to so many keys for each number of a row, of all sequences and KV heads, and times the heads
-# that share one (measured on an H200: decode-groups.csv).
-FEW_SHARING, FEW_KEYS = 4, 4096
+# that share one (measured on an H200: decode-auto.csv).
+FEW_SHARING, FEW_KEYS = 8, 4096
 
 
 @dataclass(frozen=True)

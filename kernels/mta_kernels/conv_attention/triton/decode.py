@@ -6,7 +6,7 @@ The kernel of the shares is in decode_shares.py, their number and its tiles in d
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,6 +24,7 @@ from mta_kernels.conv_attention.triton.decode_plan import (
     choose_splits,
     column_steps,
     decode_candidates,
+    newest_last,
 )
 from mta_kernels.conv_attention.triton.decode_shares import _conv_attention_decode_kernel, _finite
 from mta_kernels.conv_attention.triton.launch import (
@@ -38,7 +39,7 @@ from mta_kernels.conv_attention.triton.prepare import dot_precision
 from mta_kernels.conv_attention.triton.tuning import Key, best_config
 from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
 
-SLOTS_AT_ONCE = 32  # so many partial results a head are merged without a loop
+SLOTS_AT_ONCE = 64  # so many partial results a head are merged without a loop
 
 
 @triton.jit
@@ -152,21 +153,29 @@ def chosen_tiles(
     Raises ValueError for splits that do not fit.
     """
     check_splits(splits)
-    batch, query_heads, _, head_dim = q_window.shape
-    kv_heads = k_cache.shape[1]
-    group = query_heads // kv_heads
-    if splits == "auto":
-        splits = choose_splits(batch, kv_heads, capacity, sm_count(q_window.device), group)
-    candidates = decode_candidates(
-        key_taps=weight.shape[2],
-        group=group,
-        block_d=max(16, next_power_of_2(head_dim)),
-        element_size=q_window.element_size(),
-        shared_memory=shared_memory_limit(q_window.device),
-        bulk=bulk,
+    (batch, heads, _, head_dim), kv_heads = q_window.shape, k_cache.shape[1]
+    auto, config = auto_tiles(
+        q_window.dtype, head_dim, weight.shape[1:], capacity, heads // kv_heads, batch * kv_heads, q_window.device, bulk
     )
-    key = Key.of(q_window.dtype, head_dim, weight.shape[1:], True, capacity, group, batch * kv_heads)
-    return int(splits), best_config("decode_bulk" if bulk else "decode", key, candidates, q_window.device)
+    return auto if splits == "auto" else int(splits), config
+
+
+def auto_tiles(
+    dtype: torch.dtype, head_dim: int, taps: Sequence[int], capacity: int, group: int, sequences: int,
+    device: torch.device, bulk: bool,
+) -> tuple[int, DecodeConfig]:  # fmt: skip
+    """Splits and tiles that "auto" takes for a step, `sequences` being batch times KV heads; `bulk` if read so."""
+    shape = {
+        "key_taps": taps[1],
+        "block_d": max(16, next_power_of_2(head_dim)),
+        "element_size": dtype.itemsize,
+        "shared_memory": shared_memory_limit(device),
+    }
+    key = Key.of(dtype, head_dim, taps, True, capacity, group, sequences)
+    candidates = decode_candidates(group=group, bulk=bulk, **shape)
+    config = best_config("decode_bulk" if bulk else "decode", key, candidates, device)
+    at_once = config.programs_per_sm(**shape)
+    return choose_splits(sequences, capacity, group, sm_count(device), config.heads, at_once), config
 
 
 def launch_decode(
@@ -277,6 +286,8 @@ def launch_shares(
         UNIT=unit, DEPENDENT_LAUNCH=dependent_launch,
         PRECISION=dot_precision(q_window.dtype),
         FIRST=first_key, OWN=own_keys, HELD=k_cache.shape[2] if own_keys else 0, BULK=bulk,
+        INTERLEAVED=config.interleaved,
+        NEWEST_LAST=newest_last(batch * kv_heads, splits, group, sm_count(q_window.device)),
         num_warps=config.num_warps, num_stages=num_stages,
     )  # fmt: skip
     return Shares(partial, maxima, sums, signature, dependent_launch)

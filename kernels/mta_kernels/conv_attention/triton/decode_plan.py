@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from mta_kernels.conv_attention.arguments import MAX_SPLITS
 from mta_kernels.conv_attention.triton.launch import next_power_of_2
 
-PROGRAMS_PER_SM = 2
+WARPS_PER_SM = 8  # of programs with as many registers as these
+ROUNDED_UP = 2048  # bytes of shared memory
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class DecodeConfig:
     """Tile sizes of the decode kernel.
 
     A program reads tiles of `block_n` keys, `pack` of them to a column of products, for `heads` query heads;
-    `num_stages - 1` tiles are on the chip or on their way.
+    `num_stages - 1` tiles are on the chip or on their way. The keys of a share lie side by side or, `interleaved`,
+    programs take tiles in turn: what they read at a time lies side by side, but for a few keys that two of them read.
     """
 
     block_n: int
@@ -25,10 +27,16 @@ class DecodeConfig:
     heads: int
     num_warps: int
     num_stages: int
+    interleaved: bool = False
 
     def block_steps(self, key_taps: int) -> int:
         """Rows of products a head and a key of a column, padded to fill the tensor core."""
         return max(next_power_of_2(column_steps(key_taps, self.pack)), 16 // (self.pack * self.heads))
+
+    def programs_per_sm(self, *, key_taps: int, block_d: int, element_size: int, shared_memory: int) -> int:
+        """How many an SM holds at a time, whose programs may have `shared_memory` bytes each; each takes 1 KiB more."""
+        needed = self.shared_memory(key_taps, block_d, element_size) - ROUNDED_UP + 1024
+        return max(1, min(WARPS_PER_SM // self.num_warps, (shared_memory + 1024) // needed))
 
     def shared_memory(self, key_taps: int, block_d: int, element_size: int) -> int:
         """Bytes of shared memory that a program needs, rounded up a little."""
@@ -38,7 +46,7 @@ class DecodeConfig:
         queries = rows * self.pack * block_d * element_size
         tiles = max(1, 2 * (self.num_stages - 1)) * self.block_n * block_d * element_size
         products = 4 * rows * self.block_n // self.pack  # change their layout there
-        return max(folding, queries + tiles + products) + 2048
+        return max(folding, queries + tiles + products) + ROUNDED_UP
 
 
 def column_steps(key_taps: int, pack: int) -> int:
@@ -76,6 +84,8 @@ def decode_candidates(
         if bulk:  # measured there, too
             shapes = [(64, 2, 2, 3), (64, 1, 2, 3), (128, 2, 4, 3), (128, 2, 2, 3)]
         configs = [DecodeConfig(block_n, pack, 1, warps, stages) for block_n, pack, warps, stages in shapes]
+        if bulk:  # for long caches
+            configs.append(dataclasses.replace(configs[0], interleaved=True))
     else:
         configs = [
             dataclasses.replace(guess, block_n=block_n, heads=heads, num_warps=warps, num_stages=stages)
@@ -119,21 +129,37 @@ def _decode_guess(key_taps: int, group: int, block_d: int, element_size: int, sh
     )
 
 
-def choose_splits(batch: int, kv_heads: int, max_length: int, sm_count: int, group: int = 1) -> int:
-    """How many programs share the keys of a KV head, which `group` query heads have in common.
+@functools.lru_cache(maxsize=4096)
+def choose_splits(sequences: int, max_length: int, group: int, sm_count: int, heads: int, programs_per_sm: int) -> int:
+    """How many programs share the keys of a KV head: the guess of the least time, from 1 to 128, 64 keys each or more.
 
-    One where there are KV heads for a whole wave of two programs an SM. Else the least of waves of programs times keys
-    a program, where a wave's start and end cost as much as 1280 keys and the newest keys of a KV head take a program's
-    place. With a KV head a query head, five programs on three SMs read as fast as memory can, and more of them no
-    faster: of those the fewest. (Measured on an H200.) From 1 to 128, and never less than 64 keys a program.
+    There are `sequences` KV heads in the batch, each with `group` query heads; a program is for `heads` of them, and an
+    SM holds `programs_per_sm` at a time. With a KV head a query head, five programs on three SMs read as fast as
+    memory can, and more of them no faster: the fewest such, where that many fit (see `newest_last`). Else the least of
+    `(keys a program + 128) (1 + 0.3 (n - 1)) waves`, n being the programs on the SM that has most: so that each SM has
+    as many, and few of them for few keys. (Both measured on an H200: results/nvidia-h200/decode-order.csv.)
     """
-    slots = PROGRAMS_PER_SM * sm_count
-    if batch * kv_heads >= slots:
-        return 1
-    least = 3 * batch * kv_heads * max_length / (5 * sm_count) if group == 1 else 0
+    limit = min(MAX_SPLITS, max(1, max_length // 64))
+    if group == 1:
+        fewest = min(-(-5 * sm_count // (3 * sequences)), 2 * sm_count // sequences - 1)
+        if 5 * sequences * fewest >= 8 * sm_count:
+            return min(fewest, limit)
+    programs_a_split = sequences * -(-group // heads)
 
     def cost(splits: int) -> float:
-        waves = batch * kv_heads * (splits + 1) // slots + 1  # a wave that is quite full is a slow one
-        return max(least, waves * -(-max_length // splits)) + 1280 * waves
+        most = -(-programs_a_split * splits // sm_count)
+        waves = -(-most // programs_per_sm)
+        return (max_length / splits + 128) * (1 + 0.3 * (min(most, programs_per_sm) - 1)) * waves
 
-    return min(range(1, min(MAX_SPLITS, max(1, max_length // 64)) + 1), key=cost)
+    return min(range(1, limit + 1), key=cost)
+
+
+def newest_last(sequences: int, splits: int, group: int, sm_count: int) -> bool:
+    """Whether the programs of the newest keys come after those of all shares, not each KV head's before its shares.
+
+    They end at once. Where they come first they take places of shares: with one of two, three or four programs, on
+    the same half, third or quarter of the SMs. So they come last, unless there are about five programs for three SMs,
+    which read 2 to 5 % faster if the newest keys' are in between. (Measured on an H200.)
+    """
+    few = sequences * (splits + 1) <= 2 * sm_count
+    return not (group == 1 and few and 5 * sequences * splits >= 7 * sm_count)

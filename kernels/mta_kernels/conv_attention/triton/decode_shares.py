@@ -32,6 +32,7 @@ def _conv_attention_decode_kernel(
     BLOCK_STEPS: tl.constexpr, BLOCK_TAPS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_NEAR: tl.constexpr, SPLIT_WEIGHT: tl.constexpr, UNIT: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
     PRECISION: tl.constexpr, FIRST: tl.constexpr, OWN: tl.constexpr, HELD: tl.constexpr, BULK: tl.constexpr,
+    INTERLEAVED: tl.constexpr, NEWEST_LAST: tl.constexpr,
 ):  # fmt: skip
     """One program: a share of the keys for HEADS query heads of a KV head, or the newest keys of one query head.
 
@@ -45,10 +46,15 @@ def _conv_attention_decode_kernel(
     if DEPENDENT_LAUNCH:
         gdc_launch_dependents()  # the programs that merge may take their places, and wait
     head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
-    programs = GROUP + splits * head_blocks  # of one KV head; those of the newest keys come first
+    programs = GROUP + splits * head_blocks  # of one KV head; the first GROUP of them are the newest keys'
+    sequence = tl.program_id(0) // programs
     program = tl.program_id(0) % programs
-    batch = tl.program_id(0) // programs // kv_heads
-    kv_head = tl.program_id(0) // programs % kv_heads
+    if NEWEST_LAST:  # they come after the shares of all
+        newest = tl.program_id(0) - tl.num_programs(0) // programs * (programs - GROUP)
+        sequence = tl.where(newest < 0, tl.program_id(0) // (programs - GROUP), newest // GROUP)
+        program = tl.where(newest < 0, GROUP + tl.program_id(0) % (programs - GROUP), newest % GROUP)
+    batch = sequence // kv_heads
+    kv_head = sequence % kv_heads
     length = tl.load(lengths_ptr + batch).to(tl.int32)
     tail_start = tl.maximum(length - (QUERY_TAPS - 1) - (KEY_TAPS - 1 - PAD), FIRST)
     shares_end = tail_start  # the newest keys come after the shares
@@ -102,9 +108,22 @@ def _conv_attention_decode_kernel(
     OUT_ROWS: tl.constexpr = max(16, HEADS)  # every head's probabilities repeated to fill the tensor core
     first_head = (program - GROUP) % head_blocks * HEADS  # programs that read the same keys run side by side
     split = (program - GROUP) // head_blocks
-    share = (tl.cdiv(shares_end - FIRST, splits) + 15) // 16 * 16
-    start = FIRST + split * share
-    stop = tl.minimum(start + share, shares_end)
+    if INTERLEAVED:  # a tile finishes new_columns of keys, the next program's tile those after them
+        first_column = FIRST // PACK - (PAD + PACK - 1) // PACK
+        columns = tl.cdiv(tl.maximum(shares_end - PAD - first_column * PACK, 1), PACK)
+        rounds = tl.cdiv(columns, splits * (COLUMNS - (STEPS - 1)))
+        new_columns = tl.cdiv(columns, splits * rounds)
+        column_step = splits * new_columns
+        first_column += split * new_columns
+        start = tl.maximum(first_column * PACK + PAD, FIRST)
+        stop = shares_end
+    else:
+        new_columns = COLUMNS
+        column_step = COLUMNS
+        share = (tl.cdiv(shares_end - FIRST, splits) + 15) // 16 * 16
+        start = FIRST + split * share
+        stop = tl.minimum(start + share, shares_end)
+        first_column = start // PACK - (PAD + PACK - 1) // PACK
 
     accumulator = tl.zeros([OUT_ROWS, BLOCK_D], tl.float32)
     running_max = tl.full([HEADS], float("-inf"), tl.float32)
@@ -125,23 +144,27 @@ def _conv_attention_decode_kernel(
         is_new = column[None, :] <= COLUMNS - STEPS + step
         out_key = (tl.arange(0, BLOCK_N) % COLUMNS - (STEPS - 1)) * PACK + PAD + tl.arange(0, BLOCK_N) // COLUMNS
         carried = tl.zeros([ROWS, COLUMNS], tl.float32)
-        first_column = start // PACK - (PAD + PACK - 1) // PACK
         last_key = stop - 1 - PAD + (KEY_TAPS - 1)
-        end_column = (stop - 1 - PAD + PACK * STEPS) // PACK  # past the last one that a score of the share needs
-        of_share = (queries, batch, kv_head, start, stop, last_key, source, is_new, out_key)
+        # Past the last column that a score of the share needs or, if interleaved, whose score is finished.
+        end_column = tl.cdiv(stop - PAD, PACK) if INTERLEAVED else (stop - 1 - PAD + PACK * STEPS) // PACK
+        of_share = (queries, batch, kv_head, start, stop, last_key, new_columns, source, is_new, out_key)
         strides = (stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, stride_tp)
         masked_column = first_column  # where tiles begin that may hold rows past the end of the sequence
         if BULK:
-            masked_column += (length - first_column * PACK) // BLOCK_N * COLUMNS
-            for tile in tl.range(first_column, tl.minimum(masked_column, end_column), COLUMNS):
+            if INTERLEAVED:
+                whole = tl.maximum(length // PACK - COLUMNS - first_column + column_step, 0) // column_step
+                masked_column += whole * column_step
+            else:
+                masked_column += (length - first_column * PACK) // BLOCK_N * COLUMNS
+            for tile in tl.range(first_column, tl.minimum(masked_column, end_column), column_step):
                 carried, accumulator, running_max, running_sum = _add_tile(
                     tile, carried, accumulator, running_max, running_sum, k_desc, v_desc, table_ptr, strides, of_share,
-                    HEADS, PAD, HEAD_DIM, PAGE_SIZE, PACK, STEPS, BLOCK_STEPS, BLOCK_D, PRECISION, True,
+                    HEADS, PAD, HEAD_DIM, PAGE_SIZE, PACK, STEPS, BLOCK_STEPS, BLOCK_D, PRECISION, True, INTERLEAVED,
                 )  # fmt: skip
-        for tile in tl.range(masked_column, end_column, COLUMNS, num_stages=1 if BULK else None):
+        for tile in tl.range(masked_column, end_column, column_step, num_stages=1 if BULK else None):
             carried, accumulator, running_max, running_sum = _add_tile(
                 tile, carried, accumulator, running_max, running_sum, k_ptr, v_ptr, table_ptr, strides, of_share,
-                HEADS, PAD, HEAD_DIM, PAGE_SIZE, PACK, STEPS, BLOCK_STEPS, BLOCK_D, PRECISION, False,
+                HEADS, PAD, HEAD_DIM, PAGE_SIZE, PACK, STEPS, BLOCK_STEPS, BLOCK_D, PRECISION, False, INTERLEAVED,
             )  # fmt: skip
 
     head = first_head + tl.arange(0, HEADS)
@@ -165,13 +188,13 @@ def _add_tile(
     tile, carried, accumulator, running_max, running_sum, k, v, table_ptr, strides, of_share,
     HEADS: tl.constexpr, PAD: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PACK: tl.constexpr,
     STEPS: tl.constexpr, BLOCK_STEPS: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
-    BULK: tl.constexpr,
+    BULK: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """The sums of a share with the tile of columns from `tile` on: carried, accumulator, running_max, running_sum.
 
     k and v are descriptors if BULK, of rows that may all be multiplied, and else pointers to a head's first row.
     """
-    queries, batch, kv_head, start, stop, last_key, source, is_new, out_key = of_share
+    queries, batch, kv_head, start, stop, last_key, new_columns, source, is_new, out_key = of_share
     stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, stride_tp = strides
     ROWS: tl.constexpr = carried.shape[0]
     COLUMNS: tl.constexpr = carried.shape[1]
@@ -193,7 +216,12 @@ def _add_tile(
                 k + tl.full([], g, tl.int64) * stride_kn, rows, dim, inside, stride_kd, HEAD_DIM
             )  # [COLUMNS, BLOCK_D]
             r = tl.dot(queries[g], k_tile.T, r, input_precision=PRECISION)
-    moved = tl.gather(tl.where(is_new, r, carried), source, 1)
+    if INTERLEAVED:
+        start = tl.maximum(start, tile * PACK + PAD)
+        stop = tl.minimum(stop, (tile + new_columns) * PACK + PAD)
+    else:
+        carried = tl.where(is_new, r, carried)
+    moved = tl.gather(r if INTERLEAVED else carried, source, 1)
     scores = tl.sum(moved.reshape(HEADS, PACK, BLOCK_STEPS, COLUMNS), 2).reshape(HEADS, BLOCK_N)
 
     key = tile * PACK + out_key

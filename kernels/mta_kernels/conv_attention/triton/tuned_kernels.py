@@ -112,26 +112,26 @@ def value_gradients_problem(shape: Shape, device: torch.device) -> Problem:
 def decode_problem(shape: Shape, device: torch.device, bulk: bool = False) -> Problem:
     """One decode step on a contiguous cache, with as many splits as "auto" takes; read by the copy engine if `bulk`."""
     from mta_kernels.conv_attention.triton.decode import launch_decode
-    from mta_kernels.conv_attention.triton.decode_plan import choose_splits, decode_candidates
+    from mta_kernels.conv_attention.triton.decode_plan import DecodeConfig, choose_splits, decode_candidates
 
     q, k, v, weight = _inputs(shape, device, query_rows=min(shape.taps[0], shape.seq_len))
     lengths = torch.full((shape.batch,), shape.seq_len, dtype=torch.int32, device=device)
     group = shape.heads // shape.kv_heads
-    splits = choose_splits(shape.batch, shape.kv_heads, shape.seq_len, sm_count(device), group)
     options = {name: value for name, value in _options(shape).items() if name != "causal"}
 
-    def run(config: Any) -> Sequence[Tensor]:
+    limits = {
+        "key_taps": shape.taps[1],
+        "block_d": max(16, 1 << (shape.head_dim - 1).bit_length()),
+        "element_size": q.element_size(),
+        "shared_memory": shared_memory_limit(device),
+    }
+
+    def run(config: DecodeConfig) -> Sequence[Tensor]:
+        sequences, at_once = shape.batch * shape.kv_heads, config.programs_per_sm(**limits)
+        splits = choose_splits(sequences, shape.seq_len, group, sm_count(device), config.heads, at_once)
         return (launch_decode(q, k, v, weight, lengths, None, splits=splits, config=config, bulk=bulk, **options),)
 
-    candidates = decode_candidates(
-        key_taps=shape.taps[1],
-        group=group,
-        block_d=max(16, 1 << (shape.head_dim - 1).bit_length()),
-        element_size=q.element_size(),
-        shared_memory=shared_memory_limit(device),
-        bulk=bulk,
-    )
-    return Problem(candidates, run)
+    return Problem(decode_candidates(group=group, bulk=bulk, **limits), run)
 
 
 KERNELS: dict[str, Callable[[Shape, torch.device], Problem]] = {
