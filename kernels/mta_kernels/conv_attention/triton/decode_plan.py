@@ -137,7 +137,8 @@ def choose_splits(sequences: int, max_length: int, group: int, sm_count: int, he
     SM holds `programs_per_sm` at a time. With a KV head a query head, five programs on three SMs read as fast as
     memory can, and more of them no faster: the fewest such, where that many fit (see `newest_last`). Else the least of
     `(keys a program + 128) (1 + 0.3 (n - 1)) waves`, n being the programs on the SM that has most: so that each SM has
-    as many, and few of them for few keys. (Both measured on an H200: results/nvidia-h200/decode-order.csv.)
+    as many, and few of them for few keys. (Both measured on an H200: results/nvidia-h200/decode-order.csv and
+    decode-group-splits.csv.)
     """
     limit = min(MAX_SPLITS, max(1, max_length // 64))
     if group == 1:
@@ -157,9 +158,9 @@ def choose_splits(sequences: int, max_length: int, group: int, sm_count: int, he
 def newest_last(sequences: int, splits: int, group: int, sm_count: int) -> bool:
     """Whether the programs of the newest keys come after those of all shares, not each KV head's before its shares.
 
-    They end at once. Where they come first they take places of shares: with one of two, three or four programs, on
-    the same half, third or quarter of the SMs. So they come last, unless there are about five programs for three SMs,
-    which read 2 to 5 % faster if the newest keys' are in between. (Measured on an H200.)
+    They end at once: where they come first, SMs that had one are left with fewer shares. So they come last, unless
+    there are about five programs for three SMs, which read up to 5 % faster if the newest keys' are in between.
+    (Measured on an H200: results/nvidia-h200/decode-order.csv.)
     """
     few = sequences * (splits + 1) <= 2 * sm_count
     return not (group == 1 and few and 5 * sequences * splits >= 7 * sm_count)
