@@ -295,7 +295,7 @@ def test_configs_fit_every_gpu(shared_memory: int) -> None:
 
 
 def test_choose_splits() -> None:
-    """Of 132 multiprocessors with room for four programs each, or two."""
+    """By what fits a multiprocessor, of which there are 132."""
     assert choose_splits(16, 65536, 1, 132, 1, 3) == 14  # the fewest that read as fast as memory can: 5 on 3 SMs
     assert choose_splits(16, 256, 1, 132, 1, 3) == 4  # never less than 64 keys each
     assert choose_splits(128, 16384, 1, 132, 1, 3) == 3  # five on three cannot be: 384 programs, three an SM
@@ -304,6 +304,7 @@ def test_choose_splits() -> None:
     assert choose_splits(8, 4096, 4, 132, 2, 4) == 24  # of few keys, three
     assert choose_splits(8, 65536, 8, 132, 4, 2) == 16
     assert choose_splits(1, 1 << 20, 1, 132, 1, 4) == 128
+    assert choose_splits(16, 8192, 1, 84, 1, 1) == 5  # an SM that holds one program has no five on three
     assert choose_splits(4096, 4096, 1, 132, 1, 4) == 1
     for sequences, length, group in ((8, 4096, 1), (21, 1000, 4), (128, 131072, 8), (1, 1, 1), (264, 70, 1)):
         assert 1 <= choose_splits(sequences, length, group, 132, 1, 4) <= min(128, max(1, length // 64))

@@ -141,7 +141,7 @@ def choose_splits(sequences: int, max_length: int, group: int, sm_count: int, he
     decode-group-splits.csv.)
     """
     limit = min(MAX_SPLITS, max(1, max_length // 64))
-    if group == 1:
+    if group == 1 and programs_per_sm > 1:
         fewest = min(-(-5 * sm_count // (3 * sequences)), 2 * sm_count // sequences - 1)
         if 5 * sequences * fewest >= 8 * sm_count:
             return min(fewest, limit)
