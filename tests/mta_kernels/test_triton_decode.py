@@ -15,6 +15,7 @@ from mta_kernels.conv_attention import (
     conv_attention_decode_reference,
     conv_attention_reference,
 )
+from mta_kernels.conv_attention.arguments import key_padding
 from mta_kernels.conv_attention.triton import decode
 from mta_kernels.conv_attention.triton.decode import conv_attention_decode_triton
 from mta_kernels.conv_attention.triton.decode_plan import (
@@ -305,6 +306,8 @@ def test_choose_splits() -> None:
     assert choose_splits(8, 65536, 8, 132, 4, 2) == 16
     assert choose_splits(1, 1 << 20, 1, 132, 1, 4) == 128
     assert choose_splits(16, 8192, 1, 84, 1, 1) == 5  # an SM that holds one program has no five on three
+    assert choose_splits(384, 20000, 1, 132, 1, 3) == 1  # three an SM
+    assert choose_splits(256, 20000, 1, 132, 1, 3) == 3
     assert choose_splits(4096, 4096, 1, 132, 1, 4) == 1
     for sequences, length, group in ((8, 4096, 1), (21, 1000, 4), (128, 131072, 8), (1, 1, 1), (264, 70, 1)):
         assert 1 <= choose_splits(sequences, length, group, 132, 1, 4) <= min(128, max(1, length // 64))
@@ -319,8 +322,9 @@ def test_programs_that_fit_an_sm() -> None:
     assert DecodeConfig(128, 2, 1, 8, 4).programs_per_sm(block_d=256, **hopper) == 1
 
 
+@pytest.mark.parametrize("cache", ["by pointers", "by the copy engine", "paged"])
 @pytest.mark.parametrize("group", [1, 3])
-def test_newest_keys_come_first_or_last(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_keys_come_first_or_last(group: int, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where programs stand does not change what they compute."""
     assert not newest_last(16, 14, 1, 132)  # about five programs on three SMs, those of the newest keys in between
     assert newest_last(16, 16, 1, 132)  # two on each
@@ -329,10 +333,14 @@ def test_newest_keys_come_first_or_last(group: int, monkeypatch: pytest.MonkeyPa
     inputs = make_decode([7, 200], 2 * group, 2, 64, (6, 11), torch.float16)
     q, k, v, weight, lengths = inputs
     step = {"scale": 0.125, "pad": 5, "splits": 3, "config": DecodeConfig(64, 2, min(2, group), 2, 3)}
+    step["bulk"] = cache == "by the copy engine" and HAS_COPY_ENGINE
+    table = None
+    if cache == "paged":
+        (k, table), (v, _) = paged(k, 16), paged(v, 16)
     results = []
     for last in (False, True):
         monkeypatch.setattr(decode, "newest_last", lambda *_, last=last: last)
-        results.append(decode.launch_decode(q, k, v, weight, lengths, None, **step))
+        results.append(decode.launch_decode(q, k, v, weight, lengths, table, **step))
     assert_decodes(results[0], *inputs)
     assert torch.equal(*results)
 
@@ -344,12 +352,13 @@ def test_interleaved_tiles(taps: tuple[int, int], bulk: bool) -> None:
     key_taps = taps[1]
     for pack in (1, 2):
         new = 64 - (column_steps(key_taps, pack) - 1) * pack  # keys that a tile finishes
-        inputs = make_decode([1, 3, new, 2 * new, 2 * new + 1, 4 * new + 17], 1, 1, 72, taps, torch.float16)
+        inputs = make_decode([1, 3, new, 2 * new, 2 * new + 1, 4 * new + 17], 3, 1, 72, taps, torch.float16)
         q, k, v, weight, lengths = inputs
-        for splits in (1, 2, 7):
-            step = {"scale": 72**-0.5, "pad": (key_taps - 1) // 2, "splits": splits, "bulk": bulk}
-            config = DecodeConfig(64, pack, 1, 2, 3, interleaved=True)
-            assert_decodes(decode.launch_decode(q, k, v, weight, lengths, None, config=config, **step), *inputs)
+        for splits, pad_key in ((1, "both"), (2, "left"), (7, "right")):
+            step = {"scale": 72**-0.5, "pad": key_padding(key_taps, pad_key), "splits": splits, "bulk": bulk}
+            config = DecodeConfig(64, pack, 2, 2, 3, interleaved=True)
+            got = decode.launch_decode(q, k, v, weight, lengths, None, config=config, **step)
+            assert_decodes(got, *inputs, pad_key=pad_key)
 
 
 @pytest.mark.gpu

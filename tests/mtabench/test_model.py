@@ -59,6 +59,13 @@ def test_every_modelled_cell_of_the_committed_results_is_within_25_percent():
     assert {case: error for case, error in off.items() if abs(error) > WITHIN} == {}
 
 
+def test_the_splits_of_auto_are_those_that_the_kernels_took():
+    rows = [row for name in ("decode", "decode-groups") for row in read_file(RESULTS / f"{name}.csv").rows()]
+    taken = {case_of(row): int(row["splits_used"]) for row in rows if (row["impl"], row["splits"]) == ("triton", "auto")}
+    assert len(taken) > 20
+    assert {case: tiles_of(case, H200).splits for case in taken} == taken
+
+
 def test_so_is_a_backward_of_a_shape_that_nothing_was_calibrated_on():
     """One sequence of 131072 tokens and 16 heads of 128 on an H200; a row that is not kept."""
     case = replace(CONV, pass_="bwd", heads=16, kv_heads=16, seq=131072, head_dim=128)

@@ -135,16 +135,18 @@ def choose_splits(sequences: int, max_length: int, group: int, sm_count: int, he
 
     There are `sequences` KV heads in the batch, each with `group` query heads; a program is for `heads` of them, and an
     SM holds `programs_per_sm` at a time. With a KV head a query head, five programs on three SMs read as fast as
-    memory can, and more of them no faster: the fewest such, where that many fit (see `newest_last`). Else the least of
-    `(keys a program + 128) (1 + 0.3 (n - 1)) waves`, n being the programs on the SM that has most: so that each SM has
-    as many, and few of them for few keys. (Both measured on an H200: results/nvidia-h200/decode-order.csv and
-    decode-group-splits.csv.)
+    memory can, and more of them no faster: the fewest such, where that many fit (see `newest_last`), and one a KV head
+    if that is three an SM already. Else the least of `(keys a program + 128) (1 + 0.3 (n - 1)) waves`, n being how many
+    run at a time on the SM that has most: so that each SM has as many, and few of them for few keys. (Measured on an
+    H200, of contiguous bf16 caches: results/nvidia-h200/decode-order.csv and decode-group-splits.csv.)
     """
     limit = min(MAX_SPLITS, max(1, max_length // 64))
     if group == 1 and programs_per_sm > 1:
         fewest = min(-(-5 * sm_count // (3 * sequences)), 2 * sm_count // sequences - 1)
         if 5 * sequences * fewest >= 8 * sm_count:
             return min(fewest, limit)
+        if 3 <= -(-sequences // sm_count) <= programs_per_sm:
+            return 1
     programs_a_split = sequences * -(-group // heads)
 
     def cost(splits: int) -> float:
@@ -159,7 +161,7 @@ def newest_last(sequences: int, splits: int, group: int, sm_count: int) -> bool:
     """Whether the programs of the newest keys come after those of all shares, not each KV head's before its shares.
 
     They end at once: where they come first, SMs that had one are left with fewer shares. So they come last, unless
-    there are about five programs for three SMs, which read up to 5 % faster if the newest keys' are in between.
+    there are about five programs for three SMs, which mostly read 1 to 5 % faster if the newest keys' are in between.
     (Measured on an H200: results/nvidia-h200/decode-order.csv.)
     """
     few = sequences * (splits + 1) <= 2 * sm_count
