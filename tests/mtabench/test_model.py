@@ -61,7 +61,9 @@ def test_every_modelled_cell_of_the_committed_results_is_within_25_percent():
 
 def test_the_splits_of_auto_are_those_that_the_kernels_took():
     rows = [row for name in ("decode", "decode-groups") for row in read_file(RESULTS / f"{name}.csv").rows()]
-    taken = {case_of(row): int(row["splits_used"]) for row in rows if (row["impl"], row["splits"]) == ("triton", "auto")}
+    taken = {
+        case_of(row): int(row["splits_used"]) for row in rows if (row["impl"], row["splits"]) == ("triton", "auto")
+    }
     assert len(taken) > 20
     assert {case: tiles_of(case, H200).splits for case in taken} == taken
 
