@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +17,7 @@ from rich.text import Text
 
 from mtabench.cluster.asked import NAMES, Asked
 from mtabench.errors import MtabenchError, NothingCheckedError, NothingTimedError, UsageError
-from mtabench.files.results import key_of, key_of_row, text_of
+from mtabench.files.results import key_of, key_of_row, read_file, text_of
 from mtabench.files.writer import Writer, check_destination, to_resume
 from mtabench.measuring.stopwatch import CHARTS, START, Stopwatch
 from mtabench.ranks.asked import follow_torchrun, plan_over_ranks
@@ -182,6 +183,9 @@ def plot(csv_paths: Sequence[Path], kinds: str | None, themes: str, formats: str
         axes.parse_names(formats, "--formats"),
         written=lambda path: print(path, flush=True),
     )
+    for path in csv_paths:
+        if read_file(path).torn:
+            print(f"{path} ends in the middle of a row, which is left out", file=sys.stderr)
 
 
 def _draw_at_end(console: Console, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -37,6 +38,8 @@ def export_file(
     file = read_file(path)
     if not file.columns["schema_version"]:
         raise UsageError(f"{path} has no rows")
+    if file.torn:
+        print(f"{path} ends in the middle of a row, which is left out", file=sys.stderr)
     rows = in_order(select(file.rows(), conditions, path))
     if out is None:
         print(in_log(PRINTERS[format_ or "markdown"](rows)), end="")

@@ -82,7 +82,8 @@ def _entries(path: Path) -> list[dict[str, Any]]:
             (*_place(entry), entry["dtype"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UsageError(
-            f"{path} is not a file of ceilings ({error}); remove it, and `mtabench env --measure` writes it anew"
+            f"{path} is not a file of ceilings ({error}); give another, or if it was one remove it, "
+            "and `mtabench env --measure` writes it anew"
         ) from error
     return entries
 

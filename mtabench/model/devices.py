@@ -58,11 +58,14 @@ class Rates:
 
 
 def find_device(name: str) -> Device:
-    """The device of this name, as typed ("h200") or as CUDA calls it; raises UsageError if the table has none."""
+    """The device of this name, as typed ("h200") or as CUDA calls it; raises UsageError unless there is just one."""
     wanted = name.lower().split()
-    for device in DEVICES:
-        if all(word in device.name.lower() for word in wanted) and wanted:
-            return device
+    found = [device for device in DEVICES if wanted and all(word in device.name.lower() for word in wanted)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = " or ".join(device.name for device in found)
+        raise UsageError(f"a device called {name!r} could be {names}; give more of its name")
     short = [device.name.removeprefix("NVIDIA ").partition("-")[0].split()[0].lower() for device in DEVICES]
     near = difflib.get_close_matches(name.lower(), short, n=1)
     hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(short)}"

@@ -348,6 +348,36 @@ def test_resume_measures_only_what_is_missing(mtabench, tmp_path):
     assert after.count(b"\n") == before.count(b"\n") + 1
 
 
+@pytest.mark.parametrize("content", ["my notes, one line", "my notes\nin two lines\n"])
+@pytest.mark.parametrize(
+    ("name", "options", "kind"),
+    [
+        ("out.csv", ["--resume"], "results"),
+        ("out.samples.csv", [], "samples"),
+        ("out.samples.csv", ["--resume"], "samples"),
+    ],
+)
+def test_what_mtabench_did_not_write_is_left_alone(mtabench, tmp_path, name, options, kind, content):
+    (tmp_path / name).write_text(content)
+    code, _, err = mtabench("fwd", *TINY, "--out", "out.csv", "--no-plot", *options)
+    assert code == 2
+    assert f"{name} is not a {kind} file of mtabench" in err
+    assert (tmp_path / name).read_text() == content
+    assert not (tmp_path / "out.csv").exists() or name == "out.csv"
+
+
+@pytest.mark.parametrize("kept", [0, 5, 40])
+def test_a_torn_header_is_written_anew(mtabench, tmp_path, kept):
+    mtabench("fwd", *TINY, "--out", "whole.csv", "--no-plot")
+    for ending in (".csv", ".samples.csv"):
+        (tmp_path / f"out{ending}").write_text((tmp_path / f"whole{ending}").read_text()[:kept])
+    assert mtabench("fwd", *TINY, "--out", "out.csv", "--no-plot", "--resume")[0] == 0
+    for ending in (".csv", ".samples.csv"):
+        header, *rows = (tmp_path / f"out{ending}").read_text().splitlines()
+        assert header == (tmp_path / f"whole{ending}").read_text().splitlines()[0]
+        assert rows
+
+
 def test_resume_refuses_a_file_of_another_device(mtabench, tmp_path):
     path = tmp_path / "out.csv"
     assert mtabench("fwd", *TINY, "--out", "out.csv", "--no-plot")[0] == 0
@@ -410,6 +440,8 @@ def test_env_measures_when_asked_and_keeps_what_it_found(mtabench, tmp_path, mon
         assert line in out.splitlines()
     assert files_in(tmp_path) == ["mtabench-results", "mtabench-results/ceilings.json"]
     assert mtabench("env", "--device", "cpu") == (0, out, "")
+    assert mtabench("fwd", *TINY, "--no-plot", "--out", "mtabench-results/a.csv")[0] == 0
+    assert "0.25 TFLOP/s from ceilings.json" in mtabench("roofline", "mtabench-results/a.csv")[1]
     (tmp_path / "mtabench-results" / "ceilings.json").write_text("{")
     code, out, err = mtabench("env", "--device", "cpu", "--measure")
     assert (code, out, len(err.splitlines())) == (2, "", 1)

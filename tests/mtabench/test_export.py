@@ -43,6 +43,14 @@ def test_markdown_is_printed_and_written_alike(mtabench, path, tmp_path):
     assert (tmp_path / "new" / "a.md").read_text() == out
 
 
+def test_a_torn_file_is_said_to_be_one(mtabench, path):
+    path.write_text(path.read_text()[:-40])
+    for command in ("export", "plot"):
+        code, out, err = mtabench(command, "a.csv")
+        assert (code, err) == (0, "a.csv ends in the middle of a row, which is left out\n")
+        assert out
+
+
 def test_latex_has_units_in_its_header_and_says_what_rows_share(mtabench, path):
     _, out, _ = mtabench("export", "a.csv", "--format", "latex")
     assert "seq & impl & median & $\\pm$ &" in out
