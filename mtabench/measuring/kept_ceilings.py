@@ -89,4 +89,4 @@ def _entries(path: Path) -> list[dict[str, Any]]:
 
 
 def _place(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(facts[name] for name in PLACE)
+    return tuple(facts[name] or "" for name in PLACE)  # a CPU has no driver

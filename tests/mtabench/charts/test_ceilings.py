@@ -66,8 +66,9 @@ def test_what_no_row_pins_is_looked_up_beside_the_file(tmp_path):
     )
 
 
-def test_a_cpu_has_no_driver_in_either_file(tmp_path):
-    keep_ceilings(tmp_path / "ceilings.json", PLACE | {"driver": None}, {"bf16": Ceilings(20.0, 0.5)})
+@pytest.mark.parametrize("driver", ["", None])
+def test_a_cpu_has_no_driver_in_either_file(tmp_path, driver):
+    keep_ceilings(tmp_path / "ceilings.json", PLACE | {"driver": driver}, {"bf16": Ceilings(20.0, 0.5)})
     assert ceilings(tmp_path, [cell(1, 500, driver="")])[:2] == (0.5, 20)
 
 
