@@ -83,6 +83,6 @@ def _kept(cells: pd.DataFrame) -> list[tuple[float, float]]:
         if path.exists():
             from mtabench.measuring.kept_ceilings import read_ceilings  # here, because it loads torch
 
-            kept = read_ceilings(path, {"device": device, "driver": driver or "", "torch": torch}).get(dtype)
+            kept = read_ceilings(path, {"device": device, "driver": driver, "torch": torch}).get(dtype)
             found += [(kept.matmul_tflops, kept.copy_gbytes_s)] if kept else []
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,14 +19,23 @@ _PLAIN = bytes(range(0x20, 0x7F)) + b"\r\n"
 
 @dataclass(frozen=True, slots=True)
 class CsvFile:
-    """The header of a file and its records, one a line; `torn` if it ends in the middle of one, which is left out.
+    """The header of a file and its records, one a line; `rest` is what comes after the last whole line, and left out.
 
     `records` is read once; the first is in line 2 of the file. Empty header: the file has no whole line.
     """
 
     header: list[str]
     records: Iterator[list[str]]
-    torn: bool
+    rest: bytes
+
+    @property
+    def torn(self) -> bool:
+        """Whether the file ends in the middle of a line."""
+        return bool(self.rest)
+
+    def begins(self, columns: Sequence[str]) -> bool:
+        """Whether the header is of these columns, whole or, in a file without a whole line, torn."""
+        return self.header == list(columns) if self.header else ",".join(columns).encode().startswith(self.rest)
 
 
 def read_csv(path: Path, most_bytes: int, most_records: int) -> CsvFile:
@@ -45,7 +54,7 @@ def read_csv(path: Path, most_bytes: int, most_records: int) -> CsvFile:
     twice = next((name for name in header if header.count(name) > 1), None)
     if twice is not None:
         raise UsageError(f"{path} has two columns that are called {quoted(twice)}; expected each name once")
-    return CsvFile(header, records, torn=len(whole) < len(content))
+    return CsvFile(header, records, content[len(whole) :])
 
 
 def _content(path: Path, most_bytes: int) -> bytes:

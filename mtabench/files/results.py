@@ -129,6 +129,8 @@ def read_file(path: Path | str) -> ResultsFile:
     path = Path(path)
     file = read_csv(path, MOST_BYTES, MOST_ROWS)
     if not file.header:
+        if not file.begins(COLUMNS):
+            raise UsageError(f"{path} is not a results file of mtabench: it has no whole line")
         return ResultsFile(path, {name: [] for name in COLUMNS}, file.torn)
     missing = [name for name in COLUMNS if name not in (*file.header, *LATER_COLUMNS)]
     if missing:

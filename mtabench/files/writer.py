@@ -10,9 +10,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.files.csv_reading import read_csv
 from mtabench.files.results import COLUMNS, SAMPLE_COLUMNS, Row, key_of_row, read_file, samples_path, text_of
 from mtabench.measuring.lock import FileLock
 from mtabench.sweeps.outputs import check_folder
+from mtabench.sweeps.runs import MOST_BYTES, MOST_SAMPLES
 
 
 def to_resume(path: Path) -> str:
@@ -26,7 +28,9 @@ def check_destination(path: Path, resume: bool) -> list[dict[str, str]]:
         raise UsageError(f"{path} is a folder; give the name of a CSV file in it")
     FileLock(path).check()
     rows = _check_file(path, resume)
-    _check_begins(samples_path(path), SAMPLE_COLUMNS, "samples")
+    samples = samples_path(path)
+    if samples.exists() and not read_csv(samples, MOST_BYTES, MOST_SAMPLES).begins(SAMPLE_COLUMNS):
+        raise UsageError(f"{samples} is not a samples file of mtabench; give another --out")
     if path.exists() and not os.access(path, os.W_OK):
         raise UsageError(f"cannot write {path}: it is not writable; give another --out")
     check_folder(path)
@@ -86,25 +90,10 @@ def _check_file(path: Path, resume: bool) -> list[dict[str, str]]:
         return []
     if not resume:
         raise UsageError(f"{path} already exists; give --resume to complete it, or another --out")
-    _check_begins(path, COLUMNS, "results", header_alone=False)
     file = read_file(path)
     if tuple(file.columns) != COLUMNS:
         raise UsageError(f"{path} has other columns than this mtabench writes; give another --out")
     return file.rows()
-
-
-def _check_begins(path: Path, columns: Sequence[str], kind: str, header_alone: bool = True) -> None:
-    """Raise UsageError for a file whose first line is not that of these columns, whole or torn: nothing of it is ours.
-
-    With `header_alone` a whole first line must be exactly that one; else whoever reads the file says what is wrong.
-    """
-    try:
-        first, whole = path.read_bytes().partition(b"\n")[:2] if path.exists() else (b"", b"")
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}; give another --out") from error
-    header, first = ",".join(columns).encode(), first.removesuffix(b"\r")
-    if not (header.startswith(first) if not whole else first == header or not header_alone):
-        raise UsageError(f"{path} is not a {kind} file of mtabench; give another --out")
 
 
 def _prepare(path: Path, columns: Sequence[str]) -> None:

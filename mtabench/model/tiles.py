@@ -74,13 +74,9 @@ def value_columns(case: Case) -> int:
 
 def _auto_splits(case: Case, device: Device) -> int:
     """As `auto_tiles` of the kernels takes them there."""
-    sequences, group, element_size = (
-        case.batch * case.kv_heads,
-        case.heads // case.kv_heads,
-        BYTES_PER_ELEMENT[case.dtype],
-    )
+    sequences, group = case.batch * case.kv_heads, case.heads // case.kv_heads
     limits = {"key_taps": case.conv_k or 1, "block_d": max(16, power_of_two(case.head_dim)), **_limits(case, device)}
-    bulk = bulk_pays(case.head_dim, group, element_size, device.capability)
+    bulk = bulk_pays(case.head_dim, group, BYTES_PER_ELEMENT[case.dtype], device.capability)
     taps = (case.conv_q or 1, case.conv_k or 1)
     key = tuning.Key.of(DTYPES[case.dtype], case.head_dim, taps, True, case.seq, group, sequences)
     candidates = decode_candidates(group=group, bulk=bulk, **limits)
