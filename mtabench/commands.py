@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +16,7 @@ from rich.text import Text
 
 from mtabench.cluster.asked import NAMES, Asked
 from mtabench.errors import MtabenchError, NothingCheckedError, NothingTimedError, UsageError
-from mtabench.files.results import key_of, key_of_row, read_file, text_of
+from mtabench.files.results import key_of, key_of_row, read_file, say_if_torn, text_of
 from mtabench.files.writer import Writer, check_destination, to_resume
 from mtabench.measuring.stopwatch import CHARTS, START, Stopwatch
 from mtabench.ranks.asked import follow_torchrun, plan_over_ranks
@@ -184,8 +183,7 @@ def plot(csv_paths: Sequence[Path], kinds: str | None, themes: str, formats: str
         written=lambda path: print(path, flush=True),
     )
     for path in csv_paths:
-        if read_file(path).torn:
-            print(f"{path} ends in the middle of a row, which is left out", file=sys.stderr)
+        say_if_torn(read_file(path))
 
 
 def _draw_at_end(console: Console, path: Path) -> None:

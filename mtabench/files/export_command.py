@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mtabench.errors import UsageError
 from mtabench.escaping import in_latex, in_log, in_markdown, in_spreadsheet
 from mtabench.files.result_view import Column, View, make_view
-from mtabench.files.results import COLUMNS, NUMERIC_COLUMNS, frame, read_file, samples_path
+from mtabench.files.results import COLUMNS, NUMERIC_COLUMNS, frame, read_file, samples_path, say_if_torn
 from mtabench.sweeps.outputs import check_output, written
 from mtabench.sweeps.where import parse_where, select, sort_key
 
@@ -38,8 +37,7 @@ def export_file(
     file = read_file(path)
     if not file.columns["schema_version"]:
         raise UsageError(f"{path} has no rows")
-    if file.torn:
-        print(f"{path} ends in the middle of a row, which is left out", file=sys.stderr)
+    say_if_torn(file)
     rows = in_order(select(file.rows(), conditions, path))
     if out is None:
         print(in_log(PRINTERS[format_ or "markdown"](rows)), end="")

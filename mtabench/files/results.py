@@ -7,13 +7,14 @@ end in a newline was cut off by a kill and is dropped. How it is written: writer
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtabench.errors import UsageError
-from mtabench.escaping import printable, quoted
+from mtabench.escaping import in_log, printable, quoted
 from mtabench.files import fields
 from mtabench.files.csv_reading import read_csv
 from mtabench.registry import splitting_names
@@ -146,6 +147,12 @@ def read_file(path: Path | str) -> ResultsFile:
         columns[name] = _checked(path, name, columns[name], check)
     _fill_splits(columns)
     return ResultsFile(path, columns, file.torn)
+
+
+def say_if_torn(file: ResultsFile) -> None:
+    """Say on stderr that a row of the file is left out, if one is."""
+    if file.torn:
+        print(in_log(printable(f"{file.path} ends in the middle of a row, which is left out")), file=sys.stderr)
 
 
 def read_results(path: Path | str) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mta_kernels.conv_attention.triton import tuning
 from mta_kernels.conv_attention.triton.backward_scores import probabilities_candidates, value_gradients_candidates
-from mta_kernels.conv_attention.triton.decode_plan import DecodeConfig, bulk_pays, choose_splits, decode_candidates
+from mta_kernels.conv_attention.triton.decode_plan import DecodeConfig, auto_splits, bulk_pays, decode_candidates
 from mta_kernels.conv_attention.triton.forward import ForwardConfig, forward_candidates, gluon_computes
 from mtabench.model.devices import Device
 from mtabench.model.fused import Tiles, power_of_two
@@ -81,8 +81,7 @@ def _auto_splits(case: Case, device: Device) -> int:
     key = tuning.Key.of(DTYPES[case.dtype], case.head_dim, taps, True, case.seq, group, sequences)
     candidates = decode_candidates(group=group, bulk=bulk, **limits)
     config: DecodeConfig = _choice("decode_bulk" if bulk else "decode", key, candidates, device.name)[0]
-    at_once = config.programs_per_sm(**limits)
-    return choose_splits(sequences, case.seq, group, device.sm_count, config.heads, at_once)
+    return auto_splits(config, limits, sequences, case.seq, group, device.sm_count)
 
 
 def shared_memory(device: Device) -> int:

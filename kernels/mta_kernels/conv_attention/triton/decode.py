@@ -20,8 +20,8 @@ from mta_kernels.conv_attention.arguments import check_block_table, check_splits
 from mta_kernels.conv_attention.operators import on_device_of
 from mta_kernels.conv_attention.triton.decode_plan import (
     DecodeConfig,
+    auto_splits,
     bulk_pays,
-    choose_splits,
     column_steps,
     decode_candidates,
     newest_last,
@@ -174,8 +174,7 @@ def auto_tiles(
     key = Key.of(dtype, head_dim, taps, True, capacity, group, sequences)
     candidates = decode_candidates(group=group, bulk=bulk, **shape)
     config = best_config("decode_bulk" if bulk else "decode", key, candidates, device)
-    at_once = config.programs_per_sm(**shape)
-    return choose_splits(sequences, capacity, group, sm_count(device), config.heads, at_once), config
+    return auto_splits(config, shape, sequences, capacity, group, sm_count(device)), config
 
 
 def launch_decode(

@@ -112,7 +112,7 @@ def value_gradients_problem(shape: Shape, device: torch.device) -> Problem:
 def decode_problem(shape: Shape, device: torch.device, bulk: bool = False) -> Problem:
     """One decode step on a contiguous cache, with as many splits as "auto" takes; read by the copy engine if `bulk`."""
     from mta_kernels.conv_attention.triton.decode import launch_decode
-    from mta_kernels.conv_attention.triton.decode_plan import DecodeConfig, choose_splits, decode_candidates
+    from mta_kernels.conv_attention.triton.decode_plan import DecodeConfig, auto_splits, decode_candidates
 
     q, k, v, weight = _inputs(shape, device, query_rows=min(shape.taps[0], shape.seq_len))
     lengths = torch.full((shape.batch,), shape.seq_len, dtype=torch.int32, device=device)
@@ -127,8 +127,7 @@ def decode_problem(shape: Shape, device: torch.device, bulk: bool = False) -> Pr
     }
 
     def run(config: DecodeConfig) -> Sequence[Tensor]:
-        sequences, at_once = shape.batch * shape.kv_heads, config.programs_per_sm(**limits)
-        splits = choose_splits(sequences, shape.seq_len, group, sm_count(device), config.heads, at_once)
+        splits = auto_splits(config, limits, shape.batch * shape.kv_heads, shape.seq_len, group, sm_count(device))
         return (launch_decode(q, k, v, weight, lengths, None, splits=splits, config=config, bulk=bulk, **options),)
 
     return Problem(decode_candidates(group=group, bulk=bulk, **limits), run)
