@@ -74,6 +74,19 @@ def test_a_repeated_call_has_the_same_gradients(kv_heads: int) -> None:
         assert len({x[name].data_ptr() for x in found}) == 6
 
 
+@pytest.mark.parametrize("scale", [-0.15, 2.0], ids=str)
+@pytest.mark.parametrize("causal", [True, False])
+def test_scales_of_any_sign(scale: float, causal: bool) -> None:
+    assert_as_reference(inputs(1, 2, 1, 70, 64, (6, 11)), "hopper", scale=scale, causal=causal)
+
+
+def test_a_scale_of_zero_leaves_nothing_for_queries_keys_and_weight() -> None:
+    leaves = inputs(1, 2, 1, 70, 64, (6, 11))
+    got = value_and_gradients(conv_attention, leaves, torch.ones_like(leaves["q"]), backend="hopper", scale=0.0)
+    assert not any(got[name].any() for name in ("q", "k", "weight"))
+    assert_as_reference(leaves, "hopper", scale=0.0)
+
+
 def test_one_token() -> None:
     """A softmax of one key is one: v's gradient is the output's, the others are rounding."""
     leaves = inputs(1, 2, 1, 1, 64, (6, 11))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from itertools import pairwise
 
@@ -13,10 +14,11 @@ from planted_faults import plant
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference, explain, identity_weight, operators
-from mta_kernels.conv_attention.hopper import backward, forward
+from mta_kernels.conv_attention.hopper import backward, forward, prepare
 from mta_kernels.conv_attention.hopper import source as sources
 from mta_kernels.conv_attention.hopper.forward import Geometry, kernel, shape_unsupported
-from mta_kernels.cuda import compiler
+from mta_kernels.conv_attention.hopper.prepare import Preparation, Prepared, Rows
+from mta_kernels.cuda import compiler, driver
 
 ON_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 SEEDS = (0,) if ON_HOPPER else (0, 1, 2)  # of the emulator: how threads and copies interleave
@@ -165,6 +167,17 @@ def test_scores_of_any_size(hopper, magnitude: float) -> None:
     assert_close(hopper(q, k, v, weight), q, k, v, weight)
 
 
+@pytest.mark.parametrize("scale", [-0.15, 0.0, -0.0, -1e-30, 2.0, -1e-45], ids=str)
+@pytest.mark.parametrize("causal", [True, False])
+def test_scales_of_any_sign_and_size(hopper, scale: float, causal: bool) -> None:
+    q, k, v, weight = make(1, 2, 1, 100, 64, (6, 11), BF16)
+    assert_close(hopper(q, k, v, weight, scale=scale, causal=causal), q, k, v, weight, scale=scale, causal=causal)
+
+
+def test_a_scale_that_is_no_number_gives_none(hopper) -> None:
+    assert hopper(*make(1, 2, 1, 100, 64, (6, 11), BF16), scale=float("nan")).isnan().all()
+
+
 @pytest.mark.parametrize("factor", [0.0, 1e-30, 1e-6, 1e6], ids=str)
 def test_weights_of_any_size(hopper, factor: float) -> None:
     q, k, v, weight = make(1, 2, 1, 100, 64, (6, 11), BF16)
@@ -268,6 +281,29 @@ def test_the_emulator_finds_what_a_gpu_may_hide(
         kernel.cache_clear()
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_more_heads_than_a_grid_has_rows(monkeypatch, backward: bool) -> None:
+    """A GPU takes 65535 blocks along y, and 2^31 - 1 along x."""
+    monkeypatch.setattr(prepare, "kernel", lambda *_: None)
+    monkeypatch.setattr(driver, "Launch", lambda kernel, blocks, *_: blocks)
+    preparation = Preparation(grad_out=Rows(start=16 if backward else None), heads=2, kv_heads=2, batch=40000)
+    x, y = prepare.prepare_launch(Prepared(BF16, 64, 6, 11, 5), preparation, 0)
+    assert x == 80000
+    assert y < 2**16
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper GPU")
+def test_65536_heads() -> None:
+    q, k, v, weight = (x.requires_grad_() for x in make(32768, 2, 1, 3, 16, (3, 3), BF16))
+    got = conv_attention(q, k, v, weight, backend="hopper")
+    assert_close(got, q, k, v, weight)
+    gradients = torch.autograd.grad(got.sum(), (q, k, v))
+    few = [x.detach()[-2:].requires_grad_() for x in (q, k, v)]
+    of_few = torch.autograd.grad(conv_attention(*few, weight, backend="hopper").sum(), few)
+    assert all(torch.equal(x[-2:], y) for x, y in zip(gradients, of_few, strict=True))
+
+
 @pytest.mark.parametrize(
     "geometry",
     [
@@ -288,6 +324,21 @@ def test_it_compiles_without_spills_and_with_products_in_flight(geometry: Geomet
         pytest.skip(f"NVRTC {compiler.version()} keeps ptxas's words to itself")
     assert words.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == 1
     assert "C75" not in words
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+@pytest.mark.parametrize("module", [forward, backward], ids=["forward", "backward"])
+def test_every_head_dim_compiles(module, dtype: torch.dtype) -> None:
+    reason = compiler.missing_package()
+    if reason:
+        pytest.skip(reason)
+    for head_dim in range(8, 264, 8):
+        if shape_unsupported(dtype, head_dim, 1, 1) is None and (
+            module is forward or head_dim <= backward.MAX_HEAD_DIM
+        ):
+            geometry = module.Geometry(dtype, head_dim, 1, 1, 0, causal=False, spans=False)
+            # To PTX: what the assembler may refuse, it refuses in other tests.
+            compiler.compile_source(dataclasses.replace(geometry.source, architecture="compute_90a"))
 
 
 def test_the_compiler_s_words_are_kept() -> None:

@@ -61,7 +61,7 @@ constexpr int ALIGNED = 128;  // rows, and keys, of the blocks that `seen_by` co
 struct Arguments {
     Positions at;
     const uint16_t *taps, *taps_back;  // [Hq, QUERY_TAPS, 512] fp16: T, and T' backwards, weights over a power of two
-    const float* weight_scale;         // [Hq]: scale * log2(e) * that power
+    const float* weight_scale;         // [Hq]: |scale| * log2(e) * that power; T has the sign
     const float *key_norms, *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]: maxima of squared norms
     const float *logsumexp, *delta;    // [B, Hq, M]
     uint16_t *p, *ds;                  // [slots, chunk_rows, pitch]: tiles of 64 keys, in the order in which threads hold them
@@ -305,7 +305,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         const float bound = 0.5f * (log2f(grad_norm) + log2f(value_norm)) + 1;
         const float exponent = floorf(GradLimit<ELEMENT>::log2 - bound);
         const float grad_factor = exp2f(fminf(fmaxf(exponent, -100.f), 100.f));
-        const float ds_unit = args.weight_scale[head] * LN_2 / grad_factor;
+        const float ds_unit = args.scale == 0 ? 0.f : args.weight_scale[head] * LN_2 / grad_factor;
         if (threadIdx.x == 0) args.ds_unit[batch_head] = ds_unit;  // as every block of the head
 
         auto multiply_keys = [&](int stage) {

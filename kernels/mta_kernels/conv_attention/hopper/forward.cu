@@ -55,7 +55,7 @@ static_assert(LARGEST + FETCHERS / 32 * 4 <= 227 * 1024, "shared memory of a blo
 struct Arguments {
     Positions at;
     const uint16_t* taps;       // [Hq, QUERY_TAPS, 512] fp16: T of each tap, laid out for wgmma; weights over a power of two
-    const float* weight_scale;  // [Hq]: scale * log2(e) * that power
+    const float* weight_scale;  // [Hq]: |scale| * log2(e) * that power; T has the sign
     const float* key_norms;     // [B * Hkv, NORM_PARTS]: maxima of squared norms of keys
     uint16_t* out;              // [B, Hq, M, HEAD_DIM]
     float* logsumexp;           // [B, Hq, M], natural units

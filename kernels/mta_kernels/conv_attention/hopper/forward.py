@@ -117,8 +117,7 @@ class Geometry(Tiles):
             for columns, of in ((64, element), (32, "Half"))
             for how in ("shared", "fragments")
         ]
-        found.append(Product(self.value_dim, element, "registers"))
-        return list(dict.fromkeys(found))
+        return [*found, Product(self.value_dim, element, "registers")]
 
     @property
     def source(self) -> Source:

@@ -1,6 +1,7 @@
 // What forward and backward need besides their inputs: T, and bounds on scores and gradients before any is known.
 //
-// Blocks of 256 threads; along y query heads or KV heads, of all batches or not; along x, by what they compute:
+// Blocks of 256 threads; along x query heads or KV heads, of all batches or not (y ends at 65535); along y, by what they
+// compute:
 //   0 .. 31   largest squared norm of a part of the keys
 //   32        T (and for the backward T') and weight_scale of a query head; counters
 //   33 .. 64  backward: largest squared norm of a part of the values
@@ -17,13 +18,15 @@ struct Preparation {
     const void* weight;        // [Hq, QUERY_TAPS, KEY_TAPS]; float32 if weight_is_float, else ELEMENT; strides likewise
     int64_t weight_head, weight_query, weight_key;
     uint16_t *taps, *taps_back;
-    float* weight_scale;                          // [Hq]
+    float* weight_scale;                          // [Hq]: |scale| * log2(e) * the power of two that T is divided by
     float *key_norms, *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]
     float* delta;                                 // [B, Hq, M]: sums of out * grad_out
     int* counters;                                // of works, of what follows on the same stream: set to 0
     float scale_log2;                             // scale * log2(e)
     int weight_is_float, heads, kv_heads, batch, query_rows, key_rows, counter_count;
 };
+
+constexpr float SMALLEST_SCALE = 1e-37f;  // of a scale of 0, whose scores are so small that the softmax is even
 
 DEVICE float weight_at(const Preparation& args, int head, int tap, int key_tap) {
     const int64_t at = head * args.weight_head + tap * args.weight_query + key_tap * args.weight_key;
@@ -75,8 +78,9 @@ DEVICE void write_taps(const Preparation& args, int head) {
         largest = fmaxf(largest, fabsf(weight_at(args, head, i / KEY_TAPS, i % KEY_TAPS)));
     largest = block_max(largest, thread);
     const int exponent = largest > 0 ? ilogbf(largest) + 1 : 0;
-    if (thread == 0)  // not zero, since minus infinity is multiplied by it
-        args.weight_scale[head] = fmaxf(ldexpf(args.scale_log2, exponent), 1e-37f);
+    // Masked places are minus infinity times weight_scale: it is positive, T has the sign. NaN stays NaN.
+    const float scale = ldexpf(fabsf(args.scale_log2), exponent), sign = args.scale_log2 < 0 ? -1 : 1;
+    if (thread == 0) args.weight_scale[head] = scale < SMALLEST_SCALE ? SMALLEST_SCALE : scale;
     for (int i = thread; i < QUERY_TAPS * 256; i += 256) {
         // Two numbers of T, or of T' from the last tap to the first: row k, k + 1 of 16, column n of 32, in 8 x 8 tiles.
         const int tap = i / 256, k = i % 256 / 128 * 8 + i % 4 * 2, n = i % 128 / 4;
@@ -84,8 +88,8 @@ DEVICE void write_taps(const Preparation& args, int head) {
         for (int e = 0; e < 2; e++) {
             const int key_tap = k + e - n + LEFT + PAD, back_tap = n - LEFT_BACK - k - e + PAD;
             const bool inside = key_tap >= 0 && key_tap < KEY_TAPS, back_inside = back_tap >= 0 && back_tap < KEY_TAPS;
-            value[e] = inside ? ldexpf(weight_at(args, head, QUERY_TAPS - 1 - tap, key_tap), -exponent) : 0.f;
-            back[e] = back_inside ? ldexpf(weight_at(args, head, tap, back_tap), -exponent) : 0.f;
+            value[e] = inside ? sign * ldexpf(weight_at(args, head, QUERY_TAPS - 1 - tap, key_tap), -exponent) : 0.f;
+            back[e] = back_inside ? sign * ldexpf(weight_at(args, head, tap, back_tap), -exponent) : 0.f;
         }
         ((uint32_t*)args.taps)[head * QUERY_TAPS * 256 + i] = pack<Half>(value[0], value[1]);
         if (args.taps_back) ((uint32_t*)args.taps_back)[head * QUERY_TAPS * 256 + i] = pack<Half>(back[0], back[1]);
@@ -93,7 +97,7 @@ DEVICE void write_taps(const Preparation& args, int head) {
 }
 
 extern "C" __global__ void MAXIMUM_THREADS(256) hopper_prepare(const __grid_constant__ Preparation args) {
-    const int job = blockIdx.x, head = blockIdx.y, thread = threadIdx.x;
+    const int head = blockIdx.x, job = blockIdx.y, thread = threadIdx.x;
     if (job < NORM_PARTS) {
         if (head < args.batch * args.kv_heads) largest_norm(args.k, args.kv_heads, head, args.key_rows, job, args.key_norms);
     } else if (job == NORM_PARTS) {

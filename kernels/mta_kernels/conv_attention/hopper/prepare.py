@@ -175,7 +175,7 @@ def prepare_launch(prepared: Prepared, preparation: Preparation, device: int) ->
     parts = NORM_PARTS + 1 + (2 * NORM_PARTS if backward else 0)
     heads = max(preparation.heads, preparation.batch * (preparation.heads if backward else preparation.kv_heads))
     return driver.Launch(
-        kernel(prepared, device), (parts, heads), prepared.threads, prepared.shared_memory, device, preparation
+        kernel(prepared, device), (heads, parts), prepared.threads, prepared.shared_memory, device, preparation
     )
 
 

@@ -40,7 +40,7 @@ def wgmma_header(products: Iterable[Product]) -> str:
     if asked.
     """
     by_shape: dict[tuple[int, str], list[str]] = {}
-    for product in products:
+    for product in dict.fromkeys(products):  # two roles may be one instruction
         by_shape.setdefault((product.columns, product.element), []).append(product.operands)
     lines = ["#pragma once", "template <int Accumulators, class Element> struct Product;"]
     for (columns, element), kinds in by_shape.items():
