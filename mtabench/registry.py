@@ -114,7 +114,7 @@ IMPLEMENTATIONS = (
         summary="fused CUDA kernels for H100 and H200, the convolution as banded products on the tensor cores",
         target="mtabench.implementations:hopper",
         unsupported="mtabench.implementations:hopper_unsupported",
-        note="gradients of head dims above 128 by the triton kernels",
+        note="backward up to head dim 128; auto takes triton above",
     ),
     Implementation(
         name="cuda",

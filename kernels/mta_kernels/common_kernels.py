@@ -42,7 +42,7 @@ def _hopper() -> Iterator[Source]:
         yield prepare.Prepared(*shape).source
         for causal, packed in CAUSAL_AND_PACKED:
             yield forward.Geometry(*shape, causal, packed).source
-            if head_dim <= backward.MAX_HEAD_DIM:
+            if head_dim <= forward.MAX_BACKWARD_HEAD_DIM:
                 yield backward.Geometry(*shape, causal, packed).source
 
 

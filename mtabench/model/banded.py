@@ -100,7 +100,7 @@ def forward(case: Case, sm_count: int) -> list[Kernel]:
 
 
 def backward(case: Case, sm_count: int) -> list[Kernel]:
-    """The launches of a backward; of head dims above MOST_BACKWARD it is the Triton kernels'.
+    """The launches of a backward, which there is up to head dim MOST_BACKWARD.
 
     One launch computes rows and, from what these leave in the scratch, products: it takes the time of both.
     """

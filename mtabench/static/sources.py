@@ -142,7 +142,7 @@ def hopper(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
         raise SkippedError(reason)
     shape_of = (dtype, shape.head_dim, *shape.conv, key_padding(shape.conv[1], "both"))
     launched: list[Any] = [preparing.Prepared(*shape_of), forward.Geometry(*shape_of, shape.causal, shape.packed)]
-    if shape.head_dim <= backward.MAX_HEAD_DIM:
+    if shape.head_dim <= forward.MAX_BACKWARD_HEAD_DIM:
         launched.append(backward.Geometry(*shape_of, shape.causal, shape.packed))
     for name, constants in zip(("prepare", "forward", "backward"), launched, strict=False):
         code = _compiled(constants.source)

@@ -19,6 +19,7 @@ from mta_kernels.conv_attention.arguments import (
     key_padding,
     softmax_scale,
     under_autocast,
+    wants_gradient,
 )
 from mta_kernels.conv_attention.cuda_decode.decode import decode_unsupported
 from mta_kernels.conv_attention.hopper.forward import hopper_unsupported, launches_for
@@ -59,20 +60,28 @@ class Choice:
 
 
 def unsupported(
-    backend: str, *, device: torch.device | str, dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int
+    backend: str,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    head_dim: int,
+    query_taps: int,
+    key_taps: int,
+    backward: bool = False,
 ) -> str | None:
     """Why `backend` cannot run conv attention with these on this machine, or None if it can.
 
-    `device` is a torch device or its type, "cuda" or "cpu". For "cuda" the answer is about decode, which is all that
-    it has. Raises ValueError for an unknown backend.
+    `device` is a torch device or its type, "cuda" or "cpu"; `backward` is whether gradients are wanted as well. For
+    "cuda" the answer is about decode, which is all that it has. Raises ValueError for an unknown backend.
     """
     if backend == "reference":
         return None
     if backend in BACKENDS:
-        ask = {"triton": triton_unsupported, "hopper": hopper_unsupported, "cuda": decode_unsupported}[backend]
-        return absent(device) or ask(
-            device=device, dtype=dtype, head_dim=head_dim, query_taps=query_taps, key_taps=key_taps
-        )
+        shape: dict[str, Any] = {"device": device, "dtype": dtype, "head_dim": head_dim}
+        shape |= {"query_taps": query_taps, "key_taps": key_taps}
+        if backend == "hopper":
+            return absent(device) or hopper_unsupported(**shape, backward=backward)
+        return absent(device) or {"triton": triton_unsupported, "cuda": decode_unsupported}[backend](**shape)
     raise ValueError(f"backend is {backend!r}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
 
 
@@ -88,14 +97,15 @@ def explain(
 ) -> Choice:
     """Which backend `conv_attention`, or `conv_attention_decode`, takes for these arguments, and why.
 
-    No other argument changes the choice; autocast does. Raises ValueError for an unknown backend, or a named one
-    that cannot run them, and TypeError for what is no tensor.
+    No other argument changes the choice; autocast does, and whether a gradient may be asked for. Raises ValueError for
+    an unknown backend, or a named one that cannot run them, and TypeError for what is no tensor.
     """
     check_are_tensors(q=q, k=k, v=v, weight=weight)
     shared = _over_ranks(group)
+    backward = wants_gradient(q, k, v, weight)
     if backend == "auto":
-        return Choice(*_fastest(q, k, weight, autocast_dtype(q), decode, shared))
-    return Choice(_resolve(backend, q, k, weight, autocast_dtype(q), decode, shared), "asked for")
+        return Choice(*_fastest(q, k, weight, autocast_dtype(q), decode, shared, backward))
+    return Choice(_resolve(backend, q, k, weight, autocast_dtype(q), decode, shared, backward), "asked for")
 
 
 def _over_ranks(group: ProcessGroup | None) -> bool:
@@ -108,7 +118,9 @@ def _over_ranks(group: ProcessGroup | None) -> bool:
     return group.size() > 1
 
 
-def _fastest(q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype, decode: bool, shared: bool) -> tuple[str, str]:
+def _fastest(
+    q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype, decode: bool, shared: bool, backward: bool
+) -> tuple[str, str]:
     """The fastest backend that can run them in a dtype, or else the reference; and why."""
     backends: tuple[str, ...] = FUSED_BACKENDS
     if shared:
@@ -117,7 +129,7 @@ def _fastest(q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype, decode: b
         backends = _decode_backends(q, k, weight, dtype)
     reason: str | None = ""
     for backend in backends:
-        reason = _why_not(backend, q, weight, dtype)
+        reason = _why_not(backend, q, weight, dtype, backward)
         if reason is None:
             return backend, "the fastest backend for these arguments"
     return "reference", f"{backends[-1]} cannot run this: {reason}"
@@ -142,7 +154,7 @@ def _decode_backends(q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype) -
 _capability = asked_once(capability)
 
 
-def _why_not(backend: str, q: Tensor, weight: Tensor, dtype: torch.dtype) -> str | None:
+def _why_not(backend: str, q: Tensor, weight: Tensor, dtype: torch.dtype, backward: bool = False) -> str | None:
     """Why the backend cannot run these, or None if it can."""
     return unsupported(
         backend,
@@ -151,13 +163,23 @@ def _why_not(backend: str, q: Tensor, weight: Tensor, dtype: torch.dtype) -> str
         head_dim=q.shape[-1],
         query_taps=weight.shape[-2],
         key_taps=weight.shape[-1],
+        backward=backward,
     )
 
 
-def _resolve(backend: str, q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype, decode: bool, shared: bool) -> str:
+def _resolve(
+    backend: str,
+    q: Tensor,
+    k: Tensor,
+    weight: Tensor,
+    dtype: torch.dtype,
+    decode: bool,
+    shared: bool,
+    backward: bool = False,
+) -> str:
     """The backend that runs these in a dtype; raises ValueError if it is a named one that cannot."""
     if backend == "auto":
-        return _fastest(q, k, weight, dtype, decode, shared)[0]
+        return _fastest(q, k, weight, dtype, decode, shared, backward)[0]
     if shared and backend in ("hopper", "cuda"):
         raise ValueError(
             f"backend {backend!r} does not share a sequence over ranks: its kernels give no part of a softmax; "
@@ -167,7 +189,7 @@ def _resolve(backend: str, q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dt
         raise ValueError("backend 'hopper' has no decode; use 'cuda' or 'triton', or 'auto', which picks one")
     if not decode and backend == "cuda":
         raise ValueError("backend 'cuda' has decode alone; use 'triton' or 'hopper', or 'auto', which picks one")
-    if reason := _why_not(backend, q, weight, dtype):
+    if reason := _why_not(backend, q, weight, dtype, backward):
         raise ValueError(f"backend {backend!r} cannot run this: {reason}; backend='auto' picks one that can")
     return backend
 
@@ -204,8 +226,8 @@ def conv_attention(
       and v, as `context_parallel.shard_sequence` gives them, M = N, and gets its rows of the result. The weight is the
       same on all ranks, and its gradient the sum over them. Without q_history and cu_seqlens.
 
-    `backend` is "auto" (`explain` says which that is), "reference", "triton" or "hopper" (H100 and H200; gradients of
-    head dims above 128 by Triton's kernels); a named one never falls back. Under autocast q, k and v are cast to its
+    `backend` is "auto" (`explain` says which that is), "reference", "triton" or "hopper" (H100 and H200; with
+    gradients up to head dim 128); a named one never falls back. Under autocast q, k and v are cast to its
     dtype, and so is the weight unless it is float32; float64 stays as it is.
     Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run.
     """
@@ -224,7 +246,8 @@ def conv_attention(
     check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
     options: dict[str, Any] = {"causal": causal, "scale": scale, "pad_key": pad_key, "head_chunk": head_chunk}
     shared = _over_ranks(group)
-    chosen = _resolve(backend, q, k, weight, q.dtype, decode=False, shared=shared)
+    backward = wants_gradient(q, k, v, weight, q_history)
+    chosen = _resolve(backend, q, k, weight, q.dtype, decode=False, shared=shared, backward=backward)
     if group is not None and shared:
         from mta_kernels.conv_attention.context_parallel.attention import conv_attention_over_ranks
 

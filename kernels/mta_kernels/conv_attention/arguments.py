@@ -85,6 +85,11 @@ def rows_before(query_rows: int, key_rows: int, query_taps: int) -> int:
     return min(query_taps - 1, key_rows - query_rows)
 
 
+def wants_gradient(*tensors: Tensor | None) -> bool:
+    """Whether autograd will ask for a gradient of what is computed of these."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
 def under_autocast(x: Tensor) -> bool:
     """Whether autocast is on for the device of x; it knows nothing of "meta"."""
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import check_splits, key_padding, rows_before, softmax_scale, under_autocast
-from mta_kernels.conv_attention.hopper.backward import MAX_HEAD_DIM
 from mta_kernels.conv_attention.hopper.forward import conv_attention_forward as hopper_forward
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
 from mta_kernels.conv_attention.repeated import Launches, Seen, earlier_backward, may_repeat, remember_backward
@@ -197,12 +196,11 @@ def _backward(
     from mta_kernels.conv_attention.hopper.backward import part_backward
     from mta_kernels.conv_attention.triton.backward import conv_attention_backward
 
-    by_hopper = backend == "hopper" and q.shape[3] <= MAX_HEAD_DIM
     with on_device_of(q), without_autocast(q):
         return conv_attention_backward(
             q, k, v, weight, out, logsumexp, grad_out,
             causal=causal, scale=scale, pad=pad, head_chunk=head_chunk, spans=spans,
-            part_backward=part_backward if by_hopper else None,
+            part_backward=part_backward if backend == "hopper" else None,
         )  # fmt: skip
 
 
@@ -275,8 +273,7 @@ class _ConvAttentionAgain(torch.autograd.Function):
             causal, scale, pad, _ = ctx.launches.options
             backend = ctx.launches.backend
             gradients = CONV_ATTENTION_BACKWARD(*tensors, causal, scale, pad, 0, None, backend)
-            by_hopper = backend == "hopper" and grad_out.shape[3] <= MAX_HEAD_DIM
-            if by_hopper and not torch.is_grad_enabled() and may_repeat(*tensors):
+            if backend == "hopper" and not torch.is_grad_enabled() and may_repeat(*tensors):
                 remember_backward(ctx.launches, *tensors)
         return None, *_wanted(gradients, ctx.needs_input_grad[1:])
 

@@ -33,7 +33,7 @@ else:
 K = TypeVar("K")
 S = TypeVar("S")
 PLAIN = (Tensor, nn.Parameter)
-MAX_ALIKE = 16  # calls remembered that have q's shape and the options in common
+MAX_ALIKE = 16  # calls remembered that have the grad mode, q's shape and the options in common
 
 
 class Launches(Protocol):
@@ -84,7 +84,7 @@ def earlier(
         or not (scale is None or type(scale) is float)
     ):
         return None
-    for seen in _seen.get((q.shape, causal, scale, pad_key, backend, cast), ()):
+    for seen in _seen.get((torch.is_grad_enabled(), q.shape, causal, scale, pad_key, backend, cast), ()):
         if seen.is_like(q, k, v, weight):
             return seen
     return None
@@ -132,7 +132,7 @@ def remember(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any, lau
     """For calls like this one, which passed all checks and may repeat; options as those of `earlier`."""
     tensors = (q, k, v, weight)
     seen = Seen(_guards(*tensors).check, launches, any(x.requires_grad for x in tensors))
-    _keep_alike(_seen, (q.shape, *options), seen)
+    _keep_alike(_seen, (torch.is_grad_enabled(), q.shape, *options), seen)
 
 
 def remember_backward(launches: Launches, *tensors: Tensor) -> None:

@@ -28,7 +28,6 @@ from mta_kernels.cuda.compiler import Source, machine_code
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.remembering import keep
 
-MAX_HEAD_DIM = 128
 TILE, CARRIED = 64, 16  # keys of a tile, and columns of c that it leaves to the next
 SCORES_ABOVE, GRADS_ABOVE = 16, 8  # rows above a warpgroup's own
 PLACES, ALIGNED = 256, 128  # of scratch, that a block's products read; rows and keys of the blocks of `rows_that_see`
