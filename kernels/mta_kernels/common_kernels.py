@@ -44,6 +44,7 @@ def _hopper() -> Iterator[Source]:
             yield forward.Geometry(*shape, causal, packed).source
             if head_dim <= forward.MAX_BACKWARD_HEAD_DIM:
                 yield backward.Geometry(*shape, causal, packed).source
+                yield backward.Exact(prepare.Prepared(*shape), causal, packed).source
 
 
 def _decode() -> Iterator[Source]:

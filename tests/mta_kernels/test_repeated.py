@@ -35,7 +35,7 @@ class Machine(Emulator):
         self.launched.append(kernel)
         if kernel == "hopper_prepare":
             (preparation,) = args
-            assert preparation.key_norms > preparation.weight_scale > preparation.taps
+            assert preparation.weight_scale > preparation.taps
             self.prepared = Preparation.from_buffer_copy(preparation)
             if self.interrupt:
                 interrupt, self.interrupt = self.interrupt, None
@@ -43,14 +43,26 @@ class Machine(Emulator):
                 self.prepared = Preparation.from_buffer_copy(preparation)
             return
         *maps, arguments = args
+        if kernel == "hopper_backward_exact":
+            given = (
+                arguments.inputs.q.start,
+                arguments.inputs.k.start,
+                arguments.inputs.v.start,
+                arguments.grad_out.start,
+            )
+            assert (*given, arguments.inputs.weight.start) == (*self.mapped, self.prepared.weight.start)
+            assert all(getattr(arguments, name) == getattr(self.arguments, name) for name in SHARED)
+            return
         module = {"hopper_forward": forward, "hopper_backward": backward}[kernel]
         assert isinstance(arguments, module.Arguments)
-        assert (arguments.taps, arguments.key_norms) == (self.prepared.taps, self.prepared.key_norms)
-        assert maps[1].words[0] == self.prepared.k.start
+        assert arguments.taps == self.prepared.taps
+        self.mapped, self.arguments = [x.words[0] for x in maps[:4]], arguments
         q, k, v, *rest = (x.words[0] for x in maps)
-        first = [numbers_at(start).item() for start in (q, k, v, self.prepared.weight)]
+        first = [numbers_at(start).item() for start in (q, k, v, self.prepared.weight.start)]
         if module is forward:
             numbers_at(arguments.out).fill_(sum(first))
+            given = arguments.inputs.q.start, arguments.inputs.k.start, arguments.inputs.v.start
+            assert (*given, arguments.inputs.weight.start) == (q, k, v, self.prepared.weight.start)
             return
         grad_out, scratch = rest
         starts = self.prepared.v.start, self.prepared.grad_out.start, arguments.p, self.prepared.counters
@@ -64,6 +76,9 @@ class Machine(Emulator):
             numbers_at(start, count, torch.float32).fill_(value)
 
 
+SHARED = ("logsumexp", "delta", "dq", "dk", "dv", "dweight")  # addresses that both launches of a backward take
+
+
 def numbers_at(address: int, count: int = 1, dtype: torch.dtype = BF16) -> Tensor:
     return torch.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(address), dtype=dtype)
 
@@ -75,6 +90,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(prepare, "kernel", lambda prepared, device: "hopper_prepare")
     monkeypatch.setattr(forward, "kernel", lambda geometry, device: "hopper_forward")
     monkeypatch.setattr(backward, "kernel", lambda geometry, device: "hopper_backward")
+    monkeypatch.setattr(backward, "exact_kernel", lambda exact, device: "hopper_backward_exact")
     for module in (forward, backward):
         monkeypatch.setattr(module, "tensor_map", lambda x: tensor_maps.TensorMap((ctypes.c_uint64 * 16)(x.data_ptr())))
         monkeypatch.setattr(module, "_launches", {})
@@ -313,7 +329,10 @@ def test_a_repeated_backward_has_its_own_tensors_and_no_operator(machine: Machin
     for seed in range(5):
         gradients(*inputs(seed), seed=seed)
     assert len(backward_calls) == 2
-    assert machine.launched == ["hopper_prepare", "hopper_forward", "hopper_prepare", "hopper_backward"] * 5
+    assert (
+        machine.launched
+        == ["hopper_prepare", "hopper_forward", "hopper_prepare", "hopper_backward", "hopper_backward_exact"] * 5
+    )
 
 
 def test_gradients_that_lie_otherwise_are_looked_at(backward_calls) -> None:
