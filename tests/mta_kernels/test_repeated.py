@@ -9,6 +9,7 @@ import torch
 from emulated_kernels import Emulator
 from kernel_inputs import make
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -259,6 +260,37 @@ def test_numbers_that_are_not_in_memory_are_made_first() -> None:
     negative, zero = torch._neg_view(q), torch._efficientzerotensor(q.shape, dtype=BF16)
     assert first(negative, k, v, weight) == expected(-q, k, v, weight)
     assert first(zero, k, v, weight) == expected(torch.zeros_like(q), k, v, weight)
+
+
+def test_dual_tensors_are_seen() -> None:
+    """They look like the tensors of the call before."""
+    tensors = inputs()
+    first(*tensors)
+    for place, x in enumerate(tensors):
+        with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward-mode derivatives"):
+            first(*tensors[:place], forward_ad.make_dual(x, torch.ones_like(x)), *tensors[place + 1 :])
+    for _ in range(3):
+        gradients(*tensors)
+    out = conv_attention(*(x.requires_grad_() for x in tensors), backend="hopper")
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward-mode derivatives"):
+        out.backward(forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out)))
+
+
+def test_an_undefined_gradient_stays_undefined(machine: Machine) -> None:
+    class Stop(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad: Tensor) -> None:
+            return None
+
+    leaves = [x.requires_grad_() for x in inputs()]
+    for _ in range(3):  # the first by the operator, the others as calls like it
+        out = Stop.apply(conv_attention(*leaves, backend="hopper"))
+        assert torch.autograd.grad(out.sum(), leaves, allow_unused=True) == (None,) * 4
+    assert "hopper_backward" not in machine.launched
 
 
 def test_autocast_casts_before(operator_calls) -> None:

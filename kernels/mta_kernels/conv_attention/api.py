@@ -213,7 +213,8 @@ def conv_attention(
 
     `q [B, Hq, M, D]`, `k, v [B, Hkv, N, D]` with `Hq` a multiple of `Hkv` and `M <= N`, `weight [Hq, cq, ck]` in q's
     dtype or float32; returns `[B, Hq, M, D]`. `scale` is the factor on `q . k`, `1 / sqrt(D)` unless given;
-    `pad_key` places the key taps ("both", "left" or "right"). Differentiable in every floating-point tensor.
+    `pad_key` places the key taps ("both", "left" or "right"). Differentiable in every floating-point tensor: the fused
+    backends once, by a backward; the reference in all ways, forward mode (`torch.func.jvp`) and twice.
 
     - With `M < N` (a chunk of a prompt) q holds the last `M` positions, and `q_history [B, Hq, H, D]` the queries just
       before them, oldest first, `H >= min(cq - 1, N - M)`; more are ignored.
@@ -229,9 +230,10 @@ def conv_attention(
     `backend` is "auto" (`explain` says which that is), "reference", "triton" or "hopper" (H100 and H200; with
     gradients up to head dim 128); a named one never falls back. Under autocast q, k and v are cast to its
     dtype, and so is the weight unless it is float32; float64 stays as it is.
-    Infinity and NaN: in q or k they reach rows that see them and no others, in v or the weight any row of their heads;
-    what those rows hold is not defined, nor is any gradient. So is a row whose `scale * q . k` overflows float32.
-    Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run.
+    Infinity and NaN: in q or k they reach rows that see them and no others, in v or the weight any row of their heads.
+    What those rows hold is not defined, nor is any gradient, nor a row whose `scale * q . k` overflows float32.
+    Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run, and
+    RuntimeError for a derivative that the backend does not have.
     """
     like: tuple | None = None  # an earlier call that this one may be like
     if q_history is None and cu_seqlens is None and head_chunk is None and group is None:

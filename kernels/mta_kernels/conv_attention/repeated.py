@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from mta_kernels.conv_attention.hopper import backward
 from mta_kernels.remembering import keep
@@ -28,7 +29,7 @@ try:  # neither who watches nor all of a tensor at once is asked through PyTorch
 except ImportError:  # in a PyTorch to come: then every call takes the operator
     CAN_ASK = False
 else:
-    CAN_ASK = True
+    CAN_ASK = hasattr(forward_ad, "_current_level")
 
 K = TypeVar("K")
 S = TypeVar("S")
@@ -108,9 +109,10 @@ def earlier_backward(launches: Launches, *tensors: Tensor) -> backward.Launches 
 
 
 def _is_watched(x: Tensor) -> bool:
-    """Whether the profiler or a mode is on, or x is not what it seems."""
+    """Whether the profiler or a mode is on, dual tensors may be about, or x is not what it seems."""
     return (
         _profiler_enabled()
+        or forward_ad._current_level >= 0  # a dual tensor looks like any other, to guards too
         or _is_torch_function_mode_enabled()
         or _dispatch_isTensorSubclassLike(x)  # so is every tensor while a dispatch mode is on
     )
