@@ -79,21 +79,20 @@ def run(inputs: tuple[Tensor, ...], **options) -> Tensor:
 
 
 def make_decode(lengths, heads, kv_heads, head_dim, taps, dtype, window=None, **options) -> tuple[Tensor, ...]:
-    """Random q_window, caches with NaN beyond each length, weight and lengths."""
+    """Random q_window and caches, with NaN before the first token and beyond each length; weight and lengths."""
     capacity = max(lengths) + 5
     q, k, v, weight = make(len(lengths), heads, kv_heads, capacity, head_dim, taps, dtype, **options)
-    for batch, length in enumerate(lengths):
-        k[batch, :, length:] = v[batch, :, length:] = float("nan")
     window = window or taps[0]
     q = torch.cat([q, q], 2)[:, :, :window] if window > capacity else q[:, :, :window]
+    for batch, length in enumerate(lengths):
+        k[batch, :, length:] = v[batch, :, length:] = q[batch, :, : max(0, window - length)] = float("nan")
     return q, k, v, weight, torch.tensor(lengths, device=DEVICE)
 
 
 def exact(inputs: tuple[Tensor, ...], dtype: torch.dtype = torch.float64, **options) -> Tensor:
-    """By definition; zeros for a sequence without tokens."""
+    """By definition."""
     q, k, v, weight, lengths = inputs
-    out = conv_attention_decode_reference(*(x.to(dtype) for x in (q, k, v, weight)), lengths=lengths, **options)
-    return out.masked_fill((lengths == 0)[:, None, None, None], 0)
+    return conv_attention_decode_reference(*(x.to(dtype) for x in (q, k, v, weight)), lengths=lengths, **options)
 
 
 def assert_decodes(got: Tensor, inputs: tuple[Tensor, ...], rounding: int = 4, **options) -> None:
@@ -208,7 +207,7 @@ def test_any_layout(gpu) -> None:
 def test_queries_of_any_layout_beside_aligned_caches(gpu) -> None:
     q, k, v, weight, lengths = make_decode(RAGGED, 1, 1, 64, (6, 11), BF16)
     want = run((q, k, v, weight, lengths))
-    short = torch.stack([lengths, lengths], dim=1)[:, 0].short()
+    short = torch.stack([lengths, lengths], dim=1)[:, 0].int()
     assert torch.equal(run((torch.stack([q, q], dim=4)[..., 0], k, v, weight, short)), want)
     assert torch.equal(run((off_by_one(q), k, v, weight, short)), want)
 

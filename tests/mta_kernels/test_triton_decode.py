@@ -39,13 +39,13 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_decode(lengths, heads, kv_heads, head_dim, taps, dtype=torch.float32, window=None, **options):
-    """Random q_window, caches with NaN beyond each length, weight and lengths."""
+    """Random q_window and caches, with NaN before the first token and beyond each length; weight and lengths."""
     capacity = max(lengths) + 5
     q, k, v, weight = make(len(lengths), heads, kv_heads, capacity, head_dim, taps, dtype, **options)
-    for batch, length in enumerate(lengths):
-        k[batch, :, length:] = v[batch, :, length:] = float("nan")
     window = window or taps[0]
     q = torch.cat([q, q], 2)[:, :, :window] if window > capacity else q[:, :, :window]
+    for batch, length in enumerate(lengths):
+        k[batch, :, length:] = v[batch, :, length:] = q[batch, :, : max(0, window - length)] = float("nan")
     return q, k, v, weight, torch.tensor(lengths, device=DEVICE)
 
 

@@ -177,8 +177,6 @@ def launch_decode(
     blocks = programs * geometry.head_blocks
     if geometry.aligned and not has_whole_chunks(q_window):
         q_window = q_window.clone(memory_format=torch.contiguous_format)  # small
-    if lengths.dtype not in (torch.int32, torch.int64):
-        lengths = lengths.int()
     out = torch.empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=device)
     scratch = torch.empty(2 * blocks * heads, geometry.depth + 2, dtype=torch.float32, device=device)
     arrived = arrivals(batch * kv_heads * geometry.head_blocks, device)
