@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from mta_kernels import code_cache
 from mta_kernels.conv_attention.arguments import key_padding
 from mta_kernels.conv_attention.cuda_decode.geometry import plan_on
 from mta_kernels.conv_attention.hopper import backward, forward, prepare
@@ -64,7 +65,7 @@ def compile_into_package(sources: Sequence[Source]) -> None:
 
     def one(source: Source) -> int:
         code, _ = compiler.compile_source(source)
-        compiler.write_whole(folder / source.file_name, code)
+        code_cache.write_whole(folder / source.file_name, code)
         return len(code)
 
     size = 0
