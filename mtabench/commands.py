@@ -51,7 +51,7 @@ def sweep(pass_: str, typed: dict[str, Any], command_line: str) -> bool:
     already = {key_of_row(row): row for row in check_destination(path, resume)}
     with _measuring(asked, ranks, plan, dry_run) as team:
         # By now the workers, if there are any, import torch; this process does as well.
-        from mtabench.files.table import auto_lines, make_console, print_plan, results_table
+        from mtabench.files.table import auto_lines, make_console, print_plan, results_table, settled_lines
         from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings
         from mtabench.sweeps.settings import make_settings
         from mtabench.sweeps.sweep import check_same_device
@@ -73,7 +73,8 @@ def sweep(pass_: str, typed: dict[str, Any], command_line: str) -> bool:
                 spent.since_start(START)
                 team.run(plan, writer, settings, shown, spent)
     console.print(results_table(shown.rows, console.width))
-    for text in (*auto_lines(shown.rows), *rank_lines(shown.rows)):
+    unsettled = settled_lines(shown.rows, settings.max_rounds, settings.time_limit_s)
+    for text in (*auto_lines(shown.rows), *rank_lines(shown.rows), *unsettled):
         _say(console, text)
     _say(console, f"results: {path}")
     any_wrong = any(row["status"] == "wrong" for row in shown.rows)

@@ -10,7 +10,7 @@ from mtabench.charts.chart import Chart, Kind, titled
 from mtabench.charts.data import one_line_each
 from mtabench.charts.findings import reach, where
 from mtabench.charts.lines import YAxis, line_chart
-from mtabench.charts.panels import Band, has_values, panels, times
+from mtabench.charts.panels import Band, has_values, panels, times, unsettled_times
 from mtabench.charts.style import Look
 from mtabench.charts.text import number, percent, span
 
@@ -21,7 +21,7 @@ def chart(cells: pd.DataFrame) -> Chart | None:
     if decode.empty:
         return None
     cells = one_line_each(decode)
-    shown = panels(cells, _values)
+    shown = panels(cells, _values, unsettled_times)
     if not has_values(shown):
         return None
     ceilings = known_ceilings(cells)

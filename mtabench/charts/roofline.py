@@ -16,9 +16,9 @@ from mtabench.charts.chart import Chart, Kind, columns_of, titled
 from mtabench.charts.data import one_line_each
 from mtabench.charts.findings import plain, reach, where
 from mtabench.charts.lines import YARDSTICK_NOTE, line_legend, log_ticks, plain_axes, spread
-from mtabench.charts.panels import problems, word_of
+from mtabench.charts.panels import problems, unsettled_times, word_of
 from mtabench.charts.style import Look
-from mtabench.charts.text import caption, number, percent, shortened, span
+from mtabench.charts.text import caption, number, percent, shortened, span, unsettled_note
 from mtabench.sweeps.axes import short
 
 SIZES = (12.0, 64.0)  # of a marker, in square points, from the shortest sequence to the longest
@@ -29,7 +29,7 @@ Ends = tuple[float, float]
 
 @dataclass(frozen=True)
 class Path:
-    """One implementation from its shortest sequence to its longest: FLOP/byte, and useful TFLOP/s."""
+    """One implementation from its shortest sequence to its longest: FLOP/byte, useful TFLOP/s, what did not settle."""
 
     impl: str
     label: str
@@ -37,6 +37,7 @@ class Path:
     seqs: tuple[int, ...]
     x: np.ndarray
     y: np.ndarray
+    unsettled: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,14 @@ def chart(cells: pd.DataFrame) -> Chart | None:
         notes.append(f"markers grow with the sequence length, from {short(seqs[0])} to {short(seqs[-1])} tokens")
     return Chart(
         titled(cells, _finding(cells), "arithmetic against arithmetic intensity"),
-        caption(cells, "useful FLOPs over median time", [*notes, ceilings.note, *_failures(cells)]),
+        caption(
+            cells, "useful FLOPs over median time", [*notes, *unsettled_note(cells), ceilings.note, *_failures(cells)]
+        ),
         shown,
         partial(_draw, x_limits=x_limits, y_limits=y_limits, ceilings=ceilings, sizes=sizes),
         "arithmetic intensity (useful FLOP/byte)",
         "TFLOP/s",
-        partial(line_legend, paths),
+        partial(line_legend, paths, hollow=any(path.unsettled.any() for path in paths)),
         columns_of(cells, len(shown)),
     )
 
@@ -80,7 +83,8 @@ def _panel(title: str, cells: pd.DataFrame) -> RoofPanel:
     for (impl, label), group in cells.sort_values("seq").groupby(["impl", "label"], sort=False):
         yardstick = beside_conv and bool((group["op"] == "attention").all())
         seqs, y = tuple(group["seq"].astype(int)), group["useful_tflops"].to_numpy(float)
-        paths.append(Path(str(impl), str(label), yardstick, seqs, intensity(group).to_numpy(float), y))
+        x = intensity(group).to_numpy(float)
+        paths.append(Path(str(impl), str(label), yardstick, seqs, x, y, unsettled_times(group)))
     return RoofPanel(title, tuple(paths))
 
 
@@ -116,12 +120,14 @@ def _draw(axes: Axes, panel: RoofPanel, look: Look, x_limits: Ends, y_limits: En
         style = look.line(path.impl) | {"marker": "none"}
         axes.plot(path.x, path.y, label=path.label, **style)
         size = [sizes[seq] for seq in path.seqs]
+        colour, paper = look.colour(path.impl), look.theme.paper
         markers: dict[str, Any] = {
             "marker": look.styles[path.impl].marker,
-            "edgecolor": look.theme.paper,
-            "linewidth": 0.6,
+            "facecolor": [paper if hollow else colour for hollow in path.unsettled],
+            "edgecolor": [colour if hollow else paper for hollow in path.unsettled],
+            "linewidth": [1.2 if hollow else 0.6 for hollow in path.unsettled],
         }
-        axes.scatter(path.x, path.y, size, color=look.colour(path.impl), zorder=2.5, **markers)
+        axes.scatter(path.x, path.y, size, zorder=2.5, **markers)
 
 
 def _draw_roof(axes: Axes, x_limits: Ends, ceilings: Ceilings, look: Look) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mtabench.files.results import STATUSES
+from mtabench.measuring.settled import UNSETTLED, half_interval_of, meaning, settled
 from mtabench.sweeps.axes import short
 from mtabench.sweeps.where import value_of
 
@@ -79,14 +80,6 @@ def significant(value: float, digits: int) -> str:
     return f"{value:.0f}" if value >= 10 ** (digits - 1) else f"{value:#.{digits}g}".rstrip(".")
 
 
-def interval_percent(row: Row) -> float | None:
-    """The wider side of the 95 % interval, in percent of the median; None where there is none."""
-    if not (row["median_ms"] and row["ci95_low_ms"] and row["ci95_high_ms"]):
-        return None
-    median, low, high = (float(row[name]) for name in ("median_ms", "ci95_low_ms", "ci95_high_ms"))
-    return 100 * max(high - median, median - low, 0.0) / median
-
-
 def _measured(rows: Sequence[Row]) -> list[Column]:
     """Median and interval first; throughput in the unit that says most of these passes."""
     decode = all(row["pass"] == "decode" for row in rows)
@@ -100,13 +93,16 @@ def _measured(rows: Sequence[Row]) -> list[Column]:
     def spread(row: Row) -> str:
         return "-".join(significant(float(row[name]), 4) for name in ("p10_ms", "p90_ms") if row[name])
 
+    def median(row: Row) -> str:
+        return (UNSETTLED if settled(row) is False else "") + number("median_ms", 4)(row)
+
     def interval(row: Row) -> str:
-        percent = interval_percent(row)
-        return "" if percent is None else f"{percent:.2f}" if percent < 10 else significant(percent, 2)
+        half = half_interval_of(row)
+        return "" if half is None else f"{100 * half:.2f}" if half < 0.1 else significant(100 * half, 2)
 
     return [
-        _column(rows, "median", "ms", 0, number("median_ms", 4)),
-        _column(rows, "±", "%", 2, interval, legend="the wider side of the 95 % interval of the median"),
+        _column(rows, "median", "ms", 0, median, legend=f"{UNSETTLED} {why}" if (why := meaning(rows)) else ""),
+        _column(rows, "±", "%", 2, interval, legend="half the 95 % interval of the median"),
         _column(rows, "p10-p90", "ms", 7, spread),
         _column(rows, "speedup", "", 1, times),
         _column(rows, "efficiency", "%", 2, number("efficiency", factor=100)),

@@ -83,6 +83,8 @@ def timed_row(
         "throttled": measurement.throttled,
         "energy_j": measurement.energy_j,
         "tokens_per_joule": tokens(case) / measurement.energy_j if measurement.energy_j else None,
+        "ci_target": measurement.ci_target,
+        "run_delay": measurement.run_delay,
     }
 
 
