@@ -168,7 +168,9 @@ def show_environment(device: str, measure: bool, out: Path | None) -> None:
         keep_ceilings(path, environment, {dtype: measure_ceilings(device, dtype) for dtype in DTYPES})
     for dtype, ceilings in read_ceilings(path, environment).items():
         copy, matmul = f"{ceilings.copy_gbytes_s:.4g} GB/s copy", f"{ceilings.matmul_tflops:.4g} TFLOP/s matmul"
-        _say(console, f"{'ceilings':<10} {dtype}: {copy}, {matmul} ({path})")
+        reads = ceilings.read_gbytes_s
+        read = f"{reads:.4g} GB/s read" if reads else "reading not measured yet (--measure does)"
+        _say(console, f"{'ceilings':<10} {dtype}: {copy}, {read}, {matmul} ({path})")
 
 
 def plot(csv_paths: Sequence[Path], kinds: str | None, themes: str, formats: str, out: Path | None) -> None:

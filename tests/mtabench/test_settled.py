@@ -194,7 +194,7 @@ def a_job_on_the_core():
 @pytest.mark.skipif(run_delay_s() is None, reason="this kernel does not count run delays")
 def test_a_sweep_beside_a_busy_process_marks_its_cells(tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.05)
-    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1))
+    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1, 12.0))
     plan = make_plan(
         Options("fwd", impl="eager", seq="64", head_dim="16", heads="2", conv="3x3", dtype="fp32", device="cpu")
     )
