@@ -68,6 +68,50 @@ def test_a_python_that_will_not_do_is_named(tmp_path):
     assert not (tmp_path / ".venv").exists()
 
 
+FAKE_TORCH = """
+bfloat16 = "bf16"
+class cuda:
+    is_available = staticmethod(lambda: BACKEND != "none")
+def empty(*shape, dtype, device):
+    return [*shape, dtype, device]
+"""
+FAKE_KERNELS = """
+from types import SimpleNamespace
+def explain(q, k, v, weight):
+    assert q == k == v == [1, 16, 64, 64, "bf16", "cuda"] and weight == [16, 6, 11, "bf16", "cuda"]
+    return SimpleNamespace(backend=BACKEND)
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        ("hopper", "fwd --seq 1k..8k --impl eager,hopper,triton,sdpa-flash,sdpa-cudnn"),
+        ("triton", "fwd --seq 1k..8k --impl eager,triton,sdpa-flash,sdpa-cudnn"),
+        ("reference", "fwd --seq 1k..8k --impl eager,triton,sdpa-flash,sdpa-cudnn"),
+        ("none", "fwd --seq 128..512 --device cpu --time-limit 4"),
+    ],
+)
+def test_quickstart_measures_what_auto_takes_on_this_gpu(tmp_path, backend, expected):
+    """With a GPU that is not there: in place of the set-up, of torch and of the kernels stand a few lines."""
+    for folder in ("scripts", ".venv/bin", "fake/mta_kernels"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "scripts/quickstart").write_bytes((ROOT / "scripts/quickstart").read_bytes())
+    setup = f"ROOT={tmp_path}\nsay() {{ printf '%s\\n' \"$@\"; }}\nset_up() {{ :; }}\nhas_gpu() {{ :; }}\n"
+    (tmp_path / "scripts/setup.sh").write_text(setup)
+    (tmp_path / "fake/torch.py").write_text(f"BACKEND = {backend!r}\n{FAKE_TORCH}")
+    (tmp_path / "fake/mta_kernels/__init__.py").write_text("")
+    (tmp_path / "fake/mta_kernels/conv_attention.py").write_text(f"BACKEND = {backend!r}\n{FAKE_KERNELS}")
+    python = f'#!/bin/sh\nPYTHONPATH={tmp_path}/fake exec {sys.executable} "$@"\n'
+    for name, text in (("python", python), ("mtabench", '#!/bin/sh\necho "ran: $*"\n')):
+        (tmp_path / ".venv/bin" / name).write_text(text)
+        (tmp_path / ".venv/bin" / name).chmod(0o755)
+    result = run("bash", tmp_path / "scripts/quickstart")
+    assert (result.returncode, result.stderr) == (0, "")
+    (ran,) = re.findall(r"^ran: (.*) --out mtabench-results/quickstart-\S+\.csv$", result.stdout, re.MULTILINE)
+    assert ran == expected
+
+
 def test_constraints_pin_what_machines_without_gpu_need():
     lines = (ROOT / "scripts/constraints-cpu.txt").read_text().splitlines()
     pins = {line for line in lines if line and not line.startswith("#")}
