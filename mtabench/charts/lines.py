@@ -98,9 +98,10 @@ def line_chart(
     lines = [line for panel in shown for line in panel.lines]
     hollow = sum(int(line.hollow.sum()) for line in lines)
     yardsticks = any(line.yardstick for line in lines)
+    unsettled = unsettled_note(cells) if hollow else []
     return Chart(
         title,
-        caption(cells, how, [*([YARDSTICK_NOTE] if yardsticks else []), *unsettled_note(cells), *notes]),
+        caption(cells, how, [*([YARDSTICK_NOTE] if yardsticks else []), *unsettled, *notes]),
         shown,
         draw_panel,
         x_label or length_label(cells),

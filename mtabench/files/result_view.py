@@ -108,7 +108,7 @@ def _measured(rows: Sequence[Row]) -> list[Column]:
         _column(rows, "efficiency", "%", 2, number("efficiency", factor=100)),
         _column(rows, "useful", "TFLOP/s", 6 if decode else 4, number("useful_tflops")),
         _column(rows, "moved", "GB/s", 4 if decode else 8, number("gbytes_s")),
-        _column(rows, "of roof", "%", 5, number("fraction_of_roofline", factor=100)),
+        _column(rows, "of roof", "%", 5, number("fraction_of_roofline", factor=100), legend=_roof_legend(rows)),
         _column(rows, "memory", "MB", 9, number("peak_memory_mb")),
         _column(rows, "energy", "J", 9, number("energy_j")),
         _column(rows, "energy", "tokens/J", 9, number("tokens_per_joule")),
@@ -116,6 +116,14 @@ def _measured(rows: Sequence[Row]) -> list[Column]:
         _column(rows, "error", "", 10, lambda row: f"{float(row['rel_error']):.1e}" if row["rel_error"] else ""),
         _column(rows, "clock", "MHz", 11, number("sm_clock_mhz", 4) if _clocks_differ(rows) else lambda row: ""),
     ]
+
+
+def _roof_legend(rows: Sequence[Row]) -> str:
+    """What the roof of decode is in files from before reading was measured."""
+    of_copies = any(
+        row["pass"] == "decode" and row["fraction_of_roofline"] and not row["read_gbytes_s"] for row in rows
+    )
+    return "of decode, what a copy moves; what only reads can be faster" if of_copies else ""
 
 
 def _clocks(rows: Sequence[Row]) -> list[float]:

@@ -238,6 +238,15 @@ def test_times_that_did_not_settle_are_hollow_and_the_chart_says_so(tmp_path):
     assert "settle" not in words(shown)
 
 
+def test_a_chart_of_no_times_says_nothing_of_them(tmp_path):
+    cells = [loose(conv_cell("triton", seq, 2.0, rel_error=1e-3, peak_memory_mb=5)) for seq in (1024, 2048)]
+    path = write(tmp_path / "a.csv", cells)
+    for kind in ("error", "memory"):
+        shown = figure(path, kind)
+        assert not hollow(shown.axes[0])
+        assert "settle" not in words(shown)
+
+
 def test_a_speedup_is_hollow_if_either_time_did_not_settle(tmp_path):
     cells = [
         loose(conv_cell("eager", 1024, 8.0, speedup=1)),

@@ -224,6 +224,9 @@ def test_the_memory_limit_of_decode_is_the_bandwidth_of_reading_where_rows_name_
     assert "copy bandwidth" not in words(shown)
     assert title(shown).endswith("at 4,500 GB/s at 4k cached tokens, 90 % of the read bandwidth")
     assert "read bandwidth 5,000 GB/s" in words(measured("roofline", cells))
+    assert "90 % of the roofline at" in title(measured("roofline", cells))
+    older = [cell | {"read_gbytes_s": ""} for cell in cells]
+    assert "90 % of the roofline of a copy at" in title(measured("roofline", older))
 
 
 def test_bandwidth_without_a_known_limit_says_so(measured):
