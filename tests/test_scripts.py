@@ -186,3 +186,36 @@ def test_pages_list_the_implementations_and_columns():
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!http)([^)#]+)[)#]", PAGES[page]):
         assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+MEASURED = {"forward": ("fwd.csv", None), "backward": ("hopper-bwd.csv", None), "head dim": ("decode.csv", "65536")}
+IMPLEMENTATIONS = {"plain, cuDNN": "sdpa-cudnn", "plain, FlashAttention-2": "sdpa-flash"}
+
+
+def tables_of_times():
+    """The README's tables of times: the first header, then of each number its row's seq, head dim, name and text."""
+    for block in re.findall(r"(?:^\|.*\n)+", README, re.MULTILINE):
+        header, _, *rows = [[text.strip() for text in line.strip("|").split("|")] for line in block.splitlines()]
+        if header[0] in MEASURED:
+            seq = None if header[0] == "head dim" else [int(re.match(r"\d+", row[0])[0]) for row in rows]
+            for i, row in enumerate(rows):
+                named = dict(zip(header, row, strict=True))
+                for name, text in named.items():
+                    if " ms" in text:
+                        impl = IMPLEMENTATIONS.get(name, name.strip("`"))
+                        yield header[0], str(seq[i]) if seq else None, named["head dim"], impl, text
+
+
+def test_times_in_the_readme_are_those_of_their_files_and_say_where_the_interval_is_wide():
+    from mtabench.files.results import read_file
+    from mtabench.measuring.settled import half_interval_of, settled
+
+    found = list(tables_of_times())
+    assert {table for table, *_ in found} == set(MEASURED)
+    rows = {table: read_file(ROOT / "results/nvidia-h200" / file).rows() for table, (file, _) in MEASURED.items()}
+    for table, seq, head_dim, impl, text in found:
+        cell = (seq or MEASURED[table][1], head_dim, impl)
+        (row,) = (row for row in rows[table] if (row["seq"], row["head_dim"], row["impl"]) == cell)
+        time, _, wide = text.partition(" ± ")
+        assert float(time.removesuffix(" ms")) == float(f"{float(row['median_ms']):.3g}"), (table, cell)
+        assert wide == ("" if settled(row) else f"{100 * half_interval_of(row):.1f} %"), (table, cell)
