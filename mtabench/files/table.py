@@ -166,7 +166,7 @@ def settled_lines(rows: Sequence[Row], max_rounds: int, time_limit_s: float) -> 
     crowded = [float(row["run_delay"]) for row in marked if was_crowded(row)]
     if crowded:
         return [
-            f"{head}: another job runs, for which threads waited up to {max(crowded):.2f} s a second; "
+            f"{head}: threads waited for a core up to {100 * max(crowded):.0f} % of the time, so another job runs; "
             "end it, and type the same command with another --out"
         ]
     more = f"--rounds {4 * max_rounds} --time-limit {4 * time_limit_s:g}"

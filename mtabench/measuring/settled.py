@@ -9,8 +9,8 @@ from typing import Any
 UNSETTLED = "~"  # before a time that did not settle
 CI_TARGET = 0.005  # of a time; also of rows that do not name theirs, since no earlier version had another
 ROUNDING = 1e-5  # results files hold six digits
-# Share of the rounds for which threads may wait for a core. Idle machines of two cores show up to 0.015, one busy
-# process beside two threads 0.5 and more.
+# Share of the rounds for which a thread may wait for a core. An idle machine of two cores shows up to 0.015, one busy
+# process beside two threads 0.25 and more.
 LONGEST_DELAY = 0.05
 
 Row = Mapping[str, Any]
@@ -45,7 +45,7 @@ def target_of(row: Row) -> float:
 
 
 def was_crowded(row: Row) -> bool:
-    """Whether the threads of a row timed on the CPU waited for a core so long that another job must have run."""
+    """Whether a thread of a row timed on the CPU waited for a core so long that another job must have run."""
     return (_number(row, "run_delay") or 0.0) > LONGEST_DELAY
 
 
@@ -61,7 +61,7 @@ def meaning(rows: Iterable[Row]) -> str:
         return ""
     targets = sorted({target_of(row) for row in marked})
     words = f"did not settle: the 95 % interval is wider than ±{' or '.join(f'{100 * t:g}' for t in targets)} %"
-    return words + (", or threads waited for a core" if any(map(was_crowded, marked)) else "")
+    return words + (", or a thread waited for a core" if any(map(was_crowded, marked)) else "")
 
 
 def _number(row: Row, name: str) -> float | None:

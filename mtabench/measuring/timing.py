@@ -17,7 +17,7 @@ from mtabench.environment import GpuSensor, l2_bytes
 from mtabench.measuring.energy import joules
 from mtabench.measuring.nvbench_timer import sample_with_nvbench
 from mtabench.measuring.nvtx import phase
-from mtabench.measuring.run_delay import run_delay_s
+from mtabench.measuring.run_delay import longest_wait_s, run_delays_s
 from mtabench.measuring.samplers import Sampler, capture, cpu_sampler, events_sampler, graph_sampler
 from mtabench.measuring.settled import CI_TARGET, half_interval
 from mtabench.measuring.statistics import median_interval
@@ -68,8 +68,8 @@ class Timed:
 class Measurement:
     """Samples in ms by round, and how they were taken; None where unknown. Peak memory is one call's, 10^6 bytes.
 
-    `energy_j` is that of one call among its likes, after the rounds, as `energy` measures it. `run_delay` is the time
-    for which threads waited for a core, of all threads together, over the time of the rounds; of the timer cpu alone.
+    `energy_j` is that of one call among its likes, after the rounds, as `energy` measures it. `run_delay`, of the timer
+    cpu alone, is the share of the rounds' time for which the thread that waited longest in a round waited for a core.
     """
 
     timer: str
@@ -208,14 +208,14 @@ class _Lane:
     def take_round(self) -> None:
         """One more round of samples; a round under throttling is taken again, and kept if that does not help."""
         assert self._sampler is not None
-        waited_s, started = self._run_delay_s(), time.perf_counter()
+        waits, started = self._run_delays_s(), time.perf_counter()
         for _ in range(1 + THROTTLED_REPEATS):
             samples = self._sampler(self._samples)
             clock, throttled = self._sensor.read() if self._sensor else (None, None)
             if not throttled:
                 break
         self._spent_s += time.perf_counter() - started
-        self._add_run_delay(waited_s)
+        self._add_run_delay(waits)
         self.measurement.rounds.append(samples)
         if throttled is not None:
             self.measurement.throttled = bool(self.measurement.throttled) or throttled
@@ -225,14 +225,14 @@ class _Lane:
         if self._known_well_enough():
             self.close()
 
-    def _run_delay_s(self) -> float | None:
-        return run_delay_s() if self.measurement.timer == "cpu" else None
+    def _run_delays_s(self) -> dict[str, float]:
+        return run_delays_s() if self.measurement.timer == "cpu" else {}
 
-    def _add_run_delay(self, before_s: float | None) -> None:
-        """Count the run delay since `before_s`; a thread that ended meanwhile took its own with it."""
-        now_s = self._run_delay_s()
-        if before_s is not None and now_s is not None and self._spent_s:
-            self._waited_s += max(0.0, now_s - before_s)
+    def _add_run_delay(self, before_s: Mapping[str, float]) -> None:
+        """Count the longest wait for a core of the round that just ended."""
+        waited_s = longest_wait_s(before_s, self._run_delays_s())
+        if waited_s is not None and self._spent_s:
+            self._waited_s += waited_s
             self.measurement.run_delay = self._waited_s / self._spent_s
 
     def close(self) -> None:

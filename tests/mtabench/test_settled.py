@@ -20,7 +20,7 @@ from mtabench.files.table import line, settled_lines
 from mtabench.files.writer import Writer
 from mtabench.measuring import run_delay, timing
 from mtabench.measuring.ceilings import Ceilings
-from mtabench.measuring.run_delay import run_delay_s
+from mtabench.measuring.run_delay import longest_wait_s, run_delays_s
 from mtabench.measuring.settled import half_interval_of, settled, unsettled, was_crowded
 from mtabench.measuring.timing import Measurement, Settings, Timed, measure
 from mtabench.report import page as report_page
@@ -66,7 +66,7 @@ def test_what_stops_at_the_target_is_settled_and_what_stops_at_a_limit_is_not(mo
     """The rule that ends a measurement and the one that judges its row are one."""
     generator = np.random.default_rng(3)
     monkeypatch.setattr(timing, "_warm_up", lambda *args: (1e-6, 1e-6, None))
-    monkeypatch.setattr(timing, "run_delay_s", lambda: None)
+    monkeypatch.setattr(timing, "run_delays_s", dict)
     noises = iter(range(40))
 
     def sampler(*args):
@@ -136,28 +136,30 @@ def test_a_sweep_says_how_many_did_not_settle_and_what_to_type(tmp_path):
     rows[0]["run_delay"], rows[1]["run_delay"] = "0.714", "0.83"
     assert len(unsettled(rows)) == 2
     assert settled_lines(rows, 20, 10.0) == [
-        "2 of 2 cells did not settle (marked ~): another job runs, for which threads waited up to 0.83 s a second; "
-        "end it, and type the same command with another --out"
+        "2 of 2 cells did not settle (marked ~): threads waited for a core up to 83 % of the time, "
+        "so another job runs; end it, and type the same command with another --out"
     ]
 
 
-def test_the_run_delay_is_summed_over_threads_and_unknown_where_nothing_counts_it(tmp_path, monkeypatch):
+def test_run_delays_are_read_by_thread_and_the_longest_wait_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(run_delay, "THREADS", tmp_path)
-    assert run_delay_s() is None
+    assert run_delays_s() == {}
+    assert longest_wait_s({}, {}) is None
     for thread, text in (("1", "1000 2000000000 5\n"), ("2", "7 500000000 1\n"), ("3", "")):
         (tmp_path / thread).mkdir()
         (tmp_path / thread / "schedstat").write_text(text)
-    assert run_delay_s() == 2.5
+    assert run_delays_s() == {"1": 2.0, "2": 0.5}
+    assert longest_wait_s({"1": 1.9, "9": 7.0}, run_delays_s()) == 0.5  # thread 2 is new, 9 has ended
     for thread in ("1", "2"):
         (tmp_path / thread / "schedstat").write_text("0 0 1\n")
-    assert run_delay_s() is None
+    assert run_delays_s() == {}  # a kernel that does not count
 
 
 def test_the_run_delay_of_the_rounds_is_kept_as_a_share_of_their_time(monkeypatch):
     now = {"s": 0.0, "waited": 0.0}
     monkeypatch.setattr(timing, "_warm_up", lambda *args: (1e-6, 1e-6, None))
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now["s"])
-    monkeypatch.setattr(timing, "run_delay_s", lambda: now["waited"])
+    monkeypatch.setattr(timing, "run_delays_s", lambda: {"1": 0.0, "2": now["waited"]})
 
     def sampler(*args):
         def sample(count):
@@ -191,7 +193,7 @@ def a_job_on_the_core():
             job.kill()
 
 
-@pytest.mark.skipif(run_delay_s() is None, reason="this kernel does not count run delays")
+@pytest.mark.skipif(not run_delays_s(), reason="this kernel does not count run delays")
 def test_a_sweep_beside_a_busy_process_marks_its_cells(tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.05)
     monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1, 12.0))
@@ -209,7 +211,7 @@ def test_a_sweep_beside_a_busy_process_marks_its_cells(tmp_path, monkeypatch):
     assert was_crowded(row)
     assert settled(row) is False
     (text,) = settled_lines(shown, 20, 10.0)
-    assert text.startswith("1 of 1 cells did not settle (marked ~): another job runs")
+    assert text.startswith("1 of 1 cells did not settle (marked ~): threads waited for a core up to ")
 
 
 def loose(cell):
@@ -275,3 +277,17 @@ def test_the_ladder_and_the_roofline_mark_them_too(tmp_path):
     (axes,) = figure(path, "roofline").axes
     colours = [item.get_facecolor()[0][:3].tolist() for item in axes.collections if isinstance(item, PathCollection)]
     assert colours.count([1, 1, 1]) == 1
+
+
+def test_the_command_says_it_below_the_table(mtabench, monkeypatch):
+    def measure(cells, device, settings):
+        return {cell: Measurement("cpu", "warm", LOOSE) for cell in cells}
+
+    monkeypatch.setattr(timing, "measure", measure)
+    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1, 12.0))
+    small = ("--device", "cpu", "--seq", "16", "--head-dim", "16", "--heads", "2", "--conv", "3x3", "--impl", "eager")
+    code, out, err = mtabench("fwd", *small, "--rounds", "10", "--time-limit", "2", "--no-plot", "--out", "a.csv")
+    assert (code, err) == (0, "")
+    assert re.search(r"^ *16 +eager +~\d", out, re.MULTILINE)
+    expected = "1 of 1 cells did not settle (marked ~): is another job running? "
+    assert expected + "If not, type the same command with --rounds 40 --time-limit 8 and another --out" in out
