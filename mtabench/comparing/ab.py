@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mtabench.comparing.compare import Comparison, compare, unclear_cells
-from mtabench.comparing.compare_command import Wanted, check_outputs, report
+from mtabench.comparing.compare_command import Wanted, check_outputs, refusal_reported, report
 from mtabench.comparing.pairs import Progress, Side, check_pairs, measure_pairs, process_folder
 from mtabench.comparing.rerun import LOOKS, measure_again
 from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve, working_tree
@@ -47,23 +47,24 @@ def compare_revisions(
     console = make_console()
     announce(console, plan, pairs)
     _say_revisions(console, revisions)
+    looks = LOOKS if rerun_unclear else 1
     if sweep.dry_run:
         say(console, f"dry run: nothing was measured; the results would go to {folder}")
         return 0
     processes = process_folder(folder / "processes")
-    with _nothing_left_of_wrong_usage(folder), folders_of(root, revisions) as folders:
+    with refusal_reported(asked), _nothing_left_of_wrong_usage(folder), folders_of(root, revisions) as folders:
         sides = tuple(Side(name, folders[name], revision) for name, revision in revisions.items())
         with Progress(console, 2 * pairs) as progress:
             files = measure_pairs((sides[0], sides[1]), sweep.words, range(1, pairs + 1), processes, "", progress)
-        found = _compare(files, folder, asked, LOOKS if rerun_unclear else 1)
-        for rerun in range(1, LOOKS if rerun_unclear else 1):
+        found = _compare(files, folder, asked, looks)
+        for rerun in range(1, looks):
             cells = unclear_cells(found)
             if cells:
                 from mtabench.sweeps.settings import measuring_words
 
                 how = measuring_words(plan.options)
                 files += measure_again((sides[0], sides[1]), cells, plan.device, how, pairs, processes, rerun)
-                found = _compare(files, folder, asked, LOOKS)
+                found = _compare(files, folder, asked, looks)
     code = report(found, asked)
     say(console, f"results: {folder / 'base.csv'} and {folder / 'head.csv'}")
     return code
@@ -85,7 +86,7 @@ def _compare(files: list[tuple[Path, Path]], folder: Path, asked: Wanted, looks:
     paths = folder / "base.csv", folder / "head.csv"
     notes = merge(files, *paths)
     base, head = map(read_run, paths)
-    found = compare(base, head, asked.threshold, asked.strict, looks)
+    found = compare(base, head, asked.threshold, asked.fail_on, looks)
     return replace(found, notes=(*found.notes, *notes))
 
 

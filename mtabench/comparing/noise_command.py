@@ -14,7 +14,8 @@ from rich.text import Text
 
 import mtabench
 from mtabench.comparing.compare import parse_threshold
-from mtabench.comparing.noise import POWER, Alarms, Noise, find_noise
+from mtabench.comparing.inference import POWER
+from mtabench.comparing.noise import Alarms, Noise, find_noise
 from mtabench.comparing.pairs import PAIRS, Progress, Side, check_pairs, measure_pairs, process_folder
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.files.results import KEY_COLUMNS, text_of

@@ -126,6 +126,28 @@ def test_a_head_without_a_time_is_broken(mtabench, processes):
     assert out.count("broken: error: no such instruction") == len(CELLS)
 
 
+def test_a_benchmark_that_the_head_lost_fails(mtabench, processes):
+    def results(folder, words, number):
+        found = sides()(folder, words, number)
+        return {CELLS[0]: found[CELLS[0]]} if "/head-" in words[words.index("--out") + 1] else found
+
+    processes(results)
+    words = ("ab", "--base", "HEAD~1", "--pairs", "2", *SWEEP, "--junit", "ab.xml")
+    code, out, _ = mtabench(*words, "--out", "out")
+    assert code == 1
+    assert "fails with exit code 1: 1 gone" in out
+    assert '<failure type="gone"' in Path("ab.xml").read_text()
+    assert mtabench(*words, "--fail-on", "slower", "--out", "again")[0] == 0
+
+
+def test_a_gate_in_which_nothing_could_be_compared_fails(mtabench, processes):
+    processes(lambda *_: dict.fromkeys(CELLS, ("invalid", "throttled")))
+    code, out, _ = mtabench("ab", "--base", "HEAD~1", "--pairs", "2", *SWEEP, "--junit", "ab.xml", "--out", "out")
+    assert code == 5
+    assert "fails with exit code 5: nothing was compared" in out
+    assert '<error type="nothing compared"' in Path("ab.xml").read_text()
+
+
 def test_unclear_cells_are_measured_again(mtabench, processes):
     """The first pairs are noisy; those of the rerun are not, and are of the unclear cell alone."""
 
@@ -152,7 +174,17 @@ def test_what_stays_unclear_is_measured_no_more_than_twice(mtabench, processes):
     numbers = iter(range(10**6))
     stand_in = processes(lambda *_: {CELLS[0]: process_rounds(1 + 0.1 * (next(numbers) % 3), 1)})
     code, out, _ = mtabench(
-        "ab", "--base", "HEAD~1", "--pairs", "2", *SWEEP, "--rerun-unclear", "--strict", "--out", "out"
+        "ab",
+        "--base",
+        "HEAD~1",
+        "--pairs",
+        "2",
+        *SWEEP,
+        "--rerun-unclear",
+        "--fail-on",
+        "slower,unclear",
+        "--out",
+        "out",
     )
     assert code == 3
     assert "2 of at most 2 times" in out
