@@ -9,11 +9,21 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
-from mtabench.comparing.compare import Comparison, compare, unclear_cells
+from mtabench.comparing.compare import LEVEL, Comparison, compare, unclear_cells
 from mtabench.comparing.compare_command import Wanted, check_outputs, refusal_reported, report
-from mtabench.comparing.pairs import Progress, Side, check_pairs, measure_pairs, process_folder
+from mtabench.comparing.comparison_reports import share
+from mtabench.comparing.inference import detectable
+from mtabench.comparing.pairs import (
+    MOST_PAIRS,
+    Progress,
+    Side,
+    check_pairs,
+    measure_pairs,
+    process_folder,
+)
 from mtabench.comparing.rerun import LOOKS, measure_again
 from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve, working_tree
 from mtabench.errors import UsageError
@@ -22,6 +32,9 @@ from mtabench.files.table import make_console
 from mtabench.sweeps.outputs import check_folder
 from mtabench.sweeps.runs import read_run
 from mtabench.sweeps.sweep_words import SweepWords, announce, say
+
+USUAL_NOISE = 0.005  # of a pair, as results/nvidia-h200/noise.csv has it, in three cells of four
+FINE_ENOUGH = 2  # times the threshold: what pairs should find, since a change as small as it is missed half the time
 
 
 def compare_revisions(
@@ -48,6 +61,9 @@ def compare_revisions(
     announce(console, plan, pairs)
     _say_revisions(console, revisions)
     looks = LOOKS if rerun_unclear else 1
+    few = few_pairs(pairs, len(plan.cases), asked.threshold, LEVEL / looks)
+    if few:
+        say(console, f"  {few}")
     if sweep.dry_run:
         say(console, f"dry run: nothing was measured; the results would go to {folder}")
         return 0
@@ -68,6 +84,25 @@ def compare_revisions(
     code = report(found, asked)
     say(console, f"results: {folder / 'base.csv'} and {folder / 'head.csv'}")
     return code
+
+
+def few_pairs(pairs: int, cells: int, threshold: float, level: float) -> str:
+    """What to type instead if so many pairs find large slowdowns only, where pairs differ as usual; else empty."""
+    goal = FINE_ENOUGH * threshold
+    found = _found_by(pairs, cells, threshold, level)
+    if found <= goal:
+        return ""
+    enough = next((n for n in range(pairs, MOST_PAIRS) if _found_by(n, cells, threshold, level) <= goal), MOST_PAIRS)
+    return (
+        f"{pairs} pairs are too few: where pairs differ by {100 * USUAL_NOISE:g} %, they find slowdowns from "
+        f"{share(found)} on; type --pairs {enough}, which finds {share(goal)}"
+    )
+
+
+def _found_by(pairs: int, cells: int, threshold: float, level: float) -> float:
+    """The smallest slowdown that so many pairs with the usual noise find in a share POWER of cases."""
+    errors, freedom = np.full(cells, USUAL_NOISE / np.sqrt(pairs)), np.full(cells, pairs - 1.0)
+    return float(np.expm1(detectable(errors, freedom, np.log1p(threshold), level)[0]))
 
 
 @contextmanager

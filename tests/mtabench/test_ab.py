@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_line import make_runner, refused
 from paired_runs import Processes, git, make_repository, process_rounds
 from written_runs import case
 
 from mtabench.comparing import ab, pairs
+from mtabench.comparing.compare import LEVEL, judge
+from mtabench.comparing.inference import by_pairs, paired_ratios
 from mtabench.sweeps.runs import read_run
 
 ROOT = Path(__file__).parents[2]
@@ -240,6 +243,34 @@ def test_ctrl_c_keeps_what_ended(mtabench, processes, repository):
     assert (code, err.splitlines()) == (130, ["mtabench: stopped; the processes that ended are kept in out/processes"])
     assert {path.name for path in Path("out/processes").glob("*-0?.csv")} == {"base-01.csv", "head-01.csv"}
     assert len(git(repository, "worktree", "list").splitlines()) == 1
+
+
+@pytest.mark.parametrize(("words", "enough"), [(("--pairs", "2"), 3), (("--pairs", "3", "--threshold", "1%"), 4)])
+def test_too_few_pairs_are_said_before_anything_is_measured(mtabench, processes, words, enough):
+    stand_in = processes(sides())
+    one_cell = [word.replace("64,128", "64") for word in SWEEP]
+    code, out, _ = mtabench("ab", "--base", "HEAD~1", *words, *one_cell, "--dry-run", "--out", "out")
+    assert (code, stand_in.calls) == (0, [])
+    (sentence,) = [line for line in out.splitlines() if "too few" in line]
+    assert f"type --pairs {enough}, which finds" in sentence
+    *others, _ = words
+    again = [f"{enough}" if word in ("2", "3") else word for word in (*others, words[-1])]
+    assert "too few" not in mtabench("ab", "--base", "HEAD~1", *again, *one_cell, "--dry-run", "--out", "out")[1]
+
+
+def test_as_many_pairs_as_are_said_to_be_enough_find_twice_the_threshold():
+    """Planted in one of eight cells, with the noise that is taken for usual."""
+    generator, cells, found, comparisons = np.random.default_rng(3), 8, 0, 300
+    pairs_enough = int(re.search(r"type --pairs (\d+)", ab.few_pairs(2, cells, 0.02, LEVEL))[1])
+    for _ in range(comparisons):
+        logs = generator.normal(0, ab.USUAL_NOISE, (cells, pairs_enough))
+        logs[-1] += np.log1p(0.04)
+        ratios = paired_ratios(
+            by_pairs([[[[1.0]]] * pairs_enough] * cells, [[[[one]] for one in cell] for cell in np.exp(logs)])
+        )
+        found += judge(ratios, 0.02)[-1][0] == "slower"
+    assert found >= 0.9 * comparisons
+    assert ab.few_pairs(pairs_enough, cells, 0.02, LEVEL) == ""
 
 
 @pytest.mark.parametrize(
