@@ -12,7 +12,8 @@ from rich.text import Text
 from mtabench.comparing.compare import NOTHING, VERDICTS, WRONG, ComparedCell, Comparison
 from mtabench.comparing.inference import POWER
 from mtabench.escaping import in_markdown
-from mtabench.sweeps.runs import Run
+from mtabench.measuring.settled import UNSETTLED, meaning, settled, unsettled
+from mtabench.sweeps.runs import Cell, Run
 
 STYLES = {"slower": "bold red", "broken": "bold red", "unclear": "yellow", "faster": "green"}
 HEADER = ("cell", "base ms", "head ms", "change", "95 % interval", "detectable", "verdict")
@@ -25,6 +26,10 @@ MOST_SUMMARY_BYTES = 1_000_000  # GitHub takes 1 MiB of a step
 def conclusions(comparison: Comparison) -> Iterator[str]:
     """The sentences below the cells: how far to trust them, what could have been found, the counts, the outcome."""
     yield from comparison.notes
+    compared = [cell for cell in comparison.cells if cell.change is not None]
+    rows = [side.row for cell in compared for side in (cell.base, cell.head) if side]
+    if marked := unsettled(rows):
+        yield f"{UNSETTLED} {len(marked)} of {len(rows)} times {meaning(rows)}"
     smallest = [cell.detectable for cell in comparison.cells if cell.detectable is not None]
     if smallest:
         yield _what_is_detectable(min(smallest), max(smallest))
@@ -211,14 +216,19 @@ def sentence(cell: ComparedCell) -> str:
 
 def _fields(cell: ComparedCell) -> tuple[str, ...]:
     """The texts under HEADER."""
-    rows = (cell.base_ms, cell.base), (cell.head_ms, cell.head)
-    times = (ms or (known.row["median_ms"] if known and known.ok else None) for ms, known in rows)
-    before, after = ("" if ms is None else f"{ms:.4g}" for ms in times)
+    before, after = map(_time, (cell.base_ms, cell.head_ms), (cell.base, cell.head))
     change = "" if cell.change is None else f"{_percent(cell.change)} %"
     interval = "" if cell.low is None or cell.high is None else f"{_percent(cell.low)} to {_percent(cell.high)} %"
     smallest = "" if cell.detectable is None else share(cell.detectable)
     verdict = f"{cell.verdict}: {cell.reason}" if cell.reason else cell.verdict
     return cell.name, before, after, change, interval, smallest, verdict
+
+
+def _time(compared_ms: float | None, side: Cell | None) -> str:
+    """The time that was compared, or else the median; marked if it did not settle."""
+    if side is None or not side.ok:
+        return ""
+    return (UNSETTLED if settled(side.row) is False else "") + f"{compared_ms or side.row['median_ms']:.4g}"
 
 
 def _percent(value: float) -> str:

@@ -158,6 +158,18 @@ def test_every_output_says_what_could_have_been_found(mtabench, pair):
         assert text.count(least) >= 2
 
 
+def test_times_that_did_not_settle_are_marked_in_every_output(mtabench, pair):
+    pair(head={case(64): rounds(1.0, noise=0.05, seed=20)})
+    _, out, _ = mtabench("compare", "base.csv", "head.csv", "--junit", "out.xml", "--markdown", "out.md")
+    sentence = "~ 1 of 6 times did not settle: the 95 % interval is wider than ±0.5 %"
+    assert sentence in out.splitlines()
+    assert len(re.findall(r" ~\d", out)) == 1
+    assert sentence in Path("out.xml").read_text()
+    assert sentence.replace("~", r"\~") in Path("out.md").read_text()
+    assert " to ~" in Path("out.xml").read_text()
+    assert r"| \~" in Path("out.md").read_text()
+
+
 def test_one_round_finds_nothing(mtabench, pair):
     pair(head={one: rounds(ms, count=1) for one, ms in TIMED.items()})
     assert "detectable" not in "".join(mtabench("compare", "base.csv", "head.csv")[1].splitlines()[1:])
