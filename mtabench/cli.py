@@ -233,7 +233,7 @@ def compare(
     format_: o.CompareFormat = "table", markdown: o.MarkdownOut = None, junit: o.JunitOut = None,
     github_action_benchmark: o.GithubOut = None, bencher: o.BencherOut = None, rerun_unclear: o.RerunUnclear = False,
 ) -> None:  # fmt: skip
-    """Compare two runs of the same cells. Exits with 1 if one got slower or broke, so that CI can be gated on it."""
+    """Compare two runs of the same cells. Exits with 1 if one got slower, broke or is gone, to gate CI on it."""
     typed = locals()
     from mtabench.comparing.compare_command import compare_files
 

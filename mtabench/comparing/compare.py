@@ -10,6 +10,7 @@ import numpy as np
 
 from mtabench.comparing.inference import LogRatios, compare_samples, detectable, holm
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.measuring.settled import was_crowded
 from mtabench.sweeps.runs import Cell, Run, process_ids
 
 VERDICTS = ("broken", "slower", "gone", "unclear", "new", "faster", "same")  # the most urgent first
@@ -223,11 +224,11 @@ def _judged(cells: Sequence[ComparedCell], threshold: float, level: float) -> It
     for i, (cell, (verdict, p_value)) in enumerate(zip(cells, judge(ratios, threshold, level), strict=True)):
         known = bool(np.isfinite(ratios.low[i]))
         hidden = "the noise is too large to tell" if known else "one round says nothing of the noise"
-        medians = _opposite_medians(cell, ratios.values[i]) if verdict in ("slower", "faster") else ""
+        doubt = _doubt(cell, ratios.values[i]) if verdict in ("slower", "faster") else ""
         yield replace(
             cell,
-            verdict="unclear" if medians else verdict,
-            reason=medians or (hidden if verdict == "unclear" else ""),
+            verdict="unclear" if doubt else verdict,
+            reason=doubt or (hidden if verdict == "unclear" else ""),
             base_ms=float(found.base_ms[i]),
             head_ms=float(found.head_ms[i]),
             change=float(np.expm1(ratios.values[i])),
@@ -238,14 +239,19 @@ def _judged(cells: Sequence[ComparedCell], threshold: float, level: float) -> It
         )
 
 
-def _opposite_medians(cell: ComparedCell, log_ratio: float) -> str:
-    """What the medians say if they changed the other way; empty if they did not."""
+def _doubt(cell: ComparedCell, log_ratio: float) -> str:
+    """Why a change is not to be believed although it is significant: opposite medians, another job; else empty.
+
+    Of several processes the noise between them shows what another job did; of one process nothing does.
+    """
     assert cell.base is not None
     assert cell.head is not None
     before, after = cell.base.row["median_ms"], cell.head.row["median_ms"]
-    if np.sign(after - before) * np.sign(log_ratio) >= 0:
-        return ""
-    return f"the medians changed the other way, {before:.4g} to {after:.4g} ms"
+    if np.sign(after - before) * np.sign(log_ratio) < 0:
+        return f"the medians changed the other way, {before:.4g} to {after:.4g} ms"
+    if any(len(side.processes) == 1 and was_crowded(side.row) for side in (cell.base, cell.head)):
+        return "threads waited for a core, so another job ran"
+    return ""
 
 
 def _notes(base: Run, head: Run) -> Iterator[str]:

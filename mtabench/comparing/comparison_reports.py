@@ -56,7 +56,9 @@ def outcome(comparison: Comparison) -> str:
     if code:
         return f"fails with exit code {code}: {_counted(comparison, comparison.fail_on)} ({asked})"
     others = _counted(comparison, [one for one in IN_DOUBT if one not in comparison.fail_on])
-    return f"passes: none is {_either(comparison.fail_on)} ({asked}){f'; not failed on: {others}' if others else ''}"
+    return (
+        f"passes: none is {_either(comparison.fail_on)} ({asked}){f', although there are {others}' if others else ''}"
+    )
 
 
 def _counted(comparison: Comparison, verdicts: Iterable[str]) -> str:

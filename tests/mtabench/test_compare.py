@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ def test_what_passes_although_it_is_in_doubt_is_said(mtabench, pair):
     code, out, _ = mtabench("compare", "base.csv", "head.csv", "--fail-on", "slower")
     assert code == 0
     assert out.splitlines()[-1] == (
-        "passes: none is slower (--fail-on slower); not failed on: 1 broken, 1 gone, 1 unclear"
+        "passes: none is slower (--fail-on slower), although there are 1 broken, 1 gone, 1 unclear"
     )
 
 
@@ -143,6 +144,20 @@ def test_a_change_whose_medians_have_the_other_sign_is_unclear(mtabench, pair):
     assert code == 3
     assert "unclear: the medians changed the other way, 1.0" in out.splitlines()[1]
     assert "to 1.05 ms" in out.splitlines()[1]
+
+
+@pytest.mark.parametrize("ms", [0.5, 1.05, 100.0])
+def test_a_change_beside_another_job_is_unclear(mtabench, pair, tmp_path, ms):
+    """Of one process; the pairs of `ab` show themselves what another job did."""
+    pair(head={case(64): rounds(ms, seed=20)}, run_delay=0.4)
+    code, out, _ = mtabench("compare", "base.csv", "head.csv", "--fail-on", "slower,unclear")
+    assert code == 3
+    assert "unclear: threads waited for a core, so another job ran" in out.splitlines()[1]
+    assert "2 same" in out
+    runs = [read_run(tmp_path / name) for name in ("base.csv", "head.csv")]
+    twice = [replace(run, cells={key: replace(cell, processes=cell.processes * 2) for key, cell in run.cells.items()})
+             for run in runs]  # fmt: skip
+    assert compare(*twice, 0.02).counts["unclear"] == 0
 
 
 def test_every_output_says_what_could_have_been_found(mtabench, pair):
