@@ -72,9 +72,13 @@ def _either(words: Sequence[str]) -> str:
 
 
 def narrow(comparison: Comparison) -> Text:
-    """Every cell as a sentence, the most urgent first, for where the table has no room."""
-    sentences = (Text(sentence(cell), style=STYLES.get(cell.verdict, "")) for cell in comparison.cells)
-    return Text("\n").join(sentences)
+    """Every cell with its verdict first and its numbers on the next line, for where the table has no room."""
+    told = []
+    for cell in comparison.cells:
+        told.append(Text(f"{cell.verdict}: {cell.name}", style=STYLES.get(cell.verdict, "")))
+        known = ", ".join(filter(None, (_numbers(cell), cell.reason)))
+        told += [Text(f"  {known}")] if known else []
+    return Text("\n").join(told)
 
 
 def table(comparison: Comparison) -> Table:
@@ -211,9 +215,16 @@ def bencher(run: Run) -> str:
 
 def sentence(cell: ComparedCell) -> str:
     """What was found of a cell, in one line."""
-    _, before, after, change, interval, smallest, verdict = _fields(cell)
+    *_, verdict = _fields(cell)
+    numbers = _numbers(cell)
+    return f"{cell.name}: {numbers}, {verdict}" if numbers else f"{cell.name}: {verdict}"
+
+
+def _numbers(cell: ComparedCell) -> str:
+    """The times, the change and how sure it is; nothing for a cell that was not compared."""
+    _, before, after, change, interval, smallest, _ = _fields(cell)
     known = f" ({interval}, detectable {smallest})" if interval else ""
-    return f"{cell.name}:{f' {before} to {after} ms, {change}{known},' if change else ''} {verdict}"
+    return f"{before} to {after} ms, {change}{known}" if change else ""
 
 
 def _fields(cell: ComparedCell) -> tuple[str, ...]:
