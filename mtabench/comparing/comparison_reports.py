@@ -15,7 +15,7 @@ from mtabench.escaping import in_markdown
 from mtabench.measuring.settled import UNSETTLED, meaning, settled, unsettled
 from mtabench.sweeps.runs import Cell, Run
 
-STYLES = {"slower": "bold red", "broken": "bold red", "unclear": "yellow", "faster": "green"}
+STYLES = {"slower": "bold red", "broken": "bold red", "gone": "bold red", "unclear": "yellow", "faster": "green"}
 HEADER = ("cell", "base ms", "head ms", "change", "95 % interval", "detectable", "verdict")
 TABLE_WIDTH = 100  # columns of a terminal, the least for the table: below, Rich would cut digits off
 IN_DOUBT = ("broken", "slower", "gone", "unclear")  # what a reader should know of, whatever fails
