@@ -25,6 +25,14 @@ def poison_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(of, name, poisoned)
 
 
+def with_gaps(x: Tensor, between: float = 1) -> Tensor:
+    """The same numbers, with another one between two of them in every dimension."""
+    every_other = (slice(None, None, 2),) * x.dim()
+    out = torch.full([2 * size for size in x.shape], between, dtype=x.dtype, device=x.device)
+    out[every_other] = x
+    return out[every_other]
+
+
 def make(batch, heads, kv_heads, seq_len, head_dim, taps, dtype=torch.float32, seed=0, magnitude=1.0):
     """Random q, k, v and weight on the test device."""
     generator = torch.Generator().manual_seed(seed)

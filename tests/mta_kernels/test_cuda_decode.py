@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from emulated_kernels import LAUNCH, Emulator
-from kernel_inputs import DEVICE, make, poison_memory, relative_error
+from kernel_inputs import DEVICE, make, poison_memory, relative_error, with_gaps
 from planted_faults import plant
 from torch import Tensor
 
@@ -202,6 +202,20 @@ def test_any_layout(gpu) -> None:
     for change in (dim_major, off_by_one):
         changed = (*(change(x) for x in (q, k, v)), weight.transpose(1, 2).contiguous().transpose(1, 2), lengths.int())
         assert torch.equal(run(changed), want), change.__name__
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8], ids=str)
+def test_any_strides_of_lengths_pages_and_weight(gpu, dtype: torch.dtype) -> None:
+    q, k, v, weight, lengths = make_decode([17, 9, 30, 9], 2, 1, 64, (6, 11), FP16)
+    (k, table), (v, _) = paged(k, 16), paged(v, 16)
+    lengths = lengths.to(dtype)
+    want = run((q, k, v, weight, lengths), block_table=table)
+    got = run((q, k, v, with_gaps(weight), with_gaps(lengths)), block_table=with_gaps(table))
+    assert torch.equal(got, want)
+    alike = [x[:1].expand_as(x) for x in (weight, lengths, table)]
+    copies = [x.clone() for x in alike]
+    got, want = (run((q, k, v, weight, lengths), block_table=table) for weight, lengths, table in (alike, copies))
+    assert torch.equal(got, want)
 
 
 def test_queries_of_any_layout_beside_aligned_caches(gpu) -> None:

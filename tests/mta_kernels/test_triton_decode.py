@@ -8,7 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from kernel_inputs import DEVICE, DTYPES, make, poison_memory, relative_error
+from kernel_inputs import DEVICE, DTYPES, make, poison_memory, relative_error, with_gaps
 
 from mta_kernels.conv_attention import (
     conv_attention_decode,
@@ -260,6 +260,21 @@ def test_any_strides() -> None:
     for change in (token_major, dim_major, off_by_one):
         got = conv_attention_decode_triton(*(change(x) for x in (q, k, v)), weight, lengths=lengths.int(), splits=2)
         assert relative_error(got, want) < 1e-6, change.__name__
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8], ids=str)
+def test_any_strides_of_lengths_pages_and_weight(dtype: torch.dtype) -> None:
+    q, k, v, weight, lengths = make_decode([17, 9, 30, 9], 2, 1, 16, (3, 4))
+    (k, table), (v, _) = paged(k, 16), paged(v, 16)
+
+    def run(lengths: Tensor, table: Tensor, weight: Tensor) -> Tensor:
+        return conv_attention_decode(q, k, v, weight, lengths=lengths, block_table=table, backend="triton", splits=2)
+
+    lengths = lengths.to(dtype)
+    want = run(lengths, table, weight)
+    assert torch.equal(run(with_gaps(lengths), with_gaps(table), with_gaps(weight)), want)
+    alike = [x[:1].expand_as(x) for x in (lengths, table, weight)]
+    assert torch.equal(run(*alike), run(*(x.clone() for x in alike)))
 
 
 def test_slices_are_independent() -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from kernel_inputs import DEVICE, DTYPES, assert_as_reference, make
+from kernel_inputs import DEVICE, DTYPES, assert_as_reference, make, with_gaps
 
 from mta_kernels.conv_attention import conv_attention
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
@@ -71,6 +71,13 @@ def test_layout(gap: int, dtype: torch.dtype) -> None:
         assert set(end[rows]) <= {at + max(stop - start, 1)}  # a row of an empty one sees a key as well
     assert first == sorted(first)
     assert end == sorted(end)
+
+
+@pytest.mark.filterwarnings("error")  # PyTorch's, once, of bounds that are not contiguous
+def test_layout_by_bounds_of_any_strides() -> None:
+    bounds = bounds_of(DOCUMENTS)
+    for got, want in zip(spread_layout(with_gaps(bounds), 83, 3), spread_layout(bounds, 83, 3), strict=True):
+        assert torch.equal(got, want)
 
 
 def test_gradients_of_moving_rows_are_exact() -> None:

@@ -38,6 +38,7 @@ def spread_layout(cu_seqlens: Tensor, tokens: int, gap: int) -> Layout:
     def count(numbers: int) -> Tensor:
         return torch.arange(numbers, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
 
+    cu_seqlens = cu_seqlens.contiguous()  # else searchsorted copies it each time, and warns
     bounds = cu_seqlens.shape[0]
     starts = torch.add(cu_seqlens, count(bounds), alpha=gap)  # of the spread documents
     row, token = count(tokens + (bounds - 1) * gap), count(tokens)
