@@ -186,8 +186,10 @@ def test_pages(gpu, page_size: int) -> None:
     got = run((q, k_pages, v_pages, weight, lengths), block_table=table, splits=3)
     assert_decodes(got, inputs)
     token_major = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_pages, v_pages)]
+    dim_major = [x.mT.contiguous().mT for x in (k_pages, v_pages)]
     wide = torch.stack([table, table], dim=2).flatten(1)[:, ::2]
-    assert torch.equal(run((q, *token_major, weight, lengths), block_table=wide, splits=3), got)
+    for caches in (token_major, dim_major):
+        assert torch.equal(run((q, *caches, weight, lengths), block_table=wide, splits=3), got)
 
 
 def test_any_layout(gpu) -> None:

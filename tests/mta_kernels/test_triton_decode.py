@@ -194,11 +194,33 @@ def test_pages(page_size: int, group: int) -> None:
     token_major = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_pages, v_pages)]
     again = conv_attention_decode_triton(q, *token_major, weight, lengths=lengths, block_table=table, splits=3)
     assert torch.equal(got, again)
+    dim_major = [x.mT.contiguous().mT for x in (k_pages, v_pages)]
+    again = conv_attention_decode_triton(q, *dim_major, weight, lengths=lengths, block_table=table, splits=3)
+    assert relative_error(again, got) < 1e-6
     paged_step = {"lengths": lengths, "block_table": table}
     public = conv_attention_decode(q, k_pages, v_pages, weight, **paged_step, backend="triton", splits=3)
     assert torch.equal(got, public)
     reference = conv_attention_decode(q, k_pages, v_pages, weight, **paged_step, backend="reference")
     torch.testing.assert_close(reference, conv_attention_decode_reference(q, k, v, weight, lengths=lengths))
+
+
+@pytest.mark.gpu
+def test_many_pages_whose_numbers_of_a_row_lie_apart() -> None:
+    generator = torch.Generator(DEVICE).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float16, device=DEVICE)
+
+    batch, each = 40, 71
+    lengths = torch.randint(1, 128 * each, (batch, 2), generator=generator, device=DEVICE)[:, 0]
+    table = torch.randperm(batch * each, generator=generator, device=DEVICE).int().view(batch, each)
+    k, v = (normal(batch * each, 2, 96, 128).mT for _ in range(2))
+    q, weight = normal(batch, 32, 8, 96), normal(32, 8, 6) * 0.2
+    got, want = (
+        conv_attention_decode_triton(q, *caches, weight, lengths=lengths, block_table=table)
+        for caches in ((k, v), (k.contiguous(), v.contiguous()))
+    )
+    assert relative_error(got, want) < 1e-3
 
 
 @pytest.mark.parametrize("taps", [(6, 11), (4, 6)], ids=lambda t: f"{t[0]}x{t[1]}")
