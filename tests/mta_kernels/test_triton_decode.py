@@ -8,7 +8,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from kernel_inputs import DEVICE, DTYPES, make, poison_memory, relative_error, with_gaps
+from checked_addresses import check_addresses
+from kernel_inputs import DEVICE, DTYPES, far_apart, make, poison_memory, relative_error, with_gaps
 
 from mta_kernels.conv_attention import (
     conv_attention_decode,
@@ -182,7 +183,9 @@ def test_what_the_copy_engine_cannot_read(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("page_size", [16, 64])
 @pytest.mark.parametrize("group", [1, 4])
-def test_pages(page_size: int, group: int) -> None:
+def test_pages(page_size: int, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":
+        check_addresses(monkeypatch)
     inputs = make_decode([16, 65, 210], group, 1, 32, (6, 11))
     q, k, v, weight, lengths = inputs
     k_pages, table = paged(k, page_size)
@@ -285,7 +288,9 @@ def test_any_strides() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8], ids=str)
-def test_any_strides_of_lengths_pages_and_weight(dtype: torch.dtype) -> None:
+def test_any_strides_of_lengths_pages_and_weight(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":
+        check_addresses(monkeypatch)
     q, k, v, weight, lengths = make_decode([17, 9, 30, 9], 2, 1, 16, (3, 4))
     (k, table), (v, _) = paged(k, 16), paged(v, 16)
 
@@ -297,6 +302,24 @@ def test_any_strides_of_lengths_pages_and_weight(dtype: torch.dtype) -> None:
     assert torch.equal(run(with_gaps(lengths), with_gaps(table), with_gaps(weight)), want)
     alike = [x[:1].expand_as(x) for x in (lengths, table, weight)]
     assert torch.equal(run(*alike), run(*(x.clone() for x in alike)))
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="takes memory that only a CPU need not have")
+@pytest.mark.parametrize("name", ["q", "k", "v", "weight", "lengths", "table"])
+def test_numbers_beyond_2_to_the_31(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets do not fit 32 bits, though every stride does."""
+    check_addresses(monkeypatch)
+    q, k, v, weight, lengths = make_decode([17, 9, 30], 3, 3, 16, (3, 3), torch.float16)
+    (k, table), (v, _) = paged(k, 16), paged(v, 16)
+    table = torch.cat([table, table[:, :1]], dim=1)
+    given = {"q": q, "k": k, "v": v, "weight": weight, "lengths": lengths, "table": table}
+
+    def run(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, lengths: Tensor, table: Tensor) -> Tensor:
+        return conv_attention_decode_triton(q, k, v, weight, lengths=lengths, block_table=table, splits=1)
+
+    want = run(**given)
+    for dim in range(given[name].dim()):
+        assert torch.equal(run(**given | {name: far_apart(given[name], dim)}), want), dim
 
 
 def test_slices_are_independent() -> None:

@@ -274,7 +274,7 @@ def _newest_products(
     visible = (key >= 0)[None, :] & (key[None, :] <= length - QUERY_TAPS + tap[:, None]) & known[:, None]
     scores = tl.where(visible, scores * factor, 0.0)
     weight = tl.load(
-        weight_ptr + key_tap[:, None] * stride_wb + tap[None, :] * stride_wa,
+        weight_ptr + key_tap[:, None].to(tl.int64) * stride_wb + tap[None, :].to(tl.int64) * stride_wa,
         mask=(key_tap < KEY_TAPS)[:, None] & (tap < QUERY_TAPS)[None, :],
         other=0.0,
     )
@@ -311,8 +311,8 @@ def _fold_taps(
     )  # fmt: skip
     has_tap = (step < STEPS) & (key_tap >= 0) & (key_tap < KEY_TAPS)
     weight = tl.load(
-        weight_ptr + ((kv_first_head + row_head).to(tl.int64) * stride_wh + key_tap * stride_wb)[:, None]
-        + tap[None, :] * stride_wa,
+        weight_ptr + ((kv_first_head + row_head).to(tl.int64) * stride_wh + key_tap.to(tl.int64) * stride_wb)[:, None]
+        + tap[None, :].to(tl.int64) * stride_wa,
         mask=has_tap[:, None] & used[None, :] & (row_head[:, None] == head[None, :]),
         other=0.0,
     )  # fmt: skip
