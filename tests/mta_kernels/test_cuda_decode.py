@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from emulated_kernels import LAUNCH, Emulator
-from kernel_inputs import DEVICE, make, poison_memory, relative_error, with_gaps
+from kernel_inputs import DEVICE, far_apart, make, poison_memory, relative_error, with_gaps
 from planted_faults import plant
 from torch import Tensor
 
@@ -218,6 +218,23 @@ def test_any_strides_of_lengths_pages_and_weight(gpu, dtype: torch.dtype) -> Non
     copies = [x.clone() for x in alike]
     got, want = (run((q, k, v, weight, lengths), block_table=table) for weight, lengths, table in (alike, copies))
     assert torch.equal(got, want)
+
+
+@pytest.mark.skipif(ON_GPU, reason="takes memory that only a CPU need not have")
+@pytest.mark.parametrize("name", ["q", "k", "v", "weight", "lengths", "table"])
+def test_numbers_beyond_2_to_the_31(gpu, name: str) -> None:
+    """Offsets do not fit 32 bits, nor do some strides in bytes."""
+    q, k, v, weight, lengths = make_decode([17, 9, 30], 3, 3, 64, (3, 3), FP16)
+    (k, table), (v, _) = paged(k, 16), paged(v, 16)
+    table = torch.cat([table, table[:, :1]], dim=1)
+    given = {"q": q, "k": k, "v": v, "weight": weight, "lengths": lengths, "table": table}
+
+    def with_table(table: Tensor, **given: Tensor) -> Tensor:
+        return run(tuple(given.values()), block_table=table)
+
+    want = with_table(**given)
+    for dim in range(given[name].dim()):
+        assert torch.equal(with_table(**given | {name: far_apart(given[name], dim)}), want), dim
 
 
 def test_queries_of_any_layout_beside_aligned_caches(gpu) -> None:
