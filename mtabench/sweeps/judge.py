@@ -86,7 +86,9 @@ def results_of(closure: Callable[[], Tensor], case: Case, inputs: Inputs) -> Ten
 def _remembered(first: Sequence[Tensor], results: Sequence[Tensor]) -> str:
     """Whether results are those of an earlier call, though the inputs changed, or lie in their memory."""
     if any(a.data_ptr() == b.data_ptr() and a.numel() for a, b in zip(first, results, strict=False)):
-        return "a second call writes its result over the first one's, which is still in use"
+        return (
+            "a second call returns the memory of the first one's result, which is still in use: cached, or overwritten"
+        )
     if len(first) == len(results) and all(map(torch.equal, first, results)):
         return "a second call gives the result of the first, though its inputs changed in place: it is a cached one"
     return ""

@@ -206,7 +206,7 @@ def test_right_results_are_right(small_sample, case, pass_, causal):
         (writes_nothing, "has NaN"),
         (right_at_first(1), ""),
         (cached, "cached"),
-        (same_memory, "writes its result over"),
+        (same_memory, "the memory of the first one's result"),
     ],
 )
 def test_what_is_remembered_or_never_written(case, pass_, fault, says):
@@ -309,7 +309,7 @@ def swept(tmp_path, monkeypatch):
     module = types.ModuleType("planted_implementations")
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
-    def sweep_of(case, fault, pass_):
+    def sweep_of(case, fault, pass_, device="cpu"):
         build = load(find(case.impl).target)
 
         def target(cell, inputs):
@@ -318,7 +318,7 @@ def swept(tmp_path, monkeypatch):
         module.target = target
         planted = replace(find(case.impl), name="planted", target=f"{module.__name__}:target")
         monkeypatch.setattr(registry, "IMPLEMENTATIONS", (*registry.IMPLEMENTATIONS, planted))
-        shape = {"seq": "32", "head_dim": "16", "heads": "2", "conv": "3x3", "dtype": "fp32", "device": "cpu"}
+        shape = {"seq": "32", "head_dim": "16", "heads": "2", "conv": "3x3", "dtype": "fp32", "device": device}
         plan = make_plan(Options(pass_, impl=f"{case.impl},planted", **shape))
         path = tmp_path / "out.csv"
         with Writer(path, resume=False) as writer:
@@ -341,3 +341,19 @@ def test_a_sweep_gives_no_time_to(swept, case, pass_, fault, says):
     assert row["status"] == "wrong"
     assert says in row["reason"]
     assert row[["median_ms", "speedup"]].isna().all()
+
+
+def writes_nothing_in_a_graph(case, inputs, closure):
+    return lambda: torch.empty_like(inputs.q[:, :, -1:]) if torch.cuda.is_current_stream_capturing() else closure()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
+@pytest.mark.parametrize("fault", [writes_nothing, right_at_first(1), right_at_first(8), cached, same_memory])
+def test_a_sweep_on_a_gpu_gives_no_time_to(swept, pass_, fault):
+    if pass_ == "bwd" and fault in (cached, same_memory):
+        fault = cached_gradients
+    if pass_ == "decode" and fault.__qualname__.startswith("right_at_first"):
+        fault = writes_nothing_in_a_graph  # a graph calls nobody
+    row = swept(CONV, fault, pass_, "cuda")
+    assert row["status"] == "wrong", row["reason"]
