@@ -27,6 +27,7 @@ from mtabench.sweeps.failures import WrongResultError
 from mtabench.sweeps.inputs import Inputs
 
 K = TypeVar("K", bound=Hashable)
+Confirm = Callable[[Callable[[], list[Any]]], str]
 Build = Callable[[Case, Inputs], Callable[[], Any]]
 
 AGREEMENT = 0.05  # the last three warm-up calls lie this close together
@@ -65,7 +66,7 @@ class Timed:
     run: Callable[[Any], Any]
     setup: Callable[[], Any] | None = None
     rotations: Callable[[], list[Callable[[], Any]]] | None = None
-    confirm: Callable[[Callable[[], list[Any]]], str] | None = None
+    confirm: Confirm | None = None
 
 
 @dataclass(slots=True)
@@ -131,13 +132,14 @@ def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K
                 failed[key] = _bare(error)
                 lanes[key].close()
     for key, lane in lanes.items():
-        if key not in failed:
+        confirm = cells[key].confirm
+        if key not in failed and confirm is not None:
             try:
                 with phase(device, f"{_name(key)}: verify"):
-                    _confirm(cells[key], lane.last)
+                    _check_last(confirm, lane.last)
             except Exception as error:
                 failed[key] = _bare(error)
-            lane.close()
+        lane.close()
     measured = {key: lane.measurement for key, lane in lanes.items() if key not in failed}
     if sensor is not None and sensor.energy_j() is not None:
         for key, measurement in measured.items():
@@ -174,9 +176,9 @@ def measure_beside_nvbench(cell: Timed, device: str, settings: Settings) -> tupl
     return lane.measurement, nvbench
 
 
-def _confirm(cell: Timed, call: Callable[[], list[Any]]) -> None:
-    """Raise WrongResultError if the cell's last results are wrong."""
-    reason = cell.confirm(call) if cell.confirm else ""
+def _check_last(confirm: Confirm, call: Callable[[], list[Any]]) -> None:
+    """Raise WrongResultError if the results of a last call are wrong."""
+    reason = confirm(call)
     if reason:
         raise WrongResultError(reason)
 
@@ -294,7 +296,8 @@ def _by_nvbench(
         rounds = max(settings.min_rounds, min(settings.max_rounds, affordable))
         flush = _flush(device, settings)
         found = sample_with_nvbench(cell.run, cell.setup, flush, rounds, samples, settings.time_limit_s, beside)
-        _confirm(cell, lambda: _once(cell, device))
+        if cell.confirm is not None:
+            _check_last(cell.confirm, lambda: _once(cell, device))
     except Exception as error:
         return _bare(error)
     _, throttled = GpuSensor().read()
