@@ -18,6 +18,8 @@ from torch import Tensor
 NAN_BYTE = 0xFF  # all bits set is NaN in every floating-point type
 M_PERTURB = -6  # of glibc's mallopt: memory that malloc hands out is filled with 255 less the low byte of the value
 FILL_WITH_NAN_BYTES = 0x100
+CACHED_BY_MALLOC = 1 << 11  # bytes: malloc may hand out a block up to about that size again without filling it
+BLOCKS_CACHED = 64
 LARGEST_SMALL_REQUEST = (
     1 << 20
 )  # bytes, of PyTorch's caching allocator, which keeps small blocks in a pool of their own
@@ -25,15 +27,20 @@ LARGEST_SMALL_REQUEST = (
 
 @contextmanager
 def poisoned_memory(device: str, sizes: Iterable[int] = ()) -> Iterator[None]:
-    """Within, on "cpu", all memory that malloc hands out is NaN, whoever asks for it; nothing is done without glibc.
+    """Within, on "cpu", memory that malloc hands out is NaN, whoever asks for it: with glibc all of more than 2 KiB.
 
-    On "cuda" what PyTorch's allocator has free at the start is NaN then, and a block of each of `sizes` bytes.
+    On either device free blocks of `sizes` bytes are NaN at the start; on "cuda", so is all that PyTorch's
+    allocator has free.
     """
     if device == "cuda":
         poison_free_blocks(sizes)
         yield
         return
     set_fill = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
+    for size in sizes:
+        if size <= CACHED_BY_MALLOC:
+            for block in [torch.empty(size, dtype=torch.uint8) for _ in range(BLOCKS_CACHED)]:
+                block.fill_(NAN_BYTE)
     set_fill(M_PERTURB, FILL_WITH_NAN_BYTES)
     try:
         yield
@@ -68,7 +75,12 @@ def _block(size: int) -> Tensor | None:
 
 
 def _free_sizes() -> Iterator[int]:
-    """Requests, in bytes, that take all free blocks of the current stream, but for those of graphs."""
+    """Requests, in bytes, that take all free blocks of the current stream, but for those of graphs.
+
+    None where CUDA's own allocator (cudaMallocAsync) stands for PyTorch's: it does not tell what it has free.
+    """
+    if torch.cuda.get_allocator_backend() != "native":
+        return
     device, stream = torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream
     for segment in torch.cuda.memory_snapshot():
         if (segment["device"], segment["stream"], tuple(segment["segment_pool_id"])) != (device, stream, (0, 0)):

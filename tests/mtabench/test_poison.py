@@ -15,7 +15,7 @@ def handed_out(size, dtype, device="cpu"):
     """Memory of that size, after some of it held ones and was freed."""
     ones = [torch.ones(size, dtype=dtype, device=device) for _ in range(3)]
     del ones
-    with poisoned_memory(device):
+    with poisoned_memory(device, [size * dtype.itemsize]):
         return torch.empty(size, dtype=dtype, device=device)
 
 
@@ -61,6 +61,7 @@ def test_every_free_block_of_a_gpu_is_asked_for(monkeypatch):
         def fill_(self, byte):
             filled.append(byte)
 
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("Stream", (), {"cuda_stream": 0}))
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
