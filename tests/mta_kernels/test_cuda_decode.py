@@ -398,7 +398,7 @@ def test_auto_takes_it_where_many_heads_share_a_cache(gpu) -> None:
 
 def test_auto_takes_it_where_heads_share_many_keys(gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     def choice(batch: int, keys: int, pages: int | None = None, heads: int = 8, head_dim: int = 64) -> str:
-        cache = torch.empty(1, dtype=FP16, device=DEVICE).expand(pages or batch, 2, keys, head_dim)
+        cache = torch.empty(head_dim, dtype=FP16, device=DEVICE).expand(pages or batch, 2, keys, head_dim)
         shapes = (batch, heads, 6, head_dim), (heads, 3, 5)
         q, weight = (torch.empty(*shape, dtype=FP16, device=DEVICE) for shape in shapes)
         return explain(q, cache, weight=weight, v=cache, decode=True).backend
