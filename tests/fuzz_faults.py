@@ -1,4 +1,7 @@
-"""Faults around a right operation, each of a kind that a kernel may have, for the fuzz to find."""
+"""Faults around a right operation, each of a kind that a kernel may have, for the fuzz to find.
+
+Run as a program it searches for each and prints the table of docs/fuzzing.md, in a minute or two.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,17 @@ from torch import Tensor
 
 from mta_kernels.conv_attention import conv_attention, conv_attention_decode
 from mtabench.fuzzing.calls import Operation
+from mtabench.fuzzing.cases import draw
+from mtabench.fuzzing.trial import prepare, try_case
 
+SEED = 1
+MOST_CASES = 200  # within which each fault is found
 SMALL = 1e-6  # what leaks from where it should not: far less than rounding hides
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`decode` says which of the two functions it is planted in; `pass_` and `form` which cases can show it."""
+    """`decode` says which of the two functions it is planted in."""
 
     make: Callable[[], Callable[..., Tensor]]
     decode: bool = False
@@ -25,6 +32,14 @@ class Fault:
     def operation(self) -> Operation:
         """The public functions, one of them with the fault."""
         return Operation(decode=self.make()) if self.decode else Operation(attention=self.make())
+
+    def found_by(self, number: int) -> list[str]:
+        """The checks that find it in a case of `SEED`, none where they object to the right operation as well."""
+        case = draw(SEED, number, ("eager",), "cpu")
+        if (case.pass_ == "decode") != self.decode:
+            return []
+        found = [wrong.check for wrong in try_case(case, self.operation()).wrong]
+        return [] if found and try_case(case).wrong else list(dict.fromkeys(found))
 
 
 FAULTS: dict[str, Fault] = {}
@@ -133,7 +148,8 @@ def _(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
 @fault("a row takes in the next token")
 def _(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, **options: Any) -> Tensor:
     out = conv_attention(q, k, v, weight, **options)
-    later = v.detach()[:, :1, -q.shape[2] :].roll(-1, 2).float().clamp(-1e3, 1e3)
+    own = v.detach().repeat_interleave(q.shape[1] // v.shape[1], 1)
+    later = own[:, :, -q.shape[2] :].roll(-1, 2).float().clamp(-10, 10)
     return out + (SMALL * later).to(out.dtype)
 
 
@@ -143,7 +159,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, **options: Any) -> Tensor
     if options.get("cu_seqlens") is None:
         return out
     first = torch.isin(torch.arange(q.shape[2]), options["cu_seqlens"][1:-1])
-    leak = v.detach()[:, :1].roll(1, 2).float().clamp(-1e3, 1e3) * first[:, None]
+    own = v.detach().repeat_interleave(q.shape[1] // v.shape[1], 1)
+    leak = own.roll(1, 2).float().clamp(-1e3, 1e3) * first[:, None]
     return out + (SMALL * leak).to(out.dtype)
 
 
@@ -272,3 +289,19 @@ def _(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, **options: Any) -> Tensor
 def _(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
     kept = torch.arange(q.shape[2]) > q.shape[2] - 3
     return conv_attention_decode(q * kept[:, None], *tensors, **options)
+
+
+def main() -> None:
+    """Print each fault, the checks that find it, and how many cases it took."""
+    prepare("cpu")
+    for name, planted in FAULTS.items():
+        found = (
+            f"| {name} | {', '.join(checks)} | {number + 1} |"
+            for number in range(MOST_CASES)
+            if (checks := planted.found_by(number))
+        )
+        print(next(found, f"{name}: not found"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
 """Which case has which number: drawn from the seed, so that a number alone repeats a case.
 
-What a kernel is compiled for (dtype, head dim, taps, padding, causal) is drawn for a block of cases, so that most
-cases find their kernels compiled; all else is drawn for the case.
+What a kernel is compiled for (dtype, head dim, taps, padding, causal) is one of a seed's few `Constants` and the same
+for a block of cases, so that most cases find their kernels compiled; all else is drawn for the case.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from dataclasses import dataclass, fields
 from random import Random
 from typing import Any
 
-BLOCK = {"cuda": 400, "cpu": 1}  # cases; nothing is compiled for Triton's interpreter
+BLOCK = {"cuda": 200, "cpu": 1}  # cases; nothing is compiled for Triton's interpreter
+KINDS = {"cuda": 40, "cpu": 1 << 20}  # of constants, for each backend: what the first worker compiles, all others find
+MOST_SCORES = {"cuda": 4 << 20, "cpu": 20_000}  # of all heads and sequences together
 MULTIPLES = 32  # that a kernel's tiles are multiples of, more or less
 CHUNK_ROWS = 2048  # rows of scores that a backward keeps at a time
 PAGE_SIZES = (16, 32, 64, 128, 256)
@@ -26,6 +28,18 @@ UNFIT: dict[str, tuple[tuple[str | None, int | None, tuple[int, int] | None], ..
     "auto": ((None, 8, None), (None, None, (17, 32))),  # the reference takes these
     "eager": ((None, 1, None), (None, 300, None), (None, None, (20, 40))),
 }
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What a backend's kernels are compiled for."""
+
+    decode: bool
+    dtype: str
+    head_dim: int
+    taps: tuple[int, int]
+    pad_key: str
+    causal: bool
 
 
 @dataclass(frozen=True)
@@ -55,6 +69,7 @@ class FuzzCase:
     weight_dtype: str
     values: str
     way: str
+    twice: bool
     probe: str
     wanted: tuple[str, ...]
     head_chunk: int | None
@@ -79,37 +94,44 @@ def draw(seed: int, number: int, backends: Sequence[str], device: str) -> FuzzCa
     """Case `number` of a seed, for one of the backends; the same as with that backend alone."""
     block = block_of(number, device)
     backend = backends[block % len(backends)]
-    compiled = _compiled_for(Random(f"{seed} {block} {backend} {device}"), backend, device)
-    return _draw(Random(f"{seed} {number} {backend} {device} case"), seed, number, backend, device, compiled)
+    kind = Random(f"{seed} {block}").randrange(KINDS[device])
+    return draw_for(draw_constants(seed, kind, backend, device), seed, number, backend, device)
 
 
-def _compiled_for(random: Random, backend: str, device: str) -> dict[str, Any]:
+def draw_constants(seed: int, kind: int, backend: str, device: str) -> Constants:
+    """One of a seed's `KINDS`."""
+    random = Random(f"{seed} {kind} {backend} {device}")
     decode = {"cuda": True, "hopper": False}.get(backend)
     if decode is None:
         decode = random.random() < 0.35
     most = (8, 17) if backend == "hopper" else (16, 31)
-    if device == "cpu":
-        dtypes: tuple[str, ...] = ("fp32", "fp32", "fp16")
-        head_dims: tuple[int, ...] = (16, 16, 16, 17, 24, 24, 32, 32, 40, 64, 96)
-    else:
-        dtypes = ("bf16", "bf16", "fp16", "fp32") if backend == "triton" else ("bf16", "bf16", "fp16")
-        head_dims = (16, 24, 32, 40, 48, 64, 64, 64, 72, 80, 96, 112, 128, 128, 128, 160, 192, 256)
+    return Constants(
+        decode=decode,
+        dtype=random.choice(_dtypes(backend, device)),
+        head_dim=random.choice(_head_dims(backend, device)),
+        taps=_taps(random, most, device),
+        pad_key=random.choice(("both", "both", "left", "right")),
+        causal=decode or random.random() < 0.7,
+    )
+
+
+def _dtypes(backend: str, device: str) -> tuple[str, ...]:
     if backend in ("hopper", "cuda"):
-        dtypes = ("bf16", "fp16")
-    elif backend == "eager":
-        dtypes = ("fp32", "bf16")  # its scores overflow in float16
-    if backend in ("triton", "cuda", "eager"):
-        head_dims = (*head_dims, 17, 50, 100) if device == "cuda" else head_dims
-    elif backend == "hopper":
-        head_dims = tuple(head_dim for head_dim in head_dims if head_dim % 8 == 0)
-    return {
-        "decode": decode,
-        "dtype": random.choice(dtypes),
-        "head_dim": random.choice(head_dims),
-        "taps": _taps(random, most, device),
-        "pad_key": random.choice(("both", "both", "left", "right")),
-        "causal": decode or random.random() < 0.7,
-    }
+        return "bf16", "fp16"
+    if backend == "eager":
+        return "fp32", "bf16"  # its scores overflow in float16
+    if device == "cpu":
+        return "fp32", "fp32", "fp16"
+    return ("bf16", "bf16", "fp16", "fp32") if backend == "triton" else ("bf16", "bf16", "fp16")
+
+
+def _head_dims(backend: str, device: str) -> tuple[int, ...]:
+    if device == "cpu":
+        found: tuple[int, ...] = (16, 16, 16, 17, 24, 24, 32, 32, 40, 64, 96)
+    else:
+        found = (16, 24, 32, 40, 48, 64, 64, 64, 72, 80, 96, 112, 128, 128, 128, 160, 192, 256)
+        found += (17, 50, 100) if backend in ("triton", "cuda", "eager") else ()
+    return tuple(head_dim for head_dim in found if head_dim % 8 == 0) if backend == "hopper" else found
 
 
 def _taps(random: Random, most: tuple[int, int], device: str) -> tuple[int, int]:
@@ -123,15 +145,17 @@ def _taps(random: Random, most: tuple[int, int], device: str) -> tuple[int, int]
     return most
 
 
-def _draw(random: Random, seed: int, number: int, backend: str, device: str, compiled: dict[str, Any]) -> FuzzCase:
-    decode, dtype, head_dim, taps = (compiled[name] for name in ("decode", "dtype", "head_dim", "taps"))
-    causal, on_gpu = compiled["causal"], device == "cuda"
+def draw_for(constants: Constants, seed: int, number: int, backend: str, device: str) -> FuzzCase:
+    """Case `number` of a seed with given constants."""
+    random = Random(f"{seed} {number} {backend} {device} case")
+    decode, dtype, head_dim, taps = constants.decode, constants.dtype, constants.head_dim, constants.taps
+    causal, on_gpu = constants.causal, device == "cuda"
     if random.random() < 0.02:
         unfit = random.choice(UNFIT[backend])
         dtype, head_dim, taps = unfit[0] or dtype, unfit[1] or head_dim, unfit[2] or taps
     drawn: dict[str, Any] = {
         "seed": seed, "number": number, "backend": backend, "device": device, "dtype": dtype, "head_dim": head_dim,
-        "query_taps": taps[0], "key_taps": taps[1], "pad_key": compiled["pad_key"], "causal": causal,
+        "query_taps": taps[0], "key_taps": taps[1], "pad_key": constants.pad_key, "causal": causal,
         "scale": _scale(random),
         "weight": random.choices(("random", "identity", "one tap", "large"), (80, 8, 7, 5))[0],
         "weight_dtype": "fp32" if random.random() < 0.3 else dtype,
@@ -150,7 +174,8 @@ def _draw(random: Random, seed: int, number: int, backend: str, device: str, com
     drawn["way"] = random.choices(ways, often)[0]
     if drawn["way"] == "module":
         drawn["weight_dtype"] = dtype
-    drawn["probe"] = random.choice(_probes(drawn, decode))
+    drawn["twice"] = random.random() < 1 / 3
+    drawn["probe"] = random.choice(_probes(drawn, decode)) if random.random() < 0.4 else "none"
     drawn["layouts"] = tuple(_layouts(random, drawn, on_gpu))
     return FuzzCase(**drawn)
 
@@ -170,8 +195,9 @@ def _layouts(random: Random, drawn: dict[str, Any], on_gpu: bool) -> Iterator[tu
     possible: tuple[str, ...] = LAYOUTS
     if drawn["probe"] not in ("other sequences", "other heads") and drawn["form"] != "paged":
         possible += SHARED_LAYOUTS
-    if on_gpu and drawn["batch"] > 1 and random.random() < 0.002:
-        possible = ("far",)  # offsets that do not fit 32 bits take gigabytes, and are rare
+    if on_gpu and drawn["batch"] == 2 and drawn["form"] != "paged" and random.random() < 0.01:
+        yield random.choice(("q", "k", "v")), "far"  # offsets that 32 bits do not hold take gigabytes, and are rare
+        return
     for name in ("q", "k", "v", "weight", "q_history"):
         if random.random() < 0.3:
             yield name, random.choice(possible)
@@ -206,15 +232,15 @@ def _length(random: Random, on_gpu: bool) -> int:
     if not on_gpu:
         return random.choice((1, 2, random.randint(1, 12), random.randint(1, 12), random.randint(1, 40), 33, 65))
     kind = random.random()
-    if kind < 0.5:
+    if kind < 0.7:
         return random.randint(1, 200)
-    if kind < 0.65:
+    if kind < 0.85:
         return max(1, MULTIPLES * random.randint(1, 16) + random.randint(-1, 1))
-    if kind < 0.88:
+    if kind < 0.95:
         return random.randint(200, 700)
-    if kind < 0.96:
-        return random.randint(700, CHUNK_ROWS)
     if kind < 0.98:
+        return random.randint(700, CHUNK_ROWS)
+    if kind < 0.99:
         return random.choice((CHUNK_ROWS, 2 * CHUNK_ROWS)) + random.randint(-2, 2)
     return random.randint(CHUNK_ROWS, 5000)
 
@@ -226,7 +252,7 @@ def _shape(random: Random, on_gpu: bool, taps: tuple[int, int], causal: bool) ->
         "history": 0,
     }  # fmt: skip
     seq_len = _length(random, on_gpu)
-    room = (8 << 20 if on_gpu else 20_000) // seq_len**2  # heads of all sequences
+    room = MOST_SCORES["cuda" if on_gpu else "cpu"] // seq_len**2  # heads of all sequences
     batch = min(random.choice((1, 1, 2, 3) if on_gpu else (1, 1, 1, 2)), max(1, room))
     heads, kv_heads = _heads(random, max(1, min(16, room // batch) if on_gpu else 4 // batch))
     if on_gpu and random.random() < 0.002:  # more heads than a grid has in its second dimension
@@ -262,9 +288,9 @@ def _bounds(random: Random, rows: int) -> tuple[int, ...]:
 
 def _decode_shape(random: Random, on_gpu: bool, taps: tuple[int, int], backend: str) -> dict[str, Any]:
     batch = random.choice((1, 1, 2, 3, 5, 16, 40) if on_gpu else (1, 1, 2, 3))
-    longest = random.choice((1, 5, 70, 300, 1000, 3000, 9000) if on_gpu else (1, 3, 20, 70, 140))
+    longest = random.choice((1, 5, 70, 70, 300, 300, 1000, 3000, 9000) if on_gpu else (1, 3, 20, 70, 140))
     longest = random.randint(max(1, longest // 3), longest)
-    room = (4 << 20 if on_gpu else 4000) // (taps[0] * longest)
+    room = (2 << 20 if on_gpu else 4000) // (taps[0] * longest)
     batch = min(batch, max(1, room))
     heads, kv_heads = _heads(random, max(1, min(32 if on_gpu else 4, room // batch)))
     lengths = tuple(_decode_length(random, longest) for _ in range(batch))
@@ -300,7 +326,7 @@ def _decode_length(random: Random, longest: int) -> int:
 
 def _probes(drawn: dict[str, Any], decode: bool) -> list[str]:
     """What may be changed without a change of some results."""
-    found = ["none"]
+    found = []
     if decode:
         found += ["beyond lengths", "beyond lengths"]
     elif drawn["causal"] and drawn["seq_len"] > 1 and drawn["form"] != "packed":
@@ -311,4 +337,4 @@ def _probes(drawn: dict[str, Any], decode: bool) -> list[str]:
         found.append("other sequences")
     if drawn["kv_heads"] > 1:
         found.append("other heads")
-    return found
+    return found or ["none"]

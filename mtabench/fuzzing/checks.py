@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -26,49 +26,80 @@ class Wrong:
     text: str
 
 
-def errors(results: Results, want: dict[str, Expected], eager: Results) -> Iterator[Wrong]:
-    """Results further from float64 than rounding and eager explain: as a whole, of a head, and of a row."""
+@dataclass(frozen=True)
+class _Compared:
+    """A result's squared errors and what allows them, a number a row: zero where nothing can be said."""
+
+    name: str
+    want: Tensor
+    difference: Tensor
+    allowed: Tensor
+    of_eager: Tensor
+
+    def beyond(self, level: str) -> Tensor:
+        """Where the error of a level is more than it may be."""
+        error, most = self._error(level)
+        return ~(error <= most)
+
+    def sentence(self, level: str) -> str:
+        """What is wrong at a level."""
+        error, most = self._error(level)
+        beyond = self.beyond(level)
+        at = tuple(beyond.nonzero()[0].tolist())
+        first = _first_place(self.difference, self.allowed, self.of_eager)
+        of = {"norm": self.name, "head": f"a head of {self.name}", "row": f"a row of {self.name}"}[level]
+        if error[at].isinf():
+            return f"{of} has NaN or infinity where it should not, first at {first}"
+        size = self._at_level(level, _squared(self.name, self.want))
+        return (
+            f"{of} is off by {error[at].item():.3g}, allowed is {most[at].item():.3g} (norm {size[at].item():.3g}), "
+            f"first at {first}, {int(beyond.sum())} of {beyond.numel()}"
+        )
+
+    def _error(self, level: str) -> tuple[Tensor, Tensor]:
+        error, by_rounding, by_eager = (
+            self._at_level(level, x) for x in (self.difference, self.allowed, self.of_eager)
+        )
+        return error, torch.maximum(BY_ROUNDING[level] * by_rounding, BY_EAGER[level] * by_eager)
+
+    def _at_level(self, level: str, squares: Tensor) -> Tensor:
+        dims = {"norm": tuple(range(squares.dim())), "head": _within_head(self.name), "row": ()}[level]
+        return (squares.sum(dims, keepdim=True) if dims else squares).sqrt()
+
+
+def errors(results: Results, want: dict[str, Expected], eager: Callable[[], Results]) -> Iterator[Wrong]:
+    """Results further from float64 than rounding and eager explain: as a whole, of a head, and of a row.
+
+    `eager` is called if there are any beyond what rounding explains; the GPU is waited for once if there are none.
+    """
+    known = {}
     for name, found in results.items():
-        value, dtype = want[name].value, found.dtype
-        if found.shape != value.shape:
-            yield Wrong("shape", f"{name} has shape {list(found.shape)}; expected {list(value.shape)}")
-            continue
-        yield from _errors(name, found, want[name], eager.get(name), dtype)
+        if found.shape == want[name].value.shape:
+            known[name] = found
+        else:
+            yield Wrong("shape", f"{name} has shape {list(found.shape)}; expected {list(want[name].value.shape)}")
+    compared = [_compared(name, found, want[name], None) for name, found in known.items()]
+    flags = [x.beyond(level).any() for x in compared for level in BY_ROUNDING]
+    if not flags or not torch.stack(flags).any():
+        return
+    by_eager = eager()
+    for name, found in known.items():
+        x = _compared(name, found, want[name], by_eager.get(name))
+        level = next((level for level in BY_ROUNDING if x.beyond(level).any()), None)
+        if level is not None:
+            yield Wrong(level, x.sentence(level))
 
 
-def _errors(name: str, found: Tensor, want: Expected, eager: Tensor | None, dtype: torch.dtype) -> Iterator[Wrong]:
+def _compared(name: str, found: Tensor, want: Expected, eager: Tensor | None) -> _Compared:
     difference = _squared(name, found.double() - want.value)
-    allowed = _allowed(name, want, dtype)
+    allowed = _allowed(name, want, found.dtype)
     of_eager = torch.zeros_like(allowed)
     if eager is not None:
         of_eager = _squared(name, eager.double() - want.value).nan_to_num(0.0, 0.0, 0.0)
         of_eager = of_eager.masked_fill(of_eager > EAGER_IS_WRONG**2 * allowed, 0)
-    kept = allowed.isfinite()
-    difference = difference.masked_fill(~kept, 0).nan_to_num(torch.inf)
-    allowed, of_eager = allowed.masked_fill(~kept, 0), of_eager.masked_fill(~kept, 0)
-    for level, dims in (("norm", tuple(range(difference.dim()))), ("head", _within_head(name)), ("row", ())):
-        error, by_rounding, by_eager = (
-            (x.sum(dims, keepdim=True) if dims else x).sqrt() for x in (difference, allowed, of_eager)
-        )
-        most = torch.maximum(BY_ROUNDING[level] * by_rounding, BY_EAGER[level] * by_eager)
-        beyond = ~(error <= most)
-        if beyond.any():
-            place = beyond.nonzero()[0].tolist()
-            of = {"norm": name, "head": f"a head of {name}", "row": f"a row of {name}"}[level]
-            size = (
-                _squared(name, want.value).sum(dims, keepdim=True).sqrt() if dims else _squared(name, want.value).sqrt()
-            )
-            at = tuple(place)
-            first = _first_place(difference, allowed, of_eager)
-            if error[at].isinf():
-                yield Wrong(level, f"{of} has NaN or infinity where it should not, first at {first}")
-                return
-            yield Wrong(
-                level,
-                f"{of} is off by {error[at].item():.3g}, allowed is {most[at].item():.3g} (norm "
-                f"{size[at].item():.3g}), first at {first}, {int(beyond.sum())} of {beyond.numel()}",
-            )
-            return
+    lost = ~allowed.isfinite()
+    difference = difference.masked_fill(lost, 0).nan_to_num(torch.inf)
+    return _Compared(name, want.value, difference, allowed.masked_fill(lost, 0), of_eager.masked_fill(lost, 0))
 
 
 def _first_place(difference: Tensor, allowed: Tensor, of_eager: Tensor) -> list[int]:
@@ -102,12 +133,14 @@ def same(
     first: Results, second: Results, check: str, text: str, rows: dict[str, Tensor] | None = None
 ) -> Iterator[Wrong]:
     """Results that must be the same bit for bit; of `rows`, masks by name, those alone."""
+    differing = {}
     for name, x in first.items():
-        if name not in second or (rows is not None and name not in rows):
-            continue
-        differ = (_bits(x) != _bits(second[name])).any(-1)
-        if rows is not None:
-            differ = differ & rows[name]
+        if name in second and (rows is None or name in rows):
+            differ = (_bits(x) != _bits(second[name])).any(-1)
+            differing[name] = differ if rows is None else differ & rows[name]
+    if not differing or not torch.stack([differ.any() for differ in differing.values()]).any():
+        return
+    for name, differ in differing.items():
         if differ.any():
             yield Wrong(check, f"{text} changes {name}, first at {differ.nonzero()[0].tolist()}")
 

@@ -133,8 +133,8 @@ class _Scores:
         self.s = (self.scale * self.q @ self.k.mT).masked_fill(~self.seen, 0)
         magnitude2 = (self.scale**2 * self.q.square() @ self.k.square().mT).masked_fill(~self.seen, 0)
         self.s_variance = self.relative2 * (magnitude2 + self.s.square())
-        c = self._convolved(weight, self.s)
-        c_variance = self._convolved(weight.square(), self.s_variance) + self.relative2 * c.square()
+        c, c_variance = self._convolved(torch.stack((weight, weight.square())), torch.stack((self.s, self.s_variance)))
+        c_variance += self.relative2 * c.square()
         # A backward computes scores again, and takes the forward's logsumexp from them: both rounded to float32.
         mismatch = FLOAT32_ROUNDING * (c.abs().amax(-1, keepdim=True) + math.log(keys + 1))
         c = c.masked_fill(~wanted, -torch.inf)
@@ -180,10 +180,12 @@ class _Scores:
         dc_variance += self.absolute2 * (grad2.amax(-1) * self.v.square().sum(-1).amax(-1))[:, None, None]
         dc_variance = dc_variance.masked_fill(~self.seen[:, -self.rows :], 0)
         common = delta_variance[:, :, None]
-        ds, ds_variance = self._transposed(self.weight, dc), self._transposed(self.weight.square(), dc_variance)
-        ds_variance += self._transposed(self.weight.square(), p.square() * common) + self.relative2 * ds.square()
-        # An error of delta moves all of a row's gradients the same way.
-        shared = self._transposed(self.weight, p * common.sqrt())
+        # An error of delta moves all of a row's gradients the same way: `shared`.
+        ds, ds_variance, shared = self._transposed(
+            torch.stack((self.weight, self.weight.square(), self.weight)),
+            torch.stack((dc, dc_variance + p.square() * common, p * common.sqrt())),
+        )
+        ds_variance = ds_variance + self.relative2 * ds.square()
         s2, q2, k2 = self.scale**2, self.q.square().sum(-1), self.k.square().sum(-1)
         ds2 = ds.square()
         found = {
@@ -198,19 +200,25 @@ class _Scores:
             ),
             "dv": (p.mT @ grad_out, (p_variance.mT @ grad2[:, :, None])[..., 0]),
         }
-        dweight = torch.zeros_like(self.weight)
-        dweight_variance = torch.zeros_like(self.weight)
-        for a, b, to, of in self._taps():
-            s = self.s[of]
-            dweight[:, a, b] = (dc[to] * s).sum((1, 2))
-            own = dc_variance[to] * s.square() + dc[to].square() * self.s_variance[of]
-            together = (p[to] * s).sum(2).square() * delta_variance[:, to[1]]
-            dweight_variance[:, a, b] = own.sum((1, 2)) + together.sum(1)
-        found["dweight"] = (dweight[..., None], dweight_variance)
+        value, variance = self._weight_gradient(dc, dc_variance, delta_variance)
+        found["dweight"] = (value[..., None], variance)
         return {
             name: (value, variance.masked_fill(self.lost.view(-1, *[1] * (variance.dim() - 1)), torch.inf))
             for name, (value, variance) in found.items()
         }
+
+    def _weight_gradient(self, dc: Tensor, dc_variance: Tensor, delta_variance: Tensor) -> tuple[Tensor, Tensor]:
+        """Values and variances `[X, cq, ck]`; the four products are one tensor, since a tap costs its launches."""
+        s = self.s
+        left = torch.stack((dc, dc_variance, dc.square(), self.p))
+        right = torch.stack((s, s.square(), self.s_variance, s))
+        sums = s.new_zeros(*self.weight.shape[1:], 4, s.shape[0], self.rows)
+        for a, b, to, of in self._taps():
+            sums[a, b, :, :, to[1]] = (left[:, *to] * right[:, *of]).sum(-1)
+        sums = sums.permute(2, 3, 0, 1, 4)  # [4, X, cq, ck, rows]
+        together = (sums[3].square() * delta_variance[:, None, None]).sum(-1)
+        value, by_gradient, by_score = sums[:3].sum(-1)
+        return value, by_gradient + by_score + together
 
     def _taps(self) -> Iterator[tuple[int, int, tuple, tuple]]:
         """Each tap with the part of the outputs `[X, rows, N]` it acts on, and the part of the scores it reads."""
@@ -228,17 +236,17 @@ class _Scores:
                     yield a, b, (slice(None), to_rows, to_columns), (slice(None), of_rows, of_columns)
 
     def _convolved(self, weight: Tensor, x: Tensor) -> Tensor:
-        """`[X, R, N]` to `[X, rows, N]`."""
-        found = x.new_zeros(x.shape[0], self.rows, x.shape[2])
+        """`[K, X, R, N]` to `[K, X, rows, N]`, each with its own weight `[K, X, cq, ck]`."""
+        found = x.new_zeros(*x.shape[:-2], self.rows, x.shape[-1])
         for a, b, to, of in self._taps():
-            found[to].addcmul_(x[of], weight[:, a, b, None, None])
+            found[:, *to].addcmul_(x[:, *of], weight[..., a, b, None, None])
         return found
 
     def _transposed(self, weight: Tensor, x: Tensor) -> Tensor:
-        """`[X, rows, N]` to `[X, R, N]`: the gradient of `_convolved`, zero where no score is seen."""
-        found = torch.zeros_like(self.s)
+        """`[K, X, rows, N]` to `[K, X, R, N]`: the gradient of `_convolved`, zero where no score is seen."""
+        found = x.new_zeros(*x.shape[:-2], *self.s.shape[-2:])
         for a, b, to, of in self._taps():
-            found[of].addcmul_(x[to], weight[:, a, b, None, None])
+            found[:, *of].addcmul_(x[:, *to], weight[..., a, b, None, None])
         return found.masked_fill(~self.seen, 0)
 
 

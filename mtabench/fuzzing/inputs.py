@@ -76,7 +76,7 @@ def make_inputs(case: FuzzCase) -> Inputs:
             for name in ("k", "v"):
                 values[name] = values[name].masked_fill(beyond[:, None, :, None], float("nan"))
                 if layouts.get(name) == "expanded":  # all have the keys of the longest
-                    longest = int(values["lengths"].argmax())
+                    longest = max(range(case.batch), key=_lengths(case).__getitem__)
                     values[name] = values[name][longest : longest + 1].expand_as(values[name])
     else:
         if case.history:
@@ -132,6 +132,11 @@ def _weight(case: FuzzCase, random: Random, normal) -> Tensor:
     return weight
 
 
+def _lengths(case: FuzzCase) -> tuple[int, ...]:
+    """As the layout of `lengths` leaves them."""
+    return case.lengths[:1] * case.batch if dict(case.layouts).get("lengths") == "expanded" else case.lengths
+
+
 def _beyond(lengths: Tensor, capacity: int) -> Tensor:
     """`[B, capacity]`: where a cache has no token."""
     return torch.arange(capacity, device=lengths.device) >= lengths.long()[:, None]
@@ -140,7 +145,7 @@ def _beyond(lengths: Tensor, capacity: int) -> Tensor:
 def _pages(case: FuzzCase, random: Random, values: dict[str, Tensor], shared: bool) -> dict[str, Tensor]:
     """Caches as pages in a random order, NaN in all rows that no sequence has, and a table with nonsense at its end."""
     assert case.page_size is not None
-    size, lengths = case.page_size, values["lengths"].tolist()
+    size, lengths = case.page_size, _lengths(case)
     columns = case.seq_len // size
     needed = [-(-length // size) for length in lengths]
     if shared:
@@ -148,9 +153,9 @@ def _pages(case: FuzzCase, random: Random, values: dict[str, Tensor], shared: bo
     count = (needed[0] if shared else sum(needed)) + 2
     order = random.sample(range(count), count)
     rows = []
-    for pages in needed:
-        own = order[:pages] if shared else [order.pop() for _ in range(pages)]
-        rows.append(own + [random.choice(NO_PAGE) for _ in range(columns - pages)])
+    for own_pages in needed:
+        own = order[:own_pages] if shared else [order.pop() for _ in range(own_pages)]
+        rows.append(own + [random.choice(NO_PAGE) for _ in range(columns - own_pages)])
     used = torch.zeros(count, size, dtype=torch.bool)
     for row, length in zip(rows, lengths, strict=True):
         for page, number in enumerate(row[: -(-length // size)]):

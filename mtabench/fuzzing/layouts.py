@@ -30,19 +30,15 @@ class Placed:
         first = _first(values, self.layout)
         self.x[first].copy_(values[first])
 
-    def again(self) -> Placed:
-        """The same elsewhere."""
-        return Placed(self.x, self.layout)
-
     def keep(self) -> None:
         """Note what all of the memory holds now."""
         self._before = None if self.layout == "far" else self.memory.clone()
 
-    def changed(self) -> bool:
-        """Whether anything was written there since."""
+    def changed(self) -> Tensor:
+        """Whether anything was written there since: one bool, on the device."""
         if self._before is None:
-            return False
-        return not torch.equal(self.memory.view(torch.uint8), self._before.view(torch.uint8))
+            return torch.zeros((), dtype=torch.bool, device=self.memory.device)
+        return (self.memory.view(torch.uint8) != self._before.view(torch.uint8)).any()
 
 
 def as_laid_out(values: Tensor, layout: str) -> Tensor:
