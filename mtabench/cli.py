@@ -239,11 +239,11 @@ def dashboard(
 
 @app.command()
 def compare(
-    base: o.BaseCsv, head: o.HeadCsv, threshold: o.Threshold = "2%", strict: o.Strict = False,
+    base: o.BaseCsv, head: o.HeadCsv, threshold: o.Threshold = "2%", fail_on: o.FailOn = "broken,slower,gone",
     format_: o.CompareFormat = "table", markdown: o.MarkdownOut = None, junit: o.JunitOut = None,
     github_action_benchmark: o.GithubOut = None, bencher: o.BencherOut = None, rerun_unclear: o.RerunUnclear = False,
 ) -> None:  # fmt: skip
-    """Compare two runs of the same cells. Exits with 1 if one got slower or broke, so that CI can be gated on it."""
+    """Compare two runs of the same cells. Exits with 1 if one got slower, broke or is gone, to gate CI on it."""
     typed = locals()
     from mtabench.comparing.compare_command import compare_files
 
@@ -253,7 +253,7 @@ def compare(
 @app.command(context_settings={"ignore_unknown_options": True})
 def ab(
     sweep: o.SweepArguments, base: o.BaseRevision, head: o.HeadRevision = None, pairs: o.Pairs = 5,
-    out: o.FolderOut = None, threshold: o.Threshold = "2%", strict: o.Strict = False,
+    out: o.FolderOut = None, threshold: o.Threshold = "2%", fail_on: o.FailOn = "broken,slower,gone",
     format_: o.CompareFormat = "table", markdown: o.MarkdownOut = None, junit: o.JunitOut = None,
     github_action_benchmark: o.GithubOut = None, bencher: o.BencherOut = None, rerun_unclear: o.RerunUnclear = False,
 ) -> None:  # fmt: skip
@@ -316,7 +316,7 @@ def _wanted(typed: dict[str, Any]) -> Any:
     from mtabench.comparing.compare_command import REPORTS, wanted
 
     outputs = {name: typed[name] for name in REPORTS}
-    return wanted(typed["threshold"], typed["strict"], typed["format_"], outputs)
+    return wanted(typed["threshold"], typed["fail_on"], typed["format_"], outputs)
 
 
 def _sweep_words(words: list[str]) -> Any:

@@ -51,7 +51,7 @@ def sweep(pass_: str, typed: dict[str, Any], command_line: str) -> bool:
     already = {key_of_row(row): row for row in check_destination(path, resume)}
     with _measuring(asked, ranks, plan, dry_run) as team:
         # By now the workers, if there are any, import torch; this process does as well.
-        from mtabench.files.table import auto_lines, make_console, print_plan, results_table
+        from mtabench.files.table import auto_lines, make_console, print_plan, results_table, settled_lines
         from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings
         from mtabench.sweeps.settings import make_settings
         from mtabench.sweeps.sweep import check_same_device
@@ -73,7 +73,8 @@ def sweep(pass_: str, typed: dict[str, Any], command_line: str) -> bool:
                 spent.since_start(START)
                 team.run(plan, writer, settings, shown, spent)
     console.print(results_table(shown.rows, console.width))
-    for text in (*auto_lines(shown.rows), *rank_lines(shown.rows)):
+    unsettled = settled_lines(shown.rows, settings.max_rounds, settings.time_limit_s)
+    for text in (*auto_lines(shown.rows), *rank_lines(shown.rows), *unsettled):
         _say(console, text)
     _say(console, f"results: {path}")
     any_wrong = any(row["status"] == "wrong" for row in shown.rows)
@@ -167,7 +168,9 @@ def show_environment(device: str, measure: bool, out: Path | None) -> None:
         keep_ceilings(path, environment, {dtype: measure_ceilings(device, dtype) for dtype in DTYPES})
     for dtype, ceilings in read_ceilings(path, environment).items():
         copy, matmul = f"{ceilings.copy_gbytes_s:.4g} GB/s copy", f"{ceilings.matmul_tflops:.4g} TFLOP/s matmul"
-        _say(console, f"{'ceilings':<10} {dtype}: {copy}, {matmul} ({path})")
+        reads = ceilings.read_gbytes_s
+        read = f"{reads:.4g} GB/s read" if reads else "reading not measured yet (--measure does)"
+        _say(console, f"{'ceilings':<10} {dtype}: {copy}, {read}, {matmul} ({path})")
 
 
 def plot(csv_paths: Sequence[Path], kinds: str | None, themes: str, formats: str, out: Path | None) -> None:

@@ -213,6 +213,7 @@ def _backend_unsupported(backend: str, case: Case) -> str | None:
         head_dim=case.head_dim,
         query_taps=case.conv_q or 1,
         key_taps=case.conv_k or 1,
+        backward=case.pass_ == "bwd",
     )
 
 

@@ -136,7 +136,7 @@ Days = Annotated[int, typer.Option(help="Changes of so many days before the last
 BaseCsv = Annotated[Path, typer.Argument(help="Results of the code before.", metavar="BASE.csv")]
 HeadCsv = Annotated[Path, typer.Argument(help="Results of the code after, on the same device.", metavar="HEAD.csv")]
 Threshold = Annotated[str, typer.Option(help="The smallest change that counts, such as 1% or 5%.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 if it is unclear whether a cell changed.")]
+FailOn = Annotated[str, typer.Option(help="What fails: any of broken, slower, gone, unclear, new and faster.")]
 CompareFormat = Annotated[str, typer.Option("--format", help="What to print: table or markdown.")]
 MarkdownOut = Annotated[Path | None, typer.Option("--markdown", help="Write the comparison as Markdown.")]
 JunitOut = Annotated[Path | None, typer.Option("--junit", help="Write the comparison as JUnit XML.")]

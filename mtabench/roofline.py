@@ -55,12 +55,12 @@ class Standing:
 
 
 def standing(
-    case: Case, median_ms: float, matmul_tflops: float, copy_gbytes_s: float, counted_bytes: float | None = None
+    case: Case, median_ms: float, matmul_tflops: float, memory_gbytes_s: float, counted_bytes: float | None = None
 ) -> Standing:
-    """The standing of a cell on a device with these measured ceilings."""
+    """The standing of a cell on a device with these measured ceilings; of memory the one that holds for the cell."""
     useful, executed = useful_flops(case), executed_flops(case, find(case.impl).work)
     least, modelled = bytes_moved(case), model_bytes(case)
-    compute_ms, memory_ms = useful / matmul_tflops / 1e9, least / copy_gbytes_s / 1e6
+    compute_ms, memory_ms = useful / matmul_tflops / 1e9, least / memory_gbytes_s / 1e6
     own_bytes = counted_bytes or modelled or least
     return Standing(
         median_ms=median_ms,
@@ -70,7 +70,7 @@ def standing(
         model_bytes=modelled,
         counted_bytes=counted_bytes,
         roof_ms=max(compute_ms, memory_ms),
-        own_roof_ms=max(executed / matmul_tflops / 1e9, own_bytes / copy_gbytes_s / 1e6),
+        own_roof_ms=max(executed / matmul_tflops / 1e9, own_bytes / memory_gbytes_s / 1e6),
         compute_bound=compute_ms >= memory_ms,
     )
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from mtabench.charts.ceilings import FILE_NAME, known_ceilings
+from mtabench.charts.ceilings import FILE_NAME, Ceilings, known_ceilings
 from mtabench.charts.data import read_cells
 from mtabench.errors import UsageError
 from mtabench.files.columns import GAP, Column, leave_out
@@ -28,18 +28,17 @@ from mtabench.sweeps.outputs import check_output, written
 
 OUT_COLUMNS = (
     *KEY_COLUMNS, "device", "median_ms", "useful_flops", "executed_flops", "least_bytes", "model_bytes",
-    "counted_bytes", "matmul_tflops", "copy_gbytes_s", "roof_ms", "fraction_of_roofline", "speedup_left",
+    "counted_bytes", "matmul_tflops", "memory_gbytes_s", "roof_ms", "fraction_of_roofline", "speedup_left",
     "own_roof_ms", "own_speedup_left",
 )  # fmt: skip
-Ceilings = tuple[float, float]
 
 
 class Placed(NamedTuple):
-    """A cell, its device, that device's ceilings, and where it stands below them."""
+    """A cell, its device, that device's ceilings in TFLOP/s and GB/s, and where it stands below them."""
 
     case: Case
     device: str
-    ceilings: Ceilings
+    ceilings: tuple[float, float]
     standing: Standing
 
 
@@ -54,13 +53,12 @@ def show_roofline(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path
     groups: list[tuple[str, list[Placed]]] = []
     for (device, dtype), group in cells.groupby(["device", "dtype"], sort=False):
         found, note = _ceilings(group, str(device))
-        timed = group[(group["status"] == "ok") & group["median_ms"].notna()] if found else group[:0]
+        timed = group[(group["status"] == "ok") & group["median_ms"].notna()]
         records: list[Any] = timed.to_dict("records")
-        cases = [(_case(row), row["median_ms"]) for row in records]
         rows = [
-            Placed(case, str(device), found, standing(case, median_ms, *found, counted.get(key_of(case))))
-            for case, median_ms in cases
-            if found
+            Placed(case, str(device), rates, standing(case, median_ms, *rates, counted.get(key_of(case))))
+            for case, median_ms in ((_case(row), row["median_ms"]) for row in records)
+            if (rates := _rates(found, case))
         ]
         groups.append((f"{device}, {', '.join([str(dtype), *_shared(rows)])}: {note}", rows))
     placed = [row for _, rows in groups for row in rows]
@@ -100,23 +98,32 @@ def _shared(rows: Sequence[Placed]) -> list[str]:
     return sorted(set.intersection(*facts)) if facts else []
 
 
-def _ceilings(cells: Any, device: str) -> tuple[Ceilings | None, str]:
-    """A product in TFLOP/s and a copy in GB/s of the device of these cells, and in words where they come from."""
+def _rates(ceilings: Ceilings, case: Case) -> tuple[float, float] | None:
+    """The ceilings that hold for a cell: of products in TFLOP/s and of memory in GB/s; None if one is not known."""
+    memory = ceilings.memory(case.pass_).gbytes_s
+    return (ceilings.matmul_tflops, memory) if ceilings.matmul_tflops and memory else None
+
+
+def _ceilings(cells: Any, device: str) -> tuple[Ceilings, str]:
+    """The ceilings of the device of these cells, and in words where they come from."""
     found = known_ceilings(cells)
-    rates, notes = [found.matmul_tflops, found.copy_gbytes_s], [found.note]
-    if None in rates:
+    passes = set(cells["pass"])
+    lacking = [found.matmul_tflops is None, any(found.memory(pass_).gbytes_s is None for pass_ in passes)]
+    notes = [found.note]
+    if any(lacking):
         try:
             measured = find_device(device).measured
         except UsageError:
             measured = None
         if measured is not None:
             copy, matmul = measured
-            taken = [f"{matmul:g} TFLOP/s"] * (rates[0] is None) + [f"{copy:g} GB/s"] * (rates[1] is None)
-            rates = [rates[0] or matmul, rates[1] or copy]
+            taken = [f"{matmul:g} TFLOP/s"] * lacking[0] + [f"{copy:g} GB/s"] * lacking[1]
+            found = found._replace(
+                matmul_tflops=found.matmul_tflops or matmul, copy_gbytes_s=found.copy_gbytes_s or copy
+            )
             notes.append(f"{' and '.join(taken)} taken from mtabench.model.devices")
-    if rates[0] is None or rates[1] is None:
-        return None, f"{'; '.join(notes)}: not placed"
-    return (rates[0], rates[1]), "; ".join(notes)
+    placed = found.matmul_tflops and any(found.memory(pass_).gbytes_s for pass_ in passes)
+    return found, "; ".join(notes) + ("" if placed else ": not placed")
 
 
 def _case(row: Mapping[str, Any]) -> Case:

@@ -54,8 +54,8 @@ def emulator(monkeypatch: pytest.MonkeyPatch) -> HopperEmulator:
     monkeypatch.setattr(
         api,
         "hopper_unsupported",
-        lambda *, device, dtype, head_dim, query_taps, key_taps: forward.shape_unsupported(
-            dtype, head_dim, query_taps, key_taps
+        lambda *, device, dtype, head_dim, query_taps, key_taps, backward: forward.shape_unsupported(
+            dtype, head_dim, query_taps, key_taps, backward
         ),
     )
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import pytest
 import torch
 from torch import Tensor
@@ -23,6 +25,27 @@ def poison_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             return out.fill_(float("nan") if out.is_floating_point() else 255 if out.dtype == torch.uint8 else 127)
 
         monkeypatch.setattr(of, name, poisoned)
+
+
+def with_gaps(x: Tensor, between: float = 1) -> Tensor:
+    """The same numbers, with another one between two of them in every dimension."""
+    every_other = (slice(None, None, 2),) * x.dim()
+    out = torch.full([2 * size for size in x.shape], between, dtype=x.dtype, device=x.device)
+    out[every_other] = x
+    return out[every_other]
+
+
+def far_apart(x: Tensor, dim: int, stride: int = 2**30 + 8) -> Tensor:
+    """The same numbers on a CPU, `stride` of them from one index of a dimension to the next: the third is beyond 2^31.
+
+    Memory between them is not there until it is used, which nothing should do.
+    """
+    size = (stride * (x.shape[dim] - 1) + x.select(dim, 0).numel()) * x.element_size()
+    reserve_nothing = 0x4000  # MAP_NORESERVE of Linux, which Python has no name for
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | reserve_nothing)
+    strides = list(x.select(dim, 0).contiguous().stride())
+    strides.insert(dim, stride)
+    return torch.frombuffer(memory, dtype=x.dtype).as_strided(x.shape, strides).copy_(x)
 
 
 def make(batch, heads, kv_heads, seq_len, head_dim, taps, dtype=torch.float32, seed=0, magnitude=1.0):

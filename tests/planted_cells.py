@@ -47,6 +47,6 @@ def implementations():
 
 def measure_cell(send, *arguments):
     registry.IMPLEMENTATIONS = implementations()
-    sweep.measure_ceilings = lambda device, dtype: Ceilings(10.0, 0.1)
+    sweep.measure_ceilings = lambda device, dtype: Ceilings(10.0, 0.1, 12.0)
     timing.WARM_UP_SECONDS = 0.05
     real_measure_cell(send, *arguments)

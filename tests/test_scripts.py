@@ -68,6 +68,50 @@ def test_a_python_that_will_not_do_is_named(tmp_path):
     assert not (tmp_path / ".venv").exists()
 
 
+FAKE_TORCH = """
+bfloat16 = "bf16"
+class cuda:
+    is_available = staticmethod(lambda: BACKEND != "none")
+def empty(*shape, dtype, device):
+    return [*shape, dtype, device]
+"""
+FAKE_KERNELS = """
+from types import SimpleNamespace
+def explain(q, k, v, weight):
+    assert q == k == v == [1, 16, 64, 64, "bf16", "cuda"] and weight == [16, 6, 11, "bf16", "cuda"]
+    return SimpleNamespace(backend=BACKEND)
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        ("hopper", "fwd --seq 1k..8k --impl eager,hopper,triton,sdpa-flash,sdpa-cudnn"),
+        ("triton", "fwd --seq 1k..8k --impl eager,triton,sdpa-flash,sdpa-cudnn"),
+        ("reference", "fwd --seq 1k..8k --impl eager,triton,sdpa-flash,sdpa-cudnn"),
+        ("none", "fwd --seq 128..512 --device cpu --time-limit 4"),
+    ],
+)
+def test_quickstart_measures_what_auto_takes_on_this_gpu(tmp_path, backend, expected):
+    """With a GPU that is not there: in place of the set-up, of torch and of the kernels stand a few lines."""
+    for folder in ("scripts", ".venv/bin", "fake/mta_kernels"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "scripts/quickstart").write_bytes((ROOT / "scripts/quickstart").read_bytes())
+    setup = f"ROOT={tmp_path}\nsay() {{ printf '%s\\n' \"$@\"; }}\nset_up() {{ :; }}\nhas_gpu() {{ :; }}\n"
+    (tmp_path / "scripts/setup.sh").write_text(setup)
+    (tmp_path / "fake/torch.py").write_text(f"BACKEND = {backend!r}\n{FAKE_TORCH}")
+    (tmp_path / "fake/mta_kernels/__init__.py").write_text("")
+    (tmp_path / "fake/mta_kernels/conv_attention.py").write_text(f"BACKEND = {backend!r}\n{FAKE_KERNELS}")
+    python = f'#!/bin/sh\nPYTHONPATH={tmp_path}/fake exec {sys.executable} "$@"\n'
+    for name, text in (("python", python), ("mtabench", '#!/bin/sh\necho "ran: $*"\n')):
+        (tmp_path / ".venv/bin" / name).write_text(text)
+        (tmp_path / ".venv/bin" / name).chmod(0o755)
+    result = run("bash", tmp_path / "scripts/quickstart")
+    assert (result.returncode, result.stderr) == (0, "")
+    (ran,) = re.findall(r"^ran: (.*) --out mtabench-results/quickstart-\S+\.csv$", result.stdout, re.MULTILINE)
+    assert ran == expected
+
+
 def test_constraints_pin_what_machines_without_gpu_need():
     lines = (ROOT / "scripts/constraints-cpu.txt").read_text().splitlines()
     pins = {line for line in lines if line and not line.startswith("#")}
@@ -142,3 +186,36 @@ def test_pages_list_the_implementations_and_columns():
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!http)([^)#]+)[)#]", PAGES[page]):
         assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+MEASURED = {"forward": ("fwd.csv", None), "backward": ("hopper-bwd.csv", None), "head dim": ("decode.csv", "65536")}
+IMPLEMENTATIONS = {"plain, cuDNN": "sdpa-cudnn", "plain, FlashAttention-2": "sdpa-flash"}
+
+
+def tables_of_times():
+    """The README's tables of times: the first header, then of each number its row's seq, head dim, name and text."""
+    for block in re.findall(r"(?:^\|.*\n)+", README, re.MULTILINE):
+        header, _, *rows = [[text.strip() for text in line.strip("|").split("|")] for line in block.splitlines()]
+        if header[0] in MEASURED:
+            seq = None if header[0] == "head dim" else [int(re.match(r"\d+", row[0])[0]) for row in rows]
+            for i, row in enumerate(rows):
+                named = dict(zip(header, row, strict=True))
+                for name, text in named.items():
+                    if " ms" in text:
+                        impl = IMPLEMENTATIONS.get(name, name.strip("`"))
+                        yield header[0], str(seq[i]) if seq else None, named["head dim"], impl, text
+
+
+def test_times_in_the_readme_are_those_of_their_files_and_say_where_the_interval_is_wide():
+    from mtabench.files.results import read_file
+    from mtabench.measuring.settled import half_interval_of, settled
+
+    found = list(tables_of_times())
+    assert {table for table, *_ in found} == set(MEASURED)
+    rows = {table: read_file(ROOT / "results/nvidia-h200" / file).rows() for table, (file, _) in MEASURED.items()}
+    for table, seq, head_dim, impl, text in found:
+        cell = (seq or MEASURED[table][1], head_dim, impl)
+        (row,) = (row for row in rows[table] if (row["seq"], row["head_dim"], row["impl"]) == cell)
+        time, _, wide = text.partition(" ± ")
+        assert float(time.removesuffix(" ms")) == float(f"{float(row['median_ms']):.3g}"), (table, cell)
+        assert wide == ("" if settled(row) else f"{100 * half_interval_of(row):.1f} %"), (table, cell)

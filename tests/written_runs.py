@@ -24,7 +24,7 @@ def rounds(ms, noise=0.002, count=10, seed=0):
     return (ms * np.exp(np.random.default_rng(seed).normal(0, noise, (count, 10)))).tolist()
 
 
-def write_run(path, cells, run_id="base", started="2026-01-02T03:04:05Z", cache="warm", **environment):
+def write_run(path, cells, run_id="base", started="2026-01-02T03:04:05Z", cache="warm", run_delay=None, **environment):
     """Write a run: `cells` maps a case to its samples by round, or to its status and reason."""
     facts = RunFacts(run_id, started, ENVIRONMENT | environment)
     with Writer(path) as writer:
@@ -32,6 +32,6 @@ def write_run(path, cells, run_id="base", started="2026-01-02T03:04:05Z", cache=
             if isinstance(result, tuple):
                 writer.write([cell_row(one, facts, *result)])
             else:
-                row = timed_row(one, facts, Measurement("cpu", cache, result), 1e-6, None)
+                row = timed_row(one, facts, Measurement("cpu", cache, result, run_delay=run_delay), 1e-6, None)
                 writer.write([row], sample_lines(one, facts, result))
     return path

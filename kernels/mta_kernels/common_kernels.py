@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from mta_kernels import code_cache
 from mta_kernels.conv_attention.arguments import key_padding
 from mta_kernels.conv_attention.cuda_decode.geometry import plan_on
 from mta_kernels.conv_attention.hopper import backward, forward, prepare
@@ -42,8 +43,9 @@ def _hopper() -> Iterator[Source]:
         yield prepare.Prepared(*shape).source
         for causal, packed in CAUSAL_AND_PACKED:
             yield forward.Geometry(*shape, causal, packed).source
-            if head_dim <= backward.MAX_HEAD_DIM:
+            if head_dim <= forward.MAX_BACKWARD_HEAD_DIM:
                 yield backward.Geometry(*shape, causal, packed).source
+                yield backward.Exact(prepare.Prepared(*shape), causal, packed).source
 
 
 def _decode() -> Iterator[Source]:
@@ -63,7 +65,7 @@ def compile_into_package(sources: Sequence[Source]) -> None:
 
     def one(source: Source) -> int:
         code, _ = compiler.compile_source(source)
-        compiler.write_whole(folder / source.file_name, code)
+        code_cache.write_whole(folder / source.file_name, code)
         return len(code)
 
     size = 0

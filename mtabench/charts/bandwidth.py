@@ -10,34 +10,34 @@ from mtabench.charts.chart import Chart, Kind, titled
 from mtabench.charts.data import one_line_each
 from mtabench.charts.findings import reach, where
 from mtabench.charts.lines import YAxis, line_chart
-from mtabench.charts.panels import Band, has_values, panels, times
+from mtabench.charts.panels import Band, has_values, panels, times, unsettled_times
 from mtabench.charts.style import Look
 from mtabench.charts.text import number, percent, span
 
 
 def chart(cells: pd.DataFrame) -> Chart | None:
-    """GB/s of the K and V cache, each byte counted once; the limit is the bandwidth of a copy."""
+    """GB/s of the K and V cache, each byte counted once; the limit is what the device reads, or else copies."""
     decode = cells[cells["pass"] == "decode"]
     if decode.empty:
         return None
     cells = one_line_each(decode)
-    shown = panels(cells, _values)
+    shown = panels(cells, _values, unsettled_times)
     if not has_values(shown):
         return None
     ceilings = known_ceilings(cells)
-    limit = ceilings.copy_gbytes_s
+    limit, kind = ceilings.memory("decode")
 
     def draw_limit(axes: Axes, look: Look) -> None:
         if limit is None:
             return
         axes.axhline(limit, color=look.theme.ink, linewidth=1.2)
-        words = f"copy bandwidth {number(limit)} GB/s"
+        words = f"{kind} {number(limit)} GB/s"
         at: dict[str, Any] = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
         axes.annotate(words, (0.02, limit), xytext=(0, 3), fontsize=7, **at)
 
     y_axis = YAxis("cache read (GB/s)", linear=True, holds=(limit,) if limit else (), nothing="no cell has a rate")
     how = "bytes of the K and V cache over median time, with bands from the 10th to the 90th percentile"
-    title = titled(cells, _finding(cells, limit), "bandwidth against cache length")
+    title = titled(cells, _finding(cells, limit, kind), "bandwidth against cache length")
     return line_chart(cells, shown, title, y_axis, how, [ceilings.note], over=draw_limit)
 
 
@@ -47,7 +47,7 @@ def _values(group: pd.DataFrame, _: pd.DataFrame) -> Band:
     return y, y * median / p90, y * median / p10
 
 
-def _finding(cells: pd.DataFrame, limit: float | None) -> str:
+def _finding(cells: pd.DataFrame, limit: float | None, kind: str) -> str:
     found = reach(cells, "gbytes_s")
     if not found:
         return ""
@@ -55,7 +55,7 @@ def _finding(cells: pd.DataFrame, limit: float | None) -> str:
     words = f"{found.name} reads the cache at {span(rates, number)} GB/s {where(shapes, cells, '')}"
     if limit is None:
         return words
-    return f"{words}, {span(rates / limit, percent)} of the bandwidth of a copy"
+    return f"{words}, {span(rates / limit, percent)} of the {kind}"
 
 
 KIND = Kind("bandwidth", "decode cells with gbytes_s", chart)

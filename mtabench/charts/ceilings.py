@@ -1,25 +1,39 @@
 """What the device can do at most, for the roofline and the memory limit: from the rows, or from ceilings.json.
 
-A row's `fraction_of_roofline` is the larger of its `useful_tflops` over the matrix rate M and its `gbytes_s` over
-the copy bandwidth C. So `useful_tflops / fraction_of_roofline` is the roof at the row's arithmetic intensity I, the
-smaller of M and C * I: flat where M binds, proportional to I where C binds. Two rows of one run that differ in
-intensity and have a roof of the same height therefore pin M, and two with the same `gbytes_s / fraction_of_roofline`
-pin C. Rows of one intensity alone do not say which of the two binds, and pin neither.
+A row of decode, which only reads, names the bandwidth of reading: `read_gbytes_s`. The `fraction_of_roofline` of any
+other row, and of those of decode from before that was measured, is the larger of its `useful_tflops` over the matrix
+rate M and its `gbytes_s` over the copy bandwidth C. So `useful_tflops / fraction_of_roofline` is the roof at the row's
+arithmetic intensity I, the smaller of M and C * I: flat where M binds, proportional to I where C binds. Two rows of one
+run that differ in intensity and have a roof of the same height therefore pin M, and two with the same `gbytes_s /
+fraction_of_roofline` pin C. Rows of one intensity alone do not say which of the two binds, and pin neither.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from mtabench.charts.text import number
 
+if TYPE_CHECKING:
+    from mtabench.measuring.ceilings import Ceilings as KeptCeilings
+
+COPYING, READING = "copy bandwidth", "read bandwidth"
 FILE_NAME = "ceilings.json"
 SAME = 1e-4  # relative; rows have six digits
 APART = 1.01  # intensities that differ
+
+
+class Memory(NamedTuple):
+    """The roof that memory sets: a rate in GB/s, None where it is unknown, and what it is the rate of."""
+
+    gbytes_s: float | None
+    name: str
 
 
 class Ceilings(NamedTuple):
@@ -27,7 +41,14 @@ class Ceilings(NamedTuple):
 
     matmul_tflops: float | None
     copy_gbytes_s: float | None
+    read_gbytes_s: float | None
     note: str
+
+    def memory(self, pass_: str) -> Memory:
+        """The one that holds for cells of a pass: of reading for decode where that is known, else of a copy."""
+        if pass_ == "decode" and self.read_gbytes_s is not None:
+            return Memory(self.read_gbytes_s, READING)
+        return Memory(self.copy_gbytes_s, COPYING)
 
 
 def intensity(cells: pd.DataFrame) -> pd.Series:
@@ -36,34 +57,60 @@ def intensity(cells: pd.DataFrame) -> pd.Series:
 
 
 def known_ceilings(cells: pd.DataFrame) -> Ceilings:
-    """The ceilings of cells of one device and dtype.
+    """The ceilings of cells of one device and dtype, as far as they hold for these cells.
 
-    First what the rows of each run pin, of several runs the highest. What no run pins is looked up in `ceilings.json`
-    beside the results, for the same driver and torch. Raises UsageError if that file is not one of ceilings.
+    First what the rows of each run say or pin, of several runs the highest. What no run tells is looked up in
+    `ceilings.json` beside the results, for the same driver and torch. Raises UsageError if that file is not one of
+    ceilings.
     """
-    pinned = [_pinned(run) for _, run in cells.groupby("run_id", sort=False)]
-    rates: list[float | None] = []
-    texts = []
-    kept: list[tuple[float, float]] | None = None
-    for index, (what, unit) in enumerate((("matrix products", "TFLOP/s"), ("copy bandwidth", "GB/s"))):
-        source, found = "from the rows", [rate for rates_of_run in pinned if (rate := rates_of_run[index])]
-        if not found:
-            kept = _kept(cells) if kept is None else kept
-            source, found = f"from {FILE_NAME}", [rates_of_place[index] for rates_of_place in kept]
-        rates.append(max(found, default=None))
-        texts.append(f"{what} {number(max(found))} {unit} {source}" if found else f"{what} unknown")
-        if found and max(found) > 1.001 * min(found):
-            texts[-1] += f" (of several runs, the least {number(min(found))})"
-    if rates == [None, None]:
-        return Ceilings(None, None, f"the device's ceilings are unknown: neither the rows nor a {FILE_NAME} tell them")
-    return Ceilings(rates[0], rates[1], f"the device's measured ceilings: {'; '.join(texts)}")
+    decode = cells["pass"] == "decode"
+    told = _told(cells[decode])
+    products = [_pinned(run, "useful_tflops") for _, run in cells.groupby("run_id", sort=False)]
+    copying = cells[cells["read_gbytes_s"].isna()].groupby("run_id", sort=False)
+    copies = [_pinned(run, "gbytes_s") for _, run in copying]
+    kept = cache(lambda: _kept(cells))
+    found = {
+        "matmul_tflops": _rate("matrix products", "TFLOP/s", products, lambda: [one.matmul_tflops for one in kept()]),
+        "copy_gbytes_s": _rate(COPYING, "GB/s", copies, lambda: [one.copy_gbytes_s for one in kept()]),
+        "read_gbytes_s": _rate(READING, "GB/s", told, lambda: [one.read_gbytes_s for one in kept()]),
+    }
+    if not decode.any() or found["read_gbytes_s"][0] is None:
+        del found["read_gbytes_s"]
+    elif decode.all():
+        del found["copy_gbytes_s"]
+    rates = {name: rate for name, (rate, _) in found.items()}
+    note = f"the device's measured ceilings: {'; '.join(text for _, text in found.values())}"
+    if not any(rates.values()):
+        note = f"the device's ceilings are unknown: neither the rows nor a {FILE_NAME} tell them"
+    elif decode.any() and rates.get("copy_gbytes_s") and "read_gbytes_s" not in rates:
+        note += "; reading alone, which may be faster, was not measured"
+    return Ceilings(rates.get("matmul_tflops"), rates.get("copy_gbytes_s"), rates.get("read_gbytes_s"), note)
 
 
-def _pinned(run: pd.DataFrame) -> tuple[float | None, float | None]:
-    """The matrix rate and the copy bandwidth that the rows of one run pin."""
+def _rate(
+    what: str, unit: str, of_runs: Iterable[float | None], kept: Callable[[], Iterable[float | None]]
+) -> tuple[float | None, str]:
+    """The highest rate that a run tells, or else one that is kept, and in words what it is and where it comes from."""
+    source, found = "from the rows", [rate for rate in of_runs if rate]
+    if not found:
+        source, found = f"from {FILE_NAME}", [rate for rate in kept() if rate]
+    if not found:
+        return None, f"{what} unknown"
+    text = f"{what} {number(max(found))} {unit} {source}"
+    if max(found) > 1.001 * min(found):
+        text += f" (of several runs, the least {number(min(found))})"
+    return max(found), text
+
+
+def _told(decode: pd.DataFrame) -> list[float]:
+    """The bandwidth of reading that the rows of decode name, one a run."""
+    return [float(rate) for rate in decode.groupby("run_id", sort=False)["read_gbytes_s"].max().dropna()]
+
+
+def _pinned(run: pd.DataFrame, column: str) -> float | None:
+    """The ceiling that the rows of one run pin: of matrix products by `useful_tflops`, of a copy by `gbytes_s`."""
     rows = run[run["fraction_of_roofline"].notna() & run["useful_tflops"].notna() & run["gbytes_s"].notna()]
-    fraction, at = rows["fraction_of_roofline"], intensity(rows)
-    return _level(rows["useful_tflops"] / fraction, at), _level(rows["gbytes_s"] / fraction, at)
+    return _level(rows[column] / rows["fraction_of_roofline"], intensity(rows))
 
 
 def _level(heights: pd.Series, intensities: pd.Series) -> float | None:
@@ -74,7 +121,7 @@ def _level(heights: pd.Series, intensities: pd.Series) -> float | None:
     return float(np.median(heights[top]))
 
 
-def _kept(cells: pd.DataFrame) -> list[tuple[float, float]]:
+def _kept(cells: pd.DataFrame) -> list[KeptCeilings]:
     """What `ceilings.json` beside the results says of the places where the cells were measured."""
     places = cells[["folder", "device", "driver", "torch", "dtype"]].drop_duplicates()
     found = []
@@ -84,5 +131,5 @@ def _kept(cells: pd.DataFrame) -> list[tuple[float, float]]:
             from mtabench.measuring.kept_ceilings import read_ceilings  # here, because it loads torch
 
             kept = read_ceilings(path, {"device": device, "driver": driver, "torch": torch}).get(dtype)
-            found += [(kept.matmul_tflops, kept.copy_gbytes_s)] if kept else []
+            found += [kept] if kept else []
     return found

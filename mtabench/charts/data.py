@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from mtabench.errors import UsageError
 from mtabench.files.results import KEY_COLUMNS, MEASURED_COLUMNS, NUMERIC_COLUMNS, read_results
+from mtabench.measuring.settled import settled
 from mtabench.sweeps.axes import short
 
 SETTING = ("device", "dtype", "heads", "kv_heads", "causal", "batch_name")
@@ -23,8 +26,8 @@ def read_cells(csv_paths: Iterable[str | Path]) -> pd.DataFrame:
     """The cells of all files in one frame, as `read_results` gives them, each cell once: the latest.
 
     `folder` is where its file lies. A measure of 0, which no logarithmic axis holds, is NaN, and a cell that is `ok`
-    and has no time has the status `no time`. Raises UsageError where `read_results` does, if there is no file, or for
-    more implementations than charts can tell apart.
+    and has no time has the status `no time`. `unsettled` says whether its time did not settle. Raises UsageError where
+    `read_results` does, if there is no file, or for more implementations than charts can tell apart.
     """
     frames = [
         read_results(path).assign(file=number, folder=str(Path(path).parent)) for number, path in enumerate(csv_paths)
@@ -36,6 +39,8 @@ def read_cells(csv_paths: Iterable[str | Path]) -> pd.DataFrame:
     cells = latest.sort_index().reset_index(drop=True)
     cells[list(MEASURES)] = cells[list(MEASURES)].where(cells[list(MEASURES)] > 0)
     cells.loc[(cells["status"] == "ok") & cells["median_ms"].isna(), "status"] = "no time"
+    records: list[Any] = cells[list(MEASURES)].to_dict("records")
+    cells["unsettled"] = [settled(row) is False for row in records]
     count = cells["impl"].nunique()
     if count > MOST_IMPLEMENTATIONS:
         raise UsageError(
@@ -123,6 +128,13 @@ def one_line_each(cells: pd.DataFrame) -> pd.DataFrame:
             label = f"{impl}, splits {splits.pop()}"
         parts.append(group.assign(label=label))
     return pd.concat(parts).sort_index()
+
+
+def unsettled_ratios(cells: pd.DataFrame, baselines: pd.DataFrame, on: Sequence[str]) -> np.ndarray:
+    """Whether the ratio of each cell to the baseline with the same values in `on` lacks a time that settled."""
+    loose = set(baselines.loc[baselines["unsettled"], list(on)].itertuples(index=False, name=None))
+    keys = cells[list(on)].itertuples(index=False, name=None)
+    return cells["unsettled"].to_numpy(bool) | np.array([key in loose for key in keys], dtype=bool)
 
 
 def baseline_name(cells: pd.DataFrame) -> str:

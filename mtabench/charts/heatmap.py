@@ -14,12 +14,13 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, TwoS
 from matplotlib.patches import Rectangle
 
 from mtabench.charts.chart import Chart, Kind, titled
-from mtabench.charts.data import CONV_COLUMNS, baseline_name, one_line_each
+from mtabench.charts.data import CONV_COLUMNS, baseline_name, one_line_each, unsettled_ratios
 from mtabench.charts.findings import called, place, speed, speed_range, subject
 from mtabench.charts.panels import check_panels, word_of
 from mtabench.charts.speedup import rated
 from mtabench.charts.style import Look
-from mtabench.charts.text import TIMES, caption, factor, fitted, inches, length_label, shortened
+from mtabench.charts.text import TIMES, caption, factor, fitted, inches, length_label, shortened, unsettled_note
+from mtabench.measuring.settled import UNSETTLED
 from mtabench.sweeps.axes import short
 
 CELL_INCHES = (0.62, 0.38)
@@ -34,7 +35,8 @@ HEAD_DIM_COLUMNS = ("head_dim",)
 class HeatMap:
     """One implementation: `ratios` by row and sequence length, NaN where there is none.
 
-    `words` says of failed cells, by row and column, what happened.
+    `words` says of failed cells, by row and column, what happened; `unsettled` which ratios rest on a time that did not
+    settle.
     """
 
     title: str
@@ -42,12 +44,15 @@ class HeatMap:
     seqs: tuple[int, ...]
     ratios: np.ndarray
     words: dict[tuple[int, int], str]
+    unsettled: np.ndarray
 
 
 def chart(down: tuple[str, ...], cells: pd.DataFrame) -> Chart | None:
     """A map an implementation other than the baseline; `down` are the columns of the axis that goes down it."""
     cells = one_line_each(cells)
     baseline, timed = baseline_name(cells), rated(cells)
+    marks = unsettled_ratios(cells, cells[cells["impl"] == baseline], ("batch", "seq", "head_dim", *CONV_COLUMNS))
+    cells = cells.assign(loose_ratio=marks)
     if len(timed[[*down]].drop_duplicates()) < 2:
         return None
     rivals = cells[(cells["op"] != "attention") & (cells["impl"] != baseline)]
@@ -68,7 +73,7 @@ def chart(down: tuple[str, ...], cells: pd.DataFrame) -> Chart | None:
     axis = "convolution" if down == CONV_COLUMNS else "head dim"
     return Chart(
         titled(cells, _finding(cells, timed), f"speedup by sequence length and {axis}"),
-        caption(cells, how, notes),
+        caption(cells, how, [*unsettled_note(cells[cells["op"] != "attention"], UNSETTLED), *notes]),
         maps,
         partial(_draw, norm=norm, size=size),
         length_label(cells),
@@ -85,30 +90,37 @@ def _map(
 ) -> HeatMap:  # fmt: skip
     keys = sorted(set(cells[[*down]].itertuples(index=False, name=None)))
     ratios = np.full((len(keys), len(seqs)), np.nan)
+    unsettled = np.zeros(ratios.shape, bool)
     words = {}
     for cell in cells.to_dict("records"):
         row, column = keys.index(tuple(cell[name] for name in down)), seqs.index(int(cell["seq"]))
         if cell["status"] == "ok":
             ratios[row, column] = cell["speedup"]
+            unsettled[row, column] = cell["loose_ratio"]
             if np.isnan(cell["speedup"]):
                 words[row, column] = "no baseline"
         else:
             words[row, column] = word_of(cell["status"])
     title = f"{shortened(label)}, {'head dim' if others == HEAD_DIM_COLUMNS else 'convolution'} {_taps(values)}"
-    return HeatMap(title, tuple(_taps(key) for key in keys), seqs, ratios, words)
+    return HeatMap(title, tuple(_taps(key) for key in keys), seqs, ratios, words, unsettled)
 
 
 def _taps(values: Sequence[float]) -> str:
     return "x".join(f"{value:g}" for value in values)
 
 
-def _number(ratio: float) -> str:
-    return f"{factor(ratio)}{TIMES}"
+def _numbers(shown: HeatMap) -> dict[tuple[int, int], str]:
+    """What stands in the cells that have a ratio, by row and column."""
+    places = zip(*np.nonzero(np.isfinite(shown.ratios)), strict=True)
+    return {
+        (int(i), int(j)): f"{UNSETTLED if shown.unsettled[i, j] else ''}{factor(shown.ratios[i, j])}{TIMES}"
+        for i, j in places
+    }
 
 
 def _number_size(maps: list[HeatMap], width: float) -> float:
     """The size in points at which every number fits into a cell of this width in inches; 0 if none can be read."""
-    longest = max(inches(_number(ratio), 1) for one in maps for ratio in one.ratios[np.isfinite(one.ratios)])
+    longest = max(inches(text, 1) for one in maps for text in _numbers(one).values())
     size = min(SIZES[0], 0.9 * width / longest)
     return size if size >= SIZES[1] else 0.0
 
@@ -128,11 +140,10 @@ def _draw(axes: Axes, shown: HeatMap, look: Look, norm: Normalize, size: float) 
         axes.text(column + 0.5, row + 0.5, fitting, ha="center", va="center", fontsize=6, color=look.theme.quiet)
     if not size:
         return
-    for row, column in zip(*np.nonzero(np.isfinite(shown.ratios)), strict=True):
-        ratio = shown.ratios[row, column]
-        light = np.dot(colours(norm(np.log(ratio)))[:3], (0.2126, 0.7152, 0.0722)) > 0.45
+    for (row, column), text in _numbers(shown).items():
+        light = np.dot(colours(norm(np.log(shown.ratios[row, column])))[:3], (0.2126, 0.7152, 0.0722)) > 0.45
         ink = "black" if light else "white"
-        axes.text(column + 0.5, row + 0.5, _number(ratio), ha="center", va="center", fontsize=size, color=ink)
+        axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=size, color=ink)
 
 
 def _colours(look: Look) -> Colormap:

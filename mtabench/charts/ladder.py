@@ -19,7 +19,18 @@ from mtabench.charts.findings import speed
 from mtabench.charts.lines import log_ticks, plain_axes
 from mtabench.charts.panels import check_panels, word_of
 from mtabench.charts.style import Look
-from mtabench.charts.text import TIMES, caption, factor, fitted, inches, milliseconds, shortened, tokens
+from mtabench.charts.text import (
+    TIMES,
+    caption,
+    factor,
+    fitted,
+    inches,
+    milliseconds,
+    shortened,
+    tokens,
+    unsettled_note,
+)
+from mtabench.measuring.settled import UNSETTLED
 
 LEAST = 3  # timed implementations
 RUNG_INCHES, MARGIN_INCHES = 0.36, 0.9
@@ -34,11 +45,15 @@ SHAPE = ["seq", "batch", "head_dim"]
 
 @dataclass(frozen=True)
 class Ladder:
-    """Implementations at one shape from the slowest to the fastest, and those that failed with the reason."""
+    """Implementations at one shape from the slowest to the fastest, and those that failed with the reason.
+
+    `unsettled` says whose time did not settle.
+    """
 
     title: str
     names: tuple[str, ...]
     ms: tuple[float, ...]
+    unsettled: tuple[bool, ...]
     failed: tuple[tuple[str, str], ...]
 
 
@@ -64,7 +79,7 @@ def chart(cells: pd.DataFrame) -> Chart | None:
     labels = max(inches(shortened(name), LABEL_SIZE) for name in chosen["impl"])
     return Chart(
         titled(chosen, _finding(ladders[list(shapes["head_dim"]).index(best["head_dim"])]), ""),
-        caption(chosen, how),
+        caption(chosen, how, unsettled_note(chosen, f"hollow, {UNSETTLED}")),
         ladders,
         partial(_draw, width=WIDTHS[columns]),
         "time (ms)",
@@ -87,6 +102,7 @@ def _ladder(cells: pd.DataFrame) -> Ladder:
         f"{tokens(cells, first['seq'])}, head dim {first['head_dim']:g}",
         tuple(rungs["impl"]),
         tuple(rungs["median_ms"]),
+        tuple(rungs["unsettled"]),
         tuple(zip(failed["impl"], words, strict=True)),
     )
 
@@ -104,11 +120,13 @@ def _draw(axes: Axes, ladder: Ladder, look: Look, width: float) -> None:
     plain_axes(axes, look, grid="x")
     axes.tick_params(axis="y", length=0)
     text: dict[str, Any] = {"va": "center", "fontsize": LABEL_SIZE}
-    for row, (name, ms) in enumerate(zip(ladder.names, ladder.ms, strict=True)):
+    for row, (name, ms, unsettled) in enumerate(zip(ladder.names, ladder.ms, ladder.unsettled, strict=True)):
         colour = look.colour(name)
         axes.plot([limits[0], ms], [row, row], color=colour, linewidth=2.2, solid_capstyle="butt")
-        axes.plot([ms], [row], color=colour, marker=look.styles[name].marker, markersize=7)
-        axes.annotate(milliseconds(ms), (ms, row), xytext=(7, 0), textcoords="offset points", **text)
+        face = look.theme.paper if unsettled else colour
+        axes.plot([ms], [row], color=colour, marker=look.styles[name].marker, markersize=7, markerfacecolor=face)
+        time = (UNSETTLED if unsettled else "") + milliseconds(ms)
+        axes.annotate(time, (ms, row), xytext=(7, 0), textcoords="offset points", **text)
         if row:
             step = f"\N{DOWNWARDS ARROW} {factor(ladder.ms[row - 1] / ms)}{TIMES}"
             axes.text(1.02, row - 0.5, step, transform=axes.get_yaxis_transform(), color=look.theme.quiet, **text)

@@ -16,7 +16,7 @@ from mtabench.charts.chart import PANEL_INCHES, Chart, columns_of
 from mtabench.charts.failures import ROW_INCHES, draw_marks, place_marks
 from mtabench.charts.panels import Line, Panel
 from mtabench.charts.style import STYLES, Look, Style
-from mtabench.charts.text import caption, length_label, shortened
+from mtabench.charts.text import caption, length_label, shortened, unsettled_note
 from mtabench.sweeps.axes import short
 
 MAX_TICKS = 8
@@ -93,13 +93,15 @@ def line_chart(
             axes.text(0.5, top / 2, y_axis.nothing, color=look.theme.quiet, **place)
 
     def legend(look: Look) -> list[Line2D]:
-        return line_legend(lines, with_styles(look), any(line.auto for line in lines), rows > 0)
+        return line_legend(lines, with_styles(look), any(line.auto for line in lines), rows > 0, hollow > 0)
 
     lines = [line for panel in shown for line in panel.lines]
+    hollow = sum(int(line.hollow.sum()) for line in lines)
     yardsticks = any(line.yardstick for line in lines)
+    unsettled = unsettled_note(cells) if hollow else []
     return Chart(
         title,
-        caption(cells, how, [*([YARDSTICK_NOTE] if yardsticks else []), *notes]),
+        caption(cells, how, [*([YARDSTICK_NOTE] if yardsticks else []), *unsettled, *notes]),
         shown,
         draw_panel,
         x_label or length_label(cells),
@@ -135,8 +137,10 @@ def log_ticks(axis: Any, decades: float, sign: str = "") -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}{sign}"))
 
 
-def line_legend(lines: Iterable[Entry], look: Look, auto: bool = False, failures: bool = False) -> list[Line2D]:
-    """One entry an implementation, rivals first, and one each for auto's stars and the crosses of failures."""
+def line_legend(
+    lines: Iterable[Entry], look: Look, auto: bool = False, failures: bool = False, hollow: bool = False
+) -> list[Line2D]:
+    """One entry an implementation, rivals first, and one each for stars of auto, crosses and hollow marks."""
     entries = {(line.impl, line.label): line for line in lines}
     order = list(STYLES)
     ranked = sorted(
@@ -150,6 +154,9 @@ def line_legend(lines: Iterable[Entry], look: Look, auto: bool = False, failures
     if failures:
         cross: dict[str, Any] = {"color": look.theme.ink, "linewidth": 0, "marker": "x", "markersize": 4.5}
         handles.append(Line2D([], [], label="no valid time", **cross))
+    if hollow:
+        ring: dict[str, Any] = {"color": look.theme.ink, "linewidth": 0, "marker": "o", "markersize": 5}
+        handles.append(Line2D([], [], label="did not settle", markerfacecolor=look.theme.paper, **ring))
     return handles
 
 
@@ -213,5 +220,7 @@ def _draw_line(axes: Axes, line: Line, look: Look) -> None:
     axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
     axes.vlines(line.x, line.low, line.high, color=colour, linewidth=0.8)
     axes.plot(line.x, line.y, label=line.label, **look.line(line.impl))
+    if line.hollow.any():
+        axes.plot(line.x[line.hollow], line.y[line.hollow], **look.hollow(line.impl))
     if line.auto:
         axes.plot(*line.auto, color=colour, markeredgecolor=look.theme.ink, zorder=3, **AUTO)

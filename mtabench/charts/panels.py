@@ -18,13 +18,16 @@ MOST_PANELS = 60
 Band = tuple[np.ndarray, np.ndarray, np.ndarray]
 # From the cells of one line and of its panel: the values, and the lower and upper end of their bands.
 Values = Callable[[pd.DataFrame, pd.DataFrame], Band]
+# From the same: which values rest on a time that did not settle.
+Unsettled = Callable[[pd.DataFrame, pd.DataFrame], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Line:
     """One implementation in one panel: `y` from `low` to `high` at places `x`, NaN where failed or unknown.
 
-    Against splits: one sequence length, with the splits and the time of `auto` if they are known.
+    `unsettled` says which of them rest on a time that did not settle; None where the values are no times. Against
+    splits: one sequence length, with the splits and the time of `auto` if they are known.
     """
 
     impl: str
@@ -35,6 +38,13 @@ class Line:
     low: np.ndarray
     high: np.ndarray
     auto: tuple[float, float] | None = None
+    unsettled: np.ndarray | None = None
+
+    @property
+    def hollow(self) -> np.ndarray:
+        """Which points to draw hollow."""
+        known = np.isfinite(self.y)
+        return np.zeros_like(known) if self.unsettled is None else known & self.unsettled
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ def check_panels(count: int) -> None:
         )
 
 
-def panels(cells: pd.DataFrame, values: Values) -> list[Panel]:
+def panels(cells: pd.DataFrame, values: Values, unsettled: Unsettled | None = None) -> list[Panel]:
     """One panel a problem, with a line an implementation (`cells` as `one_line_each` gives them)."""
     beside_conv = bool((cells["op"] != "attention").any())
     shown = []
@@ -93,7 +103,9 @@ def panels(cells: pd.DataFrame, values: Values) -> list[Panel]:
             if (group["status"] == "ok").any():
                 yardstick = beside_conv and bool((group["op"] == "attention").all())
                 band = values(group, mine)
-                lines.append(Line(str(impl), str(label), yardstick, group["seq"].to_numpy(float), *band))
+                marks = unsettled(group, mine) if unsettled else None
+                x = group["seq"].to_numpy(float)
+                lines.append(Line(str(impl), str(label), yardstick, x, *band, unsettled=marks))
         shown.append(Panel(title, tuple(lines), tuple(failures)))
     return shown
 
@@ -108,6 +120,11 @@ def times(cells: pd.DataFrame) -> Band:
     valid = cells["status"] == "ok"
     median, p10, p90 = (cells[name].where(valid).to_numpy(float) for name in ("median_ms", "p10_ms", "p90_ms"))
     return median, p10, p90
+
+
+def unsettled_times(cells: pd.DataFrame, _: pd.DataFrame | None = None) -> np.ndarray:
+    """Which cells' own times did not settle."""
+    return cells["unsettled"].to_numpy(bool)
 
 
 def column(name: str) -> Values:

@@ -11,14 +11,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from mtabench.charts.ceilings import Ceilings, intensity, known_ceilings
+from mtabench.charts.ceilings import READING, Memory, intensity, known_ceilings
 from mtabench.charts.chart import Chart, Kind, columns_of, titled
 from mtabench.charts.data import one_line_each
 from mtabench.charts.findings import plain, reach, where
 from mtabench.charts.lines import YARDSTICK_NOTE, line_legend, log_ticks, plain_axes, spread
-from mtabench.charts.panels import problems, word_of
+from mtabench.charts.panels import problems, unsettled_times, word_of
 from mtabench.charts.style import Look
-from mtabench.charts.text import caption, number, percent, shortened, span
+from mtabench.charts.text import caption, number, percent, shortened, span, unsettled_note
 from mtabench.sweeps.axes import short
 
 SIZES = (12.0, 64.0)  # of a marker, in square points, from the shortest sequence to the longest
@@ -29,7 +29,7 @@ Ends = tuple[float, float]
 
 @dataclass(frozen=True)
 class Path:
-    """One implementation from its shortest sequence to its longest: FLOP/byte, and useful TFLOP/s."""
+    """One implementation from its shortest sequence to its longest: FLOP/byte, useful TFLOP/s, what did not settle."""
 
     impl: str
     label: str
@@ -37,6 +37,20 @@ class Path:
     seqs: tuple[int, ...]
     x: np.ndarray
     y: np.ndarray
+    unsettled: np.ndarray
+
+
+@dataclass(frozen=True)
+class Roof:
+    """What the device can do at most in these cells, as far as it is known."""
+
+    matmul_tflops: float | None
+    memory: Memory
+
+    def height(self, at: float) -> float | None:
+        """The lowest known ceiling in TFLOP/s at this intensity."""
+        sloped = self.memory.gbytes_s * at / 1e3 if self.memory.gbytes_s else None
+        return min((height for height in (sloped, self.matmul_tflops) if height), default=None)
 
 
 @dataclass(frozen=True)
@@ -56,20 +70,23 @@ def chart(cells: pd.DataFrame) -> Chart | None:
     shown = [_panel(title, mine) for title, mine in problems(valid)]
     paths = [path for panel in shown for path in panel.paths]
     ceilings = known_ceilings(cells)
-    x_limits, y_limits = _limits(intensity(valid), valid["useful_tflops"], ceilings)
+    roof = Roof(ceilings.matmul_tflops, ceilings.memory(cells["pass"].iloc[0]))
+    x_limits, y_limits = _limits(intensity(valid), valid["useful_tflops"], roof)
     seqs = sorted({seq for path in paths for seq in path.seqs})
     sizes = dict(zip(seqs, np.linspace(*SIZES, len(seqs)) if seqs[1:] else [sum(SIZES) / 2], strict=True))
     notes = [YARDSTICK_NOTE] if any(path.yardstick for path in paths) else []
     if seqs[1:]:
         notes.append(f"markers grow with the sequence length, from {short(seqs[0])} to {short(seqs[-1])} tokens")
     return Chart(
-        titled(cells, _finding(cells), "arithmetic against arithmetic intensity"),
-        caption(cells, "useful FLOPs over median time", [*notes, ceilings.note, *_failures(cells)]),
+        titled(cells, _finding(cells, roof), "arithmetic against arithmetic intensity"),
+        caption(
+            cells, "useful FLOPs over median time", [*notes, *unsettled_note(cells), ceilings.note, *_failures(cells)]
+        ),
         shown,
-        partial(_draw, x_limits=x_limits, y_limits=y_limits, ceilings=ceilings, sizes=sizes),
+        partial(_draw, x_limits=x_limits, y_limits=y_limits, roof=roof, sizes=sizes),
         "arithmetic intensity (useful FLOP/byte)",
         "TFLOP/s",
-        partial(line_legend, paths),
+        partial(line_legend, paths, hollow=any(path.unsettled.any() for path in paths)),
         columns_of(cells, len(shown)),
     )
 
@@ -80,15 +97,16 @@ def _panel(title: str, cells: pd.DataFrame) -> RoofPanel:
     for (impl, label), group in cells.sort_values("seq").groupby(["impl", "label"], sort=False):
         yardstick = beside_conv and bool((group["op"] == "attention").all())
         seqs, y = tuple(group["seq"].astype(int)), group["useful_tflops"].to_numpy(float)
-        paths.append(Path(str(impl), str(label), yardstick, seqs, intensity(group).to_numpy(float), y))
+        x = intensity(group).to_numpy(float)
+        paths.append(Path(str(impl), str(label), yardstick, seqs, x, y, unsettled_times(group)))
     return RoofPanel(title, tuple(paths))
 
 
-def _limits(x: pd.Series, y: pd.Series, ceilings: Ceilings) -> tuple[Ends, Ends]:
+def _limits(x: pd.Series, y: pd.Series, roof: Roof) -> tuple[Ends, Ends]:
     """Axes that hold all points, and the roof above them."""
     x_limits = _spread(x.min(), x.max(), LEAST_DECADES)
-    roof = [height for at in x_limits if (height := _roof(at, ceilings))]
-    return x_limits, _spread(y.min(), max(y.max(), *roof, 0), 1.0)
+    heights = [height for at in x_limits if (height := roof.height(at))]
+    return x_limits, _spread(y.min(), max(y.max(), *heights, 0), 1.0)
 
 
 def _spread(low: float, high: float, least: float) -> Ends:
@@ -96,13 +114,7 @@ def _spread(low: float, high: float, least: float) -> Ends:
     return 10 ** decades[0], 10 ** decades[1]
 
 
-def _roof(at: float, ceilings: Ceilings) -> float | None:
-    """The lowest known ceiling in TFLOP/s at this intensity."""
-    sloped = ceilings.copy_gbytes_s * at / 1e3 if ceilings.copy_gbytes_s else None
-    return min((height for height in (sloped, ceilings.matmul_tflops) if height), default=None)
-
-
-def _draw(axes: Axes, panel: RoofPanel, look: Look, x_limits: Ends, y_limits: Ends, ceilings: Ceilings,
+def _draw(axes: Axes, panel: RoofPanel, look: Look, x_limits: Ends, y_limits: Ends, roof: Roof,
           sizes: dict[int, float]) -> None:  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -111,22 +123,24 @@ def _draw(axes: Axes, panel: RoofPanel, look: Look, x_limits: Ends, y_limits: En
     log_ticks(axes.xaxis, np.log10(x_limits[1] / x_limits[0]))
     log_ticks(axes.yaxis, np.log10(y_limits[1] / y_limits[0]))
     plain_axes(axes, look, grid="both")
-    _draw_roof(axes, x_limits, ceilings, look)
+    _draw_roof(axes, x_limits, roof, look)
     for path in sorted(panel.paths, key=lambda path: not path.yardstick):  # the rivals on top
         style = look.line(path.impl) | {"marker": "none"}
         axes.plot(path.x, path.y, label=path.label, **style)
         size = [sizes[seq] for seq in path.seqs]
+        colour, paper = look.colour(path.impl), look.theme.paper
         markers: dict[str, Any] = {
             "marker": look.styles[path.impl].marker,
-            "edgecolor": look.theme.paper,
-            "linewidth": 0.6,
+            "facecolor": [paper if hollow else colour for hollow in path.unsettled],
+            "edgecolor": [colour if hollow else paper for hollow in path.unsettled],
+            "linewidth": [1.2 if hollow else 0.6 for hollow in path.unsettled],
         }
-        axes.scatter(path.x, path.y, size, color=look.colour(path.impl), zorder=2.5, **markers)
+        axes.scatter(path.x, path.y, size, zorder=2.5, **markers)
 
 
-def _draw_roof(axes: Axes, x_limits: Ends, ceilings: Ceilings, look: Look) -> None:
+def _draw_roof(axes: Axes, x_limits: Ends, roof: Roof, look: Look) -> None:
     """The known ceilings, each as far as it is the lowest known one, with its name along it."""
-    flat, slope = ceilings.matmul_tflops, (ceilings.copy_gbytes_s or 0) / 1e3
+    flat, slope = roof.matmul_tflops, (roof.memory.gbytes_s or 0) / 1e3
     ridge = flat / slope if flat and slope else None
     line: dict[str, Any] = {"color": look.theme.ink, "linewidth": 1.2, "zorder": 1.8}
     text: dict[str, Any] = {"fontsize": 7, "va": "bottom"}
@@ -137,7 +151,7 @@ def _draw_roof(axes: Axes, x_limits: Ends, ceilings: Ceilings, look: Look) -> No
         along: dict[str, Any] = {
             "rotation": degrees(atan(slope)), "transform_rotates_text": True, "rotation_mode": "anchor",
         }  # fmt: skip
-        axes.text(at, 1.06 * slope * at, f"copy bandwidth {number(slope * 1e3)} GB/s", **along, **text)
+        axes.text(at, 1.06 * slope * at, f"{roof.memory.name} {number(slope * 1e3)} GB/s", **along, **text)
     if flat and (ridge is None or ridge < x_limits[1]):
         axes.plot([max(ridge or 0, x_limits[0]), x_limits[1]], [flat, flat], **line)
         words = f"matrix products {number(flat)} TFLOP/s"
@@ -156,13 +170,16 @@ def _failures(cells: pd.DataFrame) -> list[str]:
     return [f"no valid time: {'; '.join(texts)}"] if texts else []
 
 
-def _finding(cells: pd.DataFrame) -> str:
+def _finding(cells: pd.DataFrame, roof: Roof) -> str:
+    """The shares of the roofline in the rows; those of decode refer to a copy where reading was not measured."""
     found = reach(cells, "fraction_of_roofline")
-    if not found:
+    of_copies = bool(((cells["pass"] == "decode") & cells["read_gbytes_s"].isna()).any())
+    if not found or (of_copies and roof.memory.name == READING):
         return ""
+    of = "the roofline of a copy" if of_copies else "the roofline"
     shares, theirs = found.shapes["fraction_of_roofline"], found.yardstick_shapes["fraction_of_roofline"]
     at = where(found.shapes, cells, "")
-    words = f"{found.name} reaches {span(shares, percent)} of the roofline {at}"
+    words = f"{found.name} reaches {span(shares, percent)} of {of} {at}"
     return f"{words}, {plain(found.yardstick)} {span(theirs, percent)}" if len(theirs) else words
 
 

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 
 from mtabench.charts.chart import Chart, Kind, titled
-from mtabench.charts.data import baseline_name, one_line_each
+from mtabench.charts.data import baseline_name, one_line_each, unsettled_ratios
 from mtabench.charts.findings import called, speed_range, subject, where
 from mtabench.charts.lines import YAxis, line_chart
 from mtabench.charts.panels import Band, Panel, panels, times
@@ -30,7 +31,10 @@ def chart(cells: pd.DataFrame) -> Chart | None:
             y = group["speedup"].where(group["status"] == "ok").to_numpy(float)
         return y, y * median / p90, y * median / p10
 
-    shown = [_name_baseline(panel, baseline) for panel in panels(cells, values)]
+    def unsettled(group: pd.DataFrame, panel: pd.DataFrame) -> np.ndarray:
+        return unsettled_ratios(group, panel[panel["impl"] == baseline], ("batch", "seq"))
+
+    shown = [_name_baseline(panel, baseline) for panel in panels(cells, values, unsettled)]
     title = titled(cells, _finding(cells), "speedup against sequence length")
     nothing = "no speedup: the baseline has no time"
     y_axis = YAxis(f"speedup over {shortened(baseline)}", TIMES, holds=(1.0,), nothing=nothing)

@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 from mtabench.charts.chart import Chart, Kind, titled
 from mtabench.charts.data import CONV_COLUMNS
 from mtabench.charts.lines import YAxis, line_chart
-from mtabench.charts.panels import Failure, Line, Panel, check_panels, failures_of, times
+from mtabench.charts.panels import Failure, Line, Panel, check_panels, failures_of, times, unsettled_times
 from mtabench.charts.style import Style
 from mtabench.charts.text import problem, shortened
 from mtabench.charts.time import BANDS
@@ -60,7 +60,8 @@ def _split_line(label: str, cells: pd.DataFrame) -> tuple[Line, list[Failure]]:
     mark = (float(auto["splits_used"].iloc[0]), float(auto["median_ms"].iloc[0])) if len(auto) else None
     numbers = cells[cells["splits"] != "auto"]
     numbers = numbers.assign(x=numbers["splits"].astype(int)).sort_values("x")
-    line = Line(label, label, False, numbers["x"].to_numpy(float), *times(numbers), auto=mark)
+    x, marks = numbers["x"].to_numpy(float), unsettled_times(numbers)
+    line = Line(label, label, False, x, *times(numbers), auto=mark, unsettled=marks)
     return line, list(failures_of(label, label, numbers, numbers["x"]))
 
 

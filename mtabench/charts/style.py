@@ -112,6 +112,13 @@ class Look:
             "markersize": 5.5, "markeredgecolor": self.theme.paper, "markeredgewidth": 0.6,
         }  # fmt: skip
 
+    def hollow(self, impl: str) -> dict[str, Any]:
+        """The same for its marks at times that did not settle, which lie over the others."""
+        return self.line(impl) | {
+            "linestyle": "none", "markerfacecolor": self.theme.paper, "markeredgecolor": self.colour(impl),
+            "markeredgewidth": 1.2,
+        }  # fmt: skip
+
 
 def styles_of(cells: pd.DataFrame) -> dict[str, Style]:
     """The style of every implementation in the cells; those without one of their own take the spare ones in turn.

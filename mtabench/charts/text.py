@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from typing import Any
 
 import pandas as pd
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
+from mtabench.measuring.settled import meaning
 from mtabench.sweeps.axes import short
 
 NAME_LENGTH = 32  # characters of an implementation's name that are shown
@@ -141,6 +143,13 @@ def caption(cells: pd.DataFrame, how: str, notes: Sequence[str] = ()) -> list[li
         changed = " with local changes" if (cells["git_dirty"] == "true").any() else ""
         versions.append(f"git {_some(revisions)}{changed}")
     return [setting, *([note] for note in notes), versions]
+
+
+def unsettled_note(cells: pd.DataFrame, mark: str = "hollow") -> list[str]:
+    """How many of the cells' times did not settle and why that is so, for the caption; nothing if all did."""
+    timed = cells[cells["status"] == "ok"]
+    marked: list[Any] = timed[timed["unsettled"]].to_dict("records")
+    return [f"{mark}: {len(marked)} of {len(timed)} times {meaning(marked)}"] if marked else []
 
 
 def _texts(cells: pd.DataFrame, name: str) -> str:

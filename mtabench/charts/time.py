@@ -6,7 +6,7 @@ from mtabench.charts.chart import Chart, Kind, titled
 from mtabench.charts.data import one_line_each
 from mtabench.charts.findings import time_finding
 from mtabench.charts.lines import YAxis, line_chart
-from mtabench.charts.panels import panels, times
+from mtabench.charts.panels import panels, times, unsettled_times
 
 BANDS = "medians, with bands from the 10th to the 90th percentile"
 
@@ -14,7 +14,7 @@ BANDS = "medians, with bands from the 10th to the 90th percentile"
 def chart(cells: pd.DataFrame) -> Chart | None:
     """Median times; cells without one are marked."""
     cells = one_line_each(cells)
-    shown = panels(cells, lambda group, _: times(group))
+    shown = panels(cells, lambda group, _: times(group), unsettled_times)
     title = titled(cells, time_finding(cells), "time against sequence length")
     return line_chart(cells, shown, title, YAxis("time (ms)"), BANDS)
 

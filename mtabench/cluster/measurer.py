@@ -175,7 +175,8 @@ def _measure(
     spent = Stopwatch()
     here = replace(request.facts, environment={**facts.environment, "worker": facts.place})
     messenger = _Messenger(request, send)
-    ceilings |= request.ceilings
+    for dtype, kept in request.ceilings.items():
+        ceilings.setdefault(dtype, kept)  # what an earlier group measured besides stays
     sweep = Sweep(request.plan, messenger, request.settings, messenger, here, ceilings, spent)
     try:
         sweep.measure_shape(request.plan.cases)

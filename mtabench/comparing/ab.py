@@ -9,11 +9,21 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
-from mtabench.comparing.compare import Comparison, compare, unclear_cells
-from mtabench.comparing.compare_command import Wanted, check_outputs, report
-from mtabench.comparing.pairs import Progress, Side, check_pairs, measure_pairs, process_folder
+from mtabench.comparing.compare import LEVEL, Comparison, compare, unclear_cells
+from mtabench.comparing.compare_command import Wanted, check_outputs, refusal_reported, report
+from mtabench.comparing.comparison_reports import share
+from mtabench.comparing.inference import detectable
+from mtabench.comparing.pairs import (
+    MOST_PAIRS,
+    Progress,
+    Side,
+    check_pairs,
+    measure_pairs,
+    process_folder,
+)
 from mtabench.comparing.rerun import LOOKS, measure_again
 from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve, working_tree
 from mtabench.errors import UsageError
@@ -22,6 +32,9 @@ from mtabench.files.table import make_console
 from mtabench.sweeps.outputs import check_folder
 from mtabench.sweeps.runs import read_run
 from mtabench.sweeps.sweep_words import SweepWords, announce, say
+
+USUAL_NOISE = 0.005  # of a pair, as results/nvidia-h200/noise.csv has it, in three cells of four
+FINE_ENOUGH = 2  # times the threshold: what pairs should find, since a change as small as it is missed half the time
 
 
 def compare_revisions(
@@ -47,26 +60,49 @@ def compare_revisions(
     console = make_console()
     announce(console, plan, pairs)
     _say_revisions(console, revisions)
+    looks = LOOKS if rerun_unclear else 1
+    few = few_pairs(pairs, len(plan.cases), asked.threshold, LEVEL / looks)
+    if few:
+        say(console, f"  {few}")
     if sweep.dry_run:
         say(console, f"dry run: nothing was measured; the results would go to {folder}")
         return 0
     processes = process_folder(folder / "processes")
-    with _nothing_left_of_wrong_usage(folder), folders_of(root, revisions) as folders:
+    with refusal_reported(asked), _nothing_left_of_wrong_usage(folder), folders_of(root, revisions) as folders:
         sides = tuple(Side(name, folders[name], revision) for name, revision in revisions.items())
         with Progress(console, 2 * pairs) as progress:
             files = measure_pairs((sides[0], sides[1]), sweep.words, range(1, pairs + 1), processes, "", progress)
-        found = _compare(files, folder, asked, LOOKS if rerun_unclear else 1)
-        for rerun in range(1, LOOKS if rerun_unclear else 1):
+        found = _compare(files, folder, asked, looks)
+        for rerun in range(1, looks):
             cells = unclear_cells(found)
             if cells:
                 from mtabench.sweeps.settings import measuring_words
 
                 how = measuring_words(plan.options)
                 files += measure_again((sides[0], sides[1]), cells, plan.device, how, pairs, processes, rerun)
-                found = _compare(files, folder, asked, LOOKS)
+                found = _compare(files, folder, asked, looks)
     code = report(found, asked)
     say(console, f"results: {folder / 'base.csv'} and {folder / 'head.csv'}")
     return code
+
+
+def few_pairs(pairs: int, cells: int, threshold: float, level: float) -> str:
+    """What to type instead if so many pairs find large slowdowns only, where pairs differ as usual; else empty."""
+    goal = FINE_ENOUGH * threshold
+    found = _found_by(pairs, cells, threshold, level)
+    if found <= goal:
+        return ""
+    enough = next((n for n in range(pairs, MOST_PAIRS) if _found_by(n, cells, threshold, level) <= goal), MOST_PAIRS)
+    return (
+        f"{pairs} pairs are too few: where pairs differ by {100 * USUAL_NOISE:g} %, they find slowdowns from "
+        f"{share(found)} on; type --pairs {enough}, which finds {share(goal)}"
+    )
+
+
+def _found_by(pairs: int, cells: int, threshold: float, level: float) -> float:
+    """The smallest slowdown that so many pairs with the usual noise find in a share POWER of cases."""
+    errors, freedom = np.full(cells, USUAL_NOISE / np.sqrt(pairs)), np.full(cells, pairs - 1.0)
+    return float(np.expm1(detectable(errors, freedom, np.log1p(threshold), level)[0]))
 
 
 @contextmanager
@@ -85,7 +121,7 @@ def _compare(files: list[tuple[Path, Path]], folder: Path, asked: Wanted, looks:
     paths = folder / "base.csv", folder / "head.csv"
     notes = merge(files, *paths)
     base, head = map(read_run, paths)
-    found = compare(base, head, asked.threshold, asked.strict, looks)
+    found = compare(base, head, asked.threshold, asked.fail_on, looks)
     return replace(found, notes=(*found.notes, *notes))
 
 

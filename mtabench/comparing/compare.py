@@ -8,41 +8,47 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mtabench.comparing.inference import LogRatios, compare_samples, holm
+from mtabench.comparing.inference import LogRatios, compare_samples, detectable, holm
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.measuring.settled import was_crowded
 from mtabench.sweeps.runs import Cell, Run, process_ids
 
-VERDICTS = ("broken", "slower", "unclear", "gone", "new", "faster", "same")  # the most urgent first
-COMPARED = ("slower", "faster", "same", "unclear")
+VERDICTS = ("broken", "slower", "gone", "unclear", "new", "faster", "same")  # the most urgent first
+FAIL_ON = ("broken", "slower", "gone")  # unless --fail-on says otherwise
 # Of comparisons of the same code, 1 % may find anything slower, and 1 % anything faster.
 LEVEL = 0.02
 MUST_AGREE = ("device", "timer", "cache")
 SHOULD_AGREE = ("driver", "cuda", "torch", "triton")
 
-REGRESSION, UNCLEAR, WRONG = 1, 3, 4
+REGRESSION, UNCLEAR, WRONG, NOTHING = 1, 3, 4, 5
 
 
-class NothingComparedError(MtabenchError):
-    """Two runs that have nothing in common to compare."""
+class NotComparableError(MtabenchError):
+    """Two runs that were measured on different devices, or in different ways."""
 
-    exit_code = 5
+    exit_code = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedCell:
-    """A cell of two runs. `change` and its 95 % interval are parts of the base's median: 0.03 is 3 % slower.
+    """A cell of two runs. `change` and its 95 % interval are parts of the base's time: 0.03 is 3 % slower.
 
-    `p_value` is corrected for the number of cells. None where there is nothing to compare; `reason` then says why.
+    `base_ms` and `head_ms` are the times that were compared, `change` that of one to the other. `detectable` is the
+    smallest slowdown that the comparison finds in a share POWER of cases. `p_value` is corrected for the number of
+    cells. None where there is nothing to compare; `reason` then says why.
     """
 
     key: str
     verdict: str
     base: Cell | None
     head: Cell | None
+    base_ms: float | None = None
+    head_ms: float | None = None
     change: float | None = None
     low: float | None = None
     high: float | None = None
     p_value: float | None = None
+    detectable: float | None = None
     reason: str = ""
 
     @property
@@ -52,18 +58,24 @@ class ComparedCell:
         assert known is not None
         return known.name
 
+    @property
+    def wrong(self) -> bool:
+        """Whether the second run's result is wrong."""
+        return self.head is not None and self.head.row["status"] == "wrong"
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """All cells of two runs, the most urgent first; `notes` are sentences on how far to trust them.
 
-    `looks` is how often at most the same cells are looked at while more is measured.
+    `fail_on` are the verdicts that fail a build. `looks` is how often at most the same cells are looked at while more
+    is measured.
     """
 
     base: Run
     head: Run
     threshold: float
-    strict: bool
+    fail_on: tuple[str, ...]
     looks: int
     cells: tuple[ComparedCell, ...]
     notes: tuple[str, ...]
@@ -74,18 +86,25 @@ class Comparison:
         return Counter(cell.verdict for cell in self.cells)
 
     @property
-    def failing(self) -> tuple[str, ...]:
-        """The verdicts that fail a build."""
-        return ("broken", "slower", "unclear") if self.strict else ("broken", "slower")
+    def nothing_compared(self) -> bool:
+        """Whether no cell has a time in both runs, nor one that broke."""
+        return all(cell.change is None and cell.verdict != "broken" for cell in self.cells)
+
+    def fails(self, cell: ComparedCell) -> bool:
+        """Whether a cell fails the build; a wrong result does, whatever `fail_on` says."""
+        return cell.wrong or cell.verdict in self.fail_on
 
     @property
     def exit_code(self) -> int:
-        """0, or that of the gravest finding: a wrong result, a regression, and if strict an unclear cell."""
-        if any(cell.head and cell.head.row["status"] == "wrong" for cell in self.cells):
+        """0, or that of the gravest finding: a wrong result, nothing compared, a regression, an unclear cell."""
+        if any(cell.wrong for cell in self.cells):
             return WRONG
-        if self.counts["slower"] or self.counts["broken"]:
+        if self.nothing_compared:
+            return NOTHING
+        failing = {cell.verdict for cell in self.cells if self.fails(cell)}
+        if failing - {"unclear"}:
             return REGRESSION
-        return UNCLEAR if self.strict and self.counts["unclear"] else 0
+        return UNCLEAR if failing else 0
 
 
 def parse_threshold(text: str) -> float:
@@ -99,12 +118,21 @@ def parse_threshold(text: str) -> float:
     return percent / 100
 
 
-def compare(base: Run, head: Run, threshold: float, strict: bool = False, looks: int = 1) -> Comparison:
+def parse_fail_on(text: str) -> tuple[str, ...]:
+    """The verdicts in a list such as "slower,gone", in the order of VERDICTS; raises UsageError."""
+    words = {word.strip() for word in text.split(",")}
+    known = [verdict for verdict in VERDICTS if verdict != "same"]
+    for word in sorted(words - set(known)):
+        raise UsageError(f"--fail-on {text!r}: {word!r} is not a verdict; expected some of {','.join(known)}")
+    return tuple(verdict for verdict in known if verdict in words)
+
+
+def compare(base: Run, head: Run, threshold: float, fail_on: tuple[str, ...] = FAIL_ON, looks: int = 1) -> Comparison:
     """Pair the cells of two runs and judge each; changes below `threshold` (0.02 is 2 %) do not count.
 
     Cells that may be looked at several times, `looks` at most, are judged at a level of which each look gets its
     share, so that looking again finds no more false alarms (Bonferroni). Raises UsageError for one run given twice,
-    NothingComparedError for runs that cannot be compared.
+    NotComparableError for runs of different devices, timers or caches.
     """
     if base.path.resolve() == head.path.resolve() or _processes(base) & _processes(head):
         raise UsageError(f"{base.path} and {head.path} hold the same run; give the results of two runs")
@@ -114,9 +142,7 @@ def compare(base: Run, head: Run, threshold: float, strict: bool = False, looks:
     judged = _judged([cells[i] for i in both], threshold, LEVEL / looks) if both else []
     for i, cell in zip(both, judged, strict=True):
         cells[i] = cell
-    if not any(cell.verdict in (*COMPARED, "broken") for cell in cells):
-        raise NothingComparedError(f"{base.path} and {head.path} have no cell in common that has a time in both")
-    return Comparison(base, head, threshold, strict, looks, _sorted(cells), tuple(_notes(base, head)))
+    return Comparison(base, head, threshold, fail_on, looks, _sorted(cells), tuple(_notes(base, head)))
 
 
 def decided_again(first: Comparison, again: Comparison) -> Comparison:
@@ -139,13 +165,13 @@ def _processes(run: Run) -> set[str]:
 
 
 def _check_comparable(base: Run, head: Run) -> None:
-    """Raise NothingComparedError unless the common cells were measured on one device, in one way."""
+    """Raise NotComparableError unless the common cells were measured on one device, in one way."""
     common = [(cell, head.cells[key]) for key, cell in base.cells.items() if key in head.cells]
     for column in MUST_AGREE:
         for before, after in common:
             there, here = before.row[column], after.row[column]
             if there != here and (column == "device" or (before.ok and after.ok)):
-                raise NothingComparedError(
+                raise NotComparableError(
                     f"{base.path} and {head.path} cannot be compared: their {column} differs, {there} and {here}"
                 )
 
@@ -161,6 +187,9 @@ def _paired(base: Run, head: Run) -> Iterator[ComparedCell]:
             assert before is not None
             if before.ok:
                 yield replace(cell, verdict="gone", reason="not in the second run")
+            elif before.row["status"] == "invalid":
+                reason = f"not in the second run, and the first run's is {before.outcome}"
+                yield replace(cell, verdict="gone", reason=reason)
         elif after.row["status"] == "wrong" or (before and before.ok and after.row["status"] != "invalid"):
             yield replace(cell, verdict="broken", reason=after.outcome)
         elif before and (before.ok or before.row["status"] == "invalid") and after.row["status"] == "invalid":
@@ -187,21 +216,42 @@ def judge(ratios: LogRatios, threshold: float, level: float = LEVEL) -> list[tup
 
 def _judged(cells: Sequence[ComparedCell], threshold: float, level: float) -> Iterator[ComparedCell]:
     """Cells with samples in both runs, with their verdicts."""
-    ratios = compare_samples(
+    found = compare_samples(
         [cell.base.processes for cell in cells if cell.base], [cell.head.processes for cell in cells if cell.head]
     )
+    ratios = found.ratios
+    smallest = np.expm1(detectable(ratios.errors, ratios.freedom, np.log1p(threshold), level))
     for i, (cell, (verdict, p_value)) in enumerate(zip(cells, judge(ratios, threshold, level), strict=True)):
         known = bool(np.isfinite(ratios.low[i]))
         hidden = "the noise is too large to tell" if known else "one round says nothing of the noise"
+        doubt = _doubt(cell, ratios.values[i]) if verdict in ("slower", "faster") else ""
         yield replace(
             cell,
-            verdict=verdict,
-            reason=hidden if verdict == "unclear" else "",
+            verdict="unclear" if doubt else verdict,
+            reason=doubt or (hidden if verdict == "unclear" else ""),
+            base_ms=float(found.base_ms[i]),
+            head_ms=float(found.head_ms[i]),
             change=float(np.expm1(ratios.values[i])),
             low=float(np.expm1(ratios.low[i])) if known else None,
             high=float(np.expm1(ratios.high[i])) if known else None,
             p_value=p_value,
+            detectable=float(smallest[i]) if known else None,
         )
+
+
+def _doubt(cell: ComparedCell, log_ratio: float) -> str:
+    """Why a change is not to be believed although it is significant: opposite medians, another job; else empty.
+
+    Of several processes the noise between them shows what another job did; of one process nothing does.
+    """
+    assert cell.base is not None
+    assert cell.head is not None
+    before, after = cell.base.row["median_ms"], cell.head.row["median_ms"]
+    if np.sign(after - before) * np.sign(log_ratio) < 0:
+        return f"the medians changed the other way, {before:.4g} to {after:.4g} ms"
+    if any(len(side.processes) == 1 and was_crowded(side.row) for side in (cell.base, cell.head)):
+        return "threads waited for a core, so another job ran"
+    return ""
 
 
 def _notes(base: Run, head: Run) -> Iterator[str]:

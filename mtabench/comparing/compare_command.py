@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from mtabench.comparing import comparison_reports as reports
-from mtabench.comparing.compare import Comparison, compare, parse_threshold
+from mtabench.comparing.compare import (
+    Comparison,
+    NotComparableError,
+    compare,
+    parse_fail_on,
+    parse_threshold,
+)
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log, printable
 from mtabench.files.results import samples_path
@@ -22,6 +29,8 @@ REPORTS: Mapping[str, Callable[[Comparison], str]] = {
     "github_action_benchmark": lambda found: reports.github_action_benchmark(found.head),
     "bencher": lambda found: reports.bencher(found.head),
 }
+# What CI reads where two runs cannot be compared, so that it shows more than a report that is missing.
+REFUSALS: Mapping[str, Callable[[str], str]] = {"markdown": reports.refusal_markdown, "junit": reports.refusal_junit}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,34 +38,48 @@ class Wanted:
     """How to judge, what to print, and the files to write by their names in REPORTS."""
 
     threshold: float
-    strict: bool
+    fail_on: tuple[str, ...]
     format: str
     outputs: Mapping[str, Path]
 
 
-def wanted(threshold: str, strict: bool, format_: str, outputs: Mapping[str, Path | None]) -> Wanted:
+def wanted(threshold: str, fail_on: str, format_: str, outputs: Mapping[str, Path | None]) -> Wanted:
     """The options as typed, parsed; raises UsageError."""
     if format_ not in FORMATS:
         raise UsageError(f"--format {format_!r} is not known; expected one of {', '.join(FORMATS)}")
     chosen = {name: path for name, path in outputs.items() if path is not None}
-    return Wanted(parse_threshold(threshold), strict, format_, chosen)
+    return Wanted(parse_threshold(threshold), parse_fail_on(fail_on), format_, chosen)
 
 
 def compare_files(base: Path, head: Path, asked: Wanted, rerun_unclear: bool) -> int:
     """Compare two results files and say what changed; the exit code.
 
-    Nothing is written unless the two could be compared. With `rerun_unclear` the cells that are unclear are measured
-    again, in pairs of processes of both revisions, and judged by those.
+    With `rerun_unclear` the cells that are unclear are measured again, in pairs of processes of both revisions, and
+    judged by those. Raises NotComparableError, which the Markdown and the JUnit file asked for then say.
     """
     check_outputs(asked.outputs, (base, head))
     runs = read_run(base), read_run(head)
-    if rerun_unclear:
-        from mtabench.comparing.rerun import compare_again
+    with refusal_reported(asked):
+        if rerun_unclear:
+            from mtabench.comparing.rerun import compare_again
 
-        found = compare_again(*runs, asked)
-    else:
-        found = compare(*runs, asked.threshold, asked.strict)
+            found = compare_again(*runs, asked)
+        else:
+            found = compare(*runs, asked.threshold, asked.fail_on)
     return report(found, asked)
+
+
+@contextmanager
+def refusal_reported(asked: Wanted) -> Iterator[None]:
+    """Let the reports asked for, GitHub's included, say why two runs cannot be compared."""
+    try:
+        yield
+    except NotComparableError as error:
+        for name, path in asked.outputs.items():
+            if name in REFUSALS:
+                _write(path, REFUSALS[name](str(error)))
+        _tell_github([reports.github_refusal(str(error))], reports.refusal_markdown(str(error)))
+        raise
 
 
 def report(found: Comparison, asked: Wanted) -> int:
@@ -71,14 +94,20 @@ def report(found: Comparison, asked: Wanted) -> int:
         with console.capture() as cells:
             console.print(reports.table(found) if wide else reports.narrow(found))
         print(in_log(cells.get()), end="")
-        for text in (*found.notes, reports.summary(found)):
+        for text in reports.conclusions(found):
             print(in_log(printable(text)))
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        for text in reports.github_annotations(found):
-            print(text)
-        if os.environ.get("GITHUB_STEP_SUMMARY"):
-            _write(Path(os.environ["GITHUB_STEP_SUMMARY"]), reports.step_summary(found), mode="a")
+    _tell_github(reports.github_annotations(found), reports.step_summary(found))
     return found.exit_code
+
+
+def _tell_github(annotations: Iterable[str], summary: str) -> None:
+    """Print annotations and add to the step summary, where GitHub Actions runs this."""
+    if os.environ.get("GITHUB_ACTIONS") != "true":
+        return
+    for text in annotations:
+        print(text)
+    if os.environ.get("GITHUB_STEP_SUMMARY"):
+        _write(Path(os.environ["GITHUB_STEP_SUMMARY"]), summary, mode="a")
 
 
 def check_outputs(chosen: Mapping[str, Path], inputs: Sequence[Path]) -> None:

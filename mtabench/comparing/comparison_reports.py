@@ -4,33 +4,81 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
-from mtabench.comparing.compare import COMPARED, VERDICTS, ComparedCell, Comparison
+from mtabench.comparing.compare import NOTHING, VERDICTS, WRONG, ComparedCell, Comparison
+from mtabench.comparing.inference import POWER
 from mtabench.escaping import in_markdown
-from mtabench.sweeps.runs import Run
+from mtabench.measuring.settled import UNSETTLED, meaning, settled, unsettled
+from mtabench.sweeps.runs import Cell, Run
 
-STYLES = {"slower": "bold red", "broken": "bold red", "unclear": "yellow", "faster": "green"}
-HEADER = ("cell", "base ms", "head ms", "change", "95 % interval", "verdict")
-TABLE_WIDTH = 72  # columns of a terminal, the least for the table: below, Rich would cut digits off
+STYLES = {"slower": "bold red", "broken": "bold red", "gone": "bold red", "unclear": "yellow", "faster": "green"}
+HEADER = ("cell", "base ms", "head ms", "change", "95 % interval", "detectable", "verdict")
+TABLE_WIDTH = 100  # columns of a terminal, the least for the table: below, Rich would cut digits off
+IN_DOUBT = ("broken", "slower", "gone", "unclear")  # what a reader should know of, whatever fails
 MOST_ANNOTATIONS = 10  # of each kind; GitHub shows no more of a step
 MOST_SUMMARY_BYTES = 1_000_000  # GitHub takes 1 MiB of a step
 
 
-def summary(comparison: Comparison) -> str:
-    """How many cells have each verdict, in a sentence."""
+def conclusions(comparison: Comparison) -> Iterator[str]:
+    """The sentences below the cells: how far to trust them, what could have been found, the counts, the outcome."""
+    yield from comparison.notes
+    compared = [cell for cell in comparison.cells if cell.change is not None]
+    rows = [side.row for cell in compared for side in (cell.base, cell.head) if side]
+    if marked := unsettled(rows):
+        yield f"{UNSETTLED} {len(marked)} of {len(rows)} times {meaning(rows)}"
+    smallest = [cell.detectable for cell in comparison.cells if cell.detectable is not None]
+    if smallest:
+        yield _what_is_detectable(min(smallest), max(smallest))
+    if comparison.cells:
+        yield f"{_counted(comparison, VERDICTS)}; changes below {100 * comparison.threshold:g} % do not count"
+    yield outcome(comparison)
+
+
+def _what_is_detectable(least: float, most: float) -> str:
+    found = f"detectable in {100 * POWER:g} % of comparisons: a slowdown of {share(least)}"
+    if share(least) == share(most):
+        return found
+    return f"{found} in the quietest cell, of {share(most)} in the noisiest"
+
+
+def outcome(comparison: Comparison) -> str:
+    """Whether a build passes, and why, in a sentence."""
+    code = comparison.exit_code
+    asked = f"--fail-on {','.join(comparison.fail_on)}"
+    if code == WRONG:
+        return f"fails with exit code {code}: {sum(cell.wrong for cell in comparison.cells)} wrong"
+    if code == NOTHING:
+        return f"fails with exit code {code}: nothing was compared, since no cell has a time in both runs"
+    if code:
+        return f"fails with exit code {code}: {_counted(comparison, comparison.fail_on)} ({asked})"
+    others = _counted(comparison, [one for one in IN_DOUBT if one not in comparison.fail_on])
+    return (
+        f"passes: none is {_either(comparison.fail_on)} ({asked}){f', although there are {others}' if others else ''}"
+    )
+
+
+def _counted(comparison: Comparison, verdicts: Iterable[str]) -> str:
     counts = comparison.counts
-    found = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-    return f"{found}; changes below {100 * comparison.threshold:g} % do not count"
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in verdicts if counts[verdict])
+
+
+def _either(words: Sequence[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def narrow(comparison: Comparison) -> Text:
-    """Every cell as a sentence, the most urgent first, for where the table has no room."""
-    sentences = (Text(sentence(cell), style=STYLES.get(cell.verdict, "")) for cell in comparison.cells)
-    return Text("\n").join(sentences)
+    """Every cell with its verdict first and its numbers on the next line, for where the table has no room."""
+    told = []
+    for cell in comparison.cells:
+        told.append(Text(f"{cell.verdict}: {cell.name}", style=STYLES.get(cell.verdict, "")))
+        known = ", ".join(filter(None, (_numbers(cell), cell.reason)))
+        told += [Text(f"  {known}")] if known else []
+    return Text("\n").join(told)
 
 
 def table(comparison: Comparison) -> Table:
@@ -46,9 +94,9 @@ def table(comparison: Comparison) -> Table:
 
 
 def markdown(comparison: Comparison) -> str:
-    """The summary, the notes and a table; cells that stayed the same are folded away."""
-    lines = ["## mtabench compare", "", in_markdown(f"{summary(comparison)}."), ""]
-    lines += [f"- {in_markdown(note)}" for note in comparison.notes] + [""] * bool(comparison.notes)
+    """The outcome, the other conclusions and a table; cells that stayed the same are folded away."""
+    *others, last = conclusions(comparison)
+    lines = [*_markdown_title(last), *(f"- {in_markdown(text)}" for text in others)] + [""] * bool(others)
     told = [cell for cell in comparison.cells if cell.verdict != "same"]
     quiet = [cell for cell in comparison.cells if cell.verdict == "same"]
     lines += _markdown_table(told) if told else []
@@ -58,32 +106,72 @@ def markdown(comparison: Comparison) -> str:
 
 
 def junit(comparison: Comparison) -> str:
-    """JUnit's XML: a test case a cell, which fails if its verdict fails a build; what was not compared is skipped."""
-    failing = comparison.failing
-    failures = sum(cell.verdict in failing for cell in comparison.cells)
-    skipped = sum(cell.verdict not in (*failing, "same", "faster") for cell in comparison.cells)
-    totals = {"tests": f"{len(comparison.cells)}", "failures": f"{failures}", "errors": "0", "skipped": f"{skipped}"}
+    """JUnit's XML: a test case a cell, which fails if it fails a build; what was not compared is skipped.
+
+    The conclusions are the suite's output. If nothing was compared, a test case of its own says so as an error.
+    """
+    cases = [_junit_case(comparison, cell) for cell in comparison.cells]
+    if comparison.nothing_compared:
+        cases.append(_junit_error(outcome(comparison)))
+    return _junit(cases, conclusions(comparison))
+
+
+def _junit_case(comparison: Comparison, cell: ComparedCell) -> ElementTree.Element:
+    attributes = {"classname": "mtabench", "name": cell.name}
+    time = cell.head_ms or (cell.head.row["median_ms"] if cell.head and cell.head.ok else None)
+    if time is not None:
+        attributes["time"] = f"{time / 1e3:.9f}"
+    case = ElementTree.Element("testcase", attributes)
+    if comparison.fails(cell):
+        ElementTree.SubElement(case, "failure", {"type": cell.verdict, "message": sentence(cell)})
+    elif cell.verdict in ("same", "faster"):
+        ElementTree.SubElement(case, "system-out").text = sentence(cell)
+    else:
+        ElementTree.SubElement(case, "skipped", {"message": sentence(cell)})
+    return case
+
+
+def _junit_error(text: str) -> ElementTree.Element:
+    case = ElementTree.Element("testcase", {"classname": "mtabench", "name": "comparison"})
+    ElementTree.SubElement(case, "error", {"type": "nothing compared", "message": text})
+    return case
+
+
+def _junit(cases: Sequence[ElementTree.Element], said: Iterable[str]) -> str:
+    counted = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+    totals = {"tests": f"{len(cases)}"} | {
+        name: f"{sum(case.find(kind) is not None for case in cases)}" for name, kind in counted.items()
+    }
     root = ElementTree.Element("testsuites", totals)
     suite = ElementTree.SubElement(root, "testsuite", {"name": "mtabench compare", **totals})
-    for cell in comparison.cells:
-        attributes = {"classname": "mtabench", "name": cell.name}
-        if cell.head and cell.head.ok:
-            attributes["time"] = f"{cell.head.row['median_ms'] / 1e3:.9f}"
-        case = ElementTree.SubElement(suite, "testcase", attributes)
-        if cell.verdict in failing:
-            ElementTree.SubElement(case, "failure", {"type": cell.verdict, "message": sentence(cell)})
-        elif cell.verdict not in ("same", "faster"):
-            ElementTree.SubElement(case, "skipped", {"message": sentence(cell)})
+    suite.extend(cases)
+    ElementTree.SubElement(suite, "system-out").text = "\n".join(said)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
+def refusal_markdown(text: str) -> str:
+    """Markdown that says why two runs cannot be compared."""
+    return "\n".join(_markdown_title(text))
+
+
+def refusal_junit(text: str) -> str:
+    """JUnit's XML with an error that says why two runs cannot be compared."""
+    return _junit([_junit_error(text)], [text])
+
+
+def github_refusal(text: str) -> str:
+    """An error of GitHub's workflow commands that says why two runs cannot be compared."""
+    return f"::error title={_escaped('mtabench: nothing compared', ':,')}::{_escaped(text)}"
+
+
 def github_annotations(comparison: Comparison) -> Iterator[str]:
-    """GitHub's workflow commands: an error for each cell that fails the build, a warning for each unclear one."""
-    for kind, verdicts in (("error", comparison.failing), ("warning", ("unclear",))):
-        told = [cell for cell in comparison.cells if cell.verdict in verdicts]
-        if kind == "warning" and comparison.strict:
-            continue
+    """GitHub's workflow commands: an error for what fails the build, a warning for each other cell in doubt."""
+    if comparison.nothing_compared:
+        yield github_refusal(outcome(comparison))
+    failing = [cell for cell in comparison.cells if comparison.fails(cell)]
+    doubted = [cell for cell in comparison.cells if cell.verdict in IN_DOUBT and not comparison.fails(cell)]
+    for kind, told in (("error", failing), ("warning", doubted)):
         for cell in told[: MOST_ANNOTATIONS - (len(told) > MOST_ANNOTATIONS)]:
             yield f"::{kind} title={_escaped(f'mtabench: {cell.verdict}', ':,')}::{_escaped(sentence(cell))}"
         if len(told) > MOST_ANNOTATIONS:
@@ -127,27 +215,51 @@ def bencher(run: Run) -> str:
 
 def sentence(cell: ComparedCell) -> str:
     """What was found of a cell, in one line."""
-    _, before, after, change, interval, verdict = _fields(cell)
-    times = f" {before} to {after} ms, {change} ({interval})," if cell.verdict in COMPARED and change else ""
-    return f"{cell.name}:{times} {verdict}"
+    *_, verdict = _fields(cell)
+    numbers = _numbers(cell)
+    return f"{cell.name}: {numbers}, {verdict}" if numbers else f"{cell.name}: {verdict}"
+
+
+def _numbers(cell: ComparedCell) -> str:
+    """The times, the change and how sure it is; nothing for a cell that was not compared."""
+    _, before, after, change, interval, smallest, _ = _fields(cell)
+    known = f" ({interval}, detectable {smallest})" if interval else ""
+    return f"{before} to {after} ms, {change}{known}" if change else ""
 
 
 def _fields(cell: ComparedCell) -> tuple[str, ...]:
     """The texts under HEADER."""
-    before, after = (f"{x.row['median_ms']:.4g}" if x and x.ok else "" for x in (cell.base, cell.head))
+    before, after = map(_time, (cell.base_ms, cell.head_ms), (cell.base, cell.head))
     change = "" if cell.change is None else f"{_percent(cell.change)} %"
     interval = "" if cell.low is None or cell.high is None else f"{_percent(cell.low)} to {_percent(cell.high)} %"
+    smallest = "" if cell.detectable is None else share(cell.detectable)
     verdict = f"{cell.verdict}: {cell.reason}" if cell.reason else cell.verdict
-    return cell.name, before, after, change, interval, verdict
+    return cell.name, before, after, change, interval, smallest, verdict
 
 
-def _percent(share: float) -> str:
+def _time(compared_ms: float | None, side: Cell | None) -> str:
+    """The time that was compared, or else the median; marked if it did not settle."""
+    if side is None or not side.ok:
+        return ""
+    return (UNSETTLED if settled(side.row) is False else "") + f"{compared_ms or side.row['median_ms']:.4g}"
+
+
+def _percent(value: float) -> str:
     """With two decimals, and three digits where it is beyond all measure."""
-    return f"{100 * share:+.2f}" if share < 10 else f"{100 * share:+.3g}"
+    return f"{100 * value:+.2f}" if value < 10 else f"{100 * value:+.3g}"
+
+
+def share(value: float) -> str:
+    """A part of a time, 0.02 for 2 %, in two digits."""
+    return f"{100 * value:.2g} %" if value < 1 else f"{100 * value:.0f} %" if value < 10 else "over 1000 %"
+
+
+def _markdown_title(text: str) -> list[str]:
+    return ["## mtabench compare", "", in_markdown(f"{text}."), ""]
 
 
 def _markdown_table(cells: Iterable[ComparedCell]) -> list[str]:
-    rows = [HEADER, ("---", "---:", "---:", "---:", "---:", "---"), *map(_fields, cells)]
+    rows = [HEADER, ("---", *["---:"] * 5, "---"), *map(_fields, cells)]
     return [f"| {' | '.join(map(in_markdown, row))} |" for row in rows] + [""]
 
 

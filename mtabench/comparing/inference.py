@@ -14,6 +14,7 @@ from scipy.optimize import brentq
 from scipy.special import digamma, polygamma, stdtr, stdtrit
 
 CUT = 0.25
+POWER = 0.95  # how often a change counts as found
 FEWEST_TO_POOL = 10
 MOST_FREEDOM = 1e6
 
@@ -43,15 +44,30 @@ class Estimates:
 
 @dataclass(frozen=True, slots=True)
 class LogRatios:
-    """Log ratios head / base, 95 % intervals and two-sided p-values against no change: `[cells]`."""
+    """Log ratios head / base, 95 % intervals and two-sided p-values against no change: `[cells]`.
+
+    `errors` are their standard errors, infinite where nothing is known of the noise, and `freedom` says how well they
+    are known.
+    """
 
     values: Floats
     low: Floats
     high: Floats
     p_values: Floats
+    errors: Floats
+    freedom: Floats
 
 
-def compare_samples(base: Sequence[Processes], head: Sequence[Processes]) -> LogRatios:
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The times of the same cells in two runs, in ms, and the log ratios of just these times: `[cells]`."""
+
+    base_ms: Floats
+    head_ms: Floats
+    ratios: LogRatios
+
+
+def compare_samples(base: Sequence[Processes], head: Sequence[Processes]) -> Compared:
     """Compare samples (ms by process and round) of the same cells in two runs.
 
     Where every cell has as many processes in both runs, and two or more, they are taken for pairs in their order:
@@ -59,11 +75,33 @@ def compare_samples(base: Sequence[Processes], head: Sequence[Processes]) -> Log
     costs certainty and is not wrong. With other numbers of processes the runs stand apart. Where a cell has one
     process only, rounds are the clusters, and what differs from process to process is not seen.
     """
-    if all(len(before) == len(after) > 1 for before, after in zip(base, head, strict=True)):
-        return paired_ratios(pooled(by_pairs(base, head)))
     several = all(len(cell) > 1 for cell in (*base, *head))
-    estimates = by_processes if several else by_rounds
-    return log_ratios(pooled(estimates(base)), pooled(estimates(head)))
+    before, after = map(by_processes if several else by_rounds, (base, head))
+    if several and (before.clusters == after.clusters).all():
+        ratios = paired_ratios(pooled(by_pairs(base, head)))
+    else:
+        ratios = log_ratios(pooled(before), pooled(after))
+    return Compared(np.exp(before.values), np.exp(after.values), ratios)
+
+
+def least_found(errors: Floats, freedom: Floats, least: float, level: float) -> Floats:
+    """The log ratio from which a cell is called slower, if it is the only one that changed: `[cells]`.
+
+    That is an estimate of at least `least` whose two-sided p-value passes Holm's strictest step for these m cells, a
+    level of `level` / m: max(`least`, t(1 - `level` / 2m) times its standard error).
+    """
+    sure = stdtrit(freedom, 1 - level / (2 * len(errors))) * errors
+    return np.maximum(sure, least)
+
+
+def detectable(errors: Floats, freedom: Floats, least: float, level: float) -> Floats:
+    """The log ratio of the smallest slowdown that a comparison finds in a share POWER of cases: `[cells]`.
+
+    The minimum detectable effect (Bloom, Evaluation Review 19, 1995): `least_found` plus t(POWER) standard errors,
+    since the estimate falls short of the true change by no more than that in a share POWER of cases. Of comparisons
+    of the same code so many would thus find it, had each been slower by its own `detectable`.
+    """
+    return least_found(errors, freedom, least, level) + stdtrit(freedom, POWER) * errors
 
 
 def location(rounds: Rounds) -> float:
@@ -202,4 +240,4 @@ def _student(values: Floats, variances: Floats, freedom: Floats) -> LogRatios:
     errors = np.sqrt(variances[some])
     p_values[some] = 2 * stdtr(freedom[some], -np.abs(values[some]) / errors)
     reach[some] = stdtrit(freedom[some], 0.975) * errors
-    return LogRatios(values, values - reach, values + reach, p_values)
+    return LogRatios(values, values - reach, values + reach, p_values, np.sqrt(variances), freedom)

@@ -9,22 +9,22 @@ from itertools import combinations, permutations, product
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from mtabench.comparing.compare import LEVEL, judge
 from mtabench.comparing.inference import (
+    POWER,
     Estimates,
     Floats,
     LogRatios,
     Processes,
     by_rounds,
+    least_found,
     location,
     log_ratios,
     paired_ratios,
     pooled,
 )
 
-POWER = 0.95
 MOST_COMPARISONS = 1000
 
 
@@ -72,13 +72,9 @@ def find_noise(base: Sequence[Processes], head: Sequence[Processes], pairs: int,
 
 
 def _needed(estimates: Estimates, threshold: float) -> Floats:
-    """The log ratio that, planted in a cell of a comparison without changes, is just found: `[cells]`.
-
-    Found means an estimate beyond the threshold and a p-value that passes Holm's strictest step, which is that of the
-    one cell that changed.
-    """
-    surely = stdtrit(estimates.freedom, 1 - LEVEL / (2 * len(estimates.values))) * np.sqrt(estimates.variances)
-    return np.maximum(surely, math.log1p(threshold)) - estimates.values
+    """The log ratio that, planted in a cell of a comparison without changes, is just found: `[cells]`."""
+    errors = np.sqrt(estimates.variances)
+    return least_found(errors, estimates.freedom, math.log1p(threshold), LEVEL) - estimates.values
 
 
 def _locations(cells: Sequence[Processes]) -> Floats:

@@ -14,11 +14,13 @@ from rich.text import Text
 
 import mtabench
 from mtabench.comparing.compare import parse_threshold
-from mtabench.comparing.noise import POWER, Alarms, Noise, find_noise
+from mtabench.comparing.inference import POWER
+from mtabench.comparing.noise import Alarms, Noise, find_noise
 from mtabench.comparing.pairs import PAIRS, Progress, Side, check_pairs, measure_pairs, process_folder
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.files.results import KEY_COLUMNS, text_of
 from mtabench.files.table import make_console
+from mtabench.measuring.settled import meaning, unsettled
 from mtabench.sweeps.outputs import check_folder
 from mtabench.sweeps.runs import Run, read_run
 from mtabench.sweeps.sweep_words import SweepWords, announce, say
@@ -28,6 +30,8 @@ MEASURED = (
     "pairs", "median_ms", "pair_noise", "smallest_change", "ab_pairs", "threshold", "ab_false_alarms", "ab_comparisons",
     "compare_false_alarms", "compare_comparisons",
 )  # fmt: skip
+SHOWN = ("median ms", "noise of a pair", "alarms of compare", "alarms of ab", "ab sees")
+TABLE_WIDTH = 100  # columns of a terminal, the least for the table: below, names of cells would be a word a line
 COLUMNS = (*KEY_COLUMNS, *MEASURED, *FACTS, "started_utc")
 
 
@@ -70,8 +74,9 @@ def measure_noise(sweep: SweepWords, pairs: int, threshold: str, out: Path | Non
     rows = [_row(runs, key, found, i, pairs, share) for i, key in enumerate(keys)]
     _write(path, rows)
     names = [runs[0][0].cells[key].name for key in keys]
-    console.print(_table(names, rows))
-    for text in (*missing, *_sentences(found, pairs, share)):
+    console.print((_table if console.width >= TABLE_WIDTH else _narrow)(names, rows))
+    timed = [run.cells[key].row for side in runs for run in side for key in keys]
+    for text in (*missing, *_unsettled(timed), *_sentences(found, pairs, share)):
         say(console, text)
     say(console, f"results: {path}")
 
@@ -122,13 +127,31 @@ def _row(
 def _table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("cell", overflow="fold")
-    for name in ("median ms", "noise of a pair", "alarms of compare", "alarms of ab", "ab sees"):
+    for name in SHOWN:
         table.add_column(name, justify="right", no_wrap=True)
     for name, row in zip(names, rows, strict=True):
-        shares = (row[f"{kind}_false_alarms"] / row[f"{kind}_comparisons"] for kind in ("compare", "ab"))
-        texts = map(_percent, (row["pair_noise"], *shares, row["smallest_change"]))
-        table.add_row(Text(name), f"{row['median_ms']:.4g}", *texts)
+        table.add_row(Text(name), *_texts(row))
     return table
+
+
+def _narrow(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Text:
+    """Every cell on two lines or more, for where the table has no room."""
+    return Text("\n").join(
+        Text("\n  ").join([Text(name), Text(", ".join(map(" ".join, zip(SHOWN, _texts(row), strict=True))))])
+        for name, row in zip(names, rows, strict=True)
+    )
+
+
+def _texts(row: Mapping[str, Any]) -> list[str]:
+    """The texts under SHOWN."""
+    shares = (row[f"{kind}_false_alarms"] / row[f"{kind}_comparisons"] for kind in ("compare", "ab"))
+    return [f"{row['median_ms']:.4g}", *map(_percent, (row["pair_noise"], *shares, row["smallest_change"]))]
+
+
+def _unsettled(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How many of these times did not settle, if any: then the noise is not that of a quiet machine."""
+    marked = unsettled(rows)
+    return [f"{len(marked)} of {len(rows)} times {meaning(rows)}"] if marked else []
 
 
 def _percent(share: float) -> str:

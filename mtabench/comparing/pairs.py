@@ -29,7 +29,7 @@ from mtabench.sweeps.estimate import shown
 
 RAN = (0, 4, 5)  # 4: a result is wrong, 5: no cell has a time; their rows say so
 USAGE = 2
-FEWEST_PAIRS, PAIRS = 2, 5  # the second is the default
+FEWEST_PAIRS, PAIRS, MOST_PAIRS = 2, 5, 999  # the second is the default
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Progress(AbstractContextManager):
 
 def check_pairs(pairs: int) -> None:
     """Raise UsageError for a number of pairs that says nothing of the noise."""
-    if not FEWEST_PAIRS <= pairs < 1000:
+    if not FEWEST_PAIRS <= pairs <= MOST_PAIRS:
         raise UsageError(
             f"--pairs is {pairs}; it must be 2 or more, since it is pairs that show the noise between them"
         )

@@ -56,7 +56,7 @@ def compare_again(base: Run, head: Run, asked: Wanted) -> Comparison:
     The cells measured again are judged by that alone. Raises UsageError where it cannot be the same code on the same
     device.
     """
-    found = compare(base, head, asked.threshold, asked.strict, LOOKS)
+    found = compare(base, head, asked.threshold, asked.fail_on, LOOKS)
     if not unclear_cells(found):
         return found
     root = find_checkout()
@@ -73,7 +73,7 @@ def compare_again(base: Run, head: Run, asked: Wanted) -> Comparison:
                 files += measure_again((sides[0], sides[1]), cells, device, how, PAIRS, folder, rerun)
                 paths = folder / "base.csv", folder / "head.csv"
                 merge(files, *paths)
-                again = compare(read_run(paths[0]), read_run(paths[1]), asked.threshold, asked.strict, LOOKS)
+                again = compare(read_run(paths[0]), read_run(paths[1]), asked.threshold, asked.fail_on, LOOKS)
                 found = decided_again(found, again)
     say(make_console(), f"what was measured again is in {folder}")
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mtabench.comparing.compare import parse_threshold
-from mtabench.dashboard.data import Settings, dashboard_data
+from mtabench.dashboard.data import Json, Settings, dashboard_data
 from mtabench.dashboard.feed import headline
 from mtabench.dashboard.files import Archive, Progress, read_archive
 from mtabench.dashboard.findings import find
@@ -44,11 +44,8 @@ def build_dashboard(
     made = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     data = dashboard_data(archive, findings, Settings(title or "Performance history", share, days, address, made))
     write_site(out, site_files(data))
-    told = [event for event in data["events"] if event["slower"] and event["recent"] and event["lasting"]]
-    for text in (*_read_lines(archive), *(headline(data, event) for event in told[:MOST_TOLD])):
+    for text in (*_read_lines(archive), *_slowdowns(data)):
         _say(console, text)
-    if len(told) > MOST_TOLD:
-        _say(console, f"and {len(told) - MOST_TOLD} more changes to slower")
     _say(console, f"site: {out / 'index.html'}")
 
 
@@ -65,6 +62,21 @@ def _read_lines(archive: Archive) -> Iterator[str]:
         yield f"left out: {archive.repeated} rows that another file had already"
     for name, reason in archive.broken:
         yield f"broken: {name}: {reason}" if name not in reason else f"broken: {reason}"
+
+
+def _slowdowns(data: Json) -> Iterator[str]:
+    """The recent slowdowns that last: a line for each that a commit may explain, and how many others there are."""
+    found = [event for event in data["events"] if event["slower"] and event["recent"] and event["lasting"]]
+    told = [event for event in found if not event["unexplained"]]
+    yield from (headline(data, event) for event in told[:MOST_TOLD])
+    if len(told) > MOST_TOLD:
+        yield f"and {len(told) - MOST_TOLD} more changes to slower"
+    if len(found) > len(told):
+        others = len(found) - len(told)
+        yield (
+            f"{others} {'other ' * bool(told)}change{'s' * (others != 1)} to slower, which no commit explains: "
+            "the same commit before and after, or plain attention changed alike"
+        )
 
 
 @contextmanager

@@ -187,6 +187,7 @@ def _event(event: Event, numbers: Mapping[int, int]) -> Json:
         "change": float(f"{event.change:.4g}"),
         "recent": event.recent,
         "lasting": event.lasting,
+        "unexplained": event.unexplained,
         "notes": [shown_text(note) for note in event.notes],
         "changes": [numbers[id(found)] for found in event.found],
     }

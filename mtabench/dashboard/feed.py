@@ -32,7 +32,8 @@ def headline(data: Json, event: Json) -> str:
     cells = len({data["changes"][number]["cell"] for number in event["changes"]})
     mean = " on average" if cells > 1 else ""
     what = f"{cells} cells" if cells > 1 else _cells(data, event)[0]["name"]
-    return f"{what} {percent(event['change'])}{mean}: {revisions(data, event)}"
+    doubt = ", which no commit explains" if event["unexplained"] else ""
+    return f"{what} {percent(event['change'])}{mean}: {revisions(data, event)}{doubt}"
 
 
 def revisions(data: Json, event: Json) -> str:
@@ -71,6 +72,7 @@ def _item(data: Json, event: Json) -> Json:
             "good_sha": good,
             "bad_sha": bad,
             "lasting": event["lasting"],
+            "unexplained": event["unexplained"],
             "evidence": dict(evidence),
             "notes": event["notes"],
             "cells": cells,
@@ -96,5 +98,6 @@ def _identity(data: Json, event: Json) -> str:
     runs = data["runs"]
     ends = [runs["git_sha"][run] or runs["run_id"][run] for run in (event["good"], event["bad"])]
     kind = "slower" if event["slower"] else "faster"
-    digest = hashlib.sha256("\n".join((kind, event["device"], *ends)).encode()).hexdigest()
+    parts = (kind, event["device"], *ends, *(["unexplained"] if event["unexplained"] else []))
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return f"urn:mtabench:{kind}:{digest[:16]}"

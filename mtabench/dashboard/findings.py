@@ -11,32 +11,45 @@ import numpy as np
 
 from mtabench.dashboard.changes import Change, find_changes
 from mtabench.dashboard.histories import VERSIONS, History, Run
+from mtabench.dashboard.yardstick import Yardsticks
 
 UNSUPPORTED = "unsupported"
-YARDSTICK = "attention"  # no kernel of ours: what slows it down as well is not in our code
 SURE = ("step", "drift")  # evidence that accounts for noise from run to run
-NEWS = ("slower", "maybe_slower", "faster", "maybe_faster")
+UNEXPLAINED = "unexplained"  # by any commit
+NEWS = ("slower", "maybe_slower", "faster", "maybe_faster", UNEXPLAINED)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A change of one cell between the runs `good` and `bad`; `lasting` if it can still be seen in the last runs."""
+    """A change of one cell between the runs `good` and `bad`; `lasting` if it can still be seen in the last runs.
+
+    `same_commit` if both runs are of one, `alike` if plain attention changed as much between them.
+    """
 
     cell: int
     good: int
     bad: int
     change: Change
     lasting: bool
+    same_commit: bool
+    alike: bool
 
     @property
     def slower(self) -> bool:
         """Whether the cell took longer afterwards."""
         return self.change.change > 0
 
+    @property
+    def unexplained(self) -> bool:
+        """Whether no commit explains it."""
+        return self.same_commit or self.alike
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """Changes of several cells of one device in one direction and between the same revisions, the largest first.
+
+    All or none of them are unexplained by a commit.
 
     `change` is their geometric mean, `notes` what else changed between the runs. `recent` if the first of the later
     runs is among the last days.
@@ -55,6 +68,11 @@ class Event:
     def lasting(self) -> bool:
         """Whether any of the cells is still as it was after the change."""
         return any(one.lasting for one in self.found)
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether no commit explains the changes."""
+        return self.found[0].unexplained
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +95,7 @@ class Failure:
 class Findings:
     """All of it. For each history: its changes, its `news` (one of NEWS, or empty), and its state.
 
-    That is "slower", "failing", "faster", "steady", "new" or "never timed".
+    That is "slower", "failing", "faster", "unexplained", "steady", "new" or "never timed".
     """
 
     changes: Sequence[Sequence[Found]]
@@ -105,9 +123,10 @@ def find(
     `progress` is called with the histories done and their number. Raises UsageError if ruptures is not installed.
     """
     changes = []
+    yardsticks = Yardsticks(histories)
     for done, (cell, history) in enumerate(zip(range(len(histories)), histories, strict=True)):
         progress(done, len(histories))
-        changes.append(_changes(cell, history, threshold))
+        changes.append(_changes(runs, cell, history, yardsticks, threshold))
     progress(len(histories), len(histories))
     newest = _time(runs[-1]) - timedelta(days=days)
     events = _events(runs, histories, [one for found in changes for one in found], newest)
@@ -118,17 +137,19 @@ def find(
     return Findings(changes, events, failures, news, states)
 
 
-def _changes(cell: int, history: History, threshold: float) -> list[Found]:
+def _changes(runs: Sequence[Run], cell: int, history: History, yardsticks: Yardsticks, threshold: float) -> list[Found]:
     timed = history.timed
     changes = find_changes(history.median_ms[timed], history.ci95_low_ms[timed], history.ci95_high_ms[timed], threshold)
     if not changes:
         return []
-    runs = history.runs[timed]
     now = changes[-1].after_ms
-    return [
-        Found(cell, int(runs[change.good]), int(runs[change.bad]), change, _lasting(change, now, threshold))
-        for change in changes
-    ]
+    found = []
+    for change in changes:
+        good, bad = (int(history.runs[timed[place]]) for place in (change.good, change.bad))
+        same_commit = bool(runs[good].git_sha) and runs[good].git_sha == runs[bad].git_sha
+        alike = yardsticks.changed_alike(history, change, good, bad)
+        found.append(Found(cell, good, bad, change, _lasting(change, now, threshold), same_commit, alike))
+    return found
 
 
 def _lasting(change: Change, now_ms: float, threshold: float) -> bool:
@@ -143,7 +164,8 @@ def _events(runs: Sequence[Run], histories: Sequence[History], found: Sequence[F
     groups: dict[tuple[object, ...], list[Found]] = {}
     for one in found:
         device = histories[one.cell].cell["device"]
-        groups.setdefault((one.slower, device, runs[one.good].revision, runs[one.bad].revision), []).append(one)
+        revisions = runs[one.good].revision, runs[one.bad].revision
+        groups.setdefault((one.slower, device, *revisions, one.unexplained), []).append(one)
     events = []
     for group in groups.values():
         group.sort(key=lambda one: -abs(np.log1p(one.change.change)))
@@ -151,18 +173,23 @@ def _events(runs: Sequence[Run], histories: Sequence[History], found: Sequence[F
         mean = float(np.expm1(np.mean([np.log1p(one.change.change) for one in group])))
         device = histories[group[0].cell].cell["device"]
         recent = _time(runs[bad]) >= newest
-        notes = _notes(runs, group)
-        if any(histories[one.cell].cell["op"] == YARDSTICK for one in group):
-            notes.append("plain attention too, so perhaps the machine")
-        events.append(Event(group[0].slower, device, good, bad, group, mean, notes, recent))
+        events.append(Event(group[0].slower, device, good, bad, group, mean, _notes(runs, group), recent))
     events.sort(key=_urgency)
     return events
 
 
 def _urgency(event: Event) -> tuple[object, ...]:
-    """Slowdowns first, then what is news and lasts, what has a date, what is newest, what is largest."""
+    """Slowdowns first, then what a commit may explain, what is news and lasts, what has a date, what is newest, what is
+    largest."""
     gradual = all(one.change.evidence == "drift" for one in event.found)
-    return not event.slower, not (event.recent and event.lasting), gradual, -event.bad, -len(event.found)
+    return (
+        not event.slower,
+        event.unexplained,
+        not (event.recent and event.lasting),
+        gradual,
+        -event.bad,
+        -len(event.found),
+    )
 
 
 def _notes(runs: Sequence[Run], group: Sequence[Found]) -> list[str]:
@@ -172,10 +199,11 @@ def _notes(runs: Sequence[Run], group: Sequence[Found]) -> list[str]:
     for i, name in enumerate(VERSIONS):
         differ = {(runs[good].versions[i], runs[bad].versions[i]) for good, bad in pairs}
         notes += [f"{name} {old or 'unknown'} → {new or 'unknown'}" for old, new in sorted(differ) if old != new]
-    good, bad = runs[group[0].good], runs[group[0].bad]
-    if good.git_sha and good.git_sha == bad.git_sha:
+    if group[0].same_commit:
         notes.append("same commit before and after")
-    if bad.git_dirty == "true":
+    if any(one.alike for one in group):
+        notes.append("plain attention changed alike, so perhaps the machine")
+    if runs[group[0].bad].git_dirty == "true":
         notes.append("uncommitted changes after")
     return notes
 
@@ -192,14 +220,16 @@ def _failure(cell: int, history: History) -> Failure | None:
 
 
 def _news(recent: Sequence[Found], threshold: float) -> str:
-    """What all recent changes of a cell come to: one that was undone is no news."""
+    """What all recent changes of a cell come to: one that was undone is no news, nor what no commit explains."""
     if not recent:
         return ""
-    ratio = recent[-1].change.after_ms / recent[0].change.before_ms
-    if 1 / (1 + threshold) < ratio < 1 + threshold:
-        return ""
-    word = "slower" if ratio > 1 else "faster"
-    sure = any(one.slower == (ratio > 1) and one.change.evidence in SURE for one in recent)
+    total = np.log(recent[-1].change.after_ms / recent[0].change.before_ms)
+    by_commits = total - sum(np.log1p(one.change.change) for one in recent if one.unexplained)
+    explained = [one for one in recent if not one.unexplained]
+    if not explained or abs(by_commits) < np.log1p(threshold):
+        return UNEXPLAINED if abs(total) >= np.log1p(threshold) and len(explained) < len(recent) else ""
+    word = "slower" if by_commits > 0 else "faster"
+    sure = any(one.slower == (by_commits > 0) and one.change.evidence in SURE for one in explained)
     return word if sure else f"maybe_{word}"
 
 

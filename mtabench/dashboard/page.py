@@ -45,8 +45,9 @@ which runs started. Times are medians; bands and ± are 95&nbsp;% intervals of t
 what differs from run to run.</p>
 <dl id="rules"></dl>
 <p>A change lies between the last run before it and the first after it. Any commit between the two may be its cause,
-and so may the machine: where versions differ, or the commit is the same, the change says so. Intervals of time that
-were not measured cannot be dated more closely.</p>
+and so may the machine: where versions differ, the change says so. No commit explains a change between two runs of one
+commit, nor one that plain attention by other projects shares: those are folded below the others, and in no count of
+what got slower or faster. Intervals of time that were not measured cannot be dated more closely.</p>
 <div id="broken"></div>
 <p id="made" class="quiet"></p>
 <p class="no-print">For other tools: <a href="data.json">data.json</a>, <a href="feed.json">feed.json</a>,

@@ -27,6 +27,7 @@ COMBINED: Mapping[str, Callable[[list[float]], float]] = {
     "samples": sum,
     "speedup": geometric_mean,
     "peak_memory_mb": max,
+    "run_delay": max,
     "rel_error": max,
 }
 OTHERS = tuple(name for name in MEASURED_COLUMNS if name in NUMERIC_COLUMNS and name not in (*SUMMARY, *PER_TIME))

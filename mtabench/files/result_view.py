@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mtabench.files.results import STATUSES
+from mtabench.measuring.settled import UNSETTLED, half_interval_of, meaning, settled
 from mtabench.sweeps.axes import short
 from mtabench.sweeps.where import value_of
 
@@ -79,14 +80,6 @@ def significant(value: float, digits: int) -> str:
     return f"{value:.0f}" if value >= 10 ** (digits - 1) else f"{value:#.{digits}g}".rstrip(".")
 
 
-def interval_percent(row: Row) -> float | None:
-    """The wider side of the 95 % interval, in percent of the median; None where there is none."""
-    if not (row["median_ms"] and row["ci95_low_ms"] and row["ci95_high_ms"]):
-        return None
-    median, low, high = (float(row[name]) for name in ("median_ms", "ci95_low_ms", "ci95_high_ms"))
-    return 100 * max(high - median, median - low, 0.0) / median
-
-
 def _measured(rows: Sequence[Row]) -> list[Column]:
     """Median and interval first; throughput in the unit that says most of these passes."""
     decode = all(row["pass"] == "decode" for row in rows)
@@ -100,19 +93,22 @@ def _measured(rows: Sequence[Row]) -> list[Column]:
     def spread(row: Row) -> str:
         return "-".join(significant(float(row[name]), 4) for name in ("p10_ms", "p90_ms") if row[name])
 
+    def median(row: Row) -> str:
+        return (UNSETTLED if settled(row) is False else "") + number("median_ms", 4)(row)
+
     def interval(row: Row) -> str:
-        percent = interval_percent(row)
-        return "" if percent is None else f"{percent:.2f}" if percent < 10 else significant(percent, 2)
+        half = half_interval_of(row)
+        return "" if half is None else f"{100 * half:.2f}" if half < 0.1 else significant(100 * half, 2)
 
     return [
-        _column(rows, "median", "ms", 0, number("median_ms", 4)),
-        _column(rows, "±", "%", 2, interval, legend="the wider side of the 95 % interval of the median"),
+        _column(rows, "median", "ms", 0, median, legend=f"{UNSETTLED} {why}" if (why := meaning(rows)) else ""),
+        _column(rows, "±", "%", 2, interval, legend="half the 95 % interval of the median"),
         _column(rows, "p10-p90", "ms", 7, spread),
         _column(rows, "speedup", "", 1, times),
         _column(rows, "efficiency", "%", 2, number("efficiency", factor=100)),
         _column(rows, "useful", "TFLOP/s", 6 if decode else 4, number("useful_tflops")),
         _column(rows, "moved", "GB/s", 4 if decode else 8, number("gbytes_s")),
-        _column(rows, "of roof", "%", 5, number("fraction_of_roofline", factor=100)),
+        _column(rows, "of roof", "%", 5, number("fraction_of_roofline", factor=100), legend=_roof_legend(rows)),
         _column(rows, "memory", "MB", 9, number("peak_memory_mb")),
         _column(rows, "energy", "J", 9, number("energy_j")),
         _column(rows, "energy", "tokens/J", 9, number("tokens_per_joule")),
@@ -120,6 +116,14 @@ def _measured(rows: Sequence[Row]) -> list[Column]:
         _column(rows, "error", "", 10, lambda row: f"{float(row['rel_error']):.1e}" if row["rel_error"] else ""),
         _column(rows, "clock", "MHz", 11, number("sm_clock_mhz", 4) if _clocks_differ(rows) else lambda row: ""),
     ]
+
+
+def _roof_legend(rows: Sequence[Row]) -> str:
+    """What the roof of decode is in files from before reading was measured."""
+    of_copies = any(
+        row["pass"] == "decode" and row["fraction_of_roofline"] and not row["read_gbytes_s"] for row in rows
+    )
+    return "of decode, what a copy moves; what only reads can be faster" if of_copies else ""
 
 
 def _clocks(rows: Sequence[Row]) -> list[float]:

@@ -34,13 +34,16 @@ KEY_COLUMNS = (
 MEASURED_COLUMNS = (
     "rounds", "samples", "median_ms", "p10_ms", "p90_ms", "ci95_low_ms", "ci95_high_ms", "baseline",
     "speedup", "useful_tflops", "executed_tflops", "gbytes_s", "fraction_of_roofline", "peak_memory_mb",
-    "rel_error", "timer", "cache", "sm_clock_mhz", "throttled", "energy_j", "tokens_per_joule",
+    "rel_error", "timer", "cache", "sm_clock_mhz", "throttled", "energy_j", "tokens_per_joule", "ci_target",
+    "run_delay", "read_gbytes_s",
 )  # fmt: skip
 # Of a cell that ranks shared: how many, the speedup over one a rank, 10^9 bytes a second that a rank sends to
 # the next, and the time that all it sends takes at that rate.
 RANK_COLUMNS = ("ranks", "efficiency", "link_gbytes_s", "communication_ms")
 # Files from before they were kept do not have these.
-LATER_COLUMNS = ("energy_j", "tokens_per_joule", "worker", *RANK_COLUMNS)
+LATER_COLUMNS = (
+    "energy_j", "tokens_per_joule", "worker", *RANK_COLUMNS, "ci_target", "run_delay", "read_gbytes_s",
+)  # fmt: skip
 COLUMNS = (
     "schema_version", "run_id", "started_utc", *KEY_COLUMNS, "splits_used", "status", "reason",
     *MEASURED_COLUMNS, "device", "worker", *RANK_COLUMNS, "driver", "cuda", "torch", "triton", "mtabench",

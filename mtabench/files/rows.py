@@ -10,14 +10,14 @@ from mtabench.files.results import KEY_COLUMNS, SCHEMA_VERSION, key_of
 from mtabench.measuring.statistics import summarize
 from mtabench.registry import find, load
 from mtabench.sweeps.case import Case
-from mtabench.sweeps.work import bytes_moved, executed_flops, tokens, useful_flops
+from mtabench.sweeps.work import bytes_moved, executed_flops, only_reads, tokens, useful_flops
 
 if TYPE_CHECKING:
     from mtabench.measuring.ceilings import Ceilings
     from mtabench.measuring.timing import Measurement
 
 # A time this far above the measured ceilings on a cold cache cannot be right. Below that it can: ceilings carry noise
-# of their own, and decode only reads, which runs a few percent faster than the copy that sets the ceiling.
+# of their own.
 ROOFLINE_SLACK = 1.1
 
 TIMED = ("ok", "invalid")
@@ -62,7 +62,8 @@ def timed_row(
     summary = summarize(measurement.rounds)
     seconds = summary.median_ms / 1e3
     useful, moved = useful_flops(case), bytes_moved(case)
-    fraction = roofline_seconds(useful, moved, ceilings) / seconds if ceilings else None
+    least_s = roofline_seconds(case, ceilings) if ceilings else None
+    fraction = least_s / seconds if least_s else None
     reason = _invalid(case, measurement, fraction)
     return cell_row(case, facts, "invalid" if reason else "ok", reason, rel_error) | {
         "rounds": summary.rounds,
@@ -83,12 +84,22 @@ def timed_row(
         "throttled": measurement.throttled,
         "energy_j": measurement.energy_j,
         "tokens_per_joule": tokens(case) / measurement.energy_j if measurement.energy_j else None,
+        "ci_target": measurement.ci_target,
+        "run_delay": measurement.run_delay,
+        "read_gbytes_s": ceilings.read_gbytes_s if ceilings and only_reads(case) else None,
     }
 
 
-def roofline_seconds(flops: float, moved_bytes: float, ceilings: Ceilings) -> float:
-    """The least time the useful work can take: at the measured matmul rate, or at the measured copy bandwidth."""
-    return max(flops / (ceilings.matmul_tflops * 1e12), moved_bytes / (ceilings.copy_gbytes_s * 1e9))
+def roofline_seconds(case: Case, ceilings: Ceilings) -> float | None:
+    """The least time the useful work can take, at the measured rate of matrix products or of memory.
+
+    That of memory is the bandwidth of reading where a cell only reads, else that of a copy, which reads and writes.
+    None where the one that applies is not known.
+    """
+    memory = ceilings.read_gbytes_s if only_reads(case) else ceilings.copy_gbytes_s
+    if memory is None:
+        return None
+    return max(useful_flops(case) / (ceilings.matmul_tflops * 1e12), bytes_moved(case) / (memory * 1e9))
 
 
 def add_speedups(rows: Mapping[Case, Row], is_baseline: Callable[[Case], bool]) -> None:

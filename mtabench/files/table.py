@@ -17,6 +17,7 @@ from rich.text import Text
 
 from mtabench.files.columns import GAP, Column, leave_out
 from mtabench.files.results import text_of
+from mtabench.measuring.settled import UNSETTLED, settled, unsettled, was_crowded
 from mtabench.sweeps.axes import short
 from mtabench.sweeps.estimate import shown
 from mtabench.sweeps.plan import Plan
@@ -93,12 +94,17 @@ def _columns(rows: Sequence[Row], count: int) -> list[Column]:
             Column(name.replace("_", " "), [cell[name] for cell in cells], 0, "left" if name in left else "right")
             for name in problem
         ),
-        Column("median ms", [_number(row, "median_ms") for row in rows]),
+        Column("median ms", [_median(row) for row in rows]),
         Column("p10-p90 ms", [_percentiles(row) for row in rows], 4),
         Column("speedup", [_formatted(row, "speedup", "{:.2f}x") for row in rows], 1),
         Column("TFLOP/s", [_number(row, "useful_tflops", 3) for row in rows], 2),
         Column("of roof", [_formatted(row, "fraction_of_roofline", "{:.1%}") for row in rows], 3),
     ]
+
+
+def _median(row: Row) -> str:
+    """The median in ms, marked if it did not settle."""
+    return (UNSETTLED if settled(row) is False else "") + _number(row, "median_ms")
 
 
 def _percentiles(row: Row) -> str:
@@ -119,7 +125,7 @@ def line(row: Row) -> str:
         result = f"{row['status']}: {text_of(row.get('reason'))}"
     else:
         speedup = text_of(row.get("speedup"))
-        result = f"{_number(row, 'median_ms')} ms" + (f", {float(speedup):.2f}x {row['baseline']}" if speedup else "")
+        result = f"{_median(row)} ms" + (f", {float(speedup):.2f}x {row['baseline']}" if speedup else "")
         result += "" if row["status"] == "ok" else f", {row['status']}: {text_of(row.get('reason'))}"
     splits = f", splits {cell['splits']}" if cell["splits"] else ""
     return f"{problem}  {cell['impl']}{splits}: {result}"
@@ -149,6 +155,22 @@ def _auto_sentence(choice: Choice) -> str:
         verdict += "; their 95 % intervals overlap" if choice.overlap else ""
     runs = "" if choice.auto["run_id"] == choice.best["run_id"] else "; the two are of different runs"
     return f"{took}: {_number(choice.auto, 'median_ms')} ms, {verdict}{runs}"
+
+
+def settled_lines(rows: Sequence[Row], max_rounds: int, time_limit_s: float) -> list[str]:
+    """How many times did not settle and what to try, of a sweep with these limits a cell; nothing if all did."""
+    marked, timed = unsettled(rows), sum(row["status"] == "ok" for row in rows)
+    if not marked:
+        return []
+    head = f"{len(marked)} of {timed} cells did not settle (marked {UNSETTLED})"
+    crowded = [float(row["run_delay"]) for row in marked if was_crowded(row)]
+    if crowded:
+        return [
+            f"{head}: threads waited for a core up to {100 * max(crowded):.0f} % of the time, so another job runs; "
+            "end it, and type the same command with another --out"
+        ]
+    more = f"--rounds {4 * max_rounds} --time-limit {4 * time_limit_s:g}"
+    return [f"{head}: is another job running? If not, type the same command with {more} and another --out"]
 
 
 class PlainWatcher(AbstractContextManager):

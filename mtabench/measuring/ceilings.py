@@ -1,10 +1,10 @@
-"""What a device can do at most, as measured: memory bandwidth by a copy, arithmetic by a matrix product."""
+"""What a device can do at most, as measured: memory bandwidth by copying and by reading, arithmetic by a product."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -12,36 +12,67 @@ import torch
 from mtabench.sweeps.inputs import DTYPES, use_full_float32
 
 CALLS = 10
-SECONDS = 0.2  # for each of the two
-# A copy must be much larger than the caches, a product large enough to fill the device.
-COPY_BYTES = {"cuda": 2**30, "cpu": 2**27}
+SECONDS = 0.2  # for each kernel
+# A buffer must be much larger than the caches, a product large enough to fill the device.
+BUFFER_BYTES = {"cuda": 2**31, "cpu": 2**28}
+ROW = 4096  # elements of a row of the buffer, where a kernel reads it as a matrix
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
 MATMUL_SIZE_SLOW = 512  # 16-bit products on a CPU without instructions for them
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Bytes read and written by a copy in GB/s, and arithmetic of a matrix product in TFLOP/s."""
+    """Bytes read and written by a copy in GB/s, and arithmetic of a matrix product in TFLOP/s.
+
+    `read_gbytes_s` are bytes that a kernel reads that writes next to nothing; None where that is not known.
+    """
 
     copy_gbytes_s: float
     matmul_tflops: float
+    read_gbytes_s: float | None = None
 
 
 def measure_ceilings(device: str, dtype: str) -> Ceilings:
-    """The best of a few calls on "cuda" or "cpu" in "fp16", "bf16" or "fp32", in under a second once warm.
+    """The best of a few calls on "cuda" or "cpu" in "fp16", "bf16" or "fp32", in about a second once warm.
 
     Raises torch.OutOfMemoryError if the device has no room for 2 GiB (a CPU: 256 MiB).
     """
     use_full_float32()
-    source = torch.ones(COPY_BYTES[device] // 4, dtype=torch.float32, device=device)
-    target = torch.empty_like(source)
+    source, target = _buffer(device).chunk(2)
     copy_s = _best_seconds(partial(target.copy_, source), device)
     del source, target
     size = MATMUL_SIZE_SLOW if device == "cpu" and dtype != "fp32" else MATMUL_SIZE[device]
     left, right = (torch.randn(size, size, dtype=DTYPES[dtype], device=device) for _ in range(2))
     out = torch.empty_like(left)
     matmul_s = _best_seconds(partial(torch.mm, left, right, out=out), device)
-    return Ceilings(2 * COPY_BYTES[device] / copy_s / 1e9, 2 * size**3 / matmul_s / 1e12)
+    del left, right, out
+    return with_reading(Ceilings(BUFFER_BYTES[device] / copy_s / 1e9, 2 * size**3 / matmul_s / 1e12), device)
+
+
+def with_reading(ceilings: Ceilings, device: str) -> Ceilings:
+    """The same with the bandwidth of reading: the best of a few reductions, and not less than that of the copy.
+
+    Which reduction is the fastest depends on the device and on PyTorch. Raises as `measure_ceilings`.
+    """
+    buffer = _buffer(device)
+    best_s = min(_best_seconds(partial(read, buffer), device) for read in READERS)
+    return replace(ceilings, read_gbytes_s=max(ceilings.copy_gbytes_s, buffer.nbytes / best_s / 1e9))
+
+
+def _buffer(device: str) -> torch.Tensor:
+    return torch.ones(BUFFER_BYTES[device] // 4, dtype=torch.float32, device=device)
+
+
+def _read_by_rows(buffer: torch.Tensor) -> torch.Tensor:
+    return torch.mv(buffer.view(-1, ROW), buffer[:ROW])
+
+
+def _read_by_halves(buffer: torch.Tensor) -> torch.Tensor:
+    return torch.dot(*buffer.chunk(2))
+
+
+# What reads a whole buffer and writes next to nothing.
+READERS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (torch.sum, torch.amax, _read_by_rows, _read_by_halves)
 
 
 def _best_seconds(call: Callable[[], object], device: str) -> float:

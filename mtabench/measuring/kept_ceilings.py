@@ -16,6 +16,8 @@ from mtabench.measuring.ceilings import Ceilings
 FILE_NAME = "ceilings.json"
 # What ceilings hold for; an entry is of one dtype besides.
 PLACE = ("device", "driver", "torch")
+RATES = ("copy_gbytes_s", "matmul_tflops", "read_gbytes_s")
+LATER_RATES = ("read_gbytes_s",)  # files from before it was measured do not have it
 
 
 def check_ceilings(path: Path) -> None:
@@ -28,21 +30,13 @@ def read_ceilings(path: Path, environment: Mapping[str, Any]) -> dict[str, Ceili
 
     Nothing if there is no file. Raises UsageError for a file that is not one of ceilings.
     """
-    return {
-        entry["dtype"]: Ceilings(entry["copy_gbytes_s"], entry["matmul_tflops"])
-        for entry in _entries(path)
-        if _place(entry) == _place(environment)
-    }
+    return {entry["dtype"]: _ceilings(entry) for entry in _entries(path) if _place(entry) == _place(environment)}
 
 
 def ceilings_of_device(path: Path, device: str) -> dict[str, Ceilings]:
     """By dtype the newest that the file says of a device, whatever the driver and torch; raises as `read_ceilings`."""
     entries = sorted(_entries(path), key=lambda entry: entry.get("measured_utc", ""))
-    return {
-        entry["dtype"]: Ceilings(entry["copy_gbytes_s"], entry["matmul_tflops"])
-        for entry in entries
-        if entry["device"] == device
-    }
+    return {entry["dtype"]: _ceilings(entry) for entry in entries if entry["device"] == device}
 
 
 def keep_ceilings(path: Path, environment: Mapping[str, Any], ceilings: Mapping[str, Ceilings]) -> None:
@@ -54,10 +48,7 @@ def keep_ceilings(path: Path, environment: Mapping[str, Any], ceilings: Mapping[
     here = dict(zip(PLACE, _place(environment), strict=True))
     measured = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     for dtype, found in ceilings.items():
-        rates = {
-            "copy_gbytes_s": float(f"{found.copy_gbytes_s:.6g}"),
-            "matmul_tflops": float(f"{found.matmul_tflops:.6g}"),
-        }
+        rates = {name: float(f"{rate:.6g}") for name in RATES if (rate := getattr(found, name)) is not None}
         kept.append(here | {"dtype": dtype} | rates | {"measured_utc": measured})
     written = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -76,7 +67,7 @@ def _entries(path: Path) -> list[dict[str, Any]]:
     try:
         entries = json.loads(path.read_text())
         for entry in entries:
-            rates = (entry["copy_gbytes_s"], entry["matmul_tflops"])
+            rates = [entry[name] for name in RATES if name not in LATER_RATES or name in entry]
             if not all(isinstance(rate, float) and 0 < rate < float("inf") for rate in rates):
                 raise ValueError("a rate is not a positive number")
             (*_place(entry), entry["dtype"])
@@ -86,6 +77,10 @@ def _entries(path: Path) -> list[dict[str, Any]]:
             "and `mtabench env --measure` writes it anew"
         ) from error
     return entries
+
+
+def _ceilings(entry: Mapping[str, Any]) -> Ceilings:
+    return Ceilings(**{name: entry[name] for name in RATES if name in entry})
 
 
 def _place(facts: Mapping[str, Any]) -> tuple[str, ...]:

@@ -17,7 +17,9 @@ from mtabench.environment import GpuSensor, l2_bytes
 from mtabench.measuring.energy import joules
 from mtabench.measuring.nvbench_timer import sample_with_nvbench
 from mtabench.measuring.nvtx import phase
+from mtabench.measuring.run_delay import longest_wait_s, run_delays_s
 from mtabench.measuring.samplers import Sampler, capture, cpu_sampler, events_sampler, graph_sampler
+from mtabench.measuring.settled import CI_TARGET, half_interval
 from mtabench.measuring.statistics import median_interval
 from mtabench.sweeps.case import Case
 from mtabench.sweeps.inputs import Inputs
@@ -37,7 +39,7 @@ PAGE_BYTES = 2 * 2**20  # of a GPU's memory
 class Settings:
     """How to measure. `timer` is auto, events, graph, cpu or nvbench, `cache` cold or warm; limits are per cell.
 
-    A cell stops, after `min_rounds`, when the 95 % interval of its median is within `ci_target` of it either way, at
+    A cell stops, after `min_rounds`, when half the 95 % interval of its median is at most `ci_target` of it, at
     `max_rounds`, or at `time_limit_s`. Slow cells take fewer samples a round, at least one.
     """
 
@@ -47,7 +49,7 @@ class Settings:
     samples_per_round: int = 10
     max_rounds: int = 20
     time_limit_s: float = 10.0
-    ci_target: float = 0.005
+    ci_target: float = CI_TARGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class Timed:
 class Measurement:
     """Samples in ms by round, and how they were taken; None where unknown. Peak memory is one call's, 10^6 bytes.
 
-    `energy_j` is that of one call among its likes, after the rounds, as `energy` measures it.
+    `energy_j` is that of one call among its likes, after the rounds, as `energy` measures it. `run_delay`, of the timer
+    cpu alone, is the share of the rounds' time for which the thread that waited longest in a round waited for a core.
     """
 
     timer: str
@@ -76,6 +79,8 @@ class Measurement:
     throttled: bool | None = None
     peak_memory_mb: float | None = None
     energy_j: float | None = None
+    ci_target: float = CI_TARGET
+    run_delay: float | None = None
 
 
 def timed(case: Case, build: Build, inputs: Inputs) -> Timed:
@@ -191,24 +196,26 @@ class _Lane:
         if name == "auto":
             name = "cpu" if device == "cpu" else "graph" if cell.rotations else "events"
         # A CPU's caches are left as they are.
-        self.measurement = Measurement(name, "warm" if device == "cpu" else settings.cache, peak_memory_mb=peak)
+        cache = "warm" if device == "cpu" else settings.cache
+        self.measurement = Measurement(name, cache, peak_memory_mb=peak, ci_target=settings.ci_target)
         self._sampler: Sampler | None = _sampler(name, cell, device, flush, call_s)
         self._settings, self._sensor = settings, sensor
         self._samples = _samples_a_round(settings, total_s)
         self._clocks: list[float] = []
-        self._spent_s = 0.0
+        self._spent_s = self._waited_s = 0.0
         self.done = False
 
     def take_round(self) -> None:
         """One more round of samples; a round under throttling is taken again, and kept if that does not help."""
         assert self._sampler is not None
-        started = time.perf_counter()
+        waits, started = self._run_delays_s(), time.perf_counter()
         for _ in range(1 + THROTTLED_REPEATS):
             samples = self._sampler(self._samples)
             clock, throttled = self._sensor.read() if self._sensor else (None, None)
             if not throttled:
                 break
         self._spent_s += time.perf_counter() - started
+        self._add_run_delay(waits)
         self.measurement.rounds.append(samples)
         if throttled is not None:
             self.measurement.throttled = bool(self.measurement.throttled) or throttled
@@ -217,6 +224,16 @@ class _Lane:
             self.measurement.sm_clock_mhz = float(np.median(self._clocks))
         if self._known_well_enough():
             self.close()
+
+    def _run_delays_s(self) -> dict[str, float]:
+        return run_delays_s() if self.measurement.timer == "cpu" else {}
+
+    def _add_run_delay(self, before_s: Mapping[str, float]) -> None:
+        """Count the longest wait for a core of the round that just ended."""
+        waited_s = longest_wait_s(before_s, self._run_delays_s())
+        if waited_s is not None and self._spent_s:
+            self._waited_s += waited_s
+            self.measurement.run_delay = self._waited_s / self._spent_s
 
     def close(self) -> None:
         """No more rounds: give back what the sampler holds, a graph and its memory for instance."""
@@ -230,7 +247,7 @@ class _Lane:
         if len(rounds) >= settings.max_rounds or self._spent_s >= settings.time_limit_s:
             return True
         low, high = median_interval(rounds)
-        return (high - low) / 2 <= settings.ci_target * (high + low) / 2
+        return half_interval(low, high) <= settings.ci_target
 
 
 def _by_nvbench(
@@ -247,7 +264,9 @@ def _by_nvbench(
     except Exception as error:
         return _bare(error)
     _, throttled = GpuSensor().read()
-    return Measurement("nvbench", settings.cache, found.rounds, found.sm_clock_mhz, throttled, peak)
+    return Measurement(
+        "nvbench", settings.cache, found.rounds, found.sm_clock_mhz, throttled, peak, ci_target=settings.ci_target
+    )
 
 
 def _samples_a_round(settings: Settings, total_s: float) -> int:

@@ -96,11 +96,11 @@ def forward(case: Case, sm_count: int) -> list[Kernel]:
         waves=heads * -(-case.seq // sum(own)) / sm_count,
         wave_s=NEXT_WORK_S if warpgroups == 2 else FORWARD_START_S,
     )
-    return [Kernel("hopper_prepare", memory_bytes=keys, memory_share=fused.SMALL_SHARE), kernel]
+    return [Kernel("hopper_prepare"), kernel]
 
 
 def backward(case: Case, sm_count: int) -> list[Kernel]:
-    """The launches of a backward; of head dims above MOST_BACKWARD it is the Triton kernels'.
+    """The launches of a backward, which there is up to head dim MOST_BACKWARD.
 
     One launch computes rows and, from what these leave in the scratch, products: it takes the time of both.
     """
@@ -116,8 +116,9 @@ def backward(case: Case, sm_count: int) -> list[Kernel]:
         memory_bytes=rows.memory_bytes + products.memory_bytes,
     )
     return [
-        Kernel("hopper_prepare", memory_bytes=2 * (queries + keys), memory_share=fused.SMALL_SHARE),
+        Kernel("hopper_prepare", memory_bytes=2 * queries + keys, memory_share=fused.SMALL_SHARE),
         both,
+        Kernel("hopper_backward_exact"),
         Kernel(
             "to the dtype of q", launches=2, memory_bytes=2 * (queries // element * FLOAT + keys),
             memory_share=fused.SMALL_SHARE,

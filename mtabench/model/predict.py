@@ -58,6 +58,8 @@ def unmodelled(case: Case, device: Device | None = None) -> str | None:
         return f"{device.name} is no Hopper GPU (sm_90), which is what hopper is for"
     if (case.conv_q or 1) > banded.MOST_TAPS[0] or (case.conv_k or 1) > banded.MOST_TAPS[1]:
         return "hopper takes up to {}x{} taps".format(*banded.MOST_TAPS)
+    if case.pass_ == "bwd" and case.head_dim > banded.MOST_BACKWARD:
+        return f"hopper has no backward for head dims above {banded.MOST_BACKWARD}"
     return None
 
 
@@ -67,10 +69,8 @@ def kernels_of(case: Case, tiles: Tiles, sm_count: int) -> list[Kernel]:
         return dense.kernels(case)
     if case.impl.startswith("sdpa-"):
         return plain.kernels(case)
-    if case.impl == "hopper" and case.pass_ == "fwd":
-        return banded.forward(case, sm_count)
-    if case.impl == "hopper" and case.head_dim <= banded.MOST_BACKWARD:
-        return banded.backward(case, sm_count)
+    if case.impl == "hopper":
+        return (banded.forward if case.pass_ == "fwd" else banded.backward)(case, sm_count)
     of_pass = {"fwd": fused.forward, "bwd": fused.backward, "decode": fused.decode}[case.pass_]
     return of_pass(case, tiles, sm_count)
 

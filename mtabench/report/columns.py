@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mtabench.measuring.settled import half_interval_of
 from mtabench.pages.text import shown_number
 from mtabench.report.data import Report, Row, Spread
 
@@ -30,7 +31,7 @@ TEXTS = ("pass", "device", "dtype", "conv", "causal", "splits")
 IMPLEMENTATION = Column("impl", "implementation", kind="text")
 MEASURED = (
     Column("median_ms", "median", "ms"),
-    Column("half_width_percent", "±", "%", digits=2),
+    Column("half_interval_percent", "±", "%", digits=2),
     Column("speedup", "speedup", "\N{MULTIPLICATION SIGN}", digits=3),
     Column("useful_tflops", "TFLOP/s", digits=3),
     Column("gbytes_s", "GB/s", digits=3),
@@ -74,11 +75,9 @@ def measured_columns(report: Report) -> list[Column]:
 
 
 def measured(row: Row) -> Row:
-    """The values under MEASURED. Half the width of the median's 95 % interval, and the roofline, in percent."""
-    low, high, median = row["ci95_low_ms"], row["ci95_high_ms"], row["median_ms"]
-    known = low is not None and high is not None and median
+    """The values under MEASURED. Half the 95 % interval of the median, and the roofline, in percent."""
     return {column.name: row.get(column.name) for column in MEASURED} | {
-        "half_width_percent": shown_number(50 * (high - low) / median) if known else None,
+        "half_interval_percent": _percent(half_interval_of(row)),
         "roofline_percent": _percent(row["fraction_of_roofline"]),
     }
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from mtabench.errors import UsageError
 from mtabench.files.results import COLUMNS, NUMERIC_COLUMNS, read_results, samples_path
+from mtabench.measuring.settled import settled
 from mtabench.pages.text import MOST_CHARACTERS, shown_number, shown_text
 from mtabench.sweeps.runs import Rounds, read_run
 
@@ -61,9 +62,10 @@ class Report:
     """A results file as it is shown.
 
     `rows` have the columns of the file as numbers, None, or printable texts of bounded length, and besides: `conv`
-    (such as "6x11"), `label` (the cell in the words that tell it from the others here), `command` (what measures it
-    again, or ""), `panels` (numbers of the panels it belongs to) and `charted` (False for the splits that are not
-    drawn). `spreads` has an entry a row, None without samples; `no_samples` says why if none has.
+    (such as "6x11"), `label` (the cell in the words that tell it from the others here), `settled` (whether its time
+    did, None without one), `command` (what measures it again, or ""), `panels` (numbers of the panels it belongs to)
+    and `charted` (False for the splits that are not drawn). `spreads` has an entry a row, None without samples;
+    `no_samples` says why if none has.
     """
 
     name: str
@@ -126,6 +128,7 @@ def _shown_row(record: Mapping[str, Any]) -> Row:
     row["conv"] = f"{row['conv_q']}x{row['conv_k']}" if row["conv_q"] and row["conv_k"] else ""
     known = len(record["repro"]) <= MOST_CHARACTERS and COMMAND.fullmatch(record["repro"])
     row["command"] = record["repro"] if known else ""
+    row["settled"] = settled(row)
     return row
 
 

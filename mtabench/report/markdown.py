@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from mtabench.escaping import in_markdown
 from mtabench.files.result_view import significant
 from mtabench.files.sparklines import sparkline
+from mtabench.measuring.settled import UNSETTLED
 from mtabench.report.columns import (
     IMPLEMENTATION,
     SPREAD,
@@ -68,13 +69,18 @@ def _time(row: Row | None) -> str:
     if not is_timed(row):
         return in_markdown(row["status"])
     speedup = f" ({significant(row['speedup'], 3)}x)" if row["speedup"] and row["baseline"] != row["impl"] else ""
-    return significant(row["median_ms"], 4) + speedup
+    return in_markdown(UNSETTLED if row["settled"] is False else "") + significant(row["median_ms"], 4) + speedup
 
 
 def _cells(report: Report, rows: Sequence[Row]) -> Iterator[str]:
     columns = [IMPLEMENTATION, *axis_columns(report), *measured_columns(report), STATUS]
-    table = [[_field(row | measured(row), column) for column in columns] for row in rows]
+    table = [[_marked(row, column) + _field(row | measured(row), column) for column in columns] for row in rows]
     yield from _folded(plural(len(rows), "cell"), _table(map(_header, columns), table, _sides(columns)))
+
+
+def _marked(row: Row, column: Column) -> str:
+    """The mark before a time that did not settle."""
+    return in_markdown(UNSETTLED) if column.name == "median_ms" and row["settled"] is False else ""
 
 
 def _failures(report: Report) -> Iterator[str]:

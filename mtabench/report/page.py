@@ -38,7 +38,8 @@ DASHES = ("6 3", "2 2", "8 3 2 3", "1 3")
 # In the details of a cell: what the table has no room for.
 DETAILS = (
     "op", *AXES, "splits_used", "p10_ms", "p90_ms", "ci95_low_ms", "ci95_high_ms", "baseline", "executed_tflops",
-    "rounds", "samples", "timer", "cache", "sm_clock_mhz", "throttled", "run_id", "started_utc",
+    "rounds", "samples", "timer", "cache", "sm_clock_mhz", "throttled", "ci_target", "run_delay", "run_id",
+    "started_utc",
 )  # fmt: skip
 
 BODY = """
@@ -50,8 +51,8 @@ BODY = """
 
 <section aria-labelledby="time-title">
 <h2 id="time-title">Time</h2>
-<p class="quiet">Median against sequence length. Bars are 95 % intervals of the median. Dashed: plain attention, which
-does less work; a yardstick, not a rival.</p>
+<p class="quiet">Median against sequence length. Bars are 95 % intervals of the median; a hollow point did not settle.
+Dashed: plain attention, which does less work; a yardstick, not a rival.</p>
 <ul id="legend" class="legend" aria-label="Lines"></ul>
 <div id="time" class="panels"></div>
 </section>
@@ -172,7 +173,7 @@ def _cell(row: Row, spread: Spread | None, most: int) -> Row:
     """A row of the page: what its tables show, and what its charts need."""
     shown = {"impl": row["impl"], "status": row["status"], "reason": row["reason"], "label": row["label"]}
     shown |= {name: row[name] for name in DETAILS} | measured(row)
-    shown |= {"timed": is_timed(row), "charted": row["charted"], "panels": row["panels"], "command": row["command"]}
+    shown |= {name: row[name] for name in ("charted", "panels", "command", "settled")} | {"timed": is_timed(row)}
     if spread:
         shown["spread"] = {name: shown_number(value) for name, value in spread_values(row, spread).items()}
         shown["drawn"] = [_thinned(samples, max(1, most // len(spread.rounds))) for samples in spread.rounds]

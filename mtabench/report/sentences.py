@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mtabench.files.result_view import significant
+from mtabench.measuring.settled import UNSETTLED, meaning, unsettled
 from mtabench.measuring.statistics import geometric_mean
 from mtabench.report.data import SHAPE_AXES, Report, Row, is_plain, is_timed
 
@@ -97,12 +98,16 @@ def _compared_with(speeds: Sequence[float], other: str) -> str:
 
 
 def _trust(rows: Sequence[Row]) -> Iterator[str]:
-    """What failed, what was throttled, and whether the code was what its revision says."""
+    """What failed, did not settle or was throttled, and whether the code was what its revision says."""
     statuses = Counter(row["status"] for row in rows if row["status"] != "ok")
     if statuses:
         told = _listed(f"{count} {STATUSES.get(status, status)}" for status, count in statuses.most_common())
         total = sum(statuses.values())
         yield f"{plural(total, 'cell')} {'has' if total == 1 else 'have'} no valid time: {told}."
+    marked = unsettled(rows)
+    if marked:
+        valid = sum(is_timed(row) for row in rows)
+        yield f"{len(marked):,} of {plural(valid, 'timed cell')} (marked {UNSETTLED}) {meaning(marked)}."
     timed = [row for row in rows if row["median_ms"] is not None]
     throttled = sum(row["throttled"] == "true" for row in timed)
     unknown = sum(row["throttled"] not in ("true", "false") for row in timed)

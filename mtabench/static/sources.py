@@ -37,7 +37,7 @@ SOURCES: dict[str, Row] = {
     )),
     "decode": Row("mtabench.static.sources:decode", ("conv_attention_decode", "combine_splits")),
     "hopper": Row("mtabench.static.sources:hopper", (
-        "hopper_prepare", "hopper_forward", "hopper_backward",
+        "hopper_prepare", "hopper_forward", "hopper_backward", "hopper_backward_exact",
     )),
     "cuda_decode": Row("mtabench.static.sources:cuda_decode", ("cuda_decode",)),
     "cuda_conv": Row("mtabench.static.sources:cuda_conv", (
@@ -142,9 +142,10 @@ def hopper(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
         raise SkippedError(reason)
     shape_of = (dtype, shape.head_dim, *shape.conv, key_padding(shape.conv[1], "both"))
     launched: list[Any] = [preparing.Prepared(*shape_of), forward.Geometry(*shape_of, shape.causal, shape.packed)]
-    if shape.head_dim <= backward.MAX_HEAD_DIM:
+    if shape.head_dim <= forward.MAX_BACKWARD_HEAD_DIM:
         launched.append(backward.Geometry(*shape_of, shape.causal, shape.packed))
-    for name, constants in zip(("prepare", "forward", "backward"), launched, strict=False):
+        launched.append(backward.Exact(launched[0], shape.causal, shape.packed))
+    for name, constants in zip(("prepare", "forward", "backward", "backward_exact"), launched, strict=False):
         code = _compiled(constants.source)
         yield CudaKernel(f"hopper_{name}", code, constants.threads // 32, constants.shared_memory)
 

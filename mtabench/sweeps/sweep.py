@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +22,7 @@ from mtabench.files.results import Key, key_of
 from mtabench.files.rows import TIMED, Row, RunFacts, add_speedups, cell_row, sample_lines, timed_row
 from mtabench.files.writer import Writer, to_resume
 from mtabench.measuring import timing
-from mtabench.measuring.ceilings import Ceilings, measure_ceilings
+from mtabench.measuring.ceilings import Ceilings, measure_ceilings, with_reading
 from mtabench.measuring.kept_ceilings import FILE_NAME, read_ceilings
 from mtabench.measuring.nvtx import phase
 from mtabench.measuring.readiness import memory_reason, unsupported_reason
@@ -34,6 +35,7 @@ from mtabench.sweeps.inputs import make_inputs
 from mtabench.sweeps.plan import Plan
 from mtabench.sweeps.settings import measuring_words
 from mtabench.sweeps.verify import Oracle, results_of
+from mtabench.sweeps.work import only_reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +180,20 @@ class Sweep:
         _free_memory(cases[0].device)
 
     def _measure_ceilings(self, case: Case) -> None:
-        """Once a dtype, unless they are known; without them (no room, say) the fraction of the roofline stays empty."""
+        """Once a dtype, unless they are known; without them (no room, say) the fraction of the roofline stays empty.
+
+        Ceilings that an earlier version kept lack that of reading, which is then measured where it is needed.
+        """
+        known = self.ceilings.get(case.dtype)
         if case.dtype not in self.ceilings:
             self.watcher.doing(f"measuring what the device can do in {case.dtype}")
-            try:
-                self.ceilings[case.dtype] = measure_ceilings(case.device, case.dtype)
-            except Exception:
-                self.ceilings[case.dtype] = None
-            _free_memory(case.device)
+            self.ceilings[case.dtype] = _or_unknown(partial(measure_ceilings, case.device, case.dtype))
+        elif known is not None and known.read_gbytes_s is None and only_reads(case):
+            self.watcher.doing("measuring how fast the device reads, which the kept ceilings do not say")
+            self.ceilings[case.dtype] = _or_unknown(partial(with_reading, known, case.device))
+        else:
+            return
+        _free_memory(case.device)
 
     def _is_baseline_of(self, case: Case, pending: Iterable[Case]) -> bool:
         row = self.writer.done.get(key_of(case))
@@ -301,6 +309,13 @@ def _first_failure_only(rows: Mapping[Case, Row]) -> dict[Case, Row]:
             kept[case] = row
         failed = failed or not has_time
     return kept
+
+
+def _or_unknown(measure: Callable[[], Ceilings]) -> Ceilings | None:
+    try:
+        return measure()
+    except Exception:
+        return None
 
 
 def _device_works(device: str) -> bool:

@@ -80,6 +80,11 @@ def bytes_moved(case: Case) -> int:
     return (3 * queries + 4 * keys) * size  # q, k, v, dout in; dq, dk, dv out
 
 
+def only_reads(case: Case) -> bool:
+    """Whether the bytes that must move are read, all but a few: those of decode, whose output is one row a sequence."""
+    return case.pass_ == "decode"
+
+
 def _dense_flops(case: Case) -> int:
     scores = 2 * pairs(case, dense=True)
     if case.pass_ == "bwd":  # dV, dP, dQ, dK; the scores' gradient through the convolution, and the weight's

@@ -36,7 +36,12 @@ def dashboards(tmp_path_factory):
     for run in range(2):
         rows = [row(run, 1.0 + run / 10, seq=f"{n}") for n in range(1, 21)]
         poison(write(folder / f"hostile/{run}.csv", rows))
+    plain = {"op": "attention", "impl": "sdpa-flash", "conv_q": "", "conv_k": ""}
+    slowed = [({"seq": "1024"}, [1.0, 1.1]), ({"seq": "1024", **plain}, [1.0, 1.1])]
+    other = [({"seq": "4096"}, [1.0, 1.2]), ({"seq": "4096", **plain}, [1.0, 1.0])]
+    machine = write_histories(folder / "machine", slowed + other)
     return {
+        "machine": build(machine, folder / "machine-site"),
         "year": build(a_year(folder / "year"), folder / "year-site"),
         "calm": build(calm, folder / "calm-site"),
         "h200": build(RESULTS, folder / "h200-site"),
@@ -213,6 +218,22 @@ def test_the_committed_results_have_a_history(opened, screenshot):
     page.locator("#cells-table button.cell").first.click()
     assert page.locator("#chosen-changes .good").count()
     screenshot("dashboard-h200")
+
+
+def test_what_no_commit_explains_is_folded_below_what_one_may(opened, screenshot):
+    page = opened("machine")
+    assert (
+        page.locator("#verdict").inner_text().startswith("1 cell may have got slower, 2 cells changed with no commit")
+    )
+    first = page.locator("#slower-list tbody tr").first
+    assert "+20.0 %" in first.inner_text()
+    assert chosen(page) == "fwd triton 4096"
+    folded = page.locator("#slower-list details")
+    assert folded.locator("summary").inner_text() == "1 change to slower, which no commit explains"
+    assert folded.locator("tbody tr").count() == 0
+    folded.locator("summary").click()
+    assert "plain attention changed alike" in folded.locator("tbody tr").first.inner_text()
+    screenshot("dashboard-machine")
 
 
 def test_hostile_texts_stay_text(opened, screenshot):

@@ -84,6 +84,16 @@ def test_charts_draw_every_timed_cell(opened, screenshot):
     screenshot("report-light")
 
 
+def test_times_that_did_not_settle_are_hollow_and_marked(opened, screenshot):
+    page = opened("h200")
+    assert sum(text.startswith("~") for text in values(page, "median ms")) == 7
+    fills = page.locator("#time .mark-symbol path").evaluate_all("all => all.map(one => one.getAttribute('fill'))")
+    paper = page.evaluate("chartColour('paper')")
+    assert fills.count(paper) == 7
+    page.locator("#summary li", has_text="7 of 60 timed cells (marked ~) did not settle").wait_for()
+    screenshot("report-unsettled")
+
+
 def test_tooltips_are_text(opened):
     page = opened("h200")
     page.locator("#time .mark-symbol path").first.hover(force=True)

@@ -190,6 +190,18 @@ def test_decode_arguments() -> None:
     assert conv_attention_decode(window, k, v, weight, lengths=lengths).shape == (1, 4, 1, 16)
     with pytest.raises(ValueError, match="lengths"):
         conv_attention_decode(window, k, v, weight, lengths=torch.tensor([8.0]))
+    for dtype in (
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.uint16,
+        torch.bool,
+    ):  # some would wrap, some count wrongly
+        for backend in ("reference", "triton"):
+            with pytest.raises(ValueError, match=f"dtype {dtype}, on cpu; expected .1., torch.int32 or torch.int64"):
+                conv_attention_decode(window, k, v, weight, lengths=lengths.to(dtype), backend=backend)
+    with pytest.raises(ValueError, match="lengths has -1; expected the tokens of each sequence, 0 or more"):
+        conv_attention_decode(window, k, v, weight, lengths=lengths - 9)
     with pytest.raises(ValueError, match="lengths has 9 and the cache holds 8 keys a sequence"):
         conv_attention_decode(window, k, v, weight, lengths=lengths + 1, backend="reference")
     with pytest.raises(ValueError, match="give the last 2"):

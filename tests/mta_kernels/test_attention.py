@@ -149,6 +149,12 @@ def test_a_rung_without_a_backward_refuses_to_lose_a_gradient():
         attention(q, q, q, rung="triton-fmha")
 
 
+def test_a_rung_without_derivatives_refuses_dual_tensors():
+    q = torch.randn(1, 1, 4, 16)
+    with pytest.raises(RuntimeError, match="rung 'c-loops' has no forward-mode derivatives"):
+        torch.func.jvp(lambda q: attention(q, q, q, rung="c-loops"), (q,), (q,))
+
+
 def test_a_package_that_a_rung_is_written_in_is_a_reason(monkeypatch):
     monkeypatch.delitem(sys.modules, "mta_kernels.attention.triton_fmha", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)

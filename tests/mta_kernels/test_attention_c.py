@@ -176,6 +176,21 @@ def test_a_library_is_kept_and_not_compiled_again(compiler, tmp_path):
     assert len(log.read_text().splitlines()) == 1
 
 
+@pytest.mark.parametrize("kept", [0, 4, 4096])
+def test_a_torn_library_is_compiled_again(compiler, tmp_path, kept):
+    log = compiler()
+    assert reason() is None
+    (library,) = (tmp_path / "cache" / "c").iterdir()
+    whole = library.read_bytes()
+    library.unlink()  # this process has it mapped
+    library.write_bytes(whole[:kept] + bytes(len(whole) - kept))
+    for _ in range(2):
+        c_compiler._loaded.cache_clear()
+        assert reason() is None
+    assert len(log.read_text().splitlines()) == 2
+    assert library.read_bytes() == whole
+
+
 def test_several_processes_may_compile_at_once(compiler, tmp_path):
     compiler("sleep 0.5")
     program = f"""

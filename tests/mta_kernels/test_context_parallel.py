@@ -8,6 +8,7 @@ import torch.distributed as dist
 from kernel_inputs import relative_error, value_and_gradients
 from rank_processes import RankProcesses
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from mta_kernels.conv_attention import (
     ConvAttention,
@@ -191,6 +192,13 @@ def refused(group: dist.ProcessGroup, what: str) -> str:
         table, lengths = torch.zeros(2, 1, dtype=torch.int32), torch.tensor([16, 16])
         pages = k[:, :, :16]
         conv_attention_decode(q[:, :, :3], pages, pages, weight, lengths=lengths, block_table=table, group=group)
+    elif what == "dual tensors":
+        with forward_ad.dual_level():
+            conv_attention(q, k, forward_ad.make_dual(v, v), weight, **options)
+    elif what == "dual caches":
+        lengths = torch.tensor([16, 16])
+        with forward_ad.dual_level():
+            conv_attention_decode(q[:, :, :3], k, forward_ad.make_dual(v, v), weight, lengths=lengths, group=group)
     conv_attention(q, k, v, weight, **options)
     return "nothing was refused"
 
@@ -208,6 +216,8 @@ def refused(group: dist.ProcessGroup, what: str) -> str:
         ("pages", ValueError, "ranks share contiguous caches"),
         ("ranks that do not divide", ValueError, "44 for instance"),
         ("cache that ranks do not divide", ValueError, "make it 42"),
+        ("dual tensors", RuntimeError, "backend='reference' without group has them"),
+        ("dual caches", RuntimeError, "backend='reference' without group has them"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence_on_every_rank(processes, what, kind, sentence) -> None:

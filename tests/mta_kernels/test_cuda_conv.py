@@ -8,7 +8,7 @@ import emulated_cuda as emulation
 import pytest
 import torch
 from emulated_cuda import emulated_cuda  # noqa: F401
-from kernel_inputs import DEVICE, make, poison_memory, relative_error, value_and_gradients
+from kernel_inputs import DEVICE, make, poison_memory, relative_error, value_and_gradients, with_gaps
 from planted_faults import plant
 from torch import Tensor
 
@@ -110,6 +110,17 @@ def test_decode_of_no_tokens_is_zero() -> None:
     got = cuda_conv.conv_attention_decode(*given, lengths=torch.tensor([0, 20], device=DEVICE), splits=2)
     assert (got[0] == 0).all()
     assert (got[1] != 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8], ids=str)
+def test_decode_of_any_strides(dtype: torch.dtype) -> None:
+    given, lengths = decode_inputs([17, 9, 30, 9], 2, 1, 16, (2, 9), FP16)
+    lengths = lengths.to(dtype)
+    want = cuda_conv.conv_attention_decode(*given, lengths=lengths)
+    assert torch.equal(cuda_conv.conv_attention_decode(*map(with_gaps, given), lengths=with_gaps(lengths)), want)
+    alike = lengths[:1].expand_as(lengths)
+    want = cuda_conv.conv_attention_decode(*given, lengths=alike.clone())
+    assert torch.equal(cuda_conv.conv_attention_decode(*given, lengths=alike), want)
 
 
 def test_decode_is_a_row_of_the_forward() -> None:

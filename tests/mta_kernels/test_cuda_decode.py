@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from emulated_kernels import LAUNCH, Emulator
-from kernel_inputs import DEVICE, make, poison_memory, relative_error
+from kernel_inputs import DEVICE, far_apart, make, poison_memory, relative_error, with_gaps
 from planted_faults import plant
 from torch import Tensor
 
@@ -79,21 +79,20 @@ def run(inputs: tuple[Tensor, ...], **options) -> Tensor:
 
 
 def make_decode(lengths, heads, kv_heads, head_dim, taps, dtype, window=None, **options) -> tuple[Tensor, ...]:
-    """Random q_window, caches with NaN beyond each length, weight and lengths."""
+    """Random q_window and caches, with NaN before the first token and beyond each length; weight and lengths."""
     capacity = max(lengths) + 5
     q, k, v, weight = make(len(lengths), heads, kv_heads, capacity, head_dim, taps, dtype, **options)
-    for batch, length in enumerate(lengths):
-        k[batch, :, length:] = v[batch, :, length:] = float("nan")
     window = window or taps[0]
     q = torch.cat([q, q], 2)[:, :, :window] if window > capacity else q[:, :, :window]
+    for batch, length in enumerate(lengths):
+        k[batch, :, length:] = v[batch, :, length:] = q[batch, :, : max(0, window - length)] = float("nan")
     return q, k, v, weight, torch.tensor(lengths, device=DEVICE)
 
 
 def exact(inputs: tuple[Tensor, ...], dtype: torch.dtype = torch.float64, **options) -> Tensor:
-    """By definition; zeros for a sequence without tokens."""
+    """By definition."""
     q, k, v, weight, lengths = inputs
-    out = conv_attention_decode_reference(*(x.to(dtype) for x in (q, k, v, weight)), lengths=lengths, **options)
-    return out.masked_fill((lengths == 0)[:, None, None, None], 0)
+    return conv_attention_decode_reference(*(x.to(dtype) for x in (q, k, v, weight)), lengths=lengths, **options)
 
 
 def assert_decodes(got: Tensor, inputs: tuple[Tensor, ...], rounding: int = 4, **options) -> None:
@@ -187,8 +186,10 @@ def test_pages(gpu, page_size: int) -> None:
     got = run((q, k_pages, v_pages, weight, lengths), block_table=table, splits=3)
     assert_decodes(got, inputs)
     token_major = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_pages, v_pages)]
+    dim_major = [x.mT.contiguous().mT for x in (k_pages, v_pages)]
     wide = torch.stack([table, table], dim=2).flatten(1)[:, ::2]
-    assert torch.equal(run((q, *token_major, weight, lengths), block_table=wide, splits=3), got)
+    for caches in (token_major, dim_major):
+        assert torch.equal(run((q, *caches, weight, lengths), block_table=wide, splits=3), got)
 
 
 def test_any_layout(gpu) -> None:
@@ -205,10 +206,41 @@ def test_any_layout(gpu) -> None:
         assert torch.equal(run(changed), want), change.__name__
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8], ids=str)
+def test_any_strides_of_lengths_pages_and_weight(gpu, dtype: torch.dtype) -> None:
+    q, k, v, weight, lengths = make_decode([17, 9, 30, 9], 2, 1, 64, (6, 11), FP16)
+    (k, table), (v, _) = paged(k, 16), paged(v, 16)
+    lengths = lengths.to(dtype)
+    want = run((q, k, v, weight, lengths), block_table=table)
+    got = run((q, k, v, with_gaps(weight), with_gaps(lengths)), block_table=with_gaps(table))
+    assert torch.equal(got, want)
+    alike = [x[:1].expand_as(x) for x in (weight, lengths, table)]
+    copies = [x.clone() for x in alike]
+    got, want = (run((q, k, v, weight, lengths), block_table=table) for weight, lengths, table in (alike, copies))
+    assert torch.equal(got, want)
+
+
+@pytest.mark.skipif(ON_GPU, reason="takes memory that only a CPU need not have")
+@pytest.mark.parametrize("name", ["q", "k", "v", "weight", "lengths", "table"])
+def test_numbers_beyond_2_to_the_31(gpu, name: str) -> None:
+    """Offsets do not fit 32 bits, nor do some strides in bytes."""
+    q, k, v, weight, lengths = make_decode([17, 9, 30], 3, 3, 64, (3, 3), FP16)
+    (k, table), (v, _) = paged(k, 16), paged(v, 16)
+    table = torch.cat([table, table[:, :1]], dim=1)
+    given = {"q": q, "k": k, "v": v, "weight": weight, "lengths": lengths, "table": table}
+
+    def with_table(table: Tensor, **given: Tensor) -> Tensor:
+        return run(tuple(given.values()), block_table=table)
+
+    want = with_table(**given)
+    for dim in range(given[name].dim()):
+        assert torch.equal(with_table(**given | {name: far_apart(given[name], dim)}), want), dim
+
+
 def test_queries_of_any_layout_beside_aligned_caches(gpu) -> None:
     q, k, v, weight, lengths = make_decode(RAGGED, 1, 1, 64, (6, 11), BF16)
     want = run((q, k, v, weight, lengths))
-    short = torch.stack([lengths, lengths], dim=1)[:, 0].short()
+    short = torch.stack([lengths, lengths], dim=1)[:, 0].int()
     assert torch.equal(run((torch.stack([q, q], dim=4)[..., 0], k, v, weight, short)), want)
     assert torch.equal(run((off_by_one(q), k, v, weight, short)), want)
 

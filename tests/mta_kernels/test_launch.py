@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+import threading
+
 import pytest
 import torch
 
@@ -69,6 +73,71 @@ def test_signatures_tell_tensors_apart() -> None:
         launch.call_signature(torch.zeros(4 * 8 * 16 + 1)[1:].view(4, 8, 16), None, options=1),
     ]
     assert len({same, *others}) == 1 + len(others)
+
+
+class Options:
+    """What calls something else the first time that it is looked up, as another thread may run just then."""
+
+    def __init__(self, interrupt) -> None:
+        self.interrupt = interrupt
+
+    def __hash__(self) -> int:
+        interrupt, self.interrupt = self.interrupt, None
+        if interrupt:
+            interrupt()
+        return 7
+
+
+@pytest.fixture
+def few_signatures(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Memory for so many."""
+    monkeypatch.setattr(launch, "_signatures", {})
+    monkeypatch.setattr(launch, "MAX_SIGNATURES", 8)
+    return 8
+
+
+def test_signatures_within_signatures_are_not_the_same() -> None:
+    found = []
+    x = torch.zeros(4)
+    outer = launch.call_signature(x, options=Options(lambda: found.append(launch.call_signature(x, options="inner"))))
+    assert outer != found[0] == launch.call_signature(x, options="inner")
+
+
+def test_threads_number_signatures_apart(few_signatures: int) -> None:
+    start, interval = threading.Barrier(4), sys.getswitchinterval()
+    numbers: list[dict[int, int]] = [{} for _ in range(4)]
+
+    def number(thread: int) -> None:
+        start.wait()
+        for i in range(2000):
+            options = 4 * i + thread
+            numbers[thread][launch.call_signature(options=options)] = options
+
+    threads = [threading.Thread(target=number, args=(thread,)) for thread in range(4)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(set().union(*numbers)) == 4 * 2000
+    assert len(launch._signatures) <= few_signatures + 4
+
+
+def test_a_signature_for_every_length_is_not_kept_for_ever(few_signatures: int, kernel: _Kernel) -> None:
+    """What was forgotten is looked at again, and never taken for what came after it."""
+    lengths = [*range(1, 31), *range(1, 31)]
+    numbers = []
+    for length in lengths:
+        numbers.append(launch.call_signature(torch.zeros(length)))
+        assert launch.call_signature(torch.ones(length)) == numbers[-1]
+        launch.launch(kernel, 1, numbers[-1], f"of {length}", 16, BLOCK=64)
+        assert len(launch._signatures) <= few_signatures
+    assert all(a != b or m == n for (a, m), (b, n) in itertools.combinations(zip(numbers, lengths, strict=True), 2))
+    assert [call[1] for call in kernel.launched] == [f"of {length}" for length in lengths]
+    assert kernel.looked == len(lengths)
 
 
 def test_host_arithmetic_is_that_of_triton() -> None:

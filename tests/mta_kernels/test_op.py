@@ -6,6 +6,7 @@ import pytest
 import torch
 from kernel_inputs import DEVICE, make
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("triton")
@@ -69,6 +70,116 @@ def test_what_is_not_wanted_has_no_gradient() -> None:
     conv_attention(q, k, v.requires_grad_(), weight, backend="triton").sum().backward()
     assert v.grad is not None
     assert all(x.grad is None for x in (q, k, weight))
+
+
+class Stop(torch.autograd.Function):
+    """Passes its input on, and no gradient back."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"cu_seqlens": torch.tensor([0, 8, 20], device=DEVICE)}], ids=["whole", "packed"]
+)
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+def test_an_undefined_gradient_adds_nothing(backend: str, options: dict) -> None:
+    inputs = small()
+    out = conv_attention(*inputs, backend=backend, **options)
+    (Stop.apply(out).sum() + 2 * inputs[0].sum()).backward()
+    assert (inputs[0].grad == 2).all()
+    assert all(x.grad is None or not x.grad.any() for x in inputs[1:])
+
+
+def test_gradients_of_an_output_that_is_expanded() -> None:
+    inputs = small()
+    out = conv_attention(*inputs, backend="triton")
+    grad_out = torch.randn(1, 1, 20, 1, device=DEVICE).expand(out.shape)
+    got = torch.autograd.grad(out, inputs, grad_out, retain_graph=True)
+    assert_equal(got, torch.autograd.grad(out, inputs, grad_out.contiguous()))
+
+
+FORWARD_MODE = "through backend 'triton' has no forward-mode derivatives .*; backend='reference' has them"
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize(
+    "options", [{}, {"cu_seqlens": torch.tensor([0, 8, 20], device=DEVICE)}], ids=["whole", "packed"]
+)
+def test_forward_mode_is_refused(place: int, options: dict) -> None:
+    inputs = [x.detach() for x in small()]
+
+    def function(x: Tensor) -> Tensor:
+        return conv_attention(*inputs[:place], x, *inputs[place + 1 :], backend="triton", **options)
+
+    with pytest.raises(RuntimeError, match=FORWARD_MODE):
+        torch.func.jvp(function, (inputs[place],), (torch.ones_like(inputs[place]),))
+    with forward_ad.dual_level():
+        for x in (inputs[place], inputs[place].clone().requires_grad_()):
+            dual = forward_ad.make_dual(x, torch.ones_like(x))
+            with pytest.raises(RuntimeError, match=FORWARD_MODE):
+                function(dual)
+            with pytest.raises(RuntimeError, match=FORWARD_MODE), torch.no_grad():
+                function(dual)
+        function(inputs[place])
+    with pytest.raises(RuntimeError, match=FORWARD_MODE):  # forward over reverse
+        torch.func.hessian(lambda x: function(x).sum())(inputs[place])
+
+
+def test_forward_mode_of_history_backward_and_decode_is_refused() -> None:
+    q, k, v, weight = inputs = small()
+    tangent = torch.ones_like(q)[:, :, :12]
+
+    def chunk(history: Tensor) -> Tensor:
+        return conv_attention(q[:, :, 12:], k, v, weight, q_history=history, backend="triton")
+
+    with pytest.raises(RuntimeError, match=FORWARD_MODE):
+        torch.func.jvp(chunk, (q[:, :, :12].detach(),), (tangent,))
+    out = conv_attention(*inputs, backend="triton")
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="the backward of conv_attention " + FORWARD_MODE):
+        torch.autograd.grad(out, inputs, forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out)))
+    decode, options = decode_inputs()
+    for place, x in enumerate(decode):
+        with forward_ad.dual_level():
+            duals = [*decode[:place], forward_ad.make_dual(x, torch.ones_like(x)), *decode[place + 1 :]]
+            with pytest.raises(RuntimeError, match="conv_attention_decode " + FORWARD_MODE):
+                conv_attention_decode(*duals, **options, backend="triton")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"cu_seqlens": torch.tensor([0, 8, 20], device=DEVICE)}], ids=["whole", "packed"]
+)
+def test_transforms_of_torch_func(options: dict) -> None:
+    inputs = tuple(x.detach() for x in small())
+
+    def loss(*inputs: Tensor, backend: str = "triton") -> Tensor:
+        return conv_attention(*inputs, backend=backend, **options).square().sum()
+
+    want = gradients(lambda *x: conv_attention(*x, backend="triton", **options), small())[1:]
+    assert_equal(torch.func.grad(loss, argnums=(0, 1, 2, 3))(*inputs), want)
+    twice = [torch.stack([x, x / 2]) for x in inputs]
+    each = [torch.func.grad(loss, argnums=(0, 1, 2, 3))(*x) for x in zip(*twice, strict=True)]
+    mapped = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2, 3)))(*twice)
+    assert_equal(mapped, [torch.stack(x) for x in zip(*each, strict=True)])
+    with pytest.raises(RuntimeError, match="backend='reference' has second derivatives"):
+        torch.func.grad(lambda q: torch.func.grad(loss)(q, *inputs[1:]).sum())(inputs[0])
+
+
+def test_decode_within_transforms_of_torch_func() -> None:
+    (q_window, *others), options = decode_inputs()
+    windows = torch.stack([q_window, q_window / 2])
+
+    def token(q_window: Tensor) -> Tensor:
+        return conv_attention_decode(q_window, *others, **options, backend="triton")
+
+    assert torch.equal(torch.func.vmap(token)(windows), torch.stack([token(x) for x in windows]))
+    with pytest.raises(RuntimeError, match="not differentiable through backend 'triton'; use backend='reference'"):
+        torch.func.grad(lambda q: token(q).sum())(q_window)
 
 
 def test_decode_says_that_it_has_no_gradient() -> None:

@@ -130,6 +130,56 @@ def test_decode_of_a_ragged_batch() -> None:
         torch.testing.assert_close(got[b, :, 0], whole[b, :, length - 1])
 
 
+@pytest.mark.parametrize("pages", [False, True], ids=["contiguous", "paged"])
+def test_gradients_of_a_decode_know_nothing_of_what_lies_beside_a_sequence(pages: bool) -> None:
+    """NaN in caches beyond a length, and in the window before the first token."""
+    q, k, v, weight = make(5, 4, 2, 16, 4, (3, 5))
+    lengths = [0, 1, 2, 9, 16]
+    window = torch.full((5, 4, 3, 4), float("nan"), dtype=torch.float64)
+    for b, length in enumerate(lengths):
+        taken = q[b, :, max(0, length - 3) : length]
+        window[b, :, 3 - taken.shape[1] :] = taken
+        k[b, :, length:] = v[b, :, length:] = float("nan")
+    leaves = [x.requires_grad_() for x in (window, k, v, weight)]
+    table = torch.arange(5, dtype=torch.int32)[:, None] if pages else None
+    got = conv_attention_decode(*leaves, lengths=torch.tensor(lengths), block_table=table, backend="reference")
+    dwindow, dk, dv, dweight = torch.autograd.grad(got.square().sum(), leaves)
+
+    want_dweight = torch.zeros_like(weight)
+    for b, length in enumerate(lengths):
+        row, used = slice(b, b + 1), min(3, length)
+        if length:
+            sequence = [x[row, :, :length].detach().requires_grad_() for x in (q, k, v)]
+            last = conv_attention_reference(*sequence, weight)[:, :, -1:]
+            torch.testing.assert_close(got[row], last)
+            dq, *others, part = torch.autograd.grad(last.square().sum(), [*sequence, weight])
+            for of, wanted in zip(
+                (dwindow[row, :, 3 - used :], dk[row, :, :length], dv[row, :, :length]),
+                (dq[:, :, length - used :], *others),
+                strict=True,
+            ):
+                torch.testing.assert_close(of, wanted)
+            want_dweight += part
+        for nothing in (dwindow[b, :, : 3 - used], dk[b, :, length:], dv[b, :, length:]):
+            assert (nothing == 0).all()
+    torch.testing.assert_close(dweight, want_dweight)
+    assert (got[0] == 0).all()
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no grad"])
+def test_a_sequence_without_tokens_decodes_to_zeros(grad: bool) -> None:
+    q, k, v, weight = make(2, 2, 1, 6, 4, (3, 5))
+    with torch.set_grad_enabled(grad):
+        for lengths in ([0, 4], [0, 0]):
+            window, caches = q[:, :, 1:4].clone(), [x.clone() for x in (k, v)]
+            for x in (window, *caches):
+                x[0] = float("inf")
+            got = conv_attention_decode(window, *caches, weight, lengths=torch.tensor(lengths), backend="reference")
+            assert (got[0] == 0).all()
+            assert got[1].isfinite().all()
+            assert got[1].any() == (lengths[1] > 0)
+
+
 def in_chunks(q, k, v, weight, bounds, **options):
     """Rows of a prompt that is processed a chunk at a time."""
     return torch.cat(

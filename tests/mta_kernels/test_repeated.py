@@ -9,6 +9,7 @@ import torch
 from emulated_kernels import Emulator
 from kernel_inputs import make
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,7 +36,7 @@ class Machine(Emulator):
         self.launched.append(kernel)
         if kernel == "hopper_prepare":
             (preparation,) = args
-            assert preparation.key_norms > preparation.weight_scale > preparation.taps
+            assert preparation.weight_scale > preparation.taps
             self.prepared = Preparation.from_buffer_copy(preparation)
             if self.interrupt:
                 interrupt, self.interrupt = self.interrupt, None
@@ -43,14 +44,26 @@ class Machine(Emulator):
                 self.prepared = Preparation.from_buffer_copy(preparation)
             return
         *maps, arguments = args
+        if kernel == "hopper_backward_exact":
+            given = (
+                arguments.inputs.q.start,
+                arguments.inputs.k.start,
+                arguments.inputs.v.start,
+                arguments.grad_out.start,
+            )
+            assert (*given, arguments.inputs.weight.start) == (*self.mapped, self.prepared.weight.start)
+            assert all(getattr(arguments, name) == getattr(self.arguments, name) for name in SHARED)
+            return
         module = {"hopper_forward": forward, "hopper_backward": backward}[kernel]
         assert isinstance(arguments, module.Arguments)
-        assert (arguments.taps, arguments.key_norms) == (self.prepared.taps, self.prepared.key_norms)
-        assert maps[1].words[0] == self.prepared.k.start
+        assert arguments.taps == self.prepared.taps
+        self.mapped, self.arguments = [x.words[0] for x in maps[:4]], arguments
         q, k, v, *rest = (x.words[0] for x in maps)
-        first = [numbers_at(start).item() for start in (q, k, v, self.prepared.weight)]
+        first = [numbers_at(start).item() for start in (q, k, v, self.prepared.weight.start)]
         if module is forward:
             numbers_at(arguments.out).fill_(sum(first))
+            given = arguments.inputs.q.start, arguments.inputs.k.start, arguments.inputs.v.start
+            assert (*given, arguments.inputs.weight.start) == (q, k, v, self.prepared.weight.start)
             return
         grad_out, scratch = rest
         starts = self.prepared.v.start, self.prepared.grad_out.start, arguments.p, self.prepared.counters
@@ -64,6 +77,9 @@ class Machine(Emulator):
             numbers_at(start, count, torch.float32).fill_(value)
 
 
+SHARED = ("logsumexp", "delta", "dq", "dk", "dv", "dweight")  # addresses that both launches of a backward take
+
+
 def numbers_at(address: int, count: int = 1, dtype: torch.dtype = BF16) -> Tensor:
     return torch.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(address), dtype=dtype)
 
@@ -75,6 +91,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(prepare, "kernel", lambda prepared, device: "hopper_prepare")
     monkeypatch.setattr(forward, "kernel", lambda geometry, device: "hopper_forward")
     monkeypatch.setattr(backward, "kernel", lambda geometry, device: "hopper_backward")
+    monkeypatch.setattr(backward, "exact_kernel", lambda exact, device: "hopper_backward_exact")
     for module in (forward, backward):
         monkeypatch.setattr(module, "tensor_map", lambda x: tensor_maps.TensorMap((ctypes.c_uint64 * 16)(x.data_ptr())))
         monkeypatch.setattr(module, "_launches", {})
@@ -245,6 +262,37 @@ def test_numbers_that_are_not_in_memory_are_made_first() -> None:
     assert first(zero, k, v, weight) == expected(torch.zeros_like(q), k, v, weight)
 
 
+def test_dual_tensors_are_seen() -> None:
+    """They look like the tensors of the call before."""
+    tensors = inputs()
+    first(*tensors)
+    for place, x in enumerate(tensors):
+        with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward-mode derivatives"):
+            first(*tensors[:place], forward_ad.make_dual(x, torch.ones_like(x)), *tensors[place + 1 :])
+    for _ in range(3):
+        gradients(*tensors)
+    out = conv_attention(*(x.requires_grad_() for x in tensors), backend="hopper")
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward-mode derivatives"):
+        out.backward(forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out)))
+
+
+def test_an_undefined_gradient_stays_undefined(machine: Machine) -> None:
+    class Stop(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad: Tensor) -> None:
+            return None
+
+    leaves = [x.requires_grad_() for x in inputs()]
+    for _ in range(3):  # the first by the operator, the others as calls like it
+        out = Stop.apply(conv_attention(*leaves, backend="hopper"))
+        assert torch.autograd.grad(out.sum(), leaves, allow_unused=True) == (None,) * 4
+    assert "hopper_backward" not in machine.launched
+
+
 def test_autocast_casts_before(operator_calls) -> None:
     """To what it casts just then: a call is not like one before it that needed no cast."""
     q, k, v, weight = inputs()
@@ -313,7 +361,10 @@ def test_a_repeated_backward_has_its_own_tensors_and_no_operator(machine: Machin
     for seed in range(5):
         gradients(*inputs(seed), seed=seed)
     assert len(backward_calls) == 2
-    assert machine.launched == ["hopper_prepare", "hopper_forward", "hopper_prepare", "hopper_backward"] * 5
+    assert (
+        machine.launched
+        == ["hopper_prepare", "hopper_forward", "hopper_prepare", "hopper_backward", "hopper_backward_exact"] * 5
+    )
 
 
 def test_gradients_that_lie_otherwise_are_looked_at(backward_calls) -> None:

@@ -16,7 +16,7 @@ import torch
 from emulated import HopperEmulator, emulator  # noqa: F401
 from kernel_inputs import make
 
-from mta_kernels import common_kernels
+from mta_kernels import code_cache, common_kernels
 from mta_kernels.conv_attention import conv_attention
 from mta_kernels.conv_attention.hopper import backward, forward, prepare
 from mta_kernels.cuda import compiler, driver, shipped
@@ -111,7 +111,7 @@ def test_code_has_another_name_for_all_that_changes_it(monkeypatch: pytest.Monke
 def test_the_newest_code_that_the_driver_runs_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shipped, "FOLDER", tmp_path)
     for release in (9, 12, 13):
-        compiler.write_whole(shipped.folder_of(release) / "a.cubin", str(release).encode())
+        code_cache.write_whole(shipped.folder_of(release) / "a.cubin", str(release).encode())
     for release, wanted in ((14, b"13"), (13, b"13"), (12, b"12"), (11, b"9"), (8, None)):
         monkeypatch.setattr(driver, "cuda_release", lambda release=release: release)
         assert shipped.shipped_code("a.cubin") == wanted

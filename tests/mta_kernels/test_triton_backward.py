@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import triton
-from kernel_inputs import DEVICE, DTYPES, make, poison_memory
+from checked_addresses import check_addresses
+from kernel_inputs import DEVICE, DTYPES, far_apart, make, poison_memory, with_gaps
 from torch import Tensor
 
 from mta_kernels import gpu_limits
@@ -26,14 +27,17 @@ def output_gradient(q: Tensor, magnitude: float = 1.0) -> Tensor:
     return (torch.randn(q.shape, generator=torch.Generator().manual_seed(1)) * magnitude).to(DEVICE, q.dtype)
 
 
-def gradients(q, k, v, weight, grad_out, *, causal=True, scale=None, pad_key="both") -> tuple[Tensor, ...]:
+def gradients(
+    q, k, v, weight, grad_out, *, causal=True, scale=None, pad_key="both", changed=lambda x: x
+) -> tuple[Tensor, ...]:
+    """By the two kernels; `changed` makes something else of what the forward hands to the backward."""
     options = {
         "causal": causal,
         "scale": softmax_scale(scale, q.shape[3]),
         "pad": key_padding(weight.shape[2], pad_key),
     }
-    out, logsumexp = conv_attention_forward(q, k, v, weight, **options)
-    return conv_attention_backward(q, k, v, weight, out, logsumexp, grad_out, **options)
+    of_forward = map(changed, conv_attention_forward(q, k, v, weight, **options))
+    return conv_attention_backward(q, k, v, weight, *of_forward, grad_out, **options)
 
 
 def reference_gradients(q, k, v, weight, grad_out, **options) -> tuple[Tensor, ...]:
@@ -171,8 +175,27 @@ def test_any_strides() -> None:
     for change in (token_major, dim_major, off_by_one):
         for a, b in zip(gradients(*(change(x) for x in inputs)), want, strict=True):
             assert torch.equal(a, b), change.__name__
+    for a, b in zip(gradients(*map(with_gaps, inputs), changed=with_gaps), want, strict=True):
+        assert torch.equal(a, b)
     same = torch.ones(1, device=DEVICE).expand_as(inputs[4])  # what `out.sum().backward()` gives
     for a, b in zip(gradients(*inputs[:4], same), gradients(*inputs[:4], same.contiguous()), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="takes memory that only a CPU need not have")
+@pytest.mark.parametrize(
+    ("name", "dim"),
+    [(name, dim) for name in ("q", "k", "v", "weight", "grad_out") for dim in range(name == "weight", 4)],
+)
+def test_numbers_beyond_2_to_the_31(name: str, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets do not fit 32 bits, though every stride does."""
+    check_addresses(monkeypatch)
+    batch, heads = 3 if dim == 0 else 1, 3 if dim == 1 else 1
+    inputs = dict(zip(("q", "k", "v", "weight"), make(batch, heads, heads, 3, 16, (3, 3), torch.float16), strict=True))
+    inputs["grad_out"] = output_gradient(inputs["q"])
+    want = gradients(**inputs)
+    inputs[name] = far_apart(inputs[name], dim - 1 if name == "weight" else dim)  # weight [heads, taps, taps]
+    for a, b in zip(gradients(**inputs), want, strict=True):
         assert torch.equal(a, b)
 
 

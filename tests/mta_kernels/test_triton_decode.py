@@ -8,7 +8,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from kernel_inputs import DEVICE, DTYPES, make, poison_memory, relative_error
+from checked_addresses import check_addresses
+from kernel_inputs import DEVICE, DTYPES, far_apart, make, poison_memory, relative_error, with_gaps
 
 from mta_kernels.conv_attention import (
     conv_attention_decode,
@@ -39,13 +40,13 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_decode(lengths, heads, kv_heads, head_dim, taps, dtype=torch.float32, window=None, **options):
-    """Random q_window, caches with NaN beyond each length, weight and lengths."""
+    """Random q_window and caches, with NaN before the first token and beyond each length; weight and lengths."""
     capacity = max(lengths) + 5
     q, k, v, weight = make(len(lengths), heads, kv_heads, capacity, head_dim, taps, dtype, **options)
-    for batch, length in enumerate(lengths):
-        k[batch, :, length:] = v[batch, :, length:] = float("nan")
     window = window or taps[0]
     q = torch.cat([q, q], 2)[:, :, :window] if window > capacity else q[:, :, :window]
+    for batch, length in enumerate(lengths):
+        k[batch, :, length:] = v[batch, :, length:] = q[batch, :, : max(0, window - length)] = float("nan")
     return q, k, v, weight, torch.tensor(lengths, device=DEVICE)
 
 
@@ -182,7 +183,9 @@ def test_what_the_copy_engine_cannot_read(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("page_size", [16, 64])
 @pytest.mark.parametrize("group", [1, 4])
-def test_pages(page_size: int, group: int) -> None:
+def test_pages(page_size: int, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":
+        check_addresses(monkeypatch)
     inputs = make_decode([16, 65, 210], group, 1, 32, (6, 11))
     q, k, v, weight, lengths = inputs
     k_pages, table = paged(k, page_size)
@@ -194,11 +197,33 @@ def test_pages(page_size: int, group: int) -> None:
     token_major = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_pages, v_pages)]
     again = conv_attention_decode_triton(q, *token_major, weight, lengths=lengths, block_table=table, splits=3)
     assert torch.equal(got, again)
+    dim_major = [x.mT.contiguous().mT for x in (k_pages, v_pages)]
+    again = conv_attention_decode_triton(q, *dim_major, weight, lengths=lengths, block_table=table, splits=3)
+    assert relative_error(again, got) < 1e-6
     paged_step = {"lengths": lengths, "block_table": table}
     public = conv_attention_decode(q, k_pages, v_pages, weight, **paged_step, backend="triton", splits=3)
     assert torch.equal(got, public)
     reference = conv_attention_decode(q, k_pages, v_pages, weight, **paged_step, backend="reference")
     torch.testing.assert_close(reference, conv_attention_decode_reference(q, k, v, weight, lengths=lengths))
+
+
+@pytest.mark.gpu
+def test_many_pages_whose_numbers_of_a_row_lie_apart() -> None:
+    generator = torch.Generator(DEVICE).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float16, device=DEVICE)
+
+    batch, each = 40, 71
+    lengths = torch.randint(1, 128 * each, (batch, 2), generator=generator, device=DEVICE)[:, 0]
+    table = torch.randperm(batch * each, generator=generator, device=DEVICE).int().view(batch, each)
+    k, v = (normal(batch * each, 2, 96, 128).mT for _ in range(2))
+    q, weight = normal(batch, 32, 8, 96), normal(32, 8, 6) * 0.2
+    got, want = (
+        conv_attention_decode_triton(q, *caches, weight, lengths=lengths, block_table=table)
+        for caches in ((k, v), (k.contiguous(), v.contiguous()))
+    )
+    assert relative_error(got, want) < 1e-3
 
 
 @pytest.mark.parametrize("taps", [(6, 11), (4, 6)], ids=lambda t: f"{t[0]}x{t[1]}")
@@ -260,6 +285,41 @@ def test_any_strides() -> None:
     for change in (token_major, dim_major, off_by_one):
         got = conv_attention_decode_triton(*(change(x) for x in (q, k, v)), weight, lengths=lengths.int(), splits=2)
         assert relative_error(got, want) < 1e-6, change.__name__
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8], ids=str)
+def test_any_strides_of_lengths_pages_and_weight(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":
+        check_addresses(monkeypatch)
+    q, k, v, weight, lengths = make_decode([17, 9, 30, 9], 2, 1, 16, (3, 4))
+    (k, table), (v, _) = paged(k, 16), paged(v, 16)
+
+    def run(lengths: Tensor, table: Tensor, weight: Tensor) -> Tensor:
+        return conv_attention_decode(q, k, v, weight, lengths=lengths, block_table=table, backend="triton", splits=2)
+
+    lengths = lengths.to(dtype)
+    want = run(lengths, table, weight)
+    assert torch.equal(run(with_gaps(lengths), with_gaps(table), with_gaps(weight)), want)
+    alike = [x[:1].expand_as(x) for x in (lengths, table, weight)]
+    assert torch.equal(run(*alike), run(*(x.clone() for x in alike)))
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="takes memory that only a CPU need not have")
+@pytest.mark.parametrize("name", ["q", "k", "v", "weight", "lengths", "table"])
+def test_numbers_beyond_2_to_the_31(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets do not fit 32 bits, though every stride does."""
+    check_addresses(monkeypatch)
+    q, k, v, weight, lengths = make_decode([17, 9, 30], 3, 3, 16, (3, 3), torch.float16)
+    (k, table), (v, _) = paged(k, 16), paged(v, 16)
+    table = torch.cat([table, table[:, :1]], dim=1)
+    given = {"q": q, "k": k, "v": v, "weight": weight, "lengths": lengths, "table": table}
+
+    def run(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, lengths: Tensor, table: Tensor) -> Tensor:
+        return conv_attention_decode_triton(q, k, v, weight, lengths=lengths, block_table=table, splits=1)
+
+    want = run(**given)
+    for dim in range(given[name].dim()):
+        assert torch.equal(run(**given | {name: far_apart(given[name], dim)}), want), dim
 
 
 def test_slices_are_independent() -> None:

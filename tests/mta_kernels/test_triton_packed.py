@@ -6,13 +6,20 @@ from itertools import pairwise
 
 import pytest
 import torch
-from kernel_inputs import DEVICE, DTYPES, assert_as_reference, make
+from kernel_inputs import DEVICE, DTYPES, assert_as_reference, make, poison_memory, with_gaps
 
 from mta_kernels.conv_attention import conv_attention
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
+from mta_kernels.conv_attention.triton import backward, backward_products, backward_scores
 
 # Empty ones at both ends and in between, of one and two tokens, shorter than the convolution, longer than a tile.
 DOCUMENTS = [0, 0, 1, 3, 3, 8, 8, 78, 83, 83]
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a kernel does not write is NaN."""
+    poison_memory(monkeypatch)
 
 
 def bounds_of(documents: list[int], dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -35,6 +42,19 @@ def test_documents(taps: tuple[int, int], causal: bool) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_dtypes_pads_and_grouped_heads(dtype: torch.dtype, pad_key: str, causal: bool) -> None:
     check(*make(1, 4, 2, 20, 24, (3, 6), dtype), [0, 7, 8, 8, 20], pad_key=pad_key, causal=causal, head_chunk=2)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("taps", [(4, 2), (2, 4)], ids=lambda t: f"{t[0]}x{t[1]}")
+@pytest.mark.parametrize("documents", [[0, 128], [0, 50, 125]], ids=str)
+def test_documents_that_end_with_a_block(
+    documents: list[int], taps: tuple[int, int], causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last rows are a gap, and a block of their own: whole blocks of rows see no key beside them."""
+    for module in (backward_scores, backward_products):
+        monkeypatch.setattr(module, "ALIGNED", 64)
+    monkeypatch.setattr(backward, "CHUNK_ROWS", 64)
+    check(*make(1, 1, 1, documents[-1], 16, taps), documents, causal=causal)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -71,6 +91,13 @@ def test_layout(gap: int, dtype: torch.dtype) -> None:
         assert set(end[rows]) <= {at + max(stop - start, 1)}  # a row of an empty one sees a key as well
     assert first == sorted(first)
     assert end == sorted(end)
+
+
+@pytest.mark.filterwarnings("error")  # PyTorch's, once, of bounds that are not contiguous
+def test_layout_by_bounds_of_any_strides() -> None:
+    bounds = bounds_of(DOCUMENTS)
+    for got, want in zip(spread_layout(with_gaps(bounds), 83, 3), spread_layout(bounds, 83, 3), strict=True):
+        assert torch.equal(got, want)
 
 
 def test_gradients_of_moving_rows_are_exact() -> None:

@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_line import make_runner, refused
 from paired_runs import Processes, git, make_repository, process_rounds
 from written_runs import case
 
 from mtabench.comparing import ab, pairs
+from mtabench.comparing.compare import LEVEL, judge
+from mtabench.comparing.inference import by_pairs, paired_ratios
 from mtabench.sweeps.runs import read_run
 
 ROOT = Path(__file__).parents[2]
@@ -126,6 +129,28 @@ def test_a_head_without_a_time_is_broken(mtabench, processes):
     assert out.count("broken: error: no such instruction") == len(CELLS)
 
 
+def test_a_benchmark_that_the_head_lost_fails(mtabench, processes):
+    def results(folder, words, number):
+        found = sides()(folder, words, number)
+        return {CELLS[0]: found[CELLS[0]]} if "/head-" in words[words.index("--out") + 1] else found
+
+    processes(results)
+    words = ("ab", "--base", "HEAD~1", "--pairs", "2", *SWEEP, "--junit", "ab.xml")
+    code, out, _ = mtabench(*words, "--out", "out")
+    assert code == 1
+    assert "fails with exit code 1: 1 gone" in out
+    assert '<failure type="gone"' in Path("ab.xml").read_text()
+    assert mtabench(*words, "--fail-on", "slower", "--out", "again")[0] == 0
+
+
+def test_a_gate_in_which_nothing_could_be_compared_fails(mtabench, processes):
+    processes(lambda *_: dict.fromkeys(CELLS, ("invalid", "throttled")))
+    code, out, _ = mtabench("ab", "--base", "HEAD~1", "--pairs", "2", *SWEEP, "--junit", "ab.xml", "--out", "out")
+    assert code == 5
+    assert "fails with exit code 5: nothing was compared" in out
+    assert '<error type="nothing compared"' in Path("ab.xml").read_text()
+
+
 def test_unclear_cells_are_measured_again(mtabench, processes):
     """The first pairs are noisy; those of the rerun are not, and are of the unclear cell alone."""
 
@@ -152,7 +177,17 @@ def test_what_stays_unclear_is_measured_no_more_than_twice(mtabench, processes):
     numbers = iter(range(10**6))
     stand_in = processes(lambda *_: {CELLS[0]: process_rounds(1 + 0.1 * (next(numbers) % 3), 1)})
     code, out, _ = mtabench(
-        "ab", "--base", "HEAD~1", "--pairs", "2", *SWEEP, "--rerun-unclear", "--strict", "--out", "out"
+        "ab",
+        "--base",
+        "HEAD~1",
+        "--pairs",
+        "2",
+        *SWEEP,
+        "--rerun-unclear",
+        "--fail-on",
+        "slower,unclear",
+        "--out",
+        "out",
     )
     assert code == 3
     assert "2 of at most 2 times" in out
@@ -208,6 +243,34 @@ def test_ctrl_c_keeps_what_ended(mtabench, processes, repository):
     assert (code, err.splitlines()) == (130, ["mtabench: stopped; the processes that ended are kept in out/processes"])
     assert {path.name for path in Path("out/processes").glob("*-0?.csv")} == {"base-01.csv", "head-01.csv"}
     assert len(git(repository, "worktree", "list").splitlines()) == 1
+
+
+@pytest.mark.parametrize(("words", "enough"), [(("--pairs", "2"), 3), (("--pairs", "3", "--threshold", "1%"), 4)])
+def test_too_few_pairs_are_said_before_anything_is_measured(mtabench, processes, words, enough):
+    stand_in = processes(sides())
+    one_cell = [word.replace("64,128", "64") for word in SWEEP]
+    code, out, _ = mtabench("ab", "--base", "HEAD~1", *words, *one_cell, "--dry-run", "--out", "out")
+    assert (code, stand_in.calls) == (0, [])
+    (sentence,) = [line for line in out.splitlines() if "too few" in line]
+    assert f"type --pairs {enough}, which finds" in sentence
+    *others, _ = words
+    again = [f"{enough}" if word in ("2", "3") else word for word in (*others, words[-1])]
+    assert "too few" not in mtabench("ab", "--base", "HEAD~1", *again, *one_cell, "--dry-run", "--out", "out")[1]
+
+
+def test_as_many_pairs_as_are_said_to_be_enough_find_twice_the_threshold():
+    """Planted in one of eight cells, with the noise that is taken for usual."""
+    generator, cells, found, comparisons = np.random.default_rng(3), 8, 0, 300
+    pairs_enough = int(re.search(r"type --pairs (\d+)", ab.few_pairs(2, cells, 0.02, LEVEL))[1])
+    for _ in range(comparisons):
+        logs = generator.normal(0, ab.USUAL_NOISE, (cells, pairs_enough))
+        logs[-1] += np.log1p(0.04)
+        ratios = paired_ratios(
+            by_pairs([[[[1.0]]] * pairs_enough] * cells, [[[[one]] for one in cell] for cell in np.exp(logs)])
+        )
+        found += judge(ratios, 0.02)[-1][0] == "slower"
+    assert found >= 0.9 * comparisons
+    assert ab.few_pairs(pairs_enough, cells, 0.02, LEVEL) == ""
 
 
 @pytest.mark.parametrize(

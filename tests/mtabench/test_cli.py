@@ -217,7 +217,7 @@ def splitter(monkeypatch):
         return {case: timing.Measurement("cpu", "warm", [[ms] * 3] * 2) for case, ms in times.items()}
 
     monkeypatch.setattr(timing, "measure", measure)
-    monkeypatch.setattr("mtabench.sweeps.sweep.measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1))
+    monkeypatch.setattr("mtabench.sweeps.sweep.measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1, 12.0))
 
 
 def test_a_sweep_over_splits_says_how_good_auto_is(mtabench, splitter):
@@ -432,11 +432,15 @@ def test_env_names_the_device_and_the_versions(mtabench):
 
 
 def test_env_measures_when_asked_and_keeps_what_it_found(mtabench, tmp_path, monkeypatch):
-    monkeypatch.setattr("mtabench.measuring.ceilings.measure_ceilings", lambda device, dtype: Ceilings(12.5, 0.25))
+    monkeypatch.setattr(
+        "mtabench.measuring.ceilings.measure_ceilings", lambda device, dtype: Ceilings(12.5, 0.25, 13.5)
+    )
     code, out, _ = mtabench("env", "--device", "cpu", "--measure")
     assert code == 0
     for dtype in ("fp16", "bf16", "fp32"):
-        line = f"ceilings   {dtype}: 12.5 GB/s copy, 0.25 TFLOP/s matmul (mtabench-results/ceilings.json)"
+        line = (
+            f"ceilings   {dtype}: 12.5 GB/s copy, 13.5 GB/s read, 0.25 TFLOP/s matmul (mtabench-results/ceilings.json)"
+        )
         assert line in out.splitlines()
     assert files_in(tmp_path) == ["mtabench-results", "mtabench-results/ceilings.json"]
     assert mtabench("env", "--device", "cpu") == (0, out, "")

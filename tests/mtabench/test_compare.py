@@ -1,15 +1,19 @@
 """Comparing two runs: verdicts, exit codes, reports, and bad input in one sentence."""
 
+import inspect
 import json
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from command_line import make_runner
 from written_runs import case, rounds, write_run
 
-from mtabench.comparing.compare import NothingComparedError, compare, parse_threshold
+from mtabench import cli
+from mtabench.comparing.compare import FAIL_ON, NotComparableError, compare, parse_fail_on, parse_threshold
 from mtabench.errors import UsageError
 from mtabench.sweeps.runs import read_run
 
@@ -43,37 +47,147 @@ def contents(folder):
 
 def test_the_same_code_passes(mtabench, pair):
     pair()
-    code, out, err = mtabench("compare", "base.csv", "head.csv", "--strict")
+    code, out, err = mtabench("compare", "base.csv", "head.csv", "--fail-on", "slower,gone,unclear")
     assert (code, err) == (0, "")
-    assert out.splitlines()[-1] == "3 same; changes below 2 % do not count"
+    assert out.splitlines()[-2:] == [
+        "3 same; changes below 2 % do not count",
+        "passes: none is slower, gone or unclear (--fail-on slower,gone,unclear)",
+    ]
+
+
+STRICT = "broken,slower,gone,unclear"
 
 
 @pytest.mark.parametrize(
-    ("head", "strict", "code", "verdict"),
+    ("head", "fail_on", "code", "verdict"),
     [
-        ({case(64): rounds(1.05, seed=20)}, False, 1, "slower"),
-        ({case(64): rounds(0.95, seed=20)}, True, 0, "faster"),
-        ({case(64): rounds(1.01, seed=20)}, True, 0, "same"),
-        ({case(64): rounds(1.05, noise=0.3, seed=20)}, False, 0, "unclear: the noise is too large"),
-        ({case(64): rounds(1.05, noise=0.3, seed=20)}, True, 3, "unclear: the noise is too large"),
-        ({case(64): rounds(1.05, count=1)}, True, 3, "unclear: one round"),
-        ({case(64): ("wrong", "error 0.5")}, False, 4, "broken: wrong: error 0.5"),
-        ({case(64): ("wrong", ""), case(128): rounds(3.0)}, True, 4, "broken: wrong"),
-        ({case(64): ("oom", "no room")}, False, 1, "broken: oom: no room"),
-        ({case(64): ("invalid", "throttled")}, True, 3, "unclear: invalid: throttled"),
-        ({case(64): None}, True, 0, "gone: not in the second run"),
-        ({case(512): rounds(8.0)}, True, 0, "new"),
-        ({case(512): ("wrong", "")}, False, 4, "broken: wrong"),
-        ({case(512): ("unsupported", "too long")}, True, 0, "3 same; "),
+        ({case(64): rounds(1.05, seed=20)}, None, 1, "slower"),
+        ({case(64): rounds(1.05, seed=20)}, "gone", 0, "slower"),
+        ({case(64): rounds(0.95, seed=20)}, STRICT, 0, "faster"),
+        ({case(64): rounds(0.95, seed=20)}, "faster", 1, "faster"),
+        ({case(64): rounds(1.01, seed=20)}, STRICT, 0, "same"),
+        ({case(64): rounds(1.05, noise=0.3, seed=20)}, None, 0, "unclear: the noise is too large"),
+        ({case(64): rounds(1.05, noise=0.3, seed=20)}, STRICT, 3, "unclear: the noise is too large"),
+        ({case(64): rounds(1.05, count=1)}, STRICT, 3, "unclear: one round"),
+        ({case(64): ("wrong", "error 0.5")}, None, 4, "broken: wrong: error 0.5"),
+        ({case(64): ("wrong", "error 0.5")}, "slower", 4, "broken: wrong: error 0.5"),
+        ({case(64): ("wrong", ""), case(128): rounds(3.0)}, STRICT, 4, "broken: wrong"),
+        ({case(64): ("oom", "no room")}, None, 1, "broken: oom: no room"),
+        ({case(64): ("oom", "no room")}, "slower", 0, "broken: oom: no room"),
+        ({case(64): ("invalid", "throttled")}, STRICT, 3, "unclear: invalid: throttled"),
+        ({case(64): None}, None, 1, "gone: not in the second run"),
+        ({case(64): None}, "broken,slower", 0, "gone: not in the second run"),
+        ({case(64): None, case(128): rounds(2.05, noise=0.3)}, STRICT, 1, "gone"),
+        ({case(512): rounds(8.0)}, STRICT, 0, "new"),
+        ({case(512): rounds(8.0)}, "new", 1, "new"),
+        ({case(512): ("wrong", "")}, None, 4, "broken: wrong"),
+        ({case(512): ("unsupported", "too long")}, STRICT, 0, "3 same; "),
     ],
 )
-def test_verdicts_and_exit_codes(mtabench, pair, head, strict, code, verdict):
+def test_verdicts_and_exit_codes(mtabench, pair, head, fail_on, code, verdict):
     pair(head=head)
-    got, out, err = mtabench("compare", "base.csv", "head.csv", *["--strict"] * strict)
+    asked = ["--fail-on", fail_on] if fail_on else []
+    got, out, err = mtabench("compare", "base.csv", "head.csv", *asked)
     assert (got, err) == (code, "")
     assert verdict in out
     if "same" not in verdict:
         assert verdict in out.splitlines()[1]  # the most urgent comes first
+    start = f"fails with exit code {code}: " if code else "passes: "
+    assert out.splitlines()[-1].startswith(start)
+
+
+def test_a_lost_benchmark_fails_also_where_the_first_run_has_no_valid_time(mtabench, pair):
+    pair(base={case(512): ("invalid", "throttled")})
+    code, out, _ = mtabench("compare", "base.csv", "head.csv")
+    assert code == 1
+    assert "gone: not in the second run, and the first run's is invalid: throttled" in out
+
+
+def test_what_passes_although_it_is_in_doubt_is_said(mtabench, pair):
+    pair(head={case(64): ("oom", "no room"), case(128): None, case(256): rounds(4.0, noise=0.3)})
+    code, out, _ = mtabench("compare", "base.csv", "head.csv", "--fail-on", "slower")
+    assert code == 0
+    assert out.splitlines()[-1] == (
+        "passes: none is slower (--fail-on slower), although there are 1 broken, 1 gone, 1 unclear"
+    )
+
+
+def test_the_default_of_fail_on_is_that_of_compare():
+    defaults = {inspect.signature(one).parameters["fail_on"].default for one in (cli.compare, cli.ab)}
+    assert list(map(parse_fail_on, defaults)) == [FAIL_ON]
+    assert parse_fail_on(" unclear, slower") == ("slower", "unclear")
+
+
+def bimodal(fast, slow, slow_share, seed):
+    """Rounds of ten, of which so many are slow: the medians hide what the middle half of all samples sees."""
+    times = rounds(fast, seed=seed)
+    return [[ms * (slow / fast if i < slow_share else 1) for i, ms in enumerate(one)] for one in times]
+
+
+def test_the_times_shown_are_those_compared(mtabench, pair, tmp_path):
+    """Four of ten samples are slow before: their median lies apart from the mean of their middle half."""
+    pair(base={case(64): bimodal(1.0, 2.0, 4, seed=1)}, head={case(64): rounds(1.9, seed=20)})
+    found = compare(*(read_run(tmp_path / name) for name in ("base.csv", "head.csv")), 0.02)
+    (cell,) = [cell for cell in found.cells if cell.key.split("/")[7] == "64"]
+    assert cell.head_ms / cell.base_ms - 1 == pytest.approx(cell.change)
+    assert abs(cell.base.row["median_ms"] / cell.base_ms - 1) > 0.05
+    _, out, _ = mtabench("compare", "base.csv", "head.csv", "--junit", "out.xml", "--markdown", "out.md")
+    for text in (out, Path("out.md").read_text(), Path("out.xml").read_text()):
+        assert f"{cell.base_ms:.4g}" in text
+        assert f"{cell.base.row['median_ms']:.4g}" not in text
+
+
+def test_a_change_whose_medians_have_the_other_sign_is_unclear(mtabench, pair):
+    """The middle half of four slow samples in ten lies above what is 5 % slower throughout; the median below."""
+    pair(base={case(64): bimodal(1.0, 2.0, 4, seed=1)}, head={case(64): rounds(1.05, seed=20)})
+    code, out, _ = mtabench("compare", "base.csv", "head.csv", "--fail-on", "slower,unclear")
+    assert code == 3
+    assert "unclear: the medians changed the other way, 1.0" in out.splitlines()[1]
+    assert "to 1.05 ms" in out.splitlines()[1]
+
+
+@pytest.mark.parametrize("ms", [0.5, 1.05, 100.0])
+def test_a_change_beside_another_job_is_unclear(mtabench, pair, tmp_path, ms):
+    """Of one process; the pairs of `ab` show themselves what another job did."""
+    pair(head={case(64): rounds(ms, seed=20)}, run_delay=0.4)
+    code, out, _ = mtabench("compare", "base.csv", "head.csv", "--fail-on", "slower,unclear")
+    assert code == 3
+    assert "unclear: threads waited for a core, so another job ran" in out.splitlines()[1]
+    assert "2 same" in out
+    runs = [read_run(tmp_path / name) for name in ("base.csv", "head.csv")]
+    twice = [replace(run, cells={key: replace(cell, processes=cell.processes * 2) for key, cell in run.cells.items()})
+             for run in runs]  # fmt: skip
+    assert compare(*twice, 0.02).counts["unclear"] == 0
+
+
+def test_every_output_says_what_could_have_been_found(mtabench, pair):
+    pair(head={case(64): rounds(1.0, noise=0.05, seed=20), case(512): rounds(8.0)})
+    _, out, _ = mtabench("compare", "base.csv", "head.csv", "--junit", "out.xml", "--markdown", "out.md")
+    (sentence,) = [line for line in out.splitlines() if line.startswith("detectable")]
+    least, most = re.findall(r"[\d.]+ %", sentence)[1:]
+    assert sentence.startswith("detectable in 95 % of comparisons: a slowdown of ")
+    assert float(least[:-2]) < 2.5 < float(most[:-2])
+    for text in (out, Path("out.md").read_text(), Path("out.xml").read_text()):
+        assert sentence in text
+        assert text.count(most) == 2  # of its cell, and in the sentence
+        assert text.count(least) >= 2
+
+
+def test_times_that_did_not_settle_are_marked_in_every_output(mtabench, pair):
+    pair(head={case(64): rounds(1.0, noise=0.05, seed=20)})
+    _, out, _ = mtabench("compare", "base.csv", "head.csv", "--junit", "out.xml", "--markdown", "out.md")
+    sentence = "~ 1 of 6 times did not settle: the 95 % interval is wider than ±0.5 %"
+    assert sentence in out.splitlines()
+    assert len(re.findall(r" ~\d", out)) == 1
+    assert sentence in Path("out.xml").read_text()
+    assert sentence.replace("~", r"\~") in Path("out.md").read_text()
+    assert " to ~" in Path("out.xml").read_text()
+    assert r"| \~" in Path("out.md").read_text()
+
+
+def test_one_round_finds_nothing(mtabench, pair):
+    pair(head={one: rounds(ms, count=1) for one, ms in TIMED.items()})
+    assert "detectable" not in "".join(mtabench("compare", "base.csv", "head.csv")[1].splitlines()[1:])
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 72, 80])
@@ -85,6 +199,7 @@ def test_a_narrow_terminal_has_every_name_number_and_verdict(mtabench, pair, mon
     assert code == 1
     cells = [line for line in wide.splitlines()[1:] if line.startswith("fwd ")]
     assert len(cells) == 3
+    assert [line.partition(":")[0] for line in out.splitlines()[:4:2]] == ["slower", "faster"] or columns < 72
     numbers = {word for line in cells for word in re.findall(r"[-+]?\d+\.\d+|1234", line)}
     assert "1234" in numbers
     assert numbers <= set(re.findall(r"[-+]?\d+\.\d+|1234", out))
@@ -95,10 +210,10 @@ def test_a_narrow_terminal_has_every_name_number_and_verdict(mtabench, pair, mon
 def test_a_cell_without_a_time_in_the_first_run(mtabench, pair):
     pair(base={case(64): ("oom", "no room"), case(128): ("invalid", "throttled")}, head={case(256): None})
     code, out, _ = mtabench("compare", "base.csv", "head.csv")
-    assert code == 0
+    assert code == 5
     assert "new: the first run's is oom: no room" in out
     assert "unclear: the first run's is invalid: throttled" in out
-    assert "1 unclear, 1 gone, 1 new" in out
+    assert "1 gone, 1 unclear, 1 new" in out
 
 
 def test_the_threshold_is_the_change_that_counts(mtabench, pair):
@@ -134,22 +249,42 @@ def test_other_versions_are_noted(mtabench, pair):
     [
         ({"device": "another"}, "their device differs, some, device and another"),
         ({"cache": "cold"}, "their cache differs, warm and cold"),
-        ({"head": dict.fromkeys(TIMED) | {case(512): rounds(8.0)}}, "no cell in common that has a time in both"),
-        (
-            {"head": {case(64): None, case(128): None, case(256): ("oom", "")}, "base": {case(256): ("oom", "")}},
-            "no cell",
-        ),
     ],
 )
-def test_nothing_to_compare_exits_with_5(mtabench, pair, tmp_path, facts, sentence):
+def test_runs_of_another_kind_exit_with_5_and_the_reports_say_so(mtabench, pair, tmp_path, facts, sentence):
     pair(**facts)
-    before = contents(tmp_path)
-    code, out, err = mtabench("compare", "base.csv", "head.csv", "--junit", "out.xml")
+    code, out, err = mtabench("compare", "base.csv", "head.csv", "--junit", "out.xml", "--markdown", "out.md")
     assert (code, out, len(err.splitlines())) == (5, "", 1)
     assert sentence in err
-    assert contents(tmp_path) == before
-    with pytest.raises(NothingComparedError):
+    assert sentence in Path("out.md").read_text()
+    suite = ElementTree.parse("out.xml").getroot().find("testsuite")
+    assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
+    assert sentence in suite.find("testcase/error").get("message")
+    with pytest.raises(NotComparableError):
         compare(read_run(tmp_path / "base.csv"), read_run(tmp_path / "head.csv"), 0.02)
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict"),
+    [
+        ({"head": dict.fromkeys(TIMED) | {case(512): rounds(8.0)}}, "gone: not in the second run"),
+        ({"head": dict.fromkeys(TIMED, ("invalid", "throttled"))}, "unclear: invalid: throttled"),
+        ({"base": dict.fromkeys(TIMED, ("oom", "")), "head": dict.fromkeys(TIMED, ("oom", ""))}, ""),
+        ({"base": dict.fromkeys(TIMED, ("oom", ""))}, "new: the first run's is oom"),
+    ],
+)
+def test_a_gate_that_compared_nothing_does_not_pass(mtabench, pair, monkeypatch, facts, verdict):
+    pair(**facts)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    code, out, err = mtabench("compare", "base.csv", "head.csv", "--junit", "out.xml", "--markdown", "out.md")
+    assert (code, err) == (5, "")
+    sentence = "fails with exit code 5: nothing was compared, since no cell has a time in both runs"
+    assert verdict in out
+    assert sentence in out.splitlines()
+    assert f"::error title=mtabench%3A nothing compared::{sentence}" in out.splitlines()
+    assert sentence in Path("out.md").read_text()
+    (error,) = ElementTree.parse("out.xml").getroot().iter("error")
+    assert error.get("message") == sentence
 
 
 def edit(name, change):
@@ -217,6 +352,12 @@ def test_bad_files_are_one_sentence_and_exit_code_2(mtabench, pair, tmp_path, sp
         ("base.csv head.csv --threshold 2", "expected a percentage"),
         ("base.csv head.csv --threshold -2%", "expected a percentage"),
         ("base.csv head.csv --threshold nan%", "expected a percentage"),
+        (
+            "base.csv head.csv --fail-on same",
+            "'same' is not a verdict; expected some of broken,slower,gone,unclear,new",
+        ),
+        ("base.csv head.csv --fail-on slower,lost", "'lost' is not a verdict"),
+        ("base.csv head.csv --fail-on ,", "'' is not a verdict"),
         ("base.csv head.csv --format html", "expected one of table, markdown"),
         ("base.csv head.csv --markdown base.csv", "would overwrite what is compared"),
         ("base.csv head.csv --junit head.samples.csv", "would overwrite what is compared"),
@@ -259,9 +400,10 @@ def reports(mtabench, pair, tmp_path, monkeypatch):
 
 def test_markdown_and_step_summary(reports, tmp_path):
     text = reports[1]["markdown"]
-    assert "1 broken, 1 slower, 1 gone, 1 new; changes below 2 % do not count." in text
+    assert text.splitlines()[2].startswith("fails with exit code 1: 1 broken, 1 slower, 1 gone (--fail-on broken,slow")
+    assert "- 1 broken, 1 slower, 1 gone, 1 new; changes below 2 % do not count" in text
     rows = [line for line in text.splitlines() if line.startswith("| fwd")]
-    assert [line.count(" | ") for line in rows] == [5] * 4
+    assert [line.count(" | ") for line in rows] == [6] * 4
     assert "50 % \\| &lt;b&gt;\\\\x1b\\[1m &amp; so" in text
     assert (tmp_path / "step.md").read_text() == "before\n" + text
 
@@ -270,17 +412,36 @@ def test_junit_xml(reports):
     root = ElementTree.fromstring(reports[1]["junit"])
     suite = root.find("testsuite")
     assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
-        "tests": "4", "failures": "2", "errors": "0", "skipped": "2"
+        "tests": "4", "failures": "3", "errors": "0", "skipped": "1"
     }  # fmt: skip
     failures = {found.get("type"): found.get("message") for found in root.iter("failure")}
-    assert set(failures) == {"broken", "slower"}
+    assert set(failures) == {"broken", "slower", "gone"}
     assert "1.1" in failures["slower"]
     assert all(test.get("name").startswith("fwd eager fp32") for test in root.iter("testcase"))
 
 
+def test_every_output_ends_with_the_same_conclusions(reports):
+    """The terminal, Markdown and JUnit, and what each cell is called there."""
+    out, files = reports
+    printed = [line for line in out.splitlines() if not line.startswith(("::", "cell ", "fwd "))]
+    assert [line.partition(" ")[0] for line in printed] == ["detectable", "1", "fails"]
+    root = ElementTree.fromstring(files["junit"])
+    assert root.find("testsuite/system-out").text.splitlines() == printed
+    *others, outcome = printed
+    assert [line for line in files["markdown"].splitlines() if not line.startswith(("#", "|")) and line] == [
+        f"{outcome}.", *(f"- {one}" for one in others)
+    ]  # fmt: skip
+    cells = [line for line in out.splitlines() if line.startswith("fwd ")]
+    numbers = re.compile(r"(\S+ %|not in the second run|: no room)")
+    for line, case_ in zip(cells, root.iter("testcase"), strict=True):
+        assert line.startswith(case_.get("name"))
+        said = " ".join(one.get("message") or one.text for one in case_)
+        assert set(numbers.findall(line)) - {"50 %"} <= set(numbers.findall(said.replace("(", "")))
+
+
 def test_annotations(reports):
     lines = [line for line in reports[0].splitlines() if line.startswith("::")]
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert lines[0].startswith("::error title=mtabench%3A broken::fwd eager fp32 batch 1 heads 2 seq 128")
     assert "50 %25 |" in lines[0]
 

@@ -62,8 +62,36 @@ def test_data_hold_everything_for_other_tools(site):
     event = data["events"][0]
     assert (runs["git_sha"][event["good"]], runs["git_sha"][event["bad"]]) == (sha(30), sha(31))
     assert {data["changes"][number]["evidence"] for number in event["changes"]} == {"step"}
-    assert data["counts"] == {"slower": 15, "maybe_slower": 0, "faster": 1, "maybe_faster": 0, "broken": 1}
+    assert data["counts"] == {
+        "slower": 15,
+        "maybe_slower": 0,
+        "faster": 1,
+        "maybe_faster": 0,
+        "unexplained": 0,
+        "broken": 1,
+    }
     assert [(one["status"], one["broken"]) for one in data["failures"]] == [("error", True), ("oom", False)]
+
+
+def test_no_line_names_what_no_commit_explains(mtabench, tmp_path):
+    """Between two runs of a commit triton is 9 % slower; between two commits 8 %, and plain attention 7 %."""
+    plain = {"op": "attention", "impl": "sdpa-flash", "conv_q": "", "conv_k": ""}
+    for run, (name, ms, plain_ms) in enumerate((("a", 1.0, 1.0), ("a", 1.09, 1.0), ("b", 1.18, 1.07))):
+        rows = [row(run, ms, git_sha=sha(name)), row(run, plain_ms, git_sha=sha(name), **plain)]
+        write(tmp_path / f"results/{run}.csv", rows)
+    code, out, _ = mtabench("dashboard", "results", "-o", "site")
+    assert code == 0
+    assert out.splitlines()[1:] == [
+        "2 changes to slower, which no commit explains: the same commit before and after, "
+        "or plain attention changed alike",
+        "site: site/index.html",
+    ]
+    data = json.loads((tmp_path / "site/data.json").read_text())
+    assert [event["unexplained"] for event in data["events"]] == [True, True]
+    assert (data["counts"]["maybe_slower"], data["counts"]["unexplained"]) == (0, 2)
+    assert json.loads((tmp_path / "site/badge.json").read_text())["message"] == "nothing slower"
+    titles = [item["title"] for item in json.loads((tmp_path / "site/feed.json").read_text())["items"]]
+    assert all(title.endswith(", which no commit explains") for title in titles)
 
 
 def test_every_field_is_in_the_documentation(site):

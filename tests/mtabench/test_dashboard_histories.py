@@ -4,13 +4,15 @@ import os
 
 import numpy as np
 import pytest
-from simulated_histories import columns, row, sha, steady, write, write_histories
+from simulated_histories import columns, row, sha, steady, stepped, write, write_histories
 
 from mtabench.dashboard import files, histories
 from mtabench.dashboard.files import read_archive
 from mtabench.dashboard.findings import find
 from mtabench.dashboard.histories import Collector
 from mtabench.errors import UsageError
+from mtabench.registry import GROUPS, YARDSTICKS
+from mtabench.registry import find as find_implementation
 
 
 def collected(*tables):
@@ -131,7 +133,14 @@ def test_changes_of_the_same_commits_are_one_event_and_slowdowns_come_first():
     assert (first.slower, len(first.found), second.slower, len(second.found)) == (True, 2, False, 1)
     assert first.change == pytest.approx(0.1)
     assert (runs[first.good].git_sha, runs[first.bad].git_sha) == (sha(0), sha(1))
-    assert findings.counts == {"slower": 0, "maybe_slower": 2, "faster": 0, "maybe_faster": 1, "broken": 0}
+    assert findings.counts == {
+        "slower": 0,
+        "maybe_slower": 2,
+        "faster": 0,
+        "maybe_faster": 1,
+        "unexplained": 0,
+        "broken": 0,
+    }
 
 
 def test_cells_measured_in_separate_sweeps_of_a_commit_are_one_event():
@@ -169,10 +178,96 @@ def test_an_event_says_what_else_differs():
     ]
 
 
-def test_a_yardstick_that_changes_as_well_points_to_the_machine():
-    plain = {"op": "attention", "impl": "sdpa-flash", "conv_q": "", "conv_k": ""}
-    _, findings = found_in(together(times(1.0, 1.1), times(1.0, 1.1, **plain)))
-    assert "plain attention too, so perhaps the machine" in findings.events[0].notes
+PLAIN = {"op": "attention", "impl": "sdpa-flash", "conv_q": "", "conv_k": ""}
+
+
+def unexplained(*cells):
+    """For each cell, in the order of the cells, whether no commit explains its changes."""
+    _, findings = found_in(together(*cells))
+    return [{one.unexplained for one in found} for found in findings.changes]
+
+
+def test_a_change_between_two_runs_of_a_commit_is_explained_by_none():
+    tables = [[row(0, 1.0)], [row(1, 1.1, git_sha=sha(0))], [row(2, 1.2)]]
+    _, findings = found_in(tables)
+    assert [(event.good, event.unexplained) for event in findings.events] == [(1, False), (0, True)]
+    assert "same commit before and after" in findings.events[1].notes
+    assert findings.counts["maybe_slower"] == 1
+
+
+@pytest.mark.parametrize(
+    ("ours", "plain", "expected"),
+    [
+        (1.1, 1.1, True),
+        (1.024, 1.018, True),  # a change of plain attention that does not count as one
+        (1.1, 1.06, True),
+        (1.1, 1.03, False),
+        (1.1, 1.0, False),
+        (1.1, 0.9, False),
+        (0.9, 0.9, True),
+        (0.9, 1.1, False),
+    ],
+)
+def test_a_change_that_plain_attention_shares_is_the_machines(ours, plain, expected):
+    found = unexplained(times(1.0, ours), times(1.0, plain, **PLAIN))
+    assert found[0] == {expected}
+    assert found[1] <= {True}
+
+
+def test_a_change_of_plain_attention_alone_is_no_news():
+    _, findings = found_in(times(1.0, 1.1, **PLAIN))
+    assert findings.events[0].unexplained
+    assert "plain attention changed alike, so perhaps the machine" in findings.events[0].notes
+    assert findings.counts == {
+        "slower": 0, "maybe_slower": 0, "faster": 0, "maybe_faster": 0, "unexplained": 1, "broken": 0,
+    }  # fmt: skip
+    assert findings.states == ["unexplained"]
+
+
+def test_a_rung_of_ours_can_get_slower_by_a_commit():
+    rung = PLAIN | {"impl": "cuda-flash"}
+    assert unexplained(times(1.0, 1.1, **rung), times(1.0, 1.0, **PLAIN)) == [{False}, set()]
+
+
+def test_plain_attention_of_the_same_shape_decides_before_that_of_others():
+    """Long sequences throttle, short ones do not: each shape is held against its own yardstick."""
+    cells = [times(1.0, 1.1, seq=seq) for seq in ("1024", "16384")]
+    yardsticks = [times(1.0, ms, seq=seq, **PLAIN) for seq, ms in (("1024", 1.0), ("16384", 1.1))]
+    assert unexplained(*cells, *yardsticks)[:2] == [{False}, {True}]
+    _, findings = found_in(together(*cells, *yardsticks))
+    assert [(event.unexplained, len(event.found)) for event in findings.events] == [(False, 1), (True, 2)]
+    assert unexplained(cells[1], yardsticks[0])[0] == {False}
+    assert unexplained(cells[0], yardsticks[1])[0] == {True}
+
+
+def test_plain_attention_counts_only_in_the_same_runs_and_of_the_same_pass():
+    assert unexplained(times(1.0, 1.1), [*times(1.0, **PLAIN), []])[0] == {False}
+    assert unexplained(times(1.0, 1.1), times(1.0, "oom", **PLAIN))[0] == {False}
+    assert unexplained(times(1.0, 1.1), times(1.0, 1.1, **PLAIN | {"pass": "bwd"}))[0] == {False}
+
+
+def test_steps_and_drifts_are_held_against_levels_of_plain_attention():
+    """One run of plain attention stands out just where ours stepped; the levels around it did not."""
+    plain = steady(20, seed=3)
+    plain[10] *= 1.1
+    assert unexplained(times(*stepped(20, 10, 0.1)), times(*plain, **PLAIN))[0] == {False}
+    assert unexplained(times(*stepped(20, 10, 0.1)), times(*stepped(20, 10, 0.1, seed=4), **PLAIN))[0] == {True}
+    drifts = [[ms * (1 + 0.005 * run) for run, ms in enumerate(steady(30, seed=seed))] for seed in (5, 6)]
+    assert unexplained(times(*drifts[0]), times(*drifts[1], **PLAIN))[0] == {True}
+    assert unexplained(times(*drifts[0]), times(*steady(30, seed=7), **PLAIN))[0] == {False}
+
+
+def test_a_slowdown_by_a_commit_is_news_although_the_machine_undid_it():
+    _, findings = found_in(together(times(1.0, 1.1, 1.0), times(1.0, 1.0, 0.9, **PLAIN)))
+    assert findings.counts["maybe_slower"] == 1
+    assert [event.unexplained for event in findings.events] == [False, True]
+
+
+def test_yardsticks_are_plain_attention_of_others():
+    known = {one.name: one for one in map(find_implementation, YARDSTICKS)}
+    assert {one.op for one in known.values()} == {"attention"}
+    ours = set(GROUPS["ladder"]) - set(known)
+    assert all(name.startswith(("c-", "cuda-", "triton-", "cutile-")) for name in ours)
 
 
 def test_failures_are_news_if_it_worked_before_or_is_wrong():

@@ -122,7 +122,7 @@ def test_tokens_per_joule_are_those_of_a_call(pass_, tokens):
 
 def test_files_from_before_energy_was_measured_are_read(tmp_path, monkeypatch, capsys):
     run = make_runner(monkeypatch, capsys, tmp_path)
-    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1))
+    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1, 12.0))
     small = ("--device", "cpu", "--head-dim", "16", "--heads", "2", "--conv", "3x3", "--rounds", "2", "--seq", "16")
     assert run("fwd", *small, "--impl", "eager", "--no-plot", "--out", "new.csv")[0] == 0
     table = read_results(tmp_path / "new.csv")
@@ -147,7 +147,7 @@ def test_ranges_name_every_cell_and_phase(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda.nvtx, "range", recorded)
     for module in (sweep, timing):
         monkeypatch.setattr(module, "phase", lambda device, name: nvtx.phase("cuda", name))
-    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1))
+    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1, 12.0))
     run = make_runner(monkeypatch, capsys, tmp_path)
     small = ("--device", "cpu", "--head-dim", "16", "--heads", "2", "--conv", "3x3", "--rounds", "2", "--seq", "16")
     assert run("fwd", *small, "--impl", "eager,sdpa-math", "--no-plot")[0] == 0

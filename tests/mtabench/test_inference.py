@@ -15,6 +15,7 @@ from mtabench.comparing.inference import (
     by_processes,
     by_rounds,
     compare_samples,
+    detectable,
     holm,
     location,
     log_ratios,
@@ -80,7 +81,9 @@ def test_pairs_are_scipys_paired_t_test_of_processes():
     expected = ttest_rel([location(p) for p in head], [location(p) for p in base])
     assert found.p_values[0] == pytest.approx(expected.pvalue)
     assert [found.low[0], found.high[0]] == pytest.approx(list(expected.confidence_interval()))
-    assert compare_samples([base], [head]) == found
+    compared = compare_samples([base], [head])
+    assert compared.ratios == found
+    assert compared.head_ms / compared.base_ms == pytest.approx(np.exp(found.values))
 
 
 def test_what_differs_from_process_to_process_widens_the_interval():
@@ -88,9 +91,10 @@ def test_what_differs_from_process_to_process_widens_the_interval():
     quiet = [noisy(drift=0.001, seed=seed) for seed in range(6)]
     base = [times.tolist() for times in quiet[:3]]
     head = [(times * factor).tolist() for times, factor in zip(quiet[3:], (1.0, 1.06, 1.02), strict=True)]
-    by_process, one_each = compare_samples([base], [head]), compare_samples([base[:1]], [head[1:2]])
+    by_process = compare_samples([base], [head]).ratios
+    one_each = compare_samples([base[:1]], [head[1:2]]).ratios
     assert one_each.p_values[0] < 1e-3 < 0.05 < by_process.p_values[0]
-    unequal = compare_samples([base], [head[:2]])
+    unequal = compare_samples([base], [head[:2]]).ratios
     apart = log_ratios(by_processes([base]), by_processes([head[:2]]))
     assert unequal.p_values == pytest.approx(apart.p_values)
 
@@ -98,7 +102,8 @@ def test_what_differs_from_process_to_process_widens_the_interval():
 def test_a_process_on_one_side_only_leaves_rounds_as_clusters():
     several, one = [noisy(seed=1).tolist(), noisy(seed=2).tolist()], [noisy(seed=3).tolist()]
     joined = [several[0] + several[1]]
-    assert compare_samples([several], [one]).p_values == pytest.approx(compare_samples([joined], [one]).p_values)
+    mixed, rounds_only = (compare_samples([cell], [one]).ratios for cell in (several, joined))
+    assert mixed.p_values == pytest.approx(rounds_only.p_values)
 
 
 def test_pooling_finds_what_variances_were_drawn_from():
@@ -122,10 +127,35 @@ def test_pooling_of_equal_variances_and_of_few_or_odd_cells():
 
 def test_ratios_without_noise_and_of_one_round():
     constant, one_round = [[[1.0] * 3] * 5], [[[1.0, 1.1]]]
-    found = compare_samples([constant, constant, one_round], [constant, [[[1.1] * 3] * 5], one_round])
+    found = compare_samples([constant, constant, one_round], [constant, [[[1.1] * 3] * 5], one_round]).ratios
     assert found.p_values == pytest.approx([1, 0, 1])
     assert [found.low[1], found.high[1]] == pytest.approx([np.log(1.1)] * 2)
     assert (found.low[2], found.high[2]) == (-np.inf, np.inf)
+
+
+@pytest.mark.parametrize("threshold", [1e-9, 0.02])
+@pytest.mark.parametrize(("cells", "clusters"), [(1, 3), (4, 5), (12, 5)])
+def test_a_slowdown_as_small_as_detectable_is_found_in_95_percent(cells, clusters, threshold):
+    """Each comparison of the same code is slowed down in its last cell by what it says itself."""
+    generator = np.random.default_rng(5)
+    found, comparisons = 0, 400
+    for _ in range(comparisons):
+        differences = generator.normal(0, 0.01, (cells, clusters))
+        estimates = Estimates(differences.mean(axis=1), np.full(cells, float(clusters)),
+                              differences.var(axis=1, ddof=1), np.full(cells, clusters - 1.0))  # fmt: skip
+        ratios = paired_ratios(estimates)
+        planted = detectable(ratios.errors, ratios.freedom, np.log1p(threshold), LEVEL)[-1]
+        slowed = estimates.values + planted * (np.arange(cells) == cells - 1)
+        found += judge(paired_ratios(replace(estimates, values=slowed)), threshold)[-1][0] == "slower"
+    assert found / comparisons == pytest.approx(0.95, abs=0.03)
+
+
+def test_what_is_detectable_by_hand():
+    """Two cells, errors of 1 % with 4 degrees of freedom: t(0.995) = 4.6041 and t(0.95) = 2.1318, from tables."""
+    errors, freedom = np.array([0.01, 0.01]), np.array([4.0, 4.0])
+    assert detectable(errors, freedom, 0.02, 0.02) == pytest.approx([0.067359] * 2, abs=1e-5)
+    assert detectable(errors, freedom, 0.06, 0.02) == pytest.approx([0.081318] * 2, abs=1e-5)
+    assert np.isinf(detectable(np.array([np.inf]), np.array([1.0]), 0.02, 0.02)).all()
 
 
 def test_holm():
@@ -205,7 +235,7 @@ class Tally:
 
 
 def columns(ratios):
-    return ratios.values, ratios.low, ratios.high, ratios.p_values
+    return ratios.values, ratios.low, ratios.high, ratios.p_values, ratios.errors, ratios.freedom
 
 
 def test_pooled_mann_whitney_fails_the_same_code():

@@ -13,7 +13,7 @@ HERE = {"device": "GPU A", "driver": "1.2", "torch": "2.13.0", "git_sha": "abc"}
 
 def test_what_is_kept_is_read_for_the_same_device_and_versions_alone(tmp_path):
     path = tmp_path / "new" / "ceilings.json"
-    found = {"fp32": Ceilings(3000.0, 50.0), "bf16": Ceilings(3001.0, 700.0)}
+    found = {"fp32": Ceilings(3000.0, 50.0, 3300.0), "bf16": Ceilings(3001.0, 700.0)}
     assert read_ceilings(path, HERE) == {}
     keep_ceilings(path, HERE, found)
     assert read_ceilings(path, HERE | {"git_sha": "def"}) == found
@@ -35,6 +35,13 @@ def test_what_is_measured_anew_takes_the_place_of_the_old(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["ceilings.json"]
 
 
+def test_a_file_from_before_reading_was_measured_says_nothing_of_it(tmp_path):
+    place = {"device": "GPU A", "driver": "1.2", "torch": "2.13.0"}
+    entry = place | {"dtype": "fp32", "copy_gbytes_s": 3000.0, "matmul_tflops": 50.0}
+    (tmp_path / "ceilings.json").write_text(json.dumps([entry]))
+    assert read_ceilings(tmp_path / "ceilings.json", HERE) == {"fp32": Ceilings(3000.0, 50.0, None)}
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -44,6 +51,8 @@ def test_what_is_measured_anew_takes_the_place_of_the_old(tmp_path):
         '[{"device": "GPU A"}]',
         '[{"device": "a", "driver": "", "torch": "", "dtype": "fp32", "copy_gbytes_s": 0.0, "matmul_tflops": 1.0}]',
         '[{"device": "a", "driver": "", "torch": "", "dtype": "fp32", "copy_gbytes_s": NaN, "matmul_tflops": 1.0}]',
+        '[{"device": "a", "driver": "", "torch": "", "dtype": "fp32", "copy_gbytes_s": 1.0, "matmul_tflops": 1.0, '
+        '"read_gbytes_s": 0.0}]',
     ],
 )
 def test_a_file_of_something_else_is_told_and_left_alone(tmp_path, text):

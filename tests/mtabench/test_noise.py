@@ -103,6 +103,16 @@ def test_the_command_prints_and_writes_a_line_a_cell(mtabench, processes):
     assert len(list(Path("noise-processes").glob("*-0?.csv"))) == 6
 
 
+def test_a_terminal_of_80_columns_has_whole_names_and_numbers(mtabench, processes, monkeypatch):
+    processes(lambda folder, words, number: {cell: process_rounds(1.0, number, 0.1) for cell in CELLS})
+    monkeypatch.setenv("COLUMNS", "80")
+    out = mtabench("noise", "--pairs", "2", *SWEEP, "--out", "noise.csv")[1]
+    assert "fwd eager fp32 batch 1 heads 2 seq 128 head dim 16 conv 6x11" in out.splitlines()
+    assert out.count("  median ms ") == len(CELLS)
+    assert " ".join(out.split()).count("ab sees") == len(CELLS) + 1
+    assert "times did not settle: the 95 % interval is wider than ±0.5 %" in out
+
+
 def test_cells_without_a_time_in_every_process_are_named(mtabench, processes):
     def results(folder, words, number):
         return {CELLS[0]: process_rounds(1.0, number), CELLS[1]: ("oom", "no room") if number == 2 else

@@ -8,6 +8,8 @@ from command_line import make_runner, refused
 from written_runs import case, rounds, write_run
 
 from mtabench.files.results import key_of
+from mtabench.measuring.ceilings import Ceilings
+from mtabench.measuring.kept_ceilings import keep_ceilings
 from mtabench.profiling.tables import COUNTER_COLUMNS
 from mtabench.roofline import model_bytes, standing
 from mtabench.sweeps.case import Case
@@ -33,6 +35,18 @@ def test_the_roof_is_the_longer_of_work_and_bytes():
     assert not slow.compute_bound
     assert slow.roof_ms == pytest.approx(4 * 64 * 4096 * 64 * 2 / 100e6)
     assert slow.own_roof_ms == pytest.approx(model_bytes(CELL) / 100e6)
+
+
+def test_decode_stands_below_the_bandwidth_of_reading(mtabench, tmp_path):
+    decode = case(4096, "sdpa-flash", pass_="decode", op="attention", conv_q=None, conv_k=None)
+    path = write_run(tmp_path / "a.csv", {case(): rounds(1.0), decode: rounds(1.0)})
+    place = {"device": "some, device", "driver": "1.2", "torch": "2.13.0"}
+    keep_ceilings(tmp_path / "ceilings.json", place, {"fp32": Ceilings(100.0, 10.0, 120.0)})
+    code, out, err = mtabench("roofline", path, "--out", "roof.csv")
+    assert (code, err) == (0, "")
+    assert "copy bandwidth 100 GB/s from ceilings.json; read bandwidth 120 GB/s from ceilings.json" in out
+    with (tmp_path / "roof.csv").open() as file:
+        assert [row["memory_gbytes_s"] for row in csv.DictReader(file)] == ["100", "120"]
 
 
 def test_counted_bytes_come_before_those_of_the_model():

@@ -18,7 +18,7 @@ from torch import Tensor
 from mta_kernels.attention.reference import attention_reference
 from mta_kernels.attention.sdpa import attention as attention_sdpa
 from mta_kernels.attention.sdpa import unsupported as sdpa_unsupported
-from mta_kernels.conv_attention.arguments import check_heads, check_tensors, softmax_scale
+from mta_kernels.conv_attention.arguments import check_heads, check_no_tangents, check_tensors, softmax_scale
 from mta_kernels.gpu_limits import absent
 
 __all__ = [
@@ -59,7 +59,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, scale: fl
 
     By the rung of that name, one of RUNGS, and by no other. Query heads are a multiple of key heads, and `M <= N`:
     with `causal`, the queries are the last M of N positions. `scale` is `1 / sqrt(D)` unless given. Gradients are those
-    of the rungs in DIFFERENTIABLE; the others refuse inputs that want one.
+    of the rungs in DIFFERENTIABLE; the others refuse inputs that want one, and dual tensors.
     Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a rung that cannot run them.
     """
     try:
@@ -69,6 +69,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, scale: fl
     check_attention_arguments(q, k, v)
     if rung not in DIFFERENTIABLE and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         raise ValueError(f"rung {rung!r} has no gradient; call it under torch.no_grad(), or take rung='sdpa-flash'")
+    if rung not in DIFFERENTIABLE:
+        check_no_tangents(f"rung {rung!r}", "attention_reference has them", q, k, v)
     asked = rung, q.device, q.dtype, q.shape[3]
     if asked not in _ready:
         reason = module.unsupported(device=q.device, dtype=q.dtype, head_dim=q.shape[3], **options)

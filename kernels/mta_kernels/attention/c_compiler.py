@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.cuda.compiler import cache_folder, write_whole
+from mta_kernels.code_cache import cache_folder, keep_code, kept_code
 
 COMPILERS = ("cc", "gcc", "clang")
 # The first set that the compiler takes. `-fopenmp-simd` needs no library: vector loops, on one core.
@@ -93,8 +93,8 @@ def _library(source: Path, compiler: Sequence[str], folder: Path) -> Path:
     refused = ""
     for flags in FLAGS:
         digest = hashlib.sha256("\0".join([identity, *flags]).encode()).hexdigest()[:32]
-        path = cache_folder().with_name("c") / f"{source.stem}-{digest}.so"
-        if not path.is_file():
+        path = cache_folder("c") / f"{source.stem}-{digest}.so"
+        if kept_code(path) is None:
             new = folder / path.name
             done = _run([*compiler, *flags, "-shared", "-fPIC", "-o", str(new), str(source), "-lm"])
             if done.returncode:
@@ -136,7 +136,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 def _kept(new: Path, path: Path) -> Path:
     """Move a library into the cache."""
     with contextlib.suppress(OSError):
-        write_whole(path, new.read_bytes())
+        keep_code(path, new.read_bytes())
         return path
     return new
 

@@ -19,6 +19,7 @@ from mta_kernels.conv_attention.arguments import (
     key_padding,
     softmax_scale,
     under_autocast,
+    wants_gradient,
 )
 from mta_kernels.conv_attention.cuda_decode.decode import decode_unsupported
 from mta_kernels.conv_attention.hopper.forward import hopper_unsupported, launches_for
@@ -59,20 +60,28 @@ class Choice:
 
 
 def unsupported(
-    backend: str, *, device: torch.device | str, dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int
+    backend: str,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    head_dim: int,
+    query_taps: int,
+    key_taps: int,
+    backward: bool = False,
 ) -> str | None:
     """Why `backend` cannot run conv attention with these on this machine, or None if it can.
 
-    `device` is a torch device or its type, "cuda" or "cpu". For "cuda" the answer is about decode, which is all that
-    it has. Raises ValueError for an unknown backend.
+    `device` is a torch device or its type, "cuda" or "cpu"; `backward` is whether gradients are wanted as well. For
+    "cuda" the answer is about decode, which is all that it has. Raises ValueError for an unknown backend.
     """
     if backend == "reference":
         return None
     if backend in BACKENDS:
-        ask = {"triton": triton_unsupported, "hopper": hopper_unsupported, "cuda": decode_unsupported}[backend]
-        return absent(device) or ask(
-            device=device, dtype=dtype, head_dim=head_dim, query_taps=query_taps, key_taps=key_taps
-        )
+        shape: dict[str, Any] = {"device": device, "dtype": dtype, "head_dim": head_dim}
+        shape |= {"query_taps": query_taps, "key_taps": key_taps}
+        if backend == "hopper":
+            return absent(device) or hopper_unsupported(**shape, backward=backward)
+        return absent(device) or {"triton": triton_unsupported, "cuda": decode_unsupported}[backend](**shape)
     raise ValueError(f"backend is {backend!r}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
 
 
@@ -88,14 +97,15 @@ def explain(
 ) -> Choice:
     """Which backend `conv_attention`, or `conv_attention_decode`, takes for these arguments, and why.
 
-    No other argument changes the choice; autocast does. Raises ValueError for an unknown backend, or a named one
-    that cannot run them, and TypeError for what is no tensor.
+    No other argument changes the choice; autocast does, and whether a gradient may be asked for. Raises ValueError for
+    an unknown backend, or a named one that cannot run them, and TypeError for what is no tensor.
     """
     check_are_tensors(q=q, k=k, v=v, weight=weight)
     shared = _over_ranks(group)
+    backward = wants_gradient(q, k, v, weight)
     if backend == "auto":
-        return Choice(*_fastest(q, k, weight, autocast_dtype(q), decode, shared))
-    return Choice(_resolve(backend, q, k, weight, autocast_dtype(q), decode, shared), "asked for")
+        return Choice(*_fastest(q, k, weight, autocast_dtype(q), decode, shared, backward))
+    return Choice(_resolve(backend, q, k, weight, autocast_dtype(q), decode, shared, backward), "asked for")
 
 
 def _over_ranks(group: ProcessGroup | None) -> bool:
@@ -108,7 +118,9 @@ def _over_ranks(group: ProcessGroup | None) -> bool:
     return group.size() > 1
 
 
-def _fastest(q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype, decode: bool, shared: bool) -> tuple[str, str]:
+def _fastest(
+    q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype, decode: bool, shared: bool, backward: bool
+) -> tuple[str, str]:
     """The fastest backend that can run them in a dtype, or else the reference; and why."""
     backends: tuple[str, ...] = FUSED_BACKENDS
     if shared:
@@ -117,7 +129,7 @@ def _fastest(q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype, decode: b
         backends = _decode_backends(q, k, weight, dtype)
     reason: str | None = ""
     for backend in backends:
-        reason = _why_not(backend, q, weight, dtype)
+        reason = _why_not(backend, q, weight, dtype, backward)
         if reason is None:
             return backend, "the fastest backend for these arguments"
     return "reference", f"{backends[-1]} cannot run this: {reason}"
@@ -142,7 +154,7 @@ def _decode_backends(q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype) -
 _capability = asked_once(capability)
 
 
-def _why_not(backend: str, q: Tensor, weight: Tensor, dtype: torch.dtype) -> str | None:
+def _why_not(backend: str, q: Tensor, weight: Tensor, dtype: torch.dtype, backward: bool = False) -> str | None:
     """Why the backend cannot run these, or None if it can."""
     return unsupported(
         backend,
@@ -151,13 +163,23 @@ def _why_not(backend: str, q: Tensor, weight: Tensor, dtype: torch.dtype) -> str
         head_dim=q.shape[-1],
         query_taps=weight.shape[-2],
         key_taps=weight.shape[-1],
+        backward=backward,
     )
 
 
-def _resolve(backend: str, q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype, decode: bool, shared: bool) -> str:
+def _resolve(
+    backend: str,
+    q: Tensor,
+    k: Tensor,
+    weight: Tensor,
+    dtype: torch.dtype,
+    decode: bool,
+    shared: bool,
+    backward: bool = False,
+) -> str:
     """The backend that runs these in a dtype; raises ValueError if it is a named one that cannot."""
     if backend == "auto":
-        return _fastest(q, k, weight, dtype, decode, shared)[0]
+        return _fastest(q, k, weight, dtype, decode, shared, backward)[0]
     if shared and backend in ("hopper", "cuda"):
         raise ValueError(
             f"backend {backend!r} does not share a sequence over ranks: its kernels give no part of a softmax; "
@@ -167,7 +189,7 @@ def _resolve(backend: str, q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dt
         raise ValueError("backend 'hopper' has no decode; use 'cuda' or 'triton', or 'auto', which picks one")
     if not decode and backend == "cuda":
         raise ValueError("backend 'cuda' has decode alone; use 'triton' or 'hopper', or 'auto', which picks one")
-    if reason := _why_not(backend, q, weight, dtype):
+    if reason := _why_not(backend, q, weight, dtype, backward):
         raise ValueError(f"backend {backend!r} cannot run this: {reason}; backend='auto' picks one that can")
     return backend
 
@@ -191,7 +213,8 @@ def conv_attention(
 
     `q [B, Hq, M, D]`, `k, v [B, Hkv, N, D]` with `Hq` a multiple of `Hkv` and `M <= N`, `weight [Hq, cq, ck]` in q's
     dtype or float32; returns `[B, Hq, M, D]`. `scale` is the factor on `q . k`, `1 / sqrt(D)` unless given;
-    `pad_key` places the key taps ("both", "left" or "right"). Differentiable in every floating-point tensor.
+    `pad_key` places the key taps ("both", "left" or "right"). Differentiable in every floating-point tensor: the fused
+    backends once, by a backward; the reference in all ways, forward mode (`torch.func.jvp`) and twice.
 
     - With `M < N` (a chunk of a prompt) q holds the last `M` positions, and `q_history [B, Hq, H, D]` the queries just
       before them, oldest first, `H >= min(cq - 1, N - M)`; more are ignored.
@@ -204,10 +227,13 @@ def conv_attention(
       and v, as `context_parallel.shard_sequence` gives them, M = N, and gets its rows of the result. The weight is the
       same on all ranks, and its gradient the sum over them. Without q_history and cu_seqlens.
 
-    `backend` is "auto" (`explain` says which that is), "reference", "triton" or "hopper" (H100 and H200; gradients of
-    head dims above 128 by Triton's kernels); a named one never falls back. Under autocast q, k and v are cast to its
+    `backend` is "auto" (`explain` says which that is), "reference", "triton" or "hopper" (H100 and H200; with
+    gradients up to head dim 128); a named one never falls back. Under autocast q, k and v are cast to its
     dtype, and so is the weight unless it is float32; float64 stays as it is.
-    Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run.
+    Infinity and NaN: in q or k they reach rows that see them and no others, in v or the weight any row of their heads.
+    What those rows hold is not defined, nor is any gradient, nor a row whose `scale * q . k` overflows float32.
+    Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run, and
+    RuntimeError for a derivative that the backend does not have.
     """
     like: tuple | None = None  # an earlier call that this one may be like
     if q_history is None and cu_seqlens is None and head_chunk is None and group is None:
@@ -224,7 +250,8 @@ def conv_attention(
     check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
     options: dict[str, Any] = {"causal": causal, "scale": scale, "pad_key": pad_key, "head_chunk": head_chunk}
     shared = _over_ranks(group)
-    chosen = _resolve(backend, q, k, weight, q.dtype, decode=False, shared=shared)
+    backward = wants_gradient(q, k, v, weight, q_history)
+    chosen = _resolve(backend, q, k, weight, q.dtype, decode=False, shared=shared, backward=backward)
     if group is not None and shared:
         from mta_kernels.conv_attention.context_parallel.attention import conv_attention_over_ranks
 
@@ -269,13 +296,14 @@ def conv_attention_decode(
     """One decode step: the newest row of causal conv attention, `[B, Hq, 1, D]`, from the KV cache.
 
     `q_window [B, Hq, W, D]` holds the last `W >= min(cq, tokens so far)` queries, oldest first, the new one
-    last; `k_cache, v_cache [B, Hkv, S, D]`; `lengths [B]` counts each sequence's tokens, the new one included, and is
-    at most `S`, which the reference checks on a CPU.
+    last; `k_cache, v_cache [B, Hkv, S, D]`; `lengths [B]`, int32 or int64, counts each sequence's tokens, the new one
+    included, and is at most `S`, which the reference checks on a CPU. A sequence of length 0 gives zeros. What lies in
+    a cache beyond a length, and in q_window before a sequence's first token, may be anything, NaN included.
     With `block_table [B, max_pages]` int32 the caches are pages, `[pages, Hkv, page_size, D]` of 16 to 256 keys, and
     key `y` of sequence `b` is row `y % page_size` of page `block_table[b, y // page_size]`; entries past a sequence's
     length may be anything. `backend` is "auto" (`explain` says which that is), "reference", "triton" or "cuda" (any
     NVIDIA GPU from sm_80 on, float16 and bfloat16); `splits`, the programs that share the keys of a head, is for the
-    last two. A backward through those two raises RuntimeError, the reference is differentiable; nothing waits for the
+    last two. Derivatives through those two raise RuntimeError, the reference is differentiable; nothing waits for the
     device.
     With `group` the ranks of a process group share the caches: each holds the positions that
     `context_parallel.cache_positions` says, contiguous and not in pages; all else, and the result, is the same on every

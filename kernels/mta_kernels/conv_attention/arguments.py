@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 MAY_BE_LEFT_OUT = ("q_history", "cu_seqlens", "block_table")
 PAD_KEYS = ("both", "left", "right")
@@ -85,9 +86,19 @@ def rows_before(query_rows: int, key_rows: int, query_taps: int) -> int:
     return min(query_taps - 1, key_rows - query_rows)
 
 
+def wants_gradient(*tensors: Tensor | None) -> bool:
+    """Whether autograd will ask for a gradient of what is computed of these."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
 def under_autocast(x: Tensor) -> bool:
     """Whether autocast is on for the device of x; it knows nothing of "meta"."""
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
+def under_torch_func() -> bool:
+    """Whether a transform of torch.func is active: grad, vjp, jvp, vmap."""
+    return torch._C._are_functorch_transforms_active()
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
@@ -235,6 +246,16 @@ def check_shared_cache(
         )
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q_window, k_cache, v_cache, weight)):
         raise RuntimeError("conv_attention_decode with group is not differentiable; call it under torch.no_grad()")
+    check_no_tangents(
+        "conv_attention_decode with group", "backend='reference' without group has them",
+        q_window, k_cache, v_cache, weight,
+    )  # fmt: skip
+
+
+def check_no_tangents(operation: str, instead: str, *arguments: object) -> None:
+    """Raise RuntimeError if one of these is a dual tensor: kernels have no forward-mode derivatives."""
+    if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in arguments):
+        raise RuntimeError(f"{operation} has no forward-mode derivatives (torch.func.jvp, dual tensors); {instead}")
 
 
 def check_block_table(block_table: Tensor, q_window: Tensor, k_cache: Tensor) -> None:

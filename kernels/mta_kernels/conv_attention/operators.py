@@ -16,9 +16,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 
-from mta_kernels.conv_attention.arguments import check_splits, key_padding, rows_before, softmax_scale, under_autocast
-from mta_kernels.conv_attention.hopper.backward import MAX_HEAD_DIM
+from mta_kernels.conv_attention.arguments import (
+    check_no_tangents,
+    check_splits,
+    key_padding,
+    rows_before,
+    softmax_scale,
+    under_autocast,
+    under_torch_func,
+)
 from mta_kernels.conv_attention.hopper.forward import conv_attention_forward as hopper_forward
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
 from mta_kernels.conv_attention.repeated import Launches, Seen, earlier_backward, may_repeat, remember_backward
@@ -86,12 +95,14 @@ def conv_attention_op(
 ) -> Tensor:
     """`conv_attention` by the kernels of "triton" or "hopper", for arguments already checked.
 
-    Differentiable once, in every floating-point tensor; keeps those, the output and the logsumexp of its rows.
+    Differentiable once, backwards, in every floating-point tensor; keeps those, the output and the logsumexp of its
+    rows. Raises RuntimeError for dual tensors.
     """
     query_taps, key_taps = weight.shape[1:]
     pad = key_padding(key_taps, pad_key)
     options = (causal, softmax_scale(scale, q.shape[3]), pad, head_chunk or 0)
     if cu_seqlens is not None:
+        _check_no_tangents("conv_attention", backend, q, k, v)  # which the Functions that spread rows do not know
         gap = max(query_taps - 1, pad, key_taps - 1 - pad)
         layout = spread_layout(cu_seqlens, q.shape[2], gap)
         spread = (spread_rows(x, layout) for x in (q, k, v))
@@ -197,12 +208,11 @@ def _backward(
     from mta_kernels.conv_attention.hopper.backward import part_backward
     from mta_kernels.conv_attention.triton.backward import conv_attention_backward
 
-    by_hopper = backend == "hopper" and q.shape[3] <= MAX_HEAD_DIM
     with on_device_of(q), without_autocast(q):
         return conv_attention_backward(
             q, k, v, weight, out, logsumexp, grad_out,
             causal=causal, scale=scale, pad=pad, head_chunk=head_chunk, spans=spans,
-            part_backward=part_backward if by_hopper else None,
+            part_backward=part_backward if backend == "hopper" else None,
         )  # fmt: skip
 
 
@@ -242,14 +252,16 @@ class _ConvAttention(torch.autograd.Function):
         causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.options, ctx.backend = (causal, scale, pad, head_chunk), backend
-        out, logsumexp = _below_autograd(CONV_ATTENTION, q, k, v, weight, *ctx.options, spans, backend)
+        out, logsumexp = _run_in_function(CONV_ATTENTION, q, k, v, weight, *ctx.options, spans, backend)
         ctx.save_for_backward(q, k, v, weight, out, logsumexp, spans)
         ctx.mark_non_differentiable(logsumexp)
         ctx.set_materialize_grads(False)
         return out, logsumexp
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_out: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if grad_out is None:  # a later function gave no gradient
+            return (None,) * 10
         *tensors, spans = ctx.saved_tensors
         gradients = CONV_ATTENTION_BACKWARD(*tensors, grad_out, *ctx.options, spans, ctx.backend)
         return *_wanted(gradients, ctx.needs_input_grad), None, None, None, None, None, None
@@ -263,10 +275,13 @@ class _ConvAttentionAgain(torch.autograd.Function):
         out, logsumexp = launches(q, k, v, weight)
         ctx.launches = launches
         ctx.save_for_backward(q, k, v, weight, out, logsumexp)
+        ctx.set_materialize_grads(False)
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad_out is None:
+            return (None,) * 5
         tensors = *ctx.saved_tensors, grad_out
         launches = earlier_backward(ctx.launches, *tensors)
         if launches is not None:
@@ -275,8 +290,7 @@ class _ConvAttentionAgain(torch.autograd.Function):
             causal, scale, pad, _ = ctx.launches.options
             backend = ctx.launches.backend
             gradients = CONV_ATTENTION_BACKWARD(*tensors, causal, scale, pad, 0, None, backend)
-            by_hopper = backend == "hopper" and grad_out.shape[3] <= MAX_HEAD_DIM
-            if by_hopper and not torch.is_grad_enabled() and may_repeat(*tensors):
+            if backend == "hopper" and not torch.is_grad_enabled() and may_repeat(*tensors):
                 remember_backward(ctx.launches, *tensors)
         return None, *_wanted(gradients, ctx.needs_input_grad[1:])
 
@@ -295,7 +309,7 @@ class _NoGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: Callable, sentence: str, *arguments: Any) -> Any:
         ctx.sentence = sentence.format(backend=arguments[-1])
-        return _below_autograd(op, *arguments)
+        return _run_in_function(op, *arguments)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> None:
@@ -307,30 +321,55 @@ def _below_autograd(op: Callable, *arguments: Any) -> Any:
         return op(*arguments)
 
 
-def _register_gradient(op: torch._ops.OpOverload, differentiable: Callable) -> None:
-    """Run `differentiable` with the arguments of `op` where a gradient may be asked for."""
+def _run_in_function(op: Callable, *arguments: Any) -> Any:
+    """`op` below autograd, from a Function's forward: that has no gradients, but outer levels of torch.func have."""
+    if not under_torch_func():
+        return _below_autograd(op, *arguments)
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        return _below_autograd(op, *arguments)
+
+
+def _check_no_tangents(operation: str, backend: str, *arguments: Any) -> None:
+    check_no_tangents(f"{operation} through backend {backend!r}", "backend='reference' has them", *arguments)
+
+
+def _apply(function: Any, *arguments: Any) -> Any:
+    """`function.apply` of an operator, of which torch.func transforms one level at a time."""
+    if not under_torch_func():
+        return function.apply(*arguments)
+    with enable_single_level_autograd_function():
+        return super(torch.autograd.Function, function).apply(*arguments)
+
+
+def _register_gradient(op: torch._ops.OpOverload, operation: str, function: Callable) -> None:
+    """Run `function` with the arguments of `op`, the backend last, where a gradient may be asked for."""
 
     def autograd(*arguments: Any) -> Any:
+        _check_no_tangents(operation, arguments[-1], *arguments)
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments):
-            return differentiable(*arguments)
+            return function(*arguments)
         return _below_autograd(op, *arguments)
 
     torch.library.impl(op.name(), "Autograd")(autograd)
 
 
-_register_gradient(CONV_ATTENTION, _ConvAttention.apply)
+_register_gradient(CONV_ATTENTION, "conv_attention", functools.partial(_apply, _ConvAttention))
 _register_gradient(
     CONV_ATTENTION_BACKWARD,
+    "the backward of conv_attention",
     functools.partial(
-        _NoGradient.apply,
+        _apply,
+        _NoGradient,
         CONV_ATTENTION_BACKWARD,
         "conv_attention is differentiable once through backend '{backend}'; backend='reference' has second derivatives",
     ),
 )
 _register_gradient(
     CONV_ATTENTION_DECODE,
+    "conv_attention_decode",
     functools.partial(
-        _NoGradient.apply,
+        _apply,
+        _NoGradient,
         CONV_ATTENTION_DECODE,
         "conv_attention_decode is not differentiable through backend '{backend}'; "
         "use backend='reference' for gradients",

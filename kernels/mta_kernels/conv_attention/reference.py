@@ -118,8 +118,9 @@ def conv_attention_decode_reference(
 
     `q_window [B, Hq, W, D]` holds the last `W` queries, oldest first, the new one last, with
     `W >= min(cq, tokens so far)`; `k_cache, v_cache [B, Hkv, S, D]`; `lengths [B]` counts the tokens of each
-    sequence, the new one included. Equals row `lengths - 1` of `conv_attention_reference`. With `block_table`
-    the caches are pages, as `conv_attention_decode` describes them.
+    sequence, the new one included. Equals row `lengths - 1` of `conv_attention_reference`; a length of 0 gives zeros.
+    With `block_table` the caches are pages, as `conv_attention_decode` describes them. What lies in a cache beyond a
+    length, and in q_window before the first token, may be anything: it changes no result, and its gradients are zero.
     Raises ValueError or TypeError for arguments that do not fit.
     """
     if block_table is not None:
@@ -132,20 +133,21 @@ def conv_attention_decode_reference(
             f"lengths has {int(lengths.max())} and the cache holds {keys_there} keys a sequence; give at most as many"
         )
     _, query_heads, window, head_dim = q_window.shape
-    query_taps = weight.shape[1]
-    keys, values = (repeat_heads(x, query_heads) for x in (k_cache, v_cache))
-    window = min(window, query_taps)
-    scores = q_window[:, :, -window:] @ keys.transpose(-1, -2) * softmax_scale(scale, head_dim)
+    window = min(window, weight.shape[1])
+    column = torch.arange(keys_there, device=k_cache.device)
+    row = lengths[:, None] - window + torch.arange(window, device=k_cache.device)  # [B, W], absolute positions
+    # Masks, not products: what lies before or beyond a sequence may be NaN, and 0 * NaN is NaN.
+    beyond = (column >= lengths[:, None])[:, None, :, None]
+    queries = q_window[:, :, -window:].masked_fill((row < 0)[:, None, :, None], 0)
+    if torch.is_grad_enabled():  # the mask of the scores is enough for them, but not for the gradient of the queries
+        k_cache = k_cache.masked_fill(beyond, 0)
+    keys, values = (repeat_heads(x, query_heads) for x in (k_cache, v_cache.masked_fill(beyond, 0)))
 
-    column = torch.arange(keys.shape[2], device=keys.device)
-    row = lengths[:, None] - window + torch.arange(window, device=keys.device)  # [B, W], absolute positions
-    visible = column <= row[:, :, None]  # rows before the first token see nothing
-    # `where`, not a product: what lies in the cache beyond a sequence may be anything, NaN included.
-    scores = torch.where(visible[:, None], scores, torch.zeros((), dtype=scores.dtype, device=scores.device))
+    scores = queries @ keys.transpose(-1, -2) * softmax_scale(scale, head_dim)
+    scores = scores.masked_fill((column > row[:, :, None])[:, None], 0)  # rows before the first token see nothing
     mixed = convolve_scores(scores, weight, pad_key)[:, :, -1:]
-    mixed = mixed.masked_fill((column >= lengths[:, None])[:, None, None], float("-inf"))
-    values = values.masked_fill((column >= lengths[:, None])[:, None, :, None], 0)
-    return torch.softmax(mixed, dim=-1) @ values
+    unseen = column >= lengths.clamp(min=1)[:, None]  # a sequence without tokens sees one key, whose value is masked
+    return torch.softmax(mixed.masked_fill(unseen[:, None, None], float("-inf")), dim=-1) @ values
 
 
 def _readable(lengths: Tensor) -> bool:
@@ -216,13 +218,18 @@ def check_decode_arguments(
     check_heads(query_heads, k_cache.shape[1])
     check_weight(weight, query_heads, q_window)
     key_padding(weight.shape[2], pad_key)
-    if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.device != q_window.device:
+    fits = lengths.shape == (batch,) and lengths.dtype in (torch.int32, torch.int64)
+    if not fits or lengths.device != q_window.device:
         raise ValueError(
             f"lengths has shape {tuple(lengths.shape)}, dtype {lengths.dtype}, on {lengths.device}; "
-            f"expected {batch} whole numbers on {q_window.device}"
+            f"expected [{batch}], torch.int32 or torch.int64, on {q_window.device}"
         )
-    if _readable(lengths) and window < min(weight.shape[1], int(lengths.max())):
-        raise ValueError(
-            f"q_window holds {window} queries and the convolution looks back on {weight.shape[1]}: "
-            f"give the last {min(weight.shape[1], int(lengths.max()))}"
-        )
+    if _readable(lengths):
+        shortest, longest = (int(x) for x in lengths.aminmax())
+        if shortest < 0:
+            raise ValueError(f"lengths has {shortest}; expected the tokens of each sequence, 0 or more")
+        if window < min(weight.shape[1], longest):
+            raise ValueError(
+                f"q_window holds {window} queries and the convolution looks back on {weight.shape[1]}: "
+                f"give the last {min(weight.shape[1], longest)}"
+            )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from mta_kernels.conv_attention.hopper import backward
 from mta_kernels.remembering import keep
@@ -28,12 +29,12 @@ try:  # neither who watches nor all of a tensor at once is asked through PyTorch
 except ImportError:  # in a PyTorch to come: then every call takes the operator
     CAN_ASK = False
 else:
-    CAN_ASK = True
+    CAN_ASK = hasattr(forward_ad, "_current_level")
 
 K = TypeVar("K")
 S = TypeVar("S")
 PLAIN = (Tensor, nn.Parameter)
-MAX_ALIKE = 16  # calls remembered that have q's shape and the options in common
+MAX_ALIKE = 16  # calls remembered that have the grad mode, q's shape and the options in common
 
 
 class Launches(Protocol):
@@ -84,7 +85,7 @@ def earlier(
         or not (scale is None or type(scale) is float)
     ):
         return None
-    for seen in _seen.get((q.shape, causal, scale, pad_key, backend, cast), ()):
+    for seen in _seen.get((torch.is_grad_enabled(), q.shape, causal, scale, pad_key, backend, cast), ()):
         if seen.is_like(q, k, v, weight):
             return seen
     return None
@@ -108,9 +109,10 @@ def earlier_backward(launches: Launches, *tensors: Tensor) -> backward.Launches 
 
 
 def _is_watched(x: Tensor) -> bool:
-    """Whether the profiler or a mode is on, or x is not what it seems."""
+    """Whether the profiler or a mode is on, dual tensors may be about, or x is not what it seems."""
     return (
         _profiler_enabled()
+        or forward_ad._current_level >= 0  # a dual tensor looks like any other, to guards too
         or _is_torch_function_mode_enabled()
         or _dispatch_isTensorSubclassLike(x)  # so is every tensor while a dispatch mode is on
     )
@@ -132,7 +134,7 @@ def remember(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any, lau
     """For calls like this one, which passed all checks and may repeat; options as those of `earlier`."""
     tensors = (q, k, v, weight)
     seen = Seen(_guards(*tensors).check, launches, any(x.requires_grad for x in tensors))
-    _keep_alike(_seen, (q.shape, *options), seen)
+    _keep_alike(_seen, (torch.is_grad_enabled(), q.shape, *options), seen)
 
 
 def remember_backward(launches: Launches, *tensors: Tensor) -> None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mta_kernels.code_cache import cache_folder, keep_code, kept_code
 from mta_kernels.cuda.shipped import shipped_code
 
 
@@ -88,14 +87,12 @@ def machine_code(source: Source) -> bytes:
     name = source.file_name
     if (code := shipped_code(name)) is not None:
         return code
-    path = cache_folder() / f"nvrtc-{version()}" / name
-    with contextlib.suppress(OSError):
-        code = path.read_bytes()
-        if code.startswith(b"\x7fELF"):
-            return code
+    path = cache_folder("cuda") / f"nvrtc-{version()}" / name
+    if (code := kept_code(path)) is not None:
+        return code
     code, _ = compile_source(source)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time, no more
-        write_whole(path, code)
+        keep_code(path, code)
     return code
 
 
@@ -107,20 +104,6 @@ def version() -> str:
     result, major, minor = nvrtc.nvrtcVersion()
     _checked((result,))
     return f"{major}.{minor}"
-
-
-def cache_folder() -> Path:
-    """Where machine code is kept: `$MTA_KERNELS_CACHE`, else `$XDG_CACHE_HOME/mta_kernels`, else in `~/.cache`."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("MTA_KERNELS_CACHE") or os.path.join(base, "mta_kernels")) / "cuda"
-
-
-def write_whole(path: Path, code: bytes) -> None:
-    """To a file that has its name only once it is complete: several processes may compile the same kernel."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(code)
-    os.replace(file.name, path)
 
 
 @functools.cache

@@ -6,13 +6,14 @@ function showNews(cellButton) {
   const { cells, runs, changes, events, failures } = data;
 
   function showVerdict() {
-    const { slower, maybe_slower: maybeSlower, faster, maybe_faster: maybeFaster, broken } = data.counts;
+    const { slower, maybe_slower: maybeSlower, faster, maybe_faster: maybeFaster, broken, unexplained } = data.counts;
     const said = [
       [slower, "got slower", "bad"],
       [maybeSlower, "may have got slower", "warn"],
       [broken, broken === 1 ? "fails that did not before" : "fail that did not before", "bad"],
       [faster, "got faster", "good"],
       [maybeFaster, "may have got faster", "good"],
+      [unexplained, "changed with no commit to explain it", "quiet"],
     ];
     const parts = said
       .filter(([number]) => number)
@@ -38,12 +39,28 @@ function showNews(cellButton) {
   function showEvents(place, slower) {
     const direction = slower ? "slower" : "faster";
     const found = events.filter((event) => event.slower === slower);
-    if (!found.length) {
-      place.append(make("p", { text: `No change to ${direction} was found.`, className: "quiet" }));
-      return;
-    }
+    const explained = found.filter(({ unexplained }) => !unexplained);
+    const others = found.filter(({ unexplained }) => unexplained);
+    if (explained.length) eventTable(place, explained, `Changes to ${direction}, by commit`);
+    else place.append(make("p", { text: `No change to ${direction} was found.`, className: "quiet" }));
+    if (!others.length) return;
+    const title = `${plural(others.length, "change")} to ${direction}, which no commit explains`;
+    place.append(folded(title, (inside) => eventTable(inside, others, title)));
+  }
+
+  // A summary that makes what is inside when it is opened first.
+  function folded(title, fill) {
+    const box = make("details", {}, make("summary", { text: title }));
+    const inside = box.appendChild(make("div"));
+    box.addEventListener("toggle", () => {
+      if (!inside.childElementCount) fill(inside);
+    });
+    return box;
+  }
+
+  function eventTable(place, found, caption) {
     createTable(place, {
-      caption: `Changes to ${direction}, by commit`,
+      caption,
       noun: found.length === 1 ? "change" : "changes",
       rows: found.map((event) => ({
         event,
@@ -120,12 +137,8 @@ function showNews(cellButton) {
     const old = failures.filter(({ broken }) => !broken);
     if (news.length) failureTable(place, news, "Worked before, or wrong");
     if (!old.length) return;
-    const box = make("details", {}, make("summary", { text: `${plural(old.length, "cell")} never had a time` }));
-    const inside = box.appendChild(make("div"));
-    box.addEventListener("toggle", () => {
-      if (!inside.childElementCount) failureTable(inside, old, "Never had a time");
-    });
-    place.append(box);
+    const title = `${plural(old.length, "cell")} never had a time`;
+    place.append(folded(title, (inside) => failureTable(inside, old, "Never had a time")));
   }
 
   function failureTable(place, members, caption) {

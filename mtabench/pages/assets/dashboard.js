@@ -178,9 +178,10 @@
     return show(chosen ?? firstToShow());
   }
 
-  // Before a choice: the largest change that is news, else the first cell.
+  // Before a choice: the largest change that is news and that a commit may explain, else the first cell.
   function firstToShow() {
-    const event = data.events.find(({ recent, lasting }) => recent && lasting) ?? data.events[0];
+    const explained = data.events.filter(({ unexplained }) => !unexplained);
+    const event = explained.find(({ recent, lasting }) => recent && lasting) ?? explained[0];
     if (event) return data.changes[event.changes[0]].cell;
     return data.failures.length ? data.failures[0].cell : 0;
   }

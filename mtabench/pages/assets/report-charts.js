@@ -34,11 +34,11 @@ function makeReportCharts(data, cells) {
 
   // What a point says of its cell, in this order.
   function tooltipOf(cell) {
-    const interval = cell.half_width_percent === null ? "" : ` ± ${formatNumber(cell.half_width_percent, 2)} %`;
+    const interval = cell.half_interval_percent === null ? "" : ` ± ${formatNumber(cell.half_interval_percent, 2)} %`;
     const facts = { implementation: cell.impl, "sequence length": formatNumber(cell.seq), status: cell.status };
     if (!cell.timed) facts.reason = cell.reason;
     else delete facts.status;
-    if (cell.median_ms !== null) facts.median = `${formatNumber(cell.median_ms)} ms${interval}`;
+    if (cell.median_ms !== null) facts.median = `${cell.settled === false ? "~" : ""}${formatNumber(cell.median_ms)} ms${interval}`;
     if (cell.speedup !== null) facts.speedup = `${formatNumber(cell.speedup, 3)} × ${cell.baseline}`;
     if (cell.useful_tflops !== null) facts.useful = `${formatNumber(cell.useful_tflops, 3)} TFLOP/s`;
     if (cell.roofline_percent !== null) facts["of roofline"] = `${formatNumber(cell.roofline_percent, 3)} %`;
@@ -52,7 +52,10 @@ function makeReportCharts(data, cells) {
     const failed = kind.failures ? panel.cells.filter((cell) => !cell.timed) : [];
     const points = timed.map((cell) => ({
       impl: cell.impl, seq: cell.seq, y: kind.value(cell), low: kind.low(cell), high: kind.high(cell), tip: tooltipOf(cell),
+      settled: !kind.unsettled(cell),
     }));
+    const solid = points.filter(({ settled }) => settled);
+    const hollow = points.filter(({ settled }) => !settled);
     const names = data.implementations.map(({ name }) => name);
     const x = {
       field: "seq", type: "quantitative", title: "sequence length (tokens)",
@@ -79,7 +82,12 @@ function makeReportCharts(data, cells) {
     const layer = [
       { mark: { type: "line", clip: true }, encoding: { x, y, color, strokeDash: dash, detail: { field: "impl" } } },
       { mark: { type: "rule", strokeWidth: 1.5 }, encoding: { x, y: { ...y, field: "low" }, y2: { field: "high" }, color } },
-      { mark: { type: "point", filled: true, opacity: 1 }, encoding: { x, y, color, tooltip } },
+      { data: { values: solid }, mark: { type: "point", filled: true, opacity: 1 }, encoding: { x, y, color, tooltip } },
+      {
+        data: { values: hollow },
+        mark: { type: "point", filled: false, fill: chartColour("paper"), strokeWidth: 2, opacity: 1 },
+        encoding: { x, y, color, tooltip },
+      },
     ];
     if (kind.rule) layer.unshift({ data: { values: [{ y: kind.rule }] }, mark: { type: "rule", strokeDash: [2, 3] }, encoding: { y } });
     frame.failing.forEach((name, row) => {
@@ -134,16 +142,24 @@ function makeReportCharts(data, cells) {
     };
   }
 
+  // The cell that a speedup refers to: of the same shape, and measured in the same run.
+  const SAME = ["run_id", "pass", "device", "dtype", "batch", "heads", "kv_heads", "seq", "head_dim", "conv", "causal"];
+  const placeOf = (cell, impl) => JSON.stringify([impl, ...SAME.map((name) => cell[name])]);
+  const byPlace = new Map(cells.map((cell) => [placeOf(cell, cell.impl), cell]));
+  const baselineOf = (cell) => byPlace.get(placeOf(cell, cell.baseline));
+
   const KINDS = {
     time: {
       words: "Time against sequence length", title: "time (ms)", failures: true,
       value: (cell) => (cell.timed ? cell.median_ms : 0),
+      unsettled: (cell) => cell.settled === false,
       low: (cell) => cell.ci95_low_ms || cell.median_ms,
       high: (cell) => cell.ci95_high_ms || cell.median_ms,
     },
     speedup: {
       words: "Speedup against sequence length", title: "speedup", failures: false, rule: 1,
       value: (cell) => (cell.timed && cell.impl !== cell.baseline && cell.speedup) || 0,
+      unsettled: (cell) => cell.settled === false || baselineOf(cell)?.settled === false,
       low: (cell) => cell.speedup,
       high: (cell) => cell.speedup,
     },

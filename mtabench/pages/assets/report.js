@@ -66,6 +66,10 @@
     return make("span", { text: cell.status, className });
   }
 
+  function medianText(cell) {
+    return `${cell.settled === false ? "~" : ""}${formatNumber(cell.median_ms)}`;
+  }
+
   function withSpread(shown) {
     return shown.filter((cell) => cell.spread).map((cell) => ({ ...cell, ...cell.spread }));
   }
@@ -106,7 +110,7 @@
     ...column,
     filter: filters.has(column.name) || ["impl", "status"].includes(column.name) ? "choice" : undefined,
     emptyPasses: ["conv", "splits"].includes(column.name), // plain attention has none, and stays to be compared with
-    show: column.name === "status" ? statusText : undefined,
+    show: { status: statusText, median_ms: medianText }[column.name],
   }));
 
   place("facts").textContent = data.facts;

@@ -203,11 +203,30 @@ def test_bandwidth_draws_the_memory_limit(measured):
     assert limit.get_ydata() == pytest.approx([4000, 4000])
     assert axes.get_ylim()[0] == 0
     assert "copy bandwidth 4,000 GB/s" in words(shown)
-    assert "copy bandwidth 4,000 GB/s from the rows" in words(shown)
-    assert (
-        title(shown)
-        == "Decode: triton reads the cache at 3,000 GB/s at 4k cached tokens, 75 % of the bandwidth of a copy"
+    assert "copy bandwidth 4,000 GB/s from the rows; reading alone, which may be faster, was not measured" in words(
+        shown
     )
+    assert (
+        title(shown) == "Decode: triton reads the cache at 3,000 GB/s at 4k cached tokens, 75 % of the copy bandwidth"
+    )
+
+
+def test_the_memory_limit_of_decode_is_the_bandwidth_of_reading_where_rows_name_it(measured):
+    cells = [
+        conv_cell("triton", seq, 1.0, useful_tflops=4.5, gbytes_s=4500, fraction_of_roofline=0.9, read_gbytes_s=5000)
+        | {"pass": "decode"}
+        for seq in (1024, 4096)
+    ]
+    shown = measured("bandwidth", cells)
+    (limit,) = (line for line in shown.axes[0].get_lines() if list(line.get_xdata()) == [0, 1])
+    assert limit.get_ydata() == pytest.approx([5000, 5000])
+    assert "read bandwidth 5,000 GB/s from the rows" in words(shown)
+    assert "copy bandwidth" not in words(shown)
+    assert title(shown).endswith("at 4,500 GB/s at 4k cached tokens, 90 % of the read bandwidth")
+    assert "read bandwidth 5,000 GB/s" in words(measured("roofline", cells))
+    assert "90 % of the roofline at" in title(measured("roofline", cells))
+    older = [cell | {"read_gbytes_s": ""} for cell in cells]
+    assert "90 % of the roofline of a copy at" in title(measured("roofline", older))
 
 
 def test_bandwidth_without_a_known_limit_says_so(measured):

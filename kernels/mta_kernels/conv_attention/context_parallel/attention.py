@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
+from mta_kernels.conv_attention.arguments import check_no_tangents, key_padding, softmax_scale
 from mta_kernels.conv_attention.context_parallel import ring
 from mta_kernels.conv_attention.context_parallel.agreement import BACKENDS, check_agreement, shape_facts
 from mta_kernels.conv_attention.context_parallel.eager import EagerTiles
@@ -35,8 +35,9 @@ def conv_attention_over_ranks(
     """`conv_attention` of arguments already checked, whose rows are this rank's share of the sequence.
 
     Raises ValueError if the rows are no two equal chunks, or shorter than what a chunk needs of its neighbours, or if
-    ranks differ in shapes or options.
+    ranks differ in shapes or options; RuntimeError for dual tensors.
     """
+    check_no_tangents("conv_attention with group", "backend='reference' without group has them", q, k, v, weight)
     facts = shape_facts(q=q, k=k, weight=weight)
     facts |= {"causal": causal, "scale": softmax_scale(scale, q.shape[3]), "head_chunk": head_chunk or 0}
     facts |= {"the padding of keys": key_padding(weight.shape[2], pad_key), "backend": BACKENDS.index(backend)}

@@ -61,8 +61,8 @@ class Rows(ctypes.Structure):
         ("start", ctypes.c_void_p),
         ("stride_batch", ctypes.c_int64),
         ("stride_head", ctypes.c_int64),
-        ("stride_row", ctypes.c_int),
-        ("stride_number", ctypes.c_int),
+        ("stride_row", ctypes.c_int64),
+        ("stride_number", ctypes.c_int64),
     )
 
     @classmethod
@@ -76,9 +76,9 @@ class Weight(ctypes.Structure):
 
     _fields_ = (
         ("start", ctypes.c_void_p),
-        ("stride_head", ctypes.c_int),
-        ("stride_query", ctypes.c_int),
-        ("stride_key", ctypes.c_int),
+        ("stride_head", ctypes.c_int64),
+        ("stride_query", ctypes.c_int64),
+        ("stride_key", ctypes.c_int64),
         ("is_float", ctypes.c_int),
     )
 
@@ -88,7 +88,7 @@ class Lengths(ctypes.Structure):
 
     _fields_ = (
         ("start", ctypes.c_void_p),
-        ("stride", ctypes.c_int),
+        ("stride", ctypes.c_int64),
         ("batch", ctypes.c_int),
         ("kv_heads", ctypes.c_int),
     )
@@ -105,7 +105,7 @@ class Arguments(ctypes.Structure):
         ("window", ctypes.c_int),
         ("table", ctypes.c_void_p),
         ("table_stride_batch", ctypes.c_int64),
-        ("table_stride_page", ctypes.c_int),
+        ("table_stride_page", ctypes.c_int64),
         ("page_bits", ctypes.c_int),
         ("lengths", Lengths),
         ("group", ctypes.c_int),
@@ -177,8 +177,6 @@ def launch_decode(
     blocks = programs * geometry.head_blocks
     if geometry.aligned and not has_whole_chunks(q_window):
         q_window = q_window.clone(memory_format=torch.contiguous_format)  # small
-    if lengths.dtype not in (torch.int32, torch.int64):
-        lengths = lengths.int()
     out = torch.empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=device)
     scratch = torch.empty(2 * blocks * heads, geometry.depth + 2, dtype=torch.float32, device=device)
     arrived = arrivals(batch * kv_heads * geometry.head_blocks, device)

@@ -28,7 +28,7 @@ struct Window {
         if (row < WINDOW_ROWS) {  // before the first token there is no query, whatever the window holds there
             const int head = row / QUERY_TAPS, tap = row % QUERY_TAPS, held = args.window - QUERY_TAPS + tap;
             const bool inside = head < heads && held >= 0 && tap >= QUERY_TAPS - segment.length;
-            const int64_t at = head * args.q.stride_head + (int64_t)held * args.q.stride_row;
+            const int64_t at = head * args.q.stride_head + held * args.q.stride_row;
             return load_chunk(q + at + chunk_offset(args.q, chunk), args.q.stride_number, HEAD_DIM - chunk * 8, inside);
         }
         const int key = segment.length - 1 - (row - WINDOW_ROWS);
@@ -41,8 +41,8 @@ struct Window {
         const int head = i / (QUERY_TAPS * KEY_TAPS), tap = i / KEY_TAPS % QUERY_TAPS;
         if (i >= WEIGHTS || head >= heads) return 0;
         const Weight& weight = args.weight;
-        const int at = (first_head + head) * weight.stride_head + tap * weight.stride_query +
-                       i % KEY_TAPS * weight.stride_key;
+        const int64_t at = (first_head + head) * weight.stride_head + tap * weight.stride_query +
+                           i % KEY_TAPS * weight.stride_key;
         return weight.is_float ? ((const float*)weight.start)[at] : to_float(((const ELEMENT*)weight.start)[at]);
     }
 

@@ -140,6 +140,10 @@ def _shapes(head_dim: int) -> Iterator[tuple[int, int]]:
 
 
 def has_whole_chunks(x: Tensor) -> bool:
-    """Whether rows of numbers of two bytes are contiguous, and begin and end at multiples of 16 bytes."""
+    """Whether rows of numbers of two bytes are contiguous, begin and end at multiples of 16 bytes, and are near enough.
+
+    Strides of such rows are taken in 32 bits.
+    """
     batch, heads, row, number = x.stride()
-    return number == 1 and not (batch | heads | row | x.shape[3]) % 8 and not x.data_ptr() % 16
+    aligned = not (batch | heads | row | x.shape[3]) % 8 and not x.data_ptr() % 16
+    return number == 1 and aligned and row < 1 << 30

@@ -42,20 +42,20 @@ static_assert(FLAG_AT + 4 == SHARED_BYTES, "as in geometry.py");
 
 struct Rows {  // [B, heads, rows, numbers], or of pages in place of sequences; strides in bytes
     const char* start;
-    int64_t stride_batch, stride_head;
-    int stride_row, stride_number;
+    int64_t stride_batch, stride_head, stride_row, stride_number;
 };
 struct Weight {  // [Hq, QUERY_TAPS, KEY_TAPS], float32 or as q
     const void* start;
-    int stride_head, stride_query, stride_key, is_float;
+    int64_t stride_head, stride_query, stride_key;
+    int is_float;
 };
 struct Arguments {
     Rows q, k, v;
     Weight weight;
     int window;  // rows of q
     const int* table;  // [B, pages of a sequence]
-    int64_t table_stride_batch;
-    int table_stride_page, page_bits;
+    int64_t table_stride_batch, table_stride_page;
+    int page_bits;
     Lengths lengths;
     int group;             // query heads of a KV head
     int programs, splits;  // each HEAD_BLOCKS times, for ALL_HEADS query heads of a KV head each

@@ -4,25 +4,26 @@
 
 // A row, or what of it begins at a chunk of eight numbers, is at `start` of row 0 and this many bytes further on.
 DEVICE int64_t row_offset(const Rows& x, int key, int page, int page_bits) {
-    if (PAGED) return page * x.stride_batch + (int64_t)(key & (1 << page_bits) - 1) * x.stride_row;
-    return (int64_t)key * x.stride_row;
+    const int64_t row = PAGED ? key & (1 << page_bits) - 1 : key;
+    const int64_t offset = row * (ALIGNED ? (int)x.stride_row : x.stride_row);  // 32 bits take fewer instructions
+    return PAGED ? page * x.stride_batch + offset : offset;
 }
 DEVICE int64_t chunk_offset(const Rows& x, int chunk) {
-    return ALIGNED ? chunk * 16 : (int64_t)chunk * 8 * x.stride_number;
+    return ALIGNED ? chunk * 16 : chunk * 8 * x.stride_number;
 }
 
 // A chunk, zeros if not `inside` and from number `count` on. Nothing is read outside.
-DEVICE uint4 load_chunk(const char* start, int stride, int count, bool inside) {
+DEVICE uint4 load_chunk(const char* start, int64_t stride, int count, bool inside) {
     if (ALIGNED) return inside && count > 0 ? *(const uint4*)start : uint4{0, 0, 0, 0};
     const auto number_at = [&](int i) -> uint32_t {
-        return inside && i < count ? *(const uint16_t*)(start + (int64_t)i * stride) : 0;
+        return inside && i < count ? *(const uint16_t*)(start + i * stride) : 0;
     };
     uint32_t pairs[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) pairs[i] = number_at(2 * i + 1) << 16 | number_at(2 * i);
     return {pairs[0], pairs[1], pairs[2], pairs[3]};
 }
-DEVICE void copy_chunk(uint32_t destination, const char* start, int stride, int count, bool inside) {
+DEVICE void copy_chunk(uint32_t destination, const char* start, int64_t stride, int count, bool inside) {
     if (ALIGNED) copy_stream(destination, start, inside && count > 0);
     else store_shared(destination, load_chunk(start, stride, count, inside));
 }
@@ -41,7 +42,7 @@ struct Cache {
         length = segment.length;
     }
     DEVICE int page_of(const Arguments& args, int key) const {
-        return key >= 0 && key < length ? table[(int64_t)(key >> args.page_bits) * args.table_stride_page] : 0;
+        return key >= 0 && key < length ? table[(key >> args.page_bits) * args.table_stride_page] : 0;
     }
 };
 

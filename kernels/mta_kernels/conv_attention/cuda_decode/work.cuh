@@ -11,9 +11,10 @@ constexpr unsigned FEWEST_UNITS = 4;  // a program; where there are fewer keys, 
 
 struct Lengths {
     const int* start;  // the lower halves of int64 are int32 too
-    int stride, batch, kv_heads;
+    int64_t stride;
+    int batch, kv_heads;
 
-    DEVICE int of(int sequence) const { return start[(int64_t)sequence * stride]; }
+    DEVICE int of(int sequence) const { return start[sequence * stride]; }
     // A sequence without tokens has a unit too, so that somebody writes its zeros.
     DEVICE unsigned units(int sequence) const { return max(1u, (of(sequence) + UNIT - 1) / UNIT); }
 };

@@ -40,8 +40,7 @@ constexpr int GRADS_DOWN = SCORES_DOWN + 8 * SCORES_ABOVE * 16;
 constexpr int TAPS = GRADS_DOWN + 8 * GRADS_ABOVE * 16;
 constexpr int TAPS_BACK = TAPS + QUERY_TAPS * TAP;
 constexpr int BARRIERS = TAPS_BACK + QUERY_TAPS * TAP;
-constexpr int LARGEST = BARRIERS + (2 * STAGES + 5) * 8;  // a float a warp
-constexpr int WORK = LARGEST + WARPGROUPS * 16;  // its number; then stage and row block, for which registers are short
+constexpr int WORK = BARRIERS + (2 * STAGES + 5) * 8;  // its number; then stage and row block, for which registers are short
 constexpr int PRODUCT_STAGES = BARRIERS / PRODUCT_STAGE < 4 ? BARRIERS / PRODUCT_STAGE : 4;
 static_assert(PRODUCT_STAGES >= 2, "products are copied ahead");
 static_assert(2 * PRODUCT_STAGES <= 2 * STAGES + 5, "their barriers take the place of the rows'");
@@ -61,8 +60,8 @@ constexpr int ALIGNED = 128;  // rows, and keys, of the blocks that `seen_by` co
 struct Arguments {
     Positions at;
     const uint16_t *taps, *taps_back;  // [Hq, QUERY_TAPS, 512] fp16: T, and T' backwards, weights over a power of two
-    const float* weight_scale;         // [Hq]: scale * log2(e) * that power
-    const float *key_norms, *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]: maxima of squared norms
+    const float* weight_scale;         // [Hq]: |scale| * log2(e) * that power; T has the sign
+    const float *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]: maxima of squared norms
     const float *logsumexp, *delta;    // [B, Hq, M]
     uint16_t *p, *ds;                  // [slots, chunk_rows, pitch]: tiles of 64 keys, in the order in which threads hold them
     float* ds_unit;                    // [B * Hq]: what ds is to be multiplied by
@@ -223,9 +222,9 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int row = tile_row + local_row + 8 * h;
-            // Where there is no row, or its c is not complete, p and dc are zero.
-            const bool inside = row >= first_row && row < args.at.query_rows;
+            // Where there is no row, its c is not complete, or backward_exact.cu has it, p and dc are zero.
             const int64_t of_row = (int64_t)batch_head * args.at.query_rows + row;
+            const bool inside = row >= first_row && row < args.at.query_rows && !is_exact(args.logsumexp[of_row]);
             reference[h] = inside ? args.logsumexp[of_row] * LOG2_E : 1e30f;
             delta[h] = inside ? args.delta[of_row] : 0.f;
         }
@@ -293,11 +292,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         for (int i = 0; i < 8; i++) carried[i] = carried_back[i] = 0;
 
         barrier_wait(rows_full, 0);
-        const float query_factor =
-            rescale_queries<WARPGROUPS * ROWS, WARPGROUPS * 128>(
-                shared + QUERIES, shared + LARGEST,
-                args.key_norms[(batch * (args.at.heads / args.at.group) + kv_head) * NORM_PARTS + lane], threadIdx.x);
-        const float unit = args.weight_scale[head] * query_factor;
+        const float unit = args.weight_scale[head];
         // |grad_out v^T - delta| <= 2 |grad_out| |v|: a power of two brings it to the limit.
         const float grad_norm = warp_max(args.grad_norms[batch_head * NORM_PARTS + lane]);
         const float value_norm = warp_max(
@@ -305,7 +300,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         const float bound = 0.5f * (log2f(grad_norm) + log2f(value_norm)) + 1;
         const float exponent = floorf(GradLimit<ELEMENT>::log2 - bound);
         const float grad_factor = exp2f(fminf(fmaxf(exponent, -100.f), 100.f));
-        const float ds_unit = args.weight_scale[head] * LN_2 / grad_factor;
+        const float ds_unit = args.scale == 0 ? 0.f : args.weight_scale[head] * LN_2 / grad_factor;
         if (threadIdx.x == 0) args.ds_unit[batch_head] = ds_unit;  // as every block of the head
 
         auto multiply_keys = [&](int stage) {
@@ -354,7 +349,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             }
             uint32_t halves[4][4];
 #pragma unroll
-            for (int i = 0; i < 32; i += 2) halves[i / 8][i / 2 % 4] = pack<Half>(scores[i], scores[i + 1]);
+            for (int i = 0; i < 32; i += 2) halves[i / 8][i / 2 % 4] = finite(pack<Half>(scores[i], scores[i + 1]));
             if constexpr (FIRST_SHIFT == 1) convolve_own(even, odd, halves, toeplitz);
 #pragma unroll
             for (int block = 0; block < 4; block++) store_matrices(store_scores_at + block * 2 * PITCH, halves[block]);
@@ -498,7 +493,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             store_shared(scores_at + ((local_row + i / 2 % 2 * 8) * 24 + i / 4 * 8 + column + i % 2) * 4,
                          __float_as_uint(dweight[i]));
         warpgroup_barrier(warpgroup + 1);
-        const float dweight_unit = args.scale * query_factor / grad_factor;
+        const float dweight_unit = args.scale / grad_factor;
         const int64_t of_block = (int64_t)batch_head * args.chunks.all_row_blocks + (int)load_shared(shared + WORK + 8);
         float* sums = args.dweight + (of_block * WARPGROUPS + warpgroup) * (QUERY_TAPS * KEY_TAPS);
         for (int i = thread; i < QUERY_TAPS * KEY_TAPS; i += 128) {

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import math
 import operator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +16,13 @@ from mta_kernels.conv_attention.hopper.forward import ROWS, SLAB
 from mta_kernels.conv_attention.hopper.prepare import (
     ELEMENTS,
     NORM_PARTS,
+    Inputs,
     Positions,
     Preparation,
+    Prepared,
     Rows,
     Tiles,
+    Weight,
     prepare_launch,
 )
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
@@ -28,7 +32,6 @@ from mta_kernels.cuda.compiler import Source, machine_code
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.remembering import keep
 
-MAX_HEAD_DIM = 128
 TILE, CARRIED = 64, 16  # keys of a tile, and columns of c that it leaves to the next
 SCORES_ABOVE, GRADS_ABOVE = 16, 8  # rows above a warpgroup's own
 PLACES, ALIGNED = 256, 128  # of scratch, that a block's products read; rows and keys of the blocks of `rows_that_see`
@@ -67,7 +70,7 @@ class Geometry(Tiles):
         tiles = (2 * self.warpgroups + 3 * self.stages) * self.slabs
         above = SCORES_ABOVE + GRADS_ABOVE
         buffers = (self.warpgroups * 10 * (2 * ROWS + above) + 8 * above) * 16
-        small = 2 * self.prepared.tap_bytes + (2 * self.stages + 5) * 8 + self.warpgroups * 16 + 16
+        small = 2 * self.prepared.tap_bytes + (2 * self.stages + 5) * 8 + 16
         return tiles * SLAB + buffers + small
 
     def products(self) -> list[Product]:
@@ -83,6 +86,28 @@ class Geometry(Tiles):
     @property
     def source(self) -> Source:
         return hopper_source("backward.cu", self.products(), self.constants())
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The constants of backward_exact.cu for a shape."""
+
+    prepared: Prepared
+    causal: bool
+    spans: bool
+
+    threads = 256
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes a block takes, as backward_exact.cu lays them out."""
+        taps = self.prepared.query_taps
+        return 4 * ((2 * taps + 1) * self.threads + taps * self.prepared.head_dim)
+
+    @property
+    def source(self) -> Source:
+        constants = self.prepared.constants() | {"CAUSAL": int(self.causal), "SPANS": int(self.spans)}
+        return hopper_source("backward_exact.cu", self.prepared.products(), constants)
 
 
 class Chunks(ctypes.Structure):
@@ -102,7 +127,6 @@ class Arguments(ctypes.Structure):
         ("taps", ctypes.c_void_p),
         ("taps_back", ctypes.c_void_p),
         ("weight_scale", ctypes.c_void_p),
-        ("key_norms", ctypes.c_void_p),
         ("value_norms", ctypes.c_void_p),
         ("grad_norms", ctypes.c_void_p),
         ("logsumexp", ctypes.c_void_p),
@@ -119,6 +143,23 @@ class Arguments(ctypes.Structure):
         ("chunk_rows", ctypes.c_int),
         ("pitch", ctypes.c_int),
         ("chunks", Chunks),
+    )
+
+
+class ExactArguments(ctypes.Structure):
+    """`struct Arguments` of backward_exact.cu."""
+
+    _fields_ = (
+        ("at", Positions),
+        ("inputs", Inputs),
+        ("grad_out", Rows),
+        ("logsumexp", ctypes.c_void_p),
+        ("delta", ctypes.c_void_p),
+        ("dq", ctypes.c_void_p),
+        ("dk", ctypes.c_void_p),
+        ("dv", ctypes.c_void_p),
+        ("dweight", ctypes.c_void_p),
+        ("weight_pitch", ctypes.c_int),
     )
 
 
@@ -194,13 +235,16 @@ class Launches:
             call = Call(q, k, v, weight, out, grad_out, self._geometry, self._plan, self._layout, self.options[1])
         if call.starts != starts:
             call.place(starts, self._maps.get(starts) or self._describe(starts, q, k, v, grad_out, scratch))
-        arguments = call.arguments
-        call.preparation.weight, arguments.logsumexp = weight.data_ptr(), logsumexp.data_ptr()
-        arguments.dq, arguments.dk, arguments.dv = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
-        arguments.dweight = dweight.data_ptr()
+        call.preparation.weight.start = call.exact.inputs.weight.start = weight.data_ptr()
+        for arguments in (call.arguments, call.exact):
+            arguments.logsumexp = logsumexp.data_ptr()
+            arguments.dq, arguments.dk, arguments.dv = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
+            arguments.dweight = dweight.data_ptr()
+            if spans is not None:
+                arguments.at.spans = spans.data_ptr()
         if spans is not None:
             seen_by = rows_that_see(spans)
-            call.positions.spans, arguments.seen_by = spans.data_ptr(), seen_by.data_ptr()
+            call.arguments.seen_by = seen_by.data_ptr()
         call.launches()
         self._idle.append(call)  # the driver has read its arguments
         if self._is_grouped:
@@ -223,7 +267,7 @@ class Launches:
 
 
 class Call:
-    """Both launches of one call at a time, laid out for the driver but for addresses."""
+    """The launches of one call at a time, laid out for the driver but for addresses."""
 
     def __init__(
         self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, grad_out: Tensor,
@@ -233,7 +277,7 @@ class Call:
         kv_heads, key_rows = k.shape[1:3]
         device = q.device.index
         self.preparation = Preparation(
-            k=Rows.of(k), v=Rows.of(v), out=Rows.of(out), grad_out=Rows.of(grad_out), **Preparation.of_weight(weight),
+            v=Rows.of(v), out=Rows.of(out), grad_out=Rows.of(grad_out), weight=Weight.of(weight),
             scale_log2=scale * math.log2(math.e), counter_count=1 + 2 * plan.stages,
             heads=heads, kv_heads=kv_heads, batch=batch, query_rows=query_rows, key_rows=key_rows,
         )  # fmt: skip
@@ -242,23 +286,35 @@ class Call:
             scale=scale, chunk_rows=plan.row_blocks * geometry.block_rows, pitch=plan.pitch,
             chunks=Chunks(batch * heads, plan.chunks, plan.row_blocks, plan.all_row_blocks, plan.lag, plan.slots),
         )  # fmt: skip
-        self.positions = self.arguments.at  # a part of it, not a copy
+        self.exact = ExactArguments(
+            self.arguments.at, Inputs(Rows.of(q), Rows.of(k), Rows.of(v), Weight.of(weight), scale), Rows.of(grad_out),
+            weight_pitch=plan.all_row_blocks * geometry.warpgroups * weight[0].numel(),
+        )  # fmt: skip
         self._maps, self._layout, self._stages = (TensorMap * 5)(), layout, plan.stages
         self.starts: tuple[int, ...] = ()
         backward = driver.Launch(
             kernel(geometry, device), (plan.works, 1), geometry.threads, geometry.shared_memory, device,
             *self._maps, self.arguments,
         )  # fmt: skip
-        self.launches = driver.LaunchSequence(prepare_launch(geometry.prepared, self.preparation, device), backward)
+        exact = Exact(geometry.prepared, geometry.causal, geometry.spans)
+        exactly = driver.Launch(
+            exact_kernel(exact, device), (batch * heads, 1), exact.threads, exact.shared_memory, device, self.exact
+        )
+        prepare = prepare_launch(geometry.prepared, self.preparation, device)
+        self.launches = driver.LaunchSequence(prepare, backward, exactly)
 
     def place(self, starts: tuple[int, ...], maps: list[TensorMap]) -> None:
         """Take q, k, v, grad_out, out and the scratch from these addresses; `maps` are of all but out."""
         preparation, arguments, layout = self.preparation, self.arguments, self._layout
         self._maps[:] = maps
-        _, preparation.k.start, preparation.v.start, preparation.grad_out.start, preparation.out.start, scratch = starts
+        exact = self.exact
+        q, k, v, grad_out, out, scratch = starts
+        exact.inputs.q.start, exact.inputs.k.start, exact.inputs.v.start, exact.grad_out.start = q, k, v, grad_out
+        preparation.v.start, preparation.grad_out.start, preparation.out.start = v, grad_out, out
         for name, at in layout.prepared.items():
             setattr(preparation, name, scratch + at)
             setattr(arguments, name, scratch + at)
+        exact.delta = arguments.delta
         arguments.p, arguments.ds = scratch, scratch + layout.stored // 2
         arguments.ds_unit, counters = scratch + layout.ds_unit, scratch + layout.counters
         preparation.counters = arguments.chunks.taken = counters  # which prepare.cu sets to 0, at every call
@@ -283,7 +339,7 @@ class ScratchLayout(NamedTuple):
         stored = 2 * 2 * plan.slots * plan.row_blocks * geometry.block_rows * plan.pitch
         numbers = {
             "taps": heads * geometry.prepared.tap_bytes // 4, "taps_back": heads * geometry.prepared.tap_bytes // 4,
-            "weight_scale": heads, "key_norms": batch * kv_heads * NORM_PARTS,
+            "weight_scale": heads,
             "value_norms": batch * kv_heads * NORM_PARTS, "grad_norms": batch * heads * NORM_PARTS,
             "delta": batch * heads * query_rows, "ds_unit": batch * heads, "counters": 1 + 2 * plan.stages,
         }  # fmt: skip
@@ -346,3 +402,9 @@ def rows_that_see(spans: Tensor) -> Tensor:
 def kernel(geometry: Geometry, device: int) -> Any:
     """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
     return driver.load(machine_code(geometry.source), "hopper_backward", geometry.shared_memory, device)
+
+
+@functools.cache
+def exact_kernel(exact: Exact, device: int) -> Any:
+    """The kernel on a device, compiled at the first call."""
+    return driver.load(machine_code(exact.source), "hopper_backward_exact", exact.shared_memory, device)

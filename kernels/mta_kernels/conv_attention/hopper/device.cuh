@@ -38,6 +38,12 @@ template <> DEVICE uint32_t pack<Bfloat16>(float low, float high) {
     return packed;
 }
 
+// Two numbers of fp16: infinity and NaN are the largest number instead, the others as they are.
+DEVICE uint32_t finite(uint32_t halves) {
+    asm("min.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(halves) : "r"(0x7BFF7BFFu));
+    return halves;
+}
+
 template <class Element> DEVICE float unpack(uint16_t bits);
 template <> DEVICE float unpack<Half>(uint16_t bits) {
     float value;

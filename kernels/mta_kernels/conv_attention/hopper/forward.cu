@@ -8,17 +8,19 @@
 //
 // A block of threads has a work, rows of a head; where PERSISTENT it stays on its multiprocessor and takes works until
 // there are no more. WARPGROUPS consumers have 64 rows each. The first HALO of these only feed the convolution, unless the
-// consumer before lends the scores of its last rows (LENDS). One warp of the producer copies keys and values, the others
-// fetch a work's queries and T. A stage of copies is a turn's: a tile of keys, and the values of the tile before, which are
+// consumer before lends the scores of its last rows (LENDS). One warp of the producer copies keys and values, another
+// fetches a work's queries and T. A stage of copies is a turn's: a tile of keys, and the values of the tile before, which are
 // multiplied in one turn, so that a tile waits for one barrier.
 // Constants come from the compiler's command line (forward.py):
 //   ELEMENT  Half or Bfloat16: q, k, v, out        HEAD_DIM   a multiple of 8
 //   VALUE_DIM  columns of v a block computes, a multiple of 8 up to 128; VALUE_PARTS blocks make up a row of out
 //   QUERY_TAPS 1 to 8, KEY_TAPS 1 to 17, PAD key padding to the left
 //   CAUSAL, SPANS, PERSISTENT  0 or 1              WARPGROUPS, STAGES
+// Scores go through fp16. A row that sees one beyond 65504 comes out NaN and is computed again, in float32 (exact_row).
 // By hand, for registers and spills (wgmma.cuh is what source.py's `wgmma_header` returns):
 //   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 --std=c++17 -I. -DELEMENT=Bfloat16 -DHEAD_DIM=64 ... -cubin
 #include <convolution.cuh>
+#include <exact.cuh>
 
 constexpr int VALUE_SLABS = (VALUE_DIM + 63) / 64;
 // Of the queries' columns, the first 16 times so many are in a thread's registers, and shared memory is not read for them:
@@ -36,7 +38,7 @@ constexpr int BLOCK_ROWS = (WARPGROUPS - 1) * ROWS_BETWEEN + ROWS - HALO;
 constexpr float LARGEST_SUM = 4096;  // of a thread's 16 numbers of a row: see the softmax
 static_assert(VALUE_DIM % 8 == 0 && VALUE_DIM <= 128, "accumulators must fit the registers");
 constexpr int SLOTS = PERSISTENT ? 2 : 1;  // works in a block at a time: the one at hand and the next
-constexpr int FETCHERS = 96;               // threads that fetch queries: three warps of the producer
+constexpr int FETCHER = 32;                // the producer's thread that fetches queries
 constexpr int TAKE_AHEAD = 6;              // tiles before its end at which a block takes its next work
 
 // Shared memory, in bytes from its start.
@@ -48,20 +50,19 @@ constexpr int SCORES = VALUES + STAGES * VALUE_SLABS * SLAB;
 constexpr int SCORE_TILE = 8 * PITCH;
 constexpr int TAPS = SCORES + 2 * WARPGROUPS * SCORE_TILE;
 constexpr int BARRIERS = TAPS + SLOTS * QUERY_TAPS * TAP;
-constexpr int WORKS = BARRIERS + (2 * STAGES + 10) * 8;  // two slots: a work's number, and what c is times
-constexpr int LARGEST = WORKS + 2 * 8;                   // a float a fetching warp
-static_assert(LARGEST + FETCHERS / 32 * 4 <= 227 * 1024, "shared memory of a block");
+constexpr int WORKS = BARRIERS + (2 * STAGES + 8) * 8;  // two slots: a work's number, and what c is times
+static_assert(WORKS + 2 * 8 <= 227 * 1024, "shared memory of a block");
 
 struct Arguments {
     Positions at;
     const uint16_t* taps;       // [Hq, QUERY_TAPS, 512] fp16: T of each tap, laid out for wgmma; weights over a power of two
-    const float* weight_scale;  // [Hq]: scale * log2(e) * that power
-    const float* key_norms;     // [B * Hkv, NORM_PARTS]: maxima of squared norms of keys
+    const float* weight_scale;  // [Hq]: |scale| * log2(e) * that power; T has the sign
     uint16_t* out;              // [B, Hq, M, HEAD_DIM]
     float* logsumexp;           // [B, Hq, M], natural units
     int* taken;                 // works that blocks took after their first
     int row_blocks, works, blocks;
     int heads_in_turn;  // whose works go out together, the longest first
+    Inputs inputs;      // for rows that are computed again
 };
 
 // A block's rows of a head, and the tiles of keys that they see. The last block ends with the last row, so that what is left
@@ -83,6 +84,45 @@ struct Work {
         end_tile = max((keys_end(args.at, end_row - 1) + LEFT + KEYS - 1) / KEYS, first_tile + 1);
     }
 };
+
+// Row `row` by a warp, in float32: 32 columns of scores a step, a lane each, of which the last KEY_TAPS - 1 columns of c lack
+// scores to the right and are of the next step.
+DEVICE void exact_row(const Arguments& args, const Work& work, int row, int lane) {
+    constexpr int STEP = 32 - (KEY_TAPS - 1), COLUMNS = (VALUE_DIM + 31) / 32;
+    const int end = keys_end(args.at, row);
+    float reference = MINUS_INFINITY, sum = 0, sums[COLUMNS] = {};
+#pragma unroll 1
+    for (int first = keys_begin(args.at, row); first < end && sum == sum; first += STEP) {
+        float scores[QUERY_TAPS], c = 0;
+        exact_scores(args.inputs, args.at, work.batch, work.head, row, first - PAD + lane, scores);
+#pragma unroll
+        for (int tap = 0; tap < QUERY_TAPS; tap++)
+#pragma unroll 1
+            for (int key_tap = 0; key_tap < KEY_TAPS; key_tap++)
+                c += weight_at(args.inputs.weight, work.head, QUERY_TAPS - 1 - tap, key_tap) *
+                     __shfl_sync(~0u, scores[tap], (lane + key_tap) % 32);
+        c = lane < STEP && first + lane < end ? c * LOG2_E : MINUS_INFINITY;
+        const float largest = fmaxf(reference, warp_max(c)), p = exp2_fast(c - largest), rescale = exp2_fast(reference - largest);
+        reference = largest;
+        sum = sum * rescale + warp_sum(p);
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++) sums[i] *= rescale;
+#pragma unroll 1
+        for (int key = first; key < min(first + STEP, end); key++) {
+            const float of_key = __shfl_sync(~0u, p, key - first);
+            const uint16_t* const v = row_of(args.inputs.v, work.batch, work.kv_head, key) + work.part * VALUE_DIM;
+#pragma unroll
+            for (int i = 0; i < COLUMNS; i++)
+                if (lane + 32 * i < VALUE_DIM) sums[i] += of_key * unpack<ELEMENT>(v[lane + 32 * i]);
+        }
+    }
+    const int64_t of_row = (int64_t)work.batch_head * args.at.query_rows + row;
+    uint16_t* const out = args.out + of_row * HEAD_DIM + work.part * VALUE_DIM;
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i++)
+        if (lane + 32 * i < VALUE_DIM) out[lane + 32 * i] = (uint16_t)pack<ELEMENT>(sums[i] / sum, 0.f);
+    if (work.part == 0 && lane == 0) args.logsumexp[of_row] = marked((reference + log2f(sum)) * LN_2, true);
+}
 
 // Number j of the i-th of four lanes is then what number i of the j-th was.
 DEVICE void transpose_of_four_lanes(uint32_t (&words)[4], int lane) {
@@ -106,8 +146,8 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
     const uint32_t shared = shared_memory();
     const uint32_t full = shared + BARRIERS, empty = full + 8 * STAGES;  // a stage each
     const uint32_t near_end = empty + 8 * STAGES;  // of a work: time to take the next
-    const uint32_t announced = near_end + 8, rows_full = announced + 16, ready = rows_full + 16;  // a slot each
-    const uint32_t work_empty = ready + 16, rows_empty = work_empty + 16;
+    const uint32_t announced = near_end + 8, rows_full = announced + 16, work_empty = rows_full + 16;  // a slot each
+    const uint32_t rows_empty = work_empty + 16;
 
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
@@ -118,7 +158,6 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
         for (int slot = 0; slot < 2; slot++) {
             barrier_init(announced + 8 * slot, 1);
             barrier_init(rows_full + 8 * slot, 1);
-            barrier_init(ready + 8 * slot, 1);
             barrier_init(work_empty + 8 * slot, WARPGROUPS);
         }
         barrier_init(rows_empty, WARPGROUPS);
@@ -165,50 +204,35 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
             barrier_wait(empty + 8 * stage, turn / STAGES & 1 ^ 1);
             barrier_expect(full + 8 * stage, VALUE_SLABS * SLAB);
             copy_values_before(stage);
-        } else if (thread >= 32) {
-            const int fetcher = thread - 32;
+        } else if (thread == FETCHER) {
 #pragma unroll 1
             for (int count = 0; PERSISTENT || count < 1; count++) {
                 const int slot = count % SLOTS, use = count / SLOTS;
                 int number = blockIdx.x;
                 if constexpr (PERSISTENT) {
-                    if (fetcher == 0) {
-                        if (count > 0) {
-                            barrier_wait_asleep(near_end, (count - 1) & 1);
-                            number = args.blocks + take_next(args.taken);
-                        }
-                        barrier_wait(work_empty + 8 * slot, (use & 1) ^ 1);
-                        store_shared(shared + WORKS + slot * 8, number < args.works ? (uint32_t)number : ~0u);
-                        barrier_arrive(announced + 8 * slot);
+                    if (count > 0) {
+                        barrier_wait_asleep(near_end, (count - 1) & 1);
+                        number = args.blocks + take_next(args.taken);
                     }
-                    part_barrier<FETCHERS>();  // where they sleep; in an mbarrier's wait they would take issue slots
-                    number = (int)load_shared(shared + WORKS + slot * 8);
-                    if (number < 0) {
-                        if (fetcher == 0) barrier_arrive(ready + 8 * slot);
+                    barrier_wait(work_empty + 8 * slot, (use & 1) ^ 1);
+                    if (number >= args.works) {
+                        store_shared(shared + WORKS + slot * 8, ~0u);
+                        barrier_arrive(announced + 8 * slot);
                         break;
                     }
                 }
                 const Work work(args, number);
-                const float weight_scale = args.weight_scale[work.head];
-                const int kv_heads = args.at.heads / args.at.group;
-                const float key_norm = args.key_norms[(work.batch * kv_heads + work.kv_head) * NORM_PARTS + fetcher % 32];
-                if (fetcher == 0) {
-                    barrier_wait(rows_empty, (count & 1) ^ 1);
-                    barrier_expect(rows_full + 8 * slot, WARPGROUPS * SLABS * SLAB + QUERY_TAPS * TAP);
-                    for (int w = 0; w < WARPGROUPS; w++)
-                        for (int slab = 0; slab < SLABS; slab++)
-                            copy_tile(shared + QUERIES + (w * SLABS + slab) * SLAB, &query_map, rows_full + 8 * slot,
-                                      slab * 64, work.first_row + w * ROWS_BETWEEN - HALO, work.head, work.batch);
-                    copy_bytes(shared + TAPS + slot * (QUERY_TAPS * TAP), args.taps + work.head * (QUERY_TAPS * TAP / 2),
-                               QUERY_TAPS * TAP, rows_full + 8 * slot);
-                }
-                barrier_wait(rows_full + 8 * slot, use & 1);
-                const float factor = rescale_queries<WARPGROUPS * ROWS, FETCHERS>(shared + QUERIES, shared + LARGEST,
-                                                                                  key_norm, fetcher);
-                if (fetcher == 0) {
-                    store_shared(shared + WORKS + slot * 8 + 4, __float_as_uint(weight_scale * factor));
-                    barrier_arrive(ready + 8 * slot);
-                }
+                store_shared(shared + WORKS + slot * 8, (uint32_t)number);
+                store_shared(shared + WORKS + slot * 8 + 4, __float_as_uint(args.weight_scale[work.head]));
+                barrier_arrive(announced + 8 * slot);
+                barrier_wait(rows_empty, (count & 1) ^ 1);
+                barrier_expect(rows_full + 8 * slot, WARPGROUPS * SLABS * SLAB + QUERY_TAPS * TAP);
+                for (int w = 0; w < WARPGROUPS; w++)
+                    for (int slab = 0; slab < SLABS; slab++)
+                        copy_tile(shared + QUERIES + (w * SLABS + slab) * SLAB, &query_map, rows_full + 8 * slot,
+                                  slab * 64, work.first_row + w * ROWS_BETWEEN - HALO, work.head, work.batch);
+                copy_bytes(shared + TAPS + slot * (QUERY_TAPS * TAP), args.taps + work.head * (QUERY_TAPS * TAP / 2),
+                           QUERY_TAPS * TAP, rows_full + 8 * slot);
             }
         }
     } else {
@@ -233,7 +257,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
 #pragma unroll 1
         for (int count = 0; PERSISTENT || count < 1; count++) {
             const int slot = count % SLOTS;
-            barrier_wait(ready + 8 * slot, count / SLOTS & 1);
+            barrier_wait(announced + 8 * slot, count / SLOTS & 1);
             int number = blockIdx.x;
             if constexpr (PERSISTENT) {
                 number = (int)load_shared(shared + WORKS + slot * 8);
@@ -320,12 +344,13 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
             auto take_scores = [&](int tile) {
                 const int turn = first_turn + tile - first_tile, first_key = tile * KEYS;
                 const int buffer = (turn & 1) * SCORE_TILE;  // two in turn: a warp may be a tile ahead of another
-                // Scores of the future are zeros to the convolution.
-                if (CAUSAL && first_key + KEYS - 1 > tile_position) {
+                // Scores that a row does not see are zeros to the convolution.
+                if (SPANS ? first_key < seen_by_all || first_key + KEYS > end_seen_by_all
+                          : CAUSAL && first_key + KEYS - 1 > tile_position) {
 #pragma unroll
                     for (int i = 0; i < 32; i++) {
-                        const int key = first_key + i / 4 * 8 + column + i % 2;
-                        if (key > tile_position + local_row + i / 2 % 2 * 8) scores[i] = 0;
+                        const int key = first_key + i / 4 * 8 + column + i % 2, h = i / 2 % 2;
+                        if (SPANS ? key < begin[h] || key >= end[h] : key > tile_position + local_row + h * 8) scores[i] = 0;
                     }
                 }
 #pragma unroll
@@ -429,13 +454,15 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 if constexpr (TURNS && QUERY_TAPS > 1) wait_for_turn(warpgroup), pass_turn(1 - warpgroup);
             }
 
+            bool is_again[2];  // rows to compute again
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 float sum = running_sum[h];
                 sum += __shfl_xor_sync(~0u, sum, 1);
                 sum += __shfl_xor_sync(~0u, sum, 2);
                 const int row = tile_row + local_row + 8 * h;
-                const bool is_out = row >= max(tile_row + halo, 0);
+                const bool is_row = row >= max(tile_row + halo, 0), is_out = is_row && sum > 0;
+                is_again[h] = is_row && !is_out;
                 const int64_t of_row = (int64_t)work.batch_head * args.at.query_rows + row;
                 const float inverse = 1 / sum;
                 // A thread has two numbers of every eight columns; four threads exchange theirs, so that each writes eight.
@@ -451,8 +478,14 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                     transpose_of_four_lanes(words, lane);
                     if (is_out && b + lane % 4 < VALUE_DIM / 8) out[b] = uint4{words[0], words[1], words[2], words[3]};
                 }
-                if (is_out && work.part == 0 && column == 0) args.logsumexp[of_row] = (reference[h] + log2f(sum)) * LN_2;
+                if (is_out && work.part == 0 && column == 0) 
+                    args.logsumexp[of_row] = marked((reference[h] + log2f(sum)) * LN_2, false);
             }
+            if (__any_sync(~0u, is_again[0] || is_again[1]))
+#pragma unroll 1
+                for (int i = 0; i < 16; i++)
+                    if (__any_sync(~0u, lane / 4 == i % 8 && (i < 8 ? is_again[0] : is_again[1])))
+                        exact_row(args, work, tile_row + thread / 32 * 16 + i, lane);
             if constexpr (PERSISTENT) {
                 warpgroup_barrier(warpgroup + 1);  // all have read the slot, and no product reads its T
                 if (thread == 0) {

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.hopper.prepare import (
     ELEMENTS,
-    NORM_PARTS,
+    Inputs,
     Positions,
     Preparation,
     Rows,
     Tiles,
+    Weight,
     prepare_launch,
 )
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
@@ -29,17 +30,23 @@ from mta_kernels.torch_compile import asked_once
 
 QUERY_TAPS, KEY_TAPS = 8, 17  # at most
 ROWS, SLAB = 64, 64 * 128
-FETCHING_WARPS = 3  # of a block's producer
 MAX_VALUE_DIM = 128
+MAX_BACKWARD_HEAD_DIM = 128
 IN_TURN_BYTES = 32 << 20  # of keys and values that are read at a time, which L2 holds
 _launches: dict[tuple, Launches] = {}
 
 
 def hopper_unsupported(
-    *, device: torch.device | str, dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    head_dim: int,
+    query_taps: int,
+    key_taps: int,
+    backward: bool = False,
 ) -> str | None:
     """Why the Hopper kernels cannot run with these on this machine, or None if they can."""
-    return _platform_unsupported(device) or shape_unsupported(dtype, head_dim, query_taps, key_taps)
+    return _platform_unsupported(device) or shape_unsupported(dtype, head_dim, query_taps, key_taps, backward)
 
 
 @asked_once
@@ -52,14 +59,18 @@ def _platform_unsupported(device: torch.device | str) -> str | None:
     return missing_package()
 
 
-def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int) -> str | None:
-    """Why no Hopper GPU could run these, or None."""
+def shape_unsupported(
+    dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int, backward: bool = False
+) -> str | None:
+    """Why no Hopper GPU could run these, or None; `backward` is whether gradients are wanted."""
     if dtype not in ELEMENTS:
         return f"dtype {dtype} is not float16 or bfloat16"
     if not (16 <= head_dim <= 128 and head_dim % 8 == 0) and not (128 < head_dim <= 256 and head_dim % 16 == 0):
         return f"head_dim {head_dim} is not a multiple of 8 from 16 to 128, or of 16 up to 256"
     if query_taps > QUERY_TAPS or key_taps > KEY_TAPS:
         return f"{query_taps}x{key_taps} taps are outside 1x1 to {QUERY_TAPS}x{KEY_TAPS} (query taps x key taps)"
+    if backward and head_dim > MAX_BACKWARD_HEAD_DIM:
+        return f"head_dim {head_dim} has no backward here, which goes up to {MAX_BACKWARD_HEAD_DIM}"
     return None
 
 
@@ -102,8 +113,8 @@ class Geometry(Tiles):
         value_slabs = -(-self.value_dim // 64)
         tiles = self.warpgroups * self.slabs + self.stages * (self.slabs + value_slabs)
         scores = 2 * self.warpgroups * 8 * (8 + ROWS) * 16
-        barriers = 2 * self.stages + 10
-        small = (2 if self.persistent else 1) * self.prepared.tap_bytes + barriers * 8 + 2 * 8 + FETCHING_WARPS * 4
+        barriers = 2 * self.stages + 8
+        small = (2 if self.persistent else 1) * self.prepared.tap_bytes + barriers * 8 + 2 * 8
         return tiles * SLAB + scores + small
 
     def constants(self) -> dict[str, Any]:
@@ -117,8 +128,7 @@ class Geometry(Tiles):
             for columns, of in ((64, element), (32, "Half"))
             for how in ("shared", "fragments")
         ]
-        found.append(Product(self.value_dim, element, "registers"))
-        return list(dict.fromkeys(found))
+        return [*found, Product(self.value_dim, element, "registers")]
 
     @property
     def source(self) -> Source:
@@ -132,7 +142,6 @@ class Arguments(ctypes.Structure):
         ("at", Positions),
         ("taps", ctypes.c_void_p),
         ("weight_scale", ctypes.c_void_p),
-        ("key_norms", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("logsumexp", ctypes.c_void_p),
         ("taken", ctypes.c_void_p),
@@ -140,6 +149,7 @@ class Arguments(ctypes.Structure):
         ("works", ctypes.c_int),
         ("blocks", ctypes.c_int),
         ("heads_in_turn", ctypes.c_int),
+        ("inputs", Inputs),
     )
 
 
@@ -180,7 +190,7 @@ class Launches:
         self.options = causal, scale, pad, packed
         self._geometry = Geometry(q.dtype, q.shape[3], weight.shape[1], weight.shape[2], pad, causal, packed)
         self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v))
-        self._layout = scratch_layout(self._geometry, q.shape[1], k.shape[0] * k.shape[1], q.shape[0] * q.shape[2])
+        self._layout = scratch_layout(self._geometry, q.shape[1], q.shape[0] * q.shape[2])
         # What tensors are made like: torch.empty, given a shape and a device, takes the host twice as long.
         self._bytes = torch.empty(0, dtype=torch.uint8, device=q.device)
         self._logsumexp = torch.empty(1, dtype=torch.float32, device=q.device).expand(q.shape[:3])
@@ -216,13 +226,14 @@ class Launches:
         try:
             call = self._idle.pop()  # so that no other thread has it
         except IndexError:
-            call = Call(q, k, weight, self._geometry, self.options[1], self._layout)
+            call = Call(q, k, v, weight, self._geometry, self.options[1], self._layout)
         if call.described is not maps:
-            call.describe(maps, starts[1])
+            call.describe(maps, *starts)
         if call.scratch != scratch_at:
             call.place(scratch_at)
         arguments = call.arguments
-        call.preparation.weight, arguments.out = weight.data_ptr(), out.data_ptr()
+        call.preparation.weight.start = call.inputs.weight.start = weight.data_ptr()
+        arguments.out = out.data_ptr()
         arguments.logsumexp = scratch_at + layout.logsumexp if logsumexp is None else logsumexp.data_ptr()
         if spans is not None:
             call.positions.spans = spans.data_ptr()
@@ -239,13 +250,20 @@ class Call:
     """Both launches of one call at a time, laid out for the driver but for addresses."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, weight: Tensor, geometry: Geometry, scale: float, layout: ScratchLayout
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        weight: Tensor,
+        geometry: Geometry,
+        scale: float,
+        layout: ScratchLayout,
     ) -> None:
         batch, heads, query_rows, _ = q.shape
         kv_heads, key_rows = k.shape[1:3]
         device = q.device.index
         self.preparation = Preparation(
-            k=Rows.of(k), **Preparation.of_weight(weight), scale_log2=scale * math.log2(math.e), counter_count=1,
+            weight=Weight.of(weight), scale_log2=scale * math.log2(math.e), counter_count=1,
             heads=heads, kv_heads=kv_heads, batch=batch, query_rows=query_rows, key_rows=key_rows,
         )  # fmt: skip
         row_blocks = -(-query_rows // geometry.block_rows)
@@ -254,8 +272,9 @@ class Call:
         self.arguments = Arguments(
             Positions(None, heads, heads // kv_heads, query_rows, key_rows), row_blocks=row_blocks, works=works,
             blocks=blocks, heads_in_turn=heads_in_turn(k, batch * heads) * geometry.value_parts,
+            inputs=Inputs(Rows.of(q), Rows.of(k), Rows.of(v), Weight.of(weight), scale),
         )  # fmt: skip
-        self.positions = self.arguments.at  # a part of it, not a copy
+        self.positions, self.inputs = self.arguments.at, self.arguments.inputs  # parts of it, not copies
         self._maps, self._layout = (TensorMap * 3)(), layout
         self.described: list[TensorMap] | None = None
         self.scratch: int | None = None
@@ -265,9 +284,10 @@ class Call:
         )  # fmt: skip
         self.launches = driver.LaunchSequence(prepare_launch(geometry.prepared, self.preparation, device), forward)
 
-    def describe(self, maps: list[TensorMap], keys: int) -> None:
-        """Take q, k and v of these maps, and the keys from their address."""
-        self._maps[:], self.preparation.k.start = maps, keys
+    def describe(self, maps: list[TensorMap], q: int, k: int, v: int) -> None:
+        """Take q, k and v of these maps, which begin at these addresses."""
+        self._maps[:] = maps
+        self.inputs.q.start, self.inputs.k.start, self.inputs.v.start = q, k, v
         self.described = maps
 
     def place(self, scratch: int) -> None:
@@ -275,7 +295,6 @@ class Call:
         preparation, arguments, layout = self.preparation, self.arguments, self._layout
         preparation.taps = arguments.taps = scratch
         preparation.weight_scale = arguments.weight_scale = scratch + layout.weight_scale
-        preparation.key_norms = arguments.key_norms = scratch + layout.key_norms
         preparation.counters = arguments.taken = scratch + layout.taken
         self.scratch = scratch
 
@@ -293,23 +312,21 @@ def heads_in_turn(k: Tensor, heads: int) -> int:
 class ScratchLayout(NamedTuple):
     """Where in the scratch, whose start is T `[Hq, cq, 512]` fp16, the rest begins, and where it ends.
 
-    That is T's scale `[Hq]` float32, the key norms `[B * Hkv, NORM_PARTS]` float32, the counter of works, and the
-    logsumexp `[B, Hq, M]` float32 of a call that gives it to nobody.
+    That is T's scale `[Hq]` float32, the counter of works, and the logsumexp `[B, Hq, M]` float32 of a call that gives
+    it to nobody.
     """
 
     weight_scale: int
-    key_norms: int
     taken: int
     logsumexp: int
     end: int
 
 
-def scratch_layout(geometry: Geometry, heads: int, batch_kv_heads: int, batch_rows: int) -> ScratchLayout:
+def scratch_layout(geometry: Geometry, heads: int, batch_rows: int) -> ScratchLayout:
     """The scratch of a call."""
     weight_scale = heads * geometry.prepared.tap_bytes
-    key_norms = weight_scale + heads * 4
-    taken = key_norms + batch_kv_heads * NORM_PARTS * 4
-    return ScratchLayout(weight_scale, key_norms, taken, taken + 4, taken + 4 + heads * batch_rows * 4)
+    taken = weight_scale + heads * 4
+    return ScratchLayout(weight_scale, taken, taken + 4, taken + 4 + heads * batch_rows * 4)
 
 
 @functools.cache

@@ -1,34 +1,25 @@
-// What forward and backward need besides their inputs: T, and bounds on scores and gradients before any is known.
+// What forward and backward need besides their inputs: T, and for the backward delta and bounds on gradients.
 //
-// Blocks of 256 threads; along y query heads or KV heads, of all batches or not; along x, by what they compute:
-//   0 .. 31   largest squared norm of a part of the keys
-//   32        T (and for the backward T') and weight_scale of a query head; counters
-//   33 .. 64  backward: largest squared norm of a part of the values
-//   65 .. 96  backward: delta of a part of the rows, and the largest squared norm of their output gradients
-#include <tiles.cuh>
-
-struct Rows {  // [B, heads, rows, HEAD_DIM]; strides in numbers
-    const uint16_t* start;
-    int64_t stride_batch, stride_head, stride_row;
-};
+// Blocks of 256 threads; along x query heads or KV heads, of all batches or not (y ends at 65535); along y, by what they
+// compute:
+//   0         T (and for the backward T') and weight_scale of a query head; counters
+//   1 .. 32   backward: largest squared norm of a part of the values
+//   33 .. 64  backward: delta of a part of the rows, and the largest squared norm of their output gradients
+#include <exact.cuh>
 
 struct Preparation {
-    Rows k, v, out, grad_out;  // the last three for the backward
-    const void* weight;        // [Hq, QUERY_TAPS, KEY_TAPS]; float32 if weight_is_float, else ELEMENT; strides likewise
-    int64_t weight_head, weight_query, weight_key;
+    Rows v, out, grad_out;  // for the backward
+    Weight weight;
     uint16_t *taps, *taps_back;
-    float* weight_scale;                          // [Hq]
-    float *key_norms, *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]
+    float* weight_scale;                          // [Hq]: |scale| * log2(e) * the power of two that T is divided by
+    float *value_norms, *grad_norms;              // [B * heads, NORM_PARTS]
     float* delta;                                 // [B, Hq, M]: sums of out * grad_out
     int* counters;                                // of works, of what follows on the same stream: set to 0
     float scale_log2;                             // scale * log2(e)
-    int weight_is_float, heads, kv_heads, batch, query_rows, key_rows, counter_count;
+    int heads, kv_heads, batch, query_rows, key_rows, counter_count;
 };
 
-DEVICE float weight_at(const Preparation& args, int head, int tap, int key_tap) {
-    const int64_t at = head * args.weight_head + tap * args.weight_query + key_tap * args.weight_key;
-    return args.weight_is_float ? ((const float*)args.weight)[at] : unpack<ELEMENT>(((const uint16_t*)args.weight)[at]);
-}
+constexpr float SMALLEST_SCALE = 1e-37f;  // of a scale of 0, whose scores are so small that the softmax is even
 
 DEVICE float block_max(float value, int thread) {
     value = warp_max(value);
@@ -38,21 +29,10 @@ DEVICE float block_max(float value, int thread) {
     return value;
 }
 
-DEVICE const uint16_t* row_of(const Rows& x, int heads, int batch_head, int row) {
-    return x.start + batch_head / heads * x.stride_batch + batch_head % heads * x.stride_head + row * x.stride_row;
-}
-
 // The sum of products of two rows' numbers, by 8 threads together.
 DEVICE float dot_rows(const uint16_t* a, const uint16_t* b, int thread) {
     float sum = 0;
-    for (int at = thread % 8 * 8; at < HEAD_DIM; at += 64) {
-        const uint4 of_a = *(const uint4*)(a + at), of_b = *(const uint4*)(b + at);
-        const uint32_t pairs[2][4] = {{of_a.x, of_a.y, of_a.z, of_a.w}, {of_b.x, of_b.y, of_b.z, of_b.w}};
-        for (int i = 0; i < 4; i++) {
-            sum += unpack<ELEMENT>((uint16_t)pairs[0][i]) * unpack<ELEMENT>((uint16_t)pairs[1][i]);
-            sum += unpack<ELEMENT>((uint16_t)(pairs[0][i] >> 16)) * unpack<ELEMENT>((uint16_t)(pairs[1][i] >> 16));
-        }
-    }
+    for (int at = thread % 8 * 8; at < HEAD_DIM; at += 64) sum += dot_of_eight(*(const uint4*)(a + at), *(const uint4*)(b + at));
     for (int lane = 1; lane < 8; lane *= 2) sum += __shfl_xor_sync(0xFFu << thread % 32 / 8 * 8, sum, lane);
     return sum;
 }
@@ -61,7 +41,7 @@ DEVICE void largest_norm(const Rows& x, int heads, int batch_head, int rows, int
     const int thread = threadIdx.x, each = (rows + NORM_PARTS - 1) / NORM_PARTS;
     float largest = 0;
     for (int row = part * each + thread / 8; row < min((part + 1) * each, rows); row += 32) {
-        const uint16_t* numbers = row_of(x, heads, batch_head, row);
+        const uint16_t* numbers = row_of(x, batch_head / heads, batch_head % heads, row);
         largest = fmaxf(largest, dot_rows(numbers, numbers, thread));
     }
     largest = block_max(largest, thread);
@@ -72,11 +52,12 @@ DEVICE void write_taps(const Preparation& args, int head) {
     const int thread = threadIdx.x;
     float largest = 0;
     for (int i = thread; i < QUERY_TAPS * KEY_TAPS; i += 256)
-        largest = fmaxf(largest, fabsf(weight_at(args, head, i / KEY_TAPS, i % KEY_TAPS)));
+        largest = fmaxf(largest, fabsf(weight_at(args.weight, head, i / KEY_TAPS, i % KEY_TAPS)));
     largest = block_max(largest, thread);
     const int exponent = largest > 0 ? ilogbf(largest) + 1 : 0;
-    if (thread == 0)  // not zero, since minus infinity is multiplied by it
-        args.weight_scale[head] = fmaxf(ldexpf(args.scale_log2, exponent), 1e-37f);
+    // Masked places are minus infinity times weight_scale: it is positive, T has the sign. NaN stays NaN.
+    const float scale = ldexpf(fabsf(args.scale_log2), exponent), sign = args.scale_log2 < 0 ? -1 : 1;
+    if (thread == 0) args.weight_scale[head] = scale < SMALLEST_SCALE ? SMALLEST_SCALE : scale;
     for (int i = thread; i < QUERY_TAPS * 256; i += 256) {
         // Two numbers of T, or of T' from the last tap to the first: row k, k + 1 of 16, column n of 32, in 8 x 8 tiles.
         const int tap = i / 256, k = i % 256 / 128 * 8 + i % 4 * 2, n = i % 128 / 4;
@@ -84,8 +65,8 @@ DEVICE void write_taps(const Preparation& args, int head) {
         for (int e = 0; e < 2; e++) {
             const int key_tap = k + e - n + LEFT + PAD, back_tap = n - LEFT_BACK - k - e + PAD;
             const bool inside = key_tap >= 0 && key_tap < KEY_TAPS, back_inside = back_tap >= 0 && back_tap < KEY_TAPS;
-            value[e] = inside ? ldexpf(weight_at(args, head, QUERY_TAPS - 1 - tap, key_tap), -exponent) : 0.f;
-            back[e] = back_inside ? ldexpf(weight_at(args, head, tap, back_tap), -exponent) : 0.f;
+            value[e] = inside ? sign * ldexpf(weight_at(args.weight, head, QUERY_TAPS - 1 - tap, key_tap), -exponent) : 0.f;
+            back[e] = back_inside ? sign * ldexpf(weight_at(args.weight, head, tap, back_tap), -exponent) : 0.f;
         }
         ((uint32_t*)args.taps)[head * QUERY_TAPS * 256 + i] = pack<Half>(value[0], value[1]);
         if (args.taps_back) ((uint32_t*)args.taps_back)[head * QUERY_TAPS * 256 + i] = pack<Half>(back[0], back[1]);
@@ -93,22 +74,20 @@ DEVICE void write_taps(const Preparation& args, int head) {
 }
 
 extern "C" __global__ void MAXIMUM_THREADS(256) hopper_prepare(const __grid_constant__ Preparation args) {
-    const int job = blockIdx.x, head = blockIdx.y, thread = threadIdx.x;
-    if (job < NORM_PARTS) {
-        if (head < args.batch * args.kv_heads) largest_norm(args.k, args.kv_heads, head, args.key_rows, job, args.key_norms);
-    } else if (job == NORM_PARTS) {
+    const int head = blockIdx.x, job = blockIdx.y, thread = threadIdx.x;
+    if (job == 0) {
         if (head == 0)
             for (int i = thread; i < args.counter_count; i += 256) args.counters[i] = 0;
         if (head < args.heads) write_taps(args, head);
-    } else if (job <= 2 * NORM_PARTS) {
-        const int part = job - NORM_PARTS - 1;
+    } else if (job <= NORM_PARTS) {
         if (head < args.batch * args.kv_heads)
-            largest_norm(args.v, args.kv_heads, head, args.key_rows, part, args.value_norms);
+            largest_norm(args.v, args.kv_heads, head, args.key_rows, job - 1, args.value_norms);
     } else if (head < args.batch * args.heads) {
-        const int part = job - 2 * NORM_PARTS - 1, each = (args.query_rows + NORM_PARTS - 1) / NORM_PARTS;
+        const int part = job - NORM_PARTS - 1, each = (args.query_rows + NORM_PARTS - 1) / NORM_PARTS;
+        const int batch = head / args.heads;
         for (int row = part * each + thread / 8; row < min((part + 1) * each, args.query_rows); row += 32) {
-            const float sum = dot_rows(row_of(args.out, args.heads, head, row),
-                                       row_of(args.grad_out, args.heads, head, row), thread);
+            const float sum = dot_rows(row_of(args.out, batch, head % args.heads, row),
+                                       row_of(args.grad_out, batch, head % args.heads, row), thread);
             if (thread % 8 == 0) args.delta[(int64_t)head * args.query_rows + row] = sum;
         }
         largest_norm(args.grad_out, args.heads, head, args.query_rows, part, args.grad_norms);

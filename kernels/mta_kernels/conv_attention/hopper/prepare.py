@@ -111,7 +111,7 @@ class Positions(ctypes.Structure):
 
 
 class Rows(ctypes.Structure):
-    """`struct Rows` of prepare.cu."""
+    """`struct Rows` of exact.cuh."""
 
     _fields_ = (
         ("start", ctypes.c_void_p),
@@ -126,28 +126,45 @@ class Rows(ctypes.Structure):
         return cls(x.data_ptr(), *outer_strides(x))
 
 
+class Weight(ctypes.Structure):
+    """`struct Weight` of exact.cuh."""
+
+    _fields_ = (
+        ("start", ctypes.c_void_p),
+        ("stride_head", ctypes.c_int64),
+        ("stride_query", ctypes.c_int64),
+        ("stride_key", ctypes.c_int64),
+        ("is_float", ctypes.c_int),
+    )
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Weight:
+        """The weight `[Hq, cq, ck]`."""
+        return cls(weight.data_ptr(), *weight.stride(), weight.dtype == torch.float32)
+
+
+class Inputs(ctypes.Structure):
+    """`struct Inputs` of exact.cuh."""
+
+    _fields_ = (("q", Rows), ("k", Rows), ("v", Rows), ("weight", Weight), ("scale", ctypes.c_float))
+
+
 class Preparation(ctypes.Structure):
     """`struct Preparation` of prepare.cu."""
 
     _fields_ = (
-        ("k", Rows),
         ("v", Rows),
         ("out", Rows),
         ("grad_out", Rows),
-        ("weight", ctypes.c_void_p),
-        ("weight_head", ctypes.c_int64),
-        ("weight_query", ctypes.c_int64),
-        ("weight_key", ctypes.c_int64),
+        ("weight", Weight),
         ("taps", ctypes.c_void_p),
         ("taps_back", ctypes.c_void_p),
         ("weight_scale", ctypes.c_void_p),
-        ("key_norms", ctypes.c_void_p),
         ("value_norms", ctypes.c_void_p),
         ("grad_norms", ctypes.c_void_p),
         ("delta", ctypes.c_void_p),
         ("counters", ctypes.c_void_p),
         ("scale_log2", ctypes.c_float),
-        ("weight_is_float", ctypes.c_int),
         ("heads", ctypes.c_int),
         ("kv_heads", ctypes.c_int),
         ("batch", ctypes.c_int),
@@ -156,26 +173,14 @@ class Preparation(ctypes.Structure):
         ("counter_count", ctypes.c_int),
     )
 
-    @staticmethod
-    def of_weight(weight: Tensor) -> dict[str, Any]:
-        """The fields that describe the weight."""
-        head, query, key = weight.stride()
-        return {
-            "weight": weight.data_ptr(),
-            "weight_head": head,
-            "weight_query": query,
-            "weight_key": key,
-            "weight_is_float": weight.dtype == torch.float32,
-        }
-
 
 def prepare_launch(prepared: Prepared, preparation: Preparation, device: int) -> driver.Launch:
     """That of prepare.cu; for the backward if `preparation.grad_out` is there. Other addresses may be written later."""
     backward = preparation.grad_out.start is not None
-    parts = NORM_PARTS + 1 + (2 * NORM_PARTS if backward else 0)
-    heads = max(preparation.heads, preparation.batch * (preparation.heads if backward else preparation.kv_heads))
+    parts = 1 + 2 * NORM_PARTS if backward else 1
+    heads = preparation.heads * (preparation.batch if backward else 1)
     return driver.Launch(
-        kernel(prepared, device), (parts, heads), prepared.threads, prepared.shared_memory, device, preparation
+        kernel(prepared, device), (heads, parts), prepared.threads, prepared.shared_memory, device, preparation
     )
 
 

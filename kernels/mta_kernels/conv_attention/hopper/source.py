@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from mta_kernels.cuda.compiler import Source, headers_in
 
 FOLDER = Path(__file__).parent
-HEADERS = ("device.cuh", "tiles.cuh", "convolution.cuh", "works.cuh", "products.cuh")
+HEADERS = ("device.cuh", "tiles.cuh", "exact.cuh", "convolution.cuh", "works.cuh", "products.cuh")
 INSTRUCTION_TYPES = {"Half": "f16", "Bfloat16": "bf16"}
 
 
@@ -40,7 +40,7 @@ def wgmma_header(products: Iterable[Product]) -> str:
     if asked.
     """
     by_shape: dict[tuple[int, str], list[str]] = {}
-    for product in products:
+    for product in dict.fromkeys(products):  # two roles may be one instruction
         by_shape.setdefault((product.columns, product.element), []).append(product.operands)
     lines = ["#pragma once", "template <int Accumulators, class Element> struct Product;"]
     for (columns, element), kinds in by_shape.items():

@@ -82,15 +82,15 @@ def conv_attention_backward(
     """Gradients of `conv_attention_forward` in q, k, v and weight, in their shapes, and their dtypes unless told.
 
     The arguments are those of the forward, its results `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`, and
-    `grad_out [B, Hq, M, D]`, the gradient of out, of any strides. out and logsumexp may be those of more keys than k
-    holds: these are then what k, v and their part of the scores contribute to the gradients. `part_backward`, which
+    `grad_out [B, Hq, M, D]`, the gradient of out, all of any strides. out and logsumexp may be those of more keys than
+    k holds: these are then what k, v and their part of the scores contribute to the gradients. `part_backward`, which
     knows no margins, computes those of some heads.
     """
     part_backward = part_backward or functools.partial(_part_backward, margins=margins)
     parts = head_parts(q.shape[1], k.shape[1], head_chunk)
     options: dict[str, Any] = {"causal": causal, "scale": scale, "pad": pad, "spans": spans}
     if len(parts) == 1:
-        dq, dk, dv, dweight = part_backward(q, k, v, weight, out, logsumexp, grad_out, **options)
+        dq, dk, dv, dweight = part_backward(q, k, v, weight, out, logsumexp.contiguous(), grad_out, **options)
     else:
         dq = torch.empty(q.shape, dtype=gradient_dtype or q.dtype, device=q.device)
         # Query heads of one KV head may be in several parts.

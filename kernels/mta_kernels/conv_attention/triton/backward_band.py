@@ -87,7 +87,7 @@ def _band_transposed_kernel(
         grad = tl.load(band_grad_ptr + row.to(tl.int64) * BAND_PITCH + diagonal[None, :], mask=known, other=0.0)
         key_tap = (diagonal - (QUERY_TAPS - 1 - tap) + pad)[:, None] - back[None, :]
         weight = tl.load(
-            weight_ptr + tap[:, None] * stride_wa + key_tap * stride_wb,
+            weight_ptr + tap[:, None].to(tl.int64) * stride_wa + key_tap.to(tl.int64) * stride_wb,
             mask=(key_tap >= 0) & (key_tap < KEY_TAPS) & (tap < QUERY_TAPS)[:, None],
             other=0.0,
         )  # [BLOCK_DEPTH, NEAR_PITCH]

@@ -74,7 +74,12 @@ def _expand_transposed_kernel(
         head_ptr = grad_ptr + head * rows * TAPS * PITCH
         for tap in tl.range(TAPS):
             weight = tl.load(
-                weight_ptr + head % heads * stride_wh + tap * stride_wt + summed * stride_ws, mask=band, other=0.0
+                weight_ptr
+                + head % heads * stride_wh
+                + tl.cast(tap, tl.int64) * stride_wt
+                + summed.to(tl.int64) * stride_ws,
+                mask=band,
+                other=0.0,
             )
             grad = _load_rows(head_ptr + tap * PITCH, source_row, dim, TAPS * PITCH, 1, rows, head_dim)
             total = tl.dot(weight.to(tl.float32), grad, total, input_precision=PRECISION)

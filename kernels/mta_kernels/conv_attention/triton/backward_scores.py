@@ -213,15 +213,17 @@ def aligned_rows(
 ):  # fmt: skip
     """Rows of a chunk, in blocks of ALIGNED, that see a key of the block of ALIGNED keys around `key`: first, end.
 
-    The same pairs of blocks as by `aligned_keys`.
+    The same pairs of blocks as by `aligned_keys`: a causal block of rows sees the keys beside it, also where all of
+    its rows are the gap behind a document, whose span ends before those keys.
     """
     key_block = key // ALIGNED
     start = 0
     end = rows
     if CAUSAL:
         start = tl.maximum(key_block * ALIGNED - (key_rows - query_rows) - first_row, 0) // ALIGNED * ALIGNED
+    elif SPANS:
+        start = tl.maximum(tl.load(seen_by_ptr + key_block) - first_row, 0)
     if SPANS:
-        start = tl.maximum(start, tl.load(seen_by_ptr + key_block) - first_row)
         end = tl.minimum(end, tl.load(seen_by_ptr + tl.cdiv(key_rows, ALIGNED) + key_block) - first_row)
     return start, end
 

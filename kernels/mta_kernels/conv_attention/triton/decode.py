@@ -272,7 +272,7 @@ def launch_shares(
         _conv_attention_decode_kernel, programs * batch * kv_heads, signature,
         q_window, k_cache, v_cache, k_desc, v_desc, weight, lengths, block_table, partial, maxima, sums,
         *q_window.stride(), *units[:3], k_cache.stride(3), *units[3:], v_cache.stride(3), *weight.stride(),
-        *(block_table.stride() if block_table is not None else (0, 0)),
+        lengths.stride(0), *(block_table.stride() if block_table is not None else (0, 0)),
         kv_heads, window, splits, scale * math.log2(math.e),
         GROUP=group, HEADS=config.heads, QUERY_TAPS=query_taps, KEY_TAPS=key_taps, PAD=pad, HEAD_DIM=head_dim,
         PAGE_SIZE=0 if block_table is None else k_cache.shape[2],

@@ -25,7 +25,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 def _conv_attention_decode_kernel(
     q_ptr, k_ptr, v_ptr, k_desc, v_desc, weight_ptr, lengths_ptr, table_ptr, partial_ptr, max_ptr, sum_ptr,
     stride_qb, stride_qh, stride_qw, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
-    stride_vb, stride_vh, stride_vn, stride_vd, stride_wh, stride_wa, stride_wb, stride_tb, stride_tp,
+    stride_vb, stride_vh, stride_vn, stride_vd, stride_wh, stride_wa, stride_wb, stride_l, stride_tb, stride_tp,
     kv_heads, window, splits, factor,
     GROUP: tl.constexpr, HEADS: tl.constexpr, QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, PAD: tl.constexpr,
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PACK: tl.constexpr, STEPS: tl.constexpr,
@@ -36,9 +36,9 @@ def _conv_attention_decode_kernel(
 ):  # fmt: skip
     """One program: a share of the keys for HEADS query heads of a KV head, or the newest keys of one query head.
 
-    q `[B, Hq, window, D]`; k, v `[B, Hkv, S, D]`, or `[pages, Hkv, PAGE_SIZE, D]` with table `[B, max_pages]` if
-    PAGE_SIZE > 0; their first three strides count UNIT elements. Slot `split` of partial `[B, Hq, splits + 1, D]`,
-    max and sum `[B, Hq, splits + 1]` is a share's, the last slot is the newest keys'.
+    lengths `[B]`; q `[B, Hq, window, D]`; k, v `[B, Hkv, S, D]`, or `[pages, Hkv, PAGE_SIZE, D]` with table
+    `[B, max_pages]` if PAGE_SIZE > 0; their first three strides count UNIT elements. Slot `split` of partial
+    `[B, Hq, splits + 1, D]`, max and sum `[B, Hq, splits + 1]` is a share's, the last slot is the newest keys'.
     If OWN > 0 the cache is a part of one: it holds HELD keys, the OWN from FIRST on take part in the softmax, and the
     sequence may end before or after them, by a length that counts from the first key held and may be negative.
     If BULK, k_desc `[B, Hkv, PACK, S // PACK, D]` and v_desc `[B, Hkv, S, D]` describe the same k and v.
@@ -55,7 +55,7 @@ def _conv_attention_decode_kernel(
         program = tl.where(newest < 0, GROUP + tl.program_id(0) % (programs - GROUP), newest % GROUP)
     batch = sequence // kv_heads
     kv_head = sequence % kv_heads
-    length = tl.load(lengths_ptr + batch).to(tl.int32)
+    length = tl.load(lengths_ptr + batch.to(tl.int64) * stride_l).to(tl.int32)
     tail_start = tl.maximum(length - (QUERY_TAPS - 1) - (KEY_TAPS - 1 - PAD), FIRST)
     shares_end = tail_start  # the newest keys come after the shares
     if OWN > 0:
@@ -274,7 +274,7 @@ def _newest_products(
     visible = (key >= 0)[None, :] & (key[None, :] <= length - QUERY_TAPS + tap[:, None]) & known[:, None]
     scores = tl.where(visible, scores * factor, 0.0)
     weight = tl.load(
-        weight_ptr + key_tap[:, None] * stride_wb + tap[None, :] * stride_wa,
+        weight_ptr + key_tap[:, None].to(tl.int64) * stride_wb + tap[None, :].to(tl.int64) * stride_wa,
         mask=(key_tap < KEY_TAPS)[:, None] & (tap < QUERY_TAPS)[None, :],
         other=0.0,
     )
@@ -311,8 +311,8 @@ def _fold_taps(
     )  # fmt: skip
     has_tap = (step < STEPS) & (key_tap >= 0) & (key_tap < KEY_TAPS)
     weight = tl.load(
-        weight_ptr + ((kv_first_head + row_head).to(tl.int64) * stride_wh + key_tap * stride_wb)[:, None]
-        + tap[None, :] * stride_wa,
+        weight_ptr + ((kv_first_head + row_head).to(tl.int64) * stride_wh + key_tap.to(tl.int64) * stride_wb)[:, None]
+        + tap[None, :].to(tl.int64) * stride_wa,
         mask=has_tap[:, None] & used[None, :] & (row_head[:, None] == head[None, :]),
         other=0.0,
     )  # fmt: skip

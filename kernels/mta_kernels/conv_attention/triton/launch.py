@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -17,8 +18,9 @@ from mta_kernels.conv_attention.triton.direct import DirectLaunch, direct_launch
 from mta_kernels.gpu_limits import capability
 from mta_kernels.remembering import keep
 
-MAX_LAUNCHES = 4096
+MAX_LAUNCHES = MAX_SIGNATURES = 4096
 _signatures: dict[Hashable, int] = {}
+_numbers, _numbering = itertools.count(), threading.Lock()
 _launches: dict[tuple[Hashable, ...], _Again] = {}
 _watching = threading.local()
 
@@ -78,13 +80,18 @@ def next_power_of_2(number: int) -> int:
 def call_signature(*tensors: Tensor | None, options: Hashable = ()) -> int:
     """A number for what Triton specializes on: equal for equal devices, dtypes, shapes, strides and options.
 
-    And for addresses that are multiples of 16, or are not.
+    And for addresses that are multiples of 16, or are not. What was forgotten has another number when it comes back:
+    none stands for two.
     """
     seen = (
         options,
         *(None if x is None else (x.device, x.dtype, x.shape, x.stride(), x.data_ptr() % 16 == 0) for x in tensors),
     )
-    return _signatures.setdefault(seen, len(_signatures))
+    number = _signatures.get(seen)
+    if number is None:
+        with _numbering:
+            number = keep(_signatures, seen, next(_numbers), MAX_SIGNATURES)
+    return number
 
 
 def dependent_launches(x: Tensor) -> bool:

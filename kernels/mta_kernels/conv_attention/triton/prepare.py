@@ -148,7 +148,7 @@ def _expand(
     x_ptr += (batch_head // heads) * stride_xb + (head // group) * stride_xh
     summed = source[None, :] - row[:, None]  # [BLOCK_TAPS * BLOCK_ROWS, BLOCK_SOURCE]
     weight = tl.load(
-        weight_ptr + head * stride_wh + tap[:, None] * stride_wt + summed * stride_ws,
+        weight_ptr + head * stride_wh + tap[:, None].to(tl.int64) * stride_wt + summed.to(tl.int64) * stride_ws,
         mask=(tap < TAPS)[:, None] & (summed >= 0) & (summed < SUMMED_TAPS),
         other=0.0,
     )
@@ -235,7 +235,7 @@ def _band_kernel(
         near = tl.load(near_ptr + row.to(tl.int64) * NEAR_PITCH + back[None, :], mask=known, other=0.0)
         key_tap = diagonal[None, :] - (QUERY_TAPS - 1 - tap[:, None]) + pad - back[:, None]
         weight = tl.load(
-            weight_ptr + tap[:, None] * stride_wa + key_tap * stride_wb,
+            weight_ptr + tap[:, None].to(tl.int64) * stride_wa + key_tap.to(tl.int64) * stride_wb,
             mask=(key_tap >= 0) & (key_tap < KEY_TAPS) & (tap < QUERY_TAPS)[:, None],
             other=0.0,
         )  # [BLOCK_DEPTH, BAND_PITCH]

@@ -1,0 +1,73 @@
+"""Whether a time settled: the one definition of how wide its interval is, of the target, and of a time beside a job."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+UNSETTLED = "~"  # before a time that did not settle
+CI_TARGET = 0.005  # of a time; also of rows that do not name theirs, since no earlier version had another
+ROUNDING = 1e-5  # results files hold six digits
+# Share of the rounds for which a thread may wait for a core. An idle machine of two cores shows up to 0.015, one busy
+# process beside two threads 0.25 and more.
+LONGEST_DELAY = 0.05
+
+Row = Mapping[str, Any]
+
+
+def half_interval(low: float, high: float) -> float:
+    """Half the width of an interval as a share of its middle: the share after "±", and what the target limits."""
+    return (high - low) / (high + low)
+
+
+def half_interval_of(row: Row) -> float | None:
+    """The same for the 95 % interval of a row's median; None if the row has none."""
+    low, high = _number(row, "ci95_low_ms"), _number(row, "ci95_high_ms")
+    return half_interval(low, high) if low and high else None
+
+
+def settled(row: Row) -> bool | None:
+    """Whether a row's time is known as well as its sweep wanted, and no other job took the cores; None without a time.
+
+    The target is that of the row, or CI_TARGET in files from before it was kept. A file from before the run delay was
+    kept is judged by its interval alone.
+    """
+    half = half_interval_of(row)
+    if half is None:
+        return None
+    return half <= target_of(row) + ROUNDING and not was_crowded(row)
+
+
+def target_of(row: Row) -> float:
+    """The share of its middle that half a row's interval should be at most."""
+    return _number(row, "ci_target") or CI_TARGET
+
+
+def was_crowded(row: Row) -> bool:
+    """Whether a thread of a row timed on the CPU waited for a core so long that another job must have run."""
+    return (_number(row, "run_delay") or 0.0) > LONGEST_DELAY
+
+
+def unsettled(rows: Iterable[Row]) -> list[Row]:
+    """The rows with a valid time that did not settle."""
+    return [row for row in rows if row["status"] == "ok" and settled(row) is False]
+
+
+def meaning(rows: Iterable[Row]) -> str:
+    """Why the marked ones of these rows are marked, as the end of a sentence; nothing if none is."""
+    marked = [row for row in rows if settled(row) is False]
+    if not marked:
+        return ""
+    targets = sorted({target_of(row) for row in marked})
+    words = f"did not settle: the 95 % interval is wider than ±{' or '.join(f'{100 * t:g}' for t in targets)} %"
+    return words + (", or a thread waited for a core" if any(map(was_crowded, marked)) else "")
+
+
+def _number(row: Row, name: str) -> float | None:
+    """A number of a row from a file, a frame or a sweep; None where it is unknown."""
+    value = row.get(name)
+    if value is None or value == "":
+        return None
+    number = float(value)
+    return None if math.isnan(number) else number

@@ -1,0 +1,293 @@
+"""A time that did not settle is marked wherever it is shown, and a sweep beside another job says so."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from chart_cells import conv_cell, figure, lines, plain_cell, said, texts, words, write
+from command_line import make_runner
+from matplotlib.collections import PathCollection
+from written_runs import case, rounds, write_run
+
+from mtabench.charts.style import LIGHT
+from mtabench.files.results import COLUMNS, LATER_COLUMNS, read_file
+from mtabench.files.table import line, settled_lines
+from mtabench.files.writer import Writer
+from mtabench.measuring import run_delay, timing
+from mtabench.measuring.ceilings import Ceilings
+from mtabench.measuring.run_delay import longest_wait_s, run_delays_s
+from mtabench.measuring.settled import half_interval_of, settled, unsettled, was_crowded
+from mtabench.measuring.timing import Measurement, Settings, Timed, measure
+from mtabench.report import page as report_page
+from mtabench.report.data import read_report
+from mtabench.report.markdown import markdown
+from mtabench.report.sentences import summary
+from mtabench.sweeps import sweep
+from mtabench.sweeps.plan import Options, make_plan
+
+STEADY, LOOSE = rounds(2.0), rounds(8.0, noise=0.2)
+CELLS = {case(1024): STEADY, case(1024, "triton"): LOOSE, case(2048): ("oom", "needs 30 GiB")}
+INTERVAL = {"ci95_low_ms": 0.99, "ci95_high_ms": 1.01, "status": "ok"}  # half of it is 1 % of 1 ms
+TIGHT = {"ci95_low_ms": 0.999, "ci95_high_ms": 1.001}
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    return make_runner(monkeypatch, capsys, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (INTERVAL, False),
+        (INTERVAL | {"ci_target": 0.01}, True),
+        (INTERVAL | {"ci_target": "0.02"}, True),
+        (INTERVAL | {"ci_target": 0.009}, False),
+        (INTERVAL | {"ci_target": "", "run_delay": ""}, False),  # a file from before they were kept
+        (INTERVAL | {"ci95_low_ms": ""}, None),
+        (INTERVAL | {"ci95_low_ms": float("nan")}, None),
+        ({"status": "oom"}, None),
+        (INTERVAL | TIGHT, True),
+        (INTERVAL | TIGHT | {"run_delay": 0.04}, True),
+        (INTERVAL | TIGHT | {"run_delay": "0.06"}, False),
+        (INTERVAL | {"ci95_low_ms": "0.995", "ci95_high_ms": "1.005"}, True),  # six digits may be 0.00501 %
+    ],
+)
+def test_a_row_settled_if_half_its_interval_is_within_its_target_and_nobody_took_the_cores(row, expected):
+    assert settled(row) is expected
+
+
+def test_what_stops_at_the_target_is_settled_and_what_stops_at_a_limit_is_not(monkeypatch, tmp_path):
+    """The rule that ends a measurement and the one that judges its row are one."""
+    generator = np.random.default_rng(3)
+    monkeypatch.setattr(timing, "_warm_up", lambda *args: (1e-6, 1e-6, None))
+    monkeypatch.setattr(timing, "run_delays_s", dict)
+    noises = iter(range(40))
+
+    def sampler(*args):
+        noise = 10 ** generator.uniform(-3, -1)
+        next(noises)
+        return lambda count: np.exp(generator.normal(0, noise, count)).tolist()
+
+    monkeypatch.setattr(timing, "cpu_sampler", sampler)
+    settings = Settings(max_rounds=8)
+    cells = {case(seq): Timed(run=lambda _: None) for seq in range(16, 56)}
+    found = measure(cells, "cpu", settings)
+    path = write_run(tmp_path / "a.csv", {one: measurement.rounds for one, measurement in found.items()})
+    stopped = [len(measurement.rounds) < settings.max_rounds for measurement in found.values()]
+    judged = [settled(row) for row in read_file(path).rows()]
+    assert {*stopped} == {True, False}
+    assert all(verdict for verdict, early in zip(judged, stopped, strict=True) if early)
+    assert False in judged
+
+
+def test_show_and_report_have_the_same_interval_and_the_same_marks(mtabench, tmp_path):
+    path = write_run(tmp_path / "a.csv", CELLS)
+    ours = [half_interval_of(row) for row in read_file(path).rows()]
+    _, out, _ = mtabench("show", "a.csv")
+    shown = [row.split() for row in out.splitlines() if re.match(r" *[12]k ", row)]
+    assert [row[3] for row in shown[:2]] == [f"{100 * half:.2f}" for half in ours[:2]]
+    assert [row[2][0] == "~" for row in shown] == [False, True, False]
+    assert "median: ~ did not settle: the 95 % interval is wider than ±0.5 %" in out
+    assert "±: half the 95 % interval of the median" in out
+    report = read_report(path)
+    cells = re.findall(r"^\| (?:eager|triton) \|.*\| ok \|$", markdown(report), re.MULTILINE)
+    fields = [row.split("|")[3:5] for row in cells]
+    assert [float(percent) for _, percent in fields] == pytest.approx([100 * half for half in ours[:2]], rel=0.06)
+    assert [median.strip().startswith("\\~") for median, _ in fields] == [False, True]
+    assert r"| \~8." in markdown(report)  # the table of a panel
+    assert "1 of 2 timed cells (marked ~) did not settle: the 95 % interval is wider than ±0.5 %." in summary(report)
+    data = report_page.page_data(report)["cells"]
+    place = data["names"].index("settled")
+    assert [row[place] for row in data["rows"]] == [True, False, None]
+    _, exported, _ = mtabench("export", "a.csv")
+    assert "median: \\~ did not settle" in exported
+
+
+def test_nothing_is_said_where_all_settled(mtabench, tmp_path):
+    path = write_run(tmp_path / "a.csv", {case(): STEADY})
+    _, out, _ = mtabench("show", "a.csv")
+    assert "~" not in out
+    assert not any("settle" in sentence for sentence in summary(read_report(path)))
+    assert settled_lines(read_file(path).rows(), 20, 10.0) == []
+
+
+def test_a_file_from_before_targets_were_kept_is_judged_by_the_usual_one(mtabench, tmp_path):
+    path = write_run(tmp_path / "a.csv", CELLS)
+    with path.open() as file:
+        rows = [text.rstrip("\n").split(",") for text in file.read().replace('"some, device"', "gpu").splitlines()]
+    places = [i for i, name in enumerate(COLUMNS) if name not in LATER_COLUMNS]
+    path.write_text("".join(",".join(row[i] for i in places) + "\n" for row in rows))
+    assert [settled(row) for row in read_file(path).rows()] == [True, False, None]
+
+
+def test_a_sweep_says_how_many_did_not_settle_and_what_to_type(tmp_path):
+    rows = read_file(write_run(tmp_path / "a.csv", CELLS)).rows()
+    assert settled_lines(rows, 20, 10.0) == [
+        "1 of 2 cells did not settle (marked ~): is another job running? "
+        "If not, type the same command with --rounds 80 --time-limit 40 and another --out"
+    ]
+    assert re.search(r"triton: ~8\.\d+ ms", line(rows[1]))
+    rows[0]["run_delay"], rows[1]["run_delay"] = "0.714", "0.83"
+    assert len(unsettled(rows)) == 2
+    assert settled_lines(rows, 20, 10.0) == [
+        "2 of 2 cells did not settle (marked ~): threads waited for a core up to 83 % of the time, "
+        "so another job runs; end it, and type the same command with another --out"
+    ]
+
+
+def test_run_delays_are_read_by_thread_and_the_longest_wait_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_delay, "THREADS", tmp_path)
+    assert run_delays_s() == {}
+    assert longest_wait_s({}, {}) is None
+    for thread, text in (("1", "1000 2000000000 5\n"), ("2", "7 500000000 1\n"), ("3", "")):
+        (tmp_path / thread).mkdir()
+        (tmp_path / thread / "schedstat").write_text(text)
+    assert run_delays_s() == {"1": 2.0, "2": 0.5}
+    assert longest_wait_s({"1": 1.9, "9": 7.0}, run_delays_s()) == 0.5  # thread 2 is new, 9 has ended
+    for thread in ("1", "2"):
+        (tmp_path / thread / "schedstat").write_text("0 0 1\n")
+    assert run_delays_s() == {}  # a kernel that does not count
+
+
+def test_the_run_delay_of_the_rounds_is_kept_as_a_share_of_their_time(monkeypatch):
+    now = {"s": 0.0, "waited": 0.0}
+    monkeypatch.setattr(timing, "_warm_up", lambda *args: (1e-6, 1e-6, None))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now["s"])
+    monkeypatch.setattr(timing, "run_delays_s", lambda: {"1": 0.0, "2": now["waited"]})
+
+    def sampler(*args):
+        def sample(count):
+            now["s"] += 2.0
+            now["waited"] += 0.5
+            return [1.0] * count
+
+        return sample
+
+    monkeypatch.setattr(timing, "cpu_sampler", sampler)
+    (found,) = measure({"cell": Timed(run=lambda _: None)}, "cpu", Settings(time_limit_s=100.0)).values()
+    assert found.run_delay == pytest.approx(0.25)
+    assert Measurement("events", "cold").run_delay is None
+
+
+@contextlib.contextmanager
+def a_job_on_the_core():
+    """This thread on one core, which a process that never rests has as well; torch takes no other."""
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    core = {min(cores)}
+    torch.set_num_threads(1)
+    with subprocess.Popen([sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"], stdout=-1) as job:
+        try:
+            os.sched_setaffinity(job.pid, core)
+            os.sched_setaffinity(0, core)
+            job.stdout.readline()
+            yield
+        finally:
+            os.sched_setaffinity(0, cores)
+            torch.set_num_threads(threads)
+            job.kill()
+
+
+@pytest.mark.skipif(not run_delays_s(), reason="this kernel does not count run delays")
+def test_a_sweep_beside_a_busy_process_marks_its_cells(tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.05)
+    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1, 12.0))
+    plan = make_plan(
+        Options("fwd", impl="eager", seq="64", head_dim="16", heads="2", conv="3x3", dtype="fp32", device="cpu")
+    )
+    shown = []
+    watcher = type("Watcher", (), {"doing": lambda self, text: None, "ended": lambda self, row: shown.append(row)})()
+    settings = Settings(samples_per_round=100, max_rounds=8, ci_target=0.5)  # however wide the interval
+    with a_job_on_the_core(), Writer(tmp_path / "a.csv") as writer:
+        sweep.run(plan, writer, settings, watcher)
+    (row,) = read_file(tmp_path / "a.csv").rows()
+    assert row["status"] == "ok"
+    assert row["ci_target"] == "0.5"
+    assert was_crowded(row)
+    assert settled(row) is False
+    (text,) = settled_lines(shown, 20, 10.0)
+    assert text.startswith("1 of 1 cells did not settle (marked ~): threads waited for a core up to ")
+
+
+def loose(cell):
+    return cell | {"ci95_low_ms": 0.9 * cell["median_ms"], "ci95_high_ms": 1.1 * cell["median_ms"]}
+
+
+def hollow(axes):
+    """The places of the marks that are drawn hollow."""
+    return [
+        (x, y)
+        for one in axes.get_lines()
+        if one.get_markerfacecolor() == LIGHT.paper
+        for x, y in zip(one.get_xdata(), one.get_ydata(), strict=True)
+    ]
+
+
+def test_times_that_did_not_settle_are_hollow_and_the_chart_says_so(tmp_path):
+    cells = [conv_cell("triton", 1024, 2.0), loose(conv_cell("triton", 2048, 4.0))]
+    shown = figure(write(tmp_path / "a.csv", cells), "time")
+    assert hollow(shown.axes[0]) == [(2048, 4.0)]
+    assert lines(shown.axes[0])["triton"] == [(1024, 2.0), (2048, 4.0)]
+    assert "did not settle" in said(texts(shown))
+    assert "hollow: 1 of 2 times did not settle: the 95 % interval is wider than ±0.5 %" in words(shown)
+    shown = figure(write(tmp_path / "b.csv", cells[:1]), "time")
+    assert not hollow(shown.axes[0])
+    assert "settle" not in words(shown)
+
+
+def test_a_chart_of_no_times_says_nothing_of_them(tmp_path):
+    cells = [loose(conv_cell("triton", seq, 2.0, rel_error=1e-3, peak_memory_mb=5)) for seq in (1024, 2048)]
+    path = write(tmp_path / "a.csv", cells)
+    for kind in ("error", "memory"):
+        shown = figure(path, kind)
+        assert not hollow(shown.axes[0])
+        assert "settle" not in words(shown)
+
+
+def test_a_speedup_is_hollow_if_either_time_did_not_settle(tmp_path):
+    cells = [
+        loose(conv_cell("eager", 1024, 8.0, speedup=1)),
+        conv_cell("triton", 1024, 2.0, speedup=4),
+        plain_cell("sdpa-flash", 1024, 1.0),
+        conv_cell("eager", 2048, 8.0, speedup=1),
+        conv_cell("triton", 2048, 2.0, speedup=4),
+        loose(plain_cell("sdpa-flash", 2048, 1.0)),
+    ]
+    path = write(tmp_path / "a.csv", cells)
+    assert sorted(hollow(figure(path, "speedup").axes[0])) == [(1024, 1), (1024, 4), (1024, 8), (2048, 8)]
+    more = [loose(conv_cell("eager", 1024, 8.0, speedup=1, head_dim=128)),
+            conv_cell("triton", 1024, 4.0, speedup=2, head_dim=128)]  # fmt: skip
+    shown = figure(write(tmp_path / "b.csv", [*cells[3:5], *more]), "heatmap-head-dim")
+    assert {"4.0x", "~2.0x"} <= set(said(texts(shown)))
+    assert "~: 1 of 4 times did not settle" in words(shown)
+
+
+def test_the_ladder_and_the_roofline_mark_them_too(tmp_path):
+    names = ("c-loops", "c-tiled", "sdpa-flash")
+    cells = [plain_cell(name, 1024, 4.0 - i, useful_tflops=1 + i, gbytes_s=9) for i, name in enumerate(names)]
+    path = write(tmp_path / "a.csv", [*cells[:2], loose(cells[2])])
+    shown = figure(path, "ladder")
+    assert {"~2 ms", "3 ms", "4 ms"} <= set(said(texts(shown)))
+    assert len(hollow(shown.axes[0])) == 1
+    (axes,) = figure(path, "roofline").axes
+    colours = [item.get_facecolor()[0][:3].tolist() for item in axes.collections if isinstance(item, PathCollection)]
+    assert colours.count([1, 1, 1]) == 1
+
+
+def test_the_command_says_it_below_the_table(mtabench, monkeypatch):
+    def measure(cells, device, settings):
+        return {cell: Measurement("cpu", "warm", LOOSE) for cell in cells}
+
+    monkeypatch.setattr(timing, "measure", measure)
+    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1, 12.0))
+    small = ("--device", "cpu", "--seq", "16", "--head-dim", "16", "--heads", "2", "--conv", "3x3", "--impl", "eager")
+    code, out, err = mtabench("fwd", *small, "--rounds", "10", "--time-limit", "2", "--no-plot", "--out", "a.csv")
+    assert (code, err) == (0, "")
+    assert re.search(r"^ *16 +eager +~\d", out, re.MULTILINE)
+    expected = "1 of 1 cells did not settle (marked ~): is another job running? "
+    assert expected + "If not, type the same command with --rounds 40 --time-limit 8 and another --out" in out
