@@ -299,13 +299,10 @@ def _decode_shape(random: Random, on_gpu: bool, taps: tuple[int, int], backend: 
     capacity = max(1, *lengths, 1) + random.choice((0, 0, 1, 7))
     if page_size is not None:
         capacity = -(-capacity // page_size) * page_size
-    dtypes = (
-        ("int32", "int64", "int64", "int16", "uint8") if max(lengths) < 256 else ("int32", "int64", "int64", "int16")
-    )
     return {
         "form": "contiguous" if page_size is None else "paged", "batch": batch, "heads": heads, "kv_heads": kv_heads,
         "seq_len": capacity, "query_rows": 1, "history": most_looked_back - 1 + random.choice((0, 0, 0, 1, 4)),
-        "page_size": page_size, "lengths": lengths, "lengths_dtype": random.choice(dtypes),
+        "page_size": page_size, "lengths": lengths, "lengths_dtype": random.choice(("int32", "int64")),
         "splits": _splits(random, on_gpu, backend),
         "head_chunk": None, "bounds": (),
     }  # fmt: skip
