@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mtabench.fuzzing.cases import BLOCK, FuzzCase, draw
 from mtabench.processes import ProcessEndedError, call_in_process
 
-LONGEST_CASE_S = 300.0  # compiling included; then its process is ended
+LONGEST_CASE_S = 300.0  # that a worker may go on for after its time, a compile included; then it is killed
 
 
 @dataclass(frozen=True)
