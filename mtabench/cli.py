@@ -63,10 +63,10 @@ def forward_or_backward(
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
     dtype: o.Dtype = None, causal: o.Causal = True, device: o.Device = "auto", preset: o.PresetName = None,
     baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold", rounds: o.Rounds = None,
-    time_limit: o.TimeLimit = None, isolate: o.Isolate = False, cell_timeout: o.CellTimeout = None, gpus: o.Gpus = None,
-    workers: o.Workers = None, scheduler: o.Scheduler = None, on: o.On = None, tls_ca: o.TlsCa = None,
-    tls_cert: o.TlsCert = None, tls_key: o.TlsKey = None, ranks: o.Ranks = None, out: o.Out = None,
-    resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True,
+    time_limit: o.TimeLimit = None, isolate: o.Isolate = False, cell_timeout: o.CellTimeout = None, seed: o.Seed = None,
+    gpus: o.Gpus = None, workers: o.Workers = None, scheduler: o.Scheduler = None, on: o.On = None,
+    tls_ca: o.TlsCa = None, tls_cert: o.TlsCert = None, tls_key: o.TlsKey = None, ranks: o.Ranks = None,
+    out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True,
 ) -> None:  # fmt: skip
     typed = locals()
     _sweep(typed.pop("context").info_name, typed)
@@ -78,10 +78,10 @@ def decode(
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
     dtype: o.Dtype = None, splits: o.Splits = "auto", device: o.Device = "auto", preset: o.PresetName = None,
     baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold", rounds: o.Rounds = None,
-    time_limit: o.TimeLimit = None, isolate: o.Isolate = False, cell_timeout: o.CellTimeout = None, gpus: o.Gpus = None,
-    workers: o.Workers = None, scheduler: o.Scheduler = None, on: o.On = None, tls_ca: o.TlsCa = None,
-    tls_cert: o.TlsCert = None, tls_key: o.TlsKey = None, out: o.Out = None, resume: o.Resume = False,
-    dry_run: o.DryRun = False, plot: o.Plot = True,
+    time_limit: o.TimeLimit = None, isolate: o.Isolate = False, cell_timeout: o.CellTimeout = None, seed: o.Seed = None,
+    gpus: o.Gpus = None, workers: o.Workers = None, scheduler: o.Scheduler = None, on: o.On = None,
+    tls_ca: o.TlsCa = None, tls_cert: o.TlsCert = None, tls_key: o.TlsKey = None, out: o.Out = None,
+    resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True,
 ) -> None:  # fmt: skip
     """Time one decode step. Each sequence has one new query and a KV cache of --seq tokens."""
     _sweep("decode", locals())
@@ -96,9 +96,9 @@ def verify(
     from mtabench import commands
 
     if fuzz is None:
-        if (seed, case, jobs, out) != (None, None, 1, None):
-            raise UsageError("--seed, --case, --jobs and --out are for random cases; give --fuzz SECONDS as well")
-        _exit(commands.verify(impl, device))
+        if (case, jobs, out) != (None, 1, None):
+            raise UsageError("--case, --jobs and --out are for random cases; give --fuzz SECONDS as well")
+        _exit(commands.verify(impl, device, seed))
     else:
         from mtabench.fuzzing.command import fuzz as run_fuzz
 

@@ -24,7 +24,7 @@ from mtabench.ranks.lines import rank_lines
 from mtabench.registry import GROUPS, chosen, find, names
 from mtabench.sweeps import axes
 from mtabench.sweeps.case import DTYPES, PASSES, Case
-from mtabench.sweeps.plan import Options, Plan, make_plan
+from mtabench.sweeps.plan import Options, Plan, check_seed, make_plan
 
 CHECK_LINE = "{:<17} {:<24} {:<32} {:>8} {:>8}  {}"
 RESULTS_FOLDER = Path("mtabench-results")
@@ -103,8 +103,9 @@ def _measuring(asked: Asked, ranks: int | None, plan: Plan, dry_run: bool) -> Ab
     return gathered(asked, plan.device, dry_run)
 
 
-def verify(impl: str | None, device: str) -> bool:
+def verify(impl: str | None, device: str, seed: int | None) -> bool:
     """Check implementations and print a line a check, as it ends; whether any result is wrong."""
+    seed = check_seed(seed)
     wanted = names() if impl is None else [one.name for one in chosen(axes.parse_names(impl, "--impl"))]
     from mtabench.environment import resolve_device
     from mtabench.sweeps.verify import run_checks
@@ -112,7 +113,7 @@ def verify(impl: str | None, device: str) -> bool:
     console, where = Console(), resolve_device(device)
     wrong = total = 0
     _say(console, CHECK_LINE.format("name", "check", "shape", "error", "allowed", "result"))
-    for row in run_checks(wanted, where):
+    for row in run_checks(wanted, where, seed):
         if not row.shape:
             _say(console, f"{row.implementation:<17} not checked: {row.reason}")
             continue
@@ -124,7 +125,8 @@ def verify(impl: str | None, device: str) -> bool:
         console.print(Text(text, style="" if row.ok else "bold red"), soft_wrap=True)
     if not total:
         raise NothingCheckedError("nothing was checked: no implementation that was asked for can run here")
-    _say(console, f"{wrong} of {total} checks failed" if wrong else f"all {total} checks passed")
+    said = f"{wrong} of {total} checks failed" if wrong else f"all {total} checks passed"
+    _say(console, f"{said}; --seed {seed} draws the same inputs again")
     return wrong > 0
 
 

@@ -66,6 +66,9 @@ CellTimeout = Annotated[
     float | None,
     typer.Option(help="With --isolate: seconds after which a cell's process is stopped; 600 if not given."),
 ]
+Seed = Annotated[
+    int | None, typer.Option(help="What inputs and checked rows are drawn from; another one each time if not given.")
+]
 Out = Annotated[Path | None, typer.Option(help="The CSV file to write; mtabench-results/PASS-TIME.csv if not given.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Measure only the cells that --out does not have yet.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; no file is touched.")]
@@ -87,7 +90,6 @@ Fuzz = Annotated[
     float | None,
     typer.Option(help="Run random cases of conv attention for so many seconds instead.", metavar="SECONDS"),
 ]
-Seed = Annotated[int | None, typer.Option(help="With --fuzz: which random cases; others each time if not given.")]
 CaseNumber = Annotated[
     int | None, typer.Option("--case", help="With --fuzz 0 and --seed: run this case alone, and show what it is.")
 ]

@@ -7,7 +7,7 @@ import signal
 
 from mtabench.cli import main
 from mtabench.ranks import meeting
-from mtabench.sweeps.verify import Oracle
+from mtabench.sweeps.oracle import Oracle
 
 
 def run_with_a_rank_that_dies() -> None:
@@ -16,9 +16,9 @@ def run_with_a_rank_that_dies() -> None:
     meeting._start = lambda *arguments: started.append(start(*arguments)) or started[-1]
     check = Oracle.check
 
-    def kill_then_check(self, result):
+    def kill_then_check(self, result, sign=1):
         os.kill(started[0].process.pid, signal.SIGKILL)
-        return check(self, result)
+        return check(self, result, sign)
 
     Oracle.check = kill_then_check
     main()

@@ -1,13 +1,15 @@
-"""Which heads and rows of a result are compared with float64: a bounded, deterministic sample.
+"""Which heads and rows of a result are compared with float64: a bounded sample, drawn anew from each run's seed.
 
-Whole groups of query heads that share a KV head, spread evenly over the batch, first and last among them.
+Whole groups of query heads that share a KV head, and blocks of their rows: always the first and the last rows, and
+those around a border between blocks of a kernel.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
 
 import torch
 from torch import Tensor
@@ -20,8 +22,10 @@ SCORES = {"cuda": 2**28, "cpu": 2**22}
 BACKWARD_SCORES = {"cuda": 2**29, "cpu": 2**21}
 SCORES_AT_ONCE = {"cuda": 2**25, "cpu": 2**25}
 MAX_ROWS = 2**18
-EDGE_ROWS = 16  # rows of every head at the start, in the middle and at the end
+EDGE_ROWS = 16  # in a block of rows of every head
 LONG_BLOCK_ROWS = 64
+FEWEST_BLOCKS = 4  # the first rows, the last, a border and any
+BORDERS = (2048, 128, 64)  # where kernels cut rows into chunks and tiles; a border lies at a multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,39 +69,44 @@ class Sample:
     blocks: tuple[tuple[int, int], ...]
 
 
-def forward_sample(case: Case) -> list[Sample]:
+def forward_sample(case: Case, seed: int) -> list[Sample]:
     """All rows of some heads, or blocks of them where sequences are long; then a few rows of every head."""
+    random = _random(case, seed)
     groups = case.batch * case.kv_heads
     head_rows, budget = case.heads // case.kv_heads * case.seq, SCORES[case.device]
     whole = min(groups, max(2, budget // (head_rows * case.seq)), max(1, MAX_ROWS // head_rows))
     affordable = max(LONG_BLOCK_ROWS, budget // (whole * head_rows))
-    samples = [_sample(case, whole, _spread_blocks(case.seq, affordable))]
+    samples = [_chunked(case, _drawn(whole, groups, random), _drawn_blocks(case.seq, affordable, random))]
     if whole < groups:
-        edges = _spread_blocks(case.seq, 3 * EDGE_ROWS, EDGE_ROWS)
-        cost = 3 * EDGE_ROWS * head_rows
-        samples.append(_sample(case, min(groups, max(2, budget // cost)), edges))
+        rows = FEWEST_BLOCKS * EDGE_ROWS
+        edges = _drawn_blocks(case.seq, rows, random, EDGE_ROWS)
+        of_groups = _drawn(min(groups, max(2, budget // (rows * head_rows))), groups, random)
+        samples.append(_chunked(case, of_groups, edges))
     return samples
 
 
-def decode_sample(case: Case) -> Sample:
+def decode_sample(case: Case, seed: int) -> Sample:
     """The one row of as many heads as the budget allows."""
     window = min(case.conv_q or 1, case.seq)
     cost = case.heads // case.kv_heads * case.seq * max(window, case.head_dim)
-    groups = min(case.batch * case.kv_heads, max(2, 4 * SCORES[case.device] // cost))
-    return _sample(case, groups, [(0, 1)])
+    groups = case.batch * case.kv_heads
+    drawn = _drawn(min(groups, max(2, 4 * SCORES[case.device] // cost)), groups, _random(case, seed))
+    return _chunked(case, drawn, [(0, 1)])
 
 
-def backward_sample(case: Case) -> Sample:
+def backward_sample(case: Case, seed: int) -> Sample:
     """All rows of some KV heads, the same in every sequence: the weight's gradient sums over them."""
     cost = case.batch * case.heads // case.kv_heads * case.seq * case.seq
     count = min(case.kv_heads, max(1, BACKWARD_SCORES[case.device] // cost))
-    kept = _spread(count, case.kv_heads)
+    kept = _drawn(count, case.kv_heads, _random(case, seed))
     groups = [sequence * case.kv_heads + kv_head for sequence in range(case.batch) for kv_head in kept]
     return _chunked(case, groups, [(0, case.seq)])
 
 
-def _sample(case: Case, groups: int, blocks: list[tuple[int, int]]) -> Sample:
-    return _chunked(case, _spread(groups, case.batch * case.kv_heads), blocks)
+def border_near(rows: int, random: Random) -> int:
+    """A row at which blocks or chunks of a kernel may begin, in the middle if there are few."""
+    step = next((step for step in BORDERS if step < rows), 0)
+    return step * random.randint(1, (rows - 1) // step) if step else rows // 2
 
 
 def _chunked(case: Case, groups: list[int], blocks: list[tuple[int, int]]) -> Sample:
@@ -119,17 +128,28 @@ def _chunked(case: Case, groups: list[int], blocks: list[tuple[int, int]]) -> Sa
     return Sample(tuple(chunks), tuple(cut))
 
 
-def _spread(count: int, total: int) -> list[int]:
-    """`count` of the numbers below `total`, evenly spread, first and last among them; the last if one."""
-    if count == 1:
-        return [total - 1]
-    return sorted({round(i * (total - 1) / (count - 1)) for i in range(count)})
+def _random(case: Case, seed: int) -> Random:
+    """What draws the sample of a problem: the same if its cell is measured again with the same seed."""
+    return Random(f"{seed} {case.problem_key}")
 
 
-def _spread_blocks(rows: int, affordable: int, size: int = LONG_BLOCK_ROWS) -> list[tuple[int, int]]:
-    """All rows if as many are affordable, else blocks of `size` rows, evenly spread, first and last among them."""
+def _drawn(count: int, total: int, random: Random) -> list[int]:
+    """`count` of the numbers below `total`; of three or more, two are the first and the last."""
+    if count < 3:
+        return sorted(random.sample(range(total), count))
+    return [0, *sorted(random.sample(range(1, total - 1), count - 2)), total - 1]
+
+
+def _drawn_blocks(rows: int, affordable: int, random: Random, size: int = LONG_BLOCK_ROWS) -> list[tuple[int, int]]:
+    """All rows if as many are affordable, else blocks of at most `size` rows, which lie across borders of a kernel's.
+
+    The first and the last are among them, and one around a border of the longest chunks that the rows have.
+    """
     if rows <= affordable:
         return [(0, rows)]
-    count = max(2, affordable // size)
-    starts = _spread(min(count, math.ceil(rows / size)), rows - size + 1)
-    return [(start, start + size) for start in starts]
+    blocks = list(pairwise([0, *range(size // 2, rows, size), rows]))
+    border = border_near(rows, random)
+    chosen = {0, len(blocks) - 1, next(i for i, (_, stop) in enumerate(blocks) if border < stop)}
+    others = [i for i in range(len(blocks)) if i not in chosen]
+    count = min(len(others), max(FEWEST_BLOCKS, affordable // size) - len(chosen))
+    return [blocks[i] for i in sorted(chosen | set(random.sample(others, count)))]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from mtabench.measuring.poison import poison
 
 # Takes that many samples, in ms a call.
 Sampler = Callable[[int], list[float]]
@@ -90,7 +93,38 @@ def events_sampler(
     return sample
 
 
-def graph_sampler(closures: Sequence[Callable[[], Any]], flush: Callable[[], Any] | None) -> Sampler:
+@dataclass(slots=True)
+class Replay:
+    """A CUDA graph, and where a replay writes what each of its closures gave last."""
+
+    graph: torch.cuda.CUDAGraph
+    outputs: list[Any]
+
+    def replay(self) -> None:
+        """Launch it."""
+        self.graph.replay()
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSampler:
+    """A sampler that replays a graph."""
+
+    replays: Sampler
+    recorded: Replay
+
+    def __call__(self, count: int) -> list[float]:
+        """So many samples, in ms a call."""
+        return self.replays(count)
+
+    def last(self) -> list[Any]:
+        """What each closure gives in one more replay, into memory that is NaN before."""
+        poison(self.recorded.outputs)
+        self.recorded.replay()
+        torch.cuda.synchronize()
+        return self.recorded.outputs
+
+
+def graph_sampler(closures: Sequence[Callable[[], Any]], flush: Callable[[], Any] | None) -> GraphSampler:
     """Time of replaying `closures`, a call each; no launch overhead. Captures at once.
 
     With `flush` the cache is emptied before each window, which then holds every closure once. Without, it holds as many
@@ -118,10 +152,10 @@ def graph_sampler(closures: Sequence[Callable[[], Any]], flush: Callable[[], Any
     if repeats > 1:
         del graph  # before there is a second one: it holds memory
         graph = capture(closures, repeats)
-    return lambda count: [ms / (repeats * len(closures)) for ms in replays(count)]
+    return GraphSampler(lambda count: [ms / (repeats * len(closures)) for ms in replays(count)], graph)
 
 
-def capture(closures: Sequence[Callable[[], Any]], repeats: int = 1) -> torch.cuda.CUDAGraph:
+def capture(closures: Sequence[Callable[[], Any]], repeats: int = 1) -> Replay:
     """A CUDA graph of calling all closures in turn, `repeats` times, replayed once."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -130,10 +164,12 @@ def capture(closures: Sequence[Callable[[], Any]], repeats: int = 1) -> torch.cu
             closure()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
+    outputs: list[Any] = [None] * len(closures)
     with torch.cuda.graph(graph):
         for _ in range(repeats):
-            for closure in closures:
-                closure()
+            for number, closure in enumerate(closures):
+                outputs[number] = None  # before the call: its memory is what the next result takes
+                outputs[number] = closure()
     graph.replay()
     torch.cuda.synchronize()
-    return graph
+    return Replay(graph, outputs)

@@ -17,14 +17,17 @@ from mtabench.environment import GpuSensor, l2_bytes
 from mtabench.measuring.energy import joules
 from mtabench.measuring.nvbench_timer import sample_with_nvbench
 from mtabench.measuring.nvtx import phase
+from mtabench.measuring.poison import poisoned_memory
 from mtabench.measuring.run_delay import longest_wait_s, run_delays_s
-from mtabench.measuring.samplers import Sampler, capture, cpu_sampler, events_sampler, graph_sampler
+from mtabench.measuring.samplers import GraphSampler, Sampler, capture, cpu_sampler, events_sampler, graph_sampler
 from mtabench.measuring.settled import CI_TARGET, half_interval
 from mtabench.measuring.statistics import median_interval
 from mtabench.sweeps.case import Case
+from mtabench.sweeps.failures import WrongResultError
 from mtabench.sweeps.inputs import Inputs
 
 K = TypeVar("K", bound=Hashable)
+Confirm = Callable[[Callable[[], list[Any]]], str]
 Build = Callable[[Case, Inputs], Callable[[], Any]]
 
 AGREEMENT = 0.05  # the last three warm-up calls lie this close together
@@ -56,12 +59,14 @@ class Settings:
 class Timed:
     """What is timed: `run`, given what `setup` returned before the timed window (or None).
 
-    `rotations` makes closures that do the same on copies of the inputs, together larger than the L2 cache.
+    `rotations` makes closures that do the same on copies of the inputs, together larger than the L2 cache. `confirm` is
+    given a last call, which makes the results in the way that was timed, and says why they are wrong, if they are.
     """
 
     run: Callable[[Any], Any]
     setup: Callable[[], Any] | None = None
     rotations: Callable[[], list[Callable[[], Any]]] | None = None
+    confirm: Confirm | None = None
 
 
 @dataclass(slots=True)
@@ -102,7 +107,8 @@ def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K
     """Time `cells` in turns on "cuda" or "cpu": rounds go A B C, C B A, and so on, so that drift hits all alike.
 
     A cell that raises drops out, and its exception stands for it: torch.OutOfMemoryError if there was no memory,
-    TimeoutError if one call takes longer than the time limit. Exceptions come first, in the order they happened.
+    TimeoutError if one call takes longer than the time limit, WrongResultError if its last result is wrong. Exceptions
+    come first, in the order they happened.
     """
     if settings.timer == "nvbench":
         return {key: _by_nvbench(cell, device, settings) for key, cell in cells.items()}
@@ -125,6 +131,15 @@ def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K
             except Exception as error:
                 failed[key] = _bare(error)
                 lanes[key].close()
+    for key, lane in lanes.items():
+        confirm = cells[key].confirm
+        if key not in failed and confirm is not None:
+            try:
+                with phase(device, f"{_name(key)}: verify"):
+                    _check_last(confirm, lane.last)
+            except Exception as error:
+                failed[key] = _bare(error)
+        lane.close()
     measured = {key: lane.measurement for key, lane in lanes.items() if key not in failed}
     if sensor is not None and sensor.energy_j() is not None:
         for key, measurement in measured.items():
@@ -159,6 +174,21 @@ def measure_beside_nvbench(cell: Timed, device: str, settings: Settings) -> tupl
     if isinstance(nvbench, Exception):
         raise nvbench
     return lane.measurement, nvbench
+
+
+def _check_last(confirm: Confirm, call: Callable[[], list[Any]]) -> None:
+    """Raise WrongResultError if the results of a last call are wrong."""
+    reason = confirm(call)
+    if reason:
+        raise WrongResultError(reason)
+
+
+def _once(cell: Timed, device: str) -> list[Any]:
+    """The result of one call, free memory being NaN before."""
+    with poisoned_memory(device):
+        state = cell.setup() if cell.setup else None
+    with poisoned_memory(device):
+        return [cell.run(state)]
 
 
 def _name(key: object) -> str:
@@ -199,7 +229,7 @@ class _Lane:
         cache = "warm" if device == "cpu" else settings.cache
         self.measurement = Measurement(name, cache, peak_memory_mb=peak, ci_target=settings.ci_target)
         self._sampler: Sampler | None = _sampler(name, cell, device, flush, call_s)
-        self._settings, self._sensor = settings, sensor
+        self._cell, self._device, self._settings, self._sensor = cell, device, settings, sensor
         self._samples = _samples_a_round(settings, total_s)
         self._clocks: list[float] = []
         self._spent_s = self._waited_s = 0.0
@@ -222,8 +252,13 @@ class _Lane:
         if clock is not None:
             self._clocks.append(clock)
             self.measurement.sm_clock_mhz = float(np.median(self._clocks))
-        if self._known_well_enough():
-            self.close()
+        self.done = self._known_well_enough()
+
+    def last(self) -> list[Any]:
+        """The results of one more call, in the way that was timed: of every closure that a graph replays."""
+        if isinstance(self._sampler, GraphSampler):
+            return self._sampler.last()
+        return _once(self._cell, self._device)
 
     def _run_delays_s(self) -> dict[str, float]:
         return run_delays_s() if self.measurement.timer == "cpu" else {}
@@ -236,7 +271,7 @@ class _Lane:
             self.measurement.run_delay = self._waited_s / self._spent_s
 
     def close(self) -> None:
-        """No more rounds: give back what the sampler holds, a graph and its memory for instance."""
+        """No more calls: give back what the sampler holds, a graph and its memory for instance."""
         self.done = True
         self._sampler = None
 
@@ -261,6 +296,8 @@ def _by_nvbench(
         rounds = max(settings.min_rounds, min(settings.max_rounds, affordable))
         flush = _flush(device, settings)
         found = sample_with_nvbench(cell.run, cell.setup, flush, rounds, samples, settings.time_limit_s, beside)
+        if cell.confirm is not None:
+            _check_last(cell.confirm, lambda: _once(cell, device))
     except Exception as error:
         return _bare(error)
     _, throttled = GpuSensor().read()

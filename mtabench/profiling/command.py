@@ -41,10 +41,10 @@ from mtabench.registry import find, load
 from mtabench.sweeps import axes
 from mtabench.sweeps.case import Case
 from mtabench.sweeps.estimate import this_gpu
-from mtabench.sweeps.inputs import Inputs, make_inputs
+from mtabench.sweeps.inputs import SEED, Inputs, make_inputs
+from mtabench.sweeps.judge import Judge
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.sweep import words
-from mtabench.sweeps.verify import Oracle, results_of
 
 TOOLS = {"trace": lambda device: None, "proton": proton.reason_against, "ncu": ncu.reason_against}
 WALL_CALLS = 5
@@ -117,14 +117,14 @@ class _Profiler:
         self._say(f"{words(runnable[0])}: float64 reference")
         try:
             inputs = make_inputs(runnable[0])
-            oracle = Oracle(runnable[0], inputs)
+            judge = Judge(runnable[0], inputs, SEED)
         except Exception as error:
             self._say(f"{words(runnable[0])}: not profiled, in the float64 check: {_sentence(error)}")
             return False
         for case in runnable:
             try:
                 # Nothing of a wrong result is shown, as in a sweep.
-                check = oracle.check(results_of(load(find(case.impl).target)(case, inputs), case, inputs))
+                check = judge.first_of(load(find(case.impl).target)(case, inputs), case)
                 if check.ok:
                     self._profile(case, inputs)
                 else:

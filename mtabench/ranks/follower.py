@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from contextlib import suppress
+from typing import Any
 
 import torch
 
@@ -13,8 +14,9 @@ from mtabench.ranks.part import NotLoadedError, Part, link_gbytes_s, load_part
 
 
 def follow(meeting: Meeting) -> None:
-    """Take orders: ("link",), ("load", case), ("results",), ("forward",), ("backward",), ("drop",) and ("end",)."""
+    """Take orders: a word, after "load" a case and a seed, after "results" the number of a probe or None."""
     part: Part | None = None
+    loaded: tuple[Any, Any] = None, None
     out: torch.Tensor | None = None
     while True:
         what, *about = meeting.take()
@@ -25,7 +27,8 @@ def follow(meeting: Meeting) -> None:
             link_gbytes_s(meeting)
         elif what == "load":
             with suppress(NotLoadedError):  # rank 0 writes that down, and drops the cell
-                part = load_part(meeting, *about)[0]
+                loaded = about[0], about[1]
+                part, _ = load_part(meeting, *loaded)
         elif what == "drop":
             part = out = None
             gc.collect()
@@ -34,7 +37,11 @@ def follow(meeting: Meeting) -> None:
         elif part is None:
             raise ValueError(f"rank 0 orders {what!r} before it has sent a cell")
         elif what == "results":
-            part.results()
+            (probe,) = about
+            with suppress(NotLoadedError):
+                (part if probe is None else load_part(meeting, *loaded, probe)[0]).results()
+        elif what == "negate":
+            part.negate()
         elif what == "forward":
             out = part.forward()
         elif what == "backward" and out is not None:

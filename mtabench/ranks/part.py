@@ -12,11 +12,13 @@ from torch import Tensor
 from mta_kernels.conv_attention import conv_attention
 from mta_kernels.conv_attention.context_parallel import shard_sequence, unshard_sequence
 from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks
+from mtabench.measuring.poison import poisoned_memory
 from mtabench.ranks.asked import BACKENDS
 from mtabench.ranks.meeting import Meeting
 from mtabench.sweeps.case import Case
 from mtabench.sweeps.failures import failure
 from mtabench.sweeps.inputs import Inputs, make_inputs
+from mtabench.sweeps.probes import make_probes
 
 LINK_BYTES = {"cuda": 256 << 20, "cpu": 16 << 20}
 LINK_TRIALS = 5
@@ -55,12 +57,19 @@ class Part:
         return gradients
 
     def results(self) -> Tensor | Sequence[Tensor]:
-        """The whole output, or in backward the whole gradients, on every rank."""
+        """The whole output, or in backward the whole gradients, on every rank; free memory is NaN before."""
         group = self._meeting.data
+        with poisoned_memory(self._case.device):
+            out = self.forward()
         if self._case.pass_ == "fwd":
-            return unshard_sequence(self.forward(), group)
-        dq, dk, dv, dweight = self.backward(self.forward())
+            return unshard_sequence(out, group)
+        with poisoned_memory(self._case.device):
+            dq, dk, dv, dweight = self.backward(out)
         return [*(unshard_sequence(x, group) for x in (dq, dk, dv)), dweight]
+
+    def negate(self) -> None:
+        """As Inputs.negate, of this rank's rows."""
+        self._inputs.negate()
 
 
 class NotLoadedError(Exception):
@@ -71,11 +80,17 @@ class NotLoadedError(Exception):
         self.status, self.reason = status, reason
 
 
-def load_part(meeting: Meeting, case: Case) -> tuple[Part, Inputs]:
-    """This rank's part of a cell, and the inputs of the whole. Raises NotLoadedError on all ranks if one cannot."""
+def load_part(meeting: Meeting, case: Case, seed: int, probe: int | None = None) -> tuple[Part, Inputs]:
+    """This rank's part of a cell, and the inputs of the whole, as the probe of that number changes them.
+
+    Raises NotLoadedError on all ranks if one cannot.
+    """
     loaded, mine = None, None
     try:
-        inputs = make_inputs(case)
+        inputs = make_inputs(case, seed)
+        if probe is not None:
+            with torch.no_grad():
+                inputs = make_probes(case, inputs, seed, {})[probe].change(inputs)
         loaded = Part(meeting, case, inputs), inputs
     except Exception as error:
         mine = failure(error)

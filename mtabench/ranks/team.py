@@ -27,9 +27,10 @@ from mtabench.sweeps.case import Case
 from mtabench.sweeps.failures import failure
 from mtabench.sweeps.here import Here
 from mtabench.sweeps.inputs import DTYPES
+from mtabench.sweeps.judge import Judge, Result
 from mtabench.sweeps.plan import Plan
+from mtabench.sweeps.probes import Probe
 from mtabench.sweeps.sweep import Sweep, Watcher, interruptible, new_sweep, words
-from mtabench.sweeps.verify import Oracle
 
 ONE_RANK = "1 rank"
 
@@ -98,27 +99,27 @@ class UnderWay:
 
 def _measured(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> tuple[Row, list[tuple[object, ...]]]:
     """A cell, checked over ranks and on one, timed on both in turns: its row and its samples."""
-    meeting.give(("load", case))
+    seed = sweep.plan.seed
+    meeting.give(("load", case, seed))
     try:
-        part, inputs = load_part(meeting, case)
+        part, inputs = load_part(meeting, case, seed)
     except NotLoadedError as error:
         return cell_row(case, sweep.facts, error.status, error.reason), []
     build = load(find(case.impl).target)
     sweep.watcher.doing(f"{words(case)}: float64 reference")
     try:
         with sweep.spent.on(VERIFYING):
-            oracle = Oracle(case, inputs)
+            judge = Judge(case, inputs, seed)
             sweep.watcher.doing(f"{words(case)}, {case.label}: verifying")
-            meeting.give(("results",))
-            with meeting.shared_call():
-                results = part.results()
-            check = oracle.check(results)
+            check = judge.first(lambda probe: _results(meeting, case, seed, part, judge, probe))
+            judge.rest()
     except Exception as error:
         return cell_row(case, sweep.facts, *_failure(meeting, error)), []
     if not check.ok:
         return cell_row(case, sweep.facts, "wrong", check.reason, check.rel_error), []
     together = f"{meeting.size} ranks"
-    cells = {together: _timed(meeting, case, part), ONE_RANK: timing.timed(case, build, inputs)}
+    alone_timed = replace(timing.timed(case, build, inputs), confirm=judge.last)
+    cells = {together: _timed(meeting, case, part, judge), ONE_RANK: alone_timed}
     sweep.watcher.doing(f"{words(case)}: timing {case.impl} over {together} and on one")
     with sweep.spent.on(MEASURING):
         measured = timing.measure(cells, case.device, sweep.settings)
@@ -137,7 +138,17 @@ def _failure(meeting: Meeting, error: Exception) -> tuple[str, str]:
     return ("error", reason) if reason else failure(error)
 
 
-def _timed(meeting: Meeting, case: Case, part: Part) -> timing.Timed:
+def _results(meeting: Meeting, case: Case, seed: int, part: Part, judge: Judge, probe: Probe | None) -> Result:
+    """The whole result by all ranks, of the inputs as they are or as a probe changes them."""
+    number = None if probe is None else judge.probes.index(probe)
+    meeting.give(("results", number))
+    if number is not None:
+        part, _ = load_part(meeting, case, seed, number)
+    with meeting.shared_call():
+        return part.results()
+
+
+def _timed(meeting: Meeting, case: Case, part: Part, judge: Judge) -> timing.Timed:
     """As timing.timed, on all ranks."""
 
     def forward(_: Any = None) -> torch.Tensor:
@@ -150,7 +161,25 @@ def _timed(meeting: Meeting, case: Case, part: Part) -> timing.Timed:
         with meeting.shared_call():
             return part.backward(out)
 
-    return timing.Timed(run=backward, setup=forward) if case.pass_ == "bwd" else timing.Timed(run=forward)
+    def last() -> list[Result]:
+        meeting.give(("results", None))
+        with meeting.shared_call():
+            return [part.results()]
+
+    def negate() -> None:
+        meeting.give(("negate",))
+        part.negate()
+
+    def confirm(_: Any) -> str:
+        """Of the whole result, of which the timed call gives this rank's part alone."""
+        negate()
+        reason = judge.last(last)
+        negate()
+        return reason
+
+    if case.pass_ == "bwd":
+        return timing.Timed(run=backward, setup=forward, confirm=confirm)
+    return timing.Timed(run=forward, confirm=confirm)
 
 
 def _compared(row: Row, alone: timing.Measurement | Exception, ranks: int) -> Row:

@@ -28,7 +28,7 @@ MOST_PANELS = 100  # rows beyond them are in no chart
 COMMAND = re.compile(
     r"mtabench (fwd|bwd|decode)"
     r"( --(impl|seq|head-dim|batch|heads|kv-heads|dtype|device|conv|splits|timer|cache|rounds|time-limit"
-    r"|cell-timeout|ranks) [A-Za-z0-9][A-Za-z0-9_.-]*"
+    r"|cell-timeout|seed|ranks) [A-Za-z0-9][A-Za-z0-9_.-]*"
     r"| --(causal|no-causal|isolate))*"
 )
 

@@ -7,6 +7,10 @@ import torch
 OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory")
 
 
+class WrongResultError(Exception):
+    """A result that is wrong, found while it was timed."""
+
+
 def failure(error: BaseException) -> tuple[str, str]:
     """Status and reason of a cell whose implementation raised."""
     text = str(error).strip()
@@ -15,6 +19,8 @@ def failure(error: BaseException) -> tuple[str, str]:
         words in text.lower() for words in OUT_OF_MEMORY_TEXTS
     ):
         return "oom", f"out of memory: {reason}"
+    if isinstance(error, WrongResultError):
+        return "wrong", text
     if isinstance(error, TimeoutError):
         return "timeout", reason
     return "error", f"{type(error).__name__}: {reason}" if text else reason

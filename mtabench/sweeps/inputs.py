@@ -1,7 +1,9 @@
-"""The tensors of a case: seeded, and the same queries, keys and values for all implementations of a shape."""
+"""The tensors of a case, drawn from a seed: the same queries, keys and values for all implementations of a shape."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,6 +14,7 @@ from mtabench.sweeps.case import Case
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 WEIGHT_SCALE = 0.3
+SEED = 20504
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +48,30 @@ class Inputs:
             self._copies.append(replace(self, k=self.k.clone(), v=self.v.clone()))
         return self._copies[:count]
 
+    @torch.no_grad()
+    def negate(self) -> None:
+        """Negate, in place, what the result is linear in: dout if there is one, else v, in all copies too."""
+        for tensor in (x.v if x.dout is None else x.dout for x in (self, *self._copies)):
+            tensor.neg_()
 
-def make_inputs(case: Case) -> Inputs:
+    @contextmanager
+    def negated(self) -> Iterator[None]:
+        """Within, the result of the same calls is the negated one."""
+        self.negate()
+        try:
+            yield
+        finally:
+            self.negate()
+
+
+def make_inputs(case: Case, seed: int = SEED) -> Inputs:
     """The tensors of `case` on its device, and float32 products set to be float32 (no TF32).
 
     Raises torch.OutOfMemoryError or RuntimeError where they do not fit.
     """
     use_full_float32()
     dtype = DTYPES[case.dtype]
-    generator = torch.Generator(case.device).manual_seed(20504)
+    generator = torch.Generator(case.device).manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=dtype, device=case.device)

@@ -1,7 +1,8 @@
 """The float64 result of a problem on a bounded sample, and how far from it a right result may lie.
 
-Two bounds, both set by what eager PyTorch in the case's dtype does on the same sample: for the error of the whole
-sample, and for that of its worst row, since a fault in one row hides in a norm over thousands.
+Three bounds, all set by what eager PyTorch in the case's dtype does on the same sample: for the error of the whole
+sample; for that of its worst row, since a fault in one row hides in a norm over thousands; and for the size of the
+result, since rounding errors of thousands of numbers hide that all of them are 1 % too large.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +20,15 @@ from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
 from mtabench.measuring.sample import backward_sample, decode_sample, forward_sample
 from mtabench.sweeps.case import Case
-from mtabench.sweeps.inputs import DTYPES, Inputs
+from mtabench.sweeps.inputs import DTYPES, SEED, Inputs
 
 NORM_FACTOR, ROW_FACTOR = 2, 4
 NEIGHBOURS = 8
+# Errors of n numbers that know nothing of each other change the size of the whole by their norm / sqrt(n), one sigma.
+SIZE_SIGMAS = 6
+SIZE_SHARE = 1 / 4  # of the tolerance, what errors that do know of each other may change
+LEAST_SIZE_TOLERANCE = 2e-3
+TINY = torch.finfo(torch.float64).tiny ** 0.5
 GRADIENTS = {"q": "dq", "k": "dk", "v": "dv", "weight": "dweight"}
 
 
@@ -35,12 +42,19 @@ class Check:
     reason: str = ""
 
 
+class Errors(NamedTuple):
+    """Relative errors of a sample: of its norm, of its worst row, and how much too large it is along the right one."""
+
+    norm: float
+    row: float
+    size: float
+
+
 @dataclass(slots=True)
 class Bound:
     """What one tensor is held to: float64 values `[rows, D]` of its parts, and how to pick them from a result.
 
-    Errors are relative to the norm: of the whole sample, and of a row. Gradients of single rows can vanish by
-    cancellation, so a row's error is set against the largest of its neighbours' norms and the typical norm.
+    Errors are relative to the norm: of the whole sample, and of a row, as `row_errors` says.
     """
 
     picks: list[Callable[[Tensor], Tensor]] = field(default_factory=list)
@@ -48,6 +62,7 @@ class Bound:
     eager: list[Tensor] = field(default_factory=list)
     tolerance: float = 0.0
     row_tolerance: float = 0.0
+    size_tolerance: float = 0.0
 
     def add(self, pick: Callable[[Tensor], Tensor], value: Tensor, eager: Tensor) -> None:
         """One more part, `value` and `eager` of any shape `[.., D]`."""
@@ -57,36 +72,56 @@ class Bound:
 
     def close(self, floor: float) -> None:
         """All parts are there: set the tolerances by eager's errors, which are needed no longer."""
-        error, row_error = self._errors(self.eager)
-        self.tolerance = max(NORM_FACTOR * error, floor)
-        self.row_tolerance = max(ROW_FACTOR * row_error, self.tolerance)
+        eager = self._errors(self.eager)
+        self.tolerance = max(NORM_FACTOR * eager.norm, floor)
+        # A row's error scatters more than that of all rows: of some thousand draws, eager's worst may be a small one.
+        self.row_tolerance = max(ROW_FACTOR * eager.row, 2 * self.tolerance)
+        chance = SIZE_SIGMAS / math.sqrt(max(1, sum(value.numel() for value in self.values)))
+        share = min(1.0, max(SIZE_SHARE, chance))
+        self.size_tolerance = max(NORM_FACTOR * abs(eager.size), share * self.tolerance, LEAST_SIZE_TOLERANCE)
         self.eager = []
 
-    def errors(self, result: Tensor) -> tuple[float, float]:
-        """Relative error of a result's sample, and of its worst row."""
-        return self._errors(pick(result.detach()) for pick in self.picks)
+    def rest(self) -> None:
+        """Keep the values in the host's memory, where they take none of a GPU's from what is timed."""
+        self.values = [value.cpu() for value in self.values]
 
-    def _errors(self, parts: Iterable[Tensor]) -> tuple[float, float]:
-        norms = torch.cat([value.norm(dim=-1) for value in self.values])
-        differences = torch.cat(
-            [(part.double() - value).norm(dim=-1) for part, value in zip(parts, self.values, strict=True)]
-        )
-        tiny = torch.finfo(torch.float64).tiny
-        scale = F.max_pool1d(norms[None], 2 * NEIGHBOURS + 1, stride=1, padding=NEIGHBOURS)[0]
-        rows = differences / scale.clamp(min=max(norms.square().mean().sqrt().item(), tiny))
-        return (differences.norm() / norms.norm().clamp(min=tiny)).item(), rows.max().item()
+    def errors(self, result: Tensor, sign: int = 1) -> Errors:
+        """How far the sample of a result is from `sign` times what it should be."""
+        return self._errors(sign * pick(result.detach()) for pick in self.picks)
+
+    def _errors(self, parts: Iterable[Tensor]) -> Errors:
+        norms, differences, along = [], [], 0.0
+        for part, value in zip(parts, self.values, strict=True):
+            value = value.to(part.device)
+            difference = part.double() - value
+            norms.append(value.norm(dim=-1))
+            differences.append(difference.norm(dim=-1))
+            along += (difference * value).sum().item()
+        norm, difference = torch.cat(norms), torch.cat(differences)
+        whole = norm.norm().clamp(min=TINY).item()
+        return Errors(difference.norm().item() / whole, row_errors(difference, norm).max().item(), along / whole**2)
+
+
+def row_errors(differences: Tensor, norms: Tensor) -> Tensor:
+    """The errors of rows `[R]` relative to their norms, which follow each other in a result.
+
+    Gradients of single rows can vanish by cancellation, so an error is set against the largest of its neighbours' norms
+    and the typical norm.
+    """
+    scale = F.max_pool1d(norms[None], 2 * NEIGHBOURS + 1, stride=1, padding=NEIGHBOURS)[0]
+    return differences / scale.clamp(min=max(norms.square().mean().sqrt().item(), TINY))
 
 
 class Oracle:
     """Judges results of one problem: one shape, convolution, dtype and pass, whatever the implementation.
 
-    Time and memory are bounded by the sample (`mtabench.measuring.sample`).
+    Time and memory are bounded by the sample, which is drawn from `seed` (`mtabench.measuring.sample`).
     """
 
-    def __init__(self, case: Case, inputs: Inputs) -> None:
+    def __init__(self, case: Case, inputs: Inputs, seed: int = SEED) -> None:
         self._case, self._inputs = case, inputs
         collect = {"fwd": _forward, "decode": _decode, "bwd": _backward}[case.pass_]
-        self._bounds = collect(case, inputs)
+        self._bounds = collect(case, inputs, seed)
         floor = tolerance_floor(DTYPES[case.dtype])
         for name, bound in self._bounds.items():
             if name == "dweight":
@@ -99,26 +134,39 @@ class Oracle:
         """The relative error allowed; each gradient has its own, and this is the largest."""
         return max(bound.tolerance for bound in self._bounds.values())
 
-    def check(self, result: Tensor | Sequence[Tensor]) -> Check:
-        """Judge an output `[B, Hq, N, D]` (decode `[B, Hq, 1, D]`), or the gradients (dq, dk, dv, dweight)."""
-        tensors = [result] if isinstance(result, Tensor) else list(result)
-        if len(tensors) != len(self._bounds):
-            return self._wrong(f"there are {len(tensors)} results; expected {', '.join(self._bounds)}")
+    @property
+    def row_tolerances(self) -> dict[str, float]:
+        """The relative error allowed to a row of each result, by its name."""
+        return {name: bound.row_tolerance for name, bound in self._bounds.items()}
+
+    def rest(self) -> None:
+        """Keep what results are compared with in the host's memory, until the next check."""
+        for bound in self._bounds.values():
+            bound.rest()
+
+    def fault(self, results: Sequence[Tensor]) -> str:
+        """Why results cannot be compared at all (number, shape, dtype, NaN, infinity), or an empty text."""
+        if len(results) != len(self._bounds):
+            return f"there are {len(results)} results; expected {', '.join(self._bounds)}"
+        named = zip(self._bounds, results, strict=True)
+        return next(filter(None, (self._fault(name, tensor) for name, tensor in named)), "")
+
+    def check(self, result: Tensor | Sequence[Tensor], sign: int = 1) -> Check:
+        """Judge an output `[B, Hq, N, D]` (decode `[B, Hq, 1, D]`), or the gradients (dq, dk, dv, dweight).
+
+        With `sign` -1 they have to be the negated ones, of `inputs.negated()`.
+        """
+        tensors = listed(result)
+        fault = self.fault(tensors)
+        if fault:
+            return Check(False, None, self.tolerance, fault)
         named = dict(zip(self._bounds, tensors, strict=True))
-        for name, tensor in named.items():
-            fault = self._fault(name, tensor)
-            if fault:
-                return self._wrong(fault)
-        errors = {name: bound.errors(named[name]) for name, bound in self._bounds.items()}
-        largest = max(error for error, _ in errors.values())
-        for name, (error, row_error) in errors.items():
-            bound = self._bounds[name]
-            if not error <= bound.tolerance:
-                reason = f"{name} is off by {error:.2g} of its norm against float64; allowed is {bound.tolerance:.2g}"
-                return Check(False, largest, bound.tolerance, f"{reason}, twice what eager is off")
-            if not row_error <= bound.row_tolerance:
-                reason = f"a row of {name} is off by {row_error:.2g} of its norm against float64"
-                return Check(False, largest, bound.tolerance, f"{reason}; allowed is {bound.row_tolerance:.2g}")
+        errors = {name: bound.errors(named[name], sign) for name, bound in self._bounds.items()}
+        largest = max(error.norm for error in errors.values())
+        for name, error in errors.items():
+            reason = _beyond(name, error, self._bounds[name])
+            if reason:
+                return Check(False, largest, self._bounds[name].tolerance, reason)
         if "out" in named:
             slack = self._bounds["out"].row_tolerance
             outside = outside_values(named["out"].detach(), self._inputs.v.detach(), slack)
@@ -126,9 +174,6 @@ class Oracle:
                 reason = f"out leaves the range of v, of which it is an average, first at {_first(outside)}"
                 return Check(False, largest, self.tolerance, reason)
         return Check(True, largest, self.tolerance)
-
-    def _wrong(self, reason: str) -> Check:
-        return Check(False, None, self.tolerance, reason)
 
     def _fault(self, name: str, tensor: Tensor) -> str:
         """Why a tensor cannot be compared at all, or an empty text."""
@@ -143,6 +188,25 @@ class Oracle:
             batch, heads, rows, head_dim = self._inputs.q.shape
             return torch.Size((batch, heads, 1 if self._case.pass_ == "decode" else rows, head_dim))
         return next(self._inputs.differentiable[k].shape for k, v in GRADIENTS.items() if v == name)
+
+
+def listed(result: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    """An output or gradients as a list, of tensors without graphs."""
+    return [tensor.detach() for tensor in ([result] if isinstance(result, Tensor) else result)]
+
+
+def _beyond(name: str, error: Errors, bound: Bound) -> str:
+    """Which bound an error is beyond, or an empty text."""
+    if not error.norm <= bound.tolerance:
+        reason = f"{name} is off by {error.norm:.2g} of its norm against float64; allowed is {bound.tolerance:.2g}"
+        return f"{reason}, twice what eager is off"
+    if not error.row <= bound.row_tolerance:
+        reason = f"a row of {name} is off by {error.row:.2g} of its norm against float64"
+        return f"{reason}; allowed is {bound.row_tolerance:.2g}"
+    if not abs(error.size) <= bound.size_tolerance:
+        much = f"{100 * abs(error.size):.2g} % too {'large' if error.size > 0 else 'small'}"
+        return f"{name} is {much} all over against float64; allowed is {100 * bound.size_tolerance:.2g} %"
+    return ""
 
 
 def _first(where: Tensor) -> list[int]:
@@ -175,9 +239,9 @@ def outside_values(out: Tensor, v: Tensor, slack: float) -> Tensor:
     return (out < low - margin) | (out > high + margin)
 
 
-def _forward(case: Case, inputs: Inputs) -> dict[str, Bound]:
+def _forward(case: Case, inputs: Inputs, seed: int) -> dict[str, Bound]:
     bound = Bound()
-    for sample in forward_sample(case):
+    for sample in forward_sample(case, seed):
         for heads in sample.chunks:
             exact, eager = (heads.gather(inputs, dtype) for dtype in (torch.float64, DTYPES[case.dtype]))
             for rows in sample.blocks:
@@ -185,17 +249,17 @@ def _forward(case: Case, inputs: Inputs) -> dict[str, Bound]:
     return {"out": bound}
 
 
-def _decode(case: Case, inputs: Inputs) -> dict[str, Bound]:
+def _decode(case: Case, inputs: Inputs, seed: int) -> dict[str, Bound]:
     bound = Bound()
-    for heads in decode_sample(case).chunks:
+    for heads in decode_sample(case, seed).chunks:
         exact, eager = (_decode_output(heads.gather(inputs, dtype)) for dtype in (torch.float64, DTYPES[case.dtype]))
         bound.add(heads.picker("q", None), exact, eager)
     return {"out": bound}
 
 
-def _backward(case: Case, inputs: Inputs) -> dict[str, Bound]:
+def _backward(case: Case, inputs: Inputs, seed: int) -> dict[str, Bound]:
     """Gradients of the sampled heads by all rows; the weight's is summed over the sequences."""
-    sample = backward_sample(case)
+    sample = backward_sample(case, seed)
     bounds = {GRADIENTS[name]: Bound() for name in inputs.differentiable}
     weight_sums = [torch.zeros_like(w, dtype=torch.float64) for w in (inputs.weight, inputs.weight) if w is not None]
     for heads in sample.chunks:

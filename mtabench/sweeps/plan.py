@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from secrets import randbelow
 
 from mtabench.errors import UsageError
 from mtabench.registry import BASELINE, Implementation, chosen, default_names, find
@@ -13,6 +14,7 @@ from mtabench.sweeps.case import DTYPES, OPS, PASSES, Case
 
 TIMERS = ("auto", "events", "graph", "cpu", "nvbench")
 CACHES = ("cold", "warm")
+SEEDS = 2**31
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 
 
@@ -42,6 +44,7 @@ class Options:
     time_limit: float | None = None
     isolate: bool = False
     cell_timeout: float | None = None
+    seed: int | None = None
 
 
 # What a sweep takes where neither an option nor a preset says otherwise.
@@ -61,7 +64,8 @@ COMMON_DEFAULTS = {"head_dim": "64", "conv": "6x11"}
 class Plan:
     """The cells of a sweep in the order measured; `axes` and `notes` are texts for a person.
 
-    `baseline_splits` are those of the baseline's cells that speedups refer to, None if it does not split keys.
+    `baseline_splits` are those of the baseline's cells that speedups refer to, None if it does not split keys. `seed`
+    draws the inputs and what is checked of the results; the options have it too, as if it had been typed.
     """
 
     pass_: str
@@ -72,6 +76,12 @@ class Plan:
     options: Options
     axes: dict[str, str]
     notes: tuple[str, ...]
+
+    @property
+    def seed(self) -> int:
+        """The seed that was typed, or drawn."""
+        assert self.options.seed is not None
+        return self.options.seed
 
     def is_baseline(self, case: Case) -> bool:
         """Whether speedups of its problem refer to this cell."""
@@ -108,6 +118,7 @@ def make_plan(options: Options, device: str | None = None) -> Plan:
         raise UsageError(f"--timer {options.timer} measures on a GPU, and this sweep runs on the CPU")
     if options.timer == "nvbench":
         options = _for_nvbench(options)
+    options = replace(options, seed=check_seed(options.seed))
     given = _parse(options, device)
     for heads in given.heads:
         if given.kv_heads and heads % given.kv_heads:
@@ -120,6 +131,15 @@ def make_plan(options: Options, device: str | None = None) -> Plan:
     cases = tuple(_cases(options, given, device))
     shown = _shown_axes(options, given, device)
     return Plan(options.pass_, device, cases, baseline, baseline_splits, options, shown, notes)
+
+
+def check_seed(seed: int | None) -> int:
+    """A seed as typed, or a new one if none was; raises UsageError for one out of range."""
+    if seed is None:
+        return randbelow(SEEDS)
+    if not 0 <= seed < SEEDS:
+        raise UsageError(f"--seed {seed} is out of range; expected 0 to {SEEDS - 1}")
+    return seed
 
 
 def _for_nvbench(options: Options) -> Options:
@@ -149,6 +169,8 @@ def _parse(options: Options, device: str) -> _Axes:
     for what, number in limits.items():
         if number is not None and not 0 < number < 1e6:
             raise UsageError(f"{what} is {number}; it must be more than 0 and less than a million")
+    if options.seed is not None:
+        check_seed(options.seed)
     if options.cell_timeout is not None and not options.isolate and options.timer != "nvbench":
         raise UsageError("--cell-timeout needs --isolate: only a cell in a process of its own can be stopped")
     texts = _texts(options, device)

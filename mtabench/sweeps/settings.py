@@ -29,6 +29,7 @@ def measuring_words(options: Options) -> list[str]:
         "--rounds": (options.rounds, usual.max_rounds),
         "--time-limit": (options.time_limit, usual.time_limit_s),
         "--cell-timeout": (options.cell_timeout, None),
+        "--seed": (options.seed, None),
     }
     words = ["--isolate"] if options.isolate else []
     for name, (value, default) in given.items():

@@ -7,7 +7,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
@@ -32,9 +32,9 @@ from mtabench.sweeps.axes import short
 from mtabench.sweeps.case import Case
 from mtabench.sweeps.failures import failure
 from mtabench.sweeps.inputs import make_inputs
+from mtabench.sweeps.judge import Judge
 from mtabench.sweeps.plan import Plan
 from mtabench.sweeps.settings import measuring_words
-from mtabench.sweeps.verify import Oracle, results_of
 from mtabench.sweeps.work import only_reads
 
 
@@ -222,8 +222,8 @@ class Sweep:
             return {}
         self.watcher.doing(f"{words(cases[0])}: float64 reference")
         try:
-            inputs = make_inputs(cases[0])
-            oracle = Oracle(cases[0], inputs)
+            inputs = make_inputs(cases[0], self.plan.seed)
+            judge = Judge(cases[0], inputs, self.plan.seed)
         except Exception as error:
             status, reason = failure(error)
             reason = f"in the float64 check: {reason}"
@@ -236,9 +236,10 @@ class Sweep:
             build = load(find(case.impl).target)
             try:
                 with phase(case.device, f"{words(case)}, {case.label}: verify"):
-                    check = oracle.check(results_of(build(case, inputs), case, inputs))
+                    check = judge.first_of(build(case, inputs), case)
                 if check.ok:
-                    verified[case] = Verified(timing.timed(case, build, inputs), check.rel_error)
+                    timed = replace(timing.timed(case, build, inputs), confirm=judge.last)
+                    verified[case] = Verified(timed, check.rel_error)
                     continue
                 row = cell_row(case, self.facts, "wrong", check.reason, check.rel_error)
             except Exception as error:
@@ -246,6 +247,7 @@ class Sweep:
             self.write([row])
             self._check_device(case)
             _free_memory(case.device)
+        judge.rest()
         return verified
 
     def _time(self, verified: Mapping[Case, Verified], pending: Set[Case]) -> None:

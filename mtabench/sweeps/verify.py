@@ -16,10 +16,9 @@ from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import identity_weight
 from mtabench.registry import Implementation, find, load, names
 from mtabench.sweeps.case import Case
-from mtabench.sweeps.inputs import Inputs, make_inputs
+from mtabench.sweeps.inputs import SEED, Inputs, make_inputs
+from mtabench.sweeps.judge import Judge, results_of
 from mtabench.sweeps.oracle import Bound, Check, Oracle, outside_values, tolerance_floor
-
-__all__ = ["Check", "CheckRow", "Oracle", "results_of", "run_checks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,12 @@ SHAPES = {
         Shape(1, 2, 2, 33, 16, 11, 3, causal=False),
     ),
 }
+# Beyond the chunks of 2048 rows that kernels keep; on a CPU what it does in seconds, and an interpreter in a minute.
+LONG_SHAPES = {
+    "cuda": (Shape(1, 4, 2, 4353, 64, 6, 11), Shape(1, 2, 1, 4261, 160, 4, 2)),
+    "cpu": (Shape(1, 2, 1, 1153, 16, 4, 3),),
+    "interpreter": (Shape(1, 1, 1, 321, 16, 3, 2),),
+}
 SLOW_TO_COMPILE = ("compile", "flex")  # seconds a shape
 DTYPES_CHECKED = {"cuda": ("bf16", "fp16", "fp32"), "cpu": ("fp32", "fp16")}
 
@@ -66,17 +71,13 @@ class CheckRow:
     reason: str = ""
 
 
-def results_of(closure: Callable[[], Tensor], case: Case, inputs: Inputs) -> Tensor | tuple[Tensor, ...]:
-    """What `Oracle.check` takes: the output of a closure, or in backward the gradients (dq, dk, dv, dweight)."""
-    if case.pass_ != "bwd":
-        return closure()
-    return torch.autograd.grad(closure(), list(inputs.differentiable.values()), inputs.dout)
-
-
-def run_checks(implementations: Sequence[str] | None = None, device: str = "cpu") -> Iterator[CheckRow]:
+def run_checks(
+    implementations: Sequence[str] | None = None, device: str = "cpu", seed: int = SEED
+) -> Iterator[CheckRow]:
     """Check the named implementations (all, if None) on "cuda" or "cpu"; one row a check, as it ends.
 
-    An implementation that cannot run there yields one row "not checked" with the reason. What raises is wrong.
+    `seed` draws the inputs, and what is checked of long results. An implementation that cannot run there yields one row
+    "not checked" with the reason. What raises is wrong.
     """
     if device == "cpu":
         # Read when the kernels are imported, so it must stand here before the first call.
@@ -84,41 +85,69 @@ def run_checks(implementations: Sequence[str] | None = None, device: str = "cpu"
     for name in names() if implementations is None else implementations:
         implementation = find(name)
         checked = False
-        for shape, dtype in _problems(implementation, device):
-            case = _case(implementation, shape, dtype, device)
-            reason = _cannot_run(case)
-            if reason is None:
-                checked = True
-                yield from _check_shape(implementation, case)
+        interpreted = device == "cpu" and implementation.interpreted
+        long = LONG_SHAPES["interpreter" if interpreted else device]
+        for shapes, checks_of in ((SHAPES[device], _checks), (long, _long_checks)):
+            for shape, dtype in _problems(implementation, shapes, device):
+                case = _case(implementation, shape, dtype, device)
+                reason = _cannot_run(case)
+                if reason is None:
+                    checked = True
+                    yield from _rows(case, checks_of(implementation, case), seed)
         if not checked:
             yield CheckRow(name, f"not checked: {reason}", "", True, None, None, reason or "")
 
 
-def _problems(implementation: Implementation, device: str) -> Iterator[tuple[Shape, str]]:
+def _problems(implementation: Implementation, shapes: Iterable[Shape], device: str) -> Iterator[tuple[Shape, str]]:
     """Shapes and dtypes to check; one of them for what is slow to compile."""
-    for shape in SHAPES[device]:
+    for shape in shapes:
         for dtype in DTYPES_CHECKED[device]:
             yield shape, dtype
             if implementation.name in SLOW_TO_COMPILE:
                 return
 
 
-def _check_shape(implementation: Implementation, case: Case) -> Iterator[CheckRow]:
+Checks = list[tuple[str, Callable[[Case, int], Iterable[Check]]]]
+
+
+def _checks(implementation: Implementation, case: Case) -> Checks:
     """Every check that suits the implementation, for one shape and dtype."""
-    checks: list[tuple[str, Callable[[Case], Iterable[Check]]]] = [("error fwd", _error)]
-    if "bwd" in implementation.passes and _cannot_run(replace(case, pass_="bwd")) is None:
-        checks.append(("error bwd", lambda case: _error(replace(case, pass_="bwd"))))
+    checks: Checks = [("error fwd", _error), ("strided fwd", _strided)]
+    if "bwd" in _passes(implementation, case):
+        checks += [
+            (f"{name} bwd", _of_pass("bwd", check)) for name, check in (("error", _error), ("strided", _strided))
+        ]
     if "decode" in implementation.passes and case.causal:
-        checks.append(("decode is forward's row", _decode_rows))
+        checks += [("decode is forward's row", _decode_rows), ("strided decode", _of_pass("decode", _strided))]
     checks.append(("within the range of v", _range))
     if case.causal:
         checks.append(("causal, bit for bit", _causality))
     checks.append(("batch and heads apart", _independence))
     if case.op == "conv-attention":
         checks += [("identity is attention", _identity), ("1x1 is scaled attention", _one_tap)]
+    return checks
+
+
+def _long_checks(implementation: Implementation, case: Case) -> Checks:
+    """What a sweep checks before it times a cell, in every pass, for one long shape and dtype."""
+    return [(f"long {pass_}", _of_pass(pass_, _judged)) for pass_ in _passes(implementation, case)]
+
+
+def _passes(implementation: Implementation, case: Case) -> list[str]:
+    """The passes of an implementation that can be checked here; a decode step is causal."""
+    possible = [pass_ for pass_ in implementation.passes if pass_ != "decode" or case.causal]
+    return [pass_ for pass_ in possible if _cannot_run(replace(case, pass_=pass_)) is None]
+
+
+def _of_pass(pass_: str, check: Callable[[Case, int], Iterable[Check]]) -> Callable[[Case, int], Iterable[Check]]:
+    return lambda case, seed: check(replace(case, pass_=pass_), seed)
+
+
+def _rows(case: Case, checks: Checks, seed: int) -> Iterator[CheckRow]:
+    """What came of each check."""
     for name, check in checks:
         try:
-            found = list(check(case))
+            found = list(check(case, seed))
         except Exception as error:
             text = " ".join(str(error).split())
             found = [Check(False, None, 0.0, f"{type(error).__name__}: {text}")]
@@ -129,15 +158,57 @@ def _check_shape(implementation: Implementation, case: Case) -> Iterator[CheckRo
         yield CheckRow(case.impl, name, _text(case), worst.ok, worst.rel_error, tolerance, worst.reason)
 
 
-def _error(case: Case) -> Iterable[Check]:
+def _error(case: Case, seed: int) -> Iterable[Check]:
     """The error against float64, as in a sweep."""
-    inputs = make_inputs(case)
-    yield Oracle(case, inputs).check(results_of(_build(case, inputs), case, inputs))
+    inputs = make_inputs(case, seed)
+    yield Oracle(case, inputs, seed).check(results_of(_build(case, inputs), case, inputs))
 
 
-def _decode_rows(case: Case) -> Iterable[Check]:
+def _judged(case: Case, seed: int) -> Iterable[Check]:
+    """All that a sweep checks before it times a cell."""
+    inputs = make_inputs(case, seed)
+    yield Judge(case, inputs, seed).first_of(_build(case, inputs), case)
+
+
+def _strided(case: Case, seed: int) -> Iterable[Check]:
+    """Tensors that are views of others: tokens before heads, and all heads or rows at the same memory."""
+    inputs = make_inputs(case, seed)
+    for views in (_tokens_first(inputs), _expanded(inputs)):
+        yield Oracle(case, views, seed).check(results_of(_build(case, views), case, views))
+
+
+def _tokens_first(inputs: Inputs) -> Inputs:
+    """The same values, where q, k, v and dout lie as `[B, N, H, D]`, taps as `[Hq, ck, cq]`, lengths two apart."""
+    dout, weight, lengths = inputs.dout, inputs.weight, inputs.lengths
+    return Inputs(
+        q=_laid_out(inputs.q, 1, 2),
+        k=_laid_out(inputs.k, 1, 2),
+        v=_laid_out(inputs.v, 1, 2),
+        weight=None if weight is None else _laid_out(weight, 1, 2),
+        dout=None if dout is None else _laid_out(dout, 1, 2),
+        lengths=None if lengths is None else torch.stack([lengths, torch.zeros_like(lengths)], 1)[:, 0],
+    )
+
+
+def _expanded(inputs: Inputs) -> Inputs:
+    """All KV heads with the keys and values of the first, and all rows with its dout, which lie in memory once."""
+
+    def expand(x: Tensor, dim: int) -> Tensor:
+        return x.detach().narrow(dim, 0, 1).clone().expand_as(x).requires_grad_(x.requires_grad)
+
+    dout = None if inputs.dout is None else expand(inputs.dout, 2)
+    return replace(inputs, k=expand(inputs.k, 1), v=expand(inputs.v, 1), dout=dout)
+
+
+def _laid_out(x: Tensor, first: int, second: int) -> Tensor:
+    """The same values with two dims in the other order in memory."""
+    moved = x.detach().transpose(first, second).contiguous().transpose(first, second)
+    return moved.requires_grad_(x.requires_grad)
+
+
+def _decode_rows(case: Case, seed: int) -> Iterable[Check]:
     """A decode step after `t` tokens equals row `t - 1` of the forward, early and late."""
-    inputs = make_inputs(case)
+    inputs = make_inputs(case, seed)
     forward = _build(case, inputs)()
     for tokens in (1, 4, case.seq):
         step = replace(case, pass_="decode", seq=tokens)
@@ -151,21 +222,21 @@ def _decode_rows(case: Case) -> Iterable[Check]:
             weight=inputs.weight,
             lengths=torch.full((case.batch,), tokens, dtype=torch.int32, device=case.device),
         )
-        oracle = Oracle(step, decode)
+        oracle = Oracle(step, decode, seed)
         yield oracle.check(_build(step, decode)())
         yield oracle.check(forward[:, :, tokens - 1 : tokens])
 
 
-def _range(case: Case) -> Iterable[Check]:
+def _range(case: Case, seed: int) -> Iterable[Check]:
     """Outputs are averages of the rows of v."""
-    inputs = make_inputs(case)
+    inputs = make_inputs(case, seed)
     outside = outside_values(_build(case, inputs)(), inputs.v, 2 * torch.finfo(inputs.v.dtype).eps)
     yield _exactly(not outside.any().item(), "outputs leave the range of v")
 
 
-def _causality(case: Case) -> Iterable[Check]:
+def _causality(case: Case, seed: int) -> Iterable[Check]:
     """What comes after token `t` changes no output up to `t`, and does change those after it."""
-    inputs = make_inputs(case)
+    inputs = make_inputs(case, seed)
     before = _build(case, inputs)()
     for token in (0, case.seq // 2, case.seq - 2):
         after = _build(case, _changed(inputs, first_token=token + 1))()
@@ -174,9 +245,9 @@ def _causality(case: Case) -> Iterable[Check]:
         yield _exactly(not torch.equal(before, after), f"tokens after {token} change no output at all")
 
 
-def _independence(case: Case) -> Iterable[Check]:
+def _independence(case: Case, seed: int) -> Iterable[Check]:
     """Other sequences and other KV heads change nothing."""
-    inputs = make_inputs(case)
+    inputs = make_inputs(case, seed)
     before = _build(case, inputs)()
     if case.batch > 1:
         after = _build(case, _changed(inputs, first_sequence=case.batch - 1))()
@@ -199,20 +270,20 @@ def _changed(inputs: Inputs, first_sequence: int = 0, first_kv_head: int = 0, fi
     return Inputs(change(inputs.q), change(inputs.k), change(inputs.v), inputs.weight)
 
 
-def _identity(case: Case) -> Iterable[Check]:
+def _identity(case: Case, seed: int) -> Iterable[Check]:
     """With the identity weight it is plain attention."""
     assert case.conv_q is not None
     assert case.conv_k is not None
-    inputs = make_inputs(case)
+    inputs = make_inputs(case, seed)
     weight = identity_weight(case.heads, case.conv_q, case.conv_k, dtype=inputs.q.dtype, device=case.device)
     inputs = replace(inputs, weight=weight)
     yield _against_attention(case, inputs, inputs.q)
 
 
-def _one_tap(case: Case) -> Iterable[Check]:
+def _one_tap(case: Case, seed: int) -> Iterable[Check]:
     """With one tap it is plain attention with that scale."""
     case = replace(case, conv_q=1, conv_k=1)
-    inputs = make_inputs(case)
+    inputs = make_inputs(case, seed)
     assert inputs.weight is not None
     yield _against_attention(case, inputs, inputs.q.double() * inputs.weight.double())
 
@@ -224,7 +295,7 @@ def _against_attention(case: Case, inputs: Inputs, queries: Tensor) -> Check:
     bound = Bound()
     bound.add(lambda out: out.flatten(0, -2), exact, load(find("eager").target)(eager, inputs)())
     bound.close(tolerance_floor(inputs.q.dtype))
-    error, _ = bound.errors(_build(case, inputs)())
+    error = bound.errors(_build(case, inputs)()).norm
     ok = error <= bound.tolerance
     return Check(ok, error, bound.tolerance, "" if ok else "differs from plain attention in float64")
 

@@ -172,7 +172,7 @@ def test_any_layout(gpu) -> None:
         assert torch.equal(run(changed), want), change.__name__
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
 def test_any_strides_of_lengths_pages_and_weight(gpu, dtype: torch.dtype) -> None:
     q, k, v, weight, lengths = make_decode([17, 9, 30, 9], 2, 1, 64, (6, 11), FP16)
     (k, table), (v, _) = paged(k, 16), paged(v, 16)

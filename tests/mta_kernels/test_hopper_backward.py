@@ -113,6 +113,17 @@ def test_rows_whose_scores_overflow_fp16(dtype: torch.dtype, times: int, options
         assert relative_error(got[name], x) < 0.02, name
 
 
+@pytest.mark.parametrize("name", ["v", "grad_out"])
+def test_a_huge_value_costs_earlier_rows_no_precision(name: str) -> None:
+    """The power of two that brings dc into fp16 is of what a block of rows sees."""
+    leaves = inputs(1, 2, 1, 300, 64, (6, 11), dtype=BF16)
+    grad_out = torch.randn(leaves["q"].shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, BF16)
+    (leaves | {"grad_out": grad_out})[name][:, :, 250] *= 1e8
+    want = value_and_gradients(conv_attention_reference, {x: y.double() for x, y in leaves.items()}, grad_out.double())
+    got = value_and_gradients(conv_attention, leaves, grad_out, backend="hopper")
+    assert relative_error(got["q"][:, :, :100], want["q"][:, :, :100]) < 0.01
+
+
 @pytest.mark.parametrize("times", [1e8, 1e30], ids=str)
 def test_a_huge_token_changes_no_gradient_of_another_document(times: float) -> None:
     bounds, found = [0, 20, 70, 75], []

@@ -456,19 +456,20 @@ def test_verify_prints_its_checks_and_fails_on_a_wrong_one(mtabench, monkeypatch
     right = verify.CheckRow("eager", "error fwd", "fp32 1 x 2", True, 1e-7, 2e-7)
     wrong = verify.CheckRow("triton", "causal, bit for bit", "fp32 1 x 2", False, None, None, "leaks the future")
     absent = verify.CheckRow("sdpa-cudnn", "not checked", "", True, None, None, "no GPU")
-    asked = []
+    asked, seeds = [], []
 
     def checks(rows):
-        def run_checks(implementations, device):
+        def run_checks(implementations, device, seed):
             asked.append((list(implementations), device))
+            seeds.append(seed)
             return iter(rows)
 
         return run_checks
 
     monkeypatch.setattr(verify, "run_checks", checks([right]))
-    code, out, _ = mtabench("verify", "--impl", "eager", "--device", "cpu")
+    code, out, _ = mtabench("verify", "--impl", "eager", "--device", "cpu", "--seed", "5")
     assert code == 0
-    assert "all 1 checks passed" in out
+    assert "all 1 checks passed; --seed 5 draws the same inputs again" in out
     monkeypatch.setattr(verify, "run_checks", checks([right, wrong, absent]))
     code, out, _ = mtabench("verify", "--device", "cpu")
     assert code == 4
@@ -476,6 +477,7 @@ def test_verify_prints_its_checks_and_fails_on_a_wrong_one(mtabench, monkeypatch
     assert "1 of 2 checks failed" in out
     assert "not checked: no GPU" in out
     assert asked == [(["eager"], "cpu"), (registry.names(), "cpu")]
+    assert seeds[0] == 5 != seeds[1]
     # A gate on a machine that lost its GPU must not pass.
     monkeypatch.setattr(verify, "run_checks", checks([absent]))
     code, out, err = mtabench("verify", "--impl", "sdpa-cudnn", "--device", "cpu")

@@ -70,6 +70,7 @@ def test_rungs_that_run_are_timed_the_others_say_why_not_and_all_are_drawn(mtabe
 def test_verify_takes_groups_and_checks_rungs_without_a_gpu(mtabench, monkeypatch):
     monkeypatch.setitem(GROUPS, "ladder", ("c-loops", "triton-pointer", "sdpa-cudnn"))
     monkeypatch.setattr("mtabench.sweeps.verify.SHAPES", {"cpu": (Shape(1, 2, 1, 17, 16, 2, 2),)})
+    monkeypatch.setattr("mtabench.sweeps.verify.LONG_SHAPES", {"cpu": (), "interpreter": ()})
     monkeypatch.setattr("mtabench.sweeps.verify.DTYPES_CHECKED", {"cpu": ("fp32",)})
     code, out, _ = mtabench("verify", "--impl", "ladder", "--device", "cpu")
     assert code == 0
@@ -83,6 +84,7 @@ def test_verify_takes_groups_and_checks_rungs_without_a_gpu(mtabench, monkeypatc
 
 def test_verify_leaves_out_a_pass_that_a_rung_has_on_a_gpu_alone(monkeypatch):
     monkeypatch.setattr("mtabench.sweeps.verify.SHAPES", {"cpu": (Shape(1, 2, 1, 17, 16, 2, 2),)})
+    monkeypatch.setattr("mtabench.sweeps.verify.LONG_SHAPES", {"cpu": (), "interpreter": ()})
     monkeypatch.setattr("mta_kernels.torch_compile.missing", lambda device: None)
     monkeypatch.setattr(
         "mtabench.implementations.rung", lambda case, x: lambda: attention_reference(x.q, x.k, x.v, causal=case.causal)

@@ -9,9 +9,9 @@ from mta_kernels.conv_attention import conv_attention_decode_reference, conv_att
 from mtabench.measuring import sample
 from mtabench.registry import find, load
 from mtabench.sweeps.case import Case
-from mtabench.sweeps.inputs import make_inputs
+from mtabench.sweeps.inputs import SEED, make_inputs
+from mtabench.sweeps.judge import results_of
 from mtabench.sweeps.oracle import Oracle, tolerance_floor
-from mtabench.sweeps.verify import results_of
 
 CASE = Case("fwd", "eager", "conv-attention", "fp32", 2, 4, 2, 65, 16, 4, 3, True, None, "cpu")
 PLAIN = replace(CASE, impl="sdpa-flash", op="attention", conv_q=None, conv_k=None)
@@ -167,17 +167,18 @@ class TestSampled:
 
     def sampled(self):
         picked = torch.zeros(3, 8, 200, dtype=torch.bool)
-        for part in sample.forward_sample(self.case):
+        for part in sample.forward_sample(self.case, SEED):
             for heads in part.chunks:
                 for start, stop in part.blocks:
                     picked[heads.batch[:, None], heads.query_heads, start:stop] = True
         return picked
 
-    def test_the_sample_is_small_and_has_the_corners(self):
+    def test_the_sample_is_small_and_has_the_ends(self):
         picked = self.sampled()
         assert picked.float().mean() < 0.3
-        for batch, head in ((0, 0), (2, 7)):
-            assert picked[batch, head, [0, 199]].all()
+        assert picked.any(2).sum() >= 2
+        assert (picked[..., 0] == picked[..., 199]).all()
+        assert picked[..., 0].any()
 
     def test_right_results_pass(self):
         assert judged(self.case).ok
@@ -196,7 +197,8 @@ class TestSampled:
         assert "range of v" in check.reason
 
     def test_a_fault_in_a_sampled_head(self):
-        assert not judged(self.case, lambda out: out[2, 7, 199].mul_(1.01)).ok
+        batch, head, row = self.sampled().nonzero()[-1].tolist()
+        assert not judged(self.case, lambda out: out[batch, head, row].mul_(1.01)).ok
 
     def test_gradients_of_the_weight_sum_over_all_of_the_batch(self):
         """A kernel that forgets a sequence is found, whatever head is sampled."""

@@ -47,10 +47,10 @@ def test_a_cell_that_a_rank_cannot_load_is_a_row(mtabench, tmp_path, monkeypatch
     """This process is rank 0; the other loads the cell, and drops it."""
     make_inputs = part.make_inputs
 
-    def planted(case):
+    def planted(case, seed):
         if case.seq == 128:
             raise torch.OutOfMemoryError("tried to allocate 9 GiB")
-        return make_inputs(case)
+        return make_inputs(case, seed)
 
     monkeypatch.setattr(part, "make_inputs", planted)
     code, _, err = mtabench("fwd", *CPU, "--ranks", "2", "--seq", "128,64", "--out", "ranks.csv")
@@ -61,7 +61,7 @@ def test_a_cell_that_a_rank_cannot_load_is_a_row(mtabench, tmp_path, monkeypatch
     assert rows[64]["status"] == "ok"
 
 
-@pytest.mark.parametrize("calls", [1, 2], ids=["while verified", "while timed"])
+@pytest.mark.parametrize("calls", [1, 2, 6], ids=["while verified", "while probed", "while timed"])
 def test_a_call_that_fails_on_a_rank_is_a_row_and_ends_the_sweep(mtabench, tmp_path, monkeypatch, calls) -> None:
     """The other rank waits for this one, in the midst of a call."""
     forward, done = part.Part.forward, []

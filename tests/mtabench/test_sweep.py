@@ -138,18 +138,18 @@ def test_a_sweep_fills_its_columns(tmp_path, monkeypatch, ceilings, pass_):
     assert table["run_id"].nunique() == 1
     assert (table["device"] != "").all()
     assert table["started_utc"].str.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ").all()
-    assert table["repro"].tolist() == [case.repro() for case in plan.cases]
+    assert table["repro"].tolist() == [f"{case.repro()} --seed {plan.seed}" for case in plan.cases]
 
 
 def test_the_repro_line_says_how_it_was_measured(tmp_path):
     given = {"cache": "warm", "timer": "cpu", "rounds": 1}
     plan, _ = run(tmp_path / "out.csv", "eager", seq="16", **given)
     row = read_results(tmp_path / "out.csv").iloc[0]
-    assert row["repro"] == f"{plan.cases[0].repro()} --timer cpu --cache warm --rounds 1"
+    assert row["repro"] == f"{plan.cases[0].repro()} --timer cpu --cache warm --rounds 1 --seed {plan.seed}"
 
 
 def test_the_options_of_the_repro_line_measure_as_those_given():
-    typed = {"timer": "cpu", "rounds": 3, "time_limit": 2.5, "isolate": True, "cell_timeout": 90.0}
+    typed = {"timer": "cpu", "rounds": 3, "time_limit": 2.5, "isolate": True, "cell_timeout": 90.0, "seed": 7}
     for options in ({}, {"rounds": 20, "time_limit": 10.0}, typed):
         plan = make_plan(Options("fwd", device="cpu", **options))
         settings = make_settings(plan)
@@ -158,7 +158,14 @@ def test_the_options_of_the_repro_line_measure_as_those_given():
         again = make_plan(Options("fwd", device="cpu", **{name: parsed[name] for name in typed}))
         assert make_settings(again) == settings
         assert (again.options.isolate, again.options.cell_timeout) == (plan.options.isolate, plan.options.cell_timeout)
-        assert bool(words) == (options is typed)
+        assert again.seed == plan.seed
+        assert (words[:-2] != []) == (options is typed)
+
+
+def test_another_seed_is_drawn_each_time():
+    plans = [make_plan(Options("fwd", device="cpu", seed=seed)) for seed in (None, None, 3)]
+    assert plans[0].seed != plans[1].seed
+    assert plans[2].seed == 3
 
 
 def test_every_sample_is_kept(tmp_path):
@@ -268,10 +275,10 @@ def test_what_cannot_fit_into_a_cpus_memory_is_not_tried(tmp_path, plant, monkey
 def test_a_check_that_has_no_room_is_a_row(tmp_path, monkeypatch):
     path = tmp_path / "out.csv"
 
-    def no_room(case, inputs):
+    def no_room(case, inputs, seed):
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(sweep, "Oracle", no_room)
+    monkeypatch.setattr(sweep, "Judge", no_room)
     run(path, "eager,sdpa-math", seq="16")
     assert set(statuses(path).values()) == {"oom"}
 
@@ -355,7 +362,7 @@ def test_splits_are_cells_of_their_own(tmp_path, plant):
     eager_ms = table.loc[table["impl"] == "eager", "median_ms"].item()
     timed = table[table["splits"].isin(["auto", "2"])]
     assert timed["speedup"].tolist() == pytest.approx((eager_ms / timed["median_ms"]).tolist(), rel=1e-4)
-    assert set(timed["repro"].str.partition(" --splits ")[2]) == {"auto", "2"}
+    assert set(timed["repro"].str.extract(r" --splits (\w+) --seed ")[0]) == {"auto", "2"}
 
 
 def test_the_baselines_auto_is_what_speedups_refer_to(tmp_path, plant):

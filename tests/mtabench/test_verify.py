@@ -7,12 +7,14 @@ from mta_kernels.conv_attention import conv_attention_reference
 from mtabench.sweeps import verify
 from mtabench.sweeps.verify import Shape, run_checks
 
+LONG = (Shape(2, 1, 1, 41, 16, 2, 2),)
 SHAPES = {"cpu": (Shape(1, 4, 2, 17, 16, 4, 3), Shape(2, 1, 1, 5, 16, 2, 2, causal=False))}
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(verify, "SHAPES", SHAPES)
+    monkeypatch.setattr(verify, "LONG_SHAPES", {"cpu": LONG, "interpreter": LONG})
     monkeypatch.setattr(verify, "DTYPES_CHECKED", {"cpu": ("fp32",)})
     monkeypatch.setenv("TRITON_INTERPRET", "1")
 
@@ -33,6 +35,7 @@ def test_right_kernels_pass_every_check(name):
     assert [row for row in rows if not row.ok] == []
     checks = {row.check for row in rows}
     assert {"error fwd", "error bwd", "causal, bit for bit", "within the range of v", "batch and heads apart"} <= checks
+    assert {f"{check} {pass_}" for check in ("strided", "long") for pass_ in ("fwd", "bwd", "decode")} <= checks
     assert ("identity is attention" in checks) == (not name.startswith("sdpa"))
     assert "decode is forward's row" in checks
     for row in rows:

@@ -40,6 +40,7 @@ from mta_kernels.torch_compile import asked_once, known
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+Caches = tuple[Tensor, Tensor]  # of keys and of values
 BACKENDS = ("reference", "triton", "hopper", "cuda")
 FUSED_BACKENDS = ("hopper", "triton")  # that "auto" takes, the faster first
 # Where up to so many query heads share a KV head, Triton's decode is faster than CUDA's on short caches, if the copy
@@ -103,9 +104,10 @@ def explain(
     check_are_tensors(q=q, k=k, v=v, weight=weight)
     shared = _over_ranks(group)
     backward = wants_gradient(q, k, v, weight)
+    caches = (k, v) if decode else None
     if backend == "auto":
-        return Choice(*_fastest(q, k, weight, autocast_dtype(q), decode, shared, backward))
-    return Choice(_resolve(backend, q, k, weight, autocast_dtype(q), decode, shared, backward), "asked for")
+        return Choice(*_fastest(q, weight, autocast_dtype(q), caches, shared, backward))
+    return Choice(_resolve(backend, q, weight, autocast_dtype(q), caches, shared, backward), "asked for")
 
 
 def _over_ranks(group: ProcessGroup | None) -> bool:
@@ -119,31 +121,32 @@ def _over_ranks(group: ProcessGroup | None) -> bool:
 
 
 def _fastest(
-    q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype, decode: bool, shared: bool, backward: bool
+    q: Tensor, weight: Tensor, dtype: torch.dtype, caches: Caches | None, shared: bool, backward: bool
 ) -> tuple[str, str]:
-    """The fastest backend that can run them in a dtype, or else the reference; and why."""
+    """The fastest backend that can run them in a dtype, or else the reference; and why. A decode has caches."""
     backends: tuple[str, ...] = FUSED_BACKENDS
     if shared:
         backends = ("triton",)
-    elif decode:
-        backends = _decode_backends(q, k, weight, dtype)
+    elif caches is not None:
+        backends = _decode_backends(q, caches, weight, dtype)
     reason: str | None = ""
     for backend in backends:
-        reason = _why_not(backend, q, weight, dtype, backward)
+        reason = _why_not(backend, q, weight, dtype, caches, backward)
         if reason is None:
             return backend, "the fastest backend for these arguments"
     return "reference", f"{backends[-1]} cannot run this: {reason}"
 
 
-def _decode_backends(q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype) -> tuple[str, ...]:
+def _decode_backends(q: Tensor, caches: Caches, weight: Tensor, dtype: torch.dtype) -> tuple[str, ...]:
     """The backends of a decode, the faster first: CUDA's where query heads share KV heads, but not for few keys."""
+    k, _ = caches
     group = q.shape[1] // k.shape[1]
     if group == 1:
-        return ("triton",)
+        return ("cuda", "triton") if _lie_apart(caches) else ("triton",)
     keys = k.shape[0] * k.shape[1] * k.shape[2]
     few = group <= FEW_SHARING and known(keys * group <= FEW_KEYS * q.shape[3])
     # Of another number of batches these are pages, which the copy engine does not read.
-    if few and known(k.shape[0] == q.shape[0]) and _why_not("triton", q, weight, dtype) is None:
+    if few and known(k.shape[0] == q.shape[0]) and _why_not("triton", q, weight, dtype, caches) is None:
         from mta_kernels.conv_attention.triton.decode_plan import bulk_pays
 
         if bulk_pays(q.shape[3], group, dtype.itemsize, _capability(q.device)):
@@ -154,8 +157,18 @@ def _decode_backends(q: Tensor, k: Tensor, weight: Tensor, dtype: torch.dtype) -
 _capability = asked_once(capability)
 
 
-def _why_not(backend: str, q: Tensor, weight: Tensor, dtype: torch.dtype, backward: bool = False) -> str | None:
+def _lie_apart(caches: Caches) -> bool:
+    """Whether the numbers of a key do; Triton 3.6 compiles such tiles to reads beyond a block's shared memory."""
+    return any(known(x.stride(3) != 1) for x in caches)
+
+
+def _why_not(
+    backend: str, q: Tensor, weight: Tensor, dtype: torch.dtype, caches: Caches | None, backward: bool = False
+) -> str | None:
     """Why the backend cannot run these, or None if it can."""
+    if backend == "triton" and caches is not None and _lie_apart(caches):
+        strides = " and ".join(str(tuple(x.stride())) for x in caches)
+        return f"the caches have strides {strides}, and it needs the numbers of a key side by side (stride 1)"
     return unsupported(
         backend,
         device=q.device,
@@ -170,26 +183,25 @@ def _why_not(backend: str, q: Tensor, weight: Tensor, dtype: torch.dtype, backwa
 def _resolve(
     backend: str,
     q: Tensor,
-    k: Tensor,
     weight: Tensor,
     dtype: torch.dtype,
-    decode: bool,
+    caches: Caches | None,
     shared: bool,
     backward: bool = False,
 ) -> str:
     """The backend that runs these in a dtype; raises ValueError if it is a named one that cannot."""
     if backend == "auto":
-        return _fastest(q, k, weight, dtype, decode, shared, backward)[0]
+        return _fastest(q, weight, dtype, caches, shared, backward)[0]
     if shared and backend in ("hopper", "cuda"):
         raise ValueError(
             f"backend {backend!r} does not share a sequence over ranks: its kernels give no part of a softmax; "
             "use 'triton', or 'auto', which picks it"
         )
-    if decode and backend == "hopper":
+    if caches is not None and backend == "hopper":
         raise ValueError("backend 'hopper' has no decode; use 'cuda' or 'triton', or 'auto', which picks one")
-    if not decode and backend == "cuda":
+    if caches is None and backend == "cuda":
         raise ValueError("backend 'cuda' has decode alone; use 'triton' or 'hopper', or 'auto', which picks one")
-    if reason := _why_not(backend, q, weight, dtype, backward):
+    if reason := _why_not(backend, q, weight, dtype, caches, backward):
         raise ValueError(f"backend {backend!r} cannot run this: {reason}; backend='auto' picks one that can")
     return backend
 
@@ -251,7 +263,7 @@ def conv_attention(
     options: dict[str, Any] = {"causal": causal, "scale": scale, "pad_key": pad_key, "head_chunk": head_chunk}
     shared = _over_ranks(group)
     backward = wants_gradient(q, k, v, weight, q_history)
-    chosen = _resolve(backend, q, k, weight, q.dtype, decode=False, shared=shared, backward=backward)
+    chosen = _resolve(backend, q, weight, q.dtype, None, shared, backward)
     if group is not None and shared:
         from mta_kernels.conv_attention.context_parallel.attention import conv_attention_over_ranks
 
@@ -301,10 +313,10 @@ def conv_attention_decode(
     a cache beyond a length, and in q_window before a sequence's first token, may be anything, NaN included.
     With `block_table [B, max_pages]` int32 the caches are pages, `[pages, Hkv, page_size, D]` of 16 to 256 keys, and
     key `y` of sequence `b` is row `y % page_size` of page `block_table[b, y // page_size]`; entries past a sequence's
-    length may be anything. `backend` is "auto" (`explain` says which that is), "reference", "triton" or "cuda" (any
-    NVIDIA GPU from sm_80 on, float16 and bfloat16); `splits`, the programs that share the keys of a head, is for the
-    last two. Derivatives through those two raise RuntimeError, the reference is differentiable; nothing waits for the
-    device.
+    length may be anything. `backend` is "auto" (`explain` says which that is), "reference", "triton" (caches whose last
+    stride is 1) or "cuda" (any NVIDIA GPU from sm_80 on, float16 and bfloat16); `splits`, the programs that share the
+    keys of a head, is for the last two. Derivatives through those two raise RuntimeError, the reference is
+    differentiable; nothing waits for the device.
     With `group` the ranks of a process group share the caches: each holds the positions that
     `context_parallel.cache_positions` says, contiguous and not in pages; all else, and the result, is the same on every
     rank, and has no gradient.
@@ -318,7 +330,7 @@ def conv_attention_decode(
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key, block_table)
     options: dict[str, Any] = {"lengths": lengths, "scale": scale, "pad_key": pad_key}
     shared = _over_ranks(group)
-    chosen = _resolve(backend, q_window, k_cache, weight, q_window.dtype, decode=True, shared=shared)
+    chosen = _resolve(backend, q_window, weight, q_window.dtype, (k_cache, v_cache), shared)
     if chosen == "reference" and splits != "auto":
         raise ValueError(f"splits is {splits!r}; the reference backend does not split the keys: leave it at 'auto'")
     if shared:

@@ -293,14 +293,25 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
 
         barrier_wait(rows_full, 0);
         const float unit = args.weight_scale[head];
-        // |grad_out v^T - delta| <= 2 |grad_out| |v|: a power of two brings it to the limit.
-        const float grad_norm = warp_max(args.grad_norms[batch_head * NORM_PARTS + lane]);
-        const float value_norm = warp_max(
-            args.value_norms[(batch * (args.at.heads / args.at.group) + kv_head) * NORM_PARTS + lane]);
-        const float bound = 0.5f * (log2f(grad_norm) + log2f(value_norm)) + 1;
-        const float exponent = floorf(GradLimit<ELEMENT>::log2 - bound);
-        const float grad_factor = exp2f(fminf(fmaxf(exponent, -100.f), 100.f));
-        const float ds_unit = args.scale == 0 ? 0.f : args.weight_scale[head] * LN_2 / grad_factor;
+        // |grad_out v^T - delta| <= 2 |grad_out| |v|: a power of two brings it to the limit. For dc, in fp16, from what the
+        // block's rows see, so that a huge token costs others little; for ds, which blocks add up, from all of the head.
+        auto grad_factor_of = [&](int row, int end_row, int key, int end_key) {
+            auto largest = [&](const float* norms, int rows, int first, int end) {
+                const int each = (rows + NORM_PARTS - 1) / NORM_PARTS;  // of a part, as in prepare.cu
+                return warp_max(lane >= first / each && lane <= (end - 1) / each ? norms[lane] : 0.f);
+            };
+            const int kv_batch_head = batch * (args.at.heads / args.at.group) + kv_head;
+            const float grad_norm = largest(args.grad_norms + batch_head * NORM_PARTS, args.at.query_rows, row, end_row);
+            const float value_norm = largest(args.value_norms + kv_batch_head * NORM_PARTS, args.at.key_rows, key, end_key);
+            const float bound = 0.5f * (log2f(grad_norm) + log2f(value_norm)) + 1;
+            return exp2f(fminf(fmaxf(floorf(GradLimit<ELEMENT>::log2 - bound), -100.f), 100.f));
+        };
+        const int end_of_c = min(first_row + WARPGROUPS * ROWS - HALO, args.at.query_rows);
+        const float grad_factor =
+            grad_factor_of(first_row, end_of_c, keys_begin(args.at, first_row), keys_end(args.at, end_of_c - 1));
+        const float head_factor = grad_factor_of(0, args.at.query_rows, 0, args.at.key_rows);
+        const float to_ds = head_factor / grad_factor;
+        const float ds_unit = args.scale == 0 ? 0.f : args.weight_scale[head] * LN_2 / head_factor;
         if (threadIdx.x == 0) args.ds_unit[batch_head] = ds_unit;  // as every block of the head
 
         auto multiply_keys = [&](int stage) {
@@ -449,7 +460,8 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             }
             uint32_t ds[4][4];
 #pragma unroll
-            for (int i = 0; i < 32; i += 2) ds[i / 8][i / 2 % 4] = pack<ELEMENT>(even_back[i], even_back[i + 1]);
+            for (int i = 0; i < 32; i += 2)
+                ds[i / 8][i / 2 % 4] = pack<ELEMENT>(even_back[i] * to_ds, even_back[i + 1] * to_ds);
             if constexpr (!SCORES_EARLY) multiply_keys(next_stage);
             products_wait<SCORES_EARLY ? 0 : 1>();
 

@@ -1,0 +1,359 @@
+"""The faults of docs/verification.md, planted: each is caught, where the table says, and by what it says."""
+
+import sys
+import types
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mta_kernels.attention import attention_reference
+from mta_kernels.conv_attention import conv_attention_reference
+from mtabench import registry
+from mtabench.files.results import read_results
+from mtabench.files.writer import Writer
+from mtabench.measuring import sample
+from mtabench.measuring.ceilings import Ceilings
+from mtabench.measuring.timing import Settings
+from mtabench.registry import find, load
+from mtabench.sweeps import sweep, verify
+from mtabench.sweeps.case import Case
+from mtabench.sweeps.inputs import make_inputs
+from mtabench.sweeps.judge import Judge
+from mtabench.sweeps.oracle import Check, Oracle
+from mtabench.sweeps.plan import Options, make_plan
+from mtabench.sweeps.verify import Shape, run_checks
+
+LATE = 1100
+CONV = Case("fwd", "eager", "conv-attention", "fp32", 1, 2, 1, 1153, 16, 2, 2, True, None, "cpu")
+PLAIN = replace(CONV, impl="sdpa-math", op="attention", conv_q=None, conv_k=None)
+OPS = pytest.mark.parametrize("case", [CONV, PLAIN], ids=["conv", "plain"])
+
+
+@pytest.fixture
+def small_sample(monkeypatch):
+    """The float64 reference sees few rows, as at the lengths that a GPU times."""
+    monkeypatch.setattr(sample, "SCORES", {"cpu": 2**17})
+    monkeypatch.setattr(sample, "BACKWARD_SCORES", {"cpu": 2**17})
+
+
+@pytest.fixture
+def no_reference(monkeypatch):
+    """All is left to the probes."""
+    monkeypatch.setattr(Oracle, "check", lambda self, result, sign=1: Check(True, 0.0, 1.0))
+
+
+def judged(case, faulty, seed=0):
+    """What a sweep says before it times `faulty(case, inputs, closure)`, made of the right closure."""
+    inputs = make_inputs(case, seed)
+    closure = load(find(case.impl).target)(case, inputs)
+    return Judge(case, inputs, seed).first_of(faulty(case, inputs, closure), case)
+
+
+def right(case, inputs, closure):
+    return closure
+
+
+def masked(x, hidden):
+    """Attention with scores hidden where `hidden [N, N]` says so, convolved if there is a weight."""
+    scores = x.q @ x.k.repeat_interleave(x.q.shape[1] // x.k.shape[1], 1).mT / x.q.shape[3] ** 0.5
+    past = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
+    if x.weight is not None:
+        taps = x.weight.shape[1:]
+        pad = (taps[1] - 1) // 2
+        padded = F.pad(scores.where(past, 0), (pad, taps[1] - 1 - pad, taps[0] - 1, 0))
+        scores = F.conv2d(padded, x.weight[:, None], groups=len(x.weight))
+    scores = scores.masked_fill(hidden, float("-inf"))
+    return scores.softmax(-1) @ x.v.repeat_interleave(x.q.shape[1] // x.v.shape[1], 1)
+
+
+def future_leaks_late(case, inputs, closure):
+    hidden = torch.ones(case.seq, case.seq, dtype=torch.bool).triu(1)
+    rows = torch.arange(LATE, case.seq - 1)
+    hidden[rows, rows + 1] = False
+    return lambda: masked(inputs, hidden)
+
+
+def oldest_key_dropped_late(case, inputs, closure):
+    hidden = torch.ones(case.seq, case.seq, dtype=torch.bool).triu(1)
+    hidden[LATE:, 0] = True
+    return lambda: masked(inputs, hidden)
+
+
+def writes_nothing(case, inputs, closure):
+    """Its results are whatever memory the allocator gives it."""
+    if case.pass_ != "bwd":
+        return lambda: torch.empty_like(inputs.q[:, :, -1:] if case.pass_ == "decode" else inputs.q)
+    return lambda: WritesNothing.apply(*inputs.differentiable.values())
+
+
+class WritesNothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        ctx.shapes = inputs
+        return torch.empty_like(inputs[0])
+
+    @staticmethod
+    def backward(ctx, dout):
+        return tuple(map(torch.empty_like, ctx.shapes))
+
+
+def right_at_first(calls):
+    """Right for so many calls of a closure, zero after them."""
+
+    def faulty(case, inputs, closure):
+        done = []
+
+        def call():
+            done.append(1)
+            return closure() if len(done) <= calls else 0 * closure()
+
+        return call
+
+    return faulty
+
+
+def cached(case, inputs, closure):
+    """The first result for ever."""
+    kept = []
+
+    def call():
+        kept.append(closure())
+        return kept[0].clone()
+
+    return call
+
+
+def same_memory(case, inputs, closure):
+    """Right, but written over what it gave before."""
+    kept = []
+
+    def call():
+        kept.append(closure())
+        return kept[0].copy_(kept[-1])
+
+    return call
+
+
+def rows_swapped_in_an_inner_head(case, inputs, closure):
+    def call():
+        out = closure().clone()
+        out[0, 2, [500, 700]] = out[0, 2, [700, 500]]
+        return out
+
+    return call
+
+
+class Grows(torch.autograd.Function):
+    """Its gradient is 1 % too large."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 1.01
+
+
+def one_percent_off(name):
+    def faulty(case, inputs, closure):
+        grown = replace(inputs, **{name: Grows.apply(getattr(inputs, name))})
+        return load(find(case.impl).target)(case, grown)
+
+    def call(case, inputs, closure):
+        return lambda: faulty(case, inputs, closure)()
+
+    return call
+
+
+@OPS
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [(future_leaks_late, "it is not causal"), (oldest_key_dropped_late, "the first key does not count")],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_faults_of_late_rows_are_found_before_a_cell_is_timed(small_sample, no_reference, case, fault, says, seed):
+    """Whatever the reference sees: in bf16, rounding hides one key among thousands."""
+    check = judged(replace(case, dtype="bf16"), fault, seed)
+    assert not check.ok
+    assert says in check.reason
+
+
+@OPS
+def test_rows_swapped_in_an_inner_head(small_sample, no_reference, case):
+    """Not causal here: else the tokens that may not matter tell first, for most seeds."""
+    check = judged(replace(case, heads=4, kv_heads=4, seq=720, causal=False), rows_swapped_in_an_inner_head)
+    assert not check.ok
+    assert "as those of another head" in check.reason
+
+
+@OPS
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_right_results_are_right(small_sample, case, pass_, causal):
+    if causal or pass_ != "decode":
+        check = judged(replace(case, pass_=pass_, causal=causal, seq=130, batch=2), right)
+        assert check.ok, check.reason
+
+
+@OPS
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (writes_nothing, "has NaN"),
+        (right_at_first(1), ""),
+        (cached, "cached"),
+        (same_memory, "the memory of the first one's result"),
+    ],
+)
+def test_what_is_remembered_or_never_written(case, pass_, fault, says):
+    case = replace(case, pass_=pass_, seq=40)
+    if pass_ == "bwd" and fault in (cached, same_memory):
+        fault, says = cached_gradients, "cached"
+    check = judged(case, fault)
+    assert not check.ok
+    assert says in check.reason
+
+
+class Remembered(torch.autograd.Function):
+    """Gradients of the first backward for ever."""
+
+    @staticmethod
+    def forward(ctx, kept, closure, *leaves):
+        ctx.kept, ctx.closure, ctx.leaves = kept, closure, leaves
+        return closure().detach()
+
+    @staticmethod
+    def backward(ctx, dout):
+        if not ctx.kept:
+            with torch.enable_grad():
+                ctx.kept += torch.autograd.grad(ctx.closure(), ctx.leaves, dout)
+        return (None, None, *(gradient.clone() for gradient in ctx.kept))
+
+
+def cached_gradients(case, inputs, closure):
+    kept = []
+    return lambda: Remembered.apply(kept, closure, *inputs.differentiable.values())
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("name", ["q", "k", "v", "weight"])
+def test_a_gradient_that_is_one_percent_too_large(dtype, name):
+    """In bf16 by its size alone: rounding leaves as much of its norm."""
+    case = replace(CONV, pass_="bwd", dtype=dtype, seq=128, heads=8, kv_heads=8, conv_q=6, conv_k=11)
+    assert judged(case, right).ok
+    check = judged(case, one_percent_off(name))
+    assert not check.ok
+    assert f"d{name}" in check.reason
+
+
+def read_as_contiguous(x):
+    strides = torch.empty(x.shape, device="meta").stride()
+    return torch.as_strided(x, x.shape, strides)
+
+
+def strides_ignored(case, inputs):
+    def call():
+        q, k, v = map(read_as_contiguous, (inputs.q, inputs.k, inputs.v))
+        if inputs.weight is None:
+            return attention_reference(q, k, v, causal=case.causal)
+        return conv_attention_reference(q, k, v, inputs.weight, causal=case.causal)
+
+    return call
+
+
+@pytest.mark.parametrize("target", ["eager", "sdpa"])
+@pytest.mark.parametrize("strided", ["_tokens_first", "_expanded"])
+def test_strides_that_are_ignored_are_found_by_verify(monkeypatch, target, strided):
+    monkeypatch.setattr(verify, "SHAPES", {"cpu": (Shape(1, 4, 2, 17, 16, 4, 3),)})
+    monkeypatch.setattr(verify, "LONG_SHAPES", {"cpu": ()})
+    monkeypatch.setattr(verify, "DTYPES_CHECKED", {"cpu": ("fp32",)})
+    other = "_expanded" if strided == "_tokens_first" else "_tokens_first"
+    monkeypatch.setattr(verify, other, lambda inputs: inputs)
+    monkeypatch.setattr(f"mtabench.implementations.{target}", strides_ignored)
+    wrong = {row.check for row in run_checks(["eager" if target == "eager" else "sdpa-math"], "cpu") if not row.ok}
+    assert {"strided fwd", "strided bwd"} <= wrong
+    assert not {"error fwd", "error bwd", "causal, bit for bit"} & wrong
+
+
+@OPS
+@pytest.mark.parametrize("fault", [future_leaks_late, oldest_key_dropped_late, right_at_first(1)])
+def test_long_checks_of_verify_find_what_a_sweep_finds(monkeypatch, case, fault):
+    monkeypatch.setattr(verify, "SHAPES", {"cpu": ()})
+    monkeypatch.setattr(verify, "DTYPES_CHECKED", {"cpu": ("fp32",)})
+    target = find(case.impl).target
+    build = load(target)
+    monkeypatch.setattr(target.replace(":", "."), lambda case, inputs: fault(case, inputs, build(case, inputs)))
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", (replace(find(case.impl), passes=("fwd",)),))
+    (row,) = run_checks([case.impl], "cpu")
+    assert row.check == "long fwd"
+    assert not row.ok
+
+
+class Watcher:
+    def doing(self, text):
+        pass
+
+    def ended(self, row):
+        pass
+
+
+@pytest.fixture
+def swept(tmp_path, monkeypatch):
+    """The row of a planted implementation in a sweep, beside one that is right and is called before it."""
+    monkeypatch.setattr(sweep.timing, "WARM_UP_SECONDS", 0.05)
+    monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: Ceilings(10.0, 0.1))
+    module = types.ModuleType("planted_implementations")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def sweep_of(case, fault, pass_, device="cpu"):
+        build = load(find(case.impl).target)
+
+        def target(cell, inputs):
+            return fault(cell, inputs, build(replace(cell, impl=case.impl), inputs))
+
+        module.target = target
+        planted = replace(find(case.impl), name="planted", target=f"{module.__name__}:target")
+        monkeypatch.setattr(registry, "IMPLEMENTATIONS", (*registry.IMPLEMENTATIONS, planted))
+        shape = {"seq": "32", "head_dim": "16", "heads": "2", "conv": "3x3", "dtype": "fp32", "device": device}
+        plan = make_plan(Options(pass_, impl=f"{case.impl},planted", **shape))
+        path = tmp_path / "out.csv"
+        with Writer(path, resume=False) as writer:
+            sweep.run(plan, writer, Settings(min_rounds=2, max_rounds=2, samples_per_round=3), Watcher())
+        rows = read_results(path).set_index("impl")
+        assert rows.loc[case.impl, "status"] == "ok"
+        return rows.loc["planted"]
+
+    return sweep_of
+
+
+@OPS
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
+@pytest.mark.parametrize(
+    ("fault", "says"), [(writes_nothing, "has NaN"), (right_at_first(8), "right at first, wrong when called last")]
+)
+def test_a_sweep_gives_no_time_to(swept, case, pass_, fault, says):
+    """Once a kernel that wrote nothing was 37173 times as fast as eager: it was handed the last right result."""
+    row = swept(case, fault, pass_)
+    assert row["status"] == "wrong"
+    assert says in row["reason"]
+    assert row[["median_ms", "speedup"]].isna().all()
+
+
+def writes_nothing_in_a_graph(case, inputs, closure):
+    return lambda: torch.empty_like(inputs.q[:, :, -1:]) if torch.cuda.is_current_stream_capturing() else closure()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
+@pytest.mark.parametrize("fault", [writes_nothing, right_at_first(1), right_at_first(8), cached, same_memory])
+def test_a_sweep_on_a_gpu_gives_no_time_to(swept, pass_, fault):
+    if pass_ == "bwd" and fault in (cached, same_memory):
+        fault = cached_gradients
+    if pass_ == "decode" and fault.__qualname__.startswith("right_at_first"):
+        fault = writes_nothing_in_a_graph  # a graph calls nobody
+    row = swept(CONV, fault, pass_, "cuda")
+    assert row["status"] == "wrong", row["reason"]
