@@ -88,11 +88,21 @@ def decode(
 
 
 @app.command()
-def verify(impl: o.Impl = None, device: o.Device = "auto", seed: o.Seed = None) -> None:
+def verify(
+    impl: o.Impl = None, device: o.Device = "auto", fuzz: o.Fuzz = None, seed: o.Seed = None, case: o.CaseNumber = None,
+    jobs: o.Jobs = 1, out: o.FuzzOut = None,
+) -> None:  # fmt: skip
     """Check results, time nothing. Errors against float64, causality, and what else any correct kernel obeys."""
     from mtabench import commands
 
-    _exit(commands.verify(impl, device, seed))
+    if fuzz is None:
+        if (case, jobs, out) != (None, 1, None):
+            raise UsageError("--case, --jobs and --out are for random cases; give --fuzz SECONDS as well")
+        _exit(commands.verify(impl, device, seed))
+    else:
+        from mtabench.fuzzing.command import fuzz as run_fuzz
+
+        _exit(run_fuzz(fuzz, impl, device, seed, case, jobs, out))
 
 
 @app.command("list")

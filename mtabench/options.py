@@ -86,6 +86,15 @@ ChartKinds = Annotated[
 ]
 Themes = Annotated[str, typer.Option(help="light, dark or both: light,dark. A dark chart is called NAME-dark.")]
 Formats = Annotated[str, typer.Option(help="png, svg or both: png,svg.")]
+Fuzz = Annotated[
+    float | None,
+    typer.Option(help="Run random cases of conv attention for so many seconds instead.", metavar="SECONDS"),
+]
+CaseNumber = Annotated[
+    int | None, typer.Option("--case", help="With --fuzz 0 and --seed: run this case alone, and show what it is.")
+]
+Jobs = Annotated[int, typer.Option(help="With --fuzz: so many processes share the cases and the device.")]
+FuzzOut = Annotated[Path | None, typer.Option("--out", help="With --fuzz: the CSV file that gets the totals.")]
 Passes = Annotated[str, typer.Option("--pass", help="One or more of fwd,bwd,decode.")]
 TunedOut = Annotated[
     Path | None, typer.Option(help="The JSON file to add to; the one in your cache that kernels read if not given.")

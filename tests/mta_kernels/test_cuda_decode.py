@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from emulated_kernels import LAUNCH, Emulator
+from emulated_decode import H200, emulated_decode  # noqa: F401
 from kernel_inputs import DEVICE, far_apart, make, poison_memory, relative_error, with_gaps
 from planted_faults import plant
 from torch import Tensor
@@ -20,57 +20,23 @@ from mta_kernels.conv_attention import (
     explain,
     identity_weight,
 )
-from mta_kernels.conv_attention.cuda_decode import arrivals, decode, geometry
-from mta_kernels.conv_attention.cuda_decode.geometry import Geometry, choose_plan
+from mta_kernels.conv_attention.cuda_decode import arrivals, geometry
+from mta_kernels.conv_attention.cuda_decode.geometry import choose_plan
 from mta_kernels.cuda import compiler
-from mta_kernels.cuda.compiler import Source
 
 ON_GPU = DEVICE == "cuda"
 BF16, FP16 = torch.bfloat16, torch.float16
-H200, RTX_4090 = 232448, 101376  # bytes of shared memory a program
-
-
-class DecodeEmulator(Emulator):
-    def program(self, wanted: Source) -> str:
-        code = "#include <device.cuh>\nnamespace kernel {\n#include <decode.cu>\n}\n"
-        return code + LAUNCH.format(space="kernel", kernel="cuda_decode")
+RTX_4090 = 101376  # bytes of shared memory a program
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch):
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """`backend="cuda"` runs, in the emulator where there is no GPU; with NaN in whatever nobody writes.
 
     Without a GPU its fields may be changed: the seed of threads and copies, multiprocessors, shared memory.
     """
     poison_memory(monkeypatch)
-    fields = SimpleNamespace(seed=0, multiprocessors=5, shared_memory=H200, counts=torch.zeros(256, dtype=torch.int32))
-    if not ON_GPU:
-        from mta_kernels.conv_attention import api
-
-        emulator = DecodeEmulator()
-
-        def launch(*args) -> None:
-            emulator.seed = fields.seed
-            emulator.launch(*args)
-
-        def kernel(constants: Geometry, device: int):
-            return emulator.load(emulator.machine_code(constants.source("sm_80")), "cuda_decode", 0, device)
-
-        monkeypatch.setattr(geometry, "shared_memory_limit", lambda device: fields.shared_memory)
-        monkeypatch.setattr(geometry, "sm_count", lambda device: fields.multiprocessors)
-        monkeypatch.setattr(decode, "choose_plan", choose_plan.__wrapped__)
-        monkeypatch.setattr(decode, "arrivals", lambda count, device: fields.counts)
-        monkeypatch.setattr(decode, "kernel", kernel)
-        monkeypatch.setattr(decode.driver, "launch", launch)
-        monkeypatch.setattr(
-            api,
-            "decode_unsupported",
-            lambda *, device, dtype, head_dim, query_taps, key_taps: decode.shape_unsupported(
-                dtype, head_dim, query_taps, key_taps
-            ),
-        )
-    yield fields
-    assert (fields.counts == 0).all()
+    return SimpleNamespace() if ON_GPU else request.getfixturevalue("emulated_decode")
 
 
 def run(inputs: tuple[Tensor, ...], **options) -> Tensor:

@@ -1,0 +1,339 @@
+"""Which case has which number: drawn from the seed, so that a number alone repeats a case.
+
+What a kernel is compiled for (dtype, head dim, taps, padding, causal) is one of a seed's few `Constants` and the same
+for a block of cases, so that most cases find their kernels compiled; all else is drawn for the case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from random import Random
+from typing import Any
+
+BLOCK = {"cuda": 200, "cpu": 1}  # cases; nothing is compiled for Triton's interpreter
+KINDS = {"cuda": 40, "cpu": 1 << 20}  # of constants, for each backend: what the first worker compiles, all others find
+MOST_SCORES = {"cuda": 4 << 20, "cpu": 20_000}  # of all heads and sequences together
+MULTIPLES = 32  # that a kernel's tiles are multiples of, more or less
+CHUNK_ROWS = 2048  # rows of scores that a backward keeps at a time
+PAGE_SIZES = (16, 32, 64, 128, 256)
+LAYOUTS = ("transposed", "offset", "steps", "rows apart", "columns first", "padded", "permuted")
+SHARED_LAYOUTS = ("expanded", "expanded heads")  # sequences, or heads, that share memory
+KEYS_APART = ("steps", "columns first")  # the numbers of a key lie apart, which Triton's decode refuses
+VALUES = ("large scores", "equal", "huge key", "huge value", "zero keys", "one value", "tiny")
+# What a backend refuses, in one sentence: dtype, head dim, taps; None stands for what the block has.
+UNFIT: dict[str, tuple[tuple[str | None, int | None, tuple[int, int] | None], ...]] = {
+    "triton": ((None, 8, None), (None, 272, None), (None, None, (17, 3)), (None, None, (2, 32))),
+    "hopper": (("fp32", None, None), (None, 20, None), (None, 136, None), (None, None, (9, 3)), (None, None, (2, 18))),
+    "cuda": (("fp32", None, None), (None, 8, None), (None, 264, None), (None, None, (17, 3)), (None, None, (1, 32))),
+    "auto": ((None, 8, None), (None, None, (17, 32))),  # the reference takes these
+    "eager": ((None, 1, None), (None, 300, None), (None, None, (20, 40))),
+}
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What a backend's kernels are compiled for."""
+
+    decode: bool
+    dtype: str
+    head_dim: int
+    taps: tuple[int, int]
+    pad_key: str
+    causal: bool
+
+
+@dataclass(frozen=True)
+class FuzzCase:
+    """One call, or decode step, and how it is made; `layouts` names the tensors that are not contiguous."""
+
+    seed: int
+    number: int
+    backend: str
+    device: str
+    pass_: str  # fwd (no gradients), bwd (with them) or decode
+    form: str  # whole, chunk or packed; of decode contiguous or paged
+    dtype: str
+    batch: int
+    heads: int
+    kv_heads: int
+    seq_len: int  # keys; of decode the cache's capacity, in whole pages
+    query_rows: int
+    history: int
+    head_dim: int
+    query_taps: int
+    key_taps: int
+    pad_key: str
+    causal: bool
+    scale: float | None
+    weight: str
+    weight_dtype: str
+    values: str
+    way: str
+    twice: bool
+    probe: str
+    wanted: tuple[str, ...]
+    head_chunk: int | None
+    bounds: tuple[int, ...]
+    lengths: tuple[int, ...]
+    lengths_dtype: str
+    page_size: int | None
+    splits: int | str
+    layouts: tuple[tuple[str, str], ...]
+
+    def described(self) -> str:
+        """All of it, a line a field."""
+        return "\n".join(f"  {field.name:<13} {getattr(self, field.name)!r}" for field in fields(self))
+
+
+def block_of(number: int, device: str) -> int:
+    """The block of cases that a case belongs to."""
+    return number // BLOCK[device]
+
+
+def draw(seed: int, number: int, backends: Sequence[str], device: str) -> FuzzCase:
+    """Case `number` of a seed, for one of the backends; the same as with that backend alone."""
+    block = block_of(number, device)
+    backend = backends[block % len(backends)]
+    kind = Random(f"{seed} {block}").randrange(KINDS[device])
+    return draw_for(draw_constants(seed, kind, backend, device), seed, number, backend, device)
+
+
+def draw_constants(seed: int, kind: int, backend: str, device: str) -> Constants:
+    """One of a seed's `KINDS`."""
+    random = Random(f"{seed} {kind} {backend} {device}")
+    decode = {"cuda": True, "hopper": False}.get(backend)
+    if decode is None:
+        decode = random.random() < 0.35
+    most = (8, 17) if backend == "hopper" else (16, 31)
+    return Constants(
+        decode=decode,
+        dtype=random.choice(_dtypes(backend, device)),
+        head_dim=random.choice(_head_dims(backend, device)),
+        taps=_taps(random, most, device),
+        pad_key=random.choice(("both", "both", "left", "right")),
+        causal=decode or random.random() < 0.7,
+    )
+
+
+def _dtypes(backend: str, device: str) -> tuple[str, ...]:
+    if backend in ("hopper", "cuda"):
+        return "bf16", "fp16"
+    if backend == "eager":
+        return "fp32", "bf16"  # its scores overflow in float16
+    if device == "cpu":
+        return "fp32", "fp32", "fp16"
+    return ("bf16", "bf16", "fp16", "fp32") if backend == "triton" else ("bf16", "bf16", "fp16")
+
+
+def _head_dims(backend: str, device: str) -> tuple[int, ...]:
+    if device == "cpu":
+        found: tuple[int, ...] = (16, 16, 16, 17, 24, 24, 32, 32, 40, 64, 96)
+    else:
+        found = (16, 24, 32, 40, 48, 64, 64, 64, 72, 80, 96, 112, 128, 128, 128, 160, 192, 256)
+        found += (17, 50, 100) if backend in ("triton", "cuda", "eager") else ()
+    return tuple(head_dim for head_dim in found if head_dim % 8 == 0) if backend == "hopper" else found
+
+
+def _taps(random: Random, most: tuple[int, int], device: str) -> tuple[int, int]:
+    kind = random.random()
+    if kind < 0.35:
+        return random.choice(((6, 11), (6, 11), (1, 1), (3, 3), (2, 4), (4, 2), (1, 7), (7, 1)))
+    if kind < 0.9 or (device == "cpu" and kind < 0.97):
+        return random.randint(1, min(8, most[0])), random.randint(1, min(12, most[1]))
+    if kind < 0.97:
+        return random.randint(1, most[0]), random.randint(1, most[1])
+    return most
+
+
+def draw_for(constants: Constants, seed: int, number: int, backend: str, device: str) -> FuzzCase:
+    """Case `number` of a seed with given constants."""
+    random = Random(f"{seed} {number} {backend} {device} case")
+    decode, dtype, head_dim, taps = constants.decode, constants.dtype, constants.head_dim, constants.taps
+    causal, on_gpu = constants.causal, device == "cuda"
+    if random.random() < 0.02:
+        unfit = random.choice(UNFIT[backend])
+        dtype, head_dim, taps = unfit[0] or dtype, unfit[1] or head_dim, unfit[2] or taps
+    drawn: dict[str, Any] = {
+        "seed": seed, "number": number, "backend": backend, "device": device, "dtype": dtype, "head_dim": head_dim,
+        "query_taps": taps[0], "key_taps": taps[1], "pad_key": constants.pad_key, "causal": causal,
+        "scale": _scale(random),
+        "weight": random.choices(("random", "identity", "one tap", "large"), (80, 8, 7, 5))[0],
+        "weight_dtype": "fp32" if random.random() < 0.3 else dtype,
+        "values": random.choice(VALUES) if random.random() < 0.3 else "normal",
+    }  # fmt: skip
+    drawn |= _decode_shape(random, on_gpu, taps, backend) if decode else _shape(random, on_gpu, taps, causal)
+    drawn["pass_"] = "decode" if decode else "bwd" if random.random() < 0.6 else "fwd"
+    drawn["wanted"] = _wanted(random) if drawn["pass_"] == "bwd" else ()
+    ways, often = ["plain", "again"], [40, 22]
+    if dtype != "fp32":
+        ways, often = [*ways, "autocast"], [*often, 6]
+    if not decode:
+        ways, often = [*ways, "module"], [*often, 5]
+    if on_gpu:
+        ways, often = [*ways, "stream", "graph"], [*often, 8, 7]
+    drawn["way"] = random.choices(ways, often)[0]
+    if drawn["way"] == "module":
+        drawn["weight_dtype"] = dtype
+    drawn["twice"] = random.random() < 1 / 3
+    drawn["probe"] = random.choice(_probes(drawn, decode)) if random.random() < 0.4 else "none"
+    drawn["layouts"] = tuple(_layouts(random, drawn, on_gpu))
+    return FuzzCase(**drawn)
+
+
+def _scale(random: Random) -> float | None:
+    kind = random.random()
+    if kind < 0.55:
+        return None
+    if kind < 0.6:
+        return 0.0
+    size = random.choice((1e-6, 0.01, 0.1, 0.15, 0.3, 1.0)) * random.uniform(0.8, 1.2)
+    return -size if random.random() < 0.5 else size
+
+
+def _layouts(random: Random, drawn: dict[str, Any], on_gpu: bool) -> Iterator[tuple[str, str]]:
+    """Of the tensors that are not contiguous."""
+    possible: tuple[str, ...] = LAYOUTS
+    if drawn["probe"] not in ("other sequences", "other heads") and drawn["form"] != "paged":
+        possible += SHARED_LAYOUTS
+    if on_gpu and drawn["batch"] == 2 and drawn["form"] != "paged" and random.random() < 0.01:
+        yield random.choice(("q", "k", "v")), "far"  # offsets that 32 bits do not hold take gigabytes, and are rare
+        return
+    for name in ("q", "k", "v", "weight", "q_history"):
+        if random.random() < 0.3:
+            apart = drawn["backend"] == "triton" and drawn["pass_"] == "decode" and name in ("k", "v")
+            yield name, random.choice([x for x in possible if not (apart and x in KEYS_APART)])
+    if random.random() < 0.4:
+        yield "grad_out", random.choice((*LAYOUTS, *SHARED_LAYOUTS, "expanded everywhere"))
+    for name, layouts in (
+        ("lengths", ("steps", "offset", "expanded")),
+        ("block_table", ("steps", "offset", "expanded", "columns first", "padded")),
+        ("cu_seqlens", ("steps", "offset")),
+    ):
+        if random.random() < 0.35:
+            yield name, random.choice(layouts)
+
+
+def _wanted(random: Random) -> tuple[str, ...]:
+    names = ("q", "k", "v", "weight")
+    if random.random() < 0.85:
+        return names
+    return tuple(name for name in names if random.random() < 0.5) or (random.choice(names),)
+
+
+def _heads(random: Random, most: int) -> tuple[int, int]:
+    kv_heads = random.choice((1, 1, 2, 2, 3, 4))
+    group = random.choice((1, 1, 1, 2, 2, 3, 4, 8))
+    while kv_heads * group > most:
+        kv_heads, group = max(1, kv_heads // 2), max(1, group // 2) if kv_heads == 1 else group
+    return kv_heads * group, kv_heads
+
+
+def _length(random: Random, on_gpu: bool) -> int:
+    """Of a sequence: mostly short; now and then at the edge of a tile, and beyond a chunk or two."""
+    if not on_gpu:
+        return random.choice((1, 2, random.randint(1, 12), random.randint(1, 12), random.randint(1, 40), 33, 65))
+    kind = random.random()
+    if kind < 0.7:
+        return random.randint(1, 200)
+    if kind < 0.85:
+        return max(1, MULTIPLES * random.randint(1, 16) + random.randint(-1, 1))
+    if kind < 0.95:
+        return random.randint(200, 700)
+    if kind < 0.98:
+        return random.randint(700, CHUNK_ROWS)
+    if kind < 0.99:
+        return random.choice((CHUNK_ROWS, 2 * CHUNK_ROWS)) + random.randint(-2, 2)
+    return random.randint(CHUNK_ROWS, 5000)
+
+
+def _shape(random: Random, on_gpu: bool, taps: tuple[int, int], causal: bool) -> dict[str, Any]:
+    """Of a forward, and a backward."""
+    found: dict[str, Any] = {
+        "page_size": None, "splits": "auto", "lengths": (), "lengths_dtype": "", "head_chunk": None, "bounds": (),
+        "history": 0,
+    }  # fmt: skip
+    seq_len = _length(random, on_gpu)
+    room = MOST_SCORES["cuda" if on_gpu else "cpu"] // seq_len**2  # heads of all sequences
+    batch = min(random.choice((1, 1, 2, 3) if on_gpu else (1, 1, 1, 2)), max(1, room))
+    heads, kv_heads = _heads(random, max(1, min(16, room // batch) if on_gpu else 4 // batch))
+    if on_gpu and random.random() < 0.002:  # more heads than a grid has in its second dimension
+        batch, heads, kv_heads, seq_len = random.choice(((1, 65536, 65536, 3), (8193, 8, 4, 5), (65537, 1, 1, 2)))
+    form = random.choices(("whole", "chunk", "packed"), (55, 20, 25))[0]
+    query_rows = seq_len
+    if form == "chunk":
+        query_rows = random.randint(1, seq_len)
+        found["history"] = min(taps[0] - 1, seq_len - query_rows) + random.choice((0, 0, 1, 5))
+        found["history"] = min(found["history"], seq_len - query_rows)
+    if form == "packed":
+        batch = 1
+        found["bounds"] = _bounds(random, seq_len)
+    if random.random() < 0.2:
+        group = heads // kv_heads
+        found["head_chunk"] = random.choice(
+            [x for x in range(1, group + 1) if group % x == 0] + [group * x for x in range(1, kv_heads + 1)]
+        )
+    return found | {
+        "form": form, "batch": batch, "heads": heads, "kv_heads": kv_heads, "seq_len": seq_len,
+        "query_rows": query_rows,
+    }  # fmt: skip
+
+
+def _bounds(random: Random, rows: int) -> tuple[int, ...]:
+    """Of documents, some of them empty or of a token."""
+    inner = [random.randint(0, rows) for _ in range(random.choice((0, 1, 2, 3, 5, 8)))]
+    for bound in list(inner):
+        if random.random() < 0.3:
+            inner.append(min(rows, bound + random.choice((0, 0, 1))))
+    return (0, *sorted(inner), rows)
+
+
+def _decode_shape(random: Random, on_gpu: bool, taps: tuple[int, int], backend: str) -> dict[str, Any]:
+    batch = random.choice((1, 1, 2, 3, 5, 16, 40) if on_gpu else (1, 1, 2, 3))
+    longest = random.choice((1, 5, 70, 70, 300, 300, 1000, 3000, 9000) if on_gpu else (1, 3, 20, 70, 140))
+    longest = random.randint(max(1, longest // 3), longest)
+    room = (2 << 20 if on_gpu else 4000) // (taps[0] * longest)
+    batch = min(batch, max(1, room))
+    heads, kv_heads = _heads(random, max(1, min(32 if on_gpu else 4, room // batch)))
+    lengths = tuple(_decode_length(random, longest) for _ in range(batch))
+    most_looked_back = min(taps[0], max(1, *lengths, 1))
+    page_size = random.choice(PAGE_SIZES if on_gpu else PAGE_SIZES[:2]) if random.random() < 0.4 else None
+    capacity = max(1, *lengths, 1) + random.choice((0, 0, 1, 7))
+    if page_size is not None:
+        capacity = -(-capacity // page_size) * page_size
+    return {
+        "form": "contiguous" if page_size is None else "paged", "batch": batch, "heads": heads, "kv_heads": kv_heads,
+        "seq_len": capacity, "query_rows": 1, "history": most_looked_back - 1 + random.choice((0, 0, 0, 1, 4)),
+        "page_size": page_size, "lengths": lengths, "lengths_dtype": random.choice(("int32", "int64")),
+        "splits": _splits(random, on_gpu, backend),
+        "head_chunk": None, "bounds": (),
+    }  # fmt: skip
+
+
+def _splits(random: Random, on_gpu: bool, backend: str) -> int | str:
+    if backend in ("eager", "auto") or random.random() < 0.6:  # the reference takes no number
+        return "auto"
+    return random.choice((1, 2, 3, 7, 16, 128) if on_gpu else (1, 2, 3))
+
+
+def _decode_length(random: Random, longest: int) -> int:
+    kind = random.random()
+    if kind < 0.05:
+        return 0
+    return random.choice((1, 2, longest)) if kind < 0.2 else random.randint(1, longest)
+
+
+def _probes(drawn: dict[str, Any], decode: bool) -> list[str]:
+    """What may be changed without a change of some results."""
+    found = []
+    if decode:
+        found += ["beyond lengths", "beyond lengths"]
+    elif drawn["causal"] and drawn["seq_len"] > 1 and drawn["form"] != "packed":
+        found += ["future"] * 3
+    if len(drawn["bounds"]) > 2:
+        found += ["other documents"] * 3
+    if drawn["batch"] > 1:
+        found.append("other sequences")
+    if drawn["kv_heads"] > 1:
+        found.append("other heads")
+    return found or ["none"]

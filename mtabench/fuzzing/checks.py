@@ -1,0 +1,155 @@
+"""What a case's results are held to; each check gives the sentences that say what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mtabench.fuzzing.calls import Results
+from mtabench.fuzzing.definition import Expected
+
+# Times the standard error that rounding may leave, and times what eager is off, of all numbers, a head and a row.
+BY_ROUNDING = {"norm": 2.5, "head": 4.0, "row": 6.0}
+BY_EAGER = {"norm": 2.0, "head": 3.0, "row": 4.0}
+EAGER_IS_WRONG = 30.0  # standard errors of a row: beyond, eager's own error allows nothing
+OVERFLOW = 0.5  # of the largest number of the dtype: results above may be infinite
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """What is wrong: `check` names the kind, for the table of faults that are found."""
+
+    check: str
+    text: str
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A result's squared errors and what allows them, a number a row: zero where nothing can be said."""
+
+    name: str
+    want: Tensor
+    difference: Tensor
+    allowed: Tensor
+    of_eager: Tensor
+
+    def beyond(self, level: str) -> Tensor:
+        """Where the error of a level is more than it may be."""
+        error, most = self._error(level)
+        return ~(error <= most)
+
+    def sentence(self, level: str) -> str:
+        """What is wrong at a level."""
+        error, most = self._error(level)
+        beyond = self.beyond(level)
+        at = tuple(beyond.nonzero()[0].tolist())
+        first = _first_place(self.difference, self.allowed, self.of_eager)
+        of = {"norm": self.name, "head": f"a head of {self.name}", "row": f"a row of {self.name}"}[level]
+        if error[at].isinf():
+            return f"{of} has NaN or infinity where it should not, first at {first}"
+        size = self._at_level(level, _squared(self.name, self.want))
+        return (
+            f"{of} is off by {error[at].item():.3g}, allowed is {most[at].item():.3g} (norm {size[at].item():.3g}), "
+            f"first at {first}, {int(beyond.sum())} of {beyond.numel()}"
+        )
+
+    def _error(self, level: str) -> tuple[Tensor, Tensor]:
+        error, by_rounding, by_eager = (
+            self._at_level(level, x) for x in (self.difference, self.allowed, self.of_eager)
+        )
+        return error, torch.maximum(BY_ROUNDING[level] * by_rounding, BY_EAGER[level] * by_eager)
+
+    def _at_level(self, level: str, squares: Tensor) -> Tensor:
+        dims = {"norm": tuple(range(squares.dim())), "head": _within_head(self.name), "row": ()}[level]
+        return (squares.sum(dims, keepdim=True) if dims else squares).sqrt()
+
+
+def errors(results: Results, want: dict[str, Expected], eager: Callable[[], Results]) -> Iterator[Wrong]:
+    """Results further from float64 than rounding and eager explain: as a whole, of a head, and of a row.
+
+    `eager` is called if there are any beyond what rounding explains; the GPU is waited for once if there are none.
+    """
+    known = {}
+    for name, found in results.items():
+        if found.shape == want[name].value.shape:
+            known[name] = found
+        else:
+            yield Wrong("shape", f"{name} has shape {list(found.shape)}; expected {list(want[name].value.shape)}")
+    compared = [_compared(name, found, want[name], None) for name, found in known.items()]
+    flags = [x.beyond(level).any() for x in compared for level in BY_ROUNDING]
+    if not flags or not torch.stack(flags).any():
+        return
+    by_eager = eager()
+    for name, found in known.items():
+        x = _compared(name, found, want[name], by_eager.get(name))
+        level = next((level for level in BY_ROUNDING if x.beyond(level).any()), None)
+        if level is not None:
+            yield Wrong(level, x.sentence(level))
+
+
+def _compared(name: str, found: Tensor, want: Expected, eager: Tensor | None) -> _Compared:
+    difference = _squared(name, found.double() - want.value)
+    allowed = _allowed(name, want, found.dtype)
+    of_eager = torch.zeros_like(allowed)
+    if eager is not None:
+        of_eager = _squared(name, eager.double() - want.value).nan_to_num(0.0, 0.0, 0.0)
+        of_eager = of_eager.masked_fill(of_eager > EAGER_IS_WRONG**2 * allowed, 0)
+    lost = ~allowed.isfinite()
+    difference = difference.masked_fill(lost, 0).nan_to_num(torch.inf)
+    return _Compared(name, want.value, difference, allowed.masked_fill(lost, 0), of_eager.masked_fill(lost, 0))
+
+
+def _first_place(difference: Tensor, allowed: Tensor, of_eager: Tensor) -> list[int]:
+    """The first row that is off by more than a row may be, or else the worst one."""
+    by_rounding, by_eager = BY_ROUNDING["row"] * allowed.sqrt(), BY_EAGER["row"] * of_eager.sqrt()
+    beyond = difference.sqrt() > torch.maximum(by_rounding, by_eager)
+    if beyond.any():
+        return beyond.nonzero()[0].tolist()
+    return [int(x) for x in torch.unravel_index(difference.argmax(), difference.shape)]
+
+
+def _squared(name: str, x: Tensor) -> Tensor:
+    """Of rows; each tap of the weight's gradient is one."""
+    return x.square() if name == "dweight" else x.square().sum(-1)
+
+
+def _within_head(name: str) -> tuple[int, ...]:
+    return (1, 2) if name == "dweight" else (2,)
+
+
+def _allowed(name: str, want: Expected, dtype: torch.dtype) -> Tensor:
+    """The variance of each row's error; infinite where a number may overflow."""
+    info = torch.finfo(dtype)
+    numbers = 1 if name == "dweight" else want.value.shape[-1]
+    largest = want.value.abs() if name == "dweight" else want.value.abs().amax(-1)
+    least = numbers * (info.smallest_normal * (info.eps if dtype == torch.float16 else 1)) ** 2
+    return (want.variance + least).masked_fill(largest > OVERFLOW * info.max, torch.inf)
+
+
+def same(
+    first: Results, second: Results, check: str, text: str, rows: dict[str, Tensor] | None = None
+) -> Iterator[Wrong]:
+    """Results that must be the same bit for bit; of `rows`, masks by name, those alone."""
+    differing = {}
+    for name, x in first.items():
+        if name in second and (rows is None or name in rows):
+            differ = (_bits(x) != _bits(second[name])).any(-1)
+            differing[name] = differ if rows is None else differ & rows[name]
+    if not differing or not torch.stack([differ.any() for differ in differing.values()]).any():
+        return
+    for name, differ in differing.items():
+        if differ.any():
+            yield Wrong(check, f"{text} changes {name}, first at {differ.nonzero()[0].tolist()}")
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.int16 if x.element_size() == 2 else torch.int32)
+
+
+def unwritten(names: Iterable[str]) -> Iterator[Wrong]:
+    """Arguments that a call has written into."""
+    for name in names:
+        yield Wrong("argument written", f"the call writes into the memory of {name}")

@@ -1,0 +1,129 @@
+"""`mtabench verify --fuzz`: which backends, the workers, a line a failure, and the totals."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mtabench.errors import NothingCheckedError, UsageError
+from mtabench.fuzzing.cases import draw
+from mtabench.fuzzing.totals import Totals, check_totals_file
+from mtabench.fuzzing.workers import run_workers
+from mtabench.sweeps import axes
+
+FUZZED = ("triton", "hopper", "cuda", "auto", "eager")
+DEFAULT = {"cuda": ("triton", "hopper", "cuda", "auto"), "cpu": ("triton",)}
+MAX_JOBS = 256
+
+
+def fuzz(
+    seconds: float, impl: str | None, device: str, seed: int | None, case: int | None, jobs: int, out: Path | None
+) -> bool:
+    """Run random cases for some seconds, or one case by its number; whether any failed.
+
+    Raises UsageError for options that do not fit, and NothingCheckedError where no case ran.
+    """
+    _check(seconds, seed, case, jobs, out)
+    from mtabench.environment import resolve_device
+
+    where = resolve_device(device)
+    if where == "cpu":
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are imported
+    backends = _backends(impl, where)
+    if case is not None:
+        return _one(seed or 0, case, backends, where)
+    seed = int(time.time()) if seed is None else seed
+    print(f"fuzz: seed {seed}, {', '.join(backends)} on {where}, {jobs} jobs, {seconds:g} s", flush=True)
+    totals = Totals()
+    for ended in run_workers(seed, backends, where, jobs, seconds):
+        failed = bool(ended.wrong)
+        totals.add(ended.backend, ended.pass_, refused=ended.refused, failed=failed, seconds=ended.seconds)
+        if failed:
+            print(_line(ended.wrong, ended.pass_, seed, ended.number, ended.backend, where), flush=True)
+    if not totals.cases:
+        raise NothingCheckedError(f"no case ran in {seconds:g} s; give --fuzz more time")
+    print("\n".join(totals.lines()))
+    if out is not None:
+        totals.append_to(out, _facts(where, seed))
+        print(f"totals: {out}")
+    failures = totals.failures
+    print(f"{failures} of {totals.cases} cases failed" if failures else f"all {totals.cases} cases passed")
+    return failures > 0
+
+
+def _one(seed: int, number: int, backends: Sequence[str], device: str) -> bool:
+    """One case, with all that was drawn for it."""
+    from mtabench.fuzzing.trial import prepare, try_case
+
+    drawn = draw(seed, number, backends, device)
+    print(drawn.described(), flush=True)
+    prepare(device)
+    outcome = try_case(drawn)
+    for wrong in outcome.wrong:
+        print(f"{wrong.check}: {wrong.text}")
+    if not outcome.wrong:
+        print("refused, as it should be" if outcome.refused else "passed")
+    return bool(outcome.wrong)
+
+
+def _line(wrong: Sequence[str], pass_: str, seed: int, number: int, backend: str, device: str) -> str:
+    """What is wrong, and what to type to see it again."""
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    again = f"mtabench verify --fuzz 0 --seed {seed} --case {number} --impl {backend} --device {device}"
+    return f"FAILED {backend} {pass_}: {' '.join(wrong[0].split())}{more} | {again}"
+
+
+def _check(seconds: float, seed: int | None, case: int | None, jobs: int, out: Path | None) -> None:
+    if not (seconds >= 0 and math.isfinite(seconds)):
+        raise UsageError(f"--fuzz is {seconds:g}; expected seconds, such as 600")
+    if seconds == 0 and case is None:
+        raise UsageError("--fuzz 0 runs one case alone: give its number with --case, or more seconds")
+    if case is not None and (case < 0 or seed is None):
+        raise UsageError(
+            f"--case {case} is one of a seed's cases from 0 on; give --seed and --case of a failure's line"
+        )
+    if seed is not None and seed < 0:
+        raise UsageError(f"--seed is {seed}; expected a whole number from 0 on")
+    if not 1 <= jobs <= MAX_JOBS:
+        raise UsageError(f"--jobs is {jobs}; expected 1 to {MAX_JOBS} processes")
+    if out is not None:
+        if case is not None:
+            raise UsageError("--out takes the totals of a fuzz, and --case runs one case; leave out one of them")
+        check_totals_file(out)
+
+
+def _backends(impl: str | None, device: str) -> list[str]:
+    """Those asked for, or all fused ones, that can run on this machine."""
+    asked = axes.parse_names(impl, "--impl") if impl is not None else DEFAULT[device]
+    for name in asked:
+        if name not in FUZZED:
+            raise UsageError(f"--fuzz has no cases for {name!r}; expected one or more of {', '.join(FUZZED)}")
+    import torch
+
+    from mta_kernels.conv_attention.api import unsupported
+    from mtabench.fuzzing.calls import BACKENDS
+
+    found = []
+    for name in asked:
+        dtype = torch.float32 if device == "cpu" else torch.float16
+        typical: dict[str, Any] = {"device": device, "dtype": dtype, "head_dim": 64, "query_taps": 1, "key_taps": 1}
+        reason = None if name == "auto" else unsupported(BACKENDS.get(name, name), **typical)
+        if reason is None:
+            found.append(name)
+        else:
+            print(f"{name} not checked: {reason}")
+    if not found:
+        raise NothingCheckedError("nothing was checked: no implementation that was asked for can run here")
+    return found
+
+
+def _facts(device: str, seed: int) -> dict[str, Any]:
+    """Of the machine and the code, for the totals."""
+    from mtabench.environment import describe
+
+    return {**describe(device), "date": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "seed": seed}

@@ -1,0 +1,126 @@
+"""One case: its calls and all checks of their results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from mta_kernels.conv_attention.api import unsupported
+from mtabench.fuzzing import checks
+from mtabench.fuzzing.calls import BACKENDS, PUBLIC, Call, Operation, Results
+from mtabench.fuzzing.cases import FuzzCase
+from mtabench.fuzzing.checks import Wrong
+from mtabench.fuzzing.inputs import Inputs, expected, make_inputs
+from mtabench.fuzzing.poison import fill_free_blocks
+from mtabench.fuzzing.probes import probe_of
+from mtabench.sweeps.inputs import DTYPES, use_full_float32
+
+LONGEST_REFUSAL = 500
+
+
+@dataclass
+class Outcome:
+    """What became of a case: wrong if anything is in `wrong`; `broken` if the GPU's context is lost as well."""
+
+    case: FuzzCase
+    wrong: list[Wrong] = field(default_factory=list)
+    refused: bool = False
+    broken: bool = False
+
+
+def prepare(device: str) -> None:
+    """Once a process: products in full float32, and one thread for PyTorch where processes share the cores."""
+    use_full_float32()
+    torch.set_num_threads(1)
+    if device == "cuda":
+        torch.backends.cudnn.benchmark = False  # which would time each shape once
+
+
+def try_case(case: FuzzCase, operation: Operation = PUBLIC) -> Outcome:
+    """Run a case and check it; whatever its call raises is an outcome."""
+    outcome = Outcome(case)
+    try:
+        inputs = make_inputs(case)
+        reason = None
+        if case.backend != "auto":
+            reason = _refusal(case)
+        call = Call(inputs, operation)
+        call.keep()
+        if case.device == "cuda":
+            fill_free_blocks()
+        try:
+            results = call.run()
+        except (ValueError, TypeError) as error:
+            outcome.refused = True
+            text = str(error)
+            if reason is None:
+                outcome.wrong.append(Wrong("refused", f"refused, though it can run: {text}"))
+            elif "\n" in text or len(text) > LONGEST_REFUSAL:
+                outcome.wrong.append(Wrong("refused", f"refused in more than a sentence: {text[:LONGEST_REFUSAL]}"))
+            return outcome
+        if reason is not None:
+            outcome.wrong.append(Wrong("refused", f"ran, though it says that it cannot: {reason}"))
+        outcome.wrong += _checked(inputs, call, results, operation)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:LONGEST_REFUSAL]
+        outcome.wrong.append(Wrong("crash", f"{type(error).__name__}: {text}"))
+        outcome.broken = case.device == "cuda" and not _gpu_works()
+    return outcome
+
+
+def _checked(inputs: Inputs, call: Call, results: Results, operation: Operation) -> Iterator[Wrong]:
+    case = inputs.case
+    yield from checks.errors(results, expected(inputs), lambda: _eager(inputs))
+    yield from checks.unwritten(call.changed())
+    if case.twice and _promises_the_same_bits(case):
+        repeated = Call(_plain(inputs), operation).run()
+        yield from checks.same(results, repeated, "same bits twice", "another call with the same numbers")
+    probe = probe_of(inputs)
+    if probe is not None:
+        changed = Call(_plain(inputs), operation, probe.values).run()
+        yield from checks.same(results, changed, probe.check, probe.text, probe.rows)
+
+
+def _plain(inputs: Inputs) -> Inputs:
+    """For a second call: on a CPU without gradients, which take the interpreter long."""
+    case = inputs.case
+    if case.way in ("again", "stream", "graph"):
+        case = replace(case, way="plain")
+    if case.device == "cpu":
+        case = replace(case, wanted=())
+    return Inputs(case, inputs.values)
+
+
+def _eager(inputs: Inputs) -> Results:
+    """By the reference in the case's dtype, called plainly."""
+    case = replace(inputs.case, backend="eager", way="plain", splits="auto", layouts=(), head_chunk=None)
+    return Call(Inputs(case, inputs.values)).run_plainly()
+
+
+def _refusal(case: FuzzCase) -> str | None:
+    """Why its backend says that it cannot run it."""
+    return unsupported(
+        BACKENDS.get(case.backend, case.backend),
+        device=case.device,
+        dtype=DTYPES[case.dtype],
+        head_dim=case.head_dim,
+        query_taps=case.query_taps,
+        key_taps=case.key_taps,
+    )
+
+
+def _promises_the_same_bits(case: FuzzCase) -> bool:
+    """The fused kernels add in an order of their own; on a GPU eager PyTorch does not promise that."""
+    return case.device == "cpu" or case.backend in ("triton", "hopper", "cuda")
+
+
+def _gpu_works() -> bool:
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return False
+    return True

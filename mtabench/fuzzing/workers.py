@@ -1,0 +1,155 @@
+"""Processes that share the cases of a fuzz: one that dies is replaced, and the case that it was on is noted."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from mtabench.fuzzing.cases import BLOCK, FuzzCase, draw
+from mtabench.processes import ProcessEndedError, call_in_process
+
+LONGEST_CASE_S = 300.0  # that a worker may go on for after its time, a compile included; then it is killed
+
+
+@dataclass(frozen=True)
+class Share:
+    """The cases of one of several workers: whole blocks in turn."""
+
+    seed: int
+    backends: tuple[str, ...]
+    device: str
+    worker: int
+    workers: int
+
+    def numbers(self, after: int = -1) -> Iterator[int]:
+        """Those of its cases, from behind one of them on."""
+        size = BLOCK[self.device]
+        block = self.worker
+        while True:
+            yield from (number for number in range(block * size, (block + 1) * size) if number > after)
+            block += self.workers
+
+    def draw(self, number: int) -> FuzzCase:
+        """The case of a number."""
+        return draw(self.seed, number, self.backends, self.device)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A message: a worker has imported what it needs, and its time begins."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A message: a worker is on this case now."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A message: what became of a case, in words; `seconds` it took."""
+
+    number: int
+    backend: str
+    pass_: str
+    wrong: tuple[str, ...]
+    refused: bool
+    seconds: float
+
+
+Message = Ready | Started | Ended
+
+
+def run_share(send: Callable[[Message], None], share: Share, after: int, seconds: float) -> None:
+    """In a worker: its cases from behind one of them on, until time is over or the GPU's context is lost."""
+    from mtabench.fuzzing.trial import prepare, try_case
+
+    prepare(share.device)
+    send(Ready())
+    until = time.monotonic() + seconds
+    for number in share.numbers(after):
+        if time.monotonic() > until:
+            return
+        send(Started(number))
+        begun = time.monotonic()
+        case = share.draw(number)
+        outcome = try_case(case)
+        wrong = tuple(f"{found.check}: {found.text}" for found in outcome.wrong)
+        send(Ended(number, case.backend, case.pass_, wrong, outcome.refused, time.monotonic() - begun))
+        if outcome.broken:
+            return
+
+
+def run_workers(seed: int, backends: Sequence[str], device: str, jobs: int, seconds: float) -> Iterator[Ended]:
+    """All outcomes, as they come, of `jobs` worker processes, which have so many seconds once they have started.
+
+    Ctrl-C ends them all.
+    """
+    messages: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
+    for worker in range(jobs):
+        follower = Follower(Share(seed, tuple(backends), device, worker, jobs), seconds, messages.put)
+        threading.Thread(target=follower.run, daemon=True).start()
+    running = jobs
+    while running:
+        message = messages.get()
+        if message is None:
+            running -= 1
+        else:
+            yield message
+
+
+class Follower:
+    """Keeps the worker of a share alive until its time is over, and says what became of each case."""
+
+    def __init__(self, share: Share, seconds: float, give: Callable[[Ended | None], None]) -> None:
+        self._share, self._seconds, self._give = share, seconds, give
+        self._until: float | None = None  # once a worker was ready
+        self._number, self._is_on_it, self._begun = -1, False, 0.0
+
+    def run(self) -> None:
+        """Give what ends, and None at the end of all."""
+        try:
+            while (left := self._left()) > 0:
+                self._begun = time.monotonic()
+                reason = self._run_worker(left)
+                if reason:
+                    self._note(reason)
+                    if self._until is None:
+                        return  # it cannot even start
+        finally:
+            self._give(None)
+
+    def _run_worker(self, left: float) -> str:
+        """Why the worker ended before its time; an empty text if it did not, or asked for another."""
+        try:
+            arguments = (self._share, self._number, left)
+            call_in_process(run_share, arguments, left + LONGEST_CASE_S, self._receive)
+        except TimeoutError:
+            return f"its process was stopped after {time.monotonic() - self._begun:.0f} s on it"
+        except ProcessEndedError as error:
+            return str(error)
+        return ""
+
+    def _left(self) -> float:
+        return self._seconds if self._until is None else self._until - time.monotonic()
+
+    def _receive(self, message: Message) -> None:
+        if isinstance(message, Ready):
+            self._until = self._until or time.monotonic() + self._seconds
+            return
+        self._number, self._is_on_it = message.number, isinstance(message, Started)
+        self._begun = time.monotonic()
+        if isinstance(message, Ended):
+            self._give(message)
+
+    def _note(self, reason: str) -> None:
+        """The case that a worker ended on is one that failed."""
+        number = self._number if self._is_on_it else next(self._share.numbers(self._number))
+        case = self._share.draw(number)
+        spent = time.monotonic() - self._begun
+        self._give(Ended(number, case.backend, case.pass_, (f"crash: {reason}",), False, spent))
+        self._number, self._is_on_it = number, False

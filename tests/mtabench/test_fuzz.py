@@ -1,0 +1,89 @@
+"""The fuzz: its definition, its draws, the faults that it finds, and a short run of right kernels."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from fuzz_faults import FAULTS
+
+from mta_kernels.conv_attention import conv_attention_reference
+from mtabench.fuzzing.cases import BLOCK, draw
+from mtabench.fuzzing.definition import Problem, Rounding, expected_results
+from mtabench.fuzzing.layouts import LAYOUTS_THAT_REPEAT, Placed, as_laid_out
+from mtabench.fuzzing.poison import fresh_memory_is_nan
+
+ROOT = Path(__file__).parents[2]
+EXACT = Rounding(0.0, 0.0)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("taps", "pad_key", "pad"), [((3, 4), "both", 1), ((2, 5), "left", 4), ((5, 9), "right", 0)])
+def test_the_definition_is_the_reference_and_its_gradients(causal, taps, pad_key, pad) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, weight, grad_out = (
+        torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for shape in ((2, 4, 7, 8), (2, 2, 7, 8), (2, 2, 7, 8), (4, *taps), (2, 4, 7, 8))
+    )
+    out = conv_attention_reference(q, k, v, weight, causal=causal, scale=-0.3, pad_key=pad_key)
+    gradients = torch.autograd.grad(out, (q, k, v, weight), grad_out)
+    start, length = torch.zeros(2, dtype=torch.int64), torch.full((2,), 7)
+    tensors = (x.detach() for x in (q, k, v, weight))
+    problem = Problem(*tensors, start, length, 7, causal=causal, scale=-0.3, pad=pad)
+    found = expected_results(problem, EXACT, grad_out.detach())
+    for name, want in zip(("out", "dq", "dk", "dv", "dweight"), (out, *gradients), strict=True):
+        torch.testing.assert_close(found[name].value, want.detach(), rtol=1e-10, atol=1e-12)
+
+
+def test_a_case_is_the_same_alone() -> None:
+    backends = ("triton", "hopper", "cuda", "auto")
+    for number in (0, BLOCK["cuda"], 3 * BLOCK["cuda"] + 7):
+        case = draw(5, number, backends, "cuda")
+        assert draw(5, number, (case.backend,), "cuda") == case
+
+
+def test_a_block_of_cases_shares_what_is_compiled() -> None:
+    for block in range(8):
+        numbers = range(block * BLOCK["cuda"], (block + 1) * BLOCK["cuda"], 7)
+        drawn = [draw(0, number, ("triton", "cuda", "hopper"), "cuda") for number in numbers]
+        kinds = {(x.dtype, x.head_dim, x.query_taps, x.key_taps, x.pad_key, x.causal) for x in drawn}
+        assert len(kinds) <= 5  # and a few that are to be refused
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "offset", "steps", "columns first", "permuted", *LAYOUTS_THAT_REPEAT])
+def test_layouts_hold_the_same_values_with_nan_around_them(layout: str) -> None:
+    values = as_laid_out(torch.randn(3, 2, 5, 4), layout)
+    placed = Placed(values, layout)
+    assert torch.equal(placed.x, values)
+    assert placed.memory.isnan().any()
+    placed.keep()
+    assert not placed.changed()
+    placed.memory[0] = 0
+    assert placed.changed()
+
+
+def test_fresh_memory_is_nan() -> None:
+    with fresh_memory_is_nan():
+        assert torch.empty(1000).isnan().all()
+        assert torch.ones(3).new_empty(5, 5).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@functools.cache
+def documented() -> dict[str, tuple[list[str], int]]:
+    """The table of docs/fuzzing.md: each fault's checks, and after how many cases they find it."""
+    rows = re.findall(r"^\| (.+) \| (.+) \| (\d+) \|$", (ROOT / "docs/fuzzing.md").read_text(), re.MULTILINE)
+    return {name: (checks.split(", "), int(cases)) for name, checks, cases in rows}
+
+
+def test_the_table_has_each_fault() -> None:
+    assert list(documented()) == list(FAULTS)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_within_the_cases_of_the_table(name: str) -> None:
+    checks, cases = documented()[name]
+    assert FAULTS[name].found_by(cases - 1) == checks

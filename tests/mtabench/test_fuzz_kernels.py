@@ -1,0 +1,62 @@
+"""A short fuzz of the kernels without a GPU: Triton's in its interpreter, the CUDA ones in the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from emulated import emulator  # noqa: F401
+from emulated_decode import emulated_decode  # noqa: F401
+from kernel_inputs import DEVICE
+
+from mtabench.fuzzing.cases import Constants, FuzzCase, draw, draw_for
+from mtabench.fuzzing.trial import Outcome, try_case
+
+SEED = 1
+# Each is a program that g++ builds; other tests have them built as well.
+HOPPER = (
+    Constants(decode=False, dtype="fp16", head_dim=64, taps=(6, 11), pad_key="both", causal=True),
+    Constants(decode=False, dtype="fp16", head_dim=40, taps=(3, 4), pad_key="left", causal=False),
+)
+DECODE = Constants(decode=True, dtype="bf16", head_dim=64, taps=(6, 11), pad_key="both", causal=True)
+
+
+def assert_passes(case: FuzzCase) -> Outcome:
+    outcome = try_case(case)
+    assert not outcome.wrong, f"{outcome.wrong}\n{case.described()}"
+    return outcome
+
+
+def assert_most_ran(outcomes: Iterable[Outcome]) -> None:
+    refused = [outcome.refused for outcome in outcomes]
+    assert sum(refused) < len(refused) / 4
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="Triton has a GPU to run on")
+def test_triton() -> None:
+    assert_most_ran(assert_passes(draw(SEED, number, ("triton",), "cpu")) for number in range(2, 12))
+
+
+@pytest.mark.parametrize("constants", HOPPER, ids=str)
+def test_hopper(request: pytest.FixtureRequest, constants: Constants) -> None:
+    emulated = request.getfixturevalue("emulator")
+    outcomes = []
+    for number in range(16):
+        emulated.seed = number
+        outcomes.append(assert_passes(draw_for(constants, SEED, number, "hopper", "cpu")))
+    assert_most_ran(outcomes)
+
+
+def test_decode(request: pytest.FixtureRequest) -> None:
+    emulated = request.getfixturevalue("emulated_decode")
+    outcomes = []
+    for number in range(30):
+        emulated.seed = number
+        outcomes.append(assert_passes(draw_for(DECODE, SEED, number, "cuda", "cpu")))
+    assert_most_ran(outcomes)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "cuda", "auto"])
+def test_on_a_gpu(backend: str) -> None:
+    assert_most_ran(assert_passes(draw(SEED, number, (backend,), "cuda")) for number in range(20))
