@@ -15,6 +15,7 @@ from mtabench.fuzzing.definition import Expected
 BY_ROUNDING = {"norm": 2.5, "head": 4.0, "row": 6.0}
 BY_EAGER = {"norm": 2.0, "head": 3.0, "row": 4.0}
 EAGER_IS_WRONG = 30.0  # standard errors of a row: beyond, eager's own error allows nothing
+LEAST_GRADIENT = 2.0**-20  # of the largest row of a head: gradients of scores go through 16 bits, over one power of two
 OVERFLOW = 0.5  # of the largest number of the dtype: results above may be infinite
 
 
@@ -126,7 +127,11 @@ def _allowed(name: str, want: Expected, dtype: torch.dtype) -> Tensor:
     numbers = 1 if name == "dweight" else want.value.shape[-1]
     largest = want.value.abs() if name == "dweight" else want.value.abs().amax(-1)
     least = numbers * (info.smallest_normal * (info.eps if dtype == torch.float16 else 1)) ** 2
-    return (want.variance + least).masked_fill(largest > OVERFLOW * info.max, torch.inf)
+    allowed = want.variance + least
+    if name.startswith("d") and dtype != torch.float32:
+        of_head = _squared(name, want.value).amax(_within_head(name), keepdim=True)
+        allowed = torch.maximum(allowed, (LEAST_GRADIENT**2 * of_head).expand_as(allowed))
+    return allowed.masked_fill(largest > OVERFLOW * info.max, torch.inf)
 
 
 def same(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 
@@ -14,12 +14,16 @@ from mtabench.fuzzing.inputs import HUGE, NO_PAGE, Inputs
 
 @dataclass(frozen=True)
 class Probe:
-    """Other `values` by name, and which `rows` of which results stay as they are: masks `[..]` by name."""
+    """Other `values` by name, and which `rows` of which results stay as they are: masks `[..]` by name.
+
+    `close` are masks `[.., 1]` of those that stay as they are but for rounding.
+    """
 
     check: str
     text: str
     values: dict[str, Tensor]
     rows: dict[str, Tensor]
+    close: dict[str, Tensor] = field(default_factory=dict)
 
 
 def probe_of(inputs: Inputs) -> Probe | None:
@@ -32,10 +36,10 @@ def probe_of(inputs: Inputs) -> Probe | None:
     return made(inputs, Random(f"{case.seed} {case.number} probe")) if made else None
 
 
-def _other(inputs: Inputs, random: Random, name: str, where: Tensor) -> Tensor:
+def _other(inputs: Inputs, random: Random, name: str, where: Tensor, may_be_huge: bool = True) -> Tensor:
     """The values of an argument, with others where a mask `[.., 1]` says so: ordinary ones, or huge ones."""
     case, x = inputs.case, inputs.values[name]
-    factor = random.choice((1.0, 1.0, HUGE[case.dtype]))
+    factor = random.choice((1.0, 1.0, HUGE[case.dtype] if may_be_huge else 1.0))
     generator = torch.Generator(x.device).manual_seed(random.getrandbits(40))
     changed = torch.randn(x.shape, generator=generator, device=x.device) * factor
     return torch.where(where, changed.to(x.dtype), x)
@@ -60,9 +64,12 @@ def _other_documents(inputs: Inputs, random: Random) -> Probe | None:
     start, stop = random.choice(documents)
     row = torch.arange(inputs.case.seq_len, device=x["q"].device)
     kept = (row >= start) & (row < stop)
-    values = {name: _other(inputs, random, name, ~kept[:, None]) for name in ("q", "k", "v")}
-    rows = {name: kept for name in ("out", "dq", "dk", "dv")}
-    return Probe("documents apart", f"what stands outside the document of rows {start} to {stop}", values, rows)
+    values = {name: _other(inputs, random, name, ~kept[:, None]) for name in ("q", "k")}
+    # Rows of a backward share a power of two: huge values cost those beside them precision.
+    values["v"] = _other(inputs, random, "v", ~kept[:, None], may_be_huge=inputs.case.pass_ != "bwd")
+    text = f"what stands outside the document of rows {start} to {stop}"
+    close = {name: kept[:, None] for name in ("dq", "dk", "dv")}
+    return Probe("documents apart", text, values, {"out": kept}, close)
 
 
 def _other_sequences(inputs: Inputs, random: Random) -> Probe:
