@@ -214,7 +214,7 @@ def test_a_calm_history_says_so(opened, screenshot):
 def test_the_committed_results_have_a_history(opened, screenshot):
     page = opened("h200")
     assert "may have got faster" in page.locator("#verdict").inner_text()
-    page.fill("#cells-table input[name=find]", "bwd triton 16384")
+    page.fill("#cells-table input[name=find]", "fwd hopper 1024")
     page.locator("#cells-table button.cell").first.click()
     assert page.locator("#chosen-changes .good").count()
     screenshot("dashboard-h200")
