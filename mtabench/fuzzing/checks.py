@@ -16,6 +16,7 @@ BY_ROUNDING = {"norm": 2.5, "head": 4.0, "row": 6.0}
 BY_EAGER = {"norm": 2.0, "head": 3.0, "row": 4.0}
 EAGER_IS_WRONG = 30.0  # standard errors of a row: beyond, eager's own error allows nothing
 LEAST_GRADIENT = 2.0**-20  # of the largest row of a head: gradients of scores go through 16 bits, over one power of two
+LEAST = 1e-20  # that is told from zero
 OVERFLOW = 0.5  # of the largest number of the dtype: results above may be infinite
 
 
@@ -68,8 +69,10 @@ class _Compared:
         return (squares.sum(dims, keepdim=True) if dims else squares).sqrt()
 
 
-def errors(results: Results, want: dict[str, Expected], eager: Callable[[], Results]) -> Iterator[Wrong]:
-    """Results further from float64 than rounding and eager explain: as a whole, of a head, and of a row.
+def errors(
+    results: Results, want: dict[str, Expected], dtype: torch.dtype, eager: Callable[[], Results]
+) -> Iterator[Wrong]:
+    """Results further from float64 than rounding to `dtype` and eager explain: as a whole, of a head, and of a row.
 
     `eager` is called if there are any beyond what rounding explains; the GPU is waited for once if there are none.
     """
@@ -79,21 +82,21 @@ def errors(results: Results, want: dict[str, Expected], eager: Callable[[], Resu
             known[name] = found
         else:
             yield Wrong("shape", f"{name} has shape {list(found.shape)}; expected {list(want[name].value.shape)}")
-    compared = [_compared(name, found, want[name], None) for name, found in known.items()]
+    compared = [_compared(name, found, want[name], dtype, None) for name, found in known.items()]
     flags = [x.beyond(level).any() for x in compared for level in BY_ROUNDING]
     if not flags or not torch.stack(flags).any():
         return
     by_eager = eager()
     for name, found in known.items():
-        x = _compared(name, found, want[name], by_eager.get(name))
+        x = _compared(name, found, want[name], dtype, by_eager.get(name))
         level = next((level for level in BY_ROUNDING if x.beyond(level).any()), None)
         if level is not None:
             yield Wrong(level, x.sentence(level))
 
 
-def _compared(name: str, found: Tensor, want: Expected, eager: Tensor | None) -> _Compared:
+def _compared(name: str, found: Tensor, want: Expected, dtype: torch.dtype, eager: Tensor | None) -> _Compared:
     difference = _squared(name, found.double() - want.value)
-    allowed = _allowed(name, want, found.dtype)
+    allowed = _allowed(name, want, dtype)
     of_eager = torch.zeros_like(allowed)
     if eager is not None:
         of_eager = _squared(name, eager.double() - want.value).nan_to_num(0.0, 0.0, 0.0)
@@ -127,7 +130,7 @@ def _allowed(name: str, want: Expected, dtype: torch.dtype) -> Tensor:
     numbers = 1 if name == "dweight" else want.value.shape[-1]
     largest = want.value.abs() if name == "dweight" else want.value.abs().amax(-1)
     least = numbers * (info.smallest_normal * (info.eps if dtype == torch.float16 else 1)) ** 2
-    allowed = want.variance + least
+    allowed = want.variance + least + numbers * LEAST**2
     if name.startswith("d") and dtype != torch.float32:
         of_head = _squared(name, want.value).amax(_within_head(name), keepdim=True)
         allowed = torch.maximum(allowed, (LEAST_GRADIENT**2 * of_head).expand_as(allowed))

@@ -16,6 +16,7 @@ from mtabench.fuzzing.layouts import as_laid_out
 from mtabench.sweeps.inputs import DTYPES
 
 HUGE = {"fp16": 2e3, "bf16": 1e8, "fp32": 1e8}
+LARGE_VALUE = 100.0  # in a backward in 16 bits, where a huge one costs other gradients precision
 LARGE_SCORE = 6e4
 LARGEST_FACTOR = 1e3  # on q and k, for large scores: no more than float16 holds
 WEIGHT_SCALE = 0.3
@@ -98,6 +99,8 @@ def _with_kind_of_values(
     case: FuzzCase, random: Random, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     token, huge = random.randrange(case.seq_len), HUGE[case.dtype]
+    if case.values == "huge value" and case.pass_ == "bwd" and case.dtype != "fp32":
+        huge = LARGE_VALUE
     if case.values == "large scores":
         natural = max(abs(softmax_scale(case)) * case.head_dim**0.5, 1e-30)
         factor = min((LARGE_SCORE / natural) ** 0.5, LARGEST_FACTOR)

@@ -20,9 +20,7 @@ M_PERTURB = -6  # of glibc's mallopt: memory that malloc hands out is filled wit
 FILL_WITH_NAN_BYTES = 0x100
 CACHED_BY_MALLOC = 1 << 11  # bytes: malloc may hand out a block up to about that size again without filling it
 BLOCKS_CACHED = 64
-LARGEST_SMALL_REQUEST = (
-    1 << 20
-)  # bytes, of PyTorch's caching allocator, which keeps small blocks in a pool of their own
+LARGEST_SMALL_REQUEST = 1 << 20  # bytes: PyTorch's caching allocator keeps small blocks in a pool of their own
 
 
 @contextmanager

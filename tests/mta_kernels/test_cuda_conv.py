@@ -112,7 +112,7 @@ def test_decode_of_no_tokens_is_zero() -> None:
     assert (got[1] != 0).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
 def test_decode_of_any_strides(dtype: torch.dtype) -> None:
     given, lengths = decode_inputs([17, 9, 30, 9], 2, 1, 16, (2, 9), FP16)
     lengths = lengths.to(dtype)

@@ -128,7 +128,7 @@ def test_files_from_before_energy_was_measured_are_read(tmp_path, monkeypatch, c
     table = read_results(tmp_path / "new.csv")
     assert table["energy_j"].isna().all()
     lines = (tmp_path / "new.csv").read_text().splitlines()
-    assert ",throttled,energy_j,tokens_per_joule,device," in lines[0]
+    assert ",energy_j,tokens_per_joule," in lines[0]
     at = lines[0].split(",").index("energy_j")
     old = [",".join([*(fields := line.split(","))[:at], *fields[at + 2 :]]) for line in lines]
     (tmp_path / "old.csv").write_text("\n".join(old) + "\n")

@@ -8,6 +8,7 @@ from mtabench.measuring.poison import poison_free_blocks, poisoned_memory
 from mtabench.measuring.samplers import GraphSampler, Replay
 
 SIZES = [9, 40, 300, 5000, 200_000, 3_000_000]
+LARGE = SIZES[3:]  # more than 2 KiB in every dtype: of less, malloc keeps blocks that it does not fill
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
 
@@ -19,7 +20,7 @@ def handed_out(size, dtype, device="cpu"):
         return torch.empty(size, dtype=dtype, device=device)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", LARGE)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_memory_of_a_cpu_is_nan(size, dtype):
     assert handed_out(size, dtype).isnan().all()
