@@ -177,7 +177,7 @@ def test_rows_whose_scores_overflow_fp16(hopper, head_dim: int, options) -> None
     assert_close(hopper(q, k, v, weight, **options), q, k, v, weight, **options)
 
 
-@pytest.mark.parametrize("times", [1e4, 1e8, 1e30, float("inf"), float("nan")], ids=str)
+@pytest.mark.parametrize("times", [1e4, 1e8, 1e30], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_a_token_of_any_size_changes_no_row_that_does_not_see_it(hopper, head_dim: int, times: float) -> None:
     q, k, v, weight = make(1, 2, 1, 200, head_dim, (6, 11), BF16)

@@ -262,3 +262,20 @@ def test_a_repeated_call_gives_the_same_bits(head_dim: int) -> None:
     for inputs in cases[1:]:
         for got, want in zip(gradients(inputs), gradients(inputs, head_chunk=4), strict=True):
             assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("taps", [(3, 5), (4, 2)], ids=str)
+def test_a_huge_token_changes_no_row_that_does_not_see_it(taps: tuple[int, int]) -> None:
+    q, k, v, weight = make(1, 2, 1, 80, 16, taps)
+    packed = {"cu_seqlens": torch.tensor([0, 20, 50, 60, 80], device=DEVICE)}
+
+    def run(**options) -> torch.Tensor:
+        return conv_attention(q, k, v, weight, backend="triton", **options)
+
+    before, before_packed = run(), run(**packed)
+    q[:, :, 56] *= 1e8
+    k[:, :, 55] *= 1e30
+    got, got_packed = run(), run(**packed)
+    assert torch.equal(got[:, :, :55], before[:, :, :55])
+    assert torch.equal(got_packed[:, :, :50], before_packed[:, :, :50])
+    assert torch.equal(got_packed[:, :, 60:], before_packed[:, :, 60:])

@@ -242,8 +242,9 @@ def conv_attention(
     `backend` is "auto" (`explain` says which that is), "reference", "triton" or "hopper" (H100 and H200; with
     gradients up to head dim 128); a named one never falls back. Under autocast q, k and v are cast to its
     dtype, and so is the weight unless it is float32; float64 stays as it is.
-    Infinity and NaN: in q or k they reach rows that see them and no others, in v or the weight any row of their heads.
-    What those rows hold is not defined, nor is any gradient, nor a row whose `scale * q . k` overflows float32.
+    A row depends on no later token and on no other document, for every finite input. Infinity or NaN in q, k, v or the
+    weight leaves no row of the heads that read it defined, in any backend, nor a gradient; nor is a row defined whose
+    `scale * q . k` overflows float32.
     Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run, and
     RuntimeError for a derivative that the backend does not have.
     """
