@@ -357,6 +357,7 @@ def run_ab(folder, tmp_path, *words):
     return done
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_planted_sleep_is_found_by_real_processes(checkout, tmp_path):
     done = run_ab(checkout, tmp_path, "--base", "HEAD~1", "--pairs", "3", "--bencher", str(tmp_path / "head.json"))

@@ -35,6 +35,7 @@ def statuses(table):
     return {(row.impl, int(row.seq)): row.status for row in table.itertuples()}
 
 
+@pytest.mark.long
 def test_two_workers_one_of_which_is_killed_measure_the_same_cells_as_one_process(mtabench, tmp_path, monkeypatch):
     flag = tmp_path / "flag"
     monkeypatch.setenv(planted_workers.FLAG, str(flag))
