@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from emulated import emulator  # noqa: F401
-from kernel_inputs import DEVICE, assert_as_reference, make, poison_memory, relative_error, value_and_gradients
+from kernel_inputs import (
+    DEVICE,
+    assert_as_reference,
+    make,
+    poison_memory,
+    relative_error,
+    value_and_gradients,
+    with_gaps,
+)
 from planted_faults import plant
 
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference, repeated
@@ -111,6 +121,36 @@ def test_rows_whose_scores_overflow_fp16(dtype: torch.dtype, times: int, options
     got = value_and_gradients(conv_attention, leaves, grad_out, backend="hopper", **options)
     for name, x in want.items():  # of one-hot rows little is left but the rounding of out
         assert relative_error(got[name], x) < 0.02, name
+
+
+@pytest.mark.parametrize("form", ["whole", "chunk", "packed"])
+@pytest.mark.parametrize(("shape", "taps"), [((2, 4, 2, 150, 64), (6, 11)), ((1, 2, 1, 280, 40), (3, 4))], ids=str)
+def test_scores_of_millions(monkeypatch: pytest.MonkeyPatch, form: str, shape: tuple[int, ...], taps) -> None:
+    """A float32 logsumexp of them has too few digits: p = exp(c - logsumexp) would be of any size."""
+    monkeypatch.setattr(backward, "MOST_CHUNK_ROWS", 130)
+    monkeypatch.setattr(backward, "SPARED_SCRATCH", 0)
+    leaves = inputs(*shape, taps, dtype=BF16)
+    seq_len = shape[3]
+    leaves["q"][:, :, [1, 60, 61, 62, 149]] *= torch.tensor([300, 3000, -100, 1, 3000], device=DEVICE)[:, None]
+    leaves["k"][:, :, [2, 64, 130]] *= torch.tensor([300, -1000, 300], device=DEVICE)[:, None]
+    leaves = {name: with_gaps(x) if name in ("k", "weight") else x for name, x in leaves.items()}
+    options: dict[str, Any] = {"scale": 1.0}
+    if form == "chunk":
+        options["q_history"] = leaves["q"][:, :, 40:50]
+        leaves["q"] = leaves["q"][:, :, 50:]
+    if form == "packed":
+        options["cu_seqlens"] = torch.tensor([0, 61, 62, 140, seq_len], device=DEVICE)
+        leaves |= {name: leaves[name][:1] for name in ("q", "k", "v")}
+    grad_out = torch.randn(leaves["q"].shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, BF16)
+    got = value_and_gradients(conv_attention, leaves, grad_out, backend="hopper", **options)
+    eager = value_and_gradients(conv_attention_reference, leaves, grad_out, **options)
+    if form == "chunk":
+        options["q_history"] = options["q_history"].double()
+    want = value_and_gradients(
+        conv_attention_reference, {name: x.double() for name, x in leaves.items()}, grad_out.double(), **options
+    )
+    for name, x in want.items():
+        assert relative_error(got[name], x) <= max(2 * relative_error(eager[name], x), 0.03), name
 
 
 @pytest.mark.parametrize("name", ["v", "grad_out"])

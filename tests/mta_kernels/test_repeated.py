@@ -77,7 +77,7 @@ class Machine(Emulator):
             numbers_at(start, count, torch.float32).fill_(value)
 
 
-SHARED = ("logsumexp", "delta", "dq", "dk", "dv", "dweight")  # addresses that both launches of a backward take
+SHARED = ("logsumexp", "dq", "dk", "dv", "dweight")  # addresses that both launches of a backward take
 
 
 def numbers_at(address: int, count: int = 1, dtype: torch.dtype = BF16) -> Tensor:

@@ -102,7 +102,7 @@ class Exact:
     def shared_memory(self) -> int:
         """Bytes a block takes, as backward_exact.cu lays them out."""
         taps = self.prepared.query_taps
-        return 4 * ((2 * taps + 1) * self.threads + taps * self.prepared.head_dim)
+        return 4 * ((2 * taps + 2) * self.threads + taps * self.prepared.head_dim)
 
     @property
     def source(self) -> Source:
@@ -154,7 +154,6 @@ class ExactArguments(ctypes.Structure):
         ("inputs", Inputs),
         ("grad_out", Rows),
         ("logsumexp", ctypes.c_void_p),
-        ("delta", ctypes.c_void_p),
         ("dq", ctypes.c_void_p),
         ("dk", ctypes.c_void_p),
         ("dv", ctypes.c_void_p),
@@ -314,7 +313,6 @@ class Call:
         for name, at in layout.prepared.items():
             setattr(preparation, name, scratch + at)
             setattr(arguments, name, scratch + at)
-        exact.delta = arguments.delta
         arguments.p, arguments.ds = scratch, scratch + layout.stored // 2
         arguments.ds_unit, counters = scratch + layout.ds_unit, scratch + layout.counters
         preparation.counters = arguments.chunks.taken = counters  # which prepare.cu sets to 0, at every call

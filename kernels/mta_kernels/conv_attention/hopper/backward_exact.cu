@@ -1,6 +1,7 @@
-// What rows that the forward computed in float32 add to the gradients, which backward.cu leaves out: a block a head, one row
-// after another. Nearly always there are none, and a block only reads the marks.
+// What rows that the forward computed in float32, and those with huge scores, add to the gradients: backward.cu leaves them
+// out. A block a head, one row after another. Nearly always there are none, and a block only reads the logsumexps.
 //
+// Probabilities are of a softmax computed anew: a float32 logsumexp has too few digits for scores of a million.
 // Constants as in forward.cu; HEAD_DIM up to 128.
 #include <exact.cuh>
 
@@ -8,144 +9,215 @@
 constexpr int THREADS = 256, EDGE = KEY_TAPS - 1, OWN = THREADS - 2 * EDGE;
 static_assert(QUERY_TAPS * KEY_TAPS <= THREADS, "a thread has a tap's gradient");
 
-// Shared memory: floats of each thread.
-constexpr int SCORES = 0;                                    // [QUERY_TAPS, THREADS]
-constexpr int GRADS = SCORES + QUERY_TAPS * THREADS * 4;       // dc [THREADS]
-constexpr int SCORE_GRADS = GRADS + THREADS * 4;               // ds [QUERY_TAPS, THREADS]
-constexpr int ROW_GRADS = SCORE_GRADS + QUERY_TAPS * THREADS * 4;  // dq of rows that are not complete, row % QUERY_TAPS
+// Shared memory: arrays of floats.
+constexpr int SCORES = 0;                                      // [QUERY_TAPS, THREADS]
+constexpr int P = SCORES + QUERY_TAPS * THREADS;               // [THREADS]
+constexpr int GRADS = P + THREADS;                             // dc [THREADS]
+constexpr int SCORE_GRADS = GRADS + THREADS;                   // ds [QUERY_TAPS, THREADS]
+constexpr int ROW_GRADS = SCORE_GRADS + QUERY_TAPS * THREADS;  // dq of open rows, row % QUERY_TAPS: [QUERY_TAPS, HEAD_DIM]
 
 struct Arguments {
     Positions at;
     Inputs inputs;
     Rows grad_out;
-    const float *logsumexp, *delta;  // [B, Hq, M]
-    uint16_t* dq;                    // [B, Hq, M, HEAD_DIM]
-    float *dk, *dv;                  // [B * Hq, N, HEAD_DIM]
-    float* dweight;                  // [B * Hq, weight_pitch]: the first QUERY_TAPS * KEY_TAPS are added to
+    const float* logsumexp;  // [B, Hq, M]
+    uint16_t* dq;            // [B, Hq, M, HEAD_DIM]
+    float *dk, *dv;          // [B * Hq, N, HEAD_DIM]
+    float* dweight;          // [B * Hq, weight_pitch]: the first QUERY_TAPS * KEY_TAPS are added to
     int weight_pitch;
 };
 
+DEVICE float kept(int array, int i) { return __uint_as_float(load_shared(shared_memory() + 4 * (array + i))); }
+DEVICE void keep(int array, int i, float value) { store_shared(shared_memory() + 4 * (array + i), __float_as_uint(value)); }
+DEVICE int row_grad(int row, int column) { return ROW_GRADS + row % QUERY_TAPS * HEAD_DIM + column; }
+
+// By all threads of a block, which all have the result. `array` is one of THREADS.
+template <class Combine> DEVICE float of_all_threads(float value, int array, Combine combine) {
+    __syncthreads();
+    keep(array, threadIdx.x, value);
+    __syncthreads();
+    float result = kept(array, threadIdx.x % 32);
+    for (int i = threadIdx.x % 32 + 32; i < THREADS; i += 32) result = combine(result, kept(array, i));
+    for (int lane = 1; lane < 32; lane *= 2) result = combine(result, __shfl_xor_sync(~0u, result, lane));
+    __syncthreads();
+    return result;
+}
+
+// A head's part of the arguments.
+struct Head {
+    int batch_head, batch, head, kv_head;
+    const float* logsumexp;
+    uint16_t* dq;
+    float *dk, *dv, *dweight;
+
+    DEVICE Head(const Arguments& args, int batch_head) : batch_head(batch_head) {
+        head = batch_head % args.at.heads, batch = batch_head / args.at.heads, kv_head = head / args.at.group;
+        const int64_t first_row = (int64_t)batch_head * args.at.query_rows, first_key = (int64_t)batch_head * args.at.key_rows;
+        logsumexp = args.logsumexp + first_row, dq = args.dq + first_row * HEAD_DIM;
+        dk = args.dk + first_key * HEAD_DIM, dv = args.dv + first_key * HEAD_DIM;
+        dweight = args.dweight + (int64_t)batch_head * args.weight_pitch;
+    }
+};
+
+// c of a row at this thread's column of the chunk that begins at `first`, all scores of which are then in shared memory.
+// It is complete where the row's window is in the chunk. `sees`: as `exact_scores` gives it.
+DEVICE float convolved(const Arguments& args, const Head& of, int row, int first, uint32_t& sees) {
+    const int thread = threadIdx.x;
+    float scores[QUERY_TAPS], c = 0;
+    sees = exact_scores(args.inputs, args.at, of.batch, of.head, row, first - EDGE + thread, scores);
+    __syncthreads();
+#pragma unroll
+    for (int tap = 0; tap < QUERY_TAPS; tap++) keep(SCORES, tap * THREADS + thread, scores[tap]);
+    __syncthreads();
+    if (thread < PAD || thread >= THREADS - (KEY_TAPS - 1 - PAD)) return 0;
+#pragma unroll 1
+    for (int i = 0; i < QUERY_TAPS * KEY_TAPS; i++)
+        c += weight_at(args.inputs.weight, of.head, i / KEY_TAPS, i % KEY_TAPS) *
+             kept(SCORES, (QUERY_TAPS - 1 - i / KEY_TAPS) * THREADS + thread - PAD + i % KEY_TAPS);
+    return c;
+}
+
+// Column `key` of grad_out v^T.
+DEVICE float grad_of_p(const Arguments& args, const Head& of, int row, int key) {
+    const uint16_t *const grad_row = row_of(args.grad_out, of.batch, of.head, row);
+    const uint16_t *const v = row_of(args.inputs.v, of.batch, of.kv_head, key);
+    float sum = 0;
+#pragma unroll 1
+    for (int column = 0; column < HEAD_DIM; column += 8)
+        sum += dot_of_eight(*(const uint4*)(grad_row + column), *(const uint4*)(v + column));
+    return sum;
+}
+
+struct Softmax {
+    float reference, sum;  // p = exp(c - reference) / sum
+    float delta;           // sum of p * grad_of_p
+};
+
+DEVICE Softmax softmax_of(const Arguments& args, const Head& of, int row, int begin, int end) {
+    const int thread = threadIdx.x;
+    Softmax mine = {MINUS_INFINITY, 0, 0};
+    uint32_t sees;
+#pragma unroll 1
+    for (int first = begin; first < end; first += OWN) {
+        const int key = first - EDGE + thread;
+        const float c = convolved(args, of, row, first, sees);
+        if (thread < EDGE || thread >= THREADS - EDGE || key >= end) continue;
+        const float larger = fmaxf(mine.reference, c), p = exp2_fast((c - larger) * LOG2_E);
+        const float rescale = exp2_fast((mine.reference - larger) * LOG2_E);
+        mine = {larger, mine.sum * rescale + p, mine.delta * rescale + p * grad_of_p(args, of, row, key)};
+    }
+    auto add = [](float a, float b) { return a + b; };
+    const float reference = of_all_threads(mine.reference, P, [](float a, float b) { return fmaxf(a, b); });
+    const float rescale = exp2_fast((mine.reference - reference) * LOG2_E), sum = of_all_threads(mine.sum * rescale, P, add);
+    return {reference, sum, of_all_threads(mine.delta * rescale, P, add) / sum};
+}
+
+// What a row of NaN gives: NaN to all that it sees. `nan_begin`, `nan_end`: keys that have it already.
+DEVICE void spread_nan(const Head& of, int row, int begin, int end, int& nan_begin, int& nan_end) {
+    const float NOT_A_NUMBER = __uint_as_float(~0u);
+    const int from = begin == nan_begin ? nan_end : begin;
+    for (int64_t i = (int64_t)from * HEAD_DIM + threadIdx.x; i < (int64_t)end * HEAD_DIM; i += THREADS)
+        of.dk[i] = of.dv[i] = NOT_A_NUMBER;
+    for (int i = threadIdx.x; i < QUERY_TAPS * HEAD_DIM; i += THREADS)
+        if (row >= i / HEAD_DIM) keep(row_grad(row - i / HEAD_DIM, i % HEAD_DIM), 0, NOT_A_NUMBER);
+    nan_begin = begin, nan_end = end;
+}
+
+// The gradients that a row has in a chunk of keys; returns what it adds to that of this thread's tap.
+DEVICE float add_chunk(const Arguments& args, const Head& of, int row, Softmax softmax, int first, int begin, int end) {
+    const int thread = threadIdx.x, key = first - EDGE + thread;
+    const uint16_t* const grad_row = row_of(args.grad_out, of.batch, of.head, row);
+    uint32_t sees;
+    const float c = convolved(args, of, row, first, sees);
+
+    float p = 0, dc = 0;
+    if (key >= begin && key < end && thread >= PAD && thread < THREADS - (KEY_TAPS - 1 - PAD)) {
+        p = exp2_fast((c - softmax.reference) * LOG2_E) / softmax.sum;
+        dc = p * (grad_of_p(args, of, row, key) - softmax.delta);
+    }
+    keep(P, thread, p);
+    keep(GRADS, thread, dc);
+    __syncthreads();
+
+    const bool is_own = thread >= EDGE && thread < THREADS - EDGE && key < end;
+#pragma unroll
+    for (int tap = 0; tap < QUERY_TAPS; tap++) {
+        float ds = 0;
+        if (is_own && sees >> tap & 1)
+#pragma unroll 1
+            for (int key_tap = 0; key_tap < KEY_TAPS; key_tap++)
+                ds += weight_at(args.inputs.weight, of.head, QUERY_TAPS - 1 - tap, key_tap) * kept(GRADS, thread + PAD - key_tap);
+        keep(SCORE_GRADS, tap * THREADS + thread, ds);
+    }
+    __syncthreads();
+
+    const int columns = min(OWN, end - first), taps = min(QUERY_TAPS, row + 1);
+#pragma unroll 1
+    for (int i = thread; i < columns * HEAD_DIM; i += THREADS) {
+        const int x = EDGE + i / HEAD_DIM, column = i % HEAD_DIM;
+        float dk = 0;
+        for (int tap = 0; tap < taps; tap++)
+            dk += kept(SCORE_GRADS, tap * THREADS + x) * unpack<ELEMENT>(row_of(args.inputs.q, of.batch, of.head, row - tap)[column]);
+        of.dk[(int64_t)first * HEAD_DIM + i] += dk * args.inputs.scale;
+        of.dv[(int64_t)first * HEAD_DIM + i] += kept(P, x) * unpack<ELEMENT>(grad_row[column]);
+    }
+#pragma unroll 1
+    for (int i = thread; i < taps * HEAD_DIM; i += THREADS) {
+        const int tap = i / HEAD_DIM, column = i % HEAD_DIM, to = row_grad(row - tap, column);
+        float dq = 0;
+        for (int x = 0; x < columns; x++)
+            dq += kept(SCORE_GRADS, tap * THREADS + EDGE + x) *
+                  unpack<ELEMENT>(row_of(args.inputs.k, of.batch, of.kv_head, first + x)[column]);
+        keep(to, 0, kept(to, 0) + dq * args.inputs.scale);
+    }
+    float dweight = 0;
+    if (thread < QUERY_TAPS * KEY_TAPS)
+        for (int x = EDGE; x < EDGE + columns; x++)
+            dweight += kept(GRADS, x) * kept(SCORES, (QUERY_TAPS - 1 - thread / KEY_TAPS) * THREADS + x - PAD + thread % KEY_TAPS);
+    return dweight;
+}
+
+// Add what was kept to rows of dq that no later row adds to.
+DEVICE void close_rows(const Head& of, int from, int end) {
+    __syncthreads();
+    for (int row = from; row < end; row++)
+        for (int column = threadIdx.x; column < HEAD_DIM; column += THREADS) {
+            uint16_t& dq = of.dq[(int64_t)row * HEAD_DIM + column];
+            dq = (uint16_t)pack<ELEMENT>(unpack<ELEMENT>(dq) + kept(row_grad(row, column), 0), 0.f);
+            keep(row_grad(row, column), 0, 0);
+        }
+    __syncthreads();
+}
+
 extern "C" __global__ void MAXIMUM_THREADS(THREADS) hopper_backward_exact(const __grid_constant__ Arguments args) {
-    const int batch_head = blockIdx.x, thread = threadIdx.x;
-    const int head = batch_head % args.at.heads, batch = batch_head / args.at.heads, kv_head = head / args.at.group;
-    const float *const logsumexps = args.logsumexp + (int64_t)batch_head * args.at.query_rows, NAN_SUM = __uint_as_float(~0u);
-    const uint32_t shared = shared_memory();
-    auto at_shared = [&](int array, int i) { return __uint_as_float(load_shared(shared + array + 4 * i)); };
-    auto to_shared = [&](int array, int i, float value) { store_shared(shared + array + 4 * i, __float_as_uint(value)); };
+    const Head of(args, blockIdx.x);
+    const int thread = threadIdx.x;
 
-    bool any = false;
+    bool is_any = false;
 #pragma unroll 8
-    for (int row = thread; row < args.at.query_rows; row += THREADS) any |= is_exact(logsumexps[row]);
-    to_shared(GRADS, thread, any);
-    __syncthreads();
-    any = false;
-    for (int i = thread % 32; i < THREADS; i += 32) any |= at_shared(GRADS, i) > 0;
-    if (!__any_sync(~0u, any)) return;
-    __syncthreads();
+    for (int row = thread; row < args.at.query_rows; row += THREADS) is_any |= is_exact(of.logsumexp[row]);
+    if (of_all_threads(is_any, P, [](float a, float b) { return a + b; }) == 0) return;
 
-    for (int i = thread; i < QUERY_TAPS * HEAD_DIM; i += THREADS) to_shared(ROW_GRADS, i, 0);
-    // Rows of dq that no later row adds to.
-    auto complete = [&](int from, int end) {
-        __syncthreads();
-        for (int row = from; row < end; row++)
-            for (int column = thread; column < HEAD_DIM; column += THREADS) {
-                uint16_t* const to = args.dq + ((int64_t)batch_head * args.at.query_rows + row) * HEAD_DIM + column;
-                const int i = row % QUERY_TAPS * HEAD_DIM + column;
-                *to = (uint16_t)pack<ELEMENT>(unpack<ELEMENT>(*to) + at_shared(ROW_GRADS, i), 0.f);
-                to_shared(ROW_GRADS, i, 0);
-            }
-        __syncthreads();
-    };
-    int first_open = 0, end_open = 0;  // rows of dq that are not complete
-    int nan_begin = -1, nan_end = -1;  // keys whose gradients are NaN already
-    float dweight = 0;                 // of the thread's tap
+    for (int i = thread; i < QUERY_TAPS * HEAD_DIM; i += THREADS) keep(ROW_GRADS, i, 0);
+    int first_open = 0, end_open = 0;  // rows of dq
+    int nan_begin = -1, nan_end = -1;
+    float dweight = 0;  // of the thread's tap
 #pragma unroll 1
     for (int row = 0; row < args.at.query_rows; row++) {
-        const float logsumexp = logsumexps[row];
+        const float logsumexp = of.logsumexp[row];
         if (!is_exact(logsumexp)) continue;
-        const int first_row = max(row - HALO, 0);
-        complete(first_open, min(end_open, first_row));
+        const int begin = keys_begin(args.at, row), end = keys_end(args.at, row), first_row = max(row - HALO, 0);
+        close_rows(of, first_open, min(end_open, first_row));
         first_open = max(first_open, first_row), end_open = row + 1;
-        const int begin = keys_begin(args.at, row), end = keys_end(args.at, row);
-        const uint16_t* const grad_row = row_of(args.grad_out, batch, head, row);
-        float *const dk = args.dk + (int64_t)batch_head * args.at.key_rows * HEAD_DIM;
-        float *const dv = args.dv + (int64_t)batch_head * args.at.key_rows * HEAD_DIM;
-        if (!(logsumexp == logsumexp)) {  // so are the gradients of all that it sees
-            const int from = begin == nan_begin ? nan_end : begin;
-            for (int64_t i = (int64_t)from * HEAD_DIM + thread; i < (int64_t)end * HEAD_DIM; i += THREADS)
-                dk[i] = dv[i] = NAN_SUM;
-            for (int i = thread; i < QUERY_TAPS * HEAD_DIM; i += THREADS)
-                if (row >= i / HEAD_DIM) to_shared(ROW_GRADS, (row - i / HEAD_DIM) % QUERY_TAPS * HEAD_DIM + i % HEAD_DIM, NAN_SUM);
-            dweight = NAN_SUM, nan_begin = begin, nan_end = end;
+        if (!(logsumexp == logsumexp)) {
+            spread_nan(of, row, begin, end, nan_begin, nan_end);
+            dweight = logsumexp;
             continue;
         }
-        const float delta = args.delta[(int64_t)batch_head * args.at.query_rows + row];
+        const Softmax softmax = softmax_of(args, of, row, begin, end);
 #pragma unroll 1
-        for (int first = begin; first < end; first += OWN) {
-            const int key = first - EDGE + thread;
-            float scores[QUERY_TAPS];
-            const uint32_t sees = exact_scores(args.inputs, args.at, batch, head, row, key, scores);
-#pragma unroll
-            for (int tap = 0; tap < QUERY_TAPS; tap++) to_shared(SCORES, tap * THREADS + thread, scores[tap]);
-            __syncthreads();
-
-            float p = 0, dc = 0;
-            if (key >= begin && key < end && thread >= PAD && thread < THREADS - (KEY_TAPS - 1 - PAD)) {
-                float c = 0, dp = 0;
-#pragma unroll 1
-                for (int i = 0; i < QUERY_TAPS * KEY_TAPS; i++)
-                    c += weight_at(args.inputs.weight, head, i / KEY_TAPS, i % KEY_TAPS) *
-                         at_shared(SCORES, (QUERY_TAPS - 1 - i / KEY_TAPS) * THREADS + thread - PAD + i % KEY_TAPS);
-                const uint16_t* const v = row_of(args.inputs.v, batch, kv_head, key);
-#pragma unroll 1
-                for (int column = 0; column < HEAD_DIM; column += 8)
-                    dp += dot_of_eight(*(const uint4*)(grad_row + column), *(const uint4*)(v + column));
-                p = exp2_fast((c - logsumexp) * LOG2_E), dc = p * (dp - delta);
-            }
-            to_shared(GRADS, thread, dc);
-            __syncthreads();
-
-            const bool is_own = thread >= EDGE && thread < THREADS - EDGE && key < end;
-            float ds[QUERY_TAPS];
-#pragma unroll
-            for (int tap = 0; tap < QUERY_TAPS; tap++) {
-                ds[tap] = 0;
-                if (is_own && sees >> tap & 1)
-#pragma unroll 1
-                    for (int key_tap = 0; key_tap < KEY_TAPS; key_tap++)
-                        ds[tap] += weight_at(args.inputs.weight, head, QUERY_TAPS - 1 - tap, key_tap) *
-                                   at_shared(GRADS, thread + PAD - key_tap);
-                to_shared(SCORE_GRADS, tap * THREADS + thread, ds[tap]);
-            }
-            if (is_own)
-#pragma unroll 1
-                for (int column = 0; column < HEAD_DIM; column++) {
-                    float sum = 0;
-#pragma unroll
-                    for (int tap = 0; tap < QUERY_TAPS; tap++)
-                        if (sees >> tap & 1) sum += ds[tap] * unpack<ELEMENT>(row_of(args.inputs.q, batch, head, row - tap)[column]);
-                    dk[(int64_t)key * HEAD_DIM + column] += sum * args.inputs.scale;
-                    dv[(int64_t)key * HEAD_DIM + column] += p * unpack<ELEMENT>(grad_row[column]);
-                }
-            __syncthreads();
-
-            const int columns = min(OWN, end - first);
-#pragma unroll 1
-            for (int i = thread; i < QUERY_TAPS * HEAD_DIM; i += THREADS) {
-                const int tap = i / HEAD_DIM, to = (row - tap) % QUERY_TAPS * HEAD_DIM + i % HEAD_DIM;
-                if (row < tap) break;
-                float sum = 0;
-                for (int x = 0; x < columns; x++)
-                    sum += at_shared(SCORE_GRADS, tap * THREADS + EDGE + x) *
-                           unpack<ELEMENT>(row_of(args.inputs.k, batch, kv_head, first + x)[i % HEAD_DIM]);
-                to_shared(ROW_GRADS, to, at_shared(ROW_GRADS, to) + sum * args.inputs.scale);
-            }
-            if (thread < QUERY_TAPS * KEY_TAPS)
-                for (int x = EDGE; x < EDGE + columns; x++)
-                    dweight += at_shared(GRADS, x) * at_shared(SCORES, (QUERY_TAPS - 1 - thread / KEY_TAPS) * THREADS + x - PAD + thread % KEY_TAPS);
-            __syncthreads();
-        }
+        for (int first = begin; first < end; first += OWN) dweight += add_chunk(args, of, row, softmax, first, begin, end);
     }
-    complete(first_open, end_open);
-    if (thread < QUERY_TAPS * KEY_TAPS) args.dweight[(int64_t)batch_head * args.weight_pitch + thread] += dweight;
+    close_rows(of, first_open, end_open);
+    if (thread < QUERY_TAPS * KEY_TAPS) of.dweight[thread] += dweight;
 }

@@ -101,8 +101,9 @@ DEVICE void exact_row(const Arguments& args, const Work& work, int row, int lane
             for (int key_tap = 0; key_tap < KEY_TAPS; key_tap++)
                 c += weight_at(args.inputs.weight, work.head, QUERY_TAPS - 1 - tap, key_tap) *
                      __shfl_sync(~0u, scores[tap], (lane + key_tap) % 32);
-        c = lane < STEP && first + lane < end ? c * LOG2_E : MINUS_INFINITY;
-        const float largest = fmaxf(reference, warp_max(c)), p = exp2_fast(c - largest), rescale = exp2_fast(reference - largest);
+        if (lane >= STEP || first + lane >= end) c = MINUS_INFINITY;
+        const float largest = fmaxf(reference, warp_max(c)), rescale = exp2_fast((reference - largest) * LOG2_E);
+        const float p = exp2_fast((c - largest) * LOG2_E);  // not c * LOG2_E, of which a rounding may be 64
         reference = largest;
         sum = sum * rescale + warp_sum(p);
 #pragma unroll
@@ -121,7 +122,7 @@ DEVICE void exact_row(const Arguments& args, const Work& work, int row, int lane
 #pragma unroll
     for (int i = 0; i < COLUMNS; i++)
         if (lane + 32 * i < VALUE_DIM) out[lane + 32 * i] = (uint16_t)pack<ELEMENT>(sums[i] / sum, 0.f);
-    if (work.part == 0 && lane == 0) args.logsumexp[of_row] = marked((reference + log2f(sum)) * LN_2, true);
+    if (work.part == 0 && lane == 0) args.logsumexp[of_row] = marked(reference + log2f(sum) * LN_2, true);
 }
 
 // Number j of the i-th of four lanes is then what number i of the j-th was.

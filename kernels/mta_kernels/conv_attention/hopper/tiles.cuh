@@ -47,8 +47,10 @@ DEVICE float warp_sum(float value) {
     return value;
 }
 
-// The lowest bit of a logsumexp says whether the forward computed its row exactly, in float32.
+// The lowest bit of a logsumexp says whether the forward computed its row exactly, in float32. The backward does so, and where
+// the logsumexp is so large that its rounding changes probabilities by half a percent.
+constexpr float LARGE_LOGSUMEXP = 32768;
 DEVICE float marked(float logsumexp, bool is_exact) {
     return __uint_as_float((__float_as_uint(logsumexp) & ~1u) | (uint32_t)is_exact);
 }
-DEVICE bool is_exact(float logsumexp) { return __float_as_uint(logsumexp) & 1; }
+DEVICE bool is_exact(float logsumexp) { return __float_as_uint(logsumexp) & 1 || fabsf(logsumexp) > LARGE_LOGSUMEXP; }
