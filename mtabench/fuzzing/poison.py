@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils import deterministic
+
+from mtabench.measuring.poison import poison_free_blocks
 
 HELD_BYTES = 2 << 30  # free memory that the allocator may keep; what is beyond goes back
 
@@ -34,16 +35,4 @@ def fill_free_blocks() -> None:
     """Fill every block that the GPU's allocator holds free with NaN, for what is read outside of tensors."""
     if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > HELD_BYTES:
         torch.cuda.empty_cache()
-    free = [
-        block["size"]
-        for segment in torch.cuda.memory_snapshot()
-        if tuple(segment["segment_pool_id"]) == (0, 0) and segment["stream"] == 0
-        for block in segment["blocks"]
-        if block["state"] == "inactive"
-    ]
-    held: list[Tensor] = []
-    for size in sorted(free, reverse=True):
-        try:
-            held.append(torch.full((size // 4,), float("nan"), device="cuda"))
-        except torch.OutOfMemoryError:
-            break
+    poison_free_blocks()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pytest
 from emulated import emulator  # noqa: F401
 from emulated_decode import emulated_decode  # noqa: F401
+from emulated_kernels import Emulator
 from kernel_inputs import DEVICE
 
 from mtabench.fuzzing.cases import Constants, FuzzCase, draw, draw_for
@@ -32,6 +33,13 @@ def assert_most_ran(outcomes: Iterable[Outcome]) -> None:
     assert sum(refused) < len(refused) / 4
 
 
+def assert_emulated(emulated: Emulator, constants: Constants, count: int, backend: str) -> None:
+    outcomes = []
+    for emulated.seed in range(count):
+        outcomes.append(assert_passes(draw_for(constants, SEED, emulated.seed, backend, "cpu")))
+    assert_most_ran(outcomes)
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="Triton has a GPU to run on")
 def test_triton() -> None:
     assert_most_ran(assert_passes(draw(SEED, number, ("triton",), "cpu")) for number in range(2, 12))
@@ -39,21 +47,11 @@ def test_triton() -> None:
 
 @pytest.mark.parametrize("constants", HOPPER, ids=str)
 def test_hopper(request: pytest.FixtureRequest, constants: Constants) -> None:
-    emulated = request.getfixturevalue("emulator")
-    outcomes = []
-    for number in range(16):
-        emulated.seed = number
-        outcomes.append(assert_passes(draw_for(constants, SEED, number, "hopper", "cpu")))
-    assert_most_ran(outcomes)
+    assert_emulated(request.getfixturevalue("emulator"), constants, 16, "hopper")
 
 
 def test_decode(request: pytest.FixtureRequest) -> None:
-    emulated = request.getfixturevalue("emulated_decode")
-    outcomes = []
-    for number in range(30):
-        emulated.seed = number
-        outcomes.append(assert_passes(draw_for(DECODE, SEED, number, "cuda", "cpu")))
-    assert_most_ran(outcomes)
+    assert_emulated(request.getfixturevalue("emulated_decode"), DECODE, 30, "cuda")
 
 
 @pytest.mark.gpu

@@ -18,7 +18,13 @@ from torch import Tensor
 from mta_kernels.attention.reference import attention_reference
 from mta_kernels.attention.sdpa import attention as attention_sdpa
 from mta_kernels.attention.sdpa import unsupported as sdpa_unsupported
-from mta_kernels.conv_attention.arguments import check_heads, check_no_tangents, check_tensors, softmax_scale
+from mta_kernels.conv_attention.arguments import (
+    check_heads,
+    check_no_tangents,
+    check_tensors,
+    softmax_scale,
+    wants_gradient,
+)
 from mta_kernels.gpu_limits import absent
 
 __all__ = [
@@ -67,9 +73,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, scale: fl
     except ModuleNotFoundError as error:
         raise ValueError(f"rung {rung!r} cannot run this: {_missing(error)}") from None
     check_attention_arguments(q, k, v)
-    if rung not in DIFFERENTIABLE and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        raise ValueError(f"rung {rung!r} has no gradient; call it under torch.no_grad(), or take rung='sdpa-flash'")
     if rung not in DIFFERENTIABLE:
+        if wants_gradient(q, k, v):
+            raise ValueError(f"rung {rung!r} has no gradient; call it under torch.no_grad(), or take rung='sdpa-flash'")
         check_no_tangents(f"rung {rung!r}", "attention_reference has them", q, k, v)
     asked = rung, q.device, q.dtype, q.shape[3]
     if asked not in _ready:

@@ -244,7 +244,7 @@ def check_shared_cache(
             "block_table and group are both given; ranks share contiguous caches: "
             "give k_cache and v_cache [batch, KV heads, positions of this rank, head_dim] without it"
         )
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q_window, k_cache, v_cache, weight)):
+    if wants_gradient(q_window, k_cache, v_cache, weight):
         raise RuntimeError("conv_attention_decode with group is not differentiable; call it under torch.no_grad()")
     check_no_tangents(
         "conv_attention_decode with group", "backend='reference' without group has them",

@@ -2,7 +2,7 @@
 
 Every shape follows from the number of tokens and of documents, so nothing waits for the device. Rows are moved by
 gathers, and so are their gradients: the results are the same from run to run. Under torch.func the gradients are
-PyTorch's own: a Function that its transforms take (`setup_context`) costs every call 20 us.
+PyTorch's own: a Function that its transforms take (`setup_context`) costs every call more.
 """
 
 from __future__ import annotations
