@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 FLOAT32_ROUNDING = 8 * 2.0**-24  # relative, of a sum in float32
+FAINTEST_GRADIENT = 2.0**-37  # half of fp16's smallest number, over the power of two of bfloat16's gradients
 WILD = 0.25  # above such a standard error of a score, probabilities are no longer linear in it
 CERTAIN = 8  # standard errors within which an error surely lies
 NEGLIGIBLE = 20.0  # how far below the largest score another one has a probability next to nothing
@@ -35,15 +36,22 @@ class Expected:
 
 @dataclass(frozen=True)
 class Rounding:
-    """How a dtype rounds: `relative` errors up to this, and `absolute` ones where numbers are no longer normal."""
+    """How a dtype rounds: `relative` errors up to this, and `absolute` ones where numbers are no longer normal.
+
+    `gradient` is the absolute error of a score's gradient, times the norms of `grad_out` and v: in 16 bits it goes
+    through fp16, over a power of two from these norms.
+    """
 
     relative: float
     absolute: float
+    gradient: float
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> Rounding:
         absolute = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps / 2
-        return cls(torch.finfo(dtype).eps / 2, absolute if dtype == torch.float16 else 0.0)
+        in_fp16 = dtype == torch.float16
+        gradient = absolute if in_fp16 else FAINTEST_GRADIENT if dtype == torch.bfloat16 else 0.0
+        return cls(torch.finfo(dtype).eps / 2, absolute if in_fp16 else 0.0, gradient)
 
 
 @dataclass(frozen=True)
@@ -117,7 +125,7 @@ class _Scores:
     ) -> None:  # fmt: skip
         self.scale, self.pad, self.rows, self.weight = problem.scale, problem.pad, problem.rows, weight
         self.relative2 = rounding.relative**2 / 3 + FLOAT32_ROUNDING**2
-        self.absolute2 = rounding.absolute**2
+        self.absolute2, self.gradient2 = rounding.absolute**2, rounding.gradient**2
         row = position[:, None] + torch.arange(q.shape[1], device=q.device)  # [X, R], absolute
         keys = k.shape[1]
         column = torch.arange(keys, device=q.device)
@@ -177,7 +185,7 @@ class _Scores:
         )
         dc = p * (dp - delta)
         dc_variance = p_variance * (dp - delta).square() + p.square() * dp_variance + self.relative2 * dc.square()
-        dc_variance += self.absolute2 * (grad2.amax(-1) * self.v.square().sum(-1).amax(-1))[:, None, None]
+        dc_variance += self.gradient2 * (grad2.amax(-1) * self.v.square().sum(-1).amax(-1))[:, None, None]
         dc_variance = dc_variance.masked_fill(~self.seen[:, -self.rows :], 0)
         common = delta_variance[:, :, None]
         # An error of delta moves all of a row's gradients the same way: `shared`.

@@ -193,6 +193,21 @@ def test_a_token_of_any_size_changes_no_row_that_does_not_see_it(hopper, head_di
         assert_close(got, q, k, v, weight, **packed)
 
 
+@pytest.mark.parametrize(
+    ("taps", "pad_key"), [((7, 1), "both"), ((2, 2), "left"), ((1, 9), "right"), ((1, 17), "both")], ids=str
+)
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_huge_newest_key_counts_by_its_score(hopper, taps: tuple[int, int], pad_key: str, causal: bool) -> None:
+    """Its score, beyond fp16, may be minus infinity in all columns that the row sees; after a tiny scale it counts."""
+    q, k, v, weight = make(1, 8, 1, 121, 64, taps, BF16)
+    weight = weight.abs()
+    options = {"causal": causal, "pad_key": pad_key, "scale": 1e-7}
+    for token in (32, 48, 96, 112, 120):
+        keys = k.clone()
+        keys[:, :, token] *= 1e5
+        assert_close(hopper(q, keys, v, weight, **options), q, keys, v, weight, **options)
+
+
 @pytest.mark.parametrize("magnitude", [1e-3, 30.0, 3000.0, 1e6], ids=str)
 def test_scores_of_any_size(hopper, magnitude: float) -> None:
     """Scores go through fp16, which ends at 65504; those of 3000 and 1e6 here are far beyond it."""

@@ -17,7 +17,7 @@ from mtabench.fuzzing.layouts import LAYOUTS_THAT_REPEAT, Placed, as_laid_out
 from mtabench.fuzzing.poison import fresh_memory_is_nan
 
 ROOT = Path(__file__).parents[2]
-EXACT = Rounding(0.0, 0.0)
+EXACT = Rounding(0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -324,7 +324,7 @@ def swept(tmp_path, monkeypatch):
         with Writer(path, resume=False) as writer:
             sweep.run(plan, writer, Settings(min_rounds=2, max_rounds=2, samples_per_round=3), Watcher())
         rows = read_results(path).set_index("impl")
-        assert rows.loc[case.impl, "status"] == "ok"
+        assert rows.loc[case.impl, "status"] == "ok", rows.loc[case.impl, "reason"]
         return rows.loc["planted"]
 
     return sweep_of

@@ -356,6 +356,11 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 }
 #pragma unroll
                 for (int i = 0; i < 32; i += 2) own[i / 8][i / 2 % 4] = pack<Half>(scores[i], scores[i + 1]);
+                // Infinity times the zeros of T makes NaN of columns around. Where all of these may be masked, be NaN itself.
+                if (first_key - LEFT < seen_by_all || first_key + KEYS + CARRIED - LEFT > end_seen_by_all) {
+#pragma unroll
+                    for (int i = 0; i < 16; i++) own[i / 4][i % 4] = nan_if_infinite(own[i / 4][i % 4]);
+                }
                 if constexpr (!TURNS) convolve_own(even, odd, own, toeplitz);
                 if constexpr (QUERY_TAPS > 1) {
 #pragma unroll
