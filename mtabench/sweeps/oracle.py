@@ -28,6 +28,7 @@ NEIGHBOURS = 8
 SIZE_SIGMAS = 6
 SIZE_SHARE = 1 / 4  # of the tolerance, what errors that do know of each other may change
 LEAST_SIZE_TOLERANCE = 2e-3
+GPU_SUM_FLOOR = 2e-6  # a right one of an H200 was off by 1.1e-6, where eager was off by less than 5e-7 before
 TINY = torch.finfo(torch.float64).tiny ** 0.5
 GRADIENTS = {"q": "dq", "k": "dk", "v": "dv", "weight": "dweight"}
 
@@ -219,14 +220,15 @@ def tolerance_floor(dtype: torch.dtype) -> float:
 
 
 def _sum_floor(case: Case) -> float:
-    """The relative error allowed to the weight's gradient on a CPU, whose eager adds all scores in one float32 sum.
+    """The relative error allowed to the weight's gradient, a sum of all scores in float32.
 
-    Rounding each of n partial sums of terms of random signs leaves about u sqrt(n / 2) of the sum (Higham and Mary,
-    "A new approach to probabilistic rounding error analysis", 2019): more than eager shows on few heads, whose order
-    of summation is another. GPUs add in trees, which lose next to nothing.
+    On a CPU eager adds them one by one. Rounding each of n partial sums of terms of random signs leaves about
+    u sqrt(n / 2) of the sum (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019): more
+    than eager shows on few heads, whose order of summation is another. GPUs add in trees, which lose next to nothing,
+    in an order that differs from run to run.
     """
     if case.device != "cpu":
-        return 0.0
+        return GPU_SUM_FLOOR
     terms = case.batch * case.seq**2 / (2 if case.causal else 1)
     return NORM_FACTOR * torch.finfo(torch.float32).eps / 2 * math.sqrt(terms / 2)
 

@@ -48,12 +48,6 @@ inline uint32_t finite(uint32_t halves) {
     return halves;
 }
 
-inline uint32_t nan_if_infinite(uint32_t halves) {
-    for (int shift = 0; shift < 32; shift += 16)
-        if ((halves >> shift & 0x7C00) == 0x7C00) halves |= 0x7FFFu << shift;
-    return halves;
-}
-
 inline float exp2_fast(float x) {
     const float y = std::exp2(x);
     return y < 1.17549435e-38f ? 0 : y;  // ftz

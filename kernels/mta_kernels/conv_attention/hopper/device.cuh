@@ -44,12 +44,6 @@ DEVICE uint32_t finite(uint32_t halves) {
     return halves;
 }
 
-// Two numbers of fp16: infinity is NaN instead, the others as they are.
-DEVICE uint32_t nan_if_infinite(uint32_t halves) {
-    asm("fma.rn.f16x2 %0, %0, %1, %0;" : "+r"(halves) : "r"(0u));
-    return halves;
-}
-
 template <class Element> DEVICE float unpack(uint16_t bits);
 template <> DEVICE float unpack<Half>(uint16_t bits) {
     float value;

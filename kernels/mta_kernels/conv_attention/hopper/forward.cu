@@ -36,6 +36,10 @@ constexpr bool LENDS = TURNS && HALO > 0;
 constexpr int ROWS_BETWEEN = LENDS ? ROWS : ROWS - HALO;  // from a warpgroup's first row to the next one's
 constexpr int BLOCK_ROWS = (WARPGROUPS - 1) * ROWS_BETWEEN + ROWS - HALO;
 constexpr float LARGEST_SUM = 4096;  // of a thread's 16 numbers of a row: see the softmax
+// An infinite score makes infinity of the columns of c that it touches, and NaN, by zeros of T, of the others in its window. A row
+// for which these are masked finds the infinity where the mask begins: in the same tile, or in the one before if a block of 16
+// columns has no zeros of T.
+constexpr int FULL_WINDOW = KEY_TAPS >= 16;
 static_assert(VALUE_DIM % 8 == 0 && VALUE_DIM <= 128, "accumulators must fit the registers");
 constexpr int SLOTS = PERSISTENT ? 2 : 1;  // works in a block at a time: the one at hand and the next
 constexpr int FETCHER = 32;                // the producer's thread that fetches queries
@@ -356,11 +360,6 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 }
 #pragma unroll
                 for (int i = 0; i < 32; i += 2) own[i / 8][i / 2 % 4] = pack<Half>(scores[i], scores[i + 1]);
-                // Infinity times the zeros of T makes NaN of columns around. Where all of these may be masked, be NaN itself.
-                if (first_key - LEFT < seen_by_all || first_key + KEYS + CARRIED - LEFT > end_seen_by_all) {
-#pragma unroll
-                    for (int i = 0; i < 16; i++) own[i / 4][i % 4] = nan_if_infinite(own[i / 4][i % 4]);
-                }
                 if constexpr (!TURNS) convolve_own(even, odd, own, toeplitz);
                 if constexpr (QUERY_TAPS > 1) {
 #pragma unroll
@@ -396,10 +395,11 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
 
 #pragma unroll
                 for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
-                if (first_key - LEFT < seen_by_all || first_key + KEYS - LEFT > end_seen_by_all) {
+                if (first_key - LEFT < seen_by_all || first_key + KEYS - LEFT + FULL_WINDOW > end_seen_by_all) {
 #pragma unroll
                     for (int i = 0; i < 32; i++) {
                         const int key = first_key - LEFT + i / 4 * 8 + column + i % 2, h = i / 2 % 2;
+                        even[i] = fmaf(even[i], 0, even[i]);  // infinity becomes NaN, see FULL_WINDOW
                         if (key < begin[h] || key >= end[h]) even[i] = MINUS_INFINITY;
                     }
                 }
