@@ -6,7 +6,16 @@ from itertools import pairwise
 
 import pytest
 import torch
-from kernel_inputs import DEVICE, DTYPES, assert_as_reference, make, poison_memory, value_and_gradients, with_gaps
+from kernel_inputs import (
+    DEVICE,
+    DTYPES,
+    assert_as_reference,
+    make,
+    poison_memory,
+    relative_error,
+    value_and_gradients,
+    with_gaps,
+)
 
 from mta_kernels.conv_attention import conv_attention
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
@@ -76,17 +85,16 @@ def test_scores_beyond_float32_stay_in_their_document(taps: tuple[int, int]) -> 
     """A probability of theirs would overflow, and NaN times a zero of a band is NaN in rows beside."""
     found = []
     for times in (1.0, 1e8):
-        leaves = dict(zip(("q", "k", "v", "weight"), make(1, 1, 1, 90, 16, taps), strict=True))
+        inputs = make(1, 1, 1, 90, 16, taps, torch.bfloat16 if DEVICE == "cuda" else torch.float32)
+        leaves = dict(zip(("q", "k", "v", "weight"), inputs, strict=True))
         leaves["q"][:, :, 58:] *= times
         leaves["k"][:, :, 58:] *= times
-        documents = torch.tensor([0, 58, 90], device=DEVICE)
-        gradients = value_and_gradients(
-            conv_attention, leaves, torch.ones_like(leaves["q"]), backend="triton", cu_seqlens=documents
-        )
-        found.append(gradients)
+        options = {"backend": "triton", "cu_seqlens": torch.tensor([0, 58, 90], device=DEVICE)}
+        found.append(value_and_gradients(conv_attention, leaves, torch.ones_like(leaves["q"]), **options))
+    before, after = found
     for name in ("q", "k", "v"):
-        assert torch.equal(found[0][name][:, :, :58], found[1][name][:, :, :58]), name
-        assert found[1][name].isfinite().all(), name
+        assert relative_error(after[name][:, :, :58], before[name][:, :, :58]) < 1e-2, name
+        assert after[name].isfinite().all(), name
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

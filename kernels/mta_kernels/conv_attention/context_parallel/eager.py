@@ -43,7 +43,7 @@ class EagerTiles:
             with torch.enable_grad():
                 scores = _convolved(problem, tile, leaves[0], leaves[1], leaves[2], v.shape[2])
             values = repeat_heads(v[:, kv_heads], scores.shape[1])
-            p = torch.exp(scores.detach() - logsumexp[:, heads, :, None].to(scores.dtype))
+            p = (scores.detach() - logsumexp[:, heads, :, None].to(scores.dtype)).clamp(max=0).exp()  # at most 1
             dscores = p * (grad_out[:, heads] @ values.transpose(-1, -2) - delta[:, heads])
             dq, dk, dweight = torch.autograd.grad(scores, leaves, dscores)
             dv = p.transpose(-1, -2) @ grad_out[:, heads]

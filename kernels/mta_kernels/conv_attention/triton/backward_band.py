@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mta_kernels.conv_attention.triton.backward_fold import WEIGHT_ROWS, _add_rows
+from mta_kernels.conv_attention.triton.backward_scores import _probability
 from mta_kernels.conv_attention.triton.launch import cdiv, launch, next_power_of_2
 from mta_kernels.conv_attention.triton.prepare import LN_2, LOG2_E, _load_rows, _near_scores_kernel, dot_precision
 
@@ -51,7 +52,7 @@ def _band_gradients_kernel(
     logsumexp = tl.load(logsumexp_ptr + row, mask=inside, other=0.0) * LOG2_E
     delta = tl.load(delta_ptr + row, mask=inside, other=0.0) / tl.load(loss_scale_ptr + batch_head)
     in_strip = row[:, None] * PITCH + back
-    p = tl.exp2(tl.load(band_ptr + in_strip, mask=in_band, other=0.0) - logsumexp[:, None])
+    p = _probability(tl.load(band_ptr + in_strip, mask=in_band, other=0.0) - logsumexp[:, None])
     if SPANS:
         p = tl.where(key[None, :] >= tl.load(spans_ptr + query, mask=inside, other=0)[:, None], p, 0.0)
     tl.store(p_ptr + in_strip, p, mask=in_band)

@@ -62,9 +62,9 @@ def chunks(
 
 
 @triton.jit
-def _exp2_at_most_1(x):
-    """A probability; that of a score of millions, by its rounding and that of the logsumexp, would be of any size."""
-    return tl.exp2(tl.minimum(x, 0.0, propagate_nan=tl.PropagateNan.ALL))
+def _probability(difference):
+    """`2 ** difference`, of a score and its row's logsumexp, at most 1: rounding makes that of millions positive."""
+    return tl.exp2(tl.minimum(difference, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit
@@ -120,13 +120,13 @@ def _probabilities_kernel(
             scores = _score_tile(q_desc, k_desc, batch_head, k_head, first_query, first_key, one,
                                  DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, PRECISION)  # fmt: skip
             seen = (first_key + tl.arange(0, BLOCK_N))[None, :] >= first_seen[:, None]
-            p = tl.where(seen, _exp2_at_most_1(scores - logsumexp[:, None]), 0.0)
+            p = tl.where(seen, _probability(scores - logsumexp[:, None]), 0.0)
             p_desc.store([batch_head, chunk_row, first_key], p.to(p_desc.dtype).reshape(1, BLOCK_M, BLOCK_N))
     # Flattened with the loop over slices, so that the copies run ahead over the end of a key block.
     for first_key in tl.range(unmasked_start, unmasked_end, BLOCK_N, flatten=True):
         scores = _score_tile(q_desc, k_desc, batch_head, k_head, first_query, first_key, one,
                              DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, PRECISION)  # fmt: skip
-        p = _exp2_at_most_1(scores - logsumexp[:, None])
+        p = _probability(scores - logsumexp[:, None])
         p_desc.store([batch_head, chunk_row, first_key], p.to(p_desc.dtype).reshape(1, BLOCK_M, BLOCK_N))
     if CAUSAL or SPANS:
         masked_start = tl.maximum(unmasked_start, unmasked_end)
@@ -141,7 +141,7 @@ def _probabilities_kernel(
                 seen = key[None, :] < seen_end[:, None]
             if SPANS:
                 seen = seen & (key[None, :] >= first_seen[:, None])
-            p = tl.where(seen, _exp2_at_most_1(scores - logsumexp[:, None]), 0.0)
+            p = tl.where(seen, _probability(scores - logsumexp[:, None]), 0.0)
             p_desc.store([batch_head, chunk_row, first_key], p.to(p_desc.dtype).reshape(1, BLOCK_M, BLOCK_N))
         written = masked_start + tl.cdiv(tl.maximum(end - masked_start, 0), BLOCK_N) * BLOCK_N
         for first_key in tl.range(written, key_block_end, BLOCK_N):
