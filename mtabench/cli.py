@@ -10,18 +10,20 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from select import POLLERR, poll
 from typing import Annotated, Any
 
 import typer
 
 from mtabench import options as o
+from mtabench.cluster.asked import Asked
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.sweeps.case import PASSES
+from mtabench.sweeps.plan import Options
 
 # What a path may be that no check of an option foresaw: in a folder that this user may not enter, or too long.
 UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG)
-WRONG_RESULT = 4
 STOPPED = 130  # by Ctrl-C
 
 app = typer.Typer(
@@ -68,8 +70,14 @@ def forward_or_backward(
     tls_ca: o.TlsCa = None, tls_cert: o.TlsCert = None, tls_key: o.TlsKey = None, ranks: o.Ranks = None,
     out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True,
 ) -> None:  # fmt: skip
-    typed = locals()
-    _sweep(typed.pop("context").info_name, typed)
+    options = Options(
+        context.info_name or "", seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens,
+        heads=heads, kv_heads=kv_heads, op=op, dtype=dtype, causal=causal, device=device, preset=preset,
+        baseline=baseline, timer=timer, cache=cache, rounds=rounds, time_limit=time_limit, isolate=isolate,
+        cell_timeout=cell_timeout, seed=seed,
+    )  # fmt: skip
+    asked = Asked(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
+    _sweep(options, asked, ranks, out, resume, dry_run, plot)
 
 
 @app.command()
@@ -84,7 +92,14 @@ def decode(
     resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True,
 ) -> None:  # fmt: skip
     """Time one decode step. Each sequence has one new query and a KV cache of --seq tokens."""
-    _sweep("decode", locals())
+    options = Options(
+        "decode", seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
+        kv_heads=kv_heads, op=op, dtype=dtype, splits=splits, device=device, preset=preset, baseline=baseline,
+        timer=timer, cache=cache, rounds=rounds, time_limit=time_limit, isolate=isolate, cell_timeout=cell_timeout,
+        seed=seed,
+    )  # fmt: skip
+    asked = Asked(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
+    _sweep(options, asked, None, out, resume, dry_run, plot)
 
 
 @app.command()
@@ -93,32 +108,31 @@ def verify(
     jobs: o.Jobs = 1, out: o.FuzzOut = None,
 ) -> None:  # fmt: skip
     """Check results, time nothing. Errors against float64, causality, and what else any correct kernel obeys."""
-    from mtabench import commands
+    if fuzz is not None:
+        from mtabench.commands.fuzz import run as run_fuzz
 
-    if fuzz is None:
-        if (case, jobs, out) != (None, 1, None):
-            raise UsageError("--case, --jobs and --out are for random cases; give --fuzz SECONDS as well")
-        _exit(commands.verify(impl, device, seed))
-    else:
-        from mtabench.fuzzing.command import fuzz as run_fuzz
+        raise typer.Exit(run_fuzz(fuzz, impl, device, seed, case, jobs, out))
+    if (case, jobs, out) != (None, 1, None):
+        raise UsageError("--case, --jobs and --out are for random cases; give --fuzz SECONDS as well")
+    from mtabench.commands.verify import run
 
-        _exit(run_fuzz(fuzz, impl, device, seed, case, jobs, out))
+    raise typer.Exit(run(impl, device, seed))
 
 
 @app.command("list")
 def list_(device: o.Device = "auto") -> None:
     """Show what can be measured. Each implementation is ready on this machine, or the reason why not is given."""
-    from mtabench import commands
+    from mtabench.commands.list import run
 
-    commands.list_implementations(device)
+    raise typer.Exit(run(device))
 
 
 @app.command()
 def env(measure: o.Measure = False, device: o.Device = "auto", out: o.CeilingsOut = None) -> None:
     """Show device and versions, and what the device can do at most if that was measured."""
-    from mtabench import commands
+    from mtabench.commands.env import run
 
-    commands.show_environment(device, measure, out)
+    raise typer.Exit(run(device, measure, out))
 
 
 @app.command()
@@ -128,10 +142,13 @@ def tune(
     dtype: o.Dtype = None, causal: o.Causal = True, preset: o.PresetName = None, out: o.TunedOut = None,
 ) -> None:  # fmt: skip
     """Choose the Triton kernels' tile sizes by timing. Kernels look the choice up from then on; no call tunes."""
-    typed = locals()
-    from mtabench.sweeps.tune import tune_shapes
+    from mtabench.commands.tune import run
 
-    _exit(tune_shapes(**typed))
+    options = Options(
+        "", seq=seq, head_dim=head_dim, conv=conv, batch=batch, tokens=tokens, heads=heads, kv_heads=kv_heads,
+        dtype=dtype, causal=causal, preset=preset,
+    )  # fmt: skip
+    raise typer.Exit(run(passes, options, out))
 
 
 @app.command()
@@ -143,10 +160,13 @@ def profile(
     ncu_report: o.NcuReport = None,
 ) -> None:  # fmt: skip
     """Say why kernels are as fast as they are: traces, times of kernels, hardware counters, and what bounds each."""
-    typed = locals()
-    from mtabench.profiling.command import profile_cells
+    from mtabench.commands.profile import run
 
-    _exit(profile_cells(**typed))
+    options = None if pass_ is None else Options(
+        pass_, seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
+        kv_heads=kv_heads, dtype=dtype, causal=causal, splits=splits, device=device, preset=preset,
+    )  # fmt: skip
+    raise typer.Exit(run(options, tools, out, ncu_report))
 
 
 @app.command()
@@ -157,10 +177,13 @@ def explain(
     device_name: o.DeviceName = None, results: o.ResultsCsv = None, ceilings: o.CeilingsIn = None,
 ) -> None:  # fmt: skip
     """Predict the time of cells and say what it is made of. Needs no GPU if one is named; measures nothing."""
-    typed = locals()
-    from mtabench.explain_command import explain_cells
+    from mtabench.commands.explain import run
 
-    explain_cells(**typed | {"results": results or []})
+    options = Options(
+        pass_, seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
+        kv_heads=kv_heads, dtype=dtype, causal=causal, splits=splits, preset=preset,
+    )  # fmt: skip
+    raise typer.Exit(run(options, device_name, results or [], ceilings))
 
 
 @app.command()
@@ -172,10 +195,13 @@ def memory(
     measure: o.Trace = False, csv: o.CellsCsv = None, json: o.CellsJson = None, overwrite: o.OverwriteFiles = False,
 ) -> None:  # fmt: skip
     """Say what implementations store and move: score matrix against tile, traffic, and where memory ends."""
-    typed = locals()
-    from mtabench.memory_command import show_memory
+    from mtabench.commands.memory import run
 
-    show_memory(**typed)
+    options = Options(
+        pass_, seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
+        kv_heads=kv_heads, op=op, dtype=dtype, causal=causal, splits=splits, preset=preset,
+    )  # fmt: skip
+    raise typer.Exit(run(options, device_name, memory, measure, csv, json, overwrite))
 
 
 @app.command("inspect")
@@ -186,12 +212,12 @@ def inspect_(
     csv: o.CsvOut = None,
 ) -> None:  # fmt: skip
     """Compile the kernels for GPUs that are not there. Shows registers, spills, occupancy and what limits it, SASS."""
-    from mtabench.static.command import inspect_kernels
+    from mtabench.commands.inspect import run
     from mtabench.static.shapes import Asked
 
     asked = Asked(head_dim, conv, dtype, seq, causal)
     outputs = {"json": json, "csv": csv}
-    raise typer.Exit(inspect_kernels(target, kernel, asked, all_shapes, sass, baseline, accept, outputs))
+    raise typer.Exit(run(target, kernel, asked, all_shapes, sass, baseline, accept, outputs))
 
 
 @app.command()
@@ -199,9 +225,9 @@ def roofline(
     csv: o.CsvFiles, profile: o.ProfileIn = None, out: o.RooflineOut = None, overwrite: o.Overwrite = False,
 ) -> None:  # fmt: skip
     """Place results below the roofline: work, bytes, the least time that they take, and what is left to win."""
-    from mtabench.roofline_command import show_roofline
+    from mtabench.commands.roofline import run
 
-    show_roofline(csv, profile or [], out, overwrite)
+    raise typer.Exit(run(csv, profile or [], out, overwrite))
 
 
 @app.command()
@@ -210,9 +236,9 @@ def plot(
     out: o.PlotOut = None,
 ) -> None:  # fmt: skip
     """Draw charts from results files. Each says in its title what the results show."""
-    from mtabench import commands
+    from mtabench.commands.plot import run
 
-    commands.plot(csv, kind, theme, formats, out)
+    raise typer.Exit(run(csv, kind, theme, formats, out))
 
 
 @app.command()
@@ -220,10 +246,9 @@ def report(
     csv: o.RunCsv, out: o.ReportOut = None, markdown: o.ReportMarkdown = None, overwrite: o.ReportOverwrite = False,
 ) -> None:  # fmt: skip
     """Write one run as a page to explore and as Markdown. The page is one file and asks for nothing outside it."""
-    from mtabench.report.command import write_report
+    from mtabench.commands.report import run
 
-    for path in write_report(csv, out, markdown, overwrite):
-        print(f"report: {path}")
+    raise typer.Exit(run(csv, out, markdown, overwrite))
 
 
 @app.command()
@@ -232,9 +257,9 @@ def dashboard(
     threshold: o.Threshold = "2%", days: o.Days = 30,
 ) -> None:  # fmt: skip
     """Write the history of every cell as a web site. It says what got slower, when and by which commit."""
-    from mtabench.dashboard.command import build_dashboard
+    from mtabench.commands.dashboard import run
 
-    build_dashboard(results, out, repo_url, title, threshold, days)
+    raise typer.Exit(run(results, out, repo_url, title, threshold, days))
 
 
 @app.command()
@@ -244,10 +269,13 @@ def compare(
     github_action_benchmark: o.GithubOut = None, bencher: o.BencherOut = None, rerun_unclear: o.RerunUnclear = False,
 ) -> None:  # fmt: skip
     """Compare two runs of the same cells. Exits with 1 if one got slower, broke or is gone, to gate CI on it."""
-    typed = locals()
-    from mtabench.comparing.compare_command import compare_files
+    from mtabench.commands.compare import run
+    from mtabench.comparing.reporting import wanted
 
-    raise typer.Exit(compare_files(base, head, _wanted(typed), rerun_unclear))
+    outputs = {
+        "markdown": markdown, "junit": junit, "github_action_benchmark": github_action_benchmark, "bencher": bencher,
+    }  # fmt: skip
+    raise typer.Exit(run(base, head, wanted(threshold, fail_on, format_, outputs), rerun_unclear))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -258,11 +286,14 @@ def ab(
     github_action_benchmark: o.GithubOut = None, bencher: o.BencherOut = None, rerun_unclear: o.RerunUnclear = False,
 ) -> None:  # fmt: skip
     """Measure two revisions and compare them. Both run here, in fresh processes that take turns; exits as compare."""
-    typed = locals()
-    from mtabench.comparing.ab import compare_revisions
+    from mtabench.commands.ab import run
+    from mtabench.comparing.reporting import wanted
 
-    words = _sweep_words(sweep)
-    raise typer.Exit(compare_revisions(words, base, head, pairs, out, rerun_unclear, _wanted(typed)))
+    outputs = {
+        "markdown": markdown, "junit": junit, "github_action_benchmark": github_action_benchmark, "bencher": bencher,
+    }  # fmt: skip
+    words, asked = _sweep_words(sweep), wanted(threshold, fail_on, format_, outputs)
+    raise typer.Exit(run(words, base, head, pairs, out, rerun_unclear, asked))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -271,17 +302,17 @@ def noise(
     resume: o.NoiseResume = False,
 ) -> None:  # fmt: skip
     """Measure this machine's own noise. Says how often the same code fails, and the smallest change that is seen."""
-    from mtabench.comparing.noise_command import measure_noise
+    from mtabench.commands.noise import run
 
-    measure_noise(_sweep_words(sweep), pairs, threshold, out, resume)
+    raise typer.Exit(run(_sweep_words(sweep), pairs, threshold, out, resume))
 
 
 @app.command()
 def show(csv: o.CsvFile, where: o.Where = None, sort: o.Sort = None) -> None:
     """Print a results file as a table that fits the terminal, with pictures of its rounds."""
-    from mtabench.files.show_command import show_file
+    from mtabench.commands.show import run
 
-    show_file(csv, where or [], sort)
+    raise typer.Exit(run(csv, where or [], sort))
 
 
 @app.command()
@@ -290,33 +321,25 @@ def export(
     overwrite: o.Overwrite = False,
 ) -> None:  # fmt: skip
     """Turn a results file into Markdown, LaTeX, Parquet or a CSV file for spreadsheets."""
-    from mtabench.files.export_command import export_file
+    from mtabench.commands.export import run
 
-    export_file(csv, out, format_, where or [], sort, overwrite)
+    raise typer.Exit(run(csv, out, format_, where or [], sort, overwrite))
 
 
 @results_app.command()
 def merge(csv: o.CsvFiles, out: o.NewCsv, latest: o.Latest = False, overwrite: o.Overwrite = False) -> None:
     """Put the rows of several results files and their samples into one."""
-    from mtabench.files.results_command import merge
+    from mtabench.commands.results import merge
 
-    merge(csv, out, latest, overwrite)
+    raise typer.Exit(merge(csv, out, latest, overwrite))
 
 
 @results_app.command()
 def select(csv: o.CsvFile, out: o.NewCsv, where: o.Where = None, overwrite: o.Overwrite = False) -> None:
     """Put some rows of a results file and their samples into another."""
-    from mtabench.files.results_command import select_rows
+    from mtabench.commands.results import select_rows
 
-    select_rows(csv, where or [], out, overwrite)
-
-
-def _wanted(typed: dict[str, Any]) -> Any:
-    """The options of a comparison, parsed."""
-    from mtabench.comparing.compare_command import REPORTS, wanted
-
-    outputs = {name: typed[name] for name in REPORTS}
-    return wanted(typed["threshold"], typed["fail_on"], typed["format_"], outputs)
+    raise typer.Exit(select_rows(csv, where or [], out, overwrite))
 
 
 def _sweep_words(words: list[str]) -> Any:
@@ -330,15 +353,15 @@ def _sweep_words(words: list[str]) -> Any:
     return SweepWords(tuple(words), command.make_context(pass_, options).params)
 
 
-def _sweep(pass_: str, typed: dict[str, Any]) -> None:
-    from mtabench import commands
+def _sweep(
+    options: Options, asked: Asked, ranks: int | None, out: Path | None, resume: bool, dry_run: bool, plot: bool
+) -> None:
+    from mtabench.commands.sweep import run
 
-    _exit(commands.sweep(pass_, typed, command_line=shlex.join(["mtabench", *sys.argv[1:]])))
-
-
-def _exit(any_wrong: bool) -> None:
-    if any_wrong:
-        raise typer.Exit(WRONG_RESULT)
+    typed = shlex.join(["mtabench", *sys.argv[1:]])
+    raise typer.Exit(
+        run(options, asked, ranks=ranks, out=out, resume=resume, dry_run=dry_run, plot=plot, command_line=typed)
+    )
 
 
 def main() -> None:

@@ -11,19 +11,19 @@ import pytest
 ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"
 PURE = (
-    "charts", "errors", "escaping", "memory", "memory_tables", "registry", "roofline", "charts.bandwidth",
+    "charts", "console", "errors", "escaping", "memory", "memory_tables", "registry", "roofline", "charts.bandwidth",
     "charts.ceilings", "charts.chart", "charts.data", "charts.error", "charts.failures", "charts.findings",
     "charts.heatmap", "charts.ladder", "charts.lines", "charts.memory", "charts.panels", "charts.roofline",
     "charts.speedup", "charts.splits", "charts.style", "charts.text", "charts.time", "cluster.asked", "cluster.crew",
-    "cluster.groups", "cluster.local", "cluster.security", "cluster.team", "cluster.worker", "comparing.compare",
-    "comparing.compare_command", "comparing.comparison_reports", "comparing.inference", "comparing.noise",
-    "comparing.revisions", "dashboard.changes", "dashboard.command", "dashboard.data", "dashboard.findings",
-    "dashboard.histories", "dashboard.yardstick", "files.csv_reading", "files.export_command", "files.fields",
-    "files.merging", "files.result_view", "files.results", "files.results_command", "files.show_command",
-    "files.sparklines", "files.writer", "measuring.lock", "measuring.run_delay", "measuring.settled",
-    "measuring.statistics", "measuring.stopwatch", "model.banded", "model.dense", "model.devices", "model.fused",
-    "model.kernel", "model.plain", "model.predict", "model.rungs", "model.storage", "pages.page", "pages.text",
-    "pages.vega", "profiling.ncu_report", "profiling.verdict", "ranks.lines", "report.columns", "report.command",
+    "cluster.groups", "cluster.local", "cluster.security", "cluster.team", "cluster.worker", "commands.compare",
+    "commands.dashboard", "commands.export", "commands.plot", "commands.report", "commands.results", "commands.show",
+    "comparing.compare", "comparing.comparison_reports", "comparing.inference", "comparing.noise",
+    "comparing.reporting", "comparing.revisions", "dashboard.changes", "dashboard.data", "dashboard.findings",
+    "dashboard.histories", "dashboard.yardstick", "files.csv_reading", "files.fields", "files.merging",
+    "files.result_view", "files.results", "files.sparklines", "files.writer", "measuring.lock", "measuring.run_delay",
+    "measuring.settled", "measuring.statistics", "measuring.stopwatch", "model.banded", "model.dense", "model.devices",
+    "model.fused", "model.kernel", "model.plain", "model.predict", "model.rungs", "model.storage", "pages.page",
+    "pages.text", "pages.vega", "profiling.ncu_report", "profiling.verdict", "ranks.lines", "report.columns",
     "report.data", "report.markdown", "report.page", "report.sentences", "static.baseline", "static.limits",
     "static.occupancy", "static.records", "static.sass", "static.shapes", "sweeps.axes", "sweeps.case",
     "sweeps.outputs", "sweeps.runs", "sweeps.where", "sweeps.work",
@@ -31,9 +31,11 @@ PURE = (
 CLI_MAY_IMPORT = {
     "typer",
     "mtabench",
+    "mtabench.cluster.asked",
     "mtabench.options",
     "mtabench.sweeps.axes",
     "mtabench.sweeps.case",
+    "mtabench.sweeps.plan",
     "mtabench.errors",
     "mtabench.registry",
 }
@@ -110,6 +112,14 @@ def test_cli_loads_only_light_modules():
     assert {name for name in direct if name.partition(".")[0] not in sys.stdlib_module_names} <= CLI_MAY_IMPORT
     heavy = {"torch", "triton", "numpy", "scipy", "pandas", "matplotlib", "mta_kernels"}
     assert not packages(loaded_with("mtabench.cli")) & heavy
+
+
+@pytest.mark.parametrize("module", modules_under(ROOT / "mtabench", ROOT))
+def test_commands_are_for_the_command_line(module):
+    if module == "mtabench.cli" or module.startswith("mtabench.commands."):
+        return
+    found = imports(source_of(module).read_text(), module, inside_functions=True)
+    assert not {name for name in found if name.startswith("mtabench.commands")}
 
 
 @pytest.mark.parametrize("module", modules_under(ROOT / "mtabench", ROOT))

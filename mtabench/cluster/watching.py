@@ -7,6 +7,7 @@ import time
 from rich.console import Console, Group
 from rich.text import Text
 
+from mtabench.console import say
 from mtabench.escaping import printable
 from mtabench.files.results import text_of
 from mtabench.files.table import LiveWatcher, PlainWatcher, Row, line, results_table
@@ -14,10 +15,6 @@ from mtabench.sweeps.estimate import shown
 
 REDRAW_S = 0.2
 MOST_PLACES = 16  # lines of workers; more are counted
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(printable(text), soft_wrap=True, markup=False, highlight=False)
 
 
 class CrewPlainWatcher(PlainWatcher):
@@ -28,7 +25,7 @@ class CrewPlainWatcher(PlainWatcher):
 
     def said(self, text: str) -> None:
         """Print it."""
-        _say(self._console, text)
+        say(self._console, text)
 
     def ended(self, row: Row) -> None:
         """Print the cell's line."""
@@ -56,7 +53,7 @@ class CrewLiveWatcher(LiveWatcher):
 
     def said(self, text: str) -> None:
         """Print it above the table."""
-        _say(self._console, text)
+        say(self._console, text)
 
     def ended(self, row: Row) -> None:
         """Add the cell to the table."""

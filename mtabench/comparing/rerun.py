@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from mtabench.comparing.compare import ComparedCell, Comparison, compare, decided_again, unclear_cells
-from mtabench.comparing.compare_command import Wanted
 from mtabench.comparing.pairs import PAIRS, Progress, Side, measure_pairs, process_folder
+from mtabench.comparing.reporting import Wanted
 from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve
+from mtabench.console import make_console, say
 from mtabench.errors import UsageError
 from mtabench.files.merging import merge
-from mtabench.files.table import make_console
 from mtabench.sweeps.case import Case
 from mtabench.sweeps.runs import Run, read_run
-from mtabench.sweeps.sweep_words import say
 
 MOST_RERUNS = 2
 LOOKS = 1 + MOST_RERUNS

@@ -152,6 +152,11 @@ def read_file(path: Path | str) -> ResultsFile:
     return ResultsFile(path, columns, file.torn)
 
 
+def charts_folder(csv_path: Path) -> Path:
+    """Charts have the same names for every sweep, so each results file has a folder of its own."""
+    return csv_path.parent / f"{csv_path.stem}-charts"
+
+
 def say_if_torn(file: ResultsFile) -> None:
     """Say on stderr that a row of the file is left out, if one is."""
     if file.torn:

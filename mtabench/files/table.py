@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,15 +26,8 @@ STYLES = {"ok": "green", "wrong": "bold red", "error": "red", "oom": "yellow", "
 ALWAYS = ("seq", "impl")
 OPTIONAL = ("dtype", "batch", "heads", "kv_heads", "head_dim", "conv", "causal")  # shown where they differ
 
-PIPE_WIDTH = 160
 
 Row = Mapping[str, Any]
-
-
-def make_console() -> Console:
-    """A console as wide as the terminal; in a pipe or a log, wide enough for the table."""
-    console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=PIPE_WIDTH)
 
 
 def print_plan(console: Console, plan: Plan, pending: int, runnable: int, seconds: float) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from mtabench.cluster.asked import NAMES
+from mtabench.console import say
 from mtabench.errors import UsageError
-from mtabench.escaping import in_log, printable
 from mtabench.sweeps.plan import Options, Plan, make_plan
 
 # What is decided for each process, not typed: the options of a sweep by name, and what they are if not typed.
@@ -53,8 +53,3 @@ def announce(console: Console, plan: Plan, pairs: int) -> None:
     seconds = here.seconds(runnable, make_settings(plan))
     print_plan(console, plan, len(plan.cases), len(runnable), 2 * pairs * (seconds + PROCESS_S))
     say(console, f"  {pairs} pairs of processes, each of which measures all cells")
-
-
-def say(console: Console, text: str) -> None:
-    """A line as it is: paths are neither wrapped nor coloured, so that they can be copied."""
-    console.print(in_log(printable(text)), soft_wrap=True, markup=False, highlight=False)

@@ -8,7 +8,7 @@ import pytest
 from hostile_cells import TEXTS, poison
 from simulated_histories import a_year, columns, row, sha, steady, stepped, write, write_histories
 
-from mtabench.dashboard.command import build_dashboard
+from mtabench.commands import dashboard
 from mtabench.dashboard.data import Settings, dashboard_data
 from mtabench.dashboard.files import Archive
 from mtabench.dashboard.findings import find
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("page")
 
 
 def build(results, out, title="Performance history"):
-    build_dashboard(results, out, REPOSITORY, title, "2%", 30)
+    dashboard.run(results, out, REPOSITORY, title, "2%", 30)
     return out / "index.html"
 
 

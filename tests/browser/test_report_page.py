@@ -6,7 +6,7 @@ import pytest
 from hostile_cells import TEXTS, poison
 from written_runs import case, rounds, write_run
 
-from mtabench.report.command import write_report
+from mtabench.commands import report
 
 RESULTS = Path(__file__).parents[2] / "results/nvidia-h200"
 PLAIN = {"op": "attention", "conv_q": None, "conv_k": None}
@@ -38,9 +38,10 @@ def reports(tmp_path_factory):
         "hostile": poison(mixed_run(folder / "hostile.csv")),
         "failed": write_run(folder / "failed.csv", {case(): ("error", "broke")}),
     }
-    return {
-        name: write_report(run, folder / f"{name}.html", folder / f"{name}.md", False)[0] for name, run in runs.items()
-    }
+    pages = {name: folder / f"{name}.html" for name in runs}
+    for name, run in runs.items():
+        report.run(run, pages[name], folder / f"{name}.md", False)
+    return pages
 
 
 @pytest.fixture

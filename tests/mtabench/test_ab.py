@@ -14,7 +14,8 @@ from command_line import make_runner, refused
 from paired_runs import Processes, git, make_repository, process_rounds
 from written_runs import case
 
-from mtabench.comparing import ab, pairs
+from mtabench.commands import ab
+from mtabench.comparing import pairs
 from mtabench.comparing.compare import LEVEL, judge
 from mtabench.comparing.inference import by_pairs, paired_ratios
 from mtabench.sweeps.runs import read_run

@@ -432,9 +432,7 @@ def test_env_names_the_device_and_the_versions(mtabench):
 
 
 def test_env_measures_when_asked_and_keeps_what_it_found(mtabench, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "mtabench.measuring.ceilings.measure_ceilings", lambda device, dtype: Ceilings(12.5, 0.25, 13.5)
-    )
+    monkeypatch.setattr("mtabench.commands.env.measure_ceilings", lambda device, dtype: Ceilings(12.5, 0.25, 13.5))
     code, out, _ = mtabench("env", "--device", "cpu", "--measure")
     assert code == 0
     for dtype in ("fp16", "bf16", "fp32"):
@@ -466,11 +464,11 @@ def test_verify_prints_its_checks_and_fails_on_a_wrong_one(mtabench, monkeypatch
 
         return run_checks
 
-    monkeypatch.setattr(verify, "run_checks", checks([right]))
+    monkeypatch.setattr("mtabench.commands.verify.run_checks", checks([right]))
     code, out, _ = mtabench("verify", "--impl", "eager", "--device", "cpu", "--seed", "5")
     assert code == 0
     assert "all 1 checks passed; --seed 5 draws the same inputs again" in out
-    monkeypatch.setattr(verify, "run_checks", checks([right, wrong, absent]))
+    monkeypatch.setattr("mtabench.commands.verify.run_checks", checks([right, wrong, absent]))
     code, out, _ = mtabench("verify", "--device", "cpu")
     assert code == 4
     assert "leaks the future" in out
@@ -479,7 +477,7 @@ def test_verify_prints_its_checks_and_fails_on_a_wrong_one(mtabench, monkeypatch
     assert asked == [(["eager"], "cpu"), (registry.names(), "cpu")]
     assert seeds[0] == 5 != seeds[1]
     # A gate on a machine that lost its GPU must not pass.
-    monkeypatch.setattr(verify, "run_checks", checks([absent]))
+    monkeypatch.setattr("mtabench.commands.verify.run_checks", checks([absent]))
     code, out, err = mtabench("verify", "--impl", "sdpa-cudnn", "--device", "cpu")
     assert (code, "passed" in out) == (5, False)
     assert err == "mtabench: nothing was checked: no implementation that was asked for can run here\n"
@@ -538,13 +536,13 @@ def test_ctrl_c_while_torch_is_imported_is_one_sentence_whatever_comes_up(mtaben
         except KeyboardInterrupt:
             raise broken from None
 
-    monkeypatch.setattr("mtabench.commands.list_implementations", stopped)
+    monkeypatch.setattr("mtabench.commands.list.run", stopped)
     assert mtabench("list") == (130, "", "mtabench: stopped\n")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_error_that_is_no_ctrl_c_is_not_taken_for_one(mtabench, monkeypatch):
-    monkeypatch.setattr("mtabench.commands.list_implementations", lambda device: 1 / 0)
+    monkeypatch.setattr("mtabench.commands.list.run", lambda device: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         mtabench("list")
 
@@ -576,7 +574,7 @@ def test_a_path_that_cannot_be_reached_is_one_sentence(mtabench, monkeypatch, tm
         """As in a folder of somebody else: root, who may run the tests, enters every one."""
         raise PermissionError(errno.EACCES, "Permission denied", "private/a.json")
 
-    monkeypatch.setattr("mtabench.commands.show_environment", closed)
+    monkeypatch.setattr("mtabench.commands.env.run", closed)
     refused(mtabench("env", "--out", "private/a.json"), "cannot reach private/a.json: Permission denied; give another")
 
 

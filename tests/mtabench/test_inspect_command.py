@@ -11,7 +11,8 @@ from importlib.util import find_spec
 import pytest
 
 from mtabench.cli import main
-from mtabench.static import command, runs, sources
+from mtabench.commands import inspect as command
+from mtabench.static import runs, sources
 from mtabench.static.limits import limits_of
 from mtabench.static.records import COLUMNS, FAILED, SKIPPED, Inspection, Kernel, json_text, read_json
 from mtabench.static.shapes import Shape

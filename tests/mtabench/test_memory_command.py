@@ -11,12 +11,12 @@ import torch
 from command_line import contents, make_runner, refused
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mtabench import memory_command
+from mtabench.commands import memory as memory_command
+from mtabench.commands.memory import parse_bytes
 from mtabench.errors import UsageError
 from mtabench.files.results import text_of
 from mtabench.measuring import traced_peak
 from mtabench.memory import expected_memory_bytes, input_bytes, longest_seq
-from mtabench.memory_command import parse_bytes
 from mtabench.memory_tables import COLUMNS
 from mtabench.model.devices import DEVICES, find_device
 from mtabench.model.on_chip import TILES, tile_of

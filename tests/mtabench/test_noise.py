@@ -10,7 +10,8 @@ from command_line import make_runner
 from paired_runs import Processes, process_rounds
 from written_runs import case
 
-from mtabench.comparing import noise_command, pairs
+from mtabench.commands import noise as noise_command
+from mtabench.comparing import pairs
 from mtabench.comparing.compare import judge
 from mtabench.comparing.inference import by_pairs, paired_ratios, pooled
 from mtabench.comparing.noise import find_noise

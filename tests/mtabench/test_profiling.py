@@ -17,12 +17,13 @@ import torch
 from command_line import make_runner, refused
 
 from mtabench import registry
+from mtabench.commands import profile as command
 from mtabench.environment import cpu_name
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.files.results import key_of
 from mtabench.model.devices import find_device, rates_of
 from mtabench.model.predict import predict
-from mtabench.profiling import command, ncu, proton
+from mtabench.profiling import ncu, proton
 from mtabench.profiling.ncu_report import ASKED, Counters, parse, read_report
 from mtabench.profiling.tables import read_memory_bytes
 from mtabench.profiling.verdict import bound_by, launch_verdict, model_verdict, verdict

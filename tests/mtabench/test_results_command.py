@@ -6,8 +6,8 @@ import pytest
 from command_line import contents, make_runner, refused
 from written_runs import case, rounds, write_run
 
+from mtabench.commands import results as results_command
 from mtabench.errors import UsageError
-from mtabench.files import results_command
 from mtabench.files.results import read_file, samples_path
 from mtabench.sweeps.runs import read_run
 

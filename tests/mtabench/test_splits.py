@@ -2,8 +2,9 @@
 
 import pytest
 
+from mtabench.console import PIPE_WIDTH
 from mtabench.files.rows import RunFacts, cell_row
-from mtabench.files.table import PIPE_WIDTH, auto_lines, line, results_table
+from mtabench.files.table import auto_lines, line, results_table
 from mtabench.files.writer import Writer
 from mtabench.sweeps.case import Case
 from mtabench.sweeps.splits import choices

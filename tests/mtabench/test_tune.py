@@ -43,7 +43,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(tuning, "device_name", lambda device: GPU)
     monkeypatch.setattr(gpu_limits, "capability", lambda device: (9, 0))
-    monkeypatch.setattr("mtabench.sweeps.tune.unsupported_reason", lambda case: None)
+    monkeypatch.setattr("mtabench.commands.tune.unsupported_reason", lambda case: None)
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_a_broken_gpu_ends_it_in_one_sentence(mtabench, planted):
 
 
 def test_what_cannot_run_says_why(mtabench, planted, monkeypatch):
-    monkeypatch.setattr("mtabench.sweeps.tune.unsupported_reason", lambda case: "older than sm_80")
+    monkeypatch.setattr("mtabench.commands.tune.unsupported_reason", lambda case: "older than sm_80")
     code, out, _ = mtabench("tune", "--pass", "fwd", "--seq", "1k")
     assert code == 0
     assert "not tuned: older than sm_80" in out
@@ -203,7 +203,7 @@ def test_out_is_added_to(mtabench, planted, tmp_path):
 
 
 def test_env_says_what_is_in_effect(mtabench, gpu, tmp_path, monkeypatch):
-    monkeypatch.setattr("mtabench.environment.describe", lambda device: {"device": GPU})
+    monkeypatch.setattr("mtabench.commands.env.describe", lambda device: {"device": GPU})
     assert "tuned      nothing is tuned for Some GPU" in mtabench("env")[1]
     shipped, yours = tuning.shipped_file(GPU), tuning.user_file(GPU)
     tuning.save([ENTRY], GPU, shipped)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from mtabench.commands import RESULTS_FOLDER
+from mtabench.console import make_console, say
 from mtabench.errors import UsageError
 from mtabench.files.results import key_of, key_of_row, read_file
-from mtabench.files.table import make_console, plain_table, significant
+from mtabench.files.table import plain_table, significant
 from mtabench.measuring.kept_ceilings import FILE_NAME, ceilings_of_device
 from mtabench.memory import expected_memory_bytes, input_bytes, longest_seq
 from mtabench.model.devices import Device, Rates, find_device, rates_of
@@ -34,29 +35,26 @@ TERMS = dict(zip(HEADINGS, (*IN_TURN, *BESIDE, "start-up", "launch gaps"), stric
 Measured = dict[tuple[str, ...], tuple[float, Path]]
 
 
-def explain_cells(
-    pass_: str, device_name: str | None, results: Sequence[Path], ceilings: Path | None, **typed: Any
-) -> None:
-    """Print the prediction of each cell of the axes `typed`; raises UsageError for what there is no prediction of."""
+def run(options: Options, device_name: str | None, results: Sequence[Path], ceilings: Path | None) -> int:
+    """Print the prediction of each cell of the axes; raises UsageError for what there is no prediction of."""
     device = _device(device_name)
-    if typed.get("impl") is None:
-        typed["impl"] = "triton"
-    cases = make_plan(Options(pass_, **typed), device="cuda").cases
+    cases = make_plan(replace(options, impl=options.impl or "triton"), device="cuda").cases
     if len(cases) > MOST_CELLS:
         raise UsageError(f"these axes have {len(cases)} cells, and explain takes at most {MOST_CELLS}; name fewer")
     measured = _measured(results)
     kept = _kept_ceilings(ceilings, device)
     console = make_console()
-    _say(console, RULE)
+    say(console, RULE)
     for case in cases:
-        _say(console, "")
+        say(console, "")
         console.print(_title(case), style="bold", markup=False, highlight=False, soft_wrap=True)
         reason = unmodelled(case, device)
         if reason:
-            _say(console, f"no prediction: {reason}")
+            say(console, f"no prediction: {reason}")
             continue
         rates = rates_of(device, *kept.get(case.dtype, ()))
         _explain(console, case, device, rates, measured)
+    return 0
 
 
 def _explain(console: Console, case: Case, device: Device, rates: Rates, measured: Measured) -> None:
@@ -66,25 +64,25 @@ def _explain(console: Console, case: Case, device: Device, rates: Rates, measure
 
         tiles = tiles_of(case, device)
     prediction = predict(case, device, rates, tiles)
-    _say(
+    say(
         console,
         f"on {device.name}: products at {2 * rates.macs / 1e12:.4g} TFLOP/s, copies at "
         f"{rates.memory_bytes / 1e9:.4g} GB/s, {rates.source}",
     )
     if prediction.tiles:
-        _say(console, _tiles_line(case, prediction))
+        say(console, _tiles_line(case, prediction))
     console.print(_counts_table(prediction))
     console.print(_times_table(prediction))
-    _say(console, _verdict(prediction, measured.get(key_of(case))))
+    say(console, _verdict(prediction, measured.get(key_of(case))))
     kernel, term, seconds = prediction.largest
-    _say(
+    say(
         console,
         f"largest term: {term} of {kernel}, {_ms(seconds)} ({seconds / prediction.gpu_s:.0%} of the GPU's time)",
     )
     work = find(case.impl).work
     needed = input_bytes(case) + expected_memory_bytes(case, work)
     longest = longest_seq(case, work, device.memory_bytes)
-    _say(
+    say(
         console,
         f"memory: {needed / 1e9:.3g} GB with its inputs; at most {short(longest)} tokens a sequence fit in "
         f"{device.memory_bytes / 1e9:.4g} GB",
@@ -201,7 +199,3 @@ def _us(seconds: float | None) -> str:
 
 def _giga(count: float) -> str:
     return significant(count / 1e9, 3) if count else ""
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, markup=False, highlight=False)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from mtabench.commands import RESULTS_FOLDER
+from mtabench.commands import RESULTS_FOLDER, WRONG_RESULT
+from mtabench.console import make_console, say
 from mtabench.environment import describe
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.files.results import key_of
-from mtabench.files.table import make_console
 from mtabench.measuring.readiness import memory_reason, unsupported_reason
 from mtabench.model.devices import rates_of
 from mtabench.model.predict import predict, unmodelled
@@ -51,39 +51,37 @@ WALL_CALLS = 5
 PROTON_S = 600.0
 
 
-def profile_cells(
-    pass_: str | None, tools: str | None, out: Path | None, ncu_report: Path | None, **typed: Any
-) -> bool:
-    """Profile the cells of these axes, or read a saved report of Nsight Compute; whether a cell's result is wrong.
+def run(options: Options | None, tools: str | None, out: Path | None, ncu_report: Path | None) -> int:
+    """Profile the cells of these axes, or read a saved report of Nsight Compute; WRONG_RESULT if a cell's is wrong.
 
     Raises UsageError for a tool that is named and cannot be used here; without `tools` those that can be are.
     """
     if ncu_report is not None:
-        show_report(pass_, ncu_report, out)
-        return False
-    if pass_ is None:
+        show_report(options, ncu_report, out)
+        return 0
+    if options is None:
         raise UsageError("name what to profile, such as `mtabench profile fwd --seq 4k`, or give --ncu-report FILE")
-    plan = make_plan(Options(pass_, **typed))
+    plan = make_plan(options)
     used, notes = _tools(tools, plan.device)
-    folder = out or RESULTS_FOLDER / f"profile-{pass_}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    folder = out or RESULTS_FOLDER / f"profile-{plan.pass_}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     _check_folder(folder)
     console = make_console()
     for note in notes:
-        _say(console, note)
+        say(console, note)
     count = len(plan.cases)
-    _say(console, f"{count} cell{'' if count == 1 else 's'}, by {', '.join(used)}")
+    say(console, f"{count} cell{'' if count == 1 else 's'}, by {', '.join(used)}")
     profiler = _Profiler(console, folder, used, tools is not None, describe(plan.device))
     any_wrong = False
     for _, problem in groupby(plan.cases, key=lambda case: case.problem_key):
         any_wrong |= profiler.profile_problem(list(problem))
     if folder.is_dir():
-        _say(console, f"profiles: {folder}; open its .trace.json files at https://ui.perfetto.dev")
-    return any_wrong
+        say(console, f"profiles: {folder}; open its .trace.json files at https://ui.perfetto.dev")
+    return WRONG_RESULT * any_wrong
 
 
-def show_report(pass_: str | None, report: Path, out: Path | None) -> None:
+def show_report(options: Options | None, report: Path, out: Path | None) -> None:
     """Print what a saved raw page says, and write its counters into the folder `out` if one is given."""
-    if pass_ is not None:
+    if options is not None:
         raise UsageError("--ncu-report reads a report that is there: give it without a pass")
     counters = read_report(report)
     if out is not None:
@@ -93,9 +91,9 @@ def show_report(pass_: str | None, report: Path, out: Path | None) -> None:
     console = make_console()
     console.print(counters_table(counters))
     for line in verdict_lines(counters):
-        _say(console, line)
+        say(console, line)
     if out is not None:
-        _say(console, f"counters: {out / COUNTERS_FILE}")
+        say(console, f"counters: {out / COUNTERS_FILE}")
 
 
 @dataclass
@@ -192,7 +190,7 @@ class _Profiler:
         return reason is None
 
     def _say(self, text: str) -> None:
-        _say(self.console, text)
+        say(self.console, text)
 
 
 def _model_words(case: Case, kernel_ms: float) -> str:
@@ -245,7 +243,3 @@ def _stem(case: Case) -> str:
 
 def _sentence(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, markup=False, highlight=False)

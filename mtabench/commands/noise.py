@@ -17,13 +17,13 @@ from mtabench.comparing.compare import parse_threshold
 from mtabench.comparing.inference import POWER
 from mtabench.comparing.noise import Alarms, Noise, find_noise
 from mtabench.comparing.pairs import PAIRS, Progress, Side, check_pairs, measure_pairs, process_folder
+from mtabench.console import make_console, say
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.files.results import KEY_COLUMNS, text_of
-from mtabench.files.table import make_console
 from mtabench.measuring.settled import meaning, unsettled
 from mtabench.sweeps.outputs import check_folder
 from mtabench.sweeps.runs import Run, read_run
-from mtabench.sweeps.sweep_words import SweepWords, announce, say
+from mtabench.sweeps.sweep_words import SweepWords, announce
 
 FACTS = ("device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty", "timer", "cache")
 MEASURED = (
@@ -35,7 +35,7 @@ TABLE_WIDTH = 100  # columns of a terminal, the least for the table: below, name
 COLUMNS = (*KEY_COLUMNS, *MEASURED, *FACTS, "started_utc")
 
 
-def measure_noise(sweep: SweepWords, pairs: int, threshold: str, out: Path | None, resume: bool) -> None:
+def run(sweep: SweepWords, pairs: int, threshold: str, out: Path | None, resume: bool) -> int:
     """Measure a sweep in pairs of processes of this code, print the noise a cell, and write it to `out`.
 
     The results of each process go to the folder NAME-processes beside it; with `resume` those that are there are kept.
@@ -57,7 +57,7 @@ def measure_noise(sweep: SweepWords, pairs: int, threshold: str, out: Path | Non
     announce(console, plan, pairs)
     if sweep.dry_run:
         say(console, f"dry run: nothing was measured; the results would go to {path}")
-        return
+        return 0
     process_folder(processes, resume)
     code = Path(mtabench.__file__).parents[1]
     with Progress(console, 2 * pairs) as progress:
@@ -79,6 +79,7 @@ def measure_noise(sweep: SweepWords, pairs: int, threshold: str, out: Path | Non
     for text in (*missing, *_unsettled(timed), *_sentences(found, pairs, share)):
         say(console, text)
     say(console, f"results: {path}")
+    return 0
 
 
 def _check_same_code(runs: Sequence[Sequence[Run]], folder: Path) -> None:

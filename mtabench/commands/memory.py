@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 
 from mtabench import memory_tables as tables
+from mtabench.console import make_console, say
 from mtabench.errors import UsageError
-from mtabench.files.table import make_console
 from mtabench.memory import longest_seq
 from mtabench.memory_tables import Row
 from mtabench.model.devices import Device, find_device
@@ -36,17 +35,17 @@ TRAFFIC = (
 )
 
 
-def show_memory(
-    pass_: str, device_name: str | None, memory: str | None, measure: bool, csv: Path | None, json: Path | None,
-    overwrite: bool, **typed: Any,
-) -> None:  # fmt: skip
+def run(
+    options: Options, device_name: str | None, memory: str | None, measure: bool, csv: Path | None, json: Path | None,
+    overwrite: bool,
+) -> int:  # fmt: skip
     """Print what the cells of these axes store and move; with `measure` also what PyTorch traces on this GPU."""
     bytes_given = None if memory is None else parse_bytes(memory)
     outputs = {"--csv": csv, "--json": json}
     _check_outputs(outputs, overwrite)
-    if typed["batch"] is None and typed["tokens"] is None:
-        typed["batch"] = "1"
-    plan = make_plan(Options(pass_, **typed), device="cuda")
+    if options.batch is None and options.tokens is None:
+        options = replace(options, batch="1")
+    plan = make_plan(options, device="cuda")
     device, bytes_there, source = _device(device_name, measure)
     limit = bytes_given or bytes_there
     impossible = {case: reason for case in plan.cases if (reason := _impossible(case, device))}
@@ -55,18 +54,19 @@ def show_memory(
     if not rows:
         raise UsageError("; ".join(dict.fromkeys(f"{case.impl}: {reason}" for case, reason in impossible.items())))
     console = make_console()
-    _say(console, f"{plan.pass_} on {source}; memory: {tables.gigabytes(limit)}")
+    say(console, f"{plan.pass_} on {source}; memory: {tables.gigabytes(limit)}")
     if measure:
         rows = _traced(rows)
-    _show(console, rows, by_tokens=typed["tokens"] is not None, measured=measure)
+    _show(console, rows, by_tokens=options.tokens is not None, measured=measure)
     for text in dict.fromkeys(f"{case.label}: {reason}" for case, reason in impossible.items()):
-        _say(console, text)
+        say(console, text)
     for option, path in outputs.items():
         if path is not None:
             text = tables.csv_text(rows) if option == "--csv" else tables.json_text(rows)
             with written(path) as file:
                 file.write(text.encode())
-            _say(console, f"{option.removeprefix('--')}: {path}")
+            say(console, f"{option.removeprefix('--')}: {path}")
+    return 0
 
 
 def parse_bytes(text: str) -> float:
@@ -160,20 +160,20 @@ def _show(console: Console, rows: Sequence[Row], by_tokens: bool, measured: bool
 
     for _, group in groupby(sorted(rows, key=shape), key=shape):
         of_shape = list(group)
-        _say(console, "")
+        say(console, "")
         console.print(_title(of_shape), style="bold", markup=False, highlight=False, soft_wrap=True)
         for title, table in tables.tables(of_shape, measured):
-            _say(console, title)
+            say(console, title)
             console.print(table)
-            _say(console, "")
-    _say(console, TRAFFIC)
+            say(console, "")
+    say(console, TRAFFIC)
     of_host = list(dict.fromkeys(row.case.impl for row in rows if row.case.device == "cpu"))
     if of_host:
-        _say(console, f"in the host's memory, held against the same limit: {', '.join(of_host)}")
+        say(console, f"in the host's memory, held against the same limit: {', '.join(of_host)}")
     for text in dict.fromkeys(f"{row.case.label}: {row.reason}" for row in rows if row.reason):
-        _say(console, text)
+        say(console, text)
     if not measured and torch.cuda.is_available():
-        _say(console, "next: --measure traces the peaks on this GPU, beside those of the model")
+        say(console, "next: --measure traces the peaks on this GPU, beside those of the model")
 
 
 def _title(rows: Sequence[Row]) -> str:
@@ -199,7 +199,3 @@ def _check_outputs(outputs: Mapping[str, Path | None], overwrite: bool) -> None:
     for option, path in outputs.items():
         if path is not None:
             check_output(path, [], overwrite, option)
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, markup=False, highlight=False)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -17,8 +16,9 @@ from mta_kernels import gpu_limits
 from mta_kernels.conv_attention.triton import tuner, tuning
 from mta_kernels.conv_attention.triton.decode_plan import bulk_pays
 from mta_kernels.conv_attention.triton.tuned_kernels import Shape
+from mtabench.commands import WRONG_RESULT
+from mtabench.console import make_console, say
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.files.table import make_console
 from mtabench.measuring.readiness import unsupported_reason
 from mtabench.sweeps import axes
 from mtabench.sweeps.case import PASSES, Case
@@ -29,12 +29,12 @@ from mtabench.sweeps.sweep import words
 KERNELS = {"fwd": ("forward",), "bwd": ("probabilities", "value_gradients"), "decode": ("decode", "decode_bulk")}
 
 
-def tune_shapes(passes: str, out: Path | None, **typed: Any) -> bool:
-    """Tune every kernel of these passes for every shape of the axes `typed`; whether a candidate's result is wrong.
+def run(passes: str, options: Options, out: Path | None) -> int:
+    """Tune every kernel of these passes for every shape of the axes; WRONG_RESULT if a candidate's result is wrong.
 
     Prints a table a shape. What is found is saved as each kernel's shape ends: in `out`, else in the user's file.
     """
-    cases = list(_cases(passes, typed))
+    cases = list(_cases(passes, options))
     device = torch.device("cuda", torch.cuda.current_device())
     name = tuning.device_name(device)
     path = out or tuning.user_file(name)
@@ -47,19 +47,19 @@ def tune_shapes(passes: str, out: Path | None, **typed: Any) -> bool:
         title = f"[{number}/{len(pairs)}] {kernel}: {words(case)}{'' if case.causal else ', not causal'}"
         reason = unsupported_reason(case)
         if reason:
-            _say(console, f"{title}: not tuned: {reason}")
+            say(console, f"{title}: not tuned: {reason}")
             continue
-        _say(console, title)
+        say(console, title)
         trials = _tune(console, kernel, case, path)
         if trials:
             console.print(_trials_table(trials))
-            _say(console, _verdict(trials))
+            say(console, _verdict(trials))
         saved += tuner.fastest(trials) is not None
         any_wrong = any_wrong or any(trial.status.startswith("wrong") for trial in trials)
-    _say(console, f"tuned {saved} of {len(pairs)}{f'; saved in {path}' if saved else ': nothing was saved'}")
+    say(console, f"tuned {saved} of {len(pairs)}{f'; saved in {path}' if saved else ': nothing was saved'}")
     if out is not None and out.resolve() not in map(Path.resolve, (tuning.user_file(name), tuning.shipped_file(name))):
-        _say(console, f"kernels on this machine read {tuning.user_file(name)}; without --out that is where it goes")
-    return any_wrong
+        say(console, f"kernels on this machine read {tuning.user_file(name)}; without --out that is where it goes")
+    return WRONG_RESULT * any_wrong
 
 
 def effect_lines(device: str) -> list[str]:
@@ -79,13 +79,13 @@ def effect_lines(device: str) -> list[str]:
     return lines
 
 
-def _cases(passes: str, typed: dict[str, Any]) -> Iterator[Case]:
+def _cases(passes: str, options: Options) -> Iterator[Case]:
     """The cells that a sweep over the Triton kernels would have; raises UsageError without a GPU."""
     chosen = axes.parse_names(passes, "--pass")
     for pass_ in chosen:
         if pass_ not in PASSES:
             raise UsageError(f"--pass {pass_!r} is not known; expected one or more of {', '.join(PASSES)}")
-    plans = [make_plan(Options(pass_, impl="triton", **typed)) for pass_ in chosen]
+    plans = [make_plan(replace(options, pass_=pass_, impl="triton")) for pass_ in chosen]
     if plans[0].device != "cuda":
         raise UsageError(
             "tile sizes are tuned by timing on a CUDA GPU, and PyTorch finds none on this machine; "
@@ -135,7 +135,7 @@ def _tune(console: Console, kernel: str, case: Case, path: Path) -> list[tuner.T
     try:
         return tuner.tune(kernel, shape, path=path)
     except (torch.OutOfMemoryError, ValueError) as error:
-        _say(console, f"not tuned: {str(error).splitlines()[0]}")
+        say(console, f"not tuned: {str(error).splitlines()[0]}")
         return []
     except (OSError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -179,7 +179,3 @@ def _verdict(trials: Sequence[tuner.Trial]) -> str:
 
 def _shown(microseconds: float) -> str:
     return f"{microseconds:.1f}" if microseconds < 1000 else f"{microseconds:.0f}"
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, markup=False, highlight=False)

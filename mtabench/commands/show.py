@@ -12,13 +12,14 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from mtabench.console import make_console
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log, printable
 from mtabench.files.columns import leave_out
 from mtabench.files.result_view import Column, View, make_view
 from mtabench.files.results import key_of_row, read_file, samples_path
 from mtabench.files.sparklines import MARKS, against_seq, drift
-from mtabench.files.table import STYLES, make_console
+from mtabench.files.table import STYLES
 from mtabench.sweeps.runs import Rounds, find_rounds, process_ids, read_samples
 from mtabench.sweeps.where import parse_where, select, sort_key
 
@@ -30,7 +31,7 @@ ASCII = str.maketrans({"±": "+-", "·": "-", **dict(zip(MARKS, "_.-~=+*#", stri
 Row = Mapping[str, str]
 
 
-def show_file(path: Path, where: Sequence[str], sort: str | None) -> None:
+def run(path: Path, where: Sequence[str], sort: str | None) -> int:
     """Print the rows of a results file for which `where` holds; raises UsageError."""
     conditions, in_order = parse_where(where), sort_key(sort) if sort is not None else list
     file = read_file(path)
@@ -49,6 +50,7 @@ def show_file(path: Path, where: Sequence[str], sort: str | None) -> None:
     with console.capture() as drawn:
         console.print(Text("\n").join(_lines(title, rows, view, notes, console)), soft_wrap=True, highlight=False)
     print(in_log(drawn.get()), end="")
+    return 0
 
 
 def _with_rounds(rows: Sequence[Row], view: View, samples: Mapping[tuple[str, str], Rounds]) -> View:

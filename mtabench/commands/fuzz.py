@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from mtabench.commands import WRONG_RESULT
+from mtabench.environment import resolve_device
 from mtabench.errors import NothingCheckedError, UsageError
 from mtabench.fuzzing.cases import draw
 from mtabench.fuzzing.totals import Totals, check_totals_file
@@ -21,22 +23,20 @@ DEFAULT = {"cuda": ("triton", "hopper", "cuda", "auto"), "cpu": ("triton",)}
 MAX_JOBS = 256
 
 
-def fuzz(
+def run(
     seconds: float, impl: str | None, device: str, seed: int | None, case: int | None, jobs: int, out: Path | None
-) -> bool:
-    """Run random cases for some seconds, or one case by its number; whether any failed.
+) -> int:
+    """Run random cases for some seconds, or one case by its number; WRONG_RESULT if any failed.
 
     Raises UsageError for options that do not fit, and NothingCheckedError where no case ran.
     """
     _check(seconds, seed, case, jobs, out)
-    from mtabench.environment import resolve_device
-
     where = resolve_device(device)
     if where == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are imported
     backends = _backends(impl, where)
     if case is not None:
-        return _one(seed or 0, case, backends, where)
+        return WRONG_RESULT * _one(seed or 0, case, backends, where)
     seed = int(time.time()) if seed is None else seed
     print(f"fuzz: seed {seed}, {', '.join(backends)} on {where}, {jobs} jobs, {seconds:g} s", flush=True)
     totals = Totals()
@@ -53,7 +53,7 @@ def fuzz(
         print(f"totals: {out}")
     failures = totals.failures
     print(f"{failures} of {totals.cases} cases failed" if failures else f"all {totals.cases} cases passed")
-    return failures > 0
+    return WRONG_RESULT * (failures > 0)
 
 
 def _one(seed: int, number: int, backends: Sequence[str], device: str) -> bool:

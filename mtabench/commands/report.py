@@ -15,7 +15,7 @@ from mtabench.sweeps.outputs import written
 MARK_BYTES = 2000  # at the head of a file, where a report says that it is one
 
 
-def write_report(csv: Path, out: Path | None, markdown_out: Path | None, overwrite: bool) -> list[Path]:
+def run(csv: Path, out: Path | None, markdown_out: Path | None, overwrite: bool) -> int:
     """Write NAME-report.html and NAME-report.md beside NAME.csv, or where `out` and `markdown_out` say.
 
     A file that is there is replaced if it is a report; anything else stays, unless `overwrite` says otherwise. Raises
@@ -32,7 +32,8 @@ def write_report(csv: Path, out: Path | None, markdown_out: Path | None, overwri
     for path, content in contents.items():
         with written(path) as file:
             file.write(content.encode())
-    return list(contents)
+        print(f"report: {path}")
+    return 0
 
 
 def _check_output(option: str, path: Path, others: tuple[Path, ...], mark: str, overwrite: bool) -> None:

@@ -21,9 +21,9 @@ WHOLE = ("schema_version", "batch", "heads", "kv_heads", "seq", "head_dim", "con
 HIGHEST_RANK = {"markdown": 8, "latex": 4}  # of the columns shown: a page is narrower than a screen
 
 
-def export_file(
+def run(
     path: Path, out: Path | None, format_: str | None, where: Sequence[str], sort: str | None, overwrite: bool
-) -> None:
+) -> int:
     """Write the rows for which `where` holds to `out` in the format of its suffix, or print them; raises UsageError."""
     if out is not None and format_ is not None:
         raise UsageError(f"--format {format_} is for printing; the suffix of --out says in which format it is written")
@@ -41,11 +41,12 @@ def export_file(
     rows = in_order(select(file.rows(), conditions, path))
     if out is None:
         print(in_log(PRINTERS[format_ or "markdown"](rows)), end="")
-        return
+        return 0
     content = FORMATS[out.suffix](rows)
     with written(out) as target:
         target.write(content)
     print(out)
+    return 0
 
 
 def markdown(rows: Rows) -> str:

@@ -13,7 +13,6 @@ import numpy as np
 from rich.console import Console
 
 from mtabench.comparing.compare import LEVEL, Comparison, compare, unclear_cells
-from mtabench.comparing.compare_command import Wanted, check_outputs, refusal_reported, report
 from mtabench.comparing.comparison_reports import share
 from mtabench.comparing.inference import detectable
 from mtabench.comparing.pairs import (
@@ -24,20 +23,21 @@ from mtabench.comparing.pairs import (
     measure_pairs,
     process_folder,
 )
+from mtabench.comparing.reporting import Wanted, check_outputs, refusal_reported, report
 from mtabench.comparing.rerun import LOOKS, measure_again
 from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve, working_tree
+from mtabench.console import make_console, say
 from mtabench.errors import UsageError
 from mtabench.files.merging import merge
-from mtabench.files.table import make_console
 from mtabench.sweeps.outputs import check_folder
 from mtabench.sweeps.runs import read_run
-from mtabench.sweeps.sweep_words import SweepWords, announce, say
+from mtabench.sweeps.sweep_words import SweepWords, announce
 
 USUAL_NOISE = 0.005  # of a pair, as results/nvidia-h200/noise.csv has it, in three cells of four
 FINE_ENOUGH = 2  # times the threshold: what pairs should find, since a change as small as it is missed half the time
 
 
-def compare_revisions(
+def run(
     sweep: SweepWords, base: str, head: str | None, pairs: int, out: Path | None, rerun_unclear: bool, asked: Wanted
 ) -> int:
     """Measure a sweep with the code of two revisions and report what changed; the exit code, as of `compare`.

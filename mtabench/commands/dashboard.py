@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mtabench.comparing.compare import parse_threshold
+from mtabench.console import make_console, say
 from mtabench.dashboard.data import Json, Settings, dashboard_data
 from mtabench.dashboard.feed import headline
 from mtabench.dashboard.files import Archive, Progress, read_archive
@@ -17,8 +18,6 @@ from mtabench.dashboard.findings import find
 from mtabench.dashboard.repository import parse_repo_url
 from mtabench.dashboard.site import check_site, site_files, write_site
 from mtabench.errors import UsageError
-from mtabench.escaping import in_log, printable
-from mtabench.files.table import make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,9 +26,7 @@ MOST_TOLD = 5
 SECONDS_BETWEEN_LINES = 10
 
 
-def build_dashboard(
-    results: Path, out: Path, repo_url: str | None, title: str | None, threshold: str, days: int
-) -> None:
+def run(results: Path, out: Path, repo_url: str | None, title: str | None, threshold: str, days: int) -> int:
     """Make a site of static files from the results below a folder. Raises UsageError; then nothing is written."""
     share = parse_threshold(threshold)
     if days < 1:
@@ -45,8 +42,9 @@ def build_dashboard(
     data = dashboard_data(archive, findings, Settings(title or "Performance history", share, days, address, made))
     write_site(out, site_files(data))
     for text in (*_read_lines(archive), *_slowdowns(data)):
-        _say(console, text)
-    _say(console, f"site: {out / 'index.html'}")
+        say(console, text)
+    say(console, f"site: {out / 'index.html'}")
+    return 0
 
 
 def _read_lines(archive: Archive) -> Iterator[str]:
@@ -91,13 +89,8 @@ def _progress(console: Console, what: str) -> Iterator[Progress]:
         bar.update(task, completed=done, total=total)
         if not console.is_terminal and time.monotonic() - said > SECONDS_BETWEEN_LINES:
             said = time.monotonic()
-            _say(console, f"{what}: {done} of {total}")
+            say(console, f"{what}: {done} of {total}")
 
     with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield show
-
-
-def _say(console: Console, text: str) -> None:
-    """A line as it is, with nothing in it that a terminal or GitHub's runner would obey."""
-    console.print(in_log(printable(text)), soft_wrap=True, markup=False, highlight=False)

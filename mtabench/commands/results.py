@@ -35,7 +35,7 @@ class Part:
         }
 
 
-def merge(paths: Sequence[Path], out: Path, latest: bool, overwrite: bool) -> None:
+def merge(paths: Sequence[Path], out: Path, latest: bool, overwrite: bool) -> int:
     """Write the rows of several results files into one, and their samples; raises UsageError.
 
     A cell of one device that several files have with different rows is refused, or with `latest` the row that
@@ -76,15 +76,17 @@ def merge(paths: Sequence[Path], out: Path, latest: bool, overwrite: bool) -> No
     _write(out, parts)
     if twice:
         _say(f"{len(twice)} cell{'' if len(twice) == 1 else 's'} in several files: the row that started last was taken")
+    return 0
 
 
-def select_rows(path: Path, where: Sequence[str], out: Path, overwrite: bool) -> None:
+def select_rows(path: Path, where: Sequence[str], out: Path, overwrite: bool) -> int:
     """Write the rows of a results file for which `where` holds, and their samples; raises UsageError."""
     conditions = parse_where(where)
     if not conditions:
         raise UsageError("results select needs --where, such as --where impl=triton,seq=1k..4k")
     _check_outputs(out, [path], overwrite)
     _write(out, [Part(path, select(_read(path).rows(), conditions, path))])
+    return 0
 
 
 def _check_outputs(out: Path, paths: Sequence[Path], overwrite: bool) -> None:

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
 from mtabench.charts.ceilings import FILE_NAME, Ceilings, known_ceilings
 from mtabench.charts.data import read_cells
+from mtabench.console import make_console, say
 from mtabench.errors import UsageError
 from mtabench.files.columns import GAP, Column, leave_out
 from mtabench.files.results import KEY_COLUMNS, Key, key_of, samples_path, text_of
-from mtabench.files.table import make_console, significant
+from mtabench.files.table import significant
 from mtabench.model.devices import find_device
 from mtabench.profiling.tables import COUNTERS_FILE, read_memory_bytes
 from mtabench.roofline import Standing, standing
@@ -42,7 +42,7 @@ class Placed(NamedTuple):
     standing: Standing
 
 
-def show_roofline(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, overwrite: bool) -> None:
+def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, overwrite: bool) -> int:
     """Print a table a device and dtype, and write it to `out`; raises UsageError if no cell can be placed."""
     if out is not None:
         check_output(out, [*csv_paths, *map(samples_path, csv_paths), *profiles], overwrite)
@@ -67,24 +67,25 @@ def show_roofline(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path
             file.write(_csv_text(placed).encode())
     console = make_console()
     for title, rows in groups:
-        _say(console, title)
+        say(console, title)
         if rows:
             table, left_out = _table(rows, console.width)
             console.print(table)
             if left_out:
-                _say(console, f"left out for {console.width} columns: {', '.join(left_out)} (--out FILE has all)")
+                say(console, f"left out for {console.width} columns: {', '.join(left_out)} (--out FILE has all)")
     if not placed:
         raise UsageError(
             "no cell can be placed: there is none with a time on a device whose ceilings are known; on that device "
             f"`{_measure_them(csv_paths[0])}` measures them"
         )
-    _say(
+    say(
         console,
         "roof: the least time of the useful work at these ceilings; left: the time over it, what any algorithm could "
         "win; own left: the same for what this implementation executes and moves",
     )
     if out is not None:
-        _say(console, f"roofline: {out}")
+        say(console, f"roofline: {out}")
+    return 0
 
 
 def _measure_them(path: Path) -> str:
@@ -205,7 +206,3 @@ def _csv_text(rows: Sequence[Placed]) -> str:
         )  # fmt: skip
         writer.writerow([*key_of(case), *map(text_of, values)])
     return text.getvalue()
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, markup=False, highlight=False)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from mtabench.console import make_console, say
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.files.table import make_console
 from mtabench.static import baseline as comparing
 from mtabench.static import records, runs, sources, tables
 from mtabench.static.compiling import has_one, short_name
@@ -24,7 +24,7 @@ WIDTH = 100
 NOT_COMPARABLE = 5
 
 
-def inspect_kernels(
+def run(
     target: str | None, kernel: str | None, asked: Asked, all_shapes: bool, sass: bool | None,
     baseline: Path | None, accept: bool, outputs: Mapping[str, Path | None],
 ) -> int:  # fmt: skip
@@ -107,33 +107,33 @@ def _show(console: Console, found: Inspection, targets: Sequence[Limits]) -> Non
     for text in (tables.LEGEND, tables.MIX_LEGEND if any(kernel.mix for kernel in found.kernels) else ""):
         if text:
             console.print(text, highlight=False, markup=False, width=WIDTH)
-    _say(console, tables.summary(found.kernels))
+    say(console, tables.summary(found.kernels))
 
 
 def _show_findings(console: Console, found: comparing.Comparison) -> None:
     for verdict in (comparing.WORSE, comparing.SKIP, comparing.NEW, comparing.BETTER):
         for finding in found.findings:
             if finding.verdict == verdict:
-                _say(console, f"{verdict}: {finding.line}")
+                say(console, f"{verdict}: {finding.line}")
 
 
 def _gate(console: Console, found: comparing.Comparison, path: Path) -> int:
     """Say what came of it, and how to accept it."""
     accept = f"to accept what is there now: mtabench inspect --baseline {path} --accept"
     if found.toolchains:
-        _say(
+        say(
             console,
             f"not gated: these kernels were compiled with {found.toolchains}, so a change may be the compiler's; "
             f"look at the lines above, if there are any, and {accept}",
         )
         return NOT_COMPARABLE
     if found.worse:
-        _say(console, f"{found.worse} for the worse among {found.common} kernels compared with {path}; {accept}")
+        say(console, f"{found.worse} for the worse among {found.common} kernels compared with {path}; {accept}")
         return 1
     if not found.common:
-        _say(console, f"nothing could be compared: {path} has none of these kernels; {accept}")
+        say(console, f"nothing could be compared: {path} has none of these kernels; {accept}")
         return NOT_COMPARABLE
-    _say(console, f"kernels as good as in {path}, or better: {found.common}")
+    say(console, f"kernels as good as in {path}, or better: {found.common}")
     return 0
 
 
@@ -143,7 +143,7 @@ def _accept(console: Console, found: Inspection, path: Path) -> int:
         if row.status == records.SKIPPED:
             raise MtabenchError(f"{path} is left as it is: {row.kernel} cannot be compiled here: {row.reason}")
     _write(path, records.json_text(found), "baseline")
-    _say(console, f"kernels that {path} holds now: {len(found.kernels)}")
+    say(console, f"kernels that {path} holds now: {len(found.kernels)}")
     return 0
 
 
@@ -177,7 +177,3 @@ def _write(path: Path, text: str, name: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--{name} cannot write {path}: {error.strerror}; give another name") from None
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""The command `mtabench compare`: read two runs, compare them, print what changed, write the reports asked for."""
+"""How two runs are judged, and where what is found goes: standard output, files, GitHub."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from mtabench.comparing import comparison_reports as reports
 from mtabench.comparing.compare import (
     Comparison,
     NotComparableError,
-    compare,
     parse_fail_on,
     parse_threshold,
 )
+from mtabench.console import make_console
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log, printable
 from mtabench.files.results import samples_path
-from mtabench.files.table import make_console
-from mtabench.sweeps.runs import read_run
 
 FORMATS = ("table", "markdown")
 REPORTS: Mapping[str, Callable[[Comparison], str]] = {
@@ -49,24 +47,6 @@ def wanted(threshold: str, fail_on: str, format_: str, outputs: Mapping[str, Pat
         raise UsageError(f"--format {format_!r} is not known; expected one of {', '.join(FORMATS)}")
     chosen = {name: path for name, path in outputs.items() if path is not None}
     return Wanted(parse_threshold(threshold), parse_fail_on(fail_on), format_, chosen)
-
-
-def compare_files(base: Path, head: Path, asked: Wanted, rerun_unclear: bool) -> int:
-    """Compare two results files and say what changed; the exit code.
-
-    With `rerun_unclear` the cells that are unclear are measured again, in pairs of processes of both revisions, and
-    judged by those. Raises NotComparableError, which the Markdown and the JUnit file asked for then say.
-    """
-    check_outputs(asked.outputs, (base, head))
-    runs = read_run(base), read_run(head)
-    with refusal_reported(asked):
-        if rerun_unclear:
-            from mtabench.comparing.rerun import compare_again
-
-            found = compare_again(*runs, asked)
-        else:
-            found = compare(*runs, asked.threshold, asked.fail_on)
-    return report(found, asked)
 
 
 @contextmanager

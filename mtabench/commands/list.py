@@ -1,0 +1,51 @@
+"""The command `mtabench list`: what can be measured, and why not here."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from mtabench.console import say
+from mtabench.environment import resolve_device
+from mtabench.measuring.readiness import unsupported_reason
+from mtabench.registry import GROUPS, find, names
+from mtabench.sweeps.case import PASSES, Case
+
+
+def run(device: str) -> int:
+    """Print every implementation, what it does and whether it is ready on this machine, and the groups of them."""
+    device = resolve_device(device)
+    console = Console()
+    width = max(map(len, names())) + 1
+    for implementation in map(find, names()):
+        reason = unsupported_reason(_typical_case(implementation.name, device))
+        state = Text(f"not ready on this machine ({device}): {reason}" if reason else "ready")
+        state.stylize("yellow" if reason else "green")
+        console.print(Text(f"{implementation.name:<{width}}").append_text(state), soft_wrap=True)
+        say(console, f"{'':<{width}}{implementation.op}: {', '.join(implementation.passes)}; {implementation.summary}")
+        if implementation.note:
+            say(console, f"{'':<{width}}note: {implementation.note}")
+    for group, members in GROUPS.items():
+        say(console, f"{group:<{width}}--impl {group} stands for {', '.join(members)}")
+    return 0
+
+
+def _typical_case(name: str, device: str) -> Case:
+    implementation = find(name)
+    conv = (6, 11) if implementation.op == "conv-attention" else (None, None)
+    return Case(
+        pass_=next(pass_ for pass_ in PASSES if pass_ in implementation.passes),
+        impl=name,
+        op=implementation.op,
+        dtype="fp32" if device == "cpu" in implementation.devices else "bf16",
+        batch=1,
+        heads=16,
+        kv_heads=16,
+        seq=1024,
+        head_dim=64,
+        conv_q=conv[0],
+        conv_k=conv[1],
+        causal=True,
+        splits=None,
+        device=device,
+    )

@@ -1,0 +1,121 @@
+"""The commands `mtabench fwd`, `bwd` and `decode`: plan a sweep, run it, print the table, draw the charts."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from mtabench.cluster.asked import Asked
+from mtabench.commands import RESULTS_FOLDER, WRONG_RESULT
+from mtabench.console import make_console, say
+from mtabench.errors import MtabenchError, NothingTimedError, UsageError
+from mtabench.files.results import charts_folder, key_of, key_of_row
+from mtabench.files.writer import Writer, check_destination, to_resume
+from mtabench.measuring.stopwatch import CHARTS, START, Stopwatch
+from mtabench.ranks.asked import follow_torchrun, plan_over_ranks
+from mtabench.ranks.lines import rank_lines
+from mtabench.sweeps.plan import Options, Plan, make_plan
+
+
+def run(
+    options: Options, asked: Asked, *, ranks: int | None = None, out: Path | None, resume: bool, dry_run: bool,
+    plot: bool, command_line: str,
+) -> int:  # fmt: skip
+    """Plan and run a sweep; WRONG_RESULT if any of its cells is wrong.
+
+    Raises NothingTimedError if none is wrong and none has a time.
+    """
+    spent = Stopwatch()
+    if resume and out is None:
+        raise UsageError("--resume needs --out FILE, the results file to complete")
+    if ranks is None:
+        plan = make_plan(options, asked.device(options))
+    else:
+        plan = plan_over_ranks(options, ranks, asked)
+        if follow_torchrun(ranks, plan.device):
+            return 0
+    path = out or RESULTS_FOLDER / f"{options.pass_}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.csv"
+    already = {key_of_row(row): row for row in check_destination(path, resume)}
+    with _measuring(asked, ranks, plan, dry_run) as team:
+        # By now the workers, if there are any, import torch; this process does as well.
+        from mtabench.files.table import auto_lines, print_plan, results_table, settled_lines
+        from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings
+        from mtabench.sweeps.settings import make_settings
+        from mtabench.sweeps.sweep import check_same_device
+
+        check_ceilings(path.with_name(FILE_NAME))
+        console = make_console()
+        settings = make_settings(plan)
+        plan = replace(plan, notes=(*team.meet(), *plan.notes))
+        check_same_device(plan, path, already.values(), team.device_name)
+        pending = [case for case in plan.cases if key_of(case) not in already]
+        runnable = team.runnable(pending)
+        print_plan(console, plan, len(pending), len(runnable), team.seconds(runnable, settings))
+        if dry_run:
+            say(console, f"dry run: nothing was measured; the results would go to {path}")
+            return 0
+        with Writer(path, resume=resume, command=command_line) as writer:
+            before = [writer.done[key] for key in map(key_of, plan.cases) if key in writer.done]
+            with team.watcher(console, len(plan.cases), before) as shown:
+                spent.since_start(START)
+                team.run(plan, writer, settings, shown, spent)
+    console.print(results_table(shown.rows, console.width))
+    unsettled = settled_lines(shown.rows, settings.max_rounds, settings.time_limit_s)
+    for text in (*auto_lines(shown.rows), *rank_lines(shown.rows), *unsettled):
+        say(console, text)
+    say(console, f"results: {path}")
+    any_wrong = any(row["status"] == "wrong" for row in shown.rows)
+    if not any_wrong:
+        _check_times(shown.rows, path)
+    if plot:
+        with spent.on(CHARTS):
+            _draw_at_end(console, path)
+    say(console, spent.line())
+    say(console, f"next: mtabench plot {shlex.quote(str(path))}, or {to_resume(path)} and more on its axes")
+    return WRONG_RESULT * any_wrong
+
+
+def _measuring(asked: Asked, ranks: int | None, plan: Plan, dry_run: bool) -> AbstractContextManager[Any]:
+    """What measures the plan: this process, with the ranks or by the workers that were asked for."""
+    if ranks is not None:
+        from mtabench.ranks.team import RankTeam
+
+        return nullcontext(RankTeam(plan, ranks))
+    if not asked.anything:
+        from mtabench.sweeps.here import Here
+
+        return nullcontext(Here(plan.options.isolate))
+    from mtabench.cluster.team import gathered
+
+    return gathered(asked, plan.device, dry_run)
+
+
+def _draw_at_end(console: Console, path: Path) -> None:
+    """The charts of a sweep that just ended; a failure to draw is said, and spoils nothing."""
+    from mtabench.charts import draw
+
+    try:
+        for chart in draw([path], charts_folder(path)):
+            say(console, f"chart: {chart}")
+    except MtabenchError as error:
+        say(console, f"no charts: {error}")
+
+
+def _check_times(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Raise NothingTimedError, with what happened most often, if no row has a time."""
+    from mtabench.files.rows import TIMED
+
+    if any(row["status"] in TIMED for row in rows):
+        return
+    for (status, reason), count in Counter((row["status"], row["reason"]) for row in rows).most_common(1):
+        raise NothingTimedError(
+            f"no cell has a time: {status}, {reason} ({count} of {len(rows)} cells); their rows are in {path}"
+        )

@@ -1,0 +1,41 @@
+"""The command `mtabench verify`: check results, and time nothing."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from mtabench.commands import WRONG_RESULT
+from mtabench.console import say
+from mtabench.environment import resolve_device
+from mtabench.errors import NothingCheckedError
+from mtabench.registry import chosen, names
+from mtabench.sweeps import axes
+from mtabench.sweeps.plan import check_seed
+from mtabench.sweeps.verify import run_checks
+
+CHECK_LINE = "{:<17} {:<24} {:<32} {:>8} {:>8}  {}"
+
+
+def run(impl: str | None, device: str, seed: int | None) -> int:
+    """Check implementations and print a line a check, as it ends; WRONG_RESULT if any result is wrong."""
+    seed = check_seed(seed)
+    wanted = names() if impl is None else [one.name for one in chosen(axes.parse_names(impl, "--impl"))]
+    console, where = Console(), resolve_device(device)
+    wrong = total = 0
+    say(console, CHECK_LINE.format("name", "check", "shape", "error", "allowed", "result"))
+    for row in run_checks(wanted, where, seed):
+        if not row.shape:
+            say(console, f"{row.implementation:<17} not checked: {row.reason}")
+            continue
+        total += 1
+        wrong += not row.ok
+        error, allowed = ("" if x is None else f"{x:.2g}" for x in (row.rel_error, row.tolerance))
+        result = row.reason or "ok" if row.ok else f"wrong: {row.reason}"
+        text = CHECK_LINE.format(row.implementation, row.check, row.shape, error, allowed, result)
+        console.print(Text(text, style="" if row.ok else "bold red"), soft_wrap=True)
+    if not total:
+        raise NothingCheckedError("nothing was checked: no implementation that was asked for can run here")
+    said = f"{wrong} of {total} checks failed" if wrong else f"all {total} checks passed"
+    say(console, f"{said}; --seed {seed} draws the same inputs again")
+    return WRONG_RESULT * (wrong > 0)
