@@ -19,7 +19,7 @@ import typer
 from mtabench import options as o
 from mtabench.cluster.asked import Asked
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.sweeps.case import PASSES
+from mtabench.problem.case import PASSES
 from mtabench.sweeps.plan import Options
 
 # What a path may be that no check of an option foresaw: in a folder that this user may not enter, or too long.
@@ -344,7 +344,7 @@ def select(csv: o.CsvFile, out: o.NewCsv, where: o.Where = None, overwrite: o.Ov
 
 def _sweep_words(words: list[str]) -> Any:
     """PASS and the options of a sweep, checked by the command that they are for."""
-    from mtabench.sweeps.sweep_words import SweepWords
+    from mtabench.comparing.sweep_words import SweepWords
 
     pass_, options = words[0], words[1:]
     if pass_ not in PASSES:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from rich.console import Console
+from rich.table import Table
 
 from mtabench.escaping import in_log, printable
 
@@ -24,3 +26,17 @@ def say(console: Console, text: str) -> None:
     """
     shown = "\n".join(map(printable, text.split("\n")))
     console.print(in_log(shown), soft_wrap=True, markup=False, highlight=False)
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """A number with so many digits that count, never in the form 1e+03."""
+    return f"{value:.0f}" if value >= 10**digits else f"{value:.{digits}g}"
+
+
+def plain_table(first: str, others: Sequence[str]) -> Table:
+    """A table without lines: the first column to the left, the others, numbers, to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table

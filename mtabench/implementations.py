@@ -19,8 +19,8 @@ from mta_kernels.conv_attention import (
     conv_attention_reference,
     unsupported,
 )
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.inputs import DTYPES, Inputs
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import DTYPES, Inputs
 
 Closure = Callable[[], Tensor]
 

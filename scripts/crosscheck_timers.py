@@ -17,16 +17,16 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+from mtabench.checking.oracle import Oracle
 from mtabench.environment import describe, resolve_device
 from mtabench.errors import UsageError
-from mtabench.files.results import KEY_COLUMNS, key_of, text_of
 from mtabench.measuring import timing
 from mtabench.measuring.nvbench_timer import check_nvbench
 from mtabench.measuring.statistics import summarize
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import make_inputs
 from mtabench.registry import find, load
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.inputs import make_inputs
-from mtabench.sweeps.oracle import Oracle
+from mtabench.results.results_file import KEY_COLUMNS, key_of, text_of
 from mtabench.sweeps.plan import Options, make_plan
 
 # Kernels that leave the clock alone: one under a power cap has another clock in every round.

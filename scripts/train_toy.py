@@ -48,7 +48,7 @@ from mta_kernels.conv_attention import ConvAttention
 from mtabench.charts.style import LIGHT, STYLES, applied
 from mtabench.environment import describe, resolve_device
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.sweeps.axes import parse_names
+from mtabench.problem.axes import parse_names
 
 LETTERS, BLOCK, QUERY = 26, 5, 2
 MARK, QUERY_MARK, VOCABULARY = LETTERS, LETTERS + 1, LETTERS + 2

@@ -9,9 +9,9 @@ import time
 from dataclasses import replace
 
 from mtabench import registry
-from mtabench.measuring import isolation, timing
+from mtabench.measuring import timing
 from mtabench.measuring.ceilings import Ceilings
-from mtabench.sweeps import sweep
+from mtabench.sweeps import isolation, sweep
 
 real_measure_cell = isolation.measure_cell
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
+from mtabench.checking.oracle import Oracle
 from mtabench.cli import main
 from mtabench.ranks import meeting
-from mtabench.sweeps.oracle import Oracle
 
 
 def run_with_a_rank_that_dies() -> None:

@@ -19,9 +19,9 @@ from mtabench.cluster.facts import Facts
 from mtabench.cluster.groups import Group
 from mtabench.cluster.measurer import Outcome
 from mtabench.cluster.sweep import CrewSweep
-from mtabench.files.rows import cell_row, sample_lines
-from mtabench.files.writer import Writer
 from mtabench.measuring.timing import Settings
+from mtabench.results.rows import cell_row, sample_lines
+from mtabench.results.writer import Writer
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.sweep import shapes
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
-from mtabench.files.results import COLUMNS
+from mtabench.results.results_file import COLUMNS
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DEFAULTS = dict.fromkeys(COLUMNS, "") | {

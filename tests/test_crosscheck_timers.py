@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mtabench.errors import UsageError
-from mtabench.sweeps import axes
+from mtabench.problem import axes
 
 ROOT = Path(__file__).parents[1]
 SPEC = importlib.util.spec_from_file_location("crosscheck_timers", ROOT / "scripts/crosscheck_timers.py")

@@ -11,30 +11,45 @@ import pytest
 ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"
 PURE = (
-    "charts", "console", "errors", "escaping", "memory", "memory_tables", "registry", "roofline", "charts.bandwidth",
-    "charts.ceilings", "charts.chart", "charts.data", "charts.error", "charts.failures", "charts.findings",
-    "charts.heatmap", "charts.ladder", "charts.lines", "charts.memory", "charts.panels", "charts.roofline",
-    "charts.speedup", "charts.splits", "charts.style", "charts.text", "charts.time", "cluster.asked", "cluster.crew",
-    "cluster.groups", "cluster.local", "cluster.security", "cluster.team", "cluster.worker", "commands.compare",
-    "commands.dashboard", "commands.export", "commands.plot", "commands.report", "commands.results", "commands.show",
-    "comparing.compare", "comparing.comparison_reports", "comparing.inference", "comparing.noise",
-    "comparing.reporting", "comparing.revisions", "dashboard.changes", "dashboard.data", "dashboard.findings",
-    "dashboard.histories", "dashboard.yardstick", "files.csv_reading", "files.fields", "files.merging",
-    "files.result_view", "files.results", "files.sparklines", "files.writer", "measuring.lock", "measuring.run_delay",
-    "measuring.settled", "measuring.statistics", "measuring.stopwatch", "model.banded", "model.dense", "model.devices",
-    "model.fused", "model.kernel", "model.plain", "model.predict", "model.rungs", "model.storage", "pages.page",
-    "pages.text", "pages.vega", "profiling.ncu_report", "profiling.verdict", "ranks.lines", "report.columns",
-    "report.data", "report.markdown", "report.page", "report.sentences", "static.baseline", "static.limits",
-    "static.occupancy", "static.records", "static.sass", "static.shapes", "sweeps.axes", "sweeps.case",
-    "sweeps.outputs", "sweeps.runs", "sweeps.where", "sweeps.work",
+    "charts", "console", "errors", "escaping", "registry", "charts.bandwidth", "charts.ceilings", "charts.chart",
+    "charts.data", "charts.error", "charts.failures", "charts.findings", "charts.heatmap", "charts.ladder",
+    "charts.lines", "charts.memory", "charts.panels", "charts.roofline", "charts.speedup", "charts.splits",
+    "charts.style", "charts.text", "charts.time", "cluster.asked", "cluster.crew", "cluster.groups", "cluster.local",
+    "cluster.security", "cluster.team", "cluster.worker", "commands.compare", "commands.dashboard", "commands.export",
+    "commands.plot", "commands.report", "commands.results", "commands.show", "comparing.compare",
+    "comparing.comparison_reports", "comparing.inference", "comparing.noise", "comparing.reporting",
+    "comparing.revisions", "dashboard.changes", "dashboard.data", "dashboard.findings", "dashboard.histories",
+    "dashboard.yardstick", "measuring.run_delay", "measuring.settled", "measuring.statistics", "measuring.stopwatch",
+    "model.banded", "model.dense", "model.devices", "model.fused", "model.kernel", "model.memory", "model.plain",
+    "model.predict", "model.roofline", "model.rungs", "model.storage", "pages.page", "pages.text", "pages.vega",
+    "problem.axes", "problem.case", "problem.work", "profiling.ncu_report", "profiling.verdict", "ranks.lines",
+    "report.columns", "report.data", "report.markdown", "report.page", "report.sentences", "results.csv_reading",
+    "results.fields", "results.lock", "results.memory_tables", "results.merging", "results.outputs",
+    "results.result_view", "results.results_file", "results.runs", "results.sparklines", "results.where",
+    "results.writer", "static.baseline", "static.limits", "static.occupancy", "static.records", "static.sass",
+    "static.shapes",
 )  # fmt: skip
+# From the lowest: a module imports its own package, and packages and files of the lines above it here.
+LAYERS = (
+    "errors escaping options processes",
+    "console environment pages problem registry",
+    "implementations static",
+    "model",
+    "measuring",
+    "checking fuzzing results",
+    "charts dashboard profiling report sweeps",
+    "cluster",
+    "comparing ranks",
+    "commands",
+    "cli",
+)
 CLI_MAY_IMPORT = {
     "typer",
     "mtabench",
     "mtabench.cluster.asked",
     "mtabench.options",
-    "mtabench.sweeps.axes",
-    "mtabench.sweeps.case",
+    "mtabench.problem.axes",
+    "mtabench.problem.case",
     "mtabench.sweeps.plan",
     "mtabench.errors",
     "mtabench.registry",
@@ -68,6 +83,11 @@ def source_of(module):
             if module.startswith(("mtabench", "mta_kernels")) and path.is_file():
                 return path
     return None
+
+
+def module_path(module):
+    """The file of a module as `modules_under` names it, `__init__` and all."""
+    return ROOT.joinpath(*module.split(".")).with_suffix(".py")
 
 
 def loaded_with(module):
@@ -114,12 +134,50 @@ def test_cli_loads_only_light_modules():
     assert not packages(loaded_with("mtabench.cli")) & heavy
 
 
+def upward(module, found):
+    """Imports of a module that go up in LAYERS, or to another part of its own layer."""
+    of = {part: number for number, parts in enumerate(LAYERS) for part in parts.split()}
+    own = module.split(".")[1]
+    others = {name.split(".")[1] for name in found if name.startswith("mtabench.")} - {own}
+    return {other for other in others if of[other] >= of[own]}
+
+
 @pytest.mark.parametrize("module", modules_under(ROOT / "mtabench", ROOT))
-def test_commands_are_for_the_command_line(module):
-    if module == "mtabench.cli" or module.startswith("mtabench.commands."):
-        return
-    found = imports(source_of(module).read_text(), module, inside_functions=True)
-    assert not {name for name in found if name.startswith("mtabench.commands")}
+def test_arrows_between_packages_point_down(module):
+    if module not in ("mtabench.__init__", "mtabench.__main__"):
+        found = imports(module_path(module).read_text(), module, inside_functions=True)
+        assert not upward(module, {name for name in found if source_of(name)})
+
+
+def test_an_arrow_that_is_turned_round_is_found():
+    assert upward("mtabench.model.dense", {"mtabench.problem.case", "mtabench.sweeps.plan"}) == {"sweeps"}
+    assert upward("mtabench.report.page", {"mtabench.charts.style"}) == {"charts"}
+
+
+def circles(arrows):
+    """Files, each of which imports the next and the last the first."""
+    done, found = set(), []
+
+    def follow(name, path):
+        if name in path:
+            found.append(path[path.index(name) :])
+        elif name not in done:
+            for other in sorted(arrows.get(name, ())):
+                follow(other, [*path, name])
+            done.add(name)
+
+    for name in sorted(arrows):
+        follow(name, [])
+    return found
+
+
+def test_no_file_of_the_suite_imports_itself_by_way_of_others():
+    arrows = {}
+    for module in modules_under(ROOT / "mtabench", ROOT):
+        found = imports(module_path(module).read_text(), module, inside_functions=True)
+        arrows[module] = {name for name in found if name.startswith("mtabench.") and source_of(name)}
+    assert circles(arrows) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [["b", "c"]]
 
 
 @pytest.mark.parametrize("module", modules_under(ROOT / "mtabench", ROOT))

@@ -171,8 +171,8 @@ def test_the_example_of_a_model_in_the_readme_runs_and_decodes_the_last_row():
 
 
 def test_pages_list_the_implementations_and_columns():
-    from mtabench.files.results import COLUMNS, STATUSES
     from mtabench.registry import IMPLEMENTATIONS
+    from mtabench.results.results_file import COLUMNS, STATUSES
 
     table = (ROOT / "docs/implementations.md").read_text()
     assert re.findall(r"^\| `([^`]+)`", table, re.MULTILINE) == [i.name for i in IMPLEMENTATIONS]
@@ -207,8 +207,8 @@ def tables_of_times():
 
 
 def test_times_in_the_readme_are_those_of_their_files_and_say_where_the_interval_is_wide():
-    from mtabench.files.results import read_file
     from mtabench.measuring.settled import half_interval_of, settled
+    from mtabench.results.results_file import read_file
 
     found = list(tables_of_times())
     assert {table for table, *_ in found} == set(MEASURED)

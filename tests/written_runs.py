@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from mtabench.files.rows import RunFacts, cell_row, sample_lines, timed_row
-from mtabench.files.writer import Writer
 from mtabench.measuring.timing import Measurement
-from mtabench.sweeps.case import Case
+from mtabench.problem.case import Case
+from mtabench.results.rows import RunFacts, cell_row, sample_lines, timed_row
+from mtabench.results.writer import Writer
 
 ENVIRONMENT = {"device": "some, device", "driver": "1.2", "cuda": "13.0", "torch": "2.13.0", "triton": "3.6.0"}
 

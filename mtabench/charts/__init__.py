@@ -19,7 +19,7 @@ from mtabench.charts.chart import Chart, Kind, make_figure
 from mtabench.charts.data import read_cells, settings
 from mtabench.charts.style import LIGHT, THEMES, Look, Theme, applied, styles_of
 from mtabench.errors import UsageError
-from mtabench.sweeps.case import PASSES
+from mtabench.problem.case import PASSES
 
 KINDS = {
     kind.name: kind

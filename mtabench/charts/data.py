@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from mtabench.errors import UsageError
-from mtabench.files.results import KEY_COLUMNS, MEASURED_COLUMNS, NUMERIC_COLUMNS, read_results
 from mtabench.measuring.settled import settled
-from mtabench.sweeps.axes import short
+from mtabench.problem.axes import short
+from mtabench.results.results_file import KEY_COLUMNS, MEASURED_COLUMNS, NUMERIC_COLUMNS, read_results
 
 SETTING = ("device", "dtype", "heads", "kv_heads", "causal", "batch_name")
 CONV_COLUMNS = ("conv_q", "conv_k")

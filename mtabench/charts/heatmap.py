@@ -21,7 +21,7 @@ from mtabench.charts.speedup import rated
 from mtabench.charts.style import Look
 from mtabench.charts.text import TIMES, caption, factor, fitted, inches, length_label, shortened, unsettled_note
 from mtabench.measuring.settled import UNSETTLED
-from mtabench.sweeps.axes import short
+from mtabench.problem.axes import short
 
 CELL_INCHES = (0.62, 0.38)
 LABELS_INCHES = (0.9, 0.8)  # beside the cells, and above and below

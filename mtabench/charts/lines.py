@@ -17,7 +17,7 @@ from mtabench.charts.failures import ROW_INCHES, draw_marks, place_marks
 from mtabench.charts.panels import Line, Panel
 from mtabench.charts.style import STYLES, Look, Style
 from mtabench.charts.text import caption, length_label, shortened, unsettled_note
-from mtabench.sweeps.axes import short
+from mtabench.problem.axes import short
 
 MAX_TICKS = 8
 AXES_HEIGHT = 2.9  # inches; about what a panel leaves its axes

@@ -19,7 +19,7 @@ from mtabench.charts.lines import YARDSTICK_NOTE, line_legend, log_ticks, plain_
 from mtabench.charts.panels import problems, unsettled_times, word_of
 from mtabench.charts.style import Look
 from mtabench.charts.text import caption, number, percent, shortened, span, unsettled_note
-from mtabench.sweeps.axes import short
+from mtabench.problem.axes import short
 
 SIZES = (12.0, 64.0)  # of a marker, in square points, from the shortest sequence to the longest
 LEAST_DECADES = 1.4  # of the x axis, so that the words along the slope end before points of one intensity

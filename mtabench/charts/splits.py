@@ -17,8 +17,8 @@ from mtabench.charts.panels import Failure, Line, Panel, check_panels, failures_
 from mtabench.charts.style import Style
 from mtabench.charts.text import problem, shortened
 from mtabench.charts.time import BANDS
-from mtabench.sweeps.axes import short
-from mtabench.sweeps.splits import choices
+from mtabench.problem.axes import short
+from mtabench.results.splits import choices
 
 
 def chart(cells: pd.DataFrame) -> Chart | None:

@@ -11,7 +11,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
 from mtabench.measuring.settled import meaning
-from mtabench.sweeps.axes import short
+from mtabench.problem.axes import short
 
 NAME_LENGTH = 32  # characters of an implementation's name that are shown
 PART_LENGTH = 80  # of one part of the caption

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
-from mtabench.sweeps.case import Case
+from mtabench.problem.case import Case
 
 MOST_DEATHS = 3  # a group is given to another worker twice
 

@@ -22,14 +22,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 from mtabench.cluster.facts import Facts, facts_here
 from mtabench.errors import MtabenchError
-from mtabench.files.results import Key, key_of_row
 from mtabench.measuring.stopwatch import Stopwatch
 from mtabench.processes import EXIT_S, die_with_parent, ending, kill, last_line, start_process
+from mtabench.results.results_file import Key, key_of_row
 
 if TYPE_CHECKING:  # Dask's worker process, which passes them on, needs no torch
-    from mtabench.files.rows import RunFacts
     from mtabench.measuring.ceilings import Ceilings
     from mtabench.measuring.timing import Settings
+    from mtabench.results.rows import RunFacts
     from mtabench.sweeps.plan import Plan
 
 Row = dict[str, Any]

@@ -15,12 +15,12 @@ from mtabench.cluster.facts import Facts, differences, fits
 from mtabench.cluster.groups import Group, Groups
 from mtabench.cluster.measurer import Outcome, Request
 from mtabench.errors import MtabenchError
-from mtabench.files.results import key_of, key_of_row
-from mtabench.files.rows import Row, RunFacts, cell_row
-from mtabench.files.writer import Writer, to_resume
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import FILE_NAME, read_ceilings
 from mtabench.measuring.timing import Settings
+from mtabench.results.results_file import key_of, key_of_row
+from mtabench.results.rows import Row, RunFacts, cell_row
+from mtabench.results.writer import Writer, to_resume
 from mtabench.sweeps.plan import Plan
 from mtabench.sweeps.settings import measuring_words
 from mtabench.sweeps.sweep import interruptible

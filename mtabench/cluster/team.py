@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from mtabench.cluster.crew import Crew
     from mtabench.cluster.facts import Facts
     from mtabench.cluster.sweep import CrewWatcher
-    from mtabench.files.writer import Writer
     from mtabench.measuring.stopwatch import Stopwatch
     from mtabench.measuring.timing import Settings
-    from mtabench.sweeps.case import Case
+    from mtabench.problem.case import Case
+    from mtabench.results.writer import Writer
     from mtabench.sweeps.plan import Plan
 
 CONNECT_S = 10.0
@@ -123,7 +123,7 @@ class Team:
         """Measure the cells that the writer's file does not have yet; raises as sweep.run does."""
         from mtabench.cluster.groups import Group
         from mtabench.cluster.sweep import CrewSweep
-        from mtabench.files.results import key_of
+        from mtabench.results.results_file import key_of
 
         assert self._crew is not None
         groups = []

@@ -9,9 +9,9 @@ from rich.text import Text
 
 from mtabench.console import say
 from mtabench.escaping import printable
-from mtabench.files.results import text_of
-from mtabench.files.table import LiveWatcher, PlainWatcher, Row, line, results_table
+from mtabench.results.results_file import text_of
 from mtabench.sweeps.estimate import shown
+from mtabench.sweeps.table import LiveWatcher, PlainWatcher, Row, line, results_table
 
 REDRAW_S = 0.2
 MOST_PLACES = 16  # lines of workers; more are counted

@@ -26,12 +26,12 @@ from mtabench.comparing.pairs import (
 from mtabench.comparing.reporting import Wanted, check_outputs, refusal_reported, report
 from mtabench.comparing.rerun import LOOKS, measure_again
 from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve, working_tree
+from mtabench.comparing.sweep_words import SweepWords, announce
 from mtabench.console import make_console, say
 from mtabench.errors import UsageError
-from mtabench.files.merging import merge
-from mtabench.sweeps.outputs import check_folder
-from mtabench.sweeps.runs import read_run
-from mtabench.sweeps.sweep_words import SweepWords, announce
+from mtabench.results.merging import merge
+from mtabench.results.outputs import check_folder
+from mtabench.results.runs import read_run
 
 USUAL_NOISE = 0.005  # of a pair, as results/nvidia-h200/noise.csv has it, in three cells of four
 FINE_ENOUGH = 2  # times the threshold: what pairs should find, since a change as small as it is missed half the time

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mtabench.comparing.compare import compare
 from mtabench.comparing.reporting import Wanted, check_outputs, refusal_reported, report
-from mtabench.sweeps.runs import read_run
+from mtabench.results.runs import read_run
 
 
 def run(base: Path, head: Path, asked: Wanted, rerun_unclear: bool) -> int:

@@ -10,10 +10,10 @@ from mtabench.commands import RESULTS_FOLDER
 from mtabench.commands.tune import effect_lines
 from mtabench.console import say
 from mtabench.environment import describe, resolve_device
-from mtabench.files.results import text_of
 from mtabench.measuring.ceilings import measure_ceilings
 from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings, keep_ceilings, read_ceilings
-from mtabench.sweeps.case import DTYPES
+from mtabench.problem.case import DTYPES
+from mtabench.results.results_file import text_of
 
 
 def run(device: str, measure: bool, out: Path | None) -> int:

@@ -10,18 +10,17 @@ from rich.console import Console
 from rich.table import Table
 
 from mtabench.commands import RESULTS_FOLDER
-from mtabench.console import make_console, say
+from mtabench.console import make_console, plain_table, say, significant
 from mtabench.errors import UsageError
-from mtabench.files.results import key_of, key_of_row, read_file
-from mtabench.files.table import plain_table, significant
 from mtabench.measuring.kept_ceilings import FILE_NAME, ceilings_of_device
-from mtabench.memory import expected_memory_bytes, input_bytes, longest_seq
 from mtabench.model.devices import Device, Rates, find_device, rates_of
 from mtabench.model.kernel import BESIDE, IN_TURN
+from mtabench.model.memory import expected_memory_bytes, input_bytes, longest_seq
 from mtabench.model.predict import Prediction, predict, unmodelled
+from mtabench.problem.axes import short
+from mtabench.problem.case import Case
 from mtabench.registry import find
-from mtabench.sweeps.axes import short
-from mtabench.sweeps.case import Case
+from mtabench.results.results_file import key_of, key_of_row, read_file
 from mtabench.sweeps.plan import Options, make_plan
 
 MOST_CELLS = 40

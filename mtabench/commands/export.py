@@ -9,10 +9,10 @@ from pathlib import Path
 
 from mtabench.errors import UsageError
 from mtabench.escaping import in_latex, in_log, in_markdown, in_spreadsheet
-from mtabench.files.result_view import Column, View, make_view
-from mtabench.files.results import COLUMNS, NUMERIC_COLUMNS, frame, read_file, samples_path, say_if_torn
-from mtabench.sweeps.outputs import check_output, written
-from mtabench.sweeps.where import parse_where, select, sort_key
+from mtabench.results.outputs import check_output, written
+from mtabench.results.result_view import Column, View, make_view
+from mtabench.results.results_file import COLUMNS, NUMERIC_COLUMNS, frame, read_file, samples_path, say_if_torn
+from mtabench.results.where import parse_where, select, sort_key
 
 Rows = Sequence[Mapping[str, str]]
 

@@ -16,7 +16,7 @@ from mtabench.errors import NothingCheckedError, UsageError
 from mtabench.fuzzing.cases import draw
 from mtabench.fuzzing.totals import Totals, check_totals_file
 from mtabench.fuzzing.workers import run_workers
-from mtabench.sweeps import axes
+from mtabench.problem import axes
 
 FUZZED = ("triton", "hopper", "cuda", "auto", "eager")
 DEFAULT = {"cuda": ("triton", "hopper", "cuda", "auto"), "cpu": ("triton",)}

@@ -12,13 +12,13 @@ from rich.console import Console
 
 from mtabench.console import make_console, say
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.problem import axes
 from mtabench.static import baseline as comparing
 from mtabench.static import records, runs, sources, tables
 from mtabench.static.compiling import has_one, short_name
 from mtabench.static.limits import DEFAULT_TARGETS, TARGETS, Limits, limits_of
 from mtabench.static.records import Inspection, Kernel
 from mtabench.static.shapes import ALL_SHAPES, Asked, Shape, chosen_shapes
-from mtabench.sweeps import axes
 
 WIDTH = 100
 NOT_COMPARABLE = 5

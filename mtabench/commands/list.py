@@ -8,8 +8,8 @@ from rich.text import Text
 from mtabench.console import say
 from mtabench.environment import resolve_device
 from mtabench.measuring.readiness import unsupported_reason
+from mtabench.problem.case import PASSES, Case
 from mtabench.registry import GROUPS, find, names
-from mtabench.sweeps.case import PASSES, Case
 
 
 def run(device: str) -> int:

@@ -12,20 +12,20 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from mtabench import memory_tables as tables
 from mtabench.console import make_console, say
 from mtabench.errors import UsageError
-from mtabench.memory import longest_seq
-from mtabench.memory_tables import Row
 from mtabench.model.devices import Device, find_device
+from mtabench.model.memory import longest_seq
 from mtabench.model.on_chip import tile_of
 from mtabench.model.predict import unmodelled
 from mtabench.model.rungs import RUNGS
 from mtabench.model.storage import storage_of
+from mtabench.problem.axes import short
+from mtabench.problem.case import Case
 from mtabench.registry import find
-from mtabench.sweeps.axes import short
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.outputs import check_output, written
+from mtabench.results import memory_tables as tables
+from mtabench.results.memory_tables import Row
+from mtabench.results.outputs import check_output, written
 from mtabench.sweeps.plan import Options, make_plan
 
 UNITS = {"": 1, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -135,7 +135,7 @@ def _row(case: Case, device: Device | None, limit: float) -> Row:
 
 def _traced(rows: Sequence[Row]) -> list[Row]:
     """The rows with their traced peaks, with what it works on on standard error."""
-    from mtabench.measuring.traced_peak import traced_peak
+    from mtabench.sweeps.traced_peak import traced_peak
 
     console = Console(stderr=True)
     found = []

@@ -17,13 +17,13 @@ from mtabench.comparing.compare import parse_threshold
 from mtabench.comparing.inference import POWER
 from mtabench.comparing.noise import Alarms, Noise, find_noise
 from mtabench.comparing.pairs import PAIRS, Progress, Side, check_pairs, measure_pairs, process_folder
+from mtabench.comparing.sweep_words import SweepWords, announce
 from mtabench.console import make_console, say
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.files.results import KEY_COLUMNS, text_of
 from mtabench.measuring.settled import meaning, unsettled
-from mtabench.sweeps.outputs import check_folder
-from mtabench.sweeps.runs import Run, read_run
-from mtabench.sweeps.sweep_words import SweepWords, announce
+from mtabench.results.outputs import check_folder
+from mtabench.results.results_file import KEY_COLUMNS, text_of
+from mtabench.results.runs import Run, read_run
 
 FACTS = ("device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty", "timer", "cache")
 MEASURED = (

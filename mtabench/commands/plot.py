@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mtabench.charts import draw
-from mtabench.files.results import charts_folder, read_file, say_if_torn
-from mtabench.sweeps import axes
+from mtabench.problem import axes
+from mtabench.results.results_file import charts_folder, read_file, say_if_torn
 
 
 def run(csv_paths: Sequence[Path], kinds: str | None, themes: str, formats: str, out: Path | None) -> int:

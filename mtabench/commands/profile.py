@@ -14,14 +14,17 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from mtabench.checking.judge import Judge
 from mtabench.commands import RESULTS_FOLDER, WRONG_RESULT
 from mtabench.console import make_console, say
 from mtabench.environment import describe
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.files.results import key_of
 from mtabench.measuring.readiness import memory_reason, unsupported_reason
 from mtabench.model.devices import rates_of
 from mtabench.model.predict import predict, unmodelled
+from mtabench.problem import axes
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import SEED, Inputs, make_inputs
 from mtabench.processes import ProcessEndedError, call_in_process
 from mtabench.profiling import ncu, proton
 from mtabench.profiling.cell import ready, wall_ms
@@ -38,11 +41,8 @@ from mtabench.profiling.tables import (
 from mtabench.profiling.trace import trace
 from mtabench.profiling.verdict import launch_verdict, model_verdict
 from mtabench.registry import find, load
-from mtabench.sweeps import axes
-from mtabench.sweeps.case import Case
+from mtabench.results.results_file import key_of
 from mtabench.sweeps.estimate import this_gpu
-from mtabench.sweeps.inputs import SEED, Inputs, make_inputs
-from mtabench.sweeps.judge import Judge
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.sweep import words
 

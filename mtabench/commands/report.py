@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from mtabench.errors import UsageError
-from mtabench.files.results import samples_path
 from mtabench.pages.page import GENERATOR
 from mtabench.report.data import read_report
 from mtabench.report.markdown import MARK, markdown
 from mtabench.report.page import html_page
-from mtabench.sweeps.outputs import written
+from mtabench.results.outputs import written
+from mtabench.results.results_file import samples_path
 
 MARK_BYTES = 2000  # at the head of a file, where a report says that it is one
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log, printable
-from mtabench.files.results import COLUMNS, SAMPLE_COLUMNS, ResultsFile, key_of_row, read_file, samples_path
-from mtabench.sweeps.outputs import check_output, written
-from mtabench.sweeps.runs import cell_names, process_ids, sample_records
-from mtabench.sweeps.where import parse_where, select
+from mtabench.results.outputs import check_output, written
+from mtabench.results.results_file import COLUMNS, SAMPLE_COLUMNS, ResultsFile, key_of_row, read_file, samples_path
+from mtabench.results.runs import cell_names, process_ids, sample_records
+from mtabench.results.where import parse_where, select
 
 Row = dict[str, str]
 

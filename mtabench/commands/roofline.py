@@ -14,17 +14,16 @@ from rich.table import Table
 
 from mtabench.charts.ceilings import FILE_NAME, Ceilings, known_ceilings
 from mtabench.charts.data import read_cells
-from mtabench.console import make_console, say
+from mtabench.console import make_console, say, significant
 from mtabench.errors import UsageError
-from mtabench.files.columns import GAP, Column, leave_out
-from mtabench.files.results import KEY_COLUMNS, Key, key_of, samples_path, text_of
-from mtabench.files.table import significant
 from mtabench.model.devices import find_device
+from mtabench.model.roofline import Standing, standing
+from mtabench.problem.axes import short
+from mtabench.problem.case import Case
 from mtabench.profiling.tables import COUNTERS_FILE, read_memory_bytes
-from mtabench.roofline import Standing, standing
-from mtabench.sweeps.axes import short
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.outputs import check_output, written
+from mtabench.results.columns import GAP, Column, leave_out
+from mtabench.results.outputs import check_output, written
+from mtabench.results.results_file import KEY_COLUMNS, Key, key_of, samples_path, text_of
 
 OUT_COLUMNS = (
     *KEY_COLUMNS, "device", "median_ms", "useful_flops", "executed_flops", "least_bytes", "model_bytes",

@@ -15,13 +15,13 @@ from rich.text import Text
 from mtabench.console import make_console
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log, printable
-from mtabench.files.columns import leave_out
-from mtabench.files.result_view import Column, View, make_view
-from mtabench.files.results import key_of_row, read_file, samples_path
-from mtabench.files.sparklines import MARKS, against_seq, drift
-from mtabench.files.table import STYLES
-from mtabench.sweeps.runs import Rounds, find_rounds, process_ids, read_samples
-from mtabench.sweeps.where import parse_where, select, sort_key
+from mtabench.results.columns import leave_out
+from mtabench.results.result_view import Column, View, make_view
+from mtabench.results.results_file import key_of_row, read_file, samples_path
+from mtabench.results.runs import Rounds, find_rounds, process_ids, read_samples
+from mtabench.results.sparklines import MARKS, against_seq, drift
+from mtabench.results.where import parse_where, select, sort_key
+from mtabench.sweeps.table import STYLES
 
 GAP = "  "
 STAYS_IN_ROW = ("seq", "impl", "splits")  # the rest of a problem can stand above its rows

@@ -17,11 +17,13 @@ from mtabench.cluster.asked import Asked
 from mtabench.commands import RESULTS_FOLDER, WRONG_RESULT
 from mtabench.console import make_console, say
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError
-from mtabench.files.results import charts_folder, key_of, key_of_row
-from mtabench.files.writer import Writer, check_destination, to_resume
 from mtabench.measuring.stopwatch import CHARTS, START, Stopwatch
-from mtabench.ranks.asked import follow_torchrun, plan_over_ranks
+from mtabench.ranks.asked import plan_over_ranks
 from mtabench.ranks.lines import rank_lines
+from mtabench.ranks.torchrun import follow_torchrun
+from mtabench.results.results_file import charts_folder, key_of, key_of_row
+from mtabench.results.writer import Writer, check_destination, to_resume
+from mtabench.sweeps.measurer import Measurer
 from mtabench.sweeps.plan import Options, Plan, make_plan
 
 
@@ -46,10 +48,10 @@ def run(
     already = {key_of_row(row): row for row in check_destination(path, resume)}
     with _measuring(asked, ranks, plan, dry_run) as team:
         # By now the workers, if there are any, import torch; this process does as well.
-        from mtabench.files.table import auto_lines, print_plan, results_table, settled_lines
         from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings
         from mtabench.sweeps.settings import make_settings
         from mtabench.sweeps.sweep import check_same_device
+        from mtabench.sweeps.table import auto_lines, print_plan, results_table, settled_lines
 
         check_ceilings(path.with_name(FILE_NAME))
         console = make_console()
@@ -83,7 +85,7 @@ def run(
     return WRONG_RESULT * any_wrong
 
 
-def _measuring(asked: Asked, ranks: int | None, plan: Plan, dry_run: bool) -> AbstractContextManager[Any]:
+def _measuring(asked: Asked, ranks: int | None, plan: Plan, dry_run: bool) -> AbstractContextManager[Measurer]:
     """What measures the plan: this process, with the ranks or by the workers that were asked for."""
     if ranks is not None:
         from mtabench.ranks.team import RankTeam
@@ -111,7 +113,7 @@ def _draw_at_end(console: Console, path: Path) -> None:
 
 def _check_times(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Raise NothingTimedError, with what happened most often, if no row has a time."""
-    from mtabench.files.rows import TIMED
+    from mtabench.results.rows import TIMED
 
     if any(row["status"] in TIMED for row in rows):
         return

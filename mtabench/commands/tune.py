@@ -20,9 +20,9 @@ from mtabench.commands import WRONG_RESULT
 from mtabench.console import make_console, say
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.readiness import unsupported_reason
-from mtabench.sweeps import axes
-from mtabench.sweeps.case import PASSES, Case
-from mtabench.sweeps.inputs import DTYPES, use_full_float32
+from mtabench.problem import axes
+from mtabench.problem.case import PASSES, Case
+from mtabench.problem.inputs import DTYPES, use_full_float32
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.sweep import words
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from mtabench.checking.verify import run_checks
 from mtabench.commands import WRONG_RESULT
 from mtabench.console import say
 from mtabench.environment import resolve_device
 from mtabench.errors import NothingCheckedError
+from mtabench.problem import axes
 from mtabench.registry import chosen, names
-from mtabench.sweeps import axes
 from mtabench.sweeps.plan import check_seed
-from mtabench.sweeps.verify import run_checks
 
 CHECK_LINE = "{:<17} {:<24} {:<32} {:>8} {:>8}  {}"
 

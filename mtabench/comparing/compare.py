@@ -11,7 +11,7 @@ import numpy as np
 from mtabench.comparing.inference import LogRatios, compare_samples, detectable, holm
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.settled import was_crowded
-from mtabench.sweeps.runs import Cell, Run, process_ids
+from mtabench.results.runs import Cell, Run, process_ids
 
 VERDICTS = ("broken", "slower", "gone", "unclear", "new", "faster", "same")  # the most urgent first
 FAIL_ON = ("broken", "slower", "gone")  # unless --fail-on says otherwise

@@ -13,7 +13,7 @@ from mtabench.comparing.compare import NOTHING, VERDICTS, WRONG, ComparedCell, C
 from mtabench.comparing.inference import POWER
 from mtabench.escaping import in_markdown
 from mtabench.measuring.settled import UNSETTLED, meaning, settled, unsettled
-from mtabench.sweeps.runs import Cell, Run
+from mtabench.results.runs import Cell, Run
 
 STYLES = {"slower": "bold red", "broken": "bold red", "gone": "bold red", "unclear": "yellow", "faster": "green"}
 HEADER = ("cell", "base ms", "head ms", "change", "95 % interval", "detectable", "verdict")

@@ -22,9 +22,9 @@ from rich.text import Text
 from mtabench.comparing.revisions import Revision, clean_environment
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.escaping import in_log, printable
-from mtabench.files.results import read_file, samples_path
 from mtabench.measuring.kept_ceilings import FILE_NAME
 from mtabench.processes import ending, run_module
+from mtabench.results.results_file import read_file, samples_path
 from mtabench.sweeps.estimate import shown
 
 RAN = (0, 4, 5)  # 4: a result is wrong, 5: no cell has a time; their rows say so

@@ -18,7 +18,7 @@ from mtabench.comparing.compare import (
 from mtabench.console import make_console
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log, printable
-from mtabench.files.results import samples_path
+from mtabench.results.results_file import samples_path
 
 FORMATS = ("table", "markdown")
 REPORTS: Mapping[str, Callable[[Comparison], str]] = {

@@ -15,9 +15,9 @@ from mtabench.comparing.reporting import Wanted
 from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve
 from mtabench.console import make_console, say
 from mtabench.errors import UsageError
-from mtabench.files.merging import merge
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.runs import Run, read_run
+from mtabench.problem.case import Case
+from mtabench.results.merging import merge
+from mtabench.results.runs import Run, read_run
 
 MOST_RERUNS = 2
 LOOKS = 1 + MOST_RERUNS

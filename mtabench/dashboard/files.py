@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mtabench.dashboard.histories import Collector, History, Run, TooMuchError
 from mtabench.errors import UsageError
-from mtabench.files.results import read_file
+from mtabench.results.results_file import read_file
 
 MOST_FILES = 20_000
 SAMPLES = "files of samples"

@@ -13,7 +13,7 @@ from mta_kernels.conv_attention import ConvAttention, conv_attention, conv_atten
 from mtabench.fuzzing.inputs import Inputs
 from mtabench.fuzzing.layouts import Placed
 from mtabench.fuzzing.poison import fresh_memory_is_nan
-from mtabench.sweeps.inputs import DTYPES
+from mtabench.problem.inputs import DTYPES
 
 BACKENDS = {"eager": "reference"}  # where a backend's name differs from that of the implementation
 GRADIENT_OF = {"q": "dq", "k": "dk", "v": "dv", "weight": "dweight", "q_history": "dq_history"}

@@ -13,7 +13,7 @@ from torch import Tensor
 from mtabench.fuzzing.cases import FuzzCase
 from mtabench.fuzzing.definition import Expected, Problem, Rounding, expected_results
 from mtabench.fuzzing.layouts import as_laid_out
-from mtabench.sweeps.inputs import DTYPES
+from mtabench.problem.inputs import DTYPES
 
 HUGE = {"fp16": 2e3, "bf16": 1e8, "fp32": 1e8}
 LARGE_VALUE = 100.0  # in a backward in 16 bits, where a huge one costs other gradients precision

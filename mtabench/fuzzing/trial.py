@@ -15,7 +15,7 @@ from mtabench.fuzzing.checks import Wrong
 from mtabench.fuzzing.inputs import Inputs, expected, make_inputs
 from mtabench.fuzzing.poison import fill_free_blocks
 from mtabench.fuzzing.probes import probe_of
-from mtabench.sweeps.inputs import DTYPES, use_full_float32
+from mtabench.problem.inputs import DTYPES, use_full_float32
 
 LONGEST_REFUSAL = 500
 

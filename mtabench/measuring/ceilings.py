@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from mtabench.sweeps.inputs import DTYPES, use_full_float32
+from mtabench.problem.inputs import DTYPES, use_full_float32
 
 CALLS = 10
 SECONDS = 0.2  # for each kernel

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mtabench import environment
-from mtabench.memory import expected_memory_bytes, input_bytes
+from mtabench.model.memory import expected_memory_bytes, input_bytes
+from mtabench.problem.case import Case
 from mtabench.registry import find, load
-from mtabench.sweeps.case import Case
 
 
 def unsupported_reason(case: Case) -> str | None:

@@ -15,6 +15,7 @@ import torch
 
 from mtabench.environment import GpuSensor, l2_bytes
 from mtabench.measuring.energy import joules
+from mtabench.measuring.failures import WrongResultError
 from mtabench.measuring.nvbench_timer import sample_with_nvbench
 from mtabench.measuring.nvtx import phase
 from mtabench.measuring.poison import poisoned_memory
@@ -22,9 +23,8 @@ from mtabench.measuring.run_delay import longest_wait_s, run_delays_s
 from mtabench.measuring.samplers import GraphSampler, Sampler, capture, cpu_sampler, events_sampler, graph_sampler
 from mtabench.measuring.settled import CI_TARGET, half_interval
 from mtabench.measuring.statistics import median_interval
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.failures import WrongResultError
-from mtabench.sweeps.inputs import Inputs
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import Inputs
 
 K = TypeVar("K", bound=Hashable)
 Confirm = Callable[[Callable[[], list[Any]]], str]

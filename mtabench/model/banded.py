@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mtabench.model import fused
 from mtabench.model.kernel import Kernel, scores
-from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
+from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 
 # What the kernels reach of the peak of shared memory, calibrated on fwd.csv and hopper-bwd.csv of an H200. Forward: ncu
 # sees 73 to 91 %; softmax runs while other warpgroups multiply. Backward: each of five products is waited for, and two

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mtabench.model.kernel import Kernel
-from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
-from mtabench.sweeps.work import pairs, taps
+from mtabench.problem.case import BYTES_PER_ELEMENT, Case
+from mtabench.problem.work import pairs, taps
 
 # Fused multiply-adds a second of PyTorch's convolution, one channel a head, calibrated on results/nvidia-h200/*.csv.
 # It counts elements in 32 bits; from 2^31 scores on another, slower kernel takes its place.

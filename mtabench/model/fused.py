@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mtabench.model.kernel import Kernel, scores
-from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
+from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 
 # What products reach of a plain product's rate beside the exponentials. Calibrated on results/nvidia-h200: for the
 # forward on fwd.csv, for the backward on bwd.csv and a run of ncu whose rows are not kept. Queries in

@@ -9,8 +9,8 @@ from pathlib import Path
 from mtabench.model.devices import Device
 from mtabench.model.fused import power_of_two
 from mtabench.model.tiles import depth_of, forward_config, gluon_tiles, in_gluon, shared_memory, value_columns
-from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
-from mtabench.sweeps.inputs import DTYPES
+from mtabench.problem.case import BYTES_PER_ELEMENT, Case
+from mtabench.problem.inputs import DTYPES
 
 FLOAT = 4
 STATISTICS = 2  # numbers a row: the running maximum and the running sum

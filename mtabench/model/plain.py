@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mtabench.model.kernel import Kernel, scores
-from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
+from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 
 BLOCK = 128  # rows and keys of a tile
 WARPGROUP = 64  # rows that read a tile of keys from shared memory together

@@ -8,8 +8,8 @@ from mtabench.model import banded, dense, fused, plain
 from mtabench.model.devices import Device, Rates
 from mtabench.model.fused import Tiles
 from mtabench.model.kernel import Kernel, KernelTime, time_of
+from mtabench.problem.case import Case
 from mtabench.registry import find
-from mtabench.sweeps.case import Case
 
 MODELLED = ("eager", "triton", "hopper", "sdpa-flash", "sdpa-cudnn")
 # Seconds that the host takes to launch one kernel: Triton's four of a forward and Hopper's two (host-time.csv), 18 of a

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
-from mtabench.sweeps.work import pairs
+from mtabench.problem.case import BYTES_PER_ELEMENT, Case
+from mtabench.problem.work import pairs
 
 
 class Rung(NamedTuple):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mtabench.memory import expected_memory_bytes, input_bytes, stored_scores
+from mtabench.model.memory import expected_memory_bytes, input_bytes, stored_scores
+from mtabench.model.roofline import model_bytes
 from mtabench.model.rungs import RUNGS, traffic
+from mtabench.problem.case import BYTES_PER_ELEMENT, Case
+from mtabench.problem.work import bytes_moved, executed_flops
 from mtabench.registry import find
-from mtabench.roofline import model_bytes
-from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
-from mtabench.sweeps.work import bytes_moved, executed_flops
 
 
 @dataclass(frozen=True, slots=True)

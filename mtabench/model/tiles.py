@@ -12,9 +12,9 @@ from mta_kernels.conv_attention.triton.decode_plan import DecodeConfig, auto_spl
 from mta_kernels.conv_attention.triton.forward import ForwardConfig, forward_candidates, gluon_computes
 from mtabench.model.devices import Device
 from mtabench.model.fused import Tiles, power_of_two
+from mtabench.problem.case import BYTES_PER_ELEMENT, Case
+from mtabench.problem.inputs import DTYPES
 from mtabench.static.limits import limits_of
-from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
-from mtabench.sweeps.inputs import DTYPES
 
 
 def tiles_of(case: Case, device: Device) -> Tiles:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from mtabench.measuring.timing import Timed, timed
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import Inputs, make_inputs
 from mtabench.registry import find, load
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.inputs import Inputs, make_inputs
 
 WARM_UP_CALLS = 3
 

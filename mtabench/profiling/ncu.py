@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mtabench.errors import MtabenchError
+from mtabench.problem.case import Case
 from mtabench.profiling.ncu_report import ASKED, SECTIONS
-from mtabench.sweeps.case import Case
 
 PROGRAM = "ncu"
 RIGHTS = "ERR_NVGPUCTRPERM"

@@ -10,8 +10,8 @@ import sys
 
 import torch
 
+from mtabench.problem.case import Case
 from mtabench.profiling.cell import ready, synchronize
-from mtabench.sweeps.case import Case
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mtabench.errors import UsageError
-from mtabench.sweeps.case import Case
+from mtabench.problem.case import Case
 
 TIME = "time (ns)"
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from mtabench.console import plain_table
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.files.csv_reading import read_csv
-from mtabench.files.results import KEY_COLUMNS, Key, key_of, key_of_row, text_of
-from mtabench.files.table import plain_table
+from mtabench.problem.case import Case
 from mtabench.profiling.ncu_report import Counters
 from mtabench.profiling.trace import KernelUse
 from mtabench.profiling.verdict import bound_by, verdict
-from mtabench.sweeps.case import Case
+from mtabench.results.csv_reading import read_csv
+from mtabench.results.results_file import KEY_COLUMNS, Key, key_of, key_of_row, text_of
 
 KERNELS_FILE, COUNTERS_FILE = "kernels.csv", "counters.csv"
 FACTS = ("device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty", "repro")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from mtabench.cluster.asked import Asked
 from mtabench.errors import UsageError
-from mtabench.sweeps.case import Case
+from mtabench.problem.case import Case
 from mtabench.sweeps.plan import Options, Plan, make_plan
 
 # Implementations that can share a sequence, and the backend of `conv_attention` that each of them is.
@@ -34,18 +34,6 @@ def find_place(ranks: int) -> Place:
             "out: mtabench starts its ranks itself"
         )
     return Place(int(os.environ["RANK"]), under_torchrun=True)
-
-
-def follow_torchrun(ranks: int, device: str) -> bool:
-    """Whether torchrun started this process as another rank than the first: then it has done its part by now."""
-    place = find_place(ranks)
-    if place.rank == 0:
-        return False
-    from mtabench.ranks.follower import follow
-    from mtabench.ranks.meeting import TORCHRUN, Meeting
-
-    follow(Meeting(place.rank, ranks, device, TORCHRUN))
-    return True
 
 
 def plan_over_ranks(options: Options, ranks: int, asked: Asked) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mtabench.sweeps.axes import short
+from mtabench.problem.axes import short
 
 
 def rank_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -12,13 +12,13 @@ from torch import Tensor
 from mta_kernels.conv_attention import conv_attention
 from mta_kernels.conv_attention.context_parallel import shard_sequence, unshard_sequence
 from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks
+from mtabench.checking.probes import make_probes
+from mtabench.measuring.failures import failure
 from mtabench.measuring.poison import poisoned_memory
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import Inputs, make_inputs
 from mtabench.ranks.asked import BACKENDS
 from mtabench.ranks.meeting import Meeting
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.failures import failure
-from mtabench.sweeps.inputs import Inputs, make_inputs
-from mtabench.sweeps.probes import make_probes
 
 LINK_BYTES = {"cuda": 256 << 20, "cpu": 16 << 20}
 LINK_TRIALS = 5

@@ -12,24 +12,24 @@ from mta_kernels.conv_attention.arguments import key_padding
 from mta_kernels.conv_attention.context_parallel.ring import passed_bytes
 from mta_kernels.conv_attention.context_parallel.tiles import Problem
 from mtabench import environment
-from mtabench.files.results import key_of
-from mtabench.files.rows import Row, cell_row, sample_lines, timed_row
-from mtabench.files.writer import Writer
+from mtabench.checking.judge import Judge, Result
+from mtabench.checking.probes import Probe
 from mtabench.measuring import timing
+from mtabench.measuring.failures import failure
 from mtabench.measuring.statistics import summarize
 from mtabench.measuring.stopwatch import MEASURING, VERIFYING, Stopwatch
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import DTYPES
 from mtabench.processes import EXIT_S
 from mtabench.ranks.asked import find_place
 from mtabench.ranks.meeting import Meeting, check_devices, meet
 from mtabench.ranks.part import NotLoadedError, Part, link_gbytes_s, load_part
 from mtabench.registry import find, load
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.failures import failure
+from mtabench.results.results_file import key_of
+from mtabench.results.rows import Row, cell_row, sample_lines, timed_row
+from mtabench.results.writer import Writer
 from mtabench.sweeps.here import Here
-from mtabench.sweeps.inputs import DTYPES
-from mtabench.sweeps.judge import Judge, Result
 from mtabench.sweeps.plan import Plan
-from mtabench.sweeps.probes import Probe
 from mtabench.sweeps.sweep import Sweep, Watcher, interruptible, new_sweep, words
 
 ONE_RANK = "1 rank"

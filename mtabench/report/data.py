@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from mtabench.errors import UsageError
-from mtabench.files.results import COLUMNS, NUMERIC_COLUMNS, read_results, samples_path
 from mtabench.measuring.settled import settled
 from mtabench.pages.text import MOST_CHARACTERS, shown_number, shown_text
-from mtabench.sweeps.runs import Rounds, read_run
+from mtabench.results.results_file import COLUMNS, NUMERIC_COLUMNS, read_results, samples_path
+from mtabench.results.runs import Rounds, read_run
 
 # What a chart of time against sequence length holds fixed.
 PANEL_AXES = ("pass", "device", "dtype", "batch", "heads", "kv_heads", "head_dim", "conv", "causal")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from mtabench.escaping import in_markdown
-from mtabench.files.result_view import significant
-from mtabench.files.sparklines import sparkline
 from mtabench.measuring.settled import UNSETTLED
 from mtabench.report.columns import (
     IMPLEMENTATION,
@@ -22,6 +20,8 @@ from mtabench.report.columns import (
 from mtabench.report.data import Report, Row, Spread, is_plain, is_timed
 from mtabench.report.page import facts, failures, title
 from mtabench.report.sentences import plural, summary
+from mtabench.results.result_view import significant
+from mtabench.results.sparklines import sparkline
 
 MARK = "<!-- mtabench report -->"  # tells our files from a reader's own
 MOST_CELLS = 1000  # GitHub shows files of up to 512 KB

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mtabench.files.result_view import significant
 from mtabench.measuring.settled import UNSETTLED, meaning, unsettled
 from mtabench.measuring.statistics import geometric_mean
 from mtabench.report.data import SHAPE_AXES, Report, Row, is_plain, is_timed
+from mtabench.results.result_view import significant
 
 PASSES = {"fwd": "forward pass", "bwd": "backward pass", "decode": "decode step"}
 STATUSES = {"oom": "out of memory", "error": "ended in an error", "timeout": "took too long", "wrong": "wrong"}

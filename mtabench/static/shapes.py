@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mtabench.errors import UsageError
-from mtabench.sweeps import axes
-from mtabench.sweeps.case import DTYPES
+from mtabench.problem import axes
+from mtabench.problem.case import DTYPES
 
 HEAD_DIMS = (16, 256)
 

@@ -133,7 +133,7 @@ def hopper(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     from mta_kernels.conv_attention.hopper import backward, forward
     from mta_kernels.conv_attention.hopper import prepare as preparing
     from mta_kernels.cuda import compiler
-    from mtabench.sweeps.inputs import DTYPES
+    from mtabench.problem.inputs import DTYPES
 
     dtype = DTYPES[shape.dtype]
     if limits.capability != (9, 0) or forward.shape_unsupported(dtype, shape.head_dim, *shape.conv):
@@ -156,7 +156,7 @@ def cuda_decode(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     from mta_kernels.conv_attention.cuda_decode.decode import shape_unsupported
     from mta_kernels.conv_attention.cuda_decode.geometry import plan_on
     from mta_kernels.cuda import compiler
-    from mtabench.sweeps.inputs import DTYPES
+    from mtabench.problem.inputs import DTYPES
 
     dtype, pad = DTYPES[shape.dtype], key_padding(shape.conv[1], "both")
     if shape_unsupported(dtype, shape.head_dim, *shape.conv):
@@ -174,7 +174,7 @@ def cuda_conv(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """The published approach to conv attention. Raises SkippedError without a compiler."""
     from mta_kernels.conv_attention.cuda_conv import shape as shapes
     from mta_kernels.cuda import compiler
-    from mtabench.sweeps.inputs import DTYPES
+    from mtabench.problem.inputs import DTYPES
 
     dtype = DTYPES[shape.dtype]
     if not shape.by_name or shapes.shape_unsupported(dtype, shape.head_dim, *shape.conv):
@@ -214,7 +214,7 @@ def cuda_rungs(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     from mta_kernels.attention import cuda_flash, cuda_naive, cuda_tiled
     from mta_kernels.attention.cuda_launch import ELEMENTS, source
     from mta_kernels.cuda import compiler
-    from mtabench.sweeps.inputs import DTYPES
+    from mtabench.problem.inputs import DTYPES
 
     if not shape.by_name:
         return
@@ -240,8 +240,8 @@ def _compiled(source: Any) -> CudaCode:
 
 def _inputs(shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q, k, v and weight."""
+    from mtabench.problem.inputs import DTYPES
     from mtabench.static.absent_gpu import tensor
-    from mtabench.sweeps.inputs import DTYPES
 
     dtype = DTYPES[shape.dtype]
     q = tensor(1, shape.heads, shape.seq, shape.head_dim, dtype=dtype)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from mtabench.errors import UsageError
 from mtabench.model.devices import Device, find_device, rates_of
 from mtabench.model.predict import predict, unmodelled
+from mtabench.problem.case import Case
+from mtabench.problem.work import executed_flops
 from mtabench.registry import find
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.work import executed_flops
 
 COMPILED = (
     "compile", "triton", "hopper", "cuda-conv", "cuda-naive", "cuda-tiled", "cuda-flash", "triton-pointer",

@@ -1,4 +1,4 @@
-"""The process of the command itself as what measures a sweep; `cluster.team` has the same face for workers."""
+"""The process of the command itself as what measures a sweep."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from mtabench.files.writer import Writer
 from mtabench.measuring.stopwatch import Stopwatch
-from mtabench.sweeps.case import Case
+from mtabench.problem.case import Case
+from mtabench.results.writer import Writer
 from mtabench.sweeps.plan import Plan
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ class Here:
 
     def watcher(self, *arguments: Any) -> AbstractContextManager[Any]:
         """What shows the sweep to a person, made of a console, the number of cells and rows of before."""
-        from mtabench.files.table import watcher
+        from mtabench.sweeps.table import watcher
 
         return watcher(*arguments)
 
     def run(self, plan: Plan, writer: Writer, settings: Settings, watcher: Watcher, spent: Stopwatch) -> None:
         """Measure the cells that the writer's file does not have yet; raises as sweep.run does."""
-        from mtabench.measuring.isolation import run_isolated
+        from mtabench.sweeps.isolation import run_isolated
         from mtabench.sweeps.sweep import run
 
         (run_isolated if self._isolate else run)(plan, writer, settings, watcher, spent)

@@ -8,9 +8,9 @@ from itertools import product
 from secrets import randbelow
 
 from mtabench.errors import UsageError
+from mtabench.problem import axes
+from mtabench.problem.case import DTYPES, OPS, PASSES, Case
 from mtabench.registry import BASELINE, Implementation, chosen, default_names, find
-from mtabench.sweeps import axes
-from mtabench.sweeps.case import DTYPES, OPS, PASSES, Case
 
 TIMERS = ("auto", "events", "graph", "cpu", "nvbench")
 CACHES = ("cold", "warm")

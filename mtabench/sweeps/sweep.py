@@ -17,25 +17,25 @@ from typing import Protocol
 import torch
 
 from mtabench import environment
+from mtabench.checking.judge import Judge
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.files.results import Key, key_of
-from mtabench.files.rows import TIMED, Row, RunFacts, add_speedups, cell_row, sample_lines, timed_row
-from mtabench.files.writer import Writer, to_resume
 from mtabench.measuring import timing
 from mtabench.measuring.ceilings import Ceilings, measure_ceilings, with_reading
+from mtabench.measuring.failures import failure
 from mtabench.measuring.kept_ceilings import FILE_NAME, read_ceilings
 from mtabench.measuring.nvtx import phase
 from mtabench.measuring.readiness import memory_reason, unsupported_reason
 from mtabench.measuring.stopwatch import MEASURING, VERIFYING, Stopwatch
+from mtabench.problem.axes import short
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import make_inputs
+from mtabench.problem.work import only_reads
 from mtabench.registry import find, load
-from mtabench.sweeps.axes import short
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.failures import failure
-from mtabench.sweeps.inputs import make_inputs
-from mtabench.sweeps.judge import Judge
+from mtabench.results.results_file import Key, key_of
+from mtabench.results.rows import TIMED, Row, RunFacts, add_speedups, cell_row, sample_lines, timed_row
+from mtabench.results.writer import Writer, to_resume
 from mtabench.sweeps.plan import Plan
 from mtabench.sweeps.settings import measuring_words
-from mtabench.sweeps.work import only_reads
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from mtabench.commands import ab
 from mtabench.comparing import pairs
 from mtabench.comparing.compare import LEVEL, judge
 from mtabench.comparing.inference import by_pairs, paired_ratios
-from mtabench.sweeps.runs import read_run
+from mtabench.results.runs import read_run
 
 ROOT = Path(__file__).parents[2]
 SWEEP = ("fwd", "--impl", "eager", "--seq", "64,128", "--head-dim", "16", "--heads", "2", "--device", "cpu")
@@ -218,7 +218,7 @@ def test_a_process_that_fails_is_one_sentence(mtabench, processes, repository, r
 
 def test_results_of_another_schema_are_said(mtabench, processes, monkeypatch):
     processes(sides())
-    monkeypatch.setattr("mtabench.files.rows.SCHEMA_VERSION", 99)
+    monkeypatch.setattr("mtabench.results.rows.SCHEMA_VERSION", 99)
     code, _, err = mtabench("ab", "--base", "HEAD~1", *SWEEP, "--out", "out")
     assert (code, len(err.splitlines())) == (1, 1)
     assert "writes results that this mtabench does not read: " in err

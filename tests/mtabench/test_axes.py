@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mta_kernels.conv_attention import arguments
 from mtabench.errors import UsageError
-from mtabench.sweeps.axes import (
+from mtabench.problem.axes import (
     MAX_SPLITS,
     PRESETS,
     find_preset,

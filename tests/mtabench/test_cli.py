@@ -18,12 +18,12 @@ from command_line import make_runner, refused
 from typer.main import get_command
 
 from mtabench import __version__, registry
+from mtabench.checking import verify
 from mtabench.cli import app
-from mtabench.files.results import COLUMNS, KEY_COLUMNS, read_results
-from mtabench.files.writer import Writer
 from mtabench.measuring import timing
 from mtabench.measuring.ceilings import Ceilings, measure_ceilings
-from mtabench.sweeps import verify
+from mtabench.results.results_file import COLUMNS, KEY_COLUMNS, read_results
+from mtabench.results.writer import Writer
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("fwd", "bwd", "decode", "verify", "list", "env", "profile", "explain", "roofline", "plot", "compare")
@@ -401,7 +401,7 @@ def test_ceilings_that_cannot_be_read_are_told_before_any_file_is_touched(mtaben
 def test_isolated_cells_are_asked_for(mtabench, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "mtabench.measuring.isolation.run_isolated", lambda plan, *args: asked.append(plan.options.cell_timeout)
+        "mtabench.sweeps.isolation.run_isolated", lambda plan, *args: asked.append(plan.options.cell_timeout)
     )
     words = ("fwd", *TINY, "--no-plot", "--isolate")
     assert mtabench(*words, "--out", "a.csv")[0] == 0

@@ -13,7 +13,7 @@ from distributed import LocalCluster, Security
 from mtabench import environment, registry
 from mtabench.cluster import facts, team
 from mtabench.cluster import worker as tasks
-from mtabench.files.results import read_results
+from mtabench.results.results_file import read_results
 
 pytestmark = pytest.mark.slow
 

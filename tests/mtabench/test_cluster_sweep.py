@@ -12,7 +12,7 @@ import pytest
 from command_line import make_runner
 
 from mtabench import registry
-from mtabench.files.results import KEY_COLUMNS, read_results, samples_path
+from mtabench.results.results_file import KEY_COLUMNS, read_results, samples_path
 
 pytestmark = [
     pytest.mark.slow,

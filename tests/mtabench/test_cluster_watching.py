@@ -7,7 +7,7 @@ from rich.console import Console
 from written_runs import ENVIRONMENT, case
 
 from mtabench.cluster import watching
-from mtabench.files.rows import RunFacts, cell_row
+from mtabench.results.rows import RunFacts, cell_row
 
 
 def row(seq, worker="node1 GPU 0"):

@@ -15,7 +15,7 @@ from written_runs import case, rounds, write_run
 from mtabench import cli
 from mtabench.comparing.compare import FAIL_ON, NotComparableError, compare, parse_fail_on, parse_threshold
 from mtabench.errors import UsageError
-from mtabench.sweeps.runs import read_run
+from mtabench.results.runs import read_run
 
 TIMED = {case(64): 1.0, case(128): 2.0, case(256): 4.0}
 

@@ -9,13 +9,13 @@ import torch
 from command_line import make_runner
 
 from mtabench import environment
-from mtabench.files.results import read_results
-from mtabench.files.rows import RunFacts, timed_row
 from mtabench.measuring import energy, nvtx, timing
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.timing import Measurement, Timed
+from mtabench.problem.case import Case
+from mtabench.results.results_file import read_results
+from mtabench.results.rows import RunFacts, timed_row
 from mtabench.sweeps import sweep
-from mtabench.sweeps.case import Case
 
 STEP_S = 0.1
 

@@ -10,7 +10,7 @@ from command_line import contents, make_runner, refused
 from hostile_cells import TEXTS, poison
 from written_runs import case, rounds, write_run
 
-from mtabench.files.results import COLUMNS, read_file, read_results
+from mtabench.results.results_file import COLUMNS, read_file, read_results
 
 CELLS = {
     case(1024): rounds(2.0),

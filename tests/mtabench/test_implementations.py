@@ -11,9 +11,9 @@ from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
 from mta_kernels.conv_attention.triton import decode
 from mtabench import implementations
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import make_inputs
 from mtabench.registry import find, load
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.inputs import make_inputs
 
 CONV = Case("fwd", "eager", "conv-attention", "fp32", 2, 4, 2, 33, 16, 4, 3, True, None, "cpu")
 PLAIN = replace(CONV, impl="sdpa-math", op="attention", conv_q=None, conv_k=None)

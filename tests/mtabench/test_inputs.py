@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mtabench.memory import input_bytes
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.inputs import DTYPES, make_inputs
+from mtabench.model.memory import input_bytes
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import DTYPES, make_inputs
 
 CASE = Case("fwd", "eager", "conv-attention", "fp32", 2, 4, 2, 9, 16, 6, 11, True, None, "cpu")
 PLAIN = {"impl": "sdpa-flash", "op": "attention", "conv_q": None, "conv_k": None}

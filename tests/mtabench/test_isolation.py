@@ -7,10 +7,10 @@ import planted_cells
 import pytest
 
 from mtabench import registry
-from mtabench.files.results import read_results, samples_path
-from mtabench.files.writer import Writer
-from mtabench.measuring import isolation
 from mtabench.measuring.timing import Settings
+from mtabench.results.results_file import read_results, samples_path
+from mtabench.results.writer import Writer
+from mtabench.sweeps import isolation
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.sweep import SweepInterruptedError
 

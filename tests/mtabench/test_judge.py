@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mtabench.measuring.sample import border_near
+from mtabench.checking import probes
+from mtabench.checking.judge import Judge, results_of
+from mtabench.checking.probes import changed
+from mtabench.checking.sample import border_near
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import make_inputs
 from mtabench.registry import find, load
-from mtabench.sweeps import probes
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.inputs import make_inputs
-from mtabench.sweeps.judge import Judge, results_of
-from mtabench.sweeps.probes import changed
 
 CASE = Case("fwd", "eager", "conv-attention", "bf16", 2, 4, 2, 80, 16, 4, 3, True, None, "cpu")
 

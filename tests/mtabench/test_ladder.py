@@ -10,11 +10,11 @@ from command_line import make_runner, refused
 from mta_kernels.attention import RUNGS, attention_reference
 from mtabench import registry
 from mtabench.charts.text import milliseconds
-from mtabench.files.results import read_file
+from mtabench.checking.verify import Shape, run_checks
+from mtabench.problem.case import Case
 from mtabench.registry import GROUPS, chosen, find
-from mtabench.sweeps.case import Case
+from mtabench.results.results_file import read_file
 from mtabench.sweeps.estimate import call_seconds
-from mtabench.sweeps.verify import Shape, run_checks
 
 ROOT = Path(__file__).parents[2]
 TINY = ("--device", "cpu", "--head-dim", "16", "--heads", "2", "--rounds", "2", "--seq", "24")
@@ -69,9 +69,9 @@ def test_rungs_that_run_are_timed_the_others_say_why_not_and_all_are_drawn(mtabe
 
 def test_verify_takes_groups_and_checks_rungs_without_a_gpu(mtabench, monkeypatch):
     monkeypatch.setitem(GROUPS, "ladder", ("c-loops", "triton-pointer", "sdpa-cudnn"))
-    monkeypatch.setattr("mtabench.sweeps.verify.SHAPES", {"cpu": (Shape(1, 2, 1, 17, 16, 2, 2),)})
-    monkeypatch.setattr("mtabench.sweeps.verify.LONG_SHAPES", {"cpu": (), "interpreter": ()})
-    monkeypatch.setattr("mtabench.sweeps.verify.DTYPES_CHECKED", {"cpu": ("fp32",)})
+    monkeypatch.setattr("mtabench.checking.verify.SHAPES", {"cpu": (Shape(1, 2, 1, 17, 16, 2, 2),)})
+    monkeypatch.setattr("mtabench.checking.verify.LONG_SHAPES", {"cpu": (), "interpreter": ()})
+    monkeypatch.setattr("mtabench.checking.verify.DTYPES_CHECKED", {"cpu": ("fp32",)})
     code, out, _ = mtabench("verify", "--impl", "ladder", "--device", "cpu")
     assert code == 0
     lines = out.splitlines()
@@ -83,8 +83,8 @@ def test_verify_takes_groups_and_checks_rungs_without_a_gpu(mtabench, monkeypatc
 
 
 def test_verify_leaves_out_a_pass_that_a_rung_has_on_a_gpu_alone(monkeypatch):
-    monkeypatch.setattr("mtabench.sweeps.verify.SHAPES", {"cpu": (Shape(1, 2, 1, 17, 16, 2, 2),)})
-    monkeypatch.setattr("mtabench.sweeps.verify.LONG_SHAPES", {"cpu": (), "interpreter": ()})
+    monkeypatch.setattr("mtabench.checking.verify.SHAPES", {"cpu": (Shape(1, 2, 1, 17, 16, 2, 2),)})
+    monkeypatch.setattr("mtabench.checking.verify.LONG_SHAPES", {"cpu": (), "interpreter": ()})
     monkeypatch.setattr("mta_kernels.torch_compile.missing", lambda device: None)
     monkeypatch.setattr(
         "mtabench.implementations.rung", lambda case, x: lambda: attention_reference(x.q, x.k, x.v, causal=case.causal)

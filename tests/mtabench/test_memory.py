@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from mtabench.files.results import read_file
-from mtabench.memory import expected_memory_bytes, input_bytes, longest_seq
+from mtabench.model.memory import expected_memory_bytes, input_bytes, longest_seq
+from mtabench.problem.case import Case
 from mtabench.registry import find
-from mtabench.sweeps.case import Case
+from mtabench.results.results_file import read_file
 
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 CONV = Case("fwd", "eager", "conv-attention", "fp32", 1, 16, 16, 4096, 16, 4, 3, True, None, "cpu")

@@ -14,18 +14,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mtabench.commands import memory as memory_command
 from mtabench.commands.memory import parse_bytes
 from mtabench.errors import UsageError
-from mtabench.files.results import text_of
-from mtabench.measuring import traced_peak
-from mtabench.memory import expected_memory_bytes, input_bytes, longest_seq
-from mtabench.memory_tables import COLUMNS
 from mtabench.model.devices import DEVICES, find_device
+from mtabench.model.memory import expected_memory_bytes, input_bytes, longest_seq
 from mtabench.model.on_chip import TILES, tile_of
 from mtabench.model.rungs import RUNGS
 from mtabench.model.storage import storage_of
 from mtabench.model.tiles import shared_memory
+from mtabench.problem.case import Case
+from mtabench.problem.work import bytes_moved
 from mtabench.registry import GROUPS, find
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.work import bytes_moved
+from mtabench.results.memory_tables import COLUMNS
+from mtabench.results.results_file import text_of
+from mtabench.sweeps import traced_peak
 
 H200 = find_device("h200")
 ON_H200 = ("memory", "--device-name", "h200")

@@ -5,9 +5,9 @@ import pytest
 from paired_runs import process_rounds
 from written_runs import case, write_run
 
-from mtabench.files.merging import merge
-from mtabench.files.results import read_results, samples_path
-from mtabench.sweeps.runs import read_run
+from mtabench.results.merging import merge
+from mtabench.results.results_file import read_results, samples_path
+from mtabench.results.runs import read_run
 
 CELL = case(64)
 KEY = "fwd/eager/conv-attention/fp32/1/2/2/64/16/6/11/true/"

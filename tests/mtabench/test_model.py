@@ -10,7 +10,6 @@ from command_line import make_runner, refused
 
 from mta_kernels.conv_attention.hopper import backward, forward
 from mtabench.errors import UsageError
-from mtabench.files.results import read_file
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import keep_ceilings
 from mtabench.model import banded, fused
@@ -19,7 +18,8 @@ from mtabench.model.fused import Tiles
 from mtabench.model.kernel import Kernel, scores, time_of
 from mtabench.model.predict import kernels_of, predict, unmodelled
 from mtabench.model.tiles import tiles_of
-from mtabench.sweeps.case import Case
+from mtabench.problem.case import Case
+from mtabench.results.results_file import read_file
 from mtabench.sweeps.estimate import RATES, call_seconds
 
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"

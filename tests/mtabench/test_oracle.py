@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
-from mtabench.measuring import sample
+from mtabench.checking import sample
+from mtabench.checking.judge import results_of
+from mtabench.checking.oracle import Oracle, tolerance_floor
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import SEED, make_inputs
 from mtabench.registry import find, load
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.inputs import SEED, make_inputs
-from mtabench.sweeps.judge import results_of
-from mtabench.sweeps.oracle import Oracle, tolerance_floor
 
 CASE = Case("fwd", "eager", "conv-attention", "fp32", 2, 4, 2, 65, 16, 4, 3, True, None, "cpu")
 PLAIN = replace(CASE, impl="sdpa-flash", op="attention", conv_q=None, conv_k=None)

@@ -11,19 +11,19 @@ import torch.nn.functional as F
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention_reference
 from mtabench import registry
-from mtabench.files.results import read_results
-from mtabench.files.writer import Writer
-from mtabench.measuring import sample
+from mtabench.checking import sample, verify
+from mtabench.checking.judge import Judge
+from mtabench.checking.oracle import Check, Oracle
+from mtabench.checking.verify import Shape, run_checks
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.timing import Settings
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import make_inputs
 from mtabench.registry import find, load
-from mtabench.sweeps import sweep, verify
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.inputs import make_inputs
-from mtabench.sweeps.judge import Judge
-from mtabench.sweeps.oracle import Check, Oracle
+from mtabench.results.results_file import read_results
+from mtabench.results.writer import Writer
+from mtabench.sweeps import sweep
 from mtabench.sweeps.plan import Options, make_plan
-from mtabench.sweeps.verify import Shape, run_checks
 
 LATE = 1100
 CONV = Case("fwd", "eager", "conv-attention", "fp32", 1, 2, 1, 1153, 16, 2, 2, True, None, "cpu")

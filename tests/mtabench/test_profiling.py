@@ -20,14 +20,14 @@ from mtabench import registry
 from mtabench.commands import profile as command
 from mtabench.environment import cpu_name
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.files.results import key_of
 from mtabench.model.devices import find_device, rates_of
 from mtabench.model.predict import predict
+from mtabench.problem.case import Case
 from mtabench.profiling import ncu, proton
 from mtabench.profiling.ncu_report import ASKED, Counters, parse, read_report
 from mtabench.profiling.tables import read_memory_bytes
 from mtabench.profiling.verdict import bound_by, launch_verdict, model_verdict, verdict
-from mtabench.sweeps.case import Case
+from mtabench.results.results_file import key_of
 
 REPORTS = Path(__file__).parent / "ncu"
 CELL = Case("fwd", "eager", "conv-attention", "fp32", 1, 2, 2, 32, 16, 3, 3, True, None, "cpu")

@@ -14,8 +14,8 @@ from simulated_ranks import SimulatedRanks, run_ranks
 from mta_kernels.conv_attention.context_parallel import ring
 from mta_kernels.conv_attention.context_parallel.eager import EagerTiles
 from mta_kernels.conv_attention.context_parallel.tiles import Problem
-from mtabench.files.results import read_results
 from mtabench.ranks import part
+from mtabench.results.results_file import read_results
 
 CPU = ("--device", "cpu", "--heads", "2", "--head-dim", "16", "--conv", "3x4", "--rounds", "2", "--time-limit", "1")
 

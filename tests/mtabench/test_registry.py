@@ -3,8 +3,8 @@
 import pytest
 
 from mtabench.errors import UsageError
+from mtabench.problem.case import OPS, PASSES
 from mtabench.registry import BASELINE, IMPLEMENTATIONS, default_names, find, load, names
-from mtabench.sweeps.case import OPS, PASSES
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: i.name)

@@ -9,11 +9,11 @@ from hostile_cells import COMMANDS, TEXTS, poison
 from written_runs import case, rounds, write_run
 
 from mtabench.cli import main
-from mtabench.files.results import samples_path
 from mtabench.report import page as report_page
 from mtabench.report.data import read_report
 from mtabench.report.markdown import markdown
 from mtabench.report.sentences import summary
+from mtabench.results.results_file import samples_path
 
 ROOT = Path(__file__).parents[2]
 

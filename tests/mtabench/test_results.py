@@ -11,7 +11,10 @@ import pandas as pd
 import pytest
 
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.files.results import (
+from mtabench.implementations import triton_splits_used
+from mtabench.problem.case import Case
+from mtabench.results.lock import FileLock
+from mtabench.results.results_file import (
     COLUMNS,
     KEY_COLUMNS,
     SAMPLE_COLUMNS,
@@ -21,11 +24,8 @@ from mtabench.files.results import (
     samples_path,
     text_of,
 )
-from mtabench.files.rows import RunFacts, cell_row
-from mtabench.files.writer import Writer, check_destination
-from mtabench.implementations import triton_splits_used
-from mtabench.measuring.lock import FileLock
-from mtabench.sweeps.case import Case
+from mtabench.results.rows import RunFacts, cell_row
+from mtabench.results.writer import Writer, check_destination
 
 ROOT = Path(__file__).parents[2]
 FACTS = RunFacts("abc123", "2026-01-02T03:04:05Z", {"device": "some, device", "torch": "2.13.0", "git_dirty": "false"})
@@ -272,7 +272,7 @@ def test_a_full_disk_is_a_sentence_and_keeps_whole_rows(tmp_path, monkeypatch):
 HOLD = """
 import sys, time
 from pathlib import Path
-from mtabench.files.writer import Writer
+from mtabench.results.writer import Writer
 with Writer(Path(sys.argv[1]), command="mtabench fwd --seq 1k"):
     print("held", flush=True)
     time.sleep(60)

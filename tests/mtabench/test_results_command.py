@@ -8,8 +8,8 @@ from written_runs import case, rounds, write_run
 
 from mtabench.commands import results as results_command
 from mtabench.errors import UsageError
-from mtabench.files.results import read_file, samples_path
-from mtabench.sweeps.runs import read_run
+from mtabench.results.results_file import read_file, samples_path
+from mtabench.results.runs import read_run
 
 LATER = "2026-01-03T03:04:05Z"
 

@@ -7,12 +7,12 @@ import pytest
 from command_line import make_runner, refused
 from written_runs import case, rounds, write_run
 
-from mtabench.files.results import key_of
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import keep_ceilings
+from mtabench.model.roofline import model_bytes, standing
+from mtabench.problem.case import Case
 from mtabench.profiling.tables import COUNTER_COLUMNS
-from mtabench.roofline import model_bytes, standing
-from mtabench.sweeps.case import Case
+from mtabench.results.results_file import key_of
 
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 CELL = Case("fwd", "triton", "conv-attention", "bf16", 4, 16, 16, 4096, 64, 6, 11, True, None, "cuda")

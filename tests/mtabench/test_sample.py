@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mtabench.measuring import sample
-from mtabench.measuring.sample import SCORES, SCORES_AT_ONCE, backward_sample, decode_sample, forward_sample
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.inputs import make_inputs
+from mtabench.checking import sample
+from mtabench.checking.sample import SCORES, SCORES_AT_ONCE, backward_sample, decode_sample, forward_sample
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import make_inputs
 
 H200 = Case("fwd", "eager", "conv-attention", "bf16", 1, 16, 16, 16384, 128, 6, 11, True, None, "cpu")
 

@@ -15,9 +15,6 @@ from matplotlib.collections import PathCollection
 from written_runs import case, rounds, write_run
 
 from mtabench.charts.style import LIGHT
-from mtabench.files.results import COLUMNS, LATER_COLUMNS, read_file
-from mtabench.files.table import line, settled_lines
-from mtabench.files.writer import Writer
 from mtabench.measuring import run_delay, timing
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.run_delay import longest_wait_s, run_delays_s
@@ -27,8 +24,11 @@ from mtabench.report import page as report_page
 from mtabench.report.data import read_report
 from mtabench.report.markdown import markdown
 from mtabench.report.sentences import summary
+from mtabench.results.results_file import COLUMNS, LATER_COLUMNS, read_file
+from mtabench.results.writer import Writer
 from mtabench.sweeps import sweep
 from mtabench.sweeps.plan import Options, make_plan
+from mtabench.sweeps.table import line, settled_lines
 
 STEADY, LOOSE = rounds(2.0), rounds(8.0, noise=0.2)
 CELLS = {case(1024): STEADY, case(1024, "triton"): LOOSE, case(2048): ("oom", "needs 30 GiB")}

@@ -10,9 +10,9 @@ from command_line import make_runner, refused
 from rich.cells import cell_len
 from written_runs import case, rounds, write_run
 
-from mtabench.files.result_view import significant
-from mtabench.files.results import samples_path
-from mtabench.files.sparklines import drift, sparkline
+from mtabench.results.result_view import significant
+from mtabench.results.results_file import samples_path
+from mtabench.results.sparklines import drift, sparkline
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "results" / "nvidia-h200").glob("[bdf]*.csv"))

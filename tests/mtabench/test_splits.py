@@ -3,11 +3,11 @@
 import pytest
 
 from mtabench.console import PIPE_WIDTH
-from mtabench.files.rows import RunFacts, cell_row
-from mtabench.files.table import auto_lines, line, results_table
-from mtabench.files.writer import Writer
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.splits import choices
+from mtabench.problem.case import Case
+from mtabench.results.rows import RunFacts, cell_row
+from mtabench.results.splits import choices
+from mtabench.results.writer import Writer
+from mtabench.sweeps.table import auto_lines, line, results_table
 
 
 def row(splits, ms, *, used=None, status="ok", run="first", seq=65536, head_dim=64, impl="triton"):

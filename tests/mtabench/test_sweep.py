@@ -11,19 +11,19 @@ from typer.main import get_command
 from mtabench import environment, registry
 from mtabench.cli import app
 from mtabench.errors import MtabenchError
-from mtabench.files.results import key_of, read_results, samples_path
-from mtabench.files.rows import RunFacts, timed_row
-from mtabench.files.writer import Writer
 from mtabench.measuring import timing
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import keep_ceilings
 from mtabench.measuring.timing import Settings
+from mtabench.problem.case import Case
+from mtabench.problem.work import bytes_moved
 from mtabench.registry import Implementation
+from mtabench.results.results_file import key_of, read_results, samples_path
+from mtabench.results.rows import RunFacts, timed_row
+from mtabench.results.writer import Writer
 from mtabench.sweeps import sweep
-from mtabench.sweeps.case import Case
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.settings import make_settings, measuring_words
-from mtabench.sweeps.work import bytes_moved
 
 QUICK = Settings(min_rounds=2, max_rounds=2, samples_per_round=3)
 LAST = torch.tensor([15])

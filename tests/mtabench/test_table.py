@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 from written_runs import ENVIRONMENT, case, rounds
 
-from mtabench.files.rows import RunFacts, cell_row, timed_row
-from mtabench.files.table import results_table
 from mtabench.measuring.timing import Measurement
+from mtabench.results.rows import RunFacts, cell_row, timed_row
+from mtabench.sweeps.table import results_table
 
 FACTS = RunFacts("a", "2026-01-02T03:04:05Z", ENVIRONMENT)
 

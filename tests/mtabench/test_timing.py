@@ -11,9 +11,9 @@ import torch
 
 from mtabench.measuring import timing
 from mtabench.measuring.timing import Measurement, Settings, Timed, measure, timed
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import make_inputs
 from mtabench.registry import find, load
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.inputs import make_inputs
 
 QUICK = Settings(min_rounds=2, max_rounds=3, samples_per_round=2, time_limit_s=1.0)
 CASE = Case("fwd", "eager", "conv-attention", "fp32", 1, 2, 1, 33, 16, 4, 3, True, None, "cpu")

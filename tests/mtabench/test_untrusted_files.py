@@ -13,12 +13,19 @@ from hypothesis import strategies as st
 from written_runs import case, rounds, write_run
 
 from mtabench.errors import UsageError
-from mtabench.files import csv_reading, results
-from mtabench.files.results import COLUMNS, NUMERIC_COLUMNS, SAMPLE_COLUMNS, read_file, read_results, samples_path
-from mtabench.files.rows import RunFacts, cell_row
-from mtabench.files.writer import Writer
-from mtabench.sweeps import runs
-from mtabench.sweeps.runs import read_run
+from mtabench.results import csv_reading, runs
+from mtabench.results import results_file as results
+from mtabench.results.results_file import (
+    COLUMNS,
+    NUMERIC_COLUMNS,
+    SAMPLE_COLUMNS,
+    read_file,
+    read_results,
+    samples_path,
+)
+from mtabench.results.rows import RunFacts, cell_row
+from mtabench.results.runs import read_run
+from mtabench.results.writer import Writer
 
 CELLS = {case(64): rounds(1.0, count=2), case(128): rounds(2.0, count=2), case(256): ("oom", "no room")}
 FACTS = RunFacts("abc", "2026-01-02T03:04:05Z", {})

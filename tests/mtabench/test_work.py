@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.work import bytes_moved, executed_flops, useful_flops
+from mtabench.problem.case import Case
+from mtabench.problem.work import bytes_moved, executed_flops, useful_flops
 
 # Three tokens, one head of 2, 2x3 taps: 6 causal pairs of 9.
 CONV = Case("fwd", "eager", "conv-attention", "fp32", 1, 1, 1, 3, 2, 2, 3, True, None, "cpu")

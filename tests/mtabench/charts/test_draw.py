@@ -12,7 +12,7 @@ from mtabench.charts import KINDS, draw
 from mtabench.charts.style import DARK
 from mtabench.cli import main
 from mtabench.errors import UsageError
-from mtabench.sweeps.case import PASSES
+from mtabench.problem.case import PASSES
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log, printable, quoted
-from mtabench.files import fields
-from mtabench.files.csv_reading import read_csv
+from mtabench.problem.case import DTYPES, OPS, PASSES, Case
 from mtabench.registry import splitting_names
-from mtabench.sweeps.case import DTYPES, OPS, PASSES, Case
+from mtabench.results import fields
+from mtabench.results.csv_reading import read_csv
 
 if TYPE_CHECKING:
     import pandas as pd

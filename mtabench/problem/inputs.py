@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from mtabench.sweeps.axes import MAX_QUERY_TAPS
-from mtabench.sweeps.case import Case
+from mtabench.problem.axes import MAX_QUERY_TAPS
+from mtabench.problem.case import Case
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 WEIGHT_SCALE = 0.3

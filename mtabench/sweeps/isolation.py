@@ -9,14 +9,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from mtabench.files.results import Key, key_of
-from mtabench.files.rows import Row, RunFacts, cell_row
-from mtabench.files.writer import Writer
 from mtabench.measuring import timing
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.stopwatch import Stopwatch
+from mtabench.problem.case import Case
 from mtabench.processes import ProcessEndedError, call_in_process
-from mtabench.sweeps.case import Case
+from mtabench.results.results_file import Key, key_of
+from mtabench.results.rows import Row, RunFacts, cell_row
+from mtabench.results.writer import Writer
 from mtabench.sweeps.plan import Plan
 from mtabench.sweeps.sweep import Sweep, Watcher, interruptible, new_sweep
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtabench.files.results import MEASURED_COLUMNS, NUMERIC_COLUMNS, Key, key_of_row, read_file, samples_path
-from mtabench.files.writer import Writer
 from mtabench.measuring.statistics import geometric_mean, summarize
-from mtabench.sweeps.runs import Run, cell_names, name_of, process_ids, read_run, sample_records
+from mtabench.results.results_file import MEASURED_COLUMNS, NUMERIC_COLUMNS, Key, key_of_row, read_file, samples_path
+from mtabench.results.runs import Run, cell_names, name_of, process_ids, read_run, sample_records
+from mtabench.results.writer import Writer
 
 FEWEST = 2  # pairs without which nothing is known of the noise between them
 FAILED = ("wrong", "error", "oom", "timeout", "unsupported")  # the gravest first

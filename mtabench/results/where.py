@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from mtabench.errors import UsageError
-from mtabench.files.results import COLUMNS, MEASURED_COLUMNS, NUMERIC_COLUMNS
-from mtabench.sweeps.axes import parse_convs, parse_ints, short
+from mtabench.problem.axes import parse_convs, parse_ints, short
+from mtabench.results.results_file import COLUMNS, MEASURED_COLUMNS, NUMERIC_COLUMNS
 
 Row = Mapping[str, str]
 

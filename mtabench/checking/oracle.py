@@ -18,9 +18,9 @@ from torch import Tensor
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
-from mtabench.measuring.sample import backward_sample, decode_sample, forward_sample
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.inputs import DTYPES, SEED, Inputs
+from mtabench.checking.sample import backward_sample, decode_sample, forward_sample
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import DTYPES, SEED, Inputs
 
 NORM_FACTOR, ROW_FACTOR = 2, 4
 NEIGHBOURS = 8
@@ -116,7 +116,7 @@ def row_errors(differences: Tensor, norms: Tensor) -> Tensor:
 class Oracle:
     """Judges results of one problem: one shape, convolution, dtype and pass, whatever the implementation.
 
-    Time and memory are bounded by the sample, which is drawn from `seed` (`mtabench.measuring.sample`).
+    Time and memory are bounded by the sample, which is drawn from `seed` (`mtabench.checking.sample`).
     """
 
     def __init__(self, case: Case, inputs: Inputs, seed: int = SEED) -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from mtabench.model.fused import Tiles
 from mtabench.model.predict import kernels_of, unmodelled
+from mtabench.problem.case import Case
+from mtabench.problem.work import bytes_moved, executed_flops, useful_flops
 from mtabench.registry import find
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.work import bytes_moved, executed_flops, useful_flops
 
 SM_COUNT = 132  # bytes through memory hardly depend on it
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from mtabench.files.results import KEY_COLUMNS, Row, text_of
+from mtabench.results.results_file import KEY_COLUMNS, Row, text_of
 
 
 @dataclass(frozen=True, slots=True)

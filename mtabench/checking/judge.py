@@ -9,11 +9,11 @@ from math import prod
 import torch
 from torch import Tensor
 
+from mtabench.checking.oracle import Check, Oracle, listed
+from mtabench.checking.probes import Probe, changed, make_probes
 from mtabench.measuring.poison import poisoned_memory
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.inputs import Inputs
-from mtabench.sweeps.oracle import Check, Oracle, listed
-from mtabench.sweeps.probes import Probe, changed, make_probes
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import Inputs
 
 Result = Tensor | Sequence[Tensor]
 

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import identity_weight
+from mtabench.checking.judge import Judge, results_of
+from mtabench.checking.oracle import Bound, Check, Oracle, outside_values, tolerance_floor
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import SEED, Inputs, make_inputs
 from mtabench.registry import Implementation, find, load, names
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.inputs import SEED, Inputs, make_inputs
-from mtabench.sweeps.judge import Judge, results_of
-from mtabench.sweeps.oracle import Bound, Check, Oracle, outside_values, tolerance_floor
 
 
 @dataclass(frozen=True, slots=True)

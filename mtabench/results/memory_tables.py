@@ -12,11 +12,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from mtabench.files.results import KEY_COLUMNS, key_of, text_of
-from mtabench.files.table import plain_table, significant
+from mtabench.console import plain_table, significant
 from mtabench.model.storage import Storage
-from mtabench.sweeps.axes import short
-from mtabench.sweeps.case import Case
+from mtabench.problem.axes import short
+from mtabench.problem.case import Case
+from mtabench.results.results_file import KEY_COLUMNS, key_of, text_of
 
 SCHEMA_VERSION = 1
 PARTS = ("queries", "keys", "values", "scores", "statistics", "accumulator")

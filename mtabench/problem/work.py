@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
+from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 
 
 def pairs(case: Case, dense: bool = False) -> int:

@@ -14,13 +14,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mtabench.files.columns import GAP, Column, leave_out
-from mtabench.files.results import text_of
+from mtabench.console import significant
 from mtabench.measuring.settled import UNSETTLED, settled, unsettled, was_crowded
-from mtabench.sweeps.axes import short
+from mtabench.problem.axes import short
+from mtabench.results.columns import GAP, Column, leave_out
+from mtabench.results.results_file import text_of
+from mtabench.results.splits import Choice, choices
 from mtabench.sweeps.estimate import shown
 from mtabench.sweeps.plan import Plan
-from mtabench.sweeps.splits import Choice, choices
 
 STYLES = {"ok": "green", "wrong": "bold red", "error": "red", "oom": "yellow", "invalid": "yellow"}
 ALWAYS = ("seq", "impl")
@@ -242,17 +243,3 @@ def _number(row: Row, name: str, digits: int = 4) -> str:
     """The number in a column, as `significant` shows it; empty where unknown."""
     text = text_of(row.get(name))
     return significant(float(text), digits) if text else ""
-
-
-def significant(value: float, digits: int = 4) -> str:
-    """A number with so many digits that count, never in the form 1e+03."""
-    return f"{value:.0f}" if value >= 10**digits else f"{value:.{digits}g}"
-
-
-def plain_table(first: str, others: Sequence[str]) -> Table:
-    """A table without lines: the first column to the left, the others, numbers, to the right."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True)
-    for heading in others:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table

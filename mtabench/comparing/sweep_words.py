@@ -43,10 +43,10 @@ class SweepWords:
 
 def announce(console: Console, plan: Plan, pairs: int) -> None:
     """Print the plan of a sweep that two sides run in so many pairs of processes, with a guess of the time."""
-    from mtabench.files.table import print_plan
     from mtabench.sweeps.estimate import PROCESS_S
     from mtabench.sweeps.here import Here
     from mtabench.sweeps.settings import make_settings
+    from mtabench.sweeps.table import print_plan
 
     here = Here(plan.options.isolate)
     runnable = here.runnable(plan.cases)

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from mtabench.model import banded, rungs
-from mtabench.sweeps.case import BYTES_PER_ELEMENT, Case
+from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 
 # `N x N` matrices a head alive at the peak where scores are stored, as measured. On a CPU oneDNN convolves copies of
 # them besides, in a layout whose heads are padded to a multiple of 16.

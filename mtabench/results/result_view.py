@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mtabench.files.results import STATUSES
 from mtabench.measuring.settled import UNSETTLED, half_interval_of, meaning, settled
-from mtabench.sweeps.axes import short
-from mtabench.sweeps.where import value_of
+from mtabench.problem.axes import short
+from mtabench.results.results_file import STATUSES
+from mtabench.results.where import value_of
 
 Row = Mapping[str, str]
 

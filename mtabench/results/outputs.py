@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mtabench.errors import UsageError
-from mtabench.measuring.lock import FileLock
+from mtabench.results.lock import FileLock
 
 
 def check_output(path: Path, inputs: Iterable[Path], overwrite: bool, option: str = "--out") -> None:

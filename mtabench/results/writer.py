@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.files.csv_reading import read_csv
-from mtabench.files.results import COLUMNS, SAMPLE_COLUMNS, Row, key_of_row, read_file, samples_path, text_of
-from mtabench.measuring.lock import FileLock
-from mtabench.sweeps.outputs import check_folder
-from mtabench.sweeps.runs import MOST_BYTES, MOST_SAMPLES
+from mtabench.results.csv_reading import read_csv
+from mtabench.results.lock import FileLock
+from mtabench.results.outputs import check_folder
+from mtabench.results.results_file import COLUMNS, SAMPLE_COLUMNS, Row, key_of_row, read_file, samples_path, text_of
+from mtabench.results.runs import MOST_BYTES, MOST_SAMPLES
 
 
 def to_resume(path: Path) -> str:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import key_padding
-from mtabench.measuring.sample import border_near
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.inputs import Inputs
-from mtabench.sweeps.oracle import row_errors
+from mtabench.checking.oracle import row_errors
+from mtabench.checking.sample import border_near
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import Inputs
 
 FEWEST_TOKENS = 3  # after which what comes is changed, in one call or several
 HEADS_AT_ONCE = 8

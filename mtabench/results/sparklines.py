@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mtabench.files.result_view import View, significant
-from mtabench.sweeps.axes import short
+from mtabench.problem.axes import short
+from mtabench.results.result_view import View, significant
 
 MARKS = "▁▂▃▄▅▆▇█"
 MISSING = "x"

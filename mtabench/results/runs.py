@@ -12,9 +12,9 @@ from typing import Any
 
 from mtabench.errors import UsageError
 from mtabench.escaping import quoted
-from mtabench.files import fields
-from mtabench.files.csv_reading import read_csv
-from mtabench.files.results import SAMPLE_COLUMNS, frame, key_of_row, read_file, samples_path
+from mtabench.results import fields
+from mtabench.results.csv_reading import read_csv
+from mtabench.results.results_file import SAMPLE_COLUMNS, frame, key_of_row, read_file, samples_path
 
 # A line takes about 80 bytes: room for 1000 cells with 200 rounds of 10 samples each.
 MOST_BYTES, MOST_SAMPLES = 160 << 20, 2_000_000

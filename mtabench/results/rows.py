@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mtabench.files.results import KEY_COLUMNS, SCHEMA_VERSION, key_of
 from mtabench.measuring.statistics import summarize
+from mtabench.problem.case import Case
+from mtabench.problem.work import bytes_moved, executed_flops, only_reads, tokens, useful_flops
 from mtabench.registry import find, load
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.work import bytes_moved, executed_flops, only_reads, tokens, useful_flops
+from mtabench.results.results_file import KEY_COLUMNS, SCHEMA_VERSION, key_of
 
 if TYPE_CHECKING:
     from mtabench.measuring.ceilings import Ceilings

@@ -14,8 +14,8 @@ from random import Random
 import torch
 from torch import Tensor
 
-from mtabench.sweeps.case import Case
-from mtabench.sweeps.inputs import Inputs
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import Inputs
 
 # Scores computed in float64 for one oracle, and held at once; a CPU's float64 convolution stores them once a tap.
 SCORES = {"cuda": 2**28, "cpu": 2**22}

@@ -10,11 +10,11 @@ from mtabench.environment import available_memory_bytes
 from mtabench.measuring.readiness import unsupported_reason
 from mtabench.measuring.timing import timed
 from mtabench.model.storage import storage_of
+from mtabench.problem.axes import short
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import make_inputs
 from mtabench.registry import find, load
-from mtabench.sweeps.axes import short
-from mtabench.sweeps.case import Case
 from mtabench.sweeps.estimate import call_seconds, shown, this_gpu
-from mtabench.sweeps.inputs import make_inputs
 
 MOST_SECONDS = 20.0  # of one call, as estimated
 

@@ -1,1 +1,0 @@
-"""Results as files and tables: read, checked, merged, shown, exported."""
