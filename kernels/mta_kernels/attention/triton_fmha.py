@@ -20,7 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mta_kernels.conv_attention.operators import on_device_of, triton_unsupported
+from mta_kernels.conv_attention.operators import triton_unsupported
+from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.conv_attention.triton.forward import value_block
 from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, describe_heads, launch, operand
 from mta_kernels.conv_attention.triton.prepare import describable, dot_precision

@@ -7,7 +7,6 @@ are registered on the Autograd key by hand: `register_autograd` takes twice the 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import os
@@ -25,12 +24,12 @@ from mta_kernels.conv_attention.arguments import (
     key_padding,
     rows_before,
     softmax_scale,
-    under_autocast,
     under_torch_func,
 )
 from mta_kernels.conv_attention.hopper.forward import conv_attention_forward as hopper_forward
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
 from mta_kernels.conv_attention.repeated import Launches, Seen, earlier_backward, may_repeat, remember_backward
+from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.torch_compile import constant_when_compiled
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -144,16 +143,6 @@ def conv_attention_decode_op(
     splits = 0 if splits == "auto" else splits
     arguments = (q_window, k_cache, v_cache, weight, lengths, block_table, scale, pad_key, splits, backend)
     return CONV_ATTENTION_DECODE(*arguments)
-
-
-def on_device_of(x: Tensor) -> contextlib.AbstractContextManager:
-    """Triton launches on the current GPU: make it that of `x`."""
-    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
-
-
-def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
-    """The kernels' own products are not for autocast to change."""
-    return torch.autocast(x.device.type, enabled=False) if under_autocast(x) else contextlib.nullcontext()
 
 
 torch.library.define(

@@ -16,7 +16,7 @@ from mta_kernels.conv_attention.context_parallel.agreement import BACKENDS, chec
 from mta_kernels.conv_attention.context_parallel.eager import EagerTiles
 from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks, Ranks
 from mta_kernels.conv_attention.context_parallel.tiles import Problem
-from mta_kernels.conv_attention.operators import without_autocast
+from mta_kernels.conv_attention.surroundings import without_autocast
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from mta_kernels.conv_attention.context_parallel.agreement import BACKENDS, chec
 from mta_kernels.conv_attention.context_parallel.eager import sum_dtype
 from mta_kernels.conv_attention.context_parallel.layout import cache_margins
 from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks, Ranks
-from mta_kernels.conv_attention.operators import on_device_of, without_autocast
 from mta_kernels.conv_attention.reference import convolve_scores, repeat_heads
+from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 
 
 def conv_attention_decode_over_ranks(

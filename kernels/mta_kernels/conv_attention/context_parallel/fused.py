@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.context_parallel.tiles import Problem, Tile
-from mta_kernels.conv_attention.operators import on_device_of, without_autocast
+from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.conv_attention.triton.backward import conv_attention_backward
 from mta_kernels.conv_attention.triton.forward import conv_attention_forward
 from mta_kernels.conv_attention.triton.prepare import Margins

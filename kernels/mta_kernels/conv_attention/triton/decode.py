@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mta_kernels.conv_attention.arguments import check_block_table, check_splits, key_padding, softmax_scale
-from mta_kernels.conv_attention.operators import on_device_of
+from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.conv_attention.triton.decode_plan import (
     DecodeConfig,
     auto_splits,

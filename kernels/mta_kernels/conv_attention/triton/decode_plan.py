@@ -147,7 +147,7 @@ def choose_splits(sequences: int, max_length: int, group: int, sm_count: int, he
     memory can, and more of them no faster: the fewest such, where that many fit (see `newest_last`), and one a KV head
     if that is three an SM already. Else the least of `(keys a program + 128) (1 + 0.3 (n - 1)) waves`, n being how many
     run at a time on the SM that has most: so that each SM has as many, and few of them for few keys. (Measured on an
-    H200, of contiguous bf16 caches: results/nvidia-h200/decode-order.csv and decode-group-splits.csv.)
+    H200, of contiguous bf16 caches: results/nvidia-h200/experiments/decode-order.csv and decode-group-splits.csv.)
     """
     limit = min(MAX_SPLITS, max(1, max_length // 64))
     if group == 1 and programs_per_sm > 1:
@@ -171,7 +171,7 @@ def newest_last(sequences: int, splits: int, group: int, sm_count: int) -> bool:
 
     They end at once: where they come first, SMs that had one are left with fewer shares. So they come last, unless
     there are about five programs for three SMs, which mostly read 1 to 5 % faster if the newest keys' are in between.
-    (Measured on an H200: results/nvidia-h200/decode-order.csv.)
+    (Measured on an H200: results/nvidia-h200/experiments/decode-order.csv.)
     """
     few = sequences * (splits + 1) <= 2 * sm_count
     return not (group == 1 and few and 5 * sequences * splits >= 7 * sm_count)

@@ -15,7 +15,7 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
-from mta_kernels.conv_attention.operators import on_device_of, without_autocast
+from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.conv_attention.triton import tuning
 from mta_kernels.conv_attention.triton.direct import STREAM, DirectLaunch, is_watched
 from mta_kernels.conv_attention.triton.forward import conv_attention_forward
