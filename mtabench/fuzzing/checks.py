@@ -11,7 +11,8 @@ from torch import Tensor
 from mtabench.fuzzing.calls import Results
 from mtabench.fuzzing.definition import Expected
 
-# Times the standard error that rounding may leave, and times what eager is off, of all numbers, a head and a row.
+# Times the standard error that rounding may leave, and times what eager is off, of all numbers, a head and a row;
+# a norm or a head may be off by what its worst row may.
 BY_ROUNDING = {"norm": 2.5, "head": 4.0, "row": 6.0}
 BY_EAGER = {"norm": 2.0, "head": 3.0, "row": 4.0}
 EAGER_IS_WRONG = 30.0  # standard errors of a row: beyond, eager's own error allows nothing
@@ -52,21 +53,29 @@ class _Compared:
         of = {"norm": self.name, "head": f"a head of {self.name}", "row": f"a row of {self.name}"}[level]
         if error[at].isinf():
             return f"{of} has NaN or infinity where it should not, first at {first}"
-        size = self._at_level(level, _squared(self.name, self.want))
+        size = self._total(level, _squared(self.name, self.want)).sqrt()
         return (
             f"{of} is off by {error[at].item():.3g}, allowed is {most[at].item():.3g} (norm {size[at].item():.3g}), "
             f"first at {first}, {int(beyond.sum())} of {beyond.numel()}"
         )
 
     def _error(self, level: str) -> tuple[Tensor, Tensor]:
-        error, by_rounding, by_eager = (
-            self._at_level(level, x) for x in (self.difference, self.allowed, self.of_eager)
-        )
-        return error, torch.maximum(BY_ROUNDING[level] * by_rounding, BY_EAGER[level] * by_eager)
+        by_rounding, by_eager = self._most(level, BY_ROUNDING, self.allowed), self._most(level, BY_EAGER, self.of_eager)
+        return self._total(level, self.difference).sqrt(), torch.maximum(by_rounding, by_eager)
 
-    def _at_level(self, level: str, squares: Tensor) -> Tensor:
-        dims = {"norm": tuple(range(squares.dim())), "head": _within_head(self.name), "row": ()}[level]
-        return (squares.sum(dims, keepdim=True) if dims else squares).sqrt()
+    def _most(self, level: str, times: dict[str, float], squares: Tensor) -> Tensor:
+        """What a level may be off: no less than its worst row, whose numbers may all be off alike."""
+        worst = self._over(level, squares, Tensor.amax)
+        return torch.maximum(times[level] * self._total(level, squares).sqrt(), times["row"] * worst.sqrt())
+
+    def _total(self, level: str, squares: Tensor) -> Tensor:
+        return self._over(level, squares, Tensor.sum)
+
+    def _over(self, level: str, squares: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+        if level == "row":
+            return squares
+        dims = tuple(range(squares.dim())) if level == "norm" else _within_head(self.name)
+        return reduce(squares, dims, keepdim=True)
 
 
 def errors(

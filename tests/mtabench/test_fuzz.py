@@ -12,7 +12,8 @@ from fuzz_faults import FAULTS
 
 from mta_kernels.conv_attention import conv_attention_reference
 from mtabench.fuzzing.cases import BLOCK, draw
-from mtabench.fuzzing.definition import Problem, Rounding, expected_results
+from mtabench.fuzzing.checks import errors
+from mtabench.fuzzing.definition import Expected, Problem, Rounding, expected_results
 from mtabench.fuzzing.layouts import LAYOUTS_THAT_REPEAT, Placed, as_laid_out
 from mtabench.fuzzing.poison import fresh_memory_is_nan
 
@@ -63,6 +64,14 @@ def test_layouts_hold_the_same_values_with_nan_around_them(layout: str) -> None:
     assert not placed.changed()
     placed.memory[0] = 0
     assert placed.changed()
+
+
+@pytest.mark.parametrize(("rows", "sigmas", "check"), [(1, 5, None), (1, 7, "norm"), (100, 2, None), (100, 3, "norm")])
+def test_a_whole_may_be_off_by_what_its_worst_row_may(rows: int, sigmas: float, check: str | None) -> None:
+    zeros = torch.zeros(1, 1, rows, 64, dtype=torch.float64)
+    want = {"out": Expected(zeros, torch.full((1, 1, rows), 64.0))}
+    wrong = errors({"out": zeros + sigmas}, want, torch.bfloat16, lambda: {"out": zeros})
+    assert [x.check for x in wrong] == ([check] if check else [])
 
 
 def test_fresh_memory_is_nan() -> None:
