@@ -12,7 +12,7 @@ from mtabench.fuzzing.calls import Results
 from mtabench.fuzzing.definition import Expected
 
 # Times the standard error that rounding may leave, and times what eager is off, of all numbers, a head and a row;
-# a norm or a head may be off by what its worst row may.
+# a whole may be off by what its worst part may.
 BY_ROUNDING = {"norm": 2.5, "head": 4.0, "row": 6.0}
 BY_EAGER = {"norm": 2.0, "head": 3.0, "row": 4.0}
 EAGER_IS_WRONG = 30.0  # standard errors of a row: beyond, eager's own error allows nothing
@@ -53,7 +53,7 @@ class _Compared:
         of = {"norm": self.name, "head": f"a head of {self.name}", "row": f"a row of {self.name}"}[level]
         if error[at].isinf():
             return f"{of} has NaN or infinity where it should not, first at {first}"
-        size = self._total(level, _squared(self.name, self.want)).sqrt()
+        size = self._over(level, _squared(self.name, self.want), Tensor.sum).sqrt()
         return (
             f"{of} is off by {error[at].item():.3g}, allowed is {most[at].item():.3g} (norm {size[at].item():.3g}), "
             f"first at {first}, {int(beyond.sum())} of {beyond.numel()}"
@@ -61,21 +61,22 @@ class _Compared:
 
     def _error(self, level: str) -> tuple[Tensor, Tensor]:
         by_rounding, by_eager = self._most(level, BY_ROUNDING, self.allowed), self._most(level, BY_EAGER, self.of_eager)
-        return self._total(level, self.difference).sqrt(), torch.maximum(by_rounding, by_eager)
+        return self._over(level, self.difference, Tensor.sum).sqrt(), torch.maximum(by_rounding, by_eager)
 
     def _most(self, level: str, times: dict[str, float], squares: Tensor) -> Tensor:
-        """What a level may be off: no less than its worst row, whose numbers may all be off alike."""
-        worst = self._over(level, squares, Tensor.amax)
-        return torch.maximum(times[level] * self._total(level, squares).sqrt(), times["row"] * worst.sqrt())
-
-    def _total(self, level: str, squares: Tensor) -> Tensor:
-        return self._over(level, squares, Tensor.sum)
-
-    def _over(self, level: str, squares: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+        """What a level may be off: no less than its worst part, whose numbers may all be off alike."""
+        own = times[level] * self._over(level, squares, Tensor.sum).sqrt()
         if level == "row":
-            return squares
-        dims = tuple(range(squares.dim())) if level == "norm" else _within_head(self.name)
-        return reduce(squares, dims, keepdim=True)
+            return own
+        parts = self._most("head" if level == "norm" else "row", times, squares)
+        return torch.maximum(own, self._over(level, parts, Tensor.amax))
+
+    def _over(self, level: str, x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+        """Sums or maxima of rows, over each head or over all."""
+        if level == "row":
+            return x
+        dims = tuple(range(x.dim())) if level == "norm" else _within_head(self.name)
+        return reduce(x, dims, keepdim=True)
 
 
 def errors(

@@ -66,10 +66,13 @@ def test_layouts_hold_the_same_values_with_nan_around_them(layout: str) -> None:
     assert placed.changed()
 
 
-@pytest.mark.parametrize(("rows", "sigmas", "check"), [(1, 5, None), (1, 7, "norm"), (100, 2, None), (100, 3, "norm")])
-def test_a_whole_may_be_off_by_what_its_worst_row_may(rows: int, sigmas: float, check: str | None) -> None:
-    zeros = torch.zeros(1, 1, rows, 64, dtype=torch.float64)
-    want = {"out": Expected(zeros, torch.full((1, 1, rows), 64.0))}
+@pytest.mark.parametrize(
+    ("heads", "rows", "sigmas", "check"),
+    [(1, 1, 5, None), (1, 1, 7, "norm"), (1, 99, 3, None), (1, 99, 5, "norm"), (9, 99, 2, None), (9, 99, 3, "norm")],
+)
+def test_a_whole_may_be_off_by_what_its_worst_part_may(heads: int, rows: int, sigmas: float, check: str | None) -> None:
+    zeros = torch.zeros(1, heads, rows, 64, dtype=torch.float64)
+    want = {"out": Expected(zeros, torch.full((1, heads, rows), 64.0))}
     wrong = errors({"out": zeros + sigmas}, want, torch.bfloat16, lambda: {"out": zeros})
     assert [x.check for x in wrong] == ([check] if check else [])
 
