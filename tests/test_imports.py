@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"
 PURE = (
-    "charts", "console", "errors", "escaping", "registry", "charts.bandwidth", "charts.ceilings", "charts.chart",
+    "charts", "console", "ending", "errors", "escaping", "registry", "charts.bandwidth", "charts.ceilings",
+    "charts.chart",
     "charts.data", "charts.error", "charts.failures", "charts.findings", "charts.heatmap", "charts.ladder",
     "charts.lines", "charts.memory", "charts.panels", "charts.roofline", "charts.speedup", "charts.splits",
     "charts.style", "charts.text", "charts.time", "cluster.asked", "cluster.crew", "cluster.groups", "cluster.local",
@@ -32,6 +33,7 @@ PURE = (
 # From the lowest: a module imports its own package, and packages and files of the lines above it here.
 LAYERS = (
     "errors escaping options processes",
+    "ending",
     "console environment pages problem registry",
     "implementations static",
     "model",
@@ -47,6 +49,7 @@ CLI_MAY_IMPORT = {
     "typer",
     "mtabench",
     "mtabench.cluster.asked",
+    "mtabench.ending",
     "mtabench.options",
     "mtabench.problem.axes",
     "mtabench.problem.case",
