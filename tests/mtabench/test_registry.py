@@ -1,5 +1,8 @@
 """All implementations: what entries say, names that are found, defaults that suit pass and device."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from mtabench.errors import UsageError
@@ -39,3 +42,24 @@ def test_defaults_support_pass_and_device():
         for pass_ in PASSES:
             chosen = [find(name) for name in default_names(pass_, device)]
             assert all(pass_ in i.passes and device in i.devices and not i.by_name for i in chosen)
+
+
+def tables_with_names(source):
+    """Implementations that collections of a source name; "cuda" and "triton" are columns of results, too."""
+    tables = [
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict)
+    ]
+    texts = {node.value for table in tables for node in ast.walk(table) if isinstance(node, ast.Constant)}
+    return texts & (set(names()) - {"cuda", "triton"})
+
+
+def test_no_other_table_knows_an_implementation():
+    """But for the fuzzer's, which are about backends of the kernels."""
+    folder = Path(__file__).parents[2] / "mtabench"
+    files = [path for path in folder.rglob("*.py") if path.parent.name != "implementations" and "fuzz" not in str(path)]
+    found = {str(path.relative_to(folder)): tables_with_names(path.read_text()) for path in files}
+    assert {path: known for path, known in found.items() if known} == {}
+
+
+def test_a_table_of_implementations_is_found():
+    assert tables_with_names('SLOW = {"seconds": ["compile", "flex"]}') == {"compile", "flex"}
