@@ -1,201 +1,38 @@
-"""What can be measured: one literal table. Knows nothing of torch; what an implementation needs is imported by name."""
+"""All implementations that `mtabench.implementations` holds: found by name, in groups, and as a table."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+import pkgutil
+from collections.abc import Iterable
 
+from mtabench import implementations
 from mtabench.errors import UsageError
+from mtabench.implementations import Implementation
+from mtabench.static.sources import Source
 
 BASELINE = "eager"
-# Names of --impl that stand for several: plain attention from a triple loop to the fastest kernels, in that order.
+
+
+def _found() -> tuple[Implementation, ...]:
+    """The entries of all files of the folder, in order."""
+    files = [file.name for file in pkgutil.iter_modules(implementations.__path__) if not file.name.startswith("_")]
+    modules = [importlib.import_module(f"{implementations.__name__}.{name}") for name in files]
+    entries = [entry for module in modules for entry in module.ENTRIES]
+    return tuple(sorted(entries, key=lambda entry: (entry.order, entry.name)))
+
+
+IMPLEMENTATIONS = _found()
+# Names of --impl that stand for several.
 GROUPS = {
-    "ladder": (
-        "c-loops", "c-tiled", "cuda-naive", "cuda-tiled", "cuda-flash", "triton-pointer", "triton-descriptor",
-        "triton-fmha", "cutile-fmha", "sdpa-flash", "sdpa-cudnn", "flex", "flash-attn", "flash-attn-3",
-    ),
-}  # fmt: skip
-# Plain attention by other projects: no commit of this one changes its time.
-YARDSTICKS = ("sdpa-flash", "sdpa-cudnn", "sdpa-math", "flex", "flash-attn", "flash-attn-3")
-
-
-@dataclass(frozen=True, slots=True)
-class Implementation:
-    """A way to compute attention.
-
-    `target` names a function `(case, inputs) -> closure`, where the closure computes the output; `unsupported`
-    one `(case) -> reason or None`. `work` says how its executed FLOPs are counted: "dense" (every score, masked or
-    not), "tiled" (the scores that count), "expanded" (those, with queries and keys `min(cq, ck)` times as long),
-    "banded" (those, and a banded product a tap) or "overlapped" (those, and the margins that tiles share).
-    `splits_used`, where decode can split its keys, names a function `(case) -> int`: the splits that a cell takes.
-    `interpreted`, where an interpreter can check on a CPU what only a GPU can run, one `(case) -> reason or None`.
-    What is `by_name` is measured where --impl names it, and by no sweep without.
-    """
-
-    name: str
-    op: str
-    passes: tuple[str, ...]
-    devices: tuple[str, ...]
-    work: str
-    summary: str
-    target: str
-    unsupported: str
-    note: str = ""
-    splits_used: str = ""
-    interpreted: str = ""
-    by_name: bool = False
-
-
-def _rung(
-    name: str, devices: tuple[str, ...], work: str, summary: str, *,
-    passes: tuple[str, ...] = ("fwd",), unsupported: str = "rung_unsupported", interpreted: str = "",
-) -> Implementation:  # fmt: skip
-    """A rung of the ladder, `mta_kernels.attention.RUNGS`."""
-    return Implementation(
-        name=name,
-        op="attention",
-        passes=passes,
-        devices=devices,
-        work=work,
-        summary=f"plain attention: {summary}",
-        target="mtabench.implementations:rung",
-        unsupported=f"mtabench.implementations:{unsupported}",
-        interpreted=interpreted,
-        by_name=True,
-    )
-
-
-def _triton_rung(name: str, work: str, summary: str) -> Implementation:
-    checked = "mtabench.implementations:rung_unsupported"
-    return _rung(name, ("cuda",), work, summary, unsupported="triton_rung_unsupported", interpreted=checked)
-
-
-IMPLEMENTATIONS = (
-    Implementation(
-        name="eager",
-        op="conv-attention",
-        passes=("fwd", "bwd", "decode"),
-        devices=("cuda", "cpu"),
-        work="dense",
-        summary="the definition in eager PyTorch; stores the N x N scores",
-        target="mtabench.implementations:eager",
-        unsupported="mtabench.implementations:never_unsupported",
-    ),
-    Implementation(
-        name="compile",
-        op="conv-attention",
-        passes=("fwd", "bwd", "decode"),
-        devices=("cuda", "cpu"),
-        work="dense",
-        summary="torch.compile of the definition",
-        target="mtabench.implementations:compiled",
-        unsupported="mtabench.implementations:compile_unsupported",
-    ),
-    Implementation(
-        name="triton",
-        op="conv-attention",
-        passes=("fwd", "bwd", "decode"),
-        devices=("cuda",),
-        work="expanded",
-        summary="fused Triton kernels in the expanded form, O(N) memory",
-        target="mtabench.implementations:triton",
-        unsupported="mtabench.implementations:triton_unsupported",
-        note="backward keeps scores of 2048 query rows at a time",
-        splits_used="mtabench.implementations:triton_splits_used",
-        interpreted="mtabench.implementations:triton_interpreted_unsupported",
-    ),
-    Implementation(
-        name="hopper",
-        op="conv-attention",
-        passes=("fwd", "bwd"),
-        devices=("cuda",),
-        work="banded",
-        summary="fused CUDA kernels for H100 and H200, the convolution as banded products on the tensor cores",
-        target="mtabench.implementations:hopper",
-        unsupported="mtabench.implementations:hopper_unsupported",
-        note="backward up to head dim 128; auto takes triton above",
-    ),
-    Implementation(
-        name="cuda",
-        op="conv-attention",
-        passes=("decode",),
-        devices=("cuda",),
-        work="expanded",
-        summary="one fused CUDA kernel for every NVIDIA GPU from sm_80 on, the keys shared evenly by all its programs",
-        target="mtabench.implementations:cuda",
-        unsupported="mtabench.implementations:cuda_unsupported",
-        splits_used="mtabench.implementations:cuda_splits_used",
-    ),
-    Implementation(
-        name="cuda-conv",
-        op="conv-attention",
-        passes=("fwd", "bwd", "decode"),
-        devices=("cuda",),
-        work="overlapped",
-        summary="the published approach in CUDA: overlapping tiles, the convolution on the CUDA cores",
-        target="mtabench.implementations:cuda_conv",
-        unsupported="mtabench.implementations:cuda_conv_unsupported",
-        splits_used="mtabench.implementations:cuda_conv_splits_used",
-        by_name=True,
-    ),
-    _rung("c-loops", ("cpu",), "dense", "three loops in C; stores the N x N scores of a head"),
-    _rung("c-tiled", ("cpu",), "tiled", "C in tiles that fit the caches, all cores and their vector units"),
-    _rung("cuda-naive", ("cuda",), "dense", "three CUDA kernels, a thread an element; stores the N x N scores"),
-    _rung("cuda-tiled", ("cuda",), "tiled", "the same by tiles in shared memory; stores the N x N scores"),
-    _rung("cuda-flash", ("cuda",), "tiled", "one fused CUDA kernel, tensor cores, online softmax"),
-    _triton_rung("triton-pointer", "dense", "fused in Triton, pointers and masks over the packed layout"),
-    _triton_rung("triton-descriptor", "dense", "fused in Triton, tensor descriptors, keys stored transposed"),
-    _triton_rung("triton-fmha", "tiled", "fused in Triton as it is run: exp2, skipped tiles, grouped heads"),
-    _rung("cutile-fmha", ("cuda",), "tiled", "the same in NVIDIA's cuTile for Python"),
-    Implementation(
-        name="sdpa-flash",
-        op="attention",
-        passes=("fwd", "bwd", "decode"),
-        devices=("cuda", "cpu"),
-        work="tiled",
-        summary="plain attention: PyTorch's SDPA, FlashAttention backend",
-        target="mtabench.implementations:sdpa",
-        unsupported="mtabench.implementations:sdpa_unsupported",
-    ),
-    Implementation(
-        name="sdpa-cudnn",
-        op="attention",
-        passes=("fwd", "bwd", "decode"),
-        devices=("cuda",),
-        work="tiled",
-        summary="plain attention: PyTorch's SDPA, cuDNN backend",
-        target="mtabench.implementations:sdpa",
-        unsupported="mtabench.implementations:sdpa_unsupported",
-    ),
-    Implementation(
-        name="sdpa-math",
-        op="attention",
-        passes=("fwd", "bwd", "decode"),
-        devices=("cuda", "cpu"),
-        work="dense",
-        summary="plain attention: PyTorch's SDPA, unfused; stores the N x N scores",
-        target="mtabench.implementations:sdpa",
-        unsupported="mtabench.implementations:sdpa_unsupported",
-        by_name=True,
-    ),
-    _rung(
-        "flex",
-        ("cuda", "cpu"),
-        "tiled",
-        "PyTorch's FlexAttention, written by torch.compile",
-        passes=("fwd", "bwd"),
-        unsupported="flex_unsupported",
-    ),
-    _rung("flash-attn", ("cuda",), "tiled", "FlashAttention-2, the package of its authors", passes=("fwd", "bwd")),
-    _rung("flash-attn-3", ("cuda",), "tiled", "FlashAttention-3, the package of its authors", passes=("fwd", "bwd")),
-)
+    group: tuple(entry.name for entry in IMPLEMENTATIONS if group in entry.groups)
+    for group in dict.fromkeys(group for entry in IMPLEMENTATIONS for group in entry.groups)
+}
 
 
 def names() -> list[str]:
-    """Names of all implementations, in the table's order."""
+    """Names of all implementations, in order."""
     return [implementation.name for implementation in IMPLEMENTATIONS]
 
 
@@ -224,12 +61,6 @@ def splitting_names() -> list[str]:
     return [implementation.name for implementation in IMPLEMENTATIONS if implementation.splits_used]
 
 
-def load(reference: str) -> Callable[..., Any]:
-    """The function that "module:function" names."""
-    module, function = reference.split(":")
-    return getattr(importlib.import_module(module), function)
-
-
 def default_names(pass_: str, device: str) -> list[str]:
     """What a sweep measures without --impl: whatever runs there, but for what is measured by name alone."""
     return [
@@ -237,3 +68,20 @@ def default_names(pass_: str, device: str) -> list[str]:
         for implementation in IMPLEMENTATIONS
         if pass_ in implementation.passes and device in implementation.devices and not implementation.by_name
     ]
+
+
+def sources() -> dict[str, Source]:
+    """What `mtabench inspect` compiles, by name, in order."""
+    found = {source for implementation in IMPLEMENTATIONS for source in implementation.sources}
+    return {source.name: source for source in sorted(found, key=lambda source: (source.order, source.name))}
+
+
+def markdown() -> str:
+    """The table of docs/implementations.md."""
+    lines = ["| name | computes | passes | devices | what it is |", "| --- | --- | --- | --- | --- |"]
+    for entry in IMPLEMENTATIONS:
+        computes = {"attention": "plain attention"}.get(entry.op, entry.op.replace("-", " "))
+        what = "; ".join(filter(None, (entry.summary.removeprefix("plain attention: "), entry.note)))
+        devices = ", ".join(entry.devices).upper()
+        lines.append(f"| `{entry.name}` | {computes} | {', '.join(entry.passes)} | {devices} | {what} |")
+    return "\n".join(lines) + "\n"

@@ -45,7 +45,7 @@ from torch import Tensor, nn
 
 from mta_kernels import torch_compile
 from mta_kernels.conv_attention import ConvAttention
-from mtabench.charts.style import LIGHT, STYLES, applied
+from mtabench.charts.style import LIGHT, applied, own_styles
 from mtabench.environment import describe, resolve_device
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.problem.axes import parse_names
@@ -53,7 +53,7 @@ from mtabench.problem.axes import parse_names
 LETTERS, BLOCK, QUERY = 26, 5, 2
 MARK, QUERY_MARK, VOCABULARY = LETTERS, LETTERS + 1, LETTERS + 2
 ANSWERS = {"all": slice(0, BLOCK), "first": slice(0, 1), "last": slice(BLOCK - 1, BLOCK)}
-ATTENTIONS = {"conv": STYLES["triton"], "plain": STYLES["sdpa-flash"]}
+ATTENTIONS = {"conv": own_styles()["triton"], "plain": own_styles()["sdpa-flash"]}
 TAPS = (QUERY, 2 * BLOCK - 1)
 THETA = 1e5  # rotary positions: the slowest pair turns by about 1 / THETA a token
 HELD_OUT, HELD_OUT_SEED = 16384, 2**40

@@ -41,7 +41,7 @@ def break_device():
 
 
 def build(case, inputs):
-    closure = registry.load(registry.find("eager").target)(case, inputs)
+    closure = registry.find("eager").build(case, inputs)
     if case.impl == "kills-at-16" and case.seq == 16:
         return kill_worker
     if case.impl == "crashes-at-32" and case.seq == 32:
@@ -61,7 +61,7 @@ def build(case, inputs):
 def implementations():
     """The registry's, and the planted ones."""
     eager = registry.find("eager")
-    own = (replace(eager, name=name, target=f"{__name__}:build") for name in OWN)
+    own = (replace(eager, name=name, build=build) for name in OWN)
     return (*planted_cells.implementations(), *own)
 
 

@@ -21,8 +21,9 @@ PURE = (
     "comparing.comparison_reports", "comparing.inference", "comparing.noise", "comparing.reporting",
     "comparing.revisions", "dashboard.changes", "dashboard.data", "dashboard.findings", "dashboard.histories",
     "dashboard.yardstick", "measuring.run_delay", "measuring.settled", "measuring.statistics", "measuring.stopwatch",
-    "model.banded", "model.dense", "model.devices", "model.fused", "model.kernel", "model.memory", "model.plain",
-    "model.predict", "model.roofline", "model.rungs", "model.storage", "pages.page", "pages.text", "pages.vega",
+    "model.banded", "model.dense", "model.devices", "model.fused", "model.kernel", "model.on_chip", "model.plain",
+    "model.rungs", "pages.page", "pages.text", "pages.vega", "prediction.memory", "prediction.predict",
+    "prediction.roofline", "prediction.storage",
     "problem.axes", "problem.case", "problem.work", "profiling.ncu_report", "profiling.verdict", "ranks.lines",
     "report.columns", "report.data", "report.markdown", "report.page", "report.sentences", "results.csv_reading",
     "results.fields", "results.lock", "results.memory_tables", "results.merging", "results.outputs",
@@ -34,9 +35,12 @@ PURE = (
 LAYERS = (
     "errors escaping options processes",
     "ending",
-    "console environment pages problem registry",
-    "implementations static",
+    "console environment pages problem",
+    "static",
     "model",
+    "implementations",
+    "registry",
+    "prediction",
     "measuring",
     "checking fuzzing results",
     "charts dashboard profiling report sweeps",
@@ -128,6 +132,12 @@ def test_pure_modules_know_nothing_of_torch(name):
     module = f"mtabench.{name}"
     direct = imports(source_of(module).read_text(), module, inside_functions=True)
     assert not packages(direct | loaded_with(module)) & {"torch", "triton", "mta_kernels"}
+
+
+@pytest.mark.parametrize("module", modules_under(ROOT / "mtabench" / "implementations", ROOT))
+def test_implementations_load_neither_torch_nor_kernels(module):
+    """`mtabench.registry` imports them all, which `loaded_with` does not see."""
+    assert not packages(loaded_with(module.removesuffix(".__init__"))) & {"torch", "triton", "mta_kernels"}
 
 
 def test_cli_loads_only_light_modules():

@@ -15,8 +15,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from mtabench.charts.chart import PANEL_INCHES, Chart, columns_of
 from mtabench.charts.failures import ROW_INCHES, draw_marks, place_marks
 from mtabench.charts.panels import Line, Panel
-from mtabench.charts.style import STYLES, Look, Style
+from mtabench.charts.style import Look, own_styles
 from mtabench.charts.text import caption, length_label, shortened, unsettled_note
+from mtabench.implementations import Style
 from mtabench.problem.axes import short
 
 MAX_TICKS = 8
@@ -142,7 +143,7 @@ def line_legend(
 ) -> list[Line2D]:
     """One entry an implementation, rivals first, and one each for stars of auto, crosses and hollow marks."""
     entries = {(line.impl, line.label): line for line in lines}
-    order = list(STYLES)
+    order = list(own_styles())
     ranked = sorted(
         entries.values(),
         key=lambda line: (line.yardstick, order.index(line.impl) if line.impl in order else len(order)),

@@ -14,9 +14,9 @@ from mtabench.charts.chart import Chart, Kind, titled
 from mtabench.charts.data import CONV_COLUMNS
 from mtabench.charts.lines import YAxis, line_chart
 from mtabench.charts.panels import Failure, Line, Panel, check_panels, failures_of, times, unsettled_times
-from mtabench.charts.style import Style
 from mtabench.charts.text import problem, shortened
 from mtabench.charts.time import BANDS
+from mtabench.implementations import Style
 from mtabench.problem.axes import short
 from mtabench.results.splits import choices
 

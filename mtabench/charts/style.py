@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
 
+from mtabench import registry
+from mtabench.implementations import Style
 from mtabench.registry import names
 
 
@@ -37,44 +39,8 @@ DARK = Theme("dark", "#15181D", "#E8E8E8", "#AAB0B8", "#767D88", "#333840", "#20
 THEMES = {theme.name: theme for theme in (LIGHT, DARK)}
 
 
-class Style(NamedTuple):
-    """How an implementation looks in every chart; `dark_colour` is for dark pages."""
-
-    colour: str
-    dark_colour: str
-    marker: str
-    dashes: Any
-
-
-# Fixed for each implementation; after Okabe and Ito, so that the colour-blind can tell them apart, and at least 3:1
+# After Okabe and Ito as those of the implementations, so that the colour-blind can tell them apart, and at least 3:1
 # against the page. Plain attention is a yardstick beside conv attention: grey and dashed.
-STYLES = {
-    "eager": Style("#000000", "#F5F5F5", "o", "-"),
-    "compile": Style("#B8558F", "#E58FC2", "s", "-"),
-    "triton": Style("#D55E00", "#FF8533", "^", "-"),
-    "hopper": Style("#0072B2", "#4FA3FF", "X", "-"),
-    "cuda": Style("#00796B", "#2BC4B0", "p", "-"),
-    "cuda-conv": Style("#7A7A00", "#C9C93A", "*", "-"),
-    "sdpa-flash": Style("#6E6E6E", "#A3A3A3", "D", (0, (4, 1.6))),
-    "sdpa-cudnn": Style("#6E6E6E", "#A3A3A3", "v", (0, (1.2, 1.2))),
-    "sdpa-math": Style("#8C8C8C", "#858585", "P", (0, (5, 1.5, 1, 1.5))),
-}
-# The ladder's rungs, where plain attention is alone: a colour a language, and more of a line the faster they are.
-_DOTS, _DASHES = (0, (1.2, 1.2)), (0, (4, 1.6))
-RUNG_STYLES = {
-    "c-loops": Style("#8A4B08", "#D8A05B", "o", _DOTS),
-    "c-tiled": Style("#8A4B08", "#D8A05B", "s", "-"),
-    "cuda-naive": Style("#117733", "#3CC46B", "o", _DOTS),
-    "cuda-tiled": Style("#117733", "#3CC46B", "s", _DASHES),
-    "cuda-flash": Style("#117733", "#3CC46B", "^", "-"),
-    "triton-pointer": Style("#7B3FA0", "#C58CF0", "o", _DOTS),
-    "triton-descriptor": Style("#7B3FA0", "#C58CF0", "s", _DASHES),
-    "triton-fmha": Style("#7B3FA0", "#C58CF0", "^", "-"),
-    "cutile-fmha": Style("#0E7C86", "#35C4CF", "^", "-"),
-    "flex": Style("#B8558F", "#E58FC2", "D", _DASHES),
-    "flash-attn": Style("#0072B2", "#4FA3FF", "v", _DASHES),
-    "flash-attn-3": Style("#0072B2", "#4FA3FF", "X", _DOTS),
-}
 _SPARE_COLOURS = (
     ("#009E73", "#1FD99A"), ("#4400AA", "#8F7BFF"), ("#8A1C1C", "#F0506E"),
     ("#A04FE0", "#D98CFF"), ("#A0783C", "#D8B98A"),
@@ -120,6 +86,11 @@ class Look:
         }  # fmt: skip
 
 
+def own_styles(alone: bool = False) -> dict[str, Style]:
+    """The styles that implementations have of their own in every chart, or `alone` in those of plain attention."""
+    return {entry.name: entry.style for entry in registry.IMPLEMENTATIONS if entry.style and entry.style.alone == alone}
+
+
 def styles_of(cells: pd.DataFrame) -> dict[str, Style]:
     """The style of every implementation in the cells; those without one of their own take the spare ones in turn.
 
@@ -127,7 +98,8 @@ def styles_of(cells: pd.DataFrame) -> dict[str, Style]:
     """
     plain = cells["op"] == "attention"
     yardsticks = set() if plain.all() else set(cells.loc[plain, "impl"])
-    own = STYLES | {name: style for name, style in RUNG_STYLES.items() if name not in yardsticks}
+    alone = own_styles(alone=True)
+    own = own_styles() | {name: style for name, style in alone.items() if name not in yardsticks}
     unknown = sorted(set(cells["impl"]) - set(names()))
     others = [name for name in (*names(), *unknown) if name not in own]
     spare = zip(others, cycle(SPARE_STYLES), cycle(SPARE_YARDSTICKS), strict=False)

@@ -18,7 +18,7 @@ from mtabench.checking.judge import Judge, results_of
 from mtabench.checking.oracle import Bound, Check, Oracle, outside_values, tolerance_floor
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import SEED, Inputs, make_inputs
-from mtabench.registry import Implementation, find, load, names
+from mtabench.registry import Implementation, find, names
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,6 @@ LONG_SHAPES = {
     "cpu": (Shape(1, 2, 1, 1153, 16, 4, 3),),
     "interpreter": (Shape(1, 1, 1, 321, 16, 3, 2),),
 }
-SLOW_TO_COMPILE = ("compile", "flex")  # seconds a shape
 DTYPES_CHECKED = {"cuda": ("bf16", "fp16", "fp32"), "cpu": ("fp32", "fp16")}
 
 
@@ -103,7 +102,7 @@ def _problems(implementation: Implementation, shapes: Iterable[Shape], device: s
     for shape in shapes:
         for dtype in DTYPES_CHECKED[device]:
             yield shape, dtype
-            if implementation.name in SLOW_TO_COMPILE:
+            if implementation.slow_to_compile:
                 return
 
 
@@ -212,7 +211,7 @@ def _decode_rows(case: Case, seed: int) -> Iterable[Check]:
     forward = _build(case, inputs)()
     for tokens in (1, 4, case.seq):
         step = replace(case, pass_="decode", seq=tokens)
-        if case.op == "attention" and load(find(case.impl).unsupported)(step):
+        if case.op == "attention" and find(case.impl).why_not(step):
             continue  # a single key, for cuDNN
         window = min(case.conv_q or 1, tokens)
         decode = Inputs(
@@ -293,7 +292,7 @@ def _against_attention(case: Case, inputs: Inputs, queries: Tensor) -> Check:
     exact = attention_reference(queries.double(), inputs.k.double(), inputs.v.double(), causal=case.causal)
     eager = replace(case, impl="eager")
     bound = Bound()
-    bound.add(lambda out: out.flatten(0, -2), exact, load(find("eager").target)(eager, inputs)())
+    bound.add(lambda out: out.flatten(0, -2), exact, find("eager").build(eager, inputs)())
     bound.close(tolerance_floor(inputs.q.dtype))
     error = bound.errors(_build(case, inputs)()).norm
     ok = error <= bound.tolerance
@@ -305,17 +304,17 @@ def _exactly(ok: bool, reason: str) -> Check:
 
 
 def _build(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
-    return load(find(case.impl).target)(case, inputs)
+    return find(case.impl).build(case, inputs)
 
 
 def _cannot_run(case: Case) -> str | None:
     """Why a case cannot be checked here. What an interpreter runs is not to be timed, but it can be checked."""
     implementation = find(case.impl)
     if implementation.interpreted and case.device == "cpu":
-        return load(implementation.interpreted)(case)
+        return implementation.interpreted(case)
     if case.device not in implementation.devices:
         return f"{case.impl} runs on {', '.join(implementation.devices)}, not on {case.device}"
-    return load(implementation.unsupported)(case)
+    return implementation.why_not(case)
 
 
 def _case(implementation: Implementation, shape: Shape, dtype: str, device: str) -> Case:

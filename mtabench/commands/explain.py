@@ -15,8 +15,8 @@ from mtabench.errors import UsageError
 from mtabench.measuring.kept_ceilings import FILE_NAME, ceilings_of_device
 from mtabench.model.devices import Device, Rates, find_device, rates_of
 from mtabench.model.kernel import BESIDE, IN_TURN
-from mtabench.model.memory import expected_memory_bytes, input_bytes, longest_seq
-from mtabench.model.predict import Prediction, predict, unmodelled
+from mtabench.prediction.memory import expected_memory_bytes, input_bytes, longest_seq
+from mtabench.prediction.predict import Prediction, predict, tiles_on, unmodelled
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.registry import find
@@ -57,12 +57,7 @@ def run(options: Options, device_name: str | None, results: Sequence[Path], ceil
 
 
 def _explain(console: Console, case: Case, device: Device, rates: Rates, measured: Measured) -> None:
-    tiles = None
-    if case.impl == "triton":
-        from mtabench.model.tiles import tiles_of
-
-        tiles = tiles_of(case, device)
-    prediction = predict(case, device, rates, tiles)
+    prediction = predict(case, device, rates, tiles_on(case, device))
     say(
         console,
         f"on {device.name}: products at {2 * rates.macs / 1e12:.4g} TFLOP/s, copies at "

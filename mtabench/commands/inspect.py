@@ -10,11 +10,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from mtabench import registry
 from mtabench.console import make_console, say
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.problem import axes
 from mtabench.static import baseline as comparing
-from mtabench.static import records, runs, sources, tables
+from mtabench.static import records, runs, tables
 from mtabench.static.compiling import has_one, short_name
 from mtabench.static.limits import DEFAULT_TARGETS, TARGETS, Limits, limits_of
 from mtabench.static.records import Inspection, Kernel
@@ -80,7 +81,7 @@ def _compiled(
     targets: Sequence[Limits], shapes: Sequence[Shape], names: Sequence[str], disassemble: bool
 ) -> Inspection:
     """What came of compiling, with a line on standard error for each shape of a target as it ends."""
-    places = {source: row.place for source, row in sources.SOURCES.items() if has_one(row.kernels, names)}
+    sources = [source for source in registry.sources().values() if has_one(source.kernels, names)]
     total = len(targets) * len(shapes)
     console = Console(stderr=True)
     done = 0
@@ -95,7 +96,7 @@ def _compiled(
             print(line, file=sys.stderr, flush=True)
 
     with console.status(f"[0/{total}] compiling") as status:
-        return runs.inspect(targets, shapes, places, names=names, disassemble=disassemble, progress=progress)
+        return runs.inspect(targets, shapes, sources, names=names, disassemble=disassemble, progress=progress)
 
 
 def _show(console: Console, found: Inspection, targets: Sequence[Limits]) -> None:
@@ -165,7 +166,7 @@ def _check_outputs(outputs: Mapping[str, Path | None], baseline: Path | None) ->
 
 def _check_names(names: Sequence[str]) -> None:
     """Raise UsageError for a name that no kernel's name holds."""
-    known = sorted(kernel for row in sources.SOURCES.values() for kernel in row.kernels)
+    known = sorted(kernel for source in registry.sources().values() for kernel in source.kernels)
     for name in names:
         if not has_one(known, [name]):
             raise UsageError(f"--kernel {name!r} is part of no kernel's name; there are {', '.join(known)}")

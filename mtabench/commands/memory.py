@@ -15,11 +15,9 @@ from rich.console import Console
 from mtabench.console import make_console, say
 from mtabench.errors import UsageError
 from mtabench.model.devices import Device, find_device
-from mtabench.model.memory import longest_seq
-from mtabench.model.on_chip import tile_of
-from mtabench.model.predict import unmodelled
-from mtabench.model.rungs import RUNGS
-from mtabench.model.storage import storage_of
+from mtabench.prediction.memory import longest_seq
+from mtabench.prediction.predict import unmodelled
+from mtabench.prediction.storage import storage_of, tile_of
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.registry import find
@@ -110,9 +108,10 @@ def _memory_here() -> float:
 
 def _as_it_runs(case: Case) -> Case:
     """The case on a CPU, or in float32, if the implementation knows nothing else."""
-    if case.impl in RUNGS and RUNGS[case.impl].float32:
+    implementation = find(case.impl)
+    if implementation.stores and implementation.stores.float32:
         case = replace(case, dtype="fp32")
-    return case if "cuda" in find(case.impl).devices else replace(case, device="cpu")
+    return case if "cuda" in implementation.devices else replace(case, device="cpu")
 
 
 def _impossible(case: Case, device: Device | None) -> str | None:
@@ -120,7 +119,7 @@ def _impossible(case: Case, device: Device | None) -> str | None:
     implementation = find(case.impl)
     if case.pass_ not in implementation.passes:
         return f"has no {case.pass_} pass"
-    return unmodelled(case, device) if case.impl == "hopper" else None
+    return unmodelled(case, device) if implementation.never_on else None
 
 
 def _row(case: Case, device: Device | None, limit: float) -> Row:

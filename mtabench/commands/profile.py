@@ -21,7 +21,7 @@ from mtabench.environment import describe
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.readiness import memory_reason, unsupported_reason
 from mtabench.model.devices import rates_of
-from mtabench.model.predict import predict, unmodelled
+from mtabench.prediction.predict import predict, tiles_on, unmodelled
 from mtabench.problem import axes
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import SEED, Inputs, make_inputs
@@ -40,7 +40,7 @@ from mtabench.profiling.tables import (
 )
 from mtabench.profiling.trace import trace
 from mtabench.profiling.verdict import launch_verdict, model_verdict
-from mtabench.registry import find, load
+from mtabench.registry import find
 from mtabench.results.results_file import key_of
 from mtabench.sweeps.estimate import this_gpu
 from mtabench.sweeps.plan import Options, make_plan
@@ -122,7 +122,7 @@ class _Profiler:
         for case in runnable:
             try:
                 # Nothing of a wrong result is shown, as in a sweep.
-                check = judge.first_of(load(find(case.impl).target)(case, inputs), case)
+                check = judge.first_of(find(case.impl).build(case, inputs), case)
                 if check.ok:
                     self._profile(case, inputs)
                 else:
@@ -198,12 +198,7 @@ def _model_words(case: Case, kernel_ms: float) -> str:
     gpu = this_gpu()
     if gpu is None or unmodelled(case, gpu):
         return ""
-    tiles = None
-    if case.impl == "triton":
-        from mtabench.model.tiles import tiles_of
-
-        tiles = tiles_of(case, gpu)
-    return model_verdict(predict(case, gpu, rates_of(gpu), tiles), kernel_ms)
+    return model_verdict(predict(case, gpu, rates_of(gpu), tiles_on(case, gpu)), kernel_ms)
 
 
 def _tools(text: str | None, device: str) -> tuple[list[str], list[str]]:

@@ -17,7 +17,7 @@ from mtabench.charts.data import read_cells
 from mtabench.console import make_console, say, significant
 from mtabench.errors import UsageError
 from mtabench.model.devices import find_device
-from mtabench.model.roofline import Standing, standing
+from mtabench.prediction.roofline import Standing, standing
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.profiling.tables import COUNTERS_FILE, read_memory_bytes

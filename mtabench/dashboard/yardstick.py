@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from mtabench import registry
 from mtabench.dashboard.changes import FEWEST_RUNS, Change
 from mtabench.dashboard.histories import CELL_COLUMNS, History
-from mtabench.registry import YARDSTICKS
 
 ALIKE = 0.5  # of a change: a yardstick that changed by so much of it, or more, changed alike
 # A cell is held against yardsticks of its shape; where there is none, against all of its device and pass.
@@ -48,7 +48,7 @@ class Yardsticks:
 
 def is_yardstick(history: History) -> bool:
     """Whether a history is of plain attention by another project."""
-    return history.cell["impl"] in YARDSTICKS
+    return any(entry.yardstick and entry.name == history.cell["impl"] for entry in registry.IMPLEMENTATIONS)
 
 
 def _values(history: History, names: Sequence[str]) -> tuple[str, ...]:

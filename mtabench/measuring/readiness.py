@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mtabench import environment
-from mtabench.model.memory import expected_memory_bytes, input_bytes
+from mtabench.prediction.memory import expected_memory_bytes, input_bytes
 from mtabench.problem.case import Case
-from mtabench.registry import find, load
+from mtabench.registry import find
 
 
 def unsupported_reason(case: Case) -> str | None:
@@ -13,7 +13,7 @@ def unsupported_reason(case: Case) -> str | None:
     implementation = find(case.impl)
     if case.pass_ not in implementation.passes:
         return f"{case.impl} has no {case.pass_} pass, only {', '.join(implementation.passes)}"
-    reason = load(implementation.unsupported)(case)
+    reason = implementation.why_not(case)
     if not reason and case.device not in implementation.devices:
         return f"{case.impl} runs on {', '.join(implementation.devices)} only"
     return reason

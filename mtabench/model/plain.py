@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mtabench.model.kernel import Kernel, scores
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 
 BLOCK = 128  # rows and keys of a tile
 WARPGROUP = 64  # rows that read a tile of keys from shared memory together
-# What the products reach of a plain product's rate beside the exponentials, calibrated on results/nvidia-h200/*.csv.
-# FlashAttention-2 multiplies by mma.sync, whose operands pass through registers: 630 TFLOP/s at most there, less with
-# the loads in the same warps. Backward, both transpose through shared memory and add up dq.
-TENSOR_SHARE = {
-    ("sdpa-cudnn", "fwd"): 1.0,
-    ("sdpa-cudnn", "bwd"): 0.71,
-    ("sdpa-flash", "fwd"): 0.47,
-    ("sdpa-flash", "bwd"): 0.39,
-}
-# Start and end of a decode step: two kernels for cuDNN; three, and more waits, for FlashAttention.
-DECODE_S = {"sdpa-cudnn": 4e-6, "sdpa-flash": 12e-6}
 
 
-def kernels(case: Case) -> list[Kernel]:
-    """The kernels of one call of "sdpa-flash" or "sdpa-cudnn"."""
+def kernels(case: Case, tensor_share: Mapping[str, float], decode_s: float) -> list[Kernel]:
+    """The kernels of one call.
+
+    `tensor_share` is what the products of a pass reach of a plain product's rate beside the exponentials; `decode_s`
+    the seconds that a decode step takes to start and to end.
+    """
     element = BYTES_PER_ELEMENT[case.dtype]
     queries = case.batch * case.heads * case.seq * case.head_dim * element
     keys = case.batch * case.kv_heads * case.seq * case.head_dim * element
     if case.pass_ == "decode":
         cache = Kernel(
             "decode", macs=2 * case.batch * case.heads * case.seq * case.head_dim, l2_bytes=2 * keys,
-            memory_bytes=2 * keys, waves=1, wave_s=DECODE_S[case.impl],
+            memory_bytes=2 * keys, waves=1, wave_s=decode_s,
         )  # fmt: skip
         return [cache]
     heads = case.batch * case.heads
     pairs = heads * scores(case.seq, BLOCK, BLOCK, case.causal)
     tile = case.head_dim * element  # of one row
-    share = TENSOR_SHARE[case.impl, case.pass_]
+    share = tensor_share[case.pass_]
     if case.pass_ == "fwd":
         forward = Kernel(
             "forward", macs=pairs * 2 * case.head_dim, tensor_share=share, exponentials=pairs,

@@ -1,4 +1,4 @@
-"""What the rungs of plain attention keep in memory, one row a rung, read off their sources in mta_kernels/attention."""
+"""What the rungs of plain attention keep in memory and move through it, as read off their sources."""
 
 from __future__ import annotations
 
@@ -28,43 +28,26 @@ class Rung(NamedTuple):
     float32: bool = False
 
 
-RUNGS = {
-    # Scores written; read for the maximum; exponentials, and then the division, in place.
-    "c-loops": Rung(score_bytes=4, passes=6, one_head=True, float32=True),
-    "c-tiled": Rung(float32=True),
-    "cuda-naive": Rung(score_bytes=4, passes=6),
-    "cuda-tiled": Rung(score_bytes=4, passes=6, columns=64, causal_skips=True),
-    "cuda-flash": Rung(),
-    "triton-pointer": Rung(copies="qkv"),  # the packed layout [B, N, heads * head_dim]
-    "triton-descriptor": Rung(copies="k"),  # transposed
-    "triton-fmha": Rung(),
-    "cutile-fmha": Rung(),
-    "flex": Rung(mask_bytes=2),  # two masks of booleans, of which the blocks to visit are made
-}
-
-
-def beyond_output(case: Case) -> int:
+def beyond_output(case: Case, rung: Rung) -> int:
     """Bytes that a forward of a rung allocates at its peak beside its output."""
-    return copies(case) + stored_scores(case) + (RUNGS[case.impl].mask_bytes * case.seq**2 if case.causal else 0)
+    return copies(case, rung) + stored_scores(case, rung) + (rung.mask_bytes * case.seq**2 if case.causal else 0)
 
 
-def stored_scores(case: Case) -> int:
+def stored_scores(case: Case, rung: Rung) -> int:
     """Bytes of scores that a rung stores at once."""
-    rung = RUNGS[case.impl]
     return rung.score_bytes * case.seq**2 * (1 if rung.one_head else case.batch * case.heads)
 
 
-def copies(case: Case) -> int:
+def copies(case: Case, rung: Rung) -> int:
     """Bytes of the copies of inputs that a rung makes."""
-    return sum(_input(case, name) for name in RUNGS[case.impl].copies)
+    return sum(_input(case, name) for name in rung.copies)
 
 
-def traffic(case: Case) -> int:
+def traffic(case: Case, rung: Rung) -> int:
     """Bytes through memory of a forward: inputs and output once, copies written and read, passes over the scores."""
-    rung = RUNGS[case.impl]
     passes = rung.passes + (-(-case.head_dim // rung.columns) if rung.columns else 1)
     scores = rung.score_bytes * pairs(case, dense=not rung.causal_skips)
-    return 2 * _input(case, "q") + 2 * _input(case, "k") + 2 * copies(case) + passes * scores
+    return 2 * _input(case, "q") + 2 * _input(case, "k") + 2 * copies(case, rung) + passes * scores
 
 
 def _input(case: Case, name: str) -> int:

@@ -11,7 +11,7 @@ import torch
 from mtabench.measuring.timing import Timed, timed
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import Inputs, make_inputs
-from mtabench.registry import find, load
+from mtabench.registry import find
 
 WARM_UP_CALLS = 3
 
@@ -19,7 +19,7 @@ WARM_UP_CALLS = 3
 def ready(case: Case, inputs: Inputs | None = None) -> Timed:
     """What to call of a cell; compiled and warmed up."""
     inputs = make_inputs(case) if inputs is None else inputs
-    cell = timed(case, load(find(case.impl).target), inputs)
+    cell = timed(case, find(case.impl).build, inputs)
     for _ in range(WARM_UP_CALLS):
         cell.run(cell.setup() if cell.setup else None)
     synchronize(case.device)()

@@ -9,7 +9,7 @@ without asking less of that unit.
 
 from __future__ import annotations
 
-from mtabench.model.predict import Prediction
+from mtabench.prediction.predict import Prediction
 from mtabench.profiling.ncu_report import Counters
 
 BOUND_PCT = 60.0

@@ -6,13 +6,11 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from mtabench import registry
 from mtabench.cluster.asked import Asked
 from mtabench.errors import UsageError
 from mtabench.problem.case import Case
 from mtabench.sweeps.plan import Options, Plan, make_plan
-
-# Implementations that can share a sequence, and the backend of `conv_attention` that each of them is.
-BACKENDS = {"eager": "reference", "triton": "triton"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +60,10 @@ def _options_over_ranks(options: Options, ranks: int, asked: Asked) -> Options:
 
 def _check_cases(cases: Iterable[Case], ranks: int) -> None:
     for case in cases:
-        if case.impl not in BACKENDS:
+        if not registry.find(case.impl).ranks_backend:
+            able = [entry.name for entry in registry.IMPLEMENTATIONS if entry.ranks_backend]
             raise UsageError(
-                f"{case.impl} cannot share a sequence over ranks; with --ranks give --impl {' or '.join(BACKENDS)}"
+                f"{case.impl} cannot share a sequence over ranks; with --ranks give --impl {' or '.join(able)}"
             )
         if case.seq % (2 * ranks):
             raise UsageError(

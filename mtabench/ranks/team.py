@@ -24,7 +24,7 @@ from mtabench.processes import EXIT_S
 from mtabench.ranks.asked import find_place
 from mtabench.ranks.meeting import Meeting, check_devices, meet
 from mtabench.ranks.part import NotLoadedError, Part, link_gbytes_s, load_part
-from mtabench.registry import find, load
+from mtabench.registry import find
 from mtabench.results.results_file import key_of
 from mtabench.results.rows import Row, cell_row, sample_lines, timed_row
 from mtabench.results.writer import Writer
@@ -105,7 +105,7 @@ def _measured(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> tuple[
         part, inputs = load_part(meeting, case, seed)
     except NotLoadedError as error:
         return cell_row(case, sweep.facts, error.status, error.reason), []
-    build = load(find(case.impl).target)
+    build = find(case.impl).build
     sweep.watcher.doing(f"{words(case)}: float64 reference")
     try:
         with sweep.spent.on(VERIFYING):

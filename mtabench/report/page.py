@@ -7,6 +7,7 @@ from dataclasses import asdict
 from itertools import cycle, groupby
 from typing import Any
 
+from mtabench import registry
 from mtabench.pages.page import build_page
 from mtabench.pages.text import shown_number
 from mtabench.report.columns import (
@@ -30,8 +31,7 @@ MOST_SAMPLES = 100_000  # of all cells together
 MOST_SAMPLES_A_CELL = 400
 
 FILTERS = ("pass", "device", "dtype", "batch", "heads", "kv_heads", "seq", "head_dim", "conv", "causal", "splits")
-# Colours of theme.css. Plain attention is a yardstick: grey and dashed, as in the charts of `mtabench plot`.
-SERIES = {"triton": 1, "compile": 4, "eager": 5}
+# Colours of theme.css that no implementation has. Plain attention is a yardstick: grey and dashed, as in charts.
 SPARE_SERIES = (2, 3, 6, 8)
 GREY = 7
 DASHES = ("6 3", "2 2", "8 3 2 3", "1 3")
@@ -160,12 +160,13 @@ def _implementations(report: Report) -> list[dict[str, Any]]:
     """Each with its colour and, if it is a yardstick, its dashes."""
     plain = {row["impl"] for row in report.rows if is_plain(row)}
     dashes, spare = cycle(DASHES), cycle(SPARE_SERIES)
+    own = {entry.name: entry.style.series for entry in registry.IMPLEMENTATIONS if entry.style}
     found = []
     for name in report.implementations:
         if name in plain:
             found.append({"name": name, "plain": True, "series": GREY, "dash": next(dashes)})
         else:
-            found.append({"name": name, "plain": False, "series": SERIES.get(name) or next(spare), "dash": ""})
+            found.append({"name": name, "plain": False, "series": own.get(name) or next(spare), "dash": ""})
     return found
 
 

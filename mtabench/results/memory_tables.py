@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mtabench.console import plain_table, significant
-from mtabench.model.storage import Storage
+from mtabench.prediction.storage import Storage
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.results.results_file import KEY_COLUMNS, key_of, text_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mtabench.measuring.statistics import summarize
 from mtabench.problem.case import Case
 from mtabench.problem.work import bytes_moved, executed_flops, only_reads, tokens, useful_flops
-from mtabench.registry import find, load
+from mtabench.registry import find
 from mtabench.results.results_file import KEY_COLUMNS, SCHEMA_VERSION, key_of
 
 if TYPE_CHECKING:
@@ -41,12 +41,13 @@ class RunFacts:
 
 def cell_row(case: Case, facts: RunFacts, status: str, reason: str = "", rel_error: float | None = None) -> Row:
     """The row of a cell without a time."""
+    splits_used = find(case.impl).splits_used if case.splits is not None and status in RAN else None
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": facts.run_id,
         "started_utc": facts.started_utc,
         **dict(zip(KEY_COLUMNS, key_of(case), strict=True)),
-        "splits_used": load(find(case.impl).splits_used)(case) if case.splits is not None and status in RAN else None,
+        "splits_used": splits_used(case) if splits_used else None,
         "status": status,
         "reason": reason,
         "rel_error": rel_error,

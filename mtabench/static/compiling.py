@@ -15,7 +15,7 @@ from mtabench.static.occupancy import occupancy
 from mtabench.static.records import DOES_NOT_FIT, FAILED, OK, SKIPPED, Kernel
 from mtabench.static.sass import Mix, instruction_mix
 from mtabench.static.shapes import Shape
-from mtabench.static.sources import CudaKernel, SkippedError, resolve
+from mtabench.static.sources import CudaKernel, SkippedError, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Job:
 
     limits: Limits
     shapes: tuple[Shape, ...]
-    sources: Mapping[str, str]
+    sources: tuple[Source, ...]
     names: tuple[str, ...]
     disassemble: bool
 
@@ -92,10 +92,10 @@ class _Compilation:
         from mtabench.static.absent_gpu import launches_compile
 
         with launches_compile(self.job.limits, self._wanted, self._triton_kernel):
-            for source, place in self.job.sources.items():
-                self.source = source
+            for source in self.job.sources:
+                self.source = source.name
                 try:
-                    for kernel in resolve(place)(self.shape, self.job.limits) or ():
+                    for kernel in source.host_code(self.shape, self.job.limits) or ():
                         self._cuda_kernel(kernel)
                 except SkippedError as error:
                     self._add(self.source, language="cuda", status=SKIPPED, reason=str(error))

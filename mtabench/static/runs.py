@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from mtabench.static.compiling import Job, ShapeDone, compile_job
 from mtabench.static.limits import Limits
 from mtabench.static.records import ALL, FAILED, Inspection, Kernel
 from mtabench.static.shapes import Shape
+from mtabench.static.sources import Source
 
 LONGEST_S = 3600.0
 
@@ -23,10 +24,10 @@ Progress = Callable[[Limits, Shape, Sequence[Kernel]], None]
 
 
 def inspect(
-    targets: Sequence[Limits], shapes: Sequence[Shape], sources: Mapping[str, str], *,
+    targets: Sequence[Limits], shapes: Sequence[Shape], sources: Sequence[Source], *,
     names: Sequence[str] = (), disassemble: bool = True, progress: Progress = lambda *args: None,
 ) -> Inspection:  # fmt: skip
-    """Compile the kernels that the sources, "module:function" by name, launch; `names` keeps those that hold one.
+    """Compile the kernels that the sources launch; `names` keeps those that hold one.
 
     At most one process a CPU. A process that dies (a compiler may crash) costs the shapes that it had left: they have
     one failed row each. Raises MtabenchError if a tool is missing.
@@ -52,7 +53,7 @@ def inspect(
 
 
 def _jobs(
-    targets: Sequence[Limits], shapes: Sequence[Shape], sources: Mapping[str, str], names: tuple[str, ...],
+    targets: Sequence[Limits], shapes: Sequence[Shape], sources: Sequence[Source], names: tuple[str, ...],
     disassemble: bool,
 ) -> Iterator[Job]:  # fmt: skip
     """A target in few pieces, since each process imports torch anew, and in so many that all CPUs have work."""
@@ -61,7 +62,7 @@ def _jobs(
     pieces = min(len(shapes), pieces)
     for limits in targets:
         for piece in range(pieces):
-            yield Job(limits, tuple(shapes[piece::pieces]), sources, names, disassemble)
+            yield Job(limits, tuple(shapes[piece::pieces]), tuple(sources), names, disassemble)
 
 
 def _results(jobs: Sequence[Job]) -> Iterator[tuple[Job, Any]]:

@@ -7,15 +7,11 @@ from dataclasses import dataclass
 
 from mtabench.errors import UsageError
 from mtabench.model.devices import Device, find_device, rates_of
-from mtabench.model.predict import predict, unmodelled
+from mtabench.prediction.predict import predict, unmodelled
 from mtabench.problem.case import Case
 from mtabench.problem.work import executed_flops
 from mtabench.registry import find
 
-COMPILED = (
-    "compile", "triton", "hopper", "cuda-conv", "cuda-naive", "cuda-tiled", "cuda-flash", "triton-pointer",
-    "triton-descriptor", "triton-fmha", "cutile-fmha", "flex",
-)  # fmt: skip
 WARM_UP_S = 1.0
 PROCESS_S = 6.0
 
@@ -39,10 +35,6 @@ RATES = {
     "cuda": Rates(dense=4e12, fused=1.5e14, compile_s=8.0, checked_scores=2**28, score_s=4e-9),
     "cpu": Rates(dense=7e9, fused=4e10, compile_s=8.0, checked_scores=2**22, score_s=1e-6),
 }
-# Of implementations whose kind of work does not tell their speed; on a GPU guesses.
-OWN_FLOPS = {
-    "c-loops": 2.5e9, "cuda-naive": 1e12, "cuda-tiled": 1e13, "triton-pointer": 1.5e14, "triton-descriptor": 1.5e14,
-}  # fmt: skip
 
 
 def estimate_seconds(
@@ -65,7 +57,7 @@ def estimate_seconds(
     for case in cases:
         rates = RATES[case.device]
         call_s = call_seconds(case, gpu)
-        if case.impl in COMPILED and (case.impl, case.problem_key) not in compiled:
+        if find(case.impl).compiles and (case.impl, case.problem_key) not in compiled:
             compiled.add((case.impl, case.problem_key))
             total += rates.compile_s
         if call_s > time_limit_s:
@@ -84,9 +76,9 @@ def call_seconds(case: Case, gpu: Device | None) -> float:
     """One call: by the model of `gpu` where there is one for this cell, else by the work that it executes."""
     if case.device == "cuda" and gpu is not None and unmodelled(case, gpu) is None:
         return predict(case, gpu, rates_of(gpu)).seconds
-    rates, work = RATES[case.device], find(case.impl).work
-    rate = OWN_FLOPS.get(case.impl, rates.dense if work == "dense" else rates.fused)
-    return executed_flops(case, work) / rate
+    rates, implementation = RATES[case.device], find(case.impl)
+    rate = implementation.flops or (rates.dense if implementation.work == "dense" else rates.fused)
+    return executed_flops(case, implementation.work) / rate
 
 
 def this_gpu() -> Device | None:

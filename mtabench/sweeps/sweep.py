@@ -30,7 +30,7 @@ from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
 from mtabench.problem.work import only_reads
-from mtabench.registry import find, load
+from mtabench.registry import find
 from mtabench.results.results_file import Key, key_of
 from mtabench.results.rows import TIMED, Row, RunFacts, add_speedups, cell_row, sample_lines, timed_row
 from mtabench.results.writer import Writer, to_resume
@@ -233,7 +233,7 @@ class Sweep:
         verified = {}
         for case in cases:
             self.watcher.doing(f"{words(case)}, {case.label}: verifying")
-            build = load(find(case.impl).target)
+            build = find(case.impl).build
             try:
                 with phase(case.device, f"{words(case)}, {case.label}: verify"):
                     check = judge.first_of(build(case, inputs), case)

@@ -9,11 +9,11 @@ import torch
 from mtabench.environment import available_memory_bytes
 from mtabench.measuring.readiness import unsupported_reason
 from mtabench.measuring.timing import timed
-from mtabench.model.storage import storage_of
+from mtabench.prediction.storage import storage_of
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
-from mtabench.registry import find, load
+from mtabench.registry import find
 from mtabench.sweeps.estimate import call_seconds, shown, this_gpu
 
 MOST_SECONDS = 20.0  # of one call, as estimated
@@ -55,7 +55,7 @@ def _reason_against(case: Case) -> str:
 
 def _peak(case: Case) -> int:
     inputs = make_inputs(case)
-    cell = timed(case, load(find(case.impl).target), inputs)
+    cell = timed(case, find(case.impl).build, inputs)
     for _ in range(2):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

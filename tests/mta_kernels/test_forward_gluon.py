@@ -13,10 +13,10 @@ from mta_kernels.conv_attention.context_parallel.fused import TritonTiles
 from mta_kernels.conv_attention.context_parallel.tiles import Problem, tiles
 from mta_kernels.conv_attention.triton import forward, forward_again
 from mta_kernels.gpu_limits import capability
+from mtabench import registry
 from mtabench.static import runs
 from mtabench.static.limits import limits_of
 from mtabench.static.shapes import Shape
-from mtabench.static.sources import SOURCES
 
 HALF = torch.float16
 ON_HOPPER = DEVICE == "cuda" and capability(torch.device("cuda", 0)) == (9, 0)
@@ -172,8 +172,9 @@ def test_other_releases_of_triton_do_without(monkeypatch: pytest.MonkeyPatch) ->
     ids=["longest", "others"],
 )
 def test_it_compiles_without_spills(shapes: tuple[Shape, ...]) -> None:
-    sources = {"forward": SOURCES["forward"].place}
-    found = runs.inspect([limits_of("sm_90")], shapes, sources, names=("fwd_gluon",), disassemble=False)
+    found = runs.inspect(
+        [limits_of("sm_90")], shapes, [registry.sources()["forward"]], names=("fwd_gluon",), disassemble=False
+    )
     assert [kernel.status for kernel in found.kernels] == ["ok"] * len(shapes)
     assert {(kernel.spill_store_bytes, kernel.stack_bytes) for kernel in found.kernels} == {(0, 0)}
 

@@ -20,12 +20,12 @@ import pytest
 pytest.importorskip("triton")
 
 from mtabench.cli import main
+from mtabench.registry import sources
 from mtabench.static import runs
 from mtabench.static.compiling import short_name
 from mtabench.static.limits import DEFAULT_TARGETS
 from mtabench.static.records import read_json
 from mtabench.static.shapes import ALL_SHAPES
-from mtabench.static.sources import SOURCES
 
 ROOT = Path(__file__).parents[2]
 BASELINE = ROOT / "results" / "static" / "baseline.json"
@@ -83,7 +83,7 @@ def test_the_sources_name_the_kernels_that_they_launch():
     launched = {}
     for kernel in read_json(BASELINE).kernels:
         launched.setdefault(kernel.source, set()).add(kernel.kernel.partition(".")[0])
-    assert {source: set(row.kernels) for source, row in SOURCES.items()} == launched
+    assert {name: set(source.kernels) for name, source in sources().items()} == launched
 
 
 def test_all_kernels_of_the_baseline_fit():

@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 
 import pytest
 from command_line import make_runner, refused
+from planted_cells import changed
 from typer.main import get_command
 
 from mtabench import __version__, registry
@@ -203,17 +203,15 @@ def test_decode_shows_its_splits_and_who_takes_them(mtabench):
 @pytest.fixture
 def splitter(monkeypatch):
     """An implementation `planted` whose times are given: 1 ms with 4 splits, and more with fewer; auto takes 1."""
-    module = types.ModuleType("planted_splitter")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    module.build = registry.load(registry.find("eager").target)
-    module.used = lambda case: 1 if case.splits == "auto" else case.splits
-    planted = dataclasses.replace(
-        registry.find("eager"), name="planted", target="planted_splitter:build", splits_used="planted_splitter:used"
-    )
+
+    def used(case):
+        return 1 if case.splits == "auto" else case.splits
+
+    planted = dataclasses.replace(registry.find("eager"), name="planted", splits_used=used)
     monkeypatch.setattr(registry, "IMPLEMENTATIONS", (*registry.IMPLEMENTATIONS, planted))
 
     def measure(cells, device, settings):
-        times = {case: 8.0 if case.splits is None else 5.0 - module.used(case) for case in cells}
+        times = {case: 8.0 if case.splits is None else 5.0 - used(case) for case in cells}
         return {case: timing.Measurement("cpu", "warm", [[ms] * 3] * 2) for case, ms in times.items()}
 
     monkeypatch.setattr(timing, "measure", measure)
@@ -277,8 +275,13 @@ def test_what_to_type_next_can_be_typed(mtabench, tmp_path):
 
 
 def test_a_wrong_kernel_is_exit_code_4(mtabench, monkeypatch):
-    monkeypatch.setattr(registry, "load", plant_wrong_eager(registry.load))
-    monkeypatch.setattr("mtabench.sweeps.sweep.load", registry.load)
+    right = registry.find("eager").build
+
+    def build(case, inputs):
+        closure = right(case, inputs)
+        return lambda: closure() * 2
+
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", changed("eager", build=build))
     code, out, err = mtabench("fwd", *TINY, "--out", "out.csv", "--no-plot")
     assert (code, err) == (4, "")
     assert "wrong" in out
@@ -286,27 +289,11 @@ def test_a_wrong_kernel_is_exit_code_4(mtabench, monkeypatch):
     assert code == 4  # it is still in the file
 
 
-def plant_wrong_eager(load):
-    def planted(reference):
-        found = load(reference)
-        if not reference.endswith(":eager"):
-            return found
-
-        def build(case, inputs):
-            closure = found(case, inputs)
-            return lambda: closure() * 2
-
-        return build
-
-    return planted
-
-
 def test_errors_of_an_implementation_do_not_fail_the_sweep(mtabench, monkeypatch):
     def build(case, inputs):
         raise RuntimeError("no such instruction")
 
-    load = registry.load
-    monkeypatch.setattr("mtabench.sweeps.sweep.load", lambda name: build if name.endswith(":eager") else load(name))
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", changed("eager", build=build))
     code, out, err = mtabench("fwd", *LONG, "--seq", "16,32", "--out", "out.csv")
     assert (code, err) == (0, "")
     assert out.count("no such instruction") == 4  # a line as it ended, and the table
@@ -316,7 +303,7 @@ def test_a_sweep_without_a_time_says_why_and_is_exit_code_5(mtabench, monkeypatc
     def build(case, inputs):
         raise RuntimeError("no such instruction" if case.seq > 16 else "no room on the chip")
 
-    monkeypatch.setattr("mtabench.sweeps.sweep.load", lambda name: build)
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", changed("eager", build=build))
     words = ("fwd", *SMALL, "--impl", "eager", "--seq", "16,32,64", "--out", "out.csv")
     code, out, err = mtabench(*words)
     assert code == 5

@@ -10,17 +10,17 @@ from mta_kernels import torch_compile
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
 from mta_kernels.conv_attention.triton import decode
-from mtabench import implementations
+from mtabench.implementations import compile
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
-from mtabench.registry import find, load
+from mtabench.registry import find
 
 CONV = Case("fwd", "eager", "conv-attention", "fp32", 2, 4, 2, 33, 16, 4, 3, True, None, "cpu")
 PLAIN = replace(CONV, impl="sdpa-math", op="attention", conv_q=None, conv_k=None)
 
 
 def build(case, inputs):
-    return load(find(case.impl).target)(case, inputs)
+    return find(case.impl).build(case, inputs)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -61,8 +61,8 @@ def test_conv_attention_needs_a_weight():
 
 def test_compiled_functions_are_of_one_case_each():
     """torch.compile stops compiling one code object after eight shapes."""
-    first, second = (implementations._compiled(replace(CONV, impl="compile", seq=seq)) for seq in (33, 34))
-    assert first is implementations._compiled(replace(CONV, impl="compile"))
+    first, second = (compile.compiled(replace(CONV, impl="compile", seq=seq)) for seq in (33, 34))
+    assert first is compile.compiled(replace(CONV, impl="compile"))
     assert first is not second
 
 
@@ -70,7 +70,7 @@ def test_compiled_functions_are_of_one_case_each():
 @pytest.mark.parametrize("causal", [True, False])
 def test_rungs_are_plain_attention(name, causal):
     case = replace(PLAIN, impl=name, causal=causal)
-    if reason := load(find(name).unsupported)(case):
+    if reason := find(name).why_not(case):
         pytest.skip(reason)
     x = make_inputs(case)
     torch.testing.assert_close(build(case, x)(), attention_reference(x.q, x.k, x.v, causal=causal))
@@ -79,16 +79,16 @@ def test_rungs_are_plain_attention(name, causal):
 def test_rungs_in_triton_are_checked_on_a_cpu_and_not_timed(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     case = replace(PLAIN, impl="triton-fmha")
-    assert "mtabench verify" in load(find(case.impl).unsupported)(case)
-    assert load(find(case.impl).interpreted)(case) is None
+    assert "mtabench verify" in find(case.impl).why_not(case)
+    assert find(case.impl).interpreted(case) is None
 
 
 def test_flex_has_no_backward_on_a_cpu():
-    assert "backward" in load(find("flex").unsupported)(replace(PLAIN, impl="flex", pass_="bwd"))
+    assert "backward" in find("flex").why_not(replace(PLAIN, impl="flex", pass_="bwd"))
 
 
 def test_the_published_approach_needs_a_gpu():
-    assert "GPU" in load(find("cuda-conv").unsupported)(replace(CONV, impl="cuda-conv"))
+    assert "GPU" in find("cuda-conv").why_not(replace(CONV, impl="cuda-conv"))
 
 
 @pytest.mark.parametrize("splits", ["auto", 3])
@@ -105,14 +105,14 @@ def test_the_published_approach_gets_what_a_case_asks_for(splits, monkeypatch):
     x = make_inputs(decode)
     build(decode, x)()
     assert calls == [{"causal": False}, {"lengths": x.lengths, "splits": splits}]
-    assert load(find("cuda-conv").splits_used)(decode) == {"auto": 7, 3: 3}[splits]
+    assert find("cuda-conv").splits_used(decode) == {"auto": 7, 3: 3}[splits]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("pass_", ["bwd", "decode"])
 def test_compiled_computes_the_reference(pass_):
     case = replace(CONV, impl="compile", pass_=pass_)
-    reason = implementations.compile_unsupported(case)
+    reason = find("compile").why_not(case)
     if reason:
         pytest.skip(reason)
     x = make_inputs(case)
@@ -127,7 +127,7 @@ def test_compiled_computes_the_reference(pass_):
 
 def test_compile_needs_a_compiler(monkeypatch):
     monkeypatch.setattr(torch_compile.shutil, "which", lambda name: None)
-    assert "C++ compiler" in implementations.compile_unsupported(replace(CONV, impl="compile"))
+    assert "C++ compiler" in find("compile").why_not(replace(CONV, impl="compile"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs in Triton's interpreter")
@@ -147,7 +147,7 @@ def test_triton_takes_the_splits_that_its_row_tells(monkeypatch):
     ]
     for case in cases:
         build(case, make_inputs(case))()
-    assert launched == [load(find("triton").splits_used)(case) for case in cases]
+    assert launched == [find("triton").splits_used(case) for case in cases]
     assert launched[1:3] == [3, 128]
     assert len(set(launched[3:])) > 3
 
@@ -162,11 +162,11 @@ def test_triton_decodes_with_any_splits(splits):
 
 def test_triton_is_not_timed_on_a_cpu_or_interpreted(monkeypatch):
     case = replace(CONV, impl="triton")
-    assert "mtabench verify" in implementations.triton_unsupported(case)
+    assert "mtabench verify" in find("triton").why_not(case)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert "TRITON_INTERPRET" in implementations.triton_unsupported(replace(case, device="cuda"))
+    assert "TRITON_INTERPRET" in find("triton").why_not(replace(case, device="cuda"))
 
 
 def test_cudnn_is_not_there_on_a_cpu():
-    assert "CUDA" in implementations.sdpa_unsupported(replace(PLAIN, impl="sdpa-cudnn"))
-    assert implementations.sdpa_unsupported(replace(PLAIN, impl="sdpa-math")) is None
+    assert "CUDA" in find("sdpa-math").why_not(replace(PLAIN, impl="sdpa-cudnn"))
+    assert find("sdpa-math").why_not(replace(PLAIN, impl="sdpa-math")) is None

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mtabench.model.memory import input_bytes
+from mtabench.prediction.memory import input_bytes
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import DTYPES, make_inputs
 

@@ -8,11 +8,13 @@ import shutil
 import sys
 from importlib.util import find_spec
 
+import planted_sources
 import pytest
 
+from mtabench import registry
 from mtabench.cli import main
 from mtabench.commands import inspect as command
-from mtabench.static import runs, sources
+from mtabench.static import runs
 from mtabench.static.limits import limits_of
 from mtabench.static.records import COLUMNS, FAILED, SKIPPED, Inspection, Kernel, json_text, read_json
 from mtabench.static.shapes import Shape
@@ -29,8 +31,7 @@ def inspect(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("COLUMNS", "100")  # whatever a test before this one, or the shell, says
 
     def run(*words, planted=("modest",)):
-        rows = {name: sources.Row(f"planted_kernels:{name}", ("product", "copy")) for name in planted}
-        monkeypatch.setattr(sources, "SOURCES", rows)
+        monkeypatch.setattr(registry, "sources", lambda: {name: planted_sources.planted(name) for name in planted})
         monkeypatch.setattr(sys, "argv", ["mtabench", "inspect", *map(str, words)])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -44,7 +45,7 @@ def inspect(monkeypatch, capsys, tmp_path):
 def modest():
     """The modest kernels for sm_90."""
     pytest.importorskip("triton")
-    return runs.inspect([limits_of("sm_90")], [Shape()], {"modest": "planted_kernels:modest"})
+    return runs.inspect([limits_of("sm_90")], [Shape()], [planted_sources.planted("modest")])
 
 
 @pytest.fixture
@@ -246,12 +247,12 @@ def test_a_kernel_that_no_target_asked_for_has_is_wrong_usage(inspect, compiles_
 def test_only_the_sources_of_the_kernels_asked_for_are_walked(monkeypatch, capsys):
     walked = []
     found = Inspection([Kernel("sm_90", Shape().name, "decode", FAILED)], [Shape()], {})
-    monkeypatch.setattr(runs, "inspect", lambda targets, shapes, places, **options: walked.append(places) or found)
+    monkeypatch.setattr(runs, "inspect", lambda targets, shapes, sources, **options: walked.append(sources) or found)
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(sys, "argv", ["mtabench", "inspect", "--kernel", "_combine_splits_kernel,hopper_prepare"])
     with pytest.raises(SystemExit):
         main()
-    assert [list(places) for places in walked] == [["decode", "hopper"]]
+    assert [[source.name for source in sources] for sources in walked] == [["decode", "hopper"]]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from mtabench.checking.probes import changed
 from mtabench.checking.sample import border_near
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
-from mtabench.registry import find, load
+from mtabench.registry import find
 
 CASE = Case("fwd", "eager", "conv-attention", "bf16", 2, 4, 2, 80, 16, 4, 3, True, None, "cpu")
 
@@ -59,7 +59,7 @@ def test_a_last_call_that_gives_the_first_result_is_wrong(pass_):
     case = replace(CASE, pass_=pass_)
     inputs = make_inputs(case, 3)
     judge = Judge(case, inputs, 3)
-    closure = load(find("eager").target)(case, inputs)
+    closure = find("eager").build(case, inputs)
     first = results_of(closure, case, inputs)
     judge.rest()
     assert judge.last(lambda: [results_of(closure, case, inputs)] * 2) == ""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import make_runner, refused
+from planted_cells import changed
 
 from mta_kernels.attention import RUNGS, attention_reference, rung_unsupported
 from mtabench import registry
@@ -93,9 +94,8 @@ def test_verify_leaves_out_a_pass_that_a_rung_has_on_a_gpu_alone(monkeypatch):
     monkeypatch.setattr("mtabench.checking.verify.SHAPES", {"cpu": (Shape(1, 2, 1, 17, 16, 2, 2),)})
     monkeypatch.setattr("mtabench.checking.verify.LONG_SHAPES", {"cpu": (), "interpreter": ()})
     monkeypatch.setattr("mta_kernels.torch_compile.missing", lambda device: None)
-    monkeypatch.setattr(
-        "mtabench.implementations.rung", lambda case, x: lambda: attention_reference(x.q, x.k, x.v, causal=case.causal)
-    )
+    planted = changed("flex", build=lambda case, x: lambda: attention_reference(x.q, x.k, x.v, causal=case.causal))
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", planted)
     rows = list(run_checks(["flex"], "cpu"))
     checks = {row.check for row in rows}
     assert "error fwd" in checks

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mtabench.model.memory import expected_memory_bytes, input_bytes, longest_seq
+from mtabench.prediction.memory import expected_memory_bytes, input_bytes, longest_seq
 from mtabench.problem.case import Case
 from mtabench.registry import find
 from mtabench.results.results_file import read_file

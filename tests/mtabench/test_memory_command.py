@@ -11,15 +11,14 @@ import torch
 from command_line import contents, make_runner, refused
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mtabench import registry
 from mtabench.commands import memory as memory_command
 from mtabench.commands.memory import parse_bytes
 from mtabench.errors import UsageError
 from mtabench.model.devices import DEVICES, find_device
-from mtabench.model.memory import expected_memory_bytes, input_bytes, longest_seq
-from mtabench.model.on_chip import TILES, tile_of
-from mtabench.model.rungs import RUNGS
-from mtabench.model.storage import storage_of
 from mtabench.model.tiles import shared_memory
+from mtabench.prediction.memory import expected_memory_bytes, input_bytes, longest_seq
+from mtabench.prediction.storage import storage_of, tile_of
 from mtabench.problem.case import Case
 from mtabench.problem.work import bytes_moved
 from mtabench.registry import GROUPS, find
@@ -173,7 +172,7 @@ def test_flex_makes_its_mask_of_two_bytes_a_score():
     flex._block_mask.cache_clear()
     with Allocated() as allocated:
         flex._block_mask(2048, 2048, torch.device("cpu"))
-    assert allocated.most == pytest.approx(RUNGS["flex"].mask_bytes * 2048**2, rel=0.01)
+    assert allocated.most == pytest.approx(find("flex").stores.mask_bytes * 2048**2, rel=0.01)
     case = replace(PLAIN, impl="flex", heads=1, kv_heads=1)
     assert expected_memory_bytes(case, "tiled") == 4096 * 64 * 2 + 2 * 4096**2
     assert expected_memory_bytes(replace(case, causal=False), "tiled") == 4096 * 64 * 2
@@ -182,7 +181,7 @@ def test_flex_makes_its_mask_of_two_bytes_a_score():
 def test_the_columns_that_read_the_scores_once_are_those_of_a_tile_in_cuda_tiled():
     from mta_kernels.attention import cuda_tiled
 
-    assert RUNGS["cuda-tiled"].columns == cuda_tiled.TILE
+    assert find("cuda-tiled").stores.columns == cuda_tiled.TILE
     naive, tiled = (storage_of(replace(PLAIN, impl=f"cuda-{name}", head_dim=128)) for name in ("naive", "tiled"))
     assert naive.scores == tiled.scores == 2 * naive.score_matrix  # float32
     assert naive.traffic > 7 * naive.scores
@@ -198,8 +197,8 @@ def test_the_loops_in_c_store_the_scores_of_one_head():
     assert storage_of(case).traffic > 7 * 16 * storage_of(case).scores
 
 
-def test_every_rung_of_the_ladder_that_only_goes_forward_is_in_the_table():
-    assert [name for name in GROUPS["ladder"] if find(name).passes == ("fwd",) and name not in RUNGS] == []
+def test_every_rung_of_the_ladder_that_only_goes_forward_says_what_it_stores():
+    assert [name for name in GROUPS["ladder"] if find(name).passes == ("fwd",) and find(name).stores is None] == []
 
 
 def test_the_ladder_is_one_table_whose_c_rungs_are_float32_in_the_hosts_memory(mtabench):
@@ -213,7 +212,7 @@ def test_the_ladder_is_one_table_whose_c_rungs_are_float32_in_the_hosts_memory(m
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
-@pytest.mark.parametrize("impl", TILES)
+@pytest.mark.parametrize("impl", [one.name for one in registry.IMPLEMENTATIONS if one.tile])
 def test_tiles_of_queries_keys_and_values_fit_the_chip(impl, device):
     for head_dim in (64, 128):
         case = replace(CONV, impl=impl, head_dim=head_dim)

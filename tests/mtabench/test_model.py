@@ -16,8 +16,8 @@ from mtabench.model import banded, fused
 from mtabench.model.devices import DEVICES, find_device, rates_of
 from mtabench.model.fused import Tiles
 from mtabench.model.kernel import Kernel, scores, time_of
-from mtabench.model.predict import kernels_of, predict, unmodelled
 from mtabench.model.tiles import tiles_of
+from mtabench.prediction.predict import kernels_of, predict, unmodelled
 from mtabench.problem.case import Case
 from mtabench.results.results_file import read_file
 from mtabench.sweeps.estimate import RATES, call_seconds

@@ -11,7 +11,7 @@ from mtabench.checking.judge import results_of
 from mtabench.checking.oracle import Oracle, tolerance_floor
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import SEED, make_inputs
-from mtabench.registry import find, load
+from mtabench.registry import find
 
 CASE = Case("fwd", "eager", "conv-attention", "fp32", 2, 4, 2, 65, 16, 4, 3, True, None, "cpu")
 PLAIN = replace(CASE, impl="sdpa-flash", op="attention", conv_q=None, conv_k=None)
@@ -20,7 +20,7 @@ PLAIN = replace(CASE, impl="sdpa-flash", op="attention", conv_q=None, conv_k=Non
 def judged(case, spoil=None):
     """The oracle's verdict of an implementation whose results were spoilt in place."""
     inputs = make_inputs(case)
-    results = results_of(load(find(case.impl).target)(case, inputs), case, inputs)
+    results = results_of(find(case.impl).build(case, inputs), case, inputs)
     if spoil:
         with torch.no_grad():
             spoil(results)
@@ -149,7 +149,7 @@ def test_a_decode_step_that_ignores_the_window_is_found():
 )
 def test_wrong_forms_are_told(spoil, says):
     inputs = make_inputs(CASE)
-    check = Oracle(CASE, inputs).check(spoil(load(find("eager").target)(CASE, inputs)()))
+    check = Oracle(CASE, inputs).check(spoil(find("eager").build(CASE, inputs)()))
     assert not check.ok
     assert check.rel_error is None
     assert says in check.reason
@@ -205,7 +205,7 @@ class TestSampled:
         case = replace(self.case, pass_="bwd")
         inputs = make_inputs(case)
         leaves = list(inputs.differentiable.values())
-        out = load(find("eager").target)(case, inputs)()
+        out = find("eager").build(case, inputs)()
         gradients = list(torch.autograd.grad(out, leaves, inputs.dout, retain_graph=True))
         dout = inputs.dout.clone()
         dout[1] = 0

@@ -1,12 +1,11 @@
 """The faults of docs/verification.md, planted: each is caught, where the table says, and by what it says."""
 
-import sys
-import types
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from planted_cells import changed
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention_reference
@@ -19,7 +18,7 @@ from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.timing import Settings
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
-from mtabench.registry import find, load
+from mtabench.registry import find
 from mtabench.results.results_file import read_results
 from mtabench.results.writer import Writer
 from mtabench.sweeps import sweep
@@ -47,7 +46,7 @@ def no_reference(monkeypatch):
 def judged(case, faulty, seed=0):
     """What a sweep says before it times `faulty(case, inputs, closure)`, made of the right closure."""
     inputs = make_inputs(case, seed)
-    closure = load(find(case.impl).target)(case, inputs)
+    closure = find(case.impl).build(case, inputs)
     return Judge(case, inputs, seed).first_of(faulty(case, inputs, closure), case)
 
 
@@ -160,7 +159,7 @@ class Grows(torch.autograd.Function):
 def one_percent_off(name):
     def faulty(case, inputs, closure):
         grown = replace(inputs, **{name: Grows.apply(getattr(inputs, name))})
-        return load(find(case.impl).target)(case, grown)
+        return find(case.impl).build(case, grown)
 
     def call(case, inputs, closure):
         return lambda: faulty(case, inputs, closure)()
@@ -265,16 +264,16 @@ def strides_ignored(case, inputs):
     return call
 
 
-@pytest.mark.parametrize("target", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["eager", "sdpa-math"])
 @pytest.mark.parametrize("strided", ["_tokens_first", "_expanded"])
-def test_strides_that_are_ignored_are_found_by_verify(monkeypatch, target, strided):
+def test_strides_that_are_ignored_are_found_by_verify(monkeypatch, name, strided):
     monkeypatch.setattr(verify, "SHAPES", {"cpu": (Shape(1, 4, 2, 17, 16, 4, 3),)})
     monkeypatch.setattr(verify, "LONG_SHAPES", {"cpu": ()})
     monkeypatch.setattr(verify, "DTYPES_CHECKED", {"cpu": ("fp32",)})
     other = "_expanded" if strided == "_tokens_first" else "_tokens_first"
     monkeypatch.setattr(verify, other, lambda inputs: inputs)
-    monkeypatch.setattr(f"mtabench.implementations.{target}", strides_ignored)
-    wrong = {row.check for row in run_checks(["eager" if target == "eager" else "sdpa-math"], "cpu") if not row.ok}
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", changed(name, build=strides_ignored))
+    wrong = {row.check for row in run_checks([name], "cpu") if not row.ok}
     assert {"strided fwd", "strided bwd"} <= wrong
     assert not {"error fwd", "error bwd", "causal, bit for bit"} & wrong
 
@@ -284,10 +283,9 @@ def test_strides_that_are_ignored_are_found_by_verify(monkeypatch, target, strid
 def test_long_checks_of_verify_find_what_a_sweep_finds(monkeypatch, case, fault):
     monkeypatch.setattr(verify, "SHAPES", {"cpu": ()})
     monkeypatch.setattr(verify, "DTYPES_CHECKED", {"cpu": ("fp32",)})
-    target = find(case.impl).target
-    build = load(target)
-    monkeypatch.setattr(target.replace(":", "."), lambda case, inputs: fault(case, inputs, build(case, inputs)))
-    monkeypatch.setattr(registry, "IMPLEMENTATIONS", (replace(find(case.impl), passes=("fwd",)),))
+    right = find(case.impl)
+    faulty = replace(right, passes=("fwd",), build=lambda case, inputs: fault(case, inputs, right.build(case, inputs)))
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", (faulty,))
     (row,) = run_checks([case.impl], "cpu")
     assert row.check == "long fwd"
     assert not row.ok
@@ -306,17 +304,14 @@ def swept(tmp_path, monkeypatch):
     """The row of a planted implementation in a sweep, beside one that is right and is called before it."""
     monkeypatch.setattr(sweep.timing, "WARM_UP_SECONDS", 0.05)
     monkeypatch.setattr(sweep, "measure_ceilings", lambda device, dtype: Ceilings(1e4, 1e5))  # above any device
-    module = types.ModuleType("planted_implementations")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
 
     def sweep_of(case, fault, pass_, device="cpu"):
-        build = load(find(case.impl).target)
+        build = find(case.impl).build
 
         def target(cell, inputs):
             return fault(cell, inputs, build(replace(cell, impl=case.impl), inputs))
 
-        module.target = target
-        planted = replace(find(case.impl), name="planted", target=f"{module.__name__}:target")
+        planted = replace(find(case.impl), name="planted", build=target)
         monkeypatch.setattr(registry, "IMPLEMENTATIONS", (*registry.IMPLEMENTATIONS, planted))
         shape = {"seq": "32", "head_dim": "16", "heads": "2", "conv": "3x3", "dtype": "fp32", "device": device}
         plan = make_plan(Options(pass_, impl=f"{case.impl},planted", **shape))

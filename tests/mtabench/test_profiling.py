@@ -12,6 +12,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import planted_cells
 import pytest
 import torch
 from command_line import make_runner, refused
@@ -21,7 +22,7 @@ from mtabench.commands import profile as command
 from mtabench.environment import cpu_name
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.model.devices import find_device, rates_of
-from mtabench.model.predict import predict
+from mtabench.prediction.predict import predict
 from mtabench.problem.case import Case
 from mtabench.profiling import ncu, proton
 from mtabench.profiling.ncu_report import ASKED, Counters, parse, read_report
@@ -197,7 +198,7 @@ def test_on_a_cpu_there_is_a_trace_and_a_table_of_operators(mtabench, tmp_path, 
 
 def test_a_wrong_result_is_not_profiled(mtabench, tmp_path, monkeypatch):
     eager = registry.find("eager")
-    wrong = replace(eager, name="wrong", target="planted_cells:build")
+    wrong = replace(eager, name="wrong", build=planted_cells.build)
     monkeypatch.setattr(registry, "IMPLEMENTATIONS", (*registry.IMPLEMENTATIONS, wrong))
     code, out, _ = mtabench("profile", "fwd", *SMALL, "--impl", "wrong", "--out", "out")
     assert code == 4

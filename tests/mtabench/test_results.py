@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.implementations import triton_splits_used
+from mtabench.implementations.triton import splits_used
 from mtabench.problem.case import Case
 from mtabench.results.lock import FileLock
 from mtabench.results.results_file import (
@@ -132,7 +132,7 @@ def test_decode_rows_of_before_splits_were_swept_are_auto(tmp_path):
 def test_splits_used_are_told_where_a_kernel_ran():
     decode = {splits: case(pass_="decode", impl="triton", seq=4096, splits=splits) for splits in ("auto", 3)}
     assert cell_row(decode[3], FACTS, "ok")["splits_used"] == 3
-    assert cell_row(decode["auto"], FACTS, "wrong")["splits_used"] == triton_splits_used(decode["auto"])
+    assert cell_row(decode["auto"], FACTS, "wrong")["splits_used"] == splits_used(decode["auto"])
     assert cell_row(decode["auto"], FACTS, "unsupported")["splits_used"] is None
     assert cell_row(case(pass_="decode"), FACTS, "ok")["splits_used"] is None
 

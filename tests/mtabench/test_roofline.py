@@ -9,7 +9,7 @@ from written_runs import case, rounds, write_run
 
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import keep_ceilings
-from mtabench.model.roofline import model_bytes, standing
+from mtabench.prediction.roofline import model_bytes, standing
 from mtabench.problem.case import Case
 from mtabench.profiling.tables import COUNTER_COLUMNS
 from mtabench.results.results_file import key_of

@@ -1,8 +1,6 @@
 """Sweeps with planted implementations: the gate, the failures, the interruptions, and what the file keeps."""
 
 import csv
-import sys
-import types
 
 import pytest
 import torch
@@ -11,13 +9,13 @@ from typer.main import get_command
 from mtabench import environment, registry
 from mtabench.cli import app
 from mtabench.errors import MtabenchError
+from mtabench.implementations import Implementation
 from mtabench.measuring import timing
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import keep_ceilings
 from mtabench.measuring.timing import Settings
 from mtabench.problem.case import Case
 from mtabench.problem.work import bytes_moved
-from mtabench.registry import Implementation
 from mtabench.results.results_file import key_of, read_results, samples_path
 from mtabench.results.rows import RunFacts, timed_row
 from mtabench.results.writer import Writer
@@ -56,16 +54,12 @@ def ceilings(monkeypatch):
 @pytest.fixture
 def plant(monkeypatch):
     """Adds an implementation of conv attention to the registry, made of eager's closure by a function."""
-    module = types.ModuleType("planted_implementations")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
 
     def add(name, change, passes=("fwd", "bwd", "decode"), splits_used=None):
-        def target(case, inputs):
-            closure = registry.load(registry.find("eager").target)(case, inputs)
+        def build(case, inputs):
+            closure = registry.find("eager").build(case, inputs)
             return change(case, closure)
 
-        setattr(module, name, target)
-        setattr(module, f"{name}_splits", splits_used)
         planted = Implementation(
             name=name,
             op="conv-attention",
@@ -73,9 +67,9 @@ def plant(monkeypatch):
             devices=("cpu",),
             work="dense",
             summary="planted",
-            target=f"{module.__name__}:{name}",
-            unsupported=registry.find("eager").unsupported,
-            splits_used=f"{module.__name__}:{name}_splits" if splits_used else "",
+            build=build,
+            why_not=registry.find("eager").why_not,
+            splits_used=splits_used,
         )
         monkeypatch.setattr(registry, "IMPLEMENTATIONS", (*registry.IMPLEMENTATIONS, planted))
 

@@ -13,7 +13,7 @@ from mtabench.measuring import timing
 from mtabench.measuring.timing import Measurement, Settings, Timed, measure, timed
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
-from mtabench.registry import find, load
+from mtabench.registry import find
 
 QUICK = Settings(min_rounds=2, max_rounds=3, samples_per_round=2, time_limit_s=1.0)
 CASE = Case("fwd", "eager", "conv-attention", "fp32", 1, 2, 1, 33, 16, 4, 3, True, None, "cpu")
@@ -207,7 +207,7 @@ def test_throttled_rounds_are_repeated_then_marked(monkeypatch):
 def test_a_backward_pass_is_timed_alone():
     case = replace(CASE, pass_="bwd")
     inputs = make_inputs(case)
-    cell = timed(case, load(find("eager").target), inputs)
+    cell = timed(case, find("eager").build, inputs)
     gradients = cell.run(cell.setup())
     assert [g.shape for g in gradients] == [x.shape for x in inputs.differentiable.values()]
 
@@ -215,7 +215,7 @@ def test_a_backward_pass_is_timed_alone():
 @pytest.mark.parametrize("pass_", ["fwd", "decode"])
 def test_a_forward_pass_builds_no_graph(pass_):
     case = replace(CASE, pass_=pass_)
-    cell = timed(case, load(find("eager").target), make_inputs(case))
+    cell = timed(case, find("eager").build, make_inputs(case))
     assert cell.setup is None
     assert not cell.run(None).requires_grad
 
@@ -262,7 +262,7 @@ def test_gpu_timers_agree_on_a_copy(timer, cache):
 @pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
 def test_passes_on_a_gpu(pass_):
     case = replace(CASE, pass_=pass_, device="cuda", dtype="bf16", seq=256, head_dim=64)
-    cell = timed(case, load(find("eager").target), make_inputs(case))
+    cell = timed(case, find("eager").build, make_inputs(case))
     (found,) = measure({case: cell}, "cuda", QUICK).values()
     assert isinstance(found, Measurement), found
     assert found.timer == ("graph" if pass_ == "decode" else "events")

@@ -1,9 +1,11 @@
 """`run_checks`: right kernels pass every check, and each check finds the fault that it is there for."""
 
+import planted_cells
 import pytest
 import torch
 
 from mta_kernels.conv_attention import conv_attention_reference
+from mtabench import registry
 from mtabench.checking import verify
 from mtabench.checking.verify import Shape, run_checks
 
@@ -25,7 +27,7 @@ def plant(monkeypatch, kernel):
     def build(case, x):
         return lambda: kernel(x.q, x.k, x.v, x.weight, case.causal)
 
-    monkeypatch.setattr("mtabench.implementations.eager", build)
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", planted_cells.changed("eager", build=build))
     return {row.check for row in run_checks(["eager"], "cpu") if not row.ok}
 
 
@@ -88,7 +90,8 @@ def test_what_raises_is_wrong(monkeypatch):
     def broken(*args):
         raise RuntimeError("no\nkernel image")
 
-    monkeypatch.setattr("mtabench.implementations.eager", lambda case, x: broken)
+    planted = planted_cells.changed("eager", build=lambda case, x: broken)
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", planted)
     rows = list(run_checks(["eager"], "cpu"))
     assert not any(row.ok for row in rows)
     assert rows[0].reason == "RuntimeError: no kernel image"

@@ -6,7 +6,7 @@ from chart_cells import conv_cell, oom, plain_cell, write
 from mtabench.charts.data import one_line_each, read_cells, settings
 from mtabench.charts.panels import panels, times
 from mtabench.charts.splits import split_panels
-from mtabench.charts.style import DARK, LIGHT, RUNG_STYLES, SPARE_STYLES, SPARE_YARDSTICKS, STYLES, styles_of
+from mtabench.charts.style import DARK, LIGHT, SPARE_STYLES, SPARE_YARDSTICKS, own_styles, styles_of
 
 
 def one_panel(path):
@@ -115,7 +115,7 @@ def test_plain_attention_is_grey_beside_conv_attention_and_coloured_alone(tmp_pa
     assert alone["tiled"] in SPARE_STYLES
     assert beside["tiled"] in SPARE_YARDSTICKS
     assert beside["mine"] in SPARE_STYLES
-    assert alone["sdpa-flash"] == beside["sdpa-flash"] == STYLES["sdpa-flash"]
+    assert alone["sdpa-flash"] == beside["sdpa-flash"] == own_styles()["sdpa-flash"]
 
 
 def test_the_rungs_of_the_ladder_are_grey_beside_conv_attention_too(tmp_path):
@@ -123,12 +123,12 @@ def test_the_rungs_of_the_ladder_are_grey_beside_conv_attention_too(tmp_path):
     alone = styles_of(read_cells([write(tmp_path / "a.csv", rungs)]))
     beside = styles_of(read_cells([write(tmp_path / "b.csv", [*rungs, conv_cell("triton", 1024, 2.0)])]))
     for name in ("c-tiled", "flex"):
-        assert alone[name] == RUNG_STYLES[name]
+        assert alone[name] == own_styles(alone=True)[name]
         assert beside[name] in SPARE_YARDSTICKS
     assert beside["c-tiled"] != beside["flex"]
 
 
-EVERY_STYLE = (*STYLES.values(), *RUNG_STYLES.values(), *SPARE_STYLES, *SPARE_YARDSTICKS)
+EVERY_STYLE = (*own_styles().values(), *own_styles(alone=True).values(), *SPARE_STYLES, *SPARE_YARDSTICKS)
 
 
 def luminance(colour):

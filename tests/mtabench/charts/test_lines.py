@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from chart_cells import conv_cell, grid, lines, oom, plain_cell, tick_labels, title, words
 
-from mtabench.charts.style import DARK, STYLES
+from mtabench.charts.style import DARK, own_styles
 
 
 def test_time_shows_the_medians_of_the_file_and_what_was_measured(measured):
@@ -30,7 +30,8 @@ def test_bands_go_from_the_10th_to_the_90th_percentile(measured):
 
 
 def test_an_implementation_has_its_colour_in_both_themes(measured):
-    for theme, colour in ((None, STYLES["triton"].colour), (DARK, STYLES["triton"].dark_colour)):
+    style = own_styles()["triton"]
+    for theme, colour in ((None, style.colour), (DARK, style.dark_colour)):
         shown = measured("time", [conv_cell("triton", 1024, 2.0)], **({"theme": theme} if theme else {}))
         assert {line.get_color() for line in shown.axes[0].get_lines()} == {colour}
 

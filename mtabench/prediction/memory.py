@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from mtabench.model import banded, rungs
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
+from mtabench.registry import find
 
 # `N x N` matrices a head alive at the peak where scores are stored, as measured. On a CPU oneDNN convolves copies of
 # them besides, in a layout whose heads are padded to a multiple of 16.
@@ -28,18 +29,18 @@ def input_bytes(case: Case) -> int:
 
 
 def expected_memory_bytes(case: Case, work: str) -> int:
-    """Roughly what a case allocates at its peak beyond its inputs; `work` as in the registry.
+    """Roughly what a case allocates at its peak beyond its inputs; `work` as in its entry.
 
     Dense implementations store several `N x N` matrices of scores. The expanded form stores its longer keys, and
     backward a chunk of scores and float32 sums; its peak comes before the gradients in the inputs' dtype are made.
     Banded stores nothing of that but, backward, chunks of scores and float32 sums of dk and dv. Overlapped multiplies
     the output by its gradient in float32 before its backward. The others store outputs, and backward a float32 sum of
-    dq. Rungs of plain attention have a table of their own.
+    dq. Forwards of some rungs of plain attention say themselves what they store.
     """
     rows = 1 if case.pass_ == "decode" else case.seq
     out = case.batch * case.heads * rows * case.head_dim * BYTES_PER_ELEMENT[case.dtype]
-    if case.impl in rungs.RUNGS and case.pass_ == "fwd":
-        return out + rungs.beyond_output(case)
+    if rung := stored_by(case):
+        return out + rungs.beyond_output(case, rung)
     if work == "expanded":
         return out + (0 if case.pass_ == "decode" else _expanded_form(case))
     if work == "banded":
@@ -55,10 +56,15 @@ def expected_memory_bytes(case: Case, work: str) -> int:
     return out + gradients + (_queries(case) // BYTES_PER_ELEMENT[case.dtype] * SUM if case.pass_ == "bwd" else 0)
 
 
+def stored_by(case: Case) -> rungs.Rung | None:
+    """What a forward says itself of what it stores, or None."""
+    return find(case.impl).stores if case.pass_ == "fwd" else None
+
+
 def stored_scores(case: Case, work: str) -> int:
     """Of the expected bytes those of scores, as far as they lie in memory at once: all of them, a chunk, or none."""
-    if case.impl in rungs.RUNGS and case.pass_ == "fwd":
-        return rungs.stored_scores(case)
+    if rung := stored_by(case):
+        return rungs.stored_scores(case, rung)
     if work == "dense":
         return _score_matrices(case)
     if case.pass_ == "bwd" and work == "expanded":

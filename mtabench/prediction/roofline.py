@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mtabench.model.fused import Tiles
-from mtabench.model.predict import kernels_of, unmodelled
+from mtabench.prediction.predict import kernels_of, unmodelled
 from mtabench.problem.case import Case
 from mtabench.problem.work import bytes_moved, executed_flops, useful_flops
 from mtabench.registry import find

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mtabench.model.memory import expected_memory_bytes, input_bytes, stored_scores
-from mtabench.model.roofline import model_bytes
-from mtabench.model.rungs import RUNGS, traffic
+from mtabench.model.devices import Device
+from mtabench.model.on_chip import Tile
+from mtabench.model.rungs import traffic
+from mtabench.prediction.memory import expected_memory_bytes, input_bytes, stored_by, stored_scores
+from mtabench.prediction.roofline import model_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 from mtabench.problem.work import bytes_moved, executed_flops
 from mtabench.registry import find
@@ -52,8 +54,18 @@ def storage_of(case: Case) -> Storage:
     )
 
 
+def tile_of(case: Case, device: Device) -> Tile | None:
+    """Bytes of what a block of threads holds of its queries and one block of keys, by name.
+
+    Copies that are on their way to the chip are not counted. None for what works without tiles, for sources that are
+    not ours, for dtypes that a kernel does not take, and for other passes than the forward.
+    """
+    tile = find(case.impl).tile
+    return tile(case, device) if tile and case.pass_ == "fwd" else None
+
+
 def _traffic(case: Case, work: str) -> float | None:
-    if case.impl in RUNGS and case.pass_ == "fwd":
-        return traffic(case)
+    if rung := stored_by(case):
+        return traffic(case, rung)
     once = work == "tiled" or (work == "overlapped" and case.pass_ == "fwd")
     return model_bytes(case) or (bytes_moved(case) if once else None)

@@ -1,0 +1,96 @@
+"""What can be measured: a file an implementation or family, each of which says all about it in its `ENTRIES`.
+
+`mtabench.registry` lists this folder, but for names with an underscore in front: a new file is all that a new
+implementation needs. A file loads neither torch nor kernels before one of its functions is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mtabench.model.devices import Device
+from mtabench.model.fused import Tiles
+from mtabench.model.kernel import Kernel
+from mtabench.model.on_chip import Tile
+from mtabench.model.rungs import Rung
+from mtabench.problem.case import Case
+from mtabench.static.sources import Source
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mtabench.problem.inputs import Inputs
+
+Closure = Callable[[], "Tensor"]
+
+
+class Style(NamedTuple):
+    """How an implementation looks in every chart; `dark_colour` is for dark pages.
+
+    `series` is its colour in pages, a number of theme.css; 0 takes a spare one. What looks so `alone` is grey, as a
+    yardstick, in charts that have conv attention too.
+    """
+
+    colour: str
+    dark_colour: str
+    marker: str
+    dashes: Any
+    series: int = 0
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Implementation:
+    """A way to compute attention.
+
+    `order` is its place in lists, legends and tables, the last by default; equal ones go by their names. `build` makes
+    a closure that computes the output from a case and its inputs; `why_not` says why it cannot run a case here, or
+    None. `interpreted`, where an interpreter can check on a CPU what only a GPU can run, says the same of that.
+    `splits_used`, where decode can split its keys, is the number of splits that a cell takes. What is `by_name` is
+    measured where --impl names it, and by no sweep without; `groups` are names of --impl that stand for several.
+    A `yardstick` is another project's: no commit of this one changes its time.
+
+    `work` says how its executed FLOPs are counted, and what it stores: "dense" (every score, masked or not), "tiled"
+    (the scores that count), "expanded" (those, with queries and keys `min(cq, ck)` times as long), "banded" (those, and
+    a banded product a tap) or "overlapped" (those, and the margins that tiles share). `stores` replaces what that says
+    of a forward's memory, `flops` a second what an estimate takes for that kind of work.
+
+    `kernels` counts the kernels of one call for the model, from the case, Triton's tiles and the number of SMs;
+    `never_on` says why it cannot run a case on a device that may not be there, or None. `tiles` are Triton's on a
+    device, `host_s` the seconds to launch one kernel, by pass, `tile` the bytes of what a block of threads of the
+    forward holds on the chip.
+
+    `compiles` before its first call of a shape, for seconds; `slow_to_compile` checks one shape of each kind alone.
+    `sources` are what `mtabench inspect` compiles of it. `ranks_backend` is the backend of `conv_attention` that it is,
+    where ranks can share a sequence.
+    """
+
+    name: str
+    op: str
+    passes: tuple[str, ...]
+    devices: tuple[str, ...]
+    work: str
+    summary: str
+    build: Callable[[Case, Inputs], Closure]
+    why_not: Callable[[Case], str | None]
+    order: int = 1000
+    note: str = ""
+    by_name: bool = False
+    yardstick: bool = False
+    groups: tuple[str, ...] = ()
+    interpreted: Callable[[Case], str | None] | None = None
+    splits_used: Callable[[Case], int] | None = None
+    ranks_backend: str = ""
+    style: Style | None = None
+    compiles: bool = False
+    slow_to_compile: bool = False
+    sources: tuple[Source, ...] = ()
+    flops: float | None = None
+    stores: Rung | None = None
+    kernels: Callable[[Case, Tiles, int], list[Kernel]] | None = None
+    never_on: Callable[[Case, Device | None], str | None] | None = None
+    tiles: Callable[[Case, Device], Tiles] | None = None
+    host_s: Mapping[str, float] = field(default_factory=dict)
+    tile: Callable[[Case, Device], Tile | None] | None = None

@@ -1,0 +1,85 @@
+"""What several implementations share: calls of the kernels' public functions, and the reasons why they cannot be."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from mtabench.implementations import Closure
+from mtabench.problem.case import Case
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mtabench.problem.inputs import Inputs
+
+
+def conv_attention_by(backend: str, case: Case, inputs: Inputs) -> Closure:
+    """Conv attention, or a decode step of it, by a backend of the kernels."""
+    from mta_kernels.conv_attention import conv_attention, conv_attention_decode
+
+    q, k, v, weight = inputs.q, inputs.k, inputs.v, weight_of(inputs)
+    if case.pass_ == "decode":
+        lengths, splits = lengths_of(inputs), splits_asked(case)
+        return lambda: conv_attention_decode(q, k, v, weight, lengths=lengths, backend=backend, splits=splits)
+    return lambda: conv_attention(q, k, v, weight, causal=case.causal, backend=backend)
+
+
+def backend_why_not(backend: str, case: Case) -> str | None:
+    """Why a backend of the kernels cannot run this case, or None."""
+    from mta_kernels.conv_attention import unsupported
+    from mtabench.problem.inputs import DTYPES
+
+    return unsupported(
+        backend,
+        device=case.device,
+        dtype=DTYPES[case.dtype],
+        head_dim=case.head_dim,
+        query_taps=case.conv_q or 1,
+        key_taps=case.conv_k or 1,
+        backward=case.pass_ == "bwd",
+    )
+
+
+def attention_by_rung(case: Case, inputs: Inputs) -> Closure:
+    """Plain attention by the rung of the ladder that the implementation is named after."""
+    from mta_kernels.attention import attention
+
+    q, k, v = inputs.q, inputs.k, inputs.v
+    return lambda: attention(q, k, v, causal=case.causal, rung=case.impl)
+
+
+def rung_why_not(case: Case) -> str | None:
+    """Why this rung of the ladder cannot run this case, or None."""
+    from mta_kernels.attention import rung_unsupported
+    from mtabench.problem.inputs import DTYPES
+
+    return rung_unsupported(case.impl, device=case.device, dtype=DTYPES[case.dtype], head_dim=case.head_dim)
+
+
+def triton_untimed(case: Case) -> str | None:
+    """Why kernels in Triton have no time here, or None."""
+    if case.device != "cuda":
+        return "Triton's interpreter is for checking, not for timing; `mtabench verify` runs it"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return "TRITON_INTERPRET=1 is set, and the interpreter is for checking, not for timing"
+    return None
+
+
+def weight_of(inputs: Inputs) -> Tensor:
+    """The weight of the convolution; raises ValueError for inputs of plain attention."""
+    if inputs.weight is None:
+        raise ValueError("conv attention needs a convolution weight, and these inputs have none")
+    return inputs.weight
+
+
+def lengths_of(inputs: Inputs) -> Tensor:
+    """The lengths of a decode step; raises ValueError for inputs of another pass."""
+    if inputs.lengths is None:
+        raise ValueError("a decode step needs lengths, and these inputs have none")
+    return inputs.lengths
+
+
+def splits_asked(case: Case) -> int | str:
+    """The splits of a case's decode, as the kernels take them."""
+    return "auto" if case.splits is None else case.splits

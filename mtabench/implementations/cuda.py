@@ -1,0 +1,57 @@
+"""The CUDA decode, for every NVIDIA GPU from sm_80 on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from mtabench.implementations import Implementation, Style
+from mtabench.implementations._calls import backend_why_not, conv_attention_by
+from mtabench.problem.case import Case
+from mtabench.static.limits import Limits
+from mtabench.static.shapes import Shape
+from mtabench.static.sources import CudaKernel, Source, compiled, need_compiler
+
+
+def splits_used(case: Case) -> int:
+    """The programs that share the keys of a KV head in this decode step, rounded up."""
+    import torch
+
+    from mta_kernels.conv_attention.cuda_decode.decode import choose_splits
+    from mtabench.problem.inputs import DTYPES
+
+    if isinstance(case.splits, int):
+        return case.splits
+    return choose_splits(
+        case.batch, case.heads, case.kv_heads, case.seq, DTYPES[case.dtype], case.head_dim,
+        (case.conv_q or 1, case.conv_k or 1), torch.device(case.device),
+    )  # fmt: skip
+
+
+def source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
+    """The decode. Raises SkippedError without a compiler."""
+    from mta_kernels.conv_attention.arguments import key_padding
+    from mta_kernels.conv_attention.cuda_decode.decode import shape_unsupported
+    from mta_kernels.conv_attention.cuda_decode.geometry import plan_on
+    from mtabench.problem.inputs import DTYPES
+
+    dtype, pad = DTYPES[shape.dtype], key_padding(shape.conv[1], "both")
+    if shape_unsupported(dtype, shape.head_dim, *shape.conv):
+        return
+    need_compiler()
+    geometry = plan_on(
+        limits.shared_per_block, limits.sms, dtype, shape.head_dim, *shape.conv, pad, shape.heads // shape.kv_heads,
+        bool(shape.page_size), shape.head_dim % 8 == 0,
+    ).geometry  # fmt: skip
+    yield CudaKernel("cuda_decode", compiled(geometry.source(limits.target)), geometry.warps, geometry.shared_memory)
+
+
+ENTRIES = (
+    Implementation(
+        order=50, name="cuda", op="conv-attention", passes=("decode",), devices=("cuda",), work="expanded",
+        summary="one fused CUDA kernel for every NVIDIA GPU from sm_80 on, the keys shared evenly by all its programs",
+        build=partial(conv_attention_by, "cuda"), why_not=partial(backend_why_not, "cuda"), splits_used=splits_used,
+        style=Style("#00796B", "#2BC4B0", "p", "-"),
+        sources=(Source("cuda_decode", source, ("cuda_decode",), order=50),),
+    ),
+)  # fmt: skip

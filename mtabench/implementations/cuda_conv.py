@@ -1,0 +1,114 @@
+"""The published approach to conv attention in CUDA: overlapping tiles, the convolution on the CUDA cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from mtabench.implementations import Closure, Implementation, Style
+from mtabench.implementations._calls import lengths_of, splits_asked, weight_of
+from mtabench.model.devices import Device
+from mtabench.model.on_chip import FLOAT, STATISTICS, Tile
+from mtabench.problem.case import BYTES_PER_ELEMENT, Case
+from mtabench.static.limits import Limits
+from mtabench.static.shapes import Shape
+from mtabench.static.sources import CudaKernel, Source, compiled, need_compiler
+
+if TYPE_CHECKING:
+    from mtabench.problem.inputs import Inputs
+
+
+def build(case: Case, inputs: Inputs) -> Closure:
+    """Its functions of their own: it is no backend of `conv_attention`."""
+    from mta_kernels.conv_attention import cuda_conv
+
+    q, k, v, weight = inputs.q, inputs.k, inputs.v, weight_of(inputs)
+    if case.pass_ == "decode":
+        lengths, splits = lengths_of(inputs), splits_asked(case)
+        return lambda: cuda_conv.conv_attention_decode(q, k, v, weight, lengths=lengths, splits=splits)
+    return lambda: cuda_conv.conv_attention(q, k, v, weight, causal=case.causal)
+
+
+def why_not(case: Case) -> str | None:
+    """Why it cannot run this case, or None."""
+    import torch
+
+    from mta_kernels.conv_attention import cuda_conv
+    from mtabench.problem.inputs import DTYPES
+
+    return cuda_conv.unsupported(
+        device=torch.device(case.device),
+        dtype=DTYPES[case.dtype],
+        head_dim=case.head_dim,
+        query_taps=case.conv_q or 1,
+        key_taps=case.conv_k or 1,
+    )
+
+
+def splits_used(case: Case) -> int:
+    """The blocks that share the keys of a query head in this decode step."""
+    import torch
+
+    from mta_kernels.conv_attention.cuda_conv import choose_splits
+
+    if isinstance(case.splits, int):
+        return case.splits
+    return choose_splits(case.batch, case.heads, case.seq, torch.device(case.device))
+
+
+def tile(case: Case, device: Device) -> Tile | None:
+    """In 16 bits, where a tile has all columns. The values take the place of the keys, probabilities of the scores."""
+    from mta_kernels.conv_attention.cuda_conv import shape
+    from mtabench.problem.inputs import DTYPES
+
+    element = BYTES_PER_ELEMENT[case.dtype]
+    taps = (case.conv_q or 1, case.conv_k or 1)
+    if element != 2 or shape.shape_unsupported(DTYPES[case.dtype], case.head_dim, *taps):
+        return None
+    return {
+        "queries": shape.TILE * case.head_dim * element,
+        "keys": shape.TILE * case.head_dim * element,
+        "values": 0,
+        "scores": shape.SCORE_BYTES,
+        "statistics": STATISTICS * shape.TILE * FLOAT,
+        "accumulator": shape.TILE * case.head_dim * FLOAT,
+    }
+
+
+FILES = {
+    "forward.cu": ("forward",),
+    "backward_q.cu": ("backward_q",),
+    "backward_kv.cu": ("backward_kv",),
+    "decode.cu": ("decode_split", "decode_combine"),
+}
+
+
+def source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
+    """The kernels of all its files. Raises SkippedError without a compiler."""
+    from mta_kernels.conv_attention.cuda_conv import shape as shapes
+    from mtabench.problem.inputs import DTYPES
+
+    dtype = DTYPES[shape.dtype]
+    if not shape.by_name or shapes.shape_unsupported(dtype, shape.head_dim, *shape.conv):
+        return
+    need_compiler()
+    geometry = shapes.Shape(dtype, shape.head_dim, *shape.conv)
+    for file, names in FILES.items():
+        code = compiled(geometry.source(file, limits.target))
+        for name in names:
+            kernel, shared = f"conv_attention_{name}", geometry.shared_memory[file]
+            yield CudaKernel(kernel, code, shapes.THREADS // 32, shared, f"cuda_conv_{name}")
+
+
+KERNELS = tuple(f"cuda_conv_{name}" for names in FILES.values() for name in names)
+
+ENTRIES = (
+    Implementation(
+        order=60, name="cuda-conv", op="conv-attention", passes=("fwd", "bwd", "decode"), devices=("cuda",),
+        work="overlapped",
+        summary="the published approach in CUDA: overlapping tiles, the convolution on the CUDA cores",
+        build=build, why_not=why_not, splits_used=splits_used, by_name=True,
+        style=Style("#7A7A00", "#C9C93A", "*", "-"), compiles=True,
+        sources=(Source("cuda_conv", source, KERNELS, order=60),), tile=tile,
+    ),
+)  # fmt: skip

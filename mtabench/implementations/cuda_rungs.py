@@ -1,0 +1,100 @@
+"""The ladder's rungs in CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from mtabench.implementations import Implementation, Style
+from mtabench.implementations._calls import attention_by_rung, rung_why_not
+from mtabench.model.devices import Device
+from mtabench.model.on_chip import FLOAT, Tile, constants_in
+from mtabench.model.rungs import Rung
+from mtabench.problem.case import BYTES_PER_ELEMENT, Case
+from mtabench.static.limits import Limits
+from mtabench.static.shapes import Shape
+from mtabench.static.sources import CudaKernel, Source, compiled, need_compiler
+
+
+def tiled_tile(case: Case, device: Device) -> Tile:
+    """Of its first product: slabs of q and k, and a tile of scores, which goes to memory."""
+    from mta_kernels.attention.cuda_launch import FOLDER
+
+    sizes = constants_in(FOLDER / "cuda_tiled.cu")
+    slab = sizes["TILE"] * sizes["DEPTH"] * FLOAT
+    return {"queries": slab, "keys": slab, "scores": sizes["TILE"] ** 2 * FLOAT}
+
+
+def flash_tile(case: Case, device: Device) -> Tile | None:
+    """In 16 bits: float32 has no such kernel."""
+    from mta_kernels.attention.cuda_flash import Geometry, tile_bytes
+    from mtabench.problem.inputs import DTYPES
+
+    if case.dtype == "fp32":
+        return None
+    parts = tile_bytes(case.head_dim, BYTES_PER_ELEMENT[case.dtype])
+    geometry = Geometry(DTYPES[case.dtype], case.head_dim, case.head_dim)
+    return {
+        "queries": parts["q tile"],
+        "keys": parts["k tile"],
+        "values": parts["v tile"],
+        "scores": geometry.rows * geometry.keys * FLOAT,
+        "statistics": parts["statistics"],
+        "accumulator": parts["accumulator"],
+    }
+
+
+STEPS = ("scores", "softmax_rows", "weighted_sum")
+
+
+def source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
+    """The kernels of all three. Raises SkippedError without a compiler."""
+    import torch
+
+    from mta_kernels.attention import cuda_flash, cuda_naive, cuda_tiled
+    from mta_kernels.attention.cuda_launch import ELEMENTS, source
+    from mtabench.problem.inputs import DTYPES
+
+    if not shape.by_name:
+        return
+    need_compiler()
+    dtype = DTYPES[shape.dtype]
+    for prefix, rung in (("cuda_naive", cuda_naive), ("cuda_tiled", cuda_tiled)):
+        code = compiled(source(f"{prefix}.cu", limits.target, (("ELEMENT", ELEMENTS[dtype]),)))
+        for name in STEPS:
+            yield CudaKernel(name, code, rung.THREADS // 32, 0, f"{prefix}_{name}")
+    if dtype != torch.float32 and shape.head_dim % 8 == 0:
+        geometry = cuda_flash.Geometry(dtype, shape.head_dim, shape.head_dim)
+        code = compiled(source("cuda_flash.cu", limits.target, geometry.constants))
+        yield CudaKernel("cuda_flash", code, geometry.threads // 32, geometry.shared_memory)
+
+
+KERNELS = (*(f"cuda_{name}_{step}" for name in ("naive", "tiled") for step in STEPS), "cuda_flash")
+
+_rung = partial(
+    Implementation, op="attention", passes=("fwd",), devices=("cuda",), groups=("ladder",), by_name=True,
+    build=attention_by_rung, why_not=rung_why_not, compiles=True,
+    sources=(Source("cuda_attention", source, KERNELS, order=80),),
+)  # fmt: skip
+
+ENTRIES = (
+    _rung(
+        order=130, name="cuda-naive", work="dense",
+        summary="plain attention: three CUDA kernels, a thread an element; stores the N x N scores",
+        style=Style("#117733", "#3CC46B", "o", (0, (1.2, 1.2)), alone=True),
+        flops=1e12,  # a guess, as the others
+        stores=Rung(score_bytes=4, passes=6),
+    ),
+    _rung(
+        order=140, name="cuda-tiled", work="tiled",
+        summary="plain attention: the same by tiles in shared memory; stores the N x N scores",
+        style=Style("#117733", "#3CC46B", "s", (0, (4, 1.6)), alone=True), flops=1e13,
+        stores=Rung(score_bytes=4, passes=6, columns=64, causal_skips=True), tile=tiled_tile,
+    ),
+    _rung(
+        order=150, name="cuda-flash", work="tiled",
+        summary="plain attention: one fused CUDA kernel, tensor cores, online softmax",
+        style=Style("#117733", "#3CC46B", "^", "-", alone=True),
+        stores=Rung(), tile=flash_tile,
+    ),
+)  # fmt: skip

@@ -1,0 +1,33 @@
+"""The ladder's rung in NVIDIA's cuTile."""
+
+from __future__ import annotations
+
+from mtabench.implementations import Implementation, Style
+from mtabench.implementations._calls import attention_by_rung, rung_why_not
+from mtabench.model import on_chip
+from mtabench.model.devices import Device
+from mtabench.model.fused import power_of_two
+from mtabench.model.on_chip import Tile
+from mtabench.model.rungs import Rung
+from mtabench.problem.case import Case
+
+
+def tile(case: Case, device: Device) -> Tile | None:
+    """In 16 bits: float32 has no such kernel."""
+    from mta_kernels.attention.cutile_fmha import tile_rows
+
+    if case.dtype == "fp32":
+        return None
+    columns = max(16, power_of_two(case.head_dim))
+    return on_chip.blocks(case, *tile_rows(columns, device.capability), columns, columns)
+
+
+ENTRIES = (
+    Implementation(
+        order=190, name="cutile-fmha", op="attention", passes=("fwd",), devices=("cuda",), work="tiled",
+        summary="plain attention: the same in NVIDIA's cuTile for Python",
+        build=attention_by_rung, why_not=rung_why_not, groups=("ladder",), by_name=True,
+        style=Style("#0E7C86", "#35C4CF", "^", "-", alone=True), compiles=True,
+        stores=Rung(), tile=tile,
+    ),
+)  # fmt: skip

@@ -1,0 +1,26 @@
+"""Plain attention by the packages of FlashAttention's authors."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from mtabench.implementations import Implementation, Style
+from mtabench.implementations._calls import attention_by_rung, rung_why_not
+
+_package = partial(
+    Implementation, op="attention", passes=("fwd", "bwd"), devices=("cuda",), work="tiled", groups=("ladder",),
+    by_name=True, yardstick=True, build=attention_by_rung, why_not=rung_why_not,
+)  # fmt: skip
+
+ENTRIES = (
+    _package(
+        order=240, name="flash-attn",
+        summary="plain attention: FlashAttention-2, the package of its authors",
+        style=Style("#0072B2", "#4FA3FF", "v", (0, (4, 1.6)), alone=True),
+    ),
+    _package(
+        order=250, name="flash-attn-3",
+        summary="plain attention: FlashAttention-3, the package of its authors",
+        style=Style("#0072B2", "#4FA3FF", "X", (0, (1.2, 1.2)), alone=True),
+    ),
+)  # fmt: skip

@@ -1,0 +1,79 @@
+"""Plain attention by PyTorch's scaled_dot_product_attention, an implementation a backend of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mtabench.implementations import Closure, Implementation, Style
+from mtabench.model import plain
+from mtabench.model.fused import Tiles
+from mtabench.model.kernel import Kernel
+from mtabench.problem.case import Case
+
+if TYPE_CHECKING:
+    from mtabench.problem.inputs import Inputs
+
+
+def build(case: Case, inputs: Inputs) -> Closure:
+    """Plain attention by the SDPA backend that the implementation is named after; decode: the newest query."""
+    from mta_kernels.attention import attention_sdpa
+
+    backend, causal = _backend(case), case.causal and case.pass_ != "decode"
+    q, k, v = inputs.q[:, :, -1:] if case.pass_ == "decode" else inputs.q, inputs.k, inputs.v
+    return lambda: attention_sdpa(q, k, v, backend=backend, causal=causal)
+
+
+def why_not(case: Case) -> str | None:
+    """Why PyTorch has no such SDPA kernel for this case, or None."""
+    import torch
+
+    from mta_kernels.attention import sdpa_unsupported
+    from mtabench.problem.inputs import DTYPES
+
+    return sdpa_unsupported(
+        device=torch.device(case.device),
+        dtype=DTYPES[case.dtype],
+        head_dim=case.head_dim,
+        backend=_backend(case),
+        keys=case.seq,
+    )
+
+
+def _backend(case: Case) -> str:
+    return case.impl.removeprefix("sdpa-")
+
+
+def _modelled(forward: float, backward: float, decode_s: float) -> Callable[[Case, Tiles, int], list[Kernel]]:
+    """By what its products reach of a plain product's rate, and the start and end of a decode step in seconds."""
+    shares = {"fwd": forward, "bwd": backward}
+    return lambda case, tiles, sm_count: plain.kernels(case, shares, decode_s)
+
+
+_sdpa = partial(
+    Implementation, op="attention", passes=("fwd", "bwd", "decode"), build=build, why_not=why_not, yardstick=True
+)
+
+# The shares are calibrated on results/nvidia-h200/*.csv. FlashAttention-2 multiplies by mma.sync, whose operands pass
+# through registers: 630 TFLOP/s at most there, less with the loads in the same warps. Backward, both transpose through
+# shared memory and add up dq. A decode step is two kernels of cuDNN; three, and more waits, of FlashAttention.
+ENTRIES = (
+    _sdpa(
+        order=200, name="sdpa-flash", devices=("cuda", "cpu"), work="tiled",
+        summary="plain attention: PyTorch's SDPA, FlashAttention backend", groups=("ladder",),
+        style=Style("#6E6E6E", "#A3A3A3", "D", (0, (4, 1.6))),
+        kernels=_modelled(0.47, 0.39, 12e-6),
+    ),
+    _sdpa(
+        order=210, name="sdpa-cudnn", devices=("cuda",), work="tiled",
+        summary="plain attention: PyTorch's SDPA, cuDNN backend", groups=("ladder",),
+        style=Style("#6E6E6E", "#A3A3A3", "v", (0, (1.2, 1.2))),
+        kernels=_modelled(1.0, 0.71, 4e-6),
+    ),
+    _sdpa(
+        order=220, name="sdpa-math", devices=("cuda", "cpu"), work="dense",
+        summary="plain attention: PyTorch's SDPA, unfused; stores the N x N scores", by_name=True,
+        style=Style("#8C8C8C", "#858585", "P", (0, (5, 1.5, 1, 1.5))),
+    ),
+)  # fmt: skip

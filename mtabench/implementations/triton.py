@@ -1,0 +1,130 @@
+"""The fused Triton kernels in the expanded form."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from mtabench.implementations import Implementation, Style
+from mtabench.implementations._calls import backend_why_not, conv_attention_by, triton_untimed
+from mtabench.model import fused, on_chip
+from mtabench.model.devices import Device
+from mtabench.model.fused import Tiles
+from mtabench.model.kernel import Kernel
+from mtabench.model.on_chip import Tile
+from mtabench.problem.case import Case
+from mtabench.static.limits import Limits
+from mtabench.static.shapes import Shape
+from mtabench.static.sources import Source, options, qkv_and_weight
+
+
+def why_not(case: Case) -> str | None:
+    """Why the kernels cannot be timed, or None."""
+    return triton_untimed(case) or backend_why_not("triton", case)
+
+
+def splits_used(case: Case) -> int:
+    """The programs that share the keys of a KV head in this decode step."""
+    import torch
+
+    from mta_kernels.conv_attention.triton.decode import auto_tiles
+    from mta_kernels.conv_attention.triton.decode_plan import bulk_pays
+    from mta_kernels.gpu_limits import capability
+    from mtabench.problem.inputs import DTYPES
+
+    if isinstance(case.splits, int):
+        return case.splits
+    dtype, device, group = DTYPES[case.dtype], torch.device(case.device), case.heads // case.kv_heads
+    taps = (case.conv_q or 1, case.conv_k or 1)
+    bulk = bulk_pays(case.head_dim, group, dtype.itemsize, capability(device))
+    return auto_tiles(dtype, case.head_dim, taps, case.seq, group, case.batch * case.kv_heads, device, bulk)[0]
+
+
+def kernels(case: Case, tiles: Tiles, sm_count: int) -> list[Kernel]:
+    """The kernels of one call."""
+    of_pass = {"fwd": fused.forward, "bwd": fused.backward, "decode": fused.decode}[case.pass_]
+    return of_pass(case, tiles, sm_count)
+
+
+def tiles(case: Case, device: Device) -> Tiles:
+    """The tile sizes that the kernels take on a device."""
+    from mtabench.model.tiles import tiles_of
+
+    return tiles_of(case, device)
+
+
+def tile(case: Case, device: Device) -> Tile:
+    """Queries and keys are `min(cq, ck)` times as long; where they are streamed, a slice of both is there at a time."""
+    from mtabench.model.tiles import depth_of, forward_config, gluon_tiles, in_gluon, value_columns
+
+    if in_gluon(case, device):
+        return on_chip.blocks(case, *gluon_tiles(), depth_of(case), value_columns(case))
+    config, _ = forward_config(case, device)
+    slices = -(-depth_of(case) // config.block_depth) if config.q_in_registers else 1
+    return on_chip.blocks(case, config.block_m, config.block_n, slices * config.block_depth, value_columns(case))
+
+
+def forward_source(shape: Shape, limits: Limits) -> None:
+    """The forward pass."""
+    from mta_kernels.conv_attention.triton.forward import conv_attention_forward
+
+    conv_attention_forward(*qkv_and_weight(shape), **options(shape))
+
+
+def backward_source(shape: Shape, limits: Limits) -> None:
+    """The backward pass, which prepares again what the forward had prepared."""
+    import torch
+
+    from mta_kernels.conv_attention.triton.backward import conv_attention_backward
+    from mtabench.static.absent_gpu import tensor
+
+    q, k, v, weight = qkv_and_weight(shape)
+    logsumexp = tensor(*q.shape[:3], dtype=torch.float32)
+    conv_attention_backward(q, k, v, weight, q, logsumexp, q, **options(shape))
+
+
+def decode_source(shape: Shape, limits: Limits) -> None:
+    """One decode step, with as many splits as a call takes on its own."""
+    import torch
+
+    from mta_kernels.conv_attention.triton.decode import conv_attention_decode_triton
+    from mtabench.static.absent_gpu import tensor
+
+    q, k, _, weight = qkv_and_weight(shape)
+    table = None
+    if shape.page_size:
+        pages = -(-shape.seq // shape.page_size)
+        k = tensor(pages, shape.kv_heads, shape.page_size, shape.head_dim, dtype=k.dtype)
+        table = tensor(1, pages, dtype=torch.int32)
+    conv_attention_decode_triton(
+        q[:, :, : shape.conv[0]], k, k, weight, lengths=tensor(1, dtype=torch.int32), block_table=table
+    )
+
+
+SOURCES = (
+    Source("forward", forward_source, (
+        "near_scores", "band", "prepare", "conv_attention_fwd", "conv_attention_fwd_gluon", "pad_rows",
+    ), order=10),
+    Source("backward", backward_source, (
+        "output_gradient", "probabilities", "value_gradients", "transposed_product", "row_product", "overlap_add",
+        "expand_transposed", "weight_gradient", "band_gradients", "band_transposed", "near_transposed",
+        "band_weight_gradient",
+    ), order=20),
+    Source("decode", decode_source, ("conv_attention_decode", "combine_splits"), order=30),
+)  # fmt: skip
+
+ENTRIES = (
+    Implementation(
+        order=30, name="triton", op="conv-attention", passes=("fwd", "bwd", "decode"), devices=("cuda",),
+        work="expanded",
+        summary="fused Triton kernels in the expanded form, O(N) memory",
+        note="backward keeps scores of 2048 query rows at a time",
+        build=partial(conv_attention_by, "triton"), why_not=why_not, interpreted=partial(backend_why_not, "triton"),
+        splits_used=splits_used, ranks_backend="triton",
+        style=Style("#D55E00", "#FF8533", "^", "-", series=1), compiles=True,
+        sources=SOURCES,
+        kernels=kernels, tiles=tiles,
+        # Four kernels of a forward (host-time.csv), 18 of a backward: 1 ms in a run of an earlier commit, whose rows
+        # are not kept.
+        host_s={"fwd": 7e-6, "bwd": 55e-6}, tile=tile,
+    ),
+)  # fmt: skip
