@@ -30,8 +30,10 @@ def eager(case: Case, inputs: Inputs) -> Closure:
     q, k, v, weight = inputs.q, inputs.k, inputs.v, _weight(inputs)
     if case.pass_ == "decode":
         lengths = _lengths(inputs)
-        return lambda: conv_attention_decode(q, k, v, weight, lengths=lengths, backend="reference")
-    return lambda: conv_attention(q, k, v, weight, causal=case.causal, backend="reference")
+        return lambda: conv_attention_decode(
+            q, k, v, weight, lengths=lengths, **case.operation.decode_options, backend="reference"
+        )
+    return lambda: conv_attention(q, k, v, weight, **case.operation.options, backend="reference")
 
 
 def compiled(case: Case, inputs: Inputs) -> Closure:
@@ -40,8 +42,8 @@ def compiled(case: Case, inputs: Inputs) -> Closure:
     q, k, v, weight = inputs.q, inputs.k, inputs.v, _weight(inputs)
     if case.pass_ == "decode":
         lengths = _lengths(inputs)
-        return lambda: function(q, k, v, weight, lengths=lengths)
-    return lambda: function(q, k, v, weight, causal=case.causal)
+        return lambda: function(q, k, v, weight, lengths=lengths, **case.operation.decode_options)
+    return lambda: function(q, k, v, weight, **case.operation.options)
 
 
 def triton(case: Case, inputs: Inputs) -> Closure:
@@ -49,21 +51,25 @@ def triton(case: Case, inputs: Inputs) -> Closure:
     q, k, v, weight = inputs.q, inputs.k, inputs.v, _weight(inputs)
     if case.pass_ == "decode":
         lengths, splits = _lengths(inputs), "auto" if case.splits is None else case.splits
-        return lambda: conv_attention_decode(q, k, v, weight, lengths=lengths, backend="triton", splits=splits)
-    return lambda: conv_attention(q, k, v, weight, causal=case.causal, backend="triton")
+        return lambda: conv_attention_decode(
+            q, k, v, weight, lengths=lengths, **case.operation.decode_options, backend="triton", splits=splits
+        )
+    return lambda: conv_attention(q, k, v, weight, **case.operation.options, backend="triton")
 
 
 def hopper(case: Case, inputs: Inputs) -> Closure:
     """The CUDA kernels for Hopper GPUs."""
     q, k, v, weight = inputs.q, inputs.k, inputs.v, _weight(inputs)
-    return lambda: conv_attention(q, k, v, weight, causal=case.causal, backend="hopper")
+    return lambda: conv_attention(q, k, v, weight, **case.operation.options, backend="hopper")
 
 
 def cuda(case: Case, inputs: Inputs) -> Closure:
     """The CUDA decode."""
     q, k, v, weight, lengths = inputs.q, inputs.k, inputs.v, _weight(inputs), _lengths(inputs)
     splits = "auto" if case.splits is None else case.splits
-    return lambda: conv_attention_decode(q, k, v, weight, lengths=lengths, backend="cuda", splits=splits)
+    return lambda: conv_attention_decode(
+        q, k, v, weight, lengths=lengths, **case.operation.decode_options, backend="cuda", splits=splits
+    )
 
 
 def cuda_conv(case: Case, inputs: Inputs) -> Closure:
@@ -73,14 +79,16 @@ def cuda_conv(case: Case, inputs: Inputs) -> Closure:
     q, k, v, weight = inputs.q, inputs.k, inputs.v, _weight(inputs)
     if case.pass_ == "decode":
         lengths, splits = _lengths(inputs), "auto" if case.splits is None else case.splits
-        return lambda: cuda_conv.conv_attention_decode(q, k, v, weight, lengths=lengths, splits=splits)
-    return lambda: cuda_conv.conv_attention(q, k, v, weight, causal=case.causal)
+        return lambda: cuda_conv.conv_attention_decode(
+            q, k, v, weight, lengths=lengths, **case.operation.decode_options, splits=splits
+        )
+    return lambda: cuda_conv.conv_attention(q, k, v, weight, **case.operation.options)
 
 
 def rung(case: Case, inputs: Inputs) -> Closure:
     """Plain attention by the rung of the ladder that the implementation is named after."""
     q, k, v = inputs.q, inputs.k, inputs.v
-    return lambda: plain.attention(q, k, v, causal=case.causal, rung=case.impl)
+    return lambda: plain.attention(q, k, v, **case.operation.options, rung=case.impl)
 
 
 def triton_splits_used(case: Case) -> int:
@@ -92,7 +100,7 @@ def triton_splits_used(case: Case) -> int:
     if isinstance(case.splits, int):
         return case.splits
     dtype, device, group = DTYPES[case.dtype], torch.device(case.device), case.heads // case.kv_heads
-    taps = (case.conv_q or 1, case.conv_k or 1)
+    taps = case.conv.taps
     bulk = bulk_pays(case.head_dim, group, dtype.itemsize, capability(device))
     return auto_tiles(dtype, case.head_dim, taps, case.seq, group, case.batch * case.kv_heads, device, bulk)[0]
 
@@ -105,7 +113,7 @@ def cuda_splits_used(case: Case) -> int:
         return case.splits
     return choose_splits(
         case.batch, case.heads, case.kv_heads, case.seq, DTYPES[case.dtype], case.head_dim,
-        (case.conv_q or 1, case.conv_k or 1), torch.device(case.device),
+        case.conv.taps, torch.device(case.device),
     )  # fmt: skip
 
 
@@ -120,9 +128,11 @@ def cuda_conv_splits_used(case: Case) -> int:
 
 def sdpa(case: Case, inputs: Inputs) -> Closure:
     """Plain attention by the SDPA backend that the implementation is named after; decode: the newest query."""
-    backend, causal = _sdpa_backend(case), case.causal and case.pass_ != "decode"
+    backend, options = _sdpa_backend(case), case.operation.options
+    if case.pass_ == "decode":
+        options["causal"] = False  # the newest query sees every key
     q, k, v = inputs.q[:, :, -1:] if case.pass_ == "decode" else inputs.q, inputs.k, inputs.v
-    return lambda: plain.attention_sdpa(q, k, v, backend=backend, causal=causal)
+    return lambda: plain.attention_sdpa(q, k, v, backend=backend, **options)
 
 
 def never_unsupported(case: Case) -> str | None:
@@ -163,8 +173,8 @@ def cuda_conv_unsupported(case: Case) -> str | None:
         device=torch.device(case.device),
         dtype=DTYPES[case.dtype],
         head_dim=case.head_dim,
-        query_taps=case.conv_q or 1,
-        key_taps=case.conv_k or 1,
+        query_taps=case.conv.query_taps,
+        key_taps=case.conv.key_taps,
     )
 
 
@@ -211,8 +221,8 @@ def _backend_unsupported(backend: str, case: Case) -> str | None:
         device=case.device,
         dtype=DTYPES[case.dtype],
         head_dim=case.head_dim,
-        query_taps=case.conv_q or 1,
-        key_taps=case.conv_k or 1,
+        query_taps=case.conv.query_taps,
+        key_taps=case.conv.key_taps,
         backward=case.pass_ == "bwd",
     )
 

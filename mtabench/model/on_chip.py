@@ -38,13 +38,12 @@ def _triton(case: Case, device: Device) -> Tile:
 
 
 def _hopper(case: Case, device: Device) -> Tile | None:
-    from mta_kernels.conv_attention.arguments import key_padding
     from mta_kernels.conv_attention.hopper import forward
 
-    dtype, taps = DTYPES[case.dtype], (case.conv_q or 1, case.conv_k or 1)
+    dtype, taps = DTYPES[case.dtype], case.conv.taps
     if device.capability != (9, 0) or forward.shape_unsupported(dtype, case.head_dim, *taps):
         return None
-    geometry = forward.Geometry(dtype, case.head_dim, *taps, key_padding(taps[1], "both"), case.causal, False)
+    geometry = forward.Geometry(dtype, case.head_dim, *taps, case.conv.pad, case.operation.causal, False)
     rows, slab = geometry.warpgroups * forward.ROWS, forward.SLAB
     return {
         "queries": geometry.warpgroups * geometry.slabs * slab,
@@ -61,7 +60,7 @@ def _cuda_conv(case: Case, device: Device) -> Tile | None:
     from mta_kernels.conv_attention.cuda_conv import shape
 
     element = BYTES_PER_ELEMENT[case.dtype]
-    taps = (case.conv_q or 1, case.conv_k or 1)
+    taps = case.conv.taps
     if element != 2 or shape.shape_unsupported(DTYPES[case.dtype], case.head_dim, *taps):
         return None
     return {

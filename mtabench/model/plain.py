@@ -32,7 +32,7 @@ def kernels(case: Case) -> list[Kernel]:
         )  # fmt: skip
         return [cache]
     heads = case.batch * case.heads
-    pairs = heads * scores(case.seq, BLOCK, BLOCK, case.causal)
+    pairs = heads * scores(case.seq, BLOCK, BLOCK, case.operation.causal)
     tile = case.head_dim * element  # of one row
     share = TENSOR_SHARE[case.impl, case.pass_]
     if case.pass_ == "fwd":

@@ -56,7 +56,7 @@ def unmodelled(case: Case, device: Device | None = None) -> str | None:
         return None
     if device is not None and device.capability != (9, 0):
         return f"{device.name} is no Hopper GPU (sm_90), which is what hopper is for"
-    if (case.conv_q or 1) > banded.MOST_TAPS[0] or (case.conv_k or 1) > banded.MOST_TAPS[1]:
+    if case.conv.query_taps > banded.MOST_TAPS[0] or case.conv.key_taps > banded.MOST_TAPS[1]:
         return "hopper takes up to {}x{} taps".format(*banded.MOST_TAPS)
     if case.pass_ == "bwd" and case.head_dim > banded.MOST_BACKWARD:
         return f"hopper has no backward for head dims above {banded.MOST_BACKWARD}"

@@ -45,7 +45,9 @@ RUNGS = {
 
 def beyond_output(case: Case) -> int:
     """Bytes that a forward of a rung allocates at its peak beside its output."""
-    return copies(case) + stored_scores(case) + (RUNGS[case.impl].mask_bytes * case.seq**2 if case.causal else 0)
+    return (
+        copies(case) + stored_scores(case) + (RUNGS[case.impl].mask_bytes * case.seq**2 if case.operation.causal else 0)
+    )
 
 
 def stored_scores(case: Case) -> int:
