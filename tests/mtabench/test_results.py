@@ -281,7 +281,7 @@ with Writer(Path(sys.argv[1]), command="mtabench fwd --seq 1k"):
 def holder(tmp_path):
     """Another process that holds tmp_path/out.csv."""
     command = [sys.executable, "-c", HOLD, str(tmp_path / "out.csv")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=os.environ | {"PYTHONPATH": "."})
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=os.environ | {"PYTHONPATH": ".:kernels"})
     assert process.stdout.readline() == b"held\n"
     yield process
     process.kill()
