@@ -1,7 +1,9 @@
 """Results files with samples that are given, for the tests of `mtabench compare`."""
 
 import numpy as np
+from changed_cases import with_changes
 
+from mta_kernels.operation import Operation
 from mtabench.measuring.timing import Measurement
 from mtabench.problem.case import Case
 from mtabench.results.rows import RunFacts, cell_row, sample_lines, timed_row
@@ -11,12 +13,8 @@ ENVIRONMENT = {"device": "some, device", "driver": "1.2", "cuda": "13.0", "torch
 
 
 def case(seq=64, impl="eager", **changes):
-    values = {
-        "pass_": "fwd", "impl": impl, "op": "conv-attention", "dtype": "fp32", "batch": 1, "heads": 2,
-        "kv_heads": 2, "seq": seq, "head_dim": 16, "conv_q": 6, "conv_k": 11, "causal": True, "splits": None,
-        "device": "cpu",
-    }  # fmt: skip
-    return Case(**(values | changes))
+    base = Case("fwd", impl, Operation.of((6, 11), 16), "fp32", 1, 2, 2, seq, 16, None, "cpu")
+    return with_changes(base, **changes)
 
 
 def rounds(ms, noise=0.002, count=10, seed=0):

@@ -229,7 +229,7 @@ def _sum_floor(case: Case) -> float:
     """
     if case.device != "cpu":
         return GPU_SUM_FLOOR
-    terms = case.batch * case.seq**2 / (2 if case.causal else 1)
+    terms = case.batch * case.seq**2 / (2 if case.operation.causal else 1)
     return NORM_FACTOR * torch.finfo(torch.float32).eps / 2 * math.sqrt(terms / 2)
 
 
@@ -254,7 +254,9 @@ def _forward(case: Case, inputs: Inputs, seed: int) -> dict[str, Bound]:
 def _decode(case: Case, inputs: Inputs, seed: int) -> dict[str, Bound]:
     bound = Bound()
     for heads in decode_sample(case, seed).chunks:
-        exact, eager = (_decode_output(heads.gather(inputs, dtype)) for dtype in (torch.float64, DTYPES[case.dtype]))
+        exact, eager = (
+            _decode_output(case, heads.gather(inputs, dtype)) for dtype in (torch.float64, DTYPES[case.dtype])
+        )
         bound.add(heads.picker("q", None), exact, eager)
     return {"out": bound}
 
@@ -297,16 +299,18 @@ def _gradients(case: Case, x: Inputs, blocks: Iterable[tuple[int, int]]) -> dict
 def _output(case: Case, x: Inputs, rows: tuple[int, int]) -> Tensor:
     """Those rows of the output; a causal row needs nothing of what comes after it."""
     start, stop = rows
-    end = stop if case.causal else x.q.shape[2]
+    end = stop if case.operation.causal else x.q.shape[2]
     q, k, v = (tensor[:, :, :end] for tensor in (x.q, x.k, x.v))
     if x.weight is None:
-        return attention_reference(q[:, :, start:stop], k, v, causal=case.causal)
-    return conv_attention_reference(q, k, v, x.weight, causal=case.causal, rows=rows)
+        return attention_reference(q[:, :, start:stop], k, v, **case.operation.options)
+    return conv_attention_reference(q, k, v, x.weight, **case.operation.options, rows=rows)
 
 
-def _decode_output(x: Inputs) -> Tensor:
+def _decode_output(case: Case, x: Inputs) -> Tensor:
     if x.weight is None:
-        return attention_reference(x.q[:, :, -1:], x.k, x.v, causal=False)
+        return attention_reference(x.q[:, :, -1:], x.k, x.v, causal=False, **case.operation.decode_options)
     assert x.lengths is not None
     # All sequences of a case have the same length, so that heads of several can stand for heads of one.
-    return conv_attention_decode_reference(x.q, x.k, x.v, x.weight, lengths=x.lengths[:1])
+    return conv_attention_decode_reference(
+        x.q, x.k, x.v, x.weight, lengths=x.lengths[:1], **case.operation.decode_options
+    )

@@ -17,7 +17,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import key_padding
 from mtabench.checking.oracle import row_errors
 from mtabench.checking.sample import border_near
 from mtabench.problem.case import Case
@@ -51,7 +50,7 @@ def make_probes(case: Case, inputs: Inputs, seed: int, row_tolerances: Mapping[s
     """The probes that suit a case, drawn from the run's seed; `row_tolerances` are the oracle's."""
     random = Random(f"probes {seed} {case.problem_key}")
     probes: list[Probe] = []
-    if case.causal and case.pass_ != "decode" and case.seq > 1:
+    if case.operation.causal and case.pass_ != "decode" and case.seq > 1:
         probe = _Future if case.pass_ == "fwd" else _FutureGradients
         probes += [probe(tokens.to(case.device)) for tokens in _tokens(case, random)]
     if case.batch * case.heads > 1:
@@ -247,8 +246,7 @@ class _FirstKey:
         kept.overwrite(inputs.k, (*everywhere, 0), self._key)
         if inputs.weight is not None:
             kept.overwrite(inputs.weight, (slice(None),), inputs.weight * OTHER_TAPS)
-            assert self._case.conv_k is not None
-            inputs.weight[:, -1, key_padding(self._case.conv_k, "both")] += 1
+            inputs.weight[:, -1, self._case.conv.pad] += 1
         for sequence, length in enumerate(self._lengths):
             assert inputs.lengths is not None
             kept.overwrite(inputs.lengths, (sequence,), length)

@@ -87,7 +87,7 @@ def forward_sample(case: Case, seed: int) -> list[Sample]:
 
 def decode_sample(case: Case, seed: int) -> Sample:
     """The one row of as many heads as the budget allows."""
-    window = min(case.conv_q or 1, case.seq)
+    window = min(case.conv.query_taps, case.seq)
     cost = case.heads // case.kv_heads * case.seq * max(window, case.head_dim)
     groups = case.batch * case.kv_heads
     drawn = _drawn(min(groups, max(2, 4 * SCORES[case.device] // cost)), groups, _random(case, seed))
@@ -114,7 +114,7 @@ def _chunked(case: Case, groups: list[int], blocks: list[tuple[int, int]]) -> Sa
     group = case.heads // case.kv_heads
     at_once = SCORES_AT_ONCE[case.device]
     if case.device == "cpu":
-        at_once //= (case.conv_q or 1) * (case.conv_k or 1)
+        at_once //= case.conv.query_taps * case.conv.key_taps
     rows = max(1, min(at_once // (group * case.seq), max(stop - start for start, stop in blocks)))
     # The queries, keys and values of few rows are more than their scores.
     size = max(1, at_once // (group * case.seq * max(rows, 3 * case.head_dim)))

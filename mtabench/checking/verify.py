@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import identity_weight
+from mta_kernels.operation import ONE_TAP, Operation
 from mtabench.checking.judge import Judge, results_of
 from mtabench.checking.oracle import Bound, Check, Oracle, outside_values, tolerance_floor
 from mtabench.problem.case import Case
@@ -30,8 +31,8 @@ class Shape:
     kv_heads: int
     seq: int
     head_dim: int
-    conv_q: int
-    conv_k: int
+    query_taps: int
+    key_taps: int
     causal: bool = True
 
 
@@ -116,10 +117,10 @@ def _checks(implementation: Implementation, case: Case) -> Checks:
         checks += [
             (f"{name} bwd", _of_pass("bwd", check)) for name, check in (("error", _error), ("strided", _strided))
         ]
-    if "decode" in implementation.passes and case.causal:
+    if "decode" in implementation.passes and case.operation.causal:
         checks += [("decode is forward's row", _decode_rows), ("strided decode", _of_pass("decode", _strided))]
     checks.append(("within the range of v", _range))
-    if case.causal:
+    if case.operation.causal:
         checks.append(("causal, bit for bit", _causality))
     checks.append(("batch and heads apart", _independence))
     if case.op == "conv-attention":
@@ -134,7 +135,7 @@ def _long_checks(implementation: Implementation, case: Case) -> Checks:
 
 def _passes(implementation: Implementation, case: Case) -> list[str]:
     """The passes of an implementation that can be checked here; a decode step is causal."""
-    possible = [pass_ for pass_ in implementation.passes if pass_ != "decode" or case.causal]
+    possible = [pass_ for pass_ in implementation.passes if pass_ != "decode" or case.operation.causal]
     return [pass_ for pass_ in possible if _cannot_run(replace(case, pass_=pass_)) is None]
 
 
@@ -213,7 +214,7 @@ def _decode_rows(case: Case, seed: int) -> Iterable[Check]:
         step = replace(case, pass_="decode", seq=tokens)
         if case.op == "attention" and find(case.impl).why_not(step):
             continue  # a single key, for cuDNN
-        window = min(case.conv_q or 1, tokens)
+        window = min(case.conv.query_taps, tokens)
         decode = Inputs(
             q=inputs.q[:, :, tokens - window : tokens].contiguous(),
             k=inputs.k[:, :, :tokens].contiguous(),
@@ -271,17 +272,15 @@ def _changed(inputs: Inputs, first_sequence: int = 0, first_kv_head: int = 0, fi
 
 def _identity(case: Case, seed: int) -> Iterable[Check]:
     """With the identity weight it is plain attention."""
-    assert case.conv_q is not None
-    assert case.conv_k is not None
     inputs = make_inputs(case, seed)
-    weight = identity_weight(case.heads, case.conv_q, case.conv_k, dtype=inputs.q.dtype, device=case.device)
+    weight = identity_weight(case.heads, *case.conv.taps, dtype=inputs.q.dtype, device=case.device)
     inputs = replace(inputs, weight=weight)
     yield _against_attention(case, inputs, inputs.q)
 
 
 def _one_tap(case: Case, seed: int) -> Iterable[Check]:
     """With one tap it is plain attention with that scale."""
-    case = replace(case, conv_q=1, conv_k=1)
+    case = replace(case, operation=replace(case.operation, pre_conv=ONE_TAP))
     inputs = make_inputs(case, seed)
     assert inputs.weight is not None
     yield _against_attention(case, inputs, inputs.q.double() * inputs.weight.double())
@@ -289,7 +288,8 @@ def _one_tap(case: Case, seed: int) -> Iterable[Check]:
 
 def _against_attention(case: Case, inputs: Inputs, queries: Tensor) -> Check:
     """Compare with plain attention of `queries`, in float64; allowed is twice what eager conv attention is off."""
-    exact = attention_reference(queries.double(), inputs.k.double(), inputs.v.double(), causal=case.causal)
+    options = replace(case.operation, pre_conv=None).options
+    exact = attention_reference(queries.double(), inputs.k.double(), inputs.v.double(), **options)
     eager = replace(case, impl="eager")
     bound = Bound()
     bound.add(lambda out: out.flatten(0, -2), exact, find("eager").build(eager, inputs)())
@@ -318,20 +318,17 @@ def _cannot_run(case: Case) -> str | None:
 
 
 def _case(implementation: Implementation, shape: Shape, dtype: str, device: str) -> Case:
-    convolved = implementation.op == "conv-attention"
+    taps = (shape.query_taps, shape.key_taps) if implementation.op == "conv-attention" else None
     return Case(
         pass_="fwd",
         impl=implementation.name,
-        op=implementation.op,
+        operation=Operation.of(taps, shape.head_dim, causal=shape.causal),
         dtype=dtype,
         batch=shape.batch,
         heads=shape.heads,
         kv_heads=shape.kv_heads,
         seq=shape.seq,
         head_dim=shape.head_dim,
-        conv_q=shape.conv_q if convolved else None,
-        conv_k=shape.conv_k if convolved else None,
-        causal=shape.causal,
         splits=None,
         device=device,
     )
@@ -340,4 +337,4 @@ def _case(implementation: Implementation, shape: Shape, dtype: str, device: str)
 def _text(case: Case) -> str:
     heads = f"{case.heads}" if case.heads == case.kv_heads else f"{case.heads}/{case.kv_heads}"
     words = [case.dtype, f"{case.batch} x {heads} x {case.seq} x {case.head_dim}", case.taps]
-    return " ".join(word for word in words if word) + ("" if case.causal else " full")
+    return " ".join(word for word in words if word) + ("" if case.operation.causal else " full")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from mta_kernels.operation import Operation
 from mtabench.console import say
 from mtabench.environment import resolve_device
 from mtabench.measuring.readiness import unsupported_reason
@@ -32,20 +33,17 @@ def run(device: str) -> int:
 
 def _typical_case(name: str, device: str) -> Case:
     implementation = find(name)
-    conv = (6, 11) if implementation.op == "conv-attention" else (None, None)
+    taps = (6, 11) if implementation.op == "conv-attention" else None
     return Case(
         pass_=next(pass_ for pass_ in PASSES if pass_ in implementation.passes),
         impl=name,
-        op=implementation.op,
+        operation=Operation.of(taps, 64),
         dtype="fp32" if device == "cpu" in implementation.devices else "bf16",
         batch=1,
         heads=16,
         kv_heads=16,
         seq=1024,
         head_dim=64,
-        conv_q=conv[0],
-        conv_k=conv[1],
-        causal=True,
         splits=None,
         device=device,
     )

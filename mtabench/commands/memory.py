@@ -187,7 +187,7 @@ def _title(rows: Sequence[Row]) -> str:
         f"{case.heads} heads{grouped} of {case.head_dim}",
     ]
     words += [f"conv {', '.join(convs)}"] if convs else []
-    words += [] if case.causal else ["not causal"]
+    words += [] if case.operation.causal else ["not causal"]
     return ", ".join(words)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,7 +55,7 @@ def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, o
         records: list[Any] = timed.to_dict("records")
         rows = [
             Placed(case, str(device), rates, standing(case, median_ms, *rates, counted.get(key_of(case))))
-            for case, median_ms in ((_case(row), row["median_ms"]) for row in records)
+            for case, median_ms in ((Case.of_row(row, _device(row)), row["median_ms"]) for row in records)
             if (rates := _rates(found, case))
         ]
         groups.append((f"{device}, {', '.join([str(dtype), *_shared(rows)])}: {note}", rows))
@@ -126,26 +125,9 @@ def _ceilings(cells: Any, device: str) -> tuple[Ceilings, str]:
     return found, "; ".join(notes) + ("" if placed else ": not placed")
 
 
-def _case(row: Mapping[str, Any]) -> Case:
-    """The cell of a row; what was measured on a GPU has a driver."""
-    splits = row["splits"]
-    taps = (None, None) if math.isnan(row["conv_q"]) else (int(row["conv_q"]), int(row["conv_k"]))
-    return Case(
-        pass_=row["pass"],
-        impl=row["impl"],
-        op=row["op"],
-        dtype=row["dtype"],
-        batch=int(row["batch"]),
-        heads=int(row["heads"]),
-        kv_heads=int(row["kv_heads"]),
-        seq=int(row["seq"]),
-        head_dim=int(row["head_dim"]),
-        conv_q=taps[0],
-        conv_k=taps[1],
-        causal=bool(row["causal"]),
-        splits=int(splits) if splits.isdigit() else splits or None,
-        device="cuda" if row["driver"] or row["cuda"] else "cpu",
-    )
+def _device(row: Mapping[str, Any]) -> str:
+    """What was measured on a GPU has a driver."""
+    return "cuda" if row["driver"] or row["cuda"] else "cpu"
 
 
 def _columns(rows: Sequence[Placed]) -> list[Column]:

@@ -44,7 +44,7 @@ def run(passes: str, options: Options, out: Path | None) -> int:
     pairs = [(case, kernel) for case in cases for kernel in KERNELS[case.pass_] if _is_launched(kernel, case, device)]
     saved, any_wrong = 0, False
     for number, (case, kernel) in enumerate(pairs, start=1):
-        title = f"[{number}/{len(pairs)}] {kernel}: {words(case)}{'' if case.causal else ', not causal'}"
+        title = f"[{number}/{len(pairs)}] {kernel}: {words(case)}{'' if case.operation.causal else ', not causal'}"
         reason = unsupported_reason(case)
         if reason:
             say(console, f"{title}: not tuned: {reason}")
@@ -120,17 +120,15 @@ def _check_destination(path: Path, device: str, must_be_readable: bool) -> None:
 
 def _tune(console: Console, kernel: str, case: Case, path: Path) -> list[tuner.Trial]:
     """The trials of one kernel and shape; none, and a line about it, if there is no room for them on this GPU."""
-    assert case.conv_q is not None
-    assert case.conv_k is not None
     shape = Shape(
         batch=case.batch,
         heads=case.heads,
         kv_heads=case.kv_heads,
         seq_len=case.seq,
         head_dim=case.head_dim,
-        taps=(case.conv_q, case.conv_k),
+        taps=case.conv.taps,
         dtype=DTYPES[case.dtype],
-        causal=case.causal,
+        causal=case.operation.causal,
     )
     try:
         return tuner.tune(kernel, shape, path=path)

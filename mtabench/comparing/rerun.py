@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from mtabench.comparing.compare import ComparedCell, Comparison, compare, decided_again, unclear_cells
 from mtabench.comparing.pairs import PAIRS, Progress, Side, measure_pairs, process_folder
@@ -43,7 +41,7 @@ def measure_again(
         for number, cell in enumerate(cells, start=1):
             known = cell.head or cell.base
             assert known is not None
-            words = [*shlex.split(case_of(known.row, device).repro())[1:], *how]
+            words = [*shlex.split(Case.of_row(known.row, device).repro())[1:], *how]
             name = f"rerun{rerun}-cell{number}-"
             files += measure_pairs(sides, words, range(1, pairs + 1), folder, name, progress)
     return files
@@ -76,24 +74,6 @@ def compare_again(base: Run, head: Run, asked: Wanted) -> Comparison:
                 found = decided_again(found, again)
     say(make_console(), f"what was measured again is in {folder}")
     return found
-
-
-def case_of(row: Mapping[str, Any], device: str) -> Case:
-    """The cell of a row as `read_results` gives it: its command line is made anew, not taken from the file."""
-    splits = row["splits"]
-    taps = [None if math.isnan(row[name]) else int(row[name]) for name in ("conv_q", "conv_k")]
-    return Case(
-        pass_=row["pass"],
-        impl=row["impl"],
-        op=row["op"],
-        dtype=row["dtype"],
-        **{name: int(row[name]) for name in ("batch", "heads", "kv_heads", "seq", "head_dim")},
-        conv_q=taps[0],
-        conv_k=taps[1],
-        causal=bool(row["causal"]),
-        splits=(splits if splits == "auto" else int(splits)) if splits else None,
-        device=device,
-    )
 
 
 def _revision(root: Path, run: Run) -> Revision:

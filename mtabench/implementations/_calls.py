@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mtabench.implementations import Closure
 from mtabench.problem.case import Case
@@ -18,11 +18,9 @@ def conv_attention_by(backend: str, case: Case, inputs: Inputs) -> Closure:
     """Conv attention, or a decode step of it, by a backend of the kernels."""
     from mta_kernels.conv_attention import conv_attention, conv_attention_decode
 
-    q, k, v, weight = inputs.q, inputs.k, inputs.v, weight_of(inputs)
-    if case.pass_ == "decode":
-        lengths, splits = lengths_of(inputs), splits_asked(case)
-        return lambda: conv_attention_decode(q, k, v, weight, lengths=lengths, backend=backend, splits=splits)
-    return lambda: conv_attention(q, k, v, weight, causal=case.causal, backend=backend)
+    q, k, v, weight, options = inputs.q, inputs.k, inputs.v, weight_of(inputs), options_of(case, inputs)
+    function = conv_attention_decode if case.pass_ == "decode" else conv_attention
+    return lambda: function(q, k, v, weight, backend=backend, **options)
 
 
 def backend_why_not(backend: str, case: Case) -> str | None:
@@ -35,8 +33,8 @@ def backend_why_not(backend: str, case: Case) -> str | None:
         device=case.device,
         dtype=DTYPES[case.dtype],
         head_dim=case.head_dim,
-        query_taps=case.conv_q or 1,
-        key_taps=case.conv_k or 1,
+        query_taps=case.conv.query_taps,
+        key_taps=case.conv.key_taps,
         backward=case.pass_ == "bwd",
     )
 
@@ -45,8 +43,8 @@ def attention_by_rung(case: Case, inputs: Inputs) -> Closure:
     """Plain attention by the rung of the ladder that the implementation is named after."""
     from mta_kernels.attention import attention
 
-    q, k, v = inputs.q, inputs.k, inputs.v
-    return lambda: attention(q, k, v, causal=case.causal, rung=case.impl)
+    q, k, v, options = inputs.q, inputs.k, inputs.v, case.operation.options
+    return lambda: attention(q, k, v, rung=case.impl, **options)
 
 
 def rung_why_not(case: Case) -> str | None:
@@ -73,13 +71,16 @@ def weight_of(inputs: Inputs) -> Tensor:
     return inputs.weight
 
 
+def options_of(case: Case, inputs: Inputs) -> dict[str, Any]:
+    """What the kernels' public functions take by keyword for a case, the backend aside."""
+    if case.pass_ != "decode":
+        return case.operation.options
+    splits = "auto" if case.splits is None else case.splits
+    return {"lengths": lengths_of(inputs), "splits": splits, **case.operation.decode_options}
+
+
 def lengths_of(inputs: Inputs) -> Tensor:
     """The lengths of a decode step; raises ValueError for inputs of another pass."""
     if inputs.lengths is None:
         raise ValueError("a decode step needs lengths, and these inputs have none")
     return inputs.lengths
-
-
-def splits_asked(case: Case) -> int | str:
-    """The splits of a case's decode, as the kernels take them."""
-    return "auto" if case.splits is None else case.splits

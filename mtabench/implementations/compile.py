@@ -19,10 +19,10 @@ def build(case: Case, inputs: Inputs) -> Closure:
     """The reference, compiled for the shapes of `case` alone."""
     function = compiled(case)
     q, k, v, weight = inputs.q, inputs.k, inputs.v, weight_of(inputs)
+    options = case.operation.options
     if case.pass_ == "decode":
-        lengths = lengths_of(inputs)
-        return lambda: function(q, k, v, weight, lengths=lengths)
-    return lambda: function(q, k, v, weight, causal=case.causal)
+        options = {"lengths": lengths_of(inputs), **case.operation.decode_options}
+    return lambda: function(q, k, v, weight, **options)
 
 
 def why_not(case: Case) -> str | None:

@@ -24,7 +24,7 @@ def splits_used(case: Case) -> int:
         return case.splits
     return choose_splits(
         case.batch, case.heads, case.kv_heads, case.seq, DTYPES[case.dtype], case.head_dim,
-        (case.conv_q or 1, case.conv_k or 1), torch.device(case.device),
+        case.conv.taps, torch.device(case.device),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mtabench.implementations import Closure, Implementation, Style
-from mtabench.implementations._calls import lengths_of, splits_asked, weight_of
+from mtabench.implementations._calls import options_of, weight_of
 from mtabench.model.devices import Device
 from mtabench.model.on_chip import FLOAT, STATISTICS, Tile
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
@@ -22,11 +22,9 @@ def build(case: Case, inputs: Inputs) -> Closure:
     """Its functions of their own: it is no backend of `conv_attention`."""
     from mta_kernels.conv_attention import cuda_conv
 
-    q, k, v, weight = inputs.q, inputs.k, inputs.v, weight_of(inputs)
-    if case.pass_ == "decode":
-        lengths, splits = lengths_of(inputs), splits_asked(case)
-        return lambda: cuda_conv.conv_attention_decode(q, k, v, weight, lengths=lengths, splits=splits)
-    return lambda: cuda_conv.conv_attention(q, k, v, weight, causal=case.causal)
+    q, k, v, weight, options = inputs.q, inputs.k, inputs.v, weight_of(inputs), options_of(case, inputs)
+    function = cuda_conv.conv_attention_decode if case.pass_ == "decode" else cuda_conv.conv_attention
+    return lambda: function(q, k, v, weight, **options)
 
 
 def why_not(case: Case) -> str | None:
@@ -40,8 +38,8 @@ def why_not(case: Case) -> str | None:
         device=torch.device(case.device),
         dtype=DTYPES[case.dtype],
         head_dim=case.head_dim,
-        query_taps=case.conv_q or 1,
-        key_taps=case.conv_k or 1,
+        query_taps=case.conv.query_taps,
+        key_taps=case.conv.key_taps,
     )
 
 
@@ -62,7 +60,7 @@ def tile(case: Case, device: Device) -> Tile | None:
     from mtabench.problem.inputs import DTYPES
 
     element = BYTES_PER_ELEMENT[case.dtype]
-    taps = (case.conv_q or 1, case.conv_k or 1)
+    taps = case.conv.taps
     if element != 2 or shape.shape_unsupported(DTYPES[case.dtype], case.head_dim, *taps):
         return None
     return {

@@ -28,7 +28,7 @@ def never_on(case: Case, device: Device | None) -> str | None:
     """Why it cannot run a case on a device, as far as that is known without one, or None."""
     if device is not None and device.capability != (9, 0):
         return f"{device.name} is no Hopper GPU (sm_90), which is what hopper is for"
-    if (case.conv_q or 1) > banded.MOST_TAPS[0] or (case.conv_k or 1) > banded.MOST_TAPS[1]:
+    if case.conv.query_taps > banded.MOST_TAPS[0] or case.conv.key_taps > banded.MOST_TAPS[1]:
         return "hopper takes up to {}x{} taps".format(*banded.MOST_TAPS)
     if case.pass_ == "bwd" and case.head_dim > banded.MOST_BACKWARD:
         return f"hopper has no backward for head dims above {banded.MOST_BACKWARD}"
@@ -37,14 +37,13 @@ def never_on(case: Case, device: Device | None) -> str | None:
 
 def tile(case: Case, device: Device) -> Tile | None:
     """Of a block and a slab of keys; None where there is no such kernel."""
-    from mta_kernels.conv_attention.arguments import key_padding
     from mta_kernels.conv_attention.hopper import forward
     from mtabench.problem.inputs import DTYPES
 
-    dtype, taps = DTYPES[case.dtype], (case.conv_q or 1, case.conv_k or 1)
+    dtype, taps = DTYPES[case.dtype], case.conv.taps
     if device.capability != (9, 0) or forward.shape_unsupported(dtype, case.head_dim, *taps):
         return None
-    geometry = forward.Geometry(dtype, case.head_dim, *taps, key_padding(taps[1], "both"), case.causal, False)
+    geometry = forward.Geometry(dtype, case.head_dim, *taps, case.conv.pad, case.operation.causal, False)
     rows, slab = geometry.warpgroups * forward.ROWS, forward.SLAB
     return {
         "queries": geometry.warpgroups * geometry.slabs * slab,

@@ -20,9 +20,11 @@ def build(case: Case, inputs: Inputs) -> Closure:
     """Plain attention by the SDPA backend that the implementation is named after; decode: the newest query."""
     from mta_kernels.attention import attention_sdpa
 
-    backend, causal = _backend(case), case.causal and case.pass_ != "decode"
+    backend, options = _backend(case), case.operation.options
+    if case.pass_ == "decode":
+        options["causal"] = False  # the newest query sees every key
     q, k, v = inputs.q[:, :, -1:] if case.pass_ == "decode" else inputs.q, inputs.k, inputs.v
-    return lambda: attention_sdpa(q, k, v, backend=backend, causal=causal)
+    return lambda: attention_sdpa(q, k, v, backend=backend, **options)
 
 
 def why_not(case: Case) -> str | None:

@@ -34,7 +34,7 @@ def splits_used(case: Case) -> int:
     if isinstance(case.splits, int):
         return case.splits
     dtype, device, group = DTYPES[case.dtype], torch.device(case.device), case.heads // case.kv_heads
-    taps = (case.conv_q or 1, case.conv_k or 1)
+    taps = case.conv.taps
     bulk = bulk_pays(case.head_dim, group, dtype.itemsize, capability(device))
     return auto_tiles(dtype, case.head_dim, taps, case.seq, group, case.batch * case.kv_heads, device, bulk)[0]
 

@@ -69,7 +69,7 @@ def forward_rows(head_dim: int, taps: int) -> tuple[int, ...]:
 
 def forward(case: Case, sm_count: int) -> list[Kernel]:
     """The launches of a forward."""
-    taps, warpgroups = case.conv_q or 1, forward_warpgroups(case.head_dim)
+    taps, warpgroups = case.conv.query_taps, forward_warpgroups(case.head_dim)
     parts = -(-case.head_dim // MOST_VALUES)  # blocks that share the columns of v, each with all scores
     values, own = case.head_dim // parts, forward_rows(case.head_dim, taps)
     heads = case.batch * case.heads * parts
@@ -128,7 +128,7 @@ def backward(case: Case, sm_count: int) -> list[Kernel]:
 
 def backward_rows(case: Case, sm_count: int) -> Kernel:
     """The part of the backward that computes rows of scores: dq, the weight's gradient, p and ds."""
-    element, heads, taps = BYTES_PER_ELEMENT[case.dtype], case.batch * case.heads, case.conv_q or 1
+    element, heads, taps = BYTES_PER_ELEMENT[case.dtype], case.batch * case.heads, case.conv.query_taps
     block_rows = backward_block_rows(taps)
     queries, keys = _bytes(case)
     tiles = heads * BACKWARD_WARPGROUPS * _tiles(case, (block_rows,), CARRIED)
@@ -157,10 +157,13 @@ def backward_rows(case: Case, sm_count: int) -> Kernel:
 def backward_products(case: Case, sm_count: int) -> Kernel:
     """The part that multiplies p and ds of chunks by output gradients and queries, and adds to sums of dv and dk."""
     element, heads, chunks = BYTES_PER_ELEMENT[case.dtype], case.batch * case.heads, chunks_of(case, sm_count)
-    tiles = 2 * heads * scores(case.seq, ROWS, PLACES, case.causal) // (ROWS * KEYS)
+    tiles = 2 * heads * scores(case.seq, ROWS, PLACES, case.operation.causal) // (ROWS * KEYS)
     product = Product(case.head_dim, ROWS)
     copied = ROWS * (KEYS + case.head_dim * KEYS / PLACES) * element
-    ends = [min(case.seq, (chunk + 1) * chunks.rows) if case.causal else case.seq for chunk in range(chunks.of_head)]
+    ends = [
+        min(case.seq, (chunk + 1) * chunks.rows) if case.operation.causal else case.seq
+        for chunk in range(chunks.of_head)
+    ]
     sum_rows = 2 * heads * (sum(ends) + sum(ends[:-1]))  # written once a chunk, read again by the next
     return Kernel(
         "products",
@@ -181,7 +184,7 @@ class Chunks(NamedTuple):
 
 def chunks_of(case: Case, sm_count: int = HOPPER_SMS) -> Chunks:
     """As `Plan` of hopper/backward.py; of GPUs with fewer SMs the slots are fewer."""
-    rows, heads = backward_block_rows(case.conv_q or 1), case.batch * case.heads
+    rows, heads = backward_block_rows(case.conv.query_taps), case.batch * case.heads
     spared = SPARED_SCRATCH // (2 * BYTES_PER_ELEMENT[case.dtype] * scratch_pitch(case.seq))
     blocks, most_blocks = -(-case.seq // rows), max(heads * MOST_CHUNK_ROWS, spared) // rows
     count = -(-blocks // max(min(MOST_CHUNK_ROWS // rows, most_blocks // FEWEST_SLOTS), 1))
@@ -225,7 +228,7 @@ def _tiles(case: Case, own: Sequence[int], beyond: int) -> int:
     tiles = end = 0
     for rows in itertools.cycle(own):
         end = min(end + rows, case.seq)
-        tiles += -(-((end if case.causal else case.seq) + beyond) // KEYS)
+        tiles += -(-((end if case.operation.causal else case.seq) + beyond) // KEYS)
         if end == case.seq:
             return tiles
     raise ValueError("no rows")
@@ -233,7 +236,7 @@ def _tiles(case: Case, own: Sequence[int], beyond: int) -> int:
 
 def _left(case: Case) -> int:
     """Columns of c left of the scores that they touch: the taps ahead of a key, in slabs of 8."""
-    others = (case.conv_k or 1) - 1
+    others = case.conv.key_taps - 1
     return -(-(others - others // 2) // 8) * 8
 
 

@@ -21,7 +21,7 @@ DECODE_CACHE_SHARE = 0.35
 
 def kernels(case: Case) -> list[Kernel]:
     """The kernels of one call of "eager", by kind."""
-    window = min(case.conv_q or 1, case.seq) if case.pass_ == "decode" else 1
+    window = min(case.conv.query_taps, case.seq) if case.pass_ == "decode" else 1
     dense = pairs(case, dense=True) * window
     products = 4 if case.pass_ == "bwd" else 2
     element = BYTES_PER_ELEMENT[case.dtype]

@@ -55,7 +55,7 @@ class _Counts:
     """What the kernels of a case share: rows and heads, and the bytes of their tensors."""
 
     def __init__(self, case: Case) -> None:
-        self.query_taps, self.key_taps = case.conv_q or 1, case.conv_k or 1
+        self.query_taps, self.key_taps = case.conv.query_taps, case.conv.key_taps
         self.case, self.element = case, BYTES_PER_ELEMENT[case.dtype]
         self.keys_expanded = self.query_taps <= self.key_taps
         self.taps = min(self.query_taps, self.key_taps)
@@ -68,7 +68,7 @@ class _Counts:
         self.padded = self.query if self.keys_expanded else self.key
         self.expanded = self.rows * self.depth * self.element
         ahead = self.key_taps - 1 - (self.key_taps - 1) // 2
-        band = self.query_taps - 1 + ahead if case.causal else 0
+        band = self.query_taps - 1 + ahead if case.operation.causal else 0
         near = self.query_taps + self.key_taps - 2 if band else 0
         self.band, self.near = (
             self.rows * max(16, power_of_two(width)) * FLOAT if width else 0 for width in (band, near)
@@ -85,7 +85,7 @@ def forward(case: Case, tiles: Tiles, sm_count: int) -> list[Kernel]:
     """The launches of a forward."""
     count = _Counts(case)
     (block_m, block_n), element = tiles.forward, count.element
-    pairs = count.heads * scores(case.seq, block_m, block_n, case.causal)
+    pairs = count.heads * scores(case.seq, block_m, block_n, case.operation.causal)
     key_row = (count.depth + count.values) * element  # of K' and of V
     query_row = 0 if tiles.in_registers else count.depth * element
     copied = key_row / block_m + query_row / block_n  # from L2 into shared memory, a score
@@ -163,12 +163,12 @@ def _score_passes(count: _Counts, tiles: Tiles, sm_count: int) -> list[Kernel]:
     """The passes over chunks of scores; P and dC are stored in the dtype of q."""
     case, element = count.case, count.element
     chunks = -(-case.seq // CHUNK_ROWS)
-    ends = [min(case.seq, (chunk + 1) * CHUNK_ROWS) if case.causal else case.seq for chunk in range(chunks)]
+    ends = [min(case.seq, (chunk + 1) * CHUNK_ROWS) if case.operation.causal else case.seq for chunk in range(chunks)]
     keys = count.heads * sum(ends)  # rows of sums over queries: written once a chunk, read again by the next
     sum_rows = keys + count.heads * sum(ends[:-1])
-    stored = count.heads * scores(case.seq, ALIGNED, ALIGNED, case.causal)  # scores of P, and of dC
+    stored = count.heads * scores(case.seq, ALIGNED, ALIGNED, case.operation.causal)  # scores of P, and of dC
     block_m, block_n = tiles.probabilities
-    pairs = count.heads * scores(case.seq, block_m, block_n, case.causal)
+    pairs = count.heads * scores(case.seq, block_m, block_n, case.operation.causal)
     copied = count.depth * element * (1 / block_m + 1 / block_n)
     probabilities = Kernel(
         "_probabilities",

@@ -27,7 +27,7 @@ def kernels(case: Case, tensor_share: Mapping[str, float], decode_s: float) -> l
         )  # fmt: skip
         return [cache]
     heads = case.batch * case.heads
-    pairs = heads * scores(case.seq, BLOCK, BLOCK, case.causal)
+    pairs = heads * scores(case.seq, BLOCK, BLOCK, case.operation.causal)
     tile = case.head_dim * element  # of one row
     share = tensor_share[case.pass_]
     if case.pass_ == "fwd":

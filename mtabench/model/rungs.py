@@ -30,7 +30,8 @@ class Rung(NamedTuple):
 
 def beyond_output(case: Case, rung: Rung) -> int:
     """Bytes that a forward of a rung allocates at its peak beside its output."""
-    return copies(case, rung) + stored_scores(case, rung) + (rung.mask_bytes * case.seq**2 if case.causal else 0)
+    mask = rung.mask_bytes * case.seq**2 if case.operation.causal else 0
+    return copies(case, rung) + stored_scores(case, rung) + mask
 
 
 def stored_scores(case: Case, rung: Rung) -> int:

@@ -56,7 +56,7 @@ def gluon_tiles() -> tuple[int, int]:
 
 def depth_of(case: Case) -> int:
     """Numbers of a row of the expanded form."""
-    return min(case.conv_q or 1, case.conv_k or 1) * case.head_dim
+    return min(case.conv.taps) * case.head_dim
 
 
 def forward_config(case: Case, device: Device) -> tuple[ForwardConfig, str]:
@@ -75,9 +75,9 @@ def value_columns(case: Case) -> int:
 def _auto_splits(case: Case, device: Device) -> int:
     """As `auto_tiles` of the kernels takes them there."""
     sequences, group = case.batch * case.kv_heads, case.heads // case.kv_heads
-    limits = {"key_taps": case.conv_k or 1, "block_d": max(16, power_of_two(case.head_dim)), **_limits(case, device)}
+    limits = {"key_taps": case.conv.key_taps, "block_d": max(16, power_of_two(case.head_dim)), **_limits(case, device)}
     bulk = bulk_pays(case.head_dim, group, BYTES_PER_ELEMENT[case.dtype], device.capability)
-    taps = (case.conv_q or 1, case.conv_k or 1)
+    taps = case.conv.taps
     key = tuning.Key.of(DTYPES[case.dtype], case.head_dim, taps, True, case.seq, group, sequences)
     candidates = decode_candidates(group=group, bulk=bulk, **limits)
     config: DecodeConfig = _choice("decode_bulk" if bulk else "decode", key, candidates, device.name)[0]
@@ -94,8 +94,8 @@ def _limits(case: Case, device: Device) -> dict[str, Any]:
 
 
 def _key(case: Case) -> tuning.Key:
-    taps = (case.conv_q or 1, case.conv_k or 1)
-    return tuning.Key.of(DTYPES[case.dtype], case.head_dim, taps, case.causal, case.seq)
+    taps = case.conv.taps
+    return tuning.Key.of(DTYPES[case.dtype], case.head_dim, taps, case.operation.causal, case.seq)
 
 
 def _choice(kernel: str, key: tuning.Key, candidates: Sequence[Any], device: str) -> tuple[Any, str]:

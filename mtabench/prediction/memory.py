@@ -98,9 +98,9 @@ def _keys(case: Case) -> int:
 
 def _score_matrices(case: Case) -> int:
     """The scores that dense implementations store at once."""
-    rows = min(case.conv_q or 1, case.seq) if case.pass_ == "decode" else case.seq
+    rows = min(case.conv.query_taps, case.seq) if case.pass_ == "decode" else case.seq
     matrices = case.heads * DENSE_MATRICES[case.device][case.pass_]
-    if case.device == "cpu" and case.conv_q:
+    if case.device == "cpu" and case.operation.pre_conv:
         matrices += math.ceil(case.heads / HEAD_BLOCK) * HEAD_BLOCK * CONVOLUTION_COPIES[case.pass_]
     return matrices * case.batch * rows * case.seq * BYTES_PER_ELEMENT[case.dtype]
 
@@ -119,10 +119,10 @@ def _chunk_scores(case: Case) -> int:
 
 def _expanded_form(case: Case) -> int:
     """The padded and the expanded side and the band; backward the gradients of all of them and a chunk of P and dC."""
-    element, taps = BYTES_PER_ELEMENT[case.dtype], min(case.conv_q or 1, case.conv_k or 1)
+    element, taps = BYTES_PER_ELEMENT[case.dtype], min(case.conv.taps)
     queries, keys, rows = _queries(case), _keys(case), case.batch * case.heads * case.seq
-    padded = queries if (case.conv_q or 1) <= (case.conv_k or 1) else keys
-    prepared = padded + taps * queries + rows * (BAND_PITCH * SUM if case.causal else 0) + rows * SUM
+    padded = queries if case.conv.query_taps <= case.conv.key_taps else keys
+    prepared = padded + taps * queries + rows * (BAND_PITCH * SUM if case.operation.causal else 0) + rows * SUM
     if case.pass_ == "fwd":
         return prepared
     chunk = min(CHUNK_ROWS, case.seq)

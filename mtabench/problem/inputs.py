@@ -80,7 +80,7 @@ def make_inputs(case: Case, seed: int = SEED) -> Inputs:
     k, v = normal(*key_shape), normal(*key_shape)
     if case.pass_ == "decode":
         # The longest window that any convolution needs is drawn, so that all of them have the same new query.
-        window = max(1, min(case.conv_q or 1, case.seq))
+        window = max(1, min(case.conv.query_taps, case.seq))
         q = normal(case.batch, case.heads, MAX_QUERY_TAPS, case.head_dim)[:, :, -window:].contiguous()
     else:
         q = normal(case.batch, case.heads, case.seq, case.head_dim)
@@ -90,8 +90,8 @@ def make_inputs(case: Case, seed: int = SEED) -> Inputs:
         inputs = replace(inputs, lengths=lengths)
     if case.pass_ == "bwd":
         inputs = replace(inputs, dout=normal(*q.shape))
-    if case.conv_q and case.conv_k:
-        inputs = replace(inputs, weight=normal(case.heads, case.conv_q, case.conv_k) * WEIGHT_SCALE)
+    if case.operation.pre_conv:
+        inputs = replace(inputs, weight=normal(case.heads, *case.conv.taps) * WEIGHT_SCALE)
     if case.pass_ == "bwd":
         for tensor in inputs.differentiable.values():
             tensor.requires_grad_()

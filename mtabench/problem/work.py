@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 
 
@@ -9,7 +11,7 @@ def pairs(case: Case, dense: bool = False) -> int:
     """Query-key pairs over all sequences and heads; `dense` counts the masked ones too."""
     if case.pass_ == "decode":
         scores = case.seq
-    elif case.causal and not dense:
+    elif case.operation.causal and not dense:
         scores = case.seq * (case.seq + 1) // 2
     else:
         scores = case.seq * case.seq
@@ -18,7 +20,7 @@ def pairs(case: Case, dense: bool = False) -> int:
 
 def taps(case: Case) -> int:
     """Multiplications of the convolution a score: 0 for plain attention."""
-    return (case.conv_q or 0) * (case.conv_k or 0)
+    return math.prod(case.conv.taps) if case.operation.pre_conv else 0
 
 
 def tokens(case: Case) -> int:
@@ -47,13 +49,13 @@ def executed_flops(case: Case, work: str) -> int:
         return _dense_flops(case)
     if work == "expanded":
         if case.pass_ == "decode":
-            return 2 * pairs(case) * ((case.conv_k or 1) + 1) * case.head_dim
-        depth = min(case.conv_q or 1, case.conv_k or 1) * case.head_dim
+            return 2 * pairs(case) * (case.conv.key_taps + 1) * case.head_dim
+        depth = min(case.conv.taps) * case.head_dim
         if case.pass_ == "bwd":
             return 2 * pairs(case) * (3 * depth + 2 * case.head_dim)
         return 2 * pairs(case) * (depth + case.head_dim)
     if work == "banded":
-        query_taps = case.conv_q or 1
+        query_taps = case.conv.query_taps
         if case.pass_ == "bwd":
             return (
                 2 * pairs(case) * (3 * case.head_dim + 64 * query_taps) * 64 // 48
@@ -90,13 +92,13 @@ def _dense_flops(case: Case) -> int:
     if case.pass_ == "bwd":  # dV, dP, dQ, dK; the scores' gradient through the convolution, and the weight's
         return scores * (4 * case.head_dim + 2 * taps(case))
     if case.pass_ == "decode":  # scores of the whole window are computed and convolved, one row is kept
-        window = min(case.conv_q or 1, case.seq)
+        window = min(case.conv.query_taps, case.seq)
         return scores * (window * (case.head_dim + taps(case)) + case.head_dim)
     return scores * _macs(case, products=2)
 
 
 def _overlapped_flops(case: Case) -> int:
-    above, beside = (case.conv_q or 1) - 1, (case.conv_k or 1) - 1
+    above, beside = case.conv.query_taps - 1, case.conv.key_taps - 1
     if case.pass_ == "decode":
         scores = (above + 1) * case.head_dim * 128 // (128 - beside)
         return 2 * pairs(case) * (scores + taps(case) + case.head_dim)

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from mtabench.errors import MtabenchError
@@ -41,7 +40,7 @@ def command(case: Case, log: Path) -> list[str]:
 
     Base units (ns, bytes), so that no rounding of a display is in between.
     """
-    child = [sys.executable, "-m", "mtabench.profiling.one_call", json.dumps(asdict(case))]
+    child = [sys.executable, "-m", "mtabench.profiling.one_call", json.dumps(case.columns | {"device": case.device})]
     options = ["--profile-from-start", "off", "--clock-control", "none", "--csv", "--page", "raw"]
     sections = [word for section in SECTIONS for word in ("--section", section)]
     metrics = ["--metrics", ",".join(ASKED)]

@@ -1,6 +1,7 @@
 """`python -m mtabench.profiling.one_call CASE`: one warm call of a cell between the marks that a profiler looks for.
 
-CASE is the cell as JSON. What comes before the call, compilation included, lies outside the marks.
+CASE is the cell as JSON: its columns, and `device`. What comes before the call lies outside the marks, compilation
+included.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from mtabench.profiling.cell import ready, synchronize
 
 def main() -> None:
     """Make the cell ready, then mark and call it."""
-    case = Case(**json.loads(sys.argv[1]))
+    row = json.loads(sys.argv[1])
+    case = Case.of_row(row, row["device"])
     cell = ready(case)
     state = cell.setup() if cell.setup else None
     wait = synchronize(case.device)

@@ -70,7 +70,7 @@ def _check_cases(cases: Iterable[Case], ranks: int) -> None:
                 f"--seq {case.seq} cannot be shared by {ranks} ranks, two equal chunks each; "
                 f"give a multiple of {2 * ranks}, such as {-(-case.seq // (2 * ranks)) * 2 * ranks}"
             )
-        least = 2 * ranks * ((case.conv_q or 1) + (case.conv_k or 1) - 1)
+        least = 2 * ranks * (case.conv.query_taps + case.conv.key_taps - 1)
         if case.seq < least:
             raise UsageError(
                 f"--seq {case.seq} is too short for {ranks} ranks and --conv {case.taps}, whose taps reach into "

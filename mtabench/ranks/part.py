@@ -44,7 +44,7 @@ class Part:
         self._meeting.line_up()
         backend = find(self._case.impl).ranks_backend
         out = conv_attention(
-            x.q, x.k, x.v, x.weight, causal=self._case.causal, backend=backend, group=self._meeting.data
+            x.q, x.k, x.v, x.weight, **self._case.operation.options, backend=backend, group=self._meeting.data
         )
         self._meeting.line_up()
         return out

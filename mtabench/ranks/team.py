@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from mta_kernels.conv_attention.arguments import key_padding
 from mta_kernels.conv_attention.context_parallel.ring import passed_bytes
 from mta_kernels.conv_attention.context_parallel.tiles import Problem
 from mtabench import environment
@@ -192,9 +191,8 @@ def _compared(row: Row, alone: timing.Measurement | Exception, ranks: int) -> Ro
 
 def _communication(case: Case, ranks: int, link: float) -> Row:
     """What the link allows at best: the bytes that a rank passes on, at the bandwidth measured before."""
-    conv = (case.conv_q or 1, case.conv_k or 1)
     passed = passed_bytes(
-        Problem(case.seq // (2 * ranks), case.causal, 1.0, key_padding(conv[1], "both"), *conv), ranks,
+        Problem(case.seq // (2 * ranks), case.operation.causal, 1.0, case.conv.pad, *case.conv.taps), ranks,
         batch=case.batch, kv_heads=case.kv_heads, head_dim=case.head_dim, dtype=DTYPES[case.dtype],
         backward=case.pass_ == "bwd",
     )  # fmt: skip

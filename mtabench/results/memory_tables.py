@@ -125,8 +125,8 @@ def json_text(rows: Sequence[Row]) -> str:
     """The rows as JSON, one a line, without what is not known."""
     lines = []
     for row in rows:
-        key = [getattr(row.case, "pass_" if name == "pass" else name) for name in KEY_COLUMNS]
-        named = zip(COLUMNS, [*key, *_values(row)], strict=True)
+        columns = row.case.columns
+        named = zip(COLUMNS, [*(columns[name] for name in KEY_COLUMNS), *_values(row)], strict=True)
         lines.append(json.dumps({name: value for name, value in named if value not in (None, "")}))
     body = ",\n".join(f"    {line}" for line in lines)
     return f'{{\n  "schema_version": {SCHEMA_VERSION},\n  "cells": [\n{body}\n  ]\n}}\n'

@@ -107,11 +107,8 @@ def text_of(value: object) -> str:
 
 def key_of(case: Case) -> Key:
     """The texts of KEY_COLUMNS for a cell: what tells whether a file already has it."""
-    values = (
-        case.pass_, case.impl, case.op, case.dtype, case.batch, case.heads, case.kv_heads, case.seq,
-        case.head_dim, case.conv_q, case.conv_k, case.causal, case.splits,
-    )  # fmt: skip
-    return tuple(text_of(value) for value in values)
+    columns = case.columns
+    return tuple(text_of(columns[name]) for name in KEY_COLUMNS)
 
 
 def key_of_row(row: Mapping[str, str]) -> Key:

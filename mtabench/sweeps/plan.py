@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from secrets import randbelow
 
+from mta_kernels.operation import Operation
 from mtabench.errors import UsageError
 from mtabench.problem import axes
 from mtabench.problem.case import DTYPES, OPS, PASSES, Case
@@ -222,20 +223,17 @@ def _cases(options: Options, given: _Axes, device: str) -> Iterator[Case]:
     decode = options.pass_ == "decode"
     for dtype, head_dim, heads, seq in product(given.dtypes, given.head_dims, given.heads, given.seqs):
         for batch in given.batches or [max(1, (given.tokens or 1) // seq)]:
-            for impl, (conv_q, conv_k), splits in _rivals_then_yardsticks(options.pass_, given):
+            for impl, taps, splits in _rivals_then_yardsticks(options.pass_, given):
                 yield Case(
                     pass_=options.pass_,
                     impl=impl.name,
-                    op=impl.op,
+                    operation=Operation.of(taps, head_dim, causal=decode or options.causal),
                     dtype=dtype,
                     batch=batch,
                     heads=heads,
                     kv_heads=given.kv_heads or heads,
                     seq=seq,
                     head_dim=head_dim,
-                    conv_q=conv_q,
-                    conv_k=conv_k,
-                    causal=decode or options.causal,
                     splits=splits,
                     device=device,
                 )
@@ -243,10 +241,10 @@ def _cases(options: Options, given: _Axes, device: str) -> Iterator[Case]:
 
 def _rivals_then_yardsticks(
     pass_: str, given: _Axes
-) -> Iterator[tuple[Implementation, tuple[int | None, int | None], int | str | None]]:
+) -> Iterator[tuple[Implementation, tuple[int, int] | None, int | str | None]]:
     """What is measured of one shape: each convolution by each rival, then plain attention once; of each, its splits."""
     rivals = [(impl, taps) for taps, impl in product(given.convs, given.impls) if impl.op != "attention"]
-    yardsticks = [(impl, (None, None)) for impl in given.impls if impl.op == "attention"]
+    yardsticks = [(impl, None) for impl in given.impls if impl.op == "attention"]
     for impl, taps in (*rivals, *yardsticks):
         for splits in _splits_of(impl, pass_, given):
             yield impl, taps, splits

@@ -297,7 +297,7 @@ class Sweep:
 
 def words(case: Case) -> str:
     """The problem of a cell, in a few words."""
-    taps = f", conv {case.taps}" if case.conv_q else ""
+    taps = f", conv {case.taps}" if case.taps else ""
     return f"{case.dtype} {case.batch} x {case.heads} heads of {case.head_dim}, seq {short(case.seq)}{taps}"
 
 

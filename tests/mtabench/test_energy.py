@@ -8,6 +8,7 @@ import pytest
 import torch
 from command_line import make_runner
 
+from mta_kernels.operation import Operation
 from mtabench import environment
 from mtabench.measuring import energy, nvtx, timing
 from mtabench.measuring.ceilings import Ceilings
@@ -111,7 +112,7 @@ def test_nvml_counts_millijoules_where_it_counts_at_all(monkeypatch):
 
 @pytest.mark.parametrize(("pass_", "tokens"), [("fwd", 4 * 128), ("bwd", 4 * 128), ("decode", 4)])
 def test_tokens_per_joule_are_those_of_a_call(pass_, tokens):
-    case = Case(pass_, "eager", "conv-attention", "bf16", 4, 2, 2, 128, 16, 3, 3, True, None, "cuda")
+    case = Case(pass_, "eager", Operation.of((3, 3), 16), "bf16", 4, 2, 2, 128, 16, None, "cuda")
     measurement = Measurement("events", "cold", [[1.0, 1.0]] * 2)
     facts = RunFacts("run", "2026-01-02T03:04:05Z", {})
     row = timed_row(case, facts, measurement, None, None)

@@ -15,7 +15,7 @@ from mtabench.results.results_file import COLUMNS, read_file, read_results
 CELLS = {
     case(1024): rounds(2.0),
     case(1024, "triton"): rounds(0.5),
-    case(1024, "sdpa-flash", op="attention", conv_q=None, conv_k=None): rounds(0.25),
+    case(1024, "sdpa-flash", taps=None): rounds(0.25),
     case(2048): ("oom", "needs 30 GiB"),
 }
 

@@ -5,18 +5,20 @@ from itertools import product
 
 import pytest
 import torch
+from changed_cases import with_changes
 
 from mta_kernels import torch_compile
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
 from mta_kernels.conv_attention.triton import decode
+from mta_kernels.operation import Operation
 from mtabench.implementations import compile
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
 from mtabench.registry import find
 
-CONV = Case("fwd", "eager", "conv-attention", "fp32", 2, 4, 2, 33, 16, 4, 3, True, None, "cpu")
-PLAIN = replace(CONV, impl="sdpa-math", op="attention", conv_q=None, conv_k=None)
+CONV = Case("fwd", "eager", Operation.of((4, 3), 16), "fp32", 2, 4, 2, 33, 16, None, "cpu")
+PLAIN = with_changes(CONV, impl="sdpa-math", taps=None)
 
 
 def build(case, inputs):
@@ -25,7 +27,7 @@ def build(case, inputs):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_eager_is_the_reference(causal):
-    case = replace(CONV, causal=causal)
+    case = with_changes(CONV, causal=causal)
     x = make_inputs(case)
     assert torch.equal(build(case, x)(), conv_attention_reference(x.q, x.k, x.v, x.weight, causal=causal))
 
@@ -40,7 +42,7 @@ def test_eager_decode_is_the_reference():
 @pytest.mark.parametrize("name", ["sdpa-flash", "sdpa-math"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_sdpa_is_plain_attention(name, causal):
-    case = replace(PLAIN, impl=name, causal=causal)
+    case = with_changes(PLAIN, impl=name, causal=causal)
     x = make_inputs(case)
     torch.testing.assert_close(build(case, x)(), attention_reference(x.q, x.k, x.v, causal=causal))
 
@@ -69,7 +71,7 @@ def test_compiled_functions_are_of_one_case_each():
 @pytest.mark.parametrize("name", ["c-loops", "c-tiled", "sdpa-flash"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_rungs_are_plain_attention(name, causal):
-    case = replace(PLAIN, impl=name, causal=causal)
+    case = with_changes(PLAIN, impl=name, causal=causal)
     if reason := find(name).why_not(case):
         pytest.skip(reason)
     x = make_inputs(case)
@@ -99,12 +101,13 @@ def test_the_published_approach_gets_what_a_case_asks_for(splits, monkeypatch):
     monkeypatch.setattr(cuda_conv, "conv_attention", lambda *args, **options: calls.append(options))
     monkeypatch.setattr(cuda_conv, "conv_attention_decode", lambda *args, **options: calls.append(options))
     monkeypatch.setattr(cuda_conv, "choose_splits", lambda *args: 7)
-    case = replace(CONV, impl="cuda-conv", causal=False)
+    case = with_changes(CONV, impl="cuda-conv", causal=False)
     build(case, make_inputs(case))()
     decode = replace(case, pass_="decode", splits=splits)
     x = make_inputs(decode)
     build(decode, x)()
-    assert calls == [{"causal": False}, {"lengths": x.lengths, "splits": splits}]
+    common = {"scale": 0.25, "pad_key": "both"}
+    assert calls == [{"causal": False, **common}, {"lengths": x.lengths, "splits": splits, **common}]
     assert find("cuda-conv").splits_used(decode) == {"auto": 7, 3: 3}[splits]
 
 

@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from changed_cases import with_changes
 
+from mta_kernels.operation import Operation
 from mtabench.prediction.memory import input_bytes
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import DTYPES, make_inputs
 
-CASE = Case("fwd", "eager", "conv-attention", "fp32", 2, 4, 2, 9, 16, 6, 11, True, None, "cpu")
-PLAIN = {"impl": "sdpa-flash", "op": "attention", "conv_q": None, "conv_k": None}
+CASE = Case("fwd", "eager", Operation.of((6, 11), 16), "fp32", 2, 4, 2, 9, 16, None, "cpu")
+PLAIN = {"impl": "sdpa-flash", "taps": None}
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
@@ -28,8 +30,8 @@ def test_shapes_and_dtypes(dtype):
 def test_values_are_shared_by_implementations_and_convolutions(pass_):
     first = make_inputs(replace(CASE, pass_=pass_))
     again = make_inputs(replace(CASE, pass_=pass_))
-    other = make_inputs(replace(CASE, pass_=pass_, conv_q=3, conv_k=3))
-    plain = make_inputs(replace(CASE, pass_=pass_, **PLAIN))
+    other = make_inputs(with_changes(CASE, pass_=pass_, taps=(3, 3)))
+    plain = make_inputs(with_changes(CASE, pass_=pass_, **PLAIN))
     for inputs in (again, other, plain):
         assert torch.equal(first.k, inputs.k)
         assert torch.equal(first.v, inputs.v)
@@ -50,7 +52,7 @@ def test_backward_has_gradients_of_everything():
 def test_decode_has_a_window_that_fits():
     assert make_inputs(replace(CASE, pass_="decode")).q.shape == (2, 4, 6, 16)
     assert make_inputs(replace(CASE, pass_="decode", seq=4)).q.shape == (2, 4, 4, 16)
-    plain = make_inputs(replace(CASE, pass_="decode", **PLAIN))
+    plain = make_inputs(with_changes(CASE, pass_="decode", **PLAIN))
     assert plain.q.shape == (2, 4, 1, 16)
     assert plain.lengths.tolist() == [9, 9]
     assert plain.lengths.dtype == torch.int32

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mta_kernels.operation import Operation
 from mtabench.checking import probes
 from mtabench.checking.judge import Judge, results_of
 from mtabench.checking.probes import changed
@@ -13,7 +14,7 @@ from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
 from mtabench.registry import find
 
-CASE = Case("fwd", "eager", "conv-attention", "bf16", 2, 4, 2, 80, 16, 4, 3, True, None, "cpu")
+CASE = Case("fwd", "eager", Operation.of((4, 3), 16), "bf16", 2, 4, 2, 80, 16, None, "cpu")
 
 
 def tensors(inputs):

@@ -10,6 +10,7 @@ from command_line import make_runner, refused
 from planted_cells import changed
 
 from mta_kernels.attention import RUNGS, attention_reference, rung_unsupported
+from mta_kernels.operation import Operation
 from mtabench import registry
 from mtabench.charts.text import milliseconds
 from mtabench.checking.verify import Shape, run_checks
@@ -94,7 +95,9 @@ def test_verify_leaves_out_a_pass_that_a_rung_has_on_a_gpu_alone(monkeypatch):
     monkeypatch.setattr("mtabench.checking.verify.SHAPES", {"cpu": (Shape(1, 2, 1, 17, 16, 2, 2),)})
     monkeypatch.setattr("mtabench.checking.verify.LONG_SHAPES", {"cpu": (), "interpreter": ()})
     monkeypatch.setattr("mta_kernels.torch_compile.missing", lambda device: None)
-    planted = changed("flex", build=lambda case, x: lambda: attention_reference(x.q, x.k, x.v, causal=case.causal))
+    planted = changed(
+        "flex", build=lambda case, x: lambda: attention_reference(x.q, x.k, x.v, **case.operation.options)
+    )
     monkeypatch.setattr(registry, "IMPLEMENTATIONS", planted)
     rows = list(run_checks(["flex"], "cpu"))
     checks = {row.check for row in rows}
@@ -110,7 +113,7 @@ def test_scores_that_do_not_fit_are_refused_before_they_are_computed(mtabench):
 
 
 def test_the_estimate_knows_that_the_first_rung_is_slow():
-    case = Case("fwd", "c-loops", "attention", "fp32", 1, 4, 4, 1024, 64, None, None, True, None, "cpu")
+    case = Case("fwd", "c-loops", Operation.of(None, 64), "fp32", 1, 4, 4, 1024, 64, None, "cpu")
     assert call_seconds(case, None) > 10 * call_seconds(replace(case, impl="c-tiled"), None)
 
 

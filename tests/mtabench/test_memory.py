@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from mta_kernels.operation import Operation
 from mtabench.prediction.memory import expected_memory_bytes, input_bytes, longest_seq
 from mtabench.problem.case import Case
 from mtabench.registry import find
 from mtabench.results.results_file import read_file
 
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
-CONV = Case("fwd", "eager", "conv-attention", "fp32", 1, 16, 16, 4096, 16, 4, 3, True, None, "cpu")
-LONG = Case("bwd", "triton", "conv-attention", "bf16", 1, 16, 16, 131072, 128, 6, 11, True, None, "cuda")
+CONV = Case("fwd", "eager", Operation.of((4, 3), 16), "fp32", 1, 16, 16, 4096, 16, None, "cpu")
+LONG = Case("bwd", "triton", Operation.of((6, 11), 128), "bf16", 1, 16, 16, 131072, 128, None, "cuda")
 
 
 def test_score_matrices_are_what_dense_implementations_need():
@@ -32,9 +33,7 @@ def test_peaks_measured_on_a_gpu_are_within_5_percent(pass_):
     for row in read_file(RESULTS / f"{pass_}.csv").rows():
         if (row["impl"], pass_) in (("compile", "fwd"), ("sdpa-flash", "bwd")):
             continue
-        sizes = [int(row[name]) for name in ("batch", "heads", "kv_heads", "seq", "head_dim")]
-        taps = (6, 11) if row["conv_q"] else (None, None)
-        case = Case(pass_, row["impl"], row["op"], row["dtype"], *sizes, *taps, True, None, "cuda")
+        case = Case.of_row(row, "cuda")
         expected = expected_memory_bytes(case, find(case.impl).work) / 1e6
         assert expected == pytest.approx(float(row["peak_memory_mb"]), rel=0.05), case
         seen.add(case.impl)

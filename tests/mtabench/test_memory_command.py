@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from changed_cases import with_changes
 from command_line import contents, make_runner, refused
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mta_kernels.operation import Operation
 from mtabench import registry
 from mtabench.commands import memory as memory_command
 from mtabench.commands.memory import parse_bytes
@@ -28,8 +30,8 @@ from mtabench.sweeps import traced_peak
 
 H200 = find_device("h200")
 ON_H200 = ("memory", "--device-name", "h200")
-CONV = Case("fwd", "triton", "conv-attention", "bf16", 1, 16, 16, 4096, 64, 6, 11, True, None, "cuda")
-PLAIN = replace(CONV, impl="sdpa-flash", op="attention", conv_q=None, conv_k=None)
+CONV = Case("fwd", "triton", Operation.of((6, 11), 64), "bf16", 1, 16, 16, 4096, 64, None, "cuda")
+PLAIN = with_changes(CONV, impl="sdpa-flash", taps=None)
 
 
 @pytest.fixture
@@ -175,7 +177,7 @@ def test_flex_makes_its_mask_of_two_bytes_a_score():
     assert allocated.most == pytest.approx(find("flex").stores.mask_bytes * 2048**2, rel=0.01)
     case = replace(PLAIN, impl="flex", heads=1, kv_heads=1)
     assert expected_memory_bytes(case, "tiled") == 4096 * 64 * 2 + 2 * 4096**2
-    assert expected_memory_bytes(replace(case, causal=False), "tiled") == 4096 * 64 * 2
+    assert expected_memory_bytes(with_changes(case, causal=False), "tiled") == 4096 * 64 * 2
 
 
 def test_the_columns_that_read_the_scores_once_are_those_of_a_tile_in_cuda_tiled():
@@ -239,7 +241,7 @@ def test_tiles_are_for_forwards_that_have_some():
     assert tile_of(replace(CONV, pass_="bwd"), H200) is None
     assert tile_of(replace(CONV, impl="eager"), H200) is None
     assert tile_of(PLAIN, H200) is None
-    assert tile_of(replace(CONV, impl="hopper", conv_q=11), H200) is None
+    assert tile_of(with_changes(CONV, impl="hopper", taps=(11, 11)), H200) is None
 
 
 def test_csv_and_json_hold_a_row_a_cell_and_are_not_replaced(mtabench, tmp_path):

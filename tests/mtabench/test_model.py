@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from changed_cases import with_changes
 from command_line import make_runner, refused
 
 from mta_kernels.conv_attention.hopper import backward, forward
+from mta_kernels.operation import Operation
 from mtabench.errors import UsageError
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import keep_ceilings
@@ -25,18 +27,14 @@ from mtabench.sweeps.estimate import RATES, call_seconds
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 H200 = find_device("h200")
 WITHIN, LONG = 0.25, 4096
-CONV = Case("fwd", "triton", "conv-attention", "bf16", 1, 1, 1, 128, 64, 6, 11, True, None, "cuda")
+CONV = Case("fwd", "triton", Operation.of((6, 11), 64), "bf16", 1, 1, 1, 128, 64, None, "cuda")
 
 
 HOPPER = replace(CONV, impl="hopper")
 
 
 def case_of(row):
-    taps = (int(row["conv_q"]), int(row["conv_k"])) if row["conv_q"] else (None, None)
-    sizes = [int(row[name]) for name in ("batch", "heads", "kv_heads", "seq", "head_dim")]
-    splits = int(row["splits"]) if row["splits"].isdigit() else row["splits"] or None
-    causal = row["causal"] == "true"
-    return Case(row["pass"], row["impl"], row["op"], row["dtype"], *sizes, *taps, causal, splits, "cuda")
+    return Case.of_row({**row, "causal": row["causal"] == "true"}, "cuda")
 
 
 def predicted(case, device=H200):
@@ -89,7 +87,7 @@ def test_a_forward_multiplies_taps_times_head_dim_for_each_score_and_head_dim_fo
     rows = 128 * 64 * 2  # bytes of q
     assert kernel.memory_bytes == rows + 6 * rows + rows + rows + 128 * 16 * 4  # Q', K', V, out, band
     # Fewer taps over keys than over queries: those are folded, and the depth is theirs.
-    wide = replace(CONV, conv_q=11, conv_k=3)
+    wide = with_changes(CONV, taps=(11, 3))
     assert {one.name: one for one in fused.forward(wide, Tiles(), 132)}[
         "_conv_attention_fwd"
     ].macs == 128 * 128 * 4 * 64
@@ -103,7 +101,7 @@ def test_in_gluon_a_tile_of_keys_is_copied_once_for_128_queries():
     assert kernel.l2_bytes == kernel.exponentials * (6 * 64 + 64) * 2 / 128
     beside = time_of(kernel, rates_of(H200))
     assert beside.seconds < time_of(replace(kernel, overlapped=False), rates_of(H200)).seconds
-    for other in (replace(case, head_dim=128), replace(case, dtype="fp32"), replace(case, conv_q=7)):
+    for other in (replace(case, head_dim=128), replace(case, dtype="fp32"), with_changes(case, taps=(7, 11))):
         assert not tiles_of(other, H200).gluon
     assert not tiles_of(case, find_device("a100")).gluon
 
@@ -112,7 +110,9 @@ def test_a_backward_has_three_passes_of_the_depth_and_two_of_the_head_dim():
     kernels = fused.backward(CONV, Tiles(), 132)
     passes = [one for one in kernels if one.macs and one.name != "_prepare"]
     assert sum(one.macs for one in passes) == 128 * 128 * (3 * 6 + 2) * 64
-    assert len([one for one in fused.backward(replace(CONV, causal=False), Tiles(), 132) if "band" in one.name]) == 0
+    assert (
+        len([one for one in fused.backward(with_changes(CONV, causal=False), Tiles(), 132) if "band" in one.name]) == 0
+    )
     chunks = {one.name: one.launches for one in fused.backward(replace(CONV, seq=5000), Tiles(), 132)}
     assert (chunks["_probabilities"], chunks["_row_product"], chunks["_expand_transposed"]) == (3, 3, 1)
 
@@ -150,8 +150,8 @@ def test_rows_that_only_feed_the_convolution_are_computed_too():
 
     # 59 rows of 64, 8 columns beyond the scores: rows to 59, 118, 128 see 1, 2 and 3 tiles; without taps 2 of 64.
     assert tiles(HOPPER) == 2 + 2 + 3
-    assert tiles(replace(HOPPER, conv_q=1, conv_k=1)) == 1 + 2
-    assert tiles(replace(HOPPER, causal=False)) == 3 * 3
+    assert tiles(with_changes(HOPPER, taps=(1, 1))) == 1 + 2
+    assert tiles(with_changes(HOPPER, causal=False)) == 3 * 3
     # 118 rows of 128, 16 columns: rows to 118 and to 128 see 3 tiles, of which each warpgroup works on its rows.
     assert tiles(replace(HOPPER, pass_="bwd")) == 2 * (3 + 3)
     # Two warpgroups compute one halo, so that theirs are rows to 59, 123 and 128, with 3 tiles for the second.
@@ -179,7 +179,7 @@ def test_chunks_of_the_hopper_backward_are_those_of_its_launch(taps):
     geometry = backward.Geometry(torch.bfloat16, 64, taps, 11, 5, True, False)
     lengths = [1, 100, 4096, 16384, 131072, 10**6, *(int(1.17**n) for n in range(30, 90))]
     for batch, heads, seq in itertools.product((1, 3), (1, 2, 7, 8, 16, 40, 64), lengths):
-        case = replace(HOPPER, pass_="bwd", batch=batch, heads=heads, seq=seq, conv_q=taps)
+        case = with_changes(HOPPER, pass_="bwd", batch=batch, heads=heads, seq=seq, taps=(taps, 11))
         for sm_count in (132, 114, 78):
             plan = backward.Plan.of(geometry, batch * heads, seq, seq, sm_count)
             chunks = banded.chunks_of(case, sm_count)
@@ -231,15 +231,15 @@ def test_the_host_is_waited_for_when_the_gpu_has_little_to_do():
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
 def test_every_shape_has_a_prediction_on_every_device(pass_, device):
     shapes = [
-        {}, {"conv_q": 11, "conv_k": 3}, {"conv_q": 1, "conv_k": 1}, {"head_dim": 96}, {"head_dim": 256},
+        {}, {"taps": (11, 3)}, {"taps": (1, 1)}, {"head_dim": 96}, {"head_dim": 256},
         {"heads": 8, "kv_heads": 2}, {"causal": pass_ == "decode"}, {"seq": 1}, {"seq": 5000, "dtype": "fp16"},
     ]  # fmt: skip
     for shape in shapes:
         splits = "auto" if pass_ == "decode" else None
-        prediction = predicted(replace(CONV, pass_=pass_, splits=splits, **shape), device)
+        prediction = predicted(with_changes(CONV, pass_=pass_, splits=splits, **shape), device)
         assert 0 < prediction.gpu_s < 1
         assert prediction.largest[2] > 0
-        hopper = replace(HOPPER, pass_=pass_, **shape)
+        hopper = with_changes(HOPPER, pass_=pass_, **shape)
         if not unmodelled(hopper, device):
             assert 0 < predicted(hopper, device).gpu_s < 1
 
@@ -250,7 +250,7 @@ def test_what_is_not_modelled_says_so():
     assert unmodelled(HOPPER, H200) is None
     assert unmodelled(replace(HOPPER, pass_="decode")) == "hopper has no decode pass"
     assert unmodelled(HOPPER, find_device("a100")).startswith("NVIDIA A100-SXM4-80GB is no Hopper GPU")
-    assert unmodelled(replace(HOPPER, conv_q=11)) == "hopper takes up to 8x17 taps"
+    assert unmodelled(with_changes(HOPPER, taps=(11, 11))) == "hopper takes up to 8x17 taps"
     assert unmodelled(replace(HOPPER, head_dim=192)) is None
     assert unmodelled(replace(HOPPER, head_dim=192, pass_="bwd")) == "hopper has no backward for head dims above 128"
 

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from changed_cases import with_changes
 
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
+from mta_kernels.operation import Operation
 from mtabench.checking import sample
 from mtabench.checking.judge import results_of
 from mtabench.checking.oracle import Oracle, tolerance_floor
@@ -13,8 +15,8 @@ from mtabench.problem.case import Case
 from mtabench.problem.inputs import SEED, make_inputs
 from mtabench.registry import find
 
-CASE = Case("fwd", "eager", "conv-attention", "fp32", 2, 4, 2, 65, 16, 4, 3, True, None, "cpu")
-PLAIN = replace(CASE, impl="sdpa-flash", op="attention", conv_q=None, conv_k=None)
+CASE = Case("fwd", "eager", Operation.of((4, 3), 16), "fp32", 2, 4, 2, 65, 16, None, "cpu")
+PLAIN = with_changes(CASE, impl="sdpa-flash", taps=None)
 
 
 def judged(case, spoil=None):
@@ -32,7 +34,7 @@ def judged(case, spoil=None):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_right_results_pass(case, pass_, dtype, causal):
-    check = judged(replace(case, pass_=pass_, dtype=dtype, causal=causal or pass_ == "decode"))
+    check = judged(with_changes(case, pass_=pass_, dtype=dtype, causal=causal or pass_ == "decode"))
     assert check.ok, check.reason
     assert 0 < check.rel_error <= check.tolerance
 

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from changed_cases import with_changes
 from planted_cells import changed
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention_reference
+from mta_kernels.operation import Operation
 from mtabench import registry
 from mtabench.checking import sample, verify
 from mtabench.checking.judge import Judge
@@ -25,8 +27,8 @@ from mtabench.sweeps import sweep
 from mtabench.sweeps.plan import Options, make_plan
 
 LATE = 1100
-CONV = Case("fwd", "eager", "conv-attention", "fp32", 1, 2, 1, 1153, 16, 2, 2, True, None, "cpu")
-PLAIN = replace(CONV, impl="sdpa-math", op="attention", conv_q=None, conv_k=None)
+CONV = Case("fwd", "eager", Operation.of((2, 2), 16), "fp32", 1, 2, 1, 1153, 16, None, "cpu")
+PLAIN = with_changes(CONV, impl="sdpa-math", taps=None)
 OPS = pytest.mark.parametrize("case", [CONV, PLAIN], ids=["conv", "plain"])
 
 
@@ -183,7 +185,7 @@ def test_faults_of_late_rows_are_found_before_a_cell_is_timed(small_sample, no_r
 @OPS
 def test_rows_swapped_in_an_inner_head(small_sample, no_reference, case):
     """Not causal here: else the tokens that may not matter tell first, for most seeds."""
-    check = judged(replace(case, heads=4, kv_heads=4, seq=720, causal=False), rows_swapped_in_an_inner_head)
+    check = judged(with_changes(case, heads=4, kv_heads=4, seq=720, causal=False), rows_swapped_in_an_inner_head)
     assert not check.ok
     assert "as those of another head" in check.reason
 
@@ -193,7 +195,7 @@ def test_rows_swapped_in_an_inner_head(small_sample, no_reference, case):
 @pytest.mark.parametrize("causal", [True, False])
 def test_right_results_are_right(small_sample, case, pass_, causal):
     if causal or pass_ != "decode":
-        check = judged(replace(case, pass_=pass_, causal=causal, seq=130, batch=2), right)
+        check = judged(with_changes(case, pass_=pass_, causal=causal, seq=130, batch=2), right)
         assert check.ok, check.reason
 
 
@@ -242,7 +244,7 @@ def cached_gradients(case, inputs, closure):
 @pytest.mark.parametrize("name", ["q", "k", "v", "weight"])
 def test_a_gradient_that_is_one_percent_too_large(dtype, name):
     """In bf16 by its size alone: rounding leaves as much of its norm."""
-    case = replace(CONV, pass_="bwd", dtype=dtype, seq=128, heads=8, kv_heads=8, conv_q=6, conv_k=11)
+    case = with_changes(CONV, pass_="bwd", dtype=dtype, seq=128, heads=8, kv_heads=8, taps=(6, 11))
     assert judged(case, right).ok
     check = judged(case, one_percent_off(name))
     assert not check.ok
@@ -258,8 +260,8 @@ def strides_ignored(case, inputs):
     def call():
         q, k, v = map(read_as_contiguous, (inputs.q, inputs.k, inputs.v))
         if inputs.weight is None:
-            return attention_reference(q, k, v, causal=case.causal)
-        return conv_attention_reference(q, k, v, inputs.weight, causal=case.causal)
+            return attention_reference(q, k, v, causal=case.operation.causal)
+        return conv_attention_reference(q, k, v, inputs.weight, causal=case.operation.causal)
 
     return call
 

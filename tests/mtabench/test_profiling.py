@@ -17,6 +17,7 @@ import pytest
 import torch
 from command_line import make_runner, refused
 
+from mta_kernels.operation import Operation
 from mtabench import registry
 from mtabench.commands import profile as command
 from mtabench.environment import cpu_name
@@ -31,7 +32,7 @@ from mtabench.profiling.verdict import bound_by, launch_verdict, model_verdict, 
 from mtabench.results.results_file import key_of
 
 REPORTS = Path(__file__).parent / "ncu"
-CELL = Case("fwd", "eager", "conv-attention", "fp32", 1, 2, 2, 32, 16, 3, 3, True, None, "cpu")
+CELL = Case("fwd", "eager", Operation.of((3, 3), 16), "fp32", 1, 2, 2, 32, 16, None, "cpu")
 SMALL = ("--device", "cpu", "--head-dim", "16", "--heads", "2", "--conv", "3x3", "--seq", "32")
 IDLE = Counters("k", 1, 10.0, *[None] * 12, ())
 
@@ -279,7 +280,7 @@ def test_the_command_line_of_ncu_asks_for_one_marked_call(tmp_path):
     assert words[words.index("--metrics") + 1].split(",") == list(ASKED)
     child = words[words.index("--log-file") + 2 :]
     assert child[1:3] == ["-m", "mtabench.profiling.one_call"]
-    assert Case(**json.loads(child[3])) == replace(CELL, device="cuda")
+    assert Case.of_row(json.loads(child[3]), "cuda") == replace(CELL, device="cuda")
 
 
 def test_only_the_marked_call_lies_between_start_and_stop(monkeypatch):
@@ -294,7 +295,7 @@ def test_only_the_marked_call_lies_between_start_and_stop(monkeypatch):
     monkeypatch.setattr(one_call, "synchronize", lambda device: lambda: None)
     monkeypatch.setattr(torch.cuda.profiler, "start", lambda: log.append("start"))
     monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: log.append("stop"))
-    monkeypatch.setattr(sys, "argv", ["one_call", json.dumps(asdict(replace(CELL, device="cuda")))])
+    monkeypatch.setattr(sys, "argv", ["one_call", json.dumps(CELL.columns | {"device": "cuda"})])
     one_call.main()
     assert log == ["ready", "start", "call", "stop"]
 

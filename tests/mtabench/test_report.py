@@ -37,7 +37,7 @@ def run(monkeypatch, capsys):
 
 def measured(path, **more):
     """Two shapes with eager and triton, one of which failed, and plain attention."""
-    plain = {"op": "attention", "conv_q": None, "conv_k": None}
+    plain = {"taps": None}
     cells = {
         case(1024): rounds(8.0),
         case(1024, "triton"): rounds(2.0),
@@ -199,8 +199,8 @@ def test_many_cells_and_samples_are_thinned_and_it_is_said(tmp_path, monkeypatch
 
 
 def test_panels_hold_plain_attention_beside_every_convolution(tmp_path):
-    plain = case(64, "sdpa-flash", op="attention", conv_q=None, conv_k=None)
-    cells = {case(64): rounds(2.0), case(64, conv_q=3, conv_k=3): rounds(1.0), plain: rounds(0.5)}
+    plain = case(64, "sdpa-flash", taps=None)
+    cells = {case(64): rounds(2.0), case(64, taps=(3, 3)): rounds(1.0), plain: rounds(0.5)}
     report = read_report(write_run(tmp_path / "a.csv", cells))
     assert report.panels == ["head dim 16, conv 3x3", "head dim 16, conv 6x11"]
     assert [row["panels"] for row in report.rows] == [[1], [0], [0, 1]]

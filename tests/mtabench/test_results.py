@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from changed_cases import with_changes
 
+from mta_kernels.operation import Operation
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.implementations.triton import splits_used
 from mtabench.problem.case import Case
@@ -41,12 +43,8 @@ DOCUMENTED_COLUMNS = (
 
 
 def case(seq=64, impl="eager", **changes):
-    values = {
-        "pass_": "fwd", "impl": impl, "op": "conv-attention", "dtype": "fp32", "batch": 1, "heads": 2,
-        "kv_heads": 2, "seq": seq, "head_dim": 16, "conv_q": 6, "conv_k": 11, "causal": True, "splits": None,
-        "device": "cpu",
-    }  # fmt: skip
-    return Case(**(values | changes))
+    base = Case("fwd", impl, Operation.of((6, 11), 16), "fp32", 1, 2, 2, seq, 16, None, "cpu")
+    return with_changes(base, **changes)
 
 
 def row(seq=64, status="ok", reason="", **values):
@@ -110,7 +108,7 @@ def test_samples_stand_beside_the_rows_and_name_their_cell(tmp_path):
 
 
 def test_the_key_of_a_cell_is_the_key_of_its_row(tmp_path):
-    cases = [case(), case(128), case(impl="sdpa-flash", op="attention", conv_q=None, conv_k=None)]
+    cases = [case(), case(128), case(impl="sdpa-flash", taps=None)]
     cases.append(case(pass_="decode"))
     cases += [case(pass_="decode", impl="triton", splits=splits) for splits in ("auto", 1, 24)]
     with Writer(tmp_path / "out.csv") as writer:
@@ -283,7 +281,7 @@ with Writer(Path(sys.argv[1]), command="mtabench fwd --seq 1k"):
 def holder(tmp_path):
     """Another process that holds tmp_path/out.csv."""
     command = [sys.executable, "-c", HOLD, str(tmp_path / "out.csv")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=os.environ | {"PYTHONPATH": "."})
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=os.environ | {"PYTHONPATH": ".:kernels"})
     assert process.stdout.readline() == b"held\n"
     yield process
     process.kill()

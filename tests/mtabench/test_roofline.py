@@ -7,6 +7,7 @@ import pytest
 from command_line import make_runner, refused
 from written_runs import case, rounds, write_run
 
+from mta_kernels.operation import Operation
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import keep_ceilings
 from mtabench.prediction.roofline import model_bytes, standing
@@ -15,7 +16,7 @@ from mtabench.profiling.tables import COUNTER_COLUMNS
 from mtabench.results.results_file import key_of
 
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
-CELL = Case("fwd", "triton", "conv-attention", "bf16", 4, 16, 16, 4096, 64, 6, 11, True, None, "cuda")
+CELL = Case("fwd", "triton", Operation.of((6, 11), 64), "bf16", 4, 16, 16, 4096, 64, None, "cuda")
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_the_roof_is_the_longer_of_work_and_bytes():
 
 
 def test_decode_stands_below_the_bandwidth_of_reading(mtabench, tmp_path):
-    decode = case(4096, "sdpa-flash", pass_="decode", op="attention", conv_q=None, conv_k=None)
+    decode = case(4096, "sdpa-flash", pass_="decode", taps=None)
     path = write_run(tmp_path / "a.csv", {case(): rounds(1.0), decode: rounds(1.0)})
     place = {"device": "some, device", "driver": "1.2", "torch": "2.13.0"}
     keep_ceilings(tmp_path / "ceilings.json", place, {"fp32": Ceilings(100.0, 10.0, 120.0)})

@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from changed_cases import with_changes
 
+from mta_kernels.operation import Operation
 from mtabench.checking import sample
 from mtabench.checking.sample import SCORES, SCORES_AT_ONCE, backward_sample, decode_sample, forward_sample
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
 
-H200 = Case("fwd", "eager", "conv-attention", "bf16", 1, 16, 16, 16384, 128, 6, 11, True, None, "cpu")
+H200 = Case("fwd", "eager", Operation.of((6, 11), 128), "bf16", 1, 16, 16, 16384, 128, None, "cpu")
 
 
 def scores(case, sample):
@@ -73,7 +75,7 @@ def sampled_rows(case, seed, size=64):
 
 @pytest.mark.parametrize("seq", [1000, 4096, 16384])
 def test_rows_are_drawn_anew_from_each_seed(seq):
-    case = replace(H200, seq=seq, kv_heads=2, conv_q=1, conv_k=1)
+    case = with_changes(H200, seq=seq, kv_heads=2, taps=(1, 1))
     drawn = [sampled_rows(case, seed) for seed in range(8)]
     assert drawn[0] == sampled_rows(case, 0)
     assert len(set(map(frozenset, drawn))) > 4

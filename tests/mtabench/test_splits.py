@@ -2,6 +2,7 @@
 
 import pytest
 
+from mta_kernels.operation import Operation
 from mtabench.console import PIPE_WIDTH
 from mtabench.problem.case import Case
 from mtabench.results.rows import RunFacts, cell_row
@@ -11,7 +12,7 @@ from mtabench.sweeps.table import auto_lines, line, results_table
 
 
 def row(splits, ms, *, used=None, status="ok", run="first", seq=65536, head_dim=64, impl="triton"):
-    case = Case("decode", impl, "conv-attention", "bf16", 1, 16, 16, seq, head_dim, 6, 11, True, splits, "cpu")
+    case = Case("decode", impl, Operation.of((6, 11), head_dim), "bf16", 1, 16, 16, seq, head_dim, splits, "cpu")
     measured = {"median_ms": ms, "ci95_low_ms": 0.999 * ms, "ci95_high_ms": 1.001 * ms} if ms else {}
     return cell_row(case, RunFacts(run, "", {}), status) | {"splits_used": used or splits} | measured
 

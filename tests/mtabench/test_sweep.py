@@ -6,6 +6,7 @@ import pytest
 import torch
 from typer.main import get_command
 
+from mta_kernels.operation import Operation
 from mtabench import environment, registry
 from mtabench.cli import app
 from mtabench.errors import MtabenchError
@@ -485,7 +486,7 @@ def test_kept_ceilings_without_reading_are_completed_where_it_is_needed(tmp_path
 
 def test_a_decode_as_fast_as_the_device_reads_is_valid(monkeypatch):
     """cuDNN on an H200, 16 sequences of 65536 keys: 4652 GB/s, where a copy moves 4240."""
-    case = Case("decode", "sdpa-cudnn", "attention", "bf16", 16, 16, 16, 65536, 64, None, None, True, None, "cuda")
+    case = Case("decode", "sdpa-cudnn", Operation.of(None, 64), "bf16", 16, 16, 16, 65536, 64, None, "cuda")
     facts = RunFacts("a", "2026-01-02T03:04:05Z", {"device": "NVIDIA H200"})
     measurement = timing.Measurement("graph", "cold", [[0.923] * 10] * 5)
     row = timed_row(case, facts, measurement, 1e-3, Ceilings(4220.0, 784.0, 4700.0))

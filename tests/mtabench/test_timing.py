@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from mta_kernels.operation import Operation
 from mtabench.measuring import timing
 from mtabench.measuring.timing import Measurement, Settings, Timed, measure, timed
 from mtabench.problem.case import Case
@@ -16,7 +17,7 @@ from mtabench.problem.inputs import make_inputs
 from mtabench.registry import find
 
 QUICK = Settings(min_rounds=2, max_rounds=3, samples_per_round=2, time_limit_s=1.0)
-CASE = Case("fwd", "eager", "conv-attention", "fp32", 1, 2, 1, 33, 16, 4, 3, True, None, "cpu")
+CASE = Case("fwd", "eager", Operation.of((4, 3), 16), "fp32", 1, 2, 1, 33, 16, None, "cpu")
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ def plant(monkeypatch, kernel):
     """Eager becomes `kernel(q, k, v, weight, causal)`."""
 
     def build(case, x):
-        return lambda: kernel(x.q, x.k, x.v, x.weight, case.causal)
+        return lambda: kernel(x.q, x.k, x.v, x.weight, case.operation.causal)
 
     monkeypatch.setattr(registry, "IMPLEMENTATIONS", planted_cells.changed("eager", build=build))
     return {row.check for row in run_checks(["eager"], "cpu") if not row.ok}

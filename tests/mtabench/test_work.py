@@ -3,18 +3,20 @@
 from dataclasses import replace
 
 import pytest
+from changed_cases import with_changes
 
+from mta_kernels.operation import Operation
 from mtabench.problem.case import Case
 from mtabench.problem.work import bytes_moved, executed_flops, useful_flops
 
 # Three tokens, one head of 2, 2x3 taps: 6 causal pairs of 9.
-CONV = Case("fwd", "eager", "conv-attention", "fp32", 1, 1, 1, 3, 2, 2, 3, True, None, "cpu")
-PLAIN = replace(CONV, impl="sdpa-flash", op="attention", conv_q=None, conv_k=None)
+CONV = Case("fwd", "eager", Operation.of((2, 3), 2), "fp32", 1, 1, 1, 3, 2, None, "cpu")
+PLAIN = with_changes(CONV, impl="sdpa-flash", taps=None)
 
 
 def test_useful_forward():
     assert useful_flops(CONV) == 2 * 6 * (2 * 2 + 6)
-    assert useful_flops(replace(CONV, causal=False)) == 2 * 9 * (2 * 2 + 6)
+    assert useful_flops(with_changes(CONV, causal=False)) == 2 * 9 * (2 * 2 + 6)
     assert useful_flops(replace(CONV, batch=5, heads=7, kv_heads=7)) == 35 * useful_flops(CONV)
     assert useful_flops(PLAIN) == 2 * 6 * 4
 
@@ -44,7 +46,7 @@ def test_tiled_is_useful_work():
 
 def test_expanded_depth_is_the_shorter_side():
     assert executed_flops(CONV, "expanded") == 2 * 6 * (2 + 1) * 2
-    assert executed_flops(replace(CONV, conv_q=6, conv_k=3), "expanded") == 2 * 6 * (3 + 1) * 2
+    assert executed_flops(with_changes(CONV, taps=(6, 3)), "expanded") == 2 * 6 * (3 + 1) * 2
     assert executed_flops(replace(CONV, pass_="bwd"), "expanded") == 2 * 6 * (3 * 2 + 2) * 2
     assert executed_flops(replace(CONV, pass_="decode"), "expanded") == 2 * 3 * (3 + 1) * 2
 
@@ -63,7 +65,7 @@ def test_bytes():
 
 
 def test_banded_work_is_a_product_a_tap_and_the_rows_that_tiles_share():
-    case = replace(CONV, conv_q=5, conv_k=3, head_dim=64)  # 6 pairs
+    case = with_changes(CONV, taps=(5, 3), head_dim=64)  # 6 pairs
     assert executed_flops(case, "banded") == 12 * (2 * 64 + 32 * 5) * 64 // 60
     assert executed_flops(replace(case, pass_="bwd"), "banded") == 12 * (3 * 64 + 64 * 5) * 64 // 48 + 12 * (
         192 + 2 * 64
@@ -71,7 +73,7 @@ def test_banded_work_is_a_product_a_tap_and_the_rows_that_tiles_share():
 
 
 def test_overlapped_work_computes_the_margins_of_tiles_again():
-    case = replace(CONV, conv_q=5, conv_k=9, head_dim=64)  # 6 pairs; tiles of 64 x 64 give 60 x 56, backward 56 x 48
+    case = with_changes(CONV, taps=(5, 9), head_dim=64)  # 6 pairs; tiles of 64 x 64 give 60 x 56, backward 56 x 48
     assert executed_flops(case, "overlapped") == 12 * (2 * 64 + 45) * 64 * 64 // (60 * 56)
     assert executed_flops(replace(case, pass_="bwd"), "overlapped") == 12 * (7 * 64 + 5 * 45) * 64 * 64 // (56 * 48)
     decode = replace(case, pass_="decode")  # 3 keys; of 128 in a step 120 are new
