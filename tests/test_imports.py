@@ -31,7 +31,7 @@ PURE = (
 )  # fmt: skip
 # From the lowest: a module imports its own package, and packages and files of the lines above it here.
 LAYERS = (
-    "errors escaping options processes",
+    "errors escaping options palette processes",
     "console environment pages problem registry",
     "implementations static",
     "model",
