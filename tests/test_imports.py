@@ -11,12 +11,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"
 PURE = (
-    "charts", "console", "errors", "escaping", "registry", "charts.bandwidth", "charts.ceilings", "charts.chart",
-    "charts.data", "charts.error", "charts.failures", "charts.findings", "charts.heatmap", "charts.ladder",
-    "charts.lines", "charts.memory", "charts.panels", "charts.roofline", "charts.speedup", "charts.splits",
-    "charts.style", "charts.text", "charts.time", "cluster.asked", "cluster.crew", "cluster.groups", "cluster.local",
-    "cluster.security", "cluster.team", "cluster.worker", "commands.compare", "commands.dashboard", "commands.export",
-    "commands.plot", "commands.report", "commands.results", "commands.show", "comparing.compare",
+    "charts", "console", "errors", "escaping", "registry", "charts.kinds.bandwidth", "charts.ceilings", "charts.chart",
+    "charts.data", "charts.kinds.error", "charts.failures", "charts.findings", "charts.heatmap", "charts.kinds",
+    "charts.kinds.heatmap_conv", "charts.kinds.heatmap_head_dim", "charts.kinds.ladder", "charts.lines",
+    "charts.kinds.memory", "charts.panels", "charts.kinds.roofline", "charts.kinds.speedup", "charts.kinds.splits",
+    "charts.style", "charts.text", "charts.kinds.time", "cluster.asked", "cluster.crew", "cluster.groups",
+    "cluster.local", "cluster.security", "cluster.team", "cluster.worker", "commands.compare", "commands.dashboard",
+    "commands.export", "commands.plot", "commands.report", "commands.results", "commands.show", "comparing.compare",
     "comparing.comparison_reports", "comparing.inference", "comparing.noise", "comparing.reporting",
     "comparing.revisions", "dashboard.changes", "dashboard.data", "dashboard.findings", "dashboard.histories",
     "dashboard.yardstick", "measuring.run_delay", "measuring.settled", "measuring.statistics", "measuring.stopwatch",
