@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"
 PURE = (
-    "charts", "console", "errors", "escaping", "registry", "charts.kinds.bandwidth", "charts.ceilings", "charts.chart",
-    "charts.data", "charts.kinds.error", "charts.failures", "charts.findings", "charts.heatmap", "charts.kinds",
-    "charts.kinds.heatmap_conv", "charts.kinds.heatmap_head_dim", "charts.kinds.ladder", "charts.lines",
+    "charts", "console", "errors", "escaping", "palette", "registry", "charts.kinds.bandwidth", "charts.ceilings",
+    "charts.chart", "charts.data", "charts.kinds.error", "charts.failures", "charts.findings", "charts.heatmap",
+    "charts.kinds", "charts.kinds.heatmap_conv", "charts.kinds.heatmap_head_dim", "charts.kinds.ladder", "charts.lines",
     "charts.kinds.memory", "charts.panels", "charts.kinds.roofline", "charts.kinds.speedup", "charts.kinds.splits",
     "charts.style", "charts.text", "charts.kinds.time", "cluster.asked", "cluster.crew", "cluster.groups",
     "cluster.local", "cluster.security", "cluster.team", "cluster.worker", "commands.compare", "commands.dashboard",
@@ -24,11 +24,11 @@ PURE = (
     "model.banded", "model.dense", "model.devices", "model.fused", "model.kernel", "model.memory", "model.plain",
     "model.predict", "model.roofline", "model.rungs", "model.storage", "pages.page", "pages.text", "pages.vega",
     "problem.axes", "problem.case", "problem.work", "profiling.ncu_report", "profiling.verdict", "ranks.lines",
-    "report.columns", "report.data", "report.markdown", "report.page", "report.sentences", "results.csv_reading",
-    "results.fields", "results.lock", "results.memory_tables", "results.merging", "results.outputs",
-    "results.result_view", "results.results_file", "results.runs", "results.sparklines", "results.where",
-    "results.writer", "static.baseline", "static.limits", "static.occupancy", "static.records", "static.sass",
-    "static.shapes",
+    "report.columns", "report.data", "report.markdown", "report.page", "report.sentences", "results.columns",
+    "results.csv_reading", "results.fields", "results.lock", "results.memory_tables", "results.merging",
+    "results.outputs", "results.result_view", "results.results_file", "results.runs", "results.shown",
+    "results.sparklines", "results.where", "results.writer", "static.baseline", "static.limits", "static.occupancy",
+    "static.records", "static.sass", "static.shapes",
 )  # fmt: skip
 # From the lowest: a module imports its own package, and packages and files of the lines above it here.
 LAYERS = (

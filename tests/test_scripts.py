@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -172,7 +173,8 @@ def test_the_example_of_a_model_in_the_readme_runs_and_decodes_the_last_row():
 
 def test_pages_list_the_implementations_and_columns():
     from mtabench.registry import IMPLEMENTATIONS
-    from mtabench.results.results_file import COLUMNS, STATUSES
+    from mtabench.results.columns import STATUSES
+    from mtabench.results.results_file import COLUMNS
 
     table = (ROOT / "docs/implementations.md").read_text()
     assert re.findall(r"^\| `([^`]+)`", table, re.MULTILINE) == [i.name for i in IMPLEMENTATIONS]
@@ -180,6 +182,12 @@ def test_pages_list_the_implementations_and_columns():
     named = set(re.findall(r"`([a-z0-9_]+)`", results))
     assert set(COLUMNS) <= named
     assert set(STATUSES) <= named
+
+
+def test_generated_tables_are_those_of_today():
+    script = runpy.run_path(str(ROOT / "scripts/generate_docs.py"))
+    page = script["PAGE"].read_text()
+    assert script["generated"](page) == page, "run `python scripts/generate_docs.py`, which writes docs/results.md anew"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

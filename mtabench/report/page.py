@@ -11,6 +11,7 @@ from mtabench.pages.page import build_page
 from mtabench.pages.text import shown_number
 from mtabench.report.columns import (
     AXES,
+    DETAILS,
     IMPLEMENTATION,
     SPREAD,
     STATUS,
@@ -29,18 +30,11 @@ MOST_LABELS = 100  # of cells that failed for one reason
 MOST_SAMPLES = 100_000  # of all cells together
 MOST_SAMPLES_A_CELL = 400
 
-FILTERS = ("pass", "device", "dtype", "batch", "heads", "kv_heads", "seq", "head_dim", "conv", "causal", "splits")
-# Colours of theme.css. Plain attention is a yardstick: grey and dashed, as in the charts of `mtabench plot`.
+# Numbers of the palette's series. Plain attention is a yardstick: grey and dashed, as in the charts of `mtabench plot`.
 SERIES = {"triton": 1, "compile": 4, "eager": 5}
 SPARE_SERIES = (2, 3, 6, 8)
 GREY = 7
 DASHES = ("6 3", "2 2", "8 3 2 3", "1 3")
-# In the details of a cell: what the table has no room for.
-DETAILS = (
-    "op", *AXES, "splits_used", "p10_ms", "p90_ms", "ci95_low_ms", "ci95_high_ms", "baseline", "executed_tflops",
-    "rounds", "samples", "timer", "cache", "sm_clock_mhz", "throttled", "ci_target", "run_delay", "run_id",
-    "started_utc",
-)  # fmt: skip
 
 BODY = """
 <p id="facts" class="quiet"></p>
@@ -133,7 +127,7 @@ def page_data(report: Report) -> dict[str, Any]:
         "notes": notes,
         "columns": [asdict(column) for column in columns],
         "spreadColumns": [asdict(column) for column in (IMPLEMENTATION, *axis_columns(report), *SPREAD)],
-        "filters": [name for name in FILTERS if name in report.varying(FILTERS)],
+        "filters": [name for name in AXES if name in report.varying(AXES)],
         "implementations": _implementations(report),
         "panels": list(report.panels),
         "cells": _by_column([_cell(row, spread, a_cell) for row, spread in zip(rows, spreads, strict=True)]),
