@@ -1,16 +1,47 @@
-"""What the person reads on standard output: how wide it is, and lines that come out as they are."""
+"""What the person reads on standard output: lines, numbers, and the columns that a terminal has room for."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
 from mtabench.escaping import in_log, printable
 
 PIPE_WIDTH = 160
+GAP = 2  # characters between columns of Rich's tables without lines
+
+
+class Ranked(Protocol):
+    """A column of any table: rank 0 always stays."""
+
+    @property
+    def rank(self) -> int: ...
+
+
+AnyColumn = TypeVar("AnyColumn", bound=Ranked)
+
+
+class Column(NamedTuple):
+    """A column of texts under a heading of one line or several."""
+
+    heading: str
+    texts: Sequence[str]
+    rank: int = 0
+    justify: Literal["left", "right"] = "right"
+
+    @property
+    def width(self) -> int:
+        return max(map(cell_len, (*self.heading.split("\n"), *self.texts)))
+
+    @property
+    def name(self) -> str:
+        """The heading on one line."""
+        return self.heading.replace("\n", " ")
 
 
 def make_console() -> Console:
@@ -25,12 +56,14 @@ def say(console: Console, text: str) -> None:
     Nothing in them is obeyed by a terminal or by GitHub's runner.
     """
     shown = "\n".join(map(printable, text.split("\n")))
-    console.print(in_log(shown), soft_wrap=True, markup=False, highlight=False)
+    console.print(in_log(shown), soft_wrap=True, markup=False, highlight=False, emoji=False)
 
 
-def significant(value: float, digits: int = 4) -> str:
-    """A number with so many digits that count, never in the form 1e+03."""
-    return f"{value:.0f}" if value >= 10**digits else f"{value:.{digits}g}"
+def significant(value: float, digits: int = 4, *, zeros: bool = False) -> str:
+    """A number with so many digits that count, with `zeros` also those at its end, and never in the form 1e+03."""
+    if value >= 10 ** (digits - 1):
+        return f"{value:.0f}"
+    return f"{value:#.{digits}g}".rstrip(".") if zeros else f"{value:.{digits}g}"
 
 
 def plain_table(first: str, others: Sequence[str]) -> Table:
@@ -40,3 +73,17 @@ def plain_table(first: str, others: Sequence[str]) -> Table:
     for heading in others:
         table.add_column(heading, justify="right", no_wrap=True)
     return table
+
+
+def leave_out(
+    columns: Sequence[AnyColumn], fits: Callable[[list[AnyColumn]], bool]
+) -> tuple[list[AnyColumn], list[AnyColumn]]:
+    """The columns that stay, and those left out, the highest rank first, until the others fit or have no rank."""
+    kept, left_out = list(columns), []
+    while not fits(kept):
+        worst = max(kept, key=lambda column: column.rank)
+        if not worst.rank:
+            break
+        kept.remove(worst)
+        left_out.append(worst)
+    return kept, left_out

@@ -77,12 +77,12 @@ CsvFiles = Annotated[list[Path], typer.Argument(help="Results files of mtabench.
 PlotOut = Annotated[
     Path | None, typer.Option(help="The folder for the charts; NAME-charts beside NAME.csv if not given.")
 ]
+KINDS_OF_CHARTS = sorted(
+    path.stem.replace("_", "-") for path in (Path(__file__).parent / "charts/kinds").glob("[!_]*.py")
+)
 ChartKinds = Annotated[
     Text,
-    typer.Option(
-        help="One or more of time, speedup, heatmap-conv, heatmap-head-dim, roofline, bandwidth, memory, error, splits "
-        "and ladder; all that the results can give if not given."
-    ),
+    typer.Option(help=f"One or more of {', '.join(KINDS_OF_CHARTS)}; all that the results can give if not given."),
 ]
 Themes = Annotated[str, typer.Option(help="light, dark or both: light,dark. A dark chart is called NAME-dark.")]
 Formats = Annotated[str, typer.Option(help="png, svg or both: png,svg.")]

@@ -74,14 +74,3 @@ def sources() -> dict[str, Source]:
     """What `mtabench inspect` compiles, by name, in order."""
     found = {source for implementation in IMPLEMENTATIONS for source in implementation.sources}
     return {source.name: source for source in sorted(found, key=lambda source: (source.order, source.name))}
-
-
-def markdown() -> str:
-    """The table of docs/implementations.md."""
-    lines = ["| name | computes | passes | devices | what it is |", "| --- | --- | --- | --- | --- |"]
-    for entry in IMPLEMENTATIONS:
-        computes = {"attention": "plain attention"}.get(entry.op, entry.op.replace("-", " "))
-        what = "; ".join(filter(None, (entry.summary.removeprefix("plain attention: "), entry.note)))
-        devices = ", ".join(entry.devices).upper()
-        lines.append(f"| `{entry.name}` | {computes} | {', '.join(entry.passes)} | {devices} | {what} |")
-    return "\n".join(lines) + "\n"

@@ -11,13 +11,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"
 PURE = (
-    "charts", "console", "ending", "errors", "escaping", "registry", "charts.bandwidth", "charts.ceilings",
-    "charts.chart",
-    "charts.data", "charts.error", "charts.failures", "charts.findings", "charts.heatmap", "charts.ladder",
-    "charts.lines", "charts.memory", "charts.panels", "charts.roofline", "charts.speedup", "charts.splits",
-    "charts.style", "charts.text", "charts.time", "cluster.asked", "cluster.crew", "cluster.groups", "cluster.local",
-    "cluster.security", "cluster.team", "cluster.worker", "commands.compare", "commands.dashboard", "commands.export",
-    "commands.plot", "commands.report", "commands.results", "commands.show", "comparing.compare",
+    "charts", "console", "ending", "errors", "escaping", "palette", "registry", "charts.ceilings",
+    "charts.kinds.bandwidth",
+    "charts.chart", "charts.data", "charts.kinds.error", "charts.failures", "charts.findings", "charts.heatmap",
+    "charts.kinds", "charts.kinds.heatmap_conv", "charts.kinds.heatmap_head_dim", "charts.kinds.ladder", "charts.lines",
+    "charts.kinds.memory", "charts.panels", "charts.kinds.roofline", "charts.kinds.speedup", "charts.kinds.splits",
+    "charts.style", "charts.text", "charts.kinds.time", "cluster.asked", "cluster.crew", "cluster.groups",
+    "cluster.local", "cluster.security", "cluster.team", "cluster.worker", "commands.compare", "commands.dashboard",
+    "commands.export", "commands.plot", "commands.report", "commands.results", "commands.show", "comparing.compare",
     "comparing.comparison_reports", "comparing.inference", "comparing.noise", "comparing.reporting",
     "comparing.revisions", "dashboard.changes", "dashboard.data", "dashboard.findings", "dashboard.histories",
     "dashboard.yardstick", "measuring.run_delay", "measuring.settled", "measuring.statistics", "measuring.stopwatch",
@@ -25,16 +26,16 @@ PURE = (
     "model.rungs", "pages.page", "pages.text", "pages.vega", "prediction.memory", "prediction.predict",
     "prediction.roofline", "prediction.storage",
     "problem.axes", "problem.case", "problem.work", "profiling.ncu_report", "profiling.verdict", "ranks.lines",
-    "report.columns", "report.data", "report.markdown", "report.page", "report.sentences", "results.csv_reading",
-    "results.fields", "results.lock", "results.memory_tables", "results.merging", "results.outputs",
-    "results.result_view", "results.results_file", "results.runs", "results.sparklines", "results.where",
-    "results.writer", "static.baseline", "static.limits", "static.occupancy", "static.records", "static.sass",
-    "static.shapes",
+    "report.columns", "report.data", "report.markdown", "report.page", "report.sentences", "results.columns",
+    "results.csv_reading", "results.fields", "results.lock", "results.memory_tables", "results.merging",
+    "results.outputs", "results.result_view", "results.results_file", "results.runs", "results.shown",
+    "results.sparklines", "results.where", "results.writer", "static.baseline", "static.limits", "static.occupancy",
+    "static.records", "static.sass", "static.shapes",
 )  # fmt: skip
 LIGHT_KERNELS = {"mta_kernels", "mta_kernels.operation"}  # of the kernels, what every module may know
 # From the lowest: a module imports its own package, and packages and files of the lines above it here.
 LAYERS = (
-    "errors escaping options processes",
+    "errors escaping options palette processes",
     "ending",
     "console environment pages problem",
     "static",

@@ -1,4 +1,4 @@
-"""Charts drawn from results files alone: `draw` writes them, and each kind has a module of its own.
+"""Charts drawn from results files alone: `draw` writes them, and each kind has a file in `kinds`.
 
 A kind takes cells (`data`) to a `Chart` (`chart`) whose title states what the cells show (`findings`); `style` says
 how it looks on a light page and on a dark one.
@@ -14,20 +14,14 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from mtabench.charts import bandwidth, error, heatmap, ladder, memory, roofline, speedup, splits, time
 from mtabench.charts.chart import Chart, Kind, make_figure
 from mtabench.charts.data import read_cells, settings
+from mtabench.charts.kinds import load
 from mtabench.charts.style import LIGHT, THEMES, Look, Theme, applied, styles_of
 from mtabench.errors import UsageError
 from mtabench.problem.case import PASSES
 
-KINDS = {
-    kind.name: kind
-    for kind in (
-        time.KIND, speedup.KIND, *heatmap.KINDS, roofline.KIND, bandwidth.KIND, memory.KIND, error.KIND, splits.KIND,
-        ladder.KIND,
-    )
-}  # fmt: skip
+KINDS = load()
 FORMATS = ("png", "svg")
 DPI = 144
 
@@ -87,21 +81,21 @@ def _check_name(what: str, name: str, known: Iterable[str]) -> None:
 def _charts(cells: pd.DataFrame, kinds: Sequence[str], csv_paths: Sequence[str | Path]) -> list[tuple[str, Chart]]:
     """The charts with their names; raises UsageError for one of `kinds` that these cells cannot give."""
     charts = []
-    for kind in (KINDS[name] for name in kinds or KINDS):
-        found = list(_charts_of(cells, kind))
+    for name in kinds or KINDS:
+        found = list(_charts_of(cells, name, KINDS[name]))
         if kinds and not found:
             files = ", ".join(str(path) for path in csv_paths[:3]) + (" and more" if csv_paths[3:] else "")
-            raise UsageError(f"{files} cannot give a chart of kind {kind.name}; it needs {kind.needs}")
+            raise UsageError(f"{files} cannot give a chart of kind {name}; it needs {KINDS[name].needs}")
         charts += found
     return charts
 
 
-def _charts_of(cells: pd.DataFrame, kind: Kind) -> Iterator[tuple[str, Chart]]:
+def _charts_of(cells: pd.DataFrame, name: str, kind: Kind) -> Iterator[tuple[str, Chart]]:
     for pass_ in PASSES:
         for suffix, setting in settings(cells[cells["pass"] == pass_], kind.setting):
             chart = kind.chart(setting)
             if chart:
-                yield f"{pass_}-{kind.name}{suffix}", chart
+                yield f"{pass_}-{name}{suffix}", chart
 
 
 def _save(figure: Figure, path: Path, theme: Theme) -> Path:

@@ -40,16 +40,17 @@ class Chart:
 
 @dataclass(frozen=True)
 class Kind:
-    """One sort of chart: its word on the command line and in file names, and how to make it.
+    """One sort of chart, a file in `kinds`, whose name is its word on the command line and in the names of charts.
 
     `chart` is given the cells of one pass and setting, and gives None if they cannot make this chart; `needs` then
-    says what would be needed. `setting` names the columns of which a chart shows one value.
+    says what would be needed. `setting` names the columns of which a chart shows one value. Kinds are drawn in the
+    order of `place`.
     """
 
-    name: str
     needs: str
     chart: Callable[[pd.DataFrame], Chart | None]
     setting: tuple[str, ...] = SETTING
+    place: int = 99
 
 
 def titled(cells: pd.DataFrame, finding: str, plain: str) -> str:

@@ -13,11 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, TwoSlopeNorm
 from matplotlib.patches import Rectangle
 
-from mtabench.charts.chart import Chart, Kind, titled
+from mtabench.charts.chart import Chart, titled
 from mtabench.charts.data import CONV_COLUMNS, baseline_name, one_line_each, unsettled_ratios
 from mtabench.charts.findings import called, place, speed, speed_range, subject
+from mtabench.charts.kinds.speedup import rated
 from mtabench.charts.panels import check_panels, word_of
-from mtabench.charts.speedup import rated
 from mtabench.charts.style import Look
 from mtabench.charts.text import TIMES, caption, factor, fitted, inches, length_label, shortened, unsettled_note
 from mtabench.measuring.settled import UNSETTLED
@@ -163,17 +163,3 @@ def _finding(cells: pd.DataFrame, timed: pd.DataFrame) -> str:
     high, low = float(most["ratio"].iloc[0]), float(least["ratio"].iloc[0])
     least_words = speed(low, baseline) if low < 1 <= high else f"{factor(low if low >= 1 else 1 / low)}{TIMES}"
     return f"{name} {speed(high, baseline)} at {place(most, cells)}, and {least_words} at {place(least, cells)}"
-
-
-KINDS = (
-    Kind(
-        "heatmap-conv",
-        "speedups of at least two convolutions (such as --conv 6x11,3x3)",
-        partial(chart, CONV_COLUMNS),
-    ),
-    Kind(
-        "heatmap-head-dim",
-        "speedups of at least two head dims (such as --head-dim 64,128)",
-        partial(chart, HEAD_DIM_COLUMNS),
-    ),
-)

@@ -13,12 +13,13 @@ import pandas as pd
 
 from mtabench import registry
 from mtabench.implementations import Style
+from mtabench.palette import CHART, GREY, SPARE, STRONG_GREY
 from mtabench.registry import names
 
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of a page; `slower`, `equal` and `faster` are the ends and the middle of a heat map."""
+    """Colours of a chart, as the palette names them."""
 
     name: str
     paper: str
@@ -32,29 +33,23 @@ class Theme:
     faster: str
 
 
-LIGHT = Theme(
-    "light", "#FFFFFF", "#222222", "#555555", "#8A8A8A", "#DDDDDD", "#F2F2F2", "#B35806", "#F4F4F4", "#08589E"
-)
-DARK = Theme("dark", "#15181D", "#E8E8E8", "#AAB0B8", "#767D88", "#333840", "#20252C", "#E08A3C", "#2A2F37", "#6FB7F2")
+LIGHT = Theme("light", **{name: colour.light for name, colour in CHART.items()})
+DARK = Theme("dark", **{name: colour.dark for name, colour in CHART.items()})
 THEMES = {theme.name: theme for theme in (LIGHT, DARK)}
 
 
 # After Okabe and Ito as those of the implementations, so that the colour-blind can tell them apart, and at least 3:1
 # against the page. Plain attention is a yardstick beside conv attention: grey and dashed.
-_SPARE_COLOURS = (
-    ("#009E73", "#1FD99A"), ("#4400AA", "#8F7BFF"), ("#8A1C1C", "#F0506E"),
-    ("#A04FE0", "#D98CFF"), ("#A0783C", "#D8B98A"),
-)  # fmt: skip
 SPARE_STYLES = tuple(
     Style(*colours, marker, dashes)
     for dashes, markers in (("-", "phd<>"), ((0, (5, 1.5)), "h<>dp"))
-    for colours, marker in zip(_SPARE_COLOURS, markers, strict=True)
+    for colours, marker in zip(SPARE, markers, strict=True)
 )
 SPARE_YARDSTICKS = (
-    Style("#8C8C8C", "#858585", "<", (0, (3, 1))),
-    Style("#5A5A5A", "#BDBDBD", ">", (0, (6, 2))),
-    Style("#8C8C8C", "#858585", "p", (0, (1, 1, 4, 1))),
-    Style("#5A5A5A", "#BDBDBD", "h", (0, (2, 1, 2, 3))),
+    Style(*GREY, "<", (0, (3, 1))),
+    Style(*STRONG_GREY, ">", (0, (6, 2))),
+    Style(*GREY, "p", (0, (1, 1, 4, 1))),
+    Style(*STRONG_GREY, "h", (0, (2, 1, 2, 3))),
 )
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from mtabench.errors import UsageError
 from mtabench.escaping import in_latex, in_log, in_markdown, in_spreadsheet
+from mtabench.results.columns import TABLE
 from mtabench.results.outputs import check_output, written
 from mtabench.results.result_view import Column, View, make_view
-from mtabench.results.results_file import COLUMNS, NUMERIC_COLUMNS, frame, read_file, samples_path, say_if_torn
+from mtabench.results.results_file import COLUMNS, frame, read_file, samples_path, say_if_torn
 from mtabench.results.where import parse_where, select, sort_key
 
 Rows = Sequence[Mapping[str, str]]
 
 PRINTED = ("markdown", "latex")
-WHOLE = ("schema_version", "batch", "heads", "kv_heads", "seq", "head_dim", "conv_q", "conv_k", "rounds", "samples")
 HIGHEST_RANK = {"markdown": 8, "latex": 4}  # of the columns shown: a page is narrower than a screen
 
 
@@ -94,13 +94,14 @@ def parquet(rows: Rows) -> bytes:
     import pandas as pd
 
     table = frame({name: [row[name] for row in rows] for name in COLUMNS}).replace("", None)
-    table["started_utc"] = pd.to_datetime(table["started_utc"], utc=True)
-    for name in COLUMNS:
-        if name in (*WHOLE, "splits_used"):
+    for name, kind in ((column.name, column.field.parquet) for column in TABLE):
+        if kind == "Int64":
             table[name] = pd.to_numeric(table[name]).astype("Int64")
-        elif name in ("throttled", "git_dirty"):
+        elif kind == "boolean":
             table[name] = table[name].map({"true": True, "false": False}).astype("boolean")
-        elif name not in (*NUMERIC_COLUMNS, "started_utc", "causal"):
+        elif kind == "time":
+            table[name] = pd.to_datetime(table[name], utc=True)
+        elif kind == "string":
             table[name] = table[name].astype("string")
     buffer = io.BytesIO()
     table.to_parquet(buffer, engine="pyarrow", index=False)

@@ -112,12 +112,12 @@ class _Profiler:
         if not runnable:
             return False
         any_wrong = False
-        self._say(f"{words(runnable[0])}: float64 reference")
+        say(self.console, f"{words(runnable[0])}: float64 reference")
         try:
             inputs = make_inputs(runnable[0])
             judge = Judge(runnable[0], inputs, SEED)
         except Exception as error:
-            self._say(f"{words(runnable[0])}: not profiled, in the float64 check: {_sentence(error)}")
+            say(self.console, f"{words(runnable[0])}: not profiled, in the float64 check: {_sentence(error)}")
             return False
         for case in runnable:
             try:
@@ -127,17 +127,17 @@ class _Profiler:
                     self._profile(case, inputs)
                 else:
                     any_wrong = True
-                    self._say(f"{case.pass_} {case.label}: not profiled, the result is wrong: {check.reason}")
+                    say(self.console, f"{case.pass_} {case.label}: not profiled, the result is wrong: {check.reason}")
             except MtabenchError:
                 raise
             except Exception as error:
-                self._say(f"{case.pass_} {case.label}: not profiled: {_sentence(error)}")
+                say(self.console, f"{case.pass_} {case.label}: not profiled: {_sentence(error)}")
         return any_wrong
 
     def _profile(self, case: Case, inputs: Inputs) -> None:
         _make_folder(self.folder)
-        self._say("")
-        self._say(f"{case.pass_} {case.label}: {words(case)}")
+        say(self.console, "")
+        say(self.console, f"{case.pass_} {case.label}: {words(case)}")
         profilers: dict[str, Callable[[Case], None]] = {
             "trace": partial(self._trace, inputs=inputs), "proton": self._proton, "ncu": self._ncu
         }  # fmt: skip
@@ -148,7 +148,7 @@ class _Profiler:
                 if self.named:
                     raise
                 self.used.remove(name)
-                self._say(f"without {name} from here on: {error}")
+                say(self.console, f"without {name} from here on: {error}")
 
     def _trace(self, case: Case, inputs: Inputs) -> None:
         cell = ready(case, inputs)
@@ -158,9 +158,9 @@ class _Profiler:
         self.console.print(kernels_table(uses))
         if case.device == "cuda":
             kernel_ms = sum(use.total_ms for use in uses)
-            self._say(launch_verdict(kernel_ms, wall))
+            say(self.console, launch_verdict(kernel_ms, wall))
             if kernel_ms and (of_model := _model_words(case, kernel_ms)):
-                self._say(of_model)
+                say(self.console, of_model)
             del cell
             torch.cuda.empty_cache()  # the other profilers run the cell in processes of their own
 
@@ -171,26 +171,23 @@ class _Profiler:
         except (ProcessEndedError, TimeoutError) as error:
             raise MtabenchError(f"Proton profiled nothing: {error}") from error
         for line in proton.tree_lines(path):
-            self._say(line)
+            say(self.console, line)
 
     def _ncu(self, case: Case) -> None:
-        self._say("ncu: each kernel is run again for each group of counters, which may take minutes")
+        say(self.console, "ncu: each kernel is run again for each group of counters, which may take minutes")
         raw = self.folder / f"{_stem(case)}.ncu.csv"
         ncu.measure(case, raw)
         counters = read_report(raw)
         append_counters(self.folder / COUNTERS_FILE, case, counters, self.here)
         self.console.print(counters_table(counters))
         for line in verdict_lines(counters):
-            self._say(line)
+            say(self.console, line)
 
     def _can_run(self, case: Case) -> bool:
         reason = unsupported_reason(case) or memory_reason(case)
         if reason:
-            self._say(f"{case.pass_} {case.label}: not profiled: {reason}")
+            say(self.console, f"{case.pass_} {case.label}: not profiled: {reason}")
         return reason is None
-
-    def _say(self, text: str) -> None:
-        say(self.console, text)
 
 
 def _model_words(case: Case, kernel_ms: float) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtabench.console import make_console, say
 from mtabench.errors import UsageError
-from mtabench.escaping import in_log, printable
 from mtabench.results.outputs import check_output, written
 from mtabench.results.results_file import COLUMNS, SAMPLE_COLUMNS, ResultsFile, key_of_row, read_file, samples_path
 from mtabench.results.runs import cell_names, process_ids, sample_records
@@ -75,7 +75,8 @@ def merge(paths: Sequence[Path], out: Path, latest: bool, overwrite: bool) -> in
     parts = [Part(file.path, [row for number, row in chosen.values() if number == i]) for i, file in enumerate(files)]
     _write(out, parts)
     if twice:
-        _say(f"{len(twice)} cell{'' if len(twice) == 1 else 's'} in several files: the row that started last was taken")
+        cells = f"{len(twice)} cell{'' if len(twice) == 1 else 's'}"
+        say(make_console(), f"{cells} in several files: the row that started last was taken")
     return 0
 
 
@@ -105,7 +106,7 @@ def _read(path: Path) -> ResultsFile:
     if not file.columns["schema_version"]:
         raise UsageError(f"{path} has no rows")
     if file.torn:
-        _say(f"{path} ends in the middle of a row, which is left out")
+        say(make_console(), f"{path} ends in the middle of a row, which is left out")
     return file
 
 
@@ -120,11 +121,13 @@ def _write(out: Path, parts: Sequence[Part]) -> None:
                 samples.writelines(_csv(_samples(with_samples)))
         else:
             samples_path(out).unlink(missing_ok=True)  # those of a file that is replaced
-    _say(f"{out}: {len(rows)} cell{'' if len(rows) == 1 else 's'}")
+    console = make_console()
+    say(console, f"{out}: {len(rows)} cell{'' if len(rows) == 1 else 's'}")
     for part in parts:
         timed = any(row["status"] == "ok" for row in part.rows)
         if timed and part not in with_samples:
-            _say(f"{part.path} has no {samples_path(part.path).name} beside it: compare needs samples of every cell")
+            samples_name = samples_path(part.path).name
+            say(console, f"{part.path} has no {samples_name} beside it: compare needs samples of every cell")
 
 
 def _samples(parts: Iterable[Part]) -> Iterator[Sequence[str]]:
@@ -145,7 +148,3 @@ def _csv(records: Iterable[Sequence[str]]) -> Iterator[bytes]:
 
 def _named(key: Sequence[str]) -> str:
     return f"{'/'.join(key[:-1])} of {key[-1] or 'an unnamed device'}"
-
-
-def _say(text: str) -> None:
-    print(in_log(printable(text)))

@@ -13,14 +13,13 @@ from rich.table import Table
 
 from mtabench.charts.ceilings import FILE_NAME, Ceilings, known_ceilings
 from mtabench.charts.data import read_cells
-from mtabench.console import make_console, say, significant
+from mtabench.console import GAP, Column, leave_out, make_console, say, significant
 from mtabench.errors import UsageError
 from mtabench.model.devices import find_device
 from mtabench.prediction.roofline import Standing, standing
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.profiling.tables import COUNTERS_FILE, read_memory_bytes
-from mtabench.results.columns import GAP, Column, leave_out
 from mtabench.results.outputs import check_output, written
 from mtabench.results.results_file import KEY_COLUMNS, Key, key_of, samples_path, text_of
 

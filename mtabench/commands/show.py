@@ -12,10 +12,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from mtabench.console import make_console
+from mtabench.console import leave_out, make_console
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log, printable
-from mtabench.results.columns import leave_out
 from mtabench.results.result_view import Column, View, make_view
 from mtabench.results.results_file import key_of_row, read_file, samples_path
 from mtabench.results.runs import Rounds, find_rounds, process_ids, read_samples

@@ -20,8 +20,9 @@ from rich.live import Live
 from rich.text import Text
 
 from mtabench.comparing.revisions import Revision, clean_environment
+from mtabench.console import say
 from mtabench.errors import MtabenchError, UsageError
-from mtabench.escaping import in_log, printable
+from mtabench.escaping import printable
 from mtabench.measuring.kept_ceilings import FILE_NAME
 from mtabench.processes import ending, run_module
 from mtabench.results.results_file import read_file, samples_path
@@ -68,8 +69,7 @@ class Progress(AbstractContextManager):
     def ended(self, text: str) -> None:
         """Print that a process ended."""
         self._done += 1
-        line = in_log(printable(f"[{self._done}/{self._total}] {text}"))
-        self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+        say(self._console, f"[{self._done}/{self._total}] {text}")
 
     def __enter__(self) -> Progress:
         if self._console.is_terminal:

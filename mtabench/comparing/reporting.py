@@ -15,9 +15,9 @@ from mtabench.comparing.compare import (
     parse_fail_on,
     parse_threshold,
 )
-from mtabench.console import make_console
+from mtabench.console import make_console, say
 from mtabench.errors import UsageError
-from mtabench.escaping import in_log, printable
+from mtabench.escaping import in_log
 from mtabench.results.results_file import samples_path
 
 FORMATS = ("table", "markdown")
@@ -75,7 +75,7 @@ def report(found: Comparison, asked: Wanted) -> int:
             console.print(reports.table(found) if wide else reports.narrow(found))
         print(in_log(cells.get()), end="")
         for text in reports.conclusions(found):
-            print(in_log(printable(text)))
+            say(console, text)
     _tell_github(reports.github_annotations(found), reports.step_summary(found))
     return found.exit_code
 

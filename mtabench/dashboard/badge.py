@@ -5,8 +5,10 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 
+from mtabench.palette import BADGE
+
 LABEL = "performance"
-COLOURS = {"red": "#b42318", "yellow": "#8a5a00", "brightgreen": "#1a7f37"}  # shields.io's names, and ours for them
+COLOURS = {"red": BADGE["bad"], "yellow": BADGE["warn"], "brightgreen": BADGE["good"]}  # shields.io's names
 CHARACTER, MARGIN, HEIGHT = 6.6, 6, 20  # pixels; of DejaVu Sans at 11, a little more than usual
 
 
@@ -26,10 +28,10 @@ def badge_svg(counts: Mapping[str, int]) -> str:
     clip = ElementTree.SubElement(root, "clipPath", {"id": "round"})
     ElementTree.SubElement(clip, "rect", {"width": f"{left + right}", "height": f"{HEIGHT}", "rx": "3"})
     parts = ElementTree.SubElement(root, "g", {"clip-path": "url(#round)"})
-    for x, width, fill in ((0, left, "#454c54"), (left, right, COLOURS[colour])):
+    for x, width, fill in ((0, left, BADGE["label"]), (left, right, COLOURS[colour])):
         ElementTree.SubElement(parts, "rect", {"x": f"{x}", "width": f"{width}", "height": f"{HEIGHT}", "fill": fill})
     style = {"font-family": "Verdana,DejaVu Sans,sans-serif", "font-size": "11", "text-anchor": "middle"}
-    texts = ElementTree.SubElement(root, "g", {"fill": "#fff", **style})
+    texts = ElementTree.SubElement(root, "g", {"fill": BADGE["text"], **style})
     for middle, width, text in ((left / 2, left, LABEL), (left + right / 2, right, message)):
         place = {"x": f"{middle:g}", "y": "14", "textLength": f"{width - 2 * MARGIN}"}
         ElementTree.SubElement(texts, "text", place).text = text

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mtabench.pages.vega import vega_script
+from mtabench.palette import style_sheet
 
 GENERATOR = '<meta name="generator" content="mtabench">'  # tells our pages from a reader's own files
 ASSETS = Path(__file__).parent / "assets"
@@ -59,7 +60,7 @@ def build_page(
         '<meta name="referrer" content="no-referrer">',
         '<link rel="icon" href="data:,">',
         f"<title>{name}</title>",
-        *(f"<style>\n{_asset(name)}</style>" for name in ("theme.css", *styles)),
+        *(f"<style>\n{sheet}</style>" for sheet in (style_sheet(), *map(_asset, ("theme.css", *styles)))),
         *map(_element, first),
         "</head>",
         "<body>",

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from mtabench.measuring.settled import half_interval_of
-from mtabench.pages.text import shown_number
 from mtabench.report.data import Report, Row, Spread
+from mtabench.results.columns import AXES as CELL_AXES
+from mtabench.results.columns import TABLE, detail_place
+from mtabench.results.shown import percent
 
 # The cell; those that are the same in every row are left out.
-AXES = (
-    "pass", "device", "dtype", "batch", "heads", "kv_heads", "seq", "head_dim", "conv", "causal", "splits",
-)  # fmt: skip
+AXES = (CELL_AXES[0], "device", *CELL_AXES[1:])
+# In the details of a cell: what the table has no room for.
+DETAILS = ("op", *AXES, *(column.name for column in sorted(TABLE, key=detail_place) if detail_place(column)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +26,11 @@ class Column:
     digits: int = 4
 
 
-LABELS = {"kv_heads": "KV heads", "head_dim": "head dim"}
+LABELS = {column.name: column.heading for column in TABLE if column.heading and column.role == "cell"}
 TEXTS = ("pass", "device", "dtype", "conv", "causal", "splits")
 IMPLEMENTATION = Column("impl", "implementation", kind="text")
-MEASURED = (
-    Column("median_ms", "median", "ms"),
-    Column("half_interval_percent", "±", "%", digits=2),
-    Column("speedup", "speedup", "\N{MULTIPLICATION SIGN}", digits=3),
-    Column("useful_tflops", "TFLOP/s", digits=3),
-    Column("gbytes_s", "GB/s", digits=3),
-    Column("roofline_percent", "of roofline", "%", digits=3),
-    Column("peak_memory_mb", "memory", "MB"),
-    Column("rel_error", "error", digits=2),
-)
+REPORTED = {one.reported.name or one.name: one.reported for one in TABLE if one.reported}
+MEASURED = tuple(Column(name, one.label, one.unit, digits=one.digits) for name, one in REPORTED.items())
 STATUS = Column("status", "status", kind="text")
 SPREAD = (
     Column("median_ms", "median", "ms"),
@@ -52,8 +44,7 @@ SPREAD = (
 
 # What tells where and with what a file was measured, and what its cells have in common.
 ENVIRONMENT = (
-    "device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty", "run_id", "timer",
-    "cache", "baseline",
+    *(column.name for column in TABLE if column.role == "environment"), "run_id", "timer", "cache", "baseline",
 )  # fmt: skip
 MOST_VALUES = 20  # of a fact about the environment
 
@@ -76,10 +67,7 @@ def measured_columns(report: Report) -> list[Column]:
 
 def measured(row: Row) -> Row:
     """The values under MEASURED. Half the 95 % interval of the median, and the roofline, in percent."""
-    return {column.name: row.get(column.name) for column in MEASURED} | {
-        "half_interval_percent": _percent(half_interval_of(row)),
-        "roofline_percent": _percent(row["fraction_of_roofline"]),
-    }
+    return {name: one.value(row) if one.value else row[name] for name, one in REPORTED.items()}
 
 
 def spread_values(row: Row, spread: Spread) -> Row:
@@ -88,8 +76,8 @@ def spread_values(row: Row, spread: Spread) -> Row:
         "median_ms": row["median_ms"],
         "low_ms": spread.low,
         "high_ms": spread.high,
-        "spread_percent": _percent(spread.spread),
-        "drift_percent": _percent(spread.drift),
+        "spread_percent": percent(spread.spread),
+        "drift_percent": percent(spread.drift),
         "rounds": len(spread.rounds),
         "samples": spread.count,
     }
@@ -110,7 +98,3 @@ def environment(report: Report) -> list[tuple[str, list[tuple[str, int]]]]:
             more = [(f"and {len(values) - MOST_VALUES:,} more", 0)] if len(values) > MOST_VALUES else []
             found.append((LABELS.get(name, name.replace("_", " ")), values[:MOST_VALUES] + more))
     return found
-
-
-def _percent(part: Any) -> float | int | None:
-    return None if part is None else shown_number(100 * part)

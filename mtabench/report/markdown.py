@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from mtabench.console import significant
 from mtabench.escaping import in_markdown
 from mtabench.measuring.settled import UNSETTLED
 from mtabench.report.columns import (
@@ -20,7 +21,6 @@ from mtabench.report.columns import (
 from mtabench.report.data import Report, Row, Spread, is_plain, is_timed
 from mtabench.report.page import facts, failures, title
 from mtabench.report.sentences import plural, summary
-from mtabench.results.result_view import significant
 from mtabench.results.sparklines import sparkline
 
 MARK = "<!-- mtabench report -->"  # tells our files from a reader's own
@@ -68,8 +68,14 @@ def _time(row: Row | None) -> str:
         return ""
     if not is_timed(row):
         return in_markdown(row["status"])
-    speedup = f" ({significant(row['speedup'], 3)}x)" if row["speedup"] and row["baseline"] != row["impl"] else ""
-    return in_markdown(UNSETTLED if row["settled"] is False else "") + significant(row["median_ms"], 4) + speedup
+    speedup = (
+        f" ({significant(row['speedup'], 3, zeros=True)}x)" if row["speedup"] and row["baseline"] != row["impl"] else ""
+    )
+    return (
+        in_markdown(UNSETTLED if row["settled"] is False else "")
+        + significant(row["median_ms"], 4, zeros=True)
+        + speedup
+    )
 
 
 def _cells(report: Report, rows: Sequence[Row]) -> Iterator[str]:
@@ -127,8 +133,8 @@ def _medians(spread: Spread) -> str:
     """The median of each round; of many rounds the lowest and the highest."""
     medians = spread.medians
     if len(medians) > MOST_MEDIANS:
-        return f"{significant(min(medians), 4)} to {significant(max(medians), 4)}"
-    return ", ".join(significant(median, 4) for median in medians)
+        return f"{significant(min(medians), 4, zeros=True)} to {significant(max(medians), 4, zeros=True)}"
+    return ", ".join(significant(median, 4, zeros=True) for median in medians)
 
 
 def _environment(report: Report) -> Iterator[str]:
@@ -169,7 +175,7 @@ def _field(row: Row, column: Column) -> str:
         return ""
     if column.kind == "text":
         return in_markdown(str(value))
-    return f"{value:,}" if isinstance(value, int) else significant(value, column.digits)
+    return f"{value:,}" if isinstance(value, int) else significant(value, column.digits, zeros=True)
 
 
 def _sides(columns: Iterable[Column]) -> str:

@@ -12,6 +12,7 @@ from mtabench.pages.page import build_page
 from mtabench.pages.text import shown_number
 from mtabench.report.columns import (
     AXES,
+    DETAILS,
     IMPLEMENTATION,
     SPREAD,
     STATUS,
@@ -30,17 +31,11 @@ MOST_LABELS = 100  # of cells that failed for one reason
 MOST_SAMPLES = 100_000  # of all cells together
 MOST_SAMPLES_A_CELL = 400
 
-FILTERS = ("pass", "device", "dtype", "batch", "heads", "kv_heads", "seq", "head_dim", "conv", "causal", "splits")
-# Colours of theme.css that no implementation has. Plain attention is a yardstick: grey and dashed, as in charts.
+# Numbers of the palette's series that no implementation has. Plain attention is a yardstick: grey and dashed, as in
+# charts.
 SPARE_SERIES = (2, 3, 6, 8)
 GREY = 7
 DASHES = ("6 3", "2 2", "8 3 2 3", "1 3")
-# In the details of a cell: what the table has no room for.
-DETAILS = (
-    "op", *AXES, "splits_used", "p10_ms", "p90_ms", "ci95_low_ms", "ci95_high_ms", "baseline", "executed_tflops",
-    "rounds", "samples", "timer", "cache", "sm_clock_mhz", "throttled", "ci_target", "run_delay", "run_id",
-    "started_utc",
-)  # fmt: skip
 
 BODY = """
 <p id="facts" class="quiet"></p>
@@ -133,7 +128,7 @@ def page_data(report: Report) -> dict[str, Any]:
         "notes": notes,
         "columns": [asdict(column) for column in columns],
         "spreadColumns": [asdict(column) for column in (IMPLEMENTATION, *axis_columns(report), *SPREAD)],
-        "filters": [name for name in FILTERS if name in report.varying(FILTERS)],
+        "filters": [name for name in AXES if name in report.varying(AXES)],
         "implementations": _implementations(report),
         "panels": list(report.panels),
         "cells": _by_column([_cell(row, spread, a_cell) for row, spread in zip(rows, spreads, strict=True)]),

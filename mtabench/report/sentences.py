@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mtabench.console import significant
 from mtabench.measuring.settled import UNSETTLED, meaning, unsettled
 from mtabench.measuring.statistics import geometric_mean
 from mtabench.report.data import SHAPE_AXES, Report, Row, is_plain, is_timed
-from mtabench.results.result_view import significant
 
 PASSES = {"fwd": "forward pass", "bwd": "backward pass", "decode": "decode step"}
 STATUSES = {"oom": "out of memory", "error": "ended in an error", "timeout": "took too long", "wrong": "wrong"}
@@ -92,9 +92,9 @@ def _compared_with(speeds: Sequence[float], other: str) -> str:
     slower = geometric_mean(speeds) < 1
     ratios = [1 / speed for speed in speeds] if slower else speeds
     words = "takes {} times as long as" if slower else "is {} times as fast as"
-    low, high, count = significant(min(ratios), 3), significant(max(ratios), 3), len(ratios)
+    low, high, count = significant(min(ratios), 3, zeros=True), significant(max(ratios), 3, zeros=True), len(ratios)
     over = f" (geometric mean of {count:,} shapes, {low} to {high})" if count > 1 else " (one shape)"
-    return f"{words.format(significant(geometric_mean(ratios), 3))} {other}{over}"
+    return f"{words.format(significant(geometric_mean(ratios), 3, zeros=True))} {other}{over}"
 
 
 def _trust(rows: Sequence[Row]) -> Iterator[str]:

@@ -1,52 +1,248 @@
-"""Columns of a table, and which of them a terminal has room for."""
+"""The columns of results files, one entry each: all that the suite knows of a column stands in its entry.
+
+The writer's header, the reader's checks, merging, filters, `show`, `export`, `report` and the table in docs/results.md
+derive from these entries. A new column is one entry here; `python scripts/generate_docs.py` then writes its line there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal
 
-from rich.cells import cell_len
+from mtabench.problem.case import DTYPES, OPS, PASSES
+from mtabench.problem.work import bytes_moved, executed_flops, only_reads, tokens, useful_flops
+from mtabench.registry import find
+from mtabench.results import fields, shown
+from mtabench.results.fields import COUNT, FLAG, NUMBER, TEXT, TIME_MS, Field
+from mtabench.results.shown import Reported, Shown, number
 
-GAP = 2  # characters between columns of Rich's tables without lines
+if TYPE_CHECKING:
+    from mtabench.results.rows import Cell, Timed
 
+SCHEMA_VERSION = 1
+STATUSES = ("ok", "unsupported", "wrong", "oom", "error", "timeout", "invalid")
 
-class Ranked(Protocol):
-    """A column of any table: rank 0 always stays."""
-
-    @property
-    def rank(self) -> int: ...
-
-
-AnyColumn = TypeVar("AnyColumn", bound=Ranked)
-
-
-class Column(NamedTuple):
-    """A column of texts under a heading of one line or several."""
-
-    heading: str
-    texts: Sequence[str]
-    rank: int = 0
-    justify: Literal["left", "right"] = "right"
-
-    @property
-    def width(self) -> int:
-        return max(map(cell_len, (*self.heading.split("\n"), *self.texts)))
-
-    @property
-    def name(self) -> str:
-        """The heading on one line."""
-        return self.heading.replace("\n", " ")
+Merged = Literal["summary", "per time", "sum", "geometric mean", "largest", "median", "first", "least", "joined"]
 
 
-def leave_out(
-    columns: Sequence[AnyColumn], fits: Callable[[list[AnyColumn]], bool]
-) -> tuple[list[AnyColumn], list[AnyColumn]]:
-    """The columns that stay, and those left out, the highest rank first, until the others fit or have no rank."""
-    kept, left_out = list(columns), []
-    while not fits(kept):
-        worst = max(kept, key=lambda column: column.rank)
-        if not worst.rank:
-            break
-        kept.remove(worst)
-        left_out.append(worst)
-    return kept, left_out
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of results files. Its `name` says its unit; `sentence` is its meaning in docs/results.md.
+
+    `role`: a "cell" column is part of what identifies a cell, filled by `Case.columns`. A "measured"
+    column came out of measuring. An "environment" column is a fact of the device or the software, filled by the run's
+    fact of that name.
+    `since` counts the times that the schema had grown when the column came; older files lack it, and have it empty.
+    `value` fills it in every row and `timed` in that of a timed cell; who computes it later assigns to the row.
+    `merged` says how values of several processes become one. By default a measured number becomes the median, and
+    anything else the first.
+    `heading` is its name in tables, if not that in the file. `shown` and `reported` put it into the tables of `show`
+    and of `report`. `detail` is its place in the report's details of a cell, 0 for none; by default what no table
+    shows is there.
+    """
+
+    name: str
+    sentence: str
+    field: Field = TEXT
+    unit: str = ""
+    role: Literal["", "cell", "measured", "environment"] = ""
+    since: int = 0
+    value: Callable[[Cell], object] | None = None
+    timed: Callable[[Timed], object] | None = None
+    merged: Merged | None = None
+    heading: str = ""
+    shown: Shown | None = None
+    reported: Reported | None = None
+    detail: int | None = None
+
+
+def _cell(name: str, sentence: str, field: Field = TEXT, heading: str = "") -> Column:
+    """A column of what identifies a cell."""
+    return Column(name, sentence, field, role="cell", heading=heading)
+
+
+def _environment(name: str, sentence: str, field: Field = TEXT, heading: str = "") -> Column:
+    """A column of where and with what a cell was measured."""
+    return Column(name, sentence, field, role="environment", heading=heading)
+
+
+def _measured(
+    name: str, sentence: str, field: Field, unit: str, timed: Callable[[Timed], object] | None, **more: Any
+) -> Column:
+    """A column of what came out of measuring a cell; `timed` is None where the row gets it later."""
+    return Column(name, sentence, field, unit, role="measured", timed=timed, **more)
+
+
+def _summary(name: str, sentence: str, **more: Any) -> Column:
+    """A time in milliseconds that sums up all samples."""
+    return _measured(name, sentence, TIME_MS, "ms", attrgetter(f"summary.{name}"), merged="summary", **more)
+
+
+def _splits_used(cell: Cell) -> object:
+    ran = cell.case.splits is not None and cell.status in ("ok", "invalid", "wrong")
+    splits_used = find(cell.case.impl).splits_used
+    return splits_used(cell.case) if ran and splits_used else None
+
+
+_SIZE = Field(fields.count, numeric=True, parquet="Int64")
+
+TABLE: tuple[Column, ...] = (
+    Column("schema_version", "version of this table", COUNT, value=lambda cell: SCHEMA_VERSION, detail=0),
+    Column("run_id", "one id a sweep", value=attrgetter("facts.run_id"), merged="joined", detail=3),
+    Column(
+        "started_utc", "start of the sweep in UTC", Field(fields.time_utc, parquet="time"),
+        value=attrgetter("facts.started_utc"), merged="least", detail=3,
+    ),
+    _cell("pass", "`fwd`, `bwd` or `decode`", Field(fields.one_of(*PASSES))),
+    _cell("impl", "the [implementation](implementations.md)"),
+    _cell("op", "`conv-attention` or `attention`", Field(fields.one_of(*OPS))),
+    _cell("dtype", "type of the inputs", Field(fields.one_of(*DTYPES))),
+    _cell("batch", "sequences", _SIZE),
+    _cell("heads", "query heads", _SIZE),
+    _cell("kv_heads", "key-value heads", _SIZE, heading="KV heads"),
+    _cell("seq", "tokens of a sequence; of decode, the keys", _SIZE),
+    _cell("head_dim", "numbers of a query or key", _SIZE, heading="head dim"),
+    _cell("conv_q", "query taps of the convolution", COUNT),
+    _cell("conv_k", "key taps of the convolution", COUNT),
+    _cell("causal", "whether a query sees no later key", Field(fields.flag, parquet="")),
+    _cell("splits", "of decode, the parts of the keys asked for, or `auto`", Field(fields.optional(fields.splits))),
+    Column(
+        "splits_used", "splits that a decode kernel took; where `splits` is `auto`, what it chose",
+        Field(fields.optional(fields.count), parquet="Int64"), value=_splits_used, detail=1,
+    ),
+    Column(
+        "status", "`ok`, `unsupported`, `wrong`, `oom`, `error`, `timeout` or `invalid`",
+        Field(fields.one_of(*STATUSES)), value=attrgetter("status"), detail=0,
+    ),
+    Column("reason", "why, in words", value=attrgetter("reason"), detail=0),
+    _measured("rounds", "rounds of samples", COUNT, "", attrgetter("summary.rounds"), merged="sum"),
+    _measured("samples", "samples in all rounds", COUNT, "", attrgetter("summary.samples"), merged="sum"),
+    _summary(
+        "median_ms", "median of all samples",
+        shown=Shown("median", "ms", 0, shown.median, place=0, legend=shown.unsettled_legend),
+        reported=Reported("median", "ms"),
+    ),
+    _summary(
+        "p10_ms", "10th percentile of all samples", detail=1,
+        shown=Shown("p10-p90", "ms", 7, shown.percentiles, place=2),
+    ),
+    _summary("p90_ms", "90th percentile of all samples", detail=1),
+    _summary(
+        "ci95_low_ms", "lower end of the 95 % bootstrap interval of the median, over rounds",
+        shown=Shown("±", "%", 2, shown.interval, place=1, legend=lambda rows: "half the 95 % interval of the median"),
+        reported=Reported(
+            "±", "%", 2, "half_interval_percent", lambda row: shown.percent(shown.half_interval_of(row))
+        ),
+        detail=1,
+    ),
+    _summary("ci95_high_ms", "upper end of it", detail=1),
+    _measured("baseline", "the implementation compared with", TEXT, "", None, detail=1),
+    _measured(
+        "speedup", "the baseline's median over this one's", NUMBER, "", None, merged="geometric mean",
+        shown=Shown("speedup", "", 1, number("speedup", end="x"), place=3),
+        reported=Reported("speedup", "\N{MULTIPLICATION SIGN}", 3),
+    ),
+    _measured(
+        "useful_tflops", "rate of the work that the definition needs", NUMBER, "TFLOP/s",
+        lambda of: useful_flops(of.case) / of.seconds / 1e12, merged="per time",
+        shown=Shown("useful", "TFLOP/s", 4, number("useful_tflops"), decode_rank=6),
+        reported=Reported("TFLOP/s", "", 3),
+    ),
+    _measured(
+        "executed_tflops", "rate of the work that the implementation does", NUMBER, "TFLOP/s",
+        lambda of: executed_flops(of.case, find(of.case.impl).work) / of.seconds / 1e12, merged="per time", detail=1,
+    ),
+    _measured(
+        "gbytes_s", "rate of inputs and outputs, each moved once", NUMBER, "GB/s",
+        lambda of: bytes_moved(of.case) / of.seconds / 1e9, merged="per time",
+        shown=Shown("moved", "GB/s", 8, number("gbytes_s"), decode_rank=4), reported=Reported("GB/s", "", 3),
+    ),
+    _measured(
+        "fraction_of_roofline", "the least time that the measured ceilings of the device allow, over the median",
+        NUMBER, "", attrgetter("fraction"), merged="per time",
+        shown=Shown("of roof", "%", 5, number("fraction_of_roofline", factor=100), legend=shown.roof_legend),
+        reported=Reported(
+            "of roofline", "%", 3, "roofline_percent", lambda row: shown.percent(row["fraction_of_roofline"])
+        ),
+    ),
+    _measured(
+        "peak_memory_mb",
+        "most device memory that a call takes beyond its inputs, in 10^6 bytes; of `bwd`, with what its forward saved",
+        NUMBER, "MB", attrgetter("measurement.peak_memory_mb"), merged="largest",
+        shown=Shown("memory", "MB", 9, number("peak_memory_mb")), reported=Reported("memory", "MB"),
+    ),
+    _measured(
+        "rel_error", "relative error against float64", NUMBER, "", None, value=attrgetter("rel_error"),
+        merged="largest",
+        shown=Shown("error", "", 10, lambda row: f"{float(row['rel_error']):.1e}" if row["rel_error"] else "", place=8),
+        reported=Reported("error", "", 2),
+    ),
+    _measured("timer", "how it was timed", TEXT, "", attrgetter("measurement.timer")),
+    _measured("cache", "`cold` or `warm`", TEXT, "", attrgetter("measurement.cache")),
+    _measured(
+        "sm_clock_mhz", "GPU clock while measuring", NUMBER, "MHz", attrgetter("measurement.sm_clock_mhz"),
+        shown=Shown("clock", "MHz", 11, number("sm_clock_mhz", 4), place=8, wanted=shown.clocks_differ),
+    ),
+    _measured("throttled", "whether the GPU was throttled", FLAG, "", attrgetter("measurement.throttled")),
+    _measured(
+        "energy_j", "energy of one call among its likes, by NVML, rest power included", NUMBER, "J",
+        attrgetter("measurement.energy_j"), since=1, shown=Shown("energy", "J", 9, number("energy_j")), detail=0,
+    ),
+    _measured(
+        "tokens_per_joule", "tokens of a call over its energy", NUMBER, "tokens/J",
+        lambda of: tokens(of.case) / of.measurement.energy_j if of.measurement.energy_j else None, since=1,
+        shown=Shown("energy", "tokens/J", 9, number("tokens_per_joule")), detail=0,
+    ),
+    _measured(
+        "ci_target", "share of the median that half its 95 % interval should be at most; 0.005 where a file lacks it",
+        NUMBER, "", attrgetter("measurement.ci_target"), since=3,
+    ),
+    _measured(
+        "run_delay",
+        "of the timer `cpu`: the share of the rounds' time for which the thread that waited longest had no core",
+        NUMBER, "", attrgetter("measurement.run_delay"), since=3, merged="largest",
+    ),
+    _measured(
+        "read_gbytes_s", "of decode: the measured bandwidth of reading alone, which is its memory ceiling", NUMBER,
+        "GB/s",
+        lambda of: of.ceilings.read_gbytes_s if of.ceilings and only_reads(of.case) else None, since=4, detail=0,
+    ),
+    _environment("device", "the GPU or the CPU"),
+    Column(
+        "worker", "of a sweep [on several workers](cluster.md), the host and the GPU or the cores", since=2,
+        value=lambda cell: cell.facts.environment.get("worker"),
+        shown=Shown("worker", "", 9, lambda row: shown.cut(row["worker"]), right=False), detail=0,
+    ),
+    Column("ranks", "of a sweep with `--ranks`, the GPUs that share a sequence", COUNT, since=2, detail=0),
+    Column(
+        "efficiency", "of it, the time of one GPU over theirs and their number", NUMBER, since=2,
+        shown=Shown("efficiency", "%", 2, number("efficiency", factor=100), place=3), detail=0,
+    ),
+    Column("link_gbytes_s", "the measured rate from rank to rank", NUMBER, "GB/s", since=2, detail=0),
+    Column("communication_ms", "the least time of what a call passes on", NUMBER, "ms", since=2, detail=0),
+    _environment("driver", "version of the GPU's driver"),
+    _environment("cuda", "version of CUDA", heading="CUDA"),
+    _environment("torch", "version of PyTorch"),
+    _environment("triton", "version of Triton"),
+    _environment("mtabench", "version of mtabench"),
+    _environment("git_sha", "revision of the code", Field(fields.optional(fields.revision)), heading="git"),
+    _environment("git_dirty", "whether the code had changes that the revision lacks", FLAG),
+    Column("repro", "a command line that measures this one cell, in the same way", value=attrgetter("repro"), detail=0),
+)  # fmt: skip
+# What a cell is of, as people name it: the convolution is one axis.
+AXES = tuple(
+    dict.fromkeys(
+        "conv" if column.name in ("conv_q", "conv_k") else column.name
+        for column in TABLE
+        if column.role == "cell" and column.name not in ("impl", "op")
+    )
+)
+
+
+def detail_place(column: Column) -> int:
+    """Its place in the report's details of a cell, 0 for none."""
+    if column.detail is not None:
+        return column.detail
+    return 0 if column.reported or column.role in ("cell", "environment") else 2

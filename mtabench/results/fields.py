@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import datetime
+from typing import Literal, NamedTuple
 
 Check = Callable[[str], str]
 
@@ -91,3 +92,22 @@ def one_of(*words: str) -> Check:
 def optional(check: Check) -> Check:
     """The same check, which lets an empty field pass: unknown."""
     return lambda text: check(text) if text else ""
+
+
+class Field(NamedTuple):
+    """What a column may hold: its check (None: any text), and its type in frames and in Parquet.
+
+    A `numeric` column is of floats in a frame, NaN where empty, and any other of texts. `parquet` names the pandas type
+    that Parquet keeps, or is empty where that is the frame's.
+    """
+
+    check: Check | None = None
+    numeric: bool = False
+    parquet: Literal["", "string", "Int64", "boolean", "time"] = "string"
+
+
+TEXT = Field()
+NUMBER = Field(optional(quantity), numeric=True, parquet="")
+TIME_MS = Field(optional(positive), numeric=True, parquet="")
+COUNT = Field(optional(count), numeric=True, parquet="Int64")
+FLAG = Field(optional(flag), parquet="boolean")

@@ -12,25 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtabench.measuring.statistics import geometric_mean, summarize
-from mtabench.results.results_file import MEASURED_COLUMNS, NUMERIC_COLUMNS, Key, key_of_row, read_file, samples_path
+from mtabench.measuring.statistics import Summary, geometric_mean, summarize
+from mtabench.results.columns import TABLE, Merged
+from mtabench.results.results_file import Key, key_of_row, read_file, samples_path
 from mtabench.results.runs import Run, cell_names, name_of, process_ids, read_run, sample_records
 from mtabench.results.writer import Writer
 
 FEWEST = 2  # pairs without which nothing is known of the noise between them
 FAILED = ("wrong", "error", "oom", "timeout", "unsupported")  # the gravest first
-SUMMARY = ("median_ms", "p10_ms", "p90_ms", "ci95_low_ms", "ci95_high_ms")
-PER_TIME = ("useful_tflops", "executed_tflops", "gbytes_s", "fraction_of_roofline")
-# How the other numbers of processes become one; those that are not here become their median.
-COMBINED: Mapping[str, Callable[[list[float]], float]] = {
-    "rounds": sum,
-    "samples": sum,
-    "speedup": geometric_mean,
-    "peak_memory_mb": max,
-    "run_delay": max,
-    "rel_error": max,
-}
-OTHERS = tuple(name for name in MEASURED_COLUMNS if name in NUMERIC_COLUMNS and name not in (*SUMMARY, *PER_TIME))
+# How the numbers of processes become one.
+COMBINED: Mapping[Merged, Callable[[list[float]], float]] = {
+    "sum": sum, "geometric mean": geometric_mean, "largest": max, "median": statistics.median,
+}  # fmt: skip
 
 Row = dict[str, Any]
 
@@ -108,20 +101,28 @@ def _summed(processes: Sequence[_Process], key: Key) -> Row:
     rows = [process.rows[key] for process in processes]
     cells = [process.run.cells["/".join(key)] for process in processes]
     summary = summarize([[ms for samples in cell.rounds for ms in samples] for cell in cells])
-    found: Row = {
-        **rows[0],
-        "run_id": "+".join(row["run_id"] for row in rows),
-        "started_utc": min(row["started_utc"] for row in rows),
-        **{name: getattr(summary, name) for name in SUMMARY},
-    }
-    for name in PER_TIME:
-        if rows[0][name]:
-            found[name] = float(rows[0][name]) * float(rows[0]["median_ms"]) / summary.median_ms
-    for name in OTHERS:
-        numbers = [float(row[name]) for row in rows if row[name]]
-        if numbers:
-            found[name] = COMBINED.get(name, statistics.median)(numbers)
+    found = dict(rows[0])
+    for column in TABLE:
+        how = column.merged or ("median" if column.role == "measured" and column.field.numeric else "first")
+        found[column.name] = _merged(column.name, how, rows, summary)
     return found
+
+
+def _merged(name: str, how: Merged, rows: Sequence[Row], summary: Summary) -> Any:
+    """What stands in a column of the one row that takes the place of several."""
+    known = [row[name] for row in rows if row[name]]
+    match how:
+        case "summary":
+            return getattr(summary, name)
+        case "joined":
+            return "+".join(row[name] for row in rows)
+        case "least":
+            return min(row[name] for row in rows)
+        case "per time" if rows[0][name]:
+            return float(rows[0][name]) * float(rows[0]["median_ms"]) / summary.median_ms
+        case _ if how in COMBINED and known:
+            return COMBINED[how](list(map(float, known)))
+    return rows[0][name]
 
 
 def _samples(processes: Sequence[_Process], rows: Mapping[Key, Row]) -> Iterator[list[str]]:

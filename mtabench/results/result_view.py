@@ -6,17 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mtabench.measuring.settled import UNSETTLED, half_interval_of, meaning, settled
 from mtabench.problem.axes import short
-from mtabench.results.results_file import STATUSES
+from mtabench.results.columns import AXES, STATUSES, TABLE
+from mtabench.results.shown import clocks, clocks_differ, cut
 from mtabench.results.where import value_of
 
 Row = Mapping[str, str]
 
-DEVICE = ("device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha")
-SETTING = ("pass", "dtype", "batch", "heads", "kv_heads", "head_dim", "conv", "causal", "splits", "cache", "timer")
-NAMES = {"kv_heads": "KV heads", "head_dim": "head dim", "git_sha": "git", "cuda": "CUDA"}
-MOST_CHARACTERS = 40  # of a text from a file in one place of a table
+DEVICE = tuple(column.name for column in TABLE if column.role == "environment" and column.name != "git_dirty")
+SETTING = (*(axis for axis in AXES if axis != "seq"), "cache", "timer")
+NAMES = {column.name: column.heading for column in TABLE if column.heading}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ def make_view(rows: Sequence[Row]) -> View:
     splits = [column for column in varying if column.name == "splits"]
     varying = [column for column in varying if column.name != "splits"]
     seq = _column(rows, "seq", "", 0, lambda row: short(int(row["seq"])), problem=True)
-    impl = _column(rows, "impl", "", 0, lambda row: _cut(row["impl"]), right=False, problem=True)
+    impl = _column(rows, "impl", "", 0, lambda row: cut(row["impl"]), right=False, problem=True)
     status, reasons = _status(rows)
     measured = [column for column in _measured(rows) if any(column.texts)]
     all_ok = all(row["status"] == "ok" for row in rows)
@@ -75,64 +74,15 @@ def make_view(rows: Sequence[Row]) -> View:
     )
 
 
-def significant(value: float, digits: int) -> str:
-    """A number with so many digits that count, zeros at the end included, and never 1e+03."""
-    return f"{value:.0f}" if value >= 10 ** (digits - 1) else f"{value:#.{digits}g}".rstrip(".")
-
-
 def _measured(rows: Sequence[Row]) -> list[Column]:
-    """Median and interval first; throughput in the unit that says most of these passes."""
+    """What columns show of what came out, in the order of their places."""
     decode = all(row["pass"] == "decode" for row in rows)
-
-    def number(name: str, digits: int = 3, factor: float = 1.0) -> Callable[[Row], str]:
-        return lambda row: significant(factor * float(row[name]), digits) if row[name] else ""
-
-    def times(row: Row) -> str:
-        return f"{significant(float(row['speedup']), 3)}x" if row["speedup"] else ""
-
-    def spread(row: Row) -> str:
-        return "-".join(significant(float(row[name]), 4) for name in ("p10_ms", "p90_ms") if row[name])
-
-    def median(row: Row) -> str:
-        return (UNSETTLED if settled(row) is False else "") + number("median_ms", 4)(row)
-
-    def interval(row: Row) -> str:
-        half = half_interval_of(row)
-        return "" if half is None else f"{100 * half:.2f}" if half < 0.1 else significant(100 * half, 2)
-
-    return [
-        _column(rows, "median", "ms", 0, median, legend=f"{UNSETTLED} {why}" if (why := meaning(rows)) else ""),
-        _column(rows, "±", "%", 2, interval, legend="half the 95 % interval of the median"),
-        _column(rows, "p10-p90", "ms", 7, spread),
-        _column(rows, "speedup", "", 1, times),
-        _column(rows, "efficiency", "%", 2, number("efficiency", factor=100)),
-        _column(rows, "useful", "TFLOP/s", 6 if decode else 4, number("useful_tflops")),
-        _column(rows, "moved", "GB/s", 4 if decode else 8, number("gbytes_s")),
-        _column(rows, "of roof", "%", 5, number("fraction_of_roofline", factor=100), legend=_roof_legend(rows)),
-        _column(rows, "memory", "MB", 9, number("peak_memory_mb")),
-        _column(rows, "energy", "J", 9, number("energy_j")),
-        _column(rows, "energy", "tokens/J", 9, number("tokens_per_joule")),
-        _column(rows, "worker", "", 9, lambda row: _cut(row["worker"]), right=False),
-        _column(rows, "error", "", 10, lambda row: f"{float(row['rel_error']):.1e}" if row["rel_error"] else ""),
-        _column(rows, "clock", "MHz", 11, number("sm_clock_mhz", 4) if _clocks_differ(rows) else lambda row: ""),
-    ]
-
-
-def _roof_legend(rows: Sequence[Row]) -> str:
-    """What the roof of decode is in files from before reading was measured."""
-    of_copies = any(
-        row["pass"] == "decode" and row["fraction_of_roofline"] and not row["read_gbytes_s"] for row in rows
-    )
-    return "of decode, what a copy moves; what only reads can be faster" if of_copies else ""
-
-
-def _clocks(rows: Sequence[Row]) -> list[float]:
-    return [float(row["sm_clock_mhz"]) for row in rows if row["sm_clock_mhz"]]
-
-
-def _clocks_differ(rows: Sequence[Row]) -> bool:
-    """Whether some cells ran at a clock so low that it counts; otherwise the range says enough."""
-    return min(_clocks(rows), default=0.0) < 0.95 * max(_clocks(rows), default=0.0)
+    found = []
+    for one in sorted((column.shown for column in TABLE if column.shown), key=lambda one: one.place):
+        rank = one.rank if one.decode_rank is None or not decode else one.decode_rank
+        text = one.text if one.wanted(rows) else lambda row: ""
+        found.append(_column(rows, one.heading, one.unit, rank, text, one.right, legend=one.legend(rows)))
+    return found
 
 
 def _column(
@@ -152,7 +102,7 @@ def _shown(row: Row, name: str) -> str:
         return "" if row["pass"] == "decode" else {"true": "yes", "false": "no"}[row["causal"]]
     if name == "splits" and row["splits"] == "auto" and row["splits_used"]:
         return f"auto ({row['splits_used']})"
-    return _cut(value_of(row, name))
+    return cut(value_of(row, name))
 
 
 def _shared(rows: Sequence[Row], name: str) -> str | None:
@@ -177,7 +127,7 @@ def _tokens(rows: Sequence[Row]) -> str:
 
 
 def _setting(rows: Sequence[Row], shared: Mapping[str, str], tokens: str) -> list[str]:
-    words = {name: f"{NAMES.get(name, name)} {_cut(value)}" for name, value in shared.items() if value}
+    words = {name: f"{NAMES.get(name, name)} {cut(value)}" for name, value in shared.items() if value}
     if shared.get("pass"):
         words["pass"] = {"fwd": "forward", "bwd": "backward"}.get(shared["pass"], shared["pass"])
     if shared.get("dtype"):
@@ -193,22 +143,22 @@ def _setting(rows: Sequence[Row], shared: Mapping[str, str], tokens: str) -> lis
     if all(row["pass"] == "decode" for row in rows):
         words.pop("causal", None)
     if shared.get("cache"):
-        words["cache"] = f"{_cut(shared['cache'])} cache"
+        words["cache"] = f"{cut(shared['cache'])} cache"
     baselines = sorted({row["baseline"] for row in rows} - {""})
     found = [words[name] for name in SETTING if name in words]
-    return found + ([f"speedup over {' or '.join(map(_cut, baselines))}"] if baselines else [])
+    return found + ([f"speedup over {' or '.join(map(cut, baselines))}"] if baselines else [])
 
 
 def _device(rows: Sequence[Row], shared: Mapping[str, str]) -> list[str]:
     words = [
-        _cut(shared[name]) if name == "device" else f"{NAMES.get(name, name)} {_cut(shared[name])}"
+        cut(shared[name]) if name == "device" else f"{NAMES.get(name, name)} {cut(shared[name])}"
         for name in DEVICE[:-1]
         if shared.get(name)
     ]
     if shared.get("git_sha"):
         words.append(f"git {next(filter(None, map(_revision, rows)))}")
-    if (clocks := _clocks(rows)) and not _clocks_differ(rows):
-        low, high = (f"{bound(clocks):.0f}" for bound in (min, max))
+    if (found := clocks(rows)) and not clocks_differ(rows):
+        low, high = (f"{bound(found):.0f}" for bound in (min, max))
         words.append(f"{low} MHz" if low == high else f"{low} to {high} MHz")
     first, last = min(row["started_utc"] for row in rows), max(row["started_utc"] for row in rows)
     return [*words, first if first == last else f"{first} to {last}"]
@@ -235,7 +185,3 @@ def _status(rows: Sequence[Row]) -> tuple[Column, list[str]]:
         right=False,
     )  # fmt: skip
     return column, list(reasons)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."

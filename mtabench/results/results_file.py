@@ -1,4 +1,4 @@
-"""The results file: one CSV row a cell, raw samples beside it; its columns, and how it is read.
+"""The results file: one CSV row a cell, raw samples beside it, and how it is read. Its columns: columns.py.
 
 A file may come from a stranger: what is read is bounded, checked column by column, and printable. A line that does not
 end in a newline was cut off by a kill and is dropped. How it is written: writer.py.
@@ -15,63 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log, printable, quoted
-from mtabench.problem.case import DTYPES, OPS, PASSES, Case
+from mtabench.problem.case import Case
 from mtabench.registry import splitting_names
-from mtabench.results import fields
+from mtabench.results.columns import SCHEMA_VERSION, TABLE
 from mtabench.results.csv_reading import read_csv
+from mtabench.results.fields import Check
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION = 1
-STATUSES = ("ok", "unsupported", "wrong", "oom", "error", "timeout", "invalid")
-
+COLUMNS = tuple(column.name for column in TABLE)
 # What identifies a cell within a file; joined with "/" it is the column `cell` of the samples file.
-KEY_COLUMNS = (
-    "pass", "impl", "op", "dtype", "batch", "heads", "kv_heads", "seq", "head_dim", "conv_q", "conv_k",
-    "causal", "splits",
-)  # fmt: skip
-MEASURED_COLUMNS = (
-    "rounds", "samples", "median_ms", "p10_ms", "p90_ms", "ci95_low_ms", "ci95_high_ms", "baseline",
-    "speedup", "useful_tflops", "executed_tflops", "gbytes_s", "fraction_of_roofline", "peak_memory_mb",
-    "rel_error", "timer", "cache", "sm_clock_mhz", "throttled", "energy_j", "tokens_per_joule", "ci_target",
-    "run_delay", "read_gbytes_s",
-)  # fmt: skip
-# Of a cell that ranks shared: how many, the speedup over one a rank, 10^9 bytes a second that a rank sends to
-# the next, and the time that all it sends takes at that rate.
-RANK_COLUMNS = ("ranks", "efficiency", "link_gbytes_s", "communication_ms")
-# Files from before they were kept do not have these.
-LATER_COLUMNS = (
-    "energy_j", "tokens_per_joule", "worker", *RANK_COLUMNS, "ci_target", "run_delay", "read_gbytes_s",
-)  # fmt: skip
-COLUMNS = (
-    "schema_version", "run_id", "started_utc", *KEY_COLUMNS, "splits_used", "status", "reason",
-    *MEASURED_COLUMNS, "device", "worker", *RANK_COLUMNS, "driver", "cuda", "torch", "triton", "mtabench",
-    "git_sha", "git_dirty", "repro",
-)  # fmt: skip
+KEY_COLUMNS = tuple(column.name for column in TABLE if column.role == "cell")
+MEASURED_COLUMNS = tuple(column.name for column in TABLE if column.role == "measured")
+NUMERIC_COLUMNS = tuple(column.name for column in TABLE if column.field.numeric)
+LATER_COLUMNS = tuple(column.name for column in TABLE if column.since)  # older files do not have these
 SAMPLE_COLUMNS = ("run_id", "cell", "round", "sample", "ms")
-NUMERIC_COLUMNS = (
-    "schema_version", "batch", "heads", "kv_heads", "seq", "head_dim", "conv_q", "conv_k",
-    *(name for name in MEASURED_COLUMNS if name not in ("baseline", "timer", "cache", "throttled")),
-    *RANK_COLUMNS,
-)  # fmt: skip
-# What a field may hold; the columns that are missing here hold any text.
-CHECKS: Mapping[str, fields.Check] = {
-    **{name: fields.optional(fields.quantity) for name in NUMERIC_COLUMNS},
-    **{name: fields.optional(fields.positive) for name in MEASURED_COLUMNS if name.endswith("_ms")},
-    **{name: fields.optional(fields.count) for name in ("conv_q", "conv_k", "splits_used", "rounds", "samples")},
-    "ranks": fields.optional(fields.count),
-    **{name: fields.optional(fields.flag) for name in ("throttled", "git_dirty")},
-    **{name: fields.count for name in ("batch", "heads", "kv_heads", "seq", "head_dim")},
-    "pass": fields.one_of(*PASSES),
-    "op": fields.one_of(*OPS),
-    "dtype": fields.one_of(*DTYPES),
-    "status": fields.one_of(*STATUSES),
-    "causal": fields.flag,
-    "splits": fields.optional(fields.splits),
-    "started_utc": fields.time_utc,
-    "git_sha": fields.optional(fields.revision),
-}
 MOST_BYTES, MOST_ROWS = 64 << 20, 100_000  # a row takes about 450 bytes; all of them are held in memory
 
 Row = Mapping[str, Any]
@@ -122,7 +81,7 @@ def samples_path(path: Path) -> Path:
 
 
 def read_file(path: Path | str) -> ResultsFile:
-    """The rows of a results file, maybe none, as texts that CHECKS let pass.
+    """The rows of a results file, maybe none, as texts that the columns' checks let pass.
 
     Raises UsageError for a file that is missing, too large, of another schema_version, without a column of it, or
     with anything in a field that does not belong there.
@@ -143,8 +102,9 @@ def read_file(path: Path | str) -> ResultsFile:
     columns = {name: next(texts, []) for name in file.header}
     columns |= {name: [""] * len(columns["schema_version"]) for name in LATER_COLUMNS if name not in columns}
     _check_version(path, columns["schema_version"])
-    for name, check in CHECKS.items():
-        columns[name] = _checked(path, name, columns[name], check)
+    for column in TABLE:
+        if column.field.check:
+            columns[column.name] = _checked(path, column.name, columns[column.name], column.field.check)
     _fill_splits(columns)
     return ResultsFile(path, columns, file.torn)
 
@@ -199,7 +159,7 @@ def _check_version(path: Path, versions: Sequence[str]) -> None:
             )
 
 
-def _checked(path: Path, name: str, texts: Sequence[str], check: fields.Check) -> list[str]:
+def _checked(path: Path, name: str, texts: Sequence[str], check: Check) -> list[str]:
     """The texts of a column as mtabench writes them; each that stands there is checked once."""
     found = dict.fromkeys(texts, "")
     for text in found:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mtabench.measuring.statistics import summarize
+from mtabench.measuring.statistics import Summary, summarize
 from mtabench.problem.case import Case
-from mtabench.problem.work import bytes_moved, executed_flops, only_reads, tokens, useful_flops
-from mtabench.registry import find
-from mtabench.results.results_file import KEY_COLUMNS, SCHEMA_VERSION, key_of
+from mtabench.problem.work import bytes_moved, only_reads, useful_flops
+from mtabench.results.columns import TABLE
+from mtabench.results.results_file import KEY_COLUMNS, key_of
 
 if TYPE_CHECKING:
     from mtabench.measuring.ceilings import Ceilings
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 ROOFLINE_SLACK = 1.1
 
 TIMED = ("ok", "invalid")
-RAN = (*TIMED, "wrong")
 
 Row = dict[str, Any]
 
@@ -39,20 +38,50 @@ class RunFacts:
     options: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is known of every cell when its row is made."""
+
+    case: Case
+    facts: RunFacts
+    status: str
+    reason: str
+    rel_error: float | None
+
+    @property
+    def repro(self) -> str:
+        """A command line that measures the cell again."""
+        return f"{self.case.repro()} {self.facts.options}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What is known of a cell with a time; `ceilings` is None where they were not measured."""
+
+    case: Case
+    measurement: Measurement
+    summary: Summary
+    ceilings: Ceilings | None
+
+    @property
+    def seconds(self) -> float:
+        """The median."""
+        return self.summary.median_ms / 1e3
+
+    @property
+    def fraction(self) -> float | None:
+        """The least time that the ceilings allow over the median; None where it is not known."""
+        least_s = roofline_seconds(self.case, self.ceilings) if self.ceilings else None
+        return least_s / self.seconds if least_s else None
+
+
 def cell_row(case: Case, facts: RunFacts, status: str, reason: str = "", rel_error: float | None = None) -> Row:
     """The row of a cell without a time."""
-    splits_used = find(case.impl).splits_used if case.splits is not None and status in RAN else None
+    cell = Cell(case, facts, status, reason, rel_error)
     return {
-        "schema_version": SCHEMA_VERSION,
-        "run_id": facts.run_id,
-        "started_utc": facts.started_utc,
-        **dict(zip(KEY_COLUMNS, key_of(case), strict=True)),
-        "splits_used": splits_used(case) if splits_used else None,
-        "status": status,
-        "reason": reason,
-        "rel_error": rel_error,
         **facts.environment,
-        "repro": f"{case.repro()} {facts.options}".strip(),
+        **dict(zip(KEY_COLUMNS, key_of(case), strict=True)),
+        **{column.name: column.value(cell) for column in TABLE if column.value},
     }
 
 
@@ -60,35 +89,10 @@ def timed_row(
     case: Case, facts: RunFacts, measurement: Measurement, rel_error: float | None, ceilings: Ceilings | None
 ) -> Row:
     """The row of a cell that was verified and timed; its speedup is not known yet."""
-    summary = summarize(measurement.rounds)
-    seconds = summary.median_ms / 1e3
-    useful, moved = useful_flops(case), bytes_moved(case)
-    least_s = roofline_seconds(case, ceilings) if ceilings else None
-    fraction = least_s / seconds if least_s else None
-    reason = _invalid(case, measurement, fraction)
-    return cell_row(case, facts, "invalid" if reason else "ok", reason, rel_error) | {
-        "rounds": summary.rounds,
-        "samples": summary.samples,
-        "median_ms": summary.median_ms,
-        "p10_ms": summary.p10_ms,
-        "p90_ms": summary.p90_ms,
-        "ci95_low_ms": summary.ci95_low_ms,
-        "ci95_high_ms": summary.ci95_high_ms,
-        "useful_tflops": useful / seconds / 1e12,
-        "executed_tflops": executed_flops(case, find(case.impl).work) / seconds / 1e12,
-        "gbytes_s": moved / seconds / 1e9,
-        "fraction_of_roofline": fraction,
-        "peak_memory_mb": measurement.peak_memory_mb,
-        "timer": measurement.timer,
-        "cache": measurement.cache,
-        "sm_clock_mhz": measurement.sm_clock_mhz,
-        "throttled": measurement.throttled,
-        "energy_j": measurement.energy_j,
-        "tokens_per_joule": tokens(case) / measurement.energy_j if measurement.energy_j else None,
-        "ci_target": measurement.ci_target,
-        "run_delay": measurement.run_delay,
-        "read_gbytes_s": ceilings.read_gbytes_s if ceilings and only_reads(case) else None,
-    }
+    timed = Timed(case, measurement, summarize(measurement.rounds), ceilings)
+    reason = _invalid(timed)
+    row = cell_row(case, facts, "invalid" if reason else "ok", reason, rel_error)
+    return row | {column.name: column.timed(timed) for column in TABLE if column.timed}
 
 
 def roofline_seconds(case: Case, ceilings: Ceilings) -> float | None:
@@ -124,12 +128,12 @@ def sample_lines(case: Case, facts: RunFacts, rounds: Iterable[Iterable[float]])
             yield facts.run_id, cell, number, sample, milliseconds
 
 
-def _invalid(case: Case, measurement: Measurement, fraction: float | None) -> str:
+def _invalid(timed: Timed) -> str:
     """Why the time is not to be believed, or an empty text."""
-    if measurement.throttled:
+    if timed.measurement.throttled:
         return "measured while the GPU was throttled"
     # A CPU's caches are not flushed, and a warm cache is faster than memory: the roofline says nothing there.
-    cold_gpu = case.device == "cuda" and measurement.cache == "cold"
-    if cold_gpu and fraction is not None and fraction > ROOFLINE_SLACK:
-        return f"{fraction:.2f} times as fast as the device's measured ceilings allow"
+    cold_gpu = timed.case.device == "cuda" and timed.measurement.cache == "cold"
+    if cold_gpu and timed.fraction is not None and timed.fraction > ROOFLINE_SLACK:
+        return f"{timed.fraction:.2f} times as fast as the device's measured ceilings allow"
     return ""

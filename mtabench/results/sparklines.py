@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from mtabench.console import significant
 from mtabench.problem.axes import short
-from mtabench.results.result_view import View, significant
+from mtabench.results.result_view import View
 
 MARKS = "▁▂▃▄▅▆▇█"
 MISSING = "x"
@@ -78,8 +79,10 @@ def against_seq(rows: Sequence[Row], view: View) -> list[tuple[str, str, str]]:
     if not compared or max(len(lengths), len(series)) > MOST_SERIES:
         return []
     most = max(value for values in series.values() for value in values.values())
-    shown = [("", f"{unit} at seq {', '.join(map(short, lengths))}; full height is {significant(most, 3)}", "")]
+    shown = [
+        ("", f"{unit} at seq {', '.join(map(short, lengths))}; full height is {significant(most, 3, zeros=True)}", "")
+    ]
     for label, values in series.items():
-        ends = [significant(values[length], 3) for length in (min(values), max(values))]
+        ends = [significant(values[length], 3, zeros=True) for length in (min(values), max(values))]
         shown.append((label, sparkline(map(values.get, lengths), 0, most), " to ".join(dict.fromkeys(ends))))
     return shown

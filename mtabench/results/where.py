@@ -11,17 +11,18 @@ from functools import partial
 
 from mtabench.errors import UsageError
 from mtabench.problem.axes import parse_convs, parse_ints, short
+from mtabench.results.columns import TABLE
 from mtabench.results.results_file import COLUMNS, MEASURED_COLUMNS, NUMERIC_COLUMNS
 
 Row = Mapping[str, str]
 
-COUNTS = ("batch", "heads", "kv_heads", "seq", "head_dim", "splits_used")
 # A filter is about what was measured, where and how: not about what came out.
 FILTERS = (
     "conv",
     *(name for name in COLUMNS if name not in (*MEASURED_COLUMNS, "conv_q", "conv_k", "schema_version", "repro")),
-    "baseline", "timer", "cache", "throttled",
-)  # fmt: skip
+    *(name for name in MEASURED_COLUMNS if name not in NUMERIC_COLUMNS),
+)
+COUNTS = tuple(column.name for column in TABLE if column.field.parquet == "Int64" and column.name in FILTERS)
 MOST_LISTED = 12
 
 _CONDITION = re.compile(r"\s*([\w-]+)\s*(!?=)(.*)", re.ASCII | re.DOTALL)
@@ -138,7 +139,7 @@ def _typed(row: Row, column: str) -> str:
 def _comparable(name: str, row: Row) -> float | str:
     if name == "splits":
         return float("inf") if row[name] == "auto" else float(row[name])
-    return float(row[name]) if name in NUMERIC_COLUMNS or name == "splits_used" else row[name]
+    return float(row[name]) if name in (*NUMERIC_COLUMNS, *COUNTS) else row[name]
 
 
 def _near(name: str, names: Sequence[str]) -> str:

@@ -14,10 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mtabench.console import significant
+from mtabench.console import GAP, Column, leave_out, significant
 from mtabench.measuring.settled import UNSETTLED, settled, unsettled, was_crowded
 from mtabench.problem.axes import short
-from mtabench.results.columns import GAP, Column, leave_out
 from mtabench.results.results_file import text_of
 from mtabench.results.splits import Choice, choices
 from mtabench.sweeps.estimate import shown

@@ -218,7 +218,7 @@ def test_a_process_that_fails_is_one_sentence(mtabench, processes, repository, r
 
 def test_results_of_another_schema_are_said(mtabench, processes, monkeypatch):
     processes(sides())
-    monkeypatch.setattr("mtabench.results.rows.SCHEMA_VERSION", 99)
+    monkeypatch.setattr("mtabench.results.columns.SCHEMA_VERSION", 99)
     code, _, err = mtabench("ab", "--base", "HEAD~1", *SWEEP, "--out", "out")
     assert (code, len(err.splitlines())) == (1, 1)
     assert "writes results that this mtabench does not read: " in err

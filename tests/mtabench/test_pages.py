@@ -5,9 +5,11 @@ import hashlib
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
+import mtabench
 from mtabench.errors import UsageError
 from mtabench.pages.page import build_page, embedded_json
 from mtabench.pages.text import shown_number, shown_text
@@ -76,3 +78,13 @@ def test_texts_become_printable_and_bounded(text, shown):
 def test_numbers_are_what_json_has(value, shown):
     assert shown_number(value) == shown
     assert type(shown_number(value)) is type(shown)
+
+
+def test_colours_stand_in_the_palette_alone():
+    """Beside it only implementations have colours of their own."""
+    found = [
+        path.name
+        for path in Path(mtabench.__file__).parent.rglob("*")
+        if path.suffix in (".py", ".css", ".js") and re.search(r"#[0-9a-fA-F]{3}([0-9a-fA-F]{3})?\b", path.read_text())
+    ]
+    assert set(found) <= {"palette.py", "style.py"}

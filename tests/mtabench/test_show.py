@@ -10,7 +10,7 @@ from command_line import make_runner, refused
 from rich.cells import cell_len
 from written_runs import case, rounds, write_run
 
-from mtabench.results.result_view import significant
+from mtabench.console import significant
 from mtabench.results.results_file import samples_path
 from mtabench.results.sparklines import drift, sparkline
 
@@ -209,7 +209,7 @@ def test_a_reader_that_goes_away_is_no_error(path):
 
 
 def test_numbers_keep_their_digits():
-    assert [significant(x, 3) for x in (0.5, 1.0, 12.345, 1234.0, 99.96, 1e-9)] == [
+    assert [significant(x, 3, zeros=True) for x in (0.5, 1.0, 12.345, 1234.0, 99.96, 1e-9)] == [
         "0.500", "1.00", "12.3", "1234", "100", "1.00e-09",
     ]  # fmt: skip
-    assert significant(1e6, 4) == "1000000"
+    assert significant(1e6, 4, zeros=True) == "1000000"

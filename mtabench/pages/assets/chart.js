@@ -7,7 +7,7 @@
 // for thousands of marks. Returns a promise of Vega's view, or of null if another spec came before this one was drawn.
 "use strict";
 
-// A colour of theme.css as Vega takes it: light-dark() is resolved by a real property of a real element.
+// A colour of the palette as Vega takes it: light-dark() is resolved by a real property of a real element.
 function chartColour(name) {
   const probe = document.body.appendChild(document.createElement("span"));
   probe.style.color = `var(--${name})`;

@@ -4,8 +4,8 @@ import pytest
 from chart_cells import conv_cell, oom, plain_cell, write
 
 from mtabench.charts.data import one_line_each, read_cells, settings
+from mtabench.charts.kinds.splits import split_panels
 from mtabench.charts.panels import panels, times
-from mtabench.charts.splits import split_panels
 from mtabench.charts.style import DARK, LIGHT, SPARE_STYLES, SPARE_YARDSTICKS, own_styles, styles_of
 
 

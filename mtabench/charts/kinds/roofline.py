@@ -183,4 +183,4 @@ def _finding(cells: pd.DataFrame, roof: Roof) -> str:
     return f"{words}, {plain(found.yardstick)} {span(theirs, percent)}" if len(theirs) else words
 
 
-KIND = Kind("roofline", "cells with useful_tflops and gbytes_s", chart)
+KIND = Kind("cells with useful_tflops and gbytes_s", chart, place=5)

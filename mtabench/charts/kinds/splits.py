@@ -12,10 +12,10 @@ from matplotlib.colors import to_hex
 
 from mtabench.charts.chart import Chart, Kind, titled
 from mtabench.charts.data import CONV_COLUMNS
+from mtabench.charts.kinds.time import BANDS
 from mtabench.charts.lines import YAxis, line_chart
 from mtabench.charts.panels import Failure, Line, Panel, check_panels, failures_of, times, unsettled_times
 from mtabench.charts.text import problem, shortened
-from mtabench.charts.time import BANDS
 from mtabench.implementations import Style
 from mtabench.problem.axes import short
 from mtabench.results.splits import choices
@@ -90,4 +90,4 @@ def _finding(swept: pd.DataFrame) -> str:
     return f"{who} is within {worst:.1f} % of the best number of splits measured{of}"
 
 
-KIND = Kind("splits", "times of at least two numbers of splits (such as mtabench decode --splits auto,1..128)", chart)
+KIND = Kind("times of at least two numbers of splits (such as mtabench decode --splits auto,1..128)", chart, place=9)

@@ -8,10 +8,10 @@ import pandas as pd
 from mtabench.charts.chart import Chart, Kind, titled
 from mtabench.charts.data import baseline_name, one_line_each, unsettled_ratios
 from mtabench.charts.findings import called, speed_range, subject, where
+from mtabench.charts.kinds.time import BANDS
 from mtabench.charts.lines import YAxis, line_chart
 from mtabench.charts.panels import Band, Panel, panels, times
 from mtabench.charts.text import TIMES, shortened
-from mtabench.charts.time import BANDS
 
 
 def chart(cells: pd.DataFrame) -> Chart | None:
@@ -65,4 +65,4 @@ def _name_baseline(panel: Panel, baseline: str) -> Panel:
     return replace(panel, lines=tuple(named))
 
 
-KIND = Kind("speedup", "a timed baseline, and a speedup of another implementation over it", chart)
+KIND = Kind("a timed baseline, and a speedup of another implementation over it", chart, place=2)

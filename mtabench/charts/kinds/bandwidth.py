@@ -58,4 +58,4 @@ def _finding(cells: pd.DataFrame, limit: float | None, kind: str) -> str:
     return f"{words}, {span(rates / limit, percent)} of the {kind}"
 
 
-KIND = Kind("bandwidth", "decode cells with gbytes_s", chart)
+KIND = Kind("decode cells with gbytes_s", chart, place=6)

@@ -151,4 +151,4 @@ def _finding(ladder: Ladder) -> str:
     return f"{shortened(ladder.names[-1])} {speed(ratio, shortened(ladder.names[0]))}, {steps}, at {ladder.title}"
 
 
-KIND = Kind("ladder", f"times of at least {LEAST} implementations of plain attention at one shape", chart)
+KIND = Kind(f"times of at least {LEAST} implementations of plain attention at one shape", chart, place=10)

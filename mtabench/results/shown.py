@@ -1,0 +1,100 @@
+"""How a column is shown: by `show` and `export` in a table of texts, and by `report`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mtabench.console import significant
+from mtabench.measuring.settled import UNSETTLED, half_interval_of, meaning, settled
+from mtabench.pages.text import shown_number
+
+MOST_CHARACTERS = 40  # of a text from a file in one place of a table
+
+Row = Mapping[str, Any]
+Text = Callable[[Row], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A column in the tables of `show` and `export`: `text` gives what stands in a row, empty where nothing is known.
+
+    Rank 0 stays in the narrowest table; the highest rank is left out first. `decode_rank` is that in a table of decode
+    alone. Columns stand in the order of `place`, and of the file where that is equal.
+    """
+
+    heading: str
+    unit: str
+    rank: int
+    text: Text
+    place: int = 5
+    decode_rank: int | None = None
+    right: bool = True
+    legend: Callable[[Sequence[Row]], str] = lambda rows: ""
+    wanted: Callable[[Sequence[Row]], bool] = lambda rows: True
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A column in the table of a report. `name` and `value` are of what is computed from the row, else the column's."""
+
+    label: str
+    unit: str = ""
+    digits: int = 4
+    name: str = ""
+    value: Callable[[Row], float | None] | None = None
+
+
+def number(name: str, digits: int = 3, factor: float = 1.0, end: str = "") -> Text:
+    """The text of a number: so many digits, after multiplication by `factor`."""
+    return lambda row: significant(factor * float(row[name]), digits, zeros=True) + end if row[name] else ""
+
+
+def median(row: Row) -> str:
+    """The median, marked if it did not settle."""
+    return (UNSETTLED if settled(row) is False else "") + number("median_ms", 4)(row)
+
+
+def unsettled_legend(rows: Sequence[Row]) -> str:
+    """What the mark of a median means, if there is one."""
+    return f"{UNSETTLED} {why}" if (why := meaning(rows)) else ""
+
+
+def interval(row: Row) -> str:
+    """Half the 95 % interval of the median, in percent."""
+    half = half_interval_of(row)
+    return "" if half is None else f"{100 * half:.2f}" if half < 0.1 else significant(100 * half, 2, zeros=True)
+
+
+def percentiles(row: Row) -> str:
+    """The 10th and the 90th percentile."""
+    return "-".join(significant(float(row[name]), 4, zeros=True) for name in ("p10_ms", "p90_ms") if row[name])
+
+
+def roof_legend(rows: Sequence[Row]) -> str:
+    """What the roof of decode is in files from before reading was measured."""
+    of_copies = any(
+        row["pass"] == "decode" and row["fraction_of_roofline"] and not row["read_gbytes_s"] for row in rows
+    )
+    return "of decode, what a copy moves; what only reads can be faster" if of_copies else ""
+
+
+def clocks(rows: Sequence[Row]) -> list[float]:
+    """The clocks at which cells ran, in MHz."""
+    return [float(row["sm_clock_mhz"]) for row in rows if row["sm_clock_mhz"]]
+
+
+def clocks_differ(rows: Sequence[Row]) -> bool:
+    """Whether some cells ran at a clock so low that it counts; otherwise the range says enough."""
+    return min(clocks(rows), default=0.0) < 0.95 * max(clocks(rows), default=0.0)
+
+
+def percent(part: float | None) -> float | int | None:
+    """A part in percent."""
+    return None if part is None else shown_number(100 * part)
+
+
+def cut(text: str) -> str:
+    """A text from a file, as long as a table has room for."""
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."

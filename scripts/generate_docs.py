@@ -1,0 +1,64 @@
+"""Writes the tables of docs/ that say what the code says: implementations, columns of results, kinds of charts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from mtabench.charts import KINDS
+from mtabench.registry import IMPLEMENTATIONS
+from mtabench.results.columns import SCHEMA_VERSION, TABLE
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def implementations() -> Iterator[str]:
+    """A line for each implementation, in the order of `mtabench list`."""
+    yield "| name | computes | passes | devices | what it is |"
+    yield "| --- | --- | --- | --- | --- |"
+    for entry in IMPLEMENTATIONS:
+        computes = {"attention": "plain attention"}.get(entry.op, entry.op.replace("-", " "))
+        what = "; ".join(filter(None, (entry.summary.removeprefix("plain attention: "), entry.note)))
+        devices = ", ".join(entry.devices).upper()
+        yield f"| `{entry.name}` | {computes} | {', '.join(entry.passes)} | {devices} | {what} |"
+
+
+def columns() -> Iterator[str]:
+    """A line for each column, in the order of the file."""
+    yield "| column | unit | since | meaning |"
+    yield "| --- | --- | --- | --- |"
+    for column in TABLE:
+        yield f"| `{column.name}` | {column.unit} | {SCHEMA_VERSION}.{column.since} | {column.sentence} |"
+
+
+def charts() -> Iterator[str]:
+    """A line for each kind of chart, in the order in which they are drawn."""
+    yield "| kind | needs |"
+    yield "| --- | --- |"
+    for name, kind in KINDS.items():
+        yield f"| `{name}` | {kind.needs} |"
+
+
+Block = Callable[[], Iterator[str]]
+PAGES: Mapping[Path, Mapping[str, Block]] = {
+    DOCS / "implementations.md": {"implementations": implementations},
+    DOCS / "results.md": {"columns": columns, "charts": charts},
+}
+
+
+def generated(page: Path) -> str:
+    """A page with each block between `<!-- NAME -->` and `<!-- /NAME -->` made anew."""
+    text = page.read_text()
+    for name, lines in PAGES[page].items():
+        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        block = start + "\n".join(lines()) + "\n" + end
+        text, count = re.subn(re.escape(start) + ".*?" + re.escape(end), lambda _, block=block: block, text, flags=re.S)
+        if count != 1:
+            raise SystemExit(f"{page} has {count} blocks {start.strip()}; expected one")
+    return text
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(generated(page))
