@@ -9,7 +9,7 @@ from emulated_kernels import FOLDER, Emulator
 from torch import Tensor
 
 from mta_kernels.conv_attention.hopper import backward, forward, prepare, tensor_maps
-from mta_kernels.cuda.compiler import Source
+from mta_kernels.nvrtc.compiler import Source
 
 
 class EmulatedMap(ctypes.Structure):

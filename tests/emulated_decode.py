@@ -12,7 +12,7 @@ from emulated_kernels import LAUNCH, Emulator
 from mta_kernels.conv_attention import api
 from mta_kernels.conv_attention.cuda_decode import decode, geometry
 from mta_kernels.conv_attention.cuda_decode.geometry import Geometry, choose_plan
-from mta_kernels.cuda.compiler import Source
+from mta_kernels.nvrtc.compiler import Source
 
 H200 = 232448  # bytes of shared memory a program
 

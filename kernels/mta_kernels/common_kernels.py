@@ -19,8 +19,8 @@ from mta_kernels import code_cache
 from mta_kernels.conv_attention.arguments import key_padding
 from mta_kernels.conv_attention.cuda_decode.geometry import plan_on
 from mta_kernels.conv_attention.hopper import backward, forward, prepare
-from mta_kernels.cuda import compiler, shipped
-from mta_kernels.cuda.compiler import Source
+from mta_kernels.nvrtc import compiler, shipped
+from mta_kernels.nvrtc.compiler import Source
 
 DTYPES = (torch.bfloat16, torch.float16)
 CONVOLUTION = (6, 11)  # of the paper's models, padded on both sides

@@ -132,7 +132,7 @@ def hopper(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     from mta_kernels.conv_attention.arguments import key_padding
     from mta_kernels.conv_attention.hopper import backward, forward
     from mta_kernels.conv_attention.hopper import prepare as preparing
-    from mta_kernels.cuda import compiler
+    from mta_kernels.nvrtc import compiler
     from mtabench.problem.inputs import DTYPES
 
     dtype = DTYPES[shape.dtype]
@@ -155,7 +155,7 @@ def cuda_decode(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     from mta_kernels.conv_attention.arguments import key_padding
     from mta_kernels.conv_attention.cuda_decode.decode import shape_unsupported
     from mta_kernels.conv_attention.cuda_decode.geometry import plan_on
-    from mta_kernels.cuda import compiler
+    from mta_kernels.nvrtc import compiler
     from mtabench.problem.inputs import DTYPES
 
     dtype, pad = DTYPES[shape.dtype], key_padding(shape.conv[1], "both")
@@ -173,7 +173,7 @@ def cuda_decode(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
 def cuda_conv(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """The published approach to conv attention. Raises SkippedError without a compiler."""
     from mta_kernels.conv_attention.cuda_conv import shape as shapes
-    from mta_kernels.cuda import compiler
+    from mta_kernels.nvrtc import compiler
     from mtabench.problem.inputs import DTYPES
 
     dtype = DTYPES[shape.dtype]
@@ -213,7 +213,7 @@ def cuda_rungs(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
 
     from mta_kernels.attention import cuda_flash, cuda_naive, cuda_tiled
     from mta_kernels.attention.cuda_launch import ELEMENTS, source
-    from mta_kernels.cuda import compiler
+    from mta_kernels.nvrtc import compiler
     from mtabench.problem.inputs import DTYPES
 
     if not shape.by_name:
@@ -232,8 +232,8 @@ def cuda_rungs(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
 
 
 def _compiled(source: Any) -> CudaCode:
-    """A `mta_kernels.cuda.compiler.Source` by the compiler that a call takes."""
-    from mta_kernels.cuda import compiler
+    """A `mta_kernels.nvrtc.compiler.Source` by the compiler that a call takes."""
+    from mta_kernels.nvrtc import compiler
 
     return CudaCode(*compiler.compile_source(source), ("nvrtc", compiler.version()))
 

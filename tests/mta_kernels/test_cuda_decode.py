@@ -22,7 +22,7 @@ from mta_kernels.conv_attention import (
 )
 from mta_kernels.conv_attention.cuda_decode import arrivals, geometry
 from mta_kernels.conv_attention.cuda_decode.geometry import choose_plan
-from mta_kernels.cuda import compiler
+from mta_kernels.nvrtc import compiler
 
 ON_GPU = DEVICE == "cuda"
 BF16, FP16 = torch.bfloat16, torch.float16

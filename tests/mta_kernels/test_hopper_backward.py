@@ -21,7 +21,7 @@ from planted_faults import plant
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference, repeated
 from mta_kernels.conv_attention.hopper import backward
 from mta_kernels.conv_attention.hopper import source as sources
-from mta_kernels.cuda import compiler
+from mta_kernels.nvrtc import compiler
 
 ON_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 BF16, FP16 = torch.bfloat16, torch.float16

@@ -26,7 +26,7 @@ from mta_kernels.conv_attention.hopper import backward, forward, prepare
 from mta_kernels.conv_attention.hopper import source as sources
 from mta_kernels.conv_attention.hopper.forward import Geometry, kernel, shape_unsupported
 from mta_kernels.conv_attention.hopper.prepare import Preparation, Prepared, Rows
-from mta_kernels.cuda import compiler, driver
+from mta_kernels.nvrtc import compiler, driver
 
 ON_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 SEEDS = (0,) if ON_HOPPER else (0, 1, 2)  # of the emulator: how threads and copies interleave

@@ -19,8 +19,8 @@ from kernel_inputs import make
 from mta_kernels import code_cache, common_kernels
 from mta_kernels.conv_attention import conv_attention
 from mta_kernels.conv_attention.hopper import backward, forward, prepare
-from mta_kernels.cuda import compiler, driver, shipped
-from mta_kernels.cuda.compiler import Source
+from mta_kernels.nvrtc import compiler, driver, shipped
+from mta_kernels.nvrtc.compiler import Source
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_COMPILER = """
@@ -29,7 +29,7 @@ sys.modules["cuda.bindings.nvrtc"] = None
 import torch
 from mta_kernels.conv_attention.hopper.prepare import Prepared
 from mta_kernels.conv_attention.hopper.source import FOLDER
-from mta_kernels.cuda import compiler, driver
+from mta_kernels.nvrtc import compiler, driver
 
 def found(release):
     driver.cuda_release = lambda: release
@@ -77,7 +77,7 @@ def wheel(tmp_path: Path) -> Path:
 
 
 def test_a_wheel_brings_its_kernels_and_none_that_changed(wheel: Path) -> None:
-    cubins = list((wheel / "mta_kernels/cuda/shipped").rglob("*.cubin"))
+    cubins = list((wheel / "mta_kernels/nvrtc/shipped").rglob("*.cubin"))
     assert len(cubins) == 2
     assert all(re.fullmatch(r"prepare-[0-9a-f]{32}\.cubin", path.name) for path in cubins)
     code = WITHOUT_COMPILER.format(release=int(compiler.version().split(".")[0]))

@@ -140,7 +140,7 @@ NOTHING_RUNS = {
 def test_rungs_allocate_what_the_table_says(monkeypatch, impl):
     place, stub = NOTHING_RUNS[impl]
     monkeypatch.setattr(f"mta_kernels.attention.{place}", stub)
-    monkeypatch.setattr("mta_kernels.cuda.driver.launch", lambda *args: None)
+    monkeypatch.setattr("mta_kernels.nvrtc.driver.launch", lambda *args: None)
     module = importlib.import_module(f"mta_kernels.attention.{place.partition('.')[0]}")
     case = replace(PLAIN, impl=impl, dtype="fp16", heads=4, kv_heads=2, seq=512)
     q, k, v = (torch.zeros(1, heads, 512, 64, dtype=torch.float16) for heads in (4, 2, 2))

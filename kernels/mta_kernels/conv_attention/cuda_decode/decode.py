@@ -19,8 +19,8 @@ from mta_kernels.conv_attention.cuda_decode.geometry import (
     choose_plan,
     has_whole_chunks,
 )
-from mta_kernels.cuda import driver
-from mta_kernels.cuda.compiler import machine_code, missing_package
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import machine_code, missing_package
 from mta_kernels.torch_compile import asked_once
 
 HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(16, 257), 16, 31  # taps at most

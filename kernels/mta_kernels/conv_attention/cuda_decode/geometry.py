@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mta_kernels.cuda.compiler import Source, headers_in
 from mta_kernels.gpu_limits import shared_memory_limit, sm_count
+from mta_kernels.nvrtc.compiler import Source, headers_in
 
 FOLDER = Path(__file__).parent
 INSTRUCTIONS = FOLDER.parents[1] / "attention"

@@ -27,9 +27,9 @@ from mta_kernels.conv_attention.hopper.prepare import (
 )
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
-from mta_kernels.cuda import driver
-from mta_kernels.cuda.compiler import Source, machine_code
 from mta_kernels.gpu_limits import sm_count
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import Source, machine_code
 from mta_kernels.remembering import keep
 
 TILE, CARRIED = 64, 16  # keys of a tile, and columns of c that it leaves to the next

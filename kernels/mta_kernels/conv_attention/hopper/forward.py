@@ -22,9 +22,9 @@ from mta_kernels.conv_attention.hopper.prepare import (
 )
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
-from mta_kernels.cuda import driver
-from mta_kernels.cuda.compiler import Source, machine_code, missing_package
 from mta_kernels.gpu_limits import sm_count
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import Source, machine_code, missing_package
 from mta_kernels.remembering import keep
 from mta_kernels.torch_compile import asked_once
 

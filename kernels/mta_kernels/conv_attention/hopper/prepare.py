@@ -12,8 +12,8 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import outer_strides
-from mta_kernels.cuda import driver
-from mta_kernels.cuda.compiler import Source, machine_code
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import Source, machine_code
 
 ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16"}
 NORM_PARTS = 32  # as in tiles.cuh

@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from mta_kernels.cuda.driver import checked, in_context
+from mta_kernels.nvrtc.driver import checked, in_context
 from mta_kernels.remembering import keep
 
 
