@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import key_padding
+from mta_kernels.operation import key_padding
 from mtabench.checking.oracle import row_errors
 from mtabench.checking.sample import border_near
 from mtabench.problem.case import Case

@@ -38,13 +38,14 @@ def _triton(case: Case, device: Device) -> Tile:
 
 
 def _hopper(case: Case, device: Device) -> Tile | None:
-    from mta_kernels.conv_attention.arguments import key_padding
     from mta_kernels.conv_attention.hopper import forward
+    from mta_kernels.operation import Operation
 
     dtype, taps = DTYPES[case.dtype], (case.conv_q or 1, case.conv_k or 1)
     if device.capability != (9, 0) or forward.shape_unsupported(dtype, case.head_dim, *taps):
         return None
-    geometry = forward.Geometry(dtype, case.head_dim, *taps, key_padding(taps[1], "both"), case.causal, False)
+    before = Operation.of(taps, case.head_dim).before
+    geometry = forward.ForwardConstants(dtype, case.head_dim, before, case.causal, False)
     rows, slab = geometry.warpgroups * forward.ROWS, forward.SLAB
     return {
         "queries": geometry.warpgroups * geometry.slabs * slab,

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from mta_kernels.conv_attention.arguments import key_padding
 from mta_kernels.conv_attention.context_parallel.ring import passed_bytes
 from mta_kernels.conv_attention.context_parallel.tiles import Problem
+from mta_kernels.operation import key_padding
 from mtabench import environment
 from mtabench.checking.judge import Judge, Result
 from mtabench.checking.probes import Probe

@@ -7,7 +7,7 @@ them. A CUDA source is compiled by the function itself, which yields its kernels
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ from mtabench.static.shapes import Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from mta_kernels.operation import Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def forward(shape: Shape, limits: Limits) -> None:
     """The forward pass."""
     from mta_kernels.conv_attention.triton.forward import conv_attention_forward
 
-    conv_attention_forward(*_inputs(shape), **_options(shape))
+    conv_attention_forward(_operation(shape), *_inputs(shape), spans=_spans(shape))
 
 
 def backward(shape: Shape, limits: Limits) -> None:
@@ -106,14 +108,14 @@ def backward(shape: Shape, limits: Limits) -> None:
 
     q, k, v, weight = _inputs(shape)
     logsumexp = tensor(*q.shape[:3], dtype=torch.float32)
-    conv_attention_backward(q, k, v, weight, q, logsumexp, q, **_options(shape))
+    conv_attention_backward(_operation(shape), q, k, v, weight, q, logsumexp, q, spans=_spans(shape))
 
 
 def decode(shape: Shape, limits: Limits) -> None:
     """One decode step, with as many splits as a call takes on its own."""
     import torch
 
-    from mta_kernels.conv_attention.triton.decode import conv_attention_decode_triton
+    from mta_kernels.conv_attention.triton.decode import conv_attention_decode
     from mtabench.static.absent_gpu import tensor
 
     q, k, _, weight = _inputs(shape)
@@ -122,16 +124,14 @@ def decode(shape: Shape, limits: Limits) -> None:
         pages = -(-shape.seq // shape.page_size)
         k = tensor(pages, shape.kv_heads, shape.page_size, shape.head_dim, dtype=k.dtype)
         table = tensor(1, pages, dtype=torch.int32)
-    conv_attention_decode_triton(
-        q[:, :, : shape.conv[0]], k, k, weight, lengths=tensor(1, dtype=torch.int32), block_table=table
-    )
+    q, lengths = q[:, :, : shape.conv[0]], tensor(1, dtype=torch.int32)
+    conv_attention_decode(_operation(shape), q, k, k, weight, lengths=lengths, block_table=table)
 
 
 def hopper(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """The CUDA kernels for Hopper, by the compiler that a call takes. Raises SkippedError without it."""
-    from mta_kernels.conv_attention.arguments import key_padding
     from mta_kernels.conv_attention.hopper import backward, forward
-    from mta_kernels.conv_attention.hopper import prepare as preparing
+    from mta_kernels.conv_attention.hopper.prepare import PrepareConstants
     from mta_kernels.nvrtc import compiler
     from mtabench.problem.inputs import DTYPES
 
@@ -140,11 +140,12 @@ def hopper(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
         return
     if reason := compiler.missing_package():
         raise SkippedError(reason)
-    shape_of = (dtype, shape.head_dim, *shape.conv, key_padding(shape.conv[1], "both"))
-    launched: list[Any] = [preparing.Prepared(*shape_of), forward.Geometry(*shape_of, shape.causal, shape.packed)]
+    shape_of = (dtype, shape.head_dim, _operation(shape).before)
+    launched: list[Any] = [PrepareConstants(*shape_of)]
+    launched.append(forward.ForwardConstants(*shape_of, shape.causal, shape.packed))
     if shape.head_dim <= forward.MAX_BACKWARD_HEAD_DIM:
-        launched.append(backward.Geometry(*shape_of, shape.causal, shape.packed))
-        launched.append(backward.Exact(launched[0], shape.causal, shape.packed))
+        launched.append(backward.BackwardConstants(*shape_of, shape.causal, shape.packed))
+        launched.append(backward.ExactConstants(launched[0], shape.causal, shape.packed))
     for name, constants in zip(("prepare", "forward", "backward", "backward_exact"), launched, strict=False):
         code = _compiled(constants.source)
         yield CudaKernel(f"hopper_{name}", code, constants.threads // 32, constants.shared_memory)
@@ -152,22 +153,22 @@ def hopper(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
 
 def cuda_decode(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """Decode in CUDA. Raises SkippedError without a compiler."""
-    from mta_kernels.conv_attention.arguments import key_padding
     from mta_kernels.conv_attention.cuda_decode.decode import shape_unsupported
-    from mta_kernels.conv_attention.cuda_decode.geometry import plan_on
+    from mta_kernels.conv_attention.cuda_decode.plan import plan_on
     from mta_kernels.nvrtc import compiler
     from mtabench.problem.inputs import DTYPES
 
-    dtype, pad = DTYPES[shape.dtype], key_padding(shape.conv[1], "both")
+    dtype = DTYPES[shape.dtype]
     if shape_unsupported(dtype, shape.head_dim, *shape.conv):
         return
     if reason := compiler.missing_package():
         raise SkippedError(reason)
-    geometry = plan_on(
-        limits.shared_per_block, limits.sms, dtype, shape.head_dim, *shape.conv, pad, shape.heads // shape.kv_heads,
-        bool(shape.page_size), shape.head_dim % 8 == 0,
-    ).geometry  # fmt: skip
-    yield CudaKernel("cuda_decode", _compiled(geometry.source(limits.target)), geometry.warps, geometry.shared_memory)
+    constants = plan_on(
+        limits.shared_per_block, limits.sms, dtype, shape.head_dim, _operation(shape).before,
+        shape.heads // shape.kv_heads, bool(shape.page_size), shape.head_dim % 8 == 0,
+    ).constants  # fmt: skip
+    code = _compiled(constants.source(limits.target))
+    yield CudaKernel("cuda_decode", code, constants.warps, constants.shared_memory)
 
 
 def cuda_conv(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
@@ -200,7 +201,7 @@ def triton_rungs(shape: Shape, limits: Limits) -> None:
     if not shape.by_name:
         return
     from mta_kernels.attention import triton_descriptor, triton_fmha, triton_pointer
-    from mta_kernels.conv_attention.arguments import softmax_scale
+    from mta_kernels.operation import softmax_scale
 
     q, k, v, _ = _inputs(shape)
     for rung in (triton_pointer, triton_descriptor, triton_fmha):
@@ -249,13 +250,17 @@ def _inputs(shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return q, k, k, tensor(shape.heads, *shape.conv, dtype=dtype)
 
 
-def _options(shape: Shape) -> Mapping[str, Any]:
-    """What host code takes beside tensors."""
+def _operation(shape: Shape) -> Operation:
+    """What the kernels compute."""
+    from mta_kernels.operation import Operation
+
+    return Operation.of(shape.conv, shape.head_dim, causal=shape.causal)
+
+
+def _spans(shape: Shape) -> Tensor | None:
+    """Those of packed documents."""
     import torch
 
-    from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
     from mtabench.static.absent_gpu import tensor
 
-    spans = tensor(2, shape.seq, dtype=torch.int32) if shape.packed else None
-    pad = key_padding(shape.conv[1], "both")
-    return {"causal": shape.causal, "scale": softmax_scale(None, shape.head_dim), "pad": pad, "spans": spans}
+    return tensor(2, shape.seq, dtype=torch.int32) if shape.packed else None

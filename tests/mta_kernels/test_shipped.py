@@ -27,7 +27,7 @@ WITHOUT_COMPILER = """
 import sys
 sys.modules["cuda.bindings.nvrtc"] = None
 import torch
-from mta_kernels.conv_attention.hopper.prepare import Prepared
+from mta_kernels.conv_attention.hopper.prepare import PrepareConstants
 from mta_kernels.conv_attention.hopper.source import FOLDER
 from mta_kernels.nvrtc import compiler, driver
 
@@ -36,7 +36,8 @@ def found(release):
     codes = []
     for head_dim in (64, 128):
         try:
-            codes.append(compiler.machine_code(Prepared(torch.bfloat16, head_dim, 6, 11, 5).source))
+            constants = PrepareConstants(torch.bfloat16, head_dim, Convolution(6, 11, 5))
+            codes.append(compiler.machine_code(constants.source))
         except ImportError:  # it would compile
             pass
     assert all(code.startswith(b"\\x7fELF") for code in codes)
@@ -64,8 +65,10 @@ def wheel(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, copy)
     two = (
         "import torch; from mta_kernels import common_kernels as common; "
-        "from mta_kernels.conv_attention.hopper.prepare import Prepared; "
-        "common.compile_into_package([Prepared(torch.bfloat16, d, 6, 11, 5).source for d in (64, 128)])"
+        "from mta_kernels.conv_attention.hopper.prepare import PrepareConstants; "
+        "from mta_kernels.operation import Convolution; "
+        "shapes = [(torch.bfloat16, head_dim, Convolution(6, 11, 5)) for head_dim in (64, 128)]; "
+        "common.compile_into_package([PrepareConstants(*shape).source for shape in shapes])"
     )
     environment = {**os.environ, "PYTHONPATH": str(copy / "kernels")}
     subprocess.run([sys.executable, "-c", two], cwd=copy, env=environment, check=True)

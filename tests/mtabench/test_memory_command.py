@@ -227,9 +227,10 @@ def test_tiles_of_queries_keys_and_values_fit_the_chip(impl, device):
 
 
 def test_a_tile_of_the_hopper_kernel_is_what_its_block_copies():
-    from mta_kernels.conv_attention.hopper.forward import Geometry
+    from mta_kernels.conv_attention.hopper.forward import ForwardConstants
+    from mta_kernels.operation import Convolution
 
-    geometry = Geometry(torch.bfloat16, 128, 6, 11, 5, True, False)
+    geometry = ForwardConstants(torch.bfloat16, 128, Convolution(6, 11, 5), True, False)
     tile = tile_of(replace(CONV, impl="hopper", head_dim=128), H200)
     assert tile["queries"] + geometry.stages * (tile["keys"] + tile["values"]) < geometry.shared_memory
     assert tile["keys"] == tile["values"] == 64 * 128 * 2
