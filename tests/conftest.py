@@ -34,9 +34,9 @@ settings.load_profile("repeatable")
 @pytest.fixture(autouse=True)
 def no_earlier_calls() -> None:
     """No call is taken for one of another test: what a test puts in the place of a kernel is called."""
-    if repeated := sys.modules.get("mta_kernels.conv_attention.repeated"):
-        repeated._seen.clear()
-        repeated._seen_backward.clear()
+    if replay := sys.modules.get("mta_kernels.conv_attention.fastpath.replay"):
+        replay._seen.clear()
+        replay._seen_backward.clear()
 
 
 def pytest_collection_finish() -> None:

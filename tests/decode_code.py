@@ -13,7 +13,8 @@ import sys
 import torch
 
 from mta_kernels.conv_attention.triton import tuning
-from mta_kernels.conv_attention.triton.decode import conv_attention_decode_triton
+from mta_kernels.conv_attention.triton.decode import conv_attention_decode
+from mta_kernels.operation import Operation
 from mtabench.static.absent_gpu import launches_compile, tensor
 from mtabench.static.limits import limits_of
 from mtabench.static.machine_code import spills_of
@@ -46,7 +47,8 @@ def main() -> None:
                 else tensor(1, 8, keys, head_dim, dtype=q.dtype)
             )
             table = tensor(1, keys // 64, dtype=torch.int32) if paged else None
-            conv_attention_decode_triton(q, cache, cache, weight, lengths=lengths, block_table=table)
+            operation = Operation.of((6, 11), head_dim)
+            conv_attention_decode(operation, q, cache, cache, weight, lengths=lengths, block_table=table)
             copies, spilled = found.pop()
             done.append({"head_dim": head_dim, "group": group, "paged": paged, "copies": copies, "spilled": spilled})
     print(json.dumps(done))

@@ -9,7 +9,7 @@ from emulated_kernels import FOLDER, Emulator
 from torch import Tensor
 
 from mta_kernels.conv_attention.hopper import backward, forward, prepare, tensor_maps
-from mta_kernels.cuda.compiler import Source
+from mta_kernels.nvrtc.compiler import Source
 
 
 class EmulatedMap(ctypes.Structure):
@@ -37,25 +37,20 @@ class HopperEmulator(Emulator):
 @pytest.fixture
 def emulator(monkeypatch: pytest.MonkeyPatch) -> HopperEmulator:
     """`backend="hopper"` runs on CPU tensors in this test."""
-    from mta_kernels.conv_attention import api, repeated
+    from mta_kernels.conv_attention.fastpath import replay
+    from mta_kernels.conv_attention.hopper import backend
 
     found = HopperEmulator()
     found.take_over(monkeypatch, prepare, forward, backward)
     for module, name in (
         (forward, "_launches"),
         (backward, "_launches"),
-        (repeated, "_seen"),
-        (repeated, "_seen_backward"),
+        (replay, "_seen"),
+        (replay, "_seen_backward"),
     ):
         monkeypatch.setattr(module, name, {})
     monkeypatch.setattr(forward, "sm_count", lambda device: 3)  # blocks that take several works each
     for module in (forward, backward):
         monkeypatch.setattr(module, "tensor_map", found.tensor_map)
-    monkeypatch.setattr(
-        api,
-        "hopper_unsupported",
-        lambda *, device, dtype, head_dim, query_taps, key_taps, backward: forward.shape_unsupported(
-            dtype, head_dim, query_taps, key_taps, backward
-        ),
-    )
+    monkeypatch.setattr(backend, "platform_unsupported", lambda device: None)
     return found

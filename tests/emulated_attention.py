@@ -6,7 +6,7 @@ import pytest
 from emulated_kernels import LAUNCH, Emulator
 
 from mta_kernels.attention import cuda_launch
-from mta_kernels.cuda.compiler import Source
+from mta_kernels.nvrtc.compiler import Source
 
 MATRIX_KERNELS = ("scores", "softmax_rows", "weighted_sum")
 KERNELS = {"cuda_naive.cu": MATRIX_KERNELS, "cuda_tiled.cu": MATRIX_KERNELS, "cuda_flash.cu": ("cuda_flash",)}

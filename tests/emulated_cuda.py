@@ -6,7 +6,7 @@ import pytest
 from emulated_kernels import LAUNCH, Emulator
 
 from mta_kernels.conv_attention.cuda_conv import decode, shape
-from mta_kernels.cuda.compiler import Source
+from mta_kernels.nvrtc.compiler import Source
 
 KERNELS = {
     "forward.cu": ("conv_attention_forward",),

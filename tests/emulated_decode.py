@@ -9,10 +9,9 @@ import pytest
 import torch
 from emulated_kernels import LAUNCH, Emulator
 
-from mta_kernels.conv_attention import api
-from mta_kernels.conv_attention.cuda_decode import decode, geometry
-from mta_kernels.conv_attention.cuda_decode.geometry import Geometry, choose_plan
-from mta_kernels.cuda.compiler import Source
+from mta_kernels.conv_attention.cuda_decode import backend, decode, plan
+from mta_kernels.conv_attention.cuda_decode.plan import DecodeConstants, choose_plan
+from mta_kernels.nvrtc.compiler import Source
 
 H200 = 232448  # bytes of shared memory a program
 
@@ -36,21 +35,15 @@ def emulated_decode(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace
         emulator.seed = fields.seed
         emulator.launch(*args)
 
-    def kernel(constants: Geometry, device: int):
+    def kernel(constants: DecodeConstants, device: int):
         return emulator.load(emulator.machine_code(constants.source("sm_80")), "cuda_decode", 0, device)
 
-    monkeypatch.setattr(geometry, "shared_memory_limit", lambda device: fields.shared_memory)
-    monkeypatch.setattr(geometry, "sm_count", lambda device: fields.multiprocessors)
+    monkeypatch.setattr(plan, "shared_memory_limit", lambda device: fields.shared_memory)
+    monkeypatch.setattr(plan, "sm_count", lambda device: fields.multiprocessors)
     monkeypatch.setattr(decode, "choose_plan", choose_plan.__wrapped__)
     monkeypatch.setattr(decode, "arrivals", lambda count, device: fields.counts)
     monkeypatch.setattr(decode, "kernel", kernel)
     monkeypatch.setattr(decode.driver, "launch", launch)
-    monkeypatch.setattr(
-        api,
-        "decode_unsupported",
-        lambda *, device, dtype, head_dim, query_taps, key_taps: decode.shape_unsupported(
-            dtype, head_dim, query_taps, key_taps
-        ),
-    )
+    monkeypatch.setattr(backend, "platform_unsupported", lambda device: None)
     yield fields
     assert (fields.counts == 0).all()

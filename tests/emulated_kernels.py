@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from mta_kernels.cuda import driver
-from mta_kernels.cuda.compiler import Source
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import Source
 
 FOLDER = Path(__file__).parent / "emulator"
 GXX = shutil.which("g++")

@@ -169,6 +169,33 @@ def test_an_arrow_that_is_turned_round_is_found():
     assert upward("mtabench.report.page", {"mtabench.charts.style"}) == {"charts"}
 
 
+# What asks a backend, and may know none by its folder: `backends` lists them.
+ASKING = ("api", "backend", "choice", "operators", "fastpath.replay")
+BACKEND_FOLDERS = ("triton", "hopper", "cuda_decode")
+
+
+def backends_known(found):
+    """Folders of backends from which a module of conv attention imports."""
+    parts = {name.removeprefix("mta_kernels.conv_attention.").partition(".")[0] for name in found}
+    return parts & set(BACKEND_FOLDERS)
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_a_backend_is_known_by_its_object_alone(name):
+    module = f"mta_kernels.conv_attention.{name}"
+    assert not backends_known(imports(source_of(module).read_text(), module, inside_functions=True))
+
+
+def test_a_backend_that_is_known_is_found():
+    found = {"torch", "mta_kernels.conv_attention.backends", "mta_kernels.conv_attention.hopper.forward"}
+    assert backends_known(found) == {"hopper"}
+
+
+def test_the_spec_of_the_operation_knows_nothing_of_torch():
+    found = imports(source_of("mta_kernels.operation").read_text(), "mta_kernels.operation", inside_functions=True)
+    assert packages(found) <= sys.stdlib_module_names
+
+
 def circles(arrows):
     """Files, each of which imports the next and the last the first."""
     done, found = set(), []

@@ -16,14 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from mta_kernels import code_cache
-from mta_kernels.conv_attention.arguments import key_padding
-from mta_kernels.conv_attention.cuda_decode.geometry import plan_on
+from mta_kernels.conv_attention.cuda_decode.plan import plan_on
 from mta_kernels.conv_attention.hopper import backward, forward, prepare
-from mta_kernels.cuda import compiler, shipped
-from mta_kernels.cuda.compiler import Source
+from mta_kernels.nvrtc import compiler, shipped
+from mta_kernels.nvrtc.compiler import Source
+from mta_kernels.operation import Convolution, key_padding
 
 DTYPES = (torch.bfloat16, torch.float16)
-CONVOLUTION = (6, 11)  # of the paper's models, padded on both sides
+CONVOLUTION = Convolution(6, 11, key_padding(11, "both"))  # of the paper's models
 HOPPER_HEAD_DIMS = (64, 96, 128, 256)
 CAUSAL_AND_PACKED = ((True, False), (True, True), (False, False))
 DECODE_HEAD_DIMS, DECODE_GROUPS = (64, 128), (4, 8)  # query heads a KV head: without sharing, decode is Triton's
@@ -39,23 +39,22 @@ def common_sources() -> list[Source]:
 
 def _hopper() -> Iterator[Source]:
     for dtype, head_dim in itertools.product(DTYPES, HOPPER_HEAD_DIMS):
-        shape = (dtype, head_dim, *CONVOLUTION, key_padding(CONVOLUTION[1], "both"))
-        yield prepare.Prepared(*shape).source
+        shape = (dtype, head_dim, CONVOLUTION)
+        yield prepare.PrepareConstants(*shape).source
         for causal, packed in CAUSAL_AND_PACKED:
-            yield forward.Geometry(*shape, causal, packed).source
+            yield forward.ForwardConstants(*shape, causal, packed).source
             if head_dim <= forward.MAX_BACKWARD_HEAD_DIM:
-                yield backward.Geometry(*shape, causal, packed).source
-                yield backward.Exact(prepare.Prepared(*shape), causal, packed).source
+                yield backward.BackwardConstants(*shape, causal, packed).source
+                yield backward.ExactConstants(prepare.PrepareConstants(*shape), causal, packed).source
 
 
 def _decode() -> Iterator[Source]:
-    pad = key_padding(CONVOLUTION[1], "both")
     for gpu, dtype, head_dim, group, paged in itertools.product(
         DECODE_GPUS, DTYPES, DECODE_HEAD_DIMS, DECODE_GROUPS, (False, True)
     ):
         architecture, limit, multiprocessors = gpu
-        plan = plan_on(limit, multiprocessors, dtype, head_dim, *CONVOLUTION, pad, group, paged, aligned=True)
-        yield plan.geometry.source(architecture)
+        plan = plan_on(limit, multiprocessors, dtype, head_dim, CONVOLUTION, group, paged, aligned=True)
+        yield plan.constants.source(architecture)
 
 
 def compile_into_package(sources: Sequence[Source]) -> None:

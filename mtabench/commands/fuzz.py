@@ -105,7 +105,7 @@ def _backends(impl: str | None, device: str) -> list[str]:
             raise UsageError(f"--fuzz has no cases for {name!r}; expected one or more of {', '.join(FUZZED)}")
     import torch
 
-    from mta_kernels.conv_attention.api import unsupported
+    from mta_kernels.conv_attention import unsupported
     from mtabench.fuzzing.calls import BACKENDS
 
     found = []

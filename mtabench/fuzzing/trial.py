@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from mta_kernels.conv_attention.api import unsupported
+from mta_kernels.conv_attention import unsupported
 from mtabench.fuzzing import checks
 from mtabench.fuzzing.calls import BACKENDS, PUBLIC, Call, Operation, Results
 from mtabench.fuzzing.cases import FuzzCase

@@ -30,20 +30,20 @@ def splits_used(case: Case) -> int:
 
 def source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """The decode. Raises SkippedError without a compiler."""
-    from mta_kernels.conv_attention.arguments import key_padding
     from mta_kernels.conv_attention.cuda_decode.decode import shape_unsupported
-    from mta_kernels.conv_attention.cuda_decode.geometry import plan_on
+    from mta_kernels.conv_attention.cuda_decode.plan import plan_on
     from mtabench.problem.inputs import DTYPES
 
-    dtype, pad = DTYPES[shape.dtype], key_padding(shape.conv[1], "both")
+    dtype = DTYPES[shape.dtype]
     if shape_unsupported(dtype, shape.head_dim, *shape.conv):
         return
     need_compiler()
-    geometry = plan_on(
-        limits.shared_per_block, limits.sms, dtype, shape.head_dim, *shape.conv, pad, shape.heads // shape.kv_heads,
-        bool(shape.page_size), shape.head_dim % 8 == 0,
-    ).geometry  # fmt: skip
-    yield CudaKernel("cuda_decode", compiled(geometry.source(limits.target)), geometry.warps, geometry.shared_memory)
+    constants = plan_on(
+        limits.shared_per_block, limits.sms, dtype, shape.head_dim, shape.operation.conv,
+        shape.heads // shape.kv_heads, bool(shape.page_size), shape.head_dim % 8 == 0,
+    ).constants  # fmt: skip
+    code = compiled(constants.source(limits.target))
+    yield CudaKernel("cuda_decode", code, constants.warps, constants.shared_memory)
 
 
 ENTRIES = (

@@ -40,10 +40,10 @@ def tile(case: Case, device: Device) -> Tile | None:
     from mta_kernels.conv_attention.hopper import forward
     from mtabench.problem.inputs import DTYPES
 
-    dtype, taps = DTYPES[case.dtype], case.conv.taps
-    if device.capability != (9, 0) or forward.shape_unsupported(dtype, case.head_dim, *taps):
+    dtype = DTYPES[case.dtype]
+    if device.capability != (9, 0) or forward.shape_unsupported(dtype, case.head_dim, *case.conv.taps):
         return None
-    geometry = forward.Geometry(dtype, case.head_dim, *taps, case.conv.pad, case.operation.causal, False)
+    geometry = forward.ForwardConstants(dtype, case.head_dim, case.conv, case.operation.causal, False)
     rows, slab = geometry.warpgroups * forward.ROWS, forward.SLAB
     return {
         "queries": geometry.warpgroups * geometry.slabs * slab,
@@ -57,20 +57,20 @@ def tile(case: Case, device: Device) -> Tile | None:
 
 def source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """All kernels, by the compiler that a call takes. Raises SkippedError without it."""
-    from mta_kernels.conv_attention.arguments import key_padding
     from mta_kernels.conv_attention.hopper import backward, forward
-    from mta_kernels.conv_attention.hopper import prepare as preparing
+    from mta_kernels.conv_attention.hopper.prepare import PrepareConstants
     from mtabench.problem.inputs import DTYPES
 
     dtype = DTYPES[shape.dtype]
     if limits.capability != (9, 0) or forward.shape_unsupported(dtype, shape.head_dim, *shape.conv):
         return
     need_compiler()
-    shape_of = (dtype, shape.head_dim, *shape.conv, key_padding(shape.conv[1], "both"))
-    launched: list[Any] = [preparing.Prepared(*shape_of), forward.Geometry(*shape_of, shape.causal, shape.packed)]
+    shape_of = (dtype, shape.head_dim, shape.operation.conv)
+    launched: list[Any] = [PrepareConstants(*shape_of)]
+    launched.append(forward.ForwardConstants(*shape_of, shape.causal, shape.packed))
     if shape.head_dim <= forward.MAX_BACKWARD_HEAD_DIM:
-        launched.append(backward.Geometry(*shape_of, shape.causal, shape.packed))
-        launched.append(backward.Exact(launched[0], shape.causal, shape.packed))
+        launched.append(backward.BackwardConstants(*shape_of, shape.causal, shape.packed))
+        launched.append(backward.ExactConstants(launched[0], shape.causal, shape.packed))
     for name, constants in zip(("prepare", "forward", "backward", "backward_exact"), launched, strict=False):
         code = compiled(constants.source)
         yield CudaKernel(f"hopper_{name}", code, constants.threads // 32, constants.shared_memory)

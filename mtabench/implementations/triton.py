@@ -14,7 +14,7 @@ from mtabench.model.on_chip import Tile
 from mtabench.problem.case import Case
 from mtabench.static.limits import Limits
 from mtabench.static.shapes import Shape
-from mtabench.static.sources import Source, options, qkv_and_weight
+from mtabench.static.sources import Source, qkv_and_weight, spans
 
 
 def why_not(case: Case) -> str | None:
@@ -67,7 +67,7 @@ def forward_source(shape: Shape, limits: Limits) -> None:
     """The forward pass."""
     from mta_kernels.conv_attention.triton.forward import conv_attention_forward
 
-    conv_attention_forward(*qkv_and_weight(shape), **options(shape))
+    conv_attention_forward(shape.operation, *qkv_and_weight(shape), spans=spans(shape))
 
 
 def backward_source(shape: Shape, limits: Limits) -> None:
@@ -79,14 +79,14 @@ def backward_source(shape: Shape, limits: Limits) -> None:
 
     q, k, v, weight = qkv_and_weight(shape)
     logsumexp = tensor(*q.shape[:3], dtype=torch.float32)
-    conv_attention_backward(q, k, v, weight, q, logsumexp, q, **options(shape))
+    conv_attention_backward(shape.operation, q, k, v, weight, q, logsumexp, q, spans=spans(shape))
 
 
 def decode_source(shape: Shape, limits: Limits) -> None:
     """One decode step, with as many splits as a call takes on its own."""
     import torch
 
-    from mta_kernels.conv_attention.triton.decode import conv_attention_decode_triton
+    from mta_kernels.conv_attention.triton.decode import conv_attention_decode
     from mtabench.static.absent_gpu import tensor
 
     q, k, _, weight = qkv_and_weight(shape)
@@ -95,9 +95,8 @@ def decode_source(shape: Shape, limits: Limits) -> None:
         pages = -(-shape.seq // shape.page_size)
         k = tensor(pages, shape.kv_heads, shape.page_size, shape.head_dim, dtype=k.dtype)
         table = tensor(1, pages, dtype=torch.int32)
-    conv_attention_decode_triton(
-        q[:, :, : shape.conv[0]], k, k, weight, lengths=tensor(1, dtype=torch.int32), block_table=table
-    )
+    q, lengths = q[:, :, : shape.conv[0]], tensor(1, dtype=torch.int32)
+    conv_attention_decode(shape.operation, q, k, k, weight, lengths=lengths, block_table=table)
 
 
 SOURCES = (

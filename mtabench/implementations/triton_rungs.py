@@ -46,7 +46,7 @@ def source(shape: Shape, limits: Limits) -> None:
     if not shape.by_name:
         return
     from mta_kernels.attention import triton_descriptor, triton_fmha, triton_pointer
-    from mta_kernels.conv_attention.arguments import softmax_scale
+    from mta_kernels.operation import softmax_scale
 
     q, k, v, _ = qkv_and_weight(shape)
     for rung in (triton_pointer, triton_descriptor, triton_fmha):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mta_kernels.operation import Operation
 from mtabench.errors import UsageError
 from mtabench.problem import axes
 from mtabench.problem.case import DTYPES
@@ -30,6 +31,11 @@ class Shape:
     packed: bool = False
     page_size: int = 0
     by_name: bool = False
+
+    @property
+    def operation(self) -> Operation:
+        """What the kernels compute."""
+        return Operation.of(self.conv, self.head_dim, causal=self.causal)
 
     @property
     def name(self) -> str:

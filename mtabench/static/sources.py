@@ -6,7 +6,7 @@ CUDA source is compiled by the function itself, which yields its kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,15 +62,15 @@ class Source:
 
 def need_compiler() -> None:
     """Raise SkippedError where CUDA sources cannot be compiled."""
-    from mta_kernels.cuda import compiler
+    from mta_kernels.nvrtc import compiler
 
     if reason := compiler.missing_package():
         raise SkippedError(reason)
 
 
 def compiled(source: Any) -> CudaCode:
-    """A `mta_kernels.cuda.compiler.Source` by the compiler that a call takes."""
-    from mta_kernels.cuda import compiler
+    """A `mta_kernels.nvrtc.compiler.Source` by the compiler that a call takes."""
+    from mta_kernels.nvrtc import compiler
 
     return CudaCode(*compiler.compile_source(source), ("nvrtc", compiler.version()))
 
@@ -86,13 +86,10 @@ def qkv_and_weight(shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return q, k, k, tensor(shape.heads, *shape.conv, dtype=dtype)
 
 
-def options(shape: Shape) -> Mapping[str, Any]:
-    """What host code takes beside tensors."""
+def spans(shape: Shape) -> Tensor | None:
+    """Those of packed documents, without memory."""
     import torch
 
-    from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
     from mtabench.static.absent_gpu import tensor
 
-    spans = tensor(2, shape.seq, dtype=torch.int32) if shape.packed else None
-    pad = key_padding(shape.conv[1], "both")
-    return {"causal": shape.causal, "scale": softmax_scale(None, shape.head_dim), "pad": pad, "spans": spans}
+    return tensor(2, shape.seq, dtype=torch.int32) if shape.packed else None

@@ -12,7 +12,7 @@ from planted_faults import plant
 from torch import Tensor
 
 from mta_kernels.attention import attention_reference, cuda_flash, cuda_launch, cuda_naive, cuda_tiled
-from mta_kernels.cuda import compiler
+from mta_kernels.nvrtc import compiler
 
 ON_GPU = DEVICE == "cuda"
 SEEDS = (0,) if ON_GPU else (0, 1, 2, 3)  # of the emulator: how threads and copies interleave

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mta_kernels import code_cache
-from mta_kernels.cuda import compiler
-from mta_kernels.cuda.compiler import Source
+from mta_kernels.nvrtc import compiler
+from mta_kernels.nvrtc.compiler import Source
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 CODE = b"\x7fELF" + bytes(range(256)) * 64

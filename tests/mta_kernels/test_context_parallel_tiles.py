@@ -11,13 +11,13 @@ from simulated_ranks import run_ranks
 from torch import Tensor
 
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
-from mta_kernels.conv_attention.arguments import key_padding
 from mta_kernels.conv_attention.context_parallel import cache_positions
 from mta_kernels.conv_attention.context_parallel import tiles as tiling
 from mta_kernels.conv_attention.context_parallel.attention import make_plan, over_ranks
 from mta_kernels.conv_attention.context_parallel.decode import decode_over_ranks
 from mta_kernels.conv_attention.context_parallel.layout import chunks_of
 from mta_kernels.conv_attention.context_parallel.tiles import Problem, tiles
+from mta_kernels.operation import key_padding
 
 NAMES = ("q", "k", "v", "weight")
 PADS = ("both", "left", "right")

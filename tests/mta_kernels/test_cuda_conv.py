@@ -21,7 +21,7 @@ from mta_kernels.conv_attention import (
 )
 from mta_kernels.conv_attention.cuda_conv import shape as shapes
 from mta_kernels.conv_attention.cuda_conv.shape import Shape
-from mta_kernels.cuda import compiler
+from mta_kernels.nvrtc import compiler
 
 ON_GPU = DEVICE == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -12,7 +12,6 @@ from planted_faults import plant
 from torch import Tensor
 
 from mta_kernels.conv_attention import (
-    api,
     conv_attention,
     conv_attention_decode,
     conv_attention_decode_reference,
@@ -20,9 +19,12 @@ from mta_kernels.conv_attention import (
     explain,
     identity_weight,
 )
-from mta_kernels.conv_attention.cuda_decode import arrivals, geometry
-from mta_kernels.conv_attention.cuda_decode.geometry import choose_plan
-from mta_kernels.cuda import compiler
+from mta_kernels.conv_attention.cuda_decode import arrivals
+from mta_kernels.conv_attention.cuda_decode import plan as planning
+from mta_kernels.conv_attention.cuda_decode.plan import choose_plan
+from mta_kernels.conv_attention.triton import backend as triton_backend
+from mta_kernels.nvrtc import compiler
+from mta_kernels.operation import Convolution
 
 ON_GPU = DEVICE == "cuda"
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -137,8 +139,8 @@ def test_shapes(gpu, head_dim, heads, kv_heads, taps, dtype, options) -> None:
 def test_heads_that_do_not_fit_into_one_program(gpu) -> None:
     gpu.shared_memory = RTX_4090
     inputs = make_decode([100, 20], 7, 1, 256, (6, 11), BF16)
-    plan = choose_plan.__wrapped__(BF16, 256, 6, 11, 5, 7, False, True, inputs[0].device)
-    assert ON_GPU or plan.geometry.head_blocks == 2
+    plan = choose_plan.__wrapped__(BF16, 256, Convolution(6, 11, 5), 7, False, True, inputs[0].device)
+    assert ON_GPU or plan.constants.head_blocks == 2
     assert_decodes(run(inputs), inputs)
 
 
@@ -316,7 +318,7 @@ def test_graphs_and_streams_run_side_by_side() -> None:
     ids=["no wait for the keys", "scores before the columns"],
 )
 def test_the_emulator_finds_what_a_gpu_may_hide(gpu, monkeypatch, tmp_path, line: str, instead: str) -> None:
-    plant(monkeypatch, geometry, tmp_path / "cuda_decode", "decode.cu", line, instead)
+    plant(monkeypatch, planning, tmp_path / "cuda_decode", "decode.cu", line, instead)
     inputs = make_decode([200], 1, 1, 64, (6, 11), BF16)
     want = exact(inputs)
     errors = []
@@ -369,12 +371,12 @@ def test_auto_takes_it_where_heads_share_many_keys(gpu, monkeypatch: pytest.Monk
         q, weight = (torch.empty(*shape, dtype=FP16, device=DEVICE) for shape in shapes)
         return explain(q, cache, weight=weight, v=cache, decode=True).backend
 
-    monkeypatch.setattr(api, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(triton_backend, "_capability", lambda device: (9, 0))
     assert [choice(1, 1 << 15), choice(1, (1 << 15) + 1)] == ["triton", "cuda"]
     assert [choice(4, 1 << 13), choice(8, 1 << 13)] == ["triton", "cuda"]
     assert [choice(1, 1 << 16, head_dim=128), choice(1, 1 << 16, heads=4)] == ["triton", "triton"]
     assert choice(4, 64, pages=100) == "cuda"
-    monkeypatch.setattr(api, "_capability", lambda device: (8, 0))
+    monkeypatch.setattr(triton_backend, "_capability", lambda device: (8, 0))
     assert choice(1, 64) == "cuda"  # Triton without the copy engine
 
 
@@ -400,8 +402,9 @@ def test_a_plan_fits_every_gpu(gpu, shared_memory: int) -> None:
     for head_dim in (16, 40, 64, 128, 256):
         for taps in ((1, 1), (6, 11), (16, 31)):
             for group in (1, 3, 8, 12, 40):
-                plan = choose_plan.__wrapped__(BF16, head_dim, *taps, 0, group, False, True, torch.device("cpu"))
-                constants = plan.geometry
+                before = Convolution(*taps, 0)
+                plan = choose_plan.__wrapped__(BF16, head_dim, before, group, False, True, torch.device("cpu"))
+                constants = plan.constants
                 assert constants.shared_memory <= shared_memory
                 assert constants.heads * constants.passes * constants.head_blocks >= group
                 assert constants.heads <= 8
@@ -420,10 +423,10 @@ def test_a_plan_fits_every_gpu(gpu, shared_memory: int) -> None:
 def test_it_compiles_without_spills(monkeypatch, architecture, limit, head_dim, group, paged_cache) -> None:
     if reason := compiler.missing_package():
         pytest.skip(reason)
-    monkeypatch.setattr(geometry, "shared_memory_limit", lambda device: limit)
-    monkeypatch.setattr(geometry, "sm_count", lambda device: 100)
-    plan = choose_plan.__wrapped__(BF16, head_dim, 6, 11, 5, group, paged_cache, True, torch.device("cpu"))
-    code, words = compiler.compile_source(plan.geometry.source(architecture))
+    monkeypatch.setattr(planning, "shared_memory_limit", lambda device: limit)
+    monkeypatch.setattr(planning, "sm_count", lambda device: 100)
+    plan = choose_plan.__wrapped__(BF16, head_dim, Convolution(6, 11, 5), group, paged_cache, True, torch.device("cpu"))
+    code, words = compiler.compile_source(plan.constants.source(architecture))
     assert code.startswith(b"\x7fELF")
     if "ptxas info" not in words:
         pytest.skip(f"NVRTC {compiler.version()} keeps ptxas's words to itself")

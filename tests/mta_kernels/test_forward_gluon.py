@@ -11,8 +11,10 @@ from mta_kernels.conv_attention import conv_attention, conv_attention_reference
 from mta_kernels.conv_attention.context_parallel.eager import EagerTiles
 from mta_kernels.conv_attention.context_parallel.fused import TritonTiles
 from mta_kernels.conv_attention.context_parallel.tiles import Problem, tiles
-from mta_kernels.conv_attention.triton import forward, forward_again
+from mta_kernels.conv_attention.fastpath import triton_forward
+from mta_kernels.conv_attention.triton import forward
 from mta_kernels.gpu_limits import capability
+from mta_kernels.operation import Operation
 from mtabench import registry
 from mtabench.static import runs
 from mtabench.static.limits import limits_of
@@ -32,7 +34,7 @@ def gluon(monkeypatch: pytest.MonkeyPatch):
     poison_memory(monkeypatch)
     if not ON_HOPPER:
         emulate(monkeypatch)
-    monkeypatch.setattr(forward_again, "can_launch_again", lambda: False)  # every call is to come here
+    monkeypatch.setattr(triton_forward, "can_replay", lambda: False)  # every call is to come here
     launch, launched = forward.gluon_launcher(), []
     assert launch is not None
     monkeypatch.setattr(forward, "gluon_launcher", lambda: lambda *args: launched.append(launch(*args)))
@@ -130,9 +132,7 @@ def test_any_strides_and_a_result_in_float32(gluon) -> None:
     want = gluon(q, k, v, weight)
     spread = [torch.stack([x, x], dim=4)[..., 0] for x in (q, k, v)]
     assert torch.equal(gluon(*spread, weight), want)
-    out, logsumexp = forward.conv_attention_forward(
-        q, k, v, weight, causal=True, scale=64**-0.5, pad=5, out_dtype=torch.float32
-    )
+    out, logsumexp = forward.conv_attention_forward(Operation.of((6, 11), 64), q, k, v, weight, out_dtype=torch.float32)
     assert out.dtype == torch.float32
     assert torch.equal(out.half(), want)
     assert torch.isfinite(logsumexp).all()

@@ -18,10 +18,12 @@ from kernel_inputs import (
 )
 from planted_faults import plant
 
-from mta_kernels.conv_attention import conv_attention, conv_attention_reference, repeated
-from mta_kernels.conv_attention.hopper import backward
+from mta_kernels.conv_attention import conv_attention, conv_attention_reference
+from mta_kernels.conv_attention.fastpath import replay
+from mta_kernels.conv_attention.hopper import backward, backward_plan
 from mta_kernels.conv_attention.hopper import source as sources
-from mta_kernels.cuda import compiler
+from mta_kernels.nvrtc import compiler
+from mta_kernels.operation import Convolution
 
 ON_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -33,15 +35,15 @@ def hopper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """`backend="hopper"` runs here, with NaN in whatever a kernel does not write; gives the emulator, if it is used."""
     poison_memory(monkeypatch)
     monkeypatch.setattr(backward, "_launches", {})  # whose plans a test may change
-    monkeypatch.setattr(repeated, "_seen_backward", {})
+    monkeypatch.setattr(replay, "_seen_backward", {})
     return None if ON_HOPPER else request.getfixturevalue("emulator")
 
 
 @pytest.fixture
 def chunks_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """And scratch for one chunk of each head, so that chunks wait for others to be done with it."""
-    monkeypatch.setattr(backward, "MOST_CHUNK_ROWS", 118)
-    monkeypatch.setattr(backward, "SPARED_SCRATCH", 0)
+    monkeypatch.setattr(backward_plan, "MOST_CHUNK_ROWS", 118)
+    monkeypatch.setattr(backward_plan, "SPARED_SCRATCH", 0)
 
 
 def assert_in_any_order(hopper, leaves: dict[str, torch.Tensor], seeds=range(4), **options) -> None:
@@ -127,8 +129,8 @@ def test_rows_whose_scores_overflow_fp16(dtype: torch.dtype, times: int, options
 @pytest.mark.parametrize(("shape", "taps"), [((2, 4, 2, 150, 64), (6, 11)), ((1, 2, 1, 280, 40), (3, 4))], ids=str)
 def test_scores_of_millions(monkeypatch: pytest.MonkeyPatch, form: str, shape: tuple[int, ...], taps) -> None:
     """A float32 logsumexp of them has too few digits: p = exp(c - logsumexp) would be of any size."""
-    monkeypatch.setattr(backward, "MOST_CHUNK_ROWS", 130)
-    monkeypatch.setattr(backward, "SPARED_SCRATCH", 0)
+    monkeypatch.setattr(backward_plan, "MOST_CHUNK_ROWS", 130)
+    monkeypatch.setattr(backward_plan, "SPARED_SCRATCH", 0)
     leaves = inputs(*shape, taps, dtype=BF16)
     seq_len = shape[3]
     leaves["q"][:, :, [1, 60, 61, 62, 149]] *= torch.tensor([300, 3000, -100, 1, 3000], device=DEVICE)[:, None]
@@ -212,7 +214,7 @@ def test_chunks_of_rows(hopper, chunks_of_a_block, heads, taps, options) -> None
 
 def test_more_chunks_than_the_scratch_has_room_for(hopper, monkeypatch, chunks_of_a_block) -> None:
     """Six, and room for four."""
-    monkeypatch.setattr(backward, "SPARED_SCRATCH", 2**30)
+    monkeypatch.setattr(backward_plan, "SPARED_SCRATCH", 2**30)
     monkeypatch.setattr(backward, "sm_count", lambda device: 1)
     assert_in_any_order(hopper, inputs(1, 2, 2, 270, 16, (6, 11)), seeds=(4, 11))
 
@@ -222,8 +224,8 @@ def test_more_chunks_than_the_scratch_has_room_for(hopper, monkeypatch, chunks_o
 @pytest.mark.parametrize(("query_rows", "key_rows"), [(1, 1), (4096, 4096), (100, 70000), (10**6, 10**6)])
 def test_scratch_takes_no_more_than_promised(taps: int, batch_heads: int, query_rows: int, key_rows: int) -> None:
     """By README.md: 4 GiB or 17 kB a head and key, and never more than 0.13 MB a key, for 132 multiprocessors."""
-    geometry = backward.Geometry(BF16, 64, taps, 11, 5, causal=True, spans=False)
-    plan = backward.Plan.of(geometry, batch_heads, query_rows, key_rows, 132)
+    geometry = backward.BackwardConstants(BF16, 64, Convolution(taps, 11, 5), causal=True, spans=False)
+    plan = backward_plan.ChunkPlan.of(geometry, batch_heads, query_rows, key_rows, 132)
     rows = plan.slots * plan.row_blocks * geometry.block_rows
     assert 4 * rows * plan.pitch <= max(4 * 2**30, 4 * 4248 * batch_heads * plan.pitch)
     assert 4 * rows < 0.132e6
@@ -253,8 +255,8 @@ def test_a_chunk_of_a_prompt() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("bounds", [(0, 3, 3, 300, 430), (0, 118, 121, 200, 370)], ids=str)
 def test_packed_documents(bounds: tuple[int, ...], causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backward, "MOST_CHUNK_ROWS", 236)
-    monkeypatch.setattr(backward, "SPARED_SCRATCH", 0)
+    monkeypatch.setattr(backward_plan, "MOST_CHUNK_ROWS", 236)
+    monkeypatch.setattr(backward_plan, "SPARED_SCRATCH", 0)
     cu_seqlens = torch.tensor(bounds, device=DEVICE)
     assert_as_reference(inputs(1, 2, 1, bounds[-1], 16, (6, 11)), "hopper", causal=causal, cu_seqlens=cu_seqlens)
 
@@ -370,20 +372,20 @@ def test_the_emulator_finds_what_a_gpu_may_hide(
 
 
 @pytest.mark.parametrize(
-    "geometry",
+    "constants",
     [
-        backward.Geometry(BF16, 64, 6, 11, 5, causal=True, spans=False),
-        backward.Geometry(BF16, 128, 6, 11, 5, causal=True, spans=False),
-        backward.Geometry(FP16, 128, 8, 17, 0, causal=False, spans=True),
+        backward.BackwardConstants(BF16, 64, Convolution(6, 11, 5), causal=True, spans=False),
+        backward.BackwardConstants(BF16, 128, Convolution(6, 11, 5), causal=True, spans=False),
+        backward.BackwardConstants(FP16, 128, Convolution(8, 17, 0), causal=False, spans=True),
     ],
-    ids=lambda geometry: f"head dim {geometry.head_dim}, {geometry.query_taps} taps",
+    ids=lambda constants: f"head dim {constants.head_dim}, {constants.conv.query_taps} taps",
 )
-def test_it_compiles_without_spills_and_with_products_in_flight(geometry: backward.Geometry) -> None:
+def test_it_compiles_without_spills_and_with_products_in_flight(constants: backward.BackwardConstants) -> None:
     """C7510 and its like say that ptxas runs one product at a time; a spill is local memory in the loop."""
     reason = compiler.missing_package()
     if reason:
         pytest.skip(reason)
-    _, words = compiler.compile_source(geometry.source)
+    _, words = compiler.compile_source(constants.source)
     if "ptxas info" not in words:
         pytest.skip(f"NVRTC {compiler.version()} keeps ptxas's words to itself")
     assert words.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == 1

@@ -24,9 +24,10 @@ from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference, explain, identity_weight, operators
 from mta_kernels.conv_attention.hopper import backward, forward, prepare
 from mta_kernels.conv_attention.hopper import source as sources
-from mta_kernels.conv_attention.hopper.forward import Geometry, kernel, shape_unsupported
-from mta_kernels.conv_attention.hopper.prepare import Preparation, Prepared, Rows
-from mta_kernels.cuda import compiler, driver
+from mta_kernels.conv_attention.hopper.forward import ForwardConstants, kernel, shape_unsupported
+from mta_kernels.conv_attention.hopper.prepare import Preparation, PrepareConstants, Rows
+from mta_kernels.nvrtc import compiler, driver
+from mta_kernels.operation import Convolution
 
 ON_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 SEEDS = (0,) if ON_HOPPER else (0, 1, 2)  # of the emulator: how threads and copies interleave
@@ -350,7 +351,7 @@ def test_more_heads_than_a_grid_has_rows(monkeypatch, backward: bool) -> None:
     monkeypatch.setattr(prepare, "kernel", lambda *_: None)
     monkeypatch.setattr(driver, "Launch", lambda kernel, blocks, *_: blocks)
     preparation = Preparation(grad_out=Rows(start=16 if backward else None), heads=2, kv_heads=2, batch=40000)
-    x, y = prepare.prepare_launch(Prepared(BF16, 64, 6, 11, 5), preparation, 0)
+    x, y = prepare.prepare_launch(PrepareConstants(BF16, 64, Convolution(6, 11, 5)), preparation, 0)
     assert x == (80000 if backward else 2)
     assert y < 2**16
 
@@ -368,20 +369,20 @@ def test_65536_heads() -> None:
 
 
 @pytest.mark.parametrize(
-    "geometry",
+    "constants",
     [
-        Geometry(BF16, 64, 6, 11, 5, causal=True, spans=False),
-        Geometry(BF16, 128, 6, 11, 5, causal=True, spans=False),
-        Geometry(FP16, 256, 8, 17, 16, causal=False, spans=True),
+        ForwardConstants(BF16, 64, Convolution(6, 11, 5), causal=True, spans=False),
+        ForwardConstants(BF16, 128, Convolution(6, 11, 5), causal=True, spans=False),
+        ForwardConstants(FP16, 256, Convolution(8, 17, 16), causal=False, spans=True),
     ],
-    ids=lambda geometry: f"head dim {geometry.head_dim}",
+    ids=lambda constants: f"head dim {constants.head_dim}",
 )
-def test_it_compiles_without_spills_and_with_products_in_flight(geometry: Geometry) -> None:
+def test_it_compiles_without_spills_and_with_products_in_flight(constants: ForwardConstants) -> None:
     """C7510 and its like say that ptxas runs one product at a time; a spill is local memory in the loop."""
     reason = compiler.missing_package()
     if reason:
         pytest.skip(reason)
-    code, words = compiler.compile_source(geometry.source)
+    code, words = compiler.compile_source(constants.source)
     assert code.startswith(b"\x7fELF")
     if "ptxas info" not in words:
         pytest.skip(f"NVRTC {compiler.version()} keeps ptxas's words to itself")
@@ -397,7 +398,7 @@ def test_every_head_dim_compiles(module, dtype: torch.dtype) -> None:
         pytest.skip(reason)
     for head_dim in range(8, 264, 8):
         if shape_unsupported(dtype, head_dim, 1, 1, backward=module is backward) is None:
-            geometry = module.Geometry(dtype, head_dim, 1, 1, 0, causal=False, spans=False)
+            geometry = module.ForwardConstants(dtype, head_dim, Convolution(1, 1, 0), causal=False, spans=False)
             # To PTX: what the assembler may refuse, it refuses in other tests.
             compiler.compile_source(dataclasses.replace(geometry.source, architecture="compute_90a"))
 
@@ -406,6 +407,6 @@ def test_the_compiler_s_words_are_kept() -> None:
     reason = compiler.missing_package()
     if reason:
         pytest.skip(reason)
-    geometry = Geometry(BF16, 64, 9, 11, 5, causal=True, spans=False)
+    geometry = ForwardConstants(BF16, 64, Convolution(9, 11, 5), causal=True, spans=False)
     with pytest.raises(compiler.CompileError, match="eight rows above a score tile hold zeros"):
         compiler.compile_source(geometry.source)

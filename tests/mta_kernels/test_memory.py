@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mta_kernels.conv_attention.triton import forward, prepare
+from mta_kernels.operation import Operation
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def peak(monkeypatch: pytest.MonkeyPatch):
 def test_scratch_of_the_forward(peak, head_dim: int, head_chunk: int, times: float) -> None:
     """At most 8 times the size of k with all of 16 heads, and 2 times with 4 of them."""
     q, k, v = (torch.zeros(1, 16, 4096, head_dim, dtype=torch.float16) for _ in range(3))
-    options = {"causal": True, "scale": 1.0, "pad": 5, "head_chunk": head_chunk}
-    out, _ = forward.conv_attention_forward(q, k, v, torch.zeros(16, 6, 11, dtype=torch.float16), **options)
+    operation, weight = Operation.of((6, 11), head_dim), torch.zeros(16, 6, 11, dtype=torch.float16)
+    out, _ = forward.conv_attention_forward(operation, q, k, v, weight, head_chunk=head_chunk)
     size = k.untyped_storage().nbytes()
     assert 0 < peak() - out.untyped_storage().nbytes() <= times * size

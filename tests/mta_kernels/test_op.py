@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 pytest.importorskip("triton")
 
 from mta_kernels.conv_attention import ConvAttention, conv_attention, conv_attention_decode, explain
-from mta_kernels.conv_attention.cuda_decode.decode import decode_unsupported
-from mta_kernels.conv_attention.hopper.forward import hopper_unsupported
-from mta_kernels.conv_attention.operators import triton_unsupported
+from mta_kernels.conv_attention.backend import Request
+from mta_kernels.conv_attention.backends import KERNELS
+from mta_kernels.operation import Operation
 
 OPTIONS = (True, 0.3, 1, 0, None)  # causal, scale, pad, head_chunk, spans
 
@@ -194,6 +194,18 @@ def test_decode_says_that_it_has_no_gradient() -> None:
         assert not conv_attention_decode(q_window, *others, **options, backend="triton").requires_grad
 
 
+def test_raw_operators_refuse_what_the_public_functions_refuse() -> None:
+    (q, k, v, weight), options = decode_inputs()
+    apart = k.mT.contiguous().mT
+    with pytest.raises(ValueError, match=r"backend .triton. cannot run this: the caches have strides .* side by side"):
+        torch.ops.mta.conv_attention_decode(q, apart, v, weight, options["lengths"], None, None, "both", 0, "triton")
+    for backend, words in (("hopper", "has no decode"), ("reference", "has no decode"), ("tritn", "expected 'auto'")):
+        with pytest.raises(ValueError, match=words):
+            torch.ops.mta.conv_attention_decode(q, k, v, weight, options["lengths"], None, None, "both", 0, backend)
+    with pytest.raises(ValueError, match="backend 'cuda' has no forward"):
+        torch.ops.mta.conv_attention(*(x.detach() for x in small()), *OPTIONS, "cuda")
+
+
 def test_decode_by_the_reference_has_the_gradients_of_the_last_row() -> None:
     inputs = small(17, dtype=torch.float64)
     whole = conv_attention(*inputs, backend="reference")[:, :, -1:]
@@ -247,11 +259,10 @@ def test_compiles_as_one_graph(dynamic: bool | None) -> None:
 
 def test_what_runs_where_is_no_graph_break(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    asks = [triton_unsupported, hopper_unsupported, decode_unsupported]
 
     def reasons(x: Tensor) -> tuple[Tensor, list[str | None]]:
-        shape = {"head_dim": 64, "query_taps": 6, "key_taps": 11}
-        return x + 1, [ask(device="cuda:7", dtype=torch.bfloat16, **shape) for ask in asks]
+        request = Request(Operation.of((6, 11), 64), "cuda:7", torch.bfloat16, 64)
+        return x + 1, [backend.why_not(request) for backend in KERNELS]
 
     assert torch.compile(reasons, fullgraph=True, backend="eager")(torch.zeros(1))[1] == reasons(torch.zeros(1))[1]
 

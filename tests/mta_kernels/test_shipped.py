@@ -19,24 +19,25 @@ from kernel_inputs import make
 from mta_kernels import code_cache, common_kernels
 from mta_kernels.conv_attention import conv_attention
 from mta_kernels.conv_attention.hopper import backward, forward, prepare
-from mta_kernels.cuda import compiler, driver, shipped
-from mta_kernels.cuda.compiler import Source
+from mta_kernels.nvrtc import compiler, driver, shipped
+from mta_kernels.nvrtc.compiler import Source
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_COMPILER = """
 import sys
 sys.modules["cuda.bindings.nvrtc"] = None
 import torch
-from mta_kernels.conv_attention.hopper.prepare import Prepared
+from mta_kernels.conv_attention.hopper.prepare import PrepareConstants
 from mta_kernels.conv_attention.hopper.source import FOLDER
-from mta_kernels.cuda import compiler, driver
+from mta_kernels.nvrtc import compiler, driver
 
 def found(release):
     driver.cuda_release = lambda: release
     codes = []
     for head_dim in (64, 128):
         try:
-            codes.append(compiler.machine_code(Prepared(torch.bfloat16, head_dim, 6, 11, 5).source))
+            constants = PrepareConstants(torch.bfloat16, head_dim, Convolution(6, 11, 5))
+            codes.append(compiler.machine_code(constants.source))
         except ImportError:  # it would compile
             pass
     assert all(code.startswith(b"\\x7fELF") for code in codes)
@@ -64,8 +65,10 @@ def wheel(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, copy)
     two = (
         "import torch; from mta_kernels import common_kernels as common; "
-        "from mta_kernels.conv_attention.hopper.prepare import Prepared; "
-        "common.compile_into_package([Prepared(torch.bfloat16, d, 6, 11, 5).source for d in (64, 128)])"
+        "from mta_kernels.conv_attention.hopper.prepare import PrepareConstants; "
+        "from mta_kernels.operation import Convolution; "
+        "shapes = [(torch.bfloat16, head_dim, Convolution(6, 11, 5)) for head_dim in (64, 128)]; "
+        "common.compile_into_package([PrepareConstants(*shape).source for shape in shapes])"
     )
     environment = {**os.environ, "PYTHONPATH": str(copy / "kernels")}
     subprocess.run([sys.executable, "-c", two], cwd=copy, env=environment, check=True)
@@ -77,7 +80,7 @@ def wheel(tmp_path: Path) -> Path:
 
 
 def test_a_wheel_brings_its_kernels_and_none_that_changed(wheel: Path) -> None:
-    cubins = list((wheel / "mta_kernels/cuda/shipped").rglob("*.cubin"))
+    cubins = list((wheel / "mta_kernels/nvrtc/shipped").rglob("*.cubin"))
     assert len(cubins) == 2
     assert all(re.fullmatch(r"prepare-[0-9a-f]{32}\.cubin", path.name) for path in cubins)
     code = WITHOUT_COMPILER.format(release=int(compiler.version().split(".")[0]))

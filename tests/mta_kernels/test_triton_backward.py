@@ -11,10 +11,10 @@ from torch import Tensor
 
 from mta_kernels import gpu_limits
 from mta_kernels.conv_attention import conv_attention_reference
-from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
 from mta_kernels.conv_attention.triton import backward, forward
 from mta_kernels.conv_attention.triton.backward import conv_attention_backward
 from mta_kernels.conv_attention.triton.forward import conv_attention_forward
+from mta_kernels.operation import Operation
 
 
 @pytest.fixture(autouse=True)
@@ -31,13 +31,9 @@ def gradients(
     q, k, v, weight, grad_out, *, causal=True, scale=None, pad_key="both", changed=lambda x: x
 ) -> tuple[Tensor, ...]:
     """By the two kernels; `changed` makes something else of what the forward hands to the backward."""
-    options = {
-        "causal": causal,
-        "scale": softmax_scale(scale, q.shape[3]),
-        "pad": key_padding(weight.shape[2], pad_key),
-    }
-    of_forward = map(changed, conv_attention_forward(q, k, v, weight, **options))
-    return conv_attention_backward(q, k, v, weight, *of_forward, grad_out, **options)
+    operation = Operation.of(weight.shape[1:], q.shape[3], causal=causal, scale=scale, pad_key=pad_key)
+    of_forward = map(changed, conv_attention_forward(operation, q, k, v, weight))
+    return conv_attention_backward(operation, q, k, v, weight, *of_forward, grad_out)
 
 
 def reference_gradients(q, k, v, weight, grad_out, **options) -> tuple[Tensor, ...]:

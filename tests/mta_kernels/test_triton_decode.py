@@ -12,15 +12,13 @@ from checked_addresses import check_addresses
 from kernel_inputs import DEVICE, DTYPES, far_apart, make, poison_memory, relative_error, with_gaps
 
 from mta_kernels.conv_attention import (
-    api,
     conv_attention_decode,
     conv_attention_decode_reference,
     conv_attention_reference,
     explain,
 )
-from mta_kernels.conv_attention.arguments import key_padding
+from mta_kernels.conv_attention.cuda_decode import backend
 from mta_kernels.conv_attention.triton import decode
-from mta_kernels.conv_attention.triton.decode import conv_attention_decode_triton
 from mta_kernels.conv_attention.triton.decode_plan import (
     DecodeConfig,
     bulk_pays,
@@ -30,6 +28,7 @@ from mta_kernels.conv_attention.triton.decode_plan import (
     newest_last,
 )
 from mta_kernels.gpu_limits import capability
+from mta_kernels.operation import Operation
 
 HAS_COPY_ENGINE = capability(torch.device(DEVICE)) >= (9, 0)
 TAPS = [(1, 1), (2, 9), (3, 3), (6, 11), (7, 7), (4, 6), (11, 3)]
@@ -39,6 +38,12 @@ TAPS = [(1, 1), (2, 9), (3, 3), (6, 11), (7, 7), (4, 6), (11, 3)]
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a kernel does not write is NaN."""
     poison_memory(monkeypatch)
+
+
+def conv_attention_decode_triton(q, k, v, weight, *, scale=None, pad_key="both", **options) -> Tensor:
+    """A step by the kernels, without the operator."""
+    operation = Operation.of(weight.shape[1:], q.shape[3], scale=scale, pad_key=pad_key)
+    return decode.conv_attention_decode(operation, q, k, v, weight, **options)
 
 
 def make_decode(lengths, heads, kv_heads, head_dim, taps, dtype=torch.float32, window=None, **options):
@@ -125,14 +130,14 @@ def test_copy_engine_reads_what_pointers_read(head_dim: int, group: int) -> None
     shape = {"key_taps": 11, "block_d": 128 if head_dim > 64 else 64, "element_size": 2, "shared_memory": 232448}
     configs = decode_candidates(group=group, bulk=True, **shape)
     assert {config.pack for config in configs} >= ({1, 2} if group == 1 else {2})
-    step = {"scale": head_dim**-0.5, "pad": 5, "block_table": None}
+    operation, step = Operation.of((6, 11), head_dim), {"block_table": None}
     for number, config in enumerate(configs if group == 1 else configs[::4]):
         step["splits"] = (1, 2, 5)[number % 3]
         caches = [x[:, :, : 271 + number % 6].contiguous() for x in (k, v)]
-        got = decode.launch_decode(q, *caches, weight, count, config=config, bulk=HAS_COPY_ENGINE, **step)
+        got = decode.launch_decode(operation, q, *caches, weight, count, config=config, bulk=HAS_COPY_ENGINE, **step)
         assert (got[0] == 0).all()
         assert_decodes(got[1:], q[1:], k[1:], v[1:], weight, count[1:])
-        want = decode.launch_decode(q, *caches, weight, count, config=config, **step)
+        want = decode.launch_decode(operation, q, *caches, weight, count, config=config, **step)
         assert relative_error(got, want) < 1e-3, config
 
 
@@ -218,7 +223,8 @@ def test_caches_whose_numbers_of_a_key_lie_apart_are_for_others(heads: tuple[int
             conv_attention_decode(q, *caches, weight, lengths=lengths, backend="triton")
         got = conv_attention_decode(q, *caches, weight, lengths=lengths)
         assert relative_error(got, conv_attention_decode_reference(q, *caches, weight, lengths=lengths)) < 0.002
-    monkeypatch.setattr(api, "decode_unsupported", lambda **shape: None)
+    monkeypatch.setattr(backend, "platform_unsupported", lambda device: None)
+    monkeypatch.setattr(backend, "shape_unsupported", lambda *shape: None)
     assert explain(q, apart, v, weight, decode=True).backend == "cuda"
 
 
@@ -385,7 +391,8 @@ def test_newest_keys_come_first_or_last(group: int, cache: str, monkeypatch: pyt
     assert newest_last(8, 24, 4, 132)
     inputs = make_decode([7, 200], 2 * group, 2, 64, (6, 11), torch.float16)
     q, k, v, weight, lengths = inputs
-    step = {"scale": 0.125, "pad": 5, "splits": 3, "config": DecodeConfig(64, 2, min(2, group), 2, 3)}
+    operation = Operation.of((6, 11), 64)
+    step = {"splits": 3, "config": DecodeConfig(64, 2, min(2, group), 2, 3)}
     step["bulk"] = cache == "by the copy engine" and HAS_COPY_ENGINE
     table = None
     if cache == "paged":
@@ -393,7 +400,7 @@ def test_newest_keys_come_first_or_last(group: int, cache: str, monkeypatch: pyt
     results = []
     for last in (False, True):
         monkeypatch.setattr(decode, "newest_last", lambda *_, last=last: last)
-        results.append(decode.launch_decode(q, k, v, weight, lengths, table, **step))
+        results.append(decode.launch_decode(operation, q, k, v, weight, lengths, table, **step))
     assert_decodes(results[0], *inputs)
     assert torch.equal(*results)
 
@@ -408,9 +415,10 @@ def test_interleaved_tiles(taps: tuple[int, int], bulk: bool) -> None:
         inputs = make_decode([1, 3, new, 2 * new, 2 * new + 1, 4 * new + 17], 3, 1, 72, taps, torch.float16)
         q, k, v, weight, lengths = inputs
         for splits, pad_key in ((1, "both"), (2, "left"), (7, "right")):
-            step = {"scale": 72**-0.5, "pad": key_padding(key_taps, pad_key), "splits": splits, "bulk": bulk}
+            operation = Operation.of(weight.shape[1:], 72, pad_key=pad_key)
+            step = {"splits": splits, "bulk": bulk}
             config = DecodeConfig(64, pack, 2, 2, 3, interleaved=True)
-            got = decode.launch_decode(q, k, v, weight, lengths, None, config=config, **step)
+            got = decode.launch_decode(operation, q, k, v, weight, lengths, None, config=config, **step)
             assert_decodes(got, *inputs, pad_key=pad_key)
 
 

@@ -141,7 +141,7 @@ NOTHING_RUNS = {
 def test_rungs_allocate_what_the_table_says(monkeypatch, impl):
     place, stub = NOTHING_RUNS[impl]
     monkeypatch.setattr(f"mta_kernels.attention.{place}", stub)
-    monkeypatch.setattr("mta_kernels.cuda.driver.launch", lambda *args: None)
+    monkeypatch.setattr("mta_kernels.nvrtc.driver.launch", lambda *args: None)
     module = importlib.import_module(f"mta_kernels.attention.{place.partition('.')[0]}")
     case = replace(PLAIN, impl=impl, dtype="fp16", heads=4, kv_heads=2, seq=512)
     q, k, v = (torch.zeros(1, heads, 512, 64, dtype=torch.float16) for heads in (4, 2, 2))
@@ -228,9 +228,10 @@ def test_tiles_of_queries_keys_and_values_fit_the_chip(impl, device):
 
 
 def test_a_tile_of_the_hopper_kernel_is_what_its_block_copies():
-    from mta_kernels.conv_attention.hopper.forward import Geometry
+    from mta_kernels.conv_attention.hopper.forward import ForwardConstants
+    from mta_kernels.operation import Convolution
 
-    geometry = Geometry(torch.bfloat16, 128, 6, 11, 5, True, False)
+    geometry = ForwardConstants(torch.bfloat16, 128, Convolution(6, 11, 5), True, False)
     tile = tile_of(replace(CONV, impl="hopper", head_dim=128), H200)
     assert tile["queries"] + geometry.stages * (tile["keys"] + tile["values"]) < geometry.shared_memory
     assert tile["keys"] == tile["values"] == 64 * 128 * 2

@@ -9,8 +9,8 @@ import torch
 from changed_cases import with_changes
 from command_line import make_runner, refused
 
-from mta_kernels.conv_attention.hopper import backward, forward
-from mta_kernels.operation import Operation
+from mta_kernels.conv_attention.hopper import backward, backward_plan, forward
+from mta_kernels.operation import Convolution, Operation
 from mtabench.errors import UsageError
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import keep_ceilings
@@ -161,12 +161,12 @@ def test_rows_that_only_feed_the_convolution_are_computed_too():
 
 def test_blocks_of_the_hopper_kernels_are_those_that_are_launched():
     for head_dim in (16, 64, 72, 128, 192, 256):
-        geometry = forward.Geometry(torch.bfloat16, head_dim, 6, 11, 5, True, False)
+        geometry = forward.ForwardConstants(torch.bfloat16, head_dim, Convolution(6, 11, 5), True, False)
         assert banded.forward_warpgroups(head_dim) == geometry.warpgroups
         assert sum(banded.forward_rows(head_dim, 6)) == geometry.block_rows
         assert -(-head_dim // banded.MOST_VALUES) == geometry.value_parts
     for taps in (1, 6, 8):
-        geometry = backward.Geometry(torch.bfloat16, 64, taps, 11, 5, True, False)
+        geometry = backward.BackwardConstants(torch.bfloat16, 64, Convolution(taps, 11, 5), True, False)
         assert banded.backward_block_rows(taps) == geometry.block_rows
     assert (banded.MOST_BACKWARD, banded.MOST_TAPS) == (
         forward.MAX_BACKWARD_HEAD_DIM, (forward.QUERY_TAPS, forward.KEY_TAPS),
@@ -176,17 +176,17 @@ def test_blocks_of_the_hopper_kernels_are_those_that_are_launched():
 @pytest.mark.parametrize("taps", [1, 6, 8])
 def test_chunks_of_the_hopper_backward_are_those_of_its_launch(taps):
     """The model, which knows nothing of torch, works them out once more."""
-    geometry = backward.Geometry(torch.bfloat16, 64, taps, 11, 5, True, False)
+    geometry = backward.BackwardConstants(torch.bfloat16, 64, Convolution(taps, 11, 5), True, False)
     lengths = [1, 100, 4096, 16384, 131072, 10**6, *(int(1.17**n) for n in range(30, 90))]
     for batch, heads, seq in itertools.product((1, 3), (1, 2, 7, 8, 16, 40, 64), lengths):
         case = with_changes(HOPPER, pass_="bwd", batch=batch, heads=heads, seq=seq, taps=(taps, 11))
         for sm_count in (132, 114, 78):
-            plan = backward.Plan.of(geometry, batch * heads, seq, seq, sm_count)
+            plan = backward_plan.ChunkPlan.of(geometry, batch * heads, seq, seq, sm_count)
             chunks = banded.chunks_of(case, sm_count)
             assert chunks == (plan.row_blocks * geometry.block_rows, plan.chunks, plan.slots)
             assert banded.scratch_pitch(seq) == plan.pitch
-        layout = backward.ScratchLayout.of(
-            geometry, backward.Plan.of(geometry, batch * heads, seq, seq, 132), batch, heads, heads, seq
+        layout = backward_plan.ScratchLayout.of(
+            geometry, backward_plan.ChunkPlan.of(geometry, batch * heads, seq, seq, 132), batch, heads, heads, seq
         )
         assert banded.scratch_bytes(case) == layout.stored
 

@@ -22,10 +22,10 @@ from mta_kernels.conv_attention.arguments import (
     check_heads,
     check_no_tangents,
     check_tensors,
-    softmax_scale,
     wants_gradient,
 )
 from mta_kernels.gpu_limits import absent
+from mta_kernels.operation import softmax_scale
 
 __all__ = [
     "RUNGS",

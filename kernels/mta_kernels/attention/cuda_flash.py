@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from mta_kernels.attention.cuda_launch import ELEMENTS, Constants, device_unsupported, diagonal, kernel
-from mta_kernels.cuda import driver
-from mta_kernels.cuda.compiler import missing_package
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import missing_package
 
 MAX_HEAD_DIM = 256
 L2_BYTES = 32 << 20  # that keys and values may take: the L2 of an A100 has 40 MB, of an H200 50

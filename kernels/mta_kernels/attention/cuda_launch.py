@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.cuda import driver
-from mta_kernels.cuda.compiler import Source, headers_in, machine_code
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import Source, headers_in, machine_code
 
 FOLDER = Path(__file__).parent
 HEADERS = ("elements.cuh", "mma.cuh")

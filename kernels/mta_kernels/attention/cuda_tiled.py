@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mta_kernels.attention.cuda_launch import ELEMENTS, MatrixArguments, device_unsupported, kernel
-from mta_kernels.cuda import driver
-from mta_kernels.cuda.compiler import missing_package
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import missing_package
 
 TILE, THREADS = 64, 256  # as in cuda_tiled.cu
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import softmax_scale
 from mta_kernels.conv_attention.reference import repeat_heads
+from mta_kernels.operation import softmax_scale
 
 
 def attention_reference(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, scale: float | None = None) -> Tensor:

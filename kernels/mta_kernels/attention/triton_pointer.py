@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mta_kernels.conv_attention.operators import triton_unsupported
+from mta_kernels.conv_attention import choice
 from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.conv_attention.triton.forward import value_block
 from mta_kernels.conv_attention.triton.prepare import dot_precision
@@ -111,4 +111,4 @@ def tiles(columns: int, element_size: int) -> tuple[int, int, int]:
 
 def unsupported(*, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
     """Why this rung cannot run with these here, or None: it takes head dims from 16 to 256."""
-    return triton_unsupported(device=device, dtype=dtype, head_dim=head_dim, query_taps=1, key_taps=1)
+    return choice.unsupported("triton", device=device, dtype=dtype, head_dim=head_dim, query_taps=1, key_taps=1)

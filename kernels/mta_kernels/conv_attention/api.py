@@ -1,209 +1,35 @@
-"""The public face of conv attention: one function, one module, and the question which backend would run."""
+"""The public face of conv attention: two functions and a module."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from mta_kernels.conv_attention import repeated
 from mta_kernels.conv_attention.arguments import (
-    autocast_dtype,
     cast_for_autocast,
     check_are_tensors,
     check_arguments,
     check_shared_cache,
     check_whole_sequence,
-    key_padding,
-    softmax_scale,
     under_autocast,
     wants_gradient,
 )
-from mta_kernels.conv_attention.cuda_decode.decode import decode_unsupported
-from mta_kernels.conv_attention.hopper.forward import hopper_unsupported, launches_for
-from mta_kernels.conv_attention.operators import (
-    conv_attention_decode_op,
-    conv_attention_op,
-    launch_again,
-    triton_unsupported,
-)
+from mta_kernels.conv_attention.backend import Request
+from mta_kernels.conv_attention.choice import choose, is_shared
+from mta_kernels.conv_attention.fastpath.replay import Call, replay_or_call
+from mta_kernels.conv_attention.operators import conv_attention_decode_op, conv_attention_op
 from mta_kernels.conv_attention.reference import (
     check_decode_arguments,
     conv_attention_decode_reference,
     conv_attention_reference,
 )
-from mta_kernels.gpu_limits import absent, capability
-from mta_kernels.torch_compile import asked_once, known
+from mta_kernels.operation import Operation, key_padding
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-Caches = tuple[Tensor, Tensor]  # of keys and of values
-BACKENDS = ("reference", "triton", "hopper", "cuda")
-FUSED_BACKENDS = ("hopper", "triton")  # that "auto" takes, the faster first
-# Where up to so many query heads share a KV head, Triton's decode is faster than CUDA's on short caches, if the copy
-# engine reads them: up to so many keys for each number of a row, of all sequences and KV heads, and times the heads
-# that share one (measured on an H200: decode-auto.csv).
-FEW_SHARING, FEW_KEYS = 8, 4096
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The backend that a call takes, and why."""
-
-    backend: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.backend}: {self.reason}"
-
-
-def unsupported(
-    backend: str,
-    *,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    head_dim: int,
-    query_taps: int,
-    key_taps: int,
-    backward: bool = False,
-) -> str | None:
-    """Why `backend` cannot run conv attention with these on this machine, or None if it can.
-
-    `device` is a torch device or its type, "cuda" or "cpu"; `backward` is whether gradients are wanted as well. For
-    "cuda" the answer is about decode, which is all that it has. Raises ValueError for an unknown backend.
-    """
-    if backend == "reference":
-        return None
-    if backend in BACKENDS:
-        shape: dict[str, Any] = {"device": device, "dtype": dtype, "head_dim": head_dim}
-        shape |= {"query_taps": query_taps, "key_taps": key_taps}
-        if backend == "hopper":
-            return absent(device) or hopper_unsupported(**shape, backward=backward)
-        return absent(device) or {"triton": triton_unsupported, "cuda": decode_unsupported}[backend](**shape)
-    raise ValueError(f"backend is {backend!r}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
-
-
-def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weight: Tensor,
-    *,
-    backend: str = "auto",
-    decode: bool = False,
-    group: ProcessGroup | None = None,
-) -> Choice:
-    """Which backend `conv_attention`, or `conv_attention_decode`, takes for these arguments, and why.
-
-    No other argument changes the choice; autocast does, and whether a gradient may be asked for. Raises ValueError for
-    an unknown backend, or a named one that cannot run them, and TypeError for what is no tensor.
-    """
-    check_are_tensors(q=q, k=k, v=v, weight=weight)
-    shared = _over_ranks(group)
-    backward = wants_gradient(q, k, v, weight)
-    caches = (k, v) if decode else None
-    if backend == "auto":
-        return Choice(*_fastest(q, weight, autocast_dtype(q), caches, shared, backward))
-    return Choice(_resolve(backend, q, weight, autocast_dtype(q), caches, shared, backward), "asked for")
-
-
-def _over_ranks(group: ProcessGroup | None) -> bool:
-    """Whether there are other ranks to work with; raises TypeError for what is no process group."""
-    if group is None:
-        return False
-    from mta_kernels.conv_attention.context_parallel.agreement import check_group
-
-    check_group(group)
-    return group.size() > 1
-
-
-def _fastest(
-    q: Tensor, weight: Tensor, dtype: torch.dtype, caches: Caches | None, shared: bool, backward: bool
-) -> tuple[str, str]:
-    """The fastest backend that can run them in a dtype, or else the reference; and why. A decode has caches."""
-    backends: tuple[str, ...] = FUSED_BACKENDS
-    if shared:
-        backends = ("triton",)
-    elif caches is not None:
-        backends = _decode_backends(q, caches, weight, dtype)
-    reason: str | None = ""
-    for backend in backends:
-        reason = _why_not(backend, q, weight, dtype, caches, backward)
-        if reason is None:
-            return backend, "the fastest backend for these arguments"
-    return "reference", f"{backends[-1]} cannot run this: {reason}"
-
-
-def _decode_backends(q: Tensor, caches: Caches, weight: Tensor, dtype: torch.dtype) -> tuple[str, ...]:
-    """The backends of a decode, the faster first: CUDA's where query heads share KV heads, but not for few keys."""
-    k, _ = caches
-    group = q.shape[1] // k.shape[1]
-    if group == 1:
-        return ("cuda", "triton") if _lie_apart(caches) else ("triton",)
-    keys = k.shape[0] * k.shape[1] * k.shape[2]
-    few = group <= FEW_SHARING and known(keys * group <= FEW_KEYS * q.shape[3])
-    # Of another number of batches these are pages, which the copy engine does not read.
-    if few and known(k.shape[0] == q.shape[0]) and _why_not("triton", q, weight, dtype, caches) is None:
-        from mta_kernels.conv_attention.triton.decode_plan import bulk_pays
-
-        if bulk_pays(q.shape[3], group, dtype.itemsize, _capability(q.device)):
-            return ("triton", "cuda")
-    return ("cuda", "triton")
-
-
-_capability = asked_once(capability)
-
-
-def _lie_apart(caches: Caches) -> bool:
-    """Whether the numbers of a key do; Triton 3.6 compiles such tiles to reads beyond a block's shared memory."""
-    return any(known(x.stride(3) != 1) for x in caches)
-
-
-def _why_not(
-    backend: str, q: Tensor, weight: Tensor, dtype: torch.dtype, caches: Caches | None, backward: bool = False
-) -> str | None:
-    """Why the backend cannot run these, or None if it can."""
-    if backend == "triton" and caches is not None and _lie_apart(caches):
-        strides = " and ".join(str(tuple(x.stride())) for x in caches)
-        return f"the caches have strides {strides}, and it needs the numbers of a key side by side (stride 1)"
-    return unsupported(
-        backend,
-        device=q.device,
-        dtype=dtype,
-        head_dim=q.shape[-1],
-        query_taps=weight.shape[-2],
-        key_taps=weight.shape[-1],
-        backward=backward,
-    )
-
-
-def _resolve(
-    backend: str,
-    q: Tensor,
-    weight: Tensor,
-    dtype: torch.dtype,
-    caches: Caches | None,
-    shared: bool,
-    backward: bool = False,
-) -> str:
-    """The backend that runs these in a dtype; raises ValueError if it is a named one that cannot."""
-    if backend == "auto":
-        return _fastest(q, weight, dtype, caches, shared, backward)[0]
-    if shared and backend in ("hopper", "cuda"):
-        raise ValueError(
-            f"backend {backend!r} does not share a sequence over ranks: its kernels give no part of a softmax; "
-            "use 'triton', or 'auto', which picks it"
-        )
-    if caches is not None and backend == "hopper":
-        raise ValueError("backend 'hopper' has no decode; use 'cuda' or 'triton', or 'auto', which picks one")
-    if caches is None and backend == "cuda":
-        raise ValueError("backend 'cuda' has decode alone; use 'triton' or 'hopper', or 'auto', which picks one")
-    if reason := _why_not(backend, q, weight, dtype, caches, backward):
-        raise ValueError(f"backend {backend!r} cannot run this: {reason}; backend='auto' picks one that can")
-    return backend
 
 
 def conv_attention(
@@ -248,48 +74,35 @@ def conv_attention(
     Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run, and
     RuntimeError for a derivative that the backend does not have.
     """
-    like: tuple | None = None  # an earlier call that this one may be like
-    if q_history is None and cu_seqlens is None and head_chunk is None and group is None:
-        like = causal, scale, pad_key, backend, False
-        if (seen := repeated.earlier(q, k, v, weight, *like)) is not None:
-            return launch_again(seen, q, k, v, weight)
+    return replay_or_call(
+        _checked, q, k, v, weight, q_history, cu_seqlens, causal, scale, pad_key, head_chunk, backend, group
+    )
+
+
+def _checked(
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, q_history: Tensor | None, cu_seqlens: Tensor | None, causal: bool,
+    scale: float | None, pad_key: str, head_chunk: int | None, backend: str, group: ProcessGroup | None,
+) -> Call:  # fmt: skip
+    """A call of `conv_attention`, which raises ValueError or TypeError unless its arguments fit."""
     check_are_tensors(q=q, k=k, v=v, weight=weight, q_history=q_history, cu_seqlens=cu_seqlens)
     if under_autocast(q):
         weight, q, k, v, q_history = cast_for_autocast(weight, q, k, v, q_history)
-        if like is not None:
-            like = (*like[:-1], True)
-            if (seen := repeated.earlier(q, k, v, weight, *like)) is not None:
-                return launch_again(seen, q, k, v, weight)
     check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
-    options: dict[str, Any] = {"causal": causal, "scale": scale, "pad_key": pad_key, "head_chunk": head_chunk}
-    shared = _over_ranks(group)
-    backward = wants_gradient(q, k, v, weight, q_history)
-    chosen = _resolve(backend, q, weight, q.dtype, None, shared, backward)
+    head_dim, shared = q.shape[3], is_shared(group)
+    operation = Operation.of(weight.shape[1:], head_dim, causal=causal, scale=scale, pad_key=pad_key)
+    gradients = wants_gradient(q, k, v, weight, q_history)
+    kernels = choose(backend, Request(operation, q.device, q.dtype, head_dim, gradients, over_ranks=shared))
+    extras: dict[str, Any] = {"q_history": q_history, "cu_seqlens": cu_seqlens, "head_chunk": head_chunk}
+    options: dict[str, Any] = {"causal": causal, "scale": scale, "pad_key": pad_key}
     if group is not None and shared:
         from mta_kernels.conv_attention.context_parallel.attention import conv_attention_over_ranks
 
         check_whole_sequence(q, k, q_history, cu_seqlens)
-        return conv_attention_over_ranks(q, k, v, weight, group=group, backend=chosen, **options)
-    options |= {"q_history": q_history, "cu_seqlens": cu_seqlens}
-    if chosen == "reference":
-        return conv_attention_reference(q, k, v, weight, **options)
-    if like is not None and repeated.may_repeat(q, k, v, weight):
-        numbers = causal, softmax_scale(scale, q.shape[3]), key_padding(weight.shape[2], pad_key)
-        launches = _launches(chosen, q, k, v, weight, *numbers)
-        if launches is not None:
-            repeated.remember(q, k, v, weight, *like, launches=launches)
-    return conv_attention_op(q, k, v, weight, backend=chosen, **options)
-
-
-def _launches(
-    backend: str, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, causal: bool, scale: float, pad: int
-) -> repeated.Launches | None:
-    """The forward for calls like this one, without operator and checks; None where the operator is all there is."""
-    if backend == "hopper":
-        return launches_for(q, k, v, weight, causal, scale, pad, False)
-    from mta_kernels.conv_attention.triton import forward_again
-
-    return forward_again.Launches(q, causal, scale, pad) if forward_again.can_launch_again() else None
+        options |= {"group": group, "head_chunk": head_chunk, "backend": kernels.name if kernels else "reference"}
+        return Call(operation, kernels, partial(conv_attention_over_ranks, q, k, v, weight, **options))
+    if kernels is None:
+        return Call(operation, None, partial(conv_attention_reference, q, k, v, weight, **options, **extras))
+    return Call(operation, kernels, partial(conv_attention_op, operation, q, k, v, weight, **extras, backend=kernels))
 
 
 def conv_attention_decode(
@@ -330,20 +143,23 @@ def conv_attention_decode(
         weight, q_window, k_cache, v_cache = cast_for_autocast(weight, q_window, k_cache, v_cache)
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key, block_table)
     options: dict[str, Any] = {"lengths": lengths, "scale": scale, "pad_key": pad_key}
-    shared = _over_ranks(group)
-    chosen = _resolve(backend, q_window, weight, q_window.dtype, (k_cache, v_cache), shared)
-    if chosen == "reference" and splits != "auto":
+    head_dim, shared = q_window.shape[3], is_shared(group)
+    operation = Operation.of(weight.shape[1:], head_dim, scale=scale, pad_key=pad_key)
+    tensors = q_window, k_cache, v_cache
+    request = Request(operation, q_window.device, q_window.dtype, head_dim, decode=tensors, over_ranks=shared)
+    kernels = choose(backend, request)
+    if kernels is None and splits != "auto":
         raise ValueError(f"splits is {splits!r}; the reference backend does not split the keys: leave it at 'auto'")
     if shared:
         from mta_kernels.conv_attention.context_parallel.decode import conv_attention_decode_over_ranks
 
         check_shared_cache(block_table, q_window, k_cache, v_cache, weight)
-        options |= {"group": group, "backend": chosen, "splits": splits}
-        return conv_attention_decode_over_ranks(q_window, k_cache, v_cache, weight, **options)
+        options |= {"group": group, "backend": kernels.name if kernels else "reference", "splits": splits}
+        return conv_attention_decode_over_ranks(*tensors, weight, **options)
     options["block_table"] = block_table
-    if chosen != "reference":
-        return conv_attention_decode_op(q_window, k_cache, v_cache, weight, splits=splits, backend=chosen, **options)
-    return conv_attention_decode_reference(q_window, k_cache, v_cache, weight, **options)
+    if kernels is None:
+        return conv_attention_decode_reference(*tensors, weight, **options)
+    return conv_attention_decode_op(*tensors, weight, splits=splits, backend=kernels, **options)
 
 
 def identity_weight(

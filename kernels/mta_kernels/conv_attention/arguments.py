@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from mta_kernels.operation import key_padding
+
 MAY_BE_LEFT_OUT = ("q_history", "cu_seqlens", "block_table")
-PAD_KEYS = ("both", "left", "right")
 PAGE_SIZES = (16, 32, 64, 128, 256)
 MAX_SPLITS = 128
-
-
-def key_padding(key_taps: int, pad_key: str) -> int:
-    """Columns of zeros left of the scores: `pad` in `c[i, j] = sum w[a, b] s[i-(cq-1)+a, j-pad+b]`.
-
-    "both" centres the taps (an even count takes one more column on the right), "left" looks back only,
-    "right" looks ahead only.
-    """
-    if pad_key == "both":
-        return (key_taps - 1) // 2
-    if pad_key == "left":
-        return key_taps - 1
-    if pad_key == "right":
-        return 0
-    raise ValueError(f"pad_key is {pad_key!r}; expected one of {', '.join(map(repr, PAD_KEYS))}")
-
-
-def softmax_scale(scale: float | None, head_dim: int) -> float:
-    """The factor on `q . k`: `1 / sqrt(head_dim)` unless given."""
-    return 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
 
 
 def check_are_tensors(**arguments: object) -> None:

@@ -1,15 +1,13 @@
-"""The fused backends as `torch.library` operators: what Triton cannot take, shapes, gradients.
+"""The kernel backends as `torch.library` operators, which take their backend by name: shapes, gradients.
 
-Forward and backward are Triton's or Hopper's, by name, decode Triton's or plain CUDA's. `mta::conv_attention`,
-`mta::conv_attention_backward` and `mta::conv_attention_decode` are opaque to torch.compile and torch.export. Gradients
-are registered on the Autograd key by hand: `register_autograd` takes twice the host time.
+`mta::conv_attention`, `mta::conv_attention_backward` and `mta::conv_attention_decode` are opaque to torch.compile and
+torch.export. Gradients are registered on the Autograd key by hand: `register_autograd` takes twice the host time.
+An operator takes numbers, not objects: an `Operation` is taken apart and put together again in this file alone.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,67 +16,17 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from mta_kernels.conv_attention.arguments import (
-    check_no_tangents,
-    check_splits,
-    key_padding,
-    rows_before,
-    softmax_scale,
-    under_torch_func,
-)
-from mta_kernels.conv_attention.hopper.forward import conv_attention_forward as hopper_forward
+from mta_kernels.conv_attention.arguments import check_no_tangents, check_splits, rows_before, under_torch_func
+from mta_kernels.conv_attention.backend import Backend, Request
+from mta_kernels.conv_attention.backends import check_can_run, named
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
-from mta_kernels.conv_attention.repeated import Launches, Seen, earlier_backward, may_repeat, remember_backward
-from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
-from mta_kernels.torch_compile import constant_when_compiled
+from mta_kernels.operation import Convolution, Operation
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-HEAD_DIMS = range(16, 257)
-QUERY_TAPS = range(1, 17)
-KEY_TAPS = range(1, 32)
-
-
-def triton_unsupported(
-    *, device: torch.device | str, dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int
-) -> str | None:
-    """Why the Triton kernels cannot run with these on this machine, or None if they can."""
-    reason = _platform_unsupported(device, dtype)
-    if reason is not None:
-        return reason
-    if not HEAD_DIMS.start <= head_dim < HEAD_DIMS.stop:
-        return f"head_dim {head_dim} is outside {HEAD_DIMS.start} to {HEAD_DIMS.stop - 1}"
-    if query_taps >= QUERY_TAPS.stop or key_taps >= KEY_TAPS.stop:
-        return (
-            f"{query_taps}x{key_taps} taps are outside 1x1 to {QUERY_TAPS.stop - 1}x{KEY_TAPS.stop - 1} "
-            "(query taps x key taps)"
-        )
-    return None
-
-
-@constant_when_compiled
-def _platform_unsupported(device: torch.device | str, dtype: torch.dtype) -> str | None:
-    return _cached_platform_unsupported(device, dtype, os.environ.get("TRITON_INTERPRET") == "1")
-
-
-@functools.cache
-def _cached_platform_unsupported(device: torch.device | str, dtype: torch.dtype, interpreted: bool) -> str | None:
-    device = torch.device(device)
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed (pip install triton; it exists for Linux)"
-    if device.type != "cuda" and not interpreted:
-        return (
-            f"Triton kernels need a CUDA GPU, not a {device.type} device (TRITON_INTERPRET=1 runs them slowly on a CPU)"
-        )
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        return f"{torch.cuda.get_device_name(device)} is older than sm_80"
-    if dtype not in DTYPES:
-        return f"dtype {dtype} is not one of float16, bfloat16, float32"
-    if interpreted and dtype == torch.bfloat16:
-        return "Triton's interpreter multiplies bfloat16 matrices wrongly; use float16 or float32 there"
-    return None
+Numbers = tuple[bool, float, int]  # of an operation: causal, scale, pad
 
 
 def conv_attention_op(
+    operation: Operation,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -86,40 +34,27 @@ def conv_attention_op(
     *,
     q_history: Tensor | None,
     cu_seqlens: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    pad_key: str,
     head_chunk: int | None,
-    backend: str,
+    backend: Backend,
 ) -> Tensor:
-    """`conv_attention` by the kernels of "triton" or "hopper", for arguments already checked.
+    """`conv_attention` by the kernels of a backend, for arguments already checked.
 
     Differentiable once, backwards, in every floating-point tensor; keeps those, the output and the logsumexp of its
     rows. Raises RuntimeError for dual tensors.
     """
-    query_taps, key_taps = weight.shape[1:]
-    pad = key_padding(key_taps, pad_key)
-    options = (causal, softmax_scale(scale, q.shape[3]), pad, head_chunk or 0)
+    conv = operation.conv
+    options = (*numbers_of(operation), head_chunk or 0)
     if cu_seqlens is not None:
-        _check_no_tangents("conv_attention", backend, q, k, v)  # which the Functions that spread rows do not know
-        gap = max(query_taps - 1, pad, key_taps - 1 - pad)
+        _check_no_tangents("conv_attention", backend.name, q, k, v)  # which the Functions that spread rows do not know
+        gap = max(conv.query_taps - 1, conv.pad, conv.key_taps - 1 - conv.pad)
         layout = spread_layout(cu_seqlens, q.shape[2], gap)
         spread = (spread_rows(x, layout) for x in (q, k, v))
-        return collect_rows(CONV_ATTENTION(*spread, weight, *options, layout.spans, backend)[0], layout)
-    before = rows_before(q.shape[2], k.shape[2], query_taps)
-    if q_history is not None and before:
-        q = torch.cat([q_history[:, :, -before:], q], dim=2)
-    out = CONV_ATTENTION(q, k, v, weight, *options, None, backend)[0]
-    return out[:, :, before:] if before else out  # the first rows lack queries before them; nobody sees those
-
-
-def launch_again(seen: Seen, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
-    """`conv_attention_op` as for the call that was seen, without the operator; its gradients are the same."""
-    if seen.requires_grad and torch.is_grad_enabled():
-        # Function's own `apply` first looks for functorch's tensors, which the call that was seen had none of.
-        apply = super(torch.autograd.Function, _ConvAttentionAgain).apply
-        return apply(seen.launches, q, k, v, weight)
-    return seen.launches.out_alone(q, k, v, weight)
+        return collect_rows(CONV_ATTENTION(*spread, weight, *options, layout.spans, backend.name)[0], layout)
+    rows = rows_before(q.shape[2], k.shape[2], conv.query_taps)
+    if q_history is not None and rows:
+        q = torch.cat([q_history[:, :, -rows:], q], dim=2)
+    out = CONV_ATTENTION(q, k, v, weight, *options, None, backend.name)[0]
+    return out[:, :, rows:] if rows else out  # the first rows lack queries before them; nobody sees those
 
 
 def conv_attention_decode_op(
@@ -133,16 +68,36 @@ def conv_attention_decode_op(
     pad_key: str,
     splits: int | str,
     block_table: Tensor | None,
-    backend: str,
+    backend: Backend,
 ) -> Tensor:
-    """`conv_attention_decode` by the kernels of `backend`, "triton" or "cuda", for arguments already checked.
+    """`conv_attention_decode` by the kernels of a backend, for arguments already checked.
 
     Not differentiable.
     """
     check_splits(splits)
     splits = 0 if splits == "auto" else splits
-    arguments = (q_window, k_cache, v_cache, weight, lengths, block_table, scale, pad_key, splits, backend)
+    arguments = (q_window, k_cache, v_cache, weight, lengths, block_table, scale, pad_key, splits, backend.name)
     return CONV_ATTENTION_DECODE(*arguments)
+
+
+def numbers_of(operation: Operation) -> Numbers:
+    """What an operator is told of an operation; the taps are its weight's."""
+    return operation.causal, operation.scale, operation.conv.pad
+
+
+def _operation(weight: Tensor, causal: bool, scale: float, pad: int) -> Operation:
+    """The operation of these numbers."""
+    _, query_taps, key_taps = weight.shape
+    return Operation(Convolution(query_taps, key_taps, pad), scale, causal)
+
+
+def _kernels(name: str, part: str) -> tuple[Backend, Callable[..., Any]]:
+    """The backend of a name and its `forward`, `backward` or `decode`; raises ValueError if it has none."""
+    backend = named(name)
+    kernels = getattr(backend, part, None)
+    if backend is None or kernels is None:
+        raise ValueError(f"backend {name!r} has no {part} for this operator")
+    return backend, kernels
 
 
 torch.library.define(
@@ -174,14 +129,8 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
     causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    if backend == "hopper":  # whose scratch is too small for head_chunk to matter
-        return hopper_forward(q, k, v, weight, causal=causal, scale=scale, pad=pad, spans=spans)
-    from mta_kernels.conv_attention.triton.forward import conv_attention_forward
-
-    with on_device_of(q), without_autocast(q):
-        return conv_attention_forward(
-            q, k, v, weight, causal=causal, scale=scale, pad=pad, head_chunk=head_chunk, spans=spans
-        )
+    _, forward = _kernels(backend, "forward")
+    return forward(_operation(weight, causal, scale, pad), q, k, v, weight, head_chunk=head_chunk, spans=spans)
 
 
 @torch.library.register_fake("mta::conv_attention")
@@ -194,15 +143,9 @@ def _backward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor,
     causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    from mta_kernels.conv_attention.hopper.backward import part_backward
-    from mta_kernels.conv_attention.triton.backward import conv_attention_backward
-
-    with on_device_of(q), without_autocast(q):
-        return conv_attention_backward(
-            q, k, v, weight, out, logsumexp, grad_out,
-            causal=causal, scale=scale, pad=pad, head_chunk=head_chunk, spans=spans,
-            part_backward=part_backward if backend == "hopper" else None,
-        )  # fmt: skip
+    _, backward = _kernels(backend, "backward")
+    tensors = q, k, v, weight, out, logsumexp, grad_out
+    return backward(_operation(weight, causal, scale, pad), *tensors, head_chunk=head_chunk, spans=spans)
 
 
 @torch.library.register_fake("mta::conv_attention_backward")
@@ -215,17 +158,11 @@ def _decode(
     q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor, block_table: Tensor | None,
     scale: float | None, pad_key: str, splits: int, backend: str,
 ) -> Tensor:  # fmt: skip
-    options: dict[str, Any] = {"lengths": lengths, "scale": scale, "pad_key": pad_key}
-    options |= {"splits": splits or "auto", "block_table": block_table}
-    if backend == "cuda":
-        from mta_kernels.conv_attention.cuda_decode.decode import conv_attention_decode_cuda
-
-        with on_device_of(q_window):
-            return conv_attention_decode_cuda(q_window, k_cache, v_cache, weight, **options)
-    from mta_kernels.conv_attention.triton.decode import conv_attention_decode_triton
-
-    with without_autocast(q_window):
-        return conv_attention_decode_triton(q_window, k_cache, v_cache, weight, **options)
+    kernels, decode = _kernels(backend, "decode")
+    tensors, head_dim = (q_window, k_cache, v_cache), q_window.shape[3]
+    operation = Operation.of(weight.shape[1:], head_dim, scale=scale, pad_key=pad_key)
+    check_can_run(kernels, Request(operation, q_window.device, q_window.dtype, head_dim, decode=tensors))
+    return decode(operation, *tensors, weight, lengths=lengths, splits=splits or "auto", block_table=block_table)
 
 
 @torch.library.register_fake("mta::conv_attention_decode")
@@ -253,38 +190,10 @@ class _ConvAttention(torch.autograd.Function):
             return (None,) * 10
         *tensors, spans = ctx.saved_tensors
         gradients = CONV_ATTENTION_BACKWARD(*tensors, grad_out, *ctx.options, spans, ctx.backend)
-        return *_wanted(gradients, ctx.needs_input_grad), None, None, None, None, None, None
+        return *wanted(gradients, ctx.needs_input_grad), None, None, None, None, None, None
 
 
-class _ConvAttentionAgain(torch.autograd.Function):
-    """`_ConvAttention` for a call like an earlier one: no more of PyTorch than it needs."""
-
-    @staticmethod
-    def forward(ctx: Any, launches: Launches, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
-        out, logsumexp = launches(q, k, v, weight)
-        ctx.launches = launches
-        ctx.save_for_backward(q, k, v, weight, out, logsumexp)
-        ctx.set_materialize_grads(False)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: Tensor | None) -> tuple[Tensor | None, ...]:
-        if grad_out is None:
-            return (None,) * 5
-        tensors = *ctx.saved_tensors, grad_out
-        launches = earlier_backward(ctx.launches, *tensors)
-        if launches is not None:
-            gradients = launches.gradients(*tensors)
-        else:
-            causal, scale, pad, _ = ctx.launches.options
-            backend = ctx.launches.backend
-            gradients = CONV_ATTENTION_BACKWARD(*tensors, causal, scale, pad, 0, None, backend)
-            if backend == "hopper" and not torch.is_grad_enabled() and may_repeat(*tensors):
-                remember_backward(ctx.launches, *tensors)
-        return None, *_wanted(gradients, ctx.needs_input_grad[1:])
-
-
-def _wanted(gradients: tuple[Tensor, ...], needed: tuple[bool, ...]) -> list[Tensor | None]:
+def wanted(gradients: tuple[Tensor, ...], needed: tuple[bool, ...]) -> list[Tensor | None]:
     """The gradients, and None for those that are not needed."""
     return [x if is_needed else None for x, is_needed in zip(gradients, needed, strict=False)]
 

@@ -20,10 +20,9 @@ from mta_kernels.conv_attention.arguments import (
     check_heads,
     check_weight,
     head_parts,
-    key_padding,
     rows_before,
-    softmax_scale,
 )
+from mta_kernels.operation import Convolution, Operation, key_padding
 
 
 def conv_attention_reference(
@@ -48,57 +47,47 @@ def conv_attention_reference(
     Differentiable in every floating-point tensor. Raises ValueError or TypeError for arguments that do not fit.
     """
     check_arguments(q, k, v, weight, pad_key, q_history=q_history, cu_seqlens=cu_seqlens, head_chunk=head_chunk)
-    options: dict[str, Any] = {"causal": causal, "scale": softmax_scale(scale, q.shape[3]), "pad_key": pad_key}
     if cu_seqlens is not None:
         if rows is not None:
             raise ValueError("rows and cu_seqlens are both given; cut the document out to have some of its rows")
-        options["head_chunk"] = head_chunk
+        options: dict[str, Any] = {"causal": causal, "scale": scale, "pad_key": pad_key, "head_chunk": head_chunk}
         documents = [slice(start, stop) for start, stop in pairwise(cu_seqlens.tolist()) if start < stop]
         return torch.cat(
             [conv_attention_reference(q[:, :, at], k[:, :, at], v[:, :, at], weight, **options) for at in documents],
             dim=2,
         )
 
+    operation = Operation.of(weight.shape[1:], q.shape[3], causal=causal, scale=scale, pad_key=pad_key)
     before = rows_before(q.shape[2], k.shape[2], weight.shape[1])
     start, stop = rows or (0, q.shape[2])
     if not 0 <= start < stop <= q.shape[2]:
         raise ValueError(f"rows is {rows}; expected 0 <= start < stop <= {q.shape[2]}")
     if q_history is not None and before:
         q = torch.cat([q_history[:, :, -before:], q], dim=2)
-    options["rows"] = (start + before, stop + before)
+    rows = start + before, stop + before
     if head_chunk is None:
-        return _definition(q, k, v, weight, **options)
+        return _definition(operation, q, k, v, weight, rows)
     parts = [
-        _definition(q[:, heads], k[:, kv_heads], v[:, kv_heads], weight[heads], **options)
+        _definition(operation, q[:, heads], k[:, kv_heads], v[:, kv_heads], weight[heads], rows)
         for heads, kv_heads in head_parts(q.shape[1], k.shape[1], head_chunk)
     ]
     return torch.cat(parts, dim=1)
 
 
-def _definition(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weight: Tensor,
-    *,
-    causal: bool,
-    scale: float,
-    pad_key: str,
-    rows: tuple[int, int],
-) -> Tensor:
+def _definition(operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, rows: tuple[int, int]) -> Tensor:
     """The `rows` of q, which holds the queries of the last positions of k and v."""
     query_heads, query_rows = q.shape[1:3]
     start, stop = rows
-    first = max(0, start - (weight.shape[1] - 1))  # the convolution looks back on these rows
+    first = max(0, start - (operation.conv.query_taps - 1))  # the convolution looks back on these rows
     keys, values = (repeat_heads(x, query_heads) for x in (k, v))
 
-    scores = q[:, :, first:stop] @ keys.transpose(-1, -2) * scale
+    scores = q[:, :, first:stop] @ keys.transpose(-1, -2) * operation.scale
     position = torch.arange(first, stop, device=q.device) + (k.shape[2] - query_rows)
     future = torch.arange(k.shape[2], device=q.device) > position[:, None]  # the key comes after the query
-    if causal:
+    if operation.causal:
         scores = scores.masked_fill(future, 0)
-    mixed = convolve_scores(scores, weight, pad_key)[:, :, start - first :]
-    if causal:
+    mixed = convolve_scores(scores, weight, operation.conv)[:, :, start - first :]
+    if operation.causal:
         mixed = mixed.masked_fill(future[start - first :], float("-inf"))
     return torch.softmax(mixed, dim=-1) @ values
 
@@ -133,7 +122,8 @@ def conv_attention_decode_reference(
             f"lengths has {int(lengths.max())} and the cache holds {keys_there} keys a sequence; give at most as many"
         )
     _, query_heads, window, head_dim = q_window.shape
-    window = min(window, weight.shape[1])
+    operation = Operation.of(weight.shape[1:], head_dim, scale=scale, pad_key=pad_key)
+    window = min(window, operation.conv.query_taps)
     column = torch.arange(keys_there, device=k_cache.device)
     row = lengths[:, None] - window + torch.arange(window, device=k_cache.device)  # [B, W], absolute positions
     # Masks, not products: what lies before or beyond a sequence may be NaN, and 0 * NaN is NaN.
@@ -143,9 +133,9 @@ def conv_attention_decode_reference(
         k_cache = k_cache.masked_fill(beyond, 0)
     keys, values = (repeat_heads(x, query_heads) for x in (k_cache, v_cache.masked_fill(beyond, 0)))
 
-    scores = queries @ keys.transpose(-1, -2) * softmax_scale(scale, head_dim)
+    scores = queries @ keys.transpose(-1, -2) * operation.scale
     scores = scores.masked_fill((column > row[:, :, None])[:, None], 0)  # rows before the first token see nothing
-    mixed = convolve_scores(scores, weight, pad_key)[:, :, -1:]
+    mixed = convolve_scores(scores, weight, operation.conv)[:, :, -1:]
     unseen = column >= lengths.clamp(min=1)[:, None]  # a sequence without tokens sees one key, whose value is masked
     return torch.softmax(mixed.masked_fill(unseen[:, None, None], float("-inf")), dim=-1) @ values
 
@@ -155,11 +145,10 @@ def _readable(lengths: Tensor) -> bool:
     return lengths.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def convolve_scores(scores: Tensor, weight: Tensor, pad_key: str) -> Tensor:
+def convolve_scores(scores: Tensor, weight: Tensor, convolution: Convolution) -> Tensor:
     """Step 3 of the definition: one cross-correlation a head over `scores [B, Hq, rows, columns]`, same shape."""
-    query_taps, key_taps = weight.shape[1:]
-    pad = key_padding(key_taps, pad_key)
-    padded = F.pad(scores, (pad, key_taps - 1 - pad, query_taps - 1, 0))
+    right = convolution.key_taps - 1 - convolution.pad
+    padded = F.pad(scores, (convolution.pad, right, convolution.query_taps - 1, 0))
     filters = weight.to(scores.dtype).unsqueeze(1)
     if scores.device.type == "cpu" and scores.dtype == torch.float16:
         # PyTorch 2.13 on a CPU with AVX-512 but no fp16 arithmetic: 16 taps along keys take minutes, or never end. In

@@ -10,13 +10,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mta_kernels.conv_attention.arguments import check_no_tangents, key_padding, softmax_scale
+from mta_kernels.conv_attention.arguments import check_no_tangents
 from mta_kernels.conv_attention.context_parallel import ring
 from mta_kernels.conv_attention.context_parallel.agreement import BACKENDS, check_agreement, shape_facts
 from mta_kernels.conv_attention.context_parallel.eager import EagerTiles
 from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks, Ranks
 from mta_kernels.conv_attention.context_parallel.tiles import Problem
 from mta_kernels.conv_attention.surroundings import without_autocast
+from mta_kernels.operation import key_padding, softmax_scale
 
 
 @dataclass(frozen=True)

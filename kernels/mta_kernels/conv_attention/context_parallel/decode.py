@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
 from mta_kernels.conv_attention.context_parallel.agreement import BACKENDS, check_agreement, shape_facts
 from mta_kernels.conv_attention.context_parallel.eager import sum_dtype
 from mta_kernels.conv_attention.context_parallel.layout import cache_margins
 from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks, Ranks
 from mta_kernels.conv_attention.reference import convolve_scores, repeat_heads
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
+from mta_kernels.operation import Operation, key_padding, softmax_scale
 
 
 def conv_attention_decode_over_ranks(
@@ -92,7 +92,8 @@ def eager_part(
     visible = (column <= row[:, :, None])[:, None]
     scores = q_window @ keys.transpose(-1, -2) * scale
     scores = torch.where(visible, scores, torch.zeros((), dtype=scores.dtype, device=scores.device))
-    mixed = convolve_scores(scores, weight, pad_key)[:, :, -1]
+    conv = Operation.of(weight.shape[1:], q_window.shape[3], scale=scale, pad_key=pad_key).conv
+    mixed = convolve_scores(scores, weight, conv)[:, :, -1]
     own = (column >= first_key) & (column < first_key + own_keys) & (column < lengths[:, None])  # [B, keys]
     mixed = mixed.masked_fill(~own[:, None], float("-inf")).to(sum_dtype(mixed.dtype))
     values = values.masked_fill(~own[:, None, :, None], 0)  # what lies there may be anything
@@ -110,11 +111,11 @@ def triton_part(
     from mta_kernels.conv_attention.triton.prepare import LN_2
 
     batch, query_heads = q_window.shape[:2]
+    operation = Operation.of(weight.shape[1:], q_window.shape[3], scale=scale, pad_key=pad_key)
     splits, config = chosen_tiles(q_window, k_cache, weight, splits, own_keys)
     with on_device_of(q_window), without_autocast(q_window):
         found = launch_shares(
-            q_window, k_cache, v_cache, weight, lengths, None, scale=scale,
-            pad=key_padding(weight.shape[2], pad_key), splits=splits, config=config,
+            operation, q_window, k_cache, v_cache, weight, lengths, None, splits=splits, config=config,
             first_key=first_key, own_keys=own_keys,
         )  # fmt: skip
     largest = found.maxima.amax(-1, keepdim=True)

@@ -23,7 +23,7 @@ class TritonTiles:
     def forward(self, problem: Problem, tile: Tile, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> list[Tensor]:
         with on_device_of(q), without_autocast(q):
             out, logsumexp = conv_attention_forward(
-                q, k, v, weight, causal=tile.causal, scale=problem.scale, pad=problem.pad, head_chunk=self.head_chunk,
+                problem.operation(tile.causal), q, k, v, weight, head_chunk=self.head_chunk,
                 margins=Margins(tile.query_margin, tile.key_margin), out_dtype=torch.float32,
             )  # fmt: skip
         return [out, logsumexp]
@@ -34,7 +34,7 @@ class TritonTiles:
     ) -> list[Tensor]:  # fmt: skip
         with on_device_of(q), without_autocast(q):
             gradients = conv_attention_backward(
-                q, k, v, weight, out, logsumexp, grad_out, causal=tile.causal, scale=problem.scale, pad=problem.pad,
+                problem.operation(tile.causal), q, k, v, weight, out, logsumexp, grad_out,
                 head_chunk=self.head_chunk, margins=Margins(tile.query_margin, tile.key_margin),
                 gradient_dtype=torch.float32,
             )  # fmt: skip

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import key_padding
 from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks
+from mta_kernels.operation import key_padding
 
 
 def chunks_of(rank: int, ranks: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mta_kernels.conv_attention.context_parallel.layout import chunks_of
+from mta_kernels.operation import Convolution, Operation
 
 # In chunks of LONG rows and more, tiles have whole blocks of keys: a kernel is faster where it knows that they are.
 LONG, BLOCK = 2048, 128
@@ -31,10 +32,14 @@ class Problem:
     query_taps: int
     key_taps: int
 
+    def operation(self, causal: bool) -> Operation:
+        """What is computed of a tile, which is causal on the diagonal alone."""
+        return Operation(Convolution(self.query_taps, self.key_taps, self.pad), self.scale, causal)
+
     @property
     def lead(self) -> int:
         """Keys of the chunk before that the tile on the diagonal takes: E, or whole blocks."""
-        keys = (self.query_taps - 1) + (self.key_taps - 1 - self.pad) if self.causal else 0
+        keys = self.operation(self.causal).band
         return keys if self.rows < LONG else -(-keys // BLOCK) * BLOCK
 
     @property

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mta_kernels.conv_attention.arguments import check_arguments, key_padding, softmax_scale
+from mta_kernels.conv_attention.arguments import check_arguments
 from mta_kernels.conv_attention.cuda_conv import shape as shapes
 from mta_kernels.conv_attention.cuda_conv.shape import Shape, launch
 from mta_kernels.conv_attention.cuda_conv.tensors import Rows, loadable, taps_of
+from mta_kernels.operation import key_padding, softmax_scale
 
 INPUTS = (("q", Rows), ("k", Rows), ("v", Rows))
 SAVED = (("weight", ctypes.c_void_p), ("logsumexp", ctypes.c_void_p), ("delta", ctypes.c_void_p))

@@ -8,12 +8,12 @@ import math
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
 from mta_kernels.conv_attention.cuda_conv.attention import INPUTS, refuse
 from mta_kernels.conv_attention.cuda_conv.shape import Shape, launch
 from mta_kernels.conv_attention.cuda_conv.tensors import Rows, loadable, taps_of
 from mta_kernels.conv_attention.reference import check_decode_arguments
 from mta_kernels.gpu_limits import sm_count
+from mta_kernels.operation import key_padding, softmax_scale
 
 MAX_SPLITS = 128
 BLOCKS_PER_SM = 4

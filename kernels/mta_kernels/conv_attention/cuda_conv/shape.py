@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from mta_kernels.cuda import driver
-from mta_kernels.cuda.compiler import Source, headers_in, machine_code, missing_package
 from mta_kernels.gpu_limits import absent
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import Source, headers_in, machine_code, missing_package
 
 FOLDER = Path(__file__).parent
 HEADERS = ("instructions.cuh", "tiles.cuh", "products_mma.cuh", "products_fma.cuh")

@@ -10,37 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import check_block_table, check_splits, key_padding, softmax_scale
+from mta_kernels.conv_attention.arguments import check_block_table, check_splits
 from mta_kernels.conv_attention.cuda_decode.arrivals import arrivals
-from mta_kernels.conv_attention.cuda_decode.geometry import (
+from mta_kernels.conv_attention.cuda_decode.plan import (
     ELEMENTS,
-    Geometry,
-    Plan,
+    DecodeConstants,
+    DecodePlan,
     choose_plan,
     has_whole_chunks,
 )
-from mta_kernels.cuda import driver
-from mta_kernels.cuda.compiler import machine_code, missing_package
-from mta_kernels.torch_compile import asked_once
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import machine_code
+from mta_kernels.operation import Operation
 
 HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(16, 257), 16, 31  # taps at most
-
-
-def decode_unsupported(
-    *, device: torch.device | str, dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int
-) -> str | None:
-    """Why the CUDA decode cannot run with these on this machine, or None if it can."""
-    return _platform_unsupported(device) or shape_unsupported(dtype, head_dim, query_taps, key_taps)
-
-
-@asked_once
-def _platform_unsupported(device: torch.device | str) -> str | None:
-    device = torch.device(device)
-    if device.type != "cuda":
-        return f"the CUDA decode needs an NVIDIA GPU, not a {device.type} device"
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return f"{torch.cuda.get_device_name(device)} is older than sm_80"
-    return missing_package()
 
 
 def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int) -> str | None:
@@ -94,7 +77,7 @@ class Lengths(ctypes.Structure):
     )
 
 
-class Arguments(ctypes.Structure):
+class DecodeArguments(ctypes.Structure):
     """`struct Arguments` of layout.cuh."""
 
     _fields_ = (
@@ -119,19 +102,18 @@ class Arguments(ctypes.Structure):
     )
 
 
-def conv_attention_decode_cuda(
+def conv_attention_decode(
+    operation: Operation,
     q_window: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     weight: Tensor,
     *,
     lengths: Tensor,
-    scale: float | None = None,
-    pad_key: str = "both",
     splits: int | str = "auto",
     block_table: Tensor | None = None,
 ) -> Tensor:
-    """`conv_attention_decode` by the CUDA kernel, for arguments already checked: `[B, Hq, 1, D]`.
+    """One decode step by the CUDA kernel, for arguments already checked: `[B, Hq, 1, D]`.
 
     With `splits="auto"` the keys of all sequences and KV heads are shared evenly among about one program a
     multiprocessor, by the lengths on the device; a number shares each KV head's keys among so many programs. Caches of
@@ -143,17 +125,16 @@ def conv_attention_decode_cuda(
     if block_table is not None:
         check_block_table(block_table, q_window, k_cache)
     group = q_window.shape[1] // k_cache.shape[1]
+    aligned = has_whole_chunks(k_cache) and has_whole_chunks(v_cache)
     plan = choose_plan(
-        q_window.dtype, q_window.shape[3], weight.shape[1], weight.shape[2], key_padding(weight.shape[2], pad_key),
-        group, block_table is not None, has_whole_chunks(k_cache) and has_whole_chunks(v_cache), q_window.device,
-    )  # fmt: skip
-    return launch_decode(
-        q_window, k_cache, v_cache, weight, lengths, block_table,
-        scale=softmax_scale(scale, q_window.shape[3]), splits=0 if splits == "auto" else int(splits), plan=plan,
-    )  # fmt: skip
+        q_window.dtype, q_window.shape[3], operation.conv, group, block_table is not None, aligned, q_window.device
+    )
+    tensors = q_window, k_cache, v_cache, weight, lengths, block_table
+    return launch_decode(operation, *tensors, splits=0 if splits == "auto" else int(splits), plan=plan)
 
 
 def launch_decode(
+    operation: Operation,
     q_window: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -161,42 +142,41 @@ def launch_decode(
     lengths: Tensor,
     block_table: Tensor | None,
     *,
-    scale: float,
     splits: int,
-    plan: Plan,
+    plan: DecodePlan,
 ) -> Tensor:
     """Run the kernel as planned; `splits` is 0 for "auto"."""
     batch, query_heads, window, head_dim = q_window.shape
-    kv_heads, device, geometry = k_cache.shape[1], q_window.device, plan.geometry
-    heads = geometry.heads * geometry.passes
+    kv_heads, device, constants = k_cache.shape[1], q_window.device, plan.constants
+    heads = constants.heads * constants.passes
     if splits:
         programs = batch * kv_heads * splits
     else:
         keys = k_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
         programs = plan.programs_for(batch * kv_heads, keys)
-    blocks = programs * geometry.head_blocks
-    if geometry.aligned and not has_whole_chunks(q_window):
+    blocks = programs * constants.head_blocks
+    if constants.aligned and not has_whole_chunks(q_window):
         q_window = q_window.clone(memory_format=torch.contiguous_format)  # small
     out = torch.empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=device)
-    scratch = torch.empty(2 * blocks * heads, geometry.depth + 2, dtype=torch.float32, device=device)
-    arrived = arrivals(batch * kv_heads * geometry.head_blocks, device)
-    arguments = Arguments(
+    scratch = torch.empty(2 * blocks * heads, constants.depth + 2, dtype=torch.float32, device=device)
+    arrived = arrivals(batch * kv_heads * constants.head_blocks, device)
+    arguments = DecodeArguments(
         q=Rows.of(q_window), k=Rows.of(k_cache), v=Rows.of(v_cache),
         weight=Weight(weight.data_ptr(), *weight.stride(), weight.dtype == torch.float32), window=window,
         lengths=Lengths(lengths.data_ptr(), lengths.stride(0) * lengths.element_size() // 4, batch, kv_heads),
         group=query_heads // kv_heads, programs=programs, splits=splits,
-        factor=scale * math.log2(math.e), out=out.data_ptr(), parts=scratch.data_ptr(),
-        statistics=scratch.data_ptr() + 2 * blocks * heads * geometry.depth * 4, arrived=arrived.data_ptr(),
+        factor=operation.scale * math.log2(math.e), out=out.data_ptr(), parts=scratch.data_ptr(),
+        statistics=scratch.data_ptr() + 2 * blocks * heads * constants.depth * 4, arrived=arrived.data_ptr(),
     )  # fmt: skip
     if block_table is not None:
         arguments.table = block_table.data_ptr()
         arguments.table_stride_batch, arguments.table_stride_page = block_table.stride()
         arguments.page_bits = k_cache.shape[2].bit_length() - 1
     driver.launch(
-        kernel(geometry, device.index),
+        kernel(constants, device.index),
         (blocks, 1),
-        32 * geometry.warps,
-        geometry.shared_memory,
+        32 * constants.warps,
+        constants.shared_memory,
         device.index,
         arguments,
     )
@@ -208,14 +188,13 @@ def choose_splits(
     taps: tuple[int, int], device: torch.device,
 ) -> int:  # fmt: skip
     """The programs that share a KV head's keys with `splits="auto"`, where all lengths are equal; rounded up."""
-    plan = choose_plan(
-        dtype, head_dim, *taps, key_padding(taps[1], "both"), query_heads // kv_heads, False, True, device
-    )
+    conv = Operation.of(taps, head_dim).conv
+    plan = choose_plan(dtype, head_dim, conv, query_heads // kv_heads, False, True, device)
     return -(-plan.programs_for(batch * kv_heads, length) // (batch * kv_heads))
 
 
 @functools.cache
-def kernel(geometry: Geometry, device: int) -> Any:
+def kernel(constants: DecodeConstants, device: int) -> Any:
     """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
-    code = machine_code(geometry.source(driver.architecture(device)))
-    return driver.load(code, "cuda_decode", geometry.shared_memory, device)
+    code = machine_code(constants.source(driver.architecture(device)))
+    return driver.load(code, "cuda_decode", constants.shared_memory, device)

@@ -10,53 +10,30 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mta_kernels.conv_attention.fastpath.memory import keep
 from mta_kernels.conv_attention.hopper.prepare import (
     ELEMENTS,
     Inputs,
     Positions,
     Preparation,
     Rows,
-    Tiles,
+    TileConstants,
     Weight,
     prepare_launch,
 )
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
-from mta_kernels.cuda import driver
-from mta_kernels.cuda.compiler import Source, machine_code, missing_package
 from mta_kernels.gpu_limits import sm_count
-from mta_kernels.remembering import keep
-from mta_kernels.torch_compile import asked_once
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import Source, machine_code
+from mta_kernels.operation import Operation
 
 QUERY_TAPS, KEY_TAPS = 8, 17  # at most
 ROWS, SLAB = 64, 64 * 128
 MAX_VALUE_DIM = 128
 MAX_BACKWARD_HEAD_DIM = 128
 IN_TURN_BYTES = 32 << 20  # of keys and values that are read at a time, which L2 holds
-_launches: dict[tuple, Launches] = {}
-
-
-def hopper_unsupported(
-    *,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    head_dim: int,
-    query_taps: int,
-    key_taps: int,
-    backward: bool = False,
-) -> str | None:
-    """Why the Hopper kernels cannot run with these on this machine, or None if they can."""
-    return _platform_unsupported(device) or shape_unsupported(dtype, head_dim, query_taps, key_taps, backward)
-
-
-@asked_once
-def _platform_unsupported(device: torch.device | str) -> str | None:
-    device = torch.device(device)
-    if device.type != "cuda":
-        return f"Hopper kernels need an NVIDIA H100, H200 or GH200, not a {device.type} device"
-    if torch.cuda.get_device_capability(device) != (9, 0):
-        return f"{torch.cuda.get_device_name(device)} is no Hopper GPU (sm_90), whose instructions these kernels use"
-    return missing_package()
+_launches: dict[tuple, ForwardLaunches] = {}
 
 
 def shape_unsupported(
@@ -74,7 +51,7 @@ def shape_unsupported(
     return None
 
 
-class Geometry(Tiles):
+class ForwardConstants(TileConstants):
     """The constants of forward.cu for a shape."""
 
     @property
@@ -100,7 +77,7 @@ class Geometry(Tiles):
     def block_rows(self) -> int:
         """Rows of out of a work: two consumers compute one halo, the second has its rows above from the first."""
         halos = 1 if self.warpgroups == 2 else self.warpgroups
-        return self.warpgroups * ROWS - halos * (self.query_taps - 1)
+        return self.warpgroups * ROWS - halos * (self.conv.query_taps - 1)
 
     @property
     def persistent(self) -> bool:
@@ -135,7 +112,7 @@ class Geometry(Tiles):
         return hopper_source("forward.cu", self.products(), self.constants())
 
 
-class Arguments(ctypes.Structure):
+class ForwardArguments(ctypes.Structure):
     """`struct Arguments` of forward.cu."""
 
     _fields_ = (
@@ -154,49 +131,44 @@ class Arguments(ctypes.Structure):
 
 
 def conv_attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, causal: bool, scale: float, pad: int, spans: Tensor | None
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, spans: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """As the Triton backend's `conv_attention_forward`: out `[B, Hq, M, D]` and logsumexp `[B, Hq, M]` float32.
 
     Inputs that the copy engine cannot describe are copied first: those whose last dimension is not contiguous, whose
     other strides are not multiples of 16 bytes, or that do not begin at one. Nothing waits for the GPU.
     """
-    return launches_for(q, k, v, weight, causal, scale, pad, spans is not None)(q, k, v, weight, spans)
+    return launches_for(operation, q, k, v, weight, spans is not None)(q, k, v, weight, spans)
 
 
 def launches_for(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, causal: bool, scale: float, pad: int, packed: bool
-) -> Launches:
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, packed: bool = False
+) -> ForwardLaunches:
     """The launches for tensors like these, remembered; `packed` is whether there are spans."""
-    options = causal, scale, pad, packed
     key = (
         q.shape, k.shape, weight.shape, q.stride(), k.stride(), v.stride(), weight.stride(), q.dtype, weight.dtype,
-        q.device, options,
+        q.device, operation, packed,
     )  # fmt: skip
     found = _launches.get(key)
     if found is None:
-        found = keep(_launches, key, Launches(q, k, v, weight, *options))
+        found = keep(_launches, key, ForwardLaunches(operation, q, k, v, weight, packed))
     return found
 
 
-class Launches:
+class ForwardLaunches:
     """The forward for calls that differ in addresses alone: what these do not change is worked out once."""
 
-    backend = "hopper"
-
-    def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, causal: bool, scale: float, pad: int, packed: bool
-    ) -> None:
-        self.options = causal, scale, pad, packed
-        self._geometry = Geometry(q.dtype, q.shape[3], weight.shape[1], weight.shape[2], pad, causal, packed)
+    def __init__(self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, packed: bool) -> None:
+        self._operation, self._packed = operation, packed
+        self._constants = ForwardConstants(q.dtype, q.shape[3], operation.conv, operation.causal, packed)
         self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v))
-        self._layout = scratch_layout(self._geometry, q.shape[1], q.shape[0] * q.shape[2])
+        self._layout = scratch_layout(self._constants, q.shape[1], q.shape[0] * q.shape[2])
         # What tensors are made like: torch.empty, given a shape and a device, takes the host twice as long.
         self._bytes = torch.empty(0, dtype=torch.uint8, device=q.device)
         self._logsumexp = torch.empty(1, dtype=torch.float32, device=q.device).expand(q.shape[:3])
         self._is_contiguous = q.is_contiguous()
         self._maps: dict[tuple[int, ...], list[TensorMap]] = {}
-        self._idle: list[Call] = []
+        self._idle: list[ForwardCall] = []
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, spans: Tensor | None = None
@@ -217,7 +189,8 @@ class Launches:
         if maps is None:
             if not self._has_describable_strides or (starts[0] | starts[1] | starts[2]) % 16:
                 q, k, v = (describable(x) for x in (q, k, v))
-                return launches_for(q, k, v, weight, *self.options)._launch(q, k, v, weight, spans, logsumexp)
+                launches = launches_for(self._operation, q, k, v, weight, self._packed)
+                return launches._launch(q, k, v, weight, spans, logsumexp)
             maps = self._describe(starts, q, k, v)
         out = torch.empty_like(q) if self._is_contiguous else q.new_empty(q.shape)
         layout = self._layout
@@ -226,7 +199,7 @@ class Launches:
         try:
             call = self._idle.pop()  # so that no other thread has it
         except IndexError:
-            call = Call(q, k, v, weight, self._geometry, self.options[1], self._layout)
+            call = ForwardCall(self._operation, q, k, v, weight, self._constants, self._layout)
         if call.described is not maps:
             call.describe(maps, *starts)
         if call.scratch != scratch_at:
@@ -246,43 +219,37 @@ class Launches:
         return keep(self._maps, starts, [tensor_map(x) for x in tensors])
 
 
-class Call:
+class ForwardCall:
     """Both launches of one call at a time, laid out for the driver but for addresses."""
 
     def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        weight: Tensor,
-        geometry: Geometry,
-        scale: float,
+        self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, constants: ForwardConstants,
         layout: ScratchLayout,
-    ) -> None:
+    ) -> None:  # fmt: skip
         batch, heads, query_rows, _ = q.shape
         kv_heads, key_rows = k.shape[1:3]
         device = q.device.index
         self.preparation = Preparation(
-            weight=Weight.of(weight), scale_log2=scale * math.log2(math.e), counter_count=1,
+            weight=Weight.of(weight), scale_log2=operation.scale * math.log2(math.e), counter_count=1,
             heads=heads, kv_heads=kv_heads, batch=batch, query_rows=query_rows, key_rows=key_rows,
         )  # fmt: skip
-        row_blocks = -(-query_rows // geometry.block_rows)
-        works = row_blocks * geometry.value_parts * heads * batch
-        blocks = min(works, sm_count(q.device)) if geometry.persistent else works
-        self.arguments = Arguments(
+        row_blocks = -(-query_rows // constants.block_rows)
+        works = row_blocks * constants.value_parts * heads * batch
+        blocks = min(works, sm_count(q.device)) if constants.persistent else works
+        self.arguments = ForwardArguments(
             Positions(None, heads, heads // kv_heads, query_rows, key_rows), row_blocks=row_blocks, works=works,
-            blocks=blocks, heads_in_turn=heads_in_turn(k, batch * heads) * geometry.value_parts,
-            inputs=Inputs(Rows.of(q), Rows.of(k), Rows.of(v), Weight.of(weight), scale),
+            blocks=blocks, heads_in_turn=heads_in_turn(k, batch * heads) * constants.value_parts,
+            inputs=Inputs(Rows.of(q), Rows.of(k), Rows.of(v), Weight.of(weight), operation.scale),
         )  # fmt: skip
         self.positions, self.inputs = self.arguments.at, self.arguments.inputs  # parts of it, not copies
         self._maps, self._layout = (TensorMap * 3)(), layout
         self.described: list[TensorMap] | None = None
         self.scratch: int | None = None
         forward = driver.Launch(
-            kernel(geometry, device), (blocks, 1), geometry.threads, geometry.shared_memory, device,
+            kernel(constants, device), (blocks, 1), constants.threads, constants.shared_memory, device,
             *self._maps, self.arguments,
         )  # fmt: skip
-        self.launches = driver.LaunchSequence(prepare_launch(geometry.prepared, self.preparation, device), forward)
+        self.launches = driver.LaunchSequence(prepare_launch(constants.prepared, self.preparation, device), forward)
 
     def describe(self, maps: list[TensorMap], q: int, k: int, v: int) -> None:
         """Take q, k and v of these maps, which begin at these addresses."""
@@ -322,14 +289,14 @@ class ScratchLayout(NamedTuple):
     end: int
 
 
-def scratch_layout(geometry: Geometry, heads: int, batch_rows: int) -> ScratchLayout:
+def scratch_layout(constants: ForwardConstants, heads: int, batch_rows: int) -> ScratchLayout:
     """The scratch of a call."""
-    weight_scale = heads * geometry.prepared.tap_bytes
+    weight_scale = heads * constants.prepared.tap_bytes
     taken = weight_scale + heads * 4
     return ScratchLayout(weight_scale, taken, taken + 4, taken + 4 + heads * batch_rows * 4)
 
 
 @functools.cache
-def kernel(geometry: Geometry, device: int) -> Any:
+def kernel(constants: ForwardConstants, device: int) -> Any:
     """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
-    return driver.load(machine_code(geometry.source), "hopper_forward", geometry.shared_memory, device)
+    return driver.load(machine_code(constants.source), "hopper_forward", constants.shared_memory, device)

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import outer_strides
-from mta_kernels.cuda import driver
-from mta_kernels.cuda.compiler import Source, machine_code
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import Source, machine_code
+from mta_kernels.operation import Convolution
 
 ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16"}
 NORM_PARTS = 32  # as in tiles.cuh
@@ -21,14 +22,12 @@ TAP_NUMBERS = 16 * 32
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PrepareConstants:
     """The constants of prepare.cu for a shape."""
 
     dtype: torch.dtype
     head_dim: int
-    query_taps: int
-    key_taps: int
-    pad: int
+    conv: Convolution
 
     threads = 256
     shared_memory = 32
@@ -36,15 +35,15 @@ class Prepared:
     @property
     def tap_bytes(self) -> int:
         """Bytes of T of one head."""
-        return self.query_taps * TAP_NUMBERS * 2
+        return self.conv.query_taps * TAP_NUMBERS * 2
 
     def constants(self) -> dict[str, Any]:
         return {
             "ELEMENT": ELEMENTS[self.dtype],
             "HEAD_DIM": self.head_dim,
-            "QUERY_TAPS": self.query_taps,
-            "KEY_TAPS": self.key_taps,
-            "PAD": self.pad,
+            "QUERY_TAPS": self.conv.query_taps,
+            "KEY_TAPS": self.conv.key_taps,
+            "PAD": self.conv.pad,
             "CAUSAL": 1,  # the next two make no difference to prepare.cu
             "SPANS": 0,
         }
@@ -58,14 +57,12 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Tiles:
+class TileConstants:
     """The constants that forward.cu and backward.cu share for a shape; the rest is theirs."""
 
     dtype: torch.dtype
     head_dim: int
-    query_taps: int
-    key_taps: int
-    pad: int
+    conv: Convolution
     causal: bool
     spans: bool
 
@@ -80,12 +77,12 @@ class Tiles:
         raise NotImplementedError
 
     @property
-    def prepared(self) -> Prepared:
-        return Prepared(self.dtype, self.head_dim, self.query_taps, self.key_taps, self.pad)
+    def prepared(self) -> PrepareConstants:
+        return PrepareConstants(self.dtype, self.head_dim, self.conv)
 
     @property
     def slabs(self) -> int:
-        """Tiles of 64 columns that hold the head dim."""
+        """TileConstants of 64 columns that hold the head dim."""
         return -(-self.head_dim // 64)
 
     @property
@@ -174,7 +171,7 @@ class Preparation(ctypes.Structure):
     )
 
 
-def prepare_launch(prepared: Prepared, preparation: Preparation, device: int) -> driver.Launch:
+def prepare_launch(prepared: PrepareConstants, preparation: Preparation, device: int) -> driver.Launch:
     """That of prepare.cu; for the backward if `preparation.grad_out` is there. Other addresses may be written later."""
     backward = preparation.grad_out.start is not None
     parts = 1 + 2 * NORM_PARTS if backward else 1
@@ -185,6 +182,6 @@ def prepare_launch(prepared: Prepared, preparation: Preparation, device: int) ->
 
 
 @functools.cache
-def kernel(prepared: Prepared, device: int) -> Any:
+def kernel(prepared: PrepareConstants, device: int) -> Any:
     """The kernel on a device, compiled at the first call."""
     return driver.load(machine_code(prepared.source), "hopper_prepare", prepared.shared_memory, device)

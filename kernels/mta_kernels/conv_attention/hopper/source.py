@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mta_kernels.cuda.compiler import Source, headers_in
+from mta_kernels.nvrtc.compiler import Source, headers_in
 
 FOLDER = Path(__file__).parent
 HEADERS = ("device.cuh", "tiles.cuh", "exact.cuh", "convolution.cuh", "works.cuh", "products.cuh")

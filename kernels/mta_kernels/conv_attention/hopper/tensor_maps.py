@@ -7,8 +7,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from mta_kernels.cuda.driver import checked, in_context
-from mta_kernels.remembering import keep
+from mta_kernels.conv_attention.fastpath.memory import keep
+from mta_kernels.nvrtc.driver import checked, in_context
 
 
 class TensorMap(ctypes.Structure):

@@ -8,16 +8,12 @@ proportional to the sequence; nothing is added atomically, so results are the sa
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import head_parts
+from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
 from mta_kernels.conv_attention.triton.backward_band import add_band
 from mta_kernels.conv_attention.triton.backward_fold import add_expanded, add_overlapping
 from mta_kernels.conv_attention.triton.backward_products import add_transposed_product, row_product
@@ -41,6 +37,7 @@ from mta_kernels.conv_attention.triton.prepare import (
 )
 from mta_kernels.conv_attention.triton.tuning import Key, best_config
 from mta_kernels.gpu_limits import capability, shared_memory_limit
+from mta_kernels.operation import Operation
 
 # Query rows whose P and dC are kept at a time; a multiple of ALIGNED.
 CHUNK_ROWS = 2048
@@ -74,51 +71,33 @@ def _output_gradient_kernel(
 
 
 def conv_attention_backward(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor, *,
-    causal: bool, scale: float, pad: int, head_chunk: int = 0, spans: Tensor | None = None,
-    part_backward: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] | None = None,
-    margins: Margins = NO_MARGINS, gradient_dtype: torch.dtype | None = None,
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor,
+    grad_out: Tensor, *, head_chunk: int = 0, spans: Tensor | None = None, margins: Margins = NO_MARGINS,
+    gradient_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of `conv_attention_forward` in q, k, v and weight, in their shapes, and their dtypes unless told.
 
     The arguments are those of the forward, its results `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`, and
     `grad_out [B, Hq, M, D]`, the gradient of out, all of any strides. out and logsumexp may be those of more keys than
-    k holds: these are then what k, v and their part of the scores contribute to the gradients. `part_backward`, which
-    knows no margins, computes those of some heads.
+    k holds: these are then what k, v and their part of the scores contribute to the gradients.
     """
-    part_backward = part_backward or functools.partial(_part_backward, margins=margins)
-    parts = head_parts(q.shape[1], k.shape[1], head_chunk)
-    options: dict[str, Any] = {"causal": causal, "scale": scale, "pad": pad, "spans": spans}
-    if len(parts) == 1:
-        dq, dk, dv, dweight = part_backward(q, k, v, weight, out, logsumexp.contiguous(), grad_out, **options)
-    else:
-        dq = torch.empty(q.shape, dtype=gradient_dtype or q.dtype, device=q.device)
-        # Query heads of one KV head may be in several parts.
-        dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (k, v))
-        dweight = torch.empty(weight.shape, dtype=torch.float32, device=q.device)
-        for part, kv_part in parts:
-            dq[:, part], dk_part, dv_part, dweight[part] = part_backward(
-                q[:, part], k[:, kv_part], v[:, kv_part], weight[part],
-                out[:, part], logsumexp[:, part].contiguous(), grad_out[:, part], **options,
-            )  # fmt: skip
-            dk[:, kv_part] += dk_part
-            dv[:, kv_part] += dv_part
-    gradients = zip((dq, dk, dv, dweight), (q, k, v, weight), strict=True)
-    dq, dk, dv, dweight = (grad.to(gradient_dtype or x.dtype) for grad, x in gradients)
-    return dq, dk, dv, dweight
+    return gradients_by_chunks(
+        _part_backward, q, k, v, weight, out, logsumexp, grad_out, head_chunk=head_chunk, dtype=gradient_dtype,
+        operation=operation, spans=spans, margins=margins,
+    )  # fmt: skip
 
 
 def _part_backward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor, *,
-    causal: bool, scale: float, pad: int, spans: Tensor | None, margins: Margins,
+    operation: Operation, spans: Tensor | None, margins: Margins,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of some heads in float32; logsumexp is contiguous."""
     batch, heads, query_rows, head_dim = grad_out.shape
     kv_heads, key_rows = v.shape[1:3]
-    query_taps, key_taps = weight.shape[1:]
-    factor = scale * LOG2_E.value
+    query_taps, key_taps, pad = operation.conv.query_taps, operation.conv.key_taps, operation.conv.pad
+    causal, factor = operation.causal, operation.scale * LOG2_E.value
     signature = call_signature(q, k, v, weight, grad_out, logsumexp, spans, options=(causal, pad, margins))
-    prepared = prepare(q, k, v, weight, causal=causal, scale=scale, pad=pad, signature=signature, margins=margins)
+    prepared = prepare(operation, q, k, v, weight, signature=signature, margins=margins)
     gpu: dict[str, int] = {"element_size": q.element_size(), "shared_memory": shared_memory_limit(q.device)}
     key = Key.of(q.dtype, head_dim, weight.shape[1:], causal, key_rows)
     candidates = probabilities_candidates(compute_capability=capability(q.device), **gpu)

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mta_kernels.conv_attention.triton.forward import _score_tile, key_range, value_block
+from mta_kernels.conv_attention.triton.forward import value_block
+from mta_kernels.conv_attention.triton.forward_kernel import _score_tile, key_range
 from mta_kernels.conv_attention.triton.launch import cdiv, describe_heads, describe_rows, launch, operand
 from mta_kernels.conv_attention.triton.prepare import LOG2_E, Prepared, dot_precision
 from mta_kernels.gpu_limits import capability

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mta_kernels.conv_attention.arguments import check_block_table, check_splits, key_padding, softmax_scale
+from mta_kernels.conv_attention.arguments import check_block_table, check_splits
 from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.conv_attention.triton.decode_plan import (
     DecodeConfig,
@@ -38,6 +38,7 @@ from mta_kernels.conv_attention.triton.launch import (
 from mta_kernels.conv_attention.triton.prepare import dot_precision
 from mta_kernels.conv_attention.triton.tuning import Key, best_config
 from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
+from mta_kernels.operation import Operation
 
 SLOTS_AT_ONCE = 64  # so many partial results a head are merged without a loop
 
@@ -89,19 +90,18 @@ def _load_partial(partial_ptr, head, slots, slot, dim, HEAD_DIM: tl.constexpr):
     )
 
 
-def conv_attention_decode_triton(
+def conv_attention_decode(
+    operation: Operation,
     q_window: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     weight: Tensor,
     *,
     lengths: Tensor,
-    scale: float | None = None,
-    pad_key: str = "both",
     splits: int | str = "auto",
     block_table: Tensor | None = None,
 ) -> Tensor:
-    """`conv_attention_decode` by the Triton kernels, for arguments already checked: `[B, Hq, 1, D]`.
+    """One decode step by the Triton kernels, for arguments already checked: `[B, Hq, 1, D]`.
 
     With `block_table [B, max_pages]` int32 the caches are `[pages, Hkv, page_size, D]`, and key `y` of sequence `b`
     is row `y % page_size` of page `block_table[b, y // page_size]`; entries past a sequence's length are not read.
@@ -115,20 +115,9 @@ def conv_attention_decode_triton(
         capacity *= block_table.shape[1]
     bulk = reads_in_bulk(q_window, k_cache, v_cache, block_table)
     splits, config = chosen_tiles(q_window, k_cache, weight, splits, capacity, bulk=bulk)
+    tensors = q_window, k_cache, v_cache, weight, lengths, block_table
     with on_device_of(q_window):
-        return launch_decode(
-            q_window,
-            k_cache,
-            v_cache,
-            weight,
-            lengths,
-            block_table,
-            scale=softmax_scale(scale, q_window.shape[3]),
-            pad=key_padding(weight.shape[2], pad_key),
-            splits=splits,
-            config=config,
-            bulk=bulk,
-        )
+        return launch_decode(operation, *tensors, splits=splits, config=config, bulk=bulk)
 
 
 def reads_in_bulk(q_window: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None) -> bool:
@@ -178,6 +167,7 @@ def auto_tiles(
 
 
 def launch_decode(
+    operation: Operation,
     q_window: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -185,8 +175,6 @@ def launch_decode(
     lengths: Tensor,
     block_table: Tensor | None,
     *,
-    scale: float,
-    pad: int,
     splits: int,
     config: DecodeConfig,
     bulk: bool = False,
@@ -195,10 +183,8 @@ def launch_decode(
 
     With `bulk` the copy engine reads the caches: see `reads_in_bulk`.
     """
-    found = launch_shares(
-        q_window, k_cache, v_cache, weight, lengths, block_table, scale=scale, pad=pad, splits=splits, config=config,
-        bulk=bulk,
-    )  # fmt: skip
+    tensors = q_window, k_cache, v_cache, weight, lengths, block_table
+    found = launch_shares(operation, *tensors, splits=splits, config=config, bulk=bulk)
     batch, query_heads, _, head_dim = q_window.shape
     out = torch.empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=q_window.device)
     slots = splits + 1
@@ -229,6 +215,7 @@ class Shares(NamedTuple):
 
 
 def launch_shares(
+    operation: Operation,
     q_window: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -236,8 +223,6 @@ def launch_shares(
     lengths: Tensor,
     block_table: Tensor | None,
     *,
-    scale: float,
-    pad: int,
     splits: int,
     config: DecodeConfig,
     first_key: int = 0,
@@ -252,7 +237,7 @@ def launch_shares(
     batch, query_heads, window, head_dim = q_window.shape
     kv_heads = k_cache.shape[1]
     group = query_heads // kv_heads
-    query_taps, key_taps = weight.shape[1:]
+    query_taps, key_taps = operation.conv.query_taps, operation.conv.key_taps
     unit = 16 // q_window.element_size()  # strides in whole loads of 16 bytes, so that the compiler knows they are
     if any(stride % unit for x in (k_cache, v_cache) for stride in x.stride()[:3]):
         unit = 1
@@ -273,9 +258,9 @@ def launch_shares(
         q_window, k_cache, v_cache, k_desc, v_desc, weight, lengths, block_table, partial, maxima, sums,
         *q_window.stride(), *units[:3], k_cache.stride(3), *units[3:], v_cache.stride(3), *weight.stride(),
         lengths.stride(0), *(block_table.stride() if block_table is not None else (0, 0)),
-        kv_heads, window, splits, scale * math.log2(math.e),
-        GROUP=group, HEADS=config.heads, QUERY_TAPS=query_taps, KEY_TAPS=key_taps, PAD=pad, HEAD_DIM=head_dim,
-        PAGE_SIZE=0 if block_table is None else k_cache.shape[2],
+        kv_heads, window, splits, operation.scale * math.log2(math.e),
+        GROUP=group, HEADS=config.heads, QUERY_TAPS=query_taps, KEY_TAPS=key_taps, PAD=operation.conv.pad,
+        HEAD_DIM=head_dim, PAGE_SIZE=0 if block_table is None else k_cache.shape[2],
         PACK=config.pack, STEPS=column_steps(key_taps, config.pack),
         BLOCK_STEPS=config.block_steps(key_taps),
         BLOCK_TAPS=max(16, next_power_of_2(query_taps)), BLOCK_N=config.block_n,

@@ -14,15 +14,15 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from mta_kernels.conv_attention.triton.direct import DirectLaunch, direct_launch, is_watched
+from mta_kernels.conv_attention.fastpath.memory import keep
+from mta_kernels.conv_attention.fastpath.triton_launch import LaunchReplay, has_hooks, launch_replay
 from mta_kernels.gpu_limits import capability
-from mta_kernels.remembering import keep
 
 MAX_LAUNCHES = MAX_SIGNATURES = 4096
 _signatures: dict[Hashable, int] = {}
 _numbers, _numbering = itertools.count(), threading.Lock()
-_launches: dict[tuple[Hashable, ...], _Again] = {}
-_watching = threading.local()
+_launches: dict[tuple[Hashable, ...], _Launched] = {}
+_recording = threading.local()
 
 
 def launch(kernel: Any, programs: int, signature: Hashable, *args: Any, **options: Any) -> None:
@@ -36,35 +36,35 @@ def launch(kernel: Any, programs: int, signature: Hashable, *args: Any, **option
         return
     constants = tuple(options.values())
     key = (id(kernel), signature, programs, constants, *[x for x in args if type(x) is int])
-    again = _launches.get(key)
-    if again is None:
+    found = _launches.get(key)
+    if found is None:
         compiled = kernel[(programs,)](*args, **options)
-        again = _Again(compiled, programs, constants[: len(kernel.params) - len(args)])
-        keep(_launches, key, again, MAX_LAUNCHES)
-    elif again.direct is None or is_watched():
-        again.by_triton(*args, *again.constants)
+        found = _Launched(compiled, programs, constants[: len(kernel.params) - len(args)])
+        keep(_launches, key, found, MAX_LAUNCHES)
+    elif found.replay is None or has_hooks():
+        found.by_triton(*args, *found.constants)
     else:
-        again.direct(args)
-    if watcher := getattr(_watching, "watcher", None):
-        watcher(again.direct, args)
+        found.replay(args)
+    if recorder := getattr(_recording, "recorder", None):
+        recorder(found.replay, args)
 
 
-class _Again:
+class _Launched:
     """What Triton compiled for a call, to be launched once more."""
 
     def __init__(self, compiled: Any, programs: int, constants: tuple) -> None:
         self.by_triton, self.constants = compiled[(programs, 1, 1)], constants
-        self.direct = direct_launch(compiled, programs, constants)
+        self.replay = launch_replay(compiled, programs, constants)
 
 
 @contextlib.contextmanager
-def watch_launches(watcher: Callable[[DirectLaunch | None, Sequence[Any]], None]) -> Iterator[None]:
-    """Within it, in this thread, `watcher` is called after each launch: with how to repeat it and its arguments."""
-    _watching.watcher = watcher
+def record_launches(recorder: Callable[[LaunchReplay | None, Sequence[Any]], None]) -> Iterator[None]:
+    """Within it, in this thread, `recorder` is called after each launch: with its replay and its arguments."""
+    _recording.recorder = recorder
     try:
         yield
     finally:
-        del _watching.watcher
+        del _recording.recorder
 
 
 def cdiv(dividend: int, divisor: int) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, dependent_launches, launch, next_power_of_2
+from mta_kernels.operation import Operation
 
 # Between natural units and those of base 2.
 LOG2_E = tl.constexpr(math.log2(math.e))
@@ -256,26 +257,26 @@ def _load_rows(x_ptr, row, dim, stride_n, stride_d, rows, dims):
 
 
 def prepare(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, causal: bool, scale: float, pad: int, signature: Hashable,
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, signature: Hashable,
     margins: Margins = NO_MARGINS,
 ) -> Prepared:  # fmt: skip
-    """Make the inputs of the fused kernels from those of `conv_attention`; `pad` as `key_padding` gives it.
+    """Make the inputs of the fused kernels from those of `conv_attention`.
 
     The queries `q [B, Hq, M, D]` are the last M of the N positions of `k, v [B, Hkv, N, D]`. With `margins` q and k
     have rows besides, of which what is made has none.
     """
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
-    query_taps, key_taps = weight.shape[1:]
+    query_taps, key_taps, pad = operation.conv.query_taps, operation.conv.key_taps, operation.conv.pad
     keys_expanded = query_taps <= key_taps
-    factor, pitch = scale * LOG2_E.value, row_pitch(q)
+    factor, pitch = operation.scale * LOG2_E.value, row_pitch(q)
     padded_heads, padded_rows, expanded_rows = (
         (heads, query_rows + query_taps - 1, key_rows)
         if keys_expanded
         else (kv_heads, key_rows + key_taps - 1, query_rows)
     )
     taps = min(query_taps, key_taps)
-    width = (query_taps - 1) + (key_taps - 1 - pad) if causal else 0
+    width = operation.band
     band = causal_band(q, k, weight, factor, pad, width, signature)  # first: its scratch is free again for the rest
     padded = torch.empty(batch * padded_heads, padded_rows, pitch, dtype=q.dtype, device=q.device)
     overlapping = padded.as_strided(

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import key_padding, softmax_scale
 from mta_kernels.conv_attention.triton.tuning import Key
 from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
+from mta_kernels.operation import Operation
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class Shape:
     taps: tuple[int, int]
     dtype: torch.dtype
     causal: bool = True
+
+    @property
+    def operation(self) -> Operation:
+        """What is computed."""
+        return Operation.of(self.taps, self.head_dim, causal=self.causal)
 
     def key(self, kernel: str) -> Key:
         """Under which a choice for this shape is saved."""
@@ -51,7 +56,7 @@ def forward_problem(shape: Shape, device: torch.device) -> Problem:
 
     q, k, v, weight = _inputs(shape, device)
     signature = call_signature(q, k, v, weight, options=shape.causal)
-    prepared = prepare(q, k, v, weight, **_options(shape), signature=signature)
+    prepared = prepare(shape.operation, q, k, v, weight, signature=signature)
     out, logsumexp = torch.empty_like(q), torch.empty(q.shape[:3], dtype=torch.float32, device=device)
 
     def run(config: Any) -> Sequence[Tensor]:
@@ -117,8 +122,6 @@ def decode_problem(shape: Shape, device: torch.device, bulk: bool = False) -> Pr
     q, k, v, weight = _inputs(shape, device, query_rows=min(shape.taps[0], shape.seq_len))
     lengths = torch.full((shape.batch,), shape.seq_len, dtype=torch.int32, device=device)
     group = shape.heads // shape.kv_heads
-    options = {name: value for name, value in _options(shape).items() if name != "causal"}
-
     limits = {
         "key_taps": shape.taps[1],
         "block_d": max(16, 1 << (shape.head_dim - 1).bit_length()),
@@ -128,7 +131,8 @@ def decode_problem(shape: Shape, device: torch.device, bulk: bool = False) -> Pr
 
     def run(config: DecodeConfig) -> Sequence[Tensor]:
         splits = auto_splits(config, limits, shape.batch * shape.kv_heads, shape.seq_len, group, sm_count(device))
-        return (launch_decode(q, k, v, weight, lengths, None, splits=splits, config=config, bulk=bulk, **options),)
+        tensors = q, k, v, weight, lengths, None
+        return (launch_decode(shape.operation, *tensors, splits=splits, config=config, bulk=bulk),)
 
     return Problem(decode_candidates(group=group, bulk=bulk, **limits), run)
 
@@ -164,8 +168,8 @@ def _last_chunk(shape: Shape, device: torch.device) -> _LastChunk:
 
     q, k, v, weight = _inputs(shape, device)
     signature = call_signature(q, k, v, weight, options=shape.causal)
-    prepared = prepare(q, k, v, weight, **_options(shape), signature=signature)
-    out, logsumexp = conv_attention_forward(q, k, v, weight, **_options(shape))
+    prepared = prepare(shape.operation, q, k, v, weight, signature=signature)
+    out, logsumexp = conv_attention_forward(shape.operation, q, k, v, weight)
     chunk = chunks(shape.seq_len, shape.seq_len, CHUNK_ROWS, shape.causal, None, signature)[-1]
     pitch = -(-chunk.keys * q.element_size() // 16) * 16 // q.element_size()  # rows begin at multiples of 16 bytes
     scratch = torch.zeros(2, shape.batch * shape.heads, chunk.rows, pitch, dtype=q.dtype, device=device)
@@ -187,11 +191,3 @@ def _inputs(shape: Shape, device: torch.device, query_rows: int | None = None) -
 
 def _normal(shape: Shape, device: torch.device, *sizes: int) -> Tensor:
     return torch.randn(sizes, dtype=shape.dtype, device=device)
-
-
-def _options(shape: Shape) -> dict[str, Any]:
-    return {
-        "causal": shape.causal,
-        "scale": softmax_scale(None, shape.head_dim),
-        "pad": key_padding(shape.taps[1], "both"),
-    }

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mta_kernels.code_cache import cache_folder, keep_code, kept_code
-from mta_kernels.cuda.shipped import shipped_code
+from mta_kernels.nvrtc.shipped import shipped_code
 
 
 class CompileError(RuntimeError):

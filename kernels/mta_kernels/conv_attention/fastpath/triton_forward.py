@@ -1,6 +1,6 @@
-"""The forward for calls that differ from an earlier one in addresses and values alone: its launches, and little else.
+"""Triton's forward, replayed: the launches of an earlier call, and little else.
 
-They are those of a whole call, which was watched. What that call allocated for itself lies in one piece of scratch.
+They are those of a whole call, which was recorded. What that call allocated for itself lies in one piece of scratch.
 There a kernel may write where an earlier one read, as in memory that PyTorch gives out again: each waits for those
 before it.
 """
@@ -15,84 +15,82 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
+from mta_kernels.conv_attention.fastpath.triton_launch import STREAM, LaunchReplay, has_hooks
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.conv_attention.triton import tuning
-from mta_kernels.conv_attention.triton.direct import STREAM, DirectLaunch, is_watched
 from mta_kernels.conv_attention.triton.forward import conv_attention_forward
-from mta_kernels.conv_attention.triton.launch import watch_launches
+from mta_kernels.conv_attention.triton.launch import record_launches
+from mta_kernels.operation import Operation
 
 # That of PyTorch's allocator; and that of addresses which kernels are compiled for.
 PIECES_ALIGNED, ALIGNED = 512, 16
 Memory = tuple[int, int]  # from where to where
 
 
-def can_launch_again() -> bool:
-    """Whether there is anything to remember: not in Triton's interpreter."""
+def can_replay() -> bool:
+    """Whether there is anything to record: not in Triton's interpreter."""
     return not knobs.runtime.interpret
 
 
-class Launches:
-    """The forward for tensors that are alike in all but addresses and values, with these options."""
+class TritonForward:
+    """The forward for tensors that are alike in all but addresses and values."""
 
-    backend = "triton"
-
-    def __init__(self, q: Tensor, causal: bool, scale: float, pad: int) -> None:
-        self.options = causal, scale, pad, False
+    def __init__(self, operation: Operation, q: Tensor) -> None:
+        self._operation = operation
         # torch.empty with a shape and a device takes the host twice as long as empty_like.
         self._logsumexp = torch.empty(1, dtype=torch.float32, device=q.device).expand(q.shape[:3])
-        self._again: LaunchesAgain | None = None
+        self._recording: Recording | None = None
         self._generation = -1
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """As `conv_attention_forward`."""
         starts = [x.data_ptr() for x in (q, k, v, weight)]
-        again = self._remembered(starts)
-        if again is None:
+        recording = self._recorded(starts)
+        if recording is None:
             return self._whole_call(q, k, v, weight)
         out = _empty_out(q)
         logsumexp = torch.empty_like(self._logsumexp, memory_format=torch.contiguous_format)
-        scratch = q.new_empty(again.scratch_bytes // q.element_size())
-        again([*starts, out.data_ptr(), logsumexp.data_ptr(), scratch.data_ptr()])
+        scratch = q.new_empty(recording.scratch_bytes // q.element_size())
+        recording([*starts, out.data_ptr(), logsumexp.data_ptr(), scratch.data_ptr()])
         return out, logsumexp
 
     def out_alone(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
         """As `conv_attention_forward`, without a logsumexp to keep."""
         starts = [x.data_ptr() for x in (q, k, v, weight)]
-        again = self._remembered(starts)
-        if again is None:
+        recording = self._recorded(starts)
+        if recording is None:
             return self._whole_call(q, k, v, weight)[0]
         out = _empty_out(q)
         logsumexp_bytes = 4 * self._logsumexp.numel()
-        scratch = q.new_empty((again.scratch_bytes + logsumexp_bytes) // q.element_size())
+        scratch = q.new_empty((recording.scratch_bytes + logsumexp_bytes) // q.element_size())
         scratch_at = scratch.data_ptr()
-        again([*starts, out.data_ptr(), scratch_at + again.scratch_bytes, scratch_at])
+        recording([*starts, out.data_ptr(), scratch_at + recording.scratch_bytes, scratch_at])
         return out
 
-    def _remembered(self, starts: Sequence[int]) -> LaunchesAgain | None:
+    def _recorded(self, starts: Sequence[int]) -> Recording | None:
         """The launches for tensors that begin there, or None if the whole call must make them."""
         first, second, third, fourth = starts
         if (
-            self._again is None
+            self._recording is None
             or (first | second | third | fourth) % ALIGNED
             or self._generation != tuning.generation
-            or is_watched()
+            or has_hooks()
         ):
             return None
-        return self._again
+        return self._recording
 
     def _whole_call(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        causal, scale, pad, _ = self.options
-        generation, seen = tuning.generation, _Watcher()
+        generation, recorder = tuning.generation, Recorder()
         with on_device_of(inputs[0]), without_autocast(inputs[0]):
-            with watch_launches(seen):
-                results = conv_attention_forward(*inputs, causal=causal, scale=scale, pad=pad)
-            if (again := seen.launches_again((*inputs, *results))) is not None:
-                self._again = again  # before what says how old it is: another thread may look
+            with record_launches(recorder):
+                results = conv_attention_forward(self._operation, *inputs)
+            if (recording := recorder.recording((*inputs, *results))) is not None:
+                self._recording = recording  # before what says how old it is: another thread may look
                 self._generation = generation
         return results
 
 
-class LaunchesAgain:
+class Recording:
     """Launches on one GPU with other addresses than they were seen with; any number of threads at a time."""
 
     def __init__(self, device: int, steps: Sequence[_Step], scratch_bytes: int) -> None:
@@ -136,25 +134,25 @@ class _Pointer(NamedTuple):
     argument: Callable[[int], Any] | None
 
 
-class _Watcher:
-    """Keeps launches as they happen, but none of their tensors, so that a watched call needs no more memory."""
+class Recorder:
+    """Keeps launches as they happen, but none of their tensors, so that a recorded call needs no more memory."""
 
     def __init__(self) -> None:
-        self._seen: list[tuple[DirectLaunch, list[Any], list[_Pointer]] | None] = []
+        self._seen: list[tuple[LaunchReplay, list[Any], list[_Pointer]] | None] = []
 
-    def __call__(self, direct: DirectLaunch | None, args: Sequence[Any]) -> None:
-        if direct is None:
+    def __call__(self, replay: LaunchReplay | None, args: Sequence[Any]) -> None:
+        if replay is None:
             self._seen.append(None)
             return
         pointers = []
-        for position, x, argument in direct.places(args):
+        for position, x, argument in replay.places(args):
             memory = x.untyped_storage()
             start = memory.data_ptr()
             if x.numel():
                 pointers.append(_Pointer(position, x.data_ptr(), (start, start + memory.nbytes()), argument))
-        self._seen.append((direct, direct.arguments(0, args), pointers))
+        self._seen.append((replay, replay.arguments(0, args), pointers))
 
-    def launches_again(self, tensors: Sequence[Tensor]) -> LaunchesAgain | None:
+    def recording(self, tensors: Sequence[Tensor]) -> Recording | None:
         """For a call whose tensors these are, inputs and results; None if it cannot be said what each pointer is.
 
         Or if a kernel can only be launched by Triton, or was compiled for other addresses than are usual.
@@ -174,13 +172,13 @@ class _Watcher:
                     uses.setdefault(pointer.memory, []).append(i)
         scratch_bytes, places = laid_out({memory: (min(at), max(at)) for memory, at in uses.items()})
         steps = []
-        for direct, arguments, pointers in filter(None, self._seen):
+        for replay, arguments, pointers in filter(None, self._seen):
             found = []
             for position, address, memory, argument in pointers:
                 base, offset = (given[address], 0) if address in given else (len(tensors), places[memory])
                 found.append((position, base, offset, argument))
-            steps.append(_Step(direct.launcher, arguments, found))
-        return LaunchesAgain(driver.active.get_current_device(), steps, scratch_bytes)
+            steps.append(_Step(replay.launcher, arguments, found))
+        return Recording(driver.active.get_current_device(), steps, scratch_bytes)
 
 
 def laid_out(needed: dict[Memory, tuple[int, int]]) -> tuple[int, dict[Memory, int]]:

@@ -13,8 +13,9 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mta_kernels.conv_attention import api, conv_attention, operators, repeated
-from mta_kernels.conv_attention.hopper import backward, forward, prepare, tensor_maps
+from mta_kernels.conv_attention import conv_attention, operators
+from mta_kernels.conv_attention.fastpath import replay
+from mta_kernels.conv_attention.hopper import backend, backward, forward, prepare, tensor_maps
 from mta_kernels.conv_attention.hopper.prepare import Preparation
 
 BF16 = torch.bfloat16
@@ -54,13 +55,13 @@ class Machine(Emulator):
             assert (*given, arguments.inputs.weight.start) == (*self.mapped, self.prepared.weight.start)
             assert all(getattr(arguments, name) == getattr(self.arguments, name) for name in SHARED)
             return
-        module = {"hopper_forward": forward, "hopper_backward": backward}[kernel]
-        assert isinstance(arguments, module.Arguments)
+        structures = {"hopper_forward": forward.ForwardArguments, "hopper_backward": backward.BackwardArguments}
+        assert isinstance(arguments, structures[kernel])
         assert arguments.taps == self.prepared.taps
         self.mapped, self.arguments = [x.words[0] for x in maps[:4]], arguments
         q, k, v, *rest = (x.words[0] for x in maps)
         first = [numbers_at(start).item() for start in (q, k, v, self.prepared.weight.start)]
-        if module is forward:
+        if kernel == "hopper_forward":
             numbers_at(arguments.out).fill_(sum(first))
             given = arguments.inputs.q.start, arguments.inputs.k.start, arguments.inputs.v.start
             assert (*given, arguments.inputs.weight.start) == (q, k, v, self.prepared.weight.start)
@@ -89,15 +90,15 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine()
     found.take_over(monkeypatch, prepare, forward, backward)
     monkeypatch.setattr(prepare, "kernel", lambda prepared, device: "hopper_prepare")
-    monkeypatch.setattr(forward, "kernel", lambda geometry, device: "hopper_forward")
-    monkeypatch.setattr(backward, "kernel", lambda geometry, device: "hopper_backward")
+    monkeypatch.setattr(forward, "kernel", lambda constants, device: "hopper_forward")
+    monkeypatch.setattr(backward, "kernel", lambda constants, device: "hopper_backward")
     monkeypatch.setattr(backward, "exact_kernel", lambda exact, device: "hopper_backward_exact")
     for module in (forward, backward):
         monkeypatch.setattr(module, "tensor_map", lambda x: tensor_maps.TensorMap((ctypes.c_uint64 * 16)(x.data_ptr())))
         monkeypatch.setattr(module, "_launches", {})
     for name in ("_seen", "_seen_backward"):
-        monkeypatch.setattr(repeated, name, {})
-    monkeypatch.setattr(api, "hopper_unsupported", lambda **options: None)
+        monkeypatch.setattr(replay, name, {})
+    monkeypatch.setattr(backend, "platform_unsupported", lambda device: None)
     return found
 
 
@@ -130,8 +131,8 @@ def operator_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 
 def test_this_pytorch_can_be_asked_who_watches(monkeypatch: pytest.MonkeyPatch, operator_calls) -> None:
     """One that could not would lose the shortcut, and nothing else."""
-    assert repeated.CAN_ASK
-    monkeypatch.setattr(repeated, "CAN_ASK", False)
+    assert replay.CAN_ASK
+    monkeypatch.setattr(replay, "CAN_ASK", False)
     tensors = inputs()
     assert first(*tensors) == first(*tensors) == expected(*tensors)
     assert len(operator_calls) == 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mta_kernels.cuda import driver
+from mta_kernels.nvrtc import driver
 
 FOLDER = Path(__file__).parent / "shipped"
 

@@ -1,7 +1,7 @@
-"""Launches by Triton's launcher in C, without the Python that Triton runs before it at each launch.
+"""A launch by Triton that is replayed by Triton's launcher in C, without the Python that Triton runs before it.
 
 The kernel and its parameters are the same: the launcher is given addresses for tensors, and for descriptors the tensor
-maps that Triton makes of them. `tests/mta_kernels/test_direct.py` compares all that reaches the driver, byte for byte.
+maps that Triton makes of them. `tests/mta_kernels/test_fastpath_triton.py` compares all that reaches the driver.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from triton import knobs
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
-from mta_kernels.remembering import keep
+from mta_kernels.conv_attention.fastpath.memory import keep
 
 # Of Triton, with which this was tested: how its launcher in C is called is no public interface.
 TESTED_RELEASE = "3.6."
 STREAM = 3  # its position among the launcher's arguments
 
 
-class DirectLaunch:
+class LaunchReplay:
     """A compiled kernel with its grid and its constants."""
 
     def __init__(self, compiled: CompiledKernel, programs: int, constants: Sequence[Any]) -> None:
@@ -106,7 +106,7 @@ class Elsewhere:
         return self.address
 
 
-def direct_launch(compiled: Any, programs: int, constants: Sequence[Any]) -> DirectLaunch | None:
+def launch_replay(compiled: Any, programs: int, constants: Sequence[Any]) -> LaunchReplay | None:
     """A launch of what Triton compiled; None if only Triton can do that."""
     if not isinstance(compiled, CompiledKernel) or not _launcher_is_known():
         return None
@@ -114,10 +114,10 @@ def direct_launch(compiled: Any, programs: int, constants: Sequence[Any]) -> Dir
     descriptors = [x for x in compiled.src.signature.values() if str(x).startswith("tensordesc")]
     if run.global_scratch_size or run.profile_scratch_size or len(descriptors) != len(metadata.tensordesc_meta or ()):
         return None
-    return DirectLaunch(compiled, programs, constants)
+    return LaunchReplay(compiled, programs, constants)
 
 
-def is_watched() -> bool:
+def has_hooks() -> bool:
     """Whether a profiler has hooks that Triton calls at each launch."""
     enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))

@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mta_kernels.cuda.compiler import Source, headers_in
 from mta_kernels.gpu_limits import shared_memory_limit, sm_count
+from mta_kernels.nvrtc.compiler import Source, headers_in
+from mta_kernels.operation import Convolution
 
 FOLDER = Path(__file__).parent
 INSTRUCTIONS = FOLDER.parents[1] / "attention"
@@ -24,7 +25,7 @@ MOST_OUT_COLUMNS = 256  # passes * depth, above which registers spill
 
 
 @dataclass(frozen=True)
-class Geometry:
+class DecodeConstants:
     """The constants of decode.cu.
 
     A program has `passes` times `heads` query heads of a KV head; `head_blocks` programs have all of them.
@@ -32,9 +33,7 @@ class Geometry:
 
     dtype: torch.dtype
     head_dim: int
-    query_taps: int
-    key_taps: int
-    pad: int
+    conv: Convolution
     heads: int
     passes: int
     paged: bool
@@ -60,19 +59,20 @@ class Geometry:
     @functools.cached_property
     def shared_memory(self) -> int:
         """Bytes a program takes, as layout.cuh lays them out."""
-        newest = self.query_taps - 1
-        padded_rows = -(-self.heads * self.key_taps // 16) * 16
+        query_taps, key_taps = self.conv.query_taps, self.conv.key_taps
+        newest = query_taps - 1
+        padded_rows = -(-self.heads * key_taps // 16) * 16
         scratch = max(padded_rows * (KEYS + 4) * 4, self.heads * self.depth * 4) + 8 * (KEYS * 2 + 16)
-        window = (self.heads * self.query_taps + newest) * self.row_bytes
-        preparation = window + self.heads * self.query_taps * (self.key_taps + newest) * 4
+        window = (self.heads * query_taps + newest) * self.row_bytes
+        preparation = window + self.heads * query_taps * (key_taps + newest) * 4
         shared = self.ring_bytes + self.passes * padded_rows * self.row_bytes
         shared += -(-max(self.warps * scratch, preparation) // 16) * 16
-        return shared + self.passes * self.heads * self.key_taps * newest * 4 + self.warps * self.heads * 8 + 4
+        return shared + self.passes * self.heads * key_taps * newest * 4 + self.warps * self.heads * 8 + 4
 
     def source(self, architecture: str) -> Source:
         constants = {
-            "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.query_taps,
-            "KEY_TAPS": self.key_taps, "PAD": self.pad, "HEADS": self.heads, "PASSES": self.passes,
+            "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
+            "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "HEADS": self.heads, "PASSES": self.passes,
             "PAGED": int(self.paged), "ALIGNED": int(self.aligned), "WARPS": self.warps, "STAGES": self.stages,
             "HEAD_BLOCKS": self.head_blocks, "SHARED_BYTES": self.shared_memory,
         }  # fmt: skip
@@ -81,10 +81,10 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A geometry, and how many programs run at once, `head_blocks` times each."""
+class DecodePlan:
+    """Constants, and how many programs run at once, `head_blocks` times each."""
 
-    geometry: Geometry
+    constants: DecodeConstants
     programs: int
 
     def programs_for(self, batch_kv_heads: int, capacity: int) -> int:
@@ -94,18 +94,17 @@ class Plan:
 
 @functools.cache
 def choose_plan(
-    dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int, pad: int, group: int, paged: bool, aligned: bool,
-    device: torch.device,
-) -> Plan:  # fmt: skip
+    dtype: torch.dtype, head_dim: int, conv: Convolution, group: int, paged: bool, aligned: bool, device: torch.device
+) -> DecodePlan:
     """`plan_on` a device, of `group` query heads a KV head."""
     limit, multiprocessors = shared_memory_limit(device), sm_count(device)
-    return plan_on(limit, multiprocessors, dtype, head_dim, query_taps, key_taps, pad, group, paged, aligned)
+    return plan_on(limit, multiprocessors, dtype, head_dim, conv, group, paged, aligned)
 
 
 def plan_on(
-    limit: int, multiprocessors: int, dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int, pad: int,
-    group: int, paged: bool, aligned: bool,
-) -> Plan:  # fmt: skip
+    limit: int, multiprocessors: int, dtype: torch.dtype, head_dim: int, conv: Convolution, group: int, paged: bool,
+    aligned: bool,
+) -> DecodePlan:  # fmt: skip
     """The plan that reads the cache least often, and of these the one with the most warps and stages that fit.
 
     The GPU has so many multiprocessors, and `limit` bytes of shared memory for a program. Raises ValueError if nothing
@@ -116,17 +115,17 @@ def plan_on(
         passes = -(-together // 8)
         heads = -(-together // passes)
         for warps, stages in _shapes(head_dim):
-            geometry = Geometry(
-                dtype, head_dim, query_taps, key_taps, pad, heads, passes, paged, aligned, warps, stages, head_blocks
+            constants = DecodeConstants(
+                dtype, head_dim, conv, heads, passes, paged, aligned, warps, stages, head_blocks
             )
-            if geometry.shared_memory > limit or (passes > 1 and passes * geometry.depth > MOST_OUT_COLUMNS):
+            if constants.shared_memory > limit or (passes > 1 and passes * constants.depth > MOST_OUT_COLUMNS):
                 continue
-            resident = (limit + 1024) // (geometry.shared_memory + 1024)
-            an_sm = max(1, min(resident, round(BYTES_AN_SM / geometry.ring_bytes)))
-            return Plan(geometry, max(1, an_sm * multiprocessors // head_blocks))
+            resident = (limit + 1024) // (constants.shared_memory + 1024)
+            an_sm = max(1, min(resident, round(BYTES_AN_SM / constants.ring_bytes)))
+            return DecodePlan(constants, max(1, an_sm * multiprocessors // head_blocks))
     raise ValueError(
-        f"{query_taps}x{key_taps} taps and head_dim {head_dim} need more than the {limit} bytes of shared memory of "
-        "this GPU; backend='reference' needs none"
+        f"{conv.query_taps}x{conv.key_taps} taps and head_dim {head_dim} need more than the {limit} bytes of "
+        "shared memory of this GPU; backend='reference' needs none"
     )
 
 

@@ -1,6 +1,6 @@
-"""Launches as Triton makes them beside those made without it, byte for byte; a process for `test_direct.py`.
+"""Launches as Triton makes them beside those made without it, byte for byte; a process for `test_fastpath_triton.py`.
 
-    python direct_launches.py FOLDER CASE
+    python replayed_launches.py FOLDER CASE
 
 FOLDER gets the library that stands in for the CUDA driver. Says how many launches it compared.
 """
@@ -19,17 +19,19 @@ from fake_cuda import Driver, Launch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mta_kernels.conv_attention import api, conv_attention, conv_attention_decode, repeated
+from mta_kernels.conv_attention import conv_attention, conv_attention_decode
+from mta_kernels.conv_attention.fastpath import replay, triton_forward
 from mta_kernels.conv_attention.triton import (
+    backend,
     backward_scores,
     decode,
     forward,
-    forward_again,
     forward_gluon,
     launch,
     prepare,
     tuning,
 )
+from mta_kernels.operation import Operation
 
 ALLOCATING = {"empty", "new_empty", "empty_like", "empty_strided", "as_strided", "detach", "alias", "view"}
 allocated: dict[int, int] = {}  # where what was allocated begins, and its bytes
@@ -38,7 +40,7 @@ driver: Driver
 compared = 0
 
 
-class Checked(launch.DirectLaunch):
+class Checked(launch.LaunchReplay):
     """Launches by Triton first, then directly: both must reach the driver alike."""
 
     def __call__(self, args) -> None:
@@ -54,12 +56,12 @@ class Checked(launch.DirectLaunch):
 
 
 seen: list[Launch] = []
-direct_launch = launch.direct_launch
+launch_replay = launch.launch_replay
 
 
 def checked(compiled, programs: int, constants: tuple) -> Checked:
-    found = direct_launch(compiled, programs, constants)
-    assert type(found) is launch.DirectLaunch
+    found = launch_replay(compiled, programs, constants)
+    assert type(found) is launch.LaunchReplay
     found.__class__, found.by_triton = Checked, compiled[(programs, 1, 1)]
     return found
 
@@ -116,12 +118,12 @@ def attention(*tensors: Tensor, **options) -> Tensor:
 @contextlib.contextmanager
 def as_ever() -> Iterator[None]:
     """No call is remembered, and none repeated."""
-    found, repeated._seen = repeated._seen, {}
-    can_launch_again, forward_again.can_launch_again = forward_again.can_launch_again, lambda: False
+    found, replay._seen = replay._seen, {}
+    can_replay, triton_forward.can_replay = triton_forward.can_replay, lambda: False
     try:
         yield
     finally:
-        repeated._seen, forward_again.can_launch_again = found, can_launch_again
+        replay._seen, triton_forward.can_replay = found, can_replay
 
 
 def same(expected: list[Launch], got: list[Launch]) -> None:
@@ -180,12 +182,12 @@ class Counting:
     """Counts forwards that Triton's host code makes."""
 
     def __enter__(self) -> Counting:
-        self.count, self._original = 0, forward_again.conv_attention_forward
-        forward_again.conv_attention_forward = self
+        self.count, self._original = 0, triton_forward.conv_attention_forward
+        triton_forward.conv_attention_forward = self
         return self
 
     def __exit__(self, *error: object) -> None:
-        forward_again.conv_attention_forward = self._original
+        triton_forward.conv_attention_forward = self._original
 
     def __call__(self, *args, **options):
         self.count += 1
@@ -220,13 +222,13 @@ def case_forward_128() -> None:
 def only_launches(tensors: list[Tensor]) -> None:
     """Between its launches a forward only allocates: nothing is lost where only they are repeated."""
     with torch.no_grad(), Operations():
-        forward.conv_attention_forward(*tensors, causal=True, scale=0.1, pad=5)
+        forward.conv_attention_forward(Operation.of((6, 11), tensors[0].shape[3]), *tensors)
     launched()
 
 
 def whole_calls_where_needed() -> None:
     """Where a repeated call is not like the one that was watched, Triton's host code makes it; later ones are quick."""
-    repeated._seen.clear()
+    replay._seen.clear()
     q, _, _, weight = inputs(64)
     k = normal(*q.shape)
     shifted = normal(q.numel() + 1)[1:].view(q.shape)
@@ -313,11 +315,11 @@ def main() -> None:
     folder, case = Path(sys.argv[1]), sys.argv[2]
     driver = Driver(folder)
     triton.runtime.driver.set_active(driver)
-    launch.direct_launch = checked
+    launch.launch_replay = checked
     for module in (prepare, forward, forward_gluon, backward_scores, decode):
         if hasattr(module, "dependent_launches"):
             module.dependent_launches = lambda x: True
-    api.triton_unsupported = lambda **options: None
+    backend.platform_unsupported = lambda device, dtype: None
     keep_memory()
     globals()[f"case_{case}"]()
     print(f"{compared} launches")

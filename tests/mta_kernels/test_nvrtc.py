@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mta_kernels.cuda import compiler, driver
-from mta_kernels.cuda.compiler import Source
+from mta_kernels.nvrtc import compiler, driver
+from mta_kernels.nvrtc.compiler import Source
 
 
 def test_machine_code_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

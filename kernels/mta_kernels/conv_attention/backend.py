@@ -1,0 +1,74 @@
+"""What a backend is to all who ask it: one object, which its folder exports.
+
+`api`, `choice` and the operators know no backend by name; `backends` lists them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from mta_kernels.operation import Operation
+
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # of q, k, v and the weight
+
+
+class Request(NamedTuple):
+    """What a backend is asked to run, as far as it may refuse it."""
+
+    operation: Operation
+    device: torch.device | str
+    dtype: torch.dtype
+    head_dim: int
+    gradients: bool = False
+    decode: tuple[Tensor, Tensor, Tensor] | None = None  # q_window and the caches of keys and values
+    over_ranks: bool = False
+
+
+class ForwardReplay(Protocol):
+    """The forward for tensors that differ from earlier ones in addresses and values alone."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The output and the logsumexp of its rows."""
+
+    def out_alone(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+        """The output."""
+
+
+class BackwardReplay(Protocol):
+    """The backward for tensors that differ from earlier ones in addresses and values alone."""
+
+    def gradients(
+        self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor
+    ) -> Gradients:
+        """Each in the dtype of what it is the gradient of."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Kernels of conv attention; None stands for what a backend does not have.
+
+    - `why_not(request)`: why it cannot run a request on this machine, in a clause, or None if it can.
+    - `rank(request)`: its place among those that "auto" tries, the lowest first; None if "auto" passes it over.
+    - `forward(operation, q, k, v, weight, head_chunk=, spans=)`: out `[B, Hq, M, D]` in q's dtype and the logsumexp of
+      its rows `[B, Hq, M]` float32. The queries are the last M of N positions.
+    - `backward(operation, q, k, v, weight, out, logsumexp, grad_out, head_chunk=, spans=)`: the gradients.
+    - `decode(operation, q_window, k_cache, v_cache, weight, lengths=, splits=, block_table=)`: the newest row
+      `[B, Hq, 1, D]`; `splits` is a number or "auto".
+    - `replay(operation, q, k, v, weight)` and `replay_backward(operation, q, k, v, weight, out, grad_out)`: for
+      `fastpath`, the launches for tensors like these; `replay` may give None.
+    """
+
+    name: str
+    why_not: Callable[[Request], str | None]
+    rank: Callable[[Request], int | None]
+    forward: Callable[..., tuple[Tensor, Tensor]] | None = None
+    backward: Callable[..., Gradients] | None = None
+    decode: Callable[..., Tensor] | None = None
+    replay: Callable[..., ForwardReplay | None] | None = None
+    replay_backward: Callable[..., BackwardReplay] | None = None
+    over_ranks: bool = False  # whether it can share a sequence over the ranks of a process group

@@ -1,0 +1,136 @@
+"""Which backend a call takes: the one that it names, or the fastest that can run it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention.arguments import autocast_dtype, check_are_tensors, wants_gradient
+from mta_kernels.conv_attention.backend import Backend, Request
+from mta_kernels.conv_attention.backends import KERNELS, check_can_run, named
+from mta_kernels.operation import Convolution, Operation, key_padding
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backend that a call takes, and why."""
+
+    backend: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.backend}: {self.reason}"
+
+
+def unsupported(
+    backend: str,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    head_dim: int,
+    query_taps: int,
+    key_taps: int,
+    backward: bool = False,
+) -> str | None:
+    """Why `backend` cannot run conv attention with these on this machine, or None if it can.
+
+    `device` is a torch device or its type, "cuda" or "cpu"; `backward` is whether gradients are wanted as well. For
+    "cuda" the answer is about decode, which is all that it has. Raises ValueError for an unknown backend.
+    """
+    kernels = named(backend)
+    if kernels is None:
+        return None
+    return kernels.why_not(Request(_with_taps(query_taps, key_taps), device, dtype, head_dim, backward))
+
+
+def _with_taps(query_taps: int, key_taps: int) -> Operation:
+    """An operation with so many taps: nothing else of it makes a difference to what runs it."""
+    return Operation(Convolution(query_taps, key_taps, key_padding(key_taps, "both")), 1.0)
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    *,
+    backend: str = "auto",
+    decode: bool = False,
+    group: ProcessGroup | None = None,
+) -> Choice:
+    """Which backend `conv_attention`, or `conv_attention_decode`, takes for these arguments, and why.
+
+    No other argument changes the choice; autocast does, and whether a gradient may be asked for. Raises ValueError for
+    an unknown backend, or a named one that cannot run them, and TypeError for what is no tensor.
+    """
+    check_are_tensors(q=q, k=k, v=v, weight=weight)
+    request = Request(
+        _with_taps(*weight.shape[-2:]), q.device, autocast_dtype(q), q.shape[-1], wants_gradient(q, k, v, weight),
+        (q, k, v) if decode else None, is_shared(group),
+    )  # fmt: skip
+    if backend == "auto":
+        kernels, reason = _fastest(request)
+    else:
+        kernels, reason = choose(backend, request), "asked for"
+    return Choice("reference" if kernels is None else kernels.name, reason)
+
+
+def is_shared(group: ProcessGroup | None) -> bool:
+    """Whether there are other ranks to work with; raises TypeError for what is no process group."""
+    if group is None:
+        return False
+    from mta_kernels.conv_attention.context_parallel.agreement import check_group
+
+    check_group(group)
+    return group.size() > 1
+
+
+def choose(backend: str, request: Request) -> Backend | None:
+    """The kernels that run a request, None for the reference; raises ValueError for a named backend that cannot."""
+    if backend == "auto":
+        return _fastest(request)[0]
+    kernels = named(backend)
+    if kernels is None:
+        return None
+    if request.over_ranks and not kernels.over_ranks:
+        raise ValueError(
+            f"backend {backend!r} does not share a sequence over ranks: its kernels give no part of a softmax; "
+            f"use {_instead(kernels, [x for x in KERNELS if x.over_ranks])}"
+        )
+    if request.decode is not None and kernels.decode is None:
+        raise ValueError(
+            f"backend {backend!r} has no decode; use {_instead(kernels, [x for x in KERNELS if x.decode])}"
+        )
+    if request.decode is None and kernels.forward is None:
+        able = [x for x in KERNELS if x.forward]
+        raise ValueError(f"backend {backend!r} has decode alone; use {_instead(kernels, able)}")
+    check_can_run(kernels, request)
+    return kernels
+
+
+def _instead(refused: Backend, able: list[Backend]) -> str:
+    """What to type instead of a backend: those able to run a call, in their order after the refused one, or "auto"."""
+    at = KERNELS.index(refused)
+    names = [repr(x.name) for x in (*KERNELS[at:], *KERNELS[:at]) if x in able]
+    return f"{' or '.join(names)}, or 'auto', which picks {'it' if len(names) == 1 else 'one'}"
+
+
+def _fastest(request: Request) -> tuple[Backend | None, str]:
+    """The fastest backend that can run a request, or else the reference; and why."""
+    ranks = [(x.rank(request), x) for x in KERNELS]
+    tried = [(rank, x) for rank, x in ranks if rank is not None]
+    for _, backend in sorted(tried, key=_rank):
+        if backend.why_not(request) is None:
+            return backend, "the fastest backend for these arguments"
+    _, widest = tried[0]  # the one that refuses least
+    return None, f"{widest.name} cannot run this: {widest.why_not(request)}"
+
+
+def _rank(ranked: tuple[int, Backend]) -> int:
+    return ranked[0]

@@ -1,0 +1,59 @@
+"""The CUDA backend: decode for any NVIDIA GPU from sm_80 on; what it runs, and its kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention.backend import Backend, Request
+from mta_kernels.conv_attention.cuda_decode import decode
+from mta_kernels.conv_attention.cuda_decode.decode import shape_unsupported
+from mta_kernels.conv_attention.surroundings import on_device_of
+from mta_kernels.gpu_limits import absent
+from mta_kernels.nvrtc.compiler import missing_package
+from mta_kernels.operation import Operation
+from mta_kernels.torch_compile import asked_once, known
+
+
+def why_not(request: Request) -> str | None:
+    """Why the CUDA decode cannot run a request on this machine, or None if it can."""
+    conv = request.operation.conv
+    return (
+        absent(request.device)
+        or platform_unsupported(request.device)
+        or shape_unsupported(request.dtype, request.head_dim, conv.query_taps, conv.key_taps)
+    )
+
+
+@asked_once
+def platform_unsupported(device: torch.device | str) -> str | None:
+    """Why no kernel of this backend could run on this machine, or None."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return f"the CUDA decode needs an NVIDIA GPU, not a {device.type} device"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return f"{torch.cuda.get_device_name(device)} is older than sm_80"
+    return missing_package()
+
+
+def rank(request: Request) -> int | None:
+    """Before Triton where query heads share KV heads, or where the numbers of a key do not lie side by side."""
+    if request.decode is None or request.over_ranks:
+        return None
+    q, *caches = request.decode
+    shared = q.shape[1] != caches[0].shape[1]
+    return 1 if shared or any(known(x.stride(3) != 1) for x in caches) else None
+
+
+def _decode(
+    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, *, lengths: Tensor,
+    splits: int | str, block_table: Tensor | None,
+) -> Tensor:  # fmt: skip
+    tensors = q_window, k_cache, v_cache, weight
+    with on_device_of(q_window):
+        return decode.conv_attention_decode(
+            operation, *tensors, lengths=lengths, splits=splits, block_table=block_table
+        )
+
+
+CUDA = Backend("cuda", why_not, rank, decode=_decode)

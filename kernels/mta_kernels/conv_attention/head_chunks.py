@@ -1,0 +1,41 @@
+"""Gradients of some heads at a time, by whichever kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention.arguments import head_parts
+from mta_kernels.conv_attention.backend import Gradients
+
+
+def gradients_by_chunks(
+    backward: Callable[..., Gradients], q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor,
+    grad_out: Tensor, *, head_chunk: int, dtype: torch.dtype | None = None, **options: Any,
+) -> Gradients:  # fmt: skip
+    """Gradients in q, k, v and weight by `backward(tensors, **options)`, of `head_chunk` query heads a call, 0 for all.
+
+    `backward` is given a contiguous logsumexp, and gives sums in float32, dq in float32 or q's dtype. The results have
+    the dtypes of what they are gradients of, unless `dtype` is given.
+    """
+    parts = head_parts(q.shape[1], k.shape[1], head_chunk)
+    if len(parts) == 1:
+        dq, dk, dv, dweight = backward(q, k, v, weight, out, logsumexp.contiguous(), grad_out, **options)
+    else:
+        dq = torch.empty(q.shape, dtype=dtype or q.dtype, device=q.device)
+        # Query heads of one KV head may be in several parts.
+        dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=q.device) for x in (k, v))
+        dweight = torch.empty(weight.shape, dtype=torch.float32, device=q.device)
+        for part, kv_part in parts:
+            dq[:, part], dk_part, dv_part, dweight[part] = backward(
+                q[:, part], k[:, kv_part], v[:, kv_part], weight[part],
+                out[:, part], logsumexp[:, part].contiguous(), grad_out[:, part], **options,
+            )  # fmt: skip
+            dk[:, kv_part] += dk_part
+            dv[:, kv_part] += dv_part
+    gradients = zip((dq, dk, dv, dweight), (q, k, v, weight), strict=True)
+    dq, dk, dv, dweight = (grad.to(dtype or x.dtype) for grad, x in gradients)
+    return dq, dk, dv, dweight

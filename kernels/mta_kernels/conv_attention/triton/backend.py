@@ -1,0 +1,133 @@
+"""The Triton backend: what it runs where, and its kernels, which are imported when they first run."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention.backend import Backend, ForwardReplay, Gradients, Request
+from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
+from mta_kernels.gpu_limits import absent, capability
+from mta_kernels.operation import Operation
+from mta_kernels.torch_compile import asked_once, constant_when_compiled, known
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+HEAD_DIMS = range(16, 257)
+QUERY_TAPS, KEY_TAPS = 16, 31  # at most
+# Where up to so many query heads share a KV head, this decode is faster than CUDA's on short caches, if the copy engine
+# reads them: up to so many keys for each number of a row, of all sequences and KV heads, and times the heads that share
+# one (measured on an H200: decode-auto.csv).
+FEW_SHARING, FEW_KEYS = 8, 4096
+
+
+def why_not(request: Request) -> str | None:
+    """Why the Triton kernels cannot run a request on this machine, or None if they can."""
+    if request.decode is not None:
+        caches = request.decode[1:]
+        if any(known(x.stride(3) != 1) for x in caches):  # Triton 3.6 compiles such tiles to reads beyond their memory
+            strides = " and ".join(str(tuple(x.stride())) for x in caches)
+            return f"the caches have strides {strides}, and it needs the numbers of a key side by side (stride 1)"
+    return absent(request.device) or platform_unsupported(request.device, request.dtype) or _shape_unsupported(request)
+
+
+def _shape_unsupported(request: Request) -> str | None:
+    head_dim, conv = request.head_dim, request.operation.conv
+    if not HEAD_DIMS.start <= head_dim < HEAD_DIMS.stop:  # not `in`, which torch.compile cannot ask of a symbol
+        return f"head_dim {head_dim} is outside {HEAD_DIMS.start} to {HEAD_DIMS.stop - 1}"
+    if conv.query_taps > QUERY_TAPS or conv.key_taps > KEY_TAPS:
+        taps = f"{conv.query_taps}x{conv.key_taps}"
+        return f"{taps} taps are outside 1x1 to {QUERY_TAPS}x{KEY_TAPS} (query taps x key taps)"
+    return None
+
+
+@constant_when_compiled
+def platform_unsupported(device: torch.device | str, dtype: torch.dtype) -> str | None:
+    """Why no Triton kernel could run in a dtype on this machine, or None."""
+    return _cached_platform_unsupported(device, dtype, os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@functools.cache
+def _cached_platform_unsupported(device: torch.device | str, dtype: torch.dtype, interpreted: bool) -> str | None:
+    device = torch.device(device)
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (pip install triton; it exists for Linux)"
+    if device.type != "cuda" and not interpreted:
+        return (
+            f"Triton kernels need a CUDA GPU, not a {device.type} device (TRITON_INTERPRET=1 runs them slowly on a CPU)"
+        )
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return f"{torch.cuda.get_device_name(device)} is older than sm_80"
+    if dtype not in DTYPES:
+        return f"dtype {dtype} is not one of float16, bfloat16, float32"
+    if interpreted and dtype == torch.bfloat16:
+        return "Triton's interpreter multiplies bfloat16 matrices wrongly; use float16 or float32 there"
+    return None
+
+
+def rank(request: Request) -> int:
+    """The last of those that can run a request, but for a decode of few keys."""
+    return 0 if _decodes_few_keys(request) else 2
+
+
+def _decodes_few_keys(request: Request) -> bool:
+    """Whether a step on short caches, whose heads are shared by a few query heads, is the faster here."""
+    if request.decode is None or request.over_ranks:
+        return False
+    q, k, _ = request.decode
+    group = q.shape[1] // k.shape[1]
+    keys = k.shape[0] * k.shape[1] * k.shape[2]
+    if group == 1 or group > FEW_SHARING or not known(keys * group <= FEW_KEYS * request.head_dim):
+        return False
+    # Of another number of batches these are pages, which the copy engine does not read.
+    if not known(k.shape[0] == q.shape[0]) or why_not(request) is not None:
+        return False
+    from mta_kernels.conv_attention.triton.decode_plan import bulk_pays
+
+    return bulk_pays(request.head_dim, group, request.dtype.itemsize, _capability(q.device))
+
+
+_capability = asked_once(capability)
+
+
+def _forward(
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, head_chunk: int, spans: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    from mta_kernels.conv_attention.triton.forward import conv_attention_forward
+
+    with on_device_of(q), without_autocast(q):
+        return conv_attention_forward(operation, q, k, v, weight, head_chunk=head_chunk, spans=spans)
+
+
+def _backward(
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor,
+    grad_out: Tensor, *, head_chunk: int, spans: Tensor | None,
+) -> Gradients:  # fmt: skip
+    from mta_kernels.conv_attention.triton.backward import conv_attention_backward
+
+    tensors = q, k, v, weight, out, logsumexp, grad_out
+    with on_device_of(q), without_autocast(q):
+        return conv_attention_backward(operation, *tensors, head_chunk=head_chunk, spans=spans)
+
+
+def _decode(
+    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, *, lengths: Tensor,
+    splits: int | str, block_table: Tensor | None,
+) -> Tensor:  # fmt: skip
+    from mta_kernels.conv_attention.triton.decode import conv_attention_decode
+
+    tensors = q_window, k_cache, v_cache, weight
+    with without_autocast(q_window):
+        return conv_attention_decode(operation, *tensors, lengths=lengths, splits=splits, block_table=block_table)
+
+
+def _replay(operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> ForwardReplay | None:
+    from mta_kernels.conv_attention.fastpath import triton_forward
+
+    return triton_forward.TritonForward(operation, q) if triton_forward.can_replay() else None
+
+
+TRITON = Backend("triton", why_not, rank, _forward, _backward, _decode, _replay, over_ranks=True)
