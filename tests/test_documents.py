@@ -28,13 +28,13 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
-def test_a_decision_has_its_parts_in_order(page):
+def test_a_decision_has_its_parts(page):
     title, blank, date, *_ = text = page.read_text().splitlines()
     assert title.startswith("# ")
     assert blank == ""
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", date)
     parts = [found[1] for line in text if (found := re.match(r"\*\*(\w+)", line))]
-    assert parts == ["Question", "Options", "Evidence", "Verdict"]
+    assert sorted(parts) == ["Evidence", "Options", "Question", "Verdict"]
 
 
 def test_the_index_has_every_decision_and_numbers_are_used_once():
