@@ -17,6 +17,16 @@ def test_the_table_has_every_file():
     assert named == there
 
 
+def test_the_table_has_the_commit_of_every_file():
+    for name, commit in re.findall(
+        r"^\| `([\w-]+\.csv)` \| (.+?) \|", (RESULTS / "README.md").read_text(), re.MULTILINE
+    ):
+        with open(MAIN / name) as file:
+            measured = {(row["git_sha"], row["git_dirty"].lower()) for row in csv.DictReader(file)}
+        sha, modified, _ = commit.partition(", modified")
+        assert measured == {(sha, "true" if modified else "false")}, name
+
+
 @pytest.mark.parametrize("chart", sorted(MAIN.glob("*.svg")), ids=lambda path: path.stem)
 def test_no_chart_is_older_than_its_file(chart):
     """A chart of sweeps says below which commits were measured: those of the file with the longest matching name."""
