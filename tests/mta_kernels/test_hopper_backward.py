@@ -223,7 +223,7 @@ def test_more_chunks_than_the_scratch_has_room_for(hopper, monkeypatch, chunks_o
 @pytest.mark.parametrize("batch_heads", [1, 3, 16, 64])
 @pytest.mark.parametrize(("query_rows", "key_rows"), [(1, 1), (4096, 4096), (100, 70000), (10**6, 10**6)])
 def test_scratch_takes_no_more_than_promised(taps: int, batch_heads: int, query_rows: int, key_rows: int) -> None:
-    """By README.md: 4 GiB or 17 kB a head and key, and never more than 0.13 MB a key, for 132 multiprocessors."""
+    """By docs/design/hopper-backward.md: 4 GiB or 17 kB a head and key, at most 0.13 MB a key, for 132 SMs."""
     geometry = backward.BackwardConstants(BF16, 64, Convolution(taps, 11, 5), causal=True, spans=False)
     plan = backward_plan.ChunkPlan.of(geometry, batch_heads, query_rows, key_rows, 132)
     rows = plan.slots * plan.row_blocks * geometry.block_rows

@@ -1,0 +1,44 @@
+"""Links in documents lead somewhere, and decisions have their parts and stand in their index."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    path for place in (".", "docs/**", "kernels/**", "results/**", "tests/**") for path in ROOT.glob(f"{place}/*.md")
+)
+DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for path, anchor in LINK.findall(page.read_text()):
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_has_its_parts(page):
+    title, blank, date, *_ = text = page.read_text().splitlines()
+    assert title.startswith("# ")
+    assert blank == ""
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", date)
+    parts = [found[1] for line in text if (found := re.match(r"\*\*(\w+)", line))]
+    assert sorted(parts) == ["Evidence", "Options", "Question", "Verdict"]
+
+
+def test_the_index_has_every_decision_and_numbers_are_used_once():
+    index = (ROOT / "docs/decisions/README.md").read_text()
+    lines = re.findall(r"^- \[(\d{3}) (.*)\]\((.*)\)$", index, re.MULTILINE)
+    assert sorted(lines) == [(page.name[:3], page.read_text().splitlines()[0][2:], page.name) for page in DECISIONS]
+    assert len({page.name[:3] for page in DECISIONS}) == len(DECISIONS)
