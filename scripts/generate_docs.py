@@ -29,7 +29,8 @@ def columns() -> Iterator[str]:
     yield "| column | unit | since | meaning |"
     yield "| --- | --- | --- | --- |"
     for column in TABLE:
-        yield f"| `{column.name}` | {column.unit} | {SCHEMA_VERSION}.{column.since} | {column.sentence} |"
+        unit = f" {column.unit} " if column.unit else " "
+        yield f"| `{column.name}` |{unit}| {SCHEMA_VERSION}.{column.since} | {column.sentence} |"
 
 
 def charts() -> Iterator[str]:
