@@ -45,26 +45,25 @@ class Style(NamedTuple):
 class Implementation:
     """A way to compute attention.
 
-    `order` is its place in lists, legends and tables, the last by default; equal ones go by their names. `build` makes
-    a closure that computes the output from a case and its inputs; `why_not` says why it cannot run a case here, or
-    None. `interpreted`, where an interpreter can check on a CPU what only a GPU can run, says the same of that.
-    `splits_used`, where decode can split its keys, is the number of splits that a cell takes. What is `by_name` is
-    measured where --impl names it, and by no sweep without; `groups` are names of --impl that stand for several.
-    A `yardstick` is another project's: no commit of this one changes its time.
+    `order` is its place in lists, legends and tables; the default is last, and names decide between equals. `build`
+    makes a closure that computes the output from a case and its inputs. `why_not` says why it cannot run a case here,
+    or None; `interpreted` says the same of a check on a CPU, where an interpreter runs what needs a GPU. `splits_used`
+    is the number of splits that a decode takes, where it can split its keys. A sweep measures what is `by_name` only if
+    --impl names it; `groups` are names of --impl that stand for several. A `yardstick` is another project's: no commit
+    of this one changes its time.
 
     `work` says how its executed FLOPs are counted, and what it stores: "dense" (every score, masked or not), "tiled"
     (the scores that count), "expanded" (those, with queries and keys `min(cq, ck)` times as long), "banded" (those, and
-    a banded product a tap) or "overlapped" (those, and the margins that tiles share). `stores` replaces what that says
-    of a forward's memory, `flops` a second what an estimate takes for that kind of work.
+    a banded product a tap) or "overlapped" (those, and the margins that tiles share). Where that does not fit, `stores`
+    says what a forward stores, and `flops` the FLOP/s that an estimate takes.
 
-    `kernels` counts the kernels of one call for the model, from the case, Triton's tiles and the number of SMs;
-    `never_on` says why it cannot run a case on a device that may not be there, or None. `tiles` are Triton's on a
-    device, `host_s` the seconds to launch one kernel, by pass, `tile` the bytes of what a block of threads of the
-    forward holds on the chip.
+    `kernels` lists the kernels of one call for the model, from the case, Triton's tiles and the number of SMs; `tiles`
+    are Triton's on a device; `host_s` is the seconds to launch one kernel, by pass. `never_on` says why it cannot run a
+    case on a device that may be absent, or None. `tile` is the bytes that a block of the forward holds on the chip.
 
-    `compiles` before its first call of a shape, for seconds; `slow_to_compile` checks one shape of each kind alone.
-    `sources` are what `mtabench inspect` compiles of it. `ranks_backend` is the backend of `conv_attention` that it is,
-    where ranks can share a sequence.
+    What `compiles` takes seconds before its first call of a shape. What is `slow_to_compile` is verified at one shape
+    and dtype. `mtabench inspect` compiles its `sources`. Ranks can share a sequence where `ranks_backend` names the
+    backend of `conv_attention` that it is.
     """
 
     name: str
