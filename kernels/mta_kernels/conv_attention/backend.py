@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.operation import Operation
+from mta_kernels.torch_compile import known
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # of q, k, v and the weight
 
@@ -27,6 +28,13 @@ class Request(NamedTuple):
     gradients: bool = False
     decode: tuple[Tensor, Tensor, Tensor] | None = None  # q_window and the caches of keys and values
     over_ranks: bool = False
+
+    def keys_lie_apart(self) -> bool:
+        """Whether the numbers of a key, or of a value, of a decode's caches do not lie side by side."""
+        if self.decode is None:
+            return False
+        _, k, v = self.decode
+        return known(k.stride(3) != 1) or known(v.stride(3) != 1)
 
 
 class ForwardReplay(Protocol):

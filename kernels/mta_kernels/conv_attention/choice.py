@@ -123,14 +123,13 @@ def _instead(refused: Backend, able: list[Backend]) -> str:
 
 def _fastest(request: Request) -> tuple[Backend | None, str]:
     """The fastest backend that can run a request, or else the reference; and why."""
-    ranks = [(x.rank(request), x) for x in KERNELS]
-    tried = [(rank, x) for rank, x in ranks if rank is not None]
-    for _, backend in sorted(tried, key=_rank):
-        if backend.why_not(request) is None:
-            return backend, "the fastest backend for these arguments"
-    _, widest = tried[0]  # the one that refuses least
+    ranked: dict[int, Backend] = {}  # the backends of a request have different ranks
+    for backend in KERNELS:
+        rank = backend.rank(request)
+        if rank is not None:
+            ranked[rank] = backend
+    for rank in sorted(ranked):
+        if ranked[rank].why_not(request) is None:
+            return ranked[rank], "the fastest backend for these arguments"
+    widest = next(iter(ranked.values()))  # the first of KERNELS, which refuses least
     return None, f"{widest.name} cannot run this: {widest.why_not(request)}"
-
-
-def _rank(ranked: tuple[int, Backend]) -> int:
-    return ranked[0]

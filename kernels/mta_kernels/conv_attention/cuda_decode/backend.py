@@ -12,7 +12,7 @@ from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.gpu_limits import absent
 from mta_kernels.nvrtc.compiler import missing_package
 from mta_kernels.operation import Operation
-from mta_kernels.torch_compile import asked_once, known
+from mta_kernels.torch_compile import asked_once
 
 
 def why_not(request: Request) -> str | None:
@@ -40,9 +40,8 @@ def rank(request: Request) -> int | None:
     """Before Triton where query heads share KV heads, or where the numbers of a key do not lie side by side."""
     if request.decode is None or request.over_ranks:
         return None
-    q, *caches = request.decode
-    shared = q.shape[1] != caches[0].shape[1]
-    return 1 if shared or any(known(x.stride(3) != 1) for x in caches) else None
+    q, k, _ = request.decode
+    return 1 if q.shape[1] != k.shape[1] or request.keys_lie_apart() else None
 
 
 def _decode(

@@ -26,11 +26,10 @@ FEW_SHARING, FEW_KEYS = 8, 4096
 
 def why_not(request: Request) -> str | None:
     """Why the Triton kernels cannot run a request on this machine, or None if they can."""
-    if request.decode is not None:
-        caches = request.decode[1:]
-        if any(known(x.stride(3) != 1) for x in caches):  # Triton 3.6 compiles such tiles to reads beyond their memory
-            strides = " and ".join(str(tuple(x.stride())) for x in caches)
-            return f"the caches have strides {strides}, and it needs the numbers of a key side by side (stride 1)"
+    if request.decode is not None and request.keys_lie_apart():
+        # Triton 3.6 compiles such tiles to reads beyond a block's shared memory.
+        strides = " and ".join(str(tuple(x.stride())) for x in request.decode[1:])
+        return f"the caches have strides {strides}, and it needs the numbers of a key side by side (stride 1)"
     return absent(request.device) or platform_unsupported(request.device, request.dtype) or _shape_unsupported(request)
 
 
@@ -79,8 +78,10 @@ def _decodes_few_keys(request: Request) -> bool:
         return False
     q, k, _ = request.decode
     group = q.shape[1] // k.shape[1]
+    if group == 1 or group > FEW_SHARING:
+        return False
     keys = k.shape[0] * k.shape[1] * k.shape[2]
-    if group == 1 or group > FEW_SHARING or not known(keys * group <= FEW_KEYS * request.head_dim):
+    if not known(keys * group <= FEW_KEYS * request.head_dim):
         return False
     # Of another number of batches these are pages, which the copy engine does not read.
     if not known(k.shape[0] == q.shape[0]) or why_not(request) is not None:
