@@ -12,7 +12,7 @@ from mtabench.problem.case import Case
 from mtabench.sweeps.plan import Options, Plan, make_plan
 
 # Implementations that can share a sequence, and the backend of `conv_attention` that each of them is.
-BACKENDS = {"eager": "reference", "triton": "triton"}
+BACKENDS = {"eager": "reference", "triton": "triton", "hopper": "hopper"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,10 +125,8 @@ def _fastest(
 ) -> tuple[str, str]:
     """The fastest backend that can run them in a dtype, or else the reference; and why. A decode has caches."""
     backends: tuple[str, ...] = FUSED_BACKENDS
-    if shared:
-        backends = ("triton",)
-    elif caches is not None:
-        backends = _decode_backends(q, caches, weight, dtype)
+    if caches is not None:
+        backends = ("triton",) if shared else _decode_backends(q, caches, weight, dtype)
     reason: str | None = ""
     for backend in backends:
         reason = _why_not(backend, q, weight, dtype, caches, backward)
@@ -192,9 +190,9 @@ def _resolve(
     """The backend that runs these in a dtype; raises ValueError if it is a named one that cannot."""
     if backend == "auto":
         return _fastest(q, weight, dtype, caches, shared, backward)[0]
-    if shared and backend in ("hopper", "cuda"):
+    if shared and caches is not None and backend in ("hopper", "cuda"):
         raise ValueError(
-            f"backend {backend!r} does not share a sequence over ranks: its kernels give no part of a softmax; "
+            f"backend {backend!r} does not share a cache over ranks: its kernels give no part of a softmax; "
             "use 'triton', or 'auto', which picks it"
         )
     if caches is not None and backend == "hopper":

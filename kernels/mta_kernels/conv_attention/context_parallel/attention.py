@@ -67,9 +67,10 @@ def make_plan(
         )
     if backend == "reference":
         return Plan(ranks, EagerTiles(head_chunk or 0), problem)
-    from mta_kernels.conv_attention.context_parallel.fused import TritonTiles
+    from mta_kernels.conv_attention.context_parallel.fused import HopperTiles, TritonTiles
 
-    return Plan(ranks, TritonTiles(head_chunk or 0), problem)
+    kernels = HopperTiles if backend == "hopper" else TritonTiles
+    return Plan(ranks, kernels(head_chunk or 0), problem)
 
 
 def over_ranks(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, plan: Plan) -> Tensor:

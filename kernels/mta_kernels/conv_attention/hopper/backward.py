@@ -159,27 +159,29 @@ class ExactArguments(ctypes.Structure):
         ("dv", ctypes.c_void_p),
         ("dweight", ctypes.c_void_p),
         ("weight_pitch", ctypes.c_int),
+        ("delta", ctypes.c_void_p),
     )
 
 
 def part_backward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor, *,
-    causal: bool, scale: float, pad: int, spans: Tensor | None,
+    causal: bool, scale: float, pad: int, spans: Tensor | None, margins: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of some heads: dq in q's dtype, dk, dv and the weight's in float32; logsumexp is contiguous.
 
-    The same from run to run. Scratch: p and ds of the chunks of rows under way, see `Plan`.
+    The same from run to run. Scratch: p and ds of the chunks of rows under way, see `Plan`. With `margins`, as for the
+    forward, out and logsumexp may be those of more keys than k holds.
     """
-    launches = launches_for(q, k, v, weight, out, grad_out, causal, scale, pad, spans is not None)
+    launches = launches_for(q, k, v, weight, out, grad_out, causal, scale, pad, spans is not None, margins)
     return launches(q, k, v, weight, out, logsumexp, grad_out, spans)
 
 
 def launches_for(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, grad_out: Tensor,
-    causal: bool, scale: float, pad: int, packed: bool,
+    causal: bool, scale: float, pad: int, packed: bool, margins: bool = False,
 ) -> Launches:  # fmt: skip
     """The launches for tensors like these, remembered; `packed` is whether there are spans."""
-    options = causal, scale, pad, packed
+    options = causal, scale, pad, packed, margins
     key = (
         q.shape, k.shape, weight.shape, q.stride(), k.stride(), v.stride(), weight.stride(), out.stride(),
         grad_out.stride(), q.dtype, weight.dtype, q.device, options,
@@ -195,10 +197,10 @@ class Launches:
 
     def __init__(
         self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, grad_out: Tensor,
-        causal: bool, scale: float, pad: int, packed: bool,
+        causal: bool, scale: float, pad: int, packed: bool, margins: bool,
     ) -> None:  # fmt: skip
-        self.options = causal, scale, pad, packed
-        self._geometry = Geometry(q.dtype, q.shape[3], weight.shape[1], weight.shape[2], pad, causal, packed)
+        self.options = causal, scale, pad, packed, margins
+        self._geometry = Geometry(q.dtype, q.shape[3], weight.shape[1], weight.shape[2], pad, causal, packed, margins)
         self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v, out, grad_out))
         batch, heads, query_rows, head_dim = q.shape
         kv_heads, key_rows = k.shape[1:3]
@@ -225,7 +227,7 @@ class Launches:
             q, k, v, out, grad_out = (describable(x) for x in (q, k, v, out, grad_out))
             launches = launches_for(q, k, v, weight, out, grad_out, *self.options)
             return launches(q, k, v, weight, out, logsumexp, grad_out, spans)
-        dq, dk, dv, dweight = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in self._results)
+        dq, dk, all_dv, dweight = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in self._results)
         scratch = self._bytes.new_empty(self._layout.end)
         starts = *of_inputs, scratch.data_ptr()
         try:
@@ -237,7 +239,7 @@ class Launches:
         call.preparation.weight.start = call.exact.inputs.weight.start = weight.data_ptr()
         for arguments in (call.arguments, call.exact):
             arguments.logsumexp = logsumexp.data_ptr()
-            arguments.dq, arguments.dk, arguments.dv = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
+            arguments.dq, arguments.dk, arguments.dv = dq.data_ptr(), dk.data_ptr(), all_dv.data_ptr()
             arguments.dweight = dweight.data_ptr()
             if spans is not None:
                 arguments.at.spans = spans.data_ptr()
@@ -246,6 +248,7 @@ class Launches:
             call.arguments.seen_by = seen_by.data_ptr()
         call.launches()
         self._idle.append(call)  # the driver has read its arguments
+        dv = all_dv.narrow(-2, self._geometry.keys_before, v.shape[2])
         if self._is_grouped:
             dk, dv = dk.sum(2), dv.sum(2)
         return dq, dk, dv, dweight.sum((0, 2)).view(weight.shape)
@@ -278,7 +281,7 @@ class Call:
         self.preparation = Preparation(
             v=Rows.of(v), out=Rows.of(out), grad_out=Rows.of(grad_out), weight=Weight.of(weight),
             scale_log2=scale * math.log2(math.e), counter_count=1 + 2 * plan.stages,
-            heads=heads, kv_heads=kv_heads, batch=batch, query_rows=query_rows, key_rows=key_rows,
+            heads=heads, kv_heads=kv_heads, batch=batch, query_rows=out.shape[2], key_rows=v.shape[2],
         )  # fmt: skip
         self.arguments = Arguments(
             Positions(None, heads, heads // kv_heads, query_rows, key_rows),
@@ -314,6 +317,7 @@ class Call:
             setattr(preparation, name, scratch + at)
             setattr(arguments, name, scratch + at)
         arguments.p, arguments.ds = scratch, scratch + layout.stored // 2
+        exact.delta = arguments.delta
         arguments.ds_unit, counters = scratch + layout.ds_unit, scratch + layout.counters
         preparation.counters = arguments.chunks.taken = counters  # which prepare.cu sets to 0, at every call
         arguments.chunks.rows_done, arguments.chunks.products_done = counters + 4, counters + 4 * (1 + self._stages)
@@ -338,7 +342,8 @@ class ScratchLayout(NamedTuple):
         numbers = {
             "taps": heads * geometry.prepared.tap_bytes // 4, "taps_back": heads * geometry.prepared.tap_bytes // 4,
             "weight_scale": heads,
-            "value_norms": batch * kv_heads * NORM_PARTS, "grad_norms": batch * heads * NORM_PARTS,
+            "value_norms": batch * kv_heads * NORM_PARTS,
+            "grad_norms": (1 + geometry.margins) * batch * heads * NORM_PARTS,  # and those of out
             "delta": batch * heads * query_rows, "ds_unit": batch * heads, "counters": 1 + 2 * plan.stages,
         }  # fmt: skip
         starts, at = {}, stored

@@ -154,21 +154,25 @@ class Arguments(ctypes.Structure):
 
 
 def conv_attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, causal: bool, scale: float, pad: int, spans: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *,
+    causal: bool, scale: float, pad: int, spans: Tensor | None, margins: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As the Triton backend's `conv_attention_forward`: out `[B, Hq, M, D]` and logsumexp `[B, Hq, M]` float32.
 
+    `margins` says that q and k have rows for the convolution alone, those that `Tiles` names.
     Inputs that the copy engine cannot describe are copied first: those whose last dimension is not contiguous, whose
     other strides are not multiples of 16 bytes, or that do not begin at one. Nothing waits for the GPU.
     """
-    return launches_for(q, k, v, weight, causal, scale, pad, spans is not None)(q, k, v, weight, spans)
+    launches = launches_for(q, k, v, weight, causal, scale, pad, spans is not None, margins)
+    return launches(q, k, v, weight, spans)
 
 
 def launches_for(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, causal: bool, scale: float, pad: int, packed: bool
-) -> Launches:
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
+    causal: bool, scale: float, pad: int, packed: bool, margins: bool = False,
+) -> Launches:  # fmt: skip
     """The launches for tensors like these, remembered; `packed` is whether there are spans."""
-    options = causal, scale, pad, packed
+    options = causal, scale, pad, packed, margins
     key = (
         q.shape, k.shape, weight.shape, q.stride(), k.stride(), v.stride(), weight.stride(), q.dtype, weight.dtype,
         q.device, options,
@@ -185,16 +189,18 @@ class Launches:
     backend = "hopper"
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, causal: bool, scale: float, pad: int, packed: bool
-    ) -> None:
-        self.options = causal, scale, pad, packed
-        self._geometry = Geometry(q.dtype, q.shape[3], weight.shape[1], weight.shape[2], pad, causal, packed)
+        self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
+        causal: bool, scale: float, pad: int, packed: bool, margins: bool,
+    ) -> None:  # fmt: skip
+        self.options, self._margins = (causal, scale, pad, packed), margins
+        self._geometry = Geometry(q.dtype, q.shape[3], weight.shape[1], weight.shape[2], pad, causal, packed, margins)
         self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v))
         self._layout = scratch_layout(self._geometry, q.shape[1], q.shape[0] * q.shape[2])
         # What tensors are made like: torch.empty, given a shape and a device, takes the host twice as long.
         self._bytes = torch.empty(0, dtype=torch.uint8, device=q.device)
-        self._logsumexp = torch.empty(1, dtype=torch.float32, device=q.device).expand(q.shape[:3])
-        self._is_contiguous = q.is_contiguous()
+        self._out_shape = (*q.shape[:2], q.shape[2] - self._geometry.rows_before, q.shape[3])
+        self._logsumexp = torch.empty(1, dtype=torch.float32, device=q.device).expand(self._out_shape[:3])
+        self._is_like_out = q.is_contiguous() and q.shape == self._out_shape
         self._maps: dict[tuple[int, ...], list[TensorMap]] = {}
         self._idle: list[Call] = []
 
@@ -217,9 +223,11 @@ class Launches:
         if maps is None:
             if not self._has_describable_strides or (starts[0] | starts[1] | starts[2]) % 16:
                 q, k, v = (describable(x) for x in (q, k, v))
-                return launches_for(q, k, v, weight, *self.options)._launch(q, k, v, weight, spans, logsumexp)
+                return launches_for(q, k, v, weight, *self.options, self._margins)._launch(
+                    q, k, v, weight, spans, logsumexp
+                )
             maps = self._describe(starts, q, k, v)
-        out = torch.empty_like(q) if self._is_contiguous else q.new_empty(q.shape)
+        out = torch.empty_like(q) if self._is_like_out else q.new_empty(self._out_shape)
         layout = self._layout
         scratch = self._bytes.new_empty(layout.end if logsumexp is None else layout.logsumexp)
         scratch_at = scratch.data_ptr()

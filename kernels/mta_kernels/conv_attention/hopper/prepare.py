@@ -29,6 +29,7 @@ class Prepared:
     query_taps: int
     key_taps: int
     pad: int
+    margins: bool = False
 
     threads = 256
     shared_memory = 32
@@ -45,6 +46,7 @@ class Prepared:
             "QUERY_TAPS": self.query_taps,
             "KEY_TAPS": self.key_taps,
             "PAD": self.pad,
+            "MARGINS": int(self.margins),
             "CAUSAL": 1,  # the next two make no difference to prepare.cu
             "SPANS": 0,
         }
@@ -59,7 +61,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The constants that forward.cu and backward.cu share for a shape; the rest is theirs."""
+    """The constants that forward.cu and backward.cu share for a shape; the rest is theirs.
+
+    With `margins` the tensors are a tile of a larger problem. The first cq-1 rows of q feed the convolution only, and
+    so do the first `pad` rows of k and, if not causal, its last ck-1-pad. out, logsumexp and grad_out have no such
+    rows, v no such keys.
+    """
 
     dtype: torch.dtype
     head_dim: int
@@ -68,6 +75,17 @@ class Tiles:
     pad: int
     causal: bool
     spans: bool
+    margins: bool = False
+
+    @property
+    def rows_before(self) -> int:
+        """First rows of q that only feed the convolution."""
+        return self.query_taps - 1 if self.margins else 0
+
+    @property
+    def keys_before(self) -> int:
+        """First rows of k that only feed the convolution."""
+        return self.pad if self.margins else 0
 
     @property
     def warpgroups(self) -> int:
@@ -81,7 +99,7 @@ class Tiles:
 
     @property
     def prepared(self) -> Prepared:
-        return Prepared(self.dtype, self.head_dim, self.query_taps, self.key_taps, self.pad)
+        return Prepared(self.dtype, self.head_dim, self.query_taps, self.key_taps, self.pad, self.margins)
 
     @property
     def slabs(self) -> int:
