@@ -25,7 +25,6 @@ from mta_kernels.conv_attention.triton import (
     decode,
     forward,
     forward_again,
-    forward_gluon,
     launch,
     prepare,
     tuning,
@@ -314,7 +313,7 @@ def main() -> None:
     driver = Driver(folder)
     triton.runtime.driver.set_active(driver)
     launch.direct_launch = checked
-    for module in (prepare, forward, forward_gluon, backward_scores, decode):
+    for module in (prepare, forward, backward_scores, decode):
         if hasattr(module, "dependent_launches"):
             module.dependent_launches = lambda x: True
     api.triton_unsupported = lambda **options: None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mtabench.model.devices import Device
 from mtabench.model.fused import power_of_two
-from mtabench.model.tiles import depth_of, forward_config, gluon_tiles, in_gluon, shared_memory, value_columns
+from mtabench.model.tiles import depth_of, forward_config, shared_memory, value_columns
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 from mtabench.problem.inputs import DTYPES
 
@@ -30,8 +30,6 @@ def tile_of(case: Case, device: Device) -> Tile | None:
 
 def _triton(case: Case, device: Device) -> Tile:
     """Queries and keys are `min(cq, ck)` times as long; where they are streamed, a slice of both is there at a time."""
-    if in_gluon(case, device):
-        return _blocks(case, *gluon_tiles(), depth_of(case), value_columns(case))
     config, _ = forward_config(case, device)
     slices = -(-depth_of(case) // config.block_depth) if config.q_in_registers else 1
     return _blocks(case, config.block_m, config.block_n, slices * config.block_depth, value_columns(case))

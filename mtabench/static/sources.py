@@ -1,6 +1,6 @@
 """What is compiled: one literal table, and a function for each row that calls the host code of some kernels.
 
-A function gets the shape and the limits of the target. Triton's and Gluon's kernels compile as the host code launches
+A function gets the shape and the limits of the target. Triton's kernels compile as the host code launches
 them. A CUDA source is compiled by the function itself, which yields its kernels: see `hopper`.
 """
 
@@ -28,7 +28,7 @@ class Row:
 
 SOURCES: dict[str, Row] = {
     "forward": Row("mtabench.static.sources:forward", (
-        "near_scores", "band", "prepare", "conv_attention_fwd", "conv_attention_fwd_gluon", "pad_rows",
+        "near_scores", "band", "prepare", "conv_attention_fwd", "pad_rows",
     )),
     "backward": Row("mtabench.static.sources:backward", (
         "output_gradient", "probabilities", "value_gradients", "transposed_product", "row_product", "overlap_add",
