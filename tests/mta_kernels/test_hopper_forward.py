@@ -373,8 +373,9 @@ def test_65536_heads() -> None:
         Geometry(BF16, 64, 6, 11, 5, causal=True, spans=False),
         Geometry(BF16, 128, 6, 11, 5, causal=True, spans=False),
         Geometry(FP16, 256, 8, 17, 16, causal=False, spans=True),
+        Geometry(BF16, 64, 6, 11, 5, causal=False, spans=False, margins=True),
     ],
-    ids=lambda geometry: f"head dim {geometry.head_dim}",
+    ids=lambda geometry: f"head dim {geometry.head_dim}{', margins' * geometry.margins}",
 )
 def test_it_compiles_without_spills_and_with_products_in_flight(geometry: Geometry) -> None:
     """C7510 and its like say that ptxas runs one product at a time; a spill is local memory in the loop."""
