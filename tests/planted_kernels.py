@@ -8,8 +8,6 @@ import nvcc
 import torch
 import triton
 import triton.language as tl
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 
 from mta_kernels.conv_attention.triton.launch import launch
 from mtabench.static.absent_gpu import tensor
@@ -42,13 +40,6 @@ def _wrong_kernel(x_ptr):
     tl.store(x_ptr, tl.no_such_function(x_ptr))  # type: ignore[attr-defined]
 
 
-@gluon.jit
-def _gluon_kernel(x_ptr, out_ptr, BLOCK_SIZE: gl.constexpr):
-    layout: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
-    index = gl.arange(0, BLOCK_SIZE, layout=layout)
-    gl.store(out_ptr + index, gl.load(x_ptr + index))
-
-
 def modest(shape: Shape, limits: Limits) -> None:
     """Two products that fit, and a copy."""
     _product(block=64, warps=4, stages=2)
@@ -61,11 +52,6 @@ def greedy(shape: Shape, limits: Limits) -> None:
     _product(block=128, warps=1, stages=2)
     _product(block=64, block_depth=256, warps=4, stages=8)
     _copy(1024)
-
-
-def in_gluon(shape: Shape, limits: Limits) -> None:
-    """A copy in Gluon, Triton's lower language."""
-    _gluon_kernel[(1,)](*(tensor(1024, dtype=torch.float32) for _ in range(2)), BLOCK_SIZE=1024, num_warps=8)
 
 
 def wrong(shape: Shape, limits: Limits) -> None:

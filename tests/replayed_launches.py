@@ -26,7 +26,6 @@ from mta_kernels.conv_attention.triton import (
     backward_scores,
     decode,
     forward,
-    forward_gluon,
     launch,
     prepare,
     tuning,
@@ -316,7 +315,7 @@ def main() -> None:
     driver = Driver(folder)
     triton.runtime.driver.set_active(driver)
     launch.launch_replay = checked
-    for module in (prepare, forward, forward_gluon, backward_scores, decode):
+    for module in (prepare, forward, backward_scores, decode):
         if hasattr(module, "dependent_launches"):
             module.dependent_launches = lambda x: True
     backend.platform_unsupported = lambda device, dtype: None

@@ -84,6 +84,7 @@ ENTRIES = (
         summary="fused CUDA kernels for H100 and H200, the convolution as banded products on the tensor cores",
         note="backward up to head dim 128; auto takes triton above",
         build=partial(conv_attention_by, "hopper"), why_not=partial(backend_why_not, "hopper"),
+        ranks_backend="hopper",
         style=Style("#0072B2", "#4FA3FF", "X", "-"), compiles=True,
         sources=(Source("hopper", source, KERNELS, order=40),),
         kernels=kernels, never_on=never_on,

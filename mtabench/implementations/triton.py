@@ -54,10 +54,8 @@ def tiles(case: Case, device: Device) -> Tiles:
 
 def tile(case: Case, device: Device) -> Tile:
     """Queries and keys are `min(cq, ck)` times as long; where they are streamed, a slice of both is there at a time."""
-    from mtabench.model.tiles import depth_of, forward_config, gluon_tiles, in_gluon, value_columns
+    from mtabench.model.tiles import depth_of, forward_config, value_columns
 
-    if in_gluon(case, device):
-        return on_chip.blocks(case, *gluon_tiles(), depth_of(case), value_columns(case))
     config, _ = forward_config(case, device)
     slices = -(-depth_of(case) // config.block_depth) if config.q_in_registers else 1
     return on_chip.blocks(case, config.block_m, config.block_n, slices * config.block_depth, value_columns(case))
@@ -101,7 +99,7 @@ def decode_source(shape: Shape, limits: Limits) -> None:
 
 SOURCES = (
     Source("forward", forward_source, (
-        "near_scores", "band", "prepare", "conv_attention_fwd", "conv_attention_fwd_gluon", "pad_rows",
+        "near_scores", "band", "prepare", "conv_attention_fwd", "pad_rows",
     ), order=10),
     Source("backward", backward_source, (
         "output_gradient", "probabilities", "value_gradients", "transposed_product", "row_product", "overlap_add",

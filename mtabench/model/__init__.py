@@ -5,7 +5,7 @@ A kernel takes as long as the slowest of what runs side by side, plus what nothi
     max(tensor cores + exponentials + CUDA cores, shared memory, L2, memory) + start-up of its programs + launch gaps
 
 The first three are added: in these kernels a program's softmax waits for its product, and the next product for the
-softmax. Where it does not, in the forward in Gluon, the exponentials stand beside the rest. The kernels of a call
+softmax. Where it does not, in the Hopper forward, the exponentials stand beside the rest. The kernels of a call
 follow each other: their times are added. Where the host launches them one by one, a call takes at least the time that
 the host needs.
 

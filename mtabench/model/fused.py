@@ -14,11 +14,10 @@ from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 
 # What products reach of a plain product's rate beside the exponentials. Calibrated on results/nvidia-h200: for the
 # forward on fwd.csv, for the backward on bwd.csv and a run of ncu whose rows are not kept. Queries in
-# registers: half the traffic of shared memory, and two programs an SM fill each other's waits. In Gluon (calibrated on
-# one run that is not kept): the exponentials run beside the next tile's products. Streamed: each slice of the queries
-# is copied again. The passes of the backward reach 0.74 to 0.83 one by one, and together draw so much power that the
-# clock falls to 1560 to 1750 MHz of 1980.
-REGISTERS_SHARE, GLUON_SHARE, STREAMED_SHARE, BACKWARD_SHARE = 0.90, 0.97, 0.86, 0.73
+# registers: half the traffic of shared memory, and two programs an SM fill each other's waits. Streamed: each slice of
+# the queries is copied again. The passes of the backward reach 0.74 to 0.83 one by one, and together draw so much power
+# that the clock falls to 1560 to 1750 MHz of 1980.
+REGISTERS_SHARE, STREAMED_SHARE, BACKWARD_SHARE = 0.90, 0.86, 0.73
 # A program's first copies, its tiles at the diagonal and its end. With queries in registers all of them are loaded
 # before the first product.
 REGISTERS_START_S, STREAMED_START_S, BAND_START_S = 10e-6, 5e-6, 3e-6
@@ -38,13 +37,11 @@ FLOAT = 4
 class Tiles:
     """Tile sizes that the kernels take, queries by keys; `source` says where from.
 
-    `gluon` says that the forward is the kernel in Gluon. `splits` is for decode; 0 stands for as many as fill the SMs
-    once.
+    `splits` is for decode; 0 stands for as many as fill the SMs once.
     """
 
     forward: tuple[int, int] = (128, 128)
     in_registers: bool = False
-    gluon: bool = False
     probabilities: tuple[int, int] = (128, 128)
     value_gradients: tuple[int, int] = (64, 128)
     splits: int = 0
@@ -89,19 +86,16 @@ def forward(case: Case, tiles: Tiles, sm_count: int) -> list[Kernel]:
     key_row = (count.depth + count.values) * element  # of K' and of V
     query_row = 0 if tiles.in_registers else count.depth * element
     copied = key_row / block_m + query_row / block_n  # from L2 into shared memory, a score
-    share = GLUON_SHARE if tiles.gluon else REGISTERS_SHARE if tiles.in_registers else STREAMED_SHARE
-    alone = tiles.gluon or not tiles.in_registers  # on an SM, else there are two programs
     fused = Kernel(
-        "_conv_attention_fwd_gluon" if tiles.gluon else "_conv_attention_fwd",
+        "_conv_attention_fwd",
         macs=pairs * (count.depth + count.values),
-        tensor_share=share,
+        tensor_share=REGISTERS_SHARE if tiles.in_registers else STREAMED_SHARE,
         exponentials=pairs,
-        overlapped=tiles.gluon,
         shared_bytes=pairs * (key_row / WARPGROUP + query_row / block_n + copied),
         l2_bytes=pairs * copied,
         memory_bytes=count.padded + count.expanded + count.key + count.query + count.band,
-        waves=count.heads * -(-case.seq // block_m) / (sm_count * (1 if alone else 2)),
-        wave_s=STREAMED_START_S if alone else REGISTERS_START_S,
+        waves=count.heads * -(-case.seq // block_m) / (sm_count * (2 if tiles.in_registers else 1)),
+        wave_s=REGISTERS_START_S if tiles.in_registers else STREAMED_START_S,
     )
     return [*_preparation(count, sm_count), fused]
 

@@ -9,7 +9,7 @@ from typing import Any
 from mta_kernels.conv_attention.triton import tuning
 from mta_kernels.conv_attention.triton.backward_scores import probabilities_candidates, value_gradients_candidates
 from mta_kernels.conv_attention.triton.decode_plan import DecodeConfig, auto_splits, bulk_pays, decode_candidates
-from mta_kernels.conv_attention.triton.forward import ForwardConfig, forward_candidates, gluon_computes
+from mta_kernels.conv_attention.triton.forward import ForwardConfig, forward_candidates
 from mtabench.model.devices import Device
 from mtabench.model.fused import Tiles, power_of_two
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
@@ -23,8 +23,6 @@ def tiles_of(case: Case, device: Device) -> Tiles:
         if isinstance(case.splits, int):
             return Tiles(splits=case.splits, source="asked for")
         return Tiles(splits=_auto_splits(case, device), source="auto")
-    if case.pass_ == "fwd" and in_gluon(case, device):
-        return Tiles(forward=gluon_tiles(), in_registers=True, gluon=True, source="fixed, in Gluon")
     if case.pass_ == "fwd":
         config, source = forward_config(case, device)
         return Tiles(forward=(config.block_m, config.block_n), in_registers=config.q_in_registers, source=source)
@@ -39,28 +37,13 @@ def tiles_of(case: Case, device: Device) -> Tiles:
     )
 
 
-def in_gluon(case: Case, device: Device) -> bool:
-    """Whether the forward of "triton" is the kernel in Gluon on this device."""
-    return gluon_computes(
-        depth=depth_of(case), head_dim=case.head_dim, element_size=BYTES_PER_ELEMENT[case.dtype],
-        compute_capability=device.capability, packed=False,
-    )  # fmt: skip
-
-
-def gluon_tiles() -> tuple[int, int]:
-    """Queries and keys of a tile of the kernel in Gluon."""
-    from mta_kernels.conv_attention.triton.forward_gluon import COLUMNS, ROWS
-
-    return 2 * ROWS.value, COLUMNS.value
-
-
 def depth_of(case: Case) -> int:
     """Numbers of a row of the expanded form."""
     return min(case.conv.taps) * case.head_dim
 
 
 def forward_config(case: Case, device: Device) -> tuple[ForwardConfig, str]:
-    """The tile sizes of the forward of "triton" on this device where it is not in Gluon, and where they come from."""
+    """The tile sizes of the forward of "triton" on this device, and where they come from."""
     candidates = forward_candidates(
         depth=depth_of(case), block_d=value_columns(case), compute_capability=device.capability, **_limits(case, device)
     )

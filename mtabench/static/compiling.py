@@ -109,13 +109,12 @@ class _Compilation:
         return has_one([short_name(name)], self.job.names)
 
     def _triton_kernel(self, function: Any, compiled: Any) -> None:
-        language = "gluon" if "Gluon" in type(function).__name__ else "triton"
         name = short_name(function.__name__)
         if isinstance(compiled, Exception):
-            self._add(name, language=language, status=FAILED, reason=_sentence(compiled))
+            self._add(name, language="triton", status=FAILED, reason=_sentence(compiled))
         elif compiled.hash not in self.seen:
             self.seen.add(compiled.hash)
-            self._add_code(name, language, self._triton_code(function, compiled))
+            self._add_code(name, "triton", self._triton_code(function, compiled))
 
     def _triton_code(self, function: Any, compiled: Any) -> _Code:
         import triton

@@ -9,7 +9,7 @@ CSV. A row is identified by `target`, `shape` and `kernel`; rows come in the ord
     kernel              its name; NAME.2 is what the second different launch of it in the shape compiled to. Host code
                         that fails has a row under the name of its source, and a compiler that crashes one named "all"
     status              ok, "does not fit", failed (it does not compile) or skipped (it cannot be compiled here)
-    source, language    the row of `sources`; triton, gluon or cuda
+    source, language    the row of `sources`; triton or cuda
     reason              why it is not ok
     tiles               the constants BLOCK_* that it was compiled with
     warps, stages       warps a block, and stages of the compiler's software pipeline

@@ -1,6 +1,6 @@
 """What an implementation has compiled: a function that calls the host code of some kernels.
 
-It gets the shape and the limits of the target. Triton's and Gluon's kernels compile as the host code launches them. A
+It gets the shape and the limits of the target. Triton's kernels compile as the host code launches them. A
 CUDA source is compiled by the function itself, which yields its kernels.
 """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,6 +14,7 @@ from torch.autograd import forward_ad
 
 from mta_kernels.conv_attention import (
     ConvAttention,
+    api,
     conv_attention,
     conv_attention_decode,
     conv_attention_decode_reference,
@@ -19,6 +22,7 @@ from mta_kernels.conv_attention import (
     explain,
 )
 from mta_kernels.conv_attention.context_parallel import cache_positions, shard_sequence, unshard_sequence
+from mta_kernels.conv_attention.hopper.forward import shape_unsupported
 
 CHUNK = 19
 NAMES = ("q", "k", "v", "weight")
@@ -184,6 +188,9 @@ def refused(group: dist.ProcessGroup, what: str) -> str:
         q, options["q_history"] = q[:, :, 20:], q[:, :, :20]
     elif what == "hopper":
         options["backend"] = "hopper"
+    elif what == "hopper's decode":
+        lengths = torch.tensor([16, 16])
+        conv_attention_decode(q[:, :, :3], k, v, weight, lengths=lengths, backend="hopper", group=group)
     elif what == "ranks that do not divide":
         shard_sequence(q[:, :, :42], group)
     elif what == "cache that ranks do not divide":
@@ -212,7 +219,12 @@ def refused(group: dist.ProcessGroup, what: str) -> str:
         ("short chunks", ValueError, "give a sequence of 24 rows or more"),
         ("documents", ValueError, "ranks share one sequence, not packed documents"),
         ("history", ValueError, "and no q_history"),
-        ("hopper", ValueError, "use 'triton', or 'auto'"),
+        (
+            "hopper",
+            ValueError,
+            "need an NVIDIA H100, H200 or GH200, not a cpu device; backend='auto' picks one that can",
+        ),
+        ("hopper's decode", ValueError, "use 'triton', or 'auto'"),
         ("pages", ValueError, "ranks share contiguous caches"),
         ("ranks that do not divide", ValueError, "44 for instance"),
         ("cache that ranks do not divide", ValueError, "make it 42"),
@@ -240,3 +252,24 @@ def choice(group: dist.ProcessGroup) -> str:
 
 def test_auto_takes_the_reference_for_what_triton_refuses(processes) -> None:
     assert processes.call(2, choice) == ["reference", "reference"]
+
+
+def choices_on_hopper(group: dist.ProcessGroup) -> list[str]:
+    """Of a head dim that has a backward there, and of one that has none; then of a decode."""
+
+    def unsupported(*, device, **shape) -> str | None:
+        return shape_unsupported(**shape)
+
+    found = []
+    with mock.patch.object(api, "hopper_unsupported", unsupported):
+        for columns, wants_gradient in ((16, True), (144, False), (144, True)):
+            q, k, v = (torch.zeros(1, 2, 48, columns, dtype=torch.float16) for _ in range(3))
+            weight = torch.zeros(2, 3, 4, dtype=torch.float16, requires_grad=wants_gradient)
+            found.append(explain(q, k, v, weight, group=group).backend)
+        found.append(explain(q, k, v, weight.detach(), decode=True, group=group).backend)
+    return found
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for Triton's interpreter")
+def test_auto_takes_hopper_s_kernels_first(processes) -> None:
+    assert processes.call(2, choices_on_hopper) == [["hopper", "hopper", "triton", "triton"]] * 2

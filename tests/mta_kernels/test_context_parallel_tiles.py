@@ -1,4 +1,4 @@
-"""How ranks divide the scores, and the Triton kernels on such tiles, with ranks that are threads of one process."""
+"""How ranks divide the scores, and the fused kernels on such tiles, with ranks that are threads of one process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from itertools import product
 
 import pytest
 import torch
-from kernel_inputs import DTYPES, make, relative_error, value_and_gradients
+from emulated import emulator  # noqa: F401
+from kernel_inputs import DEVICE, DTYPES, make, poison_memory, relative_error, value_and_gradients
 from simulated_ranks import run_ranks
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from mta_kernels.conv_attention.context_parallel.layout import chunks_of
 from mta_kernels.conv_attention.context_parallel.tiles import Problem, tiles
 from mta_kernels.operation import key_padding
 
+ON_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 NAMES = ("q", "k", "v", "weight")
 PADS = ("both", "left", "right")
 
@@ -61,26 +63,40 @@ def shard(x: Tensor, rank: int, ranks: int) -> Tensor:
     return torch.cat([chunks[chunk] for chunk in chunks_of(rank, ranks)], 2)
 
 
-def check_ring(ranks: int, inputs: tuple[Tensor, ...], *, causal=True, pad_key="both", head_chunk=None) -> None:
-    """Out and gradients by Triton's kernels on simulated ranks, against one call in float64."""
-    q, *_, weight = inputs
-    grad_out = torch.randn(q.shape, generator=torch.Generator().manual_seed(1)).to(q)
-    doubles = {name: x.double() for name, x in zip(NAMES, inputs, strict=True)}
-    options = {"causal": causal, "pad_key": pad_key}
-    whole = value_and_gradients(conv_attention_reference, doubles, grad_out.double(), **options)
+def ring(
+    ranks: int, inputs: tuple[Tensor, ...], grad_out: Tensor, *,
+    causal=True, scale=None, pad_key="both", head_chunk=None, backend="triton",
+) -> list[dict[str, Tensor]]:  # fmt: skip
+    """Out and gradients of each simulated rank."""
+    weight = inputs[3]
 
     def of_a_rank(simulated) -> dict[str, Tensor]:
         shards = [x if x is weight else shard(x, simulated.rank, ranks) for x in inputs]
-        plan = make_plan(shards[0], weight, simulated, causal, None, pad_key, head_chunk, "triton")
+        plan = make_plan(shards[0], weight, simulated, causal, scale, pad_key, head_chunk, backend)
         leaves = dict(zip(NAMES, shards, strict=True))
         return value_and_gradients(over_ranks, leaves, shard(grad_out, simulated.rank, ranks), plan=plan)
 
-    tolerance = 16 * torch.finfo(q.dtype).eps
-    for rank, got in enumerate(run_ranks(ranks, of_a_rank)):
+    return run_ranks(ranks, of_a_rank)
+
+
+def gradient_of_out(q: Tensor) -> Tensor:
+    return torch.randn(q.shape, generator=torch.Generator().manual_seed(1)).to(q)
+
+
+def check_ring(
+    ranks: int, inputs: tuple[Tensor, ...], *, units: float = 16, head_chunk=None, backend="triton", **options
+) -> None:
+    """Out and gradients on simulated ranks are, to so many units of rounding, those of one call in float64."""
+    q, grad_out = inputs[0], gradient_of_out(inputs[0])
+    doubles = {name: x.double() for name, x in zip(NAMES, inputs, strict=True)}
+    whole = value_and_gradients(conv_attention_reference, doubles, grad_out.double(), **options)
+    found = ring(ranks, inputs, grad_out, head_chunk=head_chunk, backend=backend, **options)
+    for rank, got in enumerate(found):
         for name, x in got.items():
             want = whole[name] if name == "weight" else shard(whole[name], rank, ranks)
             assert x.dtype == q.dtype
-            assert relative_error(x, want) < tolerance, (rank, name, relative_error(x, want))
+            error = relative_error(x, want)
+            assert error < units * torch.finfo(q.dtype).eps, (rank, name, error)
 
 
 def test_two_ranks() -> None:
@@ -107,6 +123,87 @@ def test_taps_and_pads(taps: tuple[int, int], pad_key: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 def test_half_precision_and_grouped_heads_in_parts(dtype: torch.dtype) -> None:
     check_ring(1, make(1, 2, 1, 26, 24, (3, 6), dtype), head_chunk=1)
+
+
+@pytest.fixture
+def hopper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """Hopper's kernels run here, with NaN in whatever they do not write; gives the emulator, if it is used."""
+    poison_memory(monkeypatch)
+    return None if ON_HOPPER else request.getfixturevalue("emulator")
+
+
+BF16, FP16 = torch.bfloat16, torch.float16
+OF_HOPPER = {"backend": "hopper", "units": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shape", "taps", "options"),
+    [
+        (2, (1, 2, 1, 332, 64), (6, 11), {}),
+        (2, (1, 1, 1, 172, 128), (6, 11), {"pad_key": "right"}),
+        (2, (1, 1, 1, 140, 16), (6, 11), {"pad_key": "left", "causal": False}),
+        (1, (2, 2, 1, 150, 40), (3, 4), {"pad_key": "right", "causal": False}),
+        (1, (1, 4, 2, 108, 64), (6, 11), {"head_chunk": 1}),
+        (3, (1, 1, 1, 120, 16), (1, 5), {"pad_key": "left"}),
+        (1, (1, 1, 1, 130, 96), (8, 17), {"pad_key": "right"}),
+        (1, (1, 1, 1, 90, 16), (1, 1), {}),
+    ],
+    ids=str,
+)
+def test_by_hopper_s_kernels(hopper, ranks: int, shape: tuple[int, ...], taps: tuple[int, int], options) -> None:
+    check_ring(ranks, make(*shape, taps, BF16), **OF_HOPPER, **options)
+
+
+def test_by_hopper_s_kernels_with_tiles_of_whole_blocks(hopper, monkeypatch) -> None:
+    monkeypatch.setattr(tiling, "LONG", 64)
+    monkeypatch.setattr(tiling, "BLOCK", 32)
+    check_ring(2, make(1, 1, 1, 360, 16, (6, 11), FP16), **OF_HOPPER | {"units": 3})
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("scale", "units"), [(1e-6, 0.75), (None, 8)])
+def test_rows_that_hopper_computes_in_float32(hopper, causal: bool, scale: float | None, units: float) -> None:
+    """Huge queries and keys, in chunks of 40 rows and in their margins.
+
+    Their scores overflow fp16; without a tiny scale most are far beyond what a float32 logsumexp has digits for.
+    """
+    q, k, v, weight = make(1, 2, 1, 160, 64, (6, 11), BF16)
+    q[:, :, [0, 36, 41, 79, 120, 159]] *= 300
+    k[:, :, [3, 38, 40, 81, 116]] *= 300
+    check_ring(2, (q, k, v, weight), causal=causal, scale=scale, backend="hopper", units=units)
+
+
+def test_huge_values_in_another_chunk_cost_no_range(hopper) -> None:
+    """A row's delta is then far beyond what the values of a tile bound it by."""
+    q, k, v, weight = make(1, 1, 1, 160, 64, (6, 11), BF16)
+    v[:, :, :30] *= 1000
+    check_ring(2, (q, k, v, weight), **OF_HOPPER)
+
+
+def test_no_rank_sees_the_future(hopper) -> None:
+    """Nor does a gradient of a row that no later token looks back on."""
+    inputs, end = make(1, 1, 1, 200, 64, (6, 11), BF16), 130
+    found = []
+    for factor in (1, -7):
+        q, k, v, weight = (x.clone() for x in inputs)
+        grad_out = gradient_of_out(q)
+        for x in (q, k, v, grad_out):
+            x[:, :, end:] *= factor
+        found.append(ring(2, (q, k, v, weight), grad_out, backend="hopper"))
+    for name, rows in (("out", end), ("q", end - 5)):
+        for rank, (first, second) in enumerate(zip(*found, strict=True)):
+            seen = torch.cat([torch.arange(50 * chunk, 50 * chunk + 50) for chunk in chunks_of(rank, 2)]) < rows
+            assert torch.equal(first[name][:, :, seen], second[name][:, :, seen]), name
+
+
+def test_the_order_of_threads_changes_nothing(hopper) -> None:
+    inputs, found = make(1, 1, 1, 140, 64, (6, 11), BF16), []
+    for seed in (0, 1):
+        if hopper:
+            hopper.seed = seed
+        found.append(ring(2, inputs, gradient_of_out(inputs[0]), backend="hopper"))
+    for first, second in zip(*found, strict=True):
+        assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize(

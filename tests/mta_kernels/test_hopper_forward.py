@@ -374,8 +374,9 @@ def test_65536_heads() -> None:
         ForwardConstants(BF16, 64, Convolution(6, 11, 5), causal=True, spans=False),
         ForwardConstants(BF16, 128, Convolution(6, 11, 5), causal=True, spans=False),
         ForwardConstants(FP16, 256, Convolution(8, 17, 16), causal=False, spans=True),
+        ForwardConstants(BF16, 64, Convolution(6, 11, 5), causal=False, spans=False, margins=True),
     ],
-    ids=lambda constants: f"head dim {constants.head_dim}",
+    ids=lambda constants: f"head dim {constants.head_dim}{', margins' * constants.margins}",
 )
 def test_it_compiles_without_spills_and_with_products_in_flight(constants: ForwardConstants) -> None:
     """C7510 and its like say that ptxas runs one product at a time; a spill is local memory in the loop."""

@@ -95,8 +95,6 @@ def kernel_names(target: str) -> set[str]:
     package = importlib.import_module("mta_kernels")
     names = set()
     for module in pkgutil.walk_packages(package.__path__, "mta_kernels."):
-        if module.name.endswith("_gluon") and target != "sm_90":
-            continue
         for name, value in vars(importlib.import_module(module.name)).items():
             if name.endswith("_kernel") and hasattr(value, "__getitem__"):
                 names.add(short_name(name))

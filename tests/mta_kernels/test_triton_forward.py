@@ -60,7 +60,6 @@ def test_key_paddings(pad_key: str, taps: tuple[int, int], causal: bool) -> None
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["pointers", "descriptors"])
 def test_tiles_of_every_gpu(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The tiles of older GPUs, and the ones without queries kept on the chip, compute the same."""
-    monkeypatch.setattr(forward, "gluon_launcher", lambda: None)
     if DEVICE == "cuda":
         monkeypatch.setattr(forward, "capability", lambda device: capability)
         # A GPU with a copy engine turns pointers into descriptors on the device, and wants room for them.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -69,6 +69,7 @@ class Backend:
       `[B, Hq, 1, D]`; `splits` is a number or "auto".
     - `replay(operation, q, k, v, weight)` and `replay_backward(operation, q, k, v, weight, out, grad_out)`: for
       `fastpath`, the launches for tensors like these; `replay` may give None.
+    - `tiles(head_chunk)`: what computes a tile of a sequence that ranks share, a `context_parallel.ring.Tiles`.
     """
 
     name: str
@@ -79,4 +80,4 @@ class Backend:
     decode: Callable[..., Tensor] | None = None
     replay: Callable[..., ForwardReplay | None] | None = None
     replay_backward: Callable[..., BackwardReplay] | None = None
-    over_ranks: bool = False  # whether it can share a sequence over the ranks of a process group
+    tiles: Callable[[int], Any] | None = None

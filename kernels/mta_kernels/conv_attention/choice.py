@@ -98,10 +98,10 @@ def choose(backend: str, request: Request) -> Backend | None:
     kernels = named(backend)
     if kernels is None:
         return None
-    if request.over_ranks and not kernels.over_ranks:
+    if request.over_ranks and kernels.tiles is None:
         raise ValueError(
             f"backend {backend!r} does not share a sequence over ranks: its kernels give no part of a softmax; "
-            f"use {_instead(kernels, [x for x in KERNELS if x.over_ranks])}"
+            f"use {_instead(kernels, [x for x in KERNELS if x.tiles])}"
         )
     if request.decode is not None and kernels.decode is None:
         raise ValueError(

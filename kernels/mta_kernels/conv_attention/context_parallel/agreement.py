@@ -11,7 +11,6 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks
 
-BACKENDS = ("reference", "triton")  # that share a sequence; their place here is what ranks compare
 _agreed: set[tuple[Any, ...]] = set()
 
 

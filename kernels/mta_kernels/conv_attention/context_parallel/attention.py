@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mta_kernels.conv_attention.arguments import check_no_tangents
+from mta_kernels.conv_attention.backends import BACKENDS, named
 from mta_kernels.conv_attention.context_parallel import ring
-from mta_kernels.conv_attention.context_parallel.agreement import BACKENDS, check_agreement, shape_facts
+from mta_kernels.conv_attention.context_parallel.agreement import check_agreement, shape_facts
 from mta_kernels.conv_attention.context_parallel.eager import EagerTiles
 from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks, Ranks
 from mta_kernels.conv_attention.context_parallel.tiles import Problem
@@ -66,11 +67,11 @@ def make_plan(
             f"chunks of {problem.rows} rows are too short for {query_taps}x{key_taps} taps, which reach into their "
             f"neighbours: on {ranks.size} ranks give a sequence of {2 * ranks.size * problem.least_rows} rows or more"
         )
-    if backend == "reference":
-        return Plan(ranks, EagerTiles(head_chunk or 0), problem)
-    from mta_kernels.conv_attention.context_parallel.fused import TritonTiles
-
-    return Plan(ranks, TritonTiles(head_chunk or 0), problem)
+    kernels = named(backend)
+    tiles = kernels.tiles if kernels else EagerTiles
+    if tiles is None:
+        raise ValueError(f"backend {backend!r} does not share a sequence over ranks")
+    return Plan(ranks, tiles(head_chunk or 0), problem)
 
 
 def over_ranks(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, plan: Plan) -> Tensor:

@@ -18,6 +18,7 @@ class EagerTiles:
     """Stores the scores of `head_chunk` query heads of a tile at a time, of all if it is 0."""
 
     head_chunk: int
+    add_logsumexps = staticmethod(torch.logaddexp)
 
     def forward(self, problem: Problem, tile: Tile, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> list[Tensor]:
         """Out `[B, Hq, M, D]` of the tile's keys alone, and the logsumexp `[B, Hq, M]` of its scores."""

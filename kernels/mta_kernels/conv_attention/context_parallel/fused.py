@@ -1,4 +1,4 @@
-"""Tiles by the Triton kernels: the margins are cut off what the kernels read, so that they know nothing of them."""
+"""Tiles by the Triton and by the Hopper kernels."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.context_parallel.tiles import Problem, Tile
+from mta_kernels.conv_attention.hopper.backward import conv_attention_backward as hopper_backward
+from mta_kernels.conv_attention.hopper.forward import conv_attention_forward as hopper_forward
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.conv_attention.triton.backward import conv_attention_backward
 from mta_kernels.conv_attention.triton.forward import conv_attention_forward
@@ -16,9 +18,13 @@ from mta_kernels.conv_attention.triton.prepare import Margins
 
 @dataclass(frozen=True)
 class TritonTiles:
-    """As `EagerTiles`, with results in float32 and memory that is proportional to the rows."""
+    """As `EagerTiles`, with results in float32 and memory that is proportional to the rows.
+
+    The margins are cut off what the kernels read, so that they know nothing of them.
+    """
 
     head_chunk: int
+    add_logsumexps = staticmethod(torch.logaddexp)
 
     def forward(self, problem: Problem, tile: Tile, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> list[Tensor]:
         with on_device_of(q), without_autocast(q):
@@ -39,3 +45,41 @@ class TritonTiles:
                 gradient_dtype=torch.float32,
             )  # fmt: skip
         return list(gradients)
+
+
+@dataclass(frozen=True)
+class HopperTiles:
+    """As `TritonTiles`; out and the gradient of q are rounded to their dtype tile by tile, and then added in float32.
+
+    The lowest bit of a logsumexp marks rows whose gradients the kernels compute apart: see hopper/tiles.cuh.
+    """
+
+    head_chunk: int
+
+    def forward(self, problem: Problem, tile: Tile, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> list[Tensor]:
+        out, logsumexp = hopper_forward(
+            problem.operation(tile.causal), q, k, v, weight, margins=_has_margins(problem, tile)
+        )
+        return [out.float(), logsumexp]
+
+    def backward(
+        self, problem: Problem, tile: Tile, q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
+        out: Tensor, logsumexp: Tensor, grad_out: Tensor,
+    ) -> list[Tensor]:  # fmt: skip
+        with on_device_of(q), without_autocast(q):
+            gradients = hopper_backward(
+                problem.operation(tile.causal), q, k, v, weight, out, logsumexp, grad_out,
+                head_chunk=self.head_chunk, margins=_has_margins(problem, tile), dtype=torch.float32,
+            )  # fmt: skip
+        return list(gradients)
+
+    @staticmethod
+    def add_logsumexps(one: Tensor, other: Tensor) -> Tensor:
+        """With the mark of each row that either has."""
+        marks = (one.view(torch.int32) | other.view(torch.int32)) & 1
+        return (torch.logaddexp(one, other).view(torch.int32) & ~1 | marks).view(torch.float32)
+
+
+def _has_margins(problem: Problem, tile: Tile) -> bool:
+    """Whether the tile has all its margins: the one on the diagonal of the first chunk has none."""
+    return not tile.causal or (tile.query_margin, tile.key_margin) == (problem.query_taps - 1, problem.pad)

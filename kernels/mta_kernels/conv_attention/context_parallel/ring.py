@@ -20,7 +20,7 @@ from mta_kernels.conv_attention.context_parallel.tiles import Problem, Tile, til
 
 
 class Tiles(Protocol):
-    """What computes a tile: `EagerTiles` or `TritonTiles`."""
+    """What computes a tile: `EagerTiles`, `TritonTiles` or `HopperTiles`."""
 
     def forward(self, problem: Problem, tile: Tile, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> list[Tensor]:
         """Out and logsumexp of a tile."""
@@ -30,6 +30,9 @@ class Tiles(Protocol):
         out: Tensor, logsumexp: Tensor, grad_out: Tensor,
     ) -> list[Tensor]:  # fmt: skip
         """What a tile contributes to the gradients of q, k, v and weight."""
+
+    def add_logsumexps(self, one: Tensor, other: Tensor) -> Tensor:
+        """The logsumexp of the keys of two tiles."""
 
 
 def forward(
@@ -42,7 +45,7 @@ def forward(
         transfer = ranks.shift(travelling) if step + 1 < ranks.size else None
         for tile in tiles(problem, ranks.rank, (ranks.rank - step) % ranks.size, ranks.size):
             partial = kernels.forward(problem, tile, *tile.of(wide_q, *travelling), weight)
-            _merge(totals[tile.query], partial)
+            _merge(kernels, totals[tile.query], partial)
         if transfer is not None:
             travelling = transfer.wait()
     outs, logsumexps = zip(*totals, strict=True)
@@ -102,11 +105,11 @@ def sum_in_order(parts: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _merge(total: list[Tensor], partial: list[Tensor]) -> None:
+def _merge(kernels: Tiles, total: list[Tensor], partial: list[Tensor]) -> None:
     """Take in out `[B, Hq, rows, D]` and logsumexp `[B, Hq, rows]` of further keys; the first are taken as they are."""
     if not total:
         total += partial
         return
     (out, logsumexp), (more, more_logsumexp) = total, partial
     out.lerp_(more, torch.sigmoid(more_logsumexp - logsumexp)[..., None])
-    total[1] = torch.logaddexp(logsumexp, more_logsumexp)
+    total[1] = kernels.add_logsumexps(logsumexp, more_logsumexp)

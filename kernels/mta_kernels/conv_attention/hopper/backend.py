@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -38,7 +40,7 @@ def platform_unsupported(device: torch.device | str) -> str | None:
 
 def rank(request: Request) -> int | None:
     """Before Triton."""
-    return None if request.decode is not None or request.over_ranks else 1
+    return None if request.decode is not None else 1
 
 
 def _forward(
@@ -57,6 +59,13 @@ def _backward(
         return backward.conv_attention_backward(operation, *tensors, head_chunk=head_chunk, spans=spans)
 
 
+def _tiles(head_chunk: int) -> Any:
+    from mta_kernels.conv_attention.context_parallel.fused import HopperTiles
+
+    return HopperTiles(head_chunk)
+
+
 HOPPER = Backend(
-    "hopper", why_not, rank, _forward, _backward, replay=forward.launches_for, replay_backward=backward.launches_for
-)
+    "hopper", why_not, rank, _forward, _backward,
+    replay=forward.launches_for, replay_backward=backward.launches_for, tiles=_tiles,
+)  # fmt: skip

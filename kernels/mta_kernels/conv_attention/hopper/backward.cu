@@ -61,7 +61,7 @@ struct Arguments {
     Positions at;
     const uint16_t *taps, *taps_back;  // [Hq, QUERY_TAPS, 512] fp16: T, and T' backwards, weights over a power of two
     const float* weight_scale;         // [Hq]: |scale| * log2(e) * that power; T has the sign
-    const float *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]: maxima of squared norms
+    const float *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]: maxima of squared norms; with MARGINS those of out follow
     const float *logsumexp, *delta;    // [B, Hq, M]
     uint16_t *p, *ds;                  // [slots, chunk_rows, pitch]: tiles of 64 keys, in the order in which threads hold them
     float* ds_unit;                    // [B * Hq]: what ds is to be multiplied by
@@ -172,7 +172,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
     const int first_row = row_block * BLOCK_ROWS;
     const int end_row = min(first_row + BLOCK_ROWS, args.at.query_rows);
     const int first_tile = keys_begin(args.at, first_row) / KEYS;
-    const int end_tile = max((keys_end(args.at, end_row - 1) + CARRIED + KEYS - 1) / KEYS, first_tile + 1);
+    const int end_tile = max((keys_end(args.at, end_row - 1) + KEYS_AFTER + CARRIED + KEYS - 1) / KEYS, first_tile + 1);
 
     const int tap_words = QUERY_TAPS * TAP / 4;
     for (int i = threadIdx.x; i < tap_words; i += blockDim.x) {
@@ -191,7 +191,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
                 for (int slab = 0; slab < SLABS; slab++) {
                     const int at = (w * SLABS + slab) * SLAB, row = first_row + w * ROWS - HALO;
                     copy_tile(shared + QUERIES + at, &query_map, rows_full, slab * 64, row, head, batch);
-                    copy_tile(shared + GRADS + at, &grad_map, rows_full, slab * 64, row, head, batch);
+                    copy_tile(shared + GRADS + at, &grad_map, rows_full, slab * 64, row - ROWS_BEFORE, head, batch);
                 }
             for (int tile = first_tile; tile <= end_tile; tile++) {
                 const int turn = tile - first_tile, stage = turn % STAGES, at = stage * SLABS * SLAB;
@@ -204,7 +204,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
                                   kv_head, batch);
                     if (!has_tile_before) continue;
                     copy_tile(shared + VALUES + at + slab * SLAB, &value_map, full + 8 * stage, slab * 64,
-                              (tile - 1) * KEYS - LEFT, kv_head, batch);
+                              (tile - 1) * KEYS - LEFT - KEYS_BEFORE, kv_head, batch);
                     copy_tile(shared + LATE_KEYS + at + slab * SLAB, &key_map, full + 8 * stage, slab * 64,
                               (tile - 1) * KEYS - LAG, kv_head, batch);
                 }
@@ -223,8 +223,9 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         for (int h = 0; h < 2; h++) {
             const int row = tile_row + local_row + 8 * h;
             // Where there is no row, its c is not complete, or backward_exact.cu has it, p and dc are zero.
-            const int64_t of_row = (int64_t)batch_head * args.at.query_rows + row;
-            const bool inside = row >= first_row && row < args.at.query_rows && !is_exact(args.logsumexp[of_row]);
+            const int64_t of_row = out_row(args.at, batch_head, row);
+            const bool is_row = row >= first_row && (!MARGINS || row >= ROWS_BEFORE) && row < args.at.query_rows;
+            const bool inside = is_row && !is_exact(args.logsumexp[of_row]);
             reference[h] = inside ? args.logsumexp[of_row] * LOG2_E : 1e30f;
             delta[h] = inside ? args.delta[of_row] : 0.f;
         }
@@ -301,8 +302,14 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
                 return warp_max(lane >= first / each && lane <= (end - 1) / each ? norms[lane] : 0.f);
             };
             const int kv_batch_head = batch * (args.at.heads / args.at.group) + kv_head;
-            const float grad_norm = largest(args.grad_norms + batch_head * NORM_PARTS, args.at.query_rows, row, end_row);
-            const float value_norm = largest(args.value_norms + kv_batch_head * NORM_PARTS, args.at.key_rows, key, end_key);
+            auto largest_of_rows = [&](int head) {
+                return largest(args.grad_norms + head * NORM_PARTS, args.at.query_rows - ROWS_BEFORE, row - ROWS_BEFORE,
+                               end_row - ROWS_BEFORE);
+            };
+            const float grad_norm = largest_of_rows(batch_head);
+            float value_norm = largest(args.value_norms + kv_batch_head * NORM_PARTS, args.at.key_rows - KEYS_BEFORE - KEYS_AFTER,
+                                       key - KEYS_BEFORE, end_key - KEYS_BEFORE);
+            if constexpr (MARGINS) value_norm = fmaxf(value_norm, largest_of_rows(args.chunks.batch_heads + batch_head));
             const float bound = 0.5f * (log2f(grad_norm) + log2f(value_norm)) + 1;
             return exp2f(fminf(fmaxf(floorf(GradLimit<ELEMENT>::log2 - bound), -100.f), 100.f));
         };

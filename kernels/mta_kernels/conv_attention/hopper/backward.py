@@ -157,41 +157,45 @@ class ExactArguments(ctypes.Structure):
         ("dv", ctypes.c_void_p),
         ("dweight", ctypes.c_void_p),
         ("weight_pitch", ctypes.c_int),
+        ("delta", ctypes.c_void_p),
     )
 
 
 def conv_attention_backward(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor,
-    grad_out: Tensor, *, head_chunk: int = 0, spans: Tensor | None = None,
+    grad_out: Tensor, *, head_chunk: int = 0, spans: Tensor | None = None, margins: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Gradients:  # fmt: skip
-    """Gradients of `conv_attention_forward` in q, k, v and weight, in their shapes and dtypes.
+    """Gradients of `conv_attention_forward` in q, k, v and weight, in their shapes and dtypes, or in `dtype`.
 
     The arguments are those of the forward, its results `out [B, Hq, M, D]` and `logsumexp [B, Hq, M]`, and
     `grad_out [B, Hq, M, D]`, the gradient of out, all of any strides. `head_chunk` query heads are worked on at a time,
     all if 0. The same from run to run. Scratch: p and ds of the chunks of rows under way, see `ChunkPlan`.
+    With `margins`, as for the forward, out and logsumexp may be those of more keys than k holds.
     """
 
     def some_heads(
         q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor
     ) -> Gradients:
-        launches = launches_for(operation, q, k, v, weight, out, grad_out, spans is not None)
+        launches = launches_for(operation, q, k, v, weight, out, grad_out, spans is not None, margins)
         return launches(q, k, v, weight, out, logsumexp, grad_out, spans)
 
-    return gradients_by_chunks(some_heads, q, k, v, weight, out, logsumexp, grad_out, head_chunk=head_chunk)
+    tensors = q, k, v, weight, out, logsumexp, grad_out
+    return gradients_by_chunks(some_heads, *tensors, head_chunk=head_chunk, dtype=dtype)
 
 
 def launches_for(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, grad_out: Tensor,
-    packed: bool = False,
+    packed: bool = False, margins: bool = False,
 ) -> BackwardLaunches:  # fmt: skip
     """The launches for tensors like these, remembered; `packed` is whether there are spans."""
     key = (
         q.shape, k.shape, weight.shape, q.stride(), k.stride(), v.stride(), weight.stride(), out.stride(),
-        grad_out.stride(), q.dtype, weight.dtype, q.device, operation, packed,
+        grad_out.stride(), q.dtype, weight.dtype, q.device, operation, packed, margins,
     )  # fmt: skip
     found = _launches.get(key)
     if found is None:
-        found = keep(_launches, key, BackwardLaunches(operation, q, k, v, weight, out, grad_out, packed))
+        found = keep(_launches, key, BackwardLaunches(operation, q, k, v, weight, out, grad_out, packed, margins))
     return found
 
 
@@ -200,10 +204,10 @@ class BackwardLaunches:
 
     def __init__(
         self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, grad_out: Tensor,
-        packed: bool,
+        packed: bool, margins: bool,
     ) -> None:  # fmt: skip
-        self._operation, self._packed = operation, packed
-        self._constants = BackwardConstants(q.dtype, q.shape[3], operation.conv, operation.causal, packed)
+        self._operation, self._packed, self._margins = operation, packed, margins
+        self._constants = BackwardConstants(q.dtype, q.shape[3], operation.conv, operation.causal, packed, margins)
         self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v, out, grad_out))
         batch, heads, query_rows, head_dim = q.shape
         kv_heads, key_rows = k.shape[1:3]
@@ -228,7 +232,7 @@ class BackwardLaunches:
         of_inputs = q.data_ptr(), k.data_ptr(), v.data_ptr(), grad_out.data_ptr(), out.data_ptr()
         if not self._has_describable_strides or functools.reduce(operator.or_, of_inputs) % 16:
             q, k, v, out, grad_out = (describable(x) for x in (q, k, v, out, grad_out))
-            launches = launches_for(self._operation, q, k, v, weight, out, grad_out, self._packed)
+            launches = launches_for(self._operation, q, k, v, weight, out, grad_out, self._packed, self._margins)
             return launches(q, k, v, weight, out, logsumexp, grad_out, spans)
         dq, dk, dv, dweight = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in self._results)
         scratch = self._bytes.new_empty(self._layout.end)
@@ -253,6 +257,8 @@ class BackwardLaunches:
             call.arguments.seen_by = seen_by.data_ptr()
         call.launches()
         self._idle.append(call)  # the driver has read its arguments
+        if self._margins:
+            dv = dv.narrow(-2, self._constants.keys_before, v.shape[2])
         if self._is_grouped:
             dk, dv = dk.sum(2), dv.sum(2)
         return dq, dk, dv, dweight.sum((0, 2)).view(weight.shape)
@@ -285,7 +291,7 @@ class BackwardCall:
         self.preparation = Preparation(
             v=Rows.of(v), out=Rows.of(out), grad_out=Rows.of(grad_out), weight=Weight.of(weight),
             scale_log2=operation.scale * math.log2(math.e), counter_count=1 + 2 * plan.stages,
-            heads=heads, kv_heads=kv_heads, batch=batch, query_rows=query_rows, key_rows=key_rows,
+            heads=heads, kv_heads=kv_heads, batch=batch, query_rows=out.shape[2], key_rows=v.shape[2],
         )  # fmt: skip
         self.arguments = BackwardArguments(
             Positions(None, heads, heads // kv_heads, query_rows, key_rows),
@@ -322,6 +328,7 @@ class BackwardCall:
             setattr(preparation, name, scratch + at)
             setattr(arguments, name, scratch + at)
         arguments.p, arguments.ds = scratch, scratch + layout.stored // 2
+        exact.delta = arguments.delta
         arguments.ds_unit, counters = scratch + layout.ds_unit, scratch + layout.counters
         preparation.counters = arguments.chunks.taken = counters  # which prepare.cu sets to 0, at every call
         arguments.chunks.rows_done, arguments.chunks.products_done = counters + 4, counters + 4 * (1 + self._stages)

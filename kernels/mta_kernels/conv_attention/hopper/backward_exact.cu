@@ -1,7 +1,8 @@
 // What rows that the forward computed in float32, and those with huge scores, add to the gradients: backward.cu leaves them
 // out. A block a head, one row after another. Nearly always there are none, and a block only reads the logsumexps.
 //
-// Probabilities are of a softmax computed anew: a float32 logsumexp has too few digits for scores of a million.
+// Probabilities are of a softmax computed anew: a float32 logsumexp has too few digits for scores of a million. With MARGINS
+// a row has keys elsewhere, so its logsumexp must do.
 // Constants as in forward.cu; HEAD_DIM up to 128.
 #include <exact.cuh>
 
@@ -25,6 +26,7 @@ struct Arguments {
     float *dk, *dv;          // [B * Hq, N, HEAD_DIM]
     float* dweight;          // [B * Hq, weight_pitch]: the first QUERY_TAPS * KEY_TAPS are added to
     int weight_pitch;
+    const float* delta;      // [B, Hq, M]
 };
 
 DEVICE float kept(int array, int i) { return __uint_as_float(load_shared(shared_memory() + 4 * (array + i))); }
@@ -52,8 +54,9 @@ struct Head {
 
     DEVICE Head(const Arguments& args, int batch_head) : batch_head(batch_head) {
         head = batch_head % args.at.heads, batch = batch_head / args.at.heads, kv_head = head / args.at.group;
-        const int64_t first_row = (int64_t)batch_head * args.at.query_rows, first_key = (int64_t)batch_head * args.at.key_rows;
-        logsumexp = args.logsumexp + first_row, dq = args.dq + first_row * HEAD_DIM;
+        const int64_t first_row = (int64_t)batch_head * args.at.query_rows, first_out_row = out_row(args.at, batch_head, 0);
+        const int64_t first_key = (int64_t)batch_head * args.at.key_rows;
+        logsumexp = args.logsumexp + first_out_row, dq = args.dq + first_row * HEAD_DIM;
         dk = args.dk + first_key * HEAD_DIM, dv = args.dv + first_key * HEAD_DIM;
         dweight = args.dweight + (int64_t)batch_head * args.weight_pitch;
     }
@@ -79,8 +82,8 @@ DEVICE float convolved(const Arguments& args, const Head& of, int row, int first
 
 // Column `key` of grad_out v^T.
 DEVICE float grad_of_p(const Arguments& args, const Head& of, int row, int key) {
-    const uint16_t *const grad_row = row_of(args.grad_out, of.batch, of.head, row);
-    const uint16_t *const v = row_of(args.inputs.v, of.batch, of.kv_head, key);
+    const uint16_t *const grad_row = row_of(args.grad_out, of.batch, of.head, row - ROWS_BEFORE);
+    const uint16_t *const v = row_of(args.inputs.v, of.batch, of.kv_head, key - KEYS_BEFORE);
     float sum = 0;
 #pragma unroll 1
     for (int column = 0; column < HEAD_DIM; column += 8)
@@ -94,6 +97,7 @@ struct Softmax {
 };
 
 DEVICE Softmax softmax_of(const Arguments& args, const Head& of, int row, int begin, int end) {
+    if (MARGINS) return {of.logsumexp[row], 1, args.delta[out_row(args.at, of.batch_head, row)]};
     const int thread = threadIdx.x;
     Softmax mine = {MINUS_INFINITY, 0, 0};
     uint32_t sees;
@@ -126,20 +130,20 @@ DEVICE void spread_nan(const Head& of, int row, int begin, int end, int& nan_beg
 // The gradients that a row has in a chunk of keys; returns what it adds to that of this thread's tap.
 DEVICE float add_chunk(const Arguments& args, const Head& of, int row, Softmax softmax, int first, int begin, int end) {
     const int thread = threadIdx.x, key = first - EDGE + thread;
-    const uint16_t* const grad_row = row_of(args.grad_out, of.batch, of.head, row);
+    const uint16_t* const grad_row = row_of(args.grad_out, of.batch, of.head, row - ROWS_BEFORE);
     uint32_t sees;
     const float c = convolved(args, of, row, first, sees);
 
     float p = 0, dc = 0;
     if (key >= begin && key < end && thread >= PAD && thread < THREADS - (KEY_TAPS - 1 - PAD)) {
-        p = exp2_fast((c - softmax.reference) * LOG2_E) / softmax.sum;
+        p = exp2_fast((MARGINS ? fminf(c - softmax.reference, 0) : c - softmax.reference) * LOG2_E) / softmax.sum;
         dc = p * (grad_of_p(args, of, row, key) - softmax.delta);
     }
     keep(P, thread, p);
     keep(GRADS, thread, dc);
     __syncthreads();
 
-    const bool is_own = thread >= EDGE && thread < THREADS - EDGE && key < end;
+    const bool is_own = thread >= EDGE && thread < THREADS - EDGE && key < end + KEYS_AFTER;
 #pragma unroll
     for (int tap = 0; tap < QUERY_TAPS; tap++) {
         float ds = 0;
@@ -151,7 +155,7 @@ DEVICE float add_chunk(const Arguments& args, const Head& of, int row, Softmax s
     }
     __syncthreads();
 
-    const int columns = min(OWN, end - first), taps = min(QUERY_TAPS, row + 1);
+    const int columns = min(OWN, end + KEYS_AFTER - first), taps = min(QUERY_TAPS, row + 1);
 #pragma unroll 1
     for (int i = thread; i < columns * HEAD_DIM; i += THREADS) {
         const int x = EDGE + i / HEAD_DIM, column = i % HEAD_DIM;
@@ -195,7 +199,7 @@ extern "C" __global__ void MAXIMUM_THREADS(THREADS) hopper_backward_exact(const 
 
     bool is_any = false;
 #pragma unroll 8
-    for (int row = thread; row < args.at.query_rows; row += THREADS) is_any |= is_exact(of.logsumexp[row]);
+    for (int row = ROWS_BEFORE + thread; row < args.at.query_rows; row += THREADS) is_any |= is_exact(of.logsumexp[row]);
     if (of_all_threads(is_any, P, [](float a, float b) { return a + b; }) == 0) return;
 
     for (int i = thread; i < QUERY_TAPS * HEAD_DIM; i += THREADS) keep(ROW_GRADS, i, 0);
@@ -203,7 +207,7 @@ extern "C" __global__ void MAXIMUM_THREADS(THREADS) hopper_backward_exact(const 
     int nan_begin = -1, nan_end = -1;
     float dweight = 0;  // of the thread's tap
 #pragma unroll 1
-    for (int row = 0; row < args.at.query_rows; row++) {
+    for (int row = ROWS_BEFORE; row < args.at.query_rows; row++) {
         const float logsumexp = of.logsumexp[row];
         if (!is_exact(logsumexp)) continue;
         const int begin = keys_begin(args.at, row), end = keys_end(args.at, row), first_row = max(row - HALO, 0);
@@ -216,7 +220,8 @@ extern "C" __global__ void MAXIMUM_THREADS(THREADS) hopper_backward_exact(const 
         }
         const Softmax softmax = softmax_of(args, of, row, begin, end);
 #pragma unroll 1
-        for (int first = begin; first < end; first += OWN) dweight += add_chunk(args, of, row, softmax, first, begin, end);
+        for (int first = begin - KEYS_BEFORE; first < end + KEYS_AFTER; first += OWN)
+            dweight += add_chunk(args, of, row, softmax, first, begin, end);
     }
     close_rows(of, first_open, end_open);
     if (thread < QUERY_TAPS * KEY_TAPS) of.dweight[thread] += dweight;

@@ -37,7 +37,8 @@ class ScratchLayout(NamedTuple):
         numbers = {
             "taps": heads * constants.prepared.tap_bytes // 4, "taps_back": heads * constants.prepared.tap_bytes // 4,
             "weight_scale": heads,
-            "value_norms": batch * kv_heads * NORM_PARTS, "grad_norms": batch * heads * NORM_PARTS,
+            "value_norms": batch * kv_heads * NORM_PARTS,
+            "grad_norms": (1 + constants.margins) * batch * heads * NORM_PARTS,  # and those of out
             "delta": batch * heads * query_rows, "ds_unit": batch * heads, "counters": 1 + 2 * plan.stages,
         }  # fmt: skip
         starts, at = {}, stored

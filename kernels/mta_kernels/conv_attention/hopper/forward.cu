@@ -15,7 +15,7 @@
 //   ELEMENT  Half or Bfloat16: q, k, v, out        HEAD_DIM   a multiple of 8
 //   VALUE_DIM  columns of v a block computes, a multiple of 8 up to 128; VALUE_PARTS blocks make up a row of out
 //   QUERY_TAPS 1 to 8, KEY_TAPS 1 to 17, PAD key padding to the left
-//   CAUSAL, SPANS, PERSISTENT  0 or 1              WARPGROUPS, STAGES
+//   CAUSAL, SPANS, MARGINS, PERSISTENT  0 or 1     WARPGROUPS, STAGES
 // Scores go through fp16. A row that sees one beyond 65504 comes out NaN and is computed again, in float32 (exact_row).
 // By hand, for registers and spills (wgmma.cuh is what source.py's `wgmma_header` returns):
 //   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 --std=c++17 -I. -DELEMENT=Bfloat16 -DHEAD_DIM=64 ... -cubin
@@ -115,13 +115,13 @@ DEVICE void exact_row(const Arguments& args, const Work& work, int row, int lane
 #pragma unroll 1
         for (int key = first; key < min(first + STEP, end); key++) {
             const float of_key = __shfl_sync(~0u, p, key - first);
-            const uint16_t* const v = row_of(args.inputs.v, work.batch, work.kv_head, key) + work.part * VALUE_DIM;
+            const uint16_t* const v = row_of(args.inputs.v, work.batch, work.kv_head, key - KEYS_BEFORE) + work.part * VALUE_DIM;
 #pragma unroll
             for (int i = 0; i < COLUMNS; i++)
                 if (lane + 32 * i < VALUE_DIM) sums[i] += of_key * unpack<ELEMENT>(v[lane + 32 * i]);
         }
     }
-    const int64_t of_row = (int64_t)work.batch_head * args.at.query_rows + row;
+    const int64_t of_row = out_row(args.at, work.batch_head, row);
     uint16_t* const out = args.out + of_row * HEAD_DIM + work.part * VALUE_DIM;
 #pragma unroll
     for (int i = 0; i < COLUMNS; i++)
@@ -181,7 +181,8 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
             auto copy_values_before = [&](int stage) {
                 for (int slab = 0; slab < VALUE_SLABS; slab++)
                     copy_tile(shared + VALUES + (stage * VALUE_SLABS + slab) * SLAB, &value_map, full + 8 * stage,
-                              part_before * VALUE_DIM + slab * 64, tile_before * KEYS - LEFT, kv_head_before, batch_before);
+                              part_before * VALUE_DIM + slab * 64, tile_before * KEYS - LEFT - KEYS_BEFORE, kv_head_before,
+                              batch_before);
             };
 #pragma unroll 1
             for (int count = 0; PERSISTENT || count < 1; count++) {
@@ -274,7 +275,9 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
             const int first_tile = work.first_tile, end_tile = work.end_tile;
             const int tile_row = work.first_row + warpgroup * ROWS_BETWEEN - HALO;  // the query of local row 0
             const int halo = LENDS && warpgroup > 0 ? 0 : HALO;
-            const int tile_position = tile_row + (args.at.key_rows - args.at.query_rows);
+            // Position from which a row's scores are masked. With MARGINS a tile that is not causal has a mask as well, beyond its
+            // last key: without one ptxas finds no registers for three consumers, and runs one product at a time.
+            const int tile_position = tile_row + (args.at.key_rows - (CAUSAL ? args.at.query_rows : 0));
             // Keys between which no row of the warpgroup has anything masked, and the tiles with a key that one sees.
             const int seen_by_all = keys_begin(args.at, tile_row + ROWS - 1), end_seen_by_all = keys_end(args.at, tile_row);
             const int tiles = min(max((keys_end(args.at, tile_row + ROWS - 1) + LEFT + KEYS - 1) / KEYS, first_tile + 1), end_tile);
@@ -351,7 +354,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 const int buffer = (turn & 1) * SCORE_TILE;  // two in turn: a warp may be a tile ahead of another
                 // Scores that a row does not see are zeros to the convolution.
                 if (SPANS ? first_key < seen_by_all || first_key + KEYS > end_seen_by_all
-                          : CAUSAL && first_key + KEYS - 1 > tile_position) {
+                          : (CAUSAL || MARGINS) && first_key + KEYS - 1 > tile_position) {
 #pragma unroll
                     for (int i = 0; i < 32; i++) {
                         const int key = first_key + i / 4 * 8 + column + i % 2, h = i / 2 % 2;
@@ -467,9 +470,9 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_forwar
                 sum += __shfl_xor_sync(~0u, sum, 1);
                 sum += __shfl_xor_sync(~0u, sum, 2);
                 const int row = tile_row + local_row + 8 * h;
-                const bool is_row = row >= max(tile_row + halo, 0), is_out = is_row && sum > 0;
+                const bool is_row = row >= max(tile_row + halo, ROWS_BEFORE), is_out = is_row && sum > 0;
                 is_again[h] = is_row && !is_out;
-                const int64_t of_row = (int64_t)work.batch_head * args.at.query_rows + row;
+                const int64_t of_row = out_row(args.at, work.batch_head, row);
                 const float inverse = 1 / sum;
                 // A thread has two numbers of every eight columns; four threads exchange theirs, so that each writes eight.
                 uint4* out = (uint4*)(args.out + of_row * HEAD_DIM + work.part * VALUE_DIM) + lane % 4;

@@ -12,11 +12,11 @@ struct Preparation {
     Weight weight;
     uint16_t *taps, *taps_back;
     float* weight_scale;                          // [Hq]: |scale| * log2(e) * the power of two that T is divided by
-    float *value_norms, *grad_norms;              // [B * heads, NORM_PARTS]
+    float *value_norms, *grad_norms;              // [B * heads, NORM_PARTS]; with MARGINS norms of out follow grad_norms
     float* delta;                                 // [B, Hq, M]: sums of out * grad_out
     int* counters;                                // of works, of what follows on the same stream: set to 0
     float scale_log2;                             // scale * log2(e)
-    int heads, kv_heads, batch, query_rows, key_rows, counter_count;
+    int heads, kv_heads, batch, query_rows, key_rows, counter_count;  // rows of out and of v
 };
 
 constexpr float SMALLEST_SCALE = 1e-37f;  // of a scale of 0, whose scores are so small that the softmax is even
@@ -91,5 +91,10 @@ extern "C" __global__ void MAXIMUM_THREADS(256) hopper_prepare(const __grid_cons
             if (thread % 8 == 0) args.delta[(int64_t)head * args.query_rows + row] = sum;
         }
         largest_norm(args.grad_out, args.heads, head, args.query_rows, part, args.grad_norms);
+        if constexpr (MARGINS) {  // out has values of other tiles, so those of this one do not bound delta
+            __syncthreads();
+            float* const out_norms = args.grad_norms + args.batch * args.heads * NORM_PARTS;
+            largest_norm(args.out, args.heads, head, args.query_rows, part, out_norms);
+        }
     }
 }

@@ -28,6 +28,7 @@ class PrepareConstants:
     dtype: torch.dtype
     head_dim: int
     conv: Convolution
+    margins: bool = False
 
     threads = 256
     shared_memory = 32
@@ -44,6 +45,7 @@ class PrepareConstants:
             "QUERY_TAPS": self.conv.query_taps,
             "KEY_TAPS": self.conv.key_taps,
             "PAD": self.conv.pad,
+            "MARGINS": int(self.margins),
             "CAUSAL": 1,  # the next two make no difference to prepare.cu
             "SPANS": 0,
         }
@@ -58,13 +60,29 @@ class PrepareConstants:
 
 @dataclass(frozen=True)
 class TileConstants:
-    """The constants that forward.cu and backward.cu share for a shape; the rest is theirs."""
+    """The constants that forward.cu and backward.cu share for a shape; the rest is theirs.
+
+    With `margins` the tensors are a tile of a larger problem. The first cq-1 rows of q feed the convolution only, and
+    so do the first `pad` rows of k and, if not causal, its last ck-1-pad. out, logsumexp and grad_out have no such
+    rows, v no such keys.
+    """
 
     dtype: torch.dtype
     head_dim: int
     conv: Convolution
     causal: bool
     spans: bool
+    margins: bool = False
+
+    @property
+    def rows_before(self) -> int:
+        """First rows of q that only feed the convolution."""
+        return self.conv.query_taps - 1 if self.margins else 0
+
+    @property
+    def keys_before(self) -> int:
+        """First rows of k that only feed the convolution."""
+        return self.conv.pad if self.margins else 0
 
     @property
     def warpgroups(self) -> int:
@@ -78,7 +96,7 @@ class TileConstants:
 
     @property
     def prepared(self) -> PrepareConstants:
-        return PrepareConstants(self.dtype, self.head_dim, self.conv)
+        return PrepareConstants(self.dtype, self.head_dim, self.conv, self.margins)
 
     @property
     def slabs(self) -> int:

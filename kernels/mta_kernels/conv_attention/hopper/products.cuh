@@ -22,8 +22,9 @@ DEVICE void load_products(const ProductWork& work, uint32_t tiles, uint32_t full
         barrier_expect(full + 8 * stage, PRODUCT_STAGE);
         for (int slab = 0; slab < PLACES / 64; slab++)
             copy_tile(to + slab * SLAB, scratch, full + 8 * stage, work.first_place + slab * 64, row, work.slot, work.of_ds);
+        const int right_row = work.first_row + row - (work.of_ds ? 0 : ROWS_BEFORE);
         for (int slab = 0; slab < SLABS; slab++)
-            copy_tile(to + (PLACES / 64 + slab) * SLAB, right, full + 8 * stage, slab * 64, work.first_row + row, head, batch);
+            copy_tile(to + (PLACES / 64 + slab) * SLAB, right, full + 8 * stage, slab * 64, right_row, head, batch);
     }
 }
 

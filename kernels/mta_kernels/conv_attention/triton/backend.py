@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -131,4 +132,10 @@ def _replay(operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tenso
     return triton_forward.TritonForward(operation, q) if triton_forward.can_replay() else None
 
 
-TRITON = Backend("triton", why_not, rank, _forward, _backward, _decode, _replay, over_ranks=True)
+def _tiles(head_chunk: int) -> Any:
+    from mta_kernels.conv_attention.context_parallel.fused import TritonTiles
+
+    return TritonTiles(head_chunk)
+
+
+TRITON = Backend("triton", why_not, rank, _forward, _backward, _decode, _replay, tiles=_tiles)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import head_parts
@@ -35,10 +34,6 @@ from mta_kernels.operation import Operation
 # On Hopper: bytes of expanded keys of the heads whose programs take turns, half of its L2; and the most columns of a
 # tile at the diagonal, of whose products the mask throws away fewer the narrower it is.
 KEYS_IN_L2, MASKED_COLUMNS = 24 * 2**20, 128
-# For `forward_gluon`: the release of Triton that it is tested with, as Gluon is experimental and changes; and the
-# depths that compile without spills.
-GLUON_RELEASE = "3.6."
-GLUON_DEPTHS = (64, 128, 192, 256, 320, 384)
 
 
 @dataclass(frozen=True)
@@ -114,36 +109,10 @@ def _forward_heads(
         "element_size": q.element_size(),
         "compute_capability": capability(q.device),
     }
-    if gluon_computes(**limits, head_dim=q.shape[3], packed=spans is not None) and (launch_gluon := gluon_launcher()):
-        launch_gluon(prepared, out, logsumexp, causal, heads_at_once(prepared, causal), signature)
-        return
     candidates = forward_candidates(**limits, block_d=value_block(q), shared_memory=shared_memory_limit(q.device))
     key = Key.of(q.dtype, q.shape[3], weight.shape[1:], causal, k.shape[2])
     config = best_config("forward", key, candidates, q.device)
     launch_forward(prepared, out, logsumexp, causal, spans, config, signature)
-
-
-def gluon_computes(
-    *, depth: int, head_dim: int, element_size: int, compute_capability: tuple[int, int], packed: bool
-) -> bool:
-    """Whether the kernel of `forward_gluon` computes a forward, and not the one here: for H100 and H200 alone.
-
-    Its tiles are for head dim 64 in 16 bits, and of a depth whose queries fit in registers beside all else. It has no
-    spans of keys, so packed documents are not for it.
-    """
-    return (
-        compute_capability == (9, 0) and not packed and element_size == 2 and head_dim == 64 and depth in GLUON_DEPTHS
-    )
-
-
-@functools.cache
-def gluon_launcher() -> Any:
-    """`launch_gluon` of `forward_gluon`; None with another release of Triton, or in its interpreter."""
-    if triton.knobs.runtime.interpret or not triton.__version__.startswith(GLUON_RELEASE):
-        return None
-    from mta_kernels.conv_attention.triton.forward_gluon import launch_gluon
-
-    return launch_gluon
 
 
 def heads_at_once(prepared: Prepared, causal: bool) -> int:
