@@ -30,6 +30,7 @@ from mta_kernels.conv_attention.hopper.prepare import (
 )
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
+from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source, machine_code
@@ -177,7 +178,8 @@ def conv_attention_backward(
         launches = launches_for(operation, q, k, v, weight, out, grad_out, spans is not None)
         return launches(q, k, v, weight, out, logsumexp, grad_out, spans)
 
-    return gradients_by_chunks(some_heads, q, k, v, weight, out, logsumexp, grad_out, head_chunk=head_chunk)
+    with on_device_of(q), without_autocast(q):
+        return gradients_by_chunks(some_heads, q, k, v, weight, out, logsumexp, grad_out, head_chunk=head_chunk)
 
 
 def launches_for(
