@@ -66,11 +66,10 @@ class HopperTiles:
         self, problem: Problem, tile: Tile, q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
         out: Tensor, logsumexp: Tensor, grad_out: Tensor,
     ) -> list[Tensor]:  # fmt: skip
-        with on_device_of(q), without_autocast(q):
-            gradients = hopper_backward(
-                problem.operation(tile.causal), q, k, v, weight, out, logsumexp, grad_out,
-                head_chunk=self.head_chunk, margins=_has_margins(problem, tile), dtype=torch.float32,
-            )  # fmt: skip
+        gradients = hopper_backward(
+            problem.operation(tile.causal), q, k, v, weight, out, logsumexp, grad_out,
+            head_chunk=self.head_chunk, margins=_has_margins(problem, tile), dtype=torch.float32,
+        )  # fmt: skip
         return list(gradients)
 
     @staticmethod

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from mta_kernels.conv_attention.backend import Backend, Request
 from mta_kernels.conv_attention.cuda_decode import decode
 from mta_kernels.conv_attention.cuda_decode.decode import shape_unsupported
-from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.gpu_limits import absent
 from mta_kernels.nvrtc.compiler import missing_package
-from mta_kernels.operation import Operation
 from mta_kernels.torch_compile import asked_once
 
 
@@ -44,15 +41,4 @@ def rank(request: Request) -> int | None:
     return 1 if q.shape[1] != k.shape[1] or request.keys_lie_apart() else None
 
 
-def _decode(
-    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, *, lengths: Tensor,
-    splits: int | str, block_table: Tensor | None,
-) -> Tensor:  # fmt: skip
-    tensors = q_window, k_cache, v_cache, weight
-    with on_device_of(q_window):
-        return decode.conv_attention_decode(
-            operation, *tensors, lengths=lengths, splits=splits, block_table=block_table
-        )
-
-
-CUDA = Backend("cuda", why_not, rank, decode=_decode)
+CUDA = Backend("cuda", why_not, rank, decode=decode.conv_attention_decode)

@@ -19,6 +19,7 @@ from mta_kernels.conv_attention.cuda_decode.plan import (
     choose_plan,
     has_whole_chunks,
 )
+from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import machine_code
 from mta_kernels.operation import Operation
@@ -130,7 +131,8 @@ def conv_attention_decode(
         q_window.dtype, q_window.shape[3], operation.conv, group, block_table is not None, aligned, q_window.device
     )
     tensors = q_window, k_cache, v_cache, weight, lengths, block_table
-    return launch_decode(operation, *tensors, splits=0 if splits == "auto" else int(splits), plan=plan)
+    with on_device_of(q_window):
+        return launch_decode(operation, *tensors, splits=0 if splits == "auto" else int(splits), plan=plan)
 
 
 def launch_decode(

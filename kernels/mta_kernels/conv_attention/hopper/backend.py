@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from mta_kernels.conv_attention.backend import Backend, Gradients, Request
+from mta_kernels.conv_attention.backend import Backend, Request
 from mta_kernels.conv_attention.hopper import backward, forward
 from mta_kernels.conv_attention.hopper.forward import shape_unsupported
-from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.gpu_limits import absent
 from mta_kernels.nvrtc.compiler import missing_package
-from mta_kernels.operation import Operation
 from mta_kernels.torch_compile import asked_once
 
 
@@ -43,22 +40,6 @@ def rank(request: Request) -> int | None:
     return None if request.decode is not None else 1
 
 
-def _forward(
-    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, head_chunk: int, spans: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    # Its scratch is too small for head_chunk to matter.
-    return forward.conv_attention_forward(operation, q, k, v, weight, spans=spans)
-
-
-def _backward(
-    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor,
-    grad_out: Tensor, *, head_chunk: int, spans: Tensor | None,
-) -> Gradients:  # fmt: skip
-    tensors = q, k, v, weight, out, logsumexp, grad_out
-    with on_device_of(q), without_autocast(q):
-        return backward.conv_attention_backward(operation, *tensors, head_chunk=head_chunk, spans=spans)
-
-
 def _tiles(head_chunk: int) -> Any:
     from mta_kernels.conv_attention.context_parallel.fused import HopperTiles
 
@@ -66,6 +47,12 @@ def _tiles(head_chunk: int) -> Any:
 
 
 HOPPER = Backend(
-    "hopper", why_not, rank, _forward, _backward,
-    replay=forward.launches_for, replay_backward=backward.launches_for, tiles=_tiles,
-)  # fmt: skip
+    "hopper",
+    why_not,
+    rank,
+    forward.conv_attention_forward,
+    backward.conv_attention_backward,
+    replay=forward.launches_for,
+    replay_backward=backward.launches_for,
+    tiles=_tiles,
+)

@@ -30,6 +30,7 @@ from mta_kernels.conv_attention.hopper.prepare import (
 )
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
+from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source, machine_code
@@ -181,7 +182,8 @@ def conv_attention_backward(
         return launches(q, k, v, weight, out, logsumexp, grad_out, spans)
 
     tensors = q, k, v, weight, out, logsumexp, grad_out
-    return gradients_by_chunks(some_heads, *tensors, head_chunk=head_chunk, dtype=dtype)
+    with on_device_of(q), without_autocast(q):
+        return gradients_by_chunks(some_heads, *tensors, head_chunk=head_chunk, dtype=dtype)
 
 
 def launches_for(

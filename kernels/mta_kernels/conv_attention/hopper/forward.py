@@ -131,14 +131,15 @@ class ForwardArguments(ctypes.Structure):
 
 
 def conv_attention_forward(
-    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *,
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, head_chunk: int = 0,
     spans: Tensor | None = None, margins: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As the Triton backend's `conv_attention_forward`: out `[B, Hq, M, D]` and logsumexp `[B, Hq, M]` float32.
 
     `margins` says that q and k have rows for the convolution alone, those that `TileConstants` names.
     Inputs that the copy engine cannot describe are copied first: those whose last dimension is not contiguous, whose
-    other strides are not multiples of 16 bytes, or that do not begin at one. Nothing waits for the GPU.
+    other strides are not multiples of 16 bytes, or that do not begin at one. Nothing waits for the GPU. The scratch is
+    too small for `head_chunk` to matter.
     """
     return launches_for(operation, q, k, v, weight, spans is not None, margins)(q, k, v, weight, spans)
 
