@@ -104,7 +104,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         const int keys = chunk_keys<BLOCK_ROWS>(args.chunks, args.at, chunk);
         return place_blocks(keys, LEFT) + place_blocks(keys, LAG);
     };
-    if (threadIdx.x == 0) store_shared(shared + WORK, (uint32_t)take_next(args.chunks.taken));
+    if (threadIdx.x == 0) store_shared(shared + WORK, (uint32_t)fetch_next(args.chunks.taken));
     __syncthreads();
     const Work work = work_at(args.chunks, __shfl_sync(~0u, (int)load_shared(shared + WORK), 0), products_of);
     const int batch_head = work.stage % args.chunks.batch_heads, slot = work.stage % args.chunks.slots;
@@ -151,14 +151,14 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         }
         const ProductWork product = {batch_head, first_row, first_place, shift, slot, of_ds, begin, end};
         if (warpgroup == WARPGROUPS) {
-            give_registers<24>();
+            deallocate_registers<24>();
             if (thread == 0) {
                 fence_async_proxy_everywhere();
                 load_products<PRODUCT_STAGES>(product, shared, products_full, products_empty, &scratch_map,
                                               of_ds ? &query_map : &grad_map, head, batch);
             }
         } else {
-            take_registers<240>();
+            allocate_registers<240>();
             float* const out = (of_ds ? args.dk : args.dv) + (int64_t)batch_head * args.at.key_rows * HEAD_DIM;
             add_products<PRODUCT_STAGES>(product, shared, products_full, products_empty, out, keys,
                                          of_ds ? args.ds_unit[batch_head] : 1.f, work.chunk == args.chunks.chunks - 1,
@@ -184,7 +184,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
     __syncthreads();
 
     if (warpgroup == WARPGROUPS) {
-        give_registers<24>();
+        deallocate_registers<24>();
         if (thread == 0) {
             barrier_expect(rows_full, 2 * WARPGROUPS * SLABS * SLAB);
             for (int w = 0; w < WARPGROUPS; w++)
@@ -211,7 +211,7 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
             }
         }
     } else {
-        take_registers<WARPGROUPS == 3 ? 160 : 240>();
+        allocate_registers<WARPGROUPS == 3 ? 160 : 240>();
         const int lane = thread % 32, local_row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
         const int tile_row = first_row + warpgroup * ROWS - HALO;  // the query of local row 0 of scores, c and dc
         const int ds_row = tile_row - HALO;                        // that of ds and dq

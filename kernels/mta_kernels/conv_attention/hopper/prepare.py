@@ -76,7 +76,7 @@ class Tiles:
 
     @property
     def stages(self) -> int:
-        """Turns whose copies are under way: a tile of keys each, and what else is needed of the tile before."""
+        """Pipeline stages: a tile of keys each, and what else is needed of the tile before."""
         raise NotImplementedError
 
     @property
