@@ -61,12 +61,12 @@ class Geometry(Tiles):
 
     @property
     def lag(self) -> int:
-        """Columns by which ds's tiles do, LAG of backward.cu."""
+        """Columns by which ds's tiles do, LAG of backward_layout.cuh."""
         return self.left + -(-self.pad // 8) * 8
 
     @property
     def shared_memory(self) -> int:
-        """Bytes a block takes, as backward.cu lays them out."""
+        """Bytes a block takes, as backward_layout.cuh lays them out."""
         tiles = (2 * self.warpgroups + 3 * self.stages) * self.slabs
         above = SCORES_ABOVE + GRADS_ABOVE
         buffers = (self.warpgroups * 10 * (2 * ROWS + above) + 8 * above) * 16
@@ -111,16 +111,16 @@ class Exact:
 
 
 class Chunks(ctypes.Structure):
-    """`struct Chunks` of works.cuh."""
+    """`struct Chunks` of backward_scheduler.cuh."""
 
     _fields_ = (
         *((name, ctypes.c_int) for name in ("batch_heads", "chunks", "row_blocks", "all_row_blocks", "lag", "slots")),
-        *((name, ctypes.c_void_p) for name in ("taken", "rows_done", "products_done")),
+        *((name, ctypes.c_void_p) for name in ("tile_counter", "rows_done", "products_done")),
     )
 
 
 class Arguments(ctypes.Structure):
-    """`struct Arguments` of backward.cu."""
+    """`struct Arguments` of backward_layout.cuh."""
 
     _fields_ = (
         ("at", Positions),
@@ -292,7 +292,7 @@ class Call:
         self._maps, self._layout, self._stages = (TensorMap * 5)(), layout, plan.stages
         self.starts: tuple[int, ...] = ()
         backward = driver.Launch(
-            kernel(geometry, device), (plan.works, 1), geometry.threads, geometry.shared_memory, device,
+            kernel(geometry, device), (plan.work_tiles, 1), geometry.threads, geometry.shared_memory, device,
             *self._maps, self.arguments,
         )  # fmt: skip
         exact = Exact(geometry.prepared, geometry.causal, geometry.spans)
@@ -315,7 +315,7 @@ class Call:
             setattr(arguments, name, scratch + at)
         arguments.p, arguments.ds = scratch, scratch + layout.stored // 2
         arguments.ds_unit, counters = scratch + layout.ds_unit, scratch + layout.counters
-        preparation.counters = arguments.chunks.taken = counters  # which prepare.cu sets to 0, at every call
+        preparation.counters = arguments.chunks.tile_counter = counters  # which prepare.cu sets to 0, at every call
         arguments.chunks.rows_done, arguments.chunks.products_done = counters + 4, counters + 4 * (1 + self._stages)
         self.starts = starts
 
@@ -350,7 +350,7 @@ class ScratchLayout(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Works of a launch, in the order of works.cuh, and how many chunks the scratch has room for."""
+    """Work tiles of a launch, in the order of backward_scheduler.cuh, and how many chunks the scratch has room for."""
 
     all_row_blocks: int
     row_blocks: int  # of a chunk
@@ -359,7 +359,7 @@ class Plan(NamedTuple):
     slots: int
     stages: int
     pitch: int  # numbers of p, or ds, of a row
-    works: int
+    work_tiles: int
 
     @classmethod
     def of(cls, geometry: Geometry, batch_heads: int, query_rows: int, key_rows: int, multiprocessors: int) -> Plan:
@@ -378,12 +378,12 @@ class Plan(NamedTuple):
         lag = -(-multiprocessors // row_blocks) + 1
         slots = min(lag + 2, stages, max(most_row_blocks // row_blocks, 1))
         lag = min(lag, slots - 1)  # a slot's rows come after the products that read those before them
-        works = batch_heads * all_row_blocks
+        work_tiles = batch_heads * all_row_blocks
         for chunk in range(chunks):
             end = min((chunk + 1) * row_blocks * rows, query_rows)
             keys = end + key_rows - query_rows if geometry.causal else key_rows
-            works += batch_heads * sum(-(-(keys + shift) // PLACES) for shift in (geometry.left, geometry.lag))
-        return cls(all_row_blocks, row_blocks, chunks, lag, slots, stages, pitch, works)
+            work_tiles += batch_heads * sum(-(-(keys + shift) // PLACES) for shift in (geometry.left, geometry.lag))
+        return cls(all_row_blocks, row_blocks, chunks, lag, slots, stages, pitch, work_tiles)
 
 
 def rows_that_see(spans: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ class Geometry(Tiles):
 
     @property
     def block_rows(self) -> int:
-        """Rows of out of a work tile: of two consumers only the first computes halo rows, and hands the second its own."""
+        """Rows of out of a work tile. Of two consumers only the first computes a halo, and hands the second's over."""
         halos = 1 if self.warpgroups == 2 else self.warpgroups
         return self.warpgroups * ROWS - halos * (self.query_taps - 1)
 
@@ -270,8 +270,9 @@ class Call:
         work_tiles = row_blocks * geometry.value_parts * heads * batch
         blocks = min(work_tiles, sm_count(q.device)) if geometry.persistent else work_tiles
         self.arguments = Arguments(
-            Positions(None, heads, heads // kv_heads, query_rows, key_rows), row_blocks=row_blocks, work_tiles=work_tiles,
-            blocks=blocks, heads_in_l2=heads_in_l2(k, batch * heads) * geometry.value_parts,
+            Positions(None, heads, heads // kv_heads, query_rows, key_rows),
+            row_blocks=row_blocks, work_tiles=work_tiles, blocks=blocks,
+            heads_in_l2=heads_in_l2(k, batch * heads) * geometry.value_parts,
             inputs=Inputs(Rows.of(q), Rows.of(k), Rows.of(v), Weight.of(weight), scale),
         )  # fmt: skip
         self.positions, self.inputs = self.arguments.at, self.arguments.inputs  # parts of it, not copies
@@ -312,8 +313,8 @@ def heads_in_l2(k: Tensor, heads: int) -> int:
 class ScratchLayout(NamedTuple):
     """Where in the scratch, whose start is T `[Hq, cq, 512]` fp16, the rest begins, and where it ends.
 
-    That is T's scale `[Hq]` float32, the tile scheduler's counter, and the logsumexp `[B, Hq, M]` float32 of a call that gives
-    it to nobody.
+    That is T's scale `[Hq]` float32, the tile scheduler's counter, and the logsumexp `[B, Hq, M]` float32 of a call
+    that gives it to nobody.
     """
 
     weight_scale: int
