@@ -55,8 +55,8 @@ struct Arguments {
     uint16_t *p, *ds;                  // [slots, chunk_rows, pitch]: tiles of 64 keys, in the order in which threads hold them
     float* ds_unit;                    // [B * Hq]: what ds is to be multiplied by
     float *dk, *dv;                    // [B * Hq, N, HEAD_DIM]
-    const int* seen_by;                // [2, blocks of ALIGNED keys] or null: rows, multiples of ALIGNED, from and to before which
-                                       // a block is seen
+    const int* seen_by;                // [2, blocks of ALIGNED keys] or null: a block is seen by rows from one multiple of ALIGNED
+                                       // to before another
     uint16_t* dq;                      // [B, Hq, M, HEAD_DIM]
     float* dweight;                    // [B * Hq, all row blocks, WARPGROUPS, QUERY_TAPS * KEY_TAPS], sums of rows
     float scale;

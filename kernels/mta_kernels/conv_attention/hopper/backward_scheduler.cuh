@@ -12,7 +12,7 @@ constexpr int ROW_STEP = 64;  // rows of an iteration of the products
 struct Chunks {
     int batch_heads, chunks, row_blocks, all_row_blocks;  // row blocks of a chunk; the last rows' may have fewer
     int lag, slots;                                       // stages g, g + slots, .. share a part of the scratch
-    int *tile_counter, *rows_done, *products_done;               // counters: work tiles taken; a stage's row blocks and products that are done
+    int *tile_counter, *rows_done, *products_done;        // work tiles taken; row blocks and products of a stage that are done
 };
 
 struct WorkTile {

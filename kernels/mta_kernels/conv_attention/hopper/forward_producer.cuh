@@ -39,7 +39,8 @@ DEVICE void copy_keys_and_values(const Arguments& args, const Block& block, cons
             const uint32_t full = pipeline.acquire(iteration);
             barrier_expect(full, (SLABS + (iteration > 0 ? VALUE_SLABS : 0)) * SLAB);
             for (int slab = 0; slab < SLABS; slab++)
-                copy_tile(block.shared + KEYS_AT + (stage * SLABS + slab) * SLAB, key_map, full, slab * 64, tile * KEYS, work.kv_head, work.batch);
+                copy_tile(block.shared + KEYS_AT + (stage * SLABS + slab) * SLAB, key_map, full, slab * 64, tile * KEYS,
+                          work.kv_head, work.batch);
             if (iteration > 0) values.copy(block, value_map, stage, full);
             values.part = work.part, values.tile = tile, values.kv_head = work.kv_head, values.batch = work.batch;
         }
