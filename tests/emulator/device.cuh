@@ -71,15 +71,15 @@ inline void load_matrices(uint32_t (&values)[4], uint32_t address) { emulator::l
 inline void fence_async_proxy() {}
 inline void fence_async_proxy_everywhere() {}
 
-inline void wait_for_turn(int warpgroup) { emulator::meet(102, warpgroup, 256); }
-inline void pass_turn(int warpgroup) { emulator::arrive(102, warpgroup, 256); }
+inline void pingpong_wait(int warpgroup) { emulator::meet(102, warpgroup, 256); }
+inline void pingpong_arrive(int warpgroup) { emulator::arrive(102, warpgroup, 256); }
 inline void warpgroup_barrier(int id) { emulator::meet(100, id, 128); }
 template <int Threads> void part_barrier() { emulator::meet(104, 0, Threads); }
-inline int take_next(int* taken) { return (*taken)++; }
+inline int fetch_next(int* taken) { return (*taken)++; }
 inline void count_up(int* counter) { ++*counter; }
 inline void wait_for_count(const int* counter, int count) { emulator::wait_for_count(counter, count); }
-template <int Registers> void give_registers() {}
-template <int Registers> void take_registers() {}
+template <int Registers> void deallocate_registers() {}
+template <int Registers> void allocate_registers() {}
 
 inline void barrier_init(uint32_t barrier, int arrivals) { emulator::barrier_init(barrier, arrivals); }
 inline void barrier_init_done() {}

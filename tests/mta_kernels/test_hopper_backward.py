@@ -328,27 +328,41 @@ def test_graphs_and_streams() -> None:
 
 
 SEEDS_OF_FAULTS = (11, 2, 23, 5, 15)  # orders in which each fault below shows
-TAKE_GRADS = """else if (warpgroup == 1{}) {{  // who only waited could miss the phase
-                barrier_wait(grads_down, passed);
-                take(shared + GRADS_DOWN, score_grads_at, GRADS_ABOVE, GRAD_PITCH);
-                {}barrier_arrive(grads_taken);
+TAKE_GRADS = """else if (own.warpgroup == 1{}) {{  // a thread that only waits could miss the phase
+            barrier_wait(block.grads_full, passed);
+            take_halo(block.shared + GRADS_DOWN, at.score_grads_at, GRADS_ABOVE, GRAD_PITCH, own.thread);
+            {}barrier_arrive(block.grads_empty);
 """
 
 
 @pytest.mark.skipif(ON_HOPPER, reason="plants faults in the emulated source")
 @pytest.mark.parametrize(
-    ("line", "instead"),
+    ("file", "line", "instead"),
     [
-        ("wait_for_count(args.chunks.rows_done + work.stage, chunk_blocks(args.chunks, work.chunk));", ""),
-        ("if (work.stage >= args.chunks.slots) all_products(work.stage - args.chunks.slots);", ""),
-        ("all_products(work.stage - args.chunks.slots)", "all_products(work.stage)"),
         (
-            "part_barrier<WARPGROUPS * 128>();\n        if (threadIdx.x == 0) count_up(args.chunks.rows_done",
+            "dependencies",
+            "wait_for_count(args.chunks.rows_done + work.stage, chunk_blocks(args.chunks, work.chunk));",
+            "",
+        ),
+        (
+            "dependencies",
+            "if (work.stage >= args.chunks.slots) wait_for_products(args, work.stage - args.chunks.slots);",
+            "",
+        ),
+        (
+            "dependencies",
+            "wait_for_products(args, work.stage - args.chunks.slots)",
+            "wait_for_products(args, work.stage)",
+        ),
+        (
+            "consumer",
+            "part_barrier<WARPGROUPS * 128>();\n    if (threadIdx.x == 0) count_up(args.chunks.rows_done",
             "if (threadIdx.x == 0) count_up(args.chunks.rows_done",
         ),
         (
-            TAKE_GRADS.format(" && thread < 8 * GRADS_ABOVE", ""),
-            TAKE_GRADS.format("", "if (thread < 8 * GRADS_ABOVE) "),
+            "consumer",
+            TAKE_GRADS.format(" && own.thread < 8 * GRADS_ABOVE", ""),
+            TAKE_GRADS.format("", "if (own.thread < 8 * GRADS_ABOVE) "),
         ),
     ],
     ids=[
@@ -360,9 +374,9 @@ TAKE_GRADS = """else if (warpgroup == 1{}) {{  // who only waited could miss the
     ],
 )
 def test_the_emulator_finds_what_a_gpu_may_hide(
-    hopper, chunks_of_a_block, monkeypatch: pytest.MonkeyPatch, tmp_path, line: str, instead: str
+    hopper, chunks_of_a_block, monkeypatch: pytest.MonkeyPatch, tmp_path, file: str, line: str, instead: str
 ) -> None:
-    plant(monkeypatch, sources, tmp_path, "backward.cu", line, instead)
+    plant(monkeypatch, sources, tmp_path, f"backward_{file}.cuh", line, instead)
     backward.kernel.cache_clear()
     try:
         with pytest.raises(AssertionError):  # wrong, or what the emulator says: a deadlock

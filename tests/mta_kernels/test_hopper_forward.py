@@ -78,8 +78,8 @@ def test_the_order_of_threads_changes_nothing(hopper) -> None:
 @pytest.mark.parametrize(("turns", "in_turn"), [(1, 3), (2, 2), (5, 1)])
 def test_long_works_of_some_heads_go_out_before_short_ones(hopper, monkeypatch, turns: int, in_turn: int) -> None:
     q, k, v, weight = make(1, 3, 3, 190 + turns, 128, (6, 11), BF16)
-    monkeypatch.setattr(forward, "IN_TURN_BYTES", -(-2 * k.nbytes // turns))
-    assert forward.heads_in_turn(k, heads=3) == in_turn
+    monkeypatch.setattr(forward, "L2_BYTES", -(-2 * k.nbytes // turns))
+    assert forward.heads_in_l2(k, heads=3) == in_turn
     assert_close(hopper(q, k, v, weight), q, k, v, weight)
 
 
@@ -293,40 +293,46 @@ def test_a_cpu_has_no_hopper_instructions() -> None:
 
 @pytest.mark.skipif(ON_HOPPER, reason="plants faults in the emulated source")
 @pytest.mark.parametrize(
-    ("head_dim", "line", "instead"),
+    ("head_dim", "file", "line", "instead"),
     [
-        (64, "warpgroup_barrier(warpgroup + 1);\n                    if constexpr (TURNS)", "if constexpr (TURNS)"),
-        (64, "if (!next_is_there) barrier_wait(full + 8 * next_stage, next_turn / STAGES & 1);\n", ""),
-        (128, "if (thread == 0 && tile + 1 < end_tile) barrier_arrive(empty + 8 * next_stage);  //", "//"),
+        (
+            64,
+            "consumer",
+            "warpgroup_barrier(own.warpgroup + 1);\n            if constexpr (PINGPONG)",
+            "if constexpr (PINGPONG)",
+        ),
+        (64, "consumer", "if (!next_is_full) block.pipeline.wait(next);\n", ""),
+        (128, "consumer", "if (own.thread == 0 && tile + 1 < end_tile) block.pipeline.release(next);  //", "//"),
         (
             128,
-            "if (thread == 0 && tile + 1 < end_tile) barrier_arrive(empty + 8 * next_stage);  //",
-            "if (thread == 0) barrier_arrive(empty + 8 * next_stage);  //",
+            "consumer",
+            "if (own.thread == 0 && tile + 1 < end_tile) block.pipeline.release(next);  //",
+            "if (own.thread == 0) block.pipeline.release(next);  //",
         ),
-        (128, "if (lends) {\n                        store", "if (false) {\n                        store"),
-        (128, "if (thread == 0) barrier_arrive(empty + 8 * first_stage);", ""),
-        (128, "barrier_wait(announced + 8 * slot, count / SLOTS & 1);", ""),
-        (128, "barrier_wait(rows_empty, (count & 1) ^ 1);", ""),
-        (128, "                barrier_arrive(work_empty + 8 * slot);\n", ""),
+        (128, "consumer", "if (own.stores_halo) {", "if (false) {"),
+        (128, "consumer", "if (own.thread == 0) block.pipeline.release(first_iteration);", ""),
+        (128, "consumer", "barrier_wait(block.tile_full + 8 * slot, count / SLOTS & 1);", ""),
+        (128, "producer", "barrier_wait(block.queries_empty, (count & 1) ^ 1);", ""),
+        (128, "consumer", "                barrier_arrive(block.tile_empty + 8 * slot);\n", ""),
     ],
     ids=[
         "no barrier before the convolution",
-        "no wait for the next turn",
-        "a stage never given back",
-        "the next work's keys given back",
-        "rows that are not lent",
-        "a work's first keys never given back",
-        "consumers who do not wait for the number",
+        "no wait for the next stage",
+        "a stage never released",
+        "the next work tile's keys released",
+        "a halo that is not stored",
+        "a work tile's first keys never released",
+        "consumers that do not wait for the work tile",
         "queries that are still read",
-        "a work never ends",
+        "a work tile never ends",
     ],
 )
 def test_the_emulator_finds_what_a_gpu_may_hide(
-    hopper, monkeypatch: pytest.MonkeyPatch, tmp_path, head_dim: int, line: str, instead: str
+    hopper, monkeypatch: pytest.MonkeyPatch, tmp_path, head_dim: int, file: str, line: str, instead: str
 ) -> None:
-    plant(monkeypatch, sources, tmp_path, "forward.cu", line, instead)
+    plant(monkeypatch, sources, tmp_path, f"forward_{file}.cuh", line, instead)
     kernel.cache_clear()
-    # 8 works for the 3 blocks that stay, and 18 of a tile or two.
+    # 8 work tiles for the 3 persistent blocks, and 18 of a key tile or two.
     cases = [make(1, heads, 1, seq_len, head_dim, (6, 11), BF16) for heads, seq_len in ((4, 200), (18, 60))]
 
     def run() -> None:

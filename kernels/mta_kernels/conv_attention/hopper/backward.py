@@ -60,12 +60,12 @@ class BackwardConstants(TileConstants):
 
     @property
     def lag(self) -> int:
-        """Columns by which ds's tiles do, LAG of backward.cu."""
+        """Columns by which ds's tiles do, LAG of backward_layout.cuh."""
         return self.left + -(-self.conv.pad // 8) * 8
 
     @property
     def shared_memory(self) -> int:
-        """Bytes a block takes, as backward.cu lays them out."""
+        """Bytes a block takes, as backward_layout.cuh lays them out."""
         tiles = (2 * self.warpgroups + 3 * self.stages) * self.slabs
         above = SCORES_ABOVE + GRADS_ABOVE
         buffers = (self.warpgroups * 10 * (2 * ROWS + above) + 8 * above) * 16
@@ -110,16 +110,16 @@ class ExactConstants:
 
 
 class Chunks(ctypes.Structure):
-    """`struct Chunks` of works.cuh."""
+    """`struct Chunks` of backward_scheduler.cuh."""
 
     _fields_ = (
         *((name, ctypes.c_int) for name in ("batch_heads", "chunks", "row_blocks", "all_row_blocks", "lag", "slots")),
-        *((name, ctypes.c_void_p) for name in ("taken", "rows_done", "products_done")),
+        *((name, ctypes.c_void_p) for name in ("tile_counter", "rows_done", "products_done")),
     )
 
 
 class BackwardArguments(ctypes.Structure):
-    """`struct Arguments` of backward.cu."""
+    """`struct Arguments` of backward_layout.cuh."""
 
     _fields_ = (
         ("at", Positions),
@@ -308,7 +308,7 @@ class BackwardCall:
         self._maps, self._layout, self._stages = (TensorMap * 5)(), layout, plan.stages
         self.starts: tuple[int, ...] = ()
         backward = driver.Launch(
-            kernel(constants, device), (plan.works, 1), constants.threads, constants.shared_memory, device,
+            kernel(constants, device), (plan.work_tiles, 1), constants.threads, constants.shared_memory, device,
             *self._maps, self.arguments,
         )  # fmt: skip
         exact = ExactConstants(constants.prepared, constants.causal, constants.spans)
@@ -332,7 +332,7 @@ class BackwardCall:
         arguments.p, arguments.ds = scratch, scratch + layout.stored // 2
         exact.delta = arguments.delta
         arguments.ds_unit, counters = scratch + layout.ds_unit, scratch + layout.counters
-        preparation.counters = arguments.chunks.taken = counters  # which prepare.cu sets to 0, at every call
+        preparation.counters = arguments.chunks.tile_counter = counters  # which prepare.cu sets to 0, at every call
         arguments.chunks.rows_done, arguments.chunks.products_done = counters + 4, counters + 4 * (1 + self._stages)
         self.starts = starts
 

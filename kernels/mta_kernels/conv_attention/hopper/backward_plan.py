@@ -50,7 +50,7 @@ class ScratchLayout(NamedTuple):
 
 
 class ChunkPlan(NamedTuple):
-    """Works of a launch, in the order of works.cuh, and how many chunks the scratch has room for."""
+    """Work tiles of a launch, in the order of backward_scheduler.cuh, and how many chunks the scratch has room for."""
 
     all_row_blocks: int
     row_blocks: int  # of a chunk
@@ -59,7 +59,7 @@ class ChunkPlan(NamedTuple):
     slots: int
     stages: int
     pitch: int  # numbers of p, or ds, of a row
-    works: int
+    work_tiles: int
 
     @classmethod
     def of(
@@ -80,12 +80,12 @@ class ChunkPlan(NamedTuple):
         lag = -(-multiprocessors // row_blocks) + 1
         slots = min(lag + 2, stages, max(most_row_blocks // row_blocks, 1))
         lag = min(lag, slots - 1)  # a slot's rows come after the products that read those before them
-        works = batch_heads * all_row_blocks
+        work_tiles = batch_heads * all_row_blocks
         for chunk in range(chunks):
             end = min((chunk + 1) * row_blocks * rows, query_rows)
             keys = end + key_rows - query_rows if constants.causal else key_rows
-            works += batch_heads * sum(-(-(keys + shift) // PLACES) for shift in (constants.left, constants.lag))
-        return cls(all_row_blocks, row_blocks, chunks, lag, slots, stages, pitch, works)
+            work_tiles += batch_heads * sum(-(-(keys + shift) // PLACES) for shift in (constants.left, constants.lag))
+        return cls(all_row_blocks, row_blocks, chunks, lag, slots, stages, pitch, work_tiles)
 
 
 def rows_that_see(spans: Tensor) -> Tensor:

@@ -104,20 +104,20 @@ DEVICE void fence_async_proxy_everywhere() {  // and of memory, by the thread th
 // Threads.
 
 DEVICE void warpgroup_barrier(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
-template <int Threads> DEVICE void part_barrier() {  // of the part of a block that has something in common to do
+template <int Threads> DEVICE void part_barrier() {  // of some warp groups of a block
     asm volatile("bar.sync 6, %0;" ::"n"(Threads) : "memory");
 }
-// Two warpgroups that do something by turns: each waits for its own, and passes the other's on.
-DEVICE void wait_for_turn(int warpgroup) { asm volatile("bar.sync %0, 256;" ::"r"(4 + warpgroup) : "memory"); }
-DEVICE void pass_turn(int warpgroup) { asm volatile("bar.arrive %0, 256;" ::"r"(4 + warpgroup) : "memory"); }
-template <int Registers> DEVICE void give_registers() {
+// Ping-pong of two warp groups: each waits for its phase, and starts the other's.
+DEVICE void pingpong_wait(int warpgroup) { asm volatile("bar.sync %0, 256;" ::"r"(4 + warpgroup) : "memory"); }
+DEVICE void pingpong_arrive(int warpgroup) { asm volatile("bar.arrive %0, 256;" ::"r"(4 + warpgroup) : "memory"); }
+template <int Registers> DEVICE void deallocate_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
 }
-template <int Registers> DEVICE void take_registers() {
+template <int Registers> DEVICE void allocate_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
-DEVICE int take_next(int* taken) { return atomicAdd(taken, 1); }  // a number that no other block has
+DEVICE int fetch_next(int* taken) { return atomicAdd(taken, 1); }  // a number that no other block gets
 
 // What a block wrote before a barrier of its threads is seen by one that waits for the count.
 DEVICE void count_up(int* counter) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory"); }

@@ -32,7 +32,7 @@ QUERY_TAPS, KEY_TAPS = 8, 17  # at most
 ROWS, SLAB = 64, 64 * 128
 MAX_VALUE_DIM = 128
 MAX_BACKWARD_HEAD_DIM = 128
-IN_TURN_BYTES = 32 << 20  # of keys and values that are read at a time, which L2 holds
+L2_BYTES = 32 << 20  # keys and values that L2 holds
 _launches: dict[tuple, ForwardLaunches] = {}
 
 
@@ -75,18 +75,18 @@ class ForwardConstants(TileConstants):
 
     @property
     def block_rows(self) -> int:
-        """Rows of out of a work: two consumers compute one halo, the second has its rows above from the first."""
+        """Rows of out of a work tile. Of two consumers only the first computes a halo, and hands the second's over."""
         halos = 1 if self.warpgroups == 2 else self.warpgroups
         return self.warpgroups * ROWS - halos * (self.conv.query_taps - 1)
 
     @property
     def persistent(self) -> bool:
-        """Whether a block takes one work after another: three consumers lose more in the loop than they gain."""
+        """Whether a block computes several work tiles: three consumers lose more in that loop than they gain."""
         return self.warpgroups == 2
 
     @property
     def shared_memory(self) -> int:
-        """Bytes a block takes, as forward.cu lays them out."""
+        """Bytes a block takes, as forward_layout.cuh lays them out."""
         value_slabs = -(-self.value_dim // 64)
         tiles = self.warpgroups * self.slabs + self.stages * (self.slabs + value_slabs)
         scores = 2 * self.warpgroups * 8 * (8 + ROWS) * 16
@@ -113,7 +113,7 @@ class ForwardConstants(TileConstants):
 
 
 class ForwardArguments(ctypes.Structure):
-    """`struct Arguments` of forward.cu."""
+    """`struct Arguments` of forward_layout.cuh."""
 
     _fields_ = (
         ("at", Positions),
@@ -121,11 +121,11 @@ class ForwardArguments(ctypes.Structure):
         ("weight_scale", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("logsumexp", ctypes.c_void_p),
-        ("taken", ctypes.c_void_p),
+        ("tile_counter", ctypes.c_void_p),
         ("row_blocks", ctypes.c_int),
-        ("works", ctypes.c_int),
+        ("work_tiles", ctypes.c_int),
         ("blocks", ctypes.c_int),
-        ("heads_in_turn", ctypes.c_int),
+        ("heads_in_l2", ctypes.c_int),
         ("inputs", Inputs),
     )
 
@@ -240,11 +240,12 @@ class ForwardCall:
             heads=heads, kv_heads=kv_heads, batch=batch, query_rows=query_rows, key_rows=key_rows,
         )  # fmt: skip
         row_blocks = -(-query_rows // constants.block_rows)
-        works = row_blocks * constants.value_parts * heads * batch
-        blocks = min(works, sm_count(q.device)) if constants.persistent else works
+        work_tiles = row_blocks * constants.value_parts * heads * batch
+        blocks = min(work_tiles, sm_count(q.device)) if constants.persistent else work_tiles
         self.arguments = ForwardArguments(
-            Positions(None, heads, heads // kv_heads, query_rows, key_rows), row_blocks=row_blocks, works=works,
-            blocks=blocks, heads_in_turn=heads_in_turn(k, batch * heads) * constants.value_parts,
+            Positions(None, heads, heads // kv_heads, query_rows, key_rows),
+            row_blocks=row_blocks, work_tiles=work_tiles, blocks=blocks,
+            heads_in_l2=heads_in_l2(k, batch * heads) * constants.value_parts,
             inputs=Inputs(Rows.of(q), Rows.of(k), Rows.of(v), Weight.of(weight), operation.scale),
         )  # fmt: skip
         self.positions, self.inputs = self.arguments.at, self.arguments.inputs  # parts of it, not copies
@@ -268,29 +269,29 @@ class ForwardCall:
         preparation, arguments, layout = self.preparation, self.arguments, self._layout
         preparation.taps = arguments.taps = scratch
         preparation.weight_scale = arguments.weight_scale = scratch + layout.weight_scale
-        preparation.counters = arguments.taken = scratch + layout.taken
+        preparation.counters = arguments.tile_counter = scratch + layout.tile_counter
         self.scratch = scratch
 
 
-def heads_in_turn(k: Tensor, heads: int) -> int:
-    """Of `heads` query heads, those of all sequences, how many have their works go out together; `k` `[B, Hkv, N, D]`.
+def heads_in_l2(k: Tensor, heads: int) -> int:
+    """How many of `heads` query heads (of all sequences) are scheduled together; `k` is `[B, Hkv, N, D]`.
 
-    The longest works of all of them go first, so that the last ones to end are short, and what they read stays in L2.
-    Turns are as equal as can be: a last turn of few heads would have few blocks to share its long works.
+    Their longest work tiles go first, so that the last tiles to end are short, and their keys and values stay in L2.
+    Groups are as equal as can be: a last group of few heads would have few blocks to share its long tiles.
     """
-    turns = min(heads, -(-2 * k.nbytes // IN_TURN_BYTES))
-    return -(-heads // turns)
+    groups = min(heads, -(-2 * k.nbytes // L2_BYTES))
+    return -(-heads // groups)
 
 
 class ScratchLayout(NamedTuple):
     """Where in the scratch, whose start is T `[Hq, cq, 512]` fp16, the rest begins, and where it ends.
 
-    That is T's scale `[Hq]` float32, the counter of works, and the logsumexp `[B, Hq, M]` float32 of a call that gives
-    it to nobody.
+    That is T's scale `[Hq]` float32, the tile scheduler's counter, and the logsumexp `[B, Hq, M]` float32 of a call
+    that gives it to nobody.
     """
 
     weight_scale: int
-    taken: int
+    tile_counter: int
     logsumexp: int
     end: int
 
@@ -298,8 +299,9 @@ class ScratchLayout(NamedTuple):
 def scratch_layout(constants: ForwardConstants, heads: int, batch_rows: int) -> ScratchLayout:
     """The scratch of a call."""
     weight_scale = heads * constants.prepared.tap_bytes
-    taken = weight_scale + heads * 4
-    return ScratchLayout(weight_scale, taken, taken + 4, taken + 4 + heads * batch_rows * 4)
+    tile_counter = weight_scale + heads * 4
+    logsumexp = tile_counter + 4
+    return ScratchLayout(weight_scale, tile_counter, logsumexp, logsumexp + heads * batch_rows * 4)
 
 
 @functools.cache

@@ -14,7 +14,7 @@ struct Preparation {
     float* weight_scale;                          // [Hq]: |scale| * log2(e) * the power of two that T is divided by
     float *value_norms, *grad_norms;              // [B * heads, NORM_PARTS]; with MARGINS norms of out follow grad_norms
     float* delta;                                 // [B, Hq, M]: sums of out * grad_out
-    int* counters;                                // of works, of what follows on the same stream: set to 0
+    int* counters;                                // of the tile schedulers of the next kernels: set to 0
     float scale_log2;                             // scale * log2(e)
     int heads, kv_heads, batch, query_rows, key_rows, counter_count;  // rows of out and of v
 };

@@ -91,7 +91,7 @@ class TileConstants:
 
     @property
     def stages(self) -> int:
-        """Turns whose copies are under way: a tile of keys each, and what else is needed of the tile before."""
+        """Pipeline stages: a tile of keys each, and what else is needed of the tile before."""
         raise NotImplementedError
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from mta_kernels.nvrtc.compiler import Source, headers_in
 
 FOLDER = Path(__file__).parent
-HEADERS = ("device.cuh", "tiles.cuh", "exact.cuh", "convolution.cuh", "works.cuh", "products.cuh")
+HEADERS = tuple(sorted(path.name for path in FOLDER.glob("*.cuh")))
 INSTRUCTION_TYPES = {"Half": "f16", "Bfloat16": "bf16"}
 
 

@@ -1,21 +1,21 @@
-// The order in which the blocks of the backward work: rows of a head, then what products of p and ds of these rows add to dk and dv.
+// The tile scheduler of the backward: row blocks of a head, then the products that add their p and ds to dk and dv.
 //
-// A stage is a chunk of rows of one head: its row blocks, and `lag` stages later, when they are done, its products. Stages
-// begin with the last rows of all heads, which see the most keys. A block takes one work, in this order, and waits only for
-// works that others took before it: these run or are done, so that some block always goes on.
+// A stage is a chunk of rows of one head: its row blocks, and `lag` stages later, when they are done, its products. The first
+// stages are the last rows of all heads, which see the most keys. A block computes one work tile, in this order. It waits only
+// for tiles that other blocks took before it: these run or are done, so there is no deadlock.
 #pragma once
 #include <tiles.cuh>
 
-constexpr int PLACES = 256;   // of scratch, that a block's products read: 128 a warpgroup
-constexpr int ROW_STEP = 64;  // and so many rows at a time
+constexpr int PLACES = 256;   // numbers of a scratch row that a block of products reads: 128 a warp group
+constexpr int ROW_STEP = 64;  // rows of an iteration of the products
 
 struct Chunks {
     int batch_heads, chunks, row_blocks, all_row_blocks;  // row blocks of a chunk; the last rows' may have fewer
-    int lag, slots;                                       // stages g, g + slots, .. take turns at a part of the scratch
-    int *taken, *rows_done, *products_done;               // counters: works taken; a stage's row blocks and products that are done
+    int lag, slots;                                       // stages g, g + slots, .. share a part of the scratch
+    int *tile_counter, *rows_done, *products_done;        // work tiles taken; row blocks and products of a stage that are done
 };
 
-struct Work {
+struct WorkTile {
     int stage, chunk, part;  // part: row block of the chunk, or block of places, those of ds after those of p
     bool of_rows;
 };
@@ -30,8 +30,8 @@ template <int BlockRows> DEVICE int chunk_keys(const Chunks& chunks, const Posit
 }
 DEVICE int place_blocks(int keys, int shift) { return (keys + shift + PLACES - 1) / PLACES; }
 
-// Work number `number`, of those that the first `of_chunk(chunk)` to say so holds.
-template <class ProductsOf> DEVICE Work work_at(const Chunks& chunks, int number, ProductsOf products_of) {
+// Work tile `number` in that order; `products_of(chunk)` counts a chunk's blocks of products.
+template <class ProductsOf> DEVICE WorkTile work_at(const Chunks& chunks, int number, ProductsOf products_of) {
     const int heads = chunks.batch_heads, stages = heads * chunks.chunks;
     auto chunk_of = [&](int stage) { return chunks.chunks - 1 - stage / heads; };
     for (int step = 0; true;) {  // at each: the row blocks of a stage, then the products of the one `lag` before

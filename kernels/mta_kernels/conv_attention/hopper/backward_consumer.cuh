@@ -1,0 +1,320 @@
+// A consumer warp group of the backward: c and dc of 64 rows, ds and dq of the 64 rows that begin HALO earlier.
+//
+// Arrays of registers are variables of `consume`, not members of one struct with others: the compiler would keep such a struct
+// in memory until it has unrolled all loops.
+#pragma once
+#include <backward_epilogue.cuh>
+#include <backward_scale.cuh>
+#include <backward_scratch.cuh>
+#include <convolution.cuh>
+
+// Products of 64 rows with 64 rows, HEAD_DIM deep: `queries` and `keys` are operands of swizzled tiles.
+DEVICE void multiply_rows(float (&scores)[32], uint64_t queries, uint64_t keys) {
+#pragma unroll
+    for (int step = 0; step < DEPTH_STEPS; step++) {
+        const uint64_t on = bytes_on(step / 4 * SLAB + step % 4 * 32);
+        Product<32, ELEMENT>::run(scores, queries + on, keys + on, step > 0);
+    }
+}
+
+// The rows of a consumer thread, and which keys its warp group sees.
+struct ConsumerRows {
+    int warpgroup, thread, lane, local_row, column;
+    int tile_row;                    // the query of local row 0 of scores, c and dc
+    int ds_row;                      // that of ds and dq
+    int tile_position, ds_position;  // the same among the keys
+    int seen_by_all, end_seen_by_all;
+
+    DEVICE ConsumerRows(const Positions& at, const RowBlock& rows, int warpgroup, int thread)
+        : warpgroup(warpgroup), thread(thread) {
+        lane = thread % 32, local_row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
+        tile_row = rows.first_row + warpgroup * ROWS - HALO;
+        ds_row = tile_row - HALO;
+        tile_position = tile_row + (at.key_rows - at.query_rows);
+        ds_position = tile_position - HALO;
+        seen_by_all = keys_begin(at, tile_row + ROWS - 1), end_seen_by_all = keys_end(at, tile_row);
+    }
+};
+
+// Where a consumer thread finds and puts its part of what lies in shared memory.
+struct Operands {
+    uint32_t scores_at, score_grads_at;
+    uint64_t queries, grads, first_keys, first_values, first_late_keys;
+    uint64_t scores_by_rows, score_grads_by_rows;
+    uint64_t scores_by_columns, score_grads_by_columns;  // of ds's rows: eight row shifts of eight columns of scores, and dc
+    uint64_t toeplitz, toeplitz_back;
+    uint32_t store_scores_at, store_grads_at;  // behind the 16 columns at the front of a buffer, as stmatrix names rows
+
+    DEVICE Operands(uint32_t shared, int warpgroup, int thread) {
+        const int lane = thread % 32;
+        const uint32_t queries_at = shared + QUERIES + warpgroup * SLABS * SLAB;
+        scores_at = shared + SCORES + warpgroup * BUFFER;
+        score_grads_at = shared + SCORE_GRADS + warpgroup * GRAD_BUFFER;
+        queries = operand(queries_at, 16, 1024, SWIZZLE_128);
+        grads = operand(shared + GRADS + warpgroup * SLABS * SLAB, 16, 1024, SWIZZLE_128);
+        first_keys = operand(shared + KEYS_AT, 16, 1024, SWIZZLE_128);
+        first_values = operand(shared + VALUES, 16, 1024, SWIZZLE_128);
+        first_late_keys = operand(shared + LATE_KEYS, SLAB, 1024, SWIZZLE_128);
+        scores_by_rows = operand(scores_at + 2 * PITCH + SCORES_ABOVE * 16, PITCH, 128, NO_SWIZZLE);
+        score_grads_by_rows = operand(score_grads_at + 2 * GRAD_PITCH + GRADS_ABOVE * 16, GRAD_PITCH, 128, NO_SWIZZLE);
+        scores_by_columns = operand(scores_at + (SCORES_ABOVE - HALO - 7) * 16, 128, 16, NO_SWIZZLE);
+        score_grads_by_columns = operand(score_grads_at + (GRADS_ABOVE - HALO) * 16, 128, GRAD_PITCH, NO_SWIZZLE);
+        toeplitz = operand(shared + TAPS, 512, 128, NO_SWIZZLE);
+        toeplitz_back = operand(shared + TAPS_BACK, 512, 128, NO_SWIZZLE);
+        const int named_row = thread / 32 * 16 + lane % 16;
+        store_scores_at = scores_at + (2 + lane / 16) * PITCH + (SCORES_ABOVE + named_row) * 16;
+        store_grads_at = score_grads_at + (2 + lane / 16) * GRAD_PITCH + (GRADS_ABOVE + named_row) * 16;
+    }
+};
+
+// Rows of warp group 0 that warp group 1 needs above its own; the last 16 columns of the tile before move to the front.
+DEVICE void take_halo(uint32_t from, uint32_t buffer, int rows_above, int pitch, int thread) {
+    if (thread >= 8 * rows_above) return;
+    const int slab = thread / rows_above;
+    const uint32_t to = buffer + (2 + slab) * pitch + thread % rows_above * 16;
+    const uint4 numbers = load_shared_16(from + thread * 16);
+    if (slab >= 6) store_shared(to - 8 * pitch, load_shared_16(to));
+    store_shared(to, numbers);
+}
+
+// The main loop over the tiles of keys.
+struct Mainloop {
+    const Arguments& args;
+    const Block& block;
+    const RowBlock& rows;
+    const ConsumerRows& own;
+    const Operands& at;
+    const GradScales& scales;
+    float unit;        // what c is multiplied by
+    int64_t kept_at;   // this thread's first number in scratch
+    const float (&reference)[2], (&delta)[2];
+    float (&dq)[HEAD_DIM / 2], (&dweight)[12], (&carried)[8], (&carried_back)[8], (&scores)[32];
+
+    DEVICE void multiply_keys(int stage) {
+        products_begin();
+        multiply_rows(scores, at.queries, at.first_keys + bytes_on(stage * SLABS * SLAB));
+        products_commit();
+    }
+
+    DEVICE void mask_causal(float (&values)[32], int first_key, int position) const {
+        if (CAUSAL && first_key + KEYS - 1 > position) {
+#pragma unroll
+            for (int i = 0; i < 32; i++) {
+                const int key = first_key + i / 4 * 8 + own.column + i % 2;
+                if (key > position + own.local_row + i / 2 % 2 * 8) values[i] = 0;
+            }
+        }
+    }
+
+    // Store a tile's scores with their halo rows. `passed`: the parity of the halo's mbarriers.
+    DEVICE void store_scores(const uint32_t (&halves)[4][4], int passed) {
+#pragma unroll
+        for (int block = 0; block < 4; block++) store_matrices(at.store_scores_at + block * 2 * PITCH, halves[block]);
+        if (own.warpgroup == 0 && own.thread / 32 == 3) {  // the warp with the last 16 rows
+            barrier_wait(block.scores_empty, passed ^ 1);
+#pragma unroll
+            for (int slabs = 0; slabs < 4; slabs++)
+                store_matrices(block.shared + SCORES_DOWN + ((slabs * 2 + own.lane / 16) * SCORES_ABOVE + own.lane % 16) * 16,
+                               halves[slabs]);
+            barrier_arrive(block.scores_full);
+        } else if (own.warpgroup == 1) {
+            barrier_wait(block.scores_full, passed);
+            take_halo(block.shared + SCORES_DOWN, at.scores_at, SCORES_ABOVE, PITCH, own.thread);
+        }
+        fence_async_proxy();
+    }
+
+    DEVICE void store_grads(const uint32_t (&halves)[4][4], int passed) {
+#pragma unroll
+        for (int block = 0; block < 4; block++)
+            store_matrices(at.store_grads_at + block * 2 * GRAD_PITCH, halves[block]);
+        if (own.warpgroup == 0 && own.thread / 32 == 3) {  // the warp with the last 16 rows
+            barrier_wait(block.grads_empty, passed ^ 1);
+#pragma unroll
+            for (int slab = 0; slab < 8; slab++)  // the last eight rows
+                store_shared(block.shared + GRADS_DOWN + slab * GRADS_ABOVE * 16 + own.lane * 4, halves[slab / 2][slab % 2 * 2 + 1]);
+            barrier_arrive(block.grads_full);
+        } else if (own.warpgroup == 1 && own.thread < 8 * GRADS_ABOVE) {  // a thread that only waits could miss the phase
+            barrier_wait(block.grads_full, passed);
+            take_halo(block.shared + GRADS_DOWN, at.score_grads_at, GRADS_ABOVE, GRAD_PITCH, own.thread);
+            barrier_arrive(block.grads_empty);
+        }
+        fence_async_proxy();
+    }
+
+    // Columns of c that no score of a row's keys reaches are masked.
+    DEVICE void mask_convolved(float (&c)[32], int first_key) const {
+        if (first_key - LEFT < own.seen_by_all || first_key + KEYS - LEFT > own.end_seen_by_all) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const int row = own.tile_row + own.local_row + 8 * h;
+                const int begin = keys_begin(args.at, row), end = keys_end(args.at, row);
+#pragma unroll
+                for (int b = 0; b < 16; b++) {
+                    const int key = first_key - LEFT + b / 2 * 8 + own.column + b % 2;
+                    if (key < begin || key >= end) c[b / 2 * 4 + 2 * h + b % 2] = MINUS_INFINITY;
+                }
+            }
+        }
+    }
+
+    // c, and `dp` = grad_out v^T of the same 64 columns; `halves` are the scores in fp16.
+    DEVICE void convolve_scores(float (&even)[32], float (&odd)[32], float (&dp)[32], uint32_t (&halves)[4][4], int tile) {
+        const int iteration = tile - rows.first_tile, passed = iteration & 1, next = iteration + 1, next_stage = next % STAGES;
+        const int first_key = tile * KEYS;
+        const uint64_t of_stage = bytes_on(next_stage * SLABS * SLAB);
+#pragma unroll
+        for (int i = 0; i < 8; i++) even[i] = carried[i], even[8 + i] = 0;
+        mask_causal(scores, first_key, own.tile_position);
+#pragma unroll
+        for (int i = 0; i < 32; i += 2) halves[i / 8][i / 2 % 4] = finite(pack<Half>(scores[i], scores[i + 1]));
+        if constexpr (FIRST_SHIFT == 1) convolve_own(even, odd, halves, at.toeplitz);
+        store_scores(halves, passed);
+        const bool next_is_full = block.pipeline.is_full(next);
+        warpgroup_barrier(own.warpgroup + 1);
+        if (own.warpgroup == 1 && own.thread == 0) barrier_arrive(block.scores_empty);
+        if (!next_is_full) block.pipeline.wait(next);
+        products_begin();
+        convolve_shifted<FIRST_SHIFT>(even, odd, at.scores_by_rows, PITCH, at.toeplitz);
+        multiply_rows(dp, at.grads, at.first_values + of_stage);
+        products_commit();
+        products_wait<0>();
+
+        if constexpr (SCORES_EARLY) multiply_keys(next_stage);  // meanwhile; unused after the last tile
+#pragma unroll
+        for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) carried[i] = odd[24 + i];
+        mask_convolved(even, first_key);
+    }
+
+    // p of c, and dc in fp16 in `halves`.
+    DEVICE void softmax_backward(const float (&c)[32], const float (&dp)[32], uint32_t (&p)[4][4], uint32_t (&halves)[4][4]) {
+#pragma unroll
+        for (int i = 0; i < 32; i += 2) {
+            const int h = i / 2 % 2;
+            const float first = exp2_fast(fmaf(c[i], unit, -reference[h]));
+            const float second = exp2_fast(fmaf(c[i + 1], unit, -reference[h]));
+            p[i / 8][i / 2 % 4] = pack<ELEMENT>(first, second);
+            halves[i / 8][i / 2 % 4] = pack<Half>(first * ((dp[i] - delta[h]) * scales.of_block),
+                                                  second * ((dp[i + 1] - delta[h]) * scales.of_block));
+        }
+    }
+
+    // ds of dc in `halves`, and the weight's gradient from the scores' 64 columns before the last 16.
+    DEVICE void convolve_grads(float (&even)[32], float (&odd)[32], const uint32_t (&halves)[4][4], uint32_t (&ds)[4][4],
+                               int first_key, int passed, int next_stage) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) even[i] = carried_back[i], even[8 + i] = 0;
+        if constexpr (FIRST_SHIFT == 1) convolve_own(even, odd, halves, at.toeplitz_back);
+        store_grads(halves, passed);
+        warpgroup_barrier(own.warpgroup + 1);
+        products_begin();
+        convolve_shifted<FIRST_SHIFT>(even, odd, at.score_grads_by_rows, GRAD_PITCH, at.toeplitz_back);
+        products_commit();
+        products_begin();
+#pragma unroll
+        for (int slab = 0; slab < 8; slab++)
+#pragma unroll
+            for (int step = 0; step < ROWS / 16; step++)
+                Product<12, Half>::run_transposed(dweight, at.scores_by_columns + bytes_on(slab * PITCH + step * 256),
+                                                  at.score_grads_by_columns + bytes_on(slab * GRAD_PITCH + step * 256));
+        products_commit();
+        products_wait<1>();
+#pragma unroll
+        for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) carried_back[i] = odd[24 + i];
+        mask_causal(even, first_key - LAG, own.ds_position);
+#pragma unroll
+        for (int i = 0; i < 32; i += 2)
+            ds[i / 8][i / 2 % 4] = pack<ELEMENT>(even[i] * scales.to_ds, even[i + 1] * scales.to_ds);
+        if constexpr (!SCORES_EARLY) multiply_keys(next_stage);
+        products_wait<SCORES_EARLY ? 0 : 1>();
+    }
+
+    // The last 16 columns of scores and dc move to the front of their buffers.
+    DEVICE void carry_columns() const {
+        const int thread = own.thread;
+        const uint32_t score_to = at.scores_at + thread / 64 * PITCH + (SCORES_ABOVE + thread % 64) * 16;
+        const uint32_t grad_to = at.score_grads_at + thread / 64 * GRAD_PITCH + (GRADS_ABOVE + thread % 64) * 16;
+        const uint4 score = load_shared_16(score_to + 8 * PITCH), grad = load_shared_16(grad_to + 8 * GRAD_PITCH);
+        warpgroup_barrier(own.warpgroup + 1);
+        store_shared(score_to, score);
+        store_shared(grad_to, grad);
+    }
+
+    DEVICE void process_tile(int tile) {
+        const int iteration = tile - rows.first_tile, passed = iteration & 1, next_stage = (iteration + 1) % STAGES;
+        const int first_key = tile * KEYS;
+        float even[32], odd[32], dp[32];
+        uint32_t halves[4][4];
+        convolve_scores(even, odd, dp, halves, tile);
+        uint32_t p[4][4];
+        softmax_backward(even, dp, p, halves);
+        store_tile(args, rows, args.p + kept_at + first_key, p, own.tile_row + own.local_row);
+
+        float even_back[32], odd_back[32];
+        uint32_t ds[4][4];
+        convolve_grads(even_back, odd_back, halves, ds, first_key, passed, next_stage);
+        carry_columns();
+        products_begin();
+#pragma unroll
+        for (int step = 0; step < 4; step++)
+            Product<HEAD_DIM / 2, ELEMENT>::run_registers(
+                dq, ds[step], at.first_late_keys + bytes_on(next_stage * SLABS * SLAB) + bytes_on(step * 16 * 128));
+        products_commit();
+        store_tile(args, rows, args.ds + kept_at - HALO * args.pitch + first_key, ds, own.ds_row + own.local_row);
+        products_wait<0>();
+        if (own.thread == 0) block.pipeline.release(iteration + 1);
+    }
+
+    DEVICE void run() {
+        block.pipeline.wait(0);
+        multiply_keys(0);
+        products_wait<0>();
+        if (own.thread == 0) block.pipeline.release(0);
+        for (int tile = rows.first_tile; tile < rows.end_tile; tile++) process_tile(tile);
+    }
+};
+
+DEVICE void consume(const Arguments& args, const Block& block, const RowBlock& rows, int warpgroup, int thread) {
+    const ConsumerRows own(args.at, rows, warpgroup, thread);
+    float reference[2], delta[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int row = own.tile_row + own.local_row + 8 * h;
+        // p and dc are zero where there is no row, where its c is not complete, and where backward_exact.cu computes it.
+        const int64_t of_row = out_row(args.at, rows.batch_head, row);
+        const bool is_row = row >= rows.first_row && (!MARGINS || row >= ROWS_BEFORE) && row < args.at.query_rows;
+        const bool inside = is_row && !is_exact(args.logsumexp[of_row]);
+        reference[h] = inside ? args.logsumexp[of_row] * LOG2_E : 1e30f;
+        delta[h] = inside ? args.delta[of_row] : 0.f;
+    }
+    clear_rows(args, rows, own.lane);
+
+    const Operands operands(block.shared, warpgroup, thread);
+    const int64_t kept_at = rows.in_scratch(args, own.tile_row + own.local_row) + own.lane % 4 * 8;
+    float dq[HEAD_DIM / 2], dweight[12], carried[8], carried_back[8], scores[32];
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 2; i++) dq[i] = 0;
+#pragma unroll
+    for (int i = 0; i < 12; i++) dweight[i] = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) carried[i] = carried_back[i] = 0;
+
+    barrier_wait(block.rows_full, 0);
+    const float unit = args.weight_scale[rows.head];
+    const GradScales scales(args, rows, own.lane);
+    if (threadIdx.x == 0) args.ds_unit[rows.batch_head] = scales.ds_unit;  // as every block of the head
+    Mainloop mainloop{args, block, rows, own, operands, scales, unit, kept_at, reference, delta,
+                      dq, dweight, carried, carried_back, scores};
+    mainloop.run();
+    write_dq(args, rows, dq, scales.ds_unit, own.ds_row + own.local_row, own.column);
+
+    fence_async_proxy_everywhere();  // what is stored will be copied
+    part_barrier<WARPGROUPS * 128>();
+    if (threadIdx.x == 0) count_up(args.chunks.rows_done + (int)load_shared(block.shared + WORK + 4));
+    write_dweight(args, rows, dweight, scales.of_block, block.shared, operands.scores_at, warpgroup, thread, own.local_row,
+                  own.column);
+}

@@ -1,0 +1,54 @@
+// The epilogue of the forward: rows of out and their logsumexp; rows that overflowed are computed again.
+#pragma once
+#include <forward_exact.cuh>
+#include <forward_softmax.cuh>
+
+// 4 x 4 transpose across four lanes.
+DEVICE void transpose_of_four_lanes(uint32_t (&words)[4], int lane) {
+#pragma unroll
+    for (int distance = 1; distance < 4; distance *= 2) {
+        const bool upper = lane & distance;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i & distance) continue;
+            const uint32_t received = __shfl_xor_sync(~0u, upper ? words[i] : words[i + distance], distance);
+            (upper ? words[i] : words[i + distance]) = received;
+        }
+    }
+}
+
+// `tile_row`: the query of a warp group's local row 0. The first `halo` rows are no results.
+DEVICE void write_rows(const Arguments& args, const WorkTile& work, const OnlineSoftmax& softmax,
+                       const float (&accumulator)[VALUE_DIM / 2], int tile_row, int halo, const ConsumerThread& own) {
+    const int lane = own.lane;
+    bool is_again[2];  // rows to compute again
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float sum = softmax.row_sum(h);
+        const int row = tile_row + own.local_row + 8 * h;
+        const bool is_row = row >= max(tile_row + halo, ROWS_BEFORE), is_out = is_row && sum > 0;
+        is_again[h] = is_row && !is_out;
+        const int64_t of_row = out_row(args.at, work.batch_head, row);
+        const float inverse = 1 / sum;
+        // A thread has two numbers of every eight columns. Four threads exchange theirs, so that each writes eight.
+        uint4* out = (uint4*)(args.out + of_row * HEAD_DIM + work.part * VALUE_DIM) + lane % 4;
+#pragma unroll
+        for (int b = 0; b < VALUE_DIM / 8; b += 4) {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int at = 4 * min(b + i, VALUE_DIM / 8 - 1) + 2 * h;
+                words[i] = pack<ELEMENT>(accumulator[at] * inverse, accumulator[at + 1] * inverse);
+            }
+            transpose_of_four_lanes(words, lane);
+            if (is_out && b + lane % 4 < VALUE_DIM / 8) out[b] = uint4{words[0], words[1], words[2], words[3]};
+        }
+        if (is_out && work.part == 0 && own.column == 0)
+            args.logsumexp[of_row] = marked((softmax.reference[h] + log2f(sum)) * LN_2, false);
+    }
+    if (__any_sync(~0u, is_again[0] || is_again[1]))
+#pragma unroll 1
+        for (int i = 0; i < 16; i++)
+            if (__any_sync(~0u, lane / 4 == i % 8 && (i < 8 ? is_again[0] : is_again[1])))
+                exact_row(args, work, tile_row + own.thread / 32 * 16 + i, lane);
+}
