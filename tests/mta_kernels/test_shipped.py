@@ -29,6 +29,7 @@ sys.modules["cuda.bindings.nvrtc"] = None
 import torch
 from mta_kernels.conv_attention.hopper.prepare import PrepareConstants
 from mta_kernels.conv_attention.hopper.source import FOLDER
+from mta_kernels.operation import Convolution
 from mta_kernels.nvrtc import compiler, driver
 
 def found(release):
