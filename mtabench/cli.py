@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mtabench import options as o
-from mtabench.cluster.asked import Asked
+from mtabench.cluster.options import ClusterOptions
 from mtabench.ending import run_and_exit
 from mtabench.errors import UsageError
 from mtabench.problem.case import PASSES
@@ -66,7 +66,7 @@ def forward_or_backward(
         baseline=baseline, timer=timer, cache=cache, rounds=rounds, time_limit=time_limit, isolate=isolate,
         cell_timeout=cell_timeout, seed=seed,
     )  # fmt: skip
-    asked = Asked(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
+    asked = ClusterOptions(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
     _sweep(options, asked, ranks, out, resume, dry_run, plot)
 
 
@@ -88,7 +88,7 @@ def decode(
         timer=timer, cache=cache, rounds=rounds, time_limit=time_limit, isolate=isolate, cell_timeout=cell_timeout,
         seed=seed,
     )  # fmt: skip
-    asked = Asked(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
+    asked = ClusterOptions(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
     _sweep(options, asked, None, out, resume, dry_run, plot)
 
 
@@ -203,9 +203,9 @@ def inspect_(
 ) -> None:  # fmt: skip
     """Compile the kernels for GPUs that are not there. Shows registers, spills, occupancy and what limits it, SASS."""
     from mtabench.commands.inspect import run
-    from mtabench.static.shapes import Asked
+    from mtabench.static.shapes import ShapeFilter
 
-    asked = Asked(head_dim, conv, dtype, seq, causal)
+    asked = ShapeFilter(head_dim, conv, dtype, seq, causal)
     outputs = {"json": json, "csv": csv}
     raise typer.Exit(run(target, kernel, asked, all_shapes, sass, baseline, accept, outputs))
 
@@ -260,12 +260,12 @@ def compare(
 ) -> None:  # fmt: skip
     """Compare two runs of the same cells. Exits with 1 if one got slower, broke or is gone, to gate CI on it."""
     from mtabench.commands.compare import run
-    from mtabench.comparing.reporting import wanted
+    from mtabench.comparing.reporting import comparison_options
 
     outputs = {
         "markdown": markdown, "junit": junit, "github_action_benchmark": github_action_benchmark, "bencher": bencher,
     }  # fmt: skip
-    raise typer.Exit(run(base, head, wanted(threshold, fail_on, format_, outputs), rerun_unclear))
+    raise typer.Exit(run(base, head, comparison_options(threshold, fail_on, format_, outputs), rerun_unclear))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -277,12 +277,12 @@ def ab(
 ) -> None:  # fmt: skip
     """Measure two revisions and compare them. Both run here, in fresh processes that take turns; exits as compare."""
     from mtabench.commands.ab import run
-    from mtabench.comparing.reporting import wanted
+    from mtabench.comparing.reporting import comparison_options
 
     outputs = {
         "markdown": markdown, "junit": junit, "github_action_benchmark": github_action_benchmark, "bencher": bencher,
     }  # fmt: skip
-    words, asked = _sweep_words(sweep), wanted(threshold, fail_on, format_, outputs)
+    words, asked = _sweep_words(sweep), comparison_options(threshold, fail_on, format_, outputs)
     raise typer.Exit(run(words, base, head, pairs, out, rerun_unclear, asked))
 
 
@@ -344,7 +344,13 @@ def _sweep_words(words: list[str]) -> Any:
 
 
 def _sweep(
-    options: Options, asked: Asked, ranks: int | None, out: Path | None, resume: bool, dry_run: bool, plot: bool
+    options: Options,
+    asked: ClusterOptions,
+    ranks: int | None,
+    out: Path | None,
+    resume: bool,
+    dry_run: bool,
+    plot: bool,
 ) -> None:
     from mtabench.commands.sweep import run
 

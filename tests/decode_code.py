@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from mta_kernels.conv_attention.triton import tuning
+from mta_kernels.conv_attention.triton import tile_sizes
 from mta_kernels.conv_attention.triton.decode import conv_attention_decode
 from mta_kernels.operation import Operation
 from mtabench.static.absent_gpu import launches_compile, tensor
@@ -30,7 +30,7 @@ def main() -> None:
 
     lengths = tensor(1, dtype=torch.int32)
     longest: dict[tuple[int, int], int] = {}
-    for entry in tuning.read_entries(tuning.shipped_file("NVIDIA H200"), "NVIDIA H200"):
+    for entry in tile_sizes.read_entries(tile_sizes.shipped_file("NVIDIA H200"), "NVIDIA H200"):
         if entry.kernel.startswith("decode"):
             shape = entry.key.head_dim, entry.key.group
             longest[shape] = max(longest.get(shape, 0), entry.key.seq_len)

@@ -28,7 +28,7 @@ from mta_kernels.conv_attention.triton import (
     forward,
     launch,
     prepare,
-    tuning,
+    tile_sizes,
 )
 from mta_kernels.operation import Operation
 
@@ -250,7 +250,7 @@ def whole_calls_where_needed() -> None:
         assert counts(q, k, same_k, weight) == 0  # that is known by now
         assert counts(q, shifted, other[0], weight) == 1
         assert counts(*other, weight) == 0
-        tuning.reload()
+        tile_sizes.reload()
         assert counts(q, shifted, other[0], weight) == 1
         assert [counts(*other, weight) for _ in range(2)] == [1, 0]
         hook: list = []

@@ -16,7 +16,7 @@ PURE = (
     "charts.chart", "charts.data", "charts.kinds.error", "charts.failures", "charts.findings", "charts.heatmap",
     "charts.kinds", "charts.kinds.heatmap_conv", "charts.kinds.heatmap_head_dim", "charts.kinds.ladder", "charts.lines",
     "charts.kinds.memory", "charts.panels", "charts.kinds.roofline", "charts.kinds.speedup", "charts.kinds.splits",
-    "charts.style", "charts.text", "charts.kinds.time", "cluster.asked", "cluster.crew", "cluster.groups",
+    "charts.style", "charts.text", "charts.kinds.time", "cluster.options", "cluster.crew", "cluster.groups",
     "cluster.local", "cluster.security", "cluster.team", "cluster.worker", "commands.compare", "commands.dashboard",
     "commands.export", "commands.plot", "commands.report", "commands.results", "commands.show", "comparing.compare",
     "comparing.comparison_reports", "comparing.inference", "comparing.noise", "comparing.reporting",
@@ -54,7 +54,7 @@ LAYERS = (
 CLI_MAY_IMPORT = {
     "typer",
     "mtabench",
-    "mtabench.cluster.asked",
+    "mtabench.cluster.options",
     "mtabench.ending",
     "mtabench.options",
     "mtabench.problem.axes",

@@ -23,7 +23,7 @@ from mtabench.registry import Implementation, find, names
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class CheckedShape:
     """A shape to check: heads share KV heads, and head dims need not be powers of two."""
 
     batch: int
@@ -38,22 +38,22 @@ class Shape:
 
 SHAPES = {
     "cuda": (
-        Shape(2, 4, 2, 1025, 64, 6, 11),
-        Shape(2, 4, 4, 512, 128, 6, 11),
-        Shape(1, 6, 2, 257, 96, 3, 3),
-        Shape(1, 2, 1, 333, 40, 11, 3, causal=False),
+        CheckedShape(2, 4, 2, 1025, 64, 6, 11),
+        CheckedShape(2, 4, 4, 512, 128, 6, 11),
+        CheckedShape(1, 6, 2, 257, 96, 3, 3),
+        CheckedShape(1, 2, 1, 333, 40, 11, 3, causal=False),
     ),
     "cpu": (
-        Shape(1, 4, 2, 65, 32, 6, 11),
-        Shape(2, 2, 1, 33, 40, 4, 6),
-        Shape(1, 2, 2, 33, 16, 11, 3, causal=False),
+        CheckedShape(1, 4, 2, 65, 32, 6, 11),
+        CheckedShape(2, 2, 1, 33, 40, 4, 6),
+        CheckedShape(1, 2, 2, 33, 16, 11, 3, causal=False),
     ),
 }
 # Beyond the chunks of 2048 rows that kernels keep; on a CPU what it does in seconds, and an interpreter in a minute.
 LONG_SHAPES = {
-    "cuda": (Shape(1, 4, 2, 4353, 64, 6, 11), Shape(1, 2, 1, 4261, 160, 4, 2)),
-    "cpu": (Shape(1, 2, 1, 1153, 16, 4, 3),),
-    "interpreter": (Shape(1, 1, 1, 321, 16, 3, 2),),
+    "cuda": (CheckedShape(1, 4, 2, 4353, 64, 6, 11), CheckedShape(1, 2, 1, 4261, 160, 4, 2)),
+    "cpu": (CheckedShape(1, 2, 1, 1153, 16, 4, 3),),
+    "interpreter": (CheckedShape(1, 1, 1, 321, 16, 3, 2),),
 }
 DTYPES_CHECKED = {"cuda": ("bf16", "fp16", "fp32"), "cpu": ("fp32", "fp16")}
 
@@ -98,7 +98,9 @@ def run_checks(
             yield CheckRow(name, f"not checked: {reason}", "", True, None, None, reason or "")
 
 
-def _problems(implementation: Implementation, shapes: Iterable[Shape], device: str) -> Iterator[tuple[Shape, str]]:
+def _problems(
+    implementation: Implementation, shapes: Iterable[CheckedShape], device: str
+) -> Iterator[tuple[CheckedShape, str]]:
     """Shapes and dtypes to check; one of them for what is slow to compile."""
     for shape in shapes:
         for dtype in DTYPES_CHECKED[device]:
@@ -317,7 +319,7 @@ def _cannot_run(case: Case) -> str | None:
     return implementation.why_not(case)
 
 
-def _case(implementation: Implementation, shape: Shape, dtype: str, device: str) -> Case:
+def _case(implementation: Implementation, shape: CheckedShape, dtype: str, device: str) -> Case:
     taps = (shape.query_taps, shape.key_taps) if implementation.op == "conv-attention" else None
     return Case(
         pass_="fwd",

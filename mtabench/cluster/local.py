@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING
 
-from mtabench.cluster.asked import Asked
 from mtabench.cluster.facts import Gpu, fits, gpus_of_machine
 from mtabench.cluster.measurer import CORES
+from mtabench.cluster.options import ClusterOptions
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.processes import die_with_parent, kill, last_line, start_process
 
@@ -30,7 +30,7 @@ class Local:
     device: str
 
 
-def local_workers(asked: Asked) -> list[Local]:
+def local_workers(asked: ClusterOptions) -> list[Local]:
     """The workers that --gpus or --workers ask for; raises UsageError for GPUs or cores that are not there."""
     if asked.workers is not None:
         return _shares(asked.workers)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from mtabench.cluster.asked import Asked
+from mtabench.cluster.options import ClusterOptions
 from mtabench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ TLS = (
 )
 
 
-def security_of(asked: Asked) -> Security | None:
+def security_of(asked: ClusterOptions) -> Security | None:
     """The credentials for `--scheduler`, by the options or else by Dask's configuration; None for plain loopback.
 
     Raises UsageError for an address that is none, for one beyond this machine without TLS, and for TLS without an

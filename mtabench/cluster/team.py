@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from mtabench.cluster.asked import Asked
 from mtabench.cluster.local import RESOURCES, Local, local_cluster, local_workers
+from mtabench.cluster.options import ClusterOptions
 from mtabench.cluster.security import security_of
 from mtabench.errors import MtabenchError, UsageError
 
@@ -37,7 +37,7 @@ START_S = 300.0  # for measuring processes: torch may have to come from a slow d
 class Team:
     """The workers of one sweep. Until `meet`, what they are is known only as far as this machine tells."""
 
-    def __init__(self, asked: Asked, device: str, local: Sequence[Local], crew: Crew | None) -> None:
+    def __init__(self, asked: ClusterOptions, device: str, local: Sequence[Local], crew: Crew | None) -> None:
         self._asked, self._device, self._local, self._crew = asked, device, local, crew
         self._workers: Mapping[str, Facts] = {}
 
@@ -175,7 +175,7 @@ class Team:
 
 
 @contextmanager
-def gathered(asked: Asked, device: str, dry_run: bool) -> Iterator[Team]:
+def gathered(asked: ClusterOptions, device: str, dry_run: bool) -> Iterator[Team]:
     """Start the workers on this machine, or connect to those of a cluster; on the way out they end or are let go.
 
     Nothing is started or reached for a dry run. Raises UsageError for what is not there.

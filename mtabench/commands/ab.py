@@ -23,7 +23,7 @@ from mtabench.comparing.pairs import (
     measure_pairs,
     process_folder,
 )
-from mtabench.comparing.reporting import Wanted, check_outputs, refusal_reported, report
+from mtabench.comparing.reporting import ComparisonOptions, check_outputs, refusal_reported, report
 from mtabench.comparing.rerun import LOOKS, measure_again
 from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve, working_tree
 from mtabench.comparing.sweep_words import SweepWords, announce
@@ -38,7 +38,13 @@ FINE_ENOUGH = 2  # times the threshold: what pairs should find, since a change a
 
 
 def run(
-    sweep: SweepWords, base: str, head: str | None, pairs: int, out: Path | None, rerun_unclear: bool, asked: Wanted
+    sweep: SweepWords,
+    base: str,
+    head: str | None,
+    pairs: int,
+    out: Path | None,
+    rerun_unclear: bool,
+    asked: ComparisonOptions,
 ) -> int:
     """Measure a sweep with the code of two revisions and report what changed; the exit code, as of `compare`.
 
@@ -116,7 +122,7 @@ def _nothing_left_of_wrong_usage(folder: Path) -> Iterator[None]:
         raise
 
 
-def _compare(files: list[tuple[Path, Path]], folder: Path, asked: Wanted, looks: int) -> Comparison:
+def _compare(files: list[tuple[Path, Path]], folder: Path, asked: ComparisonOptions, looks: int) -> Comparison:
     """Put what the processes measured together in `folder`, and compare it."""
     paths = folder / "base.csv", folder / "head.csv"
     notes = merge(files, *paths)

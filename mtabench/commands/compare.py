@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from mtabench.comparing.compare import compare
-from mtabench.comparing.reporting import Wanted, check_outputs, refusal_reported, report
+from mtabench.comparing.reporting import ComparisonOptions, check_outputs, refusal_reported, report
 from mtabench.results.runs import read_run
 
 
-def run(base: Path, head: Path, asked: Wanted, rerun_unclear: bool) -> int:
+def run(base: Path, head: Path, asked: ComparisonOptions, rerun_unclear: bool) -> int:
     """Compare two results files and say what changed; the exit code.
 
     With `rerun_unclear` the cells that are unclear are measured again, in pairs of processes of both revisions, and

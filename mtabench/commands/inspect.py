@@ -19,14 +19,14 @@ from mtabench.static import records, runs, tables
 from mtabench.static.compiling import has_one, short_name
 from mtabench.static.limits import DEFAULT_TARGETS, TARGETS, Limits, limits_of
 from mtabench.static.records import Inspection, Kernel
-from mtabench.static.shapes import ALL_SHAPES, Asked, Shape, chosen_shapes
+from mtabench.static.shapes import ALL_SHAPES, Shape, ShapeFilter, chosen_shapes
 
 WIDTH = 100
 NOT_COMPARABLE = 5
 
 
 def run(
-    target: str | None, kernel: str | None, asked: Asked, all_shapes: bool, sass: bool | None,
+    target: str | None, kernel: str | None, asked: ShapeFilter, all_shapes: bool, sass: bool | None,
     baseline: Path | None, accept: bool, outputs: Mapping[str, Path | None],
 ) -> int:  # fmt: skip
     """Compile and show, or compare with a baseline; the exit code. `outputs` are the files for "json" and "csv".
@@ -37,7 +37,7 @@ def run(
     """
     base = None if baseline is None else records.read_json(baseline)
     _check_outputs(outputs, baseline)
-    if accept and (baseline is None or all_shapes or target or kernel or asked != Asked()):
+    if accept and (baseline is None or all_shapes or target or kernel or asked != ShapeFilter()):
         raise UsageError("--accept replaces a whole baseline: it needs --baseline FILE, and no target, kernel or shape")
     names = tuple(map(short_name, axes.parse_names(kernel, "--kernel"))) if kernel is not None else ()
     _check_names(names)

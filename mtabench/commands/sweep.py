@@ -13,13 +13,13 @@ from typing import Any
 
 from rich.console import Console
 
-from mtabench.cluster.asked import Asked
+from mtabench.cluster.options import ClusterOptions
 from mtabench.commands import RESULTS_FOLDER, WRONG_RESULT
 from mtabench.console import make_console, say
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError
 from mtabench.measuring.stopwatch import CHARTS, START, Stopwatch
-from mtabench.ranks.asked import plan_over_ranks
 from mtabench.ranks.lines import rank_lines
+from mtabench.ranks.place import plan_over_ranks
 from mtabench.ranks.torchrun import follow_torchrun
 from mtabench.results.results_file import charts_folder, key_of, key_of_row
 from mtabench.results.writer import Writer, check_destination, to_resume
@@ -28,7 +28,7 @@ from mtabench.sweeps.plan import Options, Plan, make_plan
 
 
 def run(
-    options: Options, asked: Asked, *, ranks: int | None = None, out: Path | None, resume: bool, dry_run: bool,
+    options: Options, asked: ClusterOptions, *, ranks: int | None = None, out: Path | None, resume: bool, dry_run: bool,
     plot: bool, command_line: str,
 ) -> int:  # fmt: skip
     """Plan and run a sweep; WRONG_RESULT if any of its cells is wrong.
@@ -85,16 +85,16 @@ def run(
     return WRONG_RESULT * any_wrong
 
 
-def _measuring(asked: Asked, ranks: int | None, plan: Plan, dry_run: bool) -> AbstractContextManager[Measurer]:
+def _measuring(asked: ClusterOptions, ranks: int | None, plan: Plan, dry_run: bool) -> AbstractContextManager[Measurer]:
     """What measures the plan: this process, with the ranks or by the workers that were asked for."""
     if ranks is not None:
         from mtabench.ranks.team import RankTeam
 
         return nullcontext(RankTeam(plan, ranks))
     if not asked.anything:
-        from mtabench.sweeps.here import Here
+        from mtabench.sweeps.this_process import ThisProcess
 
-        return nullcontext(Here(plan.options.isolate))
+        return nullcontext(ThisProcess(plan.options.isolate))
     from mtabench.cluster.team import gathered
 
     return gathered(asked, plan.device, dry_run)
@@ -113,9 +113,9 @@ def _draw_at_end(console: Console, path: Path) -> None:
 
 def _check_times(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Raise NothingTimedError, with what happened most often, if no row has a time."""
-    from mtabench.results.rows import TIMED
+    from mtabench.results.rows import WITH_TIME
 
-    if any(row["status"] in TIMED for row in rows):
+    if any(row["status"] in WITH_TIME for row in rows):
         return
     for (status, reason), count in Counter((row["status"], row["reason"]) for row in rows).most_common(1):
         raise NothingTimedError(

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mta_kernels import gpu_limits
-from mta_kernels.conv_attention.triton import tuner, tuning
+from mta_kernels.conv_attention.triton import tile_sizes, tuner
 from mta_kernels.conv_attention.triton.decode_plan import bulk_pays
-from mta_kernels.conv_attention.triton.tuned_kernels import Shape
+from mta_kernels.conv_attention.triton.tunable_kernels import TunedShape
 from mtabench.commands import WRONG_RESULT
 from mtabench.console import make_console, say
 from mtabench.errors import MtabenchError, UsageError
@@ -36,8 +36,8 @@ def run(passes: str, options: Options, out: Path | None) -> int:
     """
     cases = list(_cases(passes, options))
     device = torch.device("cuda", torch.cuda.current_device())
-    name = tuning.device_name(device)
-    path = out or tuning.user_file(name)
+    name = tile_sizes.device_name(device)
+    path = out or tile_sizes.user_file(name)
     _check_destination(path, name, must_be_readable=out is not None)
     use_full_float32()
     console = make_console()
@@ -57,8 +57,10 @@ def run(passes: str, options: Options, out: Path | None) -> int:
         saved += tuner.fastest(trials) is not None
         any_wrong = any_wrong or any(trial.status.startswith("wrong") for trial in trials)
     say(console, f"tuned {saved} of {len(pairs)}{f'; saved in {path}' if saved else ': nothing was saved'}")
-    if out is not None and out.resolve() not in map(Path.resolve, (tuning.user_file(name), tuning.shipped_file(name))):
-        say(console, f"kernels on this machine read {tuning.user_file(name)}; without --out that is where it goes")
+    if out is not None and out.resolve() not in map(
+        Path.resolve, (tile_sizes.user_file(name), tile_sizes.shipped_file(name))
+    ):
+        say(console, f"kernels on this machine read {tile_sizes.user_file(name)}; without --out that is where it goes")
     return WRONG_RESULT * any_wrong
 
 
@@ -66,12 +68,12 @@ def effect_lines(device: str) -> list[str]:
     """The files of tuned tile sizes that kernels on "cuda" or "cpu" go by, a text each."""
     if device == "cpu":
         return ["none: tile sizes are tuned on a CUDA GPU"]
-    name = tuning.device_name(torch.device("cuda", torch.cuda.current_device()))
-    found = tuning.files_in_effect(name)
+    name = tile_sizes.device_name(torch.device("cuda", torch.cuda.current_device()))
+    found = tile_sizes.files_in_effect(name)
     lines = []
     for path, entries in found.items():
-        kind = "shipped" if path == tuning.shipped_file(name) else "yours"
-        others = {str(entry.measured.get("triton")) for entry in entries} - {tuning.triton_version()}
+        kind = "shipped" if path == tile_sizes.shipped_file(name) else "yours"
+        others = {str(entry.measured.get("triton")) for entry in entries} - {tile_sizes.triton_version()}
         made = f", some made with Triton {', '.join(sorted(others))}" if others else ""
         lines.append(f"{kind}: {len(entries)} {'entry' if len(entries) == 1 else 'entries'}{made}, {path}")
     if not any(found.values()):
@@ -108,7 +110,7 @@ def _check_destination(path: Path, device: str, must_be_readable: bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(path.parent, os.W_OK):
             raise UsageError(f"{path} cannot be written: nothing can be written in {path.parent}")
-        tuning.read_entries(path, device)
+        tile_sizes.read_entries(path, device)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -120,7 +122,7 @@ def _check_destination(path: Path, device: str, must_be_readable: bool) -> None:
 
 def _tune(console: Console, kernel: str, case: Case, path: Path) -> list[tuner.Trial]:
     """The trials of one kernel and shape; none, and a line about it, if there is no room for them on this GPU."""
-    shape = Shape(
+    shape = TunedShape(
         batch=case.batch,
         heads=case.heads,
         kv_heads=case.kv_heads,

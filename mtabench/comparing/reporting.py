@@ -32,7 +32,7 @@ REFUSALS: Mapping[str, Callable[[str], str]] = {"markdown": reports.refusal_mark
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ComparisonOptions:
     """How to judge, what to print, and the files to write by their names in REPORTS."""
 
     threshold: float
@@ -41,16 +41,18 @@ class Wanted:
     outputs: Mapping[str, Path]
 
 
-def wanted(threshold: str, fail_on: str, format_: str, outputs: Mapping[str, Path | None]) -> Wanted:
+def comparison_options(
+    threshold: str, fail_on: str, format_: str, outputs: Mapping[str, Path | None]
+) -> ComparisonOptions:
     """The options as typed, parsed; raises UsageError."""
     if format_ not in FORMATS:
         raise UsageError(f"--format {format_!r} is not known; expected one of {', '.join(FORMATS)}")
     chosen = {name: path for name, path in outputs.items() if path is not None}
-    return Wanted(parse_threshold(threshold), parse_fail_on(fail_on), format_, chosen)
+    return ComparisonOptions(parse_threshold(threshold), parse_fail_on(fail_on), format_, chosen)
 
 
 @contextmanager
-def refusal_reported(asked: Wanted) -> Iterator[None]:
+def refusal_reported(asked: ComparisonOptions) -> Iterator[None]:
     """Let the reports asked for, GitHub's included, say why two runs cannot be compared."""
     try:
         yield
@@ -62,7 +64,7 @@ def refusal_reported(asked: Wanted) -> Iterator[None]:
         raise
 
 
-def report(found: Comparison, asked: Wanted) -> int:
+def report(found: Comparison, asked: ComparisonOptions) -> int:
     """Write and print a comparison as asked, for GitHub too where it runs this; the exit code."""
     for name, path in asked.outputs.items():
         _write(path, REPORTS[name](found))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mtabench.comparing.compare import ComparedCell, Comparison, compare, decided_again, unclear_cells
 from mtabench.comparing.pairs import PAIRS, Progress, Side, measure_pairs, process_folder
-from mtabench.comparing.reporting import Wanted
+from mtabench.comparing.reporting import ComparisonOptions
 from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve
 from mtabench.console import make_console, say
 from mtabench.errors import UsageError
@@ -47,7 +47,7 @@ def measure_again(
     return files
 
 
-def compare_again(base: Run, head: Run, asked: Wanted) -> Comparison:
+def compare_again(base: Run, head: Run, asked: ComparisonOptions) -> Comparison:
     """Compare two runs, then measure on this machine, with worktrees of both revisions, what is unclear.
 
     The cells measured again are judged by that alone. Raises UsageError where it cannot be the same code on the same

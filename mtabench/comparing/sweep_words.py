@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mtabench.cluster.asked import NAMES
+from mtabench.cluster.options import NAMES
 from mtabench.console import say
 from mtabench.errors import UsageError
 from mtabench.sweeps.plan import Options, Plan, make_plan
@@ -44,11 +44,11 @@ class SweepWords:
 def announce(console: Console, plan: Plan, pairs: int) -> None:
     """Print the plan of a sweep that two sides run in so many pairs of processes, with a guess of the time."""
     from mtabench.sweeps.estimate import PROCESS_S
-    from mtabench.sweeps.here import Here
     from mtabench.sweeps.settings import make_settings
     from mtabench.sweeps.table import print_plan
+    from mtabench.sweeps.this_process import ThisProcess
 
-    here = Here(plan.options.isolate)
+    here = ThisProcess(plan.options.isolate)
     runnable = here.runnable(plan.cases)
     seconds = here.seconds(runnable, make_settings(plan))
     print_plan(console, plan, len(plan.cases), len(runnable), 2 * pairs * (seconds + PROCESS_S))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mta_kernels.conv_attention.triton import tuning
+from mta_kernels.conv_attention.triton import tile_sizes
 from mta_kernels.conv_attention.triton.backward_scores import probabilities_candidates, value_gradients_candidates
 from mta_kernels.conv_attention.triton.decode_plan import DecodeConfig, auto_splits, bulk_pays, decode_candidates
 from mta_kernels.conv_attention.triton.forward import ForwardConfig, forward_candidates
@@ -61,7 +61,7 @@ def _auto_splits(case: Case, device: Device) -> int:
     limits = {"key_taps": case.conv.key_taps, "block_d": max(16, power_of_two(case.head_dim)), **_limits(case, device)}
     bulk = bulk_pays(case.head_dim, group, BYTES_PER_ELEMENT[case.dtype], device.capability)
     taps = case.conv.taps
-    key = tuning.Key.of(DTYPES[case.dtype], case.head_dim, taps, True, case.seq, group, sequences)
+    key = tile_sizes.Key.of(DTYPES[case.dtype], case.head_dim, taps, True, case.seq, group, sequences)
     candidates = decode_candidates(group=group, bulk=bulk, **limits)
     config: DecodeConfig = _choice("decode_bulk" if bulk else "decode", key, candidates, device.name)[0]
     return auto_splits(config, limits, sequences, case.seq, group, device.sm_count)
@@ -76,17 +76,17 @@ def _limits(case: Case, device: Device) -> dict[str, Any]:
     return {"element_size": BYTES_PER_ELEMENT[case.dtype], "shared_memory": shared_memory(device)}
 
 
-def _key(case: Case) -> tuning.Key:
+def _key(case: Case) -> tile_sizes.Key:
     taps = case.conv.taps
-    return tuning.Key.of(DTYPES[case.dtype], case.head_dim, taps, case.operation.causal, case.seq)
+    return tile_sizes.Key.of(DTYPES[case.dtype], case.head_dim, taps, case.operation.causal, case.seq)
 
 
-def _choice(kernel: str, key: tuning.Key, candidates: Sequence[Any], device: str) -> tuple[Any, str]:
-    """As `tuning.best_config` chooses on that GPU: the entry of the nearest length, else the first candidate."""
+def _choice(kernel: str, key: tile_sizes.Key, candidates: Sequence[Any], device: str) -> tuple[Any, str]:
+    """As `tile_sizes.best_config` chooses on that GPU: the entry of the nearest length, else the first candidate."""
     unsized = key._replace(seq_len=0)
     entries = [
         entry
-        for found in tuning.files_in_effect(device).values()
+        for found in tile_sizes.files_in_effect(device).values()
         for entry in found
         if (entry.kernel, entry.key._replace(seq_len=0)) == (kernel, unsized)
     ]

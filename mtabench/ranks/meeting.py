@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.processes import EXIT_S, ending, kill, last_line, start_module
-from mtabench.ranks.asked import Place
+from mtabench.ranks.place import Place
 
 WAIT = timedelta(hours=2)  # for an order: rank 0 may check a long sequence in float64 meanwhile
 LOOK_AGAIN_S = 0.5

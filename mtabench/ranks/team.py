@@ -20,21 +20,21 @@ from mtabench.measuring.stopwatch import MEASURING, VERIFYING, Stopwatch
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import DTYPES
 from mtabench.processes import EXIT_S
-from mtabench.ranks.asked import find_place
 from mtabench.ranks.meeting import Meeting, check_devices, meet
 from mtabench.ranks.part import NotLoadedError, Part, link_gbytes_s, load_part
+from mtabench.ranks.place import find_place
 from mtabench.registry import find
 from mtabench.results.results_file import key_of
 from mtabench.results.rows import Row, cell_row, sample_lines, timed_row
 from mtabench.results.writer import Writer
-from mtabench.sweeps.here import Here
 from mtabench.sweeps.plan import Plan
 from mtabench.sweeps.sweep import Sweep, Watcher, interruptible, new_sweep, words
+from mtabench.sweeps.this_process import ThisProcess
 
 ONE_RANK = "1 rank"
 
 
-class RankTeam(Here):
+class RankTeam(ThisProcess):
     """This process, which is rank 0, and the others."""
 
     def __init__(self, plan: Plan, ranks: int) -> None:

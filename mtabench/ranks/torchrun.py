@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtabench.ranks.asked import find_place
+from mtabench.ranks.place import find_place
 
 
 def follow_torchrun(ranks: int, device: str) -> bool:

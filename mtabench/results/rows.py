@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # of their own.
 ROOFLINE_SLACK = 1.1
 
-TIMED = ("ok", "invalid")
+WITH_TIME = ("ok", "invalid")
 
 Row = dict[str, Any]
 

@@ -18,7 +18,7 @@ from mtabench.results.results_file import SAMPLE_COLUMNS, frame, key_of_row, rea
 
 # A line takes about 80 bytes: room for 1000 cells with 200 rounds of 10 samples each.
 MOST_BYTES, MOST_SAMPLES = 160 << 20, 2_000_000
-TIMED = ("rounds", "samples", "median_ms", "ci95_low_ms", "ci95_high_ms")
+TIME_COLUMNS = ("rounds", "samples", "median_ms", "ci95_low_ms", "ci95_high_ms")
 SAMPLES_AGREE = 1e-4  # six digits are written
 
 Rounds = tuple[tuple[float, ...], ...]
@@ -149,7 +149,7 @@ def sample_records(results: Path) -> Iterator[list[str]]:
 
 def _check_samples(path: Path, key: str, row: Mapping[str, Any], rounds: Rounds) -> None:
     """Raise UsageError unless the samples are those that the row sums up."""
-    for name in TIMED:
+    for name in TIME_COLUMNS:
         if not math.isfinite(row[name]):
             raise UsageError(f"{path} has no number in the column {name} for {key}, whose status is ok")
     samples = [sample for one in rounds for sample in one]

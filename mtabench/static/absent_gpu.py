@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 
 from mta_kernels import gpu_limits
 from mta_kernels.conv_attention.triton import launch as launching
-from mta_kernels.conv_attention.triton import tuning
+from mta_kernels.conv_attention.triton import tile_sizes
 from mtabench.static.limits import WARP, Limits
 
 # Called with a kernel's function and what came of compiling it: Triton's CompiledKernel, or the exception.
@@ -71,7 +71,7 @@ def launches_compile(limits: Limits, wanted: Callable[[str], bool], compiled: Co
         (gpu_limits, "INTERPRETED_CAPABILITY", limits.capability),
         (gpu_limits, "INTERPRETED_SHARED_MEMORY", limits.shared_per_block),
         (gpu_limits, "INTERPRETED_SM_COUNT", limits.sms),
-        (tuning, "device_name", lambda device: limits.gpu),
+        (tile_sizes, "device_name", lambda device: limits.gpu),
     )
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
     for owner, name, value in replaced:

@@ -66,7 +66,7 @@ DEFAULT_SHAPES = ALL_SHAPES[:2]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ShapeFilter:
     """Shape options as typed; None where an option was not given."""
 
     head_dim: str | None = None
@@ -76,7 +76,7 @@ class Asked:
     causal: bool | None = None
 
 
-def chosen_shapes(asked: Asked, among: Sequence[Shape] | None) -> list[Shape]:
+def chosen_shapes(asked: ShapeFilter, among: Sequence[Shape] | None) -> list[Shape]:
     """The shapes to compile for: of those in `among`, the ones that fit what is asked; else all combinations asked for.
 
     Raises UsageError for options that cannot be read, and where none of `among` fits.
@@ -100,7 +100,7 @@ def chosen_shapes(asked: Asked, among: Sequence[Shape] | None) -> list[Shape]:
     return found
 
 
-def _parsed(asked: Asked) -> dict[str, list]:
+def _parsed(asked: ShapeFilter) -> dict[str, list]:
     """The values of each option that was given."""
     wanted: dict[str, list] = {}
     if asked.head_dim is not None:

@@ -32,7 +32,7 @@ from mtabench.problem.inputs import make_inputs
 from mtabench.problem.work import only_reads
 from mtabench.registry import find
 from mtabench.results.results_file import Key, key_of
-from mtabench.results.rows import TIMED, Row, RunFacts, add_speedups, cell_row, sample_lines, timed_row
+from mtabench.results.rows import WITH_TIME, Row, RunFacts, add_speedups, cell_row, sample_lines, timed_row
 from mtabench.results.writer import Writer, to_resume
 from mtabench.sweeps.plan import Plan
 from mtabench.sweeps.settings import measuring_words
@@ -306,7 +306,7 @@ def _first_failure_only(rows: Mapping[Case, Row]) -> dict[Case, Row]:
     kept: dict[Case, Row] = {}
     failed = False
     for case, row in rows.items():
-        has_time = row["status"] in TIMED
+        has_time = row["status"] in WITH_TIME
         if has_time or not failed:
             kept[case] = row
         failed = failed or not has_time

@@ -164,7 +164,7 @@ def place(number, device="NVIDIA H200", gpu=None):
 )
 def test_workers_are_of_one_kind_and_each_has_a_gpu(monkeypatch, on, there, said):
     monkeypatch.setattr(facts, "facts_here", lambda device: there[0])
-    asked = team.Asked(scheduler="tls://a:1", on=on)
+    asked = team.ClusterOptions(scheduler="tls://a:1", on=on)
     gathered = team.Team(asked, "cuda", [], object())
     monkeypatch.setattr(team.Team, "_first", lambda self: {str(i): one for i, one in enumerate(there)})
     if said:

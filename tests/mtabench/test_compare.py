@@ -17,7 +17,7 @@ from mtabench.comparing.compare import FAIL_ON, NotComparableError, compare, par
 from mtabench.errors import UsageError
 from mtabench.results.runs import read_run
 
-TIMED = {case(64): 1.0, case(128): 2.0, case(256): 4.0}
+WITH_TIME = {case(64): 1.0, case(128): 2.0, case(256): 4.0}
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def pair(tmp_path):
     """Writes base.csv and head.csv: three cells each, and what is given instead or besides."""
 
     def write(base=None, head=None, **facts):
-        cells = {one: rounds(ms, seed=i) for i, (one, ms) in enumerate(TIMED.items())}
-        again = {one: rounds(ms, seed=9 + i) for i, (one, ms) in enumerate(TIMED.items())}
+        cells = {one: rounds(ms, seed=i) for i, (one, ms) in enumerate(WITH_TIME.items())}
+        again = {one: rounds(ms, seed=9 + i) for i, (one, ms) in enumerate(WITH_TIME.items())}
         write_run(tmp_path / "base.csv", cells | (base or {}))
         given = {"run_id": "head", "started": "2026-01-03T03:04:05Z"} | facts
         left = {one: result for one, result in (again | (head or {})).items() if result is not None}
@@ -186,7 +186,7 @@ def test_times_that_did_not_settle_are_marked_in_every_output(mtabench, pair):
 
 
 def test_one_round_finds_nothing(mtabench, pair):
-    pair(head={one: rounds(ms, count=1) for one, ms in TIMED.items()})
+    pair(head={one: rounds(ms, count=1) for one, ms in WITH_TIME.items()})
     assert "detectable" not in "".join(mtabench("compare", "base.csv", "head.csv")[1].splitlines()[1:])
 
 
@@ -267,10 +267,10 @@ def test_runs_of_another_kind_exit_with_5_and_the_reports_say_so(mtabench, pair,
 @pytest.mark.parametrize(
     ("facts", "verdict"),
     [
-        ({"head": dict.fromkeys(TIMED) | {case(512): rounds(8.0)}}, "gone: not in the second run"),
-        ({"head": dict.fromkeys(TIMED, ("invalid", "throttled"))}, "unclear: invalid: throttled"),
-        ({"base": dict.fromkeys(TIMED, ("oom", "")), "head": dict.fromkeys(TIMED, ("oom", ""))}, ""),
-        ({"base": dict.fromkeys(TIMED, ("oom", ""))}, "new: the first run's is oom"),
+        ({"head": dict.fromkeys(WITH_TIME) | {case(512): rounds(8.0)}}, "gone: not in the second run"),
+        ({"head": dict.fromkeys(WITH_TIME, ("invalid", "throttled"))}, "unclear: invalid: throttled"),
+        ({"base": dict.fromkeys(WITH_TIME, ("oom", "")), "head": dict.fromkeys(WITH_TIME, ("oom", ""))}, ""),
+        ({"base": dict.fromkeys(WITH_TIME, ("oom", ""))}, "new: the first run's is oom"),
     ],
 )
 def test_a_gate_that_compared_nothing_does_not_pass(mtabench, pair, monkeypatch, facts, verdict):

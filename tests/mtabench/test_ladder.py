@@ -13,7 +13,7 @@ from mta_kernels.attention import RUNGS, attention_reference, rung_unsupported
 from mta_kernels.operation import Operation
 from mtabench import registry
 from mtabench.charts.text import milliseconds
-from mtabench.checking.verify import Shape, run_checks
+from mtabench.checking.verify import CheckedShape, run_checks
 from mtabench.problem.case import Case
 from mtabench.registry import GROUPS, chosen, find
 from mtabench.results.results_file import read_file
@@ -78,7 +78,7 @@ def test_rungs_that_run_are_timed_the_others_say_why_not_and_all_are_drawn(mtabe
 @pytest.mark.skipif(not C_RUNGS, reason="no C compiler")
 def test_verify_takes_groups_and_checks_rungs_without_a_gpu(mtabench, monkeypatch):
     monkeypatch.setitem(GROUPS, "ladder", ("c-loops", "triton-pointer", "sdpa-cudnn"))
-    monkeypatch.setattr("mtabench.checking.verify.SHAPES", {"cpu": (Shape(1, 2, 1, 17, 16, 2, 2),)})
+    monkeypatch.setattr("mtabench.checking.verify.SHAPES", {"cpu": (CheckedShape(1, 2, 1, 17, 16, 2, 2),)})
     monkeypatch.setattr("mtabench.checking.verify.LONG_SHAPES", {"cpu": (), "interpreter": ()})
     monkeypatch.setattr("mtabench.checking.verify.DTYPES_CHECKED", {"cpu": ("fp32",)})
     code, out, _ = mtabench("verify", "--impl", "ladder", "--device", "cpu")
@@ -92,7 +92,7 @@ def test_verify_takes_groups_and_checks_rungs_without_a_gpu(mtabench, monkeypatc
 
 
 def test_verify_leaves_out_a_pass_that_a_rung_has_on_a_gpu_alone(monkeypatch):
-    monkeypatch.setattr("mtabench.checking.verify.SHAPES", {"cpu": (Shape(1, 2, 1, 17, 16, 2, 2),)})
+    monkeypatch.setattr("mtabench.checking.verify.SHAPES", {"cpu": (CheckedShape(1, 2, 1, 17, 16, 2, 2),)})
     monkeypatch.setattr("mtabench.checking.verify.LONG_SHAPES", {"cpu": (), "interpreter": ()})
     monkeypatch.setattr("mta_kernels.torch_compile.missing", lambda device: None)
     planted = changed(

@@ -15,7 +15,7 @@ from mtabench import registry
 from mtabench.checking import sample, verify
 from mtabench.checking.judge import Judge
 from mtabench.checking.oracle import Check, Oracle
-from mtabench.checking.verify import Shape, run_checks
+from mtabench.checking.verify import CheckedShape, run_checks
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.timing import Settings
 from mtabench.problem.case import Case
@@ -269,7 +269,7 @@ def strides_ignored(case, inputs):
 @pytest.mark.parametrize("name", ["eager", "sdpa-math"])
 @pytest.mark.parametrize("strided", ["_tokens_first", "_expanded"])
 def test_strides_that_are_ignored_are_found_by_verify(monkeypatch, name, strided):
-    monkeypatch.setattr(verify, "SHAPES", {"cpu": (Shape(1, 4, 2, 17, 16, 4, 3),)})
+    monkeypatch.setattr(verify, "SHAPES", {"cpu": (CheckedShape(1, 4, 2, 17, 16, 4, 3),)})
     monkeypatch.setattr(verify, "LONG_SHAPES", {"cpu": ()})
     monkeypatch.setattr(verify, "DTYPES_CHECKED", {"cpu": ("fp32",)})
     other = "_expanded" if strided == "_tokens_first" else "_tokens_first"

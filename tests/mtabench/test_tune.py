@@ -7,12 +7,12 @@ import torch
 from command_line import make_runner
 
 from mta_kernels import gpu_limits
-from mta_kernels.conv_attention.triton import tuner, tuning
-from mta_kernels.conv_attention.triton.tuned_kernels import Shape
+from mta_kernels.conv_attention.triton import tile_sizes, tuner
+from mta_kernels.conv_attention.triton.tunable_kernels import TunedShape
 from mta_kernels.conv_attention.triton.tuner import Trial
 
 GPU = "Some GPU"
-ENTRY = tuning.Entry("forward", tuning.Key.of(torch.bfloat16, 64, (6, 11), True, 1024), {}, {"triton": "3.6.0"})
+ENTRY = tile_sizes.Entry("forward", tile_sizes.Key.of(torch.bfloat16, 64, (6, 11), True, 1024), {}, {"triton": "3.6.0"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +28,11 @@ FASTER = [Trial(Tiles(64), 1250.0, "ok"), Trial(Tiles(128, 8), 100.0, "ok")]
 def mtabench(monkeypatch, capsys, tmp_path):
     """Runs the command line in an empty folder, with the user's cache in it; exit code, standard output and error."""
     monkeypatch.setenv("MTA_KERNELS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "shipped")
-    monkeypatch.setattr(tuning, "triton_version", lambda: "3.6.0")
-    tuning.reload()
+    monkeypatch.setattr(tile_sizes, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(tile_sizes, "triton_version", lambda: "3.6.0")
+    tile_sizes.reload()
     yield make_runner(monkeypatch, capsys, tmp_path)
-    tuning.reload()
+    tile_sizes.reload()
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(tuning, "device_name", lambda device: GPU)
+    monkeypatch.setattr(tile_sizes, "device_name", lambda device: GPU)
     monkeypatch.setattr(gpu_limits, "capability", lambda device: (9, 0))
     monkeypatch.setattr("mtabench.commands.tune.unsupported_reason", lambda case: None)
 
@@ -110,7 +110,7 @@ def test_every_kernel_of_a_pass_is_tuned_for_every_shape(mtabench, planted, tmp_
     code, out, err = mtabench("tune", "--pass", "fwd,bwd", *axes, "--no-causal")
     assert (code, err) == (0, "")
     shapes = [
-        Shape(4096 // seq, 16, 16, seq, head_dim, (6, 11), torch.bfloat16, causal=False)
+        TunedShape(4096 // seq, 16, 16, seq, head_dim, (6, 11), torch.bfloat16, causal=False)
         for head_dim in (64, 128)
         for seq in (1024, 2048)
     ]
@@ -125,7 +125,7 @@ def test_every_kernel_of_a_pass_is_tuned_for_every_shape(mtabench, planted, tmp_
 
 def test_decode_takes_its_own_axes(mtabench, planted):
     assert mtabench("tune", "--pass", "decode", "--seq", "8k", "--kv-heads", "4", "--batch", "2")[0] == 0
-    shape = Shape(2, 16, 4, 8192, 64, (6, 11), torch.bfloat16)
+    shape = TunedShape(2, 16, 4, 8192, 64, (6, 11), torch.bfloat16)
     assert [call[:2] for call in planted.calls] == [("decode", shape), ("decode_bulk", shape)]
 
 
@@ -196,19 +196,19 @@ def test_out_is_added_to(mtabench, planted, tmp_path):
     assert planted.calls[0][2] == path
     assert f"saved in {path}" in out
     assert f"kernels on this machine read {tmp_path / 'cache' / 'some-gpu.json'}" in out
-    tuning.save([ENTRY], GPU, path)
+    tile_sizes.save([ENTRY], GPU, path)
     assert mtabench(*words)[0] == 0
-    tuning.save([ENTRY], "Another GPU", tmp_path / "other.json")
+    tile_sizes.save([ENTRY], "Another GPU", tmp_path / "other.json")
     assert mtabench(*words[:-1], tmp_path / "other.json")[0] == 2
 
 
 def test_env_says_what_is_in_effect(mtabench, gpu, tmp_path, monkeypatch):
     monkeypatch.setattr("mtabench.commands.env.describe", lambda device: {"device": GPU})
     assert "tuned      nothing is tuned for Some GPU" in mtabench("env")[1]
-    shipped, yours = tuning.shipped_file(GPU), tuning.user_file(GPU)
-    tuning.save([ENTRY], GPU, shipped)
+    shipped, yours = tile_sizes.shipped_file(GPU), tile_sizes.user_file(GPU)
+    tile_sizes.save([ENTRY], GPU, shipped)
     older = dataclasses.replace(ENTRY, kernel="decode", measured={"triton": "3.5.1"})
-    tuning.save([ENTRY, older], GPU)
+    tile_sizes.save([ENTRY, older], GPU)
     code, out, err = mtabench("env")
     assert (code, err) == (0, "")
     lines = [line for line in out.splitlines() if line.startswith("tuned ")]

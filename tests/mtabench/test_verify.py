@@ -7,10 +7,10 @@ import torch
 from mta_kernels.conv_attention import conv_attention_reference
 from mtabench import registry
 from mtabench.checking import verify
-from mtabench.checking.verify import Shape, run_checks
+from mtabench.checking.verify import CheckedShape, run_checks
 
-LONG = (Shape(2, 1, 1, 41, 16, 2, 2),)
-SHAPES = {"cpu": (Shape(1, 4, 2, 17, 16, 4, 3), Shape(2, 1, 1, 5, 16, 2, 2, causal=False))}
+LONG = (CheckedShape(2, 1, 1, 41, 16, 2, 2),)
+SHAPES = {"cpu": (CheckedShape(1, 4, 2, 17, 16, 4, 3), CheckedShape(2, 1, 1, 5, 16, 2, 2, causal=False))}
 
 
 @pytest.fixture(autouse=True)

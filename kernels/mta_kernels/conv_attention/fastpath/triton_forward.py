@@ -17,7 +17,7 @@ from triton.runtime import driver
 
 from mta_kernels.conv_attention.fastpath.triton_launch import STREAM, LaunchReplay, has_hooks
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
-from mta_kernels.conv_attention.triton import tuning
+from mta_kernels.conv_attention.triton import tile_sizes
 from mta_kernels.conv_attention.triton.forward import conv_attention_forward
 from mta_kernels.conv_attention.triton.launch import record_launches
 from mta_kernels.operation import Operation
@@ -73,14 +73,14 @@ class TritonForward:
         if (
             self._recording is None
             or (first | second | third | fourth) % ALIGNED
-            or self._generation != tuning.generation
+            or self._generation != tile_sizes.generation
             or has_hooks()
         ):
             return None
         return self._recording
 
     def _whole_call(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        generation, recorder = tuning.generation, Recorder()
+        generation, recorder = tile_sizes.generation, Recorder()
         with on_device_of(inputs[0]), without_autocast(inputs[0]):
             with record_launches(recorder):
                 results = conv_attention_forward(self._operation, *inputs)

@@ -35,7 +35,7 @@ from mta_kernels.conv_attention.triton.prepare import (
     prepare,
     row_pitch,
 )
-from mta_kernels.conv_attention.triton.tuning import Key, best_config
+from mta_kernels.conv_attention.triton.tile_sizes import Key, best_config
 from mta_kernels.gpu_limits import capability, shared_memory_limit
 from mta_kernels.operation import Operation
 

@@ -36,7 +36,7 @@ from mta_kernels.conv_attention.triton.launch import (
     operand,
 )
 from mta_kernels.conv_attention.triton.prepare import dot_precision
-from mta_kernels.conv_attention.triton.tuning import Key, best_config
+from mta_kernels.conv_attention.triton.tile_sizes import Key, best_config
 from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
 from mta_kernels.operation import Operation
 

@@ -1,4 +1,4 @@
-"""Choose tile sizes by measuring: every candidate for a shape is run, checked and timed; `tuning` finds the fastest.
+"""Choose tile sizes by measuring: every candidate for a shape is run, checked and timed; `tile_sizes` keeps the best.
 
 `tune` is called when a person asks for it, never by a kernel.
 """
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.triton import tuning
-from mta_kernels.conv_attention.triton.tuned_kernels import KERNELS, Problem, Shape
+from mta_kernels.conv_attention.triton import tile_sizes
+from mta_kernels.conv_attention.triton.tunable_kernels import KERNELS, Problem, TunedShape
 
 OK = "ok"
 # Right results differ by their rounding. A fault in a few rows hides in a norm over thousands: each has a bound too.
@@ -38,7 +38,7 @@ class Trial:
 Measure = Callable[[Sequence[Callable[[], Any]], bool], list[float]]
 
 
-def tune(kernel: str, shape: Shape, *, path: Path | None = None, measure: Measure | None = None) -> list[Trial]:
+def tune(kernel: str, shape: TunedShape, *, path: Path | None = None, measure: Measure | None = None) -> list[Trial]:
     """Try every candidate of `kernel`, one of KERNELS, on the current GPU, and save the fastest whose result is right.
 
     Right is what agrees with the first candidate, the kernel's own guess, within rounding. `path` is the file to save
@@ -50,7 +50,7 @@ def tune(kernel: str, shape: Shape, *, path: Path | None = None, measure: Measur
     if kernel not in KERNELS:
         raise ValueError(f"there is no kernel {kernel!r}; expected one of {', '.join(KERNELS)}")
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    name = tuning.device_name(device)
+    name = tile_sizes.device_name(device)
     if not name:
         raise ValueError(f"kernels are tuned on a CUDA GPU, not on a {device.type} device")
     problem = KERNELS[kernel](shape, device)
@@ -72,9 +72,9 @@ def tune(kernel: str, shape: Shape, *, path: Path | None = None, measure: Measur
             "seq_len": shape.seq_len,
             "microseconds": _rounded(best),
             "heuristic_microseconds": _rounded(trials[0]),
-            "triton": tuning.triton_version(),
+            "triton": tile_sizes.triton_version(),
         }
-        tuning.save([tuning.Entry(kernel, shape.key(kernel), asdict(best.config), measured)], name, path)
+        tile_sizes.save([tile_sizes.Entry(kernel, shape.key(kernel), asdict(best.config), measured)], name, path)
     return trials
 
 

@@ -16,7 +16,7 @@ INSTALL = "pip install 'mtabench[cluster]'"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ClusterOptions:
     """--gpus, --workers, --scheduler, --on and --tls-... as typed; None where nothing was typed."""
 
     gpus: str | None = None
@@ -30,7 +30,7 @@ class Asked:
     @property
     def anything(self) -> bool:
         """Whether other processes than this one are to measure."""
-        return self != Asked()
+        return self != ClusterOptions()
 
     def device(self, options: Options) -> str | None:
         """ "cuda" or "cpu", whatever this machine has; None if this process measures, on what it finds.
@@ -91,4 +91,4 @@ class Asked:
             raise UsageError(f"{self.source} needs the package {missing[0]}, which is not installed; {INSTALL}")
 
 
-NAMES = tuple(field.name for field in fields(Asked))
+NAMES = tuple(field.name for field in fields(ClusterOptions))

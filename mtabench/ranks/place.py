@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from mtabench import registry
-from mtabench.cluster.asked import Asked
+from mtabench.cluster.options import ClusterOptions
 from mtabench.errors import UsageError
 from mtabench.problem.case import Case
 from mtabench.sweeps.plan import Options, Plan, make_plan
@@ -34,14 +34,14 @@ def find_place(ranks: int) -> Place:
     return Place(int(os.environ["RANK"]), under_torchrun=True)
 
 
-def plan_over_ranks(options: Options, ranks: int, asked: Asked) -> Plan:
+def plan_over_ranks(options: Options, ranks: int, asked: ClusterOptions) -> Plan:
     """The cells of a sweep over ranks; raises UsageError, in one sentence, for what it could not do."""
     plan = make_plan(_options_over_ranks(options, ranks, asked))
     _check_cases(plan.cases, ranks)
     return replace(plan, baseline=None, notes=())  # speedups are over one rank, not over another implementation
 
 
-def _options_over_ranks(options: Options, ranks: int, asked: Asked) -> Options:
+def _options_over_ranks(options: Options, ranks: int, asked: ClusterOptions) -> Options:
     if ranks < 2:
         raise UsageError(f"--ranks is {ranks}; it must be 2 or more, and one GPU is what a sweep without it measures")
     if asked.anything:

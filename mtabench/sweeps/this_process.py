@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mtabench.sweeps.sweep import Watcher
 
 
-class Here:
+class ThisProcess:
     """Measures in this process, or with --isolate in one a cell."""
 
     device_name: str | None = None  # asked for where it is needed

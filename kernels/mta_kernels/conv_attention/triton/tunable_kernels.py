@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.triton.tuning import Key
+from mta_kernels.conv_attention.triton.tile_sizes import Key
 from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
 from mta_kernels.operation import Operation
 
 
 @dataclass(frozen=True)
-class Shape:
+class TunedShape:
     """What to tune for: `q [batch, heads, seq_len, head_dim]`, in decode one query and a cache of `seq_len` keys."""
 
     batch: int
@@ -48,7 +48,7 @@ class Problem:
     blank: float = float("nan")
 
 
-def forward_problem(shape: Shape, device: torch.device) -> Problem:
+def forward_problem(shape: TunedShape, device: torch.device) -> Problem:
     """The fused forward of `forward.py` on prepared inputs, also for shapes that it computes for packed inputs only."""
     from mta_kernels.conv_attention.triton.forward import forward_candidates, launch_forward, value_block
     from mta_kernels.conv_attention.triton.launch import call_signature
@@ -73,7 +73,7 @@ def forward_problem(shape: Shape, device: torch.device) -> Problem:
     return Problem(candidates, run)
 
 
-def probabilities_problem(shape: Shape, device: torch.device) -> Problem:
+def probabilities_problem(shape: TunedShape, device: torch.device) -> Problem:
     """The first kernel of the backward, on the last chunk of rows: the one that sees the most keys."""
     from mta_kernels.conv_attention.triton.backward_scores import launch_probabilities
 
@@ -86,7 +86,7 @@ def probabilities_problem(shape: Shape, device: torch.device) -> Problem:
     return Problem(inputs.candidates, run, blank=0.0)
 
 
-def value_gradients_problem(shape: Shape, device: torch.device) -> Problem:
+def value_gradients_problem(shape: TunedShape, device: torch.device) -> Problem:
     """The second kernel of the backward, on the last chunk of rows."""
     from mta_kernels.conv_attention.triton.backward import gradient_scale, output_gradient
     from mta_kernels.conv_attention.triton.backward_scores import (
@@ -114,7 +114,7 @@ def value_gradients_problem(shape: Shape, device: torch.device) -> Problem:
     return Problem(candidates, run, blank=0.0)
 
 
-def decode_problem(shape: Shape, device: torch.device, bulk: bool = False) -> Problem:
+def decode_problem(shape: TunedShape, device: torch.device, bulk: bool = False) -> Problem:
     """One decode step on a contiguous cache, with as many splits as "auto" takes; read by the copy engine if `bulk`."""
     from mta_kernels.conv_attention.triton.decode import launch_decode
     from mta_kernels.conv_attention.triton.decode_plan import DecodeConfig, auto_splits, decode_candidates
@@ -137,7 +137,7 @@ def decode_problem(shape: Shape, device: torch.device, bulk: bool = False) -> Pr
     return Problem(decode_candidates(group=group, bulk=bulk, **limits), run)
 
 
-KERNELS: dict[str, Callable[[Shape, torch.device], Problem]] = {
+KERNELS: dict[str, Callable[[TunedShape, torch.device], Problem]] = {
     "forward": forward_problem,
     "probabilities": probabilities_problem,
     "value_gradients": value_gradients_problem,
@@ -159,7 +159,7 @@ class _LastChunk:
     candidates: Sequence[Any]
 
 
-def _last_chunk(shape: Shape, device: torch.device) -> _LastChunk:
+def _last_chunk(shape: TunedShape, device: torch.device) -> _LastChunk:
     from mta_kernels.conv_attention.triton.backward import CHUNK_ROWS
     from mta_kernels.conv_attention.triton.backward_scores import chunks, probabilities_candidates
     from mta_kernels.conv_attention.triton.forward import conv_attention_forward
@@ -182,12 +182,14 @@ def _last_chunk(shape: Shape, device: torch.device) -> _LastChunk:
     return _LastChunk(prepared, out, logsumexp, p, dc, chunk, candidates)
 
 
-def _inputs(shape: Shape, device: torch.device, query_rows: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _inputs(
+    shape: TunedShape, device: torch.device, query_rows: int | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Random q, k, v and weight; `query_rows` is the sequence length if None."""
     q = _normal(shape, device, shape.batch, shape.heads, query_rows or shape.seq_len, shape.head_dim)
     k, v = (_normal(shape, device, shape.batch, shape.kv_heads, shape.seq_len, shape.head_dim) for _ in range(2))
     return q, k, v, _normal(shape, device, shape.heads, *shape.taps) * 0.3
 
 
-def _normal(shape: Shape, device: torch.device, *sizes: int) -> Tensor:
+def _normal(shape: TunedShape, device: torch.device, *sizes: int) -> Tensor:
     return torch.randn(sizes, dtype=shape.dtype, device=device)

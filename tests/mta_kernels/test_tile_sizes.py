@@ -19,15 +19,15 @@ pytest.importorskip("triton")
 from kernel_inputs import DEVICE, make
 
 from mta_kernels.conv_attention import conv_attention, conv_attention_decode
-from mta_kernels.conv_attention.triton import backward, decode, forward, tuner, tuning
-from mta_kernels.conv_attention.triton.tuned_kernels import KERNELS, Problem, Shape
-from mta_kernels.conv_attention.triton.tuning import Entry, Key, best_config
+from mta_kernels.conv_attention.triton import backward, decode, forward, tile_sizes, tuner
+from mta_kernels.conv_attention.triton.tile_sizes import Entry, Key, best_config
+from mta_kernels.conv_attention.triton.tunable_kernels import KERNELS, Problem, TunedShape
 
 ROOT = Path(__file__).parents[2]
 GPU = "Some GPU 9/X"
 ON_GPU = torch.device("cuda", 0)
 KEY = Key.of(torch.bfloat16, 64, (6, 11), True, 4096, 2, 16)
-SHAPE = Shape(1, 2, 1, 40, 16, (3, 5), torch.float16)
+SHAPE = TunedShape(1, 2, 1, 40, 16, (3, 5), torch.float16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +42,13 @@ CANDIDATES = (Tiles(16), Tiles(32), Tiles(64), Tiles(128, wide=True))
 @pytest.fixture(autouse=True)
 def machine(monkeypatch, tmp_path):
     """A machine with a GPU that nothing is tuned for yet, and a user without files."""
-    monkeypatch.setattr(tuning, "device_name", lambda device: GPU if device.type == "cuda" else "")
-    monkeypatch.setattr(tuning, "triton_version", lambda: "3.6.0")
-    monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(tile_sizes, "device_name", lambda device: GPU if device.type == "cuda" else "")
+    monkeypatch.setattr(tile_sizes, "triton_version", lambda: "3.6.0")
+    monkeypatch.setattr(tile_sizes, "SHIPPED", tmp_path / "shipped")
     monkeypatch.setenv("MTA_KERNELS_CACHE", str(tmp_path / "user"))
-    tuning.reload()
+    tile_sizes.reload()
     yield
-    tuning.reload()
+    tile_sizes.reload()
 
 
 def entry(config, key=KEY, triton="3.6.0", kernel="forward"):
@@ -56,7 +56,7 @@ def entry(config, key=KEY, triton="3.6.0", kernel="forward"):
 
 
 def ship(*entries):
-    tuning.save(entries, GPU, tuning.shipped_file(GPU))
+    tile_sizes.save(entries, GPU, tile_sizes.shipped_file(GPU))
 
 
 def chosen(key=KEY, candidates=CANDIDATES, kernel="forward", device=ON_GPU):
@@ -67,7 +67,7 @@ def test_the_users_choice_comes_before_the_shipped_one_and_that_before_the_first
     assert chosen() == Tiles(16)
     ship(entry(Tiles(32)))
     assert chosen() == Tiles(32)
-    tuning.save([entry(Tiles(128, wide=True))], GPU)
+    tile_sizes.save([entry(Tiles(128, wide=True))], GPU)
     assert chosen() == Tiles(128, wide=True)
     assert chosen(kernel="decode") == Tiles(16)
 
@@ -109,13 +109,13 @@ def test_keys_count_lengths_and_sequences_in_powers_of_two():
     assert Key.of(torch.bfloat16, 64, (6, 11), True, 8192, 2, 31) != KEY
     assert Key.of(torch.bfloat16, 64, (6, 11), True, 8191, 2, 15) != KEY
     assert Key.of(torch.bfloat16, 64, (6, 11), True, 1)[-3:] == (1, 0, 0)
-    shape = Shape(3, 16, 8, 5000, 64, (6, 11), torch.bfloat16)
+    shape = TunedShape(3, 16, 8, 5000, 64, (6, 11), torch.bfloat16)
     assert shape.key("decode") == KEY
     assert shape.key("forward") == KEY._replace(group=0, sequences=0)
 
 
 def test_a_choice_that_is_no_candidate_is_passed_over():
-    tuning.save([entry(Tiles(256)), entry(Tiles(64), key=KEY._replace(seq_len=1024))], GPU)
+    tile_sizes.save([entry(Tiles(256)), entry(Tiles(64), key=KEY._replace(seq_len=1024))], GPU)
     assert chosen() == Tiles(64)
     ship(entry(Tiles(32)))
     assert chosen() == Tiles(32)
@@ -126,7 +126,7 @@ def test_a_choice_that_is_no_candidate_is_passed_over():
 
 
 def test_a_choice_of_this_triton_comes_before_one_of_another():
-    tuning.save([entry(Tiles(32), triton="3.5.1")], GPU)
+    tile_sizes.save([entry(Tiles(32), triton="3.5.1")], GPU)
     assert chosen() == Tiles(32)
     ship(entry(Tiles(64)))
     assert chosen() == Tiles(64)
@@ -162,7 +162,7 @@ def text_of(**changes):
 )
 def test_a_file_that_cannot_be_read_is_ignored_with_one_warning(content):
     ship(entry(Tiles(32)))
-    path = tuning.user_file(GPU)
+    path = tile_sizes.user_file(GPU)
     path.parent.mkdir()
     path.write_text(content, errors="surrogateescape")
     with pytest.warns(RuntimeWarning) as warned:
@@ -174,7 +174,7 @@ def test_a_file_that_cannot_be_read_is_ignored_with_one_warning(content):
 
 
 def test_the_record_that_those_files_spoil_is_a_good_one():
-    path = tuning.user_file(GPU)
+    path = tile_sizes.user_file(GPU)
     path.parent.mkdir()
     path.write_text(text_of(config=dataclasses.asdict(Tiles(32))))
     with warnings.catch_warnings():
@@ -185,32 +185,32 @@ def test_the_record_that_those_files_spoil_is_a_good_one():
 def test_saving_adds_replaces_sorts_and_leaves_nothing_else(tmp_path):
     lengths = (16384, 1024, 2048)
     for length in lengths:
-        path = tuning.save([entry(Tiles(32), key=KEY._replace(seq_len=length))], GPU)
-    tuning.save([entry(Tiles(64), key=KEY._replace(seq_len=2048)), entry(Tiles(16), kernel="decode")], GPU)
-    entries = tuning.read_entries(path, GPU)
+        path = tile_sizes.save([entry(Tiles(32), key=KEY._replace(seq_len=length))], GPU)
+    tile_sizes.save([entry(Tiles(64), key=KEY._replace(seq_len=2048)), entry(Tiles(16), kernel="decode")], GPU)
+    entries = tile_sizes.read_entries(path, GPU)
     found = [(found.kernel, found.key.seq_len, found.config["block"]) for found in entries]
     assert found == [("decode", 4096, 16), ("forward", 1024, 32), ("forward", 2048, 64), ("forward", 16384, 32)]
     assert entries[2] == entry(Tiles(64), key=KEY._replace(seq_len=2048))
     content = path.read_text()
     assert len(content.splitlines()) == len(entries) + 6
-    tuning.save(reversed(entries), GPU)
+    tile_sizes.save(reversed(entries), GPU)
     assert path.read_text() == content
     assert list(path.parent.iterdir()) == [path]
     assert path == tmp_path / "user" / "some-gpu-9-x.json"
 
 
 def test_what_cannot_be_read_is_moved_out_of_the_way():
-    path = tuning.user_file(GPU)
+    path = tile_sizes.user_file(GPU)
     path.parent.mkdir()
     path.write_text("precious")
-    tuning.save([entry(Tiles(32))], GPU)
+    tile_sizes.save([entry(Tiles(32))], GPU)
     assert chosen() == Tiles(32)
     assert path.with_name(f"{path.name}.old").read_text() == "precious"
 
 
 def save_many(path, length):
     for number in range(50):
-        tuning.save([entry(Tiles(32), key=KEY._replace(head_dim=16 + number, seq_len=length))], GPU, path)
+        tile_sizes.save([entry(Tiles(32), key=KEY._replace(head_dim=16 + number, seq_len=length))], GPU, path)
 
 
 def test_writers_in_two_processes_lose_nothing_and_readers_see_whole_files(tmp_path):
@@ -222,10 +222,10 @@ def test_writers_in_two_processes_lose_nothing_and_readers_see_whole_files(tmp_p
     reads = []
     while any(writer.is_alive() for writer in writers):
         if path.exists():
-            reads.append(len(tuning.read_entries(path, GPU)))
+            reads.append(len(tile_sizes.read_entries(path, GPU)))
     assert [writer.exitcode for writer in writers] == [0, 0]
     assert reads == sorted(reads)
-    found = {(entry.key.head_dim, entry.key.seq_len) for entry in tuning.read_entries(path, GPU)}
+    found = {(entry.key.head_dim, entry.key.seq_len) for entry in tile_sizes.read_entries(path, GPU)}
     assert found == {(16 + number, length) for number in range(50) for length in (1024, 2048)}
     assert list(tmp_path.iterdir()) == [path]
 
@@ -234,17 +234,17 @@ def test_where_the_users_file_is(monkeypatch):
     monkeypatch.setenv("MTA_KERNELS_CACHE", "/a")
     monkeypatch.setenv("XDG_CACHE_HOME", "/b")
     monkeypatch.setenv("HOME", "/c")
-    assert tuning.user_file("NVIDIA H200") == Path("/a/nvidia-h200.json")
+    assert tile_sizes.user_file("NVIDIA H200") == Path("/a/nvidia-h200.json")
     monkeypatch.setenv("MTA_KERNELS_CACHE", "")
-    assert tuning.user_file("NVIDIA H200") == Path("/b/mta_kernels/nvidia-h200.json")
+    assert tile_sizes.user_file("NVIDIA H200") == Path("/b/mta_kernels/nvidia-h200.json")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert tuning.user_file("NVIDIA H200") == Path("/c/.cache/mta_kernels/nvidia-h200.json")
+    assert tile_sizes.user_file("NVIDIA H200") == Path("/c/.cache/mta_kernels/nvidia-h200.json")
 
 
 def shipped_entries():
     folder = resources.files("mta_kernels.conv_attention.triton") / "tuned"
     with resources.as_file(folder / "nvidia-h200.json") as path:
-        return tuning.read_entries(path, "NVIDIA H200")
+        return tile_sizes.read_entries(path, "NVIDIA H200")
 
 
 def test_the_file_for_the_h200_is_in_the_package_and_in_its_wheel():
@@ -282,7 +282,7 @@ class Fake:
 def tune_fake(monkeypatch, results, times, kernel="forward"):
     fake = Fake(results, times)
     monkeypatch.setattr(tuner, "KERNELS", {kernel: fake.problem})
-    monkeypatch.setattr(tuning, "device_name", lambda device: GPU)
+    monkeypatch.setattr(tile_sizes, "device_name", lambda device: GPU)
     trials = tuner.tune(kernel, dataclasses.replace(SHAPE, dtype=torch.bfloat16), measure=fake.measure)
     return trials, fake
 
@@ -302,7 +302,7 @@ def test_the_fastest_of_the_right_candidates_is_saved(monkeypatch):
     assert trials[-1].status == "failed: MemoryError: too"
     assert tuner.fastest(trials) is trials[3]
     assert not fake.cold
-    (saved,) = tuning.read_entries(tuning.user_file(GPU), GPU)
+    (saved,) = tile_sizes.read_entries(tile_sizes.user_file(GPU), GPU)
     assert (saved.kernel, saved.key) == ("forward", Key.of(torch.bfloat16, 16, (3, 5), True, 32))
     assert saved.config == {"block": 3, "wide": False}
     assert saved.measured == {
@@ -319,7 +319,7 @@ def test_a_first_candidate_that_cannot_run_is_no_reference(monkeypatch):
     trials, fake = tune_fake(monkeypatch, results, [0.0, 0.0, 2.0, 1.0], kernel="decode")
     assert [trial.status.partition(":")[0] for trial in trials] == ["failed", "wrong", "ok", "ok"]
     assert fake.cold
-    (saved,) = tuning.read_entries(tuning.user_file(GPU), GPU)
+    (saved,) = tile_sizes.read_entries(tile_sizes.user_file(GPU), GPU)
     assert saved.config["block"] == 3
     assert saved.measured["heuristic_microseconds"] is None
     assert (saved.key.group, saved.key.sequences) == (2, 1)
@@ -329,7 +329,7 @@ def test_nothing_is_saved_if_nothing_runs(monkeypatch):
     trials, _ = tune_fake(monkeypatch, [RuntimeError(), RuntimeError("no")], [])
     assert [trial.status for trial in trials] == ["failed: RuntimeError: ", "failed: RuntimeError: no"]
     assert tuner.fastest(trials) is None
-    assert not tuning.user_file(GPU).exists()
+    assert not tile_sizes.user_file(GPU).exists()
 
 
 def test_what_cannot_be_tuned(monkeypatch):
@@ -363,7 +363,7 @@ def test_kernels_ask_for_what_tuning_saves(monkeypatch):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_candidate_is_right_and_the_fastest_is_taken(monkeypatch, kernel):
-    monkeypatch.setattr(tuning, "device_name", lambda device: GPU)
+    monkeypatch.setattr(tile_sizes, "device_name", lambda device: GPU)
     last_wins = None if DEVICE == "cuda" else lambda calls, cold: [float(-number) for number, _ in enumerate(calls)]
     trials = tuner.tune(kernel, SHAPE, measure=last_wins)
     assert [trial.status for trial in trials] == ["ok"] * len(trials)
@@ -388,7 +388,9 @@ def test_every_shipped_choice_is_a_candidate():
     candidates = {}
     for found in shipped_entries():
         key = found.key
-        shape = Shape(1, key.group or 1, 1, 16, key.head_dim, (key.query_taps, key.key_taps), key.dtype, key.causal)
+        shape = TunedShape(
+            1, key.group or 1, 1, 16, key.head_dim, (key.query_taps, key.key_taps), key.dtype, key.causal
+        )
         if (found.kernel, shape) not in candidates:
             candidates[found.kernel, shape] = KERNELS[found.kernel](shape, torch.device(DEVICE)).candidates
         assert found.config in map(dataclasses.asdict, candidates[found.kernel, shape]), found
