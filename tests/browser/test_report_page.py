@@ -9,7 +9,7 @@ from written_runs import case, rounds, write_run
 from mtabench.commands import report
 
 RESULTS = Path(__file__).parents[2] / "results/nvidia-h200"
-PLAIN = {"op": "attention", "conv_q": None, "conv_k": None}
+PLAIN = {"taps": None}
 
 pytestmark = pytest.mark.usefixtures("page")
 
@@ -19,7 +19,7 @@ def mixed_run(path):
     cells = {}
     for conv in ((6, 11), (3, 3)):
         for step, seq in enumerate((1024, 2048, 4096)):
-            shape = {"conv_q": conv[0], "conv_k": conv[1]}
+            shape = {"taps": conv}
             cells[case(seq, **shape)] = rounds(2.0**step) if seq < 4096 else ("oom", "out of memory: 26 GiB")
             cells[case(seq, "triton", **shape)] = rounds(0.1 * 2.0**step, seed=step)
             cells[case(seq, "compile", **shape)] = ("error", "RuntimeError: broke")

@@ -14,7 +14,6 @@ from torch.autograd import forward_ad
 
 from mta_kernels.conv_attention import (
     ConvAttention,
-    api,
     conv_attention,
     conv_attention_decode,
     conv_attention_decode_reference,
@@ -22,7 +21,7 @@ from mta_kernels.conv_attention import (
     explain,
 )
 from mta_kernels.conv_attention.context_parallel import cache_positions, shard_sequence, unshard_sequence
-from mta_kernels.conv_attention.hopper.forward import shape_unsupported
+from mta_kernels.conv_attention.hopper import backend as hopper_backend
 
 CHUNK = 19
 NAMES = ("q", "k", "v", "weight")
@@ -256,12 +255,8 @@ def test_auto_takes_the_reference_for_what_triton_refuses(processes) -> None:
 
 def choices_on_hopper(group: dist.ProcessGroup) -> list[str]:
     """Of a head dim that has a backward there, and of one that has none; then of a decode."""
-
-    def unsupported(*, device, **shape) -> str | None:
-        return shape_unsupported(**shape)
-
     found = []
-    with mock.patch.object(api, "hopper_unsupported", unsupported):
+    with mock.patch.object(hopper_backend, "platform_unsupported", lambda device: None):
         for columns, wants_gradient in ((16, True), (144, False), (144, True)):
             q, k, v = (torch.zeros(1, 2, 48, columns, dtype=torch.float16) for _ in range(3))
             weight = torch.zeros(2, 3, 4, dtype=torch.float16, requires_grad=wants_gradient)

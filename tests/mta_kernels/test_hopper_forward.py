@@ -22,8 +22,9 @@ from planted_faults import plant
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference, explain, identity_weight, operators
-from mta_kernels.conv_attention.hopper import backward, forward, prepare
+from mta_kernels.conv_attention.hopper import forward, prepare
 from mta_kernels.conv_attention.hopper import source as sources
+from mta_kernels.conv_attention.hopper.backward import BackwardConstants
 from mta_kernels.conv_attention.hopper.forward import ForwardConstants, kernel, shape_unsupported
 from mta_kernels.conv_attention.hopper.prepare import Preparation, PrepareConstants, Rows
 from mta_kernels.nvrtc import compiler, driver
@@ -398,16 +399,16 @@ def test_it_compiles_without_spills_and_with_products_in_flight(constants: Forwa
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
-@pytest.mark.parametrize("module", [forward, backward], ids=["forward", "backward"])
-def test_every_head_dim_compiles(module, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("constants", [ForwardConstants, BackwardConstants], ids=["forward", "backward"])
+def test_every_head_dim_compiles(constants: type, dtype: torch.dtype) -> None:
     reason = compiler.missing_package()
     if reason:
         pytest.skip(reason)
     for head_dim in range(8, 264, 8):
-        if shape_unsupported(dtype, head_dim, 1, 1, backward=module is backward) is None:
-            geometry = module.ForwardConstants(dtype, head_dim, Convolution(1, 1, 0), causal=False, spans=False)
+        if shape_unsupported(dtype, head_dim, 1, 1, backward=constants is BackwardConstants) is None:
+            of_head_dim = constants(dtype, head_dim, Convolution(1, 1, 0), causal=False, spans=False)
             # To PTX: what the assembler may refuse, it refuses in other tests.
-            compiler.compile_source(dataclasses.replace(geometry.source, architecture="compute_90a"))
+            compiler.compile_source(dataclasses.replace(of_head_dim.source, architecture="compute_90a"))
 
 
 def test_the_compiler_s_words_are_kept() -> None:

@@ -104,9 +104,8 @@ def choose(backend: str, request: Request) -> Backend | None:
             f"use {_instead(kernels, [x for x in KERNELS if x.tiles])}"
         )
     if request.decode is not None and kernels.decode is None:
-        raise ValueError(
-            f"backend {backend!r} has no decode; use {_instead(kernels, [x for x in KERNELS if x.decode])}"
-        )
+        able = [x for x in KERNELS if x.decode and (x.tiles or not request.over_ranks)]
+        raise ValueError(f"backend {backend!r} has no decode; use {_instead(kernels, able)}")
     if request.decode is None and kernels.forward is None:
         able = [x for x in KERNELS if x.forward]
         raise ValueError(f"backend {backend!r} has decode alone; use {_instead(kernels, able)}")
