@@ -256,7 +256,7 @@ def test_auto_takes_the_reference_for_what_triton_refuses(processes) -> None:
 def choices_on_hopper(group: dist.ProcessGroup) -> list[str]:
     """Of a head dim that has a backward there, and of one that has none; then of a decode."""
     found = []
-    with mock.patch.object(hopper_backend, "platform_unsupported", lambda device: None):
+    with mock.patch.object(hopper_backend, "platform_unsupported", return_value=None):
         for columns, wants_gradient in ((16, True), (144, False), (144, True)):
             q, k, v = (torch.zeros(1, 2, 48, columns, dtype=torch.float16) for _ in range(3))
             weight = torch.zeros(2, 3, 4, dtype=torch.float16, requires_grad=wants_gradient)
