@@ -21,6 +21,8 @@ def test_the_table_has_the_commit_of_every_file():
     for name, commit in re.findall(
         r"^\| `([\w-]+\.csv)` \| (.+?) \|", (RESULTS / "README.md").read_text(), re.MULTILINE
     ):
+        if commit == "in the rows":
+            continue
         with open(MAIN / name) as file:
             measured = {(row["git_sha"], row["git_dirty"].lower()) for row in csv.DictReader(file)}
         sha, modified, _ = commit.partition(", modified")
