@@ -14,9 +14,11 @@ from torch import Tensor
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
 from mta_kernels.conv_attention.context_parallel import cache_positions
 from mta_kernels.conv_attention.context_parallel import tiles as tiling
-from mta_kernels.conv_attention.context_parallel.attention import make_plan, over_ranks
+from mta_kernels.conv_attention.context_parallel.attention import Plan, make_plan, over_ranks
 from mta_kernels.conv_attention.context_parallel.decode import decode_over_ranks
 from mta_kernels.conv_attention.context_parallel.layout import chunks_of
+from mta_kernels.conv_attention.context_parallel.ring import backward as ring_backward
+from mta_kernels.conv_attention.context_parallel.ring import forward as ring_forward
 from mta_kernels.conv_attention.context_parallel.tiles import Problem, tiles
 from mta_kernels.operation import key_padding
 
@@ -73,10 +75,20 @@ def ring(
     def of_a_rank(simulated) -> dict[str, Tensor]:
         shards = [x if x is weight else shard(x, simulated.rank, ranks) for x in inputs]
         plan = make_plan(shards[0], weight, simulated, causal, scale, pad_key, head_chunk, backend)
-        leaves = dict(zip(NAMES, shards, strict=True))
-        return value_and_gradients(over_ranks, leaves, shard(grad_out, simulated.rank, ranks), plan=plan)
+        own_grad_out = shard(grad_out, simulated.rank, ranks)
+        if shards[0].is_cuda:
+            return without_autograd(plan, shards, own_grad_out)
+        return value_and_gradients(over_ranks, dict(zip(NAMES, shards, strict=True)), own_grad_out, plan=plan)
 
     return run_ranks(ranks, of_a_rank)
+
+
+def without_autograd(plan: Plan, shards: list[Tensor], grad_out: Tensor) -> dict[str, Tensor]:
+    """For a GPU, whose backwards autograd runs in one thread: ranks would wait there for each other for ever."""
+    of_a_call = plan.ranks, plan.kernels, plan.problem, *shards
+    out, logsumexp = ring_forward(*of_a_call)
+    gradients = ring_backward(*of_a_call, out, logsumexp, grad_out)
+    return {"out": out} | {name: grad.to(out.dtype) for name, grad in zip(NAMES, gradients, strict=True)}
 
 
 def gradient_of_out(q: Tensor) -> Tensor:
