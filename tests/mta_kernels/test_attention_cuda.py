@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from emulated_attention import emulated_attention  # noqa: F401
+from emulated_rungs import emulated_attention  # noqa: F401
 from kernel_inputs import DEVICE, relative_error
 from planted_faults import plant
 from torch import Tensor

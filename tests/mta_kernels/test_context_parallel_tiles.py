@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from emulated import emulator  # noqa: F401
+from emulated_hopper import emulator  # noqa: F401
 from kernel_inputs import DEVICE, DTYPES, make, poison_memory, relative_error, value_and_gradients
 from simulated_ranks import run_ranks
 from torch import Tensor

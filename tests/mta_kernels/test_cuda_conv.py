@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 
-import emulated_cuda as emulation
+import emulated_conv as emulation
 import pytest
 import torch
-from emulated_cuda import emulated_cuda  # noqa: F401
+from emulated_conv import emulated_cuda  # noqa: F401
 from kernel_inputs import DEVICE, make, poison_memory, relative_error, value_and_gradients, with_gaps
 from planted_faults import plant
 from torch import Tensor

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulated import emulator  # noqa: F401
+from emulated_hopper import emulator  # noqa: F401
 from kernel_inputs import (
     DEVICE,
     assert_as_reference,

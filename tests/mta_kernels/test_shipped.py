@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulated import HopperEmulator, emulator  # noqa: F401
+from emulated_hopper import HopperEmulator, emulator  # noqa: F401
 from kernel_inputs import make
 
 from mta_kernels import code_cache, common_kernels

@@ -7,7 +7,7 @@ import stat
 import pytest
 from command_line import contents, make_runner, refused
 
-from mtabench.cluster import asked, facts, team
+from mtabench.cluster import facts, options, team
 
 CPU = ("--device", "cpu", "--seq", "16", "--impl", "eager")
 GPU = ("--seq", "16", "--impl", "eager")
@@ -89,7 +89,7 @@ def test_a_scheduler_that_is_not_there(mtabench, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("package", ["distributed", "cryptography"])
 def test_without_its_packages_it_says_what_to_install(mtabench, monkeypatch, package):
-    monkeypatch.setattr(asked, "find_spec", lambda name: None if name == package else object())
+    monkeypatch.setattr(options, "find_spec", lambda name: None if name == package else object())
     words = ("fwd", *CPU, "--workers", "2")
     refused(mtabench(*words), f"needs the package {package}", "pip install 'mtabench[cluster]'")
 

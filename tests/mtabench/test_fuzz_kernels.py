@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from emulated import emulator  # noqa: F401
 from emulated_decode import emulated_decode  # noqa: F401
+from emulated_hopper import emulator  # noqa: F401
 from emulated_kernels import Emulator
 from kernel_inputs import DEVICE
 

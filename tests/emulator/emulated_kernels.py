@@ -18,7 +18,7 @@ import pytest
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source
 
-FOLDER = Path(__file__).parent / "emulator"
+FOLDER = Path(__file__).parent
 GXX = shutil.which("g++")
 # Runs a kernel; behind the memory of a block lie bytes that no kernel may write.
 LAUNCH = """
@@ -72,7 +72,7 @@ class Emulator:
             pytest.skip("no g++ to build the emulated kernels with")
         folder = wanted.path.parent
         constants = [f"-D{key}={value}" for key, value in wanted.constants.items()]
-        read = [*sorted(folder.glob("*.cu*")), *sorted(FOLDER.iterdir())]
+        read = [*sorted(folder.glob("*.cu*")), *sorted(FOLDER.glob("*.[ch]*"))]
         return str(built(self.program(wanted), ["-O1", *constants, f"-I{folder}"], read)).encode()
 
     def load(self, code: bytes, name: str, shared_memory: int, device: Any) -> Any:
