@@ -94,3 +94,15 @@ def assert_as_reference(inputs: dict[str, Tensor], backend: str = "triton", **op
         assert got[name].dtype == eager[name].dtype, name
         tolerance = max(2 * relative_error(eager[name], want), 16 * torch.finfo(q.dtype).eps)
         assert relative_error(got[name], want) <= tolerance, (name, relative_error(got[name], want), tolerance)
+
+
+class Stop(torch.autograd.Function):
+    """Passes its input on, and no gradient back."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> None:
+        return None

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 from emulated_kernels import Emulator
-from kernel_inputs import make
+from kernel_inputs import Stop, make
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
@@ -278,15 +278,6 @@ def test_dual_tensors_are_seen() -> None:
 
 
 def test_an_undefined_gradient_stays_undefined(machine: Machine) -> None:
-    class Stop(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad: Tensor) -> None:
-            return None
-
     leaves = [x.requires_grad_() for x in inputs()]
     for _ in range(3):  # the first by the operator, the others as calls like it
         out = Stop.apply(conv_attention(*leaves, backend="hopper"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_inputs import DEVICE, make
+from kernel_inputs import DEVICE, Stop, make
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
@@ -70,18 +70,6 @@ def test_what_is_not_wanted_has_no_gradient() -> None:
     conv_attention(q, k, v.requires_grad_(), weight, backend="triton").sum().backward()
     assert v.grad is not None
     assert all(x.grad is None for x in (q, k, weight))
-
-
-class Stop(torch.autograd.Function):
-    """Passes its input on, and no gradient back."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> None:
-        return None
 
 
 @pytest.mark.parametrize(
