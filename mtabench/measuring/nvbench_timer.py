@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import tempfile
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 from mtabench.errors import UsageError
+from mtabench.measuring.samplers import Action, Run
 
 PACKAGE = "cuda.bench"
 NAME = "cell"
@@ -49,8 +49,8 @@ def check_nvbench() -> None:
 
 
 def sample_with_nvbench(
-    run: Callable[[Any], Any], setup: Callable[[], Any] | None, flush: Callable[[], Any] | None, rounds: int,
-    samples: int, timeout_s: float, beside: Callable[[], Any] = lambda: None,
+    run: Run, setup: Action | None, flush: Action | None, rounds: int, samples: int, timeout_s: float,
+    beside: Action = lambda: None,
 ) -> NvbenchSamples:  # fmt: skip
     """Time `run(setup())` on the current GPU, the setup and `flush` outside the window; a process can do this once.
 

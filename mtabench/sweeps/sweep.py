@@ -7,7 +7,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
@@ -122,7 +122,7 @@ def new_sweep(
         options=" ".join(measuring_words(plan.options)),
     )
     kept = read_ceilings(writer.path.with_name(FILE_NAME), facts.environment)
-    return Sweep(plan, writer, settings, watcher, facts, dict(kept), spent)
+    return Sweep(plan, writer, settings, watcher, facts, dict(kept), spent or Stopwatch())
 
 
 @contextmanager
@@ -138,27 +138,18 @@ def interruptible(plan: Plan, writer: Writer) -> Iterator[None]:
         ) from None
 
 
+@dataclass(eq=False)
 class Sweep:
     """One process's part of a sweep; `ceilings` by dtype, to which it adds those it needs, None if there are none."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        writer: Sink,
-        settings: timing.Settings,
-        watcher: Watcher,
-        facts: RunFacts,
-        ceilings: dict[str, Ceilings | None],
-        spent: Stopwatch | None = None,
-    ) -> None:
-        self.plan = plan
-        self.writer = writer
-        self.settings = settings
-        self.watcher = watcher
-        self.facts = facts
-        self.ceilings = ceilings
-        self.spent = spent or Stopwatch()
-        self.statuses: Counter[str] = Counter()
+    plan: Plan
+    writer: Sink
+    settings: timing.Settings
+    watcher: Watcher
+    facts: RunFacts
+    ceilings: dict[str, Ceilings | None]
+    spent: Stopwatch = field(default_factory=Stopwatch)
+    statuses: Counter[str] = field(default_factory=Counter)
 
     def measure_shape(self, cases: Sequence[Case]) -> None:
         """Cells of one shape: verified one by one, then timed in the same rounds."""
