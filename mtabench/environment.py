@@ -96,6 +96,16 @@ def available_memory_bytes(device: str) -> int | None:
     return min(found, default=None)
 
 
+def device_works(device: str) -> bool:
+    """Whether "cuda" or "cpu" still takes work: a failed kernel may have broken a GPU's context."""
+    try:
+        if device == "cuda":
+            torch.cuda.synchronize()
+    except Exception:
+        return False
+    return True
+
+
 def l2_bytes() -> int:
     """Size of the current GPU's L2 cache."""
     return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size

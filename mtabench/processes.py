@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
+import queue
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -90,6 +92,26 @@ def run_module(
         kill(process)
 
 
+def in_threads(functions: Sequence[Callable[[Callable[[Any], None]], None]]) -> Iterator[Any]:
+    """Call each function in a thread with a callable that takes its messages; the messages of all, as they come.
+
+    Ctrl-C ends at once: the threads are daemons, and the processes that they wait for end with them.
+    """
+    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    over = object()
+
+    def call(function: Callable[[Callable[[Any], None]], None]) -> None:
+        try:
+            function(messages.put)
+        finally:
+            messages.put(over)
+
+    for function in functions:
+        threading.Thread(target=call, args=(function,), daemon=True).start()
+    for _ in functions:
+        yield from iter(messages.get, over)
+
+
 def serve(descriptor: int) -> None:
     """In the fresh process: call what stands on standard input, with messages going to an open descriptor."""
     die_with_parent()
@@ -134,12 +156,9 @@ def die_with_parent() -> None:
 
 
 def _receive_all(
-    process: subprocess.Popen[bytes],
-    receiver: Connection,
-    receive: Callable[[Any], None],
-    deadline: float,
+    process: subprocess.Popen[bytes], receiver: Connection, receive: Callable[[Any], None], deadline: float,
     timeout_s: float,
-) -> None:
+) -> None:  # fmt: skip
     """Until the process has nothing more to send; that it is over is looked at too, since its children may live on."""
     while True:
         left = deadline - time.monotonic()

@@ -73,7 +73,7 @@ def plant():
 
     registry.IMPLEMENTATIONS = implementations()
     timing.WARM_UP_SECONDS = 0.05
-    sweep._device_works = lambda device: not broken
+    sweep.environment.device_works = lambda device: not broken
     sweep.measure_ceilings = lambda device, dtype: Ceilings(10.0, 0.1, 12.0)
 
 

@@ -205,18 +205,16 @@ def _moved_errors(before: Tensor, after: Tensor, place: Tensor) -> Tensor:
 class _Kept:
     """What was where inputs were overwritten."""
 
-    places: list[tuple[Tensor, tuple]] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
+    found: list[tuple[Tensor, tuple, Tensor]] = field(default_factory=list)
 
     def overwrite(self, x: Tensor, place: tuple, value: Tensor | float) -> None:
-        self.places.append((x, place))
-        self.values.append(x[place].clone())
+        self.found.append((x, place, x[place].clone()))
         x[place] = value
 
     def give_back(self) -> None:
-        while self.places:
-            x, place = self.places.pop()
-            x[place] = self.values.pop()
+        while self.found:
+            x, place, value = self.found.pop()
+            x[place] = value
 
 
 class _FirstKey:

@@ -38,9 +38,8 @@ class Call:
     ) -> None:
         """With other `values` than the inputs', by name, where they are given."""
         self.case, self._operation = inputs.case, operation
-        self._layouts = inputs.layouts
         self.placed = {
-            name: Placed(self._as_given(name, x), self._layouts[name])
+            name: Placed(self._as_given(name, x), inputs.layouts[name])
             for name, x in (inputs.values | dict(values or {})).items()
         }
         self._leaves: dict[str, Tensor] = {}
@@ -62,12 +61,8 @@ class Call:
                 return self._beside()
             if self.case.way == "again":
                 with self._other_numbers():
-                    self._results()
-            return self._results()
-
-    def run_plainly(self) -> Results:
-        """Call it in memory as it is."""
-        return self._results()
+                    self.run_plainly()
+            return self.run_plainly()
 
     def keep(self) -> None:
         """Note what the arguments hold, for `changed`."""
@@ -85,7 +80,8 @@ class Call:
             return values.float()
         return values
 
-    def _results(self) -> Results:
+    def run_plainly(self) -> Results:
+        """Call it in memory as it is."""
         case, leaves = self.case, self._leaves
         autocast = torch.autocast(case.device, DTYPES[case.dtype]) if case.way == "autocast" else nullcontext()
         with torch.set_grad_enabled(bool(case.wanted)):
@@ -122,7 +118,7 @@ class Call:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            found = self._results()
+            found = self.run_plainly()
         torch.cuda.current_stream().wait_stream(stream)
         for x in found.values():
             x.record_stream(torch.cuda.current_stream())
@@ -134,7 +130,7 @@ class Call:
         with self._other_numbers():
             self._beside()  # compiles and warms up
             with torch.cuda.graph(graph):
-                found = self._results()
+                found = self.run_plainly()
         for x in found.values():
             x.fill_(float("nan"))
         graph.replay()

@@ -86,14 +86,9 @@ class FuzzCase:
         return "\n".join(f"  {field.name:<13} {getattr(self, field.name)!r}" for field in fields(self))
 
 
-def block_of(number: int, device: str) -> int:
-    """The block of cases that a case belongs to."""
-    return number // BLOCK[device]
-
-
 def draw(seed: int, number: int, backends: Sequence[str], device: str) -> FuzzCase:
     """Case `number` of a seed, for one of the backends; the same as with that backend alone."""
-    block = block_of(number, device)
+    block = number // BLOCK[device]
     backend = backends[block % len(backends)]
     kind = Random(f"{seed} {block}").randrange(KINDS[device])
     return draw_for(draw_constants(seed, kind, backend, device), seed, number, backend, device)

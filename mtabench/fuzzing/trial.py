@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from mta_kernels.conv_attention import unsupported
+from mtabench.environment import device_works
 from mtabench.fuzzing import checks
 from mtabench.fuzzing.calls import BACKENDS, PUBLIC, Call, Operation, Results
 from mtabench.fuzzing.cases import FuzzCase
@@ -68,7 +69,7 @@ def try_case(case: FuzzCase, operation: Operation = PUBLIC) -> Outcome:
     except Exception as error:
         text = " ".join(str(error).split())[:LONGEST_REFUSAL]
         outcome.wrong.append(Wrong("crash", f"{type(error).__name__}: {text}"))
-        outcome.broken = case.device == "cuda" and not _gpu_works()
+        outcome.broken = not device_works(case.device)
     return outcome
 
 
@@ -132,11 +133,3 @@ def _refusal(case: FuzzCase, backend: str) -> str | None:
 def _promises_the_same_bits(case: FuzzCase) -> bool:
     """The fused kernels add in an order of their own; on a GPU eager PyTorch does not promise that."""
     return case.device == "cpu" or case.backend in ("triton", "hopper", "cuda")
-
-
-def _gpu_works() -> bool:
-    try:
-        torch.cuda.synchronize()
-    except Exception:
-        return False
-    return True

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mtabench.fuzzing.cases import BLOCK, FuzzCase, draw
-from mtabench.processes import ProcessEndedError, call_in_process
+from mtabench.processes import ProcessEndedError, call_in_process, in_threads
 
 LONGEST_CASE_S = 300.0  # that a worker may go on for after its time, a compile included; then it is killed
 
@@ -89,39 +87,28 @@ def run_workers(seed: int, backends: Sequence[str], device: str, jobs: int, seco
 
     Ctrl-C ends them all.
     """
-    messages: queue.SimpleQueue[Ended | None] = queue.SimpleQueue()
-    for worker in range(jobs):
-        follower = Follower(Share(seed, tuple(backends), device, worker, jobs), seconds, messages.put)
-        threading.Thread(target=follower.run, daemon=True).start()
-    running = jobs
-    while running:
-        message = messages.get()
-        if message is None:
-            running -= 1
-        else:
-            yield message
+    shares = [Share(seed, tuple(backends), device, worker, jobs) for worker in range(jobs)]
+    return in_threads([Follower(share, seconds).run for share in shares])
 
 
 class Follower:
     """Keeps the worker of a share alive until its time is over, and says what became of each case."""
 
-    def __init__(self, share: Share, seconds: float, give: Callable[[Ended | None], None]) -> None:
-        self._share, self._seconds, self._give = share, seconds, give
+    def __init__(self, share: Share, seconds: float) -> None:
+        self._share, self._seconds = share, seconds
         self._until: float | None = None  # once a worker was ready
         self._number, self._is_on_it, self._begun = -1, False, 0.0
 
-    def run(self) -> None:
-        """Give what ends, and None at the end of all."""
-        try:
-            while (left := self._left()) > 0:
-                self._begun = time.monotonic()
-                reason = self._run_worker(left)
-                if reason:
-                    self._note(reason)
-                    if self._until is None:
-                        return  # it cannot even start
-        finally:
-            self._give(None)
+    def run(self, give: Callable[[Ended], None]) -> None:
+        """Give what ends."""
+        self._give = give
+        while (left := self._left()) > 0:
+            self._begun = time.monotonic()
+            reason = self._run_worker(left)
+            if reason:
+                self._note(reason)
+                if self._until is None:
+                    return  # it cannot even start
 
     def _run_worker(self, left: float) -> str:
         """Why the worker ended before its time; an empty text if it did not, or asked for another."""

@@ -63,16 +63,13 @@ def _buffer(device: str) -> torch.Tensor:
     return torch.ones(BUFFER_BYTES[device] // 4, dtype=torch.float32, device=device)
 
 
-def _read_by_rows(buffer: torch.Tensor) -> torch.Tensor:
-    return torch.mv(buffer.view(-1, ROW), buffer[:ROW])
-
-
-def _read_by_halves(buffer: torch.Tensor) -> torch.Tensor:
-    return torch.dot(*buffer.chunk(2))
-
-
 # What reads a whole buffer and writes next to nothing.
-READERS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (torch.sum, torch.amax, _read_by_rows, _read_by_halves)
+READERS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    torch.sum,
+    torch.amax,
+    lambda buffer: torch.mv(buffer.view(-1, ROW), buffer[:ROW]),
+    lambda buffer: torch.dot(*buffer.chunk(2)),
+)
 
 
 def _best_seconds(call: Callable[[], object], device: str) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import tempfile
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 from mtabench.errors import UsageError
+from mtabench.measuring.samplers import Action, Run
 
 PACKAGE = "cuda.bench"
 NAME = "cell"
@@ -49,8 +49,8 @@ def check_nvbench() -> None:
 
 
 def sample_with_nvbench(
-    run: Callable[[Any], Any], setup: Callable[[], Any] | None, flush: Callable[[], Any] | None, rounds: int,
-    samples: int, timeout_s: float, beside: Callable[[], Any] | None = None,
+    run: Run, setup: Action | None, flush: Action | None, rounds: int, samples: int, timeout_s: float,
+    beside: Action = lambda: None,
 ) -> NvbenchSamples:  # fmt: skip
     """Time `run(setup())` on the current GPU, the setup and `flush` outside the window; a process can do this once.
 
@@ -62,16 +62,22 @@ def sample_with_nvbench(
     reader = importlib.import_module(f"{PACKAGE}.results").BenchmarkResult
     errors: list[Exception] = []
 
+    def call(launch: Any, timer: Any) -> None:
+        given = setup() if setup else None
+        if flush is not None:
+            flush()
+        timer.start()
+        run(given)
+        timer.stop()
+
     def measure_round(state: Any) -> None:
         try:
             with on_stream_of(state):
                 for _ in range(WARM_UP_CALLS):  # memory that a held GPU would wait for is allocated for each stream
                     run(setup() if setup else None)
-                if beside is not None:
-                    beside()
-                _execute(state, run, setup, flush)
-                if beside is not None:
-                    beside()
+                beside()
+                state.exec(call, timer=True)
+                beside()
         except Exception as error:
             errors.append(error)
             state.skip(str(error))
@@ -107,17 +113,3 @@ def on_stream_of(state: Any) -> AbstractContextManager[Any]:
 def current_device() -> int:
     """The index of the GPU in use, as CUDA counts those that it sees."""
     return torch.cuda.current_device()
-
-
-def _execute(
-    state: Any, run: Callable[[Any], Any], setup: Callable[[], Any] | None, flush: Callable[[], Any] | None
-) -> None:
-    def call(launch: Any, timer: Any) -> None:
-        given = setup() if setup else None
-        if flush is not None:
-            flush()
-        timer.start()
-        run(given)
-        timer.stop()
-
-    state.exec(call, timer=True)

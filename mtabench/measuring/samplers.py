@@ -12,6 +12,8 @@ import torch
 
 from mtabench.measuring.poison import poison
 
+Run = Callable[[Any], Any]  # takes what a setup returned
+Action = Callable[[], Any]  # a setup, a flush, a wait
 # Takes that many samples, in ms a call.
 Sampler = Callable[[int], list[float]]
 
@@ -27,12 +29,7 @@ LONGEST_HELD_S = 2e-2
 FASTEST_CLOCK_HZ = 3e9
 
 
-def cpu_sampler(
-    run: Callable[[Any], Any],
-    setup: Callable[[], Any] | None,
-    flush: Callable[[], Any] | None,
-    synchronize: Callable[[], Any],
-) -> Sampler:
+def cpu_sampler(run: Run, setup: Action | None, flush: Action | None, synchronize: Action) -> Sampler:
     """Wall time of `run(setup())`, with the setup and the flush outside the window; on a GPU launches included."""
 
     def sample(count: int) -> list[float]:
@@ -52,9 +49,7 @@ def cpu_sampler(
     return sample
 
 
-def events_sampler(
-    run: Callable[[Any], Any], setup: Callable[[], Any] | None, flush: Callable[[], Any] | None, call_s: float
-) -> Sampler:
+def events_sampler(run: Run, setup: Action | None, flush: Action | None, call_s: float) -> Sampler:
     """Time on the GPU between two events around `run(setup())`; `flush` empties the cache before the window.
 
     With a warm cache and no setup a window holds several calls of a short kernel, of about `call_s` seconds. Before a
@@ -124,7 +119,7 @@ class GraphSampler:
         return self.recorded.outputs
 
 
-def graph_sampler(closures: Sequence[Callable[[], Any]], flush: Callable[[], Any] | None) -> GraphSampler:
+def graph_sampler(closures: Sequence[Action], flush: Action | None) -> GraphSampler:
     """Time of replaying `closures`, a call each; no launch overhead. Captures at once.
 
     With `flush` the cache is emptied before each window, which then holds every closure once. Without, it holds as many
@@ -155,7 +150,7 @@ def graph_sampler(closures: Sequence[Callable[[], Any]], flush: Callable[[], Any
     return GraphSampler(lambda count: [ms / (repeats * len(closures)) for ms in replays(count)], graph)
 
 
-def capture(closures: Sequence[Callable[[], Any]], repeats: int = 1) -> Replay:
+def capture(closures: Sequence[Action], repeats: int = 1) -> Replay:
     """A CUDA graph of calling all closures in turn, `repeats` times, replayed once."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

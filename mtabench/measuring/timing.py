@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -116,29 +116,31 @@ def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K
     lanes: dict[K, _Lane] = {}
     flush = _flush(device, settings)
     sensor = GpuSensor() if device == "cuda" else None
-    for key, cell in cells.items():
+
+    @contextmanager
+    def step(key: K, name: str) -> Iterator[None]:
+        """Within, what raises fails the cell; profilers show it by the name."""
         try:
-            with phase(device, f"{_name(key)}: warm up"):
-                lanes[key] = _Lane(cell, device, settings, flush, sensor)
+            with phase(device, f"{_name(key)}: {name}"):
+                yield
         except Exception as error:
             failed[key] = _bare(error)
+
+    for key, cell in cells.items():
+        with step(key, "warm up"):
+            lanes[key] = _Lane(cell, device, settings, flush, sensor)
     for number in range(settings.max_rounds):
         pending = [key for key, lane in lanes.items() if not lane.done and key not in failed]
         for key in pending if number % 2 == 0 else reversed(pending):
-            try:
-                with phase(device, f"{_name(key)}: measure"):
-                    lanes[key].take_round()
-            except Exception as error:
-                failed[key] = _bare(error)
+            with step(key, "measure"):
+                lanes[key].take_round()
+            if key in failed:
                 lanes[key].close()
     for key, lane in lanes.items():
         confirm = cells[key].confirm
         if key not in failed and confirm is not None:
-            try:
-                with phase(device, f"{_name(key)}: verify"):
-                    _check_last(confirm, lane.last)
-            except Exception as error:
-                failed[key] = _bare(error)
+            with step(key, "verify"):
+                _check_last(confirm, lane.last)
         lane.close()
     measured = {key: lane.measurement for key, lane in lanes.items() if key not in failed}
     if sensor is not None and sensor.energy_j() is not None:
@@ -162,7 +164,7 @@ def measure_beside_nvbench(cell: Timed, device: str, settings: Settings) -> tupl
         min_rounds=2 * settings.min_rounds,
         max_rounds=2 * settings.max_rounds,
     )
-    flush, wait = _flush(device, settings), _synchronize(device)
+    flush, wait = _flush(device, settings), synchronize(device)
 
     def flush_and_wait() -> None:
         if flush is not None:
@@ -214,12 +216,7 @@ class _Lane:
     """One cell on its way through the rounds."""
 
     def __init__(
-        self,
-        cell: Timed,
-        device: str,
-        settings: Settings,
-        flush: Callable[[], Any] | None,
-        sensor: GpuSensor | None,
+        self, cell: Timed, device: str, settings: Settings, flush: Callable[[], Any] | None, sensor: GpuSensor | None
     ) -> None:
         call_s, total_s, peak = _warm_up(cell, device, settings)
         name = settings.timer
@@ -286,7 +283,7 @@ class _Lane:
 
 
 def _by_nvbench(
-    cell: Timed, device: str, settings: Settings, beside: Callable[[], Any] | None = None
+    cell: Timed, device: str, settings: Settings, beside: Callable[[], Any] = lambda: None
 ) -> Measurement | Exception:
     """The measurement of the only cell of a process; NVBench takes all rounds that fit, since it cannot be stopped."""
     try:
@@ -314,7 +311,7 @@ def _samples_a_round(settings: Settings, total_s: float) -> int:
 
 def _warm_up(cell: Timed, device: str, settings: Settings) -> tuple[float, float, float | None]:
     """Call until compilation is over and times agree: seconds of a call, those with its setup, and peak MB."""
-    synchronize = _synchronize(device)
+    wait = synchronize(device)
     limit = min(WARM_UP_SECONDS, settings.time_limit_s / 2)
     least = GPU_WARM_UP_SECONDS if device == "cuda" else 0.0
     peak = None
@@ -326,10 +323,10 @@ def _warm_up(cell: Timed, device: str, settings: Settings) -> tuple[float, float
             before = torch.cuda.memory_allocated()
         first = time.perf_counter()
         state = cell.setup() if cell.setup else None
-        synchronize()
+        wait()
         second = time.perf_counter()
         cell.run(state)
-        synchronize()
+        wait()
         end = time.perf_counter()
         del state
         if device == "cuda":
@@ -348,7 +345,7 @@ def _warm_up(cell: Timed, device: str, settings: Settings) -> tuple[float, float
 
 def _sampler(name: str, cell: Timed, device: str, flush: Callable[[], Any] | None, call_s: float) -> Sampler:
     if name == "cpu":
-        return cpu_sampler(cell.run, cell.setup, flush, _synchronize(device))
+        return cpu_sampler(cell.run, cell.setup, flush, synchronize(device))
     if name == "events":
         return events_sampler(cell.run, cell.setup, flush, call_s)
     if cell.setup is not None:
@@ -358,7 +355,8 @@ def _sampler(name: str, cell: Timed, device: str, flush: Callable[[], Any] | Non
     return graph_sampler([functools.partial(cell.run, None)], flush)
 
 
-def _synchronize(device: str) -> Callable[[], Any]:
+def synchronize(device: str) -> Callable[[], Any]:
+    """What waits until "cuda" or "cpu" has done all that it was given."""
     return torch.cuda.synchronize if device == "cuda" else lambda: None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mtabench.errors import UsageError
+from mtabench.problem.case import DTYPES
 
 UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 MAX_QUERY_TAPS = 16
@@ -97,6 +98,15 @@ def parse_splits(text: str) -> list[int | str]:
 def parse_names(text: str, what: str) -> list[str]:
     """The comma-separated names in `text`, in order, each once; raises UsageError for an empty one."""
     return list(dict.fromkeys(_parts(text, what, "expected names separated by commas, such as eager,triton")))
+
+
+def parse_dtypes(text: str) -> list[str]:
+    """As `parse_names`, of --dtype; raises UsageError also for a name that is not in DTYPES."""
+    dtypes = parse_names(text, "--dtype")
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise UsageError(f"--dtype {dtype!r} is not known; expected one or more of {', '.join(DTYPES)}")
+    return dtypes
 
 
 def find_preset(name: str) -> Preset:

@@ -60,20 +60,10 @@ class Case:
         """The columns of a results file that tell cells apart; those of a convolution are None for plain attention."""
         taps = self.operation.pre_conv.taps if self.operation.pre_conv else (None, None)
         return {
-            "pass": self.pass_,
-            "impl": self.impl,
-            "op": self.op,
-            "dtype": self.dtype,
-            "batch": self.batch,
-            "heads": self.heads,
-            "kv_heads": self.kv_heads,
-            "seq": self.seq,
-            "head_dim": self.head_dim,
-            "conv_q": taps[0],
-            "conv_k": taps[1],
-            "causal": self.operation.causal,
-            "splits": self.splits,
-        }
+            "pass": self.pass_, "impl": self.impl, "op": self.op, "dtype": self.dtype, "batch": self.batch,
+            "heads": self.heads, "kv_heads": self.kv_heads, "seq": self.seq, "head_dim": self.head_dim,
+            "conv_q": taps[0], "conv_k": taps[1], "causal": self.operation.causal, "splits": self.splits,
+        }  # fmt: skip
 
     @property
     def conv(self) -> Convolution:
@@ -83,17 +73,8 @@ class Case:
     @property
     def shape_key(self) -> tuple:
         """What cells share that take turns in the same rounds: everything but implementation and convolution."""
-        return (
-            self.pass_,
-            self.dtype,
-            self.batch,
-            self.heads,
-            self.kv_heads,
-            self.seq,
-            self.head_dim,
-            self.operation.causal,
-            self.device,
-        )
+        sizes = (self.batch, self.heads, self.kv_heads, self.seq, self.head_dim)
+        return (self.pass_, self.dtype, *sizes, self.operation.causal, self.device)
 
     @property
     def problem_key(self) -> tuple:

@@ -82,16 +82,12 @@ def make_inputs(case: Case, seed: int = SEED) -> Inputs:
         # The longest window that any convolution needs is drawn, so that all of them have the same new query.
         window = max(1, min(case.conv.query_taps, case.seq))
         q = normal(case.batch, case.heads, MAX_QUERY_TAPS, case.head_dim)[:, :, -window:].contiguous()
-    else:
-        q = normal(case.batch, case.heads, case.seq, case.head_dim)
-    inputs = Inputs(q, k, v)
-    if case.pass_ == "decode":
         lengths = torch.full((case.batch,), case.seq, dtype=torch.int32, device=case.device)
-        inputs = replace(inputs, lengths=lengths)
-    if case.pass_ == "bwd":
-        inputs = replace(inputs, dout=normal(*q.shape))
-    if case.operation.pre_conv:
-        inputs = replace(inputs, weight=normal(case.heads, *case.conv.taps) * WEIGHT_SCALE)
+    else:
+        q, lengths = normal(case.batch, case.heads, case.seq, case.head_dim), None
+    dout = normal(*q.shape) if case.pass_ == "bwd" else None
+    weight = normal(case.heads, *case.conv.taps) * WEIGHT_SCALE if case.operation.pre_conv else None
+    inputs = Inputs(q, k, v, weight, dout, lengths)
     if case.pass_ == "bwd":
         for tensor in inputs.differentiable.values():
             tensor.requires_grad_()

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
 
-import torch
-
-from mtabench.measuring.timing import Timed, timed
+from mtabench.measuring.timing import Timed, synchronize, timed
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import Inputs, make_inputs
 from mtabench.registry import find
@@ -39,8 +35,3 @@ def wall_ms(cell: Timed, device: str, calls: int) -> float:
         best = min(best, time.perf_counter() - started)
         del state
     return best * 1e3
-
-
-def synchronize(device: str) -> Callable[[], Any]:
-    """Waits for the device."""
-    return torch.cuda.synchronize if device == "cuda" else lambda: None

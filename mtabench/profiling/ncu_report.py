@@ -16,43 +16,45 @@ from pathlib import Path
 from mtabench.errors import UsageError
 from mtabench.escaping import printable
 
+HOW = "`ncu --import REPORT.ncu-rep --csv --page raw` writes one"
 MOST_BYTES = 64 << 20
 TIME_UNITS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "s": 1.0}
 PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
 
 # Metrics by what they say; of several names the first that a report has. Percentages are of the peak.
-DURATION = ("gpu__time_duration.sum",)
-TENSOR = (
-    "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed",
-    "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
-    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
-    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
-)
-SHARED = (
-    "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed",
-    "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum.pct_of_peak_sustained_elapsed",
-)
-L2 = ("lts__throughput.avg.pct_of_peak_sustained_elapsed", "lts__t_sectors.avg.pct_of_peak_sustained_elapsed")
-MEMORY = (
-    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-    "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
-)
-ISSUE = ("sm__inst_issued.avg.pct_of_peak_sustained_elapsed",)
-OCCUPANCY = ("sm__warps_active.avg.pct_of_peak_sustained_active",)
-L2_HITS = ("lts__t_sector_hit_rate.pct",)
-BANK_CONFLICTS = ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",)
-MEMORY_READ, MEMORY_WRITTEN = ("dram__bytes_read.sum",), ("dram__bytes_write.sum",)
-L2_BYTES = ("lts__t_bytes.sum",)
-REGISTERS = ("launch__registers_per_thread",)
-SHARED_SIZE = ("launch__shared_mem_per_block",)
+DURATION = "gpu__time_duration.sum"
+PERCENTAGES = {
+    "tensor_pct": (
+        "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed",
+        "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    ),
+    "shared_pct": (
+        "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed",
+        "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum.pct_of_peak_sustained_elapsed",
+    ),
+    "l2_pct": (
+        "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+        "lts__t_sectors.avg.pct_of_peak_sustained_elapsed",
+    ),
+    "memory_pct": (
+        "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+        "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+    ),
+    "issue_pct": ("sm__inst_issued.avg.pct_of_peak_sustained_elapsed",),
+    "occupancy_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
+    "l2_hit_pct": ("lts__t_sector_hit_rate.pct",),
+}
+BANK_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
+MEMORY_READ, MEMORY_WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
+L2_BYTES = "lts__t_bytes.sum"
+REGISTERS, SHARED_SIZE = "launch__registers_per_thread", "launch__shared_mem_per_block"
 # What a run of ours asks for: each by its first name. The stalls are a section of their own.
-ASKED = tuple(
-    names[0]
-    for names in (
-        DURATION, TENSOR, SHARED, L2, MEMORY, ISSUE, OCCUPANCY, L2_HITS, BANK_CONFLICTS, MEMORY_READ, MEMORY_WRITTEN,
-        L2_BYTES, REGISTERS, SHARED_SIZE,
-    )
+ASKED = (
+    DURATION, *(names[0] for names in PERCENTAGES.values()), BANK_CONFLICTS, MEMORY_READ, MEMORY_WRITTEN, L2_BYTES,
+    REGISTERS, SHARED_SIZE,
 )  # fmt: skip
 SECTIONS = ("WarpStateStats",)
 
@@ -100,17 +102,17 @@ def parse(text: str, name: str) -> list[Counters]:
     try:
         rows = list(csv.reader(io.StringIO("\n".join(lines)), strict=True))
     except csv.Error as error:
-        raise UsageError(f"{name} cannot be read as CSV: {error}; {_how()}") from error
+        raise UsageError(f"{name} cannot be read as CSV: {error}; {HOW}") from error
     header = rows[0] if rows else []
     if "Kernel Name" not in header:
-        raise UsageError(f"{name} is no report of Nsight Compute: no line of it names columns; {_how()}")
+        raise UsageError(f"{name} is no report of Nsight Compute: no line of it names columns; {HOW}")
     if "Metric Name" in header:
-        raise UsageError(f"{name} is another page of Nsight Compute than the raw one; {_how()}")
-    if DURATION[0] not in header:
-        raise UsageError(f"{name} does not hold {DURATION[0]}, without which nothing can be weighed; {_how()}")
+        raise UsageError(f"{name} is another page of Nsight Compute than the raw one; {HOW}")
+    if DURATION not in header:
+        raise UsageError(f"{name} does not hold {DURATION}, without which nothing can be weighed; {HOW}")
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
-            raise UsageError(f"row {number} of {name} has {len(row)} fields, and its header {len(header)}; {_how()}")
+            raise UsageError(f"row {number} of {name} has {len(row)} fields, and its header {len(header)}; {HOW}")
     body = rows[1:]
     units = dict.fromkeys(header, "")
     if body and not body[0][header.index("Kernel Name")]:
@@ -121,14 +123,10 @@ def parse(text: str, name: str) -> list[Counters]:
         raise UsageError(f"{name} holds no kernel: nothing was launched between the start and the stop of profiling")
     kernels: dict[str, list[dict[str, float]]] = {}
     for kernel, values in launches:
-        if not values.get(DURATION[0]):
+        if not values.get(DURATION):
             raise UsageError(f"{name} has no time of {kernel}: Nsight Compute could not measure it")
         kernels.setdefault(kernel, []).append(values)
     return sorted((_counters(kernel, found) for kernel, found in kernels.items()), key=lambda one: -one.us)
-
-
-def _how() -> str:
-    return "`ncu --import REPORT.ncu-rep --csv --page raw` writes one"
 
 
 def _launch(row: dict[str, str], units: dict[str, str]) -> tuple[str, dict[str, float]]:
@@ -147,21 +145,19 @@ def _launch(row: dict[str, str], units: dict[str, str]) -> tuple[str, dict[str, 
 def _factor(name: str, unit: str) -> float:
     """What brings a value to seconds or bytes; other units stay: a percentage, a count."""
     unit = unit.lower().partition("/")[0]
-    if name == DURATION[0]:
+    if name == DURATION:
         return TIME_UNITS.get(unit[:1], 1e-9)  # "ns" and "nsecond", and so on; base units are ns
     return PREFIXES.get(unit.removesuffix("byte"), 1.0) if unit.endswith("byte") else 1.0
 
 
 def _counters(kernel: str, launches: Sequence[dict[str, float]]) -> Counters:
-    seconds = [values[DURATION[0]] for values in launches]
+    seconds = [values[DURATION] for values in launches]
 
-    def total(names: Sequence[str]) -> float | None:
-        found = [_first(values, names) for values in launches]
-        known = [value for value in found if value is not None]
-        return sum(known) if len(known) == len(launches) else None
+    def total(name: str) -> float | None:
+        return sum(values[name] for values in launches) if all(name in values for values in launches) else None
 
     def mean(names: Sequence[str]) -> float | None:
-        found = [_first(values, names) for values in launches]
+        found = [next((values[name] for name in names if name in values), None) for values in launches]
         weighed = [(value, time) for value, time in zip(found, seconds, strict=True) if value is not None]
         return sum(value * time for value, time in weighed) / sum(time for _, time in weighed) if weighed else None
 
@@ -170,18 +166,12 @@ def _counters(kernel: str, launches: Sequence[dict[str, float]]) -> Counters:
         kernel=kernel,
         launches=len(launches),
         us=sum(seconds) * 1e6,
-        tensor_pct=mean(TENSOR),
-        shared_pct=mean(SHARED),
-        l2_pct=mean(L2),
-        memory_pct=mean(MEMORY),
-        issue_pct=mean(ISSUE),
-        occupancy_pct=mean(OCCUPANCY),
-        l2_hit_pct=mean(L2_HITS),
+        **{name: mean(metrics) for name, metrics in PERCENTAGES.items()},
         bank_conflicts=total(BANK_CONFLICTS),
         memory_bytes=None if read is None or written is None else read + written,
         l2_bytes=total(L2_BYTES),
-        registers=_first(launches[0], REGISTERS),
-        shared_bytes=_first(launches[0], SHARED_SIZE),
+        registers=launches[0].get(REGISTERS),
+        shared_bytes=launches[0].get(SHARED_SIZE),
         stalls=_stalls(launches, seconds),
     )
 
@@ -197,7 +187,3 @@ def _stalls(launches: Iterable[dict[str, float]], seconds: Iterable[float]) -> t
     whole = sum(reasons.values())
     shares = ((name.replace("_", " "), value / whole) for name, value in reasons.items() if value > 0)
     return tuple(sorted(shares, key=lambda one: -one[1]))
-
-
-def _first(values: dict[str, float], names: Sequence[str]) -> float | None:
-    return next((values[name] for name in names if name in values), None)

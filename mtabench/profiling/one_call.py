@@ -11,8 +11,9 @@ import sys
 
 import torch
 
+from mtabench.measuring.timing import synchronize
 from mtabench.problem.case import Case
-from mtabench.profiling.cell import ready, synchronize
+from mtabench.profiling.cell import ready
 
 
 def main() -> None:

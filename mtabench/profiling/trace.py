@@ -8,8 +8,7 @@ from pathlib import Path
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from mtabench.measuring.timing import Timed
-from mtabench.profiling.cell import synchronize
+from mtabench.measuring.timing import Timed, synchronize
 
 CALLS = 5
 

@@ -29,7 +29,7 @@ class _Driver:
     """As much of Triton's driver as compiling asks for."""
 
     def __init__(self, limits: Limits) -> None:
-        self.target = GPUTarget("cuda", 10 * limits.capability[0] + limits.capability[1], WARP)
+        self.target = GPUTarget("cuda", limits.number, WARP)
 
     def get_current_target(self) -> GPUTarget:
         return self.target

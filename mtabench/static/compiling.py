@@ -46,10 +46,10 @@ class _Code:
     spills: Spills
     warps: int
     dynamic_shared: int
-    tensor_memory: int
-    stages: int | None
-    tiles: str
     mix: Mix | None
+    tensor_memory: int = 0
+    stages: int | None = None
+    tiles: str = ""
 
 
 def compile_job(send: Callable[[Any], None], job: Job) -> None:
@@ -71,10 +71,6 @@ def has_one(kernels: Sequence[str], names: Sequence[str]) -> bool:
 def short_name(name: str) -> str:
     """A kernel's name without what all of them share: `conv_attention_fwd` of `_conv_attention_fwd_kernel`."""
     return name.removeprefix("_").removesuffix("_kernel")
-
-
-def _number(limits: Limits) -> int:
-    return 10 * limits.capability[0] + limits.capability[1]
 
 
 class _Compilation:
@@ -119,7 +115,7 @@ class _Compilation:
     def _triton_code(self, function: Any, compiled: Any) -> _Code:
         import triton
 
-        number = _number(self.job.limits)
+        number = self.job.limits.number
         assembler = machine_code.assembler_name(number)
         self.toolchain |= {
             "triton": triton.__version__,
@@ -150,16 +146,13 @@ class _Compilation:
             return
         cubin, (compiler, version) = kernel.code.cubin, kernel.code.compiler
         self.toolchain[compiler] = version
-        usages = machine_code.usage_of(cubin, _number(self.job.limits))
+        usages = machine_code.usage_of(cubin, self.job.limits.number)
         symbol = machine_code.symbol_of(kernel.name, usages)
         code = _Code(
             usages[symbol],
             machine_code.parse_spills(kernel.code.log)[symbol],
             warps=kernel.warps,
             dynamic_shared=kernel.dynamic_shared,
-            tensor_memory=0,
-            stages=None,
-            tiles="",
             mix=self._mix(cubin, symbol),
         )
         self._add_code(short_name(label), "cuda", code)

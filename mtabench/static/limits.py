@@ -42,6 +42,11 @@ class Limits:
     gpu: str
     sms: int
 
+    @property
+    def number(self) -> int:
+        """The capability as compilers write it: 90 for 9.0."""
+        return 10 * self.capability[0] + self.capability[1]
+
 
 # Warps, blocks and shared memory: the table named above. Tensor memory: PTX ISA, "Tensor Memory", 512 columns an SM.
 # SMs: NVIDIA's data sheets and architecture whitepapers of these GPUs.

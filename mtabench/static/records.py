@@ -3,30 +3,6 @@
 JSON: `{"schema_version": 1, "toolchain": {...}, "shapes": {NAME: {...}}, "kernels": [{...}, ...]}`, a line a kernel.
 CSV: the same rows, one column a field of `Kernel` and then of `Mix`. What is unknown is left out of JSON and empty in
 CSV. A row is identified by `target`, `shape` and `kernel`; rows come in the order in which they were asked for.
-
-    target              sm_80, sm_86, ...
-    shape               the arguments that it was compiled for, in words
-    kernel              its name; NAME.2 is what the second different launch of it in the shape compiled to. Host code
-                        that fails has a row under the name of its source, and a compiler that crashes one named "all"
-    status              ok, "does not fit", failed (it does not compile) or skipped (it cannot be compiled here)
-    source, language    the row of `sources`; triton or cuda
-    reason              why it is not ok
-    tiles               the constants BLOCK_* that it was compiled with
-    warps, stages       warps a block, and stages of the compiler's software pipeline
-    registers           a thread
-    spill_store_bytes, spill_load_bytes
-                        bytes that a thread's spill instructions move, each counted once, as `ptxas -v` says
-    stack_bytes         a thread
-    static_shared_bytes, dynamic_shared_bytes, shared_limit_bytes
-                        shared memory of a block, and the most that the target gives one
-    tensor_memory_columns
-                        sm_100: columns of tensor memory that a block allocates, of 512
-    blocks_per_sm, warps_per_sm, occupancy
-                        what an SM holds at once, and its share of the warps that an SM can hold
-    limited_by          the resources that keep an SM from holding one more block
-    registers_for_more, shared_for_more_bytes
-                        the most of each that would leave room for one more block; empty where it does not limit
-    instructions, ...   the instruction mix: see `Mix`
 """
 
 from __future__ import annotations
@@ -50,31 +26,33 @@ ALL = "all"  # in place of a kernel's name: the process that compiles all of a s
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One compiled kernel; the fields are described above. None where unknown, which a failure makes all numbers."""
+    """One compiled kernel. None where unknown, which a failure makes all numbers."""
 
-    target: str
-    shape: str
+    target: str  # sm_80, sm_86, ...
+    shape: str  # the arguments that it was compiled for, in words
+    # NAME.2 is what the second different launch of it in the shape compiled to. Host code that fails has a row under
+    # the name of its source, and a compiler that crashes one named "all".
     kernel: str
-    status: str
-    source: str = ""
-    language: str = ""
-    reason: str = ""
-    tiles: str = ""
-    warps: int | None = None
-    stages: int | None = None
-    registers: int | None = None
-    spill_store_bytes: int | None = None
+    status: str  # ok, "does not fit", failed (it does not compile) or skipped (it cannot be compiled here)
+    source: str = ""  # the row of `sources`
+    language: str = ""  # triton or cuda
+    reason: str = ""  # why it is not ok
+    tiles: str = ""  # the constants BLOCK_* that it was compiled with
+    warps: int | None = None  # a block
+    stages: int | None = None  # of the compiler's software pipeline
+    registers: int | None = None  # a thread
+    spill_store_bytes: int | None = None  # of a thread's spill instructions, each counted once, as `ptxas -v` says
     spill_load_bytes: int | None = None
-    stack_bytes: int | None = None
-    static_shared_bytes: int | None = None
-    dynamic_shared_bytes: int | None = None
-    shared_limit_bytes: int | None = None
-    tensor_memory_columns: int | None = None
-    blocks_per_sm: int | None = None
+    stack_bytes: int | None = None  # a thread
+    static_shared_bytes: int | None = None  # a block
+    dynamic_shared_bytes: int | None = None  # a block
+    shared_limit_bytes: int | None = None  # the most that the target gives a block
+    tensor_memory_columns: int | None = None  # sm_100: those that a block allocates, of 512
+    blocks_per_sm: int | None = None  # what an SM holds at once
     warps_per_sm: int | None = None
-    occupancy: float | None = None
-    limited_by: str = ""
-    registers_for_more: int | None = None
+    occupancy: float | None = None  # the share of the warps that an SM can hold
+    limited_by: str = ""  # the resources that keep an SM from holding one more block
+    registers_for_more: int | None = None  # the most that would leave room for one more block; None: they do not limit
     shared_for_more_bytes: int | None = None
     mix: Mix | None = None
 

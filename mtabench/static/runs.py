@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import queue
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 from mtabench.errors import MtabenchError
-from mtabench.processes import ProcessEndedError, call_in_process
+from mtabench.processes import ProcessEndedError, call_in_process, in_threads
 from mtabench.static.compiling import Job, ShapeDone, compile_job
 from mtabench.static.limits import Limits
 from mtabench.static.records import ALL, FAILED, Inspection, Kernel
@@ -68,35 +67,21 @@ def _jobs(
 def _results(jobs: Sequence[Job]) -> Iterator[tuple[Job, Any]]:
     """What the processes send, and the exception of one that died, as it comes."""
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    results: queue.SimpleQueue[tuple[Job, Any]] = queue.SimpleQueue()
     for job in jobs:
         waiting.put(job)
 
-    def put(job: Job, message: Any) -> None:
-        results.put((job, message))
+    def compile_one(job: Job, give: Callable[[tuple[Job, Any]], None]) -> None:
+        try:
+            call_in_process(compile_job, (job,), LONGEST_S, lambda message: give((job, message)))
+        except (ProcessEndedError, TimeoutError) as error:
+            give((job, error))
 
-    def work() -> None:
-        while True:
-            try:
-                job = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                call_in_process(compile_job, (job,), LONGEST_S, partial(put, job))
-            except (ProcessEndedError, TimeoutError) as error:
-                results.put((job, error))
-            results.put((job, None))
+    def work(give: Callable[[tuple[Job, Any]], None]) -> None:
+        with suppress(queue.Empty):
+            while True:
+                compile_one(waiting.get_nowait(), give)
 
-    for _ in range(min(cpus(), len(jobs))):
-        # Daemons, so that Ctrl-C ends at once; the processes that they wait for end with them.
-        threading.Thread(target=work, daemon=True).start()
-    left = len(jobs)
-    while left:
-        job, message = results.get()
-        if message is None:
-            left -= 1
-        else:
-            yield job, message
+    return in_threads([work] * min(cpus(), len(jobs)))
 
 
 def cpus() -> int:

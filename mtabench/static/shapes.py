@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from mta_kernels.operation import Operation
 from mtabench.errors import UsageError
 from mtabench.problem import axes
-from mtabench.problem.case import DTYPES
 
 HEAD_DIMS = (16, 256)
 
@@ -111,10 +110,7 @@ def _parsed(asked: ShapeFilter) -> dict[str, list]:
     if asked.conv is not None:
         wanted["conv"] = axes.parse_convs(asked.conv)
     if asked.dtype is not None:
-        wanted["dtype"] = axes.parse_names(asked.dtype, "--dtype")
-        for dtype in wanted["dtype"]:
-            if dtype not in DTYPES:
-                raise UsageError(f"--dtype {dtype!r} is not known; expected one or more of {', '.join(DTYPES)}")
+        wanted["dtype"] = axes.parse_dtypes(asked.dtype)
     if asked.seq is not None:
         wanted["seq"] = axes.parse_ints(asked.seq, "--seq")
     if asked.causal is not None:

@@ -96,11 +96,9 @@ def _known_gpu(name: str) -> Device | None:
 
 
 def _checked_scores(case: Case, most: int) -> int:
-    if case.pass_ == "decode":
-        return min(most, case.batch * case.heads * case.seq)
-    if case.pass_ == "fwd":
-        return min(most, case.batch * case.heads * case.seq**2)
-    return max(min(most, case.batch * case.heads * case.seq**2), case.batch * case.seq**2)
+    of_head = case.batch * (case.seq if case.pass_ == "decode" else case.seq**2)
+    scores = min(most, case.heads * of_head)
+    return max(scores, of_head) if case.pass_ == "bwd" else scores
 
 
 def shown(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -66,26 +66,24 @@ def measure_cell(
     Sweep(plan, messenger, settings, messenger, facts, ceilings, spent).measure_shape(plan.cases)
 
 
+@dataclass(eq=False)
 class _Messenger:
     """Stands for the writer and the watcher of a sweep in a cell's process."""
 
-    def __init__(
-        self, send: Callable[[Any], None], ceilings: dict[str, Ceilings | None], path: Path, spent: Stopwatch
-    ) -> None:
-        self.path = path
-        self.done: dict[Key, dict[str, str]] = {}
-        self._send = send
-        self._ceilings = ceilings
-        self._spent = spent
+    send: Callable[[Any], None]
+    ceilings: dict[str, Ceilings | None]
+    path: Path
+    spent: Stopwatch
+    done: dict[Key, dict[str, str]] = field(default_factory=dict)
 
     def write(self, rows: Sequence[Row], samples: Iterable[Sequence[object]] = ()) -> None:
         """Send the cell's row."""
         (row,) = rows
-        self._send(Result(row, list(samples), self._ceilings, dict(self._spent.seconds)))
+        self.send(Result(row, list(samples), self.ceilings, dict(self.spent.seconds)))
 
     def doing(self, text: str) -> None:
         """Send what the cell's process works on."""
-        self._send(text)
+        self.send(text)
 
     def ended(self, row: Row) -> None:
         """Told by the sender of the row already."""

@@ -10,7 +10,7 @@ from secrets import randbelow
 from mta_kernels.operation import Operation
 from mtabench.errors import UsageError
 from mtabench.problem import axes
-from mtabench.problem.case import DTYPES, OPS, PASSES, Case
+from mtabench.problem.case import OPS, PASSES, Case
 from mtabench.registry import BASELINE, Implementation, chosen, default_names, find
 
 TIMERS = ("auto", "events", "graph", "cpu", "nvbench")
@@ -181,7 +181,7 @@ def _parse(options: Options, device: str) -> _Axes:
         convs=axes.parse_convs(texts["conv"]),
         heads=axes.parse_ints(texts["heads"], "--heads"),
         kv_heads=axes.parse_int(texts["kv_heads"], "--kv-heads") if "kv_heads" in texts else None,
-        dtypes=_dtypes(texts["dtype"]),
+        dtypes=axes.parse_dtypes(texts["dtype"]),
         batches=axes.parse_ints(texts["batch"], "--batch") if "batch" in texts else [],
         tokens=axes.parse_int(texts["tokens"], "--tokens") if "tokens" in texts else None,
         splits=axes.parse_splits(options.splits),
@@ -261,14 +261,6 @@ def _head_dims(text: str) -> list[int]:
         if not MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM:
             raise UsageError(f"--head-dim {head_dim} is out of range; expected {MIN_HEAD_DIM} to {MAX_HEAD_DIM}")
     return head_dims
-
-
-def _dtypes(text: str) -> list[str]:
-    dtypes = axes.parse_names(text, "--dtype")
-    for dtype in dtypes:
-        if dtype not in DTYPES:
-            raise UsageError(f"--dtype {dtype!r} is not known; expected one or more of {', '.join(DTYPES)}")
-    return dtypes
 
 
 def _baseline(name: str | None, impls: list[Implementation]) -> tuple[str | None, tuple[str, ...]]:

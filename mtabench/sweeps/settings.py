@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mtabench.measuring import timing
 from mtabench.sweeps.plan import Options, Plan
 
@@ -11,13 +9,15 @@ from mtabench.sweeps.plan import Options, Plan
 def make_settings(plan: Plan) -> timing.Settings:
     """How the plan's options ask to measure; where they say nothing, as timing.Settings does."""
     options = plan.options
-    settings = timing.Settings(timer=options.timer, cache=options.cache)
-    if options.rounds is not None:
-        fewest = min(settings.min_rounds, options.rounds)
-        settings = replace(settings, min_rounds=fewest, max_rounds=options.rounds)
-    if options.time_limit is not None:
-        settings = replace(settings, time_limit_s=options.time_limit)
-    return settings
+    usual = timing.Settings()
+    rounds = options.rounds or usual.max_rounds
+    return timing.Settings(
+        timer=options.timer,
+        cache=options.cache,
+        min_rounds=min(usual.min_rounds, rounds),
+        max_rounds=rounds,
+        time_limit_s=options.time_limit or usual.time_limit_s,
+    )
 
 
 def measuring_words(options: Options) -> list[str]:

@@ -7,7 +7,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
@@ -122,7 +122,7 @@ def new_sweep(
         options=" ".join(measuring_words(plan.options)),
     )
     kept = read_ceilings(writer.path.with_name(FILE_NAME), facts.environment)
-    return Sweep(plan, writer, settings, watcher, facts, dict(kept), spent)
+    return Sweep(plan, writer, settings, watcher, facts, dict(kept), spent or Stopwatch())
 
 
 @contextmanager
@@ -138,27 +138,18 @@ def interruptible(plan: Plan, writer: Writer) -> Iterator[None]:
         ) from None
 
 
+@dataclass(eq=False)
 class Sweep:
     """One process's part of a sweep; `ceilings` by dtype, to which it adds those it needs, None if there are none."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        writer: Sink,
-        settings: timing.Settings,
-        watcher: Watcher,
-        facts: RunFacts,
-        ceilings: dict[str, Ceilings | None],
-        spent: Stopwatch | None = None,
-    ) -> None:
-        self.plan = plan
-        self.writer = writer
-        self.settings = settings
-        self.watcher = watcher
-        self.facts = facts
-        self.ceilings = ceilings
-        self.spent = spent or Stopwatch()
-        self.statuses: Counter[str] = Counter()
+    plan: Plan
+    writer: Sink
+    settings: timing.Settings
+    watcher: Watcher
+    facts: RunFacts
+    ceilings: dict[str, Ceilings | None]
+    spent: Stopwatch = field(default_factory=Stopwatch)
+    statuses: Counter[str] = field(default_factory=Counter)
 
     def measure_shape(self, cases: Sequence[Case]) -> None:
         """Cells of one shape: verified one by one, then timed in the same rounds."""
@@ -206,14 +197,10 @@ class Sweep:
 
     def can_run(self, case: Case) -> bool:
         """Whether a cell is worth trying; if not, its row says why."""
-        reason = unsupported_reason(case)
-        if reason:
-            self.write([cell_row(case, self.facts, "unsupported", reason)])
-            return False
-        reason = memory_reason(case)
-        if reason:
-            self.write([cell_row(case, self.facts, "oom", reason)])
-            return False
+        for status, reason_of in (("unsupported", unsupported_reason), ("oom", memory_reason)):
+            if reason := reason_of(case):
+                self.write([cell_row(case, self.facts, status, reason)])
+                return False
         return True
 
     def _verify(self, cases: Sequence[Case]) -> dict[Case, Verified]:
@@ -266,7 +253,7 @@ class Sweep:
                 ceilings, rel_error = self.ceilings[case.dtype], verified[case].rel_error
                 rows[case] = timed_row(case, self.facts, outcome, rel_error, ceilings)
         add_speedups(rows, self.plan.is_baseline)
-        if failed and not _device_works(case.device):
+        if failed and not environment.device_works(case.device):
             rows = _first_failure_only(rows)  # those that came later failed because the context was broken
         written = [case for case in verified if case in rows and case in pending]
         samples = [
@@ -287,7 +274,7 @@ class Sweep:
 
     def _check_device(self, case: Case) -> None:
         """Raise MtabenchError if a kernel broke the GPU's context: this process can measure nothing more."""
-        if not _device_works(case.device):
+        if not environment.device_works(case.device):
             raise MtabenchError(
                 f"the GPU's context is broken after a failure at {words(case)}; what was measured is kept in "
                 f"{self.writer.path}, and {to_resume(self.writer.path)} goes on in a fresh process "
@@ -318,15 +305,6 @@ def _or_unknown(measure: Callable[[], Ceilings]) -> Ceilings | None:
         return measure()
     except Exception:
         return None
-
-
-def _device_works(device: str) -> bool:
-    if device == "cuda":
-        try:
-            torch.cuda.synchronize()
-        except Exception:
-            return False
-    return True
 
 
 def _free_memory(device: str) -> None:

@@ -421,7 +421,7 @@ def test_a_broken_gpu_context_ends_the_sweep_with_what_was_measured(tmp_path, pl
         return call
 
     plant("planted", change)
-    monkeypatch.setattr(sweep, "_device_works", lambda device: not broken)
+    monkeypatch.setattr(sweep.environment, "device_works", lambda device: not broken)
     with pytest.raises(MtabenchError, match=r"context is broken.*seq 32.*--resume") as caught:
         run(path, "planted,eager", seq="16,32,48")
     assert caught.value.exit_code == 1
@@ -440,7 +440,7 @@ def test_of_cells_that_fail_with_a_broken_context_only_the_first_gets_a_row(tmp_
         return {case: RuntimeError("CUDA error") for case in cells}
 
     monkeypatch.setattr(sweep.timing, "measure", measure)
-    monkeypatch.setattr(sweep, "_device_works", lambda device: not broken)
+    monkeypatch.setattr(sweep.environment, "device_works", lambda device: not broken)
     with pytest.raises(MtabenchError, match="context is broken"):
         run(path, "eager,sdpa-math", seq="16")
     assert statuses(path) == {("eager", 16): "error"}
