@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from ctypes import c_float, c_int, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source, headers_in, machine_code
+from mta_kernels.nvrtc.structures import fields
 
 FOLDER = Path(__file__).parent
 HEADERS = ("elements.cuh", "mma.cuh")
@@ -43,20 +45,9 @@ class MatrixArguments(ctypes.Structure):
     """`struct Arguments` of cuda_naive.cu and cuda_tiled.cu."""
 
     _fields_ = (
-        ("q", ctypes.c_void_p),
-        ("k", ctypes.c_void_p),
-        ("v", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("scores", ctypes.c_void_p),
-        ("scale", ctypes.c_float),
-        ("batch_heads", ctypes.c_int),
-        ("group", ctypes.c_int),
-        ("queries", ctypes.c_int),
-        ("keys", ctypes.c_int),
-        ("head_dim", ctypes.c_int),
-        ("value_dim", ctypes.c_int),
-        ("diagonal", ctypes.c_int),
-    )
+        *fields(c_void_p, "q k v out scores"), ("scale", c_float),
+        *fields(c_int, "batch_heads group queries keys head_dim value_dim diagonal"),
+    )  # fmt: skip
 
     @classmethod
     def of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from ctypes import c_float, c_int, c_void_p
 from typing import Any
 
 import torch
@@ -13,42 +14,31 @@ from torch.autograd.function import once_differentiable
 from mta_kernels.conv_attention.arguments import check_arguments
 from mta_kernels.conv_attention.cuda_conv import shape as shapes
 from mta_kernels.conv_attention.cuda_conv.shape import Shape, launch
-from mta_kernels.conv_attention.cuda_conv.tensors import Rows, loadable, taps_of
+from mta_kernels.conv_attention.cuda_conv.tensors import loadable, taps_of
+from mta_kernels.nvrtc.structures import Rows, fields
 from mta_kernels.operation import key_padding, softmax_scale
 
-INPUTS = (("q", Rows), ("k", Rows), ("v", Rows))
-SAVED = (("weight", ctypes.c_void_p), ("logsumexp", ctypes.c_void_p), ("delta", ctypes.c_void_p))
-SIZES = ("group", "length", "row_blocks", "pad", "causal")
+SIZES = fields(c_int, "group length row_blocks pad causal")
 
 
 class ForwardArguments(ctypes.Structure):
     """`struct Arguments` of forward.cu."""
 
     _fields_ = (
-        *INPUTS,
-        ("weight", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("logsumexp", ctypes.c_void_p),
-        ("scale_log2", ctypes.c_float),
-        ("heads", ctypes.c_int),
-        *((name, ctypes.c_int) for name in SIZES),
-    )
+        *fields(Rows, "q k v"), *fields(c_void_p, "weight out logsumexp"), ("scale_log2", c_float), ("heads", c_int),
+        *SIZES,
+    )  # fmt: skip
 
 
 class BackwardArguments(ctypes.Structure):
     """`struct Arguments` of backward_q.cu and, with other names, of backward_kv.cu."""
 
     _fields_ = (
-        *INPUTS,
-        ("grad_out", Rows),
-        *SAVED,
-        ("first", ctypes.c_void_p),  # dq, or dk
-        ("second", ctypes.c_void_p),  # dweight, or dv
-        ("scale", ctypes.c_float),
-        ("scale_log2", ctypes.c_float),
-        ("heads", ctypes.c_int),  # of q, or of k and v
-        *((name, ctypes.c_int) for name in SIZES),
-    )
+        *fields(Rows, "q k v grad_out"), *fields(c_void_p, "weight logsumexp delta"),
+        *fields(c_void_p, "first second"),  # dq and dweight, or dk and dv
+        *fields(c_float, "scale scale_log2"), ("heads", c_int),  # of q, or of k and v
+        *SIZES,
+    )  # fmt: skip
 
 
 def conv_attention(

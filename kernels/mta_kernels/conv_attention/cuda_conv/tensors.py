@@ -2,26 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
-
-
-class Rows(ctypes.Structure):
-    """`struct Rows` of tiles.cuh: `[B, heads, N, D]` by its strides in numbers."""
-
-    _fields_ = (
-        ("start", ctypes.c_void_p),
-        ("stride_batch", ctypes.c_int64),
-        ("stride_head", ctypes.c_int64),
-        ("stride_row", ctypes.c_int64),
-    )
-
-    @classmethod
-    def of(cls, x: Tensor) -> Rows:
-        """`x`, which must be `loadable`."""
-        return cls(x.data_ptr(), *x.stride()[:3])
 
 
 def loadable(x: Tensor) -> Tensor:

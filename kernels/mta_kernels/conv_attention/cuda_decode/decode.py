@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from ctypes import c_float, c_int, c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from mta_kernels.conv_attention.cuda_decode.plan import (
 from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import machine_code
+from mta_kernels.nvrtc.structures import Weight, fields
 from mta_kernels.operation import Operation
 
 HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(16, 257), 16, 31  # taps at most
@@ -41,13 +43,7 @@ def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_ta
 class Rows(ctypes.Structure):
     """`struct Rows` of layout.cuh."""
 
-    _fields_ = (
-        ("start", ctypes.c_void_p),
-        ("stride_batch", ctypes.c_int64),
-        ("stride_head", ctypes.c_int64),
-        ("stride_row", ctypes.c_int64),
-        ("stride_number", ctypes.c_int64),
-    )
+    _fields_ = (("start", c_void_p), *fields(c_int64, "stride_batch stride_head stride_row stride_number"))
 
     @classmethod
     def of(cls, x: Tensor) -> Rows:
@@ -55,52 +51,21 @@ class Rows(ctypes.Structure):
         return cls(x.data_ptr(), 2 * batch, 2 * heads, 2 * row, 2 * number)  # numbers of two bytes
 
 
-class Weight(ctypes.Structure):
-    """`struct Weight` of layout.cuh."""
-
-    _fields_ = (
-        ("start", ctypes.c_void_p),
-        ("stride_head", ctypes.c_int64),
-        ("stride_query", ctypes.c_int64),
-        ("stride_key", ctypes.c_int64),
-        ("is_float", ctypes.c_int),
-    )
-
-
 class Lengths(ctypes.Structure):
     """`struct Lengths` of work.cuh."""
 
-    _fields_ = (
-        ("start", ctypes.c_void_p),
-        ("stride", ctypes.c_int64),
-        ("batch", ctypes.c_int),
-        ("kv_heads", ctypes.c_int),
-    )
+    _fields_ = (("start", c_void_p), ("stride", c_int64), *fields(c_int, "batch kv_heads"))
 
 
 class DecodeArguments(ctypes.Structure):
     """`struct Arguments` of layout.cuh."""
 
     _fields_ = (
-        ("q", Rows),
-        ("k", Rows),
-        ("v", Rows),
-        ("weight", Weight),
-        ("window", ctypes.c_int),
-        ("table", ctypes.c_void_p),
-        ("table_stride_batch", ctypes.c_int64),
-        ("table_stride_page", ctypes.c_int64),
-        ("page_bits", ctypes.c_int),
-        ("lengths", Lengths),
-        ("group", ctypes.c_int),
-        ("programs", ctypes.c_int),
-        ("splits", ctypes.c_int),
-        ("factor", ctypes.c_float),
-        ("out", ctypes.c_void_p),
-        ("parts", ctypes.c_void_p),
-        ("statistics", ctypes.c_void_p),
-        ("arrived", ctypes.c_void_p),
-    )
+        *fields(Rows, "q k v"), ("weight", Weight), ("window", c_int), ("table", c_void_p),
+        *fields(c_int64, "table_stride_batch table_stride_page"), ("page_bits", c_int), ("lengths", Lengths),
+        *fields(c_int, "group programs splits"), ("factor", c_float),
+        *fields(c_void_p, "out parts statistics arrived"),
+    )  # fmt: skip
 
 
 def conv_attention_decode(
@@ -164,7 +129,7 @@ def launch_decode(
     arrived = arrivals(batch * kv_heads * constants.head_blocks, device)
     arguments = DecodeArguments(
         q=Rows.of(q_window), k=Rows.of(k_cache), v=Rows.of(v_cache),
-        weight=Weight(weight.data_ptr(), *weight.stride(), weight.dtype == torch.float32), window=window,
+        weight=Weight.of(weight), window=window,
         lengths=Lengths(lengths.data_ptr(), lengths.stride(0) * lengths.element_size() // 4, batch, kv_heads),
         group=query_heads // kv_heads, programs=programs, splits=splits,
         factor=operation.scale * math.log2(math.e), out=out.data_ptr(), parts=scratch.data_ptr(),

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import math
 import operator
+from ctypes import c_float, c_int, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +24,7 @@ from mta_kernels.conv_attention.hopper.prepare import (
     Positions,
     Preparation,
     PrepareConstants,
-    Rows,
     TileConstants,
-    Weight,
     prepare_launch,
 )
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
@@ -34,6 +33,7 @@ from mta_kernels.conv_attention.surroundings import on_device_of, without_autoca
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source, machine_code
+from mta_kernels.nvrtc.structures import Rows, Weight, fields
 from mta_kernels.operation import Operation
 
 SCORES_ABOVE, GRADS_ABOVE = 16, 8  # rows above a warpgroup's own
@@ -74,13 +74,11 @@ class BackwardConstants(TileConstants):
 
     def products(self) -> list[Product]:
         element = ELEMENTS[self.dtype]
-        found = [
-            Product(64, element),
-            Product(32, "Half"),
-            Product(32, "Half", "fragments"),
-            Product(24, "Half", "transposed"),
-        ]
-        return [*found, Product(self.head_dim, element, "registers"), Product(self.head_dim, element, "transposed")]
+        return [
+            Product(64, element), Product(32, "Half"), Product(32, "Half", "fragments"),
+            Product(24, "Half", "transposed"), Product(self.head_dim, element, "registers"),
+            Product(self.head_dim, element, "transposed"),
+        ]  # fmt: skip
 
     @property
     def source(self) -> Source:
@@ -113,8 +111,8 @@ class Chunks(ctypes.Structure):
     """`struct Chunks` of backward_scheduler.cuh."""
 
     _fields_ = (
-        *((name, ctypes.c_int) for name in ("batch_heads", "chunks", "row_blocks", "all_row_blocks", "lag", "slots")),
-        *((name, ctypes.c_void_p) for name in ("tile_counter", "rows_done", "products_done")),
+        *fields(c_int, "batch_heads chunks row_blocks all_row_blocks lag slots"),
+        *fields(c_void_p, "tile_counter rows_done products_done"),
     )
 
 
@@ -123,43 +121,19 @@ class BackwardArguments(ctypes.Structure):
 
     _fields_ = (
         ("at", Positions),
-        ("taps", ctypes.c_void_p),
-        ("taps_back", ctypes.c_void_p),
-        ("weight_scale", ctypes.c_void_p),
-        ("value_norms", ctypes.c_void_p),
-        ("grad_norms", ctypes.c_void_p),
-        ("logsumexp", ctypes.c_void_p),
-        ("delta", ctypes.c_void_p),
-        ("p", ctypes.c_void_p),
-        ("ds", ctypes.c_void_p),
-        ("ds_unit", ctypes.c_void_p),
-        ("dk", ctypes.c_void_p),
-        ("dv", ctypes.c_void_p),
-        ("seen_by", ctypes.c_void_p),
-        ("dq", ctypes.c_void_p),
-        ("dweight", ctypes.c_void_p),
-        ("scale", ctypes.c_float),
-        ("chunk_rows", ctypes.c_int),
-        ("pitch", ctypes.c_int),
-        ("chunks", Chunks),
-    )
+        *fields(c_void_p, "taps taps_back weight_scale value_norms grad_norms logsumexp delta p ds"),
+        *fields(c_void_p, "ds_unit dk dv seen_by dq dweight"), ("scale", c_float),
+        *fields(c_int, "chunk_rows pitch"), ("chunks", Chunks),
+    )  # fmt: skip
 
 
 class ExactArguments(ctypes.Structure):
     """`struct Arguments` of backward_exact.cu."""
 
     _fields_ = (
-        ("at", Positions),
-        ("inputs", Inputs),
-        ("grad_out", Rows),
-        ("logsumexp", ctypes.c_void_p),
-        ("dq", ctypes.c_void_p),
-        ("dk", ctypes.c_void_p),
-        ("dv", ctypes.c_void_p),
-        ("dweight", ctypes.c_void_p),
-        ("weight_pitch", ctypes.c_int),
-        ("delta", ctypes.c_void_p),
-    )
+        ("at", Positions), ("inputs", Inputs), ("grad_out", Rows), *fields(c_void_p, "logsumexp dq dk dv dweight"),
+        ("weight_pitch", c_int), ("delta", c_void_p),
+    )  # fmt: skip
 
 
 def conv_attention_backward(
