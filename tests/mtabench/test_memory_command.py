@@ -191,9 +191,9 @@ def test_the_columns_that_read_the_scores_once_are_those_of_a_tile_in_cuda_tiled
 
 
 def test_the_loops_in_c_store_the_scores_of_one_head():
-    from mta_kernels.attention.c_loops import SOURCE
+    from mta_kernels.attention.c_compiler import FOLDER
 
-    assert "malloc(M * N * sizeof(float))" in SOURCE.read_text()
+    assert "malloc(M * N * sizeof(float))" in (FOLDER / "c_loops.c").read_text()
     case = replace(PLAIN, impl="c-loops", dtype="fp32", device="cpu")
     assert storage_of(case).scores == 4096**2 * 4
     assert storage_of(case).traffic > 7 * 16 * storage_of(case).scores
