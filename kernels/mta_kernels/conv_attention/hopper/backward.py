@@ -16,7 +16,7 @@ from torch import Tensor
 from mta_kernels.conv_attention.backend import Gradients
 from mta_kernels.conv_attention.fastpath.memory import keep
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
-from mta_kernels.conv_attention.hopper.backward_plan import ChunkPlan, ScratchLayout, rows_that_see
+from mta_kernels.conv_attention.hopper.backward_plan import ALIGNED, ChunkPlan, ScratchLayout
 from mta_kernels.conv_attention.hopper.forward import ROWS, SLAB
 from mta_kernels.conv_attention.hopper.prepare import (
     ELEMENTS,
@@ -29,6 +29,7 @@ from mta_kernels.conv_attention.hopper.prepare import (
 )
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
+from mta_kernels.conv_attention.packing import rows_that_see
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.nvrtc import driver
@@ -229,7 +230,7 @@ class BackwardLaunches:
             if spans is not None:
                 arguments.at.spans = spans.data_ptr()
         if spans is not None:
-            seen_by = rows_that_see(spans)
+            seen_by = rows_that_see(spans, ALIGNED)
             call.arguments.seen_by = seen_by.data_ptr()
         call.launches()
         self._idle.append(call)  # the driver has read its arguments

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from mta_kernels.code_cache import cache_folder
+
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "tuned"
 
@@ -114,8 +116,7 @@ def user_file(device: str) -> Path:
 
     In `$MTA_KERNELS_CACHE`, else `$XDG_CACHE_HOME/mta_kernels`, else `~/.cache/mta_kernels`.
     """
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("MTA_KERNELS_CACHE") or os.path.join(base, "mta_kernels"), _file_name(device))
+    return cache_folder() / _file_name(device)
 
 
 def shipped_file(device: str) -> Path:
