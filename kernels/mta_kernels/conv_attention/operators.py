@@ -26,17 +26,9 @@ Numbers = tuple[bool, float, int]  # of an operation: causal, scale, pad
 
 
 def conv_attention_op(
-    operation: Operation,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weight: Tensor,
-    *,
-    q_history: Tensor | None,
-    cu_seqlens: Tensor | None,
-    head_chunk: int | None,
-    backend: Backend,
-) -> Tensor:
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, q_history: Tensor | None,
+    cu_seqlens: Tensor | None, head_chunk: int | None, backend: Backend,
+) -> Tensor:  # fmt: skip
     """`conv_attention` by the kernels of a backend, for arguments already checked.
 
     Differentiable once, backwards, in every floating-point tensor; keeps those, the output and the logsumexp of its
@@ -58,18 +50,9 @@ def conv_attention_op(
 
 
 def conv_attention_decode_op(
-    q_window: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    weight: Tensor,
-    *,
-    lengths: Tensor,
-    scale: float | None,
-    pad_key: str,
-    splits: int | str,
-    block_table: Tensor | None,
-    backend: Backend,
-) -> Tensor:
+    q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, *, lengths: Tensor, scale: float | None,
+    pad_key: str, splits: int | str, block_table: Tensor | None, backend: Backend,
+) -> Tensor:  # fmt: skip
     """`conv_attention_decode` by the kernels of a backend, for arguments already checked.
 
     Not differentiable.

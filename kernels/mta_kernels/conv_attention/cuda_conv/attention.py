@@ -42,15 +42,9 @@ class BackwardArguments(ctypes.Structure):
 
 
 def conv_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weight: Tensor,
-    *,
-    causal: bool = True,
-    scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, causal: bool = True, scale: float | None = None,
     pad_key: str = "both",
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Conv attention `[B, Hq, N, D]` of `q [B, Hq, N, D]`, `k, v [B, Hkv, N, D]`, `weight [Hq, cq, ck]`.
 
     As `mta_kernels.conv_attention.conv_attention`, without chunks of a prompt and packed documents. Differentiable once

@@ -32,16 +32,9 @@ class Arguments(ctypes.Structure):
 
 
 def conv_attention_decode(
-    q_window: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    weight: Tensor,
-    *,
-    lengths: Tensor,
-    splits: int | str = "auto",
-    scale: float | None = None,
-    pad_key: str = "both",
-) -> Tensor:
+    q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, *, lengths: Tensor, splits: int | str = "auto",
+    scale: float | None = None, pad_key: str = "both",
+) -> Tensor:  # fmt: skip
     """One decode step, `[B, Hq, 1, D]`, as `mta_kernels.conv_attention.conv_attention_decode` without pages.
 
     `splits` blocks share a query head's keys, "auto" by `choose_splits`. Has no gradient. A length of 0 gives zeros;

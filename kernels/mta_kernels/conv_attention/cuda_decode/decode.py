@@ -69,16 +69,9 @@ class DecodeArguments(ctypes.Structure):
 
 
 def conv_attention_decode(
-    operation: Operation,
-    q_window: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    weight: Tensor,
-    *,
-    lengths: Tensor,
-    splits: int | str = "auto",
-    block_table: Tensor | None = None,
-) -> Tensor:
+    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, *, lengths: Tensor,
+    splits: int | str = "auto", block_table: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """One decode step by the CUDA kernel, for arguments already checked: `[B, Hq, 1, D]`.
 
     With `splits="auto"` the keys of all sequences and KV heads are shared evenly among about one program a
@@ -101,17 +94,9 @@ def conv_attention_decode(
 
 
 def launch_decode(
-    operation: Operation,
-    q_window: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    weight: Tensor,
-    lengths: Tensor,
-    block_table: Tensor | None,
-    *,
-    splits: int,
-    plan: DecodePlan,
-) -> Tensor:
+    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor,
+    block_table: Tensor | None, *, splits: int, plan: DecodePlan,
+) -> Tensor:  # fmt: skip
     """Run the kernel as planned; `splits` is 0 for "auto"."""
     batch, query_heads, window, head_dim = q_window.shape
     kv_heads, device, constants = k_cache.shape[1], q_window.device, plan.constants

@@ -40,15 +40,10 @@ class PrepareConstants:
 
     def constants(self) -> dict[str, Any]:
         return {
-            "ELEMENT": ELEMENTS[self.dtype],
-            "HEAD_DIM": self.head_dim,
-            "QUERY_TAPS": self.conv.query_taps,
-            "KEY_TAPS": self.conv.key_taps,
-            "PAD": self.conv.pad,
-            "MARGINS": int(self.margins),
-            "CAUSAL": 1,  # the next two make no difference to prepare.cu
-            "SPANS": 0,
-        }
+            "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
+            "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "MARGINS": int(self.margins),
+            "CAUSAL": 1, "SPANS": 0,  # which make no difference to prepare.cu
+        }  # fmt: skip
 
     def products(self) -> list[Product]:
         return [Product(64, ELEMENTS[self.dtype])]
