@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import check_block_table, check_splits
+from mta_kernels.conv_attention.backend import size_unsupported
 from mta_kernels.conv_attention.cuda_decode.arrivals import arrivals
 from mta_kernels.conv_attention.cuda_decode.plan import (
     ELEMENTS,
@@ -26,18 +27,12 @@ from mta_kernels.nvrtc.compiler import machine_code
 from mta_kernels.nvrtc.structures import Weight, fields
 from mta_kernels.operation import Operation
 
-HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(16, 257), 16, 31  # taps at most
-
 
 def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int) -> str | None:
     """Why no GPU could run these, or None."""
     if dtype not in ELEMENTS:
         return f"dtype {dtype} is not float16 or bfloat16"
-    if not HEAD_DIMS.start <= head_dim < HEAD_DIMS.stop:  # not `in`, which torch.compile cannot ask of a symbol
-        return f"head_dim {head_dim} is outside {HEAD_DIMS.start} to {HEAD_DIMS.stop - 1}"
-    if query_taps > QUERY_TAPS or key_taps > KEY_TAPS:
-        return f"{query_taps}x{key_taps} taps are outside 1x1 to {QUERY_TAPS}x{KEY_TAPS} (query taps x key taps)"
-    return None
+    return size_unsupported(head_dim, query_taps, key_taps)
 
 
 class Rows(ctypes.Structure):
