@@ -14,7 +14,6 @@ from torch.autograd.function import once_differentiable
 from mta_kernels.conv_attention.arguments import check_arguments
 from mta_kernels.conv_attention.cuda_conv import shape as shapes
 from mta_kernels.conv_attention.cuda_conv.shape import Shape, launch
-from mta_kernels.conv_attention.cuda_conv.tensors import loadable, taps_of
 from mta_kernels.nvrtc.structures import Rows, fields
 from mta_kernels.operation import key_padding, softmax_scale
 
@@ -71,6 +70,19 @@ def refuse(q: Tensor, weight: Tensor) -> None:
     )
     if reason is not None:
         raise ValueError(f"cuda-conv cannot run this: {reason}")
+
+
+def loadable(x: Tensor) -> Tensor:
+    """`x [B, heads, N, D]`, copied if its rows cannot be loaded 16 bytes at a time."""
+    whole = all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3])
+    if x.stride(3) == 1 and whole and x.data_ptr() % 16 == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def taps_of(weight: Tensor) -> Tensor:
+    """The weight as float32 without gaps."""
+    return weight.detach().float().contiguous()
 
 
 class _ConvAttention(torch.autograd.Function):

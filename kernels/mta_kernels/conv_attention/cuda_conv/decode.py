@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import MAX_SPLITS, check_splits
-from mta_kernels.conv_attention.cuda_conv.attention import refuse
+from mta_kernels.conv_attention.cuda_conv.attention import loadable, refuse, taps_of
 from mta_kernels.conv_attention.cuda_conv.shape import Shape, launch
-from mta_kernels.conv_attention.cuda_conv.tensors import loadable, taps_of
 from mta_kernels.conv_attention.reference import check_decode_arguments
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.nvrtc.structures import Rows, fields

@@ -119,14 +119,8 @@ def launch_decode(
         arguments.table = block_table.data_ptr()
         arguments.table_stride_batch, arguments.table_stride_page = block_table.stride()
         arguments.page_bits = k_cache.shape[2].bit_length() - 1
-    driver.launch(
-        kernel(constants, device.index),
-        (blocks, 1),
-        32 * constants.warps,
-        constants.shared_memory,
-        device.index,
-        arguments,
-    )
+    compiled, threads = kernel(constants, device.index), 32 * constants.warps
+    driver.launch(compiled, (blocks, 1), threads, constants.shared_memory, device.index, arguments)
     return out
 
 

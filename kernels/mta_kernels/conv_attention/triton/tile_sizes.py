@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from mta_kernels.code_cache import cache_folder
+from mta_kernels.code_cache import cache_folder, write_whole
 
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "tuned"
@@ -169,9 +169,8 @@ def save(entries: Iterable[Entry], device: str, path: Path | None = None) -> Pat
         except ValueError:
             before = []
             path.replace(path.with_name(f"{path.name}.old"))
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(_text(device, {(entry.kernel, entry.key): entry for entry in (*before, *entries)}.values()))
-        partial.replace(path)
+        latest = {(entry.kernel, entry.key): entry for entry in (*before, *entries)}
+        write_whole(path, _text(device, latest.values()).encode())
     reload()
     return path
 
