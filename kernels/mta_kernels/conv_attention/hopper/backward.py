@@ -8,7 +8,6 @@ import math
 import operator
 from ctypes import c_float, c_int, c_void_p
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from mta_kernels.conv_attention.hopper.prepare import (
     Preparation,
     PrepareConstants,
     TileConstants,
+    kernel,
     prepare_launch,
 )
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
@@ -33,7 +33,7 @@ from mta_kernels.conv_attention.packing import rows_that_see
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import Source, machine_code
+from mta_kernels.nvrtc.compiler import Source
 from mta_kernels.nvrtc.structures import Rows, Weight, fields
 from mta_kernels.operation import Operation
 
@@ -43,6 +43,8 @@ _launches: dict[tuple, BackwardLaunches] = {}
 
 class BackwardConstants(TileConstants):
     """The constants of backward.cu for a shape."""
+
+    kernel_name = "hopper_backward"
 
     @property
     def stages(self) -> int:
@@ -94,7 +96,7 @@ class ExactConstants:
     causal: bool
     spans: bool
 
-    threads = 256
+    kernel_name, threads = "hopper_backward_exact", 256
 
     @property
     def shared_memory(self) -> int:
@@ -288,7 +290,7 @@ class BackwardCall:
         )  # fmt: skip
         exact = ExactConstants(constants.prepared, constants.causal, constants.spans)
         exactly = driver.Launch(
-            exact_kernel(exact, device), (batch * heads, 1), exact.threads, exact.shared_memory, device, self.exact
+            kernel(exact, device), (batch * heads, 1), exact.threads, exact.shared_memory, device, self.exact
         )
         prepare = prepare_launch(constants.prepared, self.preparation, device)
         self.launches = driver.LaunchSequence(prepare, backward, exactly)
@@ -310,15 +312,3 @@ class BackwardCall:
         preparation.counters = arguments.chunks.tile_counter = counters  # which prepare.cu sets to 0, at every call
         arguments.chunks.rows_done, arguments.chunks.products_done = counters + 4, counters + 4 * (1 + self._stages)
         self.starts = starts
-
-
-@functools.cache
-def kernel(constants: BackwardConstants, device: int) -> Any:
-    """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
-    return driver.load(machine_code(constants.source), "hopper_backward", constants.shared_memory, device)
-
-
-@functools.cache
-def exact_kernel(exact: ExactConstants, device: int) -> Any:
-    """The kernel on a device, compiled at the first call."""
-    return driver.load(machine_code(exact.source), "hopper_backward_exact", exact.shared_memory, device)

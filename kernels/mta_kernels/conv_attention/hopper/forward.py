@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
 from ctypes import c_int, c_void_p
 from typing import Any, NamedTuple
@@ -18,13 +17,14 @@ from mta_kernels.conv_attention.hopper.prepare import (
     Positions,
     Preparation,
     TileConstants,
+    kernel,
     prepare_launch,
 )
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import Source, machine_code
+from mta_kernels.nvrtc.compiler import Source
 from mta_kernels.nvrtc.structures import Rows, Weight, fields
 from mta_kernels.operation import Operation
 
@@ -53,6 +53,8 @@ def shape_unsupported(
 
 class ForwardConstants(TileConstants):
     """The constants of forward.cu for a shape."""
+
+    kernel_name = "hopper_forward"
 
     @property
     def value_parts(self) -> int:
@@ -293,9 +295,3 @@ def scratch_layout(constants: ForwardConstants, heads: int, batch_rows: int) -> 
     tile_counter = weight_scale + heads * 4
     logsumexp = tile_counter + 4
     return ScratchLayout(weight_scale, tile_counter, logsumexp, logsumexp + heads * batch_rows * 4)
-
-
-@functools.cache
-def kernel(constants: ForwardConstants, device: int) -> Any:
-    """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
-    return driver.load(machine_code(constants.source), "hopper_forward", constants.shared_memory, device)

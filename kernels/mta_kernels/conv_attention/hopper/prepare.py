@@ -30,8 +30,7 @@ class PrepareConstants:
     conv: Convolution
     margins: bool = False
 
-    threads = 256
-    shared_memory = 32
+    kernel_name, threads, shared_memory = "hopper_prepare", 256, 32
 
     @property
     def tap_bytes(self) -> int:
@@ -141,6 +140,6 @@ def prepare_launch(prepared: PrepareConstants, preparation: Preparation, device:
 
 
 @functools.cache
-def kernel(prepared: PrepareConstants, device: int) -> Any:
-    """The kernel on a device, compiled at the first call."""
-    return driver.load(machine_code(prepared.source), "hopper_prepare", prepared.shared_memory, device)
+def kernel(constants: Any, device: int) -> Any:
+    """The kernel of these constants on a device, compiled at the first call: seconds, unless the disk has it."""
+    return driver.load(machine_code(constants.source), constants.kernel_name, constants.shared_memory, device)
