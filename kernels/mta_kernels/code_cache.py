@@ -15,8 +15,8 @@ from pathlib import Path
 CHECKSUM_BYTES = hashlib.sha256().digest_size
 
 
-def cache_folder(kind: str) -> Path:
-    """Where code of a kind is kept: in `$MTA_KERNELS_CACHE`, else `$XDG_CACHE_HOME/mta_kernels`, else in `~/.cache`."""
+def cache_folder(kind: str = "") -> Path:
+    """Where things of a kind are kept: in `$MTA_KERNELS_CACHE`, else `$XDG_CACHE_HOME/mta_kernels`, else `~/.cache`."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(os.environ.get("MTA_KERNELS_CACHE") or os.path.join(base, "mta_kernels")) / kind
 

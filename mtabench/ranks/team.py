@@ -192,8 +192,7 @@ def _compared(row: Row, alone: timing.Measurement | Exception, ranks: int) -> Ro
 def _communication(case: Case, ranks: int, link: float) -> Row:
     """What the link allows at best: the bytes that a rank passes on, at the bandwidth measured before."""
     passed = passed_bytes(
-        Problem(case.seq // (2 * ranks), case.operation.causal, 1.0, case.conv.pad, *case.conv.taps), ranks,
-        batch=case.batch, kv_heads=case.kv_heads, head_dim=case.head_dim, dtype=DTYPES[case.dtype],
-        backward=case.pass_ == "bwd",
+        Problem(case.seq // (2 * ranks), case.operation), ranks, batch=case.batch, kv_heads=case.kv_heads,
+        head_dim=case.head_dim, dtype=DTYPES[case.dtype], backward=case.pass_ == "bwd",
     )  # fmt: skip
     return {"link_gbytes_s": link, "communication_ms": passed / link / 1e6}

@@ -41,7 +41,7 @@ def emulator(monkeypatch: pytest.MonkeyPatch) -> HopperEmulator:
     from mta_kernels.conv_attention.hopper import backend
 
     found = HopperEmulator()
-    found.take_over(monkeypatch, prepare, forward, backward)
+    found.take_over(monkeypatch, prepare)
     for module, name in (
         (forward, "_launches"),
         (backward, "_launches"),

@@ -20,7 +20,7 @@ from mta_kernels.conv_attention.context_parallel.layout import chunks_of
 from mta_kernels.conv_attention.context_parallel.ring import backward as ring_backward
 from mta_kernels.conv_attention.context_parallel.ring import forward as ring_forward
 from mta_kernels.conv_attention.context_parallel.tiles import Problem, tiles
-from mta_kernels.operation import key_padding
+from mta_kernels.operation import Operation
 
 ON_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
 NAMES = ("q", "k", "v", "weight")
@@ -34,7 +34,7 @@ def test_every_score_is_in_one_tile_and_masks_are_on_the_diagonal_alone(ranks, t
     monkeypatch.setattr(tiling, "LONG", 40)
     monkeypatch.setattr(tiling, "BLOCK", 32)
     for pad_key, rows in product(PADS, (sum(taps) - 1, 64)):
-        problem = Problem(rows, causal, 1.0, key_padding(taps[1], pad_key), *taps)
+        problem = Problem(rows, Operation.of(taps, 1, causal=causal, pad_key=pad_key))
         count = torch.zeros(2 * ranks * rows, 2 * ranks * rows, dtype=torch.int)
         back = torch.arange(count.shape[0])[:, None] - torch.arange(count.shape[0])
         for rank in range(ranks):
@@ -46,7 +46,7 @@ def test_every_score_is_in_one_tile_and_masks_are_on_the_diagonal_alone(ranks, t
                     keys = slice(*(start + x for x in tile.value_rows.indices(problem.lead + rows)[:2]))
                     count[queries, keys] += 1
                     if causal and not tile.causal:
-                        assert (back[queries, keys] >= taps[0] - 1 + taps[1] - 1 - problem.pad).all()
+                        assert (back[queries, keys] >= taps[0] - 1 + taps[1] - 1 - problem.conv.pad).all()
                     assert rows != 64 or (keys.stop - keys.start) % 32 == 0
         assert (count[back >= 0] == 1).all()
         assert (count[back < 0] == 1).all() or causal
@@ -54,7 +54,7 @@ def test_every_score_is_in_one_tile_and_masks_are_on_the_diagonal_alone(ranks, t
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_causal_work_is_the_same_on_every_rank_at_every_step(ranks) -> None:
-    problem = Problem(8, True, 1.0, 0, 1, 1)
+    problem = Problem(8, Operation.of((1, 1), 1))
     for step in range(1, ranks):
         work = {len(list(tiles(problem, rank, (rank - step) % ranks, ranks))) for rank in range(ranks)}
         assert work == {2}
@@ -74,7 +74,8 @@ def ring(
 
     def of_a_rank(simulated) -> dict[str, Tensor]:
         shards = [x if x is weight else shard(x, simulated.rank, ranks) for x in inputs]
-        plan = make_plan(shards[0], weight, simulated, causal, scale, pad_key, head_chunk, backend)
+        operation = Operation.of(weight.shape[1:], inputs[0].shape[3], causal=causal, scale=scale, pad_key=pad_key)
+        plan = make_plan(operation, shards[0], simulated, head_chunk, backend)
         own_grad_out = shard(grad_out, simulated.rank, ranks)
         if shards[0].is_cuda:
             return without_autograd(plan, shards, own_grad_out)
@@ -232,8 +233,8 @@ def test_decode(taps: tuple[int, int], pad_key: str, kv_heads: int) -> None:
     def of_a_rank(simulated) -> Tensor:
         at = cache_positions(simulated.rank, 2, capacity, key_taps=taps[1], pad_key=pad_key)
         caches = (x[:, :, at.start : at.stop] for x in (k, v))
-        options = {"lengths": lengths, "scale": None, "pad_key": pad_key, "backend": "triton"}
-        return decode_over_ranks(simulated, window, *caches, weight, **options)
+        operation = Operation.of(taps, 16, pad_key=pad_key)
+        return decode_over_ranks(operation, simulated, window, *caches, weight, lengths=lengths, backend="triton")
 
     first, second = run_ranks(2, of_a_rank)
     assert torch.equal(first, second)

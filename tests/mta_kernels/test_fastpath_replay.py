@@ -88,11 +88,9 @@ def numbers_at(address: int, count: int = 1, dtype: torch.dtype = BF16) -> Tenso
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine()
-    found.take_over(monkeypatch, prepare, forward, backward)
-    monkeypatch.setattr(prepare, "kernel", lambda prepared, device: "hopper_prepare")
-    monkeypatch.setattr(forward, "kernel", lambda constants, device: "hopper_forward")
-    monkeypatch.setattr(backward, "kernel", lambda constants, device: "hopper_backward")
-    monkeypatch.setattr(backward, "exact_kernel", lambda exact, device: "hopper_backward_exact")
+    found.take_over(monkeypatch, prepare)
+    for module in (prepare, forward, backward):
+        monkeypatch.setattr(module, "kernel", lambda constants, device: constants.kernel_name)
     for module in (forward, backward):
         monkeypatch.setattr(module, "tensor_map", lambda x: tensor_maps.TensorMap((ctypes.c_uint64 * 16)(x.data_ptr())))
         monkeypatch.setattr(module, "_launches", {})

@@ -26,8 +26,9 @@ from mta_kernels.conv_attention.hopper import forward, prepare
 from mta_kernels.conv_attention.hopper import source as sources
 from mta_kernels.conv_attention.hopper.backward import BackwardConstants
 from mta_kernels.conv_attention.hopper.forward import ForwardConstants, kernel, shape_unsupported
-from mta_kernels.conv_attention.hopper.prepare import Preparation, PrepareConstants, Rows
+from mta_kernels.conv_attention.hopper.prepare import Preparation, PrepareConstants
 from mta_kernels.nvrtc import compiler, driver
+from mta_kernels.nvrtc.structures import Rows
 from mta_kernels.operation import Convolution
 
 ON_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)

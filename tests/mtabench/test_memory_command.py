@@ -128,8 +128,8 @@ class Unlaunched:
 
 
 NOTHING_RUNS = {
-    "cuda-naive": ("cuda_naive.kernel", lambda *args, **kwargs: None),
-    "cuda-tiled": ("cuda_tiled.kernel", lambda *args, **kwargs: None),
+    "cuda-naive": ("cuda_launch.kernel", lambda *args, **kwargs: None),
+    "cuda-tiled": ("cuda_launch.kernel", lambda *args, **kwargs: None),
     "cuda-flash": ("cuda_flash.kernel", lambda *args, **kwargs: None),
     "triton-pointer": ("triton_pointer._attention_pointer_kernel", Unlaunched()),
     "triton-descriptor": ("triton_descriptor._attention_descriptor_kernel", Unlaunched()),
@@ -142,7 +142,7 @@ def test_rungs_allocate_what_the_table_says(monkeypatch, impl):
     place, stub = NOTHING_RUNS[impl]
     monkeypatch.setattr(f"mta_kernels.attention.{place}", stub)
     monkeypatch.setattr("mta_kernels.nvrtc.driver.launch", lambda *args: None)
-    module = importlib.import_module(f"mta_kernels.attention.{place.partition('.')[0]}")
+    module = importlib.import_module(f"mta_kernels.attention.{impl.replace('-', '_')}")
     case = replace(PLAIN, impl=impl, dtype="fp16", heads=4, kv_heads=2, seq=512)
     q, k, v = (torch.zeros(1, heads, 512, 64, dtype=torch.float16) for heads in (4, 2, 2))
     with Allocated(q, k, v) as allocated:
@@ -191,9 +191,9 @@ def test_the_columns_that_read_the_scores_once_are_those_of_a_tile_in_cuda_tiled
 
 
 def test_the_loops_in_c_store_the_scores_of_one_head():
-    from mta_kernels.attention.c_loops import SOURCE
+    from mta_kernels.attention.c_compiler import FOLDER
 
-    assert "malloc(M * N * sizeof(float))" in SOURCE.read_text()
+    assert "malloc(M * N * sizeof(float))" in (FOLDER / "c_loops.c").read_text()
     case = replace(PLAIN, impl="c-loops", dtype="fp32", device="cpu")
     assert storage_of(case).scores == 4096**2 * 4
     assert storage_of(case).traffic > 7 * 16 * storage_of(case).scores

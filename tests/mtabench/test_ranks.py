@@ -14,6 +14,7 @@ from simulated_ranks import SimulatedRanks, run_ranks
 from mta_kernels.conv_attention.context_parallel import ring
 from mta_kernels.conv_attention.context_parallel.eager import EagerTiles
 from mta_kernels.conv_attention.context_parallel.tiles import Problem
+from mta_kernels.operation import Operation
 from mtabench.ranks import part
 from mtabench.results.results_file import read_results
 
@@ -119,7 +120,7 @@ def test_a_comparison_measures_no_ranks(mtabench) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_bytes_passed_are_those_that_are_sent(backward: bool, causal: bool) -> None:
     rows = 8
-    problem = Problem(rows, causal, 1.0, 1, 3, 4)
+    problem = Problem(rows, Operation.of((3, 4), 1, causal=causal))
     q, k, v = torch.randn(3, 1, 2, 2 * rows, 4).unbind()
     weight = torch.randn(2, 3, 4)
 

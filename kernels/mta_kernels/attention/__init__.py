@@ -18,28 +18,16 @@ from torch import Tensor
 from mta_kernels.attention.reference import attention_reference
 from mta_kernels.attention.sdpa import attention as attention_sdpa
 from mta_kernels.attention.sdpa import unsupported as sdpa_unsupported
-from mta_kernels.conv_attention.arguments import (
-    check_heads,
-    check_no_tangents,
-    check_tensors,
-    wants_gradient,
-)
+from mta_kernels.conv_attention.arguments import check_heads, check_no_tangents, check_tensors, wants_gradient
 from mta_kernels.gpu_limits import absent
 from mta_kernels.operation import softmax_scale
 
-__all__ = [
-    "RUNGS",
-    "attention",
-    "attention_reference",
-    "attention_sdpa",
-    "rung_unsupported",
-    "sdpa_unsupported",
-]
+__all__ = ["RUNGS", "attention", "attention_reference", "attention_sdpa", "rung_unsupported", "sdpa_unsupported"]
 
 # The module of each rung, and what its functions take beside the rest.
 _MODULES: dict[str, tuple[str, dict[str, Any]]] = {
-    "c-loops": ("c_loops", {}),
-    "c-tiled": ("c_tiled", {}),
+    "c-loops": ("c_compiler", {"source": "c_loops.c"}),
+    "c-tiled": ("c_compiler", {"source": "c_tiled.c"}),
     "cuda-naive": ("cuda_naive", {}),
     "cuda-tiled": ("cuda_tiled", {}),
     "cuda-flash": ("cuda_flash", {}),

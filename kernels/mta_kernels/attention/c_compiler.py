@@ -1,4 +1,8 @@
-"""The C rungs' sources to machine code: by the system's compiler at the first use, kept on disk, called by ctypes."""
+"""Rung 1 in C, on a CPU: compiled by the system's compiler at the first use, kept on disk, called by ctypes.
+
+`c-loops` (c_loops.c) is attention as it is written down, three loops after each other, on one core. `c-tiled`
+(c_tiled.c) works on what fits the caches, on all cores that PyTorch uses.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ from torch import Tensor
 
 from mta_kernels.code_cache import cache_folder, keep_code, kept_code
 
+FOLDER = Path(__file__).parent
 COMPILERS = ("cc", "gcc", "clang")
 # The first set that the compiler takes. `-fopenmp-simd` needs no library: vector loops, on one core.
 NATIVE = ("-O3", "-march=native")
@@ -33,9 +38,11 @@ class CompileError(RuntimeError):
     """There is no compiler, or it does not compile a source of ours; the text says which, in a clause."""
 
 
-def attention(source: Path, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Tensor:
-    """The function `attention` of a C source, for float32 on a CPU. Inputs that are not contiguous are copied.
+def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, source: str) -> Tensor:
+    """Attention of `q [B, Hq, M, D]`, `k [B, Hkv, N, D]`, `v [B, Hkv, N, Dv]`: `[B, Hq, M, Dv]`, all float32.
 
+    By the function `attention` of a C source. Causal: the queries are the last M of N positions. "c_loops.c" stores the
+    `M x N` scores of one head at a time, "c_tiled.c" none beyond a tile. Inputs that are not contiguous are copied.
     Raises CompileError, and MemoryError if the source finds no room for what it stores.
     """
     q, k, v = (x.contiguous() for x in (q, k, v))
@@ -43,19 +50,19 @@ def attention(source: Path, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, sc
     out = torch.empty(batch, heads, rows, v.shape[3], dtype=torch.float32)
     pointers = (x.data_ptr() for x in (q, k, v, out))
     sizes = (batch, heads, k.shape[1], rows, k.shape[2], head_dim, v.shape[3])
-    if function(source)(*pointers, *sizes, causal, scale, torch.get_num_threads()):
-        raise MemoryError(f"{source.name} has no memory for {heads} heads of {rows} x {k.shape[2]} scores")
+    if function(FOLDER / source)(*pointers, *sizes, causal, scale, torch.get_num_threads()):
+        raise MemoryError(f"{source} has no memory for {heads} heads of {rows} x {k.shape[2]} scores")
     return out
 
 
-def unsupported(source: Path, *, device: torch.device, dtype: torch.dtype) -> str | None:
+def unsupported(*, device: torch.device, dtype: torch.dtype, head_dim: int, source: str) -> str | None:
     """Why `attention` cannot run, or None. Compiles the source to find out, if that was not done before."""
     if device.type != "cpu":
-        return f"{source.name} runs on a CPU, not on {device.type}"
+        return f"{source} runs on a CPU, not on {device.type}"
     if dtype != torch.float32:
-        return f"{source.name} reads float32 and computes in it, not {dtype}".replace("torch.", "")
+        return f"{source} reads float32 and computes in it, not {dtype}".replace("torch.", "")
     try:
-        function(source)
+        function(FOLDER / source)
     except CompileError as error:
         return str(error)
     return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from ctypes import c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from mta_kernels.attention.cuda_launch import ELEMENTS, Constants, device_unsupported, diagonal, kernel
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import missing_package
+from mta_kernels.nvrtc.structures import fields
 
 MAX_HEAD_DIM = 256
 L2_BYTES = 32 << 20  # that keys and values may take: the L2 of an A100 has 40 MB, of an H200 50
@@ -72,12 +74,7 @@ class Geometry:
 class Rows(ctypes.Structure):
     """`struct Rows` of cuda_flash.cu."""
 
-    _fields_ = (
-        ("start", ctypes.c_void_p),
-        ("stride_batch", ctypes.c_int64),
-        ("stride_head", ctypes.c_int64),
-        ("stride_row", ctypes.c_int),
-    )
+    _fields_ = (("start", c_void_p), *fields(c_int64, "stride_batch stride_head"), ("stride_row", c_int))
 
     @classmethod
     def of(cls, x: Tensor) -> Rows:
@@ -88,19 +85,9 @@ class Arguments(ctypes.Structure):
     """`struct Arguments` of cuda_flash.cu."""
 
     _fields_ = (
-        ("q", Rows),
-        ("k", Rows),
-        ("v", Rows),
-        ("out", ctypes.c_void_p),
-        ("scale_log2", ctypes.c_float),
-        ("batch_heads", ctypes.c_int),
-        ("heads", ctypes.c_int),
-        ("group", ctypes.c_int),
-        ("queries", ctypes.c_int),
-        ("keys", ctypes.c_int),
-        ("diagonal", ctypes.c_int),
-        ("heads_together", ctypes.c_int),
-    )
+        *fields(Rows, "q k v"), ("out", c_void_p), ("scale_log2", c_float),
+        *fields(c_int, "batch_heads heads group queries keys diagonal heads_together"),
+    )  # fmt: skip
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Tensor:

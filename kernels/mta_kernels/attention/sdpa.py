@@ -7,21 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "math": SDPBackend.MATH,
-}
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "math": SDPBackend.MATH}
 
 
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    backend: str,
-    causal: bool = True,
-    scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, *, backend: str, causal: bool = True, scale: float | None = None
 ) -> Tensor:
     """Plain attention of `q [B, Hq, Nq, D]`, `k, v [B, Hkv, N, D]` by exactly `backend`: flash, cudnn or math.
 

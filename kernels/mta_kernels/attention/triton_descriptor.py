@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mta_kernels.attention import triton_pointer
 from mta_kernels.attention.triton_pointer import tiles
-from mta_kernels.conv_attention import choice
 from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.conv_attention.triton.forward import value_block
 from mta_kernels.conv_attention.triton.prepare import dot_precision, row_pitch
@@ -126,6 +126,4 @@ def head_major(x: Tensor) -> Tensor:
     return copy
 
 
-def unsupported(*, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """Why this rung cannot run with these here, or None: it takes head dims from 16 to 256."""
-    return choice.unsupported("triton", device=device, dtype=dtype, head_dim=head_dim, query_taps=1, key_taps=1)
+unsupported = triton_pointer.unsupported  # takes the same

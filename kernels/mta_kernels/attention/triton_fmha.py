@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mta_kernels.conv_attention import choice
+from mta_kernels.attention import triton_pointer
 from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.conv_attention.triton.forward import value_block
 from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, describe_heads, launch, operand
@@ -181,6 +181,4 @@ def tiles(columns: int, element_size: int, compute_capability: tuple[int, int], 
     return Tiles(64 if large else 32, 64 if large else 32, num_warps=8, num_stages=2)
 
 
-def unsupported(*, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """Why this rung cannot run with these here, or None: it takes head dims from 16 to 256."""
-    return choice.unsupported("triton", device=device, dtype=dtype, head_dim=head_dim, query_taps=1, key_taps=1)
+unsupported = triton_pointer.unsupported  # takes the same

@@ -93,15 +93,17 @@ def _checked(
     gradients = wants_gradient(q, k, v, weight, q_history)
     kernels = choose(backend, Request(operation, q.device, q.dtype, head_dim, gradients, over_ranks=shared))
     extras: dict[str, Any] = {"q_history": q_history, "cu_seqlens": cu_seqlens, "head_chunk": head_chunk}
-    options: dict[str, Any] = {"causal": causal, "scale": scale, "pad_key": pad_key}
     if group is not None and shared:
         from mta_kernels.conv_attention.context_parallel.attention import conv_attention_over_ranks
 
         check_whole_sequence(q, k, q_history, cu_seqlens)
-        options |= {"group": group, "head_chunk": head_chunk, "backend": kernels.name if kernels else "reference"}
-        return Call(operation, kernels, partial(conv_attention_over_ranks, q, k, v, weight, **options))
+        name = kernels.name if kernels else "reference"
+        shared_options: dict[str, Any] = {"group": group, "head_chunk": head_chunk, "backend": name}
+        run = partial(conv_attention_over_ranks, operation, q, k, v, weight, **shared_options)
+        return Call(operation, kernels, run)
     if kernels is None:
-        return Call(operation, None, partial(conv_attention_reference, q, k, v, weight, **options, **extras))
+        extras |= {"causal": causal, "scale": scale, "pad_key": pad_key}
+        return Call(operation, None, partial(conv_attention_reference, q, k, v, weight, **extras))
     return Call(operation, kernels, partial(conv_attention_op, operation, q, k, v, weight, **extras, backend=kernels))
 
 
@@ -142,7 +144,7 @@ def conv_attention_decode(
     if under_autocast(q_window):
         weight, q_window, k_cache, v_cache = cast_for_autocast(weight, q_window, k_cache, v_cache)
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key, block_table)
-    options: dict[str, Any] = {"lengths": lengths, "scale": scale, "pad_key": pad_key}
+    options: dict[str, Any] = {"lengths": lengths, "scale": scale, "pad_key": pad_key, "block_table": block_table}
     head_dim, shared = q_window.shape[3], is_shared(group)
     operation = Operation.of(weight.shape[1:], head_dim, scale=scale, pad_key=pad_key)
     tensors = q_window, k_cache, v_cache
@@ -154,9 +156,9 @@ def conv_attention_decode(
         from mta_kernels.conv_attention.context_parallel.decode import conv_attention_decode_over_ranks
 
         check_shared_cache(block_table, q_window, k_cache, v_cache, weight)
-        options |= {"group": group, "backend": kernels.name if kernels else "reference", "splits": splits}
-        return conv_attention_decode_over_ranks(*tensors, weight, **options)
-    options["block_table"] = block_table
+        name = kernels.name if kernels else "reference"
+        shared_options: dict[str, Any] = {"group": group, "lengths": lengths, "backend": name, "splits": splits}
+        return conv_attention_decode_over_ranks(operation, *tensors, weight, **shared_options)
     if kernels is None:
         return conv_attention_decode_reference(*tensors, weight, **options)
     return conv_attention_decode_op(*tensors, weight, splits=splits, backend=kernels, **options)
@@ -230,19 +232,9 @@ class ConvAttention(nn.Module):
         `q_history` is for a chunk of a prompt, `cu_seqlens` for documents, `group` for a sequence shared by ranks.
         """
         return conv_attention(
-            q,
-            k,
-            v,
-            self.weight,
-            q_history=q_history,
-            cu_seqlens=cu_seqlens,
-            causal=self.causal,
-            scale=self.scale,
-            pad_key=self.pad_key,
-            head_chunk=self.head_chunk,
-            backend=self.backend,
-            group=group,
-        )
+            q, k, v, self.weight, q_history=q_history, cu_seqlens=cu_seqlens, causal=self.causal, scale=self.scale,
+            pad_key=self.pad_key, head_chunk=self.head_chunk, backend=self.backend, group=group,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         heads, query_taps, key_taps = self.weight.shape

@@ -95,16 +95,9 @@ def cast_for_autocast(weight: Tensor, *others: Tensor | None) -> tuple:
 
 
 def check_arguments(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weight: Tensor,
-    pad_key: str,
-    *,
-    q_history: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    head_chunk: int | None = None,
-) -> None:
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, pad_key: str, *, q_history: Tensor | None = None,
+    cu_seqlens: Tensor | None = None, head_chunk: int | None = None,
+) -> None:  # fmt: skip
     """Raise ValueError or TypeError, in one sentence, unless the arguments are those of `conv_attention`."""
     check_tensors(q, k, v)
     batch, query_heads, query_rows, head_dim = q.shape

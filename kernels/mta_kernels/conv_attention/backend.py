@@ -37,6 +37,18 @@ class Request(NamedTuple):
         return known(k.stride(3) != 1) or known(v.stride(3) != 1)
 
 
+HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(16, 257), 16, 31  # of the Triton kernels and of the CUDA decode; taps at most
+
+
+def size_unsupported(head_dim: int, query_taps: int, key_taps: int) -> str | None:
+    """Why a head dim or so many taps are outside these, in a clause, or None."""
+    if not HEAD_DIMS.start <= head_dim < HEAD_DIMS.stop:  # not `in`, which torch.compile cannot ask of a symbol
+        return f"head_dim {head_dim} is outside {HEAD_DIMS.start} to {HEAD_DIMS.stop - 1}"
+    if query_taps > QUERY_TAPS or key_taps > KEY_TAPS:
+        return f"{query_taps}x{key_taps} taps are outside 1x1 to {QUERY_TAPS}x{KEY_TAPS} (query taps x key taps)"
+    return None
+
+
 class ForwardReplay(Protocol):
     """The forward for tensors that differ from earlier ones in addresses and values alone."""
 

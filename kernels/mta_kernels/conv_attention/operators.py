@@ -17,7 +17,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from mta_kernels.conv_attention.arguments import check_no_tangents, check_splits, rows_before, under_torch_func
-from mta_kernels.conv_attention.backend import Backend, Request
+from mta_kernels.conv_attention.backend import Backend, Gradients, Request
 from mta_kernels.conv_attention.backends import check_can_run, named
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
 from mta_kernels.operation import Convolution, Operation
@@ -26,17 +26,9 @@ Numbers = tuple[bool, float, int]  # of an operation: causal, scale, pad
 
 
 def conv_attention_op(
-    operation: Operation,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weight: Tensor,
-    *,
-    q_history: Tensor | None,
-    cu_seqlens: Tensor | None,
-    head_chunk: int | None,
-    backend: Backend,
-) -> Tensor:
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, q_history: Tensor | None,
+    cu_seqlens: Tensor | None, head_chunk: int | None, backend: Backend,
+) -> Tensor:  # fmt: skip
     """`conv_attention` by the kernels of a backend, for arguments already checked.
 
     Differentiable once, backwards, in every floating-point tensor; keeps those, the output and the logsumexp of its
@@ -58,18 +50,9 @@ def conv_attention_op(
 
 
 def conv_attention_decode_op(
-    q_window: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    weight: Tensor,
-    *,
-    lengths: Tensor,
-    scale: float | None,
-    pad_key: str,
-    splits: int | str,
-    block_table: Tensor | None,
-    backend: Backend,
-) -> Tensor:
+    q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, *, lengths: Tensor, scale: float | None,
+    pad_key: str, splits: int | str, block_table: Tensor | None, backend: Backend,
+) -> Tensor:  # fmt: skip
     """`conv_attention_decode` by the kernels of a backend, for arguments already checked.
 
     Not differentiable.
@@ -142,7 +125,7 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor,
     causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> Gradients:  # fmt: skip
     _, backward = _kernels(backend, "backward")
     tensors = q, k, v, weight, out, logsumexp, grad_out
     return backward(_operation(weight, causal, scale, pad), *tensors, head_chunk=head_chunk, spans=spans)
@@ -251,25 +234,17 @@ def _register_gradient(op: torch._ops.OpOverload, operation: str, function: Call
     torch.library.impl(op.name(), "Autograd")(autograd)
 
 
+def _register_refusal(op: torch._ops.OpOverload, operation: str, sentence: str) -> None:
+    """Raise `sentence` where the results of `op` are differentiated."""
+    _register_gradient(op, operation, functools.partial(_apply, _NoGradient, op, sentence))
+
+
 _register_gradient(CONV_ATTENTION, "conv_attention", functools.partial(_apply, _ConvAttention))
-_register_gradient(
-    CONV_ATTENTION_BACKWARD,
-    "the backward of conv_attention",
-    functools.partial(
-        _apply,
-        _NoGradient,
-        CONV_ATTENTION_BACKWARD,
-        "conv_attention is differentiable once through backend '{backend}'; backend='reference' has second derivatives",
-    ),
-)
-_register_gradient(
-    CONV_ATTENTION_DECODE,
-    "conv_attention_decode",
-    functools.partial(
-        _apply,
-        _NoGradient,
-        CONV_ATTENTION_DECODE,
-        "conv_attention_decode is not differentiable through backend '{backend}'; "
-        "use backend='reference' for gradients",
-    ),
-)
+_register_refusal(
+    CONV_ATTENTION_BACKWARD, "the backward of conv_attention",
+    "conv_attention is differentiable once through backend '{backend}'; backend='reference' has second derivatives",
+)  # fmt: skip
+_register_refusal(
+    CONV_ATTENTION_DECODE, "conv_attention_decode",
+    "conv_attention_decode is not differentiable through backend '{backend}'; use backend='reference' for gradients",
+)  # fmt: skip

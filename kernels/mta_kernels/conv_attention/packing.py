@@ -67,6 +67,16 @@ def collect_rows(x: Tensor, layout: Layout) -> Tensor:
     return _CollectRows.apply(x, layout.position, layout.source, layout.gap)
 
 
+def rows_that_see(spans: Tensor, block: int) -> Tensor:
+    """For blocks of `block` keys the rows, multiples of it, from and to before which one is seen: `[2, blocks]`."""
+    key_rows = spans.shape[1]
+    first_keys = torch.arange(-(-key_rows // block), device=spans.device, dtype=torch.int32) * block
+    last_rows = (first_keys + block - 1).clamp(max=key_rows - 1)
+    first = torch.searchsorted(spans[1, last_rows], first_keys, right=True)
+    end = torch.searchsorted(spans[0, ::block].contiguous(), first_keys + block)
+    return (torch.stack([first, end]) * block).to(torch.int32)
+
+
 class _SpreadRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, position: Tensor, source: Tensor, gap: Tensor) -> Tensor:

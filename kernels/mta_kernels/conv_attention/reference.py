@@ -169,14 +169,9 @@ def gather_pages(cache: Tensor, block_table: Tensor) -> Tensor:
 
 
 def check_decode_arguments(
-    q_window: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    weight: Tensor,
-    lengths: Tensor,
-    pad_key: str,
+    q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor, pad_key: str,
     block_table: Tensor | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Raise ValueError or TypeError, in one sentence, unless the arguments are those of a decode step.
 
     The values in `lengths` are read on a CPU alone: on a GPU that would wait for the device.

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from mta_kernels.nvrtc.structures import fields
+
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 
 
@@ -47,13 +49,9 @@ class LaunchConfig(ctypes.Structure):
     """`CUlaunchConfig` of cuda.h."""
 
     _fields_ = (
-        ("blocks", ctypes.c_uint * 3),
-        ("threads", ctypes.c_uint * 3),
-        ("shared_memory", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
-        ("attribute_count", ctypes.c_uint),
-    )
+        *fields(ctypes.c_uint * 3, "blocks threads"), ("shared_memory", ctypes.c_uint),
+        *fields(ctypes.c_void_p, "stream attributes"), ("attribute_count", ctypes.c_uint),
+    )  # fmt: skip
 
 
 class Launch:

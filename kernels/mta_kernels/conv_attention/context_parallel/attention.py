@@ -18,7 +18,7 @@ from mta_kernels.conv_attention.context_parallel.eager import EagerTiles
 from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks, Ranks
 from mta_kernels.conv_attention.context_parallel.tiles import Problem
 from mta_kernels.conv_attention.surroundings import without_autocast
-from mta_kernels.operation import key_padding, softmax_scale
+from mta_kernels.operation import Operation
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Plan:
 
 
 def conv_attention_over_ranks(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, group: dist.ProcessGroup, causal: bool, scale: float | None,
-    pad_key: str, head_chunk: int | None, backend: str,
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, group: dist.ProcessGroup,
+    head_chunk: int | None, backend: str,
 ) -> Tensor:  # fmt: skip
     """`conv_attention` of arguments already checked, whose rows are this rank's share of the sequence.
 
@@ -41,22 +41,16 @@ def conv_attention_over_ranks(
     """
     check_no_tangents("conv_attention with group", "backend='reference' without group has them", q, k, v, weight)
     facts = shape_facts(q=q, k=k, weight=weight)
-    facts |= {"causal": causal, "scale": softmax_scale(scale, q.shape[3]), "head_chunk": head_chunk or 0}
-    facts |= {"the padding of keys": key_padding(weight.shape[2], pad_key), "backend": BACKENDS.index(backend)}
+    facts |= {"causal": operation.causal, "scale": operation.scale, "head_chunk": head_chunk or 0}
+    facts |= {"the padding of keys": operation.conv.pad, "backend": BACKENDS.index(backend)}
     check_agreement(group, facts, q.device)
-    plan = make_plan(q, weight, GroupRanks(group), causal, scale, pad_key, head_chunk, backend)
-    return over_ranks(q, k, v, weight, plan)
+    return over_ranks(q, k, v, weight, make_plan(operation, q, GroupRanks(group), head_chunk, backend))
 
 
-def make_plan(
-    q: Tensor, weight: Tensor, ranks: Ranks, causal: bool, scale: float | None, pad_key: str,
-    head_chunk: int | None, backend: str,
-) -> Plan:  # fmt: skip
+def make_plan(operation: Operation, q: Tensor, ranks: Ranks, head_chunk: int | None, backend: str) -> Plan:
     """The plan for this rank's q; raises ValueError if its rows cannot be two chunks."""
-    query_taps, key_taps = weight.shape[1:]
-    pad = key_padding(key_taps, pad_key)
     rows = q.shape[2]
-    problem = Problem(rows // 2, causal, softmax_scale(scale, q.shape[3]), pad, query_taps, key_taps)
+    problem = Problem(rows // 2, operation)
     if rows % 2:
         raise ValueError(
             f"this rank holds {rows} rows, and its share is two equal chunks of the sequence: "
@@ -64,7 +58,7 @@ def make_plan(
         )
     if problem.rows < problem.least_rows:
         raise ValueError(
-            f"chunks of {problem.rows} rows are too short for {query_taps}x{key_taps} taps, which reach into their "
+            f"chunks of {problem.rows} rows are too short for {operation.conv} taps, which reach into their "
             f"neighbours: on {ranks.size} ranks give a sequence of {2 * ranks.size * problem.least_rows} rows or more"
         )
     kernels = named(backend)

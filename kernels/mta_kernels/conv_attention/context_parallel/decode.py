@@ -6,8 +6,6 @@ that is passed: a row of out and its logsumexp a head.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -19,39 +17,36 @@ from mta_kernels.conv_attention.context_parallel.layout import cache_margins
 from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks, Ranks
 from mta_kernels.conv_attention.reference import convolve_scores, repeat_heads
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
-from mta_kernels.operation import Operation, key_padding, softmax_scale
+from mta_kernels.operation import Operation
 
 
 def conv_attention_decode_over_ranks(
-    q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, *, group: dist.ProcessGroup, lengths: Tensor,
-    scale: float | None, pad_key: str, backend: str, splits: int | str,
+    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, *,
+    group: dist.ProcessGroup, lengths: Tensor, backend: str, splits: int | str,
 ) -> Tensor:  # fmt: skip
     """`conv_attention_decode` of arguments already checked, with this rank's share of the cache; no gradients.
 
     Raises ValueError if ranks differ in shapes or options.
     """
     ranks = GroupRanks(group)
-    pad = key_padding(weight.shape[2], pad_key)
-    share = k_cache.shape[2] - sum(cache_margins(ranks.rank, ranks.size, weight.shape[2], pad))
+    pad = operation.conv.pad
+    share = k_cache.shape[2] - sum(cache_margins(ranks.rank, ranks.size, operation.conv.key_taps, pad))
     facts = shape_facts(q_window=q_window, weight=weight, lengths=lengths)
     facts |= {"the number of KV heads": k_cache.shape[1], "the share of the cache": share, "the padding of keys": pad}
-    facts |= {"scale": softmax_scale(scale, q_window.shape[3]), "backend": BACKENDS.index(backend)}
+    facts |= {"scale": operation.scale, "backend": BACKENDS.index(backend)}
     check_agreement(group, facts, q_window.device)
     with torch.no_grad():
-        return decode_over_ranks(
-            ranks, q_window, k_cache, v_cache, weight,
-            lengths=lengths, scale=scale, pad_key=pad_key, backend=backend, splits=splits,
-        )  # fmt: skip
+        tensors = q_window, k_cache, v_cache, weight
+        return decode_over_ranks(operation, ranks, *tensors, lengths=lengths, backend=backend, splits=splits)
 
 
 def decode_over_ranks(
-    ranks: Ranks, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, *, lengths: Tensor,
-    scale: float | None, pad_key: str, backend: str, splits: int | str = "auto",
+    operation: Operation, ranks: Ranks, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, *,
+    lengths: Tensor, backend: str, splits: int | str = "auto",
 ) -> Tensor:  # fmt: skip
     """The newest row, `[B, Hq, 1, D]`, the same on all ranks bit for bit."""
-    key_taps = weight.shape[2]
-    pad = key_padding(key_taps, pad_key)
-    before, after = cache_margins(ranks.rank, ranks.size, key_taps, pad)
+    key_taps = operation.conv.key_taps
+    before, after = cache_margins(ranks.rank, ranks.size, key_taps, operation.conv.pad)
     share = k_cache.shape[2] - before - after
     if share < max(1, key_taps - 1):
         raise ValueError(
@@ -60,16 +55,12 @@ def decode_over_ranks(
             "cache_positions says which positions a rank holds"
         )
     # The length that counts from the first key held: below 0 where the sequence ends before it.
-    options: dict[str, Any] = {
-        "lengths": lengths - (ranks.rank * share - before),
-        "first_key": before,
-        "own_keys": share,
-    }
-    options |= {"scale": softmax_scale(scale, q_window.shape[3]), "pad_key": pad_key}
+    held = lengths - (ranks.rank * share - before)
+    tensors = q_window, k_cache, v_cache, weight, held
     if backend == "reference":
-        out, logsumexp = eager_part(q_window, k_cache, v_cache, weight, **options)
+        out, logsumexp = eager_part(operation, *tensors, first_key=before, own_keys=share)
     else:
-        out, logsumexp = triton_part(q_window, k_cache, v_cache, weight, splits=splits, **options)
+        out, logsumexp = triton_part(operation, *tensors, first_key=before, own_keys=share, splits=splits)
     found = torch.stack(ranks.gather(torch.cat([out, logsumexp[..., None]], dim=-1)))  # [R, B, Hq, D + 1]
     outs, logsumexps = found[..., :-1], found[..., -1:]
     largest = logsumexps.amax(0)
@@ -80,21 +71,19 @@ def decode_over_ranks(
 
 
 def eager_part(
-    q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, *, lengths: Tensor, first_key: int,
-    own_keys: int, scale: float, pad_key: str,
+    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor, *,
+    first_key: int, own_keys: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Out `[B, Hq, D]` of `own_keys` keys from `first_key` on, and the logsumexp `[B, Hq]`, -inf where none is seen."""
-    query_heads, query_taps = q_window.shape[1], weight.shape[1]
-    q_window = q_window[:, :, -query_taps:]
-    window = q_window.shape[2]
+    q_window = q_window[:, :, -operation.conv.query_taps :]
+    query_heads, window = q_window.shape[1:3]
     keys, values = (repeat_heads(x, query_heads) for x in (k_cache, v_cache))
     column = torch.arange(keys.shape[2], device=keys.device)
     row = lengths[:, None] - window + torch.arange(window, device=keys.device)  # [B, W]
     visible = (column <= row[:, :, None])[:, None]
-    scores = q_window @ keys.transpose(-1, -2) * scale
+    scores = q_window @ keys.transpose(-1, -2) * operation.scale
     scores = torch.where(visible, scores, torch.zeros((), dtype=scores.dtype, device=scores.device))
-    conv = Operation.of(weight.shape[1:], q_window.shape[3], scale=scale, pad_key=pad_key).conv
-    mixed = convolve_scores(scores, weight, conv)[:, :, -1]
+    mixed = convolve_scores(scores, weight, operation.conv)[:, :, -1]
     own = (column >= first_key) & (column < first_key + own_keys) & (column < lengths[:, None])  # [B, keys]
     mixed = mixed.masked_fill(~own[:, None], float("-inf")).to(sum_dtype(mixed.dtype))
     values = values.masked_fill(~own[:, None, :, None], 0)  # what lies there may be anything
@@ -104,15 +93,14 @@ def eager_part(
 
 
 def triton_part(
-    q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, *, lengths: Tensor, first_key: int,
-    own_keys: int, scale: float, pad_key: str, splits: int | str,
+    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor, *,
+    first_key: int, own_keys: int, splits: int | str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As `eager_part`, float32, by the Triton kernel; `splits` as in `conv_attention_decode`."""
     from mta_kernels.conv_attention.triton.decode import chosen_tiles, launch_shares
     from mta_kernels.conv_attention.triton.prepare import LN_2
 
     batch, query_heads = q_window.shape[:2]
-    operation = Operation.of(weight.shape[1:], q_window.shape[3], scale=scale, pad_key=pad_key)
     splits, config = chosen_tiles(q_window, k_cache, weight, splits, own_keys)
     with on_device_of(q_window), without_autocast(q_window):
         found = launch_shares(

@@ -63,12 +63,13 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 def _convolved(problem: Problem, tile: Tile, q: Tensor, k: Tensor, weight: Tensor, own_keys: int) -> Tensor:
     """Steps 1 to 4 of the definition, for the queries and the `own_keys` keys of a tile that are no margins."""
     rows, keys = q.shape[2], k.shape[2]
-    scores = q @ repeat_heads(k, q.shape[1]).transpose(-1, -2) * problem.scale
+    scores = q @ repeat_heads(k, q.shape[1]).transpose(-1, -2) * problem.operation.scale
     if tile.causal:  # the last rows of both are one position
         future = torch.arange(keys, device=q.device) > torch.arange(rows, device=q.device)[:, None] + (keys - rows)
         scores = scores.masked_fill(future, 0)
-    left, above = problem.pad - tile.key_margin, problem.query_taps - 1 - tile.query_margin
-    right = problem.key_taps - 1 - problem.pad - (keys - tile.key_margin - own_keys)
+    conv = problem.conv
+    left, above = conv.pad - tile.key_margin, conv.query_taps - 1 - tile.query_margin
+    right = conv.key_taps - 1 - conv.pad - (keys - tile.key_margin - own_keys)
     padded = F.pad(scores, (left, right, above, 0))
     mixed = F.conv2d(padded, weight.to(scores.dtype).unsqueeze(1), groups=weight.shape[0])
     if tile.causal:

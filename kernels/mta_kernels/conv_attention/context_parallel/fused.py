@@ -29,7 +29,7 @@ class TritonTiles:
     def forward(self, problem: Problem, tile: Tile, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> list[Tensor]:
         with on_device_of(q), without_autocast(q):
             out, logsumexp = conv_attention_forward(
-                problem.operation(tile.causal), q, k, v, weight, head_chunk=self.head_chunk,
+                problem.of_tile(tile), q, k, v, weight, head_chunk=self.head_chunk,
                 margins=Margins(tile.query_margin, tile.key_margin), out_dtype=torch.float32,
             )  # fmt: skip
         return [out, logsumexp]
@@ -40,7 +40,7 @@ class TritonTiles:
     ) -> list[Tensor]:  # fmt: skip
         with on_device_of(q), without_autocast(q):
             gradients = conv_attention_backward(
-                problem.operation(tile.causal), q, k, v, weight, out, logsumexp, grad_out,
+                problem.of_tile(tile), q, k, v, weight, out, logsumexp, grad_out,
                 head_chunk=self.head_chunk, margins=Margins(tile.query_margin, tile.key_margin),
                 gradient_dtype=torch.float32,
             )  # fmt: skip
@@ -57,9 +57,7 @@ class HopperTiles:
     head_chunk: int
 
     def forward(self, problem: Problem, tile: Tile, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> list[Tensor]:
-        out, logsumexp = hopper_forward(
-            problem.operation(tile.causal), q, k, v, weight, margins=_has_margins(problem, tile)
-        )
+        out, logsumexp = hopper_forward(problem.of_tile(tile), q, k, v, weight, margins=_has_margins(problem, tile))
         return [out.float(), logsumexp]
 
     def backward(
@@ -67,7 +65,7 @@ class HopperTiles:
         out: Tensor, logsumexp: Tensor, grad_out: Tensor,
     ) -> list[Tensor]:  # fmt: skip
         gradients = hopper_backward(
-            problem.operation(tile.causal), q, k, v, weight, out, logsumexp, grad_out,
+            problem.of_tile(tile), q, k, v, weight, out, logsumexp, grad_out,
             head_chunk=self.head_chunk, margins=_has_margins(problem, tile), dtype=torch.float32,
         )  # fmt: skip
         return list(gradients)
@@ -81,4 +79,4 @@ class HopperTiles:
 
 def _has_margins(problem: Problem, tile: Tile) -> bool:
     """Whether the tile has all its margins: the one on the diagonal of the first chunk has none."""
-    return not tile.causal or (tile.query_margin, tile.key_margin) == (problem.query_taps - 1, problem.pad)
+    return not tile.causal or (tile.query_margin, tile.key_margin) == (problem.conv.query_taps - 1, problem.conv.pad)

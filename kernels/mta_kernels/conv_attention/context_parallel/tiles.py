@@ -10,7 +10,7 @@ needs a mask, and the one on the diagonal is what a call with fewer queries than
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -23,39 +23,39 @@ LONG, BLOCK = 2048, 128
 
 @dataclass(frozen=True)
 class Problem:
-    """The numbers of a call that every rank agrees on: `rows` a chunk, and `pad` as `key_padding` gives it."""
+    """What every rank agrees on: `rows` a chunk, and what is computed of the sequence."""
 
     rows: int
-    causal: bool
-    scale: float
-    pad: int
-    query_taps: int
-    key_taps: int
+    operation: Operation
 
-    def operation(self, causal: bool) -> Operation:
+    @property
+    def conv(self) -> Convolution:
+        return self.operation.conv
+
+    def of_tile(self, tile: Tile) -> Operation:
         """What is computed of a tile, which is causal on the diagonal alone."""
-        return Operation(Convolution(self.query_taps, self.key_taps, self.pad), self.scale, causal)
+        return replace(self.operation, causal=tile.causal)
 
     @property
     def lead(self) -> int:
         """Keys of the chunk before that the tile on the diagonal takes: E, or whole blocks."""
-        keys = self.operation(self.causal).band
+        keys = self.operation.band
         return keys if self.rows < LONG else -(-keys // BLOCK) * BLOCK
 
     @property
     def before(self) -> tuple[int, int, int]:
         """Rows of q, k and v that a chunk needs of the chunk before it."""
-        return self.query_taps - 1, self.lead + self.pad, self.lead
+        return self.conv.query_taps - 1, self.lead + self.conv.pad, self.lead
 
     @property
     def after(self) -> tuple[int, int, int]:
         """Rows of q, k and v that a chunk needs of the chunk after it."""
-        return 0, self.key_taps - 1 - self.pad, 0
+        return 0, self.conv.key_taps - 1 - self.conv.pad, 0
 
     @property
     def least_rows(self) -> int:
         """Rows that a chunk must have: those that it needs are its neighbours' alone."""
-        return self.query_taps + self.key_taps - 1
+        return sum(self.conv.taps) - 1
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def tiles(problem: Problem, rank: int, owner: int, ranks: int) -> Iterator[Tile]
     """The tiles of a rank's queries and the keys that rank `owner` holds."""
     for query, query_chunk in enumerate(chunks_of(rank, ranks)):
         for key, key_chunk in enumerate(chunks_of(owner, ranks)):
-            if not problem.causal or key_chunk < query_chunk:
+            if not problem.operation.causal or key_chunk < query_chunk:
                 yield _full(problem, query, key, neighbours=key_chunk == query_chunk - 1)
             elif key_chunk == query_chunk:
                 yield _diagonal(problem, query, key, first=query_chunk == 0)
@@ -99,8 +99,8 @@ def _full(problem: Problem, query: int, key: int, neighbours: bool) -> Tile:
     start, own_keys = problem.lead, problem.rows - (problem.lead if neighbours else 0)
     return Tile(
         query, key, causal=False, query_rows=slice(None),
-        key_rows=slice(start, start + own_keys + problem.key_taps - 1), value_rows=slice(start, start + own_keys),
-        query_margin=problem.query_taps - 1, key_margin=problem.pad,
+        key_rows=slice(start, start + own_keys + problem.conv.key_taps - 1), value_rows=slice(start, start + own_keys),
+        query_margin=problem.conv.query_taps - 1, key_margin=problem.conv.pad,
     )  # fmt: skip
 
 
@@ -110,6 +110,6 @@ def _diagonal(problem: Problem, query: int, key: int, first: bool) -> Tile:
     return Tile(
         query, key, causal=True, query_rows=slice(before_queries, None),
         key_rows=slice(before_keys, problem.before[1] + problem.rows), value_rows=slice(before_values, None),
-        query_margin=0 if first else problem.query_taps - 1,
-        key_margin=0 if first else problem.pad,
+        query_margin=0 if first else problem.conv.query_taps - 1,
+        key_margin=0 if first else problem.conv.pad,
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from ctypes import c_float, c_int, c_void_p
 from typing import Any
 
 import torch
@@ -13,54 +14,36 @@ from torch.autograd.function import once_differentiable
 from mta_kernels.conv_attention.arguments import check_arguments
 from mta_kernels.conv_attention.cuda_conv import shape as shapes
 from mta_kernels.conv_attention.cuda_conv.shape import Shape, launch
-from mta_kernels.conv_attention.cuda_conv.tensors import Rows, loadable, taps_of
+from mta_kernels.nvrtc.structures import Rows, fields
 from mta_kernels.operation import key_padding, softmax_scale
 
-INPUTS = (("q", Rows), ("k", Rows), ("v", Rows))
-SAVED = (("weight", ctypes.c_void_p), ("logsumexp", ctypes.c_void_p), ("delta", ctypes.c_void_p))
-SIZES = ("group", "length", "row_blocks", "pad", "causal")
+SIZES = fields(c_int, "group length row_blocks pad causal")
 
 
 class ForwardArguments(ctypes.Structure):
     """`struct Arguments` of forward.cu."""
 
     _fields_ = (
-        *INPUTS,
-        ("weight", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("logsumexp", ctypes.c_void_p),
-        ("scale_log2", ctypes.c_float),
-        ("heads", ctypes.c_int),
-        *((name, ctypes.c_int) for name in SIZES),
-    )
+        *fields(Rows, "q k v"), *fields(c_void_p, "weight out logsumexp"), ("scale_log2", c_float), ("heads", c_int),
+        *SIZES,
+    )  # fmt: skip
 
 
 class BackwardArguments(ctypes.Structure):
     """`struct Arguments` of backward_q.cu and, with other names, of backward_kv.cu."""
 
     _fields_ = (
-        *INPUTS,
-        ("grad_out", Rows),
-        *SAVED,
-        ("first", ctypes.c_void_p),  # dq, or dk
-        ("second", ctypes.c_void_p),  # dweight, or dv
-        ("scale", ctypes.c_float),
-        ("scale_log2", ctypes.c_float),
-        ("heads", ctypes.c_int),  # of q, or of k and v
-        *((name, ctypes.c_int) for name in SIZES),
-    )
+        *fields(Rows, "q k v grad_out"), *fields(c_void_p, "weight logsumexp delta"),
+        *fields(c_void_p, "first second"),  # dq and dweight, or dk and dv
+        *fields(c_float, "scale scale_log2"), ("heads", c_int),  # of q, or of k and v
+        *SIZES,
+    )  # fmt: skip
 
 
 def conv_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    weight: Tensor,
-    *,
-    causal: bool = True,
-    scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, causal: bool = True, scale: float | None = None,
     pad_key: str = "both",
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Conv attention `[B, Hq, N, D]` of `q [B, Hq, N, D]`, `k, v [B, Hkv, N, D]`, `weight [Hq, cq, ck]`.
 
     As `mta_kernels.conv_attention.conv_attention`, without chunks of a prompt and packed documents. Differentiable once
@@ -87,6 +70,19 @@ def refuse(q: Tensor, weight: Tensor) -> None:
     )
     if reason is not None:
         raise ValueError(f"cuda-conv cannot run this: {reason}")
+
+
+def loadable(x: Tensor) -> Tensor:
+    """`x [B, heads, N, D]`, copied if its rows cannot be loaded 16 bytes at a time."""
+    whole = all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3])
+    if x.stride(3) == 1 and whole and x.data_ptr() % 16 == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def taps_of(weight: Tensor) -> Tensor:
+    """The weight as float32 without gaps."""
+    return weight.detach().float().contiguous()
 
 
 class _ConvAttention(torch.autograd.Function):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import math
+from ctypes import c_float, c_int, c_void_p
 
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.cuda_conv.attention import INPUTS, refuse
+from mta_kernels.conv_attention.arguments import MAX_SPLITS, check_splits
+from mta_kernels.conv_attention.cuda_conv.attention import loadable, refuse, taps_of
 from mta_kernels.conv_attention.cuda_conv.shape import Shape, launch
-from mta_kernels.conv_attention.cuda_conv.tensors import Rows, loadable, taps_of
 from mta_kernels.conv_attention.reference import check_decode_arguments
 from mta_kernels.gpu_limits import sm_count
+from mta_kernels.nvrtc.structures import Rows, fields
 from mta_kernels.operation import key_padding, softmax_scale
 
-MAX_SPLITS = 128
 BLOCKS_PER_SM = 4
 KEYS = 128  # a step of a block
 
@@ -24,33 +25,15 @@ class Arguments(ctypes.Structure):
     """`struct Arguments` of decode.cu."""
 
     _fields_ = (
-        *INPUTS,
-        ("weight", ctypes.c_void_p),
-        ("lengths", ctypes.c_void_p),
-        ("partial", ctypes.c_void_p),
-        ("maxima", ctypes.c_void_p),
-        ("sums", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("scale_log2", ctypes.c_float),
-        ("heads", ctypes.c_int),
-        ("group", ctypes.c_int),
-        ("window", ctypes.c_int),
-        ("splits", ctypes.c_int),
-        ("pad", ctypes.c_int),
-    )
+        *fields(Rows, "q k v"), *fields(c_void_p, "weight lengths partial maxima sums out"), ("scale_log2", c_float),
+        *fields(c_int, "heads group window splits pad"),
+    )  # fmt: skip
 
 
 def conv_attention_decode(
-    q_window: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    weight: Tensor,
-    *,
-    lengths: Tensor,
-    splits: int | str = "auto",
-    scale: float | None = None,
-    pad_key: str = "both",
-) -> Tensor:
+    q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, *, lengths: Tensor, splits: int | str = "auto",
+    scale: float | None = None, pad_key: str = "both",
+) -> Tensor:  # fmt: skip
     """One decode step, `[B, Hq, 1, D]`, as `mta_kernels.conv_attention.conv_attention_decode` without pages.
 
     `splits` blocks share a query head's keys, "auto" by `choose_splits`. Has no gradient. A length of 0 gives zeros;
@@ -58,16 +41,12 @@ def conv_attention_decode(
     """
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key)
     refuse(q_window, weight)
-    if splits != "auto" and not (isinstance(splits, int) and 1 <= splits <= MAX_SPLITS):
-        raise ValueError(f"splits is {splits!r}; expected 'auto' or a whole number from 1 to {MAX_SPLITS}")
+    check_splits(splits)
     q, k, v = (loadable(x.detach()) for x in (q_window, k_cache, v_cache))
     batch, heads, window, head_dim = q.shape
     count = choose_splits(batch, heads, k.shape[2], q.device) if splits == "auto" else int(splits)
-    shape, taps, lengths = (
-        Shape(q.dtype, head_dim, *weight.shape[1:]),
-        taps_of(weight),
-        lengths.to(torch.int32).contiguous(),
-    )
+    shape, taps = Shape(q.dtype, head_dim, *weight.shape[1:]), taps_of(weight)
+    lengths = lengths.to(torch.int32).contiguous()
     partial = torch.empty(batch * heads, count, head_dim, dtype=torch.float32, device=q.device)
     maxima, sums = torch.empty(2, batch * heads, count, dtype=torch.float32, device=q.device)
     out = torch.empty(batch, heads, 1, head_dim, dtype=q.dtype, device=q.device)

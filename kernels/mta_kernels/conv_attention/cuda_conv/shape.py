@@ -104,12 +104,9 @@ class Shape:
     def source(self, name: str, architecture: str) -> Source:
         """The source `name` for "sm_80" and so on."""
         constants = {
-            "ELEMENT": ELEMENTS[self.dtype],
-            "TENSOR_CORES": int(self.dtype.itemsize == 2),
-            "HEAD_DIM": self.head_dim,
-            "QUERY_TAPS": self.query_taps,
-            "KEY_TAPS": self.key_taps,
-        }
+            "ELEMENT": ELEMENTS[self.dtype], "TENSOR_CORES": int(self.dtype.itemsize == 2), "HEAD_DIM": self.head_dim,
+            "QUERY_TAPS": self.query_taps, "KEY_TAPS": self.key_taps,
+        }  # fmt: skip
         return Source(FOLDER / name, architecture, constants, headers_in(FOLDER, HEADERS))
 
 

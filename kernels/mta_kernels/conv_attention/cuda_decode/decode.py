@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from ctypes import c_float, c_int, c_int64, c_void_p
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import check_block_table, check_splits
+from mta_kernels.conv_attention.backend import size_unsupported
 from mta_kernels.conv_attention.cuda_decode.arrivals import arrivals
 from mta_kernels.conv_attention.cuda_decode.plan import (
     ELEMENTS,
@@ -22,32 +24,21 @@ from mta_kernels.conv_attention.cuda_decode.plan import (
 from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import machine_code
+from mta_kernels.nvrtc.structures import Weight, fields
 from mta_kernels.operation import Operation
-
-HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(16, 257), 16, 31  # taps at most
 
 
 def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int) -> str | None:
     """Why no GPU could run these, or None."""
     if dtype not in ELEMENTS:
         return f"dtype {dtype} is not float16 or bfloat16"
-    if not HEAD_DIMS.start <= head_dim < HEAD_DIMS.stop:  # not `in`, which torch.compile cannot ask of a symbol
-        return f"head_dim {head_dim} is outside {HEAD_DIMS.start} to {HEAD_DIMS.stop - 1}"
-    if query_taps > QUERY_TAPS or key_taps > KEY_TAPS:
-        return f"{query_taps}x{key_taps} taps are outside 1x1 to {QUERY_TAPS}x{KEY_TAPS} (query taps x key taps)"
-    return None
+    return size_unsupported(head_dim, query_taps, key_taps)
 
 
 class Rows(ctypes.Structure):
     """`struct Rows` of layout.cuh."""
 
-    _fields_ = (
-        ("start", ctypes.c_void_p),
-        ("stride_batch", ctypes.c_int64),
-        ("stride_head", ctypes.c_int64),
-        ("stride_row", ctypes.c_int64),
-        ("stride_number", ctypes.c_int64),
-    )
+    _fields_ = (("start", c_void_p), *fields(c_int64, "stride_batch stride_head stride_row stride_number"))
 
     @classmethod
     def of(cls, x: Tensor) -> Rows:
@@ -55,65 +46,27 @@ class Rows(ctypes.Structure):
         return cls(x.data_ptr(), 2 * batch, 2 * heads, 2 * row, 2 * number)  # numbers of two bytes
 
 
-class Weight(ctypes.Structure):
-    """`struct Weight` of layout.cuh."""
-
-    _fields_ = (
-        ("start", ctypes.c_void_p),
-        ("stride_head", ctypes.c_int64),
-        ("stride_query", ctypes.c_int64),
-        ("stride_key", ctypes.c_int64),
-        ("is_float", ctypes.c_int),
-    )
-
-
 class Lengths(ctypes.Structure):
     """`struct Lengths` of work.cuh."""
 
-    _fields_ = (
-        ("start", ctypes.c_void_p),
-        ("stride", ctypes.c_int64),
-        ("batch", ctypes.c_int),
-        ("kv_heads", ctypes.c_int),
-    )
+    _fields_ = (("start", c_void_p), ("stride", c_int64), *fields(c_int, "batch kv_heads"))
 
 
 class DecodeArguments(ctypes.Structure):
     """`struct Arguments` of layout.cuh."""
 
     _fields_ = (
-        ("q", Rows),
-        ("k", Rows),
-        ("v", Rows),
-        ("weight", Weight),
-        ("window", ctypes.c_int),
-        ("table", ctypes.c_void_p),
-        ("table_stride_batch", ctypes.c_int64),
-        ("table_stride_page", ctypes.c_int64),
-        ("page_bits", ctypes.c_int),
-        ("lengths", Lengths),
-        ("group", ctypes.c_int),
-        ("programs", ctypes.c_int),
-        ("splits", ctypes.c_int),
-        ("factor", ctypes.c_float),
-        ("out", ctypes.c_void_p),
-        ("parts", ctypes.c_void_p),
-        ("statistics", ctypes.c_void_p),
-        ("arrived", ctypes.c_void_p),
-    )
+        *fields(Rows, "q k v"), ("weight", Weight), ("window", c_int), ("table", c_void_p),
+        *fields(c_int64, "table_stride_batch table_stride_page"), ("page_bits", c_int), ("lengths", Lengths),
+        *fields(c_int, "group programs splits"), ("factor", c_float),
+        *fields(c_void_p, "out parts statistics arrived"),
+    )  # fmt: skip
 
 
 def conv_attention_decode(
-    operation: Operation,
-    q_window: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    weight: Tensor,
-    *,
-    lengths: Tensor,
-    splits: int | str = "auto",
-    block_table: Tensor | None = None,
-) -> Tensor:
+    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, *, lengths: Tensor,
+    splits: int | str = "auto", block_table: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """One decode step by the CUDA kernel, for arguments already checked: `[B, Hq, 1, D]`.
 
     With `splits="auto"` the keys of all sequences and KV heads are shared evenly among about one program a
@@ -136,17 +89,9 @@ def conv_attention_decode(
 
 
 def launch_decode(
-    operation: Operation,
-    q_window: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    weight: Tensor,
-    lengths: Tensor,
-    block_table: Tensor | None,
-    *,
-    splits: int,
-    plan: DecodePlan,
-) -> Tensor:
+    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor,
+    block_table: Tensor | None, *, splits: int, plan: DecodePlan,
+) -> Tensor:  # fmt: skip
     """Run the kernel as planned; `splits` is 0 for "auto"."""
     batch, query_heads, window, head_dim = q_window.shape
     kv_heads, device, constants = k_cache.shape[1], q_window.device, plan.constants
@@ -164,7 +109,7 @@ def launch_decode(
     arrived = arrivals(batch * kv_heads * constants.head_blocks, device)
     arguments = DecodeArguments(
         q=Rows.of(q_window), k=Rows.of(k_cache), v=Rows.of(v_cache),
-        weight=Weight(weight.data_ptr(), *weight.stride(), weight.dtype == torch.float32), window=window,
+        weight=Weight.of(weight), window=window,
         lengths=Lengths(lengths.data_ptr(), lengths.stride(0) * lengths.element_size() // 4, batch, kv_heads),
         group=query_heads // kv_heads, programs=programs, splits=splits,
         factor=operation.scale * math.log2(math.e), out=out.data_ptr(), parts=scratch.data_ptr(),
@@ -174,14 +119,8 @@ def launch_decode(
         arguments.table = block_table.data_ptr()
         arguments.table_stride_batch, arguments.table_stride_page = block_table.stride()
         arguments.page_bits = k_cache.shape[2].bit_length() - 1
-    driver.launch(
-        kernel(constants, device.index),
-        (blocks, 1),
-        32 * constants.warps,
-        constants.shared_memory,
-        device.index,
-        arguments,
-    )
+    compiled, threads = kernel(constants, device.index), 32 * constants.warps
+    driver.launch(compiled, (blocks, 1), threads, constants.shared_memory, device.index, arguments)
     return out
 
 

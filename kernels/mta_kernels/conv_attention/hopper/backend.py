@@ -47,12 +47,6 @@ def _tiles(head_chunk: int) -> Any:
 
 
 HOPPER = Backend(
-    "hopper",
-    why_not,
-    rank,
-    forward.conv_attention_forward,
-    backward.conv_attention_backward,
-    replay=forward.launches_for,
-    replay_backward=backward.launches_for,
-    tiles=_tiles,
-)
+    "hopper", why_not, rank, forward.conv_attention_forward, backward.conv_attention_backward,
+    replay=forward.launches_for, replay_backward=backward.launches_for, tiles=_tiles,
+)  # fmt: skip

@@ -6,8 +6,8 @@ import ctypes
 import functools
 import math
 import operator
+from ctypes import c_float, c_int, c_void_p
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from mta_kernels.conv_attention.backend import Gradients
 from mta_kernels.conv_attention.fastpath.memory import keep
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
-from mta_kernels.conv_attention.hopper.backward_plan import ChunkPlan, ScratchLayout, rows_that_see
+from mta_kernels.conv_attention.hopper.backward_plan import ALIGNED, ChunkPlan, ScratchLayout
 from mta_kernels.conv_attention.hopper.forward import ROWS, SLAB
 from mta_kernels.conv_attention.hopper.prepare import (
     ELEMENTS,
@@ -23,17 +23,18 @@ from mta_kernels.conv_attention.hopper.prepare import (
     Positions,
     Preparation,
     PrepareConstants,
-    Rows,
     TileConstants,
-    Weight,
+    kernel,
     prepare_launch,
 )
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
+from mta_kernels.conv_attention.packing import rows_that_see
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import Source, machine_code
+from mta_kernels.nvrtc.compiler import Source
+from mta_kernels.nvrtc.structures import Rows, Weight, fields
 from mta_kernels.operation import Operation
 
 SCORES_ABOVE, GRADS_ABOVE = 16, 8  # rows above a warpgroup's own
@@ -42,6 +43,8 @@ _launches: dict[tuple, BackwardLaunches] = {}
 
 class BackwardConstants(TileConstants):
     """The constants of backward.cu for a shape."""
+
+    kernel_name = "hopper_backward"
 
     @property
     def stages(self) -> int:
@@ -74,13 +77,11 @@ class BackwardConstants(TileConstants):
 
     def products(self) -> list[Product]:
         element = ELEMENTS[self.dtype]
-        found = [
-            Product(64, element),
-            Product(32, "Half"),
-            Product(32, "Half", "fragments"),
-            Product(24, "Half", "transposed"),
-        ]
-        return [*found, Product(self.head_dim, element, "registers"), Product(self.head_dim, element, "transposed")]
+        return [
+            Product(64, element), Product(32, "Half"), Product(32, "Half", "fragments"),
+            Product(24, "Half", "transposed"), Product(self.head_dim, element, "registers"),
+            Product(self.head_dim, element, "transposed"),
+        ]  # fmt: skip
 
     @property
     def source(self) -> Source:
@@ -95,7 +96,7 @@ class ExactConstants:
     causal: bool
     spans: bool
 
-    threads = 256
+    kernel_name, threads = "hopper_backward_exact", 256
 
     @property
     def shared_memory(self) -> int:
@@ -113,8 +114,8 @@ class Chunks(ctypes.Structure):
     """`struct Chunks` of backward_scheduler.cuh."""
 
     _fields_ = (
-        *((name, ctypes.c_int) for name in ("batch_heads", "chunks", "row_blocks", "all_row_blocks", "lag", "slots")),
-        *((name, ctypes.c_void_p) for name in ("tile_counter", "rows_done", "products_done")),
+        *fields(c_int, "batch_heads chunks row_blocks all_row_blocks lag slots"),
+        *fields(c_void_p, "tile_counter rows_done products_done"),
     )
 
 
@@ -123,43 +124,19 @@ class BackwardArguments(ctypes.Structure):
 
     _fields_ = (
         ("at", Positions),
-        ("taps", ctypes.c_void_p),
-        ("taps_back", ctypes.c_void_p),
-        ("weight_scale", ctypes.c_void_p),
-        ("value_norms", ctypes.c_void_p),
-        ("grad_norms", ctypes.c_void_p),
-        ("logsumexp", ctypes.c_void_p),
-        ("delta", ctypes.c_void_p),
-        ("p", ctypes.c_void_p),
-        ("ds", ctypes.c_void_p),
-        ("ds_unit", ctypes.c_void_p),
-        ("dk", ctypes.c_void_p),
-        ("dv", ctypes.c_void_p),
-        ("seen_by", ctypes.c_void_p),
-        ("dq", ctypes.c_void_p),
-        ("dweight", ctypes.c_void_p),
-        ("scale", ctypes.c_float),
-        ("chunk_rows", ctypes.c_int),
-        ("pitch", ctypes.c_int),
-        ("chunks", Chunks),
-    )
+        *fields(c_void_p, "taps taps_back weight_scale value_norms grad_norms logsumexp delta p ds"),
+        *fields(c_void_p, "ds_unit dk dv seen_by dq dweight"), ("scale", c_float),
+        *fields(c_int, "chunk_rows pitch"), ("chunks", Chunks),
+    )  # fmt: skip
 
 
 class ExactArguments(ctypes.Structure):
     """`struct Arguments` of backward_exact.cu."""
 
     _fields_ = (
-        ("at", Positions),
-        ("inputs", Inputs),
-        ("grad_out", Rows),
-        ("logsumexp", ctypes.c_void_p),
-        ("dq", ctypes.c_void_p),
-        ("dk", ctypes.c_void_p),
-        ("dv", ctypes.c_void_p),
-        ("dweight", ctypes.c_void_p),
-        ("weight_pitch", ctypes.c_int),
-        ("delta", ctypes.c_void_p),
-    )
+        ("at", Positions), ("inputs", Inputs), ("grad_out", Rows), *fields(c_void_p, "logsumexp dq dk dv dweight"),
+        ("weight_pitch", c_int), ("delta", c_void_p),
+    )  # fmt: skip
 
 
 def conv_attention_backward(
@@ -255,7 +232,7 @@ class BackwardLaunches:
             if spans is not None:
                 arguments.at.spans = spans.data_ptr()
         if spans is not None:
-            seen_by = rows_that_see(spans)
+            seen_by = rows_that_see(spans, ALIGNED)
             call.arguments.seen_by = seen_by.data_ptr()
         call.launches()
         self._idle.append(call)  # the driver has read its arguments
@@ -313,7 +290,7 @@ class BackwardCall:
         )  # fmt: skip
         exact = ExactConstants(constants.prepared, constants.causal, constants.spans)
         exactly = driver.Launch(
-            exact_kernel(exact, device), (batch * heads, 1), exact.threads, exact.shared_memory, device, self.exact
+            kernel(exact, device), (batch * heads, 1), exact.threads, exact.shared_memory, device, self.exact
         )
         prepare = prepare_launch(constants.prepared, self.preparation, device)
         self.launches = driver.LaunchSequence(prepare, backward, exactly)
@@ -335,15 +312,3 @@ class BackwardCall:
         preparation.counters = arguments.chunks.tile_counter = counters  # which prepare.cu sets to 0, at every call
         arguments.chunks.rows_done, arguments.chunks.products_done = counters + 4, counters + 4 * (1 + self._stages)
         self.starts = starts
-
-
-@functools.cache
-def kernel(constants: BackwardConstants, device: int) -> Any:
-    """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
-    return driver.load(machine_code(constants.source), "hopper_backward", constants.shared_memory, device)
-
-
-@functools.cache
-def exact_kernel(exact: ExactConstants, device: int) -> Any:
-    """The kernel on a device, compiled at the first call."""
-    return driver.load(machine_code(exact.source), "hopper_backward_exact", exact.shared_memory, device)

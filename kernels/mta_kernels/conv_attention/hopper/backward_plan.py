@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
 from mta_kernels.conv_attention.hopper.prepare import NORM_PARTS
 
 if TYPE_CHECKING:
@@ -86,13 +83,3 @@ class ChunkPlan(NamedTuple):
             keys = end + key_rows - query_rows if constants.causal else key_rows
             work_tiles += batch_heads * sum(-(-(keys + shift) // PLACES) for shift in (constants.left, constants.lag))
         return cls(all_row_blocks, row_blocks, chunks, lag, slots, stages, pitch, work_tiles)
-
-
-def rows_that_see(spans: Tensor) -> Tensor:
-    """For blocks of ALIGNED keys the rows, multiples of it, from and to before which one is seen: `[2, blocks]`."""
-    key_rows = spans.shape[1]
-    blocks = torch.arange(-(-key_rows // ALIGNED), device=spans.device, dtype=torch.int32) * ALIGNED
-    last_rows = (blocks + ALIGNED - 1).clamp(max=key_rows - 1)
-    first = torch.searchsorted(spans[1, last_rows], blocks, right=True)
-    end = torch.searchsorted(spans[0, ::ALIGNED].contiguous(), blocks + ALIGNED)
-    return (torch.stack([first, end]) * ALIGNED).to(torch.int32)

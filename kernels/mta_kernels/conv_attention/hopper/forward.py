@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
+from ctypes import c_int, c_void_p
 from typing import Any, NamedTuple
 
 import torch
@@ -16,16 +16,16 @@ from mta_kernels.conv_attention.hopper.prepare import (
     Inputs,
     Positions,
     Preparation,
-    Rows,
     TileConstants,
-    Weight,
+    kernel,
     prepare_launch,
 )
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import Source, machine_code
+from mta_kernels.nvrtc.compiler import Source
+from mta_kernels.nvrtc.structures import Rows, Weight, fields
 from mta_kernels.operation import Operation
 
 QUERY_TAPS, KEY_TAPS = 8, 17  # at most
@@ -53,6 +53,8 @@ def shape_unsupported(
 
 class ForwardConstants(TileConstants):
     """The constants of forward.cu for a shape."""
+
+    kernel_name = "hopper_forward"
 
     @property
     def value_parts(self) -> int:
@@ -116,18 +118,9 @@ class ForwardArguments(ctypes.Structure):
     """`struct Arguments` of forward_layout.cuh."""
 
     _fields_ = (
-        ("at", Positions),
-        ("taps", ctypes.c_void_p),
-        ("weight_scale", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("logsumexp", ctypes.c_void_p),
-        ("tile_counter", ctypes.c_void_p),
-        ("row_blocks", ctypes.c_int),
-        ("work_tiles", ctypes.c_int),
-        ("blocks", ctypes.c_int),
-        ("heads_in_l2", ctypes.c_int),
-        ("inputs", Inputs),
-    )
+        ("at", Positions), *fields(c_void_p, "taps weight_scale out logsumexp tile_counter"),
+        *fields(c_int, "row_blocks work_tiles blocks heads_in_l2"), ("inputs", Inputs),
+    )  # fmt: skip
 
 
 def conv_attention_forward(
@@ -302,9 +295,3 @@ def scratch_layout(constants: ForwardConstants, heads: int, batch_rows: int) -> 
     tile_counter = weight_scale + heads * 4
     logsumexp = tile_counter + 4
     return ScratchLayout(weight_scale, tile_counter, logsumexp, logsumexp + heads * batch_rows * 4)
-
-
-@functools.cache
-def kernel(constants: ForwardConstants, device: int) -> Any:
-    """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
-    return driver.load(machine_code(constants.source), "hopper_forward", constants.shared_memory, device)

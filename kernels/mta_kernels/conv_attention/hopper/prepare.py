@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from ctypes import c_float, c_int, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
-from mta_kernels.conv_attention.hopper.tensor_maps import outer_strides
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source, machine_code
+from mta_kernels.nvrtc.structures import Rows, Weight, fields
 from mta_kernels.operation import Convolution
 
 ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16"}
@@ -30,8 +30,7 @@ class PrepareConstants:
     conv: Convolution
     margins: bool = False
 
-    threads = 256
-    shared_memory = 32
+    kernel_name, threads, shared_memory = "hopper_prepare", 256, 32
 
     @property
     def tap_bytes(self) -> int:
@@ -40,15 +39,10 @@ class PrepareConstants:
 
     def constants(self) -> dict[str, Any]:
         return {
-            "ELEMENT": ELEMENTS[self.dtype],
-            "HEAD_DIM": self.head_dim,
-            "QUERY_TAPS": self.conv.query_taps,
-            "KEY_TAPS": self.conv.key_taps,
-            "PAD": self.conv.pad,
-            "MARGINS": int(self.margins),
-            "CAUSAL": 1,  # the next two make no difference to prepare.cu
-            "SPANS": 0,
-        }
+            "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
+            "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "MARGINS": int(self.margins),
+            "CAUSAL": 1, "SPANS": 0,  # which make no difference to prepare.cu
+        }  # fmt: skip
 
     def products(self) -> list[Product]:
         return [Product(64, ELEMENTS[self.dtype])]
@@ -116,77 +110,23 @@ class TileConstants:
 class Positions(ctypes.Structure):
     """`struct Positions` of tiles.cuh."""
 
-    _fields_ = (
-        ("spans", ctypes.c_void_p),
-        ("heads", ctypes.c_int),
-        ("group", ctypes.c_int),
-        ("query_rows", ctypes.c_int),
-        ("key_rows", ctypes.c_int),
-    )
-
-
-class Rows(ctypes.Structure):
-    """`struct Rows` of exact.cuh."""
-
-    _fields_ = (
-        ("start", ctypes.c_void_p),
-        ("stride_batch", ctypes.c_int64),
-        ("stride_head", ctypes.c_int64),
-        ("stride_row", ctypes.c_int64),
-    )
-
-    @classmethod
-    def of(cls, x: Tensor) -> Rows:
-        """x `[B, heads, rows, D]`, which must be `describable`."""
-        return cls(x.data_ptr(), *outer_strides(x))
-
-
-class Weight(ctypes.Structure):
-    """`struct Weight` of exact.cuh."""
-
-    _fields_ = (
-        ("start", ctypes.c_void_p),
-        ("stride_head", ctypes.c_int64),
-        ("stride_query", ctypes.c_int64),
-        ("stride_key", ctypes.c_int64),
-        ("is_float", ctypes.c_int),
-    )
-
-    @classmethod
-    def of(cls, weight: Tensor) -> Weight:
-        """The weight `[Hq, cq, ck]`."""
-        return cls(weight.data_ptr(), *weight.stride(), weight.dtype == torch.float32)
+    _fields_ = (("spans", c_void_p), *fields(c_int, "heads group query_rows key_rows"))
 
 
 class Inputs(ctypes.Structure):
     """`struct Inputs` of exact.cuh."""
 
-    _fields_ = (("q", Rows), ("k", Rows), ("v", Rows), ("weight", Weight), ("scale", ctypes.c_float))
+    _fields_ = (*fields(Rows, "q k v"), ("weight", Weight), ("scale", c_float))
 
 
 class Preparation(ctypes.Structure):
     """`struct Preparation` of prepare.cu."""
 
     _fields_ = (
-        ("v", Rows),
-        ("out", Rows),
-        ("grad_out", Rows),
-        ("weight", Weight),
-        ("taps", ctypes.c_void_p),
-        ("taps_back", ctypes.c_void_p),
-        ("weight_scale", ctypes.c_void_p),
-        ("value_norms", ctypes.c_void_p),
-        ("grad_norms", ctypes.c_void_p),
-        ("delta", ctypes.c_void_p),
-        ("counters", ctypes.c_void_p),
-        ("scale_log2", ctypes.c_float),
-        ("heads", ctypes.c_int),
-        ("kv_heads", ctypes.c_int),
-        ("batch", ctypes.c_int),
-        ("query_rows", ctypes.c_int),
-        ("key_rows", ctypes.c_int),
-        ("counter_count", ctypes.c_int),
-    )
+        *fields(Rows, "v out grad_out"), ("weight", Weight),
+        *fields(c_void_p, "taps taps_back weight_scale value_norms grad_norms delta counters"), ("scale_log2", c_float),
+        *fields(c_int, "heads kv_heads batch query_rows key_rows counter_count"),
+    )  # fmt: skip
 
 
 def prepare_launch(prepared: PrepareConstants, preparation: Preparation, device: int) -> driver.Launch:
@@ -200,6 +140,6 @@ def prepare_launch(prepared: PrepareConstants, preparation: Preparation, device:
 
 
 @functools.cache
-def kernel(prepared: PrepareConstants, device: int) -> Any:
-    """The kernel on a device, compiled at the first call."""
-    return driver.load(machine_code(prepared.source), "hopper_prepare", prepared.shared_memory, device)
+def kernel(constants: Any, device: int) -> Any:
+    """The kernel of these constants on a device, compiled at the first call: seconds, unless the disk has it."""
+    return driver.load(machine_code(constants.source), constants.kernel_name, constants.shared_memory, device)

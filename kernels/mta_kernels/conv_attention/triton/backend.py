@@ -10,15 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.backend import Backend, ForwardReplay, Gradients, Request
+from mta_kernels.conv_attention.backend import Backend, ForwardReplay, Gradients, Request, size_unsupported
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.gpu_limits import absent, capability
 from mta_kernels.operation import Operation
 from mta_kernels.torch_compile import asked_once, constant_when_compiled, known
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-HEAD_DIMS = range(16, 257)
-QUERY_TAPS, KEY_TAPS = 16, 31  # at most
 # Where up to so many query heads share a KV head, this decode is faster than CUDA's on short caches, if the copy engine
 # reads them: up to so many keys for each number of a row, of all sequences and KV heads, and times the heads that share
 # one (measured on an H200: decode-auto.csv).
@@ -31,17 +29,11 @@ def why_not(request: Request) -> str | None:
         # Triton 3.6 compiles such tiles to reads beyond a block's shared memory.
         strides = " and ".join(str(tuple(x.stride())) for x in request.decode[1:])
         return f"the caches have strides {strides}, and it needs the numbers of a key side by side (stride 1)"
-    return absent(request.device) or platform_unsupported(request.device, request.dtype) or _shape_unsupported(request)
-
-
-def _shape_unsupported(request: Request) -> str | None:
-    head_dim, conv = request.head_dim, request.operation.conv
-    if not HEAD_DIMS.start <= head_dim < HEAD_DIMS.stop:  # not `in`, which torch.compile cannot ask of a symbol
-        return f"head_dim {head_dim} is outside {HEAD_DIMS.start} to {HEAD_DIMS.stop - 1}"
-    if conv.query_taps > QUERY_TAPS or conv.key_taps > KEY_TAPS:
-        taps = f"{conv.query_taps}x{conv.key_taps}"
-        return f"{taps} taps are outside 1x1 to {QUERY_TAPS}x{KEY_TAPS} (query taps x key taps)"
-    return None
+    return (
+        absent(request.device)
+        or platform_unsupported(request.device, request.dtype)
+        or size_unsupported(request.head_dim, *request.operation.conv.taps)
+    )
 
 
 @constant_when_compiled

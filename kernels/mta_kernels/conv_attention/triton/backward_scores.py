@@ -6,11 +6,11 @@ import functools
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from mta_kernels.conv_attention.packing import rows_that_see
 from mta_kernels.conv_attention.triton.forward import value_block
 from mta_kernels.conv_attention.triton.forward_kernel import _score_tile, key_range
 from mta_kernels.conv_attention.triton.launch import cdiv, describe_heads, describe_rows, launch, operand
@@ -45,13 +45,7 @@ def chunks(
     query_rows: int, key_rows: int, chunk_rows: int, causal: bool, spans: Tensor | None, signature: Hashable
 ) -> list[Chunk]:
     """All rows, `chunk_rows` at a time; the kernels of this file take multiples of ALIGNED."""
-    seen_by = None
-    if spans is not None:
-        blocks = torch.arange(-(-key_rows // ALIGNED), device=spans.device, dtype=torch.int32) * ALIGNED
-        last_rows = (blocks + ALIGNED - 1).clamp(max=key_rows - 1)
-        first_blocks = torch.searchsorted(spans[1, last_rows], blocks, right=True)
-        end_blocks = torch.searchsorted(spans[0, ::ALIGNED].contiguous(), blocks + ALIGNED)
-        seen_by = (torch.stack([first_blocks, end_blocks]) * ALIGNED).to(torch.int32)
+    seen_by = None if spans is None else rows_that_see(spans, ALIGNED)
     result = []
     for first_row in range(0, query_rows, chunk_rows):
         rows = min(chunk_rows, query_rows - first_row)
@@ -342,14 +336,8 @@ def value_gradients_candidates(
     """Tile sizes for values of up to `block_d` columns that fit in `shared_memory` bytes, the best guess first."""
     configs = [ValueGradientsConfig(32, 32, 4, 2), ValueGradientsConfig(32, 32, 4, 1)]
     if element_size == 2:
-        configs = [
-            ValueGradientsConfig(64, 64, 4, 3),
-            ValueGradientsConfig(64, 128, 8, 3),
-            ValueGradientsConfig(128, 64, 8, 2),
-            ValueGradientsConfig(64, 64, 4, 2),
-            ValueGradientsConfig(64, 64, 4, 1),
-            ValueGradientsConfig(32, 64, 4, 1),
-        ]
+        shapes = ((64, 64, 4, 3), (64, 128, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 64, 4, 1), (32, 64, 4, 1))
+        configs = [ValueGradientsConfig(*shape) for shape in shapes]
         if block_d <= 64:
             configs[:2] = configs[1::-1]
         elif block_d > 128:

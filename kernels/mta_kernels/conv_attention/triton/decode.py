@@ -91,16 +91,9 @@ def _load_partial(partial_ptr, head, slots, slot, dim, HEAD_DIM: tl.constexpr):
 
 
 def conv_attention_decode(
-    operation: Operation,
-    q_window: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    weight: Tensor,
-    *,
-    lengths: Tensor,
-    splits: int | str = "auto",
-    block_table: Tensor | None = None,
-) -> Tensor:
+    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, *, lengths: Tensor,
+    splits: int | str = "auto", block_table: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """One decode step by the Triton kernels, for arguments already checked: `[B, Hq, 1, D]`.
 
     With `block_table [B, max_pages]` int32 the caches are `[pages, Hkv, page_size, D]`, and key `y` of sequence `b`
@@ -155,11 +148,9 @@ def auto_tiles(
 ) -> tuple[int, DecodeConfig]:  # fmt: skip
     """Splits and tiles that "auto" takes for a step, `sequences` being batch times KV heads; `bulk` if read so."""
     shape = {
-        "key_taps": taps[1],
-        "block_d": max(16, next_power_of_2(head_dim)),
-        "element_size": dtype.itemsize,
+        "key_taps": taps[1], "block_d": max(16, next_power_of_2(head_dim)), "element_size": dtype.itemsize,
         "shared_memory": shared_memory_limit(device),
-    }
+    }  # fmt: skip
     key = Key.of(dtype, head_dim, taps, True, capacity, group, sequences)
     candidates = decode_candidates(group=group, bulk=bulk, **shape)
     config = best_config("decode_bulk" if bulk else "decode", key, candidates, device)
@@ -167,18 +158,9 @@ def auto_tiles(
 
 
 def launch_decode(
-    operation: Operation,
-    q_window: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    weight: Tensor,
-    lengths: Tensor,
-    block_table: Tensor | None,
-    *,
-    splits: int,
-    config: DecodeConfig,
-    bulk: bool = False,
-) -> Tensor:
+    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor,
+    block_table: Tensor | None, *, splits: int, config: DecodeConfig, bulk: bool = False,
+) -> Tensor:  # fmt: skip
     """Run the decode kernel with these tiles, then combine its `splits + 1` partial results a head.
 
     With `bulk` the copy engine reads the caches: see `reads_in_bulk`.
@@ -215,20 +197,10 @@ class Shares(NamedTuple):
 
 
 def launch_shares(
-    operation: Operation,
-    q_window: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    weight: Tensor,
-    lengths: Tensor,
-    block_table: Tensor | None,
-    *,
-    splits: int,
-    config: DecodeConfig,
-    first_key: int = 0,
-    own_keys: int = 0,
+    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor,
+    block_table: Tensor | None, *, splits: int, config: DecodeConfig, first_key: int = 0, own_keys: int = 0,
     bulk: bool = False,
-) -> Shares:
+) -> Shares:  # fmt: skip
     """Run the decode kernel with these tiles; with `bulk`, not for a part of a cache, the copy engine reads K and V.
 
     With `own_keys` the cache is a part of one: these keys, from `first_key` on, and the few before and after that they

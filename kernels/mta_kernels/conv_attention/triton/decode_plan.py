@@ -74,14 +74,8 @@ def decode_candidates(
     if guess.heads == 1 and element_size == 2 and block_d <= 128:
         # Small programs, measured on an H200: many of them hide each other's waits.
         shapes = [
-            (64, 2, 2, 3),
-            (64, 2, 4, 3),
-            (64, 2, 2, 4),
-            (64, 2, 4, 4),
-            (64, 1, 2, 3),
-            (128, 2, 4, 3),
-            (128, 4, 4, 3),
-        ]
+            (64, 2, 2, 3), (64, 2, 4, 3), (64, 2, 2, 4), (64, 2, 4, 4), (64, 1, 2, 3), (128, 2, 4, 3), (128, 4, 4, 3),
+        ]  # fmt: skip
         if bulk:  # measured there, too
             shapes = [(64, 2, 2, 3), (64, 1, 2, 3), (128, 2, 4, 3), (128, 2, 2, 3)]
         configs = [DecodeConfig(block_n, pack, 1, warps, stages) for block_n, pack, warps, stages in shapes]

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from mta_kernels.code_cache import cache_folder, write_whole
+
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "tuned"
 
@@ -114,8 +116,7 @@ def user_file(device: str) -> Path:
 
     In `$MTA_KERNELS_CACHE`, else `$XDG_CACHE_HOME/mta_kernels`, else `~/.cache/mta_kernels`.
     """
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("MTA_KERNELS_CACHE") or os.path.join(base, "mta_kernels"), _file_name(device))
+    return cache_folder() / _file_name(device)
 
 
 def shipped_file(device: str) -> Path:
@@ -168,9 +169,8 @@ def save(entries: Iterable[Entry], device: str, path: Path | None = None) -> Pat
         except ValueError:
             before = []
             path.replace(path.with_name(f"{path.name}.old"))
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(_text(device, {(entry.kernel, entry.key): entry for entry in (*before, *entries)}.values()))
-        partial.replace(path)
+        latest = {(entry.kernel, entry.key): entry for entry in (*before, *entries)}
+        write_whole(path, _text(device, latest.values()).encode())
     reload()
     return path
 

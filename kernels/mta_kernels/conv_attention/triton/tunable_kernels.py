@@ -123,11 +123,9 @@ def decode_problem(shape: TunedShape, device: torch.device, bulk: bool = False) 
     lengths = torch.full((shape.batch,), shape.seq_len, dtype=torch.int32, device=device)
     group = shape.heads // shape.kv_heads
     limits = {
-        "key_taps": shape.taps[1],
-        "block_d": max(16, 1 << (shape.head_dim - 1).bit_length()),
-        "element_size": q.element_size(),
-        "shared_memory": shared_memory_limit(device),
-    }
+        "key_taps": shape.taps[1], "block_d": max(16, 1 << (shape.head_dim - 1).bit_length()),
+        "element_size": q.element_size(), "shared_memory": shared_memory_limit(device),
+    }  # fmt: skip
 
     def run(config: DecodeConfig) -> Sequence[Tensor]:
         splits = auto_splits(config, limits, shape.batch * shape.kv_heads, shape.seq_len, group, sm_count(device))

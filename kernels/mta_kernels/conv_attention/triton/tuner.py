@@ -66,14 +66,10 @@ def tune(kernel: str, shape: TunedShape, *, path: Path | None = None, measure: M
     best = fastest(trials)
     if best is not None:
         measured = {
-            "batch": shape.batch,
-            "heads": shape.heads,
-            "kv_heads": shape.kv_heads,
-            "seq_len": shape.seq_len,
-            "microseconds": _rounded(best),
-            "heuristic_microseconds": _rounded(trials[0]),
+            "batch": shape.batch, "heads": shape.heads, "kv_heads": shape.kv_heads, "seq_len": shape.seq_len,
+            "microseconds": _rounded(best), "heuristic_microseconds": _rounded(trials[0]),
             "triton": tile_sizes.triton_version(),
-        }
+        }  # fmt: skip
         tile_sizes.save([tile_sizes.Entry(kernel, shape.key(kernel), asdict(best.config), measured)], name, path)
     return trials
 

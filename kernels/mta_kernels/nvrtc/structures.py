@@ -1,0 +1,39 @@
+"""C++ structures in ctypes: fields of one type in a line, and structures that sources of several folders take."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def fields(kind: Any, names: str) -> tuple[tuple[str, Any], ...]:
+    """Fields of one type, for `_fields_`: their names in their order, with spaces between."""
+    return tuple((name, kind) for name in names.split())
+
+
+class Rows(ctypes.Structure):
+    """`struct Rows` of exact.cuh and of cuda_conv/tiles.cuh: `[B, heads, rows, D]` by its strides in numbers."""
+
+    _fields_ = (("start", c_void_p), *fields(c_int64, "stride_batch stride_head stride_row"))
+
+    @classmethod
+    def of(cls, x: Tensor) -> Rows:
+        """`x`, whose rows are contiguous."""
+        return cls(x.data_ptr(), *x.stride()[:3])
+
+
+class Weight(ctypes.Structure):
+    """`struct Weight` of exact.cuh and of cuda_decode/layout.cuh."""
+
+    _fields_ = (
+        ("start", c_void_p), *fields(c_int64, "stride_head stride_query stride_key"), ("is_float", c_int),
+    )  # fmt: skip
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Weight:
+        """The weight `[Hq, cq, ck]`."""
+        return cls(weight.data_ptr(), *weight.stride(), weight.dtype == torch.float32)
