@@ -15,14 +15,7 @@ from rich.console import Console
 from mtabench.comparing.compare import LEVEL, Comparison, compare, unclear_cells
 from mtabench.comparing.comparison_reports import share
 from mtabench.comparing.inference import detectable
-from mtabench.comparing.pairs import (
-    MOST_PAIRS,
-    Progress,
-    Side,
-    check_pairs,
-    measure_pairs,
-    process_folder,
-)
+from mtabench.comparing.pairs import MOST_PAIRS, Progress, Side, check_pairs, measure_pairs, process_folder
 from mtabench.comparing.reporting import ComparisonOptions, check_outputs, refusal_reported, report
 from mtabench.comparing.rerun import LOOKS, measure_again
 from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve, working_tree

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,9 +29,14 @@ from mtabench.sweeps.plan import Options, Plan, make_plan
 
 
 def run(
-    options: Options, asked: ClusterOptions, *, ranks: int | None = None, out: Path | None, resume: bool, dry_run: bool,
-    plot: bool, command_line: str,
-) -> int:  # fmt: skip
+    options: Options,
+    asked: ClusterOptions,
+    ranks: int | None,
+    out: Path | None,
+    resume: bool,
+    dry_run: bool,
+    plot: bool,
+) -> int:
     """Plan and run a sweep; WRONG_RESULT if any of its cells is wrong.
 
     Raises NothingTimedError if none is wrong and none has a time.
@@ -64,7 +70,7 @@ def run(
         if dry_run:
             say(console, f"dry run: nothing was measured; the results would go to {path}")
             return 0
-        with Writer(path, resume=resume, command=command_line) as writer:
+        with Writer(path, resume=resume, command=shlex.join(["mtabench", *sys.argv[1:]])) as writer:
             before = [writer.done[key] for key in map(key_of, plan.cases) if key in writer.done]
             with team.watcher(console, len(plan.cases), before) as shown:
                 spent.since_start(START)

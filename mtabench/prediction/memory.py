@@ -11,10 +11,7 @@ from mtabench.registry import find
 
 # `N x N` matrices a head alive at the peak where scores are stored, as measured. On a CPU oneDNN convolves copies of
 # them besides, in a layout whose heads are padded to a multiple of 16.
-DENSE_MATRICES = {
-    "cuda": {"fwd": 3, "bwd": 5, "decode": 3},
-    "cpu": {"fwd": 3, "bwd": 6, "decode": 3},
-}
+DENSE_MATRICES = {"cuda": {"fwd": 3, "bwd": 5, "decode": 3}, "cpu": {"fwd": 3, "bwd": 6, "decode": 3}}
 CONVOLUTION_COPIES, HEAD_BLOCK = {"fwd": 1, "bwd": 2, "decode": 1}, 16
 CHUNK_ROWS = 2048  # of scores at a time in the backward of the expanded form
 BAND_PITCH = 16  # numbers a row of the causal band
