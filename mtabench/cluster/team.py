@@ -117,9 +117,7 @@ class Team:
         groups = [self._estimate(group, settings) for group in _by_shape(cases)]
         return longest_first_seconds(groups, len(self._workers) or len(self._local) or 1)
 
-    def run(
-        self, plan: Plan, writer: Writer, settings: Settings, watcher: CrewWatcher, spent: Stopwatch
-    ) -> None:  # fmt: skip
+    def run(self, plan: Plan, writer: Writer, settings: Settings, watcher: CrewWatcher, spent: Stopwatch) -> None:
         """Measure the cells that the writer's file does not have yet; raises as sweep.run does."""
         from mtabench.cluster.groups import Group
         from mtabench.cluster.sweep import CrewSweep
@@ -141,9 +139,7 @@ class Team:
         from mtabench.sweeps.estimate import estimate_seconds
 
         samples = settings.max_rounds * settings.samples_per_round
-        return estimate_seconds(
-            cases, settings.time_limit_s, samples, settings.min_rounds, gpu_name=self.device_name
-        )  # fmt: skip
+        return estimate_seconds(cases, settings.time_limit_s, samples, settings.min_rounds, gpu_name=self.device_name)
 
     def _first(self) -> Mapping[str, Facts]:
         """Those that are there now, once they have started to measure; of a cluster, those that answer in time."""

@@ -31,14 +31,9 @@ FINE_ENOUGH = 2  # times the threshold: what pairs should find, since a change a
 
 
 def run(
-    sweep: SweepWords,
-    base: str,
-    head: str | None,
-    pairs: int,
-    out: Path | None,
-    rerun_unclear: bool,
+    sweep: SweepWords, base: str, head: str | None, pairs: int, out: Path | None, rerun_unclear: bool,
     asked: ComparisonOptions,
-) -> int:
+) -> int:  # fmt: skip
     """Measure a sweep with the code of two revisions and report what changed; the exit code, as of `compare`.
 
     `head` None is the working tree. The results go to base.csv and head.csv in the new folder `out`, those of each
