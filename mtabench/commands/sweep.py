@@ -20,8 +20,7 @@ from mtabench.console import make_console, say
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError
 from mtabench.measuring.stopwatch import CHARTS, START, Stopwatch
 from mtabench.ranks.lines import rank_lines
-from mtabench.ranks.place import plan_over_ranks
-from mtabench.ranks.torchrun import follow_torchrun
+from mtabench.ranks.place import follow_torchrun, plan_over_ranks
 from mtabench.results.results_file import charts_folder, key_of, key_of_row
 from mtabench.results.writer import Writer, check_destination, to_resume
 from mtabench.sweeps.measurer import Measurer
@@ -29,14 +28,9 @@ from mtabench.sweeps.plan import Options, Plan, make_plan
 
 
 def run(
-    options: Options,
-    asked: ClusterOptions,
-    ranks: int | None,
-    out: Path | None,
-    resume: bool,
-    dry_run: bool,
+    options: Options, asked: ClusterOptions, ranks: int | None, out: Path | None, resume: bool, dry_run: bool,
     plot: bool,
-) -> int:
+) -> int:  # fmt: skip
     """Plan and run a sweep; WRONG_RESULT if any of its cells is wrong.
 
     Raises NothingTimedError if none is wrong and none has a time.
