@@ -113,8 +113,9 @@ class Team:
     def seconds(self, cases: Sequence[Case], settings: Settings) -> float:
         """A guess of how long the team takes for these cells."""
         from mtabench.cluster.groups import longest_first_seconds
+        from mtabench.sweeps.sweep import shapes
 
-        groups = [self._estimate(group, settings) for group in _by_shape(cases)]
+        groups = [self._estimate(group, settings) for group in shapes(cases)]
         return longest_first_seconds(groups, len(self._workers) or len(self._local) or 1)
 
     def run(self, plan: Plan, writer: Writer, settings: Settings, watcher: CrewWatcher, spent: Stopwatch) -> None:
@@ -122,10 +123,11 @@ class Team:
         from mtabench.cluster.groups import Group
         from mtabench.cluster.sweep import CrewSweep
         from mtabench.results.results_file import key_of
+        from mtabench.sweeps.sweep import shapes
 
         assert self._crew is not None
         groups = []
-        for number, cases in enumerate(_by_shape(plan.cases)):
+        for number, cases in enumerate(shapes(plan.cases)):
             pending = [case for case in cases if key_of(case) not in writer.done]
             if pending:
                 groups.append(Group(number, cases, self._estimate(pending, settings)))
@@ -240,10 +242,3 @@ def _ctrl_c_goes_to(crew: Crew) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, usual)
-
-
-def _by_shape(cases: Sequence[Case]) -> Iterator[list[Case]]:
-    """Cells that take turns in the same rounds."""
-    from mtabench.sweeps.sweep import shapes
-
-    return shapes(cases)

@@ -42,13 +42,13 @@ def expected_memory_bytes(case: Case, work: str) -> int:
         return out + rungs.beyond_output(case, rung)
     if work == "expanded":
         return out + (0 if case.pass_ == "decode" else _expanded_form(case))
-    if work == "banded":
-        return out + (_banded_backward(case) if case.pass_ == "bwd" else 0)
     queries, keys = tensor_bytes(case)
+    floats = queries // BYTES_PER_ELEMENT[case.dtype] * SUM
+    if work == "banded":  # backward: chunks of P and dS, dq, and the sums of dk and dv, a query head each
+        return out + (banded.scratch_bytes(case) + queries + 2 * floats if case.pass_ == "bwd" else 0)
     if case.pass_ == "decode":
         return out + (keys + _score_matrices(case) if work == "dense" else 0)  # values are masked: a copy
     gradients = queries + 2 * keys if case.pass_ == "bwd" else 0
-    floats = queries // BYTES_PER_ELEMENT[case.dtype] * SUM
     if work == "overlapped":
         return out + (max(gradients, 3 * floats) if case.pass_ == "bwd" else 0)
     if work == "dense":
@@ -95,12 +95,6 @@ def _score_matrices(case: Case) -> int:
     if case.device == "cpu" and case.operation.pre_conv:
         matrices += math.ceil(case.heads / HEAD_BLOCK) * HEAD_BLOCK * CONVOLUTION_COPIES[case.pass_]
     return matrices * case.batch * rows * case.seq * BYTES_PER_ELEMENT[case.dtype]
-
-
-def _banded_backward(case: Case) -> int:
-    """Chunks of P and dS, dq, and the sums of dk and dv, a query head each."""
-    (queries, _), element = tensor_bytes(case), BYTES_PER_ELEMENT[case.dtype]
-    return banded.scratch_bytes(case) + queries + 2 * queries // element * SUM
 
 
 def _chunk_scores(case: Case) -> int:
