@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -60,6 +58,8 @@ def forward_or_backward(
     tls_ca: o.TlsCa = None, tls_cert: o.TlsCert = None, tls_key: o.TlsKey = None, ranks: o.Ranks = None,
     out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True,
 ) -> None:  # fmt: skip
+    from mtabench.commands.sweep import run
+
     options = Options(
         context.info_name or "", seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens,
         heads=heads, kv_heads=kv_heads, op=op, dtype=dtype, causal=causal, device=device, preset=preset,
@@ -67,7 +67,7 @@ def forward_or_backward(
         cell_timeout=cell_timeout, seed=seed,
     )  # fmt: skip
     asked = ClusterOptions(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
-    _sweep(options, asked, ranks, out, resume, dry_run, plot)
+    raise typer.Exit(run(options, asked, ranks, out, resume, dry_run, plot))
 
 
 @app.command()
@@ -82,6 +82,8 @@ def decode(
     resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True,
 ) -> None:  # fmt: skip
     """Time one decode step. Each sequence has one new query and a KV cache of --seq tokens."""
+    from mtabench.commands.sweep import run
+
     options = Options(
         "decode", seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
         kv_heads=kv_heads, op=op, dtype=dtype, splits=splits, device=device, preset=preset, baseline=baseline,
@@ -89,7 +91,7 @@ def decode(
         seed=seed,
     )  # fmt: skip
     asked = ClusterOptions(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
-    _sweep(options, asked, None, out, resume, dry_run, plot)
+    raise typer.Exit(run(options, asked, None, out, resume, dry_run, plot))
 
 
 @app.command()
@@ -341,23 +343,6 @@ def _sweep_words(words: list[str]) -> Any:
         raise UsageError(f"{pass_!r} is no pass; expected fwd, bwd or decode, and after it the options of that sweep")
     command = typer.main.get_command(app).commands[pass_]  # type: ignore[attr-defined]
     return SweepWords(tuple(words), command.make_context(pass_, options).params)
-
-
-def _sweep(
-    options: Options,
-    asked: ClusterOptions,
-    ranks: int | None,
-    out: Path | None,
-    resume: bool,
-    dry_run: bool,
-    plot: bool,
-) -> None:
-    from mtabench.commands.sweep import run
-
-    typed = shlex.join(["mtabench", *sys.argv[1:]])
-    raise typer.Exit(
-        run(options, asked, ranks=ranks, out=out, resume=resume, dry_run=dry_run, plot=plot, command_line=typed)
-    )
 
 
 def main() -> None:

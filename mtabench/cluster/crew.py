@@ -179,15 +179,9 @@ class Crew:
         self._check_connection()
         self._numbers += 1
         future = self._client.submit(
-            function,
-            *arguments,
-            key=f"{self._topic}-{self._numbers}",
-            workers=[worker],
-            allow_other_workers=False,
-            resources={RESOURCES[self._device]: 1},
-            retries=0,
-            pure=False,
-        )
+            function, *arguments, key=f"{self._topic}-{self._numbers}", workers=[worker], allow_other_workers=False,
+            resources={RESOURCES[self._device]: 1}, retries=0, pure=False,
+        )  # fmt: skip
         self._sent[worker] = future
         future.add_done_callback(lambda ended: self._inbox.put(("ended", worker, ended)))
 

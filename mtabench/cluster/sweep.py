@@ -103,24 +103,20 @@ class CrewSweep:
     def _hand_out(self, waiting: Groups) -> None:
         for address in list(self._idle if waiting else ()):
             worker = self._workers[address]
-            worker.group = waiting.take(worker.facts.place, self._places)
+            worker.group = waiting.take(
+                worker.facts.place, lambda: {other.facts.place for other in self._workers.values()}
+            )
             if worker.group is not None:
                 self._idle.discard(address)
                 self.crew.send(address, pickle.dumps(self._request(worker.group, worker.ceilings)))
 
-    def _places(self) -> set[str]:
-        return {worker.facts.place for worker in self._workers.values()}
-
     def _request(self, group: Group, ceilings: Mapping[str, Ceilings]) -> Request:
         done = self.writer.done
         return Request(
-            plan=replace(self.plan, cases=tuple(group.cases)),
-            settings=self.settings,
-            facts=self._run,
-            ceilings=ceilings,
-            done={key: done[key] for key in map(key_of, group.cases) if key in done},
+            plan=replace(self.plan, cases=tuple(group.cases)), settings=self.settings, facts=self._run,
+            ceilings=ceilings, done={key: done[key] for key in map(key_of, group.cases) if key in done},
             path=self.writer.path,
-        )
+        )  # fmt: skip
 
     def _handle(self, events: Sequence[Event], waiting: Groups) -> None:
         """Rows that came together are written together: the disk is waited for once."""
@@ -146,7 +142,11 @@ class CrewSweep:
                 self.watcher.working(worker.facts.place, "")
                 if worker.group is not None:
                     rows += self._take(worker, Outcome(lost="its worker was lost"), waiting)
-        self._write(rows, samples)
+        if rows:
+            self.writer.write(rows, samples)
+        for row in rows:
+            self.statuses[row["status"]] += 1
+            self.watcher.ended(row)
         self.watcher.refresh()
 
     def _take(self, worker: _Worker, outcome: Outcome, waiting: Groups) -> list[Row]:
@@ -166,13 +166,6 @@ class CrewSweep:
         facts = replace(self._run, environment={**worker.facts.environment, "worker": place})
         left = [case for case in group.cases if key_of(case) not in known]
         return outcome.rows + [cell_row(case, facts, "error", given_up) for case in left]
-
-    def _write(self, rows: Sequence[Row], samples: Sequence[Sequence[object]]) -> None:
-        if rows:
-            self.writer.write(rows, samples)
-        for row in rows:
-            self.statuses[row["status"]] += 1
-            self.watcher.ended(row)
 
     def _join(self, event: Ready) -> None:
         """A worker that came late, or again."""

@@ -113,21 +113,21 @@ class Team:
     def seconds(self, cases: Sequence[Case], settings: Settings) -> float:
         """A guess of how long the team takes for these cells."""
         from mtabench.cluster.groups import longest_first_seconds
+        from mtabench.sweeps.sweep import shapes
 
-        groups = [self._estimate(group, settings) for group in _by_shape(cases)]
+        groups = [self._estimate(group, settings) for group in shapes(cases)]
         return longest_first_seconds(groups, len(self._workers) or len(self._local) or 1)
 
-    def run(
-        self, plan: Plan, writer: Writer, settings: Settings, watcher: CrewWatcher, spent: Stopwatch
-    ) -> None:  # fmt: skip
+    def run(self, plan: Plan, writer: Writer, settings: Settings, watcher: CrewWatcher, spent: Stopwatch) -> None:
         """Measure the cells that the writer's file does not have yet; raises as sweep.run does."""
         from mtabench.cluster.groups import Group
         from mtabench.cluster.sweep import CrewSweep
         from mtabench.results.results_file import key_of
+        from mtabench.sweeps.sweep import shapes
 
         assert self._crew is not None
         groups = []
-        for number, cases in enumerate(_by_shape(plan.cases)):
+        for number, cases in enumerate(shapes(plan.cases)):
             pending = [case for case in cases if key_of(case) not in writer.done]
             if pending:
                 groups.append(Group(number, cases, self._estimate(pending, settings)))
@@ -141,9 +141,7 @@ class Team:
         from mtabench.sweeps.estimate import estimate_seconds
 
         samples = settings.max_rounds * settings.samples_per_round
-        return estimate_seconds(
-            cases, settings.time_limit_s, samples, settings.min_rounds, gpu_name=self.device_name
-        )  # fmt: skip
+        return estimate_seconds(cases, settings.time_limit_s, samples, settings.min_rounds, gpu_name=self.device_name)
 
     def _first(self) -> Mapping[str, Facts]:
         """Those that are there now, once they have started to measure; of a cluster, those that answer in time."""
@@ -244,10 +242,3 @@ def _ctrl_c_goes_to(crew: Crew) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, usual)
-
-
-def _by_shape(cases: Sequence[Case]) -> Iterator[list[Case]]:
-    """Cells that take turns in the same rounds."""
-    from mtabench.sweeps.sweep import shapes
-
-    return shapes(cases)

@@ -15,14 +15,7 @@ from rich.console import Console
 from mtabench.comparing.compare import LEVEL, Comparison, compare, unclear_cells
 from mtabench.comparing.comparison_reports import share
 from mtabench.comparing.inference import detectable
-from mtabench.comparing.pairs import (
-    MOST_PAIRS,
-    Progress,
-    Side,
-    check_pairs,
-    measure_pairs,
-    process_folder,
-)
+from mtabench.comparing.pairs import MOST_PAIRS, Progress, Side, check_pairs, measure_pairs, process_folder
 from mtabench.comparing.reporting import ComparisonOptions, check_outputs, refusal_reported, report
 from mtabench.comparing.rerun import LOOKS, measure_again
 from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve, working_tree
@@ -38,14 +31,9 @@ FINE_ENOUGH = 2  # times the threshold: what pairs should find, since a change a
 
 
 def run(
-    sweep: SweepWords,
-    base: str,
-    head: str | None,
-    pairs: int,
-    out: Path | None,
-    rerun_unclear: bool,
+    sweep: SweepWords, base: str, head: str | None, pairs: int, out: Path | None, rerun_unclear: bool,
     asked: ComparisonOptions,
-) -> int:
+) -> int:  # fmt: skip
     """Measure a sweep with the code of two revisions and report what changed; the exit code, as of `compare`.
 
     `head` None is the working tree. The results go to base.csv and head.csv in the new folder `out`, those of each

@@ -48,11 +48,8 @@ def run(results: Path, out: Path, repo_url: str | None, title: str | None, thres
 
 
 def _read_lines(archive: Archive) -> Iterator[str]:
-    cells, runs, revisions = (
-        len(archive.histories),
-        len(archive.runs),
-        len({run.git_sha for run in archive.runs} - {""}),
-    )
+    cells, runs = len(archive.histories), len(archive.runs)
+    revisions = len({run.git_sha for run in archive.runs} - {""})
     yield f"read {archive.files} files: {runs} runs of {revisions} revisions, {cells} cells, {archive.rows} times"
     if archive.skipped:
         yield "left out: " + ", ".join(f"{what}: {count}" for what, count in archive.skipped.items())

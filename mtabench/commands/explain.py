@@ -102,7 +102,7 @@ def _counts_table(prediction: Prediction) -> Table:
     for time in prediction.kernels:
         kernel = time.kernel
         counts = (kernel.macs, kernel.exponentials, kernel.shared_bytes, kernel.l2_bytes, kernel.memory_bytes)
-        table.add_row(kernel.name, str(kernel.launches or ""), *(_giga(count) for count in counts))
+        table.add_row(kernel.name, str(kernel.launches or ""), *(significant(n / 1e9, 3) if n else "" for n in counts))
     return table
 
 
@@ -152,9 +152,7 @@ def _kept_ceilings(path: Path | None, device: Device) -> dict[str, tuple[tuple[f
     found = ceilings_of_device(file, device.name)
     if path is not None and not found:
         raise UsageError(f"{path} says nothing of {device.name}; leave --ceilings away, or name its file")
-    return {
-        dtype: ((one.copy_gbytes_s, one.matmul_tflops), f"measured ({file})") for dtype, one in found.items()
-    }  # fmt: skip
+    return {dtype: ((one.copy_gbytes_s, one.matmul_tflops), f"measured ({file})") for dtype, one in found.items()}
 
 
 def _measured(paths: Sequence[Path]) -> Measured:
@@ -189,7 +187,3 @@ def _us(seconds: float | None) -> str:
     if seconds is None:
         return "?"
     return "" if not seconds else f"{seconds * 1e6:.1f}" if seconds < 1e-4 else f"{seconds * 1e6:.0f}"
-
-
-def _giga(count: float) -> str:
-    return significant(count / 1e9, 3) if count else ""

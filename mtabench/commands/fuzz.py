@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mtabench.commands import WRONG_RESULT
-from mtabench.environment import resolve_device
+from mtabench.environment import describe, resolve_device
 from mtabench.errors import NothingCheckedError, UsageError
 from mtabench.fuzzing.cases import draw
 from mtabench.fuzzing.totals import Totals, check_totals_file
@@ -49,7 +49,8 @@ def run(
         raise NothingCheckedError(f"no case ran in {seconds:g} s; give --fuzz more time")
     print("\n".join(totals.lines()))
     if out is not None:
-        totals.append_to(out, _facts(where, seed))
+        date = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        totals.append_to(out, {**describe(where), "date": date, "seed": seed})
         print(f"totals: {out}")
     failures = totals.failures
     print(f"{failures} of {totals.cases} cases failed" if failures else f"all {totals.cases} cases passed")
@@ -120,10 +121,3 @@ def _backends(impl: str | None, device: str) -> list[str]:
     if not found:
         raise NothingCheckedError("nothing was checked: no implementation that was asked for can run here")
     return found
-
-
-def _facts(device: str, seed: int) -> dict[str, Any]:
-    """Of the machine and the code, for the totals."""
-    from mtabench.environment import describe
-
-    return {**describe(device), "date": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "seed": seed}

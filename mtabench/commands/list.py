@@ -35,15 +35,7 @@ def _typical_case(name: str, device: str) -> Case:
     implementation = find(name)
     taps = (6, 11) if implementation.op == "conv-attention" else None
     return Case(
-        pass_=next(pass_ for pass_ in PASSES if pass_ in implementation.passes),
-        impl=name,
-        operation=Operation.of(taps, 64),
-        dtype="fp32" if device == "cpu" in implementation.devices else "bf16",
-        batch=1,
-        heads=16,
-        kv_heads=16,
-        seq=1024,
-        head_dim=64,
-        splits=None,
-        device=device,
-    )
+        pass_=next(pass_ for pass_ in PASSES if pass_ in implementation.passes), impl=name,
+        operation=Operation.of(taps, 64), dtype="fp32" if device == "cpu" in implementation.devices else "bf16",
+        batch=1, heads=16, kv_heads=16, seq=1024, head_dim=64, splits=None, device=device,
+    )  # fmt: skip

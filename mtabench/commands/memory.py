@@ -123,13 +123,9 @@ def _impossible(case: Case, device: Device | None) -> str | None:
 
 
 def _row(case: Case, device: Device | None, limit: float) -> Row:
-    return Row(
-        case=case,
-        tile=tile_of(case, device) if device else None,
-        storage=storage_of(case),
-        memory=limit,
-        longest=longest_seq(case, find(case.impl).work, limit, multiple=1),
-    )
+    longest = longest_seq(case, find(case.impl).work, limit, multiple=1)
+    tile = tile_of(case, device) if device else None
+    return Row(case=case, tile=tile, storage=storage_of(case), memory=limit, longest=longest)
 
 
 def _traced(rows: Sequence[Row]) -> list[Row]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,8 +20,9 @@ from mtabench.console import make_console, say
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.settled import meaning, unsettled
 from mtabench.results.outputs import check_folder
-from mtabench.results.results_file import KEY_COLUMNS, text_of
+from mtabench.results.results_file import KEY_COLUMNS
 from mtabench.results.runs import Run, read_run
+from mtabench.results.writer import csv_text
 
 FACTS = ("device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty", "timer", "cache")
 MEASURED = (
@@ -175,11 +174,8 @@ def _sentences(found: Noise, pairs: int, threshold: float) -> list[str]:
 
 
 def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    text = io.StringIO(newline="")
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(COLUMNS)
-    lines.writerows([text_of(row[name]) for name in COLUMNS] for row in rows)
+    lines = [[row[name] for name in COLUMNS] for row in rows]
     try:
-        path.write_text(text.getvalue(), encoding="utf-8")
+        path.write_text(csv_text([COLUMNS, *lines]), encoding="utf-8")
     except OSError as error:
         raise MtabenchError(f"cannot write {path}: {error.strerror}; the processes' results are kept") from error

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +19,8 @@ from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.profiling.tables import COUNTERS_FILE, read_memory_bytes
 from mtabench.results.outputs import check_output, written
-from mtabench.results.results_file import KEY_COLUMNS, Key, key_of, samples_path, text_of
+from mtabench.results.results_file import KEY_COLUMNS, Key, key_of, samples_path
+from mtabench.results.writer import csv_text
 
 OUT_COLUMNS = (
     *KEY_COLUMNS, "device", "median_ms", "useful_flops", "executed_flops", "least_bytes", "model_bytes",
@@ -71,9 +70,11 @@ def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, o
             if left_out:
                 say(console, f"left out for {console.width} columns: {', '.join(left_out)} (--out FILE has all)")
     if not placed:
+        # Beside the results file is where the ceilings are looked up.
+        measure_them = shlex.join(["mtabench", "env", "--measure", "--out", str(csv_paths[0].parent / FILE_NAME)])
         raise UsageError(
             "no cell can be placed: there is none with a time on a device whose ceilings are known; on that device "
-            f"`{_measure_them(csv_paths[0])}` measures them"
+            f"`{measure_them}` measures them"
         )
     say(
         console,
@@ -83,11 +84,6 @@ def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, o
     if out is not None:
         say(console, f"roofline: {out}")
     return 0
-
-
-def _measure_them(path: Path) -> str:
-    """What to type so that the ceilings lie beside a results file, where they are looked up."""
-    return shlex.join(["mtabench", "env", "--measure", "--out", str(path.parent / FILE_NAME)])
 
 
 def _shared(rows: Sequence[Placed]) -> list[str]:
@@ -175,14 +171,12 @@ def _table(rows: Sequence[Placed], width: int) -> tuple[Table, list[str]]:
 
 
 def _csv_text(rows: Sequence[Placed]) -> str:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(OUT_COLUMNS)
+    lines: list[Sequence[object]] = [OUT_COLUMNS]
     for case, device, ceilings, one in rows:
         values = (
             device, one.median_ms, one.useful_flops, one.executed_flops, one.least_bytes, one.model_bytes,
             one.counted_bytes, *ceilings, one.roof_ms, one.fraction, one.speedup_left, one.own_roof_ms,
             one.own_speedup_left,
         )  # fmt: skip
-        writer.writerow([*key_of(case), *map(text_of, values)])
-    return text.getvalue()
+        lines.append([*key_of(case), *values])
+    return csv_text(lines)

@@ -125,7 +125,9 @@ def _table(above: Sequence[Column], columns: Sequence[Column]) -> Iterable[Text]
     if any(column.unit for column in columns):
         yield Text(_joined([column.unit for column in columns], columns, widths), "bold")
     apart = above or [column for column in columns if column.problem and column.name not in STAYS_IN_ROW]
-    groups = _groups(apart, len(columns[0].texts))
+    # Neighbouring rows with the same texts in these columns: the texts, and the rows' numbers.
+    found = groupby(range(len(columns[0].texts)), key=lambda i: tuple(column.texts[i] for column in apart))
+    groups = [(texts, list(members)) for texts, members in found]
     ordered = len(groups) == len({texts for texts, _ in groups})  # else they are sorted by something else
     for number, (texts, members) in enumerate(groups):
         if number and ordered:
@@ -139,12 +141,6 @@ def _table(above: Sequence[Column], columns: Sequence[Column]) -> Iterable[Text]
                 status = columns[-1].texts[i]
                 line.stylize(STYLES.get(status.partition(" ")[0], ""), max(0, len(line) - len(status)))
             yield line
-
-
-def _groups(columns: Sequence[Column], rows: int) -> list[tuple[tuple[str, ...], list[int]]]:
-    """Neighbouring rows with the same texts in some columns: the texts, and the rows' numbers."""
-    found = groupby(range(rows), key=lambda i: tuple(column.texts[i] for column in columns))
-    return [(texts, list(members)) for texts, members in found]
 
 
 def _joined(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,8 +20,7 @@ from mtabench.console import make_console, say
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError
 from mtabench.measuring.stopwatch import CHARTS, START, Stopwatch
 from mtabench.ranks.lines import rank_lines
-from mtabench.ranks.place import plan_over_ranks
-from mtabench.ranks.torchrun import follow_torchrun
+from mtabench.ranks.place import follow_torchrun, plan_over_ranks
 from mtabench.results.results_file import charts_folder, key_of, key_of_row
 from mtabench.results.writer import Writer, check_destination, to_resume
 from mtabench.sweeps.measurer import Measurer
@@ -28,8 +28,8 @@ from mtabench.sweeps.plan import Options, Plan, make_plan
 
 
 def run(
-    options: Options, asked: ClusterOptions, *, ranks: int | None = None, out: Path | None, resume: bool, dry_run: bool,
-    plot: bool, command_line: str,
+    options: Options, asked: ClusterOptions, ranks: int | None, out: Path | None, resume: bool, dry_run: bool,
+    plot: bool,
 ) -> int:  # fmt: skip
     """Plan and run a sweep; WRONG_RESULT if any of its cells is wrong.
 
@@ -64,7 +64,7 @@ def run(
         if dry_run:
             say(console, f"dry run: nothing was measured; the results would go to {path}")
             return 0
-        with Writer(path, resume=resume, command=command_line) as writer:
+        with Writer(path, resume=resume, command=shlex.join(["mtabench", *sys.argv[1:]])) as writer:
             before = [writer.done[key] for key in map(key_of, plan.cases) if key in writer.done]
             with team.watcher(console, len(plan.cases), before) as shown:
                 spent.since_start(START)

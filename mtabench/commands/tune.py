@@ -123,15 +123,9 @@ def _check_destination(path: Path, device: str, must_be_readable: bool) -> None:
 def _tune(console: Console, kernel: str, case: Case, path: Path) -> list[tuner.Trial]:
     """The trials of one kernel and shape; none, and a line about it, if there is no room for them on this GPU."""
     shape = TunedShape(
-        batch=case.batch,
-        heads=case.heads,
-        kv_heads=case.kv_heads,
-        seq_len=case.seq,
-        head_dim=case.head_dim,
-        taps=case.conv.taps,
-        dtype=DTYPES[case.dtype],
-        causal=case.operation.causal,
-    )
+        batch=case.batch, heads=case.heads, kv_heads=case.kv_heads, seq_len=case.seq, head_dim=case.head_dim,
+        taps=case.conv.taps, dtype=DTYPES[case.dtype], causal=case.operation.causal,
+    )  # fmt: skip
     try:
         return tuner.tune(kernel, shape, path=path)
     except (torch.OutOfMemoryError, ValueError) as error:

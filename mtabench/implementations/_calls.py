@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mtabench.implementations import Closure
+from mtabench.implementations import Closure, Implementation
 from mtabench.problem.case import Case
 
 if TYPE_CHECKING:
@@ -26,17 +27,8 @@ def conv_attention_by(backend: str, case: Case, inputs: Inputs) -> Closure:
 def backend_why_not(backend: str, case: Case) -> str | None:
     """Why a backend of the kernels cannot run this case, or None."""
     from mta_kernels.conv_attention import unsupported
-    from mtabench.problem.inputs import DTYPES
 
-    return unsupported(
-        backend,
-        device=case.device,
-        dtype=DTYPES[case.dtype],
-        head_dim=case.head_dim,
-        query_taps=case.conv.query_taps,
-        key_taps=case.conv.key_taps,
-        backward=case.pass_ == "bwd",
-    )
+    return unsupported(backend, **typical_conv_call(case), backward=case.pass_ == "bwd")
 
 
 def attention_by_rung(case: Case, inputs: Inputs) -> Closure:
@@ -50,9 +42,26 @@ def attention_by_rung(case: Case, inputs: Inputs) -> Closure:
 def rung_why_not(case: Case) -> str | None:
     """Why this rung of the ladder cannot run this case, or None."""
     from mta_kernels.attention import rung_unsupported
+
+    return rung_unsupported(case.impl, **typical_call(case))
+
+
+def typical_call(case: Case) -> dict[str, Any]:
+    """What the kernels' `unsupported` functions take by keyword for a case, without taps."""
     from mtabench.problem.inputs import DTYPES
 
-    return rung_unsupported(case.impl, device=case.device, dtype=DTYPES[case.dtype], head_dim=case.head_dim)
+    return {"device": case.device, "dtype": DTYPES[case.dtype], "head_dim": case.head_dim}
+
+
+def typical_conv_call(case: Case) -> dict[str, Any]:
+    """The same with the taps."""
+    return {**typical_call(case), "query_taps": case.conv.query_taps, "key_taps": case.conv.key_taps}
+
+
+# A rung of the ladder, but for its name, passes, devices and what it says of itself.
+ladder_rung = partial(
+    Implementation, op="attention", groups=("ladder",), by_name=True, build=attention_by_rung, why_not=rung_why_not
+)
 
 
 def triton_untimed(case: Case) -> str | None:

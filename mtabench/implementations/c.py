@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
-from mtabench.implementations import Implementation, Style
-from mtabench.implementations._calls import attention_by_rung, rung_why_not
+from mtabench.implementations import Style
+from mtabench.implementations._calls import ladder_rung
 from mtabench.model.devices import Device
-from mtabench.model.on_chip import FLOAT, STATISTICS, Tile, constants_in
+from mtabench.model.on_chip import Tile, blocks, constants_in
 from mtabench.model.rungs import Rung
 from mtabench.problem.case import Case
 
@@ -17,21 +18,10 @@ def tile(case: Case, device: Device) -> Tile:
     from mta_kernels.attention.c_compiler import FOLDER
 
     sizes = constants_in(FOLDER / "c_tiled.c")
-    queries, keys, row = sizes["QUERIES"], sizes["KEYS"], case.head_dim * FLOAT
-    return {
-        "queries": queries * row,
-        "keys": keys * row,
-        "values": keys * row,
-        "scores": queries * keys * FLOAT,
-        "statistics": STATISTICS * queries * FLOAT,
-        "accumulator": queries * row,
-    }
+    return blocks(replace(case, dtype="fp32"), sizes["QUERIES"], sizes["KEYS"], case.head_dim, case.head_dim)
 
 
-_rung = partial(
-    Implementation, op="attention", passes=("fwd",), devices=("cpu",), groups=("ladder",), by_name=True,
-    build=attention_by_rung, why_not=rung_why_not,
-)  # fmt: skip
+_rung = partial(ladder_rung, passes=("fwd",), devices=("cpu",))
 
 ENTRIES = (
     _rung(

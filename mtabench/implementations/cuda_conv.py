@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mtabench.implementations import Closure, Implementation, Style
-from mtabench.implementations._calls import options_of, weight_of
+from mtabench.implementations._calls import options_of, typical_conv_call, weight_of
 from mtabench.model.devices import Device
-from mtabench.model.on_chip import FLOAT, STATISTICS, Tile
-from mtabench.problem.case import BYTES_PER_ELEMENT, Case
+from mtabench.model.on_chip import Tile, blocks
+from mtabench.problem.case import Case
 from mtabench.static.limits import Limits
 from mtabench.static.shapes import Shape
 from mtabench.static.sources import CudaKernel, Source, compiled, need_compiler
@@ -29,18 +29,9 @@ def build(case: Case, inputs: Inputs) -> Closure:
 
 def why_not(case: Case) -> str | None:
     """Why it cannot run this case, or None."""
-    import torch
-
     from mta_kernels.conv_attention import cuda_conv
-    from mtabench.problem.inputs import DTYPES
 
-    return cuda_conv.unsupported(
-        device=torch.device(case.device),
-        dtype=DTYPES[case.dtype],
-        head_dim=case.head_dim,
-        query_taps=case.conv.query_taps,
-        key_taps=case.conv.key_taps,
-    )
+    return cuda_conv.unsupported(**typical_conv_call(case))
 
 
 def splits_used(case: Case) -> int:
@@ -59,18 +50,10 @@ def tile(case: Case, device: Device) -> Tile | None:
     from mta_kernels.conv_attention.cuda_conv import shape
     from mtabench.problem.inputs import DTYPES
 
-    element = BYTES_PER_ELEMENT[case.dtype]
-    taps = case.conv.taps
-    if element != 2 or shape.shape_unsupported(DTYPES[case.dtype], case.head_dim, *taps):
+    if case.dtype == "fp32" or shape.shape_unsupported(DTYPES[case.dtype], case.head_dim, *case.conv.taps):
         return None
-    return {
-        "queries": shape.TILE * case.head_dim * element,
-        "keys": shape.TILE * case.head_dim * element,
-        "values": 0,
-        "scores": shape.SCORE_BYTES,
-        "statistics": STATISTICS * shape.TILE * FLOAT,
-        "accumulator": shape.TILE * case.head_dim * FLOAT,
-    }
+    tile = blocks(case, shape.TILE, shape.TILE, case.head_dim, case.head_dim)
+    return tile | {"values": 0, "scores": shape.SCORE_BYTES}
 
 
 FILES = {

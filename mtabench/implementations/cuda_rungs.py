@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from mtabench.implementations import Implementation, Style
-from mtabench.implementations._calls import attention_by_rung, rung_why_not
+from mtabench.implementations import Style
+from mtabench.implementations._calls import ladder_rung
 from mtabench.model.devices import Device
 from mtabench.model.on_chip import FLOAT, Tile, constants_in
 from mtabench.model.rungs import Rung
@@ -72,8 +72,7 @@ def source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
 KERNELS = (*(f"cuda_{name}_{step}" for name in ("naive", "tiled") for step in STEPS), "cuda_flash")
 
 _rung = partial(
-    Implementation, op="attention", passes=("fwd",), devices=("cuda",), groups=("ladder",), by_name=True,
-    build=attention_by_rung, why_not=rung_why_not, compiles=True,
+    ladder_rung, passes=("fwd",), devices=("cuda",), compiles=True,
     sources=(Source("cuda_attention", source, KERNELS, order=80),),
 )  # fmt: skip
 

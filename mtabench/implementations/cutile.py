@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mtabench.implementations import Implementation, Style
-from mtabench.implementations._calls import attention_by_rung, rung_why_not
+from mtabench.implementations import Style
+from mtabench.implementations._calls import ladder_rung
 from mtabench.model import on_chip
 from mtabench.model.devices import Device
 from mtabench.model.fused import power_of_two
@@ -23,10 +23,9 @@ def tile(case: Case, device: Device) -> Tile | None:
 
 
 ENTRIES = (
-    Implementation(
-        order=190, name="cutile-fmha", op="attention", passes=("fwd",), devices=("cuda",), work="tiled",
+    ladder_rung(
+        order=190, name="cutile-fmha", passes=("fwd",), devices=("cuda",), work="tiled",
         summary="plain attention: the same in NVIDIA's cuTile for Python",
-        build=attention_by_rung, why_not=rung_why_not, groups=("ladder",), by_name=True,
         style=Style("#0E7C86", "#35C4CF", "^", "-", alone=True), compiles=True,
         stores=Rung(), tile=tile,
     ),

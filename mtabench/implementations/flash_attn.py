@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from mtabench.implementations import Implementation, Style
-from mtabench.implementations._calls import attention_by_rung, rung_why_not
+from mtabench.implementations import Style
+from mtabench.implementations._calls import ladder_rung
 
-_package = partial(
-    Implementation, op="attention", passes=("fwd", "bwd"), devices=("cuda",), work="tiled", groups=("ladder",),
-    by_name=True, yardstick=True, build=attention_by_rung, why_not=rung_why_not,
-)  # fmt: skip
+_package = partial(ladder_rung, passes=("fwd", "bwd"), devices=("cuda",), work="tiled", yardstick=True)
 
 ENTRIES = (
     _package(

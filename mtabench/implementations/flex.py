@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mtabench.implementations import Implementation, Style
-from mtabench.implementations._calls import attention_by_rung, rung_why_not
+from mtabench.implementations import Style
+from mtabench.implementations._calls import ladder_rung, rung_why_not
 from mtabench.model.rungs import Rung
 from mtabench.problem.case import Case
 
@@ -16,10 +16,10 @@ def why_not(case: Case) -> str | None:
 
 
 ENTRIES = (
-    Implementation(
-        order=230, name="flex", op="attention", passes=("fwd", "bwd"), devices=("cuda", "cpu"), work="tiled",
+    ladder_rung(
+        order=230, name="flex", passes=("fwd", "bwd"), devices=("cuda", "cpu"), work="tiled",
         summary="plain attention: PyTorch's FlexAttention, written by torch.compile",
-        build=attention_by_rung, why_not=why_not, groups=("ladder",), by_name=True, yardstick=True,
+        why_not=why_not, yardstick=True,
         style=Style("#B8558F", "#E58FC2", "D", (0, (4, 1.6)), alone=True), compiles=True, slow_to_compile=True,
         stores=Rung(mask_bytes=2),  # two masks of booleans, of which the blocks to visit are made
     ),

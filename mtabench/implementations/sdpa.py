@@ -35,12 +35,9 @@ def why_not(case: Case) -> str | None:
     from mtabench.problem.inputs import DTYPES
 
     return sdpa_unsupported(
-        device=torch.device(case.device),
-        dtype=DTYPES[case.dtype],
-        head_dim=case.head_dim,
-        backend=_backend(case),
+        device=torch.device(case.device), dtype=DTYPES[case.dtype], head_dim=case.head_dim, backend=_backend(case),
         keys=case.seq,
-    )
+    )  # fmt: skip
 
 
 def _backend(case: Case) -> str:

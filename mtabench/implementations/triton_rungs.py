@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from mtabench.implementations import Implementation, Style
-from mtabench.implementations._calls import attention_by_rung, rung_why_not, triton_untimed
+from mtabench.implementations import Style
+from mtabench.implementations._calls import ladder_rung, rung_why_not, triton_untimed
 from mtabench.model import on_chip
 from mtabench.model.devices import Device
 from mtabench.model.on_chip import Tile
@@ -56,8 +56,7 @@ def source(shape: Shape, limits: Limits) -> None:
 KERNELS = ("attention_pointer", "attention_descriptor", "attention_fmha")
 
 _rung = partial(
-    Implementation, op="attention", passes=("fwd",), devices=("cuda",), groups=("ladder",), by_name=True,
-    build=attention_by_rung, why_not=why_not, interpreted=rung_why_not, compiles=True,
+    ladder_rung, passes=("fwd",), devices=("cuda",), why_not=why_not, interpreted=rung_why_not, compiles=True,
     sources=(Source("attention", source, KERNELS, order=70),),
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mtabench.model import fused
-from mtabench.model.kernel import Kernel, scores
+from mtabench.model.kernel import Kernel, scores, tensor_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 
 # What the kernels reach of the peak of shared memory, calibrated on fwd.csv and hopper-bwd.csv of an H200. Forward: ncu
@@ -86,7 +86,7 @@ def forward(case: Case, sm_count: int) -> list[Kernel]:
     copied = KEYS * (case.head_dim + values) * BYTES_PER_ELEMENT[case.dtype] / warpgroups  # keys and values
     lent = LENT_ROWS * (warpgroups == 2) / warpgroups
     stored = (ROWS + lent) * KEYS * HALF  # scores
-    queries, keys = _bytes(case)
+    queries, keys = tensor_bytes(case)
     kernel = replace(
         _tile_kernel("hopper_forward", tiles, products, stored + copied),
         shared_share=FORWARD_SHARED_SHARE,
@@ -105,7 +105,7 @@ def backward(case: Case, sm_count: int) -> list[Kernel]:
     One launch computes rows and, from what these leave in the scratch, products: it takes the time of both.
     """
     element = BYTES_PER_ELEMENT[case.dtype]
-    queries, keys = _bytes(case)
+    queries, keys = tensor_bytes(case)
     rows, products = backward_rows(case, sm_count), backward_products(case, sm_count)
     both = replace(
         rows,
@@ -130,7 +130,7 @@ def backward_rows(case: Case, sm_count: int) -> Kernel:
     """The part of the backward that computes rows of scores: dq, the weight's gradient, p and ds."""
     element, heads, taps = BYTES_PER_ELEMENT[case.dtype], case.batch * case.heads, case.conv.query_taps
     block_rows = backward_block_rows(taps)
-    queries, keys = _bytes(case)
+    queries, keys = tensor_bytes(case)
     tiles = heads * BACKWARD_WARPGROUPS * _tiles(case, (block_rows,), CARRIED)
     products = (
         Product(KEYS, _steps(case.head_dim), times=2),  # scores, and the probabilities' gradient
@@ -170,7 +170,7 @@ def backward_products(case: Case, sm_count: int) -> Kernel:
         macs=tiles * product.macs,
         shared_bytes=tiles * (product.shared_bytes + copied),
         l2_bytes=tiles * copied,
-        memory_bytes=tiles * ROWS * KEYS * element + 2 * _bytes(case)[0] + sum_rows * case.head_dim * FLOAT,
+        memory_bytes=tiles * ROWS * KEYS * element + 2 * tensor_bytes(case)[0] + sum_rows * case.head_dim * FLOAT,
     )
 
 
@@ -243,9 +243,3 @@ def _left(case: Case) -> int:
 def _steps(head_dim: int) -> int:
     """The head dim in whole steps of a product."""
     return -(-head_dim // STEP) * STEP
-
-
-def _bytes(case: Case) -> tuple[int, int]:
-    """Of q, and of k."""
-    row = case.seq * case.head_dim * BYTES_PER_ELEMENT[case.dtype]
-    return case.batch * case.heads * row, case.batch * case.kv_heads * row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtabench.model.kernel import Kernel
+from mtabench.model.kernel import Kernel, tensor_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 from mtabench.problem.work import pairs, taps
 
@@ -25,7 +25,7 @@ def kernels(case: Case) -> list[Kernel]:
     dense = pairs(case, dense=True) * window
     products = 4 if case.pass_ == "bwd" else 2
     element = BYTES_PER_ELEMENT[case.dtype]
-    keys = case.batch * case.kv_heads * case.seq * case.head_dim * element
+    _, keys = tensor_bytes(case)
     passes = PASSES[case.pass_]
     convolutions = 2 if case.pass_ == "bwd" else 1
     rates = LARGE_CONVOLUTION if dense >= INDEX_LIMIT else CONVOLUTION

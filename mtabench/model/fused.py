@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mtabench.model.kernel import Kernel, scores
+from mtabench.model.kernel import Kernel, scores, tensor_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 
 # What products reach of a plain product's rate beside the exponentials. Calibrated on results/nvidia-h200: for the
@@ -60,8 +60,7 @@ class _Counts:
         self.rows = self.heads * case.seq  # of queries
         self.depth = self.taps * case.head_dim
         self.values = max(128 // self.element, power_of_two(case.head_dim))  # columns of a tile of values
-        self.query = self.rows * case.head_dim * self.element
-        self.key = case.batch * case.kv_heads * case.seq * case.head_dim * self.element
+        self.query, self.key = tensor_bytes(case)
         self.padded = self.query if self.keys_expanded else self.key
         self.expanded = self.rows * self.depth * self.element
         ahead = self.key_taps - 1 - (self.key_taps - 1) // 2
@@ -208,14 +207,10 @@ def score_product(name: str, stored: int, columns: int, element: int, launches: 
     """
     copied = -(-columns // block_n) * element * (1 + block_n / 128)
     return Kernel(
-        name,
-        launches=launches,
-        macs=stored * columns,
-        tensor_share=BACKWARD_SHARE,
-        shared_bytes=stored * (copied + columns * element * (1 / WARPGROUP + 1 / block_n)),
-        l2_bytes=stored * copied,
+        name, launches=launches, macs=stored * columns, tensor_share=BACKWARD_SHARE,
+        shared_bytes=stored * (copied + columns * element * (1 / WARPGROUP + 1 / block_n)), l2_bytes=stored * copied,
         memory_bytes=stored * element,
-    )
+    )  # fmt: skip
 
 
 def _folding(count: _Counts) -> list[Kernel]:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from mtabench.model.devices import Rates
+from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 
 GAP_S = 2e-6  # from one kernel of a stream to the next: launch latency, the last programs, the first ones
 # What runs one after the other within a program, and what runs beside it.
@@ -92,6 +93,12 @@ def time_of(kernel: Kernel, rates: Rates) -> KernelTime:
             "launch gaps": kernel.launches * GAP_S,
         },
     )
+
+
+def tensor_bytes(case: Case) -> tuple[int, int]:
+    """Bytes of q, and of k, each of `case.seq` rows a head."""
+    row = case.batch * case.seq * case.head_dim * BYTES_PER_ELEMENT[case.dtype]
+    return case.heads * row, case.kv_heads * row
 
 
 def scores(rows: int, block_m: int, block_n: int, causal: bool) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mtabench.model.kernel import Kernel, scores
+from mtabench.model.kernel import Kernel, scores, tensor_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 
 BLOCK = 128  # rows and keys of a tile
@@ -18,8 +18,7 @@ def kernels(case: Case, tensor_share: Mapping[str, float], decode_s: float) -> l
     the seconds that a decode step takes to start and to end.
     """
     element = BYTES_PER_ELEMENT[case.dtype]
-    queries = case.batch * case.heads * case.seq * case.head_dim * element
-    keys = case.batch * case.kv_heads * case.seq * case.head_dim * element
+    queries, keys = tensor_bytes(case)
     if case.pass_ == "decode":
         cache = Kernel(
             "decode", macs=2 * case.batch * case.heads * case.seq * case.head_dim, l2_bytes=2 * keys,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mtabench.problem.case import BYTES_PER_ELEMENT, Case
+from mtabench.model.kernel import tensor_bytes
+from mtabench.problem.case import Case
 from mtabench.problem.work import pairs
 
 
@@ -41,16 +42,12 @@ def stored_scores(case: Case, rung: Rung) -> int:
 
 def copies(case: Case, rung: Rung) -> int:
     """Bytes of the copies of inputs that a rung makes."""
-    return sum(_input(case, name) for name in rung.copies)
+    queries, keys = tensor_bytes(case)
+    return sum(queries if name == "q" else keys for name in rung.copies)
 
 
 def traffic(case: Case, rung: Rung) -> int:
     """Bytes through memory of a forward: inputs and output once, copies written and read, passes over the scores."""
     passes = rung.passes + (-(-case.head_dim // rung.columns) if rung.columns else 1)
     scores = rung.score_bytes * pairs(case, dense=not rung.causal_skips)
-    return 2 * _input(case, "q") + 2 * _input(case, "k") + 2 * copies(case, rung) + passes * scores
-
-
-def _input(case: Case, name: str) -> int:
-    heads = case.heads if name == "q" else case.kv_heads
-    return case.batch * heads * case.seq * case.head_dim * BYTES_PER_ELEMENT[case.dtype]
+    return 2 * sum(tensor_bytes(case)) + 2 * copies(case, rung) + passes * scores

@@ -6,15 +6,13 @@ import math
 from dataclasses import replace
 
 from mtabench.model import banded, rungs
+from mtabench.model.kernel import tensor_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 from mtabench.registry import find
 
 # `N x N` matrices a head alive at the peak where scores are stored, as measured. On a CPU oneDNN convolves copies of
 # them besides, in a layout whose heads are padded to a multiple of 16.
-DENSE_MATRICES = {
-    "cuda": {"fwd": 3, "bwd": 5, "decode": 3},
-    "cpu": {"fwd": 3, "bwd": 6, "decode": 3},
-}
+DENSE_MATRICES = {"cuda": {"fwd": 3, "bwd": 5, "decode": 3}, "cpu": {"fwd": 3, "bwd": 6, "decode": 3}}
 CONVOLUTION_COPIES, HEAD_BLOCK = {"fwd": 1, "bwd": 2, "decode": 1}, 16
 CHUNK_ROWS = 2048  # of scores at a time in the backward of the expanded form
 BAND_PITCH = 16  # numbers a row of the causal band
@@ -25,7 +23,8 @@ LONGEST = 2**30
 def input_bytes(case: Case) -> int:
     """Bytes of a case's inputs, but for the weight."""
     queries = {"fwd": 1, "bwd": 2, "decode": 0}[case.pass_]
-    return queries * _queries(case) + 2 * _keys(case)
+    q, k = tensor_bytes(case)
+    return queries * q + 2 * k
 
 
 def expected_memory_bytes(case: Case, work: str) -> int:
@@ -43,17 +42,18 @@ def expected_memory_bytes(case: Case, work: str) -> int:
         return out + rungs.beyond_output(case, rung)
     if work == "expanded":
         return out + (0 if case.pass_ == "decode" else _expanded_form(case))
-    if work == "banded":
-        return out + (_banded_backward(case) if case.pass_ == "bwd" else 0)
+    queries, keys = tensor_bytes(case)
+    floats = queries // BYTES_PER_ELEMENT[case.dtype] * SUM
+    if work == "banded":  # backward: chunks of P and dS, dq, and the sums of dk and dv, a query head each
+        return out + (banded.scratch_bytes(case) + queries + 2 * floats if case.pass_ == "bwd" else 0)
     if case.pass_ == "decode":
-        return out + (_keys(case) + _score_matrices(case) if work == "dense" else 0)  # values are masked: a copy
-    gradients = _queries(case) + 2 * _keys(case) if case.pass_ == "bwd" else 0
+        return out + (keys + _score_matrices(case) if work == "dense" else 0)  # values are masked: a copy
+    gradients = queries + 2 * keys if case.pass_ == "bwd" else 0
     if work == "overlapped":
-        floats = _queries(case) // BYTES_PER_ELEMENT[case.dtype] * SUM
         return out + (max(gradients, 3 * floats) if case.pass_ == "bwd" else 0)
     if work == "dense":
         return out + gradients + _score_matrices(case)
-    return out + gradients + (_queries(case) // BYTES_PER_ELEMENT[case.dtype] * SUM if case.pass_ == "bwd" else 0)
+    return out + gradients + (floats if case.pass_ == "bwd" else 0)
 
 
 def stored_by(case: Case) -> rungs.Rung | None:
@@ -88,14 +88,6 @@ def longest_seq(case: Case, work: str, memory_bytes: float, multiple: int = 1024
     return low // multiple * multiple if low >= multiple else low
 
 
-def _queries(case: Case) -> int:
-    return case.batch * case.heads * case.seq * case.head_dim * BYTES_PER_ELEMENT[case.dtype]
-
-
-def _keys(case: Case) -> int:
-    return case.batch * case.kv_heads * case.seq * case.head_dim * BYTES_PER_ELEMENT[case.dtype]
-
-
 def _score_matrices(case: Case) -> int:
     """The scores that dense implementations store at once."""
     rows = min(case.conv.query_taps, case.seq) if case.pass_ == "decode" else case.seq
@@ -103,12 +95,6 @@ def _score_matrices(case: Case) -> int:
     if case.device == "cpu" and case.operation.pre_conv:
         matrices += math.ceil(case.heads / HEAD_BLOCK) * HEAD_BLOCK * CONVOLUTION_COPIES[case.pass_]
     return matrices * case.batch * rows * case.seq * BYTES_PER_ELEMENT[case.dtype]
-
-
-def _banded_backward(case: Case) -> int:
-    """Chunks of P and dS, dq, and the sums of dk and dv, a query head each."""
-    queries, element = _queries(case), BYTES_PER_ELEMENT[case.dtype]
-    return banded.scratch_bytes(case) + queries + 2 * queries // element * SUM
 
 
 def _chunk_scores(case: Case) -> int:
@@ -120,7 +106,7 @@ def _chunk_scores(case: Case) -> int:
 def _expanded_form(case: Case) -> int:
     """The padded and the expanded side and the band; backward the gradients of all of them and a chunk of P and dC."""
     element, taps = BYTES_PER_ELEMENT[case.dtype], min(case.conv.taps)
-    queries, keys, rows = _queries(case), _keys(case), case.batch * case.heads * case.seq
+    (queries, keys), rows = tensor_bytes(case), case.batch * case.heads * case.seq
     padded = queries if case.conv.query_taps <= case.conv.key_taps else keys
     prepared = padded + taps * queries + rows * (BAND_PITCH * SUM if case.operation.causal else 0) + rows * SUM
     if case.pass_ == "fwd":

@@ -63,16 +63,11 @@ def standing(
     compute_ms, memory_ms = useful / matmul_tflops / 1e9, least / memory_gbytes_s / 1e6
     own_bytes = counted_bytes or modelled or least
     return Standing(
-        median_ms=median_ms,
-        useful_flops=useful,
-        executed_flops=executed,
-        least_bytes=least,
-        model_bytes=modelled,
-        counted_bytes=counted_bytes,
-        roof_ms=max(compute_ms, memory_ms),
+        median_ms=median_ms, useful_flops=useful, executed_flops=executed, least_bytes=least, model_bytes=modelled,
+        counted_bytes=counted_bytes, roof_ms=max(compute_ms, memory_ms),
         own_roof_ms=max(executed / matmul_tflops / 1e9, own_bytes / memory_gbytes_s / 1e6),
         compute_bound=compute_ms >= memory_ms,
-    )
+    )  # fmt: skip
 
 
 def model_bytes(case: Case) -> float | None:

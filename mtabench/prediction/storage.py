@@ -46,12 +46,9 @@ def storage_of(case: Case) -> Storage:
     rows = 1 if case.pass_ == "decode" else case.seq
     return Storage(
         score_matrix=case.batch * case.heads * rows * case.seq * BYTES_PER_ELEMENT[case.dtype],
-        scores=stored_scores(case, work),
-        beyond=expected_memory_bytes(case, work),
-        inputs=input_bytes(case),
-        traffic=_traffic(case, work),
-        flops=executed_flops(case, work),
-    )
+        scores=stored_scores(case, work), beyond=expected_memory_bytes(case, work), inputs=input_bytes(case),
+        traffic=_traffic(case, work), flops=executed_flops(case, work),
+    )  # fmt: skip
 
 
 def tile_of(case: Case, device: Device) -> Tile | None:

@@ -21,7 +21,6 @@ import torch.distributed as dist
 
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.processes import EXIT_S, ending, kill, last_line, start_module
-from mtabench.ranks.place import Place
 
 WAIT = timedelta(hours=2)  # for an order: rank 0 may check a long sequence in float64 meanwhile
 LOOK_AGAIN_S = 0.5
@@ -115,10 +114,10 @@ class Meeting:
             dist.barrier(group=self.data)
 
 
-def check_devices(ranks: int, device: str, place: Place) -> None:
+def check_devices(ranks: int, device: str, under_torchrun: bool) -> None:
     """Raise UsageError if there are fewer GPUs here than ranks."""
     there = torch.cuda.device_count()
-    if device == "cuda" and not place.under_torchrun and there < ranks:
+    if device == "cuda" and not under_torchrun and there < ranks:
         instead = "leave --ranks out" if there < 2 else f"give --ranks {there}"
         raise UsageError(
             f"--ranks {ranks} needs {ranks} GPUs, and {there} can be seen here; {instead}, or give --device cpu"
@@ -126,7 +125,9 @@ def check_devices(ranks: int, device: str, place: Place) -> None:
 
 
 @contextmanager
-def meet(ranks: int, device: str, place: Place, kept: str, write_lost: Callable[[str], None]) -> Iterator[Meeting]:
+def meet(
+    ranks: int, device: str, under_torchrun: bool, kept: str, write_lost: Callable[[str], None]
+) -> Iterator[Meeting]:
     """The meeting of all ranks, for rank 0; the others are sent home at the end.
 
     Should one of them die, this process says so and ends: its GPU may wait for that rank for ever. Before it does, a
@@ -137,7 +138,7 @@ def meet(ranks: int, device: str, place: Place, kept: str, write_lost: Callable[
     helpers: list[Helper] = []
     with ExitStack() as cleanup:
         address = TORCHRUN
-        if not place.under_torchrun:
+        if not under_torchrun:
             address = f"tcp://127.0.0.1:{_free_port()}"
             helpers = [_start(rank, ranks, device, address, cleanup) for rank in range(1, ranks)]
             cleanup.callback(over.set)

@@ -1,10 +1,10 @@
-"""--ranks, checked before anything is started. Knows nothing of torch."""
+"""--ranks, checked before anything is started, and this process's rank under torchrun. Needs torch for that alone."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mtabench import registry
 from mtabench.cluster.options import ClusterOptions
@@ -13,25 +13,29 @@ from mtabench.problem.case import Case
 from mtabench.sweeps.plan import Options, Plan, make_plan
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where this process stands if torchrun started it; it is rank 0 of none otherwise."""
-
-    rank: int
-    under_torchrun: bool
-
-
-def find_place(ranks: int) -> Place:
-    """Raises UsageError if torchrun started another number of processes."""
+def torchrun_rank(ranks: int) -> int | None:
+    """This process's rank, None if torchrun did not start it; raises UsageError if it started another number."""
     if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
-        return Place(0, under_torchrun=False)
+        return None
     started = int(os.environ["WORLD_SIZE"])
     if started != ranks:
         raise UsageError(
             f"torchrun started {started} processes, and --ranks is {ranks}; give --ranks {started}, or leave torchrun "
             "out: mtabench starts its ranks itself"
         )
-    return Place(int(os.environ["RANK"]), under_torchrun=True)
+    return int(os.environ["RANK"])
+
+
+def follow_torchrun(ranks: int, device: str) -> bool:
+    """Whether torchrun started this process as another rank than the first: then it has done its part by now."""
+    rank = torchrun_rank(ranks)
+    if not rank:
+        return False
+    from mtabench.ranks.follower import follow
+    from mtabench.ranks.meeting import TORCHRUN, Meeting
+
+    follow(Meeting(rank, ranks, device, TORCHRUN))
+    return True
 
 
 def plan_over_ranks(options: Options, ranks: int, asked: ClusterOptions) -> Plan:

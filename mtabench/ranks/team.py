@@ -1,4 +1,4 @@
-"""Measures a sweep whose cells are shared by ranks; has the face of `sweeps.here.Here`."""
+"""Measures a sweep whose cells are shared by ranks; has the face of `ThisProcess`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mtabench.problem.inputs import DTYPES
 from mtabench.processes import EXIT_S
 from mtabench.ranks.meeting import Meeting, check_devices, meet
 from mtabench.ranks.part import NotLoadedError, Part, link_gbytes_s, load_part
-from mtabench.ranks.place import find_place
+from mtabench.ranks.place import torchrun_rank
 from mtabench.registry import find
 from mtabench.results.results_file import key_of
 from mtabench.results.rows import Row, cell_row, sample_lines, timed_row
@@ -39,8 +39,8 @@ class RankTeam(ThisProcess):
 
     def __init__(self, plan: Plan, ranks: int) -> None:
         super().__init__(isolate=False)
-        self._ranks, self._place = ranks, find_place(ranks)
-        check_devices(ranks, plan.device, self._place)
+        self._ranks, self._under_torchrun = ranks, torchrun_rank(ranks) is not None
+        check_devices(ranks, plan.device, self._under_torchrun)
         self.device_name = f"{ranks} x {environment.describe(plan.device)['device']}"
 
     def meet(self) -> list[str]:
@@ -61,7 +61,7 @@ class RankTeam(ThisProcess):
                 return
             watcher.doing(f"starting {self._ranks} ranks")
             under_way = UnderWay(sweep)
-            with meet(self._ranks, plan.device, self._place, kept, under_way.lose) as meeting:
+            with meet(self._ranks, plan.device, self._under_torchrun, kept, under_way.lose) as meeting:
                 meeting.give(("link",))
                 link = link_gbytes_s(meeting)
                 for case in pending:

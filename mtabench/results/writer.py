@@ -66,9 +66,9 @@ class Writer:
         """Append rows (values by column name) and their samples (SAMPLE_COLUMNS); on disk when it returns."""
         sample_lines = list(samples)
         if sample_lines:  # before the rows, so that every row in the file has its samples
-            _append(self.samples_path, _csv_text(sample_lines))
+            _append(self.samples_path, csv_text(sample_lines))
         texts = [[text_of(row.get(name)) for name in COLUMNS] for row in rows]
-        _append(self.path, _csv_text(texts))
+        _append(self.path, csv_text(texts))
         for line in texts:
             row = dict(zip(COLUMNS, line, strict=True))
             self.done[key_of_row(row)] = row
@@ -107,7 +107,7 @@ def _prepare(path: Path, columns: Sequence[str]) -> None:
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; give another --out") from error
     if empty:
-        _append(path, _csv_text([columns]))
+        _append(path, csv_text([columns]))
 
 
 def _append(path: Path, text: str) -> None:
@@ -127,7 +127,8 @@ def _append(path: Path, text: str) -> None:
         raise MtabenchError(f"cannot write {path}: {error.strerror}; the rows before are kept") from error
 
 
-def _csv_text(lines: Iterable[Sequence[object]]) -> str:
+def csv_text(lines: Iterable[Iterable[object]]) -> str:
+    """Lines of a CSV file, of values as `text_of` writes them."""
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows([text_of(value) for value in line] for line in lines)
     return text.getvalue()
