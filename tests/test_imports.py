@@ -27,7 +27,7 @@ PURE = (
     "prediction.roofline", "prediction.storage",
     "problem.axes", "problem.case", "problem.work", "profiling.ncu_report", "profiling.verdict", "ranks.lines",
     "report.columns", "report.data", "report.markdown", "report.page", "report.sentences", "results.columns",
-    "results.csv_reading", "results.fields", "results.lock", "results.memory_tables", "results.merging",
+    "results.csv_reading", "results.facts", "results.fields", "results.lock", "results.memory_tables", "results.merging",
     "results.outputs", "results.result_view", "results.results_file", "results.runs", "results.shown",
     "results.sparklines", "results.where", "results.writer", "static.baseline", "static.limits", "static.occupancy",
     "static.records", "static.sass", "static.shapes",

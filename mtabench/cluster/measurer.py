@@ -29,7 +29,7 @@ from mtabench.results.results_file import Key, key_of_row
 if TYPE_CHECKING:  # Dask's worker process, which passes them on, needs no torch
     from mtabench.measuring.ceilings import Ceilings
     from mtabench.measuring.timing import Settings
-    from mtabench.results.rows import RunFacts
+    from mtabench.results.facts import RunFacts
     from mtabench.sweeps.plan import Plan
 
 Row = dict[str, Any]

@@ -19,7 +19,7 @@ from mtabench.results.fields import COUNT, FLAG, NUMBER, TEXT, TIME_MS, Field
 from mtabench.results.shown import Reported, Shown, number
 
 if TYPE_CHECKING:
-    from mtabench.results.rows import Cell, Timed
+    from mtabench.results.facts import Cell, Timed
 
 SCHEMA_VERSION = 1
 STATUSES = ("ok", "unsupported", "wrong", "oom", "error", "timeout", "invalid")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mtabench.measuring.statistics import Summary, summarize
+from mtabench.measuring.statistics import summarize
 from mtabench.problem.case import Case
-from mtabench.problem.work import bytes_moved, only_reads, useful_flops
 from mtabench.results.columns import TABLE
+from mtabench.results.facts import Cell, RunFacts, Timed
 from mtabench.results.results_file import KEY_COLUMNS, key_of
 
 if TYPE_CHECKING:
@@ -23,56 +22,6 @@ ROOFLINE_SLACK = 1.1
 WITH_TIME = ("ok", "invalid")
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class RunFacts:
-    """What all rows of one process share: the columns that say when, where and with what it ran.
-
-    `options` is what a command line that measures a cell again needs beyond the cell itself.
-    """
-
-    run_id: str
-    started_utc: str
-    environment: Mapping[str, Any]
-    options: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """What is known of every cell when its row is made."""
-
-    case: Case
-    facts: RunFacts
-    status: str
-    reason: str
-    rel_error: float | None
-
-    @property
-    def repro(self) -> str:
-        """A command line that measures the cell again."""
-        return f"{self.case.repro()} {self.facts.options}".strip()
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """What is known of a cell with a time; `ceilings` is None where they were not measured."""
-
-    case: Case
-    measurement: Measurement
-    summary: Summary
-    ceilings: Ceilings | None
-
-    @property
-    def seconds(self) -> float:
-        """The median."""
-        return self.summary.median_ms / 1e3
-
-    @property
-    def fraction(self) -> float | None:
-        """The least time that the ceilings allow over the median; None where it is not known."""
-        least_s = roofline_seconds(self.case, self.ceilings) if self.ceilings else None
-        return least_s / self.seconds if least_s else None
 
 
 def cell_row(case: Case, facts: RunFacts, status: str, reason: str = "", rel_error: float | None = None) -> Row:
@@ -93,18 +42,6 @@ def timed_row(
     reason = _invalid(timed)
     row = cell_row(case, facts, "invalid" if reason else "ok", reason, rel_error)
     return row | {column.name: column.timed(timed) for column in TABLE if column.timed}
-
-
-def roofline_seconds(case: Case, ceilings: Ceilings) -> float | None:
-    """The least time the useful work can take, at the measured rate of matrix products or of memory.
-
-    That of memory is the bandwidth of reading where a cell only reads, else that of a copy, which reads and writes.
-    None where the one that applies is not known.
-    """
-    memory = ceilings.read_gbytes_s if only_reads(case) else ceilings.copy_gbytes_s
-    if memory is None:
-        return None
-    return max(useful_flops(case) / (ceilings.matmul_tflops * 1e12), bytes_moved(case) / (memory * 1e9))
 
 
 def add_speedups(rows: Mapping[Case, Row], is_baseline: Callable[[Case], bool]) -> None:

@@ -14,8 +14,9 @@ from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.stopwatch import Stopwatch
 from mtabench.problem.case import Case
 from mtabench.processes import ProcessEndedError, call_in_process
+from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import Key, key_of
-from mtabench.results.rows import Row, RunFacts, cell_row
+from mtabench.results.rows import Row, cell_row
 from mtabench.results.writer import Writer
 from mtabench.sweeps.plan import Plan
 from mtabench.sweeps.sweep import Sweep, Watcher, interruptible, new_sweep

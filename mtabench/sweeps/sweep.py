@@ -31,8 +31,9 @@ from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
 from mtabench.problem.work import only_reads
 from mtabench.registry import find
+from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import Key, key_of
-from mtabench.results.rows import WITH_TIME, Row, RunFacts, add_speedups, cell_row, sample_lines, timed_row
+from mtabench.results.rows import WITH_TIME, Row, add_speedups, cell_row, sample_lines, timed_row
 from mtabench.results.writer import Writer, to_resume
 from mtabench.sweeps.plan import Plan
 from mtabench.sweeps.settings import measuring_words

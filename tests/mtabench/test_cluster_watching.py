@@ -7,7 +7,8 @@ from rich.console import Console
 from written_runs import ENVIRONMENT, case
 
 from mtabench.cluster import watching
-from mtabench.results.rows import RunFacts, cell_row
+from mtabench.results.facts import RunFacts
+from mtabench.results.rows import cell_row
 
 
 def row(seq, worker="node1 GPU 0"):

@@ -14,8 +14,9 @@ from mtabench.measuring import energy, nvtx, timing
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.timing import Measurement, Timed
 from mtabench.problem.case import Case
+from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import read_results
-from mtabench.results.rows import RunFacts, timed_row
+from mtabench.results.rows import timed_row
 from mtabench.sweeps import sweep
 
 STEP_S = 0.1

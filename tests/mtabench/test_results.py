@@ -16,6 +16,7 @@ from mtabench.errors import MtabenchError, UsageError
 from mtabench.implementations.triton import splits_used
 from mtabench.problem.case import Case
 from mtabench.results.columns import STATUSES, TABLE
+from mtabench.results.facts import RunFacts
 from mtabench.results.lock import FileLock
 from mtabench.results.results_file import (
     COLUMNS,
@@ -26,7 +27,7 @@ from mtabench.results.results_file import (
     samples_path,
     text_of,
 )
-from mtabench.results.rows import RunFacts, cell_row
+from mtabench.results.rows import cell_row
 from mtabench.results.writer import Writer, check_destination
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,8 @@ import pytest
 from mta_kernels.operation import Operation
 from mtabench.console import PIPE_WIDTH
 from mtabench.problem.case import Case
-from mtabench.results.rows import RunFacts, cell_row
+from mtabench.results.facts import RunFacts
+from mtabench.results.rows import cell_row
 from mtabench.results.splits import choices
 from mtabench.results.writer import Writer
 from mtabench.sweeps.table import auto_lines, line, results_table

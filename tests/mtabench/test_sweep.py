@@ -17,8 +17,9 @@ from mtabench.measuring.kept_ceilings import keep_ceilings
 from mtabench.measuring.timing import Settings
 from mtabench.problem.case import Case
 from mtabench.problem.work import bytes_moved
+from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import key_of, read_results, samples_path
-from mtabench.results.rows import RunFacts, timed_row
+from mtabench.results.rows import timed_row
 from mtabench.results.writer import Writer
 from mtabench.sweeps import sweep
 from mtabench.sweeps.plan import Options, make_plan

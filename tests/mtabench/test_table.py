@@ -8,7 +8,8 @@ from rich.console import Console
 from written_runs import ENVIRONMENT, case, rounds
 
 from mtabench.measuring.timing import Measurement
-from mtabench.results.rows import RunFacts, cell_row, timed_row
+from mtabench.results.facts import RunFacts
+from mtabench.results.rows import cell_row, timed_row
 from mtabench.sweeps.table import results_table
 
 FACTS = RunFacts("a", "2026-01-02T03:04:05Z", ENVIRONMENT)

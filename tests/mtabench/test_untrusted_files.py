@@ -16,6 +16,7 @@ from mtabench.errors import UsageError
 from mtabench.results import csv_reading, runs
 from mtabench.results import results_file as results
 from mtabench.results.columns import TABLE
+from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import (
     COLUMNS,
     NUMERIC_COLUMNS,
@@ -24,7 +25,7 @@ from mtabench.results.results_file import (
     read_results,
     samples_path,
 )
-from mtabench.results.rows import RunFacts, cell_row
+from mtabench.results.rows import cell_row
 from mtabench.results.runs import read_run
 from mtabench.results.writer import Writer
 

@@ -7,7 +7,6 @@ import functools
 import math
 import operator
 from ctypes import c_float, c_int, c_void_p
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,99 +14,24 @@ from torch import Tensor
 from mta_kernels.conv_attention.backend import Gradients
 from mta_kernels.conv_attention.fastpath.memory import keep
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
+from mta_kernels.conv_attention.hopper.backward_constants import BackwardConstants, ExactConstants
 from mta_kernels.conv_attention.hopper.backward_plan import ALIGNED, ChunkPlan, ScratchLayout
-from mta_kernels.conv_attention.hopper.forward import ROWS, SLAB
 from mta_kernels.conv_attention.hopper.prepare import (
-    ELEMENTS,
     Inputs,
     Positions,
     Preparation,
-    PrepareConstants,
-    TileConstants,
     kernel,
     prepare_launch,
 )
-from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
 from mta_kernels.conv_attention.packing import rows_that_see
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import Source
 from mta_kernels.nvrtc.structures import Rows, Weight, fields
 from mta_kernels.operation import Operation
 
-SCORES_ABOVE, GRADS_ABOVE = 16, 8  # rows above a warpgroup's own
 _launches: dict[tuple, BackwardLaunches] = {}
-
-
-class BackwardConstants(TileConstants):
-    """The constants of backward.cu for a shape."""
-
-    kernel_name = "hopper_backward"
-
-    @property
-    def stages(self) -> int:
-        """Two are what there is room for above head dim 64; below, a fourth takes no less time than three."""
-        return 3 if self.head_dim <= 64 else 2
-
-    @property
-    def block_rows(self) -> int:
-        """Rows that a block computes whole, of those of its warpgroups."""
-        return self.warpgroups * ROWS - 2 * (self.conv.query_taps - 1)
-
-    @property
-    def left(self) -> int:
-        """Columns by which p's tiles begin before those of scores, LEFT of tiles.cuh."""
-        return -(-(self.conv.key_taps - 1 - self.conv.pad) // 8) * 8
-
-    @property
-    def lag(self) -> int:
-        """Columns by which ds's tiles do, LAG of backward_layout.cuh."""
-        return self.left + -(-self.conv.pad // 8) * 8
-
-    @property
-    def shared_memory(self) -> int:
-        """Bytes a block takes, as backward_layout.cuh lays them out."""
-        tiles = (2 * self.warpgroups + 3 * self.stages) * self.slabs
-        above = SCORES_ABOVE + GRADS_ABOVE
-        buffers = (self.warpgroups * 10 * (2 * ROWS + above) + 8 * above) * 16
-        small = 2 * self.prepared.tap_bytes + (2 * self.stages + 5) * 8 + 16
-        return tiles * SLAB + buffers + small
-
-    def products(self) -> list[Product]:
-        element = ELEMENTS[self.dtype]
-        return [
-            Product(64, element), Product(32, "Half"), Product(32, "Half", "fragments"),
-            Product(24, "Half", "transposed"), Product(self.head_dim, element, "registers"),
-            Product(self.head_dim, element, "transposed"),
-        ]  # fmt: skip
-
-    @property
-    def source(self) -> Source:
-        return hopper_source("backward.cu", self.products(), self.constants())
-
-
-@dataclass(frozen=True)
-class ExactConstants:
-    """The constants of backward_exact.cu for a shape."""
-
-    prepared: PrepareConstants
-    causal: bool
-    spans: bool
-
-    kernel_name, threads = "hopper_backward_exact", 256
-
-    @property
-    def shared_memory(self) -> int:
-        """Bytes a block takes, as backward_exact.cu lays them out."""
-        taps = self.prepared.conv.query_taps
-        return 4 * ((2 * taps + 2) * self.threads + taps * self.prepared.head_dim)
-
-    @property
-    def source(self) -> Source:
-        constants = self.prepared.constants() | {"CAUSAL": int(self.causal), "SPANS": int(self.spans)}
-        return hopper_source("backward_exact.cu", self.prepared.products(), constants)
 
 
 class Chunks(ctypes.Structure):

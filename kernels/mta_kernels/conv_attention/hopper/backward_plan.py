@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from mta_kernels.conv_attention.hopper.backward_constants import BackwardConstants
 from mta_kernels.conv_attention.hopper.prepare import NORM_PARTS
-
-if TYPE_CHECKING:
-    from mta_kernels.conv_attention.hopper.backward import BackwardConstants
 
 TILE, CARRIED = 64, 16  # keys of a tile, and columns of c that it leaves to the next
 PLACES, ALIGNED = 256, 128  # of scratch, that a block's products read; rows and keys of the blocks of `rows_that_see`
