@@ -127,8 +127,10 @@ def _fastest(request: Request) -> tuple[Backend | None, str]:
         rank = backend.rank(request)
         if rank is not None:
             ranked[rank] = backend
+    refused: dict[int, str | None] = {}
     for rank in sorted(ranked):
-        if ranked[rank].why_not(request) is None:
+        refused[rank] = ranked[rank].why_not(request)
+        if refused[rank] is None:
             return ranked[rank], "the fastest backend for these arguments"
-    widest = next(iter(ranked.values()))  # the first of KERNELS, which refuses least
-    return None, f"{widest.name} cannot run this: {widest.why_not(request)}"
+    widest = next(iter(ranked))  # the first of KERNELS, which refuses least
+    return None, f"{ranked[widest].name} cannot run this: {refused[widest]}"
