@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,25 +28,19 @@ class TritonTiles:
     head_chunk: int
     add_logsumexps = staticmethod(torch.logaddexp)
 
-    def forward(self, problem: Problem, tile: Tile, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> list[Tensor]:
-        with on_device_of(q), without_autocast(q):
-            out, logsumexp = conv_attention_forward(
-                problem.of_tile(tile), q, k, v, weight, head_chunk=self.head_chunk,
-                margins=Margins(tile.query_margin, tile.key_margin), out_dtype=torch.float32,
-            )  # fmt: skip
-        return [out, logsumexp]
+    def forward(self, problem: Problem, tile: Tile, *tensors: Tensor) -> list[Tensor]:
+        return self._run(conv_attention_forward, problem, tile, *tensors, out_dtype=torch.float32)
 
-    def backward(
-        self, problem: Problem, tile: Tile, q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
-        out: Tensor, logsumexp: Tensor, grad_out: Tensor,
+    def backward(self, problem: Problem, tile: Tile, *tensors: Tensor) -> list[Tensor]:
+        return self._run(conv_attention_backward, problem, tile, *tensors, gradient_dtype=torch.float32)
+
+    def _run(
+        self, function: Callable[..., tuple[Tensor, ...]], problem: Problem, tile: Tile, *tensors: Tensor,
+        **dtype: torch.dtype,
     ) -> list[Tensor]:  # fmt: skip
-        with on_device_of(q), without_autocast(q):
-            gradients = conv_attention_backward(
-                problem.of_tile(tile), q, k, v, weight, out, logsumexp, grad_out,
-                head_chunk=self.head_chunk, margins=Margins(tile.query_margin, tile.key_margin),
-                gradient_dtype=torch.float32,
-            )  # fmt: skip
-        return list(gradients)
+        operation, margins = problem.of_tile(tile), Margins(tile.query_margin, tile.key_margin)
+        with on_device_of(tensors[0]), without_autocast(tensors[0]):
+            return list(function(operation, *tensors, head_chunk=self.head_chunk, margins=margins, **dtype))
 
 
 @dataclass(frozen=True)
@@ -56,19 +52,13 @@ class HopperTiles:
 
     head_chunk: int
 
-    def forward(self, problem: Problem, tile: Tile, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> list[Tensor]:
-        out, logsumexp = hopper_forward(problem.of_tile(tile), q, k, v, weight, margins=_has_margins(problem, tile))
+    def forward(self, problem: Problem, tile: Tile, *tensors: Tensor) -> list[Tensor]:
+        out, logsumexp = hopper_forward(problem.of_tile(tile), *tensors, margins=_has_margins(problem, tile))
         return [out.float(), logsumexp]
 
-    def backward(
-        self, problem: Problem, tile: Tile, q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
-        out: Tensor, logsumexp: Tensor, grad_out: Tensor,
-    ) -> list[Tensor]:  # fmt: skip
-        gradients = hopper_backward(
-            problem.of_tile(tile), q, k, v, weight, out, logsumexp, grad_out,
-            head_chunk=self.head_chunk, margins=_has_margins(problem, tile), dtype=torch.float32,
-        )  # fmt: skip
-        return list(gradients)
+    def backward(self, problem: Problem, tile: Tile, *tensors: Tensor) -> list[Tensor]:
+        options: dict[str, Any] = {"head_chunk": self.head_chunk, "margins": _has_margins(problem, tile)}
+        return list(hopper_backward(problem.of_tile(tile), *tensors, **options, dtype=torch.float32))
 
     @staticmethod
     def add_logsumexps(one: Tensor, other: Tensor) -> Tensor:

@@ -87,38 +87,28 @@ def _decodes_few_keys(request: Request) -> bool:
 _capability = asked_once(capability)
 
 
-def _forward(
-    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, head_chunk: int, spans: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _forward(operation: Operation, q: Tensor, *tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     from mta_kernels.conv_attention.triton.forward import conv_attention_forward
 
     with on_device_of(q), without_autocast(q):
-        return conv_attention_forward(operation, q, k, v, weight, head_chunk=head_chunk, spans=spans)
+        return conv_attention_forward(operation, q, *tensors, **options)
 
 
-def _backward(
-    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor,
-    grad_out: Tensor, *, head_chunk: int, spans: Tensor | None,
-) -> Gradients:  # fmt: skip
+def _backward(operation: Operation, q: Tensor, *tensors: Tensor, **options: Any) -> Gradients:
     from mta_kernels.conv_attention.triton.backward import conv_attention_backward
 
-    tensors = q, k, v, weight, out, logsumexp, grad_out
     with on_device_of(q), without_autocast(q):
-        return conv_attention_backward(operation, *tensors, head_chunk=head_chunk, spans=spans)
+        return conv_attention_backward(operation, q, *tensors, **options)
 
 
-def _decode(
-    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, *, lengths: Tensor,
-    splits: int | str, block_table: Tensor | None,
-) -> Tensor:  # fmt: skip
+def _decode(operation: Operation, q_window: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
     from mta_kernels.conv_attention.triton.decode import conv_attention_decode
 
-    tensors = q_window, k_cache, v_cache, weight
     with without_autocast(q_window):
-        return conv_attention_decode(operation, *tensors, lengths=lengths, splits=splits, block_table=block_table)
+        return conv_attention_decode(operation, q_window, *tensors, **options)
 
 
-def _replay(operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> ForwardReplay | None:
+def _replay(operation: Operation, q: Tensor, *others: Tensor) -> ForwardReplay | None:
     from mta_kernels.conv_attention.fastpath import triton_forward
 
     return triton_forward.TritonForward(operation, q) if triton_forward.can_replay() else None
