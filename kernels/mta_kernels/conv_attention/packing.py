@@ -55,16 +55,17 @@ def spread_layout(cu_seqlens: Tensor, tokens: int, gap: int) -> Layout:
 
 def spread_rows(x: Tensor, layout: Layout) -> Tensor:
     """`x [1, H, N, D]` with rows of zeros between its documents: `[1, H, P, D]`."""
-    if under_torch_func():
-        return _spread(x, layout.source, layout.gap)
-    return _SpreadRows.apply(x, layout.position, layout.source, layout.gap)
+    return _move(x, layout, collect=False)
 
 
 def collect_rows(x: Tensor, layout: Layout) -> Tensor:
     """The rows of documents, out of `x [1, H, P, D]`: `[1, H, N, D]`."""
-    if under_torch_func():
-        return x.index_select(2, layout.position)
-    return _CollectRows.apply(x, layout.position, layout.source, layout.gap)
+    return _move(x, layout, collect=True)
+
+
+def _move(x: Tensor, layout: Layout, *, collect: bool) -> Tensor:
+    move = _moved if under_torch_func() else _MoveRows.apply
+    return move(x, layout.position, layout.source, layout.gap, collect)
 
 
 def rows_that_see(spans: Tensor, block: int) -> Tensor:
@@ -77,30 +78,23 @@ def rows_that_see(spans: Tensor, block: int) -> Tensor:
     return (torch.stack([first, end]) * block).to(torch.int32)
 
 
-class _SpreadRows(torch.autograd.Function):
+class _MoveRows(torch.autograd.Function):
+    """`spread_rows`, or with `collect` `collect_rows`: each is the gradient of the other."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, position: Tensor, source: Tensor, gap: Tensor) -> Tensor:
-        ctx.save_for_backward(position)
-        return _spread(x, source, gap)
+    def forward(ctx: Any, x: Tensor, position: Tensor, source: Tensor, gap: Tensor, collect: bool) -> Tensor:
+        ctx.save_for_backward(position, source, gap)
+        ctx.collect = collect
+        return _moved(x, position, source, gap, collect)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (position,) = ctx.saved_tensors
-        return grad.index_select(2, position), None, None, None
+        position, source, gap = ctx.saved_tensors
+        return _moved(grad, position, source, gap, not ctx.collect), None, None, None, None
 
 
-class _CollectRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, position: Tensor, source: Tensor, gap: Tensor) -> Tensor:
-        ctx.save_for_backward(source, gap)
+def _moved(x: Tensor, position: Tensor, source: Tensor, gap: Tensor, collect: bool) -> Tensor:
+    if collect:
         return x.index_select(2, position)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        source, gap = ctx.saved_tensors
-        return _spread(grad, source, gap), None, None, None
-
-
-def _spread(x: Tensor, source: Tensor, gap: Tensor) -> Tensor:
     # Not filled in place: torch.compile of PyTorch 2.11 would lose the gradient of x without a word.
     return torch.where(gap, 0, x.index_select(2, source))
