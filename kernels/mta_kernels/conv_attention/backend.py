@@ -59,15 +59,6 @@ class ForwardReplay(Protocol):
         """The output."""
 
 
-class BackwardReplay(Protocol):
-    """The backward for tensors that differ from earlier ones in addresses and values alone."""
-
-    def gradients(
-        self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor
-    ) -> Gradients:
-        """Each in the dtype of what it is the gradient of."""
-
-
 @dataclass(frozen=True)
 class Backend:
     """Kernels of conv attention; None stands for what a backend does not have.
@@ -79,8 +70,9 @@ class Backend:
     - `backward(operation, q, k, v, weight, out, logsumexp, grad_out, head_chunk=, spans=)`: the gradients.
     - `decode(operation, q_window, k_cache, v_cache, weight, lengths=, splits=, block_table=)`: the newest row
       `[B, Hq, 1, D]`; `splits` is a number or "auto".
-    - `replay(operation, q, k, v, weight)` and `replay_backward(operation, q, k, v, weight, out, grad_out)`: for
-      `fastpath`, the launches for tensors like these; `replay` may give None.
+    - `replay(operation, q, k, v, weight)`: for `fastpath`, the launches for tensors like these, or None.
+    - `replay_backward(operation, q, k, v, weight, out, grad_out)`: the same of the backward, a function of q, k, v,
+      weight, out, logsumexp and grad_out that gives the gradients, each in the dtype of what it is the gradient of.
     - `tiles(head_chunk)`: what computes a tile of a sequence that ranks share, a `context_parallel.ring.Tiles`.
     """
 
@@ -91,5 +83,5 @@ class Backend:
     backward: Callable[..., Gradients] | None = None
     decode: Callable[..., Tensor] | None = None
     replay: Callable[..., ForwardReplay | None] | None = None
-    replay_backward: Callable[..., BackwardReplay] | None = None
+    replay_backward: Callable[..., Callable[..., Gradients]] | None = None
     tiles: Callable[[int], Any] | None = None

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from mta_kernels.conv_attention import operators
 from mta_kernels.conv_attention.arguments import cast_for_autocast, check_are_tensors, under_autocast
-from mta_kernels.conv_attention.backend import Backend, BackwardReplay, ForwardReplay
+from mta_kernels.conv_attention.backend import Backend, ForwardReplay, Gradients
 from mta_kernels.conv_attention.fastpath.memory import keep
 from mta_kernels.operation import Operation
 
@@ -62,7 +62,7 @@ class SeenBackward(NamedTuple):
     """A backward that the operator ran."""
 
     is_like: Callable[..., bool]  # its tensors, as a call's
-    backward: BackwardReplay
+    backward: Callable[..., Gradients]
 
 
 _seen: dict[tuple, list[Seen]] = {}
@@ -145,7 +145,7 @@ class _Replayed(torch.autograd.Function):
         seen, tensors = ctx.seen, (*ctx.saved_tensors, grad_out)
         replay = _earlier_backward(seen.forward, *tensors)
         if replay is not None:
-            gradients = replay.gradients(*tensors)
+            gradients = replay(*tensors)
         else:
             numbers = operators.numbers_of(seen.operation)
             gradients = operators.CONV_ATTENTION_BACKWARD(*tensors, *numbers, 0, None, seen.backend.name)
@@ -158,7 +158,7 @@ class _Replayed(torch.autograd.Function):
 _apply = super(torch.autograd.Function, _Replayed).apply
 
 
-def _earlier_backward(forward: ForwardReplay, *tensors: Tensor) -> BackwardReplay | None:
+def _earlier_backward(forward: ForwardReplay, *tensors: Tensor) -> Callable[..., Gradients] | None:
     """The replay of a backward that was like this one, after a replay of the forward; None if the operator must run.
 
     `tensors` are those of the operator, grad_out the last. The operator runs also where the gradients are to be

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from mta_kernels.conv_attention.backend import Backend, Request
+from mta_kernels.conv_attention.backend import Backend, Gradients, Request
 from mta_kernels.conv_attention.hopper import backward, forward
 from mta_kernels.conv_attention.hopper.forward import shape_unsupported
 from mta_kernels.gpu_limits import absent
@@ -40,6 +41,10 @@ def rank(request: Request) -> int | None:
     return None if request.decode is not None else 1
 
 
+def _replay_backward(*operation_and_tensors: Any) -> Callable[..., Gradients]:
+    return backward.launches_for(*operation_and_tensors).gradients
+
+
 def _tiles(head_chunk: int) -> Any:
     from mta_kernels.conv_attention.context_parallel.fused import HopperTiles
 
@@ -48,5 +53,5 @@ def _tiles(head_chunk: int) -> Any:
 
 HOPPER = Backend(
     "hopper", why_not, rank, forward.conv_attention_forward, backward.conv_attention_backward,
-    replay=forward.launches_for, replay_backward=backward.launches_for, tiles=_tiles,
+    replay=forward.launches_for, replay_backward=_replay_backward, tiles=_tiles,
 )  # fmt: skip

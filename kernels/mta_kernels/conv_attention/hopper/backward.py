@@ -76,9 +76,8 @@ def conv_attention_backward(
     With `margins`, as for the forward, out and logsumexp may be those of more keys than k holds.
     """
 
-    def some_heads(
-        q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor
-    ) -> Gradients:
+    def some_heads(*tensors: Tensor) -> Gradients:
+        q, k, v, weight, out, logsumexp, grad_out = tensors
         launches = launches_for(operation, q, k, v, weight, out, grad_out, spans is not None, margins)
         return launches(q, k, v, weight, out, logsumexp, grad_out, spans)
 
@@ -166,11 +165,9 @@ class BackwardLaunches:
             dk, dv = dk.sum(2), dv.sum(2)
         return dq, dk, dv, dweight.sum((0, 2)).view(weight.shape)
 
-    def gradients(
-        self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor
-    ) -> Gradients:
+    def gradients(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *others: Tensor) -> Gradients:
         """Each in the dtype of what it is the gradient of."""
-        dq, dk, dv, dweight = self(q, k, v, weight, out, logsumexp, grad_out)
+        dq, dk, dv, dweight = self(q, k, v, weight, *others)
         return dq, dk.to(k.dtype), dv.to(v.dtype), dweight.to(weight.dtype)
 
     def _describe(
