@@ -7,7 +7,6 @@ An operator takes numbers, not objects: an `Operation` is taken apart and put to
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -214,37 +213,27 @@ def _check_no_tangents(operation: str, backend: str, *arguments: Any) -> None:
     check_no_tangents(f"{operation} through backend {backend!r}", "backend='reference' has them", *arguments)
 
 
-def _apply(function: Any, *arguments: Any) -> Any:
-    """`function.apply` of an operator, of which torch.func transforms one level at a time."""
-    if not under_torch_func():
-        return function.apply(*arguments)
-    with enable_single_level_autograd_function():
-        return super(torch.autograd.Function, function).apply(*arguments)
-
-
-def _register_gradient(op: torch._ops.OpOverload, operation: str, function: Callable) -> None:
-    """Run `function` with the arguments of `op`, the backend last, where a gradient may be asked for."""
+def _register_gradient(op: torch._ops.OpOverload, operation: str, function: Any, *first: Any) -> None:
+    """Apply a Function to `first` and the arguments of `op`, the backend last, where a gradient may be asked for."""
 
     def autograd(*arguments: Any) -> Any:
         _check_no_tangents(operation, arguments[-1], *arguments)
-        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments):
-            return function(*arguments)
-        return _below_autograd(op, *arguments)
+        if not torch.is_grad_enabled() or not any(isinstance(x, Tensor) and x.requires_grad for x in arguments):
+            return _below_autograd(op, *arguments)
+        if not under_torch_func():
+            return function.apply(*first, *arguments)
+        with enable_single_level_autograd_function():  # torch.func transforms one level of an operator at a time
+            return super(torch.autograd.Function, function).apply(*first, *arguments)
 
     torch.library.impl(op.name(), "Autograd")(autograd)
 
 
-def _register_refusal(op: torch._ops.OpOverload, operation: str, sentence: str) -> None:
-    """Raise `sentence` where the results of `op` are differentiated."""
-    _register_gradient(op, operation, functools.partial(_apply, _NoGradient, op, sentence))
-
-
-_register_gradient(CONV_ATTENTION, "conv_attention", functools.partial(_apply, _ConvAttention))
-_register_refusal(
-    CONV_ATTENTION_BACKWARD, "the backward of conv_attention",
+_register_gradient(CONV_ATTENTION, "conv_attention", _ConvAttention)
+_register_gradient(
+    CONV_ATTENTION_BACKWARD, "the backward of conv_attention", _NoGradient, CONV_ATTENTION_BACKWARD,
     "conv_attention is differentiable once through backend '{backend}'; backend='reference' has second derivatives",
 )  # fmt: skip
-_register_refusal(
-    CONV_ATTENTION_DECODE, "conv_attention_decode",
+_register_gradient(
+    CONV_ATTENTION_DECODE, "conv_attention_decode", _NoGradient, CONV_ATTENTION_DECODE,
     "conv_attention_decode is not differentiable through backend '{backend}'; use backend='reference' for gradients",
 )  # fmt: skip
