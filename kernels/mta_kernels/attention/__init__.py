@@ -2,7 +2,7 @@
 
 A rung is a module with two functions: `attention(q, k, v, *, causal, scale)`, and `unsupported(*, device, dtype,
 head_dim)`, which says in a clause why it cannot run here. It is imported when it is asked for, with what it needs.
-README.md walks up the ladder.
+docs/design/plain-attention-ladder.md walks up the ladder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from mta_kernels.attention.reference import attention_reference
 from mta_kernels.attention.sdpa import attention as attention_sdpa
 from mta_kernels.attention.sdpa import unsupported as sdpa_unsupported
-from mta_kernels.conv_attention.arguments import check_heads, check_no_tangents, check_tensors, wants_gradient
+from mta_kernels.conv_attention.arguments import check_no_tangents, check_queries, check_tensors, wants_gradient
 from mta_kernels.gpu_limits import absent
 from mta_kernels.operation import softmax_scale
 
@@ -87,15 +87,9 @@ def rung_unsupported(rung: str, *, device: torch.device | str, dtype: torch.dtyp
 def check_attention_arguments(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise ValueError or TypeError, in one sentence, unless the arguments are those of `attention`."""
     check_tensors(q, k, v)
-    batch, query_heads, query_rows, head_dim = q.shape
     if k.shape[:3] != v.shape[:3]:
         raise ValueError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; batch, heads and rows must be the same")
-    if k.shape[0] != batch or k.shape[3] != head_dim or query_rows > k.shape[2]:
-        raise ValueError(
-            f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}; batch and head_dim must be the same, "
-            "and q has as many rows as k, or fewer: the last ones"
-        )
-    check_heads(query_heads, k.shape[1])
+    check_queries(q, k)
 
 
 def _rung(name: str) -> tuple[ModuleType, dict[str, Any]]:

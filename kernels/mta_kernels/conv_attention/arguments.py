@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -35,6 +37,16 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise TypeError(f"{name} has dtype {tensor.dtype} and q {q.dtype}; they must be the same")
         if tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device} and q on {q.device}; move them to one device")
+
+
+def check_queries(q: Tensor, k: Tensor) -> None:
+    """Raise ValueError unless q may hold the queries of the last positions of k."""
+    if k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3] or q.shape[2] > k.shape[2]:
+        raise ValueError(
+            f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}; batch and head_dim must be the same, "
+            "and q has as many rows as k, or fewer: the last ones"
+        )
+    check_heads(q.shape[1], k.shape[1])
 
 
 def check_heads(query_heads: int, key_heads: int) -> None:
@@ -100,16 +112,11 @@ def check_arguments(
 ) -> None:  # fmt: skip
     """Raise ValueError or TypeError, in one sentence, unless the arguments are those of `conv_attention`."""
     check_tensors(q, k, v)
-    batch, query_heads, query_rows, head_dim = q.shape
+    _, query_heads, query_rows, _ = q.shape
     _, key_heads, key_rows, _ = k.shape
     if k.shape != v.shape:
         raise ValueError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; they must be the same")
-    if k.shape[0] != batch or k.shape[3] != head_dim or query_rows > key_rows:
-        raise ValueError(
-            f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}; batch and head_dim must be the same, "
-            "and q has as many rows as k, or fewer: the last ones"
-        )
-    check_heads(query_heads, key_heads)
+    check_queries(q, k)
     check_weight(weight, query_heads, q)
     key_padding(weight.shape[2], pad_key)
     if cu_seqlens is not None:
@@ -158,12 +165,8 @@ def check_packing(cu_seqlens: Tensor, q: Tensor, key_rows: int, q_history: Tenso
             f"cu_seqlens is given and q has batch {batch}; "
             "lay the documents end to end, q [1, heads, tokens of all documents, head_dim]"
         )
-    fits = cu_seqlens.dim() == 1 and cu_seqlens.shape[0] > 1 and cu_seqlens.dtype in (torch.int32, torch.int64)
-    if not fits or cu_seqlens.device != q.device:
-        raise ValueError(
-            f"cu_seqlens has shape {tuple(cu_seqlens.shape)}, dtype {cu_seqlens.dtype}, on {cu_seqlens.device}; "
-            f"expected [documents + 1], torch.int32 or torch.int64, on {q.device}"
-        )
+    fits = cu_seqlens.dim() == 1 and cu_seqlens.shape[0] > 1
+    check_whole_numbers("cu_seqlens", cu_seqlens, fits, ("documents + 1",), q.device)
     if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
         bounds = cu_seqlens.tolist()
         ordered = sorted(bounds)
@@ -172,6 +175,18 @@ def check_packing(cu_seqlens: Tensor, q: Tensor, key_rows: int, q_history: Tenso
                 f"cu_seqlens goes from {bounds[0]} to {bounds[-1]}{', not in order' if bounds != ordered else ''}; "
                 f"expected the bounds of the documents in order, from 0 to the {rows} rows of q"
             )
+
+
+def check_whole_numbers(
+    name: str, x: Tensor, fits: bool, shape: tuple, device: torch.device,
+    dtypes: Sequence[torch.dtype] = (torch.int32, torch.int64),
+) -> None:  # fmt: skip
+    """Raise ValueError unless x, whose shape `fits` the one expected, has one of these dtypes and is on the device."""
+    if not fits or x.dtype not in dtypes or x.device != device:
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)}, dtype {x.dtype}, on {x.device}; "
+            f"expected [{', '.join(map(str, shape))}], {' or '.join(map(str, dtypes))}, on {device}"
+        )
 
 
 def check_head_chunk(head_chunk: int, group: int) -> None:
@@ -234,11 +249,8 @@ def check_block_table(block_table: Tensor, q_window: Tensor, k_cache: Tensor) ->
     """Raise ValueError unless `block_table` and the size of the cache's pages fit."""
     batch, page_size = q_window.shape[0], k_cache.shape[2]
     fits = block_table.dim() == 2 and block_table.shape[0] == batch and block_table.shape[1] > 0
-    if not fits or block_table.dtype != torch.int32 or block_table.device != q_window.device:
-        raise ValueError(
-            f"block_table has shape {tuple(block_table.shape)}, dtype {block_table.dtype}, on {block_table.device}; "
-            f"expected [{batch}, pages a sequence], torch.int32, on {q_window.device}"
-        )
+    shape = batch, "pages a sequence"
+    check_whole_numbers("block_table", block_table, fits, shape, q_window.device, (torch.int32,))
     if page_size not in PAGE_SIZES:
         raise ValueError(f"the cache has pages of {page_size} keys; expected one of {', '.join(map(str, PAGE_SIZES))}")
 

@@ -19,6 +19,7 @@ from mta_kernels.conv_attention.arguments import (
     check_block_table,
     check_heads,
     check_weight,
+    check_whole_numbers,
     head_parts,
     rows_before,
 )
@@ -202,12 +203,7 @@ def check_decode_arguments(
     check_heads(query_heads, k_cache.shape[1])
     check_weight(weight, query_heads, q_window)
     key_padding(weight.shape[2], pad_key)
-    fits = lengths.shape == (batch,) and lengths.dtype in (torch.int32, torch.int64)
-    if not fits or lengths.device != q_window.device:
-        raise ValueError(
-            f"lengths has shape {tuple(lengths.shape)}, dtype {lengths.dtype}, on {lengths.device}; "
-            f"expected [{batch}], torch.int32 or torch.int64, on {q_window.device}"
-        )
+    check_whole_numbers("lengths", lengths, lengths.shape == (batch,), (batch,), q_window.device)
     if _readable(lengths):
         shortest, longest = (int(x) for x in lengths.aminmax())
         if shortest < 0:
