@@ -26,6 +26,14 @@ class Rows(ctypes.Structure):
         return cls(x.data_ptr(), *x.stride()[:3])
 
 
+def in_chunks(x: Tensor) -> Tensor:
+    """`x [B, heads, rows, D]`, copied if its rows cannot be loaded 16 bytes at a time."""
+    whole = all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3])
+    return (
+        x if x.stride(3) == 1 and whole and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
+    )
+
+
 class Weight(ctypes.Structure):
     """`struct Weight` of exact.cuh and of cuda_decode/layout.cuh."""
 

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from mta_kernels.conv_attention.arguments import check_arguments
 from mta_kernels.conv_attention.cuda_conv import shape as shapes
 from mta_kernels.conv_attention.cuda_conv.shape import Shape, launch
-from mta_kernels.nvrtc.structures import Rows, fields
+from mta_kernels.nvrtc.structures import Rows, fields, in_chunks
 from mta_kernels.operation import key_padding, softmax_scale
 
 SIZES = fields(c_int, "group length row_blocks pad causal")
@@ -72,14 +72,6 @@ def refuse(q: Tensor, weight: Tensor) -> None:
         raise ValueError(f"cuda-conv cannot run this: {reason}")
 
 
-def loadable(x: Tensor) -> Tensor:
-    """`x [B, heads, N, D]`, copied if its rows cannot be loaded 16 bytes at a time."""
-    whole = all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3])
-    if x.stride(3) == 1 and whole and x.data_ptr() % 16 == 0:
-        return x
-    return x.clone(memory_format=torch.contiguous_format)
-
-
 def taps_of(weight: Tensor) -> Tensor:
     """The weight as float32 without gaps."""
     return weight.detach().float().contiguous()
@@ -90,7 +82,7 @@ class _ConvAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, causal: bool, scale: float, pad: int
     ) -> Tensor:
-        q, k, v = (loadable(x) for x in (q, k, v))
+        q, k, v = (in_chunks(x) for x in (q, k, v))
         batch, heads, length, head_dim = q.shape
         shape, taps = Shape(q.dtype, head_dim, *weight.shape[1:]), taps_of(weight)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -109,32 +101,30 @@ class _ConvAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grad_outs: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weight, out, logsumexp = ctx.saved_tensors
-        grad_out = loadable(grad_outs[0])
+        grad_out = in_chunks(grad_outs[0])
         delta = (out.float() * grad_out.float()).sum(-1)
         batch, heads, length, head_dim = q.shape
         kv_heads = k.shape[1]
         shape, taps = Shape(q.dtype, head_dim, *weight.shape[1:]), taps_of(weight)
         tensors = [Rows.of(x) for x in (q, k, v, grad_out)] + [x.data_ptr() for x in (taps, logsumexp, delta)]
         factors = (ctx.scale, ctx.scale * math.log2(math.e))
+
+        def run(of: str, first: Tensor, second: Tensor, own_heads: int, block_rows: int) -> None:
+            blocks = -(-length // block_rows)
+            arguments = BackwardArguments(
+                *tensors, first.data_ptr(), second.data_ptr(), *factors, own_heads, heads // kv_heads, length, blocks,
+                ctx.pad, ctx.causal,
+            )  # fmt: skip
+            kernel = f"conv_attention_backward_{of}"
+            launch(shape, f"backward_{of}.cu", kernel, blocks * own_heads * batch, q.device, arguments)
+
         dq = dk = dv = dweight = None
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[3]:
             dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
             dweight = torch.zeros(weight.shape, dtype=torch.float32, device=q.device)
-            row_blocks = -(-length // shape.backward_rows)
-            arguments = BackwardArguments(
-                *tensors, dq.data_ptr(), dweight.data_ptr(), *factors, heads, heads // kv_heads, length, row_blocks,
-                ctx.pad, ctx.causal,
-            )  # fmt: skip
-            blocks = row_blocks * heads * batch
-            launch(shape, "backward_q.cu", "conv_attention_backward_q", blocks, q.device, arguments)
+            run("q", dq, dweight, heads, shape.backward_rows)
             dweight = dweight.to(weight.dtype)
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             dk, dv = (torch.empty(k.shape, dtype=k.dtype, device=k.device) for _ in range(2))
-            column_blocks = -(-length // shape.backward_columns)
-            arguments = BackwardArguments(
-                *tensors, dk.data_ptr(), dv.data_ptr(), *factors, kv_heads, heads // kv_heads, length, column_blocks,
-                ctx.pad, ctx.causal,
-            )  # fmt: skip
-            blocks = column_blocks * kv_heads * batch
-            launch(shape, "backward_kv.cu", "conv_attention_backward_kv", blocks, q.device, arguments)
+            run("kv", dk, dv, kv_heads, shape.backward_columns)
         return dq, dk, dv, dweight, None, None, None

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import MAX_SPLITS, check_splits
-from mta_kernels.conv_attention.cuda_conv.attention import loadable, refuse, taps_of
+from mta_kernels.conv_attention.cuda_conv.attention import refuse, taps_of
 from mta_kernels.conv_attention.cuda_conv.shape import Shape, launch
 from mta_kernels.conv_attention.reference import check_decode_arguments
 from mta_kernels.gpu_limits import sm_count
-from mta_kernels.nvrtc.structures import Rows, fields
+from mta_kernels.nvrtc.structures import Rows, fields, in_chunks
 from mta_kernels.operation import key_padding, softmax_scale
 
 BLOCKS_PER_SM = 4
@@ -42,7 +42,7 @@ def conv_attention_decode(
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key)
     refuse(q_window, weight)
     check_splits(splits)
-    q, k, v = (loadable(x.detach()) for x in (q_window, k_cache, v_cache))
+    q, k, v = (in_chunks(x.detach()) for x in (q_window, k_cache, v_cache))
     batch, heads, window, head_dim = q.shape
     count = choose_splits(batch, heads, k.shape[2], q.device) if splits == "auto" else int(splits)
     shape, taps = Shape(q.dtype, head_dim, *weight.shape[1:]), taps_of(weight)
