@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -97,20 +100,8 @@ def add_transposed_product(
     left `[B*Hq, rows, keys]`, right `[B*Hq, M, columns]`, out `[B*Hq, N, columns]` float32; what out holds is
     counted where the chunks before this one wrote it.
     """
-    columns = out.shape[2]
-    block_m, block_n, block_k, options = product_blocks(left, columns, transposed=True)
-    host_descriptors = capability(left.device)[0] >= 9
-    launch(
-        _transposed_product_kernel,
-        cdiv(columns, block_n) * cdiv(chunk.keys, block_m) * left.shape[0], chunk.signature,
-        operand(left, [1, block_k, block_m], host_descriptors),
-        operand(right, [1, block_k, block_n], host_descriptors), out, loss_scale, chunk.seen_by,
-        *left.stride()[:2], *right.stride()[:2],
-        chunk.first_row, chunk.rows, chunk.keys, chunk.query_rows, chunk.key_rows, summed_keys(chunk), columns, factor,
-        HOST_DESCRIPTORS=host_descriptors, CAUSAL=chunk.causal, SPANS=chunk.spans is not None, ALIGNED=ALIGNED,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
-        ALIGNMENT=16 // left.element_size(), PRECISION=dot_precision(left.dtype), **options,
-    )  # fmt: skip
+    numbers = *chunk.numbers, summed_keys(chunk)
+    _launch(_transposed_product_kernel, left, right, out, loss_scale, chunk, numbers, factor=factor, transposed=True)
 
 
 def row_product(left: Tensor, right: Tensor, loss_scale: Tensor, chunk: Chunk, *, factor: float) -> Tensor:
@@ -119,21 +110,30 @@ def row_product(left: Tensor, right: Tensor, loss_scale: Tensor, chunk: Chunk, *
     left `[B*Hq, rows, keys]` starts at query `first_row`; right `[B*H, N, columns]`, where H divides Hq.
     """
     batch_heads, rows = left.shape[:2]
-    columns = right.shape[2]
-    block_m, block_n, block_k, options = product_blocks(left, columns, transposed=False)
+    out = torch.empty(batch_heads, rows, right.shape[2], dtype=torch.float32, device=left.device)
+    numbers = batch_heads // right.shape[0], *chunk.numbers
+    _launch(_row_product_kernel, left, right, out, loss_scale, chunk, numbers, factor=factor, transposed=False)
+    return out
+
+
+def _launch(
+    kernel: Any, left: Tensor, right: Tensor, out: Tensor, loss_scale: Tensor, chunk: Chunk, numbers: Sequence[int], *,
+    factor: float, transposed: bool,
+) -> None:  # fmt: skip
+    """Launch the kernel of a product, of left as it is or `transposed`; `numbers` are those of the kernel's own."""
+    batch_heads, columns = left.shape[0], right.shape[2]
+    block_m, block_n, block_k, options = product_blocks(left, columns, transposed=transposed)
+    rows, left_block = (chunk.keys, [1, block_k, block_m]) if transposed else (chunk.rows, [1, block_m, block_k])
     host_descriptors = capability(left.device)[0] >= 9
-    out = torch.empty(batch_heads, rows, columns, dtype=torch.float32, device=left.device)
     launch(
-        _row_product_kernel, cdiv(columns, block_n) * cdiv(rows, block_m) * batch_heads, chunk.signature,
-        operand(left, [1, block_m, block_k], host_descriptors),
-        operand(right, [1, block_k, block_n], host_descriptors), out, loss_scale, chunk.spans,
-        *left.stride()[:2], *right.stride()[:2], batch_heads // right.shape[0],
-        chunk.first_row, chunk.rows, chunk.keys, chunk.query_rows, chunk.key_rows, columns, factor,
+        kernel, cdiv(columns, block_n) * cdiv(rows, block_m) * batch_heads, chunk.signature,
+        operand(left, left_block, host_descriptors), operand(right, [1, block_k, block_n], host_descriptors),
+        out, loss_scale, chunk.seen_by if transposed else chunk.spans,
+        *left.stride()[:2], *right.stride()[:2], *numbers, columns, factor,
         HOST_DESCRIPTORS=host_descriptors, CAUSAL=chunk.causal, SPANS=chunk.spans is not None, ALIGNED=ALIGNED,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
         ALIGNMENT=16 // left.element_size(), PRECISION=dot_precision(left.dtype), **options,
     )  # fmt: skip
-    return out
 
 
 def product_blocks(left: Tensor, columns: int, *, transposed: bool) -> tuple[int, int, int, dict[str, int]]:

@@ -40,6 +40,11 @@ class Chunk:
     seen_by: Tensor | None
     signature: Hashable
 
+    @property
+    def numbers(self) -> tuple[int, int, int, int, int]:
+        """As the kernels take them."""
+        return self.first_row, self.rows, self.keys, self.query_rows, self.key_rows
+
 
 def chunks(
     query_rows: int, key_rows: int, chunk_rows: int, causal: bool, spans: Tensor | None, signature: Hashable
@@ -274,8 +279,7 @@ def launch_probabilities(
         operand(keys, [1, config.block_n, config.block_depth], host_descriptors),
         operand(p, [1, config.block_m, config.block_n], host_descriptors), logsumexp, chunk.spans,
         *queries.stride()[:2], *keys.stride()[:2], *p.stride()[:2],
-        queries.shape[0] // keys.shape[0], chunk.first_row, chunk.rows, chunk.keys, chunk.query_rows, chunk.key_rows,
-        1.0,
+        queries.shape[0] // keys.shape[0], *chunk.numbers, 1.0,
         HOST_DESCRIPTORS=host_descriptors, CAUSAL=chunk.causal, SPANS=chunk.spans is not None,
         BAND=prepared.band_width, DEPTH=queries.shape[2], ALIGNED=ALIGNED,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_DEPTH=config.block_depth,
@@ -299,8 +303,7 @@ def launch_value_gradients(
         operand(grad_rows, [1, config.block_m, block_d], host_descriptors),
         dv, delta, loss_scale, chunk.seen_by,
         *p.stride()[:2], *values.stride()[:3], *grad_rows.stride()[:2],
-        heads, heads // values.shape[1], chunk.first_row, chunk.rows, chunk.keys, chunk.query_rows, chunk.key_rows,
-        summed_keys(chunk), values.shape[3],
+        heads, heads // values.shape[1], *chunk.numbers, summed_keys(chunk), values.shape[3],
         HOST_DESCRIPTORS=host_descriptors, CAUSAL=chunk.causal, SPANS=chunk.spans is not None,
         GRAD_PITCH=grad_rows.shape[2], ALIGNED=ALIGNED,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_D=block_d,
