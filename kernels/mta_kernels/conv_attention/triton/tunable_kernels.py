@@ -51,12 +51,8 @@ class Problem:
 def forward_problem(shape: TunedShape, device: torch.device) -> Problem:
     """The fused forward of `forward.py` on prepared inputs, also for shapes that it computes for packed inputs only."""
     from mta_kernels.conv_attention.triton.forward import forward_candidates, launch_forward, value_block
-    from mta_kernels.conv_attention.triton.launch import call_signature
-    from mta_kernels.conv_attention.triton.prepare import prepare
 
-    q, k, v, weight = _inputs(shape, device)
-    signature = call_signature(q, k, v, weight, options=shape.causal)
-    prepared = prepare(shape.operation, q, k, v, weight, signature=signature)
+    (q, *_), prepared, signature = _prepared(shape, device)
     out, logsumexp = torch.empty_like(q), torch.empty(q.shape[:3], dtype=torch.float32, device=device)
 
     def run(config: Any) -> Sequence[Tensor]:
@@ -161,13 +157,10 @@ def _last_chunk(shape: TunedShape, device: torch.device) -> _LastChunk:
     from mta_kernels.conv_attention.triton.backward import CHUNK_ROWS
     from mta_kernels.conv_attention.triton.backward_scores import chunks, probabilities_candidates
     from mta_kernels.conv_attention.triton.forward import conv_attention_forward
-    from mta_kernels.conv_attention.triton.launch import call_signature
-    from mta_kernels.conv_attention.triton.prepare import prepare
 
-    q, k, v, weight = _inputs(shape, device)
-    signature = call_signature(q, k, v, weight, options=shape.causal)
-    prepared = prepare(shape.operation, q, k, v, weight, signature=signature)
-    out, logsumexp = conv_attention_forward(shape.operation, q, k, v, weight)
+    inputs, prepared, signature = _prepared(shape, device)
+    q = inputs[0]
+    out, logsumexp = conv_attention_forward(shape.operation, *inputs)
     chunk = chunks(shape.seq_len, shape.seq_len, CHUNK_ROWS, shape.causal, None, signature)[-1]
     pitch = -(-chunk.keys * q.element_size() // 16) * 16 // q.element_size()  # rows begin at multiples of 16 bytes
     scratch = torch.zeros(2, shape.batch * shape.heads, chunk.rows, pitch, dtype=q.dtype, device=device)
@@ -178,6 +171,16 @@ def _last_chunk(shape: TunedShape, device: torch.device) -> _LastChunk:
         shared_memory=shared_memory_limit(device),
     )
     return _LastChunk(prepared, out, logsumexp, p, dc, chunk, candidates)
+
+
+def _prepared(shape: TunedShape, device: torch.device) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Any, int]:
+    """Random q, k, v and weight, what `prepare` makes of them, and the signature of a call with them."""
+    from mta_kernels.conv_attention.triton.launch import call_signature
+    from mta_kernels.conv_attention.triton.prepare import prepare
+
+    inputs = _inputs(shape, device)
+    signature = call_signature(*inputs, options=shape.causal)
+    return inputs, prepare(shape.operation, *inputs, signature=signature), signature
 
 
 def _inputs(
