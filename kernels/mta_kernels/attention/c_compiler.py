@@ -1,12 +1,7 @@
-"""Rung 1 in C, on a CPU: compiled by the system's compiler at the first use, kept on disk, called by ctypes.
-
-`c-loops` (c_loops.c) is attention as it is written down, three loops after each other, on one core. `c-tiled`
-(c_tiled.c) works on what fits the caches, on all cores that PyTorch uses.
-"""
+"""Rung 1 in C, on a CPU: compiled by the system's compiler at the first use, kept on disk, called by ctypes."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -107,7 +102,10 @@ def _library(source: Path, compiler: Sequence[str], folder: Path) -> Path:
             if done.returncode:
                 refused = refused or _telling_line(done.stderr)
                 continue
-            path = _kept(new, path)
+            try:
+                keep_code(path, new.read_bytes())
+            except OSError:
+                path = new
         if "-fopenmp" not in flags and "omp parallel" in text:
             warnings.warn(f"{source.name} runs on one core: {compiler[0]} takes no -fopenmp ({refused})", stacklevel=2)
         return path
@@ -138,14 +136,6 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, capture_output=True, text=True, errors="replace")
     except OSError as error:
         raise CompileError(f"{command[0]} cannot be run: {error.strerror}") from None
-
-
-def _kept(new: Path, path: Path) -> Path:
-    """Move a library into the cache."""
-    with contextlib.suppress(OSError):
-        keep_code(path, new.read_bytes())
-        return path
-    return new
 
 
 def _telling_line(words: str) -> str:

@@ -166,7 +166,7 @@ class ForwardLaunches:
         self._out_shape = (*q.shape[:2], q.shape[2] - self._constants.rows_before, q.shape[3])
         self._logsumexp = torch.empty(1, dtype=torch.float32, device=q.device).expand(self._out_shape[:3])
         self._is_like_out = q.is_contiguous() and q.shape == self._out_shape
-        self._maps: dict[tuple[int, ...], list[TensorMap]] = {}
+        self._maps: dict[tuple[int, ...], list[TensorMap]] = {}  # of q, k and v, by where they begin
         self._idle: list[ForwardCall] = []
 
     def __call__(
@@ -190,7 +190,7 @@ class ForwardLaunches:
                 q, k, v = (describable(x) for x in (q, k, v))
                 launches = launches_for(self._operation, q, k, v, weight, self._packed, self._margins)
                 return launches._launch(q, k, v, weight, spans, logsumexp)
-            maps = self._describe(starts, q, k, v)
+            maps = keep(self._maps, starts, [tensor_map(x) for x in (q, k, v)])
         out = torch.empty_like(q) if self._is_like_out else q.new_empty(self._out_shape)
         layout = self._layout
         scratch = self._bytes.new_empty(layout.end if logsumexp is None else layout.logsumexp)
@@ -212,10 +212,6 @@ class ForwardLaunches:
         call.launches()
         self._idle.append(call)  # the driver has read its arguments
         return out
-
-    def _describe(self, starts: tuple[int, ...], *tensors: Tensor) -> list[TensorMap]:
-        """The tensor maps of q, k and v, remembered by where they begin."""
-        return keep(self._maps, starts, [tensor_map(x) for x in tensors])
 
 
 class ForwardCall:
