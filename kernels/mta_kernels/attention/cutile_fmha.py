@@ -1,11 +1,8 @@
 """Rung 8, `cutile-fmha`: the algorithm of `triton-fmha` in cuTile for Python, NVIDIA's own language of tiles.
 
-A cuTile kernel says what a block does with tiles and leaves the rest to the compiler, tileiras: threads, shared
-memory, the copy engine, warps that only copy. Sizes of tiles and a number of hints are all there is to tune. There is
-no interpreter; `fmha_kernel` takes the language as an argument, so that a test can give it one.
-
-Needs the extra `cutile` (cuda-tile and its compiler), a GPU of sm_80 or later and a driver of CUDA 13. Hopper needs
-cuda-tile 1.4 and the compiler of CUDA 13.3.
+There is no interpreter; `fmha_kernel` takes the language as an argument, so that a test can give it one. Needs the
+extra `cutile` (cuda-tile and its compiler), a GPU of sm_80 or later and a driver of CUDA 13. Hopper needs cuda-tile
+1.4 and the compiler of CUDA 13.3.
 """
 
 # No `from __future__ import annotations`: cuTile reads those of the kernel, which name a local variable.

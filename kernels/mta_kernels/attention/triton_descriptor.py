@@ -1,8 +1,6 @@
 """Rung 6, `triton-descriptor`: the same kernel, with tiles described once and advanced in a loop.
 
-A tensor descriptor holds a matrix's address, shape and strides and the shape of its tiles. A load names a tile's
-corner; what lies outside the matrix reads as zero and is not stored. From Hopper on, the copy engine (TMA) works out
-the addresses; for older GPUs the compiler makes the pointers of rung 5. Layouts are head-major, and K is stored
+For GPUs before Hopper the compiler makes the pointers of rung 5 of them. Layouts are head-major, and K is stored
 transposed, `[D, N]`, as the product wants it.
 """
 

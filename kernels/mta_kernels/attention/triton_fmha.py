@@ -1,13 +1,6 @@
-"""Rung 7, `triton-fmha`: fused multi-head attention as it is run, and what each step of it saves.
+"""Rung 7, `triton-fmha`: fused multi-head attention as it is run (docs/design/plain-attention-ladder.md).
 
-- Causal tiles that nobody sees are skipped, which halves the work; only tiles on the diagonal, and a ragged last one,
-  are masked.
-- The scale is divided by ln 2 on the host, so that `exp2`, which the hardware has, needs no product of its own: scale
-  and maximum are one multiply-add a score.
-- Programs of a head follow each other, the longest first: they share its keys and values in L2, and short ones fill
-  the end. Query heads of a group (MQA, GQA) follow each other too.
-- On Hopper and later, tiles come by the copy engine (TMA), through descriptors made on the host.
-- Tile sizes come from a small table: nothing is tuned at run time.
+On Hopper and later, tiles come by the copy engine (TMA), through descriptors made on the host.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Rung 5, `triton-pointer`: one fused Triton kernel that works out every address and every mask itself.
 
-Tokens are rows, as a projection leaves them: q `[M, heads * head_dim]`, one such matrix a sequence of the batch. A
-program has BLOCK_M queries of one head and walks over the keys, BLOCK_N at a time, with an online softmax
-(arXiv 2205.14135): the scores never leave the chip. It visits every tile and masks what a query may not see.
+Tokens are rows, as a projection leaves them: q `[M, heads * head_dim]`, one such matrix a sequence of the batch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The algorithm: keys and values go round the ring while each rank works on those that it has; results are merged.
 
-At step s a rank holds the keys of rank `rank - s` and sends them on before it works on them, so that they travel
-meanwhile. Partial results are merged in this order, whatever arrives when: equal calls give equal results. In the
-backward the gradients of keys and values follow one step behind, summed on the way, and end where they belong.
+At step s a rank holds the keys of rank `rank - s`. Partial results are merged in this order, whatever arrives when.
 """
 
 from __future__ import annotations

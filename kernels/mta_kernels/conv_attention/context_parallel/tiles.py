@@ -1,10 +1,7 @@
 """How the scores are divided: a tile is a chunk of queries against the keys of one chunk, or nearly so.
 
-A score near the edge of a tile is mixed with scores beyond it, so that q and k have rows there, its margins, which take
-part in the convolution and in nothing else. Causal scores within E = (cq-1) + (ck-1-pad) of the diagonal are mixed with
-masked ones. Where the diagonal meets the edge of a chunk, these lie in two chunks of keys: the tile on the diagonal
-takes the last E keys of the chunk before, or some more, and the tile of that chunk ends before them. So no other tile
-needs a mask, and the one on the diagonal is what a call with fewer queries than keys computes.
+Rows of q and k that take part in the convolution and in nothing else are a tile's margins. The tile on the diagonal
+takes the last keys of the chunk before too, so that no other tile needs a mask: docs/design/context-parallel.md.
 """
 
 from __future__ import annotations

@@ -134,14 +134,12 @@ def auto_splits(
 
 @functools.lru_cache(maxsize=4096)
 def choose_splits(sequences: int, max_length: int, group: int, sm_count: int, heads: int, programs_per_sm: int) -> int:
-    """How many programs share the keys of a KV head: the guess of the least time, from 1 to 128, 64 keys each or more.
+    """How many programs share the keys of a KV head, from 1 to 128, 64 keys each or more: see decision 20.
 
     There are `sequences` KV heads in the batch, each with `group` query heads; a program is for `heads` of them, and an
-    SM holds `programs_per_sm` at a time. With a KV head a query head, five programs on three SMs read as fast as
-    memory can, and more of them no faster: the fewest such, where that many fit (see `newest_last`), and one a KV head
-    if that is three an SM already. Else the least of `(keys a program + 128) (1 + 0.3 (n - 1)) waves`, n being how many
-    run at a time on the SM that has most: so that each SM has as many, and few of them for few keys. (Measured on an
-    H200, of contiguous bf16 caches: results/nvidia-h200/experiments/decode-order.csv and decode-group-splits.csv.)
+    SM holds `programs_per_sm` at a time. With a KV head a query head, the fewest that give five programs on three SMs,
+    where that many fit, and one a KV head if that is three an SM already. Else the least of
+    `(keys a program + 128) (1 + 0.3 (n - 1)) waves`, n being how many run at a time on the SM that has most.
     """
     limit = min(MAX_SPLITS, max(1, max_length // 64))
     if group == 1 and programs_per_sm > 1:
@@ -163,9 +161,7 @@ def choose_splits(sequences: int, max_length: int, group: int, sm_count: int, he
 def newest_last(sequences: int, splits: int, group: int, sm_count: int) -> bool:
     """Whether the programs of the newest keys come after those of all shares, not each KV head's before its shares.
 
-    They end at once: where they come first, SMs that had one are left with fewer shares. So they come last, unless
-    there are about five programs for three SMs, which mostly read 1 to 5 % faster if the newest keys' are in between.
-    (Measured on an H200: results/nvidia-h200/experiments/decode-order.csv.)
+    So they do, unless there are about five programs for three SMs: see decision 19.
     """
     few = sequences * (splits + 1) <= 2 * sm_count
     return not (group == 1 and few and 5 * sequences * splits >= 7 * sm_count)

@@ -5,13 +5,8 @@ A column of products stands for PACK consecutive keys, `r[(p, e), u] = sum_g qt[
 `c[PACK*v + pad + p] = sum_e r[(p, e), v + e]`: about PACK times fewer numbers to move along the diagonal than with
 `r[b, y] = qt[b] . k[y]`, while the rows `(p, e)` fill the 16 rows that a tensor core multiplies anyway.
 
-Tiles that lie wholly inside the sequence come through the copy engine (TMA), where the GPU and the cache allow it: two
-descriptors instead of addresses and masks for every row. The engine gives zeros for rows before the first, as the
-scores want them, but it knows nothing of lengths: the rest of a share, a tile or two at the end of the sequence, comes
-by pointers with masks, as everything does elsewhere.
-
-The newest keys, which some of the window's queries may not see, are left to one small program a query head (the tail);
-no other program needs a mask on scores. Everything is in base-2 units: `factor = scale * log2(e)`.
+Only the small program of a query head's newest keys (the tail) needs a mask on scores. Everything is in base-2 units:
+`factor = scale * log2(e)`. docs/design/triton-decode.md says what comes through the copy engine.
 """
 
 from __future__ import annotations

@@ -112,10 +112,7 @@ def triton_version() -> str:
 
 
 def user_file(device: str) -> Path:
-    """Where tuning saves what it finds for a model of GPU.
-
-    In `$MTA_KERNELS_CACHE`, else `$XDG_CACHE_HOME/mta_kernels`, else `~/.cache/mta_kernels`.
-    """
+    """Where tuning saves what it finds for a model of GPU: in `cache_folder`."""
     return cache_folder() / _file_name(device)
 
 
