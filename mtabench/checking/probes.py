@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
 
@@ -87,6 +87,12 @@ def _after(tokens: Tensor, x: Tensor) -> Tensor:
     return torch.arange(x.shape[2], device=x.device) > of_heads[..., None]
 
 
+def _first_leak(leaked: Tensor, tokens: Tensor) -> tuple[list[int], int]:
+    """The first place of `leaked [B, H, N]`, and the token of its KV head."""
+    sequence, head, row = leaked.nonzero()[0].tolist()
+    return [sequence, head, row], int(tokens[sequence, head * tokens.shape[1] // leaked.shape[1]])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Future:
     """q, k and v are negated after a token of each KV head: no output up to there may change, and the next one must."""
@@ -106,9 +112,8 @@ class _Future:
         after, same = _after(self.tokens, out), (before == out).all(-1)
         leaked = ~same & ~after
         if leaked.any():
-            sequence, head, row = leaked.nonzero()[0].tolist()
-            token = self.tokens[sequence, head * self.tokens.shape[1] // out.shape[1]].item()
-            return f"tokens after {token} change the output of row [{sequence}, {head}, {row}]: it is not causal"
+            place, token = _first_leak(leaked, self.tokens)
+            return f"tokens after {token} change the output of row {place}: it is not causal"
         unchanged = same & after & ~_after(self.tokens + 1, out)
         if unchanged.any():
             row = unchanged.nonzero()[0].tolist()
@@ -133,10 +138,8 @@ class _FutureGradients:
         for name, gradient in zip(("dq", "dk", "dv"), results, strict=False):
             leaked = (gradient != 0).any(-1) & _after(self.tokens, gradient)
             if leaked.any():
-                sequence, head, row = leaked.nonzero()[0].tolist()
-                token = self.tokens[sequence, head * self.tokens.shape[1] // gradient.shape[1]].item()
-                where = f"[{sequence}, {head}, {row}]"
-                return f"{name} is not zero at {where}, though only outputs up to token {token} have gradients"
+                place, token = _first_leak(leaked, self.tokens)
+                return f"{name} is not zero at {place}, though only outputs up to token {token} have gradients"
         return ""
 
 
@@ -201,22 +204,6 @@ def _moved_errors(before: Tensor, after: Tensor, place: Tensor) -> Tensor:
     return torch.cat(errors)
 
 
-@dataclass(slots=True)
-class _Kept:
-    """What was where inputs were overwritten."""
-
-    found: list[tuple[Tensor, tuple, Tensor]] = field(default_factory=list)
-
-    def overwrite(self, x: Tensor, place: tuple, value: Tensor | float) -> None:
-        self.found.append((x, place, x[place].clone()))
-        x[place] = value
-
-    def give_back(self) -> None:
-        while self.found:
-            x, place, value = self.found.pop()
-            x[place] = value
-
-
 class _FirstKey:
     """Some queries, late ones among them, and the first key point the same way: their output is the first value.
 
@@ -225,7 +212,7 @@ class _FirstKey:
     """
 
     def __init__(self, case: Case, inputs: Inputs, random: Random) -> None:
-        self._case, self._kept = case, _Kept()
+        self._case, self._undone = case, ExitStack()
         self._v, self._dout = inputs.v, inputs.dout
         generator = torch.Generator().manual_seed(random.getrandbits(32))
         code = torch.randint(0, 2, (case.head_dim,), generator=generator) * 2.0 - 1
@@ -238,18 +225,17 @@ class _FirstKey:
             self._lengths = [random.randint(window, case.seq - 1) for _ in range(case.batch)]
 
     def change(self, inputs: Inputs) -> Inputs:
-        kept = self._kept
         everywhere = (slice(None), slice(None))
-        kept.overwrite(inputs.q, (*everywhere, self._rows), self._code)
-        kept.overwrite(inputs.k, (*everywhere, 0), self._key)
+        self._overwrite(inputs.q, (*everywhere, self._rows), self._code)
+        self._overwrite(inputs.k, (*everywhere, 0), self._key)
         if inputs.weight is not None:
-            kept.overwrite(inputs.weight, (slice(None),), inputs.weight * OTHER_TAPS)
+            self._overwrite(inputs.weight, (slice(None),), inputs.weight * OTHER_TAPS)
             inputs.weight[:, -1, self._case.conv.pad] += 1
         for sequence, length in enumerate(self._lengths):
             assert inputs.lengths is not None
-            kept.overwrite(inputs.lengths, (sequence,), length)
+            self._overwrite(inputs.lengths, (sequence,), length)
             inputs.k[sequence, :, length:] *= BEYOND_LENGTH
-            kept.overwrite(inputs.k, (sequence, slice(None), length), 2 * self._key)
+            self._overwrite(inputs.k, (sequence, slice(None), length), 2 * self._key)
         if inputs.dout is None:
             return inputs
         dout = torch.zeros_like(inputs.dout)
@@ -257,9 +243,13 @@ class _FirstKey:
         return replace(inputs, dout=dout)
 
     def undo(self, inputs: Inputs) -> None:
-        self._kept.give_back()
+        self._undone.close()
         for sequence, length in enumerate(self._lengths):
             inputs.k[sequence, :, length:] /= BEYOND_LENGTH
+
+    def _overwrite(self, x: Tensor, place: tuple, value: Tensor | float) -> None:
+        self._undone.callback(x.__setitem__, place, x[place].clone())
+        x[place] = value
 
     def fault(self, first: Results, results: Results) -> str:
         if self._dout is not None:

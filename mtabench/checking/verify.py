@@ -5,6 +5,7 @@ On a machine without a GPU the Triton kernels run in Triton's interpreter, on sm
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -88,7 +89,8 @@ def run_checks(
         interpreted = device == "cpu" and implementation.interpreted
         long = LONG_SHAPES["interpreter" if interpreted else device]
         for shapes, checks_of in ((SHAPES[device], _checks), (long, _long_checks)):
-            for shape, dtype in _problems(implementation, shapes, device):
+            problems = itertools.product(shapes, DTYPES_CHECKED[device])
+            for shape, dtype in itertools.islice(problems, 1 if implementation.slow_to_compile else None):
                 case = _case(implementation, shape, dtype, device)
                 reason = _cannot_run(case)
                 if reason is None:
@@ -96,17 +98,6 @@ def run_checks(
                     yield from _rows(case, checks_of(implementation, case), seed)
         if not checked:
             yield CheckRow(name, f"not checked: {reason}", "", True, None, None, reason or "")
-
-
-def _problems(
-    implementation: Implementation, shapes: Iterable[CheckedShape], device: str
-) -> Iterator[tuple[CheckedShape, str]]:
-    """Shapes and dtypes to check; one of them for what is slow to compile."""
-    for shape in shapes:
-        for dtype in DTYPES_CHECKED[device]:
-            yield shape, dtype
-            if implementation.slow_to_compile:
-                return
 
 
 Checks = list[tuple[str, Callable[[Case, int], Iterable[Check]]]]
