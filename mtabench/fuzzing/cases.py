@@ -160,14 +160,11 @@ def draw_for(constants: Constants, seed: int, number: int, backend: str, device:
     drawn |= _decode_shape(random, on_gpu, taps, backend) if decode else _shape(random, on_gpu, taps, causal)
     drawn["pass_"] = "decode" if decode else "bwd" if random.random() < 0.6 else "fwd"
     drawn["wanted"] = _wanted(random) if drawn["pass_"] == "bwd" else ()
-    ways, often = ["plain", "again"], [40, 22]
-    if dtype != "fp32":
-        ways, often = [*ways, "autocast"], [*often, 6]
-    if not decode:
-        ways, often = [*ways, "module"], [*often, 5]
-    if on_gpu:
-        ways, often = [*ways, "stream", "graph"], [*often, 8, 7]
-    drawn["way"] = random.choices(ways, often)[0]
+    ways = {"plain": 40, "again": 22}  # how often each
+    ways |= {"autocast": 6} if dtype != "fp32" else {}
+    ways |= {} if decode else {"module": 5}
+    ways |= {"stream": 8, "graph": 7} if on_gpu else {}
+    drawn["way"] = random.choices([*ways], [*ways.values()])[0]
     if drawn["way"] == "module":
         drawn["weight_dtype"] = dtype
     drawn["twice"] = random.random() < 1 / 3

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mtabench.fuzzing.calls import Results
-from mtabench.fuzzing.definition import Expected
+from mtabench.fuzzing.definition import Expected, squares
 
 # Times the standard error that rounding may leave, and times what eager is off, of all numbers, a head and a row;
 # a whole may be off by what its worst part may.
@@ -49,15 +49,22 @@ class _Compared:
         error, most = self._error(level)
         beyond = self.beyond(level)
         at = tuple(beyond.nonzero()[0].tolist())
-        first = _first_place(self.difference, self.allowed, self.of_eager)
+        first = self._first_row()
         of = {"norm": self.name, "head": f"a head of {self.name}", "row": f"a row of {self.name}"}[level]
         if error[at].isinf():
             return f"{of} has NaN or infinity where it should not, first at {first}"
-        size = self._over(level, _squared(self.name, self.want), Tensor.sum).sqrt()
+        size = self._over(level, squares(self.name, self.want), Tensor.sum).sqrt()
         return (
             f"{of} is off by {error[at].item():.3g}, allowed is {most[at].item():.3g} (norm {size[at].item():.3g}), "
             f"first at {first}, {int(beyond.sum())} of {beyond.numel()}"
         )
+
+    def _first_row(self) -> list[int]:
+        """The first that is off by more than a row may be, or else the worst one."""
+        beyond = self.beyond("row")
+        if beyond.any():
+            return beyond.nonzero()[0].tolist()
+        return [int(x) for x in torch.unravel_index(self.difference.argmax(), self.difference.shape)]
 
     def _error(self, level: str) -> tuple[Tensor, Tensor]:
         by_rounding, by_eager = self._most(level, BY_ROUNDING, self.allowed), self._most(level, BY_EAGER, self.of_eager)
@@ -105,29 +112,15 @@ def errors(
 
 
 def _compared(name: str, found: Tensor, want: Expected, dtype: torch.dtype, eager: Tensor | None) -> _Compared:
-    difference = _squared(name, found.double() - want.value)
+    difference = squares(name, found.double() - want.value)
     allowed = _allowed(name, want, dtype)
     of_eager = torch.zeros_like(allowed)
     if eager is not None:
-        of_eager = _squared(name, eager.double() - want.value).nan_to_num(0.0, 0.0, 0.0)
+        of_eager = squares(name, eager.double() - want.value).nan_to_num(0.0, 0.0, 0.0)
         of_eager = of_eager.masked_fill(of_eager > EAGER_IS_WRONG**2 * allowed, 0)
     lost = ~allowed.isfinite()
     difference = difference.masked_fill(lost, 0).nan_to_num(torch.inf)
     return _Compared(name, want.value, difference, allowed.masked_fill(lost, 0), of_eager.masked_fill(lost, 0))
-
-
-def _first_place(difference: Tensor, allowed: Tensor, of_eager: Tensor) -> list[int]:
-    """The first row that is off by more than a row may be, or else the worst one."""
-    by_rounding, by_eager = BY_ROUNDING["row"] * allowed.sqrt(), BY_EAGER["row"] * of_eager.sqrt()
-    beyond = difference.sqrt() > torch.maximum(by_rounding, by_eager)
-    if beyond.any():
-        return beyond.nonzero()[0].tolist()
-    return [int(x) for x in torch.unravel_index(difference.argmax(), difference.shape)]
-
-
-def _squared(name: str, x: Tensor) -> Tensor:
-    """Of rows; each tap of the weight's gradient is one."""
-    return x.square() if name == "dweight" else x.square().sum(-1)
 
 
 def _within_head(name: str) -> tuple[int, ...]:
@@ -142,7 +135,7 @@ def _allowed(name: str, want: Expected, dtype: torch.dtype) -> Tensor:
     least = numbers * (info.smallest_normal * (info.eps if dtype == torch.float16 else 1)) ** 2
     allowed = want.variance + least + numbers * LEAST**2
     if name.startswith("d") and dtype != torch.float32:
-        of_head = _squared(name, want.value).amax(_within_head(name), keepdim=True)
+        of_head = squares(name, want.value).amax(_within_head(name), keepdim=True)
         allowed = torch.maximum(allowed, (LEAST_GRADIENT**2 * of_head).expand_as(allowed))
     return allowed.masked_fill(largest > OVERFLOW * info.max, torch.inf)
 
@@ -165,9 +158,3 @@ def same(
 
 def _bits(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.int16 if x.element_size() == 2 else torch.int32)
-
-
-def unwritten(names: Iterable[str]) -> Iterator[Wrong]:
-    """Arguments that a call has written into."""
-    for name in names:
-        yield Wrong("argument written", f"the call writes into the memory of {name}")

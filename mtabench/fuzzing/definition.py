@@ -107,12 +107,13 @@ def expected_results(problem: Problem, rounding: Rounding, grad_out: Tensor | No
     if "dweight" in totals:
         totals["dweight"] = Expected(totals["dweight"].value[..., 0], totals["dweight"].variance)
     return {
-        name: Expected(found.value, found.variance + rounding.relative**2 / 3 * _squares(name, found.value))
+        name: Expected(found.value, found.variance + rounding.relative**2 / 3 * squares(name, found.value))
         for name, found in totals.items()
     }
 
 
-def _squares(name: str, value: Tensor) -> Tensor:
+def squares(name: str, value: Tensor) -> Tensor:
+    """Of the rows of a result; each tap of the weight's gradient is one."""
     return value.square() if name == "dweight" else value.square().sum(-1)
 
 

@@ -20,7 +20,9 @@ class Placed:
     def __init__(self, values: Tensor, layout: str) -> None:
         self.layout = layout
         shape, strides, offset, size = _geometry(values, layout)
-        self.memory = torch.full((size,), _garbage(values.dtype), dtype=values.dtype, device=values.device)
+        # NaN; or 1, which a length, a bound or a page may be, so that a wrong read ends, and is wrong.
+        garbage = float("nan") if values.is_floating_point() else 1
+        self.memory = torch.full((size,), garbage, dtype=values.dtype, device=values.device)
         self.x = self.memory.as_strided(shape, strides, offset)
         self.put(values)
         self._before: Tensor | None = None
@@ -50,11 +52,6 @@ def _first(values: Tensor, layout: str) -> tuple[slice, ...]:
     """What a layout has in memory."""
     repeated = LAYOUTS_THAT_REPEAT.get(layout, ())
     return tuple(slice(0, 1) if dim in repeated else slice(None) for dim in range(values.dim()))
-
-
-def _garbage(dtype: torch.dtype) -> float | int:
-    """NaN; of whole numbers one that a length, a bound or a page may be, so that a wrong read ends, and is wrong."""
-    return float("nan") if dtype.is_floating_point else 1
 
 
 def _geometry(values: Tensor, layout: str) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:

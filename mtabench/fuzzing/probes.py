@@ -107,10 +107,7 @@ def _other_heads(inputs: Inputs, random: Random) -> Probe:
 
 def _beyond_lengths(inputs: Inputs, random: Random) -> Probe:
     """Ordinary numbers where NaN was, and other nonsense in the table."""
-    values = {}
-    for name in ("k", "v"):
-        x = inputs.values[name]
-        values[name] = torch.where(x.isnan(), _other(inputs, random, name, x.isnan()), x)
+    values = {name: _other(inputs, random, name, inputs.values[name].isnan()) for name in ("k", "v")}
     if "block_table" in inputs.values:
         table = inputs.values["block_table"]
         unused = (table < 0) | (table >= inputs.values["k"].shape[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,8 @@ class Totals:
             if is_new:
                 writer.writeheader()
             for (backend, pass_), count in sorted(self.counts.items()):
-                own: dict[str, Any] = {"backend": backend, "pass": pass_, "seconds": f"{count.seconds:.1f}"}
-                own |= {"cases": count.cases, "refused": count.refused, "failures": count.failures}
-                writer.writerow({**facts, **own})
+                own = {"backend": backend, "pass": pass_, "seconds": f"{count.seconds:.1f}"}
+                writer.writerow({**facts, **asdict(count), **own})
 
 
 def check_totals_file(path: Path) -> None:
