@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -23,22 +25,6 @@ from mtabench.static.limits import WARP, Limits
 
 # Called with a kernel's function and what came of compiling it: Triton's CompiledKernel, or the exception.
 Compiled = Callable[[JITFunction, Any], None]
-
-
-class _Driver:
-    """As much of Triton's driver as compiling asks for."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.target = GPUTarget("cuda", limits.number, WARP)
-
-    def get_current_target(self) -> GPUTarget:
-        return self.target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
 
 
 @contextlib.contextmanager
@@ -73,16 +59,16 @@ def launches_compile(limits: Limits, wanted: Callable[[str], bool], compiled: Co
         (gpu_limits, "INTERPRETED_SM_COUNT", limits.sms),
         (tile_sizes, "device_name", lambda device: limits.gpu),
     )
-    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    for owner, name, value in replaced:
-        setattr(owner, name, value)
-    driver.set_active(_Driver(limits))
-    try:
-        yield
-    finally:
-        driver._active = None  # reset_active() would look for a real GPU
-        for owner, name, value in originals:
-            setattr(owner, name, value)
+    target = GPUTarget("cuda", limits.number, WARP)
+    as_asked = {"get_current_target": lambda: target, "get_current_device": lambda: 0}
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in replaced:
+            stack.enter_context(mock.patch.object(owner, name, value))
+        driver.set_active(SimpleNamespace(**as_asked, get_current_stream=lambda device=0: 0))
+        try:
+            yield
+        finally:
+            driver._active = None  # reset_active() would look for a real GPU
 
 
 def tensor(*sizes: int, dtype: torch.dtype) -> torch.Tensor:

@@ -61,9 +61,7 @@ def compare(base: Inspection, head: Inspection, targets: Collection[str], names:
             findings += _changes(kernel, after[key])
         elif not lost & {(*key[:2], kernel.source), (*key[:2], "")}:
             findings.append(Finding(WORSE, f"{_place(kernel)} is gone: nothing launches or compiles it any more"))
-    for key, kernel in after.items():
-        if key not in before:
-            findings.append(_newcomer(kernel))
+    findings += [_newcomer(kernel) for key, kernel in after.items() if key not in before]
     return Comparison(findings, len(before.keys() & after.keys()), _toolchains(base, head))
 
 

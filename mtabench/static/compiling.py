@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,12 +169,11 @@ class _Compilation:
             shared_bytes=shared,
             tensor_memory=code.tensor_memory,
         )
-        reason = "" if held.blocks else "; ".join(_over(limits, code, shared, held.limited_by))
         self._add(
             name,
             language=language,
             status=OK if held.blocks else DOES_NOT_FIT,
-            reason=reason,
+            reason="" if held.blocks else _over(limits, code, shared, held.limited_by),
             tiles=code.tiles,
             warps=code.warps,
             stages=code.stages,
@@ -201,15 +200,15 @@ class _Compilation:
         self.kernels.append(Kernel(self.job.limits.target, self.shape.name, numbered, source=self.source, **known))
 
 
-def _over(limits: Limits, code: _Code, shared: int, resources: Sequence[str]) -> Iterator[str]:
+def _over(limits: Limits, code: _Code, shared: int, resources: Sequence[str]) -> str:
     """What a kernel asks for that a block cannot have."""
-    for resource in resources:
-        yield {
-            "registers": f"{code.usage.registers} registers a thread in {code.warps} warps exceed a block's",
-            "shared memory": f"{shared} bytes of shared memory, of {limits.shared_per_block} that a block can have",
-            "tensor memory": f"{code.tensor_memory} columns of tensor memory, of {limits.tensor_memory}",
-            "warps": f"{code.warps} warps, of {WARPS_PER_BLOCK} that a block can have",
-        }[resource]
+    asked = {
+        "registers": f"{code.usage.registers} registers a thread in {code.warps} warps exceed a block's",
+        "shared memory": f"{shared} bytes of shared memory, of {limits.shared_per_block} that a block can have",
+        "tensor memory": f"{code.tensor_memory} columns of tensor memory, of {limits.tensor_memory}",
+        "warps": f"{code.warps} warps, of {WARPS_PER_BLOCK} that a block can have",
+    }
+    return "; ".join(asked[resource] for resource in resources)
 
 
 def _tiles(function: Any, constants: Mapping[Any, Any]) -> str:

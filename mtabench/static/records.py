@@ -64,21 +64,19 @@ class Kernel:
     @property
     def shared_bytes(self) -> int | None:
         """Shared memory of a block, static and dynamic."""
-        if self.static_shared_bytes is None or self.dynamic_shared_bytes is None:
-            return None
-        return self.static_shared_bytes + self.dynamic_shared_bytes
+        return _sum(self.static_shared_bytes, self.dynamic_shared_bytes)
 
     @property
     def spill_bytes(self) -> int | None:
         """Bytes that spill instructions move, both ways."""
-        if self.spill_store_bytes is None or self.spill_load_bytes is None:
-            return None
-        return self.spill_store_bytes + self.spill_load_bytes
+        return _sum(self.spill_store_bytes, self.spill_load_bytes)
 
 
-COLUMNS = tuple(field.name for field in fields(Kernel) if field.name != "mix") + tuple(
-    field.name for field in fields(Mix)
-)
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
+
+
+COLUMNS = (*(field.name for field in fields(Kernel) if field.name != "mix"), *(field.name for field in fields(Mix)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from mta_kernels.operation import Operation
 from mtabench.errors import UsageError
@@ -80,7 +81,7 @@ def chosen_shapes(asked: ShapeFilter, among: Sequence[Shape] | None) -> list[Sha
 
     Raises UsageError for options that cannot be read, and where none of `among` fits.
     """
-    wanted = _parsed(asked)
+    wanted = {name: READERS[name](given) for name, given in asdict(asked).items() if given is not None}
     if among is None:
         if not wanted:
             return list(DEFAULT_SHAPES)
@@ -99,20 +100,19 @@ def chosen_shapes(asked: ShapeFilter, among: Sequence[Shape] | None) -> list[Sha
     return found
 
 
-def _parsed(asked: ShapeFilter) -> dict[str, list]:
-    """The values of each option that was given."""
-    wanted: dict[str, list] = {}
-    if asked.head_dim is not None:
-        wanted["head_dim"] = axes.parse_ints(asked.head_dim, "--head-dim")
-        for head_dim in wanted["head_dim"]:
-            if not HEAD_DIMS[0] <= head_dim <= HEAD_DIMS[1]:
-                raise UsageError(f"--head-dim {head_dim} is out of range; head dims go from 16 to 256")
-    if asked.conv is not None:
-        wanted["conv"] = axes.parse_convs(asked.conv)
-    if asked.dtype is not None:
-        wanted["dtype"] = axes.parse_dtypes(asked.dtype)
-    if asked.seq is not None:
-        wanted["seq"] = axes.parse_ints(asked.seq, "--seq")
-    if asked.causal is not None:
-        wanted["causal"] = [asked.causal]
-    return wanted
+def _head_dims(text: str) -> list[int]:
+    head_dims = axes.parse_ints(text, "--head-dim")
+    for head_dim in head_dims:
+        if not HEAD_DIMS[0] <= head_dim <= HEAD_DIMS[1]:
+            raise UsageError(f"--head-dim {head_dim} is out of range; head dims go from 16 to 256")
+    return head_dims
+
+
+# The values that each option of a ShapeFilter names.
+READERS: dict[str, Callable[[Any], list]] = {
+    "head_dim": _head_dims,
+    "conv": axes.parse_convs,
+    "dtype": axes.parse_dtypes,
+    "seq": lambda text: axes.parse_ints(text, "--seq"),
+    "causal": lambda causal: [causal],
+}
