@@ -62,6 +62,8 @@ def typical_conv_call(case: Case) -> dict[str, Any]:
 ladder_rung = partial(
     Implementation, op="attention", groups=("ladder",), by_name=True, build=attention_by_rung, why_not=rung_why_not
 )
+# One that has the forward alone, on GPUs.
+gpu_rung = partial(ladder_rung, passes=("fwd",), devices=("cuda",), compiles=True)
 
 
 def triton_untimed(case: Case) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from mtabench.implementations import Style
-from mtabench.implementations._calls import ladder_rung
+from mtabench.implementations._calls import gpu_rung
 from mtabench.model.devices import Device
 from mtabench.model.on_chip import FLOAT, Tile, constants_in
 from mtabench.model.rungs import Rung
@@ -71,10 +71,7 @@ def source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
 
 KERNELS = (*(f"cuda_{name}_{step}" for name in ("naive", "tiled") for step in STEPS), "cuda_flash")
 
-_rung = partial(
-    ladder_rung, passes=("fwd",), devices=("cuda",), compiles=True,
-    sources=(Source("cuda_attention", source, KERNELS, order=80),),
-)  # fmt: skip
+_rung = partial(gpu_rung, sources=(Source("cuda_attention", source, KERNELS, order=80),))
 
 ENTRIES = (
     _rung(

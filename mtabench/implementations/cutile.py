@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mtabench.implementations import Style
-from mtabench.implementations._calls import ladder_rung
+from mtabench.implementations._calls import gpu_rung
 from mtabench.model import on_chip
 from mtabench.model.devices import Device
 from mtabench.model.fused import power_of_two
@@ -23,10 +23,10 @@ def tile(case: Case, device: Device) -> Tile | None:
 
 
 ENTRIES = (
-    ladder_rung(
-        order=190, name="cutile-fmha", passes=("fwd",), devices=("cuda",), work="tiled",
+    gpu_rung(
+        order=190, name="cutile-fmha", work="tiled",
         summary="plain attention: the same in NVIDIA's cuTile for Python",
-        style=Style("#0E7C86", "#35C4CF", "^", "-", alone=True), compiles=True,
+        style=Style("#0E7C86", "#35C4CF", "^", "-", alone=True),
         stores=Rung(), tile=tile,
     ),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from mtabench.implementations import Style
-from mtabench.implementations._calls import ladder_rung, rung_why_not, triton_untimed
+from mtabench.implementations._calls import gpu_rung, rung_why_not, triton_untimed
 from mtabench.model import on_chip
 from mtabench.model.devices import Device
 from mtabench.model.on_chip import Tile
@@ -55,10 +55,8 @@ def source(shape: Shape, limits: Limits) -> None:
 
 KERNELS = ("attention_pointer", "attention_descriptor", "attention_fmha")
 
-_rung = partial(
-    ladder_rung, passes=("fwd",), devices=("cuda",), why_not=why_not, interpreted=rung_why_not, compiles=True,
-    sources=(Source("attention", source, KERNELS, order=70),),
-)  # fmt: skip
+SOURCES = (Source("attention", source, KERNELS, order=70),)
+_rung = partial(gpu_rung, why_not=why_not, interpreted=rung_why_not, sources=SOURCES)
 
 ENTRIES = (
     _rung(
