@@ -293,24 +293,17 @@ def test_a_cpu_has_no_hopper_instructions() -> None:
         conv_attention(q, k, v, weight, backend="hopper")
 
 
+RELEASE, PINGPONG = "block.pipeline.release(next);  //", "if constexpr (PINGPONG)"
+
+
 @pytest.mark.skipif(ON_HOPPER, reason="plants faults in the emulated source")
 @pytest.mark.parametrize(
     ("head_dim", "file", "line", "instead"),
     [
-        (
-            64,
-            "consumer",
-            "warpgroup_barrier(own.warpgroup + 1);\n            if constexpr (PINGPONG)",
-            "if constexpr (PINGPONG)",
-        ),
+        (64, "consumer", f"warpgroup_barrier(own.warpgroup + 1);\n            {PINGPONG}", PINGPONG),
         (64, "consumer", "if (!next_is_full) block.pipeline.wait(next);\n", ""),
-        (128, "consumer", "if (own.thread == 0 && tile + 1 < end_tile) block.pipeline.release(next);  //", "//"),
-        (
-            128,
-            "consumer",
-            "if (own.thread == 0 && tile + 1 < end_tile) block.pipeline.release(next);  //",
-            "if (own.thread == 0) block.pipeline.release(next);  //",
-        ),
+        (128, "consumer", f"if (own.thread == 0 && tile + 1 < end_tile) {RELEASE}", "//"),
+        (128, "consumer", f"if (own.thread == 0 && tile + 1 < end_tile) {RELEASE}", f"if (own.thread == 0) {RELEASE}"),
         (128, "consumer", "if (own.stores_halo) {", "if (false) {"),
         (128, "consumer", "if (own.thread == 0) block.pipeline.release(first_iteration);", ""),
         (128, "consumer", "barrier_wait(block.tile_full + 8 * slot, count / SLOTS & 1);", ""),
