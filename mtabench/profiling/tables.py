@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from rich.table import Table
@@ -22,13 +22,12 @@ from mtabench.results.results_file import KEY_COLUMNS, Key, key_of, key_of_row, 
 KERNELS_FILE, COUNTERS_FILE = "kernels.csv", "counters.csv"
 FACTS = ("device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty", "repro")
 KERNEL_COLUMNS = (*KEY_COLUMNS, "kernel", "calls", "total_ms", "mean_ms", "share", *FACTS)
-COUNTER_COLUMNS = (
-    *KEY_COLUMNS, "kernel", "launches", "us", "bound_by", "verdict", "tensor_pct", "shared_pct", "l2_pct", "memory_pct",
-    "issue_pct", "occupancy_pct", "l2_hit_pct", "bank_conflicts", "memory_bytes", "l2_bytes", "registers",
-    "shared_bytes", "stall_1", "stall_1_share", "stall_2", "stall_2_share", "stall_3", "stall_3_share", *FACTS,
-)  # fmt: skip
 STALLS_KEPT = 3
-_VALUES = COUNTER_COLUMNS[len(KEY_COLUMNS) + 5 : -2 * STALLS_KEPT - len(FACTS)]  # named as in Counters
+_VALUES = tuple(field.name for field in fields(Counters))[3:-1]  # all but the kernel, launches, us and the stalls
+COUNTER_COLUMNS = (
+    *KEY_COLUMNS, "kernel", "launches", "us", "bound_by", "verdict", *_VALUES,
+    "stall_1", "stall_1_share", "stall_2", "stall_2_share", "stall_3", "stall_3_share", *FACTS,
+)  # fmt: skip
 LONGEST_NAME, MOST_SHOWN = 60, 20
 MOST_BYTES, MOST_ROWS = 64 << 20, 100_000
 
@@ -48,8 +47,7 @@ def append_counters(
     rows = []
     for one in counters:
         stalls: list[object] = [value for stall in one.stalls[:STALLS_KEPT] for value in stall]
-        values = asdict(one)
-        named = [values[name] for name in _VALUES]
+        named = [getattr(one, name) for name in _VALUES]
         stalls += [None] * (2 * STALLS_KEPT - len(stalls))
         rows.append([*key, one.kernel, one.launches, one.us, bound_by(one), verdict(one), *named, *stalls, *facts])
     _append(path, COUNTER_COLUMNS, rows)
