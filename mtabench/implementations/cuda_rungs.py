@@ -51,7 +51,7 @@ def source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """The kernels of all three. Raises SkippedError without a compiler."""
     import torch
 
-    from mta_kernels.attention import cuda_flash, cuda_naive, cuda_tiled
+    from mta_kernels.attention import cuda_flash, cuda_unfused
     from mta_kernels.attention.cuda_launch import ELEMENTS, source
     from mtabench.problem.inputs import DTYPES
 
@@ -59,10 +59,10 @@ def source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
         return
     need_compiler()
     dtype = DTYPES[shape.dtype]
-    for prefix, rung in (("cuda_naive", cuda_naive), ("cuda_tiled", cuda_tiled)):
+    for prefix in ("cuda_naive", "cuda_tiled"):
         code = compiled(source(f"{prefix}.cu", limits.target, (("ELEMENT", ELEMENTS[dtype]),)))
         for name in STEPS:
-            yield CudaKernel(name, code, rung.THREADS // 32, 0, f"{prefix}_{name}")
+            yield CudaKernel(name, code, cuda_unfused.THREADS // 32, 0, f"{prefix}_{name}")
     if dtype != torch.float32 and shape.head_dim % 8 == 0:
         geometry = cuda_flash.Geometry(dtype, shape.head_dim, shape.head_dim)
         code = compiled(source("cuda_flash.cu", limits.target, geometry.constants))

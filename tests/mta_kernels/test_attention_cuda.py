@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from functools import partial
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -11,13 +12,21 @@ from kernel_inputs import DEVICE, relative_error
 from planted_faults import plant
 from torch import Tensor
 
-from mta_kernels.attention import attention_reference, cuda_flash, cuda_launch, cuda_naive, cuda_tiled
+from mta_kernels.attention import attention_reference, cuda_flash, cuda_launch, cuda_unfused
 from mta_kernels.nvrtc import compiler
 
 ON_GPU = DEVICE == "cuda"
 SEEDS = (0,) if ON_GPU else (0, 1, 2, 3)  # of the emulator: how threads and copies interleave
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 LARGEST_ERROR = {FP32: 1e-5, FP16: 0.002, BF16: 0.01}
+
+
+def unfused(rung: str) -> SimpleNamespace:
+    functions = cuda_unfused.attention, cuda_unfused.unsupported
+    return SimpleNamespace(**{x.__name__: partial(x, rung=rung) for x in functions})
+
+
+cuda_naive, cuda_tiled = unfused("cuda-naive"), unfused("cuda-tiled")
 ALL = [(cuda_naive, FP32), (cuda_tiled, FP32), (cuda_flash, FP16)]  # each rung, and numbers that it takes
 
 

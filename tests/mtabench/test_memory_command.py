@@ -1,7 +1,6 @@
 """`mtabench memory`: what implementations store and move, and where memory ends."""
 
 import csv
-import importlib
 import json
 import weakref
 from dataclasses import replace
@@ -128,8 +127,8 @@ class Unlaunched:
 
 
 NOTHING_RUNS = {
-    "cuda-naive": ("cuda_launch.kernel", lambda *args, **kwargs: None),
-    "cuda-tiled": ("cuda_launch.kernel", lambda *args, **kwargs: None),
+    "cuda-naive": ("cuda_unfused.kernel", lambda *args, **kwargs: None),
+    "cuda-tiled": ("cuda_unfused.kernel", lambda *args, **kwargs: None),
     "cuda-flash": ("cuda_flash.kernel", lambda *args, **kwargs: None),
     "triton-pointer": ("triton_pointer._attention_pointer_kernel", Unlaunched()),
     "triton-descriptor": ("triton_descriptor._attention_descriptor_kernel", Unlaunched()),
@@ -139,14 +138,16 @@ NOTHING_RUNS = {
 
 @pytest.mark.parametrize("impl", NOTHING_RUNS)
 def test_rungs_allocate_what_the_table_says(monkeypatch, impl):
+    from mta_kernels import attention
+
     place, stub = NOTHING_RUNS[impl]
     monkeypatch.setattr(f"mta_kernels.attention.{place}", stub)
     monkeypatch.setattr("mta_kernels.nvrtc.driver.launch", lambda *args: None)
-    module = importlib.import_module(f"mta_kernels.attention.{impl.replace('-', '_')}")
+    module, options = attention._rung(impl)
     case = replace(PLAIN, impl=impl, dtype="fp16", heads=4, kv_heads=2, seq=512)
     q, k, v = (torch.zeros(1, heads, 512, 64, dtype=torch.float16) for heads in (4, 2, 2))
     with Allocated(q, k, v) as allocated:
-        out = module.attention(q, k, v, causal=True, scale=1.0)
+        out = module.attention(q, k, v, causal=True, scale=1.0, **options)
     assert out.shape == q.shape
     assert allocated.most == expected_memory_bytes(case, find(impl).work)
 
@@ -181,9 +182,9 @@ def test_flex_makes_its_mask_of_two_bytes_a_score():
 
 
 def test_the_columns_that_read_the_scores_once_are_those_of_a_tile_in_cuda_tiled():
-    from mta_kernels.attention import cuda_tiled
+    from mta_kernels.attention import cuda_unfused
 
-    assert find("cuda-tiled").stores.columns == cuda_tiled.TILE
+    assert find("cuda-tiled").stores.columns == cuda_unfused.TILE
     naive, tiled = (storage_of(replace(PLAIN, impl=f"cuda-{name}", head_dim=128)) for name in ("naive", "tiled"))
     assert naive.scores == tiled.scores == 2 * naive.score_matrix  # float32
     assert naive.traffic > 7 * naive.scores

@@ -28,8 +28,8 @@ __all__ = ["RUNGS", "attention", "attention_reference", "attention_sdpa", "rung_
 _MODULES: dict[str, tuple[str, dict[str, Any]]] = {
     "c-loops": ("c_compiler", {"source": "c_loops.c"}),
     "c-tiled": ("c_compiler", {"source": "c_tiled.c"}),
-    "cuda-naive": ("cuda_naive", {}),
-    "cuda-tiled": ("cuda_tiled", {}),
+    "cuda-naive": ("cuda_unfused", {"rung": "cuda-naive"}),
+    "cuda-tiled": ("cuda_unfused", {"rung": "cuda-tiled"}),
     "cuda-flash": ("cuda_flash", {}),
     "triton-pointer": ("triton_pointer", {}),
     "triton-descriptor": ("triton_descriptor", {}),
