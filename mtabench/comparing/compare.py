@@ -52,11 +52,19 @@ class ComparedCell:
     reason: str = ""
 
     @property
+    def sides(self) -> list[Cell]:
+        """The cell in the runs that have it, base and head."""
+        return [side for side in (self.base, self.head) if side]
+
+    @property
     def name(self) -> str:
         """The cell in words."""
-        known = self.head or self.base
-        assert known is not None
-        return known.name
+        return self.sides[-1].name
+
+    @property
+    def outcome(self) -> str:
+        """Verdict and reason."""
+        return f"{self.verdict}: {self.reason}" if self.reason else self.verdict
 
     @property
     def wrong(self) -> bool:
@@ -138,17 +146,14 @@ def compare(base: Run, head: Run, threshold: float, fail_on: tuple[str, ...] = F
         raise UsageError(f"{base.path} and {head.path} hold the same run; give the results of two runs")
     _check_comparable(base, head)
     cells = list(_paired(base, head))
-    both = [i for i, cell in enumerate(cells) if cell.verdict == "unclear" and not cell.reason]
-    judged = _judged([cells[i] for i in both], threshold, LEVEL / looks) if both else []
-    for i, cell in zip(both, judged, strict=True):
-        cells[i] = cell
-    return Comparison(base, head, threshold, fail_on, looks, _sorted(cells), tuple(_notes(base, head)))
+    both = [cell for cell in cells if cell.verdict == "unclear" and not cell.reason]
+    judged = _judged(both, threshold, LEVEL / looks) if both else ()
+    return Comparison(base, head, threshold, fail_on, looks, _decided(cells, judged), tuple(_notes(base, head)))
 
 
 def decided_again(first: Comparison, again: Comparison) -> Comparison:
     """The first comparison with the cells that were measured again as `again` found them."""
-    found = {cell.key: cell for cell in again.cells}
-    return replace(first, cells=_sorted(found.get(cell.key, cell) for cell in first.cells))
+    return replace(first, cells=_decided(first.cells, again.cells))
 
 
 def unclear_cells(comparison: Comparison) -> list[ComparedCell]:
@@ -156,8 +161,10 @@ def unclear_cells(comparison: Comparison) -> list[ComparedCell]:
     return [cell for cell in comparison.cells if cell.verdict == "unclear"]
 
 
-def _sorted(cells: Iterable[ComparedCell]) -> tuple[ComparedCell, ...]:
-    return tuple(sorted(cells, key=lambda cell: VERDICTS.index(cell.verdict)))
+def _decided(cells: Iterable[ComparedCell], judged: Iterable[ComparedCell]) -> tuple[ComparedCell, ...]:
+    """The cells, as judged where they were, the most urgent first."""
+    found = {cell.key: cell for cell in judged}
+    return tuple(sorted((found.get(cell.key, cell) for cell in cells), key=lambda cell: VERDICTS.index(cell.verdict)))
 
 
 def _processes(run: Run) -> set[str]:
@@ -181,23 +188,22 @@ def _paired(base: Run, head: Run) -> Iterator[ComparedCell]:
     for key in dict.fromkeys((*head.cells, *base.cells)):
         before, after = base.cells.get(key), head.cells.get(key)
         cell = ComparedCell(key, "unclear", before, after)
-        if before and before.ok and after and after.ok:
-            yield cell
-        elif after is None:
-            assert before is not None
-            if before.ok:
+        was, now = (side.outcome if side else "" for side in (before, after))
+        match before and before.row["status"], after and after.row["status"]:
+            case "ok", "ok":
+                yield cell
+            case "ok", None:
                 yield replace(cell, verdict="gone", reason="not in the second run")
-            elif before.row["status"] == "invalid":
-                reason = f"not in the second run, and the first run's is {before.outcome}"
-                yield replace(cell, verdict="gone", reason=reason)
-        elif after.row["status"] == "wrong" or (before and before.ok and after.row["status"] != "invalid"):
-            yield replace(cell, verdict="broken", reason=after.outcome)
-        elif before and (before.ok or before.row["status"] == "invalid") and after.row["status"] == "invalid":
-            yield replace(cell, reason=after.outcome)
-        elif after.ok and before and before.row["status"] == "invalid":
-            yield replace(cell, reason=f"the first run's is {before.outcome}")
-        elif after.ok:
-            yield replace(cell, verdict="new", reason=f"the first run's is {before.outcome}" if before else "")
+            case "invalid", None:
+                yield replace(cell, verdict="gone", reason=f"not in the second run, and the first run's is {was}")
+            case "ok" | "invalid", "invalid":
+                yield replace(cell, reason=now)
+            case ("ok", _) | (_, "wrong"):
+                yield replace(cell, verdict="broken", reason=now)
+            case "invalid", "ok":
+                yield replace(cell, reason=f"the first run's is {was}")
+            case _, "ok":
+                yield replace(cell, verdict="new", reason=f"the first run's is {was}" if was else "")
 
 
 def judge(ratios: LogRatios, threshold: float, level: float = LEVEL) -> list[tuple[str, float]]:
@@ -244,12 +250,10 @@ def _doubt(cell: ComparedCell, log_ratio: float) -> str:
 
     Of several processes the noise between them shows what another job did; of one process nothing does.
     """
-    assert cell.base is not None
-    assert cell.head is not None
-    before, after = cell.base.row["median_ms"], cell.head.row["median_ms"]
+    before, after = (side.row["median_ms"] for side in cell.sides)
     if np.sign(after - before) * np.sign(log_ratio) < 0:
         return f"the medians changed the other way, {before:.4g} to {after:.4g} ms"
-    if any(len(side.processes) == 1 and was_crowded(side.row) for side in (cell.base, cell.head)):
+    if any(len(side.processes) == 1 and was_crowded(side.row) for side in cell.sides):
         return "threads waited for a core, so another job ran"
     return ""
 

@@ -39,9 +39,7 @@ def measure_again(
     files: Pairs = []
     with Progress(console, 2 * pairs * len(cells)) as progress:
         for number, cell in enumerate(cells, start=1):
-            known = cell.head or cell.base
-            assert known is not None
-            words = [*shlex.split(Case.of_row(known.row, device).repro())[1:], *how]
+            words = [*shlex.split(Case.of_row(cell.sides[-1].row, device).repro())[1:], *how]
             name = f"rerun{rerun}-cell{number}-"
             files += measure_pairs(sides, words, range(1, pairs + 1), folder, name, progress)
     return files
@@ -111,5 +109,5 @@ def _device_here(run: Run) -> str:
 
 def _how(cell: ComparedCell) -> list[str]:
     """The options that measure as the cells were measured."""
-    known = next(one for one in (cell.head, cell.base) if one and one.row["timer"])
-    return ["--timer", known.row["timer"], "--cache", known.row["cache"]]
+    row = next(side.row for side in reversed(cell.sides) if side.row["timer"])
+    return ["--timer", row["timer"], "--cache", row["cache"]]
