@@ -34,8 +34,8 @@ class ComparedCell:
     """A cell of two runs. `change` and its 95 % interval are parts of the base's time: 0.03 is 3 % slower.
 
     `base_ms` and `head_ms` are the times that were compared, `change` that of one to the other. `detectable` is the
-    smallest slowdown that the comparison finds in a share POWER of cases. `p_value` is corrected for the number of
-    cells. None where there is nothing to compare; `reason` then says why.
+    smallest slowdown that the comparison finds in a share POWER of cases. None where there is nothing to compare;
+    `reason` then says why.
     """
 
     key: str
@@ -47,7 +47,6 @@ class ComparedCell:
     change: float | None = None
     low: float | None = None
     high: float | None = None
-    p_value: float | None = None
     detectable: float | None = None
     reason: str = ""
 
@@ -76,15 +75,13 @@ class ComparedCell:
 class Comparison:
     """All cells of two runs, the most urgent first; `notes` are sentences on how far to trust them.
 
-    `fail_on` are the verdicts that fail a build. `looks` is how often at most the same cells are looked at while more
-    is measured.
+    `fail_on` are the verdicts that fail a build.
     """
 
     base: Run
     head: Run
     threshold: float
     fail_on: tuple[str, ...]
-    looks: int
     cells: tuple[ComparedCell, ...]
     notes: tuple[str, ...]
 
@@ -148,7 +145,7 @@ def compare(base: Run, head: Run, threshold: float, fail_on: tuple[str, ...] = F
     cells = list(_paired(base, head))
     both = [cell for cell in cells if cell.verdict == "unclear" and not cell.reason]
     judged = _judged(both, threshold, LEVEL / looks) if both else ()
-    return Comparison(base, head, threshold, fail_on, looks, _decided(cells, judged), tuple(_notes(base, head)))
+    return Comparison(base, head, threshold, fail_on, _decided(cells, judged), tuple(_notes(base, head)))
 
 
 def decided_again(first: Comparison, again: Comparison) -> Comparison:
@@ -206,17 +203,15 @@ def _paired(base: Run, head: Run) -> Iterator[ComparedCell]:
                 yield replace(cell, verdict="new", reason=f"the first run's is {was}" if was else "")
 
 
-def judge(ratios: LogRatios, threshold: float, level: float = LEVEL) -> list[tuple[str, float]]:
-    """Verdict and corrected p-value of each cell: a change counts if it is sure and at least `threshold`."""
+def judge(ratios: LogRatios, threshold: float, level: float = LEVEL) -> list[str]:
+    """The verdict of each cell: a change counts if it is sure and at least `threshold`."""
     counts = np.log1p(threshold)
     found = []
     for value, low, high, p_value in zip(ratios.values, ratios.low, ratios.high, holm(ratios.p_values), strict=True):
-        verdict = "unclear"
         if p_value <= level and abs(value) >= counts:
-            verdict = "slower" if value > 0 else "faster"
-        elif -counts < low and high < counts:
-            verdict = "same"
-        found.append((verdict, float(p_value)))
+            found.append("slower" if value > 0 else "faster")
+        else:
+            found.append("same" if -counts < low and high < counts else "unclear")
     return found
 
 
@@ -227,7 +222,7 @@ def _judged(cells: Sequence[ComparedCell], threshold: float, level: float) -> It
     )
     ratios = found.ratios
     smallest = np.expm1(detectable(ratios.errors, ratios.freedom, np.log1p(threshold), level))
-    for i, (cell, (verdict, p_value)) in enumerate(zip(cells, judge(ratios, threshold, level), strict=True)):
+    for i, (cell, verdict) in enumerate(zip(cells, judge(ratios, threshold, level), strict=True)):
         known = bool(np.isfinite(ratios.low[i]))
         hidden = "the noise is too large to tell" if known else "one round says nothing of the noise"
         doubt = _doubt(cell, ratios.values[i]) if verdict in ("slower", "faster") else ""
@@ -240,7 +235,6 @@ def _judged(cells: Sequence[ComparedCell], threshold: float, level: float) -> It
             change=float(np.expm1(ratios.values[i])),
             low=float(np.expm1(ratios.low[i])) if known else None,
             high=float(np.expm1(ratios.high[i])) if known else None,
-            p_value=p_value,
             detectable=float(smallest[i]) if known else None,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -66,12 +67,18 @@ def compare_again(base: Run, head: Run, asked: ComparisonOptions) -> Comparison:
             if cells:
                 how = _how(cells[0])
                 files += measure_again((sides[0], sides[1]), cells, device, how, PAIRS, folder, rerun)
-                paths = folder / "base.csv", folder / "head.csv"
-                merge(files, *paths)
-                again = compare(read_run(paths[0]), read_run(paths[1]), asked.threshold, asked.fail_on, LOOKS)
-                found = decided_again(found, again)
+                found = decided_again(found, compare_pairs(files, folder, asked, LOOKS))
     say(make_console(), f"what was measured again is in {folder}")
     return found
+
+
+def compare_pairs(files: Pairs, folder: Path, asked: ComparisonOptions, looks: int) -> Comparison:
+    """Put what the processes measured together in `folder`, and compare it."""
+    paths = folder / "base.csv", folder / "head.csv"
+    notes = merge(files, *paths)
+    base, head = map(read_run, paths)
+    found = compare(base, head, asked.threshold, asked.fail_on, looks)
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def _revision(root: Path, run: Run) -> Revision:

@@ -15,7 +15,7 @@ from typing import Any
 from mtabench.measuring.statistics import Summary, geometric_mean, summarize
 from mtabench.results.columns import TABLE, Merged
 from mtabench.results.results_file import Key, key_of_row, read_file, samples_path
-from mtabench.results.runs import Run, cell_names, name_of, process_ids, read_run, sample_records
+from mtabench.results.runs import Run, cell_names, process_ids, read_run, sample_records
 from mtabench.results.writer import Writer
 
 FEWEST = 2  # pairs without which nothing is known of the noise between them
@@ -56,7 +56,7 @@ def merge(pairs: Sequence[tuple[Path, Path]], base: Path, head: Path) -> list[st
             if row is not None:
                 rows[key] = row
         if len(kept) < len(measured) and any(rows[key]["status"] == "ok" for rows in merged if key in rows):
-            name = next(name_of(process.run.cells["/".join(key)].row) for process in measured[0] if key in process.rows)
+            name = next(process.run.cells["/".join(key)].name for process in measured[0] if key in process.rows)
             notes.append(f"{name}: invalid in {len(measured) - len(kept)} of {len(measured)} pairs, which are left out")
     for path, side, rows in zip((base, head), sides, merged, strict=True):
         for old in (path, samples_path(path)):
