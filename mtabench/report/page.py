@@ -117,7 +117,7 @@ def page_data(report: Report) -> dict[str, Any]:
         "notes": notes,
         "columns": [asdict(column) for column in cell_columns(report)],
         "spreadColumns": [asdict(column) for column in spread_columns(report)],
-        "filters": [name for name in AXES if name in report.varying(AXES)],
+        "filters": report.varying(AXES),
         "implementations": _implementations(report),
         "panels": list(report.panels),
         "cells": _by_column([_cell(row, spread, a_cell) for row, spread in zip(rows, spreads, strict=True)]),
