@@ -5,26 +5,23 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
-from mtabench.comparing.compare import LEVEL, Comparison, compare, unclear_cells
+from mtabench.comparing.compare import LEVEL, unclear_cells
 from mtabench.comparing.comparison_reports import share
 from mtabench.comparing.inference import detectable
 from mtabench.comparing.pairs import MOST_PAIRS, Progress, Side, check_pairs, measure_pairs, process_folder
 from mtabench.comparing.reporting import ComparisonOptions, check_outputs, refusal_reported, report
-from mtabench.comparing.rerun import LOOKS, measure_again
+from mtabench.comparing.rerun import LOOKS, compare_pairs, measure_again
 from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve, working_tree
 from mtabench.comparing.sweep_words import SweepWords, announce
 from mtabench.console import make_console, say
 from mtabench.errors import UsageError
-from mtabench.results.merging import merge
 from mtabench.results.outputs import check_folder
-from mtabench.results.runs import read_run
 
 USUAL_NOISE = 0.005  # of a pair, as results/nvidia-h200/noise.csv has it, in three cells of four
 FINE_ENOUGH = 2  # times the threshold: what pairs should find, since a change as small as it is missed half the time
@@ -66,7 +63,7 @@ def run(
         sides = tuple(Side(name, folders[name], revision) for name, revision in revisions.items())
         with Progress(console, 2 * pairs) as progress:
             files = measure_pairs((sides[0], sides[1]), sweep.words, range(1, pairs + 1), processes, "", progress)
-        found = _compare(files, folder, asked, looks)
+        found = compare_pairs(files, folder, asked, looks)
         for rerun in range(1, looks):
             cells = unclear_cells(found)
             if cells:
@@ -74,7 +71,7 @@ def run(
 
                 how = measuring_words(plan.options)
                 files += measure_again((sides[0], sides[1]), cells, plan.device, how, pairs, processes, rerun)
-                found = _compare(files, folder, asked, looks)
+                found = compare_pairs(files, folder, asked, looks)
     code = report(found, asked)
     say(console, f"results: {folder / 'base.csv'} and {folder / 'head.csv'}")
     return code
@@ -108,15 +105,6 @@ def _nothing_left_of_wrong_usage(folder: Path) -> Iterator[None]:
         if not any(folder.rglob("*.csv")):
             shutil.rmtree(folder)
         raise
-
-
-def _compare(files: list[tuple[Path, Path]], folder: Path, asked: ComparisonOptions, looks: int) -> Comparison:
-    """Put what the processes measured together in `folder`, and compare it."""
-    paths = folder / "base.csv", folder / "head.csv"
-    notes = merge(files, *paths)
-    base, head = map(read_run, paths)
-    found = compare(base, head, asked.threshold, asked.fail_on, looks)
-    return replace(found, notes=(*found.notes, *notes))
 
 
 def _say_revisions(console: Console, revisions: Mapping[str, Revision]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from mtabench.console import make_console, say
 from mtabench.errors import UsageError
 from mtabench.results.outputs import check_output, written
 from mtabench.results.results_file import COLUMNS, SAMPLE_COLUMNS, ResultsFile, key_of_row, read_file, samples_path
-from mtabench.results.runs import cell_names, process_ids, sample_records
+from mtabench.results.runs import sample_names, sample_records
 from mtabench.results.where import parse_where, select
 
 Row = dict[str, str]
@@ -24,15 +24,6 @@ class Part:
 
     path: Path
     rows: Sequence[Row]
-
-    def names(self) -> set[tuple[str, str]]:
-        """What the file's samples may be called: run and cell."""
-        return {
-            (run_id, name)
-            for row in self.rows
-            for run_id in process_ids(row["run_id"])
-            for name in cell_names("/".join(key_of_row(row)))
-        }
 
 
 def merge(paths: Sequence[Path], out: Path, latest: bool, overwrite: bool) -> int:
@@ -134,7 +125,7 @@ def _samples(parts: Iterable[Part]) -> Iterator[Sequence[str]]:
     yield SAMPLE_COLUMNS
     seen: set[tuple[str, str]] = set()
     for part in parts:
-        names: Collection[tuple[str, str]] = part.names() - seen
+        names = sample_names(part.rows) - seen
         seen.update(names)
         yield from (record for record in sample_records(part.path) if (record[0], record[1]) in names)
 

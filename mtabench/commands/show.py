@@ -59,7 +59,7 @@ def _with_rounds(rows: Sequence[Row], view: View, samples: Mapping[tuple[str, st
         return view
     scale = f"{100 * found.scale:.2g}"
     legend = f"their medians in the order measured, from -{scale} % to +{scale} % of the cell's median"
-    column = Column("rounds", "", found.texts, rank=3, right=False, legend=legend)
+    column = Column("rounds", found.texts, rank=3, right=False, legend=legend)
     place = len(view.columns) - (view.columns[-1].name == "status")
     return replace(view, columns=(*view.columns[:place], column, *view.columns[place:]))
 

@@ -34,8 +34,8 @@ class ComparedCell:
     """A cell of two runs. `change` and its 95 % interval are parts of the base's time: 0.03 is 3 % slower.
 
     `base_ms` and `head_ms` are the times that were compared, `change` that of one to the other. `detectable` is the
-    smallest slowdown that the comparison finds in a share POWER of cases. `p_value` is corrected for the number of
-    cells. None where there is nothing to compare; `reason` then says why.
+    smallest slowdown that the comparison finds in a share POWER of cases. None where there is nothing to compare;
+    `reason` then says why.
     """
 
     key: str
@@ -47,16 +47,23 @@ class ComparedCell:
     change: float | None = None
     low: float | None = None
     high: float | None = None
-    p_value: float | None = None
     detectable: float | None = None
     reason: str = ""
 
     @property
+    def sides(self) -> list[Cell]:
+        """The cell in the runs that have it, base and head."""
+        return [side for side in (self.base, self.head) if side]
+
+    @property
     def name(self) -> str:
         """The cell in words."""
-        known = self.head or self.base
-        assert known is not None
-        return known.name
+        return self.sides[-1].name
+
+    @property
+    def outcome(self) -> str:
+        """Verdict and reason."""
+        return f"{self.verdict}: {self.reason}" if self.reason else self.verdict
 
     @property
     def wrong(self) -> bool:
@@ -68,15 +75,13 @@ class ComparedCell:
 class Comparison:
     """All cells of two runs, the most urgent first; `notes` are sentences on how far to trust them.
 
-    `fail_on` are the verdicts that fail a build. `looks` is how often at most the same cells are looked at while more
-    is measured.
+    `fail_on` are the verdicts that fail a build.
     """
 
     base: Run
     head: Run
     threshold: float
     fail_on: tuple[str, ...]
-    looks: int
     cells: tuple[ComparedCell, ...]
     notes: tuple[str, ...]
 
@@ -138,17 +143,14 @@ def compare(base: Run, head: Run, threshold: float, fail_on: tuple[str, ...] = F
         raise UsageError(f"{base.path} and {head.path} hold the same run; give the results of two runs")
     _check_comparable(base, head)
     cells = list(_paired(base, head))
-    both = [i for i, cell in enumerate(cells) if cell.verdict == "unclear" and not cell.reason]
-    judged = _judged([cells[i] for i in both], threshold, LEVEL / looks) if both else []
-    for i, cell in zip(both, judged, strict=True):
-        cells[i] = cell
-    return Comparison(base, head, threshold, fail_on, looks, _sorted(cells), tuple(_notes(base, head)))
+    both = [cell for cell in cells if cell.verdict == "unclear" and not cell.reason]
+    judged = _judged(both, threshold, LEVEL / looks) if both else ()
+    return Comparison(base, head, threshold, fail_on, _decided(cells, judged), tuple(_notes(base, head)))
 
 
 def decided_again(first: Comparison, again: Comparison) -> Comparison:
     """The first comparison with the cells that were measured again as `again` found them."""
-    found = {cell.key: cell for cell in again.cells}
-    return replace(first, cells=_sorted(found.get(cell.key, cell) for cell in first.cells))
+    return replace(first, cells=_decided(first.cells, again.cells))
 
 
 def unclear_cells(comparison: Comparison) -> list[ComparedCell]:
@@ -156,8 +158,10 @@ def unclear_cells(comparison: Comparison) -> list[ComparedCell]:
     return [cell for cell in comparison.cells if cell.verdict == "unclear"]
 
 
-def _sorted(cells: Iterable[ComparedCell]) -> tuple[ComparedCell, ...]:
-    return tuple(sorted(cells, key=lambda cell: VERDICTS.index(cell.verdict)))
+def _decided(cells: Iterable[ComparedCell], judged: Iterable[ComparedCell]) -> tuple[ComparedCell, ...]:
+    """The cells, as judged where they were, the most urgent first."""
+    found = {cell.key: cell for cell in judged}
+    return tuple(sorted((found.get(cell.key, cell) for cell in cells), key=lambda cell: VERDICTS.index(cell.verdict)))
 
 
 def _processes(run: Run) -> set[str]:
@@ -181,36 +185,33 @@ def _paired(base: Run, head: Run) -> Iterator[ComparedCell]:
     for key in dict.fromkeys((*head.cells, *base.cells)):
         before, after = base.cells.get(key), head.cells.get(key)
         cell = ComparedCell(key, "unclear", before, after)
-        if before and before.ok and after and after.ok:
-            yield cell
-        elif after is None:
-            assert before is not None
-            if before.ok:
+        was, now = (side.outcome if side else "" for side in (before, after))
+        match before and before.row["status"], after and after.row["status"]:
+            case "ok", "ok":
+                yield cell
+            case "ok", None:
                 yield replace(cell, verdict="gone", reason="not in the second run")
-            elif before.row["status"] == "invalid":
-                reason = f"not in the second run, and the first run's is {before.outcome}"
-                yield replace(cell, verdict="gone", reason=reason)
-        elif after.row["status"] == "wrong" or (before and before.ok and after.row["status"] != "invalid"):
-            yield replace(cell, verdict="broken", reason=after.outcome)
-        elif before and (before.ok or before.row["status"] == "invalid") and after.row["status"] == "invalid":
-            yield replace(cell, reason=after.outcome)
-        elif after.ok and before and before.row["status"] == "invalid":
-            yield replace(cell, reason=f"the first run's is {before.outcome}")
-        elif after.ok:
-            yield replace(cell, verdict="new", reason=f"the first run's is {before.outcome}" if before else "")
+            case "invalid", None:
+                yield replace(cell, verdict="gone", reason=f"not in the second run, and the first run's is {was}")
+            case "ok" | "invalid", "invalid":
+                yield replace(cell, reason=now)
+            case ("ok", _) | (_, "wrong"):
+                yield replace(cell, verdict="broken", reason=now)
+            case "invalid", "ok":
+                yield replace(cell, reason=f"the first run's is {was}")
+            case _, "ok":
+                yield replace(cell, verdict="new", reason=f"the first run's is {was}" if was else "")
 
 
-def judge(ratios: LogRatios, threshold: float, level: float = LEVEL) -> list[tuple[str, float]]:
-    """Verdict and corrected p-value of each cell: a change counts if it is sure and at least `threshold`."""
+def judge(ratios: LogRatios, threshold: float, level: float = LEVEL) -> list[str]:
+    """The verdict of each cell: a change counts if it is sure and at least `threshold`."""
     counts = np.log1p(threshold)
     found = []
     for value, low, high, p_value in zip(ratios.values, ratios.low, ratios.high, holm(ratios.p_values), strict=True):
-        verdict = "unclear"
         if p_value <= level and abs(value) >= counts:
-            verdict = "slower" if value > 0 else "faster"
-        elif -counts < low and high < counts:
-            verdict = "same"
-        found.append((verdict, float(p_value)))
+            found.append("slower" if value > 0 else "faster")
+        else:
+            found.append("same" if -counts < low and high < counts else "unclear")
     return found
 
 
@@ -221,7 +222,7 @@ def _judged(cells: Sequence[ComparedCell], threshold: float, level: float) -> It
     )
     ratios = found.ratios
     smallest = np.expm1(detectable(ratios.errors, ratios.freedom, np.log1p(threshold), level))
-    for i, (cell, (verdict, p_value)) in enumerate(zip(cells, judge(ratios, threshold, level), strict=True)):
+    for i, (cell, verdict) in enumerate(zip(cells, judge(ratios, threshold, level), strict=True)):
         known = bool(np.isfinite(ratios.low[i]))
         hidden = "the noise is too large to tell" if known else "one round says nothing of the noise"
         doubt = _doubt(cell, ratios.values[i]) if verdict in ("slower", "faster") else ""
@@ -234,7 +235,6 @@ def _judged(cells: Sequence[ComparedCell], threshold: float, level: float) -> It
             change=float(np.expm1(ratios.values[i])),
             low=float(np.expm1(ratios.low[i])) if known else None,
             high=float(np.expm1(ratios.high[i])) if known else None,
-            p_value=p_value,
             detectable=float(smallest[i]) if known else None,
         )
 
@@ -244,12 +244,10 @@ def _doubt(cell: ComparedCell, log_ratio: float) -> str:
 
     Of several processes the noise between them shows what another job did; of one process nothing does.
     """
-    assert cell.base is not None
-    assert cell.head is not None
-    before, after = cell.base.row["median_ms"], cell.head.row["median_ms"]
+    before, after = (side.row["median_ms"] for side in cell.sides)
     if np.sign(after - before) * np.sign(log_ratio) < 0:
         return f"the medians changed the other way, {before:.4g} to {after:.4g} ms"
-    if any(len(side.processes) == 1 and was_crowded(side.row) for side in (cell.base, cell.head)):
+    if any(len(side.processes) == 1 and was_crowded(side.row) for side in cell.sides):
         return "threads waited for a core, so another job ran"
     return ""
 

@@ -26,23 +26,17 @@ MOST_SUMMARY_BYTES = 1_000_000  # GitHub takes 1 MiB of a step
 def conclusions(comparison: Comparison) -> Iterator[str]:
     """The sentences below the cells: how far to trust them, what could have been found, the counts, the outcome."""
     yield from comparison.notes
-    compared = [cell for cell in comparison.cells if cell.change is not None]
-    rows = [side.row for cell in compared for side in (cell.base, cell.head) if side]
+    rows = [side.row for cell in comparison.cells if cell.change is not None for side in cell.sides]
     if marked := unsettled(rows):
         yield f"{UNSETTLED} {len(marked)} of {len(rows)} times {meaning(rows)}"
     smallest = [cell.detectable for cell in comparison.cells if cell.detectable is not None]
     if smallest:
-        yield _what_is_detectable(min(smallest), max(smallest))
+        least, most = share(min(smallest)), share(max(smallest))
+        where = "" if least == most else f" in the quietest cell, of {most} in the noisiest"
+        yield f"detectable in {100 * POWER:g} % of comparisons: a slowdown of {least}{where}"
     if comparison.cells:
         yield f"{_counted(comparison, VERDICTS)}; changes below {100 * comparison.threshold:g} % do not count"
     yield outcome(comparison)
-
-
-def _what_is_detectable(least: float, most: float) -> str:
-    found = f"detectable in {100 * POWER:g} % of comparisons: a slowdown of {share(least)}"
-    if share(least) == share(most):
-        return found
-    return f"{found} in the quietest cell, of {share(most)} in the noisiest"
 
 
 def outcome(comparison: Comparison) -> str:
@@ -215,9 +209,7 @@ def bencher(run: Run) -> str:
 
 def sentence(cell: ComparedCell) -> str:
     """What was found of a cell, in one line."""
-    *_, verdict = _fields(cell)
-    numbers = _numbers(cell)
-    return f"{cell.name}: {numbers}, {verdict}" if numbers else f"{cell.name}: {verdict}"
+    return f"{cell.name}: {', '.join(filter(None, (_numbers(cell), cell.outcome)))}"
 
 
 def _numbers(cell: ComparedCell) -> str:
@@ -233,8 +225,7 @@ def _fields(cell: ComparedCell) -> tuple[str, ...]:
     change = "" if cell.change is None else f"{_percent(cell.change)} %"
     interval = "" if cell.low is None or cell.high is None else f"{_percent(cell.low)} to {_percent(cell.high)} %"
     smallest = "" if cell.detectable is None else share(cell.detectable)
-    verdict = f"{cell.verdict}: {cell.reason}" if cell.reason else cell.verdict
-    return cell.name, before, after, change, interval, smallest, verdict
+    return cell.name, before, after, change, interval, smallest, cell.outcome
 
 
 def _time(compared_ms: float | None, side: Cell | None) -> str:

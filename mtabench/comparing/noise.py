@@ -83,7 +83,7 @@ def _locations(cells: Sequence[Processes]) -> Floats:
 
 
 def _alarms(comparisons: Iterable[LogRatios], threshold: float) -> Alarms:
-    slower = np.array([[verdict == "slower" for verdict, _ in judge(ratios, threshold)] for ratios in comparisons])
+    slower = np.array([[verdict == "slower" for verdict in judge(ratios, threshold)] for ratios in comparisons])
     return Alarms(tuple(slower.sum(axis=0).tolist()), int(slower.any(axis=1).sum()), len(slower))
 
 

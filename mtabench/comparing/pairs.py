@@ -10,10 +10,8 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
@@ -53,7 +51,7 @@ class StoppedError(MtabenchError):
     exit_code = 130
 
 
-class Progress(AbstractContextManager):
+class Progress:
     """A line a process as it ends, and on a terminal the cell that it ended last; `total` processes."""
 
     def __init__(self, console: Console, total: int) -> None:
@@ -76,9 +74,7 @@ class Progress(AbstractContextManager):
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._live.stop()
 
 
@@ -153,11 +149,12 @@ def _measure(side: Side, words: Sequence[str], path: Path, label: str, progress:
     progress.doing(f"{label}: starting")
     command = [*words, "--out", str(path.absolute()), "--no-plot"]
     code = run_module("mtabench", command, side.folder, _environment(side), receive)
+    said = last.removeprefix("mtabench: ") or "it said nothing"
     if code == USAGE:
-        raise UsageError(f"the code of {side.words} cannot run `mtabench {' '.join(words)}`: {_said(last)}")
+        raise UsageError(f"the code of {side.words} cannot run `mtabench {' '.join(words)}`: {said}")
     if code not in RAN:
         raise MtabenchError(
-            f"{ending(code).replace('its process', f'a process of {side.words}')}: {_said(last)}; "
+            f"{ending(code).replace('its process', f'a process of {side.words}')}: {said}; "
             f"what ended is kept in {path.parent}, and with --isolate a crash costs one cell"
         )
     cells = _check(side, path)
@@ -187,8 +184,3 @@ def _check(side: Side, path: Path) -> int:
                     "is another mtabench found before the one in its folder?"
                 )
     return len(rows)
-
-
-def _said(line: str) -> str:
-    """The last line of a process, without the name that it begins with."""
-    return line.removeprefix("mtabench: ") or "it said nothing"

@@ -9,12 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtabench.comparing import comparison_reports as reports
-from mtabench.comparing.compare import (
-    Comparison,
-    NotComparableError,
-    parse_fail_on,
-    parse_threshold,
-)
+from mtabench.comparing.compare import Comparison, NotComparableError, parse_fail_on, parse_threshold
 from mtabench.console import make_console, say
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -39,9 +40,7 @@ def measure_again(
     files: Pairs = []
     with Progress(console, 2 * pairs * len(cells)) as progress:
         for number, cell in enumerate(cells, start=1):
-            known = cell.head or cell.base
-            assert known is not None
-            words = [*shlex.split(Case.of_row(known.row, device).repro())[1:], *how]
+            words = [*shlex.split(Case.of_row(cell.sides[-1].row, device).repro())[1:], *how]
             name = f"rerun{rerun}-cell{number}-"
             files += measure_pairs(sides, words, range(1, pairs + 1), folder, name, progress)
     return files
@@ -68,12 +67,18 @@ def compare_again(base: Run, head: Run, asked: ComparisonOptions) -> Comparison:
             if cells:
                 how = _how(cells[0])
                 files += measure_again((sides[0], sides[1]), cells, device, how, PAIRS, folder, rerun)
-                paths = folder / "base.csv", folder / "head.csv"
-                merge(files, *paths)
-                again = compare(read_run(paths[0]), read_run(paths[1]), asked.threshold, asked.fail_on, LOOKS)
-                found = decided_again(found, again)
+                found = decided_again(found, compare_pairs(files, folder, asked, LOOKS))
     say(make_console(), f"what was measured again is in {folder}")
     return found
+
+
+def compare_pairs(files: Pairs, folder: Path, asked: ComparisonOptions, looks: int) -> Comparison:
+    """Put what the processes measured together in `folder`, and compare it."""
+    paths = folder / "base.csv", folder / "head.csv"
+    notes = merge(files, *paths)
+    base, head = map(read_run, paths)
+    found = compare(base, head, asked.threshold, asked.fail_on, looks)
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def _revision(root: Path, run: Run) -> Revision:
@@ -111,5 +116,5 @@ def _device_here(run: Run) -> str:
 
 def _how(cell: ComparedCell) -> list[str]:
     """The options that measure as the cells were measured."""
-    known = next(one for one in (cell.head, cell.base) if one and one.row["timer"])
-    return ["--timer", known.row["timer"], "--cache", known.row["cache"]]
+    row = next(side.row for side in reversed(cell.sides) if side.row["timer"])
+    return ["--timer", row["timer"], "--cache", row["cache"]]

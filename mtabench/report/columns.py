@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
-from mtabench.report.data import Report, Row, Spread
+from mtabench.report.data import Report, Row
 from mtabench.results.columns import AXES as CELL_AXES
 from mtabench.results.columns import TABLE, detail_place
-from mtabench.results.shown import percent
 
 # The cell; those that are the same in every row are left out.
 AXES = (CELL_AXES[0], "device", *CELL_AXES[1:])
@@ -27,7 +27,7 @@ class Column:
 
 
 LABELS = {column.name: column.heading for column in TABLE if column.heading and column.role == "cell"}
-TEXTS = ("pass", "device", "dtype", "conv", "causal", "splits")
+KINDS = dict.fromkeys(("pass", "device", "dtype", "conv", "causal", "splits"), "text")
 IMPLEMENTATION = Column("impl", "implementation", kind="text")
 REPORTED = {one.reported.name or one.name: one.reported for one in TABLE if one.reported}
 MEASURED = tuple(Column(name, one.label, one.unit, digits=one.digits) for name, one in REPORTED.items())
@@ -49,38 +49,28 @@ ENVIRONMENT = (
 MOST_VALUES = 20  # of a fact about the environment
 
 
-def axis_columns(report: Report) -> list[Column]:
+def cell_columns(report: Report) -> list[Column]:
+    """The columns of the table of cells; those of what was measured without any value are left out."""
+    shown = [measured(row) for row in report.rows]
+    known = [column for column in MEASURED if any(row[column.name] is not None for row in shown)]
+    return [*_key_columns(report), *known, STATUS]
+
+
+def spread_columns(report: Report) -> list[Column]:
+    """The columns of the table of spreads."""
+    return [*_key_columns(report), *SPREAD]
+
+
+def _key_columns(report: Report) -> list[Column]:
     """The columns that say which cell a row is: those in which rows differ, and always the sequence length."""
     varying = report.varying(AXES)
-    return [
-        Column(axis, LABELS.get(axis, axis), kind="text" if axis in TEXTS else "number")
-        for axis in AXES
-        if axis in varying or axis == "seq"
-    ]
-
-
-def measured_columns(report: Report) -> list[Column]:
-    """The columns of what was measured, those without any value left out."""
-    shown = [measured(row) for row in report.rows]
-    return [column for column in MEASURED if any(row[column.name] is not None for row in shown)]
+    axes = [axis for axis in AXES if axis in varying or axis == "seq"]
+    return [IMPLEMENTATION, *(Column(axis, LABELS.get(axis, axis), kind=KINDS.get(axis, "number")) for axis in axes)]
 
 
 def measured(row: Row) -> Row:
     """The values under MEASURED. Half the 95 % interval of the median, and the roofline, in percent."""
     return {name: one.value(row) if one.value else row[name] for name, one in REPORTED.items()}
-
-
-def spread_values(row: Row, spread: Spread) -> Row:
-    """The values under SPREAD."""
-    return {
-        "median_ms": row["median_ms"],
-        "low_ms": spread.low,
-        "high_ms": spread.high,
-        "spread_percent": percent(spread.spread),
-        "drift_percent": percent(spread.drift),
-        "rounds": len(spread.rounds),
-        "samples": spread.count,
-    }
 
 
 def environment(report: Report) -> list[tuple[str, list[tuple[str, int]]]]:
@@ -89,12 +79,9 @@ def environment(report: Report) -> list[tuple[str, list[tuple[str, int]]]]:
     shared = [axis for axis in AXES if axis not in varying and axis not in (*ENVIRONMENT, "seq")]
     found = []
     for name in (*ENVIRONMENT, *shared):
-        counts: dict[str, int] = {}
-        for row in report.rows:
-            if row[name] not in (None, ""):
-                counts[str(row[name])] = counts.get(str(row[name]), 0) + (name not in shared)
+        counts = Counter(str(row[name]) for row in report.rows if row[name] not in (None, ""))
         if counts:
-            values = list(counts.items())
+            values = [(value, 0 if name in shared else count) for value, count in counts.items()]
             more = [(f"and {len(values) - MOST_VALUES:,} more", 0)] if len(values) > MOST_VALUES else []
             found.append((LABELS.get(name, name.replace("_", " ")), values[:MOST_VALUES] + more))
     return found

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from mtabench.measuring.settled import settled
 from mtabench.pages.text import MOST_CHARACTERS, shown_number, shown_text
 from mtabench.results.results_file import COLUMNS, NUMERIC_COLUMNS, read_results, samples_path
 from mtabench.results.runs import Rounds, read_run
+from mtabench.results.shown import percent
 
 # What a chart of time against sequence length holds fixed.
 PANEL_AXES = ("pass", "device", "dtype", "batch", "heads", "kv_heads", "head_dim", "conv", "causal")
@@ -37,24 +40,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How the samples of a cell lie, in ms. `spread` is from the 10th to the 90th percentile, `drift` from the lowest
-    to the highest median of a round, both as parts of the median."""
+    """How the samples of a cell lie: by round in ms, the medians of the rounds, and the values under columns.SPREAD.
+
+    Of these `spread_percent` is from the 10th to the 90th percentile and `drift_percent` from the lowest to the highest
+    median of a round, both as parts of the median.
+    """
 
     rounds: Rounds
-    low: float
-    high: float
-    spread: float | None
-    drift: float
-
-    @property
-    def count(self) -> int:
-        """How many samples there are."""
-        return sum(map(len, self.rounds))
-
-    @property
-    def medians(self) -> list[float]:
-        """The median of each round."""
-        return [statistics.median(samples) for samples in self.rounds]
+    medians: list[float]
+    values: Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +77,11 @@ class Report:
     def varying(self, axes: Iterable[str]) -> list[str]:
         """Those axes that tell cells of this file apart, without those that another axis settles."""
         return _varying(self.rows, axes)
+
+
+def shape_key(row: Row) -> tuple[Any, ...]:
+    """The values of SHAPE_AXES."""
+    return tuple(row[axis] for axis in SHAPE_AXES)
 
 
 def is_plain(row: Mapping[str, Any]) -> bool:
@@ -136,18 +135,14 @@ def _varying(rows: Sequence[Row], axes: Iterable[str]) -> list[str]:
     """The axes with more than one value. A batch that follows from the sequence length, and KV heads that follow from
     the heads, tell nothing that those do not."""
     followed = {"batch": ("pass", "seq"), "kv_heads": ("heads",)}
-    found = []
-    for axis in axes:
-        values = {row[axis] for row in rows if not (axis == "conv" and is_plain(row))}
-        if len(values) < 2:
-            continue
-        leaders = followed.get(axis, ())
-        if leaders and len({(*(row[name] for name in leaders), row[axis]) for row in rows}) == len(
-            {tuple(row[name] for name in leaders) for row in rows}
-        ):
-            continue
-        found.append(axis)
-    return found
+
+    def distinct(*names: str) -> int:
+        return len({tuple(row[name] for name in names) for row in rows if not (names == ("conv",) and is_plain(row))})
+
+    found = [axis for axis in axes if distinct(axis) > 1]
+    return [
+        axis for axis in found if axis not in followed or distinct(*followed[axis], axis) > distinct(*followed[axis])
+    ]
 
 
 def _sort_into_panels(rows: Sequence[Row]) -> list[str]:
@@ -155,19 +150,13 @@ def _sort_into_panels(rows: Sequence[Row]) -> list[str]:
     varying = _varying(rows, PANEL_AXES)
     axes = [axis for axis in PANEL_AXES if axis in varying or axis in ("head_dim", "conv")]
     without_conv = [axis for axis in axes if axis != "conv"]
-
-    def key_of(row: Row) -> tuple[Any, ...]:
-        return tuple(row[axis] for axis in axes)
-
-    def shape_of(row: Row) -> tuple[Any, ...]:
-        return tuple(row[axis] for axis in without_conv)
-
+    key_of, shape_of = itemgetter(*axes), itemgetter(*without_conv)
     conv_shapes = {shape_of(row) for row in rows if not is_plain(row)}
     own = {key_of(row): shape_of(row) for row in rows if not (is_plain(row) and shape_of(row) in conv_shapes)}
     numbers = {key: number for number, key in enumerate(sorted(own)[:MOST_PANELS])}
-    fitting: dict[tuple[Any, ...], list[int]] = {}
+    fitting: dict[Any, list[int]] = defaultdict(list)
     for key, number in numbers.items():
-        fitting.setdefault(own[key], []).append(number)
+        fitting[own[key]].append(number)
     for row in rows:
         key = key_of(row)
         row["panels"] = fitting.get(shape_of(row), []) if is_plain(row) else [numbers[key]] if key in numbers else []
@@ -179,10 +168,10 @@ def _sort_into_panels(rows: Sequence[Row]) -> list[str]:
 
 def _choose_charted(rows: Sequence[Row]) -> None:
     """Of several splits of an implementation at one place, charts show auto, or the fastest if it is missing."""
-    places: dict[tuple[Any, ...], list[Row]] = {}
+    places: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
         row["charted"] = False
-        places.setdefault((row["impl"], row["op"], row["conv"], *(row[axis] for axis in SHAPE_AXES)), []).append(row)
+        places[row["impl"], row["op"], row["conv"], shape_key(row)].append(row)
     for there in places.values():
         usual = [row for row in there if row["splits"] in ("", "auto")]
         timed = [row for row in there if is_timed(row)]
@@ -206,12 +195,16 @@ def _read_spreads(path: Path, rows: Sequence[Row]) -> tuple[list[Spread | None],
 
 def _spread(rounds: Rounds, row: Row) -> Spread:
     medians = [statistics.median(samples) for samples in rounds]
-    median = statistics.median([sample for samples in rounds for sample in samples])
+    samples = [sample for one in rounds for sample in one]
+    median = statistics.median(samples)
     known = row["p10_ms"] is not None and row["p90_ms"] is not None
-    return Spread(
-        rounds,
-        low=min(map(min, rounds)),
-        high=max(map(max, rounds)),
-        spread=(row["p90_ms"] - row["p10_ms"]) / median if known else None,
-        drift=(max(medians) - min(medians)) / median,
-    )
+    values = {
+        "median_ms": row["median_ms"],
+        "low_ms": min(samples),
+        "high_ms": max(samples),
+        "spread_percent": percent((row["p90_ms"] - row["p10_ms"]) / median if known else None),
+        "drift_percent": percent((max(medians) - min(medians)) / median),
+        "rounds": len(rounds),
+        "samples": len(samples),
+    }
+    return Spread(rounds, medians, values)

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from mtabench.console import significant
 from mtabench.escaping import in_markdown
 from mtabench.measuring.settled import UNSETTLED
-from mtabench.report.columns import (
-    IMPLEMENTATION,
-    SPREAD,
-    STATUS,
-    Column,
-    axis_columns,
-    environment,
-    measured,
-    measured_columns,
-    spread_values,
-)
+from mtabench.report.columns import Column, cell_columns, environment, measured, spread_columns
 from mtabench.report.data import Report, Row, Spread, is_plain, is_timed
 from mtabench.report.page import facts, failures, title
 from mtabench.report.sentences import plural, summary
@@ -33,15 +24,15 @@ def markdown(report: Report) -> str:
     """The whole text. Nothing from the file is markup or a link in it."""
     lines = [MARK, "", f"# {in_markdown(title(report))}", "", facts(report, in_markdown), ""]
     lines += [f"- {sentence}" for sentence in summary(report, in_markdown)]
-    cells = list(zip(report.rows, report.spreads, strict=True))[:MOST_CELLS]
-    if len(report.rows) > len(cells):
-        lines += ["", f"The tables have the first {len(cells):,} of {len(report.rows):,} cells; the summary is of all."]
-    lines += ["", "## Time and speedup", "", *_panels(report, [row for row, _ in cells])]
-    lines += ["## Cells", "", *_cells(report, [row for row, _ in cells])]
+    rows = report.rows[:MOST_CELLS]
+    if len(report.rows) > len(rows):
+        lines += ["", f"The tables have the first {len(rows):,} of {len(report.rows):,} cells; the summary is of all."]
+    lines += ["", "## Time and speedup", "", *_panels(report, rows)]
+    lines += ["## Cells", "", *_cells(report, rows)]
     lines += ["## What failed", "", *_failures(report)]
-    lines += ["## Spread of the samples", "", *_spreads(report, cells)]
+    lines += ["## Spread of the samples", "", *_spreads(report, rows)]
     lines += ["## Environment", "", *_environment(report)]
-    lines += ["## Measure again", "", *_commands([row for row, _ in cells])]
+    lines += ["## Measure again", "", *_commands(rows)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -68,25 +59,23 @@ def _time(row: Row | None) -> str:
         return ""
     if not is_timed(row):
         return in_markdown(row["status"])
-    speedup = (
-        f" ({significant(row['speedup'], 3, zeros=True)}x)" if row["speedup"] and row["baseline"] != row["impl"] else ""
-    )
-    return (
-        in_markdown(UNSETTLED if row["settled"] is False else "")
-        + significant(row["median_ms"], 4, zeros=True)
-        + speedup
-    )
+    told = row["speedup"] and row["baseline"] != row["impl"]
+    speedup = f" ({significant(row['speedup'], 3, zeros=True)}x)" if told else ""
+    return _mark(row) + significant(row["median_ms"], 4, zeros=True) + speedup
 
 
 def _cells(report: Report, rows: Sequence[Row]) -> Iterator[str]:
-    columns = [IMPLEMENTATION, *axis_columns(report), *measured_columns(report), STATUS]
-    table = [[_marked(row, column) + _field(row | measured(row), column) for column in columns] for row in rows]
+    columns = cell_columns(report)
+    table = [
+        [_mark(row) * (column.name == "median_ms") + _field(row | measured(row), column) for column in columns]
+        for row in rows
+    ]
     yield from _folded(plural(len(rows), "cell"), _table(map(_header, columns), table, _sides(columns)))
 
 
-def _marked(row: Row, column: Column) -> str:
+def _mark(row: Row) -> str:
     """The mark before a time that did not settle."""
-    return in_markdown(UNSETTLED) if column.name == "median_ms" and row["settled"] is False else ""
+    return in_markdown(UNSETTLED) if row["settled"] is False else ""
 
 
 def _failures(report: Report) -> Iterator[str]:
@@ -103,17 +92,17 @@ def _failures(report: Report) -> Iterator[str]:
         yield ""
 
 
-def _spreads(report: Report, cells: Iterable[tuple[Row, Spread | None]]) -> Iterator[str]:
+def _spreads(report: Report, rows: Sequence[Row]) -> Iterator[str]:
     if report.no_samples:
         yield from (f"Samples are not shown: {in_markdown(report.no_samples)}.", "")
         return
     yield from ("Bars: how many samples lie where between the lowest and the highest.", "")
-    columns = [IMPLEMENTATION, *axis_columns(report), *SPREAD]
+    columns = spread_columns(report)
     table = []
-    for row, spread in cells:
+    for row, spread in zip(rows, report.spreads, strict=False):
         if spread:
-            values = row | spread_values(row, spread)
-            drawn = [f"`{_bars(spread)}`", _medians(spread)]
+            values = row | spread.values
+            drawn = [f"`{_bars(spread)}`", _medians(spread.medians)]
             table.append([*(_field(values, column) for column in columns), *drawn])
     header = [*map(_header, columns), "histogram", "medians of the rounds, ms"]
     yield from _folded(plural(len(table), "cell"), _table(header, table, _sides(columns) + "ll"))
@@ -122,19 +111,18 @@ def _spreads(report: Report, cells: Iterable[tuple[Row, Spread | None]]) -> Iter
 def _bars(spread: Spread) -> str:
     """A histogram in one line of text."""
     counts = [0] * BINS
-    width = (spread.high - spread.low) / BINS or 1.0
-    for samples in spread.rounds:
-        for sample in samples:
-            counts[min(int((sample - spread.low) / width), BINS - 1)] += 1
+    low = spread.values["low_ms"]
+    width = (spread.values["high_ms"] - low) / BINS or 1.0
+    for sample in chain(*spread.rounds):
+        counts[min(int((sample - low) / width), BINS - 1)] += 1
     return sparkline(counts, 0, max(counts))
 
 
-def _medians(spread: Spread) -> str:
+def _medians(medians: Sequence[float]) -> str:
     """The median of each round; of many rounds the lowest and the highest."""
-    medians = spread.medians
-    if len(medians) > MOST_MEDIANS:
-        return f"{significant(min(medians), 4, zeros=True)} to {significant(max(medians), 4, zeros=True)}"
-    return ", ".join(significant(median, 4, zeros=True) for median in medians)
+    many = len(medians) > MOST_MEDIANS
+    shown = (min(medians), max(medians)) if many else medians
+    return (" to " if many else ", ").join(significant(median, 4, zeros=True) for median in shown)
 
 
 def _environment(report: Report) -> Iterator[str]:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import cycle, groupby
+from itertools import cycle
 from typing import Any
 
 from mtabench import registry
 from mtabench.pages.page import build_page
 from mtabench.pages.text import shown_number
-from mtabench.report.columns import (
-    AXES,
-    DETAILS,
-    IMPLEMENTATION,
-    SPREAD,
-    STATUS,
-    axis_columns,
-    environment,
-    measured,
-    measured_columns,
-    spread_values,
-)
+from mtabench.report.columns import AXES, DETAILS, cell_columns, environment, measured, spread_columns
 from mtabench.report.data import Report, Row, Spread, is_plain, is_timed
 from mtabench.report.sentences import Quote, summary
 
@@ -112,7 +102,6 @@ def page_data(report: Report) -> dict[str, Any]:
     rows = list(report.rows[:MOST_CELLS])
     spreads = report.spreads[: len(rows)]
     a_cell = min(MOST_SAMPLES_A_CELL, max(1, MOST_SAMPLES // max(1, sum(spread is not None for spread in spreads))))
-    columns = [IMPLEMENTATION, *axis_columns(report), *measured_columns(report), STATUS]
     notes = []
     if len(report.rows) > len(rows):
         notes.append(f"The page shows the first {len(rows):,} of {len(report.rows):,} cells; the summary is of all.")
@@ -120,15 +109,15 @@ def page_data(report: Report) -> dict[str, Any]:
         notes.append(
             f"The charts have the first {len(report.panels)} combinations of shapes; the tables have them all."
         )
-    if any(spread and spread.count > a_cell for spread in spreads):
+    if any(spread and spread.values["samples"] > a_cell for spread in spreads):
         notes.append(f"Of each cell up to {a_cell:,} samples are drawn; the numbers beside them are of all.")
     return {
         "facts": facts(report),
         "summary": summary(report),
         "notes": notes,
-        "columns": [asdict(column) for column in columns],
-        "spreadColumns": [asdict(column) for column in (IMPLEMENTATION, *axis_columns(report), *SPREAD)],
-        "filters": [name for name in AXES if name in report.varying(AXES)],
+        "columns": [asdict(column) for column in cell_columns(report)],
+        "spreadColumns": [asdict(column) for column in spread_columns(report)],
+        "filters": report.varying(AXES),
         "implementations": _implementations(report),
         "panels": list(report.panels),
         "cells": _by_column([_cell(row, spread, a_cell) for row, spread in zip(rows, spreads, strict=True)]),
@@ -141,14 +130,15 @@ def page_data(report: Report) -> dict[str, Any]:
 
 def failures(report: Report) -> list[dict[str, Any]]:
     """Cells without a time to be believed, by status and reason, the most frequent first, each with its first cells."""
-    failed = [row for row in report.rows if row["status"] != "ok"]
-    failed.sort(key=lambda row: (row["status"], row["reason"]))
-    groups = []
-    for (status, reason), rows in groupby(failed, key=lambda row: (row["status"], row["reason"])):
-        labels = [row["label"] for row in rows]
-        shown = labels[:MOST_LABELS]
-        groups.append({"status": status, "reason": reason, "count": len(labels), "cells": shown})
-    return sorted(groups, key=lambda group: -group["count"])[:MOST_REASONS]
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for row in report.rows:
+        if row["status"] != "ok":
+            groups[row["status"], row["reason"]].append(row["label"])
+    ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))[:MOST_REASONS]
+    return [
+        {"status": status, "reason": reason, "count": len(labels), "cells": labels[:MOST_LABELS]}
+        for (status, reason), labels in ordered
+    ]
 
 
 def _implementations(report: Report) -> list[dict[str, Any]]:
@@ -156,13 +146,12 @@ def _implementations(report: Report) -> list[dict[str, Any]]:
     plain = {row["impl"] for row in report.rows if is_plain(row)}
     dashes, spare = cycle(DASHES), cycle(SPARE_SERIES)
     own = {entry.name: entry.style.series for entry in registry.IMPLEMENTATIONS if entry.style}
-    found = []
-    for name in report.implementations:
-        if name in plain:
-            found.append({"name": name, "plain": True, "series": GREY, "dash": next(dashes)})
-        else:
-            found.append({"name": name, "plain": False, "series": own.get(name) or next(spare), "dash": ""})
-    return found
+    return [
+        {"name": name, "plain": True, "series": GREY, "dash": next(dashes)}
+        if name in plain
+        else {"name": name, "plain": False, "series": own.get(name) or next(spare), "dash": ""}
+        for name in report.implementations
+    ]
 
 
 def _cell(row: Row, spread: Spread | None, most: int) -> Row:
@@ -171,7 +160,7 @@ def _cell(row: Row, spread: Spread | None, most: int) -> Row:
     shown |= {name: row[name] for name in DETAILS} | measured(row)
     shown |= {name: row[name] for name in ("charted", "panels", "command", "settled")} | {"timed": is_timed(row)}
     if spread:
-        shown["spread"] = {name: shown_number(value) for name, value in spread_values(row, spread).items()}
+        shown["spread"] = {name: shown_number(value) for name, value in spread.values.items()}
         shown["drawn"] = [_thinned(samples, max(1, most // len(spread.rounds))) for samples in spread.rounds]
         shown["medians"] = spread.medians
     return shown

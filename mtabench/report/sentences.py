@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mtabench.console import significant
 from mtabench.measuring.settled import UNSETTLED, meaning, unsettled
 from mtabench.measuring.statistics import geometric_mean
-from mtabench.report.data import SHAPE_AXES, Report, Row, is_plain, is_timed
+from mtabench.report.data import Report, Row, is_plain, is_timed, shape_key
 
 PASSES = {"fwd": "forward pass", "bwd": "backward pass", "decode": "decode step"}
 STATUSES = {"oom": "out of memory", "error": "ended in an error", "timeout": "took too long", "wrong": "wrong"}
@@ -19,9 +19,9 @@ Quote = Callable[[str], str]
 
 def summary(report: Report, quote: Quote = str) -> list[str]:
     """The sentences. `quote` makes a text from the file safe where they are shown; the rest is ours."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in report.rows:
-        groups.setdefault((row["pass"], row["device"]), []).append(row)
+        groups[row["pass"], row["device"]].append(row)
     found = []
     for (pass_, device), rows in list(groups.items())[:MOST_GROUPS]:
         where = f" on {quote(device)}" if device else ""
@@ -72,17 +72,17 @@ def _compared(rows: Sequence[Row], quote: Quote) -> Iterator[str]:
         yield f"Fastest conv attention: {told}."
     yield from _speedups(conv, quote)
     plain = _best([row for row in charted if is_plain(row)], ())
-    ratios = [row["median_ms"] / plain[_shape(row)]["median_ms"] for row in fastest.values() if _shape(row) in plain]
-    if ratios:
-        speeds = [1 / ratio for ratio in ratios]
+    pairs = [(row, plain[shape_key(row)]) for row in fastest.values() if shape_key(row) in plain]
+    if pairs:
+        speeds = [other["median_ms"] / row["median_ms"] for row, other in pairs]
         yield f"The fastest conv attention {_compared_with(speeds, 'the fastest plain attention there')}."
 
 
 def _speedups(rows: Sequence[Row], quote: Quote) -> Iterator[str]:
-    found: dict[tuple[str, str], list[float]] = {}
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows:
         if row["baseline"] and row["baseline"] != row["impl"] and (row["speedup"] or 0) > 0:
-            found.setdefault((row["impl"], row["baseline"]), []).append(row["speedup"])
+            found[row["impl"], row["baseline"]].append(row["speedup"])
     for (name, baseline), ratios in sorted(found.items(), key=lambda item: -geometric_mean(item[1])):
         yield f"{quote(name)} {_compared_with(ratios, quote(baseline))}."
 
@@ -127,14 +127,10 @@ def _best(rows: Iterable[Row], more: Sequence[str]) -> Mapping[tuple[Any, ...], 
     """The fastest row of each shape."""
     best: dict[tuple[Any, ...], Row] = {}
     for row in rows:
-        key = (*_shape(row), *(row[name] for name in more))
+        key = (*shape_key(row), *(row[name] for name in more))
         if key not in best or row["median_ms"] < best[key]["median_ms"]:
             best[key] = row
     return best
-
-
-def _shape(row: Row) -> tuple[Any, ...]:
-    return tuple(row[axis] for axis in SHAPE_AXES)
 
 
 def _listed(parts: Iterable[str]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,8 @@ from mtabench.console import plain_table, significant
 from mtabench.prediction.storage import Storage
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
-from mtabench.results.results_file import KEY_COLUMNS, key_of, text_of
+from mtabench.results.results_file import KEY_COLUMNS, key_of
+from mtabench.results.writer import csv_text as csv_lines
 
 SCHEMA_VERSION = 1
 PARTS = ("queries", "keys", "values", "scores", "statistics", "accumulator")
@@ -113,12 +112,7 @@ def _traced(rows: Sequence[Row]) -> Table:
 
 def csv_text(rows: Iterable[Row]) -> str:
     """The rows as CSV, empty where nothing is known."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in rows:
-        writer.writerow([*key_of(row.case), *(text_of(value) for value in _values(row))])
-    return text.getvalue()
+    return csv_lines([COLUMNS, *([*key_of(row.case), *_values(row)] for row in rows)])
 
 
 def json_text(rows: Sequence[Row]) -> str:

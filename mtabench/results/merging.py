@@ -7,7 +7,7 @@ samples, which keep theirs, are found and told apart.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from mtabench.measuring.statistics import Summary, geometric_mean, summarize
 from mtabench.results.columns import TABLE, Merged
 from mtabench.results.results_file import Key, key_of_row, read_file, samples_path
-from mtabench.results.runs import Run, cell_names, name_of, process_ids, read_run, sample_records
+from mtabench.results.runs import Run, read_run, sample_names, sample_records
 from mtabench.results.writer import Writer
 
 FEWEST = 2  # pairs without which nothing is known of the noise between them
@@ -56,13 +56,13 @@ def merge(pairs: Sequence[tuple[Path, Path]], base: Path, head: Path) -> list[st
             if row is not None:
                 rows[key] = row
         if len(kept) < len(measured) and any(rows[key]["status"] == "ok" for rows in merged if key in rows):
-            name = next(name_of(process.run.cells["/".join(key)].row) for process in measured[0] if key in process.rows)
+            name = next(process.run.cells["/".join(key)].name for process in measured[0] if key in process.rows)
             notes.append(f"{name}: invalid in {len(measured) - len(kept)} of {len(measured)} pairs, which are left out")
     for path, side, rows in zip((base, head), sides, merged, strict=True):
         for old in (path, samples_path(path)):
             old.unlink(missing_ok=True)
         with Writer(path) as writer:
-            writer.write(list(rows.values()), _samples(side, rows))
+            writer.write(list(rows.values()), _samples(side, rows.values()))
     return notes
 
 
@@ -125,15 +125,9 @@ def _merged(name: str, how: Merged, rows: Sequence[Row], summary: Summary) -> An
     return rows[0][name]
 
 
-def _samples(processes: Sequence[_Process], rows: Mapping[Key, Row]) -> Iterator[list[str]]:
+def _samples(processes: Sequence[_Process], rows: Iterable[Row]) -> Iterator[list[str]]:
     """The lines of the samples that the merged rows sum up."""
-    used = {
-        (run_id, name)
-        for key, row in rows.items()
-        if row["status"] == "ok"
-        for run_id in process_ids(row["run_id"])
-        for name in cell_names("/".join(key))
-    }
+    used = sample_names(row for row in rows if row["status"] == "ok")
     for process in processes:
         if any(run_id in process.run.values("run_id") for run_id, _ in used):
             yield from (record for record in sample_records(process.path) if (record[0], record[1]) in used)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mtabench.problem.axes import short
 from mtabench.results.columns import AXES, STATUSES, TABLE
@@ -16,6 +17,7 @@ Row = Mapping[str, str]
 DEVICE = tuple(column.name for column in TABLE if column.role == "environment" and column.name != "git_dirty")
 SETTING = (*(axis for axis in AXES if axis != "seq"), "cache", "timer")
 NAMES = {column.name: column.heading for column in TABLE if column.heading}
+WORDS = {"device": "{}", "dtype": "{}", "heads": "{} heads", "kv_heads": "{} KV heads", "cache": "{} cache"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,8 @@ class Column:
     """
 
     name: str
-    unit: str
     texts: tuple[str, ...]
+    unit: str = ""
     rank: int = 0
     right: bool = True
     problem: bool = False
@@ -54,14 +56,13 @@ def make_view(rows: Sequence[Row]) -> View:
     """The view of some rows, at least one."""
     shared = {name: value for name in (*SETTING, *DEVICE) if (value := _shared(rows, name)) is not None}
     tokens = "" if "batch" in shared else _tokens(rows)
-    problem = [_problem_column(rows, name) for name in ("device", *SETTING) if not (name == "batch" and tokens)]
-    problem += [_problem_column(rows, name, 2) for name in DEVICE if name not in ("device", "git_sha")]
-    problem += [_column(rows, "git", "", 2, _revision, right=False, problem=True)]
-    varying = [column for column in problem if _key(column.name) not in shared and any(column.texts)]
+    told = {*shared, "batch"} if tokens else set(shared)
+    varying = [_problem_column(rows, name) for name in ("device", *SETTING, *DEVICE[1:]) if name not in told]
+    varying = [column for column in varying if any(column.texts)]
     splits = [column for column in varying if column.name == "splits"]
     varying = [column for column in varying if column.name != "splits"]
-    seq = _column(rows, "seq", "", 0, lambda row: short(int(row["seq"])), problem=True)
-    impl = _column(rows, "impl", "", 0, lambda row: cut(row["impl"]), right=False, problem=True)
+    seq = _column(rows, "seq", lambda row: short(int(row["seq"])), problem=True)
+    impl = _column(rows, "impl", lambda row: cut(row["impl"]), right=False, problem=True)
     status, reasons = _status(rows)
     measured = [column for column in _measured(rows) if any(column.texts)]
     all_ok = all(row["status"] == "ok" for row in rows)
@@ -81,20 +82,19 @@ def _measured(rows: Sequence[Row]) -> list[Column]:
     for one in sorted((column.shown for column in TABLE if column.shown), key=lambda one: one.place):
         rank = one.rank if one.decode_rank is None or not decode else one.decode_rank
         text = one.text if one.wanted(rows) else lambda row: ""
-        found.append(_column(rows, one.heading, one.unit, rank, text, one.right, legend=one.legend(rows)))
+        legend = one.legend(rows)
+        found.append(_column(rows, one.heading, text, unit=one.unit, rank=rank, right=one.right, legend=legend))
     return found
 
 
-def _column(
-    rows: Sequence[Row], name: str, unit: str, rank: int, text: Callable[[Row], str],
-    right: bool = True, problem: bool = False, legend: str = "",
-) -> Column:  # fmt: skip
-    return Column(name, unit, tuple(text(row) for row in rows), rank, right, problem, legend)
+def _column(rows: Sequence[Row], name: str, text: Callable[[Row], str], **more: Any) -> Column:
+    return Column(name, tuple(map(text, rows)), **more)
 
 
-def _problem_column(rows: Sequence[Row], name: str, rank: int = 0) -> Column:
+def _problem_column(rows: Sequence[Row], name: str) -> Column:
     right = name in ("batch", "heads", "kv_heads", "head_dim", "conv", "splits")
-    return _column(rows, NAMES.get(name, name), "", rank, lambda row: _shown(row, name), right, problem=True)
+    rank = 2 if name in DEVICE[1:] else 0
+    return _column(rows, NAMES.get(name, name), lambda row: _shown(row, name), rank=rank, right=right, problem=True)
 
 
 def _shown(row: Row, name: str) -> str:
@@ -102,6 +102,8 @@ def _shown(row: Row, name: str) -> str:
         return "" if row["pass"] == "decode" else {"true": "yes", "false": "no"}[row["causal"]]
     if name == "splits" and row["splits"] == "auto" and row["splits_used"]:
         return f"auto ({row['splits_used']})"
+    if name == "git_sha":
+        return _revision(row)
     return cut(value_of(row, name))
 
 
@@ -115,10 +117,6 @@ def _shared(rows: Sequence[Row], name: str) -> str | None:
     return None if len(values) > 1 else "".join(values)
 
 
-def _key(name: str) -> str:
-    return next((key for key, shown in NAMES.items() if shown == name), name)
-
-
 def _tokens(rows: Sequence[Row]) -> str:
     """`16k` if each batch is so many tokens over the sequence length, as with --tokens; else nothing."""
     most = max(int(row["batch"]) * int(row["seq"]) for row in rows)
@@ -127,34 +125,18 @@ def _tokens(rows: Sequence[Row]) -> str:
 
 
 def _setting(rows: Sequence[Row], shared: Mapping[str, str], tokens: str) -> list[str]:
-    words = {name: f"{NAMES.get(name, name)} {cut(value)}" for name, value in shared.items() if value}
-    if shared.get("pass"):
-        words["pass"] = {"fwd": "forward", "bwd": "backward"}.get(shared["pass"], shared["pass"])
-    if shared.get("dtype"):
-        words["dtype"] = shared["dtype"]
+    words = {name: _in_words(name, value) for name, value in shared.items() if value}
     if tokens:
         words["batch"] = f"{tokens} tokens a batch"
-    if shared.get("heads"):
-        words["heads"] = f"{shared['heads']} heads"
-    if shared.get("kv_heads"):
-        words["kv_heads"] = f"{shared['kv_heads']} KV heads"
-    if "causal" in shared:
-        words["causal"] = "causal" if shared["causal"] == "true" else "not causal"
     if all(row["pass"] == "decode" for row in rows):
         words.pop("causal", None)
-    if shared.get("cache"):
-        words["cache"] = f"{cut(shared['cache'])} cache"
-    baselines = sorted({row["baseline"] for row in rows} - {""})
-    found = [words[name] for name in SETTING if name in words]
-    return found + ([f"speedup over {' or '.join(map(cut, baselines))}"] if baselines else [])
+    if baselines := sorted({row["baseline"] for row in rows} - {""}):
+        words["baseline"] = f"speedup over {' or '.join(map(cut, baselines))}"
+    return [words[name] for name in (*SETTING, "baseline") if name in words]
 
 
 def _device(rows: Sequence[Row], shared: Mapping[str, str]) -> list[str]:
-    words = [
-        cut(shared[name]) if name == "device" else f"{NAMES.get(name, name)} {cut(shared[name])}"
-        for name in DEVICE[:-1]
-        if shared.get(name)
-    ]
+    words = [_in_words(name, shared[name]) for name in DEVICE[:-1] if shared.get(name)]
     if shared.get("git_sha"):
         words.append(f"git {next(filter(None, map(_revision, rows)))}")
     if (found := clocks(rows)) and not clocks_differ(rows):
@@ -162,6 +144,15 @@ def _device(rows: Sequence[Row], shared: Mapping[str, str]) -> list[str]:
         words.append(f"{low} MHz" if low == high else f"{low} to {high} MHz")
     first, last = min(row["started_utc"] for row in rows), max(row["started_utc"] for row in rows)
     return [*words, first if first == last else f"{first} to {last}"]
+
+
+def _in_words(name: str, value: str) -> str:
+    """What all rows share in a column."""
+    if name == "causal":
+        return "causal" if value == "true" else "not causal"
+    if name == "pass":
+        return {"fwd": "forward", "bwd": "backward"}.get(value, value)
+    return WORDS.get(name, f"{NAMES.get(name, name)} {{}}").format(cut(value))
 
 
 def _revision(row: Row) -> str:
@@ -180,8 +171,8 @@ def _counted(rows: Sequence[Row]) -> str:
 def _status(rows: Sequence[Row]) -> tuple[Column, list[str]]:
     """The column of what became of each cell, with numbers that stand for reasons, and the reasons."""
     reasons = {reason: i for i, reason in enumerate(dict.fromkeys(r["reason"] for r in rows if r["reason"]), start=1)}
-    column = _column(
-        rows, "status", "", 0, lambda row: row["status"] + (f" [{reasons[row['reason']]}]" if row["reason"] else ""),
-        right=False,
-    )  # fmt: skip
-    return column, list(reasons)
+
+    def text(row: Row) -> str:
+        return row["status"] + (f" [{reasons[row['reason']]}]" if row["reason"] else "")
+
+    return _column(rows, "status", text, right=False), list(reasons)

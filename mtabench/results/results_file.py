@@ -88,18 +88,17 @@ def read_file(path: Path | str) -> ResultsFile:
     """
     path = Path(path)
     file = read_csv(path, MOST_BYTES, MOST_ROWS)
-    if not file.header:
-        if not file.begins(COLUMNS):
-            raise UsageError(f"{path} is not a results file of mtabench: it has no whole line")
-        return ResultsFile(path, {name: [] for name in COLUMNS}, file.torn)
-    missing = [name for name in COLUMNS if name not in (*file.header, *LATER_COLUMNS)]
+    if not file.header and not file.begins(COLUMNS):
+        raise UsageError(f"{path} is not a results file of mtabench: it has no whole line")
+    header = file.header or COLUMNS
+    missing = [name for name in COLUMNS if name not in (*header, *LATER_COLUMNS)]
     if missing:
         raise UsageError(
             f"{path} is not a results file of mtabench: it has no column {missing[0]}"
             + (f" and {len(missing) - 1} more are missing" if missing[1:] else "")
         )
     texts = map(list, zip(*file.records, strict=True))
-    columns = {name: next(texts, []) for name in file.header}
+    columns = {name: next(texts, []) for name in header}
     columns |= {name: [""] * len(columns["schema_version"]) for name in LATER_COLUMNS if name not in columns}
     _check_version(path, columns["schema_version"])
     for column in TABLE:
@@ -171,12 +170,12 @@ def _checked(path: Path, name: str, texts: Sequence[str], check: Check) -> list[
     return list(map(found.__getitem__, texts))
 
 
-def _fill_splits(columns: Mapping[str, list[str]]) -> None:
+def _fill_splits(columns: dict[str, list[str]]) -> None:
     """Files from before splits could be swept leave them empty where a kernel chose them."""
     if "decode" in columns["pass"]:
         splitting = splitting_names()
-        for i, (pass_, impl, splits) in enumerate(
-            zip(columns["pass"], columns["impl"], columns["splits"], strict=True)
-        ):
-            if pass_ == "decode" and not splits and impl in splitting:
-                columns["splits"][i] = "auto"
+        cells = zip(columns["pass"], columns["impl"], columns["splits"], strict=True)
+        columns["splits"] = [
+            "auto" if pass_ == "decode" and not splits and impl in splitting else splits
+            for pass_, impl, splits in cells
+        ]

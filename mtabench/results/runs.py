@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,16 @@ def name_of(row: Mapping[str, Any]) -> str:
 def cell_names(key: str) -> tuple[str, str]:
     """What a samples file may call the cell: its key, and what it was before splits could be swept."""
     return key, key.rpartition("/")[0] + "/"
+
+
+def sample_names(rows: Iterable[Mapping[str, str]]) -> set[tuple[str, str]]:
+    """What a samples file may call the samples of rows, given as texts: run and cell."""
+    return {
+        (run_id, name)
+        for row in rows
+        for run_id in process_ids(row["run_id"])
+        for name in cell_names("/".join(key_of_row(row)))
+    }
 
 
 def process_ids(run_id: str) -> list[str]:

@@ -64,14 +64,11 @@ class Writer:
 
     def write(self, rows: Sequence[Row], samples: Iterable[Sequence[object]] = ()) -> None:
         """Append rows (values by column name) and their samples (SAMPLE_COLUMNS); on disk when it returns."""
-        sample_lines = list(samples)
-        if sample_lines:  # before the rows, so that every row in the file has its samples
-            _append(self.samples_path, csv_text(sample_lines))
-        texts = [[text_of(row.get(name)) for name in COLUMNS] for row in rows]
-        _append(self.path, csv_text(texts))
-        for line in texts:
-            row = dict(zip(COLUMNS, line, strict=True))
-            self.done[key_of_row(row)] = row
+        if lines := csv_text(samples):  # before the rows, so that every row in the file has its samples
+            _append(self.samples_path, lines)
+        texts = [{name: text_of(row.get(name)) for name in COLUMNS} for row in rows]
+        _append(self.path, csv_text(row.values() for row in texts))
+        self.done |= {key_of_row(row): row for row in texts}
 
     def close(self) -> None:
         """Give the file back."""

@@ -146,7 +146,7 @@ def test_a_slowdown_as_small_as_detectable_is_found_in_95_percent(cells, cluster
         ratios = paired_ratios(estimates)
         planted = detectable(ratios.errors, ratios.freedom, np.log1p(threshold), LEVEL)[-1]
         slowed = estimates.values + planted * (np.arange(cells) == cells - 1)
-        found += judge(paired_ratios(replace(estimates, values=slowed)), threshold)[-1][0] == "slower"
+        found += judge(paired_ratios(replace(estimates, values=slowed)), threshold)[-1] == "slower"
     assert found / comparisons == pytest.approx(0.95, abs=0.03)
 
 
@@ -218,12 +218,12 @@ class Tally:
 
     def add(self, same, slower):
         self.comparisons += 1
-        self.alarms += any(verdict == "slower" for verdict, _ in judge(same, THRESHOLD))
-        self.alarms_without_threshold += any(verdict == "slower" for verdict, _ in judge(same, 0.0))
+        self.alarms += any(verdict == "slower" for verdict in judge(same, THRESHOLD))
+        self.alarms_without_threshold += any(verdict == "slower" for verdict in judge(same, 0.0))
         for cell in range(CELLS) if slower else ():
             planted = np.arange(CELLS) == cell
             mixed = [np.where(planted, *pair) for pair in zip(columns(slower), columns(same), strict=True)]
-            self.found += judge(type(same)(*mixed), THRESHOLD)[cell][0] == "slower"
+            self.found += judge(type(same)(*mixed), THRESHOLD)[cell] == "slower"
 
     def check(self, least_found):
         share = self.found / (self.comparisons * CELLS)
