@@ -64,7 +64,7 @@ def known_ceilings(cells: pd.DataFrame) -> Ceilings:
     ceilings.
     """
     decode = cells["pass"] == "decode"
-    told = _told(cells[decode])
+    told = cells[decode].groupby("run_id", sort=False)["read_gbytes_s"].max().dropna().tolist()
     products = [_pinned(run, "useful_tflops") for _, run in cells.groupby("run_id", sort=False)]
     copying = cells[cells["read_gbytes_s"].isna()].groupby("run_id", sort=False)
     copies = [_pinned(run, "gbytes_s") for _, run in copying]
@@ -100,11 +100,6 @@ def _rate(
     if max(found) > 1.001 * min(found):
         text += f" (of several runs, the least {number(min(found))})"
     return max(found), text
-
-
-def _told(decode: pd.DataFrame) -> list[float]:
-    """The bandwidth of reading that the rows of decode name, one a run."""
-    return [float(rate) for rate in decode.groupby("run_id", sort=False)["read_gbytes_s"].max().dropna()]
 
 
 def _pinned(run: pd.DataFrame, column: str) -> float | None:

@@ -35,9 +35,8 @@ def place_marks(failures: Sequence[Failure], limits: tuple[float, float]) -> lis
     marks = []
     for failure in failures:
         words = fitted(f"{shortened(failure.label)}: {failure.word}", AXES_WIDTH, SIZE)
-        width = inches(words, SIZE) / AXES_WIDTH
+        width, gap = inches(words, SIZE) / AXES_WIDTH, GAP / AXES_WIDTH
         first, last = (log(x / limits[0]) / log(limits[1] / limits[0]) for x in (failure.xs[0], failure.xs[-1]))
-        gap = GAP / AXES_WIDTH
         if max(first, 1 - last) < width + gap:
             middle = min(max((first + last) / 2, width / 2), 1 - width / 2)
             marks.append(Mark(failure, words, middle, "center", 2))

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from mtabench.charts.data import baseline_name
+from mtabench.charts.data import CONV_COLUMNS, baseline_name
 from mtabench.charts.text import TIMES, factor, shortened, span, tokens
 
 SHAPE = ["seq", "batch", "head_dim", "dtype"]
-CONV = ["conv_q", "conv_k"]
+CONV = list(CONV_COLUMNS)
 
 
 def subject(cells: pd.DataFrame) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, TwoSlopeNorm
+from matplotlib.colors import LinearSegmentedColormap, Normalize, TwoSlopeNorm
 from matplotlib.patches import Rectangle
 
 from mtabench.charts.chart import Chart, titled
@@ -29,22 +29,22 @@ PANEL_WIDTHS = (3.2, 12.0)  # the least, and the most
 CHART_WIDTH = 12.5
 SIZES = (8.0, 3.0)  # points of the numbers, and the least that can still be read
 HEAD_DIM_COLUMNS = ("head_dim",)
+AXES = {CONV_COLUMNS: "convolution", HEAD_DIM_COLUMNS: "head dim"}
 
 
 @dataclass(frozen=True)
 class HeatMap:
     """One implementation: `ratios` by row and sequence length, NaN where there is none.
 
-    `words` says of failed cells, by row and column, what happened; `unsettled` which ratios rest on a time that did not
-    settle.
+    `numbers` are what stands in its cells, by row and column; `words` say of failed ones what happened.
     """
 
     title: str
     rows: tuple[str, ...]
     seqs: tuple[int, ...]
     ratios: np.ndarray
+    numbers: dict[tuple[int, int], str]
     words: dict[tuple[int, int], str]
-    unsettled: np.ndarray
 
 
 def chart(down: tuple[str, ...], cells: pd.DataFrame) -> Chart | None:
@@ -60,7 +60,10 @@ def chart(down: tuple[str, ...], cells: pd.DataFrame) -> Chart | None:
     groups = rivals.groupby([*others, "impl", "label"])
     check_panels(groups.ngroups)
     seqs = tuple(sorted(int(seq) for seq in set(rivals["seq"])))
-    maps = [_map(str(label), others, values, down, seqs, group) for (*values, _, label), group in groups]
+    maps = [
+        _map(f"{shortened(str(label))}, {AXES[others]} {_taps(values)}", down, seqs, group)
+        for (*values, _, label), group in groups
+    ]
 
     width = float(np.clip(CELL_INCHES[0] * len(seqs) + LABELS_INCHES[0], *PANEL_WIDTHS))
     height = CELL_INCHES[1] * max(len(one.rows) for one in maps) + LABELS_INCHES[1]
@@ -70,85 +73,66 @@ def chart(down: tuple[str, ...], cells: pd.DataFrame) -> Chart | None:
     norm = TwoSlopeNorm(0.0, min(np.nanmin(logs), -np.log(1.4)), max(np.nanmax(logs), np.log(1.4)))
     how = f"median time of {shortened(baseline)} over median time; empty where nothing was measured"
     notes = [] if size else ["colours alone: the cells are too narrow for numbers"]
-    axis = "convolution" if down == CONV_COLUMNS else "head dim"
     return Chart(
-        titled(cells, _finding(cells, timed), f"speedup by sequence length and {axis}"),
+        titled(cells, _finding(cells, timed), f"speedup by sequence length and {AXES[down]}"),
         caption(cells, how, [*unsettled_note(cells[cells["op"] != "attention"], UNSETTLED), *notes]),
         maps,
         partial(_draw, norm=norm, size=size),
         length_label(cells),
-        axis,
+        AXES[down],
         columns=max(1, int(CHART_WIDTH // width)),
         panel_inches=(width, height),
         shared_axes=False,
     )
 
 
-def _map(
-    label: str, others: tuple[str, ...], values: Sequence[Any], down: tuple[str, ...], seqs: tuple[int, ...],
-    cells: pd.DataFrame,
-) -> HeatMap:  # fmt: skip
+def _map(title: str, down: tuple[str, ...], seqs: tuple[int, ...], cells: pd.DataFrame) -> HeatMap:
     keys = sorted(set(cells[[*down]].itertuples(index=False, name=None)))
     ratios = np.full((len(keys), len(seqs)), np.nan)
-    unsettled = np.zeros(ratios.shape, bool)
-    words = {}
+    numbers, words = {}, {}
     for cell in cells.to_dict("records"):
-        row, column = keys.index(tuple(cell[name] for name in down)), seqs.index(int(cell["seq"]))
-        if cell["status"] == "ok":
-            ratios[row, column] = cell["speedup"]
-            unsettled[row, column] = cell["loose_ratio"]
-            if np.isnan(cell["speedup"]):
-                words[row, column] = "no baseline"
+        at = keys.index(tuple(cell[name] for name in down)), seqs.index(int(cell["seq"]))
+        if cell["status"] != "ok":
+            words[at] = word_of(cell["status"])
+        elif np.isnan(cell["speedup"]):
+            words[at] = "no baseline"
         else:
-            words[row, column] = word_of(cell["status"])
-    title = f"{shortened(label)}, {'head dim' if others == HEAD_DIM_COLUMNS else 'convolution'} {_taps(values)}"
-    return HeatMap(title, tuple(_taps(key) for key in keys), seqs, ratios, words, unsettled)
+            ratios[at] = cell["speedup"]
+            numbers[at] = f"{UNSETTLED if cell['loose_ratio'] else ''}{factor(cell['speedup'])}{TIMES}"
+    return HeatMap(title, tuple(_taps(key) for key in keys), seqs, ratios, numbers, words)
 
 
-def _taps(values: Sequence[float]) -> str:
+def _taps(values: Sequence[Any]) -> str:
     return "x".join(f"{value:g}" for value in values)
-
-
-def _numbers(shown: HeatMap) -> dict[tuple[int, int], str]:
-    """What stands in the cells that have a ratio, by row and column."""
-    places = zip(*np.nonzero(np.isfinite(shown.ratios)), strict=True)
-    return {
-        (int(i), int(j)): f"{UNSETTLED if shown.unsettled[i, j] else ''}{factor(shown.ratios[i, j])}{TIMES}"
-        for i, j in places
-    }
 
 
 def _number_size(maps: list[HeatMap], width: float) -> float:
     """The size in points at which every number fits into a cell of this width in inches; 0 if none can be read."""
-    longest = max(inches(text, 1) for one in maps for text in _numbers(one).values())
+    longest = max(inches(text, 1) for one in maps for text in one.numbers.values())
     size = min(SIZES[0], 0.9 * width / longest)
     return size if size >= SIZES[1] else 0.0
 
 
 def _draw(axes: Axes, shown: HeatMap, look: Look, norm: Normalize, size: float) -> None:
-    colours = _colours(look)
-    axes.pcolormesh(np.log(shown.ratios), cmap=colours, norm=norm, edgecolors=look.theme.paper, linewidth=1.2)
+    theme = look.theme
+    colours = LinearSegmentedColormap.from_list("speedup", [theme.slower, theme.equal, theme.faster])
+    axes.pcolormesh(np.log(shown.ratios), cmap=colours, norm=norm, edgecolors=theme.paper, linewidth=1.2)
     axes.set_xticks(np.arange(len(shown.seqs)) + 0.5, [short(seq) for seq in shown.seqs])
     axes.set_yticks(np.arange(len(shown.rows)) + 0.5, shown.rows)
     axes.invert_yaxis()
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     for (row, column), words in shown.words.items():
-        box: dict[str, Any] = {"facecolor": look.theme.backdrop, "edgecolor": look.theme.paper, "linewidth": 1.2}
+        box: dict[str, Any] = {"facecolor": theme.backdrop, "edgecolor": theme.paper, "linewidth": 1.2}
         axes.add_patch(Rectangle((column, row), 1, 1, **box))
         fitting = "\n".join(fitted(word, 0.9 * CELL_INCHES[0], 6) for word in words.split(maxsplit=2))
-        axes.text(column + 0.5, row + 0.5, fitting, ha="center", va="center", fontsize=6, color=look.theme.quiet)
+        axes.text(column + 0.5, row + 0.5, fitting, ha="center", va="center", fontsize=6, color=theme.quiet)
     if not size:
         return
-    for (row, column), text in _numbers(shown).items():
+    for (row, column), text in sorted(shown.numbers.items()):
         light = np.dot(colours(norm(np.log(shown.ratios[row, column])))[:3], (0.2126, 0.7152, 0.0722)) > 0.45
         ink = "black" if light else "white"
         axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=size, color=ink)
-
-
-def _colours(look: Look) -> Colormap:
-    theme = look.theme
-    return LinearSegmentedColormap.from_list("speedup", [theme.slower, theme.equal, theme.faster])
 
 
 def _finding(cells: pd.DataFrame, timed: pd.DataFrame) -> str:

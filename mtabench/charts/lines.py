@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,17 +26,6 @@ LINES_HEIGHT = 1.9  # that the lines have at least, below the marks of failed ce
 YARDSTICK_NOTE = "dashed grey: plain attention, which does less work; a yardstick, not a rival"
 LEAST_DECADES = 0.75
 AUTO: dict[str, Any] = {"linestyle": "none", "marker": "*", "markersize": 12}
-
-
-class Entry(Protocol):
-    """What a legend needs to know of a line."""
-
-    @property
-    def impl(self) -> str: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def yardstick(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -94,15 +83,13 @@ def line_chart(
             axes.text(0.5, top / 2, y_axis.nothing, color=look.theme.quiet, **place)
 
     def legend(look: Look) -> list[Line2D]:
-        return line_legend(lines, with_styles(look), any(line.auto for line in lines), rows > 0, hollow > 0)
+        return line_legend(lines, with_styles(look), failures=rows > 0)
 
     lines = [line for panel in shown for line in panel.lines]
-    hollow = sum(int(line.hollow.sum()) for line in lines)
-    yardsticks = any(line.yardstick for line in lines)
-    unsettled = unsettled_note(cells) if hollow else []
+    unsettled = unsettled_note(cells) if any(line.hollow.any() for line in lines) else []
     return Chart(
         title,
-        caption(cells, how, [*([YARDSTICK_NOTE] if yardsticks else []), *unsettled, *notes]),
+        caption(cells, how, [*yardstick_note(lines), *unsettled, *notes]),
         shown,
         draw_panel,
         x_label or length_label(cells),
@@ -111,6 +98,11 @@ def line_chart(
         columns_of(cells, len(shown)),
         (PANEL_INCHES[0], PANEL_INCHES[1] + height - AXES_HEIGHT),
     )
+
+
+def yardstick_note(lines: Iterable[Line]) -> list[str]:
+    """What a dashed grey line is, for the caption; nothing if there is none."""
+    return [YARDSTICK_NOTE] if any(line.yardstick for line in lines) else []
 
 
 def plain_axes(axes: Axes, look: Look, grid: Any = "y") -> None:
@@ -138,9 +130,7 @@ def log_ticks(axis: Any, decades: float, sign: str = "") -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}{sign}"))
 
 
-def line_legend(
-    lines: Iterable[Entry], look: Look, auto: bool = False, failures: bool = False, hollow: bool = False
-) -> list[Line2D]:
+def line_legend(lines: Sequence[Line], look: Look, failures: bool = False) -> list[Line2D]:
     """One entry an implementation, rivals first, and one each for stars of auto, crosses and hollow marks."""
     entries = {(line.impl, line.label): line for line in lines}
     order = list(own_styles())
@@ -148,21 +138,19 @@ def line_legend(
         entries.values(),
         key=lambda line: (line.yardstick, order.index(line.impl) if line.impl in order else len(order)),
     )
-    handles = [Line2D([], [], label=_legend_label(line), **look.line(line.impl)) for line in ranked]
-    if auto:
-        colours: dict[str, Any] = {"color": look.theme.paper, "markeredgecolor": look.theme.ink}
-        handles.append(Line2D([], [], label="auto", **colours, **AUTO))
+    handles = []
+    for line in ranked:
+        label = shortened(line.label) + (" (plain attention)" if line.yardstick else "")
+        handles.append(Line2D([], [], label=label, **look.line(line.impl)))
+    ink, paper = look.theme.ink, look.theme.paper
+    if any(line.auto for line in lines):
+        handles.append(Line2D([], [], label="auto", color=paper, markeredgecolor=ink, **AUTO))
+    mark: dict[str, Any] = {"color": ink, "linewidth": 0}
     if failures:
-        cross: dict[str, Any] = {"color": look.theme.ink, "linewidth": 0, "marker": "x", "markersize": 4.5}
-        handles.append(Line2D([], [], label="no valid time", **cross))
-    if hollow:
-        ring: dict[str, Any] = {"color": look.theme.ink, "linewidth": 0, "marker": "o", "markersize": 5}
-        handles.append(Line2D([], [], label="did not settle", markerfacecolor=look.theme.paper, **ring))
+        handles.append(Line2D([], [], label="no valid time", marker="x", markersize=4.5, **mark))
+    if any(line.hollow.any() for line in lines):
+        handles.append(Line2D([], [], label="did not settle", marker="o", markersize=5, markerfacecolor=paper, **mark))
     return handles
-
-
-def _legend_label(line: Entry) -> str:
-    return shortened(line.label) + (" (plain attention)" if line.yardstick else "")
 
 
 def _places(shown: Sequence[Panel]) -> list[float]:

@@ -26,13 +26,15 @@ Unsettled = Callable[[pd.DataFrame, pd.DataFrame], np.ndarray]
 class Line:
     """One implementation in one panel: `y` from `low` to `high` at places `x`, NaN where failed or unknown.
 
-    `unsettled` says which of them rest on a time that did not settle; None where the values are no times. Against
-    splits: one sequence length, with the splits and the time of `auto` if they are known.
+    `seqs` are the sequence lengths at these places. `unsettled` says which values rest on a time that did not settle;
+    None where they are no times. Against splits: one sequence length, with the splits and the time of `auto` if they
+    are known.
     """
 
     impl: str
     label: str
     yardstick: bool
+    seqs: np.ndarray
     x: np.ndarray
     y: np.ndarray
     low: np.ndarray
@@ -90,8 +92,11 @@ def check_panels(count: int) -> None:
         )
 
 
-def panels(cells: pd.DataFrame, values: Values, unsettled: Unsettled | None = None) -> list[Panel]:
-    """One panel a problem, with a line an implementation (`cells` as `one_line_each` gives them)."""
+def panels(cells: pd.DataFrame, values: Values, unsettled: Unsettled | None = None, across: str = "seq") -> list[Panel]:
+    """One panel a problem, with a line an implementation (`cells` as `one_line_each` gives them).
+
+    `across` is the column of the x axis.
+    """
     beside_conv = bool((cells["op"] != "attention").any())
     shown = []
     for title, mine in problems(cells):
@@ -104,8 +109,8 @@ def panels(cells: pd.DataFrame, values: Values, unsettled: Unsettled | None = No
                 yardstick = beside_conv and bool((group["op"] == "attention").all())
                 band = values(group, mine)
                 marks = unsettled(group, mine) if unsettled else None
-                x = group["seq"].to_numpy(float)
-                lines.append(Line(str(impl), str(label), yardstick, x, *band, unsettled=marks))
+                seqs, x = group["seq"].to_numpy(), group[across].to_numpy(float)
+                lines.append(Line(str(impl), str(label), yardstick, seqs, x, *band, unsettled=marks))
         shown.append(Panel(title, tuple(lines), tuple(failures)))
     return shown
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-import matplotlib as mpl
 import pandas as pd
+from matplotlib import style
 
 from mtabench import registry
 from mtabench.implementations import Style
@@ -62,14 +61,14 @@ class Look:
 
     def colour(self, impl: str) -> str:
         """The implementation's colour on this theme's page."""
-        style = self.styles[impl]
-        return style.dark_colour if self.theme is DARK else style.colour
+        own = self.styles[impl]
+        return own.dark_colour if self.theme is DARK else own.colour
 
     def line(self, impl: str) -> dict[str, Any]:
         """What matplotlib needs to draw the implementation's line."""
-        style = self.styles[impl]
+        own = self.styles[impl]
         return {
-            "color": self.colour(impl), "linestyle": style.dashes, "linewidth": 1.5, "marker": style.marker,
+            "color": self.colour(impl), "linestyle": own.dashes, "linewidth": 1.5, "marker": own.marker,
             "markersize": 5.5, "markeredgecolor": self.theme.paper, "markeredgewidth": 0.6,
         }  # fmt: skip
 
@@ -101,21 +100,16 @@ def styles_of(cells: pd.DataFrame) -> dict[str, Style]:
     return own | {name: grey if name in yardsticks else colour for name, colour, grey in spare}
 
 
-def rc(theme: Theme) -> dict[Any, Any]:
-    """Matplotlib's settings: our style sheet. Texts are shown as they are, never read as mathematics."""
-    return {
+def applied(theme: Theme) -> AbstractContextManager[None]:
+    """Our style sheet over matplotlib's own defaults, whatever the user's are, and theirs again afterwards.
+
+    Texts are shown as they are, never read as mathematics.
+    """
+    settings: dict[Any, Any] = {
         "font.family": "DejaVu Sans", "font.size": 8.5, "text.parse_math": False, "text.usetex": False,
         "text.color": theme.ink, "axes.labelcolor": theme.ink, "xtick.color": theme.ink, "ytick.color": theme.ink,
         "axes.titlecolor": theme.ink, "axes.edgecolor": theme.edge, "axes.facecolor": theme.paper,
         "axes.linewidth": 0.7, "figure.facecolor": theme.paper, "legend.labelcolor": theme.ink,
         "svg.hashsalt": "mtabench",  # the same data, the same file
     }  # fmt: skip
-
-
-@contextmanager
-def applied(theme: Theme) -> Iterator[None]:
-    """Our style sheet over matplotlib's own defaults, whatever the user's are, and theirs again afterwards."""
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(rc(theme))
-        yield
+    return style.context(settings, after_reset=True)

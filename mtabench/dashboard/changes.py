@@ -166,15 +166,12 @@ def _beyond_drift(left: Floats, right: Floats, sign: float, noise: float, inflat
     """The p-value of a step on top of a straight line through both sides; 1 if it goes the other way."""
     logs = np.concatenate([left, right])
     time = np.arange(len(logs)) - (len(logs) - 1) / 2
-    step = (np.arange(len(logs)) >= len(left)) - len(right) / len(logs)
-    step = step - time * (step @ time) / (time @ time)
-    around = _detrended(logs, time)
-    size = step @ around / (step @ step)
-    residuals = around - size * step
-    freedom = len(logs) - 3
-    variance = max(float(residuals @ residuals) / freedom, noise**2) * inflation
-    t = sign * size / np.sqrt(variance / (step @ step))
-    return float(2 * stdtr(freedom, -t)) if t > 0 else 1.0
+    _, step = _fit(time, (np.arange(len(logs)) >= len(left)) - len(right) / len(logs))
+    _, around = _fit(time, logs - logs.mean())
+    size, residuals = _fit(step, around)
+    if sign * size <= 0:
+        return 1.0
+    return _p_value(size, step, residuals, len(logs) - 3, noise, inflation)
 
 
 def _drift(logs: Floats, start: int, end: int, noise: float, least: float) -> list[Change]:
@@ -183,12 +180,9 @@ def _drift(logs: Floats, start: int, end: int, noise: float, least: float) -> li
     if len(level) < FEWEST_FOR_DRIFT:
         return []
     time = np.arange(len(level)) - (len(level) - 1) / 2
-    slope = time @ level / (time @ time)
-    residuals = _detrended(level, time)
-    freedom = len(level) - 2
+    slope, residuals = _fit(time, level - level.mean())
     inflation = _inflation(residuals, [0, len(residuals)])
-    variance = max(float(residuals @ residuals) / freedom, noise**2) * inflation
-    p_value = 2 * stdtr(freedom, -abs(slope) / np.sqrt(variance / (time @ time)))
+    p_value = _p_value(slope, time, residuals, len(level) - 2, noise, inflation)
     third = len(level) // 3
     before, after = float(np.median(level[:third])), float(np.median(level[-third:]))
     if p_value > LEVEL or abs(after - before) < least:
@@ -196,6 +190,13 @@ def _drift(logs: Floats, start: int, end: int, noise: float, least: float) -> li
     return [_change(start, end - 1, before, after, "drift")]
 
 
-def _detrended(logs: Floats, time: Floats) -> Floats:
-    centred = logs - logs.mean()
-    return centred - time * (time @ centred) / (time @ time)
+def _fit(x: Floats, y: Floats) -> tuple[float, Floats]:
+    """The slope of the line through the origin that fits best, and what it leaves of `y`."""
+    slope = float(x @ y / (x @ x))
+    return slope, y - slope * x
+
+
+def _p_value(slope: float, x: Floats, residuals: Floats, freedom: int, noise: float, inflation: float) -> float:
+    """How likely a slope is at least so far from zero by chance, both sides counted."""
+    variance = max(float(residuals @ residuals) / freedom, noise**2) * inflation
+    return float(2 * stdtr(freedom, -abs(slope) * np.sqrt((x @ x) / variance)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import mtabench
@@ -47,6 +47,8 @@ def dashboard_data(archive: Archive, findings: Findings, settings: Settings) -> 
     """The data of a dashboard."""
     environments = list(dict.fromkeys((run.device, *run.versions) for run in archive.runs))
     timelines: dict[tuple[int, ...], int] = {}
+    changes = [found for of_cell in findings.changes for found in of_cell]
+    numbers = {id(found): number for number, found in enumerate(changes)}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -84,17 +86,10 @@ def dashboard_data(archive: Archive, findings: Findings, settings: Settings) -> 
         "cells": _cells(archive.histories, findings.states),
         "histories": [_history(history, timelines) for history in archive.histories],
         "timelines": [list(runs) for runs in timelines],
-        "changes": [_change(found) for changes in findings.changes for found in changes],
-        "events": [_event(event, _numbers(findings.changes)) for event in findings.events],
+        "changes": [_change(found) for found in changes],
+        "events": [_event(event, numbers) for event in findings.events],
         "failures": [
-            {
-                "cell": failure.cell,
-                "since": failure.since,
-                "good": failure.good,
-                "status": failure.status,
-                "reason": shown_text(failure.reason),
-                "broken": failure.broken,
-            }
+            {**asdict(failure), "reason": shown_text(failure.reason), "broken": failure.broken}
             for failure in findings.failures
         ],
     }
@@ -106,14 +101,12 @@ def cell_id(cell: Mapping[str, str]) -> str:
 
 
 def _cells(histories: Sequence[History], states: Sequence[str]) -> Json:
-    columns = {name: [shown_text(history.cell[name]) for history in histories] for name in CELL_COLUMNS}
-    labels = _labels([history.cell for history in histories])
     return {
         "id": [cell_id(history.cell) for history in histories],
         "name": [shown_text(history.name) for history in histories],
-        "label": [shown_text(label) for label in labels],
+        "label": [shown_text(label) for label in _labels([history.cell for history in histories])],
         "state": list(states),
-        **columns,
+        **{name: [shown_text(history.cell[name]) for history in histories] for name in CELL_COLUMNS},
     }
 
 
@@ -141,12 +134,11 @@ def _distinct(rows: Sequence[Mapping[str, str]], name: str) -> bool:
 
 def _history(history: History, timelines: dict[tuple[int, ...], int]) -> Json:
     """Times by run; cells that were measured in the same runs share a timeline."""
-    timeline = timelines.setdefault(tuple(map(int, history.runs)), len(timelines))
     failed = {
         str(i): [status, shown_text(reason)] for i, (status, reason) in enumerate(history.outcomes) if status != "ok"
     }
     return {
-        "timeline": timeline,
+        "timeline": timelines.setdefault(tuple(map(int, history.runs)), len(timelines)),
         "median_ms": _rounded(history.median_ms),
         "ci95_low_ms": _rounded(history.ci95_low_ms),
         "ci95_high_ms": _rounded(history.ci95_high_ms),
@@ -156,11 +148,6 @@ def _history(history: History, timelines: dict[tuple[int, ...], int]) -> Json:
 
 def _rounded(values: Iterable[float]) -> list[float | None]:
     return [None if math.isnan(value) else float(f"{value:.5g}") for value in values]
-
-
-def _numbers(changes: Sequence[Sequence[Found]]) -> dict[int, int]:
-    """The place of each change in the list of all."""
-    return {id(found): number for number, found in enumerate(found for one in changes for found in one)}
 
 
 def _change(found: Found) -> Json:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from typing import Any
 
+from mtabench.dashboard.data import Json
 from mtabench.dashboard.repository import compare_url
 
 MOST_ITEMS = 200
 MOST_CELLS = 20  # named in the text of an item
 EXTENSION = "_mtabench"
-
-Json = dict[str, Any]
 
 
 def feed(data: Json) -> Json:
@@ -59,7 +57,6 @@ def _item(data: Json, event: Json) -> Json:
         lines = [*lines[:MOST_CELLS], f"and {len(lines) - MOST_CELLS} more"]
     good, bad = runs["git_sha"][event["good"]], runs["git_sha"][event["bad"]]
     link = compare_url(data["repo_url"], good, bad)
-    evidence = Counter(cell["evidence"] for cell in cells)
     return {
         "id": _identity(data, event),
         "title": headline(data, event),
@@ -73,7 +70,7 @@ def _item(data: Json, event: Json) -> Json:
             "bad_sha": bad,
             "lasting": event["lasting"],
             "unexplained": event["unexplained"],
-            "evidence": dict(evidence),
+            "evidence": dict(Counter(cell["evidence"] for cell in cells)),
             "notes": event["notes"],
             "cells": cells,
         },
@@ -82,14 +79,13 @@ def _item(data: Json, event: Json) -> Json:
 
 def _cells(data: Json, event: Json) -> list[Json]:
     cells = data["cells"]
-    found = [data["changes"][number] for number in event["changes"]]
     return [
         {
             "id": cells["id"][one["cell"]],
             "name": cells["name"][one["cell"]],
             **{name: one[name] for name in ("change", "before_ms", "after_ms", "evidence", "lasting")},
         }
-        for one in found
+        for one in (data["changes"][number] for number in event["changes"])
     ]
 
 

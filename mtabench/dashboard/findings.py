@@ -124,8 +124,8 @@ def find(
     """
     changes = []
     yardsticks = Yardsticks(histories)
-    for done, (cell, history) in enumerate(zip(range(len(histories)), histories, strict=True)):
-        progress(done, len(histories))
+    for cell, history in enumerate(histories):
+        progress(cell, len(histories))
         changes.append(_changes(runs, cell, history, yardsticks, threshold))
     progress(len(histories), len(histories))
     newest = _time(runs[-1]) - timedelta(days=days)
@@ -133,22 +133,22 @@ def find(
     failures = [failure for cell, history in enumerate(histories) if (failure := _failure(cell, history))]
     failures.sort(key=lambda failure: (not failure.broken, -failure.since))
     news = [_news([one for one in found if _time(runs[one.bad]) >= newest], threshold) for found in changes]
-    states = [_state(history, one) for history, one in zip(histories, news, strict=True)]
+    states = [_state(len(history.timed), one) for history, one in zip(histories, news, strict=True)]
+    for failure in failures:
+        states[failure.cell] = "failing"
     return Findings(changes, events, failures, news, states)
 
 
 def _changes(runs: Sequence[Run], cell: int, history: History, yardsticks: Yardsticks, threshold: float) -> list[Found]:
     timed = history.timed
     changes = find_changes(history.median_ms[timed], history.ci95_low_ms[timed], history.ci95_high_ms[timed], threshold)
-    if not changes:
-        return []
-    now = changes[-1].after_ms
     found = []
     for change in changes:
         good, bad = (int(history.runs[timed[place]]) for place in (change.good, change.bad))
         same_commit = bool(runs[good].git_sha) and runs[good].git_sha == runs[bad].git_sha
         alike = yardsticks.changed_alike(history, change, good, bad)
-        found.append(Found(cell, good, bad, change, _lasting(change, now, threshold), same_commit, alike))
+        lasting = _lasting(change, changes[-1].after_ms, threshold)
+        found.append(Found(cell, good, bad, change, lasting, same_commit, alike))
     return found
 
 
@@ -174,22 +174,15 @@ def _events(runs: Sequence[Run], histories: Sequence[History], found: Sequence[F
         device = histories[group[0].cell].cell["device"]
         recent = _time(runs[bad]) >= newest
         events.append(Event(group[0].slower, device, good, bad, group, mean, _notes(runs, group), recent))
-    events.sort(key=_urgency)
-    return events
+    return sorted(events, key=_urgency)
 
 
 def _urgency(event: Event) -> tuple[object, ...]:
     """Slowdowns first, then what a commit may explain, what is news and lasts, what has a date, what is newest, what is
     largest."""
+    news = event.recent and event.lasting
     gradual = all(one.change.evidence == "drift" for one in event.found)
-    return (
-        not event.slower,
-        event.unexplained,
-        not (event.recent and event.lasting),
-        gradual,
-        -event.bad,
-        -len(event.found),
-    )
+    return not event.slower, event.unexplained, not news, gradual, -event.bad, -len(event.found)
 
 
 def _notes(runs: Sequence[Run], group: Sequence[Found]) -> list[str]:
@@ -214,9 +207,10 @@ def _failure(cell: int, history: History) -> Failure | None:
     timed = history.timed
     if status == "ok" or (status == UNSUPPORTED and not len(timed)):
         return None
-    since = int(timed[-1]) + 1 if len(timed) else 0
-    good = int(history.runs[timed[-1]]) if len(timed) else None
-    return Failure(cell, int(history.runs[since]), good, status, reason)
+    if not len(timed):
+        return Failure(cell, int(history.runs[0]), None, status, reason)
+    last = timed[-1]
+    return Failure(cell, int(history.runs[last + 1]), int(history.runs[last]), status, reason)
 
 
 def _news(recent: Sequence[Found], threshold: float) -> str:
@@ -233,14 +227,9 @@ def _news(recent: Sequence[Found], threshold: float) -> str:
     return word if sure else f"maybe_{word}"
 
 
-def _state(history: History, news: str) -> str:
-    status, _ = history.outcomes[-1]
-    count = len(history.timed)
-    if status not in ("ok", UNSUPPORTED) or (status == UNSUPPORTED and count):
-        return "failing"
-    if news:
-        return news.removeprefix("maybe_")
-    return "steady" if count > 1 else "new" if count else "never timed"
+def _state(times: int, news: str) -> str:
+    """The state of a cell with so many times that does not fail."""
+    return news.removeprefix("maybe_") or ("steady" if times > 1 else "new" if times else "never timed")
 
 
 def _time(run: Run) -> datetime:

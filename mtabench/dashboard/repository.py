@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
 
 from mtabench.errors import UsageError
 
@@ -14,7 +13,7 @@ _URL = re.compile(r"https?://[A-Za-z0-9.\-]+(:\d{1,5})?(/[A-Za-z0-9._~/\-]*)?")
 def parse_repo_url(url: str) -> str:
     """The address without a slash or `.git` at its end; raises UsageError for what is no plain http(s) address."""
     address = url.strip().rstrip("/").removesuffix(".git")
-    if not _URL.fullmatch(address) or not urlsplit(address).hostname:
+    if not _URL.fullmatch(address):
         raise UsageError(
             f"--repo-url {url!r} is not an address of a repository; expected one such as https://github.com/owner/name"
         )

@@ -119,30 +119,23 @@ def _draw(axes: Axes, ladder: Ladder, look: Look, width: float) -> None:
     log_ticks(axes.xaxis, doublings / log(10))
     plain_axes(axes, look, grid="x")
     axes.tick_params(axis="y", length=0)
-    text: dict[str, Any] = {"va": "center", "fontsize": LABEL_SIZE}
+    beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "color": look.theme.quiet, "va": "center"}
     for row, (name, ms, unsettled) in enumerate(zip(ladder.names, ladder.ms, ladder.unsettled, strict=True)):
         colour = look.colour(name)
         axes.plot([limits[0], ms], [row, row], color=colour, linewidth=2.2, solid_capstyle="butt")
         face = look.theme.paper if unsettled else colour
         axes.plot([ms], [row], color=colour, marker=look.styles[name].marker, markersize=7, markerfacecolor=face)
         time = (UNSETTLED if unsettled else "") + milliseconds(ms)
-        axes.annotate(time, (ms, row), xytext=(7, 0), textcoords="offset points", **text)
+        axes.annotate(time, (ms, row), (7, 0), textcoords="offset points", va="center", fontsize=LABEL_SIZE)
         if row:
             step = f"\N{DOWNWARDS ARROW} {factor(ladder.ms[row - 1] / ms)}{TIMES}"
-            axes.text(1.02, row - 0.5, step, transform=axes.get_yaxis_transform(), color=look.theme.quiet, **text)
+            axes.text(1.02, row - 0.5, step, fontsize=LABEL_SIZE, **beside)
     for row, (_, words) in enumerate(ladder.failed, start=len(ladder.names)):
-        mark: dict[str, Any] = {
-            "color": look.theme.ink,
-            "marker": "x",
-            "markersize": 4.5,
-            "transform": axes.get_yaxis_transform(),
-        }
-        axes.plot([0.02], [row], **mark)
-        quiet: dict[str, Any] = {"color": look.theme.quiet, "va": "center", "fontsize": REASON_SIZE}
-        # Over the grid, which would run through the letters.
-        quiet |= {"bbox": {"facecolor": look.theme.paper, "edgecolor": "none", "pad": 0.5}}
+        axes.plot([0.02], [row], color=look.theme.ink, marker="x", markersize=4.5, transform=beside["transform"])
         fitting = fitted(words, REASON_SHARE * (width - STEP_INCHES), REASON_SIZE)
-        axes.text(REASON_START, row, fitting, transform=axes.get_yaxis_transform(), **quiet)
+        # Over the grid, which would run through the letters.
+        box = {"facecolor": look.theme.paper, "edgecolor": "none", "pad": 0.5}
+        axes.text(REASON_START, row, fitting, fontsize=REASON_SIZE, bbox=box, **beside)
 
 
 def _finding(ladder: Ladder) -> str:

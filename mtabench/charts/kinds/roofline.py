@@ -15,8 +15,8 @@ from mtabench.charts.ceilings import READING, Memory, intensity, known_ceilings
 from mtabench.charts.chart import Chart, Kind, columns_of, titled
 from mtabench.charts.data import one_line_each
 from mtabench.charts.findings import plain, reach, where
-from mtabench.charts.lines import YARDSTICK_NOTE, line_legend, log_ticks, plain_axes, spread
-from mtabench.charts.panels import problems, unsettled_times, word_of
+from mtabench.charts.lines import line_legend, log_ticks, plain_axes, spread, yardstick_note
+from mtabench.charts.panels import Panel, column, panels, unsettled_times, word_of
 from mtabench.charts.style import Look
 from mtabench.charts.text import caption, number, percent, shortened, span, unsettled_note
 from mtabench.problem.axes import short
@@ -25,19 +25,6 @@ SIZES = (12.0, 64.0)  # of a marker, in square points, from the shortest sequenc
 LEAST_DECADES = 1.4  # of the x axis, so that the words along the slope end before points of one intensity
 MOST_FAILURES = 6  # named in the caption
 Ends = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Path:
-    """One implementation from its shortest sequence to its longest: FLOP/byte, useful TFLOP/s, what did not settle."""
-
-    impl: str
-    label: str
-    yardstick: bool
-    seqs: tuple[int, ...]
-    x: np.ndarray
-    y: np.ndarray
-    unsettled: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -53,28 +40,21 @@ class Roof:
         return min((height for height in (sloped, self.matmul_tflops) if height), default=None)
 
 
-@dataclass(frozen=True)
-class RoofPanel:
-    """One head dim and convolution."""
-
-    title: str
-    paths: tuple[Path, ...]
-
-
 def chart(cells: pd.DataFrame) -> Chart | None:
-    """The paths of all implementations; of cells without a valid time the caption tells."""
+    """A line an implementation from its shortest sequence to its longest; the caption tells of invalid times."""
     cells = one_line_each(cells)
     valid = cells[(cells["status"] == "ok") & cells["useful_tflops"].notna() & cells["gbytes_s"].notna()]
     if valid.empty:
         return None
-    shown = [_panel(title, mine) for title, mine in problems(valid)]
-    paths = [path for panel in shown for path in panel.paths]
+    valid = valid.assign(intensity=intensity(valid))
+    shown = panels(valid, column("useful_tflops"), unsettled_times, across="intensity")
+    lines = [line for panel in shown for line in panel.lines]
     ceilings = known_ceilings(cells)
     roof = Roof(ceilings.matmul_tflops, ceilings.memory(cells["pass"].iloc[0]))
-    x_limits, y_limits = _limits(intensity(valid), valid["useful_tflops"], roof)
-    seqs = sorted({seq for path in paths for seq in path.seqs})
+    x_limits, y_limits = _limits(valid["intensity"], valid["useful_tflops"], roof)
+    seqs = sorted(set(valid["seq"].astype(int)))
     sizes = dict(zip(seqs, np.linspace(*SIZES, len(seqs)) if seqs[1:] else [sum(SIZES) / 2], strict=True))
-    notes = [YARDSTICK_NOTE] if any(path.yardstick for path in paths) else []
+    notes = yardstick_note(lines)
     if seqs[1:]:
         notes.append(f"markers grow with the sequence length, from {short(seqs[0])} to {short(seqs[-1])} tokens")
     return Chart(
@@ -86,20 +66,9 @@ def chart(cells: pd.DataFrame) -> Chart | None:
         partial(_draw, x_limits=x_limits, y_limits=y_limits, roof=roof, sizes=sizes),
         "arithmetic intensity (useful FLOP/byte)",
         "TFLOP/s",
-        partial(line_legend, paths, hollow=any(path.unsettled.any() for path in paths)),
+        partial(line_legend, lines),
         columns_of(cells, len(shown)),
     )
-
-
-def _panel(title: str, cells: pd.DataFrame) -> RoofPanel:
-    beside_conv = bool((cells["op"] != "attention").any())
-    paths = []
-    for (impl, label), group in cells.sort_values("seq").groupby(["impl", "label"], sort=False):
-        yardstick = beside_conv and bool((group["op"] == "attention").all())
-        seqs, y = tuple(group["seq"].astype(int)), group["useful_tflops"].to_numpy(float)
-        x = intensity(group).to_numpy(float)
-        paths.append(Path(str(impl), str(label), yardstick, seqs, x, y, unsettled_times(group)))
-    return RoofPanel(title, tuple(paths))
 
 
 def _limits(x: pd.Series, y: pd.Series, roof: Roof) -> tuple[Ends, Ends]:
@@ -114,7 +83,7 @@ def _spread(low: float, high: float, least: float) -> Ends:
     return 10 ** decades[0], 10 ** decades[1]
 
 
-def _draw(axes: Axes, panel: RoofPanel, look: Look, x_limits: Ends, y_limits: Ends, roof: Roof,
+def _draw(axes: Axes, panel: Panel, look: Look, x_limits: Ends, y_limits: Ends, roof: Roof,
           sizes: dict[int, float]) -> None:  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -124,18 +93,19 @@ def _draw(axes: Axes, panel: RoofPanel, look: Look, x_limits: Ends, y_limits: En
     log_ticks(axes.yaxis, np.log10(y_limits[1] / y_limits[0]))
     plain_axes(axes, look, grid="both")
     _draw_roof(axes, x_limits, roof, look)
-    for path in sorted(panel.paths, key=lambda path: not path.yardstick):  # the rivals on top
-        style = look.line(path.impl) | {"marker": "none"}
-        axes.plot(path.x, path.y, label=path.label, **style)
-        size = [sizes[seq] for seq in path.seqs]
-        colour, paper = look.colour(path.impl), look.theme.paper
-        markers: dict[str, Any] = {
-            "marker": look.styles[path.impl].marker,
-            "facecolor": [paper if hollow else colour for hollow in path.unsettled],
-            "edgecolor": [colour if hollow else paper for hollow in path.unsettled],
-            "linewidth": [1.2 if hollow else 0.6 for hollow in path.unsettled],
-        }
-        axes.scatter(path.x, path.y, size, zorder=2.5, **markers)
+    for line in sorted(panel.lines, key=lambda line: not line.yardstick):  # the rivals on top
+        axes.plot(line.x, line.y, label=line.label, **look.line(line.impl) | {"marker": "none"})
+        colour, paper = look.colour(line.impl), look.theme.paper
+        axes.scatter(
+            line.x,
+            line.y,
+            [sizes[seq] for seq in line.seqs],
+            marker=look.styles[line.impl].marker,
+            facecolor=[paper if hollow else colour for hollow in line.hollow],
+            edgecolor=[colour if hollow else paper for hollow in line.hollow],
+            linewidth=[1.2 if hollow else 0.6 for hollow in line.hollow],
+            zorder=2.5,
+        )
 
 
 def _draw_roof(axes: Axes, x_limits: Ends, roof: Roof, look: Look) -> None:

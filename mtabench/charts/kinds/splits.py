@@ -61,7 +61,7 @@ def _split_line(label: str, cells: pd.DataFrame) -> tuple[Line, list[Failure]]:
     numbers = cells[cells["splits"] != "auto"]
     numbers = numbers.assign(x=numbers["splits"].astype(int)).sort_values("x")
     x, marks = numbers["x"].to_numpy(float), unsettled_times(numbers)
-    line = Line(label, label, False, x, *times(numbers), auto=mark, unsettled=marks)
+    line = Line(label, label, False, numbers["seq"].to_numpy(), x, *times(numbers), auto=mark, unsettled=marks)
     return line, list(failures_of(label, label, numbers, numbers["x"]))
 
 
