@@ -223,8 +223,8 @@ def test_the_order_of_threads_changes_nothing(hopper) -> None:
     ("taps", "pad_key", "kv_heads"), [((6, 11), "both", 1), ((6, 11), "right", 2), ((3, 4), "left", 2)]
 )
 def test_decode(taps: tuple[int, int], pad_key: str, kv_heads: int) -> None:
-    capacity, lengths = 60, torch.tensor([60, 33, 3])
-    q, k, v, weight = (x.cpu() for x in make(3, 2, kv_heads, capacity, 16, taps))
+    capacity, lengths = 60, torch.tensor([60, 33, 3], device=DEVICE)
+    q, k, v, weight = make(3, 2, kv_heads, capacity, 16, taps)
     window = q[:, :, : taps[0]]
     want = conv_attention_decode_reference(
         window.double(), k.double(), v.double(), weight.double(), lengths=lengths, pad_key=pad_key
