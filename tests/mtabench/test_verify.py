@@ -45,6 +45,23 @@ def test_right_kernels_pass_every_check(name):
         assert row.rel_error is None or row.rel_error <= row.tolerance
 
 
+@pytest.mark.parametrize("fault", [0, 1e-3])
+def test_decode_alone_is_checked_as_decode(monkeypatch, fault):
+    """An implementation without a forward is asked for none."""
+    build = registry.find("eager").build
+
+    def only_decode(case, inputs):
+        assert case.pass_ == "decode"
+        step = build(case, inputs)
+        return lambda: step() * (1 + fault)
+
+    planted = planted_cells.changed("eager", passes=("decode",), build=only_decode)
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", planted)
+    rows = list(run_checks(["eager"], "cpu"))
+    assert {row.check for row in rows} == {"decode is forward's row", "strided decode", "long decode"}
+    assert all(row.ok == (not fault) for row in rows)
+
+
 def test_what_cannot_run_is_said():
     (row,) = run_checks(["sdpa-cudnn"], "cpu")
     assert row.check.startswith("not checked")
