@@ -58,12 +58,28 @@ ONE_TAP = Convolution(1, 1, 0)
 
 
 @dataclass(frozen=True)
+class HeadMix:
+    """A mixing of heads: `groups` of equally many heads, each mixed among themselves; one group is all heads."""
+
+    groups: int = 1
+
+    def __str__(self) -> str:
+        return "heads" if self.groups == 1 else f"{self.groups} groups"
+
+
+@dataclass(frozen=True)
 class Operation:
-    """`softmax(pre_conv(scale * q k^T)) v`, head by head; `causal` hides from a query the keys after it."""
+    """`post_mix(post_conv(softmax(pre_mix(pre_conv(scale * q k^T))))) v`; None leaves a step out.
+
+    `causal` hides from a query the keys after it. A convolution is of each head alone, a mixing of positions alone.
+    """
 
     pre_conv: Convolution | None  # of the scores, before the softmax
     scale: float
     causal: bool = True
+    pre_mix: HeadMix | None = None
+    post_conv: Convolution | None = None  # of the probabilities
+    post_mix: HeadMix | None = None
 
     @classmethod
     def of(
@@ -84,6 +100,11 @@ class Operation:
     def conv(self) -> Convolution:
         """The convolution before the softmax; one tap where there is none."""
         return self.pre_conv or ONE_TAP
+
+    @property
+    def is_more_than_conv_attention(self) -> bool:
+        """Whether a step is there that `conv_attention` does not have."""
+        return any((self.pre_mix, self.post_conv, self.post_mix))
 
     @property
     def options(self) -> dict[str, Any]:
