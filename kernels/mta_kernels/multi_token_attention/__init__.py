@@ -1,0 +1,1 @@
+"""The whole multi-token attention: convolutions and mixings of heads before and after the softmax."""
