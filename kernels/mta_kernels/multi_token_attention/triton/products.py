@@ -198,8 +198,8 @@ def _transposed_product_kernel(
         key = first + tl.arange(0, BLOCK_N)
         dim = tl.arange(0, BLOCK_D)
         inside = (key < keys)[:, None] & (dim < head_dim)[None, :]
-        out_ptr += (batch_head.to(tl.int64) * key_rows + key[:, None]) * head_dim + dim[None, :]
-        tl.store(out_ptr, tl.load(out_ptr, mask=inside, other=0.0) + total * factor, mask=inside)
+        place = out_ptr + (batch_head.to(tl.int64) * key_rows + key[:, None]) * head_dim + dim[None, :]
+        tl.store(place, tl.load(place, mask=inside, other=0.0) + total * factor, mask=inside)
 
 
 def rows_of(x: Tensor) -> Tensor:
