@@ -8,6 +8,8 @@ from torch import Tensor
 from mta_kernels.conv_attention.triton.launch import call_signature
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.triton.chunks import chunk_rows, chunks, halo_rows
+from mta_kernels.multi_token_attention.triton.convolution import bands_of, convolve
+from mta_kernels.multi_token_attention.triton.heads import mix_heads
 from mta_kernels.multi_token_attention.triton.products import row_product, rows_of, score_product
 from mta_kernels.multi_token_attention.triton.rows import mix_rows
 from mta_kernels.operation import Operation
@@ -27,12 +29,26 @@ def mixed_attention_forward(
     signature = call_signature(q, k, v, documents, options=operation)
     plan = chunks(operation, query_rows, key_rows, rows, documents, signature, above=halo)
     size = max(chunk.rows * chunk.pitch for chunk in plan) * sequences * heads
-    memory = torch.empty(size, dtype=q.dtype, device=q.device)
+    convolutions = operation.pre_conv, operation.post_conv
+    before, after = (
+        None if convolution is None or taps is None else bands_of(taps, convolution, q.dtype)
+        for convolution, taps in zip(convolutions, (mixers.pre_conv, mixers.post_conv), strict=True)
+    )
+    memories = torch.empty(1 if before is after is None else 2, size, dtype=q.dtype, device=q.device).unbind()
+    memories = memories[0], memories[-1]  # the same where nothing is convolved
     for first in range(0, batch, sequences):
         part = slice(first, first + sequences)
         for chunk in plan:
-            scores = chunk.buffer(memory, q[part].shape[0], heads)
+            scores, convolved = (chunk.buffer(x, q[part].shape[0], heads) for x in memories)
             score_product(q[part], k[part], scores, chunk, operation.scale)
-            mix_rows(scores, mixers.pre_mix, mixers.post_mix, logsumexp[part], chunk=chunk)
+            if before is not None:
+                convolve(scores, convolved, before, chunk)
+                scores, convolved = convolved, scores
+            mix_rows(scores, mixers.pre_mix, None if after else mixers.post_mix, logsumexp[part], chunk=chunk)
+            if after is not None:
+                convolve(scores, convolved, after, chunk)
+                scores = convolved
+                if mixers.post_mix is not None:
+                    mix_heads(scores, mixers.post_mix, chunk)
             row_product(scores, v[part], out[part], chunk)
     return out, logsumexp

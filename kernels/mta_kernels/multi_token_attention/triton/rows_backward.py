@@ -42,7 +42,7 @@ def _probabilities(scores, pre, logsumexp, key, start, end, PRE: tl.constexpr, P
 
 
 @triton.jit
-def _add_partial(partial_ptr, total, HEADS: tl.constexpr):
+def add_partial(partial_ptr, total, HEADS: tl.constexpr):
     """Adds `total [HEADS, HEADS]` to what this program has summed before."""
     head = tl.arange(0, HEADS)
     place = partial_ptr + tl.program_id(0) * (HEADS * HEADS) + head[:, None] * HEADS + head[None, :]
@@ -123,9 +123,9 @@ def _mix_rows_backward_kernel(
         if WRITE:
             store_zeros(scores_row, tail, end_stored, heads, HEADS, C)
     if PRE:
-        _add_partial(dpre_ptr, dpre, HEADS)
+        add_partial(dpre_ptr, dpre, HEADS)
     if POST:
-        _add_partial(dpost_ptr, dpost, HEADS)
+        add_partial(dpost_ptr, dpost, HEADS)
 
 
 class MixingGradients:
