@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from kernel_inputs import DEVICE
@@ -17,6 +17,7 @@ class Chunk:
     """Stored scores `[B, H, R, ld]` with NaN in all columns that a row does not see, and how they are to be mixed."""
 
     scores: Tensor
+    gradients: Tensor  # of the mixed probabilities, alike
     pre_mix: Tensor | None
     post_mix: Tensor | None
     first_position: int
@@ -76,8 +77,10 @@ def make_chunk(
         (torch.eye(heads) + random(heads, heads) / heads**0.5).to(DEVICE, mix_dtype or dtype) if there else None
         for there in mixed
     ]
-    scores.masked_fill_(~visible, NAN)
-    return Chunk(scores, *mixes, first, keys, causal, documents, visible)
+    gradients = random(batch, heads, rows, ld).to(DEVICE, dtype)
+    for x in (scores, gradients):
+        x.masked_fill_(~visible, NAN)
+    return Chunk(scores, gradients, *mixes, first, keys, causal, documents, visible)
 
 
 def exact(chunk: Chunk, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,3 +94,14 @@ def exact(chunk: Chunk, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Ten
     probabilities = logits.masked_fill(unseen, 0).softmax(-1).masked_fill(unseen, 0).to(dtype)
     mixed = probabilities if post is None else torch.einsum("bgij,gh->bhij", probabilities, post)
     return mixed, logits.logsumexp(-1), probabilities
+
+
+def exact_backward(chunk: Chunk, dtype: torch.dtype = torch.float64) -> tuple[Tensor | None, ...]:
+    """Gradients of scores, pre_mix and post_mix by autograd through `exact`."""
+    stored = chunk.scores.dtype
+    leaves = {name: x if x is None else x.to(stored).to(dtype) for name, x in vars(chunk).items() if "mix" in name}
+    scores = chunk.hidden(chunk.scores).to(dtype)
+    wanted = [x.requires_grad_() for x in (scores, *leaves.values()) if x is not None]
+    mixed = exact(replace(chunk, scores=scores, **leaves), dtype)[0]
+    found = iter(torch.autograd.grad(mixed, wanted, chunk.hidden(chunk.gradients).to(dtype)))
+    return tuple(None if x is None else next(found) for x in (scores, *leaves.values()))

@@ -8,10 +8,10 @@ import pytest
 import torch
 from emulated_rows import H200, emulated_rows  # noqa: F401
 from kernel_inputs import DEVICE, relative_error
-from mta_rows import Chunk, exact, make_chunk
+from mta_rows import Chunk, exact, exact_backward, make_chunk
 from torch import Tensor
 
-from mta_kernels.multi_token_attention.rows_cuda import mix_rows, rows
+from mta_kernels.multi_token_attention.rows_cuda import mix_rows, mix_rows_backward, rows
 from mta_kernels.multi_token_attention.rows_cuda.plan import RowConstants, RowPlan, plan_on, segment_of
 from mta_kernels.nvrtc import compiler
 
@@ -51,6 +51,31 @@ def assert_mixes(chunk: Chunk, **options) -> None:
     torch.testing.assert_close(logsumexp.double(), sums, rtol=2e-6, atol=2e-5)
 
 
+def backward(chunk: Chunk, **options) -> tuple[Tensor | None, ...]:
+    """Mixed probabilities, gradients of scores, pre_mix and post_mix by the kernel."""
+    mixed, gradients = chunk.scores.clone(), chunk.gradients.clone()
+    logsumexp = exact(chunk)[1].float()
+    mixes = chunk.pre_mix, chunk.post_mix
+    return mixed, gradients, *mix_rows_backward(mixed, gradients, *mixes, logsumexp, **chunk.options, **options)
+
+
+def assert_differentiates(chunk: Chunk, **options) -> None:
+    """Near to float64; zeros where a row does not see."""
+    mixed, *gradients = backward(chunk, **options)
+    dtype = chunk.scores.dtype
+    assert_near(mixed, exact(chunk)[0], exact(chunk, dtype)[0])
+    assert (mixed[~chunk.visible.expand_as(mixed)] == 0).all()
+    assert (gradients[0][~chunk.visible.expand_as(mixed)] == 0).all()
+    unit = torch.finfo(dtype).eps
+    for got, want, eager in zip(gradients, exact_backward(chunk), exact_backward(chunk, dtype), strict=True):
+        assert (got is None) == (want is None)
+        if want is not None:
+            assert relative_error(got, want) <= max(2 * relative_error(eager, want), 2 * unit)
+            norm = want.norm(dim=-1).clamp_min(want.norm() / want[..., 0].numel() ** 0.5 * 1e-2 + 1e-300)
+            worst, of_eager = (((x - want).norm(dim=-1) / norm).amax() for x in (got, eager))
+            assert worst <= max(2 * of_eager, 2 * unit)
+
+
 def plan_of(
     chunk: Chunk, *, cluster: int = 1, warps: int = 4, stages: int = 1, backward: bool = False, bulk=True
 ) -> RowPlan:
@@ -64,6 +89,7 @@ def plan_of(
 def test_a_cluster_shares_a_row(gpu, cluster: int) -> None:
     chunk = make_chunk(2, 16, 4, 500, room=24)
     assert_mixes(chunk, plan=plan_of(chunk, cluster=cluster, warps=2, stages=2))
+    assert_differentiates(chunk, plan=plan_of(chunk, cluster=cluster, warps=2, stages=2, backward=True))
 
 
 @pytest.mark.parametrize(
@@ -82,18 +108,23 @@ def test_heads(gpu, heads: int, dtype: torch.dtype, cluster: int, warps: int, mi
     for keys, causal in ((200, True), (77, False)):
         chunk = make_chunk(1, heads, 3, keys, dtype=dtype, causal=causal, mixed=mixed, mix_dtype=torch.float32)
         assert_mixes(chunk, plan=plan_of(chunk, cluster=cluster, warps=warps, stages=3))
+        if heads <= 32:
+            plan = plan_of(chunk, cluster=cluster, warps=warps, stages=3, backward=True)
+            assert_differentiates(chunk, plan=plan)
 
 
 def test_documents(gpu) -> None:
     for causal in (True, False):
         chunk = make_chunk(2, 16, 9, 150, causal=causal, above=70, starts=[0, 13, 72, 73, 144, 148], room=200)
         assert_mixes(chunk, plan=plan_of(chunk, cluster=2, warps=2, stages=2))
+        assert_differentiates(chunk, plan=plan_of(chunk, cluster=2, warps=2, stages=2, backward=True))
 
 
 def test_keys_that_are_not_whole_units(gpu) -> None:
     for keys, count in ((1, 1), (2, 2), (7, 7), (9, 4), (65, 3), (129, 2)):
         chunk = make_chunk(1, 16, count, keys, room=8)
         assert_mixes(chunk, plan=plan_of(chunk, cluster=2, warps=1))
+        assert_differentiates(chunk, plan=plan_of(chunk, cluster=2, warps=1, backward=True))
 
 
 def test_without_a_copy_engine(gpu) -> None:
@@ -103,6 +134,7 @@ def test_without_a_copy_engine(gpu) -> None:
         make_chunk(1, 16, 9, 150, causal=False, above=70, starts=[0, 13, 72, 73, 144, 148]),
     ):
         assert_mixes(chunk, plan=plan_of(chunk, bulk=False))
+        assert_differentiates(chunk, plan=plan_of(chunk, bulk=False, backward=True))
     chunk = make_chunk(1, 10, 5, 130, dtype=FP16)
     assert_mixes(chunk, plan=plan_of(chunk, bulk=False, warps=2))
 
@@ -127,14 +159,16 @@ def test_the_order_of_threads_changes_nothing(gpu) -> None:
     results = []
     for seed in range(4):
         gpu.seed = seed
-        results.append(forward(chunk, plan=plan_of(chunk, cluster=2, warps=2, stages=2)))
+        both = forward(chunk, plan=plan_of(chunk, cluster=2, warps=2, stages=2))
+        both += backward(chunk, plan=plan_of(chunk, cluster=2, warps=2, stages=2, backward=True))
+        results.append(both)
     for other in results[1:]:
-        assert torch.equal(results[0][0], other[0])
-        assert torch.equal(results[0][1], other[1])
+        assert all(torch.equal(x, y) for x, y in zip(results[0], other, strict=True))
 
 
 def test_the_chosen_plan_runs(gpu) -> None:
     assert_mixes(make_chunk(1, 16, 3, 300))
+    assert_differentiates(make_chunk(1, 16, 3, 300))
     gpu.shared_memory = 20000
     assert_mixes(make_chunk(1, 16, 3, 300))
 
@@ -180,6 +214,9 @@ def test_what_does_not_fit_is_refused(emulated_rows) -> None:  # noqa: F811
         ("sm_86", (8, 6), RTX_4090, 10, 1024, False),
         ("sm_90a", (9, 0), H200, 16, 4096, False),
         ("sm_90a", (9, 0), H200, 64, 2048, False),
+        ("sm_80", (8, 0), A100, 16, 1024, True),
+        ("sm_90a", (9, 0), H200, 16, 4096, True),
+        ("sm_90a", (9, 0), H200, 32, 4096, True),
     ],
 )
 def test_it_compiles_without_spills(architecture, capability, limit, heads, keys, backward) -> None:

@@ -51,6 +51,46 @@ DEVICE void store_logsumexp(const Arguments& args, const Row& row, const Sums& s
     }
 }
 
+DEVICE void mix_row(const Arguments& args, const Row& row, uint32_t buffer, const Lane& lane, const Weights<false>& pre,
+                    const Weights<true>& post, uint32_t shared, int rank, Turn& received) {
+    Sums sums;
+#pragma unroll
+    for (int i = 0; i < EIGHTS * 2; i++) sums[i / 2][i % 2] = {OfPowers::NOTHING, 0};
+    float x[TILES][EIGHTS][4];
+    const int first = row.start + thread_index() / 32 * COLUMNS;
+#pragma unroll 1
+    for (int column = first; column < row.stop; column += WARPS * COLUMNS) {
+#pragma unroll
+        for (int i = 0; i < TILES; i++) mix<PRE_MIX>(x[i], buffer + (column - row.start) * 2 + i * 32, lane, pre);
+        if (some_hidden(row, column)) {
+#pragma unroll
+            for (int i = 0; i < TILES; i++) hide(x[i], row, column + 16 * i);
+        }
+        add_logits(sums, x);
+    }
+    merge_sums<OfPowers>(sums, shared, rank, received);
+    if (rank == 0 && thread_index() < 4) store_logsumexp(args, row, sums);
+#pragma unroll
+    for (int i = 0; i < EIGHTS * 2; i++) sums[i / 2][i % 2].y = sums[i / 2][i % 2].y == 0 ? 0 : 1 / sums[i / 2][i % 2].y;
+#pragma unroll 1
+    for (int column = first; column < row.stop; column += WARPS * COLUMNS) {
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            const uint32_t tile = buffer + (column - row.start) * 2 + i * 32;
+            mix<PRE_MIX>(x[i], tile, lane, pre);
+            if (some_hidden(row, column)) hide(x[i], row, column + 16 * i);
+#pragma unroll
+            for (int j = 0; j < EIGHTS * 4; j++) {
+                const float2 pair = sums[j / 4][j % 2];
+                x[i][j / 4][j % 4] = exp2_fast(fmaf(x[i][j / 4][j % 4], LOG2_E, -pair.x)) * pair.y;
+            }
+            uint32_t pairs[EIGHTS][2];
+            round_pairs(pairs, x[i]);
+            mix_back(tile, pairs, lane, shared + SCRAP_AT, post);
+        }
+    }
+}
+
 extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, BLOCKS) mix_rows(const __grid_constant__ Arguments args) {
     const uint32_t shared = shared_memory();
     const int rank = block_index() % CLUSTER, cluster = block_index() / CLUSTER, warp = thread_index() / 32;
@@ -60,44 +100,9 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, BLOCKS) mix_ro
         const Weights<false> pre(shared + PRE_AT);
         const Weights<true> post(shared + POST_AT);
         Turn received;
-        for_rows(args, shared, rank, cluster, [&](const Row& row, uint32_t buffer) {
-            Sums sums;
-#pragma unroll
-            for (int i = 0; i < EIGHTS * 2; i++) sums[i / 2][i % 2] = {OfPowers::NOTHING, 0};
-            float x[TILES][EIGHTS][4];
-            const int first = row.start + warp * COLUMNS;
-#pragma unroll 1
-            for (int column = first; column < row.stop; column += WARPS * COLUMNS) {
-#pragma unroll
-                for (int i = 0; i < TILES; i++) mix<PRE_MIX>(x[i], buffer + (column - row.start) * 2 + i * 32, lane, pre);
-                if (some_hidden(row, column)) {
-#pragma unroll
-                    for (int i = 0; i < TILES; i++) hide(x[i], row, column + 16 * i);
-                }
-                add_logits(sums, x);
-            }
-            merge_sums<OfPowers>(sums, shared, rank, received);
-            if (rank == 0 && thread_index() < 4) store_logsumexp(args, row, sums);
-#pragma unroll
-            for (int i = 0; i < EIGHTS * 2; i++) sums[i / 2][i % 2].y = sums[i / 2][i % 2].y == 0 ? 0 : 1 / sums[i / 2][i % 2].y;
-#pragma unroll 1
-            for (int column = first; column < row.stop; column += WARPS * COLUMNS) {
-#pragma unroll
-                for (int i = 0; i < TILES; i++) {
-                    const uint32_t tile = buffer + (column - row.start) * 2 + i * 32;
-                    mix<PRE_MIX>(x[i], tile, lane, pre);
-                    if (some_hidden(row, column)) hide(x[i], row, column + 16 * i);
-#pragma unroll
-                    for (int j = 0; j < EIGHTS * 4; j++) {
-                        const float2 pair = sums[j / 4][j % 2];
-                        x[i][j / 4][j % 4] = exp2_fast(fmaf(x[i][j / 4][j % 4], LOG2_E, -pair.x)) * pair.y;
-                    }
-                    uint32_t pairs[EIGHTS][2];
-                    round_pairs(pairs, x[i]);
-                    mix_back(tile, pairs, lane, shared + SCRAP_AT, post);
-                }
-            }
-        });
+        for_rows(
+            args, shared, rank, cluster, [](const Row&) { return 0; },
+            [&](const Row& row, int, uint32_t buffer) { mix_row(args, row, buffer, lane, pre, post, shared, rank, received); });
     }
 #if BULK
     else copy_rows(args, shared, cluster, rank);

@@ -42,7 +42,7 @@ struct Arguments {
     int first_position, keys, causal;
     int clusters;                   // that share the rows
     int pitch, stages;
-    float* parts;                   // [blocks, 2, HEADS, HEADS]
+    float* parts;                   // [blocks, WARPS, 2, HEADS, HEADS]: gradients of pre and of post
 };
 
 // One row of the scores, all heads: its visible columns, and those that this block has.

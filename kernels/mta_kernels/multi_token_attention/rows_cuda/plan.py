@@ -105,10 +105,11 @@ def _plans(
     capability: tuple[int, int], dtype: torch.dtype, heads: int, keys: int, backward: bool, mixed: tuple[bool, bool]
 ) -> Iterator[RowPlan]:
     """The best first: several blocks an SM keep its memory busy, and small clusters wait less for each other."""
-    for blocks in (3, 2, 1):
+    wide = backward and heads > 16  # whose sums take 64 registers of each thread
+    for blocks in (2, 1) if wide else (3, 2, 1):
         for cluster in CLUSTERS if 9 <= capability[0] < 12 else (1,):
             segment = segment_of(keys, cluster)
-            warps = warps_of(segment, heads, blocks)
+            warps = warps_of(segment, heads, blocks, wide)
             constants = RowConstants(dtype, heads, backward, *mixed, capability[0] >= 9, cluster, warps, blocks)
             yield RowPlan(constants, segment, 1)
 
@@ -118,8 +119,10 @@ def segment_of(keys: int, cluster: int) -> int:
     return -(-(-(-keys // 8) * 8) // (64 * cluster)) * 64
 
 
-def warps_of(segment: int, heads: int, blocks: int) -> int:
+def warps_of(segment: int, heads: int, blocks: int, wide: bool) -> int:
     """Warps that compute: so many that each has about 128 columns of 16 heads, or more."""
     wanted = segment * -(-heads // 16) // 128
     most = 4 if blocks == 3 else 8
-    return next((warps for warps in (8, 4, 2) if warps <= most and warps <= wanted), 1)
+    if wide:  # each quarter of an SM has the registers of two of its warps, the copying one among them
+        most = 3 if blocks == 2 else 7
+    return next((warps for warps in (8, 7, 4, 3, 2) if warps <= min(most, wanted)), 1)

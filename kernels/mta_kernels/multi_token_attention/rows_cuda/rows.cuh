@@ -29,24 +29,27 @@ DEVICE void prepare_block(const Arguments& args, uint32_t shared) {
 #endif
 }
 
-// Has `compute(row, buffers)` called for each row by the computing warps, with the address of its buffers.
-template <class Compute> DEVICE void for_rows(const Arguments& args, uint32_t shared, int rank, int cluster, Compute compute) {
+// Has `compute(row, prepared, buffers)` called for each row by the computing warps, with what `prepare(row)` gave while the
+// row was on its way, and the address of its buffers.
+template <class Prepare, class Compute>
+DEVICE void for_rows(const Arguments& args, uint32_t shared, int rank, int cluster, Prepare prepare, Compute compute) {
 #if BULK
     Turn turn;
 #endif
 #pragma unroll 1
     for (int index = cluster; index < args.all_rows; index += args.clusters) {
         const Row row(args, index, rank);
+        auto prepared = prepare(row);
 #if BULK
         barrier_wait(shared + FULL_AT + 8 * turn.stage, turn.round);
-        compute(row, stage_at(args, shared, turn.stage, 0));
+        compute(row, prepared, stage_at(args, shared, turn.stage, 0));
         fence_async_proxy();
         __syncwarp();
         if (thread_index() % 32 == 0) barrier_arrive(shared + DONE_AT + 8 * turn.stage);
         turn.next(args.stages);
 #else
         load_row(args, row, shared);
-        compute(row, stage_at(args, shared, 0, 0));
+        compute(row, prepared, stage_at(args, shared, 0, 0));
         store_row(args, row, shared);
 #endif
     }

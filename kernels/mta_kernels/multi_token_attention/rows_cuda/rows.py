@@ -79,11 +79,40 @@ def mix_rows(
     _run(scores, None, pre_mix, post_mix, logsumexp_out, first_position, keys, causal, documents, plan, clusters)
 
 
+def mix_rows_backward(
+    scores: Tensor, grad_probabilities: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor, *,
+    first_position: int, keys: int, causal: bool, documents: Tensor | None = None, plan: RowPlan | None = None,
+    clusters: int | None = None,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """The backward of `mix_rows`, in place: gives the gradients `[H, H]` (float32) of both mixings, None where none is.
+
+    `scores`, as `mix_rows` takes them, become the mixed probabilities; `grad_probabilities`, the gradients of those and
+    laid out as the scores, become the gradients of the scores. `logsumexp [B, H, R]` is what `mix_rows` wrote; the rest
+    and errors are as there. The same call gives the same bits.
+    """
+    parts = _run(
+        scores,
+        grad_probabilities,
+        pre_mix,
+        post_mix,
+        logsumexp,
+        first_position,
+        keys,
+        causal,
+        documents,
+        plan,
+        clusters,
+    )
+    assert parts is not None
+    dpre, dpost = parts.sum(0)
+    return (None if pre_mix is None else dpre), (None if post_mix is None else dpost)
+
+
 def _run(
     scores: Tensor, gradients: Tensor | None, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor,
     first_position: int, keys: int, causal: bool, documents: Tensor | None, plan: RowPlan | None, clusters: int | None,
 ) -> Tensor | None:  # fmt: skip
-    """One launch; gives the blocks' parts of the gradients of both mixings, `[blocks, 2, H, H]`, of a backward."""
+    """One launch; gives the warps' parts of the gradients of both mixings, `[warps, 2, H, H]`, of a backward."""
     batch, heads, rows, ld = scores.shape
     device, backward = scores.device, gradients is not None
     mixed = (pre_mix is not None, post_mix is not None)
@@ -106,7 +135,8 @@ def _run(
     clusters = min(batch * rows, clusters or clusters_at_once(plan, device))
     parts = None
     if backward:
-        parts = torch.empty(clusters * cluster, 2, heads, heads, dtype=torch.float32, device=device)
+        warps = clusters * cluster * plan.constants.warps
+        parts = torch.empty(warps, 2, heads, heads, dtype=torch.float32, device=device)
     arguments = Arguments(
         operands=(c_void_p * 2)(*(x.data_ptr() for x in operands)), pre=Matrix.of(pre_mix), post=Matrix.of(post_mix),
         logsumexp=logsumexp.data_ptr(), sums_batch=logsumexp.stride(0), sums_head=logsumexp.stride(1),
