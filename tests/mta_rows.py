@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from kernel_inputs import DEVICE
@@ -99,7 +100,9 @@ def exact(chunk: Chunk, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Ten
 def exact_backward(chunk: Chunk, dtype: torch.dtype = torch.float64) -> tuple[Tensor | None, ...]:
     """Gradients of scores, pre_mix and post_mix by autograd through `exact`."""
     stored = chunk.scores.dtype
-    leaves = {name: x if x is None else x.to(stored).to(dtype) for name, x in vars(chunk).items() if "mix" in name}
+    leaves: dict[str, Any] = {
+        name: x if x is None else x.to(stored).to(dtype) for name, x in vars(chunk).items() if "mix" in name
+    }
     scores = chunk.hidden(chunk.scores).to(dtype)
     wanted = [x.requires_grad_() for x in (scores, *leaves.values()) if x is not None]
     mixed = exact(replace(chunk, scores=scores, **leaves), dtype)[0]

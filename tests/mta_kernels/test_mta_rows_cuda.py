@@ -9,9 +9,11 @@ import torch
 from emulated_rows import H200, emulated_rows  # noqa: F401
 from kernel_inputs import DEVICE, relative_error
 from mta_rows import Chunk, exact, exact_backward, make_chunk
+from planted_faults import plant
 from torch import Tensor
 
 from mta_kernels.multi_token_attention.rows_cuda import mix_rows, mix_rows_backward, rows
+from mta_kernels.multi_token_attention.rows_cuda import plan as planning
 from mta_kernels.multi_token_attention.rows_cuda.plan import RowConstants, RowPlan, plan_on, segment_of
 from mta_kernels.nvrtc import compiler
 
@@ -81,6 +83,8 @@ def plan_of(
 ) -> RowPlan:
     """A plan other than the one that would be chosen."""
     mixed = (chunk.pre_mix is not None, chunk.post_mix is not None)
+    if ON_GPU and not 9 <= torch.cuda.get_device_capability()[0] < 12:
+        cluster, bulk = 1, False
     constants = RowConstants(chunk.scores.dtype, chunk.scores.shape[1], backward, *mixed, bulk, cluster, warps, 1)
     return RowPlan(constants, segment_of(chunk.keys, cluster), stages)
 
@@ -228,3 +232,57 @@ def test_it_compiles_without_spills(architecture, capability, limit, heads, keys
     if "ptxas info" not in words:
         pytest.skip(f"NVRTC {compiler.version()} keeps ptxas's words to itself")
     assert words.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "instead"),
+    [
+        ("rows.cuh", "barrier_wait(shared + FULL_AT + 8 * turn.stage, turn.round);", ""),
+        ("copies.cuh", "barrier_wait(shared + DONE_AT + 8 * going.stage, going.round);", ""),
+        ("copies.cuh", "            stores_wait();\n            waiting--;", "            waiting--;"),
+        ("sums.cuh", "received.next(2);", "received.next(1);"),
+        ("backward.cu", "if (!row.sees(position + i / 2 * 8)) a[i] &= 0xFFFF0000u;", ""),
+    ],
+    ids=["no wait", "stored too soon", "a load over a store", "one slot for sums", "hidden columns"],
+)
+def test_the_emulator_finds_what_a_gpu_may_hide(emulated_rows, monkeypatch, tmp_path, name, line, instead) -> None:  # noqa: F811
+    if ON_GPU:
+        pytest.skip("the emulator takes tensors of the CPU")
+    chunk = make_chunk(2, 16, 4, 150)
+    want = exact(chunk)[0], *exact_backward(chunk)
+    plant(monkeypatch, planning, tmp_path / "rows_cuda", name, line, instead)
+    found = False
+    for emulated_rows.seed in range(8):
+        try:
+            got = backward(chunk, plan=plan_of(chunk, cluster=4, warps=1, backward=True), clusters=1)
+        except AssertionError:  # the emulator's own
+            found = True
+        else:
+            found |= not all(relative_error(x, y) < 0.02 for x, y in zip(got, want, strict=True))
+    assert found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("keys", [2048, 4096, 8192, 16384])
+@pytest.mark.parametrize(("heads", "dtype"), [(16, BF16), (10, FP16)])
+def test_long_rows(heads: int, dtype: torch.dtype, keys: int) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    for causal in (True, False):
+        chunk = make_chunk(2, heads, 20, keys - 3, dtype=dtype, causal=causal, above=100, room=8)
+        if rows.rows_unsupported(device, dtype, heads, keys) is None:
+            assert_mixes(chunk)
+        if rows.rows_unsupported(device, dtype, heads, keys, backward=True) is None:
+            assert_differentiates(chunk)
+
+
+@pytest.mark.gpu
+def test_more_numbers_than_2_to_31() -> None:
+    chunk = make_chunk(1, 16, 4, 2048)
+    count = 2**31 // (16 * 2048) + 8
+    scores = torch.zeros(1, 16, count, 2048, dtype=BF16, device=DEVICE)
+    scores[:, :, -4:] = chunk.scores
+    logsumexp = torch.empty(1, 16, count, device=DEVICE)
+    options = {**chunk.options, "first_position": 2048 - count}  # the first rows see nothing
+    mix_rows(scores, chunk.pre_mix, chunk.post_mix, logsumexp, **options)
+    assert_near(scores[:, :, -4:], exact(chunk)[0], exact(chunk, BF16)[0])
+    assert (scores[:, :, : count - 2048] == 0).all()

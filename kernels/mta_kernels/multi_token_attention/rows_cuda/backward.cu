@@ -172,6 +172,6 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, BLOCKS)
 #endif
 #if CLUSTER > 1
     __syncwarp();
-    cluster_barrier();  // no block ends while another may send to it
+    cluster_barrier();  // no block ends before what it sent has arrived
 #endif
 }
