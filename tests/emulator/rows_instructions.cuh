@@ -31,6 +31,18 @@ inline uint32_t transpose(uint32_t matrix) {
     return result;
 }
 
+inline void store_matrices_transposed(uint32_t address, const uint32_t (&m)[4]) {
+    whole_warp::together({{m[0], m[1], m[2], m[3]}, {}, address, nullptr}, [](auto& warp) {
+        for (int i = 0; i < 32; i++) {
+            const int row = i % 8;
+            for (int column = 0; column < 8; column++) {
+                const uint16_t number = warp[column * 4 + row / 2].a[i / 8] >> row % 2 * 16;
+                std::memcpy(emulator::shared_at(warp[i].address + column * 2, 2), &number, 2);
+            }
+        }
+    });
+}
+
 // Copies from shared memory happen at a random moment between their commit and the wait for them.
 inline void store_bytes(void* destination, uint32_t source, int bytes) {
     if (source % 16 || (uintptr_t)destination % 16 || bytes % 16 || bytes <= 0) emulator::fail("a store is not aligned");

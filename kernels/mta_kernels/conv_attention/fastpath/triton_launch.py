@@ -60,6 +60,17 @@ class LaunchReplay:
         found += self._constants
         return found
 
+    def prepared(self, args: Sequence[Any]) -> Callable[[], None]:
+        """Launches it with these arguments, of whose tensors and descriptors it keeps the addresses alone."""
+        launcher, arguments = self.launcher, self.arguments(0, args)
+        before, after = tuple(arguments[:STREAM]), tuple(arguments[STREAM + 1 :])
+
+        def launch() -> None:
+            gpu = driver.active
+            launcher(*before, gpu.get_current_stream(gpu.get_current_device()), *after)
+
+        return launch
+
     def places(self, args: Sequence[Any]) -> Iterator[Place]:
         """Where `arguments` has what depends on an address."""
         position = STREAM + 1 + len(self._options)

@@ -25,15 +25,16 @@ _launches: dict[tuple[Hashable, ...], _Launched] = {}
 _recording = threading.local()
 
 
-def launch(kernel: Any, programs: int, signature: Hashable, *args: Any, **options: Any) -> None:
+def launch(kernel: Any, programs: int, signature: Hashable, *args: Any, **options: Any) -> LaunchReplay | None:
     """`kernel[(programs,)](*args, **options)`, where options are constants in the kernel's order, then launch options.
 
     Calls of one kernel with equal signature, whole numbers and options must agree in the dtypes of their tensors and
-    in which of these begin at multiples of 16 bytes: see `call_signature`.
+    in which of these begin at multiples of 16 bytes: see `call_signature`. Gives what launches it once more, if that is
+    known.
     """
     if not isinstance(kernel, JITFunction):  # Triton's interpreter
         kernel[(programs,)](*args, **options)
-        return
+        return None
     constants = tuple(options.values())
     key = (id(kernel), signature, programs, constants, *[x for x in args if type(x) is int])
     found = _launches.get(key)
@@ -47,6 +48,7 @@ def launch(kernel: Any, programs: int, signature: Hashable, *args: Any, **option
         found.replay(args)
     if recorder := getattr(_recording, "recorder", None):
         recorder(found.replay, args)
+    return found.replay
 
 
 class _Launched:

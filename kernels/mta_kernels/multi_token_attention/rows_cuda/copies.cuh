@@ -29,6 +29,7 @@ DEVICE void store_zeros(ELEMENT* destination, int count, uint32_t shared) {
 
 DEVICE void store_row(const Arguments& args, const Row& row, uint32_t shared, int stage, int rank) {
     const int bytes = (row.stop - row.start) * 2, lane = thread_index() % 32;
+    const Stored stored(args, row);
 #pragma unroll 1
     for (int operand = 0; operand < OPERANDS; operand++)
 #pragma unroll 1
@@ -37,8 +38,8 @@ DEVICE void store_row(const Arguments& args, const Row& row, uint32_t shared, in
             const uint32_t source = stage_at(args, shared, stage, operand) + head * args.pitch;
             if (bytes > 0) store_bytes(destination + row.start, source, bytes);
             if (head % CLUSTER != rank) continue;
-            store_zeros(destination, row.first, shared);
-            store_zeros(destination + row.end, (int)args.ld - row.end, shared);
+            store_zeros(destination + stored.from, row.first - stored.from, shared);
+            store_zeros(destination + row.end, stored.to - row.end, shared);
         }
     stores_commit();
 }
@@ -88,15 +89,15 @@ DEVICE void load_row(const Arguments& args, const Row& row, uint32_t shared) {
 
 DEVICE void store_row(const Arguments& args, const Row& row, uint32_t shared) {
     threads_barrier<COMPUTING>();
-    const int lane = thread_index() % 32, all = (int)args.ld / 8;
-    const int first = row.first / 8, end = row.end / 8;
+    const Stored stored(args, row);
+    const int lane = thread_index() % 32, first = row.first / 8, end = row.end / 8;
 #pragma unroll 1
     for (int i = thread_index() / 32; i < HEADS * OPERANDS; i += WARPS) {
         const int operand = i / HEADS, head = i % HEADS;
         uint4* destination = (uint4*)(args.operands[operand] + row.offset + head * row.head_stride(args));
         const uint32_t source = stage_at(args, shared, 0, operand) + head * args.pitch;
 #pragma unroll 4
-        for (int unit = lane; unit < all; unit += 32)
+        for (int unit = stored.from / 8 + lane; unit < stored.to / 8; unit += 32)
             destination[unit] = unit >= first && unit < end ? load_shared_16(source + (unit - first) * 16) : uint4{0, 0, 0, 0};
     }
     threads_barrier<COMPUTING>();

@@ -51,6 +51,119 @@ DEVICE void store_logsumexp(const Arguments& args, const Row& row, const Sums& s
     }
 }
 
+#if KEEP
+
+// Sums of exponentials over a warp's references that are large, but well within the range of bfloat16.
+constexpr float MOST = 1e18f;
+
+// The references become as large as the logits x of some more tiles; and what each was is put into `factors` over that.
+DEVICE void raise_references(Sums& sums, float (&factors)[EIGHTS][2], const float (&x)[TILES][EIGHTS][4]) {
+#pragma unroll
+    for (int i = 0; i < EIGHTS * 2; i++) {
+        float2& pair = sums[i / 2][i % 2];
+        float found = x[0][i / 2][i % 2];
+#pragma unroll
+        for (int j = 1; j < 2 * TILES; j++) found = fmaxf(found, x[j / 2][i / 2][i % 2 + j % 2 * 2]);
+        found = fmaxf(fmaxf(found * LOG2_E, pair.x + log2f(pair.y)), pair.x);
+#pragma unroll
+        for (int other = 4; other < 32; other *= 2) found = fmaxf(found, __shfl_xor_sync(~0u, found, other));
+        const float factor = exp2_fast(pair.x - found);
+        pair = {found, pair.y * factor}, factors[i / 2][i % 2] = factor;
+    }
+}
+
+// A warp's columns from `first` on before `column`, at `buffer`, times the factors.
+DEVICE void scale_kept(uint32_t buffer, int first, int column, const Lane& lane, uint32_t scrap,
+                       const float (&factors)[EIGHTS][2]) {
+    __syncwarp();
+#pragma unroll 1
+    for (int earlier = first; earlier < column; earlier += WARPS * COLUMNS)
+#pragma unroll 1
+        for (int i = 0; i < TILES; i++) {
+            const uint32_t tile = buffer + earlier * 2 + i * 32;
+            uint32_t pairs[EIGHTS][2];
+            load_pairs(pairs, tile, lane);
+#pragma unroll
+            for (int j = 0; j < EIGHTS * 2; j++) pairs[j / 2][j % 2] = scaled(pairs[j / 2][j % 2], factors[j / 2]);
+            store_pairs(tile, pairs, lane, scrap);
+        }
+}
+
+// As `mix_row` below, which computes logits twice: the first time over the row puts its exponentials where the scores
+// were, rounded as probabilities would be, and the second mixes these by weights that make them probabilities.
+DEVICE void mix_row_kept(const Arguments& args, const Row& row, uint32_t buffer, const Lane& lane, const Weights<false>& pre,
+                         const Weights<true>& post, uint32_t shared, int rank, Turn& received) {
+    Sums sums;  // whose references all lanes of a warp agree upon
+#pragma unroll
+    for (int i = 0; i < EIGHTS * 2; i++) sums[i / 2][i % 2] = {OfPowers::NOTHING, 0};
+    const int first = thread_index() / 32 * COLUMNS, stop = row.stop - row.start;
+#pragma unroll 1
+    for (int column = first; column < stop; column += WARPS * COLUMNS) {
+        const uint32_t tiles = buffer + column * 2;
+        uint32_t pairs[TILES][EIGHTS][2];
+        float before[EIGHTS][2];
+#pragma unroll
+        for (int i = 0; i < EIGHTS * 2; i++) before[i / 2][i % 2] = sums[i / 2][i % 2].y;
+        bool raise = column == first;
+#pragma unroll 1
+        while (true) {
+            float x[TILES][EIGHTS][4];
+#pragma unroll
+            for (int i = 0; i < TILES; i++) mix<PRE_MIX>(x[i], tiles + i * 32, lane, pre);
+            if (some_hidden(row, row.start + column)) {
+#pragma unroll
+                for (int i = 0; i < TILES; i++) hide(x[i], row, row.start + column + 16 * i);
+            }
+            if (raise) {
+                float factors[EIGHTS][2];
+                raise_references(sums, factors, x);
+                if (column > first) scale_kept(buffer, first, column, lane, shared + SCRAP_AT, factors);
+            }
+            bool grows = false;
+#pragma unroll
+            for (int i = 0; i < EIGHTS * 2; i++) {
+                float2& pair = sums[i / 2][i % 2];
+#pragma unroll
+                for (int j = 0; j < 2 * TILES; j++) {
+                    float& number = x[j / 2][i / 2][i % 2 + j % 2 * 2];
+                    number = exp2_fast(fmaf(number, LOG2_E, -pair.x));
+                    pair.y += number;
+                }
+                grows |= pair.y > MOST;
+            }
+#pragma unroll
+            for (int i = 0; i < TILES; i++) round_pairs(pairs[i], x[i]);
+            if (raise || !__any_sync(~0u, grows)) break;
+            raise = true;
+#pragma unroll
+            for (int i = 0; i < EIGHTS * 2; i++) sums[i / 2][i % 2].y = before[i / 2][i % 2];
+        }
+#pragma unroll
+        for (int i = 0; i < TILES; i++) store_pairs(tiles + i * 32, pairs[i], lane, shared + SCRAP_AT);
+    }
+    float scale[EIGHTS][2];
+#pragma unroll
+    for (int i = 0; i < EIGHTS * 2; i++) scale[i / 2][i % 2] = sums[i / 2][i % 2].x;
+    merge_sums<OfPowers>(sums, shared, rank, received);
+    if (rank == 0 && thread_index() < 4) store_logsumexp(args, row, sums);
+#pragma unroll
+    for (int i = 0; i < EIGHTS * 2; i++) {
+        const float2 pair = sums[i / 2][i % 2];
+        scale[i / 2][i % 2] = pair.y == 0 ? 0 : exp2_fast(scale[i / 2][i % 2] - pair.x) / pair.y;
+    }
+    const ScaledWeights weights(post, scale);
+#pragma unroll 1
+    for (int column = first; column < stop; column += WARPS * COLUMNS) {
+        uint32_t pairs[TILES][EIGHTS][2];
+#pragma unroll
+        for (int i = 0; i < TILES; i++) load_pairs(pairs[i], buffer + column * 2 + i * 32, lane);
+#pragma unroll
+        for (int i = 0; i < TILES; i++) mix_back(buffer + column * 2 + i * 32, pairs[i], lane, shared + SCRAP_AT, weights);
+    }
+}
+
+#endif
+
 DEVICE void mix_row(const Arguments& args, const Row& row, uint32_t buffer, const Lane& lane, const Weights<false>& pre,
                     const Weights<true>& post, uint32_t shared, int rank, Turn& received) {
     Sums sums;
@@ -102,7 +215,13 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, BLOCKS) mix_ro
         Turn received;
         for_rows(
             args, shared, rank, cluster, [](const Row&) { return 0; },
-            [&](const Row& row, int, uint32_t buffer) { mix_row(args, row, buffer, lane, pre, post, shared, rank, received); });
+            [&](const Row& row, int, uint32_t buffer) {
+#if KEEP
+                mix_row_kept(args, row, buffer, lane, pre, post, shared, rank, received);
+#else
+                mix_row(args, row, buffer, lane, pre, post, shared, rank, received);
+#endif
+            });
     }
 #if BULK
     else copy_rows(args, shared, cluster, rank);

@@ -40,6 +40,7 @@ struct Arguments {
     int64_t ld;
     int rows, all_rows;             // of a sequence, and of all B
     int first_position, keys, causal;
+    int block;                      // rows and columns that products read at a time: see `Stored`; or 0
     int clusters;                   // that share the rows
     int pitch, stages;
     float* parts;                   // [blocks, WARPS, 2, HEADS, HEADS]: gradients of pre and of post
@@ -69,6 +70,19 @@ struct Row {
     }
     DEVICE bool sees(int column) const { return column >= low && column < high; }
     DEVICE int64_t head_stride(const Arguments& args) const { return args.rows * args.ld; }
+};
+
+// The columns of a row that are written, zeros where it does not see: all, or those that the products of its block read.
+struct Stored {
+    int from, to;
+
+    DEVICE Stored(const Arguments& args, const Row& row) {
+        from = 0, to = (int)args.ld;
+        if (args.block == 0) return;
+        const int position = args.first_position + row.number / args.block * args.block;  // of the block's first row
+        if (args.causal) to = min(to, (max(position + args.block - 1, -1) / args.block + 1) * args.block);
+        if (args.documents) from = min(args.documents[position] / args.block * args.block, row.first);
+    }
 };
 
 DEVICE uint32_t stage_at(const Arguments& args, uint32_t shared, int stage, int operand) {

@@ -117,10 +117,56 @@ DEVICE void store_square(uint32_t tile, int square, const uint32_t (&pairs)[4], 
 #endif
 }
 
+// Pairs of heads, as `round_pairs` gives them, to a tile and back.
+DEVICE void load_pairs(uint32_t (&pairs)[EIGHTS][2], uint32_t tile, const Lane& lane) {
+#pragma unroll
+    for (int square = 0; square < SQUARES; square++) {
+        uint32_t a[4];
+        load_matrices_transposed(a, tile + lane.across[square]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) pairs[2 * square + i / 2][i % 2] = a[i];
+    }
+}
+#if BULK
+DEVICE void store_pairs(uint32_t tile, const uint32_t (&pairs)[EIGHTS][2], const Lane& lane, uint32_t scrap) {
+#pragma unroll
+    for (int square = 0; square < SQUARES; square++) {
+        uint32_t a[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) a[i] = pairs[2 * square + i / 2][i % 2];
+        const int head = 16 * square + thread_index() % 32 / 16 * 8 + thread_index() % 8;
+        store_matrices_transposed(head < HEADS ? tile + lane.across[square] : scrap, a);
+    }
+}
+#endif
+
+DEVICE uint32_t scaled(uint32_t pair, const float (&scale)[2]) {
+    return pack<ELEMENT>(low_half(pair) * scale[0], high_half(pair) * scale[1]);
+}
+
+// Weights [out, in], each times the scale of the head that comes in: of a lane's heads 2 (t % 4) and the next of every
+// eight.
+struct ScaledWeights {
+    uint32_t held[SQUARES][SQUARES][4];
+    template <bool Transposed> DEVICE ScaledWeights(const Weights<Transposed>& weights, const float (&scale)[EIGHTS][2]) {
+#pragma unroll
+        for (int i = 0; i < SQUARES * SQUARES; i++) {
+            uint32_t(&square)[4] = held[i / SQUARES][i % SQUARES];
+            weights.get(square, i / SQUARES, i % SQUARES);
+#pragma unroll
+            for (int j = 0; j < 4; j++) square[j] = scaled(square[j], scale[i % SQUARES * 2 + j / 2]);
+        }
+    }
+    DEVICE void get(uint32_t (&square)[4], int row, int column) const {
+#pragma unroll
+        for (int i = 0; i < 4; i++) square[i] = held[row][column][i];
+    }
+};
+
 // The pairs mixed by weights [out, in] to a tile.
-template <bool Transposed>
+template <class OfWeights>
 DEVICE void mix_back(uint32_t tile, const uint32_t (&pairs)[EIGHTS][2], const Lane& lane, uint32_t scrap,
-                     const Weights<Transposed>& weights) {
+                     const OfWeights& weights) {
 #pragma unroll
     for (int out = 0; out < SQUARES; out++) {
         float sums[2][4] = {};  // of both halves of the positions

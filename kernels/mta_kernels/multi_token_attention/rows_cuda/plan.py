@@ -14,8 +14,11 @@ FOLDER = Path(__file__).parent
 INSTRUCTIONS = FOLDER.parents[1] / "attention"
 HEADERS = ("rows_instructions.cuh", "layout.cuh", "copies.cuh", "mixing.cuh", "sums.cuh", "rows.cuh")
 ELEMENTS = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
-CLUSTERS = (1, 2, 4, 8)  # blocks that share a row: 8 are portable
+CLUSTERS = (1, 2, 4, 8, 16)  # blocks that share a row
+PORTABLE = 8  # at most, unless one allows more, which an H100 has
 MOST_HEADS = {False: 64, True: 32}  # forward, and backward, whose sums of all pairs of heads must fit into registers
+# Stages, blocks an SM and warps that were best of those measured on an H200, best first: forward and backward.
+MEASURED = {False: ((2, 3, 4), (1, 3, 7)), True: ((2, 3, 4), (3, 1, 11))}
 RESERVED = 1024  # bytes of shared memory that each block costs beside its own
 THREADS_AN_SM = 1536  # of sm_86 to sm_120; others have 2048
 REGISTERS_AN_SM = 65536
@@ -50,13 +53,22 @@ class RowConstants:
         pairs = (self.warps + 2 * self.cluster) * padded * 8
         return -(-(112 + 1024 + 2 * padded * (2 * padded + 16) + pairs) // 128) * 128
 
+    @property
+    def kept(self) -> bool:
+        """Whether a forward keeps exponentials: over any reference they are in the range of bfloat16, not of float16."""
+        return self.bulk and not self.backward and self.dtype == torch.bfloat16 and self.heads <= 32
+
     def source(self, architecture: str) -> Source:
         squares = -(-self.heads // 16)
-        tiles = max(1, (2 if self.backward else 4) // squares)
+        tiles = 2 if self.backward else 4
+        if self.threads * self.blocks > 540:  # registers
+            tiles //= 2
+        tiles = max(1, tiles // squares)
         constants = {
             "ELEMENT": ELEMENTS[self.dtype], "HEADS": self.heads, "CLUSTER": self.cluster, "WARPS": self.warps,
             "BULK": int(self.bulk), "PRE_MIX": int(self.mixed_before), "POST_MIX": int(self.mixed_after),
             "OPERANDS": 1 + self.backward, "BLOCKS": self.blocks, "TILES": tiles, "FIXED_BYTES": self.fixed_bytes,
+            "KEEP": int(self.kept),
         }  # fmt: skip
         headers = headers_in(FOLDER, HEADERS) | headers_in(INSTRUCTIONS, ("elements.cuh", "mma.cuh"))
         return Source(FOLDER / ("backward.cu" if self.backward else "forward.cu"), architecture, constants, headers)
@@ -104,10 +116,16 @@ def plan_on(
 def _plans(
     capability: tuple[int, int], dtype: torch.dtype, heads: int, keys: int, backward: bool, mixed: tuple[bool, bool]
 ) -> Iterator[RowPlan]:
-    """The best first: several blocks an SM keep its memory busy, and small clusters wait less for each other."""
+    """The best first: rows come while others are computed, several blocks an SM keep its memory busy, and small clusters wait less for each other."""
     wide = backward and heads > 16  # whose sums take 64 registers of each thread
+    clusters = [x for x in CLUSTERS if x == 1 or 9 <= capability[0] < (12 if x <= PORTABLE else 10)]
+    if capability[0] >= 9 and heads <= 16:
+        for stages, blocks, warps in MEASURED[backward]:
+            for cluster in clusters:
+                constants = RowConstants(dtype, heads, backward, *mixed, True, cluster, warps, blocks)
+                yield RowPlan(constants, segment_of(keys, cluster), stages)
     for blocks in (2, 1) if wide else (3, 2, 1):
-        for cluster in CLUSTERS if 9 <= capability[0] < 12 else (1,):
+        for cluster in clusters:
             segment = segment_of(keys, cluster)
             warps = warps_of(segment, heads, blocks, wide)
             constants = RowConstants(dtype, heads, backward, *mixed, capability[0] >= 9, cluster, warps, blocks)

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
-from mta_kernels.multi_token_attention.rows_cuda.plan import ELEMENTS, MOST_HEADS, RowConstants, RowPlan, plan_on
+from mta_kernels.multi_token_attention.rows_cuda.plan import (
+    ELEMENTS,
+    MOST_HEADS,
+    PORTABLE,
+    RowConstants,
+    RowPlan,
+    plan_on,
+)
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import machine_code, missing_package
 from mta_kernels.nvrtc.structures import fields
@@ -35,7 +42,7 @@ class Arguments(ctypes.Structure):
         ("operands", c_void_p * 2), *fields(Matrix, "pre post"), ("logsumexp", c_void_p),
         *fields(c_int64, "sums_batch sums_head sums_row"), ("documents", c_void_p),
         *fields(c_int64, "documents_stride ld"),
-        *fields(c_int, "rows all_rows first_position keys causal clusters pitch stages"), ("parts", c_void_p),
+        *fields(c_int, "rows all_rows first_position keys causal block clusters pitch stages"), ("parts", c_void_p),
     )  # fmt: skip
 
 
@@ -64,25 +71,27 @@ def shape_unsupported(device: torch.device, dtype: torch.dtype, heads: int, keys
 
 def mix_rows(
     scores: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp_out: Tensor, *, first_position: int,
-    keys: int, causal: bool, documents: Tensor | None = None, plan: RowPlan | None = None, clusters: int | None = None,
+    keys: int, causal: bool, documents: Tensor | None = None, block: int = 0, plan: RowPlan | None = None,
+    clusters: int | None = None,
 ) -> None:  # fmt: skip
     """Put mixed probabilities in the place of a chunk's scores, and write each row's logsumexp.
 
     `scores [B, H, R, ld]` is contiguous, fp16 or bf16, at a multiple of 16 bytes, with `ld` a multiple of 8 from `keys`
     on. Row r is of position `first_position + r`. It sees the first `keys` columns, if `causal` those up to its
     position, and of `documents [2, N]` (int32: the first position of each one's document, and one past its last) its
-    own. What it does not see may be NaN before and is zero after. `pre_mix [H, H]` (out, in) mixes the scores,
+    own. What it does not see may be NaN before and is zero after: of all columns, or with `block`, rows and columns that
+    products read at a time, of the whole blocks of columns that some row of the row's block of rows sees. `pre_mix [H, H]` (out, in) mixes the scores,
     `post_mix [H, H]` (in, out) the probabilities; each may be None, float32 (then rounded) or of the scores' dtype.
     `logsumexp_out [B, H, R]` is float32 of any strides. `plan` and `clusters` override what would be chosen, for
     measurements. Raises ValueError where `rows_unsupported` has a reason, or for scores of another layout.
     """
-    _run(scores, None, pre_mix, post_mix, logsumexp_out, first_position, keys, causal, documents, plan, clusters)
+    _run(scores, None, pre_mix, post_mix, logsumexp_out, first_position, keys, causal, documents, block, plan, clusters)
 
 
 def mix_rows_backward(
     scores: Tensor, grad_probabilities: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor, *,
-    first_position: int, keys: int, causal: bool, documents: Tensor | None = None, plan: RowPlan | None = None,
-    clusters: int | None = None,
+    first_position: int, keys: int, causal: bool, documents: Tensor | None = None, block: int = 0,
+    plan: RowPlan | None = None, clusters: int | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """The backward of `mix_rows`, in place: gives the gradients `[H, H]` (float32) of both mixings, None where none is.
 
@@ -100,6 +109,7 @@ def mix_rows_backward(
         keys,
         causal,
         documents,
+        block,
         plan,
         clusters,
     )
@@ -110,7 +120,8 @@ def mix_rows_backward(
 
 def _run(
     scores: Tensor, gradients: Tensor | None, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor,
-    first_position: int, keys: int, causal: bool, documents: Tensor | None, plan: RowPlan | None, clusters: int | None,
+    first_position: int, keys: int, causal: bool, documents: Tensor | None, block: int,
+    plan: RowPlan | None, clusters: int | None,
 ) -> Tensor | None:  # fmt: skip
     """One launch; gives the warps' parts of the gradients of both mixings, `[warps, 2, H, H]`, of a backward."""
     batch, heads, rows, ld = scores.shape
@@ -142,7 +153,7 @@ def _run(
         logsumexp=logsumexp.data_ptr(), sums_batch=logsumexp.stride(0), sums_head=logsumexp.stride(1),
         sums_row=logsumexp.stride(2), documents=None if documents is None else documents.data_ptr(),
         documents_stride=stride, ld=ld, rows=rows, all_rows=batch * rows, first_position=first_position, keys=keys,
-        causal=causal, clusters=clusters, pitch=plan.pitch, stages=plan.stages,
+        causal=causal, block=block, clusters=clusters, pitch=plan.pitch, stages=plan.stages,
         parts=None if parts is None else parts.data_ptr(),
     )  # fmt: skip
     compiled = kernel(plan.constants, device)
@@ -166,7 +177,15 @@ def kernel(constants: RowConstants, device: torch.device) -> Any:
     major = capability(device)[0]
     architecture = driver.architecture(device.index) + ("a" if major == 9 else "")
     name = "mix_rows_backward" if constants.backward else "mix_rows"
-    return driver.load(machine_code(constants.source(architecture)), name, shared_memory_limit(device), device.index)
+    code = machine_code(constants.source(architecture))
+    found = driver.load(code, name, shared_memory_limit(device), device.index)
+    if constants.cluster > PORTABLE:
+        from cuda.bindings import driver as cuda
+
+        allowed = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        with torch.cuda.device(device):
+            driver.checked(cuda.cuFuncSetAttribute(cuda.CUfunction(found.value), allowed, 1))
+    return found
 
 
 @functools.cache

@@ -40,6 +40,12 @@ DEVICE void store_matrices(uint32_t address, const uint32_t (&matrices)[4]) {
                  "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3]) : "memory");
 }
 
+// The same of the transposed matrices: the inverse of `load_matrices_transposed`.
+DEVICE void store_matrices_transposed(uint32_t address, const uint32_t (&matrices)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(matrices[0]),
+                 "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3]) : "memory");
+}
+
 // mbarrier: arrivals and bytes that complete a phase.
 
 DEVICE void barrier_init(uint32_t barrier, int arrivals) {

@@ -19,8 +19,8 @@ from mta_kernels.operation import Operation
 # Rows and keys of a block: a product's tile of rows lies in one block of rows and reads whole blocks of keys.
 BLOCK: tl.constexpr = tl.constexpr(128)
 # Bytes of one buffer of scores, and rows of a chunk at most.
-CHUNK_BYTES = 256 * 2**20
-CHUNK_ROWS = 512
+CHUNK_BYTES = 512 * 2**20
+CHUNK_ROWS = 2048
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Where causal, tiles above the diagonal are neither computed nor read. On Hopper 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mta_kernels.conv_attention.fastpath.memory import keep
+from mta_kernels.conv_attention.fastpath.triton_launch import has_hooks
 from mta_kernels.conv_attention.triton.launch import (
     call_signature,
     cdiv,
@@ -27,6 +30,8 @@ from mta_kernels.multi_token_attention.triton.chunks import BLOCK, Chunk, seen_k
 SCORES = {"rows": 128, "keys": 128, "key_tiles": 8, "num_warps": 8, "stages": 3}
 ROW_PRODUCT = {"rows": 128, "depth": 64, "num_warps": 8, "stages": 4}
 TRANSPOSED = {"keys": 128, "depth": 64, "num_warps": 8, "stages": 4}
+MAX_PREPARED = 4096
+_prepared: dict[Hashable, Callable[[], None]] = {}
 NOT_SPECIALIZED = ["rows", "first_position", "first_row", "query_rows", "key_rows"]
 
 
@@ -202,6 +207,32 @@ def _transposed_product_kernel(
         tl.store(place, tl.load(place, mask=inside, other=0.0) + total * factor, mask=inside)
 
 
+def launched_again(
+    what: str, chunk: Chunk, factor: float, loss_scale: Tensor | None, *tensors: Tensor
+) -> tuple[Hashable, bool]:
+    """A name of a product, and whether it was launched as it was when it had that name before: in microseconds.
+
+    The tensors' shapes follow from the chunk's and its signature, but for the number of sequences.
+    """
+    key = (
+        what, chunk.signature, chunk.rows, chunk.above, factor, tensors[0].shape[0],
+        None if loss_scale is None else loss_scale.data_ptr(),
+        None if chunk.documents is None else chunk.documents.data_ptr(), *[(x.data_ptr(), x.stride()) for x in tensors],
+    )  # fmt: skip
+    found = _prepared.get(key)
+    if found is None or has_hooks():
+        return key, False
+    found()
+    return key, True
+
+
+def launch_as(key: Hashable, kernel: Any, programs: int, signature: Hashable, *args: Any, **options: Any) -> None:
+    """`launch`, and the next with that key is `launched_again`."""
+    replay = launch(kernel, programs, signature, *args, **options)
+    if replay is not None:
+        keep(_prepared, key, replay.prepared(args), MAX_PREPARED)
+
+
 def rows_of(x: Tensor) -> Tensor:
     """`x [B, H, N, D]` as the kernels take it: the copy engine wants rows that begin at multiples of 16 bytes."""
     unit = 16 // x.element_size()
@@ -221,6 +252,9 @@ def score_product(
 
     left `[B, H, M, D]` and right `[B, Hkv, N, D]` are of `rows_of`, loss_scale `[1]` float32.
     """
+    key, done = launched_again("score", chunk, factor, loss_scale, left, right, out)
+    if done:
+        return
     batch, heads, _, head_dim = left.shape
     block_d = next_power_of_2(max(16, head_dim))
     wide = block_d * left.element_size() // 256  # at most 1 where tiles of whole rows fit as they are
@@ -229,8 +263,8 @@ def score_product(
     host_descriptors = capability(left.device)[0] >= 9
     scores = out.flatten(0, 1)
     programs = cdiv(chunk.pitch, block_n * key_tiles) * cdiv(chunk.rows, block_m) * batch * heads
-    launch(
-        _score_product_kernel, programs, (chunk.signature, call_signature(left, right, out)),
+    launch_as(
+        key, _score_product_kernel, programs, (chunk.signature, call_signature(left, right, out)),
         operand(left, [1, 1, block_m, block_d], host_descriptors),
         operand(right, [1, 1, block_n, block_d], host_descriptors),
         operand(scores, [1, block_m, block_n], host_descriptors),
@@ -249,13 +283,16 @@ def row_product(
 
     scores `[B, H, rows, pitch]`, right `[B, Hkv, N, D]` of `rows_of`, out `[B, H, M, D]` contiguous, of all queries.
     """
+    key, done = launched_again("row", chunk, factor, loss_scale, scores, right, out)
+    if done:
+        return
     batch, heads, _, head_dim = out.shape
     block_d = next_power_of_2(max(16, head_dim))
     left = scores[:, :, chunk.own_rows].flatten(0, 1)
     block_m, block_k, options = tile_of_product(ROW_PRODUCT, "rows", left, block_d)
     host_descriptors = capability(left.device)[0] >= 9
-    launch(
-        _row_product_kernel, cdiv(chunk.owned, block_m) * batch * heads,
+    launch_as(
+        key, _row_product_kernel, cdiv(chunk.owned, block_m) * batch * heads,
         (chunk.signature, call_signature(scores, right, out)),
         operand(left, [1, block_m, block_k], host_descriptors),
         operand(right, [1, 1, block_k, block_d], host_descriptors), out, *pointers(chunk, loss_scale, left),
@@ -273,14 +310,17 @@ def add_transposed_product(
 
     scores `[B, H, rows, pitch]`, right `[B, H, M, D]` of `rows_of`, out `[B, Hkv, N, D]` float32, contiguous.
     """
+    key, done = launched_again("transposed", chunk, factor, loss_scale, scores, right, out)
+    if done:
+        return
     batch, kv_heads, _, head_dim = out.shape
     heads = right.shape[1]
     block_d = next_power_of_2(max(16, head_dim))
     left = scores[:, :, chunk.own_rows].flatten(0, 1)
     block_n, block_k, options = tile_of_product(TRANSPOSED, "keys", left, block_d)
     host_descriptors = capability(left.device)[0] >= 9
-    launch(
-        _transposed_product_kernel, cdiv(chunk.keys, block_n) * batch * kv_heads,
+    launch_as(
+        key, _transposed_product_kernel, cdiv(chunk.keys, block_n) * batch * kv_heads,
         (chunk.signature, call_signature(scores, right, out)),
         operand(left, [1, block_k, block_n], host_descriptors),
         operand(right, [1, 1, block_k, block_d], host_descriptors), out, *pointers(chunk, loss_scale, left),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.multi_token_attention.triton import rows, rows_backward
-from mta_kernels.multi_token_attention.triton.chunks import Chunk
+from mta_kernels.multi_token_attention.triton.chunks import BLOCK, Chunk
 from mta_kernels.multi_token_attention.triton.rows_backward import MixingGradients
 
 CUDA_ROWS = True  # whether to take CUDA's where they run; measurements turn it off
@@ -69,5 +69,5 @@ def _of_chunk(logsumexp: Tensor, chunk: Chunk) -> list[Tensor]:
 def _options(chunk: Chunk) -> dict[str, Any]:
     return {
         "first_position": chunk.first_position, "keys": chunk.keys, "causal": chunk.causal,
-        "documents": chunk.documents,
+        "documents": chunk.documents, "block": BLOCK.value,
     }  # fmt: skip
