@@ -198,7 +198,7 @@ def test_a_plan_fits_every_gpu(capability: tuple[int, int], shared_memory: int) 
 def test_what_does_not_fit_is_refused(emulated_rows) -> None:  # noqa: F811
     cpu = torch.device("cpu")
     assert rows.shape_unsupported(cpu, BF16, 16, 16384, False) is None
-    assert "do not fit" in rows.shape_unsupported(cpu, BF16, 16, 100_000, False)
+    assert "do not fit" in rows.shape_unsupported(cpu, BF16, 16, 200_000, False)
     assert "more than the 64" in rows.shape_unsupported(cpu, BF16, 65, 100, False)
     assert "float32" in rows.shape_unsupported(cpu, torch.float32, 16, 100, False)
     assert "NVIDIA" in rows.rows_unsupported("cpu", BF16, 16, 100)
@@ -206,7 +206,7 @@ def test_what_does_not_fit_is_refused(emulated_rows) -> None:  # noqa: F811
     for wrong in (chunk.scores[..., :20], chunk.scores[..., 1:], chunk.scores[:, :, :, ::2]):
         with pytest.raises(ValueError, match="expected contiguous rows"):
             mix_rows(wrong, None, None, chunk.logsumexp(), **chunk.options)
-    chunk = make_chunk(1, 16, 1, 60_000)
+    chunk = make_chunk(1, 16, 1, 120_000)
     with pytest.raises(ValueError, match="do not fit"):
         mix_rows(chunk.scores, None, None, chunk.logsumexp(), **chunk.options)
 
