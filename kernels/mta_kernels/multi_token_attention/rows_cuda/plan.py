@@ -55,7 +55,7 @@ class RowConstants:
 
     @property
     def kept(self) -> bool:
-        """Whether a forward keeps exponentials: over any reference they are in the range of bfloat16, not of float16."""
+        """Whether a forward keeps exponentials, which over any reference are in the range of bfloat16, not of float16."""
         return self.bulk and not self.backward and self.dtype == torch.bfloat16 and self.heads <= 32
 
     def source(self, architecture: str) -> Source:
@@ -116,7 +116,11 @@ def plan_on(
 def _plans(
     capability: tuple[int, int], dtype: torch.dtype, heads: int, keys: int, backward: bool, mixed: tuple[bool, bool]
 ) -> Iterator[RowPlan]:
-    """The best first: rows come while others are computed, several blocks an SM keep its memory busy, and small clusters wait less for each other."""
+    """The best first.
+
+    Rows come while others are computed, several blocks an SM keep its memory busy, and small clusters wait less for
+    each other.
+    """
     wide = backward and heads > 16  # whose sums take 64 registers of each thread
     clusters = [x for x in CLUSTERS if x == 1 or 9 <= capability[0] < (12 if x <= PORTABLE else 10)]
     if capability[0] >= 9 and heads <= 16:

@@ -79,8 +79,9 @@ def mix_rows(
     `scores [B, H, R, ld]` is contiguous, fp16 or bf16, at a multiple of 16 bytes, with `ld` a multiple of 8 from `keys`
     on. Row r is of position `first_position + r`. It sees the first `keys` columns, if `causal` those up to its
     position, and of `documents [2, N]` (int32: the first position of each one's document, and one past its last) its
-    own. What it does not see may be NaN before and is zero after: of all columns, or with `block`, rows and columns that
-    products read at a time, of the whole blocks of columns that some row of the row's block of rows sees. `pre_mix [H, H]` (out, in) mixes the scores,
+    own. What it does not see may be NaN before and is zero after: in all columns, or with `block`, rows and columns
+    that products read at a time, in all whole blocks that some row of its block sees. `pre_mix [H, H]` (out, in) mixes
+    the scores,
     `post_mix [H, H]` (in, out) the probabilities; each may be None, float32 (then rounded) or of the scores' dtype.
     `logsumexp_out [B, H, R]` is float32 of any strides. `plan` and `clusters` override what would be chosen, for
     measurements. Raises ValueError where `rows_unsupported` has a reason, or for scores of another layout.
