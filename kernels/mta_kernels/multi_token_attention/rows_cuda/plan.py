@@ -55,7 +55,7 @@ class RowConstants:
 
     @property
     def kept(self) -> bool:
-        """Whether a forward keeps exponentials, which over any reference are in the range of bfloat16, not of float16."""
+        """Whether a forward keeps exponentials: over any reference, bfloat16 has the range for them, float16 not."""
         return self.bulk and not self.backward and self.dtype == torch.bfloat16 and self.heads <= 32
 
     def source(self, architecture: str) -> Source:
