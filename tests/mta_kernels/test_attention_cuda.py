@@ -186,11 +186,8 @@ def test_two_stages_copy_further_ahead(run) -> None:
 @pytest.mark.parametrize(
     ("line", "instead"),
     [
-        (
-            "        copies_wait<2 * STAGES - 2>();\n        __syncthreads();\n        copy_values",
-            "        copy_values",
-        ),
-        ("        copies_wait<2 * STAGES - 2>();\n        __syncthreads();\n        copy_keys", "        copy_keys"),
+        ("        copies_wait<2 * STAGES - 2>();\n        __syncthreads();\n        values.copy", "values.copy"),
+        ("        copies_wait<2 * STAGES - 2>();\n        __syncthreads();\n        keys.copy", "keys.copy"),
         ("(chunk ^ row % 8 * WAYS<Columns> / 8)", "chunk"),
         ("VALUES_AT = KEYS_AT + STAGES * KEY_TILE", "VALUES_AT = KEYS_AT + STAGES * KEY_TILE + 16"),
     ],
