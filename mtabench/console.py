@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
 from mtabench.escaping import in_log, printable
@@ -57,6 +59,14 @@ def say(console: Console, text: str) -> None:
     """
     shown = "\n".join(map(printable, text.split("\n")))
     console.print(in_log(shown), soft_wrap=True, markup=False, highlight=False, emoji=False)
+
+
+def show_step(status: Status, line: str) -> None:
+    """What a command works on: in its status on a terminal, as a line on standard error in a log."""
+    if status.console.is_terminal:
+        status.update(line)
+    else:
+        print(line, file=sys.stderr, flush=True)
 
 
 def significant(value: float, digits: int = 4, *, zeros: bool = False) -> str:
