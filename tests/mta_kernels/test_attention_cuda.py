@@ -259,7 +259,7 @@ def test_they_compile_and_flash_spills_nothing(architecture) -> None:
     if reason:
         pytest.skip(reason)
     for file in ("cuda_naive.cu", "cuda_tiled.cu"):
-        for element in ("float", "bfloat16"):
+        for element in ("float", "Bfloat16"):
             source = cuda_launch.source(file, architecture, (("ELEMENT", element),))
             assert compiler.compile_source(source)[0].startswith(b"\x7fELF")
     for dtype, head_dim in ((FP16, 40), (BF16, 64), (BF16, 96), (BF16, 128), (BF16, 256)):

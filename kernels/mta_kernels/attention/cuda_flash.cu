@@ -12,10 +12,10 @@
 // FLOP: 2 (HEAD_DIM + VALUE_DIM) a score; a head has N^2 scores, causal half of them. Bytes: q and out once, k and v
 // once for every BLOCK_ROWS rows, mostly from L2: with 128 rows of head dim 128 that is 128 FLOP a byte.
 //
-// Constants come from the compiler's command line: ELEMENT float16 or bfloat16; HEAD_DIM and VALUE_DIM, multiples of 8
+// Constants come from the compiler's command line: ELEMENT Half or Bfloat16; HEAD_DIM and VALUE_DIM, multiples of 8
 // up to 256; and the shape of a block, which cuda_flash.py chooses. Alone, with registers and spills:
-//   nvcc -arch=sm_80 -cubin -Xptxas -v -I. cuda_flash.cu
-//     -DELEMENT=bfloat16,HEAD_DIM=128,VALUE_DIM=128,WARPS=4,ROW_TILES=2,KEYS=64,STAGES=1,BLOCKS=2
+//   nvcc -arch=sm_80 -cubin -Xptxas -v -I. -I../nvrtc cuda_flash.cu
+//     -DELEMENT=Bfloat16,HEAD_DIM=128,VALUE_DIM=128,WARPS=4,ROW_TILES=2,KEYS=64,STAGES=1,BLOCKS=2
 #include <mma.cuh>
 
 constexpr int THREADS = 32 * WARPS, WARP_ROWS = 16 * ROW_TILES, BLOCK_ROWS = WARPS * WARP_ROWS;
