@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from rich.cells import cell_len
@@ -76,12 +76,19 @@ def significant(value: float, digits: int = 4, *, zeros: bool = False) -> str:
     return f"{value:#.{digits}g}".rstrip(".") if zeros else f"{value:.{digits}g}"
 
 
-def plain_table(first: str, others: Sequence[str]) -> Table:
-    """A table without lines: the first column to the left, the others, numbers, to the right."""
+def plain_table(headings: Sequence[str], *, left: Collection[str] = (), folded: Collection[str] = ()) -> Table:
+    """A table without lines: columns in `left`, by default the first, to the left; the others, numbers, to the right.
+
+    Texts in columns of `folded` go on in another line where the width is too small.
+    """
+    left = left or headings[:1]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True)
-    for heading in others:
-        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in headings:
+        side: Literal["left", "right"] = "left" if heading in left else "right"
+        if heading in folded:
+            table.add_column(heading, justify=side, overflow="fold")
+        else:
+            table.add_column(heading, justify=side, no_wrap=True)
     return table
 
 
