@@ -20,11 +20,13 @@ from mta_kernels.multi_token_attention import (
     unsupported,
 )
 from mta_kernels.multi_token_attention import backends as backends_module
+from mta_kernels.multi_token_attention.backend import MtaBackend
 from mta_kernels.multi_token_attention.documents import document_bounds
+from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.operation import HeadMix, Operation
 
 MIXERS = ("pre_conv", "pre_mix", "post_conv", "post_mix")
-NUMBERS = (True, 0.3, 1, 2, 1, 2)  # causal, scale, pads, groups
+NUMBERS = (True, 0.3, 0, 1, 1, 2)  # causal, scale, pads, groups
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +37,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
 def small(tokens: int = 12) -> dict[str, Tensor]:
     torch.manual_seed(0)
     shapes = {"q": (1, 4, tokens, 8), "k": (1, 2, tokens, 8), "v": (1, 2, tokens, 8)}
-    shapes |= {"pre_conv": (4, 3, 4), "pre_mix": (4, 4), "post_conv": (4, 2, 5), "post_mix": (2, 2, 2)}
+    shapes |= {"pre_conv": (4, 3, 2), "pre_mix": (4, 4), "post_conv": (4, 2, 3), "post_mix": (2, 2, 2)}
     return {name: torch.randn(shape).mul(0.5).requires_grad_() for name, shape in shapes.items()}
 
 
@@ -54,20 +56,28 @@ def without(inputs: dict[str, Tensor], *names: str) -> dict[str, Tensor]:
     return {name: x for name, x in inputs.items() if name not in names}
 
 
-QUICK_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+def test_operators_are_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    def zeros(operation: Operation, q: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(q), torch.zeros(q.shape[:3])
 
+    def no_gradients(
+        _: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, *others: Any, **options: Any
+    ) -> Any:
+        return *map(torch.zeros_like, (q, k, v)), Mixers(*(None if x is None else torch.zeros_like(x) for x in mixers))
 
-def test_operators_are_what_they_say() -> None:
-    q, k, v, pre_conv, pre_mix, post_conv, _ = small(6).values()
-    post_mix = torch.randn(4, 4, requires_grad=True)
-    op, backward = torch.ops.mta.multi_token_attention, torch.ops.mta.multi_token_attention_backward
-    torch.library.opcheck(op.default, (q, k, v, pre_conv, pre_mix, post_conv, post_mix, *NUMBERS, None, "fake"))
-    tensors = [x.detach() for x in (q, k, v)] + [None, pre_mix.detach(), None, None]
+    idle = MtaBackend("idle", FAKE.why_not, FAKE.rank, zeros, no_gradients)  # each inner step is checked, and costs
+    monkeypatch.setattr(backends_module, "KERNELS", (FAKE, idle))
+    tensors = list((small(6) | {"post_mix": torch.randn(4, 4, requires_grad=True)}).values())
+    op, backward = torch.ops.mta.multi_token_attention.default, torch.ops.mta.multi_token_attention_backward.default
+    torch.library.opcheck(op, (*tensors, *NUMBERS, None, "fake"), test_utils="test_aot_dispatch_dynamic")
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     documents = document_bounds(torch.tensor([0, 2, 6]), 6)
-    torch.library.opcheck(op.default, (*tensors, *NUMBERS, documents, "fake"), test_utils=QUICK_CHECKS)
-    out, logsumexp = op(*tensors, *NUMBERS, documents, "fake")
-    arguments = (*tensors, logsumexp, torch.randn_like(out), *NUMBERS, documents, "fake")
-    torch.library.opcheck(backward.default, arguments, test_utils=QUICK_CHECKS)
+    torch.library.opcheck(op, (*tensors, *NUMBERS, documents, "idle"), test_utils=checks)
+    some = [x.detach() if name != "pre_conv" else None for name, x in zip(small(6), tensors, strict=True)]
+    out, logsumexp = op(*some, *NUMBERS, None, "fake")
+    arguments = (*some, logsumexp, torch.randn_like(out), *NUMBERS, documents)
+    torch.library.opcheck(backward, (*arguments, "idle"), test_utils=checks)
+    torch.library.opcheck(backward, (*arguments, "fake"), test_utils="test_faketensor")
 
 
 @pytest.mark.parametrize("left_out", [(), ("pre_conv", "post_conv"), ("pre_mix", "post_mix"), ("pre_conv", "pre_mix")])
