@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import under_torch_func
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.conv_attention.triton.backend import platform_unsupported
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.multi_token_attention import reference
+from mta_kernels.operator_gradients import under_torch_func
 
 MAX_HEAD_DIM = 256
 TILE = 4096  # numbers of x that a program holds at a time
