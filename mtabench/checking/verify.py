@@ -20,7 +20,7 @@ from mtabench.checking.judge import Judge, results_of
 from mtabench.checking.oracle import Bound, Check, Oracle, outside_values, tolerance_floor
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import SEED, Inputs, make_inputs
-from mtabench.registry import Implementation, find, names
+from mtabench.registry import Implementation, find, implementation_of, names
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +200,10 @@ def _decode_rows(case: Case, seed: int) -> Iterable[Check]:
     """A decode step after `t` tokens equals row `t - 1` of the forward, early and late: of float64's and of its own."""
     case = replace(case, pass_="fwd")
     inputs = make_inputs(case, seed)
-    forward = _build(case, inputs)() if "fwd" in find(case.impl).passes else None
+    forward = _build(case, inputs)() if "fwd" in implementation_of(case).passes else None
     for tokens in (1, 4, case.seq):
         step = replace(case, pass_="decode", seq=tokens)
-        if case.op == "attention" and find(case.impl).why_not(step):
+        if case.op == "attention" and implementation_of(case).why_not(step):
             continue  # a single key, for cuDNN
         window = min(case.conv.query_taps, tokens)
         decode = Inputs(
@@ -296,12 +296,12 @@ def _exactly(ok: bool, reason: str) -> Check:
 
 
 def _build(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
-    return find(case.impl).build(case, inputs)
+    return implementation_of(case).build(case, inputs)
 
 
 def _cannot_run(case: Case) -> str | None:
     """Why a case cannot be checked here. What an interpreter runs is not to be timed, but it can be checked."""
-    implementation = find(case.impl)
+    implementation = implementation_of(case)
     if implementation.interpreted and case.device == "cpu":
         return implementation.interpreted(case)
     if case.device not in implementation.devices:

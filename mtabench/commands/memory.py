@@ -20,7 +20,7 @@ from mtabench.prediction.predict import unmodelled
 from mtabench.prediction.storage import storage_of, tile_of
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 from mtabench.results import memory_tables as tables
 from mtabench.results.memory_tables import Row
 from mtabench.results.outputs import check_output, written
@@ -108,7 +108,7 @@ def _memory_here() -> float:
 
 def _as_it_runs(case: Case) -> Case:
     """The case on a CPU, or in float32, if the implementation knows nothing else."""
-    implementation = find(case.impl)
+    implementation = implementation_of(case)
     if implementation.stores and implementation.stores.float32:
         case = replace(case, dtype="fp32")
     return case if "cuda" in implementation.devices else replace(case, device="cpu")
@@ -116,14 +116,14 @@ def _as_it_runs(case: Case) -> Case:
 
 def _impossible(case: Case, device: Device | None) -> str | None:
     """Why an implementation never runs a cell on this device, as far as that is known here, or None."""
-    implementation = find(case.impl)
+    implementation = implementation_of(case)
     if case.pass_ not in implementation.passes:
         return f"has no {case.pass_} pass"
     return unmodelled(case, device) if implementation.never_on else None
 
 
 def _row(case: Case, device: Device | None, limit: float) -> Row:
-    longest = longest_seq(case, find(case.impl).work, limit, multiple=1)
+    longest = longest_seq(case, implementation_of(case).work, limit, multiple=1)
     tile = tile_of(case, device) if device else None
     return Row(case=case, tile=tile, storage=storage_of(case), memory=limit, longest=longest)
 

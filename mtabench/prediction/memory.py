@@ -8,7 +8,7 @@ from dataclasses import replace
 from mtabench.model import banded, rungs
 from mtabench.model.kernel import tensor_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 
 # `N x N` matrices a head alive at the peak where scores are stored, as measured. On a CPU oneDNN convolves copies of
 # them besides, in a layout whose heads are padded to a multiple of 16.
@@ -58,7 +58,7 @@ def expected_memory_bytes(case: Case, work: str) -> int:
 
 def stored_by(case: Case) -> rungs.Rung | None:
     """What a forward says itself of what it stores, or None."""
-    return find(case.impl).stores if case.pass_ == "fwd" else None
+    return implementation_of(case).stores if case.pass_ == "fwd" else None
 
 
 def stored_scores(case: Case, work: str) -> int:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from mtabench.problem.case import DTYPES, OPS, PASSES
+from mtabench.problem.case import DTYPES, PASSES
+from mtabench.problem.operations import OPS
 from mtabench.problem.work import bytes_moved, executed_flops, only_reads, tokens, useful_flops
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 from mtabench.results import fields, shown
 from mtabench.results.fields import COUNT, FLAG, NUMBER, TEXT, TIME_MS, Field
 from mtabench.results.shown import Reported, Shown, number
@@ -82,7 +83,7 @@ def _summary(name: str, sentence: str, **more: Any) -> Column:
 
 def _splits_used(cell: Cell) -> object:
     ran = cell.case.splits is not None and cell.status in ("ok", "invalid", "wrong")
-    splits_used = find(cell.case.impl).splits_used
+    splits_used = implementation_of(cell.case).splits_used
     return splits_used(cell.case) if ran and splits_used else None
 
 
@@ -152,7 +153,8 @@ TABLE: tuple[Column, ...] = (
     ),
     _measured(
         "executed_tflops", "rate of the work that the implementation does", NUMBER, "TFLOP/s",
-        lambda of: executed_flops(of.case, find(of.case.impl).work) / of.seconds / 1e12, merged="per time", detail=1,
+        lambda of: executed_flops(of.case, implementation_of(of.case).work) / of.seconds / 1e12, merged="per time",
+        detail=1,
     ),
     _measured(
         "gbytes_s", "rate of inputs and outputs, each moved once", NUMBER, "GB/s",

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from mtabench.errors import UsageError
-from mtabench.problem.case import OPS, PASSES
+from mtabench.problem.case import PASSES
+from mtabench.problem.operations import OPS
 from mtabench.registry import BASELINE, IMPLEMENTATIONS, default_names, find, names
 
 
