@@ -10,7 +10,10 @@ from torch.autograd import forward_ad
 
 from mta_kernels.operation import key_padding
 
-MAY_BE_LEFT_OUT = ("q_history", "cu_seqlens", "block_table")
+MAY_BE_LEFT_OUT = (
+    "q_history", "cu_seqlens", "block_table",
+    "pre_conv", "pre_mix", "post_conv", "post_mix", "norm_weight", "gate_weight", "gate_bias",
+)  # fmt: skip
 PAGE_SIZES = (16, 32, 64, 128, 256)
 MAX_SPLITS = 128
 
@@ -58,18 +61,26 @@ def check_heads(query_heads: int, key_heads: int) -> None:
         )
 
 
-def check_weight(weight: Tensor, query_heads: int, q: Tensor) -> None:
-    """Raise unless `weight` is `[query_heads, cq, ck]`, on the device of q, of its dtype or float32."""
+def check_weight(weight: Tensor, query_heads: int, q: Tensor, *, name: str = "weight") -> None:
+    """Raise unless `weight`, by its `name`, is `[query_heads, cq, ck]`, and its dtype and device are as q's.
+
+    Its dtype may be float32 as well.
+    """
     if weight.dim() != 3 or weight.shape[0] != query_heads or 0 in weight.shape:
         raise ValueError(
-            f"weight has shape {tuple(weight.shape)}; expected [query heads, query taps, key taps] "
+            f"{name} has shape {tuple(weight.shape)}; expected [query heads, query taps, key taps] "
             f"with {query_heads} query heads and at least one tap each way"
         )
-    if weight.dtype not in (q.dtype, torch.float32):
+    check_like(name, weight, q)
+
+
+def check_like(name: str, x: Tensor, q: Tensor) -> None:
+    """Raise unless x is on the device of q, and of its dtype or float32."""
+    if x.dtype not in (q.dtype, torch.float32):
         or_float32 = "" if q.dtype == torch.float32 else ", or torch.float32"
-        raise TypeError(f"weight has dtype {weight.dtype}; expected {q.dtype}, as q{or_float32}")
-    if weight.device != q.device:
-        raise ValueError(f"weight is on {weight.device} and q on {q.device}; move them to one device")
+        raise TypeError(f"{name} has dtype {x.dtype}; expected {q.dtype}, as q{or_float32}")
+    if x.device != q.device:
+        raise ValueError(f"{name} is on {x.device} and q on {q.device}; move them to one device")
 
 
 def rows_before(query_rows: int, key_rows: int, query_taps: int) -> int:

@@ -1,0 +1,134 @@
+"""Checks of the arguments of the whole multi-token attention, which every backend shares."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention.arguments import (
+    check_history,
+    check_like,
+    check_packing,
+    check_queries,
+    check_tensors,
+    check_weight,
+)
+from mta_kernels.multi_token_attention.mixers import Mixers, rows_needed_before
+from mta_kernels.operation import PAD_KEYS
+
+
+class NormGate(NamedTuple):
+    """What is done to each head's output: a normalisation, then a gate; None leaves one out."""
+
+    norm_weight: Tensor | None = None  # [D]
+    norm_eps: float = 1e-5
+    depth: int | None = None  # of the layer, from 0
+    gate_weight: Tensor | None = None  # [1, D] or [D, D]
+    gate_bias: Tensor | None = None  # [1] or [D]
+
+    @property
+    def factor(self) -> float:
+        """What the normalised output is multiplied by: less in deep layers; 1 without a depth."""
+        return 1.0 if self.depth is None else 1.0 - (0.8 - 0.6 * math.exp(-0.3 * self.depth))
+
+
+def check_arguments(
+    q: Tensor, k: Tensor, v: Tensor, given: Mixers, after: NormGate, pad_key: str, *, dropout: float = 0.0,
+    seed: int | Tensor | None = None, q_history: Tensor | None = None, cu_seqlens: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Raise ValueError or TypeError, in one sentence, unless the arguments are those of `multi_token_attention`."""
+    check_tensors(q, k, v)
+    _, heads, query_rows, head_dim = q.shape
+    key_rows = k.shape[2]
+    if k.shape != v.shape:
+        raise ValueError(f"k has shape {tuple(k.shape)} and v {tuple(v.shape)}; they must be the same")
+    check_queries(q, k)
+    if pad_key not in PAD_KEYS:
+        raise ValueError(f"pad_key is {pad_key!r}; expected one of {', '.join(map(repr, PAD_KEYS))}")
+    for name in ("pre_conv", "post_conv"):
+        if (taps := getattr(given, name)) is not None:
+            check_weight(taps, heads, q, name=name)
+    for name in ("pre_mix", "post_mix"):
+        if (mix := getattr(given, name)) is not None:
+            check_mixing(name, mix, heads, q)
+    check_norm_and_gate(after, head_dim, q)
+    check_dropout(dropout, seed, q)
+    if cu_seqlens is not None:
+        check_packing(cu_seqlens, q, key_rows, q_history)
+    elif q_history is not None or query_rows != key_rows:
+        check_history(q_history, q, key_rows, rows_needed_before(given) + 1)
+
+
+def check_mixing(name: str, mix: Tensor, heads: int, q: Tensor) -> None:
+    """Raise unless `mix` is `[heads, heads]`, or `[G, c, c]` with `G * c` heads, on q's device, of its dtype or fp32.
+    """  # fmt: skip
+    order = "(out, in)" if name == "pre_mix" else "(in, out)"
+    if mix.dim() not in (2, 3) or 0 in mix.shape or mix.shape[-1] != mix.shape[-2]:
+        raise ValueError(
+            f"{name} has shape {tuple(mix.shape)}; expected [{heads}, {heads}] {order}, "
+            f"or groups of heads [groups, heads of a group, heads of a group] {order}"
+        )
+    groups, size = (mix.shape[0] if mix.dim() == 3 else 1), mix.shape[-1]
+    if groups * size != heads:
+        raise ValueError(
+            f"{name} has shape {tuple(mix.shape)}, which mixes {groups * size} heads, and q has {heads}; "
+            f"give [{heads}, {heads}] {order}, or [groups, c, c] with groups * c = {heads}"
+        )
+    check_like(name, mix, q)
+
+
+def check_norm_and_gate(after: NormGate, head_dim: int, q: Tensor) -> None:
+    """Raise unless the parts of `after` fit outputs of `head_dim` numbers, on q's device, of its dtype or float32."""
+    norm_weight, norm_eps, depth, gate_weight, gate_bias = after
+    if norm_weight is not None:
+        if norm_weight.shape != (head_dim,):
+            raise ValueError(
+                f"norm_weight has shape {tuple(norm_weight.shape)}; expected [{head_dim}], a number a head dim"
+            )
+        check_like("norm_weight", norm_weight, q)
+    if isinstance(norm_eps, bool) or not isinstance(norm_eps, int | float) or not 0 <= norm_eps < math.inf:
+        raise ValueError(f"norm_eps is {norm_eps!r}; expected a finite number from 0 on, 1e-5 in the paper's models")
+    if depth is not None:
+        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
+            raise ValueError(f"depth is {depth!r}; expected the layer's index, a whole number from 0 on, or None")
+        if norm_weight is None:
+            raise ValueError(
+                f"depth is {depth} and norm_weight is missing; the depth rescales the normalised output: "
+                "give norm_weight, torch.ones(head_dim) at first, or leave out depth"
+            )
+    if gate_weight is None:
+        if gate_bias is not None:
+            raise ValueError("gate_bias is given without gate_weight; give both, or leave out gate_bias")
+        return
+    if gate_weight.dim() != 2 or gate_weight.shape[1] != head_dim or gate_weight.shape[0] not in (1, head_dim):
+        raise ValueError(
+            f"gate_weight has shape {tuple(gate_weight.shape)}; expected [1, {head_dim}] or [{head_dim}, {head_dim}], "
+            "the weight of a torch.nn.Linear"
+        )
+    check_like("gate_weight", gate_weight, q)
+    if gate_bias is not None:
+        if gate_bias.shape != gate_weight.shape[:1]:
+            raise ValueError(
+                f"gate_bias has shape {tuple(gate_bias.shape)}; expected [{gate_weight.shape[0]}], "
+                "as many numbers as gate_weight has rows"
+            )
+        check_like("gate_bias", gate_bias, q)
+
+
+def check_dropout(dropout: float, seed: int | Tensor | None, q: Tensor) -> None:
+    """Raise unless `dropout` is a share below 1, and `seed` None, a whole number or a 0-d int64 tensor beside q."""
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise ValueError(f"dropout is {dropout!r}; expected a number from 0 to below 1, the share that is dropped")
+    if isinstance(seed, Tensor):
+        if seed.dim() or seed.dtype != torch.int64 or seed.device != q.device:
+            raise ValueError(
+                f"seed has shape {tuple(seed.shape)}, dtype {seed.dtype}, on {seed.device}; "
+                f"expected a whole number, or a torch.int64 tensor without dimensions on {q.device}"
+            )
+    elif seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
+        raise ValueError(
+            f"seed is {seed!r}; expected a whole number from 0 to 2**63 - 1, or None for another each call"
+        )

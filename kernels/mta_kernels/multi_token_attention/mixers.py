@@ -1,0 +1,65 @@
+"""What mixes scores and probabilities: the tensors of an `Operation`, in the one form that every backend takes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mta_kernels.operation import Convolution, HeadMix, Operation, key_padding, softmax_scale
+
+
+class Mixers(NamedTuple):
+    """The tensors of an `Operation`, each None where the operation has no such step; H counts the query heads.
+
+    Mixings are dense here: groups of heads are the blocks on the diagonal. Dtypes are q's or float32. The same tuple
+    holds the gradients, each in the dtype of its mixer, and what a caller gives, whose mixings may be `[G, c, c]`.
+    """
+
+    pre_conv: Tensor | None = None  # [H, cq, ck], of the scores
+    pre_mix: Tensor | None = None  # [H, H], (out, in): l_h = sum_g pre_mix[h, g] c_g
+    post_conv: Tensor | None = None  # [H, cq2, ck2], of the probabilities
+    post_mix: Tensor | None = None  # [H, H], (in, out): b_h = sum_g a_g post_mix[g, h]
+
+
+def rows_needed_before(mixers: Mixers) -> int:
+    """Queries before a row that its output depends on: both convolutions look back."""
+    return sum(x.shape[1] - 1 for x in (mixers.pre_conv, mixers.post_conv) if x is not None)
+
+
+def operation_of(given: Mixers, head_dim: int, *, causal: bool, scale: float | None, pad_key: str) -> Operation:
+    """The operation of mixers as a caller gives them. Raises ValueError for an unknown `pad_key`."""
+
+    def convolution(taps: Tensor | None) -> Convolution | None:
+        if taps is None:
+            return None
+        _, query_taps, key_taps = taps.shape
+        return Convolution(query_taps, key_taps, key_padding(key_taps, pad_key))
+
+    def head_mix(mix: Tensor | None) -> HeadMix | None:
+        if mix is None:
+            return None
+        return HeadMix(mix.shape[0] if mix.dim() == 3 else 1)
+
+    return Operation(
+        convolution(given.pre_conv), softmax_scale(scale, head_dim), causal,
+        head_mix(given.pre_mix), convolution(given.post_conv), head_mix(given.post_mix),
+    )  # fmt: skip
+
+
+def with_dense_mixings(given: Mixers) -> Mixers:
+    """The same mixers, the mixings as `[H, H]`; differentiable."""
+    pre_mix, post_mix = (None if x is None else dense_mixing(x) for x in (given.pre_mix, given.post_mix))
+    return given._replace(pre_mix=pre_mix, post_mix=post_mix)
+
+
+def dense_mixing(mix: Tensor) -> Tensor:
+    """`[H, H]` as it is, and `[G, c, c]` as blocks on the diagonal of `[G * c, G * c]`; differentiable."""
+    if mix.dim() == 2:
+        return mix
+    groups, heads, _ = mix.shape
+    if groups == 1:
+        return mix[0]
+    blocks = torch.diag_embed(mix.permute(1, 2, 0))  # [c, c, G, G]: numbers of other groups are zero
+    return blocks.permute(2, 0, 3, 1).reshape(groups * heads, groups * heads)
