@@ -325,5 +325,5 @@ def _case(implementation: Implementation, shape: CheckedShape, dtype: str, devic
 
 def _text(case: Case) -> str:
     heads = f"{case.heads}" if case.heads == case.kv_heads else f"{case.heads}/{case.kv_heads}"
-    words = [case.dtype, f"{case.batch} x {heads} x {case.seq} x {case.head_dim}", case.taps]
+    words = [case.dtype, f"{case.batch} x {heads} x {case.seq} x {case.head_dim}", case.steps]
     return " ".join(word for word in words if word) + ("" if case.operation.causal else " full")

@@ -167,11 +167,11 @@ def _measured(paths: Sequence[Path]) -> Measured:
 
 def _title(case: Case) -> str:
     grouped = f" (KV {case.kv_heads})" if case.kv_heads != case.heads else ""
-    taps = f", conv {case.taps}" if case.taps else ""
+    steps = f", {case.steps}" if case.steps else ""
     causal = "" if case.operation.causal else ", not causal"
     return (
         f"{case.pass_} {case.label}: {case.dtype} {case.batch} x {case.heads} heads{grouped} of {case.head_dim}, "
-        f"seq {short(case.seq)}{taps}{causal}"
+        f"seq {short(case.seq)}{steps}{causal}"
     )
 
 

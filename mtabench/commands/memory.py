@@ -174,7 +174,7 @@ def _show(console: Console, rows: Sequence[Row], by_tokens: bool, measured: bool
 def _title(rows: Sequence[Row]) -> str:
     case = rows[0].case
     batches = list(dict.fromkeys(row.case.batch for row in sorted(rows, key=lambda row: row.case.seq)))
-    convs = list(dict.fromkeys(row.case.taps for row in rows if row.case.taps))
+    steps = list(dict.fromkeys(row.case.steps for row in rows if row.case.steps))
     grouped = f" (KV {case.kv_heads})" if case.kv_heads != case.heads else ""
     batch = f"batch {batches[0]}" + (f" to {batches[-1]}" if len(batches) > 1 else "")
     words = [
@@ -182,7 +182,7 @@ def _title(rows: Sequence[Row]) -> str:
         batch,
         f"{case.heads} heads{grouped} of {case.head_dim}",
     ]
-    words += [f"conv {', '.join(convs)}"] if convs else []
+    words += [" or ".join(steps).replace(" or conv ", ", ")] if steps else []
     words += [] if case.operation.causal else ["not causal"]
     return ", ".join(words)
 

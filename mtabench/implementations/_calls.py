@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,27 @@ def backend_why_not(backend: str, case: Case) -> str | None:
     from mta_kernels.conv_attention import unsupported
 
     return unsupported(backend, **typical_conv_call(case), backward=case.pass_ == "bwd")
+
+
+def mta_by(function: Callable[..., Tensor], case: Case, inputs: Inputs, **more: Any) -> Closure:
+    """The whole multi-token attention by one of its public functions; decode: the newest query, after its window."""
+    q, k, v, options = inputs.q, inputs.k, inputs.v, case.operation.options | more
+    mixers = {"pre_conv" if name == "weight" else name: x for name, x in inputs.mixers.items()}
+    if case.pass_ == "decode":
+        q, history = inputs.q[:, :, -1:], inputs.q[:, :, :-1]
+        options["q_history"] = history if history.shape[2] else None
+    return lambda: function(q, k, v, **mixers, **options)
+
+
+def mta_why_not(backend: str, case: Case) -> str | None:
+    """Why a backend of the whole multi-token attention cannot run this case, or None."""
+    from mta_kernels.multi_token_attention import BACKENDS, unsupported
+
+    if backend not in BACKENDS:
+        return f"the whole multi-token attention has no backend {backend!r}, only {', '.join(BACKENDS)}"
+    return unsupported(
+        backend, operation=case.operation, **typical_call(case), heads=case.heads, backward=case.pass_ == "bwd"
+    )
 
 
 def attention_by_rung(case: Case, inputs: Inputs) -> Closure:

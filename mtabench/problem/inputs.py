@@ -101,7 +101,6 @@ def make_inputs(case: Case, seed: int = SEED) -> Inputs:
         q, lengths = normal(case.batch, case.heads, case.seq, case.head_dim), None
     dout = normal(*q.shape) if case.pass_ == "bwd" else None
 
-
     def taps(step: Convolution | None) -> Tensor | None:
         return normal(case.heads, *step.taps) * WEIGHT_SCALE if step else None
 

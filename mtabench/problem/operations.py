@@ -8,6 +8,7 @@ from mta_kernels.operation import Convolution, HeadMix, Operation, key_padding
 from mtabench.errors import UsageError
 
 OPS = ("conv-attention", "attention", "mta")
+PLAIN = "attention"  # of these the one without a step
 NONE = "none"
 # The columns of a results file that say what a cell computes, beside `causal`.
 OPERATION_COLUMNS = ("conv_q", "conv_k", "mix", "post_conv_q", "post_conv_k")
@@ -31,7 +32,7 @@ def op_of(operation: Operation) -> str:
     """The column `op`: `mta` for any step that conv attention lacks; plain attention has no step."""
     if operation.is_more_than_conv_attention:
         return "mta"
-    return "attention" if operation.pre_conv is None else "conv-attention"
+    return PLAIN if operation.pre_conv is None else "conv-attention"
 
 
 def group_sizes(mix: str) -> tuple[int | None, int | None]:

@@ -6,6 +6,9 @@ import math
 
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 
+# Of staged work: bytes of a buffer of scores, query rows at a time at most and at least, and the edge of a block.
+CHUNK_BYTES, CHUNK_ROWS, LEAST_ROWS, SCORE_BLOCK = 256 * 2**20, 512, 16, 128
+
 
 def pairs(case: Case, dense: bool = False) -> int:
     """Query-key pairs over all sequences and heads; `dense` counts the masked ones too."""
@@ -19,8 +22,13 @@ def pairs(case: Case, dense: bool = False) -> int:
 
 
 def taps(case: Case) -> int:
-    """Multiplications of the convolution a score: 0 for plain attention."""
-    return math.prod(case.conv.taps) if case.operation.pre_conv else 0
+    """Multiplications of the convolutions a score: 0 for plain attention."""
+    return sum(math.prod(step.taps) for step in (case.operation.pre_conv, case.operation.post_conv) if step)
+
+
+def mixed(case: Case) -> int:
+    """Multiplications of the mixings a score and head: each takes as many as heads are mixed among themselves."""
+    return sum(case.heads // mix.groups for mix in case.mixings)
 
 
 def tokens(case: Case) -> int:
@@ -29,14 +37,20 @@ def tokens(case: Case) -> int:
 
 
 def useful_flops(case: Case) -> int:
-    """FLOPs that the operation needs: `2 * pairs * (2D + cq*ck)` forward, `2 * pairs * (5D + 3*cq*ck)` backward."""
+    """FLOPs that the operation needs: `2 * pairs * (2D + steps)` forward, `2 * pairs * (5D + 3 * steps)` backward.
+
+    `steps` are the multiplications a score of what is more than plain attention: `cq * ck` of a convolution, and of a
+    mixing as many as heads are mixed.
+    """
     return 2 * pairs(case) * _macs(case, products=5 if case.pass_ == "bwd" else 2)
 
 
 def executed_flops(case: Case, work: str) -> int:
     """FLOPs that an algorithm executes; `work`, "dense", "tiled" and so on, as in the registry.
 
-    Dense computes masked scores too, and its backward finds the scores stored. Tiled does what is useful. Expanded
+    Dense computes masked scores too, and its backward finds the scores stored. Tiled does what is useful. Staged stores
+    scores of chunks of rows in blocks of 128 x 128, and computes those before a chunk that convolutions read again; its
+    backward has five products, and three times the steps. Expanded
     has scores of depth `min(cq, ck) * D`, and its backward two more products of that depth and two of depth D.
     Its decode folds the taps over queries into `ck` queries. Banded has 32 products a tap and score, backward twice
     that and 192 for the weight, and of the 64 rows of a tile `cq - 1` are shared with its neighbour, backward 16.
@@ -47,6 +61,8 @@ def executed_flops(case: Case, work: str) -> int:
         return useful_flops(case)
     if work == "dense":
         return _dense_flops(case)
+    if work == "staged":
+        return 2 * staged_scores(case) * _macs(case, products=5 if case.pass_ == "bwd" else 2)
     if work == "expanded":
         if case.pass_ == "decode":
             return 2 * pairs(case) * (case.conv.key_taps + 1) * case.head_dim
@@ -64,7 +80,27 @@ def executed_flops(case: Case, work: str) -> int:
         return 2 * pairs(case) * (2 * case.head_dim + 32 * query_taps) * 64 // (65 - query_taps)
     if work == "overlapped":
         return _overlapped_flops(case)
-    raise ValueError(f"work is {work!r}; expected 'dense', 'tiled', 'expanded', 'banded' or 'overlapped'")
+    raise ValueError(f"work is {work!r}; expected 'dense', 'tiled', 'staged', 'expanded', 'banded' or 'overlapped'")
+
+
+def chunk_of(case: Case) -> tuple[int, int]:
+    """Sequences and query rows whose scores staged work stores at a time: CHUNK_BYTES, those before them included."""
+    blocks = -(-case.seq // SCORE_BLOCK) * SCORE_BLOCK
+    row, halo = case.heads * blocks * BYTES_PER_ELEMENT[case.dtype], case.window - 1
+    sequences = max(1, min(case.batch, CHUNK_BYTES // (row * (SCORE_BLOCK + halo))))
+    rows = CHUNK_BYTES // (row * sequences) - halo
+    block = SCORE_BLOCK if rows >= SCORE_BLOCK else LEAST_ROWS
+    return sequences, max(LEAST_ROWS, min(rows // block * block, CHUNK_ROWS))
+
+
+def staged_scores(case: Case) -> int:
+    """Scores that staged work computes: in whole blocks, and again those of the rows before a chunk."""
+    if case.pass_ == "decode":
+        return pairs(case) * case.window
+    ends = range(SCORE_BLOCK, case.seq + SCORE_BLOCK, SCORE_BLOCK)
+    keys = sum(ends) if case.operation.causal else len(ends) * ends[-1]
+    _, rows = chunk_of(case)
+    return case.batch * case.heads * keys * SCORE_BLOCK * (rows + case.window - 1) // rows
 
 
 def bytes_moved(case: Case) -> int:
@@ -89,11 +125,10 @@ def only_reads(case: Case) -> bool:
 
 def _dense_flops(case: Case) -> int:
     scores = 2 * pairs(case, dense=True)
-    if case.pass_ == "bwd":  # dV, dP, dQ, dK; the scores' gradient through the convolution, and the weight's
-        return scores * (4 * case.head_dim + 2 * taps(case))
-    if case.pass_ == "decode":  # scores of the whole window are computed and convolved, one row is kept
-        window = min(case.conv.query_taps, case.seq)
-        return scores * (window * (case.head_dim + taps(case)) + case.head_dim)
+    if case.pass_ == "bwd":  # dV, dP, dQ, dK; the scores' gradient through each step, and that of its mixer
+        return scores * (4 * case.head_dim + 2 * (taps(case) + mixed(case)))
+    if case.pass_ == "decode":  # scores of the whole window are computed and mixed, one row is kept
+        return scores * (case.window * (case.head_dim + taps(case) + mixed(case)) + case.head_dim)
     return scores * _macs(case, products=2)
 
 
@@ -109,5 +144,5 @@ def _overlapped_flops(case: Case) -> int:
 
 
 def _macs(case: Case, products: int) -> int:
-    """Multiply-adds a score: `products` of length D, and the convolution (three times backward)."""
-    return products * case.head_dim + (3 if products == 5 else 1) * taps(case)
+    """Multiply-adds a score: `products` of length D, and the other steps (three times backward)."""
+    return products * case.head_dim + (3 if products == 5 else 1) * (taps(case) + mixed(case))

@@ -11,7 +11,7 @@ from mta_kernels.operation import Operation
 from mtabench.errors import UsageError
 from mtabench.problem import axes
 from mtabench.problem.case import PASSES, Case
-from mtabench.problem.operations import NONE, OPS, Taps, make_operation, mixings, op_of, taps_text
+from mtabench.problem.operations import NONE, OPS, PLAIN, Taps, make_operation, mixings, op_of, taps_text
 from mtabench.registry import BASELINE, USUAL_OPS, Implementation, chosen, default_names, every, find
 
 TIMERS = ("auto", "events", "graph", "cpu", "nvbench")
@@ -195,22 +195,23 @@ def _parse(options: Options, device: str) -> _Axes:
     if options.op is not None and options.op not in OPS:
         raise UsageError(f"--op {options.op!r} is not known; expected one of {', '.join(OPS)}")
     texts = _texts(options, device)
-    steps = (
-        axes.parse_optional_convs(texts["conv"], "--conv") if _is_mta(options) else axes.parse_convs(texts["conv"]),
-        axes.parse_mixes(texts["mix"]),
-        axes.parse_optional_convs(texts["post_conv"], "--post-conv"),
-    )
+    convs = axes.parse_optional_convs(texts["conv"], "--conv")
+    if None in convs and not _is_mta(options):
+        raise UsageError("--conv none leaves plain attention, which is --op attention; other steps are for --op mta")
+    mixes, post_convs = axes.parse_mixes(texts["mix"]), axes.parse_optional_convs(texts["post_conv"], "--post-conv")
     return _Axes(
         seqs=axes.parse_ints(texts["seq"], "--seq"),
         head_dims=_head_dims(texts["head_dim"]),
-        **dict(zip(("convs", "mixes", "post_convs"), steps, strict=True)),
+        convs=convs,
+        mixes=mixes,
+        post_convs=post_convs,
         heads=axes.parse_ints(texts["heads"], "--heads"),
         kv_heads=axes.parse_int(texts["kv_heads"], "--kv-heads") if "kv_heads" in texts else None,
         dtypes=axes.parse_dtypes(texts["dtype"]),
         batches=axes.parse_ints(texts["batch"], "--batch") if "batch" in texts else [],
         tokens=axes.parse_int(texts["tokens"], "--tokens") if "tokens" in texts else None,
         splits=axes.parse_splits(options.splits),
-        impls=_impls(options, device, _ops(options, steps)),
+        impls=_impls(options, device, _ops(options, convs, mixes, post_convs)),
     )
 
 
@@ -226,16 +227,19 @@ def _is_mta(options: Options) -> bool:
     return options.op == "mta" or options.layer is not None
 
 
-def _ops(options: Options, steps: tuple[list[Taps | None], list[str], list[Taps | None]]) -> tuple[str, ...]:
+def _ops(
+    options: Options, convs: list[Taps | None], mixes: list[str], post_convs: list[Taps | None]
+) -> tuple[str, ...]:
     """The operations that cells are of: the one named, or those that the steps make, with plain attention beside."""
     if not _is_mta(options):
         return USUAL_OPS if options.op is None else (options.op,)
-    made = {op_of(make_operation(conv, _of_any(mix), post, heads=1, head_dim=1)) for conv, mix, post in product(*steps)}
-    if made == {"attention"}:
+    steps = product(convs, map(_of_any, mixes), post_convs)
+    made = {op_of(make_operation(*of_one, heads=1, head_dim=1)) for of_one in steps}
+    if made == {PLAIN}:
         raise UsageError(
             "--mix none, --conv none and --post-conv none leave plain attention; name a step, or give --op attention"
         )
-    return tuple(op for op in OPS if op in made | {"attention"})
+    return tuple(op for op in OPS if op in made | {PLAIN})
 
 
 def _of_any(mix: str) -> str:

@@ -285,8 +285,8 @@ class Sweep:
 
 def words(case: Case) -> str:
     """The problem of a cell, in a few words."""
-    taps = f", conv {case.taps}" if case.taps else ""
-    return f"{case.dtype} {case.batch} x {case.heads} heads of {case.head_dim}, seq {short(case.seq)}{taps}"
+    steps = f", {case.steps}" if case.steps else ""
+    return f"{case.dtype} {case.batch} x {case.heads} heads of {case.head_dim}, seq {short(case.seq)}{steps}"
 
 
 def _first_failure_only(rows: Mapping[Case, Row]) -> dict[Case, Row]:
