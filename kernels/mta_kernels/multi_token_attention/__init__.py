@@ -1,6 +1,19 @@
-"""The whole multi-token attention: convolutions and mixings of heads before and after the softmax."""
+"""The whole multi-token attention: convolutions and mixings of heads before and after the softmax, norm and gate."""
 
+from mta_kernels.conv_attention.choice import Choice
+from mta_kernels.multi_token_attention.api import multi_token_attention
 from mta_kernels.multi_token_attention.backends import BACKENDS
+from mta_kernels.multi_token_attention.choice import explain, unsupported
+from mta_kernels.multi_token_attention.module import MultiTokenAttention, layer_entries
 from mta_kernels.multi_token_attention.reference import multi_token_attention_reference
 
-__all__ = ["BACKENDS", "multi_token_attention_reference"]
+__all__ = [
+    "BACKENDS",
+    "Choice",
+    "MultiTokenAttention",
+    "explain",
+    "layer_entries",
+    "multi_token_attention",
+    "multi_token_attention_reference",
+    "unsupported",
+]

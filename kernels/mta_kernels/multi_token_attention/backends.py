@@ -15,7 +15,8 @@ def named(name: str) -> MtaBackend | None:
             return backend
     if name == "reference":
         return None
-    raise ValueError(f"backend is {name!r}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
+    names = ["reference", *(backend.name for backend in KERNELS)]
+    raise ValueError(f"backend is {name!r}; expected 'auto' or one of {', '.join(map(repr, names))}")
 
 
 def check_can_run(backend: MtaBackend, request: Request) -> None:
