@@ -110,7 +110,7 @@ TABLE: tuple[Column, ...] = (
     _cell("causal", "whether a query sees no later key", Field(fields.flag, parquet="")),
     _cell("splits", "of decode, the number of splits asked for, or `auto`", Field(fields.optional(fields.splits))),
     _cell(
-        "mix", "heads mixed before and after the softmax: `heads` (all), or so many a group; `BEFORE+AFTER` if not alike",
+        "mix", "heads mixed before and after the softmax: `heads` (all), or so many a group; else `BEFORE+AFTER`",
         Field(fields.optional(fields.mix)), since=5,
     ),
     _cell("post_conv_q", "query taps of the convolution after the softmax", COUNT, since=5),
