@@ -144,8 +144,8 @@ def _of_implementation(implementation: Implementation, device: str, seed: int) -
                 checked = True
                 yield from _rows(case, checks_of(implementation, case), seed)
     if not checked:
-        what = f"not checked, {implementation.op}: {reason}" if implementation.op == "mta" else f"not checked: {reason}"
-        yield CheckRow(implementation.name, what, "", True, None, None, reason or "")
+        reason = f"{implementation.op}: {reason}" if implementation.op == "mta" else reason
+        yield CheckRow(implementation.name, f"not checked: {reason}", "", True, None, None, reason or "")
 
 
 Checks = list[tuple[str, Callable[[Case, int], Iterable[Check]]]]
