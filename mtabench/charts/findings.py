@@ -137,7 +137,7 @@ def time_finding(cells: pd.DataFrame) -> str:
 
 
 def _keys(shapes: pd.DataFrame) -> set[tuple]:
-    return set(shapes[[*SHAPE, *OPERATION]].itertuples(index=False, name=None))
+    return set(shapes[[*SHAPE, *OPERATION]].fillna(0).itertuples(index=False, name=None))
 
 
 @dataclass(frozen=True)
