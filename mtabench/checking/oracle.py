@@ -22,7 +22,7 @@ from mta_kernels.conv_attention import conv_attention_decode_reference, conv_att
 from mta_kernels.multi_token_attention import multi_token_attention_reference
 from mta_kernels.operation import Operation
 from mtabench.checking.sample import CONVOLUTIONS, backward_sample, decode_sample, forward_sample
-from mtabench.implementations._calls import mta_by
+from mtabench.implementations._calls import mta_call
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import DTYPES, MIXERS, SEED, Inputs
 
@@ -329,16 +329,17 @@ def _output(case: Case, x: Inputs, rows: tuple[int, int]) -> Tensor:
     end = stop if case.operation.causal else x.q.shape[2]
     q, k, v = (tensor[:, :, :end] for tensor in (x.q, x.k, x.v))
     if case.op == "mta":
-        ended = replace(x, q=q, k=k, v=v)
-        return mta_by(multi_token_attention_reference, replace(case, pass_="fwd"), ended, rows=rows)()
+        ended = replace(x, k=k, v=v)
+        return mta_call(multi_token_attention_reference, ended, q, rows=rows, **case.operation.options)()
     if x.weight is None:
         return attention_reference(q[:, :, start:stop], k, v, **case.operation.options)
     return conv_attention_reference(q, k, v, x.weight, **case.operation.options, rows=rows)
 
 
 def _decode_output(case: Case, x: Inputs) -> Tensor:
-    if case.op == "mta":
-        return mta_by(multi_token_attention_reference, case, x)()
+    if case.op == "mta":  # from the queries before the newest, not from a state
+        q, history = x.q[:, :, -1:], x.q[:, :, :-1] if x.q.shape[2] > 1 else None
+        return mta_call(multi_token_attention_reference, x, q, q_history=history, **case.operation.options)()
     if x.weight is None:
         return attention_reference(x.q[:, :, -1:], x.k, x.v, causal=False, **case.operation.decode_options)
     assert x.lengths is not None

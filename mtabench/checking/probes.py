@@ -65,11 +65,13 @@ def changed(probe: Probe, inputs: Inputs) -> Iterator[Inputs]:
     """Within, the inputs as the probe changes them."""
     with torch.no_grad():
         other = probe.change(inputs)
+        inputs.refresh()
     try:
         yield other
     finally:
         with torch.no_grad():
             probe.undo(inputs)
+            inputs.refresh()
 
 
 def _tokens(case: Case, random: Random) -> Iterator[Tensor]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class Heads:
 
     def gather(self, inputs: Inputs, dtype: torch.dtype) -> Inputs:
         """Their part of the inputs, copied, in `dtype`: `q, dout [1, S * group, N, D]`, `k, v [1, S, N, D]`."""
-        mixers = {name: x.detach() for name, x in inputs.mixers.items()}
+        mixers: dict[str, Any] = {name: x.detach() for name, x in inputs.mixers.items()}
         convolutions = {name: x[self.query_heads.flatten()] for name, x in mixers.items() if name in CONVOLUTIONS}
         return Inputs(
             q=self._of_queries(inputs.q).to(dtype),

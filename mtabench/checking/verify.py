@@ -234,11 +234,12 @@ def _tokens_first(inputs: Inputs) -> Inputs:
         return x.detach().transpose(*dims).contiguous().transpose(*dims).requires_grad_(x.requires_grad)
 
     dout, lengths = inputs.dout, inputs.lengths
+    leaves: dict[str, Any] = {name: moved(x) for name, x in inputs.differentiable.items()}
     return Inputs(
-        **{name: moved(x) for name, x in inputs.differentiable.items()},
+        **leaves,
         dout=None if dout is None else moved(dout),
         lengths=None if lengths is None else torch.stack([lengths, torch.zeros_like(lengths)], 1)[:, 0],
-    )
+    ).with_state()
 
 
 def _expanded(inputs: Inputs) -> Inputs:
@@ -248,7 +249,7 @@ def _expanded(inputs: Inputs) -> Inputs:
         return x.detach().narrow(dim, 0, 1).clone().expand_as(x).requires_grad_(x.requires_grad)
 
     dout = None if inputs.dout is None else expand(inputs.dout, 2)
-    return replace(inputs, k=expand(inputs.k, 1), v=expand(inputs.v, 1), dout=dout)
+    return replace(inputs, k=expand(inputs.k, 1), v=expand(inputs.v, 1), dout=dout).with_state()
 
 
 def _decode_rows(case: Case, seed: int) -> Iterable[Check]:
@@ -266,7 +267,7 @@ def _decode_rows(case: Case, seed: int) -> Iterable[Check]:
             k=inputs.k[:, :, :tokens].contiguous(),
             v=inputs.v[:, :, :tokens].contiguous(),
             lengths=torch.full((case.batch,), tokens, dtype=torch.int32, device=case.device),
-        )
+        ).with_state()
         oracle = Oracle(step, decode, seed)
         yield oracle.check(_build(step, decode)())
         if forward is not None:

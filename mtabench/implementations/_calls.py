@@ -33,12 +33,17 @@ def backend_why_not(backend: str, case: Case) -> str | None:
 
 
 def mta_by(function: Callable[..., Tensor], case: Case, inputs: Inputs, **more: Any) -> Closure:
-    """The whole multi-token attention by one of its public functions; decode: the newest query, after its window."""
-    q, k, v, options = inputs.q, inputs.k, inputs.v, case.operation.options | more
-    mixers = {"pre_conv" if name == "weight" else name: x for name, x in inputs.mixers.items()}
+    """The whole multi-token attention by one of its public functions, in decode by one that takes a step."""
+    options = case.operation.options
     if case.pass_ == "decode":
-        q, history = inputs.q[:, :, -1:], inputs.q[:, :, :-1]
-        options["q_history"] = history if history.shape[2] else None
+        options = {"lengths": lengths_of(inputs), "state": inputs.state, **case.operation.decode_options}
+    return mta_call(function, inputs, inputs.q, **options, **more)
+
+
+def mta_call(function: Callable[..., Tensor], inputs: Inputs, q: Tensor, **options: Any) -> Closure:
+    """A call of such a function on these inputs and other queries."""
+    k, v = inputs.k, inputs.v
+    mixers = {"pre_conv" if name == "weight" else name: x for name, x in inputs.mixers.items()}
     return lambda: function(q, k, v, **mixers, **options)
 
 
@@ -51,6 +56,20 @@ def mta_why_not(backend: str, case: Case) -> str | None:
     return unsupported(
         backend, operation=case.operation, **typical_call(case), heads=case.heads, backward=case.pass_ == "bwd"
     )
+
+
+def mta_decode_why_not(case: Case) -> str | None:
+    """Why Triton cannot take a decode step of this case, or None."""
+    import torch
+
+    from mta_kernels.gpu_limits import absent
+    from mta_kernels.multi_token_attention.decode.backend import why_not
+    from mtabench.problem.inputs import DTYPES
+
+    def one(heads: int) -> Tensor:
+        return torch.empty(1, heads, 1, case.head_dim, dtype=DTYPES[case.dtype], device=case.device)
+
+    return absent(case.device) or why_not(case.operation, one(case.heads), one(case.kv_heads), one(case.kv_heads))
 
 
 def attention_by_rung(case: Case, inputs: Inputs) -> Closure:

@@ -43,16 +43,19 @@ def compiled(case: Case) -> Callable[..., Any]:
     """A compiled function of this case alone, shared by copies of its inputs."""
     from mta_kernels import torch_compile
     from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
-    from mta_kernels.multi_token_attention import multi_token_attention_reference
+    from mta_kernels.multi_token_attention import (
+        multi_token_attention_decode_reference,
+        multi_token_attention_reference,
+    )
 
-    if case.op == "mta":
-        return torch_compile.compiled_apart(multi_token_attention_reference)
+    of_mta = case.op == "mta"
     if case.pass_ != "decode":
-        return torch_compile.compiled_apart(conv_attention_reference)
+        return torch_compile.compiled_apart(multi_token_attention_reference if of_mta else conv_attention_reference)
     if case.device == "cpu":
         # There a decode step reads the lengths to check them: two graphs instead of one, and a warning about it.
         logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    return torch_compile.compiled_apart(conv_attention_decode_reference, fullgraph=case.device != "cpu")
+    reference = multi_token_attention_decode_reference if of_mta else conv_attention_decode_reference
+    return torch_compile.compiled_apart(reference, fullgraph=case.device != "cpu")
 
 
 _compile = partial(

@@ -21,10 +21,12 @@ def build(case: Case, inputs: Inputs) -> Closure:
 
 
 def build_mta(case: Case, inputs: Inputs) -> Closure:
-    """The reference of all steps; a decode step computes the probabilities of as many rows as it needs again."""
-    from mta_kernels.multi_token_attention import multi_token_attention_reference
+    """The reference of all steps, or of a decode step."""
+    from mta_kernels import multi_token_attention as mta
 
-    return mta_by(multi_token_attention_reference, case, inputs)
+    decode = case.pass_ == "decode"
+    reference = mta.multi_token_attention_decode_reference if decode else mta.multi_token_attention_reference
+    return mta_by(reference, case, inputs)
 
 
 _eager = partial(

@@ -24,7 +24,8 @@ DECODE_CACHE_SHARE = 0.35
 
 def kernels(case: Case) -> list[Kernel]:
     """The kernels of one call of "eager", by kind."""
-    window = case.window if case.pass_ == "decode" else 1
+    steps = filter(None, (case.operation.pre_conv, case.operation.post_conv))
+    window = min(case.seq, max((step.query_taps for step in steps), default=1)) if case.pass_ == "decode" else 1
     dense = pairs(case, dense=True) * window
     products = 4 if case.pass_ == "bwd" else 2
     element = BYTES_PER_ELEMENT[case.dtype]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from mtabench.model import banded, rungs
 from mtabench.model.kernel import tensor_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
-from mtabench.problem.work import chunk_of
+from mtabench.problem.work import chunk_of, halo_rows
 from mtabench.registry import implementation_of
 
 # `N x N` matrices a head alive at the peak where scores are stored, as measured. On a CPU oneDNN convolves copies of
@@ -25,7 +25,10 @@ def input_bytes(case: Case) -> int:
     """Bytes of a case's inputs, but for the mixers."""
     queries = {"fwd": 1, "bwd": 2, "decode": 0}[case.pass_]
     q, k = tensor_bytes(case)
-    return queries * q + 2 * k
+    post = case.operation.post_conv
+    # What a decode step before left for a convolution of probabilities.
+    state = post.query_taps * _score_row(case) if post and case.pass_ == "decode" else 0
+    return queries * q + 2 * k + state
 
 
 def expected_memory_bytes(case: Case, work: str) -> int:
@@ -33,8 +36,8 @@ def expected_memory_bytes(case: Case, work: str) -> int:
 
     Dense implementations store several `N x N` matrices of scores. The expanded form stores its longer keys, and
     backward a chunk of scores and float32 sums; its peak comes before the gradients in the inputs' dtype are made.
-    Staged stores a chunk of scores, backward two and float32 sums of dk and dv, and once more if it convolves. Banded
-    stores nothing of that but, backward, chunks of scores and float32 sums of dk and dv. Overlapped multiplies
+    Staged stores a chunk of scores, backward two and float32 sums of dk and dv, and more of them if it convolves.
+    Banded stores nothing of that but, backward, chunks of scores and float32 sums of dk and dv. Overlapped multiplies
     the output by its gradient in float32 before its backward. The others store outputs, and backward a float32 sum of
     dq. Forwards of some rungs of plain attention say themselves what they store.
     """
@@ -47,9 +50,11 @@ def expected_memory_bytes(case: Case, work: str) -> int:
     queries, keys = tensor_bytes(case)
     floats = queries // BYTES_PER_ELEMENT[case.dtype] * SUM
     if work == "staged":
-        sums = queries // BYTES_PER_ELEMENT[case.dtype] * SUM // case.head_dim
+        if case.pass_ == "decode":
+            return out + _staged_scores(case)
+        of_rows = case.batch * case.heads * case.seq * SUM  # the logarithms of the sums of exponentials
         gradients = queries + 2 * keys + 2 * keys // BYTES_PER_ELEMENT[case.dtype] * SUM if case.pass_ == "bwd" else 0
-        return out + sums + gradients + _staged_scores(case)
+        return out + of_rows + gradients + _staged_scores(case)
     if work == "banded":  # backward: chunks of P and dS, dq, and the sums of dk and dv, a query head each
         return out + (banded.scratch_bytes(case) + queries + 2 * floats if case.pass_ == "bwd" else 0)
     if case.pass_ == "decode":
@@ -106,11 +111,19 @@ def _score_matrices(case: Case) -> int:
 
 
 def _staged_scores(case: Case) -> int:
-    """Buffers of scores of a chunk: one, backward two, and as many again for convolutions, which cannot be in place."""
+    """Buffers of scores of a chunk, more of them for convolutions, which are not in place; of a decode step a row."""
+    if case.pass_ == "decode":
+        return _score_row(case)
     sequences, rows = chunk_of(case)
-    buffers = (2 if case.pass_ == "bwd" else 1) * (2 if case.operation.pre_conv or case.operation.post_conv else 1)
-    of_chunk = sequences * case.heads * min(rows + case.window - 1, case.seq) * case.seq
-    return buffers * of_chunk * BYTES_PER_ELEMENT[case.dtype]
+    before, after = case.operation.pre_conv is not None, case.operation.post_conv is not None
+    buffers = 2 + before + 2 * after if case.pass_ == "bwd" else 1 + (before or after)
+    chunk_rows = min(rows, case.seq) + halo_rows(case)
+    return buffers * sequences * chunk_rows * _score_row(case) // case.batch
+
+
+def _score_row(case: Case) -> int:
+    """Bytes of the scores of one query of every head, in all sequences."""
+    return case.batch * case.heads * case.seq * BYTES_PER_ELEMENT[case.dtype]
 
 
 def _chunk_scores(case: Case) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from torch import Tensor
 from mta_kernels.operation import Convolution, HeadMix
 from mtabench.problem.axes import MAX_QUERY_TAPS
 from mtabench.problem.case import Case
+
+if TYPE_CHECKING:
+    from mta_kernels.multi_token_attention import DecodeState
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 WEIGHT_SCALE, MIX_SCALE = 0.3, 0.2
@@ -26,8 +30,9 @@ class Inputs:
     The mixers, each None where the operation has no such step: convolutions `weight [Hq, cq, ck]` of the scores and
     `post_conv` of the probabilities; mixings of heads `pre_mix`, `post_mix`, `[Hq, Hq]` or of groups `[G, c, c]`.
 
-    Decode: `q` is the window `[B, Hq, W, D]`, `k` and `v` the caches, `lengths [B]` int32. `dout`, shaped as `q`,
-    exists in backward alone, where the others require gradients.
+    Decode: `q` is the window `[B, Hq, W, D]`, `k` and `v` the caches, `lengths [B]` int32, and `state` what the step
+    before left for the convolution of probabilities. `dout`, shaped as `q`, exists in backward alone, where the others
+    require gradients.
     """
 
     q: Tensor
@@ -39,6 +44,7 @@ class Inputs:
     pre_mix: Tensor | None = None
     post_conv: Tensor | None = None
     post_mix: Tensor | None = None
+    state: DecodeState | None = None
     _copies: list[Inputs] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
@@ -59,6 +65,32 @@ class Inputs:
         while len(self._copies) < count:
             self._copies.append(replace(self, k=self.k.clone(), v=self.v.clone()))
         return self._copies[:count]
+
+    def with_state(self) -> Inputs:
+        """The same with the state of a decode step, made of the tokens before the newest, where it needs one."""
+        if self.lengths is None or self.post_conv is None:
+            return self
+        return replace(self, state=self._state_before())
+
+    def refresh(self) -> None:
+        """Make the state, if there is one, that of the other inputs as they are now, at the same addresses."""
+        if self.state is not None:
+            now = self._state_before()
+            for name in ("logits", "logsumexp", "lengths"):
+                getattr(self.state, name).copy_(getattr(now, name))
+
+    def _state_before(self) -> DecodeState:
+        from mta_kernels.multi_token_attention import DecodeState, prefill_state
+
+        assert self.lengths is not None
+        assert self.post_conv is not None
+        if self.k.shape[2] == 1:
+            size = (*self.q.shape[:2], self.post_conv.shape[1], 1)
+            return DecodeState.empty(*size, dtype=self.q.dtype, device=self.q.device)
+        return prefill_state(
+            self.q[:, :, :-1], self.k, lengths=self.lengths - 1, post_conv=self.post_conv, pre_conv=self.weight,
+            pre_mix=self.pre_mix,
+        )  # fmt: skip
 
     @torch.no_grad()
     def negate(self) -> None:
@@ -119,7 +151,7 @@ def make_inputs(case: Case, seed: int = SEED) -> Inputs:
     if case.pass_ == "bwd":
         for tensor in inputs.differentiable.values():
             tensor.requires_grad_()
-    return inputs
+    return inputs.with_state()
 
 
 def use_full_float32() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from mta_kernels.operation import Convolution
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 
 # Of staged work: bytes of a buffer of scores, query rows at a time at most and at least, and the edge of a block.
@@ -23,7 +24,11 @@ def pairs(case: Case, dense: bool = False) -> int:
 
 def taps(case: Case) -> int:
     """Multiplications of the convolutions a score: 0 for plain attention."""
-    return sum(math.prod(step.taps) for step in (case.operation.pre_conv, case.operation.post_conv) if step)
+    return _taps(case.operation.pre_conv) + _taps(case.operation.post_conv)
+
+
+def _taps(step: Convolution | None) -> int:
+    return math.prod(step.taps) if step else 0
 
 
 def mixed(case: Case) -> int:
@@ -49,7 +54,7 @@ def executed_flops(case: Case, work: str) -> int:
     """FLOPs that an algorithm executes; `work`, "dense", "tiled" and so on, as in the registry.
 
     Dense computes masked scores too, and its backward finds the scores stored. Tiled does what is useful. Staged stores
-    scores of chunks of rows in blocks of 128 x 128, and computes those before a chunk that convolutions read again; its
+    scores of chunks of rows in blocks of 128 x 128, and computes those beside a chunk that convolutions read again; its
     backward has five products, and three times the steps. Expanded
     has scores of depth `min(cq, ck) * D`, and its backward two more products of that depth and two of depth D.
     Its decode folds the taps over queries into `ck` queries. Banded has 32 products a tap and score, backward twice
@@ -86,7 +91,7 @@ def executed_flops(case: Case, work: str) -> int:
 def chunk_of(case: Case) -> tuple[int, int]:
     """Sequences and query rows whose scores staged work stores at a time: CHUNK_BYTES, those before them included."""
     blocks = -(-case.seq // SCORE_BLOCK) * SCORE_BLOCK
-    row, halo = case.heads * blocks * BYTES_PER_ELEMENT[case.dtype], case.window - 1
+    row, halo = case.heads * blocks * BYTES_PER_ELEMENT[case.dtype], halo_rows(case)
     sequences = max(1, min(case.batch, CHUNK_BYTES // (row * (SCORE_BLOCK + halo))))
     rows = CHUNK_BYTES // (row * sequences) - halo
     block = SCORE_BLOCK if rows >= SCORE_BLOCK else LEAST_ROWS
@@ -94,13 +99,18 @@ def chunk_of(case: Case) -> tuple[int, int]:
 
 
 def staged_scores(case: Case) -> int:
-    """Scores that staged work computes: in whole blocks, and again those of the rows before a chunk."""
+    """Scores that staged work computes: in whole blocks, and again those beside a chunk; of a decode step one row."""
     if case.pass_ == "decode":
-        return pairs(case) * case.window
+        return pairs(case)
     ends = range(SCORE_BLOCK, case.seq + SCORE_BLOCK, SCORE_BLOCK)
     keys = sum(ends) if case.operation.causal else len(ends) * ends[-1]
     _, rows = chunk_of(case)
-    return case.batch * case.heads * keys * SCORE_BLOCK * (rows + case.window - 1) // rows
+    return case.batch * case.heads * keys * SCORE_BLOCK * (rows + halo_rows(case)) // rows
+
+
+def halo_rows(case: Case) -> int:
+    """Rows beside a chunk that convolutions read: above it, and in backward below it as well."""
+    return (case.window - 1) * (2 if case.pass_ == "bwd" else 1)
 
 
 def bytes_moved(case: Case) -> int:
@@ -127,8 +137,13 @@ def _dense_flops(case: Case) -> int:
     scores = 2 * pairs(case, dense=True)
     if case.pass_ == "bwd":  # dV, dP, dQ, dK; the scores' gradient through each step, and that of its mixer
         return scores * (4 * case.head_dim + 2 * (taps(case) + mixed(case)))
-    if case.pass_ == "decode":  # scores of the whole window are computed and mixed, one row is kept
-        return scores * (case.window * (case.head_dim + taps(case) + mixed(case)) + case.head_dim)
+    if case.pass_ == "decode":  # scores of the whole window are computed and convolved, one row is kept
+        before, after = (
+            min(step.query_taps, case.seq) if step else 1
+            for step in (case.operation.pre_conv, case.operation.post_conv)
+        )
+        steps = before * _taps(case.operation.pre_conv) + after * _taps(case.operation.post_conv) + mixed(case)
+        return scores * (before * case.head_dim + steps + case.head_dim)
     return scores * _macs(case, products=2)
 
 
