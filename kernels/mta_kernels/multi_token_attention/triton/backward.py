@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.triton.launch import call_signature
 from mta_kernels.multi_token_attention.mixers import Mixers
+from mta_kernels.multi_token_attention.triton import row_stage
 from mta_kernels.multi_token_attention.triton.chunks import Chunk, chunk_rows, chunks, halo_rows
 from mta_kernels.multi_token_attention.triton.convolution import Bands, bands_of, convolve
 from mta_kernels.multi_token_attention.triton.heads import mix_heads_backward
@@ -96,7 +97,7 @@ class Stages:
             convolved = others.pop()
             convolve(scores, convolved, before.bands, chunk)
         if after is None:
-            mix_rows_backward(convolved, grad, pre_mix, post_mix, logsumexp, self.mixings, chunk=chunk)
+            row_stage.mix_rows_backward(convolved, grad, pre_mix, post_mix, logsumexp, self.mixings, chunk)
             use_probabilities(convolved)
             free = convolved
         else:
@@ -118,14 +119,19 @@ class Stages:
 
     def gradients(self, loss_scale: Tensor | None) -> Mixers:
         """The gradients of the mixers, in their dtypes."""
-        found = (
-            self.before and self.before.taps.dtaps(), self.mixers.pre_mix is not None and self.mixings.dpre(),
-            self.after and self.after.taps.dtaps(), self.mixers.post_mix is not None and self.mixings.dpost(),
-        )  # fmt: skip
-        return Mixers(*(
-            None if mixer is None else (grad if loss_scale is None else grad / loss_scale).to(mixer.dtype)
-            for grad, mixer in zip(found, self.mixers, strict=True)
-        ))  # fmt: skip
+        found = Mixers(
+            self.before.taps.dtaps() if self.before else None,
+            self.mixings.dpre() if self.mixers.pre_mix is not None else None,
+            self.after.taps.dtaps() if self.after else None,
+            self.mixings.dpost() if self.mixers.post_mix is not None else None,
+        )
+
+        def like(grad: Tensor | None, mixer: Tensor | None) -> Tensor | None:
+            if grad is None or mixer is None:
+                return None
+            return (grad if loss_scale is None else grad / loss_scale).to(mixer.dtype)
+
+        return Mixers(*(like(grad, mixer) for grad, mixer in zip(found, self.mixers, strict=True)))
 
 
 class _Convolution:
@@ -137,9 +143,7 @@ class _Convolution:
         self.taps = TapsGradient(convolution, self.bands, sequences, q.shape[1])
 
     @classmethod
-    def of(
-        cls, convolution: Convolution | None, taps: Tensor | None, q: Tensor, sequences: int
-    ) -> _Convolution | None:
+    def of(cls, convolution: Convolution | None, taps: Tensor | None, q: Tensor, sequences: int) -> _Convolution | None:
         return None if convolution is None or taps is None else cls(convolution, taps, q, sequences)
 
 

@@ -92,9 +92,17 @@ def chunks(
         owned = min(rows, query_rows - first)
         found.append(
             Chunk(
-                first - above, above + owned + below, above, owned, query_rows, key_rows, operation.causal, documents,
-                convolved, (signature, first),
-            )  # fmt: skip
+                first - above,
+                above + owned + below,
+                above,
+                owned,
+                query_rows,
+                key_rows,
+                operation.causal,
+                documents,
+                convolved,
+                (signature, first),
+            )
         )
     return found
 
@@ -112,8 +120,7 @@ def stored_end(row, first_position, pitch, CAUSAL: tl.constexpr, CONVOLVED: tl.c
         else:
             last = first_position + (row // BLOCK * BLOCK + (BLOCK - 1))
         return tl.minimum((tl.maximum(last, -1) + BLOCK) // BLOCK * BLOCK, pitch)
-    else:
-        return row * 0 + pitch
+    return row * 0 + pitch
 
 
 @triton.jit
@@ -121,8 +128,7 @@ def stored_from(row, first_position, documents_ptr, DOCUMENTS: tl.constexpr, CON
     """The first key at which the scores of a row of a chunk are stored; a multiple of BLOCK."""
     if DOCUMENTS and not CONVOLVED:
         return tl.load(documents_ptr + first_position + row // BLOCK * BLOCK) // BLOCK * BLOCK
-    else:
-        return row * 0
+    return row * 0
 
 
 @triton.jit

@@ -1,10 +1,11 @@
 """The convolution of stored scores on tensor cores, along queries and keys, and its transpose.
 
-`out[i, j] = sum_a sum_b taps[a, b] * x[i + offset + a, j - pad + b]`. For 16 keys j at a time the sum over b is a product
-of the 32 keys around them, a row of a matrix, with a banded matrix `[32, 16]`; the rows of that matrix are such groups
-of keys of several rows of scores. Scores of a row are read once a program and serve all outputs that see the row.
+`out[i, j] = sum_a sum_b taps[a, b] * x[i + offset + a, j - pad + b]`. For 16 keys j at a time the sum over b is a
+product of the 32 keys around them, a row of a matrix, with a banded matrix `[32, 16]`; the rows of that matrix are such
+groups of keys of several rows of scores. A program reads a row of scores once for all outputs that see the row.
 """
 
+# ruff: noqa: RUF005  # Triton compiles no unpacking into a tuple
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -78,7 +79,8 @@ def only_seen(x, key, start, end):
 def _convolution_kernel(
     x_ptr, out_ptr, bands_ptr, documents_ptr,
     heads, rows, pitch, first_position, first_row, query_rows, key_rows, offset,
-    CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr, TAPS: tl.constexpr, BEFORE: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr, TAPS: tl.constexpr, BEFORE: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
     GROUPS: tl.constexpr, SLOTS: tl.constexpr, RUN: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`out` of one head for SLOTS * RUN rows and GROUPS * OUTPUTS keys; x and out `[B*H, rows, pitch]`.
@@ -149,6 +151,7 @@ def convolve(x: Tensor, out: Tensor, bands: Bands, chunk: Chunk) -> None:
         heads, rows, pitch, chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows,
         bands.offset,
         CAUSAL=chunk.causal, DOCUMENTS=chunk.documents is not None, TAPS=bands.query_taps, BEFORE=bands.before,
-        OUTPUTS=OUTPUTS.value, INPUTS=INPUTS.value, **{name: size for name, size in sizes.items() if name != "num_warps"},
+        OUTPUTS=OUTPUTS.value, INPUTS=INPUTS.value,
+        **{name: size for name, size in sizes.items() if name != "num_warps"},
         PRECISION=dot_precision(x.dtype), num_warps=sizes["num_warps"],
     )  # fmt: skip

@@ -11,7 +11,7 @@ from mta_kernels.multi_token_attention.triton.chunks import chunk_rows, chunks, 
 from mta_kernels.multi_token_attention.triton.convolution import bands_of, convolve
 from mta_kernels.multi_token_attention.triton.heads import mix_heads
 from mta_kernels.multi_token_attention.triton.products import row_product, rows_of, score_product
-from mta_kernels.multi_token_attention.triton.rows import mix_rows
+from mta_kernels.multi_token_attention.triton.row_stage import mix_rows
 from mta_kernels.operation import Operation
 
 
@@ -44,7 +44,7 @@ def mixed_attention_forward(
             if before is not None:
                 convolve(scores, convolved, before, chunk)
                 scores, convolved = convolved, scores
-            mix_rows(scores, mixers.pre_mix, None if after else mixers.post_mix, logsumexp[part], chunk=chunk)
+            mix_rows(scores, mixers.pre_mix, None if after else mixers.post_mix, logsumexp[part], chunk)
             if after is not None:
                 convolve(scores, convolved, after, chunk)
                 scores = convolved

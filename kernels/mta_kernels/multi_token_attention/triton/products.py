@@ -15,8 +15,6 @@ from torch import Tensor
 from mta_kernels.conv_attention.triton.launch import (
     call_signature,
     cdiv,
-    describe_heads,
-    describe_rows,
     launch,
     next_power_of_2,
     operand,
@@ -74,7 +72,9 @@ def _score_product_kernel(
     last = tl.minimum(first + BLOCK_M, rows) - 1
     start = stored_from(first, first_position, documents_ptr, DOCUMENTS, CONVOLVED)
     start = tl.maximum(start, key_group * (BLOCK_N * KEY_TILES))
-    end = tl.minimum(stored_end(last, first_position, pitch, CAUSAL, CONVOLVED), (key_group + 1) * (BLOCK_N * KEY_TILES))
+    end = tl.minimum(
+        stored_end(last, first_position, pitch, CAUSAL, CONVOLVED), (key_group + 1) * (BLOCK_N * KEY_TILES)
+    )
     if start < end:
         if SCALED:
             factor *= tl.load(loss_scale_ptr)
@@ -83,7 +83,7 @@ def _score_product_kernel(
         for key in tl.range(start, end, BLOCK_N, num_stages=STAGES):
             right = right_desc.load([batch, head // group, key, 0]).reshape(BLOCK_N, BLOCK_D)
             x = tl.dot(left, right.T, input_precision=PRECISION) * factor
-            if CONVOLVED and (CAUSAL or DOCUMENTS):
+            if CONVOLVED and (CAUSAL or DOCUMENTS):  # noqa: SIM102  # the first is known to the compiler
                 if DOCUMENTS or (key + BLOCK_N > first_position + first):
                     seen_from, seen_to = seen_keys(
                         row, first_position, first_row, query_rows, key_rows, documents_ptr, CAUSAL, DOCUMENTS

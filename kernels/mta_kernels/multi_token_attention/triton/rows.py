@@ -7,10 +7,8 @@ kept for each of LANES keys apart until a row's end: threads meet once a row.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -46,8 +44,7 @@ def mixed(x, mix, MIX: tl.constexpr, PRECISION: tl.constexpr):
     """`[HEADS, keys]`, keys first and in float32, mixed if there is a mixing."""
     if MIX:
         return tl.dot(tl.trans(x), mix, input_precision=PRECISION)
-    else:
-        return tl.trans(x).to(tl.float32)
+    return tl.trans(x).to(tl.float32)
 
 
 @triton.jit
@@ -117,7 +114,7 @@ def _mix_rows_kernel(
         logsumexp_row = logsumexp_ptr + batch * stride_lb + head * stride_lh + (first_row + row) * stride_ln
         if KNOWN:
             inside = (head < heads) & (end > start)
-            maximum, factor = tl.load(logsumexp_row, mask=inside, other=0.0), 1.0
+            maximum, factor = tl.load(logsumexp_row, mask=inside, other=0.0), tl.full([HEADS], 1.0, tl.float32)
         else:
             maximum, total = row_statistics(
                 row_ptr, pre, start, end, heads, PRE, HEADS, C, LANES, STAGES, PRECISION

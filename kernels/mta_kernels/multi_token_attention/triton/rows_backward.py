@@ -139,13 +139,22 @@ class MixingGradients:
             2, self.programs, padded, padded, dtype=torch.float32, device=like.device
         ).unbind()  # [programs, from, to]: of pre (g, h), of post (h, g)
 
+        self.others: list[tuple[Tensor | None, Tensor | None]] = []
+
+    def add(self, dpre: Tensor | None, dpost: Tensor | None) -> None:
+        """Count `[H, H]` each that other kernels have summed."""
+        self.others.append((dpre, dpost))
+
     def dpre(self) -> Tensor:
         """`[H, H]` (out, in)."""
-        return self.pre.sum(0)[: self.heads, : self.heads].T
+        return sum((x for x, _ in self.others if x is not None), start=self._own(self.pre))
 
     def dpost(self) -> Tensor:
         """`[H, H]` (in, out)."""
-        return self.post.sum(0)[: self.heads, : self.heads].T
+        return sum((x for _, x in self.others if x is not None), start=self._own(self.post))
+
+    def _own(self, partial: Tensor) -> Tensor:
+        return partial.sum(0)[: self.heads, : self.heads].T
 
 
 def mix_rows_backward(
