@@ -22,8 +22,10 @@ from mta_kernels.multi_token_attention import (
 from mta_kernels.multi_token_attention import backends as backends_module
 from mta_kernels.multi_token_attention.backend import MtaBackend
 from mta_kernels.multi_token_attention.documents import document_bounds
+from mta_kernels.multi_token_attention.dropout import kept, seed_tensor
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.operation import HeadMix, Operation
+from mta_kernels.torch_compile import missing
 
 MIXERS = ("pre_conv", "pre_mix", "post_conv", "post_mix")
 NUMBERS = (True, 0.3, 0, 1, 1, 2)  # causal, scale, pads, groups
@@ -175,6 +177,30 @@ def test_the_module_compiles_and_exports() -> None:
     program = torch.export.export(attention, (q, k, v))
     torch.testing.assert_close(program.module()(q, k, v), want)
     assert any("mta.multi_token_attention" in str(node.target) for node in program.graph.nodes)
+
+
+def test_auto_and_dropout_compile() -> None:
+    torch._dynamo.reset()
+    run = torch.compile(multi_token_attention, fullgraph=True, backend="aot_eager")
+    inputs = small(9)
+    assert_close(gradients(run, inputs), gradients(multi_token_attention, inputs, backend="fake"))
+    assert_close(
+        gradients(run, inputs, dropout=0.5, seed=7), gradients(multi_token_attention, inputs, dropout=0.5, seed=7)
+    )
+    assert not torch.equal(run(**inputs, dropout=0.5), run(**inputs, dropout=0.5))
+
+
+def test_a_seed_drops_the_same_in_compiled_code() -> None:
+    """By inductor, which computes positions and a constant seed as it computes addresses."""
+    if reason := missing("cpu"):
+        pytest.skip(reason)
+    torch._dynamo.reset()
+
+    def cut(x: Tensor) -> Tensor:
+        return x * kept(0.5, seed_tensor(7, x.device), 1, 2, (0, 9), (0, 9))
+
+    x = torch.ones(1, 2, 9, 9)
+    assert torch.equal(torch.compile(cut, fullgraph=True)(x), cut(x))
 
 
 def test_checkpointing_and_torch_func() -> None:

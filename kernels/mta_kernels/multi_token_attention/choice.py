@@ -97,7 +97,11 @@ def choose(backend: str, request: Request) -> MtaBackend | None:
 
 def _fastest(request: Request) -> tuple[MtaBackend | None, str]:
     """The fastest backend that can run a request, or else the reference; and why."""
-    ranked = {rank: kernels for kernels in backends.KERNELS if (rank := kernels.rank(request)) is not None}
+    ranked: dict[int, MtaBackend] = {}  # the backends of a request have different ranks
+    for kernels in backends.KERNELS:
+        rank = kernels.rank(request)
+        if rank is not None:  # no `:=` in a comprehension, which torch.compile does not know
+            ranked[rank] = kernels
     refused = []
     for rank in sorted(ranked):
         why_not = ranked[rank].why_not(request)
