@@ -5,12 +5,13 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from mtabench import registry
 from mtabench.console import say
 from mtabench.environment import resolve_device
 from mtabench.measuring.readiness import unsupported_reason
 from mtabench.problem.case import PASSES, Case
 from mtabench.problem.operations import PLAIN, make_operation
-from mtabench.registry import GROUPS, IMPLEMENTATIONS, Implementation, names
+from mtabench.registry import GROUPS, Implementation, names
 
 
 def run(device: str) -> int:
@@ -18,7 +19,7 @@ def run(device: str) -> int:
     device = resolve_device(device)
     console = Console()
     width = max(map(len, names())) + 1
-    for implementation in IMPLEMENTATIONS:
+    for implementation in registry.IMPLEMENTATIONS:
         reason = unsupported_reason(_typical_case(implementation, device))
         state = Text(f"not ready on this machine ({device}): {reason}" if reason else "ready")
         state.stylize("yellow" if reason else "green")

@@ -147,7 +147,11 @@ def _lines(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     steps, dtypes = ({getattr(row.case, name) for row in rows} - {""} for name in ("steps", "dtype"))
 
     def label(case: Case) -> str:
-        words = [case.label, case.steps if len(steps) > 1 else "", case.dtype if len(dtypes) > 1 else ""]
+        words = [
+            case.label,
+            case.steps.removeprefix("conv ") if len(steps) > 1 else "",
+            case.dtype if len(dtypes) > 1 else "",
+        ]
         return " ".join(filter(None, words))
 
     lines: dict[str, list[Row]] = {label(row.case): [] for row in rows}
