@@ -20,13 +20,14 @@ from mta_kernels.conv_attention.triton.launch import (
     operand,
 )
 from mta_kernels.conv_attention.triton.prepare import dot_precision
-from mta_kernels.gpu_limits import capability
+from mta_kernels.gpu_limits import capability, shared_memory_limit
 from mta_kernels.multi_token_attention.triton.chunks import BLOCK, Chunk, seen_keys, stored_end, stored_from
 
 # Rows, keys (or columns) and depth of a tile, by head dim; warps and stages. Rows and keys divide BLOCK.
 SCORES = {"rows": 128, "keys": 128, "key_tiles": 8, "num_warps": 8, "stages": 3}
 ROW_PRODUCT = {"rows": 128, "depth": 64, "num_warps": 8, "stages": 4}
 TRANSPOSED = {"keys": 128, "depth": 64, "num_warps": 8, "stages": 4}
+RESERVED = 2048  # bytes of shared memory for what is not a tile
 NOT_SPECIALIZED = ["rows", "first_position", "first_row", "query_rows", "key_rows"]
 
 
@@ -223,8 +224,7 @@ def score_product(
     """
     batch, heads, _, head_dim = left.shape
     block_d = next_power_of_2(max(16, head_dim))
-    wide = block_d * left.element_size() // 256  # at most 1 where tiles of whole rows fit as they are
-    block_m, block_n = (SCORES[side] // (2 if wide > 1 else 1) for side in ("rows", "keys"))
+    block_m, block_n, options = score_tile(left, block_d)
     key_tiles = SCORES["key_tiles"]
     host_descriptors = capability(left.device)[0] >= 9
     scores = out.flatten(0, 1)
@@ -237,8 +237,7 @@ def score_product(
         *pointers(chunk, loss_scale, left), *left.stride()[:3], *right.stride()[:3], *scores.stride()[:2],
         heads, heads // right.shape[1], head_dim, chunk.rows, chunk.pitch, *numbers(chunk, 0), factor,
         **constants(host_descriptors, chunk, loss_scale), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
-        KEY_TILES=key_tiles, STAGES=SCORES["stages"] if wide < 2 else 2, ALIGNMENT=16 // left.element_size(),
-        PRECISION=dot_precision(left.dtype), num_warps=SCORES["num_warps"] if wide < 2 else 4,
+        KEY_TILES=key_tiles, **options,
     )  # fmt: skip
 
 
@@ -290,14 +289,38 @@ def add_transposed_product(
     )  # fmt: skip
 
 
+def score_tile(left: Tensor, block_d: int) -> tuple[int, int, dict[str, Any]]:
+    """Rows and keys of a tile of scores, as set or as there is room for, and what else the kernel is launched with."""
+    size, limit = left.element_size(), shared_memory_limit(left.device) - RESERVED
+    rows, keys, stages, warps = (SCORES[name] for name in ("rows", "keys", "stages", "num_warps"))
+    if size == 4:  # on CUDA cores
+        rows, keys, stages, warps = 64, 32, 2, 4
+    for smaller in ((rows, keys, 2), (rows, 64, 2), (64, 64, 2), (64, 32, 2), (32, 32, 1)):
+        if (rows * block_d + stages * keys * block_d + rows * keys) * size <= limit:
+            break
+        rows, keys, stages = smaller
+    warps = warps if (rows, keys) == (SCORES["rows"], SCORES["keys"]) else 4
+    return rows, keys, _options(left, stages, warps)
+
+
 def tile_of_product(config: dict[str, int], side: str, left: Tensor, block_d: int) -> tuple[int, int, dict[str, Any]]:
     """Rows or keys of a tile, its depth, and what else a kernel that sums a product is launched with."""
-    size, depth, stages = config[side], config["depth"], config["stages"]
-    if left.element_size() == 4 or block_d > 128:
-        size, depth, stages = 64, 32, 2
-    options = {"num_warps": config["num_warps"] if size == config[side] else 4}
-    constants = {"STAGES": stages, "ALIGNMENT": 16 // left.element_size(), "PRECISION": dot_precision(left.dtype)}
-    return size, depth, constants | options
+    size, depth, stages, warps = (config[name] for name in (side, "depth", "stages", "num_warps"))
+    if left.element_size() == 4:  # on CUDA cores
+        size, depth, stages, warps = 64, 32, 2, 4
+    elif block_d > 128:
+        size, stages, warps = 64, 2, 8
+    limit = shared_memory_limit(left.device) - RESERVED
+    while stages > 2 and stages * depth * (size + block_d) * left.element_size() > limit:
+        stages -= 1
+    return size, depth, _options(left, stages, warps)
+
+
+def _options(left: Tensor, stages: int, warps: int) -> dict[str, Any]:
+    return {
+        "STAGES": stages, "ALIGNMENT": 16 // left.element_size(), "PRECISION": dot_precision(left.dtype),
+        "num_warps": warps,
+    }  # fmt: skip
 
 
 def pointers(chunk: Chunk, loss_scale: Tensor | None, other: Tensor) -> list[Tensor]:

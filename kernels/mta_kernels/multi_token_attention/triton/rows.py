@@ -119,6 +119,7 @@ def _mix_rows_kernel(
             maximum, total = row_statistics(
                 row_ptr, pre, start, end, heads, PRE, HEADS, C, LANES, STAGES, PRECISION
             )  # fmt: skip
+            total = tl.where(end > start, total, 1.0)
             factor = 1.0 / total
             inside = (head < heads) & (end > start) & (row >= above)
             tl.store(logsumexp_row, maximum + tl.log2(total) * LN_2, mask=inside)
