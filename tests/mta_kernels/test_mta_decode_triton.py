@@ -19,6 +19,7 @@ from mta_kernels.multi_token_attention import (
 )
 from mta_kernels.multi_token_attention.decode import backend
 from mta_kernels.multi_token_attention.decode.state import needs_state
+from mta_kernels.multi_token_attention.decode.triton import choose_splits
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.operation import Operation
 
@@ -106,6 +107,14 @@ def test_splits(parts: dict[str, bool], splits: int | str) -> None:
     inputs = Inputs(parts, heads=2, batch=2, tokens=300, dtype=torch.float16)
     got = check_steps(inputs, [9, 298], splits=splits)
     assert torch.equal(got, check_steps(inputs, [9, 298], splits=splits))
+
+
+def test_splits_fill_the_gpu_in_whole_waves() -> None:
+    assert choose_splits(1, 65536, 128, 396) == 396  # 512 would take two waves for as many tiles one after another
+    assert choose_splits(8, 65536, 128, 396) == 49
+    assert choose_splits(1, 4096, 32, 396) == 128
+    assert choose_splits(1, 100, 118, 264) == 2
+    assert choose_splits(500, 4096, 64, 396) == 64  # whole tiles: 81 rounds, and 128 with one program a sequence
 
 
 def test_large_and_very_negative_scores() -> None:

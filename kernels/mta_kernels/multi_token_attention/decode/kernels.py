@@ -29,7 +29,7 @@ def _mta_decode_logits_kernel(
     HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, SLOTS: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr, PRE_CONV: tl.constexpr,
     PRE_MIX: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
-    PRECISION_OF_MIXERS: tl.constexpr,
+    PRECISION_OF_TAPS: tl.constexpr, PRECISION_OF_MIX: tl.constexpr,
 ):  # fmt: skip
     """Logits of the newest row in a share of the keys, rounded, their maxima, and sums of exponentials below these.
 
@@ -68,7 +68,7 @@ def _mta_decode_logits_kernel(
                 convolved = _convolved_scores(
                     q_ptr + _wide(h) * stride_qh, pre_conv_ptr + _wide(h) * stride_wh, k, key, dim, column, stride_qw,
                     stride_qd, stride_wa, stride_wb, window, length, scale, QUERY_TAPS, KEY_TAPS, HEAD_DIM, BLOCK_A,
-                    BLOCK_B, BLOCK_N, PRECISION, PRECISION_OF_MIXERS,
+                    BLOCK_B, BLOCK_N, PRECISION, PRECISION_OF_TAPS,
                 )  # fmt: skip
                 scores += tl.where((head == h)[:, None], convolved[None, :], 0.0)
         else:
@@ -84,7 +84,7 @@ def _mta_decode_logits_kernel(
         if not PRE_CONV:
             scores *= scale
         if PRE_MIX:
-            scores = tl.dot(mix, scores, input_precision=PRECISION_OF_MIXERS)
+            scores = tl.dot(mix, scores, input_precision=PRECISION_OF_MIX)
         rounded = scores.to(logits_ptr.dtype.element_ty)
         new = (column < NEW) & (first + column < stop)
         there = (head < HEADS)[:, None] & new[None, :]
@@ -257,7 +257,7 @@ def _convolved_scores(
     q_ptr, taps_ptr, k, key, dim, column, stride_qw, stride_qd, stride_wa, stride_wb, window, length, scale,
     QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_A: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-    PRECISION_OF_MIXERS: tl.constexpr,
+    PRECISION_OF_TAPS: tl.constexpr,
 ):  # fmt: skip
     """The newest row of a head's convolved scores; number i is of key `key[i] + PAD`: `[BLOCK_N]`."""
     tap = tl.arange(0, BLOCK_A)
@@ -272,7 +272,7 @@ def _convolved_scores(
     scores = tl.dot(q, k.T, input_precision=PRECISION) * scale
     scores = tl.where(used[:, None] & (key[None, :] <= row[:, None]) & (key >= 0)[None, :], scores, 0.0)
     taps = _load_taps(taps_ptr, stride_wa, stride_wb, QUERY_TAPS, KEY_TAPS, BLOCK_A, BLOCK_B)
-    products = tl.dot(taps.to(tl.float32), scores, input_precision=PRECISION_OF_MIXERS)
+    products = tl.dot(taps.to(tl.float32), scores, input_precision=PRECISION_OF_TAPS)
     return _along_diagonals(products, column, KEY_TAPS, BLOCK_B, BLOCK_N)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,7 @@ class Tiles:
     block_n: int
     warps: int = 4
     stages: int = 3
+    registers: int | None = None  # of a thread at most, so that more programs run at a time
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,35 @@ def plan(
         queries = 16 if convolution else max(16, next_power_of_2(heads))
         room = shared_memory_limit(device) - PRODUCTS_BYTES
         stages = max((n for n in (2, 3) if (n - 1) * (keys + queries) * row <= room), default=1)
-        return Tiles(keys, warps, stages)
+        if convolution is None:
+            return Tiles(keys, warps, stages)
+        # With 128 registers two such programs run on an SM: a convolution's steps wait for each other.
+        return Tiles(keys, 8, stages, 128 if heads <= 16 and dtype.itemsize == 2 else None)
 
     of_k, of_v = tiles(operation.pre_conv), tiles(operation.post_conv)
-    most = max(1, 4 * sm_count(device) // batch)
-    splits = min(most, cdiv(capacity, min(of_k.block_n, of_v.block_n)), MAX_PROGRAMS_A_SEQUENCE)
-    return Plan(of_k, of_v, splits)
+    convolves = operation.pre_conv or operation.post_conv
+    at_once = (2 if convolves or heads > 16 else 3) * sm_count(device)
+    new = min(
+        tile.block_n - (convolution or ONE_TAP).key_taps + 1
+        for tile, convolution in ((of_k, operation.pre_conv), (of_v, operation.post_conv))
+    )
+    return Plan(of_k, of_v, choose_splits(batch, capacity, new, at_once))
+
+
+@functools.lru_cache(maxsize=4096)
+def choose_splits(batch: int, capacity: int, new: int, at_once: int) -> int:
+    """Programs a sequence: the most of those that take the fewest rounds of tiles, each of `new` keys.
+
+    The GPU runs `at_once` programs at a time; if that is enough, all of them do.
+    """
+
+    def cost(splits: int) -> tuple[int, int]:
+        share = cdiv(cdiv(capacity, splits), 16) * 16
+        waves = cdiv(batch * splits, at_once)
+        return waves * cdiv(share, new), waves
+
+    most = max(1, min(MAX_PROGRAMS_A_SEQUENCE, cdiv(capacity, min(64, new))))
+    return min(range(most, 0, -1), key=cost)
 
 
 def newest_row(
@@ -102,6 +127,8 @@ def newest_row(
     dependent = dependent_launches(q_window)
     pre, post = operation.pre_conv or ONE_TAP, operation.post_conv or ONE_TAP
     precision = dot_precision(q_window.dtype)
+    # TF32 cuts scores off at fp16's precision: too early for fp16, and four times later than eager bf16 rounds them.
+    exact = "ieee" if precision == "ieee" else "tf32x3"
     common = {
         "HEADS": heads, "GROUP": heads // k_cache.shape[1], "HEAD_DIM": head_dim,
         "PAGE_SIZE": 0 if block_table is None else k_cache.shape[2], "SLOTS": logits.shape[2],
@@ -118,8 +145,8 @@ def newest_row(
             lengths.stride(0), *table_strides, *logits.stride(), q_window.shape[2], splits, operation.scale,
             **_convolution(pre), **common, PRE_CONV=mixers.pre_conv is not None, PRE_MIX=mixers.pre_mix is not None,
             BLOCK_N=chosen.of_k.block_n, STAGES=chosen.of_k.stages, PRECISION=precision,
-            PRECISION_OF_MIXERS="ieee" if precision == "ieee" else "tf32x3",
-            num_warps=chosen.of_k.warps,
+            PRECISION_OF_TAPS="tf32" if q_window.dtype == torch.bfloat16 else exact, PRECISION_OF_MIX=exact,
+            num_warps=chosen.of_k.warps, maxnreg=chosen.of_k.registers,
         )  # fmt: skip
         launch(
             _mta_decode_values_kernel, batch * splits, signature,
@@ -129,7 +156,7 @@ def newest_row(
             **_convolution(post), **common, POST_CONV=mixers.post_conv is not None,
             POST_MIX=mixers.post_mix is not None, BLOCK_N=chosen.of_v.block_n, STAGES=chosen.of_v.stages,
             PRECISION=precision, KEEPS=state is not None, BLOCK_SPLITS=next_power_of_2(splits),
-            num_warps=chosen.of_v.warps, launch_pdl=dependent,
+            num_warps=chosen.of_v.warps, maxnreg=chosen.of_v.registers, launch_pdl=dependent,
         )  # fmt: skip
         block_d = min(32, common["BLOCK_D"])
         launch(
