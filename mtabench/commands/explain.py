@@ -19,7 +19,7 @@ from mtabench.prediction.memory import expected_memory_bytes, input_bytes, longe
 from mtabench.prediction.predict import Prediction, predict, tiles_on, unmodelled
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 from mtabench.results.results_file import key_of, key_of_row, read_file
 from mtabench.sweeps.plan import Options, make_plan
 
@@ -73,7 +73,7 @@ def _explain(console: Console, case: Case, device: Device, rates: Rates, measure
         console,
         f"largest term: {term} of {kernel}, {_ms(seconds)} ({seconds / prediction.gpu_s:.0%} of the GPU's time)",
     )
-    work = find(case.impl).work
+    work = implementation_of(case).work
     needed = input_bytes(case) + expected_memory_bytes(case, work)
     longest = longest_seq(case, work, device.memory_bytes)
     say(
@@ -167,11 +167,11 @@ def _measured(paths: Sequence[Path]) -> Measured:
 
 def _title(case: Case) -> str:
     grouped = f" (KV {case.kv_heads})" if case.kv_heads != case.heads else ""
-    taps = f", conv {case.taps}" if case.taps else ""
+    steps = f", {case.steps}" if case.steps else ""
     causal = "" if case.operation.causal else ", not causal"
     return (
         f"{case.pass_} {case.label}: {case.dtype} {case.batch} x {case.heads} heads{grouped} of {case.head_dim}, "
-        f"seq {short(case.seq)}{taps}{causal}"
+        f"seq {short(case.seq)}{steps}{causal}"
     )
 
 

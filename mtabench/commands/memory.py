@@ -19,7 +19,7 @@ from mtabench.prediction.predict import unmodelled
 from mtabench.prediction.storage import storage_of, tile_of
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 from mtabench.results import memory_tables as tables
 from mtabench.results.memory_tables import Row
 from mtabench.results.outputs import check_output, written
@@ -104,7 +104,7 @@ def _memory_here() -> float:
 
 def _as_it_runs(case: Case) -> Case:
     """The case on a CPU, or in float32, if the implementation knows nothing else."""
-    implementation = find(case.impl)
+    implementation = implementation_of(case)
     if implementation.stores and implementation.stores.float32:
         case = replace(case, dtype="fp32")
     return case if "cuda" in implementation.devices else replace(case, device="cpu")
@@ -112,14 +112,14 @@ def _as_it_runs(case: Case) -> Case:
 
 def _impossible(case: Case, device: Device | None) -> str | None:
     """Why an implementation never runs a cell on this device, as far as that is known here, or None."""
-    implementation = find(case.impl)
+    implementation = implementation_of(case)
     if case.pass_ not in implementation.passes:
         return f"has no {case.pass_} pass"
     return unmodelled(case, device) if implementation.never_on else None
 
 
 def _row(case: Case, device: Device | None, limit: float) -> Row:
-    longest = longest_seq(case, find(case.impl).work, limit, multiple=1)
+    longest = longest_seq(case, implementation_of(case).work, limit, multiple=1)
     tile = tile_of(case, device) if device else None
     return Row(case=case, tile=tile, storage=storage_of(case), memory=limit, longest=longest)
 
@@ -165,7 +165,7 @@ def _show(console: Console, rows: Sequence[Row], by_tokens: bool, measured: bool
 def _title(rows: Sequence[Row]) -> str:
     case = rows[0].case
     batches = list(dict.fromkeys(row.case.batch for row in sorted(rows, key=lambda row: row.case.seq)))
-    convs = list(dict.fromkeys(row.case.taps for row in rows if row.case.taps))
+    steps = list(dict.fromkeys(row.case.steps for row in rows if row.case.steps))
     grouped = f" (KV {case.kv_heads})" if case.kv_heads != case.heads else ""
     batch = f"batch {batches[0]}" + (f" to {batches[-1]}" if len(batches) > 1 else "")
     words = [
@@ -173,7 +173,7 @@ def _title(rows: Sequence[Row]) -> str:
         batch,
         f"{case.heads} heads{grouped} of {case.head_dim}",
     ]
-    words += [f"conv {', '.join(convs)}"] if convs else []
+    words += [" or ".join(steps).replace(" or conv ", ", ")] if steps else []
     words += [] if case.operation.causal else ["not causal"]
     return ", ".join(words)
 

@@ -20,7 +20,7 @@ from mtabench.console import make_console, plain_table, say
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.settled import meaning, unsettled
 from mtabench.results.outputs import check_folder
-from mtabench.results.results_file import KEY_COLUMNS
+from mtabench.results.results_file import KEY_COLUMNS, key_of_cell
 from mtabench.results.runs import Run, read_run
 from mtabench.results.writer import csv_text
 
@@ -109,7 +109,7 @@ def _row(
     first: Mapping[str, Any] = runs[0][0].cells[key].row
     medians = sorted(float(run.cells[key].row["median_ms"]) for side in runs for run in side)
     return {
-        **dict(zip(KEY_COLUMNS, key.split("/"), strict=True)),
+        **dict(zip(KEY_COLUMNS, key_of_cell(key), strict=True)),
         **{name: first[name] for name in (*FACTS, "started_utc")},
         "pairs": pairs,
         "median_ms": (medians[pairs - 1] + medians[pairs]) / 2,

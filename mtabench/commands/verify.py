@@ -20,7 +20,8 @@ CHECK_LINE = "{:<17} {:<24} {:<32} {:>8} {:>8}  {}"
 def run(impl: str | None, device: str, seed: int | None) -> int:
     """Check implementations and print a line a check, as it ends; WRONG_RESULT if any result is wrong."""
     seed = check_seed(seed)
-    wanted = names() if impl is None else [one.name for one in chosen(axes.parse_names(impl, "--impl"))]
+    entries = chosen(names() if impl is None else axes.parse_names(impl, "--impl"))
+    wanted = list(dict.fromkeys(entry.name for entry in entries))
     console, where = Console(), resolve_device(device)
     wrong = total = 0
     say(console, CHECK_LINE.format("name", "check", "shape", "error", "allowed", "result"))

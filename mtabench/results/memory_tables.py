@@ -144,10 +144,14 @@ def _values(row: Row) -> list[Any]:
 
 def _lines(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     """The rows of each implementation, by length; convolutions and dtypes apart, and named where there are several."""
-    convs, dtypes = ({getattr(row.case, name) for row in rows} - {""} for name in ("taps", "dtype"))
+    steps, dtypes = ({getattr(row.case, name) for row in rows} - {""} for name in ("steps", "dtype"))
 
     def label(case: Case) -> str:
-        words = [case.label, case.taps if len(convs) > 1 else "", case.dtype if len(dtypes) > 1 else ""]
+        words = [
+            case.label,
+            case.steps.removeprefix("conv ") if len(steps) > 1 else "",
+            case.dtype if len(dtypes) > 1 else "",
+        ]
         return " ".join(filter(None, words))
 
     lines: dict[str, list[Row]] = {label(row.case): [] for row in rows}

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLUMNS = tuple(column.name for column in TABLE)
-# What identifies a cell within a file; joined with "/" it is the column `cell` of the samples file.
+# What identifies a cell within a file; `cell_of` makes the column `cell` of the samples file of it.
 KEY_COLUMNS = tuple(column.name for column in TABLE if column.role == "cell")
 MEASURED_COLUMNS = tuple(column.name for column in TABLE if column.role == "measured")
 NUMERIC_COLUMNS = tuple(column.name for column in TABLE if column.field.numeric)
+_FIRST_KEYS = sum(column.role == "cell" and not column.since for column in TABLE)
 LATER_COLUMNS = tuple(column.name for column in TABLE if column.since)  # older files do not have these
 SAMPLE_COLUMNS = ("run_id", "cell", "round", "sample", "ms")
 MOST_BYTES, MOST_ROWS = 64 << 20, 100_000  # a row takes about 450 bytes; all of them are held in memory
@@ -73,6 +74,17 @@ def key_of(case: Case) -> Key:
 def key_of_row(row: Mapping[str, str]) -> Key:
     """The same for a row as it stands in a file."""
     return tuple(row[name] for name in KEY_COLUMNS)
+
+
+def cell_of(key: Key) -> str:
+    """A key as one text, joined with "/"; columns that older files lack are left out where all of them are empty."""
+    return "/".join(key if any(key[_FIRST_KEYS:]) else key[:_FIRST_KEYS])
+
+
+def key_of_cell(cell: str) -> Key:
+    """The key that `cell_of` made this text of."""
+    key = tuple(cell.split("/"))
+    return key + ("",) * (len(KEY_COLUMNS) - len(key))
 
 
 def samples_path(path: Path) -> Path:

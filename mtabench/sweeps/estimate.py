@@ -9,7 +9,7 @@ from mtabench.model.devices import Device, known_device, rates_of
 from mtabench.prediction.predict import predict, unmodelled
 from mtabench.problem.case import Case
 from mtabench.problem.work import executed_flops
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 
 WARM_UP_S = 1.0
 PROCESS_S = 6.0
@@ -56,7 +56,7 @@ def estimate_seconds(
     for case in cases:
         rates = RATES[case.device]
         call_s = call_seconds(case, gpu)
-        if find(case.impl).compiles and (case.impl, case.problem_key) not in compiled:
+        if implementation_of(case).compiles and (case.impl, case.problem_key) not in compiled:
             compiled.add((case.impl, case.problem_key))
             total += rates.compile_s
         if call_s > time_limit_s:
@@ -75,7 +75,7 @@ def call_seconds(case: Case, gpu: Device | None) -> float:
     """One call: by the model of `gpu` where there is one for this cell, else by the work that it executes."""
     if case.device == "cuda" and gpu is not None and unmodelled(case, gpu) is None:
         return predict(case, gpu, rates_of(gpu)).seconds
-    rates, implementation = RATES[case.device], find(case.impl)
+    rates, implementation = RATES[case.device], implementation_of(case)
     rate = implementation.flops or (rates.dense if implementation.work == "dense" else rates.fused)
     return executed_flops(case, implementation.work) / rate
 

@@ -30,7 +30,7 @@ from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
 from mtabench.problem.work import only_reads
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import Key, key_of
 from mtabench.results.rows import WITH_TIME, Row, add_speedups, cell_row, sample_lines, timed_row
@@ -221,7 +221,7 @@ class Sweep:
         verified = {}
         for case in cases:
             self.watcher.doing(f"{words(case)}, {case.label}: verifying")
-            build = find(case.impl).build
+            build = implementation_of(case).build
             try:
                 with phase(case.device, f"{words(case)}, {case.label}: verify"):
                     check = judge.first_of(build(case, inputs), case)
@@ -285,8 +285,8 @@ class Sweep:
 
 def words(case: Case) -> str:
     """The problem of a cell, in a few words."""
-    taps = f", conv {case.taps}" if case.taps else ""
-    return f"{case.dtype} {case.batch} x {case.heads} heads of {case.head_dim}, seq {short(case.seq)}{taps}"
+    steps = f", {case.steps}" if case.steps else ""
+    return f"{case.dtype} {case.batch} x {case.heads} heads of {case.head_dim}, seq {short(case.seq)}{steps}"
 
 
 def _first_failure_only(rows: Mapping[Case, Row]) -> dict[Case, Row]:

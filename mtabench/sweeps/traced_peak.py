@@ -13,7 +13,7 @@ from mtabench.prediction.storage import storage_of
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 from mtabench.sweeps.estimate import call_seconds, shown, this_gpu
 
 MOST_SECONDS = 20.0  # of one call, as estimated
@@ -55,7 +55,7 @@ def _reason_against(case: Case) -> str:
 
 def _peak(case: Case) -> int:
     inputs = make_inputs(case)
-    cell = timed(case, find(case.impl).build, inputs)
+    cell = timed(case, implementation_of(case).build, inputs)
     for _ in range(2):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
