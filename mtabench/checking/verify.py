@@ -73,9 +73,14 @@ class CheckRow:
 
 
 def run_checks(
-    implementations: Sequence[str] | None = None, device: str = "cpu", seed: int = SEED
+    implementations: Sequence[str] | None = None,
+    device: str = "cpu",
+    seed: int = SEED,
+    dtypes: Sequence[str] | None = None,
 ) -> Iterator[CheckRow]:
     """Check the named implementations (all, if None) on "cuda" or "cpu"; one row a check, as it ends.
+
+    `dtypes` are those to check, all of DTYPES_CHECKED if None; problems of one are the same whatever the others.
 
     `seed` draws the inputs, and what is checked of long results. An implementation that cannot run there yields one row
     "not checked" with the reason. What raises is wrong.
@@ -89,7 +94,7 @@ def run_checks(
         interpreted = device == "cpu" and implementation.interpreted
         long = LONG_SHAPES["interpreter" if interpreted else device]
         for shapes, checks_of in ((SHAPES[device], _checks), (long, _long_checks)):
-            problems = itertools.product(shapes, DTYPES_CHECKED[device])
+            problems = itertools.product(shapes, dtypes or DTYPES_CHECKED[device])
             for shape, dtype in itertools.islice(problems, 1 if implementation.slow_to_compile else None):
                 case = _case(implementation, shape, dtype, device)
                 reason = _cannot_run(case)
