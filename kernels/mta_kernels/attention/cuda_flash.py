@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import c_float, c_int, c_void_p
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from mta_kernels.attention.cuda_launch import ELEMENTS, Constants, device_unsupported, diagonal, kernel
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import missing_package
-from mta_kernels.nvrtc.structures import fields
+from mta_kernels.nvrtc.structures import Rows, fields
 
 MAX_HEAD_DIM = 256
 L2_BYTES = 32 << 20  # that keys and values may take: the L2 of an A100 has 40 MB, of an H200 50
@@ -69,16 +69,6 @@ class Geometry:
             ("WARPS", self.warps), ("ROW_TILES", self.row_tiles), ("KEYS", self.keys), ("STAGES", self.stages),
             ("BLOCKS", self.blocks),
         )  # fmt: skip
-
-
-class Rows(ctypes.Structure):
-    """`struct Rows` of cuda_flash.cu."""
-
-    _fields_ = (("start", c_void_p), *fields(c_int64, "stride_batch stride_head"), ("stride_row", c_int))
-
-    @classmethod
-    def of(cls, x: Tensor) -> Rows:
-        return cls(x.data_ptr(), *x.stride()[:3])
 
 
 class Arguments(ctypes.Structure):

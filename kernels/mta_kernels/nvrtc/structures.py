@@ -16,7 +16,7 @@ def fields(kind: Any, names: str) -> tuple[tuple[str, Any], ...]:
 
 
 class Rows(ctypes.Structure):
-    """`struct Rows` of exact.cuh and of cuda_conv/tiles.cuh: `[B, heads, rows, D]` by its strides in numbers."""
+    """`struct Rows` of exact.cuh, tiles.cuh and cuda_flash.cu: `[B, heads, rows, D]` by its strides in numbers."""
 
     _fields_ = (("start", c_void_p), *fields(c_int64, "stride_batch stride_head stride_row"))
 
