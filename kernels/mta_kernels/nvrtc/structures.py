@@ -28,10 +28,9 @@ class Rows(ctypes.Structure):
 
 def in_chunks(x: Tensor) -> Tensor:
     """`x [B, heads, rows, D]`, copied if its rows cannot be loaded 16 bytes at a time."""
-    whole = all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3])
-    return (
-        x if x.stride(3) == 1 and whole and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
-    )
+    strides = [stride for stride, size in zip(x.stride()[:3], x.shape[:3], strict=True) if size > 1]
+    whole = x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in strides)
+    return x if x.stride(3) == 1 and whole else x.clone(memory_format=torch.contiguous_format)
 
 
 class Weight(ctypes.Structure):
