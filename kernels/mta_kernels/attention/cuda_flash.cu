@@ -31,7 +31,7 @@ constexpr int QUERIES = 0, KEYS_AT = QUERIES + BLOCK_ROWS * DEPTH * 2, VALUES_AT
 struct Rows {  // [B, heads, rows, numbers]; strides in numbers, multiples of 8, as the start is of 16 bytes
     const uint16_t* start;
     int64_t stride_batch, stride_head;
-    int stride_row;
+    int stride_row;  // the lower half of what the host gives, an int64
 };
 struct Arguments {
     Rows q, k, v;
