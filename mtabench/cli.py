@@ -99,10 +99,12 @@ def decode(
 @app.command()
 def verify(
     impl: o.Impl = None, device: o.Device = "auto", fuzz: o.Fuzz = None, seed: o.Seed = None, case: o.CaseNumber = None,
-    jobs: o.Jobs = 1, out: o.FuzzOut = None,
+    jobs: o.Jobs = 1, out: o.FuzzOut = None, dtype: o.Dtype = None,
 ) -> None:  # fmt: skip
     """Check results, time nothing. Errors against float64, causality, and what else any correct kernel obeys."""
     if fuzz is not None:
+        if dtype is not None:
+            raise UsageError("random cases are of any dtype; leave out --dtype or --fuzz")
         from mtabench.commands.fuzz import run as run_fuzz
 
         raise typer.Exit(run_fuzz(fuzz, impl, device, seed, case, jobs, out))
@@ -110,7 +112,7 @@ def verify(
         raise UsageError("--case, --jobs and --out are for random cases; give --fuzz SECONDS as well")
     from mtabench.commands.verify import run
 
-    raise typer.Exit(run(impl, device, seed))
+    raise typer.Exit(run(impl, device, seed, dtype))
 
 
 @app.command("list")

@@ -120,9 +120,14 @@ class CheckRow:
 
 
 def run_checks(
-    implementations: Sequence[str] | None = None, device: str = "cpu", seed: int = SEED
+    implementations: Sequence[str] | None = None,
+    device: str = "cpu",
+    seed: int = SEED,
+    dtypes: Sequence[str] | None = None,
 ) -> Iterator[CheckRow]:
     """Check the named implementations (all, if None) on "cuda" or "cpu"; one row a check, as it ends.
+
+    `dtypes` are those to check, all of DTYPES_CHECKED if None; problems of one are the same whatever the others.
 
     `seed` draws the inputs, and what is checked of long results. An implementation that cannot run there yields one row
     "not checked" with the reason. What raises is wrong.
@@ -132,16 +137,18 @@ def run_checks(
         os.environ.setdefault("TRITON_INTERPRET", "1")
     for name in names() if implementations is None else implementations:
         for implementation in every(name):
-            yield from _of_implementation(implementation, device, seed)
+            yield from _of_implementation(implementation, device, seed, dtypes)
 
 
-def _of_implementation(implementation: Implementation, device: str, seed: int) -> Iterator[CheckRow]:
+def _of_implementation(
+    implementation: Implementation, device: str, seed: int, dtypes: Sequence[str] | None
+) -> Iterator[CheckRow]:
     """Every check that can be made there, or the row that says why there is none."""
     checked = False
     where = "interpreter" if device == "cpu" and implementation.interpreted else device
     small, long = (MTA_SHAPES, MTA_LONG_SHAPES) if implementation.op == "mta" else (SHAPES, LONG_SHAPES)
     for shapes, checks_of in ((small.get(where, small[device]), _checks), (long[where], _long_checks)):
-        problems = product(shapes, DTYPES_CHECKED[device])
+        problems = product(shapes, dtypes or DTYPES_CHECKED[device])
         for shape, dtype in islice(problems, 1 if implementation.slow_to_compile else None):
             case = _case(implementation, shape, dtype, device)
             reason = _cannot_run(case)

@@ -98,7 +98,7 @@ def _verdict(prediction: Prediction, found: tuple[float, Path] | None) -> str:
 def _counts_table(prediction: Prediction) -> Table:
     """A row a kernel: what all its launches do."""
     headings = ("launches", "GMAC", "exp, 1e9", "shared memory GB", "L2 GB", "memory GB")
-    table = plain_table("what each kernel does", headings)
+    table = plain_table(("what each kernel does", *headings))
     for time in prediction.kernels:
         kernel = time.kernel
         counts = (kernel.macs, kernel.exponentials, kernel.shared_bytes, kernel.l2_bytes, kernel.memory_bytes)
@@ -113,7 +113,7 @@ def _times_table(prediction: Prediction) -> Table:
         for heading, name in TERMS.items()
         if any(time.terms[name] or time.terms[name] is None for time in prediction.kernels)
     }
-    table = plain_table("microseconds", (*terms, "predicted"))
+    table = plain_table(("microseconds", *terms, "predicted"))
     table.add_column("bound by", no_wrap=True)
     for time in prediction.kernels:
         times = (_us(time.terms[name]) for name in terms.values())

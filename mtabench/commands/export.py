@@ -34,9 +34,7 @@ def run(
     conditions, in_order = parse_where(where), sort_key(sort) if sort is not None else list
     if out is not None:
         check_output(out, [path, samples_path(path)], overwrite)
-    file = read_file(path)
-    if not file.columns["schema_version"]:
-        raise UsageError(f"{path} has no rows")
+    file = read_file(path, with_rows=True)
     say_if_torn(file)
     rows = in_order(select(file.rows(), conditions, path))
     if out is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -12,9 +11,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from mtabench.console import make_console, say
+from mtabench.console import make_console, say, show_step
 from mtabench.errors import UsageError
-from mtabench.model.devices import Device, find_device
+from mtabench.model.devices import Device, find_device, known_device
 from mtabench.prediction.memory import longest_seq
 from mtabench.prediction.predict import unmodelled
 from mtabench.prediction.storage import storage_of, tile_of
@@ -94,10 +93,7 @@ def _device(name: str | None, measure: bool) -> tuple[Device | None, float, str]
     if not here:
         raise UsageError("memory is told of a GPU, and PyTorch finds none here; name one: --device-name h200")
     name = torch.cuda.get_device_name()
-    try:
-        found: Device | None = find_device(name)
-    except UsageError:
-        found = None
+    found = known_device(name)
     said = name if found else f"{name}, whose limits are not known: tiles are not shown"
     return found, _memory_here(), said
 
@@ -132,15 +128,10 @@ def _traced(rows: Sequence[Row]) -> list[Row]:
     """The rows with their traced peaks, with what it works on on standard error."""
     from mtabench.sweeps.traced_peak import traced_peak
 
-    console = Console(stderr=True)
     found = []
-    with console.status("tracing") as status:
+    with Console(stderr=True).status("tracing") as status:
         for number, row in enumerate(rows, start=1):
-            line = f"[{number}/{len(rows)}] {row.case.label} at {short(row.case.seq)}"
-            if console.is_terminal:
-                status.update(line)
-            else:
-                print(line, file=sys.stderr, flush=True)
+            show_step(status, f"[{number}/{len(rows)}] {row.case.label} at {short(row.case.seq)}")
             traced, reason = traced_peak(row.case)
             found.append(replace(row, traced=traced, reason=reason))
     return found

@@ -16,7 +16,7 @@ from mtabench.comparing.inference import POWER
 from mtabench.comparing.noise import Alarms, Noise, find_noise
 from mtabench.comparing.pairs import PAIRS, Progress, Side, check_pairs, measure_pairs, process_folder
 from mtabench.comparing.sweep_words import SweepWords, announce
-from mtabench.console import make_console, say
+from mtabench.console import make_console, plain_table, say
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.settled import meaning, unsettled
 from mtabench.results.outputs import check_folder
@@ -125,10 +125,7 @@ def _row(
 
 
 def _table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("cell", overflow="fold")
-    for name in SHOWN:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = plain_table(("cell", *SHOWN), folded=("cell",))
     for name, row in zip(names, rows, strict=True):
         table.add_row(Text(name), *_texts(row))
     return table

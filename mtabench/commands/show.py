@@ -33,9 +33,7 @@ Row = Mapping[str, str]
 def run(path: Path, where: Sequence[str], sort: str | None) -> int:
     """Print the rows of a results file for which `where` holds; raises UsageError."""
     conditions, in_order = parse_where(where), sort_key(sort) if sort is not None else list
-    file = read_file(path)
-    if not file.columns["schema_version"]:
-        raise UsageError(f"{path} has no rows")
+    file = read_file(path, with_rows=True)
     rows = in_order(select(file.rows(), conditions, path))
     notes = ["the file ends in the middle of a row, which is left out"] if file.torn else []
     view = make_view(rows)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from mtabench.comparing.compare import NOTHING, VERDICTS, WRONG, ComparedCell, Comparison
 from mtabench.comparing.inference import POWER
+from mtabench.console import plain_table
 from mtabench.escaping import in_markdown
 from mtabench.measuring.settled import UNSETTLED, meaning, settled, unsettled
 from mtabench.results.runs import Cell, Run
@@ -77,10 +78,8 @@ def narrow(comparison: Comparison) -> Text:
 
 def table(comparison: Comparison) -> Table:
     """Every cell on a line, the most urgent first."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in HEADER:
-        folds = name in ("cell", "verdict")
-        shown.add_column(name, justify="left" if folds else "right", overflow="fold", no_wrap=not folds)
+    texts = ("cell", "verdict")
+    shown = plain_table(HEADER, left=texts, folded=texts)
     for cell in comparison.cells:
         *numbers, verdict = _fields(cell)
         shown.add_row(*map(Text, numbers), Text(verdict, style=STYLES.get(cell.verdict, "")))

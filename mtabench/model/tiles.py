@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from mta_kernels.conv_attention.triton import tile_sizes
@@ -82,17 +81,8 @@ def _key(case: Case) -> tile_sizes.Key:
 
 
 def _choice(kernel: str, key: tile_sizes.Key, candidates: Sequence[Any], device: str) -> tuple[Any, str]:
-    """As `tile_sizes.best_config` chooses on that GPU: the entry of the nearest length, else the first candidate."""
-    unsized = key._replace(seq_len=0)
-    entries = [
-        entry
-        for found in tile_sizes.files_in_effect(device).values()
-        for entry in found
-        if (entry.kernel, entry.key._replace(seq_len=0)) == (kernel, unsized)
-    ]
-    wanted = key.seq_len.bit_length()
-    for entry in sorted(entries, key=lambda entry: (abs(entry.key.seq_len.bit_length() - wanted), -entry.key.seq_len)):
-        for config in candidates:
-            if asdict(config) == entry.config:
-                return config, f"tuned at {entry.key.seq_len} tokens"
-    return candidates[0], "the kernels' own guess: nothing is tuned for this shape and device"
+    """The config that the kernels take, and where it comes from."""
+    config, entry = tile_sizes.look_up(kernel, key, candidates, device)
+    if entry is None:
+        return config, "the kernels' own guess: nothing is tuned for this shape and device"
+    return config, f"tuned at {entry.key.seq_len} tokens"

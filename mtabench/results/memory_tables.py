@@ -70,7 +70,7 @@ def _tiles(rows: Sequence[Row]) -> Table:
     """Parts of the tile of each implementation, anew where they change with the length."""
     tiled = [(name, [row for row in line if row.tile]) for name, line in _lines(rows)]
     longest = max(row.case.seq for _, line in tiled for row in line)
-    table = plain_table("", (*PARTS, "all", f"at {short(longest)}"))
+    table = plain_table(("", *PARTS, "all", f"at {short(longest)}"))
     for name, line in tiled:
         scores = next((row.of_head for row in line if row.case.seq == longest), 0.0)
         for before, row in zip([None, *line], line, strict=False):
@@ -161,7 +161,7 @@ def _lines(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def _by_length(rows: Sequence[Row], *more: str) -> Table:
-    return plain_table("", (*(short(seq) for seq in sorted({row.case.seq for row in rows})), *more))
+    return plain_table(("", *(short(seq) for seq in sorted({row.case.seq for row in rows})), *more))
 
 
 def _filled(rows: Sequence[Row], cell: Callable[[Row], str]) -> Table:

@@ -92,11 +92,11 @@ def samples_path(path: Path) -> Path:
     return path.parent / f"{path.stem if path.suffix == '.csv' else path.name}.samples.csv"
 
 
-def read_file(path: Path | str) -> ResultsFile:
+def read_file(path: Path | str, with_rows: bool = False) -> ResultsFile:
     """The rows of a results file, maybe none, as texts that the columns' checks let pass.
 
     Raises UsageError for a file that is missing, too large, of another schema_version, without a column of it, or
-    with anything in a field that does not belong there.
+    with anything in a field that does not belong there; `with_rows` also for one without rows.
     """
     path = Path(path)
     file = read_csv(path, MOST_BYTES, MOST_ROWS)
@@ -116,6 +116,8 @@ def read_file(path: Path | str) -> ResultsFile:
     for column in TABLE:
         if column.field.check:
             columns[column.name] = _checked(path, column.name, columns[column.name], column.field.check)
+    if with_rows and not columns["schema_version"]:
+        raise UsageError(f"{path} has no rows")
     _fill_splits(columns)
     return ResultsFile(path, columns, file.torn)
 
@@ -136,10 +138,7 @@ def read_results(path: Path | str) -> pd.DataFrame:
 
     Raises UsageError where `read_file` does, and for a file without rows.
     """
-    file = read_file(path)
-    if not file.columns["schema_version"]:
-        raise UsageError(f"{path} has no rows")
-    return frame(file.columns)
+    return frame(read_file(path, with_rows=True).columns)
 
 
 def frame(columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:

@@ -68,14 +68,11 @@ def read_run(path: Path) -> Run:
     Raises UsageError, in one sentence, where anything is missing, cut off, given twice or at odds with the rest: a
     comparison of half a file would pass in silence.
     """
-    file = read_file(path)
-    texts = file.rows()
-    if not texts:
-        raise UsageError(f"{path} has no rows")
+    file = read_file(path, with_rows=True)
     if file.torn:
         raise UsageError(f"{path} ends in the middle of a row; measure its last cells again with --resume")
     rows: dict[str, Mapping[str, Any]] = {}
-    for text, record in zip(texts, frame(file.columns).to_dict("records"), strict=True):
+    for text, record in zip(file.rows(), frame(file.columns).to_dict("records"), strict=True):
         key = cell_of(key_of_row(text))
         if key in rows and rows[key]["device"] != text["device"]:
             raise UsageError(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mtabench.errors import UsageError
-from mtabench.model.devices import Device, find_device, rates_of
+from mtabench.model.devices import Device, known_device, rates_of
 from mtabench.prediction.predict import predict, unmodelled
 from mtabench.problem.case import Case
 from mtabench.problem.work import executed_flops
@@ -53,7 +52,7 @@ def estimate_seconds(
     total = 0.0
     problems: set[tuple] = set()
     compiled: set[tuple] = set()
-    gpu = this_gpu() if gpu_name is None else _known_gpu(gpu_name)
+    gpu = this_gpu() if gpu_name is None else known_device(gpu_name)
     for case in cases:
         rates = RATES[case.device]
         call_s = call_seconds(case, gpu)
@@ -85,14 +84,7 @@ def this_gpu() -> Device | None:
     """This machine's GPU, if the model knows it."""
     import torch
 
-    return _known_gpu(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
-
-
-def _known_gpu(name: str) -> Device | None:
-    try:
-        return find_device(name)
-    except UsageError:
-        return None
+    return known_device(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
 
 
 def _checked_scores(case: Case, most: int) -> int:
