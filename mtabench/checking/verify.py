@@ -89,6 +89,11 @@ MTA_SHAPES = {
         CheckedShape(2, 10, 5, 21, 16, 3, 3, mix="5+heads", post_conv=(4, 4)),
         CheckedShape(1, 4, 1, 21, 16, 11, 3, causal=False, mix="2", post_conv=(2, 2)),
     ),
+    "interpreter": (
+        replace(SMALL, mix="heads", convolved=False),
+        replace(SMALL, mix="heads+none", post_conv=(3, 5)),
+        CheckedShape(2, 6, 3, 21, 16, 3, 3, causal=False, mix="none+2", post_conv=(2, 2)),
+    ),
 }
 MTA_LONG_SHAPES = {
     "cuda": (
@@ -140,9 +145,9 @@ def _of_implementation(
 ) -> Iterator[CheckRow]:
     """Every check that can be made there, or the row that says why there is none."""
     checked = False
-    long_on = "interpreter" if device == "cpu" and implementation.interpreted else device
+    where = "interpreter" if device == "cpu" and implementation.interpreted else device
     small, long = (MTA_SHAPES, MTA_LONG_SHAPES) if implementation.op == "mta" else (SHAPES, LONG_SHAPES)
-    for shapes, checks_of in ((small[device], _checks), (long[long_on], _long_checks)):
+    for shapes, checks_of in ((small.get(where, small[device]), _checks), (long[where], _long_checks)):
         problems = product(shapes, dtypes or DTYPES_CHECKED[device])
         for shape, dtype in islice(problems, 1 if implementation.slow_to_compile else None):
             case = _case(implementation, shape, dtype, device)
