@@ -37,7 +37,7 @@ class Problem(NamedTuple):
 
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks of the short sequences of tests; and few programs in the interpreter, each of several rows."""
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", 64)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 32)
     monkeypatch.setattr(gpu_limits, "INTERPRETED_SM_COUNT", 2)
 
 
@@ -101,7 +101,9 @@ def assert_twice_eager(got: dict[str, Tensor], problem: Problem, *, backward: bo
     for name, x in got.items():
         assert x.shape == exact[name].shape, name
         assert x.dtype == problem.q.dtype, name
-        for measure, rounding in ((relative_error, 8), (worst_row, 16)):
+        # A gradient of a mixing is one sum of everything, whose terms cancel: eager's may be right by chance.
+        floor = 32 if name.endswith("mix") else 8
+        for measure, rounding in ((relative_error, floor), (worst_row, 2 * floor)):
             error, tolerance = measure(x, exact[name]), max(2 * measure(eager[name], exact[name]), rounding * eps)
             assert error <= tolerance, (name, measure.__name__, error, tolerance)
 

@@ -24,7 +24,7 @@ def check(problem: Problem) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_mixing(dtype: torch.dtype, causal: bool) -> None:
-    check(make(2, 90, 24, dtype, kv_heads=1, queries=70, causal=causal))
+    check(make(2, 60, 24, dtype, kv_heads=1, queries=40, causal=causal))
 
 
 @pytest.mark.parametrize(("pre_mix", "post_mix"), [(True, False), (False, True), (False, False)])
@@ -38,16 +38,16 @@ def test_heads_and_head_dims(heads: int) -> None:
     check(make(heads, 33, 80, torch.float16, batch=2))
 
 
-@pytest.mark.parametrize("magnitude", [1e-6, 1e4])
+@pytest.mark.parametrize("magnitude", [1e-6, 300])
 def test_small_and_large_gradients_in_float16(magnitude: float) -> None:
     """Scaled by a power of two, none of the sums between is rounded to zero or overflows."""
     problem = make(2, 40, 16, torch.float16)
-    check(problem._replace(grad_out=(problem.grad_out * magnitude).clamp(-6e4, 6e4)))
+    check(problem._replace(grad_out=problem.grad_out * magnitude))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_all_steps(dtype: torch.dtype) -> None:
-    check(make(1, 70, 16, dtype, pre_conv=(3, 5), post_conv=(2, 4)))
+    check(make(1, 40, 16, dtype, pre_conv=(3, 5), post_conv=(2, 4)))
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ DOCUMENTS = [0, 0, 1, 3, 70, 75, 140]
 
 @pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_documents(causal: bool) -> None:
-    check(make(2, 140, 16, torch.float16, causal=causal, documents=DOCUMENTS))
+    check(make(1, 140, 16, torch.float16, causal=causal, documents=DOCUMENTS))
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_documents_with_convolutions(causal: bool) -> None:
 
 
 def test_any_strides_and_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = make(2, 37, 24, torch.float16, batch=2, kv_heads=1)
+    problem = make(2, 17, 24, torch.float16, batch=2, kv_heads=1)
     want = gradients(problem)
     q, k, v, grad_out = (with_gaps(x) for x in (problem.q, problem.k, problem.v, problem.grad_out))
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 2 * 128 * 2 * 128)

@@ -26,6 +26,7 @@ INPUTS: tl.constexpr = tl.constexpr(32)
 # Groups of OUTPUTS keys side by side, rows apart whose groups are in one product, rows one after the other, how many
 # of these are read ahead, and warps.
 CONVOLUTION = {"GROUPS": 16, "SLOTS": 4, "RUN": 8, "AHEAD": 2, "num_warps": 4}
+SMALL = {"GROUPS": 8, "SLOTS": 4, "RUN": 1}  # the same of float32, whose products are on CUDA cores and fully unrolled
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def _convolution_kernel(
 def convolve(x: Tensor, out: Tensor, bands: Bands, chunk: Chunk) -> None:
     """`out` is the convolution of `x`, both `[B, H, rows, pitch]` of a chunk and zero at keys that are not seen."""
     batch, heads, rows, pitch = x.shape
-    sizes = CONVOLUTION
+    sizes = CONVOLUTION if x.element_size() == 2 else {**CONVOLUTION, **SMALL}
     programs = cdiv(rows, sizes["SLOTS"] * sizes["RUN"]) * cdiv(pitch, sizes["GROUPS"] * OUTPUTS.value)
     launch(
         _convolution_kernel, programs * batch * heads, (chunk.signature, call_signature(bands.matrices)),

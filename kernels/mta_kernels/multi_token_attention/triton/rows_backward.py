@@ -88,13 +88,18 @@ def _mix_rows_backward_kernel(
             mask=(head < heads) & (end > start), other=0.0,
         )  # fmt: skip
         first_tile = start // C * C
-        sums = tl.zeros([C, HEADS], tl.float32)
+        sums = tl.zeros([LANES, HEADS], tl.float32)
+        total = tl.zeros([LANES, HEADS], tl.float32)
         for first in tl.range(first_tile, end, C, num_stages=STAGES):
             key = first + tl.arange(0, C)
             scores = load_keys(scores_row, key, start, end, heads, HEADS)  # [HEADS, C]
             dp = mixed(load_keys(grad_row, key, start, end, heads, HEADS), post_back, POST, PRECISION)  # [C, HEADS]
-            sums += _probabilities(scores, pre, logsumexp, key, start, end, PRE, PRECISION) * dp
-        delta = tl.sum(sums, 0)
+            p = _probabilities(scores, pre, logsumexp, key, start, end, PRE, PRECISION)
+            sums += tl.sum(tl.reshape(p * dp, [C // LANES, LANES, HEADS]), 0)
+            total += tl.sum(tl.reshape(p, [C // LANES, LANES, HEADS]), 0)
+        # One but for the rounding of the logsumexp, which is that of the largest logit.
+        factor = 1.0 / tl.where(end > start, tl.sum(total, 0), 1.0)
+        delta = tl.sum(sums, 0) * factor
         counted = (row >= above) & (row < above + owned)
         if first_stored < first_tile:
             store_zeros(grad_row, first_stored, first_tile, heads, HEADS, C)
@@ -104,7 +109,7 @@ def _mix_rows_backward_kernel(
             key = first + tl.arange(0, C)
             scores = load_keys(scores_row, key, start, end, heads, HEADS)  # [HEADS, C]
             grad = load_keys(grad_row, key, start, end, heads, HEADS)  # [HEADS, C]
-            p = _probabilities(scores, pre, logsumexp, key, start, end, PRE, PRECISION)  # [C, HEADS]
+            p = _probabilities(scores, pre, logsumexp, key, start, end, PRE, PRECISION) * factor[None, :]  # [C, HEADS]
             dl = p * (mixed(grad, post_back, POST, PRECISION) - delta[None, :])
             p_rounded, dl_rounded = p.to(dtype), dl.to(dtype)
             if POST:

@@ -17,7 +17,7 @@ from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, launc
 from mta_kernels.conv_attention.triton.prepare import dot_precision
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.multi_token_attention.triton.chunks import Chunk, stored_end
-from mta_kernels.multi_token_attention.triton.convolution import INPUTS, OUTPUTS, Bands, load_groups, only_seen
+from mta_kernels.multi_token_attention.triton.convolution import INPUTS, OUTPUTS, SMALL, Bands, load_groups, only_seen
 from mta_kernels.operation import Convolution
 
 # As CONVOLUTION, and programs a multiprocessor.
@@ -118,7 +118,8 @@ class TapsGradient:
     def add(self, x: Tensor, grad: Tensor, chunk: Chunk) -> None:
         """Count the owned rows of a chunk: x went into the convolution, grad is of what came out."""
         batch, heads, rows, pitch = x.shape
-        sizes, bands = TAPS_GRADIENT, self.bands
+        bands = self.bands
+        sizes = TAPS_GRADIENT if x.element_size() == 2 else {**TAPS_GRADIENT, **SMALL}
         launch(
             _taps_gradient_kernel, batch * heads * self.shares, (chunk.signature, call_signature(self.partial)),
             x, grad, self.partial, x if chunk.documents is None else chunk.documents,
