@@ -6,9 +6,6 @@
 #pragma once
 #include <elements.cuh>
 
-template <class Element> uint32_t pack(float first, float second) {
-    return (uint32_t)from_float<Element>(second).bits << 16 | from_float<Element>(first).bits;
-}
 inline float reciprocal_fast(float x) { return 1 / x; }
 inline int thread_index() { return threadIdx.x; }
 inline int block_index() { return blockIdx.x; }

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from mta_kernels.conv_attention import conv_attention
 from mta_kernels.conv_attention.arguments import autocast_dtype, check_are_tensors, under_autocast, wants_gradient
+from mta_kernels.multi_token_attention import reference
 from mta_kernels.multi_token_attention.arguments import NormGate, check_arguments
 from mta_kernels.multi_token_attention.backend import Request
 from mta_kernels.multi_token_attention.choice import choose, conv_attention_weight, is_conv_attention
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of, with_dense_mixings
+from mta_kernels.multi_token_attention.norm_gate import norm_and_gate
 from mta_kernels.multi_token_attention.operators import multi_token_attention_op
-from mta_kernels.multi_token_attention.reference import mixed_attention, norm_and_gate
 
 
 def multi_token_attention(
@@ -82,6 +83,7 @@ def multi_token_attention(
     more: dict[str, Any] = {"q_history": q_history, "cu_seqlens": cu_seqlens}
     check_arguments(q, k, v, given, after, pad_key, dropout=dropout, seed=seed, **more)
     operation = operation_of(given, q.shape[3], causal=causal, scale=scale, pad_key=pad_key)
+    finish = reference.norm_and_gate if backend == "reference" else norm_and_gate
     if is_conv_attention(operation, dropout, backend):
         out = conv_attention(
             q, k, v, conv_attention_weight(given, q), **more, causal=causal, scale=scale, pad_key=pad_key,
@@ -95,10 +97,11 @@ def multi_token_attention(
         kernels = choose(backend, request)
         mixers = with_dense_mixings(given)
         if kernels is None:
-            out = mixed_attention(operation, q, k, v, mixers, dropout=dropout, seed=seed, **more)
+            out = reference.mixed_attention(operation, q, k, v, mixers, dropout=dropout, seed=seed, **more)
+            finish = reference.norm_and_gate
         else:
             out = multi_token_attention_op(operation, q, k, v, mixers, **more, backend=kernels)
-    return norm_and_gate(out, after.norm_weight, norm_eps, after.factor, after.gate_weight, after.gate_bias)
+    return finish(out, after.norm_weight, norm_eps, after.factor, after.gate_weight, after.gate_bias)
 
 
 def _cast_unless_float32(x: Any) -> Any:

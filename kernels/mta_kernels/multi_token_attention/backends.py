@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mta_kernels.multi_token_attention.backend import MtaBackend, Request
+from mta_kernels.multi_token_attention.triton.backend import TRITON
 
-KERNELS: tuple[MtaBackend, ...] = ()  # a backend is one import above and its name here
+KERNELS: tuple[MtaBackend, ...] = (TRITON,)  # a backend is one import above and its name here
 BACKENDS = ("reference", *(backend.name for backend in KERNELS))
 
 

@@ -1,6 +1,6 @@
 // What the row kernels are given, which columns a block has of a row, and what is where in shared memory.
 //
-// Constants come from the compiler's command line: ELEMENT float16 or bfloat16; HEADS up to 64; CLUSTER blocks that
+// Constants come from the compiler's command line: ELEMENT Half or Bfloat16; HEADS up to 64; CLUSTER blocks that
 // share a row; WARPS that compute; BULK, whether one more warp has rows copied by the copy engine (sm_90 and later);
 // PRE_MIX, whether scores are mixed; OPERANDS, 1 or with gradients 2; BLOCKS an SM, which bounds the registers.
 #pragma once

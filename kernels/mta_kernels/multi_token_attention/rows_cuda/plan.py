@@ -13,7 +13,7 @@ from mta_kernels.nvrtc.compiler import Source, headers_in
 FOLDER = Path(__file__).parent
 INSTRUCTIONS = FOLDER.parents[1] / "attention"
 HEADERS = ("rows_instructions.cuh", "layout.cuh", "copies.cuh", "mixing.cuh", "sums.cuh", "rows.cuh")
-ELEMENTS = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16"}
 CLUSTERS = (1, 2, 4, 8, 16)  # blocks that share a row
 PORTABLE = 8  # at most, unless one allows more, which an H100 has
 MOST_HEADS = {False: 64, True: 32}  # forward, and backward, whose sums of all pairs of heads must fit into registers

@@ -26,7 +26,7 @@ INPUTS: tl.constexpr = tl.constexpr(32)
 # Groups of OUTPUTS keys side by side, rows apart whose groups are in one product, rows one after the other, how many
 # of these are read ahead, and warps.
 CONVOLUTION = {"GROUPS": 16, "SLOTS": 4, "RUN": 8, "AHEAD": 2, "num_warps": 4}
-SMALL = {"GROUPS": 8, "SLOTS": 4, "RUN": 2}  # the same of float32, whose products are on CUDA cores and fully unrolled
+SMALL = {"GROUPS": 8, "SLOTS": 4, "RUN": 1}  # the same of float32, whose products are on CUDA cores and fully unrolled
 
 
 @dataclass(frozen=True)
