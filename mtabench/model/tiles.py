@@ -59,9 +59,7 @@ def _auto_splits(case: Case, device: Device) -> int:
     sequences, group = case.batch * case.kv_heads, case.heads // case.kv_heads
     limits = {"key_taps": case.conv.key_taps, "block_d": max(16, power_of_two(case.head_dim)), **_limits(case, device)}
     bulk = bulk_pays(case.head_dim, group, BYTES_PER_ELEMENT[case.dtype], device.capability)
-    taps = case.conv.taps
-    key = tile_sizes.Key.of(DTYPES[case.dtype], case.head_dim, taps, True, case.seq, group, sequences)
-    candidates = decode_candidates(group=group, bulk=bulk, **limits)
+    key, candidates = _key(case, group, sequences), decode_candidates(group=group, bulk=bulk, **limits)
     config: DecodeConfig = _choice("decode_bulk" if bulk else "decode", key, candidates, device.name)[0]
     return auto_splits(config, limits, sequences, case.seq, group, device.sm_count)
 
@@ -75,9 +73,9 @@ def _limits(case: Case, device: Device) -> dict[str, Any]:
     return {"element_size": BYTES_PER_ELEMENT[case.dtype], "shared_memory": shared_memory(device)}
 
 
-def _key(case: Case) -> tile_sizes.Key:
-    taps = case.conv.taps
-    return tile_sizes.Key.of(DTYPES[case.dtype], case.head_dim, taps, case.operation.causal, case.seq)
+def _key(case: Case, *of_decode: int) -> tile_sizes.Key:
+    shape = case.head_dim, case.conv.taps, case.operation.causal, case.seq
+    return tile_sizes.Key.of(DTYPES[case.dtype], *shape, *of_decode)
 
 
 def _choice(kernel: str, key: tile_sizes.Key, candidates: Sequence[Any], device: str) -> tuple[Any, str]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mtabench.model.devices import Device, known_device, rates_of
 from mtabench.prediction.predict import predict, unmodelled
 from mtabench.problem.case import Case
 from mtabench.problem.work import executed_flops
 from mtabench.registry import find
+
+if TYPE_CHECKING:
+    from mtabench.measuring.timing import Settings
 
 WARM_UP_S = 1.0
 PROCESS_S = 6.0
@@ -37,12 +41,7 @@ RATES = {
 
 
 def estimate_seconds(
-    cases: Iterable[Case],
-    time_limit_s: float,
-    most_samples: int,
-    min_rounds: int,
-    isolated: bool = False,
-    gpu_name: str | None = None,
+    cases: Iterable[Case], settings: Settings, isolated: bool = False, gpu_name: str | None = None
 ) -> float:
     """Seconds that measuring these cells may take, each being checked, warmed up and sampled in rounds.
 
@@ -59,10 +58,11 @@ def estimate_seconds(
         if find(case.impl).compiles and (case.impl, case.problem_key) not in compiled:
             compiled.add((case.impl, case.problem_key))
             total += rates.compile_s
-        if call_s > time_limit_s:
+        if call_s > settings.time_limit_s:
             total += 3 * call_s  # one to check, two to find that it is too slow
         else:
-            total += call_s + WARM_UP_S + max(min_rounds * call_s, min(time_limit_s, most_samples * call_s))
+            most_s = min(settings.time_limit_s, settings.max_rounds * settings.samples_per_round * call_s)
+            total += call_s + WARM_UP_S + max(settings.min_rounds * call_s, most_s)
         if isolated:
             total += PROCESS_S
         if isolated or case.problem_key not in problems:

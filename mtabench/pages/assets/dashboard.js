@@ -63,15 +63,15 @@
     const attributes = {
       type: "button", "data-cell": cell, title: cells.name[cell], "aria-pressed": String(cell === shown),
     };
-    const button = make("button", { text: cells.label[cell], className: "cell", attributes });
-    button.addEventListener("click", () => {
-      chosen = cell;
-      show(cell);
-      remember();
-      const { top } = element("chosen").getBoundingClientRect();
-      if (top < 0 || top > innerHeight / 2) element("chosen-title").focus(); // in a narrow window it is out of sight
-    });
-    return button;
+    return make("button", { text: cells.label[cell], className: "cell", attributes, on: { click: () => choose(cell) } });
+  }
+
+  function choose(cell) {
+    chosen = cell;
+    show(cell);
+    remember();
+    const { top } = element("chosen").getBoundingClientRect();
+    if (top < 0 || top > innerHeight / 2) element("chosen-title").focus(); // in a narrow window it is out of sight
   }
 
   // ---------------------------------------------------------------- the history of one cell
