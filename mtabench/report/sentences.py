@@ -49,7 +49,7 @@ def _measured(rows: Sequence[Row]) -> str:
         f"{plural(len(names), 'implementation')}",
         f"sequences of {span} tokens",
         _values(rows, "head_dim", "head dim "),
-        _values(rows, "mix", "mixing of "),
+        _values(rows, "mix", "mix "),
         _values(rows, "conv", "convolution "),
         _values(rows, "post_conv", "convolution after the softmax "),
         _values(rows, "dtype", ""),

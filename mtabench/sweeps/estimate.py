@@ -15,6 +15,9 @@ from mtabench.registry import implementation_of
 if TYPE_CHECKING:
     from mtabench.measuring.timing import Settings
 
+if TYPE_CHECKING:
+    from mtabench.measuring.timing import Settings
+
 WARM_UP_S = 1.0
 PROCESS_S = 6.0
 

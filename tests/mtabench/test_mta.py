@@ -15,6 +15,7 @@ from mtabench.checking import verify
 from mtabench.checking.judge import Judge
 from mtabench.checking.verify import EVERY_STEP, run_checks
 from mtabench.cli import app
+from mtabench.cluster.options import ClusterOptions
 from mtabench.errors import UsageError
 from mtabench.model import dense, staged
 from mtabench.prediction.memory import expected_memory_bytes, input_bytes
@@ -22,6 +23,7 @@ from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
 from mtabench.problem.operations import make_operation
 from mtabench.problem.work import executed_flops, useful_flops
+from mtabench.ranks.place import plan_over_ranks
 from mtabench.registry import implementation_of
 from mtabench.report.data import COMMAND, read_report
 from mtabench.results.result_view import make_view
@@ -71,6 +73,11 @@ class TestPlan:
     def test_layers_of_a_preset(self, layer, expected):
         (cell,) = plan(preset="mta-550m", layer=layer, impl="eager", seq=None, head_dim=None).cases
         assert (cell.heads, cell.head_dim, cell.seq, cell.steps) == (10, 128, 2048, expected)
+
+    def test_ranks_share_conv_attention_alone(self):
+        options = Options("fwd", op="mta", impl="eager", device="cpu", seq="32")
+        with pytest.raises(UsageError, match="conv attention alone; leave out --op mta"):
+            plan_over_ranks(options, 2, ClusterOptions())
 
     @pytest.mark.parametrize(
         ("options", "sentence"),
