@@ -9,10 +9,9 @@ import torch
 from kernel_inputs import DEVICE, relative_error
 from torch import Tensor
 
-from mta_kernels import gpu_limits
+from mta_kernels import gpu_limits, score_chunks
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of
 from mta_kernels.multi_token_attention.reference import mixed_attention
-from mta_kernels.multi_token_attention.triton import chunks
 from mta_kernels.multi_token_attention.triton.backend import TRITON
 from mta_kernels.operation import Operation
 
@@ -37,7 +36,7 @@ class Problem(NamedTuple):
 
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks of the short sequences of tests; and few programs in the interpreter, each of several rows."""
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", 32)
+    monkeypatch.setattr(score_chunks, "CHUNK_ROWS", 32)
     monkeypatch.setattr(gpu_limits, "INTERPRETED_SM_COUNT", 2)
 
 

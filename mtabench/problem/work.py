@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 
+from mta_kernels import score_chunks
 from mta_kernels.operation import Convolution
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
-
-# Of staged work: bytes of a buffer of scores, query rows at a time at most and at least, and the edge of a block.
-CHUNK_BYTES, CHUNK_ROWS, LEAST_ROWS, SCORE_BLOCK = 256 * 2**20, 512, 16, 128
 
 
 def pairs(case: Case, dense: bool = False) -> int:
@@ -54,7 +52,7 @@ def executed_flops(case: Case, work: str) -> int:
     """FLOPs that an algorithm executes; `work`, "dense", "tiled" and so on, as in the registry.
 
     Dense computes masked scores too, and its backward finds the scores stored. Tiled does what is useful. Staged stores
-    scores of chunks of rows in blocks of 128 x 128, and computes those beside a chunk that convolutions read again; its
+    scores of chunks of rows in whole blocks, and computes those beside a chunk that convolutions read again; its
     backward has five products, and three times the steps. Expanded
     has scores of depth `min(cq, ck) * D`, and its backward two more products of that depth and two of depth D.
     Its decode folds the taps over queries into `ck` queries. Banded has 32 products a tap and score, backward twice
@@ -89,28 +87,24 @@ def executed_flops(case: Case, work: str) -> int:
 
 
 def chunk_of(case: Case) -> tuple[int, int]:
-    """Sequences and query rows whose scores staged work stores at a time: CHUNK_BYTES, those before them included."""
-    blocks = -(-case.seq // SCORE_BLOCK) * SCORE_BLOCK
-    row, halo = case.heads * blocks * BYTES_PER_ELEMENT[case.dtype], halo_rows(case)
-    sequences = max(1, min(case.batch, CHUNK_BYTES // (row * (SCORE_BLOCK + halo))))
-    rows = CHUNK_BYTES // (row * sequences) - halo
-    block = SCORE_BLOCK if rows >= SCORE_BLOCK else LEAST_ROWS
-    return sequences, max(LEAST_ROWS, min(rows // block * block, CHUNK_ROWS))
+    """Sequences and query rows whose scores staged work stores at a time."""
+    return score_chunks.chunk_rows(case.batch, case.heads, case.seq, BYTES_PER_ELEMENT[case.dtype], halo_rows(case))
 
 
 def staged_scores(case: Case) -> int:
     """Scores that staged work computes: in whole blocks, and again those beside a chunk; of a decode step one row."""
     if case.pass_ == "decode":
         return pairs(case)
-    ends = range(SCORE_BLOCK, case.seq + SCORE_BLOCK, SCORE_BLOCK)
+    block = score_chunks.BLOCK
+    ends = range(block, case.seq + block, block)
     keys = sum(ends) if case.operation.causal else len(ends) * ends[-1]
     _, rows = chunk_of(case)
-    return case.batch * case.heads * keys * SCORE_BLOCK * (rows + halo_rows(case)) // rows
+    return case.batch * case.heads * keys * block * (rows + halo_rows(case)) // rows
 
 
 def halo_rows(case: Case) -> int:
     """Rows beside a chunk that convolutions read: above it, and in backward below it as well."""
-    return (case.window - 1) * (2 if case.pass_ == "bwd" else 1)
+    return score_chunks.halo_rows(case.operation) * (2 if case.pass_ == "bwd" else 1)
 
 
 def bytes_moved(case: Case) -> int:

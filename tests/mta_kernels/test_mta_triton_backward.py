@@ -7,7 +7,7 @@ import torch
 from kernel_inputs import DTYPES, poison_memory, with_gaps
 from mta_inputs import Problem, assert_twice_eager, gradients, make, small_chunks
 
-from mta_kernels.multi_token_attention.triton import chunks
+from mta_kernels import score_chunks
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ def test_any_strides_and_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> No
     problem = make(2, 17, 24, torch.float16, batch=2, kv_heads=1)
     want = gradients(problem)
     q, k, v, grad_out = (with_gaps(x) for x in (problem.q, problem.k, problem.v, problem.grad_out))
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2 * 128 * 2 * 128)
+    monkeypatch.setattr(score_chunks, "CHUNK_BYTES", 2 * 128 * 2 * 128)
     got = gradients(problem._replace(q=q, k=k, v=v, grad_out=grad_out))
     for name, x in want.items():
         # The mixings are summed over the batch in another order.
@@ -95,7 +95,7 @@ def test_any_strides_and_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("steps", [{}, {"pre_conv": (6, 11), "post_conv": (6, 11)}], ids=["mixing", "all"])
 def test_the_papers_layers(steps: dict, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the same numbers when it is run again."""
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", 512)
+    monkeypatch.setattr(score_chunks, "CHUNK_ROWS", 512)
     problem = make(16, 1100, head_dim, torch.bfloat16, **steps)
     check(problem)
     first, again = gradients(problem), gradients(problem)

@@ -7,9 +7,10 @@ import torch
 from kernel_inputs import DEVICE, DTYPES, poison_memory, with_gaps
 from mta_inputs import Problem, assert_twice_eager, forward, make, small_chunks
 
+from mta_kernels import score_chunks
 from mta_kernels.multi_token_attention.backend import Request
 from mta_kernels.multi_token_attention.mixers import Mixers
-from mta_kernels.multi_token_attention.triton import chunks, convolution, heads, products, rows
+from mta_kernels.multi_token_attention.triton import convolution, heads, products, rows
 from mta_kernels.multi_token_attention.triton.backend import TRITON
 from mta_kernels.operation import Convolution, Operation
 
@@ -132,8 +133,8 @@ def test_a_batch_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences whose chunks would be too short together take turns."""
     problem = make(2, 20, 16, torch.float16, batch=3)
     want = forward(problem)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2 * 2 * 128 * 2 * 128)
-    assert chunks.chunk_rows(3, 2, 20, 2, 0) == (2, 32)
+    monkeypatch.setattr(score_chunks, "CHUNK_BYTES", 2 * 2 * 128 * 2 * 128)
+    assert score_chunks.chunk_rows(3, 2, 20, 2, 0) == (2, 32)
     for got, expected in zip(forward(problem), want, strict=True):
         assert torch.equal(got, expected)
 
@@ -176,5 +177,5 @@ def test_what_it_cannot_run(changes: dict, reason: str) -> None:
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("steps", [{}, {"pre_conv": (6, 11), "post_conv": (6, 11)}], ids=["mixing", "all"])
 def test_the_papers_layers(steps: dict, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", 512)
+    monkeypatch.setattr(score_chunks, "CHUNK_ROWS", 512)
     check(make(16, 1100, head_dim, torch.bfloat16, **steps))

@@ -14,7 +14,7 @@ from torch import Tensor
 from mta_kernels.conv_attention.triton.launch import call_signature
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.triton import row_stage
-from mta_kernels.multi_token_attention.triton.chunks import Chunk, chunk_rows, chunks, halo_rows
+from mta_kernels.multi_token_attention.triton.chunks import Chunk, chunks
 from mta_kernels.multi_token_attention.triton.convolution import Bands, bands_of, convolve
 from mta_kernels.multi_token_attention.triton.heads import mix_heads_backward
 from mta_kernels.multi_token_attention.triton.products import (
@@ -27,6 +27,7 @@ from mta_kernels.multi_token_attention.triton.rows import mix_rows
 from mta_kernels.multi_token_attention.triton.rows_backward import MixingGradients, mix_rows_backward
 from mta_kernels.multi_token_attention.triton.taps_gradient import TapsGradient
 from mta_kernels.operation import Convolution, Operation
+from mta_kernels.score_chunks import chunk_rows, halo_rows
 
 # Largest magnitudes of scaled float16 gradients: of the output, and of a product of one with a value, mixed.
 LARGEST_GRADIENT, LARGEST_TERM = 1024.0, 16.0

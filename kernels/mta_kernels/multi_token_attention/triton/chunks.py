@@ -13,14 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mta_kernels import score_chunks
 from mta_kernels.conv_attention.triton.launch import cdiv
 from mta_kernels.operation import Operation
 
-# Rows and keys of a block: a product's tile of rows lies in one block of rows and reads whole blocks of keys.
-BLOCK: tl.constexpr = tl.constexpr(128)
-# Bytes of one buffer of scores, and rows of a chunk at most.
-CHUNK_BYTES = 512 * 2**20
-CHUNK_ROWS = 2048
+BLOCK: tl.constexpr = tl.constexpr(score_chunks.BLOCK)
 
 
 @dataclass(frozen=True)
@@ -64,21 +61,6 @@ class Chunk:
         """Stored scores `[batch, heads, rows, pitch]` at the begin of `memory`."""
         shape = batch, heads, self.rows, self.pitch
         return memory[: batch * heads * self.rows * self.pitch].view(shape)
-
-
-def halo_rows(operation: Operation) -> int:
-    """Rows above that an output row depends on, besides its own: both convolutions look back."""
-    after = operation.post_conv.query_taps - 1 if operation.post_conv else 0
-    return operation.conv.query_taps - 1 + after
-
-
-def chunk_rows(batch: int, heads: int, keys: int, element_size: int, halo: int) -> tuple[int, int]:
-    """Sequences and rows of each of a chunk whose scores take at most CHUNK_BYTES, halo and all, where that can be."""
-    row = heads * cdiv(keys, BLOCK.value) * BLOCK.value * element_size
-    sequences = max(1, min(batch, CHUNK_BYTES // (row * (BLOCK.value + halo))))
-    rows = CHUNK_BYTES // (row * sequences) - halo
-    block = BLOCK.value if rows >= BLOCK.value else 16
-    return sequences, max(16, min(rows // block * block, CHUNK_ROWS))
 
 
 def chunks(

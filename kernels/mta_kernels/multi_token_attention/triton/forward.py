@@ -7,12 +7,13 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.triton.launch import call_signature
 from mta_kernels.multi_token_attention.mixers import Mixers
-from mta_kernels.multi_token_attention.triton.chunks import chunk_rows, chunks, halo_rows
+from mta_kernels.multi_token_attention.triton.chunks import chunks
 from mta_kernels.multi_token_attention.triton.convolution import bands_of, convolve
 from mta_kernels.multi_token_attention.triton.heads import mix_heads
 from mta_kernels.multi_token_attention.triton.products import row_product, rows_of, score_product
 from mta_kernels.multi_token_attention.triton.row_stage import mix_rows
 from mta_kernels.operation import Operation
+from mta_kernels.score_chunks import chunk_rows, halo_rows
 
 
 def mixed_attention_forward(

@@ -26,10 +26,20 @@ from mta_kernels.conv_attention.triton.prepare import dot_precision
 from mta_kernels.gpu_limits import capability, shared_memory_limit
 from mta_kernels.multi_token_attention.triton.chunks import BLOCK, Chunk, seen_keys, stored_end, stored_from
 
-# Rows, keys (or columns) and depth of a tile, by head dim; warps and stages. Rows and keys divide BLOCK.
-SCORES = {"rows": 128, "keys": 128, "key_tiles": 8, "num_warps": 8, "stages": 3}
-ROW_PRODUCT = {"rows": 128, "depth": 64, "num_warps": 8, "stages": 4}
-TRANSPOSED = {"keys": 128, "depth": 64, "num_warps": 8, "stages": 4}
+# Rows, keys (or columns) and depth of a tile, warps and stages, by the head dim up to which they are taken: the best of
+# those measured on an H200. Rows and keys divide BLOCK.
+SCORES = {
+    64: {"rows": 64, "keys": 128, "key_tiles": 8, "num_warps": 4, "stages": 3},
+    256: {"rows": 128, "keys": 64, "key_tiles": 16, "num_warps": 8, "stages": 4},
+}
+ROW_PRODUCT = {
+    64: {"rows": 64, "depth": 128, "num_warps": 4, "stages": 3},
+    256: {"rows": 128, "depth": 64, "num_warps": 8, "stages": 6},
+}
+TRANSPOSED = {
+    64: {"keys": 128, "depth": 64, "num_warps": 4, "stages": 4},
+    256: {"keys": 128, "depth": 64, "num_warps": 8, "stages": 4},
+}
 RESERVED = 2048  # bytes of shared memory for what is not a tile
 MAX_PREPARED = 4096
 _prepared: dict[Hashable, Callable[[], None]] = {}
@@ -259,7 +269,7 @@ def score_product(
     batch, heads, _, head_dim = left.shape
     block_d = next_power_of_2(max(16, head_dim))
     block_m, block_n, options = score_tile(left, block_d)
-    key_tiles = SCORES["key_tiles"]
+    key_tiles = config_of(SCORES, left, block_d)["key_tiles"]
     host_descriptors = capability(left.device)[0] >= 9
     scores = out.flatten(0, 1)
     programs = cdiv(chunk.pitch, block_n * key_tiles) * cdiv(chunk.rows, block_m) * batch * heads
@@ -332,19 +342,28 @@ def add_transposed_product(
 def score_tile(left: Tensor, block_d: int) -> tuple[int, int, dict[str, Any]]:
     """Rows and keys of a tile of scores, as set or as there is room for, and what else the kernel is launched with."""
     size, limit = left.element_size(), shared_memory_limit(left.device) - RESERVED
-    rows, keys, stages, warps = (SCORES[name] for name in ("rows", "keys", "stages", "num_warps"))
+    config = config_of(SCORES, left, block_d)
+    rows, keys, stages, warps = (config[name] for name in ("rows", "keys", "stages", "num_warps"))
     if size == 4:  # on CUDA cores
         rows, keys, stages, warps = 64, 32, 2, 4
     for smaller in ((rows, keys, 2), (rows, 64, 2), (64, 64, 2), (64, 32, 2), (32, 32, 1)):
         if (rows * block_d + stages * keys * block_d + rows * keys) * size <= limit:
             break
         rows, keys, stages = smaller
-    warps = warps if (rows, keys) == (SCORES["rows"], SCORES["keys"]) else 4
+    warps = warps if (rows, keys) == (config["rows"], config["keys"]) else 4
     return rows, keys, _options(left, stages, warps)
 
 
-def tile_of_product(config: dict[str, int], side: str, left: Tensor, block_d: int) -> tuple[int, int, dict[str, Any]]:
+def config_of(configs: dict[int, dict[str, int]], left: Tensor, block_d: int) -> dict[str, int]:
+    """That of a head dim; before Hopper that of the largest, whose many warps have registers enough."""
+    return configs[64 if block_d <= 64 and capability(left.device)[0] >= 9 else 256]
+
+
+def tile_of_product(
+    configs: dict[int, dict[str, int]], side: str, left: Tensor, block_d: int
+) -> tuple[int, int, dict[str, Any]]:
     """Rows or keys of a tile, its depth, and what else a kernel that sums a product is launched with."""
+    config = config_of(configs, left, block_d)
     size, depth, stages, warps = (config[name] for name in (side, "depth", "stages", "num_warps"))
     if left.element_size() == 4:  # on CUDA cores
         size, depth, stages, warps = 64, 32, 2, 4

@@ -1,0 +1,35 @@
+"""Chunks of the staged pipeline of multi-token attention: how many query rows have their scores stored at a time.
+
+Pure numbers, which whoever predicts memory and time reads too; imports neither torch nor Triton.
+"""
+
+from __future__ import annotations
+
+from mta_kernels.operation import Operation
+
+# Rows and keys of a block: a product's tile of rows lies in one block of rows and reads whole blocks of keys.
+BLOCK = 128
+# Bytes of one buffer of scores, and rows of a chunk, at most; a chunk has no fewer rows than the last. The larger a chunk,
+# the more tiles run at once: on an H200 256 MB cost 10 to 20 % more time than 1 GB.
+CHUNK_BYTES = 2**30
+CHUNK_ROWS = 2048
+LEAST_ROWS = 16
+
+
+def halo_rows(operation: Operation) -> int:
+    """Rows above that an output row depends on, besides its own: both convolutions look back."""
+    after = operation.post_conv.query_taps - 1 if operation.post_conv else 0
+    return operation.conv.query_taps - 1 + after
+
+
+def chunk_rows(batch: int, heads: int, keys: int, element_size: int, halo: int) -> tuple[int, int]:
+    """Sequences and rows of each of a chunk whose scores take at most CHUNK_BYTES, halo and all, where that can be.
+
+    With a halo, that is with convolutions, which need up to five buffers, half as many bytes.
+    """
+    most = CHUNK_BYTES // 2 if halo else CHUNK_BYTES
+    row = heads * -(-keys // BLOCK) * BLOCK * element_size
+    sequences = max(1, min(batch, most // (row * (BLOCK + halo))))
+    rows = most // (row * sequences) - halo
+    block = BLOCK if rows >= BLOCK else LEAST_ROWS
+    return sequences, max(LEAST_ROWS, min(rows // block * block, CHUNK_ROWS))
