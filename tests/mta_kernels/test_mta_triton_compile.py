@@ -13,8 +13,6 @@ import pytest
 pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[2]
-# Bytes that a thread may spill: a pair of query taps more in registers is worth it.
-SPILLS = {"_taps_gradient_kernel": 320}
 
 
 @pytest.mark.long
@@ -32,5 +30,5 @@ def test_stages_fit(target: str) -> None:
     }  # fmt: skip
     for kernel in kernels:
         assert kernel["shared"] <= kernel["limit"], kernel
-        assert kernel["spilled"] <= SPILLS.get(kernel["kernel"], 8), kernel
+        assert kernel["spilled"] <= 8, kernel
         assert (kernel["wgmma"] > 0) == (target == "sm_90"), kernel

@@ -9,6 +9,7 @@ groups of keys of several rows of scores. A program reads a row of scores once f
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -23,10 +24,11 @@ from mta_kernels.operation import Convolution
 # Keys that come out of a banded matrix and go into it. What lies before and after the former are whole groups of 8.
 OUTPUTS: tl.constexpr = tl.constexpr(16)
 INPUTS: tl.constexpr = tl.constexpr(32)
-# Groups of OUTPUTS keys side by side, rows of a program about, how far ahead rows are read (in turns of as many rows as
-# there are query taps), and warps. One warp has no other to wait for.
-CONVOLUTION = {"GROUPS": 16, "rows": 64, "STAGES": 2, "num_warps": 1}
-SMALL = {"rows": 16, "STAGES": 1, "num_warps": 4}  # the same of float32, whose products are on CUDA cores
+# Groups of OUTPUTS keys side by side; rows of a program, about; how far ahead rows are read, in turns of as many rows
+# as there are query taps, and one more; warps, of which one has no other to wait for; and registers a thread at most.
+CONVOLUTION: dict[str, Any] = {"GROUPS": 16, "rows": 104, "STAGES": 2, "num_warps": 1, "maxnreg": 200}
+# The same of float32, whose products are on CUDA cores.
+SMALL: dict[str, Any] = {"rows": 16, "STAGES": 1, "num_warps": 4, "maxnreg": None}
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,18 @@ def document_of(row, first_position, first_row, query_rows, documents_ptr):
     return tl.load(documents_ptr + first_position + row, mask=inside, other=-1)
 
 
+@triton.jit
+def if_same_document(
+    x, row, other, first_position, first_row, query_rows, documents_ptr, DOCUMENTS: tl.constexpr,
+):  # fmt: skip
+    """x, or zeros where two rows are of different documents; what a row sees is of its own."""
+    if DOCUMENTS:
+        document = document_of(row, first_position, first_row, query_rows, documents_ptr)
+        same = document == document_of(other, first_position, first_row, query_rows, documents_ptr)
+        x = tl.where(same, x, 0.0).to(x.dtype)
+    return x
+
+
 @triton.jit(do_not_specialize=["rows", "run", "first_position", "first_row", "query_rows", "key_rows", "offset"])
 def _convolution_kernel(
     x_ptr, out_ptr, bands_ptr, documents_ptr,
@@ -92,7 +106,7 @@ def _convolution_kernel(
     first_key = tl.program_id(0) % key_tiles * (GROUPS * OUTPUTS)
     first = tl.program_id(0) // key_tiles % row_tiles * run
     batch_head = (tl.program_id(0) // (key_tiles * row_tiles)).to(tl.int64)
-    after = tl.minimum(first + run, rows)  # the last row
+    after = tl.minimum(first + run, rows)  # its last row
     x_ptr += batch_head * rows * pitch
     out_ptr += batch_head * rows * pitch
     group = first_key + tl.arange(0, GROUPS) * OUTPUTS
@@ -120,16 +134,18 @@ def _convolution_kernel(
                 sums = sums + (tl.zeros([GROUPS, OUTPUTS], tl.float32),)
                 added = ()
                 for n in tl.static_range(TAPS):
-                    seen = x
-                    if DOCUMENTS:
-                        same = document_of(row + n, first_position, first_row, query_rows, documents_ptr)
-                        same = same == document_of(seen_row, first_position, first_row, query_rows, documents_ptr)
-                        seen = tl.where(same, x, 0.0).to(x.dtype)
-                    added = added + (tl.dot(seen, bands[TAPS - 1 - n], sums[n], input_precision=PRECISION),)
+                    seen = if_same_document(
+                        x, row + n, seen_row, first_position, first_row, query_rows, documents_ptr, DOCUMENTS
+                    )  # fmt: skip
+                    summed = tl.dot(seen, bands[TAPS - 1 - n], sums[n], input_precision=PRECISION)
+                    if n == 0:
+                        total = summed.to(out_ptr.dtype.element_ty)
+                    else:
+                        added = added + (summed,)
+                sums = added
                 start, end = seen_keys(
                     row, first_position, first_row, query_rows, key_rows, documents_ptr, CAUSAL, DOCUMENTS
                 )  # fmt: skip
-                total = added[0].to(out_ptr.dtype.element_ty)
                 if DOCUMENTS:
                     total = tl.where((out_key >= start) & (out_key < end), total, 0.0)
                 elif first_key + GROUPS * OUTPUTS > end:
@@ -137,7 +153,6 @@ def _convolution_kernel(
                 if (row >= first) & (row < after):
                     stored = out_key < stored_end(row, first_position, pitch, CAUSAL, True)
                     tl.store(out_ptr + row * pitch + out_key, total, mask=stored)
-                sums = added[1:]
 
 
 def convolve(x: Tensor, out: Tensor, bands: Bands, chunk: Chunk) -> None:
@@ -155,4 +170,5 @@ def convolve(x: Tensor, out: Tensor, bands: Bands, chunk: Chunk) -> None:
         CAUSAL=chunk.causal, DOCUMENTS=chunk.documents is not None, TAPS=bands.query_taps, BEFORE=bands.before,
         OUTPUTS=OUTPUTS.value, INPUTS=INPUTS.value, GROUPS=sizes["GROUPS"], STAGES=sizes["STAGES"],
         PRECISION=dot_precision(x.dtype), num_warps=sizes["num_warps"],
+        maxnreg=sizes["maxnreg"],
     )  # fmt: skip

@@ -8,6 +8,9 @@ place of its own, so the results are the same from run to run.
 # ruff: noqa: RUF005  # Triton compiles no unpacking into a tuple
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -17,11 +20,18 @@ from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, launc
 from mta_kernels.conv_attention.triton.prepare import dot_precision
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.multi_token_attention.triton.chunks import Chunk
-from mta_kernels.multi_token_attention.triton.convolution import INPUTS, OUTPUTS, SMALL, Bands, document_of, load_row
+from mta_kernels.multi_token_attention.triton.convolution import (
+    INPUTS,
+    OUTPUTS,
+    SMALL,
+    Bands,
+    if_same_document,
+    load_row,
+)
 from mta_kernels.operation import Convolution
 
-# As CONVOLUTION, and programs a multiprocessor.
-TAPS_GRADIENT = {"GROUPS": 16, "rows": 48, "STAGES": 2, "num_warps": 1, "programs": 12}
+# As CONVOLUTION, but rows are the fewest of a tile; and programs a multiprocessor, as many as it has registers for.
+TAPS_GRADIENT: dict[str, Any] = {"GROUPS": 16, "rows": 16, "STAGES": 2, "num_warps": 1, "maxnreg": 168, "programs": 12}
 
 
 @triton.jit(do_not_specialize=["rows", "run", "first_position", "first_row", "query_rows", "key_rows", "offset",
@@ -71,11 +81,10 @@ def _taps_gradient_kernel(
                 window = (grad,) + window
                 added = ()
                 for tap in tl.static_range(TAPS):
-                    seen = window[tap]
-                    if DOCUMENTS:
-                        same = document_of(row - tap, first_position, first_row, query_rows, documents_ptr)
-                        same = same == document_of(seen_row, first_position, first_row, query_rows, documents_ptr)
-                        seen = tl.where(same, seen, 0.0).to(grad.dtype)
+                    seen = if_same_document(
+                        window[tap], row - tap, seen_row, first_position, first_row, query_rows, documents_ptr,
+                        DOCUMENTS,
+                    )  # fmt: skip
                     added = added + (tl.dot(x, seen, totals[tap], input_precision=PRECISION),)
                 totals = added
                 window = window[: TAPS - 1]
@@ -86,13 +95,23 @@ def _taps_gradient_kernel(
         tl.store(place, tl.load(place) + totals[tap])
 
 
+@functools.cache
+def tile_rows(rows: int, key_tiles: int, shares: int, query_taps: int, fewest: int) -> int:
+    """Rows of a tile, of which the program with the most tiles of a head reads the fewest rows, halos and all."""
+
+    def read(run: int) -> int:
+        return cdiv(cdiv(rows, run) * key_tiles, shares) * cdiv(run + query_taps - 1, query_taps) * query_taps
+
+    return min((cdiv(rows, tiles) for tiles in range(1, cdiv(rows, fewest) + 1)), key=read)
+
+
 class TapsGradient:
     """The gradient of a convolution's taps while chunks add to it."""
 
     def __init__(self, convolution: Convolution, bands: Bands, batch: int, heads: int) -> None:
         device = bands.matrices.device
         self.convolution, self.bands, self.heads = convolution, bands, heads
-        self.shares = cdiv(TAPS_GRADIENT["programs"] * sm_count(device), batch * heads)
+        self.shares = max(1, TAPS_GRADIENT["programs"] * sm_count(device) // (batch * heads))
         shape = batch, heads, self.shares, bands.query_taps, INPUTS.value, OUTPUTS.value
         self.partial = torch.zeros(shape, dtype=torch.float32, device=device)
 
@@ -101,7 +120,8 @@ class TapsGradient:
         batch, heads, rows, pitch = x.shape
         bands = self.bands
         sizes = TAPS_GRADIENT if x.element_size() == 2 else {**TAPS_GRADIENT, **SMALL}
-        run = cdiv(chunk.owned, cdiv(chunk.owned, sizes["rows"]))
+        key_tiles = cdiv(pitch, sizes["GROUPS"] * OUTPUTS.value)
+        run = tile_rows(chunk.owned, key_tiles, self.shares, bands.query_taps, sizes["rows"])
         launch(
             _taps_gradient_kernel, batch * heads * self.shares, (chunk.signature, call_signature(self.partial)),
             x, grad, self.partial, x if chunk.documents is None else chunk.documents,
@@ -110,6 +130,7 @@ class TapsGradient:
             CAUSAL=chunk.causal, DOCUMENTS=chunk.documents is not None, TAPS=bands.query_taps, BEFORE=bands.before,
             OUTPUTS=OUTPUTS.value, INPUTS=INPUTS.value, GROUPS=sizes["GROUPS"], STAGES=sizes["STAGES"],
             PRECISION=dot_precision(x.dtype), num_warps=sizes["num_warps"],
+            maxnreg=sizes["maxnreg"],
         )  # fmt: skip
 
     def dtaps(self) -> Tensor:
