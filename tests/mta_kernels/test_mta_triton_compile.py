@@ -14,6 +14,8 @@ pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[2]
 
+ONE_WARP = {"_convolution_kernel", "_taps_gradient_kernel"}  # too few for Hopper's products, and faster without
+
 
 @pytest.mark.long
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90"])
@@ -31,4 +33,4 @@ def test_stages_fit(target: str) -> None:
     for kernel in kernels:
         assert kernel["shared"] <= kernel["limit"], kernel
         assert kernel["spilled"] <= 8, kernel
-        assert (kernel["wgmma"] > 0) == (target == "sm_90"), kernel
+        assert (kernel["wgmma"] > 0) == (target == "sm_90" and kernel["kernel"] not in ONE_WARP), kernel
