@@ -12,6 +12,7 @@ from torch import Tensor
 from mta_kernels import gpu_limits, score_chunks
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of
 from mta_kernels.multi_token_attention.reference import mixed_attention
+from mta_kernels.multi_token_attention.triton import convolution, taps_gradient
 from mta_kernels.multi_token_attention.triton.backend import TRITON
 from mta_kernels.operation import Operation
 
@@ -38,6 +39,11 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks of the short sequences of tests; and few programs in the interpreter, each of several rows."""
     monkeypatch.setattr(score_chunks, "CHUNK_ROWS", 32)
     monkeypatch.setattr(gpu_limits, "INTERPRETED_SM_COUNT", 2)
+    if DEVICE == "cpu":  # several tiles, too, which tensor cores do not have as small
+        for sizes in (convolution.CONVOLUTION, taps_gradient.TAPS_GRADIENT):
+            monkeypatch.setitem(sizes, "GROUPS", 2)
+            monkeypatch.setitem(sizes, "rows", 20)
+            monkeypatch.setitem(sizes, "programs", 3)
 
 
 def make(

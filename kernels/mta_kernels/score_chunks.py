@@ -9,8 +9,8 @@ from mta_kernels.operation import Operation
 
 # Rows and keys of a block: a product's tile of rows lies in one block of rows and reads whole blocks of keys.
 BLOCK = 128
-# Bytes of one buffer of scores, and rows of a chunk, at most; a chunk has no fewer rows than the last. The larger a chunk,
-# the more tiles run at once: on an H200 256 MB cost 10 to 20 % more time than 1 GB.
+# Bytes of one buffer of scores, and rows of a chunk, at most; a chunk has no fewer rows than the last. The larger a
+# chunk, the more tiles run at once: on an H200 256 MB cost 10 to 20 % more time than 1 GB.
 CHUNK_BYTES = 2**30
 CHUNK_ROWS = 2048
 LEAST_ROWS = 16

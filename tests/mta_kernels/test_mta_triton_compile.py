@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[2]
-# Bytes that a thread may spill: a pair of query taps more in registers is worth it.
-SPILLS = {"_taps_gradient_kernel": 320}
+
+ONE_WARP = {"_convolution_kernel", "_taps_gradient_kernel"}  # too few for Hopper's products, and faster without
 
 
 @pytest.mark.long
@@ -32,5 +32,5 @@ def test_stages_fit(target: str) -> None:
     }  # fmt: skip
     for kernel in kernels:
         assert kernel["shared"] <= kernel["limit"], kernel
-        assert kernel["spilled"] <= SPILLS.get(kernel["kernel"], 8), kernel
-        assert (kernel["wgmma"] > 0) == (target == "sm_90"), kernel
+        assert kernel["spilled"] <= 8, kernel
+        assert (kernel["wgmma"] > 0) == (target == "sm_90" and kernel["kernel"] not in ONE_WARP), kernel

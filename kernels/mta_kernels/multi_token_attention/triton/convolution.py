@@ -9,6 +9,7 @@ groups of keys of several rows of scores. A program reads a row of scores once f
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -23,10 +24,11 @@ from mta_kernels.operation import Convolution
 # Keys that come out of a banded matrix and go into it. What lies before and after the former are whole groups of 8.
 OUTPUTS: tl.constexpr = tl.constexpr(16)
 INPUTS: tl.constexpr = tl.constexpr(32)
-# Groups of OUTPUTS keys side by side, rows apart whose groups are in one product, rows one after the other, how many
-# of these are read ahead, and warps.
-CONVOLUTION = {"GROUPS": 16, "SLOTS": 4, "RUN": 8, "AHEAD": 2, "num_warps": 4}
-SMALL = {"GROUPS": 8, "SLOTS": 4, "RUN": 1}  # the same of float32, whose products are on CUDA cores and fully unrolled
+# Groups of OUTPUTS keys side by side; rows of a program, about; how far ahead rows are read, in turns of as many rows
+# as there are query taps, and one more; warps, of which one has no other to wait for; and registers a thread at most.
+CONVOLUTION: dict[str, Any] = {"GROUPS": 16, "rows": 104, "STAGES": 2, "num_warps": 1, "maxnreg": 200}
+# The same of float32, whose products are on CUDA cores.
+SMALL: dict[str, Any] = {"rows": 16, "STAGES": 1, "num_warps": 4, "maxnreg": None}
 
 
 @dataclass(frozen=True)
@@ -61,98 +63,112 @@ def bands_of(taps: Tensor, convolution: Convolution, dtype: torch.dtype, *, tran
 
 
 @triton.jit
-def load_groups(
-    x_ptr, row, key, rows, pitch, first_position, inside, CAUSAL: tl.constexpr,
-):  # fmt: skip
-    """`x[row, key]` of one head, row `[groups]` and key `[groups, n]` in whole groups of 8; zero where not stored."""
-    stored = stored_end(row, first_position, pitch, CAUSAL, True)
-    seen = ((row >= 0) & (row < rows) & inside)[:, None] & (key >= 0) & (key < stored[:, None])
-    return tl.load(x_ptr + (row * pitch)[:, None] + key, mask=seen, other=0.0)
+def load_row(x_ptr, row, key, rows, pitch, first_position, inside, CAUSAL: tl.constexpr):
+    """`x[row, key]` of one head, key `[groups, n]` in whole groups of 8; zero where not stored, or not inside."""
+    end = tl.where((row >= 0) & (row < rows) & inside, stored_end(row, first_position, pitch, CAUSAL, True), 0)
+    return tl.load(x_ptr + row * pitch + key, mask=(key >= 0) & (key < end), other=0.0)
 
 
 @triton.jit
-def only_seen(x, key, start, end):
-    """`x [groups, n]`, zero at keys outside start to end `[groups]`."""
-    return tl.where((key >= start[:, None]) & (key < end[:, None]), x, 0.0).to(x.dtype)
+def document_of(row, first_position, first_row, query_rows, documents_ptr):
+    """The first position of a row's document; -1 outside the queries."""
+    inside = (first_row + row >= 0) & (first_row + row < query_rows)
+    return tl.load(documents_ptr + first_position + row, mask=inside, other=-1)
 
 
-@triton.jit(do_not_specialize=["rows", "first_position", "first_row", "query_rows", "key_rows", "offset"])
+@triton.jit
+def if_same_document(
+    x, row, other, first_position, first_row, query_rows, documents_ptr, DOCUMENTS: tl.constexpr,
+):  # fmt: skip
+    """x, or zeros where two rows are of different documents; what a row sees is of its own."""
+    if DOCUMENTS:
+        document = document_of(row, first_position, first_row, query_rows, documents_ptr)
+        same = document == document_of(other, first_position, first_row, query_rows, documents_ptr)
+        x = tl.where(same, x, 0.0).to(x.dtype)
+    return x
+
+
+@triton.jit(do_not_specialize=["rows", "run", "first_position", "first_row", "query_rows", "key_rows", "offset"])
 def _convolution_kernel(
     x_ptr, out_ptr, bands_ptr, documents_ptr,
-    heads, rows, pitch, first_position, first_row, query_rows, key_rows, offset,
+    heads, rows, run, pitch, first_position, first_row, query_rows, key_rows, offset,
     CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr, TAPS: tl.constexpr, BEFORE: tl.constexpr,
-    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
-    GROUPS: tl.constexpr, SLOTS: tl.constexpr, RUN: tl.constexpr, AHEAD: tl.constexpr, PRECISION: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GROUPS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`out` of one head for SLOTS * RUN rows and GROUPS * OUTPUTS keys; x and out `[B*H, rows, pitch]`.
+    """`out` of one head for `run` rows and GROUPS * OUTPUTS keys; x and out `[B*H, rows, pitch]`.
 
-    x is zero at keys that are not seen, and so is out.
+    x is zero at keys that are not seen, and so is out. A row of x is read once and added to the sums of the TAPS rows
+    that see it; the sums of the uppermost are complete then.
     """
     pitch = tl.multiple_of(pitch, 8)
     key_tiles = tl.cdiv(pitch, GROUPS * OUTPUTS)
-    row_tiles = tl.cdiv(rows, SLOTS * RUN)
+    row_tiles = tl.cdiv(rows, run)
     first_key = tl.program_id(0) % key_tiles * (GROUPS * OUTPUTS)
-    first = tl.program_id(0) // key_tiles % row_tiles * (SLOTS * RUN)
+    first = tl.program_id(0) // key_tiles % row_tiles * run
     batch_head = (tl.program_id(0) // (key_tiles * row_tiles)).to(tl.int64)
-    last = tl.minimum(first + SLOTS * RUN, rows) - 1
+    after = tl.minimum(first + run, rows)  # its last row
     x_ptr += batch_head * rows * pitch
     out_ptr += batch_head * rows * pitch
-    group = tl.arange(0, SLOTS * GROUPS)
-    slot_row = first + group // GROUPS * RUN  # the first row of each group's run
-    out_key = (first_key + group % GROUPS * OUTPUTS)[:, None] + tl.arange(0, OUTPUTS)[None, :]
-    in_key = (first_key + group % GROUPS * OUTPUTS - BEFORE)[:, None] + tl.arange(0, INPUTS)[None, :]
-    if first_key < stored_end(last, first_position, pitch, CAUSAL, True):
-        if CAUSAL and first_key > first_position + last:
-            for step in range(RUN):
-                row = slot_row + step
-                stored = (row < rows)[:, None] & (out_key < pitch)
-                zeros = tl.zeros([SLOTS * GROUPS, OUTPUTS], out_ptr.dtype.element_ty)
-                tl.store(out_ptr + (row * pitch)[:, None] + out_key, zeros, mask=stored)
-        else:
-            k = tl.arange(0, INPUTS)[:, None] * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
-            bands_ptr += batch_head % heads * (TAPS * INPUTS * OUTPUTS)
-            bands = ()
-            for tap in tl.static_range(TAPS):
-                bands = bands + (tl.load(bands_ptr + tap * (INPUTS * OUTPUTS) + k),)
-            window = ()
-            for step in tl.static_range(TAPS - 1 + AHEAD):
-                x = load_groups(x_ptr, slot_row + offset + step, in_key, rows, pitch, first_position, True, CAUSAL)
-                window = window + (x,)
-            for step in tl.static_range(RUN):
-                row = slot_row + step
+    group = first_key + tl.arange(0, GROUPS) * OUTPUTS
+    out_key = group[:, None] + tl.arange(0, OUTPUTS)[None, :]
+    in_key = (group - BEFORE)[:, None] + tl.arange(0, INPUTS)[None, :]
+    if CAUSAL and first_key >= first_position + after:
+        for row in range(first, after):
+            stored = out_key < stored_end(row, first_position, pitch, CAUSAL, True)
+            tl.store(out_ptr + row * pitch + out_key, tl.zeros([GROUPS, OUTPUTS], x_ptr.dtype.element_ty), mask=stored)
+    else:
+        k = tl.arange(0, INPUTS)[:, None] * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
+        bands_ptr += batch_head % heads * (TAPS * INPUTS * OUTPUTS)
+        bands = ()
+        sums = ()
+        for tap in tl.static_range(TAPS):
+            bands = bands + (tl.load(bands_ptr + tap * (INPUTS * OUTPUTS) + k),)
+            if tap:
+                sums = sums + (tl.zeros([GROUPS, OUTPUTS], tl.float32),)
+        # sums[n] are those of row + n, of which x is at tap TAPS - 1 - n. A turn brings them back to their places.
+        for turn in tl.range(first - (TAPS - 1), after, TAPS, num_stages=STAGES):
+            for step in tl.static_range(TAPS):
+                row = turn + step
+                seen_row = row + (offset + TAPS - 1)
+                x = load_row(x_ptr, seen_row, in_key, rows, pitch, first_position, row < after, CAUSAL)
+                sums = sums + (tl.zeros([GROUPS, OUTPUTS], tl.float32),)
+                added = ()
+                for n in tl.static_range(TAPS):
+                    seen = if_same_document(
+                        x, row + n, seen_row, first_position, first_row, query_rows, documents_ptr, DOCUMENTS
+                    )  # fmt: skip
+                    summed = tl.dot(seen, bands[TAPS - 1 - n], sums[n], input_precision=PRECISION)
+                    if n == 0:
+                        total = summed.to(out_ptr.dtype.element_ty)
+                    else:
+                        added = added + (summed,)
+                sums = added
                 start, end = seen_keys(
                     row, first_position, first_row, query_rows, key_rows, documents_ptr, CAUSAL, DOCUMENTS
                 )  # fmt: skip
-                if step + AHEAD < RUN:
-                    ahead = slot_row + (offset + step + TAPS - 1 + AHEAD)
-                    x = load_groups(x_ptr, ahead, in_key, rows, pitch, first_position, True, CAUSAL)
-                    window = window + (x,)
-                total = tl.zeros([SLOTS * GROUPS, OUTPUTS], tl.float32)
-                for tap in tl.static_range(TAPS):
-                    x = window[tap]
-                    if DOCUMENTS:  # rows and keys of other documents
-                        first_seen = tl.load(documents_ptr + first_position + row, mask=end > start, other=0)
-                        last_seen = tl.load(documents_ptr + key_rows + first_position + row, mask=end > start, other=0)
-                        x = only_seen(x, in_key, first_seen, last_seen)
-                    total = tl.dot(x, bands[tap], total, input_precision=PRECISION)
-                total = only_seen(total, out_key, start, end).to(out_ptr.dtype.element_ty)
-                stored = (row < rows)[:, None] & (out_key < pitch)
-                tl.store(out_ptr + (row * pitch)[:, None] + out_key, total, mask=stored)
-                window = window[1:]
+                if DOCUMENTS:
+                    total = tl.where((out_key >= start) & (out_key < end), total, 0.0)
+                elif first_key + GROUPS * OUTPUTS > end:
+                    total = tl.where(out_key < end, total, 0.0)
+                if (row >= first) & (row < after):
+                    stored = out_key < stored_end(row, first_position, pitch, CAUSAL, True)
+                    tl.store(out_ptr + row * pitch + out_key, total, mask=stored)
 
 
 def convolve(x: Tensor, out: Tensor, bands: Bands, chunk: Chunk) -> None:
     """`out` is the convolution of `x`, both `[B, H, rows, pitch]` of a chunk and zero at keys that are not seen."""
     batch, heads, rows, pitch = x.shape
     sizes = CONVOLUTION if x.element_size() == 2 else {**CONVOLUTION, **SMALL}
-    programs = cdiv(rows, sizes["SLOTS"] * sizes["RUN"]) * cdiv(pitch, sizes["GROUPS"] * OUTPUTS.value)
+    row_tiles = cdiv(rows, sizes["rows"])
+    run = cdiv(rows, row_tiles)
+    programs = cdiv(rows, run) * cdiv(pitch, sizes["GROUPS"] * OUTPUTS.value)
     launch(
         _convolution_kernel, programs * batch * heads, (chunk.signature, call_signature(bands.matrices)),
         x, out, bands.matrices, x if chunk.documents is None else chunk.documents,
-        heads, rows, pitch, chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows,
+        heads, rows, run, pitch, chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows,
         bands.offset,
         CAUSAL=chunk.causal, DOCUMENTS=chunk.documents is not None, TAPS=bands.query_taps, BEFORE=bands.before,
-        OUTPUTS=OUTPUTS.value, INPUTS=INPUTS.value,
-        **{name: size for name, size in sizes.items() if name != "num_warps"},
+        OUTPUTS=OUTPUTS.value, INPUTS=INPUTS.value, GROUPS=sizes["GROUPS"], STAGES=sizes["STAGES"],
         PRECISION=dot_precision(x.dtype), num_warps=sizes["num_warps"],
+        maxnreg=sizes["maxnreg"],
     )  # fmt: skip
