@@ -1,0 +1,98 @@
+// Scores to logits, of all heads: convolution, then mixing, and what of each row's softmax goes over all its columns.
+//
+//   logits[h] = sum over g of mix[h, g] conv(scores[g]),   logsumexp[h, i] = log sum over visible j of exp(logits[h, i, j])
+//
+// Sums are of the logits as stored, so that probabilities that are computed from these add up to one. Each block has
+// the sums of its own steps, `merge_statistics` adds them up.
+//
+// A score takes 2 bytes read, times 1 + HALO / ROWS, and 2 written: 4 bytes of memory if the halo is still in L2. At 4.3
+// TB/s an SM of 132 has 4.6 scores a cycle to do. Of each unit of an SM, cycles a score at 6 x 11 taps, 16 heads, ROWS 32,
+// COLUMNS 32, where 0.215 are there:
+//   tensor cores   9 products of 16 x 8 x 16 a tile of 128 for the convolution and 1 for the mixing, 1.6 each   0.125
+//   shared memory  84 cycles a tile of 1024 to load rows, 10 + 8 + 8 to copy, store and mix, 8 to write out     0.15
+//   powers of two  9 for 8 logits, 16 a cycle                                                                  0.07
+//   instructions   about 16 of a warp for 32 scores, 4 a cycle                                                 0.125
+#include "pipeline.cuh"
+
+struct Sums {
+    float maximum, sum;
+    DEVICE void add(float other_maximum, float other_sum) {
+        const float both = fmaxf(maximum, other_maximum);
+        sum = sum * exp2_fast((maximum - both) * LOG2_E) + other_sum * exp2_fast((other_maximum - both) * LOG2_E);
+        maximum = both;
+    }
+};
+
+DEVICE void add_logits(Sums& sums, const uint32_t (&pairs)[STEP], const Seen& seen, int column) {
+    float x[STEP * 2], maximum = sums.maximum;
+#pragma unroll
+    for (int i = 0; i < STEP * 2; i++) x[i] = number_of(pairs[i / 2], i % 2);
+    if (!seen.all(column, STEP * 2)) {
+#pragma unroll
+        for (int i = 0; i < STEP * 2; i++)
+            if (!seen.all(column + i, 1)) x[i] = MINUS_INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < STEP * 2; i++) maximum = fmaxf(maximum, x[i]);
+    float sum = sums.sum * exp2_fast((sums.maximum - maximum) * LOG2_E);
+#pragma unroll
+    for (int i = 0; i < STEP * 2; i++) sum += exp2_fast((x[i] - maximum) * LOG2_E);
+    sums = {maximum, sum};
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pre_tiles(const __grid_constant__ Arguments args) {
+    const int lane = thread_index() % 32, warp = WARPS - 1 - thread_index() / 32;
+    Sums sums[ROWS_A_WARP][BLOCKS][2];
+    const auto clear = [&] {
+#pragma unroll
+        for (int i = 0; i < ROWS_A_WARP * BLOCKS * 2; i++) sums[i / 2 / BLOCKS][i / 2 % BLOCKS][i % 2] = {LOWEST, 0};
+    };
+    clear();
+    run_steps(
+        args,
+        [&](const Tick& tick, int i, int to, int half, int row, int head, const Seen& seen, const uint32_t(&pairs)[STEP]) {
+            const int column = tick.step * COLUMNS + lane % 4 * STEP * 2;
+            if (column < args.columns) store_pairs(args.out.at(tick.batch, head, row) + column, pairs);
+            add_logits(sums[i][to][half], pairs, seen, column);
+        },
+        [&](const Tick& tick) {
+            int first = tick.batch * args.steps;  // of these rows, among all steps
+            for (int i = 0; i < tick.row_block; i++) first += steps_of(args, i);
+            const int part = block_index() - first / args.run;
+            float2* partial = args.partial + (((int64_t)part * args.batch + tick.batch) * args.row_blocks + tick.row_block) * ROWS * HEADS;
+#pragma unroll
+            for (int i = 0; i < ROWS_A_WARP * BLOCKS * 2; i++) {
+                Sums found = sums[i / 2 / BLOCKS][i / 2 % BLOCKS][i % 2];
+#pragma unroll
+                for (int other = 1; other < 4; other *= 2)
+                    found.add(__shfl_xor_sync(~0u, found.maximum, other), __shfl_xor_sync(~0u, found.sum, other));
+                const int slot = i / 2 / BLOCKS * WARPS + warp, head = i / 2 % BLOCKS * 16 + i % 2 * 8 + lane / 4;
+                if (lane % 4 == 0 && slot < ROWS && head < HEADS)
+                    partial[row_of(slot) * HEADS + head] = {found.maximum, found.sum};
+            }
+            clear();
+        });
+}
+
+// A thread has a row of a head: what the blocks that had its visible steps found of it.
+extern "C" __global__ void __launch_bounds__(128) merge_statistics(const __grid_constant__ Arguments args) {
+    const int64_t index = (int64_t)block_index() * 128 + thread_index();
+    if (index >= (int64_t)args.batch * args.rows * HEADS) return;
+    const int head = index % HEADS, row = index / HEADS % args.rows, batch = index / HEADS / args.rows;
+    const int row_block = row / ROWS;
+    int first = batch * args.steps;
+    for (int i = 0; i < row_block; i++) first += steps_of(args, i);
+    const Visible visible(args, row_block);
+    Sums sums = {LOWEST, 0};
+    const int start = first + visible.first, end = first + visible.end;
+    for (int block = start / args.run; block * args.run < end; block++) {
+        const int part = block - first / args.run;
+        const float2 found =
+            args.partial[((((int64_t)part * args.batch + batch) * args.row_blocks + row_block) * ROWS + row % ROWS) * HEADS + head];
+        sums.add(found.x, found.y);
+    }
+    const float log_sum = log2f(sums.sum);
+    args.statistics[((int64_t)batch * HEADS + head) * args.rows + row] = {sums.maximum, log_sum};
+    args.logsumexp[batch * args.logsumexp_batch + head * args.logsumexp_head + row * args.logsumexp_row] =
+        fmaf(log_sum, LOG_2, sums.maximum);
+}
