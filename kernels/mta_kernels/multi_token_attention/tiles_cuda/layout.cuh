@@ -37,7 +37,8 @@ constexpr int BLOCKS = (HEADS + 15) / 16;  // of 16 heads
 constexpr int RESULTS_AT = HEADS * RING_HEAD;
 constexpr int MIX_AT = RESULTS_AT + RESULTS * RESULT;
 constexpr int MIX_BYTES = MIX && BLOCKS > 1 ? BLOCKS * BLOCKS * 512 : 0;
-static_assert(MIX_AT + MIX_BYTES == SHARED_BYTES, "as in plan.py");
+constexpr int TICKS_AT = MIX_AT + MIX_BYTES, TICKS = 8;
+static_assert(TICKS_AT + TICKS * 32 == SHARED_BYTES && LEAD + 3 <= TICKS, "as in plan.py");
 
 constexpr float LOG2_E = 1.44269504f, LOG_2 = 0.693147181f;
 constexpr float LOWEST = -3.40282347e38f;  // the maximum of no logits: finite, so that no NaN comes of it
@@ -66,9 +67,9 @@ struct Arguments {
 
 // The keys that the row at a position sees, from `start` to `end`.
 struct Seen {
-    int start, end;
+    int start = 0, end = 0;
+    DEVICE Seen() {}
     DEVICE Seen(const Arguments& args, int position) {
-        start = 0, end = 0;
         if (position < args.first_query || position >= args.keys) return;
         end = CAUSAL ? position + 1 : args.keys;
         if (DOCUMENTS) start = args.documents[position], end = min(end, args.documents[args.keys + position]);

@@ -2,58 +2,85 @@
 #pragma once
 #include "steps.cuh"
 
-constexpr int COPIES = HEADS * ROWS_IN * STEP, COPIES_A_THREAD = (COPIES + THREADS - 1) / THREADS;
+// A warp copies some rows of a head at a time.
+constexpr int ROWS_AT_ONCE = 32 / STEP, PASSES = (ROWS_IN + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+constexpr int COPIES = (HEADS * PASSES + WARPS - 1) / WARPS;  // of a thread
 
 // One chunk of a tick. A thread copies and changes the same chunks, so that no barrier is needed in between.
 struct Chunk {
     bool exists;  // of this thread and tick
-    int head, row, column;
-    Seen seen;
+    int head, row, column, position;
     uint32_t place;
 
-    DEVICE Chunk(const Arguments& args, const Tick& tick, int i, uint32_t shared)
-        : seen(args, args.first_position + tick.row_block * ROWS + (i / STEP % ROWS_IN - HALO)) {
-        const int number = i % STEP, from_top = i / STEP % ROWS_IN;
-        exists = i < COPIES && number < tick.chunks();
-        head = i / STEP / ROWS_IN;
+    DEVICE Chunk(const Arguments& args, const Tick& tick, int i, uint32_t shared) {
+        const int lane = thread_index() % 32, index = i * WARPS + thread_index() / 32;
+        const int pass = index % PASSES, number = lane % STEP, from_top = pass * ROWS_AT_ONCE + lane / STEP;
+        head = index / PASSES;
+        exists = head < HEADS && from_top < ROWS_IN && number < tick.chunks();
         row = tick.row_block * ROWS + from_top - HALO + args.above;
+        position = args.first_position - args.above + row;
         column = tick.first_column() + number * 8;
-        if (row < 0 || row >= args.rows_in) seen.start = seen.end = 0;
-        place = shared + head * RING_HEAD + row_place(from_top) + ring_wrap(tick.ring + number) * 16;
+        place = shared + head * RING_HEAD + ring_wrap(tick.ring + number) * 16;
+        if (ROWS_AT_ONCE % INTERLEAVE == 0)  // the same, and less to compute
+            place += row_place(lane / STEP) + pass * (ROWS_AT_ONCE / INTERLEAVE * PITCH);
+        else
+            place += row_place(from_top);
+    }
+    DEVICE Seen seen(const Arguments& args) const {
+        Seen found(args, position);
+        if (row < 0 || row >= args.rows_in) found.end = found.start;
+        return found;
     }
 };
 
+DEVICE void store_zeros(const Arguments& args, const Tick& tick) {
+    const int first = tick.step * COLUMNS, end = min(first + tick.steps * COLUMNS, args.columns);
+    const int lane = thread_index() % 32;
+#pragma unroll 1
+    for (int i = thread_index() / 32; i < HEADS * ROWS; i += WARPS) {
+        const int row = tick.row_block * ROWS + i % ROWS;
+        if (row >= args.rows) continue;
+        ELEMENT* destination = args.out.at(tick.batch, i / ROWS, row);
+#pragma unroll 1
+        for (int column = first + lane * 8; column < end; column += 256) *(uint4*)(destination + column) = uint4{0, 0, 0, 0};
+    }
+}
+
 DEVICE void load(const Arguments& args, const Tick& tick, uint32_t shared) {
-    if (tick.kind != NOTHING) {
+    if (POST && tick.kind == ZEROS) store_zeros(args, tick);
+    if (tick.kind > ZEROS) {
 #pragma unroll
-        for (int i = 0; i < COPIES_A_THREAD; i++) {
-            const Chunk chunk(args, tick, i * THREADS + thread_index(), shared);
+        for (int i = 0; i < COPIES; i++) {
+            const Chunk chunk(args, tick, i, shared);
             if (!chunk.exists) continue;
-            const bool some = chunk.seen.some(chunk.column, 8);
-            const ELEMENT* source = args.in.at(tick.batch, chunk.head, max(chunk.row, 0)) + chunk.column;
+            const bool some = tick.seen || chunk.seen(args).some(chunk.column, 8);
+            const ELEMENT* source = args.in.at(tick.batch, chunk.head, chunk.row) + chunk.column;
             copy_async(chunk.place, some ? source : args.in.start, some);  // zeros where nothing is seen
         }
     }
     copies_commit();
 }
 
-// Whether no row sees a part of a chunk: then nothing is to be hidden. It may miss some such steps.
-DEVICE bool has_whole_chunks(const Arguments& args, const Tick& tick) {
-    if (DOCUMENTS) return false;
-    const int top = max(args.first_position + tick.row_block * ROWS - HALO, args.first_query);
-    return tick.first_column() + tick.chunks() * 8 <= (CAUSAL ? min(top + 1, args.keys) : args.keys);
+// Two numbers of which some are not seen, from `column` on.
+DEVICE uint32_t visible_pair(uint32_t pair, const Seen& seen, int column) {
+    if (!seen.all(column, 1)) pair &= 0xFFFF0000u;
+    return seen.all(column + 1, 1) ? pair : pair & 0xFFFFu;
 }
 
 // What this thread has copied becomes the convolution's input: 0 where a row does not see a key, and else the score, or
 // of a logit the probability, 2^((logit - maximum) log2(e) - log2(sum)).
 DEVICE void arrive(const Arguments& args, const Tick& tick, uint32_t shared) {
-    if (tick.kind == NOTHING || (!POST && has_whole_chunks(args, tick))) return;
+    if (tick.kind <= ZEROS || (!POST && tick.seen)) return;
 #pragma unroll
-    for (int i = 0; i < COPIES_A_THREAD; i++) {
-        const Chunk chunk(args, tick, i * THREADS + thread_index(), shared);
-        if (!chunk.exists || !chunk.seen.some(chunk.column, 8)) continue;
-        const bool all = chunk.seen.all(chunk.column, 8);
-        if (!POST && all) continue;
+    for (int i = 0; i < COPIES; i++) {
+        const Chunk chunk(args, tick, i, shared);
+        if (!chunk.exists) continue;
+        Seen seen;
+        bool all = tick.seen;
+        if (!all) {
+            seen = chunk.seen(args), all = seen.all(chunk.column, 8);
+            if (!seen.some(chunk.column, 8) || (!POST && all)) continue;
+        }
         float2 sums = {0, 0};
         if (POST) sums = args.statistics[((int64_t)tick.batch * HEADS + chunk.head) * args.rows_in + chunk.row];
         const uint4 found = load_shared_16(chunk.place);
@@ -66,10 +93,7 @@ DEVICE void arrive(const Arguments& args, const Tick& tick, uint32_t shared) {
                 for (int e = 0; e < 2; e++) p[e] = exp2_fast(fmaf(number_of(pairs[j], e) - sums.x, LOG2_E, -sums.y));
                 pairs[j] = pack<ELEMENT>(p[0], p[1]);
             }
-            if (!all) {
-                if (!chunk.seen.all(chunk.column + 2 * j, 1)) pairs[j] &= 0xFFFF0000u;
-                if (!chunk.seen.all(chunk.column + 2 * j + 1, 1)) pairs[j] &= 0xFFFFu;
-            }
+            if (!all) pairs[j] = visible_pair(pairs[j], seen, chunk.column + 2 * j);
         }
         store_shared(chunk.place, uint4{pairs[0], pairs[1], pairs[2], pairs[3]});
     }

@@ -55,48 +55,47 @@ template <class Use, class End> DEVICE void run_steps(const Arguments& args, Use
         for (int buffer = 0; buffer < RESULTS; buffer++)
             store_shared(shared + RESULTS_AT + buffer * RESULT + i * 16, uint4{0, 0, 0, 0});
 
-    Stream stream(args);
-    Tick ticks[LEAD + 2];  // mix, convolve, arrive ... load
-#pragma unroll
-    for (int i = 1; i <= LEAD; i++) {
-        ticks[i] = stream.next(args);
-        load(args, ticks[i], shared);
-    }
-    copies_wait<LEAD - 1>();
-    arrive(args, ticks[1], shared);
-    __syncthreads();
-    const bool convolve_first = RESULTS == 1 || warp / 4 % 2 == 0;
+    const auto tick_at = [&](int index) { return shared + TICKS_AT + index % TICKS * 32; };
     const auto mix = [&](const Tick& tick, uint32_t result) {
         if (!tick.convolves()) return;
         mix_rows(args, tick, mixing, shared, result, [&](const auto&... x) { use(tick, x...); });
         if (tick.kind == LAST) end(tick);
     };
-    const auto arrive_next = [&] {
+    const auto arrive_next = [&](int index) {
         copies_wait<LEAD - 1>();
-        arrive(args, ticks[2], shared);
+        arrive(args, Tick::at(tick_at(index)), shared);
     };
+    const bool thinks = thread_index() == THREADS - 32, convolves_first = RESULTS == 1 || warp / 4 % 2 == 0;
+    Stream stream(args);
+    // Tick i is convolved in turn i. Tick -1, before the first, is nothing.
+    if (thinks) {
+        Tick().store(tick_at(TICKS - 1));
 #pragma unroll 1
-    for (int turn = 0; ticks[0].kind != NOTHING || ticks[1].kind != NOTHING; turn++) {
+        for (int i = 0; i <= LEAD; i++) stream.next(args).store(tick_at(i));
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int i = 0; i < LEAD; i++) load(args, Tick::at(tick_at(i)), shared);
+    arrive_next(0);
+    __syncthreads();
+#pragma unroll 1
+    for (int turn = 0;; turn++) {
+        const Tick before = Tick::at(tick_at(turn + TICKS - 1)), now = Tick::at(tick_at(turn));
+        if (before.kind == NOTHING && now.kind == NOTHING) break;
         const uint32_t result = shared + RESULTS_AT + turn % RESULTS * RESULT;
-        const uint32_t result_before = shared + RESULTS_AT + (turn + 1) % RESULTS * RESULT;
-        ticks[LEAD + 1] = stream.next(args);
-        load(args, ticks[LEAD + 1], shared);
-        if (RESULTS == 1) {
-            convolve_heads(args, ticks[1], shared, result, taps);
-            __syncthreads();
-            mix(ticks[1], result);
-            arrive_next();
-        } else if (convolve_first) {
-            convolve_heads(args, ticks[1], shared, result, taps);
-            mix(ticks[0], result_before);
-            arrive_next();
-        } else {
-            arrive_next();
-            mix(ticks[0], result_before);
-            convolve_heads(args, ticks[1], shared, result, taps);
+        load(args, Tick::at(tick_at(turn + LEAD)), shared);
+        if (thinks) stream.next(args).store(tick_at(turn + LEAD + 1));
+#pragma unroll 1
+        for (int half = 0; half < 2; half++) {
+            if ((half == 0) == convolves_first) {
+                convolve_heads(args, now, shared, result, taps);
+                if (RESULTS == 1) __syncthreads();
+            } else {
+                if (RESULTS == 1) mix(now, result);
+                else mix(before, shared + RESULTS_AT + (turn + 1) % 2 * RESULT);
+                arrive_next(turn + 1);
+            }
         }
         __syncthreads();
-#pragma unroll
-        for (int i = 0; i <= LEAD; i++) ticks[i] = ticks[i + 1];
     }
 }

@@ -12,16 +12,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) post_tiles(const __grid
         [&](const Tick& tick, int i, int to, int half, int row, int head, const Seen& seen, const uint32_t(&pairs)[STEP]) {
             const int column = tick.step * COLUMNS + lane % 4 * STEP * 2;
             if (column >= args.columns) return;
+            const bool all = seen.all(column, STEP * 2);
             uint32_t shown[STEP];
 #pragma unroll
-            for (int j = 0; j < STEP; j++) shown[j] = pairs[j];
-            if (!seen.all(column, STEP * 2)) {
-#pragma unroll
-                for (int j = 0; j < STEP; j++) {
-                    if (!seen.all(column + 2 * j, 1)) shown[j] &= 0xFFFF0000u;
-                    if (!seen.all(column + 2 * j + 1, 1)) shown[j] &= 0xFFFFu;
-                }
-            }
+            for (int j = 0; j < STEP; j++) shown[j] = all ? pairs[j] : visible_pair(pairs[j], seen, column + 2 * j);
             store_pairs(args.out.at(tick.batch, head, row) + column, shown);
         },
         [](const Tick&) {});

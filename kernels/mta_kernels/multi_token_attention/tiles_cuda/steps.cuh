@@ -32,29 +32,43 @@ struct Visible {
 };
 
 // A step on its way through load, arrive, convolve and mix. Before a block's first step of some rows goes a tick that
-// loads only what lies beside its columns.
-enum Kind { NOTHING, BESIDE_ONLY, WHOLE, LAST };  // LAST of these rows in this block
+// loads only what lies beside its columns. Ticks of zeros are those of post.cu that no row sees.
+enum Kind { NOTHING, ZEROS, BESIDE_ONLY, WHOLE, LAST };  // LAST of these rows in this block
 struct Tick {
-    Kind kind = NOTHING;
-    int batch, row_block, step;
-    int ring;  // where its first chunk is in the ring
+    int kind = NOTHING, batch = 0, row_block = 0, step = 0;
+    int ring = 0;   // where its first chunk is in the ring
+    int steps = 0;  // of zeros
+    int seen = 0;   // whether all rows, those of the halo too, see all columns that are loaded
 
     DEVICE bool convolves() const { return kind >= WHOLE; }
     DEVICE int chunks() const { return kind == BESIDE_ONLY ? BESIDE : STEP; }
     DEVICE int first_column() const { return step * COLUMNS + (kind == BESIDE_ONLY ? -8 * LEFT : 8 * RIGHT); }
+
+    DEVICE void look(const Arguments& args) {
+        const int row = row_block * ROWS - HALO, top = args.first_position + row;
+        const int last = min(row_block * ROWS + ROWS, args.rows) - 1, bottom = args.first_position + last;
+        seen = 0;
+        if (row + args.above < 0 || top < args.first_query || bottom >= args.keys) return;
+        const int first = first_column(), end = CAUSAL ? top + 1 : args.keys;
+        seen = first >= (DOCUMENTS ? args.documents[bottom] : 0);
+        seen &= first + chunks() * 8 <= (DOCUMENTS ? min(end, args.documents[args.keys + top]) : end);
+    }
+
+    // One thread thinks, the others read: it takes as many registers and instructions as a load.
+    DEVICE void store(uint32_t at) const {
+        store_shared(at, uint4{(uint32_t)kind, (uint32_t)batch, (uint32_t)row_block, (uint32_t)step});
+        store_shared(at + 16, uint4{(uint32_t)ring, (uint32_t)steps, (uint32_t)seen, 0});
+    }
+    DEVICE static Tick at(uint32_t address) {
+        const uint4 a = load_shared_16(address), b = load_shared_16(address + 16);
+        Tick tick;
+        tick.kind = a.x, tick.batch = a.y, tick.row_block = a.z, tick.step = a.w;
+        tick.ring = b.x, tick.steps = b.y, tick.seen = b.z;
+        return tick;
+    }
 };
 
 DEVICE int ring_wrap(int chunk) { return chunk >= RING ? chunk - RING : chunk; }
-
-// Zeros to what of a step lies in `out`.
-DEVICE void store_zeros(const Arguments& args, int batch, int row_block, int step) {
-#pragma unroll 1
-    for (int i = thread_index(); i < HEADS * ROWS * STEP; i += THREADS) {
-        const int row = row_block * ROWS + i / STEP % ROWS, column = step * COLUMNS + i % STEP * 8;
-        if (row < args.rows && column < args.columns)
-            *(uint4*)(args.out.at(batch, i / STEP / ROWS, row) + column) = uint4{0, 0, 0, 0};
-    }
-}
 
 // The ticks of this block, in order.
 struct Stream {
@@ -73,25 +87,32 @@ struct Stream {
     }
     DEVICE Tick next(const Arguments& args) {
         Tick tick;
-        for (; left > 0; step++, left--) {
+        while (left > 0) {
             if (step == steps) {
                 step = 0;
                 if (++row_block == args.row_blocks) row_block = 0, batch++;
                 steps = steps_of(args, row_block), visible = Visible(args, row_block);
             }
-            if (step >= visible.first && step < visible.end) break;
-            if (POST) store_zeros(args, batch, row_block, step);
+            tick.batch = batch, tick.row_block = row_block, tick.step = step, tick.ring = ring;
+            if (step >= visible.first && step < visible.end) {
+                if (BESIDE > 0 && !begun) {
+                    begun = true, tick.kind = BESIDE_ONLY;
+                } else {
+                    const bool last = left == 1 || step + 1 == visible.end;
+                    tick.kind = last ? LAST : WHOLE, begun = !last;
+                    step++, left--;
+                }
+                ring = ring_wrap(ring + tick.chunks());
+                tick.look(args);
+                break;
+            }
+            tick.steps = min(left, (step < visible.first ? min(visible.first, steps) : steps) - step);
+            step += tick.steps, left -= tick.steps;
+            if (POST) {
+                tick.kind = ZEROS;
+                break;
+            }
         }
-        if (left == 0) return tick;
-        tick.batch = batch, tick.row_block = row_block, tick.step = step, tick.ring = ring;
-        if (BESIDE > 0 && !begun) {
-            begun = true, tick.kind = BESIDE_ONLY;
-        } else {
-            const bool last = left == 1 || step + 1 == visible.end;
-            tick.kind = last ? LAST : WHOLE, begun = !last;
-            step++, left--;
-        }
-        ring = ring_wrap(ring + tick.chunks());
         return tick;
     }
 };
