@@ -6,29 +6,36 @@
 // an eight, which a warp keeps. A is rows of s; a shift by t is an address t rows higher. Rows of A are INTERLEAVE apart:
 // rows INTERLEAVE m + e (m from 0 to 15) are set e of INTERLEAVE + HALO sets, and results INTERLEAVE m + c read the sets
 // c + HALO - t. So a set is loaded once for all taps: at 2 rows and 6 taps 7 loads in place of 12.
+//
+// A load gives two eights side by side, which a product 16 deep takes as they are. Where the third of three begins or
+// ends such a pair, a product 8 deep takes it: to move it beside another would take as many instructions as products.
 #pragma once
 #include "steps.cuh"
 
-constexpr int EVEN_TAPS = (QUERY_TAPS + 1) / 2 * 2;  // products are of 16 numbers: of two taps where EIGHTS is odd
 constexpr int PAIRS = (WINDOW + 1) / 2;              // a load has two eights of columns
+constexpr int KEPT = EIGHTS == 3 ? 4 : EIGHTS;       // of T, a tap: the middle one of three twice, for both its neighbours
 
 struct Taps {
-    uint32_t pairs[EVEN_TAPS][EIGHTS];
+    uint32_t pairs[QUERY_TAPS][KEPT];
 
     DEVICE void load(const Arguments& args, int head, int lane) {
 #pragma unroll
-        for (int t = 0; t < EVEN_TAPS; t++)
+        for (int t = 0; t < QUERY_TAPS; t++)
 #pragma unroll
-            for (int eight = 0; eight < EIGHTS; eight++) {
+            for (int i = 0; i < KEPT; i++) {
+                const int eight = KEPT == 4 ? (i + 1) / 2 : i;
                 uint32_t both[2];
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     const int tap = 8 * (eight - LEFT) + lane % 4 * 2 + e - lane / 4 + PAD;
-                    const bool inside = t < QUERY_TAPS && tap >= 0 && tap < KEY_TAPS;
+                    const bool inside = tap >= 0 && tap < KEY_TAPS;
                     both[e] = inside ? args.taps[(head * QUERY_TAPS + QUERY_TAPS - 1 - t) * KEY_TAPS + tap].bits : 0;
                 }
-                pairs[t][eight] = both[1] << 16 | both[0];
+                pairs[t][i] = another(both[1] << 16 | both[0]);
             }
+    }
+    DEVICE uint32_t eight(int t, int i, bool second) const {  // of a pair
+        return pairs[t][KEPT < 4 ? i : i == 1 ? (second ? 1 : 2) : i / 2 * 3];
     }
 };
 
@@ -50,19 +57,9 @@ struct Reach {
         unbounded = !__any_sync(~0u, bounded);
     }
 };
-
-// Two eights of a set's columns, of tap t1 and t2, as A. With BOUNDS rows of other documents are zeros.
-template <bool BOUNDS>
-DEVICE void multiply_eights(float (&sums)[4], const uint32_t* first, int t1, const uint32_t* second, int t2,
-                            uint32_t taps1, uint32_t taps2, const int (&reach)[2]) {
-    uint32_t a[4] = {first[0], first[1], second[0], second[1]};
-    if (BOUNDS) {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if ((i < 2 ? t1 : t2) > reach[i % 2]) a[i] = 0;
-    }
-    multiply<ELEMENT>(sums, a, taps1, taps2);
-}
+struct AllRows {
+    int rows[INTERLEAVE][2];
+};
 
 // Pair p of a row's pairs of columns goes to chunk p % STEP, pair p / STEP there: then a lane of the mixing has STEP
 // pairs that follow one another, and with STEP = 4 a lane here has four that lie together.
@@ -86,6 +83,23 @@ DEVICE void store_result(const float (&sums)[INTERLEAVE][STEP][4], uint32_t resu
     }
 }
 
+// Eight columns of results += those of a set's rows, t above: `rows` has two eights of columns an element.
+template <bool BOUNDS>
+DEVICE void add_tap(float (&sums)[4], const uint32_t (&rows)[PAIRS][4], int n, const Taps& taps, int t, const int (&reach)[2]) {
+#pragma unroll
+    for (int i = 0; i < EIGHTS; i++) {
+        const bool first = (n + i) % 2 == 0;
+        const uint32_t(&pair)[4] = rows[(n + i) / 2];
+        uint32_t a[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) a[j] = BOUNDS && t > reach[j % 2] ? 0 : pair[j];  // zeros for other documents
+        if (first && i + 1 < EIGHTS)
+            multiply<ELEMENT>(sums, a, taps.eight(t, i, false), taps.eight(t, i + 1, true));
+        else if (first || i == 0)
+            multiply_8<ELEMENT>(sums, a[first ? 0 : 2], a[first ? 1 : 3], taps.eight(t, i, true));
+    }
+}
+
 template <bool BOUNDS, class OfRows>
 DEVICE void convolve(const Tick& tick, uint32_t ring, uint32_t result, const Taps& taps, const OfRows& reach) {
     const int lane = thread_index() % 32;
@@ -96,34 +110,17 @@ DEVICE void convolve(const Tick& tick, uint32_t ring, uint32_t result, const Tap
         columns[i] = ring + lane % 16 * PITCH + ring_wrap(ring_wrap(tick.ring + RING - BESIDE) + chunk) * 16;
     }
     float sums[INTERLEAVE][STEP][4] = {};
-    uint32_t rows[2][PAIRS][4];  // of this set and of the one before it
 #pragma unroll
     for (int set = 0; set < SETS; set++) {
+        uint32_t rows[PAIRS][4];
 #pragma unroll
-        for (int i = 0; i < PAIRS; i++) load_matrices(rows[set % 2][i], columns[i] + row_place(set));
-        const auto now = [&](int eight) { return &rows[set % 2][eight / 2][eight % 2 * 2]; };
-        const auto before = [&](int eight) { return &rows[(set + 1) % 2][eight / 2][eight % 2 * 2]; };
+        for (int i = 0; i < PAIRS; i++) load_matrices(rows[i], columns[i] + row_place(set));
 #pragma unroll
         for (int c = 0; c < INTERLEAVE; c++) {
             const int t = c + HALO - set;
-            if (t < 0 || t >= QUERY_TAPS || t % 2) continue;
-            const bool two = t + 1 < QUERY_TAPS;
+            if (t < 0 || t >= QUERY_TAPS) continue;
 #pragma unroll
-            for (int n = 0; n < STEP; n++) {
-                auto& sum = sums[c][n];
-                const auto& bounds = reach.rows[c];
-                if (EIGHTS > 1) {
-                    multiply_eights<BOUNDS>(sum, now(n), t, now(n + 1), t, taps.pairs[t][0], taps.pairs[t][1], bounds);
-                    if (two)
-                        multiply_eights<BOUNDS>(sum, before(n), t + 1, before(n + 1), t + 1, taps.pairs[t + 1][0],
-                                                taps.pairs[t + 1][1], bounds);
-                }
-                if (EIGHTS % 2) {
-                    const uint32_t* second = two ? before(n + EIGHTS - 1) : now(n + EIGHTS - 1);
-                    multiply_eights<BOUNDS>(sum, now(n + EIGHTS - 1), t, second, t + 1, taps.pairs[t][EIGHTS - 1],
-                                            taps.pairs[t + 1][EIGHTS - 1], bounds);
-                }
-            }
+            for (int n = 0; n < STEP; n++) add_tap<BOUNDS>(sums[c][n], rows, n, taps, t, reach.rows[c]);
         }
     }
     store_result(sums, result, lane);

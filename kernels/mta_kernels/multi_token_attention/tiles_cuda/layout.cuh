@@ -7,7 +7,7 @@
 // CAUSAL, DOCUMENTS; POST, whether the input is logits; WARPS; ROWS, COLUMNS; LEAD, steps that loads run ahead; RESULTS,
 // 1 or 2 buffers of convolved numbers; SHARED_BYTES, as plan.py counts them, which chooses all these.
 #pragma once
-#include <mma.cuh>
+#include <tiles_instructions.cuh>
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int HALO = QUERY_TAPS - 1, ROWS_IN = ROWS + HALO;

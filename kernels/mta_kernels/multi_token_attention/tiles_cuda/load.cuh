@@ -2,33 +2,33 @@
 #pragma once
 #include "steps.cuh"
 
-// A warp copies some rows of a head at a time.
+// A warp copies the heads that it convolves, some rows at a time. A thread copies and changes the same chunks, so that no
+// barrier is needed in between.
+constexpr int HEADS_A_WARP = (HEADS + WARPS - 1) / WARPS;
 constexpr int ROWS_AT_ONCE = 32 / STEP, PASSES = (ROWS_IN + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
-constexpr int COPIES = (HEADS * PASSES + WARPS - 1) / WARPS;  // of a thread
+static_assert(ROWS_AT_ONCE % INTERLEAVE == 0, "all passes have the same classes of rows");
+constexpr int PASS = ROWS_AT_ONCE / INTERLEAVE * PITCH;  // from one to the next in the ring
 
-// One chunk of a tick. A thread copies and changes the same chunks, so that no barrier is needed in between.
-struct Chunk {
-    bool exists;  // of this thread and tick
-    int head, row, column, position;
+// What this thread has of a tick and head: chunk `number` of the rows `first_row` + ROWS_AT_ONCE i of the tile.
+struct Chunks {
+    int row, column;  // of the first, in the input
+    bool exist;
     uint32_t place;
 
-    DEVICE Chunk(const Arguments& args, const Tick& tick, int i, uint32_t shared) {
-        const int lane = thread_index() % 32, index = i * WARPS + thread_index() / 32;
-        const int pass = index % PASSES, number = lane % STEP, from_top = pass * ROWS_AT_ONCE + lane / STEP;
-        head = index / PASSES;
-        exists = head < HEADS && from_top < ROWS_IN && number < tick.chunks();
-        row = tick.row_block * ROWS + from_top - HALO + args.above;
-        position = args.first_position - args.above + row;
+    DEVICE Chunks(const Arguments& args, const Tick& tick, int head, uint32_t shared) {
+        const int lane = thread_index() % 32, number = lane % STEP;
+        exist = number < tick.chunks();
+        row = tick.row_block * ROWS - HALO + args.above + lane / STEP;
         column = tick.first_column() + number * 8;
-        place = shared + head * RING_HEAD + ring_wrap(tick.ring + number) * 16;
-        if (ROWS_AT_ONCE % INTERLEAVE == 0)  // the same, and less to compute
-            place += row_place(lane / STEP) + pass * (ROWS_AT_ONCE / INTERLEAVE * PITCH);
-        else
-            place += row_place(from_top);
+        place = shared + head * RING_HEAD + row_place(lane / STEP) + ring_wrap(tick.ring + number) * 16;
     }
-    DEVICE Seen seen(const Arguments& args) const {
-        Seen found(args, position);
-        if (row < 0 || row >= args.rows_in) found.end = found.start;
+    DEVICE static bool has(int pass) {
+        return (pass + 1) * ROWS_AT_ONCE <= ROWS_IN || pass * ROWS_AT_ONCE + thread_index() % 32 / STEP < ROWS_IN;
+    }
+    DEVICE Seen seen(const Arguments& args, int pass) const {
+        const int of_pass = row + pass * ROWS_AT_ONCE;
+        Seen found(args, args.first_position - args.above + of_pass);
+        if (of_pass < 0 || of_pass >= args.rows_in) found.end = found.start;
         return found;
     }
 };
@@ -50,12 +50,24 @@ DEVICE void load(const Arguments& args, const Tick& tick, uint32_t shared) {
     if (POST && tick.kind == ZEROS) store_zeros(args, tick);
     if (tick.kind > ZEROS) {
 #pragma unroll
-        for (int i = 0; i < COPIES; i++) {
-            const Chunk chunk(args, tick, i, shared);
-            if (!chunk.exists) continue;
-            const bool some = tick.seen || chunk.seen(args).some(chunk.column, 8);
-            const ELEMENT* source = args.in.at(tick.batch, chunk.head, chunk.row) + chunk.column;
-            copy_async(chunk.place, some ? source : args.in.start, some);  // zeros where nothing is seen
+        for (int i = 0; i < HEADS_A_WARP; i++) {
+            const int head = i * WARPS + thread_index() / 32;
+            const Chunks chunks(args, tick, head, shared);
+            if (head >= HEADS || !chunks.exist) continue;
+            const ELEMENT* source = args.in.at(tick.batch, head, chunks.row) + chunks.column;
+            const int64_t rows = ROWS_AT_ONCE * args.in.row;
+            if (tick.seen) {
+#pragma unroll
+                for (int pass = 0; pass < PASSES; pass++, source += rows)
+                    if (Chunks::has(pass)) copy_async(chunks.place + pass * PASS, source, true);
+                continue;
+            }
+#pragma unroll 1
+            for (int pass = 0; pass < PASSES; pass++, source += rows) {
+                if (!Chunks::has(pass)) continue;
+                const bool some = chunks.seen(args, pass).some(chunks.column, 8);  // else zeros
+                copy_async(chunks.place + pass * PASS, some ? source : args.in.start, some);
+            }
         }
     }
     copies_commit();
@@ -67,34 +79,51 @@ DEVICE uint32_t visible_pair(uint32_t pair, const Seen& seen, int column) {
     return seen.all(column + 1, 1) ? pair : pair & 0xFFFFu;
 }
 
-// What this thread has copied becomes the convolution's input: 0 where a row does not see a key, and else the score, or
-// of a logit the probability, 2^((logit - maximum) log2(e) - log2(sum)).
+// Of a logit x the probability, 2^((x - maximum) log2(e) - log2(sum)).
+DEVICE uint32_t probabilities(uint32_t pair, float2 sums) {
+    float p[2];
+#pragma unroll
+    for (int e = 0; e < 2; e++) p[e] = exp2_fast(fmaf(number_of(pair, e) - sums.x, LOG2_E, -sums.y));
+    return pack<ELEMENT>(p[0], p[1]);
+}
+DEVICE void make_probabilities(uint32_t place, float2 sums) {
+    const uint4 x = load_shared_16(place);
+    store_shared(place, uint4{probabilities(x.x, sums), probabilities(x.y, sums), probabilities(x.z, sums),
+                              probabilities(x.w, sums)});
+}
+DEVICE void hide(uint32_t place, const Seen& seen, int column) {
+    const uint4 x = load_shared_16(place);
+    store_shared(place, uint4{visible_pair(x.x, seen, column), visible_pair(x.y, seen, column + 2),
+                              visible_pair(x.z, seen, column + 4), visible_pair(x.w, seen, column + 6)});
+}
+
+// What this thread has copied becomes the convolution's input: the score or the probability, 0 where a row does not see a
+// key.
 DEVICE void arrive(const Arguments& args, const Tick& tick, uint32_t shared) {
     if (tick.kind <= ZEROS || (!POST && tick.seen)) return;
 #pragma unroll
-    for (int i = 0; i < COPIES; i++) {
-        const Chunk chunk(args, tick, i, shared);
-        if (!chunk.exists) continue;
-        Seen seen;
-        bool all = tick.seen;
-        if (!all) {
-            seen = chunk.seen(args), all = seen.all(chunk.column, 8);
-            if (!seen.some(chunk.column, 8) || (!POST && all)) continue;
-        }
-        float2 sums = {0, 0};
-        if (POST) sums = args.statistics[((int64_t)tick.batch * HEADS + chunk.head) * args.rows_in + chunk.row];
-        const uint4 found = load_shared_16(chunk.place);
-        uint32_t pairs[4] = {found.x, found.y, found.z, found.w};
+    for (int i = 0; i < HEADS_A_WARP; i++) {
+        const int head = i * WARPS + thread_index() / 32;
+        const Chunks chunks(args, tick, head, shared);
+        if (head >= HEADS || !chunks.exist) continue;
+        const float2* sums = args.statistics + ((int64_t)tick.batch * HEADS + head) * args.rows_in + chunks.row;
+        if (POST && tick.seen) {
+            float2 found[PASSES];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            if (POST) {
-                float p[2];
+            for (int pass = 0; pass < PASSES; pass++)
+                if (Chunks::has(pass)) found[pass] = sums[pass * ROWS_AT_ONCE];
 #pragma unroll
-                for (int e = 0; e < 2; e++) p[e] = exp2_fast(fmaf(number_of(pairs[j], e) - sums.x, LOG2_E, -sums.y));
-                pairs[j] = pack<ELEMENT>(p[0], p[1]);
-            }
-            if (!all) pairs[j] = visible_pair(pairs[j], seen, chunk.column + 2 * j);
+            for (int pass = 0; pass < PASSES; pass++)
+                if (Chunks::has(pass)) make_probabilities(chunks.place + pass * PASS, found[pass]);
+            continue;
         }
-        store_shared(chunk.place, uint4{pairs[0], pairs[1], pairs[2], pairs[3]});
+#pragma unroll 1
+        for (int pass = 0; pass < PASSES; pass++) {
+            if (!Chunks::has(pass)) continue;
+            const Seen seen = chunks.seen(args, pass);
+            if (!seen.some(chunks.column, 8)) continue;
+            if (POST) make_probabilities(chunks.place + pass * PASS, sums[pass * ROWS_AT_ONCE]);
+            if (!seen.all(chunks.column, 8)) hide(chunks.place + pass * PASS, seen, chunks.column);
+        }
     }
 }

@@ -90,15 +90,20 @@ DEVICE void store_pairs(ELEMENT* destination, const uint32_t (&pairs)[STEP]) {
 
 constexpr int ROWS_A_WARP = (ROWS + WARPS - 1) / WARPS;
 
-// Calls `use(i, to, half, row, head, seen, numbers)` for what this lane has of each row i that this warp has of a step.
-template <class Use>
-DEVICE void mix_rows(const Arguments& args, const Tick& tick, const Mixing& mixing, uint32_t shared, uint32_t result, Use use) {
+// Calls `use(sums, place, seen, column, numbers)` for what this lane has of each row that this warp has of a step: `place` in
+// `out`, and `sums` is the element of an array of this row and head. `shown` is whether the row sees all these columns.
+template <class Sums, class Use>
+DEVICE void mix_rows(const Arguments& args, const Tick& tick, const Mixing& mixing, uint32_t shared, uint32_t result,
+                     Sums (&sums)[ROWS_A_WARP][BLOCKS][2], Use use) {
     const int lane = thread_index() % 32, warp = WARPS - 1 - thread_index() / 32;  // the last convolve fewer heads
+    const int column = tick.step * COLUMNS + lane % 4 * STEP * 2;
+    ELEMENT* first = args.out.at(tick.batch, lane / 4, tick.row_block * ROWS) + column;
 #pragma unroll
     for (int i = 0; i < ROWS_A_WARP; i++) {
         const int slot = i * WARPS + warp, row = tick.row_block * ROWS + row_of(slot);
         if (slot >= ROWS || row >= args.rows) continue;
-        const Seen seen(args, args.first_position + row);
+        Seen seen;
+        if (!tick.shown) seen = Seen(args, args.first_position + row);
         const MixedRow mixed(result, slot);
 #pragma unroll
         for (int to = 0; to < BLOCKS; to++) {
@@ -106,8 +111,9 @@ DEVICE void mix_rows(const Arguments& args, const Tick& tick, const Mixing& mixi
             mixed.mix(mixing, shared, to, pairs);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const int head = to * 16 + half * 8 + lane / 4;
-                if (head < HEADS) use(i, to, half, row, head, seen, pairs[half]);
+                if (to * 16 + half * 8 + 8 > HEADS && to * 16 + half * 8 + lane / 4 >= HEADS) continue;
+                ELEMENT* place = first + row_of(slot) * args.out.row + (to * 16 + half * 8) * args.out.head;
+                use(sums[i][to][half], place, seen, column, pairs[half]);
             }
         }
     }

@@ -13,13 +13,8 @@
 #include "load.cuh"
 #include "mix.cuh"
 
-constexpr int HEADS_A_WARP = (HEADS + WARPS - 1) / WARPS;
-
 template <bool Value> struct Constant {
     static constexpr bool value = Value;
-};
-struct AllRows {
-    int rows[INTERLEAVE][2];
 };
 
 DEVICE void convolve_heads(const Arguments& args, const Tick& tick, uint32_t shared, uint32_t result,
@@ -41,8 +36,9 @@ DEVICE void convolve_heads(const Arguments& args, const Tick& tick, uint32_t sha
     each(Constant<false>(), AllRows());
 }
 
-// `use` is mix.cuh's, with the tick before; `end(tick)` comes after the last of some rows.
-template <class Use, class End> DEVICE void run_steps(const Arguments& args, Use use, End end) {
+// `sums` and `use` are mix.cuh's, with the tick before; `end(tick)` comes after the last of some rows.
+template <class Sums, class Use, class End>
+DEVICE void run_steps(const Arguments& args, Sums (&sums)[ROWS_A_WARP][BLOCKS][2], Use use, End end) {
     const uint32_t shared = shared_memory();
     const int lane = thread_index() % 32, warp = thread_index() / 32;
     Taps taps[HEADS_A_WARP];
@@ -58,7 +54,7 @@ template <class Use, class End> DEVICE void run_steps(const Arguments& args, Use
     const auto tick_at = [&](int index) { return shared + TICKS_AT + index % TICKS * 32; };
     const auto mix = [&](const Tick& tick, uint32_t result) {
         if (!tick.convolves()) return;
-        mix_rows(args, tick, mixing, shared, result, [&](const auto&... x) { use(tick, x...); });
+        mix_rows(args, tick, mixing, shared, result, sums, [&](auto&... x) { use(tick, x...); });
         if (tick.kind == LAST) end(tick);
     };
     const auto arrive_next = [&](int index) {

@@ -14,7 +14,7 @@ from mta_kernels.operation import ONE_TAP, Convolution
 
 FOLDER = Path(__file__).parent
 INSTRUCTIONS = FOLDER.parents[1] / "attention"
-HEADERS = ("layout.cuh", "steps.cuh", "load.cuh", "convolve.cuh", "mix.cuh", "pipeline.cuh")
+HEADERS = ("tiles_instructions.cuh", "layout.cuh", "steps.cuh", "load.cuh", "convolve.cuh", "mix.cuh", "pipeline.cuh")
 ELEMENTS = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 MOST_HEADS = 64
 MOST_TAPS = (8, 17)
@@ -88,7 +88,7 @@ def plan_on(
 def warps_for(heads: int) -> int:
     """Heads are shared evenly among 8 to 16 warps; with 9 to 16 heads, some warps have a row more to mix instead."""
     if heads <= 16:
-        return 8 if heads <= 8 else 16
+        return max(8, -(-heads // 4) * 4)
     return max(8, -(-heads // -(-heads // 16)))
 
 

@@ -23,11 +23,11 @@ struct Sums {
     }
 };
 
-DEVICE void add_logits(Sums& sums, const uint32_t (&pairs)[STEP], const Seen& seen, int column) {
+DEVICE void add_logits(Sums& sums, const uint32_t (&pairs)[STEP], bool shown, const Seen& seen, int column) {
     float x[STEP * 2], maximum = sums.maximum;
 #pragma unroll
     for (int i = 0; i < STEP * 2; i++) x[i] = number_of(pairs[i / 2], i % 2);
-    if (!seen.all(column, STEP * 2)) {
+    if (!shown) {
 #pragma unroll
         for (int i = 0; i < STEP * 2; i++)
             if (!seen.all(column + i, 1)) x[i] = MINUS_INFINITY;
@@ -49,11 +49,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pre_tiles(const __grid_
     };
     clear();
     run_steps(
-        args,
-        [&](const Tick& tick, int i, int to, int half, int row, int head, const Seen& seen, const uint32_t(&pairs)[STEP]) {
-            const int column = tick.step * COLUMNS + lane % 4 * STEP * 2;
-            if (column < args.columns) store_pairs(args.out.at(tick.batch, head, row) + column, pairs);
-            add_logits(sums[i][to][half], pairs, seen, column);
+        args, sums,
+        [&](const Tick& tick, Sums& of_row, ELEMENT* place, const Seen& seen, int column, const uint32_t(&pairs)[STEP]) {
+            if (tick.shown || column < args.columns) store_pairs(place, pairs);
+            add_logits(of_row, pairs, tick.shown, seen, column);
         },
         [&](const Tick& tick) {
             int first = tick.batch * args.steps;  // of these rows, among all steps

@@ -39,6 +39,7 @@ struct Tick {
     int ring = 0;   // where its first chunk is in the ring
     int steps = 0;  // of zeros
     int seen = 0;   // whether all rows, those of the halo too, see all columns that are loaded
+    int shown = 0;  // whether all rows of results see all its columns
 
     DEVICE bool convolves() const { return kind >= WHOLE; }
     DEVICE int chunks() const { return kind == BESIDE_ONLY ? BESIDE : STEP; }
@@ -47,23 +48,26 @@ struct Tick {
     DEVICE void look(const Arguments& args) {
         const int row = row_block * ROWS - HALO, top = args.first_position + row;
         const int last = min(row_block * ROWS + ROWS, args.rows) - 1, bottom = args.first_position + last;
-        seen = 0;
+        seen = shown = 0;
         if (row + args.above < 0 || top < args.first_query || bottom >= args.keys) return;
-        const int first = first_column(), end = CAUSAL ? top + 1 : args.keys;
-        seen = first >= (DOCUMENTS ? args.documents[bottom] : 0);
-        seen &= first + chunks() * 8 <= (DOCUMENTS ? min(end, args.documents[args.keys + top]) : end);
+        if (row_block * ROWS + ROWS > args.rows) return;
+        const int start = DOCUMENTS ? args.documents[bottom] : 0, first = first_column();
+        int end = CAUSAL ? top + 1 : args.keys;
+        if (DOCUMENTS) end = min(end, args.documents[args.keys + top]);
+        seen = first >= start && first + chunks() * 8 <= end;
+        shown = step * COLUMNS >= start && step * COLUMNS + COLUMNS <= end;
     }
 
     // One thread thinks, the others read: it takes as many registers and instructions as a load.
     DEVICE void store(uint32_t at) const {
         store_shared(at, uint4{(uint32_t)kind, (uint32_t)batch, (uint32_t)row_block, (uint32_t)step});
-        store_shared(at + 16, uint4{(uint32_t)ring, (uint32_t)steps, (uint32_t)seen, 0});
+        store_shared(at + 16, uint4{(uint32_t)ring, (uint32_t)steps, (uint32_t)seen, (uint32_t)shown});
     }
     DEVICE static Tick at(uint32_t address) {
         const uint4 a = load_shared_16(address), b = load_shared_16(address + 16);
         Tick tick;
         tick.kind = a.x, tick.batch = a.y, tick.row_block = a.z, tick.step = a.w;
-        tick.ring = b.x, tick.steps = b.y, tick.seen = b.z;
+        tick.ring = b.x, tick.steps = b.y, tick.seen = b.z, tick.shown = b.w;
         return tick;
     }
 };
