@@ -37,17 +37,27 @@ constexpr int BLOCKS = (HEADS + 15) / 16;  // of 16 heads
 constexpr int RESULTS_AT = HEADS * RING_HEAD;
 constexpr int MIX_AT = RESULTS_AT + RESULTS * RESULT;
 constexpr int MIX_BYTES = MIX && BLOCKS > 1 ? BLOCKS * BLOCKS * 512 : 0;
-constexpr int TICKS_AT = MIX_AT + MIX_BYTES, TICKS = 8;
-static_assert(TICKS_AT + TICKS * 32 == SHARED_BYTES && LEAD + 3 <= TICKS, "as in plan.py");
+constexpr int TICKS_AT = MIX_AT + MIX_BYTES, TICKS = 8, TICK = 48;
+static_assert(TICKS_AT + TICKS * TICK == SHARED_BYTES && LEAD + 3 <= TICKS, "as in plan.py");
 
-constexpr float LOG2_E = 1.44269504f, LOG_2 = 0.693147181f;
-constexpr float LOWEST = -3.40282347e38f;  // the maximum of no logits: finite, so that no NaN comes of it
+// What an exponent is to a power of two. For bfloat16 in 16 bits, 5e-6 less, so that products with bfloat16 are exact and
+// `exponent` is one instruction at any magnitude up to 2.3e38.
+template <class Element> constexpr bool IS_SHORT = false;
+template <> constexpr bool IS_SHORT<bfloat16> = true;
+constexpr bool SHORT = IS_SHORT<ELEMENT>;
+constexpr float LOG2_E = SHORT ? 47274.0f / 32768 : 1.44269504f, LOG_2 = 0.693147181f;
+constexpr float LOWEST = -0x1.58p127f;  // the reference of no logits: finite, and a bfloat16, so that no NaN comes of it
+
+// (x - reference) log2(e)
+DEVICE float exponent(float x, float reference) {
+    return SHORT ? fmaf(x, LOG2_E, -(reference * LOG2_E)) : (x - reference) * LOG2_E;
+}
 
 struct Numbers {  // [B, HEADS, rows, columns], strides in numbers
     ELEMENT* start;
     int64_t batch, head, row;
-    DEVICE ELEMENT* at(int sequence, int of_head, int of_row) const {
-        return start + sequence * batch + of_head * head + of_row * row;
+    DEVICE int64_t place(int sequence, int of_head, int of_row) const {
+        return sequence * batch + of_head * head + of_row * row;
     }
 };
 struct Arguments {
@@ -59,8 +69,8 @@ struct Arguments {
     int batch, rows_in, rows, above, columns;  // of `in`, `above` rows lie above row 0 of `out`
     int first_position, first_query, keys;
     int row_blocks, steps, run, zero_block;  // steps of a sequence, steps of a block
-    float2* partial;      // [parts, B, row_blocks, ROWS, HEADS]: maximum, sum of exponentials
-    float2* statistics;   // [B, HEADS, rows of logits]: maximum, log2 of the sum
+    float2* partial;     // [parts, B, row_blocks, ROWS, HEADS]: a reference, and the sum of 2^exponent
+    float2* statistics;  // [B, HEADS, rows of logits]: a reference, log2 of the sum
     float* logsumexp;
     int64_t logsumexp_batch, logsumexp_head, logsumexp_row;
 };

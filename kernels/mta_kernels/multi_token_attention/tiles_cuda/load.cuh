@@ -40,13 +40,19 @@ DEVICE void store_zeros(const Arguments& args, const Tick& tick) {
     for (int i = thread_index() / 32; i < HEADS * ROWS; i += WARPS) {
         const int row = tick.row_block * ROWS + i % ROWS;
         if (row >= args.rows) continue;
-        ELEMENT* destination = args.out.at(tick.batch, i / ROWS, row);
+        ELEMENT* destination = args.out.start + args.out.place(tick.batch, i / ROWS, row);
 #pragma unroll 1
-        for (int column = first + lane * 8; column < end; column += 256) *(uint4*)(destination + column) = uint4{0, 0, 0, 0};
+        for (int column = first + lane * 8; column < end; column += 256)
+            store_memory(destination + column, uint4{0, 0, 0, 0});
     }
 }
 
-DEVICE void load(const Arguments& args, const Tick& tick, uint32_t shared) {
+// `mine` is the place of this thread's first chunk of a tick's.
+DEVICE int64_t first_chunk(const Arguments& args) {
+    const int lane = thread_index() % 32;
+    return args.in.place(0, thread_index() / 32, lane / STEP) + lane % STEP * 8;
+}
+DEVICE void load(const Arguments& args, const Tick& tick, uint32_t shared, int64_t mine) {
     if (POST && tick.kind == ZEROS) store_zeros(args, tick);
     if (tick.kind > ZEROS) {
 #pragma unroll
@@ -54,7 +60,7 @@ DEVICE void load(const Arguments& args, const Tick& tick, uint32_t shared) {
             const int head = i * WARPS + thread_index() / 32;
             const Chunks chunks(args, tick, head, shared);
             if (head >= HEADS || !chunks.exist) continue;
-            const ELEMENT* source = args.in.at(tick.batch, head, chunks.row) + chunks.column;
+            const ELEMENT* source = args.in.start + (tick.in + mine + i * WARPS * args.in.head);
             const int64_t rows = ROWS_AT_ONCE * args.in.row;
             if (tick.seen) {
 #pragma unroll
@@ -79,11 +85,14 @@ DEVICE uint32_t visible_pair(uint32_t pair, const Seen& seen, int column) {
     return seen.all(column + 1, 1) ? pair : pair & 0xFFFFu;
 }
 
-// Of a logit x the probability, 2^((x - maximum) log2(e) - log2(sum)).
+// Of a logit x the probability, 2^(exponent(x, reference) - log2(sum)).
 DEVICE uint32_t probabilities(uint32_t pair, float2 sums) {
     float p[2];
 #pragma unroll
-    for (int e = 0; e < 2; e++) p[e] = exp2_fast(fmaf(number_of(pair, e) - sums.x, LOG2_E, -sums.y));
+    for (int e = 0; e < 2; e++) {
+        const float x = number_of(pair, e);
+        p[e] = exp2_fast(SHORT ? fmaf(x, LOG2_E, -fmaf(sums.x, LOG2_E, sums.y)) : fmaf(x - sums.x, LOG2_E, -sums.y));
+    }
     return pack<ELEMENT>(p[0], p[1]);
 }
 DEVICE void make_probabilities(uint32_t place, float2 sums) {

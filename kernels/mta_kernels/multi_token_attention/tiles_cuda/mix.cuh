@@ -84,20 +84,24 @@ struct MixedRow {
 };
 
 DEVICE void store_pairs(ELEMENT* destination, const uint32_t (&pairs)[STEP]) {
-    if constexpr (STEP == 4) *(uint4*)destination = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
-    else *(int64_t*)destination = (int64_t)pairs[1] << 32 | pairs[0];
+    if constexpr (STEP == 4) store_memory(destination, uint4{pairs[0], pairs[1], pairs[2], pairs[3]});
+    else store_memory(destination, pairs[0], pairs[1]);
 }
 
 constexpr int ROWS_A_WARP = (ROWS + WARPS - 1) / WARPS;
 
 // Calls `use(sums, place, seen, column, numbers)` for what this lane has of each row that this warp has of a step: `place` in
 // `out`, and `sums` is the element of an array of this row and head. `shown` is whether the row sees all these columns.
+// `mine` is the place of this lane's numbers of row 0.
+DEVICE int64_t first_numbers(const Arguments& args) {
+    const int lane = thread_index() % 32;
+    return args.out.place(0, lane / 4, 0) + lane % 4 * STEP * 2;
+}
 template <class Sums, class Use>
 DEVICE void mix_rows(const Arguments& args, const Tick& tick, const Mixing& mixing, uint32_t shared, uint32_t result,
-                     Sums (&sums)[ROWS_A_WARP][BLOCKS][2], Use use) {
+                     int64_t mine, Sums (&sums)[ROWS_A_WARP][BLOCKS][2], Use use) {
     const int lane = thread_index() % 32, warp = WARPS - 1 - thread_index() / 32;  // the last convolve fewer heads
     const int column = tick.step * COLUMNS + lane % 4 * STEP * 2;
-    ELEMENT* first = args.out.at(tick.batch, lane / 4, tick.row_block * ROWS) + column;
 #pragma unroll
     for (int i = 0; i < ROWS_A_WARP; i++) {
         const int slot = i * WARPS + warp, row = tick.row_block * ROWS + row_of(slot);
@@ -105,6 +109,7 @@ DEVICE void mix_rows(const Arguments& args, const Tick& tick, const Mixing& mixi
         Seen seen;
         if (!tick.shown) seen = Seen(args, args.first_position + row);
         const MixedRow mixed(result, slot);
+        ELEMENT* place = args.out.start + (tick.out + mine + row_of(slot) * args.out.row);
 #pragma unroll
         for (int to = 0; to < BLOCKS; to++) {
             uint32_t pairs[2][STEP];
@@ -112,8 +117,7 @@ DEVICE void mix_rows(const Arguments& args, const Tick& tick, const Mixing& mixi
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 if (to * 16 + half * 8 + 8 > HEADS && to * 16 + half * 8 + lane / 4 >= HEADS) continue;
-                ELEMENT* place = first + row_of(slot) * args.out.row + (to * 16 + half * 8) * args.out.head;
-                use(sums[i][to][half], place, seen, column, pairs[half]);
+                use(sums[i][to][half], place + (to * 16 + half * 8) * args.out.head, seen, column, pairs[half]);
             }
         }
     }

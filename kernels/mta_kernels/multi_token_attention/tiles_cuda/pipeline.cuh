@@ -51,10 +51,11 @@ DEVICE void run_steps(const Arguments& args, Sums (&sums)[ROWS_A_WARP][BLOCKS][2
         for (int buffer = 0; buffer < RESULTS; buffer++)
             store_shared(shared + RESULTS_AT + buffer * RESULT + i * 16, uint4{0, 0, 0, 0});
 
-    const auto tick_at = [&](int index) { return shared + TICKS_AT + index % TICKS * 32; };
+    const int64_t my_chunk = first_chunk(args), my_numbers = first_numbers(args);
+    const auto tick_at = [&](int index) { return shared + TICKS_AT + index % TICKS * TICK; };
     const auto mix = [&](const Tick& tick, uint32_t result) {
         if (!tick.convolves()) return;
-        mix_rows(args, tick, mixing, shared, result, sums, [&](auto&... x) { use(tick, x...); });
+        mix_rows(args, tick, mixing, shared, result, my_numbers, sums, [&](auto&&... x) { use(tick, x...); });
         if (tick.kind == LAST) end(tick);
     };
     const auto arrive_next = [&](int index) {
@@ -71,7 +72,7 @@ DEVICE void run_steps(const Arguments& args, Sums (&sums)[ROWS_A_WARP][BLOCKS][2
     }
     __syncthreads();
 #pragma unroll 1
-    for (int i = 0; i < LEAD; i++) load(args, Tick::at(tick_at(i)), shared);
+    for (int i = 0; i < LEAD; i++) load(args, Tick::at(tick_at(i)), shared, my_chunk);
     arrive_next(0);
     __syncthreads();
 #pragma unroll 1
@@ -79,7 +80,7 @@ DEVICE void run_steps(const Arguments& args, Sums (&sums)[ROWS_A_WARP][BLOCKS][2
         const Tick before = Tick::at(tick_at(turn + TICKS - 1)), now = Tick::at(tick_at(turn));
         if (before.kind == NOTHING && now.kind == NOTHING) break;
         const uint32_t result = shared + RESULTS_AT + turn % RESULTS * RESULT;
-        load(args, Tick::at(tick_at(turn + LEAD)), shared);
+        load(args, Tick::at(tick_at(turn + LEAD)), shared, my_chunk);
         if (thinks) stream.next(args).store(tick_at(turn + LEAD + 1));
 #pragma unroll 1
         for (int half = 0; half < 2; half++) {

@@ -57,7 +57,7 @@ class TileConstants:
         result = max(8, self.heads) * (self.rows * self.columns * 2 + 16)
         blocks = -(-self.heads // 16)
         mixing = blocks * blocks * 512 if self.mix and blocks > 1 else 0
-        return self.heads * ring_bytes + self.results * result + mixing + 256
+        return self.heads * ring_bytes + self.results * result + mixing + 8 * 48
 
     def source(self, architecture: str) -> Source:
         constants = {

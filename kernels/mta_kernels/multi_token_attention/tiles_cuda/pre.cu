@@ -14,17 +14,27 @@
 //   instructions   about 16 of a warp for 32 scores, 4 a cycle                                                 0.125
 #include "pipeline.cuh"
 
+// The sum of 2^exponent(x, reference) of some logits x.
 struct Sums {
-    float maximum, sum;
-    DEVICE void add(float other_maximum, float other_sum) {
-        const float both = fmaxf(maximum, other_maximum);
-        sum = sum * exp2_fast((maximum - both) * LOG2_E) + other_sum * exp2_fast((other_maximum - both) * LOG2_E);
-        maximum = both;
+    float reference, sum;
+    DEVICE void move(float to) { sum *= exp2_fast(exponent(reference, to)), reference = to; }
+    DEVICE void add(Sums other) {
+        const float both = fmaxf(reference, other.reference);
+        move(both), other.move(both);
+        sum += other.sum;
     }
 };
 
+DEVICE float sum_of(const float (&x)[STEP * 2], float reference) {
+    float sum = exp2_fast(exponent(x[0], reference));
+#pragma unroll
+    for (int i = 1; i < STEP * 2; i++) sum += exp2_fast(exponent(x[i], reference));
+    return sum;
+}
+
+// The reference need not be the greatest: it moves when what comes is far greater, as after no logits.
 DEVICE void add_logits(Sums& sums, const uint32_t (&pairs)[STEP], bool shown, const Seen& seen, int column) {
-    float x[STEP * 2], maximum = sums.maximum;
+    float x[STEP * 2];
 #pragma unroll
     for (int i = 0; i < STEP * 2; i++) x[i] = number_of(pairs[i / 2], i % 2);
     if (!shown) {
@@ -32,12 +42,15 @@ DEVICE void add_logits(Sums& sums, const uint32_t (&pairs)[STEP], bool shown, co
         for (int i = 0; i < STEP * 2; i++)
             if (!seen.all(column + i, 1)) x[i] = MINUS_INFINITY;
     }
+    float sum = sum_of(x, sums.reference);
+    if (!(sum < 1e9f)) {
+        float greatest = sums.reference;
 #pragma unroll
-    for (int i = 0; i < STEP * 2; i++) maximum = fmaxf(maximum, x[i]);
-    float sum = sums.sum * exp2_fast((sums.maximum - maximum) * LOG2_E);
-#pragma unroll
-    for (int i = 0; i < STEP * 2; i++) sum += exp2_fast((x[i] - maximum) * LOG2_E);
-    sums = {maximum, sum};
+        for (int i = 0; i < STEP * 2; i++) greatest = fmaxf(greatest, x[i]);
+        sums.move(greatest);
+        sum = sum_of(x, greatest);
+    }
+    sums.sum += sum;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) pre_tiles(const __grid_constant__ Arguments args) {
@@ -64,10 +77,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pre_tiles(const __grid_
                 Sums found = sums[i / 2 / BLOCKS][i / 2 % BLOCKS][i % 2];
 #pragma unroll
                 for (int other = 1; other < 4; other *= 2)
-                    found.add(__shfl_xor_sync(~0u, found.maximum, other), __shfl_xor_sync(~0u, found.sum, other));
+                    found.add({__shfl_xor_sync(~0u, found.reference, other), __shfl_xor_sync(~0u, found.sum, other)});
                 const int slot = i / 2 / BLOCKS * WARPS + warp, head = i / 2 % BLOCKS * 16 + i % 2 * 8 + lane / 4;
                 if (lane % 4 == 0 && slot < ROWS && head < HEADS)
-                    partial[row_of(slot) * HEADS + head] = {found.maximum, found.sum};
+                    partial[row_of(slot) * HEADS + head] = {found.reference, found.sum};
             }
             clear();
         });
@@ -88,10 +101,10 @@ extern "C" __global__ void __launch_bounds__(128) merge_statistics(const __grid_
         const int part = block - first / args.run;
         const float2 found =
             args.partial[((((int64_t)part * args.batch + batch) * args.row_blocks + row_block) * ROWS + row % ROWS) * HEADS + head];
-        sums.add(found.x, found.y);
+        sums.add({found.x, found.y});
     }
     const float log_sum = log2f(sums.sum);
-    args.statistics[((int64_t)batch * HEADS + head) * args.rows + row] = {sums.maximum, log_sum};
+    args.statistics[((int64_t)batch * HEADS + head) * args.rows + row] = {sums.reference, log_sum};
     args.logsumexp[batch * args.logsumexp_batch + head * args.logsumexp_head + row * args.logsumexp_row] =
-        fmaf(log_sum, LOG_2, sums.maximum);
+        fmaf(log_sum, LOG_2, sums.reference);
 }

@@ -40,6 +40,7 @@ struct Tick {
     int steps = 0;  // of zeros
     int seen = 0;   // whether all rows, those of the halo too, see all columns that are loaded
     int shown = 0;  // whether all rows of results see all its columns
+    int64_t in = 0, out = 0;  // the places of head 0 of its first row, that of the halo, and column
 
     DEVICE bool convolves() const { return kind >= WHOLE; }
     DEVICE int chunks() const { return kind == BESIDE_ONLY ? BESIDE : STEP; }
@@ -48,6 +49,8 @@ struct Tick {
     DEVICE void look(const Arguments& args) {
         const int row = row_block * ROWS - HALO, top = args.first_position + row;
         const int last = min(row_block * ROWS + ROWS, args.rows) - 1, bottom = args.first_position + last;
+        in = args.in.place(batch, 0, row + args.above) + first_column();
+        out = args.out.place(batch, 0, row_block * ROWS) + step * COLUMNS;
         seen = shown = 0;
         if (row + args.above < 0 || top < args.first_query || bottom >= args.keys) return;
         if (row_block * ROWS + ROWS > args.rows) return;
@@ -62,12 +65,14 @@ struct Tick {
     DEVICE void store(uint32_t at) const {
         store_shared(at, uint4{(uint32_t)kind, (uint32_t)batch, (uint32_t)row_block, (uint32_t)step});
         store_shared(at + 16, uint4{(uint32_t)ring, (uint32_t)steps, (uint32_t)seen, (uint32_t)shown});
+        store_shared(at + 32, uint4{(uint32_t)in, (uint32_t)(in >> 32), (uint32_t)out, (uint32_t)(out >> 32)});
     }
     DEVICE static Tick at(uint32_t address) {
-        const uint4 a = load_shared_16(address), b = load_shared_16(address + 16);
+        const uint4 a = load_shared_16(address), b = load_shared_16(address + 16), c = load_shared_16(address + 32);
         Tick tick;
         tick.kind = a.x, tick.batch = a.y, tick.row_block = a.z, tick.step = a.w;
         tick.ring = b.x, tick.steps = b.y, tick.seen = b.z, tick.shown = b.w;
+        tick.in = (int64_t)c.y << 32 | c.x, tick.out = (int64_t)c.w << 32 | c.z;
         return tick;
     }
 };

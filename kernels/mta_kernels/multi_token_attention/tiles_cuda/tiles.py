@@ -93,8 +93,8 @@ def pre_tiles(
 
     All but `logsumexp` have contiguous columns and rows of a multiple of 8 numbers, at multiples of 16 bytes. Mixers of
     another dtype than the scores' are rounded to it. Returns what `post_tiles` takes for `statistics`: `[B, H, R, 2]`
-    float32, the maximum of a row's visible logits as stored, and the binary logarithm of the sum of their exponentials
-    over that of the maximum. `plan` overrides what would be chosen, for measurements. Raises ValueError where
+    float32, a number r near the maximum of a row's visible logits, and the binary logarithm of the sum of
+    `exp(logit - r)`, of the logits as stored. `plan` overrides what would be chosen, for measurements. Raises ValueError where
     `tiles_unsupported` has a reason, or for a layout that does not fit. Nothing waits for the GPU; the same call gives
     the same bits.
     """
