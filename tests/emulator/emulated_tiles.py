@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +25,7 @@ class TilesEmulator(Emulator):
 
 
 @pytest.fixture
-def emulated_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+def emulated_tiles(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """`pre_tiles` and `post_tiles` take CPU tensors in this test.
 
     Its fields may be changed: the seed of threads and copies, multiprocessors, shared memory.
@@ -46,4 +45,4 @@ def emulated_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]
     monkeypatch.setattr(tiles, "choose_plan", tiles.choose_plan.__wrapped__)
     monkeypatch.setattr(tiles, "kernel", kernel)
     monkeypatch.setattr(driver, "launch", launch)
-    yield fields
+    return fields

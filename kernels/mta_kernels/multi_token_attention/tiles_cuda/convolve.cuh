@@ -85,7 +85,8 @@ DEVICE void store_result(const float (&sums)[INTERLEAVE][STEP][4], uint32_t resu
 
 // Eight columns of results += those of a set's rows, t above: `rows` has two eights of columns an element.
 template <bool BOUNDS>
-DEVICE void add_tap(float (&sums)[4], const uint32_t (&rows)[PAIRS][4], int n, const Taps& taps, int t, const int (&reach)[2]) {
+DEVICE void add_tap(float (&sums)[4], const uint32_t (&rows)[PAIRS][4], int n, const Taps& taps, int t,
+                    const int (&reach)[2]) {
 #pragma unroll
     for (int i = 0; i < EIGHTS; i++) {
         const bool first = (n + i) % 2 == 0;

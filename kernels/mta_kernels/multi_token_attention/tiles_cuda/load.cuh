@@ -34,7 +34,7 @@ struct Chunks {
 };
 
 DEVICE void store_zeros(const Arguments& args, const Tick& tick) {
-    const int first = tick.step * COLUMNS, end = min(first + tick.steps * COLUMNS, args.columns);
+    const int first = tick.step * COLUMNS, end = tick.zeros_to;
     const int lane = thread_index() % 32;
 #pragma unroll 1
     for (int i = thread_index() / 32; i < HEADS * ROWS; i += WARPS) {

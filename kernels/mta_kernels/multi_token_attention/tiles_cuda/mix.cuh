@@ -90,8 +90,8 @@ DEVICE void store_pairs(ELEMENT* destination, const uint32_t (&pairs)[STEP]) {
 
 constexpr int ROWS_A_WARP = (ROWS + WARPS - 1) / WARPS;
 
-// Calls `use(sums, place, seen, column, numbers)` for what this lane has of each row that this warp has of a step: `place` in
-// `out`, and `sums` is the element of an array of this row and head. `shown` is whether the row sees all these columns.
+// Calls `use(sums, place, seen, column, numbers)` for what this lane has of each row that this warp has of a step: `sums` is
+// the element of an array of this row and head, `place` is in `out`, `seen` is set unless the tick is shown.
 // `mine` is the place of this lane's numbers of row 0.
 DEVICE int64_t first_numbers(const Arguments& args) {
     const int lane = thread_index() % 32;

@@ -6,12 +6,12 @@
 // the sums of its own steps, `merge_statistics` adds them up.
 //
 // A score takes 2 bytes read, times 1 + HALO / ROWS, and 2 written: 4 bytes of memory if the halo is still in L2. At 4.3
-// TB/s an SM of 132 has 4.6 scores a cycle to do. Of each unit of an SM, cycles a score at 6 x 11 taps, 16 heads, ROWS 32,
-// COLUMNS 32, where 0.215 are there:
-//   tensor cores   9 products of 16 x 8 x 16 a tile of 128 for the convolution and 1 for the mixing, 1.6 each   0.125
-//   shared memory  84 cycles a tile of 1024 to load rows, 10 + 8 + 8 to copy, store and mix, 8 to write out     0.15
-//   powers of two  9 for 8 logits, 16 a cycle                                                                  0.07
-//   instructions   about 16 of a warp for 32 scores, 4 a cycle                                                 0.125
+// TB/s an SM of 132 has 4.6 scores a cycle to do, or 3500 cycles for a step of 32 x 32 of 16 heads. It takes at 6 x 11
+// taps, if a product 16 deep takes an SM 1.6 cycles and one 8 deep 1.07, of
+//   tensor cores   16 x 48 products of each kind to convolve, 128 to mix                            2250 cycles
+//   shared memory  84 cycles a head to load rows, 16 to store, 16 to mix, 18 to copy, 16 to write   2400
+//   powers of two  8 x 2048 and more, 16 a cycle                                                    1050
+//   instructions   about 650 of each warp, 4 a cycle                                                2600
 #include "pipeline.cuh"
 
 // The sum of 2^exponent(x, reference) of some logits x.
@@ -53,6 +53,10 @@ DEVICE void add_logits(Sums& sums, const uint32_t (&pairs)[STEP], bool shown, co
     sums.sum += sum;
 }
 
+DEVICE int64_t place_of_part(const Arguments& args, int part, int batch, int row_block) {
+    return (((int64_t)part * args.batch + batch) * args.row_blocks + row_block) * ROWS * HEADS;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) pre_tiles(const __grid_constant__ Arguments args) {
     const int lane = thread_index() % 32, warp = WARPS - 1 - thread_index() / 32;
     Sums sums[ROWS_A_WARP][BLOCKS][2];
@@ -71,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pre_tiles(const __grid_
             int first = tick.batch * args.steps;  // of these rows, among all steps
             for (int i = 0; i < tick.row_block; i++) first += steps_of(args, i);
             const int part = block_index() - first / args.run;
-            float2* partial = args.partial + (((int64_t)part * args.batch + tick.batch) * args.row_blocks + tick.row_block) * ROWS * HEADS;
+            float2* partial = args.partial + place_of_part(args, part, tick.batch, tick.row_block);
 #pragma unroll
             for (int i = 0; i < ROWS_A_WARP * BLOCKS * 2; i++) {
                 Sums found = sums[i / 2 / BLOCKS][i / 2 % BLOCKS][i % 2];
@@ -99,8 +103,7 @@ extern "C" __global__ void __launch_bounds__(128) merge_statistics(const __grid_
     const int start = first + visible.first, end = first + visible.end;
     for (int block = start / args.run; block * args.run < end; block++) {
         const int part = block - first / args.run;
-        const float2 found =
-            args.partial[((((int64_t)part * args.batch + batch) * args.row_blocks + row_block) * ROWS + row % ROWS) * HEADS + head];
+        const float2 found = args.partial[place_of_part(args, part, batch, row_block) + row % ROWS * HEADS + head];
         sums.add({found.x, found.y});
     }
     const float log_sum = log2f(sums.sum);

@@ -4,17 +4,19 @@
 
 DEVICE int last_row(const Arguments& args, int row_block) { return min(row_block * ROWS + ROWS, args.rows) - 1; }
 
-// Steps of a block of rows: of the keys that its last row sees, or of what is to be written. plan.py counts them too.
+// Steps of a block of rows: of the keys that its last row sees, and of post.cu one more, which writes zeros behind them.
+// tiles.py counts them too.
 DEVICE int steps_of(const Arguments& args, int row_block) {
-    const int last = last_row(args, row_block);
-    int end = POST ? args.columns : args.keys;
-    if (CAUSAL && POST) {
-        const int below = args.first_position + last / args.zero_block * args.zero_block + args.zero_block;
-        end = min(end, (max(below, 1) + args.zero_block - 1) / args.zero_block * args.zero_block);
-    } else if (CAUSAL) {
-        end = min(end, max(args.first_position + last + 1, 1));
-    }
-    return (end + COLUMNS - 1) / COLUMNS;
+    int end = args.keys;
+    if (CAUSAL) end = max(min(end, args.first_position + last_row(args, row_block) + 1), 1);
+    return (end + COLUMNS - 1) / COLUMNS + POST;
+}
+
+// One past the last column in which post.cu writes zeros.
+DEVICE int end_of_zeros(const Arguments& args, int row_block) {
+    if (!CAUSAL) return args.columns;
+    const int block = args.zero_block, below = args.first_position + last_row(args, row_block) / block * block + block;
+    return min(args.columns, (max(below, 1) + block - 1) / block * block);
 }
 
 // Those of them in which a row of the block sees a key, from `first` to `end`.
@@ -37,7 +39,7 @@ enum Kind { NOTHING, ZEROS, BESIDE_ONLY, WHOLE, LAST };  // LAST of these rows i
 struct Tick {
     int kind = NOTHING, batch = 0, row_block = 0, step = 0;
     int ring = 0;   // where its first chunk is in the ring
-    int steps = 0;  // of zeros
+    int zeros_to = 0;  // of zeros: one past the last column
     int seen = 0;   // whether all rows, those of the halo too, see all columns that are loaded
     int shown = 0;  // whether all rows of results see all its columns
     int64_t in = 0, out = 0;  // the places of head 0 of its first row, that of the halo, and column
@@ -64,14 +66,14 @@ struct Tick {
     // One thread thinks, the others read: it takes as many registers and instructions as a load.
     DEVICE void store(uint32_t at) const {
         store_shared(at, uint4{(uint32_t)kind, (uint32_t)batch, (uint32_t)row_block, (uint32_t)step});
-        store_shared(at + 16, uint4{(uint32_t)ring, (uint32_t)steps, (uint32_t)seen, (uint32_t)shown});
+        store_shared(at + 16, uint4{(uint32_t)ring, (uint32_t)zeros_to, (uint32_t)seen, (uint32_t)shown});
         store_shared(at + 32, uint4{(uint32_t)in, (uint32_t)(in >> 32), (uint32_t)out, (uint32_t)(out >> 32)});
     }
     DEVICE static Tick at(uint32_t address) {
         const uint4 a = load_shared_16(address), b = load_shared_16(address + 16), c = load_shared_16(address + 32);
         Tick tick;
         tick.kind = a.x, tick.batch = a.y, tick.row_block = a.z, tick.step = a.w;
-        tick.ring = b.x, tick.steps = b.y, tick.seen = b.z, tick.shown = b.w;
+        tick.ring = b.x, tick.zeros_to = b.y, tick.seen = b.z, tick.shown = b.w;
         tick.in = (int64_t)c.y << 32 | c.x, tick.out = (int64_t)c.w << 32 | c.z;
         return tick;
     }
@@ -115,10 +117,11 @@ struct Stream {
                 tick.look(args);
                 break;
             }
-            tick.steps = min(left, (step < visible.first ? min(visible.first, steps) : steps) - step);
-            step += tick.steps, left -= tick.steps;
+            const int count = min(left, (step < visible.first ? min(visible.first, steps) : steps) - step);
+            step += count, left -= count;
             if (POST) {
                 tick.kind = ZEROS;
+                tick.zeros_to = step == steps ? end_of_zeros(args, row_block) : min(step * COLUMNS, args.columns);
                 break;
             }
         }

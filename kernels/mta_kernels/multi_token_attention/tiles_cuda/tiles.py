@@ -79,8 +79,8 @@ def pre_tiles(
 ) -> Tensor:  # fmt: skip
     """Stored scores of a chunk of rows to logits, and the sums of each row's softmax.
 
-    - `scores [B, H, R + above, ld]`, fp16 or bf16: scaled and rounded scores. Rows and columns that nobody sees may hold
-      anything, NaN too, and are not read. Row 0 is of position `first_position - above`.
+    - `scores [B, H, R + above, ld]`, fp16 or bf16: scaled and rounded scores. What a row does not see may be anything,
+      NaN too. Row 0 is of position `first_position - above`.
     - `pre_conv [H, cq, ck]` and `pad`, the columns of zeros left of column 0; None leaves the convolution out.
     - `pre_mix [H, H]` (out, in) or None.
     - `logits [B, H, R, ld]`, of the same dtype: written. Row r is of position `first_position + r`. Steps of 32 columns
@@ -94,9 +94,9 @@ def pre_tiles(
     All but `logsumexp` have contiguous columns and rows of a multiple of 8 numbers, at multiples of 16 bytes. Mixers of
     another dtype than the scores' are rounded to it. Returns what `post_tiles` takes for `statistics`: `[B, H, R, 2]`
     float32, a number r near the maximum of a row's visible logits, and the binary logarithm of the sum of
-    `exp(logit - r)`, of the logits as stored. `plan` overrides what would be chosen, for measurements. Raises ValueError where
-    `tiles_unsupported` has a reason, or for a layout that does not fit. Nothing waits for the GPU; the same call gives
-    the same bits.
+    `exp(logit - r)`, of the logits as stored. `plan` overrides what would be chosen, for measurements. Raises
+    ValueError where `tiles_unsupported` has a reason, or for a layout that does not fit. Nothing waits for the GPU; the
+    same call gives the same bits.
     """
     arguments, constants, kept = _arguments(
         False, scores, pre_conv, pad, pre_mix, logits, above, first_position, first_query, keys, causal, documents, plan
@@ -125,9 +125,9 @@ def post_tiles(
 ) -> None:  # fmt: skip
     """Logits of a chunk of rows to mixed probabilities, ready for the product with the values.
 
-    `logits [B, H, R + above, ld]` and `statistics [B, H, R + above, 2]` (contiguous) are as `pre_tiles` gives them; row 0
-    is of position `first_position - above`. `out [B, H, R, ld]` is written, row 0 of position `first_position`: what a
-    row does not see is zero, from column 0 on, and at least to the last column that a product reads whose tiles are
+    `logits [B, H, R + above, ld]` and `statistics [B, H, R + above, 2]` (contiguous) are as `pre_tiles` gives them; row
+    0 is of position `first_position - above`. `out [B, H, R, ld]` is written, row 0 of position `first_position`: what
+    a row does not see is zero, from column 0 on, and at least to the last column that a product reads whose tiles are
     `zero_block` rows from row 0 on, and whole blocks of `zero_block` columns: of row r the columns before
     `(first_position + r // zero_block * zero_block + zero_block)` rounded up to `zero_block`; all columns unless
     `causal`. `post_mix [H, H]` is (in, out). All else, and errors, as `pre_tiles`.
@@ -164,7 +164,7 @@ def _arguments(
     most = min(keys, first_position + rows) if causal else keys
     if min(columns, source.shape[3]) < most:
         raise ValueError(f"rows of {min(columns, source.shape[3])} columns; expected {most} or more")
-    conv = ONE_TAP if weight is None else Convolution(*weight.shape[1:], pad)
+    conv = ONE_TAP if weight is None else Convolution(weight.shape[1], weight.shape[2], pad)
     if weight is None:
         weight = torch.ones(heads, 1, 1, dtype=dtype, device=device)
     weight = weight.to(dtype).contiguous()
@@ -190,15 +190,11 @@ def _arguments(
 
 def steps_of(arguments: Arguments, constants: TileConstants, row_block: int) -> int:
     """As steps.cuh has it."""
-    last = min(row_block * constants.rows + constants.rows, arguments.rows) - 1
-    end = arguments.columns if constants.post else arguments.keys
-    if constants.causal and constants.post:
-        block = arguments.zero_block
-        below = arguments.first_position + last // block * block + block
-        end = min(end, -(-max(below, 1) // block) * block)
-    elif constants.causal:
-        end = min(end, max(arguments.first_position + last + 1, 1))
-    return -(-end // constants.columns)
+    end = arguments.keys
+    if constants.causal:
+        last = min(row_block * constants.rows + constants.rows, arguments.rows) - 1
+        end = max(min(end, arguments.first_position + last + 1), 1)
+    return -(-end // constants.columns) + constants.post
 
 
 def _most_steps(arguments: Arguments, constants: TileConstants) -> int:

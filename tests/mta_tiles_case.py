@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from mta_kernels.multi_token_attention.tiles_cuda import post_tiles, pre_tiles
 from mta_kernels.operation import Convolution
 
 NAN = float("nan")
+TAPS = Convolution(6, 11, 5)
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,8 @@ class Case:
     queries: int = 50
     first_row: int = 0
     rows: int = 50
-    pre: Convolution | None = Convolution(6, 11, 5)
-    post: Convolution | None = Convolution(6, 11, 5)
+    pre: Convolution | None = TAPS
+    post: Convolution | None = TAPS
     pre_mix: bool = True
     post_mix: bool = True
     causal: bool = True
@@ -34,6 +36,7 @@ class Case:
     magnitude: float = 1.0
     zero_block: int = 128
     spare: int = 0  # columns of the stored rows beyond those that are needed
+    blank: int = 0  # stored rows above the first that are no queries
     seed: int = 0
 
     @property
@@ -102,14 +105,14 @@ def convolved(x: Tensor, weight: Tensor | None, conv: Convolution | None) -> Ten
 
 
 def definition(case: Case, given: dict[str, Tensor | None], dtype: torch.dtype, stop: int) -> tuple[Tensor, ...]:
-    """Mixed probabilities and logsumexp of the rows up to `stop`, document by document, each step rounded to `dtype`."""
+    """Mixed probabilities and logsumexp of the rows up to `stop`, by documents, each step rounded to `dtype`."""
     scores = given["scores"].to(dtype)
     batch, heads, _, keys = scores.shape
     bounds = [0, *case.bounds, keys]
     out = torch.zeros(batch, heads, stop, keys, dtype=dtype)
     logsumexp = torch.full((batch, heads, stop), -float("inf"), dtype=torch.float64)
     wide = torch.promote_types(dtype, torch.float32)
-    for first, last in zip(bounds, bounds[1:], strict=False):
+    for first, last in pairwise(bounds):
         rows = slice(max(first - (keys - case.queries), 0), min(last - (keys - case.queries), stop))
         if rows.start >= rows.stop:
             continue
@@ -135,31 +138,31 @@ def forward_chunk(case: Case, given: dict[str, Tensor | None], device: str, **pl
     """
     after, before = case.above
     first, stop = case.first_row - before, case.first_row + case.rows
-    shape = case.batch, case.heads
-    scores = torch.full((*shape, stop - first, case.pitch), NAN, dtype=case.dtype)
-    columns = min(case.keys, case.pitch)
+    shape, columns, blank = (case.batch, case.heads), min(case.keys, case.pitch), case.blank
+    scores = torch.full((*shape, blank + stop - first, case.pitch), NAN, dtype=case.dtype)
     position = torch.arange(first, stop) + case.keys - case.queries
     all_scores = given["scores"][:, :, first:stop, :columns]
-    scores[..., :columns] = all_scores.where(case.seen(position)[:, :columns], NAN)  # as q k^T gives, or skips
+    # As q k^T gives, or skips.
+    scores[:, :, blank:, :columns] = all_scores.where(case.seen(position)[:, :columns], NAN)
     scores = scores.to(device)
-    logits = torch.full((*shape, after + case.rows, case.pitch), NAN, dtype=case.dtype, device=device)
+    logits = torch.full((*shape, blank + after + case.rows, case.pitch), NAN, dtype=case.dtype, device=device)
     out = torch.full((*shape, case.rows, case.pitch), NAN, dtype=case.dtype, device=device)
-    logsumexp = torch.full((*shape, case.queries), NAN, device=device)
+    logsumexp = torch.full((*shape, blank + after + case.rows + 3), NAN, device=device)[..., 3:]
     mixers = {name: None if x is None else x.to(device) for name, x in given.items() if name != "scores"}
     where = {
         "keys": case.keys, "causal": case.causal, "first_query": case.keys - case.queries,
         "documents": case.documents(device),
     }  # fmt: skip
     statistics = pre_tiles(
-        scores, mixers["pre_conv"], case.pre.pad if case.pre else 0, mixers["pre_mix"], logits,
-        logsumexp[:, :, case.first_row - after : stop], above=before - after,
-        first_position=case.first_position - after, plan=plans.get("pre_plan"), **where,
+        scores, mixers["pre_conv"], case.pre.pad if case.pre else 0, mixers["pre_mix"], logits, logsumexp,
+        above=before - after, first_position=case.first_position - after - blank, plan=plans.get("pre_plan"), **where,
     )  # fmt: skip
     post_tiles(
         logits, statistics, mixers["post_conv"], case.post.pad if case.post else 0, mixers["post_mix"], out,
-        above=after, first_position=case.first_position, zero_block=case.zero_block, plan=plans.get("post_plan"), **where,
+        above=after + blank, first_position=case.first_position, zero_block=case.zero_block,
+        plan=plans.get("post_plan"), **where,
     )  # fmt: skip
-    return out, logsumexp[:, :, case.first_row : stop]
+    return out, logsumexp[:, :, blank + after :]
 
 
 def error(got: Tensor, want: Tensor) -> Tensor:
