@@ -2,6 +2,7 @@
 #pragma once
 #include <mma.cuh>
 
+inline void __syncwarp() { emulator::meet(500 + emulator::thread / 32, 0, 32); }
 inline uint32_t another(uint32_t x) { return x; }
 inline void store_memory(void* at, uint4 x) {
     if ((uintptr_t)at % 16) emulator::fail("a store of 16 bytes is not aligned");

@@ -111,6 +111,7 @@ DEVICE void convolve(const Tick& tick, uint32_t ring, uint32_t result, const Tap
         columns[i] = ring + lane % 16 * PITCH + ring_wrap(ring_wrap(tick.ring + RING - BESIDE) + chunk) * 16;
     }
     float sums[INTERLEAVE][STEP][4] = {};
+    __syncwarp();  // one thread may have thought longer
 #pragma unroll
     for (int set = 0; set < SETS; set++) {
         uint32_t rows[PAIRS][4];

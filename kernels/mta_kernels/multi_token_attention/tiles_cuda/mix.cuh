@@ -108,11 +108,13 @@ DEVICE void mix_rows(const Arguments& args, const Tick& tick, const Mixing& mixi
         if (slot >= ROWS || row >= args.rows) continue;
         Seen seen;
         if (!tick.shown) seen = Seen(args, args.first_position + row);
+        __syncwarp();  // lanes may have come by other ways
         const MixedRow mixed(result, slot);
         ELEMENT* place = args.out.start + (tick.out + mine + row_of(slot) * args.out.row);
 #pragma unroll
         for (int to = 0; to < BLOCKS; to++) {
             uint32_t pairs[2][STEP];
+            if (to > 0) __syncwarp();
             mixed.mix(mixing, shared, to, pairs);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
