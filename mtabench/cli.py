@@ -44,12 +44,13 @@ def mtabench(version: Version = False) -> None:
 
 
 @app.command(
-    "bwd", help="Time the backward pass alone. All gradients are computed: of q, k, v and the convolution's weight."
+    "bwd", help="Time the backward pass alone. All gradients are computed: of q, k, v, convolutions and mixings."
 )
 @app.command("fwd", help="Time the forward pass.")
 def forward_or_backward(
     context: typer.Context,
     seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None, impl: o.Impl = None, op: o.Op = None,
+    mix: o.Mix = None, post_conv: o.PostConv = None, layer: o.Layer = None,
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
     dtype: o.Dtype = None, causal: o.Causal = True, device: o.Device = "auto", preset: o.PresetName = None,
     baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold", rounds: o.Rounds = None,
@@ -61,10 +62,10 @@ def forward_or_backward(
     from mtabench.commands.sweep import run
 
     options = Options(
-        context.info_name or "", seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens,
-        heads=heads, kv_heads=kv_heads, op=op, dtype=dtype, causal=causal, device=device, preset=preset,
-        baseline=baseline, timer=timer, cache=cache, rounds=rounds, time_limit=time_limit, isolate=isolate,
-        cell_timeout=cell_timeout, seed=seed,
+        context.info_name or "", seq=seq, head_dim=head_dim, conv=conv, impl=impl, op=op, mix=mix, post_conv=post_conv,
+        layer=layer, batch=batch, tokens=tokens, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal,
+        device=device, preset=preset, baseline=baseline, timer=timer, cache=cache, rounds=rounds, time_limit=time_limit,
+        isolate=isolate, cell_timeout=cell_timeout, seed=seed,
     )  # fmt: skip
     asked = ClusterOptions(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
     raise typer.Exit(run(options, asked, ranks, out, resume, dry_run, plot))
@@ -73,6 +74,7 @@ def forward_or_backward(
 @app.command()
 def decode(
     seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None, impl: o.Impl = None, op: o.Op = None,
+    mix: o.Mix = None, post_conv: o.PostConv = None, layer: o.Layer = None,
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
     dtype: o.Dtype = None, splits: o.Splits = "auto", device: o.Device = "auto", preset: o.PresetName = None,
     baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold", rounds: o.Rounds = None,
@@ -85,10 +87,10 @@ def decode(
     from mtabench.commands.sweep import run
 
     options = Options(
-        "decode", seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
-        kv_heads=kv_heads, op=op, dtype=dtype, splits=splits, device=device, preset=preset, baseline=baseline,
-        timer=timer, cache=cache, rounds=rounds, time_limit=time_limit, isolate=isolate, cell_timeout=cell_timeout,
-        seed=seed,
+        "decode", seq=seq, head_dim=head_dim, conv=conv, impl=impl, op=op, mix=mix, post_conv=post_conv, layer=layer,
+        batch=batch, tokens=tokens, heads=heads, kv_heads=kv_heads, dtype=dtype, splits=splits, device=device,
+        preset=preset, baseline=baseline, timer=timer, cache=cache, rounds=rounds, time_limit=time_limit,
+        isolate=isolate, cell_timeout=cell_timeout, seed=seed,
     )  # fmt: skip
     asked = ClusterOptions(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
     raise typer.Exit(run(options, asked, None, out, resume, dry_run, plot))
@@ -97,10 +99,12 @@ def decode(
 @app.command()
 def verify(
     impl: o.Impl = None, device: o.Device = "auto", fuzz: o.Fuzz = None, seed: o.Seed = None, case: o.CaseNumber = None,
-    jobs: o.Jobs = 1, out: o.FuzzOut = None,
+    jobs: o.Jobs = 1, out: o.FuzzOut = None, dtype: o.Dtype = None,
 ) -> None:  # fmt: skip
     """Check results, time nothing. Errors against float64, causality, and what else any correct kernel obeys."""
     if fuzz is not None:
+        if dtype is not None:
+            raise UsageError("random cases are of any dtype; leave out --dtype or --fuzz")
         from mtabench.commands.fuzz import run as run_fuzz
 
         raise typer.Exit(run_fuzz(fuzz, impl, device, seed, case, jobs, out))
@@ -108,7 +112,7 @@ def verify(
         raise UsageError("--case, --jobs and --out are for random cases; give --fuzz SECONDS as well")
     from mtabench.commands.verify import run
 
-    raise typer.Exit(run(impl, device, seed))
+    raise typer.Exit(run(impl, device, seed, dtype))
 
 
 @app.command("list")
@@ -147,7 +151,8 @@ def tune(
 def profile(
     pass_: o.ProfiledPass = None, seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None,
     impl: o.Impl = None, batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None,
-    kv_heads: o.KvHeads = None, dtype: o.Dtype = None, causal: o.Causal = True, splits: o.Splits = "auto",
+    kv_heads: o.KvHeads = None, op: o.Op = None, mix: o.Mix = None, post_conv: o.PostConv = None,
+    layer: o.Layer = None, dtype: o.Dtype = None, causal: o.Causal = True, splits: o.Splits = "auto",
     device: o.Device = "auto", preset: o.PresetName = None, tools: o.Tools = None, out: o.ProfileOut = None,
     ncu_report: o.NcuReport = None,
 ) -> None:  # fmt: skip
@@ -156,7 +161,8 @@ def profile(
 
     options = None if pass_ is None else Options(
         pass_, seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
-        kv_heads=kv_heads, dtype=dtype, causal=causal, splits=splits, device=device, preset=preset,
+        kv_heads=kv_heads, op=op, mix=mix, post_conv=post_conv, layer=layer, dtype=dtype, causal=causal, splits=splits,
+        device=device, preset=preset,
     )  # fmt: skip
     raise typer.Exit(run(options, tools, out, ncu_report))
 
@@ -165,6 +171,7 @@ def profile(
 def explain(
     pass_: o.PassName, seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None, impl: o.Impl = None,
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
+    op: o.Op = None, mix: o.Mix = None, post_conv: o.PostConv = None, layer: o.Layer = None,
     dtype: o.Dtype = None, causal: o.Causal = True, splits: o.Splits = "auto", preset: o.PresetName = None,
     device_name: o.DeviceName = None, results: o.ResultsCsv = None, ceilings: o.CeilingsIn = None,
 ) -> None:  # fmt: skip
@@ -173,7 +180,8 @@ def explain(
 
     options = Options(
         pass_, seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
-        kv_heads=kv_heads, dtype=dtype, causal=causal, splits=splits, preset=preset,
+        kv_heads=kv_heads, op=op, mix=mix, post_conv=post_conv, layer=layer, dtype=dtype, causal=causal, splits=splits,
+        preset=preset,
     )  # fmt: skip
     raise typer.Exit(run(options, device_name, results or [], ceilings))
 
@@ -182,7 +190,8 @@ def explain(
 def memory(
     pass_: o.MemoryPass = "fwd", seq: o.Seq = "1k..128k", head_dim: o.HeadDim = None, conv: o.Conv = None,
     impl: o.Impl = None, op: o.Op = None, batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None,
-    kv_heads: o.KvHeads = None, dtype: o.Dtype = None, causal: o.Causal = True, splits: o.Splits = "auto",
+    kv_heads: o.KvHeads = None, mix: o.Mix = None, post_conv: o.PostConv = None, layer: o.Layer = None,
+    dtype: o.Dtype = None, causal: o.Causal = True, splits: o.Splits = "auto",
     preset: o.PresetName = None, device_name: o.DeviceName = None, memory: o.MemorySize = None,
     measure: o.Trace = False, csv: o.CellsCsv = None, json: o.CellsJson = None, overwrite: o.OverwriteFiles = False,
 ) -> None:  # fmt: skip
@@ -191,7 +200,8 @@ def memory(
 
     options = Options(
         pass_, seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
-        kv_heads=kv_heads, op=op, dtype=dtype, causal=causal, splits=splits, preset=preset,
+        kv_heads=kv_heads, op=op, mix=mix, post_conv=post_conv, layer=layer, dtype=dtype, causal=causal, splits=splits,
+        preset=preset,
     )  # fmt: skip
     raise typer.Exit(run(options, device_name, memory, measure, csv, json, overwrite))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
 from mtabench.escaping import in_log, printable
@@ -59,6 +61,14 @@ def say(console: Console, text: str) -> None:
     console.print(in_log(shown), soft_wrap=True, markup=False, highlight=False, emoji=False)
 
 
+def show_step(status: Status, line: str) -> None:
+    """What a command works on: in its status on a terminal, as a line on standard error in a log."""
+    if status.console.is_terminal:
+        status.update(line)
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
 def significant(value: float, digits: int = 4, *, zeros: bool = False) -> str:
     """A number with so many digits that count, with `zeros` also those at its end, and never in the form 1e+03."""
     if value >= 10 ** (digits - 1):
@@ -66,12 +76,19 @@ def significant(value: float, digits: int = 4, *, zeros: bool = False) -> str:
     return f"{value:#.{digits}g}".rstrip(".") if zeros else f"{value:.{digits}g}"
 
 
-def plain_table(first: str, others: Sequence[str]) -> Table:
-    """A table without lines: the first column to the left, the others, numbers, to the right."""
+def plain_table(headings: Sequence[str], *, left: Collection[str] = (), folded: Collection[str] = ()) -> Table:
+    """A table without lines: columns in `left`, by default the first, to the left; the others, numbers, to the right.
+
+    Texts in columns of `folded` go on in another line where the width is too small.
+    """
+    left = left or headings[:1]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True)
-    for heading in others:
-        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in headings:
+        side: Literal["left", "right"] = "left" if heading in left else "right"
+        if heading in folded:
+            table.add_column(heading, justify=side, overflow="fold")
+        else:
+            table.add_column(heading, justify=side, no_wrap=True)
     return table
 
 

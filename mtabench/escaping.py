@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import os
 import re
+from collections.abc import Iterable
 
 # What GitHub turns into links, or into a message to somebody; it leaves code alone.
 _LINKED = re.compile(r"://|www\.|@|#\d|:[a-z+-][\w+-]*:", re.IGNORECASE)
@@ -57,6 +58,12 @@ def in_markdown(text: str) -> str:
         text = text.replace(character, f"&#{ord(character)};")
     text = text.replace("@", "@<!-- -->")
     return f"<code>{text}</code>"
+
+
+def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]], right: Iterable[bool]) -> list[str]:
+    """The lines of a table in Markdown, of texts that are safe already; columns of numbers are those to the `right`."""
+    marks = ["---:" if one else "---" for one in right]
+    return [f"| {' | '.join(row)} |" for row in (header, marks, *rows)]
 
 
 def in_latex(text: str) -> str:

@@ -13,9 +13,18 @@ Text = str | None
 File = Path | None
 Seq = Annotated[Text, Option(help=f"Sequence lengths: {RANGES}.")]
 HeadDim = Annotated[Text, Option(help="Head dims, 16 to 256, such as 64,128.")]
-Conv = Annotated[Text, Option(help="Query taps x key taps, such as 6x11,3x3; 7 means 7x7.")]
+Conv = Annotated[Text, Option(help="Query taps x key taps, such as 6x11,3x3; 7 means 7x7. With --op mta also none.")]
+Mix = Annotated[
+    Text, Option(help="With --op mta, the heads mixed before and after the softmax: heads (all), 4 (groups), none.")
+]
+PostConv = Annotated[Text, Option(help="With --op mta, taps after the softmax, such as 6x11; none if not given.")]
+Layer = Annotated[
+    Text, Option(help="With --preset, the steps of a layer of that model: mix (heads alone) or full (all).")
+]
 Impl = Annotated[Text, Option(help="Implementations, such as eager,triton, or ladder; `mtabench list` shows all.")]
-Op = Annotated[Text, Option(help="Only implementations of conv-attention, or of plain attention.")]
+Op = Annotated[
+    Text, Option(help="Only implementations of conv-attention, or of attention; or mta, with --mix and --post-conv.")
+]
 Batch = Annotated[Text, Option(help="Batch sizes.")]
 Tokens = Annotated[Text, Option(help="Tokens in a batch, such as 16k: batch = tokens / seq.")]
 Heads = Annotated[Text, Option(help="Numbers of query heads.")]

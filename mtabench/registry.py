@@ -1,4 +1,7 @@
-"""All implementations that `mtabench.implementations` holds: found by name, in groups, and as a table."""
+"""All implementations that `mtabench.implementations` holds: found by name and operation, in groups, and as a table.
+
+One name stands for an implementation of several operations, an entry each: `eager` is the definition of any.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ from collections.abc import Iterable
 from mtabench import implementations
 from mtabench.errors import UsageError
 from mtabench.implementations import Implementation
+from mtabench.problem.case import Case
 from mtabench.static.sources import Source
 
 BASELINE = "eager"
+USUAL_OPS = ("conv-attention", "attention")  # of a sweep that names none
 
 
 def _found() -> tuple[Implementation, ...]:
@@ -26,21 +31,31 @@ def _found() -> tuple[Implementation, ...]:
 IMPLEMENTATIONS = _found()
 # Names of --impl that stand for several.
 GROUPS = {
-    group: tuple(entry.name for entry in IMPLEMENTATIONS if group in entry.groups)
+    group: tuple(dict.fromkeys(entry.name for entry in IMPLEMENTATIONS if group in entry.groups))
     for group in dict.fromkeys(group for entry in IMPLEMENTATIONS for group in entry.groups)
 }
 
 
 def names() -> list[str]:
-    """Names of all implementations, in order."""
-    return [implementation.name for implementation in IMPLEMENTATIONS]
+    """Names of all implementations, in order, each once."""
+    return list(dict.fromkeys(implementation.name for implementation in IMPLEMENTATIONS))
+
+
+def implementation_of(case: Case) -> Implementation:
+    """The implementation of a case: of its name, and of its operation if there is one; raises UsageError as `find`."""
+    entries = every(case.impl)
+    return next((entry for entry in entries if entry.op == case.op), entries[0])
 
 
 def find(name: str) -> Implementation:
-    """The implementation called `name`; raises UsageError with the nearest names if there is none."""
-    for implementation in IMPLEMENTATIONS:
-        if implementation.name == name:
-            return implementation
+    """The first implementation called `name`; raises UsageError with the nearest names if there is none."""
+    return every(name)[0]
+
+
+def every(name: str) -> list[Implementation]:
+    """The implementations called `name`, one an operation; raises UsageError with the nearest names without any."""
+    if entries := [implementation for implementation in IMPLEMENTATIONS if implementation.name == name]:
+        return entries
     if name in GROUPS:
         raise UsageError(
             f"{name!r} stands for several implementations, and one is expected here: {', '.join(GROUPS[name])}"
@@ -53,7 +68,7 @@ def find(name: str) -> Implementation:
 def chosen(typed: Iterable[str]) -> list[Implementation]:
     """The implementations that these names, of groups too, stand for, each once; raises UsageError as `find`."""
     single = [one for name in typed for one in GROUPS.get(name, (name,))]
-    return [find(name) for name in dict.fromkeys(single)]
+    return [entry for name in dict.fromkeys(single) for entry in every(name)]
 
 
 def splitting_names() -> list[str]:
@@ -61,13 +76,15 @@ def splitting_names() -> list[str]:
     return [implementation.name for implementation in IMPLEMENTATIONS if implementation.splits_used]
 
 
-def default_names(pass_: str, device: str) -> list[str]:
+def default_names(pass_: str, device: str, ops: Iterable[str] = USUAL_OPS) -> list[str]:
     """What a sweep measures without --impl: whatever runs there, but for what is measured by name alone."""
-    return [
-        implementation.name
-        for implementation in IMPLEMENTATIONS
-        if pass_ in implementation.passes and device in implementation.devices and not implementation.by_name
-    ]
+    computed = set(ops)
+    usual = (
+        entry.name
+        for entry in IMPLEMENTATIONS
+        if pass_ in entry.passes and device in entry.devices and not entry.by_name and entry.op in computed
+    )
+    return list(dict.fromkeys(usual))
 
 
 def sources() -> dict[str, Source]:

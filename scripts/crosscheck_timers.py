@@ -25,7 +25,7 @@ from mtabench.measuring.nvbench_timer import check_nvbench
 from mtabench.measuring.statistics import summarize
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 from mtabench.results.results_file import KEY_COLUMNS, key_of, text_of
 from mtabench.sweeps.plan import Options, make_plan
 
@@ -94,7 +94,7 @@ def measured(case: Case, rounds: int) -> dict[str, str]:
 def medians(case: Case, rounds: int) -> tuple[dict[str, object], float, float]:
     """In a process for one cell: check it, time it, and say where; raises ValueError for a wrong result."""
     inputs = make_inputs(case)
-    build = find(case.impl).build
+    build = implementation_of(case).build
     check = Oracle(case, inputs).check(build(case, inputs)())
     if not check.ok:
         raise ValueError(check.reason)

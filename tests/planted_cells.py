@@ -39,8 +39,13 @@ def build(case, inputs):
 
 
 def changed(name, **fields):
-    """The registry's, with other fields of one of them."""
-    return tuple(replace(one, **fields) if one.name == name else one for one in registry.IMPLEMENTATIONS)
+    """The registry's, with other fields of one of them, which is alone in its name then."""
+    one = registry.find(name)
+    return tuple(
+        replace(one, **fields) if other is one else other
+        for other in registry.IMPLEMENTATIONS
+        if other is one or other.name != name
+    )
 
 
 def implementations():

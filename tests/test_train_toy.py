@@ -1,24 +1,25 @@
 """The toy task: sequences checked in plain Python, the model, its step, a short run by the command line, bad input."""
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "train_toy.py"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+MODULES = ("toy_task.sequences", "toy_task.model", "toy_task.training", "toy_task.chart", "train_toy")
 TINY = ("--device", "cpu", "--blocks", "2", "--batch", "16", "--seeds", "2")
 
 
 @pytest.fixture(scope="module")
 def toy():
-    spec = importlib.util.spec_from_file_location("train_toy", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train_toy"] = module
-    spec.loader.exec_module(module)
-    return module
+    """The names of the script and of its modules."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPTS)
+        return SimpleNamespace(**{k: v for name in MODULES for k, v in vars(importlib.import_module(name)).items()})
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +34,7 @@ def reference(monkeypatch):
 def command(toy, monkeypatch, capsys, tmp_path):
     """Runs the command line in an empty folder; gives the exit code, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(toy, "HELD_OUT", 32)
+    monkeypatch.setattr(sys.modules["toy_task.training"], "HELD_OUT", 32)
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["train_toy.py", *map(str, words)])

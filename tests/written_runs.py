@@ -34,3 +34,16 @@ def write_run(path, cells, run_id="base", started="2026-01-02T03:04:05Z", cache=
                 row = timed_row(one, facts, Measurement("cpu", cache, result, run_delay=run_delay), 1e-6, None)
                 writer.write([row], sample_lines(one, facts, result))
     return path
+
+
+WITH_TIME = {case(64): 1.0, case(128): 2.0, case(256): 4.0}
+
+
+def write_pair(folder, base=None, head=None, **facts):
+    """Write base.csv and head.csv: three cells each, and what is given instead or besides."""
+    cells = {one: rounds(ms, seed=i) for i, (one, ms) in enumerate(WITH_TIME.items())}
+    again = {one: rounds(ms, seed=9 + i) for i, (one, ms) in enumerate(WITH_TIME.items())}
+    write_run(folder / "base.csv", cells | (base or {}))
+    given = {"run_id": "head", "started": "2026-01-03T03:04:05Z"} | facts
+    left = {one: result for one, result in (again | (head or {})).items() if result is not None}
+    write_run(folder / "head.csv", left, **given)

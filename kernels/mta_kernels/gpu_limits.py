@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
@@ -27,6 +28,12 @@ def shared_memory_limit(device: torch.device) -> int:
 def sm_count(device: torch.device) -> int:
     """Streaming multiprocessors of `device`."""
     return _limits(device)[2] if device.type == "cuda" else INTERPRETED_SM_COUNT
+
+
+def tile_limits(x: torch.Tensor) -> dict[str, Any]:
+    """What decides which tiles of numbers like those of `x` fit its GPU, by the names that choices of tiles take."""
+    limits = {"compute_capability": capability(x.device), "shared_memory": shared_memory_limit(x.device)}
+    return {"element_size": x.element_size(), **limits}
 
 
 @asked_once

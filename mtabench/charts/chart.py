@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from mtabench.charts.data import SETTING
 from mtabench.charts.style import Look
 from mtabench.charts.text import balanced, filled, inches
+from mtabench.problem.operations import OPERATION_COLUMNS
 
 PASS_TITLES = {"fwd": "Forward", "bwd": "Backward", "decode": "Decode"}
 PANEL_INCHES = (3.7, 3.5)
@@ -59,8 +60,8 @@ def titled(cells: pd.DataFrame, finding: str, plain: str) -> str:
 
 
 def columns_of(cells: pd.DataFrame, panels: int) -> int:
-    """Head dims down and convolutions across where that fills the grid, else as many as fit."""
-    convs = len(cells.loc[cells["op"] != "attention", ["conv_q", "conv_k"]].drop_duplicates())
+    """Head dims down and operations across where that fills the grid, else as many as fit."""
+    convs = len(cells.loc[cells["op"] != "attention", [*OPERATION_COLUMNS]].drop_duplicates())
     full = 1 < convs <= MOST_COLUMNS and panels == convs * cells["head_dim"].nunique()
     return convs if full else min(MOST_COLUMNS, panels)
 

@@ -12,10 +12,10 @@ import pandas as pd
 from mtabench.errors import UsageError
 from mtabench.measuring.settled import settled
 from mtabench.problem.axes import short
+from mtabench.problem.operations import OPERATION_COLUMNS
 from mtabench.results.results_file import KEY_COLUMNS, MEASURED_COLUMNS, NUMERIC_COLUMNS, read_results
 
 SETTING = ("device", "dtype", "heads", "kv_heads", "causal", "batch_name")
-CONV_COLUMNS = ("conv_q", "conv_k")
 MEASURES = tuple(name for name in MEASURED_COLUMNS if name in NUMERIC_COLUMNS)
 MOST_IMPLEMENTATIONS = 60
 MOST_SETTINGS = 100
@@ -116,7 +116,7 @@ def one_line_each(cells: pd.DataFrame) -> pd.DataFrame:
     The column `label` names the implementation, and its splits unless auto chose them.
     """
     parts = []
-    for (impl, *_), group in cells.groupby(["impl", "head_dim", *CONV_COLUMNS], sort=False, dropna=False):
+    for (impl, *_), group in cells.groupby(["impl", "head_dim", *OPERATION_COLUMNS], sort=False, dropna=False):
         splits, label = set(group["splits"]), str(impl)
         if "auto" in splits:
             group = group[group["splits"] == "auto"]
@@ -132,8 +132,8 @@ def one_line_each(cells: pd.DataFrame) -> pd.DataFrame:
 
 def unsettled_ratios(cells: pd.DataFrame, baselines: pd.DataFrame, on: Sequence[str]) -> np.ndarray:
     """Whether the ratio of each cell to the baseline with the same values in `on` lacks a time that settled."""
-    loose = set(baselines.loc[baselines["unsettled"], list(on)].itertuples(index=False, name=None))
-    keys = cells[list(on)].itertuples(index=False, name=None)
+    loose = set(baselines.loc[baselines["unsettled"], list(on)].fillna(0).itertuples(index=False, name=None))
+    keys = cells[list(on)].fillna(0).itertuples(index=False, name=None)
     return cells["unsettled"].to_numpy(bool) | np.array([key in loose for key in keys], dtype=bool)
 
 

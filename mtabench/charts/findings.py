@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from mtabench.charts.data import CONV_COLUMNS, baseline_name
-from mtabench.charts.text import TIMES, factor, shortened, span, tokens
+from mtabench.charts.data import baseline_name
+from mtabench.charts.text import TIMES, factor, shortened, span, steps, tokens
+from mtabench.problem.operations import OPERATION_COLUMNS, PLAIN
 
 SHAPE = ["seq", "batch", "head_dim", "dtype"]
-CONV = list(CONV_COLUMNS)
+OPERATION = list(OPERATION_COLUMNS)
 
 
 def subject(cells: pd.DataFrame) -> str:
@@ -32,7 +33,7 @@ def _fastest(cells: pd.DataFrame) -> str:
     timed = cells[cells["status"] == "ok"]
     if timed.empty:
         return ""
-    best = timed.loc[timed.groupby([*SHAPE, *CONV], dropna=False)["median_ms"].idxmin(), "impl"]
+    best = timed.loc[timed.groupby([*SHAPE, *OPERATION], dropna=False)["median_ms"].idxmin(), "impl"]
     return str(best.value_counts(sort=False).sort_index().idxmax())
 
 
@@ -51,7 +52,7 @@ def paired(cells: pd.DataFrame, own: str, other: str, column: str = "median_ms")
     """The shapes at which both have a value, with `ratio`: the other's over one's own."""
     valid = cells[(cells["status"] == "ok") & cells[column].notna()]
     mine, theirs = valid[valid["impl"] == own], valid[valid["impl"] == other]
-    on = SHAPE if (theirs["op"] == "attention").any() else [*SHAPE, *CONV]
+    on = SHAPE if (theirs["op"] == "attention").any() else [*SHAPE, *OPERATION]
     both = mine.merge(theirs[[*on, column]].drop_duplicates(on), on=on, suffixes=("", "_other"))
     return both.assign(ratio=both[f"{column}_other"] / both[column])
 
@@ -80,11 +81,11 @@ def place(shape: pd.DataFrame, cells: pd.DataFrame) -> str:
 
 
 def _problem(shape: pd.DataFrame, cells: pd.DataFrame) -> str:
-    """The shape's head dim and convolution, those of them of which the cells hold several; begins with a comma."""
-    own = cells[cells["op"] == shape["op"].iloc[0]]
-    head_dim, conv_q, conv_k = (shape[name].iloc[0] for name in ("head_dim", *CONV))
+    """The shape's head dim and steps, those of them of which the cells hold several; begins with a comma."""
+    own = cells[(cells["op"] == PLAIN) == (shape["op"].iloc[0] == PLAIN)]
+    head_dim, *operation = (shape[name].iloc[0] for name in ("head_dim", *OPERATION))
     words = f", head dim {head_dim:g}" if own["head_dim"].nunique() > 1 else ""
-    return words + (f", convolution {conv_q:g}x{conv_k:g}" if len(own[CONV].drop_duplicates()) > 1 else "")
+    return words + (f", {steps(*operation)}" if len(own[OPERATION].drop_duplicates()) > 1 else "")
 
 
 def about_one(ratio: float) -> bool:
@@ -136,7 +137,7 @@ def time_finding(cells: pd.DataFrame) -> str:
 
 
 def _keys(shapes: pd.DataFrame) -> set[tuple]:
-    return set(shapes[[*SHAPE, *CONV]].itertuples(index=False, name=None))
+    return set(shapes[[*SHAPE, *OPERATION]].fillna(0).itertuples(index=False, name=None))
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,15 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize, TwoSlopeNorm
 from matplotlib.patches import Rectangle
 
 from mtabench.charts.chart import Chart, titled
-from mtabench.charts.data import CONV_COLUMNS, baseline_name, one_line_each, unsettled_ratios
+from mtabench.charts.data import baseline_name, one_line_each, unsettled_ratios
 from mtabench.charts.findings import called, place, speed, speed_range, subject
 from mtabench.charts.kinds.speedup import rated
 from mtabench.charts.panels import check_panels, word_of
 from mtabench.charts.style import Look
-from mtabench.charts.text import TIMES, caption, factor, fitted, inches, length_label, shortened, unsettled_note
+from mtabench.charts.text import TIMES, caption, factor, fitted, inches, length_label, shortened, steps, unsettled_note
 from mtabench.measuring.settled import UNSETTLED
 from mtabench.problem.axes import short
+from mtabench.problem.operations import OPERATION_COLUMNS
 
 CELL_INCHES = (0.62, 0.38)
 LABELS_INCHES = (0.9, 0.8)  # beside the cells, and above and below
@@ -29,7 +30,7 @@ PANEL_WIDTHS = (3.2, 12.0)  # the least, and the most
 CHART_WIDTH = 12.5
 SIZES = (8.0, 3.0)  # points of the numbers, and the least that can still be read
 HEAD_DIM_COLUMNS = ("head_dim",)
-AXES = {CONV_COLUMNS: "convolution", HEAD_DIM_COLUMNS: "head dim"}
+AXES = {OPERATION_COLUMNS: "convolution", HEAD_DIM_COLUMNS: "head dim"}
 
 
 @dataclass(frozen=True)
@@ -49,20 +50,19 @@ class HeatMap:
 
 def chart(down: tuple[str, ...], cells: pd.DataFrame) -> Chart | None:
     """A map an implementation other than the baseline; `down` are the columns of the axis that goes down it."""
-    cells = one_line_each(cells)
+    cells = one_line_each(cells).fillna(dict.fromkeys(OPERATION_COLUMNS, 0))
     baseline, timed = baseline_name(cells), rated(cells)
-    marks = unsettled_ratios(cells, cells[cells["impl"] == baseline], ("batch", "seq", "head_dim", *CONV_COLUMNS))
+    marks = unsettled_ratios(cells, cells[cells["impl"] == baseline], ("batch", "seq", "head_dim", *OPERATION_COLUMNS))
     cells = cells.assign(loose_ratio=marks)
     if len(timed[[*down]].drop_duplicates()) < 2:
         return None
     rivals = cells[(cells["op"] != "attention") & (cells["impl"] != baseline)]
-    others = HEAD_DIM_COLUMNS if down == CONV_COLUMNS else CONV_COLUMNS
+    others = HEAD_DIM_COLUMNS if down == OPERATION_COLUMNS else OPERATION_COLUMNS
     groups = rivals.groupby([*others, "impl", "label"])
     check_panels(groups.ngroups)
     seqs = tuple(sorted(int(seq) for seq in set(rivals["seq"])))
     maps = [
-        _map(f"{shortened(str(label))}, {AXES[others]} {_taps(values)}", down, seqs, group)
-        for (*values, _, label), group in groups
+        _map(f"{shortened(str(label))}, {_words(values)}", down, seqs, group) for (*values, _, label), group in groups
     ]
 
     width = float(np.clip(CELL_INCHES[0] * len(seqs) + LABELS_INCHES[0], *PANEL_WIDTHS))
@@ -99,11 +99,17 @@ def _map(title: str, down: tuple[str, ...], seqs: tuple[int, ...], cells: pd.Dat
         else:
             ratios[at] = cell["speedup"]
             numbers[at] = f"{UNSETTLED if cell['loose_ratio'] else ''}{factor(cell['speedup'])}{TIMES}"
-    return HeatMap(title, tuple(_taps(key) for key in keys), seqs, ratios, numbers, words)
+    return HeatMap(title, tuple(_row(key) for key in keys), seqs, ratios, numbers, words)
 
 
-def _taps(values: Sequence[Any]) -> str:
-    return "x".join(f"{value:g}" for value in values)
+def _words(values: Sequence[Any]) -> str:
+    """A head dim, or an operation's steps, as a title says it."""
+    return f"head dim {values[0]:g}" if len(values) == 1 else steps(*values)
+
+
+def _row(values: Sequence[Any]) -> str:
+    """The same as one reads it beside a row."""
+    return _words(values).removeprefix("head dim ").replace("convolution ", "")
 
 
 def _number_size(maps: list[HeatMap], width: float) -> float:

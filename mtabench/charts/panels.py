@@ -11,6 +11,7 @@ import pandas as pd
 
 from mtabench.charts.text import problem, shortened
 from mtabench.errors import UsageError
+from mtabench.problem.operations import OPERATION_COLUMNS
 
 STATUS_WORDS = {"oom": "out of memory"}
 MOST_PANELS = 60
@@ -61,7 +62,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Panel:
-    """One head dim and convolution."""
+    """One head dim and operation."""
 
     title: str
     lines: tuple[Line, ...]
@@ -69,25 +70,27 @@ class Panel:
 
 
 def problems(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """For each head dim and convolution its title and its cells, plain attention of that head dim among them.
+    """For each head dim and operation its title and its cells, plain attention of that head dim among them.
 
     Raises UsageError for more of them than a chart can hold.
     """
     convolved = cells[cells["op"] != "attention"]
     own = convolved if len(convolved) else cells
-    keys = sorted(set(own[["head_dim", "conv_q", "conv_k"]].fillna(0).itertuples(index=False, name=None)))
+    columns = [*OPERATION_COLUMNS]
+    keys = sorted(set(own[["head_dim", *columns]].fillna(0).itertuples(index=False, name=None)))
     check_panels(len(keys))
-    for head_dim, conv_q, conv_k in keys:
-        conv = (cells["conv_q"].fillna(0) == conv_q) & (cells["conv_k"].fillna(0) == conv_k)
-        mine = cells[(cells["head_dim"] == head_dim) & (conv | (cells["op"] == "attention"))]
-        yield problem(head_dim, conv_q, conv_k), mine
+    operations = cells[columns].fillna(0)
+    for head_dim, *operation in keys:
+        same = (operations == operation).all(axis="columns")
+        mine = cells[(cells["head_dim"] == head_dim) & (same | (cells["op"] == "attention"))]
+        yield problem(head_dim, *operation), mine
 
 
 def check_panels(count: int) -> None:
     """Raise UsageError for more panels than a chart can hold."""
     if count > MOST_PANELS:
         raise UsageError(
-            f"these results hold {count} problems (head dim and convolution), each a panel, and a chart holds at most "
+            f"these results hold {count} problems (head dim and operation), each a panel, and a chart holds at most "
             f"{MOST_PANELS}; give files with fewer"
         )
 

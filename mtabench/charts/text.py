@@ -12,6 +12,7 @@ from matplotlib.textpath import text_to_path
 
 from mtabench.measuring.settled import meaning
 from mtabench.problem.axes import short
+from mtabench.problem.operations import step_words
 
 NAME_LENGTH = 32  # characters of an implementation's name that are shown
 PART_LENGTH = 80  # of one part of the caption
@@ -119,9 +120,15 @@ def length_label(cells: pd.DataFrame) -> str:
     return "cache length (tokens)" if (cells["pass"] == "decode").any() else "sequence length (tokens)"
 
 
-def problem(head_dim: float, conv_q: float, conv_k: float) -> str:
-    """Head dim and convolution in words; without taps it is plain attention."""
-    return f"head dim {head_dim:g}" + (f", convolution {conv_q:g}x{conv_k:g}" if conv_q > 0 else ", plain attention")
+def problem(head_dim: float, *operation: Any) -> str:
+    """Head dim and steps in words; `operation` has the values of OPERATION_COLUMNS."""
+    return f"head dim {head_dim:g}, {steps(*operation) or 'plain attention'}"
+
+
+def steps(conv_q: float, conv_k: float, mix: str, post_q: float, post_k: float) -> str:
+    """What is more than plain attention, in words; a convolution that is not there has no taps, or 0."""
+    taps = (f"{q:g}x{k:g}" if q > 0 and k > 0 else "" for q, k in ((conv_q, conv_k), (post_q, post_k)))
+    return step_words(mix, *taps).replace("conv ", "convolution ")
 
 
 def caption(cells: pd.DataFrame, how: str, notes: Sequence[str] = ()) -> list[list[str]]:

@@ -72,7 +72,7 @@ class Judge:
 
 
 def results_of(closure: Callable[[], Tensor], case: Case, inputs: Inputs) -> Tensor | tuple[Tensor, ...]:
-    """The output of a closure, or in backward the gradients (dq, dk, dv, dweight); free memory is NaN before."""
+    """The output of a closure, or in backward the gradients (dq, dk, dv, the mixers'); free memory is NaN before."""
     leaves = list(inputs.differentiable.values())
     rows = 1 if case.pass_ == "decode" else inputs.q.shape[2]
     with poisoned_memory(case.device, [prod((*inputs.q.shape[:2], rows, inputs.q.shape[3])) * inputs.q.itemsize]):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,9 +19,12 @@ from torch import Tensor
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
-from mtabench.checking.sample import backward_sample, decode_sample, forward_sample
+from mta_kernels.multi_token_attention import multi_token_attention_reference
+from mta_kernels.operation import Operation
+from mtabench.checking.sample import CONVOLUTIONS, backward_sample, decode_sample, forward_sample
+from mtabench.implementations._calls import mta_call
 from mtabench.problem.case import Case
-from mtabench.problem.inputs import DTYPES, SEED, Inputs
+from mtabench.problem.inputs import DTYPES, MIXERS, SEED, Inputs
 
 NORM_FACTOR, ROW_FACTOR = 2, 4
 NEIGHBOURS = 8
@@ -30,7 +34,10 @@ SIZE_SHARE = 1 / 4  # of the tolerance, what errors that do know of each other m
 LEAST_SIZE_TOLERANCE = 2e-3
 GPU_SUM_FLOOR = 2e-6  # a right one of an H200 was off by 1.1e-6, where eager was off by less than 5e-7 before
 TINY = torch.finfo(torch.float64).tiny ** 0.5
-GRADIENTS = {"q": "dq", "k": "dk", "v": "dv", "weight": "dweight"}
+GRADIENTS = {name: f"d{name}" for name in ("q", "k", "v", *MIXERS)}
+
+
+MIXER_GRADIENTS = tuple(GRADIENTS[name] for name in MIXERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +132,7 @@ class Oracle:
         self._bounds = collect(case, inputs, seed)
         floor = tolerance_floor(DTYPES[case.dtype])
         for name, bound in self._bounds.items():
-            if name == "dweight":
+            if name in MIXER_GRADIENTS:
                 # Few numbers, which eager may have right by luck: allowed is what those have that it is made of.
                 floor = max(_sum_floor(case), *(other.tolerance for other in self._bounds.values()))
             bound.close(floor)
@@ -153,7 +160,7 @@ class Oracle:
         return next(filter(None, (self._fault(name, tensor) for name, tensor in named)), "")
 
     def check(self, result: Tensor | Sequence[Tensor], sign: int = 1) -> Check:
-        """Judge an output `[B, Hq, N, D]` (decode `[B, Hq, 1, D]`), or the gradients (dq, dk, dv, dweight).
+        """Judge an output `[B, Hq, N, D]` (decode `[B, Hq, 1, D]`), or the gradients of q, k, v and the mixers.
 
         With `sign` -1 they have to be the negated ones, of `inputs.negated()`.
         """
@@ -168,7 +175,7 @@ class Oracle:
             reason = _beyond(name, error, self._bounds[name])
             if reason:
                 return Check(False, largest, self._bounds[name].tolerance, reason)
-        if "out" in named:
+        if "out" in named and is_average(self._case.operation):
             slack = self._bounds["out"].row_tolerance
             outside = outside_values(named["out"].detach(), self._inputs.v.detach(), slack)
             if outside.any():
@@ -220,7 +227,7 @@ def tolerance_floor(dtype: torch.dtype) -> float:
 
 
 def _sum_floor(case: Case) -> float:
-    """The relative error allowed to the weight's gradient, a sum of all scores in float32.
+    """The relative error allowed to a mixer's gradient, a sum of all scores in float32.
 
     On a CPU eager adds them one by one. Rounding each of n partial sums of terms of random signs leaves about
     u sqrt(n / 2) of the sum (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019): more
@@ -231,6 +238,11 @@ def _sum_floor(case: Case) -> float:
         return GPU_SUM_FLOOR
     terms = case.batch * case.seq**2 / (2 if case.operation.causal else 1)
     return NORM_FACTOR * torch.finfo(torch.float32).eps / 2 * math.sqrt(terms / 2)
+
+
+def is_average(operation: Operation) -> bool:
+    """Whether outputs are averages of the rows of v: nothing follows the softmax."""
+    return operation.post_conv is None and operation.post_mix is None
 
 
 def outside_values(out: Tensor, v: Tensor, slack: float) -> Tensor:
@@ -262,10 +274,12 @@ def _decode(case: Case, inputs: Inputs, seed: int) -> dict[str, Bound]:
 
 
 def _backward(case: Case, inputs: Inputs, seed: int) -> dict[str, Bound]:
-    """Gradients of the sampled heads by all rows; the weight's is summed over the sequences."""
+    """Gradients of the sampled heads by all rows; those of the mixers are summed over the sequences."""
     sample = backward_sample(case, seed)
     bounds = {GRADIENTS[name]: Bound() for name in inputs.differentiable}
-    weight_sums = [torch.zeros_like(w, dtype=torch.float64) for w in (inputs.weight, inputs.weight) if w is not None]
+    exact_sums, eager_sums = (
+        {name: torch.zeros_like(x, dtype=torch.float64) for name, x in inputs.mixers.items()} for _ in range(2)
+    )
     for heads in sample.chunks:
         exact, eager = (
             _gradients(case, heads.gather(inputs, dtype), sample.blocks)
@@ -273,13 +287,26 @@ def _backward(case: Case, inputs: Inputs, seed: int) -> dict[str, Bound]:
         )
         for name in ("q", "k", "v"):
             bounds[GRADIENTS[name]].add(heads.picker(name, None), exact[name], eager[name])
-        for total, gradients in zip(weight_sums, (exact, eager), strict=False):
-            total.index_add_(0, heads.query_heads.flatten(), gradients["weight"])
-    if weight_sums:
-        kept = torch.cat([heads.query_heads.flatten() for heads in sample.chunks]).unique()
-        values, eager_values = (total[kept].flatten(1) for total in weight_sums)
-        bounds["dweight"].add(lambda gradient: gradient[kept].flatten(1), values, eager_values)
+        for sums, gradients in ((exact_sums, exact), (eager_sums, eager)):
+            for name, total in sums.items():
+                if name in CONVOLUTIONS:
+                    total.index_add_(0, heads.query_heads.flatten(), gradients[name])
+                else:
+                    total += gradients[name]
+    kept = torch.cat([heads.query_heads.flatten() for heads in sample.chunks]).unique()
+    for name, total in exact_sums.items():
+        pick = partial(_taps_of, kept) if name in CONVOLUTIONS else _mixing_rows
+        bounds[GRADIENTS[name]].add(pick, pick(total), pick(eager_sums[name]))
     return bounds
+
+
+def _taps_of(heads: Tensor, gradient: Tensor) -> Tensor:
+    return gradient[heads].flatten(1)
+
+
+def _mixing_rows(gradient: Tensor) -> Tensor:
+    """The gradient of a mixing, of all heads at once or of groups, as rows."""
+    return gradient.flatten(0, -2)
 
 
 def _gradients(case: Case, x: Inputs, blocks: Iterable[tuple[int, int]]) -> dict[str, Tensor]:
@@ -301,12 +328,18 @@ def _output(case: Case, x: Inputs, rows: tuple[int, int]) -> Tensor:
     start, stop = rows
     end = stop if case.operation.causal else x.q.shape[2]
     q, k, v = (tensor[:, :, :end] for tensor in (x.q, x.k, x.v))
+    if case.op == "mta":
+        ended = replace(x, k=k, v=v)
+        return mta_call(multi_token_attention_reference, ended, q, rows=rows, **case.operation.options)()
     if x.weight is None:
         return attention_reference(q[:, :, start:stop], k, v, **case.operation.options)
     return conv_attention_reference(q, k, v, x.weight, **case.operation.options, rows=rows)
 
 
 def _decode_output(case: Case, x: Inputs) -> Tensor:
+    if case.op == "mta":  # from the queries before the newest, not from a state
+        q, history = x.q[:, :, -1:], x.q[:, :, :-1] if x.q.shape[2] > 1 else None
+        return mta_call(multi_token_attention_reference, x, q, q_history=history, **case.operation.options)()
     if x.weight is None:
         return attention_reference(x.q[:, :, -1:], x.k, x.v, causal=False, **case.operation.decode_options)
     assert x.lengths is not None

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mtabench.checking.oracle import row_errors
+from mtabench.checking.oracle import MIXER_GRADIENTS, row_errors
 from mtabench.checking.sample import border_near
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import Inputs
@@ -26,7 +26,8 @@ FEWEST_TOKENS = 3  # after which what comes is changed, in one call or several
 HEADS_AT_ONCE = 8
 KEY_ROWS = 64  # queries that are turned to the first key
 KEY_SCORE = 64.0  # of them with it, where those with others are about 1
-OTHER_TAPS = 0.05  # of the weight, beside an identity
+# Of convolutions and mixings, beside an identity: of scores, and of probabilities, where all that is mixed in shows.
+OTHER_SCORES, OTHER_PROBABILITIES = 0.05, 0.005
 KEY_ERRORS = {"fwd": 0.05, "decode": 0.05, "bwd": 0.1}  # that the key counts is asked, not how exactly
 BEYOND_LENGTH = 64.0  # how much longer keys are made that must not count
 
@@ -34,10 +35,10 @@ Results = Sequence[Tensor]
 
 
 class Probe(Protocol):
-    """One change of inputs, and what it does to a right result. Results are `[out]` or `[dq, dk, dv, dweight]`."""
+    """One change of inputs, and what it does to a right result: `[out]`, or gradients of q, k, v and the mixers."""
 
     def change(self, inputs: Inputs) -> Inputs:
-        """Change q, k, v, the weight and lengths in place; the inputs returned may have another dout."""
+        """Change q, k, v, the mixers and lengths in place; the inputs returned may have another dout."""
 
     def undo(self, inputs: Inputs) -> None:
         """Change them back, bit for bit."""
@@ -53,8 +54,9 @@ def make_probes(case: Case, inputs: Inputs, seed: int, row_tolerances: Mapping[s
     if case.operation.causal and case.pass_ != "decode" and case.seq > 1:
         probe = _Future if case.pass_ == "fwd" else _FutureGradients
         probes += [probe(tokens.to(case.device)) for tokens in _tokens(case, random)]
-    if case.batch * case.heads > 1:
-        probes.append(_Heads(case, random, row_tolerances))
+    heads = _Heads(case, random, row_tolerances)
+    if heads.moves:
+        probes.append(heads)
     return [*probes, _FirstKey(case, inputs, random)]
 
 
@@ -63,22 +65,28 @@ def changed(probe: Probe, inputs: Inputs) -> Iterator[Inputs]:
     """Within, the inputs as the probe changes them."""
     with torch.no_grad():
         other = probe.change(inputs)
+        inputs.refresh()
     try:
         yield other
     finally:
         with torch.no_grad():
             probe.undo(inputs)
+            inputs.refresh()
 
 
 def _tokens(case: Case, random: Random) -> Iterator[Tensor]:
-    """Tokens `[B, Hkv]` after which each head's inputs change: the last but one, before borders, and any."""
-    groups, most = case.batch * case.kv_heads, case.seq - 2
+    """Tokens `[B, Hkv]` after which each head's inputs change: the last but one, before borders, and any.
+
+    Heads that are mixed change after the same token.
+    """
+    heads = 1 if case.mixings else case.kv_heads
+    groups, most = case.batch * heads, case.seq - 2
     tokens = [most, min(most, border_near(case.seq, random) - 1)]
     tokens += [random.randint(0, most) for _ in range(max(FEWEST_TOKENS, groups) - len(tokens))]
     for start in range(0, len(tokens), groups):
         of_call = (tokens[start : start + groups] * groups)[:groups]
         random.shuffle(of_call)
-        yield torch.tensor(of_call).view(case.batch, case.kv_heads)
+        yield torch.tensor(of_call).view(case.batch, heads).expand(-1, case.kv_heads)
 
 
 def _after(tokens: Tensor, x: Tensor) -> Tensor:
@@ -149,9 +157,14 @@ class _Heads:
     def __init__(self, case: Case, random: Random, row_tolerances: Mapping[str, float]) -> None:
         group = case.heads // case.kv_heads
         self._batch = _rolled(case.batch, random).to(case.device)
-        self._kv_heads = _rolled(case.kv_heads, random).to(case.device)
-        in_group = _rolled(group, random).to(case.device)
+        # Groups of heads that are mixed among themselves move as wholes, of so many KV heads.
+        sizes = [case.heads // mix.groups for mix in case.mixings if mix.groups > 1]
+        whole = math.lcm(group, *sizes) // group if sizes else 1
+        blocks = _rolled(case.kv_heads // whole, random)
+        self._kv_heads = (blocks[:, None] * whole + torch.arange(whole)).flatten().to(case.device)
+        in_group = (torch.arange(group) if sizes else _rolled(group, random)).to(case.device)
         self._heads = (self._kv_heads[:, None] * group + in_group).flatten()
+        self.moves = case.batch > 1 or not torch.equal(self._heads, self._heads.sort()[0])
         self._allowed = {name: 2 * tolerance for name, tolerance in row_tolerances.items()}
 
     def change(self, inputs: Inputs) -> Inputs:
@@ -164,8 +177,10 @@ class _Heads:
     def fault(self, first: Results, results: Results) -> str:
         for (name, allowed), before, after in zip(self._allowed.items(), first, results, strict=True):
             heads = self._kv_heads if name in ("dk", "dv") else self._heads
-            if name == "dweight":
-                place, before, after = heads, before.flatten(1)[:, None], after.flatten(1)[:, None]
+            of_mixer = name in MIXER_GRADIENTS
+            if of_mixer:
+                before, after = (x.flatten(1)[:, None] for x in (_moved(before, heads), after))
+                place = torch.arange(len(after), device=after.device)
             else:
                 place = (self._batch[:, None] * before.shape[1] + heads).flatten()
                 before, after = before.flatten(0, 1), after.flatten(0, 1)
@@ -173,7 +188,7 @@ class _Heads:
             error, worst = errors.flatten().max(0)
             if not error <= allowed:
                 head, row = divmod(int(worst), errors.shape[1])
-                where = f"head {head}" if name == "dweight" else f"row {[*divmod(head, len(heads)), row]}"
+                where = f"head {head}" if of_mixer else f"row {[*divmod(head, len(heads)), row]}"
                 return (
                     f"{name} of {where} is off by {error:.2g} of what the same inputs gave as those of another head; "
                     f"allowed is {allowed:.2g}"
@@ -184,8 +199,16 @@ class _Heads:
         for x, of_heads in ((inputs.q, heads), (inputs.k, kv_heads), (inputs.v, kv_heads), (inputs.dout, heads)):
             if x is not None:
                 x.copy_(x[batch[:, None], of_heads])
-        if inputs.weight is not None:
-            inputs.weight.copy_(inputs.weight[heads])
+        for x in inputs.mixers.values():
+            x.copy_(_moved(x, heads))
+
+
+def _moved(mixer: Tensor, heads: Tensor) -> Tensor:
+    """A mixer, or its gradient, whose heads have taken other places: groups of heads that are mixed as wholes."""
+    if mixer.dim() == 2:
+        return mixer[heads][:, heads]
+    size = len(heads) // len(mixer)  # heads of a group, 1 for a convolution
+    return mixer[heads[::size] // size]
 
 
 def _rolled(count: int, random: Random) -> Tensor:
@@ -207,7 +230,7 @@ def _moved_errors(before: Tensor, after: Tensor, place: Tensor) -> Tensor:
 class _FirstKey:
     """Some queries, late ones among them, and the first key point the same way: their output is the first value.
 
-    The weight is nearly the identity then. Backward, dv of the first value is the sum of those rows' dout. In a decode
+    The mixers are nearly the identity then. Backward, dv of the first value is the sum of those rows' dout. In a decode
     step with lengths some tokens lie beyond them, whose keys would win if they counted.
     """
 
@@ -221,16 +244,22 @@ class _FirstKey:
         self._key = self._code * (KEY_SCORE / math.sqrt(case.head_dim))
         self._lengths: list[int] = []
         window = inputs.q.shape[2]
-        if case.pass_ == "decode" and inputs.weight is not None and case.seq > window:
+        if case.pass_ == "decode" and case.op == "conv-attention" and case.seq > window:
             self._lengths = [random.randint(window, case.seq - 1) for _ in range(case.batch)]
 
     def change(self, inputs: Inputs) -> Inputs:
         everywhere = (slice(None), slice(None))
         self._overwrite(inputs.q, (*everywhere, self._rows), self._code)
         self._overwrite(inputs.k, (*everywhere, 0), self._key)
-        if inputs.weight is not None:
-            self._overwrite(inputs.weight, (slice(None),), inputs.weight * OTHER_TAPS)
-            inputs.weight[:, -1, self._case.conv.pad] += 1
+        operation = self._case.operation
+        taps = {"weight": operation.pre_conv, "post_conv": operation.post_conv}
+        for name, x in inputs.mixers.items():
+            others = x * (OTHER_SCORES if name in ("weight", "pre_mix") else OTHER_PROBABILITIES)
+            if step := taps.get(name):
+                others[:, -1, step.pad] += 1
+            else:
+                others.diagonal(dim1=-2, dim2=-1).add_(1)
+            self._overwrite(x, (slice(None),), others)
         for sequence, length in enumerate(self._lengths):
             assert inputs.lengths is not None
             self._overwrite(inputs.lengths, (sequence,), length)

@@ -1,7 +1,7 @@
 """Which heads and rows of a result are compared with float64: a bounded sample, drawn anew from each run's seed.
 
-Whole groups of query heads that share a KV head, and blocks of their rows: always the first and the last rows, and
-those around a border between blocks of a kernel.
+Whole groups of query heads that share a KV head, or all heads of a sequence where they are mixed, and blocks of their
+rows: always the first and the last rows, and those around a border between blocks of a kernel.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +27,7 @@ MAX_ROWS = 2**18
 EDGE_ROWS = 16  # in a block of rows of every head
 LONG_BLOCK_ROWS = 64
 FEWEST_BLOCKS = 4  # the first rows, the last, a border and any
+CONVOLUTIONS = ("weight", "post_conv")  # of the mixers those that have a part a head
 BORDERS = (2048, 128, 64)  # where kernels cut rows into chunks and tiles; a border lies at a multiple
 
 
@@ -41,13 +44,15 @@ class Heads:
 
     def gather(self, inputs: Inputs, dtype: torch.dtype) -> Inputs:
         """Their part of the inputs, copied, in `dtype`: `q, dout [1, S * group, N, D]`, `k, v [1, S, N, D]`."""
+        mixers: dict[str, Any] = {name: x.detach() for name, x in inputs.mixers.items()}
+        convolutions = {name: x[self.query_heads.flatten()] for name, x in mixers.items() if name in CONVOLUTIONS}
         return Inputs(
             q=self._of_queries(inputs.q).to(dtype),
             k=inputs.k.detach()[self.batch, self.kv_heads][None].to(dtype),
             v=inputs.v.detach()[self.batch, self.kv_heads][None].to(dtype),
-            weight=None if inputs.weight is None else inputs.weight.detach()[self.query_heads.flatten()].to(dtype),
             dout=None if inputs.dout is None else self._of_queries(inputs.dout).to(dtype),
             lengths=inputs.lengths,
+            **{name: x.to(dtype) for name, x in (mixers | convolutions).items()},
         )
 
     def picker(self, name: str, rows: tuple[int, int] | None) -> Callable[[Tensor], Tensor]:
@@ -72,8 +77,8 @@ class Sample:
 def forward_sample(case: Case, seed: int) -> list[Sample]:
     """All rows of some heads, or blocks of them where sequences are long; then a few rows of every head."""
     random = _random(case, seed)
-    groups = case.batch * case.kv_heads
-    head_rows, budget = case.heads // case.kv_heads * case.seq, SCORES[case.device]
+    groups = case.batch * case.kv_heads // _together(case)
+    head_rows, budget = _query_heads(case) * case.seq, SCORES[case.device]
     whole = min(groups, max(2, budget // (head_rows * case.seq)), max(1, MAX_ROWS // head_rows))
     affordable = max(LONG_BLOCK_ROWS, budget // (whole * head_rows))
     samples = [_chunked(case, _drawn(whole, groups, random), _drawn_blocks(case.seq, affordable, random))]
@@ -87,19 +92,19 @@ def forward_sample(case: Case, seed: int) -> list[Sample]:
 
 def decode_sample(case: Case, seed: int) -> Sample:
     """The one row of as many heads as the budget allows."""
-    window = min(case.conv.query_taps, case.seq)
-    cost = case.heads // case.kv_heads * case.seq * max(window, case.head_dim)
-    groups = case.batch * case.kv_heads
+    cost = _query_heads(case) * case.seq * max(case.window, case.head_dim)
+    groups = case.batch * case.kv_heads // _together(case)
     drawn = _drawn(min(groups, max(2, 4 * SCORES[case.device] // cost)), groups, _random(case, seed))
     return _chunked(case, drawn, [(0, 1)])
 
 
 def backward_sample(case: Case, seed: int) -> Sample:
-    """All rows of some KV heads, the same in every sequence: the weight's gradient sums over them."""
-    cost = case.batch * case.heads // case.kv_heads * case.seq * case.seq
-    count = min(case.kv_heads, max(1, BACKWARD_SCORES[case.device] // cost))
-    kept = _drawn(count, case.kv_heads, _random(case, seed))
-    groups = [sequence * case.kv_heads + kv_head for sequence in range(case.batch) for kv_head in kept]
+    """All rows of some KV heads, the same in every sequence: the mixers' gradients sum over them."""
+    cost = case.batch * _query_heads(case) * case.seq * case.seq
+    of_sequence = case.kv_heads // _together(case)
+    count = min(of_sequence, max(1, BACKWARD_SCORES[case.device] // cost))
+    kept = _drawn(count, of_sequence, _random(case, seed))
+    groups = [sequence * of_sequence + group for sequence in range(case.batch) for group in kept]
     return _chunked(case, groups, [(0, case.seq)])
 
 
@@ -111,21 +116,33 @@ def border_near(rows: int, random: Random) -> int:
 
 def _chunked(case: Case, groups: list[int], blocks: list[tuple[int, int]]) -> Sample:
     """Cut heads into chunks and rows into smaller blocks, so that the scores held at once are bounded."""
-    group = case.heads // case.kv_heads
-    at_once = SCORES_AT_ONCE[case.device]
+    group, together = case.heads // case.kv_heads, _together(case)
+    at_once = SCORES_AT_ONCE[case.device] // together
     if case.device == "cpu":
-        at_once //= case.conv.query_taps * case.conv.key_taps
+        steps = (case.operation.pre_conv, case.operation.post_conv)
+        at_once //= max(prod(step.taps) if step else 1 for step in steps)
     rows = max(1, min(at_once // (group * case.seq), max(stop - start for start, stop in blocks)))
     # The queries, keys and values of few rows are more than their scores.
-    size = max(1, at_once // (group * case.seq * max(rows, 3 * case.head_dim)))
+    size = 1 if together > 1 else max(1, at_once // (group * case.seq * max(rows, 3 * case.head_dim)))
     chunks = []
     for first in range(0, len(groups), size):
         index = torch.tensor(groups[first : first + size], device=case.device)
+        index = (index[:, None] * together + torch.arange(together, device=case.device)).flatten()
         kv_heads = index % case.kv_heads
         query_heads = kv_heads[:, None] * group + torch.arange(group, device=case.device)
         chunks.append(Heads(index // case.kv_heads, kv_heads, query_heads))
     cut = [(low, min(low + rows, stop)) for start, stop in blocks for low in range(start, stop, rows)]
     return Sample(tuple(chunks), tuple(cut))
+
+
+def _together(case: Case) -> int:
+    """KV heads of a sequence that make one whole: all of them if their query heads are mixed."""
+    return case.kv_heads if case.mixings else 1
+
+
+def _query_heads(case: Case) -> int:
+    """Query heads of those."""
+    return case.heads // case.kv_heads * _together(case)
 
 
 def _random(case: Case, seed: int) -> Random:

@@ -5,10 +5,11 @@ On a machine without a GPU the Triton kernels run in Triton's interpreter, on sm
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +18,12 @@ from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import identity_weight
 from mta_kernels.operation import ONE_TAP, Operation
 from mtabench.checking.judge import Judge, results_of
-from mtabench.checking.oracle import Bound, Check, Oracle, outside_values, tolerance_floor
+from mtabench.checking.oracle import Bound, Check, Oracle, is_average, outside_values, tolerance_floor
+from mtabench.checking.sample import CONVOLUTIONS
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import SEED, Inputs, make_inputs
-from mtabench.registry import Implementation, find, names
+from mtabench.problem.operations import PLAIN, Taps, make_operation
+from mtabench.registry import Implementation, every, implementation_of, names
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,16 @@ class CheckedShape:
     query_taps: int
     key_taps: int
     causal: bool = True
+    # Of the whole multi-token attention: the mixings, as typed, the taps after the softmax, and the convolution before.
+    mix: str = ""
+    post_conv: Taps | None = None
+    convolved: bool = True
+
+    def operation(self, op: str) -> Operation:
+        """The operation of an implementation that computes `op`: those of other kinds lack steps."""
+        conv = (self.query_taps, self.key_taps) if self.convolved and op != PLAIN else None
+        more = (self.mix, self.post_conv) if op == "mta" else ("", None)
+        return make_operation(conv, *more, heads=self.heads, head_dim=self.head_dim, causal=self.causal)
 
 
 SHAPES = {
@@ -56,6 +69,40 @@ LONG_SHAPES = {
     "cpu": (CheckedShape(1, 2, 1, 1153, 16, 4, 3),),
     "interpreter": (CheckedShape(1, 1, 1, 321, 16, 3, 2),),
 }
+# The whole multi-token attention: every combination of steps that is more than conv attention, on a small shape; then
+# groups of heads, ten heads and long taps.
+SMALL = CheckedShape(1, 4, 2, 29, 16, 4, 3)
+EVERY_STEP = tuple(
+    replace(SMALL, convolved=convolved, mix=mix, post_conv=post_conv)
+    for convolved, mix, post_conv in product((False, True), ("", "heads+none", "none+heads", "heads"), (None, (3, 5)))
+    if mix or post_conv
+)
+MTA_SHAPES = {
+    "cuda": (
+        *(replace(shape, batch=2, seq=333, head_dim=64) for shape in EVERY_STEP),
+        CheckedShape(1, 10, 10, 1025, 128, 6, 11, mix="heads", post_conv=(6, 11)),
+        CheckedShape(1, 16, 4, 513, 96, 6, 11, mix="heads+4", post_conv=(6, 11)),
+        CheckedShape(1, 4, 1, 129, 40, 11, 3, causal=False, mix="2", post_conv=(2, 2)),
+    ),
+    "cpu": (
+        *EVERY_STEP,
+        CheckedShape(2, 10, 5, 21, 16, 3, 3, mix="5+heads", post_conv=(4, 4)),
+        CheckedShape(1, 4, 1, 21, 16, 11, 3, causal=False, mix="2", post_conv=(2, 2)),
+    ),
+    "interpreter": (
+        replace(SMALL, mix="heads", convolved=False),
+        replace(SMALL, mix="heads+none", post_conv=(3, 5)),
+        CheckedShape(2, 6, 3, 21, 16, 3, 3, causal=False, mix="none+2", post_conv=(2, 2)),
+    ),
+}
+MTA_LONG_SHAPES = {
+    "cuda": (
+        CheckedShape(1, 4, 2, 4353, 64, 6, 11, mix="heads", post_conv=(6, 11)),
+        CheckedShape(1, 2, 1, 4261, 160, 1, 1, mix="heads", convolved=False),
+    ),
+    "cpu": (CheckedShape(1, 2, 1, 321, 16, 4, 3, mix="heads", post_conv=(3, 5)),),
+    "interpreter": (CheckedShape(1, 2, 1, 321, 16, 3, 2, mix="heads", post_conv=(2, 3)),),
+}
 DTYPES_CHECKED = {"cuda": ("bf16", "fp16", "fp32"), "cpu": ("fp32", "fp16")}
 
 
@@ -73,9 +120,14 @@ class CheckRow:
 
 
 def run_checks(
-    implementations: Sequence[str] | None = None, device: str = "cpu", seed: int = SEED
+    implementations: Sequence[str] | None = None,
+    device: str = "cpu",
+    seed: int = SEED,
+    dtypes: Sequence[str] | None = None,
 ) -> Iterator[CheckRow]:
     """Check the named implementations (all, if None) on "cuda" or "cpu"; one row a check, as it ends.
+
+    `dtypes` are those to check, all of DTYPES_CHECKED if None; problems of one are the same whatever the others.
 
     `seed` draws the inputs, and what is checked of long results. An implementation that cannot run there yields one row
     "not checked" with the reason. What raises is wrong.
@@ -84,20 +136,28 @@ def run_checks(
         # Read when the kernels are imported, so it must stand here before the first call.
         os.environ.setdefault("TRITON_INTERPRET", "1")
     for name in names() if implementations is None else implementations:
-        implementation = find(name)
-        checked = False
-        interpreted = device == "cpu" and implementation.interpreted
-        long = LONG_SHAPES["interpreter" if interpreted else device]
-        for shapes, checks_of in ((SHAPES[device], _checks), (long, _long_checks)):
-            problems = itertools.product(shapes, DTYPES_CHECKED[device])
-            for shape, dtype in itertools.islice(problems, 1 if implementation.slow_to_compile else None):
-                case = _case(implementation, shape, dtype, device)
-                reason = _cannot_run(case)
-                if reason is None:
-                    checked = True
-                    yield from _rows(case, checks_of(implementation, case), seed)
-        if not checked:
-            yield CheckRow(name, f"not checked: {reason}", "", True, None, None, reason or "")
+        for implementation in every(name):
+            yield from _of_implementation(implementation, device, seed, dtypes)
+
+
+def _of_implementation(
+    implementation: Implementation, device: str, seed: int, dtypes: Sequence[str] | None
+) -> Iterator[CheckRow]:
+    """Every check that can be made there, or the row that says why there is none."""
+    checked = False
+    where = "interpreter" if device == "cpu" and implementation.interpreted else device
+    small, long = (MTA_SHAPES, MTA_LONG_SHAPES) if implementation.op == "mta" else (SHAPES, LONG_SHAPES)
+    for shapes, checks_of in ((small.get(where, small[device]), _checks), (long[where], _long_checks)):
+        problems = product(shapes, dtypes or DTYPES_CHECKED[device])
+        for shape, dtype in islice(problems, 1 if implementation.slow_to_compile else None):
+            case = _case(implementation, shape, dtype, device)
+            reason = _cannot_run(case)
+            if reason is None:
+                checked = True
+                yield from _rows(case, checks_of(implementation, case), seed)
+    if not checked:
+        reason = f"{implementation.op}: {reason}" if implementation.op == "mta" else reason
+        yield CheckRow(implementation.name, f"not checked: {reason}", "", True, None, None, reason or "")
 
 
 Checks = list[tuple[str, Callable[[Case, int], Iterable[Check]]]]
@@ -114,12 +174,18 @@ def _checks(implementation: Implementation, case: Case) -> Checks:
         checks += [("decode is forward's row", _decode_rows), ("strided decode", _of_pass("decode", _strided))]
     if "fwd" not in passes:
         return checks
-    checks.append(("within the range of v", _range))
+    if is_average(case.operation):
+        checks.append(("within the range of v", _range))
     if case.operation.causal:
         checks.append(("causal, bit for bit", _causality))
-    checks.append(("batch and heads apart", _independence))
+    if not case.mixings:
+        checks.append(("batch and heads apart", _independence))
+    elif case.batch > 1:
+        checks.append(("batch apart", _independence))
+    if case.op != PLAIN:
+        checks.append(("identity is attention", _identity))
     if case.op == "conv-attention":
-        checks += [("identity is attention", _identity), ("1x1 is scaled attention", _one_tap)]
+        checks.append(("1x1 is scaled attention", _one_tap))
     return checks
 
 
@@ -173,17 +239,19 @@ def _strided(case: Case, seed: int) -> Iterable[Check]:
 
 
 def _tokens_first(inputs: Inputs) -> Inputs:
-    """The same values, where q, k, v and dout lie as `[B, N, H, D]`, taps as `[Hq, ck, cq]`, lengths two apart."""
+    """The same values, where q, k, v and dout lie as `[B, N, H, D]`, mixers transposed, lengths two apart."""
 
     def moved(x: Tensor) -> Tensor:
-        return x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_(x.requires_grad)
+        dims = (1, 2) if x.dim() > 2 else (0, 1)
+        return x.detach().transpose(*dims).contiguous().transpose(*dims).requires_grad_(x.requires_grad)
 
     dout, lengths = inputs.dout, inputs.lengths
+    leaves: dict[str, Any] = {name: moved(x) for name, x in inputs.differentiable.items()}
     return Inputs(
-        **{name: moved(x) for name, x in inputs.differentiable.items()},
+        **leaves,
         dout=None if dout is None else moved(dout),
         lengths=None if lengths is None else torch.stack([lengths, torch.zeros_like(lengths)], 1)[:, 0],
-    )
+    ).with_state()
 
 
 def _expanded(inputs: Inputs) -> Inputs:
@@ -193,26 +261,25 @@ def _expanded(inputs: Inputs) -> Inputs:
         return x.detach().narrow(dim, 0, 1).clone().expand_as(x).requires_grad_(x.requires_grad)
 
     dout = None if inputs.dout is None else expand(inputs.dout, 2)
-    return replace(inputs, k=expand(inputs.k, 1), v=expand(inputs.v, 1), dout=dout)
+    return replace(inputs, k=expand(inputs.k, 1), v=expand(inputs.v, 1), dout=dout).with_state()
 
 
 def _decode_rows(case: Case, seed: int) -> Iterable[Check]:
     """A decode step after `t` tokens equals row `t - 1` of the forward, early and late: of float64's and of its own."""
     case = replace(case, pass_="fwd")
     inputs = make_inputs(case, seed)
-    forward = _build(case, inputs)() if "fwd" in find(case.impl).passes else None
+    forward = _build(case, inputs)() if "fwd" in implementation_of(case).passes else None
     for tokens in (1, 4, case.seq):
         step = replace(case, pass_="decode", seq=tokens)
-        if case.op == "attention" and find(case.impl).why_not(step):
+        if case.op == "attention" and implementation_of(case).why_not(step):
             continue  # a single key, for cuDNN
-        window = min(case.conv.query_taps, tokens)
-        decode = Inputs(
-            q=inputs.q[:, :, tokens - window : tokens].contiguous(),
+        decode = replace(
+            inputs,
+            q=inputs.q[:, :, tokens - step.window : tokens].contiguous(),
             k=inputs.k[:, :, :tokens].contiguous(),
             v=inputs.v[:, :, :tokens].contiguous(),
-            weight=inputs.weight,
             lengths=torch.full((case.batch,), tokens, dtype=torch.int32, device=case.device),
-        )
+        ).with_state()
         oracle = Oracle(step, decode, seed)
         yield oracle.check(_build(step, decode)())
         if forward is not None:
@@ -238,13 +305,13 @@ def _causality(case: Case, seed: int) -> Iterable[Check]:
 
 
 def _independence(case: Case, seed: int) -> Iterable[Check]:
-    """Other sequences and other KV heads change nothing."""
+    """Other sequences change nothing, nor do other KV heads, unless heads are mixed."""
     inputs = make_inputs(case, seed)
     before = _build(case, inputs)()
     if case.batch > 1:
         after = _build(case, _changed(inputs, first_sequence=case.batch - 1))()
         yield _exactly(torch.equal(before[:-1], after[:-1]), "a sequence changes the outputs of others")
-    if case.kv_heads > 1:
+    if case.kv_heads > 1 and not case.mixings:
         after = _build(case, _changed(inputs, first_kv_head=case.kv_heads - 1))()
         others = slice(None, -(case.heads // case.kv_heads))
         yield _exactly(torch.equal(before[:, others], after[:, others]), "a KV head changes the outputs of others")
@@ -259,14 +326,19 @@ def _changed(inputs: Inputs, first_sequence: int = 0, first_kv_head: int = 0, fi
         changed[first_sequence:, first_head:, first_token:].neg_().add_(1)
         return changed
 
-    return Inputs(change(inputs.q), change(inputs.k), change(inputs.v), inputs.weight)
+    return replace(inputs, q=change(inputs.q), k=change(inputs.k), v=change(inputs.v))
 
 
 def _identity(case: Case, seed: int) -> Iterable[Check]:
-    """With the identity weight it is plain attention."""
+    """With mixers that are the identity it is plain attention."""
     inputs = make_inputs(case, seed)
-    weight = identity_weight(case.heads, *case.conv.taps, dtype=inputs.q.dtype, device=case.device)
-    inputs = replace(inputs, weight=weight)
+    identity: dict[str, Any] = {}
+    for name, mixer in inputs.mixers.items():
+        if name in CONVOLUTIONS:
+            identity[name] = identity_weight(*mixer.shape, dtype=mixer.dtype, device=mixer.device)
+        else:
+            identity[name] = torch.eye(mixer.shape[-1], dtype=mixer.dtype, device=mixer.device).expand_as(mixer)
+    inputs = replace(inputs, **identity)
     yield _against_attention(case, inputs, inputs.q)
 
 
@@ -279,12 +351,12 @@ def _one_tap(case: Case, seed: int) -> Iterable[Check]:
 
 
 def _against_attention(case: Case, inputs: Inputs, queries: Tensor) -> Check:
-    """Compare with plain attention of `queries`, in float64; allowed is twice what eager conv attention is off."""
+    """Compare with plain attention of `queries`, in float64; allowed is twice what eager is off."""
     options = replace(case.operation, pre_conv=None).options
     exact = attention_reference(queries.double(), inputs.k.double(), inputs.v.double(), **options)
     eager = replace(case, impl="eager")
     bound = Bound()
-    bound.add(lambda out: out.flatten(0, -2), exact, find("eager").build(eager, inputs)())
+    bound.add(lambda out: out.flatten(0, -2), exact, implementation_of(eager).build(eager, inputs)())
     bound.close(tolerance_floor(inputs.q.dtype))
     error = bound.errors(_build(case, inputs)()).norm
     ok = error <= bound.tolerance
@@ -296,12 +368,12 @@ def _exactly(ok: bool, reason: str) -> Check:
 
 
 def _build(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
-    return find(case.impl).build(case, inputs)
+    return implementation_of(case).build(case, inputs)
 
 
 def _cannot_run(case: Case) -> str | None:
     """Why a case cannot be checked here. What an interpreter runs is not to be timed, but it can be checked."""
-    implementation = find(case.impl)
+    implementation = implementation_of(case)
     if implementation.interpreted and case.device == "cpu":
         return implementation.interpreted(case)
     if case.device not in implementation.devices:
@@ -311,11 +383,10 @@ def _cannot_run(case: Case) -> str | None:
 
 def _case(implementation: Implementation, shape: CheckedShape, dtype: str, device: str) -> Case:
     """A case of the first pass that the implementation has."""
-    taps = (shape.query_taps, shape.key_taps) if implementation.op == "conv-attention" else None
     return Case(
         pass_=implementation.passes[0],
         impl=implementation.name,
-        operation=Operation.of(taps, shape.head_dim, causal=shape.causal),
+        operation=shape.operation(implementation.op),
         dtype=dtype,
         **{name: getattr(shape, name) for name in ("batch", "heads", "kv_heads", "seq", "head_dim")},
         splits=None,
@@ -325,5 +396,5 @@ def _case(implementation: Implementation, shape: CheckedShape, dtype: str, devic
 
 def _text(case: Case) -> str:
     heads = f"{case.heads}" if case.heads == case.kv_heads else f"{case.heads}/{case.kv_heads}"
-    words = [case.dtype, f"{case.batch} x {heads} x {case.seq} x {case.head_dim}", case.taps]
+    words = [case.dtype, f"{case.batch} x {heads} x {case.seq} x {case.head_dim}", case.steps]
     return " ".join(word for word in words if word) + ("" if case.operation.causal else " full")

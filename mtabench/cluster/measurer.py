@@ -13,7 +13,7 @@ import os
 import pickle
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, Pipe
@@ -170,11 +170,11 @@ def _measure(
     request: Request, facts: Facts, ceilings: dict[str, Ceilings | None], send: Callable[[object], None]
 ) -> Ended:
     """Measure a group as a sweep does; `ceilings` are this device's, for all groups."""
-    from mtabench.sweeps.sweep import Sweep
+    from mtabench.sweeps.sweep import Messenger, Sweep
 
     spent = Stopwatch()
     here = replace(request.facts, environment={**facts.environment, "worker": facts.place})
-    messenger = _Messenger(request, send)
+    messenger = Messenger(request.path, send, Outcome, {key: dict(row) for key, row in request.done.items()})
     for dtype, kept in request.ceilings.items():
         ceilings.setdefault(dtype, kept)  # what an earlier group measured besides stays
     sweep = Sweep(request.plan, messenger, request.settings, messenger, here, ceilings, spent)
@@ -183,23 +183,3 @@ def _measure(
     except MtabenchError as error:  # the GPU's context
         return Ended(dict(spent.seconds), str(error))
     return Ended(dict(spent.seconds))
-
-
-class _Messenger:
-    """Stands for the writer and the watcher of a sweep in the measuring process."""
-
-    def __init__(self, request: Request, send: Callable[[object], None]) -> None:
-        self.path = request.path
-        self.done = {key: dict(row) for key, row in request.done.items()}
-        self._send = send
-
-    def write(self, rows: Sequence[Row], samples: Iterable[Sequence[object]] = ()) -> None:
-        """Send rows and samples."""
-        self._send(Outcome(list(rows), list(samples)))
-
-    def doing(self, text: str) -> None:
-        """Send what the process works on."""
-        self._send(text)
-
-    def ended(self, row: Row) -> None:
-        """Told by whoever writes the row."""

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Protocol
 
 from mtabench.cluster.crew import Crew, Doing, Done, Event, Left, Ready, Useless
@@ -18,13 +17,11 @@ from mtabench.errors import MtabenchError
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import FILE_NAME, read_ceilings
 from mtabench.measuring.timing import Settings
-from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import key_of, key_of_row
 from mtabench.results.rows import Row, cell_row
 from mtabench.results.writer import Writer, to_resume
 from mtabench.sweeps.plan import Plan
-from mtabench.sweeps.settings import measuring_words
-from mtabench.sweeps.sweep import interruptible
+from mtabench.sweeps.sweep import facts_now, interruptible
 
 LOOK_AGAIN_S = 1.0
 NO_WORKER_S = 120.0  # for workers to come back, all being gone
@@ -71,12 +68,7 @@ class CrewSweep:
         for address, facts in workers.items():
             self._add(address, facts)
         self._like = next(iter(workers.values()))
-        self._run = RunFacts(
-            run_id=crew.run_id,
-            started_utc=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-            environment={},
-            options=" ".join(measuring_words(plan.options)),
-        )
+        self._run = facts_now(plan, crew.run_id, {})
         self._last_seen = time.monotonic()
 
     def run(self, groups: Iterable[Group]) -> Counter[str]:

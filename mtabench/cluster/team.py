@@ -140,8 +140,7 @@ class Team:
     def _estimate(self, cases: Sequence[Case], settings: Settings) -> float:
         from mtabench.sweeps.estimate import estimate_seconds
 
-        samples = settings.max_rounds * settings.samples_per_round
-        return estimate_seconds(cases, settings.time_limit_s, samples, settings.min_rounds, gpu_name=self.device_name)
+        return estimate_seconds(cases, settings, gpu_name=self.device_name)
 
     def _first(self) -> Mapping[str, Facts]:
         """Those that are there now, once they have started to measure; of a cluster, those that answer in time."""

@@ -19,7 +19,7 @@ from mtabench.prediction.memory import expected_memory_bytes, input_bytes, longe
 from mtabench.prediction.predict import Prediction, predict, tiles_on, unmodelled
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 from mtabench.results.results_file import key_of, key_of_row, read_file
 from mtabench.sweeps.plan import Options, make_plan
 
@@ -73,7 +73,7 @@ def _explain(console: Console, case: Case, device: Device, rates: Rates, measure
         console,
         f"largest term: {term} of {kernel}, {_ms(seconds)} ({seconds / prediction.gpu_s:.0%} of the GPU's time)",
     )
-    work = find(case.impl).work
+    work = implementation_of(case).work
     needed = input_bytes(case) + expected_memory_bytes(case, work)
     longest = longest_seq(case, work, device.memory_bytes)
     say(
@@ -98,7 +98,7 @@ def _verdict(prediction: Prediction, found: tuple[float, Path] | None) -> str:
 def _counts_table(prediction: Prediction) -> Table:
     """A row a kernel: what all its launches do."""
     headings = ("launches", "GMAC", "exp, 1e9", "shared memory GB", "L2 GB", "memory GB")
-    table = plain_table("what each kernel does", headings)
+    table = plain_table(("what each kernel does", *headings))
     for time in prediction.kernels:
         kernel = time.kernel
         counts = (kernel.macs, kernel.exponentials, kernel.shared_bytes, kernel.l2_bytes, kernel.memory_bytes)
@@ -113,7 +113,7 @@ def _times_table(prediction: Prediction) -> Table:
         for heading, name in TERMS.items()
         if any(time.terms[name] or time.terms[name] is None for time in prediction.kernels)
     }
-    table = plain_table("microseconds", (*terms, "predicted"))
+    table = plain_table(("microseconds", *terms, "predicted"))
     table.add_column("bound by", no_wrap=True)
     for time in prediction.kernels:
         times = (_us(time.terms[name]) for name in terms.values())
@@ -167,11 +167,11 @@ def _measured(paths: Sequence[Path]) -> Measured:
 
 def _title(case: Case) -> str:
     grouped = f" (KV {case.kv_heads})" if case.kv_heads != case.heads else ""
-    taps = f", conv {case.taps}" if case.taps else ""
+    steps = f", {case.steps}" if case.steps else ""
     causal = "" if case.operation.causal else ", not causal"
     return (
         f"{case.pass_} {case.label}: {case.dtype} {case.batch} x {case.heads} heads{grouped} of {case.head_dim}, "
-        f"seq {short(case.seq)}{taps}{causal}"
+        f"seq {short(case.seq)}{steps}{causal}"
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mtabench.errors import UsageError
-from mtabench.escaping import in_latex, in_log, in_markdown, in_spreadsheet
+from mtabench.escaping import in_latex, in_log, in_markdown, in_spreadsheet, markdown_table
 from mtabench.results.columns import TABLE
 from mtabench.results.outputs import check_output, written
 from mtabench.results.result_view import Column, View, make_view
@@ -34,9 +34,7 @@ def run(
     conditions, in_order = parse_where(where), sort_key(sort) if sort is not None else list
     if out is not None:
         check_output(out, [path, samples_path(path)], overwrite)
-    file = read_file(path)
-    if not file.columns["schema_version"]:
-        raise UsageError(f"{path} has no rows")
+    file = read_file(path, with_rows=True)
     say_if_torn(file)
     rows = in_order(select(file.rows(), conditions, path))
     if out is None:
@@ -53,9 +51,9 @@ def markdown(rows: Rows) -> str:
     """A table in GitHub's Markdown under what all rows share."""
     view, columns = _shown(rows, "markdown")
     lines = [in_markdown(", ".join(facts)) + "\n" for facts in (view.setting, view.device) if facts]
-    lines.append(_markdown_row([in_markdown(column.title) for column in columns]))
-    lines.append(_markdown_row(["---:" if column.right else "---" for column in columns]))
-    lines += [_markdown_row([in_markdown(column.texts[i]) for column in columns]) for i in range(len(rows))]
+    header, right = [in_markdown(column.title) for column in columns], [column.right for column in columns]
+    texts = ([in_markdown(column.texts[i]) for column in columns] for i in range(len(rows)))
+    lines += markdown_table(header, texts, right)
     lines += [f"\n{in_markdown(f'{column.name}: {column.legend}')}" for column in columns if column.legend]
     lines += [f"\n\\[{i}\\] {in_markdown(reason)}" for i, reason in enumerate(view.reasons, start=1)]
     return "\n".join(lines) + "\n"
@@ -120,10 +118,6 @@ def spreadsheet(rows: Rows) -> bytes:
 def _shown(rows: Rows, format_: str) -> tuple[View, list[Column]]:
     view = make_view(rows)
     return view, [column for column in view.columns if column.rank <= HIGHEST_RANK[format_]]
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _latex_row(cells: Sequence[str]) -> str:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from mtabench import registry
-from mtabench.console import make_console, say
+from mtabench.console import make_console, say, show_step
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.problem import axes
+from mtabench.results.outputs import check_reports, write_report
 from mtabench.static import baseline as comparing
 from mtabench.static import records, runs, tables
 from mtabench.static.compiling import has_one, short_name
@@ -36,7 +35,8 @@ def run(
     Exit codes: 0; 1 if a kernel got worse; 5 if nothing can be compared, or other compilers made the baseline.
     """
     base = None if baseline is None else records.read_json(baseline)
-    _check_outputs(outputs, baseline)
+    reports = {f"--{name}": path for name, path in outputs.items() if path is not None}
+    check_reports(reports, [baseline] if baseline else [], "the baseline")
     if accept and (baseline is None or all_shapes or target or kernel or asked != ShapeFilter()):
         raise UsageError("--accept replaces a whole baseline: it needs --baseline FILE, and no target, kernel or shape")
     names = tuple(map(short_name, axes.parse_names(kernel, "--kernel"))) if kernel is not None else ()
@@ -51,9 +51,8 @@ def run(
     found = _compiled(targets, shapes, names, disassemble)
     if base is None and not found.kernels:
         raise UsageError(f"no kernel that --kernel {kernel} names is launched for these targets and shapes")
-    for name, path in outputs.items():
-        if path is not None:
-            _write(path, records.json_text(found) if name == "json" else records.csv_text(found.kernels), name)
+    for option, path in reports.items():
+        write_report(path, records.json_text(found) if option == "--json" else records.csv_text(found.kernels))
     console = make_console()
     if base is None or baseline is None:
         _show(console, found, targets)
@@ -83,19 +82,14 @@ def _compiled(
     """What came of compiling, with a line on standard error for each shape of a target as it ends."""
     sources = [source for source in registry.sources().values() if has_one(source.kernels, names)]
     total = len(targets) * len(shapes)
-    console = Console(stderr=True)
     done = 0
 
     def progress(limits: Limits, shape: Shape, kernels: Sequence[Kernel]) -> None:
         nonlocal done
         done += 1
-        line = f"[{done}/{total}] {limits.target}: {shape.name}: {len(kernels)} kernels"
-        if console.is_terminal:
-            status.update(line)
-        else:
-            print(line, file=sys.stderr, flush=True)
+        show_step(status, f"[{done}/{total}] {limits.target}: {shape.name}: {len(kernels)} kernels")
 
-    with console.status(f"[0/{total}] compiling") as status:
+    with Console(stderr=True).status(f"[0/{total}] compiling") as status:
         return runs.inspect(targets, shapes, sources, names=names, disassemble=disassemble, progress=progress)
 
 
@@ -143,25 +137,9 @@ def _accept(console: Console, found: Inspection, path: Path) -> int:
     for row in found.kernels:
         if row.status == records.SKIPPED:
             raise MtabenchError(f"{path} is left as it is: {row.kernel} cannot be compiled here: {row.reason}")
-    _write(path, records.json_text(found), "baseline")
+    write_report(path, records.json_text(found))
     say(console, f"kernels that {path} holds now: {len(found.kernels)}")
     return 0
-
-
-def _check_outputs(outputs: Mapping[str, Path | None], baseline: Path | None) -> None:
-    """Raise UsageError for a file that cannot be written, or that would overwrite another."""
-    taken = {baseline.resolve()} if baseline is not None else set()
-    for name, path in outputs.items():
-        if path is None:
-            continue
-        if path.is_dir():
-            raise UsageError(f"--{name} {path} is a folder; give the name of a file")
-        if path.resolve() in taken:
-            raise UsageError(f"--{name} {path} would overwrite the baseline or the other file; give another name")
-        folder = next(parent for parent in path.absolute().parents if parent.exists())
-        if not (folder.is_dir() and os.access(folder, os.W_OK)):
-            raise UsageError(f"--{name} {path} cannot be written: {folder} is no folder to write in; give another name")
-        taken.add(path.resolve())
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -170,11 +148,3 @@ def _check_names(names: Sequence[str]) -> None:
     for name in names:
         if not has_one(known, [name]):
             raise UsageError(f"--kernel {name!r} is part of no kernel's name; there are {', '.join(known)}")
-
-
-def _write(path: Path, text: str, name: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--{name} cannot write {path}: {error.strerror}; give another name") from None

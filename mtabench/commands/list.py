@@ -5,12 +5,13 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from mta_kernels.operation import Operation
+from mtabench import registry
 from mtabench.console import say
 from mtabench.environment import resolve_device
 from mtabench.measuring.readiness import unsupported_reason
 from mtabench.problem.case import PASSES, Case
-from mtabench.registry import GROUPS, find, names
+from mtabench.problem.operations import PLAIN, make_operation
+from mtabench.registry import GROUPS, Implementation, names
 
 
 def run(device: str) -> int:
@@ -18,8 +19,8 @@ def run(device: str) -> int:
     device = resolve_device(device)
     console = Console()
     width = max(map(len, names())) + 1
-    for implementation in map(find, names()):
-        reason = unsupported_reason(_typical_case(implementation.name, device))
+    for implementation in registry.IMPLEMENTATIONS:
+        reason = unsupported_reason(_typical_case(implementation, device))
         state = Text(f"not ready on this machine ({device}): {reason}" if reason else "ready")
         state.stylize("yellow" if reason else "green")
         console.print(Text(f"{implementation.name:<{width}}").append_text(state), soft_wrap=True)
@@ -31,11 +32,11 @@ def run(device: str) -> int:
     return 0
 
 
-def _typical_case(name: str, device: str) -> Case:
-    implementation = find(name)
-    taps = (6, 11) if implementation.op == "conv-attention" else None
+def _typical_case(implementation: Implementation, device: str) -> Case:
+    taps = None if implementation.op == PLAIN else (6, 11)
+    operation = make_operation(taps, "heads" if implementation.op == "mta" else "", None, heads=16, head_dim=64)
     return Case(
-        pass_=next(pass_ for pass_ in PASSES if pass_ in implementation.passes), impl=name,
-        operation=Operation.of(taps, 64), dtype="fp32" if device == "cpu" in implementation.devices else "bf16",
+        pass_=next(pass_ for pass_ in PASSES if pass_ in implementation.passes), impl=implementation.name,
+        operation=operation, dtype="fp32" if device == "cpu" in implementation.devices else "bf16",
         batch=1, heads=16, kv_heads=16, seq=1024, head_dim=64, splits=None, device=device,
     )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -12,15 +11,15 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from mtabench.console import make_console, say
+from mtabench.console import make_console, say, show_step
 from mtabench.errors import UsageError
-from mtabench.model.devices import Device, find_device
+from mtabench.model.devices import Device, find_device, known_device
 from mtabench.prediction.memory import longest_seq
 from mtabench.prediction.predict import unmodelled
 from mtabench.prediction.storage import storage_of, tile_of
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 from mtabench.results import memory_tables as tables
 from mtabench.results.memory_tables import Row
 from mtabench.results.outputs import check_output, written
@@ -94,10 +93,7 @@ def _device(name: str | None, measure: bool) -> tuple[Device | None, float, str]
     if not here:
         raise UsageError("memory is told of a GPU, and PyTorch finds none here; name one: --device-name h200")
     name = torch.cuda.get_device_name()
-    try:
-        found: Device | None = find_device(name)
-    except UsageError:
-        found = None
+    found = known_device(name)
     said = name if found else f"{name}, whose limits are not known: tiles are not shown"
     return found, _memory_here(), said
 
@@ -108,7 +104,7 @@ def _memory_here() -> float:
 
 def _as_it_runs(case: Case) -> Case:
     """The case on a CPU, or in float32, if the implementation knows nothing else."""
-    implementation = find(case.impl)
+    implementation = implementation_of(case)
     if implementation.stores and implementation.stores.float32:
         case = replace(case, dtype="fp32")
     return case if "cuda" in implementation.devices else replace(case, device="cpu")
@@ -116,14 +112,14 @@ def _as_it_runs(case: Case) -> Case:
 
 def _impossible(case: Case, device: Device | None) -> str | None:
     """Why an implementation never runs a cell on this device, as far as that is known here, or None."""
-    implementation = find(case.impl)
+    implementation = implementation_of(case)
     if case.pass_ not in implementation.passes:
         return f"has no {case.pass_} pass"
     return unmodelled(case, device) if implementation.never_on else None
 
 
 def _row(case: Case, device: Device | None, limit: float) -> Row:
-    longest = longest_seq(case, find(case.impl).work, limit, multiple=1)
+    longest = longest_seq(case, implementation_of(case).work, limit, multiple=1)
     tile = tile_of(case, device) if device else None
     return Row(case=case, tile=tile, storage=storage_of(case), memory=limit, longest=longest)
 
@@ -132,15 +128,10 @@ def _traced(rows: Sequence[Row]) -> list[Row]:
     """The rows with their traced peaks, with what it works on on standard error."""
     from mtabench.sweeps.traced_peak import traced_peak
 
-    console = Console(stderr=True)
     found = []
-    with console.status("tracing") as status:
+    with Console(stderr=True).status("tracing") as status:
         for number, row in enumerate(rows, start=1):
-            line = f"[{number}/{len(rows)}] {row.case.label} at {short(row.case.seq)}"
-            if console.is_terminal:
-                status.update(line)
-            else:
-                print(line, file=sys.stderr, flush=True)
+            show_step(status, f"[{number}/{len(rows)}] {row.case.label} at {short(row.case.seq)}")
             traced, reason = traced_peak(row.case)
             found.append(replace(row, traced=traced, reason=reason))
     return found
@@ -174,7 +165,7 @@ def _show(console: Console, rows: Sequence[Row], by_tokens: bool, measured: bool
 def _title(rows: Sequence[Row]) -> str:
     case = rows[0].case
     batches = list(dict.fromkeys(row.case.batch for row in sorted(rows, key=lambda row: row.case.seq)))
-    convs = list(dict.fromkeys(row.case.taps for row in rows if row.case.taps))
+    steps = list(dict.fromkeys(row.case.steps for row in rows if row.case.steps))
     grouped = f" (KV {case.kv_heads})" if case.kv_heads != case.heads else ""
     batch = f"batch {batches[0]}" + (f" to {batches[-1]}" if len(batches) > 1 else "")
     words = [
@@ -182,7 +173,7 @@ def _title(rows: Sequence[Row]) -> str:
         batch,
         f"{case.heads} heads{grouped} of {case.head_dim}",
     ]
-    words += [f"conv {', '.join(convs)}"] if convs else []
+    words += [" or ".join(steps).replace(" or conv ", ", ")] if steps else []
     words += [] if case.operation.causal else ["not causal"]
     return ", ".join(words)
 

@@ -16,11 +16,11 @@ from mtabench.comparing.inference import POWER
 from mtabench.comparing.noise import Alarms, Noise, find_noise
 from mtabench.comparing.pairs import PAIRS, Progress, Side, check_pairs, measure_pairs, process_folder
 from mtabench.comparing.sweep_words import SweepWords, announce
-from mtabench.console import make_console, say
+from mtabench.console import make_console, plain_table, say
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.settled import meaning, unsettled
 from mtabench.results.outputs import check_folder
-from mtabench.results.results_file import KEY_COLUMNS
+from mtabench.results.results_file import KEY_COLUMNS, key_of_cell
 from mtabench.results.runs import Run, read_run
 from mtabench.results.writer import csv_text
 
@@ -109,7 +109,7 @@ def _row(
     first: Mapping[str, Any] = runs[0][0].cells[key].row
     medians = sorted(float(run.cells[key].row["median_ms"]) for side in runs for run in side)
     return {
-        **dict(zip(KEY_COLUMNS, key.split("/"), strict=True)),
+        **dict(zip(KEY_COLUMNS, key_of_cell(key), strict=True)),
         **{name: first[name] for name in (*FACTS, "started_utc")},
         "pairs": pairs,
         "median_ms": (medians[pairs - 1] + medians[pairs]) / 2,
@@ -125,10 +125,7 @@ def _row(
 
 
 def _table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("cell", overflow="fold")
-    for name in SHOWN:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = plain_table(("cell", *SHOWN), folded=("cell",))
     for name, row in zip(names, rows, strict=True):
         table.add_row(Text(name), *_texts(row))
     return table

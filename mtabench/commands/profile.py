@@ -40,7 +40,7 @@ from mtabench.profiling.tables import (
 )
 from mtabench.profiling.trace import trace
 from mtabench.profiling.verdict import launch_verdict, model_verdict
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 from mtabench.results.results_file import key_of
 from mtabench.sweeps.estimate import this_gpu
 from mtabench.sweeps.plan import Options, make_plan
@@ -122,7 +122,7 @@ class _Profiler:
         for case in runnable:
             try:
                 # Nothing of a wrong result is shown, as in a sweep.
-                check = judge.first_of(find(case.impl).build(case, inputs), case)
+                check = judge.first_of(implementation_of(case).build(case, inputs), case)
                 if check.ok:
                     self._profile(case, inputs)
                 else:

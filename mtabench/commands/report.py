@@ -9,7 +9,7 @@ from mtabench.pages.page import GENERATOR
 from mtabench.report.data import read_report
 from mtabench.report.markdown import MARK, markdown
 from mtabench.report.page import html_page
-from mtabench.results.outputs import written
+from mtabench.results.outputs import check_reports, written
 from mtabench.results.results_file import samples_path
 
 MARK_BYTES = 2000  # at the head of a file, where a report says that it is one
@@ -25,8 +25,10 @@ def run(csv: Path, out: Path | None, markdown_out: Path | None, overwrite: bool)
         raise UsageError(f"--out {out} is for the HTML page; give --markdown {out} for the Markdown")
     page = out or csv.parent / f"{csv.stem}-report.html"
     text = markdown_out or csv.parent / f"{csv.stem}-report.md"
-    _check_output("--out", page, (csv, samples_path(csv), text), GENERATOR, overwrite)
-    _check_output("--markdown", text, (csv, samples_path(csv), page), MARK, overwrite)
+    check_reports({"--out": page, "--markdown": text}, (csv, samples_path(csv)), "the results")
+    if not overwrite:
+        _check_is_report("--out", page, GENERATOR)
+        _check_is_report("--markdown", text, MARK)
     report = read_report(csv)
     contents = {page: html_page(report), text: markdown(report)}
     for path, content in contents.items():
@@ -36,13 +38,9 @@ def run(csv: Path, out: Path | None, markdown_out: Path | None, overwrite: bool)
     return 0
 
 
-def _check_output(option: str, path: Path, others: tuple[Path, ...], mark: str, overwrite: bool) -> None:
-    """Raise UsageError for a path that may not be written."""
-    if path.is_dir():
-        raise UsageError(f"{option} {path} is a folder; give the name of a file")
-    if path.resolve() in {other.resolve() for other in others}:
-        raise UsageError(f"{option} {path} would overwrite the results or the other report; give another name")
-    if overwrite or not path.exists():
+def _check_is_report(option: str, path: Path, mark: str) -> None:
+    """Raise UsageError for a file that is there and does not begin like a report."""
+    if not path.exists():
         return
     try:
         with path.open("rb") as file:

@@ -90,12 +90,10 @@ def _check_outputs(out: Path, paths: Sequence[Path], overwrite: bool) -> None:
 
 
 def _read(path: Path) -> ResultsFile:
-    file = read_file(path)
+    file = read_file(path, with_rows=True)
     more = [name for name in file.columns if name not in COLUMNS]
     if more:
         raise UsageError(f"{path} has the column {more[0]!r}, which this mtabench does not know and would lose")
-    if not file.columns["schema_version"]:
-        raise UsageError(f"{path} has no rows")
     if file.torn:
         say(make_console(), f"{path} ends in the middle of a row, which is left out")
     return file

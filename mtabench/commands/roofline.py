@@ -13,7 +13,7 @@ from mtabench.charts.ceilings import FILE_NAME, Ceilings, known_ceilings
 from mtabench.charts.data import read_cells
 from mtabench.console import GAP, Column, leave_out, make_console, say, significant
 from mtabench.errors import UsageError
-from mtabench.model.devices import find_device
+from mtabench.model.devices import known_device
 from mtabench.prediction.roofline import Standing, standing
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
@@ -105,12 +105,9 @@ def _ceilings(cells: Any, device: str) -> tuple[Ceilings, str]:
     lacking = [found.matmul_tflops is None, any(found.memory(pass_).gbytes_s is None for pass_ in passes)]
     notes = [found.note]
     if any(lacking):
-        try:
-            measured = find_device(device).measured
-        except UsageError:
-            measured = None
-        if measured is not None:
-            copy, matmul = measured
+        known = known_device(device)
+        if known and known.measured:
+            copy, matmul = known.measured
             taken = [f"{matmul:g} TFLOP/s"] * lacking[0] + [f"{copy:g} GB/s"] * lacking[1]
             found = found._replace(
                 matmul_tflops=found.matmul_tflops or matmul, copy_gbytes_s=found.copy_gbytes_s or copy

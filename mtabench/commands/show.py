@@ -16,7 +16,7 @@ from mtabench.console import leave_out, make_console
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log, printable
 from mtabench.results.result_view import Column, View, make_view
-from mtabench.results.results_file import key_of_row, read_file, samples_path
+from mtabench.results.results_file import cell_of, key_of_row, read_file, samples_path
 from mtabench.results.runs import Rounds, find_rounds, process_ids, read_samples
 from mtabench.results.sparklines import MARKS, against_seq, drift
 from mtabench.results.where import parse_where, select, sort_key
@@ -33,9 +33,7 @@ Row = Mapping[str, str]
 def run(path: Path, where: Sequence[str], sort: str | None) -> int:
     """Print the rows of a results file for which `where` holds; raises UsageError."""
     conditions, in_order = parse_where(where), sort_key(sort) if sort is not None else list
-    file = read_file(path)
-    if not file.columns["schema_version"]:
-        raise UsageError(f"{path} has no rows")
+    file = read_file(path, with_rows=True)
     rows = in_order(select(file.rows(), conditions, path))
     notes = ["the file ends in the middle of a row, which is left out"] if file.torn else []
     view = make_view(rows)
@@ -66,7 +64,7 @@ def _with_rounds(rows: Sequence[Row], view: View, samples: Mapping[tuple[str, st
 
 def _rounds(samples: Mapping[tuple[str, str], Rounds], row: Row) -> Rounds:
     """The samples of a cell by round, of one process after the other."""
-    key = "/".join(key_of_row(row))
+    key = cell_of(key_of_row(row))
     return tuple(one for run_id in process_ids(row["run_id"]) for one in find_rounds(samples, run_id, key))
 
 

@@ -17,7 +17,7 @@ from mta_kernels.conv_attention.triton import tile_sizes, tuner
 from mta_kernels.conv_attention.triton.decode_plan import bulk_pays
 from mta_kernels.conv_attention.triton.tunable_kernels import TunedShape
 from mtabench.commands import WRONG_RESULT
-from mtabench.console import make_console, say
+from mtabench.console import make_console, plain_table, say
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.readiness import unsupported_reason
 from mtabench.problem import axes
@@ -142,10 +142,8 @@ def _tune(console: Console, kernel: str, case: Case, path: Path) -> list[tuner.T
 
 def _trials_table(trials: Sequence[tuner.Trial]) -> Table:
     """A row a candidate, in their order: the first is the heuristic's choice."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in (*asdict(trials[0].config), "us", "speedup"):
-        table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
-    table.add_column("status", overflow="fold")
+    fields = [name.replace("_", " ") for name in asdict(trials[0].config)]
+    table = plain_table((*fields, "us", "speedup", "status"), left=("status",), folded=("status",))
     best, first = tuner.fastest(trials), trials[0]
     for trial in trials:
         time = speedup = ""

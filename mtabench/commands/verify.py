@@ -5,11 +5,11 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from mtabench.checking.verify import run_checks
+from mtabench.checking.verify import DTYPES_CHECKED, run_checks
 from mtabench.commands import WRONG_RESULT
 from mtabench.console import say
 from mtabench.environment import resolve_device
-from mtabench.errors import NothingCheckedError
+from mtabench.errors import NothingCheckedError, UsageError
 from mtabench.problem import axes
 from mtabench.registry import chosen, names
 from mtabench.sweeps.plan import check_seed
@@ -17,14 +17,23 @@ from mtabench.sweeps.plan import check_seed
 CHECK_LINE = "{:<17} {:<24} {:<32} {:>8} {:>8}  {}"
 
 
-def run(impl: str | None, device: str, seed: int | None) -> int:
-    """Check implementations and print a line a check, as it ends; WRONG_RESULT if any result is wrong."""
+def run(impl: str | None, device: str, seed: int | None, dtype: str | None) -> int:
+    """Check implementations and print a line a check, as it ends; WRONG_RESULT if any result is wrong.
+
+    Raises UsageError for options that do not fit, and NothingCheckedError where none could run.
+    """
     seed = check_seed(seed)
-    wanted = names() if impl is None else [one.name for one in chosen(axes.parse_names(impl, "--impl"))]
+    entries = chosen(names() if impl is None else axes.parse_names(impl, "--impl"))
+    wanted = list(dict.fromkeys(entry.name for entry in entries))
     console, where = Console(), resolve_device(device)
+    dtypes = None if dtype is None else axes.parse_dtypes(dtype)
+    checked = DTYPES_CHECKED[where]
+    for name in dtypes or ():
+        if name not in checked:
+            raise UsageError(f"--dtype {name} is not checked on {where}; expected one or more of {', '.join(checked)}")
     wrong = total = 0
     say(console, CHECK_LINE.format("name", "check", "shape", "error", "allowed", "result"))
-    for row in run_checks(wanted, where, seed):
+    for row in run_checks(wanted, where, seed, dtypes):
         if not row.shape:
             say(console, f"{row.implementation:<17} not checked: {row.reason}")
             continue

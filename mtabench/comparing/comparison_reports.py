@@ -11,12 +11,14 @@ from rich.text import Text
 
 from mtabench.comparing.compare import NOTHING, VERDICTS, WRONG, ComparedCell, Comparison
 from mtabench.comparing.inference import POWER
-from mtabench.escaping import in_markdown
+from mtabench.console import plain_table
+from mtabench.escaping import in_markdown, markdown_table
 from mtabench.measuring.settled import UNSETTLED, meaning, settled, unsettled
 from mtabench.results.runs import Cell, Run
 
 STYLES = {"slower": "bold red", "broken": "bold red", "gone": "bold red", "unclear": "yellow", "faster": "green"}
 HEADER = ("cell", "base ms", "head ms", "change", "95 % interval", "detectable", "verdict")
+TEXTS = ("cell", "verdict")  # of HEADER; the others are numbers
 TABLE_WIDTH = 100  # columns of a terminal, the least for the table: below, Rich would cut digits off
 IN_DOUBT = ("broken", "slower", "gone", "unclear")  # what a reader should know of, whatever fails
 MOST_ANNOTATIONS = 10  # of each kind; GitHub shows no more of a step
@@ -77,10 +79,7 @@ def narrow(comparison: Comparison) -> Text:
 
 def table(comparison: Comparison) -> Table:
     """Every cell on a line, the most urgent first."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in HEADER:
-        folds = name in ("cell", "verdict")
-        shown.add_column(name, justify="left" if folds else "right", overflow="fold", no_wrap=not folds)
+    shown = plain_table(HEADER, left=TEXTS, folded=TEXTS)
     for cell in comparison.cells:
         *numbers, verdict = _fields(cell)
         shown.add_row(*map(Text, numbers), Text(verdict, style=STYLES.get(cell.verdict, "")))
@@ -250,8 +249,8 @@ def _markdown_title(text: str) -> list[str]:
 
 
 def _markdown_table(cells: Iterable[ComparedCell]) -> list[str]:
-    rows = [HEADER, ("---", *["---:"] * 5, "---"), *map(_fields, cells)]
-    return [f"| {' | '.join(map(in_markdown, row))} |" for row in rows] + [""]
+    rows = (map(in_markdown, _fields(cell)) for cell in cells)
+    return [*markdown_table(HEADER, rows, (name not in TEXTS for name in HEADER)), ""]
 
 
 def _escaped(text: str, more: str = "") -> str:

@@ -13,6 +13,7 @@ from mtabench.comparing.compare import Comparison, NotComparableError, parse_fai
 from mtabench.console import make_console, say
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log
+from mtabench.results.outputs import check_reports, write_report
 from mtabench.results.results_file import samples_path
 
 FORMATS = ("table", "markdown")
@@ -54,7 +55,7 @@ def refusal_reported(asked: ComparisonOptions) -> Iterator[None]:
     except NotComparableError as error:
         for name, path in asked.outputs.items():
             if name in REFUSALS:
-                _write(path, REFUSALS[name](str(error)))
+                write_report(path, REFUSALS[name](str(error)))
         _tell_github([reports.github_refusal(str(error))], reports.refusal_markdown(str(error)))
         raise
 
@@ -62,7 +63,7 @@ def refusal_reported(asked: ComparisonOptions) -> Iterator[None]:
 def report(found: Comparison, asked: ComparisonOptions) -> int:
     """Write and print a comparison as asked, for GitHub too where it runs this; the exit code."""
     for name, path in asked.outputs.items():
-        _write(path, REPORTS[name](found))
+        write_report(path, REPORTS[name](found))
     if asked.format == "markdown":
         print(in_log(reports.markdown(found)))
     else:
@@ -84,28 +85,10 @@ def _tell_github(annotations: Iterable[str], summary: str) -> None:
     for text in annotations:
         print(text)
     if os.environ.get("GITHUB_STEP_SUMMARY"):
-        _write(Path(os.environ["GITHUB_STEP_SUMMARY"]), summary, mode="a")
+        write_report(Path(os.environ["GITHUB_STEP_SUMMARY"]), summary, mode="a")
 
 
 def check_outputs(chosen: Mapping[str, Path], inputs: Sequence[Path]) -> None:
     """Raise UsageError for a report that would overwrite what is compared, or another report, or cannot be written."""
-    taken = {path.resolve() for results in inputs for path in (results, samples_path(results))}
-    for name, path in chosen.items():
-        option = f"--{name.replace('_', '-')} {path}"
-        if path.is_dir():
-            raise UsageError(f"{option} is a folder; give the name of a file")
-        if path.resolve() in taken:
-            raise UsageError(f"{option} would overwrite what is compared or another report; give another name")
-        taken.add(path.resolve())
-        known = next(place for place in (path, *path.absolute().parents) if place.exists())
-        if not os.access(known, os.W_OK) or (known != path and not known.is_dir()):
-            raise UsageError(f"cannot write {path}; give another name")
-
-
-def _write(path: Path, text: str, mode: str = "w") -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open(mode, encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; give another name") from error
+    compared = [path for results in inputs for path in (results, samples_path(results))]
+    check_reports({f"--{name.replace('_', '-')}": path for name, path in chosen.items()}, compared, "what is compared")

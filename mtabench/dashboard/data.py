@@ -17,17 +17,19 @@ from mtabench.dashboard.files import Archive
 from mtabench.dashboard.findings import Event, Findings, Found
 from mtabench.dashboard.histories import CELL_COLUMNS, VERSIONS, History
 from mtabench.pages.text import shown_text
+from mtabench.problem.operations import PLAIN, STEPS, taps_text
+from mtabench.results.results_file import LATER_COLUMNS
 
 FORMAT, VERSION = "mtabench-dashboard", 1
 MOST_BROKEN = 100
 # What tells cells apart in a short label, in this order; those that may follow from the rest are then left out.
 LABEL_COLUMNS = (
-    "pass", "impl", "seq", "head_dim", "conv", "dtype", "batch", "heads", "kv_heads", "causal", "splits", "timer",
+    "pass", "impl", "seq", "head_dim", *STEPS, "dtype", "batch", "heads", "kv_heads", "causal", "splits", "timer",
     "cache", "device",
 )  # fmt: skip
 FOLLOWING = ("cache", "timer", "batch")
 WORDS = {"seq": "{}", "head_dim": "d{}", "batch": "batch {}", "heads": "heads {}", "kv_heads": "KV {}",
-         "splits": "splits {}"}  # fmt: skip
+         "splits": "splits {}", "mix": "mix {}", "post_conv": "post conv {}"}  # fmt: skip
 
 Json = dict[str, Any]
 
@@ -97,7 +99,9 @@ def dashboard_data(archive: Archive, findings: Findings, settings: Settings) -> 
 
 def cell_id(cell: Mapping[str, str]) -> str:
     """A short name of a cell that stays the same from one dashboard to the next, for links."""
-    return hashlib.sha256("\n".join(cell[name] for name in CELL_COLUMNS).encode()).hexdigest()[:12]
+    # A column that older files lack is in the names of cells that have it alone.
+    named = [cell[name] for name in CELL_COLUMNS if cell[name] or name not in LATER_COLUMNS]
+    return hashlib.sha256("\n".join(named).encode()).hexdigest()[:12]
 
 
 def _cells(histories: Sequence[History], states: Sequence[str]) -> Json:
@@ -112,7 +116,14 @@ def _cells(histories: Sequence[History], states: Sequence[str]) -> Json:
 
 def _labels(cells: Sequence[Mapping[str, str]]) -> list[str]:
     """Each cell in the few words that tell it from the others here."""
-    rows = [{**cell, "conv": _conv(cell), "causal": "" if cell["causal"] == "true" else "not causal"} for cell in cells]
+    rows = [
+        {
+            **cell,
+            **{name: taps_text(cell[f"{name}_q"], cell[f"{name}_k"]) for name in ("conv", "post_conv")},
+            "causal": "" if cell["causal"] == "true" else "not causal",
+        }
+        for cell in cells
+    ]
     told = [name for name in LABEL_COLUMNS if name in ("pass", "impl", "seq") or _distinct(rows, name)]
     for spare in FOLLOWING:
         without = [name for name in told if name != spare]
@@ -121,15 +132,11 @@ def _labels(cells: Sequence[Mapping[str, str]]) -> list[str]:
     return [" ".join(WORDS.get(name, "{}").format(row[name]) for name in told if row[name]) for row in rows]
 
 
-def _conv(cell: Mapping[str, str]) -> str:
-    return f"{cell['conv_q']}x{cell['conv_k']}" if cell["conv_q"] else ""
-
-
 def _distinct(rows: Sequence[Mapping[str, str]], name: str) -> bool:
     """Whether an axis has several values; KV heads only where they are fewer than the heads."""
     if name == "kv_heads":
         return any(row["kv_heads"] != row["heads"] for row in rows)
-    return len({row[name] for row in rows} - ({""} if name == "conv" else set())) > 1
+    return len({row[name] for row in rows if name not in STEPS or row["op"] != PLAIN}) > 1
 
 
 def _history(history: History, timelines: dict[tuple[int, ...], int]) -> Json:

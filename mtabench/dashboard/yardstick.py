@@ -10,10 +10,11 @@ import numpy as np
 from mtabench import registry
 from mtabench.dashboard.changes import FEWEST_RUNS, Change
 from mtabench.dashboard.histories import CELL_COLUMNS, History
+from mtabench.problem.operations import OPERATION_COLUMNS
 
 ALIKE = 0.5  # of a change: a yardstick that changed by so much of it, or more, changed alike
 # A cell is held against yardsticks of its shape; where there is none, against all of its device and pass.
-SHAPE = tuple(name for name in CELL_COLUMNS if name not in ("impl", "op", "conv_q", "conv_k", "splits"))
+SHAPE = tuple(name for name in CELL_COLUMNS if name not in ("impl", "op", "splits", *OPERATION_COLUMNS))
 LOOSELY = ("device", "pass")
 
 

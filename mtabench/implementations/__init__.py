@@ -43,7 +43,7 @@ class Style(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
-    """A way to compute attention.
+    """A way to compute attention; one that computes several operations has an entry of its name for each.
 
     `order` is its place in lists, legends and tables; the default is last, and names decide between equals. `build`
     makes a closure that computes the output from a case and its inputs. `why_not` says why it cannot run a case here,
@@ -52,10 +52,11 @@ class Implementation:
     --impl names it; `groups` are names of --impl that stand for several. A `yardstick` is another project's: no commit
     of this one changes its time.
 
-    `work` says how its executed FLOPs are counted, and what it stores: "dense" (every score, masked or not), "tiled"
-    (the scores that count), "expanded" (those, with queries and keys `min(cq, ck)` times as long), "banded" (those, and
-    a banded product a tap) or "overlapped" (those, and the margins that tiles share). Where that does not fit, `stores`
-    says what a forward stores, and `flops` the FLOP/s that an estimate takes.
+    `work` says how its executed FLOPs are counted, and what it stores: "dense" (every score, masked or not),
+    "tiled" (the scores that count), "staged" (blocks of them, a chunk of rows at a time), "expanded" (those, with
+    queries and keys `min(cq, ck)` times as long), "banded" (those, and a banded product a tap) or "overlapped"
+    (those, and the margins that tiles share). Where that does not fit, `stores` says what a forward stores, and
+    `flops` the FLOP/s that an estimate takes.
 
     `kernels` lists the kernels of one call for the model, from the case, Triton's tiles and the number of SMs; `tiles`
     are Triton's on a device; `host_s` is the seconds to launch one kernel, by pass. `never_on` says why it cannot run a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,46 @@ def backend_why_not(backend: str, case: Case) -> str | None:
     from mta_kernels.conv_attention import unsupported
 
     return unsupported(backend, **typical_conv_call(case), backward=case.pass_ == "bwd")
+
+
+def mta_by(function: Callable[..., Tensor], case: Case, inputs: Inputs, **more: Any) -> Closure:
+    """The whole multi-token attention by one of its public functions, in decode by one that takes a step."""
+    options = case.operation.options
+    if case.pass_ == "decode":
+        options = {"lengths": lengths_of(inputs), "state": inputs.state, **case.operation.decode_options}
+    return mta_call(function, inputs, inputs.q, **options, **more)
+
+
+def mta_call(function: Callable[..., Tensor], inputs: Inputs, q: Tensor, **options: Any) -> Closure:
+    """A call of such a function on these inputs and other queries."""
+    k, v = inputs.k, inputs.v
+    mixers = {"pre_conv" if name == "weight" else name: x for name, x in inputs.mixers.items()}
+    return lambda: function(q, k, v, **mixers, **options)
+
+
+def mta_why_not(backend: str, case: Case) -> str | None:
+    """Why a backend of the whole multi-token attention cannot run this case, or None."""
+    from mta_kernels.multi_token_attention import BACKENDS, unsupported
+
+    if backend not in BACKENDS:
+        return f"the whole multi-token attention has no backend {backend!r}, only {', '.join(BACKENDS)}"
+    return unsupported(
+        backend, operation=case.operation, **typical_call(case), heads=case.heads, backward=case.pass_ == "bwd"
+    )
+
+
+def mta_decode_why_not(case: Case) -> str | None:
+    """Why Triton cannot take a decode step of this case, or None."""
+    import torch
+
+    from mta_kernels.gpu_limits import absent
+    from mta_kernels.multi_token_attention.decode.backend import why_not
+    from mtabench.problem.inputs import DTYPES
+
+    def one(heads: int) -> Tensor:
+        return torch.empty(1, heads, 1, case.head_dim, dtype=DTYPES[case.dtype], device=case.device)
+
+    return absent(case.device) or why_not(case.operation, one(case.heads), one(case.kv_heads), one(case.kv_heads))
 
 
 def attention_by_rung(case: Case, inputs: Inputs) -> Closure:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mtabench.implementations import Closure, Implementation, Style
-from mtabench.implementations._calls import conv_attention_by
+from mtabench.implementations._calls import conv_attention_by, mta_by
 from mtabench.model import dense
 from mtabench.problem.case import Case
 
@@ -19,13 +20,22 @@ def build(case: Case, inputs: Inputs) -> Closure:
     return conv_attention_by("reference", replace(case, splits=None), inputs)
 
 
-ENTRIES = (
-    Implementation(
-        order=10, name="eager", op="conv-attention", passes=("fwd", "bwd", "decode"), devices=("cuda", "cpu"),
-        work="dense",
-        summary="the definition in eager PyTorch; stores the N x N scores",
-        build=build, why_not=lambda case: None, ranks_backend="reference",
-        style=Style("#000000", "#F5F5F5", "o", "-", series=5),
-        kernels=lambda case, tiles, sm_count: dense.kernels(case),
-    ),
+def build_mta(case: Case, inputs: Inputs) -> Closure:
+    """The reference of all steps, or of a decode step."""
+    from mta_kernels import multi_token_attention as mta
+
+    decode = case.pass_ == "decode"
+    reference = mta.multi_token_attention_decode_reference if decode else mta.multi_token_attention_reference
+    return mta_by(reference, case, inputs)
+
+
+_eager = partial(
+    Implementation, name="eager", passes=("fwd", "bwd", "decode"), devices=("cuda", "cpu"), work="dense",
+    summary="the definition in eager PyTorch; stores the N x N scores", why_not=lambda case: None,
+    style=Style("#000000", "#F5F5F5", "o", "-", series=5), kernels=lambda case, tiles, sm_count: dense.kernels(case),
 )  # fmt: skip
+
+ENTRIES = (
+    _eager(order=10, op="conv-attention", build=build, ranks_backend="reference"),
+    _eager(order=70, op="mta", build=build_mta),
+)

@@ -109,6 +109,8 @@ SOURCES = (
     Source("decode", decode_source, ("conv_attention_decode", "combine_splits"), order=30),
 )  # fmt: skip
 
+STYLE = Style("#D55E00", "#FF8533", "^", "-", series=1)
+
 ENTRIES = (
     Implementation(
         order=30, name="triton", op="conv-attention", passes=("fwd", "bwd", "decode"), devices=("cuda",),
@@ -117,7 +119,7 @@ ENTRIES = (
         note="backward keeps scores of 2048 query rows at a time",
         build=partial(conv_attention_by, "triton"), why_not=why_not, interpreted=partial(backend_why_not, "triton"),
         splits_used=splits_used, ranks_backend="triton",
-        style=Style("#D55E00", "#FF8533", "^", "-", series=1), compiles=True,
+        style=STYLE, compiles=True,
         sources=SOURCES,
         kernels=kernels, tiles=tiles,
         # Four kernels of a forward (host-time.csv), 18 of a backward: 1 ms in a run of an earlier commit, whose rows

@@ -5,12 +5,12 @@ from __future__ import annotations
 from mtabench import environment
 from mtabench.prediction.memory import expected_memory_bytes, input_bytes
 from mtabench.problem.case import Case
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 
 
 def unsupported_reason(case: Case) -> str | None:
     """Why this implementation cannot run this cell on this machine, or None."""
-    implementation = find(case.impl)
+    implementation = implementation_of(case)
     if case.pass_ not in implementation.passes:
         return f"{case.impl} has no {case.pass_} pass, only {', '.join(implementation.passes)}"
     reason = implementation.why_not(case)
@@ -22,7 +22,7 @@ def unsupported_reason(case: Case) -> str | None:
 def memory_reason(case: Case) -> str | None:
     """Why this cell would end a process on a CPU for lack of memory, or None; a GPU that is full says so itself."""
     free = environment.available_memory_bytes(case.device) if case.device == "cpu" else None
-    needed = input_bytes(case) + expected_memory_bytes(case, find(case.impl).work)
+    needed = input_bytes(case) + expected_memory_bytes(case, implementation_of(case).work)
     if free is None or needed <= free:
         return None
     return f"needs about {needed / 2**30:.3g} GiB of memory, and {free / 2**30:.3g} GiB are free"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mtabench.model.kernel import Kernel, tensor_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
-from mtabench.problem.work import pairs, taps
+from mtabench.problem.work import mixed, pairs, taps
 
 # Fused multiply-adds a second of PyTorch's convolution, one channel a head, calibrated on results/nvidia-h200/*.csv.
 # It counts elements in 32 bits; from 2^31 scores on another, slower kernel takes its place.
@@ -15,27 +15,38 @@ INDEX_LIMIT = 2**31
 # backward by the same the other way round.
 PASSES = {"fwd": 14, "bwd": 24, "decode": 14}
 PRODUCT_SHARE = 0.6
+# Multiply-adds a second of a mixing of heads, a product whose inner dimension is the heads: eager of both mixings took
+# 15.5 ms and its backward 28.6 on an H200 (16 heads of 64, 4096 tokens), a run whose rows are not kept.
+MIXING = 0.66e12
 # A decode step multiplies a few rows with the whole cache, far below a copy's bandwidth, and masks the values.
 DECODE_CACHE_SHARE = 0.35
 
 
 def kernels(case: Case) -> list[Kernel]:
     """The kernels of one call of "eager", by kind."""
-    window = min(case.conv.query_taps, case.seq) if case.pass_ == "decode" else 1
+    steps = filter(None, (case.operation.pre_conv, case.operation.post_conv))
+    window = min(case.seq, max((step.query_taps for step in steps), default=1)) if case.pass_ == "decode" else 1
     dense = pairs(case, dense=True) * window
     products = 4 if case.pass_ == "bwd" else 2
     element = BYTES_PER_ELEMENT[case.dtype]
     _, keys = tensor_bytes(case)
     passes = PASSES[case.pass_]
-    convolutions = 2 if case.pass_ == "bwd" else 1
+    repeated = 2 if case.pass_ == "bwd" else 1  # a step's gradient, and its mixer's
     rates = LARGE_CONVOLUTION if dense >= INDEX_LIMIT else CONVOLUTION
-    return [
+    found = [
         Kernel(
             "products", launches=products, macs=dense * products * case.head_dim, tensor_share=PRODUCT_SHARE,
             memory_bytes=2 * keys * products, memory_share=DECODE_CACHE_SHARE if case.pass_ == "decode" else 1.0,
         ),
         Kernel("passes over scores", launches=passes // 2, memory_bytes=passes * dense * element),
-        Kernel(
-            "convolution", launches=convolutions, fmas=convolutions * dense * taps(case), fma_rate=rates[case.pass_]
-        ),
+        Kernel("convolution", launches=repeated, fmas=repeated * dense * taps(case), fma_rate=rates[case.pass_]),
     ]  # fmt: skip
+    if case.mixings:
+        count = repeated * len(case.mixings)
+        found.append(
+            Kernel(
+                "mixing", launches=count, fmas=repeated * dense * mixed(case), fma_rate=MIXING,
+                memory_bytes=2 * count * dense * element,
+            )
+        )  # fmt: skip
+    return found

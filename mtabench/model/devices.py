@@ -72,6 +72,14 @@ def find_device(name: str) -> Device:
     raise UsageError(f"the limits of a device called {name!r} are not known; {hint}")
 
 
+def known_device(name: str) -> Device | None:
+    """The same, None for a device whose limits are not known."""
+    try:
+        return find_device(name)
+    except UsageError:
+        return None
+
+
 def rates_of(device: Device, ceilings: tuple[float, float] | None = None, source: str = "") -> Rates:
     """The rates of a device; `ceilings` are a copy in GB/s and a product in TFLOP/s measured there, from `source`."""
     if ceilings is None and device.measured is not None:

@@ -63,8 +63,7 @@ class _Counts:
         self.query, self.key = tensor_bytes(case)
         self.padded = self.query if self.keys_expanded else self.key
         self.expanded = self.rows * self.depth * self.element
-        ahead = self.key_taps - 1 - (self.key_taps - 1) // 2
-        band = self.query_taps - 1 + ahead if case.operation.causal else 0
+        band = case.operation.band
         near = self.query_taps + self.key_taps - 2 if band else 0
         self.band, self.near = (
             self.rows * max(16, power_of_two(width)) * FLOAT if width else 0 for width in (band, near)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from mta_kernels.conv_attention.triton import tile_sizes
@@ -60,9 +59,7 @@ def _auto_splits(case: Case, device: Device) -> int:
     sequences, group = case.batch * case.kv_heads, case.heads // case.kv_heads
     limits = {"key_taps": case.conv.key_taps, "block_d": max(16, power_of_two(case.head_dim)), **_limits(case, device)}
     bulk = bulk_pays(case.head_dim, group, BYTES_PER_ELEMENT[case.dtype], device.capability)
-    taps = case.conv.taps
-    key = tile_sizes.Key.of(DTYPES[case.dtype], case.head_dim, taps, True, case.seq, group, sequences)
-    candidates = decode_candidates(group=group, bulk=bulk, **limits)
+    key, candidates = _key(case, group, sequences), decode_candidates(group=group, bulk=bulk, **limits)
     config: DecodeConfig = _choice("decode_bulk" if bulk else "decode", key, candidates, device.name)[0]
     return auto_splits(config, limits, sequences, case.seq, group, device.sm_count)
 
@@ -76,23 +73,14 @@ def _limits(case: Case, device: Device) -> dict[str, Any]:
     return {"element_size": BYTES_PER_ELEMENT[case.dtype], "shared_memory": shared_memory(device)}
 
 
-def _key(case: Case) -> tile_sizes.Key:
-    taps = case.conv.taps
-    return tile_sizes.Key.of(DTYPES[case.dtype], case.head_dim, taps, case.operation.causal, case.seq)
+def _key(case: Case, *of_decode: int) -> tile_sizes.Key:
+    shape = case.head_dim, case.conv.taps, case.operation.causal, case.seq
+    return tile_sizes.Key.of(DTYPES[case.dtype], *shape, *of_decode)
 
 
 def _choice(kernel: str, key: tile_sizes.Key, candidates: Sequence[Any], device: str) -> tuple[Any, str]:
-    """As `tile_sizes.best_config` chooses on that GPU: the entry of the nearest length, else the first candidate."""
-    unsized = key._replace(seq_len=0)
-    entries = [
-        entry
-        for found in tile_sizes.files_in_effect(device).values()
-        for entry in found
-        if (entry.kernel, entry.key._replace(seq_len=0)) == (kernel, unsized)
-    ]
-    wanted = key.seq_len.bit_length()
-    for entry in sorted(entries, key=lambda entry: (abs(entry.key.seq_len.bit_length() - wanted), -entry.key.seq_len)):
-        for config in candidates:
-            if asdict(config) == entry.config:
-                return config, f"tuned at {entry.key.seq_len} tokens"
-    return candidates[0], "the kernels' own guess: nothing is tuned for this shape and device"
+    """The config that the kernels take, and where it comes from."""
+    config, entry = tile_sizes.look_up(kernel, key, candidates, device)
+    if entry is None:
+        return config, "the kernels' own guess: nothing is tuned for this shape and device"
+    return config, f"tuned at {entry.key.seq_len} tokens"

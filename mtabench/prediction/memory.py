@@ -8,7 +8,8 @@ from dataclasses import replace
 from mtabench.model import banded, rungs
 from mtabench.model.kernel import tensor_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
-from mtabench.registry import find
+from mtabench.problem.work import chunk_of, halo_rows
+from mtabench.registry import implementation_of
 
 # `N x N` matrices a head alive at the peak where scores are stored, as measured. On a CPU oneDNN convolves copies of
 # them besides, in a layout whose heads are padded to a multiple of 16.
@@ -21,10 +22,13 @@ LONGEST = 2**30
 
 
 def input_bytes(case: Case) -> int:
-    """Bytes of a case's inputs, but for the weight."""
+    """Bytes of a case's inputs, but for the mixers."""
     queries = {"fwd": 1, "bwd": 2, "decode": 0}[case.pass_]
     q, k = tensor_bytes(case)
-    return queries * q + 2 * k
+    post = case.operation.post_conv
+    # What a decode step before left for a convolution of probabilities.
+    state = post.query_taps * _score_row(case) if post and case.pass_ == "decode" else 0
+    return queries * q + 2 * k + state
 
 
 def expected_memory_bytes(case: Case, work: str) -> int:
@@ -32,6 +36,7 @@ def expected_memory_bytes(case: Case, work: str) -> int:
 
     Dense implementations store several `N x N` matrices of scores. The expanded form stores its longer keys, and
     backward a chunk of scores and float32 sums; its peak comes before the gradients in the inputs' dtype are made.
+    Staged stores a chunk of scores, backward two and float32 sums of dk and dv, and more of them if it convolves.
     Banded stores nothing of that but, backward, chunks of scores and float32 sums of dk and dv. Overlapped multiplies
     the output by its gradient in float32 before its backward. The others store outputs, and backward a float32 sum of
     dq. Forwards of some rungs of plain attention say themselves what they store.
@@ -44,6 +49,12 @@ def expected_memory_bytes(case: Case, work: str) -> int:
         return out + (0 if case.pass_ == "decode" else _expanded_form(case))
     queries, keys = tensor_bytes(case)
     floats = queries // BYTES_PER_ELEMENT[case.dtype] * SUM
+    if work == "staged":
+        if case.pass_ == "decode":
+            return out + _staged_scores(case)
+        of_rows = case.batch * case.heads * case.seq * SUM  # the logarithms of the sums of exponentials
+        gradients = queries + 2 * keys + 2 * keys // BYTES_PER_ELEMENT[case.dtype] * SUM if case.pass_ == "bwd" else 0
+        return out + of_rows + gradients + _staged_scores(case)
     if work == "banded":  # backward: chunks of P and dS, dq, and the sums of dk and dv, a query head each
         return out + (banded.scratch_bytes(case) + queries + 2 * floats if case.pass_ == "bwd" else 0)
     if case.pass_ == "decode":
@@ -58,7 +69,7 @@ def expected_memory_bytes(case: Case, work: str) -> int:
 
 def stored_by(case: Case) -> rungs.Rung | None:
     """What a forward says itself of what it stores, or None."""
-    return find(case.impl).stores if case.pass_ == "fwd" else None
+    return implementation_of(case).stores if case.pass_ == "fwd" else None
 
 
 def stored_scores(case: Case, work: str) -> int:
@@ -67,6 +78,8 @@ def stored_scores(case: Case, work: str) -> int:
         return rungs.stored_scores(case, rung)
     if work == "dense":
         return _score_matrices(case)
+    if work == "staged":
+        return _staged_scores(case)
     if case.pass_ == "bwd" and work == "expanded":
         return _chunk_scores(case)
     if case.pass_ == "bwd" and work == "banded":
@@ -90,11 +103,27 @@ def longest_seq(case: Case, work: str, memory_bytes: float, multiple: int = 1024
 
 def _score_matrices(case: Case) -> int:
     """The scores that dense implementations store at once."""
-    rows = min(case.conv.query_taps, case.seq) if case.pass_ == "decode" else case.seq
+    rows = case.window if case.pass_ == "decode" else case.seq
     matrices = case.heads * DENSE_MATRICES[case.device][case.pass_]
-    if case.device == "cpu" and case.operation.pre_conv:
+    if case.device == "cpu" and (case.operation.pre_conv or case.operation.post_conv):
         matrices += math.ceil(case.heads / HEAD_BLOCK) * HEAD_BLOCK * CONVOLUTION_COPIES[case.pass_]
     return matrices * case.batch * rows * case.seq * BYTES_PER_ELEMENT[case.dtype]
+
+
+def _staged_scores(case: Case) -> int:
+    """Buffers of scores of a chunk, more of them for convolutions, which are not in place; of a decode step a row."""
+    if case.pass_ == "decode":
+        return _score_row(case)
+    sequences, rows = chunk_of(case)
+    before, after = case.operation.pre_conv is not None, case.operation.post_conv is not None
+    buffers = 2 + before + 2 * after if case.pass_ == "bwd" else 1 + (before or after)
+    chunk_rows = min(rows, case.seq) + halo_rows(case)
+    return buffers * sequences * chunk_rows * _score_row(case) // case.batch
+
+
+def _score_row(case: Case) -> int:
+    """Bytes of the scores of one query of every head, in all sequences."""
+    return case.batch * case.heads * case.seq * BYTES_PER_ELEMENT[case.dtype]
 
 
 def _chunk_scores(case: Case) -> int:

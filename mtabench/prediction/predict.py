@@ -40,7 +40,7 @@ class Prediction:
 
 def unmodelled(case: Case, device: Device | None = None) -> str | None:
     """Why there is no prediction for a cell, on this device if one is given, or None."""
-    implementation = registry.find(case.impl)
+    implementation = registry.implementation_of(case)
     if implementation.kernels is None:
         modelled = [entry.name for entry in registry.IMPLEMENTATIONS if entry.kernels]
         return f"{case.impl} is not modelled; {', '.join(modelled[:-1])} and {modelled[-1]} are"
@@ -53,20 +53,20 @@ def unmodelled(case: Case, device: Device | None = None) -> str | None:
 
 def kernels_of(case: Case, tiles: Tiles, sm_count: int) -> list[Kernel]:
     """The kernels of one call of a cell that `unmodelled` says nothing against."""
-    kernels = registry.find(case.impl).kernels
+    kernels = registry.implementation_of(case).kernels
     assert kernels
     return kernels(case, tiles, sm_count)
 
 
 def tiles_on(case: Case, device: Device) -> Tiles | None:
     """The tile sizes that the kernels of a cell take on a device, None if they are not tuned."""
-    tiles = registry.find(case.impl).tiles
+    tiles = registry.implementation_of(case).tiles
     return tiles(case, device) if tiles else None
 
 
 def predict(case: Case, device: Device, rates: Rates, tiles: Tiles | None = None) -> Prediction:
     """The prediction for a cell that `unmodelled` says nothing against; `tiles` are those of tuned kernels."""
-    implementation = registry.find(case.impl)
+    implementation = registry.implementation_of(case)
     if implementation.tiles:
         tiles = tiles or Tiles()
     kernels = kernels_of(case, tiles or Tiles(), device.sm_count)

@@ -8,7 +8,7 @@ from mtabench.model.fused import Tiles
 from mtabench.prediction.predict import kernels_of, unmodelled
 from mtabench.problem.case import Case
 from mtabench.problem.work import bytes_moved, executed_flops, useful_flops
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 
 SM_COUNT = 132  # bytes through memory hardly depend on it
 
@@ -58,7 +58,7 @@ def standing(
     case: Case, median_ms: float, matmul_tflops: float, memory_gbytes_s: float, counted_bytes: float | None = None
 ) -> Standing:
     """The standing of a cell on a device with these measured ceilings; of memory the one that holds for the cell."""
-    useful, executed = useful_flops(case), executed_flops(case, find(case.impl).work)
+    useful, executed = useful_flops(case), executed_flops(case, implementation_of(case).work)
     least, modelled = bytes_moved(case), model_bytes(case)
     compute_ms, memory_ms = useful / matmul_tflops / 1e9, least / memory_gbytes_s / 1e6
     own_bytes = counted_bytes or modelled or least

@@ -11,7 +11,7 @@ from mtabench.prediction.memory import expected_memory_bytes, input_bytes, store
 from mtabench.prediction.roofline import model_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 from mtabench.problem.work import bytes_moved, executed_flops
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Storage:
 
 def storage_of(case: Case) -> Storage:
     """What a cell stores and moves."""
-    work = find(case.impl).work
+    work = implementation_of(case).work
     rows = 1 if case.pass_ == "decode" else case.seq
     return Storage(
         score_matrix=case.batch * case.heads * rows * case.seq * BYTES_PER_ELEMENT[case.dtype],
@@ -57,7 +57,7 @@ def tile_of(case: Case, device: Device) -> Tile | None:
     Copies that are on their way to the chip are not counted. None for what works without tiles, for sources that are
     not ours, for dtypes that a kernel does not take, and for other passes than the forward.
     """
-    tile = find(case.impl).tile
+    tile = implementation_of(case).tile
     return tile(case, device) if tile and case.pass_ == "fwd" else None
 
 

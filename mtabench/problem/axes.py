@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mtabench.errors import UsageError
 from mtabench.problem.case import DTYPES
+from mtabench.problem.operations import NONE, Taps, group_sizes, taps_text
 
 UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 MAX_QUERY_TAPS = 16
@@ -26,8 +27,17 @@ class Preset:
 
     heads: int
     head_dim: int
-    conv: tuple[int, int] = (6, 11)
+    conv: Taps = (6, 11)
     seq: int = 2048
+
+    def layer(self, name: str) -> dict[str, str]:
+        """The steps of a layer, as typed: of `mix`, three in four, or of `full`; raises UsageError for any other."""
+        convs = {"mix": NONE, "full": taps_text(*self.conv)}
+        if name not in convs:
+            raise UsageError(
+                f"there is no layer {name!r}; expected mix, which mixes heads alone, or full, which convolves as well"
+            )
+        return {"conv": convs[name], "mix": "heads", "post_conv": convs[name]}
 
 
 PRESETS = {
@@ -60,22 +70,25 @@ def parse_int(text: str, what: str) -> int:
     return values[0]
 
 
-def parse_convs(text: str) -> list[tuple[int, int]]:
+def parse_convs(text: str) -> list[Taps]:
     """The convolutions as (query taps, key taps): `6x11,3x3`, and `7` for 7x7; raises UsageError."""
     expected = "expected query taps x key taps, such as 6x11,3x3, or 7 for 7x7"
-    convs = []
-    for part in _parts(text, "--conv", expected):
-        match = re.fullmatch(r"(\d{1,4})(?:x(\d{1,4}))?", part, re.IGNORECASE | re.ASCII)
-        if not match:
-            raise UsageError(f"--conv cannot read {part!r}; {expected}")
-        taps = (int(match[1]), int(match[2] or match[1]))
-        if not (1 <= taps[0] <= MAX_QUERY_TAPS and 1 <= taps[1] <= MAX_KEY_TAPS):
-            raise UsageError(
-                f"--conv {part} is out of range; "
-                f"query taps go from 1 to {MAX_QUERY_TAPS} and key taps from 1 to {MAX_KEY_TAPS}"
-            )
-        convs.append(taps)
-    return list(dict.fromkeys(convs))
+    return list(dict.fromkeys(_taps(part, "--conv", expected) for part in _parts(text, "--conv", expected)))
+
+
+def parse_optional_convs(text: str, what: str) -> list[Taps | None]:
+    """The same of an operation's step called `what`, which `none` leaves out."""
+    expected = "expected query taps x key taps, such as 6x11,3x3, or 7 for 7x7, or none"
+    parts = _parts(text, what, expected)
+    return list(dict.fromkeys(None if part.lower() == NONE else _taps(part, what, expected) for part in parts))
+
+
+def parse_mixes(text: str) -> list[str]:
+    """The mixings of heads, each as `operations.group_sizes` reads it: `heads,4,none`; raises UsageError."""
+    mixes = [part.lower() for part in _parts(text, "--mix", "expected heads, none or a number of heads a group")]
+    for mix in mixes:
+        group_sizes(mix)  # whether they divide the heads is seen with the heads
+    return list(dict.fromkeys(mixes))
 
 
 def parse_splits(text: str) -> list[int | str]:
@@ -131,6 +144,19 @@ def _parts(text: str, what: str, expected: str) -> Iterator[str]:
     if not all(parts):
         raise UsageError(f"{what} {text!r} has an empty place between commas; {expected}")
     return iter(parts)
+
+
+def _taps(part: str, what: str, expected: str) -> Taps:
+    match = re.fullmatch(r"(\d{1,4})(?:x(\d{1,4}))?", part, re.IGNORECASE | re.ASCII)
+    if not match:
+        raise UsageError(f"{what} cannot read {part!r}; {expected}")
+    taps = (int(match[1]), int(match[2] or match[1]))
+    if not (1 <= taps[0] <= MAX_QUERY_TAPS and 1 <= taps[1] <= MAX_KEY_TAPS):
+        raise UsageError(
+            f"{what} {part} is out of range; "
+            f"query taps go from 1 to {MAX_QUERY_TAPS} and key taps from 1 to {MAX_KEY_TAPS}"
+        )
+    return taps
 
 
 def _integer(text: str, what: str) -> int:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mta_kernels.operation import Convolution, Operation
+from mta_kernels.operation import Convolution, HeadMix, Operation
+from mtabench.problem.operations import NONE, make_operation, mix_of, op_of, step_words
 
 PASSES = ("fwd", "bwd", "decode")
-OPS = ("conv-attention", "attention")
 DTYPES = ("fp16", "bf16", "fp32")
 BYTES_PER_ELEMENT = {"fp16": 2, "bf16": 2, "fp32": 4}
 
@@ -38,11 +38,21 @@ class Case:
     def of_row(cls, row: Mapping[str, Any], device: str) -> Case:
         """The cell of `columns`, or of a row as `read_results` gives it: its command line is not read."""
         splits, head_dim = row["splits"], int(row["head_dim"])
-        taps = (int(row["conv_q"]), int(row["conv_k"])) if row["op"] == "conv-attention" else None
+        conv, post_conv = (
+            None if row["op"] == "attention" else _taps(row.get(f"{name}_q"), row.get(f"{name}_k"))
+            for name in ("conv", "post_conv")
+        )
         return cls(
             pass_=row["pass"],
             impl=row["impl"],
-            operation=Operation.of(taps, head_dim, causal=bool(row["causal"])),
+            operation=make_operation(
+                conv,
+                row.get("mix") or "",
+                post_conv,
+                heads=int(row["heads"]),
+                head_dim=head_dim,
+                causal=bool(row["causal"]),
+            ),
             dtype=row["dtype"],
             **{name: int(row[name]) for name in ("batch", "heads", "kv_heads", "seq")},
             head_dim=head_dim,
@@ -52,17 +62,20 @@ class Case:
 
     @property
     def op(self) -> str:
-        """The column `op`: plain attention has no convolution."""
-        return OPS[self.operation.pre_conv is None]
+        """The column `op`: plain attention has no convolution, and only `mta` has more steps than that."""
+        return op_of(self.operation)
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The columns of a results file that tell cells apart; those of a convolution are None for plain attention."""
-        taps = self.operation.pre_conv.taps if self.operation.pre_conv else (None, None)
+        """The columns of a results file that tell cells apart; those of a step that is not there are None."""
+        taps, post_taps = (
+            step.taps if step else (None, None) for step in (self.operation.pre_conv, self.operation.post_conv)
+        )
         return {
             "pass": self.pass_, "impl": self.impl, "op": self.op, "dtype": self.dtype, "batch": self.batch,
             "heads": self.heads, "kv_heads": self.kv_heads, "seq": self.seq, "head_dim": self.head_dim,
             "conv_q": taps[0], "conv_k": taps[1], "causal": self.operation.causal, "splits": self.splits,
+            "mix": self.mix or None, "post_conv_q": post_taps[0], "post_conv_k": post_taps[1],
         }  # fmt: skip
 
     @property
@@ -72,7 +85,7 @@ class Case:
 
     @property
     def shape_key(self) -> tuple:
-        """What cells share that take turns in the same rounds: everything but implementation and convolution."""
+        """What cells share that take turns in the same rounds: everything but implementation and operation."""
         sizes = (self.batch, self.heads, self.kv_heads, self.seq, self.head_dim)
         return (self.pass_, self.dtype, *sizes, self.operation.causal, self.device)
 
@@ -93,8 +106,34 @@ class Case:
 
     @property
     def taps(self) -> str:
-        """The convolution as typed on the command line, or an empty text for plain attention."""
+        """The convolution before the softmax as typed, or an empty text where there is none."""
         return str(self.operation.pre_conv or "")
+
+    @property
+    def post_taps(self) -> str:
+        """The convolution after the softmax as typed, or an empty text where there is none."""
+        return str(self.operation.post_conv or "")
+
+    @property
+    def mix(self) -> str:
+        """The mixings of heads as typed, or an empty text where there are none."""
+        return mix_of(self.operation, self.heads)
+
+    @property
+    def steps(self) -> str:
+        """What is more than plain attention, in words: `mix heads, conv 6x11`; empty for plain attention."""
+        return step_words(self.mix, self.taps, self.post_taps)
+
+    @property
+    def window(self) -> int:
+        """Queries that one row of the output depends on, if the sequence has as many: both convolutions look back."""
+        steps = filter(None, (self.operation.pre_conv, self.operation.post_conv))
+        return min(self.seq, 1 + sum(step.query_taps - 1 for step in steps))
+
+    @property
+    def mixings(self) -> tuple[HeadMix, ...]:
+        """The mixings of heads, none, one or two."""
+        return tuple(filter(None, (self.operation.pre_mix, self.operation.post_mix)))
 
     def repro(self) -> str:
         """A command line that measures this one cell."""
@@ -103,10 +142,19 @@ class Case:
             "--batch", str(self.batch), "--heads", str(self.heads), "--kv-heads", str(self.kv_heads),
             "--dtype", self.dtype, "--device", self.device,
         ]  # fmt: skip
-        if self.taps:
+        if self.op == "mta":
+            words += ["--op", self.op, "--mix", self.mix or NONE, "--conv", self.taps or NONE]
+            words += ["--post-conv", self.post_taps or NONE]
+        elif self.taps:
             words += ["--conv", self.taps]
         if self.splits is not None:
             words += ["--splits", str(self.splits)]
         if self.pass_ != "decode":
             words.append("--causal" if self.operation.causal else "--no-causal")
         return " ".join(words)
+
+
+def _taps(query_taps: Any, key_taps: Any) -> tuple[int, int] | None:
+    """Taps of a row, in which nothing is empty, None or NaN."""
+    known = query_taps and key_taps and query_taps == query_taps
+    return (int(query_taps), int(key_taps)) if known else None

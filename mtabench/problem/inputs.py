@@ -5,24 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from mta_kernels.operation import Convolution, HeadMix
 from mtabench.problem.axes import MAX_QUERY_TAPS
 from mtabench.problem.case import Case
 
+if TYPE_CHECKING:
+    from mta_kernels.multi_token_attention import DecodeState
+
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-WEIGHT_SCALE = 0.3
+WEIGHT_SCALE, MIX_SCALE = 0.3, 0.2
+MIXERS = ("weight", "pre_mix", "post_conv", "post_mix")
 SEED = 20504
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Forward and backward: `q [B, Hq, N, D]`, `k, v [B, Hkv, N, D]`, `weight [Hq, cq, ck]`.
+    """Forward and backward: `q [B, Hq, N, D]`, `k, v [B, Hkv, N, D]`.
 
-    Decode: `q` is the window `[B, Hq, W, D]`, `k` and `v` the caches, `lengths [B]` int32. `weight` is None for
-    plain attention; `dout`, shaped as `q`, exists in backward alone, where the others require gradients.
+    The mixers, each None where the operation has no such step: convolutions `weight [Hq, cq, ck]` of the scores and
+    `post_conv` of the probabilities; mixings of heads `pre_mix`, `post_mix`, `[Hq, Hq]` or of groups `[G, c, c]`.
+
+    Decode: `q` is the window `[B, Hq, W, D]`, `k` and `v` the caches, `lengths [B]` int32, and `state` what the step
+    before left for the convolution of probabilities. `dout`, shaped as `q`, exists in backward alone, where the others
+    require gradients.
     """
 
     q: Tensor
@@ -31,13 +41,21 @@ class Inputs:
     weight: Tensor | None = None
     dout: Tensor | None = None
     lengths: Tensor | None = None
+    pre_mix: Tensor | None = None
+    post_conv: Tensor | None = None
+    post_mix: Tensor | None = None
+    state: DecodeState | None = None
     _copies: list[Inputs] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def differentiable(self) -> dict[str, Tensor]:
         """What gradients are taken of, by name."""
-        named = {"q": self.q, "k": self.k, "v": self.v, "weight": self.weight}
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
+        return {"q": self.q, "k": self.k, "v": self.v, **self.mixers}
+
+    @property
+    def mixers(self) -> dict[str, Tensor]:
+        """The convolutions and mixings that there are, by name."""
+        return {name: tensor for name in MIXERS if (tensor := getattr(self, name)) is not None}
 
     def copies(self, count: int) -> list[Inputs]:
         """The same values elsewhere in memory, as far as a decode step reads them in bulk: keys and values.
@@ -47,6 +65,32 @@ class Inputs:
         while len(self._copies) < count:
             self._copies.append(replace(self, k=self.k.clone(), v=self.v.clone()))
         return self._copies[:count]
+
+    def with_state(self) -> Inputs:
+        """The same with the state of a decode step, made of the tokens before the newest, where it needs one."""
+        if self.lengths is None or self.post_conv is None:
+            return self
+        return replace(self, state=self._state_before())
+
+    def refresh(self) -> None:
+        """Make the state, if there is one, that of the other inputs as they are now, at the same addresses."""
+        if self.state is not None:
+            now = self._state_before()
+            for name in ("logits", "logsumexp", "lengths"):
+                getattr(self.state, name).copy_(getattr(now, name))
+
+    def _state_before(self) -> DecodeState:
+        from mta_kernels.multi_token_attention import DecodeState, prefill_state
+
+        assert self.lengths is not None
+        assert self.post_conv is not None
+        if self.k.shape[2] == 1:
+            size = (*self.q.shape[:2], self.post_conv.shape[1], 1)
+            return DecodeState.empty(*size, dtype=self.q.dtype, device=self.q.device)
+        return prefill_state(
+            self.q[:, :, :-1], self.k, lengths=self.lengths - 1, post_conv=self.post_conv, pre_conv=self.weight,
+            pre_mix=self.pre_mix,
+        )  # fmt: skip
 
     @torch.no_grad()
     def negate(self) -> None:
@@ -80,18 +124,34 @@ def make_inputs(case: Case, seed: int = SEED) -> Inputs:
     k, v = normal(*key_shape), normal(*key_shape)
     if case.pass_ == "decode":
         # The longest window that any convolution needs is drawn, so that all of them have the same new query.
-        window = max(1, min(case.conv.query_taps, case.seq))
-        q = normal(case.batch, case.heads, MAX_QUERY_TAPS, case.head_dim)[:, :, -window:].contiguous()
+        q = normal(case.batch, case.heads, MAX_QUERY_TAPS, case.head_dim)
+        if case.window > MAX_QUERY_TAPS:  # of two convolutions
+            q = torch.cat([normal(case.batch, case.heads, case.window - MAX_QUERY_TAPS, case.head_dim), q], 2)
+        q = q[:, :, -case.window :].contiguous()
         lengths = torch.full((case.batch,), case.seq, dtype=torch.int32, device=case.device)
     else:
         q, lengths = normal(case.batch, case.heads, case.seq, case.head_dim), None
     dout = normal(*q.shape) if case.pass_ == "bwd" else None
-    weight = normal(case.heads, *case.conv.taps) * WEIGHT_SCALE if case.operation.pre_conv else None
-    inputs = Inputs(q, k, v, weight, dout, lengths)
+
+    def taps(step: Convolution | None) -> Tensor | None:
+        return normal(case.heads, *step.taps) * WEIGHT_SCALE if step else None
+
+    def mixing(step: HeadMix | None) -> Tensor | None:
+        if step is None:
+            return None
+        size = case.heads // step.groups
+        drawn = normal(step.groups, size, size) * MIX_SCALE
+        drawn += torch.eye(size, dtype=dtype, device=case.device)
+        return drawn if step.groups > 1 else drawn[0]
+
+    operation = case.operation
+    weight, pre_mix = taps(operation.pre_conv), mixing(operation.pre_mix)
+    post_conv, post_mix = taps(operation.post_conv), mixing(operation.post_mix)
+    inputs = Inputs(q, k, v, weight, dout, lengths, pre_mix, post_conv, post_mix)
     if case.pass_ == "bwd":
         for tensor in inputs.differentiable.values():
             tensor.requires_grad_()
-    return inputs
+    return inputs.with_state()
 
 
 def use_full_float32() -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 
+from mta_kernels.operation import Convolution
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
+
+# Of staged work: bytes of a buffer of scores, query rows at a time at most and at least, and the edge of a block.
+CHUNK_BYTES, CHUNK_ROWS, LEAST_ROWS, SCORE_BLOCK = 256 * 2**20, 512, 16, 128
 
 
 def pairs(case: Case, dense: bool = False) -> int:
@@ -19,8 +23,17 @@ def pairs(case: Case, dense: bool = False) -> int:
 
 
 def taps(case: Case) -> int:
-    """Multiplications of the convolution a score: 0 for plain attention."""
-    return math.prod(case.conv.taps) if case.operation.pre_conv else 0
+    """Multiplications of the convolutions a score: 0 for plain attention."""
+    return _taps(case.operation.pre_conv) + _taps(case.operation.post_conv)
+
+
+def _taps(step: Convolution | None) -> int:
+    return math.prod(step.taps) if step else 0
+
+
+def mixed(case: Case) -> int:
+    """Multiplications of the mixings a score and head: each takes as many as heads are mixed among themselves."""
+    return sum(case.heads // mix.groups for mix in case.mixings)
 
 
 def tokens(case: Case) -> int:
@@ -29,14 +42,20 @@ def tokens(case: Case) -> int:
 
 
 def useful_flops(case: Case) -> int:
-    """FLOPs that the operation needs: `2 * pairs * (2D + cq*ck)` forward, `2 * pairs * (5D + 3*cq*ck)` backward."""
+    """FLOPs that the operation needs: `2 * pairs * (2D + steps)` forward, `2 * pairs * (5D + 3 * steps)` backward.
+
+    `steps` are the multiplications a score of what is more than plain attention: `cq * ck` of a convolution, and of a
+    mixing as many as heads are mixed.
+    """
     return 2 * pairs(case) * _macs(case, products=5 if case.pass_ == "bwd" else 2)
 
 
 def executed_flops(case: Case, work: str) -> int:
     """FLOPs that an algorithm executes; `work`, "dense", "tiled" and so on, as in the registry.
 
-    Dense computes masked scores too, and its backward finds the scores stored. Tiled does what is useful. Expanded
+    Dense computes masked scores too, and its backward finds the scores stored. Tiled does what is useful. Staged stores
+    scores of chunks of rows in blocks of 128 x 128, and computes those beside a chunk that convolutions read again; its
+    backward has five products, and three times the steps. Expanded
     has scores of depth `min(cq, ck) * D`, and its backward two more products of that depth and two of depth D.
     Its decode folds the taps over queries into `ck` queries. Banded has 32 products a tap and score, backward twice
     that and 192 for the weight, and of the 64 rows of a tile `cq - 1` are shared with its neighbour, backward 16.
@@ -47,6 +66,8 @@ def executed_flops(case: Case, work: str) -> int:
         return useful_flops(case)
     if work == "dense":
         return _dense_flops(case)
+    if work == "staged":
+        return 2 * staged_scores(case) * _macs(case, products=5 if case.pass_ == "bwd" else 2)
     if work == "expanded":
         if case.pass_ == "decode":
             return 2 * pairs(case) * (case.conv.key_taps + 1) * case.head_dim
@@ -64,7 +85,32 @@ def executed_flops(case: Case, work: str) -> int:
         return 2 * pairs(case) * (2 * case.head_dim + 32 * query_taps) * 64 // (65 - query_taps)
     if work == "overlapped":
         return _overlapped_flops(case)
-    raise ValueError(f"work is {work!r}; expected 'dense', 'tiled', 'expanded', 'banded' or 'overlapped'")
+    raise ValueError(f"work is {work!r}; expected 'dense', 'tiled', 'staged', 'expanded', 'banded' or 'overlapped'")
+
+
+def chunk_of(case: Case) -> tuple[int, int]:
+    """Sequences and query rows whose scores staged work stores at a time: CHUNK_BYTES, those before them included."""
+    blocks = -(-case.seq // SCORE_BLOCK) * SCORE_BLOCK
+    row, halo = case.heads * blocks * BYTES_PER_ELEMENT[case.dtype], halo_rows(case)
+    sequences = max(1, min(case.batch, CHUNK_BYTES // (row * (SCORE_BLOCK + halo))))
+    rows = CHUNK_BYTES // (row * sequences) - halo
+    block = SCORE_BLOCK if rows >= SCORE_BLOCK else LEAST_ROWS
+    return sequences, max(LEAST_ROWS, min(rows // block * block, CHUNK_ROWS))
+
+
+def staged_scores(case: Case) -> int:
+    """Scores that staged work computes: in whole blocks, and again those beside a chunk; of a decode step one row."""
+    if case.pass_ == "decode":
+        return pairs(case)
+    ends = range(SCORE_BLOCK, case.seq + SCORE_BLOCK, SCORE_BLOCK)
+    keys = sum(ends) if case.operation.causal else len(ends) * ends[-1]
+    _, rows = chunk_of(case)
+    return case.batch * case.heads * keys * SCORE_BLOCK * (rows + halo_rows(case)) // rows
+
+
+def halo_rows(case: Case) -> int:
+    """Rows beside a chunk that convolutions read: above it, and in backward below it as well."""
+    return (case.window - 1) * (2 if case.pass_ == "bwd" else 1)
 
 
 def bytes_moved(case: Case) -> int:
@@ -89,11 +135,15 @@ def only_reads(case: Case) -> bool:
 
 def _dense_flops(case: Case) -> int:
     scores = 2 * pairs(case, dense=True)
-    if case.pass_ == "bwd":  # dV, dP, dQ, dK; the scores' gradient through the convolution, and the weight's
-        return scores * (4 * case.head_dim + 2 * taps(case))
+    if case.pass_ == "bwd":  # dV, dP, dQ, dK; the scores' gradient through each step, and that of its mixer
+        return scores * (4 * case.head_dim + 2 * (taps(case) + mixed(case)))
     if case.pass_ == "decode":  # scores of the whole window are computed and convolved, one row is kept
-        window = min(case.conv.query_taps, case.seq)
-        return scores * (window * (case.head_dim + taps(case)) + case.head_dim)
+        before, after = (
+            min(step.query_taps, case.seq) if step else 1
+            for step in (case.operation.pre_conv, case.operation.post_conv)
+        )
+        steps = before * _taps(case.operation.pre_conv) + after * _taps(case.operation.post_conv) + mixed(case)
+        return scores * (before * case.head_dim + steps + case.head_dim)
     return scores * _macs(case, products=2)
 
 
@@ -109,5 +159,5 @@ def _overlapped_flops(case: Case) -> int:
 
 
 def _macs(case: Case, products: int) -> int:
-    """Multiply-adds a score: `products` of length D, and the convolution (three times backward)."""
-    return products * case.head_dim + (3 if products == 5 else 1) * taps(case)
+    """Multiply-adds a score: `products` of length D, and the other steps (three times backward)."""
+    return products * case.head_dim + (3 if products == 5 else 1) * (taps(case) + mixed(case))

@@ -7,7 +7,7 @@ import time
 from mtabench.measuring.timing import Timed, synchronize, timed
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import Inputs, make_inputs
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 
 WARM_UP_CALLS = 3
 
@@ -15,7 +15,7 @@ WARM_UP_CALLS = 3
 def ready(case: Case, inputs: Inputs | None = None) -> Timed:
     """What to call of a cell; compiled and warmed up."""
     inputs = make_inputs(case) if inputs is None else inputs
-    cell = timed(case, find(case.impl).build, inputs)
+    cell = timed(case, implementation_of(case).build, inputs)
     for _ in range(WARM_UP_CALLS):
         cell.run(cell.setup() if cell.setup else None)
     synchronize(case.device)()

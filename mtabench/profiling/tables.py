@@ -74,7 +74,7 @@ def read_memory_bytes(path: Path) -> dict[Key, float]:
 
 def kernels_table(uses: Sequence[KernelUse]) -> Table:
     """A row a kernel, the longest first; the least of many are one row."""
-    table = plain_table("kernel", ("calls", "total ms", "mean ms", "share"))
+    table = plain_table(("kernel", "calls", "total ms", "mean ms", "share"))
     for use in uses[:MOST_SHOWN]:
         ms = (f"{use.total_ms:.4g}", f"{use.mean_ms:.4g}")
         table.add_row(_name(use.kernel), f"{use.calls:g}", *ms, f"{use.share:.1%}")
@@ -89,7 +89,7 @@ def kernels_table(uses: Sequence[KernelUse]) -> Table:
 def counters_table(counters: Sequence[Counters]) -> Table:
     """A row a kernel, the longest first; percentages of the peak."""
     headings = ("launches", "us", "tensor %", "shared %", "L2 %", "memory %", "occupancy %", "L2 hits %", "registers")
-    table = plain_table("kernel", headings)
+    table = plain_table(("kernel", *headings))
     for one in counters:
         values = (
             one.tensor_pct, one.shared_pct, one.l2_pct, one.memory_pct, one.occupancy_pct, one.l2_hit_pct, one.registers

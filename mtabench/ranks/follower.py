@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from contextlib import suppress
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 
 from mtabench.ranks.meeting import Meeting
 from mtabench.ranks.part import NotLoadedError, Part, link_gbytes_s, load_part
+from mtabench.sweeps.sweep import free_memory
 
 
 def follow(meeting: Meeting) -> None:
@@ -31,9 +31,7 @@ def follow(meeting: Meeting) -> None:
                 part, _ = load_part(meeting, *loaded)
         elif what == "drop":
             part = out = None
-            gc.collect()
-            if meeting.device == "cuda":
-                torch.cuda.empty_cache()
+            free_memory(meeting.device)
         elif part is None:
             raise ValueError(f"rank 0 orders {what!r} before it has sent a cell")
         elif what == "results":

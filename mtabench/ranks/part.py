@@ -18,7 +18,7 @@ from mtabench.measuring.poison import poisoned_memory
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import Inputs, make_inputs
 from mtabench.ranks.meeting import Meeting
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 
 LINK_BYTES = {"cuda": 256 << 20, "cpu": 16 << 20}
 LINK_TRIALS = 5
@@ -42,7 +42,7 @@ class Part:
         x = self._inputs
         assert x.weight is not None
         self._meeting.line_up()
-        backend = find(self._case.impl).ranks_backend
+        backend = implementation_of(self._case).ranks_backend
         out = conv_attention(
             x.q, x.k, x.v, x.weight, **self._case.operation.options, backend=backend, group=self._meeting.data
         )

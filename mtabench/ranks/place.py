@@ -64,7 +64,9 @@ def _options_over_ranks(options: Options, ranks: int, asked: ClusterOptions) -> 
 
 def _check_cases(cases: Iterable[Case], ranks: int) -> None:
     for case in cases:
-        if not registry.find(case.impl).ranks_backend:
+        if case.op == "mta":
+            raise UsageError("--ranks shares sequences of conv attention alone; leave out --op mta and --layer")
+        if not registry.implementation_of(case).ranks_backend:
             able = [entry.name for entry in registry.IMPLEMENTATIONS if entry.ranks_backend]
             raise UsageError(
                 f"{case.impl} cannot share a sequence over ranks; with --ranks give --impl {' or '.join(able)}"

@@ -23,7 +23,7 @@ from mtabench.processes import EXIT_S
 from mtabench.ranks.meeting import Meeting, check_devices, meet
 from mtabench.ranks.part import NotLoadedError, Part, link_gbytes_s, load_part
 from mtabench.ranks.place import torchrun_rank
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 from mtabench.results.results_file import key_of
 from mtabench.results.rows import Row, cell_row, sample_lines, timed_row
 from mtabench.results.writer import Writer
@@ -104,7 +104,7 @@ def _measured(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> tuple[
         part, inputs = load_part(meeting, case, seed)
     except NotLoadedError as error:
         return cell_row(case, sweep.facts, error.status, error.reason), []
-    build = find(case.impl).build
+    build = implementation_of(case).build
     sweep.watcher.doing(f"{words(case)}: float64 reference")
     try:
         with sweep.spent.on(VERIFYING):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from mtabench.problem.operations import STEPS
 from mtabench.report.data import Report, Row
 from mtabench.results.columns import AXES as CELL_AXES
 from mtabench.results.columns import TABLE, detail_place
@@ -27,7 +28,8 @@ class Column:
 
 
 LABELS = {column.name: column.heading for column in TABLE if column.heading and column.role == "cell"}
-KINDS = dict.fromkeys(("pass", "device", "dtype", "conv", "causal", "splits"), "text")
+LABELS["post_conv"] = "post conv"
+KINDS = dict.fromkeys(("pass", "device", "dtype", *STEPS, "causal", "splits"), "text")
 IMPLEMENTATION = Column("impl", "implementation", kind="text")
 REPORTED = {one.reported.name or one.name: one.reported for one in TABLE if one.reported}
 MEASURED = tuple(Column(name, one.label, one.unit, digits=one.digits) for name, one in REPORTED.items())

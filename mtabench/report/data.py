@@ -18,20 +18,20 @@ from typing import Any
 from mtabench.errors import UsageError
 from mtabench.measuring.settled import settled
 from mtabench.pages.text import MOST_CHARACTERS, shown_number, shown_text
+from mtabench.problem.operations import PLAIN, STEPS, taps_text
 from mtabench.results.results_file import COLUMNS, NUMERIC_COLUMNS, read_results, samples_path
 from mtabench.results.runs import Rounds, read_run
 from mtabench.results.shown import percent
 
 # What a chart of time against sequence length holds fixed.
-PANEL_AXES = ("pass", "device", "dtype", "batch", "heads", "kv_heads", "head_dim", "conv", "causal")
-SHAPE_AXES = (*(axis for axis in PANEL_AXES if axis != "conv"), "seq")
-PLAIN = "attention"
+PANEL_AXES = ("pass", "device", "dtype", "batch", "heads", "kv_heads", "head_dim", *STEPS, "causal")
+SHAPE_AXES = (*(axis for axis in PANEL_AXES if axis not in STEPS), "seq")
 MOST_PANELS = 100  # rows beyond them are in no chart
 
 COMMAND = re.compile(
     r"mtabench (fwd|bwd|decode)"
-    r"( --(impl|seq|head-dim|batch|heads|kv-heads|dtype|device|conv|splits|timer|cache|rounds|time-limit"
-    r"|cell-timeout|seed|ranks) [A-Za-z0-9][A-Za-z0-9_.-]*"
+    r"( --(impl|seq|head-dim|batch|heads|kv-heads|dtype|device|op|mix|conv|post-conv|splits|timer|cache|rounds"
+    r"|time-limit|cell-timeout|seed|ranks) [A-Za-z0-9][A-Za-z0-9_.+-]*"
     r"| --(causal|no-causal|isolate))*"
 )
 
@@ -56,10 +56,10 @@ class Report:
     """A results file as it is shown.
 
     `rows` have the columns of the file as numbers, None, or printable texts of bounded length, and besides: `conv`
-    (such as "6x11"), `label` (the cell in the words that tell it from the others here), `settled` (whether its time
-    did, None without one), `command` (what measures it again, or ""), `panels` (numbers of the panels it belongs to)
-    and `charted` (False for the splits that are not drawn). `spreads` has an entry a row, None without samples;
-    `no_samples` says why if none has.
+    and `post_conv` (such as "6x11"), `label` (the cell in the words that tell it from the others here), `settled`
+    (whether its time did, None without one), `command` (what measures it again, or ""), `panels` (numbers of the
+    panels it belongs to) and `charted` (False for the splits that are not drawn). `spreads` has an entry a row, None
+    without samples; `no_samples` says why if none has.
     """
 
     name: str
@@ -124,7 +124,7 @@ def _shown_row(record: Mapping[str, Any]) -> Row:
         name: shown_number(record[name]) if name in NUMERIC_COLUMNS else shown_text(record[name]) for name in COLUMNS
     }
     row["causal"] = "yes" if record["causal"] else "no"
-    row["conv"] = f"{row['conv_q']}x{row['conv_k']}" if row["conv_q"] and row["conv_k"] else ""
+    row |= {name: taps_text(row[f"{name}_q"], row[f"{name}_k"]) for name in ("conv", "post_conv")}
     known = len(record["repro"]) <= MOST_CHARACTERS and COMMAND.fullmatch(record["repro"])
     row["command"] = record["repro"] if known else ""
     row["settled"] = settled(row)
@@ -137,7 +137,8 @@ def _varying(rows: Sequence[Row], axes: Iterable[str]) -> list[str]:
     followed = {"batch": ("pass", "seq"), "kv_heads": ("heads",)}
 
     def distinct(*names: str) -> int:
-        return len({tuple(row[name] for name in names) for row in rows if not (names == ("conv",) and is_plain(row))})
+        of_step = len(names) == 1 and names[0] in STEPS  # which plain attention does not have
+        return len({tuple(row[name] for name in names) for row in rows if not (of_step and is_plain(row))})
 
     found = [axis for axis in axes if distinct(axis) > 1]
     return [
@@ -148,9 +149,9 @@ def _varying(rows: Sequence[Row], axes: Iterable[str]) -> list[str]:
 def _sort_into_panels(rows: Sequence[Row]) -> list[str]:
     """Give every row the numbers of its panels, and return their titles. Plain attention is in all that it fits."""
     varying = _varying(rows, PANEL_AXES)
-    axes = [axis for axis in PANEL_AXES if axis in varying or axis in ("head_dim", "conv")]
-    without_conv = [axis for axis in axes if axis != "conv"]
-    key_of, shape_of = itemgetter(*axes), itemgetter(*without_conv)
+    axes = [axis for axis in PANEL_AXES if axis in varying or axis in ("head_dim", *STEPS)]
+    without_steps = [axis for axis in axes if axis not in STEPS]
+    key_of, shape_of = itemgetter(*axes), itemgetter(*without_steps)
     conv_shapes = {shape_of(row) for row in rows if not is_plain(row)}
     own = {key_of(row): shape_of(row) for row in rows if not (is_plain(row) and shape_of(row) in conv_shapes)}
     numbers = {key: number for number, key in enumerate(sorted(own)[:MOST_PANELS])}
@@ -171,7 +172,7 @@ def _choose_charted(rows: Sequence[Row]) -> None:
     places: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
         row["charted"] = False
-        places[row["impl"], row["op"], row["conv"], shape_key(row)].append(row)
+        places[row["impl"], row["op"], *(row[step] for step in STEPS), shape_key(row)].append(row)
     for there in places.values():
         usual = [row for row in there if row["splits"] in ("", "auto")]
         timed = [row for row in there if is_timed(row)]

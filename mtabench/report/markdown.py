@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from mtabench.console import significant
-from mtabench.escaping import in_markdown
+from mtabench.escaping import in_markdown, markdown_table
 from mtabench.measuring.settled import UNSETTLED
 from mtabench.report.columns import Column, cell_columns, environment, measured, spread_columns
 from mtabench.report.data import Report, Row, Spread, is_plain, is_timed
@@ -51,7 +51,7 @@ def _panels(report: Report, rows: Sequence[Row]) -> Iterator[str]:
         yield from (f"**{in_markdown(panel)}**: median in ms{over}", "")
         header = ["seq", *(in_markdown(name) + (" (plain)" if name in plain else "") for name in names)]
         table = [[f"{seq:,}", *(_time(found.get((seq, name))) for name in names)] for seq in lengths]
-        yield from _table(header, table, "r" * len(header))
+        yield from (*markdown_table(header, table, [True] * len(header)), "")
 
 
 def _time(row: Row | None) -> str:
@@ -70,7 +70,7 @@ def _cells(report: Report, rows: Sequence[Row]) -> Iterator[str]:
         [_mark(row) * (column.name == "median_ms") + _field(row | measured(row), column) for column in columns]
         for row in rows
     ]
-    yield from _folded(plural(len(rows), "cell"), _table(map(_header, columns), table, _sides(columns)))
+    yield from _folded(plural(len(rows), "cell"), [*markdown_table(map(_header, columns), table, _right(columns)), ""])
 
 
 def _mark(row: Row) -> str:
@@ -105,7 +105,9 @@ def _spreads(report: Report, rows: Sequence[Row]) -> Iterator[str]:
             drawn = [f"`{_bars(spread)}`", _medians(spread.medians)]
             table.append([*(_field(values, column) for column in columns), *drawn])
     header = [*map(_header, columns), "histogram", "medians of the rounds, ms"]
-    yield from _folded(plural(len(table), "cell"), _table(header, table, _sides(columns) + "ll"))
+    yield from _folded(
+        plural(len(table), "cell"), [*markdown_table(header, table, [*_right(columns), False, False]), ""]
+    )
 
 
 def _bars(spread: Spread) -> str:
@@ -147,12 +149,6 @@ def _folded(head: str, lines: Iterable[str]) -> list[str]:
     return ["<details>", f"<summary>{head}</summary>", "", *lines, "</details>", ""]
 
 
-def _table(header: Iterable[str], rows: Iterable[Sequence[str]], sides: str) -> list[str]:
-    """A table of texts that are safe already; `sides` has l or r for each column."""
-    marks = ["---:" if side == "r" else "---" for side in sides]
-    return [f"| {' | '.join(row)} |" for row in (list(header), marks, *rows)] + [""]
-
-
 def _header(column: Column) -> str:
     return f"{column.label} {column.unit}".strip()
 
@@ -166,5 +162,5 @@ def _field(row: Row, column: Column) -> str:
     return f"{value:,}" if isinstance(value, int) else significant(value, column.digits, zeros=True)
 
 
-def _sides(columns: Iterable[Column]) -> str:
-    return "".join("l" if column.kind == "text" else "r" for column in columns)
+def _right(columns: Iterable[Column]) -> list[bool]:
+    return [column.kind != "text" for column in columns]

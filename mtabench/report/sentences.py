@@ -9,6 +9,7 @@ from typing import Any
 from mtabench.console import significant
 from mtabench.measuring.settled import UNSETTLED, meaning, unsettled
 from mtabench.measuring.statistics import geometric_mean
+from mtabench.problem.operations import STEPS
 from mtabench.report.data import Report, Row, is_plain, is_timed, shape_key
 
 PASSES = {"fwd": "forward pass", "bwd": "backward pass", "decode": "decode step"}
@@ -48,7 +49,9 @@ def _measured(rows: Sequence[Row]) -> str:
         f"{plural(len(names), 'implementation')}",
         f"sequences of {span} tokens",
         _values(rows, "head_dim", "head dim "),
+        _values(rows, "mix", "mix "),
         _values(rows, "conv", "convolution "),
+        _values(rows, "post_conv", "convolution after the softmax "),
         _values(rows, "dtype", ""),
     ]
     have = "all with a time" if timed == len(rows) else f"{timed:,} with a time" if timed else "none with a time"
@@ -64,18 +67,19 @@ def _compared(rows: Sequence[Row], quote: Quote) -> Iterator[str]:
     """Who is fastest, speedups over the baseline, and how plain attention compares."""
     charted = [row for row in rows if row["charted"] and is_timed(row)]
     conv = [row for row in charted if not is_plain(row)]
-    fastest = _best(conv, ("conv",))
+    fastest = _best(conv, STEPS)
+    name = "multi-token attention" if any(row["op"] == "mta" for row in conv) else "conv attention"
     rivals = {row["impl"] for row in conv}
     if len(rivals) > 1:
         wins = Counter(row["impl"] for row in fastest.values()).most_common()
-        told = _listed(f"{quote(name)} at {count} of {plural(len(fastest), 'shape')}" for name, count in wins)
-        yield f"Fastest conv attention: {told}."
+        told = _listed(f"{quote(impl)} at {count} of {plural(len(fastest), 'shape')}" for impl, count in wins)
+        yield f"Fastest {name}: {told}."
     yield from _speedups(conv, quote)
     plain = _best([row for row in charted if is_plain(row)], ())
     pairs = [(row, plain[shape_key(row)]) for row in fastest.values() if shape_key(row) in plain]
     if pairs:
         speeds = [other["median_ms"] / row["median_ms"] for row, other in pairs]
-        yield f"The fastest conv attention {_compared_with(speeds, 'the fastest plain attention there')}."
+        yield f"The fastest {name} {_compared_with(speeds, 'the fastest plain attention there')}."
 
 
 def _speedups(rows: Sequence[Row], quote: Quote) -> Iterator[str]:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from mtabench.problem.case import DTYPES, OPS, PASSES
+from mtabench.problem.case import DTYPES, PASSES
+from mtabench.problem.operations import OPERATION_COLUMNS, OPS, STEPS
 from mtabench.problem.work import bytes_moved, executed_flops, only_reads, tokens, useful_flops
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 from mtabench.results import fields, shown
 from mtabench.results.fields import COUNT, FLAG, NUMBER, TEXT, TIME_MS, Field
 from mtabench.results.shown import Reported, Shown, number
@@ -58,9 +59,9 @@ class Column:
     detail: int | None = None
 
 
-def _cell(name: str, sentence: str, field: Field = TEXT, heading: str = "") -> Column:
+def _cell(name: str, sentence: str, field: Field = TEXT, heading: str = "", since: int = 0) -> Column:
     """A column of what identifies a cell."""
-    return Column(name, sentence, field, role="cell", heading=heading)
+    return Column(name, sentence, field, role="cell", heading=heading, since=since)
 
 
 def _environment(name: str, sentence: str, field: Field = TEXT, heading: str = "") -> Column:
@@ -82,7 +83,7 @@ def _summary(name: str, sentence: str, **more: Any) -> Column:
 
 def _splits_used(cell: Cell) -> object:
     ran = cell.case.splits is not None and cell.status in ("ok", "invalid", "wrong")
-    splits_used = find(cell.case.impl).splits_used
+    splits_used = implementation_of(cell.case).splits_used
     return splits_used(cell.case) if ran and splits_used else None
 
 
@@ -97,17 +98,23 @@ TABLE: tuple[Column, ...] = (
     ),
     _cell("pass", "`fwd`, `bwd` or `decode`", Field(fields.one_of(*PASSES))),
     _cell("impl", "the [implementation](implementations.md)"),
-    _cell("op", "`conv-attention` or `attention`", Field(fields.one_of(*OPS))),
+    _cell("op", "`conv-attention`, `attention`, or `mta`, the whole multi-token attention", Field(fields.one_of(*OPS))),
     _cell("dtype", "type of the inputs", Field(fields.one_of(*DTYPES))),
     _cell("batch", "sequences", _SIZE),
     _cell("heads", "query heads", _SIZE),
     _cell("kv_heads", "key-value heads", _SIZE, heading="KV heads"),
     _cell("seq", "tokens of a sequence; of decode, the keys", _SIZE),
     _cell("head_dim", "elements of a query or key", _SIZE, heading="head dim"),
-    _cell("conv_q", "query taps of the convolution", COUNT),
-    _cell("conv_k", "key taps of the convolution", COUNT),
+    _cell("conv_q", "query taps of the convolution before the softmax", COUNT),
+    _cell("conv_k", "key taps of the convolution before the softmax", COUNT),
     _cell("causal", "whether a query sees no later key", Field(fields.flag, parquet="")),
     _cell("splits", "of decode, the number of splits asked for, or `auto`", Field(fields.optional(fields.splits))),
+    _cell(
+        "mix", "heads mixed before and after the softmax: `heads` (all), or so many a group; else `BEFORE+AFTER`",
+        Field(fields.optional(fields.mix)), since=5,
+    ),
+    _cell("post_conv_q", "query taps of the convolution after the softmax", COUNT, since=5),
+    _cell("post_conv_k", "key taps of the convolution after the softmax", COUNT, since=5),
     Column(
         "splits_used", "splits that a decode kernel took; where `splits` is `auto`, what it chose",
         Field(fields.optional(fields.count), parquet="Int64"), value=_splits_used, detail=1,
@@ -152,7 +159,8 @@ TABLE: tuple[Column, ...] = (
     ),
     _measured(
         "executed_tflops", "rate of the work that the implementation does", NUMBER, "TFLOP/s",
-        lambda of: executed_flops(of.case, find(of.case.impl).work) / of.seconds / 1e12, merged="per time", detail=1,
+        lambda of: executed_flops(of.case, implementation_of(of.case).work) / of.seconds / 1e12, merged="per time",
+        detail=1,
     ),
     _measured(
         "gbytes_s", "rate of inputs and outputs, each moved once", NUMBER, "GB/s",
@@ -231,12 +239,13 @@ TABLE: tuple[Column, ...] = (
     _environment("git_dirty", "whether the code had changes that the revision lacks", FLAG),
     Column("repro", "a command line that measures this one cell, in the same way", value=attrgetter("repro"), detail=0),
 )  # fmt: skip
-# What a cell is of, as people name it: the convolution is one axis.
+# What a cell is of, as people name it: a convolution is one axis.
 AXES = tuple(
     dict.fromkeys(
-        "conv" if column.name in ("conv_q", "conv_k") else column.name
+        axis
         for column in TABLE
         if column.role == "cell" and column.name not in ("impl", "op")
+        for axis in (STEPS if column.name in OPERATION_COLUMNS else (column.name,))
     )
 )
 

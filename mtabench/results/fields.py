@@ -11,6 +11,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Literal, NamedTuple
 
+from mtabench.errors import UsageError
+from mtabench.problem.operations import group_sizes
+
 Check = Callable[[str], str]
 
 LEAST, MOST = 1e-100, 1e100
@@ -58,6 +61,15 @@ def splits(text: str) -> str:
         return count(text)
     except ValueError as error:
         raise ValueError(f"auto, or {error}") from None
+
+
+def mix(text: str) -> str:
+    """Mixings of heads, as `--mix` takes them."""
+    try:
+        group_sizes(text)
+    except UsageError:
+        raise ValueError("heads, a number of heads a group, none, or two of these such as heads+4") from None
+    return text.lower()
 
 
 def time_utc(text: str) -> str:

@@ -70,7 +70,7 @@ def _tiles(rows: Sequence[Row]) -> Table:
     """Parts of the tile of each implementation, anew where they change with the length."""
     tiled = [(name, [row for row in line if row.tile]) for name, line in _lines(rows)]
     longest = max(row.case.seq for _, line in tiled for row in line)
-    table = plain_table("", (*PARTS, "all", f"at {short(longest)}"))
+    table = plain_table(("", *PARTS, "all", f"at {short(longest)}"))
     for name, line in tiled:
         scores = next((row.of_head for row in line if row.case.seq == longest), 0.0)
         for before, row in zip([None, *line], line, strict=False):
@@ -144,10 +144,14 @@ def _values(row: Row) -> list[Any]:
 
 def _lines(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     """The rows of each implementation, by length; convolutions and dtypes apart, and named where there are several."""
-    convs, dtypes = ({getattr(row.case, name) for row in rows} - {""} for name in ("taps", "dtype"))
+    steps, dtypes = ({getattr(row.case, name) for row in rows} - {""} for name in ("steps", "dtype"))
 
     def label(case: Case) -> str:
-        words = [case.label, case.taps if len(convs) > 1 else "", case.dtype if len(dtypes) > 1 else ""]
+        words = [
+            case.label,
+            case.steps.removeprefix("conv ") if len(steps) > 1 else "",
+            case.dtype if len(dtypes) > 1 else "",
+        ]
         return " ".join(filter(None, words))
 
     lines: dict[str, list[Row]] = {label(row.case): [] for row in rows}
@@ -157,7 +161,7 @@ def _lines(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def _by_length(rows: Sequence[Row], *more: str) -> Table:
-    return plain_table("", (*(short(seq) for seq in sorted({row.case.seq for row in rows})), *more))
+    return plain_table(("", *(short(seq) for seq in sorted({row.case.seq for row in rows})), *more))
 
 
 def _filled(rows: Sequence[Row], cell: Callable[[Row], str]) -> Table:

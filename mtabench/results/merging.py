@@ -14,7 +14,7 @@ from typing import Any
 
 from mtabench.measuring.statistics import Summary, geometric_mean, summarize
 from mtabench.results.columns import TABLE, Merged
-from mtabench.results.results_file import Key, key_of_row, read_file, samples_path
+from mtabench.results.results_file import Key, cell_of, key_of_row, read_file, samples_path
 from mtabench.results.runs import Run, read_run, sample_names, sample_records
 from mtabench.results.writer import Writer
 
@@ -56,7 +56,7 @@ def merge(pairs: Sequence[tuple[Path, Path]], base: Path, head: Path) -> list[st
             if row is not None:
                 rows[key] = row
         if len(kept) < len(measured) and any(rows[key]["status"] == "ok" for rows in merged if key in rows):
-            name = next(process.run.cells["/".join(key)].name for process in measured[0] if key in process.rows)
+            name = next(process.run.cells[cell_of(key)].name for process in measured[0] if key in process.rows)
             notes.append(f"{name}: invalid in {len(measured) - len(kept)} of {len(measured)} pairs, which are left out")
     for path, side, rows in zip((base, head), sides, merged, strict=True):
         for old in (path, samples_path(path)):
@@ -99,7 +99,7 @@ def _in_some(status: str, rows: Sequence[Row]) -> Row:
 def _summed(processes: Sequence[_Process], key: Key) -> Row:
     """One row for a cell with a time in several processes; its interval is by bootstrap over whole processes."""
     rows = [process.rows[key] for process in processes]
-    cells = [process.run.cells["/".join(key)] for process in processes]
+    cells = [process.run.cells[cell_of(key)] for process in processes]
     summary = summarize([[ms for samples in cell.rounds for ms in samples] for cell in cells])
     found = dict(rows[0])
     for column in TABLE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -25,6 +25,33 @@ def check_output(path: Path, inputs: Iterable[Path], overwrite: bool, option: st
     FileLock(path).check()
     if not overwrite:
         raise UsageError(f"{path} already exists; give --overwrite to replace it, or another {option}")
+
+
+def check_reports(reports: Mapping[str, Path], inputs: Iterable[Path], what: str) -> None:
+    """Raise UsageError for a report, by its option, that would overwrite an input or another one, or cannot be written.
+
+    `what` says what the inputs are; any other file may be replaced.
+    """
+    taken = {path.resolve() for path in inputs}
+    for option, path in reports.items():
+        if path.is_dir():
+            raise UsageError(f"{option} {path} is a folder; give the name of a file")
+        if path.resolve() in taken:
+            raise UsageError(f"{option} {path} would overwrite {what} or another report; give another name")
+        taken.add(path.resolve())
+        check_folder(path, option)
+        if path.exists() and not os.access(path, os.W_OK):
+            raise UsageError(f"cannot write {path}: it is not writable; give another {option}")
+
+
+def write_report(path: Path, text: str, mode: str = "w") -> None:
+    """Write a text, in a folder that is made; raises UsageError if that fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; give another name") from error
 
 
 @contextmanager

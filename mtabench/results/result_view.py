@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtabench.problem.axes import short
+from mtabench.problem.operations import PLAIN, STEPS
 from mtabench.results.columns import AXES, STATUSES, TABLE
 from mtabench.results.shown import clocks, clocks_differ, cut
 from mtabench.results.where import value_of
@@ -16,7 +17,7 @@ Row = Mapping[str, str]
 
 DEVICE = tuple(column.name for column in TABLE if column.role == "environment" and column.name != "git_dirty")
 SETTING = (*(axis for axis in AXES if axis != "seq"), "cache", "timer")
-NAMES = {column.name: column.heading for column in TABLE if column.heading}
+NAMES = {column.name: column.heading for column in TABLE if column.heading} | {"post_conv": "post conv"}
 WORDS = {"device": "{}", "dtype": "{}", "heads": "{} heads", "kv_heads": "{} KV heads", "cache": "{} cache"}
 
 
@@ -92,7 +93,7 @@ def _column(rows: Sequence[Row], name: str, text: Callable[[Row], str], **more: 
 
 
 def _problem_column(rows: Sequence[Row], name: str) -> Column:
-    right = name in ("batch", "heads", "kv_heads", "head_dim", "conv", "splits")
+    right = name in ("batch", "heads", "kv_heads", "head_dim", "splits", *STEPS)
     rank = 2 if name in DEVICE[1:] else 0
     return _column(rows, NAMES.get(name, name), lambda row: _shown(row, name), rank=rank, right=right, problem=True)
 
@@ -109,7 +110,11 @@ def _shown(row: Row, name: str) -> str:
 
 def _shared(rows: Sequence[Row], name: str) -> str | None:
     """The one value that stands in a column, where anything does: a failed row has no timer. None for several."""
-    values = {_shown(row, name) if name == "splits" else value_of(row, name) for row in rows} - {""}
+    values = {_shown(row, name) if name == "splits" else value_of(row, name) for row in rows}
+    if name not in STEPS:
+        values.discard("")
+    elif any(row["op"] != PLAIN for row in rows):  # which has no steps, and is told by its implementation
+        values = {value_of(row, name) for row in rows if row["op"] != PLAIN}
     if name == "kv_heads" and all(row["kv_heads"] == row["heads"] for row in rows):
         return ""
     if name == "git_sha" and len({row["git_dirty"] for row in rows if row["git_sha"]}) > 1:

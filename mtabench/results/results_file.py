@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLUMNS = tuple(column.name for column in TABLE)
-# What identifies a cell within a file; joined with "/" it is the column `cell` of the samples file.
+# What identifies a cell within a file; `cell_of` makes the column `cell` of the samples file of it.
 KEY_COLUMNS = tuple(column.name for column in TABLE if column.role == "cell")
 MEASURED_COLUMNS = tuple(column.name for column in TABLE if column.role == "measured")
 NUMERIC_COLUMNS = tuple(column.name for column in TABLE if column.field.numeric)
+_FIRST_KEYS = sum(column.role == "cell" and not column.since for column in TABLE)
 LATER_COLUMNS = tuple(column.name for column in TABLE if column.since)  # older files do not have these
 SAMPLE_COLUMNS = ("run_id", "cell", "round", "sample", "ms")
 MOST_BYTES, MOST_ROWS = 64 << 20, 100_000  # a row takes about 450 bytes; all of them are held in memory
@@ -75,16 +76,27 @@ def key_of_row(row: Mapping[str, str]) -> Key:
     return tuple(row[name] for name in KEY_COLUMNS)
 
 
+def cell_of(key: Key) -> str:
+    """A key as one text, joined with "/"; columns that older files lack are left out where all of them are empty."""
+    return "/".join(key if any(key[_FIRST_KEYS:]) else key[:_FIRST_KEYS])
+
+
+def key_of_cell(cell: str) -> Key:
+    """The key that `cell_of` made this text of."""
+    key = tuple(cell.split("/"))
+    return key + ("",) * (len(KEY_COLUMNS) - len(key))
+
+
 def samples_path(path: Path) -> Path:
     """Where the raw samples of `path` go: NAME.samples.csv beside NAME.csv."""
     return path.parent / f"{path.stem if path.suffix == '.csv' else path.name}.samples.csv"
 
 
-def read_file(path: Path | str) -> ResultsFile:
+def read_file(path: Path | str, with_rows: bool = False) -> ResultsFile:
     """The rows of a results file, maybe none, as texts that the columns' checks let pass.
 
     Raises UsageError for a file that is missing, too large, of another schema_version, without a column of it, or
-    with anything in a field that does not belong there.
+    with anything in a field that does not belong there; `with_rows` also for one without rows.
     """
     path = Path(path)
     file = read_csv(path, MOST_BYTES, MOST_ROWS)
@@ -104,6 +116,8 @@ def read_file(path: Path | str) -> ResultsFile:
     for column in TABLE:
         if column.field.check:
             columns[column.name] = _checked(path, column.name, columns[column.name], column.field.check)
+    if with_rows and not columns["schema_version"]:
+        raise UsageError(f"{path} has no rows")
     _fill_splits(columns)
     return ResultsFile(path, columns, file.torn)
 
@@ -124,10 +138,7 @@ def read_results(path: Path | str) -> pd.DataFrame:
 
     Raises UsageError where `read_file` does, and for a file without rows.
     """
-    file = read_file(path)
-    if not file.columns["schema_version"]:
-        raise UsageError(f"{path} has no rows")
-    return frame(file.columns)
+    return frame(read_file(path, with_rows=True).columns)
 
 
 def frame(columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:

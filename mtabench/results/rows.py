@@ -9,7 +9,7 @@ from mtabench.measuring.statistics import summarize
 from mtabench.problem.case import Case
 from mtabench.results.columns import TABLE
 from mtabench.results.facts import Cell, RunFacts, Timed
-from mtabench.results.results_file import KEY_COLUMNS, key_of
+from mtabench.results.results_file import KEY_COLUMNS, cell_of, key_of
 
 if TYPE_CHECKING:
     from mtabench.measuring.ceilings import Ceilings
@@ -59,7 +59,7 @@ def add_speedups(rows: Mapping[Case, Row], is_baseline: Callable[[Case], bool]) 
 
 def sample_lines(case: Case, facts: RunFacts, rounds: Iterable[Iterable[float]]) -> Iterator[tuple[object, ...]]:
     """The lines of the samples file: run, cell, round, sample, milliseconds; counted from 1."""
-    cell = "/".join(key_of(case))
+    cell = cell_of(key_of(case))
     for number, samples in enumerate(rounds, start=1):
         for sample, milliseconds in enumerate(samples, start=1):
             yield facts.run_id, cell, number, sample, milliseconds

@@ -12,9 +12,10 @@ from typing import Any
 
 from mtabench.errors import UsageError
 from mtabench.escaping import quoted
+from mtabench.problem.operations import step_words, taps_text
 from mtabench.results import fields
 from mtabench.results.csv_reading import read_csv
-from mtabench.results.results_file import SAMPLE_COLUMNS, frame, key_of_row, read_file, samples_path
+from mtabench.results.results_file import SAMPLE_COLUMNS, cell_of, frame, key_of_row, read_file, samples_path
 
 # A line takes about 80 bytes: room for 1000 cells with 200 rounds of 10 samples each.
 MOST_BYTES, MOST_SAMPLES = 160 << 20, 2_000_000
@@ -67,15 +68,12 @@ def read_run(path: Path) -> Run:
     Raises UsageError, in one sentence, where anything is missing, cut off, given twice or at odds with the rest: a
     comparison of half a file would pass in silence.
     """
-    file = read_file(path)
-    texts = file.rows()
-    if not texts:
-        raise UsageError(f"{path} has no rows")
+    file = read_file(path, with_rows=True)
     if file.torn:
         raise UsageError(f"{path} ends in the middle of a row; measure its last cells again with --resume")
     rows: dict[str, Mapping[str, Any]] = {}
-    for text, record in zip(texts, frame(file.columns).to_dict("records"), strict=True):
-        key = "/".join(key_of_row(text))
+    for text, record in zip(file.rows(), frame(file.columns).to_dict("records"), strict=True):
+        key = cell_of(key_of_row(text))
         if key in rows and rows[key]["device"] != text["device"]:
             raise UsageError(
                 f"{path} has the cell {key} of several devices; take one of them: mtabench results select {path} "
@@ -98,12 +96,16 @@ def name_of(row: Mapping[str, Any]) -> str:
     """A cell in words, the same in every report."""
     heads, kv_heads = int(row["heads"]), int(row["kv_heads"])
     grouped = f" (KV {kv_heads})" if kv_heads != heads else ""
-    taps = "" if math.isnan(row["conv_q"]) else f" conv {int(row['conv_q'])}x{int(row['conv_k'])}"
+    taps = (
+        "" if math.isnan(row[f"{name}_q"]) else taps_text(int(row[f"{name}_q"]), int(row[f"{name}_k"]))
+        for name in ("conv", "post_conv")
+    )
+    steps = step_words(row["mix"], *taps).replace(",", "")
     causal = "" if row["causal"] else " not causal"
     splits = f" splits {row['splits']}" if row["splits"] else ""
     return (
         f"{row['pass']} {row['impl']}{splits} {row['dtype']} batch {int(row['batch'])} heads {heads}{grouped} "
-        f"seq {int(row['seq'])} head dim {int(row['head_dim'])}{taps}{causal}"
+        f"seq {int(row['seq'])} head dim {int(row['head_dim'])}{f' {steps}' if steps else ''}{causal}"
     )
 
 
@@ -118,7 +120,7 @@ def sample_names(rows: Iterable[Mapping[str, str]]) -> set[tuple[str, str]]:
         (run_id, name)
         for row in rows
         for run_id in process_ids(row["run_id"])
-        for name in cell_names("/".join(key_of_row(row)))
+        for name in cell_names(cell_of(key_of_row(row)))
     }
 
 

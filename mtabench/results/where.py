@@ -11,6 +11,7 @@ from functools import partial
 
 from mtabench.errors import UsageError
 from mtabench.problem.axes import parse_convs, parse_ints, short
+from mtabench.problem.operations import NONE, OPERATION_COLUMNS, STEPS, taps_text
 from mtabench.results.columns import TABLE
 from mtabench.results.results_file import COLUMNS, MEASURED_COLUMNS, NUMERIC_COLUMNS
 
@@ -18,8 +19,8 @@ Row = Mapping[str, str]
 
 # A filter is about what was measured, where and how: not about what came out.
 FILTERS = (
-    "conv",
-    *(name for name in COLUMNS if name not in (*MEASURED_COLUMNS, "conv_q", "conv_k", "schema_version", "repro")),
+    *STEPS,
+    *(name for name in COLUMNS if name not in (*MEASURED_COLUMNS, *OPERATION_COLUMNS, "schema_version", "repro")),
     *(name for name in MEASURED_COLUMNS if name not in NUMERIC_COLUMNS),
 )
 COUNTS = tuple(column.name for column in TABLE if column.field.parquet == "Int64" and column.name in FILTERS)
@@ -91,9 +92,9 @@ def sort_key(text: str) -> Callable[[Sequence[dict[str, str]]], list[dict[str, s
 
 
 def value_of(row: Row, column: str) -> str:
-    """What stands in a column, `conv` included: query taps x key taps, or nothing for plain attention."""
-    if column == "conv":
-        return f"{row['conv_q']}x{row['conv_k']}" if row["conv_q"] else ""
+    """What stands in a column, or of a convolution query taps x key taps; nothing where there is no such step."""
+    if column in ("conv", "post_conv"):
+        return taps_text(row[f"{column}_q"], row[f"{column}_k"])
     return row[column]
 
 
@@ -123,8 +124,10 @@ def _condition(name: str, excluded: bool, values: Sequence[str]) -> Condition:
 
 def _patterns(column: str, value: str) -> list[str]:
     what = f"--where {column}"
-    if column == "conv" and value:
-        return [f"{q}x{k}" for q, k in parse_convs(value)]
+    if column in STEPS and value.lower() == NONE:
+        return [""]
+    if column in ("conv", "post_conv") and value:
+        return [taps_text(*taps) for taps in parse_convs(value)]
     if column in COUNTS or (column == "splits" and value[:1].isdigit()):
         return [str(number) for number in parse_ints(value, what)] if value else [""]
     return [value.replace("[", "[[]").replace("?", "[?]")]

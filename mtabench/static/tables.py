@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Literal
 
 from rich.table import Table
 from rich.text import Text
 
+from mtabench.console import plain_table
 from mtabench.static.limits import Limits
 from mtabench.static.occupancy import REGISTERS, SHARED, TENSOR
 from mtabench.static.records import DOES_NOT_FIT, FAILED, SKIPPED, Kernel
@@ -56,7 +56,7 @@ def summary(kernels: Sequence[Kernel]) -> str:
 
 
 def _resources(rows: Sequence[Kernel]) -> Table:
-    table = _table(RESOURCES)
+    table = plain_table(RESOURCES, left=LEFT, folded=FOLDED)
     for row in rows:
         if row.registers is None:
             table.add_row(
@@ -95,7 +95,7 @@ def _limits(row: Kernel) -> str:
 
 
 def _mixes(rows: Sequence[Kernel]) -> Table:
-    table = _table(MIX)
+    table = plain_table(MIX, left=LEFT, folded=FOLDED)
     for row in rows:
         mix = row.mix
         assert mix is not None
@@ -119,11 +119,3 @@ def _widths(mix: Mix, name: str, bits: Sequence[int]) -> list[str]:
 
 def _words(widths: list[str], **others: int) -> str:
     return " ".join([*widths, *(f"{name}:{count}" for name, count in others.items() if count)])
-
-
-def _table(columns: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        justify: Literal["left", "right"] = "left" if name in LEFT else "right"
-        table.add_column(name, justify=justify, no_wrap=name not in FOLDED, overflow="fold")
-    return table

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from mtabench.errors import UsageError
-from mtabench.model.devices import Device, find_device, rates_of
+from mtabench.model.devices import Device, known_device, rates_of
 from mtabench.prediction.predict import predict, unmodelled
 from mtabench.problem.case import Case
 from mtabench.problem.work import executed_flops
-from mtabench.registry import find
+from mtabench.registry import implementation_of
+
+if TYPE_CHECKING:
+    from mtabench.measuring.timing import Settings
+
+if TYPE_CHECKING:
+    from mtabench.measuring.timing import Settings
 
 WARM_UP_S = 1.0
 PROCESS_S = 6.0
@@ -38,12 +44,7 @@ RATES = {
 
 
 def estimate_seconds(
-    cases: Iterable[Case],
-    time_limit_s: float,
-    most_samples: int,
-    min_rounds: int,
-    isolated: bool = False,
-    gpu_name: str | None = None,
+    cases: Iterable[Case], settings: Settings, isolated: bool = False, gpu_name: str | None = None
 ) -> float:
     """Seconds that measuring these cells may take, each being checked, warmed up and sampled in rounds.
 
@@ -53,17 +54,18 @@ def estimate_seconds(
     total = 0.0
     problems: set[tuple] = set()
     compiled: set[tuple] = set()
-    gpu = this_gpu() if gpu_name is None else _known_gpu(gpu_name)
+    gpu = this_gpu() if gpu_name is None else known_device(gpu_name)
     for case in cases:
         rates = RATES[case.device]
         call_s = call_seconds(case, gpu)
-        if find(case.impl).compiles and (case.impl, case.problem_key) not in compiled:
+        if implementation_of(case).compiles and (case.impl, case.problem_key) not in compiled:
             compiled.add((case.impl, case.problem_key))
             total += rates.compile_s
-        if call_s > time_limit_s:
+        if call_s > settings.time_limit_s:
             total += 3 * call_s  # one to check, two to find that it is too slow
         else:
-            total += call_s + WARM_UP_S + max(min_rounds * call_s, min(time_limit_s, most_samples * call_s))
+            most_s = min(settings.time_limit_s, settings.max_rounds * settings.samples_per_round * call_s)
+            total += call_s + WARM_UP_S + max(settings.min_rounds * call_s, most_s)
         if isolated:
             total += PROCESS_S
         if isolated or case.problem_key not in problems:
@@ -76,7 +78,7 @@ def call_seconds(case: Case, gpu: Device | None) -> float:
     """One call: by the model of `gpu` where there is one for this cell, else by the work that it executes."""
     if case.device == "cuda" and gpu is not None and unmodelled(case, gpu) is None:
         return predict(case, gpu, rates_of(gpu)).seconds
-    rates, implementation = RATES[case.device], find(case.impl)
+    rates, implementation = RATES[case.device], implementation_of(case)
     rate = implementation.flops or (rates.dense if implementation.work == "dense" else rates.fused)
     return executed_flops(case, implementation.work) / rate
 
@@ -85,14 +87,7 @@ def this_gpu() -> Device | None:
     """This machine's GPU, if the model knows it."""
     import torch
 
-    return _known_gpu(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
-
-
-def _known_gpu(name: str) -> Device | None:
-    try:
-        return find_device(name)
-    except UsageError:
-        return None
+    return known_device(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
 
 
 def _checked_scores(case: Case, most: int) -> int:

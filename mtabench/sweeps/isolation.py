@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ from mtabench.measuring.stopwatch import Stopwatch
 from mtabench.problem.case import Case
 from mtabench.processes import ProcessEndedError, call_in_process
 from mtabench.results.facts import RunFacts
-from mtabench.results.results_file import Key, key_of
+from mtabench.results.results_file import key_of
 from mtabench.results.rows import Row, cell_row
 from mtabench.results.writer import Writer
 from mtabench.sweeps.plan import Plan
-from mtabench.sweeps.sweep import Sweep, Watcher, interruptible, new_sweep
+from mtabench.sweeps.sweep import Messenger, Sweep, Watcher, interruptible, new_sweep
 
 CELL_TIMEOUT_S = 600.0
 
@@ -63,31 +63,13 @@ def measure_cell(
 ) -> None:
     """In the cell's process: verify and time the plan's one cell, and send its Result. `path` is the results file."""
     spent = Stopwatch()
-    messenger = _Messenger(send, ceilings, path, spent)
-    Sweep(plan, messenger, settings, messenger, facts, ceilings, spent).measure_shape(plan.cases)
 
-
-@dataclass(eq=False)
-class _Messenger:
-    """Stands for the writer and the watcher of a sweep in a cell's process."""
-
-    send: Callable[[Any], None]
-    ceilings: dict[str, Ceilings | None]
-    path: Path
-    spent: Stopwatch
-    done: dict[Key, dict[str, str]] = field(default_factory=dict)
-
-    def write(self, rows: Sequence[Row], samples: Iterable[Sequence[object]] = ()) -> None:
-        """Send the cell's row."""
+    def pack(rows: list[Row], samples: list[Sequence[object]]) -> Result:
         (row,) = rows
-        self.send(Result(row, list(samples), self.ceilings, dict(self.spent.seconds)))
+        return Result(row, samples, ceilings, dict(spent.seconds))
 
-    def doing(self, text: str) -> None:
-        """Send what the cell's process works on."""
-        self.send(text)
-
-    def ended(self, row: Row) -> None:
-        """Told by the sender of the row already."""
+    messenger = Messenger(path, send, pack)
+    Sweep(plan, messenger, settings, messenger, facts, ceilings, spent).measure_shape(plan.cases)
 
 
 def _measure(case: Case, sweep: Sweep) -> Result:

@@ -10,8 +10,9 @@ from secrets import randbelow
 from mta_kernels.operation import Operation
 from mtabench.errors import UsageError
 from mtabench.problem import axes
-from mtabench.problem.case import OPS, PASSES, Case
-from mtabench.registry import BASELINE, Implementation, chosen, default_names, find
+from mtabench.problem.case import PASSES, Case
+from mtabench.problem.operations import NONE, OPS, PLAIN, Taps, make_operation, mixings, op_of, taps_text
+from mtabench.registry import BASELINE, USUAL_OPS, Implementation, chosen, default_names, every, find
 
 TIMERS = ("auto", "events", "graph", "cpu", "nvbench")
 CACHES = ("cold", "warm")
@@ -29,6 +30,9 @@ class Options:
     conv: str | None = None
     impl: str | None = None
     op: str | None = None
+    mix: str | None = None
+    post_conv: str | None = None
+    layer: str | None = None
     batch: str | None = None
     tokens: str | None = None
     heads: str | None = None
@@ -57,8 +61,9 @@ DEFAULTS = {
     ("cpu", "bwd"): {"seq": "256..1k", "dtype": "fp32", "heads": "4", "batch": "1"},
     ("cpu", "decode"): {"seq": "1k..16k", "dtype": "fp32", "heads": "4", "batch": "1"},
 }
-AXES = ("seq", "head_dim", "conv", "impl", "batch", "tokens", "heads", "kv_heads", "dtype")
-COMMON_DEFAULTS = {"head_dim": "64", "conv": "6x11"}
+AXES = ("seq", "head_dim", "conv", "mix", "post_conv", "impl", "batch", "tokens", "heads", "kv_heads", "dtype")
+COMMON_DEFAULTS = {"head_dim": "64", "conv": "6x11", "mix": NONE, "post_conv": NONE}
+MTA_DEFAULTS = {"mix": "heads"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +91,21 @@ class Plan:
 
     def is_baseline(self, case: Case) -> bool:
         """Whether speedups of its problem refer to this cell."""
-        return case.impl == self.baseline and case.splits == self.baseline_splits
+        return case.impl == self.baseline and case.splits in (None, self.baseline_splits)
 
 
 @dataclass(frozen=True, slots=True)
 class _Axes:
-    """The axes as values. `batches` is empty if `tokens` sets the batch; no `kv_heads`: as many as heads."""
+    """The axes as values. `batches` is empty if `tokens` sets the batch; no `kv_heads`: as many as heads.
+
+    `impls` has an entry an implementation and operation that the steps make.
+    """
 
     seqs: list[int]
     head_dims: list[int]
-    convs: list[tuple[int, int]]
+    convs: list[Taps | None]
+    mixes: list[str]
+    post_convs: list[Taps | None]
     heads: list[int]
     kv_heads: int | None
     dtypes: list[str]
@@ -103,6 +113,12 @@ class _Axes:
     tokens: int | None
     splits: list[int | str]
     impls: list[Implementation]
+
+    def operations(self, heads: int, head_dim: int, causal: bool) -> list[Operation]:
+        """Every combination of steps; raises UsageError for mixings that do not divide the heads."""
+        steps = product(self.convs, self.mixes, self.post_convs)
+        made = (make_operation(*of_one, heads=heads, head_dim=head_dim, causal=causal) for of_one in steps)
+        return list(dict.fromkeys(made))
 
 
 def make_plan(options: Options, device: str | None = None) -> Plan:
@@ -127,6 +143,8 @@ def make_plan(options: Options, device: str | None = None) -> Plan:
                 f"{heads} heads cannot share {given.kv_heads} KV heads; "
                 "--heads must be a multiple of --kv-heads, so that each KV head serves as many query heads"
             )
+        for mix in given.mixes:
+            mixings(mix, heads)
     baseline, notes = _baseline(options.baseline, given.impls)
     baseline_splits = _baseline_splits(options.pass_, baseline, given)
     cases = tuple(_cases(options, given, device))
@@ -174,44 +192,82 @@ def _parse(options: Options, device: str) -> _Axes:
         check_seed(options.seed)
     if options.cell_timeout is not None and not options.isolate and options.timer != "nvbench":
         raise UsageError("--cell-timeout needs --isolate: only a cell in a process of its own can be stopped")
+    if options.op is not None and options.op not in OPS:
+        raise UsageError(f"--op {options.op!r} is not known; expected one of {', '.join(OPS)}")
     texts = _texts(options, device)
+    convs = axes.parse_optional_convs(texts["conv"], "--conv")
+    if None in convs and not _is_mta(options):
+        raise UsageError("--conv none leaves plain attention, which is --op attention; other steps are for --op mta")
+    mixes, post_convs = axes.parse_mixes(texts["mix"]), axes.parse_optional_convs(texts["post_conv"], "--post-conv")
     return _Axes(
         seqs=axes.parse_ints(texts["seq"], "--seq"),
         head_dims=_head_dims(texts["head_dim"]),
-        convs=axes.parse_convs(texts["conv"]),
+        convs=convs,
+        mixes=mixes,
+        post_convs=post_convs,
         heads=axes.parse_ints(texts["heads"], "--heads"),
         kv_heads=axes.parse_int(texts["kv_heads"], "--kv-heads") if "kv_heads" in texts else None,
         dtypes=axes.parse_dtypes(texts["dtype"]),
         batches=axes.parse_ints(texts["batch"], "--batch") if "batch" in texts else [],
         tokens=axes.parse_int(texts["tokens"], "--tokens") if "tokens" in texts else None,
         splits=axes.parse_splits(options.splits),
-        impls=_impls(texts["impl"], options),
+        impls=_impls(options, device, _ops(options, convs, mixes, post_convs)),
     )
 
 
-def _impls(text: str, options: Options) -> list[Implementation]:
-    """The implementations named, or, with --op and no names, the usual ones that compute it."""
-    impls = chosen(axes.parse_names(text, "--impl"))
-    if options.op is None:
-        return impls
-    if options.op not in OPS:
-        raise UsageError(f"--op {options.op!r} is not known; expected one of {', '.join(OPS)}")
-    others = [impl for impl in impls if impl.op != options.op]
-    if others and options.impl is not None:
+def _is_mta(options: Options) -> bool:
+    """Whether all steps can be typed; raises UsageError for those that are and cannot."""
+    if options.layer is not None and options.preset is None:
+        raise UsageError(f"--layer {options.layer} is of a model; name it as well, such as --preset mta-1b")
+    steps = {"--layer": options.layer, "--mix": options.mix, "--post-conv": options.post_conv}
+    typed = [f"{name} {text}" for name, text in steps.items() if text is not None]
+    if typed and options.op not in (("mta", None) if options.layer else ("mta",)):
+        instead = "give --op mta" if options.op is None else f"give --op mta in the place of --op {options.op}"
+        raise UsageError(f"{typed[0]} is for the whole multi-token attention; {instead}, or leave it out")
+    return options.op == "mta" or options.layer is not None
+
+
+def _ops(
+    options: Options, convs: list[Taps | None], mixes: list[str], post_convs: list[Taps | None]
+) -> tuple[str, ...]:
+    """The operations that cells are of: the one named, or those that the steps make, with plain attention beside."""
+    if not _is_mta(options):
+        return USUAL_OPS if options.op is None else (options.op,)
+    steps = product(convs, map(_of_any, mixes), post_convs)
+    made = {op_of(make_operation(*of_one, heads=1, head_dim=1)) for of_one in steps}
+    if made == {PLAIN}:
         raise UsageError(
-            f"--op {options.op} excludes {others[0].name}, which computes {others[0].op}; drop one of them"
+            "--mix none, --conv none and --post-conv none leave plain attention; name a step, or give --op attention"
         )
-    return [impl for impl in impls if impl.op == options.op]
+    return tuple(op for op in OPS if op in made | {PLAIN})
+
+
+def _of_any(mix: str) -> str:
+    """A mixing that any number of heads can have in the place of this one."""
+    return NONE if set(mix.split("+")) == {NONE} else "heads"
+
+
+def _impls(options: Options, device: str, ops: tuple[str, ...]) -> list[Implementation]:
+    """The implementations named, or the usual ones, of these operations."""
+    if options.impl is None:
+        names = default_names(options.pass_, device, ops)
+    else:
+        names = list(dict.fromkeys(impl.name for impl in chosen(axes.parse_names(options.impl, "--impl"))))
+    for name in names:
+        others = {impl.op for impl in every(name)}
+        if not others & set(ops):
+            op = "mta" if _is_mta(options) else options.op or USUAL_OPS[0]
+            raise UsageError(f"--op {op} excludes {name}, which computes {' and '.join(others)}; drop one of them")
+    return [impl for name in names for impl in every(name) if impl.op in ops]
 
 
 def _texts(options: Options, device: str) -> dict[str, str]:
     """The axes as typed, with a preset, then the defaults, in the places where nothing was typed."""
-    texts = {"impl": ",".join(default_names(options.pass_, device))}
-    texts |= COMMON_DEFAULTS | DEFAULTS[device, options.pass_]
+    texts = COMMON_DEFAULTS | (MTA_DEFAULTS if _is_mta(options) else {}) | DEFAULTS[device, options.pass_]
     if options.preset is not None:
         preset = axes.find_preset(options.preset)
         texts |= {"seq": str(preset.seq), "heads": str(preset.heads), "head_dim": str(preset.head_dim)}
-        texts["conv"] = f"{preset.conv[0]}x{preset.conv[1]}"
+        texts |= {"conv": taps_text(*preset.conv)} if options.layer is None else preset.layer(options.layer)
     if options.batch is not None or options.tokens is not None:
         texts = {name: text for name, text in texts.items() if name not in ("batch", "tokens")}
     typed = {name: getattr(options, name) for name in AXES}
@@ -223,11 +279,12 @@ def _cases(options: Options, given: _Axes, device: str) -> Iterator[Case]:
     decode = options.pass_ == "decode"
     for dtype, head_dim, heads, seq in product(given.dtypes, given.head_dims, given.heads, given.seqs):
         for batch in given.batches or [max(1, (given.tokens or 1) // seq)]:
-            for impl, taps, splits in _rivals_then_yardsticks(options.pass_, given):
+            operations = given.operations(heads, head_dim, causal=decode or options.causal)
+            for impl, operation, splits in _rivals_then_yardsticks(options.pass_, given, operations):
                 yield Case(
                     pass_=options.pass_,
                     impl=impl.name,
-                    operation=Operation.of(taps, head_dim, causal=decode or options.causal),
+                    operation=operation,
                     dtype=dtype,
                     batch=batch,
                     heads=heads,
@@ -240,14 +297,16 @@ def _cases(options: Options, given: _Axes, device: str) -> Iterator[Case]:
 
 
 def _rivals_then_yardsticks(
-    pass_: str, given: _Axes
-) -> Iterator[tuple[Implementation, tuple[int, int] | None, int | str | None]]:
-    """What is measured of one shape: each convolution by each rival, then plain attention once; of each, its splits."""
-    rivals = [(impl, taps) for taps, impl in product(given.convs, given.impls) if impl.op != "attention"]
-    yardsticks = [(impl, None) for impl in given.impls if impl.op == "attention"]
-    for impl, taps in (*rivals, *yardsticks):
-        for splits in _splits_of(impl, pass_, given):
-            yield impl, taps, splits
+    pass_: str, given: _Axes, operations: Sequence[Operation]
+) -> Iterator[tuple[Implementation, Operation, int | str | None]]:
+    """What is measured of one shape: each operation by its rivals, then plain attention once; of each, its splits."""
+    plain = replace(operations[0], pre_conv=None, pre_mix=None, post_conv=None, post_mix=None)
+    rivals = [operation for operation in operations if operation != plain]
+    for operation in (*rivals, plain):
+        for impl in given.impls:
+            if impl.op == op_of(operation):
+                for splits in _splits_of(impl, pass_, given):
+                    yield impl, operation, splits
 
 
 def _splits_of(impl: Implementation, pass_: str, given: _Axes) -> Sequence[int | str | None]:
@@ -278,7 +337,8 @@ def _baseline(name: str | None, impls: list[Implementation]) -> tuple[str | None
 
 def _baseline_splits(pass_: str, name: str | None, given: _Axes) -> int | str | None:
     """Of several splits of the baseline, speedups refer to auto."""
-    splits = _splits_of(find(name), pass_, given) if name else [None]
+    of_name = (_splits_of(impl, pass_, given) for impl in given.impls if impl.name == name)
+    splits = max(of_name, key=len, default=[None])  # its entries that split no keys have one cell each
     if "auto" in splits:
         return "auto"
     if len(splits) > 1:
@@ -291,19 +351,21 @@ def _shown_axes(options: Options, given: _Axes, device: str) -> dict[str, str]:
     """The expanded axes, for a person."""
     shown = {
         "device": device,
-        "impl": ", ".join(impl.name for impl in given.impls),
+        "impl": ", ".join(dict.fromkeys(impl.name for impl in given.impls)),
         "seq": _shown(given.seqs),
         "batch": f"{axes.short(given.tokens)} tokens / seq" if given.tokens else _shown(given.batches),
         "heads": _shown(given.heads) + (f" (KV heads: {given.kv_heads})" if given.kv_heads else ""),
         "head dim": ", ".join(map(str, given.head_dims)),
-        "conv": ", ".join(f"{query_taps}x{key_taps}" for query_taps, key_taps in given.convs),
+        "conv": _shown_taps(given.convs),
         "dtype": ", ".join(given.dtypes),
     }
-    if all(impl.op == "attention" for impl in given.impls):
+    if _is_mta(options):
+        shown |= {"mix": ", ".join(given.mixes), "post conv": _shown_taps(given.post_convs)}
+    elif all(impl.op == "attention" for impl in given.impls):
         del shown["conv"]
     if options.pass_ == "decode":
         splits = ", ".join(map(str, given.splits))
-        takers = [impl.name for impl in given.impls if impl.splits_used]
+        takers = list(dict.fromkeys(impl.name for impl in given.impls if impl.splits_used))
         if not takers:
             splits += " (none of these implementations splits keys: each is measured once)"
         elif len(given.splits) > 1 and len(takers) < len(given.impls):
@@ -312,6 +374,10 @@ def _shown_axes(options: Options, given: _Axes, device: str) -> dict[str, str]:
     else:
         shown["causal"] = "yes" if options.causal else "no"
     return shown
+
+
+def _shown_taps(convs: list[Taps | None]) -> str:
+    return ", ".join(NONE if taps is None else taps_text(*taps) for taps in convs)
 
 
 def _shown(values: list[int]) -> str:

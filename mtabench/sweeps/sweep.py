@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -30,7 +30,7 @@ from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
 from mtabench.problem.work import only_reads
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import Key, key_of
 from mtabench.results.rows import WITH_TIME, Row, add_speedups, cell_row, sample_lines, timed_row
@@ -73,6 +73,30 @@ class Sink(Protocol):
         """Keep rows and their samples, as a Writer does."""
 
 
+@dataclass(eq=False)
+class Messenger:
+    """Stands for the sink and the watcher of a sweep in another process, which sends what they are given.
+
+    `pack` makes the message of rows and their samples; what the process works on is sent as a text.
+    """
+
+    path: Path
+    send: Callable[[object], None]
+    pack: Callable[[list[Row], list[Sequence[object]]], object]
+    done: dict[Key, dict[str, str]] = field(default_factory=dict)
+
+    def write(self, rows: Sequence[Row], samples: Iterable[Sequence[object]] = ()) -> None:
+        """Send rows and samples."""
+        self.send(self.pack(list(rows), list(samples)))
+
+    def doing(self, text: str) -> None:
+        """Send what the process works on."""
+        self.send(text)
+
+    def ended(self, row: Row) -> None:
+        """Told by whoever writes the row."""
+
+
 def check_same_device(
     plan: Plan, path: Path, rows: Iterable[Mapping[str, str]], device_name: str | None = None
 ) -> None:
@@ -112,16 +136,17 @@ def shapes(cases: Iterable[Case]) -> Iterator[list[Case]]:
         yield list(group)
 
 
+def facts_now(plan: Plan, run_id: str, where: Mapping[str, Any]) -> RunFacts:
+    """What the rows of a run that starts now share."""
+    started = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return RunFacts(run_id, started, where, " ".join(measuring_words(plan.options)))
+
+
 def new_sweep(
     plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher, spent: Stopwatch | None = None
 ) -> Sweep:
     """A sweep that starts now, with the ceilings that are kept beside its file."""
-    facts = RunFacts(
-        run_id=secrets.token_hex(6),
-        started_utc=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        environment=environment.describe(plan.device),
-        options=" ".join(measuring_words(plan.options)),
-    )
+    facts = facts_now(plan, secrets.token_hex(6), environment.describe(plan.device))
     kept = read_ceilings(writer.path.with_name(FILE_NAME), facts.environment)
     return Sweep(plan, writer, settings, watcher, facts, dict(kept), spent or Stopwatch())
 
@@ -169,7 +194,7 @@ class Sweep:
         if verified:
             self._time(verified, set(pending))
         verified.clear()
-        _free_memory(cases[0].device)
+        free_memory(cases[0].device)
 
     def _measure_ceilings(self, case: Case) -> None:
         """Once a dtype, unless they are known; without them (no room, say) the fraction of the roofline stays empty.
@@ -185,7 +210,7 @@ class Sweep:
             self.ceilings[case.dtype] = _or_unknown(partial(with_reading, known, case.device))
         else:
             return
-        _free_memory(case.device)
+        free_memory(case.device)
 
     def _is_baseline_of(self, case: Case, pending: Iterable[Case]) -> bool:
         row = self.writer.done.get(key_of(case))
@@ -221,7 +246,7 @@ class Sweep:
         verified = {}
         for case in cases:
             self.watcher.doing(f"{words(case)}, {case.label}: verifying")
-            build = find(case.impl).build
+            build = implementation_of(case).build
             try:
                 with phase(case.device, f"{words(case)}, {case.label}: verify"):
                     check = judge.first_of(build(case, inputs), case)
@@ -234,7 +259,7 @@ class Sweep:
                 row = cell_row(case, self.facts, *failure(error))
             self.write([row])
             self._check_device(case)
-            _free_memory(case.device)
+            free_memory(case.device)
         judge.rest()
         return verified
 
@@ -285,8 +310,8 @@ class Sweep:
 
 def words(case: Case) -> str:
     """The problem of a cell, in a few words."""
-    taps = f", conv {case.taps}" if case.taps else ""
-    return f"{case.dtype} {case.batch} x {case.heads} heads of {case.head_dim}, seq {short(case.seq)}{taps}"
+    steps = f", {case.steps}" if case.steps else ""
+    return f"{case.dtype} {case.batch} x {case.heads} heads of {case.head_dim}, seq {short(case.seq)}{steps}"
 
 
 def _first_failure_only(rows: Mapping[Case, Row]) -> dict[Case, Row]:
@@ -308,7 +333,8 @@ def _or_unknown(measure: Callable[[], Ceilings]) -> Ceilings | None:
         return None
 
 
-def _free_memory(device: str) -> None:
+def free_memory(device: str) -> None:
+    """Give back what nothing refers to any more."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()

@@ -17,6 +17,7 @@ from rich.text import Text
 from mtabench.console import GAP, Column, leave_out, significant
 from mtabench.measuring.settled import UNSETTLED, settled, unsettled, was_crowded
 from mtabench.problem.axes import short
+from mtabench.problem.operations import PLAIN, STEPS, step_words, taps_text
 from mtabench.results.results_file import text_of
 from mtabench.results.splits import Choice, choices
 from mtabench.sweeps.estimate import shown
@@ -24,7 +25,7 @@ from mtabench.sweeps.plan import Plan
 
 STYLES = {"ok": "green", "wrong": "bold red", "error": "red", "oom": "yellow", "invalid": "yellow"}
 ALWAYS = ("seq", "impl")
-OPTIONAL = ("dtype", "batch", "heads", "kv_heads", "head_dim", "conv", "causal")  # shown where they differ
+OPTIONAL = ("dtype", "batch", "heads", "kv_heads", "head_dim", *STEPS, "causal")  # shown where they differ
 
 
 Row = Mapping[str, Any]
@@ -76,7 +77,7 @@ def results_table(rows: Sequence[Row], width: int, limit: int | None = None) -> 
 def _columns(rows: Sequence[Row], count: int) -> list[Column]:
     """All columns but the status, with the texts of the last so many rows."""
     cells = [_cell(row) for row in rows]
-    problem = [*(name for name in OPTIONAL if len({cell[name] for cell in cells} - {""}) > 1), *ALWAYS]
+    problem = [*(name for name in OPTIONAL if _differ(rows, cells, name)), *ALWAYS]
     if len({text_of(row.get("splits")) for row in rows} - {""}) > 1:
         problem.append("splits")
     cells, rows = cells[-count:], rows[-count:]
@@ -92,6 +93,13 @@ def _columns(rows: Sequence[Row], count: int) -> list[Column]:
         Column("TFLOP/s", [_number(row, "useful_tflops", 3) for row in rows], 2),
         Column("of roof", [_formatted(row, "fraction_of_roofline", "{:.1%}") for row in rows], 3),
     ]
+
+
+def _differ(rows: Sequence[Row], cells: Sequence[Mapping[str, str]], name: str) -> bool:
+    """Whether cells have several values; a step that one lacks is one, but for plain attention, which has none."""
+    if name in STEPS:
+        return len({cell[name] for row, cell in zip(rows, cells, strict=True) if row["op"] != PLAIN}) > 1
+    return len({cell[name] for cell in cells} - {""}) > 1
 
 
 def _median(row: Row) -> str:
@@ -111,8 +119,9 @@ def _formatted(row: Row, name: str, form: str) -> str:
 def line(row: Row) -> str:
     """A row as one plain line."""
     cell = _cell(row)
-    conv = f" conv {cell['conv']}" if cell["conv"] else ""
-    problem = f"{cell['dtype']} batch {cell['batch']} heads {cell['heads']}x{cell['head_dim']} seq {cell['seq']}{conv}"
+    steps = step_words(*(cell[name] for name in STEPS))
+    problem = f"{cell['dtype']} batch {cell['batch']} heads {cell['heads']}x{cell['head_dim']} seq {cell['seq']}"
+    problem += f" {steps}" if steps else ""
     if not _number(row, "median_ms"):
         result = f"{row['status']}: {text_of(row.get('reason'))}"
     else:
@@ -231,7 +240,7 @@ def watcher(console: Console, total: int, before: Sequence[Row]) -> PlainWatcher
 def _cell(row: Row) -> dict[str, str]:
     cell = {name: text_of(row.get(name)) for name in (*ALWAYS, *OPTIONAL)}
     cell["seq"] = short(int(cell["seq"]))
-    cell["conv"] = f"{row['conv_q']}x{row['conv_k']}" if row["conv_q"] else ""
+    cell |= {name: taps_text(row.get(f"{name}_q"), row.get(f"{name}_k")) for name in ("conv", "post_conv")}
     used = text_of(row.get("splits_used"))
     cell["splits"] = text_of(row.get("splits"))
     cell["splits"] += f" ({used})" if cell["splits"] == "auto" and used else ""

@@ -38,8 +38,7 @@ class ThisProcess:
         """A guess of the time that these cells take."""
         from mtabench.sweeps.estimate import estimate_seconds
 
-        samples = settings.max_rounds * settings.samples_per_round
-        return estimate_seconds(cases, settings.time_limit_s, samples, settings.min_rounds, self._isolate)
+        return estimate_seconds(cases, settings, self._isolate)
 
     def watcher(self, *arguments: Any) -> AbstractContextManager[Any]:
         """What shows the sweep to a person, made of a console, the number of cells and rows of before."""

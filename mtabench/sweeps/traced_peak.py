@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import torch
 
 from mtabench.environment import available_memory_bytes
@@ -13,8 +11,9 @@ from mtabench.prediction.storage import storage_of
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
-from mtabench.registry import find
+from mtabench.registry import implementation_of
 from mtabench.sweeps.estimate import call_seconds, shown, this_gpu
+from mtabench.sweeps.sweep import free_memory
 
 MOST_SECONDS = 20.0  # of one call, as estimated
 
@@ -34,8 +33,7 @@ def traced_peak(case: Case) -> tuple[int | None, str]:
     except Exception as error:
         return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
     finally:
-        gc.collect()
-        torch.cuda.empty_cache()
+        free_memory(case.device)
 
 
 def _reason_against(case: Case) -> str:
@@ -55,7 +53,7 @@ def _reason_against(case: Case) -> str:
 
 def _peak(case: Case) -> int:
     inputs = make_inputs(case)
-    cell = timed(case, find(case.impl).build, inputs)
+    cell = timed(case, implementation_of(case).build, inputs)
     for _ in range(2):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

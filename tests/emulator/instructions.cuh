@@ -27,11 +27,11 @@ inline const uint16_t* rows[64][32];
 
 }  // namespace emulator
 
-template <class Element> void multiply_add(float* d, const uint32_t* a, const uint32_t* b) {
+template <class Element> void multiply(float* sums, const uint32_t* a, uint32_t b0, uint32_t b1) {
     const int warp = emulator::thread / 32, lane = emulator::thread % 32;
     auto& held = emulator::held[warp];
     for (int i = 0; i < 6; i++) {
-        const uint32_t pair = i < 4 ? a[i] : b[i - 4];
+        const uint32_t pair = i < 4 ? a[i] : i == 4 ? b0 : b1;
         held[lane][2 * i] = unpack<Element>((uint16_t)pair), held[lane][2 * i + 1] = unpack<Element>((uint16_t)(pair >> 16));
     }
     emulator::meet(emulator::MEET_PRODUCT + warp, 0, 32);
@@ -39,7 +39,7 @@ template <class Element> void multiply_add(float* d, const uint32_t* a, const ui
         const int row = lane / 4, column = lane % 4 * 2 + i % 2;
         for (int k = 0; k < 16; k++) {
             const int holder = k % 8 / 2, half = k / 8, odd = k % 2;
-            d[i] += held[row * 4 + holder][2 * (i / 2 + 2 * half) + odd] * held[column * 4 + holder][2 * (4 + half) + odd];
+            sums[i] += held[row * 4 + holder][2 * (i / 2 + 2 * half) + odd] * held[column * 4 + holder][2 * (4 + half) + odd];
         }
     }
     emulator::meet(emulator::MEET_PRODUCT + warp, 1, 32);

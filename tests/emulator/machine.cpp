@@ -70,6 +70,8 @@ std::mt19937 bits;
 long progress;
 std::string failure;
 const Task* body;
+std::vector<std::unique_ptr<Block>> running;
+std::map<int, Rendezvous> clusters;
 
 // Fibers switch by longjmp, which unlike swapcontext makes no system call.
 void resume(Fiber& fiber, int number) {
@@ -119,7 +121,7 @@ const char* launch_on_machine(int grid_x, int grid_y, int threads, int shared_by
     const bool uneven = seed / 2 % 2;   // some warp or warpgroup, and some block, hardly runs while another can
     body = &kernel;
     block_size = {threads, 1, 1};
-    std::vector<std::unique_ptr<Block>> running;
+    running.clear(), clusters.clear();
     std::vector<int> places;
     for (int i = 0; i < at_once; i++) places.push_back(i);
     auto begin = [&](Index index) {
@@ -197,8 +199,9 @@ void yield() {
     give_way();
 }
 
-void meet(int kind, uint32_t id, int threads) {
-    Rendezvous& point = block->rendezvous[{kind, id}];
+namespace {
+
+void gather(Rendezvous& point, int threads) {
     const long generation = point.generation;
     progress++;
     if (++point.arrived == threads) {
@@ -208,12 +211,18 @@ void meet(int kind, uint32_t id, int threads) {
         wait_until([&] { return point.generation != generation; });
     }
 }
+
+}  // namespace
+
+void meet(int kind, uint32_t id, int threads) { gather(block->rendezvous[{kind, id}], threads); }
+void meet_cluster(int size) { gather(clusters[block->index.x / size], size * block_size.x); }
 void arrive(int kind, uint32_t id, int threads) {
     Rendezvous& point = block->rendezvous[{kind, id}];
     progress++;
     if (++point.arrived == threads) point.arrived = 0, point.generation++;
 }
 
+int warp_of_all() { return block->place * (block_size.x / 32) + thread / 32; }
 char* shared_memory() { return block->shared.data(); }
 char* shared_at(uint32_t address, int bytes) {
     static char elsewhere[16];
@@ -319,6 +328,20 @@ void copy_bytes(uint32_t destination, const void* source, int bytes, uint32_t ba
         copied(barrier, bytes);
     }));
     progress++;
+}
+void send(int size, int rank, uint32_t address, const void* pair, uint32_t barrier) {
+    uint64_t bits;
+    std::memcpy(&bits, pair, 8);
+    for (const auto& other : running) {
+        if (other->index.x != block->index.x / size * size + rank) continue;
+        other->copies.push_back(Task::of([=] {
+            std::memcpy(shared_at(address, 8), &bits, 8);
+            copied(barrier, 8);
+        }));
+        progress++;
+        return;
+    }
+    fail("a block of the cluster does not run");
 }
 
 namespace {

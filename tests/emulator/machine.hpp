@@ -16,7 +16,7 @@ struct Index {
 
 namespace emulator {
 
-constexpr int MOST_THREADS = 2048;
+constexpr int MOST_THREADS = 4096;  // of all blocks that run at once
 constexpr uint32_t SHARED_START = 1024;
 
 extern int thread;  // of its block, which runs now
@@ -47,6 +47,7 @@ uint32_t random_bits();
 void yield();                                // let other threads run, and go on
 void meet(int kind, uint32_t id, int threads);
 void arrive(int kind, uint32_t id, int threads);  // without waiting for the others
+int warp_of_all();  // this thread's, among those of all blocks that run
 char* shared_memory();
 char* shared_at(uint32_t address, int bytes);
 uint32_t exchange(uint32_t mask, uint32_t bits, int from);
@@ -68,6 +69,10 @@ void barrier_wait(uint32_t barrier, int parity);
 void copy_tile(uint32_t destination, const void* map, uint32_t barrier, int x, int y, int z, int w);
 void copy_bytes(uint32_t destination, const void* source, int bytes, uint32_t barrier);
 void wait_for_count(const int* counter, int count);
+
+// Clusters: blocks that follow one another, `size` together, which must all run at once.
+void meet_cluster(int size);
+void send(int size, int rank, uint32_t address, const void* pair, uint32_t barrier);  // 8 bytes to another's memory
 
 // A product of a warpgroup, as one of its threads issues it: `accumulators` numbers of its two rows and of some columns of b.
 struct Product {

@@ -6,9 +6,6 @@
 #pragma once
 #include <elements.cuh>
 
-template <class Element> uint32_t pack(float first, float second) {
-    return (uint32_t)from_float<Element>(second).bits << 16 | from_float<Element>(first).bits;
-}
 inline float reciprocal_fast(float x) { return 1 / x; }
 inline int thread_index() { return threadIdx.x; }
 inline int block_index() { return blockIdx.x; }
@@ -50,14 +47,14 @@ inline int arrived[emulator::MOST_THREADS / 32];
 
 // The last thread of a warp to come executes the instruction for all of them.
 template <class Instruction> void together(const Brought& mine, Instruction instruction) {
-    const int thread = emulator::thread, warp = thread / 32;
+    const int lane = emulator::thread % 32, warp = emulator::warp_of_all();
     may_fall_behind(256);
-    brought[warp][thread % 32] = mine;
+    brought[warp][lane] = mine;
     if (++arrived[warp] == 32) {
         arrived[warp] = 0;
         instruction(brought[warp]);
     }
-    emulator::meet(300 + warp, 0, 32);
+    emulator::meet(300 + emulator::thread / 32, 0, 32);
 }
 
 inline uint16_t shared_number(uint32_t address) {
@@ -68,13 +65,15 @@ inline uint16_t shared_number(uint32_t address) {
 
 inline void load_matrices(const Brought (&warp)[32], bool transposed) {
     for (int i = 0; i < 4; i++) {
-        uint32_t banks = 0;
         for (int row = 0; row < 8; row++) {
             const uint32_t address = warp[8 * i + row].address;
             if (address % 16) emulator::fail("a row of a matrix is not aligned");
-            banks |= 1u << address / 16 % 8;
+            for (int before = 0; before < row; before++) {
+                const uint32_t other = warp[8 * i + before].address;
+                if (other != address && other / 16 % 8 == address / 16 % 8)
+                    emulator::fail("rows of a matrix lie in the same banks");
+            }
         }
-        if (banks != 0xFF) emulator::fail("rows of a matrix lie in the same banks");
         for (int lane = 0; lane < 32; lane++) {
             uint16_t pair[2];
             for (int e = 0; e < 2; e++) {

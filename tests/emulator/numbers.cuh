@@ -1,11 +1,15 @@
-// Numbers of 16 bits.
+// Numbers of 16 bits: with device.cuh a CPU's twin of mta_kernels/nvrtc/common.cuh.
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
-struct Half {};
-struct Bfloat16 {};
+struct Half {
+    uint16_t bits;
+};
+struct Bfloat16 {
+    uint16_t bits;
+};
 
 inline uint32_t __float_as_uint(float x) {
     uint32_t bits;

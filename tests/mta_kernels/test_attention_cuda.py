@@ -186,11 +186,8 @@ def test_two_stages_copy_further_ahead(run) -> None:
 @pytest.mark.parametrize(
     ("line", "instead"),
     [
-        (
-            "        copies_wait<2 * STAGES - 2>();\n        __syncthreads();\n        copy_values",
-            "        copy_values",
-        ),
-        ("        copies_wait<2 * STAGES - 2>();\n        __syncthreads();\n        copy_keys", "        copy_keys"),
+        ("        copies_wait<2 * STAGES - 2>();\n        __syncthreads();\n        values.copy", "values.copy"),
+        ("        copies_wait<2 * STAGES - 2>();\n        __syncthreads();\n        keys.copy", "keys.copy"),
         ("(chunk ^ row % 8 * WAYS<Columns> / 8)", "chunk"),
         ("VALUES_AT = KEYS_AT + STAGES * KEY_TILE", "VALUES_AT = KEYS_AT + STAGES * KEY_TILE + 16"),
     ],
@@ -262,7 +259,7 @@ def test_they_compile_and_flash_spills_nothing(architecture) -> None:
     if reason:
         pytest.skip(reason)
     for file in ("cuda_naive.cu", "cuda_tiled.cu"):
-        for element in ("float", "bfloat16"):
+        for element in ("float", "Bfloat16"):
             source = cuda_launch.source(file, architecture, (("ELEMENT", element),))
             assert compiler.compile_source(source)[0].startswith(b"\x7fELF")
     for dtype, head_dim in ((FP16, 40), (BF16, 64), (BF16, 96), (BF16, 128), (BF16, 256)):

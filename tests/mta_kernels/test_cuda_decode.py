@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from decode_steps import assert_decodes, exact, make_decode, paged
 from emulated_decode import H200, emulated_decode  # noqa: F401
 from kernel_inputs import DEVICE, far_apart, make, poison_memory, relative_error, with_gaps
 from planted_faults import plant
@@ -14,7 +15,6 @@ from torch import Tensor
 from mta_kernels.conv_attention import (
     conv_attention,
     conv_attention_decode,
-    conv_attention_decode_reference,
     conv_attention_reference,
     explain,
     identity_weight,
@@ -46,47 +46,6 @@ def run(inputs: tuple[Tensor, ...], **options) -> Tensor:
     return conv_attention_decode(q, k, v, weight, lengths=lengths, backend="cuda", **options)
 
 
-def make_decode(lengths, heads, kv_heads, head_dim, taps, dtype, window=None, **options) -> tuple[Tensor, ...]:
-    """Random q_window and caches, with NaN before the first token and beyond each length; weight and lengths."""
-    capacity = max(lengths) + 5
-    q, k, v, weight = make(len(lengths), heads, kv_heads, capacity, head_dim, taps, dtype, **options)
-    window = window or taps[0]
-    q = torch.cat([q, q], 2)[:, :, :window] if window > capacity else q[:, :, :window]
-    for batch, length in enumerate(lengths):
-        k[batch, :, length:] = v[batch, :, length:] = q[batch, :, : max(0, window - length)] = float("nan")
-    return q, k, v, weight, torch.tensor(lengths, device=DEVICE)
-
-
-def exact(inputs: tuple[Tensor, ...], dtype: torch.dtype = torch.float64, **options) -> Tensor:
-    """By definition."""
-    q, k, v, weight, lengths = inputs
-    return conv_attention_decode_reference(*(x.to(dtype) for x in (q, k, v, weight)), lengths=lengths, **options)
-
-
-def assert_decodes(got: Tensor, inputs: tuple[Tensor, ...], rounding: int = 4, **options) -> None:
-    """`got` is as near to float64 as twice eager's own error (and a few units of rounding), each sequence too."""
-    want, dtype = exact(inputs, **options), inputs[0].dtype
-    eager = exact(inputs, dtype, **options)
-    assert got.shape == want.shape
-    assert got.dtype == dtype
-    tolerance = max(2 * relative_error(eager, want), rounding * torch.finfo(dtype).eps)
-    for sequence, wanted in zip(got, want, strict=True):
-        assert relative_error(sequence, wanted) <= 2 * tolerance
-    assert relative_error(got, want) <= tolerance, (relative_error(got, want), tolerance)
-
-
-def paged(x: Tensor, page_size: int) -> tuple[Tensor, Tensor]:
-    """`x [B, H, S, D]` as shuffled pages `[pages, H, page_size, D]`, and their block table; unused pages are NaN."""
-    batch, heads, length, head_dim = x.shape
-    count = -(-length // page_size)
-    padded = x.new_full((batch, heads, count * page_size, head_dim), float("nan"))
-    padded[:, :, :length] = x
-    order = torch.randperm(batch * count + 2, generator=torch.Generator().manual_seed(1))[: batch * count]
-    pages = x.new_full((batch * count + 2, heads, page_size, head_dim), float("nan"))
-    pages[order.to(x.device)] = padded.unflatten(2, (count, page_size)).transpose(1, 2).flatten(0, 1)
-    return pages, order.view(batch, count).to(x.device, torch.int32)
-
-
 def off_by_one(x: Tensor) -> Tensor:
     """The same numbers, contiguous, but not at a multiple of 16 bytes."""
     return torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
@@ -98,7 +57,7 @@ RAGGED = [40, 0, 300, 1, 5, 17, 6, 70]  # some shorter than the taps
 @pytest.mark.parametrize("splits", ["auto", 1, 3])
 def test_ragged_lengths(gpu, splits: int | str) -> None:
     inputs = make_decode(RAGGED, 1, 1, 64, (6, 11), BF16)
-    assert_decodes(run(inputs, splits=splits), inputs)
+    assert_decodes(run(inputs, splits=splits), *inputs, rounding=4)
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 3, 132])
@@ -107,7 +66,7 @@ def test_any_number_of_programs(gpu, multiprocessors: int) -> None:
     gpu.multiprocessors = multiprocessors
     for lengths in ([1, 30, 2, 90] * 9, [700]):
         inputs = make_decode(lengths, 2, 2, 64, (6, 11), BF16)
-        assert_decodes(run(inputs), inputs)
+        assert_decodes(run(inputs), *inputs, rounding=4)
 
 
 def test_the_order_of_threads_changes_nothing(gpu) -> None:
@@ -133,7 +92,7 @@ def test_shapes(gpu, head_dim, heads, kv_heads, taps, dtype, options) -> None:
     for lengths in ([150, 30], [9, 3]):
         inputs = make_decode(lengths, heads, kv_heads, head_dim, taps, dtype)
         kept = {name: value for name, value in options.items() if name != "splits"}
-        assert_decodes(run(inputs, **options), inputs, **kept)
+        assert_decodes(run(inputs, **options), *inputs, rounding=4, **kept)
 
 
 def test_heads_that_do_not_fit_into_one_program(gpu) -> None:
@@ -141,7 +100,7 @@ def test_heads_that_do_not_fit_into_one_program(gpu) -> None:
     inputs = make_decode([100, 20], 7, 1, 256, (6, 11), BF16)
     plan = choose_plan.__wrapped__(BF16, 256, Convolution(6, 11, 5), 7, False, True, inputs[0].device)
     assert ON_GPU or plan.constants.head_blocks == 2
-    assert_decodes(run(inputs), inputs)
+    assert_decodes(run(inputs), *inputs, rounding=4)
 
 
 @pytest.mark.parametrize("page_size", [16, 256])
@@ -152,7 +111,7 @@ def test_pages(gpu, page_size: int) -> None:
     used = -(-lengths // page_size)
     table[torch.arange(table.shape[1], device=DEVICE) >= used[:, None]] = 2**30  # such entries are never read
     got = run((q, k_pages, v_pages, weight, lengths), block_table=table, splits=3)
-    assert_decodes(got, inputs)
+    assert_decodes(got, *inputs, rounding=4)
     token_major = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_pages, v_pages)]
     dim_major = [x.mT.contiguous().mT for x in (k_pages, v_pages)]
     wide = torch.stack([table, table], dim=2).flatten(1)[:, ::2]
@@ -164,7 +123,7 @@ def test_any_layout(gpu) -> None:
     inputs = make_decode([4, 90], 6, 2, 17, (4, 6), BF16)
     q, k, v, weight, lengths = inputs
     want = run(inputs)
-    assert_decodes(want, inputs)
+    assert_decodes(want, *inputs, rounding=4)
 
     def dim_major(x):
         return x.transpose(2, 3).contiguous().transpose(2, 3)
@@ -217,7 +176,7 @@ def test_queries_of_any_layout_beside_aligned_caches(gpu) -> None:
 def test_window_of_any_size(gpu, window: int) -> None:
     """Shorter than the convolution while the sequence is, or longer than it looks back."""
     inputs = make_decode([1, 2, 3] if window == 3 else [1, 5, 120], 1, 1, 64, (6, 11), BF16, window=window)
-    assert_decodes(run(inputs), inputs)
+    assert_decodes(run(inputs), *inputs, rounding=4)
 
 
 def test_every_row_of_the_forward(gpu) -> None:
@@ -237,22 +196,22 @@ def test_float32_weight_and_the_identity(gpu) -> None:
     inputs = make_decode(RAGGED, 1, 1, 64, (6, 11), BF16)
     q, k, v, weight, lengths = inputs
     exact_weight = (q, k, v, weight.float() * 1.001, lengths)
-    assert_decodes(run(exact_weight), inputs[:3] + exact_weight[3:])
+    assert_decodes(run(exact_weight), *inputs[:3], *exact_weight[3:], rounding=4)
     plain = identity_weight(1, 6, 11, dtype=BF16, device=DEVICE)
-    assert_decodes(run((q, k, v, plain, lengths)), (q, k, v, plain, lengths))
+    assert_decodes(run((q, k, v, plain, lengths)), q, k, v, plain, lengths, rounding=4)
 
 
 @pytest.mark.parametrize("magnitude", [1e-3, 30.0, 300.0])
 def test_scores_of_any_size(gpu, magnitude: float) -> None:
     inputs = make_decode([5, 70, 200], 1, 1, 64, (6, 11), BF16, magnitude=magnitude)
-    assert_decodes(run(inputs), inputs)
+    assert_decodes(run(inputs), *inputs, rounding=4)
 
 
 def test_very_negative_scores(gpu) -> None:
     """Every true score far below zero: a masked zero must not win the softmax."""
     q, k, v, weight, lengths = make_decode([3, 200], 1, 1, 64, (6, 11), BF16)
     inputs = (q.abs() * 5, -k.abs() * 5, v, weight.abs() + 0.1, lengths)
-    assert_decodes(run(inputs, splits=2), inputs)
+    assert_decodes(run(inputs, splits=2), *inputs, rounding=4)
 
 
 def test_slices_are_independent(gpu) -> None:
@@ -282,7 +241,7 @@ def test_cuda_graph_follows_the_lengths(pages: bool) -> None:
     for new in ([4, 3000], [2, 17], [1, 1500]):
         lengths.copy_(torch.tensor(new))
         graph.replay()
-        assert_decodes(out, (q, k, v, weight, lengths))
+        assert_decodes(out, q, k, v, weight, lengths, rounding=4)
 
 
 @pytest.mark.gpu
@@ -320,7 +279,7 @@ def test_graphs_and_streams_run_side_by_side() -> None:
 def test_the_emulator_finds_what_a_gpu_may_hide(gpu, monkeypatch, tmp_path, line: str, instead: str) -> None:
     plant(monkeypatch, planning, tmp_path / "cuda_decode", "decode.cu", line, instead)
     inputs = make_decode([200], 1, 1, 64, (6, 11), BF16)
-    want = exact(inputs)
+    want = exact(*inputs)
     errors = []
     for gpu.seed in range(6):
         errors.append(relative_error(run(inputs), want))

@@ -22,7 +22,6 @@ from mta_kernels.conv_attention import conv_attention, conv_attention_reference
 from mta_kernels.conv_attention.fastpath import replay
 from mta_kernels.conv_attention.hopper import backward, backward_plan
 from mta_kernels.conv_attention.hopper import source as sources
-from mta_kernels.nvrtc import compiler
 from mta_kernels.operation import Convolution
 
 ON_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
@@ -383,24 +382,3 @@ def test_the_emulator_finds_what_a_gpu_may_hide(
             assert_in_any_order(hopper, inputs(1, 1, 1, 250, 16, (6, 11)), seeds=SEEDS_OF_FAULTS)
     finally:
         backward.kernel.cache_clear()
-
-
-@pytest.mark.parametrize(
-    "constants",
-    [
-        backward.BackwardConstants(BF16, 64, Convolution(6, 11, 5), causal=True, spans=False),
-        backward.BackwardConstants(BF16, 128, Convolution(6, 11, 5), causal=True, spans=False),
-        backward.BackwardConstants(FP16, 128, Convolution(8, 17, 0), causal=False, spans=True),
-    ],
-    ids=lambda constants: f"head dim {constants.head_dim}, {constants.conv.query_taps} taps",
-)
-def test_it_compiles_without_spills_and_with_products_in_flight(constants: backward.BackwardConstants) -> None:
-    """C7510 and its like say that ptxas runs one product at a time; a spill is local memory in the loop."""
-    reason = compiler.missing_package()
-    if reason:
-        pytest.skip(reason)
-    _, words = compiler.compile_source(constants.source)
-    if "ptxas info" not in words:
-        pytest.skip(f"NVRTC {compiler.version()} keeps ptxas's words to itself")
-    assert words.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == 1
-    assert "C75" not in words

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from itertools import pairwise
 
@@ -24,10 +23,9 @@ from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference, explain, identity_weight, operators
 from mta_kernels.conv_attention.hopper import forward, prepare
 from mta_kernels.conv_attention.hopper import source as sources
-from mta_kernels.conv_attention.hopper.backward import BackwardConstants
-from mta_kernels.conv_attention.hopper.forward import ForwardConstants, kernel, shape_unsupported
+from mta_kernels.conv_attention.hopper.forward import kernel, shape_unsupported
 from mta_kernels.conv_attention.hopper.prepare import Preparation, PrepareConstants
-from mta_kernels.nvrtc import compiler, driver
+from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.structures import Rows
 from mta_kernels.operation import Convolution
 
@@ -367,48 +365,3 @@ def test_65536_heads() -> None:
     few = [x.detach()[-2:].requires_grad_() for x in (q, k, v)]
     of_few = torch.autograd.grad(conv_attention(*few, weight, backend="hopper").sum(), few)
     assert all(torch.equal(x[-2:], y) for x, y in zip(gradients, of_few, strict=True))
-
-
-@pytest.mark.parametrize(
-    "constants",
-    [
-        ForwardConstants(BF16, 64, Convolution(6, 11, 5), causal=True, spans=False),
-        ForwardConstants(BF16, 128, Convolution(6, 11, 5), causal=True, spans=False),
-        ForwardConstants(FP16, 256, Convolution(8, 17, 16), causal=False, spans=True),
-        ForwardConstants(BF16, 64, Convolution(6, 11, 5), causal=False, spans=False, margins=True),
-    ],
-    ids=lambda constants: f"head dim {constants.head_dim}{', margins' * constants.margins}",
-)
-def test_it_compiles_without_spills_and_with_products_in_flight(constants: ForwardConstants) -> None:
-    """C7510 and its like say that ptxas runs one product at a time; a spill is local memory in the loop."""
-    reason = compiler.missing_package()
-    if reason:
-        pytest.skip(reason)
-    code, words = compiler.compile_source(constants.source)
-    assert code.startswith(b"\x7fELF")
-    if "ptxas info" not in words:
-        pytest.skip(f"NVRTC {compiler.version()} keeps ptxas's words to itself")
-    assert words.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == 1
-    assert "C75" not in words
-
-
-@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
-@pytest.mark.parametrize("constants", [ForwardConstants, BackwardConstants], ids=["forward", "backward"])
-def test_every_head_dim_compiles(constants: type, dtype: torch.dtype) -> None:
-    reason = compiler.missing_package()
-    if reason:
-        pytest.skip(reason)
-    for head_dim in range(8, 264, 8):
-        if shape_unsupported(dtype, head_dim, 1, 1, backward=constants is BackwardConstants) is None:
-            of_head_dim = constants(dtype, head_dim, Convolution(1, 1, 0), causal=False, spans=False)
-            # To PTX: what the assembler may refuse, it refuses in other tests.
-            compiler.compile_source(dataclasses.replace(of_head_dim.source, architecture="compute_90a"))
-
-
-def test_the_compiler_s_words_are_kept() -> None:
-    reason = compiler.missing_package()
-    if reason:
-        pytest.skip(reason)
-    geometry = ForwardConstants(BF16, 64, Convolution(9, 11, 5), causal=True, spans=False)
-    with pytest.raises(compiler.CompileError, match="eight rows above a score tile hold zeros"):
-        compiler.compile_source(geometry.source)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import triton
 from checked_addresses import check_addresses
 from kernel_inputs import DEVICE, DTYPES, far_apart, make, poison_memory, with_gaps
 from torch import Tensor
+from triton.runtime import interpreter
 
 from mta_kernels import gpu_limits
 from mta_kernels.conv_attention import conv_attention_reference
 from mta_kernels.conv_attention.triton import backward, forward
 from mta_kernels.conv_attention.triton.backward import conv_attention_backward
+from mta_kernels.conv_attention.triton.backward_fold import FLOAT32_CHAIN, add_expanded
 from mta_kernels.conv_attention.triton.forward import conv_attention_forward
 from mta_kernels.operation import Operation
 
@@ -211,3 +214,31 @@ def test_the_future_has_no_gradient_from_the_past() -> None:
     for gradient in gradients(q, k, v, weight, grad_out)[:3]:
         assert (gradient[:, :, 71:] == 0).all()
         assert (gradient[:, :, 70] != 0).any()
+
+
+def one_by_one(_builder, a, b, total, _precision, _imprecise):
+    """A float32 product as a GPU adds it up: a multiply-add after the other."""
+    sums = total.data
+    for i in range(a.data.shape[-1]):
+        terms = a.data[..., i : i + 1].astype(np.float64) * b.data[..., i : i + 1, :]
+        sums = (terms + sums).astype(np.float32)
+    return interpreter.TensorHandle(sums, total.dtype.scalar)
+
+
+def test_float32_weight_gradient_has_short_chains(monkeypatch):
+    """Rounding errors of a sum grow with the products that are added one by one."""
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", one_by_one)
+    rows, head_dim, taps = 512, 96, 3
+    generator = torch.Generator().manual_seed(2)
+    grad = torch.randn(1, rows, taps * head_dim, generator=generator).to(DEVICE)
+    x = torch.randn(1, 1, rows, head_dim, generator=generator).to(DEVICE)
+    weight = torch.zeros(1, taps, taps, device=DEVICE)
+    out = torch.zeros(1, rows, head_dim, device=DEVICE)
+    got = add_expanded(grad, x, weight, out, "test", factor=1.0, above=1)
+    padded = torch.nn.functional.pad(x[0, 0].double(), (0, 0, 1, 1))
+    exact = torch.stack([
+        (grad.view(rows, taps, head_dim).double() * padded[s : s + rows, None]).sum((0, 2)) for s in range(taps)
+    ], 1)  # fmt: skip
+    error = ((got[0].double() - exact).norm() / exact.norm()).item()
+    # A chain of n random terms is off by about u sqrt(n / 6); one of 3072 is off by 8e-7 here.
+    assert error <= 1.5 * torch.finfo(torch.float32).eps / 2 * (FLOAT32_CHAIN / 6) ** 0.5

@@ -9,6 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from checked_addresses import check_addresses
+from decode_steps import assert_decodes, make_decode, paged
 from kernel_inputs import DEVICE, DTYPES, far_apart, make, poison_memory, relative_error, with_gaps
 
 from mta_kernels.conv_attention import (
@@ -19,14 +20,7 @@ from mta_kernels.conv_attention import (
 )
 from mta_kernels.conv_attention.cuda_decode import backend
 from mta_kernels.conv_attention.triton import decode
-from mta_kernels.conv_attention.triton.decode_plan import (
-    DecodeConfig,
-    bulk_pays,
-    choose_splits,
-    column_steps,
-    decode_candidates,
-    newest_last,
-)
+from mta_kernels.conv_attention.triton.decode_plan import DecodeConfig, bulk_pays, column_steps, decode_candidates
 from mta_kernels.gpu_limits import capability
 from mta_kernels.operation import Operation
 
@@ -44,42 +38,6 @@ def conv_attention_decode_triton(q, k, v, weight, *, scale=None, pad_key="both",
     """A step by the kernels, without the operator."""
     operation = Operation.of(weight.shape[1:], q.shape[3], scale=scale, pad_key=pad_key)
     return decode.conv_attention_decode(operation, q, k, v, weight, **options)
-
-
-def make_decode(lengths, heads, kv_heads, head_dim, taps, dtype=torch.float32, window=None, **options):
-    """Random q_window and caches, with NaN before the first token and beyond each length; weight and lengths."""
-    capacity = max(lengths) + 5
-    q, k, v, weight = make(len(lengths), heads, kv_heads, capacity, head_dim, taps, dtype, **options)
-    window = window or taps[0]
-    q = torch.cat([q, q], 2)[:, :, :window] if window > capacity else q[:, :, :window]
-    for batch, length in enumerate(lengths):
-        k[batch, :, length:] = v[batch, :, length:] = q[batch, :, : max(0, window - length)] = float("nan")
-    return q, k, v, weight, torch.tensor(lengths, device=DEVICE)
-
-
-def assert_decodes(got: Tensor, q, k, v, weight, lengths, rounding=8, **options) -> None:
-    """`got` is as near to float64 as twice eager's own error (and a few units of rounding), each sequence too."""
-    doubles = [x.double() for x in (q, k, v, weight)]
-    exact = conv_attention_decode_reference(*doubles, lengths=lengths, **options)
-    eager = conv_attention_decode_reference(q, k, v, weight, lengths=lengths, **options)
-    assert got.shape == exact.shape
-    assert got.dtype == q.dtype
-    tolerance = max(2 * relative_error(eager, exact), rounding * torch.finfo(q.dtype).eps)
-    for sequence, wanted in zip(got, exact, strict=True):
-        assert relative_error(sequence, wanted) <= 2 * tolerance
-    assert relative_error(got, exact) <= tolerance, (relative_error(got, exact), tolerance)
-
-
-def paged(x: Tensor, page_size: int, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """`x [B, H, S, D]` as shuffled pages `[pages, H, page_size, D]`, and their block table; unused pages are NaN."""
-    batch, heads, length, head_dim = x.shape
-    count = -(-length // page_size)
-    padded = x.new_full((batch, heads, count * page_size, head_dim), float("nan"))
-    padded[:, :, :length] = x
-    order = torch.randperm(batch * count + 2, generator=torch.Generator().manual_seed(seed))[: batch * count]
-    pages = x.new_full((batch * count + 2, heads, page_size, head_dim), float("nan"))
-    pages[order.to(x.device)] = padded.unflatten(2, (count, page_size)).transpose(1, 2).flatten(0, 1)
-    return pages, order.view(batch, count).to(x.device, torch.int32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -340,55 +298,10 @@ def test_tiles_of_older_gpus(shared_memory: int, monkeypatch: pytest.MonkeyPatch
     assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=2), *inputs)
 
 
-@pytest.mark.parametrize("shared_memory", [232448, 166912, 101376])
-def test_configs_fit_every_gpu(shared_memory: int) -> None:
-    for key_taps in range(1, 32):
-        for group in (1, 2, 3, 4, 8, 32):
-            for block_d, size in ((16, 2), (64, 2), (128, 2), (256, 2), (64, 4), (256, 4)):
-                shape = {"key_taps": key_taps, "block_d": block_d, "element_size": size}
-                options = {"group": group, "shared_memory": shared_memory}
-                bulk = decode_candidates(bulk=True, **options, **shape) if size == 2 else ()
-                for config in (*decode_candidates(**options, **shape), *bulk):
-                    assert config.shared_memory(**shape) <= shared_memory
-                    # A window's columns lie within two tiles.
-                    assert config.block_n // config.pack >= column_steps(key_taps, config.pack)
-
-
-def test_choose_splits() -> None:
-    """By what fits a multiprocessor, of which there are 132."""
-    assert choose_splits(16, 65536, 1, 132, 1, 3) == 14  # the fewest that read as fast as memory can: 5 on 3 SMs
-    assert choose_splits(16, 256, 1, 132, 1, 3) == 4  # never less than 64 keys each
-    assert choose_splits(128, 16384, 1, 132, 1, 3) == 3  # five on three cannot be: 384 programs, three an SM
-    assert choose_splits(128, 16384, 1, 132, 1, 4) == 4  # 512, four an SM
-    assert choose_splits(8, 65536, 4, 132, 2, 4) == 33  # 16 programs a split, 528: four an SM
-    assert choose_splits(8, 4096, 4, 132, 2, 4) == 24  # of few keys, three
-    assert choose_splits(8, 65536, 8, 132, 4, 2) == 16
-    assert choose_splits(1, 1 << 20, 1, 132, 1, 4) == 128
-    assert choose_splits(16, 8192, 1, 84, 1, 1) == 5  # an SM that holds one program has no five on three
-    assert choose_splits(384, 20000, 1, 132, 1, 3) == 1  # three an SM
-    assert choose_splits(256, 20000, 1, 132, 1, 3) == 3
-    assert choose_splits(4096, 4096, 1, 132, 1, 4) == 1
-    for sequences, length, group in ((8, 4096, 1), (21, 1000, 4), (128, 131072, 8), (1, 1, 1), (264, 70, 1)):
-        assert 1 <= choose_splits(sequences, length, group, 132, 1, 4) <= min(128, max(1, length // 64))
-
-
-def test_programs_that_fit_an_sm() -> None:
-    """As many as an H200 ran at a time: beyond, times jump."""
-    hopper = {"key_taps": 11, "element_size": 2, "shared_memory": 232448}
-    assert DecodeConfig(64, 2, 1, 2, 3).programs_per_sm(block_d=128, **hopper) == 3
-    assert DecodeConfig(64, 2, 1, 2, 3).programs_per_sm(block_d=64, **hopper) == 4
-    assert DecodeConfig(128, 2, 4, 4, 2).programs_per_sm(block_d=64, **hopper) == 2
-    assert DecodeConfig(128, 2, 1, 8, 4).programs_per_sm(block_d=256, **hopper) == 1
-
-
 @pytest.mark.parametrize("cache", ["by pointers", "by the copy engine", "paged"])
 @pytest.mark.parametrize("group", [1, 3])
 def test_newest_keys_come_first_or_last(group: int, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where programs stand does not change what they compute."""
-    assert not newest_last(16, 14, 1, 132)  # about five programs on three SMs, those of the newest keys in between
-    assert newest_last(16, 16, 1, 132)  # two on each
-    assert newest_last(16, 4, 1, 132)
-    assert newest_last(8, 24, 4, 132)
     inputs = make_decode([7, 200], 2 * group, 2, 64, (6, 11), torch.float16)
     q, k, v, weight, lengths = inputs
     operation = Operation.of((6, 11), 64)

@@ -445,8 +445,8 @@ def test_verify_prints_its_checks_and_fails_on_a_wrong_one(mtabench, monkeypatch
     asked, seeds = [], []
 
     def checks(rows):
-        def run_checks(implementations, device, seed):
-            asked.append((list(implementations), device))
+        def run_checks(implementations, device, seed, dtypes):
+            asked.append((list(implementations), device, dtypes))
             seeds.append(seed)
             return iter(rows)
 
@@ -462,8 +462,14 @@ def test_verify_prints_its_checks_and_fails_on_a_wrong_one(mtabench, monkeypatch
     assert "leaks the future" in out
     assert "1 of 2 checks failed" in out
     assert "not checked: no GPU" in out
-    assert asked == [(["eager"], "cpu"), (registry.names(), "cpu")]
+    assert asked == [(["eager"], "cpu", None), (registry.names(), "cpu", None)]
     assert seeds[0] == 5 != seeds[1]
+    mtabench("verify", "--impl", "eager", "--device", "cpu", "--dtype", "fp16")
+    assert asked[-1] == (["eager"], "cpu", ["fp16"])
+    code, _, err = mtabench("verify", "--device", "cpu", "--dtype", "bf16")
+    assert (code, err) == (2, "mtabench: --dtype bf16 is not checked on cpu; expected one or more of fp32, fp16\n")
+    code, _, err = mtabench("verify", "--fuzz", "1", "--dtype", "fp16")
+    assert (code, err) == (2, "mtabench: random cases are of any dtype; leave out --dtype or --fuzz\n")
     # A gate on a machine that lost its GPU must not pass.
     monkeypatch.setattr("mtabench.commands.verify.run_checks", checks([absent]))
     code, out, err = mtabench("verify", "--impl", "sdpa-cudnn", "--device", "cpu")

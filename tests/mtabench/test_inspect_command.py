@@ -275,7 +275,7 @@ def test_only_the_sources_of_the_kernels_asked_for_are_walked(monkeypatch, capsy
         ("--baseline empty.json --json empty.json", "would overwrite the baseline"),
         ("--json a --csv a", "would overwrite"),
         ("--json .", "is a folder"),
-        ("--csv text.json/kernels.csv", "text.json is no folder to write in"),
+        ("--csv text.json/kernels.csv", "text.json is a file, not a folder"),
         ("--accept", "it needs --baseline FILE"),
         ("--accept --baseline empty.json --target sm_90", "no target, kernel or shape"),
         ("--all-shapes --head-dim 33", "none of the shapes to inspect is as asked for"),

@@ -8,6 +8,7 @@ from typer.main import get_command
 from mtabench import environment
 from mtabench.cli import app
 from mtabench.errors import UsageError
+from mtabench.measuring.timing import Settings
 from mtabench.registry import default_names, find
 from mtabench.sweeps.estimate import PROCESS_S, RATES, estimate_seconds, shown
 from mtabench.sweeps.plan import Options, make_plan
@@ -186,15 +187,15 @@ def test_kv_heads_are_held_against_the_heads_of_this_device(gpu):
 
 def test_estimates_grow_with_work_up_to_the_time_limit():
     def seconds(seq, limit=10.0):
-        return estimate_seconds(plan(seq=seq).cases, limit, most_samples=200, min_rounds=5)
+        return estimate_seconds(plan(seq=seq).cases, Settings(time_limit_s=limit))
 
     assert 1 < seconds("64") < seconds("1k") < seconds("4k") < 600
     assert seconds("1k", limit=1.0) < seconds("1k")
     one, four = (plan("decode", seq="1k", impl="triton", splits=splits).cases for splits in ("1", "1..8"))
     assert len(four) == 4
-    once, rest = (estimate_seconds(cases, 10.0, most_samples=200, min_rounds=5) for cases in (one, four[1:]))
-    together = estimate_seconds(four, 10.0, most_samples=200, min_rounds=5)
+    once, rest = (estimate_seconds(cases, Settings()) for cases in (one, four[1:]))
+    together = estimate_seconds(four, Settings())
     assert once + rest - together > RATES["cpu"].compile_s  # compiled once, and checked against one reference
-    isolated = estimate_seconds(four, 10.0, most_samples=200, min_rounds=5, isolated=True)
+    isolated = estimate_seconds(four, Settings(), isolated=True)
     assert isolated > together + 4 * PROCESS_S
     assert [shown(s) for s in (0.01, 45, 200, 8000)] == ["1 s", "45 s", "3 min", "2.2 h"]

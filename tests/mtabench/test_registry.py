@@ -6,21 +6,29 @@ from pathlib import Path
 import pytest
 
 from mtabench.errors import UsageError
-from mtabench.problem.case import OPS, PASSES
-from mtabench.registry import BASELINE, IMPLEMENTATIONS, default_names, find, names
+from mtabench.problem.case import PASSES
+from mtabench.problem.operations import OPS
+from mtabench.registry import BASELINE, IMPLEMENTATIONS, default_names, every, find, names
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: i.name)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=lambda i: f"{i.name} {i.op}")
 def test_every_entry_is_of_what_is_known(implementation):
     assert implementation.op in OPS
     assert set(implementation.passes) <= set(PASSES)
     assert set(implementation.devices) <= {"cuda", "cpu"}
-    assert implementation.work in ("dense", "tiled", "expanded", "banded", "overlapped")
+    assert implementation.work in ("dense", "tiled", "staged", "expanded", "banded", "overlapped")
 
 
-def test_names_are_unique_and_the_baseline_is_among_them():
-    assert len(set(names())) == len(IMPLEMENTATIONS)
+def test_a_name_stands_for_one_entry_an_operation_and_the_baseline_for_one_of_each():
+    assert len({(entry.name, entry.op) for entry in IMPLEMENTATIONS}) == len(IMPLEMENTATIONS)
+    assert len(set(names())) == len(names())
     assert find(BASELINE).op == "conv-attention"
+    assert {entry.op for entry in every(BASELINE)} == set(OPS) - {"attention"}
+    assert all(entry.op != "attention" or len(every(entry.name)) == 1 for entry in IMPLEMENTATIONS)
+
+
+def test_a_name_has_one_style():
+    assert all(entry.style == find(entry.name).style for entry in IMPLEMENTATIONS)
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("egaer", "eager"), ("tritn", "triton"), ("sdpa-cudn", "sdpa-cudnn")])

@@ -18,9 +18,10 @@ from torch import Tensor
 from mta_kernels.attention.reference import attention_reference
 from mta_kernels.attention.sdpa import attention as attention_sdpa
 from mta_kernels.attention.sdpa import unsupported as sdpa_unsupported
-from mta_kernels.conv_attention.arguments import check_no_tangents, check_queries, check_tensors, wants_gradient
+from mta_kernels.conv_attention.arguments import check_queries, check_tensors, wants_gradient
 from mta_kernels.gpu_limits import absent
 from mta_kernels.operation import softmax_scale
+from mta_kernels.operator_gradients import check_no_tangents
 
 __all__ = ["RUNGS", "attention", "attention_reference", "attention_sdpa", "rung_unsupported", "sdpa_unsupported"]
 

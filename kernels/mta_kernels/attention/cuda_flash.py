@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import c_float, c_int, c_void_p
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from mta_kernels.attention.cuda_launch import ELEMENTS, Constants, device_unsupported, diagonal, kernel
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import missing_package
-from mta_kernels.nvrtc.structures import fields
+from mta_kernels.nvrtc.structures import Rows, fields, in_chunks
 
 MAX_HEAD_DIM = 256
 L2_BYTES = 32 << 20  # that keys and values may take: the L2 of an A100 has 40 MB, of an H200 50
@@ -71,16 +71,6 @@ class Geometry:
         )  # fmt: skip
 
 
-class Rows(ctypes.Structure):
-    """`struct Rows` of cuda_flash.cu."""
-
-    _fields_ = (("start", c_void_p), *fields(c_int64, "stride_batch stride_head"), ("stride_row", c_int))
-
-    @classmethod
-    def of(cls, x: Tensor) -> Rows:
-        return cls(x.data_ptr(), *x.stride()[:3])
-
-
 class Arguments(ctypes.Structure):
     """`struct Arguments` of cuda_flash.cu."""
 
@@ -106,7 +96,8 @@ def launch(geometry: Geometry, q: Tensor, k: Tensor, v: Tensor, *, causal: bool,
     """`attention` with these constants."""
     if scale < 0:  # the kernel looks for the largest score before it multiplies by the scale
         q, scale = -q, -scale
-    q, k, v = (_copyable(x) for x in (q, k, v))
+    near = (x if x.stride(2) <= MAX_STRIDE else x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
+    q, k, v = map(in_chunks, near)
     batch, heads, queries, _ = q.shape
     kv_heads, keys = k.shape[1:3]
     group = heads // kv_heads
@@ -149,11 +140,3 @@ def tile_bytes(head_dim: int, element_size: int) -> dict[str, int]:
     tiles = {f"{name} tile": size // 2 * element_size for name, size in geometry.tile_bytes.items()}
     accumulator = geometry.rows * 16 * -(-head_dim // 16) * 4
     return {**tiles, "statistics": geometry.rows * 2 * 4, "accumulator": accumulator}
-
-
-def _copyable(x: Tensor) -> Tensor:
-    """x, or a copy of it, such that 16 bytes at a time can be copied from it."""
-    strides = [stride for stride, size in zip(x.stride()[:3], x.shape[:3], strict=True) if size > 1]
-    aligned = x.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in strides)
-    contiguous_rows = x.stride(3) == 1 and x.stride(2) <= MAX_STRIDE
-    return x if aligned and contiguous_rows else x.clone(memory_format=torch.contiguous_format)

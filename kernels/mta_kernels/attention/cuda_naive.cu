@@ -9,8 +9,8 @@
 // thread of the products reads two numbers, and is as fast as the caches that give them. cuda_tiled.cu reads less
 // often, and cuda_flash.cu stores no scores.
 //
-// ELEMENT, float, float16 or bfloat16, comes from the compiler's command line. Alone:
-//   nvcc -arch=sm_80 -cubin -I. -DELEMENT=bfloat16 cuda_naive.cu
+// ELEMENT, float, Half or Bfloat16, comes from the compiler's command line. Alone:
+//   nvcc -arch=sm_80 -cubin -I. -I../nvrtc -DELEMENT=Bfloat16 cuda_naive.cu
 #include <elements.cuh>
 
 struct Arguments {  // contiguous

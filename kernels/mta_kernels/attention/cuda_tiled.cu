@@ -12,9 +12,9 @@
 // goes to memory and back: 4 bytes a score written, 12 read and 8 written by the softmax, and 4 read for every TILE
 // columns of out.
 //
-// ELEMENT, float, float16 or bfloat16, comes from the compiler's command line; products are of float32 on the CUDA
+// ELEMENT, float, Half or Bfloat16, comes from the compiler's command line; products are of float32 on the CUDA
 // cores. Alone:
-//   nvcc -arch=sm_80 -cubin -I. -DELEMENT=bfloat16 cuda_tiled.cu
+//   nvcc -arch=sm_80 -cubin -I. -I../nvrtc -DELEMENT=Bfloat16 cuda_tiled.cu
 #include <elements.cuh>
 
 constexpr int TILE = 64, DEPTH = 16, EACH = 4, ACROSS = TILE / EACH, THREADS = ACROSS * ACROSS;

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from mta_kernels.operation import key_padding
+from mta_kernels.operator_gradients import check_no_tangents
 
 MAY_BE_LEFT_OUT = (
     "q_history", "cu_seqlens", "block_table",
@@ -96,11 +96,6 @@ def wants_gradient(*tensors: Tensor | None) -> bool:
 def under_autocast(x: Tensor) -> bool:
     """Whether autocast is on for the device of x; it knows nothing of "meta"."""
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
-
-
-def under_torch_func() -> bool:
-    """Whether a transform of torch.func is active: grad, vjp, jvp, vmap."""
-    return torch._C._are_functorch_transforms_active()
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
@@ -248,12 +243,6 @@ def check_shared_cache(
         "conv_attention_decode with group", "backend='reference' without group has them",
         q_window, k_cache, v_cache, weight,
     )  # fmt: skip
-
-
-def check_no_tangents(operation: str, instead: str, *arguments: object) -> None:
-    """Raise RuntimeError if one of these is a dual tensor: kernels have no forward-mode derivatives."""
-    if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in arguments):
-        raise RuntimeError(f"{operation} has no forward-mode derivatives (torch.func.jvp, dual tensors); {instead}")
 
 
 def check_block_table(block_table: Tensor, q_window: Tensor, k_cache: Tensor) -> None:

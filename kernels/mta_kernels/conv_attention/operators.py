@@ -1,7 +1,7 @@
 """The kernel backends as `torch.library` operators, which take their backend by name: shapes, gradients.
 
 `mta::conv_attention`, `mta::conv_attention_backward` and `mta::conv_attention_decode` are opaque to torch.compile and
-torch.export. Gradients are registered on the Autograd key by hand: `register_autograd` takes twice the host time.
+torch.export.
 An operator takes numbers, not objects: an `Operation` is taken apart and put together again in this file alone.
 """
 
@@ -12,14 +12,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch.autograd import forward_ad
 
-from mta_kernels.conv_attention.arguments import check_no_tangents, check_splits, rows_before, under_torch_func
+from mta_kernels.conv_attention.arguments import check_splits, rows_before
 from mta_kernels.conv_attention.backend import Backend, Gradients, Request
 from mta_kernels.conv_attention.backends import check_can_run, named
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
 from mta_kernels.operation import Convolution, Operation
+from mta_kernels.operator_gradients import (
+    NoGradient,
+    check_no_tangents_in_kernels,
+    register_gradient,
+    run_in_function,
+    wanted,
+)
 
 Numbers = tuple[bool, float, int]  # of an operation: causal, scale, pad
 
@@ -36,7 +41,9 @@ def conv_attention_op(
     conv = operation.conv
     options = (*numbers_of(operation), head_chunk or 0)
     if cu_seqlens is not None:
-        _check_no_tangents("conv_attention", backend.name, q, k, v)  # which the Functions that spread rows do not know
+        check_no_tangents_in_kernels(
+            "conv_attention", backend.name, q, k, v
+        )  # which the Functions that spread rows do not know
         gap = max(conv.query_taps - 1, conv.pad, conv.key_taps - 1 - conv.pad)
         layout = spread_layout(cu_seqlens, q.shape[2], gap)
         spread = (spread_rows(x, layout) for x in (q, k, v))
@@ -160,7 +167,7 @@ class _ConvAttention(torch.autograd.Function):
         causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.options, ctx.backend = (causal, scale, pad, head_chunk), backend
-        out, logsumexp = _run_in_function(CONV_ATTENTION, q, k, v, weight, *ctx.options, spans, backend)
+        out, logsumexp = run_in_function(CONV_ATTENTION, q, k, v, weight, *ctx.options, spans, backend)
         ctx.save_for_backward(q, k, v, weight, out, logsumexp, spans)
         ctx.mark_non_differentiable(logsumexp)
         ctx.set_materialize_grads(False)
@@ -175,65 +182,12 @@ class _ConvAttention(torch.autograd.Function):
         return *wanted(gradients, ctx.needs_input_grad), None, None, None, None, None, None
 
 
-def wanted(gradients: tuple[Tensor, ...], needed: tuple[bool, ...]) -> list[Tensor | None]:
-    """The gradients, and None for those that are not needed."""
-    return [x if is_needed else None for x, is_needed in zip(gradients, needed, strict=False)]
-
-
-class _NoGradient(torch.autograd.Function):
-    """An operator whose results cannot be differentiated: raises `sentence` rather than give no gradient.
-
-    Its last argument is the backend.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, op: Callable, sentence: str, *arguments: Any) -> Any:
-        ctx.sentence = sentence.format(backend=arguments[-1])
-        return _run_in_function(op, *arguments)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> None:
-        raise RuntimeError(ctx.sentence)
-
-
-def _below_autograd(op: Callable, *arguments: Any) -> Any:
-    with torch._C._AutoDispatchBelowAutograd():
-        return op(*arguments)
-
-
-def _run_in_function(op: Callable, *arguments: Any) -> Any:
-    """`op` below autograd, from a Function's forward: that has no gradients, but outer levels of torch.func have."""
-    if not under_torch_func():
-        return _below_autograd(op, *arguments)
-    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
-        return _below_autograd(op, *arguments)
-
-
-def _check_no_tangents(operation: str, backend: str, *arguments: Any) -> None:
-    check_no_tangents(f"{operation} through backend {backend!r}", "backend='reference' has them", *arguments)
-
-
-def _register_gradient(op: torch._ops.OpOverload, operation: str, function: Any, *first: Any) -> None:
-    """Apply a Function to `first` and the arguments of `op`, the backend last, where a gradient may be asked for."""
-
-    def autograd(*arguments: Any) -> Any:
-        _check_no_tangents(operation, arguments[-1], *arguments)
-        if not torch.is_grad_enabled() or not any(isinstance(x, Tensor) and x.requires_grad for x in arguments):
-            return _below_autograd(op, *arguments)
-        if not under_torch_func():
-            return function.apply(*first, *arguments)
-        with enable_single_level_autograd_function():  # torch.func transforms one level of an operator at a time
-            return super(torch.autograd.Function, function).apply(*first, *arguments)
-
-    torch.library.impl(op.name(), "Autograd")(autograd)
-
-
-_register_gradient(CONV_ATTENTION, "conv_attention", _ConvAttention)
-_register_gradient(
-    CONV_ATTENTION_BACKWARD, "the backward of conv_attention", _NoGradient, CONV_ATTENTION_BACKWARD,
+register_gradient(CONV_ATTENTION, "conv_attention", _ConvAttention)
+register_gradient(
+    CONV_ATTENTION_BACKWARD, "the backward of conv_attention", NoGradient, CONV_ATTENTION_BACKWARD,
     "conv_attention is differentiable once through backend '{backend}'; backend='reference' has second derivatives",
 )  # fmt: skip
-_register_gradient(
-    CONV_ATTENTION_DECODE, "conv_attention_decode", _NoGradient, CONV_ATTENTION_DECODE,
+register_gradient(
+    CONV_ATTENTION_DECODE, "conv_attention_decode", NoGradient, CONV_ATTENTION_DECODE,
     "conv_attention_decode is not differentiable through backend '{backend}'; use backend='reference' for gradients",
 )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import under_torch_func
+from mta_kernels.operator_gradients import under_torch_func
 
 
 class Layout(NamedTuple):

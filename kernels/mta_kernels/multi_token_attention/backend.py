@@ -49,7 +49,8 @@ class MtaBackend:
 
     `documents` is None or `[2, N]` int32: for each position the first of its document and one past the last. Row i sees
     key j only if `documents[0, i] <= j < documents[1, i]`, and a convolution sees zeros at rows and keys of other
-    documents. Tensors have any strides; the KV heads divide the query heads.
+    documents. To hide such keys from each row is not enough: at the first rows of a document the taps reach rows of the
+    one before, at keys that those rows see. Tensors have any strides; the KV heads divide the query heads.
     """
 
     name: str

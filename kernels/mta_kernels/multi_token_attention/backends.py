@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mta_kernels.multi_token_attention.backend import MtaBackend, Request
+from mta_kernels.multi_token_attention.triton.backend import TRITON
 
-KERNELS: tuple[MtaBackend, ...] = ()  # a backend is one import above and its name here
+KERNELS: tuple[MtaBackend, ...] = (TRITON,)  # a backend is one import above and its name here
 BACKENDS = ("reference", *(backend.name for backend in KERNELS))
 
 
@@ -15,7 +16,8 @@ def named(name: str) -> MtaBackend | None:
             return backend
     if name == "reference":
         return None
-    raise ValueError(f"backend is {name!r}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
+    names = ["reference", *(backend.name for backend in KERNELS)]
+    raise ValueError(f"backend is {name!r}; expected 'auto' or one of {', '.join(map(repr, names))}")
 
 
 def check_can_run(backend: MtaBackend, request: Request) -> None:

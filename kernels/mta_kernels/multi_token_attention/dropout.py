@@ -24,13 +24,38 @@ def kept(
     dropout: float, seed: Tensor, batch: int, heads: int, rows: tuple[int, int], columns: tuple[int, int]
 ) -> Tensor:
     """Whether a probability stays: `[batch, heads, rows, columns]`, rows and columns as (start, stop) of positions."""
+    return torch.ops.mta.dropout_kept(seed, dropout, batch, heads, *rows, *columns)
+
+
+# An operator, since inductor computes sums and products of positions and a constant seed without wrapping around.
+torch.library.define(
+    "mta::dropout_kept",
+    "(Tensor seed, float dropout, SymInt batch, SymInt heads, SymInt first_row, SymInt end_row, SymInt first_column, "
+    "SymInt end_column) -> Tensor",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+
+
+@torch.library.impl("mta::dropout_kept", "CompositeExplicitAutograd")
+def _kept(
+    seed: Tensor, dropout: float, batch: int, heads: int, first_row: int, end_row: int, first_column: int,
+    end_column: int,
+) -> Tensor:  # fmt: skip
     device = seed.device
     head = torch.arange(batch * heads, device=device).view(batch, heads, 1, 1)
-    row, column = torch.arange(*rows, device=device), torch.arange(*columns, device=device)
+    row, column = torch.arange(first_row, end_row, device=device), torch.arange(first_column, end_column, device=device)
     numbers = seed
     for place in (head, row[:, None], column):
         numbers = _scrambled(numbers + (place + 1) * _STEP)
     return _shifted(numbers, 64 - BITS) >= int(dropout * 2**BITS)
+
+
+@torch.library.register_fake("mta::dropout_kept")
+def _fake_kept(
+    seed: Tensor, dropout: float, batch: int, heads: int, first_row: int, end_row: int, first_column: int,
+    end_column: int,
+) -> Tensor:  # fmt: skip
+    return seed.new_empty(batch, heads, end_row - first_row, end_column - first_column, dtype=torch.bool)
 
 
 def _scrambled(x: Tensor) -> Tensor:

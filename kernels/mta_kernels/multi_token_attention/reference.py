@@ -86,7 +86,9 @@ def mixed_attention(
     if cu_seqlens is not None:
         documents = [slice(start, stop) for start, stop in pairwise(cu_seqlens.tolist()) if start < stop]
         parts = [
-            _definition(operation, *(x[:, :, at] for x in (q, k, v)), mixers, (0, at.stop - at.start), drop, at.start)
+            _definition(
+                operation, q[:, :, at], k[:, :, at], v[:, :, at], mixers, (0, at.stop - at.start), drop, at.start
+            )
             for at in documents
         ]
         return torch.cat(parts, dim=2)

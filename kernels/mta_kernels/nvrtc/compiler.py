@@ -78,8 +78,9 @@ def compile_source(source: Source) -> tuple[bytes, str]:
 
 
 def headers_in(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Texts of headers in a folder, by their names."""
-    return {name: (folder / name).read_text() for name in names}
+    """Texts of headers in a folder, by their names, and of common.cuh, which all of them include."""
+    paths = (Path(__file__).parent / "common.cuh", *(folder / name for name in names))
+    return {path.name: path.read_text() for path in paths}
 
 
 def machine_code(source: Source) -> bytes:

@@ -16,7 +16,7 @@ def fields(kind: Any, names: str) -> tuple[tuple[str, Any], ...]:
 
 
 class Rows(ctypes.Structure):
-    """`struct Rows` of exact.cuh and of cuda_conv/tiles.cuh: `[B, heads, rows, D]` by its strides in numbers."""
+    """`struct Rows` of exact.cuh, tiles.cuh and cuda_flash.cu: `[B, heads, rows, D]` by its strides in numbers."""
 
     _fields_ = (("start", c_void_p), *fields(c_int64, "stride_batch stride_head stride_row"))
 
@@ -28,10 +28,9 @@ class Rows(ctypes.Structure):
 
 def in_chunks(x: Tensor) -> Tensor:
     """`x [B, heads, rows, D]`, copied if its rows cannot be loaded 16 bytes at a time."""
-    whole = all(stride * x.element_size() % 16 == 0 for stride in x.stride()[:3])
-    return (
-        x if x.stride(3) == 1 and whole and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
-    )
+    strides = [stride for stride, size in zip(x.stride()[:3], x.shape[:3], strict=True) if size > 1]
+    whole = x.data_ptr() % 16 == 0 and all(stride * x.element_size() % 16 == 0 for stride in strides)
+    return x if x.stride(3) == 1 and whole else x.clone(memory_format=torch.contiguous_format)
 
 
 class Weight(ctypes.Structure):

@@ -3,7 +3,9 @@
 from functools import partial
 
 from mtabench.charts.chart import Kind
-from mtabench.charts.data import CONV_COLUMNS
 from mtabench.charts.heatmap import chart
+from mtabench.problem.operations import OPERATION_COLUMNS
 
-KIND = Kind("speedups of at least two convolutions (such as --conv 6x11,3x3)", partial(chart, CONV_COLUMNS), place=3)
+KIND = Kind(
+    "speedups of at least two convolutions (such as --conv 6x11,3x3)", partial(chart, OPERATION_COLUMNS), place=3
+)

@@ -19,17 +19,7 @@ from mtabench.charts.findings import speed
 from mtabench.charts.lines import log_ticks, plain_axes
 from mtabench.charts.panels import check_panels, word_of
 from mtabench.charts.style import Look
-from mtabench.charts.text import (
-    TIMES,
-    caption,
-    factor,
-    fitted,
-    inches,
-    milliseconds,
-    shortened,
-    tokens,
-    unsettled_note,
-)
+from mtabench.charts.text import TIMES, caption, factor, fitted, inches, milliseconds, shortened, tokens, unsettled_note
 from mtabench.measuring.settled import UNSETTLED
 
 LEAST = 3  # timed implementations

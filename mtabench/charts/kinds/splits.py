@@ -11,13 +11,13 @@ import pandas as pd
 from matplotlib.colors import to_hex
 
 from mtabench.charts.chart import Chart, Kind, titled
-from mtabench.charts.data import CONV_COLUMNS
 from mtabench.charts.kinds.time import BANDS
 from mtabench.charts.lines import YAxis, line_chart
 from mtabench.charts.panels import Failure, Line, Panel, check_panels, failures_of, times, unsettled_times
 from mtabench.charts.text import problem, shortened
 from mtabench.implementations import Style
 from mtabench.problem.axes import short
+from mtabench.problem.operations import OPERATION_COLUMNS
 from mtabench.results.splits import choices
 
 
@@ -34,9 +34,9 @@ def chart(cells: pd.DataFrame) -> Chart | None:
 
 def split_panels(swept: pd.DataFrame) -> list[Panel]:
     """The panels of cells that name their splits; none of those where fewer than two numbers have a time."""
-    swept = swept.fillna(dict.fromkeys(CONV_COLUMNS, 0))
+    swept = swept.fillna(dict.fromkeys(OPERATION_COLUMNS, 0))
     shown = []
-    groups = swept.groupby(["head_dim", *CONV_COLUMNS, "impl"])
+    groups = swept.groupby(["head_dim", *OPERATION_COLUMNS, "impl"])
     check_panels(groups.ngroups)
     for _, group in groups:
         numbers = group[group["splits"] != "auto"]
@@ -49,7 +49,7 @@ def split_panels(swept: pd.DataFrame) -> list[Panel]:
             lines.append(line)
             failures += failed
         first = group.iloc[0]
-        title = f"{shortened(first['impl'])}, {problem(first['head_dim'], first['conv_q'], first['conv_k'])}"
+        title = f"{shortened(first['impl'])}, {problem(first['head_dim'], *first[[*OPERATION_COLUMNS]])}"
         shown.append(Panel(title, tuple(lines), tuple(failures)))
     return shown
 

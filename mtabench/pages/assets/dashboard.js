@@ -7,7 +7,8 @@
   const { revisionName, revisions, dateOf, timeOf, changeMark, evidenceOf } = dashboard;
   const { cells, runs, histories, timelines, rules } = data;
   const AXES = [
-    ["pass", "pass"], ["impl", "implementation"], ["seq", "seq"], ["head_dim", "head dim"], ["conv", "conv"],
+    ["pass", "pass"], ["impl", "implementation"], ["seq", "seq"], ["head_dim", "head dim"], ["mix", "mix"],
+    ["conv", "conv"], ["post_conv", "post conv"],
     ["dtype", "dtype"], ["batch", "batch"], ["heads", "heads"], ["kv_heads", "KV heads"], ["causal", "causal"],
     ["splits", "splits"], ["op", "computes"], ["device", "device"],
   ];
@@ -39,10 +40,11 @@
 
   function rowOf(cell) {
     const last = changesOf[cell].at(-1);
-    const conv = cells.conv_q[cell] ? `${cells.conv_q[cell]}x${cells.conv_k[cell]}` : "";
+    const taps = (name) => (cells[`${name}_q`][cell] ? `${cells[`${name}_q`][cell]}x${cells[`${name}_k`][cell]}` : "");
+    const convs = { conv: taps("conv"), post_conv: taps("post_conv") };
     const state = cells.state[cell];
     return {
-      ...Object.fromEntries(AXES.map(([name]) => [name, name === "conv" ? conv : cells[name][cell]])),
+      ...Object.fromEntries(AXES.map(([name]) => [name, convs[name] ?? cells[name][cell]])),
       cell,
       label: cells.label[cell],
       find: ["name", "label", "device", "timer", "cache"].map((name) => cells[name][cell]).join(" "),
@@ -63,15 +65,15 @@
     const attributes = {
       type: "button", "data-cell": cell, title: cells.name[cell], "aria-pressed": String(cell === shown),
     };
-    const button = make("button", { text: cells.label[cell], className: "cell", attributes });
-    button.addEventListener("click", () => {
-      chosen = cell;
-      show(cell);
-      remember();
-      const { top } = element("chosen").getBoundingClientRect();
-      if (top < 0 || top > innerHeight / 2) element("chosen-title").focus(); // in a narrow window it is out of sight
-    });
-    return button;
+    return make("button", { text: cells.label[cell], className: "cell", attributes, on: { click: () => choose(cell) } });
+  }
+
+  function choose(cell) {
+    chosen = cell;
+    show(cell);
+    remember();
+    const { top } = element("chosen").getBoundingClientRect();
+    if (top < 0 || top > innerHeight / 2) element("chosen-title").focus(); // in a narrow window it is out of sight
   }
 
   // ---------------------------------------------------------------- the history of one cell

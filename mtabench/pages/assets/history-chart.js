@@ -117,14 +117,8 @@ function formatChange(change) {
 
 // A line of text height; decorative, for its numbers stand beside it.
 function sparkline(medians, state) {
-  const name = "http://www.w3.org/2000/svg";
-  const svg = document.createElementNS(name, "svg");
-  const set = (element, attributes) => {
-    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-    return element;
-  };
-  const viewBox = `0 0 ${LINE_WIDTH} ${LINE_HEIGHT}`;
-  set(svg, { width: LINE_WIDTH, height: LINE_HEIGHT, viewBox, class: `spark ${state}`, "aria-hidden": "true" });
+  const size = { width: LINE_WIDTH, height: LINE_HEIGHT, viewBox: `0 0 ${LINE_WIDTH} ${LINE_HEIGHT}` };
+  const svg = makeSvg("svg", { ...size, class: `spark ${state}`, "aria-hidden": "true" });
   const step = Math.max(1, (medians.length - 1) / (LINE_POINTS - 1));
   const chosen = [];
   for (let place = 0; Math.round(place) < medians.length; place += step) chosen.push(Math.round(place));
@@ -143,8 +137,8 @@ function sparkline(medians, state) {
     end = [across(i), at(value)];
   });
   svg.append(
-    set(document.createElementNS(name, "path"), { d: path, fill: "none" }),
-    set(document.createElementNS(name, "circle"), { cx: end[0].toFixed(1), cy: end[1].toFixed(1), r: 2 }),
+    makeSvg("path", { d: path, fill: "none" }),
+    makeSvg("circle", { cx: end[0].toFixed(1), cy: end[1].toFixed(1), r: 2 }),
   );
   return svg;
 }

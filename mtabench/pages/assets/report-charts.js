@@ -120,7 +120,7 @@ function makeReportCharts(data, cells) {
   function panelsOf(shown) {
     const panels = data.panels.map((title, number) => ({ title, cells: shown.filter((cell) => cell.charted && cell.panels.includes(number)) }));
     const filled = panels.filter((panel) => panel.cells.length);
-    const own = filled.filter((panel) => panel.cells.some((cell) => cell.conv));
+    const own = filled.filter((panel) => panel.cells.some((cell) => cell.op !== "attention"));
     return own.length ? own : filled;
   }
 
@@ -143,7 +143,10 @@ function makeReportCharts(data, cells) {
   }
 
   // The cell that a speedup refers to: of the same shape, and measured in the same run.
-  const SAME = ["run_id", "pass", "device", "dtype", "batch", "heads", "kv_heads", "seq", "head_dim", "conv", "causal"];
+  const SAME = [
+    "run_id", "pass", "device", "dtype", "batch", "heads", "kv_heads", "seq", "head_dim", "mix", "conv", "post_conv",
+    "causal",
+  ];
   const placeOf = (cell, impl) => JSON.stringify([impl, ...SAME.map((name) => cell[name])]);
   const byPlace = new Map(cells.map((cell) => [placeOf(cell, cell.impl), cell]));
   const baselineOf = (cell) => byPlace.get(placeOf(cell, cell.baseline));

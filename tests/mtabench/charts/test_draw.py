@@ -233,7 +233,7 @@ def test_names_too_long_for_a_file_do_not_overwrite_each_other(tmp_path):
         ((conv_cell(f"i{n}", 1024, 1.0) for n in range(61)), "61 implementations"),
         (
             (conv_cell("eager", 1024, 1.0, head_dim=n) for n in range(1, 62)),
-            r"61 problems \(head dim and convolution\)",
+            r"61 problems \(head dim and operation\)",
         ),
         ((conv_cell("eager", 1024, 1.0, device=f"d{n}") for n in range(101)), "101 combinations of device"),
     ],

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mta_kernels.conv_attention.arguments import check_no_tangents
 from mta_kernels.conv_attention.backends import BACKENDS, named
 from mta_kernels.conv_attention.context_parallel import ring
 from mta_kernels.conv_attention.context_parallel.agreement import check_agreement, shape_facts
@@ -19,6 +18,7 @@ from mta_kernels.conv_attention.context_parallel.ranks import GroupRanks, Ranks
 from mta_kernels.conv_attention.context_parallel.tiles import Problem
 from mta_kernels.conv_attention.surroundings import without_autocast
 from mta_kernels.operation import Operation
+from mta_kernels.operator_gradients import check_no_tangents
 
 
 @dataclass(frozen=True)

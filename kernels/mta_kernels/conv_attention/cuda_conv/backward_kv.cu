@@ -12,8 +12,8 @@
 //     W * HEAD_DIM * 18 / 32 read by the products of 16 bits
 //
 // Compile it alone, with the constants that tiles.cuh lists:
-//   nvcc -cubin -arch=sm_80 -std=c++17 -Xptxas=-v -I. -DELEMENT=Half -DTENSOR_CORES=1 -DHEAD_DIM=64 -DQUERY_TAPS=7
-//     -DKEY_TAPS=7 backward_kv.cu
+//   nvcc -cubin -arch=sm_80 -std=c++17 -Xptxas=-v -I. -I../../nvrtc -DELEMENT=Half -DTENSOR_CORES=1 -DHEAD_DIM=64
+//     -DQUERY_TAPS=7 -DKEY_TAPS=7 backward_kv.cu
 #include <tiles.cuh>
 
 struct Arguments {

@@ -15,8 +15,8 @@
 // 4 * QUERY_TAPS * (KEY_TAPS + 1) of scores.
 //
 // Compile it alone, with the constants that tiles.cuh lists:
-//   nvcc -cubin -arch=sm_80 -std=c++17 -Xptxas=-v -I. -DELEMENT=Half -DTENSOR_CORES=1 -DHEAD_DIM=64 -DQUERY_TAPS=7
-//     -DKEY_TAPS=7 decode.cu
+//   nvcc -cubin -arch=sm_80 -std=c++17 -Xptxas=-v -I. -I../../nvrtc -DELEMENT=Half -DTENSOR_CORES=1 -DHEAD_DIM=64
+//     -DQUERY_TAPS=7 -DKEY_TAPS=7 decode.cu
 #include <tiles.cuh>
 
 struct Arguments {

@@ -17,8 +17,8 @@
 //     products of 16 bits, W * HEAD_DIM * 3 by those of float32
 //
 // Compile it alone, say for its registers, with the constants that tiles.cuh lists:
-//   nvcc -cubin -arch=sm_80 -std=c++17 -Xptxas=-v -I. -DELEMENT=Half -DTENSOR_CORES=1 -DHEAD_DIM=64 -DQUERY_TAPS=7
-//     -DKEY_TAPS=7 forward.cu
+//   nvcc -cubin -arch=sm_80 -std=c++17 -Xptxas=-v -I. -I../../nvrtc -DELEMENT=Half -DTENSOR_CORES=1 -DHEAD_DIM=64
+//     -DQUERY_TAPS=7 -DKEY_TAPS=7 forward.cu
 #include <tiles.cuh>
 
 struct Arguments {

@@ -28,7 +28,7 @@ DEVICE void multiply_rows(float (&sum)[TILE / 2], const uint16_t* a, const uint1
         for (int block = 0; block < TILE / 8; block++) {
             const uint16_t* from = b_row + block * 8 * ROW_PITCH + step;
             const uint32_t of_b[2] = {*(const uint32_t*)from, *(const uint32_t*)(from + 8)};
-            multiply_add<ELEMENT>(sum + 4 * block, of_a, of_b);
+            multiply<ELEMENT>(sum + 4 * block, of_a, of_b[0], of_b[1]);
         }
     }
 }
@@ -40,8 +40,8 @@ DEVICE void multiply_step(float (&sum)[CHUNK / 2], const uint32_t (&a)[4], const
     for (int block = 0; block < CHUNK / 16; block++) {
         uint32_t of_x[4];
         load_columns(of_x, x + (step + lane % 16) * ROW_PITCH + block * 16 + lane / 16 * 8);
-        multiply_add<ELEMENT>(sum + 8 * block, a, of_x);
-        multiply_add<ELEMENT>(sum + 8 * block + 4, a, of_x + 2);
+        multiply<ELEMENT>(sum + 8 * block, a, of_x[0], of_x[1]);
+        multiply<ELEMENT>(sum + 8 * block + 4, a, of_x[2], of_x[3]);
     }
 }
 

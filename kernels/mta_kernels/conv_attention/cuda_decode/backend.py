@@ -14,11 +14,10 @@ from mta_kernels.torch_compile import asked_once
 
 def why_not(request: Request) -> str | None:
     """Why the CUDA decode cannot run a request on this machine, or None if it can."""
-    conv = request.operation.conv
     return (
         absent(request.device)
         or platform_unsupported(request.device)
-        or shape_unsupported(request.dtype, request.head_dim, conv.query_taps, conv.key_taps)
+        or shape_unsupported(request.dtype, request.head_dim, *request.operation.conv.taps)
     )
 
 

@@ -23,9 +23,9 @@
 // with one head (1200 with eight at 128), one after the other for most of its way. What comes on top is fixed: reading
 // the lengths and dividing the keys before the first copy, and the sum over programs after the last.
 //
-// Constants come from the compiler's command line: ELEMENT float16 or bfloat16; HEAD_DIM up to 256; HEADS, PASSES;
+// Constants come from the compiler's command line: ELEMENT Half or Bfloat16; HEAD_DIM up to 256; HEADS, PASSES;
 // HEAD_BLOCKS; QUERY_TAPS, KEY_TAPS, PAD; PAGED; ALIGNED, whether rows are in chunks of 16 bytes (else loads are of one
-// number, and slow); WARPS, STAGES; SHARED_BYTES, as geometry.py counts them, which chooses all these.
+// number, and slow); WARPS, STAGES; SHARED_BYTES, as plan.py counts them, which chooses all these.
 #include "fold.cuh"
 #include "merge.cuh"
 

@@ -38,7 +38,7 @@ constexpr int PREPARATION = NEWEST_SCORES + HEADS * QUERY_TAPS * NEWEST * 4;
 constexpr int NEWEST_AT = SCRATCH_AT + (larger(WARPS * SCRATCH, PREPARATION) + 15) / 16 * 16;
 constexpr int STATISTICS_AT = NEWEST_AT + PASSES * ROWS * NEWEST * 4;  // maximum and sum
 constexpr int FLAG_AT = STATISTICS_AT + WARPS * HEADS * 8;
-static_assert(FLAG_AT + 4 == SHARED_BYTES, "as in geometry.py");
+static_assert(FLAG_AT + 4 == SHARED_BYTES, "as in plan.py");
 
 struct Rows {  // [B, heads, rows, numbers], or of pages in place of sequences; strides in bytes
     const char* start;

@@ -17,7 +17,7 @@ from mta_kernels.operation import Convolution
 FOLDER = Path(__file__).parent
 INSTRUCTIONS = FOLDER.parents[1] / "attention"
 HEADERS = ("sm80_decode.cuh", "work.cuh", "layout.cuh", "stream.cuh", "fold.cuh", "merge.cuh")
-ELEMENTS = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16"}
 KEYS = 32  # of a warp's tile
 FEWEST_KEYS = 64  # a program: FEWEST_UNITS of work.cuh
 BYTES_AN_SM = 128 * 1024  # of buffers: enough on their way to keep the memory of an H200 busy

@@ -3,11 +3,6 @@
 #pragma once
 #include <mma.cuh>
 
-DEVICE uint32_t load_shared(uint32_t address) {
-    uint32_t value;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-    return value;
-}
 DEVICE float load_shared_float(uint32_t address) { return __uint_as_float(load_shared(address)); }
 DEVICE void store_shared(uint32_t address, float value) { store_shared(address, __float_as_uint(value)); }
 DEVICE void store_shared(uint32_t address, uint16_t value) {

@@ -1,7 +1,8 @@
 // A consumer warp group of the backward: c and dc of 64 rows, ds and dq of the 64 rows that begin HALO earlier.
 //
 // Arrays of registers are variables of `consume`, not members of one struct with others: the compiler would keep such a struct
-// in memory until it has unrolled all loops.
+// in memory until it has unrolled all loops. Those of a tile are variables of its loop: as locals of a function that is inlined
+// there they are new in each iteration, and the compiler computes other addresses again than it does so.
 #pragma once
 #include <backward_epilogue.cuh>
 #include <backward_scale.cuh>
@@ -77,7 +78,13 @@ DEVICE void take_halo(uint32_t from, uint32_t buffer, int rows_above, int pitch,
     store_shared(to, numbers);
 }
 
-// The main loop over the tiles of keys.
+// What a consumer thread holds of a tile; `even` and `odd` are sums of a convolution.
+struct TileRegisters {
+    float even[32], odd[32], dp[32], even_back[32], odd_back[32];
+    uint32_t halves[4][4], p[4][4], ds[4][4];
+};
+
+// An iteration of the main loop over the tiles of keys.
 struct Mainloop {
     const Arguments& args;
     const Block& block;
@@ -109,7 +116,7 @@ struct Mainloop {
     // Store a tile's scores with their halo rows. `passed`: the parity of the halo's mbarriers.
     DEVICE void store_scores(const uint32_t (&halves)[4][4], int passed) {
 #pragma unroll
-        for (int block = 0; block < 4; block++) store_matrices(at.store_scores_at + block * 2 * PITCH, halves[block]);
+        for (int slabs = 0; slabs < 4; slabs++) store_matrices(at.store_scores_at + slabs * 2 * PITCH, halves[slabs]);
         if (own.warpgroup == 0 && own.thread / 32 == 3) {  // the warp with the last 16 rows
             barrier_wait(block.scores_empty, passed ^ 1);
 #pragma unroll
@@ -126,8 +133,7 @@ struct Mainloop {
 
     DEVICE void store_grads(const uint32_t (&halves)[4][4], int passed) {
 #pragma unroll
-        for (int block = 0; block < 4; block++)
-            store_matrices(at.store_grads_at + block * 2 * GRAD_PITCH, halves[block]);
+        for (int slabs = 0; slabs < 4; slabs++) store_matrices(at.store_grads_at + slabs * 2 * GRAD_PITCH, halves[slabs]);
         if (own.warpgroup == 0 && own.thread / 32 == 3) {  // the warp with the last 16 rows
             barrier_wait(block.grads_empty, passed ^ 1);
 #pragma unroll
@@ -244,37 +250,24 @@ struct Mainloop {
         store_shared(grad_to, grad);
     }
 
-    DEVICE void process_tile(int tile) {
+    DEVICE void process_tile(int tile, TileRegisters& of) {
         const int iteration = tile - rows.first_tile, passed = iteration & 1, next_stage = (iteration + 1) % STAGES;
         const int first_key = tile * KEYS;
-        float even[32], odd[32], dp[32];
-        uint32_t halves[4][4];
-        convolve_scores(even, odd, dp, halves, tile);
-        uint32_t p[4][4];
-        softmax_backward(even, dp, p, halves);
-        store_tile(args, rows, args.p + kept_at + first_key, p, own.tile_row + own.local_row);
+        convolve_scores(of.even, of.odd, of.dp, of.halves, tile);
+        softmax_backward(of.even, of.dp, of.p, of.halves);
+        store_tile(args, rows, args.p + kept_at + first_key, of.p, own.tile_row + own.local_row);
 
-        float even_back[32], odd_back[32];
-        uint32_t ds[4][4];
-        convolve_grads(even_back, odd_back, halves, ds, first_key, passed, next_stage);
+        convolve_grads(of.even_back, of.odd_back, of.halves, of.ds, first_key, passed, next_stage);
         carry_columns();
         products_begin();
 #pragma unroll
         for (int step = 0; step < 4; step++)
             Product<HEAD_DIM / 2, ELEMENT>::run_registers(
-                dq, ds[step], at.first_late_keys + bytes_on(next_stage * SLABS * SLAB) + bytes_on(step * 16 * 128));
+                dq, of.ds[step], at.first_late_keys + bytes_on(next_stage * SLABS * SLAB) + bytes_on(step * 16 * 128));
         products_commit();
-        store_tile(args, rows, args.ds + kept_at - HALO * args.pitch + first_key, ds, own.ds_row + own.local_row);
+        store_tile(args, rows, args.ds + kept_at - HALO * args.pitch + first_key, of.ds, own.ds_row + own.local_row);
         products_wait<0>();
         if (own.thread == 0) block.pipeline.release(iteration + 1);
-    }
-
-    DEVICE void run() {
-        block.pipeline.wait(0);
-        multiply_keys(0);
-        products_wait<0>();
-        if (own.thread == 0) block.pipeline.release(0);
-        for (int tile = rows.first_tile; tile < rows.end_tile; tile++) process_tile(tile);
     }
 };
 
@@ -309,7 +302,14 @@ DEVICE void consume(const Arguments& args, const Block& block, const RowBlock& r
     if (threadIdx.x == 0) args.ds_unit[rows.batch_head] = scales.ds_unit;  // as every block of the head
     Mainloop mainloop{args, block, rows, own, operands, scales, unit, kept_at, reference, delta,
                       dq, dweight, carried, carried_back, scores};
-    mainloop.run();
+    block.pipeline.wait(0);
+    mainloop.multiply_keys(0);
+    products_wait<0>();
+    if (thread == 0) block.pipeline.release(0);
+    for (int tile = rows.first_tile; tile < rows.end_tile; tile++) {
+        TileRegisters of_tile;
+        mainloop.process_tile(tile, of_tile);
+    }
     write_dq(args, rows, dq, scales.ds_unit, own.ds_row + own.local_row, own.column);
 
     fence_async_proxy_everywhere();  // what is stored will be copied

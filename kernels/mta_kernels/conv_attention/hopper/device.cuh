@@ -1,63 +1,20 @@
 // Hopper's instructions as functions, so that a kernel reads as its algorithm.
 //
-// Compiled by NVRTC, which has no headers: types and conversions are here. Tests compile the kernels with a twin of
-// this file that runs them on a CPU (tests/emulator/device.cuh); kernels touch shared memory through these
-// functions alone. Sections and names follow the PTX ISA, 8.5.
+// Tests compile the kernels with a twin of this file that runs them on a CPU (tests/emulator/device.cuh); kernels touch
+// shared memory through these functions alone. Sections and names follow the PTX ISA, 8.5.
 #pragma once
+#include <common.cuh>
 
-#ifdef __CUDACC_RTC__
-using uint16_t = unsigned short;
-using uint32_t = unsigned int;
-using uint64_t = unsigned long long;
-using int64_t = long long;
-#else
-#include <cstdint>
-#endif
-
-#define DEVICE __device__ __forceinline__
 #define MAXIMUM_THREADS(threads) __launch_bounds__(threads, 1)
 
 struct alignas(64) TensorMap {  // CUtensorMap
     char bytes[128];
 };
 
-// Numbers of 16 bits. A tag type names the format; the bits travel as integers, two to a register.
-
-struct Half {};
-struct Bfloat16 {};
-
-template <class Element> DEVICE uint32_t pack(float low, float high);
-template <> DEVICE uint32_t pack<Half>(float low, float high) {
-    uint32_t packed;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
-}
-template <> DEVICE uint32_t pack<Bfloat16>(float low, float high) {
-    uint32_t packed;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-    return packed;
-}
-
 // Two numbers of fp16: infinity and NaN are the largest number instead, the others as they are.
 DEVICE uint32_t finite(uint32_t halves) {
     asm("min.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(halves) : "r"(0x7BFF7BFFu));
     return halves;
-}
-
-template <class Element> DEVICE float unpack(uint16_t bits);
-template <> DEVICE float unpack<Half>(uint16_t bits) {
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    return value;
-}
-template <> DEVICE float unpack<Bfloat16>(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
-
-#define MINUS_INFINITY __uint_as_float(0xFF800000u)
-
-DEVICE float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 // Shared memory, by 32-bit addresses.
@@ -66,33 +23,11 @@ DEVICE uint32_t shared_memory() {
     extern __shared__ __align__(1024) char bytes[];
     return (uint32_t)__cvta_generic_to_shared(bytes);
 }
-DEVICE void store_shared(uint32_t address, uint32_t value) {
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-DEVICE uint32_t load_shared(uint32_t address) {
-    uint32_t value;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-    return value;
-}
-DEVICE void store_shared(uint32_t address, uint4 values) {  // at a multiple of 16 bytes
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(values.x), "r"(values.y), "r"(values.z),
-                 "r"(values.w) : "memory");
-}
-DEVICE uint4 load_shared_16(uint32_t address) {
-    uint4 values;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(address) : "memory");
-    return values;
-}
-// Four 8 x 8 matrices of 16-bit numbers: lane 8 m + r names row r of matrix m, 16 bytes, and has two numbers of row lane / 4 of
-// each; of 16 x 16 numbers, named in the order of their columns, that is A of a product.
+// Four matrices as `load_matrices` loads them; of 16 x 16 numbers, named in the order of their columns, that is A of a
+// product.
 DEVICE void store_matrices(uint32_t address, const uint32_t (&values)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(values[0]),
                  "r"(values[1]), "r"(values[2]), "r"(values[3]) : "memory");
-}
-DEVICE void load_matrices(uint32_t (&values)[4], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3]) : "r"(address) : "memory");
 }
 DEVICE void fence_async_proxy() {  // ordinary stores before it are seen by the copy engine and by wgmma
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -14,7 +14,7 @@
 //   CAUSAL, SPANS, MARGINS, PERSISTENT  0 or 1     WARPGROUPS, STAGES
 // Scores go through fp16. A row that sees one beyond 65504 comes out NaN and is computed again, in float32 (exact_row).
 // By hand, for registers and spills (wgmma.cuh is what source.py's `wgmma_header` returns):
-//   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 --std=c++17 -I. -DELEMENT=Bfloat16 -DHEAD_DIM=64 ... -cubin
+//   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 --std=c++17 -I. -I../../nvrtc -DELEMENT=Bfloat16 ... -cubin
 #include <forward_consumer.cuh>
 #include <forward_producer.cuh>
 

@@ -26,7 +26,6 @@ struct WorkTile {
 struct TileScheduler {
     const Block& block;
 
-    static DEVICE int slot(int count) { return count % SLOTS; }
     DEVICE uint32_t info(int slot) const { return block.shared + WORK_TILES + slot * 8; }
 
     // The number of a work tile, or less than 0 after the last.

@@ -94,7 +94,7 @@ class TileConstants:
 
     @property
     def slabs(self) -> int:
-        """TileConstants of 64 columns that hold the head dim."""
+        """Tiles of 64 columns that hold the head dim."""
         return -(-self.head_dim // 64)
 
     @property

@@ -11,6 +11,14 @@ from mta_kernels.nvrtc.compiler import Source, headers_in
 FOLDER = Path(__file__).parent
 HEADERS = tuple(sorted(path.name for path in FOLDER.glob("*.cuh")))
 INSTRUCTION_TYPES = {"Half": "f16", "Bfloat16": "bf16"}
+# Of each kind of operands: the function, its A, whether it is told to add, and the instruction's last words, which are
+# the signs of A and B, and for each that lies in shared memory whether it is transposed.
+INSTRUCTIONS = {
+    "shared": ("run", "uint64_t a", True, "1, 1, 0, 0"),
+    "fragments": ("run_fragments", "const uint32_t (&a)[4]", True, "1, 1, 0"),
+    "registers": ("run_registers", "const uint32_t* a", False, "1, 1, 1"),
+    "transposed": ("run_transposed", "uint64_t a", False, "1, 1, 1, 1"),
+}
 
 
 class Product(NamedTuple):
@@ -53,38 +61,22 @@ def wgmma_header(products: Iterable[Product]) -> str:
 
 def _instruction(columns: int, element: str, operands: str) -> list[str]:
     count, kind = columns // 2, INSTRUCTION_TYPES[element]
-    accumulators = ", ".join(f"%{i}" for i in range(count))
+    function, a_type, accumulates, more = INSTRUCTIONS[operands]
+    sums = ", ".join(f"%{i}" for i in range(count))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    instruction = f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{accumulators}}}"
-    if operands == "registers":
-        a = ", ".join(f"%{count + i}" for i in range(4))
-        return [
-            f"    static DEVICE void run_registers(float (&d)[{count}], const uint32_t* a, uint64_t b) {{",
-            f'        asm volatile("{instruction}, {{{a}}}, %{count + 4}, 1, 1, 1, 1;"',
-            f'            : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));',
-            "    }",
-        ]
-    if operands == "fragments":
-        a = ", ".join(f"%{count + i}" for i in range(4))
-        return [
-            f"    static DEVICE void run_fragments(float (&d)[{count}], const uint32_t (&a)[4], uint64_t b,",
-            "                                     bool accumulate) {",
-            f'        asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0; "',
-            f'            "{instruction}, {{{a}}}, %{count + 4}, p, 1, 1, 0; }}"',
-            f'            : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));',
-            "    }",
-        ]
-    if operands == "transposed":
-        return [
-            f"    static DEVICE void run_transposed(float (&d)[{count}], uint64_t a, uint64_t b) {{",
-            f'        asm volatile("{instruction}, %{count}, %{count + 1}, 1, 1, 1, 1, 1;"',
-            f'            : {outputs} : "l"(a), "l"(b));',
-            "    }",
-        ]
+    in_registers = a_type != "uint64_t a"
+    inputs = [*([f'"r"(a[{i}])' for i in range(4)] if in_registers else ['"l"(a)']), '"l"(b)']
+    *a, b = [f"%{count + i}" for i in range(len(inputs))]
+    first = f"{{{', '.join(a)}}}" if in_registers else a[0]
+    words = f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{sums}}}, {first}, {b}, "
+    words += f"{'p' if accumulates else '1'}, {more};"
+    told = ", bool accumulate" if accumulates else ""
+    if accumulates:
+        words = f"{{ .reg .pred p; setp.ne.b32 p, %{count + len(inputs)}, 0; {words} }}"
+        inputs.append('"r"((int)accumulate)')
     return [
-        f"    static DEVICE void run(float (&d)[{count}], uint64_t a, uint64_t b, bool accumulate) {{",
-        f'        asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0; "',
-        f'            "{instruction}, %{count}, %{count + 1}, p, 1, 1, 0, 0; }}"',
-        f'            : {outputs} : "l"(a), "l"(b), "r"((int)accumulate));',
+        f"    static DEVICE void {function}(float (&d)[{count}], {a_type}, uint64_t b{told}) {{",
+        f'        asm volatile("{words}"',
+        f"            : {outputs} : {', '.join(inputs)});",
         "    }",
     ]

@@ -19,6 +19,9 @@ from mta_kernels.conv_attention.triton.prepare import _load_rows, dot_precision
 
 # Rows that one program sums for the gradient of the weight.
 WEIGHT_ROWS = 512
+# Products of float32 inputs that are added one by one to a number of the weight's gradient: rounding errors grow with
+# the square root of how many. 16-bit inputs are rounded by more, so a program may add all of its rows.
+FLOAT32_CHAIN = 256
 
 
 @triton.jit
@@ -182,14 +185,15 @@ def add_expanded(
         TAPS=taps, SUMMED_TAPS=summed_taps, PITCH=depth // taps, BLOCK_ROWS=32,
         BLOCK_SOURCE=next_power_of_2(32 + summed_taps - 1), BLOCK_D=block_d, PRECISION=precision,
     )  # fmt: skip
-    programs = cdiv(rows, WEIGHT_ROWS)
+    program_rows = WEIGHT_ROWS if precision != "ieee" else 16 * max(1, FLOAT32_CHAIN // head_dim)
+    programs = cdiv(rows, program_rows)
     block_taps, block_source = max(4, next_power_of_2(taps)), next_power_of_2(16 + summed_taps - 1)
     parts = torch.empty(batch_heads, programs, taps, summed_taps, dtype=torch.float32, device=x.device)
     launch(
         _weight_gradient_kernel, programs * batch_heads, signature,
         grad, x, parts, *x.stride(),
         heads, heads // x_heads, first_row, rows, seq_len, above, head_dim, factor,
-        TAPS=taps, SUMMED_TAPS=summed_taps, PITCH=depth // taps, PROGRAM_ROWS=WEIGHT_ROWS,
+        TAPS=taps, SUMMED_TAPS=summed_taps, PITCH=depth // taps, PROGRAM_ROWS=program_rows,
         BLOCK_TAPS=block_taps, BLOCK_SUMMED=next_power_of_2(summed_taps), BLOCK_ROWS=16,
         BLOCK_SOURCE=block_source, BLOCK_D=32,
         PRECISION=precision, num_warps=8 if block_taps * block_source >= 1024 else 4,

@@ -72,30 +72,13 @@ def _conv_attention_decode_kernel(
     if program < GROUP:
         head = kv_head * GROUP + program
         slot = (batch * kv_heads * GROUP + head).to(tl.int64) * (splits + 1) + splits
-        r = _newest_products(
-            q_ptr + head.to(tl.int64) * stride_qh, k_ptr, weight_ptr + head.to(tl.int64) * stride_wh, table_ptr,
-            stride_qw, stride_qd, stride_kb, stride_kn, stride_kd, stride_wa, stride_wb, stride_tp,
-            window, length, factor, QUERY_TAPS, KEY_TAPS, HEAD_DIM, PAGE_SIZE, BLOCK_TAPS, BLOCK_D, BLOCK_NEAR,
-            PRECISION, HELD,
+        _add_newest(
+            q_ptr + head.to(tl.int64) * stride_qh, k_ptr, v_ptr, weight_ptr + head.to(tl.int64) * stride_wh, table_ptr,
+            partial_ptr, max_ptr, sum_ptr, slot, dim, stride_qw, stride_qd, stride_kb, stride_kn, stride_kd,
+            stride_vb, stride_vn, stride_vd, stride_wa, stride_wb, stride_tp, window, length, tail_start, factor,
+            QUERY_TAPS, KEY_TAPS, PAD, HEAD_DIM, PAGE_SIZE, BLOCK_TAPS, BLOCK_D, BLOCK_NEAR, PRECISION, FIRST, OWN,
+            HELD,
         )  # fmt: skip
-        # [key taps, BLOCK_NEAR]
-        column = tl.arange(0, BLOCK_NEAR)
-        source = column[None, :] - PAD + tl.arange(0, r.shape[0])[:, None]
-        known = (source >= 0) & (source < BLOCK_NEAR)
-        moved = tl.gather(r, tl.where(known, source, 0), 1)
-        scores = tl.sum(tl.where(known, moved, 0.0), 0)
-        key = length - BLOCK_NEAR + column
-        inside = (key >= tail_start) & (key < length)
-        if OWN > 0:
-            inside = inside & (key < FIRST + OWN)
-        scores = tl.where(inside, scores, float("-inf"))
-        newest_max = tl.max(scores, 0)
-        p = tl.exp2(scores - _finite(newest_max))
-        rows = _cache_rows(table_ptr, key, inside, stride_vb, stride_vn, stride_tp, PAGE_SIZE)
-        v = _load_rows(v_ptr, rows, dim, inside, stride_vd, HEAD_DIM)  # [BLOCK_NEAR, BLOCK_D]
-        tl.store(partial_ptr + slot * HEAD_DIM + dim, tl.sum(p[:, None] * v.to(tl.float32), 0), mask=dim < HEAD_DIM)
-        tl.store(max_ptr + slot, newest_max)
-        tl.store(sum_ptr + slot, tl.sum(p, 0))
         return
 
     COLUMNS: tl.constexpr = BLOCK_N // PACK
@@ -103,22 +86,9 @@ def _conv_attention_decode_kernel(
     OUT_ROWS: tl.constexpr = max(16, HEADS)  # every head's probabilities repeated to fill the tensor core
     first_head = (program - GROUP) % head_blocks * HEADS  # programs that read the same keys run side by side
     split = (program - GROUP) // head_blocks
-    if INTERLEAVED:  # a tile finishes new_columns of keys, the next program's tile those after them
-        first_column = FIRST // PACK - (PAD + PACK - 1) // PACK
-        columns = tl.cdiv(tl.maximum(shares_end - PAD - first_column * PACK, 1), PACK)
-        rounds = tl.cdiv(columns, splits * (COLUMNS - (STEPS - 1)))
-        new_columns = tl.cdiv(columns, splits * rounds)
-        column_step = splits * new_columns
-        first_column += split * new_columns
-        start = tl.maximum(first_column * PACK + PAD, FIRST)
-        stop = shares_end
-    else:
-        new_columns = COLUMNS
-        column_step = COLUMNS
-        share = (tl.cdiv(shares_end - FIRST, splits) + 15) // 16 * 16
-        start = FIRST + split * share
-        stop = tl.minimum(start + share, shares_end)
-        first_column = start // PACK - (PAD + PACK - 1) // PACK
+    first_column, new_columns, column_step, start, stop = _share_of(
+        split, splits, shares_end, PAD, PACK, STEPS, COLUMNS, FIRST, INTERLEAVED
+    )
 
     accumulator = tl.zeros([OUT_ROWS, BLOCK_D], tl.float32)
     running_max = tl.full([HEADS], float("-inf"), tl.float32)
@@ -162,6 +132,47 @@ def _conv_attention_decode_kernel(
                 HEADS, PAD, HEAD_DIM, PAGE_SIZE, PACK, STEPS, BLOCK_STEPS, BLOCK_D, PRECISION, False, INTERLEAVED,
             )  # fmt: skip
 
+    _store_share(
+        partial_ptr, max_ptr, sum_ptr, accumulator, running_max, running_sum, batch, kv_heads, kv_head, first_head,
+        split, splits, dim, GROUP, HEADS, HEAD_DIM, OUT_ROWS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _share_of(
+    split, splits, shares_end, PAD: tl.constexpr, PACK: tl.constexpr, STEPS: tl.constexpr, COLUMNS: tl.constexpr,
+    FIRST: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """What a program computes: first column, new columns of a tile, columns from tile to tile, first key, end of keys.
+
+    If INTERLEAVED a tile finishes new_columns of keys, and the next program's tile those after them.
+    """
+    if INTERLEAVED:
+        first_column = FIRST // PACK - (PAD + PACK - 1) // PACK
+        columns = tl.cdiv(tl.maximum(shares_end - PAD - first_column * PACK, 1), PACK)
+        rounds = tl.cdiv(columns, splits * (COLUMNS - (STEPS - 1)))
+        new_columns = tl.cdiv(columns, splits * rounds)
+        column_step = splits * new_columns
+        first_column += split * new_columns
+        start = tl.maximum(first_column * PACK + PAD, FIRST)
+        stop = shares_end
+    else:
+        new_columns = COLUMNS
+        column_step = COLUMNS
+        share = (tl.cdiv(shares_end - FIRST, splits) + 15) // 16 * 16
+        start = FIRST + split * share
+        stop = tl.minimum(start + share, shares_end)
+        first_column = start // PACK - (PAD + PACK - 1) // PACK
+    return first_column, new_columns, column_step, start, stop
+
+
+@triton.jit
+def _store_share(
+    partial_ptr, max_ptr, sum_ptr, accumulator, running_max, running_sum, batch, kv_heads, kv_head, first_head,
+    split, splits, dim,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, OUT_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Write the partial results of HEADS heads, of whose OUT_ROWS rows the first of each head is kept."""
     head = first_head + tl.arange(0, HEADS)
     slot = (batch * kv_heads * GROUP + kv_head * GROUP + head).to(tl.int64) * (splits + 1) + split
     tl.store(max_ptr + slot, running_max, mask=head < GROUP)
@@ -237,6 +248,41 @@ def _add_tile(
         p = p.reshape(HEADS, PACK, COLUMNS).permute(0, 2, 1).reshape(HEADS, BLOCK_N)
     p = _repeat_rows(p, OUT_ROWS).to(v_tile.dtype)
     return r, tl.dot(p, v_tile, accumulator, input_precision=PRECISION), new_max, running_sum
+
+
+@triton.jit
+def _add_newest(
+    q_ptr, k_ptr, v_ptr, weight_ptr, table_ptr, partial_ptr, max_ptr, sum_ptr, slot, dim,
+    stride_qw, stride_qd, stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, stride_wa, stride_wb,
+    stride_tp, window, length, tail_start, factor,
+    QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, PAD: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, BLOCK_TAPS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_NEAR: tl.constexpr,
+    PRECISION: tl.constexpr, FIRST: tl.constexpr, OWN: tl.constexpr, HELD: tl.constexpr,
+):  # fmt: skip
+    """The partial result of a head's newest keys, from `tail_start` on, into its slot."""
+    r = _newest_products(
+        q_ptr, k_ptr, weight_ptr, table_ptr, stride_qw, stride_qd, stride_kb, stride_kn, stride_kd, stride_wa,
+        stride_wb, stride_tp, window, length, factor, QUERY_TAPS, KEY_TAPS, HEAD_DIM, PAGE_SIZE, BLOCK_TAPS, BLOCK_D,
+        BLOCK_NEAR, PRECISION, HELD,
+    )  # fmt: skip
+    # [key taps, BLOCK_NEAR]
+    column = tl.arange(0, BLOCK_NEAR)
+    source = column[None, :] - PAD + tl.arange(0, r.shape[0])[:, None]
+    known = (source >= 0) & (source < BLOCK_NEAR)
+    moved = tl.gather(r, tl.where(known, source, 0), 1)
+    scores = tl.sum(tl.where(known, moved, 0.0), 0)
+    key = length - BLOCK_NEAR + column
+    inside = (key >= tail_start) & (key < length)
+    if OWN > 0:
+        inside = inside & (key < FIRST + OWN)
+    scores = tl.where(inside, scores, float("-inf"))
+    newest_max = tl.max(scores, 0)
+    p = tl.exp2(scores - _finite(newest_max))
+    rows = _cache_rows(table_ptr, key, inside, stride_vb, stride_vn, stride_tp, PAGE_SIZE)
+    v = _load_rows(v_ptr, rows, dim, inside, stride_vd, HEAD_DIM)  # [BLOCK_NEAR, BLOCK_D]
+    tl.store(partial_ptr + slot * HEAD_DIM + dim, tl.sum(p[:, None] * v.to(tl.float32), 0), mask=dim < HEAD_DIM)
+    tl.store(max_ptr + slot, newest_max)
+    tl.store(sum_ptr + slot, tl.sum(p, 0))
 
 
 @triton.jit

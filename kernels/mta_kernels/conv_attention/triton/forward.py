@@ -20,15 +20,9 @@ from mta_kernels.conv_attention.triton.launch import (
     next_power_of_2,
     operand,
 )
-from mta_kernels.conv_attention.triton.prepare import (
-    NO_MARGINS,
-    Margins,
-    Prepared,
-    dot_precision,
-    prepare,
-)
+from mta_kernels.conv_attention.triton.prepare import NO_MARGINS, Margins, Prepared, dot_precision, prepare
 from mta_kernels.conv_attention.triton.tile_sizes import Key, best_config
-from mta_kernels.gpu_limits import capability, shared_memory_limit
+from mta_kernels.gpu_limits import capability, tile_limits
 from mta_kernels.operation import Operation
 
 # On Hopper: bytes of expanded keys of the heads whose programs take turns, half of its L2; and the most columns of a
@@ -104,12 +98,7 @@ def _forward_heads(
     causal = operation.causal
     signature = call_signature(q, k, v, weight, spans, out, logsumexp, options=(causal, operation.conv.pad, margins))
     prepared = prepare(operation, q, k, v, weight, signature=signature, margins=margins)
-    limits: dict[str, Any] = {
-        "depth": prepared.queries.shape[2],
-        "element_size": q.element_size(),
-        "compute_capability": capability(q.device),
-    }
-    candidates = forward_candidates(**limits, block_d=value_block(q), shared_memory=shared_memory_limit(q.device))
+    candidates = forward_candidates(depth=prepared.queries.shape[2], block_d=value_block(q), **tile_limits(q))
     key = Key.of(q.dtype, q.shape[3], weight.shape[1:], causal, k.shape[2])
     config = best_config("forward", key, candidates, q.device)
     launch_forward(prepared, out, logsumexp, causal, spans, config, signature)

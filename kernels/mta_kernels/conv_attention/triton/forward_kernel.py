@@ -53,13 +53,7 @@ def _conv_attention_fwd_kernel(
                                 BLOCK_N, BLOCK_D, ALIGNMENT)  # fmt: skip
         k_masked_desc, v_masked_desc = k_desc, v_desc
 
-    # Some heads at a time, whose keys stay in L2. Causal blocks near the end have the most keys: start with them.
-    query_blocks = tl.cdiv(query_rows, BLOCK_M)
-    first_head = tl.program_id(0) // (heads_at_once * query_blocks) * heads_at_once
-    heads_now = tl.minimum(heads_at_once, all_heads - first_head)
-    program = tl.program_id(0) - first_head * query_blocks
-    batch_head = first_head + program % heads_now
-    first_query = (query_blocks - 1 - program // heads_now) * BLOCK_M
+    batch_head, first_query = _place_of_program(query_rows, heads_at_once, all_heads, BLOCK_M)
     query = first_query + tl.arange(0, BLOCK_M)
     inside = query < query_rows
     k_head = batch_head // k_group
@@ -137,6 +131,33 @@ def _conv_attention_fwd_kernel(
             p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores, SUMS_IN_THREADS)
             accumulator = tl.dot(p.to(v.dtype), v, accumulator * rescale[:, None], input_precision=PRECISION)
 
+    out_ptr += batch.to(tl.int64) * stride_ob + (batch_head % heads).to(tl.int64) * stride_oh
+    logsumexp_ptr += batch.to(tl.int64) * stride_lb + batch_head % heads * stride_lh + query
+    _store_rows(
+        out_ptr, logsumexp_ptr, accumulator, running_max, running_sum, query, inside, SPANS, HEAD_DIM, BLOCK_D,
+        SUMS_IN_THREADS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _place_of_program(query_rows, heads_at_once, all_heads, BLOCK_M: tl.constexpr):
+    """Its head, of all of the batch, and its first query.
+
+    Some heads at a time, whose keys stay in L2. Causal blocks near the end have the most keys: start with them.
+    """
+    query_blocks = tl.cdiv(query_rows, BLOCK_M)
+    first_head = tl.program_id(0) // (heads_at_once * query_blocks) * heads_at_once
+    heads_now = tl.minimum(heads_at_once, all_heads - first_head)
+    program = tl.program_id(0) - first_head * query_blocks
+    return first_head + program % heads_now, (query_blocks - 1 - program // heads_now) * BLOCK_M
+
+
+@triton.jit
+def _store_rows(
+    out_ptr, logsumexp_ptr, accumulator, running_max, running_sum, query, inside,
+    SPANS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SUMS_IN_THREADS: tl.constexpr,
+):  # fmt: skip
+    """Write the rows of a head that starts at `out_ptr`, and their logsumexp, of base-2 units before."""
     if SUMS_IN_THREADS:
         running_sum = tl.sum(running_sum, 1)
     if SPANS:  # rows that see no key give zeros
@@ -144,11 +165,8 @@ def _conv_attention_fwd_kernel(
         running_sum = tl.where(running_sum == 0.0, 1.0, running_sum)
     out = (accumulator / running_sum[:, None]).to(out_ptr.dtype.element_ty)
     dim = tl.arange(0, BLOCK_D)
-    head = batch_head % heads
-    out_ptr += batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh
     out_ptrs = out_ptr + query.to(tl.int64)[:, None] * HEAD_DIM + dim[None, :]
     tl.store(out_ptrs, out, mask=inside[:, None] & (dim < HEAD_DIM)[None, :])
-    logsumexp_ptr += batch.to(tl.int64) * stride_lb + head * stride_lh + query
     tl.store(logsumexp_ptr, (running_max + tl.log2(running_sum)) * LN_2, mask=inside)
 
 

@@ -82,7 +82,7 @@ def best_config(kernel: str, key: Key, candidates: Sequence[Config], device: tor
     known = _chosen.get((kernel, key, device))
     if known is not None and known[0] == candidates:
         return known[1]
-    config = _look_up(kernel, key, candidates, device)
+    config, _ = look_up(kernel, key, candidates, device_name(device))
     _chosen[kernel, key, device] = candidates, config
     return config
 
@@ -172,9 +172,9 @@ def save(entries: Iterable[Entry], device: str, path: Path | None = None) -> Pat
     return path
 
 
-def _look_up(kernel: str, key: Key, candidates: Sequence[Config], device: torch.device) -> Config:
-    name = device_name(device)
-    tuned = _tuned(name).get((kernel, key._replace(seq_len=0)), []) if name else []
+def look_up(kernel: str, key: Key, candidates: Sequence[Config], device: str) -> tuple[Config, Entry | None]:
+    """What `best_config` chooses on a GPU of that name, there or not, and the entry that says so."""
+    tuned = _tuned(device).get((kernel, key._replace(seq_len=0)), []) if device else []
 
     def rank(entry: Entry) -> tuple[int, int, bool]:
         length = entry.key.seq_len
@@ -184,8 +184,8 @@ def _look_up(kernel: str, key: Key, candidates: Sequence[Config], device: torch.
     for entry in sorted(tuned, key=rank):
         for config in candidates:
             if asdict(config) == entry.config:  # type: ignore[call-overload]
-                return config
-    return candidates[0]
+                return config, entry
+    return candidates[0], None
 
 
 @functools.cache

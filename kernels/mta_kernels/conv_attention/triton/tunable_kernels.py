@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.triton.tile_sizes import Key
-from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
+from mta_kernels.gpu_limits import shared_memory_limit, sm_count, tile_limits
 from mta_kernels.operation import Operation
 
 
@@ -59,14 +59,8 @@ def forward_problem(shape: TunedShape, device: torch.device) -> Problem:
         launch_forward(prepared, out, logsumexp, shape.causal, None, config, signature)
         return out, logsumexp
 
-    candidates = forward_candidates(
-        depth=prepared.queries.shape[2],
-        block_d=value_block(q),
-        element_size=q.element_size(),
-        compute_capability=capability(device),
-        shared_memory=shared_memory_limit(device),
-    )
-    return Problem(candidates, run)
+    depth, block_d = prepared.queries.shape[2], value_block(q)
+    return Problem(forward_candidates(depth=depth, block_d=block_d, **tile_limits(q)), run)
 
 
 def probabilities_problem(shape: TunedShape, device: torch.device) -> Problem:
@@ -165,12 +159,7 @@ def _last_chunk(shape: TunedShape, device: torch.device) -> _LastChunk:
     pitch = -(-chunk.keys * q.element_size() // 16) * 16 // q.element_size()  # rows begin at multiples of 16 bytes
     scratch = torch.zeros(2, shape.batch * shape.heads, chunk.rows, pitch, dtype=q.dtype, device=device)
     p, dc = scratch[..., : chunk.keys]
-    candidates = probabilities_candidates(
-        element_size=q.element_size(),
-        compute_capability=capability(device),
-        shared_memory=shared_memory_limit(device),
-    )
-    return _LastChunk(prepared, out, logsumexp, p, dc, chunk, candidates)
+    return _LastChunk(prepared, out, logsumexp, p, dc, chunk, probabilities_candidates(**tile_limits(q)))
 
 
 def _prepared(shape: TunedShape, device: torch.device) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Any, int]:

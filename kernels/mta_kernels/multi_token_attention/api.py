@@ -1,0 +1,109 @@
+"""The public face of the whole multi-token attention: one function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention import conv_attention
+from mta_kernels.conv_attention.arguments import autocast_dtype, check_are_tensors, under_autocast, wants_gradient
+from mta_kernels.multi_token_attention import reference
+from mta_kernels.multi_token_attention.arguments import NormGate, check_arguments
+from mta_kernels.multi_token_attention.backend import Request
+from mta_kernels.multi_token_attention.choice import choose, conv_attention_weight, is_conv_attention
+from mta_kernels.multi_token_attention.mixers import Mixers, operation_of, with_dense_mixings
+from mta_kernels.multi_token_attention.norm_gate import norm_and_gate
+from mta_kernels.multi_token_attention.operators import multi_token_attention_op
+
+
+def multi_token_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    pre_conv: Tensor | None = None,
+    pre_mix: Tensor | None = None,
+    post_conv: Tensor | None = None,
+    post_mix: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-5,
+    depth: int | None = None,
+    gate_weight: Tensor | None = None,
+    gate_bias: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | Tensor | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    pad_key: str = "both",
+    q_history: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """The whole Multi-Token Attention (arXiv 2504.00927), of which every part may be left out.
+
+    `q [B, Hq, M, D]`, `k, v [B, Hkv, N, D]` with `Hq` a multiple of `Hkv` and `M <= N`; returns `[B, Hq, M, D]`. All
+    other tensors are in q's dtype or float32. The parts, in the order in which they are applied:
+
+    - `pre_conv [Hq, cq, ck]` convolves each head's scores, as `conv_attention` does; `pad_key` places the key taps
+      ("both", "left" or "right") of both convolutions.
+    - `pre_mix` mixes the scores of heads: `[Hq, Hq]`, (out, in) as the weight of a `torch.nn.Linear`, or groups of
+      heads `[G, c, c]`, each (out, in), `G * c = Hq`. The softmax follows; `causal` hides later keys from it.
+    - `post_conv [Hq, cq2, ck2]` convolves each head's probabilities.
+    - `post_mix` mixes the probabilities of heads: `[Hq, Hq]` or `[G, c, c]`, but (in, out), the paper's order.
+    - `dropout` drops that share of the mixed probabilities and scales the others. `seed`, a whole number or a 0-d int64
+      tensor on q's device, makes it repeatable on every device; without one PyTorch's generator draws it.
+    - `norm_weight [D]` is that of an RMSNorm of each head's output, with `norm_eps`; `depth`, the layer's index from 0,
+      multiplies it by `1 - (0.8 - 0.6 exp(-0.3 depth))`.
+    - `gate_weight [1, D]` or `[D, D]`, with `gate_bias [1]` or `[D]`, multiplies by `sigmoid(linear(out))`.
+
+    With `M < N` (a chunk of a prompt) q holds the last `M` positions, and `q_history [B, Hq, H, D]` the queries just
+    before them, oldest first, `H >= min((cq - 1) + (cq2 - 1), N - M)`; more are ignored. `cu_seqlens [S + 1]` packs S
+    documents into one row of tokens, as in `conv_attention`: no part crosses a bound.
+
+    `scale` is the factor on `q . k`, `1 / sqrt(D)` unless given. `backend` is "auto" (`explain` says which that is),
+    "reference", which runs everything everywhere, or one of `BACKENDS`; a named one never falls back. What
+    `conv_attention` computes is computed by it, and its backends may be named. Under autocast q, k and v are cast to
+    its dtype, and so are the other tensors unless they are float32; float64 stays as it is.
+
+    Differentiable in every floating-point tensor: kernels once, by a backward; the reference in all ways. A row depends
+    on no later token and on no other document. Raises ValueError or TypeError, in one sentence, for arguments that do
+    not fit or a backend that cannot run, and RuntimeError for a derivative that the backend does not have.
+    """
+    given = Mixers(pre_conv, pre_mix, post_conv, post_mix)
+    after = NormGate(norm_weight, norm_eps, depth, gate_weight, gate_bias)
+    check_are_tensors(q=q, k=k, v=v, **given._asdict(), norm_weight=norm_weight, gate_weight=gate_weight,
+                      gate_bias=gate_bias, q_history=q_history, cu_seqlens=cu_seqlens)  # fmt: skip
+    if under_autocast(q):
+        q, k, v = (x.to(autocast_dtype(x)) for x in (q, k, v))
+        q_history = None if q_history is None else q_history.to(autocast_dtype(q_history))
+        given = Mixers(*map(_cast_unless_float32, given))
+        after = NormGate(*map(_cast_unless_float32, after))
+    more: dict[str, Any] = {"q_history": q_history, "cu_seqlens": cu_seqlens}
+    check_arguments(q, k, v, given, after, pad_key, dropout=dropout, seed=seed, **more)
+    operation = operation_of(given, q.shape[3], causal=causal, scale=scale, pad_key=pad_key)
+    finish = reference.norm_and_gate if backend == "reference" else norm_and_gate
+    if is_conv_attention(operation, dropout, backend):
+        out = conv_attention(
+            q, k, v, conv_attention_weight(given, q), **more, causal=causal, scale=scale, pad_key=pad_key,
+            backend=backend,
+        )  # fmt: skip
+    else:
+        gradients = wants_gradient(q, k, v, *given, q_history)
+        request = Request(
+            operation, q.device, q.dtype, q.shape[3], q.shape[1], gradients, dropout, cu_seqlens is not None
+        )
+        kernels = choose(backend, request)
+        mixers = with_dense_mixings(given)
+        if kernels is None:
+            out = reference.mixed_attention(operation, q, k, v, mixers, dropout=dropout, seed=seed, **more)
+            finish = reference.norm_and_gate
+        else:
+            out = multi_token_attention_op(operation, q, k, v, mixers, **more, backend=kernels)
+    return finish(out, after.norm_weight, norm_eps, after.factor, after.gate_weight, after.gate_bias)
+
+
+def _cast_unless_float32(x: Any) -> Any:
+    """A tensor in the dtype of autocast, unless it is float32; anything else as it is."""
+    return x.to(autocast_dtype(x)) if isinstance(x, Tensor) and x.dtype != torch.float32 else x

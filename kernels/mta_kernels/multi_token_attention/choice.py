@@ -1,0 +1,111 @@
+"""Which backend a call takes: the one that it names, or the fastest that can run it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention import backends as conv_backends
+from mta_kernels.conv_attention.arguments import autocast_dtype, check_are_tensors, wants_gradient
+from mta_kernels.conv_attention.choice import Choice
+from mta_kernels.conv_attention.choice import explain as explain_conv_attention
+from mta_kernels.multi_token_attention import backends
+from mta_kernels.multi_token_attention.backend import MtaBackend, Request
+from mta_kernels.multi_token_attention.mixers import Mixers, operation_of
+from mta_kernels.operation import Operation
+
+
+def unsupported(
+    backend: str,
+    *,
+    operation: Operation,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    head_dim: int,
+    heads: int,
+    backward: bool = False,
+    dropout: float = 0.0,
+    documents: bool = False,
+) -> str | None:
+    """Why `backend` cannot run this operation of `heads` query heads on this machine, or None if it can.
+
+    `device` is a torch device or its type, "cuda" or "cpu"; `backward` is whether gradients are wanted as well,
+    `documents` whether some are packed into a row of tokens. Raises ValueError for an unknown backend.
+    """
+    kernels = backends.named(backend)
+    if kernels is None:
+        return None
+    return kernels.why_not(Request(operation, device, dtype, head_dim, heads, backward, dropout, documents))
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    pre_conv: Tensor | None = None,
+    pre_mix: Tensor | None = None,
+    post_conv: Tensor | None = None,
+    post_mix: Tensor | None = None,
+    dropout: float = 0.0,
+    causal: bool = True,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> Choice:
+    """Which backend `multi_token_attention` takes for these arguments, and why.
+
+    No other argument changes the choice; autocast does, and whether a gradient may be asked for. Raises ValueError for
+    an unknown backend, or a named one that cannot run them, and TypeError for what is no tensor.
+    """
+    given = Mixers(pre_conv, pre_mix, post_conv, post_mix)
+    check_are_tensors(q=q, k=k, v=v, **given._asdict(), cu_seqlens=cu_seqlens)
+    operation = operation_of(given, q.shape[-1], causal=causal, scale=None, pad_key="both")
+    if is_conv_attention(operation, dropout, backend):
+        conv = explain_conv_attention(q, k, v, conv_attention_weight(given, q), backend=backend)
+        return Choice(conv.backend, f"conv_attention computes this; {conv.reason}")
+    request = Request(
+        operation, q.device, autocast_dtype(q), q.shape[-1], q.shape[1],
+        wants_gradient(q, k, v, *given), dropout, cu_seqlens is not None,
+    )  # fmt: skip
+    if backend == "auto":
+        kernels, reason = _fastest(request)
+    else:
+        kernels, reason = choose(backend, request), "asked for"
+    return Choice("reference" if kernels is None else kernels.name, reason)
+
+
+def is_conv_attention(operation: Operation, dropout: float, backend: str) -> bool:
+    """Whether `conv_attention` computes all of it, by a backend of this name."""
+    has_backend = backend == "auto" or backend in conv_backends.BACKENDS
+    return has_backend and not operation.is_more_than_conv_attention and not dropout
+
+
+def conv_attention_weight(given: Mixers, q: Tensor) -> Tensor:
+    """The weight that `conv_attention` takes: one tap of 1 where no convolution is given."""
+    return q.new_ones(q.shape[1], 1, 1) if given.pre_conv is None else given.pre_conv
+
+
+def choose(backend: str, request: Request) -> MtaBackend | None:
+    """The kernels that run a request, None for the reference; raises ValueError for a named backend that cannot."""
+    if backend == "auto":
+        return _fastest(request)[0]
+    kernels = backends.named(backend)
+    if kernels is not None:
+        backends.check_can_run(kernels, request)
+    return kernels
+
+
+def _fastest(request: Request) -> tuple[MtaBackend | None, str]:
+    """The fastest backend that can run a request, or else the reference; and why."""
+    ranked: dict[int, MtaBackend] = {}  # the backends of a request have different ranks
+    for kernels in backends.KERNELS:
+        rank = kernels.rank(request)
+        if rank is not None:  # no `:=` in a comprehension, which torch.compile does not know
+            ranked[rank] = kernels
+    refused = []
+    for rank in sorted(ranked):
+        why_not = ranked[rank].why_not(request)
+        if why_not is None:
+            return ranked[rank], "the fastest backend for these arguments"
+        refused.append(f"{ranked[rank].name} cannot run this: {why_not}")
+    return None, "; ".join(refused) or "no kernels compute this yet"

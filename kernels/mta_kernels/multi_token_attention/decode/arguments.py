@@ -1,0 +1,81 @@
+"""Checks of the arguments of a decode step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention.arguments import check_weight, wants_gradient
+from mta_kernels.conv_attention.reference import check_decode_arguments
+from mta_kernels.multi_token_attention.arguments import NormGate, check_mixing, check_norm_and_gate
+from mta_kernels.multi_token_attention.decode.state import DecodeState, needs_state
+from mta_kernels.multi_token_attention.mixers import Mixers
+
+
+def check_step(
+    q_window: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, given: Mixers, after: NormGate, pad_key: str,
+    state: DecodeState | None, block_table: Tensor | None,
+) -> None:  # fmt: skip
+    """Raise, in one sentence, unless the arguments are those of `multi_token_attention_decode`.
+
+    What lies in lengths and in the state is read on a CPU alone: on a GPU that would wait for the device.
+    """
+    check_caches(q_window, k_cache, v_cache, lengths, given, pad_key, block_table)
+    check_norm_and_gate(after, q_window.shape[3], q_window)
+    capacity = k_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
+    readable = lengths.device.type == "cpu" and not torch.compiler.is_compiling()
+    if readable and int(lengths.max()) > capacity:
+        raise ValueError(
+            f"lengths has {int(lengths.max())} and the cache holds {capacity} keys a sequence; give at most as many"
+        )
+    if needs_state(given):
+        check_state(state, q_window, lengths, given, capacity)
+    if wants_gradient(q_window, k_cache, v_cache, *given, after.norm_weight, after.gate_weight, after.gate_bias):
+        raise RuntimeError("multi_token_attention_decode is not differentiable; call it under torch.no_grad()")
+
+
+def check_caches(
+    q_window: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, given: Mixers, pad_key: str,
+    block_table: Tensor | None,
+) -> None:  # fmt: skip
+    """Raise ValueError or TypeError unless these fit each other."""
+    taps = given.pre_conv
+    if taps is None:  # one tap, if there are heads to have it
+        taps = q_window[0, :, :1, :1] if q_window.dim() == 4 and q_window.shape[0] else q_window
+    check_decode_arguments(q_window, k_cache, v_cache, taps, lengths, pad_key, block_table)
+    heads = q_window.shape[1]
+    if given.post_conv is not None:
+        check_weight(given.post_conv, heads, q_window, name="post_conv")
+    for name in ("pre_mix", "post_mix"):
+        if (mix := getattr(given, name)) is not None:
+            check_mixing(name, mix, heads, q_window)
+
+
+def check_state(state: DecodeState | None, q_window: Tensor, lengths: Tensor, given: Mixers, capacity: int) -> None:
+    """Raise ValueError or TypeError unless `state` is that of these sequences before this step, or after it."""
+    assert given.post_conv is not None
+    batch, heads, rows = *q_window.shape[:2], given.post_conv.shape[1]
+    if not isinstance(state, DecodeState):
+        raise TypeError(
+            f"state is {state!r} and post_conv looks back on {rows} queries; give the DecodeState of prefill_state, "
+            "or DecodeState.empty for sequences without tokens"
+        )
+    logits = state.logits
+    if logits.dim() != 4 or logits.shape[:3] != (batch, heads, rows) or logits.shape[3] < capacity:
+        raise ValueError(
+            f"state has logits of shape {tuple(logits.shape)}; expected [{batch}, {heads}, {rows}, {capacity} or more],"
+            " as prefill_state makes them for these caches"
+        )
+    if logits.dtype != q_window.dtype or any(x.device != q_window.device for x in (logits, state.lengths)):
+        raise TypeError(
+            f"state is {logits.dtype} on {logits.device} and q_window {q_window.dtype} on {q_window.device}; "
+            "they must be the same"
+        )
+    if lengths.device.type == "cpu" and not torch.compiler.is_compiling():
+        behind = (lengths > 0) & (state.lengths != lengths - 1) & (state.lengths != lengths)
+        if behind.any():
+            which = int(behind.nonzero()[0])
+            raise ValueError(
+                f"lengths says {int(lengths[which])} tokens of sequence {which}, the new one included, and state has "
+                f"seen {int(state.lengths[which])}; give each step one token, or a state of prefill_state"
+            )

@@ -1,0 +1,210 @@
+"""The whole multi-token attention as a module, whose parameters have the names and shapes of the original's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mta_kernels.conv_attention import identity_weight
+from mta_kernels.conv_attention.choice import Choice
+from mta_kernels.multi_token_attention.api import multi_token_attention
+from mta_kernels.multi_token_attention.choice import explain
+from mta_kernels.multi_token_attention.mixers import Mixers
+
+PROJECTIONS = ("wq", "wk", "wv", "wo")  # of the original's attention, which a model has beside this
+
+
+class Preset(NamedTuple):
+    """A language model of the paper: every fourth layer from the third on convolves, all mix heads."""
+
+    heads: int
+    head_dim: int
+    layers: int
+
+
+PRESETS = {
+    "mta-300m": Preset(16, 64, 20),
+    "mta-550m": Preset(10, 128, 24),
+    "mta-830m": Preset(16, 96, 24),
+    "mta-1b": Preset(16, 128, 24),
+}
+
+
+class MultiTokenAttention(nn.Module):
+    """`multi_token_attention` with its mixers as parameters, by default all parts of the paper's models.
+
+    - `pre_conv`, `post_conv`: query taps and key taps of a convolution, or None: `mta_kernel [heads, 1, cq, ck]` and
+      `mta_kernel_after_sm`.
+    - `pre_mix`: whether scores of heads are mixed: `wpsm.weight [heads, heads]`.
+    - `post_mix`: True mixes the probabilities of all heads, a number those of groups of so many heads:
+      `head_kernel [groups, c, c]`, (in, out). "linear" mixes all heads by `wposm.weight [heads, heads]`, (out, in).
+    - `norm`: the RMSNorm of each head's output, `subln.weight [head_dim]`; `depth`, a layer's index, rescales it.
+    - `gate`: True has one gate a head, `gate.weight [1, head_dim]`; "full" one a number, `[head_dim, head_dim]`.
+    - `dropout` is that of the probabilities, in training alone.
+
+    At first every mixer is the identity and the norm's weight is 1, as in the original. Its gate is no identity: the
+    weight is normal with standard deviation `(heads * head_dim) ** -0.5`, cut off at three of them, and the bias that
+    of a new `torch.nn.Linear`. `load_state_dict` takes a layer's entries as `layer_entries` picks them from a
+    checkpoint of the original. Raises ValueError for parts that do not fit the heads.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        head_dim: int,
+        *,
+        pre_conv: tuple[int, int] | None = (6, 11),
+        pre_mix: bool = True,
+        post_conv: tuple[int, int] | None = (6, 11),
+        post_mix: bool | int | str = True,
+        norm: bool = True,
+        depth: int | None = None,
+        gate: bool | str = True,
+        dropout: float = 0.0,
+        causal: bool = True,
+        scale: float | None = None,
+        pad_key: str = "both",
+        backend: str = "auto",
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads, self.head_dim, self.depth, self.dropout = heads, head_dim, depth, dropout
+        self.causal, self.scale, self.pad_key, self.backend = causal, scale, pad_key, backend
+        _check_parts(heads, post_mix, norm, depth, gate)
+        there: Any = {"dtype": dtype, "device": device}
+
+        def taps(shape: tuple[int, int] | None) -> nn.Parameter | None:
+            weight = None if shape is None else identity_weight(heads, *shape, pad_key=pad_key, **there)
+            return None if weight is None else nn.Parameter(weight[:, None])
+
+        self.mta_kernel = taps(pre_conv)
+        self.wpsm = nn.Linear(heads, heads, bias=False, **there) if pre_mix else None
+        self.mta_kernel_after_sm = taps(post_conv)
+        self.head_kernel = self.wposm = None
+        if post_mix == "linear":
+            self.wposm = nn.Linear(heads, heads, bias=False, **there)
+        elif post_mix is not False:
+            together = heads if post_mix is True else int(post_mix)
+            self.head_kernel = nn.Parameter(torch.empty(heads // together, together, together, **there))
+        self.subln = nn.RMSNorm(head_dim, eps=1e-5, **there) if norm else None
+        self.gate = nn.Linear(head_dim, head_dim if gate == "full" else 1, **there) if gate else None
+        self.reset_parameters()
+
+    @classmethod
+    def preset(cls, name: str, *, layer: int, **options: Any) -> MultiTokenAttention:
+        """A layer, counted from 0, of a model of the paper: "mta-300m", "mta-550m", "mta-830m" or "mta-1b".
+
+        `options` are those of the module and replace the preset's. Raises ValueError for another name, or a layer that
+        the model does not have.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"preset is {name!r}; expected one of {', '.join(map(repr, PRESETS))}")
+        heads, head_dim, layers = PRESETS[name]
+        if not 0 <= layer < layers:
+            raise ValueError(f"layer is {layer!r}; {name} has the layers 0 to {layers - 1}")
+        if layer % 4 != 2:
+            options = {"pre_conv": None, "post_conv": None} | options
+        return cls(heads, head_dim, **options)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Make every mixer the identity again, and draw the gate's numbers anew."""
+        for kernel in (self.mta_kernel, self.mta_kernel_after_sm):
+            if kernel is not None:
+                heads, _, *taps = kernel.shape
+                kernel.copy_(identity_weight(heads, *taps, pad_key=self.pad_key)[:, None])
+        for linear in (self.wpsm, self.wposm):
+            if linear is not None:
+                nn.init.eye_(linear.weight)
+        if self.head_kernel is not None:
+            self.head_kernel.copy_(torch.eye(self.head_kernel.shape[1]))
+        if self.subln is not None:
+            self.subln.reset_parameters()
+        if self.gate is not None:
+            self.gate.reset_parameters()
+            deviation = (self.heads * self.head_dim) ** -0.5
+            nn.init.trunc_normal_(self.gate.weight, std=deviation, a=-3 * deviation, b=3 * deviation)
+
+    def mixers(self) -> dict[str, Any]:
+        """The tensors of the parts, as the functions of this package take them by keyword."""
+        given = {
+            "pre_conv": None if self.mta_kernel is None else self.mta_kernel.squeeze(1),
+            "pre_mix": None if self.wpsm is None else self.wpsm.weight,
+            "post_conv": None if self.mta_kernel_after_sm is None else self.mta_kernel_after_sm.squeeze(1),
+            "post_mix": self.head_kernel if self.wposm is None else self.wposm.weight.t(),
+            "norm_weight": None if self.subln is None else self.subln.weight,
+            "gate_weight": None if self.gate is None else self.gate.weight,
+            "gate_bias": None if self.gate is None else self.gate.bias,
+        }
+        return {name: x for name, x in given.items() if x is not None}
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        q_history: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        seed: int | Tensor | None = None,
+    ) -> Tensor:
+        """`[B, heads, M, D]` of `q [B, heads, M, D]` and `k, v [B, Hkv, N, D]`, as `multi_token_attention`.
+
+        `q_history` is for a chunk of a prompt, `cu_seqlens` for documents, `seed` for a dropout that can be repeated.
+        """
+        return multi_token_attention(
+            q, k, v, **self.mixers(), depth=self.depth, dropout=self.dropout if self.training else 0.0, seed=seed,
+            causal=self.causal, scale=self.scale, pad_key=self.pad_key, q_history=q_history, cu_seqlens=cu_seqlens,
+            backend=self.backend,
+        )  # fmt: skip
+
+    def explain(self, q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Tensor | None = None) -> Choice:
+        """Which backend a call of the module takes, and why; raises as `explain`."""
+        mixing = {name: x for name, x in self.mixers().items() if name in Mixers._fields}
+        dropout = self.dropout if self.training else 0.0
+        return explain(
+            q, k, v, **mixing, dropout=dropout, causal=self.causal, cu_seqlens=cu_seqlens, backend=self.backend
+        )
+
+    def extra_repr(self) -> str:
+        shapes = {name: list(x.shape) for name, x in self.named_parameters(recurse=False)}
+        return (
+            f"{self.heads}, {self.head_dim}, {''.join(f'{name}={shape}, ' for name, shape in shapes.items())}"
+            f"depth={self.depth}, dropout={self.dropout}, causal={self.causal}, scale={self.scale}, "
+            f"pad_key={self.pad_key!r}, backend={self.backend!r}"
+        )
+
+
+def layer_entries(state_dict: Mapping[str, Tensor], layer: int) -> dict[str, Tensor]:
+    """What `MultiTokenAttention.load_state_dict` takes of a checkpoint of the original: a layer's, from 0.
+
+    `state_dict` is that of the whole model, whose names begin with `layers.LAYER.attention.`. The projections `wq`,
+    `wk`, `wv` and `wo` are left out, which a model has beside the module. Raises ValueError if nothing remains.
+    """
+    prefix = f"layers.{layer}.attention."
+    entries = {name.removeprefix(prefix): x for name, x in state_dict.items() if name.startswith(prefix)}
+    entries = {name: x for name, x in entries.items() if name.partition(".")[0] not in PROJECTIONS}
+    if not entries:
+        raise ValueError(
+            f"the state dict has no mixer named {prefix}...; expected that of the original's whole model, "
+            "and a layer that has mixers, counted from 0"
+        )
+    return entries
+
+
+def _check_parts(heads: int, post_mix: bool | int | str, norm: bool, depth: int | None, gate: bool | str) -> None:
+    """Raise ValueError, in one sentence, for options of the module that do not fit."""
+    is_group = isinstance(post_mix, int) and (isinstance(post_mix, bool) or (post_mix > 0 and heads % post_mix == 0))
+    if not is_group and post_mix != "linear":
+        raise ValueError(
+            f"post_mix is {post_mix!r}; expected True, False, 'linear' or the heads of a group, "
+            f"a number that divides the {heads} heads"
+        )
+    if not isinstance(gate, bool) and gate != "full":
+        raise ValueError(f"gate is {gate!r}; expected True, False or 'full'")
+    if depth is not None and not norm:
+        raise ValueError(f"depth is {depth} and norm is False; the depth rescales the norm: leave out one of them")

@@ -1,0 +1,226 @@
+"""Normalisation and gate behind the output of multi-token attention, in one kernel where Triton runs.
+
+The eager `norm_and_gate` of `reference` defines what is computed. `mta::norm_gate` and `mta::norm_gate_backward` are
+`torch.library` operators, opaque to torch.compile. The forward keeps its input alone for the backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
+from mta_kernels.conv_attention.triton.backend import platform_unsupported
+from mta_kernels.gpu_limits import sm_count
+from mta_kernels.multi_token_attention import reference
+from mta_kernels.operator_gradients import under_torch_func
+
+MAX_HEAD_DIM = 256
+TILE = 4096  # numbers of x that a program holds at a time
+TILE_OF_PRODUCTS = 16 * MAX_HEAD_DIM  # the same where the gate is a product: 16 rows or more
+
+
+def norm_and_gate(
+    out: Tensor, norm_weight: Tensor | None, norm_eps: float, factor: float, gate_weight: Tensor | None,
+    gate_bias: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """RMSNorm over the last dim of `out [B, H, M, D]`, times `factor`, then a gate: same shape, dtype and strides.
+
+    `norm_weight [D]`, `gate_weight [1, D]` or `[D, D]`, `gate_bias [1]` or `[D]`, each in out's dtype or float32, for
+    arguments already checked; None leaves a step out. Differentiable in every tensor: once where the kernels run, in
+    all ways where eager PyTorch does, which is on a CPU, for float64, beyond 256 numbers a head and in torch.func.
+    """
+    arguments = out, norm_weight, norm_eps, factor, gate_weight, gate_bias
+    if norm_weight is None and gate_weight is None:
+        return out
+    runs = out.is_cuda and out.shape[3] <= MAX_HEAD_DIM and platform_unsupported(out.device, out.dtype) is None
+    if not runs or under_torch_func():
+        return reference.norm_and_gate(*arguments)
+    return NORM_GATE(*arguments)
+
+
+torch.library.define(
+    "mta::norm_gate",
+    "(Tensor x, Tensor? norm_weight, float norm_eps, float factor, Tensor? gate_weight, Tensor? gate_bias) -> Tensor",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+torch.library.define(
+    "mta::norm_gate_backward",
+    "(Tensor x, Tensor grad, Tensor? norm_weight, float norm_eps, float factor, Tensor? gate_weight, "
+    "Tensor? gate_bias) -> (Tensor dx, Tensor d_norm_weight, Tensor d_gate_weight, Tensor d_gate_bias)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+NORM_GATE = torch.ops.mta.norm_gate.default
+NORM_GATE_BACKWARD = torch.ops.mta.norm_gate_backward.default
+
+
+class _Call(NamedTuple):
+    """The arguments of an operator, and what every launch is told of them."""
+
+    x: Tensor
+    norm_weight: Tensor | None
+    norm_eps: float
+    factor: float
+    gate_weight: Tensor | None
+    gate_bias: Tensor | None
+
+    @property
+    def gate(self) -> int:
+        """0 without a gate, 1 for a number a row, 2 for a number a dim."""
+        if self.gate_weight is None:
+            return 0
+        return 1 if self.gate_weight.shape[0] == 1 and self.x.shape[3] > 1 else 2
+
+    @property
+    def rows(self) -> int:
+        return self.x.numel() // self.x.shape[3]
+
+    @property
+    def sizes(self) -> tuple[int | float, ...]:
+        _, heads, length, _ = self.x.shape
+        return heads, length, self.rows, self.norm_eps, self.factor
+
+    @property
+    def strides_of_weights(self) -> tuple[int, int, int, int]:
+        """Of the norm's weight, of the gate, out and in, and of its bias."""
+        norm = self.norm_weight.stride(0) if self.norm_weight is not None else 0
+        gate = self.gate_weight.stride() if self.gate_weight is not None else (0, 0)
+        return norm, gate[0], gate[1], self.gate_bias.stride(0) if self.gate_bias is not None else 0
+
+    def tiles(self, products: bool) -> dict[str, int]:
+        from mta_kernels.conv_attention.triton.launch import next_power_of_2
+
+        block_d = max(16, next_power_of_2(self.x.shape[3]))
+        if products:
+            return {"BLOCK_ROWS": max(16, TILE_OF_PRODUCTS // block_d), "BLOCK_D": block_d}
+        return {"BLOCK_ROWS": max(1, TILE // block_d), "BLOCK_D": block_d}
+
+    def constants(self) -> dict[str, Any]:
+        return {"HEAD_DIM": self.x.shape[3], "NORM": self.norm_weight is not None}
+
+
+def run_forward(*arguments: Any) -> Tensor:
+    """The operator's kernel, for the arguments of `norm_and_gate`."""
+    from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, launch
+    from mta_kernels.conv_attention.triton.prepare import dot_precision
+    from mta_kernels.multi_token_attention.norm_gate_kernels import _norm_gate_kernel
+
+    call = _Call(*arguments)
+    x, out = call.x, torch.empty_like(call.x)
+    weights = call.norm_weight, call.gate_weight, call.gate_bias
+    tiles = call.tiles(call.gate == 2)
+    with on_device_of(x):
+        launch(
+            _norm_gate_kernel, cdiv(call.rows, tiles["BLOCK_ROWS"]), call_signature(x, *weights, out),
+            x, *weights, out, *x.stride(), *out.stride(), *call.strides_of_weights, *call.sizes,
+            **call.constants(), GATE=call.gate, BIAS=call.gate_bias is not None, **tiles,
+            BLOCK_K=min(tiles["BLOCK_D"], 32), PRECISION=dot_precision(x.dtype), num_warps=4, num_stages=2,
+        )  # fmt: skip
+    return out
+
+
+def run_backward(x: Tensor, grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dx and the gradients of the weights, of no numbers where there is no weight."""
+    call = _Call(x, *arguments)
+    with on_device_of(x), without_autocast(x):
+        if call.gate < 2:
+            dx, sums = _backward_of_rows(call, grad)
+            d_norm, d_gate, d_bias = sums[0, : x.shape[3]], sums[1, None, : x.shape[3]], sums[2, :1]
+        else:
+            # The gate's products are large: they are PyTorch's, and what remains is the backward of the norm alone.
+            o, dz, direct = _backward_of_gate(call, grad)
+            assert call.gate_weight is not None
+            d_o = torch.addmm(direct, dz, call.gate_weight.to(x.dtype)).view(x.shape)
+            d_gate, d_bias = dz.mT @ o, dz.sum(0, dtype=torch.float32)
+            dx, sums = _backward_of_rows(call._replace(gate_weight=None, gate_bias=None), d_o)
+            d_norm = sums[0, : x.shape[3]]
+
+    def like(gradient: Tensor, weight: Tensor | None) -> Tensor:
+        return x.new_empty(0) if weight is None else gradient.to(weight.dtype).clone()
+
+    return dx, like(d_norm, call.norm_weight), like(d_gate, call.gate_weight), like(d_bias, call.gate_bias)
+
+
+def _backward_of_rows(call: _Call, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """dx and the sums `[3, D or more]` of the weights' gradients, float32, through a norm and a gate a row."""
+    from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, launch
+    from mta_kernels.multi_token_attention.norm_gate_kernels import _norm_gate_backward_kernel
+
+    x, dx = call.x, torch.empty_like(call.x)
+    weights = call.norm_weight, call.gate_weight, call.gate_bias
+    tiles = call.tiles(False)
+    # As many programs whatever the time: their sums are added up in one order.
+    programs = min(cdiv(call.rows, tiles["BLOCK_ROWS"]), 4 * sm_count(x.device))
+    partial = torch.empty(programs, 3, tiles["BLOCK_D"], dtype=torch.float32, device=x.device)
+    norm_stride, _, gate_stride, _ = call.strides_of_weights
+    launch(
+        _norm_gate_backward_kernel, programs, call_signature(x, grad, *weights, dx),
+        x, grad, *weights, dx, partial, *x.stride(), *grad.stride(), *dx.stride(), norm_stride, gate_stride,
+        *call.sizes, **call.constants(), GATE=call.gate, BIAS=call.gate_bias is not None, **tiles,
+        num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return dx, partial.sum(0)
+
+
+def _backward_of_gate(call: _Call, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`o`, `dz` and `grad * sigmoid(z)` as `[rows, D]`, in x's dtype, for a gate a dim."""
+    from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, launch
+    from mta_kernels.conv_attention.triton.prepare import dot_precision
+    from mta_kernels.multi_token_attention.norm_gate_kernels import _gate_of_dims_backward_kernel
+
+    x = call.x
+    weights = call.norm_weight, call.gate_weight, call.gate_bias
+    found = [torch.empty(call.rows, x.shape[3], dtype=x.dtype, device=x.device) for _ in range(3)]
+    tiles = call.tiles(True)
+    launch(
+        _gate_of_dims_backward_kernel, cdiv(call.rows, tiles["BLOCK_ROWS"]), call_signature(x, grad, *weights),
+        x, grad, *weights, *found, *x.stride(), *grad.stride(), *call.strides_of_weights, *call.sizes,
+        **call.constants(), BIAS=call.gate_bias is not None, **tiles,
+        BLOCK_K=min(tiles["BLOCK_D"], 32), PRECISION=dot_precision(x.dtype), num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return found[0], found[1], found[2]
+
+
+torch.library.impl("mta::norm_gate", ("cpu", "cuda"))(run_forward)
+torch.library.impl("mta::norm_gate_backward", ("cpu", "cuda"))(run_backward)
+
+
+@torch.library.register_fake("mta::norm_gate")
+def _fake_forward(x: Tensor, *others: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.register_fake("mta::norm_gate_backward")
+def _fake_backward(
+    x: Tensor, grad: Tensor, norm_weight: Tensor | None, norm_eps: float, factor: float, gate_weight: Tensor | None,
+    gate_bias: Tensor | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    weights = norm_weight, gate_weight, gate_bias
+    return torch.empty_like(x), *(x.new_empty(0) if w is None else w.new_empty(w.shape) for w in weights)
+
+
+def _save(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    x, norm_weight, ctx.norm_eps, ctx.factor, gate_weight, gate_bias = inputs
+    ctx.save_for_backward(x, norm_weight, gate_weight, gate_bias)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, norm_weight, gate_weight, gate_bias = ctx.saved_tensors
+    numbers = norm_weight, ctx.norm_eps, ctx.factor
+    dx, d_norm, d_gate, d_bias = NORM_GATE_BACKWARD(x, grad, *numbers, gate_weight, gate_bias)
+    weights = (norm_weight, d_norm), (gate_weight, d_gate), (gate_bias, d_bias)
+    d_norm, d_gate, d_bias = (None if weight is None else gradient for weight, gradient in weights)
+    return dx, d_norm, None, None, d_gate, d_bias
+
+
+def _no_second_derivative(ctx: Any, *gradients: Tensor) -> None:
+    raise RuntimeError(
+        "the normalisation and gate of multi-token attention are differentiable once on a GPU; "
+        "backend='reference' has second derivatives"
+    )
+
+
+torch.library.register_autograd("mta::norm_gate", _gradients, setup_context=_save)
+torch.library.register_autograd("mta::norm_gate_backward", _no_second_derivative)

@@ -1,0 +1,177 @@
+// The backward of forward.cu, in place: from scores S and gradients dB of the mixed probabilities, and the logsumexp.
+//
+//   dP[g] = sum over h of post[g, h] dB[h]        dL = P (dP - delta),  delta = sum over the row of P dP
+//   S[h] := sum over g of P[g] post[g, h]         dB[g] := sum over h of pre[h, g] dL[h]
+//   dpost[g, h] = sum over positions of P[g] dB[h],   dpre[h, g] = of dL[h] S[g]
+//
+// As forward.cu, with two buffers a row: once over it for delta, and for the sum of P, which is 1 but for the logsumexp's
+// rounding; and once to put the results where S and dB were. The gradients of the mixings have positions as the inner
+// dimension: their right side is P or dL, whose 8 x 8 matrices are transposed in registers. Each warp keeps its sums over
+// all its rows and writes them at the end, for a sum over all warps in a fixed order.
+//
+// A score takes 8 bytes of memory, 2.3 a cycle and SM, and 27 instructions of a warp for 32 of them, of 56.
+#include "rows.cuh"
+
+// Sums over positions of products of heads: [EIGHTS of its columns] of each 16 rows, as `multiply` holds them.
+using Products = float[SQUARES][EIGHTS][4];
+
+// `products` += a tile [rows][positions] times pairs [positions][columns], where the tile is NaN if it is hidden.
+DEVICE void add_products(Products& products, uint32_t tile, const uint32_t (&pairs)[EIGHTS][2], const Lane& lane, const Row& row,
+                         int column, bool hidden) {
+    uint32_t b[EIGHTS][2];
+#pragma unroll
+    for (int i = 0; i < EIGHTS * 2; i++) b[i / 2][i % 2] = transpose(pairs[i / 2][i % 2]);
+#pragma unroll
+    for (int square = 0; square < SQUARES; square++) {
+        uint32_t a[4];
+        load_matrices(a, tile + lane.along[square]);
+        if (hidden) {
+            const int position = column + thread_index() % 4 * 2;
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                if (!row.sees(position + i / 2 * 8)) a[i] &= 0xFFFF0000u;
+                if (!row.sees(position + i / 2 * 8 + 1)) a[i] &= 0xFFFFu;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < EIGHTS; i++) multiply<ELEMENT>(products[square][i], a, b[i][0], b[i][1]);
+    }
+}
+
+// The transpose [columns, rows] of a warp's sums.
+DEVICE void store_products(float* destination, const Products& products) {
+    const int lane = thread_index() % 32;
+#pragma unroll
+    for (int i = 0; i < SQUARES * EIGHTS * 4; i++) {
+        const int eight = i / 4 % EIGHTS, square = i / 4 / EIGHTS;
+        const int row = 16 * square + lane / 4 + i % 4 / 2 * 8, column = head_of(lane, eight, i % 2);
+        if (row < HEADS && column < HEADS) destination[column * HEADS + row] = products[square][eight][i % 4];
+    }
+}
+
+// Of a row, for this lane's heads.
+struct Softmax {
+    float logsumexp[EIGHTS][2];  // in powers of two
+    float inverse[EIGHTS][2];    // of the sum of probabilities
+    float delta[EIGHTS][2];
+
+    DEVICE Softmax(const Arguments& args, const Row& row) {
+        const float* source = args.logsumexp + row.sequence * args.sums_batch + row.number * args.sums_row;
+#pragma unroll
+        for (int i = 0; i < EIGHTS * 2; i++) {
+            const float found = source[min(head_of(thread_index(), i / 2, i % 2), HEADS - 1) * args.sums_head];
+            logsumexp[i / 2][i % 2] = found == MINUS_INFINITY ? 0 : found * LOG2_E;
+        }
+    }
+    DEVICE void set_sums(const Sums& sums) {
+#pragma unroll
+        for (int i = 0; i < EIGHTS * 2; i++) {
+            const float2 pair = sums[i / 2][i % 2];
+            inverse[i / 2][i % 2] = pair.y == 0 ? 0 : 1 / pair.y;
+            delta[i / 2][i % 2] = pair.x * inverse[i / 2][i % 2];
+        }
+    }
+    DEVICE float power(float logit, int eight, int i) const { return exp2_fast(fmaf(logit, LOG2_E, -logsumexp[eight][i])); }
+};
+
+struct Matrices {
+    Weights<false> pre, post_back;
+    Weights<true> post, pre_back;
+    DEVICE Matrices(uint32_t shared)
+        : pre(shared + PRE_AT), post_back(shared + POST_AT), post(shared + POST_AT), pre_back(shared + PRE_AT) {}
+};
+
+// Logits and gradients of the probabilities of a tile, [positions x heads].
+DEVICE void mix_tile(float (&x)[EIGHTS][4], float (&dp)[EIGHTS][4], uint32_t tile, uint32_t grad_tile, const Lane& lane,
+                     const Matrices& weights, const Row& row, int column, bool hidden) {
+    mix<PRE_MIX>(x, tile, lane, weights.pre);
+    mix<POST_MIX>(dp, grad_tile, lane, weights.post_back);
+    if (hidden) {
+        hide(x, row, column);
+#pragma unroll
+        for (int i = 0; i < EIGHTS * 4; i++)
+            if (x[i / 4][i % 4] == MINUS_INFINITY) dp[i / 4][i % 4] = 0;
+    }
+}
+
+DEVICE void differentiate_row(const Arguments& args, const Row& row, Softmax& softmax, uint32_t buffer, const Lane& lane,
+                              const Matrices& weights, Products& dpre, Products& dpost, uint32_t shared, int rank,
+                              Turn& received) {
+    const uint32_t grad_buffer = buffer + HEADS * args.pitch;
+    const int first = row.start + thread_index() / 32 * COLUMNS;
+    Sums sums;
+#pragma unroll
+    for (int i = 0; i < EIGHTS * 2; i++) sums[i / 2][i % 2] = {0, 0};
+#pragma unroll 1
+    for (int column = first; column < row.stop; column += WARPS * COLUMNS) {
+        const bool hidden = some_hidden(row, column);
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            const int at = (column - row.start) * 2 + i * 32;
+            float x[EIGHTS][4], dp[EIGHTS][4];
+            mix_tile(x, dp, buffer + at, grad_buffer + at, lane, weights, row, column + 16 * i, hidden);
+#pragma unroll
+            for (int j = 0; j < EIGHTS * 4; j++) {
+                float2& pair = sums[j / 4][j % 2];
+                const float p = softmax.power(x[j / 4][j % 4], j / 4, j % 2);
+                pair = {fmaf(p, dp[j / 4][j % 4], pair.x), pair.y + p};
+            }
+        }
+    }
+    merge_sums<OfNumbers>(sums, shared, rank, received);
+    softmax.set_sums(sums);
+#pragma unroll 1
+    for (int column = first; column < row.stop; column += WARPS * COLUMNS) {
+        const bool hidden = some_hidden(row, column);
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            const int at = (column - row.start) * 2 + i * 32;
+            float x[EIGHTS][4], dp[EIGHTS][4];
+            mix_tile(x, dp, buffer + at, grad_buffer + at, lane, weights, row, column + 16 * i, hidden);
+#pragma unroll
+            for (int j = 0; j < EIGHTS * 4; j++) {
+                const float p = softmax.power(x[j / 4][j % 4], j / 4, j % 2) * softmax.inverse[j / 4][j % 2];
+                x[j / 4][j % 4] = p, dp[j / 4][j % 4] = p * (dp[j / 4][j % 4] - softmax.delta[j / 4][j % 2]);
+            }
+            uint32_t p[EIGHTS][2], dl[EIGHTS][2];
+            round_pairs(p, x);
+            round_pairs(dl, dp);
+            if (row.high - row.low == 1) {  // its probability is 1 whatever the scores, and not nearly 1
+#pragma unroll
+                for (int j = 0; j < EIGHTS * 2; j++) dl[j / 2][j % 2] = 0;
+            }
+            if (POST_MIX) add_products(dpost, grad_buffer + at, p, lane, row, column + 16 * i, hidden);
+            if (PRE_MIX) add_products(dpre, buffer + at, dl, lane, row, column + 16 * i, hidden);
+            mix_back(buffer + at, p, lane, shared + SCRAP_AT, weights.post);
+            mix_back(grad_buffer + at, dl, lane, shared + SCRAP_AT, weights.pre_back);
+        }
+    }
+}
+
+extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, BLOCKS)
+    mix_rows_backward(const __grid_constant__ Arguments args) {
+    const uint32_t shared = shared_memory();
+    const int rank = block_index() % CLUSTER, cluster = block_index() / CLUSTER, warp = thread_index() / 32;
+    prepare_block(args, shared);
+    if (warp < WARPS) {
+        const Lane lane(args.pitch);
+        const Matrices weights(shared);
+        Products dpre = {}, dpost = {};
+        Turn received;
+        for_rows(
+            args, shared, rank, cluster, [&](const Row& row) { return Softmax(args, row); },
+            [&](const Row& row, Softmax& softmax, uint32_t buffer) {
+                differentiate_row(args, row, softmax, buffer, lane, weights, dpre, dpost, shared, rank, received);
+            });
+        float* parts = args.parts + ((int64_t)block_index() * WARPS + warp) * 2 * HEADS * HEADS;
+        store_products(parts, dpre);
+        store_products(parts + HEADS * HEADS, dpost);
+    }
+#if BULK
+    else copy_rows(args, shared, cluster, rank);
+#endif
+#if CLUSTER > 1
+    __syncwarp();
+    cluster_barrier();  // no block ends before what it sent has arrived
+#endif
+}

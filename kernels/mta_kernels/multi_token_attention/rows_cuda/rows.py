@@ -1,0 +1,190 @@
+"""Launches the row kernels: which plan a shape takes, how many blocks share the rows, and the kernels' arguments."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import c_int, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
+from mta_kernels.multi_token_attention.rows_cuda.plan import ELEMENTS, MOST_HEADS, RowConstants, RowPlan, plan_on
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import machine_code, missing_package
+from mta_kernels.nvrtc.structures import fields
+
+
+class Matrix(ctypes.Structure):
+    """`struct Matrix` of layout.cuh."""
+
+    _fields_ = (("start", c_void_p), *fields(c_int64, "stride_row stride_column"), ("is_float", c_int))
+
+    @classmethod
+    def of(cls, mix: Tensor | None) -> Matrix:
+        """The mixing `[H, H]`, or none."""
+        return cls() if mix is None else cls(mix.data_ptr(), *mix.stride(), mix.dtype == torch.float32)
+
+
+class Arguments(ctypes.Structure):
+    """`struct Arguments` of layout.cuh."""
+
+    _fields_ = (
+        ("operands", c_void_p * 2), *fields(Matrix, "pre post"), ("logsumexp", c_void_p),
+        *fields(c_int64, "sums_batch sums_head sums_row"), ("documents", c_void_p),
+        *fields(c_int64, "documents_stride ld"),
+        *fields(c_int, "rows all_rows first_position keys causal clusters pitch stages"), ("parts", c_void_p),
+    )  # fmt: skip
+
+
+def rows_unsupported(
+    device: torch.device | str, dtype: torch.dtype, heads: int, keys: int, *, backward: bool = False
+) -> str | None:
+    """Why these kernels cannot take rows of up to `keys` columns of `heads` heads on a device, or None if they can."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return f"the CUDA row kernels need an NVIDIA GPU, not a {device.type} device"
+    if capability(device) < (8, 0):
+        return f"{torch.cuda.get_device_name(device)} is older than sm_80"
+    return missing_package() or shape_unsupported(device, dtype, heads, keys, backward)
+
+
+def shape_unsupported(device: torch.device, dtype: torch.dtype, heads: int, keys: int, backward: bool) -> str | None:
+    """Why a GPU of this kind has no plan for such rows, or None."""
+    if dtype not in ELEMENTS:
+        return f"dtype {dtype} is not float16 or bfloat16"
+    if heads > MOST_HEADS[backward]:
+        return f"{heads} heads are more than the {MOST_HEADS[backward]} of the CUDA row kernels"
+    if choose_plan(device, dtype, heads, keys, backward, (True, True)) is None:
+        return f"{keys} keys of {heads} heads do not fit into the shared memory of the blocks that could share a row"
+    return None
+
+
+def mix_rows(
+    scores: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp_out: Tensor, *, first_position: int,
+    keys: int, causal: bool, documents: Tensor | None = None, plan: RowPlan | None = None, clusters: int | None = None,
+) -> None:  # fmt: skip
+    """Put mixed probabilities in the place of a chunk's scores, and write each row's logsumexp.
+
+    `scores [B, H, R, ld]` is contiguous, fp16 or bf16, at a multiple of 16 bytes, with `ld` a multiple of 8 from `keys`
+    on. Row r is of position `first_position + r`. It sees the first `keys` columns, if `causal` those up to its
+    position, and of `documents [2, N]` (int32: the first position of each one's document, and one past its last) its
+    own. What it does not see may be NaN before and is zero after. `pre_mix [H, H]` (out, in) mixes the scores,
+    `post_mix [H, H]` (in, out) the probabilities; each may be None, float32 (then rounded) or of the scores' dtype.
+    `logsumexp_out [B, H, R]` is float32 of any strides. `plan` and `clusters` override what would be chosen, for
+    measurements. Raises ValueError where `rows_unsupported` has a reason, or for scores of another layout.
+    """
+    _run(scores, None, pre_mix, post_mix, logsumexp_out, first_position, keys, causal, documents, plan, clusters)
+
+
+def mix_rows_backward(
+    scores: Tensor, grad_probabilities: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor, *,
+    first_position: int, keys: int, causal: bool, documents: Tensor | None = None, plan: RowPlan | None = None,
+    clusters: int | None = None,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """The backward of `mix_rows`, in place: gives the gradients `[H, H]` (float32) of both mixings, None where none is.
+
+    `scores`, as `mix_rows` takes them, become the mixed probabilities; `grad_probabilities`, the gradients of those and
+    laid out as the scores, become the gradients of the scores. `logsumexp [B, H, R]` is what `mix_rows` wrote; the rest
+    and errors are as there. The same call gives the same bits.
+    """
+    parts = _run(
+        scores,
+        grad_probabilities,
+        pre_mix,
+        post_mix,
+        logsumexp,
+        first_position,
+        keys,
+        causal,
+        documents,
+        plan,
+        clusters,
+    )
+    assert parts is not None
+    dpre, dpost = parts.sum(0)
+    return (None if pre_mix is None else dpre), (None if post_mix is None else dpost)
+
+
+def _run(
+    scores: Tensor, gradients: Tensor | None, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor,
+    first_position: int, keys: int, causal: bool, documents: Tensor | None, plan: RowPlan | None, clusters: int | None,
+) -> Tensor | None:  # fmt: skip
+    """One launch; gives the warps' parts of the gradients of both mixings, `[warps, 2, H, H]`, of a backward."""
+    batch, heads, rows, ld = scores.shape
+    device, backward = scores.device, gradients is not None
+    mixed = (pre_mix is not None, post_mix is not None)
+    if not rows * batch:
+        return scores.new_zeros(1, 2, heads, heads, dtype=torch.float32) if backward else None
+    plan = plan or choose_plan(device, scores.dtype, heads, keys, backward, mixed)
+    if plan is None:
+        raise ValueError(shape_unsupported(device, scores.dtype, heads, keys, backward))
+    operands = [scores] if gradients is None else [scores, gradients]
+    for x in operands:
+        if not x.is_contiguous() or x.shape != scores.shape or ld % 8 or ld < keys or x.data_ptr() % 16:
+            raise ValueError(
+                f"stored scores are {list(x.shape)} with strides {x.stride()}; expected contiguous rows of a multiple "
+                f"of 8 columns, {keys} or more, at a multiple of 16 bytes"
+            )
+    cluster, stride = plan.constants.cluster, (0 if documents is None else documents.stride(0))
+    if documents is not None and documents.stride(1) != 1:
+        documents = documents.contiguous()
+        stride = documents.stride(0)
+    clusters = min(batch * rows, clusters or clusters_at_once(plan, device))
+    parts = None
+    if backward:
+        warps = clusters * cluster * plan.constants.warps
+        parts = torch.empty(warps, 2, heads, heads, dtype=torch.float32, device=device)
+    arguments = Arguments(
+        operands=(c_void_p * 2)(*(x.data_ptr() for x in operands)), pre=Matrix.of(pre_mix), post=Matrix.of(post_mix),
+        logsumexp=logsumexp.data_ptr(), sums_batch=logsumexp.stride(0), sums_head=logsumexp.stride(1),
+        sums_row=logsumexp.stride(2), documents=None if documents is None else documents.data_ptr(),
+        documents_stride=stride, ld=ld, rows=rows, all_rows=batch * rows, first_position=first_position, keys=keys,
+        causal=causal, clusters=clusters, pitch=plan.pitch, stages=plan.stages,
+        parts=None if parts is None else parts.data_ptr(),
+    )  # fmt: skip
+    compiled = kernel(plan.constants, device)
+    blocks, threads = clusters * cluster, plan.constants.threads
+    driver.launch(compiled, (blocks, 1), threads, plan.shared_memory, device.index, arguments)
+    return parts
+
+
+@functools.cache
+def choose_plan(
+    device: torch.device, dtype: torch.dtype, heads: int, keys: int, backward: bool, mixed: tuple[bool, bool]
+) -> RowPlan | None:
+    """`plan_on` a device."""
+    limit = shared_memory_limit(device)
+    return plan_on(capability(device), limit, dtype, heads, keys, backward=backward, mixed=mixed)
+
+
+@functools.cache
+def kernel(constants: RowConstants, device: torch.device) -> Any:
+    """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
+    major = capability(device)[0]
+    architecture = driver.architecture(device.index) + ("a" if major == 9 else "")
+    name = "mix_rows_backward" if constants.backward else "mix_rows"
+    return driver.load(machine_code(constants.source(architecture)), name, shared_memory_limit(device), device.index)
+
+
+@functools.cache
+def clusters_at_once(plan: RowPlan, device: torch.device) -> int:
+    """Clusters that run at the same time: where they take their rows in turn, more would come after the others."""
+    from cuda.bindings import driver as cuda
+
+    constants = plan.constants
+    function = cuda.CUfunction(kernel(constants, device).value)
+    with torch.cuda.device(device):
+        if constants.cluster == 1:
+            found = cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, constants.threads, plan.shared_memory)
+            return max(1, driver.checked(found) * sm_count(device))
+        shape = cuda.CUlaunchAttribute()
+        shape.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        shape.value.clusterDim.x, shape.value.clusterDim.y, shape.value.clusterDim.z = constants.cluster, 1, 1
+        config = cuda.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = constants.cluster, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = constants.threads, 1, 1
+        config.sharedMemBytes, config.attrs, config.numAttrs = plan.shared_memory, [shape], 1
+        return max(1, driver.checked(cuda.cuOccupancyMaxActiveClusters(function, config)))

@@ -1,0 +1,71 @@
+"""The Triton backend of the whole operation: what it runs where, and its stages, which are imported when they run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from mta_kernels.conv_attention.backend import HEAD_DIMS
+from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
+from mta_kernels.conv_attention.triton.backend import platform_unsupported
+from mta_kernels.gpu_limits import absent
+from mta_kernels.multi_token_attention.backend import Gradients, MtaBackend, Request
+from mta_kernels.multi_token_attention.mixers import Mixers
+from mta_kernels.operation import Convolution, Operation
+
+HEADS, QUERY_TAPS, KEY_TAPS = 64, 8, 17  # at most
+
+
+def why_not(request: Request) -> str | None:
+    """Why the Triton stages cannot run a request on this machine, in a clause, or None if they can."""
+    return (
+        absent(request.device)
+        or platform_unsupported(request.device, request.dtype)
+        or _shape_unsupported(request)
+        or ("it has no dropout" if request.dropout else None)
+    )
+
+
+def _shape_unsupported(request: Request) -> str | None:
+    # Not `in`, which torch.compile cannot ask of a symbol.
+    if not HEAD_DIMS.start <= request.head_dim < HEAD_DIMS.stop:
+        return f"head_dim {request.head_dim} is outside {HEAD_DIMS.start} to {HEAD_DIMS.stop - 1}"
+    if request.heads > HEADS:
+        return f"{request.heads} query heads are more than {HEADS}"
+    operation = request.operation
+    return _taps_unsupported(operation.pre_conv) or _taps_unsupported(operation.post_conv)
+
+
+def _taps_unsupported(convolution: Convolution | None) -> str | None:
+    if convolution is None:
+        return None
+    query_taps, key_taps = convolution.taps
+    if query_taps <= QUERY_TAPS and key_taps <= KEY_TAPS:
+        return None
+    return f"{query_taps}x{key_taps} taps are outside 1x1 to {QUERY_TAPS}x{KEY_TAPS} (query taps x key taps)"
+
+
+def rank(request: Request) -> int:
+    """Among those that can run a request: any that is faster somewhere ranks itself before."""
+    return 2
+
+
+def _forward(
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, **options: Any
+) -> tuple[Tensor, Tensor]:
+    from mta_kernels.multi_token_attention.triton.forward import mixed_attention_forward
+
+    with on_device_of(q), without_autocast(q):
+        return mixed_attention_forward(operation, q, k, v, mixers, **options)
+
+
+def _backward(operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, *rest: Tensor, **options: Any
+              ) -> Gradients:  # fmt: skip
+    from mta_kernels.multi_token_attention.triton.backward import mixed_attention_backward
+
+    with on_device_of(q), without_autocast(q):
+        return mixed_attention_backward(operation, q, k, v, mixers, *rest, **options)
+
+
+TRITON = MtaBackend("triton", why_not, rank, _forward, _backward)

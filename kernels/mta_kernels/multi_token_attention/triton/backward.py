@@ -1,0 +1,164 @@
+"""The backward: chunks of rows through the stages of the forward, and those of their gradients.
+
+All that the forward had in between is computed again from the logsumexp of the rows. A chunk has the rows above that
+its own rows depend on, and those below which depend on them: these are computed again in the next chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention.triton.launch import call_signature
+from mta_kernels.multi_token_attention.mixers import Mixers
+from mta_kernels.multi_token_attention.triton import row_stage
+from mta_kernels.multi_token_attention.triton.chunks import Chunk, chunk_rows, chunks, halo_rows
+from mta_kernels.multi_token_attention.triton.convolution import Bands, bands_of, convolve
+from mta_kernels.multi_token_attention.triton.heads import mix_heads_backward
+from mta_kernels.multi_token_attention.triton.products import (
+    add_transposed_product,
+    row_product,
+    rows_of,
+    score_product,
+)
+from mta_kernels.multi_token_attention.triton.rows import mix_rows
+from mta_kernels.multi_token_attention.triton.rows_backward import MixingGradients, mix_rows_backward
+from mta_kernels.multi_token_attention.triton.taps_gradient import TapsGradient
+from mta_kernels.operation import Convolution, Operation
+
+# Largest magnitudes of scaled float16 gradients: of the output, and of a product of one with a value, mixed.
+LARGEST_GRADIENT, LARGEST_TERM = 1024.0, 16.0
+
+
+def mixed_attention_backward(
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, logsumexp: Tensor, grad_out: Tensor, *,
+    documents: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Mixers]:  # fmt: skip
+    """Gradients of q, k, v and the mixers, in their dtypes: an `MtaBackend.backward`."""
+    batch, heads, query_rows, head_dim = q.shape
+    kv_heads, key_rows = k.shape[1:3]
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    sums = torch.zeros(2, batch, kv_heads, key_rows, head_dim, dtype=torch.float32, device=q.device)
+    loss_scale = gradient_scale(grad_out, v, mixers)
+    if loss_scale is not None:
+        grad_out = (grad_out * loss_scale).to(q.dtype)
+    q, k, v, grad_out = (rows_of(x) for x in (q, k, v, grad_out))
+    halo = halo_rows(operation)
+    sequences, rows = chunk_rows(batch, heads, key_rows, q.element_size(), 2 * halo)
+    signature = call_signature(q, k, v, grad_out, documents, options=operation)
+    plan = chunks(operation, query_rows, key_rows, rows, documents, signature, above=halo, below=halo)
+    stages = Stages(operation, mixers, q, sequences)
+    size = max(chunk.rows * chunk.pitch for chunk in plan) * sequences * heads
+    memories = torch.empty(stages.buffers, size, dtype=q.dtype, device=q.device).unbind()
+    for first in range(0, batch, sequences):
+        part = slice(first, first + sequences)
+        dk, dv = sums[:, part]
+        for chunk in plan:
+            buffers = [chunk.buffer(memory, q[part].shape[0], heads) for memory in memories]
+            score_product(q[part], k[part], buffers[0], chunk, operation.scale)
+            score_product(grad_out[part], v[part], buffers[1], chunk, 1.0)
+
+            def add_to_dv(probabilities: Tensor, chunk=chunk, grad=grad_out[part], dv=dv) -> None:
+                add_transposed_product(probabilities, grad, dv, chunk, 1.0, loss_scale)
+
+            dscores = stages.run(buffers, logsumexp[part], chunk, add_to_dv)
+            row_product(dscores, k[part], dq[part], chunk, operation.scale, loss_scale)
+            add_transposed_product(dscores, q[part], dk, chunk, operation.scale, loss_scale)
+    dk, dv = sums
+    return dq, dk.to(k.dtype), dv.to(v.dtype), stages.gradients(loss_scale)
+
+
+class Stages:
+    """What is between the products: from scores and gradients of mixed probabilities to gradients of scores."""
+
+    def __init__(self, operation: Operation, mixers: Mixers, q: Tensor, sequences: int) -> None:
+        heads = q.shape[1]
+        self.mixers = mixers
+        self.mixings = MixingGradients(q, heads)
+        self.before = _Convolution.of(operation.pre_conv, mixers.pre_conv, q, sequences)
+        self.after = _Convolution.of(operation.post_conv, mixers.post_conv, q, sequences)
+        self.buffers = 2 + (self.before is not None) + 2 * (self.after is not None)
+
+    def run(
+        self, buffers: list[Tensor], logsumexp: Tensor, chunk: Chunk, use_probabilities: Callable[[Tensor], None]
+    ) -> Tensor:
+        """The gradient of a chunk's scores: one of its `buffers [B, H, rows, pitch]`.
+
+        The first two hold the scores and the gradient of the mixed probabilities. The latter are computed again, and
+        `use_probabilities` is called with them, before they are overwritten.
+        """
+        pre_mix, post_mix = self.mixers.pre_mix, self.mixers.post_mix
+        before, after = self.before, self.after
+        scores, grad, *others = buffers
+        convolved = scores
+        if before is not None:
+            convolved = others.pop()
+            convolve(scores, convolved, before.bands, chunk)
+        if after is None:
+            row_stage.mix_rows_backward(convolved, grad, pre_mix, post_mix, logsumexp, self.mixings, chunk)
+            use_probabilities(convolved)
+            free = convolved
+        else:
+            probabilities, mixed = others
+            mix_rows(convolved, pre_mix, None, logsumexp, chunk=chunk, out=probabilities, known=True)
+            convolve(probabilities, mixed, after.bands, chunk)
+            if post_mix is not None:
+                mix_heads_backward(mixed, grad, post_mix, self.mixings, chunk)
+            use_probabilities(mixed)
+            after.taps.add(probabilities, grad, chunk)
+            convolve(grad, mixed, after.transposed, chunk)
+            grad, free = mixed, grad
+            mix_rows_backward(convolved, grad, pre_mix, None, logsumexp, self.mixings, chunk=chunk, write=False)
+        if before is not None:
+            before.taps.add(scores, grad, chunk)
+            convolve(grad, free, before.transposed, chunk)
+            grad = free
+        return grad
+
+    def gradients(self, loss_scale: Tensor | None) -> Mixers:
+        """The gradients of the mixers, in their dtypes."""
+        found = Mixers(
+            self.before.taps.dtaps() if self.before else None,
+            self.mixings.dpre() if self.mixers.pre_mix is not None else None,
+            self.after.taps.dtaps() if self.after else None,
+            self.mixings.dpost() if self.mixers.post_mix is not None else None,
+        )
+
+        def like(grad: Tensor | None, mixer: Tensor | None) -> Tensor | None:
+            if grad is None or mixer is None:
+                return None
+            return (grad if loss_scale is None else grad / loss_scale).to(mixer.dtype)
+
+        return Mixers(*(like(grad, mixer) for grad, mixer in zip(found, self.mixers, strict=True)))
+
+
+class _Convolution:
+    """A convolution, its transpose and the gradient of its taps."""
+
+    def __init__(self, convolution: Convolution, taps: Tensor, q: Tensor, sequences: int) -> None:
+        self.bands: Bands = bands_of(taps, convolution, q.dtype)
+        self.transposed: Bands = bands_of(taps, convolution, q.dtype, transposed=True)
+        self.taps = TapsGradient(convolution, self.bands, sequences, q.shape[1])
+
+    @classmethod
+    def of(cls, convolution: Convolution | None, taps: Tensor | None, q: Tensor, sequences: int) -> _Convolution | None:
+        return None if convolution is None or taps is None else cls(convolution, taps, q, sequences)
+
+
+def gradient_scale(grad_out: Tensor, v: Tensor, mixers: Mixers) -> Tensor | None:
+    """A power of two `[1]` that keeps the gradients of scores within float16; None for other dtypes.
+
+    One for all heads, which the mixings bring together.
+    """
+    if grad_out.dtype != torch.float16:
+        return None
+    largest, largest_value = (x.abs().amax().float().clamp_min(1e-10) for x in (grad_out, v))
+    growth = torch.ones_like(largest)
+    for mixer in mixers:  # by how much a step may enlarge what it is given
+        if mixer is not None:
+            parts = mixer.flatten(1) if mixer.dim() == 3 else mixer
+            growth *= parts.float().abs().sum(1).amax().clamp_min(1.0)
+    scale = (LARGEST_TERM / (largest * largest_value * growth)).minimum(LARGEST_GRADIENT / largest)
+    return torch.exp2(torch.floor(torch.log2(scale)))[None]

@@ -1,0 +1,147 @@
+"""Chunks of query rows whose scores are stored at a time, and which of these are written and read.
+
+A stage writes row i of the scores, at position p, from `stored_from` to `stored_end`: zeros where a key is not seen.
+No stage reads beyond that, so what lies there is never touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mta_kernels.conv_attention.triton.launch import cdiv
+from mta_kernels.operation import Operation
+
+# Rows and keys of a block: a product's tile of rows lies in one block of rows and reads whole blocks of keys.
+BLOCK: tl.constexpr = tl.constexpr(128)
+# Bytes of one buffer of scores, and rows of a chunk at most.
+CHUNK_BYTES = 256 * 2**20
+CHUNK_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """`rows` rows of stored scores, of which those from `above` on, `owned` of them, are what the chunk is for.
+
+    The others, the halo, are there for a convolution alone. Row 0 is query `first_row`, which is negative where the
+    halo reaches above the first query. `keys` of the `key_rows` take part; a row of scores takes `pitch` elements.
+    """
+
+    first_row: int
+    rows: int
+    above: int
+    owned: int
+    query_rows: int
+    key_rows: int
+    causal: bool
+    documents: Tensor | None
+    convolved: bool  # whether rows are stored further, for what begins anywhere and reads beyond a row's keys
+    signature: Hashable
+
+    @property
+    def first_position(self) -> int:
+        """The position of row 0 among the keys."""
+        return self.key_rows - self.query_rows + self.first_row
+
+    @property
+    def keys(self) -> int:
+        last_row = min(self.first_row + self.rows, self.query_rows)
+        return self.key_rows - self.query_rows + last_row if self.causal else self.key_rows
+
+    @property
+    def pitch(self) -> int:
+        return cdiv(self.keys, BLOCK.value) * BLOCK.value
+
+    @property
+    def own_rows(self) -> slice:
+        return slice(self.above, self.above + self.owned)
+
+    def buffer(self, memory: Tensor, batch: int, heads: int) -> Tensor:
+        """Stored scores `[batch, heads, rows, pitch]` at the begin of `memory`."""
+        shape = batch, heads, self.rows, self.pitch
+        return memory[: batch * heads * self.rows * self.pitch].view(shape)
+
+
+def halo_rows(operation: Operation) -> int:
+    """Rows above that an output row depends on, besides its own: both convolutions look back."""
+    after = operation.post_conv.query_taps - 1 if operation.post_conv else 0
+    return operation.conv.query_taps - 1 + after
+
+
+def chunk_rows(batch: int, heads: int, keys: int, element_size: int, halo: int) -> tuple[int, int]:
+    """Sequences and rows of each of a chunk whose scores take at most CHUNK_BYTES, halo and all, where that can be."""
+    row = heads * cdiv(keys, BLOCK.value) * BLOCK.value * element_size
+    sequences = max(1, min(batch, CHUNK_BYTES // (row * (BLOCK.value + halo))))
+    rows = CHUNK_BYTES // (row * sequences) - halo
+    block = BLOCK.value if rows >= BLOCK.value else 16
+    return sequences, max(16, min(rows // block * block, CHUNK_ROWS))
+
+
+def chunks(
+    operation: Operation, query_rows: int, key_rows: int, rows: int, documents: Tensor | None, signature: Hashable, *,
+    above: int = 0, below: int = 0,
+) -> list[Chunk]:  # fmt: skip
+    """All rows of q, `rows` at a time, each chunk with a halo."""
+    convolved = operation.pre_conv is not None or operation.post_conv is not None
+    found = []
+    for first in range(0, query_rows, rows):
+        owned = min(rows, query_rows - first)
+        found.append(
+            Chunk(
+                first - above,
+                above + owned + below,
+                above,
+                owned,
+                query_rows,
+                key_rows,
+                operation.causal,
+                documents,
+                convolved,
+                (signature, first),
+            )
+        )
+    return found
+
+
+@triton.jit
+def stored_end(row, first_position, pitch, CAUSAL: tl.constexpr, CONVOLVED: tl.constexpr):
+    """One past the last key at which the scores of a row, or of rows, of a chunk are stored; a multiple of BLOCK.
+
+    Every row of a product's tile is stored at all keys that the tile reads: to the end of the row's block, or with
+    convolutions, for which tiles begin anywhere, to BLOCK keys behind its own.
+    """
+    if CAUSAL:
+        if CONVOLVED:
+            last = first_position + row + (BLOCK - 1)
+        else:
+            last = first_position + (row // BLOCK * BLOCK + (BLOCK - 1))
+        return tl.minimum((tl.maximum(last, -1) + BLOCK) // BLOCK * BLOCK, pitch)
+    return row * 0 + pitch
+
+
+@triton.jit
+def stored_from(row, first_position, documents_ptr, DOCUMENTS: tl.constexpr, CONVOLVED: tl.constexpr):
+    """The first key at which the scores of a row of a chunk are stored; a multiple of BLOCK."""
+    if DOCUMENTS and not CONVOLVED:
+        return tl.load(documents_ptr + first_position + row // BLOCK * BLOCK) // BLOCK * BLOCK
+    return row * 0
+
+
+@triton.jit
+def seen_keys(row, first_position, first_row, query_rows, key_rows, documents_ptr,
+              CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr):  # fmt: skip
+    """The first key that a row, or rows, of a chunk see, and one past the last; none outside the queries."""
+    position = first_position + row
+    inside = (first_row + row >= 0) & (first_row + row < query_rows)
+    start = position * 0
+    end = position * 0 + key_rows
+    if CAUSAL:
+        end = position + 1
+    if DOCUMENTS:
+        start = tl.load(documents_ptr + position, mask=inside, other=0)
+        end = tl.minimum(end, tl.load(documents_ptr + key_rows + position, mask=inside, other=0))
+    return tl.where(inside, start, 0), tl.where(inside, end, 0)

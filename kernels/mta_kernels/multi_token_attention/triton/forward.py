@@ -1,0 +1,54 @@
+"""The forward: chunks of rows through the stages."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention.triton.launch import call_signature
+from mta_kernels.multi_token_attention.mixers import Mixers
+from mta_kernels.multi_token_attention.triton.chunks import chunk_rows, chunks, halo_rows
+from mta_kernels.multi_token_attention.triton.convolution import bands_of, convolve
+from mta_kernels.multi_token_attention.triton.heads import mix_heads
+from mta_kernels.multi_token_attention.triton.products import row_product, rows_of, score_product
+from mta_kernels.multi_token_attention.triton.row_stage import mix_rows
+from mta_kernels.operation import Operation
+
+
+def mixed_attention_forward(
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, *, documents: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """out `[B, Hq, M, D]` in q's dtype and the logsumexp `[B, Hq, M]` float32: an `MtaBackend.forward`."""
+    batch, heads, query_rows, head_dim = q.shape
+    key_rows = k.shape[2]
+    out = torch.empty(batch, heads, query_rows, head_dim, dtype=q.dtype, device=q.device)
+    logsumexp = torch.empty(batch, heads, query_rows, dtype=torch.float32, device=q.device)
+    q, k, v = (rows_of(x) for x in (q, k, v))
+    halo = halo_rows(operation)
+    sequences, rows = chunk_rows(batch, heads, key_rows, q.element_size(), halo)
+    signature = call_signature(q, k, v, documents, options=operation)
+    plan = chunks(operation, query_rows, key_rows, rows, documents, signature, above=halo)
+    size = max(chunk.rows * chunk.pitch for chunk in plan) * sequences * heads
+    convolutions = operation.pre_conv, operation.post_conv
+    before, after = (
+        None if convolution is None or taps is None else bands_of(taps, convolution, q.dtype)
+        for convolution, taps in zip(convolutions, (mixers.pre_conv, mixers.post_conv), strict=True)
+    )
+    memories = torch.empty(1 if before is after is None else 2, size, dtype=q.dtype, device=q.device).unbind()
+    memories = memories[0], memories[-1]  # the same where nothing is convolved
+    for first in range(0, batch, sequences):
+        part = slice(first, first + sequences)
+        for chunk in plan:
+            scores, convolved = (chunk.buffer(x, q[part].shape[0], heads) for x in memories)
+            score_product(q[part], k[part], scores, chunk, operation.scale)
+            if before is not None:
+                convolve(scores, convolved, before, chunk)
+                scores, convolved = convolved, scores
+            mix_rows(scores, mixers.pre_mix, None if after else mixers.post_mix, logsumexp[part], chunk)
+            if after is not None:
+                convolve(scores, convolved, after, chunk)
+                scores = convolved
+                if mixers.post_mix is not None:
+                    mix_heads(scores, mixers.post_mix, chunk)
+            row_product(scores, v[part], out[part], chunk)
+    return out, logsumexp

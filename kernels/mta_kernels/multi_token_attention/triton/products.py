@@ -1,0 +1,341 @@
+"""Products of queries, keys and values with a chunk of stored scores, one launch for all heads.
+
+Where causal, tiles above the diagonal are neither computed nor read. On Hopper the copy engine moves the tiles.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mta_kernels.conv_attention.triton.launch import (
+    call_signature,
+    cdiv,
+    launch,
+    next_power_of_2,
+    operand,
+)
+from mta_kernels.conv_attention.triton.prepare import dot_precision
+from mta_kernels.gpu_limits import capability, shared_memory_limit
+from mta_kernels.multi_token_attention.triton.chunks import BLOCK, Chunk, seen_keys, stored_end, stored_from
+
+# Rows, keys (or columns) and depth of a tile, by head dim; warps and stages. Rows and keys divide BLOCK.
+SCORES = {"rows": 128, "keys": 128, "key_tiles": 8, "num_warps": 8, "stages": 3}
+ROW_PRODUCT = {"rows": 128, "depth": 64, "num_warps": 8, "stages": 4}
+TRANSPOSED = {"keys": 128, "depth": 64, "num_warps": 8, "stages": 4}
+RESERVED = 2048  # bytes of shared memory for what is not a tile
+NOT_SPECIALIZED = ["rows", "first_position", "first_row", "query_rows", "key_rows"]
+
+
+@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+def _score_product_kernel(
+    left_desc, right_desc, out_desc, loss_scale_ptr, documents_ptr,
+    stride_lb, stride_lh, stride_ln, stride_rb, stride_rh, stride_rn, stride_oh, stride_on,
+    heads, group, head_dim, rows, pitch, first_position, first_row, query_rows, key_rows, factor,
+    HOST_DESCRIPTORS: tl.constexpr, SCALED: tl.constexpr, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr,
+    CONVOLVED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    KEY_TILES: tl.constexpr, STAGES: tl.constexpr, ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`out[r, j] = factor * left[first_row + r] . right[j]` of one head, BLOCK_M rows and KEY_TILES tiles of keys.
+
+    left `[B, H, M, D]`, right `[B, H / group, N, D]`, out `[B*H, rows, pitch]`. With CONVOLVED, zero where a key is
+    not seen; else what is stored there means nothing.
+    """
+    key_groups = tl.cdiv(pitch, BLOCK_N * KEY_TILES)
+    row_tiles = tl.cdiv(rows, BLOCK_M)
+    key_group = tl.program_id(0) % key_groups
+    first = tl.program_id(0) // key_groups % row_tiles * BLOCK_M
+    batch_head = tl.program_id(0) // (key_groups * row_tiles)
+    batch, head = batch_head // heads, batch_head % heads
+    if not HOST_DESCRIPTORS:
+        batches = tl.num_programs(0) // (key_groups * row_tiles * heads)
+        left_desc = tl.make_tensor_descriptor(
+            left_desc, shape=[batches, heads, query_rows, head_dim],
+            strides=[tl.multiple_of(stride_lb, ALIGNMENT), tl.multiple_of(stride_lh, ALIGNMENT),
+                     tl.multiple_of(stride_ln, ALIGNMENT), 1],
+            block_shape=[1, 1, BLOCK_M, BLOCK_D],
+        )  # fmt: skip
+        right_desc = tl.make_tensor_descriptor(
+            right_desc, shape=[batches, heads // group, key_rows, head_dim],
+            strides=[tl.multiple_of(stride_rb, ALIGNMENT), tl.multiple_of(stride_rh, ALIGNMENT),
+                     tl.multiple_of(stride_rn, ALIGNMENT), 1],
+            block_shape=[1, 1, BLOCK_N, BLOCK_D],
+        )  # fmt: skip
+        out_desc = tl.make_tensor_descriptor(
+            out_desc, shape=[batches * heads, rows, pitch],
+            strides=[tl.multiple_of(stride_oh, ALIGNMENT), tl.multiple_of(stride_on, ALIGNMENT), 1],
+            block_shape=[1, BLOCK_M, BLOCK_N],
+        )  # fmt: skip
+    last = tl.minimum(first + BLOCK_M, rows) - 1
+    start = stored_from(first, first_position, documents_ptr, DOCUMENTS, CONVOLVED)
+    start = tl.maximum(start, key_group * (BLOCK_N * KEY_TILES))
+    end = tl.minimum(
+        stored_end(last, first_position, pitch, CAUSAL, CONVOLVED), (key_group + 1) * (BLOCK_N * KEY_TILES)
+    )
+    if start < end:
+        if SCALED:
+            factor *= tl.load(loss_scale_ptr)
+        left = left_desc.load([batch, head, first_row + first, 0]).reshape(BLOCK_M, BLOCK_D)
+        row = first + tl.arange(0, BLOCK_M)
+        for key in tl.range(start, end, BLOCK_N, num_stages=STAGES):
+            right = right_desc.load([batch, head // group, key, 0]).reshape(BLOCK_N, BLOCK_D)
+            x = tl.dot(left, right.T, input_precision=PRECISION) * factor
+            if CONVOLVED and (CAUSAL or DOCUMENTS):  # noqa: SIM102  # the first is known to the compiler
+                if DOCUMENTS or (key + BLOCK_N > first_position + first):
+                    seen_from, seen_to = seen_keys(
+                        row, first_position, first_row, query_rows, key_rows, documents_ptr, CAUSAL, DOCUMENTS
+                    )  # fmt: skip
+                    keys = key + tl.arange(0, BLOCK_N)
+                    seen = (keys[None, :] >= seen_from[:, None]) & (keys[None, :] < seen_to[:, None])
+                    x = tl.where(seen, x, 0.0)
+            out_desc.store([batch_head, first, key], x.to(out_desc.dtype).reshape(1, BLOCK_M, BLOCK_N))
+
+
+@triton.jit(do_not_specialize=[*NOT_SPECIALIZED, "left_rows"])
+def _row_product_kernel(
+    left_desc, right_desc, out_ptr, loss_scale_ptr, documents_ptr,
+    stride_lh, stride_ln, stride_rb, stride_rh, stride_rn, stride_ob, stride_oh, stride_on,
+    heads, group, head_dim, left_rows, rows, pitch, first_position, first_row, query_rows, key_rows, factor,
+    HOST_DESCRIPTORS: tl.constexpr, SCALED: tl.constexpr, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr,
+    CONVOLVED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr, ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`out[first_row + r] = factor * sum_j left[r, j] * right[j]` of one head, for BLOCK_M of the owned rows.
+
+    left `[B*H, rows, pitch]`, the owned rows alone, right `[B, H / group, N, D]`, out `[B, H, M, D]`.
+    """
+    row_tiles = tl.cdiv(rows, BLOCK_M)
+    # The longest rows come first.
+    first = (row_tiles - 1 - tl.program_id(0) % row_tiles) * BLOCK_M
+    batch_head = tl.program_id(0) // row_tiles
+    batch, head = batch_head // heads, batch_head % heads
+    if not HOST_DESCRIPTORS:
+        left_desc = tl.make_tensor_descriptor(
+            left_desc, shape=[tl.num_programs(0) // row_tiles, rows, pitch],
+            strides=[tl.multiple_of(stride_lh, ALIGNMENT), tl.multiple_of(stride_ln, ALIGNMENT), 1],
+            block_shape=[1, BLOCK_M, BLOCK_K],
+        )  # fmt: skip
+        right_desc = tl.make_tensor_descriptor(
+            right_desc, shape=[tl.num_programs(0) // (row_tiles * heads), heads // group, key_rows, head_dim],
+            strides=[tl.multiple_of(stride_rb, ALIGNMENT), tl.multiple_of(stride_rh, ALIGNMENT),
+                     tl.multiple_of(stride_rn, ALIGNMENT), 1],
+            block_shape=[1, 1, BLOCK_K, BLOCK_D],
+        )  # fmt: skip
+    start = stored_from(first, first_position, documents_ptr, DOCUMENTS, CONVOLVED)
+    end = pitch
+    if CAUSAL:
+        end = tl.minimum(pitch, first_position + first + BLOCK_M)
+    total = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for key in tl.range(start, end, BLOCK_K, num_stages=STAGES):
+        left = left_desc.load([batch_head, first, key]).reshape(BLOCK_M, BLOCK_K)
+        right = right_desc.load([batch, head // group, key, 0]).reshape(BLOCK_K, BLOCK_D)
+        total = tl.dot(left, right, total, input_precision=PRECISION)
+    if SCALED:
+        factor /= tl.load(loss_scale_ptr)
+    row = first + tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, BLOCK_D)
+    out_ptr += batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh
+    out_ptr += (first_row + row).to(tl.int64)[:, None] * stride_on + dim[None, :]
+    inside = (row < rows)[:, None] & (dim < head_dim)[None, :]
+    tl.store(out_ptr, (total * factor).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=[*NOT_SPECIALIZED, "left_rows", "keys"])
+def _transposed_product_kernel(
+    left_desc, right_desc, out_ptr, loss_scale_ptr, documents_ptr,
+    stride_lh, stride_ln, stride_rb, stride_rh, stride_rn,
+    heads, group, head_dim, left_rows, rows, pitch, first_position, first_row, query_rows, key_rows, keys, factor,
+    HOST_DESCRIPTORS: tl.constexpr, SCALED: tl.constexpr, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr,
+    CONVOLVED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr, ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`out[j] += factor * sum_r left[r, j] * right[first_row + r]` over the heads of one KV head, for BLOCK_N keys.
+
+    left `[B*H, rows, pitch]`, the owned rows alone, right `[B, H, M, D]`, out `[B, H / group, N, D]` float32.
+    """
+    key_tiles = tl.cdiv(keys, BLOCK_N)
+    first = tl.program_id(0) % key_tiles * BLOCK_N
+    kv_heads = heads // group
+    batch_head = tl.program_id(0) // key_tiles
+    batch, kv_head = batch_head // kv_heads, batch_head % kv_heads
+    if not HOST_DESCRIPTORS:
+        batches = tl.num_programs(0) // (key_tiles * kv_heads)
+        left_desc = tl.make_tensor_descriptor(
+            left_desc, shape=[batches * heads, rows, pitch],
+            strides=[tl.multiple_of(stride_lh, ALIGNMENT), tl.multiple_of(stride_ln, ALIGNMENT), 1],
+            block_shape=[1, BLOCK_K, BLOCK_N],
+        )  # fmt: skip
+        right_desc = tl.make_tensor_descriptor(
+            right_desc, shape=[batches, heads, query_rows, head_dim],
+            strides=[tl.multiple_of(stride_rb, ALIGNMENT), tl.multiple_of(stride_rh, ALIGNMENT),
+                     tl.multiple_of(stride_rn, ALIGNMENT), 1],
+            block_shape=[1, 1, BLOCK_K, BLOCK_D],
+        )  # fmt: skip
+    start, end = 0, rows
+    if CAUSAL:
+        start = tl.maximum(first - first_position, 0) // BLOCK * BLOCK
+    if DOCUMENTS and not CONVOLVED:
+        # The last row that may see the tile's last key, its block and all rows of it.
+        last_key = tl.minimum(first + BLOCK_N, key_rows) - 1
+        seen_to = tl.load(documents_ptr + key_rows + last_key) - first_position
+        end = tl.minimum(rows, tl.maximum(seen_to + (BLOCK - 1), 0) // BLOCK * BLOCK)
+        if not CAUSAL:
+            start = tl.maximum(tl.load(documents_ptr + first) - first_position, 0) // BLOCK * BLOCK
+    total = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    steps = tl.maximum(tl.cdiv(end - start, BLOCK_K), 0)
+    for step in tl.range(0, steps * group, num_stages=STAGES):
+        head = kv_head * group + step // steps
+        row = start + step % steps * BLOCK_K
+        left = left_desc.load([batch * heads + head, row, first]).reshape(BLOCK_K, BLOCK_N)
+        right = right_desc.load([batch, head, first_row + row, 0]).reshape(BLOCK_K, BLOCK_D)
+        total = tl.dot(left.T, right, total, input_precision=PRECISION)
+    if SCALED:
+        factor /= tl.load(loss_scale_ptr)
+    if steps > 0:
+        key = first + tl.arange(0, BLOCK_N)
+        dim = tl.arange(0, BLOCK_D)
+        inside = (key < keys)[:, None] & (dim < head_dim)[None, :]
+        place = out_ptr + (batch_head.to(tl.int64) * key_rows + key[:, None]) * head_dim + dim[None, :]
+        tl.store(place, tl.load(place, mask=inside, other=0.0) + total * factor, mask=inside)
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """`x [B, H, N, D]` as the kernels take it: the copy engine wants rows that begin at multiples of 16 bytes."""
+    unit = 16 // x.element_size()
+    strides = x.stride()
+    aligned = strides[3] == 1 and x.data_ptr() % 16 == 0 and all(step > 0 and step % unit == 0 for step in strides[:3])
+    if aligned:
+        return x
+    batch, heads, rows, head_dim = x.shape
+    copy = torch.empty(batch, heads, rows, cdiv(head_dim, unit) * unit, dtype=x.dtype, device=x.device)[..., :head_dim]
+    return copy.copy_(x)
+
+
+def score_product(
+    left: Tensor, right: Tensor, out: Tensor, chunk: Chunk, factor: float, loss_scale: Tensor | None = None
+) -> None:
+    """`out[r, j] = factor * loss_scale * left[r] . right[j]` of a chunk: out is `[B, H, rows, pitch]`.
+
+    left `[B, H, M, D]` and right `[B, Hkv, N, D]` are of `rows_of`, loss_scale `[1]` float32.
+    """
+    batch, heads, _, head_dim = left.shape
+    block_d = next_power_of_2(max(16, head_dim))
+    block_m, block_n, options = score_tile(left, block_d)
+    key_tiles = SCORES["key_tiles"]
+    host_descriptors = capability(left.device)[0] >= 9
+    scores = out.flatten(0, 1)
+    programs = cdiv(chunk.pitch, block_n * key_tiles) * cdiv(chunk.rows, block_m) * batch * heads
+    launch(
+        _score_product_kernel, programs, (chunk.signature, call_signature(left, right, out)),
+        operand(left, [1, 1, block_m, block_d], host_descriptors),
+        operand(right, [1, 1, block_n, block_d], host_descriptors),
+        operand(scores, [1, block_m, block_n], host_descriptors),
+        *pointers(chunk, loss_scale, left), *left.stride()[:3], *right.stride()[:3], *scores.stride()[:2],
+        heads, heads // right.shape[1], head_dim, chunk.rows, chunk.pitch, *numbers(chunk, 0), factor,
+        **constants(host_descriptors, chunk, loss_scale), BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
+        KEY_TILES=key_tiles, **options,
+    )  # fmt: skip
+
+
+def row_product(
+    scores: Tensor, right: Tensor, out: Tensor, chunk: Chunk, factor: float = 1.0, loss_scale: Tensor | None = None
+) -> None:
+    """`out[r] = factor / loss_scale * sum_j scores[r, j] * right[j]` for the owned rows of a chunk.
+
+    scores `[B, H, rows, pitch]`, right `[B, Hkv, N, D]` of `rows_of`, out `[B, H, M, D]` contiguous, of all queries.
+    """
+    batch, heads, _, head_dim = out.shape
+    block_d = next_power_of_2(max(16, head_dim))
+    left = scores[:, :, chunk.own_rows].flatten(0, 1)
+    block_m, block_k, options = tile_of_product(ROW_PRODUCT, "rows", left, block_d)
+    host_descriptors = capability(left.device)[0] >= 9
+    launch(
+        _row_product_kernel, cdiv(chunk.owned, block_m) * batch * heads,
+        (chunk.signature, call_signature(scores, right, out)),
+        operand(left, [1, block_m, block_k], host_descriptors),
+        operand(right, [1, 1, block_k, block_d], host_descriptors), out, *pointers(chunk, loss_scale, left),
+        *left.stride()[:2], *right.stride()[:3], *out.stride()[:3],
+        heads, heads // right.shape[1], head_dim, chunk.rows, chunk.owned, chunk.pitch, *numbers(chunk, chunk.above),
+        factor, **constants(host_descriptors, chunk, loss_scale), BLOCK_M=block_m, BLOCK_D=block_d, BLOCK_K=block_k,
+        **options,
+    )  # fmt: skip
+
+
+def add_transposed_product(
+    scores: Tensor, right: Tensor, out: Tensor, chunk: Chunk, factor: float = 1.0, loss_scale: Tensor | None = None
+) -> None:
+    """`out[j] += factor / loss_scale * sum_r scores[r, j] * right[r]` over owned rows and the heads of a KV head.
+
+    scores `[B, H, rows, pitch]`, right `[B, H, M, D]` of `rows_of`, out `[B, Hkv, N, D]` float32, contiguous.
+    """
+    batch, kv_heads, _, head_dim = out.shape
+    heads = right.shape[1]
+    block_d = next_power_of_2(max(16, head_dim))
+    left = scores[:, :, chunk.own_rows].flatten(0, 1)
+    block_n, block_k, options = tile_of_product(TRANSPOSED, "keys", left, block_d)
+    host_descriptors = capability(left.device)[0] >= 9
+    launch(
+        _transposed_product_kernel, cdiv(chunk.keys, block_n) * batch * kv_heads,
+        (chunk.signature, call_signature(scores, right, out)),
+        operand(left, [1, block_k, block_n], host_descriptors),
+        operand(right, [1, 1, block_k, block_d], host_descriptors), out, *pointers(chunk, loss_scale, left),
+        *left.stride()[:2], *right.stride()[:3], heads, heads // kv_heads, head_dim, chunk.rows, chunk.owned,
+        chunk.pitch, *numbers(chunk, chunk.above), chunk.keys, factor,
+        **constants(host_descriptors, chunk, loss_scale), BLOCK_N=block_n, BLOCK_D=block_d, BLOCK_K=block_k, **options,
+    )  # fmt: skip
+
+
+def score_tile(left: Tensor, block_d: int) -> tuple[int, int, dict[str, Any]]:
+    """Rows and keys of a tile of scores, as set or as there is room for, and what else the kernel is launched with."""
+    size, limit = left.element_size(), shared_memory_limit(left.device) - RESERVED
+    rows, keys, stages, warps = (SCORES[name] for name in ("rows", "keys", "stages", "num_warps"))
+    if size == 4:  # on CUDA cores
+        rows, keys, stages, warps = 64, 32, 2, 4
+    for smaller in ((rows, keys, 2), (rows, 64, 2), (64, 64, 2), (64, 32, 2), (32, 32, 1)):
+        if (rows * block_d + stages * keys * block_d + rows * keys) * size <= limit:
+            break
+        rows, keys, stages = smaller
+    warps = warps if (rows, keys) == (SCORES["rows"], SCORES["keys"]) else 4
+    return rows, keys, _options(left, stages, warps)
+
+
+def tile_of_product(config: dict[str, int], side: str, left: Tensor, block_d: int) -> tuple[int, int, dict[str, Any]]:
+    """Rows or keys of a tile, its depth, and what else a kernel that sums a product is launched with."""
+    size, depth, stages, warps = (config[name] for name in (side, "depth", "stages", "num_warps"))
+    if left.element_size() == 4:  # on CUDA cores
+        size, depth, stages, warps = 64, 32, 2, 4
+    elif block_d > 128:
+        size, stages, warps = 64, 2, 8
+    limit = shared_memory_limit(left.device) - RESERVED
+    while stages > 2 and stages * depth * (size + block_d) * left.element_size() > limit:
+        stages -= 1
+    return size, depth, _options(left, stages, warps)
+
+
+def _options(left: Tensor, stages: int, warps: int) -> dict[str, Any]:
+    return {
+        "STAGES": stages, "ALIGNMENT": 16 // left.element_size(), "PRECISION": dot_precision(left.dtype),
+        "num_warps": warps,
+    }  # fmt: skip
+
+
+def pointers(chunk: Chunk, loss_scale: Tensor | None, other: Tensor) -> list[Tensor]:
+    """The loss scale and the documents, or something to point at."""
+    return [other if x is None else x for x in (loss_scale, chunk.documents)]
+
+
+def numbers(chunk: Chunk, above: int) -> tuple[int, int, int, int]:
+    """Where the rows of a chunk lie, from row `above` on, as the kernels take it."""
+    return chunk.first_position + above, chunk.first_row + above, chunk.query_rows, chunk.key_rows
+
+
+def constants(host_descriptors: bool, chunk: Chunk, loss_scale: Tensor | None) -> dict[str, bool]:
+    """The first constants of each kernel."""
+    return {
+        "HOST_DESCRIPTORS": host_descriptors, "SCALED": loss_scale is not None, "CAUSAL": chunk.causal,
+        "DOCUMENTS": chunk.documents is not None, "CONVOLVED": chunk.convolved,
+    }  # fmt: skip

@@ -1,0 +1,185 @@
+"""Rows of stored scores, all heads at a time: heads mixed, normalised, and mixed again, in place.
+
+A program takes rows in turn, each twice: for the row's maximum and sum, and to write. A tile is C keys of all heads,
+keys first, so that the numbers that leave one product of matrices enter the next where they are. Maxima and sums are
+kept for each of LANES keys apart until a row's end: threads meet once a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mta_kernels.conv_attention.triton.launch import call_signature, launch, next_power_of_2
+from mta_kernels.conv_attention.triton.prepare import LN_2, LOG2_E, dot_precision
+from mta_kernels.gpu_limits import sm_count
+from mta_kernels.multi_token_attention.triton.chunks import Chunk, seen_keys, stored_end, stored_from
+
+# Keys of a tile times heads, programs a multiprocessor, warps, stages of the pipeline: of the forward.
+FORWARD = {"tile": 4096, "programs": 4, "num_warps": 4, "stages": 3}
+LOWEST = tl.constexpr(-1e38)  # below every logit, and finite: of keys that are not seen, no NaN comes
+
+
+@triton.jit
+def load_mix(mix_ptr, heads, stride_from, stride_to, HEADS: tl.constexpr):
+    """`[HEADS, HEADS]` with zeros beyond the heads, first the head that is read."""
+    head = tl.arange(0, HEADS)
+    inside = (head < heads)[:, None] & (head < heads)[None, :]
+    return tl.load(mix_ptr + head[:, None] * stride_from + head[None, :] * stride_to, mask=inside, other=0.0)
+
+
+@triton.jit
+def load_keys(row_ptr, key, start, end, heads, HEADS: tl.constexpr):
+    """`[HEADS, keys]` of `row_ptr [HEADS, 1]`: whole groups of 8 keys of which one lies in start to end."""
+    inside = (key >= start // 8 * 8) & (key < (end + 7) // 8 * 8)
+    head = tl.arange(0, HEADS)
+    return tl.load(row_ptr + key[None, :], mask=(head < heads)[:, None] & inside[None, :], other=0.0)
+
+
+@triton.jit
+def mixed(x, mix, MIX: tl.constexpr, PRECISION: tl.constexpr):
+    """`[HEADS, keys]`, keys first and in float32, mixed if there is a mixing."""
+    if MIX:
+        return tl.dot(tl.trans(x), mix, input_precision=PRECISION)
+    return tl.trans(x).to(tl.float32)
+
+
+@triton.jit
+def store_keys(row_ptr, key, x, start, end, heads, HEADS: tl.constexpr):
+    """`x [keys, HEADS]` to `row_ptr [HEADS, 1]`, the keys from start to end, multiples of 8."""
+    head = tl.arange(0, HEADS)
+    inside = (head < heads)[:, None] & ((key >= start) & (key < end))[None, :]
+    tl.store(row_ptr + key[None, :], tl.trans(x.to(row_ptr.dtype.element_ty)), mask=inside)
+
+
+@triton.jit
+def store_zeros(row_ptr, start, end, heads, HEADS: tl.constexpr, C: tl.constexpr):
+    """Zeros from key start to end, multiples of 8, of `row_ptr [HEADS, 1]`."""
+    for first in range(start, end, C):
+        key = first + tl.arange(0, C)
+        store_keys(row_ptr, key, tl.zeros([C, HEADS], tl.float32), start, end, heads, HEADS)
+
+
+@triton.jit
+def row_statistics(row_ptr, pre, start, end, heads, MIX: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr,
+                   LANES: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The maximum of a row's logits and the sum of `exp(logit - maximum)`: `[HEADS]` each."""
+    highest = tl.full([LANES, HEADS], LOWEST, tl.float32)
+    total = tl.zeros([LANES, HEADS], tl.float32)
+    for first in tl.range(start // C * C, end, C, num_stages=STAGES):
+        key = first + tl.arange(0, C)
+        logits = mixed(load_keys(row_ptr, key, start, end, heads, HEADS), pre, MIX, PRECISION)  # [C, HEADS]
+        logits = tl.where(((key >= start) & (key < end))[:, None], logits, -float("inf"))
+        logits = tl.reshape(logits, [C // LANES, LANES, HEADS])
+        higher = tl.maximum(highest, tl.max(logits, 0))
+        total *= tl.exp2((highest - higher) * LOG2_E)
+        total += tl.sum(tl.exp2((logits - higher[None, :, :]) * LOG2_E), 0)
+        highest = higher
+    maximum = tl.max(highest, 0)
+    return maximum, tl.sum(total * tl.exp2((highest - maximum[None, :]) * LOG2_E), 0)
+
+
+@triton.jit(do_not_specialize=["rows", "first_position", "first_row", "query_rows", "key_rows", "above", "total_rows"])
+def _mix_rows_kernel(
+    scores_ptr, out_ptr, pre_ptr, post_ptr, logsumexp_ptr, documents_ptr,
+    stride_pre_out, stride_pre_in, stride_post_in, stride_post_out, stride_lb, stride_lh, stride_ln,
+    heads, rows, pitch, first_position, first_row, query_rows, key_rows, above, total_rows,
+    PRE: tl.constexpr, POST: tl.constexpr, KNOWN: tl.constexpr, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr,
+    CONVOLVED: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`out = post(softmax(pre(scores)))` of rows of `scores [B, H, rows, pitch]`, and the logsumexp of `pre(scores)`.
+
+    With KNOWN the logsumexp is read instead; it is that of all queries, `[B, H, M]`.
+    """
+    dtype = scores_ptr.dtype.element_ty
+    pitch = tl.multiple_of(pitch, 8)
+    head = tl.arange(0, HEADS)
+    pre, post = 0, 0
+    if PRE:
+        pre = load_mix(pre_ptr, heads, stride_pre_in, stride_pre_out, HEADS).to(dtype)
+    if POST:
+        post = load_mix(post_ptr, heads, stride_post_in, stride_post_out, HEADS).to(dtype)
+    for index in range(tl.program_id(0), total_rows, tl.num_programs(0)):
+        batch = (index // rows).to(tl.int64)
+        row = index % rows
+        place = ((batch * heads + head[:, None]) * rows + row) * pitch  # [HEADS, 1]
+        row_ptr, out_row_ptr = scores_ptr + place, out_ptr + place
+        start, end = seen_keys(row, first_position, first_row, query_rows, key_rows, documents_ptr, CAUSAL, DOCUMENTS)
+        first_stored = stored_from(row, first_position, documents_ptr, DOCUMENTS, CONVOLVED)
+        end_stored = stored_end(row, first_position, pitch, CAUSAL, CONVOLVED)
+        logsumexp_row = logsumexp_ptr + batch * stride_lb + head * stride_lh + (first_row + row) * stride_ln
+        if KNOWN:
+            inside = (head < heads) & (end > start)
+            maximum, factor = tl.load(logsumexp_row, mask=inside, other=0.0), tl.full([HEADS], 1.0, tl.float32)
+        else:
+            maximum, total = row_statistics(
+                row_ptr, pre, start, end, heads, PRE, HEADS, C, LANES, STAGES, PRECISION
+            )  # fmt: skip
+            total = tl.where(end > start, total, 1.0)
+            factor = 1.0 / total
+            inside = (head < heads) & (end > start) & (row >= above)
+            tl.store(logsumexp_row, maximum + tl.log2(total) * LN_2, mask=inside)
+        first_tile = start // C * C
+        if first_stored < first_tile:
+            store_zeros(out_row_ptr, first_stored, first_tile, heads, HEADS, C)
+        for first in tl.range(first_tile, end, C, num_stages=STAGES):
+            key = first + tl.arange(0, C)
+            logits = mixed(load_keys(row_ptr, key, start, end, heads, HEADS), pre, PRE, PRECISION)  # [C, HEADS]
+            p = tl.exp2(tl.minimum((logits - maximum[None, :]) * LOG2_E, 0.0, propagate_nan=tl.PropagateNan.ALL))
+            if not KNOWN:
+                p *= factor[None, :]
+            p = tl.where(((key >= start) & (key < end))[:, None], p, 0.0)
+            if POST:
+                p = tl.dot(p.to(dtype), post, input_precision=PRECISION)
+            store_keys(out_row_ptr, key, p, first_stored, end_stored, heads, HEADS)
+        store_zeros(out_row_ptr, (tl.maximum(end, first_tile) + (C - 1)) // C * C, end_stored, heads, HEADS, C)
+
+
+def mix_rows(
+    scores: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor, *,
+    chunk: Chunk, out: Tensor | None = None, known: bool = False,
+) -> None:  # fmt: skip
+    """`scores [B, H, rows, pitch]` to mixed probabilities, zero at keys that are not seen, in place or to `out`.
+
+    `pre_mix [H, H]` (out, in) mixes the scores of heads, `post_mix [H, H]` (in, out) the probabilities. `logsumexp
+    [B, H, M]` float32 of all queries is written at the owned rows of the chunk; if `known`, it is read.
+    """
+    batch, heads, rows, pitch = scores.shape
+    tile = row_tile(heads, scores.element_size(), FORWARD)
+    launch(
+        _mix_rows_kernel, min(batch * rows, FORWARD["programs"] * sm_count(scores.device)),
+        row_signature(chunk, pre_mix, post_mix, logsumexp),
+        scores, scores if out is None else out, *or_scores(scores, pre_mix, post_mix), logsumexp,
+        scores if chunk.documents is None else chunk.documents,
+        *matrix_strides(pre_mix), *matrix_strides(post_mix), *logsumexp.stride(),
+        heads, rows, pitch, chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.above,
+        batch * rows,
+        PRE=pre_mix is not None, POST=post_mix is not None, KNOWN=known, CAUSAL=chunk.causal,
+        DOCUMENTS=chunk.documents is not None, CONVOLVED=chunk.convolved, **tile, STAGES=FORWARD["stages"],
+        PRECISION=dot_precision(scores.dtype), num_warps=FORWARD["num_warps"],
+    )  # fmt: skip
+
+
+def row_tile(heads: int, element_size: int, config: dict[str, int]) -> dict[str, int]:
+    """The constants of a tile: heads, padded to what a product of matrices takes, keys, and keys of a round."""
+    padded = max(16, next_power_of_2(heads))
+    keys = max(32, config["tile"] * 2 // (padded * element_size))
+    return {"HEADS": padded, "C": keys, "LANES": min(keys, 16 * config["num_warps"])}
+
+
+def row_signature(chunk: Chunk, *tensors: Tensor | None) -> Any:
+    """For `launch`."""
+    return chunk.signature, call_signature(*tensors)
+
+
+def or_scores(scores: Tensor, *mixings: Tensor | None) -> list[Tensor]:
+    """Something to point at where there is no mixing."""
+    return [scores if mix is None else mix for mix in mixings]
+
+
+def matrix_strides(mix: Tensor | None) -> tuple[int, int]:
+    return (0, 0) if mix is None else (mix.stride(0), mix.stride(1))

@@ -1,0 +1,187 @@
+"""The backward of `rows`: the gradients of a row's scores out of those of its mixed probabilities, all heads at a time.
+
+With the logits `l = pre(scores)` and `p = exp(l - logsumexp)`: `dp = post^T(grad)`, `delta = sum p * dp` over the row,
+`dl = p * (dp - delta)`, and the scores have the gradient `pre^T(dl)`. A row is read twice, for delta and to write. The
+gradients of the mixings, `dpre[h, g] = sum dl_h scores_g` and `dpost[g, h] = sum p_g grad_h`, are summed by each
+program over its rows of every chunk, in a place of its own, so the results are the same from run to run.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mta_kernels.conv_attention.triton.launch import launch
+from mta_kernels.conv_attention.triton.prepare import LOG2_E, dot_precision
+from mta_kernels.gpu_limits import sm_count
+from mta_kernels.multi_token_attention.triton.chunks import Chunk, seen_keys, stored_end, stored_from
+from mta_kernels.multi_token_attention.triton.rows import (
+    load_keys,
+    load_mix,
+    matrix_strides,
+    mixed,
+    or_scores,
+    row_signature,
+    row_tile,
+    store_keys,
+    store_zeros,
+)
+
+# Keys of a tile times heads, programs a multiprocessor, warps, stages of the pipeline.
+BACKWARD = {"tile": 2048, "programs": 4, "num_warps": 4, "stages": 3}
+
+
+@triton.jit
+def _probabilities(scores, pre, logsumexp, key, start, end, PRE: tl.constexpr, PRECISION: tl.constexpr):
+    """`exp(pre(scores) - logsumexp)`, zero where a key is not seen: `[keys, HEADS]`."""
+    logits = mixed(scores, pre, PRE, PRECISION)
+    p = tl.exp2(tl.minimum((logits - logsumexp[None, :]) * LOG2_E, 0.0, propagate_nan=tl.PropagateNan.ALL))
+    return tl.where(((key >= start) & (key < end))[:, None], p, 0.0)
+
+
+@triton.jit
+def add_partial(partial_ptr, total, HEADS: tl.constexpr):
+    """Adds `total [HEADS, HEADS]` to what this program has summed before."""
+    head = tl.arange(0, HEADS)
+    place = partial_ptr + tl.program_id(0) * (HEADS * HEADS) + head[:, None] * HEADS + head[None, :]
+    tl.store(place, tl.load(place) + total)
+
+
+@triton.jit(do_not_specialize=["rows", "first_position", "first_row", "query_rows", "key_rows", "above", "total_rows"])
+def _mix_rows_backward_kernel(
+    scores_ptr, grad_ptr, pre_ptr, post_ptr, logsumexp_ptr, documents_ptr, dpre_ptr, dpost_ptr,
+    stride_pre_out, stride_pre_in, stride_post_in, stride_post_out, stride_lb, stride_lh, stride_ln,
+    heads, rows, pitch, first_position, first_row, query_rows, key_rows, above, owned, total_rows,
+    PRE: tl.constexpr, POST: tl.constexpr, WRITE: tl.constexpr, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr,
+    CONVOLVED: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`grad [B, H, rows, pitch]` of mixed probabilities becomes that of scores, and with WRITE scores the former.
+
+    Both are zero then at keys that are not seen. The owned rows alone count for dpre and dpost `[programs, HEADS,
+    HEADS]`. logsumexp is that of all queries, `[B, H, M]`.
+    """
+    dtype = scores_ptr.dtype.element_ty
+    pitch = tl.multiple_of(pitch, 8)
+    head = tl.arange(0, HEADS)
+    pre, post, pre_back, post_back = 0, 0, 0, 0
+    dpre = tl.zeros([HEADS, HEADS], tl.float32)
+    dpost = tl.zeros([HEADS, HEADS], tl.float32)
+    if PRE:
+        pre = load_mix(pre_ptr, heads, stride_pre_in, stride_pre_out, HEADS).to(dtype)
+        pre_back = load_mix(pre_ptr, heads, stride_pre_out, stride_pre_in, HEADS).to(dtype)
+    if POST:
+        post = load_mix(post_ptr, heads, stride_post_in, stride_post_out, HEADS).to(dtype)
+        post_back = load_mix(post_ptr, heads, stride_post_out, stride_post_in, HEADS).to(dtype)
+    for index in range(tl.program_id(0), total_rows, tl.num_programs(0)):
+        batch = (index // rows).to(tl.int64)
+        row = index % rows
+        place = ((batch * heads + head[:, None]) * rows + row) * pitch  # [HEADS, 1]
+        scores_row, grad_row = scores_ptr + place, grad_ptr + place
+        start, end = seen_keys(row, first_position, first_row, query_rows, key_rows, documents_ptr, CAUSAL, DOCUMENTS)
+        first_stored = stored_from(row, first_position, documents_ptr, DOCUMENTS, CONVOLVED)
+        end_stored = stored_end(row, first_position, pitch, CAUSAL, CONVOLVED)
+        logsumexp = tl.load(
+            logsumexp_ptr + batch * stride_lb + head * stride_lh + (first_row + row) * stride_ln,
+            mask=(head < heads) & (end > start), other=0.0,
+        )  # fmt: skip
+        first_tile = start // C * C
+        sums = tl.zeros([LANES, HEADS], tl.float32)
+        total = tl.zeros([LANES, HEADS], tl.float32)
+        for first in tl.range(first_tile, end, C, num_stages=STAGES):
+            key = first + tl.arange(0, C)
+            scores = load_keys(scores_row, key, start, end, heads, HEADS)  # [HEADS, C]
+            dp = mixed(load_keys(grad_row, key, start, end, heads, HEADS), post_back, POST, PRECISION)  # [C, HEADS]
+            p = _probabilities(scores, pre, logsumexp, key, start, end, PRE, PRECISION)
+            sums += tl.sum(tl.reshape(p * dp, [C // LANES, LANES, HEADS]), 0)
+            total += tl.sum(tl.reshape(p, [C // LANES, LANES, HEADS]), 0)
+        # One but for the rounding of the logsumexp, which is that of the largest logit.
+        factor = 1.0 / tl.where(end > start, tl.sum(total, 0), 1.0)
+        delta = tl.sum(sums, 0) * factor
+        counted = (row >= above) & (row < above + owned)
+        if first_stored < first_tile:
+            store_zeros(grad_row, first_stored, first_tile, heads, HEADS, C)
+            if WRITE:
+                store_zeros(scores_row, first_stored, first_tile, heads, HEADS, C)
+        for first in tl.range(first_tile, end, C, num_stages=STAGES):
+            key = first + tl.arange(0, C)
+            scores = load_keys(scores_row, key, start, end, heads, HEADS)  # [HEADS, C]
+            grad = load_keys(grad_row, key, start, end, heads, HEADS)  # [HEADS, C]
+            p = _probabilities(scores, pre, logsumexp, key, start, end, PRE, PRECISION) * factor[None, :]  # [C, HEADS]
+            dl = p * (mixed(grad, post_back, POST, PRECISION) - delta[None, :])
+            p_rounded, dl_rounded = p.to(dtype), dl.to(dtype)
+            if POST:
+                dpost = tl.dot(tl.where(counted, grad, 0.0).to(dtype), p_rounded, dpost, input_precision=PRECISION)
+            if PRE:
+                dpre = tl.dot(tl.where(counted, scores, 0.0).to(dtype), dl_rounded, dpre, input_precision=PRECISION)
+            if WRITE:
+                if POST:
+                    p = tl.dot(p_rounded, post, input_precision=PRECISION)
+                store_keys(scores_row, key, p, first_stored, end_stored, heads, HEADS)
+            if PRE:
+                dl = tl.dot(dl_rounded, pre_back, input_precision=PRECISION)
+            store_keys(grad_row, key, dl, first_stored, end_stored, heads, HEADS)
+        tail = (tl.maximum(end, first_tile) + (C - 1)) // C * C
+        store_zeros(grad_row, tail, end_stored, heads, HEADS, C)
+        if WRITE:
+            store_zeros(scores_row, tail, end_stored, heads, HEADS, C)
+    if PRE:
+        add_partial(dpre_ptr, dpre, HEADS)
+    if POST:
+        add_partial(dpost_ptr, dpost, HEADS)
+
+
+class MixingGradients:
+    """The gradients of both mixings while chunks add to them: what each program of the kernels has summed."""
+
+    def __init__(self, like: Tensor, heads: int) -> None:
+        self.heads = heads
+        self.programs = BACKWARD["programs"] * sm_count(like.device)
+        padded = row_tile(heads, like.element_size(), BACKWARD)["HEADS"]
+        self.pre, self.post = torch.zeros(
+            2, self.programs, padded, padded, dtype=torch.float32, device=like.device
+        ).unbind()  # [programs, from, to]: of pre (g, h), of post (h, g)
+
+        self.others: list[tuple[Tensor | None, Tensor | None]] = []
+
+    def add(self, dpre: Tensor | None, dpost: Tensor | None) -> None:
+        """Count `[H, H]` each that other kernels have summed."""
+        self.others.append((dpre, dpost))
+
+    def dpre(self) -> Tensor:
+        """`[H, H]` (out, in)."""
+        return sum((x for x, _ in self.others if x is not None), start=self._own(self.pre))
+
+    def dpost(self) -> Tensor:
+        """`[H, H]` (in, out)."""
+        return sum((x for _, x in self.others if x is not None), start=self._own(self.post))
+
+    def _own(self, partial: Tensor) -> Tensor:
+        return partial.sum(0)[: self.heads, : self.heads].T
+
+
+def mix_rows_backward(
+    scores: Tensor, grad: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor,
+    gradients: MixingGradients, *, chunk: Chunk, write: bool = True,
+) -> None:  # fmt: skip
+    """grad, of mixed probabilities, becomes that of scores, and if `write` scores become mixed probabilities.
+
+    scores and grad `[B, H, rows, pitch]`, logsumexp `[B, H, M]` of all queries. The owned rows of the chunk are added
+    to the `gradients` of the mixings.
+    """
+    batch, heads, rows, pitch = scores.shape
+    launch(
+        _mix_rows_backward_kernel, min(batch * rows, gradients.programs),
+        row_signature(chunk, pre_mix, post_mix, logsumexp),
+        scores, grad, *or_scores(scores, pre_mix, post_mix), logsumexp,
+        scores if chunk.documents is None else chunk.documents, gradients.pre, gradients.post,
+        *matrix_strides(pre_mix), *matrix_strides(post_mix), *logsumexp.stride(),
+        heads, rows, pitch, chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.above,
+        chunk.owned, batch * rows,
+        PRE=pre_mix is not None, POST=post_mix is not None, WRITE=write, CAUSAL=chunk.causal,
+        DOCUMENTS=chunk.documents is not None, CONVOLVED=chunk.convolved,
+        **row_tile(heads, scores.element_size(), BACKWARD), STAGES=BACKWARD["stages"],
+        PRECISION=dot_precision(scores.dtype), num_warps=BACKWARD["num_warps"],
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""Gradients of operators that kernels run: registered by hand, and asked for under torch.func as well.
+
+On the Autograd key, since `torch.library.register_autograd` takes twice the host time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+
+
+def under_torch_func() -> bool:
+    """Whether a transform of torch.func is active: grad, vjp, jvp, vmap."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def check_no_tangents(operation: str, instead: str, *arguments: object) -> None:
+    """Raise RuntimeError if one of these is a dual tensor: kernels have no forward-mode derivatives."""
+    if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in arguments):
+        raise RuntimeError(f"{operation} has no forward-mode derivatives (torch.func.jvp, dual tensors); {instead}")
+
+
+def wanted(gradients: tuple[Tensor, ...], needed: tuple[bool, ...]) -> list[Tensor | None]:
+    """The gradients, and None for those that are not needed."""
+    return [x if is_needed else None for x, is_needed in zip(gradients, needed, strict=False)]
+
+
+class NoGradient(torch.autograd.Function):
+    """An operator whose results cannot be differentiated: raises `sentence` rather than give no gradient.
+
+    Its last argument is the backend.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, op: Callable, sentence: str, *arguments: Any) -> Any:
+        ctx.sentence = sentence.format(backend=arguments[-1])
+        return run_in_function(op, *arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        raise RuntimeError(ctx.sentence)
+
+
+def _below_autograd(op: Callable, *arguments: Any) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*arguments)
+
+
+def run_in_function(op: Callable, *arguments: Any) -> Any:
+    """`op` below autograd, from a Function's forward: that has no gradients, but outer levels of torch.func have."""
+    if not under_torch_func():
+        return _below_autograd(op, *arguments)
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        return _below_autograd(op, *arguments)
+
+
+def check_no_tangents_in_kernels(operation: str, backend: str, *arguments: Any) -> None:
+    """Raise RuntimeError if one of the arguments of a backend's operator is a dual tensor."""
+    check_no_tangents(f"{operation} through backend {backend!r}", "backend='reference' has them", *arguments)
+
+
+def register_gradient(op: torch._ops.OpOverload, operation: str, function: Any, *first: Any) -> None:
+    """Apply a Function to `first` and the arguments of `op`, the backend last, where a gradient may be asked for."""
+
+    def autograd(*arguments: Any) -> Any:
+        check_no_tangents_in_kernels(operation, arguments[-1], *arguments)
+        if not torch.is_grad_enabled() or not any(isinstance(x, Tensor) and x.requires_grad for x in arguments):
+            return _below_autograd(op, *arguments)
+        if not under_torch_func():
+            return function.apply(*first, *arguments)
+        with enable_single_level_autograd_function():  # torch.func transforms one level of an operator at a time
+            return super(torch.autograd.Function, function).apply(*first, *arguments)
+
+    torch.library.impl(op.name(), "Autograd")(autograd)

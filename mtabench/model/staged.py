@@ -1,0 +1,70 @@
+"""The staged pipeline of the whole multi-token attention: scores of a chunk of rows, written and read by each stage.
+
+Forward: the product writes them; a kernel over rows reads them for the sums of the softmax, reads them again, and
+writes what is mixed in their place; the product with the values reads that. Backward: two products write scores and
+gradients of probabilities, the kernel over rows reads both twice and writes both, three products read them. A
+convolution reads and writes the scores once more; backward it does so forth and back, and its taps read both.
+"""
+
+from __future__ import annotations
+
+from mtabench.model.kernel import Kernel, tensor_bytes
+from mtabench.problem.case import BYTES_PER_ELEMENT, Case
+from mtabench.problem.work import chunk_of, mixed, staged_scores, taps
+
+# The kernel over rows of the first prototype moved its bytes at 0.65 of a copy's bandwidth on an H200, and the products
+# of chunks reached half of a plain product's rate; no committed results stand behind these numbers yet.
+ROWS_SHARE, PRODUCT_SHARE = 0.65, 0.5
+
+
+def kernels(case: Case) -> list[Kernel]:
+    """The launches of a call, by stage."""
+    if case.pass_ == "decode":
+        return _decode(case)
+    backward = case.pass_ == "bwd"
+    scores, stored = staged_scores(case), staged_scores(case) * BYTES_PER_ELEMENT[case.dtype]
+    sequences, rows = chunk_of(case)
+    launches = -(-case.batch // sequences) * -(-case.seq // rows)
+    queries, keys = tensor_bytes(case)
+    written, read = (2, 3) if backward else (1, 1)  # products that write scores, and that read them
+    convolutions = [step for step in (case.operation.pre_conv, case.operation.post_conv) if step]
+    # Behind a convolution of probabilities the heads are mixed by a kernel of its own, and rows are read once more.
+    apart = case.operation.post_conv is not None
+    passes = (6 + apart if backward else 3) + (4 if backward else 2) * (apart and case.operation.post_mix is not None)
+    steps = 3 if backward else 1
+    found = [
+        Kernel(
+            "products to scores", launches=written * launches, macs=written * scores * case.head_dim,
+            tensor_share=PRODUCT_SHARE, memory_bytes=written * (stored + queries + keys),
+        ),
+        Kernel(
+            "rows: mix, softmax, mix", launches=launches, macs=steps * scores * mixed(case), exponentials=2 * scores,
+            memory_bytes=passes * stored, memory_share=ROWS_SHARE,
+        ),
+        Kernel(
+            "products of scores", launches=read * launches, macs=read * scores * case.head_dim,
+            tensor_share=PRODUCT_SHARE, memory_bytes=read * (stored + queries + keys),
+        ),
+    ]  # fmt: skip
+    if convolutions:
+        convolved = Kernel(
+            "convolutions", launches=steps * len(convolutions) * launches, macs=steps * scores * taps(case),
+            tensor_share=PRODUCT_SHARE, memory_bytes=2 * steps * len(convolutions) * stored,
+        )  # fmt: skip
+        found.insert(1, convolved)
+    return found
+
+
+def _decode(case: Case) -> list[Kernel]:
+    """A step: K is read for the logits, which are kept, and V for the output, with the logits of the rows before."""
+    post = case.operation.post_conv
+    scores = staged_scores(case)
+    _, keys = tensor_bytes(case)
+    row = scores * BYTES_PER_ELEMENT[case.dtype]
+    return [
+        Kernel("logits", macs=scores * case.head_dim, memory_bytes=keys + row),
+        Kernel(
+            "values", macs=scores * case.head_dim, exponentials=scores * (post.query_taps if post else 1),
+            memory_bytes=keys + row * (post.query_taps if post else 1),
+        ),
+    ]  # fmt: skip

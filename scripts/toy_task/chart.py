@@ -1,0 +1,56 @@
+"""The chart of a run: error against training steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from toy_task.sequences import BLOCK
+from toy_task.training import HELD_OUT, WATCHED
+
+from mtabench.charts.style import LIGHT, applied, own_styles
+
+ATTENTIONS = {"conv": own_styles()["triton"], "plain": own_styles()["sdpa-flash"]}
+
+
+def finding(finals: pd.Series) -> str:
+    """One sentence: the mean error rate of each attention."""
+    shares = [f"{x * 100:.2g} %" if x < 0.1 else f"{x * 100:.0f} %" for x in finals]
+    first, *others = finals.index
+    words = [f"{first.capitalize()} attention errs on {shares[0]} of sequences"]
+    return ", ".join(words + [f"{name} attention on {share}" for name, share in zip(others, shares[1:], strict=True)])
+
+
+def draw_chart(csv_path: Path) -> list[Path]:
+    """Draw error against steps from the results file, as PNG and SVG beside it; returns their paths."""
+    rows = pd.read_csv(csv_path)
+    last = rows.drop_duplicates(["attention", "seed"], keep="last")
+    finals = last.groupby("attention", sort=False)["error_rate"].mean()
+    run = rows.iloc[-1]
+    texts: dict[str, Any] = {"x": 0.012, "ha": "left"}
+    with applied(LIGHT):
+        figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+        axes = figure.subplots()
+        for name in finals.index:
+            errors = rows[rows["attention"] == name].pivot(index="step", columns="seed", values="error_rate") * 100
+            look = {"color": ATTENTIONS[name].colour, "linestyle": ATTENTIONS[name].dashes}
+            axes.plot(errors.index, errors, linewidth=0.7, alpha=0.6, **look)
+            axes.plot(errors.index, errors.mean(axis=1), linewidth=2.4, label=f"{name} attention", **look)
+        axes.set(xlabel="training step", ylabel="wrong answers (% of held-out sequences)", ylim=(-2, 102))
+        axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, handlelength=3.2)
+        figure.suptitle(finding(finals), fontsize=12, fontweight="bold", **texts)
+        caption = (
+            f"Toy task of arXiv 2504.00927, answer: {run['variant']}; {run['blocks']} blocks of {BLOCK} letters; "
+            f"{run['layers']} layers, width {run['width']}, {run['heads']} heads; batches of {run['batch']} sequences\n"
+            f"thin: one of {rows['seed'].nunique()} seeds, bold: their mean; {WATCHED} held-out sequences, "
+            f"{HELD_OUT} after the last step; {run['device']}, PyTorch {run['torch']}"
+        )
+        figure.supxlabel(caption, fontsize=7, color=LIGHT.quiet, linespacing=1.5, **texts)
+        paths = [csv_path.with_suffix(suffix) for suffix in (".png", ".svg")]
+        for path, metadata in zip(paths, ({"Software": None}, {"Date": None}), strict=True):
+            figure.savefig(path, dpi=160, facecolor="white", metadata=metadata)
+    return paths

@@ -1,0 +1,103 @@
+"""The transformer that learns the toy task, with conv attention or with plain attention."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from toy_task.sequences import BLOCK, QUERY, VOCABULARY, Setting
+
+from mta_kernels.conv_attention import ConvAttention
+
+TAPS = (QUERY, 2 * BLOCK - 1)
+THETA = 1e5  # rotary positions: the slowest pair turns by about 1 / THETA a token
+
+
+def turns_of_pairs(length: int, dim: int) -> Tensor:
+    """`[2, length, dim / 2]`: cosine and sine of the angle by which each pair of a head turns at each position."""
+    half = dim // 2
+    angles = torch.arange(length)[:, None] * THETA ** (-torch.arange(half) / half)
+    return torch.stack([angles.cos(), angles.sin()])
+
+
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """Rotary positions: the pairs `(i, i + D / 2)` of `x [..., N, D]`, each turned by the angle of its position."""
+    a, b = x.chunk(2, -1)
+    cos, sin = turns
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+class Attention(nn.Module):
+    """Causal attention, with a convolution of the scores or without."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__()
+        self.heads = setting.heads
+        self.project_in = nn.Linear(setting.width, 3 * setting.width, bias=False)
+        self.project_out = nn.Linear(setting.width, setting.width, bias=False)
+        self.conv = ConvAttention(setting.heads, *TAPS) if setting.attention == "conv" else None
+
+    def forward(self, x: Tensor, turns: Tensor) -> Tensor:
+        """`[B, N, width]` to the same."""
+        qkv = self.project_in(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k = rotate(qkv[:2], turns)
+        v = qkv[2]
+        y = self.conv(q, k, v) if self.conv else F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.project_out(y.transpose(1, 2).flatten(2))
+
+
+class Network(nn.Module):
+    """A gated network (SwiGLU)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.project_in = nn.Linear(width, 6 * width, bias=False)
+        self.project_out = nn.Linear(3 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., width]` to the same."""
+        gate, values = self.project_in(x).chunk(2, -1)
+        return self.project_out(F.silu(gate) * values)
+
+
+class Layer(nn.Module):
+    """Attention and a network, each added to what it reads."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__()
+        self.norm_attention, self.norm_network = nn.RMSNorm(setting.width), nn.RMSNorm(setting.width)
+        self.attention, self.network = Attention(setting), Network(setting.width)
+
+    def forward(self, x: Tensor, turns: Tensor, wanted: int) -> Tensor:
+        """`[B, N, width]` to `[B, wanted, width]`, of the last positions."""
+        x = (x + self.attention(self.norm_attention(x), turns))[:, -wanted:]
+        return x + self.network(self.norm_network(x))
+
+
+class Transformer(nn.Module):
+    """Tokens `[B, N]` to logits `[B, answer, VOCABULARY]` of the tokens after the last positions.
+
+    The same seed gives the rivals the same weights, the convolution's aside.
+    """
+
+    turns: Tensor
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__()
+        self.answer = setting.answer
+        self.tokens = nn.Embedding(VOCABULARY, setting.width)
+        turns = turns_of_pairs(setting.length, setting.width // setting.heads)
+        self.register_buffer("turns", turns, persistent=False)
+        self.layers = nn.ModuleList([Layer(setting) for _ in range(setting.layers)])
+        self.norm = nn.RMSNorm(setting.width)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                deviation = module.weight.shape[1] ** -0.5
+                nn.init.trunc_normal_(module.weight, std=deviation, a=-3 * deviation, b=3 * deviation)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """See the class."""
+        x, count = self.tokens(tokens), tokens.shape[1]
+        for index, layer in enumerate(self.layers, 1):
+            x = layer(x, self.turns[:, :count], self.answer if index == len(self.layers) else count)
+        return F.linear(self.norm(x), self.tokens.weight)

@@ -1,0 +1,76 @@
+"""A machine that counts the launches of replayed kernels in place of a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from emulated_kernels import Emulator
+from torch import Tensor
+
+from mta_kernels.conv_attention.hopper import backward, forward
+from mta_kernels.conv_attention.hopper.prepare import Preparation
+
+BF16 = torch.bfloat16
+SHARED = ("logsumexp", "dq", "dk", "dv", "dweight")  # addresses that both launches of a backward take
+
+
+class Machine(Emulator):
+    """Kernels that compute nothing: out begins with the sum of what q, k, v and the weight begin with.
+
+    dq begins with that of these, out and grad_out; all of dk is what grad_out begins with, of dv and the weight's what
+    v and the weight begin with, before they are summed over query heads and row blocks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[str] = []
+        self.interrupt = None
+
+    def launch(self, kernel: str, blocks, threads: int, shared_memory: int, device, *args) -> None:
+        self.launched.append(kernel)
+        if kernel == "hopper_prepare":
+            (preparation,) = args
+            assert preparation.weight_scale > preparation.taps
+            self.prepared = Preparation.from_buffer_copy(preparation)
+            if self.interrupt:
+                interrupt, self.interrupt = self.interrupt, None
+                interrupt()
+                self.prepared = Preparation.from_buffer_copy(preparation)
+            return
+        *maps, arguments = args
+        if kernel == "hopper_backward_exact":
+            given = (
+                arguments.inputs.q.start,
+                arguments.inputs.k.start,
+                arguments.inputs.v.start,
+                arguments.grad_out.start,
+            )
+            assert (*given, arguments.inputs.weight.start) == (*self.mapped, self.prepared.weight.start)
+            assert all(getattr(arguments, name) == getattr(self.arguments, name) for name in SHARED)
+            return
+        structures = {"hopper_forward": forward.ForwardArguments, "hopper_backward": backward.BackwardArguments}
+        assert isinstance(arguments, structures[kernel])
+        assert arguments.taps == self.prepared.taps
+        self.mapped, self.arguments = [x.words[0] for x in maps[:4]], arguments
+        q, k, v, *rest = (x.words[0] for x in maps)
+        first = [numbers_at(start).item() for start in (q, k, v, self.prepared.weight.start)]
+        if kernel == "hopper_forward":
+            numbers_at(arguments.out).fill_(sum(first))
+            given = arguments.inputs.q.start, arguments.inputs.k.start, arguments.inputs.v.start
+            assert (*given, arguments.inputs.weight.start) == (q, k, v, self.prepared.weight.start)
+            return
+        grad_out, scratch = rest
+        starts = self.prepared.v.start, self.prepared.grad_out.start, arguments.p, self.prepared.counters
+        assert starts == (v, grad_out, scratch, arguments.chunks.tile_counter)
+        rest = [numbers_at(start).item() for start in (grad_out, self.prepared.out.start)]
+        numbers_at(arguments.dq).fill_(sum(first) + sum(rest))
+        for start, count, value in (
+            (arguments.dk, 2 * 70 * 64, rest[0]), (arguments.dv, 2 * 70 * 64, first[2]),
+            (arguments.dweight, 2 * 2 * 6 * 11, first[3]),
+        ):  # fmt: skip
+            numbers_at(start, count, torch.float32).fill_(value)
+
+
+def numbers_at(address: int, count: int = 1, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(address), dtype=dtype)

@@ -1,0 +1,46 @@
+// A CPU's twin of mta_kernels/multi_token_attention/rows_cuda/rows_instructions.cuh. Included as mma.cuh is.
+#pragma once
+#include <mma.cuh>
+
+#define IN_CLUSTERS
+
+inline void __syncwarp() { emulator::meet(500 + emulator::thread / 32, 0, 32); }
+
+using ::store_shared;
+inline float2 load_shared_pair(uint32_t address) {
+    float2 pair;
+    std::memcpy(&pair, emulator::shared_at(address, 8), 8);
+    return pair;
+}
+inline void store_shared(uint32_t address, float2 pair) { std::memcpy(emulator::shared_at(address, 8), &pair, 8); }
+inline void store_shared(uint32_t address, uint16_t value) { std::memcpy(emulator::shared_at(address, 2), &value, 2); }
+template <int Threads> void threads_barrier() { emulator::meet(600, 0, Threads); }
+
+inline uint32_t transpose(uint32_t matrix) {
+    uint32_t result;
+    whole_warp::together({{matrix}, {}, 0, &result}, [](auto& warp) {
+        for (int lane = 0; lane < 32; lane++) {
+            uint32_t pair = 0;
+            for (int e = 0; e < 2; e++) {
+                const int row = lane % 4 * 2 + e, column = lane / 4;
+                pair |= (warp[row * 4 + column / 2].a[0] >> column % 2 * 16 & 0xFFFF) << e * 16;
+            }
+            *(uint32_t*)warp[lane].result = pair;
+        }
+    });
+    return result;
+}
+
+// Copies from shared memory happen at a random moment between their commit and the wait for them.
+inline void store_bytes(void* destination, uint32_t source, int bytes) {
+    if (source % 16 || (uintptr_t)destination % 16 || bytes % 16 || bytes <= 0) emulator::fail("a store is not aligned");
+    emulator::issue(emulator::Task::of([=] { std::memcpy(destination, emulator::shared_at(source, bytes), bytes); }));
+}
+inline void stores_commit() { emulator::commit(); }
+inline void stores_wait() { emulator::complete(0); }
+
+inline void cluster_barrier() { emulator::meet_cluster(CLUSTER); }
+inline void send(int rank, uint32_t address, float2 pair, uint32_t barrier) {
+    emulator::send(CLUSTER, rank, address, &pair, barrier);
+}
+inline void barrier_wait_cluster(uint32_t barrier, int parity) { barrier_wait(barrier, parity); }

@@ -1,0 +1,53 @@
+"""Prints what the Triton stages of multi-token attention take of a GPU that is not there; one process a GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+from mta_kernels.multi_token_attention.mixers import Mixers, operation_of
+from mta_kernels.multi_token_attention.triton.backward import mixed_attention_backward
+from mta_kernels.multi_token_attention.triton.forward import mixed_attention_forward
+from mtabench.static.absent_gpu import launches_compile, tensor
+from mtabench.static.limits import limits_of
+from mtabench.static.machine_code import spills_of, usage_of
+
+
+def run(
+    head_dim: int, *, convolved: bool, heads: int = 16, keys: int = 512, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    q, k, v, grad_out = (tensor(1, heads, keys, head_dim, dtype=dtype) for _ in range(4))
+    taps = tensor(heads, 6, 11, dtype=dtype) if convolved else None
+    mix = tensor(heads, heads, dtype=dtype)
+    mixers = Mixers(taps, mix, taps, mix)
+    operation = operation_of(mixers, head_dim, causal=True, scale=None, pad_key="both")
+    mixed_attention_forward(operation, q, k, v, mixers)
+    logsumexp = tensor(1, heads, keys, dtype=torch.float32)
+    mixed_attention_backward(operation, q, k, v, mixers, logsumexp, grad_out)
+
+
+def main() -> None:
+    limits = limits_of(sys.argv[1])
+    found = []
+
+    def compiled(kernel, result) -> None:
+        if isinstance(result, Exception):
+            raise result
+        (usage,) = usage_of(result.asm["cubin"], limits.number).values()
+        (spills,) = spills_of(result.asm["ptx"]).values()
+        found.append({
+            "kernel": kernel.__name__, "head_dim": head_dim, "registers": usage.registers, "spilled": spills.stores,
+            "shared": result.metadata.shared, "limit": limits.shared_per_block,
+            "wgmma": result.asm["ptx"].count("wgmma.mma_async"),
+        })  # fmt: skip
+
+    with launches_compile(limits, lambda name: True, compiled):
+        for head_dim, convolved in ((64, True), (64, False), (128, False), (256, False)):
+            run(head_dim, convolved=convolved)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

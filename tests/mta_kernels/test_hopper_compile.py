@@ -1,0 +1,68 @@
+"""Hopper's kernels compiled without a GPU: for every head dim, without spills, with products in flight."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from mta_kernels.conv_attention.hopper.backward import BackwardConstants
+from mta_kernels.conv_attention.hopper.forward import ForwardConstants, shape_unsupported
+from mta_kernels.nvrtc import compiler
+from mta_kernels.operation import Convolution
+
+FP16, BF16 = torch.float16, torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def _with_a_compiler() -> None:
+    if reason := compiler.missing_package():
+        pytest.skip(reason)
+
+
+@pytest.mark.parametrize(
+    "constants",
+    [
+        ForwardConstants(BF16, 64, Convolution(6, 11, 5), causal=True, spans=False),
+        ForwardConstants(BF16, 128, Convolution(6, 11, 5), causal=True, spans=False),
+        ForwardConstants(FP16, 256, Convolution(8, 17, 16), causal=False, spans=True),
+        ForwardConstants(BF16, 64, Convolution(6, 11, 5), causal=False, spans=False, margins=True),
+        BackwardConstants(BF16, 64, Convolution(6, 11, 5), causal=True, spans=False),
+        BackwardConstants(BF16, 128, Convolution(6, 11, 5), causal=True, spans=False),
+        BackwardConstants(FP16, 128, Convolution(8, 17, 0), causal=False, spans=True),
+    ],
+    ids=[
+        "forward, head dim 64",
+        "forward, head dim 128",
+        "forward, head dim 256",
+        "forward, margins",
+        "backward, head dim 64",
+        "backward, head dim 128",
+        "backward, 8x17 taps",
+    ],
+)
+def test_compiles_without_spills_and_with_products_in_flight(constants: ForwardConstants | BackwardConstants) -> None:
+    """C7510 and its like say that ptxas runs one product at a time; a spill is local memory in the loop."""
+    code, words = compiler.compile_source(constants.source)
+    assert code.startswith(b"\x7fELF")
+    if "ptxas info" not in words:
+        pytest.skip(f"NVRTC {compiler.version()} keeps ptxas's words to itself")
+    assert words.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == 1
+    assert "C75" not in words
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
+@pytest.mark.parametrize("constants", [ForwardConstants, BackwardConstants], ids=["forward", "backward"])
+def test_compiles_for_every_head_dim(constants: type, dtype: torch.dtype) -> None:
+    for head_dim in range(8, 264, 8):
+        if shape_unsupported(dtype, head_dim, 1, 1, backward=constants is BackwardConstants) is None:
+            of_head_dim = constants(dtype, head_dim, Convolution(1, 1, 0), causal=False, spans=False)
+            # To PTX: what the assembler may refuse, it refuses in other tests.
+            compiler.compile_source(dataclasses.replace(of_head_dim.source, architecture="compute_90a"))
+
+
+def test_the_compiler_s_words_are_kept() -> None:
+    geometry = ForwardConstants(BF16, 64, Convolution(9, 11, 5), causal=True, spans=False)
+    with pytest.raises(compiler.CompileError, match="eight rows above a score tile hold zeros"):
+        compiler.compile_source(geometry.source)

@@ -1,0 +1,99 @@
+"""Decode of the whole multi-token attention against the forward in float64: the definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from decode_inputs import COMBINATIONS, PARTS, Inputs, name_of, paged
+from kernel_inputs import DEVICE, relative_error
+
+from mta_kernels.multi_token_attention import DecodeState, multi_token_attention_decode_reference, prefill_state
+
+
+@pytest.mark.parametrize("parts", COMBINATIONS, ids=name_of)
+def test_definition_gives_every_row_of_the_forward(parts: dict[str, bool]) -> None:
+    """From the first token on, by one state, in steps of each token."""
+    inputs = Inputs(parts, tokens=14)
+    rows = inputs.rows()
+    state = inputs.state([0])
+    for row in range(14):
+        got = multi_token_attention_decode_reference(**inputs.step([row + 1]), state=state)
+        torch.testing.assert_close(got[:, :, 0], rows[:, :, row], msg=str(row))
+
+
+@pytest.mark.parametrize("pad_key", ["both", "left", "right"])
+@pytest.mark.parametrize("extra", [0, 3])
+def test_definition_after_prompts_of_any_length(extra: int, pad_key: str) -> None:
+    """Prompts shorter and longer than the taps look back, a batch of them, with longer windows than are needed."""
+    lengths = [0, 1, 2, 4, 7, 33]
+    inputs = Inputs(dict.fromkeys(PARTS, True), batch=6, groups=2, pad_key=pad_key, scale=0.4)
+    rows = inputs.rows()
+    state = inputs.state(lengths, extra)
+    for step in range(1, 6):
+        now = [length + step for length in lengths]
+        for _ in range(2):  # a step may be repeated
+            got = multi_token_attention_decode_reference(**inputs.step(now, extra), state=state)
+            for sequence, length in enumerate(now):
+                torch.testing.assert_close(got[sequence, :, 0], rows[sequence, :, length - 1])
+        assert state.lengths.tolist() == now
+
+
+def test_definition_of_norm_gate_pages_and_sequences_without_tokens() -> None:
+    lengths = [5, 0, 18]
+    after = {
+        "norm_weight": torch.linspace(0.5, 1.5, 16, device=DEVICE).double(), "depth": 3,
+        "gate_weight": torch.linspace(-1, 1, 16, device=DEVICE).double()[None],
+        "gate_bias": torch.full([1], 0.3, device=DEVICE).double(),
+    }  # fmt: skip
+    inputs = Inputs(dict.fromkeys(PARTS, True), batch=3, **after)
+    rows = inputs.rows()
+    state = inputs.state([4, 0, 17])
+    step = inputs.step(lengths)
+    step["k_cache"], table = paged(step["k_cache"], 16)
+    step["v_cache"], _ = paged(step["v_cache"], 16)
+    room = DecodeState.empty(3, 4, 4, 48, dtype=torch.float64, device=DEVICE)
+    room.logits[..., :40], state = state.logits, DecodeState(room.logits, state.logsumexp, state.lengths)
+    got = multi_token_attention_decode_reference(**step, state=state, block_table=table)
+    assert (got[1] == 0).all()
+    for sequence in (0, 2):
+        torch.testing.assert_close(got[sequence, :, 0], rows[sequence, :, lengths[sequence] - 1])
+
+
+def test_state_that_does_not_fit_is_refused() -> None:
+    inputs = Inputs(dict.fromkeys(PARTS, True), batch=2)
+    step = inputs.step([9, 5])
+    with pytest.raises(TypeError, match="state is None and post_conv looks back on 4 queries; give the DecodeState"):
+        multi_token_attention_decode_reference(**step)
+    for lengths in ([7, 4], [8, 3], [9, 6]):
+        with pytest.raises(ValueError, match=r"lengths says \d tokens of sequence \d, the new one included, and state"):
+            multi_token_attention_decode_reference(**step, state=inputs.state(lengths))
+    state = inputs.state([8, 4])
+    short = DecodeState(state.logits[..., :30], state.logsumexp, state.lengths)
+    with pytest.raises(ValueError, match=r"logits of shape \(2, 4, 4, 30\); expected \[2, 4, 4, 40 or more\]"):
+        multi_token_attention_decode_reference(**step, state=short)
+    half = DecodeState(state.logits.half(), state.logsumexp, state.lengths)
+    with pytest.raises(TypeError, match="they must be the same"):
+        multi_token_attention_decode_reference(**step, state=half)
+    step["q_window"].requires_grad_()
+    with pytest.raises(RuntimeError, match="not differentiable"):
+        multi_token_attention_decode_reference(**step, state=state)
+
+
+def test_short_window_and_long_lengths_are_refused() -> None:
+    inputs = Inputs(dict.fromkeys(PARTS, True))
+    step = inputs.step([9])
+    short = step | {"q_window": step["q_window"][:, :, 1:]}
+    with pytest.raises(ValueError, match="q_window holds 2 queries"):
+        multi_token_attention_decode_reference(**short, state=inputs.state([8]))
+    with pytest.raises(ValueError, match="the cache holds 40 keys a sequence"):
+        multi_token_attention_decode_reference(**step | {"lengths": step["lengths"] + 40}, state=inputs.state([8]))
+    mixers = {"post_conv": inputs.mixers["post_conv"], "pre_conv": inputs.mixers["pre_conv"]}
+    with pytest.raises(ValueError, match="rows that steps look back on need 5: give the last 5"):
+        prefill_state(inputs.q[:, :, -4:], inputs.k, lengths=torch.tensor([9], device=DEVICE), **mixers)
+
+
+def test_eager_error_is_that_of_the_forward() -> None:
+    inputs = Inputs(dict.fromkeys(PARTS, True), dtype=torch.float16)
+    exact = inputs.double().rows()[:, :, 20:21]
+    got = multi_token_attention_decode_reference(**inputs.step([21]), state=inputs.state([20]))
+    assert relative_error(got, exact) <= 2 * max(relative_error(inputs.rows()[:, :, 20:21], exact), 1e-3)

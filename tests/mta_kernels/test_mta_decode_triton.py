@@ -1,0 +1,260 @@
+"""The Triton kernels of decode against the forward in float64: on a GPU if there is one, else in the interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from checked_addresses import check_addresses
+from decode_inputs import COMBINATIONS, PARTS, Inputs, name_of, paged
+from kernel_inputs import DEVICE, DTYPES, poison_memory, relative_error, with_gaps
+
+from mta_kernels.multi_token_attention import (
+    DecodeState,
+    multi_token_attention_decode,
+    multi_token_attention_decode_reference,
+)
+from mta_kernels.multi_token_attention.decode import backend
+from mta_kernels.multi_token_attention.decode.state import needs_state
+from mta_kernels.multi_token_attention.decode.triton import choose_splits
+from mta_kernels.multi_token_attention.mixers import Mixers
+from mta_kernels.operation import Operation
+
+OWN = [parts for parts in COMBINATIONS if any(parts[name] for name in PARTS[1:])]  # all others are conv_attention's
+ALL = dict.fromkeys(PARTS, True)
+MIXING = dict.fromkeys(PARTS, False) | {"pre_mix": True, "post_mix": True}
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a kernel does not write is NaN."""
+    poison_memory(monkeypatch)
+
+
+def check_steps(inputs: Inputs, before: list[int], steps: int = 1, rounding: float = 16, **options) -> Tensor:
+    """Steps after prompts of these lengths are as near to the forward in float64 as twice eager's own error.
+
+    Each sequence and head too. Returns the last step's result.
+    """
+    exact_rows = inputs.double().rows()
+    state, eager_state = inputs.state(before), inputs.state(before)
+    for step in range(1, steps + 1):
+        lengths = [length + step for length in before]
+        arguments = inputs.step(lengths)
+        got = multi_token_attention_decode(**arguments, state=state, backend="triton", **options)
+        eager = multi_token_attention_decode_reference(**arguments, state=eager_state)
+        exact = torch.stack([exact_rows[b, :, length - 1 : length] for b, length in enumerate(lengths)])
+        assert got.shape == exact.shape
+        assert got.dtype == inputs.q.dtype
+        tolerance = max(2 * relative_error(eager, exact), rounding * torch.finfo(got.dtype).eps)
+        assert relative_error(got, exact) <= tolerance, (step, relative_error(got, exact), tolerance)
+        for one, wanted in zip(got.flatten(0, 1), exact.flatten(0, 1), strict=True):
+            scale = max(wanted.norm().item(), exact.norm().item() / len(exact.flatten(0, 1)) ** 0.5)
+            assert (one - wanted).norm().item() <= 3 * tolerance * scale
+        if needs_state(Mixers(**inputs.mixers)):
+            assert state.lengths.tolist() == lengths
+    return got
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("parts", OWN, ids=name_of)
+def test_every_combination_of_parts(parts: dict[str, bool], dtype: torch.dtype) -> None:
+    """Several steps in a row, after prompts shorter and longer than the taps look back."""
+    inputs = Inputs(parts, batch=3, tokens=90, dtype=dtype)
+    check_steps(inputs, [1, 3, 86], steps=3, splits=2)
+
+
+@pytest.mark.parametrize("parts", [ALL, MIXING], ids=name_of)
+def test_every_row_of_the_forward(parts: dict[str, bool]) -> None:
+    inputs = Inputs(parts, tokens=12, taps=(6, 11), after=(4, 7), dtype=torch.float32)
+    rows, state = inputs.double().rows(), inputs.state([0])
+    for row in range(12):
+        got = multi_token_attention_decode(**inputs.step([row + 1]), state=state, backend="triton", splits=1)
+        assert relative_error(got[:, :, 0], rows[:, :, row]) < 3e-6, row
+
+
+@pytest.mark.parametrize("pad_key", ["both", "left", "right"])
+@pytest.mark.parametrize("taps", [(1, 4), (2, 9), (11, 3), (6, 11), (16, 31)], ids=lambda t: f"{t[0]}x{t[1]}")
+def test_taps(taps: tuple[int, int], pad_key: str) -> None:
+    inputs = Inputs(
+        ALL, heads=2, kv_heads=1, batch=2, tokens=100, taps=taps, after=taps, dtype=torch.float32, pad_key=pad_key
+    )
+    check_steps(inputs, [20, 97], steps=2, splits=2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [17, 80, 128, 256])
+def test_head_dims(head_dim: int, dtype: torch.dtype) -> None:
+    inputs = Inputs(ALL, batch=2, tokens=70, head_dim=head_dim, dtype=dtype)
+    check_steps(inputs, [6, 68])
+
+
+@pytest.mark.parametrize("parts", [ALL, MIXING], ids=name_of)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (10, 10), (16, 4), (20, 1)])
+def test_heads_and_groups(heads: int, kv_heads: int, parts: dict[str, bool]) -> None:
+    inputs = Inputs(parts, heads=heads, kv_heads=kv_heads, tokens=60, groups=1 if heads % 2 else heads // 2)
+    inputs = inputs.to(torch.float16)
+    check_steps(inputs, [57])
+
+
+@pytest.mark.parametrize("splits", [1, 3, 8, 64, "auto"])
+@pytest.mark.parametrize("parts", [ALL, MIXING], ids=name_of)
+def test_splits(parts: dict[str, bool], splits: int | str) -> None:
+    """More of them than tiles, and several tiles each; the same result every time."""
+    inputs = Inputs(parts, heads=2, batch=2, tokens=300, dtype=torch.float16)
+    got = check_steps(inputs, [9, 298], splits=splits)
+    assert torch.equal(got, check_steps(inputs, [9, 298], splits=splits))
+
+
+def test_splits_fill_the_gpu_in_whole_waves() -> None:
+    assert choose_splits(1, 65536, 128, 396) == 396  # 512 would take two waves for as many tiles one after another
+    assert choose_splits(8, 65536, 128, 396) == 49
+    assert choose_splits(1, 4096, 32, 396) == 128
+    assert choose_splits(1, 100, 118, 264) == 2
+    assert choose_splits(500, 4096, 64, 396) == 64  # whole tiles: 81 rounds, and 128 with one program a sequence
+
+
+def test_large_and_very_negative_scores() -> None:
+    """fp16 scores of tens of thousands, and true scores all far below the zero of what is masked."""
+    inputs = Inputs(MIXING, tokens=40, dtype=torch.float16, magnitude=100.0, scale=100.0)
+    inputs.k *= 1.5
+    inputs.mixers["pre_mix"] = torch.eye(4, device=DEVICE, dtype=torch.float16)
+    scores = inputs.q[:, :, -1:].float() @ inputs.k.repeat_interleave(2, 1).float().mT * 100
+    inputs.options["scale"] = 100.0 * 60000 / scores.abs().max().item()
+    got = multi_token_attention_decode(**inputs.step([40]), backend="triton")
+    assert got.isfinite().all()
+    inputs = Inputs(ALL, tokens=50, dtype=torch.float32)
+    inputs.q, inputs.k = inputs.q.abs() * 5, -inputs.k.abs() * 5
+    inputs.mixers = {name: x.abs() for name, x in inputs.mixers.items()}
+    check_steps(inputs, [2], splits=2)
+    check_steps(inputs, [48], splits=2, rounding=64)
+
+
+def test_any_strides(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = Inputs(ALL, batch=2, tokens=50, dtype=torch.float32)
+    step, state = inputs.step([4, 49]), inputs.state([3, 48])
+    want = multi_token_attention_decode(**step, state=state.clone(), backend="triton", splits=2)
+    if DEVICE == "cpu":
+        check_addresses(monkeypatch)
+    apart = {name: with_gaps(step[name], float("nan")) for name in ("q_window", *inputs.mixers)}
+    apart |= {name: step[name].transpose(1, 2).contiguous().transpose(1, 2) for name in ("k_cache", "v_cache")}
+    apart["lengths"] = torch.stack([step["lengths"].int()] * 2, 1)[:, 0]
+    room = DecodeState(with_gaps(state.logits, 7), with_gaps(state.logsumexp, 7), with_gaps(state.lengths, 7))
+    got = multi_token_attention_decode(**step | apart, state=room, backend="triton", splits=2)
+    torch.testing.assert_close(got, want)
+    assert room.lengths.tolist() == [4, 49]
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize("parts", [ALL, MIXING], ids=name_of)
+def test_pages(parts: dict[str, bool], page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":
+        check_addresses(monkeypatch)
+    inputs = Inputs(parts, batch=3, tokens=128, dtype=torch.float32)
+    lengths = [16, 65, 120]
+    step, state = inputs.step(lengths), inputs.state([15, 64, 119])
+    want = multi_token_attention_decode(**step, state=None if state is None else state.clone(), backend="triton")
+    step["k_cache"], table = paged(step["k_cache"], page_size)
+    step["v_cache"], _ = paged(step["v_cache"], page_size)
+    used = -(-step["lengths"] // page_size)
+    table[torch.arange(table.shape[1], device=DEVICE) >= used[:, None]] = 2**30  # such entries are never read
+    got = multi_token_attention_decode(**step, state=state, block_table=table, backend="triton")
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("parts", [ALL, MIXING], ids=name_of)
+def test_sequences_without_tokens_give_zeros(parts: dict[str, bool]) -> None:
+    inputs = Inputs(parts, batch=2, dtype=torch.float16)
+    state = inputs.state([0, 20])
+    got = multi_token_attention_decode(**inputs.step([0, 21]), state=state, backend="triton")
+    assert (got[0] == 0).all()
+    assert relative_error(got[1, :, 0], inputs.double().rows()[1, :, 20]) < 2e-3
+    if state is not None:
+        assert state.lengths.tolist() == [0, 21]
+
+
+def test_float32_mixers_beside_fp16_and_a_repeated_step() -> None:
+    inputs = Inputs(ALL, tokens=60, dtype=torch.float16)
+    inputs.mixers = {name: x.float() * 1.001 for name, x in inputs.mixers.items()}
+    check_steps(inputs, [40], steps=2)
+    state = inputs.state([40])
+    first, second = (multi_token_attention_decode(**inputs.step([41]), state=state, backend="triton") for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_norm_and_gate_follow() -> None:
+    after = {"norm_weight": torch.linspace(0.5, 1.5, 16), "depth": 2, "gate_weight": torch.linspace(-1, 1, 16)[None]}
+    after = {name: x.to(DEVICE) if isinstance(x, Tensor) else x for name, x in after.items()}
+    inputs = Inputs(MIXING, dtype=torch.float16, **after)
+    check_steps(inputs, [30])
+    plain = Inputs(dict.fromkeys(PARTS, False), dtype=torch.float16, **after)
+    check_steps(plain, [30])  # through conv_attention's decode
+
+
+def test_what_kernels_cannot_run_is_refused_or_left_to_the_reference() -> None:
+    inputs = Inputs(MIXING, dtype=torch.float16)
+    step = inputs.step([30])
+    apart = step["k_cache"].mT.contiguous().mT
+    with pytest.raises(ValueError, match=r"numbers of a key side by side \(stride 1\); backend='auto' picks one"):
+        multi_token_attention_decode(**step | {"k_cache": apart}, backend="triton")
+    got = multi_token_attention_decode(**step | {"k_cache": apart})
+    assert torch.equal(got, multi_token_attention_decode_reference(**step))
+    with pytest.raises(ValueError, match="backend is 'fast'; expected 'auto' or one of 'reference', 'triton'"):
+        multi_token_attention_decode(**step, backend="fast")
+    with pytest.raises(ValueError, match="the reference backend does not split the keys"):
+        multi_token_attention_decode(**step, backend="reference", splits=2)
+    many = torch.empty(1, 65, 1, 16, device=DEVICE)
+    assert "65 query heads are more than 64" in (backend.why_not(Operation(None, 1.0), many, many, many) or "")
+
+
+def test_compiled_as_one_graph() -> None:
+    """The state that a compiled step changes is the caller's."""
+    inputs = Inputs(ALL, tokens=40, dtype=torch.float32)
+    step, state = inputs.step([30]), inputs.state([29])
+    other = state.clone()
+
+    def one_step(state: DecodeState) -> Tensor:
+        return multi_token_attention_decode(**step, state=state, backend="triton") * 2
+
+    want = one_step(other)
+    compiled = torch.compile(one_step, fullgraph=True, backend="aot_eager" if DEVICE == "cpu" else "inductor")
+    assert torch.equal(compiled(state), want)
+    assert state.lengths.tolist() == [30]
+    assert torch.equal(state.logsumexp, other.logsumexp)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parts", OWN, ids=name_of)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 16, 64), (10, 10, 128), (16, 16, 96), (32, 8, 128)])
+def test_bfloat16_at_the_models_shapes(parts: dict[str, bool], heads: int, kv_heads: int, head_dim: int) -> None:
+    inputs = Inputs(
+        parts, heads=heads, kv_heads=kv_heads, head_dim=head_dim, batch=3, tokens=1500, taps=(6, 11), after=(6, 11),
+        dtype=torch.bfloat16,
+    )  # fmt: skip
+    check_steps(inputs, [1, 700, 1490], steps=4)
+
+
+@pytest.mark.gpu
+def test_cuda_graph_of_a_step() -> None:
+    """Replayed for several tokens: lengths, the window and the state change in place."""
+    inputs = Inputs(ALL, heads=16, kv_heads=16, head_dim=64, tokens=600, batch=2, dtype=torch.bfloat16)
+    state = inputs.state([500, 9])
+    step = inputs.step([501, 10])
+    step["k_cache"], step["v_cache"] = inputs.k, inputs.v
+    for _ in range(3):
+        multi_token_attention_decode(**step, state=state)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = multi_token_attention_decode(**step, state=state)
+    rows = inputs.double().rows()
+    for count in range(1, 5):
+        lengths = [500 + count, 9 + count]
+        now = inputs.step(lengths)
+        step["q_window"].copy_(now["q_window"])
+        step["lengths"].copy_(now["lengths"])
+        graph.replay()
+        for sequence, length in enumerate(lengths):
+            assert relative_error(out[sequence, :, 0], rows[sequence, :, length - 1]) < 0.02

@@ -1,0 +1,152 @@
+"""The module: the original's names and shapes, what it starts as, and the layers of the paper's models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mta_kernels.attention import attention_reference
+from mta_kernels.multi_token_attention import (
+    MultiTokenAttention,
+    explain,
+    layer_entries,
+    multi_token_attention_reference,
+)
+from mta_kernels.multi_token_attention.module import PRESETS
+
+
+def entries(heads: int, head_dim: int, *, head_kernel: int | None, full_gate: bool = False) -> dict[str, Tensor]:
+    """The state of an attention layer of the original, with its projections."""
+    dim, gate = heads * head_dim, head_dim if full_gate else 1
+    shapes = {f"{name}.weight": (dim, dim) for name in ("wq", "wk", "wv", "wo")} | {
+        "mta_kernel": (heads, 1, 2, 3), "wpsm.weight": (heads, heads), "mta_kernel_after_sm": (heads, 1, 3, 3),
+        "subln.weight": (head_dim,), "gate.weight": (gate, head_dim), "gate.bias": (gate,),
+    }  # fmt: skip
+    if head_kernel is None:
+        shapes["wposm.weight"] = (heads, heads)
+    else:
+        shapes["head_kernel"] = (heads // head_kernel, head_kernel, head_kernel)
+    return {name: torch.randn(shape) for name, shape in shapes.items()}
+
+
+def as_the_original_states(q: Tensor, k: Tensor, v: Tensor, state: dict[str, Tensor]) -> Tensor:
+    """The original's steps in its own layout, where a mixing is a linear layer over the last dimension."""
+    heads, tokens = q.shape[1:3]
+    future = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+
+    def convolved(x: Tensor, kernel: Tensor) -> Tensor:
+        rows, columns = kernel.shape[2:]
+        padded = F.pad(x.masked_fill(future, 0), ((columns - 1) // 2, (columns - 1) // 2, rows - 1, 0))
+        return F.conv2d(padded, kernel, groups=heads)
+
+    x = convolved(q @ k.mT * q.shape[3] ** -0.5, state["mta_kernel"])
+    x = F.linear(x.movedim(1, -1), state["wpsm.weight"]).movedim(-1, 1)
+    x = x.masked_fill(future, float("-inf")).softmax(-1)
+    x = convolved(x, state["mta_kernel_after_sm"]).masked_fill(future, 0)
+    if "wposm.weight" in state:
+        x = F.linear(x.movedim(1, -1), state["wposm.weight"]).movedim(-1, 1)
+    else:
+        groups = zip(x.split(state["head_kernel"].shape[1], 1), state["head_kernel"], strict=True)
+        x = torch.cat([(part.movedim(1, -1) @ kernel).movedim(-1, 1) for part, kernel in groups], 1)
+    x = F.rms_norm(x @ v, (v.shape[3],), state["subln.weight"], 1e-5)
+    return x * torch.sigmoid(F.linear(x, state["gate.weight"], state["gate.bias"]))
+
+
+@pytest.mark.parametrize(("post_mix", "head_kernel"), [(True, 4), (2, 2), ("linear", None)])
+@pytest.mark.parametrize("gate", [True, "full"])
+def test_a_layer_of_the_original_is_loaded(post_mix, head_kernel, gate) -> None:
+    torch.manual_seed(0)
+    state = entries(4, 8, head_kernel=head_kernel, full_gate=gate == "full")
+    checkpoint = {f"layers.{at}.attention.{name}": x + at for at in (2, 12) for name, x in state.items()}
+    checkpoint["layers.2.feed_forward.w1.weight"] = torch.ones(2, 2)
+    attention = MultiTokenAttention(4, 8, pre_conv=(2, 3), post_conv=(3, 3), post_mix=post_mix, gate=gate)
+    attention.load_state_dict(layer_entries(checkpoint, 2))
+    q, k, v = torch.randn(3, 2, 4, 9, 8)
+    want = as_the_original_states(q, k, v, {name: x + 2 for name, x in state.items()})
+    torch.testing.assert_close(attention(q, k, v), want)
+
+
+def test_entries_that_are_missing_or_too_many_are_seen() -> None:
+    state = {f"layers.1.attention.{name}": x for name, x in entries(4, 8, head_kernel=4).items()}
+    attention = MultiTokenAttention(4, 8, pre_conv=(2, 3), post_conv=None)
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*mta_kernel_after_sm"):
+        attention.load_state_dict(layer_entries(state, 1))
+    with pytest.raises(ValueError, match=r"no mixer named layers\.0\.attention"):
+        layer_entries(state, 0)
+    projections = {name: x for name, x in state.items() if name.split(".")[3] in ("wq", "wk", "wv", "wo")}
+    assert len(projections) == 4
+    with pytest.raises(ValueError, match=r"no mixer named layers\.1\.attention"):
+        layer_entries(projections, 1)
+
+
+def test_at_first_it_is_plain_attention_but_for_norm_and_gate() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 4, 9, 16)
+    for post_mix in (True, 2, "linear", False):
+        attention = MultiTokenAttention(4, 16, post_mix=post_mix, norm=False, gate=False)
+        torch.testing.assert_close(attention(q, k, v), attention_reference(q, k, v))
+    attention = MultiTokenAttention(4, 16)
+    plain = F.rms_norm(attention_reference(q, k, v), (16,), eps=1e-5)
+    torch.testing.assert_close(attention(q, k, v), plain * torch.sigmoid(attention.gate(plain)))
+    assert 0 < attention.gate.weight.detach().abs().max() <= 3 / 8
+    for parameter in attention.parameters():
+        nn.init.normal_(parameter)
+    attention.reset_parameters()
+    plain_gate = plain * torch.sigmoid(attention.gate(plain))
+    torch.testing.assert_close(attention(q, k, v), plain_gate)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_layers_of_the_papers_models(name) -> None:
+    heads, head_dim, layers = PRESETS[name]
+    with_convolutions = []
+    for layer in range(layers):
+        attention = MultiTokenAttention.preset(name, layer=layer, device="meta")
+        names = {x for x, _ in attention.named_parameters()}
+        assert names >= {"wpsm.weight", "head_kernel", "subln.weight", "gate.weight", "gate.bias"}
+        assert attention.head_kernel.shape == (1, heads, heads)
+        assert attention.gate.weight.shape == (1, head_dim)
+        assert attention.depth is None
+        if attention.mta_kernel is not None:
+            with_convolutions.append(layer)
+            assert attention.mta_kernel.shape == attention.mta_kernel_after_sm.shape == (heads, 1, 6, 11)
+    assert with_convolutions == list(range(2, layers, 4))
+    with pytest.raises(ValueError, match=f"layer is {layers}; {name} has the layers 0 to {layers - 1}"):
+        MultiTokenAttention.preset(name, layer=layers)
+    with pytest.raises(ValueError, match="preset is 'mta-7b'; expected one of 'mta-300m'"):
+        MultiTokenAttention.preset("mta-7b", layer=0)
+
+
+def test_options_reach_the_function() -> None:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"causal": False, "scale": 0.3, "pad_key": "left", "depth": 4}
+    attention = MultiTokenAttention(
+        4, 8, pre_conv=(2, 3), post_conv=(2, 2), dropout=0.5, backend="reference", **options
+    )
+    for parameter in attention.parameters():
+        nn.init.normal_(parameter)
+    q, k, v = torch.randn(3, 1, 4, 9, 8)
+    want = multi_token_attention_reference(q, k, v, **attention.mixers(), **options, dropout=0.5, seed=3)
+    assert torch.equal(attention(q, k, v, seed=3), want)
+    attention.eval()
+    bounds = torch.tensor([0, 4, 9])
+    want = multi_token_attention_reference(q, k, v, **attention.mixers(), **options, cu_seqlens=bounds)
+    assert torch.equal(attention(q, k, v, cu_seqlens=bounds), want)
+    whole = attention(q, k, v)
+    assert torch.allclose(attention(q[:, :, 5:], k, v, q_history=q[:, :, :5]), whole[:, :, 5:], atol=1e-5)
+    assert str(attention.explain(q, k, v)) == "reference: asked for"
+    assert "depth=4" in repr(attention)
+
+
+def test_every_parameter_learns() -> None:
+    attention = MultiTokenAttention(4, 8, pre_conv=(2, 3), post_conv=(2, 3), post_mix=2)
+    q, k, v = torch.randn(3, 1, 4, 9, 8)
+    attention(q, k, v).square().sum().backward()
+    assert all(x.grad is not None and x.grad.any() for x in attention.parameters())
+    only_first = MultiTokenAttention(4, 8, pre_mix=False, post_conv=None, post_mix=False, norm=False, gate=False)
+    assert only_first.explain(q, k, v).reason.startswith("conv_attention computes this")
+    assert explain(q, k, v, **only_first.mixers()) == only_first.explain(q, k, v)

@@ -1,0 +1,102 @@
+"""The backward of multi-token attention by Triton's stages, against float64: on a GPU, else in the interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_inputs import DTYPES, poison_memory, with_gaps
+from mta_inputs import Problem, assert_twice_eager, gradients, make, small_chunks
+
+from mta_kernels.multi_token_attention.triton import chunks
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a kernel does not write is NaN; and chunks are short."""
+    poison_memory(monkeypatch)
+    small_chunks(monkeypatch)
+
+
+def check(problem: Problem) -> None:
+    assert_twice_eager(gradients(problem), problem, backward=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_mixing(dtype: torch.dtype, causal: bool) -> None:
+    check(make(2, 60, 24, dtype, kv_heads=1, queries=40, causal=causal))
+
+
+@pytest.mark.parametrize(("pre_mix", "post_mix"), [(True, False), (False, True), (False, False)])
+def test_either_mixing_alone(pre_mix: bool, post_mix: bool) -> None:
+    check(make(2, 40, 16, torch.float16, pre_mix=pre_mix, post_mix=post_mix, scale=-0.3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [1, 10, 20])
+def test_heads_and_head_dims(heads: int) -> None:
+    check(make(heads, 33, 80, torch.float16, batch=2))
+
+
+@pytest.mark.parametrize("magnitude", [1e-6, 300])
+def test_small_and_large_gradients_in_float16(magnitude: float) -> None:
+    """Scaled by a power of two, none of the sums between is rounded to zero or overflows."""
+    problem = make(2, 40, 16, torch.float16)
+    check(problem._replace(grad_out=problem.grad_out * magnitude))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_steps(dtype: torch.dtype) -> None:
+    check(make(1, 40, 16, dtype, pre_conv=(3, 5), post_conv=(2, 4)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("pad_key", ["left", "right", "both"])
+@pytest.mark.parametrize("keys", [1, 40])
+def test_most_taps(pad_key: str, keys: int, causal: bool) -> None:
+    """More than the sequence has rows, too."""
+    taps = {"pre_conv": (8, 17), "post_conv": (7, 16)}
+    check(make(2, keys, 16, torch.float32, pad_key=pad_key, causal=causal, **taps))
+
+
+@pytest.mark.parametrize("which", ["pre_conv", "post_conv"])
+def test_either_convolution_alone(which: str) -> None:
+    check(make(1, 40, 16, torch.float32, pre_mix=False, post_mix=False, **{which: (2, 3)}))
+
+
+DOCUMENTS = [0, 0, 1, 3, 70, 75, 140]
+
+
+@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_documents(causal: bool) -> None:
+    check(make(1, 140, 16, torch.float16, causal=causal, documents=DOCUMENTS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [True, False])
+def test_documents_with_convolutions(causal: bool) -> None:
+    check(make(1, 140, 16, torch.float32, causal=causal, documents=DOCUMENTS, pre_conv=(3, 4), post_conv=(2, 3)))
+
+
+def test_any_strides_and_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make(2, 17, 24, torch.float16, batch=2, kv_heads=1)
+    want = gradients(problem)
+    q, k, v, grad_out = (with_gaps(x) for x in (problem.q, problem.k, problem.v, problem.grad_out))
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2 * 128 * 2 * 128)
+    got = gradients(problem._replace(q=q, k=k, v=v, grad_out=grad_out))
+    for name, x in want.items():
+        # The mixings are summed over the batch in another order.
+        torch.testing.assert_close(got[name], x, rtol=0 if name in "qkv" else 2e-3, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("steps", [{}, {"pre_conv": (6, 11), "post_conv": (6, 11)}], ids=["mixing", "all"])
+def test_the_papers_layers(steps: dict, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the same numbers when it is run again."""
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 512)
+    problem = make(16, 1100, head_dim, torch.bfloat16, **steps)
+    check(problem)
+    first, again = gradients(problem), gradients(problem)
+    assert all(torch.equal(first[name], again[name]) for name in first)

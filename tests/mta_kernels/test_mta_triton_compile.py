@@ -1,0 +1,36 @@
+"""The Triton stages of multi-token attention compile for GPUs that are not there, and fit into them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[2]
+# Bytes that a thread may spill: a pair of query taps more in registers is worth it.
+SPILLS = {"_taps_gradient_kernel": 320}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90"])
+def test_stages_fit(target: str) -> None:
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("", "kernels", "tests"))
+    environment = os.environ | {"TRITON_INTERPRET": "0", "MTA_KERNELS_CACHE": os.devnull, "PYTHONPATH": path}
+    command = [sys.executable, str(ROOT / "tests" / "mta_code.py"), target]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    kernels = json.loads(done.stdout.splitlines()[-1])
+    assert {kernel["kernel"] for kernel in kernels} == {
+        "_score_product_kernel", "_convolution_kernel", "_mix_rows_kernel", "_mix_heads_kernel", "_row_product_kernel",
+        "_mix_rows_backward_kernel", "_transposed_product_kernel", "_taps_gradient_kernel",
+    }  # fmt: skip
+    for kernel in kernels:
+        assert kernel["shared"] <= kernel["limit"], kernel
+        assert kernel["spilled"] <= SPILLS.get(kernel["kernel"], 8), kernel
+        assert (kernel["wgmma"] > 0) == (target == "sm_90"), kernel

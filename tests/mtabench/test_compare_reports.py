@@ -1,0 +1,151 @@
+"""What a comparison writes: the terminal, Markdown, JUnit, GitHub and other tools."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from functools import partial
+from pathlib import Path
+
+import pytest
+from command_line import make_runner
+from written_runs import case, rounds, write_pair, write_run
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    """Runs the command line in an empty folder; gives the exit code, standard output and standard error."""
+    return make_runner(monkeypatch, capsys, tmp_path)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Writes base.csv and head.csv into the folder."""
+    return partial(write_pair, tmp_path)
+
+
+def test_every_output_says_what_could_have_been_found(mtabench, pair):
+    pair(head={case(64): rounds(1.0, noise=0.05, seed=20), case(512): rounds(8.0)})
+    _, out, _ = mtabench("compare", "base.csv", "head.csv", "--junit", "out.xml", "--markdown", "out.md")
+    (sentence,) = [line for line in out.splitlines() if line.startswith("detectable")]
+    least, most = re.findall(r"[\d.]+ %", sentence)[1:]
+    assert sentence.startswith("detectable in 95 % of comparisons: a slowdown of ")
+    assert float(least[:-2]) < 2.5 < float(most[:-2])
+    for text in (out, Path("out.md").read_text(), Path("out.xml").read_text()):
+        assert sentence in text
+        assert text.count(most) == 2  # of its cell, and in the sentence
+        assert text.count(least) >= 2
+
+
+def test_times_that_did_not_settle_are_marked_in_every_output(mtabench, pair):
+    pair(head={case(64): rounds(1.0, noise=0.05, seed=20)})
+    _, out, _ = mtabench("compare", "base.csv", "head.csv", "--junit", "out.xml", "--markdown", "out.md")
+    sentence = "~ 1 of 6 times did not settle: the 95 % interval is wider than ±0.5 %"
+    assert sentence in out.splitlines()
+    assert len(re.findall(r" ~\d", out)) == 1
+    assert sentence in Path("out.xml").read_text()
+    assert sentence.replace("~", r"\~") in Path("out.md").read_text()
+    assert " to ~" in Path("out.xml").read_text()
+    assert r"| \~" in Path("out.md").read_text()
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 72, 80])
+def test_a_narrow_terminal_has_every_name_number_and_verdict(mtabench, pair, monkeypatch, columns):
+    pair(head={case(64): rounds(1234.0, seed=20), case(128): rounds(0.012345)})
+    wide = mtabench("compare", "base.csv", "head.csv")[1]
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = mtabench("compare", "base.csv", "head.csv")
+    assert code == 1
+    cells = [line for line in wide.splitlines()[1:] if line.startswith("fwd ")]
+    assert len(cells) == 3
+    assert [line.partition(":")[0] for line in out.splitlines()[:4:2]] == ["slower", "faster"] or columns < 72
+    numbers = {word for line in cells for word in re.findall(r"[-+]?\d+\.\d+|1234", line)}
+    assert "1234" in numbers
+    assert numbers <= set(re.findall(r"[-+]?\d+\.\d+|1234", out))
+    for word in ("eager", "slower", "faster", "same", "128"):
+        assert word in out
+
+
+@pytest.fixture
+def reports(mtabench, pair, tmp_path, monkeypatch):
+    """All reports of a comparison with a bit of everything, under GitHub's environment; and what was printed."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))
+    (tmp_path / "step.md").write_text("before\n")
+    odd = "50 % | <b>\x1b[1m & so"
+    pair(head={case(64): rounds(1.1, seed=20), case(128): ("error", odd), case(512): rounds(8.0), case(256): None})
+    words = [f"--{kind}={kind}" for kind in ("markdown", "junit", "github-action-benchmark", "bencher")]
+    code, out, _ = mtabench("compare", "base.csv", "head.csv", *words)
+    assert code == 1
+    return out, {word[2:].split("=")[0]: (tmp_path / word.split("=")[1]).read_text() for word in words}
+
+
+def test_markdown_and_step_summary(reports, tmp_path):
+    text = reports[1]["markdown"]
+    assert text.splitlines()[2].startswith("fails with exit code 1: 1 broken, 1 slower, 1 gone (--fail-on broken,slow")
+    assert "- 1 broken, 1 slower, 1 gone, 1 new; changes below 2 % do not count" in text
+    rows = [line for line in text.splitlines() if line.startswith("| fwd")]
+    assert [line.count(" | ") for line in rows] == [6] * 4
+    assert "50 % \\| &lt;b&gt;\\\\x1b\\[1m &amp; so" in text
+    assert (tmp_path / "step.md").read_text() == "before\n" + text
+
+
+def test_junit_xml(reports):
+    root = ElementTree.fromstring(reports[1]["junit"])
+    suite = root.find("testsuite")
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "4", "failures": "3", "errors": "0", "skipped": "1"
+    }  # fmt: skip
+    failures = {found.get("type"): found.get("message") for found in root.iter("failure")}
+    assert set(failures) == {"broken", "slower", "gone"}
+    assert "1.1" in failures["slower"]
+    assert all(test.get("name").startswith("fwd eager fp32") for test in root.iter("testcase"))
+
+
+def test_every_output_ends_with_the_same_conclusions(reports):
+    """The terminal, Markdown and JUnit, and what each cell is called there."""
+    out, files = reports
+    printed = [line for line in out.splitlines() if not line.startswith(("::", "cell ", "fwd "))]
+    assert [line.partition(" ")[0] for line in printed] == ["detectable", "1", "fails"]
+    root = ElementTree.fromstring(files["junit"])
+    assert root.find("testsuite/system-out").text.splitlines() == printed
+    *others, outcome = printed
+    assert [line for line in files["markdown"].splitlines() if not line.startswith(("#", "|")) and line] == [
+        f"{outcome}.", *(f"- {one}" for one in others)
+    ]  # fmt: skip
+    cells = [line for line in out.splitlines() if line.startswith("fwd ")]
+    numbers = re.compile(r"(\S+ %|not in the second run|: no room)")
+    for line, case_ in zip(cells, root.iter("testcase"), strict=True):
+        assert line.startswith(case_.get("name"))
+        said = " ".join(one.get("message") or one.text for one in case_)
+        assert set(numbers.findall(line)) - {"50 %"} <= set(numbers.findall(said.replace("(", "")))
+
+
+def test_annotations(reports):
+    lines = [line for line in reports[0].splitlines() if line.startswith("::")]
+    assert len(lines) == 3
+    assert lines[0].startswith("::error title=mtabench%3A broken::fwd eager fp32 batch 1 heads 2 seq 128")
+    assert "50 %25 |" in lines[0]
+
+
+def test_exports_for_other_tools(reports):
+    entries = json.loads(reports[1]["github-action-benchmark"])
+    assert [(entry["unit"], set(entry)) for entry in entries] == [
+        ("ms", {"name", "unit", "value", "range", "extra"})
+    ] * 2
+    metrics = json.loads(reports[1]["bencher"])
+    assert list(metrics) == [entry["name"] for entry in entries]
+    latency = metrics[entries[0]["name"]]["latency"]
+    assert latency["lower_value"] <= latency["value"] <= latency["upper_value"]
+    assert latency["value"] == pytest.approx(entries[0]["value"] * 1e6)
+
+
+def test_github_shows_ten_annotations_at_most(mtabench, tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    cells = [case(16 * i) for i in range(1, 13)]
+    write_run(tmp_path / "base.csv", {one: rounds(1.0, seed=i) for i, one in enumerate(cells)})
+    write_run(tmp_path / "head.csv", {one: rounds(1.2, seed=i) for i, one in enumerate(cells)}, run_id="head")
+    code, out, _ = mtabench("compare", "base.csv", "head.csv", "--format", "markdown")
+    lines = [line for line in out.splitlines() if line.startswith("::error")]
+    assert (code, len(lines)) == (1, 10)
+    assert "3 more are in the step summary" in lines[-1]
+    assert out.startswith("## mtabench compare")

@@ -1,0 +1,362 @@
+"""The whole multi-token attention in the suite: as typed, as cells, as inputs, checked, counted, kept and shown."""
+
+import shlex
+from dataclasses import replace
+
+import pytest
+import torch
+import written_runs
+from typer.main import get_command
+
+from mtabench import registry
+from mtabench.charts.data import read_cells
+from mtabench.charts.panels import problems
+from mtabench.checking import verify
+from mtabench.checking.judge import Judge
+from mtabench.checking.verify import EVERY_STEP, run_checks
+from mtabench.cli import app
+from mtabench.cluster.options import ClusterOptions
+from mtabench.errors import UsageError
+from mtabench.model import dense, staged
+from mtabench.prediction.memory import expected_memory_bytes, input_bytes
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import make_inputs
+from mtabench.problem.operations import make_operation
+from mtabench.problem.work import executed_flops, useful_flops
+from mtabench.ranks.place import plan_over_ranks
+from mtabench.registry import implementation_of
+from mtabench.report.data import COMMAND, read_report
+from mtabench.results.result_view import make_view
+from mtabench.results.results_file import KEY_COLUMNS, cell_of, key_of, key_of_cell, read_file
+from mtabench.results.runs import read_run
+from mtabench.results.where import parse_where, select
+from mtabench.sweeps.plan import Options, make_plan
+
+
+def case(mix="heads", conv=(3, 2), post=None, *, pass_="fwd", heads=4, causal=True, **changes):
+    operation = make_operation(conv, mix, post, heads=heads, head_dim=16, causal=causal)
+    return replace(Case(pass_, "eager", operation, "fp32", 1, heads, 2, 33, 16, None, "cpu"), **changes)
+
+
+def plan(pass_="fwd", **options):
+    return make_plan(Options(pass_, **({"device": "cpu", "seq": "32", "head_dim": "16"} | options)), "cpu")
+
+
+def steps(cases):
+    return list(dict.fromkeys((one.impl, one.steps) for one in cases))
+
+
+class TestPlan:
+    def test_steps_multiply_and_plain_attention_comes_once(self):
+        cells = plan(op="mta", mix="heads,2", conv="none,3x2", post_conv="none,2", impl="eager,sdpa-flash").cases
+        assert len(cells) == 2 * 2 * 2 + 1
+        assert {one.op for one in cells[:-1]} == {"mta"}
+        assert (cells[-1].impl, cells[-1].op) == ("sdpa-flash", "attention")
+        assert cells[1].steps == "mix heads, post conv 2x2"
+
+    def test_defaults(self):
+        cells = plan(op="mta").cases
+        assert steps(cells) == [
+            ("eager", "mix heads, conv 6x11"), ("compile", "mix heads, conv 6x11"), ("sdpa-flash", "")
+        ]  # fmt: skip
+
+    def test_a_combination_that_is_conv_attention_is_computed_as_such(self):
+        cells = plan(op="mta", mix="none,heads", conv="3", impl="eager").cases
+        assert [(one.op, one.steps) for one in cells] == [
+            ("conv-attention", "conv 3x3"), ("mta", "mix heads, conv 3x3")
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("layer", "expected"),
+        [("mix", "mix heads"), ("full", "mix heads, conv 6x11, post conv 6x11"), (None, "conv 6x11")],
+    )
+    def test_layers_of_a_preset(self, layer, expected):
+        (cell,) = plan(preset="mta-550m", layer=layer, impl="eager", seq=None, head_dim=None).cases
+        assert (cell.heads, cell.head_dim, cell.seq, cell.steps) == (10, 128, 2048, expected)
+
+    def test_ranks_share_conv_attention_alone(self):
+        options = Options("fwd", op="mta", impl="eager", device="cpu", seq="32")
+        with pytest.raises(UsageError, match="conv attention alone; leave out --op mta"):
+            plan_over_ranks(options, 2, ClusterOptions())
+
+    @pytest.mark.parametrize(
+        ("options", "sentence"),
+        [
+            ({"op": "mta", "mix": "3", "heads": "16"}, "--mix 3 cannot be had with 16 heads.*one of 1, 2, 4, 8, 16"),
+            ({"op": "mta", "mix": "half"}, "--mix cannot read 'half'; expected heads, none, a number"),
+            ({"op": "mta", "mix": "heads+x"}, "cannot read 'heads\\+x'"),
+            ({"op": "mta", "mix": "0"}, "cannot read '0'"),
+            ({"mix": "heads"}, "--mix heads is for the whole multi-token attention; give --op mta, or leave it out"),
+            ({"op": "attention", "post_conv": "3"}, "--post-conv 3 is .* in the place of --op attention"),
+            ({"conv": "none"}, "--conv none leaves plain attention"),
+            ({"op": "mta", "mix": "none", "conv": "none"}, "leave plain attention; name a step"),
+            ({"op": "mta", "post_conv": "6y11"}, "--post-conv cannot read '6y11'"),
+            ({"op": "mta", "impl": "hopper"}, "--op mta excludes hopper, which computes conv-attention"),
+            ({"layer": "mix"}, "name it as well, such as --preset mta-1b"),
+            ({"layer": "all", "preset": "mta-1b"}, "there is no layer 'all'; expected mix"),
+            ({"layer": "mix", "preset": "mta-1b", "op": "attention"}, "--layer mix is for"),
+        ],
+    )
+    def test_what_cannot_be_is_one_sentence(self, options, sentence):
+        with pytest.raises(UsageError, match=sentence):
+            plan(**options)
+
+
+CELLS = [
+    case(), case(mix="2"), case(mix="none+heads", conv=None), case(mix="heads+2", post=(6, 11)), case("", None, (2, 3)),
+    case(mix="1", conv=(1, 1), causal=False), case("", (3, 2)), case("", None, impl="sdpa-flash"),
+    case(post=(2, 2), pass_="decode"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda one: f"{one.pass_} {one.op} {one.steps}")
+class TestRoundTrip:
+    def test_columns(self, cell):
+        assert Case.of_row(cell.columns, "cpu") == cell
+        assert key_of_cell(cell_of(key_of(cell))) == key_of(cell)
+
+    def test_the_command_that_measures_it_again(self, cell):
+        words = shlex.split(cell.repro())[1:]
+        typed = get_command(app).commands[words[0]].make_context(words[0], words[1:]).params
+        known = {name: typed[name] for name in Options.__dataclass_fields__ if name in typed}
+        assert make_plan(Options(words[0], **known), "cpu").cases == (cell,)
+        assert COMMAND.fullmatch(cell.repro())
+
+
+def test_names_of_cells_without_new_steps_are_as_before():
+    assert cell_of(key_of(case("", (3, 2)))) == "fwd/eager/conv-attention/fp32/1/4/2/33/16/3/2/true/"
+    assert cell_of(key_of(case(conv=None))) == "fwd/eager/mta/fp32/1/4/2/33/16///true//heads//"
+
+
+class TestFiles:
+    @pytest.fixture
+    def path(self, tmp_path):
+        cells = {one: written_runs.rounds(1.0 + number) for number, one in enumerate(CELLS[:-1])}
+        return written_runs.write_run(tmp_path / "run.csv", cells)
+
+    def test_cells_and_their_samples_are_found(self, path):
+        run = read_run(path)
+        assert len(run.cells) == len(CELLS) - 1
+        assert all(cell.rounds for cell in run.cells.values())
+        names = [cell.name for cell in run.cells.values()]
+        assert len(set(names)) == len(names)
+        assert "fwd eager fp32 batch 1 heads 4 (KV 2) seq 33 head dim 16 mix heads+2 conv 3x2 post conv 6x11" in names
+
+    def test_a_file_without_the_new_columns_is_read_as_before(self, path):
+        lines = [line.split(",") for line in path.read_text().splitlines()]
+        new = [lines[0].index(name) for name in ("mix", "post_conv_q", "post_conv_k")]
+        old = [line for line in lines if line[lines[0].index("op")] in ("op", "conv-attention", "attention")]
+        path.write_text("".join(",".join(x for i, x in enumerate(line) if i not in new) + "\n" for line in old))
+        assert [row["mix"] for row in read_file(path).rows()] == ["", ""]
+        assert len(read_run(path).cells) == 2
+
+    def test_a_mixing_that_is_none_is_refused(self, path):
+        path.write_text(path.read_text().replace(",true,,heads,", ",true,,hands,", 1))
+        with pytest.raises(UsageError, match=r"hands.* in the column mix; expected heads, a number of heads a group"):
+            read_file(path)
+
+    def test_a_table_tells_them_apart(self, path):
+        view = make_view(read_file(path).rows())
+        texts = {column.name: column.texts for column in view.columns}
+        assert list(texts)[:3] == ["mix", "conv", "post conv"]
+        assert texts["mix"][3:5] == ("heads+2", "")
+        assert not any("mix" in words or "conv" in words for words in view.setting)
+
+    def test_what_all_share_is_said_once(self, tmp_path):
+        cells = {case(conv=None, seq=seq): written_runs.rounds(1.0) for seq in (33, 66)}
+        view = make_view(read_file(written_runs.write_run(tmp_path / "a.csv", cells)).rows())
+        assert "mix heads" in view.setting
+        assert not any("conv" in words for words in view.setting)
+
+    def test_filters(self, path):
+        rows = read_file(path).rows()
+        for text, count in (("mix=heads", 1), ("post-conv=6x11", 1), ("mix=none,op=mta", 1), ("mix=heads*", 2)):
+            assert len(select(rows, parse_where([text]), path)) == count
+
+    def test_charts_have_a_panel_an_operation(self, path):
+        titles = [title for title, _ in problems(read_cells([path]))]
+        assert len(titles) == len(CELLS) - 2
+        assert "head dim 16, mix heads+2, convolution 3x2, post convolution 6x11" in titles
+
+    def test_panels_of_a_report(self, path):
+        report = read_report(path)
+        assert len(report.panels) == len(CELLS) - 2  # plain attention has none of its own
+        assert "head dim 16, mix heads+2, conv 3x2, post conv 6x11, causal" in report.panels
+
+
+class TestInputs:
+    def test_shapes(self):
+        x = make_inputs(case("heads+2", (3, 2), (6, 11)))
+        assert {name: tuple(mixer.shape) for name, mixer in x.mixers.items()} == {
+            "weight": (4, 3, 2), "pre_mix": (4, 4), "post_conv": (4, 6, 11), "post_mix": (2, 2, 2)
+        }  # fmt: skip
+
+    def test_mixings_are_near_the_identity(self):
+        mix = make_inputs(case(heads=32, kv_heads=32)).pre_mix - torch.eye(32)
+        assert 0.15 < mix.std() < 0.25
+        assert abs(mix.mean()) < 0.05
+
+    def test_queries_and_keys_are_those_of_other_operations(self):
+        for pass_ in ("fwd", "decode"):
+            first, second = make_inputs(case(pass_=pass_)), make_inputs(case("", (3, 2), pass_=pass_))
+            assert torch.equal(first.q[:, :, -1], second.q[:, :, -1])
+            assert torch.equal(first.v, second.v)
+
+    def test_a_decode_step_has_the_queries_and_the_state_that_it_needs(self):
+        x = make_inputs(case(conv=(16, 1), post=(6, 2), pass_="decode"))
+        assert x.q.shape[2] == 21
+        assert x.state.lengths.tolist() == [32]
+        assert make_inputs(case(pass_="decode")).state is None
+        before = x.state.logits.clone()
+        x.k.neg_()
+        x.refresh()
+        assert not torch.equal(x.state.logits, before)
+
+
+def judged(cell, build=None):
+    inputs = make_inputs(cell, 3)
+    closure = (build or implementation_of(cell).build)(cell, inputs)
+    return Judge(cell, inputs, 3).first_of(closure, cell)
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
+@pytest.mark.parametrize("mix", ["heads", "2", "none+heads", "heads+1"])
+def test_right_results_pass_the_oracle_and_the_probes(pass_, mix):
+    check = judged(case(mix, post=(2, 3), pass_=pass_, batch=2))
+    assert check.ok, check.reason
+
+
+def otherwise(**changes):
+    """Eager with another operation or other mixers than asked for."""
+
+    def build(cell, inputs):
+        changed = {name: change(getattr(inputs, name)) for name, change in changes.items()}
+        return implementation_of(cell).build(cell, replace(inputs, **changed))
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("build", "pass_"),
+    [
+        (otherwise(pre_mix=lambda x: x.T), "fwd"),
+        (otherwise(post_mix=lambda x: x.T), "fwd"),
+        (otherwise(post_mix=lambda x: x.T), "decode"),
+        (otherwise(post_conv=lambda x: x.flip(1)), "fwd"),
+        (otherwise(state=lambda x: replace(x, logits=x.logits * 0.9)), "decode"),
+    ],
+    ids=["pre mix transposed", "post mix transposed", "in decode", "taps upside down", "state of other tokens"],
+)
+def test_wrong_mixers_are_found(build, pass_):
+    assert not judged(case(post=(2, 3), pass_=pass_), build).ok
+
+
+@pytest.mark.parametrize("number", [3, 4, 5, 6], ids=["dweight", "dpre_mix", "dpost_conv", "dpost_mix"])
+def test_a_wrong_gradient_of_a_mixer_is_found(number):
+    cell = case(post=(2, 3), pass_="bwd")
+    inputs = make_inputs(cell, 3)
+    judge = Judge(cell, inputs, 3)
+    closure = implementation_of(cell).build(cell, inputs)
+
+    def call(probe):
+        gradients = list(torch.autograd.grad(closure(), list(inputs.differentiable.values()), inputs.dout))
+        gradients[number] = gradients[number] * 1.01
+        return gradients
+
+    check = judge.first(call)
+    assert not check.ok
+    assert check.reason.startswith(list(judge._oracle.row_tolerances)[number])
+
+
+def test_a_leak_from_the_future_is_found():
+    def build(cell, inputs):
+        closure = implementation_of(cell).build(cell, inputs)
+        return lambda: closure() + 1e-7 * inputs.v.mean()
+
+    assert "not causal" in judged(case(post=(2, 3)), build).reason
+
+
+class TestVerify:
+    def test_every_combination_of_steps_is_checked(self):
+        made = {shape.operation("mta") for shape in EVERY_STEP}
+        present = {(bool(o.pre_conv), bool(o.pre_mix), bool(o.post_conv), bool(o.post_mix)) for o in made}
+        assert len(made) == len(EVERY_STEP) == len(present) == 2**4 - 2
+
+    @pytest.fixture(autouse=True)
+    def few(self, monkeypatch):
+        monkeypatch.setattr(verify, "MTA_SHAPES", {"cpu": (EVERY_STEP[0], EVERY_STEP[-1])})
+        monkeypatch.setattr(verify, "MTA_LONG_SHAPES", dict.fromkeys(("cpu", "interpreter"), ()))
+        monkeypatch.setattr(verify, "SHAPES", {"cpu": ()})
+        monkeypatch.setattr(verify, "LONG_SHAPES", dict.fromkeys(("cpu", "interpreter"), ()))
+        monkeypatch.setattr(verify, "DTYPES_CHECKED", {"cpu": ("fp32",)})
+        eager = registry.every("eager")[1]
+        monkeypatch.setattr(registry, "IMPLEMENTATIONS", (eager,))
+
+    def test_eager_passes(self):
+        rows = list(run_checks(["eager"], "cpu"))
+        assert [row for row in rows if not row.ok] == []
+        checks = {row.check for row in rows}
+        assert {"error fwd", "error bwd", "strided decode", "decode is forward's row"} <= checks
+        assert {"causal, bit for bit", "identity is attention"} <= checks
+        assert "within the range of v" not in checks
+
+    def test_masks_that_are_forgotten_are_found(self, monkeypatch):
+        def build(cell, inputs):
+            operation = replace(cell.operation, causal=False)
+            return registry.every("eager")[0].build(replace(cell, operation=operation), inputs)
+
+        eager = replace(registry.IMPLEMENTATIONS[0], name="late", passes=("fwd",), build=build)
+        monkeypatch.setattr(registry, "IMPLEMENTATIONS", (registry.IMPLEMENTATIONS[0], eager))
+        failed = {row.check for row in run_checks(["late"], "cpu") if not row.ok}
+        assert {"error fwd", "causal, bit for bit"} <= failed
+
+
+class TestWork:
+    # Three tokens, four heads of 2: 6 causal pairs of 9 a head.
+    CELL = replace(case("heads+2", (2, 3), (1, 2)), seq=3, head_dim=2)
+
+    def test_useful(self):
+        extra = 6 + 2 + 4 + 2
+        assert useful_flops(self.CELL) == 2 * 4 * 6 * (2 * 2 + extra)
+        assert useful_flops(replace(self.CELL, pass_="bwd")) == 2 * 4 * 6 * (5 * 2 + 3 * extra)
+        assert useful_flops(replace(self.CELL, pass_="decode")) == 2 * 4 * 3 * (2 * 2 + extra)
+
+    def test_dense(self):
+        extra = 6 + 2 + 4 + 2
+        assert executed_flops(self.CELL, "dense") == 2 * 4 * 9 * (2 * 2 + extra)
+        assert executed_flops(replace(self.CELL, pass_="bwd"), "dense") == 2 * 4 * 9 * (4 * 2 + 2 * extra)
+        step = 2 * 2 + 2 * 6 + 2 + 6 + 2  # scores and convolution of two rows; of one row all that follows
+        assert executed_flops(replace(self.CELL, pass_="decode"), "dense") == 2 * 4 * 3 * step
+
+    def test_staged_computes_whole_blocks_and_the_rows_beside_a_chunk(self):
+        cell = replace(case(conv=None), seq=256)
+        assert executed_flops(cell, "staged") == 2 * 4 * 128 * (128 + 256) * (2 * 16 + 8)
+        convolved = replace(case(conv=(5, 1)), seq=256)
+        assert executed_flops(convolved, "staged") == 2 * (4 * 128 * 384 * 516 // 512) * (2 * 16 + 8 + 5)
+
+    def test_memory_of_the_staged_pipeline_does_not_grow_with_the_batch_nor_with_the_square_of_the_tokens(self):
+        long = replace(case(conv=None), impl="triton", dtype="bf16", heads=16, kv_heads=16, seq=2**15, device="cuda")
+        scratch = expected_memory_bytes(long, "staged") - 2**15 * 16 * (16 * 2 + 4)
+        assert scratch <= 256 * 2**20
+        twice = replace(long, batch=2)
+        assert expected_memory_bytes(twice, "staged") <= 2 * (expected_memory_bytes(long, "staged") - scratch) + 2**28
+
+    def test_models_count_the_steps(self):
+        cell = replace(case(conv=None), dtype="bf16", seq=4096, heads=16, kv_heads=16, device="cuda")
+        every = replace(cell, operation=make_operation((6, 11), "heads", (6, 11), heads=16, head_dim=16))
+        for model in (dense, staged):
+            mixed, more = (sum(kernel.macs + kernel.fmas for kernel in model.kernels(one)) for one in (cell, every))
+            assert more - mixed >= 2 * 66 * 16 * 4096 * 4096 / 2
+        # Ten bytes a score and head forward, 22 backward, beside queries, keys and values.
+        scores = 16 * 128 * sum(range(128, 4097, 128))
+        for pass_, passes in (("fwd", 5), ("bwd", 11)):
+            moved = sum(kernel.memory_bytes for kernel in staged.kernels(replace(cell, pass_=pass_)))
+            assert passes * 2 * scores < moved < 1.1 * passes * 2 * scores
+
+    def test_the_state_of_a_decode_step_is_an_input(self):
+        cell = replace(case(post=(6, 11), pass_="decode"), seq=128)
+        assert input_bytes(cell) - input_bytes(replace(case(pass_="decode"), seq=128)) == 6 * 4 * 128 * 4
+
+
+def test_keys_have_the_columns_of_a_case():
+    assert set(KEY_COLUMNS) == set(case().columns)
