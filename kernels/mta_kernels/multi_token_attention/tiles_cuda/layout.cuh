@@ -3,7 +3,7 @@
 // A block convolves ROWS rows x COLUMNS columns of all heads at a time, a step, from left to right. Shared memory has a
 // ring of the input's columns, in chunks of 8 (16 bytes), and the convolved numbers of a step or two, for the mixing.
 //
-// Constants come from the compiler's command line: ELEMENT float16 or bfloat16; HEADS; QUERY_TAPS, KEY_TAPS, PAD; MIX,
+// Constants come from the compiler's command line: ELEMENT Half or Bfloat16; HEADS; QUERY_TAPS, KEY_TAPS, PAD; MIX,
 // CAUSAL, DOCUMENTS; POST, whether the input is logits; WARPS; ROWS, COLUMNS; LEAD, steps that loads run ahead; RESULTS,
 // 1 or 2 buffers of convolved numbers; SHARED_BYTES, as plan.py counts them, which chooses all these.
 #pragma once
@@ -43,7 +43,7 @@ static_assert(TICKS_AT + TICKS * TICK == SHARED_BYTES && LEAD + 3 <= TICKS, "as 
 // What an exponent is to a power of two. For bfloat16 in 16 bits, 5e-6 less, so that products with bfloat16 are exact and
 // `exponent` is one instruction at any magnitude up to 2.3e38.
 template <class Element> constexpr bool IS_SHORT = false;
-template <> constexpr bool IS_SHORT<bfloat16> = true;
+template <> constexpr bool IS_SHORT<Bfloat16> = true;
 constexpr bool SHORT = IS_SHORT<ELEMENT>;
 constexpr float LOG2_E = SHORT ? 47274.0f / 32768 : 1.44269504f, LOG_2 = 0.693147181f;
 constexpr float LOWEST = -0x1.58p127f;  // the reference of no logits: finite, and a bfloat16, so that no NaN comes of it

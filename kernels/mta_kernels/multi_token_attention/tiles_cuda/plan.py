@@ -15,7 +15,7 @@ from mta_kernels.operation import ONE_TAP, Convolution
 FOLDER = Path(__file__).parent
 INSTRUCTIONS = FOLDER.parents[1] / "attention"
 HEADERS = ("tiles_instructions.cuh", "layout.cuh", "steps.cuh", "load.cuh", "convolve.cuh", "mix.cuh", "pipeline.cuh")
-ELEMENTS = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16"}
 MOST_HEADS = 64
 MOST_TAPS = (8, 17)
 
