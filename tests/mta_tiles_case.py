@@ -105,18 +105,22 @@ def convolved(x: Tensor, weight: Tensor | None, conv: Convolution | None) -> Ten
 
 
 def definition(case: Case, given: dict[str, Tensor | None], dtype: torch.dtype, stop: int) -> tuple[Tensor, ...]:
-    """Mixed probabilities and logsumexp of the rows up to `stop`, by documents, each step rounded to `dtype`."""
+    """Mixed probabilities and logsumexp of the rows up to `stop`, by documents, each step rounded to `dtype`.
+
+    On the device of what is given: a CPU takes seconds to convolve long rows in float64.
+    """
     scores = given["scores"].to(dtype)
+    device = scores.device
     batch, heads, _, keys = scores.shape
     bounds = [0, *case.bounds, keys]
-    out = torch.zeros(batch, heads, stop, keys, dtype=dtype)
-    logsumexp = torch.full((batch, heads, stop), -float("inf"), dtype=torch.float64)
+    out = torch.zeros(batch, heads, stop, keys, dtype=dtype, device=device)
+    logsumexp = torch.full((batch, heads, stop), -float("inf"), dtype=torch.float64, device=device)
     wide = torch.promote_types(dtype, torch.float32)
     for first, last in pairwise(bounds):
         rows = slice(max(first - (keys - case.queries), 0), min(last - (keys - case.queries), stop))
         if rows.start >= rows.stop:
             continue
-        seen = case.seen(torch.arange(rows.start, rows.stop) + keys - case.queries)[:, first:last]
+        seen = case.seen(torch.arange(rows.start, rows.stop) + keys - case.queries)[:, first:last].to(device)
         x = scores[:, :, rows, first:last].where(seen, 0)
         x = convolved(x, given["pre_conv"], case.pre)
         if given["pre_mix"] is not None:
@@ -141,7 +145,7 @@ def forward_chunk(case: Case, given: dict[str, Tensor | None], device: str, **pl
     shape, columns, blank = (case.batch, case.heads), min(case.keys, case.pitch), case.blank
     scores = torch.full((*shape, blank + stop - first, case.pitch), NAN, dtype=case.dtype)
     position = torch.arange(first, stop) + case.keys - case.queries
-    all_scores = given["scores"][:, :, first:stop, :columns]
+    all_scores = given["scores"][:, :, first:stop, :columns].cpu()
     # As q k^T gives, or skips.
     scores[:, :, blank:, :columns] = all_scores.where(case.seen(position)[:, :columns], NAN)
     scores = scores.to(device)
@@ -176,8 +180,9 @@ def check(case: Case, device: str, **plans) -> tuple[Tensor, Tensor]:
     given = case.tensors()
     got, logsumexp = (x.cpu() for x in forward_chunk(case, given, device, **plans))
     stop = case.first_row + case.rows
-    want, want_sums = (x[:, :, case.first_row :] for x in definition(case, given, torch.float64, stop))
-    eager, eager_sums = (x[:, :, case.first_row :] for x in definition(case, given, case.dtype, stop))
+    given = {name: None if x is None else x.to(device) for name, x in given.items()}
+    want, want_sums = (x[:, :, case.first_row :].cpu() for x in definition(case, given, torch.float64, stop))
+    eager, eager_sums = (x[:, :, case.first_row :].cpu() for x in definition(case, given, case.dtype, stop))
     columns = min(case.keys, case.pitch)
     assert not want[..., columns:].any()
     want, eager = want[..., :columns], eager[..., :columns]
