@@ -46,6 +46,15 @@ def test_any_number_of_blocks_share_a_chunk(gpu, multiprocessors: int) -> None:
     check(Case(keys=60, queries=50, first_row=2, rows=45, blank=8), DEVICE)
 
 
+def test_rows_above_all_queries_have_no_sum(gpu) -> None:
+    """A whole block of them, and some more."""
+    scores = torch.zeros(1, 2, 50, 24, dtype=BF16, device=DEVICE)
+    sums, where = torch.zeros(1, 2, 50, device=DEVICE), {"first_position": -40, "keys": 10, "causal": True}
+    pre_tiles(scores, None, 0, None, torch.zeros_like(scores), sums, above=0, **where)
+    assert (sums[:, :, :40] == -float("inf")).all()
+    torch.testing.assert_close(sums[0, 1, 40:].cpu().exp(), torch.arange(1.0, 11.0))
+
+
 @pytest.mark.parametrize("bounds", [(), (1,), (30, 31, 34, 90)])
 @pytest.mark.parametrize("causal", [True, False])
 def test_documents(gpu, causal: bool, bounds: tuple[int, ...]) -> None:
@@ -156,8 +165,7 @@ def test_chunks_are_the_whole(gpu) -> None:
         ("load.cuh", "if (!seen.all(chunks.column, 8)) hide", "if (false) hide"),
         ("steps.cuh", "const bool last = left == 1 ||", "const bool last ="),
         ("convolve.cuh", "BOUNDS && t > reach[j % 2]", "BOUNDS && t > reach[0]"),
-        ("pre.cu", "for (int block = start / args.run; block * args.run < end; block++)",
-         "for (int block = start / args.run; block * args.run < end - 1; block++)"),
+        ("pre.cu", "start < end && block * args.run < end;", "start < end && block * args.run < end - 1;"),
     ],
     ids=["no wait", "no barrier", "next chunk", "nothing hidden", "sums left", "reach", "part forgotten"],
 )  # fmt: skip

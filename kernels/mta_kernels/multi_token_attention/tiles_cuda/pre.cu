@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(128) merge_statistics(const __grid_
     const Visible visible(args, row_block);
     Sums sums = {LOWEST, 0};
     const int start = first + visible.first, end = first + visible.end;
-    for (int block = start / args.run; block * args.run < end; block++) {
+    for (int block = start / args.run; start < end && block * args.run < end; block++) {
         const int part = block - first / args.run;
         const float2 found = args.partial[place_of_part(args, part, batch, row_block) + row % ROWS * HEADS + head];
         sums.add({found.x, found.y});
