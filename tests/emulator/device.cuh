@@ -25,7 +25,7 @@ struct alignas(64) TensorMap {  // see machine.cpp
 template <class A, class B> std::common_type_t<A, B> min(A a, B b) { return b < a ? b : a; }
 template <class A, class B> std::common_type_t<A, B> max(A a, B b) { return a < b ? b : a; }
 
-inline void __syncthreads() { emulator::meet(0, 0, emulator::block_size.x); }
+inline void __syncthreads(int line = __builtin_LINE()) { emulator::meet(0, 0, emulator::block_size.x, line); }
 template <class T> T __shfl_sync(uint32_t mask, T value, int from) {
     uint32_t bits;
     std::memcpy(&bits, &value, 4);

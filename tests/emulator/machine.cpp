@@ -38,7 +38,7 @@ struct Fiber {
     const void* condition;
 };
 struct Rendezvous {
-    int arrived = 0;
+    int arrived = 0, line = 0;
     long generation = 0;
 };
 struct Barrier {  // an mbarrier
@@ -201,8 +201,11 @@ void yield() {
 
 namespace {
 
-void gather(Rendezvous& point, int threads) {
+void gather(Rendezvous& point, int threads, int line = 0) {
     const long generation = point.generation;
+    if (point.arrived > 0 && point.line != line)
+        failure = "threads wait for each other at lines " + std::to_string(point.line) + " and " + std::to_string(line);
+    point.line = line;
     progress++;
     if (++point.arrived == threads) {
         point.arrived = 0;
@@ -214,7 +217,7 @@ void gather(Rendezvous& point, int threads) {
 
 }  // namespace
 
-void meet(int kind, uint32_t id, int threads) { gather(block->rendezvous[{kind, id}], threads); }
+void meet(int kind, uint32_t id, int threads, int line) { gather(block->rendezvous[{kind, id}], threads, line); }
 void meet_cluster(int size) { gather(clusters[block->index.x / size], size * block_size.x); }
 void arrive(int kind, uint32_t id, int threads) {
     Rendezvous& point = block->rendezvous[{kind, id}];

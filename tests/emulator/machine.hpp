@@ -45,7 +45,7 @@ void fail(const char* why);
 bool coin();
 uint32_t random_bits();
 void yield();                                // let other threads run, and go on
-void meet(int kind, uint32_t id, int threads);
+void meet(int kind, uint32_t id, int threads, int line = 0);  // `line` of the source, the same for all
 void arrive(int kind, uint32_t id, int threads);  // without waiting for the others
 int warp_of_all();  // this thread's, among those of all blocks that run
 char* shared_memory();

@@ -46,7 +46,7 @@ inline Brought brought[emulator::MOST_THREADS / 32][32];
 inline int arrived[emulator::MOST_THREADS / 32];
 
 // The last thread of a warp to come executes the instruction for all of them.
-template <class Instruction> void together(const Brought& mine, Instruction instruction) {
+template <class Instruction> void together(const Brought& mine, Instruction instruction, int line = 0) {
     const int lane = emulator::thread % 32, warp = emulator::warp_of_all();
     may_fall_behind(256);
     brought[warp][lane] = mine;
@@ -54,7 +54,7 @@ template <class Instruction> void together(const Brought& mine, Instruction inst
         arrived[warp] = 0;
         instruction(brought[warp]);
     }
-    emulator::meet(300 + emulator::thread / 32, 0, 32);
+    emulator::meet(300 + emulator::thread / 32, 0, 32, line);
 }
 
 inline uint16_t shared_number(uint32_t address) {
@@ -104,12 +104,12 @@ template <class Element> void multiply(const Brought (&warp)[32]) {
 
 }  // namespace whole_warp
 
-inline void load_matrices(uint32_t (&matrices)[4], uint32_t address) {
-    whole_warp::together({{}, {}, address, matrices}, [](auto& warp) { whole_warp::load_matrices(warp, false); });
+inline void load_matrices(uint32_t (&matrices)[4], uint32_t address, int line = __builtin_LINE()) {
+    whole_warp::together({{}, {}, address, matrices}, [](auto& warp) { whole_warp::load_matrices(warp, false); }, line);
 }
-inline void load_matrices_transposed(uint32_t (&matrices)[4], uint32_t address) {
-    whole_warp::together({{}, {}, address, matrices}, [](auto& warp) { whole_warp::load_matrices(warp, true); });
+inline void load_matrices_transposed(uint32_t (&matrices)[4], uint32_t address, int line = __builtin_LINE()) {
+    whole_warp::together({{}, {}, address, matrices}, [](auto& warp) { whole_warp::load_matrices(warp, true); }, line);
 }
-template <class Element> void multiply(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    whole_warp::together({{a[0], a[1], a[2], a[3]}, {b0, b1}, 0, sums}, whole_warp::multiply<Element>);
+template <class Element> void multiply(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int line = __builtin_LINE()) {
+    whole_warp::together({{a[0], a[1], a[2], a[3]}, {b0, b1}, 0, sums}, whole_warp::multiply<Element>, line);
 }

@@ -1,0 +1,84 @@
+"""The one place that chooses whose kernels do the steps between the products: CUDA's tile kernels, or Triton's stages.
+
+CUDA's take operations with a convolution, forward, and do all of these steps in two passes over the scores.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mta_kernels.multi_token_attention.mixers import Mixers
+from mta_kernels.multi_token_attention.tiles_cuda import post_tiles, pre_tiles, tiles_unsupported
+from mta_kernels.multi_token_attention.triton.chunks import BLOCK, Chunk
+from mta_kernels.multi_token_attention.triton.products import row_product, score_product
+from mta_kernels.operation import Convolution, Operation
+
+CUDA_TILES = False  # whether to take CUDA's where they run
+
+
+def takes(operation: Operation, q: Tensor, documents: Tensor | None) -> bool:
+    """Whether `run_chunks` is to be called, instead of Triton's stages."""
+    convolutions = operation.pre_conv, operation.post_conv
+    if not CUDA_TILES or convolutions == (None, None):
+        return False
+    return unsupported(q.device, q.dtype, q.shape[1], *convolutions, documents is not None) is None
+
+
+@functools.lru_cache(256)
+def unsupported(
+    device: torch.device, dtype: torch.dtype, heads: int, pre_conv: Convolution | None, post_conv: Convolution | None,
+    documents: bool,
+) -> str | None:  # fmt: skip
+    """`tiles_unsupported`, asked once."""
+    return tiles_unsupported(device, dtype, heads, pre_conv, post_conv, documents=documents)
+
+
+def run_chunks(
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, plan: list[Chunk], sequences: int, size: int,
+    out: Tensor, logsumexp: Tensor,
+) -> None:  # fmt: skip
+    """Write out `[B, H, M, D]` and logsumexp `[B, H, M]`, a chunk of `sequences` sequences at a time.
+
+    q, k and v are of `rows_of`; `size` numbers hold the stored scores of any chunk of `plan`, which has its halo.
+    """
+    batch, heads = q.shape[:2]
+    memories = torch.empty(2, size, dtype=q.dtype, device=q.device)
+    for first in range(0, batch, sequences):
+        part = slice(first, first + sequences)
+        for chunk in plan:
+            scores, logits = (chunk.buffer(x, q[part].shape[0], heads) for x in memories)
+            score_product(q[part], k[part], scores, chunk, operation.scale)
+            mixed_probabilities(operation, scores, logits, mixers, logsumexp[part], chunk)
+            row_product(scores, v[part], out[part], chunk)
+
+
+def mixed_probabilities(
+    operation: Operation, scores: Tensor, logits: Tensor, mixers: Mixers, logsumexp: Tensor, chunk: Chunk
+) -> None:
+    """Scores of a chunk to mixed probabilities in its own rows, in place; their logsumexp `[B, H, M]` is written.
+
+    `logits`, of the same shape as the scores, is scratch: it gets the logits of the own rows and, above these, of the
+    rows that the second convolution reads.
+    """
+    pre, post = operation.pre_conv, operation.post_conv
+    above = post.query_taps - 1 if post else 0
+    logits = logits[:, :, chunk.above - above :]
+    where: dict[str, Any] = {
+        "keys": chunk.key_rows, "causal": chunk.causal, "first_query": chunk.key_rows - chunk.query_rows,
+        "documents": chunk.documents,
+    }  # fmt: skip
+    position = chunk.first_position + chunk.above
+    sums = torch.empty(logits.shape[:3], dtype=torch.float32, device=scores.device)
+    statistics = pre_tiles(
+        scores, mixers.pre_conv, pre.pad if pre else 0, mixers.pre_mix, logits, sums, above=chunk.above - above,
+        first_position=position - above, **where,
+    )  # fmt: skip
+    logsumexp[:, :, chunk.first_row + chunk.above :][:, :, : chunk.owned] = sums[:, :, above:]
+    post_tiles(
+        logits, statistics, mixers.post_conv, post.pad if post else 0, mixers.post_mix, scores[:, :, chunk.own_rows],
+        above=above, first_position=position, zero_block=BLOCK.value, **where,
+    )  # fmt: skip

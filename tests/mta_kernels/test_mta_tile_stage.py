@@ -1,0 +1,69 @@
+"""The forward with CUDA's tile kernels: on a GPU, else in the emulator, with Triton's interpreter for the products."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from emulated_tiles import emulated_tiles  # noqa: F401
+from kernel_inputs import DEVICE, poison_memory
+from mta_inputs import Problem, assert_twice_eager, forward, make, small_chunks
+
+from mta_kernels.multi_token_attention.triton import chunks, tile_stage
+
+FP16 = torch.float16  # Triton's interpreter has no bfloat16
+
+
+@pytest.fixture(autouse=True)
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list:
+    """CUDA's kernels are taken, and how often is noted; chunks are short, and what nobody writes is NaN."""
+    poison_memory(monkeypatch)
+    small_chunks(monkeypatch)
+    monkeypatch.setattr(tile_stage, "CUDA_TILES", True)
+    if DEVICE != "cuda":
+        request.getfixturevalue("emulated_tiles")
+        monkeypatch.setattr(tile_stage, "unsupported", lambda *shape: None)
+    calls, mixed = [], tile_stage.mixed_probabilities
+    monkeypatch.setattr(tile_stage, "mixed_probabilities", lambda *x: (calls.append(x[-1]), mixed(*x)))
+    return calls
+
+
+def check(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against float64 where there is a query of each key, and against Triton's stages."""
+    out, logsumexp = forward(problem)
+    if problem.q.shape[2] == problem.k.shape[2]:
+        assert_twice_eager({"out": out}, problem)
+    monkeypatch.setattr(tile_stage, "CUDA_TILES", False)
+    wanted, sums = forward(problem)
+    assert (out - wanted).abs().max() <= 8 * torch.finfo(out.dtype).eps * wanted.abs().max()
+    assert (logsumexp - sums).abs().max() < 0.05
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pre_conv": (6, 11), "post_conv": (6, 11)},
+        {"pre_conv": (3, 5), "post_conv": (2, 3), "queries": 41, "causal": False, "pad_key": "left"},
+        {"pre_conv": (4, 3), "pre_mix": False, "post_mix": False, "kv_heads": 1},
+        {"post_conv": (2, 9), "documents": [0, 0, 1, 3, 40, 42, 70]},
+        {"pre_conv": (2, 9), "post_conv": (3, 4), "documents": [0, 30, 70], "causal": False},
+    ],
+    ids=str,
+)
+def test_all_steps(tiles: list, monkeypatch: pytest.MonkeyPatch, options: dict) -> None:
+    check(make(2, 70, 16, FP16, **options), monkeypatch)
+    assert len(tiles) == (2 if "queries" in options else 3)
+
+
+def test_a_batch_in_parts(tiles: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make(2, 40, 16, FP16, batch=3, pre_conv=(3, 5), post_conv=(2, 3))
+    want = forward(problem)
+    assert len(tiles) == 2
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2 * (2 * 128 * 2) * (128 + 3))
+    for got, expected in zip(forward(problem), want, strict=True):  # other blocks share the steps of a row
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+    assert len(tiles) == 6
+
+
+def test_without_a_convolution_triton_does_it(tiles: list) -> None:
+    forward(make(2, 20, 16, FP16))
+    assert not tiles
