@@ -1,8 +1,8 @@
 """The kernels of a decode step between K and V: a few numbers a key, all heads in a program, since mixings cross heads.
 
 A convolution of probabilities is a product of matrices without moving anything: 16 neighbouring keys need SPAN
-neighbouring probabilities of each row, which a band of taps `[SPAN, 16]` makes theirs: `P[m, :] = p[16 m - BEFORE + :]`,
-`a[16 m + n] = sum_y P[m, y] band[y, n]`, `band[y, n] = taps[y - n - BEFORE + pad]`.
+neighbouring probabilities of each row, which a band of taps makes theirs: `a[16 m + n] = sum_y P[m, y] band[y, n]`, with
+`P[m, y] = p[16 m - BEFORE + y]` and `band[y, n] = taps[y - n - BEFORE + pad]`, y below SPAN.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mta_kernels.conv_attention.triton.decode_shares import _finite
+from mta_kernels.conv_attention.triton.decode_shares import _cache_rows, _finite
 from mta_kernels.multi_token_attention.decode.keys import _share, _wide
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -19,18 +19,20 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _mta_decode_logits_kernel(
-    scores_ptr, pre_mix_ptr, post_conv_ptr, lengths_ptr, logits_ptr, max_ptr, sum_ptr, bands_ptr,
+    scores_ptr, pre_mix_ptr, post_conv_ptr, lengths_ptr, logits_ptr, max_ptr, sum_ptr, bands_ptr, v_ptr, table_ptr,
     stride_cb, stride_ch, stride_mo, stride_mi, stride_wh, stride_wa, stride_wb, stride_l,
-    stride_lb, stride_lh, stride_ls, stride_ln, shares,
+    stride_lb, stride_lh, stride_ls, stride_ln, stride_vb, stride_vh, stride_vn, stride_vd, stride_tb, stride_tp,
+    shares, kv_heads, splits,
     QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, PAD: tl.constexpr, BEFORE: tl.constexpr, SPAN: tl.constexpr,
     HEADS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr,
     PRE_MIX: tl.constexpr, SPLIT_MIX: tl.constexpr, POST_CONV: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, AHEAD: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
 ):  # fmt: skip
     """Logits of the newest row in a share of the keys, rounded, their maxima, and sums of exponentials below these.
 
     logits `[B, H, SLOTS, S]`, the row of position i in slot `i % SLOTS`; max and sum `[B, shares, H]`. Before there are
-    scores, the bands of taps `[H, QUERY_TAPS, SPAN, 16]` of the next kernel.
+    scores, the bands of taps `[H, QUERY_TAPS, SPAN, 16]` of the next kernel. Memory has nothing to do from here until V
+    is read: the first AHEAD values of each of its programs are asked for.
     """
     if DEPENDENT_LAUNCH:
         gdc_launch_dependents()
@@ -50,6 +52,15 @@ def _mta_decode_logits_kernel(
     length = tl.load(lengths_ptr + batch.to(tl.int64) * stride_l).to(tl.int32)
     if DEPENDENT_LAUNCH:
         gdc_wait()
+        if AHEAD > 0:
+            if PAGE_SIZE > 0:
+                table_ptr += batch.to(tl.int64) * stride_tb
+            else:
+                v_ptr += batch.to(tl.int64) * stride_vb
+            _ask_for_values(
+                v_ptr, table_ptr, length, tl.program_id(0) % shares, shares, kv_heads, splits, stride_vb, stride_vh,
+                stride_vn, stride_vd, stride_tp, AHEAD, HEAD_DIM, PAGE_SIZE,
+            )  # fmt: skip
     start, stop = _share(length, tl.program_id(0) % shares, shares)
     slot = tl.maximum(length - 1, 0) % SLOTS
     scores_ptr += batch.to(tl.int64) * stride_cb + head[:, None].to(tl.int64) * stride_ch
@@ -176,6 +187,27 @@ def _convolved(
 
 
 @triton.jit
+def _ask_for_values(
+    v_ptr, table_ptr, length, program, programs, kv_heads, splits, stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_tp, AHEAD: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+):  # fmt: skip
+    """A program's part of the first AHEAD values of every share of V of a sequence comes to the L2 cache."""
+    LINE: tl.constexpr = 1024 // v_ptr.dtype.element_ty.primitive_bitwidth
+    keys, _ = _share(length, 1, splits)  # of a share
+    for chunk in tl.range(program, kv_heads * splits, programs):
+        ahead = tl.arange(0, AHEAD)
+        key = chunk % splits * keys + ahead
+        wanted = (ahead < keys) & (key < length)
+        rows = _cache_rows(table_ptr, key, wanted, stride_vb, stride_vn, stride_tp, PAGE_SIZE)
+        place = v_ptr + (chunk // splits).to(tl.int64) * stride_vh + tl.where(wanted, rows, 0)
+        for line in tl.static_range((HEAD_DIM + LINE - 1) // LINE):
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place + line * LINE * stride_vd],
+                dtype=tl.int32, is_pure=False, pack=1,
+            )  # fmt: skip
+
+
+@triton.jit
 def _store_bands(
     taps_ptr, bands_ptr, stride_wa, stride_wb, QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, PAD: tl.constexpr,
     BEFORE: tl.constexpr, SPAN: tl.constexpr,
@@ -192,9 +224,7 @@ def _store_bands(
 
 
 @triton.jit
-def _logsumexp(
-    max_ptr, sum_ptr, batch, shares, HEADS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_SHARES: tl.constexpr
-):
+def _logsumexp(max_ptr, sum_ptr, batch, shares, HEADS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_SHARES: tl.constexpr):
     """The newest row's, of each head, from what its shares have found; 0 without keys and where there is no head."""
     head = tl.arange(0, BLOCK_H)
     share = tl.arange(0, BLOCK_SHARES)

@@ -52,7 +52,7 @@ class Tiles:
 class Plan:
     """How a step is shared out: tiles of K (its convolution's, if it has one) and of V, programs a KV head that read
     them, shares of logits of `logits_keys` a tile, programs of probabilities of `16 * blocks` keys a tile, both a
-    sequence, and values that programs ask for early."""
+    sequence, and values of a program of V that are asked for early."""
 
     of_k: Tiles | DecodeConfig
     of_v: Tiles
@@ -75,7 +75,7 @@ def plan(
     keys = max(32, min(64, TILE_BYTES // row))
     warps = 2 if group <= 16 and row <= 256 else 4
     room = shared_memory_limit(device) // (WARPS_PER_SM // warps)
-    stages = max((n for n in (2, 3, 4) if (n - 1) * keys * (row + 2 * 16 * dtype.itemsize) < room - 4096), default=2)
+    stages = max((n for n in (2, 3, 4) if (n - 1) * keys * row <= room - 12 * 1024), default=2)
     of_v = Tiles(keys, warps, stages)
     of_k: Tiles | DecodeConfig = of_v
     if operation.pre_conv is not None:
@@ -84,8 +84,9 @@ def plan(
             shared_memory=shared_memory_limit(device),
         )[0]  # fmt: skip
     sequences = batch * kv_heads
-    splits = choose_splits(sequences, capacity, keys, WARPS_PER_SM // warps * sms)
-    logits_keys = 512 if batch * cdiv(capacity, 512) >= sms and heads <= 16 else 256
+    most_warps = max(warps, of_k.num_warps if isinstance(of_k, DecodeConfig) else warps)
+    splits = choose_splits(sequences, capacity, keys, WARPS_PER_SM // most_warps * sms)
+    logits_keys = 512 if batch * cdiv(capacity, 512) >= sms // 2 and heads <= 16 else 256
     shares = min(MAX_SHARES, cdiv(capacity, logits_keys), max(1, 2 * sms // batch))
     small = dtype.itemsize == 2 and heads <= 16 and (operation.post_conv or ONE_TAP).key_taps <= 16
     blocks = 32 if small and batch * cdiv(capacity, 512) >= sms // 2 else 16
@@ -152,7 +153,7 @@ def newest_row(
     )  # fmt: skip
     with on_device_of(q_window):
         _launch_scores(step, q_window, k_cache, lengths, block_table)
-        _launch_rows(step, lengths, state)
+        _launch_rows(step, v_cache, lengths, state, block_table)
         return _launch_values(step, v_cache, lengths, block_table)
 
 
@@ -180,7 +181,7 @@ def _launch_scores(step: _Step, q_window: Tensor, k_cache: Tensor, lengths: Tens
         return
     assert isinstance(tiles, DecodeConfig)
     query_taps, key_taps = step.operation.pre_conv.taps
-    stages = tiles.num_stages + (tiles.heads == 1 and q_window.element_size() == 2)  # there are no values beside them
+    stages = tiles.num_stages + (tiles.heads == 1 and sizes["BLOCK_D"] * q_window.element_size() <= 128)
     launch(
         _mta_decode_convolved_kernel, batch * kv_heads * (group + step.splits * cdiv(group, tiles.heads)),
         step.signature, q_window, k_cache, taps, lengths, block_table, step.scores, *q_window.stride(),
@@ -194,7 +195,9 @@ def _launch_scores(step: _Step, q_window: Tensor, k_cache: Tensor, lengths: Tens
     )  # fmt: skip
 
 
-def _launch_rows(step: _Step, lengths: Tensor, state: DecodeState | None) -> None:
+def _launch_rows(
+    step: _Step, v_cache: Tensor, lengths: Tensor, state: DecodeState | None, block_table: Tensor | None
+) -> None:
     """Logits of these scores, and in the scores' place probabilities as values are multiplied with them."""
     scores, logits, mixers, chosen = step.scores, step.logits, step.mixers, step.plan
     (batch, heads, _), device = scores.shape, scores.device
@@ -209,14 +212,16 @@ def _launch_rows(step: _Step, lengths: Tensor, state: DecodeState | None) -> Non
     block_h = max(16, next_power_of_2(heads))
     launch(
         _mta_decode_logits_kernel, batch * chosen.shares, step.signature,
-        scores, mixers.pre_mix, mixers.post_conv, lengths, logits, maxima, sums, bands, *scores.stride()[:2],
-        *_strides(mixers.pre_mix, 2), *_strides(mixers.post_conv, 3), lengths.stride(0), *logits.stride(),
-        chosen.shares, QUERY_TAPS=post.query_taps, KEY_TAPS=post.key_taps, PAD=post.pad, BEFORE=before, SPAN=span,
+        scores, mixers.pre_mix, mixers.post_conv, lengths, logits, maxima, sums, bands, v_cache, block_table,
+        *scores.stride()[:2], *_strides(mixers.pre_mix, 2), *_strides(mixers.post_conv, 3), lengths.stride(0),
+        *logits.stride(), *v_cache.stride(), *_strides(block_table, 2), chosen.shares, v_cache.shape[1], step.splits,
+        QUERY_TAPS=post.query_taps, KEY_TAPS=post.key_taps, PAD=post.pad, BEFORE=before, SPAN=span,
         HEADS=heads, BLOCK_H=block_h, BLOCK_N=chosen.logits_keys, SLOTS=logits.shape[2], WIDE=wide,
         PRE_MIX=mixers.pre_mix is not None,
         SPLIT_MIX=mixers.pre_mix is not None and mixers.pre_mix.dtype != scores.dtype,
         POST_CONV=mixers.post_conv is not None, DEPENDENT_LAUNCH=step.dependent, PRECISION=step.precision,
-        num_warps=8, launch_pdl=step.dependent,
+        AHEAD=chosen.ahead, HEAD_DIM=v_cache.shape[3], PAGE_SIZE=0 if block_table is None else v_cache.shape[2],
+        num_warps=8, num_stages=1, launch_pdl=step.dependent,
     )  # fmt: skip
     launch(
         _mta_decode_probabilities_kernel, batch * chosen.programs, step.signature,
@@ -226,7 +231,7 @@ def _launch_rows(step: _Step, lengths: Tensor, state: DecodeState | None) -> Non
         BLOCK_H=block_h, BLOCK_M=chosen.blocks, BLOCK_SHARES=next_power_of_2(chosen.shares), SLOTS=logits.shape[2],
         WIDE=wide, POST_CONV=mixers.post_conv is not None, POST_MIX=mixers.post_mix is not None,
         KEEPS=state is not None, DEPENDENT_LAUNCH=step.dependent, PRECISION=step.precision,
-        num_warps=8, launch_pdl=step.dependent,
+        num_warps=16 if mixers.post_conv is not None else 8, num_stages=1, launch_pdl=step.dependent,
     )  # fmt: skip
 
 
@@ -242,7 +247,7 @@ def _launch_values(step: _Step, v_cache: Tensor, lengths: Tensor, block_table: T
         ROWS=max(16, next_power_of_2(heads // kv_heads)), HEAD_DIM=head_dim,
         PAGE_SIZE=0 if block_table is None else v_cache.shape[2], BLOCK_N=tiles.block_n,
         BLOCK_D=max(16, next_power_of_2(head_dim)), DEPENDENT_LAUNCH=step.dependent, PRECISION=step.precision,
-        AHEAD=step.plan.ahead, num_warps=tiles.warps, num_stages=_stages(tiles.stages, block_table),
+        num_warps=tiles.warps, num_stages=_stages(tiles.stages, block_table),
         launch_pdl=step.dependent,
     )  # fmt: skip
     block_d = min(32, max(16, next_power_of_2(head_dim)))

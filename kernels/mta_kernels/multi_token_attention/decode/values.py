@@ -15,12 +15,11 @@ def _mta_decode_values_kernel(
     v_ptr, mixed_ptr, lengths_ptr, table_ptr, partial_ptr,
     stride_vb, stride_vh, stride_vn, stride_vd, stride_l, stride_tb, stride_tp, stride_cb, stride_ch, kv_heads, splits,
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
+    BLOCK_D: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Partial outputs of a share of the keys, whose sum over shares is the output: partial `[B, splits, H, D]`.
 
-    mixed `[B, H, keys]` holds what the values are multiplied with. While a program waits for it, it brings the first
-    AHEAD of its values nearer.
+    mixed `[B, H, keys]` holds what the values are multiplied with.
     """
     if DEPENDENT_LAUNCH:
         gdc_launch_dependents()
@@ -37,10 +36,6 @@ def _mta_decode_values_kernel(
     v_ptr += kv_head.to(tl.int64) * stride_vh
     dim = tl.arange(0, BLOCK_D)
     if DEPENDENT_LAUNCH:
-        if AHEAD > 0:
-            key = start + tl.arange(0, AHEAD)
-            rows = _cache_rows(table_ptr, key, key < stop, stride_vb, stride_vn, stride_tp, PAGE_SIZE)
-            _bring_nearer(v_ptr, tl.where(key < stop, rows, 0), stride_vd, HEAD_DIM)
         gdc_wait()
 
     row = tl.arange(0, ROWS)
@@ -52,26 +47,13 @@ def _mta_decode_values_kernel(
         key = first + column
         inside = key < stop
         groups = (first // 8 + column // 8) * 8  # of keys that one load is for
-        mixed = tl.load(
-            mixed_ptr + key[None, :], mask=(row < GROUP)[:, None] & (groups < stop)[None, :], other=0.0
-        )
+        mixed = tl.load(mixed_ptr + key[None, :], mask=(row < GROUP)[:, None] & (groups < stop)[None, :], other=0.0)
         rows = _cache_rows(table_ptr, key, inside, stride_vb, stride_vn, stride_tp, PAGE_SIZE)
         v = _load_rows(v_ptr, rows, dim, inside, stride_vd, HEAD_DIM)
         accumulator = tl.dot(mixed, v, accumulator, input_precision=PRECISION)
     place = (batch * splits + split).to(tl.int64) * (kv_heads * GROUP) + head
     there = (row < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     tl.store(partial_ptr + place[:, None] * HEAD_DIM + dim[None, :], accumulator, mask=there)
-
-
-@triton.jit
-def _bring_nearer(x_ptr, rows, stride_d, HEAD_DIM: tl.constexpr):
-    """Ask for rows that begin at `rows` to come to the L2 cache."""
-    LINE: tl.constexpr = 1024 // x_ptr.dtype.element_ty.primitive_bitwidth
-    for line in tl.static_range((HEAD_DIM + LINE - 1) // LINE):
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [x_ptr + rows + line * LINE * stride_d],
-            dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
 
 
 @triton.jit
