@@ -1,8 +1,8 @@
 """The kernels of a decode step between K and V: a few numbers a key, all heads in a program, since mixings cross heads.
 
 A convolution of probabilities is a product of matrices without moving anything: 16 neighbouring keys need SPAN
-neighbouring probabilities of each row, which a band of taps makes theirs: `a[16 m + n] = sum_y P[m, y] band[y, n]`, with
-`P[m, y] = p[16 m - BEFORE + y]` and `band[y, n] = taps[y - n - BEFORE + pad]`, y below SPAN.
+neighbouring probabilities of each row, which a band of taps makes theirs. `a[16 m + n] = sum_y P[m, y] band[y, n]`,
+with `P[m, y] = p[16 m - BEFORE + y]` and `band[y, n] = taps[y - n - BEFORE + pad]`, y below SPAN.
 """
 
 from __future__ import annotations
