@@ -114,7 +114,7 @@ def _mta_decode_convolved_kernel(
         return
     queries = ()
     for g in tl.static_range(PACK):
-        queries += (_fold_taps(
+        queries += (_fold_taps(  # type: ignore[assignment]
             q_ptr, weight_ptr, kv_head * GROUP, first_head, g, stride_qh, stride_qw, stride_qd,
             stride_wh, stride_wa, stride_wb, window, scale, GROUP, HEADS, QUERY_TAPS, KEY_TAPS, HEAD_DIM,
             PACK, STEPS, BLOCK_STEPS, BLOCK_TAPS, BLOCK_D, SPLIT_WEIGHT, PRECISION, k_ptr.dtype.element_ty,

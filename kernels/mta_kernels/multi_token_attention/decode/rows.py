@@ -135,10 +135,16 @@ def _mta_decode_probabilities_kernel(
         groups = (first // 8 + column // 8)[None, :] * 8
         there = (head < HEADS)[:, None] & (groups < length)
         if POST_CONV:
-            mixed = _convolved(
-                logits_ptr, logsumexp_ptr, logsumexp, bands_ptr, first, length, stride_lh, stride_ls, stride_ln,
-                stride_ss, QUERY_TAPS, BEFORE, SPAN, HEADS, BLOCK_H, BLOCK_M, SLOTS, WIDE, DTYPE, PRECISION,
-            )  # fmt: skip
+            if (first >= BEFORE) & (first - BEFORE + BLOCK_N - 16 + SPAN <= length - QUERY_TAPS + 1):
+                mixed = _convolved(
+                    logits_ptr, logsumexp_ptr, logsumexp, bands_ptr, first, length, stride_lh, stride_ls, stride_ln,
+                    stride_ss, QUERY_TAPS, BEFORE, SPAN, HEADS, BLOCK_H, BLOCK_M, SLOTS, WIDE, False, DTYPE, PRECISION,
+                )  # fmt: skip
+            else:
+                mixed = _convolved(
+                    logits_ptr, logsumexp_ptr, logsumexp, bands_ptr, first, length, stride_lh, stride_ls, stride_ln,
+                    stride_ss, QUERY_TAPS, BEFORE, SPAN, HEADS, BLOCK_H, BLOCK_M, SLOTS, WIDE, True, DTYPE, PRECISION,
+                )  # fmt: skip
         else:
             newest = logits_ptr + slot.to(tl.int64) * stride_ls + head[:, None].to(tl.int64) * stride_lh
             seen = there if WIDE else there & (key < length)
@@ -154,9 +160,13 @@ def _mta_decode_probabilities_kernel(
 def _convolved(
     logits_ptr, logsumexp_ptr, newest_logsumexp, bands_ptr, first, length, stride_lh, stride_ls, stride_ln, stride_ss,
     QUERY_TAPS: tl.constexpr, BEFORE: tl.constexpr, SPAN: tl.constexpr, HEADS: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_M: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr, DTYPE, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr, EDGE: tl.constexpr, DTYPE,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The newest row of all heads' convolved probabilities, of the tile that begins at `first`: `[BLOCK_H, keys]`."""
+    """The newest row of all heads' convolved probabilities, of the tile that begins at `first`: `[BLOCK_H, keys]`.
+
+    Unless EDGE all rows see all keys that the tile's are convolved of.
+    """
     head = tl.arange(0, BLOCK_H)
     block = tl.arange(0, BLOCK_M)[None, :, None]
     near = tl.arange(0, SPAN)[None, None, :]
@@ -174,12 +184,14 @@ def _convolved(
             logsumexp = newest_logsumexp
         else:
             logsumexp = tl.load(logsumexp_ptr + slot * stride_ss, mask=(head < HEADS) & (row >= 0), other=0.0)
-        seen = of_head & (groups >= 0) & (groups <= row)
-        if not WIDE:
-            seen = seen & (key >= 0) & (key <= row)
+        seen = of_head
+        if EDGE:
+            seen = of_head & (groups >= 0) & (groups <= row)
+            if not WIDE:
+                seen = seen & (key >= 0) & (key <= row)
         logits = tl.load(place + slot.to(tl.int64) * stride_ls, mask=seen, other=float("-inf"))
-        probabilities = tl.exp2((logits.to(tl.float32) - logsumexp[:, None, None]) * LOG2E)
-        if WIDE:
+        probabilities = tl.exp2(logits.to(tl.float32) * LOG2E - (logsumexp * LOG2E)[:, None, None])
+        if EDGE and WIDE:
             probabilities = tl.where(key <= row, probabilities, 0.0)
         band = tl.load(bands_ptr + of_band + a * (SPAN * 16), mask=of_head, other=0.0)
         convolved = tl.dot(probabilities.to(DTYPE), band, convolved, input_precision=PRECISION)

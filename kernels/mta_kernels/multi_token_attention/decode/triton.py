@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,7 +91,7 @@ def plan(
     small = dtype.itemsize == 2 and heads <= 16 and (operation.post_conv or ONE_TAP).key_taps <= 16
     blocks = 32 if small and batch * cdiv(capacity, 512) >= sms // 2 else 16
     programs = min(cdiv(capacity, 16 * blocks), max(1, 2 * sms // batch))
-    ahead = min(AHEAD_BYTES // (sequences * splits * row), cdiv(capacity, splits), 256)
+    ahead = min(AHEAD_BYTES // (sequences * splits * row), cdiv(capacity, splits), 128)
     ahead = 0 if ahead < 16 else next_power_of_2(ahead + 1) // 2
     return Plan(of_k, of_v, splits, logits_keys, shares, blocks, programs, ahead)
 
@@ -144,8 +144,8 @@ def newest_row(
         state = None
     scores = torch.empty(batch, heads, cdiv(capacity, 16) * 16, dtype=dtype, device=device)
     logits = torch.empty_like(scores)[:, :, None] if state is None else state.logits
-    tensors = q_window, k_cache, v_cache, *mixers, lengths, block_table, logits
-    tensors += (None, None) if state is None else (state.logsumexp, state.lengths)
+    kept = (None, None) if state is None else (state.logsumexp, state.lengths)
+    tensors = q_window, k_cache, v_cache, *mixers, lengths, block_table, logits, *kept
     splits = chosen.splits if splits == "auto" else int(splits)
     step = _Step(
         operation, mixers, chosen, splits, call_signature(*tensors, options=(chosen, splits)),
@@ -163,7 +163,7 @@ def _launch_scores(step: _Step, q_window: Tensor, k_cache: Tensor, lengths: Tens
     group, taps = heads // kv_heads, step.mixers.pre_conv
     places = (lengths.stride(0), *_strides(block_table, 2), *step.scores.stride()[:2])
     numbers = kv_heads, window, step.splits, step.operation.scale
-    sizes = {
+    sizes: dict[str, Any] = {
         "HEAD_DIM": head_dim, "PAGE_SIZE": 0 if block_table is None else k_cache.shape[2],
         "BLOCK_D": max(16, next_power_of_2(head_dim)), "BLOCK_N": tiles.block_n,
         "DEPENDENT_LAUNCH": step.dependent, "PRECISION": step.precision,
@@ -228,7 +228,8 @@ def _launch_rows(
         logits, bands, mixers.post_mix, maxima, sums, lengths, *kept, scores, *_strides(mixers.post_mix, 2),
         lengths.stride(0), *logits.stride(), *kept[0].stride(), kept[1].stride(0), *scores.stride()[:2],
         chosen.shares, chosen.programs, QUERY_TAPS=post.query_taps, BEFORE=before, SPAN=span, HEADS=heads,
-        BLOCK_H=block_h, BLOCK_M=chosen.blocks, BLOCK_SHARES=next_power_of_2(chosen.shares), SLOTS=logits.shape[2],
+        BLOCK_H=block_h, BLOCK_M=chosen.blocks, BLOCK_SHARES=16 if chosen.shares <= 16 else MAX_SHARES,
+        SLOTS=logits.shape[2],
         WIDE=wide, POST_CONV=mixers.post_conv is not None, POST_MIX=mixers.post_mix is not None,
         KEEPS=state is not None, DEPENDENT_LAUNCH=step.dependent, PRECISION=step.precision,
         num_warps=16 if mixers.post_conv is not None else 8, num_stages=1, launch_pdl=step.dependent,
