@@ -32,9 +32,13 @@ SIZES = {
     "cpu": {"steps": 40, "seq": 64, "batch": 4, "layers": 4, "dim": 64, "heads": 4},
 }
 HELP = {
-    "steps": "training steps", "seq": "bytes of a sequence", "batch": "sequences of a step", "layers": "layers",
-    "dim": "width of the model, a multiple of twice the heads", "heads": "heads of attention",
-}  # fmt: skip
+    "steps": "training steps",
+    "seq": "bytes of a sequence",
+    "batch": "sequences of a step",
+    "layers": "layers, every fourth of which from the third on convolves",
+    "dim": "width of the model, a multiple of twice the heads",
+    "heads": "heads of attention",
+}
 RUNS = (*BACKENDS, FLOAT32)
 PLACE = ("device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty", "python", "platform", "cpu")
 COLUMNS = ("backend", *(field.name for field in fields(Setting)), *MEASURED, *PLACE)

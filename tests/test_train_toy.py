@@ -141,10 +141,10 @@ def test_fused_multi_token_attention_learns_as_eager(toy, setting, monkeypatch, 
         return dq * fault, *others
 
     monkeypatch.setattr(mta_backends, "KERNELS", (replace(FAKE, backward=backward),))
-    batch = next(toy.draw_batches(setting(), torch.Generator().manual_seed(1)))
+    batch = next(toy.draw_batches(setting(), torch.Generator().manual_seed(1)))[:8]
     losses = []
     for attention in ("mta", "mta-eager"):
-        trainer = toy.Trainer(replace(setting(attention), layers=1), "cpu")
+        trainer = toy.Trainer(replace(setting(attention), layers=1, batch=8), "cpu")
         for _ in range(3):
             trainer.step(batch, 1e-2)
         losses.append(float(trainer.loss))
@@ -158,8 +158,8 @@ def weights(trainer):
 @pytest.mark.parametrize("attention", ["conv", "plain", "mta"])
 def test_steps_at_rate_zero_leave_nothing_once_forgotten(toy, setting, attention):
     """What a step does before it is captured."""
-    warm, fresh = (toy.Trainer(setting(attention), "cpu") for _ in range(2))
-    batch = next(toy.draw_batches(setting(), torch.Generator().manual_seed(1)))
+    warm, fresh = (toy.Trainer(replace(setting(attention), batch=8), "cpu") for _ in range(2))
+    batch = next(toy.draw_batches(setting(), torch.Generator().manual_seed(1)))[:8]
     for _ in range(3):
         warm.step(batch, 0.0)
     assert torch.equal(weights(warm), weights(fresh))
