@@ -1,5 +1,8 @@
 """Train a small transformer on the toy task of Multi-Token Attention, with conv attention and with plain attention.
 
+Or with all parts of multi-token attention in every layer, by `--attention mta,mta-eager`: the fused kernels, where they
+run, and the eager reference from the same weights on the same sequences.
+
 A sequence holds blocks of letters and a query of two letters; one block alone has both, in any order. The answer is
 that block, or its first or last letter. Plain attention scores one query token against one key token; conv attention
 adds up the scores of both letters of the query over the letters of a block.
@@ -88,7 +91,7 @@ def size(name: str, what: str) -> Any:
 
 @app.command()
 def run(
-    attention: Annotated[str, typer.Option(help="Models to train, of conv,plain.")] = "conv,plain",
+    attention: Annotated[str, typer.Option(help="Models to train, of conv,plain,mta,mta-eager.")] = "conv,plain",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for each model, from 0 on.")] = 3,
     variant: Annotated[str, typer.Option(help="The answer: all letters of the block, first or last.")] = "all",
     blocks: Annotated[int | None, size("blocks", "Blocks in a sequence")] = None,

@@ -2,12 +2,16 @@
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
+from fake_mta_backend import FAKE
+
+from mta_kernels.multi_token_attention import backends as mta_backends
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 MODULES = ("toy_task.sequences", "toy_task.model", "toy_task.training", "toy_task.chart", "train_toy")
@@ -112,15 +116,50 @@ def test_rivals_differ_in_the_convolution_alone(toy, setting):
     torch.testing.assert_close(*(model(tokens) for model in models))  # the convolution starts as the identity
 
 
+def test_multi_token_attention_changes_no_other_weight_and_starts_the_same_for_both_backends(toy, setting):
+    models = {}
+    for attention in ("plain", "mta", "mta-eager"):
+        torch.manual_seed(3)
+        models[attention] = toy.Transformer(setting(attention))
+    plain, fused, eager = (dict(model.named_parameters()) for model in models.values())
+    assert all(torch.equal(parameter, fused[name]) for name, parameter in plain.items())
+    assert {name.split(".mta.")[1] for name in set(fused) - set(plain)} == {
+        "mta_kernel", "mta_kernel_after_sm", "wpsm.weight", "head_kernel", "subln.weight", "gate.weight", "gate.bias",
+    }  # fmt: skip
+    assert all(torch.equal(parameter, eager[name]) for name, parameter in fused.items())
+    for layer in models["mta"].layers:
+        assert torch.equal(layer.attention.mta.wpsm.weight, torch.eye(setting().heads))
+    assert [models[name].layers[0].attention.mta.backend for name in ("mta", "mta-eager")] == ["auto", "reference"]
+
+
+@pytest.mark.parametrize("fault", [1.0, 1.5])
+def test_fused_multi_token_attention_learns_as_eager(toy, setting, monkeypatch, fault):
+    """The kernels are stood in for; a wrong gradient of them shows in the loss."""
+
+    def backward(*arguments, **options):
+        dq, *others = FAKE.backward(*arguments, **options)
+        return dq * fault, *others
+
+    monkeypatch.setattr(mta_backends, "KERNELS", (replace(FAKE, backward=backward),))
+    batch = next(toy.draw_batches(setting(), torch.Generator().manual_seed(1)))[:8]
+    losses = []
+    for attention in ("mta", "mta-eager"):
+        trainer = toy.Trainer(replace(setting(attention), layers=1, batch=8), "cpu")
+        for _ in range(3):
+            trainer.step(batch, 1e-2)
+        losses.append(float(trainer.loss))
+    assert (abs(losses[0] - losses[1]) < 1e-5 * losses[1]) == (fault == 1)
+
+
 def weights(trainer):
     return torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
 
 
-@pytest.mark.parametrize("attention", ["conv", "plain"])
+@pytest.mark.parametrize("attention", ["conv", "plain", "mta"])
 def test_steps_at_rate_zero_leave_nothing_once_forgotten(toy, setting, attention):
     """What a step does before it is captured."""
-    warm, fresh = (toy.Trainer(setting(attention), "cpu") for _ in range(2))
-    batch = next(toy.draw_batches(setting(), torch.Generator().manual_seed(1)))
+    warm, fresh = (toy.Trainer(replace(setting(attention), batch=8), "cpu") for _ in range(2))
+    batch = next(toy.draw_batches(setting(), torch.Generator().manual_seed(1)))[:8]
     for _ in range(3):
         warm.step(batch, 0.0)
     assert torch.equal(weights(warm), weights(fresh))
@@ -132,12 +171,12 @@ def test_steps_at_rate_zero_leave_nothing_once_forgotten(toy, setting, attention
     torch.manual_seed(3)
     before = torch.cat([weight.detach().flatten() for weight in toy.Transformer(setting(attention)).parameters()])
     moved = (weights(fresh) - before).abs()
-    assert moved.max() <= (toy.CONV_RATE if attention == "conv" else 1) * 1.001e-3  # Adam's first step
+    assert moved.max() <= (1 if attention == "plain" else toy.CONV_RATE) * 1.001e-3  # Adam's first step
 
 
 @pytest.mark.gpu
 @pytest.mark.slow
-@pytest.mark.parametrize("attention", ["conv", "plain"])
+@pytest.mark.parametrize("attention", ["conv", "plain", "mta", "mta-eager"])
 def test_a_captured_step_trains_as_an_eager_one(toy, setting, attention):
     captured, eager = (toy.Trainer(setting(attention), "cuda") for _ in range(2))
     eager.trained = eager.model
@@ -179,13 +218,16 @@ def test_a_sentence_of_the_chart(toy):
     assert toy.finding(pd.Series({"conv": 0.0012, "plain": 0.516})) == (
         "Conv attention errs on 0.12 % of sequences, plain attention on 52 %"
     )
+    assert toy.finding(pd.Series({"mta": 0.5, "mta-eager": 0.25})) == (
+        "Fused multi-token attention errs on 50 % of sequences, eager multi-token attention on 25 %"
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("--variant", "middle"), "there is no variant 'middle'; expected all or first or last"),
-        (("--attention", "conv,linear"), "there is no attention 'linear'; expected conv or plain"),
+        (("--attention", "conv,linear"), "there is no attention 'linear'; expected conv or plain or mta or mta-eager"),
         (("--attention", ""), "--attention"),
         (("--device", "tpu"), "there is no device 'tpu'; expected auto, cuda or cpu"),
         (("--batch", "-1"), "--batch"),

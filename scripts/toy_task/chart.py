@@ -12,15 +12,23 @@ from toy_task.training import HELD_OUT, WATCHED
 
 from mtabench.charts.style import LIGHT, applied, own_styles
 
-ATTENTIONS = {"conv": own_styles()["triton"], "plain": own_styles()["sdpa-flash"]}
+_STYLES = own_styles()
+ATTENTIONS = {
+    "conv": _STYLES["triton"], "plain": _STYLES["sdpa-flash"], "mta": _STYLES["hopper"], "mta-eager": _STYLES["eager"],
+}  # fmt: skip
 
 
 def finding(finals: pd.Series) -> str:
     """One sentence: the mean error rate of each attention."""
     shares = [f"{x * 100:.2g} %" if x < 0.1 else f"{x * 100:.0f} %" for x in finals]
     first, *others = finals.index
-    words = [f"{first.capitalize()} attention errs on {shares[0]} of sequences"]
-    return ", ".join(words + [f"{name} attention on {share}" for name, share in zip(others, shares[1:], strict=True)])
+    words = [f"{title(first).capitalize()} errs on {shares[0]} of sequences"]
+    return ", ".join(words + [f"{title(name)} on {share}" for name, share in zip(others, shares[1:], strict=True)])
+
+
+def title(name: str) -> str:
+    """An attention in words."""
+    return {"mta": "fused multi-token", "mta-eager": "eager multi-token"}.get(name, name) + " attention"
 
 
 def draw_chart(csv_path: Path) -> list[Path]:
@@ -37,7 +45,7 @@ def draw_chart(csv_path: Path) -> list[Path]:
             errors = rows[rows["attention"] == name].pivot(index="step", columns="seed", values="error_rate") * 100
             look = {"color": ATTENTIONS[name].colour, "linestyle": ATTENTIONS[name].dashes}
             axes.plot(errors.index, errors, linewidth=0.7, alpha=0.6, **look)
-            axes.plot(errors.index, errors.mean(axis=1), linewidth=2.4, label=f"{name} attention", **look)
+            axes.plot(errors.index, errors.mean(axis=1), linewidth=2.4, label=title(name), **look)
         axes.set(xlabel="training step", ylabel="wrong answers (% of held-out sequences)", ylim=(-2, 102))
         axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""The transformer that learns the toy task, with conv attention or with plain attention."""
+"""The transformer that learns the toy task, with conv attention, all of multi-token attention or plain attention."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from toy_task.sequences import BLOCK, QUERY, VOCABULARY, Setting
 
 from mta_kernels.conv_attention import ConvAttention
+from mta_kernels.multi_token_attention import MultiTokenAttention
 
 TAPS = (QUERY, 2 * BLOCK - 1)
+MTA_BACKENDS = {"mta": "auto", "mta-eager": "reference"}  # of an attention with all parts
 THETA = 1e5  # rotary positions: the slowest pair turns by about 1 / THETA a token
 
 
@@ -28,7 +30,7 @@ def rotate(x: Tensor, turns: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal attention, with a convolution of the scores or without."""
+    """Causal attention: plain, with a convolution of the scores, or with all parts of multi-token attention."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
@@ -36,14 +38,26 @@ class Attention(nn.Module):
         self.project_in = nn.Linear(setting.width, 3 * setting.width, bias=False)
         self.project_out = nn.Linear(setting.width, setting.width, bias=False)
         self.conv = ConvAttention(setting.heads, *TAPS) if setting.attention == "conv" else None
+        self.mta = None
+        if setting.attention in MTA_BACKENDS:
+            with torch.random.fork_rng(devices=[]):  # what its gate draws changes no other weight
+                self.mta = MultiTokenAttention(
+                    setting.heads, setting.width // setting.heads, pre_conv=TAPS, post_conv=TAPS,
+                    backend=MTA_BACKENDS[setting.attention],
+                )  # fmt: skip
 
     def forward(self, x: Tensor, turns: Tensor) -> Tensor:
         """`[B, N, width]` to the same."""
         qkv = self.project_in(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         q, k = rotate(qkv[:2], turns)
         v = qkv[2]
-        y = self.conv(q, k, v) if self.conv else F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.project_out(y.transpose(1, 2).flatten(2))
+        return self.project_out(self.attend(q, k, v).transpose(1, 2).flatten(2))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """`[B, heads, N, D]` of three of them."""
+        if self.mta:
+            return self.mta(q, k, v)
+        return self.conv(q, k, v) if self.conv else F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class Network(nn.Module):
@@ -77,7 +91,7 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """Tokens `[B, N]` to logits `[B, answer, VOCABULARY]` of the tokens after the last positions.
 
-    The same seed gives the rivals the same weights, the convolution's aside.
+    The same seed gives the rivals the same weights, those of a convolution and of multi-token attention aside.
     """
 
     turns: Tensor
@@ -90,8 +104,8 @@ class Transformer(nn.Module):
         self.register_buffer("turns", turns, persistent=False)
         self.layers = nn.ModuleList([Layer(setting) for _ in range(setting.layers)])
         self.norm = nn.RMSNorm(setting.width)
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding) and ".mta." not in name:
                 deviation = module.weight.shape[1] ** -0.5
                 nn.init.trunc_normal_(module.weight, std=deviation, a=-3 * deviation, b=3 * deviation)
 

@@ -17,7 +17,8 @@ HELD_OUT, HELD_OUT_SEED = 16384, 2**40
 WATCHED = 2048  # of the held-out sequences, at each evaluation before the last
 EVALUATIONS = 25
 WARM_UP = 0.05  # of all steps
-CONV_RATE = 3  # learning rate of the convolution's weights over that of the others
+CONV_RATE = 3  # learning rate of the convolutions' weights over that of the others
+CONV_NAMES = ("conv", "mta_kernel")  # of parameters
 MEASURED = ("parameters", "step", "tokens", "train_loss", "error_rate", "seconds")
 
 
@@ -33,8 +34,9 @@ class Trainer:
         self.setting, self.device = setting, device
         self.model = Transformer(setting).to(device)
         self.trained = torch.compile(self.model, fullgraph=True) if device == "cuda" else self.model
-        taps = [weight for name, weight in self.model.named_parameters() if "conv" in name]
-        others = [weight for name, weight in self.model.named_parameters() if "conv" not in name]
+        taps, others = [], []
+        for name, weight in self.model.named_parameters():
+            (taps if any(part in name for part in CONV_NAMES) else others).append(weight)
         groups: list[dict[str, Any]] = [{"params": others, "factor": 1}, {"params": taps, "factor": CONV_RATE}]
         for group in groups:
             group["lr"] = torch.zeros((), device=device)

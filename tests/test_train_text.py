@@ -1,0 +1,190 @@
+"""scripts/train_text.py: its text, its layers, equal curves of equal kernels, its table and its chart."""
+
+import importlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+from fake_mta_backend import FAKE
+
+from mta_kernels.multi_token_attention import backends as mta_backends
+
+ROOT = Path(__file__).parents[1]
+MODULES = ("text_task.model", "text_task.training", "text_task.chart", "train_text")
+TINY = ("--device", "cpu", "--seq", "16", "--batch", "1", "--layers", "3", "--dim", "32", "--heads", "2")
+
+
+@pytest.fixture(scope="module")
+def text():
+    """The names of the script and of its modules."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        return SimpleNamespace(**{k: v for name in MODULES for k, v in vars(importlib.import_module(name)).items()})
+
+
+@pytest.fixture
+def command(text, monkeypatch, capsys):
+    """Runs the command line; gives the exit code, standard output and standard error."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["train_text.py", *map(str, words)])
+        try:
+            code = text.main()
+        except SystemExit as ended:
+            code = ended.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Puts PyTorch in the place of the Triton kernels, its gradient of one mixer times a factor."""
+
+    def put(mixer="post_mix", factor=1.0):
+        def backward(*arguments, **options):
+            *others, mixers = FAKE.backward(*arguments, **options)
+            gradient = getattr(mixers, mixer)
+            return *others, mixers if gradient is None else mixers._replace(**{mixer: gradient * factor})
+
+        monkeypatch.setattr(mta_backends, "KERNELS", (replace(FAKE, name="triton", backward=backward),))
+
+    return put
+
+
+@pytest.fixture
+def fixed_text(text, monkeypatch):
+    """A text that does not change with the repository's."""
+    read = torch.randint(97, 123, (1000,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    monkeypatch.setattr(sys.modules["train_text"], "read_text", lambda root: read)
+
+
+def largest_difference(path):
+    rows = pd.read_csv(path)
+    losses = rows.pivot(index="step", columns="backend", values="loss")
+    return float((losses["triton"] - losses["reference"]).abs().max()), rows
+
+
+def test_the_text_is_that_of_the_checkout_and_batches_follow_their_seed(text):
+    read = text.read_text(ROOT)
+    assert read.dtype == torch.uint8
+    assert len(read) > 2**20
+    assert (ROOT / "docs/model.md").read_bytes() in read.numpy().tobytes()
+    setting = text.Setting(1, 30, 2, 1, 32, 2, 1, 1e-3)
+    first, again = (text.draw_batches(read, setting) for _ in range(2))
+    other = text.draw_batches(read, replace(setting, seed=2))
+    drawn = next(first)
+    assert drawn.shape == (2, 31)
+    assert torch.equal(drawn, next(again))
+    assert not torch.equal(drawn, next(other))
+    assert not torch.equal(drawn, next(first))
+    assert all(bytes(row.tolist()) in read.numpy().tobytes() for row in drawn)
+
+
+def test_every_fourth_layer_convolves_and_backends_start_with_the_same_weights(text):
+    setting = text.Setting(5, 16, 1, 4, 32, 2, 1, 1e-3)
+    eager, fused = (text.LanguageModel(setting, backend) for backend in ("reference", "triton"))
+    parts = [set(layer.attention.mta.mixers()) for layer in eager.layers]
+    mixed = {"pre_mix", "post_mix", "norm_weight", "gate_weight", "gate_bias"}
+    assert parts == [mixed, mixed, mixed | {"pre_conv", "post_conv"}, mixed]
+    assert len(eager.mixers()) == 2 * 4 + 2
+    for (name, weight), other in zip(eager.named_parameters(), fused.parameters(), strict=True):
+        assert torch.equal(weight, other), name
+
+
+def test_a_byte_sees_no_later_one(text):
+    model = text.LanguageModel(text.Setting(5, 16, 1, 3, 32, 2, 1, 1e-3), "reference")
+    given = torch.arange(16)[None]
+    later = given.clone()
+    later[:, 9:] = 200
+    assert torch.equal(model(given)[:, :9], model(later)[:, :9])
+    assert not torch.equal(model(given)[:, 9:], model(later)[:, 9:])
+
+
+@pytest.mark.usefixtures("fixed_text")
+def test_equal_kernels_give_equal_curves(command, stand_in, text, tmp_path):
+    stand_in()
+    path = tmp_path / "new" / "mta-text.csv"
+    code, out, _ = command(*TINY, "--steps", "4", "--backends", "reference,triton,float32", "--out", path)
+    assert code == 0
+    difference, rows = largest_difference(path)
+    assert difference < 1e-4
+    assert tuple(rows.columns) == text.COLUMNS
+    assert rows.groupby("backend", sort=False).size().to_dict() == {"reference": 4, "triton": 4, "float32": 4}
+    assert list(rows["step"]) == 3 * [0, 1, 2, 3]
+    assert (rows["mixers_moved"] > 0).all()
+    unknown = ["driver", "cuda", "triton", "git_sha", "git_dirty"]
+    assert not rows.drop(columns=unknown).isna().any().any()
+    for suffix in (".csv", ".png", ".svg"):
+        assert str(path.with_suffix(suffix)) in out
+        assert path.with_suffix(suffix).stat().st_size > 1000
+    assert "fused, by Triton" in path.with_suffix(".svg").read_text()
+
+
+@pytest.mark.usefixtures("fixed_text")
+@pytest.mark.parametrize("mixer", ["pre_conv", "pre_mix", "post_conv", "post_mix"])
+def test_a_wrong_gradient_shows_in_the_curve(command, stand_in, tmp_path, mixer):
+    stand_in(mixer, -1.0)
+    assert command(*TINY, "--steps", "4", "--learning-rate", "1e-2", "--out", tmp_path / "x.csv")[0] == 0
+    difference, _ = largest_difference(tmp_path / "x.csv")
+    assert difference > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fixed_text")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels of a GPU do not run in the interpreter")
+def test_the_kernels_give_the_curve_of_eager(command, tmp_path):
+    code, _, error = command(*TINY, "--steps", "2", "--out", tmp_path / "x.csv")
+    assert code == 0, error
+    difference, rows = largest_difference(tmp_path / "x.csv")
+    assert difference < 1e-4
+    assert set(rows["dtype"]) == {"float32"}
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_the_kernels_of_a_gpu_give_the_curve_of_eager(command, tmp_path):
+    sizes = ("--seq", "256", "--batch", "4", "--dim", "128", "--heads", "4", "--steps", "30")
+    assert command(*sizes, "--out", tmp_path / "x.csv")[0] == 0
+    difference, rows = largest_difference(tmp_path / "x.csv")
+    assert difference < 0.05
+    assert set(rows["dtype"]) == {"bfloat16"}
+    eager = rows[rows["backend"] == "reference"]["loss"]
+    assert eager.iloc[-1] < eager.iloc[0] - 0.5
+
+
+def test_the_sentence_of_the_chart(text):
+    losses = pd.DataFrame({"reference": [3.0] * 10 + [2.0] * 10, "triton": [3.0] * 10 + [2.25] * 10})
+    assert text.finding(losses) == "Loss of the last 2 steps: 2.000 eager; 2.250 fused, by Triton"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--backends", "reference,cuda"), "there is no backend 'cuda'; expected some of reference,triton,float32"),
+        (("--backends", ""), "there is no backend ''"),
+        (("--steps", "0"), "--steps is 0; expected at least 1"),
+        (("--dim", "36"), "--dim is 36; expected a multiple of 8, twice the heads"),
+        (("--device", "tpu"), "there is no device 'tpu'; expected auto, cuda or cpu"),
+        (("--dim", "1024", "--heads", "2"), "backend 'triton' cannot run this: head_dim 512 is outside"),
+    ],
+)
+def test_bad_input_is_one_sentence(command, tmp_path, words, sentence):
+    code, out, error = command("--device", "cpu", *words, "--out", tmp_path / "x.csv")
+    assert code == 2
+    assert out == ""
+    assert sentence in error.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_results_that_are_there_stay(command, tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("mine")
+    code, _, error = command(*TINY, "--out", path)
+    assert code == 2
+    assert "already exists; give another --out" in error
+    assert path.read_text() == "mine"
