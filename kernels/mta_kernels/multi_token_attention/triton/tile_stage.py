@@ -17,7 +17,7 @@ from mta_kernels.multi_token_attention.triton.chunks import BLOCK, Chunk
 from mta_kernels.multi_token_attention.triton.products import row_product, score_product
 from mta_kernels.operation import Convolution, Operation
 
-CUDA_TILES = False  # whether to take CUDA's where they run
+CUDA_TILES = True  # whether to take CUDA's where they run; measurements turn it off
 
 
 def takes(operation: Operation, q: Tensor, documents: Tensor | None) -> bool:
