@@ -107,7 +107,7 @@ def _convolution_kernel(
     first_key = tl.program_id(0) % key_tiles * (GROUPS * OUTPUTS)
     first = tl.program_id(0) // key_tiles % row_tiles * run
     batch_head = (tl.program_id(0) // (key_tiles * row_tiles)).to(tl.int64)
-    after = tl.minimum(first + run, rows)  # its last row
+    after = tl.minimum(first + run, rows)  # one past its last row
     x_ptr += batch_head * rows * pitch
     out_ptr += batch_head * rows * pitch
     group = first_key + tl.arange(0, GROUPS) * OUTPUTS

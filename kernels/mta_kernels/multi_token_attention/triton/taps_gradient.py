@@ -62,7 +62,7 @@ def _taps_gradient_kernel(
     key_tiles = tl.cdiv(pitch, GROUPS * OUTPUTS)
     for tile in range(share, row_tiles * key_tiles, shares):
         first = above + tile % row_tiles * run
-        after = tl.minimum(first + run, above + owned)  # the last row of grad
+        after = tl.minimum(first + run, above + owned)  # one past the last row of grad
         first_key = tile // row_tiles * (GROUPS * OUTPUTS)
         out_key, in_key = first_key + out_keys, first_key + in_keys
         begin = first
