@@ -70,22 +70,23 @@ def load_row(x_ptr, row, key, rows, pitch, first_position, inside, CAUSAL: tl.co
 
 
 @triton.jit
-def document_of(row, first_position, first_row, query_rows, documents_ptr):
-    """The first position of a row's document; -1 outside the queries."""
-    inside = (first_row + row >= 0) & (first_row + row < query_rows)
-    return tl.load(documents_ptr + first_position + row, mask=inside, other=-1)
-
-
-@triton.jit
-def if_same_document(
-    x, row, other, first_position, first_row, query_rows, documents_ptr, DOCUMENTS: tl.constexpr,
+def rows_together(
+    begin, after, rows, first_position, first_row, query_rows, key_rows, documents_ptr, DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
-    """x, or zeros where two rows are of different documents; what a row sees is of its own."""
+    """One past the last of the rows from begin on, to after, that are of one document; and the rows of that document.
+
+    Outside the queries, where no keys are seen, all rows are.
+    """
+    stop, lowest, highest = after, begin * 0, rows
     if DOCUMENTS:
-        document = document_of(row, first_position, first_row, query_rows, documents_ptr)
-        same = document == document_of(other, first_position, first_row, query_rows, documents_ptr)
-        x = tl.where(same, x, 0.0).to(x.dtype)
-    return x
+        query = first_row + begin
+        inside = (query >= 0) & (query < query_rows)
+        place = documents_ptr + first_position + begin
+        end = tl.load(place + key_rows, mask=inside, other=0) - first_position
+        lowest = tl.where(inside, tl.load(place, mask=inside, other=0) - first_position, lowest)
+        highest = tl.where(inside, end, highest)
+        stop = tl.minimum(tl.where(inside, end, tl.where(query < 0, -first_row, after)), after)
+    return stop, lowest, highest
 
 
 @triton.jit(do_not_specialize=["rows", "run", "first_position", "first_row", "query_rows", "key_rows", "offset"])
@@ -106,7 +107,7 @@ def _convolution_kernel(
     first_key = tl.program_id(0) % key_tiles * (GROUPS * OUTPUTS)
     first = tl.program_id(0) // key_tiles % row_tiles * run
     batch_head = (tl.program_id(0) // (key_tiles * row_tiles)).to(tl.int64)
-    after = tl.minimum(first + run, rows)  # its last row
+    after = tl.minimum(first + run, rows)  # one past its last row
     x_ptr += batch_head * rows * pitch
     out_ptr += batch_head * rows * pitch
     group = first_key + tl.arange(0, GROUPS) * OUTPUTS
@@ -120,39 +121,41 @@ def _convolution_kernel(
         k = tl.arange(0, INPUTS)[:, None] * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
         bands_ptr += batch_head % heads * (TAPS * INPUTS * OUTPUTS)
         bands = ()
-        sums = ()
         for tap in tl.static_range(TAPS):
             bands = bands + (tl.load(bands_ptr + tap * (INPUTS * OUTPUTS) + k),)
-            if tap:
+        begin = first
+        while begin < after:
+            stop, lowest, highest = rows_together(
+                begin, after, rows, first_position, first_row, query_rows, key_rows, documents_ptr, DOCUMENTS
+            )  # fmt: skip
+            sums = ()
+            for _ in tl.static_range(TAPS - 1):
                 sums = sums + (tl.zeros([GROUPS, OUTPUTS], tl.float32),)
-        # sums[n] are those of row + n, of which x is at tap TAPS - 1 - n. A turn brings them back to their places.
-        for turn in tl.range(first - (TAPS - 1), after, TAPS, num_stages=STAGES):
-            for step in tl.static_range(TAPS):
-                row = turn + step
-                seen_row = row + (offset + TAPS - 1)
-                x = load_row(x_ptr, seen_row, in_key, rows, pitch, first_position, row < after, CAUSAL)
-                sums = sums + (tl.zeros([GROUPS, OUTPUTS], tl.float32),)
-                added = ()
-                for n in tl.static_range(TAPS):
-                    seen = if_same_document(
-                        x, row + n, seen_row, first_position, first_row, query_rows, documents_ptr, DOCUMENTS
+            # sums[n] are those of row + n, of which x is at tap TAPS - 1 - n. A turn brings them back to their places.
+            for turn in tl.range(begin - (TAPS - 1), stop, TAPS, num_stages=STAGES):
+                for step in tl.static_range(TAPS):
+                    row = turn + step
+                    seen_row = row + (offset + TAPS - 1)
+                    inside = (row < stop) & (seen_row >= lowest) & (seen_row < highest)
+                    x = load_row(x_ptr, seen_row, in_key, rows, pitch, first_position, inside, CAUSAL)
+                    sums = sums + (tl.zeros([GROUPS, OUTPUTS], tl.float32),)
+                    added = ()
+                    for n in tl.static_range(TAPS):
+                        summed = tl.dot(x, bands[TAPS - 1 - n], sums[n], input_precision=PRECISION)
+                        if n == 0:
+                            total = summed.to(out_ptr.dtype.element_ty)
+                        else:
+                            added = added + (summed,)
+                    sums = added
+                    start, end = seen_keys(
+                        row, first_position, first_row, query_rows, key_rows, documents_ptr, CAUSAL, DOCUMENTS
                     )  # fmt: skip
-                    summed = tl.dot(seen, bands[TAPS - 1 - n], sums[n], input_precision=PRECISION)
-                    if n == 0:
-                        total = summed.to(out_ptr.dtype.element_ty)
-                    else:
-                        added = added + (summed,)
-                sums = added
-                start, end = seen_keys(
-                    row, first_position, first_row, query_rows, key_rows, documents_ptr, CAUSAL, DOCUMENTS
-                )  # fmt: skip
-                if DOCUMENTS:
-                    total = tl.where((out_key >= start) & (out_key < end), total, 0.0)
-                elif first_key + GROUPS * OUTPUTS > end:
-                    total = tl.where(out_key < end, total, 0.0)
-                if (row >= first) & (row < after):
-                    stored = out_key < stored_end(row, first_position, pitch, CAUSAL, True)
-                    tl.store(out_ptr + row * pitch + out_key, total, mask=stored)
+                    if (first_key < start) | (first_key + GROUPS * OUTPUTS > end):
+                        total = tl.where((out_key >= start) & (out_key < end), total, 0.0)
+                    if (row >= begin) & (row < stop):
+                        stored = out_key < stored_end(row, first_position, pitch, CAUSAL, True)
+                        tl.store(out_ptr + row * pitch + out_key, total, mask=stored)
+            begin = stop
 
 
 def convolve(x: Tensor, out: Tensor, bands: Bands, chunk: Chunk) -> None:

@@ -25,8 +25,8 @@ from mta_kernels.multi_token_attention.triton.convolution import (
     OUTPUTS,
     SMALL,
     Bands,
-    if_same_document,
     load_row,
+    rows_together,
 )
 from mta_kernels.operation import Convolution
 
@@ -62,32 +62,34 @@ def _taps_gradient_kernel(
     key_tiles = tl.cdiv(pitch, GROUPS * OUTPUTS)
     for tile in range(share, row_tiles * key_tiles, shares):
         first = above + tile % row_tiles * run
-        after = tl.minimum(first + run, above + owned)  # the last row of grad
+        after = tl.minimum(first + run, above + owned)  # one past the last row of grad
         first_key = tile // row_tiles * (GROUPS * OUTPUTS)
         out_key, in_key = first_key + out_keys, first_key + in_keys
-        end = after + TAPS - 1
+        begin = first
         if CAUSAL:
-            end = tl.where(first_key < first_position + after, end, first)
-        window = ()
-        for _ in tl.static_range(TAPS - 1):
-            window = window + (tl.zeros([GROUPS, OUTPUTS], grad_ptr.dtype.element_ty),)
-        # window[n] is the row of grad n + 1 before this one, of which x is at tap n + 1.
-        for turn in tl.range(first, end, TAPS, num_stages=STAGES):
-            for step in tl.static_range(TAPS):
-                row = turn + step
-                seen_row = row + offset
-                x = load_row(x_ptr, seen_row, in_key, rows, pitch, first_position, row < end, CAUSAL)
-                grad = load_row(grad_ptr, row, out_key, rows, pitch, first_position, row < after, CAUSAL)
-                window = (grad,) + window
-                added = ()
-                for tap in tl.static_range(TAPS):
-                    seen = if_same_document(
-                        window[tap], row - tap, seen_row, first_position, first_row, query_rows, documents_ptr,
-                        DOCUMENTS,
-                    )  # fmt: skip
-                    added = added + (tl.dot(x, seen, totals[tap], input_precision=PRECISION),)
-                totals = added
-                window = window[: TAPS - 1]
+            begin = tl.where(first_key < first_position + after, first, after)
+        while begin < after:
+            stop, lowest, highest = rows_together(
+                begin, after, rows, first_position, first_row, query_rows, key_rows, documents_ptr, DOCUMENTS
+            )  # fmt: skip
+            window = ()
+            for _ in tl.static_range(TAPS - 1):
+                window = window + (tl.zeros([GROUPS, OUTPUTS], grad_ptr.dtype.element_ty),)
+            # window[n] is the row of grad n + 1 before this one, of which x is at tap n + 1.
+            for turn in tl.range(begin, stop + (TAPS - 1), TAPS, num_stages=STAGES):
+                for step in tl.static_range(TAPS):
+                    row = turn + step
+                    seen_row = row + offset
+                    inside = (row < stop + (TAPS - 1)) & (seen_row >= lowest) & (seen_row < highest)
+                    x = load_row(x_ptr, seen_row, in_key, rows, pitch, first_position, inside, CAUSAL)
+                    grad = load_row(grad_ptr, row, out_key, rows, pitch, first_position, row < stop, CAUSAL)
+                    window = (grad,) + window
+                    added = ()
+                    for tap in tl.static_range(TAPS):
+                        added = added + (tl.dot(x, window[tap], totals[tap], input_precision=PRECISION),)
+                    totals = added
+                    window = window[: TAPS - 1]
+            begin = stop
     k = tl.arange(0, INPUTS)[:, None] * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
     partial_ptr += tl.program_id(0).to(tl.int64) * (TAPS * INPUTS * OUTPUTS)
     for tap in tl.static_range(TAPS):
