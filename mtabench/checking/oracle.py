@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention_decode_reference, conv_attention_reference
+from mta_kernels.gpu_limits import sm_count
 from mta_kernels.multi_token_attention import multi_token_attention_reference
 from mta_kernels.operation import Operation
 from mtabench.checking.sample import CONVOLUTIONS, backward_sample, decode_sample, forward_sample
@@ -28,11 +29,12 @@ from mtabench.problem.inputs import DTYPES, MIXERS, SEED, Inputs
 
 NORM_FACTOR, ROW_FACTOR = 2, 4
 NEIGHBOURS = 8
-# Errors of n numbers that know nothing of each other change the size of the whole by their norm / sqrt(n), one sigma.
-SIZE_SIGMAS = 6
+# Errors of n numbers that know nothing of each other change the size of the whole by their norm / sqrt(n), one sigma;
+# and of their norm one sigma is 1 / sqrt(2 n).
+SIGMAS = 6
 SIZE_SHARE = 1 / 4  # of the tolerance, what errors that do know of each other may change
 LEAST_SIZE_TOLERANCE = 2e-3
-GPU_SUM_FLOOR = 2e-6  # a right one of an H200 was off by 1.1e-6, where eager was off by less than 5e-7 before
+LEAST_RUN = 128 * 128  # scores that one SM adds up before it is worth to ask another
 TINY = torch.finfo(torch.float64).tiny ** 0.5
 GRADIENTS = {name: f"d{name}" for name in ("q", "k", "v", *MIXERS)}
 
@@ -78,13 +80,18 @@ class Bound:
         self.values.append(value.detach().flatten(0, -2))
         self.eager.append(eager.detach().flatten(0, -2))
 
+    @property
+    def numbers(self) -> int:
+        """Numbers of all parts."""
+        return sum(value.numel() for value in self.values)
+
     def close(self, floor: float) -> None:
         """All parts are there: set the tolerances by eager's errors, which are needed no longer."""
         eager = self._errors(self.eager)
         self.tolerance = max(NORM_FACTOR * eager.norm, floor)
         # A row's error scatters more than that of all rows: of some thousand draws, eager's worst may be a small one.
         self.row_tolerance = max(ROW_FACTOR * eager.row, 2 * self.tolerance)
-        chance = SIZE_SIGMAS / math.sqrt(max(1, sum(value.numel() for value in self.values)))
+        chance = SIGMAS / math.sqrt(max(1, self.numbers))
         share = min(1.0, max(SIZE_SHARE, chance))
         self.size_tolerance = max(NORM_FACTOR * abs(eager.size), share * self.tolerance, LEAST_SIZE_TOLERANCE)
         self.eager = []
@@ -134,7 +141,7 @@ class Oracle:
         for name, bound in self._bounds.items():
             if name in MIXER_GRADIENTS:
                 # Few numbers, which eager may have right by luck: allowed is what those have that it is made of.
-                floor = max(_sum_floor(case), *(other.tolerance for other in self._bounds.values()))
+                floor = max(sum_floor(case, bound.numbers), *(other.tolerance for other in self._bounds.values()))
             bound.close(floor)
 
     @property
@@ -226,18 +233,20 @@ def tolerance_floor(dtype: torch.dtype) -> float:
     return max(torch.finfo(dtype).eps / 2, 8 * torch.finfo(torch.float32).eps)
 
 
-def _sum_floor(case: Case) -> float:
-    """The relative error allowed to a mixer's gradient, a sum of all scores in float32.
+def sum_floor(case: Case, numbers: int) -> float:
+    """The relative error allowed to a mixer's gradient of so many numbers, sums of all scores in float32.
 
-    On a CPU eager adds them one by one. Rounding each of n partial sums of terms of random signs leaves about
-    u sqrt(n / 2) of the sum (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019): more
-    than eager shows on few heads, whose order of summation is another. GPUs add in trees, which lose next to nothing,
-    in an order that differs from run to run.
+    Rounding each of n partial sums of terms of random signs leaves about u sqrt(n / 2) of the sum (Higham and Mary, "A
+    new approach to probabilistic rounding error analysis", 2019). On a CPU eager adds all terms one by one. A GPU does
+    so within each of its SMs at most, whose sums' errors are as independent as their terms: that of the whole is as if
+    n were the terms of one. The sample's eager does not show this: its blocks of rows are added up in float64, which is
+    sqrt(blocks) times as exact as one sum. Nor do few numbers, whose errors are small by luck: what is allowed is
+    NORM_FACTOR of the expected error, or SIGMAS of what its norm scatters.
     """
-    if case.device != "cpu":
-        return GPU_SUM_FLOOR
     terms = case.batch * case.seq**2 / (2 if case.operation.causal else 1)
-    return NORM_FACTOR * torch.finfo(torch.float32).eps / 2 * math.sqrt(terms / 2)
+    run = terms if case.device == "cpu" else max(terms / sm_count(torch.device(case.device)), min(terms, LEAST_RUN))
+    factor = max(NORM_FACTOR, 1 + SIGMAS / math.sqrt(2 * numbers))
+    return factor * torch.finfo(torch.float32).eps / 2 * math.sqrt(run / 2)
 
 
 def is_average(operation: Operation) -> bool:

@@ -20,6 +20,7 @@ from mta_kernels.operation import ONE_TAP, Operation
 from mtabench.checking.judge import Judge, results_of
 from mtabench.checking.oracle import Bound, Check, Oracle, is_average, outside_values, tolerance_floor
 from mtabench.checking.sample import CONVOLUTIONS
+from mtabench.checking.views import expanded, tokens_first
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import SEED, Inputs, make_inputs
 from mtabench.problem.operations import PLAIN, Taps, make_operation
@@ -156,8 +157,13 @@ def _of_implementation(
                 checked = True
                 yield from _rows(case, checks_of(implementation, case), seed)
     if not checked:
-        reason = f"{implementation.op}: {reason}" if implementation.op == "mta" else reason
-        yield CheckRow(implementation.name, f"not checked: {reason}", "", True, None, None, reason or "")
+        yield _not_checked(implementation, f"{implementation.op}: {reason}" if implementation.op == "mta" else reason)
+    elif implementation.no_expanded_dout:
+        yield _not_checked(implementation, f"dout of one row expanded over all: {implementation.no_expanded_dout}")
+
+
+def _not_checked(implementation: Implementation, reason: str | None) -> CheckRow:
+    return CheckRow(implementation.name, f"not checked: {reason}", "", True, None, None, reason or "")
 
 
 Checks = list[tuple[str, Callable[[Case, int], Iterable[Check]]]]
@@ -234,34 +240,8 @@ def _judged(case: Case, seed: int) -> Iterable[Check]:
 def _strided(case: Case, seed: int) -> Iterable[Check]:
     """Tensors that are views of others: tokens before heads, and all heads or rows at the same memory."""
     inputs = make_inputs(case, seed)
-    for views in (_tokens_first(inputs), _expanded(inputs)):
+    for views in (tokens_first(inputs), expanded(inputs, with_dout=not implementation_of(case).no_expanded_dout)):
         yield Oracle(case, views, seed).check(results_of(_build(case, views), case, views))
-
-
-def _tokens_first(inputs: Inputs) -> Inputs:
-    """The same values, where q, k, v and dout lie as `[B, N, H, D]`, mixers transposed, lengths two apart."""
-
-    def moved(x: Tensor) -> Tensor:
-        dims = (1, 2) if x.dim() > 2 else (0, 1)
-        return x.detach().transpose(*dims).contiguous().transpose(*dims).requires_grad_(x.requires_grad)
-
-    dout, lengths = inputs.dout, inputs.lengths
-    leaves: dict[str, Any] = {name: moved(x) for name, x in inputs.differentiable.items()}
-    return Inputs(
-        **leaves,
-        dout=None if dout is None else moved(dout),
-        lengths=None if lengths is None else torch.stack([lengths, torch.zeros_like(lengths)], 1)[:, 0],
-    ).with_state()
-
-
-def _expanded(inputs: Inputs) -> Inputs:
-    """All KV heads with the keys and values of the first, and all rows with its dout, which lie in memory once."""
-
-    def expand(x: Tensor, dim: int) -> Tensor:
-        return x.detach().narrow(dim, 0, 1).clone().expand_as(x).requires_grad_(x.requires_grad)
-
-    dout = None if inputs.dout is None else expand(inputs.dout, 2)
-    return replace(inputs, k=expand(inputs.k, 1), v=expand(inputs.v, 1), dout=dout).with_state()
 
 
 def _decode_rows(case: Case, seed: int) -> Iterable[Check]:

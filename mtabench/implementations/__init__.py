@@ -62,6 +62,8 @@ class Implementation:
     are Triton's on a device; `host_s` is the seconds to launch one kernel, by pass. `never_on` says why it cannot run a
     case on a device that may be absent, or None. `tile` is the bytes that a block of the forward holds on the chip.
 
+    `no_expanded_dout` says why its backward is not checked with dout of one row expanded over all, if it is not.
+
     What `compiles` takes seconds before its first call of a shape. What is `slow_to_compile` is verified at one shape
     and dtype. `mtabench inspect` compiles its `sources`. Ranks can share a sequence where `ranks_backend` names the
     backend of `conv_attention` that it is.
@@ -86,6 +88,7 @@ class Implementation:
     style: Style | None = None
     compiles: bool = False
     slow_to_compile: bool = False
+    no_expanded_dout: str = ""
     sources: tuple[Source, ...] = ()
     flops: float | None = None
     stores: Rung | None = None

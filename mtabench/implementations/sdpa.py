@@ -69,6 +69,9 @@ ENTRIES = (
         summary="plain attention: PyTorch's SDPA, cuDNN backend", groups=("ladder",),
         style=Style("#6E6E6E", "#A3A3A3", "v", (0, (1.2, 1.2))),
         kernels=_modelled(1.0, 0.71, 4e-6),
+        no_expanded_dout=(
+            "PyTorch takes the plan of an earlier backward with the strides of q, k and v, whatever those of dout"
+        ),
     ),
     _sdpa(
         order=220, name="sdpa-math", devices=("cuda", "cpu"), work="dense",

@@ -105,10 +105,14 @@ def cuda_names(target: str) -> set[str]:
     """What `mtabench inspect` calls the kernels in all `.cu` files of the package that are for this target."""
     names = set()
     for path in (ROOT / "kernels" / "mta_kernels").rglob("*.cu"):
-        for kernel in re.findall(r"__global__ void (?:__launch_bounds__\(.*?\)\s+)?(\w+)\(", path.read_text()):
+        for kernel in re.findall(
+            r"__global__ void (?:IN_CLUSTERS )?(?:__launch_bounds__\(.*?\)\s+)?(\w+)\(", path.read_text()
+        ):
             match path.parent.name:
                 case "hopper":
                     names |= {f"hopper_{path.stem}"} if target == "sm_90" else set()
+                case "rows_cuda":
+                    names.add(f"rows_cuda_{path.stem}")
                 case "cuda_conv":
                     names.add(kernel.replace("conv_attention", "cuda_conv"))
                 case "attention":

@@ -77,6 +77,27 @@ def test_what_cannot_run_is_said():
     assert "cuda" in row.reason
 
 
+def test_a_dout_that_a_library_cannot_take_is_said_and_not_given(monkeypatch):
+    right = registry.find("eager")
+    seen = []
+
+    def build(case, inputs):
+        if inputs.dout is not None:
+            seen.append(0 in inputs.dout.stride())
+        return right.build(case, inputs)
+
+    planted = planted_cells.changed("eager", build=build, no_expanded_dout="why not")
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", planted)
+    *rows, last = run_checks(["eager"], "cpu")
+    assert last.reason == "dout of one row expanded over all: why not"
+    assert {"strided bwd", "strided fwd"} <= {row.check for row in rows}
+    assert seen
+    assert not any(seen)
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", planted_cells.changed("eager", build=build))
+    assert all(row.reason == "" for row in run_checks(["eager"], "cpu"))
+    assert any(seen)
+
+
 def test_a_leak_from_the_future_is_found(monkeypatch):
     def leak(q, k, v, weight, causal):
         out = conv_attention_reference(q, k, v, weight, causal=causal)

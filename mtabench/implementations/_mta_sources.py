@@ -1,0 +1,135 @@
+"""What `mtabench inspect` compiles of the whole multi-token attention: stages, row kernels, decode, norm and gate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mta_kernels.operation import Operation
+from mtabench.problem.operations import make_operation
+from mtabench.static.limits import Limits
+from mtabench.static.shapes import Shape
+from mtabench.static.sources import CudaKernel, Source, compiled, need_compiler, qkv_and_weight, spans
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mta_kernels.multi_token_attention.mixers import Mixers
+
+MOST_TAPS = (8, 17)
+INSPECTED_TOKENS = 1024  # a few chunks: the kernels of more are the same
+
+
+def forward_source(shape: Shape, limits: Limits) -> None:
+    """The forward of a layer that mixes heads alone, and of one with all steps."""
+    from mta_kernels.multi_token_attention.triton.forward import mixed_attention_forward
+
+    shape = _short(shape)
+    for operation, (q, k, v), mixers in _layers(shape):
+        mixed_attention_forward(operation, q, k, v, mixers, documents=spans(shape))
+
+
+def backward_source(shape: Shape, limits: Limits) -> None:
+    """The backward of the same, whose products to scores and convolutions are the forward's kernels."""
+    import torch
+
+    from mta_kernels.multi_token_attention.triton.backward import mixed_attention_backward
+    from mtabench.static.absent_gpu import tensor
+
+    shape = _short(shape)
+    for operation, (q, k, v), mixers in _layers(shape):
+        logsumexp = tensor(*q.shape[:3], dtype=torch.float32)
+        mixed_attention_backward(operation, q, k, v, mixers, logsumexp, q, documents=spans(shape))
+
+
+def decode_source(shape: Shape, limits: Limits) -> None:
+    """A decode step of the same, with as many splits as a call takes on its own."""
+    import torch
+
+    from mta_kernels.multi_token_attention.decode.state import DecodeState
+    from mta_kernels.multi_token_attention.decode.triton import newest_row
+    from mtabench.static.absent_gpu import tensor
+
+    lengths, table = tensor(1, dtype=torch.int32), None
+    for operation, (q, k, v), mixers in _layers(shape):
+        if shape.page_size:
+            pages = -(-shape.seq // shape.page_size)
+            k = v = tensor(pages, shape.kv_heads, shape.page_size, shape.head_dim, dtype=q.dtype)
+            table = tensor(1, pages, dtype=torch.int32)
+        slots, state = shape.conv[0], None
+        if operation.post_conv is not None:
+            logits = tensor(1, shape.heads, slots, shape.seq, dtype=q.dtype)
+            state = DecodeState(logits, tensor(1, shape.heads, slots, dtype=torch.float32), lengths)
+        newest_row(operation, q[:, :, : shape.conv[0]], k, v, mixers, lengths, state, table)
+
+
+def norm_gate_source(shape: Shape, limits: Limits) -> None:
+    """Norm and gate behind the output, forward and backward: a gate a row, and a gate a number."""
+    import torch
+
+    from mta_kernels.multi_token_attention.norm_gate import run_backward, run_forward
+    from mtabench.static.absent_gpu import tensor
+
+    out, *_ = qkv_and_weight(_short(shape))
+    norm = tensor(shape.head_dim, dtype=torch.float32)
+    for numbers in (1, shape.head_dim):
+        gate = tensor(numbers, shape.head_dim, dtype=torch.float32), tensor(numbers, dtype=torch.float32)
+        run_forward(out, norm, 1e-5, 1.0, *gate)
+        run_backward(out, out, norm, 1e-5, 1.0, *gate)
+
+
+def rows_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
+    """CUDA's row kernels, for rows of all tokens or, where these do not fit, of fewer. Raises SkippedError."""
+    from mta_kernels.multi_token_attention.rows_cuda.plan import ELEMENTS, MOST_HEADS, plan_on
+    from mtabench.problem.inputs import DTYPES
+
+    dtype = DTYPES[shape.dtype]
+    for backward, name in ((False, "mix_rows"), (True, "mix_rows_backward")):
+        if dtype not in ELEMENTS or shape.heads > MOST_HEADS[backward]:
+            continue
+        gpu = limits.capability, limits.shared_per_block
+        plans = (
+            plan_on(*gpu, dtype, shape.heads, keys, backward=backward) for keys in (shape.seq, INSPECTED_TOKENS)
+        )  # fmt: skip
+        plan = next(filter(None, plans), None)
+        if plan is None:
+            continue
+        need_compiler()
+        constants = plan.constants
+        code = compiled(constants.source(limits.target + ("a" if limits.capability[0] == 9 else "")))
+        label = f"rows_cuda_{'backward' if backward else 'forward'}"
+        yield CudaKernel(name, code, constants.threads // 32, plan.shared_memory, label)
+
+
+def _short(shape: Shape) -> Shape:
+    return replace(shape, seq=min(shape.seq, INSPECTED_TOKENS))
+
+
+def _layers(shape: Shape) -> Iterator[tuple[Operation, tuple[Tensor, Tensor, Tensor], Mixers]]:
+    """The operation, the tensors and the mixers of both layers of a model, without memory."""
+    from mta_kernels.multi_token_attention.mixers import Mixers
+    from mtabench.static.absent_gpu import tensor
+
+    if any(taps > most for taps, most in zip(shape.conv, MOST_TAPS, strict=True)):
+        return
+    *qkv, taps = qkv_and_weight(shape)
+    mix = tensor(shape.heads, shape.heads, dtype=taps.dtype)
+    for conv, mixers in ((None, Mixers(None, mix, None, mix)), (shape.conv, Mixers(taps, mix, taps, mix))):
+        operation = make_operation(conv, "heads", conv, heads=shape.heads, head_dim=shape.head_dim, causal=shape.causal)
+        yield operation, (qkv[0], qkv[1], qkv[2]), mixers
+
+
+SOURCES = (
+    Source("mta_forward", forward_source, (
+        "score_product", "mix_rows", "mix_heads", "convolution", "row_product",
+    ), order=70),
+    Source("mta_backward", backward_source, (
+        "mix_rows", "mix_rows_backward", "mix_heads", "row_product", "transposed_product", "taps_gradient",
+    ), order=80),
+    Source("mta_decode", decode_source, ("mta_decode_logits", "mta_decode_values", "mta_decode_merge"), order=90),
+    Source("mta_norm_gate", norm_gate_source, (
+        "norm_gate", "norm_gate_backward", "gate_of_dims_backward",
+    ), order=91),
+    Source("mta_rows_cuda", rows_source, ("rows_cuda_forward", "rows_cuda_backward"), order=92),
+)  # fmt: skip
