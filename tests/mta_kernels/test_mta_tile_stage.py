@@ -6,9 +6,10 @@ import pytest
 import torch
 from emulated_tiles import emulated_tiles  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory
-from mta_inputs import Problem, assert_twice_eager, forward, make, small_chunks
+from mta_inputs import Problem, assert_twice_eager, forward, gradients, make, small_chunks
 
-from mta_kernels.multi_token_attention.triton import chunks, tile_stage
+from mta_kernels import score_chunks
+from mta_kernels.multi_token_attention.triton import tile_stage
 
 FP16 = torch.float16  # Triton's interpreter has no bfloat16
 
@@ -43,7 +44,7 @@ def check(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         {"pre_conv": (6, 11), "post_conv": (6, 11)},
         {"pre_conv": (3, 5), "post_conv": (2, 3), "queries": 41, "causal": False, "pad_key": "left"},
-        {"pre_conv": (4, 3), "pre_mix": False, "post_mix": False, "kv_heads": 1},
+        {"post_conv": (4, 3), "pre_mix": False, "post_mix": False, "kv_heads": 1},
         {"post_conv": (2, 9), "documents": [0, 0, 1, 3, 40, 42, 70]},
         {"pre_conv": (2, 9), "post_conv": (3, 4), "documents": [0, 30, 70], "causal": False},
     ],
@@ -54,16 +55,24 @@ def test_all_steps(tiles: list, monkeypatch: pytest.MonkeyPatch, options: dict) 
     assert len(tiles) == (2 if "queries" in options else 3)
 
 
+def test_probabilities_of_the_backward_add_up_to_one(tiles: list) -> None:
+    """At logits whose rounding, as CUDA's kernels store them, is a large factor on a probability."""
+    problem = make(2, 40, 16, FP16, pre_conv=(2, 3), post_conv=(2, 3), magnitude=60)
+    assert_twice_eager(gradients(problem), problem, backward=True)
+    assert tiles
+
+
 def test_a_batch_in_parts(tiles: list, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = make(2, 40, 16, FP16, batch=3, pre_conv=(3, 5), post_conv=(2, 3))
     want = forward(problem)
     assert len(tiles) == 2
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2 * (2 * 128 * 2) * (128 + 3))
+    monkeypatch.setattr(score_chunks, "CHUNK_BYTES", 2 * 2 * (2 * 128 * 2) * (128 + 3))
     for got, expected in zip(forward(problem), want, strict=True):  # other blocks share the steps of a row
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
     assert len(tiles) == 6
 
 
-def test_without_a_convolution_triton_does_it(tiles: list) -> None:
+def test_without_a_convolution_of_probabilities_triton_does_it(tiles: list) -> None:
     forward(make(2, 20, 16, FP16))
+    forward(make(2, 20, 16, FP16, pre_conv=(2, 3)))
     assert not tiles

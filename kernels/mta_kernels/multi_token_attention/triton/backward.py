@@ -7,6 +7,7 @@ its own rows depend on, and those below which depend on them: these are computed
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -103,7 +104,9 @@ class Stages:
             free = convolved
         else:
             probabilities, mixed = others
-            mix_rows(convolved, pre_mix, None, logsumexp, chunk=chunk, out=probabilities, known=True)
+            # The forward's logits may have been rounded otherwise: see `tile_stage`. Rows of the halo have sums too.
+            logsumexp = torch.empty_like(logsumexp)
+            mix_rows(convolved, pre_mix, None, logsumexp, chunk=replace(chunk, above=0), out=probabilities)
             convolve(probabilities, mixed, after.bands, chunk)
             if post_mix is not None:
                 mix_heads_backward(mixed, grad, post_mix, self.mixings, chunk)

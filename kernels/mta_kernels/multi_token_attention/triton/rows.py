@@ -87,13 +87,13 @@ def _mix_rows_kernel(
     scores_ptr, out_ptr, pre_ptr, post_ptr, logsumexp_ptr, documents_ptr,
     stride_pre_out, stride_pre_in, stride_post_in, stride_post_out, stride_lb, stride_lh, stride_ln,
     heads, rows, pitch, first_position, first_row, query_rows, key_rows, above, total_rows,
-    PRE: tl.constexpr, POST: tl.constexpr, KNOWN: tl.constexpr, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr,
+    PRE: tl.constexpr, POST: tl.constexpr, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr,
     CONVOLVED: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`out = post(softmax(pre(scores)))` of rows of `scores [B, H, rows, pitch]`, and the logsumexp of `pre(scores)`.
 
-    With KNOWN the logsumexp is read instead; it is that of all queries, `[B, H, M]`.
+    The logsumexp is written in that of all queries, `[B, H, M]`, but for the first rows, `above` of them.
     """
     dtype = scores_ptr.dtype.element_ty
     pitch = tl.multiple_of(pitch, 8)
@@ -112,17 +112,11 @@ def _mix_rows_kernel(
         first_stored = stored_from(row, first_position, documents_ptr, DOCUMENTS, CONVOLVED)
         end_stored = stored_end(row, first_position, pitch, CAUSAL, CONVOLVED)
         logsumexp_row = logsumexp_ptr + batch * stride_lb + head * stride_lh + (first_row + row) * stride_ln
-        if KNOWN:
-            inside = (head < heads) & (end > start)
-            maximum, factor = tl.load(logsumexp_row, mask=inside, other=0.0), tl.full([HEADS], 1.0, tl.float32)
-        else:
-            maximum, total = row_statistics(
-                row_ptr, pre, start, end, heads, PRE, HEADS, C, LANES, STAGES, PRECISION
-            )  # fmt: skip
-            total = tl.where(end > start, total, 1.0)
-            factor = 1.0 / total
-            inside = (head < heads) & (end > start) & (row >= above)
-            tl.store(logsumexp_row, maximum + tl.log2(total) * LN_2, mask=inside)
+        maximum, total = row_statistics(row_ptr, pre, start, end, heads, PRE, HEADS, C, LANES, STAGES, PRECISION)
+        total = tl.where(end > start, total, 1.0)
+        factor = 1.0 / total
+        inside = (head < heads) & (end > start) & (row >= above)
+        tl.store(logsumexp_row, maximum + tl.log2(total) * LN_2, mask=inside)
         first_tile = start // C * C
         if first_stored < first_tile:
             store_zeros(out_row_ptr, first_stored, first_tile, heads, HEADS, C)
@@ -130,9 +124,7 @@ def _mix_rows_kernel(
             key = first + tl.arange(0, C)
             logits = mixed(load_keys(row_ptr, key, start, end, heads, HEADS), pre, PRE, PRECISION)  # [C, HEADS]
             p = tl.exp2(tl.minimum((logits - maximum[None, :]) * LOG2_E, 0.0, propagate_nan=tl.PropagateNan.ALL))
-            if not KNOWN:
-                p *= factor[None, :]
-            p = tl.where(((key >= start) & (key < end))[:, None], p, 0.0)
+            p = tl.where(((key >= start) & (key < end))[:, None], p * factor[None, :], 0.0)
             if POST:
                 p = tl.dot(p.to(dtype), post, input_precision=PRECISION)
             store_keys(out_row_ptr, key, p, first_stored, end_stored, heads, HEADS)
@@ -141,12 +133,12 @@ def _mix_rows_kernel(
 
 def mix_rows(
     scores: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor, *,
-    chunk: Chunk, out: Tensor | None = None, known: bool = False,
+    chunk: Chunk, out: Tensor | None = None,
 ) -> None:  # fmt: skip
     """`scores [B, H, rows, pitch]` to mixed probabilities, zero at keys that are not seen, in place or to `out`.
 
     `pre_mix [H, H]` (out, in) mixes the scores of heads, `post_mix [H, H]` (in, out) the probabilities. `logsumexp
-    [B, H, M]` float32 of all queries is written at the owned rows of the chunk; if `known`, it is read.
+    [B, H, M]` float32 of all queries is written but at the chunk's rows above its own.
     """
     batch, heads, rows, pitch = scores.shape
     tile = row_tile(heads, scores.element_size(), FORWARD)
@@ -158,7 +150,7 @@ def mix_rows(
         *matrix_strides(pre_mix), *matrix_strides(post_mix), *logsumexp.stride(),
         heads, rows, pitch, chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.above,
         batch * rows,
-        PRE=pre_mix is not None, POST=post_mix is not None, KNOWN=known, CAUSAL=chunk.causal,
+        PRE=pre_mix is not None, POST=post_mix is not None, CAUSAL=chunk.causal,
         DOCUMENTS=chunk.documents is not None, CONVOLVED=chunk.convolved, **tile, STAGES=FORWARD["stages"],
         PRECISION=dot_precision(scores.dtype), num_warps=FORWARD["num_warps"],
     )  # fmt: skip

@@ -1,6 +1,8 @@
 """The one place that chooses whose kernels do the steps between the products: CUDA's tile kernels, or Triton's stages.
 
-CUDA's take operations with a convolution, forward, and do all of these steps in two passes over the scores.
+CUDA's take operations with a convolution of probabilities, forward, and do all of these steps in two passes over the
+scores. Their logits are rounded as they are stored, and Triton's are not: the backward of these operations sums its
+rows again, since probabilities by sums of other logits would not add up to one.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ CUDA_TILES = True  # whether to take CUDA's where they run; measurements turn it
 def takes(operation: Operation, q: Tensor, documents: Tensor | None) -> bool:
     """Whether `run_chunks` is to be called, instead of Triton's stages."""
     convolutions = operation.pre_conv, operation.post_conv
-    if not CUDA_TILES or convolutions == (None, None):
+    if not CUDA_TILES or operation.post_conv is None:
         return False
     return unsupported(q.device, q.dtype, q.shape[1], *convolutions, documents is not None) is None
 
