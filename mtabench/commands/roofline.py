@@ -89,7 +89,7 @@ def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, o
 def _shared(rows: Sequence[Placed]) -> list[str]:
     """What of the shape all rows have in common, and the table therefore does not repeat."""
     facts = [{case.pass_, f"batch {case.batch}", f"head dim {case.head_dim}", case.steps} for case, *_ in rows]
-    return sorted(filter(None, set.intersection(*facts))) if facts else []
+    return sorted(set.intersection(*facts) - {""}) if facts else []
 
 
 def _rates(ceilings: Ceilings, case: Case) -> tuple[float, float] | None:
