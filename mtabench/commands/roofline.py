@@ -88,8 +88,8 @@ def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, o
 
 def _shared(rows: Sequence[Placed]) -> list[str]:
     """What of the shape all rows have in common, and the table therefore does not repeat."""
-    facts = [{case.pass_, f"batch {case.batch}", f"head dim {case.head_dim}"} for case, *_ in rows]
-    return sorted(set.intersection(*facts)) if facts else []
+    facts = [{case.pass_, f"batch {case.batch}", f"head dim {case.head_dim}", case.steps} for case, *_ in rows]
+    return sorted(set.intersection(*facts) - {""}) if facts else []
 
 
 def _rates(ceilings: Ceilings, case: Case) -> tuple[float, float] | None:
@@ -129,6 +129,7 @@ def _columns(rows: Sequence[Placed]) -> list[Column]:
         Column("pass", [case.pass_ for case in cases], 0, "left"),
         Column("batch", [str(case.batch) for case in cases]),
         Column("dim", [str(case.head_dim) for case in cases]),
+        Column("steps", [case.steps for case in cases], 0, "left"),
     ]
     return [
         *(column for column in shape if len(set(column.texts)) > 1),

@@ -1,6 +1,7 @@
 """Where results stand below the roofline."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import keep_ceilings
 from mtabench.prediction.roofline import model_bytes, standing
 from mtabench.problem.case import Case
+from mtabench.problem.operations import make_operation
 from mtabench.profiling.tables import COUNTER_COLUMNS
 from mtabench.results.results_file import key_of
 
@@ -48,6 +50,20 @@ def test_decode_stands_below_the_bandwidth_of_reading(mtabench, tmp_path):
     assert "copy bandwidth 100 GB/s from ceilings.json; read bandwidth 120 GB/s from ceilings.json" in out
     with (tmp_path / "roof.csv").open() as file:
         assert [row["memory_gbytes_s"] for row in csv.DictReader(file)] == ["100", "120"]
+
+
+def test_operations_are_told_apart(mtabench, tmp_path):
+    place = {"device": "some, device", "driver": "1.2", "torch": "2.13.0"}
+    keep_ceilings(tmp_path / "ceilings.json", place, {"fp32": Ceilings(100.0, 10.0, 120.0)})
+    layer = {"heads": 16, "head_dim": 64, "causal": True}
+    mixed = replace(CELL, dtype="fp32", operation=make_operation(None, "heads", None, **layer))
+    path = write_run(tmp_path / "a.csv", {mixed: rounds(1.0)})
+    assert "head dim 64, mix heads" in mtabench("roofline", path)[1]
+    other = replace(mixed, operation=make_operation((2, 3), "heads", None, **layer))
+    path = write_run(tmp_path / "b.csv", {mixed: rounds(1.0), other: rounds(2.0)})
+    _, out, _ = mtabench("roofline", path)
+    assert "steps" in out
+    assert "mix heads, conv 2x3" in out
 
 
 def test_counted_bytes_come_before_those_of_the_model():
