@@ -102,6 +102,31 @@ def rows_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
         yield CudaKernel(name, code, constants.threads // 32, plan.shared_memory, label)
 
 
+def tiles_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
+    """CUDA's tile kernels of a layer with all steps. Raises SkippedError."""
+    from mta_kernels.multi_token_attention.tiles_cuda.plan import ELEMENTS, MOST_HEADS, plan_on
+    from mta_kernels.multi_token_attention.tiles_cuda.tiles import MERGE_THREADS
+    from mtabench.problem.inputs import DTYPES
+
+    dtype = DTYPES[shape.dtype]
+    if dtype not in ELEMENTS or shape.heads > MOST_HEADS or _too_many_taps(shape):
+        return
+    for post in (False, True):
+        conv, causal = shape.operation.conv, shape.causal
+        constants = plan_on(limits.shared_per_block, post, dtype, shape.heads, conv, True, causal, shape.packed)
+        if constants is None:
+            continue
+        need_compiler()
+        code = compiled(constants.source(limits.target + ("a" if limits.capability[0] == 9 else "")))
+        yield CudaKernel("post_tiles" if post else "pre_tiles", code, constants.warps, constants.shared_memory)
+        if not post:
+            yield CudaKernel("merge_statistics", code, MERGE_THREADS // 32, 0)
+
+
+def _too_many_taps(shape: Shape) -> bool:
+    return any(taps > most for taps, most in zip(shape.conv, MOST_TAPS, strict=True))
+
+
 def _short(shape: Shape) -> Shape:
     return replace(shape, seq=min(shape.seq, INSPECTED_TOKENS))
 
@@ -111,7 +136,7 @@ def _layers(shape: Shape) -> Iterator[tuple[Operation, tuple[Tensor, Tensor, Ten
     from mta_kernels.multi_token_attention.mixers import Mixers
     from mtabench.static.absent_gpu import tensor
 
-    if any(taps > most for taps, most in zip(shape.conv, MOST_TAPS, strict=True)):
+    if _too_many_taps(shape):
         return
     *qkv, taps = qkv_and_weight(shape)
     mix = tensor(shape.heads, shape.heads, dtype=taps.dtype)
@@ -127,9 +152,13 @@ SOURCES = (
     Source("mta_backward", backward_source, (
         "mix_rows", "mix_rows_backward", "mix_heads", "row_product", "transposed_product", "taps_gradient",
     ), order=80),
-    Source("mta_decode", decode_source, ("mta_decode_logits", "mta_decode_values", "mta_decode_merge"), order=90),
+    Source("mta_decode", decode_source, (
+        "mta_decode_scores", "mta_decode_convolved", "mta_decode_logits", "mta_decode_probabilities",
+        "mta_decode_values", "mta_decode_merge",
+    ), order=90),
     Source("mta_norm_gate", norm_gate_source, (
         "norm_gate", "norm_gate_backward", "gate_of_dims_backward",
     ), order=91),
     Source("mta_rows_cuda", rows_source, ("rows_cuda_forward", "rows_cuda_backward"), order=92),
+    Source("mta_tiles_cuda", tiles_source, ("pre_tiles", "merge_statistics", "post_tiles"), order=93),
 )  # fmt: skip
