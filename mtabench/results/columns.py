@@ -35,7 +35,8 @@ class Column:
     `role`: a "cell" column is part of what identifies a cell, filled by `Case.columns`. A "measured"
     column came out of measuring. An "environment" column is a fact of the device or the software, filled by the run's
     fact of that name.
-    `since` counts the times that the schema had grown when the column came; older files lack it, and have it empty.
+    `since` counts the times that the schema had grown when the column came: for a new one, the largest there is plus
+    one. Older files lack the column and have it empty.
     `value` fills it in every row and `timed` in that of a timed cell; who computes it later assigns to the row.
     `merged` says how values of several processes become one. By default a measured number becomes the median, and
     anything else the first.
