@@ -10,28 +10,26 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"
+KINDS = sorted(f"charts.kinds.{path.stem}" for path in (ROOT / "mtabench/charts/kinds").glob("[a-z]*.py"))
 PURE = (
-    "charts", "console", "ending", "errors", "escaping", "palette", "registry", "charts.ceilings",
-    "charts.kinds.bandwidth",
-    "charts.chart", "charts.data", "charts.kinds.error", "charts.failures", "charts.findings", "charts.heatmap",
-    "charts.kinds", "charts.kinds.heatmap_conv", "charts.kinds.heatmap_head_dim", "charts.kinds.ladder", "charts.lines",
-    "charts.kinds.memory", "charts.panels", "charts.kinds.roofline", "charts.kinds.speedup", "charts.kinds.splits",
-    "charts.style", "charts.text", "charts.kinds.time", "cluster.options", "cluster.crew", "cluster.groups",
+    *KINDS,
+    "charts", "console", "ending", "errors", "escaping", "palette", "registry", "charts.ceilings", "charts.chart",
+    "charts.data", "charts.failures", "charts.findings", "charts.heatmap", "charts.kinds", "charts.lines",
+    "charts.panels", "charts.style", "charts.text", "cluster.options", "cluster.crew", "cluster.groups",
     "cluster.local", "cluster.security", "cluster.team", "cluster.worker", "commands.compare", "commands.dashboard",
     "commands.export", "commands.plot", "commands.report", "commands.results", "commands.show", "comparing.compare",
     "comparing.comparison_reports", "comparing.inference", "comparing.noise", "comparing.reporting",
     "comparing.revisions", "dashboard.changes", "dashboard.data", "dashboard.findings", "dashboard.histories",
-    "dashboard.yardstick", "measuring.run_delay", "measuring.settled", "measuring.statistics", "measuring.stopwatch",
-    "model.banded", "model.dense", "model.devices", "model.fused", "model.kernel", "model.on_chip", "model.plain",
-    "model.rungs", "model.staged", "pages.page", "pages.text", "pages.vega", "prediction.memory", "prediction.predict",
-    "prediction.roofline", "prediction.storage", "problem.axes", "problem.case", "problem.operations",
-    "problem.work", "profiling.ncu_report", "profiling.verdict", "ranks.lines",
-    "report.columns", "report.data", "report.markdown", "report.page", "report.sentences", "results.columns",
-    "results.csv_reading", "results.facts",
-    "results.fields", "results.lock", "results.memory_tables", "results.merging",
-    "results.outputs", "results.result_view", "results.results_file", "results.runs", "results.shown",
-    "results.sparklines", "results.where", "results.writer", "static.baseline", "static.limits", "static.occupancy",
-    "static.records", "static.sass", "static.shapes",
+    "dashboard.yardstick", "measuring.run_delay", "measuring.settled", "measuring.statistics",
+    "measuring.stopwatch", "model.banded", "model.dense", "model.devices", "model.fused", "model.kernel",
+    "model.on_chip", "model.plain", "model.rungs", "model.staged", "pages.page", "pages.text", "pages.vega",
+    "prediction.memory", "prediction.predict", "prediction.roofline", "prediction.storage", "problem.axes",
+    "problem.case", "problem.operations", "problem.work", "profiling.ncu_report", "profiling.verdict",
+    "ranks.lines", "report.columns", "report.data", "report.markdown", "report.page", "report.sentences",
+    "results.columns", "results.csv_reading", "results.facts", "results.fields", "results.lock",
+    "results.memory_tables", "results.merging", "results.outputs", "results.result_view", "results.results_file",
+    "results.runs", "results.shown", "results.sparklines", "results.where", "results.writer", "static.baseline",
+    "static.limits", "static.occupancy", "static.records", "static.sass", "static.shapes",
 )  # fmt: skip
 LIGHT_KERNELS = {
     "mta_kernels",
