@@ -31,7 +31,7 @@ def forward_source(shape: Shape, limits: Limits) -> None:
 
 
 def backward_source(shape: Shape, limits: Limits) -> None:
-    """The backward of the same, whose products to scores and convolutions are the forward's kernels."""
+    """The backward of the same; what the forward runs too is the forward's."""
     import torch
 
     from mta_kernels.multi_token_attention.triton.backward import mixed_attention_backward
@@ -150,7 +150,7 @@ SOURCES = (
         "score_product", "mix_rows", "mix_heads", "convolution", "row_product",
     ), order=70),
     Source("mta_backward", backward_source, (
-        "mix_rows", "mix_rows_backward", "mix_heads", "row_product", "transposed_product", "taps_gradient",
+        "mix_rows_backward", "mix_heads", "row_product", "transposed_product", "taps_gradient",
     ), order=80),
     Source("mta_decode", decode_source, (
         "mta_decode_scores", "mta_decode_convolved", "mta_decode_logits", "mta_decode_probabilities",
