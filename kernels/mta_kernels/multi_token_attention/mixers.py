@@ -30,21 +30,24 @@ def rows_needed_before(mixers: Mixers) -> int:
 
 def operation_of(given: Mixers, head_dim: int, *, causal: bool, scale: float | None, pad_key: str) -> Operation:
     """The operation of mixers as a caller gives them. Raises ValueError for an unknown `pad_key`."""
+    pads = (0 if taps is None else key_padding(taps.shape[2], pad_key) for taps in (given.pre_conv, given.post_conv))
+    groups = (1 if mix is None or mix.dim() == 2 else mix.shape[0] for mix in (given.pre_mix, given.post_mix))
+    return operation_by_numbers(given, causal, softmax_scale(scale, head_dim), *pads, *groups)
 
-    def convolution(taps: Tensor | None) -> Convolution | None:
-        if taps is None:
-            return None
-        _, query_taps, key_taps = taps.shape
-        return Convolution(query_taps, key_taps, key_padding(key_taps, pad_key))
 
-    def head_mix(mix: Tensor | None) -> HeadMix | None:
-        if mix is None:
-            return None
-        return HeadMix(mix.shape[0] if mix.dim() == 3 else 1)
+def operation_by_numbers(
+    mixers: Mixers, causal: bool, scale: float, pre_pad: int, post_pad: int, pre_groups: int = 1, post_groups: int = 1
+) -> Operation:
+    """The operation of these mixers and numbers: the taps, and what is left out, are the mixers'."""
+
+    def convolution(taps: Tensor | None, pad: int) -> Convolution | None:
+        return None if taps is None else Convolution(taps.shape[1], taps.shape[2], pad)
 
     return Operation(
-        convolution(given.pre_conv), softmax_scale(scale, head_dim), causal,
-        head_mix(given.pre_mix), convolution(given.post_conv), head_mix(given.post_mix),
+        convolution(mixers.pre_conv, pre_pad), scale, causal,
+        None if mixers.pre_mix is None else HeadMix(pre_groups),
+        convolution(mixers.post_conv, post_pad),
+        None if mixers.post_mix is None else HeadMix(post_groups),
     )  # fmt: skip
 
 

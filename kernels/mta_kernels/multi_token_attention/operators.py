@@ -1,7 +1,7 @@
 """The kernel backends as `torch.library` operators, which take their backend by name: shapes, gradients.
 
 `mta::multi_token_attention` and `mta::multi_token_attention_backward` are opaque to torch.compile and torch.export.
-An operator takes numbers, not objects: an `Operation` is taken apart and put together again in this file alone.
+An operator takes numbers, not objects: `numbers_of` takes an `Operation` apart, `operation_by_numbers` makes it again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 from mta_kernels.multi_token_attention.backend import MtaBackend
 from mta_kernels.multi_token_attention.backends import named
 from mta_kernels.multi_token_attention.documents import document_bounds
-from mta_kernels.multi_token_attention.mixers import Mixers, rows_needed_before
-from mta_kernels.operation import Convolution, HeadMix, Operation
+from mta_kernels.multi_token_attention.mixers import Mixers, operation_by_numbers, rows_needed_before
+from mta_kernels.operation import Operation
 from mta_kernels.operator_gradients import NoGradient, register_gradient, run_in_function, wanted
 
 Numbers = tuple[bool, float, int, int, int, int]  # of an operation: causal, scale, both pads, both counts of groups
@@ -43,22 +43,6 @@ def numbers_of(operation: Operation) -> Numbers:
     pads = (conv.pad if conv else 0 for conv in (operation.pre_conv, operation.post_conv))
     groups = (mix.groups if mix else 1 for mix in (operation.pre_mix, operation.post_mix))
     return operation.causal, operation.scale, *pads, *groups  # type: ignore[return-value]
-
-
-def _operation(
-    mixers: Mixers, causal: bool, scale: float, pre_pad: int, post_pad: int, pre_groups: int, post_groups: int
-) -> Operation:
-    """The operation of these mixers and numbers."""
-
-    def convolution(taps: Tensor | None, pad: int) -> Convolution | None:
-        return None if taps is None else Convolution(taps.shape[1], taps.shape[2], pad)
-
-    return Operation(
-        convolution(mixers.pre_conv, pre_pad), scale, causal,
-        None if mixers.pre_mix is None else HeadMix(pre_groups),
-        convolution(mixers.post_conv, post_pad),
-        None if mixers.post_mix is None else HeadMix(post_groups),
-    )  # fmt: skip
 
 
 def _kernels(name: str) -> MtaBackend:
@@ -93,7 +77,7 @@ def _forward(
     post_groups: int, documents: Tensor | None, backend: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     mixers = Mixers(pre_conv, pre_mix, post_conv, post_mix)
-    operation = _operation(mixers, causal, scale, pre_pad, post_pad, pre_groups, post_groups)
+    operation = operation_by_numbers(mixers, causal, scale, pre_pad, post_pad, pre_groups, post_groups)
     out, logsumexp = _kernels(backend).forward(operation, q, k, v, mixers, documents=documents)
     return out.contiguous(), logsumexp.contiguous()
 
@@ -110,7 +94,7 @@ def _backward(
     post_pad: int, pre_groups: int, post_groups: int, documents: Tensor | None, backend: str,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     mixers = Mixers(pre_conv, pre_mix, post_conv, post_mix)
-    operation = _operation(mixers, causal, scale, pre_pad, post_pad, pre_groups, post_groups)
+    operation = operation_by_numbers(mixers, causal, scale, pre_pad, post_pad, pre_groups, post_groups)
     dq, dk, dv, of_mixers = _kernels(backend).backward(
         operation, q, k, v, mixers, logsumexp, grad_out, documents=documents
     )

@@ -12,8 +12,8 @@ from mta_kernels.conv_attention.surroundings import without_autocast
 from mta_kernels.conv_attention.triton.backend import platform_unsupported
 from mta_kernels.gpu_limits import absent
 from mta_kernels.multi_token_attention.decode.state import DecodeState
-from mta_kernels.multi_token_attention.mixers import Mixers
-from mta_kernels.operation import ONE_TAP, Convolution, HeadMix, Operation
+from mta_kernels.multi_token_attention.mixers import Mixers, operation_by_numbers
+from mta_kernels.operation import ONE_TAP, Operation
 
 BACKENDS = ("reference", "triton")
 MAX_HEADS = 64
@@ -76,17 +76,11 @@ def _decode(
 ) -> Tensor:  # fmt: skip
     from mta_kernels.multi_token_attention.decode.triton import newest_row
 
-    def convolution(taps: Tensor | None, pad: int) -> Convolution | None:
-        return None if taps is None else Convolution(taps.shape[1], taps.shape[2], pad)
-
-    operation = Operation(
-        convolution(pre_conv, pre_pad), scale, True, None if pre_mix is None else HeadMix(),
-        convolution(post_conv, post_pad), None if post_mix is None else HeadMix(),
-    )  # fmt: skip
+    mixers = Mixers(pre_conv, pre_mix, post_conv, post_mix)
+    operation = operation_by_numbers(mixers, True, scale, pre_pad, post_pad)
     state = None
     if logits is not None and logsumexp is not None and seen is not None:
         state = DecodeState(logits, logsumexp, seen)
-    mixers = Mixers(pre_conv, pre_mix, post_conv, post_mix)
     with without_autocast(q_window):
         return newest_row(operation, q_window, k_cache, v_cache, mixers, lengths, state, block_table, splits or "auto")
 
