@@ -6,13 +6,12 @@ CUDA's kernels take chunks without a halo, the mixing alone.
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mta_kernels.multi_token_attention.rows_cuda import rows as cuda_rows
 from mta_kernels.multi_token_attention.triton import rows, rows_backward
 from mta_kernels.multi_token_attention.triton.chunks import BLOCK, Chunk
 from mta_kernels.multi_token_attention.triton.rows_backward import MixingGradients
@@ -24,11 +23,10 @@ def mix_rows(
     scores: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor, chunk: Chunk
 ) -> None:  # fmt: skip
     """`rows.mix_rows` in place, by whichever kernels."""
-    cuda = _cuda_rows(scores, chunk, backward=False)
-    if cuda is None:
-        rows.mix_rows(scores, pre_mix, post_mix, logsumexp, chunk=chunk)
+    if _by_cuda(scores, chunk, backward=False):
+        cuda_rows.mix_rows(scores, pre_mix, post_mix, _of_chunk(logsumexp, chunk), **_options(chunk))
     else:
-        cuda.mix_rows(scores, pre_mix, post_mix, *_of_chunk(logsumexp, chunk), **_options(chunk))
+        rows.mix_rows(scores, pre_mix, post_mix, logsumexp, chunk=chunk)
 
 
 def mix_rows_backward(
@@ -36,34 +34,28 @@ def mix_rows_backward(
     gradients: MixingGradients, chunk: Chunk,
 ) -> None:  # fmt: skip
     """`rows_backward.mix_rows_backward`, by whichever kernels."""
-    cuda = _cuda_rows(scores, chunk, backward=True)
-    if cuda is None:
-        rows_backward.mix_rows_backward(scores, grad, pre_mix, post_mix, logsumexp, gradients, chunk=chunk)
+    if _by_cuda(scores, chunk, backward=True):
+        sums = _of_chunk(logsumexp, chunk)
+        gradients.add(*cuda_rows.mix_rows_backward(scores, grad, pre_mix, post_mix, sums, **_options(chunk)))
     else:
-        found = cuda.mix_rows_backward(
-            scores, grad, pre_mix, post_mix, *_of_chunk(logsumexp, chunk), **_options(chunk)
-        )  # fmt: skip
-        gradients.add(*found)
+        rows_backward.mix_rows_backward(scores, grad, pre_mix, post_mix, logsumexp, gradients, chunk=chunk)
 
 
-def _cuda_rows(scores: Tensor, chunk: Chunk, *, backward: bool) -> Any:
-    """The module of CUDA's kernels if they can run this, or None."""
+def _by_cuda(scores: Tensor, chunk: Chunk, *, backward: bool) -> bool:
+    """Whether CUDA's kernels are to run this."""
     if not CUDA_ROWS or chunk.convolved or not scores.is_cuda:
-        return None
-    return _cuda_rows_for(scores.device, scores.dtype, scores.shape[1], chunk.keys, backward)
+        return False
+    return _cuda_can(scores.device, scores.dtype, scores.shape[1], chunk.keys, backward)
 
 
 @functools.cache
-def _cuda_rows_for(device: torch.device, dtype: torch.dtype, heads: int, keys: int, backward: bool) -> Any:
-    name = "mta_kernels.multi_token_attention.rows_cuda"
-    if importlib.util.find_spec(name) is None:
-        return None
-    module = importlib.import_module(f"{name}.rows")
-    return None if module.rows_unsupported(device, dtype, heads, keys, backward=backward) else module
+def _cuda_can(device: torch.device, dtype: torch.dtype, heads: int, keys: int, backward: bool) -> bool:
+    """`rows_unsupported`, asked once."""
+    return cuda_rows.rows_unsupported(device, dtype, heads, keys, backward=backward) is None
 
 
-def _of_chunk(logsumexp: Tensor, chunk: Chunk) -> list[Tensor]:
-    return [logsumexp[:, :, chunk.first_row : chunk.first_row + chunk.rows]]
+def _of_chunk(logsumexp: Tensor, chunk: Chunk) -> Tensor:
+    return logsumexp[:, :, chunk.first_row : chunk.first_row + chunk.rows]
 
 
 def _options(chunk: Chunk) -> dict[str, Any]:
