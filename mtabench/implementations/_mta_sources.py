@@ -81,7 +81,8 @@ def norm_gate_source(shape: Shape, limits: Limits) -> None:
 
 def rows_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """CUDA's row kernels, for rows of all tokens or, where these do not fit, of fewer. Raises SkippedError."""
-    from mta_kernels.multi_token_attention.rows_cuda.plan import ELEMENTS, MOST_HEADS, plan_on
+    from mta_kernels.multi_token_attention.rows_cuda.plan import MOST_HEADS, plan_on
+    from mta_kernels.nvrtc.structures import ELEMENTS
     from mtabench.problem.inputs import DTYPES
 
     dtype = DTYPES[shape.dtype]
@@ -104,8 +105,9 @@ def rows_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
 
 def tiles_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """CUDA's tile kernels of a layer with all steps. Raises SkippedError."""
-    from mta_kernels.multi_token_attention.tiles_cuda.plan import ELEMENTS, MOST_HEADS, plan_on
+    from mta_kernels.multi_token_attention.tiles_cuda.plan import MOST_HEADS, plan_on
     from mta_kernels.multi_token_attention.tiles_cuda.tiles import MERGE_THREADS
+    from mta_kernels.nvrtc.structures import ELEMENTS
     from mtabench.problem.inputs import DTYPES
 
     dtype = DTYPES[shape.dtype]

@@ -52,7 +52,8 @@ def source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     import torch
 
     from mta_kernels.attention import cuda_flash, cuda_unfused
-    from mta_kernels.attention.cuda_launch import ELEMENTS, source
+    from mta_kernels.attention.cuda_launch import source
+    from mta_kernels.nvrtc.structures import ALL_ELEMENTS
     from mtabench.problem.inputs import DTYPES
 
     if not shape.by_name:
@@ -60,7 +61,7 @@ def source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     need_compiler()
     dtype = DTYPES[shape.dtype]
     for prefix in ("cuda_naive", "cuda_tiled"):
-        code = compiled(source(f"{prefix}.cu", limits.target, (("ELEMENT", ELEMENTS[dtype]),)))
+        code = compiled(source(f"{prefix}.cu", limits.target, (("ELEMENT", ALL_ELEMENTS[dtype]),)))
         for name in STEPS:
             yield CudaKernel(name, code, cuda_unfused.THREADS // 32, 0, f"{prefix}_{name}")
     if dtype != torch.float32 and shape.head_dim % 8 == 0:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mta_kernels.attention.cuda_launch import ELEMENTS, Constants, device_unsupported, diagonal, kernel
+from mta_kernels.attention.cuda_launch import Constants, device_unsupported, diagonal, kernel
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import missing_package
-from mta_kernels.nvrtc.structures import Rows, fields, in_chunks
+from mta_kernels.nvrtc.structures import ALL_ELEMENTS, Rows, fields, in_chunks
 
 MAX_HEAD_DIM = 256
 L2_BYTES = 32 << 20  # that keys and values may take: the L2 of an A100 has 40 MB, of an H200 50
@@ -65,7 +65,7 @@ class Geometry:
     @property
     def constants(self) -> Constants:
         return (
-            ("ELEMENT", ELEMENTS[self.dtype]), ("HEAD_DIM", self.head_dim), ("VALUE_DIM", self.value_dim),
+            ("ELEMENT", ALL_ELEMENTS[self.dtype]), ("HEAD_DIM", self.head_dim), ("VALUE_DIM", self.value_dim),
             ("WARPS", self.warps), ("ROW_TILES", self.row_tiles), ("KEYS", self.keys), ("STAGES", self.stages),
             ("BLOCKS", self.blocks),
         )  # fmt: skip

@@ -13,7 +13,6 @@ from mta_kernels.nvrtc.compiler import Source, headers_in, machine_code
 
 FOLDER = Path(__file__).parent
 HEADERS = ("elements.cuh", "mma.cuh")
-ELEMENTS = {torch.float32: "float", torch.float16: "Half", torch.bfloat16: "Bfloat16"}  # as in elements.cuh
 
 Constants = tuple[tuple[str, Any], ...]
 

@@ -11,10 +11,10 @@ from ctypes import c_float, c_int, c_void_p
 import torch
 from torch import Tensor
 
-from mta_kernels.attention.cuda_launch import ELEMENTS, device_unsupported, diagonal, kernel
+from mta_kernels.attention.cuda_launch import device_unsupported, diagonal, kernel
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import missing_package
-from mta_kernels.nvrtc.structures import fields
+from mta_kernels.nvrtc.structures import ALL_ELEMENTS, fields
 
 STEPS = ("scores", "softmax_rows", "weighted_sum")  # the kernels of a source
 THREADS = 256  # of their blocks
@@ -42,7 +42,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, ru
         head_dim, value_dim, diagonal(queries, keys, causal=causal),
     )  # fmt: skip
     source, blocks_of = SOURCES[rung]
-    constants, device = (("ELEMENT", ELEMENTS[q.dtype]),), q.device.index
+    constants, device = (("ELEMENT", ALL_ELEMENTS[q.dtype]),), q.device.index
     for name, blocks in zip(STEPS, blocks_of(batch * heads, queries, keys, value_dim), strict=True):
         driver.launch(kernel(source, name, constants, device), (blocks, 1), THREADS, 0, device, arguments)
     return out
@@ -66,6 +66,6 @@ SOURCES = {"cuda-naive": ("cuda_naive.cu", naive_blocks), "cuda-tiled": ("cuda_t
 
 def unsupported(*, device: torch.device, dtype: torch.dtype, head_dim: int, rung: str) -> str | None:
     """Why it cannot run, in one clause with what would work, or None."""
-    if dtype not in ELEMENTS:
+    if dtype not in ALL_ELEMENTS:
         return f"{rung} takes float32, float16 and bfloat16, not {dtype}"
     return device_unsupported(device) or missing_package()

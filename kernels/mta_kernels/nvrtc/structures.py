@@ -9,6 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# What common.cuh calls the dtypes of 16 bits, and the names with float32's.
+ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16"}
+ALL_ELEMENTS = {**ELEMENTS, torch.float32: "float"}
+
 
 def fields(kind: Any, names: str) -> tuple[tuple[str, Any], ...]:
     """Fields of one type, for `_fields_`: their names in their order, with spaces between."""

@@ -13,10 +13,10 @@ import torch
 from mta_kernels.gpu_limits import absent
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source, headers_in, machine_code, missing_package
+from mta_kernels.nvrtc.structures import ALL_ELEMENTS
 
 FOLDER = Path(__file__).parent
 HEADERS = ("instructions.cuh", "tiles.cuh", "products_mma.cuh", "products_fma.cuh")
-ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16", torch.float32: "float"}
 MAX_HEAD_DIM, MAX_TAPS = 128, 11
 OLDEST = (8, 0)  # the compute capability that has the instructions
 
@@ -50,7 +50,7 @@ def device_unsupported(device: torch.device) -> str | None:
 
 def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int) -> str | None:
     """Why no GPU could run these, or None."""
-    if dtype not in ELEMENTS:
+    if dtype not in ALL_ELEMENTS:
         return f"dtype {dtype} is not float16, bfloat16 or float32"
     if not 8 <= head_dim <= MAX_HEAD_DIM or head_dim % 8:
         return f"head_dim {head_dim} is not a multiple of 8 from 8 to {MAX_HEAD_DIM}"
@@ -104,8 +104,8 @@ class Shape:
     def source(self, name: str, architecture: str) -> Source:
         """The source `name` for "sm_80" and so on."""
         constants = {
-            "ELEMENT": ELEMENTS[self.dtype], "TENSOR_CORES": int(self.dtype.itemsize == 2), "HEAD_DIM": self.head_dim,
-            "QUERY_TAPS": self.query_taps, "KEY_TAPS": self.key_taps,
+            "ELEMENT": ALL_ELEMENTS[self.dtype], "TENSOR_CORES": int(self.dtype.itemsize == 2),
+            "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.query_taps, "KEY_TAPS": self.key_taps,
         }  # fmt: skip
         return Source(FOLDER / name, architecture, constants, headers_in(FOLDER, HEADERS))
 

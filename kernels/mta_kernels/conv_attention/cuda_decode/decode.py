@@ -15,7 +15,6 @@ from mta_kernels.conv_attention.arguments import check_block_table, check_splits
 from mta_kernels.conv_attention.backend import size_unsupported
 from mta_kernels.conv_attention.cuda_decode.arrivals import arrivals
 from mta_kernels.conv_attention.cuda_decode.plan import (
-    ELEMENTS,
     DecodeConstants,
     DecodePlan,
     choose_plan,
@@ -24,7 +23,7 @@ from mta_kernels.conv_attention.cuda_decode.plan import (
 from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import machine_code
-from mta_kernels.nvrtc.structures import Weight, fields
+from mta_kernels.nvrtc.structures import ELEMENTS, Weight, fields
 from mta_kernels.operation import Operation
 
 

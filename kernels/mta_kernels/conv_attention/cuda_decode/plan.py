@@ -12,12 +12,12 @@ from torch import Tensor
 
 from mta_kernels.gpu_limits import shared_memory_limit, sm_count
 from mta_kernels.nvrtc.compiler import Source, headers_in
+from mta_kernels.nvrtc.structures import ELEMENTS
 from mta_kernels.operation import Convolution
 
 FOLDER = Path(__file__).parent
 INSTRUCTIONS = FOLDER.parents[1] / "attention"
 HEADERS = ("sm80_decode.cuh", "work.cuh", "layout.cuh", "stream.cuh", "fold.cuh", "merge.cuh")
-ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16"}
 KEYS = 32  # of a warp's tile
 FEWEST_KEYS = 64  # a program: FEWEST_UNITS of work.cuh
 BYTES_AN_SM = 128 * 1024  # of buffers: enough on their way to keep the memory of an H200 busy

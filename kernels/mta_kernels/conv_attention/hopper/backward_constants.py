@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mta_kernels.conv_attention.hopper.forward import ROWS, SLAB
-from mta_kernels.conv_attention.hopper.prepare import ELEMENTS, PrepareConstants, TileConstants
+from mta_kernels.conv_attention.hopper.prepare import PrepareConstants, TileConstants
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.nvrtc.compiler import Source
+from mta_kernels.nvrtc.structures import ELEMENTS
 
 SCORES_ABOVE, GRADS_ABOVE = 16, 8  # rows above a warpgroup's own
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.fastpath.memory import keep
 from mta_kernels.conv_attention.hopper.prepare import (
-    ELEMENTS,
     Inputs,
     Positions,
     Preparation,
@@ -25,7 +24,7 @@ from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source
-from mta_kernels.nvrtc.structures import Rows, Weight, fields
+from mta_kernels.nvrtc.structures import ELEMENTS, Rows, Weight, fields
 from mta_kernels.operation import Operation
 
 QUERY_TAPS, KEY_TAPS = 8, 17  # at most

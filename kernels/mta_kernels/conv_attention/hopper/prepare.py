@@ -13,10 +13,9 @@ import torch
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source, machine_code
-from mta_kernels.nvrtc.structures import Rows, Weight, fields
+from mta_kernels.nvrtc.structures import ELEMENTS, Rows, Weight, fields
 from mta_kernels.operation import Convolution
 
-ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16"}
 NORM_PARTS = 32  # as in tiles.cuh
 TAP_NUMBERS = 16 * 32
 

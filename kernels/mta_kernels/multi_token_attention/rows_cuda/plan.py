@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from mta_kernels.nvrtc.compiler import Source, headers_in
+from mta_kernels.nvrtc.structures import ELEMENTS
 
 FOLDER = Path(__file__).parent
 INSTRUCTIONS = FOLDER.parents[1] / "attention"
 HEADERS = ("rows_instructions.cuh", "layout.cuh", "copies.cuh", "mixing.cuh", "sums.cuh", "rows.cuh")
-ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16"}
 CLUSTERS = (1, 2, 4, 8, 16)  # blocks that share a row
 PORTABLE = 8  # at most, unless one allows more, which an H100 has
 MOST_HEADS = {False: 64, True: 32}  # forward, and backward, whose sums of all pairs of heads must fit into registers
@@ -21,7 +21,6 @@ MOST_HEADS = {False: 64, True: 32}  # forward, and backward, whose sums of all p
 MEASURED = {False: ((2, 3, 4), (1, 3, 7)), True: ((2, 3, 4), (3, 1, 11))}
 RESERVED = 1024  # bytes of shared memory that each block costs beside its own
 THREADS_AN_SM = 1536  # of sm_86 to sm_120; others have 2048
-REGISTERS_AN_SM = 65536
 MOST_BLOCKS = 16  # an SM
 
 

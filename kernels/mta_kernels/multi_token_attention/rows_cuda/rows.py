@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
 from mta_kernels.multi_token_attention.rows_cuda.plan import (
-    ELEMENTS,
     MOST_HEADS,
     PORTABLE,
     RowConstants,
@@ -21,7 +20,7 @@ from mta_kernels.multi_token_attention.rows_cuda.plan import (
 )
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import machine_code, missing_package
-from mta_kernels.nvrtc.structures import fields
+from mta_kernels.nvrtc.structures import ELEMENTS, fields
 
 
 class Matrix(ctypes.Structure):
@@ -80,9 +79,9 @@ def mix_rows(
     on. Row r is of position `first_position + r`. It sees the first `keys` columns, if `causal` those up to its
     position, and of `documents [2, N]` (int32: the first position of each one's document, and one past its last) its
     own. What it does not see may be NaN before and is zero after: in all columns, or with `block`, rows and columns
-    that products read at a time, in all whole blocks that some row of its block sees. `pre_mix [H, H]` (out, in) mixes
-    the scores,
-    `post_mix [H, H]` (in, out) the probabilities; each may be None, float32 (then rounded) or of the scores' dtype.
+    that products read at a time, in all whole blocks that some row of its block sees.
+    `pre_mix [H, H]` (out, in) mixes the scores, `post_mix [H, H]` (in, out) the probabilities; each may be None,
+    float32 (then rounded) or of the scores' dtype.
     `logsumexp_out [B, H, R]` is float32 of any strides. `plan` and `clusters` override what would be chosen, for
     measurements. Raises ValueError where `rows_unsupported` has a reason, or for scores of another layout.
     """

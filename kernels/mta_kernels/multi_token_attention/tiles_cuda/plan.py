@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 
 from mta_kernels.nvrtc.compiler import Source, headers_in
+from mta_kernels.nvrtc.structures import ELEMENTS
 from mta_kernels.operation import ONE_TAP, Convolution
 
 FOLDER = Path(__file__).parent
 INSTRUCTIONS = FOLDER.parents[1] / "attention"
 HEADERS = ("tiles_instructions.cuh", "layout.cuh", "steps.cuh", "load.cuh", "convolve.cuh", "mix.cuh", "pipeline.cuh")
-ELEMENTS = {torch.float16: "Half", torch.bfloat16: "Bfloat16"}
 MOST_HEADS = 64
 MOST_TAPS = (8, 17)
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
-from mta_kernels.multi_token_attention.tiles_cuda.plan import ELEMENTS, MOST_HEADS, MOST_TAPS, TileConstants, plan_on
+from mta_kernels.multi_token_attention.tiles_cuda.plan import MOST_HEADS, MOST_TAPS, TileConstants, plan_on
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import machine_code, missing_package
-from mta_kernels.nvrtc.structures import fields
+from mta_kernels.nvrtc.structures import ELEMENTS, fields
 from mta_kernels.operation import ONE_TAP, Convolution
 
 ZERO_BLOCK = 128  # rows and columns of the tiles in which a product reads what `post_tiles` stores
