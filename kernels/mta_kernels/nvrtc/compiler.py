@@ -78,8 +78,8 @@ def compile_source(source: Source) -> tuple[bytes, str]:
 
 
 def headers_in(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Texts of headers in a folder, by their names, and of common.cuh, which all of them include."""
-    paths = (Path(__file__).parent / "common.cuh", *(folder / name for name in names))
+    """Texts of headers in a folder, by their names, and of those beside this file, which any of them may include."""
+    paths = (*sorted(Path(__file__).parent.glob("*.cuh")), *(folder / name for name in names))
     return {path.name: path.read_text() for path in paths}
 
 

@@ -3,7 +3,7 @@
 // Tests compile the kernels with a twin of this file that runs them on a CPU (tests/emulator/device.cuh); kernels touch
 // shared memory through these functions alone. Sections and names follow the PTX ISA, 8.5.
 #pragma once
-#include <common.cuh>
+#include <bulk.cuh>
 
 #define MAXIMUM_THREADS(threads) __launch_bounds__(threads, 1)
 
@@ -23,16 +23,7 @@ DEVICE uint32_t shared_memory() {
     extern __shared__ __align__(1024) char bytes[];
     return (uint32_t)__cvta_generic_to_shared(bytes);
 }
-// Four matrices as `load_matrices` loads them; of 16 x 16 numbers, named in the order of their columns, that is A of a
-// product.
-DEVICE void store_matrices(uint32_t address, const uint32_t (&values)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(values[0]),
-                 "r"(values[1]), "r"(values[2]), "r"(values[3]) : "memory");
-}
-DEVICE void fence_async_proxy() {  // ordinary stores before it are seen by the copy engine and by wgmma
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-DEVICE void fence_async_proxy_everywhere() {  // and of memory, by the thread that wrote and the one that has them copied
+DEVICE void fence_async_proxy_everywhere() {  // `fence_async_proxy`, and of memory, by the thread that wrote and the one that has them copied
     asm volatile("fence.proxy.async;" ::: "memory");
 }
 
@@ -65,26 +56,7 @@ DEVICE void wait_for_count(const int* counter, int count) {
     }
 }
 
-// mbarrier: arrivals and bytes that complete a phase.
-
-DEVICE void barrier_init(uint32_t barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
-}
-DEVICE void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-DEVICE void barrier_expect(uint32_t barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-DEVICE void barrier_arrive(uint32_t barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-DEVICE void barrier_wait(uint32_t barrier, int parity) {  // until the phase of that parity has completed
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}" ::"r"(barrier), "r"(parity) : "memory");
-}
+// Of an mbarrier, beside bulk.cuh's.
 
 DEVICE bool barrier_done(uint32_t barrier, int parity) {  // whether the phase of that parity has completed
     uint32_t done;
@@ -118,11 +90,6 @@ DEVICE void copy_tile(uint32_t destination, const TensorMap* map, uint32_t barri
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
         : "memory");
-}
-
-DEVICE void copy_bytes(uint32_t destination, const void* source, int bytes, uint32_t barrier) {  // in units of 16
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
-                 "l"(source), "r"(bytes), "r"(barrier) : "memory");
 }
 
 // wgmma: 64 rows of A times columns of B, 16 deep, by the 128 threads of a warpgroup: `Product` in wgmma.cuh, which

@@ -1,7 +1,10 @@
-// Instructions that the row kernels need beside those of attention/mma.cuh. Tests run the kernels on a CPU with a twin,
-// tests/emulator/rows_instructions.cuh. Sections and names follow the PTX ISA, 8.5.
+// Instructions that the row kernels need beside those of attention/mma.cuh and bulk.cuh. Tests run the kernels on a CPU
+// with a twin, tests/emulator/rows_instructions.cuh. Sections and names follow the PTX ISA, 8.5.
 #pragma once
 #include <mma.cuh>
+#if BULK  // sm_90 and later
+#include <bulk.cuh>
+#endif
 
 #if CLUSTER > 1
 #define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
@@ -34,48 +37,14 @@ DEVICE uint32_t transpose(uint32_t matrix) {
 
 #if BULK  // sm_90 and later
 
-// Four matrices of 8 x 8 numbers to shared memory: the inverse of `load_matrices`.
-DEVICE void store_matrices(uint32_t address, const uint32_t (&matrices)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(matrices[0]),
-                 "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3]) : "memory");
-}
-
-// The same of the transposed matrices: the inverse of `load_matrices_transposed`.
+// As `store_matrices`, of the transposed matrices: the inverse of `load_matrices_transposed`.
 DEVICE void store_matrices_transposed(uint32_t address, const uint32_t (&matrices)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(matrices[0]),
                  "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3]) : "memory");
 }
 
-// mbarrier: arrivals and bytes that complete a phase.
+// Bulk copies from shared memory by the copy engine, in groups, in units of 16 bytes.
 
-DEVICE void barrier_init(uint32_t barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
-}
-DEVICE void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-DEVICE void barrier_expect(uint32_t barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-DEVICE void barrier_arrive(uint32_t barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-DEVICE void barrier_wait(uint32_t barrier, int parity) {  // until the phase of that parity has completed
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}" ::"r"(barrier), "r"(parity) : "memory");
-}
-
-// Bulk copies by the copy engine, in units of 16 bytes: to shared memory, counted by a barrier, and from it, in groups.
-
-DEVICE void fence_async_proxy() {  // ordinary stores before it are seen by the copy engine
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-DEVICE void copy_bytes(uint32_t destination, const void* source, int bytes, uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
-                 "l"(source), "r"(bytes), "r"(barrier) : "memory");
-}
 DEVICE void store_bytes(void* destination, uint32_t source, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination), "r"(source), "r"(bytes)
                  : "memory");
