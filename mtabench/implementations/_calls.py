@@ -63,13 +63,19 @@ def mta_decode_why_not(case: Case) -> str | None:
     import torch
 
     from mta_kernels.gpu_limits import absent
-    from mta_kernels.multi_token_attention.decode.backend import why_not
+    from mta_kernels.multi_token_attention.backend import Request
+    from mta_kernels.multi_token_attention.triton.backend import why_not
     from mtabench.problem.inputs import DTYPES
 
-    def one(heads: int) -> Tensor:
-        return torch.empty(1, heads, 1, case.head_dim, dtype=DTYPES[case.dtype], device=case.device)
+    dtype = DTYPES[case.dtype]
 
-    return absent(case.device) or why_not(case.operation, one(case.heads), one(case.kv_heads), one(case.kv_heads))
+    def one(heads: int) -> Tensor:
+        return torch.empty(1, heads, 1, case.head_dim, dtype=dtype, device=case.device)
+
+    if reason := absent(case.device):
+        return reason
+    tensors = one(case.heads), one(case.kv_heads), one(case.kv_heads)
+    return why_not(Request(case.operation, case.device, dtype, case.head_dim, case.heads, decode=tensors))
 
 
 def attention_by_rung(case: Case, inputs: Inputs) -> Closure:

@@ -14,13 +14,15 @@ from kernel_inputs import DEVICE, DTYPES, poison_memory, relative_error, with_ga
 
 from mta_kernels.multi_token_attention import (
     DecodeState,
+    explain,
     multi_token_attention_decode,
     multi_token_attention_decode_reference,
 )
-from mta_kernels.multi_token_attention.decode import backend
+from mta_kernels.multi_token_attention.backend import Request
 from mta_kernels.multi_token_attention.decode.state import needs_state
 from mta_kernels.multi_token_attention.decode.triton import choose_splits
 from mta_kernels.multi_token_attention.mixers import Mixers
+from mta_kernels.multi_token_attention.triton.backend import why_not
 from mta_kernels.operation import Operation
 
 OWN = [parts for parts in COMBINATIONS if any(parts[name] for name in PARTS[1:])]  # all others are conv_attention's
@@ -207,7 +209,13 @@ def test_what_kernels_cannot_run_is_refused_or_left_to_the_reference() -> None:
     with pytest.raises(ValueError, match="the reference backend does not split the keys"):
         multi_token_attention_decode(**step, backend="reference", splits=2)
     many = torch.empty(1, 65, 1, 16, device=DEVICE)
-    assert "65 query heads are more than 64" in (backend.why_not(Operation(None, 1.0), many, many, many) or "")
+    request = Request(Operation(None, 1.0), many.device, many.dtype, 16, 65, decode=(many, many, many))
+    assert "65 query heads are more than 64" in (why_not(request) or "")
+    q, k, v = (step[name] for name in ("q_window", "k_cache", "v_cache"))
+    assert explain(q, k, v, **inputs.mixers, decode=True).backend == "triton"
+    choice = explain(q, apart, v, **inputs.mixers, decode=True)
+    assert choice.backend == "reference"
+    assert "numbers of a key side by side" in choice.reason
 
 
 def test_compiled_as_one_graph() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mta_kernels.conv_attention.backend import Backend, Request
+from mta_kernels.backend_lookup import find
+from mta_kernels.conv_attention.backend import Backend
 from mta_kernels.conv_attention.cuda_decode.backend import CUDA
 from mta_kernels.conv_attention.hopper.backend import HOPPER
 from mta_kernels.conv_attention.triton.backend import TRITON
@@ -13,15 +14,4 @@ BACKENDS = ("reference", *(backend.name for backend in KERNELS))
 
 def named(name: str) -> Backend | None:
     """The kernel backend of a name, None for the reference; raises ValueError for an unknown name."""
-    for backend in KERNELS:
-        if backend.name == name:
-            return backend
-    if name == "reference":
-        return None
-    raise ValueError(f"backend is {name!r}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
-
-
-def check_can_run(backend: Backend, request: Request) -> None:
-    """Raise ValueError, in one sentence, if a backend that a person named cannot run a request."""
-    if reason := backend.why_not(request):
-        raise ValueError(f"backend {backend.name!r} cannot run this: {reason}; backend='auto' picks one that can")
+    return find(KERNELS, name)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from mta_kernels.backend_lookup import check_can_run
 from mta_kernels.conv_attention.arguments import autocast_dtype, check_are_tensors, wants_gradient
 from mta_kernels.conv_attention.backend import Backend, Request
-from mta_kernels.conv_attention.backends import KERNELS, check_can_run, named
+from mta_kernels.conv_attention.backends import KERNELS, named
 from mta_kernels.operation import Convolution, Operation, key_padding
 
 if TYPE_CHECKING:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.backend_lookup import check_can_run
 from mta_kernels.conv_attention.arguments import check_splits, rows_before
 from mta_kernels.conv_attention.backend import Backend, Gradients, Request
-from mta_kernels.conv_attention.backends import check_can_run, named
+from mta_kernels.conv_attention.backends import named
 from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spread_rows
 from mta_kernels.operation import Convolution, Operation
 from mta_kernels.operator_gradients import (

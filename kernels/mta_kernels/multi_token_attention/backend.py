@@ -32,6 +32,7 @@ class Request(NamedTuple):
     gradients: bool = False
     dropout: float = 0.0  # the share of mixed probabilities that are dropped
     documents: bool = False  # whether several are packed into a row of tokens
+    decode: tuple[Tensor, Tensor, Tensor] | None = None  # q_window and the caches of keys and values
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class MtaBackend:
       read above the first row of q is zero.
     - `backward(operation, q, k, v, mixers, logsumexp, grad_out, *, documents=None)`: the gradients, each in the dtype
       and shape of what it is the gradient of, those of the mixers as a `Mixers`, None where there is no mixer.
+    - `decode(operation, q_window, k_cache, v_cache, mixers, lengths, state, block_table, splits)`: the newest row
+      `[B, Hq, 1, D]`, the state updated; `splits` is a number or "auto". None stands for a backend without it.
 
     `documents` is None or `[2, N]` int32: for each position the first of its document and one past the last. Row i sees
     key j only if `documents[0, i] <= j < documents[1, i]`, and a convolution sees zeros at rows and keys of other
@@ -58,3 +61,4 @@ class MtaBackend:
     rank: Callable[[Request], int | None]
     forward: Callable[..., tuple[Tensor, Tensor]]
     backward: Callable[..., Gradients]
+    decode: Callable[..., Tensor] | None = None

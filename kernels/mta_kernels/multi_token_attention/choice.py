@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mta_kernels.backend_lookup import check_can_run
 from mta_kernels.conv_attention import backends as conv_backends
 from mta_kernels.conv_attention.arguments import autocast_dtype, check_are_tensors, wants_gradient
 from mta_kernels.conv_attention.choice import Choice
@@ -51,8 +52,9 @@ def explain(
     causal: bool = True,
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
+    decode: bool = False,
 ) -> Choice:
-    """Which backend `multi_token_attention` takes for these arguments, and why.
+    """Which backend `multi_token_attention`, or `multi_token_attention_decode`, takes for these arguments, and why.
 
     No other argument changes the choice; autocast does, and whether a gradient may be asked for. Raises ValueError for
     an unknown backend, or a named one that cannot run them, and TypeError for what is no tensor.
@@ -61,11 +63,11 @@ def explain(
     check_are_tensors(q=q, k=k, v=v, **given._asdict(), cu_seqlens=cu_seqlens)
     operation = operation_of(given, q.shape[-1], causal=causal, scale=None, pad_key="both")
     if is_conv_attention(operation, dropout, backend):
-        conv = explain_conv_attention(q, k, v, conv_attention_weight(given, q), backend=backend)
+        conv = explain_conv_attention(q, k, v, conv_attention_weight(given, q), backend=backend, decode=decode)
         return Choice(conv.backend, f"conv_attention computes this; {conv.reason}")
     request = Request(
         operation, q.device, autocast_dtype(q), q.shape[-1], q.shape[1],
-        wants_gradient(q, k, v, *given), dropout, cu_seqlens is not None,
+        wants_gradient(q, k, v, *given), dropout, cu_seqlens is not None, (q, k, v) if decode else None,
     )  # fmt: skip
     if backend == "auto":
         kernels, reason = _fastest(request)
@@ -90,8 +92,11 @@ def choose(backend: str, request: Request) -> MtaBackend | None:
     if backend == "auto":
         return _fastest(request)[0]
     kernels = backends.named(backend)
-    if kernels is not None:
-        backends.check_can_run(kernels, request)
+    if kernels is None:
+        return None
+    if request.decode is not None and kernels.decode is None:
+        raise ValueError(f"backend {backend!r} has no decode; use 'auto', which picks one that has")
+    check_can_run(kernels, request)
     return kernels
 
 
@@ -99,7 +104,7 @@ def _fastest(request: Request) -> tuple[MtaBackend | None, str]:
     """The fastest backend that can run a request, or else the reference; and why."""
     ranked: dict[int, MtaBackend] = {}  # the backends of a request have different ranks
     for kernels in backends.KERNELS:
-        rank = kernels.rank(request)
+        rank = kernels.rank(request) if request.decode is None or kernels.decode is not None else None
         if rank is not None:  # no `:=` in a comprehension, which torch.compile does not know
             ranked[rank] = kernels
     refused = []

@@ -10,9 +10,10 @@ from mta_kernels.conv_attention.arguments import autocast_dtype, check_are_tenso
 from mta_kernels.multi_token_attention import reference
 from mta_kernels.multi_token_attention.api import _cast_unless_float32
 from mta_kernels.multi_token_attention.arguments import NormGate
-from mta_kernels.multi_token_attention.choice import conv_attention_weight, is_conv_attention
+from mta_kernels.multi_token_attention.backend import Request
+from mta_kernels.multi_token_attention.choice import choose, conv_attention_weight, is_conv_attention
 from mta_kernels.multi_token_attention.decode.arguments import check_step
-from mta_kernels.multi_token_attention.decode.backend import choose, decode_op
+from mta_kernels.multi_token_attention.decode.operators import decode_op
 from mta_kernels.multi_token_attention.decode.reference import newest_row
 from mta_kernels.multi_token_attention.decode.state import DecodeState
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of, with_dense_mixings
@@ -78,8 +79,14 @@ def multi_token_attention_decode(
             )  # fmt: skip
         else:
             tensors = q_window, k_cache, v_cache, with_dense_mixings(given), lengths, state, block_table
-            if choose(backend, operation, q_window, k_cache, v_cache) == "triton":
-                out = decode_op(operation, *tensors, splits=0 if splits == "auto" else int(splits))
+            heads, head_dim = q_window.shape[1], q_window.shape[3]
+            caches = q_window, k_cache, v_cache
+            kernels = choose(
+                backend, Request(operation, q_window.device, q_window.dtype, head_dim, heads, decode=caches)
+            )
+            if kernels is not None:
+                count = 0 if splits == "auto" else int(splits)
+                out = decode_op(operation, *tensors, splits=count, backend=kernels)
             elif splits != "auto":
                 raise ValueError(
                     f"splits is {splits!r}; the reference backend does not split the keys: leave it at 'auto'"

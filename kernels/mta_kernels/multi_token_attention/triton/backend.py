@@ -6,24 +6,41 @@ from typing import Any
 
 from torch import Tensor
 
-from mta_kernels.conv_attention.backend import HEAD_DIMS
+from mta_kernels.conv_attention.backend import HEAD_DIMS, size_unsupported
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.conv_attention.triton.backend import platform_unsupported
 from mta_kernels.gpu_limits import absent
 from mta_kernels.multi_token_attention.backend import Gradients, MtaBackend, Request
 from mta_kernels.multi_token_attention.mixers import Mixers
-from mta_kernels.operation import Convolution, Operation
+from mta_kernels.operation import ONE_TAP, Convolution, Operation
 
-HEADS, QUERY_TAPS, KEY_TAPS = 64, 8, 17  # at most
+HEADS, QUERY_TAPS, KEY_TAPS = 64, 8, 17  # at most; decode takes more taps, those of `size_unsupported`
 
 
 def why_not(request: Request) -> str | None:
-    """Why the Triton stages cannot run a request on this machine, in a clause, or None if they can."""
+    """Why Triton's kernels cannot run a request on this machine, in a clause, or None if they can."""
+    if request.decode is not None:
+        return _decode_unsupported(request, *request.decode)
     return (
         absent(request.device)
         or platform_unsupported(request.device, request.dtype)
         or _shape_unsupported(request)
         or ("it has no dropout" if request.dropout else None)
+    )
+
+
+def _decode_unsupported(request: Request, q_window: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:
+    if k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
+        strides = f"{tuple(k_cache.stride())} and {tuple(v_cache.stride())}"
+        return f"the caches have strides {strides}, and it needs the numbers of a key side by side (stride 1)"
+    if request.heads > HEADS:
+        return f"{request.heads} query heads are more than {HEADS}"
+    operation, head_dim = request.operation, request.head_dim
+    return (
+        absent(request.device)
+        or platform_unsupported(request.device, request.dtype)
+        or size_unsupported(head_dim, *(operation.pre_conv or ONE_TAP).taps)
+        or size_unsupported(head_dim, *(operation.post_conv or ONE_TAP).taps)
     )
 
 
@@ -68,4 +85,11 @@ def _backward(operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mix
         return mixed_attention_backward(operation, q, k, v, mixers, *rest, **options)
 
 
-TRITON = MtaBackend("triton", why_not, rank, _forward, _backward)
+def _decode(operation: Operation, q_window: Tensor, *rest: Any) -> Tensor:
+    from mta_kernels.multi_token_attention.decode.triton import newest_row
+
+    with without_autocast(q_window):
+        return newest_row(operation, q_window, *rest)
+
+
+TRITON = MtaBackend("triton", why_not, rank, _forward, _backward, _decode)

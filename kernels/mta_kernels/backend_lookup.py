@@ -1,0 +1,23 @@
+"""Backends of an operation by their names, and the sentences for those that are unknown or cannot run something."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def find(kernels: Sequence[Any], name: str) -> Any:
+    """The backend of a name, None for the reference; raises ValueError for an unknown name."""
+    for backend in kernels:
+        if backend.name == name:
+            return backend
+    if name == "reference":
+        return None
+    names = ["reference", *(backend.name for backend in kernels)]
+    raise ValueError(f"backend is {name!r}; expected 'auto' or one of {', '.join(map(repr, names))}")
+
+
+def check_can_run(backend: Any, request: Any) -> None:
+    """Raise ValueError, in one sentence, if a backend that a person named cannot run a request."""
+    if reason := backend.why_not(request):
+        raise ValueError(f"backend {backend.name!r} cannot run this: {reason}; backend='auto' picks one that can")

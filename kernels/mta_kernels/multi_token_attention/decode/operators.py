@@ -1,0 +1,59 @@
+"""A decode step as a `torch.library` operator, which takes its backend by name and updates the state in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mta_kernels.multi_token_attention.backend import MtaBackend
+from mta_kernels.multi_token_attention.backends import named
+from mta_kernels.multi_token_attention.decode.state import DecodeState
+from mta_kernels.multi_token_attention.mixers import Mixers, operation_by_numbers
+from mta_kernels.operation import Operation
+
+
+def decode_op(
+    operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, mixers: Mixers, lengths: Tensor,
+    state: DecodeState | None, block_table: Tensor | None, *, splits: int, backend: MtaBackend,
+) -> Tensor:  # fmt: skip
+    """Steps 1 to 7 by the kernels of a backend, for checked arguments, their mixings dense; splits 0 is "auto"."""
+    pads = (convolution.pad if convolution else 0 for convolution in (operation.pre_conv, operation.post_conv))
+    kept = (None, None, None) if state is None else (state.logits, state.logsumexp, state.lengths)
+    numbers = operation.scale, *pads, splits
+    return DECODE(q_window, k_cache, v_cache, *mixers, *kept, lengths, block_table, *numbers, backend.name)
+
+
+torch.library.define(
+    "mta::multi_token_attention_decode",
+    "(Tensor q_window, Tensor k_cache, Tensor v_cache, Tensor? pre_conv, Tensor? pre_mix, Tensor? post_conv, "
+    "Tensor? post_mix, Tensor(a!)? logits, Tensor(b!)? logsumexp, Tensor(c!)? seen, Tensor lengths, "
+    "Tensor? block_table, float scale, int pre_pad, int post_pad, int splits, str backend) -> Tensor",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+DECODE = torch.ops.mta.multi_token_attention_decode.default
+
+
+@torch.library.impl("mta::multi_token_attention_decode", ("cpu", "cuda"))
+def _decode(
+    q_window: Tensor, k_cache: Tensor, v_cache: Tensor, pre_conv: Tensor | None, pre_mix: Tensor | None,
+    post_conv: Tensor | None, post_mix: Tensor | None, logits: Tensor | None, logsumexp: Tensor | None,
+    seen: Tensor | None, lengths: Tensor, block_table: Tensor | None, scale: float, pre_pad: int, post_pad: int,
+    splits: int, backend: str,
+) -> Tensor:  # fmt: skip
+    kernels = named(backend)
+    if kernels is None or kernels.decode is None:
+        raise ValueError(f"backend {backend!r} has no decode for this operator")
+    mixers = Mixers(pre_conv, pre_mix, post_conv, post_mix)
+    operation = operation_by_numbers(mixers, True, scale, pre_pad, post_pad)
+    state = None
+    if logits is not None and logsumexp is not None and seen is not None:
+        state = DecodeState(logits, logsumexp, seen)
+    return kernels.decode(operation, q_window, k_cache, v_cache, mixers, lengths, state, block_table, splits or "auto")
+
+
+@torch.library.register_fake("mta::multi_token_attention_decode")
+def _fake_decode(q_window: Tensor, *others: Any) -> Tensor:
+    batch, heads, _, head_dim = q_window.shape
+    return q_window.new_empty(batch, heads, 1, head_dim)
