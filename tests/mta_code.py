@@ -28,6 +28,19 @@ def run(
     mixed_attention_backward(operation, q, k, v, mixers, logsumexp, grad_out)
 
 
+def late_reads(code: str) -> int:
+    """Reads of a pipelined loop's shared memory that come after the copy of a later tile, which may be over it."""
+    found, copied = 0, False
+    for line in code.splitlines():
+        if "scf.for" in line or "ttg.async_wait" in line:
+            copied = False
+        elif "ttg.async_copy_global_to_local" in line:
+            copied = True
+        elif copied and "ttg.local_load" in line and "mutable" in line:
+            found += 1
+    return found
+
+
 def main() -> None:
     limits = limits_of(sys.argv[1])
     found = []
@@ -38,14 +51,17 @@ def main() -> None:
         (usage,) = usage_of(result.asm["cubin"], limits.number).values()
         (spills,) = spills_of(result.asm["ptx"]).values()
         found.append({
-            "kernel": kernel.__name__, "head_dim": head_dim, "registers": usage.registers, "spilled": spills.stores,
+            "kernel": kernel.__name__, "dtype": str(dtype), "head_dim": head_dim, "registers": usage.registers, "spilled": spills.stores,
             "shared": result.metadata.shared, "limit": limits.shared_per_block,
-            "wgmma": result.asm["ptx"].count("wgmma.mma_async"),
+            "wgmma": result.asm["ptx"].count("wgmma.mma_async"), "late_reads": late_reads(result.asm["ttgir"]),
         })  # fmt: skip
 
     with launches_compile(limits, lambda name: True, compiled):
+        dtype = torch.bfloat16
         for head_dim, convolved in ((64, True), (64, False), (128, False), (256, False)):
             run(head_dim, convolved=convolved)
+        head_dim, dtype = 64, torch.float32
+        run(head_dim, convolved=True, heads=4, dtype=dtype)
     print(json.dumps(found))
 
 

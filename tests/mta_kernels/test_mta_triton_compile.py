@@ -32,5 +32,8 @@ def test_stages_fit(target: str) -> None:
     }  # fmt: skip
     for kernel in kernels:
         assert kernel["shared"] <= kernel["limit"], kernel
+        assert kernel["late_reads"] == 0, kernel
+        if kernel["dtype"] == "torch.float32":  # has no tensor cores, and spills
+            continue
         assert kernel["spilled"] <= 8, kernel
         assert (kernel["wgmma"] > 0) == (target == "sm_90" and kernel["kernel"] not in ONE_WARP), kernel

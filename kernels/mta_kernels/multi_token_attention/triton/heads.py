@@ -54,8 +54,9 @@ def _mix_heads_kernel(
             x = load_keys(x_ptr + place, key, 0, end, heads, HEADS)  # [HEADS, C]
             if GRADIENT:
                 grad = load_keys(grad_ptr + place, key, 0, end, heads, HEADS)
-                if counted:
-                    total = tl.dot(grad, tl.trans(x), total, input_precision=PRECISION)
+                # No `if` around the product: Triton 3.6 would read x there, after the copy of a later tile over it.
+                own = tl.where(counted, grad, 0.0).to(dtype)
+                total = tl.dot(own, tl.trans(x), total, input_precision=PRECISION)
                 store_keys(grad_ptr + place, key, mixed(grad, back, True, PRECISION), 0, end, heads, HEADS)
             store_keys(x_ptr + place, key, mixed(x, mix, True, PRECISION), 0, end, heads, HEADS)
     if GRADIENT:
