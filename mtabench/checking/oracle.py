@@ -29,8 +29,8 @@ from mtabench.problem.inputs import DTYPES, MIXERS, SEED, Inputs
 
 NORM_FACTOR, ROW_FACTOR = 2, 4
 NEIGHBOURS = 8
-# Errors of n numbers that know nothing of each other change the size of the whole by their norm / sqrt(n), one sigma;
-# and of their norm one sigma is 1 / sqrt(2 n).
+# Errors of n rows that know nothing of each other change the size of the whole by their norm / sqrt(n), one sigma; and
+# of their norm one sigma is 1 / sqrt(2 n). Within a row they do: all of it has the errors of the same probabilities.
 SIGMAS = 6
 SIZE_SHARE = 1 / 4  # of the tolerance, what errors that do know of each other may change
 LEAST_SIZE_TOLERANCE = 2e-3
@@ -85,13 +85,19 @@ class Bound:
         """Numbers of all parts."""
         return sum(value.numel() for value in self.values)
 
+    @property
+    def rows(self) -> int:
+        """Rows of all parts."""
+        return max(1, sum(value.shape[0] for value in self.values))
+
     def close(self, floor: float) -> None:
         """All parts are there: set the tolerances by eager's errors, which are needed no longer."""
         eager = self._errors(self.eager)
-        self.tolerance = max(NORM_FACTOR * eager.norm, floor)
+        # Of few rows eager may have most right by luck.
+        self.tolerance = max(max(NORM_FACTOR, 1 + SIGMAS / math.sqrt(2 * self.rows)) * eager.norm, floor)
         # A row's error scatters more than that of all rows: of some thousand draws, eager's worst may be a small one.
         self.row_tolerance = max(ROW_FACTOR * eager.row, 2 * self.tolerance)
-        chance = SIGMAS / math.sqrt(max(1, self.numbers))
+        chance = SIGMAS / math.sqrt(self.rows)
         share = min(1.0, max(SIZE_SHARE, chance))
         self.size_tolerance = max(NORM_FACTOR * abs(eager.size), share * self.tolerance, LEAST_SIZE_TOLERANCE)
         self.eager = []
@@ -214,7 +220,7 @@ def _beyond(name: str, error: Errors, bound: Bound) -> str:
     """Which bound an error is beyond, or an empty text."""
     if not error.norm <= bound.tolerance:
         reason = f"{name} is off by {error.norm:.2g} of its norm against float64; allowed is {bound.tolerance:.2g}"
-        return f"{reason}, twice what eager is off"
+        return f"{reason}, by what eager is off"
     if not error.row <= bound.row_tolerance:
         reason = f"a row of {name} is off by {error.row:.2g} of its norm against float64"
         return f"{reason}; allowed is {bound.row_tolerance:.2g}"
