@@ -29,8 +29,8 @@ from mtabench.problem.inputs import DTYPES, MIXERS, SEED, Inputs
 
 NORM_FACTOR, ROW_FACTOR = 2, 4
 NEIGHBOURS = 8
-# Errors of n rows that know nothing of each other change the size of the whole by their norm / sqrt(n), one sigma; and
-# of their norm one sigma is 1 / sqrt(2 n). Within a row they do: all of it has the errors of the same probabilities.
+# Errors of n numbers that know nothing of each other change the size of the whole by their norm / sqrt(n), one sigma;
+# and of their norm one sigma is 1 / sqrt(2 n).
 SIGMAS = 6
 SIZE_SHARE = 1 / 4  # of the tolerance, what errors that do know of each other may change
 LEAST_SIZE_TOLERANCE = 2e-3
@@ -85,19 +85,18 @@ class Bound:
         """Numbers of all parts."""
         return sum(value.numel() for value in self.values)
 
-    @property
-    def rows(self) -> int:
-        """Rows of all parts."""
-        return max(1, sum(value.shape[0] for value in self.values))
+    def close(self, floor: float, *, rows_alike: bool) -> None:
+        """All parts are there: set the tolerances by eager's errors, which are needed no longer.
 
-    def close(self, floor: float) -> None:
-        """All parts are there: set the tolerances by eager's errors, which are needed no longer."""
+        `rows_alike` says whether the numbers of a row share errors, as those of q, k, v and out share probabilities.
+        """
         eager = self._errors(self.eager)
+        independent = max(1, sum(value.shape[0] for value in self.values) if rows_alike else self.numbers)
         # Of few rows eager may have most right by luck.
-        self.tolerance = max(max(NORM_FACTOR, 1 + SIGMAS / math.sqrt(2 * self.rows)) * eager.norm, floor)
+        self.tolerance = max(max(NORM_FACTOR, 1 + SIGMAS / math.sqrt(2 * independent)) * eager.norm, floor)
         # A row's error scatters more than that of all rows: of some thousand draws, eager's worst may be a small one.
         self.row_tolerance = max(ROW_FACTOR * eager.row, 2 * self.tolerance)
-        chance = SIGMAS / math.sqrt(self.rows)
+        chance = SIGMAS / math.sqrt(independent)
         share = min(1.0, max(SIZE_SHARE, chance))
         self.size_tolerance = max(NORM_FACTOR * abs(eager.size), share * self.tolerance, LEAST_SIZE_TOLERANCE)
         self.eager = []
@@ -148,7 +147,7 @@ class Oracle:
             if name in MIXER_GRADIENTS:
                 # Few numbers, which eager may have right by luck: allowed is what those have that it is made of.
                 floor = max(sum_floor(case, bound.numbers), *(other.tolerance for other in self._bounds.values()))
-            bound.close(floor)
+            bound.close(floor, rows_alike=name not in MIXER_GRADIENTS)
 
     @property
     def tolerance(self) -> float:

@@ -331,13 +331,13 @@ def _one_tap(case: Case, seed: int) -> Iterable[Check]:
 
 
 def _against_attention(case: Case, inputs: Inputs, queries: Tensor) -> Check:
-    """Compare with plain attention of `queries`, in float64; allowed is twice what eager is off."""
+    """Compare with plain attention of `queries`, in float64; allowed is what `Bound` allows by what eager is off."""
     options = replace(case.operation, pre_conv=None).options
     exact = attention_reference(queries.double(), inputs.k.double(), inputs.v.double(), **options)
     eager = replace(case, impl="eager")
     bound = Bound()
     bound.add(lambda out: out.flatten(0, -2), exact, implementation_of(eager).build(eager, inputs)())
-    bound.close(tolerance_floor(inputs.q.dtype))
+    bound.close(tolerance_floor(inputs.q.dtype), rows_alike=True)
     error = bound.errors(_build(case, inputs)()).norm
     ok = error <= bound.tolerance
     return Check(ok, error, bound.tolerance, "" if ok else "differs from plain attention in float64")
