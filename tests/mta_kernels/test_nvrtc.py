@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,3 +156,17 @@ def test_a_tensor_map_outlives_what_the_driver_gave(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(bindings, "cuTensorMapEncodeTiled", encode)
     found = tensor_maps._encode(torch.zeros(1, 1, 64, 64, dtype=torch.float16))
     assert list(found.words) == list(range(1, 17))
+
+
+def test_a_sequence_keeps_what_its_launches_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver reads arguments at each launch, so they must live as long as what repeats it."""
+    monkeypatch.setattr(driver, "_libcuda", lambda: SimpleNamespace(cuLaunchKernelEx=lambda *_: 0))
+    launch = driver.Launch(ctypes.c_void_p(), (1,), 32, 0, 0, ctypes.c_int(7))
+    alive = weakref.ref(launch)
+    sequence = driver.LaunchSequence(launch)
+    del launch
+    gc.collect()
+    assert alive() is not None
+    del sequence
+    gc.collect()
+    assert alive() is None

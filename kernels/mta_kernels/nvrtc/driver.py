@@ -79,6 +79,7 @@ class LaunchSequence:
     """
 
     def __init__(self, *launches: Launch) -> None:
+        self._launches = launches  # keep their arguments alive
         self._device, self._stream = launches[0].device, 0  # as a config begins
         self._configs = [x.config for x in launches]
         self._calls = tuple(x.call for x in launches)
