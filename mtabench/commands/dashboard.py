@@ -67,9 +67,11 @@ def _slowdowns(data: Json) -> Iterator[str]:
     if len(told) > MOST_TOLD:
         yield f"and {len(told) - MOST_TOLD} more changes to slower"
     if len(found) > len(told):
+        if not told:
+            yield "nothing got slower that a commit may explain"
         others = len(found) - len(told)
         yield (
-            f"{others} {'other ' * bool(told)}change{'s' * (others != 1)} to slower, which no commit explains: "
+            f"{others} {'other ' * bool(told)}change{'s' * (others != 1)} to slower, probably the machine: "
             "the same commit before and after, or plain attention changed alike"
         )
 

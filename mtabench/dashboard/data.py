@@ -105,22 +105,25 @@ def cell_id(cell: Mapping[str, str]) -> str:
 
 
 def _cells(histories: Sequence[History], states: Sequence[str]) -> Json:
+    words = [[shown_text(word) for word in one] for one in _labels([history.cell for history in histories])]
     return {
         "id": [cell_id(history.cell) for history in histories],
         "name": [shown_text(history.name) for history in histories],
-        "label": [shown_text(label) for label in _labels([history.cell for history in histories])],
+        "label": [shown_text(" ".join(filter(None, one))) for one in words],
+        "words": words,
         "state": list(states),
         **{name: [shown_text(history.cell[name]) for history in histories] for name in CELL_COLUMNS},
     }
 
 
-def _labels(cells: Sequence[Mapping[str, str]]) -> list[str]:
-    """Each cell in the few words that tell it from the others here."""
+def _labels(cells: Sequence[Mapping[str, str]]) -> list[list[str]]:
+    """Each cell in the few words that tell it from the others here: one a column, empty where it has no value."""
     rows = [
         {
             **cell,
             **{name: taps_text(cell[f"{name}_q"], cell[f"{name}_k"]) for name in ("conv", "post_conv")},
             "causal": "" if cell["causal"] == "true" else "not causal",
+            "kv_heads": "" if cell["kv_heads"] == cell["heads"] else cell["kv_heads"],
         }
         for cell in cells
     ]
@@ -129,13 +132,11 @@ def _labels(cells: Sequence[Mapping[str, str]]) -> list[str]:
         without = [name for name in told if name != spare]
         if len({tuple(row[name] for name in without) for row in rows}) == len(rows):
             told = without
-    return [" ".join(WORDS.get(name, "{}").format(row[name]) for name in told if row[name]) for row in rows]
+    return [[WORDS.get(name, "{}").format(row[name]) if row[name] else "" for name in told] for row in rows]
 
 
 def _distinct(rows: Sequence[Mapping[str, str]], name: str) -> bool:
-    """Whether an axis has several values; KV heads only where they are fewer than the heads."""
-    if name == "kv_heads":
-        return any(row["kv_heads"] != row["heads"] for row in rows)
+    """Whether an axis has several values."""
     return len({row[name] for row in rows if name not in STEPS or row["op"] != PLAIN}) > 1
 
 

@@ -2,18 +2,18 @@
 "use strict";
 
 function showNews(cellButton) {
-  const { data, plural, revisions, dateOf, timeOf, changeMark, evidenceOf, twoLines, element, EVIDENCE } = dashboard;
+  const { data, plural, revisions, dateOf, timeOf, changeMark, evidenceOf, wordsOf, twoLines, element, unexplained, EVIDENCE } = dashboard;
   const { cells, runs, changes, events, failures } = data;
 
   function showVerdict() {
-    const { slower, maybe_slower: maybeSlower, faster, maybe_faster: maybeFaster, broken, unexplained } = data.counts;
+    const { slower, maybe_slower: maybeSlower, faster, maybe_faster: maybeFaster, broken, unexplained: byMachine } = data.counts;
     const said = [
       [slower, "got slower", "bad"],
       [maybeSlower, "may have got slower", "warn"],
       [broken, broken === 1 ? "fails that did not before" : "fail that did not before", "bad"],
       [faster, "got faster", "good"],
       [maybeFaster, "may have got faster", "good"],
-      [unexplained, "changed with no commit to explain it", "quiet"],
+      [byMachine, "changed with no commit to explain it", "quiet"],
     ];
     const parts = said
       .filter(([number]) => number)
@@ -39,12 +39,12 @@ function showNews(cellButton) {
   function showEvents(place, slower) {
     const direction = slower ? "slower" : "faster";
     const found = events.filter((event) => event.slower === slower);
-    const explained = found.filter(({ unexplained }) => !unexplained);
-    const others = found.filter(({ unexplained }) => unexplained);
+    const explained = found.filter((event) => !event.unexplained);
+    const others = found.filter((event) => event.unexplained);
     if (explained.length) eventTable(place, explained, `Changes to ${direction}, by commit`);
     else place.append(make("p", { text: `No change to ${direction} was found.`, className: "quiet" }));
     if (!others.length) return;
-    const title = `${plural(others.length, "change")} to ${direction}, which no commit explains`;
+    const title = `${plural(others.length, "change")} to ${direction}, probably the machine: no commit explains ${others[1] ? "them" : "it"}`;
     place.append(folded(title, (inside) => eventTable(inside, others, title)));
   }
 
@@ -70,7 +70,7 @@ function showNews(cellButton) {
       })),
       pageSize: 8,
       columns: [
-        { name: "change", label: "change", kind: "number", show: ({ event }) => changeMark(event.change) },
+        { name: "change", label: "change", kind: "number", show: ({ event }) => changeMark(event.change, event.unexplained) },
         { name: "when", label: "commits", show: ({ event }) => commits(event.good, event.bad) },
         { name: "cells", label: "cells", show: ({ event }) => describe(event) },
       ],
@@ -107,10 +107,12 @@ function showNews(cellButton) {
     return `${whole}: ${named.slice(0, 4).join(", ")}${more}`;
   }
 
+  // The words of the labels that all members share are said once.
   function cellList(members) {
     const list = make("div");
+    const { common, own } = wordsOf(members.map(({ cell }) => cell));
     createTable(list, {
-      caption: "Cells, the largest change first",
+      caption: `Cells${common ? ` of ${common}` : ""}, the largest change first`,
       noun: members.length === 1 ? "cell" : "cells",
       pageSize: 10,
       rows: members.map((one) => ({
@@ -122,8 +124,8 @@ function showNews(cellButton) {
         evidence: evidenceOf(one),
       })),
       columns: [
-        { name: "label", label: "cell", show: ({ one }) => cellButton(one.cell) },
-        { name: "change", label: "change", kind: "number", show: ({ one }) => changeMark(one.change) },
+        { name: "label", label: "cell", show: ({ one }) => cellButton(one.cell, own(one.cell)) },
+        { name: "change", label: "change", kind: "number", show: ({ one }) => changeMark(one.change, unexplained.has(one)) },
         { name: "before", label: "before", unit: "ms", kind: "number" },
         { name: "after", label: "after", unit: "ms", kind: "number" },
         { name: "evidence", label: "evidence" },

@@ -9,6 +9,10 @@ const dashboard = (function () {
 
   const changesOf = data.cells.id.map(() => []);
   for (const change of data.changes) changesOf[change.cell].push(change);
+  const unexplained = new Set();
+  for (const event of data.events) {
+    if (event.unexplained) event.changes.forEach((number) => unexplained.add(data.changes[number]));
+  }
 
   const EVIDENCE = { step: "a new level", latest: "not confirmed yet", few: "few runs", drift: "gradual" };
 
@@ -45,12 +49,22 @@ const dashboard = (function () {
     return `${runs.started_utc[run].slice(0, 10)} ${runs.started_utc[run].slice(11, 16)} UTC`;
   }
 
-  function changeMark(change) {
-    return make("span", { text: formatChange(change), className: change > 0 ? "bad" : "good" });
+  // What is probably the machine has no colour.
+  function changeMark(change, byMachine = false) {
+    return make("span", { text: formatChange(change), className: byMachine ? "quiet" : change > 0 ? "bad" : "good" });
   }
 
-  function evidenceOf({ evidence, lasting }) {
-    return EVIDENCE[evidence] + (lasting ? "" : "; undone since");
+  function evidenceOf(one) {
+    const undone = one.lasting ? "" : "; undone since";
+    return EVIDENCE[one.evidence] + undone + (unexplained.has(one) ? "; no commit explains it" : "");
+  }
+
+  // The words that the labels of all these cells share, and what is left of the label of one of them.
+  function wordsOf(members) {
+    const words = members.map((cell) => data.cells.words[cell]);
+    const shared = (words[0] ?? []).map((word, i) => members.length > 1 && words.every((one) => one[i] === word));
+    const common = (words[0] ?? []).filter((word, i) => word && shared[i]).join(" ");
+    return { common, own: (cell) => data.cells.words[cell].filter((word, i) => word && !shared[i]).join(" ") };
   }
 
   function twoLines(first, second, className = "") {
@@ -58,7 +72,7 @@ const dashboard = (function () {
   }
 
   return {
-    data, changesOf, EVIDENCE, plural, revisionName, revisions, dateOf, timeOf, changeMark, evidenceOf, twoLines,
+    data, changesOf, unexplained, EVIDENCE, plural, revisionName, revisions, dateOf, timeOf, changeMark, evidenceOf, wordsOf, twoLines,
     element: (id) => document.getElementById(id),
   };
 })();

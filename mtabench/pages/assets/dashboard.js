@@ -3,8 +3,8 @@
 "use strict";
 
 (function () {
-  const { data, changesOf, plural, element, EVIDENCE } = dashboard;
-  const { revisionName, revisions, dateOf, timeOf, changeMark, evidenceOf } = dashboard;
+  const { data, changesOf, unexplained, plural, element, EVIDENCE } = dashboard;
+  const { revisionName, revisions, dateOf, timeOf, changeMark, evidenceOf, wordsOf } = dashboard;
   const { cells, runs, histories, timelines, rules } = data;
   const AXES = [
     ["pass", "pass"], ["impl", "implementation"], ["seq", "seq"], ["head_dim", "head dim"], ["mix", "mix"],
@@ -19,6 +19,8 @@
 
   // ---------------------------------------------------------------- all cells
 
+  let ownWords; // of a cell's label, those that the cells shown do not share
+
   const table = createTable(element("cells-table"), {
     caption: "Time now and history",
     noun: "cells",
@@ -29,13 +31,18 @@
       { name: "find", label: "find", filter: "text", hidden: true },
       { name: "state", label: "state", filter: "choice", hidden: true },
       ...AXES.map(([name, label]) => ({ name, label, filter: "choice", hidden: true })),
-      { name: "label", label: "cell", show: ({ cell }) => cellButton(cell) },
+      { name: "label", label: "cell", show: ({ cell }) => cellButton(cell, ownWords(cell)) },
       { name: "now", label: "now", unit: "ms", kind: "number" },
-      { name: "change", label: "last change", kind: "number", show: ({ last }) => last && changeMark(last.change) },
+      { name: "change", label: "last change", kind: "number", show: ({ last }) => last && changeMark(last.change, unexplained.has(last)) },
       { name: "trend", label: "history", show: ({ cell, state }) => sparkline(histories[cell].median_ms, state) },
       { name: "end", label: "state", show: ({ state }) => stateMark(state) },
     ],
     onChange: remember,
+    shared(rows) {
+      const { common, own } = wordsOf(rows.map(({ cell }) => cell));
+      ownWords = own;
+      return common;
+    },
   });
 
   function rowOf(cell) {
@@ -61,11 +68,13 @@
     return make("span", { text: state, className: STATES[state] ?? "quiet" });
   }
 
-  function cellButton(cell) {
+  // `text` is what is shown of the label where a list says the rest once.
+  function cellButton(cell, text) {
     const attributes = {
       type: "button", "data-cell": cell, title: cells.name[cell], "aria-pressed": String(cell === shown),
+      "aria-label": cells.label[cell],
     };
-    return make("button", { text: cells.label[cell], className: "cell", attributes, on: { click: () => choose(cell) } });
+    return make("button", { text: text || cells.label[cell], className: "cell", attributes, on: { click: () => choose(cell) } });
   }
 
   function choose(cell) {
@@ -87,7 +96,7 @@
     const places = timelines[history.timeline];
     const points = places.map((run, i) => pointOf(history, run, i));
     const found = changesOf[cell];
-    const marks = found.map((one) => ({ ...one, good: places.indexOf(one.good), bad: places.indexOf(one.bad) }));
+    const marks = found.map((one) => ({ ...one, good: places.indexOf(one.good), bad: places.indexOf(one.bad), byMachine: unexplained.has(one) }));
     const name = `Median time of ${cells.label[cell]} over ${plural(points.length, "run")}`;
     const facts = [cells.name[cell], cells.device[cell], `timer ${cells.timer[cell]}`, `cache ${cells.cache[cell]}`];
     element("chosen-title").textContent = cells.label[cell];
@@ -104,17 +113,17 @@
     return {
       run, status, reason,
       ms: history.median_ms[i], low: history.ci95_low_ms[i], high: history.ci95_high_ms[i],
+      half: history.median_ms[i] && (50 * (history.ci95_high_ms[i] - history.ci95_low_ms[i])) / history.median_ms[i],
       revision: revisionName(run) + (runs.git_dirty[run] ? " + changes" : ""),
       date: timeOf(run),
     };
   }
 
-  function nowOf({ ms, low, high, status, reason, date, run }) {
+  function nowOf({ ms, half, status, reason, date, run }) {
     if (ms === null) return [make("span", { text: reason ? `${status}: ${reason}` : status, className: "bad given" })];
-    const half = formatNumber((50 * (high - low)) / ms, 2);
     return [
       make("strong", { text: `${formatNumber(ms)} ms` }),
-      make("span", { text: ` ± ${half} % on ${date} at `, className: "quiet" }),
+      make("span", { text: ` ± ${formatNumber(half, 2)} % on ${date} at `, className: "quiet" }),
       revisions(null, run),
     ];
   }
@@ -122,7 +131,7 @@
   function changeLine(one) {
     const times = `${formatNumber(one.before_ms)} to ${formatNumber(one.after_ms)} ms`;
     const rest = make("span", { text: ` ${dateOf(one.bad)}, ${times}, ${evidenceOf(one)}`, className: "quiet" });
-    return make("li", {}, changeMark(one.change), " ", revisions(one.good, one.bad), rest);
+    return make("li", {}, changeMark(one.change, unexplained.has(one)), " ", revisions(one.good, one.bad), rest);
   }
 
   // The chart once more as a table, made when it is opened.
@@ -139,11 +148,10 @@
         pageSize: 30,
         rows: points.toReversed(),
         columns: [
-          { name: "date", label: "run" },
+          { name: "date", label: "run", unit: "UTC", show: ({ date }) => date.replace(" UTC", "") },
           { name: "revision", label: "revision", show: revisionOf },
           { name: "ms", label: "median", unit: "ms", kind: "number" },
-          { name: "low", label: "low", unit: "ms", kind: "number" },
-          { name: "high", label: "high", unit: "ms", kind: "number" },
+          { name: "half", label: "±", unit: "%", kind: "number", digits: 2 },
           { name: "status", label: "status" },
         ],
       });
@@ -182,7 +190,7 @@
 
   // Before a choice: the largest change that is news and that a commit may explain, else the first cell.
   function firstToShow() {
-    const explained = data.events.filter(({ unexplained }) => !unexplained);
+    const explained = data.events.filter((event) => !event.unexplained);
     const event = explained.find(({ recent, lasting }) => recent && lasting) ?? explained[0];
     if (event) return data.changes[event.changes[0]].cell;
     return data.failures.length ? data.failures[0].cell : 0;

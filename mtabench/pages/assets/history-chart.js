@@ -8,7 +8,7 @@ const LINE_POINTS = 48;
 const LEAST_RANGE = Math.log(1.04); // so that noise does not look like change
 
 // points: [{ ms, low, high, revision, date, status, reason }], oldest first, ms null where it failed.
-// changes: [{ good, bad (places in points), change, evidence }]
+// changes: [{ good, bad (places in points), change, evidence, byMachine }]
 // To be called at each drawing, for the colours are those of the theme at that time.
 function historySpec(points, changes, description, width) {
   const colours = Object.fromEntries(["accent", "bad", "good", "quiet"].map((name) => [name, chartColour(name)]));
@@ -62,11 +62,11 @@ function historySpec(points, changes, description, width) {
       mark: { type: "text", baseline: "bottom", fontSize: 12, fontWeight: 600 },
       encoding: { x, y: { value: -4 }, text: { field: "label" }, color: { field: "colour", scale: null } },
     },
-    {
+    { // a run without a time: a line over all heights, for a mark at one would read as a value
       data: { values: failed },
-      mark: { type: "point", shape: "cross", filled: true, angle: 45, size: 60, color: colours.bad, opacity: 1 },
+      mark: { type: "rule", strokeWidth: 6, color: colours.bad, opacity: 0.3 },
       encoding: {
-        x, y: { value: height - 8 },
+        x,
         tooltip: [...tooltip.slice(0, 2), { field: "status", title: "status" }, { field: "reason", title: "reason" }],
       },
     },
@@ -93,10 +93,10 @@ function historySpec(points, changes, description, width) {
 function marksOf(changes, colours) {
   return changes
     .filter(({ evidence }) => evidence !== "drift")
-    .map(({ good, bad, change, evidence }) => ({
+    .map(({ good, bad, change, evidence, byMachine }) => ({
       x: (good + bad) / 2,
       label: formatChange(change) + (evidence === "latest" ? " ?" : ""),
-      colour: change > 0 ? colours.bad : colours.good,
+      colour: byMachine ? colours.quiet : change > 0 ? colours.bad : colours.good,
     }));
 }
 

@@ -1,4 +1,5 @@
-// Tables that sort, filter and say how many rows they show. Cells are text, whatever a results file holds.
+// Tables that sort, filter and say how many rows they show. Cells are text, whatever a results file holds. A column
+// that is the same in every row is left out and said once, above the table. In a narrow window a row is a few lines.
 //
 // createTable(element, {
 //   caption,             what the table holds; shown above it
@@ -18,6 +19,7 @@
 //   sort, descending,    the column that is sorted at first; the order of the rows if not given
 //   filtersIn,           an element for the filters; above the table if not given
 //   detail,              row => Node, shown below a row when its button is pressed
+//   shared,              rows that pass the filters => what they have in common besides, in words; said once as well
 //   nameOf,              row => what the button calls the row, for those who hear it
 //   pageSize,            rows shown before "Show all"; 200 if not given
 //   onChange,            (rows that pass the filters, state) => after each change by the reader
@@ -101,8 +103,10 @@ const createTable = (function () {
     return { head: make("thead", {}, line), headers };
   }
 
-  function makeCell(row, { name, kind, digits, show }) {
+  function makeCell(row, { name, label, unit, kind, digits, show }, isFirst) {
     const cell = make("td", { className: kind === "number" ? "number" : "" });
+    if (!isFirst) cell.dataset.label = label; // shown where the row is no line of a table
+    if (unit) cell.dataset.unit = unit;
     const shown = show ? show(row) : kind === "number" ? formatNumber(row[name], digits) : valueText(row[name]);
     if (shown instanceof Node) cell.append(shown);
     else cell.textContent = shown ?? "";
@@ -113,7 +117,7 @@ const createTable = (function () {
   function makeLines(row, columns, { detail, nameOf }) {
     const line = make("tr");
     if (!detail) {
-      line.append(...columns.map((column) => makeCell(row, column)));
+      line.append(...columns.map((column, i) => makeCell(row, column, i === 0)));
       return line;
     }
     const label = nameOf ? `Details of ${nameOf(row)}` : "Details";
@@ -128,13 +132,25 @@ const createTable = (function () {
       const cell = make("td", { attributes: { colspan: String(columns.length + 1) } }, detail(row));
       line.after(make("tr", { className: "detail" }, cell));
     });
-    line.append(make("td", { className: "opener" }, button), ...columns.map((column) => makeCell(row, column)));
+    line.append(make("td", { className: "opener" }, button), ...columns.map((column, i) => makeCell(row, column, i === 0)));
     return line;
+  }
+
+  // What every row shows in a column, if that is the same text; null if rows differ, or if it is a picture.
+  function constantText(column, rows) {
+    const { name, unit } = column;
+    if (rows.length < 2 || rows.some((row) => valueText(row[name]) !== valueText(rows[0][name]))) return null;
+    const cells = (column.show ? rows : rows.slice(0, 1)).map((row) => makeCell(row, column, true));
+    const text = cells[0].textContent;
+    if (cells.some((cell) => cell.querySelector("svg") || cell.textContent !== text)) return null;
+    return text && unit ? `${text} ${unit}` : text;
   }
 
   return function createTable(element, options) {
     const { caption, noun = "rows", columns, detail, pageSize = 200, onChange = () => {} } = options;
-    const visible = columns.filter(({ hidden }) => !hidden);
+    let visible = [];
+    let headers = new Map();
+    let said = []; // of the columns that are left out
     const state = { sort: options.sort ?? null, descending: Boolean(options.descending), filters: {} };
     let all = options.rows;
     let shown = [];
@@ -144,13 +160,14 @@ const createTable = (function () {
     const filterPlace = options.filtersIn ?? element.appendChild(make("div"));
     const title = make("p", { className: "table-title", text: caption, attributes: { id } });
     const status = make("p", { className: "table-count", attributes: { role: "status", "aria-live": "polite" } });
-    const { head, headers } = makeHead(visible, Boolean(detail), sortBy);
+    const once = make("p", { className: "table-once quiet" });
     const body = make("tbody");
-    const table = make("table", { attributes: { "aria-labelledby": id } }, head, body);
+    const table = make("table", { attributes: { "aria-labelledby": id } }, make("thead"), body);
     const region = { role: "region", "aria-labelledby": id, tabindex: "0" };
     const more = make("button", { className: "more", attributes: { type: "button" }, on: { click: showAll } });
     element.append(
       make("div", { className: "table-head" }, title, status),
+      once,
       make("div", { className: "table-scroll", attributes: region }, table),
       more,
     );
@@ -187,6 +204,9 @@ const createTable = (function () {
         if (name === state.sort) header.setAttribute("aria-sort", state.descending ? "descending" : "ascending");
         else header.removeAttribute("aria-sort");
       }
+      const common = [options.shared?.(shown), ...said].filter(Boolean);
+      once.textContent = common.length ? `In every row ${common.join(", ")}.` : "";
+      once.hidden = !common.length;
       body.replaceChildren(...shown.slice(0, limit).map((row) => makeLines(row, visible, options)));
       const total = formatNumber(all.length);
       status.textContent = shown.length === all.length ? `${total} ${noun}` : `${formatNumber(shown.length)} of ${total} ${noun}`;
@@ -194,8 +214,23 @@ const createTable = (function () {
       more.textContent = `Show all ${formatNumber(shown.length)}`;
     }
 
+    // Leaves out the columns that say the same in every row, but never the first.
+    function chooseColumns() {
+      said = [];
+      const candidates = columns.filter(({ hidden }) => !hidden);
+      visible = candidates.filter((column, i) => {
+        const text = i && column.sortable !== false ? constantText(column, all) : null;
+        if (text) said.push(`${column.label}: ${text}`);
+        return text === null;
+      });
+      const made = makeHead(visible, Boolean(detail), sortBy);
+      headers = made.headers;
+      table.tHead.replaceWith(made.head);
+    }
+
     function setRows(rows) {
       all = rows;
+      chooseColumns();
       filterPlace.replaceChildren(makeFilters(columns, all, state.filters, filterBy));
       update();
     }
