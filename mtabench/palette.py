@@ -13,8 +13,7 @@ class Colour(NamedTuple):
     dark: str
 
 
-# Custom properties of the pages' style sheets, from which Vega-Lite takes its colours too. The series are told apart in
-# both themes and by colour-blind readers.
+# Custom properties of the pages' style sheets, from which Vega-Lite takes its colours too.
 PAGE: Mapping[str, Colour] = {
     "paper": Colour("#ffffff", "#14171a"),
     "raised": Colour("#f6f7f8", "#1c2024"),
@@ -26,26 +25,16 @@ PAGE: Mapping[str, Colour] = {
     "good": Colour("#1a7f37", "#57c46d"),
     "warn": Colour("#8a5a00", "#e0b252"),
     "bad": Colour("#b42318", "#ff8a7a"),
-    "series-1": Colour("#d4521a", "#ff8a4c"),
-    "series-2": Colour("#0b6fb8", "#5db4f5"),
-    "series-3": Colour("#0f8a63", "#3fcf9f"),
-    "series-4": Colour("#a8478a", "#e58fc9"),
-    "series-5": Colour("#24292f", "#e6e8ea"),
-    "series-6": Colour("#b38600", "#e6c04a"),
-    "series-7": Colour("#6e7781", "#8b949e"),
-    "series-8": Colour("#5f4bb6", "#a99bf5"),
 }
 # Charts; `slower`, `equal` and `faster` are the ends and the middle of a heat map.
 CHART: Mapping[str, Colour] = {
-    "paper": Colour("#FFFFFF", "#15181D"),
-    "ink": Colour("#222222", "#E8E8E8"),
-    "quiet": Colour("#555555", "#AAB0B8"),
-    "edge": Colour("#8A8A8A", "#767D88"),
-    "grid": Colour("#DDDDDD", "#333840"),
-    "backdrop": Colour("#F2F2F2", "#20252C"),
-    "slower": Colour("#B35806", "#E08A3C"),
-    "equal": Colour("#F4F4F4", "#2A2F37"),
-    "faster": Colour("#08589E", "#6FB7F2"),
+    **{name: PAGE[name] for name in ("paper", "ink", "quiet")},
+    "edge": Colour("#8a8f94", "#767d88"),
+    "grid": PAGE["line"],
+    "backdrop": PAGE["raised"],
+    "slower": Colour("#b35806", "#e08a3c"),
+    "equal": Colour("#f4f4f4", "#2a2f37"),
+    "faster": Colour("#08589e", "#6fb7f2"),
 }
 # Lines of implementations that have no colour of their own.
 SPARE = (
@@ -57,6 +46,35 @@ GREY = Colour("#8C8C8C", "#858585")
 STRONG_GREY = Colour("#5A5A5A", "#BDBDBD")
 # A badge, which is the same on every page.
 BADGE = {"label": "#454c54", "text": "#fff"} | {name: PAGE[name].light for name in ("bad", "warn", "good")}
+
+
+LEAST_CONTRAST = 4.5  # of a text against the page, as WCAG asks for
+
+
+def contrast(one: str, other: str) -> float:
+    """How much two colours differ in brightness, from 1 to 21, as WCAG computes it; each is #rrggbb."""
+    low, high = sorted(0.05 + _luminance(colour) for colour in (one, other))
+    return high / low
+
+
+def readable(colour: str, paper: str, ink: str) -> str:
+    """A line's colour for a text on this page: with as much of the ink in it as makes it readable."""
+    for share in range(0, 100, 5):
+        mixed = _mixed(colour, ink, share / 100)
+        if contrast(mixed, paper) >= LEAST_CONTRAST:
+            return mixed
+    return ink
+
+
+def _luminance(colour: str) -> float:
+    parts = [value / 255 for value in bytes.fromhex(colour[1:])]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _mixed(one: str, other: str, share: float) -> str:
+    pairs = zip(bytes.fromhex(one[1:]), bytes.fromhex(other[1:]), strict=True)
+    return f"#{bytes(round(a + (b - a) * share) for a, b in pairs).hex()}"
 
 
 def style_sheet() -> str:

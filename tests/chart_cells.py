@@ -9,9 +9,10 @@ from matplotlib.text import Text
 from mtabench.charts import KINDS
 from mtabench.charts.chart import make_figure
 from mtabench.charts.data import read_cells, settings
-from mtabench.charts.style import LIGHT, Look, applied, styles_of
+from mtabench.charts.style import LIGHT, Look, applied
 from mtabench.results.columns import SCHEMA_VERSION
 from mtabench.results.results_file import COLUMNS
+from mtabench.styles import styles_of
 
 DEFAULTS = {
     "schema_version": SCHEMA_VERSION, "run_id": "r1", "started_utc": "2026-01-02T03:04:05Z",
@@ -57,7 +58,7 @@ def write(path, cells):
 def figures(path, kind, theme=LIGHT):
     """The figures of one kind that a file gives, those of its first pass."""
     cells = read_cells([path])
-    look = Look(theme, styles_of(cells))
+    look = Look(theme, styles_of(zip(cells["impl"], cells["op"] == "attention", strict=True)))
     of_pass = cells[cells["pass"] == cells["pass"].iloc[0]]
     charts = [KINDS[kind].chart(setting) for _, setting in settings(of_pass, KINDS[kind].setting)]
     with applied(theme):

@@ -7,6 +7,7 @@ how it looks on a light page and on a dark one.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,9 +18,10 @@ from matplotlib.figure import Figure
 from mtabench.charts.chart import Chart, Kind, make_figure
 from mtabench.charts.data import read_cells, settings
 from mtabench.charts.kinds import load
-from mtabench.charts.style import LIGHT, THEMES, Look, Theme, applied, styles_of
+from mtabench.charts.style import LIGHT, THEMES, Look, Theme, applied
 from mtabench.errors import UsageError
 from mtabench.problem.case import PASSES
+from mtabench.styles import styles_of
 
 KINDS = load()
 FORMATS = ("png", "svg")
@@ -37,9 +39,9 @@ def draw(
     """Draw charts of every pass in the results files; returns the paths of the charts written.
 
     All kinds that the data can give are drawn, or those named in `kinds`. A file is called PASS-KIND.FORMAT, with
-    `-dark` before the dot on a dark page. Settings that one chart cannot show together (device, dtype, heads, batch,
-    causal) make charts of their own, named after what differs. A cell that is in several files counts once, the
-    latest. `written` is told each path as soon as the file is there.
+    `-dark` before the dot on a dark page. It holds a stamp of the results, as `stamp` gives it. Settings that one chart
+    cannot show together (device, dtype, heads, batch, causal) make charts of their own, named after what differs. A
+    cell that is in several files counts once, the latest. `written` is told each path as soon as the file is there.
 
     Raises UsageError for a file that is no results file, a folder that cannot be written, an unknown kind, theme or
     format, or a kind in `kinds` that the data cannot give. But for the folder all of this is found before any file
@@ -53,8 +55,8 @@ def draw(
         for name in given:
             _check_name(what, name, known)
     csv_paths = list(csv_paths)
-    cells = read_cells(csv_paths)
-    styles = styles_of(cells)
+    cells, made_from = read_cells(csv_paths), stamp(csv_paths)
+    styles = styles_of(zip(cells["impl"], cells["op"] == "attention", strict=True))
     paths = []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a name in letters that ours lacks
@@ -65,9 +67,14 @@ def draw(
                 with applied(theme):
                     figure = make_figure(chart, look)
                     for name in formats:
-                        paths.append(_save(figure, Path(out_dir) / f"{stem}{end}.{name}", theme))
+                        paths.append(_save(figure, Path(out_dir) / f"{stem}{end}.{name}", theme, made_from))
                         written(paths[-1])
     return paths
+
+
+def stamp(csv_paths: Iterable[str | Path]) -> str:
+    """What a chart of these files says of their content in its metadata, so that an older chart can be told."""
+    return "sha256 " + " ".join(hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] for path in csv_paths)
 
 
 def _check_name(what: str, name: str, known: Iterable[str]) -> None:
@@ -98,8 +105,8 @@ def _charts_of(cells: pd.DataFrame, name: str, kind: Kind) -> Iterator[tuple[str
                 yield f"{pass_}-{name}{suffix}", chart
 
 
-def _save(figure: Figure, path: Path, theme: Theme) -> Path:
-    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+def _save(figure: Figure, path: Path, theme: Theme, made_from: str) -> Path:
+    metadata = {"Source": made_from, ("Date" if path.suffix == ".svg" else "Software"): None}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=DPI, facecolor=theme.paper, metadata=metadata)

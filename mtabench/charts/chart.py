@@ -1,9 +1,9 @@
-"""A chart whatever its kind: a title that states the finding, panels, a legend, and what was measured below."""
+"""A chart whatever its kind: a title that states the finding, panels, and below them what was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -12,28 +12,30 @@ from matplotlib.figure import Figure
 
 from mtabench.charts.data import SETTING
 from mtabench.charts.style import Look
-from mtabench.charts.text import balanced, filled, inches
+from mtabench.charts.text import balanced, filled
 from mtabench.problem.operations import OPERATION_COLUMNS
 
 PASS_TITLES = {"fwd": "Forward", "bwd": "Backward", "decode": "Decode"}
 PANEL_INCHES = (3.7, 3.5)
 MOST_COLUMNS = 3
-TITLE_SIZE, PANEL_TITLE_SIZE, LEGEND_SIZE, CAPTION_SIZE = 12, 9.5, 8.5, 7
-HANDLE_INCHES = 0.85  # of a legend, beside its labels
+TITLE_SIZE, PANEL_TITLE_SIZE, CAPTION_SIZE = 12, 9.5, 7
+LEAST_WIDTH = 5.0  # inches, so that the texts keep lines that can be read
 MARGIN = 0.15  # inches, left and right of the texts
 
 
 @dataclass(frozen=True)
 class Chart:
-    """What one figure shows. `draw_panel` draws one of `panels`, each of which has a `title`, into its axes."""
+    """What one figure shows. `draw_panel` draws one of `panels`, each of which has a `title`, into its axes.
+
+    It may return what is left to do there once the axes have their places.
+    """
 
     title: str
     caption: list[list[str]]
     panels: Sequence[Any]
-    draw_panel: Callable[[Axes, Any, Look], None]
+    draw_panel: Callable[[Axes, Any, Look], Callable[[], None] | None]
     x_label: str = ""
     y_label: str = ""
-    legend: Callable[[Look], list[Any]] = field(default=lambda look: [])
     columns: int = MOST_COLUMNS
     panel_inches: tuple[float, float] = PANEL_INCHES
     shared_axes: bool = True
@@ -70,22 +72,21 @@ def make_figure(chart: Chart, look: Look) -> Figure:
     """The chart as a figure in the look's theme, whose style sheet must be applied."""
     columns = min(chart.columns, len(chart.panels))
     rows = -(-len(chart.panels) // columns)
-    handles = chart.legend(look)
-    legend = max((inches(handle.get_label(), LEGEND_SIZE) for handle in handles), default=-HANDLE_INCHES)
-    width = chart.panel_inches[0] * columns + legend + HANDLE_INCHES
+    width = max(chart.panel_inches[0] * columns, LEAST_WIDTH)
     title = balanced(chart.title, width - 2 * MARGIN, TITLE_SIZE)
     caption = [filled(parts, " · ", width - 2 * MARGIN, CAPTION_SIZE) for parts in chart.caption]
     lines = title.count("\n") + 1, "\n".join(caption).count("\n") + 1
     height = chart.panel_inches[1] * rows + 0.4 + 0.2 * lines[0] + 0.15 * lines[1]
     figure = Figure(figsize=(width, height), layout="constrained")
     shared = chart.shared_axes
+    finishes = []
     grid = figure.subplots(rows, columns, sharex=shared, sharey=shared, squeeze=False)
     for index, axes in enumerate(grid.flat):
         if index >= len(chart.panels):
             axes.set_visible(False)
             continue
         panel = chart.panels[index]
-        chart.draw_panel(axes, panel, look)
+        finishes.append(chart.draw_panel(axes, panel, look))
         axes.set_title(
             filled(panel.title.split(" "), " ", chart.panel_inches[0] - 0.6, PANEL_TITLE_SIZE),
             loc="left",
@@ -99,14 +100,8 @@ def make_figure(chart: Chart, look: Look) -> Figure:
     texts: dict[str, Any] = {"x": MARGIN / width, "ha": "left"}
     figure.suptitle(title, fontsize=TITLE_SIZE, fontweight="bold", **texts)
     figure.supxlabel("\n".join(caption), fontsize=CAPTION_SIZE, color=look.theme.quiet, linespacing=1.5, **texts)
-    if handles:
-        beside: dict[str, Any] = {
-            "loc": "upper left",
-            "bbox_to_anchor": (1.02, 1.02),
-            "frameon": False,
-            "handlelength": 3.2,
-        }
-        grid[0, -1].legend(handles=handles, fontsize=LEGEND_SIZE, **beside)
     figure.draw_without_rendering()
     figure.set_layout_engine(None)  # the places stand; to find them again for each format takes most of the time
+    for finish in filter(None, finishes):
+        finish()
     return figure

@@ -1,64 +1,43 @@
-"""Marks failed cells above the lines of a panel: a cross each, and in words what happened."""
+"""What has no valid time, as a note below a chart: a mark among the lines would read as a value."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import log
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
+from mtabench.charts.panels import Panel
+from mtabench.charts.text import shortened
+from mtabench.problem.axes import short
 
-from mtabench.charts.panels import Failure
-from mtabench.charts.style import Look
-from mtabench.charts.text import fitted, inches, shortened
-
-AXES_WIDTH = 2.95  # inches; about what a panel leaves its axes
-ROW_INCHES = 0.18
-SIZE, GAP = 7, 0.09  # of the words: points, and inches to the crosses
+MOST = 6  # lines or groups of them that are named; a number says how many more there are
+Places = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A run of failed cells: its words, where they stand across the axes, and the rows that it takes."""
+def failure_note(shown: Sequence[Panel], place: Callable[[str], str] = lambda xs: xs) -> list[str]:
+    """Which lines lack a valid time, where on the x axis and why; nothing if all have one.
 
-    failure: Failure
-    words: str
-    x: float
-    side: str
-    rows: int
-
-
-def place_marks(failures: Sequence[Failure], limits: tuple[float, float]) -> list[Mark]:
-    """Where each run goes on a logarithmic x axis with these limits: the words beside it, or above if too long."""
-    marks = []
-    for failure in failures:
-        words = fitted(f"{shortened(failure.label)}: {failure.word}", AXES_WIDTH, SIZE)
-        width, gap = inches(words, SIZE) / AXES_WIDTH, GAP / AXES_WIDTH
-        first, last = (log(x / limits[0]) / log(limits[1] / limits[0]) for x in (failure.xs[0], failure.xs[-1]))
-        if max(first, 1 - last) < width + gap:
-            middle = min(max((first + last) / 2, width / 2), 1 - width / 2)
-            marks.append(Mark(failure, words, middle, "center", 2))
-        elif first > 1 - last:
-            marks.append(Mark(failure, words, first - gap, "right", 1))
-        else:
-            marks.append(Mark(failure, words, last + gap, "left", 1))
-    return marks
+    Lines with the same gaps for the same reason are named together. The panel is named where the others differ.
+    `place` says what the values on the x axis are.
+    """
+    of_line: dict[tuple[str, str, Places], list[str]] = {}
+    for panel in shown:
+        together: dict[tuple[str, str], list[int]] = {}
+        for failure in panel.failures:
+            together.setdefault((failure.label, failure.word), []).extend(failure.xs)
+        for (label, word), xs in together.items():
+            of_line.setdefault((label, word, tuple(sorted(set(xs)))), []).append(panel.title)
+    found: dict[tuple[str, Places, tuple[str, ...]], list[str]] = {}
+    for (label, word, places), titles in of_line.items():
+        found.setdefault((word, places, tuple(titles)), []).append(shortened(label))
+    whole = {int(x) for panel in shown for line in panel.lines for x in line.x}
+    texts = []
+    for (word, places, in_panels), labels in found.items():
+        everywhere = len(whole) > 1 and whole <= set(places)
+        where = "everywhere" if everywhere else f"at {place(shortened(', '.join(short(x) for x in places)))}"
+        of = "" if len(in_panels) == len(shown) else f", {shortened(' and '.join(in_panels), 80)}"
+        texts.append(f"{_listed(labels, ', ')} {where}{of} ({word})")
+    return [f"no valid time: {_listed(texts, '; ')}"] if texts else []
 
 
-def draw_marks(axes: Axes, marks: Sequence[Mark], row: float, look: Look) -> float:
-    """The marks one below the other from the top, `row` of the axes' height for each; returns what is left below."""
-    top = 1.0
-    for mark in marks:
-        bottom = top - mark.rows * row
-        box: dict[str, Any] = {"transform": axes.transAxes, "zorder": 0, "linewidth": 0}
-        axes.add_patch(Rectangle((0, bottom), 1, top - bottom, color=look.theme.backdrop, **box))
-        axes.plot(
-            mark.failure.xs, [bottom + row / 2] * len(mark.failure.xs), transform=axes.get_xaxis_transform(),
-            color=look.colour(mark.failure.impl), linewidth=0.8, marker="x", markersize=4.5, markeredgewidth=1.3,
-        )  # fmt: skip
-        text: dict[str, Any] = {"transform": axes.transAxes, "va": "center", "ha": mark.side, "fontsize": SIZE}
-        axes.text(mark.x, top - row / 2, mark.words, **text)
-        top = bottom
-    return top
+def _listed(texts: Sequence[str], between: str) -> str:
+    more = [f"and {len(texts) - MOST} more"] if len(texts) > MOST else []
+    return between.join([*texts[:MOST], *more])

@@ -1,28 +1,31 @@
-"""Draws panels of lines: axes that hold every value, bands, and failed cells marked above the lines."""
+"""Draws panels of lines: axes that hold every value, bands, and the name of each line at its end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.transforms import ScaledTranslation
 
 from mtabench.charts.chart import PANEL_INCHES, Chart, columns_of
-from mtabench.charts.failures import ROW_INCHES, draw_marks, place_marks
-from mtabench.charts.panels import Line, Panel
-from mtabench.charts.style import Look, own_styles
-from mtabench.charts.text import caption, length_label, shortened, unsettled_note
+from mtabench.charts.failures import failure_note
+from mtabench.charts.labels import ROW_INCHES, Named, name_lines, names_width, reserve_room
+from mtabench.charts.panels import Line, Panel, side_by_side
+from mtabench.charts.style import Look
+from mtabench.charts.text import caption, length_label, unsettled_note
 from mtabench.implementations import Style
 from mtabench.problem.axes import short
 
 MAX_TICKS = 8
 AXES_HEIGHT = 2.9  # inches; about what a panel leaves its axes
-LINES_HEIGHT = 1.9  # that the lines have at least, below the marks of failed cells
+APART = 0.045  # inches between lines side by side
+AUTO_NOTE = "stars: what auto chose"
+APART_NOTE = "lines of equal values are drawn side by side"
 YARDSTICK_NOTE = "dashed grey: plain attention, which does less work; a yardstick, not a rival"
 LEAST_DECADES = 0.75
 AUTO: dict[str, Any] = {"linestyle": "none", "marker": "*", "markersize": 12}
@@ -32,7 +35,7 @@ AUTO: dict[str, Any] = {"linestyle": "none", "marker": "*", "markersize": 12}
 class YAxis:
     """The y axis: its label, the sign at its ticks, whether it is linear from 0, and values that it must hold.
 
-    `nothing` is what a panel without any value says.
+    `nothing` is what a panel without any value says. `apart` draws lines of equal values side by side.
     """
 
     label: str
@@ -40,6 +43,7 @@ class YAxis:
     linear: bool = False
     holds: tuple[float, ...] = ()
     nothing: str = "no cell has a valid time"
+    apart: bool = False
 
 
 def line_chart(
@@ -52,52 +56,63 @@ def line_chart(
     x_label: str = "",
     over: Callable[[Axes, Look], None] | None = None,
     styles: dict[str, Style] | None = None,
+    place: Callable[[str], str] = lambda xs: xs,
 ) -> Chart:
     """The chart of these panels; `how` says in the caption what the lines are.
 
-    `over` draws what is the same in each panel; `styles` are those of lines that are no implementations.
+    `over` draws what is the same in each panel; `styles` are those of lines that are no implementations; `place` says
+    in words what values of the x axis are.
     """
     xs = _places(shown)
-    x_limits = _x_limits(xs)
-    marks = {id(panel): place_marks(panel.failures, x_limits) for panel in shown}
-    rows = max(sum(mark.rows for mark in of_panel) for of_panel in marks.values())
-    height = max(AXES_HEIGHT, LINES_HEIGHT + rows * ROW_INCHES)
-    row = ROW_INCHES / height  # of the axes' height
-    y_limits = _y_limits(shown, y_axis, row * rows)
+    x_limits, y_limits = _x_limits(xs), _y_limits(shown, y_axis)
+    height = max(AXES_HEIGHT, *(ROW_INCHES * len(panel.lines) for panel in shown))
+    lines = [line for panel in shown for line in panel.lines]
+    labels = {line.label for line in lines}
+    raised = {id(panel): _raised(panel, y_limits, height) if y_axis.apart else {} for panel in shown}
 
-    def with_styles(look: Look) -> Look:
-        return replace(look, styles=look.styles | (styles or {}))
-
-    def draw_panel(axes: Axes, panel: Panel, look: Look) -> None:
-        look = with_styles(look)
+    def draw_panel(axes: Axes, panel: Panel, look: Look) -> Callable[[], None]:
+        look = replace(look, styles=look.styles | (styles or {}))
         _set_x_axis(axes, xs, x_limits)
         _set_y_axis(axes, y_axis, y_limits)
         plain_axes(axes, look)
         if over:
             over(axes, look)
         for line in sorted(panel.lines, key=lambda line: not line.yardstick):  # the rivals on top
-            _draw_line(axes, line, look)
-        top = draw_marks(axes, marks[id(panel)], row, look)
+            _draw_line(axes, line, look, raised[id(panel)].get(line.label, 0.0))
         if not any(np.isfinite(line.y).any() for line in panel.lines):
-            place: dict[str, Any] = {"transform": axes.transAxes, "ha": "center", "va": "center"}
-            axes.text(0.5, top / 2, y_axis.nothing, color=look.theme.quiet, **place)
+            at: dict[str, Any] = {"transform": axes.transAxes, "ha": "center", "va": "center"}
+            axes.text(0.5, 0.5, y_axis.nothing, color=look.theme.quiet, **at)
+        return naming(axes, panel.lines, labels, look, raised[id(panel)])
 
-    def legend(look: Look) -> list[Line2D]:
-        return line_legend(lines, with_styles(look), failures=rows > 0)
-
-    lines = [line for panel in shown for line in panel.lines]
-    unsettled = unsettled_note(cells) if any(line.hollow.any() for line in lines) else []
+    notes = [*yardstick_note(lines), *([APART_NOTE] if any(raised.values()) else []), *notes]
+    if any(line.auto for line in lines):
+        notes.append(AUTO_NOTE)
+    if any(line.hollow.any() for line in lines):
+        notes += unsettled_note(cells)
     return Chart(
         title,
-        caption(cells, how, [*yardstick_note(lines), *unsettled, *notes]),
+        caption(cells, how, [*notes, *failure_note(shown, place)]),
         shown,
         draw_panel,
         x_label or length_label(cells),
         y_axis.label,
-        legend,
         columns_of(cells, len(shown)),
-        (PANEL_INCHES[0], PANEL_INCHES[1] + height - AXES_HEIGHT),
+        (PANEL_INCHES[0] + names_width(labels), PANEL_INCHES[1] + height - AXES_HEIGHT),
     )
+
+
+def naming(
+    axes: Axes, lines: Sequence[Line], labels: Iterable[str], look: Look, raised: Mapping[str, float] | None = None
+) -> Callable[[], None]:
+    """Keep room for the names that all panels have, and return what writes those of `lines`."""
+    room = reserve_room(axes, labels)
+    named = [Named(line.impl, line.label, line.x, line.y, (raised or {}).get(line.label, 0.0)) for line in lines]
+
+    def finish() -> None:
+        room.remove()
+        name_lines(axes, named, look)
+
+    return finish
 
 
 def yardstick_note(lines: Iterable[Line]) -> list[str]:
@@ -122,35 +137,13 @@ def spread(low: float, high: float, share: float, least: float = LEAST_DECADES) 
 
 def log_ticks(axis: Any, decades: float, sign: str = "") -> None:
     """Ticks of a logarithmic axis that spans so many decades."""
-    few = {"numticks": 5} if decades > 4 and axis.axis_name == "x" else {}  # where numbers stand side by side
-    axis.set_major_locator(LogLocator(subs=(1.0,) if decades > 2 else (1.0, 2.0, 5.0), **few))
+    across = axis.axis_name == "x"  # where numbers stand side by side
+    few = {"numticks": 5} if decades > 4 and across else {}
+    axis.set_major_locator(LogLocator(subs=(1.0,) if decades > (2 if across else 3.2) else (1.0, 2.0, 5.0), **few))
     # Over more decades they tell little, and take matplotlib as long as all the rest.
     axis.set_minor_locator(LogLocator(subs=tuple(range(2, 10))) if decades <= 3 else NullLocator())
     axis.set_minor_formatter(NullFormatter())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}{sign}"))
-
-
-def line_legend(lines: Sequence[Line], look: Look, failures: bool = False) -> list[Line2D]:
-    """One entry an implementation, rivals first, and one each for stars of auto, crosses and hollow marks."""
-    entries = {(line.impl, line.label): line for line in lines}
-    order = list(own_styles())
-    ranked = sorted(
-        entries.values(),
-        key=lambda line: (line.yardstick, order.index(line.impl) if line.impl in order else len(order)),
-    )
-    handles = []
-    for line in ranked:
-        label = shortened(line.label) + (" (plain attention)" if line.yardstick else "")
-        handles.append(Line2D([], [], label=label, **look.line(line.impl)))
-    ink, paper = look.theme.ink, look.theme.paper
-    if any(line.auto for line in lines):
-        handles.append(Line2D([], [], label="auto", color=paper, markeredgecolor=ink, **AUTO))
-    mark: dict[str, Any] = {"color": ink, "linewidth": 0}
-    if failures:
-        handles.append(Line2D([], [], label="no valid time", marker="x", markersize=4.5, **mark))
-    if any(line.hollow.any() for line in lines):
-        handles.append(Line2D([], [], label="did not settle", marker="o", markersize=5, markerfacecolor=paper, **mark))
-    return handles
 
 
 def _places(shown: Sequence[Panel]) -> list[float]:
@@ -174,8 +167,8 @@ def _set_x_axis(axes: Axes, xs: list[float], limits: tuple[float, float]) -> Non
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(round(value))))
 
 
-def _y_limits(shown: Sequence[Panel], y_axis: YAxis, share: float) -> tuple[float, float] | None:
-    """Limits that hold every value below the part of the axes that the failed cells take; None without a value."""
+def _y_limits(shown: Sequence[Panel], y_axis: YAxis) -> tuple[float, float] | None:
+    """Limits that hold every value; None without one."""
     edges = [edge for panel in shown for line in panel.lines for edge in (line.y, line.low, line.high)]
     edges += [np.array(line.auto[1:]) for panel in shown for line in panel.lines if line.auto]
     if not any(np.isfinite(edge).any() for edge in edges):
@@ -183,10 +176,18 @@ def _y_limits(shown: Sequence[Panel], y_axis: YAxis, share: float) -> tuple[floa
     values = np.concatenate([y_axis.holds, *edges])
     values = values[np.isfinite(values) & (values > 0)]
     if y_axis.linear:
-        return 0.0, float(values.max() * 1.06 / (1 - share))
+        return 0.0, float(values.max() * 1.06)
     low, high = np.log10(values).min(), np.log10(values).max()
     low, high = spread(float(low), float(high), 0.06)
-    return 10**low, 10 ** (low + (high - low) / (1 - share))
+    return 10**low, 10**high
+
+
+def _raised(panel: Panel, limits: tuple[float, float] | None, height: float) -> dict[str, float]:
+    """How many inches above its values to draw each line that others of the panel would hide."""
+    if limits is None:
+        return {}
+    inch = np.log(limits[1] / limits[0]) / height  # of a logarithmic axis
+    return {label: place * APART for label, place in side_by_side(panel.lines, 0.75 * APART * inch).items()}
 
 
 def _set_y_axis(axes: Axes, y_axis: YAxis, limits: tuple[float, float] | None) -> None:
@@ -204,12 +205,15 @@ def _set_y_axis(axes: Axes, y_axis: YAxis, limits: tuple[float, float] | None) -
     log_ticks(axes.yaxis, float(np.log10(limits[1] / limits[0])), y_axis.sign)
 
 
-def _draw_line(axes: Axes, line: Line, look: Look) -> None:
+def _draw_line(axes: Axes, line: Line, look: Look, raised: float = 0.0) -> None:
     colour = look.colour(line.impl)
-    axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
-    axes.vlines(line.x, line.low, line.high, color=colour, linewidth=0.8)
-    axes.plot(line.x, line.y, label=line.label, **look.line(line.impl))
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    place: dict[str, Any] = {"transform": axes.transData + ScaledTranslation(0, raised, figure.dpi_scale_trans)}
+    axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0, **place)
+    axes.vlines(line.x, line.low, line.high, color=colour, linewidth=0.8, **place)
+    axes.plot(line.x, line.y, label=line.label, **look.line(line.impl), **place)
     if line.hollow.any():
-        axes.plot(line.x[line.hollow], line.y[line.hollow], **look.hollow(line.impl))
+        axes.plot(line.x[line.hollow], line.y[line.hollow], **look.hollow(line.impl), **place)
     if line.auto:
         axes.plot(*line.auto, color=colour, markeredgecolor=look.theme.ink, zorder=3, **AUTO)

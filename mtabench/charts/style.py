@@ -1,19 +1,15 @@
-"""How charts look: a theme for light pages and one for dark ones, and a style for each implementation in both."""
+"""How charts look: a theme for light pages and one for dark ones, and the implementations in both."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import cycle
 from typing import Any
 
-import pandas as pd
 from matplotlib import style
 
-from mtabench import registry
 from mtabench.implementations import Style
-from mtabench.palette import CHART, GREY, SPARE, STRONG_GREY
-from mtabench.registry import names
+from mtabench.palette import CHART, readable
 
 
 @dataclass(frozen=True)
@@ -37,21 +33,6 @@ DARK = Theme("dark", **{name: colour.dark for name, colour in CHART.items()})
 THEMES = {theme.name: theme for theme in (LIGHT, DARK)}
 
 
-# After Okabe and Ito as those of the implementations, so that the colour-blind can tell them apart, and at least 3:1
-# against the page. Plain attention is a yardstick beside conv attention: grey and dashed.
-SPARE_STYLES = tuple(
-    Style(*colours, marker, dashes)
-    for dashes, markers in (("-", "phd<>"), ((0, (5, 1.5)), "h<>dp"))
-    for colours, marker in zip(SPARE, markers, strict=True)
-)
-SPARE_YARDSTICKS = (
-    Style(*GREY, "<", (0, (3, 1))),
-    Style(*STRONG_GREY, ">", (0, (6, 2))),
-    Style(*GREY, "p", (0, (1, 1, 4, 1))),
-    Style(*STRONG_GREY, "h", (0, (2, 1, 2, 3))),
-)
-
-
 @dataclass(frozen=True)
 class Look:
     """A theme, and the style of every implementation in it."""
@@ -63,6 +44,10 @@ class Look:
         """The implementation's colour on this theme's page."""
         own = self.styles[impl]
         return own.dark_colour if self.theme is DARK else own.colour
+
+    def text(self, impl: str) -> str:
+        """The same for its name."""
+        return readable(self.colour(impl), self.theme.paper, self.theme.ink)
 
     def line(self, impl: str) -> dict[str, Any]:
         """What matplotlib needs to draw the implementation's line."""
@@ -80,26 +65,6 @@ class Look:
         }  # fmt: skip
 
 
-def own_styles(alone: bool = False) -> dict[str, Style]:
-    """The styles that implementations have of their own in every chart, or `alone` in those of plain attention."""
-    return {entry.name: entry.style for entry in registry.IMPLEMENTATIONS if entry.style and entry.style.alone == alone}
-
-
-def styles_of(cells: pd.DataFrame) -> dict[str, Style]:
-    """The style of every implementation in the cells; those without one of their own take the spare ones in turn.
-
-    The turn is that of the registry, so that each of its implementations looks the same in every chart.
-    """
-    plain = cells["op"] == "attention"
-    yardsticks = set() if plain.all() else set(cells.loc[plain, "impl"])
-    alone = own_styles(alone=True)
-    own = own_styles() | {name: style for name, style in alone.items() if name not in yardsticks}
-    unknown = sorted(set(cells["impl"]) - set(names()))
-    others = [name for name in (*names(), *unknown) if name not in own]
-    spare = zip(others, cycle(SPARE_STYLES), cycle(SPARE_YARDSTICKS), strict=False)
-    return own | {name: grey if name in yardsticks else colour for name, colour, grey in spare}
-
-
 def applied(theme: Theme) -> AbstractContextManager[None]:
     """Our style sheet over matplotlib's own defaults, whatever the user's are, and theirs again afterwards.
 
@@ -109,7 +74,7 @@ def applied(theme: Theme) -> AbstractContextManager[None]:
         "font.family": "DejaVu Sans", "font.size": 8.5, "text.parse_math": False, "text.usetex": False,
         "text.color": theme.ink, "axes.labelcolor": theme.ink, "xtick.color": theme.ink, "ytick.color": theme.ink,
         "axes.titlecolor": theme.ink, "axes.edgecolor": theme.edge, "axes.facecolor": theme.paper,
-        "axes.linewidth": 0.7, "figure.facecolor": theme.paper, "legend.labelcolor": theme.ink,
+        "axes.linewidth": 0.7, "figure.facecolor": theme.paper,
         "svg.hashsalt": "mtabench",  # the same data, the same file
     }  # fmt: skip
     return style.context(settings, after_reset=True)

@@ -27,17 +27,15 @@ Closure = Callable[[], "Tensor"]
 
 
 class Style(NamedTuple):
-    """How an implementation looks in every chart; `dark_colour` is for dark pages.
+    """How an implementation looks in every chart and on every page; `dark_colour` is for dark pages.
 
-    `series` is its colour in pages, a number of theme.css; 0 takes a spare one. What looks so `alone` is grey, as a
-    yardstick, in charts that have conv attention too.
+    What looks so `alone` is grey, as a yardstick, in charts that have conv attention too.
     """
 
     colour: str
     dark_colour: str
     marker: str
     dashes: Any
-    series: int = 0
     alone: bool = False
 
 

@@ -61,7 +61,7 @@ def compiled(case: Case) -> Callable[..., Any]:
 _compile = partial(
     Implementation, name="compile", passes=("fwd", "bwd", "decode"), devices=("cuda", "cpu"), work="dense",
     summary="torch.compile of the definition", why_not=why_not,
-    style=Style("#B8558F", "#E58FC2", "s", "-", series=4), compiles=True, slow_to_compile=True,
+    style=Style("#B8558F", "#E58FC2", "s", "-"), compiles=True, slow_to_compile=True,
 )  # fmt: skip
 
 ENTRIES = (

@@ -109,7 +109,7 @@ SOURCES = (
     Source("decode", decode_source, ("conv_attention_decode", "combine_splits"), order=30),
 )  # fmt: skip
 
-STYLE = Style("#D55E00", "#FF8533", "^", "-", series=1)
+STYLE = Style("#D55E00", "#FF8533", "^", "-")
 
 ENTRIES = (
     Implementation(

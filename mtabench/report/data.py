@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -92,6 +92,18 @@ def is_plain(row: Mapping[str, Any]) -> bool:
 def is_timed(row: Mapping[str, Any]) -> bool:
     """Whether a row has a time that can be believed."""
     return row["status"] == "ok" and (row["median_ms"] or 0) > 0
+
+
+def yardstick(rows: Iterable[Row]) -> str:
+    """The plain attention that is the fastest in most shapes; empty if none is timed."""
+    fastest: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        if is_plain(row) and is_timed(row) and row["charted"]:
+            other = fastest.setdefault(shape_key(row), row)
+            if row["median_ms"] < other["median_ms"]:
+                fastest[shape_key(row)] = row
+    counts = Counter(row["impl"] for row in fastest.values())
+    return max(sorted(counts), key=counts.__getitem__, default="")
 
 
 def read_report(path: Path) -> Report:

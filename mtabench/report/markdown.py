@@ -10,6 +10,7 @@ from mtabench.escaping import in_markdown, markdown_table
 from mtabench.measuring.settled import UNSETTLED
 from mtabench.report.columns import Column, cell_columns, environment, measured, spread_columns
 from mtabench.report.data import Report, Row, Spread, is_plain, is_timed
+from mtabench.report.figures import figures
 from mtabench.report.page import facts, failures, title
 from mtabench.report.sentences import plural, summary
 from mtabench.results.sparklines import sparkline
@@ -23,7 +24,8 @@ BINS = 12
 def markdown(report: Report) -> str:
     """The whole text. Nothing from the file is markup or a link in it."""
     lines = [MARK, "", f"# {in_markdown(title(report))}", "", facts(report, in_markdown), ""]
-    lines += [f"- {sentence}" for sentence in summary(report, in_markdown)]
+    lines += [f"- **{one.value}** {one.words}" for one in figures(report, in_markdown)]
+    lines += ["", *(f"- {sentence}" for sentence in summary(report, in_markdown))]
     rows = report.rows[:MOST_CELLS]
     if len(report.rows) > len(rows):
         lines += ["", f"The tables have the first {len(rows):,} of {len(report.rows):,} cells; the summary is of all."]

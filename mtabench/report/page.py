@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import cycle
 from typing import Any
 
-from mtabench import registry
 from mtabench.pages.page import build_page
 from mtabench.pages.text import shown_number
+from mtabench.palette import PAGE, readable
 from mtabench.report.columns import AXES, DETAILS, cell_columns, environment, measured, spread_columns
-from mtabench.report.data import Report, Row, Spread, is_plain, is_timed
+from mtabench.report.data import Report, Row, Spread, is_plain, is_timed, yardstick
+from mtabench.report.figures import figures
 from mtabench.report.sentences import Quote, summary
+from mtabench.styles import dash_lengths, styles_of
 
 MOST_CELLS = 5000  # on the page; a sentence says if there are more
 MOST_REASONS = 200
@@ -21,31 +22,37 @@ MOST_LABELS = 100  # of cells that failed for one reason
 MOST_SAMPLES = 100_000  # of all cells together
 MOST_SAMPLES_A_CELL = 400
 
-# Numbers of the palette's series that no implementation has. Plain attention is a yardstick: grey and dashed, as in
-# charts.
-SPARE_SERIES = (2, 3, 6, 8)
-GREY = 7
-DASHES = ("6 3", "2 2", "8 3 2 3", "1 3")
+LINE_WIDTH = 2.0  # pixels
 
 BODY = """
 <p id="facts" class="quiet"></p>
-<ul id="summary" class="plain"></ul>
+<dl id="figures" class="figures"></dl>
 <div id="notes"></div>
 
 <div id="filters" class="filters-sticky"></div>
+
+<section id="overhead-section" aria-labelledby="overhead-title" hidden>
+<h2 id="overhead-title">Time over that of plain attention</h2>
+<p id="overhead-words" class="quiet"></p>
+<div id="overhead" class="panels"></div>
+</section>
 
 <section aria-labelledby="time-title">
 <h2 id="time-title">Time</h2>
 <p class="quiet">Median against sequence length. Bars are 95 % intervals of the median; a hollow point did not settle.
 Dashed: plain attention, which does less work; a yardstick, not a rival.</p>
-<ul id="legend" class="legend" aria-label="Lines"></ul>
 <div id="time" class="panels"></div>
 </section>
 
-<section aria-labelledby="speedup-title">
+<section id="speedup-section" aria-labelledby="speedup-title">
 <h2 id="speedup-title">Speedup</h2>
 <p id="speedup-words" class="quiet"></p>
 <div id="speedup" class="panels"></div>
+</section>
+
+<section aria-labelledby="summary-title">
+<h2 id="summary-title">Summary</h2>
+<ul id="summary" class="plain"></ul>
 </section>
 
 <section aria-labelledby="cells-title">
@@ -113,6 +120,8 @@ def page_data(report: Report) -> dict[str, Any]:
         notes.append(f"Of each cell up to {a_cell:,} samples are drawn; the numbers beside them are of all.")
     return {
         "facts": facts(report),
+        "figures": [asdict(one) for one in figures(report)],
+        "yardstick": yardstick(report.rows),
         "summary": summary(report),
         "notes": notes,
         "columns": [asdict(column) for column in cell_columns(report)],
@@ -142,14 +151,21 @@ def failures(report: Report) -> list[dict[str, Any]]:
 
 
 def _implementations(report: Report) -> list[dict[str, Any]]:
-    """Each with its colour and, if it is a yardstick, its dashes."""
-    plain = {row["impl"] for row in report.rows if is_plain(row)}
-    dashes, spare = cycle(DASHES), cycle(SPARE_SERIES)
-    own = {entry.name: entry.style.series for entry in registry.IMPLEMENTATIONS if entry.style}
+    """Each with its colours on a light page and on a dark one, those of its name, and its dashes, as in charts."""
+    shown = {(row["impl"], is_plain(row)) for row in report.rows}
+    plain = {name for name, is_yardstick in shown if is_yardstick}
+    styles = styles_of(shown)
     return [
-        {"name": name, "plain": True, "series": GREY, "dash": next(dashes)}
-        if name in plain
-        else {"name": name, "plain": False, "series": own.get(name) or next(spare), "dash": ""}
+        {
+            "name": name,
+            "plain": name in plain,
+            "colour": [styles[name].colour, styles[name].dark_colour],
+            "text": [
+                readable(styles[name].colour, PAGE["paper"].light, PAGE["ink"].light),
+                readable(styles[name].dark_colour, PAGE["paper"].dark, PAGE["ink"].dark),
+            ],
+            "dash": dash_lengths(styles[name], LINE_WIDTH),
+        }
         for name in report.implementations
     ]
 

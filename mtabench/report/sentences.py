@@ -67,7 +67,7 @@ def _compared(rows: Sequence[Row], quote: Quote) -> Iterator[str]:
     """Who is fastest, speedups over the baseline, and how plain attention compares."""
     charted = [row for row in rows if row["charted"] and is_timed(row)]
     conv = [row for row in charted if not is_plain(row)]
-    fastest = _best(conv, STEPS)
+    fastest = best(conv, STEPS)
     name = "multi-token attention" if any(row["op"] == "mta" for row in conv) else "conv attention"
     rivals = {row["impl"] for row in conv}
     if len(rivals) > 1:
@@ -75,7 +75,7 @@ def _compared(rows: Sequence[Row], quote: Quote) -> Iterator[str]:
         told = _listed(f"{quote(impl)} at {count} of {plural(len(fastest), 'shape')}" for impl, count in wins)
         yield f"Fastest {name}: {told}."
     yield from _speedups(conv, quote)
-    plain = _best([row for row in charted if is_plain(row)], ())
+    plain = best([row for row in charted if is_plain(row)], ())
     pairs = [(row, plain[shape_key(row)]) for row in fastest.values() if shape_key(row) in plain]
     if pairs:
         speeds = [other["median_ms"] / row["median_ms"] for row, other in pairs]
@@ -127,7 +127,7 @@ def _trust(rows: Sequence[Row]) -> Iterator[str]:
         yield "The code had changes that its git revision does not hold."
 
 
-def _best(rows: Iterable[Row], more: Sequence[str]) -> Mapping[tuple[Any, ...], Row]:
+def best(rows: Iterable[Row], more: Sequence[str]) -> Mapping[tuple[Any, ...], Row]:
     """The fastest row of each shape."""
     best: dict[tuple[Any, ...], Row] = {}
     for row in rows:

@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from mtabench.charts.style import LIGHT, applied, own_styles
+from mtabench.charts.style import LIGHT, applied
+from mtabench.styles import own_styles
 
 _STYLES = own_styles()
 STYLES = {"reference": _STYLES["eager"], "triton": _STYLES["triton"], "float32": _STYLES["sdpa-math"]}

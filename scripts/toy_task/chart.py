@@ -10,7 +10,10 @@ from matplotlib.figure import Figure
 from toy_task.sequences import BLOCK
 from toy_task.training import HELD_OUT, WATCHED
 
-from mtabench.charts.style import LIGHT, applied, own_styles
+from mtabench.charts import stamp
+from mtabench.charts.labels import Named, name_lines, reserve_room
+from mtabench.charts.style import LIGHT, Look, applied
+from mtabench.styles import own_styles
 
 _STYLES = own_styles()
 ATTENTIONS = {
@@ -41,15 +44,17 @@ def draw_chart(csv_path: Path) -> list[Path]:
     with applied(LIGHT):
         figure = Figure(figsize=(7.2, 4.4), layout="constrained")
         axes = figure.subplots()
+        named = []
         for name in finals.index:
             errors = rows[rows["attention"] == name].pivot(index="step", columns="seed", values="error_rate") * 100
             look = {"color": ATTENTIONS[name].colour, "linestyle": ATTENTIONS[name].dashes}
             axes.plot(errors.index, errors, linewidth=0.7, alpha=0.6, **look)
             axes.plot(errors.index, errors.mean(axis=1), linewidth=2.4, label=title(name), **look)
+            named.append(Named(name, title(name), errors.index.to_numpy(float), errors.mean(axis=1).to_numpy(float)))
         axes.set(xlabel="training step", ylabel="wrong answers (% of held-out sequences)", ylim=(-2, 102))
         axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, handlelength=3.2)
+        room = reserve_room(axes, [one.name for one in named])
         figure.suptitle(finding(finals), fontsize=12, fontweight="bold", **texts)
         caption = (
             f"Toy task of arXiv 2504.00927, answer: {run['variant']}; {run['blocks']} blocks of {BLOCK} letters; "
@@ -58,7 +63,12 @@ def draw_chart(csv_path: Path) -> list[Path]:
             f"{HELD_OUT} after the last step; {run['device']}, PyTorch {run['torch']}"
         )
         figure.supxlabel(caption, fontsize=7, color=LIGHT.quiet, linespacing=1.5, **texts)
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)
+        room.remove()
+        name_lines(axes, named, Look(LIGHT, ATTENTIONS))
         paths = [csv_path.with_suffix(suffix) for suffix in (".png", ".svg")]
         for path, metadata in zip(paths, ({"Software": None}, {"Date": None}), strict=True):
-            figure.savefig(path, dpi=160, facecolor="white", metadata=metadata)
+            source = {"Source": stamp([csv_path])}
+            figure.savefig(path, dpi=160, facecolor=LIGHT.paper, metadata=metadata | source)
     return paths

@@ -1,12 +1,16 @@
 """The page of `mtabench report` in a real browser: it draws, filters, sorts, and runs nothing that a file says."""
 
+import re
 from pathlib import Path
 
 import pytest
 from hostile_cells import TEXTS, poison
+from page_faults import LOOKS, page_faults
 from written_runs import case, rounds, write_run
 
 from mtabench.commands import report
+from mtabench.palette import PAGE, readable
+from mtabench.styles import own_styles
 
 RESULTS = Path(__file__).parents[2] / "results/nvidia-h200"
 PLAIN = {"taps": None}
@@ -85,6 +89,42 @@ def test_charts_draw_every_timed_cell(opened, screenshot):
     screenshot("report-light")
 
 
+def test_three_large_figures_and_three_charts_stand_before_the_tables(opened):
+    page = opened("h200")
+    assert [figure.split("\n") for figure in page.locator("#figures div").all_inner_texts()] == [
+        ["as long as plain attention: hopper, geometric mean of 10 shapes", "1.74\N{MULTIPLICATION SIGN}"],
+        ["as fast as eager: hopper, geometric mean of 10 shapes", "110\N{MULTIPLICATION SIGN}"],
+        ["cells with a valid time; 7 did not settle", "60 of 60"],
+    ]
+    assert page.locator("#figures dd").evaluate_all(
+        "all => all.every(one => parseFloat(getComputedStyle(one).fontSize) > 30)"
+    )
+    tops = [page.locator(name).bounding_box()["y"] for name in ("#figures", "#overhead", "#time", "#speedup", "#cells")]
+    assert tops == sorted(tops)
+    assert tops[1] < 500
+    assert points(page, "overhead") == [30, 30]
+
+
+def test_lines_are_named_at_their_ends_in_the_colours_of_charts(opened):
+    """hopper is blue and cuda-conv is not, here as in the PNG files."""
+    page = opened("h200")
+    assert page.locator("#legend").count() == 0
+    style = own_styles()["hopper"]
+    for chart in ("overhead", "time", "speedup"):
+        for figure in page.locator(f"#{chart} figure").all():
+            name = figure.locator("svg text", has_text=re.compile("^hopper$"))
+            assert name.get_attribute("fill") == rgb(readable(style.colour, PAGE["paper"].light, PAGE["ink"].light))
+            last = figure.locator(".mark-symbol path").last.bounding_box()
+            assert name.bounding_box()["x"] > last["x"]
+    strokes = page.locator("#time .mark-line path").evaluate_all("all => all.map(one => one.getAttribute('stroke'))")
+    assert rgb(style.colour) in strokes
+    assert rgb(own_styles()["cuda-conv"].colour) in strokes
+
+
+def rgb(colour):
+    return f"rgb({', '.join(str(part) for part in bytes.fromhex(colour[1:]))})"
+
+
 def test_times_that_did_not_settle_are_hollow_and_marked(opened, screenshot):
     page = opened("h200")
     assert sum(text.startswith("~") for text in values(page, "median ms")) == 7
@@ -92,6 +132,7 @@ def test_times_that_did_not_settle_are_hollow_and_marked(opened, screenshot):
     paper = page.evaluate("chartColour('paper')")
     assert fills.count(paper) == 7
     page.locator("#summary li", has_text="7 of 60 timed cells (marked ~) did not settle").wait_for()
+    assert page.locator("#cells .table-once").inner_text() == "In every row status: ok."
     screenshot("report-unsettled")
 
 
@@ -139,11 +180,11 @@ def test_headers_sort_both_ways_and_keep_empty_cells_last(opened):
     assert page.locator("#cells [aria-sort]").count() == 1
 
 
-def test_failures_are_crosses_words_and_a_list(opened, screenshot):
+def test_failures_are_words_and_a_list_and_no_mark_in_a_chart(opened, screenshot):
     page = opened("mixed")
-    words = page.locator("#time .crosses").first.inner_text()
+    words = page.locator("#time .failed").first.inner_text()
     assert words == "compile: error at 1k, 2k, 4k · eager: out of memory at 4k"
-    assert points(page) == [12, 12]  # 8 times and 4 crosses
+    assert points(page) == [8, 8]  # the times alone
     assert "RuntimeError: broke · 6 cells" in page.locator("#failed").inner_text()
     screenshot("report-failures")
 
@@ -243,3 +284,14 @@ def test_a_narrow_window_scrolls_only_down(page, opened, screenshot, name):
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     assert page.locator("#time .chart svg").first.bounding_box()["width"] <= 360
     screenshot(f"report-narrow-{name}")
+
+
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
+@pytest.mark.parametrize("name", ["h200", "mixed"])
+def test_nothing_is_cut_pale_or_covered(page, opened, screenshot, name, width, scheme):
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    opened(name)
+    page.get_by_role("button", name="Details of triton").first.click()
+    assert page_faults(page) == []
+    screenshot(f"report-{name}-{width}-{scheme}")

@@ -1,12 +1,12 @@
 """The ladder: plain attention at one sequence length, from the slowest implementation to the fastest, step by step.
 
-A panel a head dim. Implementations without a time stand below, with the reason.
+A panel a head dim, a dot an implementation. The note below names those without a time, with the reason.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import exp, log
 from typing import Any
 
@@ -19,25 +19,23 @@ from mtabench.charts.findings import speed
 from mtabench.charts.lines import log_ticks, plain_axes
 from mtabench.charts.panels import check_panels, word_of
 from mtabench.charts.style import Look
-from mtabench.charts.text import TIMES, caption, factor, fitted, inches, milliseconds, shortened, tokens, unsettled_note
+from mtabench.charts.text import TIMES, caption, factor, inches, milliseconds, shortened, tokens, unsettled_note
 from mtabench.measuring.settled import UNSETTLED
 
 LEAST = 3  # timed implementations
 RUNG_INCHES, MARGIN_INCHES = 0.36, 0.9
 WIDTHS = {1: 5.6, 2: 4.2}  # of a panel's axes and steps in inches, by the number of panels in a row
-STEP_INCHES = 0.7
-TIME_SHARE = 0.18  # of the axes' width, for the last time
-LABEL_SIZE, REASON_SIZE = 8.5, 6.5
-REASON_START, REASON_SHARE = 0.05, 0.94  # of the axes' width
-REASON_LENGTH = 160  # characters
+TIME_SHARE = 0.15  # of the axes' width, for the last time
+LABEL_SIZE = 8.5
+REASON_LENGTH = 60  # characters
 SHAPE = ["seq", "batch", "head_dim"]
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """Implementations at one shape from the slowest to the fastest, and those that failed with the reason.
+    """Implementations at one shape from the slowest to the fastest; `unsettled` says whose time did not settle.
 
-    `unsettled` says whose time did not settle.
+    `failed` are the others, each with the reason.
     """
 
     title: str
@@ -65,13 +63,13 @@ def chart(cells: pd.DataFrame) -> Chart | None:
     ladders = [_ladder(group) for _, group in chosen.groupby("head_dim")]
     columns = min(len(ladders), max(WIDTHS))
     how = "plain attention, median times; on the right how many times as fast as the one above"
-    rungs = max(len(ladder.names) + len(ladder.failed) for ladder in ladders)
-    labels = max(inches(shortened(name), LABEL_SIZE) for name in chosen["impl"])
+    rungs = max(len(ladder.names) for ladder in ladders)
+    labels = max(inches(shortened(name), LABEL_SIZE) for name in chosen.loc[chosen["status"] == "ok", "impl"])
     return Chart(
         titled(chosen, _finding(ladders[list(shapes["head_dim"]).index(best["head_dim"])]), ""),
-        caption(chosen, how, unsettled_note(chosen, f"hollow, {UNSETTLED}")),
+        caption(chosen, how, [*unsettled_note(chosen, f"hollow, {UNSETTLED}"), *_failures(ladders)]),
         ladders,
-        partial(_draw, width=WIDTHS[columns]),
+        _draw,
         "time (ms)",
         columns=columns,
         panel_inches=(WIDTHS[columns] + labels, RUNG_INCHES * rungs + MARGIN_INCHES),
@@ -85,7 +83,9 @@ def _ladder(cells: pd.DataFrame) -> Ladder:
     failed = cells[cells["status"] != "ok"]
     first = cells.iloc[0]
     words = [
-        ": ".join(filter(None, (word_of(status), shortened(" ".join(reason.split()), REASON_LENGTH))))
+        ": ".join(
+            filter(None, (word_of(status), shortened(" ".join(reason.partition(" (")[0].split()), REASON_LENGTH)))
+        )
         for status, reason in zip(failed["status"], failed["reason"], strict=True)
     ]
     return Ladder(
@@ -97,35 +97,43 @@ def _ladder(cells: pd.DataFrame) -> Ladder:
     )
 
 
-def _draw(axes: Axes, ladder: Ladder, look: Look, width: float) -> None:
-    names = [*ladder.names, *(name for name, _ in ladder.failed)]
+def _failures(ladders: Sequence[Ladder]) -> list[str]:
+    """Who has no time and why, with the panel where others have one there."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for ladder in ladders:
+        for failure in ladder.failed:
+            found.setdefault(failure, []).append(ladder.title)
+    texts = []
+    for (name, words), titles in found.items():
+        of = "" if len(titles) == len(ladders) else f" at {' and '.join(titles)}"
+        texts.append(f"{shortened(name)}{of} ({words})")
+    return [f"no valid time: {'; '.join(texts)}"] if texts else []
+
+
+def _draw(axes: Axes, ladder: Ladder, look: Look) -> None:
     low, high = min(ladder.ms), max(ladder.ms)
     doublings = max(log(high / low), log(2)) / (1 - 2 * TIME_SHARE)
-    limits = low * exp(-TIME_SHARE * doublings), low * exp((1 - TIME_SHARE) * doublings)
+    limits = low * exp(-TIME_SHARE * doublings / 3), low * exp((1 - TIME_SHARE / 3) * doublings)
     axes.set_xscale("log")
     axes.set_xlim(*limits)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_yticks(range(len(names)), [shortened(name) for name in names], fontsize=LABEL_SIZE)
+    axes.set_ylim(len(ladder.names) - 0.5, -0.5)
+    axes.set_yticks(range(len(ladder.names)), [shortened(name) for name in ladder.names], fontsize=LABEL_SIZE)
     log_ticks(axes.xaxis, doublings / log(10))
-    plain_axes(axes, look, grid="x")
+    plain_axes(axes, look, grid="both")
+    axes.grid(axis="y", linestyle=(0, (1, 3)), linewidth=1)
     axes.tick_params(axis="y", length=0)
     beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "color": look.theme.quiet, "va": "center"}
     for row, (name, ms, unsettled) in enumerate(zip(ladder.names, ladder.ms, ladder.unsettled, strict=True)):
         colour = look.colour(name)
-        axes.plot([limits[0], ms], [row, row], color=colour, linewidth=2.2, solid_capstyle="butt")
         face = look.theme.paper if unsettled else colour
         axes.plot([ms], [row], color=colour, marker=look.styles[name].marker, markersize=7, markerfacecolor=face)
         time = (UNSETTLED if unsettled else "") + milliseconds(ms)
-        axes.annotate(time, (ms, row), (7, 0), textcoords="offset points", va="center", fontsize=LABEL_SIZE)
+        box = {"facecolor": look.theme.paper, "edgecolor": "none", "pad": 0.5}  # over the grid
+        at: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": LABEL_SIZE, "bbox": box}
+        axes.annotate(time, (ms, row), (8, 0), **at)
         if row:
             step = f"\N{DOWNWARDS ARROW} {factor(ladder.ms[row - 1] / ms)}{TIMES}"
             axes.text(1.02, row - 0.5, step, fontsize=LABEL_SIZE, **beside)
-    for row, (_, words) in enumerate(ladder.failed, start=len(ladder.names)):
-        axes.plot([0.02], [row], color=look.theme.ink, marker="x", markersize=4.5, transform=beside["transform"])
-        fitting = fitted(words, REASON_SHARE * (width - STEP_INCHES), REASON_SIZE)
-        # Over the grid, which would run through the letters.
-        box = {"facecolor": look.theme.paper, "edgecolor": "none", "pad": 0.5}
-        axes.text(REASON_START, row, fitting, fontsize=REASON_SIZE, bbox=box, **beside)
 
 
 def _finding(ladder: Ladder) -> str:

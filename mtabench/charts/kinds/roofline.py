@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import atan, degrees, log10
@@ -12,18 +13,19 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from mtabench.charts.ceilings import READING, Memory, intensity, known_ceilings
-from mtabench.charts.chart import Chart, Kind, columns_of, titled
+from mtabench.charts.chart import PANEL_INCHES, Chart, Kind, columns_of, titled
 from mtabench.charts.data import one_line_each
+from mtabench.charts.failures import failure_note
 from mtabench.charts.findings import plain, reach, where
-from mtabench.charts.lines import line_legend, log_ticks, plain_axes, spread, yardstick_note
-from mtabench.charts.panels import Panel, column, panels, unsettled_times, word_of
+from mtabench.charts.labels import names_width
+from mtabench.charts.lines import log_ticks, naming, plain_axes, spread, yardstick_note
+from mtabench.charts.panels import Panel, column, panels, unsettled_times
 from mtabench.charts.style import Look
-from mtabench.charts.text import caption, number, percent, shortened, span, unsettled_note
+from mtabench.charts.text import caption, number, percent, span, unsettled_note
 from mtabench.problem.axes import short
 
 SIZES = (12.0, 64.0)  # of a marker, in square points, from the shortest sequence to the longest
 LEAST_DECADES = 1.4  # of the x axis, so that the words along the slope end before points of one intensity
-MOST_FAILURES = 6  # named in the caption
 Ends = tuple[float, float]
 
 
@@ -49,6 +51,8 @@ def chart(cells: pd.DataFrame) -> Chart | None:
     valid = valid.assign(intensity=intensity(valid))
     shown = panels(valid, column("useful_tflops"), unsettled_times, across="intensity")
     lines = [line for panel in shown for line in panel.lines]
+    labels = {line.label for line in lines}
+    failed = failure_note(panels(cells, column("useful_tflops")))
     ceilings = known_ceilings(cells)
     roof = Roof(ceilings.matmul_tflops, ceilings.memory(cells["pass"].iloc[0]))
     x_limits, y_limits = _limits(valid["intensity"], valid["useful_tflops"], roof)
@@ -59,15 +63,13 @@ def chart(cells: pd.DataFrame) -> Chart | None:
         notes.append(f"markers grow with the sequence length, from {short(seqs[0])} to {short(seqs[-1])} tokens")
     return Chart(
         titled(cells, _finding(cells, roof), "arithmetic against arithmetic intensity"),
-        caption(
-            cells, "useful FLOPs over median time", [*notes, *unsettled_note(cells), ceilings.note, *_failures(cells)]
-        ),
+        caption(cells, "useful FLOPs over median time", [*notes, *unsettled_note(cells), ceilings.note, *failed]),
         shown,
-        partial(_draw, x_limits=x_limits, y_limits=y_limits, roof=roof, sizes=sizes),
+        partial(_draw, x_limits=x_limits, y_limits=y_limits, roof=roof, sizes=sizes, labels=labels),
         "arithmetic intensity (useful FLOP/byte)",
         "TFLOP/s",
-        partial(line_legend, lines),
         columns_of(cells, len(shown)),
+        (PANEL_INCHES[0] + names_width(labels), PANEL_INCHES[1]),
     )
 
 
@@ -84,7 +86,7 @@ def _spread(low: float, high: float, least: float) -> Ends:
 
 
 def _draw(axes: Axes, panel: Panel, look: Look, x_limits: Ends, y_limits: Ends, roof: Roof,
-          sizes: dict[int, float]) -> None:  # fmt: skip
+          sizes: dict[int, float], labels: set[str]) -> Callable[[], None]:  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(*x_limits)
@@ -106,6 +108,7 @@ def _draw(axes: Axes, panel: Panel, look: Look, x_limits: Ends, y_limits: Ends, 
             linewidth=[1.2 if hollow else 0.6 for hollow in line.hollow],
             zorder=2.5,
         )
+    return naming(axes, panel.lines, labels, look)
 
 
 def _draw_roof(axes: Axes, x_limits: Ends, roof: Roof, look: Look) -> None:
@@ -126,18 +129,6 @@ def _draw_roof(axes: Axes, x_limits: Ends, roof: Roof, look: Look) -> None:
         axes.plot([max(ridge or 0, x_limits[0]), x_limits[1]], [flat, flat], **line)
         words = f"matrix products {number(flat)} TFLOP/s"
         axes.text(x_limits[1] * 0.97, 1.04 * flat, words, ha="right", **text)
-
-
-def _failures(cells: pd.DataFrame) -> list[str]:
-    """The cells that have no place here, in one sentence."""
-    failed = cells[cells["status"] != "ok"]
-    texts = []
-    for (label, status), group in failed.groupby(["label", "status"], sort=False):
-        seqs = ", ".join(short(int(seq)) for seq in sorted(set(group["seq"])))
-        texts.append(f"{shortened(str(label))} at {shortened(seqs)} ({word_of(str(status))})")
-    if len(texts) > MOST_FAILURES:
-        texts[MOST_FAILURES:] = [f"and {len(texts) - MOST_FAILURES} more"]
-    return [f"no valid time: {'; '.join(texts)}"] if texts else []
 
 
 def _finding(cells: pd.DataFrame, roof: Roof) -> str:

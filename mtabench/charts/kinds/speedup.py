@@ -1,7 +1,5 @@
 """Speedup over the baseline against sequence length."""
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 
@@ -10,7 +8,7 @@ from mtabench.charts.data import baseline_name, one_line_each, unsettled_ratios
 from mtabench.charts.findings import called, speed_range, subject, where
 from mtabench.charts.kinds.time import BANDS
 from mtabench.charts.lines import YAxis, line_chart
-from mtabench.charts.panels import Band, Panel, panels, times
+from mtabench.charts.panels import Band, panels, times
 from mtabench.charts.text import TIMES, shortened
 
 
@@ -34,7 +32,7 @@ def chart(cells: pd.DataFrame) -> Chart | None:
     def unsettled(group: pd.DataFrame, panel: pd.DataFrame) -> np.ndarray:
         return unsettled_ratios(group, panel[panel["impl"] == baseline], ("batch", "seq"))
 
-    shown = [_name_baseline(panel, baseline) for panel in panels(cells, values, unsettled)]
+    shown = panels(cells, values, unsettled)
     title = titled(cells, _finding(cells), "speedup against sequence length")
     nothing = "no speedup: the baseline has no time"
     y_axis = YAxis(f"speedup over {shortened(baseline)}", TIMES, holds=(1.0,), nothing=nothing)
@@ -56,13 +54,6 @@ def _finding(cells: pd.DataFrame) -> str:
         return ""
     words = f"{called(cells, own)} {speed_range(mine, shortened(baseline_name(cells)))}"
     return f"{words} {where(mine, cells)}" if len(mine) == 1 else words
-
-
-def _name_baseline(panel: Panel, baseline: str) -> Panel:
-    named = (
-        replace(line, label=f"{line.label} (the baseline)") if line.impl == baseline else line for line in panel.lines
-    )
-    return replace(panel, lines=tuple(named))
 
 
 KIND = Kind("a timed baseline, and a speedup of another implementation over it", chart, place=2)

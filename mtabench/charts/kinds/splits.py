@@ -29,7 +29,8 @@ def chart(cells: pd.DataFrame) -> Chart | None:
         return None
     title = titled(cells, _finding(swept), "time against splits of the keys")
     x_label = "splits (programs that share the keys of a head)"
-    return line_chart(swept, shown, title, YAxis("time (ms)"), BANDS, x_label=x_label, styles=_ramp(shown))
+    more: dict[str, Any] = {"styles": _ramp(shown), "place": lambda splits: f"{splits} splits"}
+    return line_chart(swept, shown, title, YAxis("time (ms)"), BANDS, x_label=x_label, **more)
 
 
 def split_panels(swept: pd.DataFrame) -> list[Panel]:
@@ -45,7 +46,7 @@ def split_panels(swept: pd.DataFrame) -> list[Panel]:
         lines: list[Line] = []
         failures: list[Failure] = []
         for seq in sorted(set(numbers["seq"])):
-            line, failed = _split_line(f"seq {short(int(seq))}", group[group["seq"] == seq])
+            line, failed = _split_line(f"{short(int(seq))} keys", group[group["seq"] == seq])
             lines.append(line)
             failures += failed
         first = group.iloc[0]

@@ -2,15 +2,16 @@
 //
 // drawChart(element, spec, { renderer }) draws a Vega-Lite spec into an element of the class "chart", in place of what
 // it showed before, and draws it again when light turns to dark. A function as spec is called for each drawing, and may
-// take colours from chartColour("series-1"). spec.description says the chart in words; the width "container" is the
+// take colours from chartColour("accent"). spec.description says the chart in words; the width "container" is the
 // element's. Data go in as values, never into an expression. The renderer is "svg" if not given; "canvas" is quicker
 // for thousands of marks. Returns a promise of Vega's view, or of null if another spec came before this one was drawn.
 "use strict";
 
-// A colour of the palette as Vega takes it: light-dark() is resolved by a real property of a real element.
-function chartColour(name) {
+// A colour as Vega takes it, of the palette's name or of a pair for light and dark: light-dark() is resolved by a real
+// property of a real element.
+function chartColour(given) {
   const probe = document.body.appendChild(document.createElement("span"));
-  probe.style.color = `var(--${name})`;
+  probe.style.color = typeof given === "string" ? `var(--${given})` : `light-dark(${given.join(", ")})`;
   const value = getComputedStyle(probe).color;
   probe.remove();
   return value;
@@ -31,7 +32,6 @@ const drawChart = (function () {
         ...text, labelColor: quiet, titleColor: quiet, domainColor: chartColour("line"), tickColor: chartColour("line"),
         gridColor: chartColour("faint"), labelPadding: 6, titlePadding: 10,
       },
-      legend: { ...text, labelColor: ink, titleColor: quiet, symbolStrokeWidth: 2, labelLimit: 260 },
       header: { ...text, labelColor: ink, titleColor: quiet, labelFontSize: 13 },
       title: { font, color: ink, fontSize: 13, fontWeight: 600, anchor: "start" },
       text: { color: ink },
@@ -39,7 +39,6 @@ const drawChart = (function () {
       line: { strokeWidth: 2 },
       point: { size: 55 },
       view: { stroke: null },
-      range: { category: [1, 2, 3, 4, 5, 6, 7, 8].map((number) => chartColour(`series-${number}`)) },
     };
   }
 

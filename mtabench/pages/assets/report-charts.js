@@ -1,4 +1,4 @@
-// The charts of `mtabench report`: small multiples of time and speedup against sequence length.
+// The charts of `mtabench report`: small multiples against sequence length, each line named at its end.
 //
 // makeReportCharts(data, cells) returns draw(shown), which draws those of the cells.
 "use strict";
@@ -6,8 +6,11 @@
 function makeReportCharts(data, cells) {
   const MOST_PANELS = 12;
   const MOST_TICKS = 7;
-  const PANEL_HEIGHT = 260;
-  const FAILURE_HEIGHT = 13; // pixels of a panel for the failures of one implementation
+  const PANEL_HEIGHT = 280;
+  const NAME_HEIGHT = 15; // pixels that the name of a line takes
+  const NAME_GAP = 10; // between a line's end and its name
+  const AXIS_WIDTH = 70; // about what the vertical axis takes
+  const MOST_NAME = 150; // pixels; longer names lose their middle
 
   const place = (id) => document.getElementById(id);
 
@@ -46,10 +49,97 @@ function makeReportCharts(data, cells) {
     return facts;
   }
 
-  // One panel: lines of implementations against sequence length, failures as crosses along the top.
-  function panelSpec(panel, kind, frame) {
+  const pen = document.createElement("canvas").getContext("2d");
+
+  function nameWidth(name) {
+    pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+    return pen.measureText(name).width;
+  }
+
+  function fittedName(name) {
+    for (let length = name.length - 1; nameWidth(name) > MOST_NAME && length > 2; length -= 1) {
+      const head = Math.ceil((2 * length) / 3);
+      name = `${name.slice(0, head)}…${name.slice(name.length - (length - head) + 1)}`;
+    }
+    return name;
+  }
+
+  // Heights as near to those wanted (from the top, sorted) as they can be so far apart; neighbours form blocks.
+  function spreadOut(wanted, gap, height) {
+    const blocks = [];
+    const top = ([total, count]) => total / count;
+    for (const place of wanted) {
+      blocks.push([place, 1]);
+      while (blocks.length > 1 && top(blocks.at(-2)) + blocks.at(-2)[1] * gap > top(blocks.at(-1))) {
+        const [total, count] = blocks.pop();
+        const last = blocks.at(-1);
+        last[0] += total - last[1] * gap * count;
+        last[1] += count;
+      }
+    }
+    const places = blocks.flatMap((block) => Array.from({ length: block[1] }, (_, i) => top(block) + i * gap));
+    places.forEach((place, i) => { places[i] = Math.max(place, i * gap); });
+    places.forEach((_, i) => {
+      const j = places.length - 1 - i;
+      places[j] = Math.min(places[j], height - i * gap);
+    });
+    return places;
+  }
+
+  // Whether no other line runs where the name of one that ends inside would stand; `across` is its width in octaves.
+  function isFree(end, lines, heightOf, across) {
+    return [...lines].every(([impl, points]) => {
+      if (impl === end.impl) return true;
+      return points.every((point, i) => {
+        const next = points[i + 1] ?? point;
+        for (let step = 0; step <= 16; step += 1) {
+          const share = step / 16;
+          const past = Math.log2(point.seq / end.seq) + share * Math.log2(next.seq / point.seq);
+          const height = (1 - share) * heightOf(point.y) + share * heightOf(next.y);
+          if (past > 0 && past < across && Math.abs(height - heightOf(end.y)) < NAME_HEIGHT) return false;
+        }
+        return true;
+      });
+    });
+  }
+
+  // Layers that name the lines at their ends: beyond the right edge, or inside where a line ends early and nothing is
+  // in the way. A name that had to move has a thin line from its line's end.
+  function nameLayers(points, frame, x, width) {
+    const [low, high] = frame.y;
+    const heightOf = (y) => (frame.height * Math.log(high / y)) / Math.log(high / low);
+    const lines = Map.groupBy(points.toSorted((a, b) => a.seq - b.seq), ({ impl }) => impl);
+    const octaves = Math.log2(frame.x[1] / frame.x[0]) / Math.max(width, 1);
+    const ends = [...lines.values()].map((line) => line.at(-1)).sort((a, b) => b.y - a.y);
+    const inside = ends.filter((end) => {
+      const across = octaves * (nameWidth(fittedName(end.impl)) + 2 * NAME_GAP);
+      return end.seq < frame.last && isFree(end, lines, heightOf, across);
+    });
+    const beside = ends.filter((end) => !inside.includes(end));
+    const places = spreadOut(beside.map(({ y }) => heightOf(y)), NAME_HEIGHT, frame.height);
+    const colours = new Map(data.implementations.map((one) => [one.name, one]));
+    const named = ({ impl, seq }, across, height) => ({
+      data: { values: [{ name: fittedName(impl), seq }] },
+      mark: { type: "text", align: "left", baseline: "middle", dx: NAME_GAP, fontSize: 12, color: chartColour(colours.get(impl).text) },
+      encoding: { x: across, y: { value: height }, text: { field: "name" } },
+    });
+    const leaders = beside.flatMap(({ impl, seq, y }, i) => {
+      if (seq === frame.last && Math.abs(places[i] - heightOf(y)) <= 3) return [];
+      const mark = { type: "rule", strokeWidth: 1, strokeDash: [1, 2], color: chartColour(colours.get(impl).colour), x2Offset: NAME_GAP - 3 };
+      const encoding = { x, x2: { value: "width" }, y: { value: heightOf(y) }, y2: { value: places[i] } };
+      return [{ data: { values: [{ seq }] }, mark, encoding }];
+    });
+    return [
+      ...leaders,
+      ...inside.map((end) => named(end, x, heightOf(end.y))),
+      ...beside.map((end, i) => named(end, { value: "width" }, places[i])),
+    ];
+  }
+
+  // One panel: lines of implementations against sequence length. What failed is said below, for a mark would read as a
+  // value.
+  function panelSpec(panel, kind, frame, width) {
     const timed = panel.cells.filter((cell) => kind.value(cell) > 0);
-    const failed = kind.failures ? panel.cells.filter((cell) => !cell.timed) : [];
     const points = timed.map((cell) => ({
       impl: cell.impl, seq: cell.seq, y: kind.value(cell), low: kind.low(cell), high: kind.high(cell), tip: tooltipOf(cell),
       settled: !kind.unsettled(cell),
@@ -72,11 +162,11 @@ function makeReportCharts(data, cells) {
     };
     const color = {
       field: "impl", type: "nominal", legend: null,
-      scale: { domain: names, range: data.implementations.map(({ series }) => chartColour(`series-${series}`)) },
+      scale: { domain: names, range: data.implementations.map(({ colour }) => chartColour(colour)) },
     };
     const dash = {
       field: "impl", type: "nominal", legend: null,
-      scale: { domain: names, range: data.implementations.map((one) => (one.plain ? one.dash.split(" ").map(Number) : [1, 0])) },
+      scale: { domain: names, range: data.implementations.map((one) => (one.dash.length ? one.dash : [1, 0])) },
     };
     const tooltip = { field: "tip", type: "nominal" };
     const layer = [
@@ -90,23 +180,14 @@ function makeReportCharts(data, cells) {
       },
     ];
     if (kind.rule) layer.unshift({ data: { values: [{ y: kind.rule }] }, mark: { type: "rule", strokeDash: [2, 3] }, encoding: { y } });
-    frame.failing.forEach((name, row) => {
-      const crosses = failed.filter((cell) => cell.impl === name);
-      if (!crosses.length) return;
-      const values = crosses.map((cell) => ({ impl: name, seq: cell.seq, tip: tooltipOf(cell) }));
-      const height = { value: FAILURE_HEIGHT * (row + 0.5) };
-      layer.push({
-        data: { values },
-        mark: { type: "point", shape: "M-1,-1L1,1M1,-1L-1,1", size: 40, strokeWidth: 2, opacity: 1 },
-        encoding: { x, y: height, color, tooltip },
-      });
-    });
+    layer.push(...nameLayers(points, frame, x, width - AXIS_WIDTH - frame.names));
     const ranges = points.length ? `${points.length} cells` : "no cell";
     const description = `${kind.words}; ${panel.title}: ${ranges} of ${[...new Set(points.map(({ impl }) => impl))].join(", ")}`;
-    return { description, data: { values: points }, width: "container", height: PANEL_HEIGHT, layer };
+    const padding = { left: 0, top: 4, bottom: 4, right: frame.names + NAME_GAP };
+    return { description, data: { values: points }, width: "container", height: frame.height, padding, layer };
   }
 
-  // Which crosses stand for what, in words below the panel.
+  // What has no valid time, in words below the panel.
   function failureWords(panel) {
     const words = new Map();
     for (const cell of panel.cells.filter(({ timed }) => !timed)) {
@@ -129,15 +210,15 @@ function makeReportCharts(data, cells) {
     const all = panels.flatMap((panel) => panel.cells);
     const timed = all.filter((cell) => kind.value(cell) > 0);
     const lengths = [...new Set(all.map((cell) => cell.seq))].sort((a, b) => a - b);
-    const failing = kind.failures ? [...new Set(all.filter((cell) => !cell.timed).map((cell) => cell.impl))] : [];
     const values = timed.flatMap((cell) => [kind.low(cell), kind.high(cell)]).concat(kind.rule ?? []);
     const low = values.reduce((a, b) => Math.min(a, b), Infinity) / 1.25;
     const high = values.reduce((a, b) => Math.max(a, b), 0) * 1.25;
-    const share = Math.min(0.5, (failing.length * FAILURE_HEIGHT) / PANEL_HEIGHT);
-    const top = high * (high / low) ** (share / (1 - share));
+    const names = [...new Set(timed.map(({ impl }) => impl))];
     const margin = lengths.length > 1 ? (lengths[lengths.length - 1] / lengths[0]) ** 0.04 : 1.5;
     return {
-      lengths: thinnedLengths(lengths), failing, y: [low, top], ticks: logTicks(low, high),
+      lengths: thinnedLengths(lengths), last: lengths.at(-1), y: [low, high], ticks: logTicks(low, high),
+      names: Math.max(0, ...names.map((name) => nameWidth(fittedName(name)))),
+      height: Math.max(PANEL_HEIGHT, NAME_HEIGHT * names.length),
       x: [lengths[0] / margin, lengths[lengths.length - 1] * margin], empty: !timed.length,
     };
   }
@@ -151,7 +232,28 @@ function makeReportCharts(data, cells) {
   const byPlace = new Map(cells.map((cell) => [placeOf(cell, cell.impl), cell]));
   const baselineOf = (cell) => byPlace.get(placeOf(cell, cell.baseline));
 
+  // The plain attention that times are held against, at the shape of a cell.
+  const SHAPE = ["pass", "device", "dtype", "batch", "heads", "kv_heads", "seq", "head_dim", "causal"];
+  const shapeOf = (cell) => JSON.stringify(SHAPE.map((name) => cell[name]));
+  const yardsticks = new Map(
+    cells.filter((cell) => cell.impl === data.yardstick && cell.op === "attention" && cell.timed && cell.charted)
+      .map((cell) => [shapeOf(cell), cell]),
+  );
+  const hasConv = cells.some(({ op }) => op !== "attention");
+  function overhead(cell, ms) {
+    const other = yardsticks.get(shapeOf(cell));
+    return hasConv && other && cell.timed ? ms / other.median_ms : 0;
+  }
+
   const KINDS = {
+    overhead: {
+      words: `Time over that of ${data.yardstick} against sequence length`, title: `time over ${data.yardstick}'s`,
+      failures: false, rule: 1,
+      value: (cell) => overhead(cell, cell.median_ms),
+      unsettled: (cell) => cell.settled === false || yardsticks.get(shapeOf(cell))?.settled === false,
+      low: (cell) => overhead(cell, cell.ci95_low_ms || cell.median_ms),
+      high: (cell) => overhead(cell, cell.ci95_high_ms || cell.median_ms),
+    },
     time: {
       words: "Time against sequence length", title: "time (ms)", failures: true,
       value: (cell) => (cell.timed ? cell.median_ms : 0),
@@ -168,13 +270,13 @@ function makeReportCharts(data, cells) {
     },
   };
 
-  const figures = { time: [], speedup: [] }; // of each chart: its panels, made once and used again
+  const figures = { overhead: [], time: [], speedup: [] }; // of each chart: its panels, made once and used again
 
   function figure(name, number) {
     while (figures[name].length <= number) {
       const chart = make("div", { className: "chart" });
       const title = make("figcaption", { className: "given" });
-      const failed = make("p", { className: "crosses quiet given" });
+      const failed = make("p", { className: "failed quiet given" });
       figures[name].push({ figure: make("figure", {}, title, chart, failed), title, chart, failed });
     }
     return figures[name][number];
@@ -187,7 +289,7 @@ function makeReportCharts(data, cells) {
     const frame = frameOf(panels, kind);
     const target = place(name);
     if (frame.empty) {
-      const words = cells.some((cell) => kind.value(cell) > 0) ? `No cell that the filters let through has a ${name}.` : "";
+      const words = cells.some((cell) => kind.value(cell) > 0) ? `No cell that the filters let through has ${name === "overhead" ? "one" : `a ${name}`}.` : "";
       target.replaceChildren(make("p", { className: "quiet", text: words }));
       return;
     }
@@ -198,25 +300,15 @@ function makeReportCharts(data, cells) {
     for (const { panel, title, chart, failed } of used) {
       title.textContent = panel.title;
       failed.textContent = kind.failures ? failureWords(panel) : "";
-      drawChart(chart, () => panelSpec(panel, kind, frame));
+      drawChart(chart, () => panelSpec(panel, kind, frame, chart.clientWidth));
     }
   }
 
-  function drawLegend(shown) {
-    const names = new Set(shown.map(({ impl }) => impl));
-    const lines = data.implementations.filter(({ name }) => names.has(name));
-    place("legend").replaceChildren(
-      ...lines.map(({ name, series, plain, dash }) => {
-        const swatch = makeSvg("svg", { class: "swatch", width: "28", height: "4", "aria-hidden": "true" });
-        swatch.append(makeSvg("path", { d: "M0 2h28", stroke: `var(--series-${series})`, "stroke-width": "2", "stroke-dasharray": dash }));
-        return make("li", { className: "given" }, swatch, plain ? `${name} (plain attention)` : name);
-      }),
-    );
-  }
-
   return function draw(shown) {
-    drawLegend(shown);
-    drawPanels("time", shown);
-    drawPanels("speedup", shown);
+    for (const name of Object.keys(KINDS)) {
+      const some = cells.some((cell) => KINDS[name].value(cell) > 0);
+      if (name !== "time") place(`${name}-section`).hidden = !some;
+      if (some || name === "time") drawPanels(name, shown);
+    }
   };
 }

@@ -114,13 +114,16 @@
   }));
 
   place("facts").textContent = data.facts;
+  for (const { value, words } of data.figures) {
+    place("figures").append(make("div", {}, make("dt", { text: words, className: "given" }), make("dd", { text: value })));
+  }
+  place("overhead-words").textContent =
+    `Medians over those of ${data.yardstick}, plain attention, at the same shape: what conv attention costs.`;
   place("summary").append(...data.summary.map((text) => make("li", { text, className: "given" })));
   place("notes").append(...data.notes.map((text) => make("p", { text, className: "note" })));
 
   const baselines = [...new Set(cells.map(({ baseline }) => baseline).filter(Boolean))];
-  place("speedup-words").textContent = baselines.length
-    ? `Over ${baselines.join(", ")} at the same shape; the dotted line is as fast as that.`
-    : "No cell has a speedup.";
+  place("speedup-words").textContent = `Over ${baselines.join(", ")} at the same shape; the dotted line is as fast as that.`;
 
   let spreadTable = null;
   if (data.noSamples) {

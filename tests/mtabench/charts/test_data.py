@@ -6,7 +6,8 @@ from chart_cells import conv_cell, oom, plain_cell, write
 from mtabench.charts.data import one_line_each, read_cells, settings
 from mtabench.charts.kinds.splits import split_panels
 from mtabench.charts.panels import panels, times
-from mtabench.charts.style import DARK, LIGHT, SPARE_STYLES, SPARE_YARDSTICKS, own_styles, styles_of
+from mtabench.charts.style import DARK, LIGHT, Look
+from mtabench.styles import SPARE_STYLES, SPARE_YARDSTICKS, own_styles, styles_of
 
 
 def one_panel(path):
@@ -99,7 +100,7 @@ def test_time_against_splits_has_a_line_a_length_and_what_auto_took(tmp_path):
     assert (list(short.x), list(short.y), short.auto) == ([1, 2, 4], [2, 1, 3], (3, 2))
     assert (list(long.x), list(long.y[:3]), long.auto) == ([1, 2, 4, 8], [7, 6, 4], (3, 5))
     assert list(short.low) == pytest.approx([1.8, 0.9, 2.7])
-    assert [(failure.label, failure.xs) for failure in panel.failures] == [("seq 4k", (8,))]
+    assert [(failure.label, failure.xs) for failure in panel.failures] == [("4k keys", (8,))]
 
 
 @pytest.mark.parametrize("splits", [["auto"], ["auto", 2], [2], [""]])
@@ -108,20 +109,25 @@ def test_one_number_of_splits_makes_no_chart_against_splits(tmp_path, splits):
     assert split_panels(cells[cells["splits"] != ""]) == []
 
 
-def test_plain_attention_is_grey_beside_conv_attention_and_coloured_alone(tmp_path):
+def shown(cells):
+    """The implementations of these cells, and whether they compute plain attention."""
+    return [(cell["impl"], cell["op"] == "attention") for cell in cells]
+
+
+def test_plain_attention_is_grey_beside_conv_attention_and_coloured_alone():
     plain = [plain_cell("tiled", 1024, 1.0), plain_cell("sdpa-flash", 1024, 0.5)]
-    alone = styles_of(read_cells([write(tmp_path / "a.csv", plain)]))
-    beside = styles_of(read_cells([write(tmp_path / "b.csv", [*plain, conv_cell("mine", 1024, 2.0)])]))
+    alone = styles_of(shown(plain))
+    beside = styles_of(shown([*plain, conv_cell("mine", 1024, 2.0)]))
     assert alone["tiled"] in SPARE_STYLES
     assert beside["tiled"] in SPARE_YARDSTICKS
     assert beside["mine"] in SPARE_STYLES
     assert alone["sdpa-flash"] == beside["sdpa-flash"] == own_styles()["sdpa-flash"]
 
 
-def test_the_rungs_of_the_ladder_are_grey_beside_conv_attention_too(tmp_path):
+def test_the_rungs_of_the_ladder_are_grey_beside_conv_attention_too():
     rungs = [plain_cell(name, 1024, 1.0) for name in ("c-tiled", "flex")]
-    alone = styles_of(read_cells([write(tmp_path / "a.csv", rungs)]))
-    beside = styles_of(read_cells([write(tmp_path / "b.csv", [*rungs, conv_cell("triton", 1024, 2.0)])]))
+    alone = styles_of(shown(rungs))
+    beside = styles_of(shown([*rungs, conv_cell("triton", 1024, 2.0)]))
     for name in ("c-tiled", "flex"):
         assert alone[name] == own_styles(alone=True)[name]
         assert beside[name] in SPARE_YARDSTICKS
@@ -147,7 +153,9 @@ def test_every_line_and_text_stands_out_from_the_page_in_both_themes():
     for style in EVERY_STYLE:
         assert contrast(style.colour, LIGHT.paper) >= 3, style
         assert contrast(style.dark_colour, DARK.paper) >= 3, style
+    styles = {str(number): style for number, style in enumerate(EVERY_STYLE)}
     for theme in (LIGHT, DARK):
+        assert all(contrast(Look(theme, styles).text(name), theme.paper) >= 4.5 for name in styles)
         assert contrast(theme.ink, theme.paper) >= 4.5
         assert contrast(theme.quiet, theme.backdrop) >= 4.5
 

@@ -46,7 +46,7 @@ def sweep(tmp_path):
 
 
 def everything():
-    """Decode cells that give every kind of chart but the ladder."""
+    """Decode cells that give every kind of chart but the ladder and the overhead."""
     measured = {
         "useful_tflops": 3,
         "gbytes_s": 2000,
@@ -72,7 +72,7 @@ def test_every_kind_that_the_results_can_give_is_drawn_and_printed(plot, tmp_pat
     write(tmp_path / "a.csv", [*everything(), *ladder()])
     code, out, err = plot("a.csv", "--formats", "svg")
     assert (code, err) == (0, "")
-    decode = [kind for kind in KINDS if kind != "ladder"]
+    decode = [kind for kind in KINDS if kind not in ("ladder", "overhead")]
     expected = ["fwd-time.svg", "fwd-ladder.svg", *(f"decode-{kind}.svg" for kind in decode)]
     assert sorted(out.splitlines()) == sorted(f"a-charts/{name}" for name in expected)
     assert all((tmp_path / path).read_text().startswith("<?xml") for path in out.splitlines())
@@ -96,6 +96,7 @@ def test_a_dark_chart_has_a_name_and_a_page_of_its_own(plot, sweep, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "needed"),
     [
+        ("overhead", "a time of plain attention"),
         ("speedup", "a timed baseline"),
         ("heatmap-conv", "at least two convolutions"),
         ("heatmap-head-dim", "at least two head dims"),
@@ -108,7 +109,7 @@ def test_a_dark_chart_has_a_name_and_a_page_of_its_own(plot, sweep, tmp_path):
     ],
 )
 def test_a_kind_that_the_results_cannot_give_is_one_sentence(plot, tmp_path, kind, needed):
-    write(tmp_path / "a.csv", [conv_cell("triton", 1024, 2.0), plain_cell("sdpa-flash", 1024, 1.0)])
+    write(tmp_path / "a.csv", [conv_cell("triton", 1024, 2.0), plain_cell("sdpa-flash", 2048, 1.0)])
     code, out, err = plot("a.csv", "--kind", f"time,{kind}")
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert f"a.csv cannot give a chart of kind {kind}; it needs " in err
@@ -120,11 +121,11 @@ def test_a_kind_that_the_results_cannot_give_is_one_sentence(plot, tmp_path, kin
     ("typed", "sentence"),
     [
         (("--kind", "tiem"), "there is no kind of chart 'tiem'; did you mean time?"),
-        (("--kind", "x"), "expected one or more of time, speedup, heatmap-conv"),
+        (("--kind", "x"), "expected one or more of overhead, time, speedup, heatmap-conv"),
         (("--theme", "sepia"), "there is no theme 'sepia'; expected one or more of light, dark"),
         (("--formats", "pdf"), "there is no chart format 'pdf'"),
         (("--kind", ","), "--kind"),
-        (("--out", "sweep.csv"), "cannot write the chart sweep.csv/fwd-time.png"),
+        (("--out", "sweep.csv"), "cannot write the chart sweep.csv/fwd-overhead.png"),
     ],
 )
 def test_bad_options_are_one_sentence_and_write_nothing(plot, sweep, tmp_path, typed, sentence):
@@ -203,7 +204,7 @@ def test_texts_of_a_stranger_are_shown_as_text_and_shortened(tmp_path, text):
     (shown,) = figures(path, "time")
     assert not any(one.get_parse_math() for one in texts(shown))
     assert faults(shown) == []
-    assert words(shown).count(text[:9]) >= 4  # in the legend, at the failed cell, and twice in the caption
+    assert words(shown).count(text[:9]) >= 4  # at its line, in the note of failed cells, and twice in the caption
     assert len(words(shown)) < 1000
     (svg,) = draw([path], tmp_path, kinds=["time"], formats=["svg"])
     tags = {element.tag.partition("}")[2] for element in ElementTree.parse(svg).iter()}
@@ -285,6 +286,7 @@ def test_texts_neither_overlap_nor_leave_the_chart(tmp_path, name):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_of_every_kind_neither_overlap_nor_leave_the_chart(tmp_path, kind):
-    path = write(tmp_path / "a.csv", ladder() if kind == "ladder" else everything())
+    plain = [plain_cell("sdpa-flash", 1024, 4.0, **{"pass": "decode"})] if kind == "overhead" else []
+    path = write(tmp_path / "a.csv", ladder() if kind == "ladder" else [*everything(), *plain])
     (shown,) = figures(path, kind)
     assert faults(shown) == []

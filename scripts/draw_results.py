@@ -1,0 +1,38 @@
+"""Draws the charts in results/ anew: each from the committed file that its name begins with."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from mtabench.charts import draw
+
+RESULTS = Path(__file__).parents[1] / "results/nvidia-h200"
+WHOLE = ("fwd", "bwd", "decode")  # of these files every kind of chart is drawn
+SINGLE = {  # of these one, under another name than `mtabench plot` gives it
+    "hopper-bwd": ("time", "bwd-time", "hopper-bwd-time"),
+    "decode-splits": ("splits", "decode-splits", "decode-splits"),
+    "ladder": ("ladder", "fwd-ladder", "ladder"),
+}
+DARK = {"fwd": "overhead"}  # the README's chart, which a dark page shows in dark colours
+
+
+def drawn(folder: Path) -> Iterator[Path]:
+    """Draw them into a folder, and give the path of each."""
+    for name in WHOLE:
+        yield from draw([RESULTS / f"{name}.csv"], folder)
+    for name, kind in DARK.items():
+        yield from draw([RESULTS / f"{name}.csv"], folder, [kind], ["dark"])
+    for name, (kind, stem, better) in SINGLE.items():
+        with tempfile.TemporaryDirectory(dir=folder) as aside:
+            for path in draw([RESULTS / f"{name}.csv"], aside, [kind]):
+                assert path.stem == stem
+                yield path.replace(folder / f"{better}{path.suffix}")
+
+
+if __name__ == "__main__":
+    from toy_task.chart import draw_chart
+
+    for path in (*drawn(RESULTS), *draw_chart(RESULTS / "toy-all.csv")):
+        print(path)
