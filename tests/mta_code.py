@@ -51,8 +51,8 @@ def main() -> None:
         (usage,) = usage_of(result.asm["cubin"], limits.number).values()
         (spills,) = spills_of(result.asm["ptx"]).values()
         found.append({
-            "kernel": kernel.__name__, "dtype": str(dtype), "head_dim": head_dim, "registers": usage.registers, "spilled": spills.stores,
-            "shared": result.metadata.shared, "limit": limits.shared_per_block,
+            "kernel": kernel.__name__, "dtype": str(dtype), "head_dim": head_dim, "registers": usage.registers,
+            "spilled": spills.stores, "shared": result.metadata.shared, "limit": limits.shared_per_block,
             "wgmma": result.asm["ptx"].count("wgmma.mma_async"), "late_reads": late_reads(result.asm["ttgir"]),
         })  # fmt: skip
 
