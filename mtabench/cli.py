@@ -116,19 +116,21 @@ def verify(
 
 
 @app.command("list")
-def list_(device: o.Device = "auto") -> None:
+def list_(device: o.Device = "auto", anew: o.Anew = False) -> None:
     """Show what can be measured. Each implementation is ready on this machine, or the reason why not is given."""
     from mtabench.commands.list import run
 
-    raise typer.Exit(run(device))
+    raise typer.Exit(run(device, anew))
 
 
 @app.command()
-def env(measure: o.Measure = False, device: o.Device = "auto", out: o.CeilingsOut = None) -> None:
+def env(
+    measure: o.Measure = False, device: o.Device = "auto", out: o.CeilingsOut = None, anew: o.Anew = False,
+) -> None:  # fmt: skip
     """Show device and versions, and what the device can do at most if that was measured."""
     from mtabench.commands.env import run
 
-    raise typer.Exit(run(device, measure, out))
+    raise typer.Exit(run(device, measure, out, anew))
 
 
 @app.command()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
+import runpy
 import subprocess
+import sys
+from collections.abc import Mapping
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, NamedTuple
 
 import mtabench
 from mtabench.errors import UsageError
@@ -23,31 +26,61 @@ MEMORY_LIMITS = (
 THROTTLE_REASONS = 0x08 | 0x20 | 0x40 | 0x80
 
 
+class TorchBuild(NamedTuple):
+    """PyTorch's version, and that of the CUDA it is built with, empty without."""
+
+    version: str
+    cuda: str
+
+
+@functools.cache
+def torch_build() -> TorchBuild:
+    """What PyTorch's own file of versions says: importing all of PyTorch takes seconds."""
+    spec = find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    said = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    return TorchBuild(said["__version__"], said.get("cuda") or "")
+
+
 def resolve_device(name: str) -> str:
     """ "cuda" or "cpu" for "auto", "cuda" or "cpu"; raises UsageError for a device that is not there."""
-    if name not in ("auto", "cuda", "cpu"):
-        raise UsageError(f"there is no device {name!r}; expected auto, cuda or cpu")
-    if name == "cpu" or torch.cuda.is_available():
+    check_device_name(name)
+    if name == "cpu" or _has_gpu():
         return "cuda" if name == "auto" else name
     if name == "auto":
         return "cpu"
-    why = "PyTorch finds no CUDA GPU" if torch.version.cuda else f"PyTorch {torch.__version__} is built without CUDA"
+    built = torch_build()
+    why = "PyTorch finds no CUDA GPU" if built.cuda else f"PyTorch {built.version} is built without CUDA"
     raise UsageError(f"--device cuda cannot be had, since {why} on this machine; try --device cpu")
 
 
-def describe(device: str | None = None) -> dict[str, Any]:
+def check_device_name(name: str) -> None:
+    """Raise UsageError for what --device does not take."""
+    if name not in ("auto", "cuda", "cpu"):
+        raise UsageError(f"there is no device {name!r}; expected auto, cuda or cpu")
+
+
+def _has_gpu() -> bool:
+    if "torch" not in sys.modules and not torch_build().cuda:
+        return False  # which PyTorch would take seconds to say
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def describe(device: str | None = None, gpu: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Columns of the results that are the same for a whole run on "cuda" or "cpu", and a few facts more.
 
-    Unknown texts are empty; `git_dirty` is None outside a checkout.
+    Unknown texts are empty; `git_dirty` is None outside a checkout. `gpu` is what `describe_gpu` said before.
     """
     device = device or resolve_device("auto")
     on_gpu = device == "cuda"
     sha, dirty = git_state(Path(mtabench.__file__).parents[1])
     return {
-        "device": torch.cuda.get_device_name() if on_gpu else cpu_name(),
-        "driver": _driver_version() if on_gpu else "",
-        "cuda": (torch.version.cuda or "") if on_gpu else "",
-        "torch": torch.__version__,
+        **((gpu or describe_gpu()) if on_gpu else {"device": cpu_name(), "driver": ""}),
+        "cuda": torch_build().cuda if on_gpu else "",
+        "torch": torch_build().version,
         "triton": _version_of("triton"),
         "mtabench": mtabench.__version__,
         "git_sha": sha,
@@ -56,6 +89,13 @@ def describe(device: str | None = None) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": cpu_name(),
     }
+
+
+def describe_gpu() -> dict[str, str]:
+    """Name and driver of the current GPU, as columns of the results."""
+    import torch
+
+    return {"device": torch.cuda.get_device_name(), "driver": _driver_version()}
 
 
 def cpu_name() -> str:
@@ -86,6 +126,8 @@ def git_state(root: Path) -> tuple[str, bool | None]:
 def available_memory_bytes(device: str) -> int | None:
     """Bytes that could be allocated now on "cuda" or "cpu", container limits included; None if unknown."""
     if device == "cuda":
+        import torch
+
         cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return torch.cuda.mem_get_info()[0] + cached
     found = [int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")]
@@ -100,6 +142,8 @@ def device_works(device: str) -> bool:
     """Whether "cuda" or "cpu" still takes work: a failed kernel may have broken a GPU's context."""
     try:
         if device == "cuda":
+            import torch
+
             torch.cuda.synchronize()
     except Exception:
         return False
@@ -108,6 +152,8 @@ def device_works(device: str) -> bool:
 
 def l2_bytes() -> int:
     """Size of the current GPU's L2 cache."""
+    import torch
+
     return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
 
 
@@ -118,6 +164,7 @@ class GpuSensor:
         self._nvml: Any = None
         try:
             import pynvml
+            import torch
 
             pynvml.nvmlInit()
             uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid

@@ -188,3 +188,4 @@ Measure = Annotated[
     bool, Option("--measure", help="Measure memory bandwidth and matmul rate as well, and keep them for sweeps.")
 ]
 CeilingsOut = Annotated[File, Option(help="Where ceilings are kept; mtabench-results/ceilings.json if not given.")]
+Anew = Annotated[bool, Option("--anew", help="Look again, instead of showing what was found here within a day.")]

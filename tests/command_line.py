@@ -12,6 +12,8 @@ def make_runner(monkeypatch, capsys, folder, columns=200):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    monkeypatch.setattr("mtabench.remembered.KEPT_S", 0.0)
+    monkeypatch.setattr("mtabench.remembered.write_whole", lambda path, data: None)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
 
     def run(*words):

@@ -39,7 +39,7 @@ LIGHT_KERNELS = {
 # From the lowest: a module imports its own package, and packages and files of the lines above it here.
 LAYERS = (
     "errors escaping options palette processes",
-    "ending",
+    "ending remembered",
     "console environment pages problem",
     "static",
     "model",

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from mtabench.commands import RESULTS_FOLDER
-from mtabench.commands.tune import effect_lines
 from mtabench.console import say
-from mtabench.environment import describe, resolve_device
+from mtabench.environment import check_device_name, describe, describe_gpu, resolve_device
 from mtabench.measuring.ceilings import measure_ceilings
 from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings, keep_ceilings, read_ceilings
 from mtabench.problem.case import DTYPES
+from mtabench.remembered import remembered
 from mtabench.results.results_file import text_of
 
 
-def run(device: str, measure: bool, out: Path | None) -> int:
+def run(device: str, measure: bool, out: Path | None, anew: bool) -> int:
     """Print where this runs and the ceilings kept for it in `out`; with `measure` they are measured anew."""
-    console = Console()
-    device = resolve_device(device)
+    check_device_name(device)
     path = out or RESULTS_FOLDER / FILE_NAME
     check_ceilings(path)
-    environment = describe(device)
+    console = Console()
+    found = remembered(f"env-{device}", lambda: _seen(device), anew or measure)
+    device, environment = found["device"], describe(found["device"], found["gpu"])
     for name, value in environment.items():
         say(console, f"{name:<10} {'-' if value in ('', None) else text_of(value)}")
-    for text in effect_lines(device):
+    for text in found["tuned"]:
         say(console, f"{'tuned':<10} {text}")
     if measure:
         keep_ceilings(path, environment, {dtype: measure_ceilings(device, dtype) for dtype in DTYPES})
@@ -35,3 +37,11 @@ def run(device: str, measure: bool, out: Path | None) -> int:
         read = f"{reads:.4g} GB/s read" if reads else "reading not measured yet (--measure does)"
         say(console, f"{'ceilings':<10} {dtype}: {copy}, {read}, {matmul} ({path})")
     return 0
+
+
+def _seen(device: str) -> dict[str, Any]:
+    """What PyTorch is asked for: the `device` that this machine has, its `gpu`, and the files that `tuned` it."""
+    from mtabench.commands.tune import effect_lines
+
+    device = resolve_device(device)
+    return {"device": device, "gpu": describe_gpu() if device == "cuda" else None, "tuned": effect_lines(device)}

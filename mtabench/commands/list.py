@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 from rich.text import Text
 
 from mtabench import registry
 from mtabench.console import say
-from mtabench.environment import resolve_device
-from mtabench.measuring.readiness import unsupported_reason
+from mtabench.environment import check_device_name, resolve_device
 from mtabench.problem.case import PASSES, Case
 from mtabench.problem.operations import PLAIN, make_operation
 from mtabench.registry import GROUPS, Implementation, names
+from mtabench.remembered import remembered
 
 
-def run(device: str) -> int:
+def run(device: str, anew: bool) -> int:
     """Print every implementation, what it does and whether it is ready on this machine, and the groups of them."""
-    device = resolve_device(device)
+    check_device_name(device)
+    found = remembered(f"list-{device}", lambda: readiness(device), anew)
+    device, reasons = found["device"], found["reasons"]
     console = Console()
     width = max(map(len, names())) + 1
     for implementation in registry.IMPLEMENTATIONS:
-        reason = unsupported_reason(_typical_case(implementation, device))
+        reason = reasons[_key(implementation)]
         state = Text(f"not ready on this machine ({device}): {reason}" if reason else "ready")
         state.stylize("yellow" if reason else "green")
         console.print(Text(f"{implementation.name:<{width}}").append_text(state), soft_wrap=True)
@@ -30,6 +34,19 @@ def run(device: str) -> int:
     for group, members in GROUPS.items():
         say(console, f"{group:<{width}}--impl {group} stands for {', '.join(members)}")
     return 0
+
+
+def readiness(device: str) -> dict[str, Any]:
+    """The `device` that this machine has, and for each implementation why it is not ready there, or None."""
+    from mtabench.measuring.readiness import unsupported_reason
+
+    device = resolve_device(device)
+    cases = {_key(one): _typical_case(one, device) for one in registry.IMPLEMENTATIONS}
+    return {"device": device, "reasons": {key: unsupported_reason(case) for key, case in cases.items()}}
+
+
+def _key(implementation: Implementation) -> str:
+    return f"{implementation.name} {implementation.op}"
 
 
 def _typical_case(implementation: Implementation, device: str) -> Case:

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-import torch
-
-from mtabench.problem.inputs import DTYPES, use_full_float32
+if TYPE_CHECKING:
+    import torch
 
 CALLS = 10
 SECONDS = 0.2  # for each kernel
@@ -37,6 +37,10 @@ def measure_ceilings(device: str, dtype: str) -> Ceilings:
 
     Raises torch.OutOfMemoryError if the device has no room for 2 GiB (a CPU: 256 MiB).
     """
+    import torch
+
+    from mtabench.problem.inputs import DTYPES, use_full_float32
+
     use_full_float32()
     source, target = _buffer(device).chunk(2)
     copy_s = _best_seconds(partial(target.copy_, source), device)
@@ -55,21 +59,26 @@ def with_reading(ceilings: Ceilings, device: str) -> Ceilings:
     Which reduction is the fastest depends on the device and on PyTorch. Raises as `measure_ceilings`.
     """
     buffer = _buffer(device)
-    best_s = min(_best_seconds(partial(read, buffer), device) for read in READERS)
+    best_s = min(_best_seconds(partial(read, buffer), device) for read in _readers())
     return replace(ceilings, read_gbytes_s=max(ceilings.copy_gbytes_s, buffer.nbytes / best_s / 1e9))
 
 
 def _buffer(device: str) -> torch.Tensor:
+    import torch
+
     return torch.ones(BUFFER_BYTES[device] // 4, dtype=torch.float32, device=device)
 
 
-# What reads a whole buffer and writes next to nothing.
-READERS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
-    torch.sum,
-    torch.amax,
-    lambda buffer: torch.mv(buffer.view(-1, ROW), buffer[:ROW]),
-    lambda buffer: torch.dot(*buffer.chunk(2)),
-)
+def _readers() -> tuple[Callable[[torch.Tensor], torch.Tensor], ...]:
+    """What reads a whole buffer and writes next to nothing."""
+    import torch
+
+    return (
+        torch.sum,
+        torch.amax,
+        lambda buffer: torch.mv(buffer.view(-1, ROW), buffer[:ROW]),
+        lambda buffer: torch.dot(*buffer.chunk(2)),
+    )
 
 
 def _best_seconds(call: Callable[[], object], device: str) -> float:
@@ -88,6 +97,8 @@ def _seconds(call: Callable[[], object], device: str) -> float:
         started = time.perf_counter()
         call()
         return time.perf_counter() - started
+    import torch
+
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     call()

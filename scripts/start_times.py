@@ -1,0 +1,56 @@
+"""Start times: how long a person waits for commands that measure nothing, each in a process of its own.
+
+    PYTHONPATH=.:kernels python3 scripts/start_times.py --out results/cpu/start-times.csv
+
+A command that keeps what it finds is timed with it (the row `list`) and without (`list --anew`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+from mtabench import environment
+
+COMMANDS = ("--version", "--help", "fwd --help", "list", "list --anew", "env", "env --anew", "fwd --seq 4k..1k")
+
+
+def main() -> int:
+    """Measure, print, and write the table if `--out` is given."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--out", type=Path, help="the CSV file to write")
+    options = parser.parse_args()
+    if options.out and options.out.exists():
+        parser.error(f"{options.out} already exists; give another --out")
+    rows = []
+    for command in COMMANDS:
+        seconds(command)  # whatever the first one compiles or keeps
+        times = [seconds(command) for _ in range(options.runs)]
+        rows.append({"command": command, "median_s": f"{median(times):.3f}", "least_s": f"{min(times):.3f}"})
+        print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    if options.out:
+        facts = environment.describe()
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        with options.out.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, [*rows[0], "runs", "cores", *facts], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(row | {"runs": options.runs, "cores": os.cpu_count()} | facts for row in rows)
+    return 0
+
+
+def seconds(command: str) -> float:
+    """From the start of `mtabench COMMAND` to its end; its exit code does not matter."""
+    started = perf_counter()
+    subprocess.run([sys.executable, "-m", "mtabench", *command.split()], capture_output=True, check=False)
+    return perf_counter() - started
+
+
+if __name__ == "__main__":
+    sys.exit(main())
