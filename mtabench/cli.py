@@ -11,18 +11,13 @@ from mtabench import options as o
 from mtabench.cluster.options import ClusterOptions
 from mtabench.ending import run_and_exit
 from mtabench.errors import UsageError
+from mtabench.help import App
 from mtabench.problem.case import PASSES
-from mtabench.sweeps.plan import Options
+from mtabench.sweeps.plan import Options, usual_axes
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-results_app = typer.Typer(help="Make results files of other ones.", rich_markup_mode=None)
-app.add_typer(results_app, name="results")
+app = App(context_settings={"help_option_names": ["-h", "--help"]})
+results_app = App(help="Make results files of other ones.", add_completion=False)
+app.add_typer(results_app, name="results", rich_help_panel="Look")
 
 
 def _print_version(asked: bool) -> None:
@@ -44,9 +39,12 @@ def mtabench(version: Version = False) -> None:
 
 
 @app.command(
-    "bwd", help="Time the backward pass alone. All gradients are computed: of q, k, v, convolutions and mixings."
+    "bwd",
+    help="Time the backward pass alone. All gradients are computed: of q, k, v, convolutions and mixings.",
+    epilog=usual_axes("bwd"),
+    rich_help_panel="Measure",
 )
-@app.command("fwd", help="Time the forward pass.")
+@app.command("fwd", help="Time the forward pass.", epilog=usual_axes("fwd"), rich_help_panel="Measure")
 def forward_or_backward(
     context: typer.Context,
     seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None, impl: o.Impl = None, op: o.Op = None,
@@ -71,7 +69,7 @@ def forward_or_backward(
     raise typer.Exit(run(options, asked, ranks, out, resume, dry_run, plot))
 
 
-@app.command()
+@app.command(epilog=usual_axes("decode"), rich_help_panel="Measure")
 def decode(
     seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None, impl: o.Impl = None, op: o.Op = None,
     mix: o.Mix = None, post_conv: o.PostConv = None, layer: o.Layer = None,
@@ -96,7 +94,7 @@ def decode(
     raise typer.Exit(run(options, asked, None, out, resume, dry_run, plot))
 
 
-@app.command()
+@app.command(rich_help_panel="Measure")
 def verify(
     impl: o.Impl = None, device: o.Device = "auto", fuzz: o.Fuzz = None, seed: o.Seed = None, case: o.CaseNumber = None,
     jobs: o.Jobs = 1, out: o.FuzzOut = None, dtype: o.Dtype = None,
@@ -115,7 +113,7 @@ def verify(
     raise typer.Exit(run(impl, device, seed, dtype))
 
 
-@app.command("list")
+@app.command("list", rich_help_panel="Measure")
 def list_(device: o.Device = "auto", anew: o.Anew = False) -> None:
     """Show what can be measured. Each implementation is ready on this machine, or the reason why not is given."""
     from mtabench.commands.list import run
@@ -123,7 +121,7 @@ def list_(device: o.Device = "auto", anew: o.Anew = False) -> None:
     raise typer.Exit(run(device, anew))
 
 
-@app.command()
+@app.command(rich_help_panel="Measure")
 def env(
     measure: o.Measure = False, device: o.Device = "auto", out: o.CeilingsOut = None, anew: o.Anew = False,
 ) -> None:  # fmt: skip
@@ -133,7 +131,7 @@ def env(
     raise typer.Exit(run(device, measure, out, anew))
 
 
-@app.command()
+@app.command(rich_help_panel="Measure")
 def tune(
     passes: o.Passes = "fwd,bwd,decode", seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None,
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
@@ -149,7 +147,7 @@ def tune(
     raise typer.Exit(run(passes, options, out))
 
 
-@app.command()
+@app.command(rich_help_panel="Understand")
 def profile(
     pass_: o.ProfiledPass = None, seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None,
     impl: o.Impl = None, batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None,
@@ -169,7 +167,7 @@ def profile(
     raise typer.Exit(run(options, tools, out, ncu_report))
 
 
-@app.command()
+@app.command(rich_help_panel="Understand")
 def explain(
     pass_: o.PassName, seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None, impl: o.Impl = None,
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
@@ -188,7 +186,7 @@ def explain(
     raise typer.Exit(run(options, device_name, results or [], ceilings))
 
 
-@app.command()
+@app.command(rich_help_panel="Understand")
 def memory(
     pass_: o.MemoryPass = "fwd", seq: o.Seq = "1k..128k", head_dim: o.HeadDim = None, conv: o.Conv = None,
     impl: o.Impl = None, op: o.Op = None, batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None,
@@ -208,7 +206,7 @@ def memory(
     raise typer.Exit(run(options, device_name, memory, measure, csv, json, overwrite))
 
 
-@app.command("inspect")
+@app.command("inspect", rich_help_panel="Understand")
 def inspect_(
     target: o.Targets = None, kernel: o.KernelNames = None, head_dim: o.HeadDim = None, conv: o.Conv = None,
     dtype: o.Dtype = None, seq: o.Seq = None, causal: o.IfCausal = None, all_shapes: o.AllShapes = False,
@@ -224,7 +222,7 @@ def inspect_(
     raise typer.Exit(run(target, kernel, asked, all_shapes, sass, baseline, accept, outputs))
 
 
-@app.command()
+@app.command(rich_help_panel="Understand")
 def roofline(
     csv: o.CsvFiles, profile: o.ProfileIn = None, out: o.RooflineOut = None, overwrite: o.Overwrite = False,
 ) -> None:  # fmt: skip
@@ -234,7 +232,7 @@ def roofline(
     raise typer.Exit(run(csv, profile or [], out, overwrite))
 
 
-@app.command()
+@app.command(rich_help_panel="Look")
 def plot(
     csv: o.CsvFiles, kind: o.ChartKinds = None, theme: o.Themes = "light", formats: o.Formats = "png,svg",
     out: o.PlotOut = None,
@@ -245,7 +243,7 @@ def plot(
     raise typer.Exit(run(csv, kind, theme, formats, out))
 
 
-@app.command()
+@app.command(rich_help_panel="Look")
 def report(
     csv: o.RunCsv, out: o.ReportOut = None, markdown: o.ReportMarkdown = None, overwrite: o.ReportOverwrite = False,
 ) -> None:  # fmt: skip
@@ -255,7 +253,7 @@ def report(
     raise typer.Exit(run(csv, out, markdown, overwrite))
 
 
-@app.command()
+@app.command(rich_help_panel="Look")
 def dashboard(
     results: o.ResultsFolder, out: o.SiteOut, repo_url: o.RepoUrl = None, title: o.Title = None,
     threshold: o.Threshold = "2%", days: o.Days = 30,
@@ -266,7 +264,7 @@ def dashboard(
     raise typer.Exit(run(results, out, repo_url, title, threshold, days))
 
 
-@app.command()
+@app.command(rich_help_panel="Compare")
 def compare(
     base: o.BaseCsv, head: o.HeadCsv, threshold: o.Threshold = "2%", fail_on: o.FailOn = "broken,slower,gone",
     format_: o.CompareFormat = "table", markdown: o.MarkdownOut = None, junit: o.JunitOut = None,
@@ -282,7 +280,7 @@ def compare(
     raise typer.Exit(run(base, head, comparison_options(threshold, fail_on, format_, outputs), rerun_unclear))
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(context_settings={"ignore_unknown_options": True}, rich_help_panel="Compare")
 def ab(
     sweep: o.SweepArguments, base: o.BaseRevision, head: o.HeadRevision = None, pairs: o.Pairs = 5,
     out: o.FolderOut = None, threshold: o.Threshold = "2%", fail_on: o.FailOn = "broken,slower,gone",
@@ -300,7 +298,7 @@ def ab(
     raise typer.Exit(run(words, base, head, pairs, out, rerun_unclear, asked))
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(context_settings={"ignore_unknown_options": True}, rich_help_panel="Compare")
 def noise(
     sweep: o.SweepArguments, pairs: o.Pairs = 5, threshold: o.Threshold = "2%", out: o.NoiseOut = None,
     resume: o.NoiseResume = False,
@@ -311,7 +309,7 @@ def noise(
     raise typer.Exit(run(_sweep_words(sweep), pairs, threshold, out, resume))
 
 
-@app.command()
+@app.command(rich_help_panel="Look")
 def show(csv: o.CsvFile, where: o.Where = None, sort: o.Sort = None) -> None:
     """Print a results file as a table that fits the terminal, with pictures of its rounds."""
     from mtabench.commands.show import run
@@ -319,7 +317,7 @@ def show(csv: o.CsvFile, where: o.Where = None, sort: o.Sort = None) -> None:
     raise typer.Exit(run(csv, where or [], sort))
 
 
-@app.command()
+@app.command(rich_help_panel="Look")
 def export(
     csv: o.CsvFile, out: o.ExportOut = None, format_: o.ExportFormat = None, where: o.Where = None, sort: o.Sort = None,
     overwrite: o.Overwrite = False,

@@ -38,7 +38,7 @@ LIGHT_KERNELS = {
 }  # of the kernels, what every module may know
 # From the lowest: a module imports its own package, and packages and files of the lines above it here.
 LAYERS = (
-    "errors escaping options palette processes",
+    "errors escaping palette processes",
     "ending remembered",
     "console environment pages problem",
     "static",
@@ -52,6 +52,8 @@ LAYERS = (
     "cluster",
     "comparing ranks",
     "commands",
+    "options",
+    "help",
     "cli",
 )
 CLI_MAY_IMPORT = {
@@ -59,6 +61,7 @@ CLI_MAY_IMPORT = {
     "mtabench",
     "mtabench.cluster.options",
     "mtabench.ending",
+    "mtabench.help",
     "mtabench.options",
     "mtabench.problem.axes",
     "mtabench.problem.case",

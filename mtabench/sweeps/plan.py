@@ -66,6 +66,18 @@ COMMON_DEFAULTS = {"head_dim": "64", "conv": "6x11", "mix": NONE, "post_conv": N
 MTA_DEFAULTS = {"mix": "heads"}
 
 
+def usual_axes(pass_: str) -> str:
+    """For a person, the axes of a sweep for which nothing is typed: a line a device."""
+    lines = []
+    for device, where in (("cuda", "a GPU"), ("cpu", "a CPU")):
+        axes_of_all = {name: text for name, text in COMMON_DEFAULTS.items() if text != NONE}
+        words = " ".join(
+            f"--{name.replace('_', '-')} {text}" for name, text in (DEFAULTS[device, pass_] | axes_of_all).items()
+        )
+        lines.append(f"Without options, on {where}: {words}")
+    return "\n".join(lines)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The cells of a sweep in the order measured; `axes` and `notes` are texts for a person.

@@ -1,0 +1,101 @@
+"""How commands show their help: options in groups, within 80 columns, no word or name broken."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from mtabench.options import COMMANDS, PANELS
+
+WIDTH = 80
+NAMES = 26  # columns of an option's name; a longer one has a line of its own
+
+
+class App(typer.Typer):
+    """A Typer whose commands show their help as this module says; it is plain text, and Rich is not loaded for it."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(cls=Group, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
+
+    def command(self, name: str | None = None, **settings: Any) -> Any:
+        """As Typer's; `rich_help_panel` is the group of a command in the list of all."""
+        return super().command(name, cls=Command, **settings)
+
+
+class _Helpful:
+    """What a command and a group have in common."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help: usage, text, arguments, and options by groups."""
+        formatter.write("\n".join(_lines(self, ctx, min(WIDTH, shutil.get_terminal_size().columns))))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Typer's; an error says of which command it is, so that its help can be named."""
+        try:
+            return super().parse_args(ctx, args)  # type: ignore[misc]
+        except Exception as error:
+            if getattr(error, "ctx", ctx) is None:
+                error.ctx = ctx  # type: ignore[attr-defined]
+            raise
+
+
+class Command(_Helpful, TyperCommand):
+    """A command."""
+
+
+class Group(_Helpful, TyperGroup):
+    """A command of commands."""
+
+
+def _lines(command: Any, ctx: Any, width: int) -> Iterator[str]:
+    """The help of a command in lines of `width` columns at most, but for words that are longer."""
+    yield from _wrapped(f"Usage: {ctx.command_path} {' '.join(command.collect_usage_pieces(ctx))}", width, "", "  ")
+    yield ""
+    yield from _wrapped(command.help or "", width, "  ", "  ")
+    for heading, rows in _sections(command, ctx).items():
+        yield ""
+        yield f"{heading}:"
+        for name, text in rows:
+            yield from _row(name, text, width)
+    for text in (command.epilog or "").splitlines():
+        yield ""
+        yield from _wrapped(text, width, "", "  ")
+
+
+def _sections(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+    """Names and texts by heading: arguments, options by their groups, commands by theirs."""
+    headings = ("Arguments", *PANELS, "Options", *COMMANDS, "Commands")
+    sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in headings}
+    for param in command.get_params(ctx):
+        record = param.get_help_record(ctx)
+        if param.param_type_name == "argument":
+            sections["Arguments"].append((param.metavar, record[1]))
+        elif record:
+            sections[getattr(param, "rich_help_panel", None) or "Options"].append(record)
+    for name, found in getattr(command, "commands", {}).items():
+        first = (found.help or "").split(". ")[0].rstrip(".")
+        sections[getattr(found, "rich_help_panel", None) or "Commands"].append((name, f"{first}."))
+    return {heading: rows for heading, rows in sections.items() if rows}
+
+
+def _row(name: str, text: str, width: int) -> Iterator[str]:
+    """A name and its text beside it, which begins below where the name is too long."""
+    column = 2 + NAMES + 2
+    first, *others = _wrapped(text, width, " " * column, " " * column) or [""]
+    if len(name) > NAMES:
+        yield f"  {name}"
+        yield first
+    else:
+        yield f"  {name:<{NAMES}}  {first[column:]}".rstrip()
+    yield from others
+
+
+def _wrapped(text: str, width: int, first: str, others: str) -> Sequence[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+    )

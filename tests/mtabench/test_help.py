@@ -1,0 +1,176 @@
+"""What a person is told before anything runs: help, completion, and errors that name the help that helps."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import make_runner, refused
+from typer.main import get_command
+
+from mtabench import options, registry
+from mtabench.cli import app
+from mtabench.help import WIDTH, _wrapped
+from mtabench.measuring import timing
+from mtabench.sweeps.isolation import CELL_TIMEOUT_S
+from mtabench.sweeps.plan import DEFAULTS, PASSES
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    return make_runner(monkeypatch, capsys, tmp_path)
+
+
+def every_command(group=None, path=()):
+    group = group or get_command(app)
+    for name, command in group.commands.items():
+        yield (*path, name), command
+        if hasattr(command, "commands"):
+            yield from every_command(command, (*path, name))
+
+
+COMMANDS = [((), get_command(app)), *every_command()]
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=lambda part: "-".join(part) if type(part) is tuple else "")
+def test_help_fits_and_breaks_no_word(mtabench, monkeypatch, path, command):
+    shown = {}
+    for columns in (WIDTH, 200, 40):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        code, shown[columns], err = mtabench(*path, "--help")
+        assert (code, err) == (0, "")
+    assert max(map(len, shown[WIDTH].splitlines())) <= WIDTH
+    assert shown[200] == shown[WIDTH]
+    for text in shown.values():
+        words = text.split()
+        for param in command.params:
+            assert set((getattr(param, "help", None) or "").split()) <= set(words), param.name
+            assert any(name in text for name in param.opts) or param.param_type_name == "argument"
+
+
+def test_what_is_too_long_for_a_line_is_not_broken():
+    long = "mtabench-results/" + "x" * 90
+    assert _wrapped(f"see {long} for more", 20, "", "  ") == ["see", f"  {long}", "  for more"]
+
+
+def headings(text):
+    return [line for line in text.splitlines() if re.fullmatch(r"\S.*:", line)]
+
+
+def test_options_come_in_groups_what_people_need_first(mtabench):
+    _, out, _ = mtabench("fwd", "--help")
+    assert headings(out) == [f"{panel}:" for panel in options.PANELS[:5]] + ["Options:"]
+    names = ("seq", "out", "mix", "timer", "gpus", "device")
+    places = [re.search(rf"^  (-o, )?--{name} ", out, re.MULTILINE).start() for name in names]
+    assert places == sorted(places)
+    _, out, _ = mtabench()
+    assert headings(out) == ["Options:", *(f"{name}:" for name in options.COMMANDS)]
+
+
+def test_every_group_is_one_that_help_knows():
+    for _, command in COMMANDS:
+        for param in command.params:
+            assert getattr(param, "rich_help_panel", None) in (None, *options.PANELS), param.name
+        assert (getattr(command, "rich_help_panel", None) or None) in (None, *options.COMMANDS)
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_help_has_the_defaults(mtabench, pass_):
+    _, out, _ = mtabench(pass_, "--help")
+    text = " ".join(out.split())
+    for device in ("cuda", "cpu"):
+        for name, value in DEFAULTS[device, pass_].items():
+            assert f"--{name} {value}" in text
+    usual = timing.Settings()
+    for value in (usual.max_rounds, usual.time_limit_s, CELL_TIMEOUT_S):
+        assert f"; {value:g} if not given." in text
+    assert "[default: cold]" in text
+
+
+@pytest.mark.parametrize(
+    "path", [path for path, command in COMMANDS if "--out" in str([p.opts for p in command.params])]
+)
+def test_out_is_o_everywhere(path):
+    command = dict(COMMANDS)[path]
+    (out,) = (param for param in command.params if "--out" in param.opts)
+    assert "-o" in out.opts
+
+
+@pytest.mark.parametrize(
+    ("words", "help_of"),
+    [
+        ("fwd --seq", "fwd"),
+        ("fwd --rounds x", "fwd"),
+        ("decode --no-such", "decode"),
+        ("results merge a.csv", "results merge"),
+        ("results murge", "results"),
+        ("noise fwd --seq", "fwd"),
+        ("noise fwd --rounds x", "fwd"),
+        ("ab fwd", "ab"),
+        ("explain", "explain"),
+        ("fwdd", ""),
+    ],
+)
+def test_an_error_names_the_help_of_its_command(mtabench, words, help_of):
+    expected = " ".join(filter(None, ("mtabench", help_of, "--help")))
+    refused(mtabench(*words.split()), f"(`{expected}` shows what there is)")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("fwd --rounds x", "'--rounds': 'x' is no whole number"),
+        ("fwd --rounds 1.5", "'1.5' is no whole number"),
+        ("fwd --time-limit soon", "'soon' is no number of seconds"),
+        ("ab --pairs many --base main fwd", "'many' is no whole number"),
+        ("dashboard . -o site --days ten", "'ten' is no whole number"),
+        ("verify --fuzz 10s", "'10s' is no number of seconds"),
+    ],
+)
+def test_a_number_that_is_none_is_named(mtabench, words, sentence):
+    refused(mtabench(*words.split()), sentence)
+
+
+def completed(words, shell="bash"):
+    """What a shell is told of the last of these words."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    asked = {
+        "_MTABENCH_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "mtabench"], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": paths, **asked},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+def test_the_shell_completes_commands_options_and_names():
+    assert completed(["mtabench", "de"]) == ["decode"]
+    assert completed(["mtabench", "fwd", "--hea"]) == ["--head-dim", "--heads"]
+    assert completed(["mtabench", "fwd", "--impl", "eager,sdpa-m"]) == ["eager,sdpa-math"]
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "offered"),
+    [
+        ("impl", "", [*registry.names(), *registry.GROUPS]),
+        ("dtype", "fp16,b", ["fp16,bf16"]),
+        ("timer", "e", ["events"]),
+        ("preset", "mta-1", ["mta-1b"]),
+    ],
+)
+def test_names_are_completed(name, typed, offered):
+    command = get_command(app).commands["fwd"]
+    (param,) = (param for param in command.params if param.name == name)
+    assert [item.value for item in param.shell_complete(None, typed)] == offered
+
+
+def test_completion_can_be_installed(mtabench):
+    assert "--install-completion" in mtabench("--help")[1]
