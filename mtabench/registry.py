@@ -60,9 +60,15 @@ def every(name: str) -> list[Implementation]:
         raise UsageError(
             f"{name!r} stands for several implementations, and one is expected here: {', '.join(GROUPS[name])}"
         )
-    near = difflib.get_close_matches(name, [*names(), *GROUPS], n=3, cutoff=0.4)
+    near = _near(name, [*names(), *GROUPS])
     hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join([*names(), *GROUPS])}"
     raise UsageError(f"no implementation is called {name!r}; {hint} (`mtabench list` shows all)")
+
+
+def _near(typed: str, known: list[str]) -> list[str]:
+    """The names that may be meant: those that begin as typed, else those that are spelled much the same."""
+    begin = [name for name in known if typed and name.startswith(typed.lower())]
+    return begin[:3] or difflib.get_close_matches(typed.lower(), known, n=3, cutoff=0.6)
 
 
 def chosen(typed: Iterable[str]) -> list[Implementation]:

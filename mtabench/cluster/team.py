@@ -203,13 +203,21 @@ def _connected(address: str, security: object) -> Iterator[Client]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # versions are compared afterwards, those that matter
             client = Client(address, security=security, timeout=CONNECT_S, set_as_default=False)
-    except (OSError, ValueError, RuntimeError) as error:
-        cause = " ".join(str(error.__cause__ or error).split())
+    except (OSError, ValueError, RuntimeError, MemoryError) as error:
         raise UsageError(
-            f"no scheduler of Dask answers at {address} ({cause}); start it, or correct --scheduler and --tls-..."
+            f"no scheduler of Dask answers at {address} ({_cause(error)}); start it, or correct --scheduler and "
+            "--tls-..."
         ) from error
     with client:
         yield client
+
+
+def _cause(error: BaseException) -> str:
+    """What is behind an error in words: Dask's own texts hold the names of its objects, or nothing."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    told = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
+    return told if told and " object at 0x" not in told else type(error).__name__
 
 
 @contextmanager

@@ -36,10 +36,10 @@ Measured = dict[tuple[str, ...], tuple[float, Path]]
 
 def run(options: Options, device_name: str | None, results: Sequence[Path], ceilings: Path | None) -> int:
     """Print the prediction of each cell of the axes; raises UsageError for what there is no prediction of."""
-    device = _device(device_name)
     cases = make_plan(replace(options, impl=options.impl or "triton"), device="cuda").cases
     if len(cases) > MOST_CELLS:
         raise UsageError(f"these axes have {len(cases)} cells, and explain takes at most {MOST_CELLS}; name fewer")
+    device = _device(device_name)
     measured = _measured(results)
     kept = _kept_ceilings(ceilings, device)
     console = make_console()

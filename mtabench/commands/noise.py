@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 import mtabench
+from mtabench.commands import RESULTS_FOLDER
 from mtabench.comparing.compare import parse_threshold
 from mtabench.comparing.inference import POWER
 from mtabench.comparing.noise import Alarms, Noise, find_noise
@@ -43,12 +44,12 @@ def run(sweep: SweepWords, pairs: int, threshold: str, out: Path | None, resume:
     check_pairs(pairs)
     share = parse_threshold(threshold)
     plan = sweep.plan()
-    path = out or Path("mtabench-results", f"noise-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.csv")
+    path = out or Path(RESULTS_FOLDER, f"noise-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.csv")
     processes = path.parent / f"{path.stem}-processes"
     if resume and out is None:
         raise UsageError("--resume goes on with a measurement that has a name: give its --out")
-    if path.exists():
-        raise UsageError(f"{path} already exists; give another --out")
+    if path.exists() and not (resume and _is_of_noise(path)):
+        raise UsageError(f"{path} already exists; give another --out" + "; it is no file of noise" * resume)
     if processes.exists() and not resume:
         raise UsageError(f"{processes} already exists; give another --out, or --resume to go on with it")
     check_folder(path)
@@ -79,6 +80,11 @@ def run(sweep: SweepWords, pairs: int, threshold: str, out: Path | None, resume:
         say(console, text)
     say(console, f"results: {path}")
     return 0
+
+
+def _is_of_noise(path: Path) -> bool:
+    """Whether an earlier run ended with this file, which is then made anew of the processes kept beside it."""
+    return path.is_file() and path.read_bytes().startswith(csv_text([COLUMNS]).encode())
 
 
 def _check_same_code(runs: Sequence[Sequence[Run]], folder: Path) -> None:

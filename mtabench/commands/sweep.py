@@ -22,6 +22,7 @@ from mtabench.measuring.stopwatch import CHARTS, START, Stopwatch
 from mtabench.ranks.lines import rank_lines
 from mtabench.ranks.place import follow_torchrun, plan_over_ranks
 from mtabench.results.results_file import charts_folder, key_of, key_of_row
+from mtabench.results.runs import without_samples
 from mtabench.results.writer import Writer, check_destination, to_resume
 from mtabench.sweeps.measurer import Measurer
 from mtabench.sweeps.plan import Options, Plan, make_plan
@@ -45,7 +46,9 @@ def run(
         if follow_torchrun(ranks, plan.device):
             return 0
     path = out or RESULTS_FOLDER / f"{options.pass_}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.csv"
-    already = {key_of_row(row): row for row in check_destination(path, resume)}
+    found = check_destination(path, resume)
+    bare = {key_of_row(row) for row in without_samples(path, found)}  # they cannot be compared
+    already = {key: row for row in found if (key := key_of_row(row)) not in bare}
     with _measuring(asked, ranks, plan, dry_run) as team:
         # By now the workers, if there are any, import torch; this process does as well.
         from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings
@@ -56,7 +59,10 @@ def run(
         check_ceilings(path.with_name(FILE_NAME))
         console = make_console()
         settings = make_settings(plan)
-        plan = replace(plan, notes=(*team.meet(), *plan.notes))
+        again = len(bare & {key_of(case) for case in plan.cases})
+        are, their = ("is", "its") if again == 1 else ("are", "their")
+        note = [f"{again} of these cells {are} measured again: {their} samples are missing"] if again else []
+        plan = replace(plan, notes=(*team.meet(), *plan.notes, *note))
         check_same_device(plan, path, already.values(), team.device_name)
         pending = [case for case in plan.cases if key_of(case) not in already]
         runnable = team.runnable(pending)
@@ -64,7 +70,7 @@ def run(
         if dry_run:
             say(console, f"dry run: nothing was measured; the results would go to {path}")
             return 0
-        with Writer(path, resume=resume, command=shlex.join(["mtabench", *sys.argv[1:]])) as writer:
+        with Writer(path, resume=resume, command=shlex.join(["mtabench", *sys.argv[1:]]), again=bare) as writer:
             before = [writer.done[key] for key in map(key_of, plan.cases) if key in writer.done]
             with team.watcher(console, len(plan.cases), before) as shown:
                 spent.since_start(START)

@@ -16,6 +16,7 @@ MOST_FILES = 20_000
 SAMPLES = "files of samples"
 OTHER = "other CSV files"
 LINKS = "links"
+EMPTY = "files without rows"
 
 Progress = Callable[[int, int], None]
 
@@ -48,7 +49,11 @@ def read_archive(folder: Path, progress: Progress = lambda done, total: None) ->
         progress(done, len(paths))
         name = str(path.relative_to(folder))
         try:
-            collector.add(read_file(path).columns, name)
+            columns = read_file(path).columns
+            if columns["run_id"]:
+                collector.add(columns, name)
+            else:
+                skipped[EMPTY] += 1
         except TooMuchError as error:
             raise UsageError(f"{folder} cannot become a page: {error}") from None
         except UsageError as error:
@@ -56,9 +61,10 @@ def read_archive(folder: Path, progress: Progress = lambda done, total: None) ->
     progress(len(paths), len(paths))
     runs, histories = collector.histories()
     if not histories:
-        why = f": {broken[0][1]}" if broken else ""
+        why = f": {broken[0][1]}" if broken else f": {skipped[EMPTY]} {EMPTY}" if skipped[EMPTY] else ""
         raise UsageError(f"{folder} holds no results file of mtabench that can be read{why}")
-    return Archive(runs, histories, len(paths) - len(broken), collector.rows, collector.repeated, skipped, broken)
+    read = len(paths) - len(broken) - skipped[EMPTY]
+    return Archive(runs, histories, read, collector.rows, collector.repeated, skipped, broken)
 
 
 def _results_files(folder: Path) -> tuple[list[Path], Counter[str]]:

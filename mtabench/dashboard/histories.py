@@ -142,7 +142,7 @@ def _number(text: str) -> float:
 def _check(columns: Mapping[str, Sequence[str]], source: str) -> None:
     """Raise UsageError for a row without what a history needs."""
     if not columns["run_id"]:
-        raise UsageError(f"{source} has no rows")
+        raise UsageError(f"{source} is empty: it has no rows")
     if "" in columns["run_id"]:
         raise UsageError(f"{source} has a row without a run_id")
     for name in TIMES:

@@ -15,8 +15,9 @@ MAX_QUERY_TAPS = 16
 MAX_KEY_TAPS = 31
 MAX_SPLITS = 128
 MAX_VALUES = 1000
+MAX_NUMBER = 2**30  # no GPU holds a row of so many tokens
 
-_INTEGER = re.compile(r"(\d{1,12})([km]?)", re.IGNORECASE | re.ASCII)
+_INTEGER = re.compile(r"(\d{1,40})([km]?)", re.IGNORECASE | re.ASCII)
 _RANGE = re.compile(r"(?P<first>[^.:]*)\.\.(?P<last>[^.:]*)(?::(?P<sign>[+xX*])(?P<step>.*))?")
 _EXPECTED = "expected numbers such as 512,1k,4k or a range such as 1k..16k, 1k..4k:+1k or 1k..64k:x4"
 
@@ -114,11 +115,12 @@ def parse_names(text: str, what: str) -> list[str]:
 
 
 def parse_dtypes(text: str) -> list[str]:
-    """As `parse_names`, of --dtype; raises UsageError also for a name that is not in DTYPES."""
-    dtypes = parse_names(text, "--dtype")
+    """The element types in `text`, in order, each once; raises UsageError for a name that is not in DTYPES."""
+    expected = f"expected one or more of {', '.join(DTYPES)}"
+    dtypes = list(dict.fromkeys(_parts(text, "--dtype", expected)))
     for dtype in dtypes:
         if dtype not in DTYPES:
-            raise UsageError(f"--dtype {dtype!r} is not known; expected one or more of {', '.join(DTYPES)}")
+            raise UsageError(f"--dtype {dtype!r} is not known; {expected}")
     return dtypes
 
 
@@ -166,6 +168,8 @@ def _integer(text: str, what: str) -> int:
     value = int(match[1]) * UNITS[match[2].lower()]
     if value < 1:
         raise UsageError(f"{what} is {text}; it must be at least 1")
+    if value > MAX_NUMBER:
+        raise UsageError(f"{what} {text} is out of range; expected at most {short(MAX_NUMBER)}")
     return value
 
 
@@ -174,6 +178,9 @@ def _expand(part: str, what: str) -> list[int]:
     match = _RANGE.fullmatch(part)
     if not match:
         raise UsageError(f"{what} cannot read the range {part!r}; {_EXPECTED}")
+    for end in ("first", "last"):
+        if not match[end].strip():
+            raise UsageError(f"{what} {part!r} has no {end} number; {_EXPECTED}")
     first, last = _integer(match["first"], what), _integer(match["last"], what)
     if first > last:
         raise UsageError(f"{what} {part!r} descends; write the smaller end first: {match['last']}..{match['first']}")

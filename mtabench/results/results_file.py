@@ -117,7 +117,7 @@ def read_file(path: Path | str, with_rows: bool = False) -> ResultsFile:
         if column.field.check:
             columns[column.name] = _checked(path, column.name, columns[column.name], column.field.check)
     if with_rows and not columns["schema_version"]:
-        raise UsageError(f"{path} has no rows")
+        raise UsageError(f"{path} is empty: it has no rows")
     _fill_splits(columns)
     return ResultsFile(path, columns, file.torn)
 

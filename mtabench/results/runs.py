@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,21 @@ def find_rounds(samples: Mapping[tuple[str, str], Rounds], run_id: str, key: str
     return next((samples[run_id, name] for name in cell_names(key) if (run_id, name) in samples), ())
 
 
+def without_samples(results: Path, rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Those of the rows, as texts, whose times lack the raw samples beside the results file; raises UsageError."""
+    timed = [row for row in rows if row["status"] == "ok"]
+    if not timed or not samples_path(results).exists():
+        return timed
+    counts = {key: sum(map(len, rounds)) for key, rounds in read_samples(results).items()}
+
+    def kept(row: Mapping[str, str]) -> int:
+        names = cell_names(cell_of(key_of_row(row)))
+        ids = process_ids(row["run_id"])
+        return sum(next((counts[one, name] for name in names if (one, name) in counts), 0) for one in ids)
+
+    return [row for row in timed if kept(row) != float(row["samples"] or "nan")]
+
+
 def read_samples(results: Path) -> dict[tuple[str, str], Rounds]:
     """Samples in ms, by round, of each run and cell of a results file; raises UsageError."""
     found: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -146,7 +161,9 @@ def sample_records(results: Path) -> Iterator[list[str]]:
     """The lines of the samples file beside a results file: checked texts under SAMPLE_COLUMNS; raises UsageError."""
     path = samples_path(results)
     if not path.exists():
-        raise UsageError(f"there is no file {path}, the raw samples of {results}; the two belong side by side")
+        raise UsageError(
+            f"there is no file {path}, the raw samples of {results}; put it there, or measure with --resume"
+        )
     file = read_csv(path, MOST_BYTES, MOST_SAMPLES)
     if tuple(file.header) != SAMPLE_COLUMNS:
         raise UsageError(f"{path} is not a samples file of mtabench; expected the columns {', '.join(SAMPLE_COLUMNS)}")
@@ -168,7 +185,8 @@ def _check_samples(path: Path, key: str, row: Mapping[str, Any], rounds: Rounds)
     if (len(rounds), len(samples)) != (row["rounds"], row["samples"]):
         expected = f"{row['samples']:g} samples in {row['rounds']:g} rounds"
         raise UsageError(
-            f"{samples_path(path)} has {len(samples)} samples in {len(rounds)} rounds of {key}, and {path} {expected}"
+            f"{samples_path(path)} has {len(samples)} samples in {len(rounds)} rounds of {key}, and {path} {expected}; "
+            f"the sweep with --out {path} --resume measures that cell again"
         )
     median = statistics.median(samples)
     if not math.isclose(median, row["median_ms"], rel_tol=SAMPLES_AGREE):

@@ -6,14 +6,23 @@ import csv
 import io
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.results.csv_reading import read_csv
 from mtabench.results.lock import FileLock
-from mtabench.results.outputs import check_folder
-from mtabench.results.results_file import COLUMNS, SAMPLE_COLUMNS, Row, key_of_row, read_file, samples_path, text_of
+from mtabench.results.outputs import check_folder, written
+from mtabench.results.results_file import (
+    COLUMNS,
+    SAMPLE_COLUMNS,
+    Key,
+    Row,
+    key_of_row,
+    read_file,
+    samples_path,
+    text_of,
+)
 from mtabench.results.runs import MOST_BYTES, MOST_SAMPLES
 
 
@@ -40,11 +49,14 @@ def check_destination(path: Path, resume: bool) -> list[dict[str, str]]:
 class Writer:
     """Appends whole rows to one results file, held by an exclusive lock until `close`.
 
-    `done` maps the key of each cell the file already has to its row. Raises UsageError if another process
-    writes the file, if it exists and `resume` is false, if it has another schema, or if it can't be written.
+    `done` maps the key of each cell the file already has to its row, but for those to measure `again`, whose rows are
+    replaced. Raises UsageError if another process writes the file, if it exists and `resume` is false, if it has
+    another schema, or if it can't be written.
     """
 
-    def __init__(self, path: Path, *, resume: bool = False, command: str = "") -> None:
+    def __init__(
+        self, path: Path, *, resume: bool = False, command: str = "", again: Iterable[Key] = ()
+    ) -> None:  # fmt: skip
         check_destination(path, resume)
         self.path = path
         self.samples_path = samples_path(path)
@@ -55,7 +67,8 @@ class Writer:
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}; give another --out") from error
         try:
-            self.done = {key_of_row(row): row for row in _check_file(path, resume)}
+            self._again = set(again)
+            self.done = {key: row for row in _check_file(path, resume) if (key := key_of_row(row)) not in self._again}
             _prepare(self.samples_path, SAMPLE_COLUMNS)
             _prepare(path, COLUMNS)
         except BaseException:
@@ -67,8 +80,12 @@ class Writer:
         if lines := csv_text(samples):  # before the rows, so that every row in the file has its samples
             _append(self.samples_path, lines)
         texts = [{name: text_of(row.get(name)) for name in COLUMNS} for row in rows]
+        found = {key_of_row(row): row for row in texts}
+        if replaced := self._again & found.keys():
+            _remove(self.path, replaced)
+            self._again -= replaced
         _append(self.path, csv_text(row.values() for row in texts))
-        self.done |= {key_of_row(row): row for row in texts}
+        self.done |= found
 
     def close(self) -> None:
         """Give the file back."""
@@ -91,6 +108,13 @@ def _check_file(path: Path, resume: bool) -> list[dict[str, str]]:
     if tuple(file.columns) != COLUMNS:
         raise UsageError(f"{path} has other columns than this mtabench writes; give another --out")
     return file.rows()
+
+
+def _remove(path: Path, keys: Collection[Key]) -> None:
+    """Rewrite a results file without these cells, whole or not at all."""
+    rows = [row for row in read_file(path).rows() if key_of_row(row) not in keys]
+    with written(path) as file:
+        file.write(csv_text([COLUMNS, *([row[name] for name in COLUMNS] for row in rows)]).encode())
 
 
 def _prepare(path: Path, columns: Sequence[str]) -> None:

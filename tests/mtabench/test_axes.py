@@ -1,5 +1,6 @@
 """The range grammar: what it expands to, and that everything else is refused in one sentence."""
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -13,6 +14,7 @@ from mtabench.problem.axes import (
     PRESETS,
     find_preset,
     parse_convs,
+    parse_dtypes,
     parse_int,
     parse_ints,
     parse_names,
@@ -121,6 +123,25 @@ def test_more_splits_than_the_kernel_takes_are_refused(text):
 def test_the_limit_of_splits_is_the_kernels():
     assert MAX_SPLITS == arguments.MAX_SPLITS
     assert parse_splits(str(MAX_SPLITS)) == [MAX_SPLITS]
+
+
+@pytest.mark.parametrize(("text", "lacking"), [("1k..", "last"), ("..4k", "first"), (" ..1k:+2", "first")])
+def test_a_range_without_an_end_says_which(text, lacking):
+    with pytest.raises(UsageError, match=rf"--seq '{re.escape(text.strip())}' has no {lacking} number; expected"):
+        parse_ints(text, "--seq")
+
+
+@pytest.mark.parametrize("text", ["1025m", "2" + "0" * 12, "9" * 40, "1k..999999m"])
+def test_numbers_that_no_machine_has_room_for_are_refused(text):
+    with pytest.raises(UsageError, match=r"--seq \d+m? is out of range; expected at most 1024m"):
+        parse_ints(text, "--seq")
+    assert parse_ints("1024m", "--seq") == [2**30]
+
+
+@pytest.mark.parametrize("text", ["", "int8", "bf16,,fp16"])
+def test_what_is_no_element_type_is_told_which_there_are(text):
+    with pytest.raises(UsageError, match="expected one or more of fp16, bf16, fp32"):
+        parse_dtypes(text)
 
 
 def test_names():

@@ -23,6 +23,7 @@ from mtabench.cli import app
 from mtabench.measuring import timing
 from mtabench.measuring.ceilings import Ceilings, measure_ceilings
 from mtabench.results.results_file import COLUMNS, KEY_COLUMNS, read_results
+from mtabench.results.runs import read_run
 from mtabench.results.writer import Writer
 
 ROOT = Path(__file__).parents[2]
@@ -107,6 +108,11 @@ def test_no_command_shows_the_help(mtabench):
         ("fwd --head-dim 512", "out of range"),
         ("fwd --conv 6x32", "out of range"),
         ("fwd --batch 0", "at least 1"),
+        ("fwd --seq 1k..", "--seq '1k..' has no last number"),
+        ("fwd --seq 9999999999999999", "expected at most 1024m"),
+        ("fwd --impl foo", "expected one of eager, compile"),
+        ("explain foo", "there is no pass 'foo'; expected one of fwd, bwd, decode"),
+        ("explain fwd --impl foo", "no implementation is called 'foo'"),
         ("fwd --dtype int8", "expected one or more of fp16, bf16, fp32"),
         ("fwd --preset mta-7b", "expected one of mta-300m"),
         ("fwd --device tpu", "expected auto, cuda or cpu"),
@@ -334,6 +340,44 @@ def test_resume_measures_only_what_is_missing(mtabench, tmp_path):
     after = (tmp_path / "out.csv").read_bytes()
     assert after.startswith(before)
     assert after.count(b"\n") == before.count(b"\n") + 1
+
+
+def test_a_time_whose_samples_are_gone_is_measured_again(mtabench, tmp_path):
+    words = ("fwd", *TINY, "--out", "out.csv", "--no-plot")
+    samples = tmp_path / "out.samples.csv"
+    assert mtabench(*words)[0] == 0
+    first = read_results("out.csv").set_index("seq")
+    lines = samples.read_text().splitlines(keepends=True)
+    samples.write_text("".join(lines[:-1]))
+    (tmp_path / "other.csv").write_bytes((tmp_path / "out.csv").read_bytes())
+    refused(mtabench("compare", "out.csv", "other.csv"), "the sweep with --out out.csv --resume measures that cell again")
+    code, out, err = mtabench(*words, "--resume")
+    assert (code, err) == (0, "")
+    assert "1 of these cells is measured again: its samples are missing" in out
+    again = read_results("out.csv").set_index("seq")
+    assert sorted(again.index) == [16, 32]
+    assert again.loc[16].equals(first.loc[16])
+    assert again.loc[32, "run_id"] != first.loc[32, "run_id"]
+    assert read_run(Path("out.csv")).cells
+    samples.unlink()
+    refused(mtabench("compare", "out.csv", "other.csv"), "there is no file out.samples.csv", "--resume")
+    assert mtabench(*words, "--resume")[0] == 0
+    assert read_run(Path("out.csv")).cells
+    assert len(read_results("out.csv")) == 2
+
+
+def test_a_row_that_is_measured_again_stays_until_then(mtabench, tmp_path, monkeypatch):
+    words = ("fwd", *TINY, "--out", "out.csv", "--no-plot")
+    assert mtabench(*words)[0] == 0
+    (tmp_path / "out.samples.csv").unlink()
+    before = read_results("out.csv")
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mtabench.sweeps.sweep.make_inputs", stopped)
+    assert mtabench(*words, "--resume")[0] == 130
+    assert read_results("out.csv").equals(before)
 
 
 @pytest.mark.parametrize("content", ["my notes, one line", "my notes\nin two lines\n"])

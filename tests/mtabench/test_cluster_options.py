@@ -83,7 +83,7 @@ def test_a_scheduler_that_is_not_there(mtabench, tmp_path, monkeypatch):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     result = mtabench("fwd", *CPU, "--scheduler", f"tcp://127.0.0.1:{port}", "--out", "a.csv")
-    refused(result, f"no scheduler of Dask answers at tcp://127.0.0.1:{port}")
+    refused(result, f"no scheduler of Dask answers at tcp://127.0.0.1:{port} (Connection refused); start it")
     assert contents(tmp_path) == {}
 
 

@@ -64,6 +64,16 @@ def test_a_row_without_what_a_history_needs_refuses_its_file(changes, expected):
     assert collector.rows == 0
 
 
+def test_a_file_without_rows_is_empty_and_not_broken(tmp_path):
+    write(tmp_path / "a.csv", [row(7, 1.0)])
+    (tmp_path / "b.csv").write_text((tmp_path / "a.csv").read_text().splitlines()[0] + "\n")
+    archive = read_archive(tmp_path)
+    assert (archive.files, list(archive.broken), archive.skipped) == (1, [], {files.EMPTY: 1})
+    (tmp_path / "a.csv").unlink()
+    with pytest.raises(UsageError, match="no results file of mtabench that can be read: 1 files without rows"):
+        read_archive(tmp_path)
+
+
 def test_a_folder_is_read_with_what_lies_below_it(tmp_path):
     write_histories(tmp_path / "a" / "b", [({}, steady(3))])
     write(tmp_path / "c.CSV", [row(7, 1.0)])

@@ -152,6 +152,22 @@ def test_what_ended_before_it_was_stopped_is_kept(mtabench, processes):
         assert [row["pairs"] for row in csv.DictReader(file)] == ["3", "3"]
 
 
+def test_a_measurement_that_ended_can_get_more_pairs(mtabench, processes):
+    measured = processes(lambda folder, words, number: {cell: process_rounds(1.0, number) for cell in CELLS})
+    words = ("noise", *SWEEP, "--out", "noise.csv", "--resume", "--pairs")
+    assert mtabench(*words, "2")[0] == 0
+    first = Path("noise.csv").read_text()
+    code, out, err = mtabench(*words, "2")
+    assert (code, err, out.count(": kept")) == (0, "", 4)
+    assert Path("noise.csv").read_text() == first
+    assert len(measured.sides) == 4
+    assert mtabench(*words, "3")[0] == 0
+    assert len(measured.sides) == 6
+    with Path("noise.csv").open() as file:
+        assert [row["pairs"] for row in csv.DictReader(file)] == ["3", "3"]
+    assert mtabench("noise", *SWEEP, "--out", "noise.csv")[0] == 2  # not without --resume
+
+
 def test_processes_of_other_code_are_no_noise(mtabench, processes):
     processes(lambda folder, words, number: {cell: process_rounds(1.0, number) for cell in CELLS})
     assert mtabench("noise", "--pairs", "2", *SWEEP, "--out", "noise.csv")[0] == 0

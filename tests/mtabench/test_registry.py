@@ -37,9 +37,20 @@ def test_an_unknown_name_gets_the_nearest(typed, meant):
         find(typed)
 
 
-def test_a_name_like_no_other_gets_all():
+@pytest.mark.parametrize("typed", ["xyzzy", "foo", "mine", "", "cub"])
+def test_a_name_like_no_other_gets_all(typed):
     with pytest.raises(UsageError, match=", ".join(names())):
-        find("xyzzy")
+        find(typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [("sdpa", "sdpa-flash or sdpa-cudnn or sdpa-math"), ("tirton", "triton"), ("Hoper", "hopper"), ("lader", "ladder or eager")],
+)
+def test_only_names_that_are_near_are_suggested(typed, near):
+    with pytest.raises(UsageError) as caught:
+        find(typed)
+    assert f"did you mean {near}?" in str(caught.value)
 
 
 def test_defaults_support_pass_and_device():

@@ -52,6 +52,12 @@ def test_decode_stands_below_the_bandwidth_of_reading(mtabench, tmp_path):
         assert [row["memory_gbytes_s"] for row in csv.DictReader(file)] == ["100", "120"]
 
 
+def test_cells_of_several_gpus_are_told_that_no_ceilings_help(mtabench):
+    result = mtabench("roofline", RESULTS / "ranks-2.csv")
+    refused(result, "each was measured on several GPUs together, and ceilings are of one")
+    assert "--measure" not in result[2]
+
+
 def test_operations_are_told_apart(mtabench, tmp_path):
     place = {"device": "some, device", "driver": "1.2", "torch": "2.13.0"}
     keep_ceilings(tmp_path / "ceilings.json", place, {"fp32": Ceilings(100.0, 10.0, 120.0)})
