@@ -1,5 +1,14 @@
-"""`python -m mtabench` is `mtabench`."""
+"""`python -m mtabench` is `mtabench`. Ctrl-C is one sentence from here on: what commands need is imported later."""
 
-from mtabench.cli import main
+from importlib import import_module
 
-main()
+from mtabench.ending import run_and_exit
+
+
+def main() -> None:
+    """Run the command line; an error that a person can act on is one sentence on standard error."""
+    run_and_exit(lambda: import_module("mtabench.cli").command_line())
+
+
+if __name__ == "__main__":
+    main()

@@ -55,7 +55,7 @@ def forward_or_backward(
     time_limit: o.TimeLimit = None, isolate: o.Isolate = False, cell_timeout: o.CellTimeout = None, seed: o.Seed = None,
     gpus: o.Gpus = None, workers: o.Workers = None, scheduler: o.Scheduler = None, on: o.On = None,
     tls_ca: o.TlsCa = None, tls_cert: o.TlsCert = None, tls_key: o.TlsKey = None, ranks: o.Ranks = None,
-    out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True,
+    out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True, quiet: o.Quiet = False,
 ) -> None:  # fmt: skip
     from mtabench.commands.sweep import run
 
@@ -66,7 +66,7 @@ def forward_or_backward(
         isolate=isolate, cell_timeout=cell_timeout, seed=seed,
     )  # fmt: skip
     asked = ClusterOptions(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
-    raise typer.Exit(run(options, asked, ranks, out, resume, dry_run, plot))
+    raise typer.Exit(run(options, asked, ranks, out, resume, dry_run, plot, quiet))
 
 
 @app.command(epilog=usual_axes("decode"), rich_help_panel="Measure")
@@ -79,7 +79,7 @@ def decode(
     time_limit: o.TimeLimit = None, isolate: o.Isolate = False, cell_timeout: o.CellTimeout = None, seed: o.Seed = None,
     gpus: o.Gpus = None, workers: o.Workers = None, scheduler: o.Scheduler = None, on: o.On = None,
     tls_ca: o.TlsCa = None, tls_cert: o.TlsCert = None, tls_key: o.TlsKey = None, out: o.Out = None,
-    resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True,
+    resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True, quiet: o.Quiet = False,
 ) -> None:  # fmt: skip
     """Time one decode step. Each sequence has one new query and a KV cache of --seq tokens."""
     from mtabench.commands.sweep import run
@@ -91,7 +91,7 @@ def decode(
         isolate=isolate, cell_timeout=cell_timeout, seed=seed,
     )  # fmt: skip
     asked = ClusterOptions(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
-    raise typer.Exit(run(options, asked, None, out, resume, dry_run, plot))
+    raise typer.Exit(run(options, asked, None, out, resume, dry_run, plot, quiet))
 
 
 @app.command(rich_help_panel="Measure")
@@ -355,6 +355,11 @@ def _sweep_words(words: list[str]) -> Any:
     return SweepWords(tuple(words), command.make_context(pass_, options).params)
 
 
+def command_line() -> Any:
+    """Run what was typed; the exit code. Raises what the command raises."""
+    return app(sys.argv[1:] or ["--help"], prog_name="mtabench", standalone_mode=False)
+
+
 def main() -> None:
-    """Run the command line; an error that a person can act on is one sentence on standard error."""
-    run_and_exit(lambda: app(sys.argv[1:] or ["--help"], prog_name="mtabench", standalone_mode=False))
+    """The same in `mtabench.__main__`, for whoever has imported this module already."""
+    run_and_exit(command_line)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Literal, NamedTuple, Protocol, TextIO, TypeVar, cast
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -46,10 +47,49 @@ class Column(NamedTuple):
         return self.heading.replace("\n", " ")
 
 
-def make_console() -> Console:
+class Outlasting:
+    """Standard output for a command that goes on when nobody reads it any more, as after `| head`."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self.unheard = False
+
+    def write(self, text: str) -> int:
+        """As the file's."""
+        with self._outlasting():
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """As the file's."""
+        with self._outlasting():
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    @contextmanager
+    def _outlasting(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            self.unheard = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._file.fileno())  # for what is written from now on
+
+    def tell(self, text: str) -> None:
+        """Say on standard error, if anything was not heard, where it can be read."""
+        if self.unheard:
+            with suppress(BrokenPipeError):
+                print(f"mtabench: nobody read the output to its end; {text}", file=sys.stderr)
+
+
+def make_console(outlasting: Outlasting | None = None, quiet: bool = False) -> Console:
     """A console as wide as the terminal; in a pipe or a log, wide enough for the table."""
-    console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=PIPE_WIDTH)
+    file = cast(Any, outlasting)
+    console = Console(file=file, quiet=quiet)
+    return (
+        console if console.is_terminal or "COLUMNS" in os.environ else Console(file=file, quiet=quiet, width=PIPE_WIDTH)
+    )
 
 
 def say(console: Console, text: str) -> None:

@@ -1,4 +1,4 @@
-"""How the process of a command ends: exit codes, errors as one sentence, Ctrl-C, a reader that is gone."""
+"""How the process of a command ends: exit codes, errors as one sentence, Ctrl-C or SIGTERM, a reader that is gone."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from contextlib import contextmanager
 from select import POLLERR, poll
 from typing import Any, NoReturn
 
-import typer
-
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.escaping import in_log, printable
 
 # What a path may be that no check of an option foresaw: in a folder that this user may not enter, or too long.
 UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG)
-STOPPED = 130  # by Ctrl-C
+STOPPED = 130  # by Ctrl-C or SIGTERM
 
 
 def run_and_exit(command: Callable[[], Any]) -> NoReturn:
@@ -28,17 +26,17 @@ def run_and_exit(command: Callable[[], Any]) -> NoReturn:
         sys.stdout.reconfigure(errors="backslashreplace")
     if os.environ.get("COLUMNS") == "0":  # not known, says whoever set it; Rich would print nothing at all
         del os.environ["COLUMNS"]
-    with _noting_ctrl_c() as pressed:
+    with _noting_stops() as stops:
         try:
             code = command()
             if sys.stdout is not None:
                 sys.stdout.flush()
         except MtabenchError as error:
             _fail(str(error), error.exit_code)
-        except typer.Abort:
+        except KeyboardInterrupt:
             code = STOPPED
         except Exception as error:
-            if pressed:
+            if stops or type(error).__name__ == "Abort":  # Typer's, of a KeyboardInterrupt
                 code = STOPPED
             # Typer's own usage errors: which class they are depends on its version, what they offer does not.
             elif hasattr(error, "format_message"):
@@ -55,25 +53,27 @@ def run_and_exit(command: Callable[[], Any]) -> NoReturn:
 
 
 @contextmanager
-def _noting_ctrl_c() -> Iterator[list[int]]:
-    """A list that is no longer empty once Ctrl-C was pressed.
+def _noting_stops() -> Iterator[list[int]]:
+    """A list that is no longer empty once Ctrl-C was pressed or SIGTERM came, which is taken as Ctrl-C.
 
     Torch and numpy swallow a KeyboardInterrupt in the middle of their imports, and break later in other ways.
     """
-    pressed: list[int] = []
-    usual = signal.getsignal(signal.SIGINT)
+    stops: list[int] = []
 
     def handle(number: int, frame: object) -> None:
-        pressed.append(number)
+        stops.append(number)
         raise KeyboardInterrupt
 
-    if usual is signal.default_int_handler:  # it is not where Ctrl-C is ignored, as by a shell's background jobs
-        signal.signal(signal.SIGINT, handle)
+    # They are others where a signal is ignored, as Ctrl-C by a shell's background jobs.
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    taken = {number: was for number, was in usual.items() if signal.getsignal(number) is was}
+    for number in taken:
+        signal.signal(number, handle)
     try:
-        yield pressed
+        yield stops
     finally:
-        if usual is signal.default_int_handler:
-            signal.signal(signal.SIGINT, usual)
+        for number, was in taken.items():
+            signal.signal(number, was)
 
 
 def _reader_is_gone(error: OSError) -> bool:

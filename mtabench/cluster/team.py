@@ -66,12 +66,12 @@ class Team:
         more = f" and {count - MOST_PLACES} more" if count > MOST_PLACES else ""
         return [f"workers: {count}{where}" + (f": {places}{more}" if places else "")]
 
-    def runnable(self, cases: Sequence[Case]) -> Sequence[Case]:
-        """All cells: the workers find out which of them cannot run there."""
-        return cases
+    def against(self, cases: Sequence[Case]) -> dict[Case, str]:
+        """Nothing: the workers find out which cells cannot run there."""
+        return {}
 
     def watcher(self, *arguments: Any) -> AbstractContextManager[Any]:
-        """What shows the sweep to a person, made of a console, the number of cells and rows of before."""
+        """What shows the sweep to a person, made of a console, the number of cells, rows of before and the pace."""
         from mtabench.cluster.watching import crew_watcher
 
         return crew_watcher(*arguments)
@@ -234,18 +234,20 @@ def _at_work(client: Client, device: str) -> Iterator[Crew]:
 
 @contextmanager
 def _ctrl_c_goes_to(crew: Crew) -> Iterator[None]:
-    """Ctrl-C is raised where events are waited for: elsewhere it may come up in the destructor of one of Dask's
-    futures, where Python ignores it. A second one is raised at once.
+    """Ctrl-C or SIGTERM is raised where events are waited for: elsewhere it may come up in the destructor of one of
+    Dask's futures, where Python ignores it. A second one is raised at once.
     """
-    usual = signal.getsignal(signal.SIGINT)
+    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def handle(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, usual)
+        signal.signal(number, usual[signal.Signals(number)])
         crew.interrupt()
 
-    if usual is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, handle)
+    for number, was in usual.items():
+        if was is not signal.SIG_IGN:
+            signal.signal(number, handle)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, usual)
+        for number, was in usual.items():
+            signal.signal(number, was)

@@ -10,8 +10,8 @@ from rich.text import Text
 from mtabench.console import say
 from mtabench.escaping import printable
 from mtabench.results.results_file import text_of
-from mtabench.sweeps.estimate import shown
-from mtabench.sweeps.table import LiveWatcher, PlainWatcher, Row, line, results_table
+from mtabench.sweeps.table import Row, line, results_table
+from mtabench.sweeps.watching import LiveWatcher, Pace, PlainWatcher
 
 REDRAW_S = 0.2
 MOST_PLACES = 16  # lines of workers; more are counted
@@ -39,10 +39,10 @@ class CrewPlainWatcher(PlainWatcher):
 class CrewLiveWatcher(LiveWatcher):
     """The table of a sweep, and below it a line a worker. Nothing is timed in this process: it draws when it likes."""
 
-    def __init__(self, console: Console, total: int, before: list[Row]) -> None:
+    def __init__(self, console: Console, total: int, before: list[Row], pace: Pace | None = None) -> None:
         self._working: dict[str, str] = {}  # the table is drawn once while it is made
         self._drawn = 0.0
-        super().__init__(console, total, before)
+        super().__init__(console, total, before, pace)
 
     def working(self, place: str, text: str) -> None:
         """Show it in the worker's line, or take its line away."""
@@ -57,7 +57,7 @@ class CrewLiveWatcher(LiveWatcher):
 
     def ended(self, row: Row) -> None:
         """Add the cell to the table."""
-        self.rows.append(row)
+        self._count(row)
 
     def refresh(self) -> None:
         """Draw, not too often."""
@@ -73,13 +73,14 @@ class CrewLiveWatcher(LiveWatcher):
         more = len(self._working) - len(places)
         if more:
             lines.append(Text(f"and {more} more workers"))
-        lines.append(Text(f"{len(self.rows)} of {self._total} cells, {shown(time.monotonic() - self._started)}"))
-        fits = max(1, room - len(lines))
+        fits = max(1, room - len(lines) - 1)
         # The last rows alone: of a hundred thousand, looking at all takes longer than measuring one.
         table = [results_table(self.rows[-fits:], self._console.width, fits)] if self.rows else []
-        return Group(*table, *lines)
+        return Group(*table, *lines, self._bar())
 
 
-def crew_watcher(console: Console, total: int, before: list[Row]) -> CrewPlainWatcher | CrewLiveWatcher:
+def crew_watcher(
+    console: Console, total: int, before: list[Row], pace: Pace | None = None
+) -> CrewPlainWatcher | CrewLiveWatcher:  # fmt: skip
     """The watcher that suits where the output goes; `before` are rows that the file already has."""
-    return (CrewLiveWatcher if console.is_terminal else CrewPlainWatcher)(console, total, before)
+    return (CrewLiveWatcher if console.is_terminal else CrewPlainWatcher)(console, total, before, pace)

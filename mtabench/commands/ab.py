@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from mtabench.comparing.reporting import ComparisonOptions, check_outputs, refus
 from mtabench.comparing.rerun import LOOKS, compare_pairs, measure_again
 from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve, working_tree
 from mtabench.comparing.sweep_words import SweepWords, announce
-from mtabench.console import make_console, say
+from mtabench.console import Outlasting, make_console, say
 from mtabench.errors import UsageError
 from mtabench.results.outputs import check_folder
 
@@ -48,7 +49,8 @@ def run(
         raise UsageError(f"{folder} already exists; give another --out")
     check_outputs(asked.outputs, (folder / "base.csv", folder / "head.csv"))
     check_folder(folder)
-    console = make_console()
+    output = Outlasting(sys.stdout)
+    console = make_console(output)
     announce(console, plan, pairs)
     _say_revisions(console, revisions)
     looks = LOOKS if rerun_unclear else 1
@@ -74,6 +76,7 @@ def run(
                 found = compare_pairs(files, folder, asked, looks)
     code = report(found, asked)
     say(console, f"results: {folder / 'base.csv'} and {folder / 'head.csv'}")
+    output.tell(f"the results are in {folder}")
     return code
 
 

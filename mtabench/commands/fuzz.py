@@ -17,6 +17,7 @@ from mtabench.fuzzing.cases import draw
 from mtabench.fuzzing.totals import Totals, check_totals_file
 from mtabench.fuzzing.workers import run_workers
 from mtabench.problem import axes
+from mtabench.results.outputs import named
 
 FUZZED = ("triton", "hopper", "cuda", "auto", "eager")
 DEFAULT = {"cuda": ("triton", "hopper", "cuda", "auto"), "cpu": ("triton",)}
@@ -51,7 +52,7 @@ def run(
     if out is not None:
         date = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
         totals.append_to(out, {**describe(where), "date": date, "seed": seed})
-        print(f"totals: {out}")
+        print(f"totals: {named(out)}")
     failures = totals.failures
     print(f"{failures} of {totals.cases} cases failed" if failures else f"all {totals.cases} cases passed")
     return WRONG_RESULT * (failures > 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,10 +18,10 @@ from mtabench.comparing.inference import POWER
 from mtabench.comparing.noise import Alarms, Noise, find_noise
 from mtabench.comparing.pairs import PAIRS, Progress, Side, check_pairs, measure_pairs, process_folder
 from mtabench.comparing.sweep_words import SweepWords, announce
-from mtabench.console import make_console, plain_table, say
+from mtabench.console import Outlasting, make_console, plain_table, say
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.settled import meaning, unsettled
-from mtabench.results.outputs import check_folder
+from mtabench.results.outputs import check_folder, named
 from mtabench.results.results_file import KEY_COLUMNS, key_of_cell
 from mtabench.results.runs import Run, read_run
 from mtabench.results.writer import csv_text
@@ -53,10 +54,11 @@ def run(sweep: SweepWords, pairs: int, threshold: str, out: Path | None, resume:
     if processes.exists() and not resume:
         raise UsageError(f"{processes} already exists; give another --out, or --resume to go on with it")
     check_folder(path)
-    console = make_console()
+    output = Outlasting(sys.stdout)
+    console = make_console(output)
     announce(console, plan, pairs)
     if sweep.dry_run:
-        say(console, f"dry run: nothing was measured; the results would go to {path}")
+        say(console, f"dry run: nothing was measured; the results would go to {named(path)}")
         return 0
     process_folder(processes, resume)
     code = Path(mtabench.__file__).parents[1]
@@ -78,7 +80,8 @@ def run(sweep: SweepWords, pairs: int, threshold: str, out: Path | None, resume:
     timed = [run.cells[key].row for side in runs for run in side for key in keys]
     for text in (*missing, *_unsettled(timed), *_sentences(found, pairs, share)):
         say(console, text)
-    say(console, f"results: {path}")
+    say(console, f"results: {named(path)}")
+    output.tell(f"the results are in {path}")
     return 0
 
 

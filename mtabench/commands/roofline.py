@@ -18,7 +18,7 @@ from mtabench.prediction.roofline import Standing, standing
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.profiling.tables import COUNTERS_FILE, read_memory_bytes
-from mtabench.results.outputs import check_output, written
+from mtabench.results.outputs import check_output, named, written
 from mtabench.results.results_file import KEY_COLUMNS, Key, key_of, samples_path
 from mtabench.results.writer import csv_text
 
@@ -88,7 +88,7 @@ def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, o
         "win; own left: the same for what this implementation executes and moves",
     )
     if out is not None:
-        say(console, f"roofline: {out}")
+        say(console, f"roofline: {named(out)}")
     return 0
 
 

@@ -16,11 +16,12 @@ from rich.console import Console
 
 from mtabench.cluster.options import ClusterOptions
 from mtabench.commands import RESULTS_FOLDER, WRONG_RESULT
-from mtabench.console import make_console, say
+from mtabench.console import Outlasting, make_console, say
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError
 from mtabench.measuring.stopwatch import CHARTS, START, Stopwatch
 from mtabench.ranks.lines import rank_lines
 from mtabench.ranks.place import follow_torchrun, plan_over_ranks
+from mtabench.results.outputs import named
 from mtabench.results.results_file import charts_folder, key_of, key_of_row
 from mtabench.results.runs import without_samples
 from mtabench.results.writer import Writer, check_destination, to_resume
@@ -30,7 +31,7 @@ from mtabench.sweeps.plan import Options, Plan, make_plan
 
 def run(
     options: Options, asked: ClusterOptions, ranks: int | None, out: Path | None, resume: bool, dry_run: bool,
-    plot: bool,
+    plot: bool, quiet: bool = False,
 ) -> int:  # fmt: skip
     """Plan and run a sweep; WRONG_RESULT if any of its cells is wrong.
 
@@ -52,12 +53,15 @@ def run(
     with _measuring(asked, ranks, plan, dry_run) as team:
         # By now the workers, if there are any, import torch; this process does as well.
         from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings
+        from mtabench.sweeps.advice import next_command
         from mtabench.sweeps.settings import make_settings
-        from mtabench.sweeps.sweep import check_same_device
-        from mtabench.sweeps.table import auto_lines, print_plan, results_table, settled_lines
+        from mtabench.sweeps.sweep import check_same_device, shapes
+        from mtabench.sweeps.table import auto_lines, check_any, print_plan, results_table, settled_lines
+        from mtabench.sweeps.watching import Pace
 
         check_ceilings(path.with_name(FILE_NAME))
-        console = make_console()
+        output = Outlasting(sys.stdout)
+        console = make_console(output, quiet and not dry_run)
         settings = make_settings(plan)
         again = len(bare & {key_of(case) for case in plan.cases})
         are, their = ("is", "its") if again == 1 else ("are", "their")
@@ -65,29 +69,34 @@ def run(
         plan = replace(plan, notes=(*team.meet(), *plan.notes, *note))
         check_same_device(plan, path, already.values(), team.device_name)
         pending = [case for case in plan.cases if key_of(case) not in already]
-        runnable = team.runnable(pending)
-        print_plan(console, plan, len(pending), len(runnable), team.seconds(runnable, settings))
+        against = team.against(pending)
+        runnable = [case for case in pending if case not in against]
+        print_plan(console, plan, len(pending), against, team.seconds(runnable, settings), reasons=dry_run)
+        check_any(plan.cases, against)
         if dry_run:
-            say(console, f"dry run: nothing was measured; the results would go to {path}")
+            say(console, f"dry run: nothing was measured; the results would go to {named(path)}")
             return 0
         with Writer(path, resume=resume, command=shlex.join(["mtabench", *sys.argv[1:]]), again=bare) as writer:
             before = [writer.done[key] for key in map(key_of, plan.cases) if key in writer.done]
-            with team.watcher(console, len(plan.cases), before) as shown:
+            guesses = [([key_of(case) for case in group], team.seconds(group, settings)) for group in shapes(runnable)]
+            with team.watcher(console, len(plan.cases), before, Pace(guesses)) as shown:
                 spent.since_start(START)
                 team.run(plan, writer, settings, shown, spent)
     console.print(results_table(shown.rows, console.width))
     unsettled = settled_lines(shown.rows, settings.max_rounds, settings.time_limit_s)
     for text in (*auto_lines(shown.rows), *rank_lines(shown.rows), *unsettled):
         say(console, text)
-    say(console, f"results: {path}")
+    say(console, f"results: {named(path)}")
+    if quiet:
+        print(path, file=output)
+    output.tell(f"the results are in {path}")
     any_wrong = any(row["status"] == "wrong" for row in shown.rows)
     if not any_wrong:
         _check_times(shown.rows, path)
-    if plot:
-        with spent.on(CHARTS):
-            _draw_at_end(console, path)
+    with spent.on(CHARTS):
+        charts = plot and _draw_at_end(console, path)
     say(console, spent.line())
-    say(console, f"next: mtabench plot {shlex.quote(str(path))}, or {to_resume(path)} and more on its axes")
+    say(console, f"next: {next_command(shown.rows, path, charts)}, or {to_resume(path)} and more on its axes")
     return WRONG_RESULT * any_wrong
 
 
@@ -106,8 +115,8 @@ def _measuring(asked: ClusterOptions, ranks: int | None, plan: Plan, dry_run: bo
     return gathered(asked, plan.device, dry_run)
 
 
-def _draw_at_end(console: Console, path: Path) -> None:
-    """The charts of a sweep that just ended; a failure to draw is said, and spoils nothing."""
+def _draw_at_end(console: Console, path: Path) -> bool:
+    """Whether the charts of a sweep that just ended were drawn; a failure to draw is said, and spoils nothing."""
     from mtabench.charts import draw
 
     try:
@@ -115,6 +124,8 @@ def _draw_at_end(console: Console, path: Path) -> None:
             say(console, f"chart: {chart}")
     except MtabenchError as error:
         say(console, f"no charts: {error}")
+        return False
+    return True
 
 
 def _check_times(rows: Sequence[Mapping[str, Any]], path: Path) -> None:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from mtabench.comparing.revisions import Revision, clean_environment
 from mtabench.console import say
-from mtabench.errors import MtabenchError, UsageError
+from mtabench.errors import MtabenchError, NothingTimedError, UsageError
 from mtabench.escaping import printable
 from mtabench.measuring.kept_ceilings import FILE_NAME
 from mtabench.processes import ending, run_module
@@ -152,6 +152,8 @@ def _measure(side: Side, words: Sequence[str], path: Path, label: str, progress:
     said = last.removeprefix("mtabench: ") or "it said nothing"
     if code == USAGE:
         raise UsageError(f"the code of {side.words} cannot run `mtabench {' '.join(words)}`: {said}")
+    if code == NothingTimedError.exit_code and not path.exists():
+        raise NothingTimedError(f"the code of {side.words}: {said}")
     if code not in RAN:
         raise MtabenchError(
             f"{ending(code).replace('its process', f'a process of {side.words}')}: {said}; "

@@ -14,7 +14,7 @@ from mtabench.errors import UsageError
 from mtabench.sweeps.plan import Options, Plan, make_plan
 
 # What is decided for each process, not typed: the options of a sweep by name, and what they are if not typed.
-DECIDED = {"out": None, "resume": False, "plot": True} | dict.fromkeys((*NAMES, "ranks"))
+DECIDED = {"out": None, "resume": False, "plot": True, "quiet": False} | dict.fromkeys((*NAMES, "ranks"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,18 @@ class SweepWords:
 
 
 def announce(console: Console, plan: Plan, pairs: int) -> None:
-    """Print the plan of a sweep that two sides run in so many pairs of processes, with a guess of the time."""
+    """Print the plan of a sweep that two sides run in so many pairs of processes, with a guess of the time.
+
+    Raises NothingTimedError if none of its cells can run here.
+    """
     from mtabench.sweeps.estimate import PROCESS_S
     from mtabench.sweeps.settings import make_settings
-    from mtabench.sweeps.table import print_plan
+    from mtabench.sweeps.table import check_any, print_plan
     from mtabench.sweeps.this_process import ThisProcess
 
     here = ThisProcess(plan.options.isolate)
-    runnable = here.runnable(plan.cases)
-    seconds = here.seconds(runnable, make_settings(plan))
-    print_plan(console, plan, len(plan.cases), len(runnable), 2 * pairs * (seconds + PROCESS_S))
+    against = here.against(plan.cases)
+    check_any(plan.cases, against)
+    seconds = here.seconds([case for case in plan.cases if case not in against], make_settings(plan))
+    print_plan(console, plan, len(plan.cases), against, 2 * pairs * (seconds + PROCESS_S), reasons=True)
     say(console, f"  {pairs} pairs of processes, each of which measures all cells")

@@ -27,6 +27,7 @@ from mtabench.registry import implementation_of
 from mtabench.results.results_file import key_of
 from mtabench.results.rows import Row, cell_row, sample_lines, timed_row
 from mtabench.results.writer import Writer
+from mtabench.sweeps.measurer import Timing
 from mtabench.sweeps.plan import Plan
 from mtabench.sweeps.sweep import Sweep, Watcher, interruptible, new_sweep, words
 from mtabench.sweeps.this_process import ThisProcess
@@ -119,7 +120,7 @@ def _measured(sweep: Sweep, meeting: Meeting, case: Case, link: float) -> tuple[
     together = f"{meeting.size} ranks"
     alone_timed = replace(timing.timed(case, build, inputs), confirm=judge.last)
     cells = {together: _timed(meeting, case, part, judge), ONE_RANK: alone_timed}
-    sweep.watcher.doing(f"{words(case)}: timing {case.impl} over {together} and on one")
+    sweep.watcher.doing(Timing(f"{words(case)}: timing {case.impl} over {together} and on one"))
     with sweep.spent.on(MEASURING):
         measured = timing.measure(cells, case.device, sweep.settings)
     outcome, alone = measured[together], measured[ONE_RANK]

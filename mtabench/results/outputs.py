@@ -27,6 +27,11 @@ def check_output(path: Path, inputs: Iterable[Path], overwrite: bool, option: st
         raise UsageError(f"{path} already exists; give --overwrite to replace it, or another {option}")
 
 
+def named(path: Path, suffix: str = ".csv") -> str:
+    """The path for a person, with what the file is if its name ends as one of another kind."""
+    return str(path) if path.suffix.lower() in ("", suffix) else f"{path} (a {suffix[1:].upper()} file)"
+
+
 def check_reports(reports: Mapping[str, Path], inputs: Iterable[Path], what: str) -> None:
     """Raise UsageError for a report, by its option, that would overwrite an input or another one, or cannot be written.
 

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from mtabench.problem.case import Case
     from mtabench.results.writer import Writer
     from mtabench.sweeps.plan import Plan
+    from mtabench.sweeps.watching import Pace
+
+
+class Timing(str):
+    """What a sweep works on while it takes times: whoever shows it does nothing else in the meantime."""
+
+    __slots__ = ()
 
 
 class Measurer(Protocol):
@@ -26,13 +33,15 @@ class Measurer(Protocol):
     def meet(self) -> Sequence[str]:
         """Who measures, in lines for a person."""
 
-    def runnable(self, cases: Sequence[Case]) -> Sequence[Case]:
-        """The cells that are worth trying."""
+    def against(self, cases: Sequence[Case]) -> Mapping[Case, str]:
+        """Why cells cannot run, of those that cannot."""
 
     def seconds(self, cases: Sequence[Case], settings: Settings) -> float:
         """A guess of the time that these cells take."""
 
-    def watcher(self, console: Console, total: int, before: Sequence[Mapping[str, Any]]) -> AbstractContextManager[Any]:
+    def watcher(
+        self, console: Console, total: int, before: Sequence[Mapping[str, Any]], pace: Pace
+    ) -> AbstractContextManager[Any]:
         """What shows a sweep of `total` cells to a person, some of which were measured before."""
 
     def run(self, plan: Plan, writer: Writer, settings: Settings, watcher: Any, spent: Stopwatch) -> None:

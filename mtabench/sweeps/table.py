@@ -1,22 +1,21 @@
-"""What a person sees of a sweep: its plan, a line or a live table while it runs, and a table at the end."""
+"""What a person sees of a sweep: its plan, a line a row, and a table at the end."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from mtabench.console import GAP, Column, leave_out, significant
-from mtabench.measuring.settled import UNSETTLED, settled, unsettled, was_crowded
+from mtabench.errors import NothingTimedError
+from mtabench.measuring.settled import UNSETTLED, half_interval_of, settled, unsettled, was_crowded
 from mtabench.problem.axes import short
+from mtabench.problem.case import Case
 from mtabench.problem.operations import PLAIN, STEPS, step_words, taps_text
 from mtabench.results.results_file import text_of
 from mtabench.results.splits import Choice, choices
@@ -28,11 +27,17 @@ ALWAYS = ("seq", "impl")
 OPTIONAL = ("dtype", "batch", "heads", "kv_heads", "head_dim", *STEPS, "causal")  # shown where they differ
 
 
+MOST_REASONS = 3  # in a sentence
 Row = Mapping[str, Any]
 
 
-def print_plan(console: Console, plan: Plan, pending: int, runnable: int, seconds: float) -> None:
-    """The expanded axes, the number of cells (those not in the file yet, those that can run) and the estimate."""
+def print_plan(
+    console: Console, plan: Plan, pending: int, against: Mapping[Case, str], seconds: float, reasons: bool = False
+) -> None:
+    """The expanded axes, the number of cells (those not in the file yet, those that can run) and the estimate.
+
+    `against` says why cells cannot run; with `reasons` so does a line an implementation.
+    """
     width = max(map(len, plan.axes))
     console.print(f"{plan.pass_} sweep", style="bold")
     for name, values in plan.axes.items():
@@ -40,11 +45,28 @@ def print_plan(console: Console, plan: Plan, pending: int, runnable: int, second
     cells = f"{len(plan.cases)}"
     if pending < len(plan.cases):
         cells += f", of which {len(plan.cases) - pending} are in the file already"
-    if runnable < pending:
-        cells += f", {'of which ' if pending == len(plan.cases) else ''}{pending - runnable} cannot run here"
+    if against:
+        cells += f", {'of which ' if pending == len(plan.cases) else ''}{len(against)} cannot run here"
     console.print(f"  {'cells':<{width}}  {cells}, about {shown(seconds)} (a guess)", highlight=False)
-    for note in plan.notes:
+    for note in (*plan.notes, *(reason_lines(against) if reasons else ())):
         console.print(f"  {note}", soft_wrap=True, markup=False, highlight=False)
+
+
+def check_any(cases: Sequence[Case], against: Mapping[Case, str]) -> None:
+    """Raise NothingTimedError, with the reasons, if none of the cells can run."""
+    if cases and len(against) == len(cases):
+        raise NothingTimedError(f"nothing was measured: {'; '.join(reason_lines(against)[:MOST_REASONS])}")
+
+
+def reason_lines(against: Mapping[Case, str]) -> list[str]:
+    """A line for each implementation that cannot run some cells: how many, and why the first one cannot."""
+    lines = []
+    for label in dict.fromkeys(case.label for case in against):
+        reasons = [reason for case, reason in against.items() if case.label == label]
+        others = len(set(reasons)) - 1
+        more = f" (the first of {others + 1} reasons)" if others else ""
+        lines.append(f"{label} cannot run {len(reasons)} of these cells: {reasons[0]}{more}")
+    return lines
 
 
 def results_table(rows: Sequence[Row], width: int, limit: int | None = None) -> Table:
@@ -88,10 +110,11 @@ def _columns(rows: Sequence[Row], count: int) -> list[Column]:
             for name in problem
         ),
         Column("median ms", [_median(row) for row in rows]),
-        Column("p10-p90 ms", [_percentiles(row) for row in rows], 4),
+        Column("±", [_half_interval(row) for row in rows], 2),
+        Column("p10-p90 ms", [_percentiles(row) for row in rows], 5),
         Column("speedup", [_formatted(row, "speedup", "{:.2f}x") for row in rows], 1),
-        Column("TFLOP/s", [_number(row, "useful_tflops", 3) for row in rows], 2),
-        Column("of roof", [_formatted(row, "fraction_of_roofline", "{:.1%}") for row in rows], 3),
+        Column("TFLOP/s", [_number(row, "useful_tflops", 3) for row in rows], 3),
+        Column("of roof", [_formatted(row, "fraction_of_roofline", "{:.1%}") for row in rows], 4),
     ]
 
 
@@ -105,6 +128,12 @@ def _differ(rows: Sequence[Row], cells: Sequence[Mapping[str, str]], name: str) 
 def _median(row: Row) -> str:
     """The median in ms, marked if it did not settle."""
     return (UNSETTLED if settled(row) is False else "") + _number(row, "median_ms")
+
+
+def _half_interval(row: Row) -> str:
+    """Half the 95 % interval of the median, in percent of it."""
+    half = half_interval_of(row)
+    return "" if half is None else f"{100 * half:.1f} %"
 
 
 def _percentiles(row: Row) -> str:
@@ -172,69 +201,6 @@ def settled_lines(rows: Sequence[Row], max_rounds: int, time_limit_s: float) -> 
         ]
     more = f"--rounds {4 * max_rounds} --time-limit {4 * time_limit_s:g}"
     return [f"{head}: is another job running? If not, type the same command with {more} and another --out"]
-
-
-class PlainWatcher(AbstractContextManager):
-    """Shows a sweep as plain lines, for a pipe or a log."""
-
-    def __init__(self, console: Console, total: int, before: Sequence[Row]) -> None:
-        self.rows: list[Row] = list(before)
-        self._console = console
-        self._total = total
-
-    def doing(self, text: str) -> None:
-        """Not shown: a log wants results."""
-
-    def ended(self, row: Row) -> None:
-        """Print the cell's line."""
-        self.rows.append(row)
-        text = f"[{len(self.rows)}/{self._total}] {line(row)}"
-        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
-
-    def __exit__(self, *exception: object) -> None:
-        return None
-
-
-class LiveWatcher(AbstractContextManager):
-    """Shows a sweep as a table that grows, with what it works on below."""
-
-    def __init__(self, console: Console, total: int, before: Sequence[Row]) -> None:
-        self.rows: list[Row] = list(before)
-        self._console = console
-        self._total = total
-        self._text = ""
-        self._started = time.monotonic()
-        # Drawn when something happens and never in between: a thread that draws would disturb what is timed.
-        self._live = Live(console=console, get_renderable=self._render, transient=True, auto_refresh=False)
-
-    def doing(self, text: str) -> None:
-        """Show what the sweep works on."""
-        self._text = text
-        self._live.refresh()
-
-    def ended(self, row: Row) -> None:
-        """Add the cell to the table."""
-        self.rows.append(row)
-        self._live.refresh()
-
-    def _render(self) -> Group:
-        elapsed = shown(time.monotonic() - self._started)
-        status = Text(f"{len(self.rows)} of {self._total} cells, {elapsed}: {self._text}", no_wrap=True)
-        fits = max(1, self._console.height - 4)
-        table = [results_table(self.rows, self._console.width, fits)] if self.rows else []
-        return Group(*table, status)
-
-    def __enter__(self) -> LiveWatcher:
-        self._live.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._live.stop()
-
-
-def watcher(console: Console, total: int, before: Sequence[Row]) -> PlainWatcher | LiveWatcher:
-    """The watcher that suits where the output goes; `before` are rows that the file already has."""
-    return (LiveWatcher if console.is_terminal else PlainWatcher)(console, total, before)
 
 
 def _cell(row: Row) -> dict[str, str]:

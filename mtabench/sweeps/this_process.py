@@ -28,11 +28,11 @@ class ThisProcess:
         """Who measures, in lines for a person: nothing to tell."""
         return []
 
-    def runnable(self, cases: Sequence[Case]) -> list[Case]:
-        """The cells that are worth trying on this machine."""
+    def against(self, cases: Sequence[Case]) -> dict[Case, str]:
+        """Why cells cannot run on this machine, of those that cannot."""
         from mtabench.measuring.readiness import memory_reason, unsupported_reason
 
-        return [case for case in cases if not (unsupported_reason(case) or memory_reason(case))]
+        return {case: reason for case in cases if (reason := unsupported_reason(case) or memory_reason(case))}
 
     def seconds(self, cases: Sequence[Case], settings: Settings) -> float:
         """A guess of the time that these cells take."""
@@ -41,8 +41,8 @@ class ThisProcess:
         return estimate_seconds(cases, settings, self._isolate)
 
     def watcher(self, *arguments: Any) -> AbstractContextManager[Any]:
-        """What shows the sweep to a person, made of a console, the number of cells and rows of before."""
-        from mtabench.sweeps.table import watcher
+        """What shows the sweep to a person, made of a console, the number of cells, rows of before and the pace."""
+        from mtabench.sweeps.watching import watcher
 
         return watcher(*arguments)
 

@@ -241,6 +241,45 @@ def test_a_sweep_over_splits_says_how_good_auto_is(mtabench, splitter):
         assert f"{place}auto took 1 split: 4 ms, 300.0 % slower than the best of those measured (4)" in out.splitlines()
 
 
+def test_a_dry_run_says_what_cannot_run_and_why(mtabench, tmp_path):
+    code, out, err = mtabench("fwd", *SMALL, "--seq", "16,32", "--impl", "eager,triton", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "cells     4, of which 2 cannot run here" in out
+    assert "  triton cannot run 2 of these cells: Triton's interpreter is for checking" in out
+    assert "eager cannot" not in out
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_a_sweep_none_of_whose_cells_can_run_says_so_once_and_stops(mtabench, tmp_path, words):
+    code, out, err = mtabench("fwd", *SMALL, "--seq", "16,32", "--impl", "triton,hopper", *words)
+    assert code == 5
+    assert err.startswith("mtabench: nothing was measured: triton cannot run 2 of these cells: Triton's interpreter")
+    assert "; hopper cannot run 2 of these cells: " in err
+    assert len(err.splitlines()) == 1
+    assert "results" not in out
+    assert "[1/" not in out
+    assert files_in(tmp_path) == []
+
+
+def test_pairs_of_cells_that_cannot_run_are_refused_too(mtabench, tmp_path):
+    code, out, err = mtabench("noise", "fwd", *SMALL, "--seq", "16", "--impl", "triton")
+    assert (code, out) == (5, "")
+    assert "nothing was measured: triton cannot run 1 of these cells" in err
+    assert files_in(tmp_path) == []
+
+
+def test_a_file_of_another_name_is_said_to_be_csv(mtabench):
+    words = ("fwd", *TINY, "--no-plot", "--out", "out.json")
+    assert "the results would go to out.json (a CSV file)" in mtabench(*words, "--dry-run")[1]
+    assert "results: out.json (a CSV file)" in mtabench(*words)[1].splitlines()
+
+
+def test_a_quiet_sweep_says_where_its_results_are(mtabench):
+    assert mtabench("fwd", *TINY, "--no-plot", "-q", "-o", "out.csv") == (0, "out.csv\n", "")
+    assert len(read_results("out.csv")) == 2
+    assert "seq" in mtabench("fwd", *TINY, "--quiet", "--dry-run")[1]
+
+
 @pytest.mark.parametrize("splits", ["auto", "3"])
 def test_a_row_is_measured_again_from_its_own_repro(mtabench, splitter, splits):
     words = ("decode", *SMALL, "--seq", "16", "--impl", "planted", "--splits", "auto,3", "--no-plot")
@@ -272,7 +311,9 @@ def test_a_sweep_ends_with_a_table_paths_and_what_to_type_next(mtabench, tmp_pat
     charts = [line.removeprefix("chart: ") for line in out.splitlines() if line.startswith("chart: ")]
     assert {Path(chart).suffix for chart in charts} == {".png", ".svg"}
     assert all((tmp_path / chart).stat().st_size for chart in charts)
-    assert "next: mtabench plot " in out
+    assert f"next: mtabench report {path.relative_to(tmp_path)}, or the same command with " in out
+    assert re.search(r" median ms +± +p10-p90 ms ", out)
+    assert re.search(r" eager +~?[\d.]+ +[\d.]+ % ", out)
 
 
 def test_what_to_type_next_can_be_typed(mtabench, tmp_path):
@@ -350,7 +391,9 @@ def test_a_time_whose_samples_are_gone_is_measured_again(mtabench, tmp_path):
     lines = samples.read_text().splitlines(keepends=True)
     samples.write_text("".join(lines[:-1]))
     (tmp_path / "other.csv").write_bytes((tmp_path / "out.csv").read_bytes())
-    refused(mtabench("compare", "out.csv", "other.csv"), "the sweep with --out out.csv --resume measures that cell again")
+    refused(
+        mtabench("compare", "out.csv", "other.csv"), "the sweep with --out out.csv --resume measures that cell again"
+    )
     code, out, err = mtabench(*words, "--resume")
     assert (code, err) == (0, "")
     assert "1 of these cells is measured again: its samples are missing" in out
@@ -579,6 +622,24 @@ def test_ctrl_c_while_torch_is_imported_is_one_sentence_whatever_comes_up(mtaben
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_ctrl_c_at_the_very_start_is_one_sentence(number):
+    """As soon as `mtabench` is called, before anything that takes time is imported."""
+    program = f"""
+import signal, sys
+import mtabench.__main__ as start
+print(sorted({{"typer", "rich", "mtabench.cli"}} & set(sys.modules)))
+class Stops:
+    def find_spec(name, *_):
+        if name == "mtabench.cli":
+            signal.raise_signal(signal.{number})
+sys.meta_path.insert(0, Stops)
+start.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "[]\n", "mtabench: stopped\n")
+
+
 def test_an_error_that_is_no_ctrl_c_is_not_taken_for_one(mtabench, monkeypatch):
     monkeypatch.setattr("mtabench.commands.list.run", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -589,9 +650,10 @@ def test_the_version_can_be_asked_for(mtabench):
     assert mtabench("--version") == (0, f"mtabench {__version__}\n", "")
 
 
-def test_ctrl_c_is_one_sentence_and_exit_code_130(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_are_one_sentence_and_exit_code_130(tmp_path, number):
     process, path = started(tmp_path, "--seq", "16..2000:+16")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     try:
         _, err = process.communicate(timeout=60)
     finally:

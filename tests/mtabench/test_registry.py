@@ -45,7 +45,12 @@ def test_a_name_like_no_other_gets_all(typed):
 
 @pytest.mark.parametrize(
     ("typed", "near"),
-    [("sdpa", "sdpa-flash or sdpa-cudnn or sdpa-math"), ("tirton", "triton"), ("Hoper", "hopper"), ("lader", "ladder or eager")],
+    [
+        ("sdpa", "sdpa-flash or sdpa-cudnn or sdpa-math"),
+        ("tirton", "triton"),
+        ("Hoper", "hopper"),
+        ("lader", "ladder or eager"),
+    ],
 )
 def test_only_names_that_are_near_are_suggested(typed, near):
     with pytest.raises(UsageError) as caught:

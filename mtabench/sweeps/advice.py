@@ -1,0 +1,35 @@
+"""What a person may type after a sweep, chosen by what it measured."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+def next_command(rows: Sequence[Row], path: Path, charts: bool) -> str:
+    """The command that looks closer at these rows, which are in the file at `path`; `charts` were drawn of it or not.
+
+    First what is wrong with them, then pictures, then all of them on a page, or the one beside its roof.
+    """
+    of = {status: [row for row in rows if row["status"] == status] for status in ("wrong", "oom", "ok")}
+    if of["wrong"]:
+        return f"mtabench verify --impl {_names(of['wrong'])}"
+    if of["oom"] and all(row.get("driver") for row in of["oom"]):  # of a GPU
+        return f"mtabench memory --pass {of['oom'][0]['pass']} --impl {_names(of['oom'])}"
+    file = shlex.quote(str(path))
+    if not charts:
+        return f"mtabench plot {file}"
+    if len(of["ok"]) > 1 and find_spec("vl_convert"):
+        return f"mtabench report {file}"
+    if any(row.get("fraction_of_roofline") for row in of["ok"]):
+        return f"mtabench roofline {file}"
+    return f"mtabench show {file}"
+
+
+def _names(rows: Sequence[Row]) -> str:
+    return ",".join(dict.fromkeys(str(row["impl"]) for row in rows))

@@ -1,0 +1,200 @@
+"""What is shown while a sweep runs and when it ends: a bar with the time left, and what to type next."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from written_runs import ENVIRONMENT, case, rounds
+
+from mtabench.console import Outlasting, make_console
+from mtabench.errors import NothingTimedError
+from mtabench.measuring.timing import Measurement
+from mtabench.results.facts import RunFacts
+from mtabench.results.outputs import named
+from mtabench.results.results_file import key_of
+from mtabench.results.rows import cell_row, timed_row
+from mtabench.sweeps import advice, watching
+from mtabench.sweeps.advice import next_command
+from mtabench.sweeps.measurer import Timing
+from mtabench.sweeps.table import check_any, reason_lines
+from mtabench.sweeps.watching import LiveWatcher, Pace
+
+FACTS = RunFacts("a", "2026-01-02T03:04:05Z", ENVIRONMENT)
+KEYS = [key_of(case(seq)) for seq in (64, 128, 256)]
+
+
+def test_the_pace_is_the_guess_until_something_ended_and_then_that_of_what_did():
+    pace = Pace([(KEYS[:2], 40.0), (KEYS[2:], 60.0)])
+    assert pace.at(0.0) == (0.0, pytest.approx(100.0))
+    assert pace.at(10.0) == (pytest.approx(0.1), pytest.approx(90.0))
+    assert pace.at(1000.0) == (pytest.approx(0.38), pytest.approx(62.0))  # the first shape alone is under way
+    for key in KEYS[:2]:
+        pace.ended(key, 80.0)
+    pace.ended(key_of(case(512)), 500.0)  # it could not run
+    share, left = pace.at(80.0)
+    assert share == pytest.approx(0.4)
+    assert left == pytest.approx(60.0 * (80 + 10) / (40 + 10))
+    assert pace.at(90.0)[1] == pytest.approx(left - 10)
+    pace.ended(KEYS[2], 200.0)
+    assert pace.at(200.0) == (1.0, 0.0)
+
+
+def test_the_pace_of_nothing_to_do_is_done():
+    assert Pace(()).at(5.0) == (1.0, 0.0)
+
+
+@pytest.fixture
+def live(monkeypatch):
+    """A watcher on a terminal of 80 columns, of three cells, and what it has drawn."""
+    monkeypatch.setattr(watching, "REDRAW_S", 0.01)
+    paper = io.StringIO()
+    console = Console(file=paper, width=80, height=20, force_terminal=True, color_system=None)
+    with LiveWatcher(console, 3, [], Pace([(KEYS[:1], 30.0), (KEYS[1:], 60.0)])) as shown:
+        yield shown, paper
+
+
+def grows(paper):
+    before = len(paper.getvalue())
+    time.sleep(0.2)
+    return len(paper.getvalue()) > before
+
+
+def test_the_bar_moves_while_a_cell_is_verified_and_not_while_it_is_timed(live):
+    shown, paper = live
+    shown.doing("seq 64, eager: verifying")
+    assert grows(paper)
+    shown.doing(Timing("seq 64: timing eager"))
+    assert not grows(paper)
+    shown.ended(timed_row(case(64), FACTS, Measurement("cpu", "warm", rounds(1.0)), 1e-6, None))
+    assert not grows(paper)
+    shown.doing("seq 128, eager: verifying")
+    assert grows(paper)
+
+
+def test_the_bar_has_the_time_that_is_left_and_fits(live):
+    shown, paper = live
+    shown.doing("seq 64, eager: verifying")
+    text = paper.getvalue()
+    assert "0 of 3 cells, 1 s, about 90 s left" in text or "about 2 min left" in text
+    shown.ended(timed_row(case(64), FACTS, Measurement("cpu", "warm", rounds(1.0)), 1e-6, None))
+    assert re.search(r"1 of 3 cells, 1 s, about \d+ s left", paper.getvalue())
+    plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", paper.getvalue())
+    assert max(len(line) for line in re.split(r"[\r\n]+", plain)) <= 80
+
+
+def test_no_thread_stays(live):
+    shown, _ = live
+    shown.doing("seq 64, eager: verifying")
+    assert watching.THREAD in {thread.name for thread in threading.enumerate()}
+    shown.__exit__(None, None, None)
+    assert watching.THREAD not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_text_of_timing_stays_one_when_it_is_sent():
+    import pickle
+
+    sent = pickle.loads(pickle.dumps(Timing("seq 64: timing")))
+    assert (sent, type(sent)) == ("seq 64: timing", Timing)
+
+
+def row(status="ok", impl="eager", seq=64, **changes):
+    if status == "ok":
+        made = timed_row(case(seq, impl), FACTS, Measurement("cpu", "warm", rounds(1.0)), 1e-6, None)
+    else:
+        made = cell_row(case(seq, impl), FACTS, status, "for a reason")
+    return made | changes
+
+
+@pytest.mark.parametrize(
+    ("rows", "charts", "expected"),
+    [
+        ([row("wrong", "triton"), row("wrong", "hopper"), row()], True, "mtabench verify --impl triton,hopper"),
+        ([row("oom", "eager"), row(impl="triton")], True, "mtabench memory --pass fwd --impl eager"),
+        ([row("oom", driver=""), row(), row(seq=128)], False, "mtabench plot 'a b.csv'"),
+        ([row(), row(seq=128)], False, "mtabench plot 'a b.csv'"),
+        ([row(), row(seq=128)], True, "mtabench report 'a b.csv'"),
+        ([row(fraction_of_roofline=0.5)], True, "mtabench roofline 'a b.csv'"),
+        ([row()], True, "mtabench show 'a b.csv'"),
+    ],
+)
+def test_the_next_command_fits_what_was_measured(monkeypatch, rows, charts, expected):
+    monkeypatch.setattr(advice, "find_spec", lambda name: object())
+    assert next_command(rows, Path("a b.csv"), charts) == expected
+
+
+def test_no_report_is_suggested_without_its_package(monkeypatch):
+    monkeypatch.setattr(advice, "find_spec", lambda name: None)
+    assert next_command([row(), row(seq=128)], Path("a.csv"), True) == "mtabench show a.csv"
+
+
+def test_what_cannot_run_is_told_once_an_implementation():
+    against = {case(64): "no room", case(128): "no room", case(256): "less room", case(64, "triton"): "no GPU"}
+    lines = [
+        "eager cannot run 3 of these cells: no room (the first of 2 reasons)",
+        "triton cannot run 1 of these cells: no GPU",
+    ]
+    assert reason_lines(against) == lines
+    check_any([*against, case(64, "sdpa-math")], against)
+    check_any([], {})
+    with pytest.raises(NothingTimedError) as caught:
+        check_any(list(against), against)
+    assert str(caught.value) == f"nothing was measured: {'; '.join(lines)}"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.csv", "a.csv"),
+        ("a.CSV", "a.CSV"),
+        ("a", "a"),
+        ("a.json", "a.json (a CSV file)"),
+        ("a.md", "a.md (a CSV file)"),
+    ],
+)
+def test_a_file_with_the_name_of_another_kind_says_what_it_is(name, expected):
+    assert named(Path(name)) == expected
+
+
+def test_printing_goes_on_when_nobody_reads(capsys):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed:
+        output = Outlasting(closed)
+        console = make_console(output)
+        for _ in range(3):
+            console.print("a line")
+        output.flush()
+        assert output.unheard
+        output.tell("the results are in a.csv")
+    assert capsys.readouterr().err == "mtabench: nobody read the output to its end; the results are in a.csv\n"
+
+
+def test_nothing_is_told_where_everything_was_read(capsys):
+    paper = io.StringIO()
+    output = Outlasting(paper)
+    make_console(output).print("a line")
+    output.tell("the results are in a.csv")
+    assert (paper.getvalue().strip(), capsys.readouterr().err) == ("a line", "")
+
+
+def test_a_sweep_goes_on_when_head_has_seen_enough(tmp_path):
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'kernels'}"}
+    words = "fwd --device cpu --impl eager --head-dim 16 --heads 2 --conv 3x3 --rounds 2 --seq 16,32,48 --no-plot"
+    command = [sys.executable, "-m", "mtabench", *words.split(), "--out", "out.csv"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
+    )
+    assert process.stdout.readline() == "fwd sweep\n"
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait() == 0
+    assert err == "mtabench: nobody read the output to its end; the results are in out.csv\n"
+    assert (tmp_path / "out.csv").read_text().count("\n") == 4
