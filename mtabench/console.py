@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Protocol, TextIO, TypeVar, cast
 
 from rich.cells import cell_len
@@ -74,13 +74,20 @@ class Outlasting:
             yield
         except BrokenPipeError:
             self.unheard = True
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._file.fileno())  # for what is written from now on
+            _drop(self._file)
 
     def tell(self, text: str) -> None:
         """Say on standard error, if anything was not heard, where it can be read."""
         if self.unheard:
-            with suppress(BrokenPipeError):
+            try:
                 print(f"mtabench: nobody read the output to its end; {text}", file=sys.stderr)
+            except BrokenPipeError:  # as after `2>&1 | head`
+                _drop(sys.stderr)
+
+
+def _drop(file: TextIO) -> None:
+    """Let what is written to a file from now on, or is still in its buffer, go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 def make_console(outlasting: Outlasting | None = None, quiet: bool = False) -> Console:

@@ -232,8 +232,8 @@ def test_a_sweep_over_splits_says_how_good_auto_is(mtabench, splitter):
     assert "auto took 1 split: 4 ms, 300.0 % slower than the best of those measured (4)" in out.splitlines()
     header = next(line for line in out.splitlines() if "median ms" in line)
     assert "splits" in header.split()
-    assert re.search(r"planted +auto \(1\) +4 +4-4 +2.00x ", out)
-    assert re.search(r"planted +4 +1 +1-1 +8.00x ", out)
+    assert re.search(r"planted +auto \(1\) +4 +0.0 % +4-4 +2.00x ", out)
+    assert re.search(r"planted +4 +1 +0.0 % +1-1 +8.00x ", out)
     assert "planted, splits 2: 3 ms" in out
     code, out, _ = mtabench(*words, "--seq", "16,32", "--splits", "auto,2..4", "--resume")
     assert code == 0

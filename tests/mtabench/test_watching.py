@@ -184,17 +184,19 @@ def test_nothing_is_told_where_everything_was_read(capsys):
     assert (paper.getvalue().strip(), capsys.readouterr().err) == ("a line", "")
 
 
-def test_a_sweep_goes_on_when_head_has_seen_enough(tmp_path):
+@pytest.mark.parametrize("both", [False, True], ids=["head", "2>&1 head"])
+def test_a_sweep_goes_on_when_head_has_seen_enough(tmp_path, both):
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'kernels'}"}
     words = "fwd --device cpu --impl eager --head-dim 16 --heads 2 --conv 3x3 --rounds 2 --seq 16,32,48 --no-plot"
     command = [sys.executable, "-m", "mtabench", *words.split(), "--out", "out.csv"]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
-    )
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT if both else subprocess.PIPE, text=True,
+        env=environment, cwd=tmp_path,
+    )  # fmt: skip
     assert process.stdout.readline() == "fwd sweep\n"
     process.stdout.close()
-    err = process.stderr.read()
+    err = "" if both else process.stderr.read()
     assert process.wait() == 0
-    assert err == "mtabench: nobody read the output to its end; the results are in out.csv\n"
+    assert err == ("" if both else "mtabench: nobody read the output to its end; the results are in out.csv\n")
     assert (tmp_path / "out.csv").read_text().count("\n") == 4
