@@ -193,7 +193,7 @@ def memory(
     kv_heads: o.KvHeads = None, mix: o.Mix = None, post_conv: o.PostConv = None, layer: o.Layer = None,
     dtype: o.Dtype = None, causal: o.Causal = True, splits: o.Splits = "auto",
     preset: o.PresetName = None, device_name: o.DeviceName = None, memory: o.MemorySize = None,
-    measure: o.Trace = False, csv: o.CellsCsv = None, json: o.CellsJson = None, overwrite: o.OverwriteFiles = False,
+    measure: o.Trace = False, csv: o.CellsCsv = None, json: o.CellsJson = None, overwrite: o.OverwriteOutputs = False,
 ) -> None:  # fmt: skip
     """Say what implementations store and move: score matrix against tile, traffic, and where memory ends."""
     from mtabench.commands.memory import run
@@ -211,7 +211,7 @@ def inspect_(
     target: o.Targets = None, kernel: o.KernelNames = None, head_dim: o.HeadDim = None, conv: o.Conv = None,
     dtype: o.Dtype = None, seq: o.Seq = None, causal: o.IfCausal = None, all_shapes: o.AllShapes = False,
     sass: o.Sass = None, baseline: o.StaticBaseline = None, accept: o.Accept = False, json: o.JsonOut = None,
-    csv: o.CsvOut = None,
+    csv: o.CsvOut = None, overwrite: o.OverwriteOutputs = False,
 ) -> None:  # fmt: skip
     """Compile the kernels for GPUs that are not there. Shows registers, spills, occupancy and what limits it, SASS."""
     from mtabench.commands.inspect import run
@@ -219,7 +219,7 @@ def inspect_(
 
     asked = ShapeFilter(head_dim, conv, dtype, seq, causal)
     outputs = {"json": json, "csv": csv}
-    raise typer.Exit(run(target, kernel, asked, all_shapes, sass, baseline, accept, outputs))
+    raise typer.Exit(run(target, kernel, asked, all_shapes, sass, baseline, accept, outputs, overwrite))
 
 
 @app.command()
@@ -269,6 +269,7 @@ def compare(
     base: o.BaseCsv, head: o.HeadCsv, threshold: o.Threshold = "2%", fail_on: o.FailOn = "broken,slower,gone",
     format_: o.CompareFormat = "table", markdown: o.MarkdownOut = None, junit: o.JunitOut = None,
     github_action_benchmark: o.GithubOut = None, bencher: o.BencherOut = None, rerun_unclear: o.RerunUnclear = False,
+    overwrite: o.OverwriteOutputs = False,
 ) -> None:  # fmt: skip
     """Compare two runs of the same cells. Exits with 1 if one got slower, broke or is gone, to gate CI on it."""
     from mtabench.commands.compare import run
@@ -277,7 +278,9 @@ def compare(
     outputs = {
         "markdown": markdown, "junit": junit, "github_action_benchmark": github_action_benchmark, "bencher": bencher,
     }  # fmt: skip
-    raise typer.Exit(run(base, head, comparison_options(threshold, fail_on, format_, outputs), rerun_unclear))
+    raise typer.Exit(
+        run(base, head, comparison_options(threshold, fail_on, format_, outputs, overwrite), rerun_unclear)
+    )
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -286,6 +289,7 @@ def ab(
     out: o.FolderOut = None, threshold: o.Threshold = "2%", fail_on: o.FailOn = "broken,slower,gone",
     format_: o.CompareFormat = "table", markdown: o.MarkdownOut = None, junit: o.JunitOut = None,
     github_action_benchmark: o.GithubOut = None, bencher: o.BencherOut = None, rerun_unclear: o.RerunUnclear = False,
+    overwrite: o.OverwriteOutputs = False,
 ) -> None:  # fmt: skip
     """Measure two revisions and compare them. Both run here, in fresh processes that take turns; exits as compare."""
     from mtabench.commands.ab import run
@@ -294,7 +298,7 @@ def ab(
     outputs = {
         "markdown": markdown, "junit": junit, "github_action_benchmark": github_action_benchmark, "bencher": bencher,
     }  # fmt: skip
-    words, asked = _sweep_words(sweep), comparison_options(threshold, fail_on, format_, outputs)
+    words, asked = _sweep_words(sweep), comparison_options(threshold, fail_on, format_, outputs, overwrite)
     raise typer.Exit(run(words, base, head, pairs, out, rerun_unclear, asked))
 
 

@@ -115,9 +115,7 @@ ProfileIn = Annotated[
 RooflineOut = Annotated[File, Option(help="A CSV file to write besides.")]
 RunCsv = Annotated[Path, Argument(help="A results file of mtabench.", metavar="RUN.csv")]
 ReportOut = Annotated[File, Option(help="The HTML page; NAME-report.html beside NAME.csv if not given.")]
-ReportMarkdown = Annotated[
-    File, Option("--markdown", help="The same as Markdown; NAME-report.md beside NAME.csv if not given.")
-]
+ReportMarkdown = Annotated[File, Option("--markdown", help="The same as Markdown; beside the page if not given.")]
 ReportOverwrite = Annotated[bool, Option("--overwrite", help="Replace files that are there and are no report.")]
 ResultsFolder = Annotated[Path, Argument(help="A folder of results files; those below it count.", metavar="RESULTS")]
 SiteOut = Annotated[Path, Option("--out", "-o", help="The folder to write: a new one, or an earlier dashboard.")]
@@ -183,7 +181,7 @@ Trace = Annotated[
 ]
 CellsCsv = Annotated[File, Option("--csv", help="Write a row a cell as CSV.")]
 CellsJson = Annotated[File, Option("--json", help="Write a row a cell as JSON.")]
-OverwriteFiles = Annotated[bool, Option("--overwrite", help="Replace the files of --csv and --json.")]
+OverwriteOutputs = Annotated[bool, Option("--overwrite", help="Replace files of these options that are there.")]
 Measure = Annotated[
     bool, Option("--measure", help="Measure memory bandwidth and matmul rate as well, and keep them for sweeps.")
 ]

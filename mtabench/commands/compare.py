@@ -15,7 +15,7 @@ def run(base: Path, head: Path, asked: ComparisonOptions, rerun_unclear: bool) -
     With `rerun_unclear` the cells that are unclear are measured again, in pairs of processes of both revisions, and
     judged by those. Raises NotComparableError, which the Markdown and the JUnit file asked for then say.
     """
-    check_outputs(asked.outputs, (base, head))
+    check_outputs(asked, (base, head))
     runs = read_run(base), read_run(head)
     with refusal_reported(asked):
         if rerun_unclear:

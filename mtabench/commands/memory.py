@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -22,7 +22,7 @@ from mtabench.problem.case import Case
 from mtabench.registry import implementation_of
 from mtabench.results import memory_tables as tables
 from mtabench.results.memory_tables import Row
-from mtabench.results.outputs import check_output, written
+from mtabench.results.outputs import check_outputs, write_text
 from mtabench.sweeps.plan import Options, make_plan
 
 UNITS = {"": 1, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -38,8 +38,8 @@ def run(
 ) -> int:  # fmt: skip
     """Print what the cells of these axes store and move; with `measure` also what PyTorch traces on this GPU."""
     bytes_given = None if memory is None else parse_bytes(memory)
-    outputs = {"--csv": csv, "--json": json}
-    _check_outputs(outputs, overwrite)
+    outputs = {option: path for option, path in (("--csv", csv), ("--json", json)) if path is not None}
+    check_outputs(outputs, (), overwrite)
     if options.batch is None and options.tokens is None:
         options = replace(options, batch="1")
     plan = make_plan(options, device="cuda")
@@ -58,11 +58,8 @@ def run(
     for text in dict.fromkeys(f"{case.label}: {reason}" for case, reason in impossible.items()):
         say(console, text)
     for option, path in outputs.items():
-        if path is not None:
-            text = tables.csv_text(rows) if option == "--csv" else tables.json_text(rows)
-            with written(path) as file:
-                file.write(text.encode())
-            say(console, f"{option.removeprefix('--')}: {path}")
+        write_text(path, tables.csv_text(rows) if option == "--csv" else tables.json_text(rows))
+        say(console, f"{option.removeprefix('--')}: {path}")
     return 0
 
 
@@ -176,12 +173,3 @@ def _title(rows: Sequence[Row]) -> str:
     words += [" or ".join(steps).replace(" or conv ", ", ")] if steps else []
     words += [] if case.operation.causal else ["not causal"]
     return ", ".join(words)
-
-
-def _check_outputs(outputs: Mapping[str, Path | None], overwrite: bool) -> None:
-    paths = [path for path in outputs.values() if path is not None]
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise UsageError(f"--csv and --json both name {paths[0]}; give two names")
-    for option, path in outputs.items():
-        if path is not None:
-            check_output(path, [], overwrite, option)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mtabench.console import make_console, say
 from mtabench.errors import UsageError
-from mtabench.results.outputs import check_output, written
+from mtabench.results.outputs import check_outputs, written
 from mtabench.results.results_file import COLUMNS, SAMPLE_COLUMNS, ResultsFile, key_of_row, read_file, samples_path
 from mtabench.results.runs import sample_names, sample_records
 from mtabench.results.where import parse_where, select
@@ -86,7 +86,7 @@ def _check_outputs(out: Path, paths: Sequence[Path], overwrite: bool) -> None:
         raise UsageError(f"--out {out} is not the name of a results file; expected NAME.csv")
     inputs = [one for path in paths for one in (path, samples_path(path))]
     for path in (out, samples_path(out)):
-        check_output(path, inputs, overwrite)
+        check_outputs({"--out": path}, inputs, overwrite)
 
 
 def _read(path: Path) -> ResultsFile:

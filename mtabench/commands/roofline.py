@@ -18,7 +18,7 @@ from mtabench.prediction.roofline import Standing, standing
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.profiling.tables import COUNTERS_FILE, read_memory_bytes
-from mtabench.results.outputs import check_output, written
+from mtabench.results.outputs import check_outputs, write_text
 from mtabench.results.results_file import KEY_COLUMNS, Key, key_of, samples_path
 from mtabench.results.writer import csv_text
 
@@ -41,7 +41,7 @@ class Placed(NamedTuple):
 def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, overwrite: bool) -> int:
     """Print a table a device and dtype, and write it to `out`; raises UsageError if no cell can be placed."""
     if out is not None:
-        check_output(out, [*csv_paths, *map(samples_path, csv_paths), *profiles], overwrite)
+        check_outputs({"--out": out}, [*csv_paths, *map(samples_path, csv_paths), *profiles], overwrite)
     counted: dict[Key, float] = {}
     for path in profiles:
         counted |= read_memory_bytes(path / COUNTERS_FILE if path.is_dir() else path)
@@ -59,8 +59,7 @@ def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, o
         groups.append((f"{device}, {', '.join([str(dtype), *_shared(rows)])}: {note}", rows))
     placed = [row for _, rows in groups for row in rows]
     if out is not None and placed:
-        with written(out) as file:
-            file.write(_csv_text(placed).encode())
+        write_text(out, _csv_text(placed))
     console = make_console()
     for title, rows in groups:
         say(console, title)
