@@ -342,7 +342,7 @@ def merge(csv: o.CsvFiles, out: o.NewCsv, latest: o.Latest = False, overwrite: o
 
 @results_app.command()
 def select(csv: o.CsvFile, out: o.NewCsv, where: o.Where = None, overwrite: o.Overwrite = False) -> None:
-    """Put some rows of a results file and their samples into another."""
+    """Put rows of a results file and their samples into another: those of --where, or all."""
     from mtabench.commands.results import select_rows
 
     raise typer.Exit(select_rows(csv, where or [], out, overwrite))

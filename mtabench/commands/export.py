@@ -12,7 +12,7 @@ from mtabench.escaping import in_latex, in_log, in_markdown, in_spreadsheet, mar
 from mtabench.results.columns import TABLE
 from mtabench.results.outputs import check_outputs, written
 from mtabench.results.result_view import Column, View, make_view
-from mtabench.results.results_file import COLUMNS, frame, read_file, samples_path, say_if_torn
+from mtabench.results.results_file import COLUMNS, frame, read_file, samples_paths, say_if_torn
 from mtabench.results.where import parse_where, select, sort_key
 
 Rows = Sequence[Mapping[str, str]]
@@ -33,7 +33,7 @@ def run(
         raise UsageError(f"--format {format_!r} is not known; expected {' or '.join(PRINTED)}, or --out FILE.parquet")
     conditions, in_order = parse_where(where), sort_key(sort) if sort is not None else list
     if out is not None:
-        check_outputs({"--out": out}, [path, samples_path(path)], overwrite)
+        check_outputs({"--out": out}, [path, *samples_paths(path)], overwrite)
     file = read_file(path, with_rows=True)
     say_if_torn(file)
     rows = in_order(select(file.rows(), conditions, path))

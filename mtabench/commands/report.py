@@ -10,7 +10,7 @@ from mtabench.report.data import read_report
 from mtabench.report.markdown import MARK, markdown
 from mtabench.report.page import html_page
 from mtabench.results.outputs import check_outputs, write_text
-from mtabench.results.results_file import samples_path
+from mtabench.results.results_file import samples_paths
 
 
 def run(csv: Path, out: Path | None, markdown_out: Path | None, overwrite: bool) -> int:
@@ -26,7 +26,7 @@ def run(csv: Path, out: Path | None, markdown_out: Path | None, overwrite: bool)
     page = out or csv.parent / f"{csv.stem}-report.html"
     text = markdown_out or page.with_suffix(".md")
     marks = {"--out": GENERATOR, "--markdown": MARK}
-    check_outputs({"--out": page, "--markdown": text}, (csv, samples_path(csv)), overwrite, marks)
+    check_outputs({"--out": page, "--markdown": text}, (csv, *samples_paths(csv)), overwrite, marks)
     report = read_report(csv)
     for path, content in {page: html_page(report), text: markdown(report)}.items():
         write_text(path, content)

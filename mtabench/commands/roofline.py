@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.profiling.tables import COUNTERS_FILE, read_memory_bytes
 from mtabench.results.outputs import check_outputs, write_text
-from mtabench.results.results_file import KEY_COLUMNS, Key, key_of, samples_path
+from mtabench.results.results_file import KEY_COLUMNS, Key, key_of, samples_paths
 from mtabench.results.writer import csv_text
 
 OUT_COLUMNS = (
@@ -41,7 +42,7 @@ class Placed(NamedTuple):
 def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, overwrite: bool) -> int:
     """Print a table a device and dtype, and write it to `out`; raises UsageError if no cell can be placed."""
     if out is not None:
-        check_outputs({"--out": out}, [*csv_paths, *map(samples_path, csv_paths), *profiles], overwrite)
+        check_outputs({"--out": out}, [*csv_paths, *chain(*map(samples_paths, csv_paths)), *profiles], overwrite)
     counted: dict[Key, float] = {}
     for path in profiles:
         counted |= read_memory_bytes(path / COUNTERS_FILE if path.is_dir() else path)

@@ -16,7 +16,7 @@ from mtabench.console import leave_out, make_console
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log, printable
 from mtabench.results.result_view import Column, View, make_view
-from mtabench.results.results_file import cell_of, key_of_row, read_file, samples_path
+from mtabench.results.results_file import cell_of, find_samples, key_of_row, read_file
 from mtabench.results.runs import Rounds, find_rounds, process_ids, read_samples
 from mtabench.results.sparklines import MARKS, against_seq, drift
 from mtabench.results.where import parse_where, select, sort_key
@@ -37,7 +37,7 @@ def run(path: Path, where: Sequence[str], sort: str | None) -> int:
     rows = in_order(select(file.rows(), conditions, path))
     notes = ["the file ends in the middle of a row, which is left out"] if file.torn else []
     view = make_view(rows)
-    if samples_path(path).exists():
+    if find_samples(path).exists():
         try:
             view = _with_rounds(rows, view, read_samples(path))
         except UsageError as error:

@@ -15,7 +15,7 @@ from mtabench.errors import UsageError
 from mtabench.escaping import in_log
 from mtabench.results import outputs
 from mtabench.results.outputs import append_text, write_text
-from mtabench.results.results_file import samples_path
+from mtabench.results.results_file import samples_paths
 
 FORMATS = ("table", "markdown")
 REPORTS: Mapping[str, Callable[[Comparison], str]] = {
@@ -93,4 +93,4 @@ def _tell_github(annotations: Iterable[str], summary: str) -> None:
 def check_outputs(asked: ComparisonOptions, results: Sequence[Path]) -> None:
     """Raise UsageError for a report asked for that may not be written; `results` are the files compared."""
     files = {f"--{name.replace('_', '-')}": path for name, path in asked.outputs.items()}
-    outputs.check_outputs(files, [one for path in results for one in (path, samples_path(path))], asked.overwrite)
+    outputs.check_outputs(files, [one for path in results for one in (path, *samples_paths(path))], asked.overwrite)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +43,8 @@ class CsvFile:
 def read_csv(path: Path, most_bytes: int, most_records: int) -> CsvFile:
     """Read a CSV file in UTF-8, with or without a byte order mark; in every field what is not printable is visible.
 
+    One whose name ends in .gz is decompressed, within the same bounds.
+
     Raises UsageError, here or from `records`, for what is no such file or larger than the bounds.
     """
     content = _content(path, most_bytes)
@@ -64,8 +68,10 @@ def _content(path: Path, most_bytes: int) -> bytes:
             raise UsageError(f"there is no file {path}")
         if not path.is_file():
             raise UsageError(f"cannot read {path} as a CSV file: it is not a regular file")
-        with path.open("rb") as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read(most_bytes + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(f"cannot read {path}: it is no whole file of gzip") from error
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     if len(content) > most_bytes:

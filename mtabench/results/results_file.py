@@ -92,6 +92,18 @@ def samples_path(path: Path) -> Path:
     return path.parent / f"{path.stem if path.suffix == '.csv' else path.name}.samples.csv"
 
 
+def samples_paths(path: Path) -> tuple[Path, Path]:
+    """Both names that the samples of `path` may have: as they are, and compressed with gzip."""
+    plain = samples_path(path)
+    return plain, plain.with_name(f"{plain.name}.gz")
+
+
+def find_samples(path: Path) -> Path:
+    """The samples beside `path`, in whichever form they are; the plain name where there are none."""
+    plain, compressed = samples_paths(path)
+    return compressed if compressed.exists() and not plain.exists() else plain
+
+
 def read_file(path: Path | str, with_rows: bool = False) -> ResultsFile:
     """The rows of a results file, maybe none, as texts that the columns' checks let pass.
 

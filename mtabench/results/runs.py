@@ -15,7 +15,7 @@ from mtabench.escaping import quoted
 from mtabench.problem.operations import step_words, taps_text
 from mtabench.results import fields
 from mtabench.results.csv_reading import read_csv
-from mtabench.results.results_file import SAMPLE_COLUMNS, cell_of, frame, key_of_row, read_file, samples_path
+from mtabench.results.results_file import SAMPLE_COLUMNS, cell_of, find_samples, frame, key_of_row, read_file
 
 # A line takes about 80 bytes: room for 1000 cells with 200 rounds of 10 samples each.
 MOST_BYTES, MOST_SAMPLES = 160 << 20, 2_000_000
@@ -144,7 +144,7 @@ def read_samples(results: Path) -> dict[tuple[str, str], Rounds]:
 
 def sample_records(results: Path) -> Iterator[list[str]]:
     """The lines of the samples file beside a results file: checked texts under SAMPLE_COLUMNS; raises UsageError."""
-    path = samples_path(results)
+    path = find_samples(results)
     if not path.exists():
         raise UsageError(f"there is no file {path}, the raw samples of {results}; the two belong side by side")
     file = read_csv(path, MOST_BYTES, MOST_SAMPLES)
@@ -168,7 +168,7 @@ def _check_samples(path: Path, key: str, row: Mapping[str, Any], rounds: Rounds)
     if (len(rounds), len(samples)) != (row["rounds"], row["samples"]):
         expected = f"{row['samples']:g} samples in {row['rounds']:g} rounds"
         raise UsageError(
-            f"{samples_path(path)} has {len(samples)} samples in {len(rounds)} rounds of {key}, and {path} {expected}"
+            f"{find_samples(path)} has {len(samples)} samples in {len(rounds)} rounds of {key}, and {path} {expected}"
         )
     median = statistics.median(samples)
     if not math.isclose(median, row["median_ms"], rel_tol=SAMPLES_AGREE):

@@ -13,7 +13,16 @@ from mtabench.errors import MtabenchError, UsageError
 from mtabench.results.csv_reading import read_csv
 from mtabench.results.lock import FileLock
 from mtabench.results.outputs import check_folder
-from mtabench.results.results_file import COLUMNS, SAMPLE_COLUMNS, Row, key_of_row, read_file, samples_path, text_of
+from mtabench.results.results_file import (
+    COLUMNS,
+    SAMPLE_COLUMNS,
+    Row,
+    key_of_row,
+    read_file,
+    samples_path,
+    samples_paths,
+    text_of,
+)
 from mtabench.results.runs import MOST_BYTES, MOST_SAMPLES
 
 
@@ -28,7 +37,9 @@ def check_destination(path: Path, resume: bool) -> list[dict[str, str]]:
         raise UsageError(f"{path} is a folder; give the name of a CSV file in it")
     FileLock(path).check()
     rows = _check_file(path, resume)
-    samples = samples_path(path)
+    samples, compressed = samples_paths(path)
+    if compressed.exists():
+        raise UsageError(f"{compressed} has the samples of {path}, and a sweep adds to a plain file; `gunzip` it first")
     if samples.exists() and not read_csv(samples, MOST_BYTES, MOST_SAMPLES).begins(SAMPLE_COLUMNS):
         raise UsageError(f"{samples} is not a samples file of mtabench; give another --out")
     if path.exists() and not os.access(path, os.W_OK):
