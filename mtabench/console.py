@@ -1,16 +1,14 @@
-"""What the person reads on standard output: lines, numbers, and the columns that a terminal has room for."""
+"""What the person reads on standard output: lines, numbers, and how many columns a terminal has room for."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.status import Status
-from rich.table import Table
 
 from mtabench.escaping import in_log, printable
 
@@ -26,24 +24,6 @@ class Ranked(Protocol):
 
 
 AnyColumn = TypeVar("AnyColumn", bound=Ranked)
-
-
-class Column(NamedTuple):
-    """A column of texts under a heading of one line or several."""
-
-    heading: str
-    texts: Sequence[str]
-    rank: int = 0
-    justify: Literal["left", "right"] = "right"
-
-    @property
-    def width(self) -> int:
-        return max(map(cell_len, (*self.heading.split("\n"), *self.texts)))
-
-    @property
-    def name(self) -> str:
-        """The heading on one line."""
-        return self.heading.replace("\n", " ")
 
 
 def make_console() -> Console:
@@ -74,22 +54,6 @@ def significant(value: float, digits: int = 4, *, zeros: bool = False) -> str:
     if value >= 10 ** (digits - 1):
         return f"{value:.0f}"
     return f"{value:#.{digits}g}".rstrip(".") if zeros else f"{value:.{digits}g}"
-
-
-def plain_table(headings: Sequence[str], *, left: Collection[str] = (), folded: Collection[str] = ()) -> Table:
-    """A table without lines: columns in `left`, by default the first, to the left; the others, numbers, to the right.
-
-    Texts in columns of `folded` go on in another line where the width is too small.
-    """
-    left = left or headings[:1]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        side: Literal["left", "right"] = "left" if heading in left else "right"
-        if heading in folded:
-            table.add_column(heading, justify=side, overflow="fold")
-        else:
-            table.add_column(heading, justify=side, no_wrap=True)
-    return table
 
 
 def leave_out(

@@ -14,8 +14,8 @@ from mtabench.errors import UsageError
 from mtabench.measuring.settled import settled
 from mtabench.problem.axes import short
 from mtabench.problem.operations import OPERATION_COLUMNS
+from mtabench.results.cell_names import name_of
 from mtabench.results.results_file import COLUMNS, KEY_COLUMNS, MEASURED_COLUMNS, NUMERIC_COLUMNS, read_results
-from mtabench.results.runs import name_of
 
 SETTING = ("device", "dtype", "heads", "kv_heads", "causal", "batch_name")
 MEASURES = tuple(name for name in MEASURED_COLUMNS if name in NUMERIC_COLUMNS)

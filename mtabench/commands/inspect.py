@@ -19,8 +19,8 @@ from mtabench.static.compiling import has_one, short_name
 from mtabench.static.limits import DEFAULT_TARGETS, TARGETS, Limits, limits_of
 from mtabench.static.records import Inspection, Kernel
 from mtabench.static.shapes import ALL_SHAPES, Shape, ShapeFilter, chosen_shapes
+from mtabench.tables import print_columns, print_prose
 
-WIDTH = 100
 NOT_COMPARABLE = 5
 
 
@@ -94,14 +94,16 @@ def _compiled(
 
 
 def _show(console: Console, found: Inspection, targets: Sequence[Limits]) -> None:
-    for title, shown in tables.tables(found.kernels, targets):
-        console.print(title, style="bold", highlight=False, markup=False, width=WIDTH)
-        for table in shown:
-            console.print(table, width=WIDTH)
+    for title, shown, reasons in tables.tables(found.kernels, targets):
+        print_prose(console, title, style="bold")
+        for columns in shown:
+            print_columns(console, columns)
             console.print()
+        for mark, reason in reasons:
+            print_prose(console, reason, f"{mark} ")
     for text in (tables.LEGEND, tables.MIX_LEGEND if any(kernel.mix for kernel in found.kernels) else ""):
         if text:
-            console.print(text, highlight=False, markup=False, width=WIDTH)
+            print_prose(console, text)
     say(console, tables.summary(found.kernels))
 
 

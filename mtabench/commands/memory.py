@@ -24,6 +24,7 @@ from mtabench.results import memory_tables as tables
 from mtabench.results.memory_tables import Row
 from mtabench.results.outputs import check_outputs, write_text
 from mtabench.sweeps.plan import Options, make_plan
+from mtabench.tables import print_columns, print_prose
 
 UNITS = {"": 1, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 TRAFFIC = (
@@ -56,7 +57,7 @@ def run(
         rows = _traced(rows)
     _show(console, rows, by_tokens=options.tokens is not None, measured=measure)
     for text in dict.fromkeys(f"{case.label}: {reason}" for case, reason in impossible.items()):
-        say(console, text)
+        print_prose(console, text)
     for option, path in outputs.items():
         write_text(path, tables.csv_text(rows) if option == "--csv" else tables.json_text(rows))
         say(console, f"{option.removeprefix('--')}: {path}")
@@ -144,19 +145,19 @@ def _show(console: Console, rows: Sequence[Row], by_tokens: bool, measured: bool
     for _, group in groupby(sorted(rows, key=shape), key=shape):
         of_shape = list(group)
         say(console, "")
-        console.print(_title(of_shape), style="bold", markup=False, highlight=False, soft_wrap=True)
-        for title, table in tables.tables(of_shape, measured):
-            say(console, title)
-            console.print(table)
+        print_prose(console, _title(of_shape), style="bold")
+        for title, columns in tables.tables(of_shape, measured):
+            print_prose(console, title)
+            print_columns(console, columns)
             say(console, "")
-    say(console, TRAFFIC)
+    print_prose(console, TRAFFIC)
     of_host = list(dict.fromkeys(row.case.impl for row in rows if row.case.device == "cpu"))
     if of_host:
-        say(console, f"in the host's memory, held against the same limit: {', '.join(of_host)}")
+        print_prose(console, f"in the host's memory, held against the same limit: {', '.join(of_host)}")
     for text in dict.fromkeys(f"{row.case.label}: {row.reason}" for row in rows if row.reason):
-        say(console, text)
+        print_prose(console, text)
     if not measured and torch.cuda.is_available():
-        say(console, "next: --measure traces the peaks on this GPU, beside those of the model")
+        print_prose(console, "next: --measure traces the peaks on this GPU, beside those of the model")
 
 
 def _title(rows: Sequence[Row]) -> str:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from mtabench.comparing import comparison_reports as reports
 from mtabench.comparing.compare import Comparison, NotComparableError, parse_fail_on, parse_threshold
-from mtabench.console import make_console, say
+from mtabench.console import make_console
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log
 from mtabench.results import outputs
 from mtabench.results.outputs import append_text, write_text
 from mtabench.results.results_file import samples_paths
+from mtabench.tables import print_prose
 
 FORMATS = ("table", "markdown")
 REPORTS: Mapping[str, Callable[[Comparison], str]] = {
@@ -70,12 +71,11 @@ def report(found: Comparison, asked: ComparisonOptions) -> int:
         print(in_log(reports.markdown(found)))
     else:
         console = make_console()
-        wide = console.width >= reports.TABLE_WIDTH
         with console.capture() as cells:
-            console.print(reports.table(found) if wide else reports.narrow(found))
+            reports.print_cells(console, found)
         print(in_log(cells.get()), end="")
         for text in reports.conclusions(found):
-            say(console, text)
+            print_prose(console, text)
     _tell_github(reports.github_annotations(found), reports.step_summary(found))
     return found.exit_code
 

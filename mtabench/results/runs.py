@@ -12,8 +12,8 @@ from typing import Any
 
 from mtabench.errors import UsageError
 from mtabench.escaping import quoted
-from mtabench.problem.operations import step_words, taps_text
 from mtabench.results import fields
+from mtabench.results.cell_names import name_of
 from mtabench.results.csv_reading import read_csv
 from mtabench.results.results_file import SAMPLE_COLUMNS, cell_of, find_samples, frame, key_of_row, read_file
 
@@ -90,23 +90,6 @@ def read_run(path: Path) -> Run:
         if row["status"] == "ok":
             _check_samples(path, key, row, cells[key].rounds)
     return Run(path, cells)
-
-
-def name_of(row: Mapping[str, Any]) -> str:
-    """A cell in words, the same in every report."""
-    heads, kv_heads = int(row["heads"]), int(row["kv_heads"])
-    grouped = f" (KV {kv_heads})" if kv_heads != heads else ""
-    taps = (
-        "" if math.isnan(row[f"{name}_q"]) else taps_text(int(row[f"{name}_q"]), int(row[f"{name}_k"]))
-        for name in ("conv", "post_conv")
-    )
-    steps = step_words(row["mix"], *taps).replace(",", "")
-    causal = "" if row["causal"] else " not causal"
-    splits = f" splits {row['splits']}" if row["splits"] else ""
-    return (
-        f"{row['pass']} {row['impl']}{splits} {row['dtype']} batch {int(row['batch'])} heads {heads}{grouped} "
-        f"seq {int(row['seq'])} head dim {int(row['head_dim'])}{f' {steps}' if steps else ''}{causal}"
-    )
 
 
 def cell_names(key: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mtabench.console import GAP, Column, leave_out, significant
+from mtabench.console import GAP, leave_out, significant
 from mtabench.measuring.settled import UNSETTLED, settled, unsettled, was_crowded
 from mtabench.problem.axes import short
 from mtabench.problem.operations import PLAIN, STEPS, step_words, taps_text
@@ -22,6 +22,7 @@ from mtabench.results.results_file import text_of
 from mtabench.results.splits import Choice, choices
 from mtabench.sweeps.estimate import shown
 from mtabench.sweeps.plan import Plan
+from mtabench.tables import Column
 
 STYLES = {"ok": "green", "wrong": "bold red", "error": "red", "oom": "yellow", "invalid": "yellow"}
 ALWAYS = ("seq", "impl")
@@ -68,7 +69,7 @@ def results_table(rows: Sequence[Row], width: int, limit: int | None = None) -> 
         status = Text(row["status"], style=STYLES.get(row["status"], ""))
         reason = "" if limit else text_of(row.get("reason"))
         table.add_row(
-            *(escape(column.texts[i]) for column in columns),
+            *(escape(str(column.texts[i])) for column in columns),
             status.append(f": {reason}", style="") if reason else status,
         )
     return table
