@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from rich.console import Console
@@ -13,6 +13,7 @@ from rich.status import Status
 from mtabench.escaping import in_log, printable
 
 PIPE_WIDTH = 160
+SMALL_RATE = 1e-3  # TFLOP/s
 GAP = 2  # characters between columns of Rich's tables without lines
 
 
@@ -54,6 +55,11 @@ def significant(value: float, digits: int = 4, *, zeros: bool = False) -> str:
     if value >= 10 ** (digits - 1):
         return f"{value:.0f}"
     return f"{value:#.{digits}g}".rstrip(".") if zeros else f"{value:.{digits}g}"
+
+
+def flop_unit(tflops: Iterable[float]) -> tuple[str, float]:
+    """The unit for rates given in TFLOP/s, and the factor to it: GFLOP/s if one would be less than a thousandth."""
+    return ("GFLOP/s", 1e3) if min((rate for rate in tflops if rate), default=1.0) < SMALL_RATE else ("TFLOP/s", 1.0)
 
 
 def leave_out(

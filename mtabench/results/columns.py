@@ -7,7 +7,7 @@ derive from these entries. A new column is one entry here; `python scripts/gener
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -155,7 +155,7 @@ TABLE: tuple[Column, ...] = (
     _measured(
         "useful_tflops", "rate of the work that the definition needs", NUMBER, "TFLOP/s",
         lambda of: useful_flops(of.case) / of.seconds / 1e12, merged="per time",
-        shown=Shown("useful", "TFLOP/s", 4, number("useful_tflops"), decode_rank=6),
+        shown=replace(shown.USEFUL, instead=shown.useful_in_unit),
         reported=Reported("TFLOP/s", "", 3),
     ),
     _measured(

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mtabench.console import GAP, leave_out, significant
+from mtabench.console import GAP, flop_unit, leave_out, significant
 from mtabench.measuring.settled import UNSETTLED, settled, unsettled, was_crowded
 from mtabench.problem.axes import short
 from mtabench.problem.operations import PLAIN, STEPS, step_words, taps_text
@@ -83,6 +83,7 @@ def _columns(rows: Sequence[Row], count: int) -> list[Column]:
         problem.append("splits")
     cells, rows = cells[-count:], rows[-count:]
     left = ("impl", "dtype")
+    unit, factor = flop_unit(float(text_of(row.get("useful_tflops")) or 0) for row in rows)
     return [
         *(
             Column(name.replace("_", " "), [cell[name] for cell in cells], 0, "left" if name in left else "right")
@@ -91,7 +92,7 @@ def _columns(rows: Sequence[Row], count: int) -> list[Column]:
         Column("median ms", [_median(row) for row in rows]),
         Column("p10-p90 ms", [_percentiles(row) for row in rows], 4),
         Column("speedup", [_formatted(row, "speedup", "{:.2f}x") for row in rows], 1),
-        Column("TFLOP/s", [_number(row, "useful_tflops", 3) for row in rows], 2),
+        Column(unit, [_number(row, "useful_tflops", 3, factor) for row in rows], 2),
         Column("of roof", [_formatted(row, "fraction_of_roofline", "{:.1%}") for row in rows], 3),
     ]
 
@@ -248,7 +249,7 @@ def _cell(row: Row) -> dict[str, str]:
     return cell
 
 
-def _number(row: Row, name: str, digits: int = 4) -> str:
-    """The number in a column, as `significant` shows it; empty where unknown."""
+def _number(row: Row, name: str, digits: int = 4, factor: float = 1.0) -> str:
+    """The number in a column times a factor, as `significant` shows it; empty where unknown."""
     text = text_of(row.get(name))
-    return significant(float(text), digits) if text else ""
+    return significant(factor * float(text), digits) if text else ""
