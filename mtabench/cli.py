@@ -99,12 +99,14 @@ def decode(
 @app.command()
 def verify(
     impl: o.Impl = None, device: o.Device = "auto", fuzz: o.Fuzz = None, seed: o.Seed = None, case: o.CaseNumber = None,
-    jobs: o.Jobs = 1, out: o.FuzzOut = None, dtype: o.Dtype = None,
+    jobs: o.Jobs = 1, out: o.FuzzOut = None, dtype: o.Dtype = None, json: o.PrintJson = False,
 ) -> None:  # fmt: skip
     """Check results, time nothing. Errors against float64, causality, and what else any correct kernel obeys."""
     if fuzz is not None:
         if dtype is not None:
             raise UsageError("random cases are of any dtype; leave out --dtype or --fuzz")
+        if json:
+            raise UsageError("--json is for the checks without --fuzz; leave one of them out")
         from mtabench.commands.fuzz import run as run_fuzz
 
         raise typer.Exit(run_fuzz(fuzz, impl, device, seed, case, jobs, out))
@@ -112,23 +114,25 @@ def verify(
         raise UsageError("--case, --jobs and --out are for random cases; give --fuzz SECONDS as well")
     from mtabench.commands.verify import run
 
-    raise typer.Exit(run(impl, device, seed, dtype))
+    raise typer.Exit(run(impl, device, seed, dtype, json))
 
 
 @app.command("list")
-def list_(device: o.Device = "auto") -> None:
+def list_(device: o.Device = "auto", json: o.PrintJson = False) -> None:
     """Show what can be measured. Each implementation is ready on this machine, or the reason why not is given."""
     from mtabench.commands.list import run
 
-    raise typer.Exit(run(device))
+    raise typer.Exit(run(device, json))
 
 
 @app.command()
-def env(measure: o.Measure = False, device: o.Device = "auto", out: o.CeilingsOut = None) -> None:
+def env(
+    measure: o.Measure = False, device: o.Device = "auto", out: o.CeilingsOut = None, json: o.PrintJson = False,
+) -> None:  # fmt: skip
     """Show device and versions, and what the device can do at most if that was measured."""
     from mtabench.commands.env import run
 
-    raise typer.Exit(run(device, measure, out))
+    raise typer.Exit(run(device, measure, out, json))
 
 
 @app.command()
@@ -269,18 +273,18 @@ def compare(
     base: o.BaseCsv, head: o.HeadCsv, threshold: o.Threshold = "2%", fail_on: o.FailOn = "broken,slower,gone",
     format_: o.CompareFormat = "table", markdown: o.MarkdownOut = None, junit: o.JunitOut = None,
     github_action_benchmark: o.GithubOut = None, bencher: o.BencherOut = None, rerun_unclear: o.RerunUnclear = False,
-    overwrite: o.OverwriteOutputs = False,
+    across_devices: o.AcrossDevices = False, json: o.PrintJson = False, overwrite: o.OverwriteOutputs = False,
 ) -> None:  # fmt: skip
     """Compare two runs of the same cells. Exits with 1 if one got slower, broke or is gone, to gate CI on it."""
-    from mtabench.commands.compare import run
+    from mtabench.commands.compare import run, run_across
     from mtabench.comparing.reporting import comparison_options
 
     outputs = {
         "markdown": markdown, "junit": junit, "github_action_benchmark": github_action_benchmark, "bencher": bencher,
     }  # fmt: skip
-    raise typer.Exit(
-        run(base, head, comparison_options(threshold, fail_on, format_, outputs, overwrite), rerun_unclear)
-    )
+    shown = "json" if json else format_
+    asked = comparison_options(threshold, fail_on, shown, outputs, overwrite)
+    raise typer.Exit((run_across if across_devices else run)(base, head, asked, rerun_unclear))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -314,11 +318,11 @@ def noise(
 
 
 @app.command()
-def show(csv: o.CsvFile, where: o.Where = None, sort: o.Sort = None) -> None:
+def show(csv: o.CsvFile, where: o.Where = None, sort: o.Sort = None, json: o.PrintJson = False) -> None:
     """Print a results file as a table that fits the terminal, with pictures of its rounds."""
     from mtabench.commands.show import run
 
-    raise typer.Exit(run(csv, where or [], sort))
+    raise typer.Exit(run(csv, where or [], sort, json))
 
 
 @app.command()

@@ -13,12 +13,13 @@ KERNELS = ROOT / "kernels"
 KINDS = sorted(f"charts.kinds.{path.stem}" for path in (ROOT / "mtabench/charts/kinds").glob("[a-z]*.py"))
 PURE = (
     *KINDS,
-    "charts", "console", "ending", "errors", "escaping", "palette", "registry", "tables",
+    "charts", "console", "ending", "errors", "escaping", "json_output", "palette", "registry", "tables",
     "charts.ceilings", "charts.chart", "charts.data", "charts.failures", "charts.findings", "charts.heatmap",
     "charts.kinds", "charts.labels", "charts.lines", "charts.panels", "charts.style", "charts.text", "cluster.options",
     "cluster.crew", "cluster.groups",
     "cluster.local", "cluster.security", "cluster.team", "cluster.worker", "commands.compare", "commands.dashboard",
-    "commands.export", "commands.plot", "commands.report", "commands.results", "commands.show", "comparing.compare",
+    "commands.export", "commands.plot", "commands.report", "commands.results", "commands.show",
+    "comparing.across", "comparing.comparison_data", "comparing.compare",
     "comparing.comparison_reports", "comparing.inference", "comparing.noise", "comparing.reporting",
     "comparing.revisions", "dashboard.changes", "dashboard.data", "dashboard.findings", "dashboard.histories",
     "dashboard.yardstick", "measuring.run_delay", "measuring.settled", "measuring.statistics",
@@ -42,7 +43,7 @@ LIGHT_KERNELS = {
 LAYERS = (
     "errors escaping options palette processes",
     "ending",
-    "console environment pages problem",
+    "console environment json_output pages problem",
     "tables",
     "static",
     "model",

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from rich.console import Console
 from rich.text import Text
 
 from mtabench import registry
 from mtabench.console import say
 from mtabench.environment import resolve_device
+from mtabench.json_output import print_json
 from mtabench.measuring.readiness import unsupported_reason
 from mtabench.problem.case import PASSES, Case
 from mtabench.problem.operations import PLAIN, make_operation
 from mtabench.registry import GROUPS, Implementation, names
 
 
-def run(device: str) -> int:
+def run(device: str, as_json: bool) -> int:
     """Print every implementation, what it does and whether it is ready on this machine, and the groups of them."""
     device = resolve_device(device)
+    reasons = [unsupported_reason(_typical_case(implementation, device)) for implementation in registry.IMPLEMENTATIONS]
+    if as_json:
+        print_json("list", _data(device, reasons))
+        return 0
     console = Console()
     width = max(map(len, names())) + 1
-    for implementation in registry.IMPLEMENTATIONS:
-        reason = unsupported_reason(_typical_case(implementation, device))
+    for implementation, reason in zip(registry.IMPLEMENTATIONS, reasons, strict=True):
         state = Text(f"not ready on this machine ({device}): {reason}" if reason else "ready")
         state.stylize("yellow" if reason else "green")
         console.print(Text(f"{implementation.name:<{width}}").append_text(state), soft_wrap=True)
@@ -30,6 +37,19 @@ def run(device: str) -> int:
     for group, members in GROUPS.items():
         say(console, f"{group:<{width}}--impl {group} stands for {', '.join(members)}")
     return 0
+
+
+def _data(device: str, reasons: Sequence[str | None]) -> dict[str, Any]:
+    """What `run` prints, for programs; why an implementation is not ready, by its place in the registry."""
+    implementations = [
+        {
+            "name": one.name, "op": one.op, "passes": one.passes, "devices": one.devices, "summary": one.summary,
+            "note": one.note or None, "ready": reason is None, "reason": reason,
+        }
+        for one, reason in zip(registry.IMPLEMENTATIONS, reasons, strict=True)
+    ]  # fmt: skip
+    groups = [{"name": name, "members": members} for name, members in GROUPS.items()]
+    return {"device": device, "implementations": implementations, "groups": groups}
 
 
 def _typical_case(implementation: Implementation, device: str) -> Case:

@@ -14,6 +14,8 @@ from mtabench import tables
 from mtabench.console import make_console
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log, printable
+from mtabench.json_output import print_json
+from mtabench.results.columns import values_of
 from mtabench.results.result_view import Column, View, make_view
 from mtabench.results.results_file import cell_of, find_samples, key_of_row, read_file
 from mtabench.results.runs import Rounds, find_rounds, process_ids, read_samples
@@ -28,11 +30,15 @@ ASCII = str.maketrans({"±": "+-", "·": "-", **dict(zip(MARKS, "_.-~=+*#", stri
 Row = Mapping[str, str]
 
 
-def run(path: Path, where: Sequence[str], sort: str | None) -> int:
+def run(path: Path, where: Sequence[str], sort: str | None, as_json: bool) -> int:
     """Print the rows of a results file for which `where` holds; raises UsageError."""
     conditions, in_order = parse_where(where), sort_key(sort) if sort is not None else list
     file = read_file(path, with_rows=True)
     rows = in_order(select(file.rows(), conditions, path))
+    if as_json:
+        values = [values_of(row) for row in rows]
+        print_json("show", {"file": path, "torn": file.torn, "rows": values})
+        return 0
     notes = ["the file ends in the middle of a row, which is left out"] if file.torn else []
     view = make_view(rows)
     if find_samples(path).exists():

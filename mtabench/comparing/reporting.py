@@ -10,15 +10,17 @@ from pathlib import Path
 
 from mtabench.comparing import comparison_reports as reports
 from mtabench.comparing.compare import Comparison, NotComparableError, parse_fail_on, parse_threshold
+from mtabench.comparing.comparison_data import comparison_data
 from mtabench.console import make_console
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log
+from mtabench.json_output import print_json
 from mtabench.results import outputs
 from mtabench.results.outputs import append_text, write_text
 from mtabench.results.results_file import samples_paths
 from mtabench.tables import print_prose
 
-FORMATS = ("table", "markdown")
+FORMATS = ("table", "markdown", "json")
 REPORTS: Mapping[str, Callable[[Comparison], str]] = {
     "markdown": reports.markdown,
     "junit": reports.junit,
@@ -67,7 +69,9 @@ def report(found: Comparison, asked: ComparisonOptions) -> int:
     """Write and print a comparison as asked, for GitHub too where it runs this; the exit code."""
     for name, path in asked.outputs.items():
         write_text(path, REPORTS[name](found))
-    if asked.format == "markdown":
+    if asked.format == "json":
+        print_json("compare", comparison_data(found))
+    elif asked.format == "markdown":
         print(in_log(reports.markdown(found)))
     else:
         console = make_console()

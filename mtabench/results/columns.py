@@ -6,7 +6,7 @@ derive from these entries. A new column is one entry here; `python scripts/gener
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
@@ -240,6 +240,13 @@ TABLE: tuple[Column, ...] = (
     _environment("git_dirty", "whether the code had changes that the revision lacks", FLAG),
     Column("repro", "a command line that measures this one cell, in the same way", value=attrgetter("repro"), detail=0),
 )  # fmt: skip
+
+
+def values_of(row: Mapping[str, str]) -> dict[str, str | int | float | bool | None]:
+    """A row of texts as values by column, None where nothing is known."""
+    return {column.name: column.field.value(row[column.name]) for column in TABLE}
+
+
 # What a cell is of, as people name it: a convolution is one axis.
 AXES = tuple(
     dict.fromkeys(

@@ -62,8 +62,8 @@ class Run:
         return {cell.row[column] for cell in self.cells.values()}
 
 
-def read_run(path: Path) -> Run:
-    """Read a results file and the samples beside it.
+def read_run(path: Path, samples_needed: bool = True) -> Run:
+    """Read a results file and the samples beside it; without these only if they are not `samples_needed`.
 
     Raises UsageError, in one sentence, where anything is missing, cut off, given twice or at odds with the rest: a
     comparison of half a file would pass in silence.
@@ -82,12 +82,15 @@ def read_run(path: Path) -> Run:
         if key in rows:
             raise UsageError(f"{path} has the cell {key} twice; a results file has one row a cell")
         rows[key] = {str(name): value for name, value in record.items()}
-    samples = read_samples(path) if any(row["status"] == "ok" for row in rows.values()) else {}
+    wanted = samples_needed or find_samples(path).exists()
+    samples = read_samples(path) if wanted and any(row["status"] == "ok" for row in rows.values()) else {}
     cells = {}
     for key, row in rows.items():
-        ids = process_ids(row["run_id"]) if row["status"] == "ok" else []
+        ids = process_ids(row["run_id"]) if wanted and row["status"] == "ok" else []
         cells[key] = Cell(name_of(row), row, tuple(find_rounds(samples, run_id, key) for run_id in ids))
         if row["status"] == "ok":
+            _check_times(path, key, row)
+        if ids:
             _check_samples(path, key, row, cells[key].rounds)
     return Run(path, cells)
 
@@ -142,11 +145,14 @@ def sample_records(results: Path) -> Iterator[list[str]]:
         yield record
 
 
-def _check_samples(path: Path, key: str, row: Mapping[str, Any], rounds: Rounds) -> None:
-    """Raise UsageError unless the samples are those that the row sums up."""
+def _check_times(path: Path, key: str, row: Mapping[str, Any]) -> None:
     for name in TIME_COLUMNS:
         if not math.isfinite(row[name]):
             raise UsageError(f"{path} has no number in the column {name} for {key}, whose status is ok")
+
+
+def _check_samples(path: Path, key: str, row: Mapping[str, Any], rounds: Rounds) -> None:
+    """Raise UsageError unless the samples are those that the row sums up."""
     samples = [sample for one in rounds for sample in one]
     if (len(rounds), len(samples)) != (row["rounds"], row["samples"]):
         expected = f"{row['samples']:g} samples in {row['rounds']:g} rounds"

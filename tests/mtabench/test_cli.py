@@ -536,7 +536,7 @@ def test_ctrl_c_while_torch_is_imported_is_one_sentence_whatever_comes_up(mtaben
 
 
 def test_an_error_that_is_no_ctrl_c_is_not_taken_for_one(mtabench, monkeypatch):
-    monkeypatch.setattr("mtabench.commands.list.run", lambda device: 1 / 0)
+    monkeypatch.setattr("mtabench.commands.list.run", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         mtabench("list")
 
