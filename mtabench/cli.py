@@ -330,7 +330,7 @@ def export(
     csv: o.CsvFile, out: o.ExportOut = None, format_: o.ExportFormat = None, where: o.Where = None, sort: o.Sort = None,
     overwrite: o.Overwrite = False,
 ) -> None:  # fmt: skip
-    """Turn a results file into Markdown, LaTeX, Parquet or a CSV file for spreadsheets."""
+    """Turn a results file into Markdown, LaTeX, Parquet, CSV for spreadsheets, JSON Lines or what others read."""
     from mtabench.commands.export import run
 
     raise typer.Exit(run(csv, out, format_, where or [], sort, overwrite))

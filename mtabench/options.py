@@ -138,30 +138,6 @@ Where = Annotated[
     list[str] | None, Option(help="Only rows such as impl=triton,eager,seq=1k..4k,status!=ok; * stands for any text.")
 ]
 Sort = Annotated[Text, Option(help="Columns to sort by, such as seq,-speedup; - puts the largest first.")]
-ExportOut = Annotated[File, Option(help="The file to write: .md, .tex, .parquet or .csv (for spreadsheets).")]
-ExportFormat = Annotated[Text, Option("--format", help="What to print without --out: markdown or latex.")]
-Overwrite = Annotated[bool, Option("--overwrite", help="Replace files that are there and are no report.")]
-ResultsFolder = Annotated[Path, Argument(help="A folder of results files; those below it count.", metavar="RESULTS")]
-SiteOut = Annotated[Path, Option("--out", "-o", help="The folder to write: a new one, or an earlier dashboard.")]
-RepoUrl = Annotated[Text, Option(help="The repository, for links to commits, such as https://github.com/me/it.")]
-Title = Annotated[Text, Option(help="What the page is called.")]
-Days = Annotated[int, Option(help="Changes of so many days before the last run are news.")]
-BaseCsv = Annotated[Path, Argument(help="Results of the code before.", metavar="BASE.csv")]
-HeadCsv = Annotated[Path, Argument(help="Results of the code after, on the same device.", metavar="HEAD.csv")]
-Threshold = Annotated[str, Option(help="The smallest change that counts, such as 1% or 5%.")]
-FailOn = Annotated[str, Option(help="What fails: any of broken, slower, gone, unclear, new and faster.")]
-CompareFormat = Annotated[str, Option("--format", help="What to print: table, markdown or json.")]
-MarkdownOut = Annotated[File, Option("--markdown", help="Write the comparison as Markdown.")]
-JunitOut = Annotated[File, Option("--junit", help="Write the comparison as JUnit XML.")]
-GithubOut = Annotated[
-    File, Option("--github-action-benchmark", help="Write HEAD's times as customSmallerIsBetter JSON.")
-]
-BencherOut = Annotated[File, Option("--bencher", help="Write HEAD's times in Bencher's JSON (BMF).")]
-CsvFile = Annotated[Path, Argument(help="A results file of mtabench.", metavar="CSV")]
-Where = Annotated[
-    list[str] | None, Option(help="Only rows such as impl=triton,eager,seq=1k..4k,status!=ok; * stands for any text.")
-]
-Sort = Annotated[Text, Option(help="Columns to sort by, such as seq,-speedup; - puts the largest first.")]
 ExportOut = Annotated[File, Option(help="The file to write: .md, .tex, .parquet, .csv (for spreadsheets) or .jsonl.")]
 ExportFormat = Annotated[
     Text,
