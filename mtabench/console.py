@@ -30,7 +30,12 @@ AnyColumn = TypeVar("AnyColumn", bound=Ranked)
 def make_console() -> Console:
     """A console as wide as the terminal; in a pipe or a log, wide enough for the table."""
     console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=PIPE_WIDTH)
+    return console if has_width(console) else Console(width=PIPE_WIDTH)
+
+
+def has_width(console: Console) -> bool:
+    """Whether somebody looks at a width; what goes to a pipe or a log is searched, and its sentences stay whole."""
+    return console.is_terminal or "COLUMNS" in os.environ
 
 
 def say(console: Console, text: str) -> None:

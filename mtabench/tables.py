@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from mtabench.console import leave_out
+from mtabench.console import has_width, leave_out
 from mtabench.escaping import in_log, printable
 
 GAP = "  "
@@ -128,8 +128,10 @@ def wrapped(text: str, width: int, mark: str = "") -> list[str]:
 
 
 def print_prose(console: Console, text: str, mark: str = "", style: str = "") -> None:
-    """Print a sentence so that no terminal breaks a word. What a person copies is for `console.say`."""
-    print_lines(console, (Text(in_log(line), style) for line in wrapped(printable(text), console.width, mark)))
+    """Print a sentence so that no terminal breaks a word, and whole in a log. What a person copies is for `say`."""
+    text = printable(text)
+    found = wrapped(text, console.width, mark) if has_width(console) else [mark + text]
+    print_lines(console, (Text(in_log(line), style) for line in found))
 
 
 def numbered(texts: Iterable[str]) -> dict[str, str]:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from mtabench import registry
-from mtabench.console import say
+from mtabench.console import make_console
 from mtabench.environment import resolve_device
 from mtabench.json_output import print_json
 from mtabench.measuring.readiness import unsupported_reason
 from mtabench.problem.case import PASSES, Case
 from mtabench.problem.operations import PLAIN, make_operation
 from mtabench.registry import GROUPS, Implementation, names
+from mtabench.tables import print_prose
 
 
 def run(device: str, as_json: bool) -> int:
@@ -25,17 +23,17 @@ def run(device: str, as_json: bool) -> int:
     if as_json:
         print_json("list", _data(device, reasons))
         return 0
-    console = Console()
+    console = make_console()
     width = max(map(len, names())) + 1
     for implementation, reason in zip(registry.IMPLEMENTATIONS, reasons, strict=True):
-        state = Text(f"not ready on this machine ({device}): {reason}" if reason else "ready")
-        state.stylize("yellow" if reason else "green")
-        console.print(Text(f"{implementation.name:<{width}}").append_text(state), soft_wrap=True)
-        say(console, f"{'':<{width}}{implementation.op}: {', '.join(implementation.passes)}; {implementation.summary}")
+        state = f"not ready on this machine ({device}): {reason}" if reason else "ready"
+        print_prose(console, state, f"{implementation.name:<{width}}", "yellow" if reason else "green")
+        does = f"{implementation.op}: {', '.join(implementation.passes)}; {implementation.summary}"
+        print_prose(console, does, " " * width)
         if implementation.note:
-            say(console, f"{'':<{width}}note: {implementation.note}")
+            print_prose(console, f"note: {implementation.note}", " " * width)
     for group, members in GROUPS.items():
-        say(console, f"{group:<{width}}--impl {group} stands for {', '.join(members)}")
+        print_prose(console, f"--impl {group} stands for {', '.join(members)}", f"{group:<{width}}")
     return 0
 
 

@@ -10,8 +10,8 @@ from rich.cells import cell_len
 from rich.text import Text
 from written_runs import case, rounds, write_run
 
-from mtabench.console import significant
-from mtabench.tables import Column, as_columns, blocks, fitted, lines, wrapped
+from mtabench.console import make_console, significant
+from mtabench.tables import Column, as_columns, blocks, fitted, lines, print_prose, wrapped
 
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 LADDER = ("--impl", "ladder", "--op", "attention", "--dtype", "bf16")
@@ -20,6 +20,7 @@ WHOLE = {  # what is said in full at every width
     "explain-decode": ("explain", "decode", "--seq", "64k", "--device-name", "a100"),
     "memory": ("memory", "--device-name", "h200"),
     "memory-ladder": ("memory", *LADDER, "--device-name", "h200"),
+    "list": ("list", "--device", "cpu"),
     "compare": ("compare", RESULTS / "gpus/fifth-1.csv", RESULTS / "gpus/fifth-2.csv"),
 }
 BY_RANK = {  # what leaves out columns and names them
@@ -50,7 +51,8 @@ def words_of(out):
 @pytest.mark.parametrize("words", WHOLE.values(), ids=WHOLE)
 def test_every_word_and_number_is_there_whole(at, words, columns):
     narrow, wide = at(columns, words), at(400, words)
-    assert max(map(cell_len, narrow.splitlines())) <= columns
+    long = [line for line in narrow.splitlines() if cell_len(line) > columns]
+    assert not any(" " in line.strip() for line in long)  # a path is one word, and stays whole
     assert "\u2026" not in narrow
     if words[0] == "compare":  # whose narrow form has words where a table has headings
         numbers = re.compile(r"[-+~]?\d[\d.]*")
@@ -110,3 +112,12 @@ def test_prose_breaks_between_words_only():
     assert wrapped("one twenty-two-characters /a/path/that/is/longer/than/the/line", 24, "[1] ") == [
         "[1] one", "    twenty-two-characters", "    /a/path/that/is/longer/than/the/line",
     ]  # fmt: skip
+
+
+def test_sentences_stay_whole_in_a_log(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    print_prose(make_console(), "word " * 100, "- ")
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    monkeypatch.setenv("COLUMNS", "80")
+    print_prose(make_console(), "word " * 100, "- ")
+    assert len(capsys.readouterr().out.splitlines()) == 7
