@@ -97,12 +97,14 @@ def decode(
 @app.command(rich_help_panel="Measure")
 def verify(
     impl: o.Impl = None, device: o.Device = "auto", fuzz: o.Fuzz = None, seed: o.Seed = None, case: o.CaseNumber = None,
-    jobs: o.Jobs = 1, out: o.FuzzOut = None, dtype: o.Dtype = None,
+    jobs: o.Jobs = 1, out: o.FuzzOut = None, dtype: o.Dtype = None, json: o.PrintJson = False,
 ) -> None:  # fmt: skip
     """Check results, time nothing. Errors against float64, causality, and what else any correct kernel obeys."""
     if fuzz is not None:
         if dtype is not None:
             raise UsageError("random cases are of any dtype; leave out --dtype or --fuzz")
+        if json:
+            raise UsageError("--json is for the checks without --fuzz; leave one of them out")
         from mtabench.commands.fuzz import run as run_fuzz
 
         raise typer.Exit(run_fuzz(fuzz, impl, device, seed, case, jobs, out))
@@ -110,25 +112,26 @@ def verify(
         raise UsageError("--case, --jobs and --out are for random cases; give --fuzz SECONDS as well")
     from mtabench.commands.verify import run
 
-    raise typer.Exit(run(impl, device, seed, dtype))
+    raise typer.Exit(run(impl, device, seed, dtype, json))
 
 
 @app.command("list", rich_help_panel="Measure")
-def list_(device: o.Device = "auto", anew: o.Anew = False) -> None:
+def list_(device: o.Device = "auto", anew: o.Anew = False, json: o.PrintJson = False) -> None:
     """Show what can be measured. Each implementation is ready on this machine, or the reason why not is given."""
     from mtabench.commands.list import run
 
-    raise typer.Exit(run(device, anew))
+    raise typer.Exit(run(device, anew, json))
 
 
 @app.command(rich_help_panel="Measure")
 def env(
     measure: o.Measure = False, device: o.Device = "auto", out: o.CeilingsOut = None, anew: o.Anew = False,
+    json: o.PrintJson = False,
 ) -> None:  # fmt: skip
     """Show device and versions, and what the device can do at most if that was measured."""
     from mtabench.commands.env import run
 
-    raise typer.Exit(run(device, measure, out, anew))
+    raise typer.Exit(run(device, measure, out, anew, json))
 
 
 @app.command(rich_help_panel="Measure")
@@ -193,7 +196,7 @@ def memory(
     kv_heads: o.KvHeads = None, mix: o.Mix = None, post_conv: o.PostConv = None, layer: o.Layer = None,
     dtype: o.Dtype = None, causal: o.Causal = True, splits: o.Splits = "auto",
     preset: o.PresetName = None, device_name: o.DeviceName = None, memory: o.MemorySize = None,
-    measure: o.Trace = False, csv: o.CellsCsv = None, json: o.CellsJson = None, overwrite: o.OverwriteFiles = False,
+    measure: o.Trace = False, csv: o.CellsCsv = None, json: o.CellsJson = None, overwrite: o.OverwriteOutputs = False,
 ) -> None:  # fmt: skip
     """Say what implementations store and move: score matrix against tile, traffic, and where memory ends."""
     from mtabench.commands.memory import run
@@ -211,7 +214,7 @@ def inspect_(
     target: o.Targets = None, kernel: o.KernelNames = None, head_dim: o.HeadDim = None, conv: o.Conv = None,
     dtype: o.Dtype = None, seq: o.Seq = None, causal: o.IfCausal = None, all_shapes: o.AllShapes = False,
     sass: o.Sass = None, baseline: o.StaticBaseline = None, accept: o.Accept = False, json: o.JsonOut = None,
-    csv: o.CsvOut = None,
+    csv: o.CsvOut = None, overwrite: o.OverwriteOutputs = False,
 ) -> None:  # fmt: skip
     """Compile the kernels for GPUs that are not there. Shows registers, spills, occupancy and what limits it, SASS."""
     from mtabench.commands.inspect import run
@@ -219,7 +222,7 @@ def inspect_(
 
     asked = ShapeFilter(head_dim, conv, dtype, seq, causal)
     outputs = {"json": json, "csv": csv}
-    raise typer.Exit(run(target, kernel, asked, all_shapes, sass, baseline, accept, outputs))
+    raise typer.Exit(run(target, kernel, asked, all_shapes, sass, baseline, accept, outputs, overwrite))
 
 
 @app.command(rich_help_panel="Understand")
@@ -269,15 +272,18 @@ def compare(
     base: o.BaseCsv, head: o.HeadCsv, threshold: o.Threshold = "2%", fail_on: o.FailOn = "broken,slower,gone",
     format_: o.CompareFormat = "table", markdown: o.MarkdownOut = None, junit: o.JunitOut = None,
     github_action_benchmark: o.GithubOut = None, bencher: o.BencherOut = None, rerun_unclear: o.RerunUnclear = False,
+    across_devices: o.AcrossDevices = False, json: o.PrintJson = False, overwrite: o.OverwriteOutputs = False,
 ) -> None:  # fmt: skip
     """Compare two runs of the same cells. Exits with 1 if one got slower, broke or is gone, to gate CI on it."""
-    from mtabench.commands.compare import run
+    from mtabench.commands.compare import run, run_across
     from mtabench.comparing.reporting import comparison_options
 
     outputs = {
         "markdown": markdown, "junit": junit, "github_action_benchmark": github_action_benchmark, "bencher": bencher,
     }  # fmt: skip
-    raise typer.Exit(run(base, head, comparison_options(threshold, fail_on, format_, outputs), rerun_unclear))
+    shown = "json" if json else format_
+    asked = comparison_options(threshold, fail_on, shown, outputs, overwrite)
+    raise typer.Exit((run_across if across_devices else run)(base, head, asked, rerun_unclear))
 
 
 @app.command(context_settings={"ignore_unknown_options": True}, rich_help_panel="Compare")
@@ -286,6 +292,7 @@ def ab(
     out: o.FolderOut = None, threshold: o.Threshold = "2%", fail_on: o.FailOn = "broken,slower,gone",
     format_: o.CompareFormat = "table", markdown: o.MarkdownOut = None, junit: o.JunitOut = None,
     github_action_benchmark: o.GithubOut = None, bencher: o.BencherOut = None, rerun_unclear: o.RerunUnclear = False,
+    overwrite: o.OverwriteOutputs = False,
 ) -> None:  # fmt: skip
     """Measure two revisions and compare them. Both run here, in fresh processes that take turns; exits as compare."""
     from mtabench.commands.ab import run
@@ -294,7 +301,7 @@ def ab(
     outputs = {
         "markdown": markdown, "junit": junit, "github_action_benchmark": github_action_benchmark, "bencher": bencher,
     }  # fmt: skip
-    words, asked = _sweep_words(sweep), comparison_options(threshold, fail_on, format_, outputs)
+    words, asked = _sweep_words(sweep), comparison_options(threshold, fail_on, format_, outputs, overwrite)
     raise typer.Exit(run(words, base, head, pairs, out, rerun_unclear, asked))
 
 
@@ -310,11 +317,11 @@ def noise(
 
 
 @app.command(rich_help_panel="Look")
-def show(csv: o.CsvFile, where: o.Where = None, sort: o.Sort = None) -> None:
+def show(csv: o.CsvFile, where: o.Where = None, sort: o.Sort = None, json: o.PrintJson = False) -> None:
     """Print a results file as a table that fits the terminal, with pictures of its rounds."""
     from mtabench.commands.show import run
 
-    raise typer.Exit(run(csv, where or [], sort))
+    raise typer.Exit(run(csv, where or [], sort, json))
 
 
 @app.command(rich_help_panel="Look")
@@ -322,7 +329,7 @@ def export(
     csv: o.CsvFile, out: o.ExportOut = None, format_: o.ExportFormat = None, where: o.Where = None, sort: o.Sort = None,
     overwrite: o.Overwrite = False,
 ) -> None:  # fmt: skip
-    """Turn a results file into Markdown, LaTeX, Parquet or a CSV file for spreadsheets."""
+    """Turn a results file into Markdown, LaTeX, Parquet, CSV for spreadsheets, JSON Lines or what others read."""
     from mtabench.commands.export import run
 
     raise typer.Exit(run(csv, out, format_, where or [], sort, overwrite))
@@ -338,7 +345,7 @@ def merge(csv: o.CsvFiles, out: o.NewCsv, latest: o.Latest = False, overwrite: o
 
 @results_app.command()
 def select(csv: o.CsvFile, out: o.NewCsv, where: o.Where = None, overwrite: o.Overwrite = False) -> None:
-    """Put some rows of a results file and their samples into another."""
+    """Put rows of a results file and their samples into another: those of --where, or all."""
     from mtabench.commands.results import select_rows
 
     raise typer.Exit(select_rows(csv, where or [], out, overwrite))

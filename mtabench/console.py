@@ -1,21 +1,20 @@
-"""What the person reads on standard output: lines, numbers, and the columns that a terminal has room for."""
+"""What the person reads on standard output: lines, numbers, and how many columns a terminal has room for."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, Protocol, TextIO, TypeVar, cast
+from typing import Any, Protocol, TextIO, TypeVar, cast
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.status import Status
-from rich.table import Table
 
 from mtabench.escaping import in_log, printable
 
 PIPE_WIDTH = 160
+SMALL_RATE = 1e-3  # TFLOP/s
 GAP = 2  # characters between columns of Rich's tables without lines
 
 
@@ -27,24 +26,6 @@ class Ranked(Protocol):
 
 
 AnyColumn = TypeVar("AnyColumn", bound=Ranked)
-
-
-class Column(NamedTuple):
-    """A column of texts under a heading of one line or several."""
-
-    heading: str
-    texts: Sequence[str]
-    rank: int = 0
-    justify: Literal["left", "right"] = "right"
-
-    @property
-    def width(self) -> int:
-        return max(map(cell_len, (*self.heading.split("\n"), *self.texts)))
-
-    @property
-    def name(self) -> str:
-        """The heading on one line."""
-        return self.heading.replace("\n", " ")
 
 
 class Outlasting:
@@ -94,9 +75,12 @@ def make_console(outlasting: Outlasting | None = None, quiet: bool = False) -> C
     """A console as wide as the terminal; in a pipe or a log, wide enough for the table."""
     file = cast(Any, outlasting)
     console = Console(file=file, quiet=quiet)
-    return (
-        console if console.is_terminal or "COLUMNS" in os.environ else Console(file=file, quiet=quiet, width=PIPE_WIDTH)
-    )
+    return console if has_width(console) else Console(file=file, quiet=quiet, width=PIPE_WIDTH)
+
+
+def has_width(console: Console) -> bool:
+    """Whether somebody looks at a width; what goes to a pipe or a log is searched, and its sentences stay whole."""
+    return console.is_terminal or "COLUMNS" in os.environ
 
 
 def say(console: Console, text: str) -> None:
@@ -123,20 +107,9 @@ def significant(value: float, digits: int = 4, *, zeros: bool = False) -> str:
     return f"{value:#.{digits}g}".rstrip(".") if zeros else f"{value:.{digits}g}"
 
 
-def plain_table(headings: Sequence[str], *, left: Collection[str] = (), folded: Collection[str] = ()) -> Table:
-    """A table without lines: columns in `left`, by default the first, to the left; the others, numbers, to the right.
-
-    Texts in columns of `folded` go on in another line where the width is too small.
-    """
-    left = left or headings[:1]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        side: Literal["left", "right"] = "left" if heading in left else "right"
-        if heading in folded:
-            table.add_column(heading, justify=side, overflow="fold")
-        else:
-            table.add_column(heading, justify=side, no_wrap=True)
-    return table
+def flop_unit(tflops: Iterable[float]) -> tuple[str, float]:
+    """The unit for rates given in TFLOP/s, and the factor to it: GFLOP/s if one would be less than a thousandth."""
+    return ("GFLOP/s", 1e3) if min((rate for rate in tflops if rate), default=1.0) < SMALL_RATE else ("TFLOP/s", 1.0)
 
 
 def leave_out(

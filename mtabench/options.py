@@ -194,9 +194,7 @@ ProfileIn = Annotated[
 RooflineOut = Annotated[File, Output(*OUT, help="A CSV file to write besides.")]
 RunCsv = Annotated[Path, Argument(help="A results file of mtabench.", metavar="RUN.csv")]
 ReportOut = Annotated[File, Output(*OUT, help="The HTML page; NAME-report.html beside NAME.csv if not given.")]
-ReportMarkdown = Annotated[
-    File, Output("--markdown", help="The same as Markdown; NAME-report.md beside NAME.csv if not given.")
-]
+ReportMarkdown = Annotated[File, Output("--markdown", help="The same as Markdown; beside the page if not given.")]
 ReportOverwrite = Annotated[bool, Output("--overwrite", help="Replace files that are there and are no report.")]
 ResultsFolder = Annotated[Path, Argument(help="A folder of results files; those below it count.", metavar="RESULTS")]
 SiteOut = Annotated[Path, Output(*OUT, help="The folder to write: a new one, or an earlier dashboard.")]
@@ -207,7 +205,7 @@ BaseCsv = Annotated[Path, Argument(help="Results of the code before.", metavar="
 HeadCsv = Annotated[Path, Argument(help="Results of the code after, on the same device.", metavar="HEAD.csv")]
 Threshold = Annotated[str, Option(help="The smallest change that counts, such as 1% or 5%.")]
 FailOn = Annotated[str, Option(help="What fails: any of broken, slower, gone, unclear, new and faster.")]
-CompareFormat = Annotated[str, Output("--format", help="What to print: table or markdown.")]
+CompareFormat = Annotated[str, Output("--format", help="What to print: table, markdown or json.")]
 MarkdownOut = Annotated[File, Output("--markdown", help="Write the comparison as Markdown.")]
 JunitOut = Annotated[File, Output("--junit", help="Write the comparison as JUnit XML.")]
 GithubOut = Annotated[
@@ -219,14 +217,27 @@ Where = Annotated[
     list[str] | None, Option(help="Only rows such as impl=triton,eager,seq=1k..4k,status!=ok; * stands for any text.")
 ]
 Sort = Annotated[Text, Option(help="Columns to sort by, such as seq,-speedup; - puts the largest first.")]
-ExportOut = Annotated[File, Output(*OUT, help="The file to write: .md, .tex, .parquet or .csv (for spreadsheets).")]
-ExportFormat = Annotated[Text, Output("--format", help="What to print without --out: markdown or latex.")]
+ExportOut = Annotated[
+    File, Output(*OUT, help="The file to write: .md, .tex, .parquet, .csv (for spreadsheets) or .jsonl.")
+]
+ExportFormat = Annotated[
+    Text,
+    Output(
+        "--format",
+        help="markdown, latex, parquet, csv, jsonl, flashinfer-trace (.jsonl) or pytorch-benchmark (.json); that of "
+        "the suffix of --out, or markdown, if not given.",
+    ),
+]
 Overwrite = Annotated[bool, Output("--overwrite", help="Replace --out if it is there.")]
 NewCsv = Annotated[Path, Output(*OUT, help="The results file to write; samples go beside it.")]
 Latest = Annotated[bool, Option("--latest", help="Of a cell that several files have, take the row that started last.")]
 RerunUnclear = Annotated[
     bool, Option("--rerun-unclear", help="Measure unclear cells again in pairs of both revisions, at most twice.")
 ]
+AcrossDevices = Annotated[
+    bool, Output("--across-devices", help="Show the ratios of times on two devices, without a verdict.")
+]
+PrintJson = Annotated[bool, Output("--json", help="Print one JSON document for programs instead: docs/json.md.")]
 SweepArguments = Annotated[
     list[str], Argument(help="fwd, bwd or decode, and after it any options of that sweep.", metavar="PASS")
 ]
@@ -260,7 +271,7 @@ Trace = Annotated[
 ]
 CellsCsv = Annotated[File, Output("--csv", help="Write a row a cell as CSV.")]
 CellsJson = Annotated[File, Output("--json", help="Write a row a cell as JSON.")]
-OverwriteFiles = Annotated[bool, Output("--overwrite", help="Replace the files of --csv and --json.")]
+OverwriteOutputs = Annotated[bool, Output("--overwrite", help="Replace files of these options that are there.")]
 Measure = Annotated[
     bool, Option("--measure", help="Measure memory bandwidth and matmul rate as well, and keep them for sweeps.")
 ]

@@ -8,6 +8,8 @@ import matplotlib
 import pytest
 
 from mtabench.charts import draw, stamp
+from mtabench.results.results_file import find_samples
+from mtabench.results.runs import read_run
 
 RESULTS = Path(__file__).parents[1] / "results"
 MAIN = RESULTS / "nvidia-h200"
@@ -18,6 +20,20 @@ def test_the_table_has_every_file():
     named = set(re.findall(r"`([\w-]+\.csv|\w+/)`", text))
     there = {path.name + "/" * path.is_dir() for path in MAIN.iterdir() if path.is_dir() or path.suffix == ".csv"}
     assert named == there
+
+
+def test_every_run_has_its_samples_but_those_that_the_text_names():
+    text = " ".join((RESULTS / "README.md").read_text().split())
+    (names,) = re.findall(r"These were measured before samples were kept: (.*?)\.(?= )", text)
+    without = set()
+    for path in MAIN.glob("*.csv"):
+        with open(path) as file:
+            is_run = {"run_id", "rounds", "median_ms"} <= set(next(csv.reader(file)))
+        if is_run and find_samples(path).exists():
+            read_run(path)  # which checks that they are the samples of these rows
+        elif is_run:
+            without.add(path.name)
+    assert without == set(re.findall(r"`([\w-]+\.csv)`", names))
 
 
 def test_the_table_has_the_commit_of_every_file():

@@ -40,12 +40,12 @@ def draw(
 
     All kinds that the data can give are drawn, or those named in `kinds`. A file is called PASS-KIND.FORMAT, with
     `-dark` before the dot on a dark page. It holds a stamp of the results, as `stamp` gives it. Settings that one chart
-    cannot show together (device, dtype, heads, batch, causal) make charts of their own, named after what differs. A
-    cell that is in several files counts once, the latest. `written` is told each path as soon as the file is there.
+    cannot show together (device, dtype, heads, batch, causal) make charts of their own, named after what differs.
+    `written` is told each path as soon as the file is there.
 
-    Raises UsageError for a file that is no results file, a folder that cannot be written, an unknown kind, theme or
-    format, or a kind in `kinds` that the data cannot give. But for the folder all of this is found before any file
-    is written.
+    Raises UsageError for a file that is no results file, a cell that two files have different rows of, a folder that
+    cannot be written, an unknown kind, theme or format, or a kind in `kinds` that the data cannot give. But for the
+    folder all of this is found before any file is written.
     """
     for what, given, known in (
         ("kind of chart", kinds, KINDS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from mtabench.errors import UsageError
 from mtabench.measuring.settled import settled
 from mtabench.problem.axes import short
 from mtabench.problem.operations import OPERATION_COLUMNS
-from mtabench.results.results_file import KEY_COLUMNS, MEASURED_COLUMNS, NUMERIC_COLUMNS, read_results
+from mtabench.results.cell_names import name_of
+from mtabench.results.results_file import COLUMNS, KEY_COLUMNS, MEASURED_COLUMNS, NUMERIC_COLUMNS, read_results
 
 SETTING = ("device", "dtype", "heads", "kv_heads", "causal", "batch_name")
 MEASURES = tuple(name for name in MEASURED_COLUMNS if name in NUMERIC_COLUMNS)
@@ -23,20 +25,20 @@ SLUG_LENGTH = 40
 
 
 def read_cells(csv_paths: Iterable[str | Path]) -> pd.DataFrame:
-    """The cells of all files in one frame, as `read_results` gives them, each cell once: the latest.
+    """The cells of all files in one frame, as `read_results` gives them; a row that several files have counts once.
 
     `folder` is where its file lies. A measure of 0, which no logarithmic axis holds, is NaN, and a cell that is `ok`
     and has no time has the status `no time`. `unsettled` says whether its time did not settle. Raises UsageError where
-    `read_results` does, if there is no file, or for more implementations than charts can tell apart.
+    `read_results` does, if there is no file, for a cell of one device with different rows, or for more implementations
+    than charts can tell apart.
     """
-    frames = [
-        read_results(path).assign(file=number, folder=str(Path(path).parent)) for number, path in enumerate(csv_paths)
-    ]
+    paths = list(map(Path, csv_paths))
+    frames = [read_results(path).assign(file=number, folder=str(path.parent)) for number, path in enumerate(paths)]
     if not frames:
         raise UsageError("no results file was given; expected at least one CSV file")
     frame = pd.concat(frames, ignore_index=True)
-    latest = frame.sort_values("started_utc", kind="stable").drop_duplicates([*KEY_COLUMNS, "device"], keep="last")
-    cells = latest.sort_index().reset_index(drop=True)
+    cells = frame.drop_duplicates(COLUMNS).reset_index(drop=True)
+    _refuse_two_rows(cells, paths)
     cells[list(MEASURES)] = cells[list(MEASURES)].where(cells[list(MEASURES)] > 0)
     cells.loc[(cells["status"] == "ok") & cells["median_ms"].isna(), "status"] = "no time"
     records: list[Any] = cells[list(MEASURES)].to_dict("records")
@@ -48,6 +50,24 @@ def read_cells(csv_paths: Iterable[str | Path]) -> pd.DataFrame:
             "give fewer files"
         )
     return cells
+
+
+def _refuse_two_rows(cells: pd.DataFrame, paths: Sequence[Path]) -> None:
+    """Raise UsageError for a cell that a device has several rows of: a chart would show one of them and not say so."""
+    key = [*KEY_COLUMNS, "device"]
+    second = cells[cells.duplicated(key)]
+    if second.empty:
+        return
+    two = next(rows for _, rows in cells.groupby(key, dropna=False, sort=False) if len(rows) > 1)
+    records: list[Any] = two.to_dict("records")
+    first, again = records[:2]
+    names = [paths[number] for number in (first["file"], again["file"])]
+    cell = f"{name_of(again)} of {again['device'] or 'an unnamed device'}"
+    more = f" and {len(second) - 1} more cells" if len(second) > 1 else ""
+    if names[0] == names[1]:
+        raise UsageError(f"{names[0]} has the cell {cell} twice{more}; a results file has one row a cell")
+    merge = shlex.join(["mtabench", "results", "merge", *map(str, names), "--latest", "--out", "ALL.csv"])
+    raise UsageError(f"{names[0]} and {names[1]} both have {cell}{more}; give one of them, or first `{merge}`")
 
 
 def settings(cells: pd.DataFrame, names: Sequence[str] = SETTING) -> Iterator[tuple[str, pd.DataFrame]]:

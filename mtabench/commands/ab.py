@@ -47,7 +47,7 @@ def run(
         raise UsageError(f"ab writes a folder with base.csv and head.csv in it; give --out {folder.with_suffix('')}")
     if folder.exists():
         raise UsageError(f"{folder} already exists; give another --out")
-    check_outputs(asked.outputs, (folder / "base.csv", folder / "head.csv"))
+    check_outputs(asked, (folder / "base.csv", folder / "head.csv"))
     check_folder(folder)
     output = Outlasting(sys.stdout)
     console = make_console(output)

@@ -4,9 +4,35 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mtabench.comparing import across
+from mtabench.comparing.across import ratios
 from mtabench.comparing.compare import compare
+from mtabench.comparing.comparison_data import ratios_data
 from mtabench.comparing.reporting import ComparisonOptions, check_outputs, refusal_reported, report
+from mtabench.errors import UsageError
+from mtabench.json_output import print_json
+from mtabench.results.outputs import write_text
 from mtabench.results.runs import read_run
+
+
+def run_across(base: Path, head: Path, asked: ComparisonOptions, rerun_unclear: bool) -> int:
+    """Print how many times as long cells take on the device of `head` as on that of `base`; 0.
+
+    Raises UsageError for an option that is for verdicts, and NotComparableError if no cell has a time in both.
+    """
+    others = [f"--{name.replace('_', '-')}" for name in asked.outputs if name != "markdown"]
+    others += ["--rerun-unclear"] * rerun_unclear
+    if others:
+        raise UsageError(f"{others[0]} is for verdicts, and --across-devices gives none; leave one of them out")
+    check_outputs(asked, (base, head))
+    found = ratios(*(read_run(path, samples_needed=False) for path in (base, head)))
+    if "markdown" in asked.outputs:
+        write_text(asked.outputs["markdown"], across.markdown_text(found) + "\n")
+    if asked.format == "json":
+        print_json("compare", ratios_data(found))
+    else:
+        across.report(found, asked.format == "markdown")
+    return 0
 
 
 def run(base: Path, head: Path, asked: ComparisonOptions, rerun_unclear: bool) -> int:
@@ -15,7 +41,7 @@ def run(base: Path, head: Path, asked: ComparisonOptions, rerun_unclear: bool) -
     With `rerun_unclear` the cells that are unclear are measured again, in pairs of processes of both revisions, and
     judged by those. Raises NotComparableError, which the Markdown and the JUnit file asked for then say.
     """
-    check_outputs(asked.outputs, (base, head))
+    check_outputs(asked, (base, head))
     runs = read_run(base), read_run(head)
     with refusal_reported(asked):
         if rerun_unclear:

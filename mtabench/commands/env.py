@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from rich.console import Console
 from mtabench.commands import RESULTS_FOLDER
 from mtabench.console import say
 from mtabench.environment import check_device_name, describe, describe_gpu, resolve_device
+from mtabench.json_output import print_json
 from mtabench.measuring.ceilings import measure_ceilings
 from mtabench.measuring.kept_ceilings import FILE_NAME, check_ceilings, keep_ceilings, read_ceilings
 from mtabench.problem.case import DTYPES
@@ -17,7 +20,7 @@ from mtabench.remembered import remembered
 from mtabench.results.results_file import text_of
 
 
-def run(device: str, measure: bool, out: Path | None, anew: bool) -> int:
+def run(device: str, measure: bool, out: Path | None, anew: bool, as_json: bool) -> int:
     """Print where this runs and the ceilings kept for it in `out`; with `measure` they are measured anew."""
     check_device_name(device)
     path = out or RESULTS_FOLDER / FILE_NAME
@@ -25,6 +28,11 @@ def run(device: str, measure: bool, out: Path | None, anew: bool) -> int:
     console = Console()
     found = remembered(f"env-{device}", lambda: _seen(device), anew or measure)
     device, environment = found["device"], describe(found["device"], found["gpu"])
+    if as_json:
+        if measure:
+            keep_ceilings(path, environment, {dtype: measure_ceilings(device, dtype) for dtype in DTYPES})
+        print_json("env", _data(device, environment, found["tuned"], path))
+        return 0
     for name, value in environment.items():
         say(console, f"{name:<10} {'-' if value in ('', None) else text_of(value)}")
     for text in found["tuned"]:
@@ -45,3 +53,10 @@ def _seen(device: str) -> dict[str, Any]:
 
     device = resolve_device(device)
     return {"device": device, "gpu": describe_gpu() if device == "cuda" else None, "tuned": effect_lines(device)}
+
+
+def _data(device: str, environment: Mapping[str, Any], tuned: Sequence[str], path: Path) -> dict[str, Any]:
+    """What `run` prints, for programs."""
+    ceilings = [{"dtype": dtype, **asdict(found)} for dtype, found in read_ceilings(path, environment).items()]
+    facts = {name: None if value == "" else value for name, value in environment.items()}
+    return {"kind": device, "environment": facts, "tuned": tuned, "ceilings_file": path, "ceilings": ceilings}

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from mtabench.commands import RESULTS_FOLDER
-from mtabench.console import make_console, plain_table, say, significant
+from mtabench.console import make_console, say, significant
 from mtabench.errors import UsageError
 from mtabench.measuring.kept_ceilings import FILE_NAME, ceilings_of_device
 from mtabench.model.devices import Device, Rates, find_device, rates_of
@@ -22,6 +22,7 @@ from mtabench.problem.case import Case
 from mtabench.registry import implementation_of
 from mtabench.results.results_file import key_of, key_of_row, read_file
 from mtabench.sweeps.plan import Options, make_plan
+from mtabench.tables import Cell, Column, as_columns, print_columns, print_prose
 
 MOST_CELLS = 40
 RULE = (
@@ -29,7 +30,10 @@ RULE = (
     "gaps; kernels follow each other; a call takes at least what the host needs to launch it"
 )
 # Terms by the headings of their columns.
-HEADINGS = ("tensor", "exp", "CUDA cores", "shared", "L2", "memory", "start-up", "gaps")
+HEADINGS = ("tensor", "exp", "CUDA\ncores", "shared", "L2", "memory", "start\nup", "gaps")
+COUNTS = (
+    "what each\nkernel does", "launches", "GMAC", "exp\n1e9", "shared\nmemory GB", "L2\nGB", "memory\nGB"
+)  # fmt: skip
 TERMS = dict(zip(HEADINGS, (*IN_TURN, *BESIDE, "start-up", "launch gaps"), strict=True))
 Measured = dict[tuple[str, ...], tuple[float, Path]]
 
@@ -43,13 +47,13 @@ def run(options: Options, device_name: str | None, results: Sequence[Path], ceil
     measured = _measured(results)
     kept = _kept_ceilings(ceilings, device)
     console = make_console()
-    say(console, RULE)
+    print_prose(console, RULE)
     for case in cases:
         say(console, "")
-        console.print(_title(case), style="bold", markup=False, highlight=False, soft_wrap=True)
+        print_prose(console, _title(case), style="bold")
         reason = unmodelled(case, device)
         if reason:
-            say(console, f"no prediction: {reason}")
+            print_prose(console, f"no prediction: {reason}")
             continue
         rates = rates_of(device, *kept.get(case.dtype, ()))
         _explain(console, case, device, rates, measured)
@@ -58,25 +62,25 @@ def run(options: Options, device_name: str | None, results: Sequence[Path], ceil
 
 def _explain(console: Console, case: Case, device: Device, rates: Rates, measured: Measured) -> None:
     prediction = predict(case, device, rates, tiles_on(case, device))
-    say(
+    print_prose(
         console,
         f"on {device.name}: products at {2 * rates.macs / 1e12:.4g} TFLOP/s, copies at "
         f"{rates.memory_bytes / 1e9:.4g} GB/s, {rates.source}",
     )
     if prediction.tiles:
-        say(console, _tiles_line(case, prediction))
-    console.print(_counts_table(prediction))
-    console.print(_times_table(prediction))
-    say(console, _verdict(prediction, measured.get(key_of(case))))
+        print_prose(console, _tiles_line(case, prediction))
+    print_columns(console, _counts_table(prediction))
+    print_columns(console, _times_table(prediction))
+    print_prose(console, _verdict(prediction, measured.get(key_of(case))))
     kernel, term, seconds = prediction.largest
-    say(
+    print_prose(
         console,
         f"largest term: {term} of {kernel}, {_ms(seconds)} ({seconds / prediction.gpu_s:.0%} of the GPU's time)",
     )
     work = implementation_of(case).work
     needed = input_bytes(case) + expected_memory_bytes(case, work)
     longest = longest_seq(case, work, device.memory_bytes)
-    say(
+    print_prose(
         console,
         f"memory: {needed / 1e9:.3g} GB with its inputs; at most {short(longest)} tokens a sequence fit in "
         f"{device.memory_bytes / 1e9:.4g} GB",
@@ -95,31 +99,30 @@ def _verdict(prediction: Prediction, found: tuple[float, Path] | None) -> str:
     return f"{text}; measured: {significant(measured_ms)} ms ({path}), predicted {off:+.1%}"
 
 
-def _counts_table(prediction: Prediction) -> Table:
+def _counts_table(prediction: Prediction) -> list[Column]:
     """A row a kernel: what all its launches do."""
-    headings = ("launches", "GMAC", "exp, 1e9", "shared memory GB", "L2 GB", "memory GB")
-    table = plain_table(("what each kernel does", *headings))
+    rows = []
     for time in prediction.kernels:
         kernel = time.kernel
         counts = (kernel.macs, kernel.exponentials, kernel.shared_bytes, kernel.l2_bytes, kernel.memory_bytes)
-        table.add_row(kernel.name, str(kernel.launches or ""), *(significant(n / 1e9, 3) if n else "" for n in counts))
-    return table
+        numbers = (significant(n / 1e9, 3) if n else "" for n in counts)
+        rows.append([kernel.name, str(kernel.launches or ""), *numbers])
+    return as_columns(COUNTS, rows)
 
 
-def _times_table(prediction: Prediction) -> Table:
-    """A row a kernel: its terms and what they come to; "?" where a limit of the device is not known."""
+def _times_table(prediction: Prediction) -> list[Column]:
+    """A row a kernel: what its terms come to, and the terms; "?" where a limit of the device is not known."""
     terms = {
         heading: name
         for heading, name in TERMS.items()
         if any(time.terms[name] or time.terms[name] is None for time in prediction.kernels)
     }
-    table = plain_table(("microseconds", *terms, "predicted"))
-    table.add_column("bound by", no_wrap=True)
-    for time in prediction.kernels:
-        times = (_us(time.terms[name]) for name in terms.values())
-        table.add_row(time.kernel.name, *times, _us(time.seconds), time.bound_by[0])
-    table.add_row("all", *[""] * len(terms), _us(prediction.gpu_s), "", style="bold")
-    return table
+    rows: list[list[Cell]] = [
+        [time.kernel.name, _us(time.seconds), time.bound_by[0], *(_us(time.terms[name]) for name in terms.values())]
+        for time in prediction.kernels
+    ]
+    rows.append(["all", Text(_us(prediction.gpu_s), style="bold"), *[""] * (len(terms) + 1)])
+    return as_columns(("microseconds", "predicted", "bound by", *terms), rows, ("microseconds", "bound by"))
 
 
 def _tiles_line(case: Case, prediction: Prediction) -> str:

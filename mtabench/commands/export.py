@@ -1,50 +1,76 @@
-"""The command `mtabench export`: a results file for papers, pull requests, spreadsheets and data frames."""
+"""The command `mtabench export`: a results file for papers, pull requests, data frames and other benchmarks."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
+import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from mtabench.errors import UsageError
 from mtabench.escaping import in_latex, in_log, in_markdown, in_spreadsheet, markdown_table
-from mtabench.results.columns import TABLE
-from mtabench.results.outputs import check_output, written
+from mtabench.exports import flashinfer_trace, pytorch_benchmark
+from mtabench.results.columns import TABLE, values_of
+from mtabench.results.outputs import check_outputs, written
 from mtabench.results.result_view import Column, View, make_view
-from mtabench.results.results_file import COLUMNS, frame, read_file, samples_path, say_if_torn
+from mtabench.results.results_file import COLUMNS, frame, read_file, samples_paths, say_if_torn
 from mtabench.results.where import parse_where, select, sort_key
 
 Rows = Sequence[Mapping[str, str]]
 
-PRINTED = ("markdown", "latex")
 HIGHEST_RANK = {"markdown": 8, "latex": 4}  # of the columns shown: a page is narrower than a screen
 
 
 def run(
     path: Path, out: Path | None, format_: str | None, where: Sequence[str], sort: str | None, overwrite: bool
 ) -> int:
-    """Write the rows for which `where` holds to `out` in the format of its suffix, or print them; raises UsageError."""
-    if out is not None and format_ is not None:
-        raise UsageError(f"--format {format_} is for printing; the suffix of --out says in which format it is written")
-    if out is not None and out.suffix not in FORMATS:
-        raise UsageError(f"--out {out} has no suffix that names a format; expected one of {', '.join(FORMATS)}")
-    if format_ is not None and format_ not in PRINTED:
-        raise UsageError(f"--format {format_!r} is not known; expected {' or '.join(PRINTED)}, or --out FILE.parquet")
+    """Write the rows for which `where` holds to `out`, or print them; raises UsageError.
+
+    The format is that of `format_`, else that of the suffix of `out`, else Markdown.
+    """
+    chosen = _format(out, format_)
     conditions, in_order = parse_where(where), sort_key(sort) if sort is not None else list
     if out is not None:
-        check_output(out, [path, samples_path(path)], overwrite)
+        check_outputs({"--out": out}, [path, *samples_paths(path)], overwrite)
     file = read_file(path, with_rows=True)
     say_if_torn(file)
     rows = in_order(select(file.rows(), conditions, path))
+    content = chosen.write(rows)
     if out is None:
-        print(in_log(PRINTERS[format_ or "markdown"](rows)), end="")
-        return 0
-    content = FORMATS[out.suffix](rows)
-    with written(out) as target:
-        target.write(content)
-    print(out)
+        print(in_log(str(content)), end="")
+    else:
+        with written(out) as target:
+            target.write(content.encode() if isinstance(content, str) else content)
+        print(out)
+    if missing := Counter(row["status"] for row in rows if chosen.left_out(row)):
+        counts = ", ".join(f"{count} {status}" for status, count in missing.items())
+        print(f"left out, since the format has no place for them: {counts}", file=sys.stderr)
     return 0
+
+
+def _format(out: Path | None, name: str | None) -> Format:
+    """The format that is asked for; raises UsageError."""
+    if name is not None and name not in FORMATS:
+        raise UsageError(f"--format {name!r} is not known; expected one of {', '.join(FORMATS)}")
+    if out is None:
+        found = FORMATS[name or "markdown"]
+        if not found.printed:
+            raise UsageError(f"--format {name} is not for printing; give --out FILE{found.suffix}")
+        return found
+    if name is not None:
+        if out.suffix != FORMATS[name].suffix:
+            raise UsageError(f"--format {name} is written to a file {FORMATS[name].suffix}, and --out is {out}")
+        return FORMATS[name]
+    usual = {one.suffix: one for one in FORMATS.values() if not one.named}
+    if out.suffix not in usual:
+        others = " or ".join(f"--format {name} ({one.suffix})" for name, one in FORMATS.items() if one.named)
+        suffixes = ", ".join(one.suffix for one in FORMATS.values() if not one.named)
+        raise UsageError(f"--out {out} has no suffix that names a format; expected one of {suffixes}; or {others}")
+    return usual[out.suffix]
 
 
 def markdown(rows: Rows) -> str:
@@ -124,10 +150,34 @@ def _latex_row(cells: Sequence[str]) -> str:
     return f"{' & '.join(cells)} \\\\"
 
 
-PRINTERS: Mapping[str, Callable[[Rows], str]] = {"markdown": markdown, "latex": latex}
-FORMATS: Mapping[str, Callable[[Rows], bytes]] = {
-    ".md": lambda rows: markdown(rows).encode(),
-    ".tex": lambda rows: latex(rows).encode(),
-    ".parquet": parquet,
-    ".csv": spreadsheet,
+def json_lines(rows: Rows) -> str:
+    """Every column of every row, a JSON object a line, null where nothing is known."""
+    return "".join(f"{json.dumps(values_of(row), allow_nan=False)}\n" for row in rows)
+
+
+class Format(NamedTuple):
+    """A format with the suffix of its files. It is chosen by its name alone if it is `named`, else also by its suffix.
+
+    `left_out` says whether it has no place for a row.
+    """
+
+    suffix: str
+    write: Callable[[Rows], str | bytes]
+    printed: bool = True
+    named: bool = False
+    left_out: Callable[[Mapping[str, str]], bool] = lambda row: False
+
+
+FORMATS: Mapping[str, Format] = {
+    "markdown": Format(".md", markdown),
+    "latex": Format(".tex", latex),
+    "parquet": Format(".parquet", parquet, printed=False),
+    "csv": Format(".csv", spreadsheet, printed=False),
+    "jsonl": Format(".jsonl", json_lines),
+    "flashinfer-trace": Format(
+        ".jsonl", flashinfer_trace.flashinfer_trace, named=True, left_out=flashinfer_trace.left_out
+    ),
+    "pytorch-benchmark": Format(
+        ".json", pytorch_benchmark.pytorch_benchmark, named=True, left_out=pytorch_benchmark.left_out
+    ),
 }

@@ -12,21 +12,21 @@ from mtabench import registry
 from mtabench.console import make_console, say, show_step
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.problem import axes
-from mtabench.results.outputs import check_reports, write_report
+from mtabench.results.outputs import check_outputs, write_text
 from mtabench.static import baseline as comparing
 from mtabench.static import records, runs, tables
 from mtabench.static.compiling import has_one, short_name
 from mtabench.static.limits import DEFAULT_TARGETS, TARGETS, Limits, limits_of
 from mtabench.static.records import Inspection, Kernel
 from mtabench.static.shapes import ALL_SHAPES, Shape, ShapeFilter, chosen_shapes
+from mtabench.tables import print_columns, print_prose
 
-WIDTH = 100
 NOT_COMPARABLE = 5
 
 
 def run(
     target: str | None, kernel: str | None, asked: ShapeFilter, all_shapes: bool, sass: bool | None,
-    baseline: Path | None, accept: bool, outputs: Mapping[str, Path | None],
+    baseline: Path | None, accept: bool, outputs: Mapping[str, Path | None], overwrite: bool = False,
 ) -> int:  # fmt: skip
     """Compile and show, or compare with a baseline; the exit code. `outputs` are the files for "json" and "csv".
 
@@ -36,7 +36,7 @@ def run(
     """
     base = None if baseline is None else records.read_json(baseline)
     reports = {f"--{name}": path for name, path in outputs.items() if path is not None}
-    check_reports(reports, [baseline] if baseline else [], "the baseline")
+    check_outputs(reports, [baseline] if baseline else [], overwrite)
     if accept and (baseline is None or all_shapes or target or kernel or asked != ShapeFilter()):
         raise UsageError("--accept replaces a whole baseline: it needs --baseline FILE, and no target, kernel or shape")
     names = tuple(map(short_name, axes.parse_names(kernel, "--kernel"))) if kernel is not None else ()
@@ -52,7 +52,7 @@ def run(
     if base is None and not found.kernels:
         raise UsageError(f"no kernel that --kernel {kernel} names is launched for these targets and shapes")
     for option, path in reports.items():
-        write_report(path, records.json_text(found) if option == "--json" else records.csv_text(found.kernels))
+        write_text(path, records.json_text(found) if option == "--json" else records.csv_text(found.kernels))
     console = make_console()
     if base is None or baseline is None:
         _show(console, found, targets)
@@ -94,14 +94,16 @@ def _compiled(
 
 
 def _show(console: Console, found: Inspection, targets: Sequence[Limits]) -> None:
-    for title, shown in tables.tables(found.kernels, targets):
-        console.print(title, style="bold", highlight=False, markup=False, width=WIDTH)
-        for table in shown:
-            console.print(table, width=WIDTH)
+    for title, shown, reasons in tables.tables(found.kernels, targets):
+        print_prose(console, title, style="bold")
+        for columns in shown:
+            print_columns(console, columns)
             console.print()
+        for mark, reason in reasons:
+            print_prose(console, reason, f"{mark} ")
     for text in (tables.LEGEND, tables.MIX_LEGEND if any(kernel.mix for kernel in found.kernels) else ""):
         if text:
-            console.print(text, highlight=False, markup=False, width=WIDTH)
+            print_prose(console, text)
     say(console, tables.summary(found.kernels))
 
 
@@ -137,7 +139,7 @@ def _accept(console: Console, found: Inspection, path: Path) -> int:
     for row in found.kernels:
         if row.status == records.SKIPPED:
             raise MtabenchError(f"{path} is left as it is: {row.kernel} cannot be compiled here: {row.reason}")
-    write_report(path, records.json_text(found))
+    write_text(path, records.json_text(found))
     say(console, f"kernels that {path} holds now: {len(found.kernels)}")
     return 0
 

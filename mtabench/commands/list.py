@@ -4,35 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from mtabench import registry
-from mtabench.console import say
+from mtabench.console import make_console
 from mtabench.environment import check_device_name, resolve_device
+from mtabench.json_output import print_json
 from mtabench.problem.case import PASSES, Case
 from mtabench.problem.operations import PLAIN, make_operation
 from mtabench.registry import GROUPS, Implementation, names
 from mtabench.remembered import remembered
+from mtabench.tables import print_prose
 
 
-def run(device: str, anew: bool) -> int:
+def run(device: str, anew: bool, as_json: bool) -> int:
     """Print every implementation, what it does and whether it is ready on this machine, and the groups of them."""
     check_device_name(device)
     found = remembered(f"list-{device}", lambda: readiness(device), anew)
     device, reasons = found["device"], found["reasons"]
-    console = Console()
+    if as_json:
+        print_json("list", _data(device, reasons))
+        return 0
+    console = make_console()
     width = max(map(len, names())) + 1
     for implementation in registry.IMPLEMENTATIONS:
         reason = reasons[_key(implementation)]
-        state = Text(f"not ready on this machine ({device}): {reason}" if reason else "ready")
-        state.stylize("yellow" if reason else "green")
-        console.print(Text(f"{implementation.name:<{width}}").append_text(state), soft_wrap=True)
-        say(console, f"{'':<{width}}{implementation.op}: {', '.join(implementation.passes)}; {implementation.summary}")
+        state = f"not ready on this machine ({device}): {reason}" if reason else "ready"
+        print_prose(console, state, f"{implementation.name:<{width}}", "yellow" if reason else "green")
+        does = f"{implementation.op}: {', '.join(implementation.passes)}; {implementation.summary}"
+        print_prose(console, does, " " * width)
         if implementation.note:
-            say(console, f"{'':<{width}}note: {implementation.note}")
+            print_prose(console, f"note: {implementation.note}", " " * width)
     for group, members in GROUPS.items():
-        say(console, f"{group:<{width}}--impl {group} stands for {', '.join(members)}")
+        print_prose(console, f"--impl {group} stands for {', '.join(members)}", f"{group:<{width}}")
     return 0
 
 
@@ -47,6 +49,19 @@ def readiness(device: str) -> dict[str, Any]:
 
 def _key(implementation: Implementation) -> str:
     return f"{implementation.name} {implementation.op}"
+
+
+def _data(device: str, reasons: dict[str, str | None]) -> dict[str, Any]:
+    """What `run` prints, for programs; `reasons` why an implementation is not ready are `readiness`'s."""
+    implementations = []
+    for one in registry.IMPLEMENTATIONS:
+        reason = reasons[_key(one)]
+        implementations.append({
+            "name": one.name, "op": one.op, "passes": one.passes, "devices": one.devices, "summary": one.summary,
+            "note": one.note or None, "ready": reason is None, "reason": reason,
+        })  # fmt: skip
+    groups = [{"name": name, "members": members} for name, members in GROUPS.items()]
+    return {"device": device, "implementations": implementations, "groups": groups}
 
 
 def _typical_case(implementation: Implementation, device: str) -> Case:

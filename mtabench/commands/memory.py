@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -22,8 +22,9 @@ from mtabench.problem.case import Case
 from mtabench.registry import implementation_of
 from mtabench.results import memory_tables as tables
 from mtabench.results.memory_tables import Row
-from mtabench.results.outputs import check_output, written
+from mtabench.results.outputs import check_outputs, write_text
 from mtabench.sweeps.plan import Options, make_plan
+from mtabench.tables import print_columns, print_prose
 
 UNITS = {"": 1, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 TRAFFIC = (
@@ -38,8 +39,8 @@ def run(
 ) -> int:  # fmt: skip
     """Print what the cells of these axes store and move; with `measure` also what PyTorch traces on this GPU."""
     bytes_given = None if memory is None else parse_bytes(memory)
-    outputs = {"--csv": csv, "--json": json}
-    _check_outputs(outputs, overwrite)
+    outputs = {option: path for option, path in (("--csv", csv), ("--json", json)) if path is not None}
+    check_outputs(outputs, (), overwrite)
     if options.batch is None and options.tokens is None:
         options = replace(options, batch="1")
     plan = make_plan(options, device="cuda")
@@ -56,13 +57,10 @@ def run(
         rows = _traced(rows)
     _show(console, rows, by_tokens=options.tokens is not None, measured=measure)
     for text in dict.fromkeys(f"{case.label}: {reason}" for case, reason in impossible.items()):
-        say(console, text)
+        print_prose(console, text)
     for option, path in outputs.items():
-        if path is not None:
-            text = tables.csv_text(rows) if option == "--csv" else tables.json_text(rows)
-            with written(path) as file:
-                file.write(text.encode())
-            say(console, f"{option.removeprefix('--')}: {path}")
+        write_text(path, tables.csv_text(rows) if option == "--csv" else tables.json_text(rows))
+        say(console, f"{option.removeprefix('--')}: {path}")
     return 0
 
 
@@ -147,19 +145,19 @@ def _show(console: Console, rows: Sequence[Row], by_tokens: bool, measured: bool
     for _, group in groupby(sorted(rows, key=shape), key=shape):
         of_shape = list(group)
         say(console, "")
-        console.print(_title(of_shape), style="bold", markup=False, highlight=False, soft_wrap=True)
-        for title, table in tables.tables(of_shape, measured):
-            say(console, title)
-            console.print(table)
+        print_prose(console, _title(of_shape), style="bold")
+        for title, columns in tables.tables(of_shape, measured):
+            print_prose(console, title)
+            print_columns(console, columns)
             say(console, "")
-    say(console, TRAFFIC)
+    print_prose(console, TRAFFIC)
     of_host = list(dict.fromkeys(row.case.impl for row in rows if row.case.device == "cpu"))
     if of_host:
-        say(console, f"in the host's memory, held against the same limit: {', '.join(of_host)}")
+        print_prose(console, f"in the host's memory, held against the same limit: {', '.join(of_host)}")
     for text in dict.fromkeys(f"{row.case.label}: {row.reason}" for row in rows if row.reason):
-        say(console, text)
+        print_prose(console, text)
     if not measured and torch.cuda.is_available():
-        say(console, "next: --measure traces the peaks on this GPU, beside those of the model")
+        print_prose(console, "next: --measure traces the peaks on this GPU, beside those of the model")
 
 
 def _title(rows: Sequence[Row]) -> str:
@@ -176,12 +174,3 @@ def _title(rows: Sequence[Row]) -> str:
     words += [" or ".join(steps).replace(" or conv ", ", ")] if steps else []
     words += [] if case.operation.causal else ["not causal"]
     return ", ".join(words)
-
-
-def _check_outputs(outputs: Mapping[str, Path | None], overwrite: bool) -> None:
-    paths = [path for path in outputs.values() if path is not None]
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise UsageError(f"--csv and --json both name {paths[0]}; give two names")
-    for option, path in outputs.items():
-        if path is not None:
-            check_output(path, [], overwrite, option)

@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
 import mtabench
 from mtabench.commands import RESULTS_FOLDER
@@ -18,22 +17,25 @@ from mtabench.comparing.inference import POWER
 from mtabench.comparing.noise import Alarms, Noise, find_noise
 from mtabench.comparing.pairs import PAIRS, Progress, Side, check_pairs, measure_pairs, process_folder
 from mtabench.comparing.sweep_words import SweepWords, announce
-from mtabench.console import Outlasting, make_console, plain_table, say
+from mtabench.console import Outlasting, make_console, say
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.settled import meaning, unsettled
+from mtabench.results.cell_names import told_apart
 from mtabench.results.outputs import check_folder, named
 from mtabench.results.results_file import KEY_COLUMNS, key_of_cell
 from mtabench.results.runs import Run, read_run
 from mtabench.results.writer import csv_text
+from mtabench.tables import as_columns, print_columns, print_prose
 
 FACTS = ("device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty", "timer", "cache")
 MEASURED = (
     "pairs", "median_ms", "pair_noise", "smallest_change", "ab_pairs", "threshold", "ab_false_alarms", "ab_comparisons",
     "compare_false_alarms", "compare_comparisons",
 )  # fmt: skip
-SHOWN = ("median ms", "noise of a pair", "alarms of compare", "alarms of ab", "ab sees")
-TABLE_WIDTH = 100  # columns of a terminal, the least for the table: below, names of cells would be a word a line
+SHOWN = ("median\nms", "noise of\na pair", "alarms of\ncompare", "alarms\nof ab", "ab\nsees")
 COLUMNS = (*KEY_COLUMNS, *MEASURED, *FACTS, "started_utc")
+
+Row = Mapping[str, Any]
 
 
 def run(sweep: SweepWords, pairs: int, threshold: str, out: Path | None, resume: bool) -> int:
@@ -75,11 +77,10 @@ def run(sweep: SweepWords, pairs: int, threshold: str, out: Path | None, resume:
     found = find_noise(base, head, PAIRS, share)
     rows = [_row(runs, key, found, i, pairs, share) for i, key in enumerate(keys)]
     _write(path, rows)
-    names = [runs[0][0].cells[key].name for key in keys]
-    console.print((_table if console.width >= TABLE_WIDTH else _narrow)(names, rows))
+    _print(console, runs, keys, rows)
     timed = [run.cells[key].row for side in runs for run in side for key in keys]
     for text in (*missing, *_unsettled(timed), *_sentences(found, pairs, share)):
-        say(console, text)
+        print_prose(console, text)
     say(console, f"results: {named(path)}")
     output.tell(f"the results are in {path}")
     return 0
@@ -133,22 +134,15 @@ def _row(
     }
 
 
-def _table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = plain_table(("cell", *SHOWN), folded=("cell",))
-    for name, row in zip(names, rows, strict=True):
-        table.add_row(Text(name), *_texts(row))
-    return table
+def _print(console: Console, runs: Sequence[Sequence[Run]], keys: Sequence[str], rows: Sequence[Row]) -> None:
+    """A line a cell, and once above what all cells share."""
+    shared, parts, _ = told_apart([runs[0][0].cells[key].row for key in keys])
+    if shared:
+        print_prose(console, f"all cells: {shared}", style="bold")
+    print_columns(console, [*parts, *as_columns(SHOWN, map(_texts, rows), ("none",))], keep=len(parts))
 
 
-def _narrow(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Text:
-    """Every cell on two lines or more, for where the table has no room."""
-    return Text("\n").join(
-        Text("\n  ").join([Text(name), Text(", ".join(map(" ".join, zip(SHOWN, _texts(row), strict=True))))])
-        for name, row in zip(names, rows, strict=True)
-    )
-
-
-def _texts(row: Mapping[str, Any]) -> list[str]:
+def _texts(row: Row) -> list[str]:
     """The texts under SHOWN."""
     shares = (row[f"{kind}_false_alarms"] / row[f"{kind}_comparisons"] for kind in ("compare", "ab"))
     return [f"{row['median_ms']:.4g}", *map(_percent, (row["pair_noise"], *shares, row["smallest_change"]))]

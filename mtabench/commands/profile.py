@@ -45,6 +45,7 @@ from mtabench.results.results_file import key_of
 from mtabench.sweeps.estimate import this_gpu
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.sweep import words
+from mtabench.tables import print_columns
 
 TOOLS = {"trace": lambda device: None, "proton": proton.reason_against, "ncu": ncu.reason_against}
 WALL_CALLS = 5
@@ -89,7 +90,7 @@ def show_report(options: Options | None, report: Path, out: Path | None) -> None
         _make_folder(out)
         append_counters(out / COUNTERS_FILE, None, counters)
     console = make_console()
-    console.print(counters_table(counters))
+    print_columns(console, counters_table(counters))
     for line in verdict_lines(counters):
         say(console, line)
     if out is not None:
@@ -155,7 +156,7 @@ class _Profiler:
         wall = wall_ms(cell, case.device, WALL_CALLS)
         uses = trace(cell, case.device, self.folder / f"{_stem(case)}.trace.json")
         append_kernels(self.folder / KERNELS_FILE, case, uses, self.here)
-        self.console.print(kernels_table(uses))
+        print_columns(self.console, kernels_table(uses))
         if case.device == "cuda":
             kernel_ms = sum(use.total_ms for use in uses)
             say(self.console, launch_verdict(kernel_ms, wall))
@@ -179,7 +180,7 @@ class _Profiler:
         ncu.measure(case, raw)
         counters = read_report(raw)
         append_counters(self.folder / COUNTERS_FILE, case, counters, self.here)
-        self.console.print(counters_table(counters))
+        print_columns(self.console, counters_table(counters))
         for line in verdict_lines(counters):
             say(self.console, line)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,21 @@ from pathlib import Path
 
 from mtabench.console import make_console, say
 from mtabench.errors import UsageError
-from mtabench.results.outputs import check_output, written
-from mtabench.results.results_file import COLUMNS, SAMPLE_COLUMNS, ResultsFile, key_of_row, read_file, samples_path
+from mtabench.results.outputs import check_outputs, written
+from mtabench.results.results_file import (
+    COLUMNS,
+    SAMPLE_COLUMNS,
+    ResultsFile,
+    find_samples,
+    key_of_row,
+    read_file,
+    samples_path,
+    samples_paths,
+)
 from mtabench.results.runs import sample_names, sample_records
 from mtabench.results.where import parse_where, select
+
+MOST_PLAIN = 1 << 20  # bytes of samples that are written as they are; more are compressed
 
 Row = dict[str, str]
 
@@ -74,8 +86,6 @@ def merge(paths: Sequence[Path], out: Path, latest: bool, overwrite: bool) -> in
 def select_rows(path: Path, where: Sequence[str], out: Path, overwrite: bool) -> int:
     """Write the rows of a results file for which `where` holds, and their samples; raises UsageError."""
     conditions = parse_where(where)
-    if not conditions:
-        raise UsageError("results select needs --where, such as --where impl=triton,seq=1k..4k")
     _check_outputs(out, [path], overwrite)
     _write(out, [Part(path, select(_read(path).rows(), conditions, path))])
     return 0
@@ -84,9 +94,9 @@ def select_rows(path: Path, where: Sequence[str], out: Path, overwrite: bool) ->
 def _check_outputs(out: Path, paths: Sequence[Path], overwrite: bool) -> None:
     if out.suffix != ".csv" or out.name.endswith(".samples.csv"):
         raise UsageError(f"--out {out} is not the name of a results file; expected NAME.csv")
-    inputs = [one for path in paths for one in (path, samples_path(path))]
-    for path in (out, samples_path(out)):
-        check_output(path, inputs, overwrite)
+    inputs = [one for path in paths for one in (path, *samples_paths(path))]
+    for path in (out, *samples_paths(out)):
+        check_outputs({"--out": path}, inputs, overwrite)
 
 
 def _read(path: Path) -> ResultsFile:
@@ -100,16 +110,21 @@ def _read(path: Path) -> ResultsFile:
 
 
 def _write(out: Path, parts: Sequence[Part]) -> None:
-    """Write rows and samples; the samples first, so that every row has its own."""
+    """Write rows and samples; the samples first, so that every row has its own. Many samples are compressed."""
     rows = [[row[name] for name in COLUMNS] for part in parts for row in part.rows]
-    with_samples = [part for part in parts if part.rows and samples_path(part.path).exists()]
+    with_samples = [part for part in parts if part.rows and find_samples(part.path).exists()]
+    plain, compressed = samples_paths(out)
     with written(out) as results:
         results.writelines(_csv([COLUMNS, *rows]))
+        stale = {plain, compressed}  # those of a file that is replaced
         if with_samples:
-            with written(samples_path(out)) as samples:
-                samples.writelines(_csv(_samples(with_samples)))
-        else:
-            samples_path(out).unlink(missing_ok=True)  # those of a file that is replaced
+            lines = b"".join(_csv(_samples(with_samples)))
+            target = compressed if len(lines) > MOST_PLAIN else plain
+            with written(target) as samples:
+                samples.write(gzip.compress(lines, mtime=0) if target == compressed else lines)
+            stale.remove(target)
+        for path in stale:
+            path.unlink(missing_ok=True)
     console = make_console()
     say(console, f"{out}: {len(rows)} cell{'' if len(rows) == 1 else 's'}")
     for part in parts:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.table import Table
-
 from mtabench.charts.ceilings import FILE_NAME, Ceilings, known_ceilings
 from mtabench.charts.data import read_cells
-from mtabench.console import GAP, Column, leave_out, make_console, say, significant
+from mtabench.console import make_console, say, significant
 from mtabench.errors import UsageError
 from mtabench.model.devices import known_device
 from mtabench.prediction.roofline import Standing, standing
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.profiling.tables import COUNTERS_FILE, read_memory_bytes
-from mtabench.results.outputs import check_output, named, written
-from mtabench.results.results_file import KEY_COLUMNS, Key, key_of, samples_path
+from mtabench.results.outputs import check_outputs, named, write_text
+from mtabench.results.results_file import KEY_COLUMNS, Key, key_of, samples_paths
 from mtabench.results.writer import csv_text
+from mtabench.tables import Column, fitted, lines, print_lines, print_prose
 
 OUT_COLUMNS = (
     *KEY_COLUMNS, "device", "median_ms", "useful_flops", "executed_flops", "least_bytes", "model_bytes",
@@ -41,7 +41,7 @@ class Placed(NamedTuple):
 def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, overwrite: bool) -> int:
     """Print a table a device and dtype, and write it to `out`; raises UsageError if no cell can be placed."""
     if out is not None:
-        check_output(out, [*csv_paths, *map(samples_path, csv_paths), *profiles], overwrite)
+        check_outputs({"--out": out}, [*csv_paths, *chain(*map(samples_paths, csv_paths)), *profiles], overwrite)
     counted: dict[Key, float] = {}
     for path in profiles:
         counted |= read_memory_bytes(path / COUNTERS_FILE if path.is_dir() else path)
@@ -65,16 +65,16 @@ def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, o
             "`mtabench show` prints how much of the link between them it used"
         )
     if out is not None and placed:
-        with written(out) as file:
-            file.write(_csv_text(placed).encode())
+        write_text(out, _csv_text(placed))
     console = make_console()
     for title, rows in groups:
-        say(console, title)
+        print_prose(console, title)
         if rows:
-            table, left_out = _table(rows, console.width)
-            console.print(table)
-            if left_out:
-                say(console, f"left out for {console.width} columns: {', '.join(left_out)} (--out FILE has all)")
+            above, kept, dropped = fitted([one for one in _columns(rows) if any(one.texts)], console.width)
+            print_lines(console, lines(kept, above))
+            if dropped:
+                names = ", ".join(column.name for column in dropped)
+                print_prose(console, f"left out for {console.width} columns: {names} (--out FILE has all)")
     if not placed:
         # Beside the results file is where the ceilings are looked up.
         measure_them = shlex.join(["mtabench", "env", "--measure", "--out", str(csv_paths[0].parent / FILE_NAME)])
@@ -82,7 +82,7 @@ def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, o
             "no cell can be placed: there is none with a time on a device whose ceilings are known; on that device "
             f"`{measure_them}` measures them"
         )
-    say(
+    print_prose(
         console,
         "roof: the least time of the useful work at these ceilings; left: the time over it, what any algorithm could "
         "win; own left: the same for what this implementation executes and moves",
@@ -94,8 +94,9 @@ def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, o
 
 def _shared(rows: Sequence[Placed]) -> list[str]:
     """What of the shape all rows have in common, and the table therefore does not repeat."""
-    facts = [{case.pass_, f"batch {case.batch}", f"head dim {case.head_dim}", case.steps} for case, *_ in rows]
-    return sorted(set.intersection(*facts) - {""}) if facts else []
+    facts = [{case.pass_, f"batch {case.batch}", f"head dim {case.head_dim}"} for case, *_ in rows]
+    steps = {case.steps for case, *_ in rows} - {""}  # plain attention has none
+    return sorted(set.intersection(*facts) | (steps if len(steps) == 1 else set())) if facts else []
 
 
 def _rates(ceilings: Ceilings, case: Case) -> tuple[float, float] | None:
@@ -132,46 +133,32 @@ def _columns(rows: Sequence[Placed]) -> list[Column]:
     """All columns; the unit stands below the name."""
     cases, found = [row.case for row in rows], [row.standing for row in rows]
     shape = [
-        Column("pass", [case.pass_ for case in cases], 0, "left"),
-        Column("batch", [str(case.batch) for case in cases]),
-        Column("dim", [str(case.head_dim) for case in cases]),
-        Column("steps", [case.steps for case in cases], 0, "left"),
+        Column("pass", [case.pass_ for case in cases], 0, "left", True),
+        Column("batch", [str(case.batch) for case in cases], apart=True),
+        Column("dim", [str(case.head_dim) for case in cases], apart=True),
+        Column("steps", [case.steps for case in cases], 0, "left", True),
     ]
     return [
-        *(column for column in shape if len(set(column.texts)) > 1),
+        *(column for column in shape if len({*column.texts} - {""}) > 1),
         Column("seq", [short(case.seq) for case in cases]),
         Column("impl", [case.label.replace("splits ", "") for case in cases], 0, "left"),
         Column("median\nms", [significant(one.median_ms) for one in found]),
-        Column("useful\nGFLOP", [significant(one.useful_flops / 1e9, 3) for one in found], 5),
-        Column("executed\nGFLOP", [significant(one.executed_flops / 1e9, 3) for one in found], 7),
-        Column("least\nMB", [_megabytes(one.least_bytes) for one in found], 6),
-        Column("model\nMB", [_megabytes(one.model_bytes) for one in found], 8),
-        Column("counted\nMB", [_megabytes(one.counted_bytes) for one in found], 9),
-        Column("FLOP\na byte", [significant(one.intensity, 3) for one in found], 4),
-        Column("roof\nms", [significant(one.roof_ms, 3) for one in found], 1),
+        Column("useful\nGFLOP", [significant(one.useful_flops / 1e9, 3) for one in found], 6),
+        Column("executed\nGFLOP", [significant(one.executed_flops / 1e9, 3) for one in found], 8),
+        Column("least\nMB", [_megabytes(one.least_bytes) for one in found], 7),
+        Column("model\nMB", [_megabytes(one.model_bytes) for one in found], 9),
+        Column("counted\nMB", [_megabytes(one.counted_bytes) for one in found], 10),
+        Column("FLOP\na byte", [significant(one.intensity, 3) for one in found], 5),
+        Column("roof\nms", [significant(one.roof_ms, 3) for one in found], 2),
         Column("of roof", [f"{one.fraction:.1%}" for one in found]),
-        Column("left", [f"{significant(one.speedup_left, 3)}x" for one in found]),
-        Column("own\nleft", [f"{significant(one.own_speedup_left, 3)}x" for one in found], 3),
-        Column("roof by", ["compute" if one.compute_bound else "memory" for one in found], 2, "left"),
+        Column("left", [f"{significant(one.speedup_left, 3)}x" for one in found], 1),
+        Column("own\nleft", [f"{significant(one.own_speedup_left, 3)}x" for one in found], 4),
+        Column("roof by", ["compute" if one.compute_bound else "memory" for one in found], 3, "left"),
     ]
 
 
 def _megabytes(count: float | None) -> str:
     return significant(count / 1e6, 3) if count else ""
-
-
-def _table(rows: Sequence[Placed], width: int) -> tuple[Table, list[str]]:
-    """The table, and the names of columns that `width` has no room for; a column without a text is not missed."""
-    columns, left_out = leave_out(
-        [column for column in _columns(rows) if any(column.texts)],
-        lambda kept: sum(column.width for column in kept) + GAP * (len(kept) - 1) <= width,
-    )
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column.heading, justify=column.justify, no_wrap=True)
-    for texts in zip(*(column.texts for column in columns), strict=True):
-        table.add_row(*texts)
-    return table, [column.name for column in left_out]
 
 
 def _csv_text(rows: Sequence[Placed]) -> str:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from mtabench.console import leave_out, make_console
+from mtabench import tables
+from mtabench.console import make_console
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log, printable
+from mtabench.json_output import print_json
+from mtabench.results.columns import values_of
 from mtabench.results.result_view import Column, View, make_view
-from mtabench.results.results_file import cell_of, key_of_row, read_file, samples_path
+from mtabench.results.results_file import cell_of, find_samples, key_of_row, read_file
 from mtabench.results.runs import Rounds, find_rounds, process_ids, read_samples
 from mtabench.results.sparklines import MARKS, against_seq, drift
 from mtabench.results.where import parse_where, select, sort_key
 from mtabench.sweeps.table import STYLES
 
-GAP = "  "
 STAYS_IN_ROW = ("seq", "impl", "splits")  # the rest of a problem can stand above its rows
 MOST_REASON = 500  # characters
 ASCII = str.maketrans({"±": "+-", "·": "-", **dict(zip(MARKS, "_.-~=+*#", strict=True))})
@@ -30,14 +30,18 @@ ASCII = str.maketrans({"±": "+-", "·": "-", **dict(zip(MARKS, "_.-~=+*#", stri
 Row = Mapping[str, str]
 
 
-def run(path: Path, where: Sequence[str], sort: str | None) -> int:
+def run(path: Path, where: Sequence[str], sort: str | None, as_json: bool) -> int:
     """Print the rows of a results file for which `where` holds; raises UsageError."""
     conditions, in_order = parse_where(where), sort_key(sort) if sort is not None else list
     file = read_file(path, with_rows=True)
     rows = in_order(select(file.rows(), conditions, path))
+    if as_json:
+        values = [values_of(row) for row in rows]
+        print_json("show", {"file": path, "torn": file.torn, "rows": values})
+        return 0
     notes = ["the file ends in the middle of a row, which is left out"] if file.torn else []
     view = make_view(rows)
-    if samples_path(path).exists():
+    if find_samples(path).exists():
         try:
             view = _with_rounds(rows, view, read_samples(path))
         except UsageError as error:
@@ -78,14 +82,13 @@ def _lines(title: str, rows: Sequence[Row], view: View, notes: Sequence[str], co
     for facts in (view.setting, view.device):
         yield from (Text(f"  {line}") for line in _filled([fit(fact) for fact in facts], fit(" · "), width - 2))
     yield Text("")
-    columns = [
-        replace(column, name=fit(column.name), texts=tuple(fit(text) for text in column.texts))
-        for column in view.columns
-    ]
-    above, columns, dropped = _fitted(columns, width)
-    yield from _table(above, columns)
+    columns = [_as_column(column, fit) for column in view.columns]
+    above, kept, dropped = tables.fitted(columns, width)
+    yield from tables.lines(kept, above)
     if dropped:
-        yield from _wrapped(f"left out for {width} columns: {', '.join(c.title for c in dropped)}", "", width)
+        titles = {column.heading: shown.title for column, shown in zip(columns, view.columns, strict=True)}
+        names = ", ".join(titles[column.heading] for column in dropped)
+        yield from _wrapped(f"left out for {width} columns: {names}", "", width)
     for number, reason in enumerate(view.reasons, start=1):
         yield from _wrapped(fit(reason[:MOST_REASON]), f"[{number}] ", width)
     pictures = [(fit(a), fit(b), c) for a, b, c in against_seq(rows, view)]
@@ -93,70 +96,36 @@ def _lines(title: str, rows: Sequence[Row], view: View, notes: Sequence[str], co
         yield Text("")
         yield from _wrapped(pictures[0][1], "", width)
         labels = max(cell_len(label) for label, _, _ in pictures)
-        drawn = max(cell_len(f"{GAP}{marks}{GAP}{ends}") for _, marks, ends in pictures[1:])
+        drawn = max(cell_len(f"{tables.GAP}{marks}{tables.GAP}{ends}") for _, marks, ends in pictures[1:])
         for label, marks, ends in pictures[1:]:
-            if len(GAP) + labels + drawn <= width:
-                yield Text(f"{GAP}{_padded(label, labels, False)}{GAP}{marks}{GAP}{ends}")
+            if len(tables.GAP) + labels + drawn <= width:
+                yield Text(f"{tables.GAP}{_padded(label, labels, False)}{tables.GAP}{marks}{tables.GAP}{ends}")
             else:
-                yield from _wrapped(label, GAP, width)
-                yield Text(f"{GAP}{GAP}{marks}{GAP}{ends}")
-    for note in (*(f"{column.name}: {column.legend}" for column in columns if column.legend), *notes):
+                yield from _wrapped(label, tables.GAP, width)
+                yield Text(f"{tables.GAP}{tables.GAP}{marks}{tables.GAP}{ends}")
+    shown_headings = {column.heading for column in kept}
+    legends = [
+        f"{shown.name}: {shown.legend}"
+        for column, shown in zip(columns, view.columns, strict=True)
+        if shown.legend and column.heading in shown_headings
+    ]
+    for note in (*legends, *notes):
         yield from _wrapped(fit(printable(note)), "", width)
 
 
-def _fitted(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Column], list[Column]]:
-    """What stands above groups of rows, what is in the table, and what is left out to fit the width."""
-    kept, dropped = leave_out(columns, lambda some: _width(some) <= width)
-    above = []
-    for column in [column for column in kept if column.problem and column.name not in STAYS_IN_ROW]:
-        if _width(kept) <= width:
-            break
-        above.append(column)
-        kept.remove(column)
-    return above, kept, dropped
-
-
-def _table(above: Sequence[Column], columns: Sequence[Column]) -> Iterable[Text]:
-    """The header, units below names, and a line a row; groups of rows under what they share."""
-    widths = [_column_width(column) for column in columns]
-    yield Text(_joined([column.name for column in columns], columns, widths), "bold")
-    if any(column.unit for column in columns):
-        yield Text(_joined([column.unit for column in columns], columns, widths), "bold")
-    apart = above or [column for column in columns if column.problem and column.name not in STAYS_IN_ROW]
-    # Neighbouring rows with the same texts in these columns: the texts, and the rows' numbers.
-    found = groupby(range(len(columns[0].texts)), key=lambda i: tuple(column.texts[i] for column in apart))
-    groups = [(texts, list(members)) for texts, members in found]
-    ordered = len(groups) == len({texts for texts, _ in groups})  # else they are sorted by something else
-    for number, (texts, members) in enumerate(groups):
-        if number and ordered:
-            yield Text("")
-        if above:
-            words = (f"{column.name} {text or '-'}" for column, text in zip(above, texts, strict=True))
-            yield Text(", ".join(words), "bold")
-        for i in members:
-            line = Text(_joined([column.texts[i] for column in columns], columns, widths))
-            if columns[-1].name == "status":
-                status = columns[-1].texts[i]
-                line.stylize(STYLES.get(status.partition(" ")[0], ""), max(0, len(line) - len(status)))
-            yield line
-
-
-def _joined(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
-    cells = (_padded(text, size, c.right) for text, c, size in zip(texts, columns, widths, strict=True))
-    return GAP.join(cells).rstrip()
+def _as_column(column: Column, fit: Callable[[str], str]) -> tables.Column:
+    """The column as a table takes it, with the status in its colour."""
+    texts: list[str | Text] = [fit(text) for text in column.texts]
+    if column.name == "status":
+        texts = [Text(str(text), STYLES.get(str(text).partition(" ")[0], "")) for text in texts]
+    heading = f"{fit(column.name)}\n{column.unit}"
+    apart = column.problem and column.name not in STAYS_IN_ROW
+    return tables.Column(heading, texts, column.rank, "right" if column.right else "left", apart)
 
 
 def _padded(text: str, width: int, right: bool) -> str:
     space = " " * (width - cell_len(text))
     return space + text if right else text + space
-
-
-def _column_width(column: Column) -> int:
-    return max(map(cell_len, (column.name, column.unit, *column.texts)))
-
-
-def _width(columns: Sequence[Column]) -> int:
-    return sum(map(_column_width, columns)) + len(GAP) * (len(columns) - 1)
 
 
 def _filled(parts: Sequence[str], separator: str, width: int) -> list[str]:
@@ -170,9 +139,8 @@ def _filled(parts: Sequence[str], separator: str, width: int) -> list[str]:
     return lines
 
 
-def _wrapped(text: str, mark: str, width: int) -> Iterable[Text]:
-    lines = textwrap.wrap(text, max(20, width - len(mark)), break_on_hyphens=False)
-    return [Text((mark if i == 0 else " " * len(mark)) + line) for i, line in enumerate(lines)]
+def _wrapped(text: str, mark: str, width: int) -> list[Text]:
+    return list(map(Text, tables.wrapped(text, width, mark)))
 
 
 def _encodable(text: str, encoding: str) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from mta_kernels import gpu_limits
@@ -17,7 +16,7 @@ from mta_kernels.conv_attention.triton import tile_sizes, tuner
 from mta_kernels.conv_attention.triton.decode_plan import bulk_pays
 from mta_kernels.conv_attention.triton.tunable_kernels import TunedShape
 from mtabench.commands import WRONG_RESULT
-from mtabench.console import make_console, plain_table, say
+from mtabench.console import make_console, say
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.readiness import unsupported_reason
 from mtabench.problem import axes
@@ -25,6 +24,7 @@ from mtabench.problem.case import PASSES, Case
 from mtabench.problem.inputs import DTYPES, use_full_float32
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.sweep import words
+from mtabench.tables import Cell, Column, as_columns, print_columns
 
 KERNELS = {"fwd": ("forward",), "bwd": ("probabilities", "value_gradients"), "decode": ("decode", "decode_bulk")}
 
@@ -52,7 +52,7 @@ def run(passes: str, options: Options, out: Path | None) -> int:
         say(console, title)
         trials = _tune(console, kernel, case, path)
         if trials:
-            console.print(_trials_table(trials))
+            print_columns(console, _trials_table(trials))
             say(console, _verdict(trials))
         saved += tuner.fastest(trials) is not None
         any_wrong = any_wrong or any(trial.status.startswith("wrong") for trial in trials)
@@ -140,10 +140,10 @@ def _tune(console: Console, kernel: str, case: Case, path: Path) -> list[tuner.T
         torch.cuda.empty_cache()
 
 
-def _trials_table(trials: Sequence[tuner.Trial]) -> Table:
+def _trials_table(trials: Sequence[tuner.Trial]) -> list[Column]:
     """A row a candidate, in their order: the first is the heuristic's choice."""
     fields = [name.replace("_", " ") for name in asdict(trials[0].config)]
-    table = plain_table((*fields, "us", "speedup", "status"), left=("status",), folded=("status",))
+    rows: list[list[Cell]] = []
     best, first = tuner.fastest(trials), trials[0]
     for trial in trials:
         time = speedup = ""
@@ -153,8 +153,8 @@ def _trials_table(trials: Sequence[tuner.Trial]) -> Table:
         status = Text(trial.status, style="" if trial.status == tuner.OK else "bold red")
         status.append(", the heuristic's choice" if trial is first else "")
         status.append(", the fastest" if trial is best else "", style="bold green")
-        table.add_row(*map(str, asdict(trial.config).values()), time, speedup, status)
-    return table
+        rows.append([*map(str, asdict(trial.config).values()), time, speedup, status])
+    return as_columns((*fields, "us", "speedup", "status"), rows, ("status",))
 
 
 def _verdict(trials: Sequence[tuner.Trial]) -> str:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
+
 from rich.console import Console
 from rich.text import Text
 
-from mtabench.checking.verify import DTYPES_CHECKED, run_checks
+from mtabench.checking.verify import DTYPES_CHECKED, CheckRow, run_checks
 from mtabench.commands import WRONG_RESULT
 from mtabench.console import say
 from mtabench.environment import resolve_device
 from mtabench.errors import NothingCheckedError, UsageError
+from mtabench.json_output import print_json
 from mtabench.problem import axes
 from mtabench.registry import chosen, names
 from mtabench.sweeps.plan import check_seed
 
+NOTHING = "nothing was checked: no implementation that was asked for can run here"
 CHECK_LINE = "{:<17} {:<24} {:<32} {:>8} {:>8}  {}"
 
 
-def run(impl: str | None, device: str, seed: int | None, dtype: str | None) -> int:
+def run(impl: str | None, device: str, seed: int | None, dtype: str | None, as_json: bool) -> int:
     """Check implementations and print a line a check, as it ends; WRONG_RESULT if any result is wrong.
 
     Raises UsageError for options that do not fit, and NothingCheckedError where none could run.
@@ -31,6 +36,8 @@ def run(impl: str | None, device: str, seed: int | None, dtype: str | None) -> i
     for name in dtypes or ():
         if name not in checked:
             raise UsageError(f"--dtype {name} is not checked on {where}; expected one or more of {', '.join(checked)}")
+    if as_json:
+        return _print_json(list(run_checks(wanted, where, seed, dtypes)), where, seed)
     wrong = total = 0
     say(console, CHECK_LINE.format("name", "check", "shape", "error", "allowed", "result"))
     for row in run_checks(wanted, where, seed, dtypes):
@@ -44,7 +51,18 @@ def run(impl: str | None, device: str, seed: int | None, dtype: str | None) -> i
         text = CHECK_LINE.format(row.implementation, row.check, row.shape, error, allowed, result)
         console.print(Text(text, style="" if row.ok else "bold red"), soft_wrap=True)
     if not total:
-        raise NothingCheckedError("nothing was checked: no implementation that was asked for can run here")
+        raise NothingCheckedError(NOTHING)
     said = f"{wrong} of {total} checks failed" if wrong else f"all {total} checks passed"
     say(console, f"{said}; --seed {seed} draws the same inputs again")
     return WRONG_RESULT * (wrong > 0)
+
+
+def _print_json(rows: Sequence[CheckRow], device: str, seed: int) -> int:
+    """Print what `run` prints, for programs, and return what it returns."""
+    checks = [asdict(row) | {"reason": row.reason or None} for row in rows if row.shape]
+    others = [{"implementation": row.implementation, "reason": row.reason} for row in rows if not row.shape]
+    failed = sum(not row.ok for row in rows if row.shape)
+    print_json("verify", {"device": device, "seed": seed, "failed": failed, "checks": checks, "not_checked": others})
+    if not checks:
+        raise NothingCheckedError(NOTHING)
+    return WRONG_RESULT * (failed > 0)

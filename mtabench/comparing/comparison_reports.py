@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from mtabench.comparing.compare import NOTHING, VERDICTS, WRONG, ComparedCell, Comparison
 from mtabench.comparing.inference import POWER
-from mtabench.console import plain_table
 from mtabench.escaping import in_markdown, markdown_table
 from mtabench.measuring.settled import UNSETTLED, meaning, settled, unsettled
+from mtabench.results.cell_names import told_apart
 from mtabench.results.runs import Cell, Run
+from mtabench.tables import as_columns, fitted, lines, numbered, print_lines, print_prose, width_of
 
 STYLES = {"slower": "bold red", "broken": "bold red", "gone": "bold red", "unclear": "yellow", "faster": "green"}
 HEADER = ("cell", "base ms", "head ms", "change", "95 % interval", "detectable", "verdict")
 TEXTS = ("cell", "verdict")  # of HEADER; the others are numbers
-TABLE_WIDTH = 100  # columns of a terminal, the least for the table: below, Rich would cut digits off
 IN_DOUBT = ("broken", "slower", "gone", "unclear")  # what a reader should know of, whatever fails
 MOST_ANNOTATIONS = 10  # of each kind; GitHub shows no more of a step
 MOST_SUMMARY_BYTES = 1_000_000  # GitHub takes 1 MiB of a step
@@ -67,23 +67,33 @@ def _either(words: Sequence[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def narrow(comparison: Comparison) -> Text:
-    """Every cell with its verdict first and its numbers on the next line, for where the table has no room."""
-    told = []
-    for cell in comparison.cells:
-        told.append(Text(f"{cell.verdict}: {cell.name}", style=STYLES.get(cell.verdict, "")))
-        known = ", ".join(filter(None, (_numbers(cell), cell.reason)))
-        told += [Text(f"  {known}")] if known else []
-    return Text("\n").join(told)
+def print_cells(console: Console, comparison: Comparison) -> None:
+    """Every cell on a line, the most urgent first, or on two where the width has no room for a table."""
+    cells = comparison.cells
+    if not cells:
+        return
+    shared, parts, names = told_apart([cell.sides[-1].row for cell in cells])
+    if shared:
+        print_prose(console, f"all cells: {shared}", style="bold")
+    marks = numbered(cell.reason for cell in cells)
+    choices: tuple[dict[str, str], ...] = {}, marks
+    for notes in choices:  # a reason stands in its row, or where there is no room below the table
+        rows: list[list[str | Text]] = [[*_fields(cell)[1:-1], _verdict(cell, notes)] for cell in cells]
+        above, columns, _ = fitted([*parts, *as_columns(HEADER[1:], rows, TEXTS)], console.width)
+        if width_of(columns) <= console.width:
+            print_lines(console, lines(columns, above))
+            for reason, mark in notes.items():
+                print_prose(console, reason, f"{mark} ")
+            return
+    for name, cell in zip(names, cells, strict=True):
+        print_prose(console, f"{cell.verdict}: {name}", style=STYLES.get(cell.verdict, ""))
+        if known := ", ".join(filter(None, (_numbers(cell), cell.reason))):
+            print_prose(console, known, "  ")
 
 
-def table(comparison: Comparison) -> Table:
-    """Every cell on a line, the most urgent first."""
-    shown = plain_table(HEADER, left=TEXTS, folded=TEXTS)
-    for cell in comparison.cells:
-        *numbers, verdict = _fields(cell)
-        shown.add_row(*map(Text, numbers), Text(verdict, style=STYLES.get(cell.verdict, "")))
-    return shown
+def _verdict(cell: ComparedCell, marks: Mapping[str, str]) -> Text:
+    text = f"{cell.verdict} {marks[cell.reason]}" if cell.reason in marks else cell.outcome
+    return Text(text, style=STYLES.get(cell.verdict, ""))
 
 
 def markdown(comparison: Comparison) -> str:

@@ -10,13 +10,17 @@ from pathlib import Path
 
 from mtabench.comparing import comparison_reports as reports
 from mtabench.comparing.compare import Comparison, NotComparableError, parse_fail_on, parse_threshold
-from mtabench.console import make_console, say
+from mtabench.comparing.comparison_data import comparison_data
+from mtabench.console import make_console
 from mtabench.errors import UsageError
 from mtabench.escaping import in_log
-from mtabench.results.outputs import check_reports, write_report
-from mtabench.results.results_file import samples_path
+from mtabench.json_output import print_json
+from mtabench.results import outputs
+from mtabench.results.outputs import append_text, write_text
+from mtabench.results.results_file import samples_paths
+from mtabench.tables import print_prose
 
-FORMATS = ("table", "markdown")
+FORMATS = ("table", "markdown", "json")
 REPORTS: Mapping[str, Callable[[Comparison], str]] = {
     "markdown": reports.markdown,
     "junit": reports.junit,
@@ -29,22 +33,23 @@ REFUSALS: Mapping[str, Callable[[str], str]] = {"markdown": reports.refusal_mark
 
 @dataclass(frozen=True, slots=True)
 class ComparisonOptions:
-    """How to judge, what to print, and the files to write by their names in REPORTS."""
+    """How to judge, what to print, the files to write by their names in REPORTS, and whether to replace any there."""
 
     threshold: float
     fail_on: tuple[str, ...]
     format: str
     outputs: Mapping[str, Path]
+    overwrite: bool = False
 
 
 def comparison_options(
-    threshold: str, fail_on: str, format_: str, outputs: Mapping[str, Path | None]
+    threshold: str, fail_on: str, format_: str, outputs: Mapping[str, Path | None], overwrite: bool = False
 ) -> ComparisonOptions:
     """The options as typed, parsed; raises UsageError."""
     if format_ not in FORMATS:
         raise UsageError(f"--format {format_!r} is not known; expected one of {', '.join(FORMATS)}")
     chosen = {name: path for name, path in outputs.items() if path is not None}
-    return ComparisonOptions(parse_threshold(threshold), parse_fail_on(fail_on), format_, chosen)
+    return ComparisonOptions(parse_threshold(threshold), parse_fail_on(fail_on), format_, chosen, overwrite)
 
 
 @contextmanager
@@ -55,7 +60,7 @@ def refusal_reported(asked: ComparisonOptions) -> Iterator[None]:
     except NotComparableError as error:
         for name, path in asked.outputs.items():
             if name in REFUSALS:
-                write_report(path, REFUSALS[name](str(error)))
+                write_text(path, REFUSALS[name](str(error)))
         _tell_github([reports.github_refusal(str(error))], reports.refusal_markdown(str(error)))
         raise
 
@@ -63,17 +68,18 @@ def refusal_reported(asked: ComparisonOptions) -> Iterator[None]:
 def report(found: Comparison, asked: ComparisonOptions) -> int:
     """Write and print a comparison as asked, for GitHub too where it runs this; the exit code."""
     for name, path in asked.outputs.items():
-        write_report(path, REPORTS[name](found))
-    if asked.format == "markdown":
+        write_text(path, REPORTS[name](found))
+    if asked.format == "json":
+        print_json("compare", comparison_data(found))
+    elif asked.format == "markdown":
         print(in_log(reports.markdown(found)))
     else:
         console = make_console()
-        wide = console.width >= reports.TABLE_WIDTH
         with console.capture() as cells:
-            console.print(reports.table(found) if wide else reports.narrow(found))
+            reports.print_cells(console, found)
         print(in_log(cells.get()), end="")
         for text in reports.conclusions(found):
-            say(console, text)
+            print_prose(console, text)
     _tell_github(reports.github_annotations(found), reports.step_summary(found))
     return found.exit_code
 
@@ -85,10 +91,10 @@ def _tell_github(annotations: Iterable[str], summary: str) -> None:
     for text in annotations:
         print(text)
     if os.environ.get("GITHUB_STEP_SUMMARY"):
-        write_report(Path(os.environ["GITHUB_STEP_SUMMARY"]), summary, mode="a")
+        append_text(Path(os.environ["GITHUB_STEP_SUMMARY"]), summary)
 
 
-def check_outputs(chosen: Mapping[str, Path], inputs: Sequence[Path]) -> None:
-    """Raise UsageError for a report that would overwrite what is compared, or another report, or cannot be written."""
-    compared = [path for results in inputs for path in (results, samples_path(results))]
-    check_reports({f"--{name.replace('_', '-')}": path for name, path in chosen.items()}, compared, "what is compared")
+def check_outputs(asked: ComparisonOptions, results: Sequence[Path]) -> None:
+    """Raise UsageError for a report asked for that may not be written; `results` are the files compared."""
+    files = {f"--{name.replace('_', '-')}": path for name, path in asked.outputs.items()}
+    outputs.check_outputs(files, [one for path in results for one in (path, *samples_paths(path))], asked.overwrite)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mtabench.errors import UsageError
+from mtabench.results.cell_names import name_of
 from mtabench.results.results_file import KEY_COLUMNS, NUMERIC_COLUMNS
-from mtabench.results.runs import name_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,10 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from rich.table import Table
-from rich.text import Text
-
-from mtabench.console import plain_table
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.problem.case import Case
 from mtabench.profiling.ncu_report import Counters
@@ -18,6 +14,7 @@ from mtabench.profiling.trace import KernelUse
 from mtabench.profiling.verdict import bound_by, verdict
 from mtabench.results.csv_reading import read_csv
 from mtabench.results.results_file import KEY_COLUMNS, Key, key_of, key_of_row, text_of
+from mtabench.tables import Column, as_columns
 
 KERNELS_FILE, COUNTERS_FILE = "kernels.csv", "counters.csv"
 FACTS = ("device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty", "repro")
@@ -28,7 +25,7 @@ COUNTER_COLUMNS = (
     *KEY_COLUMNS, "kernel", "launches", "us", "bound_by", "verdict", *_VALUES,
     "stall_1", "stall_1_share", "stall_2", "stall_2_share", "stall_3", "stall_3_share", *FACTS,
 )  # fmt: skip
-LONGEST_NAME, MOST_SHOWN = 60, 20
+LONGEST_NAME, MOST_SHOWN = 44, 20
 MOST_BYTES, MOST_ROWS = 64 << 20, 100_000
 
 
@@ -72,31 +69,34 @@ def read_memory_bytes(path: Path) -> dict[Key, float]:
     return {key: value for key, value in found.items() if key not in incomplete}
 
 
-def kernels_table(uses: Sequence[KernelUse]) -> Table:
+def kernels_table(uses: Sequence[KernelUse]) -> list[Column]:
     """A row a kernel, the longest first; the least of many are one row."""
-    table = plain_table(("kernel", "calls", "total ms", "mean ms", "share"))
-    for use in uses[:MOST_SHOWN]:
-        ms = (f"{use.total_ms:.4g}", f"{use.mean_ms:.4g}")
-        table.add_row(_name(use.kernel), f"{use.calls:g}", *ms, f"{use.share:.1%}")
+    rows = [
+        (shortened(use.kernel), f"{use.calls:g}", f"{use.total_ms:.4g}", f"{use.mean_ms:.4g}", f"{use.share:.1%}")
+        for use in uses[:MOST_SHOWN]
+    ]
     rest = uses[MOST_SHOWN:]
     if rest:
         total, share = sum(use.total_ms for use in rest), sum(use.share for use in rest)
         name = f"{len(rest)} more, in {KERNELS_FILE}"
-        table.add_row(name, f"{sum(use.calls for use in rest):g}", f"{total:.4g}", "", f"{share:.1%}")
-    return table
+        rows.append((name, f"{sum(use.calls for use in rest):g}", f"{total:.4g}", "", f"{share:.1%}"))
+    return as_columns(("kernel", "calls", "total\nms", "mean\nms", "share"), rows)
 
 
-def counters_table(counters: Sequence[Counters]) -> Table:
+def counters_table(counters: Sequence[Counters]) -> list[Column]:
     """A row a kernel, the longest first; percentages of the peak."""
-    headings = ("launches", "us", "tensor %", "shared %", "L2 %", "memory %", "occupancy %", "L2 hits %", "registers")
-    table = plain_table(("kernel", *headings))
+    headings = (
+        "kernel", "launches", "us", "tensor\n%", "shared\n%", "L2\n%", "memory\n%", "occupancy\n%", "L2 hits\n%",
+        "registers",
+    )  # fmt: skip
+    rows = []
     for one in counters:
         values = (
             one.tensor_pct, one.shared_pct, one.l2_pct, one.memory_pct, one.occupancy_pct, one.l2_hit_pct, one.registers
         )  # fmt: skip
         numbers = ("" if value is None else f"{value:.0f}" for value in values)
-        table.add_row(_name(one.kernel), str(one.launches), f"{one.us:.4g}", *numbers)
-    return table
+        rows.append([shortened(one.kernel), str(one.launches), f"{one.us:.4g}", *numbers])
+    return as_columns(headings, rows)
 
 
 def verdict_lines(counters: Sequence[Counters]) -> list[str]:
@@ -107,10 +107,6 @@ def verdict_lines(counters: Sequence[Counters]) -> list[str]:
 def shortened(kernel: str) -> str:
     """A kernel's name as short as a table holds; templates have names of a thousand characters."""
     return kernel if len(kernel) <= LONGEST_NAME else kernel[: LONGEST_NAME - 3] + "..."
-
-
-def _name(kernel: str) -> Text:
-    return Text(shortened(kernel))
 
 
 def _facts(case: Case, here: Mapping[str, object]) -> list[object]:

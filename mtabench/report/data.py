@@ -19,7 +19,7 @@ from mtabench.errors import UsageError
 from mtabench.measuring.settled import settled
 from mtabench.pages.text import MOST_CHARACTERS, shown_number, shown_text
 from mtabench.problem.operations import PLAIN, STEPS, taps_text
-from mtabench.results.results_file import COLUMNS, NUMERIC_COLUMNS, read_results, samples_path
+from mtabench.results.results_file import COLUMNS, NUMERIC_COLUMNS, find_samples, read_results, samples_path
 from mtabench.results.runs import Rounds, read_run
 from mtabench.results.shown import percent
 
@@ -197,7 +197,7 @@ def _read_spreads(path: Path, rows: Sequence[Row]) -> tuple[list[Spread | None],
     nothing: list[Spread | None] = [None] * len(rows)
     if not any(is_timed(row) for row in rows):
         return nothing, "no cell has a time"
-    if not samples_path(path).exists():
+    if not find_samples(path).exists():
         return nothing, f"there is no file {shown_text(samples_path(path).name)} beside {shown_text(path.name)}"
     try:
         cells = read_run(path).cells

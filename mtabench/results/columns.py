@@ -6,8 +6,8 @@ derive from these entries. A new column is one entry here; `python scripts/gener
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -155,7 +155,7 @@ TABLE: tuple[Column, ...] = (
     _measured(
         "useful_tflops", "rate of the work that the definition needs", NUMBER, "TFLOP/s",
         lambda of: useful_flops(of.case) / of.seconds / 1e12, merged="per time",
-        shown=Shown("useful", "TFLOP/s", 4, number("useful_tflops"), decode_rank=6),
+        shown=replace(shown.USEFUL, instead=shown.useful_in_unit),
         reported=Reported("TFLOP/s", "", 3),
     ),
     _measured(
@@ -240,6 +240,13 @@ TABLE: tuple[Column, ...] = (
     _environment("git_dirty", "whether the code had changes that the revision lacks", FLAG),
     Column("repro", "a command line that measures this one cell, in the same way", value=attrgetter("repro"), detail=0),
 )  # fmt: skip
+
+
+def values_of(row: Mapping[str, str]) -> dict[str, str | int | float | bool | None]:
+    """A row of texts as values by column, None where nothing is known."""
+    return {column.name: column.field.value(row[column.name]) for column in TABLE}
+
+
 # What a cell is of, as people name it: a convolution is one axis.
 AXES = tuple(
     dict.fromkeys(

@@ -1,17 +1,23 @@
-"""CSV files that may come from a stranger: read within bounds and made printable, or refused in one sentence."""
+"""CSV files and JSON Lines that may come from a stranger: read within bounds and made printable, or refused."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import io
+import json
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from mtabench.errors import UsageError
 from mtabench.escaping import printable, quoted
 
 MOST_COLUMNS = 256
+MOST_WHOLE = 1e15  # below, every whole number is a float
 MOST_LINE = 1_000_000  # characters; a field has at most 131072, the limit of Python's reader
 
 _PLAIN = bytes(range(0x20, 0x7F)) + b"\r\n"
@@ -41,6 +47,8 @@ class CsvFile:
 def read_csv(path: Path, most_bytes: int, most_records: int) -> CsvFile:
     """Read a CSV file in UTF-8, with or without a byte order mark; in every field what is not printable is visible.
 
+    One whose name ends in .gz is decompressed, within the same bounds.
+
     Raises UsageError, here or from `records`, for what is no such file or larger than the bounds.
     """
     content = _content(path, most_bytes)
@@ -57,6 +65,56 @@ def read_csv(path: Path, most_bytes: int, most_records: int) -> CsvFile:
     return CsvFile(header, records, content[len(whole) :])
 
 
+def read_json_lines(path: Path, most_bytes: int, most_records: int) -> CsvFile:
+    """Read JSON Lines as a CSV file of the same values: the names in its first line are the header.
+
+    Raises UsageError as `read_csv`, and for a line that is no object with these names, or has a value of several parts.
+    """
+    content = _content(path, most_bytes)
+    whole = content[: content.rfind(b"\n") + 1]
+    objects = _objects(path, whole, most_records)
+    first = next(objects, {})
+    if len(first) > MOST_COLUMNS:
+        raise UsageError(f"{path} has {len(first)} columns; expected at most {MOST_COLUMNS}")
+    header = [printable(name) for name in first]
+
+    def records() -> Iterator[list[str]]:
+        for number, one in enumerate(chain([first] if first else [], objects), start=1):
+            if one.keys() != first.keys():
+                raise UsageError(f"line {number} of {path} has other names than its first line")
+            yield [_as_text(path, number, one[name]) for name in first]
+
+    return CsvFile(header, records(), content[len(whole) :])
+
+
+def _objects(path: Path, content: bytes, most: int) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(content.splitlines(), start=1):
+        if number > most:
+            raise UsageError(f"{path} has more than {most} rows, the most that are read of such a file")
+        if len(line) > MOST_LINE:
+            raise UsageError(f"line {number} of {path} is longer than {MOST_LINE} characters")
+        try:
+            found = json.loads(line.decode())
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict) or not found:
+            raise UsageError(f"line {number} of {path} is no JSON object; expected JSON Lines, a row a line")
+        yield found
+
+
+def _as_text(path: Path, number: int, value: Any) -> str:
+    """A value as it would stand in a CSV file."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer() and abs(value) < MOST_WHOLE:
+        return str(int(value))
+    if isinstance(value, str | int | float):
+        return printable(str(value))
+    raise UsageError(f"line {number} of {path} has a value of several parts; expected texts, numbers, flags and null")
+
+
 def _content(path: Path, most_bytes: int) -> bytes:
     """The bytes of a regular file: a pipe or a device might never end."""
     try:
@@ -64,8 +122,10 @@ def _content(path: Path, most_bytes: int) -> bytes:
             raise UsageError(f"there is no file {path}")
         if not path.is_file():
             raise UsageError(f"cannot read {path} as a CSV file: it is not a regular file")
-        with path.open("rb") as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read(most_bytes + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(f"cannot read {path}: it is no whole file of gzip") from error
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     if len(content) > most_bytes:

@@ -117,6 +117,16 @@ class Field(NamedTuple):
     numeric: bool = False
     parquet: Literal["", "string", "Int64", "boolean", "time"] = "string"
 
+    def value(self, text: str) -> str | int | float | bool | None:
+        """A checked text as the value that it stands for, None where nothing is known."""
+        if not text:
+            return None
+        if self.check is flag or self.parquet == "boolean":
+            return text == "true"
+        if self.parquet == "Int64":
+            return int(text)
+        return float(text) if self.numeric else text
+
 
 TEXT = Field()
 NUMBER = Field(optional(quantity), numeric=True, parquet="")

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
-from mtabench.console import plain_table, significant
+from mtabench.console import significant
 from mtabench.prediction.storage import Storage
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.results.results_file import KEY_COLUMNS, key_of
 from mtabench.results.writer import csv_text as csv_lines
+from mtabench.tables import Cell, Column, as_columns
 
 SCHEMA_VERSION = 1
 PARTS = ("queries", "keys", "values", "scores", "statistics", "accumulator")
@@ -53,7 +53,7 @@ class Row:
         return self.storage.score_matrix / (self.case.batch * self.case.heads)
 
 
-def tables(rows: Sequence[Row], measured: bool) -> Iterator[tuple[str, Table]]:
+def tables(rows: Sequence[Row], measured: bool) -> Iterator[tuple[str, list[Column]]]:
     """What is shown of the cells of a shape: titles and tables."""
     if any(row.tile for row in rows):
         yield "one tile on the chip in KiB, and how many times a head's score matrix is as large", _tiles(rows)
@@ -66,11 +66,11 @@ def tables(rows: Sequence[Row], measured: bool) -> Iterator[tuple[str, Table]]:
         yield "bytes beyond the inputs, traced and by the model", _traced(rows)
 
 
-def _tiles(rows: Sequence[Row]) -> Table:
+def _tiles(rows: Sequence[Row]) -> list[Column]:
     """Parts of the tile of each implementation, anew where they change with the length."""
     tiled = [(name, [row for row in line if row.tile]) for name, line in _lines(rows)]
     longest = max(row.case.seq for _, line in tiled for row in line)
-    table = plain_table(("", *PARTS, "all", f"at {short(longest)}"))
+    lines = []
     for name, line in tiled:
         scores = next((row.of_head for row in line if row.case.seq == longest), 0.0)
         for before, row in zip([None, *line], line, strict=False):
@@ -79,35 +79,37 @@ def _tiles(rows: Sequence[Row]) -> Table:
                 total = sum(tile.values())
                 numbers = [_kib(tile[part]) if part in tile else "" for part in PARTS]
                 at = f" from {short(row.case.seq)}" if before else ""
-                table.add_row(name + at, *numbers, _kib(total), f"{_number(scores / total)}x")
-    return table
+                lines.append([name + at, *numbers, _kib(total), f"{_number(scores / total)}x"])
+    return as_columns(("", *PARTS, "all", f"at {short(longest)}"), lines)
 
 
-def _needed(rows: Sequence[Row]) -> Table:
+def _needed(rows: Sequence[Row]) -> list[Column]:
     """Peaks with inputs, in red where they do not fit; the first such length and the last that fits."""
-    table = _by_length(rows, "too long", "fits")
+    lines: list[list[Cell]] = []
     matrices = {(row.case.dtype, row.case.seq): _size(row.storage.score_matrix) for row in rows}
     lengths, dtypes = sorted({seq for _, seq in matrices}), sorted({dtype for dtype, _ in matrices})
     for dtype in dtypes:
         sizes = (matrices.get((dtype, seq), "") for seq in lengths)
-        table.add_row(f"(score matrix{f' {dtype}' if len(dtypes) > 1 else ''})", *sizes, "", "", style="dim")
+        name = f"(score matrix{f' {dtype}' if len(dtypes) > 1 else ''})"
+        lines.append([Text(text, style="dim") for text in (name, *sizes, "", "")])
     for name, line in _lines(rows):
         cells = [
             Text(_size(row.storage.needed) + ("" if row.fits else "!"), style="" if row.fits else "red") for row in line
         ]
         too_long = next((short(row.case.seq) for row in line if not row.fits), "")
-        table.add_row(name, *cells, too_long, str(line[-1].longest))
-    return table
+        lines.append([name, *cells, too_long, str(line[-1].longest)])
+    return as_columns((*_lengths(rows), "too long", "fits"), lines)
 
 
-def _traced(rows: Sequence[Row]) -> Table:
+def _traced(rows: Sequence[Row]) -> list[Column]:
     """Two lines an implementation, none for those that were not traced."""
-    table = _by_length(rows)
+    lines: list[list[Cell]] = []
     for name, line in _lines(rows):
         if any(row.traced is not None for row in line):
-            table.add_row(name, *(_known(row.traced, _size) for row in line))
-            table.add_row("  by the model", *(_size(row.storage.beyond) for row in line), style="dim")
-    return table
+            lines.append([name, *(_known(row.traced, _size) for row in line)])
+            of_model = ("  by the model", *(_size(row.storage.beyond) for row in line))
+            lines.append([Text(text, style="dim") for text in of_model])
+    return as_columns(_lengths(rows), lines)
 
 
 def csv_text(rows: Iterable[Row]) -> str:
@@ -160,18 +162,15 @@ def _lines(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     return list(lines.items())
 
 
-def _by_length(rows: Sequence[Row], *more: str) -> Table:
-    return plain_table(("", *(short(seq) for seq in sorted({row.case.seq for row in rows})), *more))
+def _lengths(rows: Sequence[Row]) -> list[str]:
+    """The headings of a table with a column a length."""
+    return ["", *(short(seq) for seq in sorted({row.case.seq for row in rows}))]
 
 
-def _filled(rows: Sequence[Row], cell: Callable[[Row], str]) -> Table:
+def _filled(rows: Sequence[Row], cell: Callable[[Row], str]) -> list[Column]:
     """A line an implementation, none for those of which nothing is known."""
-    table = _by_length(rows)
-    for name, line in _lines(rows):
-        cells = [cell(row) for row in line]
-        if any(cells):
-            table.add_row(name, *cells)
-    return table
+    lines = [[name, *map(cell, line)] for name, line in _lines(rows)]
+    return as_columns(_lengths(rows), [line for line in lines if any(line[1:])])
 
 
 def _known(value: float | None, shown: Callable[[float], str]) -> str:

@@ -12,19 +12,7 @@ from typing import BinaryIO
 from mtabench.errors import UsageError
 from mtabench.results.lock import FileLock
 
-
-def check_output(path: Path, inputs: Iterable[Path], overwrite: bool, option: str = "--out") -> None:
-    """Raise UsageError if `path` is an input, a folder, being written, or there while `overwrite` is false."""
-    if path.is_dir():
-        raise UsageError(f"{option} {path} is a folder; give the name of a file")
-    check_folder(path, option)
-    if not path.exists():
-        return
-    if any(one.exists() and path.samefile(one) for one in inputs):
-        raise UsageError(f"{option} {path} is one of the files that are read; give another name")
-    FileLock(path).check()
-    if not overwrite:
-        raise UsageError(f"{path} already exists; give --overwrite to replace it, or another {option}")
+MARK_BYTES = 2000  # at the head of a file, where a report says that it is one
 
 
 def named(path: Path, suffix: str = ".csv") -> str:
@@ -32,28 +20,65 @@ def named(path: Path, suffix: str = ".csv") -> str:
     return str(path) if path.suffix.lower() in ("", suffix) else f"{path} (a {suffix[1:].upper()} file)"
 
 
-def check_reports(reports: Mapping[str, Path], inputs: Iterable[Path], what: str) -> None:
-    """Raise UsageError for a report, by its option, that would overwrite an input or another one, or cannot be written.
+def check_outputs(
+    outputs: Mapping[str, Path], inputs: Iterable[Path], overwrite: bool, marks: Mapping[str, str] | None = None
+) -> None:
+    """Raise UsageError for a file, by its option, that is read, written twice or by another process, or cannot be made.
 
-    `what` says what the inputs are; any other file may be replaced.
+    One that is there is replaced if `overwrite` says so, or if it is an earlier one of its kind: `marks` has, by
+    option, what the head of such a file holds.
     """
-    taken = {path.resolve() for path in inputs}
-    for option, path in reports.items():
+    read = list(inputs)
+    taken: set[Path] = set()
+    for option, path in outputs.items():
         if path.is_dir():
             raise UsageError(f"{option} {path} is a folder; give the name of a file")
+        there = path.exists()
+        if any(path.resolve() == one.resolve() or (there and one.exists() and path.samefile(one)) for one in read):
+            raise UsageError(f"{option} {path} is one of the files that are read; give another name")
         if path.resolve() in taken:
-            raise UsageError(f"{option} {path} would overwrite {what} or another report; give another name")
+            raise UsageError(f"{option} {path} is the file of another option; give another name")
         taken.add(path.resolve())
+        if _is_stream(path):
+            continue
         check_folder(path, option)
-        if path.exists() and not os.access(path, os.W_OK):
+        if not there:
+            continue
+        FileLock(path).check()
+        mark = (marks or {}).get(option)
+        if not overwrite and not (mark and _begins_with(path, mark, option)):
+            kind = " and is no report of mtabench" if mark else ""
+            raise UsageError(f"{path} already exists{kind}; give --overwrite to replace it, or another {option}")
+        if not os.access(path, os.W_OK):
             raise UsageError(f"cannot write {path}: it is not writable; give another {option}")
 
 
-def write_report(path: Path, text: str, mode: str = "w") -> None:
-    """Write a text, in a folder that is made; raises UsageError if that fails."""
+def _begins_with(path: Path, mark: str, option: str) -> bool:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open(mode, encoding="utf-8") as file:
+        with path.open("rb") as file:
+            return mark.encode() in file.read(MARK_BYTES)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; give another {option}") from error
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether it is a pipe or a device such as /dev/stdout, which nothing can replace."""
+    return path.exists() and not path.is_file()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text to a file that takes the place of `path`, or to a pipe; raises UsageError if that fails."""
+    if _is_stream(path):
+        append_text(path, text)
+        return
+    with written(path) as file:
+        file.write(text.encode())
+
+
+def append_text(path: Path, text: str) -> None:
+    """Add a text to the end of a file; raises UsageError if that fails."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; give another name") from error

@@ -81,6 +81,7 @@ def _measured(rows: Sequence[Row]) -> list[Column]:
     decode = all(row["pass"] == "decode" for row in rows)
     found = []
     for one in sorted((column.shown for column in TABLE if column.shown), key=lambda one: one.place):
+        one = one.instead(rows) or one
         rank = one.rank if one.decode_rank is None or not decode else one.decode_rank
         text = one.text if one.wanted(rows) else lambda row: ""
         legend = one.legend(rows)

@@ -18,7 +18,7 @@ from mtabench.escaping import in_log, printable, quoted
 from mtabench.problem.case import Case
 from mtabench.registry import splitting_names
 from mtabench.results.columns import SCHEMA_VERSION, TABLE
-from mtabench.results.csv_reading import read_csv
+from mtabench.results.csv_reading import read_csv, read_json_lines
 from mtabench.results.fields import Check
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ NUMERIC_COLUMNS = tuple(column.name for column in TABLE if column.field.numeric)
 _FIRST_KEYS = sum(column.role == "cell" and not column.since for column in TABLE)
 LATER_COLUMNS = tuple(column.name for column in TABLE if column.since)  # older files do not have these
 SAMPLE_COLUMNS = ("run_id", "cell", "round", "sample", "ms")
+JSON_LINES = ".jsonl"  # the suffix of a results file that `export` wrote as JSON Lines
 MOST_BYTES, MOST_ROWS = 64 << 20, 100_000  # a row takes about 450 bytes; all of them are held in memory
 
 Row = Mapping[str, Any]
@@ -88,8 +89,20 @@ def key_of_cell(cell: str) -> Key:
 
 
 def samples_path(path: Path) -> Path:
-    """Where the raw samples of `path` go: NAME.samples.csv beside NAME.csv."""
-    return path.parent / f"{path.stem if path.suffix == '.csv' else path.name}.samples.csv"
+    """Where the raw samples of `path` go: NAME.samples.csv beside NAME.csv, and beside NAME.jsonl."""
+    return path.parent / f"{path.stem if path.suffix in ('.csv', JSON_LINES) else path.name}.samples.csv"
+
+
+def samples_paths(path: Path) -> tuple[Path, Path]:
+    """Both names that the samples of `path` may have: as they are, and compressed with gzip."""
+    plain = samples_path(path)
+    return plain, plain.with_name(f"{plain.name}.gz")
+
+
+def find_samples(path: Path) -> Path:
+    """The samples beside `path`, in whichever form they are; the plain name where there are none."""
+    plain, compressed = samples_paths(path)
+    return compressed if compressed.exists() and not plain.exists() else plain
 
 
 def read_file(path: Path | str, with_rows: bool = False) -> ResultsFile:
@@ -99,7 +112,7 @@ def read_file(path: Path | str, with_rows: bool = False) -> ResultsFile:
     with anything in a field that does not belong there; `with_rows` also for one without rows.
     """
     path = Path(path)
-    file = read_csv(path, MOST_BYTES, MOST_ROWS)
+    file = (read_json_lines if path.suffix == JSON_LINES else read_csv)(path, MOST_BYTES, MOST_ROWS)
     if not file.header and not file.begins(COLUMNS):
         raise UsageError(f"{path} is not a results file of mtabench: it has no whole line")
     header = file.header or COLUMNS

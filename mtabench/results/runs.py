@@ -12,10 +12,10 @@ from typing import Any
 
 from mtabench.errors import UsageError
 from mtabench.escaping import quoted
-from mtabench.problem.operations import step_words, taps_text
 from mtabench.results import fields
+from mtabench.results.cell_names import name_of
 from mtabench.results.csv_reading import read_csv
-from mtabench.results.results_file import SAMPLE_COLUMNS, cell_of, frame, key_of_row, read_file, samples_path
+from mtabench.results.results_file import SAMPLE_COLUMNS, cell_of, find_samples, frame, key_of_row, read_file
 
 # A line takes about 80 bytes: room for 1000 cells with 200 rounds of 10 samples each.
 MOST_BYTES, MOST_SAMPLES = 160 << 20, 2_000_000
@@ -62,8 +62,8 @@ class Run:
         return {cell.row[column] for cell in self.cells.values()}
 
 
-def read_run(path: Path) -> Run:
-    """Read a results file and the samples beside it.
+def read_run(path: Path, samples_needed: bool = True) -> Run:
+    """Read a results file and the samples beside it; without these only if they are not `samples_needed`.
 
     Raises UsageError, in one sentence, where anything is missing, cut off, given twice or at odds with the rest: a
     comparison of half a file would pass in silence.
@@ -82,31 +82,17 @@ def read_run(path: Path) -> Run:
         if key in rows:
             raise UsageError(f"{path} has the cell {key} twice; a results file has one row a cell")
         rows[key] = {str(name): value for name, value in record.items()}
-    samples = read_samples(path) if any(row["status"] == "ok" for row in rows.values()) else {}
+    wanted = samples_needed or find_samples(path).exists()
+    samples = read_samples(path) if wanted and any(row["status"] == "ok" for row in rows.values()) else {}
     cells = {}
     for key, row in rows.items():
-        ids = process_ids(row["run_id"]) if row["status"] == "ok" else []
+        ids = process_ids(row["run_id"]) if wanted and row["status"] == "ok" else []
         cells[key] = Cell(name_of(row), row, tuple(find_rounds(samples, run_id, key) for run_id in ids))
         if row["status"] == "ok":
+            _check_times(path, key, row)
+        if ids:
             _check_samples(path, key, row, cells[key].rounds)
     return Run(path, cells)
-
-
-def name_of(row: Mapping[str, Any]) -> str:
-    """A cell in words, the same in every report."""
-    heads, kv_heads = int(row["heads"]), int(row["kv_heads"])
-    grouped = f" (KV {kv_heads})" if kv_heads != heads else ""
-    taps = (
-        "" if math.isnan(row[f"{name}_q"]) else taps_text(int(row[f"{name}_q"]), int(row[f"{name}_k"]))
-        for name in ("conv", "post_conv")
-    )
-    steps = step_words(row["mix"], *taps).replace(",", "")
-    causal = "" if row["causal"] else " not causal"
-    splits = f" splits {row['splits']}" if row["splits"] else ""
-    return (
-        f"{row['pass']} {row['impl']}{splits} {row['dtype']} batch {int(row['batch'])} heads {heads}{grouped} "
-        f"seq {int(row['seq'])} head dim {int(row['head_dim'])}{f' {steps}' if steps else ''}{causal}"
-    )
 
 
 def cell_names(key: str) -> tuple[str, str]:
@@ -137,7 +123,7 @@ def find_rounds(samples: Mapping[tuple[str, str], Rounds], run_id: str, key: str
 def without_samples(results: Path, rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """Those of the rows, as texts, whose times lack the raw samples beside the results file; raises UsageError."""
     timed = [row for row in rows if row["status"] == "ok"]
-    if not timed or not samples_path(results).exists():
+    if not timed or not find_samples(results).exists():
         return timed
     counts = {key: sum(map(len, rounds)) for key, rounds in read_samples(results).items()}
 
@@ -159,7 +145,7 @@ def read_samples(results: Path) -> dict[tuple[str, str], Rounds]:
 
 def sample_records(results: Path) -> Iterator[list[str]]:
     """The lines of the samples file beside a results file: checked texts under SAMPLE_COLUMNS; raises UsageError."""
-    path = samples_path(results)
+    path = find_samples(results)
     if not path.exists():
         raise UsageError(
             f"there is no file {path}, the raw samples of {results}; put it there, or measure with --resume"
@@ -176,16 +162,19 @@ def sample_records(results: Path) -> Iterator[list[str]]:
         yield record
 
 
-def _check_samples(path: Path, key: str, row: Mapping[str, Any], rounds: Rounds) -> None:
-    """Raise UsageError unless the samples are those that the row sums up."""
+def _check_times(path: Path, key: str, row: Mapping[str, Any]) -> None:
     for name in TIME_COLUMNS:
         if not math.isfinite(row[name]):
             raise UsageError(f"{path} has no number in the column {name} for {key}, whose status is ok")
+
+
+def _check_samples(path: Path, key: str, row: Mapping[str, Any], rounds: Rounds) -> None:
+    """Raise UsageError unless the samples are those that the row sums up."""
     samples = [sample for one in rounds for sample in one]
     if (len(rounds), len(samples)) != (row["rounds"], row["samples"]):
         expected = f"{row['samples']:g} samples in {row['rounds']:g} rounds"
         raise UsageError(
-            f"{samples_path(path)} has {len(samples)} samples in {len(rounds)} rounds of {key}, and {path} {expected}; "
+            f"{find_samples(path)} has {len(samples)} samples in {len(rounds)} rounds of {key}, and {path} {expected}; "
             f"the sweep with --out {path} --resume measures that cell again"
         )
     median = statistics.median(samples)

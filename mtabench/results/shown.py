@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mtabench.console import significant
+from mtabench.console import flop_unit, significant
 from mtabench.measuring.settled import UNSETTLED, half_interval_of, meaning, settled
 from mtabench.pages.text import shown_number
 
@@ -21,7 +21,8 @@ class Shown:
     """A column in the tables of `show` and `export`: `text` gives what stands in a row, empty where nothing is known.
 
     Rank 0 stays in the narrowest table; the highest rank is left out first. `decode_rank` is that in a table of decode
-    alone. Columns stand in the order of `place`, and of the file where that is equal.
+    alone. Columns stand in the order of `place`, and of the file where that is equal. `instead` is what some rows have
+    in its stead.
     """
 
     heading: str
@@ -33,6 +34,7 @@ class Shown:
     right: bool = True
     legend: Callable[[Sequence[Row]], str] = lambda rows: ""
     wanted: Callable[[Sequence[Row]], bool] = lambda rows: True
+    instead: Callable[[Sequence[Row]], Shown | None] = lambda rows: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,15 @@ class Reported:
 def number(name: str, digits: int = 3, factor: float = 1.0, end: str = "") -> Text:
     """The text of a number: so many digits, after multiplication by `factor`."""
     return lambda row: significant(factor * float(row[name]), digits, zeros=True) + end if row[name] else ""
+
+
+USEFUL = Shown("useful", "TFLOP/s", 4, number("useful_tflops"), decode_rank=6)
+
+
+def useful_in_unit(rows: Sequence[Row]) -> Shown:
+    """The useful rate in the unit that suits the rows."""
+    unit, factor = flop_unit(float(row["useful_tflops"]) for row in rows if row["useful_tflops"])
+    return replace(USEFUL, unit=unit, text=number("useful_tflops", factor=factor))
 
 
 def median(row: Row) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mtabench.console import significant
+from mtabench.console import flop_unit, significant
 from mtabench.problem.axes import short
 from mtabench.results.result_view import View
 
@@ -63,7 +63,10 @@ def against_seq(rows: Sequence[Row], view: View) -> list[tuple[str, str, str]]:
     The first line says what is shown. Nothing unless some implementation has a time at two lengths, and nothing for so
     many lengths or implementations that nobody would see anything.
     """
-    name, unit = ("gbytes_s", "GB/s") if all(row["pass"] == "decode" for row in rows) else ("useful_tflops", "TFLOP/s")
+    name, unit, factor = "gbytes_s", "GB/s", 1.0
+    if any(row["pass"] != "decode" for row in rows):
+        name = "useful_tflops"
+        unit, factor = flop_unit(float(row[name]) for row in rows if row[name])
     problem = [column for column in view.columns if column.problem and column.name not in ("seq", "batch")]
     chosen = {row["impl"] for row in rows if row["splits"] == "auto"}
     series: dict[str, dict[int, float]] = {}
@@ -73,7 +76,7 @@ def against_seq(rows: Sequence[Row], view: View) -> list[tuple[str, str, str]]:
             label = " ".join(
                 f"{c.name} {word}" if c.right else word for c, word in zip(problem, words, strict=True) if word
             )
-            series.setdefault(label, {})[int(row["seq"])] = float(row[name])
+            series.setdefault(label, {})[int(row["seq"])] = factor * float(row[name])
     lengths = sorted({length for values in series.values() for length in values})
     compared = max((len(values) for values in series.values()), default=0) > 1
     if not compared or max(len(lengths), len(series)) > MOST_SERIES:

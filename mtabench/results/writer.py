@@ -15,12 +15,14 @@ from mtabench.results.lock import FileLock
 from mtabench.results.outputs import check_folder, written
 from mtabench.results.results_file import (
     COLUMNS,
+    JSON_LINES,
     SAMPLE_COLUMNS,
     Key,
     Row,
     key_of_row,
     read_file,
     samples_path,
+    samples_paths,
     text_of,
 )
 from mtabench.results.runs import MOST_BYTES, MOST_SAMPLES
@@ -35,9 +37,13 @@ def check_destination(path: Path, resume: bool) -> list[dict[str, str]]:
     """The rows that a sweep to `path` will find there; raises UsageError if it may not write. Touches nothing."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder; give the name of a CSV file in it")
+    if path.suffix == JSON_LINES:
+        raise UsageError(f"a sweep writes CSV, and --out is {path}; give NAME.csv, and make it JSON Lines with export")
     FileLock(path).check()
     rows = _check_file(path, resume)
-    samples = samples_path(path)
+    samples, compressed = samples_paths(path)
+    if compressed.exists():
+        raise UsageError(f"{compressed} has the samples of {path}, and a sweep adds to a plain file; `gunzip` it first")
     if samples.exists() and not read_csv(samples, MOST_BYTES, MOST_SAMPLES).begins(SAMPLE_COLUMNS):
         raise UsageError(f"{samples} is not a samples file of mtabench; give another --out")
     if path.exists() and not os.access(path, os.W_OK):

@@ -1,18 +1,17 @@
-"""Compiled kernels as tables for people, at most 100 columns wide."""
+"""Compiled kernels as tables for people."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from rich.table import Table
 from rich.text import Text
 
-from mtabench.console import plain_table
 from mtabench.static.limits import Limits
 from mtabench.static.occupancy import REGISTERS, SHARED, TENSOR
 from mtabench.static.records import DOES_NOT_FIT, FAILED, SKIPPED, Kernel
 from mtabench.static.sass import Mix
+from mtabench.tables import Cell, Column, as_columns, numbered
 
 LEGEND = (
     "spill: bytes that a thread's spill instructions store+load. shared: KiB a block. blocks, occ.: what an SM holds "
@@ -27,11 +26,15 @@ MIX_LEGEND = (
 RESOURCES = ("kernel", "warps", "stages", "regs", "spill", "shared", "blocks", "occ.", "limited by")
 MIX = ("kernel", "all", "tensor core", "global loads", "shared loads", "stores", "local")
 LEFT = ("kernel", "limited by", "tensor core", "global loads", "shared loads")
-FOLDED = ("limited by", "global loads", "shared loads")
 
 
-def tables(kernels: Iterable[Kernel], limits: Sequence[Limits]) -> Iterator[tuple[str, Sequence[Table]]]:
-    """For each target and shape a title and its tables: resources, and the instruction mix if it is known."""
+def tables(
+    kernels: Iterable[Kernel], limits: Sequence[Limits]
+) -> Iterator[tuple[str, list[list[Column]], list[tuple[str, str]]]]:
+    """For each target and shape a title, its tables, and reasons with their marks.
+
+    The tables are of resources, and of the instruction mix if it is known.
+    """
     by_target = {limit.target: limit for limit in limits}
     for (target, shape), group in groupby(kernels, key=lambda kernel: (kernel.target, kernel.shape)):
         rows = list(group)
@@ -41,7 +44,9 @@ def tables(kernels: Iterable[Kernel], limits: Sequence[Limits]) -> Iterator[tupl
             f"{limit.shared_per_sm // 1024} KiB an SM, {limit.shared_per_block // 1024} KiB a block)"
         )
         mixed = [row for row in rows if row.mix is not None]
-        yield title, [_resources(rows), *([_mixes(mixed)] if mixed else [])]
+        marks = numbered(row.reason for row in rows)
+        shown = [_resources(rows, marks), *([_mixes(mixed)] if mixed else [])]
+        yield title, shown, [(mark, reason) for reason, mark in marks.items()]
 
 
 def summary(kernels: Sequence[Kernel]) -> str:
@@ -55,29 +60,29 @@ def summary(kernels: Sequence[Kernel]) -> str:
     return f"kernels: {len(kernels)}" + "".join(f", {what}: {count}" for what, count in counts.items())
 
 
-def _resources(rows: Sequence[Kernel]) -> Table:
-    table = plain_table(RESOURCES, left=LEFT, folded=FOLDED)
+def _resources(rows: Sequence[Kernel], marks: Mapping[str, str]) -> list[Column]:
+    lines: list[list[Cell]] = []
     for row in rows:
+        mark = f" {marks[row.reason]}" if row.reason else ""
         if row.registers is None:
-            table.add_row(
-                row.kernel, *[""] * (len(RESOURCES) - 2), Text(f"{row.status}: {row.reason}", style="bold red")
-            )
+            lines.append([row.kernel, *[""] * (len(RESOURCES) - 2), Text(f"{row.status}{mark}", style="bold red")])
             continue
         spills = f"{row.spill_store_bytes}+{row.spill_load_bytes}" if row.spill_bytes else "0"
         fits = row.status != DOES_NOT_FIT
-        limited = Text(_limits(row)) if fits else Text(f"does not fit: {row.reason}", style="bold red")
-        table.add_row(
-            row.kernel,
-            f"{row.warps}",
-            "" if row.stages is None else f"{row.stages}",
-            f"{row.registers}",
-            Text(spills, style="bold yellow" if row.spill_bytes else ""),
-            f"{(row.shared_bytes or 0) / 1024:.1f}",
-            f"{row.blocks_per_sm}",
-            f"{row.occupancy:.0%}",
-            limited,
+        lines.append(
+            [
+                row.kernel,
+                f"{row.warps}",
+                "" if row.stages is None else f"{row.stages}",
+                f"{row.registers}",
+                Text(spills, style="bold yellow" if row.spill_bytes else ""),
+                f"{(row.shared_bytes or 0) / 1024:.1f}",
+                f"{row.blocks_per_sm}",
+                f"{row.occupancy:.0%}",
+                _limits(row) if fits else Text(f"does not fit{mark}", style="bold red"),
+            ]
         )
-    return table
+    return as_columns(RESOURCES, lines, LEFT)
 
 
 def _limits(row: Kernel) -> str:
@@ -94,21 +99,25 @@ def _limits(row: Kernel) -> str:
     return ", ".join(words)
 
 
-def _mixes(rows: Sequence[Kernel]) -> Table:
-    table = plain_table(MIX, left=LEFT, folded=FOLDED)
+def _mixes(rows: Sequence[Kernel]) -> list[Column]:
+    lines = []
     for row in rows:
         mix = row.mix
         assert mix is not None
-        table.add_row(
-            row.kernel,
-            f"{mix.instructions}",
-            f"{mix.tensor_core_opcodes} {mix.tensor_core}" if mix.tensor_core else "",
-            _words(_widths(mix, "global_load", (8, 16, 32, 64, 128, 256)), cp=mix.async_copies, tma=mix.bulk_copies),
-            _words(_widths(mix, "shared_load", (8, 16, 32, 64, 128)), ldsm=mix.matrix_loads),
-            f"{mix.global_stores}/{mix.shared_stores}",
-            f"{mix.local_loads}+{mix.local_stores}" if mix.local_loads or mix.local_stores else "0",
+        lines.append(
+            [
+                row.kernel,
+                f"{mix.instructions}",
+                f"{mix.tensor_core_opcodes} {mix.tensor_core}" if mix.tensor_core else "",
+                _words(
+                    _widths(mix, "global_load", (8, 16, 32, 64, 128, 256)), cp=mix.async_copies, tma=mix.bulk_copies
+                ),
+                _words(_widths(mix, "shared_load", (8, 16, 32, 64, 128)), ldsm=mix.matrix_loads),
+                f"{mix.global_stores}/{mix.shared_stores}",
+                f"{mix.local_loads}+{mix.local_stores}" if mix.local_loads or mix.local_stores else "0",
+            ]
         )
-    return table
+    return as_columns(MIX, lines, LEFT)
 
 
 def _widths(mix: Mix, name: str, bits: Sequence[int]) -> list[str]:

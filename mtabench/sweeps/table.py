@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mtabench.console import GAP, Column, leave_out, significant
+from mtabench.console import GAP, flop_unit, leave_out, significant
 from mtabench.errors import NothingTimedError
 from mtabench.measuring.settled import UNSETTLED, half_interval_of, settled, unsettled, was_crowded
 from mtabench.problem.axes import short
@@ -21,6 +21,7 @@ from mtabench.results.results_file import text_of
 from mtabench.results.splits import Choice, choices
 from mtabench.sweeps.estimate import shown
 from mtabench.sweeps.plan import Plan
+from mtabench.tables import Column
 
 STYLES = {"ok": "green", "wrong": "bold red", "error": "red", "oom": "yellow", "invalid": "yellow"}
 ALWAYS = ("seq", "impl")
@@ -90,7 +91,7 @@ def results_table(rows: Sequence[Row], width: int, limit: int | None = None) -> 
         status = Text(row["status"], style=STYLES.get(row["status"], ""))
         reason = "" if limit else text_of(row.get("reason"))
         table.add_row(
-            *(escape(column.texts[i]) for column in columns),
+            *(escape(str(column.texts[i])) for column in columns),
             status.append(f": {reason}", style="") if reason else status,
         )
     return table
@@ -104,6 +105,7 @@ def _columns(rows: Sequence[Row], count: int) -> list[Column]:
         problem.append("splits")
     cells, rows = cells[-count:], rows[-count:]
     left = ("impl", "dtype")
+    unit, factor = flop_unit(float(text_of(row.get("useful_tflops")) or 0) for row in rows)
     return [
         *(
             Column(name.replace("_", " "), [cell[name] for cell in cells], 0, "left" if name in left else "right")
@@ -113,7 +115,7 @@ def _columns(rows: Sequence[Row], count: int) -> list[Column]:
         Column("±", [_half_interval(row) for row in rows], 2),
         Column("p10-p90 ms", [_percentiles(row) for row in rows], 5),
         Column("speedup", [_formatted(row, "speedup", "{:.2f}x") for row in rows], 1),
-        Column("TFLOP/s", [_number(row, "useful_tflops", 3) for row in rows], 3),
+        Column(unit, [_number(row, "useful_tflops", 3, factor) for row in rows], 3),
         Column("of roof", [_formatted(row, "fraction_of_roofline", "{:.1%}") for row in rows], 4),
     ]
 
@@ -213,7 +215,7 @@ def _cell(row: Row) -> dict[str, str]:
     return cell
 
 
-def _number(row: Row, name: str, digits: int = 4) -> str:
-    """The number in a column, as `significant` shows it; empty where unknown."""
+def _number(row: Row, name: str, digits: int = 4, factor: float = 1.0) -> str:
+    """The number in a column times a factor, as `significant` shows it; empty where unknown."""
     text = text_of(row.get(name))
-    return significant(float(text), digits) if text else ""
+    return significant(factor * float(text), digits) if text else ""

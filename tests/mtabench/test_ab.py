@@ -141,7 +141,7 @@ def test_a_benchmark_that_the_head_lost_fails(mtabench, processes):
     assert code == 1
     assert "fails with exit code 1: 1 gone" in out
     assert '<failure type="gone"' in Path("ab.xml").read_text()
-    assert mtabench(*words, "--fail-on", "slower", "--out", "again")[0] == 0
+    assert mtabench(*words, "--fail-on", "slower", "--out", "again", "--overwrite")[0] == 0
 
 
 def test_a_gate_in_which_nothing_could_be_compared_fails(mtabench, processes):
@@ -287,7 +287,7 @@ def test_as_many_pairs_as_are_said_to_be_enough_find_twice_the_threshold():
         (("--base", "HEAD", "fwd", "--resume"), "--resume is for one sweep"),
         (("--base", "HEAD", "--pairs", "1", *SWEEP), "--pairs is 1; it must be 2 or more"),
         (("--base", "HEAD", "--threshold", "2", *SWEEP), "expected a percentage"),
-        (("--base", "HEAD", "--junit", "out/base.csv", "--out", "out", *SWEEP), "would overwrite what is compared"),
+        (("--base", "HEAD", "--junit", "out/base.csv", "--out", "out", *SWEEP), "is one of the files that are read"),
         (("--base", "HEAD", "--junit", "mtabench/code.py/x", *SWEEP), "cannot write"),
         (("--base", "HEAD", "--out", "mtabench", *SWEEP), "mtabench already exists; give another --out"),
         (("--base", "HEAD", "--out", "mtabench/code.py/x", *SWEEP), "is a file, not a folder"),

@@ -72,7 +72,7 @@ def test_verdicts_and_exit_codes(mtabench, pair, head, fail_on, code, verdict):
     assert (got, err) == (code, "")
     assert verdict in out
     if "same" not in verdict:
-        assert verdict in out.splitlines()[1]  # the most urgent comes first
+        assert verdict in out.splitlines()[2]  # the most urgent comes first
     start = f"fails with exit code {code}: " if code else "passes: "
     assert out.splitlines()[-1].startswith(start)
 
@@ -123,8 +123,8 @@ def test_a_change_whose_medians_have_the_other_sign_is_unclear(mtabench, pair):
     pair(base={case(64): bimodal(1.0, 2.0, 4, seed=1)}, head={case(64): rounds(1.05, seed=20)})
     code, out, _ = mtabench("compare", "base.csv", "head.csv", "--fail-on", "slower,unclear")
     assert code == 3
-    assert "unclear: the medians changed the other way, 1.0" in out.splitlines()[1]
-    assert "to 1.05 ms" in out.splitlines()[1]
+    assert "unclear: the medians changed the other way, 1.0" in out.splitlines()[2]
+    assert "to 1.05 ms" in out.splitlines()[2]
 
 
 @pytest.mark.parametrize("ms", [0.5, 1.05, 100.0])
@@ -133,7 +133,7 @@ def test_a_change_beside_another_job_is_unclear(mtabench, pair, tmp_path, ms):
     pair(head={case(64): rounds(ms, seed=20)}, run_delay=0.4)
     code, out, _ = mtabench("compare", "base.csv", "head.csv", "--fail-on", "slower,unclear")
     assert code == 3
-    assert "unclear: threads waited for a core, so another job ran" in out.splitlines()[1]
+    assert "unclear: threads waited for a core, so another job ran" in out.splitlines()[2]
     assert "2 same" in out
     runs = [read_run(tmp_path / name) for name in ("base.csv", "head.csv")]
     twice = [replace(run, cells={key: replace(cell, processes=cell.processes * 2) for key, cell in run.cells.items()})
@@ -143,7 +143,7 @@ def test_a_change_beside_another_job_is_unclear(mtabench, pair, tmp_path, ms):
 
 def test_one_round_finds_nothing(mtabench, pair):
     pair(head={one: rounds(ms, count=1) for one, ms in WITH_TIME.items()})
-    assert "detectable" not in "".join(mtabench("compare", "base.csv", "head.csv")[1].splitlines()[1:])
+    assert "detectable" not in "".join(mtabench("compare", "base.csv", "head.csv")[1].splitlines()[2:])
 
 
 def test_a_cell_without_a_time_in_the_first_run(mtabench, pair):

@@ -145,9 +145,9 @@ def test_bad_files_are_one_sentence_and_exit_code_2(mtabench, pair, tmp_path, sp
         ("base.csv head.csv --fail-on slower,lost", "'lost' is not a verdict"),
         ("base.csv head.csv --fail-on ,", "'' is not a verdict"),
         ("base.csv head.csv --format html", "expected one of table, markdown"),
-        ("base.csv head.csv --markdown base.csv", "would overwrite what is compared"),
-        ("base.csv head.csv --junit head.samples.csv", "would overwrite what is compared"),
-        ("base.csv head.csv --junit out --markdown ./out", "another report"),
+        ("base.csv head.csv --markdown base.csv", "is one of the files that are read"),
+        ("base.csv head.csv --junit head.samples.csv", "is one of the files that are read"),
+        ("base.csv head.csv --junit out --markdown ./out", "is the file of another option"),
         ("base.csv head.csv --bencher .", "is a folder"),
         ("base.csv head.csv --github-action-benchmark base.csv/out", "cannot write"),
     ],
@@ -159,6 +159,19 @@ def test_bad_options_are_one_sentence_and_exit_code_2(mtabench, pair, tmp_path, 
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert sentence in err
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("option", ["--markdown", "--junit", "--github-action-benchmark", "--bencher"])
+def test_a_file_is_replaced_only_when_asked(mtabench, pair, tmp_path, option):
+    pair()
+    (tmp_path / "mine").write_text("precious")
+    code, out, err = mtabench("compare", "base.csv", "head.csv", option, "mine")
+    assert (code, out) == (2, "")
+    assert err == f"mtabench: mine already exists; give --overwrite to replace it, or another {option}\n"
+    assert (tmp_path / "mine").read_text() == "precious"
+    assert mtabench("compare", "base.csv", "head.csv", option, "mine", "--overwrite")[0] == 0
+    assert "precious" not in (tmp_path / "mine").read_text()
+    assert mtabench("compare", "base.csv", "head.csv", option, "/dev/null")[0] == 0
 
 
 def test_one_run_given_as_two_is_refused(pair, tmp_path):

@@ -267,7 +267,7 @@ def test_csv_and_json_hold_a_row_a_cell_and_are_not_replaced(mtabench, tmp_path)
     assert [{name: text_of(value) for name, value in cell.items()} for cell in cells] == known
     before = contents(tmp_path)
     refused(mtabench(*words, *files), "cells.csv already exists", "another --csv")
-    refused(mtabench(*words, "--csv", "a", "--json", "a"), "both name a")
+    refused(mtabench(*words, "--csv", "a", "--json", "a"), "is the file of another option")
     refused(mtabench(*words, "--json", str(tmp_path)), "--json", "is a folder")
     assert contents(tmp_path) == before
     assert mtabench(*words, *files, "--overwrite")[0] == 0

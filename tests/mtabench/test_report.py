@@ -65,10 +65,20 @@ def test_a_report_is_replaced_and_another_file_is_not(run, tmp_path):
     mine.write_text("notes of a person\n")
     code, _, err = run(path)
     assert code == 2
-    assert f"{mine} exists and is no report of mtabench" in err
+    assert f"{mine} already exists and is no report of mtabench" in err
     assert mine.read_text() == "notes of a person\n"
     assert run(path, "--overwrite")[0] == 0
     assert "person" not in mine.read_text()
+
+
+def test_out_moves_both_files_and_markdown_its_own(run, tmp_path):
+    path = measured(tmp_path / "a.csv")
+    assert run(path, "--out", tmp_path / "new" / "page.html")[0] == 0
+    assert sorted(one.name for one in (tmp_path / "new").iterdir()) == ["page.html", "page.md"]
+    assert run(path, "--out", tmp_path / "page.html", "--markdown", tmp_path / "text.md")[0] == 0
+    assert {one.name for one in tmp_path.iterdir()} == {
+        "a.csv", "a.samples.csv", "new", "page.html", "text.md"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("option", ["--out", "--markdown"])
@@ -78,7 +88,7 @@ def test_the_results_are_never_overwritten(run, tmp_path, option, taken):
     before = (tmp_path / taken).read_bytes()
     code, _, err = run(path, option, tmp_path / taken, "--overwrite")
     assert code == 2
-    assert "would overwrite" in err
+    assert "is one of the files that are read" in err
     assert (tmp_path / taken).read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 2
 

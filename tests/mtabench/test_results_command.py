@@ -1,5 +1,6 @@
 """`mtabench results merge` and `select`: rows with their samples, and nothing lost or written over by chance."""
 
+import gzip
 import os
 
 import pytest
@@ -10,6 +11,7 @@ from mtabench.commands import results as results_command
 from mtabench.errors import UsageError
 from mtabench.results.results_file import read_file, samples_path
 from mtabench.results.runs import read_run
+from mtabench.results.writer import Writer
 
 LATER = "2026-01-03T03:04:05Z"
 
@@ -126,7 +128,6 @@ def test_files_of_pairs_keep_the_samples_of_all_their_processes(mtabench, tmp_pa
         ("merge a.csv b.csv --out left.csv", "left.samples.csv already exists"),
         ("merge a.csv more.csv --out all.csv", "more.csv has the column 'note'"),
         ("merge a.csv spoiled.csv --out all.csv", "line 2 of spoiled.samples.csv is not a sample"),
-        ("select a.csv --out all.csv", "needs --where"),
         (
             "select a.csv --where seq=1k --out all.csv",
             "no row of a.csv has seq=1k; in the column seq they have 64, 128",
@@ -144,6 +145,42 @@ def test_bad_words_are_one_sentence_and_write_nothing(mtabench, files, tmp_path,
     before = contents(tmp_path)
     refused(mtabench("results", *words.split()), sentence)
     assert contents(tmp_path) == before
+
+
+def test_select_without_where_copies_a_run_and_compresses_many_samples(mtabench, files, tmp_path, monkeypatch):
+    rows, samples = (tmp_path / "a.csv").read_bytes(), (tmp_path / "a.samples.csv").read_bytes()
+    monkeypatch.setattr(results_command, "MOST_PLAIN", len(samples) - 1)
+    assert mtabench("results", "select", "a.csv", "--out", "new/kept.csv") == (0, "new/kept.csv: 2 cells\n", "")
+    new = tmp_path / "new"
+    assert sorted(path.name for path in new.iterdir()) == ["kept.csv", "kept.samples.csv.gz"]
+    packed = (new / "kept.samples.csv.gz").read_bytes()
+    assert (new / "kept.csv").read_bytes() == rows
+    assert gzip.decompress(packed) == samples
+    kept, whole = (read_run(path).cells for path in (new / "kept.csv", tmp_path / "a.csv"))
+    assert [cell.processes for cell in kept.values()] == [cell.processes for cell in whole.values()]
+    assert "no rounds" not in mtabench("show", "new/kept.csv")[1]
+    refused(mtabench("results", "select", "c.csv", "--out", "new/kept.csv"), "already exists")
+    monkeypatch.setattr(results_command, "MOST_PLAIN", len(samples))
+    assert mtabench("results", "select", "a.csv", "--out", "new/kept.csv", "--overwrite")[0] == 0
+    assert sorted(path.name for path in new.iterdir()) == ["kept.csv", "kept.samples.csv"]
+    assert gzip.compress(samples, mtime=0) == packed  # the same run makes the same file
+
+
+@pytest.mark.parametrize("spoil", [lambda x: x[:-20], lambda x: b"no gzip", lambda x: x[:40] + b"?" + x[41:]])
+def test_spoiled_compressed_samples_are_one_sentence(mtabench, files, tmp_path, spoil):
+    plain = samples_path(tmp_path / "a.csv")
+    (tmp_path / "a.samples.csv.gz").write_bytes(spoil(gzip.compress(plain.read_bytes())))
+    plain.unlink()
+    refused(mtabench("compare", "a.csv", "b.csv"), "cannot read a.samples.csv.gz: it is no whole file of gzip")
+
+
+def test_a_sweep_does_not_go_on_beside_compressed_samples(files, tmp_path):
+    plain = samples_path(tmp_path / "a.csv")
+    (tmp_path / "a.samples.csv.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    with pytest.raises(UsageError, match=r"a\.samples\.csv\.gz has the samples of .*; `gunzip` it first"):
+        Writer(tmp_path / "a.csv", resume=True)
+    assert not plain.exists()
 
 
 def test_overwrite_replaces_rows_and_samples(mtabench, files, tmp_path):

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from written_runs import case, rounds, write_run
 
 from mtabench.console import significant
-from mtabench.results.results_file import samples_path
+from mtabench.results.results_file import read_file, samples_path
 from mtabench.results.sparklines import drift, sparkline
 
 ROOT = Path(__file__).parents[2]
@@ -135,6 +135,18 @@ def test_what_does_not_fit_stands_above_its_rows(mtabench, monkeypatch, tmp_path
     assert "dtype fp16, heads 2" in out
     assert table(out)[0].split() == ["head", "dim", "seq", "impl", "median"]
     assert len(table(out)[1]) == 8
+
+
+def test_slow_cells_are_shown_in_gflops(mtabench, tmp_path):
+    write_run(tmp_path / "a.csv", {case(64): rounds(100.0), case(128): rounds(1000.0)})
+    out = mtabench("show", "a.csv")[1]
+    assert "TFLOP/s" not in out
+    assert out.count("GFLOP/s") == 2  # the column, and the rate against seq
+    for row in read_file(tmp_path / "a.csv").rows():
+        assert f" {significant(1e3 * float(row['useful_tflops']), 3, zeros=True)} " in out
+    assert "useful \\[GFLOP/s\\]" in mtabench("export", "a.csv")[1]
+    write_run(tmp_path / "b.csv", {case(4096): rounds(1.0)})
+    assert "TFLOP/s" in mtabench("show", "b.csv")[1]
 
 
 def test_a_file_with_failures_only(mtabench, tmp_path):

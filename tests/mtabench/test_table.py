@@ -9,6 +9,7 @@ from written_runs import ENVIRONMENT, case, rounds
 
 from mtabench.measuring.timing import Measurement
 from mtabench.results.facts import RunFacts
+from mtabench.results.results_file import text_of
 from mtabench.results.rows import cell_row, timed_row
 from mtabench.sweeps.table import results_table
 
@@ -26,9 +27,9 @@ ROWS = [
 ]
 
 
-def printed(width, limit=None):
+def printed(width, limit=None, rows=ROWS):
     paper = Console(file=io.StringIO(), width=width)
-    paper.print(results_table(ROWS, width, limit))
+    paper.print(results_table(rows, width, limit))
     return [line.rstrip() for line in paper.file.getvalue().splitlines()]
 
 
@@ -54,3 +55,14 @@ def test_a_frame_that_is_drawn_while_measuring_has_a_line_a_row():
     assert len(lines) == 3
     assert "there is no room" not in "".join(lines)
     assert "left out" not in "".join(lines)
+
+
+def test_slow_cells_are_shown_in_gflops():
+    rows = [timed(64, 1000.0), timed(128, 1000.0)]
+    header, *lines = printed(200, rows=rows)
+    assert ("GFLOP/s" in header, "TFLOP/s" in header) == (True, False)
+    found = [float(line.split()[4]) for line in lines]
+    assert found == pytest.approx([1e3 * row["useful_tflops"] for row in rows], rel=0.01)
+    resumed = [{name: text_of(value) for name, value in row.items()} for row in rows]  # a file's rows are texts
+    assert "GFLOP/s" in printed(200, rows=resumed)[0]
+    assert "TFLOP/s" in printed(200)[0]

@@ -7,6 +7,7 @@ from mtabench.charts.data import one_line_each, read_cells, settings
 from mtabench.charts.kinds.splits import split_panels
 from mtabench.charts.panels import panels, times
 from mtabench.charts.style import DARK, LIGHT, Look
+from mtabench.errors import UsageError
 from mtabench.styles import SPARE_STYLES, SPARE_YARDSTICKS, own_styles, styles_of
 
 
@@ -25,10 +26,19 @@ def test_batches_that_shrink_with_the_sequence_are_one_line(tmp_path):
     assert set(setting["batch_name"]) == {"8k tokens"}
 
 
-def test_a_cell_in_two_files_counts_once_the_latest(tmp_path):
-    old = write(tmp_path / "old.csv", [conv_cell("eager", 1024, 5.0, started_utc="2026-01-01T00:00:00Z")])
-    new = write(tmp_path / "new.csv", [conv_cell("eager", 1024, 4.0, started_utc="2026-02-01T00:00:00Z")])
-    assert list(read_cells([new, old])["median_ms"]) == [4.0]
+def test_a_cell_with_two_rows_is_refused_and_the_same_row_counts_once(tmp_path):
+    cell = conv_cell("eager", 1024, 5.0)
+    old = write(tmp_path / "old.csv", [cell])
+    new = write(tmp_path / "new.csv", [conv_cell("eager", 2048, 9.0), conv_cell("eager", 1024, 4.0)])
+    with pytest.raises(UsageError) as refusal:
+        read_cells([new, old])
+    assert str(refusal.value).startswith(f"{new} and {old} both have fwd eager bf16 batch 1 heads 16 seq 1024")
+    assert "of Test GPU; give one of them, or first `mtabench results merge" in str(refusal.value)
+    with pytest.raises(UsageError, match=r"has the cell .* twice"):
+        read_cells([write(tmp_path / "twice.csv", [cell, cell | {"median_ms": 6.0}])])
+    assert list(read_cells([old, write(tmp_path / "copy.csv", [cell])])["median_ms"]) == [5.0]
+    other = write(tmp_path / "other.csv", [cell | {"device": "Other GPU", "median_ms": 6.0}])
+    assert list(read_cells([old, other])["median_ms"]) == [5.0, 6.0]
 
 
 def test_failed_cells_break_the_line_and_are_kept_as_runs(tmp_path):
@@ -88,8 +98,9 @@ def test_a_failed_auto_is_not_replaced(tmp_path):
 def test_auto_of_a_file_without_splits_is_the_same_cell(tmp_path):
     old = [{**cell, "started_utc": "2026-01-01T00:00:00Z"} for cell in decode_cells([""])]
     files = [write(tmp_path / "old.csv", old), write(tmp_path / "new.csv", decode_cells(["auto"], used=2))]
-    cells = read_cells(files)
-    assert cells.loc[cells["impl"] == "triton", "splits_used"].tolist() == ["2", "2"]
+    with pytest.raises(UsageError, match="both have decode triton splits auto"):
+        read_cells([files[0], write(tmp_path / "b.csv", [c for c in decode_cells(["auto"]) if c["impl"] == "triton"])])
+    assert read_cells(files[1:]).query("impl == 'triton'")["splits_used"].tolist() == ["2", "2"]
 
 
 def test_time_against_splits_has_a_line_a_length_and_what_auto_took(tmp_path):

@@ -1,0 +1,1 @@
+"""Rows of results in the formats of other projects."""

@@ -1,0 +1,29 @@
+"""What commands print with --json: one document, of the same form whatever the command; docs/json.md has the fields."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+VERSION = 1  # rises when a field goes or changes its meaning, and not when one is added
+
+
+def print_json(command: str, data: Mapping[str, Any]) -> None:
+    """Print the document of a command."""
+    print(json.dumps({"version": VERSION, "command": command, "data": plain(data)}, indent=2, allow_nan=False))
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: null for a number that is not finite, since JSON has no NaN."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(one) for name, one in value.items()}
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,153 @@
+"""Tables on standard output: no text is ever cut, whatever the width of the terminal.
+
+What does not fit is left out by rank and named, stands above the rows that share it, or goes into another block below.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Literal, NamedTuple
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from mtabench.console import has_width, leave_out
+from mtabench.escaping import in_log, printable
+
+GAP = "  "
+LEAST_WIDTH = 20  # of prose: below, words would stand alone
+
+Cell = str | Text
+
+
+class Column(NamedTuple):
+    """A column of texts under a heading of one line or several.
+
+    Rank 0 stays; the highest rank is left out first. One that is `apart` may stand above the rows that share its text.
+    """
+
+    heading: str
+    texts: Sequence[Cell]
+    rank: int = 0
+    justify: Literal["left", "right"] = "right"
+    apart: bool = False
+
+    @property
+    def width(self) -> int:
+        """Characters of the widest text."""
+        return max(map(_length, (*self.heading.split("\n"), *self.texts)))
+
+    @property
+    def name(self) -> str:
+        """The heading on one line."""
+        return " ".join(self.heading.split())
+
+
+def as_columns(headings: Sequence[str], rows: Iterable[Sequence[Cell]], left: Collection[str] = ()) -> list[Column]:
+    """Rows as columns, what a row lacks at its end empty.
+
+    Those in `left`, by default the first, stand to the left; the others, numbers, to the right.
+    """
+    left = left or headings[:1]
+    whole = [[*row, *[""] * (len(headings) - len(row))] for row in rows]
+    return [
+        Column(heading, [row[i] for row in whole], 0, "left" if heading in left else "right")
+        for i, heading in enumerate(headings)
+    ]
+
+
+def width_of(columns: Sequence[Column]) -> int:
+    """Characters of a line of these columns."""
+    return sum(column.width for column in columns) + len(GAP) * (len(columns) - 1)
+
+
+def fitted(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Column], list[Column]]:
+    """What stands above groups of rows, what is in the table, and what is left out to fit the width."""
+    kept, dropped = leave_out(columns, lambda some: width_of(some) <= width)
+    above = []
+    for column in [column for column in kept if column.apart]:
+        if width_of(kept) <= width:
+            break
+        above.append(column)
+        kept.remove(column)
+    return above, kept, dropped
+
+
+def lines(columns: Sequence[Column], above: Sequence[Column] = (), styles: Sequence[str] = ()) -> Iterator[Text]:
+    """The headings and a line a row, in its style of `styles`; groups of rows below what they share in `above`."""
+    headings = [column.heading.split("\n") for column in columns]
+    height = max(map(len, headings))
+    for texts in zip(*([""] * (height - len(texts)) + texts for texts in headings), strict=True):
+        if any(texts):
+            yield _joined(texts, columns, "bold")
+    apart = above or [column for column in columns if column.apart]
+    # Neighbouring rows with the same texts in these columns: the texts, and the rows' numbers.
+    found = groupby(range(len(columns[0].texts)), key=lambda i: tuple(str(column.texts[i]) for column in apart))
+    groups = [(texts, list(members)) for texts, members in found]
+    ordered = len(groups) == len({texts for texts, _ in groups})  # else they are sorted by something else
+    for number, (texts, members) in enumerate(groups):
+        if number and ordered:
+            yield Text("")
+        if above:
+            words = (f"{column.name} {text or '-'}" for column, text in zip(above, texts, strict=True))
+            yield Text(", ".join(words), "bold")
+        for i in members:
+            yield _joined([column.texts[i] for column in columns], columns, styles[i] if styles else "")
+
+
+def blocks(columns: Sequence[Column], width: int, keep: int = 1) -> list[list[Column]]:
+    """The columns in tables that fit the width, the first `keep` in each."""
+    first, others = list(columns[:keep]), list(columns[keep:])
+    found = [first]
+    for column in others:
+        if len(found[-1]) > keep and width_of([*found[-1], column]) > width:
+            found.append(first)
+        found[-1] = [*found[-1], column]
+    return found
+
+
+def print_columns(console: Console, columns: Sequence[Column], keep: int = 1, styles: Sequence[str] = ()) -> None:
+    """Print a table in as many blocks as the terminal's width asks for, the first `keep` columns in each."""
+    for number, block in enumerate(blocks(columns, console.width, keep)):
+        print_lines(console, [*[Text("")] * bool(number), *lines(block, styles=styles)])
+
+
+def print_lines(console: Console, texts: Iterable[Text]) -> None:
+    """Print lines as they are."""
+    for text in texts:
+        console.print(text, soft_wrap=True, highlight=False)
+
+
+def wrapped(text: str, width: int, mark: str = "") -> list[str]:
+    """Prose in lines that break between words, after `mark` and then as far to the right."""
+    found = textwrap.wrap(text, max(LEAST_WIDTH, width - len(mark)), break_on_hyphens=False, break_long_words=False)
+    return [(mark if i == 0 else " " * len(mark)) + line for i, line in enumerate(found)]
+
+
+def print_prose(console: Console, text: str, mark: str = "", style: str = "") -> None:
+    """Print a sentence so that no terminal breaks a word, and whole in a log. What a person copies is for `say`."""
+    text = printable(text)
+    found = wrapped(text, console.width, mark) if has_width(console) else [mark + text]
+    print_lines(console, (Text(in_log(line), style) for line in found))
+
+
+def numbered(texts: Iterable[str]) -> dict[str, str]:
+    """Marks such as [1] for the texts that are not empty, each once, in their order."""
+    return {text: f"[{number}]" for number, text in enumerate(dict.fromkeys(filter(None, texts)), start=1)}
+
+
+def _joined(texts: Sequence[Cell], columns: Sequence[Column], style: str) -> Text:
+    cells: list[Cell] = []
+    for text, column in zip(texts, columns, strict=True):
+        space = " " * (column.width - _length(text))
+        cells += [GAP, space, text] if column.justify == "right" else [GAP, text, space]
+    line = Text.assemble(*cells[1:], style=style)
+    line.rstrip()
+    return line
+
+
+def _length(text: Cell) -> int:
+    return text.cell_len if isinstance(text, Text) else cell_len(text)
