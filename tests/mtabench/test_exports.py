@@ -76,7 +76,7 @@ def test_every_committed_run_survives_json_lines(mtabench, tmp_path, kept):
         (lambda text: "[1]\n" + text, "line 1 of a.jsonl is no JSON object"),
         (lambda text: "[" * 100_000 + "\n" + text, "line 1 of a.jsonl is no JSON object"),
         (lambda text: "\xff" + text, "is no JSON object"),
-        (lambda text: "", "a.jsonl has no rows"),
+        (lambda text: "", "a.jsonl is empty: it has no rows"),
         (lambda text: text.replace("{", "\x00{", 1), "has a byte 0"),
     ],
 )
