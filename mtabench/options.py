@@ -21,7 +21,12 @@ PostConv = Annotated[Text, Option(help="With --op mta, taps after the softmax, s
 Layer = Annotated[
     Text, Option(help="With --preset, the steps of a layer of that model: mix (heads alone) or full (all).")
 ]
-Impl = Annotated[Text, Option(help="Implementations, such as eager,triton, or ladder; `mtabench list` shows all.")]
+Impl = Annotated[
+    Text,
+    Option(
+        help="Implementations, such as eager,triton or ladder (see `mtabench list`), or ./FILE.py:FUNCTION of yours."
+    ),
+]
 Op = Annotated[
     Text, Option(help="Only implementations of conv-attention, or of attention; or mta, with --mix and --post-conv.")
 ]

@@ -11,7 +11,7 @@ from mtabench.environment import resolve_device
 from mtabench.measuring.readiness import unsupported_reason
 from mtabench.problem.case import PASSES, Case
 from mtabench.problem.operations import PLAIN, make_operation
-from mtabench.registry import GROUPS, Implementation, names
+from mtabench.registry import GROUPS, Implementation, entry_points, names
 
 
 def run(device: str) -> int:
@@ -27,6 +27,10 @@ def run(device: str) -> int:
         say(console, f"{'':<{width}}{implementation.op}: {', '.join(implementation.passes)}; {implementation.summary}")
         if implementation.note:
             say(console, f"{'':<{width}}note: {implementation.note}")
+    for name, point in entry_points().items():
+        package = f"of {point.dist.name} {point.dist.version}" if point.dist else "of a package"
+        when = "hidden by one of mtabench's own" if name in (*names(), *GROUPS) else "imported when --impl names it"
+        say(console, f"{name:<{width}}{package} ({point.value}): {when}")
     for group, members in GROUPS.items():
         say(console, f"{group:<{width}}--impl {group} stands for {', '.join(members)}")
     return 0
