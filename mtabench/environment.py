@@ -8,7 +8,7 @@ import platform
 import runpy
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -121,6 +121,22 @@ def git_state(root: Path) -> tuple[str, bool | None]:
     return sha, bool(
         _run("git", "-C", str(root), "status", "--porcelain", "--", "mtabench", "kernels", "pyproject.toml")
     )
+
+
+def git_columns(files: Sequence[Path]) -> dict[str, Any]:
+    """The columns `git_sha` and `git_dirty` where these files are what is measured; empty if there are none.
+
+    They are of the files' checkout, and unknown if a file is in none or they are of several.
+    """
+    if not files:
+        return {}
+    roots = {_run("git", "-C", str(file.parent), "rev-parse", "--show-toplevel") for file in files}
+    root = roots.pop()
+    if roots or not root or any("site-packages" in file.parts for file in files):
+        return {"git_sha": "", "git_dirty": None}
+    sha = _run("git", "-C", root, "rev-parse", "--verify", "--short=12", "HEAD")
+    changes = _run("git", "-C", root, "status", "--porcelain", "--", ".", f":(exclude){mtabench.RESULTS}")
+    return {"git_sha": sha, "git_dirty": bool(changes) if sha else None}
 
 
 def available_memory_bytes(device: str) -> int | None:

@@ -22,6 +22,10 @@ class NothingCheckedError(MtabenchError):
     exit_code = 5
 
 
+class UnsupportedError(MtabenchError):
+    """What an implementation cannot do, seen only when it was called: a cell without a time, and nothing wrong."""
+
+
 class UsageError(MtabenchError):
     """Wrong usage: what was given, what is expected, what to type instead."""
 

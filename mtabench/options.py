@@ -77,7 +77,7 @@ Impl = Annotated[
     Text,
     Shape(
         **_some_of(lambda: (*registry.names(), *registry.GROUPS)),
-        help="Implementations, such as eager,triton, or ladder; `mtabench list` shows all.",
+        help="Implementations, such as eager,triton or ladder (see `mtabench list`), or ./FILE.py:FUNCTION of yours.",
     ),
 ]
 Op = Annotated[

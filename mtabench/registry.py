@@ -1,18 +1,32 @@
 """All implementations that `mtabench.implementations` holds: found by name and operation, in groups, and as a table.
 
-One name stands for an implementation of several operations, an entry each: `eager` is the definition of any.
+One name stands for an implementation of several operations, an entry each: `eager` is the definition of any. Beside
+them is what a person has: functions in files, and those that packages offer. `chosen` loads what --impl names of
+these; nothing else loads any, so that no name in a results file runs code.
 """
 
 from __future__ import annotations
 
 import difflib
+import faulthandler
 import importlib
 import pkgutil
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 
 from mtabench import implementations
 from mtabench.errors import UsageError
 from mtabench.implementations import Implementation
+from mtabench.implementations._user_code import (
+    Loaded,
+    entry_points,
+    is_reference,
+    load,
+    load_entry_point,
+    parse_reference,
+)
+from mtabench.implementations._user_kernels import implementation_from
 from mtabench.problem.case import Case
 from mtabench.static.sources import Source
 
@@ -34,6 +48,8 @@ GROUPS = {
     group: tuple(dict.fromkeys(entry.name for entry in IMPLEMENTATIONS if group in entry.groups))
     for group in dict.fromkeys(group for entry in IMPLEMENTATIONS for group in entry.groups)
 }
+# What --impl loaded in this process, by name.
+_LOADED: dict[str, tuple[Loaded, Implementation]] = {}
 
 
 def names() -> list[str]:
@@ -56,6 +72,10 @@ def every(name: str) -> list[Implementation]:
     """The implementations called `name`, one an operation; raises UsageError with the nearest names without any."""
     if entries := [implementation for implementation in IMPLEMENTATIONS if implementation.name == name]:
         return entries
+    if name in _LOADED:
+        return [_LOADED[name][1]]
+    if ":" in name:
+        raise UsageError(f"{name!r} is a function of a file; give its path as well, as --impl ./mine.py:attention")
     if name in GROUPS:
         raise UsageError(
             f"{name!r} stands for several implementations, and one is expected here: {', '.join(GROUPS[name])}"
@@ -65,6 +85,11 @@ def every(name: str) -> list[Implementation]:
     raise UsageError(f"no implementation is called {name!r}; {hint} (`mtabench list` shows all)")
 
 
+def is_known(name: str) -> bool:
+    """Whether an implementation has this name here; a results file may be of another version, or of a person's file."""
+    return name in _LOADED or name in names()
+
+
 def _near(typed: str, known: list[str]) -> list[str]:
     """The names that may be meant: those that begin as typed, else those that are spelled much the same."""
     begin = [name for name in known if typed and name.startswith(typed.lower())]
@@ -72,9 +97,60 @@ def _near(typed: str, known: list[str]) -> list[str]:
 
 
 def chosen(typed: Iterable[str]) -> list[Implementation]:
-    """The implementations that these names, of groups too, stand for, each once; raises UsageError as `find`."""
+    """The implementations that these names, of groups too, stand for, each once; raises UsageError as `find`.
+
+    A text such as `./mine.py:attention` runs that file. What a package offers is imported where its name is given.
+    """
     single = [one for name in typed for one in GROUPS.get(name, (name,))]
-    return [entry for name in dict.fromkeys(single) for entry in every(name)]
+    if any(map(is_own_code, single)) and not faulthandler.is_enabled():
+        with suppress(Exception):  # without a file behind stderr
+            faulthandler.enable(all_threads=False)  # a crash says at which line of a file
+    return [entry for name in dict.fromkeys(map(name_of, single)) for entry in every(name)]
+
+
+def name_of(typed: str) -> str:
+    """The name of an implementation as typed; loads it if a file or a package has it. Raises UsageError."""
+    if is_reference(typed):
+        reference = parse_reference(typed)
+        if reference.name in (*names(), *GROUPS):
+            raise UsageError(f"--impl {typed}: {reference.name} is one of mtabench's own names; choose another")
+        return _keep(load(reference))
+    point = None if typed in (*names(), *GROUPS, *_LOADED) else entry_points().get(typed)
+    return _keep(load_entry_point(point)) if point else typed
+
+
+def is_own_code(typed: str) -> bool:
+    """Whether a text of --impl is none of our names, but a file or what a package offers; loads nothing."""
+    return is_reference(typed) or (typed not in (*names(), *GROUPS) and typed in entry_points())
+
+
+def _keep(loaded: Loaded) -> str:
+    """Have the registry find what was loaded; its name. Raises UsageError if another has it already."""
+    known = _LOADED.get(loaded.name)
+    if known is None:
+        _LOADED[loaded.name] = loaded, implementation_from(loaded)
+    elif known[0].value is not loaded.value:
+        raise UsageError(
+            f"two functions would be called {loaded.name}, {known[0].typed} and {loaded.typed}; "
+            f"name one of them, as --impl other={loaded.typed.rpartition('=')[2]}"
+        )
+    return loaded.name
+
+
+def load_again(typed: str | None) -> None:
+    """In another process of a sweep: load what its --impl loads, if anything; raises UsageError as `chosen`."""
+    for text in (typed or "").split(","):
+        name_of(text.strip())
+
+
+def typed_as(name: str) -> str:
+    """What to type for an implementation of this name: the path of a loaded function, else the name."""
+    return _LOADED[name][0].typed if name in _LOADED else name
+
+
+def loaded_files() -> list[Path]:
+    """The files of what --impl loaded in this process."""
+    return [loaded.file for loaded, _ in _LOADED.values() if loaded.file is not None]
 
 
 def splitting_names() -> list[str]:

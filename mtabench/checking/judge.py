@@ -3,55 +3,92 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import torch
 from torch import Tensor
 
+from mtabench.checking.honesty import (
+    EARLY,
+    InputsChangedError,
+    check_in_time,
+    check_unchanged,
+    hold_back,
+    look,
+    marks,
+)
 from mtabench.checking.oracle import Check, Oracle, listed
 from mtabench.checking.probes import Probe, changed, make_probes
+from mtabench.measuring.failures import WrongResultError
 from mtabench.measuring.poison import poisoned_memory
 from mtabench.problem.case import Case
-from mtabench.problem.inputs import Inputs
+from mtabench.problem.inputs import Inputs, make_inputs
 
 Result = Tensor | Sequence[Tensor]
+Call = Callable[[Probe | None], Result]
 
 
 class Judge:
     """Judges implementations of one problem, one after the other; what is drawn comes from the run's `seed`."""
 
     def __init__(self, case: Case, inputs: Inputs, seed: int) -> None:
-        self._inputs = inputs
+        self._case, self._inputs, self._seed = case, inputs, seed
         self._oracle = Oracle(case, inputs, seed)
         self.probes = make_probes(case, inputs, seed, self._oracle.row_tolerances)
 
-    def first(self, call: Callable[[Probe | None], Result]) -> Check:
+    def first(
+        self, call: Callable[[Probe | None], Result], idle: Callable[[Probe | None], Result] | None = None
+    ) -> Check:
         """Judge an implementation by calls of one closure: on the inputs as they are, then as each probe changes them.
 
-        `call` gives the result, and has changed the inputs back.
+        `call` gives the result, and has changed the inputs back; `idle` does so on a device that has nothing else to
+        do, if there is such a thing.
         """
         first = listed(call(None))
         check = self._oracle.check(first)
         if not check.ok:
-            return check
+            return replace(check, reason=EARLY) if idle and self._oracle.check(idle(None)).ok else check
         for probe in self.probes:
-            results = listed(call(probe))
-            fault = _remembered(first, results) or self._oracle.fault(results) or probe.fault(first, results)
+            fault = self._fault(probe, first, call)
             if fault:
-                return replace(check, ok=False, reason=fault)
+                late = idle is not None and not self._fault(probe, first, idle)
+                return replace(check, ok=False, reason=EARLY if late else fault)
         return check
 
+    def _fault(self, probe: Probe, first: Sequence[Tensor], call: Call) -> str:
+        """What is wrong with the results of inputs that a probe changes, or an empty text."""
+        results = listed(call(probe))
+        return _remembered(first, results) or self._oracle.fault(results) or probe.fault(first, results)
+
     def first_of(self, closure: Callable[[], Tensor], case: Case) -> Check:
-        """Judge an implementation by its closure over this problem's inputs."""
+        """Judge an implementation by its closure over this problem's inputs, which are the same afterwards."""
 
-        def call(probe: Probe | None) -> Result:
+        def call(probe: Probe | None, idle: bool = False) -> Result:
+            if not idle:
+                hold_back(case.device)
             if probe is None:
-                return results_of(closure, case, self._inputs)
+                return results_of(closure, case, self._inputs, idle)
             with changed(probe, self._inputs) as inputs:
-                return results_of(closure, case, inputs)
+                return results_of(closure, case, inputs, idle)
 
-        return self.first(call)
+        try:
+            return self.first(call, partial(call, idle=True) if case.device == "cuda" else None)
+        except WrongResultError as error:
+            if isinstance(error, InputsChangedError):
+                self._restore()
+            return Check(False, None, self._oracle.tolerance, str(error))
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        """Draw the inputs again, at the same addresses: an implementation changed them."""
+        fresh = make_inputs(self._case, self._seed)
+        for name in ("q", "k", "v", "dout", "lengths", *self._inputs.mixers):
+            if (tensor := getattr(self._inputs, name)) is not None:
+                tensor.copy_(getattr(fresh, name))
+        self._inputs.refresh()
 
     def rest(self) -> None:
         """Hold no memory of a GPU until the last calls are judged."""
@@ -62,25 +99,52 @@ class Judge:
 
         Its v is negated, backward its dout, so that none of it is a result of before.
         """
-        with self._inputs.negated():
-            for result in call():
-                check = self._oracle.check(result, sign=-1)
-                if not check.ok:
-                    negated = "v" if self._inputs.dout is None else "dout"
-                    return f"right at first, wrong when called last, {negated} being negated: {check.reason}"
+        try:
+            with self._inputs.negated():
+                before = marks(self._inputs)
+                results = call()
+                check_unchanged(before, self._inputs)
+                for result in results:
+                    check = self._oracle.check(result, sign=-1)
+                    if not check.ok:
+                        negated = "v" if self._inputs.dout is None else "dout"
+                        return f"right at first, wrong when called last, {negated} being negated: {check.reason}"
+        except InputsChangedError as error:
+            self._restore()
+            return f"right at first; when called last {error}"
         return ""
 
 
-def results_of(closure: Callable[[], Tensor], case: Case, inputs: Inputs) -> Tensor | tuple[Tensor, ...]:
-    """The output of a closure, or in backward the gradients (dq, dk, dv, the mixers'); free memory is NaN before."""
+def results_of(
+    closure: Callable[[], Tensor], case: Case, inputs: Inputs, idle: bool = False
+) -> Tensor | tuple[Tensor, ...]:
+    """The output of a closure, or in backward the gradients (dq, dk, dv, the mixers'); free memory is NaN before.
+
+    With `idle` a GPU has nothing else to do before the call, and is done with it on return. Raises WrongResultError if
+    the result comes later than the call is over, and InputsChangedError if the call changes its inputs.
+    """
+    results: Tensor | tuple[Tensor, ...]
+    wait = torch.cuda.synchronize if idle else lambda: None
     leaves = list(inputs.differentiable.values())
+    before = marks(inputs)
     rows = 1 if case.pass_ == "decode" else inputs.q.shape[2]
-    with poisoned_memory(case.device, [prod((*inputs.q.shape[:2], rows, inputs.q.shape[3])) * inputs.q.itemsize]):
-        out = closure()
-    if case.pass_ != "bwd":
-        return out
-    with poisoned_memory(case.device, [leaf.nbytes for leaf in leaves]):
-        return torch.autograd.grad(out, leaves, inputs.dout)
+    try:
+        with poisoned_memory(case.device, [prod((*inputs.q.shape[:2], rows, inputs.q.shape[3])) * inputs.q.itemsize]):
+            wait()
+            results = out = closure()
+        if case.pass_ == "bwd":
+            with poisoned_memory(case.device, [leaf.nbytes for leaf in leaves]):
+                wait()
+                results = torch.autograd.grad(out, leaves, inputs.dout)
+        wait()
+    except Exception:
+        with suppress(RuntimeError):  # of a device that a kernel broke
+            check_unchanged(before, inputs)
+        raise
+    found = listed(results)
+    check_in_time(case.device, look(case.device, found), found)
+    check_unchanged(before, inputs)
+    return results
 
 
 def _remembered(first: Sequence[Tensor], results: Sequence[Tensor]) -> str:

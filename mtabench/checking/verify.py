@@ -21,6 +21,8 @@ from mtabench.checking.judge import Judge, results_of
 from mtabench.checking.oracle import Bound, Check, Oracle, is_average, outside_values, tolerance_floor
 from mtabench.checking.sample import CONVOLUTIONS
 from mtabench.checking.views import expanded, tokens_first
+from mtabench.errors import UnsupportedError
+from mtabench.measuring.failures import WrongResultError
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import SEED, Inputs, make_inputs
 from mtabench.problem.operations import PLAIN, Taps, make_operation
@@ -145,7 +147,7 @@ def _of_implementation(
     implementation: Implementation, device: str, seed: int, dtypes: Sequence[str] | None
 ) -> Iterator[CheckRow]:
     """Every check that can be made there, or the row that says why there is none."""
-    checked = False
+    checked, unchecked = False, set[str]()
     where = "interpreter" if device == "cpu" and implementation.interpreted else device
     small, long = (MTA_SHAPES, MTA_LONG_SHAPES) if implementation.op == "mta" else (SHAPES, LONG_SHAPES)
     for shapes, checks_of in ((small.get(where, small[device]), _checks), (long[where], _long_checks)):
@@ -155,7 +157,11 @@ def _of_implementation(
             reason = _cannot_run(case)
             if reason is None:
                 checked = True
-                yield from _rows(case, checks_of(implementation, case), seed)
+                for row in _rows(case, checks_of(implementation, case), seed):
+                    if row.shape or row.check not in unchecked:
+                        yield row
+                    if not row.shape:
+                        unchecked.add(row.check)
     if not checked:
         yield _not_checked(implementation, f"{implementation.op}: {reason}" if implementation.op == "mta" else reason)
     elif implementation.no_expanded_dout:
@@ -215,9 +221,15 @@ def _rows(case: Case, checks: Checks, seed: int) -> Iterator[CheckRow]:
     for name, check in checks:
         try:
             found = list(check(case, seed))
+        except UnsupportedError as error:
+            yield CheckRow(case.impl, f"not checked: {error}", "", True, None, None, str(error))
+            continue
+        except WrongResultError as error:
+            found = [Check(False, None, 0.0, str(error))]
         except Exception as error:
             text = " ".join(str(error).split())
-            found = [Check(False, None, 0.0, f"{type(error).__name__}: {text}")]
+            notes = "".join(f" ({note})" for note in getattr(error, "__notes__", [])[:1])
+            found = [Check(False, None, 0.0, f"{type(error).__name__}: {text}{notes}")]
         if not found:
             continue
         worst = min(found, key=lambda check: (check.ok, -(check.rel_error or 0.0)))

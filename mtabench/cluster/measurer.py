@@ -170,10 +170,17 @@ def _measure(
     request: Request, facts: Facts, ceilings: dict[str, Ceilings | None], send: Callable[[object], None]
 ) -> Ended:
     """Measure a group as a sweep does; `ceilings` are this device's, for all groups."""
+    from mtabench.environment import git_columns
+    from mtabench.registry import load_again, loaded_files
     from mtabench.sweeps.sweep import Messenger, Sweep
 
     spent = Stopwatch()
-    here = replace(request.facts, environment={**facts.environment, "worker": facts.place})
+    try:
+        load_again(request.plan.options.impl)
+    except MtabenchError as error:
+        return Ended({}, f"on {facts.place}: {error}")
+    where = {**facts.environment, **git_columns(loaded_files()), "worker": facts.place}
+    here = replace(request.facts, environment=where)
     messenger = Messenger(request.path, send, Outcome, {key: dict(row) for key, row in request.done.items()})
     for dtype, kept in request.ceilings.items():
         ceilings.setdefault(dtype, kept)  # what an earlier group measured besides stays

@@ -2,5 +2,7 @@
 
 from pathlib import Path
 
-RESULTS_FOLDER = Path("mtabench-results")  # where results go that are given no name
+from mtabench import RESULTS
+
+RESULTS_FOLDER = Path(RESULTS)  # where results go that are given no name
 WRONG_RESULT = 4

@@ -15,7 +15,15 @@ from rich.console import Console
 from mtabench.comparing.compare import LEVEL, unclear_cells
 from mtabench.comparing.comparison_reports import share
 from mtabench.comparing.inference import detectable
-from mtabench.comparing.pairs import MOST_PAIRS, Progress, Side, check_pairs, measure_pairs, process_folder
+from mtabench.comparing.pairs import (
+    MOST_PAIRS,
+    Progress,
+    check_pairs,
+    code_folders,
+    measure_pairs,
+    process_folder,
+    sides_of,
+)
 from mtabench.comparing.reporting import ComparisonOptions, check_outputs, refusal_reported, report
 from mtabench.comparing.rerun import LOOKS, compare_pairs, measure_again
 from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve, working_tree
@@ -38,9 +46,11 @@ def run(
     process to `out`/processes. Raises UsageError before anything is touched, and MtabenchError with what ended kept.
     """
     check_pairs(pairs)
-    root = find_checkout()
-    revisions = {"base": resolve(root, base, "--base")}
-    revisions["head"] = resolve(root, head, "--head") if head is not None else working_tree(root)
+    checkout = find_checkout(sweep.own_code)
+    revisions = {"base": resolve(checkout.root, base, "--base")}
+    revisions["head"] = resolve(checkout.root, head, "--head") if head is not None else working_tree(checkout)
+    if sweep.own_code:  # a file may import what its project has, as it will in the processes
+        sys.path += map(str, code_folders(checkout.root, checkout.own))
     plan = sweep.plan()
     folder = out or Path("mtabench-results", f"ab-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     if folder.suffix == ".csv":
@@ -61,10 +71,10 @@ def run(
         say(console, f"dry run: nothing was measured; the results would go to {folder}")
         return 0
     processes = process_folder(folder / "processes")
-    with refusal_reported(asked), _nothing_left_of_wrong_usage(folder), folders_of(root, revisions) as folders:
-        sides = tuple(Side(name, folders[name], revision) for name, revision in revisions.items())
+    with refusal_reported(asked), _nothing_left_of_wrong_usage(folder), folders_of(checkout, revisions) as folders:
+        sides = sides_of(checkout, revisions, folders)
         with Progress(console, 2 * pairs) as progress:
-            files = measure_pairs((sides[0], sides[1]), sweep.words, range(1, pairs + 1), processes, "", progress)
+            files = measure_pairs(sides, sweep.words, range(1, pairs + 1), processes, "", progress)
         found = compare_pairs(files, folder, asked, looks)
         for rerun in range(1, looks):
             cells = unclear_cells(found)
@@ -72,7 +82,7 @@ def run(
                 from mtabench.sweeps.settings import measuring_words
 
                 how = measuring_words(plan.options)
-                files += measure_again((sides[0], sides[1]), cells, plan.device, how, pairs, processes, rerun)
+                files += measure_again(sides, cells, plan.device, how, pairs, processes, rerun)
                 found = compare_pairs(files, folder, asked, looks)
     code = report(found, asked)
     say(console, f"results: {folder / 'base.csv'} and {folder / 'head.csv'}")

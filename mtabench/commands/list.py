@@ -10,7 +10,7 @@ from mtabench.environment import check_device_name, resolve_device
 from mtabench.json_output import print_json
 from mtabench.problem.case import PASSES, Case
 from mtabench.problem.operations import PLAIN, make_operation
-from mtabench.registry import GROUPS, Implementation, names
+from mtabench.registry import GROUPS, Implementation, entry_points, names
 from mtabench.remembered import remembered
 from mtabench.tables import print_prose
 
@@ -33,6 +33,10 @@ def run(device: str, anew: bool, as_json: bool) -> int:
         print_prose(console, does, " " * width)
         if implementation.note:
             print_prose(console, f"note: {implementation.note}", " " * width)
+    for name, point in entry_points().items():
+        package = f"of {point.dist.name} {point.dist.version}" if point.dist else "of a package"
+        when = "hidden by one of mtabench's own" if name in (*names(), *GROUPS) else "imported when --impl names it"
+        print_prose(console, f"{package} ({point.value}): {when}", f"{name:<{width}}")
     for group, members in GROUPS.items():
         print_prose(console, f"--impl {group} stands for {', '.join(members)}", f"{group:<{width}}")
     return 0

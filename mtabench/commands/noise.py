@@ -65,7 +65,8 @@ def run(sweep: SweepWords, pairs: int, threshold: str, out: Path | None, resume:
     process_folder(processes, resume)
     code = Path(mtabench.__file__).parents[1]
     with Progress(console, 2 * pairs) as progress:
-        sides = Side("base", code), Side("head", code)
+        start = Path.cwd() if sweep.own_code else None  # as a person's paths do
+        sides = Side("base", code, start=start), Side("head", code, start=start)
         cells = len(plan.cases) if resume else None
         files = measure_pairs(sides, sweep.words, range(1, pairs + 1), processes, "", progress, cells)
     runs = [[read_run(paths[side]) for paths in files] for side in range(2)]

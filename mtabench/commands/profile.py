@@ -17,7 +17,7 @@ from rich.console import Console
 from mtabench.checking.judge import Judge
 from mtabench.commands import RESULTS_FOLDER, WRONG_RESULT
 from mtabench.console import make_console, say
-from mtabench.environment import describe
+from mtabench.environment import describe, git_columns
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.readiness import memory_reason, unsupported_reason
 from mtabench.model.devices import rates_of
@@ -40,7 +40,7 @@ from mtabench.profiling.tables import (
 )
 from mtabench.profiling.trace import trace
 from mtabench.profiling.verdict import launch_verdict, model_verdict
-from mtabench.registry import implementation_of
+from mtabench.registry import implementation_of, loaded_files, typed_as
 from mtabench.results.results_file import key_of
 from mtabench.sweeps.estimate import this_gpu
 from mtabench.sweeps.plan import Options, make_plan
@@ -71,7 +71,7 @@ def run(options: Options | None, tools: str | None, out: Path | None, ncu_report
         say(console, note)
     count = len(plan.cases)
     say(console, f"{count} cell{'' if count == 1 else 's'}, by {', '.join(used)}")
-    profiler = _Profiler(console, folder, used, tools is not None, describe(plan.device))
+    profiler = _Profiler(console, folder, used, tools is not None, describe(plan.device) | git_columns(loaded_files()))
     any_wrong = False
     for _, problem in groupby(plan.cases, key=lambda case: case.problem_key):
         any_wrong |= profiler.profile_problem(list(problem))
@@ -168,7 +168,7 @@ class _Profiler:
     def _proton(self, case: Case) -> None:
         path = self.folder / f"{_stem(case)}.hatchet"
         try:
-            call_in_process(proton.profile_call, (case, path), PROTON_S, lambda message: None)
+            call_in_process(proton.profile_call, (case, path, typed_as(case.impl)), PROTON_S, lambda message: None)
         except (ProcessEndedError, TimeoutError) as error:
             raise MtabenchError(f"Proton profiled nothing: {error}") from error
         for line in proton.tree_lines(path):

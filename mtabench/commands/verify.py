@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -28,9 +29,11 @@ def run(impl: str | None, device: str, seed: int | None, dtype: str | None, as_j
     Raises UsageError for options that do not fit, and NothingCheckedError where none could run.
     """
     seed = check_seed(seed)
+    console, where = Console(), resolve_device(device)
+    if where == "cpu":
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are imported, those of a file as well
     entries = chosen(names() if impl is None else axes.parse_names(impl, "--impl"))
     wanted = list(dict.fromkeys(entry.name for entry in entries))
-    console, where = Console(), resolve_device(device)
     dtypes = None if dtype is None else axes.parse_dtypes(dtype)
     checked = DTYPES_CHECKED[where]
     for name in dtypes or ():

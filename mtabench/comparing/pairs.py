@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from mtabench.comparing.revisions import Revision, clean_environment
+from mtabench.comparing.revisions import Checkout, Revision, clean_environment
 from mtabench.console import say
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError
 from mtabench.escaping import printable
@@ -28,21 +28,36 @@ from mtabench.sweeps.estimate import shown
 
 RAN = (0, 4, 5)  # 4: a result is wrong, 5: no cell has a time; their rows say so
 USAGE = 2
+CRASHED = "Fatal Python error"
 FEWEST_PAIRS, PAIRS, MOST_PAIRS = 2, 5, 999  # the second is the default
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What is measured: `name` is base or head, `folder` holds its code; its revision is None outside a checkout."""
+    """What is measured: `name` is base or head, `folder` holds its code; its revision is None outside a checkout.
+
+    `own` is whether that has the suite. Its processes start in `start`, in the folder itself if there is none.
+    """
 
     name: str
     folder: Path
     revision: Revision | None = None
+    own: bool = True
+    start: Path | None = None
 
     @property
     def words(self) -> str:
         """The side for a person."""
         return f"{self.name}, {self.revision.words}" if self.revision else self.name
+
+
+def sides_of(checkout: Checkout, revisions: Mapping[str, Revision], folders: Mapping[str, Path]) -> tuple[Side, Side]:
+    """Base and head, of such names, in the folders that hold them."""
+    base, head = (
+        Side(name, folders[name], revision, checkout.own, folders[name] / checkout.start)
+        for name, revision in revisions.items()
+    )
+    return base, head
 
 
 class StoppedError(MtabenchError):
@@ -142,13 +157,13 @@ def _measure(side: Side, words: Sequence[str], path: Path, label: str, progress:
 
     def receive(line: str) -> None:
         nonlocal last
-        if line.strip():
+        if line.strip() and not last.startswith(CRASHED):  # a trace follows, which ends with nothing that matters
             last = line.strip()
             progress.doing(f"{label}: {last}")
 
     progress.doing(f"{label}: starting")
     command = [*words, "--out", str(path.absolute()), "--no-plot"]
-    code = run_module("mtabench", command, side.folder, _environment(side), receive)
+    code = run_module("mtabench", command, side.start or side.folder, _environment(side), receive)
     said = last.removeprefix("mtabench: ") or "it said nothing"
     if code == USAGE:
         raise UsageError(f"the code of {side.words} cannot run `mtabench {' '.join(words)}`: {said}")
@@ -164,9 +179,15 @@ def _measure(side: Side, words: Sequence[str], path: Path, label: str, progress:
 
 
 def _environment(side: Side) -> dict[str, str]:
-    """The side's own code before any that is installed or was given."""
-    paths = [str(side.folder), str(side.folder / "kernels"), os.environ.get("PYTHONPATH", "")]
-    return clean_environment() | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    """The side's own code before any that is installed or was given, whose paths may be relative to this folder."""
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    paths = [*code_folders(side.folder, side.own), *map(os.path.abspath, given)]
+    return clean_environment() | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+
+
+def code_folders(root: Path, own: bool) -> tuple[Path, Path]:
+    """Where the code of a checkout lies: of this project, or of another."""
+    return root, root / ("kernels" if own else "src")
 
 
 def _check(side: Side, path: Path) -> int:
@@ -181,8 +202,9 @@ def _check(side: Side, path: Path) -> int:
         for row in rows:
             if not row["git_sha"] or not side.revision.sha.startswith(row["git_sha"]):
                 found = row["git_sha"] or "none that it knows of"
+                what = "mtabench" if side.own else "file of this name"
                 raise MtabenchError(
                     f"a process of {side.words} measured another revision, {found}; "
-                    "is another mtabench found before the one in its folder?"
+                    f"is another {what} found before the one in its folder?"
                 )
     return len(rows)

@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from mtabench.comparing.compare import ComparedCell, Comparison, compare, decided_again, unclear_cells
-from mtabench.comparing.pairs import PAIRS, Progress, Side, measure_pairs, process_folder
+from mtabench.comparing.pairs import PAIRS, Progress, Side, measure_pairs, process_folder, sides_of
 from mtabench.comparing.reporting import ComparisonOptions
 from mtabench.comparing.revisions import Revision, find_checkout, folders_of, resolve
 from mtabench.console import make_console, say
 from mtabench.errors import UsageError
 from mtabench.problem.case import Case
+from mtabench.registry import typed_as
 from mtabench.results.merging import merge
 from mtabench.results.runs import Run, read_run
 
@@ -40,7 +41,8 @@ def measure_again(
     files: Pairs = []
     with Progress(console, 2 * pairs * len(cells)) as progress:
         for number, cell in enumerate(cells, start=1):
-            words = [*shlex.split(Case.of_row(cell.sides[-1].row, device).repro())[1:], *how]
+            case = Case.of_row(cell.sides[-1].row, device)
+            words = [*shlex.split(case.repro(typed_as(case.impl)))[1:], *how]
             name = f"rerun{rerun}-cell{number}-"
             files += measure_pairs(sides, words, range(1, pairs + 1), folder, name, progress)
     return files
@@ -55,18 +57,18 @@ def compare_again(base: Run, head: Run, asked: ComparisonOptions) -> Comparison:
     found = compare(base, head, asked.threshold, asked.fail_on, LOOKS)
     if not unclear_cells(found):
         return found
-    root = find_checkout()
-    revisions = {name: _revision(root, run) for name, run in (("base", base), ("head", head))}
+    checkout = find_checkout()
+    revisions = {name: _revision(checkout.root, run) for name, run in (("base", base), ("head", head))}
     device = _device_here(head)
     folder = process_folder(Path("mtabench-results", f"rerun-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"))
-    with folders_of(root, revisions) as folders:
-        sides = tuple(Side(name, folders[name], revision) for name, revision in revisions.items())
+    with folders_of(checkout, revisions) as folders:
+        sides = sides_of(checkout, revisions, folders)
         files: Pairs = []
         for rerun in range(1, LOOKS):
             cells = unclear_cells(found)
             if cells:
                 how = _how(cells[0])
-                files += measure_again((sides[0], sides[1]), cells, device, how, PAIRS, folder, rerun)
+                files += measure_again(sides, cells, device, how, PAIRS, folder, rerun)
                 found = decided_again(found, compare_pairs(files, folder, asked, LOOKS))
     say(make_console(), f"what was measured again is in {folder}")
     return found

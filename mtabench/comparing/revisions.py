@@ -1,4 +1,7 @@
-"""Revisions of a checkout of this project, each in a folder of its own, so that its code can be run as it was."""
+"""Revisions of a git checkout, each in a folder of its own, so that its code can be run as it was.
+
+It is a checkout of this project, or one of another whose kernels stand in files that --impl names.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,19 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtabench import RESULTS
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.registry import is_reference, parse_reference
 
 # What a hook of git sets points at one repository, and would do so in every folder.
 NOT_INHERITED = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
 CODE = ("mtabench", "kernels", "pyproject.toml")
+SUITE = Path("mtabench", "__main__.py")  # which only checkouts of this project have
 SHORT = 12
 
 
@@ -33,17 +39,49 @@ class Revision:
         return f"{self.name} ({self.sha[:SHORT]}{', with uncommitted changes' if self.dirty else ''})"
 
 
-def find_checkout() -> Path:
-    """The root of the checkout of this project that the current folder is in; raises UsageError."""
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """A checkout: `files` are what each of its revisions must hold, relative to its root.
+
+    `own` is whether it is of this project, so that each revision is measured by its own suite. Processes start in
+    `start`, relative to the root, as a person's paths do.
+    """
+
+    root: Path
+    own: bool = True
+    files: tuple[Path, ...] = (SUITE,)
+    start: Path = Path()
+
+
+def find_checkout(typed: Sequence[str] = ()) -> Checkout:
+    """The checkout that the current folder is in, given what --impl names besides names of ours; raises UsageError."""
     try:
         root = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel"))
     except MtabenchError as error:
         raise UsageError(
             f"{Path.cwd()} cannot be used as a git checkout ({error}); run this in a checkout of the project"
         ) from error
-    if not (root / "mtabench" / "__main__.py").exists():
-        raise UsageError(f"{root} is the checkout of another project: it has no mtabench; run this in one that has")
-    return root
+    own = (root / SUITE).exists()
+    if not own and not typed:
+        raise UsageError(
+            f"{root} is the checkout of another project: it has no mtabench, so name its kernels, as "
+            "--impl ./mine.py:attention; or run this in a checkout of mtabench"
+        )
+    files = tuple(_inside(root, text) for text in typed if is_reference(text))
+    start = Path.cwd().resolve().relative_to(root.resolve()) if files else Path()
+    return Checkout(root, own, ((SUITE,) if own else ()) + files, start)
+
+
+def _inside(root: Path, typed: str) -> Path:
+    """The path of a file that --impl names, relative to the checkout; raises UsageError for one outside."""
+    path = parse_reference(typed).path
+    whole = path.resolve()
+    if path.is_absolute() or root.resolve() not in whole.parents:
+        raise UsageError(
+            f"--impl {typed} would be the same file for both revisions; expected a file of the checkout {root}, by its "
+            "path from the current folder"
+        )
+    return whole.relative_to(root.resolve())
 
 
 def resolve(root: Path, name: str, option: str) -> Revision:
@@ -58,20 +96,22 @@ def resolve(root: Path, name: str, option: str) -> Revision:
     return Revision(sha, name)
 
 
-def working_tree(root: Path) -> Revision:
+def working_tree(checkout: Checkout) -> Revision:
     """The checkout as it is now: HEAD, and whether its code differs from it."""
-    head = resolve(root, "HEAD", "--head")
-    return Revision(head.sha, "the working tree", bool(_git(root, "status", "--porcelain", "--", *CODE)))
+    head = resolve(checkout.root, "HEAD", "--head")
+    code = (*CODE, *map(str, checkout.files)) if checkout.own else (".", f":(exclude){RESULTS}")
+    return Revision(head.sha, "the working tree", bool(_git(checkout.root, "status", "--porcelain", "--", *code)))
 
 
 @contextmanager
-def folders_of(root: Path, revisions: Mapping[str, Revision]) -> Iterator[dict[str, Path]]:
+def folders_of(checkout: Checkout, revisions: Mapping[str, Revision]) -> Iterator[dict[str, Path]]:
     """A worktree of each revision, by the given names, removed at the end however it comes, SIGTERM included.
 
     A dirty revision is the checkout itself. The others lie in folders whose paths are as long as each other if their
     names are: a path's length is known to move what is timed (Mytkowicz et al., "Producing wrong data without doing
     anything obviously wrong!", ASPLOS 2009).
     """
+    root = checkout.root
     with _terminated_as_exit(), tempfile.TemporaryDirectory(prefix="mtabench-") as parent:
         folders = {name: root if found.dirty else Path(parent, name) for name, found in revisions.items()}
         try:
@@ -79,8 +119,10 @@ def folders_of(root: Path, revisions: Mapping[str, Revision]) -> Iterator[dict[s
                 if not found.dirty:
                     _git(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet",
                          str(folders[name]), found.sha)  # fmt: skip
-                if not (folders[name] / "mtabench" / "__main__.py").exists():
-                    raise UsageError(f"{found.words} has no mtabench in it; choose a later revision")
+                for file in checkout.files:
+                    if not (folders[name] / file).exists():
+                        what = "mtabench" if file == SUITE else file
+                        raise UsageError(f"{found.words} has no {what} in it; choose a later revision")
             yield folders
         finally:
             for folder in set(folders.values()) - {root}:

@@ -11,6 +11,8 @@ from rich.console import Console
 from mtabench.cluster.options import NAMES
 from mtabench.console import say
 from mtabench.errors import UsageError
+from mtabench.problem.axes import parse_names
+from mtabench.registry import is_own_code
 from mtabench.sweeps.plan import Options, Plan, make_plan
 
 # What is decided for each process, not typed: the options of a sweep by name, and what they are if not typed.
@@ -28,6 +30,12 @@ class SweepWords:
     def dry_run(self) -> bool:
         """Whether to stop at the plan."""
         return bool(self.typed["dry_run"])
+
+    @property
+    def own_code(self) -> list[str]:
+        """What --impl names that is a person's own: functions in files, and what packages offer."""
+        typed = self.typed.get("impl")
+        return [text for text in parse_names(typed, "--impl") if is_own_code(text)] if typed else []
 
     def plan(self) -> Plan:
         """Its cells; raises UsageError for what a sweep could not do or is not typed here."""

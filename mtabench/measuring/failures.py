@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from mtabench.errors import UnsupportedError
+
 OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory")
 
 
@@ -12,7 +14,7 @@ class WrongResultError(Exception):
 
 
 def failure(error: BaseException) -> tuple[str, str]:
-    """Status and reason of a cell whose implementation raised."""
+    """Status and reason of a cell whose implementation raised; a note of the error says where in a person's file."""
     text = str(error).strip()
     reason = text.splitlines()[0] if text else type(error).__name__
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
@@ -23,4 +25,7 @@ def failure(error: BaseException) -> tuple[str, str]:
         return "wrong", text
     if isinstance(error, TimeoutError):
         return "timeout", reason
-    return "error", f"{type(error).__name__}: {reason}" if text else reason
+    if isinstance(error, UnsupportedError):
+        return "unsupported", text
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", [])[:1])
+    return "error", (f"{type(error).__name__}: {reason}" if text else reason) + notes

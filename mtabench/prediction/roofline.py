@@ -8,7 +8,7 @@ from mtabench.model.fused import Tiles
 from mtabench.prediction.predict import kernels_of, unmodelled
 from mtabench.problem.case import Case
 from mtabench.problem.work import bytes_moved, executed_flops, useful_flops
-from mtabench.registry import implementation_of
+from mtabench.registry import implementation_of, is_known
 
 SM_COUNT = 132  # bytes through memory hardly depend on it
 
@@ -58,7 +58,9 @@ def standing(
     case: Case, median_ms: float, matmul_tflops: float, memory_gbytes_s: float, counted_bytes: float | None = None
 ) -> Standing:
     """The standing of a cell on a device with these measured ceilings; of memory the one that holds for the cell."""
-    useful, executed = useful_flops(case), executed_flops(case, implementation_of(case).work)
+    useful = useful_flops(case)
+    # Results may name a function of a file, which is not loaded for a look at them: useful work is what is known then.
+    executed = executed_flops(case, implementation_of(case).work) if is_known(case.impl) else useful
     least, modelled = bytes_moved(case), model_bytes(case)
     compute_ms, memory_ms = useful / matmul_tflops / 1e9, least / memory_gbytes_s / 1e6
     own_bytes = counted_bytes or modelled or least
@@ -72,6 +74,6 @@ def standing(
 
 def model_bytes(case: Case) -> float | None:
     """Bytes that an implementation moves through device memory by the model, None where there is none."""
-    if case.device != "cuda" or unmodelled(case):
+    if case.device != "cuda" or not is_known(case.impl) or unmodelled(case):
         return None
     return sum(kernel.memory_bytes for kernel in kernels_of(case, Tiles(), SM_COUNT))

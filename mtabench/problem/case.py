@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -135,10 +136,11 @@ class Case:
         """The mixings of heads, none, one or two."""
         return tuple(filter(None, (self.operation.pre_mix, self.operation.post_mix)))
 
-    def repro(self) -> str:
-        """A command line that measures this one cell."""
+    def repro(self, impl: str = "") -> str:
+        """A command line that measures this one cell; `impl` is what to type for an implementation, if not its name."""
         words = [
-            "mtabench", self.pass_, "--impl", self.impl, "--seq", str(self.seq), "--head-dim", str(self.head_dim),
+            "mtabench", self.pass_, "--impl", shlex.quote(impl or self.impl), "--seq", str(self.seq),
+            "--head-dim", str(self.head_dim),
             "--batch", str(self.batch), "--heads", str(self.heads), "--kv-heads", str(self.kv_heads),
             "--dtype", self.dtype, "--device", self.device,
         ]  # fmt: skip

@@ -13,6 +13,7 @@ from pathlib import Path
 from mtabench.errors import MtabenchError
 from mtabench.problem.case import Case
 from mtabench.profiling.ncu_report import ASKED, SECTIONS
+from mtabench.registry import typed_as
 
 PROGRAM = "ncu"
 RIGHTS = "ERR_NVGPUCTRPERM"
@@ -40,7 +41,8 @@ def command(case: Case, log: Path) -> list[str]:
 
     Base units (ns, bytes), so that no rounding of a display is in between.
     """
-    child = [sys.executable, "-m", "mtabench.profiling.one_call", json.dumps(case.columns | {"device": case.device})]
+    cell = case.columns | {"device": case.device, "typed": typed_as(case.impl)}
+    child = [sys.executable, "-m", "mtabench.profiling.one_call", json.dumps(cell)]
     options = ["--profile-from-start", "off", "--clock-control", "none", "--csv", "--page", "raw"]
     sections = [word for section in SECTIONS for word in ("--section", section)]
     metrics = ["--metrics", ",".join(ASKED)]

@@ -24,13 +24,18 @@ def reason_against(device: str) -> str | None:
     return None
 
 
-def profile_call(send: Any, case: Case, path: Path) -> None:
-    """In a process of its own, which no other profiler has hooked into: one warm call, written to `path`."""
+def profile_call(send: Any, case: Case, path: Path, typed: str) -> None:
+    """In a process of its own, which no other profiler has hooked into: one warm call, written to `path`.
+
+    `typed` is what --impl takes for the implementation.
+    """
     import torch
     import triton.profiler
 
     from mtabench.profiling.cell import ready
+    from mtabench.registry import load_again
 
+    load_again(typed)
     cell = ready(case)
     state = cell.setup() if cell.setup else None
     torch.cuda.synchronize()

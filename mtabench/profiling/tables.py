@@ -12,6 +12,7 @@ from mtabench.problem.case import Case
 from mtabench.profiling.ncu_report import Counters
 from mtabench.profiling.trace import KernelUse
 from mtabench.profiling.verdict import bound_by, verdict
+from mtabench.registry import typed_as
 from mtabench.results.csv_reading import read_csv
 from mtabench.results.results_file import KEY_COLUMNS, Key, key_of, key_of_row, text_of
 from mtabench.tables import Column, as_columns
@@ -110,7 +111,10 @@ def shortened(kernel: str) -> str:
 
 
 def _facts(case: Case, here: Mapping[str, object]) -> list[object]:
-    return [*(here[name] for name in FACTS[:-1]), case.repro().replace("mtabench", "mtabench profile", 1)]
+    return [
+        *(here[name] for name in FACTS[:-1]),
+        case.repro(typed_as(case.impl)).replace("mtabench", "mtabench profile", 1),
+    ]
 
 
 def _append(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

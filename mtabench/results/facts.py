@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mtabench.measuring.statistics import Summary
 from mtabench.problem.case import Case
 from mtabench.problem.work import bytes_moved, only_reads, useful_flops
+from mtabench.registry import typed_as
 
 if TYPE_CHECKING:
     from mtabench.measuring.ceilings import Ceilings
@@ -41,7 +42,7 @@ class Cell:
     @property
     def repro(self) -> str:
         """A command line that measures the cell again."""
-        return f"{self.case.repro()} {self.facts.options}".strip()
+        return f"{self.case.repro(typed_as(self.case.impl))} {self.facts.options}".strip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.stopwatch import Stopwatch
 from mtabench.problem.case import Case
 from mtabench.processes import ProcessEndedError, call_in_process
+from mtabench.registry import load_again
 from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import key_of
 from mtabench.results.rows import Row, cell_row
@@ -62,6 +63,7 @@ def measure_cell(
     path: Path,
 ) -> None:
     """In the cell's process: verify and time the plan's one cell, and send its Result. `path` is the results file."""
+    load_again(plan.options.impl)
     spent = Stopwatch()
 
     def pack(rows: list[Row], samples: list[Sequence[object]]) -> Result:

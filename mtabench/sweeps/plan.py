@@ -12,7 +12,7 @@ from mtabench.errors import UsageError
 from mtabench.problem import axes
 from mtabench.problem.case import PASSES, Case
 from mtabench.problem.operations import NONE, OPS, PLAIN, Taps, make_operation, mixings, op_of, taps_text
-from mtabench.registry import BASELINE, USUAL_OPS, Implementation, chosen, default_names, every, find
+from mtabench.registry import BASELINE, USUAL_OPS, Implementation, chosen, default_names, every, find, name_of
 
 TIMERS = ("auto", "events", "graph", "cpu", "nvbench")
 CACHES = ("cold", "warm")
@@ -337,6 +337,7 @@ def _head_dims(text: str) -> list[int]:
 def _baseline(name: str | None, impls: list[Implementation]) -> tuple[str | None, tuple[str, ...]]:
     """What speedups refer to, and a note if there will be none."""
     rivals = [impl.name for impl in impls if impl.op != "attention"]
+    name = None if name is None else name_of(name)
     if name is not None and find(name).op == "attention":
         raise UsageError(f"--baseline {name} is plain attention, which does less work: a yardstick, not a rival")
     if name is not None and name not in rivals:

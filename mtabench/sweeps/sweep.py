@@ -30,7 +30,7 @@ from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
 from mtabench.problem.work import only_reads
-from mtabench.registry import implementation_of
+from mtabench.registry import implementation_of, loaded_files
 from mtabench.results.facts import RunFacts
 from mtabench.results.results_file import Key, key_of
 from mtabench.results.rows import WITH_TIME, Row, add_speedups, cell_row, sample_lines, timed_row
@@ -147,7 +147,8 @@ def new_sweep(
     plan: Plan, writer: Writer, settings: timing.Settings, watcher: Watcher, spent: Stopwatch | None = None
 ) -> Sweep:
     """A sweep that starts now, with the ceilings that are kept beside its file."""
-    facts = facts_now(plan, secrets.token_hex(6), environment.describe(plan.device))
+    where = environment.describe(plan.device) | environment.git_columns(loaded_files())
+    facts = facts_now(plan, secrets.token_hex(6), where)
     kept = read_ceilings(writer.path.with_name(FILE_NAME), facts.environment)
     return Sweep(plan, writer, settings, watcher, facts, dict(kept), spent or Stopwatch())
 

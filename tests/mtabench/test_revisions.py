@@ -8,7 +8,7 @@ import sys
 import pytest
 from paired_runs import git, make_repository
 
-from mtabench.comparing.revisions import find_checkout, folders_of, resolve, working_tree
+from mtabench.comparing.revisions import Checkout, find_checkout, folders_of, resolve, working_tree
 from mtabench.errors import UsageError
 
 
@@ -24,7 +24,7 @@ def worktrees(folder):
 
 
 def test_each_revision_has_its_code_in_a_folder_of_its_own(repository):
-    before, after = resolve(repository, "HEAD~1", "--base"), working_tree(repository)
+    before, after = resolve(repository, "HEAD~1", "--base"), working_tree(find_checkout())
     with folders_of(find_checkout(), {"base": before, "head": after}) as folders:
         texts = {name: (folder / "mtabench/code.py").read_text() for name, folder in folders.items()}
         assert texts == {"base": "revision = 0\n", "head": "revision = 1\n"}
@@ -37,17 +37,17 @@ def test_each_revision_has_its_code_in_a_folder_of_its_own(repository):
 def test_a_dirty_working_tree_is_itself(repository):
     (repository / "mtabench/code.py").write_text("revision = 2\n")
     (repository / "notes.txt").write_text("not code\n")
-    head = working_tree(repository)
+    head = working_tree(Checkout(repository))
     assert head.dirty
     assert head.words.endswith("with uncommitted changes)")
-    with folders_of(repository, {"head": head}) as folders:
+    with folders_of(Checkout(repository), {"head": head}) as folders:
         assert folders == {"head": repository}
     assert (repository / "mtabench/code.py").read_text() == "revision = 2\n"
 
 
 def test_files_that_are_no_code_make_nothing_dirty(repository):
     (repository / "notes.txt").write_text("not code\n")
-    assert not working_tree(repository).dirty
+    assert not working_tree(Checkout(repository)).dirty
 
 
 def test_nothing_is_left_after_an_error_and_variables_of_a_hook_are_not_followed(repository, monkeypatch):
@@ -72,7 +72,8 @@ def test_nothing_is_left_after_an_error_and_variables_of_a_hook_are_not_followed
 def test_nothing_is_left_after_sigterm(repository, tmp_path):
     script = (
         "import time; from pathlib import Path; from mtabench.comparing.revisions import *; root = Path.cwd()\n"
-        "with folders_of(root, {'base': resolve(root, 'HEAD', '--base')}): print('in', flush=True); time.sleep(60)"
+        "with folders_of(Checkout(root), {'base': resolve(root, 'HEAD', '--base')}):\n"
+        "    print('in', flush=True); time.sleep(60)"
     )
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -97,7 +98,7 @@ def test_a_revision_without_the_suite_is_named(repository):
     git(repository, "rm", "--quiet", "-r", "mtabench")
     git(repository, "commit", "--quiet", "--message", "nothing")
     gone = resolve(repository, "HEAD", "--base")
-    with pytest.raises(UsageError, match="has no mtabench in it"), folders_of(repository, {"base": gone}):
+    with pytest.raises(UsageError, match="has no mtabench in it"), folders_of(Checkout(repository), {"base": gone}):
         pass
     with pytest.raises(UsageError, match="checkout of another project"):
         find_checkout()

@@ -1,0 +1,188 @@
+"""Code of the person who measures: a function in a Python file, or one that an installed package offers.
+
+A file is run where a person names it, by `load` alone. No name in a results file leads here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.util
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mtabench.errors import UsageError
+
+GROUP = "mtabench.implementations"  # of entry points
+EXAMPLE = "--impl ./mine.py:attention"
+LONG_IMPORT_S = 5.0
+MOST_OFFERED = 6
+
+_REFERENCE = re.compile(r"(?:(?P<name>[^=/]*)=)?(?P<path>[^=]*?\.py)(?::(?P<attribute>.*))?")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+-]{0,79}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A function in a file, as typed: `[NAME=]PATH.py:FUNCTION`. `name` stands in results, charts and tables."""
+
+    typed: str
+    name: str
+    path: Path
+    attribute: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a reference or an entry point leads to; `file` is where its code stands, None if that is not known."""
+
+    name: str
+    typed: str
+    value: Any
+    file: Path | None
+    module: ModuleType | None
+
+    @property
+    def words(self) -> str:
+        """It for a person, in errors."""
+        return f"--impl {self.typed}"
+
+
+def is_reference(text: str) -> bool:
+    """Whether a text of --impl means a file, rather than a name that is known."""
+    return "/" in text or "=" in text or ".py" in text
+
+
+def parse_reference(text: str) -> Reference:
+    """The reference in a text; raises UsageError for one that is none."""
+    found = _REFERENCE.fullmatch(text)
+    if not found:
+        raise UsageError(f"--impl {text} names no function in a Python file; expected PATH.py:FUNCTION, as {EXAMPLE}")
+    path = Path(found["path"])
+    if not path.is_file():
+        raise UsageError(f"--impl {text}: there is no file {path}; expected one with a function, as {EXAMPLE}")
+    attribute = found["attribute"] or ""
+    if not attribute:
+        raise UsageError(f"--impl {text} names no function in {path}; type it behind a colon, as {EXAMPLE}")
+    name = f"{path.stem}:{attribute}" if found["name"] is None else found["name"]
+    check_name(name, f"--impl {text}", f"my-kernel={found['path']}:{attribute}")
+    return Reference(text, name, path, attribute)
+
+
+def check_name(name: str, given: str, instead: str) -> None:
+    """Raise UsageError for a name that results, charts and command lines could not hold."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{given} would be called {name!r}; a name has letters, digits and _ . : + - alone, 80 at most: "
+            f"give it another, as --impl {instead}"
+        )
+
+
+def load(reference: Reference) -> Loaded:
+    """Run the file, once a process, and get the function; raises UsageError for what the person can mend."""
+    module = _module_of(reference.path.resolve(), str(reference.path))
+    value = getattr(module, reference.attribute, None)
+    if value is None:
+        raise UsageError(f"{reference.path} has no {reference.attribute}; {_offered(module, reference)}")
+    return Loaded(reference.name, reference.typed, value, reference.path.resolve(), module)
+
+
+@functools.cache
+def entry_points() -> dict[str, metadata.EntryPoint]:
+    """What installed packages offer, by name; nothing of it is imported."""
+    return {point.name: point for point in metadata.entry_points(group=GROUP)}
+
+
+def load_entry_point(point: metadata.EntryPoint) -> Loaded:
+    """Import what an installed package offers; raises UsageError, with the package's name, where that fails."""
+    package = point.dist.name if point.dist else "a package"
+    check_name(point.name, f"the entry point {point.name} of {package}", "./FILE.py:FUNCTION")
+    try:
+        with _said_if_long(point.value):
+            value = point.load()
+    except Exception as error:
+        raise UsageError(
+            f"--impl {point.name} of {package} cannot be imported from {point.value}: {_text(error)}"
+        ) from error
+    module = sys.modules.get(point.module)
+    file = getattr(module, "__file__", None)
+    return Loaded(point.name, point.name, value, Path(file) if file else None, module)
+
+
+def line_in(error: BaseException, file: Path | None) -> str:
+    """Where an error came from in a person's own code, `mine.py, line 12`: the innermost place; else an empty text."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f"{Path(error.filename).name}, line {error.lineno}"
+    if file is None:
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_own(Path(frame.filename), file)]
+    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
+
+
+def _is_own(path: Path, file: Path) -> bool:
+    """Whether a source is that file, or one beside it or below."""
+    return path == file or (file.parent in path.parents and "site-packages" not in path.parts)
+
+
+@functools.cache
+def _module_of(file: Path, shown: str) -> ModuleType:
+    """The module that a file makes. What lies beside the file can be imported by it, behind all that is installed."""
+    name = f"mtabench_user_{re.sub(r'[^A-Za-z0-9_]', '_', file.stem)}"
+    while name in sys.modules:
+        name += "_"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    sys.modules[name] = module
+    try:
+        with _said_if_long(shown):
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        where = line_in(error, file)
+        raise UsageError(f"{shown} cannot be imported: {_text(error)}{f' ({where})' * bool(where)}") from error
+    return module
+
+
+@contextmanager
+def _said_if_long(what: str) -> Iterator[None]:
+    """Say on stderr that an import takes long, while it does: it may never end."""
+    text = f"mtabench: importing {what} has taken {LONG_IMPORT_S:g} s and goes on; Ctrl-C stops it"
+    timer = threading.Timer(LONG_IMPORT_S, lambda: print(text, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _text(error: BaseException) -> str:
+    text = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _offered(module: ModuleType, reference: Reference) -> str:
+    """What to type instead of a name that is not there."""
+    own = [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and callable(value) and getattr(value, "__module__", "") == module.__name__
+    ]
+    near = difflib.get_close_matches(reference.attribute, own, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {reference.path}:{near[0]}?"
+    return f"it defines {', '.join(own[:MOST_OFFERED])}" if own else "it defines no function"

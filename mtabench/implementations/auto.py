@@ -1,0 +1,33 @@
+"""What a model runs that names no backend: the fastest that can, which differs from call to call and GPU to GPU."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mtabench.implementations import Closure, Implementation
+from mtabench.implementations._calls import conv_attention_by, mta_by
+from mtabench.problem.case import Case
+
+if TYPE_CHECKING:
+    from mtabench.problem.inputs import Inputs
+
+
+def build_mta(case: Case, inputs: Inputs) -> Closure:
+    """All steps, or a decode step of them."""
+    from mta_kernels.multi_token_attention import multi_token_attention, multi_token_attention_decode
+
+    decode = case.pass_ == "decode"
+    return mta_by(multi_token_attention_decode if decode else multi_token_attention, case, inputs, backend="auto")
+
+
+_auto = partial(
+    Implementation, name="auto", passes=("fwd", "bwd", "decode"), devices=("cuda",), by_name=True, compiles=True,
+    # Of whichever backend: what any of them has to do.
+    work="tiled", why_not=lambda case: None, summary="the backend that a call takes by itself, as in a model",
+)  # fmt: skip
+
+ENTRIES = (
+    _auto(order=65, op="conv-attention", build=partial(conv_attention_by, "auto")),
+    _auto(order=95, op="mta", build=build_mta),
+)

@@ -1,0 +1,182 @@
+"""Functions of a person's own: right ones are found right, and what cheats is caught and said in one sentence."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import make_runner
+from own_cases import EXAMPLES, OWN, case_of, forget, judged, own
+from planted_sweeps import without_warm_up
+
+from mta_kernels.operation import Operation
+from mtabench.checking import honesty
+from mtabench.checking.judge import Judge
+from mtabench.errors import UnsupportedError
+from mtabench.measuring.failures import WrongResultError
+from mtabench.problem.inputs import make_inputs
+from mtabench.registry import chosen, implementation_of
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/your-kernel.md").read_text()
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def nothing_loaded(monkeypatch):
+    forget(monkeypatch)
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    without_warm_up(monkeypatch)
+    return make_runner(monkeypatch, capsys, tmp_path)
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd"])
+def test_a_plain_function_is_right_in_both_passes(pass_):
+    assert judged(own("attention", pass_)).ok
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
+def test_an_object_is_right_with_its_own_backward_and_decode(pass_):
+    assert judged(own("with_backward", pass_)).ok
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
+@pytest.mark.parametrize("function", ["attention", "conv_attention"])
+def test_the_example_in_pytorch_is_right(function, pass_):
+    (entry,) = chosen([f"{EXAMPLES / 'my_attention.py'}:{function}"])
+    if pass_ in entry.passes:
+        assert judged(case_of(entry, pass_)).ok
+    else:
+        assert function == "conv_attention"
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_example_in_triton_is_right(causal):
+    (entry,) = chosen([f"{EXAMPLES / 'triton_attention.py'}:attention"])
+    one = case_of(entry, device="cuda" if torch.cuda.is_available() else "cpu")
+    one = replace(one, operation=Operation.of(None, 16, causal=causal))
+    check = judged(one)
+    assert check.ok, check
+
+
+CHEATS = {
+    "cached": "cached",
+    "writes_nothing": "out has NaN or infinity",
+    "changes_inputs": "it changes its inputs: k",
+    "changes_inputs_and_raises": "it changes its inputs: q",
+    "late": "is not there when the call is over, and comes later",
+    "swaps_rows": "against float64",
+}
+
+
+@pytest.mark.parametrize("function", CHEATS)
+def test_a_cheat_is_caught_and_said(function):
+    check = judged(own(function))
+    assert not check.ok
+    assert CHEATS[function] in check.reason
+    assert "\n" not in check.reason
+
+
+@pytest.mark.parametrize("function", ["changes_inputs", "changes_inputs_and_raises"])
+def test_inputs_that_a_cheat_changed_are_drawn_again(function):
+    one = own(function)
+    inputs = make_inputs(one, 0)
+    judge = Judge(one, inputs, 0)
+    assert not judge.first_of(implementation_of(one).build(one, inputs), one).ok
+    fresh = make_inputs(one, 0)
+    assert torch.equal(inputs.q, fresh.q)
+    assert torch.equal(inputs.k, fresh.k)
+    (right,) = chosen([f"right={OWN}:attention"])
+    assert judge.first_of(right.build(one, inputs), one).ok
+
+
+def test_a_call_that_changes_inputs_when_it_is_the_last_is_wrong():
+    one = own("attention")
+    inputs = make_inputs(one, 0)
+    judge = Judge(one, inputs, 0)
+    build = implementation_of(one).build
+    assert judge.first_of(build(one, inputs), one).ok
+    (cheat,) = chosen([f"cheat={OWN}:changes_inputs"])
+    assert "changes its inputs: k" in judge.last(lambda: [cheat.build(one, inputs)()])
+    assert judge.last(lambda: [build(one, inputs)()]) == ""
+
+
+def test_what_is_right_on_an_idle_device_only_is_said_to_work_on_another_stream():
+    """As it is on a GPU, whose stream is busy when a call is made."""
+    one = own("attention")
+    inputs = make_inputs(one, 0)
+    judge = Judge(one, inputs, 0)
+    closure = implementation_of(one).build(one, inputs)
+    early = judge.first(lambda probe: 0 * closure(), lambda probe: closure())
+    assert (early.ok, early.reason) == (False, honesty.EARLY)
+    assert "against float64" in judge.first(lambda probe: 0 * closure(), lambda probe: 0 * closure()).reason
+
+
+def test_a_result_that_changes_until_the_device_is_idle_is_late(monkeypatch):
+    """A GPU's stream saw it before another one had written it, finite or not."""
+    result = torch.zeros(2, 3)
+    seen = honesty.look("cuda", [result])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    honesty.check_in_time("cuda", seen, [result])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: result.fill_(1))
+    with pytest.raises(WrongResultError, match="comes later"):
+        honesty.check_in_time("cuda", seen, [result])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("function", "pass_", "fault"), [
+    ("joined", "fwd", ""), ("joined", "bwd", ""), ("not_before", "fwd", "another stream"),
+    ("not_before", "bwd", "another stream"), ("not_after", "fwd", "another stream"),  # autograd itself waits after bwd
+    ("not_at_all", "fwd", "another stream"), ("not_at_all", "bwd", "another stream"),
+])  # fmt: skip
+def test_another_stream_without_waiting_is_caught(function, pass_, fault):
+    one = own(function, pass_, device="cuda", seq=1025)
+    check = judged(one)
+    assert check.ok == (not fault), check
+    assert fault in check.reason
+
+
+@pytest.mark.parametrize(("function", "pass_", "error", "words"), [
+    ("raises", "fwd", RuntimeError, "is invalid for input"),
+    ("returns_a_tuple", "fwd", TypeError, "own returns a tuple of 2; expected the output, a tensor; only a"),
+    ("without_gradient", "bwd", UnsupportedError, "own has no backward: autograd finds no way"),
+    ("two_gradients", "bwd", TypeError, "the backward of own returns a tuple of 2; expected dq, dk, dv"),
+])  # fmt: skip
+def test_what_a_call_raises_is_one_sentence(function, pass_, error, words):
+    with pytest.raises(error, match=words):
+        judged(own(function, pass_))
+
+
+def test_an_error_names_the_line_of_the_file():
+    line = 1 + next(i for i, text in enumerate(OWN.read_text().splitlines()) if "the line that a row names" in text)
+    with pytest.raises(RuntimeError) as raised:
+        judged(own("raises"))
+    assert raised.value.__notes__ == [f"own_kernels.py, line {line}"]
+
+
+def blocks(text, language):
+    """The code of the fences of a language."""
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+    return [code for of, code in fences if of == language]
+
+
+@pytest.mark.parametrize("text", [PAGE, README], ids=["docs/your-kernel.md", "README.md"])
+def test_the_pages_run(mtabench, tmp_path, text, monkeypatch):
+    """Their function is right, and each of their commands that measures with it can be planned."""
+    (source,) = (block for block in blocks(text, "python") if "def attention(" in block)
+    (tmp_path / "mine.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    (entry,) = chosen(["./mine.py:attention"])
+    assert judged(case_of(entry)).ok
+    commands = [line.split("#")[0].split() for block in blocks(text, "") for line in block.splitlines()]
+    mine = [words[1:] for words in commands if words[:1] == ["mtabench"] and any("mine.py" in word for word in words)]
+    assert {words[0] for words in mine} == {"verify", "fwd", "ab"}
+    for words in mine:
+        if words[0] == "fwd":
+            code, out, err = mtabench(*words, "--device", "cpu", "--dry-run")
+            assert code == 0, err
+            assert "mine:attention" in out

@@ -1,0 +1,293 @@
+"""Functions of a person's own on the command line: names, mistakes, strangers' results, packages, sweeps and gates."""
+
+import csv
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import make_runner, refused
+from own_cases import EXAMPLES, OWN, TINY, forget
+from paired_runs import git
+from planted_sweeps import without_warm_up
+from written_runs import case, rounds, write_run
+
+from mtabench.checking import verify
+from mtabench.checking.verify import CheckedShape
+from mtabench.implementations import _user_code
+from mtabench.registry import chosen, name_of, typed_as
+from mtabench.report.data import COMMAND
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def nothing_loaded(monkeypatch):
+    forget(monkeypatch)
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    without_warm_up(monkeypatch)
+    return make_runner(monkeypatch, capsys, tmp_path)
+
+
+REFUSED = {
+    "nothing.py:attention": ["there is no file nothing.py", "--impl ./mine.py:attention"],
+    "own.py": ["names no function in own.py"],
+    "own.py:": ["names no function in own.py"],
+    "./own:attention": ["names no function in a Python file"],
+    "own.py:attentoin": ["own.py has no attentoin; did you mean own.py:attention?"],
+    "own.py:number": ["is of type int; expected a function (q, k, v, weight, *, causal, scale) -> out"],
+    "own.py:other_parameters": ["takes (a, b), too many positional arguments; expected (q, k, v, weight"],
+    "own.py:other_work": ["its work is 'much'; expected one of dense, tiled"],
+    "own.py:asks_for_much": ["unsupported asks for colour; it may ask for pass_, device"],
+    "a=own.py:attention,a=own.py:late": ["two functions would be called a", "--impl other=own.py:late"],
+    "eager=own.py:attention": ["eager is one of mtabench's own names"],
+    "a b=own.py:attention": ["would be called 'a b'", "--impl my-kernel=own.py:attention"],
+    "own:attention": ["is a function of a file; give its path as well"],
+    "missing.py:attention": ["ModuleNotFoundError: No module named 'no_such_package' (missing.py, line 2)"],
+    "beside.py:attention": ["ZeroDivisionError: division by zero (broken_module.py, line 1)"],
+    "syntax.py:attention": ["SyntaxError", "(syntax.py, line 1)"],
+    "exits.py:attention": ["exits.py cannot be imported: SystemExit: 3"],
+}  # fmt: skip
+FILES = {
+    "missing.py": "import torch\nimport no_such_package\n",
+    "beside.py": "import broken_module\n",
+    "broken_module.py": "1 / 0\n",
+    "syntax.py": "def attention(:\n",
+    "exits.py": "raise SystemExit(3)\n",
+}
+
+
+@pytest.mark.parametrize("typed", REFUSED)
+def test_a_mistake_is_one_sentence_and_leaves_nothing(mtabench, tmp_path, typed):
+    shutil.copy(OWN, tmp_path / "own.py")
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    refused(mtabench("fwd", "--impl", typed, *TINY, "--dry-run"), *REFUSED[typed])
+    assert not (tmp_path / "mtabench-results").exists()
+
+
+def test_an_import_that_takes_long_is_said_while_it_does(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(_user_code, "LONG_IMPORT_S", 0.05)
+    (tmp_path / "long.py").write_text("import time\ntime.sleep(0.3)\ndef f(q, k, v, *, causal, scale): pass\n")
+    chosen([f"{tmp_path / 'long.py'}:f"])
+    said = capfd.readouterr().err
+    assert re.fullmatch(r"mtabench: importing \S+long.py has taken 0.05 s and goes on; Ctrl-C stops it\n", said)
+
+
+def test_names_are_stable_and_what_was_typed_is_what_repro_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(OWN, tmp_path / "mine.py")
+    assert [name_of("./mine.py:attention"), name_of("mine.py:attention")] == ["mine:attention"] * 2
+    assert typed_as("mine:attention") == "./mine.py:attention"
+    assert name_of("new=mine.py:attention") == "new"
+    assert typed_as("new") == "new=mine.py:attention"
+    assert typed_as("eager") == "eager"
+
+
+def test_a_stranger_s_results_load_nothing(mtabench, tmp_path):
+    """Their names may be a path that is there: it is drawn and compared, and no code runs."""
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    stand_in = {"sdpa-math": "evil:attention", "sdpa-flash": "evil.py:attention", "hopper": "./evil.py:attention"}
+    cells = {case(64, impl=name): ms for ms, name in enumerate(("eager", *stand_in), start=1)}
+    for number, name in enumerate(("base", "head")):
+        samples = {one: rounds(ms, seed=number) for one, ms in cells.items()}
+        path = write_run(tmp_path / f"{name}.csv", samples, name, f"2026-01-0{1 + number}T03:04:05Z")
+        for file in (path, path.with_suffix(".samples.csv")):
+            text = file.read_text()
+            for ours, theirs in stand_in.items():
+                text = text.replace(ours, theirs)
+            file.write_text(text)
+    commands = ["show base.csv", "compare base.csv head.csv", "plot base.csv --out charts --kind time",
+                "report base.csv --out page.html", "export base.csv --out table.md", "dashboard . --out site",
+                "results merge base.csv head.csv --latest --out all.csv"]  # fmt: skip
+    for command in commands:
+        code, out, err = mtabench(*command.split())
+        assert code == 0, (command, out, err)
+    assert not (tmp_path / "ran").exists()
+    code, _, err = mtabench("fwd", "--impl", "evil:attention", "--dry-run")
+    assert code == 2
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_roofline_places_a_cell_of_a_function_that_is_not_loaded():
+    from mtabench.prediction.roofline import standing
+
+    found = standing(case(64, impl="evil:attention", device="cuda"), 1.0, 10.0, 100.0)
+    assert found.executed_flops == found.useful_flops
+
+
+def offer(monkeypatch, tmp_path, value, name="offered"):
+    """Install a package that offers a function by an entry point."""
+    shutil.copy(OWN, tmp_path / "offering.py")
+    folder = tmp_path / "offering-1.2.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: offering\nVersion: 1.2\n")
+    (folder / "entry_points.txt").write_text(f"[mtabench.implementations]\n{name} = {value}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    _user_code.entry_points.cache_clear()
+
+
+@pytest.fixture
+def forgotten():
+    yield
+    _user_code.entry_points.cache_clear()
+
+
+def test_what_a_package_offers_is_listed_and_measured_when_named(mtabench, monkeypatch, tmp_path, forgotten):
+    offer(monkeypatch, tmp_path, "offering:attention")
+    code, out, _ = mtabench("list", "--device", "cpu")
+    assert code == 0
+    assert re.search(r"^offered +of offering 1.2 \(offering:attention\): imported when --impl names it$", out, re.M)
+    assert "offering" not in sys.modules
+    code, out, err = mtabench("fwd", "--impl", "offered", *TINY, "--out", "a.csv")
+    assert code == 0, (out, err)
+    (row,) = csv.DictReader((tmp_path / "a.csv").open())
+    assert (row["impl"], row["status"]) == ("offered", "ok")
+    assert "--impl offered " in row["repro"]
+
+
+@pytest.mark.parametrize(("value", "words"), [
+    ("no_such_module:f", "--impl offered of offering cannot be imported from no_such_module:f: ModuleNotFoundError"),
+    ("offering:nothing", "AttributeError"),
+    ("offering:number", "--impl offered is of type int"),
+])  # fmt: skip
+def test_a_package_that_offers_what_is_not_there(mtabench, monkeypatch, tmp_path, forgotten, value, words):
+    offer(monkeypatch, tmp_path, value)
+    refused(mtabench("fwd", "--impl", "offered", *TINY, "--dry-run"), words)
+
+
+def test_a_package_cannot_take_a_name_of_ours(mtabench, monkeypatch, tmp_path, forgotten):
+    offer(monkeypatch, tmp_path, "no_such_module:f", name="eager")
+    assert "hidden by one of mtabench's own" in mtabench("list", "--device", "cpu")[1]
+    assert mtabench("fwd", "--impl", "eager", *TINY, "--dry-run")[0] == 0
+
+
+def test_from_files_to_rows_chart_and_comparison(mtabench, tmp_path):
+    """Both examples, beside plain attention of ours; the row's own command measures the cell again."""
+    triton, own = "triton_attention:attention", "my_attention:attention"
+    for name in ("triton_attention.py", "my_attention.py"):
+        shutil.copy(EXAMPLES / name, tmp_path)
+    typed = "./triton_attention.py:attention,./my_attention.py:attention,sdpa-math"
+    for name in ("base", "head"):
+        code, out, err = mtabench("fwd", "--impl", typed, *TINY, "--out", f"{name}.csv")
+        assert code == 0, (out, err)
+    rows = {row["impl"]: row for row in csv.DictReader((tmp_path / "base.csv").open())}
+    assert list(rows) == [triton, own, "sdpa-math"]
+    ready = [own] if torch.cuda.is_available() else [triton, own]  # the interpreter, which is no timing
+    for name in ready:
+        assert (rows[name]["status"], rows[name]["op"]) == ("ok", "attention")
+        assert float(rows[name]["rel_error"]) < 1e-5
+        assert rows[name]["executed_tflops"]
+    assert (rows[own]["git_sha"], rows[own]["git_dirty"]) == ("", "")  # of no checkout, whatever mtabench is of
+    code, out, _ = mtabench("plot", "base.csv", "--kind", "time", "--formats", "svg", "--out", "charts")
+    assert code == 0
+    assert own in next((tmp_path / "charts").glob("*.svg")).read_text()
+    code, out, _ = mtabench("compare", "base.csv", "head.csv", "--fail-on", "broken")
+    assert code == 0, out
+    assert out.count(own) == 1
+    words = shlex.split(rows[own]["repro"])
+    assert "--impl ./my_attention.py:attention " in rows[own]["repro"]
+    assert COMMAND.fullmatch(rows[own]["repro"])  # so a report shows it
+    code, out, err = mtabench(*words[1:], "--out", "again.csv", "--no-plot")
+    assert code == 0, (out, err)
+
+
+def test_a_cheat_in_a_sweep_is_a_wrong_row_and_spares_the_others(mtabench, tmp_path):
+    shutil.copy(OWN, tmp_path / "own.py")
+    typed = "own.py:changes_inputs,own.py:attention"
+    code, _, _ = mtabench("fwd", "--impl", typed, *TINY, "--out", "a.csv")
+    assert code == 4
+    rows = {row["impl"]: row for row in csv.DictReader((tmp_path / "a.csv").open())}
+    assert rows["own:changes_inputs"]["reason"] == "it changes its inputs: k"
+    assert rows["own:attention"]["status"] == "ok"
+
+
+@pytest.mark.slow
+def test_a_crash_costs_one_row_with_isolate(mtabench, tmp_path):
+    shutil.copy(OWN, tmp_path / "own.py")
+    code, _, _ = mtabench("fwd", "--impl", "own.py:crashes", *TINY, "--isolate", "--out", "a.csv")
+    assert code == 5
+    (row,) = csv.DictReader((tmp_path / "a.csv").open())
+    assert row["reason"].startswith("its process was ended by SIGSEGV")
+
+
+def test_verify_says_what_is_right_and_what_was_not_checked(mtabench, tmp_path, monkeypatch):
+    small = {"cpu": (CheckedShape(1, 4, 2, 17, 16, 3, 3),)}
+    monkeypatch.setattr(verify, "SHAPES", small)
+    monkeypatch.setattr(verify, "LONG_SHAPES", {**small, "interpreter": small["cpu"]})
+    shutil.copy(OWN, tmp_path / "own.py")
+    code, out, _ = mtabench("verify", "--impl", "own.py:without_gradient", "--device", "cpu")
+    assert code == 0
+    assert out.count("own:without_gradient not checked: own:without_gradient has no backward") == 1
+    code, out, _ = mtabench("verify", "--impl", "own.py:raises", "--device", "cpu")
+    assert code == 4
+    assert "(own_kernels.py, line" not in out
+    assert "(own.py, line" in out
+
+
+def make_project(tmp_path, sleep=0.0):
+    """A repository of another project, whose kernels are in a folder, with a second commit that sleeps."""
+    folder = tmp_path / "project"
+    (folder / "kernels").mkdir(parents=True)
+    (folder / "src/parts").mkdir(parents=True)
+    shutil.copy(OWN, folder / "src/parts/own.py")
+    (folder / "src/parts/__init__.py").touch()
+    git(folder, "init", "--quiet")
+    for wait in (0.0, sleep):
+        (folder / "kernels/mine.py").write_text(
+            "import time\nfrom parts.own import attention as right\n\n\n"
+            f"def attention(q, k, v, *, causal, scale):\n    time.sleep({wait})\n"
+            "    return right(q, k, v, causal=causal, scale=scale)\n"
+        )
+        git(folder, "add", "--all")
+        git(folder, "commit", "--quiet", "--allow-empty", "--message", f"sleeps {wait}")
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_project_s_own_kernels_are_gated_by_real_processes(tmp_path):
+    folder = make_project(tmp_path, sleep=0.05)
+    paths = [str(ROOT), str(ROOT / "kernels")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    words = ["ab", "--base", "HEAD~1", "--pairs", "3", "--threshold", "50%", "--out", str(tmp_path / "out"), "fwd"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mtabench", *words, "--impl", "./mine.py:attention", *TINY[:-1]],
+        cwd=folder / "kernels", env=environment, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 1, done
+    assert "fwd mine:attention fp32 batch 1 heads 2" in next(x for x in done.stdout.splitlines() if "slower" in x)
+    for name, revision in (("base", "HEAD~1"), ("head", "HEAD")):
+        for row in csv.DictReader((tmp_path / f"out/{name}.csv").open()):
+            assert (row["git_sha"], row["git_dirty"]) == (git(folder, "rev-parse", "--short=12", revision), "false")
+    assert len(git(folder, "worktree", "list").splitlines()) == 1
+
+
+AB_REFUSED = {
+    "eager": ["is the checkout of another project: it has no mtabench, so name its kernels, as --impl ./mine.py"],
+    "{outside}:attention": ["would be the same file for both revisions"],
+    "../../outside.py:attention": ["would be the same file for both revisions"],
+    "./new.py:attention": ["has no kernels/new.py in it; choose a later revision"],
+}
+
+
+@pytest.mark.parametrize("typed", AB_REFUSED)
+def test_what_ab_cannot_measure_of_another_project(mtabench, monkeypatch, tmp_path, typed):
+    folder = make_project(tmp_path)
+    shutil.copy(OWN, tmp_path / "outside.py")
+    shutil.copy(OWN, folder / "kernels/new.py")
+    monkeypatch.chdir(folder / "kernels")
+    sweep = ["fwd", "--impl", typed.format(outside=tmp_path / "outside.py"), *TINY[:-1]]
+    code, _, err = mtabench("ab", "--base", "HEAD", "--out", tmp_path / "out", *sweep)
+    assert code == 2
+    for words in AB_REFUSED[typed]:
+        assert words in err
+    assert not (tmp_path / "out").exists()
