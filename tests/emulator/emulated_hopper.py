@@ -19,19 +19,22 @@ class EmulatedMap(ctypes.Structure):
         ("base", ctypes.c_void_p),
         ("extent", ctypes.c_int64 * 4),
         ("stride", ctypes.c_int64 * 4),
-        ("unused", ctypes.c_char * 56),
+        ("box_rows", ctypes.c_int64),
+        ("unused", ctypes.c_char * 48),
     )
+
+
+def tensor_map(x: Tensor, box_rows: int = 64) -> tensor_maps.TensorMap:
+    """As the function of that name, for the emulator."""
+    assert tensor_maps.describable(x) is x
+    strides = [2, *(2 * stride for stride in reversed(tensor_maps.outer_strides(x)))]
+    extent, stride = (ctypes.c_int64 * 4)(*reversed(x.shape)), (ctypes.c_int64 * 4)(*strides)
+    return tensor_maps.TensorMap.from_buffer_copy(EmulatedMap(x.data_ptr(), extent, stride, box_rows))
 
 
 class HopperEmulator(Emulator):
     def program(self, wanted: Source) -> str:
         return (FOLDER / f"{wanted.path.stem}.cpp").read_text()
-
-    def tensor_map(self, x: Tensor) -> tensor_maps.TensorMap:
-        assert tensor_maps.describable(x) is x
-        strides = [2, *(2 * stride for stride in reversed(tensor_maps.outer_strides(x)))]
-        extent, stride = (ctypes.c_int64 * 4)(*reversed(x.shape)), (ctypes.c_int64 * 4)(*strides)
-        return tensor_maps.TensorMap.from_buffer_copy(EmulatedMap(x.data_ptr(), extent, stride))
 
 
 @pytest.fixture
@@ -51,6 +54,6 @@ def emulator(monkeypatch: pytest.MonkeyPatch) -> HopperEmulator:
         monkeypatch.setattr(module, name, {})
     monkeypatch.setattr(forward, "sm_count", lambda device: 3)  # persistent blocks with several work tiles each
     for module in (forward, backward):
-        monkeypatch.setattr(module, "tensor_map", found.tensor_map)
+        monkeypatch.setattr(module, "tensor_map", tensor_map)
     monkeypatch.setattr(backend, "platform_unsupported", lambda device: None)
     return found

@@ -58,9 +58,10 @@ struct Block {
     std::vector<Task> copies;
     uint32_t exchanged[64][32], fragments[64][32][4];
 };
-struct TensorMap {  // a box of 64 numbers of 16 bits by 64 rows
+struct TensorMap {  // a box of 64 numbers of 16 bits by some rows
     const char* base;
     int64_t extent[4], stride[4];  // numbers, and bytes; x is the innermost
+    int64_t box_rows;
 };
 
 Block* block;
@@ -299,6 +300,12 @@ namespace {
 
 uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
+Block& block_of(int size, int rank) {  // of this one's cluster
+    for (const auto& other : running)
+        if (other->index.x == block->index.x / size * size + rank) return *other;
+    fail("a block of the cluster does not run");
+    return *block;
+}
 void copied(uint32_t barrier, int bytes) {
     Barrier& state = block->barriers.at(barrier);
     state.bytes -= bytes;
@@ -312,7 +319,7 @@ void copy_tile(uint32_t destination, const void* of, uint32_t barrier, int x, in
     block->copies.push_back(Task::of([=] {
         const int64_t *extent = map->extent, *stride = map->stride;
         const bool slice_inside = z >= 0 && z < extent[2] && w >= 0 && w < extent[3];
-        for (int row = y; row < y + 64; row++) {
+        for (int row = y; row < y + map->box_rows; row++) {
             const bool inside = slice_inside && row >= 0 && row < extent[1];
             const char* source = map->base + row * stride[1] + z * stride[2] + w * stride[3];
             for (int column = x; column < x + 64; column++) {
@@ -321,7 +328,7 @@ void copy_tile(uint32_t destination, const void* of, uint32_t barrier, int x, in
                 std::memcpy(shared_at(swizzled(destination + (row - y) * 128 + (column - x) * 2), 2), &number, 2);
             }
         }
-        copied(barrier, 64 * 128);
+        copied(barrier, map->box_rows * 128);
     }));
     progress++;
 }
@@ -335,16 +342,24 @@ void copy_bytes(uint32_t destination, const void* source, int bytes, uint32_t ba
 void send(int size, int rank, uint32_t address, const void* pair, uint32_t barrier) {
     uint64_t bits;
     std::memcpy(&bits, pair, 8);
-    for (const auto& other : running) {
-        if (other->index.x != block->index.x / size * size + rank) continue;
-        other->copies.push_back(Task::of([=] {
-            std::memcpy(shared_at(address, 8), &bits, 8);
-            copied(barrier, 8);
-        }));
-        progress++;
-        return;
-    }
-    fail("a block of the cluster does not run");
+    block_of(size, rank).copies.push_back(Task::of([=] {
+        std::memcpy(shared_at(address, 8), &bits, 8);
+        copied(barrier, 8);
+    }));
+    progress++;
+}
+char* shared_at(uint32_t address, int bytes, int size, int rank) {
+    Block* const own = block;
+    block = &block_of(size, rank);
+    char* const found = shared_at(address, bytes);
+    block = own;
+    return found;
+}
+void barrier_arrive(uint32_t barrier, int size, int rank) {
+    Block* const own = block;
+    block = &block_of(size, rank);
+    barrier_arrive(barrier);
+    block = own;
 }
 
 namespace {

@@ -40,10 +40,3 @@ DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"
 template <int Pending> DEVICE void copies_wait() {  // until at most so many groups of this thread are under way
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
-
-// As `load_matrices`, of the transposed matrices: two numbers of column lane / 4.
-DEVICE void load_matrices_transposed(uint32_t (&matrices)[4], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
-                 : "r"(address) : "memory");
-}

@@ -76,6 +76,12 @@ DEVICE void load_matrices(uint32_t (&matrices)[4], uint32_t address) {
                  : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
                  : "r"(address) : "memory");
 }
+// The same of the transposed matrices: two numbers of column lane / 4.
+DEVICE void load_matrices_transposed(uint32_t (&matrices)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+                 : "r"(address) : "memory");
+}
 
 // sums [16 x 8] += a [16 x 16] b [16 x 8], by the threads of a warp. Thread t holds, two numbers from 2 (t % 4) on:
 //   sums  of row t / 4 in 0, 1 and of row t / 4 + 8 in 2, 3

@@ -39,19 +39,19 @@ def describable(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def tensor_map(x: Tensor) -> TensorMap:
-    """The copy engine's description of `x [B, H, N, D]`, 16-bit, in boxes of 64 rows of 64 numbers, 128-byte swizzle.
+def tensor_map(x: Tensor, box_rows: int = 64) -> TensorMap:
+    """The copy engine's description of `x [B, H, N, D]`, 16-bit, in boxes of rows of 64 numbers, 128-byte swizzle.
 
     The last dimension must be contiguous, and the start and the other strides multiples of 16 bytes. Remembered.
     """
-    key = (x.data_ptr(), x.dtype, x.shape, x.stride())
+    key = (x.data_ptr(), x.dtype, x.shape, x.stride(), box_rows)
     found = _tensor_maps.get(key)
     if found is None:
-        found = keep(_tensor_maps, key, _encode(x), MAX_TENSOR_MAPS)
+        found = keep(_tensor_maps, key, _encode(x, box_rows), MAX_TENSOR_MAPS)
     return found
 
 
-def _encode(x: Tensor) -> TensorMap:
+def _encode(x: Tensor, box_rows: int) -> TensorMap:
     from cuda.bindings import driver
 
     kinds = driver.CUtensorMapDataType
@@ -65,7 +65,7 @@ def _encode(x: Tensor) -> TensorMap:
             x.data_ptr(),
             [driver.cuuint64_t(n) for n in (columns, rows, heads, batch)],
             [driver.cuuint64_t(n * x.element_size()) for n in reversed(outer_strides(x))],
-            [driver.cuuint32_t(n) for n in (64, 64, 1, 1)],
+            [driver.cuuint32_t(n) for n in (64, box_rows, 1, 1)],
             [driver.cuuint32_t(1)] * 4,
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
