@@ -19,17 +19,18 @@ class EmulatedMap(ctypes.Structure):
         ("base", ctypes.c_void_p),
         ("extent", ctypes.c_int64 * 4),
         ("stride", ctypes.c_int64 * 4),
-        ("box_rows", ctypes.c_int64),
-        ("unused", ctypes.c_char * 48),
+        ("box", ctypes.c_int * 4),
+        ("unused", ctypes.c_char * 40),
     )
 
 
-def tensor_map(x: Tensor, box_rows: int = 64) -> tensor_maps.TensorMap:
+def tensor_map(x: Tensor, box: tuple[int, int, int, int] = (1, 1, 64, 64)) -> tensor_maps.TensorMap:
     """As the function of that name, for the emulator."""
     assert tensor_maps.describable(x) is x
     strides = [2, *(2 * stride for stride in reversed(tensor_maps.outer_strides(x)))]
     extent, stride = (ctypes.c_int64 * 4)(*reversed(x.shape)), (ctypes.c_int64 * 4)(*strides)
-    return tensor_maps.TensorMap.from_buffer_copy(EmulatedMap(x.data_ptr(), extent, stride, box_rows))
+    sizes = (ctypes.c_int * 4)(*reversed(box))
+    return tensor_maps.TensorMap.from_buffer_copy(EmulatedMap(x.data_ptr(), extent, stride, sizes))
 
 
 class HopperEmulator(Emulator):

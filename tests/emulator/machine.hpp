@@ -75,6 +75,7 @@ void meet_cluster(int size);
 char* shared_at(uint32_t address, int bytes, int size, int rank);
 void barrier_arrive(uint32_t barrier, int size, int rank);
 void send(int size, int rank, uint32_t address, const void* pair, uint32_t barrier);  // 8 bytes to another's memory
+void copy_to_block(int size, int rank, uint32_t destination, uint32_t source, int bytes, uint32_t barrier);
 
 // A product of a warpgroup, as one of its threads issues it: `accumulators` numbers of its two rows and of some columns of b.
 struct Product {

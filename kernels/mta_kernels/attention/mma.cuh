@@ -24,11 +24,6 @@ DEVICE int block_index() {
     return index;
 }
 
-DEVICE uint32_t shared_memory() {
-    extern __shared__ __align__(128) char bytes[];
-    return (uint32_t)__cvta_generic_to_shared(bytes);
-}
-
 // Asynchronous copies (cp.async): a thread issues some, commits them as a group, and waits for its groups in order.
 
 // 16 bytes from global to shared memory, both at multiples of 16 bytes; zeros, and nothing is read, if not `inside`.

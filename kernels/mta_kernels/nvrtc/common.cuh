@@ -51,6 +51,10 @@ DEVICE float exp2_fast(float x) {
     return y;
 }
 
+DEVICE uint32_t shared_memory() {  // a block's, at a multiple of what the copy engine's swizzles want
+    extern __shared__ __align__(1024) char bytes[];
+    return (uint32_t)__cvta_generic_to_shared(bytes);
+}
 DEVICE void store_shared(uint32_t address, uint32_t value) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }

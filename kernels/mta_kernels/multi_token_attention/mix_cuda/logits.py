@@ -12,22 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.hopper import source as hopper
-from mta_kernels.conv_attention.hopper.source import Product, wgmma_header
+from mta_kernels.conv_attention.fastpath.memory import keep
+from mta_kernels.conv_attention.hopper.source import Product
 from mta_kernels.conv_attention.hopper.tensor_maps import has_describable_strides, tensor_map
-from mta_kernels.gpu_limits import capability, sm_count
-from mta_kernels.multi_token_attention.rows_cuda import plan as rows_plan
+from mta_kernels.gpu_limits import sm_count
+from mta_kernels.multi_token_attention.mix_cuda.shapes import headers, shape_unsupported
 from mta_kernels.multi_token_attention.rows_cuda.rows import Matrix
 from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import Source, headers_in, machine_code, missing_package
+from mta_kernels.nvrtc.compiler import Source, machine_code
 from mta_kernels.nvrtc.structures import fields
 
 FOLDER = Path(__file__).parent
-HEADERS = ("logits_instructions.cuh", "logits_layout.cuh", "logits_scores.cuh", "logits_mix.cuh")
+HEADERS = ("logits_layout.cuh", "logits_scores.cuh", "logits_mix.cuh")
 TILE_ROWS, BLOCK_KEYS, STEP_KEYS = 64, 64, 32  # as in logits_layout.cuh
 THREADS, FINISH_THREADS = 32 * 16, 256
-MOST_HEADS = 16
 LEAST_BLOCKS = 2  # of 64 keys, that a cluster has to do
+MAX_LAUNCHES = 1024
+_launches: dict[tuple, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,18 @@ class LogitConstants:
     def source(self) -> Source:
         constants = {
             "HEADS": self.heads, "HEAD_DIM": self.head_dim, "CLUSTER": self.cluster,
-            "BUFFERS": self.buffers, "BYTES": self.shared_memory, "FINISH_THREADS": FINISH_THREADS,
+            "BUFFERS": self.buffers, "BULK": 1, "BYTES": self.shared_memory, "FINISH_THREADS": FINISH_THREADS,
         }  # fmt: skip
-        headers = headers_in(FOLDER, HEADERS) | headers_in(hopper.FOLDER, ("device.cuh",))
-        headers |= headers_in(rows_plan.FOLDER, ("matrix.cuh",)) | headers_in(rows_plan.INSTRUCTIONS, ("elements.cuh",))
-        headers["wgmma.cuh"] = wgmma_header([Product(STEP_KEYS, "Bfloat16", "fragments")])
-        return Source(FOLDER / "logits.cu", "sm_90a", constants, headers)
+        found = headers([Product(STEP_KEYS, "Bfloat16", "fragments")], *HEADERS)
+        return Source(FOLDER / "logits.cu", "sm_90a", constants, found)
+
+
+@functools.cache
+def constants_for(heads: int, head_dim: int) -> LogitConstants:
+    """Raises ValueError where `shape_unsupported` has a reason."""
+    if reason := shape_unsupported(torch.bfloat16, heads, head_dim):
+        raise ValueError(reason)
+    return LogitConstants(heads, head_dim)
 
 
 class Arguments(ctypes.Structure):
@@ -78,23 +85,29 @@ class Arguments(ctypes.Structure):
     )  # fmt: skip
 
 
-def logits_unsupported(device: torch.device | str, dtype: torch.dtype, heads: int, head_dim: int) -> str | None:
-    """Why `keep_logits` cannot take heads like these on a device, or None if it can."""
-    device = torch.device(device)
-    if device.type != "cuda" or capability(device)[0] != 9:
-        return f"the kernel of kept logits needs a Hopper GPU, which {device} is not"
-    return missing_package() or shape_unsupported(dtype, heads, head_dim)
+@dataclass(frozen=True)
+class Deal:
+    """How the blocks of 64 keys of all tiles of rows are dealt out to clusters: numbers of logits_layout.cuh."""
+
+    units: int
+    most_blocks: int
+    workers: int
+    most_parts: int  # pieces of a row
 
 
-def shape_unsupported(dtype: torch.dtype, heads: int, head_dim: int) -> str | None:
-    """Why no Hopper GPU could, or None."""
-    if dtype != torch.bfloat16:
-        return f"dtype {dtype} is not bfloat16"
-    if heads > MOST_HEADS:
-        return f"{heads} heads are more than {MOST_HEADS}"
-    if head_dim % 16 or head_dim > 128:
-        return f"head_dim {head_dim} is not a multiple of 16 up to 128"
-    return None
+@functools.lru_cache(256)
+def dealt_out(
+    batch: int, rows: int, first_position: int, keys: int, pitch: int, causal: bool, workers: int
+) -> Deal:  # fmt: skip
+    """Evenly to `workers` clusters, or fewer where there is little to do."""
+    most_blocks = pitch // BLOCK_KEYS if causal else -(-keys // BLOCK_KEYS)
+    blocks = [most_blocks] * -(-rows // TILE_ROWS)
+    if causal:
+        seen = (first_position + TILE_ROWS - 1) // BLOCK_KEYS + 1
+        blocks = [min(seen + tile, most_blocks) for tile in range(len(blocks))]
+    units = batch * sum(blocks)
+    workers = max(1, min(workers, units // LEAST_BLOCKS))
+    return Deal(units, most_blocks, workers, max(blocks) // (units // workers) + 2)
 
 
 def keep_logits(
@@ -110,39 +123,45 @@ def keep_logits(
     contiguous) gets 1 over the row's sum of these, and `logsumexp_out [B, H, R]` (float32, any strides) its natural
     logsumexp. A row that sees nothing has zeros and minus infinity. `pre_mix [H, H]` (out, in) is float32 or bfloat16,
     or None; `workers` overrides how many clusters share the work.
-    Raises ValueError for layouts other than these; see `logits_unsupported` for what else is wanted.
+    Raises ValueError for layouts other than these, and where `shape_unsupported` has a reason.
     """
     batch, heads, rows, pitch = kept.shape
-    _check(q, k, kept, scales, keys)
     if not rows * batch:
         return
-    device, constants = q.device, LogitConstants(heads, q.shape[3])
+    constants = constants_for(heads, q.shape[3])
     first_position = k.shape[2] - q.shape[2] + first_row
-    most_blocks = pitch // BLOCK_KEYS if causal else -(-keys // BLOCK_KEYS)
-    blocks = [most_blocks] * -(-rows // TILE_ROWS)
-    if causal:
-        seen = (first_position + TILE_ROWS - 1) // BLOCK_KEYS + 1
-        blocks = [min(seen + tile, most_blocks) for tile in range(len(blocks))]
-    units = batch * sum(blocks)
-    workers = workers or sm_count(device) // constants.cluster
-    workers = max(1, min(workers, units // LEAST_BLOCKS))
-    parts = max(blocks) // (units // workers) + 2  # pieces of a row, at most
-    scratch = torch.empty(parts * scales.numel(), 2, dtype=torch.float32, device=device)
-    arguments = Arguments(
-        pre=Matrix.of(pre_mix), kept=kept.data_ptr(), parts=scratch.data_ptr(), scales=scales.data_ptr(),
-        logsumexp=logsumexp_out.data_ptr(), sums_batch=logsumexp_out.stride(0), sums_head=logsumexp_out.stride(1),
-        sums_row=logsumexp_out.stride(2), pitch=pitch, units=units, scale=scale, batch=batch, rows=rows,
-        first_row=first_row, first_position=first_position, keys=keys, causal=causal, group=heads // k.shape[1],
-        most_blocks=most_blocks, workers=workers, most_parts=parts,
+    workers = workers or sm_count(q.device) // constants.cluster
+    deal = dealt_out(batch, rows, first_position, keys, pitch, causal, workers)
+    parts = torch.empty(deal.most_parts * 2 * scales.numel(), dtype=torch.float32, device=q.device)
+    key = (
+        q.data_ptr(), q.shape, q.stride(), k.data_ptr(), k.shape, k.stride(),
+        None if pre_mix is None else (pre_mix.data_ptr(), pre_mix.stride(), pre_mix.dtype),
+        kept.data_ptr(), kept.shape, scales.data_ptr(), logsumexp_out.data_ptr(), logsumexp_out.stride(),
+        parts.data_ptr(), scale, first_row, keys, causal, deal, q.device,
     )  # fmt: skip
-    maps = [tensor_map(x, STEP_KEYS) for x in (q, k)]
-    mix, finish = kernels(constants, device)
-    driver.LaunchSequence(
-        driver.Launch(
-            mix, (workers * constants.cluster, 1), THREADS, constants.shared_memory, device.index, *maps, arguments
-        ),
-        driver.Launch(finish, (-(-scales.numel() // FINISH_THREADS), 1), FINISH_THREADS, 0, device.index, arguments),
-    )()
+    launch = _launches.get(key)
+    if launch is None:
+        _check(q, k, kept, scales, keys)
+        arguments = Arguments(
+            pre=Matrix.of(pre_mix), kept=kept.data_ptr(), parts=parts.data_ptr(), scales=scales.data_ptr(),
+            logsumexp=logsumexp_out.data_ptr(), sums_batch=logsumexp_out.stride(0), sums_head=logsumexp_out.stride(1),
+            sums_row=logsumexp_out.stride(2), pitch=pitch, scale=scale, batch=batch, rows=rows, first_row=first_row,
+            first_position=first_position, keys=keys, causal=causal, group=heads // k.shape[1], units=deal.units,
+            most_blocks=deal.most_blocks, workers=deal.workers, most_parts=deal.most_parts,
+        )  # fmt: skip
+        launch = keep(_launches, key, _launch(constants, q, k, scales, arguments), MAX_LAUNCHES)
+    launch()
+
+
+def _launch(constants: LogitConstants, q: Tensor, k: Tensor, scales: Tensor, arguments: Arguments) -> Any:
+    """Both kernels laid out for the driver."""
+    maps = [tensor_map(x, (1, 1, STEP_KEYS, 64)) for x in (q, k)]
+    mix, finish = kernels(constants, q.device)
+    blocks, shared, index = arguments.workers * constants.cluster, constants.shared_memory, q.device.index
+    return driver.LaunchSequence(
+        driver.Launch(mix, (blocks, 1), THREADS, shared, index, *maps, arguments),
+        driver.Launch(finish, (-(-scales.numel() // FINISH_THREADS), 1), FINISH_THREADS, 0, index, arguments),
+    )
 
 
 def _check(q: Tensor, k: Tensor, kept: Tensor, scales: Tensor, keys: int) -> None:

@@ -3,7 +3,7 @@
 // Constants come from the compiler's command line: HEADS up to 16, HEAD_DIM a multiple of 16, CLUSTER blocks that share a
 // tile, each with its part of the heads' queries, BUFFERS of scores.
 #pragma once
-#include <logits_instructions.cuh>
+#include <mix_instructions.cuh>
 #include <matrix.cuh>
 
 using Element = Bfloat16;

@@ -218,7 +218,7 @@ struct MixWarp {
     DEVICE void wait(int count) const {
         const uint32_t barrier = block.full(count % BUFFERS, warp * MIX_ROWS / 16);
 #if CLUSTER > 1
-        wait_for_cluster(barrier, count / BUFFERS & 1);
+        barrier_wait_cluster(barrier, count / BUFFERS & 1);
 #else
         barrier_wait(barrier, count / BUFFERS & 1);
 #endif
@@ -227,7 +227,7 @@ struct MixWarp {
         __syncwarp();
         const int rows_of = block.rank * ROW_GROUPS + warp * MIX_ROWS / 16;
 #if CLUSTER > 1
-        if (lane < CLUSTER) arrive_in_block(lane, block.empty(count % BUFFERS, rows_of));
+        if (lane < CLUSTER) release_in_block(lane, block.empty(count % BUFFERS, rows_of));
 #else
         if (lane == 0) barrier_arrive(block.empty(count % BUFFERS, rows_of));
 #endif

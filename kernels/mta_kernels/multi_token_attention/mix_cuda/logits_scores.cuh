@@ -107,7 +107,7 @@ struct ScoreWarp {
     }
     DEVICE void wait_until_empty(int buffer, int parity) const {
 #if CLUSTER > 1
-        wait_for_cluster(block.empty(buffer, warp), parity);
+        barrier_wait_cluster(block.empty(buffer, warp), parity);
 #else
         barrier_wait(block.empty(buffer, warp), parity);
 #endif
@@ -116,7 +116,7 @@ struct ScoreWarp {
         __syncwarp();
         if (lane != 0) return;
 #if CLUSTER > 1
-        arrive_in_block(mixer(), block.full(buffer, warp % ROW_GROUPS));
+        release_in_block(mixer(), block.full(buffer, warp % ROW_GROUPS));
 #else
         barrier_arrive(block.full(buffer, warp));
 #endif

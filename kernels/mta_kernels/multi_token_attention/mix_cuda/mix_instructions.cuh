@@ -1,0 +1,37 @@
+// Instructions that the kernels here need beside those of the row kernels and of Hopper's: stores, copies and arrivals from one
+// block of a cluster to another. Tests run the kernels on a CPU with a twin, tests/emulator/mix_instructions.cuh. Names of
+// instructions follow the PTX ISA, 8.5.
+#pragma once
+#include <rows_instructions.cuh>
+#include <device.cuh>
+#include <wgmma.cuh>
+
+// To memory at a multiple of 16 bytes: the compiler would make four stores of one.
+DEVICE void store_memory(void* at, uint4 x) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
+// Shared memory and mbarriers of block `rank` of the cluster, at the same address as in this block.
+
+DEVICE uint32_t in_block(int rank, uint32_t address) {
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+DEVICE void store_in_block(int rank, uint32_t address, uint4 x) {
+    asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(in_block(rank, address)), "r"(x.x), "r"(x.y),
+                 "r"(x.z), "r"(x.w) : "memory");
+}
+// An arrival, by a thread that has written nothing for those who wait there: it takes no fence of all memory.
+DEVICE void arrive_in_block(int rank, uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(in_block(rank, barrier)) : "memory");
+}
+// An arrival after stores: they are seen by those who wait there with `barrier_wait_cluster`.
+DEVICE void release_in_block(int rank, uint32_t barrier) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(in_block(rank, barrier)) : "memory");
+}
+// Bytes of this block's shared memory, in units of 16, counted by a barrier of that block.
+DEVICE void copy_to_block(int rank, uint32_t destination, uint32_t source, int bytes, uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     in_block(rank, destination)), "r"(source), "r"(bytes), "r"(in_block(rank, barrier)) : "memory");
+}
