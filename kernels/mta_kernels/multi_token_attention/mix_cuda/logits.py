@@ -55,7 +55,7 @@ class LogitConstants:
         planes = 16 * (rows * STEP_KEYS * 2 + 16)
         stages = 2 * -(-self.heads // (2 * self.cluster))
         barriers = 2 * stages + self.buffers * (rows // 16 + 4)
-        return stages * slabs * STEP_KEYS * 128 + self.buffers * planes + rows * (64 + 256) + barriers * 8
+        return stages * slabs * STEP_KEYS * 128 + self.buffers * planes + rows * 128 + barriers * 8
 
     @property
     def source(self) -> Source:

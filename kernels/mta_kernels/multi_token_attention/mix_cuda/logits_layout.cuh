@@ -26,8 +26,8 @@ constexpr int PLANE = BLOCK_ROWS * STEP_KEYS * 2 + 16, PLANES = 16 * PLANE;
 constexpr int STAGES_AT = 0;
 constexpr int PLANES_AT = STAGES_AT + SCORE_GROUPS * OWN_HEADS * STAGE;
 constexpr int REFERENCES_AT = PLANES_AT + BUFFERS * PLANES;  // [BLOCK_ROWS, 8] pairs: heads h and h + 8
-constexpr int SUMS_AT = REFERENCES_AT + BLOCK_ROWS * 64;         // [BLOCK_ROWS, 32] pairs: of a lane's keys
-constexpr int COME_AT = SUMS_AT + BLOCK_ROWS * 256;              // [SCORE_GROUPS, OWN_HEADS]: a stage is full
+constexpr int SUMS_AT = REFERENCES_AT + BLOCK_ROWS * 64;  // the same of sums
+constexpr int COME_AT = SUMS_AT + BLOCK_ROWS * 64;              // [SCORE_GROUPS, OWN_HEADS]: a stage is full
 constexpr int USED_AT = COME_AT + SCORE_GROUPS * OWN_HEADS * 8;  // [SCORE_GROUPS, OWN_HEADS]: it may be filled
 constexpr int FULL_AT = USED_AT + SCORE_GROUPS * OWN_HEADS * 8;  // [BUFFERS, ROW_GROUPS]: scores have come
 constexpr int EMPTY_AT = FULL_AT + BUFFERS * ROW_GROUPS * 8;               // [BUFFERS, 4]: they may come

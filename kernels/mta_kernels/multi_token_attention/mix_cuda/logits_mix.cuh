@@ -10,6 +10,8 @@ constexpr float MOST = 1e18f, RAISE = 40;
 
 // A row's logits as a lane has them, see `mix_row`.
 using Logits = float[4][4];
+using Pairs = uint32_t[2][4];  // of these: left sides of products, pairs 2 i + head of either half of the keys
+constexpr uint32_t TWO_ONES = 0x3F803F80;  // in bfloat16
 
 struct MixWarp {
     const Arguments& args;
@@ -18,7 +20,7 @@ struct MixWarp {
     uint32_t weights[4];      // pre, rounded: the left side of the products
     uint32_t matrix_at;       // the row of an 8 x 8 matrix that this lane names, in a buffer
     uint32_t references_at;   // of the warp's first row, this lane's heads: lane / 4 and 8 further
-    uint32_t sums_at;         // the same of its sums, which are of the lane's keys alone
+    uint32_t sums_at;         // the same of its sums
     // Of a piece:
     int rows;                 // of the warp's rows, those that are there
     int position;             // of the first
@@ -35,7 +37,7 @@ struct MixWarp {
         }
         matrix_at = (lane / 8 % 2 * 8 + lane % 8) * PLANE + lane / 16 * 16 + warp * MIX_ROWS * STEP_KEYS * 2;
         references_at = block.shared + REFERENCES_AT + warp * MIX_ROWS * 64 + lane / 4 * 8;
-        sums_at = block.shared + SUMS_AT + warp * MIX_ROWS * 256 + lane * 8;
+        sums_at = references_at + SUMS_AT - REFERENCES_AT;
     }
 
     DEVICE int first_row() const { return block.rank * BLOCK_ROWS + warp * MIX_ROWS; }  // of the tile
@@ -45,7 +47,7 @@ struct MixWarp {
         rows = max(0, min(MIX_ROWS, args.rows - row)), position = args.first_position + row;
         first_key = piece.first * BLOCK_KEYS;
         kept = args.kept + (((int64_t)piece.sequence * HEADS + lane / 4) * args.rows + row) * args.pitch + lane % 4 * 8;
-        for (int i = 0; i < MIX_ROWS; i++) store_shared(sums_at + i * 256, float2{0, 0});
+        for (int i = 0; i < MIX_ROWS; i++) store_shared(sums_at + i * 64, float2{0, 0});
     }
     DEVICE int last_seen(int row) const { return args.causal ? min(position + row, args.keys - 1) : args.keys - 1; }
 
@@ -86,32 +88,25 @@ struct MixWarp {
         return {found[0], found[1]};
     }
 
-    // x becomes the exponentials over the reference; their sums.
-    DEVICE float2 exponentials(Logits& x, float2 reference) const {
+    // The exponentials over the reference, rounded, and the sums of these over the keys of four lanes, as the product with a
+    // matrix of ones: probabilities of sums of other numbers would not add up to one.
+    DEVICE float2 exponentials(Pairs& pairs, const Logits& x, float2 reference) const {
+        float e[16], sums[4] = {};
 #pragma unroll
         for (int i = 0; i < 16; i++)
-            x[i / 4][i % 4] = exp2_fast(fmaf(x[i / 4][i % 4], LOG2_E, i % 4 < 2 ? -reference.x : -reference.y));
-        float sums[2];
+            e[i] = exp2_fast(fmaf(x[i / 4][i % 4], LOG2_E, i % 4 < 2 ? -reference.x : -reference.y));
 #pragma unroll
-        for (int head = 0; head < 2; head++) {
-            float halves[2];
+        for (int i = 0; i < 8; i++) pairs[i / 4][i % 4] = pack<Element>(e[2 * i], e[2 * i + 1]);
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                halves[i] = x[2 * i][2 * head] + x[2 * i][2 * head + 1] + (x[2 * i + 1][2 * head] + x[2 * i + 1][2 * head + 1]);
-            sums[head] = halves[0] + halves[1];
-        }
-        return {sums[0], sums[1]};
+        for (int half = 0; half < 2; half++) multiply<Element>(sums, pairs[half], TWO_ONES, TWO_ONES);
+        return {sums[0], sums[2]};
     }
-    DEVICE void store(const Logits& x, uint16_t* at, bool first, bool second) const {  // at: see `kept`
+    DEVICE void store(const Pairs& pairs, uint16_t* at, bool first, bool second) const {  // at: see `kept`
 #pragma unroll
-        for (int head = 0; head < 2; head++) {
-            if (lane / 4 + head * 8 < HEADS && (head ? second : first)) {
-                uint32_t pairs[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) pairs[i] = pack<Element>(x[i][2 * head], x[i][2 * head + 1]);
-                store_memory(head ? at + 8 * args.rows * args.pitch : at, {pairs[0], pairs[1], pairs[2], pairs[3]});
-            }
-        }
+        for (int head = 0; head < 2; head++)
+            if (lane / 4 + head * 8 < HEADS && (head ? second : first))
+                store_memory(head ? at + 8 * args.rows * args.pitch : at,
+                             {pairs[0][head], pairs[0][2 + head], pairs[1][head], pairs[1][2 + head]});
     }
 
     // Each row's reference is the greatest logit of its first keys.
@@ -141,22 +136,21 @@ struct MixWarp {
                 const int row = pair + i;
                 mix_row(x[1 - i], planes, i == 0 ? row + 1 : min(row + 1, MIX_ROWS - 1));
                 if (Masked) hide(x[i], key, row);
-                const float2 sums = load_shared_pair(sums_at + row * 256);
-                const float2 more = exponentials(x[i], load_shared_pair(references_at + row * 64));
-                if (row < rows) store(x[i], at, true, true);
+                const float2 sums = load_shared_pair(sums_at + row * 64);
+                Pairs pairs;
+                const float2 more = exponentials(pairs, x[i], load_shared_pair(references_at + row * 64));
+                if (row < rows) store(pairs, at, true, true);
                 at += args.pitch;
                 const float2 now = {sums.x + more.x, sums.y + more.y};
                 const bool grows[2] = {now.x > MOST, now.y > MOST};
-                store_shared(sums_at + row * 256, float2{grows[0] ? sums.x : now.x, grows[1] ? sums.y : now.y});
+                store_shared(sums_at + row * 64, float2{grows[0] ? sums.x : now.x, grows[1] ? sums.y : now.y});
                 too_large |= (grows[0] + 2 * grows[1]) << (2 * row);
             }
         if (__any_sync(~0u, too_large != 0)) raise(planes, key, too_large);
     }
 
-    // The same step again for heads whose sums are too large in some lane, over raised references.
-    DEVICE void raise(uint32_t planes, int key, uint32_t mine) const {
-        uint32_t raised = mine;  // of all lanes of a head
-        for (int other = 1; other < 4; other *= 2) raised |= __shfl_xor_sync(~0u, raised, other);
+    // The same step again for rows and heads whose sums are too large, over raised references.
+    DEVICE void raise(uint32_t planes, int key, uint32_t raised) const {
 #pragma unroll 1
         for (int row = 0; row < rows; row++) {
             const bool first = raised >> (2 * row) & 1, second = raised >> (2 * row + 1) & 1;
@@ -164,20 +158,20 @@ struct MixWarp {
             float x[4][4];
             mix_row(x, planes, row);
             hide(x, key, row);
-            const float2 found = greatest(x), before = load_shared_pair(references_at + row * 64);
+            const float2 before = load_shared_pair(references_at + row * 64), sums = load_shared_pair(sums_at + row * 64);
+            const float2 found = greatest(x);
             const float2 now = {first ? fmaxf(found.x, before.x + RAISE) : before.x,
                                 second ? fmaxf(found.y, before.y + RAISE) : before.y};
             const float factors[2] = {first ? exp2_fast(before.x - now.x) : 1, second ? exp2_fast(before.y - now.y) : 1};
             if (first) scale_kept(row, 0, key, factors[0]);
             if (second) scale_kept(row, 1, key, factors[1]);
-            const float2 more = exponentials(x, now);
-            store(x, kept + row * args.pitch + key, first, second);
-            __syncwarp();
-            if (lane % 4 == 0) store_shared(references_at + row * 64, now);
-            __syncwarp();
-            const float2 sums = load_shared_pair(sums_at + row * 256);
-            store_shared(sums_at + row * 256, float2{sums.x * factors[0] + (mine >> (2 * row) & 1 ? more.x : 0),
-                                                     sums.y * factors[1] + (mine >> (2 * row + 1) & 1 ? more.y : 0)});
+            Pairs pairs;
+            const float2 more = exponentials(pairs, x, now);
+            store(pairs, kept + row * args.pitch + key, first, second);
+            __syncwarp();  // four lanes store the same
+            store_shared(references_at + row * 64, now);
+            store_shared(sums_at + row * 64, float2{sums.x * factors[0] + (first ? more.x : 0),
+                                                    sums.y * factors[1] + (second ? more.y : 0)});
         }
     }
     // What this lane stored of a row and head in this piece.
@@ -202,17 +196,12 @@ struct MixWarp {
         float2* parts = args.parts + (first * HEADS + lane / 4) * args.rows + piece.tile * TILE_ROWS + first_row();
 #pragma unroll 1
         for (int row = 0; row < rows; row++) {
-            float2 sums = load_shared_pair(sums_at + row * 256);
-#pragma unroll
-            for (int other = 1; other < 4; other *= 2) {
-                sums.x += __shfl_xor_sync(~0u, sums.x, other);
-                sums.y += __shfl_xor_sync(~0u, sums.y, other);
-            }
             if (lane % 4 != 0) continue;
-            const float2 reference = load_shared_pair(references_at + row * 64);
+            const float2 sums = load_shared_pair(sums_at + row * 64), reference = load_shared_pair(references_at + row * 64);
             if (lane / 4 < HEADS) parts[row] = {reference.x, sums.x};
             if (lane / 4 + 8 < HEADS) parts[row + 8 * args.rows] = {reference.y, sums.y};
         }
+        __syncwarp();  // the next piece begins with other sums
     }
 
     DEVICE void wait(int count) const {
