@@ -345,23 +345,22 @@ Block* in_cluster(int size, int rank) {
     fail("a block of the cluster does not run");
     return block;
 }
-template <class Function> auto done_in(Block* other, const Function& function) {
+template <class Function> void done_in(Block* other, const Function& function) {
     Block* const own = std::exchange(block, other);
-    struct Return {
-        Block* to;
-        ~Return() { block = to; }
-    } back{own};
-    return function();
+    function();
+    block = own;
 }
 
 }  // namespace
 
-void send(int size, int rank, uint32_t address, const void* pair, uint32_t barrier) {
-    uint64_t bits;
-    std::memcpy(&bits, pair, 8);
+void send(int size, int rank, uint32_t address, const void* from, int bytes, uint32_t barrier) {
+    struct {
+        char bytes[16];
+    } sent;
+    std::memcpy(&sent, from, bytes);
     in_cluster(size, rank)->copies.push_back(Task::of([=] {
-        std::memcpy(shared_at(address, 8), &bits, 8);
-        copied(barrier, 8);
+        std::memcpy(shared_at(address, bytes), &sent, bytes);
+        copied(barrier, bytes);
     }));
     progress++;
 }
@@ -376,11 +375,11 @@ void copy_to_block(int size, int rank, uint32_t destination, uint32_t source, in
     }));
     progress++;
 }
-char* shared_at(uint32_t address, int bytes, int size, int rank) {
-    return done_in(in_cluster(size, rank), [=] { return shared_at(address, bytes); });
-}
 void barrier_arrive(uint32_t barrier, int size, int rank) {
     done_in(in_cluster(size, rank), [=] { barrier_arrive(barrier); });
+}
+void barrier_expect(uint32_t barrier, int bytes, int size, int rank) {
+    done_in(in_cluster(size, rank), [=] { barrier_expect(barrier, bytes); });
 }
 
 namespace {

@@ -56,6 +56,6 @@ inline void stores_wait() { emulator::complete(0); }
 
 inline void cluster_barrier() { emulator::meet_cluster(CLUSTER); }
 inline void send(int rank, uint32_t address, float2 pair, uint32_t barrier) {
-    emulator::send(CLUSTER, rank, address, &pair, barrier);
+    emulator::send(CLUSTER, rank, address, &pair, 8, barrier);
 }
 inline void barrier_wait_cluster(uint32_t barrier, int parity) { barrier_wait(barrier, parity); }

@@ -216,7 +216,7 @@ struct MixWarp {
         __syncwarp();
         const int rows_of = block.rank * ROW_GROUPS + warp * MIX_ROWS / 16;
 #if CLUSTER > 1
-        if (lane < CLUSTER) release_in_block(lane, block.empty(count % BUFFERS, rows_of));
+        if (lane < CLUSTER) arrive_in_block(lane, block.empty(count % BUFFERS, rows_of));
 #else
         if (lane == 0) barrier_arrive(block.empty(count % BUFFERS, rows_of));
 #endif

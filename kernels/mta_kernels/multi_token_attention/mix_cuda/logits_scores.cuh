@@ -99,26 +99,26 @@ struct ScoreWarp {
                 pairs[b] = pack<Element>(scores[4 * b + 2 * half] * scale, scores[4 * b + 2 * half + 1] * scale);
             const uint4 values = {pairs[0], pairs[1], pairs[2], pairs[3]};
 #if CLUSTER > 1
-            store_in_block(mixer(), at + half * 8 * STEP_KEYS * 2, values);
+            send(mixer(), at + half * 8 * STEP_KEYS * 2, values, full(buffer));
 #else
             store_shared(at + half * 8 * STEP_KEYS * 2, values);
 #endif
         }
     }
     DEVICE void wait_until_empty(int buffer, int parity) const {
-#if CLUSTER > 1
-        barrier_wait_cluster(block.empty(buffer, warp), parity);
-#else
         barrier_wait(block.empty(buffer, warp), parity);
-#endif
     }
+    DEVICE uint32_t full(int buffer) const { return block.full(buffer, warp % ROW_GROUPS); }
     DEVICE void fill(int buffer) const {
         __syncwarp();
         if (lane != 0) return;
 #if CLUSTER > 1
-        release_in_block(mixer(), block.full(buffer, warp % ROW_GROUPS));
+        int heads = 0;
+#pragma unroll
+        for (int i = 0; i < OWN_HEADS; i++) heads += has(i);
+        expect_in_block(mixer(), full(buffer), heads * 16 * STEP_KEYS * 2);
 #else
-        barrier_arrive(block.full(buffer, warp));
+        barrier_arrive(full(buffer));
 #endif
     }
 };

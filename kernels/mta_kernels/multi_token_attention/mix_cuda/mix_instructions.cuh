@@ -18,17 +18,18 @@ DEVICE uint32_t in_block(int rank, uint32_t address) {
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     return there;
 }
-DEVICE void store_in_block(int rank, uint32_t address, uint4 x) {
-    asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(in_block(rank, address)), "r"(x.x), "r"(x.y),
-                 "r"(x.z), "r"(x.w) : "memory");
+// 16 bytes, counted by a barrier of that block.
+DEVICE void send(int rank, uint32_t address, uint4 x, uint32_t barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                     in_block(rank, address)), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(in_block(rank, barrier)) : "memory");
 }
-// An arrival, by a thread that has written nothing for those who wait there: it takes no fence of all memory.
+// Arrivals, by threads that wrote nothing for those who wait there but what the barrier counts: a release to the cluster
+// would take a fence of all memory, which waits for the thread's stores to arrive.
+DEVICE void expect_in_block(int rank, uint32_t barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(in_block(rank, barrier)), "r"(bytes) : "memory");
+}
 DEVICE void arrive_in_block(int rank, uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(in_block(rank, barrier)) : "memory");
-}
-// An arrival after stores: they are seen by those who wait there with `barrier_wait_cluster`.
-DEVICE void release_in_block(int rank, uint32_t barrier) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(in_block(rank, barrier)) : "memory");
 }
 // Bytes of this block's shared memory, in units of 16, counted by a barrier of that block.
 DEVICE void copy_to_block(int rank, uint32_t destination, uint32_t source, int bytes, uint32_t barrier) {
