@@ -7,7 +7,9 @@ import torch
 from emulated_mix import emulated_mix  # noqa: F401
 from kernel_inputs import DEVICE
 from mta_values import Stored, assert_near, make_stored
+from planted_faults import plant
 
+from mta_kernels.multi_token_attention.mix_cuda import values_plan
 from mta_kernels.multi_token_attention.mix_cuda.values import mix_values
 from mta_kernels.multi_token_attention.mix_cuda.values_plan import ValuesConstants
 
@@ -85,3 +87,29 @@ def test_exponentials_of_another_layout() -> None:
     stored = make_stored(1, 4, 4, 3, 3, 16)
     with pytest.raises(ValueError, match="expected contiguous rows of a multiple of 64 columns, 3 or more"):
         mix_values(stored.exponentials[..., :72], stored.scale, None, stored.v, stored.out, **stored.options)
+
+
+@pytest.mark.skipif(ON_GPU, reason="plants faults in the emulated sources")
+@pytest.mark.parametrize(
+    ("name", "line", "instead"),
+    [
+        ("values.cu", "block.units.wait_empty(unit);", ""),
+        ("values.cu", "        block.values.wait_empty(step);", ""),
+        ("values_mixing.cuh", "        block.units.wait_full(unit);", ""),
+        ("values_mixing.cuh", "if (i == 0) block.planes.wait_empty(step);", ";"),
+        ("values_products.cuh", "        block.planes.wait_full(step);", ""),
+        ("values_products.cuh", "        products_wait<0>();", ""),
+    ],
+    ids=["units over units", "values over values", "no wait for units", "planes over planes", "no wait for planes",
+         "planes free too soon"],
+)  # fmt: skip
+def test_the_emulator_finds_what_a_gpu_may_hide(gpu, monkeypatch, tmp_path, name, line, instead) -> None:
+    plant(monkeypatch, values_plan, tmp_path / "mix_cuda", name, line, instead)
+    stored = make_stored(1, 4, 2, 70, 330, 64, room=0)
+
+    def check_orders() -> None:
+        for gpu.seed in range(6):
+            assert_right(stored)
+
+    with pytest.raises(AssertionError):
+        check_orders()
