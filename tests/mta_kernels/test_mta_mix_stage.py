@@ -13,6 +13,7 @@ from mta_kernels import score_chunks
 from mta_kernels.multi_token_attention.mix_cuda.shapes import shape_unsupported
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.triton import mix_stage
+from mta_kernels.multi_token_attention.triton.chunks import chunks
 
 BF16 = torch.bfloat16
 
@@ -23,7 +24,7 @@ def mixes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
     poison_memory(monkeypatch)
     small_chunks(monkeypatch)
     monkeypatch.setattr(mix_stage, "CUDA_MIX", True)
-    monkeypatch.setattr(mix_stage, "MOST_HEAD_DIM", 256)
+    monkeypatch.setattr(mix_stage, "pays", lambda *_: True)
     if DEVICE != "cuda":
         request.getfixturevalue("emulated_mix")
         monkeypatch.setattr(mix_stage, "unsupported", lambda device, *shape: shape_unsupported(*shape))
@@ -136,12 +137,27 @@ def test_what_the_stages_do(mixes: list, heads: int, head_dim: int, dtype: torch
 
 def test_measurements_turn_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = make(2, 20, 16, BF16)
-    monkeypatch.setattr(mix_stage, "MOST_HEAD_DIM", 15)
-    assert not mix_stage.takes(problem.operation, problem.q, None)
-    monkeypatch.setattr(mix_stage, "MOST_HEAD_DIM", 16)
     assert mix_stage.takes(problem.operation, problem.q, None)
     monkeypatch.setattr(mix_stage, "CUDA_MIX", False)
     assert not mix_stage.takes(problem.operation, problem.q, None)
+
+
+@pytest.mark.parametrize(
+    ("batch", "keys", "head_dim", "pays"),
+    [
+        (4, 4096, 64, True), (1, 16384, 64, True), (1, 16384, 128, True), (1, 65536, 128, True),
+        (4, 4096, 96, False),  # two blocks more a tile, which it takes many keys to pay
+        (1, 65536, 64, False), (1, 1024, 64, False),  # few tiles
+    ],
+    ids=str,
+)  # fmt: skip
+def test_where_it_pays(monkeypatch: pytest.MonkeyPatch, batch: int, keys: int, head_dim: int, pays: bool) -> None:
+    monkeypatch.undo()
+    operation = make(16, 1, head_dim, BF16).operation
+    q = torch.empty(batch, 16, keys, head_dim, dtype=BF16, device="meta")
+    sequences, rows = score_chunks.chunk_rows(batch, 16, keys, 2, 0, backward=False)
+    plan = chunks(operation, keys, keys, rows, None, "here")
+    assert mix_stage.pays(q, plan, sequences) == pays
 
 
 @pytest.mark.gpu

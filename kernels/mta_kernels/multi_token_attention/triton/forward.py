@@ -31,10 +31,14 @@ def mixed_attention_forward(
     signature = call_signature(q, k, v, documents, options=operation)
     plan = chunks(operation, query_rows, key_rows, rows, documents, signature, above=halo)
     size = max(chunk.rows * chunk.pitch for chunk in plan) * sequences * heads
-    for stage in (mix_stage, tile_stage):
-        if stage.takes(operation, q, documents):
-            stage.run_chunks(operation, q, k, v, mixers, plan, sequences, size, out, logsumexp)
-            return out, logsumexp
+    stage = None
+    if mix_stage.takes(operation, q, documents) and mix_stage.pays(q, plan, sequences):
+        stage = mix_stage
+    elif tile_stage.takes(operation, q, documents):
+        stage = tile_stage
+    if stage is not None:
+        stage.run_chunks(operation, q, k, v, mixers, plan, sequences, size, out, logsumexp)
+        return out, logsumexp
     convolutions = operation.pre_conv, operation.post_conv
     before, after = (
         None if convolution is None or taps is None else bands_of(taps, convolution, q.dtype)
