@@ -1,4 +1,7 @@
-"""Prints what the Triton stages of multi-token attention take of a GPU that is not there; one process a GPU."""
+"""Prints what the Triton stages of multi-token attention take of a GPU that is not there; one process a GPU.
+
+python mta_code.py TARGET [decode]
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import sys
 
 import torch
 
+from mta_kernels.multi_token_attention.decode.state import DecodeState
+from mta_kernels.multi_token_attention.decode.triton import newest_row
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of
 from mta_kernels.multi_token_attention.triton.backward import mixed_attention_backward
 from mta_kernels.multi_token_attention.triton.forward import mixed_attention_forward
@@ -26,6 +31,23 @@ def run(
     mixed_attention_forward(operation, q, k, v, mixers)
     logsumexp = tensor(1, heads, keys, dtype=torch.float32)
     mixed_attention_backward(operation, q, k, v, mixers, logsumexp, grad_out)
+
+
+def run_decode(head_dim: int, pre: bool, mixed: bool, post_query_taps: int, dtype: torch.dtype) -> None:
+    """A step with convolutions before, or after of so many query taps; 0 stands for none."""
+    heads, keys = 16, 4096
+    q = tensor(1, heads, 6, head_dim, dtype=dtype)
+    cache = tensor(1, heads // 4, keys, head_dim, dtype=dtype)
+    mix = tensor(heads, heads, dtype=dtype) if mixed else None
+    taps = tensor(heads, 6, 11, dtype=dtype) if pre else None
+    after = tensor(heads, post_query_taps, 11, dtype=dtype) if post_query_taps else None
+    mixers = Mixers(taps, mix, after, mix)
+    operation = operation_of(mixers, head_dim, causal=True, scale=None, pad_key="both")
+    lengths, state = tensor(1, dtype=torch.int32), None
+    if post_query_taps > 1:
+        logits = tensor(1, heads, post_query_taps, keys, dtype=dtype)
+        state = DecodeState(logits, tensor(1, heads, post_query_taps, dtype=torch.float32), lengths)
+    newest_row(operation, q, cache, cache, mixers, lengths, state, None)
 
 
 def late_reads(code: str) -> int:
@@ -58,6 +80,14 @@ def main() -> None:
 
     with launches_compile(limits, lambda name: True, compiled):
         dtype = torch.bfloat16
+        if "decode" in sys.argv:
+            for head_dim, *parts in (
+                (64, True, True, 6), (64, True, False, 0), (64, True, True, 1), (64, False, True, 6),
+                (128, False, True, 0), (256, True, True, 6),
+            ):  # fmt: skip
+                run_decode(head_dim, *parts, dtype=dtype)
+            print(json.dumps(found))
+            return
         for head_dim, convolved in ((64, True), (64, False), (128, False), (256, False)):
             run(head_dim, convolved=convolved)
         head_dim, dtype = 64, torch.float32

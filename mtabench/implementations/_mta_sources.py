@@ -173,7 +173,7 @@ SOURCES = (
         "mix_rows_backward", "mix_heads", "row_product", "transposed_product", "taps_gradient",
     ), order=80),
     Source("mta_decode", decode_source, (
-        "mta_decode_scores", "mta_decode_convolved", "mta_decode_logits", "mta_decode_probabilities",
+        "mta_decode_convolved", "mta_decode_early", "mta_decode_logits",
         "mta_decode_values", "mta_decode_merge",
     ), order=90),
     Source("mta_norm_gate", norm_gate_source, (

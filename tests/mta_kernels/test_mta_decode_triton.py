@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,11 +21,11 @@ from mta_kernels.multi_token_attention import (
     multi_token_attention_decode_reference,
 )
 from mta_kernels.multi_token_attention.backend import Request
+from mta_kernels.multi_token_attention.decode.plan import choose_splits, plan
 from mta_kernels.multi_token_attention.decode.state import needs_state
-from mta_kernels.multi_token_attention.decode.triton import choose_splits
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.triton.backend import why_not
-from mta_kernels.operation import Operation
+from mta_kernels.operation import Convolution, Operation
 
 OWN = [parts for parts in COMBINATIONS if any(parts[name] for name in PARTS[1:])]  # all others are conv_attention's
 ALL = dict.fromkeys(PARTS, True)
@@ -117,6 +119,27 @@ def test_splits_fill_the_gpu_in_whole_waves() -> None:
     assert choose_splits(1, 4096, 32, 396) == 128
     assert choose_splits(1, 100, 118, 264) == 2
     assert choose_splits(500, 4096, 64, 396) == 64  # whole tiles: 81 rounds, and 128 with one program a sequence
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
+@pytest.mark.parametrize("taps", [None, (6, 11), (16, 31)], ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(16, 16), (10, 10), (12, 4), (64, 8)])
+def test_programs_fill_the_gpu(heads: int, kv_heads: int, taps: tuple[int, int] | None, head_dim: int) -> None:
+    """One of 132 SMs, whatever the shape; and none is without keys."""
+    convolution = None if taps is None else Convolution(*taps, taps[1] // 2)
+    operation = Operation(convolution, 1.0, True, None, convolution, None)
+    for batch, capacity in itertools.product((1, 8, 300), (1, 4096, 65536, 1 << 20)):
+        chosen = plan(torch.bfloat16, head_dim, heads, kv_heads, operation, batch, capacity, torch.device("cpu"))
+        logits, of_v, early = chosen.of_logits, chosen.of_v, chosen.early
+        for programs, keys in ((logits.programs, logits.block_n), (of_v.programs, 16 * of_v.blocks)):
+            tiles = -(-capacity // keys)
+            assert programs <= min(tiles, 512)
+            assert (-(-tiles // programs) - 1) * programs < tiles  # the last round is not empty
+        assert of_v.kv_heads * (of_v.parts - 1) < kv_heads <= of_v.kv_heads * of_v.parts
+        assert early.programs <= -(-capacity // (16 * early.blocks))
+        if capacity > 1:
+            assert batch * of_v.programs * of_v.parts >= min(132, 16 * kv_heads)
+            assert batch * logits.programs >= (16 if taps else 64)
 
 
 def test_large_and_very_negative_scores() -> None:

@@ -17,15 +17,19 @@ ROOT = Path(__file__).parents[2]
 ONE_WARP = {"_convolution_kernel", "_taps_gradient_kernel"}  # too few for Hopper's products, and faster without
 
 
+def compiled(*words: str) -> list[dict]:
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("", "kernels", "tests"))
+    environment = os.environ | {"TRITON_INTERPRET": "0", "MTA_KERNELS_CACHE": os.devnull, "PYTHONPATH": path}
+    command = [sys.executable, str(ROOT / "tests" / "mta_code.py"), *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90"])
 def test_stages_fit(target: str) -> None:
-    path = os.pathsep.join(str(ROOT / folder) for folder in ("", "kernels", "tests"))
-    environment = os.environ | {"TRITON_INTERPRET": "0", "MTA_KERNELS_CACHE": os.devnull, "PYTHONPATH": path}
-    command = [sys.executable, str(ROOT / "tests" / "mta_code.py"), target]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    kernels = json.loads(done.stdout.splitlines()[-1])
+    kernels = compiled(target)
     assert {kernel["kernel"] for kernel in kernels} == {
         "_score_product_kernel", "_convolution_kernel", "_mix_rows_kernel", "_mix_heads_kernel", "_row_product_kernel",
         "_mix_rows_backward_kernel", "_transposed_product_kernel", "_taps_gradient_kernel",
@@ -37,3 +41,15 @@ def test_stages_fit(target: str) -> None:
             continue
         assert kernel["spilled"] <= 8, kernel
         assert (kernel["wgmma"] > 0) == (target == "sm_90" and kernel["kernel"] not in ONE_WARP), kernel
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90"])
+def test_decode_fits(target: str) -> None:
+    """With every part and without: what is not given, a kernel must not need to compile."""
+    kernels = compiled(target, "decode")
+    names = ("convolved", "early", "logits", "values", "merge")
+    assert {kernel["kernel"] for kernel in kernels} == {f"_mta_decode_{name}_kernel" for name in names}
+    for kernel in kernels:
+        assert kernel["shared"] <= kernel["limit"], kernel
+        assert kernel["spilled"] <= 64, kernel

@@ -1,59 +1,25 @@
-"""The kernels of a decode step that read K: the newest row's scores of one KV head's query heads, convolved if asked.
+"""The kernels of a decode step that read K: logits of the newest row, and what is found in them.
 
-Every KV head has programs of its own, which stream a share of its keys; heads meet in the next kernel. The taps fold
-into the queries as in conv_attention's decode (decode_shares.py): only the newest keys, of which older rows see fewer,
-need a mask, and each query head has a small program for them.
+Mixings need all heads at a key. With a convolution before, every KV head has programs of its own that stream a share of
+its keys, and heads meet in a second, small kernel. The taps fold into the queries as in conv_attention's decode
+(decode_shares.py): only the newest keys, of which older rows see fewer, need a mask, and each query head has a small
+program for them. Without one a program takes a tile of keys through all heads.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mta_kernels.conv_attention.triton.decode_shares import _cache_rows, _fold_taps, _load_rows, _newest_products
-
-
-@triton.jit
-def _mta_decode_scores_kernel(
-    q_ptr, k_ptr, lengths_ptr, table_ptr, scores_ptr,
-    stride_qb, stride_qh, stride_qw, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
-    stride_l, stride_tb, stride_tp, stride_cb, stride_ch, kv_heads, window, splits, scale,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Scores `[B, H, keys]` of the newest row in a share of the keys, for all query heads of a KV head."""
-    if DEPENDENT_LAUNCH:
-        gdc_launch_dependents()
-    sequence = tl.program_id(0) // splits
-    batch = sequence // kv_heads
-    kv_head = sequence % kv_heads
-    length = tl.load(lengths_ptr + batch.to(tl.int64) * stride_l).to(tl.int32)
-    start, stop = _share(length, tl.program_id(0) % splits, splits)
-    if PAGE_SIZE > 0:
-        table_ptr += batch.to(tl.int64) * stride_tb
-    else:
-        k_ptr += batch.to(tl.int64) * stride_kb
-    k_ptr += kv_head.to(tl.int64) * stride_kh
-    row = tl.arange(0, ROWS)
-    head = (kv_head * GROUP + row).to(tl.int64)
-    dim = tl.arange(0, BLOCK_D)
-    column = tl.arange(0, BLOCK_N)
-    q_ptr += batch.to(tl.int64) * stride_qb + _wide(window - 1) * stride_qw
-    q = tl.load(
-        q_ptr + head[:, None] * stride_qh + dim[None, :].to(tl.int64) * stride_qd,
-        mask=(row < GROUP)[:, None] & (dim < HEAD_DIM)[None, :],
-        other=0.0,
-    )
-    scores_ptr += batch.to(tl.int64) * stride_cb + head[:, None] * stride_ch
-    for first in tl.range(start, stop, BLOCK_N):
-        key = first + column
-        inside = key < stop
-        rows = _cache_rows(table_ptr, key, inside, stride_kb, stride_kn, stride_tp, PAGE_SIZE)
-        k = _load_rows(k_ptr, rows, dim, inside, stride_kd, HEAD_DIM)
-        scores = tl.dot(q, k.T, input_precision=PRECISION) * scale
-        there = (row < GROUP)[:, None] & inside[None, :]
-        tl.store(scores_ptr + key[None, :], scores.to(scores_ptr.dtype.element_ty), mask=there)
+from mta_kernels.conv_attention.triton.decode_shares import (
+    _cache_rows,
+    _finite,
+    _fold_taps,
+    _load_rows,
+    _newest_products,
+)
+from mta_kernels.multi_token_attention.decode.rows import LOG2E, _load_mix, _wide
 
 
 @triton.jit
@@ -62,18 +28,18 @@ def _mta_decode_convolved_kernel(
     stride_qb, stride_qh, stride_qw, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
     stride_wh, stride_wa, stride_wb, stride_l, stride_tb, stride_tp, stride_cb, stride_ch,
     kv_heads, window, splits, scale,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, PAD: tl.constexpr,
+    GROUP: tl.constexpr, AT_ONCE: tl.constexpr, QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr, PAD: tl.constexpr,
     HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, PACK: tl.constexpr, STEPS: tl.constexpr,
     BLOCK_STEPS: tl.constexpr, BLOCK_TAPS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_NEAR: tl.constexpr, SPLIT_WEIGHT: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Convolved scores `[B, H, keys]` of the newest row: a share of the keys for HEADS query heads of a KV head.
+    """Convolved scores `[B, H, keys]` of the newest row: a share of the keys for AT_ONCE query heads of a KV head.
 
     Or, in the first GROUP programs of a KV head, those of the newest keys of one query head.
     """
     if DEPENDENT_LAUNCH:
         gdc_launch_dependents()
-    head_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    head_blocks: tl.constexpr = (GROUP + AT_ONCE - 1) // AT_ONCE
     programs = GROUP + splits * head_blocks
     sequence = tl.program_id(0) // programs
     program = tl.program_id(0) % programs
@@ -107,8 +73,8 @@ def _mta_decode_convolved_kernel(
         return
 
     COLUMNS: tl.constexpr = BLOCK_N // PACK
-    ROWS: tl.constexpr = HEADS * PACK * BLOCK_STEPS
-    first_head = (program - GROUP) % head_blocks * HEADS
+    ROWS: tl.constexpr = AT_ONCE * PACK * BLOCK_STEPS
+    first_head = (program - GROUP) % head_blocks * AT_ONCE
     start, stop = _share(newest, (program - GROUP) // head_blocks, splits)
     if start >= stop:
         return
@@ -116,7 +82,7 @@ def _mta_decode_convolved_kernel(
     for g in tl.static_range(PACK):
         queries += (_fold_taps(  # type: ignore[assignment]
             q_ptr, weight_ptr, kv_head * GROUP, first_head, g, stride_qh, stride_qw, stride_qd,
-            stride_wh, stride_wa, stride_wb, window, scale, GROUP, HEADS, QUERY_TAPS, KEY_TAPS, HEAD_DIM,
+            stride_wh, stride_wa, stride_wb, window, scale, GROUP, AT_ONCE, QUERY_TAPS, KEY_TAPS, HEAD_DIM,
             PACK, STEPS, BLOCK_STEPS, BLOCK_TAPS, BLOCK_D, SPLIT_WEIGHT, PRECISION, k_ptr.dtype.element_ty,
         ),)  # fmt: skip
     dim = tl.arange(0, BLOCK_D)
@@ -127,7 +93,7 @@ def _mta_decode_convolved_kernel(
     is_new = column[None, :] <= COLUMNS - STEPS + step
     number = tl.arange(0, BLOCK_N)
     out_key = (number // PACK - (STEPS - 1)) * PACK + PAD + number % PACK
-    head = first_head + tl.arange(0, HEADS)
+    head = first_head + tl.arange(0, AT_ONCE)
     place = scores_ptr + (kv_head * GROUP + head).to(tl.int64)[:, None] * stride_ch
     carried = tl.zeros([ROWS, COLUMNS], tl.float32)
     last_key = stop - 1 - PAD + (KEY_TAPS - 1)
@@ -143,8 +109,8 @@ def _mta_decode_convolved_kernel(
             k = _load_rows(k_ptr + tl.full([], g, tl.int64) * stride_kn, rows, dim, inside, stride_kd, HEAD_DIM)
             r = tl.dot(queries[g], k.T, r, input_precision=PRECISION)
         moved = tl.gather(tl.where(is_new, r, carried), source, 1)
-        scores = tl.sum(moved.reshape(HEADS, PACK, BLOCK_STEPS, COLUMNS), 2)
-        scores = scores.permute(0, 2, 1).reshape(HEADS, BLOCK_N)
+        scores = tl.sum(moved.reshape(AT_ONCE, PACK, BLOCK_STEPS, COLUMNS), 2)
+        scores = scores.permute(0, 2, 1).reshape(AT_ONCE, BLOCK_N)
         key = tile * PACK + out_key
         there = (head < GROUP)[:, None] & ((key >= start) & (key < stop))[None, :]
         tl.store(place + key[None, :], scores.to(DTYPE), mask=there)
@@ -152,9 +118,124 @@ def _mta_decode_convolved_kernel(
 
 
 @triton.jit
-def _wide(x):
-    """A number or a block of them as int64, for products with strides."""
-    return x + tl.zeros([], tl.int64)
+def _mta_decode_logits_kernel(
+    q_ptr, k_ptr, pre_mix_ptr, lengths_ptr, table_ptr, scores_ptr, logits_ptr, found_ptr,
+    stride_qb, stride_qh, stride_qw, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_mo, stride_mi, stride_l, stride_tb, stride_tp, stride_cb, stride_ch,
+    stride_lb, stride_lh, stride_ls, stride_ln, window, scale, programs,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, PRE_CONV: tl.constexpr, PRE_MIX: tl.constexpr,
+    SPLIT_MIX: tl.constexpr, SLOTS: tl.constexpr, WIDE: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Logits of the newest row in every `programs`-th tile of keys, and their logsumexp, found `[B, programs, H]`.
+
+    logits `[B, H, SLOTS, S]`, the row of position i in slot `i % SLOTS`. Scores `[B, H, keys]` come from a kernel
+    before this one if they are convolved, else from K.
+    """
+    if DEPENDENT_LAUNCH:
+        gdc_launch_dependents()
+    batch = (tl.program_id(0) // programs).to(tl.int64)
+    program = tl.program_id(0) % programs
+    length = tl.load(lengths_ptr + batch * stride_l).to(tl.int32)
+    if PAGE_SIZE > 0:
+        table_ptr += batch * stride_tb
+    else:
+        k_ptr += batch * stride_kb
+    q_ptr += batch * stride_qb + _wide(window - 1) * stride_qw
+    logits_ptr += batch * stride_lb + (tl.maximum(length - 1, 0) % SLOTS).to(tl.int64) * stride_ls
+    head = tl.arange(0, BLOCK_H)
+    place = scores_ptr + batch * stride_cb + head[:, None].to(tl.int64) * stride_ch
+    largest = tl.full([BLOCK_H], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_H], tl.float32)
+    mix = tl.zeros([BLOCK_H, BLOCK_H], tl.float32)
+    if PRE_MIX:
+        mix = _load_mix(pre_mix_ptr, stride_mo, stride_mi, HEADS, BLOCK_H)
+    if PRE_CONV and DEPENDENT_LAUNCH:
+        gdc_wait()
+    for first in tl.range(program * BLOCK_N, length, programs * BLOCK_N, num_stages=1):
+        if PRE_CONV:
+            column = tl.arange(0, BLOCK_N)[None, :]
+            groups = (first // 8 + column // 8) * 8  # of keys that one load is for
+            scores = tl.load(place + first + column, mask=(head < HEADS)[:, None] & (groups < length), other=0.0)
+        else:
+            scores = _plain_scores(
+                first, length, q_ptr, k_ptr, table_ptr, stride_qh, stride_qd, stride_kb, stride_kh, stride_kn,
+                stride_kd, stride_tp, scale, HEADS, GROUP, BLOCK_H, BLOCK_N, HEAD_DIM, BLOCK_D, PAGE_SIZE, PRECISION,
+            )  # fmt: skip
+        largest, total = _keep_logits(
+            scores, first, length, mix, logits_ptr, stride_lh, stride_ln, largest, total, HEADS, PRE_MIX, SPLIT_MIX,
+            WIDE, PRECISION,
+        )  # fmt: skip
+    found = tl.where(total > 0, largest + tl.log2(tl.where(total > 0, total, 1.0)) / LOG2E, float("-inf"))
+    tl.store(found_ptr + (batch * programs + program) * HEADS + head, found, mask=head < HEADS)
+
+
+@triton.jit
+def _plain_scores(
+    start, stop, q_ptr, k_ptr, table_ptr, stride_qh, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd, stride_tp,
+    scale,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """All heads' scores of the keys from `start` on: `[BLOCK_H, BLOCK_N]`."""
+    head = tl.arange(0, BLOCK_H)
+    dim = tl.arange(0, BLOCK_D)
+    q = tl.load(
+        q_ptr + head[:, None].to(tl.int64) * stride_qh + dim[None, :].to(tl.int64) * stride_qd,
+        mask=(head < HEADS)[:, None] & (dim < HEAD_DIM)[None, :],
+        other=0.0,
+    )
+    key = start + tl.arange(0, BLOCK_N)
+    inside = key < stop
+    rows = _cache_rows(table_ptr, key, inside, stride_kb, stride_kn, stride_tp, PAGE_SIZE)
+    scores = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)
+    for kv_head in tl.range(0, HEADS // GROUP):
+        k = _load_rows(k_ptr + _wide(kv_head) * stride_kh, rows, dim, inside, stride_kd, HEAD_DIM)
+        # A tensor core multiplies 16 rows anyway: those of other KV heads are left out.
+        scores = tl.where((head // GROUP == kv_head)[:, None], tl.dot(q, k.T, input_precision=PRECISION), scores)
+    return scores * scale
+
+
+@triton.jit
+def _keep_logits(
+    scores, first, stop, mix, logits_ptr, stride_lh, stride_ln, largest, total,
+    HEADS: tl.constexpr, PRE_MIX: tl.constexpr, SPLIT_MIX: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Mix scores `[BLOCK_H, keys]` of the keys from `first` on, and write the logits of those before `stop`.
+
+    Returns the largest logit `[BLOCK_H]` and the sum of exponentials below it, with those given. If WIDE, logits may be
+    written up to the next multiple of 8 keys.
+    """
+    BLOCK_H: tl.constexpr = scores.shape[0]
+    DTYPE: tl.constexpr = logits_ptr.dtype.element_ty
+    head = tl.arange(0, BLOCK_H)
+    column = tl.arange(0, scores.shape[1])
+    if PRE_MIX:
+        coarse, coarse_scores = mix.to(DTYPE), scores.to(DTYPE)
+        mixed = tl.dot(coarse, coarse_scores, input_precision=PRECISION)
+        if scores.dtype != DTYPE:
+            fine_scores = (scores - coarse_scores.to(tl.float32)).to(DTYPE)
+            mixed = tl.dot(coarse, fine_scores, mixed, input_precision=PRECISION)
+        if SPLIT_MIX:
+            fine = (mix - coarse.to(tl.float32)).to(DTYPE)
+            mixed = tl.dot(fine, coarse_scores, mixed, input_precision=PRECISION)
+        scores = mixed
+    rounded = scores.to(DTYPE)
+    key = first + column
+    seen = (head < HEADS)[:, None] & (key < stop)[None, :]
+    there = seen
+    if WIDE:
+        groups = (first // 8 + column // 8) * 8  # of keys that one store is for
+        there = (head < HEADS)[:, None] & (groups < stop)[None, :]
+    tl.store(
+        logits_ptr + head[:, None].to(tl.int64) * stride_lh + key[None, :].to(tl.int64) * stride_ln, rounded, mask=there
+    )
+    logits = tl.where(seen, rounded.to(tl.float32), float("-inf"))
+    larger = tl.maximum(largest, tl.max(logits, 1))
+    below = _finite(larger)
+    total = total * tl.exp2((largest - below) * LOG2E)
+    return larger, total + tl.sum(tl.exp2((logits - below[:, None]) * LOG2E), 1)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""The kernels of a decode step that read V, a share of one KV head's keys a program, and add the shares up."""
+"""The kernels of a decode step that read V: what it is multiplied with, products of a share of the keys, their sum."""
 
 from __future__ import annotations
 
@@ -7,73 +7,175 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mta_kernels.conv_attention.triton.decode_shares import _cache_rows, _load_rows
-from mta_kernels.multi_token_attention.decode.keys import _share
+from mta_kernels.multi_token_attention.decode.rows import (
+    LOG2E,
+    _add_row,
+    _band_of_taps,
+    _load_mix,
+    _load_row,
+    _logsumexp,
+    _wide,
+)
 
 
 @triton.jit
 def _mta_decode_values_kernel(
-    v_ptr, mixed_ptr, lengths_ptr, table_ptr, partial_ptr,
-    stride_vb, stride_vh, stride_vn, stride_vd, stride_l, stride_tb, stride_tp, stride_cb, stride_ch, kv_heads, splits,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr, PRECISION: tl.constexpr,
+    v_ptr, table_ptr, logits_ptr, found_ptr, post_taps_ptr, older_ptr, post_mix_ptr, lengths_ptr, logsumexp_ptr,
+    seen_ptr, partial_ptr,
+    stride_vb, stride_vh, stride_vn, stride_vd, stride_tb, stride_tp, stride_lb, stride_lh, stride_ls, stride_ln,
+    stride_ob, stride_oh, stride_ph, stride_pa, stride_pb, stride_mi, stride_mo,
+    stride_l, stride_sb, stride_sh, stride_ss, stride_seen, slots, programs, parts,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_V: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    BLOCK_SLOTS: tl.constexpr, POST_QUERY_TAPS: tl.constexpr, POST_KEY_TAPS: tl.constexpr,
+    POST_PAD: tl.constexpr, BEFORE: tl.constexpr, SPAN: tl.constexpr, SLOTS: tl.constexpr,
+    WIDE: tl.constexpr, POST_CONV: tl.constexpr, POST_MIX: tl.constexpr, KEEPS: tl.constexpr, AHEAD: tl.constexpr,
+    EARLY: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Partial outputs of a share of the keys, whose sum over shares is the output: partial `[B, splits, H, D]`.
+    """Partial outputs `[B, programs, H, D]` of every `programs`-th tile of `16 * BLOCK_M` keys, KV_HEADS heads of V.
 
-    mixed `[B, H, keys]` holds what the values are multiplied with.
+    Tiles are cut up in `16 * BLOCK_M / BLOCK_V` parts of V. First come the probabilities of all heads in a tile,
+    convolved with what older rows add and mixed, while the values of the first AHEAD KV heads are asked for. If KEEPS,
+    logsumexp `[B, H, SLOTS]` and seen `[B]` are a state's: the first program of a sequence writes the newest row's.
     """
     if DEPENDENT_LAUNCH:
         gdc_launch_dependents()
-    sequence = tl.program_id(0) // splits
-    split = tl.program_id(0) % splits
-    batch = sequence // kv_heads
-    kv_head = sequence % kv_heads
+    BLOCK_N: tl.constexpr = 16 * BLOCK_M
+    DTYPE: tl.constexpr = logits_ptr.dtype.element_ty
+    batch = tl.program_id(0) // (programs * parts)
+    program = tl.program_id(0) // parts % programs
+    first_kv = tl.program_id(0) % parts * KV_HEADS
+    last_kv = tl.minimum(first_kv + KV_HEADS, HEADS // GROUP)
     length = tl.load(lengths_ptr + batch.to(tl.int64) * stride_l).to(tl.int32)
-    start, stop = _share(length, split, splits)
     if PAGE_SIZE > 0:
         table_ptr += batch.to(tl.int64) * stride_tb
     else:
         v_ptr += batch.to(tl.int64) * stride_vb
-    v_ptr += kv_head.to(tl.int64) * stride_vh
-    dim = tl.arange(0, BLOCK_D)
+    head = tl.arange(0, BLOCK_H)
+    if POST_MIX:
+        mix = _load_mix(post_mix_ptr, stride_mo, stride_mi, HEADS, BLOCK_H).to(DTYPE)
+    if POST_CONV:
+        band = _band_of_taps(
+            post_taps_ptr + (POST_QUERY_TAPS - 1) * stride_pa, head, stride_ph, stride_pb, POST_KEY_TAPS, POST_PAD,
+            BEFORE, SPAN, HEADS,
+        ).to(DTYPE)  # fmt: skip
+    if DEPENDENT_LAUNCH and EARLY and AHEAD > 0:
+        _ask_for_values(
+            v_ptr, table_ptr, program * BLOCK_N, length, first_kv, tl.minimum(first_kv + AHEAD, last_kv), stride_vb,
+            stride_vh, stride_vn, stride_vd, stride_tp, BLOCK_N, HEAD_DIM, PAGE_SIZE,
+        )  # fmt: skip
     if DEPENDENT_LAUNCH:
         gdc_wait()
+    if DEPENDENT_LAUNCH and not EARLY and AHEAD > 0:
+        _ask_for_values(
+            v_ptr, table_ptr, program * BLOCK_N, length, first_kv, tl.minimum(first_kv + AHEAD, last_kv), stride_vb,
+            stride_vh, stride_vn, stride_vd, stride_tp, BLOCK_N, HEAD_DIM, PAGE_SIZE,
+        )  # fmt: skip
+    logsumexp = _logsumexp(found_ptr, batch, slots, HEADS, BLOCK_H, BLOCK_SLOTS)
+    slot = tl.maximum(length - 1, 0) % SLOTS
+    if KEEPS and tl.program_id(0) % (programs * parts) == 0:
+        kept = logsumexp_ptr + batch.to(tl.int64) * stride_sb + _wide(head) * stride_sh + slot * stride_ss
+        tl.store(kept, logsumexp, mask=(head < HEADS) & (length > 0))
+        tl.store(seen_ptr + batch.to(tl.int64) * stride_seen, length)
 
-    row = tl.arange(0, ROWS)
-    head = kv_head * GROUP + row
-    column = tl.arange(0, BLOCK_N)
-    mixed_ptr += batch.to(tl.int64) * stride_cb + head[:, None].to(tl.int64) * stride_ch
-    accumulator = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    for first in tl.range(start, stop, BLOCK_N):
-        key = first + column
-        inside = key < stop
-        groups = (first // 8 + column // 8) * 8  # of keys that one load is for
-        mixed = tl.load(mixed_ptr + key[None, :], mask=(row < GROUP)[:, None] & (groups < stop)[None, :], other=0.0)
-        rows = _cache_rows(table_ptr, key, inside, stride_vb, stride_vn, stride_tp, PAGE_SIZE)
-        v = _load_rows(v_ptr, rows, dim, inside, stride_vd, HEAD_DIM)
-        accumulator = tl.dot(mixed, v, accumulator, input_precision=PRECISION)
-    place = (batch * splits + split).to(tl.int64) * (kv_heads * GROUP) + head
-    there = (row < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
-    tl.store(partial_ptr + place[:, None] * HEAD_DIM + dim[None, :], accumulator, mask=there)
+    logits_ptr += batch.to(tl.int64) * stride_lb
+    older_ptr += batch.to(tl.int64) * stride_ob
+    dim = tl.arange(0, BLOCK_D)
+    accumulator = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+    for first in tl.range(program * BLOCK_N, length, programs * BLOCK_N, num_stages=1):
+        key = first + tl.arange(0, BLOCK_N)[None, :]
+        if POST_CONV:
+            heads = head[:, None, None]
+            within = tl.arange(0, BLOCK_M)[None, :, None] * 16 + tl.arange(0, 16)[None, None, :]
+            mixed = tl.zeros([BLOCK_H, BLOCK_M, 16], tl.float32)
+            if POST_QUERY_TAPS > 1:
+                mixed = tl.load(
+                    older_ptr + heads.to(tl.int64) * stride_oh + first + within,
+                    mask=(heads < HEADS) & ((first + within) // 16 * 16 < length), other=0.0,
+                )  # fmt: skip
+            row = _load_row(
+                logits_ptr, head, length - 1, first, stride_lh, stride_ls, stride_ln, BLOCK_M, BEFORE, SPAN, HEADS,
+                SLOTS, WIDE,
+            )  # fmt: skip
+            mixed = _add_row(mixed, row, band, logsumexp, length - 1, first, BEFORE, WIDE, PRECISION)
+            mixed = mixed.reshape(BLOCK_H, BLOCK_N)
+        else:
+            groups = (first // 8 + tl.arange(0, BLOCK_N)[None, :] // 8) * 8  # of keys that one load is for
+            newest = logits_ptr + slot.to(tl.int64) * stride_ls + head[:, None].to(tl.int64) * stride_lh
+            visible = (head < HEADS)[:, None] & (groups < length)
+            if not WIDE:
+                visible = visible & (key < length)
+            logits = tl.load(newest + key.to(tl.int64) * stride_ln, mask=visible, other=float("-inf"))
+            mixed = tl.exp2((logits.to(tl.float32) - logsumexp[:, None]) * LOG2E)
+        mixed = tl.where(key < length, mixed, 0.0).to(DTYPE)
+        if POST_MIX:
+            mixed = tl.dot(mix, mixed, input_precision=PRECISION).to(DTYPE)
+        for part in tl.range(0, (tl.minimum(length - first, BLOCK_N) + BLOCK_V - 1) // BLOCK_V, num_stages=1):
+            left = _part(mixed, part, BLOCK_N // BLOCK_V)
+            of_part = first + part * BLOCK_V + tl.arange(0, BLOCK_V)
+            inside = of_part < length
+            rows = _cache_rows(table_ptr, of_part, inside, stride_vb, stride_vn, stride_tp, PAGE_SIZE)
+            for kv_head in tl.range(first_kv, last_kv):
+                v = _load_rows(v_ptr + _wide(kv_head) * stride_vh, rows, dim, inside, stride_vd, HEAD_DIM)
+                products = tl.dot(left, v, accumulator, input_precision=PRECISION)
+                accumulator = tl.where((head // GROUP == kv_head)[:, None], products, accumulator)
+    place = (batch * programs + program).to(tl.int64) * HEADS + head
+    mine = (head < HEADS) & (head // GROUP >= first_kv) & (head // GROUP < last_kv)
+    tl.store(
+        partial_ptr + place[:, None] * HEAD_DIM + dim[None, :], accumulator,
+        mask=mine[:, None] & (dim < HEAD_DIM)[None, :],
+    )  # fmt: skip
+
+
+@triton.jit
+def _part(x, part, PARTS: tl.constexpr):
+    """One of PARTS equal parts of the columns of x."""
+    if PARTS > 1:
+        apart = x.reshape(x.shape[0], PARTS, x.shape[1] // PARTS)
+        wanted = tl.arange(0, PARTS)[None, :, None] == part
+        x = tl.sum(tl.where(wanted, apart.to(tl.float32), 0.0), 1).to(x.dtype)
+    return x
+
+
+@triton.jit
+def _ask_for_values(
+    v_ptr, table_ptr, first, length, first_kv, last_kv, stride_vb, stride_vh, stride_vn, stride_vd, stride_tp,
+    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+):  # fmt: skip
+    """The values of some KV heads in a tile of keys come to the L2 cache."""
+    LINE: tl.constexpr = 1024 // v_ptr.dtype.element_ty.primitive_bitwidth
+    key = first + tl.arange(0, BLOCK_N)
+    inside = key < length
+    rows = _cache_rows(table_ptr, key, inside, stride_vb, stride_vn, stride_tp, PAGE_SIZE)
+    rows = tl.where(inside, rows, 0)
+    if first < length:
+        for kv_head in tl.range(first_kv, last_kv, num_stages=1):
+            for line in tl.static_range((HEAD_DIM + LINE - 1) // LINE):
+                tl.inline_asm_elementwise(
+                    "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l",
+                    [v_ptr + _wide(kv_head) * stride_vh + rows + line * LINE * stride_vd],
+                    dtype=tl.int32, is_pure=False, pack=1,
+                )  # fmt: skip
 
 
 @triton.jit
 def _mta_decode_merge_kernel(
-    partial_ptr, out_ptr, splits, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    partial_ptr, out_ptr, programs, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     CHUNK: tl.constexpr, DEPENDENT_LAUNCH: tl.constexpr,
 ):  # fmt: skip
-    """out `[B, H, D]`: the sum of the shares' partial outputs, in their order."""
+    """out `[B, H, D]`: the sum of the programs' partial outputs, in their order."""
     if DEPENDENT_LAUNCH:
         gdc_wait()
     DIM_BLOCKS: tl.constexpr = (HEAD_DIM + BLOCK_D - 1) // BLOCK_D
     batch_head = (tl.program_id(0) // DIM_BLOCKS).to(tl.int64)
     dim = tl.program_id(0) % DIM_BLOCKS * BLOCK_D + tl.arange(0, BLOCK_D)
-    first_row = batch_head // HEADS * splits * HEADS + batch_head % HEADS
+    first_row = batch_head // HEADS * programs * HEADS + batch_head % HEADS
     out = tl.zeros([CHUNK, BLOCK_D], tl.float32)
-    for first in tl.range(0, splits, CHUNK):
-        share = first + tl.arange(0, CHUNK)
+    for first in tl.range(0, programs, CHUNK):
+        program = first + tl.arange(0, CHUNK)
         out += tl.load(
-            partial_ptr + (first_row + share[:, None] * HEADS) * HEAD_DIM + dim[None, :],
-            mask=(share < splits)[:, None] & (dim < HEAD_DIM)[None, :],
+            partial_ptr + (first_row + program[:, None] * HEADS) * HEAD_DIM + dim[None, :],
+            mask=(program < programs)[:, None] & (dim < HEAD_DIM)[None, :],
             other=0.0,
         )
     merged = tl.sum(out, 0).to(out_ptr.dtype.element_ty)

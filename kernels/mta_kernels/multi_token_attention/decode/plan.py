@@ -1,0 +1,175 @@
+"""How a decode step is shared out among programs: tiles of keys, and how many programs take them."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from mta_kernels.conv_attention.triton.decode_plan import WARPS_PER_SM, decode_candidates
+from mta_kernels.conv_attention.triton.launch import cdiv, next_power_of_2
+from mta_kernels.gpu_limits import shared_memory_limit, sm_count
+from mta_kernels.operation import ONE_TAP, Operation
+
+MAX_PROGRAMS = 512  # a sequence: every program of V reads what all those of the logits have found
+MAX_PROGRAMS_A_HEAD = 512
+TILE_BYTES = 32 * 1024  # of one head's keys or values
+AHEAD_BYTES = 26 * 1024 * 1024  # of all values, asked for before they can be used
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the compiler is told of a kernel."""
+
+    warps: int
+    stages: int
+    registers: int | None  # a thread, at most
+
+
+@dataclass(frozen=True)
+class OfScores:
+    """Programs that convolve scores: `splits` share a KV head's keys, for `heads` of its query heads.
+
+    A tile is `block_n` keys, `pack` of them to a column of products, which has `block_steps` rows a head and key.
+    """
+
+    block_n: int
+    pack: int
+    heads: int
+    block_steps: int
+    splits: int
+    launch: Launch
+
+
+@dataclass(frozen=True)
+class Early:
+    """Programs that compute what older rows add: `programs` for `heads` heads of a sequence, of `16 * blocks` keys."""
+
+    heads: int
+    blocks: int
+    programs: int
+    launch: Launch
+
+
+@dataclass(frozen=True)
+class OfLogits:
+    """Programs of the logits: `programs` a sequence take tiles of `block_n` keys and all heads in turn."""
+
+    block_n: int
+    programs: int
+    launch: Launch
+
+
+@dataclass(frozen=True)
+class OfValues:
+    """Programs that read V: `programs * parts` a sequence, which take tiles of `16 * blocks` keys in turn.
+
+    One reads `kv_heads` KV heads, `block_v` keys at a time, and asks for the first values of `ahead` before it
+    multiplies: if `early`, before there are logits.
+    """
+
+    blocks: int
+    block_v: int
+    programs: int
+    kv_heads: int
+    parts: int
+    ahead: int
+    early: bool
+    launch: Launch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a step is shared out."""
+
+    of_scores: OfScores | None
+    early: Early
+    of_logits: OfLogits
+    of_v: OfValues
+
+
+@functools.lru_cache(maxsize=4096)
+def plan(
+    dtype: torch.dtype, head_dim: int, heads: int, kv_heads: int, operation: Operation, batch: int, capacity: int,
+    device: torch.device, splits: int = 0,
+) -> Plan:  # fmt: skip
+    """Programs enough to fill the GPU, if there are keys enough for them; `splits` of each kind unless 0."""
+    block_d, block_h = max(16, next_power_of_2(head_dim)), max(16, next_power_of_2(heads))
+    row, sms, room = block_d * dtype.itemsize, sm_count(device), shared_memory_limit(device)
+    of_scores = None
+    if operation.pre_conv is not None:
+        taps, group = operation.pre_conv.key_taps, heads // kv_heads
+        config = decode_candidates(
+            key_taps=taps, group=group, block_d=block_d, element_size=dtype.itemsize, shared_memory=room
+        )[0]  # fmt: skip
+        at_once = WARPS_PER_SM // config.num_warps * sms
+        stages = config.num_stages + (config.heads == 1 and row <= 128)
+        of_scores = OfScores(
+            config.block_n, config.pack, config.heads, config.block_steps(taps),
+            splits or choose_splits(batch * kv_heads, capacity, config.block_n, at_once),
+            Launch(config.num_warps, stages, None),
+        )  # fmt: skip
+    _, span = band(operation)
+    early = Early(4, 16, max(1, min(cdiv(capacity, 256), sms // (batch * cdiv(heads, 4)))), Launch(4, 1, 128))
+    of_logits = _of_logits(row, block_h, of_scores is not None, batch, capacity, sms, room, splits)
+    of_v = _of_values(row, kv_heads, block_h * span, of_scores is not None, batch, capacity, sms, room, splits)
+    return Plan(of_scores, early, of_logits, of_v)
+
+
+def band(operation: Operation) -> tuple[int, int]:
+    """Keys before a group of 16 that its band of taps begins with, in whole groups of 8, and the keys of a band."""
+    post = operation.post_conv or ONE_TAP
+    before = cdiv(post.pad, 8) * 8
+    return before, max(16, next_power_of_2(15 + before - post.pad + post.key_taps))
+
+
+@functools.lru_cache(maxsize=4096)
+def choose_splits(sequences: int, capacity: int, new: int, at_once: int) -> int:
+    """Programs a sequence: the most of those that take the fewest rounds of tiles, each of `new` keys.
+
+    The GPU runs `at_once` programs at a time; if that is enough, all of them do.
+    """
+
+    def cost(splits: int) -> tuple[int, int]:
+        share = cdiv(cdiv(capacity, splits), 16) * 16
+        waves = cdiv(sequences * splits, at_once)
+        return waves * cdiv(share, new), waves
+
+    most = max(1, min(MAX_PROGRAMS_A_HEAD, cdiv(capacity, min(64, new))))
+    return min(range(most, 0, -1), key=cost)
+
+
+def _of_logits(
+    row: int, block_h: int, convolved: bool, batch: int, capacity: int, sms: int, room: int, splits: int
+) -> OfLogits:
+    block_n = max(32, 4096 // block_h)
+    launch = Launch(8, 1, 128)
+    if not convolved:
+        block_n = max(32, min(block_n, TILE_BYTES // row))
+        while block_n > 64 and batch * cdiv(capacity, block_n) < sms:
+            block_n //= 2
+        free = room // 2 - 16 * row - 8 * block_h * block_n - 8192
+        stages = max((n for n in (2, 3, 4, 6) if (n - 1) * block_n * row <= free), default=2)
+        launch = Launch(4, stages, 168)
+    return OfLogits(block_n, splits or _in_turn(cdiv(capacity, block_n)), launch)
+
+
+def _of_values(
+    row: int, kv_heads: int, products: int, convolved: bool, batch: int, capacity: int, sms: int, room: int, splits: int
+) -> OfValues:
+    blocks = 16
+    programs = splits or _in_turn(cdiv(capacity, 16 * blocks))
+    a_part = cdiv(kv_heads, min(kv_heads, max(1, 2 * sms // (batch * programs))))
+    parts = cdiv(kv_heads, a_part)
+    block_v = max(16, min(16 * blocks, TILE_BYTES // row))
+    ahead = min(a_part, AHEAD_BYTES // (batch * programs * parts * 16 * blocks * row))
+    free = room // 3 - 8 * 1024
+    stages = max((n for n in (2, 3, 4) if (n - 1) * block_v * row <= free), default=2)
+    launch = Launch(max(8, min(16, products // 64)), stages, 128)
+    return OfValues(blocks, block_v, programs, a_part, parts, ahead, convolved, launch)
+
+
+def _in_turn(tiles: int) -> int:
+    """Programs that take tiles in turn, in as few rounds as they can and as equal ones."""
+    return cdiv(tiles, cdiv(tiles, MAX_PROGRAMS))
