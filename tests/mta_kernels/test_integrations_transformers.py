@@ -209,6 +209,18 @@ def test_it_trains(mta, checkpointing):
     assert losses[-1] < losses[0] - 0.1
 
 
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_it_compiles(has_mask):
+    model = model_of(CONV, num_hidden_layers=1)
+    batch = padded(text(12, 8))
+    is_token = batch["attention_mask"].bool()
+    if not has_mask:
+        del batch["attention_mask"]
+    compiled = torch.compile(model, backend="aot_eager")
+    got, expected = (call(**batch, use_cache=False).logits[is_token] for call in (compiled, model))
+    torch.testing.assert_close(got, expected)
+
+
 def test_a_trained_model_is_saved_and_loaded(tmp_path):
     model = model_of(SOME | {"pre_mix": True})
     (prompt,) = text(9)
