@@ -137,7 +137,15 @@ def modules_under(folder, root):
 def test_kernels_import_nothing_of_the_suite(module):
     path = KERNELS.joinpath(*module.split(".")).with_suffix(".py")
     found = packages(imports(path.read_text(), module, inside_functions=True))
-    assert found - sys.stdlib_module_names <= {"torch", "triton", "numpy", "cuda", "mta_kernels"}
+    integrated = module.removeprefix("mta_kernels.integrations.").partition(".")[0]  # is for that library alone
+    assert found - sys.stdlib_module_names <= {"torch", "triton", "numpy", "cuda", "mta_kernels", integrated}
+
+
+@pytest.mark.parametrize("module", modules_under(KERNELS / "mta_kernels", KERNELS))
+def test_kernels_know_no_library_that_they_are_integrated_in(module):
+    found = imports(module_path(module, KERNELS).read_text(), module, inside_functions=True)
+    own = module.startswith("mta_kernels.integrations.")
+    assert own or not any(name.startswith("mta_kernels.integrations") for name in found)
 
 
 @pytest.mark.parametrize("name", PURE)

@@ -174,6 +174,17 @@ def test_the_example_of_a_model_runs_and_decodes_the_last_row(page):
     assert done.stdout.startswith("reference: ")
 
 
+def test_the_readme_trains_a_hugging_face_model_in_ten_lines():
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[transformers]'")
+    (code,) = (x for x in re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL) if "transformers" in x)
+    assert len(list(filter(None, code.splitlines()))) <= 10
+    assert "pip install '.[transformers]'" in PAGES["README.md"]
+    code = code.replace("cuda", "cpu").replace("(4, 128)", "(2, 16)")
+    code = f"{code}\nassert all((x.grad != 0).any() for name, x in model.named_parameters() if '.mta.' in name)\n"
+    done = run(sys.executable, "-c", code, env=os.environ | {"PYTHONPATH": str(ROOT / "kernels")})
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_page_of_results_names_every_status():
     from mtabench.results.columns import STATUSES
 

@@ -1,0 +1,13 @@
+"""`attn_implementation="mta"` in Hugging Face transformers. Importing this registers it."""
+
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from mta_kernels.integrations.transformers.attention import mta_attention_forward
+from mta_kernels.integrations.transformers.layers import NAME, add_multi_token_attention, watch_registrations
+from mta_kernels.integrations.transformers.masks import mta_mask
+
+AttentionInterface.register(NAME, mta_attention_forward)
+AttentionMaskInterface.register(NAME, mta_mask)  # without one of the same name transformers drops the mask
+watch_registrations()
+
+__all__ = ["add_multi_token_attention"]

@@ -1,0 +1,335 @@
+"""`attn_implementation="mta"` on tiny models of random weights, in float64 on a CPU."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed: pip install '.[transformers]'"
+)
+from transformers.masking_utils import AttentionMaskInterface  # noqa: E402
+
+from mta_kernels.integrations.transformers import add_multi_token_attention  # noqa: E402
+
+CONV = {"pre_conv": [3, 5]}
+SOME = CONV | {"layers": [1]}
+MIXED = {"pre_conv": [3, 5], "pre_mix": True, "post_mix": 2, "norm": True, "gate": True}
+WHOLE = {"pre_conv": [3, 5], "pre_mix": True, "post_conv": [2, 3], "post_mix": 2, "norm": True, "gate": True}
+CACHE = "cache" if "cache" in inspect.signature(transformers.LlamaForCausalLM.forward).parameters else "past_key_values"
+VOCABULARY = 40
+SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.3,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
+}  # fmt: skip
+
+
+def config(mta: dict[str, Any] | None = None, kind: str = "Llama", **options: Any) -> Any:
+    given = {} if mta is None else {"mta": dict(mta)}
+    return getattr(transformers, f"{kind}Config")(**SIZES | options, **given)
+
+
+def model_of(mta: dict[str, Any], kind: str = "Llama", *, moved: bool = True, **options: Any) -> Any:
+    """A model whose mixers are away from the identity, if `moved`."""
+    torch.manual_seed(5)
+    model = transformers.AutoModelForCausalLM.from_config(config(mta, kind, **options), attn_implementation="mta")
+    if moved:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if ".mta." in name:
+                    parameter += 0.3 * torch.randn_like(parameter)
+    return model.double().eval()
+
+
+def text(*lengths: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randint(2, VOCABULARY, (1, length), generator=generator) for length in lengths]
+
+
+def padded(rows: list[Tensor], side: str = "left") -> dict[str, Tensor]:
+    """What a tokenizer makes of them."""
+    longest = max(row.shape[1] for row in rows)
+    ids, mask = torch.zeros(len(rows), longest, dtype=torch.long), torch.zeros(len(rows), longest, dtype=torch.long)
+    for i, row in enumerate(rows):
+        at = slice(longest - row.shape[1], None) if side == "left" else slice(row.shape[1])
+        ids[i, at], mask[i, at] = row[0], 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def positions(mask: Tensor) -> Tensor:
+    """As generation gives them to a padded batch."""
+    return (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def plain(model: Any) -> Any:
+    """The same weights, and transformers' own attention."""
+    other = transformers.AutoModelForCausalLM.from_config(config(), attn_implementation="sdpa").double().eval()
+    left_out = other.load_state_dict(model.state_dict(), strict=False)
+    assert left_out.missing_keys == []
+    assert all(".mta." in name for name in left_out.unexpected_keys)
+    return other
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("mta", [{}, SOME, WHOLE | {"norm": False, "gate": False}], ids=["default", "some", "whole"])
+def test_it_starts_as_the_identity(mta, side):
+    model = model_of(mta, moved=False)
+    assert any(".mta." in name for name, _ in model.named_parameters())
+    batch = padded(text(12, 7), side)
+    is_token, where = batch["attention_mask"].bool(), positions(batch["attention_mask"])
+    got, expected = (x(**batch, position_ids=where).logits[is_token] for x in (model, plain(model)))
+    torch.testing.assert_close(got, expected)
+
+
+def test_layers_that_are_left_out_have_no_parameters():
+    names = [name for name, _ in model_of(SOME).named_parameters() if ".mta." in name]
+    assert names == ["model.layers.1.self_attn.mta.mta_kernel"]
+
+
+def test_the_parameters_are_float32_beside_others_of_16_bits():
+    model = transformers.AutoModelForCausalLM.from_config(
+        config(WHOLE), attn_implementation="mta", dtype=torch.bfloat16
+    )
+    dtypes = {(".mta." in name, x.dtype) for name, x in model.named_parameters()}
+    assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
+    assert model(text(5)[0]).logits.dtype == torch.bfloat16
+
+
+def test_the_default_is_the_convolution_of_the_paper():
+    shapes = [tuple(x.shape) for name, x in model_of({}).named_parameters() if ".mta." in name]
+    assert shapes == [(4, 1, 6, 11)] * 2
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Mistral"])
+@pytest.mark.parametrize("mta", [CONV, SOME, MIXED, WHOLE], ids=["conv", "some", "mixed", "whole"])
+def test_generation_with_a_cache_is_that_without_and_padding_does_not_leak(mta, kind):
+    model = model_of(mta, kind, head_dim=8, sliding_window=None)
+    prompts = text(3, 11, 7)
+    options = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    together = model.generate(**padded(prompts), **options)
+    for i, prompt in enumerate(prompts):
+        alone = model.generate(prompt, **options)
+        written = prompt
+        for step in range(6):
+            logits = model(written, use_cache=False).logits[0, -1]
+            torch.testing.assert_close(alone.logits[step][0].double(), logits, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(together.logits[step][i].double(), logits, rtol=1e-6, atol=1e-6)
+            written = torch.cat([written, logits.argmax()[None, None]], 1)
+        assert torch.equal(alone.sequences, written)
+        assert torch.equal(together.sequences[i, -6:], written[0, -6:])
+
+
+@pytest.mark.parametrize("mta", [CONV, MIXED], ids=["conv", "mixed"])
+def test_kernels_take_the_layouts_of_padded_batches(mta):
+    """Triton's interpreter runs them; on a GPU `auto` takes them."""
+    pytest.importorskip("triton")
+    model = model_of(mta, head_dim=16, num_hidden_layers=1).float()
+    batch = padded(text(9, 4))
+    options = {"max_new_tokens": 2, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    found = []
+    for backend in ("reference", "triton"):
+        model.model.layers[0].self_attn.mta.backend = backend
+        model.zero_grad()
+        logits = model(**batch, labels=batch["input_ids"]).logits[batch["attention_mask"].bool()]
+        logits.square().mean().backward()
+        gradients = [x.grad.clone() for x in model.parameters()]
+        found.append([logits.detach(), *gradients, *model.generate(**batch, **options).logits])
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
+def test_the_convolution_makes_a_difference():
+    model = model_of(CONV)
+    (prompt,) = text(9)
+    assert (model(prompt).logits - plain(model)(prompt).logits).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("mta", [CONV, WHOLE], ids=["conv", "whole"])
+def test_beams_take_their_queries_along(mta):
+    model = model_of(mta)
+    options = {"max_new_tokens": 8, "num_beams": 3, "num_return_sequences": 3, "do_sample": False}
+    options |= {"output_scores": True, "return_dict_in_generate": True}
+    cached, whole = (model.generate(**padded(text(6, 9)), **options, use_cache=use) for use in (True, False))
+    assert torch.equal(cached.sequences, whole.sequences)
+    torch.testing.assert_close(cached.sequences_scores, whole.sequences_scores)
+
+
+@pytest.mark.parametrize("mta", [CONV, SOME, WHOLE], ids=["conv", "some", "whole"])
+@pytest.mark.parametrize("chunks", [(5, 1, 6), (2, 10), (1, 1, 10), (11, 1)])
+def test_a_padded_prompt_in_chunks_is_the_whole(mta, chunks):
+    model = model_of(mta)
+    batch = padded(text(12, 8, 2))
+    mask, where = batch["attention_mask"], positions(batch["attention_mask"])
+    whole = model(**batch, position_ids=where, use_cache=False).logits
+    cache, parts, done = transformers.DynamicCache(config=model.config), [], 0
+    with torch.no_grad():
+        for chunk in chunks:
+            at = slice(done, done := done + chunk)
+            parts.append(model(
+                batch["input_ids"][:, at], attention_mask=mask[:, :done], position_ids=where[:, at],
+                use_cache=True, **{CACHE: cache},
+            ).logits)  # fmt: skip
+    torch.testing.assert_close(torch.cat(parts, 1)[mask.bool()], whole[mask.bool()])
+
+
+@pytest.mark.parametrize("mta", [CONV, SOME], ids=["conv", "some"])
+def test_packed_documents_are_apart(mta):
+    model = model_of(mta)
+    documents = text(5, 1, 6, 12)
+    rows = torch.stack([torch.cat([x[0] for x in documents[:3]]), documents[3][0]])
+    where = torch.stack([torch.cat([torch.arange(n) for n in (5, 1, 6)]), torch.arange(12)])
+    got = model(rows, position_ids=where, use_cache=False).logits
+    expected = torch.cat([model(x).logits[0] for x in documents])
+    torch.testing.assert_close(got.flatten(0, 1), expected)
+
+
+@pytest.mark.parametrize("mta", [CONV, WHOLE], ids=["conv", "whole"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_it_trains(mta, checkpointing):
+    model = model_of(mta, moved=False).train()
+    if checkpointing:
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    batch = padded(text(12, 8))
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(4):
+        loss = model(**batch, labels=labels).loss
+        loss.backward()
+        losses.append(loss.item())
+        gradients = {name: x.grad for name, x in model.named_parameters() if ".mta." in name}
+        assert all(x is not None and x.abs().max() > 0 for x in gradients.values())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < losses[0] - 0.1
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_it_compiles(has_mask):
+    model = model_of(CONV, num_hidden_layers=1)
+    batch = padded(text(12, 8))
+    is_token = batch["attention_mask"].bool()
+    if not has_mask:
+        del batch["attention_mask"]
+    compiled = torch.compile(model, backend="aot_eager")
+    got, expected = (call(**batch, use_cache=False).logits[is_token] for call in (compiled, model))
+    torch.testing.assert_close(got, expected)
+
+
+def test_a_trained_model_is_saved_and_loaded(tmp_path):
+    model = model_of(SOME | {"pre_mix": True})
+    (prompt,) = text(9)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="mta")
+    torch.testing.assert_close(again(prompt).logits, model(prompt).logits, rtol=1e-5, atol=1e-5)
+    half = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="mta", dtype=torch.bfloat16)
+    assert {x.dtype for name, x in half.named_parameters() if ".mta." in name} == {torch.float32}
+    assert half(prompt).logits.dtype == torch.bfloat16
+
+
+def test_a_plain_checkpoint_is_loaded_as_the_identity(tmp_path):
+    torch.manual_seed(1)
+    before = transformers.LlamaForCausalLM(config()).eval()
+    before.save_pretrained(tmp_path)
+    given = transformers.AutoConfig.from_pretrained(tmp_path)
+    given.mta = WHOLE | {"norm": False, "gate": False}
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, config=given, attn_implementation="mta")
+    (prompt,) = text(9)
+    torch.testing.assert_close(model(prompt).logits, before(prompt).logits)
+
+
+def test_it_is_added_to_a_model_that_is_there(tmp_path):
+    model = transformers.LlamaForCausalLM(config()).double().eval()
+    (prompt,) = text(9)
+    before = model(prompt).logits
+    add_multi_token_attention(model, layers=[1], pre_conv=(2, 3))
+    torch.testing.assert_close(model(prompt).logits, before)
+    kernel = model.model.layers[1].self_attn.mta.mta_kernel
+    assert kernel.shape == (4, 1, 2, 3)
+    assert not hasattr(model.model.layers[0].self_attn, "mta")
+    with torch.no_grad():
+        kernel += 0.3
+    other = copy.deepcopy(model)
+    assert torch.equal(other(prompt).logits, model(prompt).logits)
+    assert not torch.allclose(other(prompt).logits, before)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="mta")
+    torch.testing.assert_close(again.double()(prompt).logits, model(prompt).logits)
+
+
+def test_without_a_mask_of_the_same_name_padding_would_leak(monkeypatch):
+    """Why `AttentionMaskInterface` is registered too: the test of padding is able to fail."""
+    model, batch = model_of(CONV), padded(text(12, 7))
+    is_token, where = batch["attention_mask"].bool(), positions(batch["attention_mask"])
+    right = model(**batch, position_ids=where).logits[is_token]
+    monkeypatch.delitem(AttentionMaskInterface._global_mapping, "mta")
+    assert not torch.allclose(model(**batch, position_ids=where).logits[is_token], right)
+
+
+def filled_by_another(model: Any) -> Any:
+    cache = plain(model)(text(5)[0], use_cache=True)[CACHE]
+    return model(text(1)[0], **{CACHE: cache})
+
+
+HOLES = torch.tensor([[1, 1, 0, 1, 1, 1]])
+REFUSED = {
+    "a static cache": (
+        lambda model: model.generate(text(5)[0], cache_implementation="static", max_new_tokens=3), "static"
+    ),
+    "a mask of four dimensions": (
+        lambda model: model(text(6)[0], attention_mask=torch.ones(1, 1, 6, 6, dtype=torch.bool)), "tokenizer's"
+    ),
+    "padding between tokens": (lambda model: model(text(6)[0], attention_mask=HOLES), "between tokens"),
+    "probabilities": (lambda model: model(text(6)[0], output_attentions=True), "output_attentions"),
+    "prompt lookup": (
+        lambda model: model.generate(text(6)[0], prompt_lookup_num_tokens=2, max_new_tokens=4), "crop|older queries"
+    ),
+    "a cache that another attention filled": (filled_by_another, "5 keys and 0 queries"),
+    "packing with a cache": (
+        lambda model: model(text(6)[0], cu_seq_lens_q=torch.tensor([0, 3, 6]), use_cache=True), "cu_seq_lens_q"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_not_supported_is_refused_in_one_sentence(what):
+    call, said = REFUSED[what]
+    with pytest.raises((ValueError, TypeError, NotImplementedError), match=said) as refused:
+        call(model_of(CONV))
+    assert "\n" not in str(refused.value)
+
+
+def test_dropout_is_refused_in_training_alone():
+    model = model_of(CONV, attention_dropout=0.1)
+    model(text(6)[0])
+    with pytest.raises(ValueError, match=r"attention_dropout=0\.1"):
+        model.train()(text(6)[0])
+
+
+def test_a_sliding_window_is_refused_where_it_hides_a_key():
+    model = model_of(CONV, "Mistral", sliding_window=6)
+    model(text(6)[0], use_cache=False)
+    with pytest.raises(ValueError, match="sliding window"):
+        model(text(7)[0], use_cache=False)
+    with pytest.raises(ValueError, match="SlidingWindow"):
+        model.generate(text(5)[0], max_new_tokens=3)
+
+
+def test_a_model_without_the_parameters_says_how_to_add_them():
+    model = transformers.LlamaForCausalLM(config())
+    model.set_attn_implementation("mta")
+    with pytest.raises(ValueError, match="add_multi_token_attention"):
+        model(text(6)[0])
+
+
+def test_a_model_without_such_layers_is_refused():
+    bert = transformers.BertModel(transformers.BertConfig(hidden_size=32, num_attention_heads=4, num_hidden_layers=1))
+    with pytest.raises(ValueError, match="BertModel has no causal attention layer"):
+        add_multi_token_attention(bert)
+    with pytest.raises(ValueError, match=r"layers is \[2\]; expected some of 0 to 1"):
+        add_multi_token_attention(transformers.LlamaForCausalLM(config()), layers=[2])
