@@ -32,7 +32,9 @@ def drawn(folder: Path) -> Iterator[Path]:
 
 
 if __name__ == "__main__":
-    from toy_task.chart import draw_chart
+    from text_task import chart as text_task
+    from toy_task import chart as toy_task
 
-    for path in (*drawn(RESULTS), *draw_chart(RESULTS / "toy-all.csv")):
+    toys = [path for name in ("toy-all", "mta-toy") for path in toy_task.draw_chart(RESULTS / f"{name}.csv")]
+    for path in (*drawn(RESULTS), *toys, *text_task.draw_chart(RESULTS / "mta-text.csv")):
         print(path)

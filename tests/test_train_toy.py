@@ -219,7 +219,7 @@ def test_a_sentence_of_the_chart(toy):
         "Conv attention errs on 0.12 % of sequences, plain attention on 52 %"
     )
     assert toy.finding(pd.Series({"mta": 0.5, "mta-eager": 0.25})) == (
-        "Fused multi-token attention errs on 50 % of sequences, eager multi-token attention on 25 %"
+        "Fused MTA errs on 50 % of sequences, eager MTA on 25 %"
     )
 
 

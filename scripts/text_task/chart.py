@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from mtabench.charts import stamp
 from mtabench.charts.style import LIGHT, applied
 from mtabench.styles import own_styles
 
@@ -59,5 +60,6 @@ def draw_chart(csv_path: Path) -> list[Path]:
         figure.supxlabel(caption, fontsize=7, color=LIGHT.quiet, linespacing=1.5, **texts)
         paths = [csv_path.with_suffix(suffix) for suffix in (".png", ".svg")]
         for path, metadata in zip(paths, ({"Software": None}, {"Date": None}), strict=True):
-            figure.savefig(path, dpi=160, facecolor="white", metadata=metadata)
+            source = {"Source": stamp([csv_path])}
+            figure.savefig(path, dpi=160, facecolor="white", metadata=metadata | source)
     return paths

@@ -25,13 +25,13 @@ def finding(finals: pd.Series) -> str:
     """One sentence: the mean error rate of each attention."""
     shares = [f"{x * 100:.2g} %" if x < 0.1 else f"{x * 100:.0f} %" for x in finals]
     first, *others = finals.index
-    words = [f"{title(first).capitalize()} errs on {shares[0]} of sequences"]
+    words = [f"{title(first)[0].upper()}{title(first)[1:]} errs on {shares[0]} of sequences"]
     return ", ".join(words + [f"{title(name)} on {share}" for name, share in zip(others, shares[1:], strict=True)])
 
 
 def title(name: str) -> str:
     """An attention in words."""
-    return {"mta": "fused multi-token", "mta-eager": "eager multi-token"}.get(name, name) + " attention"
+    return {"mta": "fused MTA", "mta-eager": "eager MTA"}.get(name, f"{name} attention")
 
 
 def draw_chart(csv_path: Path) -> list[Path]:
