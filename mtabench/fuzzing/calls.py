@@ -12,11 +12,11 @@ from torch import Tensor
 from mta_kernels.conv_attention import ConvAttention, conv_attention, conv_attention_decode
 from mtabench.fuzzing.inputs import Inputs
 from mtabench.fuzzing.layouts import Placed
+from mtabench.fuzzing.mta_calls import MtaOperation, call_mta, chunk_rows
 from mtabench.fuzzing.poison import fresh_memory_is_nan
 from mtabench.problem.inputs import DTYPES
 
 BACKENDS = {"eager": "reference"}  # where a backend's name differs from that of the implementation
-GRADIENT_OF = {"q": "dq", "k": "dk", "v": "dv", "weight": "dweight", "q_history": "dq_history"}
 Results = dict[str, Tensor]
 
 
@@ -25,6 +25,7 @@ class Operation(NamedTuple):
 
     attention: Callable[..., Tensor] = conv_attention
     decode: Callable[..., Tensor] = conv_attention_decode
+    mta: MtaOperation = MtaOperation()
 
 
 PUBLIC = Operation()
@@ -46,6 +47,11 @@ class Call:
         for name, placed in self.placed.items():
             wanted = name in self.case.wanted or (name == "q_history" and "q" in self.case.wanted)
             self._leaves[name] = placed.x.detach().requires_grad_(wanted)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The arguments by name."""
+        return self._leaves
 
     def put(self, values: Mapping[str, Tensor]) -> None:
         """Other values at the same addresses."""
@@ -84,7 +90,7 @@ class Call:
         """Call it in memory as it is."""
         case, leaves = self.case, self._leaves
         autocast = torch.autocast(case.device, DTYPES[case.dtype]) if case.way == "autocast" else nullcontext()
-        with torch.set_grad_enabled(bool(case.wanted)):
+        with torch.set_grad_enabled(bool(case.wanted)), chunk_rows(case):
             with autocast:
                 out = self._out()
             found = {"out": out.detach()}
@@ -93,13 +99,14 @@ class Call:
                 # A history that is longer than the convolution looks back may not be used at all.
                 wanted = [leaves[name] for name in names]
                 gradients = torch.autograd.grad(out, wanted, leaves["grad_out"], materialize_grads=True)
-                found |= {GRADIENT_OF[name]: x for name, x in zip(names, gradients, strict=True)}
+                found |= {f"d{name}": x for name, x in zip(names, gradients, strict=True)}
         return found
 
     def _out(self) -> Tensor:
-        case, x = self.case, self._leaves
-        options: dict[str, Any] = {"scale": case.scale, "pad_key": case.pad_key}
-        options["backend"] = BACKENDS.get(case.backend, case.backend)
+        case, x, backend = self.case, self._leaves, BACKENDS.get(self.case.backend, self.case.backend)
+        if case.parts is not None:
+            return call_mta(case, x, self._operation.mta, backend)
+        options: dict[str, Any] = {"scale": case.scale, "pad_key": case.pad_key, "backend": backend}
         if case.pass_ == "decode":
             options |= {"lengths": x["lengths"], "splits": case.splits}
             if "block_table" in x:
