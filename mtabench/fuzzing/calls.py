@@ -58,8 +58,11 @@ class Call:
         for name, x in values.items():
             self.placed[name].put(self._as_given(name, x))
 
-    def run(self) -> Results:
-        """Call it, with NaN wherever nothing was written; results are detached, and gradients are those wanted."""
+    def run(self, gradients: bool = True) -> Results:
+        """Call it, with NaN wherever nothing was written; results are detached, and gradients are those wanted.
+
+        Without `gradients` a plain call leaves out its backward.
+        """
         with fresh_memory_is_nan():
             if self.case.way == "graph":
                 return self._replayed()
@@ -68,7 +71,7 @@ class Call:
             if self.case.way == "again":
                 with self._other_numbers():
                     self.run_plainly()
-            return self.run_plainly()
+            return self.run_plainly(gradients)
 
     def keep(self) -> None:
         """Note what the arguments hold, for `changed`."""
@@ -86,7 +89,7 @@ class Call:
             return values.float()
         return values
 
-    def run_plainly(self) -> Results:
+    def run_plainly(self, gradients: bool = True) -> Results:
         """Call it in memory as it is."""
         case, leaves = self.case, self._leaves
         autocast = torch.autocast(case.device, DTYPES[case.dtype]) if case.way == "autocast" else nullcontext()
@@ -94,12 +97,12 @@ class Call:
             with autocast:
                 out = self._out()
             found = {"out": out.detach()}
-            if case.wanted:
+            if case.wanted and gradients:
                 names = [name for name, leaf in leaves.items() if leaf.requires_grad]
                 # A history that is longer than the convolution looks back may not be used at all.
                 wanted = [leaves[name] for name in names]
-                gradients = torch.autograd.grad(out, wanted, leaves["grad_out"], materialize_grads=True)
-                found |= {f"d{name}": x for name, x in zip(names, gradients, strict=True)}
+                of_wanted = torch.autograd.grad(out, wanted, leaves["grad_out"], materialize_grads=True)
+                found |= {f"d{name}": x for name, x in zip(names, of_wanted, strict=True)}
         return found
 
     def _out(self) -> Tensor:

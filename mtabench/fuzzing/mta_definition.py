@@ -44,7 +44,9 @@ class MtaProblem:
     factor: float
     kept: Tensor | None
     dropout: float
-    rounds_queries: bool  # whether kernels may round scaled queries: those of conv attention do
+    by_conv_attention: (
+        bool  # whose kernels may round scaled queries, and have a backward's sums of rows from the output
+    )
     by_logsumexp: bool  # whether the forward too has probabilities from a rounded logsumexp: a decode's state is that
 
 
@@ -117,6 +119,7 @@ class _Noise:
     def __init__(self, rounding: Rounding, gradient: float, count: int, device: torch.device, seed: int) -> None:
         self.rounding, self.gradient, self.count = rounding, gradient, count
         self.generator = torch.Generator(device).manual_seed(seed)
+        self.products: Tensor | None = None  # sizes of grad_out * out of each row, once known
 
     def uniform(self, x: Tensor) -> Tensor:
         """Between -1 and 1, the same along the last dim in the second half of the samples."""
@@ -166,7 +169,10 @@ class _Softmax(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         probabilities, mismatch = ctx.saved_tensors
         again = probabilities * (1 + mismatch * ctx.noise.uniform(mismatch))
-        return again * (gradient - (again * gradient).sum(-1, keepdim=True)), None, None
+        sums = (again * gradient).sum(-1, keepdim=True)
+        if (products := ctx.noise.products) is not None:
+            sums = sums + ctx.noise.rounded(products, 2 * ctx.noise.rounding.relative) - products
+        return again * (gradient - sums), None, None
 
 
 class _Network:
@@ -191,7 +197,7 @@ class _Network:
         problem, noise, x = self.problem, self.noise, self.x
         heads, rows = problem.q.shape[1], problem.rows
         q, k, v = (noise.in_float32(x[name]) for name in ("q", "k", "v"))
-        q = noise.rounded(q, noise.rounding.relative) if problem.rounds_queries else q
+        q = noise.rounded(q, noise.rounding.relative) if problem.by_conv_attention else q
         k, v = (y.repeat_interleave(heads // y.shape[2], 2) for y in (k, v))
         scores = self._noted(noise((q @ k.mT * problem.scale).masked_fill(~self.seen, 0)))
         if "pre_conv" in x:
@@ -212,8 +218,13 @@ class _Network:
             probabilities = self._noted(noise(_mixed(probabilities, x["post_mix"])))
         if problem.kept is not None:
             probabilities = noise((probabilities / (1 - problem.dropout)).masked_fill(~problem.kept, 0))
-        out = self._noted(noise(probabilities @ v))
-        return self._after(out)
+        out = self._noted(probabilities @ v)
+        if problem.by_conv_attention and out.requires_grad:
+            out.register_hook(lambda gradient: self._note_products(gradient, out.detach()))
+        return self._after(noise(out))
+
+    def _note_products(self, gradient: Tensor, out: Tensor) -> None:
+        self.noise.products = (gradient * out).norm(dim=-1, keepdim=True)
 
     def _after(self, out: Tensor) -> Tensor:
         noise, x = self.noise, self.x
@@ -255,7 +266,9 @@ class _Network:
         k = problem.k.repeat_interleave(heads // problem.k.shape[1], 1)
         scores = (problem.q @ k.mT * problem.scale).masked_fill(~self.seen, 0)
         size2 = (problem.scale**2 * problem.q.square() @ k.square().mT).masked_fill(~self.seen, 0)
-        variance = relative2 * scores.square() + (relative2 if problem.rounds_queries else FLOAT32_ROUNDING**2) * size2
+        variance = (
+            relative2 * scores.square() + (relative2 if problem.by_conv_attention else FLOAT32_ROUNDING**2) * size2
+        )
         if "pre_conv" in problem.tensors:
             taps = problem.tensors["pre_conv"]
             scores, variance = (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from mta_kernels.conv_attention import unsupported
 from mtabench.environment import device_works
@@ -85,11 +86,11 @@ def _checked(inputs: Inputs, call: Call, results: Results, operation: Operation,
     for name in call.changed():
         yield Wrong("argument written", f"the call writes into the memory of {name}")
     if case.twice and _promises_the_same_bits(case):
-        repeated = Call(_plain(inputs), operation).run()
+        repeated = _again(inputs, operation)
         yield from checks.same(results, repeated, "same bits twice", "another call with the same numbers")
     probe = probe_of(inputs)
     if probe is not None:
-        changed = Call(_plain(inputs), operation, probe.values).run()
+        changed = _again(inputs, operation, probe.values)
         yield from checks.same(results, changed, probe.check, probe.text, probe.rows)
         close = {
             name: torch.where(probe.close[name], x, results[name]) for name, x in changed.items() if name in probe.close
@@ -98,14 +99,12 @@ def _checked(inputs: Inputs, call: Call, results: Results, operation: Operation,
             yield Wrong(probe.check, f"with {probe.text} changed, {wrong.text}")
 
 
-def _plain(inputs: Inputs) -> Inputs:
-    """For a second call: on a CPU without gradients, which take the interpreter long."""
+def _again(inputs: Inputs, operation: Operation, values: Mapping[str, Tensor] | None = None) -> Results:
+    """A second call, plainly: on a CPU without the backward, which takes the interpreter long."""
     case = inputs.case
     if case.way in ("again", "stream", "graph"):
         case = replace(case, way="plain")
-    if case.device == "cpu":
-        case = replace(case, wanted=())
-    return Inputs(case, inputs.values)
+    return Call(Inputs(case, inputs.values), operation, values).run(gradients=case.device != "cpu")
 
 
 def _eager(inputs: Inputs) -> Results:

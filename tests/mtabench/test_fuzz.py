@@ -97,7 +97,7 @@ def test_a_block_of_all_parts_has_few_sets_of_strides_and_of_what_is_compiled() 
         kinds = {(x.dtype, x.heads, x.head_dim, x.query_taps, x.key_taps, x.parts.post_conv) for x in drawn}
         assert len(kinds) <= 5
         of_q = {dict(x.layouts).get("q", "contiguous") for x in drawn}
-        assert 1 < len({x.layouts for x in drawn})
+        assert len({x.layouts for x in drawn}) > 1
         assert len(of_q) <= 6
 
 
