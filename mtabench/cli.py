@@ -97,7 +97,7 @@ def decode(
 @app.command(rich_help_panel="Measure")
 def verify(
     impl: o.Impl = None, device: o.Device = "auto", fuzz: o.Fuzz = None, seed: o.Seed = None, case: o.CaseNumber = None,
-    jobs: o.Jobs = 1, out: o.FuzzOut = None, dtype: o.Dtype = None, json: o.PrintJson = False,
+    jobs: o.Jobs = 1, out: o.FuzzOut = None, dtype: o.Dtype = None, op: o.FuzzOp = None, json: o.PrintJson = False,
 ) -> None:  # fmt: skip
     """Check results, time nothing. Errors against float64, causality, and what else any correct kernel obeys."""
     if fuzz is not None:
@@ -107,9 +107,9 @@ def verify(
             raise UsageError("--json is for the checks without --fuzz; leave one of them out")
         from mtabench.commands.fuzz import run as run_fuzz
 
-        raise typer.Exit(run_fuzz(fuzz, impl, device, seed, case, jobs, out))
-    if (case, jobs, out) != (None, 1, None):
-        raise UsageError("--case, --jobs and --out are for random cases; give --fuzz SECONDS as well")
+        raise typer.Exit(run_fuzz(fuzz, op, impl, device, seed, case, jobs, out))
+    if (case, jobs, out, op) != (None, 1, None, None):
+        raise UsageError("--case, --jobs, --out and --op are for random cases; give --fuzz SECONDS as well")
     from mtabench.commands.verify import run
 
     raise typer.Exit(run(impl, device, seed, dtype, json))

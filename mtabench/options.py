@@ -161,14 +161,13 @@ ChartKinds = Annotated[
 ]
 Themes = Annotated[str, Option(help="light, dark or both: light,dark. A dark chart is called NAME-dark.")]
 Formats = Annotated[str, Option(help="png, svg or both: png,svg.")]
-Fuzz = Annotated[
-    float | None, Random(**SECONDS, help="Run random cases of conv attention for so many seconds instead.")
-]
+Fuzz = Annotated[float | None, Random(**SECONDS, help="Run random cases for so many seconds instead.")]
 CaseNumber = Annotated[
     int | None, Random("--case", **WHOLE, help="With --fuzz 0 and --seed: run this case alone, and show what it is.")
 ]
 Jobs = Annotated[int, Random(**WHOLE, help="With --fuzz: so many processes share the cases and the device.")]
 FuzzOut = Annotated[File, Output(*OUT, help="With --fuzz: the CSV file that gets the totals.")]
+FuzzOp = Annotated[Text, Random("--op", help="With --fuzz: only cases of conv-attention, or of mta.")]
 Passes = Annotated[str, Option("--pass", **_some_of(lambda: PASSES), help="One or more of fwd,bwd,decode.")]
 TunedOut = Annotated[
     File, Output(*OUT, help="The JSON file to add to; the one in your cache that kernels read if not given.")

@@ -1,6 +1,6 @@
 """Faults around a right operation, each of a kind that a kernel may have, for the fuzz to find.
 
-Run as a program it searches for each and prints the table of docs/fuzzing.md, in a minute or two.
+Run as a program it searches for each and prints the tables of docs/fuzzing.md, in a minute or two.
 """
 
 from __future__ import annotations
@@ -14,28 +14,26 @@ from torch import Tensor
 
 from mta_kernels.conv_attention import conv_attention, conv_attention_decode
 from mtabench.fuzzing.calls import Operation
-from mtabench.fuzzing.cases import draw
+from mtabench.fuzzing.draws import Target, draw
 from mtabench.fuzzing.trial import prepare, try_case
 
 SEED = 1
+EAGER = Target("conv-attention", "eager")
 MOST_CASES = 200  # within which each fault is found
 SMALL = 1e-6  # what leaks from where it should not: far less than rounding hides
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`decode` says which of the two functions it is planted in."""
+    """`operation` makes the public functions, one of them with the fault; `decode` says which cases have it."""
 
-    make: Callable[[], Callable[..., Tensor]]
+    operation: Callable[[], Operation]
     decode: bool = False
-
-    def operation(self) -> Operation:
-        """The public functions, one of them with the fault."""
-        return Operation(decode=self.make()) if self.decode else Operation(attention=self.make())
+    target: Target = EAGER
 
     def found_by(self, number: int) -> list[str]:
         """The checks that find it in a case of `SEED`, none where they object to the right operation as well."""
-        case = draw(SEED, number, ("eager",), "cpu")
+        case = draw(SEED, number, (self.target,), "cpu")
         if (case.pass_ == "decode") != self.decode:
             return []
         found = [wrong.check for wrong in try_case(case, self.operation()).wrong]
@@ -49,7 +47,7 @@ def fault(name: str, decode: bool = False) -> Callable:
     """Enter a function `(*tensors, **options) -> out` by a name."""
 
     def enter(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        FAULTS[name] = Fault(lambda: function, decode)
+        FAULTS[name] = Fault(lambda: Operation(**{"decode" if decode else "attention": function}), decode)
         return function
 
     return enter
@@ -68,10 +66,15 @@ class _Gradient(torch.autograd.Function):
         return ctx.change(gradient), None
 
 
+def with_changed_gradient(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """x, whose gradient is changed on its way back."""
+    return _Gradient.apply(x, change)
+
+
 def _with_gradient(at: int, change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     def wrong(*tensors: Tensor, **options: Any) -> Tensor:
         changed = list(tensors)
-        changed[at] = _Gradient.apply(changed[at], change)
+        changed[at] = with_changed_gradient(changed[at], change)
         return conv_attention(*changed, **options)
 
     return wrong
@@ -87,23 +90,26 @@ def _scaled(part: tuple, factor: float) -> Callable[[Tensor], Tensor]:
 
 
 for _at, _name in enumerate(("dq", "dk", "dv", "dweight")):
-    FAULTS[f"2 % off in {_name}"] = Fault(lambda at=_at: _with_gradient(at, lambda x: x * 1.02))
-FAULTS["one tap of dweight wrong"] = Fault(lambda: _with_gradient(3, _scaled((..., 0, 0), 1.1)))
-FAULTS["dk of the newest key lost"] = Fault(lambda: _with_gradient(1, _scaled((slice(None), slice(None), -1), 0)))
+    FAULTS[f"2 % off in {_name}"] = Fault(lambda at=_at: Operation(attention=_with_gradient(at, lambda x: x * 1.02)))
+FAULTS["one tap of dweight wrong"] = Fault(lambda: Operation(attention=_with_gradient(3, _scaled((..., 0, 0), 1.1))))
+FAULTS["dk of the newest key lost"] = Fault(
+    lambda: Operation(attention=_with_gradient(1, _scaled((slice(None), slice(None), -1), 0)))
+)
 
 
 @fault("strides of grad_out ignored")
 def _(*tensors: Tensor, **options: Any) -> Tensor:
     out = conv_attention(*tensors, **options)
-    return _Gradient.apply(out, _as_if_contiguous)
+    return with_changed_gradient(out, as_if_contiguous)
 
 
 @fault("strides of k ignored")
 def _(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, **options: Any) -> Tensor:
-    return conv_attention(q, _as_if_contiguous(k), v, weight, **options)
+    return conv_attention(q, as_if_contiguous(k), v, weight, **options)
 
 
-def _as_if_contiguous(x: Tensor) -> Tensor:
+def as_if_contiguous(x: Tensor) -> Tensor:
+    """What is read at x's address by one who takes it for contiguous."""
     if x.storage_offset() + x.numel() > x.untyped_storage().size() // x.element_size():
         return x
     return x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride(), x.storage_offset())
@@ -134,7 +140,7 @@ def _stale() -> Callable[..., Tensor]:
     return wrong
 
 
-FAULTS["the result of an earlier call at the same addresses"] = Fault(_stale)
+FAULTS["the result of an earlier call at the same addresses"] = Fault(lambda: Operation(attention=_stale()))
 
 
 @fault("a row wrong, in the last head")
@@ -269,7 +275,7 @@ def _(*tensors: Tensor, lengths: Tensor, **options: Any) -> Tensor:
 
 @fault("strides of lengths ignored", decode=True)
 def _(*tensors: Tensor, lengths: Tensor, **options: Any) -> Tensor:
-    return conv_attention_decode(*tensors, lengths=_as_if_contiguous(lengths), **options)
+    return conv_attention_decode(*tensors, lengths=as_if_contiguous(lengths), **options)
 
 
 @fault("an entry of the page table ignored", decode=True)
@@ -293,14 +299,16 @@ def _(q: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
 
 def main() -> None:
     """Print each fault, the checks that find it, and how many cases it took."""
+    from fuzz_mta_faults import MTA_FAULTS
+
     prepare("cpu")
-    for name, planted in FAULTS.items():
+    for name, planted in [*FAULTS.items(), *((f"mta: {name}", planted) for name, planted in MTA_FAULTS.items())]:
         found = (
             f"| {name} | {', '.join(checks)} | {number + 1} |"
             for number in range(MOST_CASES)
             if (checks := planted.found_by(number))
         )
-        print(next(found, f"{name}: not found"))
+        print(next(found, f"{name}: not found"), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`mtabench verify --fuzz`: which backends, the workers, a line a failure, and the totals."""
+"""`mtabench verify --fuzz`: which operations and backends, the workers, a line a failure, and the totals."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from typing import Any
 from mtabench.commands import WRONG_RESULT
 from mtabench.environment import describe, resolve_device
 from mtabench.errors import NothingCheckedError, UsageError
-from mtabench.fuzzing.cases import draw
+from mtabench.fuzzing.draws import OPERATIONS, Target, draw
 from mtabench.fuzzing.totals import Totals, check_totals_file
-from mtabench.fuzzing.workers import run_workers
+from mtabench.fuzzing.workers import Ended, run_workers
 from mtabench.problem import axes
 from mtabench.results.outputs import named
 
-FUZZED = ("triton", "hopper", "cuda", "auto", "eager")
-DEFAULT = {"cuda": ("triton", "hopper", "cuda", "auto"), "cpu": ("triton",)}
 MAX_JOBS = 256
 
 
 def run(
-    seconds: float, impl: str | None, device: str, seed: int | None, case: int | None, jobs: int, out: Path | None
-) -> int:
+    seconds: float, op: str | None, impl: str | None, device: str, seed: int | None, case: int | None, jobs: int,
+    out: Path | None,
+) -> int:  # fmt: skip
     """Run random cases for some seconds, or one case by its number; WRONG_RESULT if any failed.
 
     Raises UsageError for options that do not fit, and NothingCheckedError where no case ran.
@@ -35,17 +34,18 @@ def run(
     where = resolve_device(device)
     if where == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are imported
-    backends = _backends(impl, where)
+    targets = _targets(op, impl, where)
     if case is not None:
-        return WRONG_RESULT * _one(seed or 0, case, backends, where)
+        return WRONG_RESULT * _one(seed or 0, case, targets, where)
     seed = int(time.time()) if seed is None else seed
-    print(f"fuzz: seed {seed}, {', '.join(backends)} on {where}, {jobs} jobs, {seconds:g} s", flush=True)
+    names = ", ".join(" ".join(target) for target in targets)
+    print(f"fuzz: seed {seed}, {names} on {where}, {jobs} jobs, {seconds:g} s", flush=True)
     totals = Totals()
-    for ended in run_workers(seed, backends, where, jobs, seconds):
+    for ended in run_workers(seed, targets, where, jobs, seconds):
         failed = bool(ended.wrong)
-        totals.add(ended.backend, ended.pass_, refused=ended.refused, failed=failed, seconds=ended.seconds)
+        totals.add(ended.op, ended.backend, ended.pass_, refused=ended.refused, failed=failed, seconds=ended.seconds)
         if failed:
-            print(_line(ended.wrong, ended.pass_, seed, ended.number, ended.backend, where), flush=True)
+            print(_line(ended, seed, where), flush=True)
     if not totals.cases:
         raise NothingCheckedError(f"no case ran in {seconds:g} s; give --fuzz more time")
     print("\n".join(totals.lines()))
@@ -58,11 +58,11 @@ def run(
     return WRONG_RESULT * (failures > 0)
 
 
-def _one(seed: int, number: int, backends: Sequence[str], device: str) -> bool:
+def _one(seed: int, number: int, targets: Sequence[Target], device: str) -> bool:
     """One case, with all that was drawn for it."""
     from mtabench.fuzzing.trial import prepare, try_case
 
-    drawn = draw(seed, number, backends, device)
+    drawn = draw(seed, number, targets, device)
     print(drawn.described(), flush=True)
     prepare(device)
     outcome = try_case(drawn)
@@ -73,11 +73,13 @@ def _one(seed: int, number: int, backends: Sequence[str], device: str) -> bool:
     return bool(outcome.wrong)
 
 
-def _line(wrong: Sequence[str], pass_: str, seed: int, number: int, backend: str, device: str) -> str:
+def _line(ended: Ended, seed: int, device: str) -> str:
     """What is wrong, and what to type to see it again."""
-    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-    again = f"mtabench verify --fuzz 0 --seed {seed} --case {number} --impl {backend} --device {device}"
-    return f"FAILED {backend} {pass_}: {' '.join(wrong[0].split())}{more} | {again}"
+    more = f" (and {len(ended.wrong) - 1} more)" if len(ended.wrong) > 1 else ""
+    again = f"mtabench verify --fuzz 0 --seed {seed} --case {ended.number}"
+    again += f" --op {ended.op} --impl {ended.backend} --device {device}"
+    found = f"{ended.op} {ended.backend} {ended.pass_}: {' '.join(ended.wrong[0].split())}"
+    return f"FAILED {found}{more} | {again}"
 
 
 def _check(seconds: float, seed: int | None, case: int | None, jobs: int, out: Path | None) -> None:
@@ -99,26 +101,42 @@ def _check(seconds: float, seed: int | None, case: int | None, jobs: int, out: P
         check_totals_file(out)
 
 
-def _backends(impl: str | None, device: str) -> list[str]:
-    """Those asked for, or all fused ones, that can run on this machine."""
-    asked = axes.parse_names(impl, "--impl") if impl is not None else DEFAULT[device]
-    for name in asked:
-        if name not in FUZZED:
-            raise UsageError(f"--fuzz has no cases for {name!r}; expected one or more of {', '.join(FUZZED)}")
+def _targets(op: str | None, impl: str | None, device: str) -> list[Target]:
+    """The backends of operations asked for, or all fused ones, that can run on this machine."""
+    ops = axes.parse_names(op, "--op") if op is not None else list(OPERATIONS)
+    for name in ops:
+        if name not in OPERATIONS:
+            raise UsageError(f"--fuzz has no cases for --op {name!r}; expected one or more of {', '.join(OPERATIONS)}")
+    asked = axes.parse_names(impl, "--impl") if impl is not None else None
+    known = dict.fromkeys(backend for name in ops for backend in OPERATIONS[name].backends)
+    for backend in asked or ():
+        if backend not in known:
+            raise UsageError(f"--fuzz has no cases for {backend!r}; expected one or more of {', '.join(known)}")
+    wanted = [
+        Target(name, backend)
+        for name in ops
+        for backend in (OPERATIONS[name].usual[device] if asked is None else asked)
+        if backend in OPERATIONS[name].backends
+    ]
+    refusals = {backend: _why_not(backend, device) for _, backend in wanted}
+    for backend, reason in refusals.items():
+        if reason is not None:
+            print(f"{backend} not checked: {reason}")
+    found = [target for target in wanted if refusals[target.backend] is None]
+    if not found:
+        raise NothingCheckedError("nothing was checked: no implementation that was asked for can run here")
+    return found
+
+
+def _why_not(backend: str, device: str) -> str | None:
+    """Why no case of a backend can run here, or None."""
+    if backend == "auto":
+        return None
     import torch
 
     from mta_kernels.conv_attention import unsupported
     from mtabench.fuzzing.calls import BACKENDS
 
-    found = []
-    for name in asked:
-        dtype = torch.float32 if device == "cpu" else torch.float16
-        typical: dict[str, Any] = {"device": device, "dtype": dtype, "head_dim": 64, "query_taps": 1, "key_taps": 1}
-        reason = None if name == "auto" else unsupported(BACKENDS.get(name, name), **typical)
-        if reason is None:
-            found.append(name)
-        else:
-            print(f"{name} not checked: {reason}")
-    if not found:
-        raise NothingCheckedError("nothing was checked: no implementation that was asked for can run here")
-    return found
+    dtype = torch.float32 if device == "cpu" else torch.float16
+    typical: dict[str, Any] = {"device": device, "dtype": dtype, "head_dim": 64, "query_taps": 1, "key_taps": 1}
+    return unsupported(BACKENDS.get(backend, backend), **typical)

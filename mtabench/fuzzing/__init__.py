@@ -1,1 +1,1 @@
-"""Random cases of conv attention through its public functions, held to a float64 definition of their own."""
+"""Random cases of conv attention and of the whole multi-token attention, held to float64 definitions of their own."""

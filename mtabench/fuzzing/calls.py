@@ -12,11 +12,11 @@ from torch import Tensor
 from mta_kernels.conv_attention import ConvAttention, conv_attention, conv_attention_decode
 from mtabench.fuzzing.inputs import Inputs
 from mtabench.fuzzing.layouts import Placed
+from mtabench.fuzzing.mta_calls import MtaOperation, call_mta, chunk_rows
 from mtabench.fuzzing.poison import fresh_memory_is_nan
 from mtabench.problem.inputs import DTYPES
 
 BACKENDS = {"eager": "reference"}  # where a backend's name differs from that of the implementation
-GRADIENT_OF = {"q": "dq", "k": "dk", "v": "dv", "weight": "dweight", "q_history": "dq_history"}
 Results = dict[str, Tensor]
 
 
@@ -25,6 +25,7 @@ class Operation(NamedTuple):
 
     attention: Callable[..., Tensor] = conv_attention
     decode: Callable[..., Tensor] = conv_attention_decode
+    mta: MtaOperation = MtaOperation()
 
 
 PUBLIC = Operation()
@@ -47,13 +48,21 @@ class Call:
             wanted = name in self.case.wanted or (name == "q_history" and "q" in self.case.wanted)
             self._leaves[name] = placed.x.detach().requires_grad_(wanted)
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The arguments by name."""
+        return self._leaves
+
     def put(self, values: Mapping[str, Tensor]) -> None:
         """Other values at the same addresses."""
         for name, x in values.items():
             self.placed[name].put(self._as_given(name, x))
 
-    def run(self) -> Results:
-        """Call it, with NaN wherever nothing was written; results are detached, and gradients are those wanted."""
+    def run(self, gradients: bool = True) -> Results:
+        """Call it, with NaN wherever nothing was written; results are detached, and gradients are those wanted.
+
+        Without `gradients` a plain call leaves out its backward.
+        """
         with fresh_memory_is_nan():
             if self.case.way == "graph":
                 return self._replayed()
@@ -62,7 +71,7 @@ class Call:
             if self.case.way == "again":
                 with self._other_numbers():
                     self.run_plainly()
-            return self.run_plainly()
+            return self.run_plainly(gradients)
 
     def keep(self) -> None:
         """Note what the arguments hold, for `changed`."""
@@ -80,26 +89,27 @@ class Call:
             return values.float()
         return values
 
-    def run_plainly(self) -> Results:
+    def run_plainly(self, gradients: bool = True) -> Results:
         """Call it in memory as it is."""
         case, leaves = self.case, self._leaves
         autocast = torch.autocast(case.device, DTYPES[case.dtype]) if case.way == "autocast" else nullcontext()
-        with torch.set_grad_enabled(bool(case.wanted)):
+        with torch.set_grad_enabled(bool(case.wanted)), chunk_rows(case):
             with autocast:
                 out = self._out()
             found = {"out": out.detach()}
-            if case.wanted:
+            if case.wanted and gradients:
                 names = [name for name, leaf in leaves.items() if leaf.requires_grad]
                 # A history that is longer than the convolution looks back may not be used at all.
                 wanted = [leaves[name] for name in names]
-                gradients = torch.autograd.grad(out, wanted, leaves["grad_out"], materialize_grads=True)
-                found |= {GRADIENT_OF[name]: x for name, x in zip(names, gradients, strict=True)}
+                of_wanted = torch.autograd.grad(out, wanted, leaves["grad_out"], materialize_grads=True)
+                found |= {f"d{name}": x for name, x in zip(names, of_wanted, strict=True)}
         return found
 
     def _out(self) -> Tensor:
-        case, x = self.case, self._leaves
-        options: dict[str, Any] = {"scale": case.scale, "pad_key": case.pad_key}
-        options["backend"] = BACKENDS.get(case.backend, case.backend)
+        case, x, backend = self.case, self._leaves, BACKENDS.get(self.case.backend, self.case.backend)
+        if case.parts is not None:
+            return call_mta(case, x, self._operation.mta, backend)
+        options: dict[str, Any] = {"scale": case.scale, "pad_key": case.pad_key, "backend": backend}
         if case.pass_ == "decode":
             options |= {"lengths": x["lengths"], "splits": case.splits}
             if "block_table" in x:

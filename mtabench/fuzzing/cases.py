@@ -1,4 +1,4 @@
-"""Which case has which number: drawn from the seed, so that a number alone repeats a case.
+"""What a case is, and those of conv attention: drawn from the seed, so that a number alone repeats a case.
 
 What a kernel is compiled for (dtype, head dim, taps, padding, causal) is one of a seed's few `Constants` and the same
 for a block of cases, so that most cases find their kernels compiled; all else is drawn for the case.
@@ -6,8 +6,9 @@ for a block of cases, so that most cases find their kernels compiled; all else i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from math import isqrt
 from random import Random
 from typing import Any
 
@@ -44,11 +45,35 @@ class Constants:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """What the whole multi-token attention has beside the convolution of scores; shapes, () where a part is missing."""
+
+    pre_conv: bool  # by the taps of the case
+    pre_mix: tuple[int, ...]
+    post_conv: tuple[int, int] | None  # taps
+    post_mix: tuple[int, ...]
+    mixings: str
+    norm_eps: float | None  # None without a norm
+    depth: int | None
+    gate: tuple[int, ...]
+    gate_bias: bool
+    dropout: float
+    chunk_rows: int | None  # rows of scores that kernels store at a time, at most
+    in_float32: tuple[str, ...]  # names of tensors that are not in the case's dtype
+
+    @property
+    def post_taps(self) -> tuple[int, int]:
+        """Of the convolution of probabilities; one where there is none."""
+        return self.post_conv or (1, 1)
+
+
+@dataclass(frozen=True)
 class FuzzCase:
-    """One call, or decode step, and how it is made; `layouts` names the tensors that are not contiguous."""
+    """One call, or some decode steps, and how it is made; `layouts` names the tensors that are not contiguous."""
 
     seed: int
     number: int
+    op: str  # "conv-attention" or "mta"
     backend: str
     device: str
     pass_: str  # fwd (no gradients), bwd (with them) or decode
@@ -58,7 +83,7 @@ class FuzzCase:
     heads: int
     kv_heads: int
     seq_len: int  # keys; of decode the cache's capacity, in whole pages
-    query_rows: int
+    query_rows: int  # of decode the steps
     history: int
     head_dim: int
     query_taps: int
@@ -80,16 +105,21 @@ class FuzzCase:
     page_size: int | None
     splits: int | str
     layouts: tuple[tuple[str, str], ...]
+    parts: Parts | None = None
+
+    @property
+    def looks_back(self) -> int:
+        """Queries before a row that it depends on."""
+        return self.query_taps - 1 + (self.parts.post_taps[0] - 1 if self.parts else 0)
 
     def described(self) -> str:
         """All of it, a line a field."""
         return "\n".join(f"  {field.name:<13} {getattr(self, field.name)!r}" for field in fields(self))
 
 
-def draw(seed: int, number: int, backends: Sequence[str], device: str) -> FuzzCase:
-    """Case `number` of a seed, for one of the backends; the same as with that backend alone."""
+def draw_conv(seed: int, number: int, backend: str, device: str) -> FuzzCase:
+    """Case `number` of a seed for a backend of conv attention."""
     block = number // BLOCK[device]
-    backend = backends[block % len(backends)]
     kind = Random(f"{seed} {block}").randrange(KINDS[device])
     return draw_for(draw_constants(seed, kind, backend, device), seed, number, backend, device)
 
@@ -103,15 +133,15 @@ def draw_constants(seed: int, kind: int, backend: str, device: str) -> Constants
     most = (8, 17) if backend == "hopper" else (16, 31)
     return Constants(
         decode=decode,
-        dtype=random.choice(_dtypes(backend, device)),
-        head_dim=random.choice(_head_dims(backend, device)),
-        taps=_taps(random, most, device),
+        dtype=random.choice(dtypes(backend, device)),
+        head_dim=random.choice(head_dims(backend, device)),
+        taps=draw_taps(random, most, device),
         pad_key=random.choice(("both", "both", "left", "right")),
         causal=decode or random.random() < 0.7,
     )
 
 
-def _dtypes(backend: str, device: str) -> tuple[str, ...]:
+def dtypes(backend: str, device: str) -> tuple[str, ...]:
     if backend in ("hopper", "cuda"):
         return "bf16", "fp16"
     if backend == "eager":
@@ -121,7 +151,7 @@ def _dtypes(backend: str, device: str) -> tuple[str, ...]:
     return ("bf16", "bf16", "fp16", "fp32") if backend == "triton" else ("bf16", "bf16", "fp16")
 
 
-def _head_dims(backend: str, device: str) -> tuple[int, ...]:
+def head_dims(backend: str, device: str) -> tuple[int, ...]:
     if device == "cpu":
         found: tuple[int, ...] = (16, 16, 16, 17, 24, 24, 32, 32, 40, 64, 96)
     else:
@@ -130,7 +160,7 @@ def _head_dims(backend: str, device: str) -> tuple[int, ...]:
     return tuple(head_dim for head_dim in found if head_dim % 8 == 0) if backend == "hopper" else found
 
 
-def _taps(random: Random, most: tuple[int, int], device: str) -> tuple[int, int]:
+def draw_taps(random: Random, most: tuple[int, int], device: str) -> tuple[int, int]:
     kind = random.random()
     if kind < 0.35:
         return random.choice(((6, 11), (6, 11), (1, 1), (3, 3), (2, 4), (4, 2), (1, 7), (7, 1)))
@@ -150,16 +180,17 @@ def draw_for(constants: Constants, seed: int, number: int, backend: str, device:
         unfit = random.choice(UNFIT[backend])
         dtype, head_dim, taps = unfit[0] or dtype, unfit[1] or head_dim, unfit[2] or taps
     drawn: dict[str, Any] = {
-        "seed": seed, "number": number, "backend": backend, "device": device, "dtype": dtype, "head_dim": head_dim,
+        "seed": seed, "number": number, "op": "conv-attention", "backend": backend, "device": device, "dtype": dtype,
+        "head_dim": head_dim,
         "query_taps": taps[0], "key_taps": taps[1], "pad_key": constants.pad_key, "causal": causal,
-        "scale": _scale(random),
+        "scale": scale(random),
         "weight": random.choices(("random", "identity", "one tap", "large"), (80, 8, 7, 5))[0],
         "weight_dtype": "fp32" if random.random() < 0.3 else dtype,
         "values": random.choice(VALUES) if random.random() < 0.3 else "normal",
     }  # fmt: skip
-    drawn |= _decode_shape(random, on_gpu, taps, backend) if decode else _shape(random, on_gpu, taps, causal)
+    drawn |= decode_shape(random, on_gpu, taps[0], backend) if decode else shape(random, on_gpu, taps[0] - 1)
     drawn["pass_"] = "decode" if decode else "bwd" if random.random() < 0.6 else "fwd"
-    drawn["wanted"] = _wanted(random) if drawn["pass_"] == "bwd" else ()
+    drawn["wanted"] = wanted(random, ("q", "k", "v", "weight")) if drawn["pass_"] == "bwd" else ()
     ways = {"plain": 40, "again": 22}  # how often each
     ways |= {"autocast": 6} if dtype != "fp32" else {}
     ways |= {} if decode else {"module": 5}
@@ -168,12 +199,13 @@ def draw_for(constants: Constants, seed: int, number: int, backend: str, device:
     if drawn["way"] == "module":
         drawn["weight_dtype"] = dtype
     drawn["twice"] = random.random() < 1 / 3
-    drawn["probe"] = random.choice(_probes(drawn, decode)) if random.random() < 0.4 else "none"
-    drawn["layouts"] = tuple(_layouts(random, drawn, on_gpu))
+    drawn["probe"] = random.choice(probes(drawn, decode)) if random.random() < 0.4 else "none"
+    drawn["layouts"] = tuple(layouts(random, drawn, on_gpu, ("q", "k", "v", "weight", "q_history")))
     return FuzzCase(**drawn)
 
 
-def _scale(random: Random) -> float | None:
+def scale(random: Random) -> float | None:
+    """Of `q . k`."""
     kind = random.random()
     if kind < 0.55:
         return None
@@ -183,31 +215,31 @@ def _scale(random: Random) -> float | None:
     return -size if random.random() < 0.5 else size
 
 
-def _layouts(random: Random, drawn: dict[str, Any], on_gpu: bool) -> Iterator[tuple[str, str]]:
-    """Of the tensors that are not contiguous."""
+def layouts(random: Random, drawn: dict[str, Any], on_gpu: bool, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Of the tensors that are not contiguous: of these names, and of those beside them."""
     possible: tuple[str, ...] = LAYOUTS
     if drawn["probe"] not in ("other sequences", "other heads") and drawn["form"] != "paged":
         possible += SHARED_LAYOUTS
     if on_gpu and drawn["batch"] == 2 and drawn["form"] != "paged" and random.random() < 0.01:
         yield random.choice(("q", "k", "v")), "far"  # offsets that 32 bits do not hold take gigabytes, and are rare
         return
-    for name in ("q", "k", "v", "weight", "q_history"):
+    for name in names:
         if random.random() < 0.3:
             apart = drawn["backend"] == "triton" and drawn["pass_"] == "decode" and name in ("k", "v")
             yield name, random.choice([x for x in possible if not (apart and x in KEYS_APART)])
     if random.random() < 0.4:
         yield "grad_out", random.choice((*LAYOUTS, *SHARED_LAYOUTS, "expanded everywhere"))
-    for name, layouts in (
+    for name, possible in (
         ("lengths", ("steps", "offset", "expanded")),
         ("block_table", ("steps", "offset", "expanded", "columns first", "padded")),
         ("cu_seqlens", ("steps", "offset")),
     ):
         if random.random() < 0.35:
-            yield name, random.choice(layouts)
+            yield name, random.choice(possible)
 
 
-def _wanted(random: Random) -> tuple[str, ...]:
-    names = ("q", "k", "v", "weight")
+def wanted(random: Random, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The tensors whose gradients are asked for: mostly all."""
     if random.random() < 0.85:
         return names
     return tuple(name for name in names if random.random() < 0.5) or (random.choice(names),)
@@ -239,23 +271,28 @@ def _length(random: Random, on_gpu: bool) -> int:
     return random.randint(CHUNK_ROWS, 5000)
 
 
-def _shape(random: Random, on_gpu: bool, taps: tuple[int, int], causal: bool) -> dict[str, Any]:
-    """Of a forward, and a backward."""
+def shape(
+    random: Random, on_gpu: bool, looks_back: int, of_heads: tuple[int, int] | None = None, share: float = 1.0
+) -> dict[str, Any]:
+    """Of a forward, and a backward: of given query and KV heads, or of its own, and a share of the largest size."""
     found: dict[str, Any] = {
         "page_size": None, "splits": "auto", "lengths": (), "lengths_dtype": "", "head_chunk": None, "bounds": (),
         "history": 0,
     }  # fmt: skip
+    most = int(MOST_SCORES["cuda" if on_gpu else "cpu"] * share)
     seq_len = _length(random, on_gpu)
-    room = MOST_SCORES["cuda" if on_gpu else "cpu"] // seq_len**2  # heads of all sequences
-    batch = min(random.choice((1, 1, 2, 3) if on_gpu else (1, 1, 1, 2)), max(1, room))
-    heads, kv_heads = _heads(random, max(1, min(16, room // batch) if on_gpu else 4 // batch))
-    if on_gpu and random.random() < 0.002:  # more heads than a grid has in its second dimension
+    if of_heads is not None:
+        seq_len = min(seq_len, isqrt(most // of_heads[0]))
+    room = most // seq_len**2  # heads of all sequences
+    batch = min(random.choice((1, 1, 2, 3) if on_gpu else (1, 1, 1, 2)), max(1, room // (of_heads or (1,))[0]))
+    heads, kv_heads = of_heads or _heads(random, max(1, min(16, room // batch) if on_gpu else 4 // batch))
+    if of_heads is None and on_gpu and random.random() < 0.002:  # more heads than a grid has in its second dimension
         batch, heads, kv_heads, seq_len = random.choice(((1, 65536, 65536, 3), (8193, 8, 4, 5), (65537, 1, 1, 2)))
     form = random.choices(("whole", "chunk", "packed"), (55, 20, 25))[0]
     query_rows = seq_len
     if form == "chunk":
         query_rows = random.randint(1, seq_len)
-        found["history"] = min(taps[0] - 1, seq_len - query_rows) + random.choice((0, 0, 1, 5))
+        found["history"] = min(looks_back, seq_len - query_rows) + random.choice((0, 0, 1, 5))
         found["history"] = min(found["history"], seq_len - query_rows)
     if form == "packed":
         batch = 1
@@ -280,22 +317,31 @@ def _bounds(random: Random, rows: int) -> tuple[int, ...]:
     return (0, *sorted(inner), rows)
 
 
-def _decode_shape(random: Random, on_gpu: bool, taps: tuple[int, int], backend: str) -> dict[str, Any]:
+def decode_shape(
+    random: Random, on_gpu: bool, query_taps: int, backend: str, of_heads: tuple[int, int] | None = None,
+    looks_back: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Of a decode: one step, or with `looks_back`, the queries that all parts look back on, several."""
     batch = random.choice((1, 1, 2, 3, 5, 16, 40) if on_gpu else (1, 1, 2, 3))
     longest = random.choice((1, 5, 70, 70, 300, 300, 1000, 3000, 9000) if on_gpu else (1, 3, 20, 70, 140))
     longest = random.randint(max(1, longest // 3), longest)
-    room = (2 << 20 if on_gpu else 4000) // (taps[0] * longest)
-    batch = min(batch, max(1, room))
-    heads, kv_heads = _heads(random, max(1, min(32 if on_gpu else 4, room // batch)))
+    steps, rows, most = 1, query_taps, 2 << 20 if on_gpu else 4000
+    if looks_back is not None and of_heads is not None:
+        steps = random.choice((1, 1, 2, 3, 5))
+        rows, most = looks_back + steps, most if on_gpu else 4 * most
+        longest = min(longest, max(1, most // (rows * of_heads[0])))
+    room = most // (rows * longest)
+    batch = min(batch, max(1, room // (of_heads or (1,))[0]))
+    heads, kv_heads = of_heads or _heads(random, max(1, min(32 if on_gpu else 4, room // batch)))
     lengths = tuple(_decode_length(random, longest) for _ in range(batch))
-    most_looked_back = min(taps[0], max(1, *lengths, 1))
+    before = min(query_taps - 1 if looks_back is None else looks_back, max(0, *lengths, steps) - steps)
     page_size = random.choice(PAGE_SIZES if on_gpu else PAGE_SIZES[:2]) if random.random() < 0.4 else None
     capacity = max(1, *lengths, 1) + random.choice((0, 0, 1, 7))
     if page_size is not None:
         capacity = -(-capacity // page_size) * page_size
     return {
         "form": "contiguous" if page_size is None else "paged", "batch": batch, "heads": heads, "kv_heads": kv_heads,
-        "seq_len": capacity, "query_rows": 1, "history": most_looked_back - 1 + random.choice((0, 0, 0, 1, 4)),
+        "seq_len": capacity, "query_rows": steps, "history": before + random.choice((0, 0, 0, 1, 4)),
         "page_size": page_size, "lengths": lengths, "lengths_dtype": random.choice(("int32", "int64")),
         "splits": _splits(random, on_gpu, backend),
         "head_chunk": None, "bounds": (),
@@ -315,7 +361,7 @@ def _decode_length(random: Random, longest: int) -> int:
     return random.choice((1, 2, longest)) if kind < 0.2 else random.randint(1, longest)
 
 
-def _probes(drawn: dict[str, Any], decode: bool) -> list[str]:
+def probes(drawn: dict[str, Any], decode: bool) -> list[str]:
     """What may be changed without a change of some results."""
     found = []
     if decode:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mtabench.fuzzing.calls import Results
-from mtabench.fuzzing.definition import Expected, squares
+from mtabench.fuzzing.definition import OF_ROWS, Expected, squares
 
 # Times the standard error that rounding may leave, and times what eager is off, of all numbers, a head and a row;
 # a whole may be off by what its worst part may.
@@ -82,7 +82,7 @@ class _Compared:
         """Sums or maxima of rows, over each head or over all."""
         if level == "row":
             return x
-        dims = tuple(range(x.dim())) if level == "norm" else _within_head(self.name)
+        dims = tuple(range(x.dim())) if level == "norm" else _within_head(self.name, x.dim())
         return reduce(x, dims, keepdim=True)
 
 
@@ -123,19 +123,20 @@ def _compared(name: str, found: Tensor, want: Expected, dtype: torch.dtype, eage
     return _Compared(name, want.value, difference, allowed.masked_fill(lost, 0), of_eager.masked_fill(lost, 0))
 
 
-def _within_head(name: str) -> tuple[int, ...]:
-    return (1, 2) if name == "dweight" else (2,)
+def _within_head(name: str, dims: int) -> tuple[int, ...]:
+    """The dims of a head's rows: of a mixer's gradient all but the first, unless it has one alone."""
+    return (2,) if name in OF_ROWS else tuple(range(min(1, dims - 1), dims))
 
 
 def _allowed(name: str, want: Expected, dtype: torch.dtype) -> Tensor:
     """The variance of each row's error; infinite where a number may overflow."""
     info = torch.finfo(dtype)
-    numbers = 1 if name == "dweight" else want.value.shape[-1]
-    largest = want.value.abs() if name == "dweight" else want.value.abs().amax(-1)
+    numbers = want.value.shape[-1] if name in OF_ROWS else 1
+    largest = want.value.abs().amax(-1) if name in OF_ROWS else want.value.abs()
     least = numbers * (info.smallest_normal * (info.eps if dtype == torch.float16 else 1)) ** 2
     allowed = want.variance + least + numbers * LEAST**2
     if name.startswith("d") and dtype != torch.float32:
-        of_head = squares(name, want.value).amax(_within_head(name), keepdim=True)
+        of_head = squares(name, want.value).amax(_within_head(name, allowed.dim()), keepdim=True)
         allowed = torch.maximum(allowed, (LEAST_GRADIENT**2 * of_head).expand_as(allowed))
     return allowed.masked_fill(largest > OVERFLOW * info.max, torch.inf)
 

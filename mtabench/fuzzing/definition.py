@@ -19,6 +19,7 @@ FAINTEST_GRADIENT = 2.0**-37  # half of fp16's smallest number, over the power o
 WILD = 0.25  # above such a standard error of a score, probabilities are no longer linear in it
 CERTAIN = 8  # standard errors within which an error surely lies
 NEGLIGIBLE = 20.0  # how far below the largest score another one has a probability next to nothing
+OF_ROWS = ("out", "dq", "dk", "dv", "dq_history")  # results [.., D]; all others are gradients of mixers
 ELEMENTS = {"cuda": 1 << 24, "cpu": 1 << 22}  # of a matrix of scores that are worked on at a time
 
 
@@ -113,8 +114,8 @@ def expected_results(problem: Problem, rounding: Rounding, grad_out: Tensor | No
 
 
 def squares(name: str, value: Tensor) -> Tensor:
-    """Of the rows of a result; each tap of the weight's gradient is one."""
-    return value.square() if name == "dweight" else value.square().sum(-1)
+    """Of the rows of a result; each number of a mixer's gradient is one."""
+    return value.square().sum(-1) if name in OF_ROWS else value.square()
 
 
 class _Scores:
@@ -148,7 +149,7 @@ class _Scores:
         mismatch = FLOAT32_ROUNDING * (c.abs().amax(-1, keepdim=True) + math.log(keys + 1))
         c = c.masked_fill(~wanted, -torch.inf)
         self.p = torch.softmax(c, -1).nan_to_num(0.0)  # of a row that sees nothing: zeros
-        self.undecided = _undecided(c, c_variance)
+        self.undecided = undecided(c, c_variance)
         c_variance = c_variance.masked_fill(~wanted, 0).clamp(max=WILD**2)
         # The error of a probability: that of its own score, and that of the sum that it is divided by.
         p2 = self.p.square()
@@ -259,7 +260,7 @@ class _Scores:
         return found.masked_fill(~self.seen, 0)
 
 
-def _undecided(c: Tensor, variance: Tensor) -> Tensor:
+def undecided(c: Tensor, variance: Tensor) -> Tensor:
     """Rows `[X, rows]` of whose scores several may be the largest within rounding, and by far."""
     error = CERTAIN * variance.sqrt()
     least = (c - error).amax(-1, keepdim=True)

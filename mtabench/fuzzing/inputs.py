@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from mtabench.fuzzing.cases import FuzzCase
-from mtabench.fuzzing.definition import Expected, Problem, Rounding, expected_results
+from mtabench.fuzzing.definition import OF_ROWS, Expected, Problem, Rounding, expected_results
 from mtabench.fuzzing.layouts import as_laid_out
+from mtabench.fuzzing.mta_inputs import expected_by_mta, largest_growth, mta_values, padding, softmax_scale, taps_of
 from mtabench.problem.inputs import DTYPES
 
 HUGE = {"fp16": 2e3, "bf16": 1e8, "fp32": 1e8}
 LARGE_VALUE = 100.0  # in a backward in 16 bits, where a huge one costs other gradients precision
 LARGE_SCORE = 6e4
 LARGEST_FACTOR = 1e3  # on q and k, for large scores: no more than float16 holds
-WEIGHT_SCALE = 0.3
 NO_PAGE = (-1, 2**31 - 1, 10**6)
 
 
@@ -28,7 +28,8 @@ class Inputs:
     """Values by name, each contiguous and as its layout gives them.
 
     "q", "k", "v", "weight", and as the case has them "q_history", "grad_out", "cu_seqlens", "lengths" and
-    "block_table". Of a decode, q is the window and k and v are the caches, or their pages.
+    "block_table". The whole multi-token attention has its parts in the weight's place. Of a decode, q is the window and
+    k and v are the caches, or their pages.
     """
 
     case: FuzzCase
@@ -39,16 +40,6 @@ class Inputs:
         """Of each tensor."""
         chosen = dict(self.case.layouts)
         return {name: chosen.get(name, "contiguous") for name in self.values}
-
-
-def padding(case: FuzzCase) -> int:
-    """Columns of zeros left of the scores, from the definition: an even count has one more on the right."""
-    return {"both": (case.key_taps - 1) // 2, "left": case.key_taps - 1, "right": 0}[case.pad_key]
-
-
-def softmax_scale(case: FuzzCase) -> float:
-    """The factor on q . k."""
-    return case.head_dim**-0.5 if case.scale is None else case.scale
 
 
 def make_inputs(case: FuzzCase) -> Inputs:
@@ -66,7 +57,11 @@ def make_inputs(case: FuzzCase) -> Inputs:
     k, v = (normal(case.batch, case.kv_heads, case.seq_len, case.head_dim) for _ in range(2))
     q, k, v = _with_kind_of_values(case, random, q, k, v)
     values = {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)}
-    values["weight"] = _weight(case, random, normal).to(DTYPES[case.weight_dtype])
+    if case.parts is None:
+        taps = case.query_taps, case.key_taps
+        values["weight"] = taps_of(case, taps, random, normal).to(DTYPES[case.weight_dtype])
+    else:
+        values |= mta_values(case, random, normal)
     if case.pass_ == "decode":
         lengths = torch.tensor(case.lengths, dtype=getattr(torch, case.lengths_dtype), device=case.device)
         values["lengths"] = as_laid_out(lengths, layouts.get("lengths", "")).clone()
@@ -103,7 +98,7 @@ def _with_kind_of_values(
         huge = LARGE_VALUE
     if case.values == "large scores":
         natural = max(abs(softmax_scale(case)) * case.head_dim**0.5, 1e-30)
-        factor = min((LARGE_SCORE / natural) ** 0.5, LARGEST_FACTOR)
+        factor = min((LARGE_SCORE / (natural * largest_growth(case))) ** 0.5, LARGEST_FACTOR)
         q, k = q * factor, k * factor
     elif case.values == "equal":
         q, k = (x[:, :, :1].expand_as(x) for x in (q, k))
@@ -118,21 +113,6 @@ def _with_kind_of_values(
     elif case.values == "tiny":
         q, k = q * 1e-2, k * 1e-2
     return q, k, v
-
-
-def _weight(case: FuzzCase, random: Random, normal) -> Tensor:
-    weight = normal(case.heads, case.query_taps, case.key_taps) * WEIGHT_SCALE
-    if case.weight == "identity":
-        weight.zero_()
-        weight[:, case.query_taps - 1, padding(case)] = 1
-    elif case.weight == "one tap":
-        a, b = random.randrange(case.query_taps), random.randrange(case.key_taps)
-        kept = weight[:, a, b].clone()
-        weight.zero_()
-        weight[:, a, b] = kept
-    elif case.weight == "large":
-        weight *= 10
-    return weight
 
 
 def _lengths(case: FuzzCase) -> tuple[int, ...]:
@@ -187,17 +167,29 @@ def caches(inputs: Inputs) -> tuple[Tensor, Tensor]:
 def expected(inputs: Inputs) -> dict[str, Expected]:
     """What the results are, by name: "out", and of a backward "dq", "dk", "dv", "dweight", "dq_history"."""
     found = _expected(inputs)
-    if inputs.case.values != "equal":
+    if inputs.case.values != "equal" or inputs.case.parts is not None:
         return found
     # Scores of equal tokens have one error. The errors of a score's neighbours add up: `key_taps` times the variance.
     return {name: Expected(x.value, x.variance * inputs.case.key_taps) for name, x in found.items()}
 
 
+def _solve(
+    inputs: Inputs, tensors: tuple[Tensor, Tensor, Tensor], position: Tensor, length: Tensor, rows: int,
+    grad_out: Tensor | None, spans: list[tuple[int, int]] | None = None,
+) -> dict[str, Expected]:  # fmt: skip
+    """The results of sequences `q, k, v` in float64 at these positions, by the operation's definition."""
+    case = inputs.case
+    if case.parts is not None:
+        return expected_by_mta(case, inputs.values, tensors, position, length, rows, grad_out, spans)
+    pad, weight = padding(case.pad_key, case.key_taps), inputs.values["weight"].double()
+    numbers: dict[str, Any] = {"causal": case.causal, "scale": softmax_scale(case), "pad": pad}
+    problem = Problem(*tensors, weight, position, length, rows, **numbers)
+    return expected_results(problem, Rounding.of(DTYPES[case.dtype]), grad_out)
+
+
 def _expected(inputs: Inputs) -> dict[str, Expected]:
     case, x = inputs.case, inputs.values
-    rounding = Rounding.of(DTYPES[case.dtype])
-    numbers: dict[str, Any] = {"causal": case.causal, "scale": softmax_scale(case), "pad": padding(case)}
-    q, weight = x["q"].double(), x["weight"].double()
+    q = x["q"].double()
     grad_out = x["grad_out"].double() if "grad_out" in x else None
 
     def whole(count: int) -> Tensor:
@@ -206,17 +198,15 @@ def _expected(inputs: Inputs) -> dict[str, Expected]:
     if case.pass_ == "decode":
         lengths = x["lengths"].long()
         k, v = (cache.double() for cache in caches(inputs))
-        problem = Problem(q, k, v, weight, lengths - q.shape[2], lengths, 1, **numbers)
-        return expected_results(problem, rounding)
+        return _solve(inputs, (q, k, v), lengths - q.shape[2], lengths, case.query_rows, None)
     k, v = x["k"].double(), x["v"].double()
     if case.form == "packed":
-        return _of_documents(case, q, k, v, weight, grad_out, rounding, numbers)
-    before = min(case.query_taps - 1, case.seq_len - case.query_rows)
+        return _of_documents(inputs, q, k, v, grad_out)
+    before = min(case.looks_back, case.seq_len - case.query_rows)
     if before:
         q = torch.cat([x["q_history"][:, :, -before:].double(), q], 2)
     first = case.seq_len - case.query_rows - before
-    problem = Problem(q, k, v, weight, whole(first), whole(case.seq_len), case.query_rows, **numbers)
-    found = expected_results(problem, rounding, grad_out)
+    found = _solve(inputs, (q, k, v), whole(first), whole(case.seq_len), case.query_rows, grad_out)
     if "dq" in found and "q_history" in x:
         dq = found["dq"]
         ignored = x["q_history"].shape[2] - before
@@ -228,12 +218,24 @@ def _expected(inputs: Inputs) -> dict[str, Expected]:
     return found
 
 
-def _of_documents(
-    case: FuzzCase, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, grad_out: Tensor | None, rounding: Rounding,
-    numbers: dict[str, Any],
-) -> dict[str, Expected]:  # fmt: skip
-    """Each document is a sequence of a batch, the shorter ones padded."""
-    spans = [(start, stop) for start, stop in pairwise(case.bounds) if start < stop]
+def _of_documents(inputs: Inputs, q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor | None) -> dict[str, Expected]:
+    """Each document is a sequence of a batch, the shorter ones padded: long ones and short ones in two batches."""
+    spans = [(start, stop) for start, stop in pairwise(inputs.case.bounds) if start < stop]
+    longest = max(stop - start for start, stop in spans)
+    batches = [[span for span in spans if (4 * (span[1] - span[0]) > longest) == is_long] for is_long in (True, False)]
+    found = [_of_spans(inputs, (q, k, v), grad_out, batch) for batch in batches if batch]
+    # Each has zeros at the rows of the others, and its share of the gradients of mixers.
+    return {
+        name: Expected(
+            torch.stack([x[name].value for x in found]).sum(0), torch.stack([x[name].variance for x in found]).sum(0)
+        )
+        for name in found[0]
+    }
+
+
+def _of_spans(
+    inputs: Inputs, tensors: tuple[Tensor, Tensor, Tensor], grad_out: Tensor | None, spans: list[tuple[int, int]]
+) -> dict[str, Expected]:
     longest = max(stop - start for start, stop in spans)
 
     def apart(x: Tensor) -> Tensor:
@@ -243,11 +245,15 @@ def _of_documents(
         return found
 
     def together(x: Tensor) -> Tensor:
-        return torch.cat([part[:, : stop - start] for part, (start, stop) in zip(x, spans, strict=True)], 1)[None]
+        found = x.new_zeros(1, x.shape[1], inputs.case.seq_len, *x.shape[3:])
+        for part, (start, stop) in zip(x, spans, strict=True):
+            found[0, :, start:stop] = part[:, : stop - start]
+        return found
 
+    q, k, v = (apart(x) for x in tensors)
     lengths = torch.tensor([stop - start for start, stop in spans], device=q.device)
-    problem = Problem(apart(q), apart(k), apart(v), weight, torch.zeros_like(lengths), lengths, longest, **numbers)
-    found = expected_results(problem, rounding, None if grad_out is None else apart(grad_out))
+    grads = None if grad_out is None else apart(grad_out)
+    found = _solve(inputs, (q, k, v), torch.zeros_like(lengths), lengths, longest, grads, spans)
     return {
-        name: x if name == "dweight" else Expected(together(x.value), together(x.variance)) for name, x in found.items()
+        name: Expected(together(x.value), together(x.variance)) if name in OF_ROWS else x for name, x in found.items()
     }

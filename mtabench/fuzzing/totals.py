@@ -1,4 +1,4 @@
-"""How many cases passed, by backend and pass: counted, printed and kept in a CSV file."""
+"""How many cases passed, by operation, backend and pass: counted, printed and kept in a CSV file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from mtabench.errors import UsageError
 
 COLUMNS = (
-    "date", "device", "torch", "triton", "cuda", "driver", "git_sha", "git_dirty", "seed", "backend", "pass", "cases",
-    "refused", "failures", "seconds",
+    "date", "device", "torch", "triton", "cuda", "driver", "git_sha", "git_dirty", "seed", "op", "backend", "pass",
+    "cases", "refused", "failures", "seconds",
 )  # fmt: skip
 
 
 @dataclass
 class Count:
-    """Cases of one backend and pass; `seconds` that they took, of all workers."""
+    """Cases of one operation, backend and pass; `seconds` that they took, of all workers."""
 
     cases: int = 0
     refused: int = 0
@@ -27,14 +27,14 @@ class Count:
 
 
 class Totals:
-    """Counts by backend and pass."""
+    """Counts by operation, backend and pass."""
 
     def __init__(self) -> None:
-        self.counts: dict[tuple[str, str], Count] = {}
+        self.counts: dict[tuple[str, str, str], Count] = {}
 
-    def add(self, backend: str, pass_: str, *, refused: bool, failed: bool, seconds: float) -> None:
+    def add(self, op: str, backend: str, pass_: str, *, refused: bool, failed: bool, seconds: float) -> None:
         """One more case."""
-        count = self.counts.setdefault((backend, pass_), Count())
+        count = self.counts.setdefault((op, backend, pass_), Count())
         count.cases += 1
         count.refused += refused
         count.failures += failed
@@ -52,21 +52,21 @@ class Totals:
 
     def lines(self) -> Iterator[str]:
         """A table, as text."""
-        form = "{:<8} {:<7} {:>8} {:>8} {:>9} {:>9}"
-        yield form.format("backend", "pass", "cases", "refused", "failures", "seconds")
-        for (backend, pass_), count in sorted(self.counts.items()):
-            yield form.format(backend, pass_, count.cases, count.refused, count.failures, f"{count.seconds:.0f}")
+        form = "{:<14} {:<8} {:<7} {:>8} {:>8} {:>9} {:>9}"
+        yield form.format("op", "backend", "pass", "cases", "refused", "failures", "seconds")
+        for key, count in sorted(self.counts.items()):
+            yield form.format(*key, count.cases, count.refused, count.failures, f"{count.seconds:.0f}")
 
     def append_to(self, path: Path, facts: Mapping[str, Any]) -> None:
-        """A row a backend and pass at the end of the file, which `check_totals_file` has seen."""
+        """A row an operation, backend and pass at the end of the file, which `check_totals_file` has seen."""
         is_new = not path.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
             if is_new:
                 writer.writeheader()
-            for (backend, pass_), count in sorted(self.counts.items()):
-                own = {"backend": backend, "pass": pass_, "seconds": f"{count.seconds:.1f}"}
+            for (op, backend, pass_), count in sorted(self.counts.items()):
+                own = {"op": op, "backend": backend, "pass": pass_, "seconds": f"{count.seconds:.1f}"}
                 writer.writerow({**facts, **asdict(count), **own})
 
 

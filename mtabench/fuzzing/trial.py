@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from mta_kernels.conv_attention import unsupported
 from mtabench.environment import device_works
@@ -14,6 +15,7 @@ from mtabench.fuzzing.calls import BACKENDS, PUBLIC, Call, Operation, Results
 from mtabench.fuzzing.cases import FuzzCase
 from mtabench.fuzzing.checks import Wrong
 from mtabench.fuzzing.inputs import Inputs, expected, make_inputs
+from mtabench.fuzzing.mta_calls import backend_of
 from mtabench.fuzzing.poison import fill_free_blocks
 from mtabench.fuzzing.probes import probe_of
 from mtabench.problem.inputs import DTYPES, use_full_float32
@@ -44,8 +46,8 @@ def try_case(case: FuzzCase, operation: Operation = PUBLIC) -> Outcome:
     outcome = Outcome(case)
     try:
         inputs = make_inputs(case)
-        reason = None if case.backend == "auto" else _refusal(case, case.backend)
-        if case.way == "graph" and not _has_kernel(case):  # the reference asks for numbers on the host
+        reason, has_kernel = _refusal(case, inputs), _has_kernel(case, inputs)
+        if case.way == "graph" and not has_kernel:  # the reference asks for numbers on the host
             inputs = Inputs(replace(case, way="plain"), inputs.values)
         call = Call(inputs, operation)
         call.keep()
@@ -63,7 +65,7 @@ def try_case(case: FuzzCase, operation: Operation = PUBLIC) -> Outcome:
             return outcome
         if reason is not None:
             outcome.wrong.append(Wrong("refused", f"ran, though it says that it cannot: {reason}"))
-        outcome.wrong += _checked(inputs, call, results, operation)
+        outcome.wrong += _checked(inputs, call, results, operation, has_kernel)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -73,22 +75,22 @@ def try_case(case: FuzzCase, operation: Operation = PUBLIC) -> Outcome:
     return outcome
 
 
-def _checked(inputs: Inputs, call: Call, results: Results, operation: Operation) -> Iterator[Wrong]:
+def _checked(inputs: Inputs, call: Call, results: Results, operation: Operation, has_kernel: bool) -> Iterator[Wrong]:
     case, want = inputs.case, expected(inputs)
 
     def errors(results: Results) -> Iterator[Wrong]:
         return checks.errors(results, want, DTYPES[case.dtype], lambda: _eager(inputs))
 
-    if _has_kernel(case):
+    if has_kernel:
         yield from errors(results)
     for name in call.changed():
         yield Wrong("argument written", f"the call writes into the memory of {name}")
     if case.twice and _promises_the_same_bits(case):
-        repeated = Call(_plain(inputs), operation).run()
+        repeated = _again(inputs, operation)
         yield from checks.same(results, repeated, "same bits twice", "another call with the same numbers")
     probe = probe_of(inputs)
     if probe is not None:
-        changed = Call(_plain(inputs), operation, probe.values).run()
+        changed = _again(inputs, operation, probe.values)
         yield from checks.same(results, changed, probe.check, probe.text, probe.rows)
         close = {
             name: torch.where(probe.close[name], x, results[name]) for name, x in changed.items() if name in probe.close
@@ -97,14 +99,12 @@ def _checked(inputs: Inputs, call: Call, results: Results, operation: Operation)
             yield Wrong(probe.check, f"with {probe.text} changed, {wrong.text}")
 
 
-def _plain(inputs: Inputs) -> Inputs:
-    """For a second call: on a CPU without gradients, which take the interpreter long."""
+def _again(inputs: Inputs, operation: Operation, values: Mapping[str, Tensor] | None = None) -> Results:
+    """A second call, plainly: on a CPU without the backward, which takes the interpreter long."""
     case = inputs.case
     if case.way in ("again", "stream", "graph"):
         case = replace(case, way="plain")
-    if case.device == "cpu":
-        case = replace(case, wanted=())
-    return Inputs(case, inputs.values)
+    return Call(Inputs(case, inputs.values), operation, values).run(gradients=case.device != "cpu")
 
 
 def _eager(inputs: Inputs) -> Results:
@@ -113,13 +113,29 @@ def _eager(inputs: Inputs) -> Results:
     return Call(Inputs(case, inputs.values)).run_plainly()
 
 
-def _has_kernel(case: FuzzCase) -> bool:
+def _has_kernel(case: FuzzCase, inputs: Inputs) -> bool:
     """Whether "auto" finds a kernel for it, and is not eager; Triton's take all that others do."""
-    return case.backend != "auto" or _refusal(case, "triton") is None
+    if case.backend != "auto":
+        return True
+    if case.parts is not None:
+        return backend_of(case, Call(inputs).tensors, "auto") != "reference"
+    return _conv_refusal(case, "triton") is None
 
 
-def _refusal(case: FuzzCase, backend: str) -> str | None:
-    """Why a backend says that it cannot run it."""
+def _refusal(case: FuzzCase, inputs: Inputs) -> str | None:
+    """Why its backend says that it cannot run it."""
+    if case.backend == "auto":
+        return None
+    if case.parts is None:
+        return _conv_refusal(case, case.backend)
+    try:
+        backend_of(case, Call(inputs).tensors, BACKENDS.get(case.backend, case.backend))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _conv_refusal(case: FuzzCase, backend: str) -> str | None:
     return unsupported(
         BACKENDS.get(backend, backend),
         device=case.device,

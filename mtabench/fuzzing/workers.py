@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from mtabench.fuzzing.cases import BLOCK, FuzzCase, draw
+from mtabench.fuzzing.cases import BLOCK, FuzzCase
+from mtabench.fuzzing.draws import Target, draw
 from mtabench.processes import ProcessEndedError, call_in_process, in_threads
 
 LONGEST_CASE_S = 300.0  # that a worker may go on for after its time, a compile included; then it is killed
@@ -17,7 +18,7 @@ class Share:
     """The cases of one of several workers: whole blocks in turn."""
 
     seed: int
-    backends: tuple[str, ...]
+    targets: tuple[Target, ...]
     device: str
     worker: int
     workers: int
@@ -32,7 +33,7 @@ class Share:
 
     def draw(self, number: int) -> FuzzCase:
         """The case of a number."""
-        return draw(self.seed, number, self.backends, self.device)
+        return draw(self.seed, number, self.targets, self.device)
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Ended:
     """A message: what became of a case, in words; `seconds` it took."""
 
     number: int
+    op: str
     backend: str
     pass_: str
     wrong: tuple[str, ...]
@@ -77,17 +79,17 @@ def run_share(send: Callable[[Message], None], share: Share, after: int, seconds
         case = share.draw(number)
         outcome = try_case(case)
         wrong = tuple(f"{found.check}: {found.text}" for found in outcome.wrong)
-        send(Ended(number, case.backend, case.pass_, wrong, outcome.refused, time.monotonic() - begun))
+        send(Ended(number, case.op, case.backend, case.pass_, wrong, outcome.refused, time.monotonic() - begun))
         if outcome.broken:
             return
 
 
-def run_workers(seed: int, backends: Sequence[str], device: str, jobs: int, seconds: float) -> Iterator[Ended]:
+def run_workers(seed: int, targets: Sequence[Target], device: str, jobs: int, seconds: float) -> Iterator[Ended]:
     """All outcomes, as they come, of `jobs` worker processes, which have so many seconds once they have started.
 
     Ctrl-C ends them all.
     """
-    shares = [Share(seed, tuple(backends), device, worker, jobs) for worker in range(jobs)]
+    shares = [Share(seed, tuple(targets), device, worker, jobs) for worker in range(jobs)]
     return in_threads([Follower(share, seconds).run for share in shares])
 
 
@@ -138,5 +140,5 @@ class Follower:
         number = self._number if self._is_on_it else next(self._share.numbers(self._number))
         case = self._share.draw(number)
         spent = time.monotonic() - self._begun
-        self._give(Ended(number, case.backend, case.pass_, (f"crash: {reason}",), False, spent))
+        self._give(Ended(number, case.op, case.backend, case.pass_, (f"crash: {reason}",), False, spent))
         self._number, self._is_on_it = number, False

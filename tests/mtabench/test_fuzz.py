@@ -9,16 +9,22 @@ from pathlib import Path
 import pytest
 import torch
 from fuzz_faults import FAULTS
+from fuzz_mta_faults import MTA_FAULTS
 
 from mta_kernels.conv_attention import conv_attention_reference
-from mtabench.fuzzing.cases import BLOCK, draw
+from mta_kernels.multi_token_attention import multi_token_attention_reference
+from mta_kernels.operation import key_padding
+from mtabench.fuzzing.cases import BLOCK
 from mtabench.fuzzing.checks import errors
 from mtabench.fuzzing.definition import Expected, Problem, Rounding, expected_results
+from mtabench.fuzzing.draws import OPERATIONS, Target, draw
 from mtabench.fuzzing.layouts import LAYOUTS_THAT_REPEAT, Placed, as_laid_out
+from mtabench.fuzzing.mta_definition import MtaProblem, expected_of_mta
 from mtabench.fuzzing.poison import fresh_memory_is_nan
 
 ROOT = Path(__file__).parents[2]
 EXACT = Rounding(0.0, 0.0, 0.0)
+ALL_FAULTS = FAULTS | {f"mta: {name}": fault for name, fault in MTA_FAULTS.items()}
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -39,19 +45,60 @@ def test_the_definition_is_the_reference_and_its_gradients(causal, taps, pad_key
         torch.testing.assert_close(found[name].value, want.detach(), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("before", "after", "pad_key"), [((3, 4), (2, 5), "both"), ((1, 3), (9, 2), "left")])
+def test_the_definition_of_all_parts_is_the_reference_and_its_gradients(causal, before, after, pad_key) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        "q": (2, 4, 7, 8), "k": (2, 2, 7, 8), "v": (2, 2, 7, 8), "pre_conv": (4, *before), "pre_mix": (2, 2, 2),
+        "post_conv": (4, *after), "post_mix": (1, 4, 4), "norm_weight": (8,), "gate_weight": (8, 8), "gate_bias": (8,),
+    }  # fmt: skip
+    leaves = {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for name, shape in shapes.items()
+    }
+    grad_out = torch.randn(shapes["q"], generator=generator, dtype=torch.float64)
+    out = multi_token_attention_reference(**leaves, causal=causal, scale=-0.3, pad_key=pad_key)
+    gradients = torch.autograd.grad(out, list(leaves.values()), grad_out)
+    tensors = {name: x.detach() for name, x in leaves.items()}
+    q, k, v = (tensors.pop(name) for name in "qkv")
+    start, length = torch.zeros(2, dtype=torch.int64), torch.full((2,), 7)
+    pads = key_padding(before[1], pad_key), key_padding(after[1], pad_key)
+    problem = MtaProblem(q, k, v, tensors, start, length, 7, causal, -0.3, pads, 1e-5, 1.0, None, 0.0, False, False)
+    for rounding in (EXACT, Rounding.of(torch.float16)):
+        found = expected_of_mta(problem, rounding, 1e30, grad_out, 0)
+        for name, want in zip(("out", *(f"d{name}" for name in leaves)), (out, *gradients), strict=True):
+            torch.testing.assert_close(found[name].value, want.detach(), rtol=1e-9, atol=1e-11)
+            error = found[name].variance.sum().sqrt() / want.norm()
+            assert error < 1e-4 if rounding is EXACT else 2e-4 < error < 0.05, name
+
+
 def test_a_case_is_the_same_alone() -> None:
-    backends = ("triton", "hopper", "cuda", "auto")
-    for number in (0, BLOCK["cuda"], 3 * BLOCK["cuda"] + 7):
-        case = draw(5, number, backends, "cuda")
-        assert draw(5, number, (case.backend,), "cuda") == case
+    targets = [Target(op, backend) for op, fuzzed in OPERATIONS.items() for backend in fuzzed.usual["cuda"]]
+    for block in range(len(targets)):
+        number = block * BLOCK["cuda"] + 7 * block
+        case = draw(5, number, targets, "cuda")
+        assert draw(5, number, (Target(case.op, case.backend),), "cuda") == case
 
 
 def test_a_block_of_cases_shares_what_is_compiled() -> None:
     for block in range(8):
         numbers = range(block * BLOCK["cuda"], (block + 1) * BLOCK["cuda"], 7)
-        drawn = [draw(0, number, ("triton", "cuda", "hopper"), "cuda") for number in numbers]
+        targets = [Target("conv-attention", backend) for backend in ("triton", "cuda", "hopper")]
+        drawn = [draw(0, number, targets, "cuda") for number in numbers]
         kinds = {(x.dtype, x.head_dim, x.query_taps, x.key_taps, x.pad_key, x.causal) for x in drawn}
         assert len(kinds) <= 5  # and a few that are to be refused
+
+
+def test_a_block_of_all_parts_has_few_sets_of_strides_and_of_what_is_compiled() -> None:
+    for block in range(6):
+        numbers = range(block * BLOCK["cuda"], (block + 1) * BLOCK["cuda"], 4)
+        drawn = [draw(0, number, (Target("mta", "triton"),), "cuda") for number in numbers]
+        kinds = {(x.dtype, x.heads, x.head_dim, x.query_taps, x.key_taps, x.parts.post_conv) for x in drawn}
+        assert len(kinds) <= 5
+        of_q = {dict(x.layouts).get("q", "contiguous") for x in drawn}
+        assert len({x.layouts for x in drawn}) > 1
+        assert len(of_q) <= 6
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "offset", "steps", "columns first", "permuted", *LAYOUTS_THAT_REPEAT])
@@ -92,10 +139,10 @@ def documented() -> dict[str, tuple[list[str], int]]:
 
 
 def test_the_table_has_each_fault() -> None:
-    assert list(documented()) == list(FAULTS)
+    assert list(documented()) == list(ALL_FAULTS)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", ALL_FAULTS)
 def test_a_fault_is_found_within_the_cases_of_the_table(name: str) -> None:
     checks, cases = documented()[name]
-    assert FAULTS[name].found_by(cases - 1) == checks
+    assert ALL_FAULTS[name].found_by(cases - 1) == checks

@@ -13,11 +13,12 @@ from command_line import make_runner, refused
 from fuzz_faults import FAULTS
 
 from mtabench.fuzzing import trial, workers
-from mtabench.fuzzing.cases import draw
+from mtabench.fuzzing.draws import Target, draw
 from mtabench.fuzzing.totals import COLUMNS, Totals, check_totals_file
 from mtabench.fuzzing.workers import run_workers
 
-ON_CPU = ("--impl", "eager", "--device", "cpu")
+ON_CPU = ("--op", "conv-attention", "--impl", "eager", "--device", "cpu")
+EAGER = Target("conv-attention", "eager")
 
 
 @pytest.fixture
@@ -50,6 +51,9 @@ def planted(monkeypatch) -> None:
         (("--fuzz", "0", "--case", "3", "--seed", "1", "--out", "new.csv"), "leave out one of them"),
         (("--case", "3"), "give --fuzz SECONDS"),
         (("--jobs", "2"), "give --fuzz SECONDS"),
+        (("--op", "mta"), "give --fuzz SECONDS"),
+        (("--fuzz", "1", "--op", "attention"), "no cases for --op 'attention'; expected one or more of conv-attention"),
+        (("--fuzz", "1", "--op", "mta", "--impl", "hopper"), "no cases for 'hopper'; expected one or more of triton"),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )
@@ -60,7 +64,7 @@ def test_wrong_options_are_refused_in_a_sentence(run, tmp_path, words, said) -> 
 
 def test_a_case_alone_is_shown(run) -> None:
     code, out, err = run("verify", "--fuzz", 0, "--seed", 1, "--case", 7, *ON_CPU)
-    case = draw(1, 7, ("eager",), "cpu")
+    case = draw(1, 7, (EAGER,), "cpu")
     assert (code, err) == (0, "")
     assert out == f"{case.described()}\npassed\n"
     assert f"seq_len       {case.seq_len}\n" in out
@@ -70,10 +74,12 @@ def test_a_case_alone_is_shown(run) -> None:
 def test_a_failure_has_code_4_and_what_is_typed_to_repeat_it(run, tmp_path) -> None:
     code, out, _ = run("verify", "--fuzz", 0.5, "--seed", 1, "--out", "new/totals.csv", *ON_CPU)
     assert code == 4
-    failed, command = re.search(r"^FAILED eager (?:fwd|bwd): (.*) \| mtabench (.*)$", out, re.MULTILINE).groups()
+    failed, command = re.search(
+        r"^FAILED conv-attention eager (?:fwd|bwd): (.*) \| mtabench (.*)$", out, re.MULTILINE
+    ).groups()
     with (tmp_path / "new/totals.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {(row["backend"], row["seed"]) for row in rows} == {("eager", "1")}
+    assert {(row["op"], row["backend"], row["seed"]) for row in rows} == {(*EAGER, "1")}
     cases, failures = (sum(int(row[name]) for row in rows) for name in ("cases", "failures"))
     assert f"{failures} of {cases} cases failed" in out
     assert out.count("FAILED ") == failures > 0
@@ -86,7 +92,7 @@ def test_a_failure_has_code_4_and_what_is_typed_to_repeat_it(run, tmp_path) -> N
 def test_another_worker_goes_on_where_one_died(monkeypatch) -> None:
     monkeypatch.setattr(workers, "run_share", fuzz_workers.that_dies)
     ended = {}
-    for message in run_workers(1, ("eager",), "cpu", jobs=2, seconds=1.5):
+    for message in run_workers(1, (EAGER,), "cpu", jobs=2, seconds=1.5):
         assert message.number not in ended
         ended[message.number] = message.wrong
     assert {number: wrong for number, wrong in ended.items() if wrong} == {
@@ -100,7 +106,7 @@ def test_another_worker_goes_on_where_one_died(monkeypatch) -> None:
 
 def test_workers_that_cannot_start_are_one_failure_each(monkeypatch) -> None:
     monkeypatch.setattr(workers, "run_share", fuzz_workers.that_cannot_start)
-    (ended,) = run_workers(1, ("eager",), "cpu", jobs=1, seconds=100.0)
+    (ended,) = run_workers(1, (EAGER,), "cpu", jobs=1, seconds=100.0)
     assert ended.number == 0
     assert "no start" in ended.wrong[0]
 
@@ -108,8 +114,8 @@ def test_workers_that_cannot_start_are_one_failure_each(monkeypatch) -> None:
 def test_totals_are_added_to_a_file(tmp_path) -> None:
     path = tmp_path / "totals.csv"
     totals = Totals()
-    totals.add("triton", "fwd", refused=False, failed=False, seconds=0.25)
-    totals.add("triton", "fwd", refused=True, failed=True, seconds=0.5)
+    totals.add("mta", "triton", "fwd", refused=False, failed=False, seconds=0.25)
+    totals.add("mta", "triton", "fwd", refused=True, failed=True, seconds=0.5)
     for seed in (1, 2):
         check_totals_file(path)
         totals.append_to(path, {"seed": seed, "device": "a, b"})

@@ -10,10 +10,12 @@ from emulated_hopper import emulator  # noqa: F401
 from emulated_kernels import Emulator
 from kernel_inputs import DEVICE
 
-from mtabench.fuzzing.cases import Constants, FuzzCase, draw, draw_for
+from mtabench.fuzzing.cases import Constants, FuzzCase, draw_for
+from mtabench.fuzzing.draws import Target, draw
 from mtabench.fuzzing.trial import Outcome, try_case
 
 SEED = 1
+MTA_CASES = (2, 3, 6, 7, 9, 12, 14, 15, 17, 19)  # of few scores
 # Each is a program that g++ builds; other tests have them built as well.
 HOPPER = (
     Constants(decode=False, dtype="fp16", head_dim=64, taps=(6, 11), pad_key="both", causal=True),
@@ -42,7 +44,14 @@ def assert_emulated(emulated: Emulator, constants: Constants, count: int, backen
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="Triton has a GPU to run on")
 def test_triton() -> None:
-    assert_most_ran(assert_passes(draw(SEED, number, ("triton",), "cpu")) for number in range(2, 12))
+    target = Target("conv-attention", "triton")
+    assert_most_ran(assert_passes(draw(SEED, number, (target,), "cpu")) for number in range(2, 12))
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="Triton has a GPU to run on")
+def test_triton_of_all_parts() -> None:
+    target = Target("mta", "triton")
+    assert_most_ran(assert_passes(draw(SEED, number, (target,), "cpu")) for number in MTA_CASES)
 
 
 @pytest.mark.parametrize("constants", HOPPER, ids=str)
@@ -55,6 +64,8 @@ def test_decode(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["triton", "cuda", "auto"])
-def test_on_a_gpu(backend: str) -> None:
-    assert_most_ran(assert_passes(draw(SEED, number, (backend,), "cuda")) for number in range(20))
+@pytest.mark.parametrize(
+    "target", [Target("conv-attention", backend) for backend in ("triton", "cuda", "auto")] + [Target("mta", "triton")]
+)
+def test_on_a_gpu(target: Target) -> None:
+    assert_most_ran(assert_passes(draw(SEED, number, (target,), "cuda")) for number in range(20))
