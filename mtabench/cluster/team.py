@@ -214,10 +214,15 @@ def _connected(address: str, security: object) -> Iterator[Client]:
 
 def _cause(error: BaseException) -> str:
     """What is behind an error in words: Dask's own texts hold the names of its objects, or nothing."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    told = (isinstance(error, OSError) and error.strerror) or " ".join(str(error).split())
-    return told if told and " object at 0x" not in told else type(error).__name__
+    chain, behind = [error], error.__cause__ or error.__context__
+    while behind is not None and behind not in chain:
+        chain.append(behind)
+        behind = behind.__cause__ or behind.__context__
+    for one in reversed(chain):  # where the system refused, what came of it says less
+        if isinstance(one, OSError) and one.strerror:
+            return one.strerror
+    told = " ".join(str(chain[-1]).split())
+    return told if told and " object at 0x" not in told else type(chain[-1]).__name__
 
 
 @contextmanager

@@ -28,7 +28,10 @@ def measure(request: bytes, run_id: str, topic: str) -> Outcome:
     worker = get_worker()
     if _measurer is None or _measurer.run_id != run_id:
         return Outcome(lost="another sweep took its worker")
-    return _measurer.measure(request, lambda text: worker.log_event(topic, {"worker": worker.address, "text": text}))
+    # Dask's messages hold plain texts, no kinds of them.
+    return _measurer.measure(
+        request, lambda text: worker.log_event(topic, {"worker": worker.address, "text": str(text)})
+    )
 
 
 def stop(run_id: str) -> None:

@@ -78,7 +78,7 @@ def test_tls_files_that_are_not_there_or_no_certificates(mtabench, tmp_path):
 
 
 def test_a_scheduler_that_is_not_there(mtabench, tmp_path, monkeypatch):
-    monkeypatch.setattr(team, "CONNECT_S", 0.5)
+    monkeypatch.setattr(team, "CONNECT_S", 3.0)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

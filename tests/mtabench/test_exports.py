@@ -15,7 +15,11 @@ from mtabench.results.results_file import COLUMNS, read_file
 from mtabench.results.runs import read_run
 
 ROOT = Path(__file__).parents[2]
-KEPT = sorted(path for path in (ROOT / "results/nvidia-h200").glob("*.csv") if "run_id" in path.read_text()[:99])
+KEPT = sorted(
+    path
+    for path in (ROOT / "results/nvidia-h200").glob("*.csv")
+    if "run_id" in path.read_text()[:99] and not path.stem.endswith(".samples")
+)
 CELLS = {
     case(1024): rounds(2.0),
     case(1024, "triton"): rounds(0.5),
