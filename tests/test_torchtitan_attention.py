@@ -96,6 +96,22 @@ def test_fsdp2_shards_the_parameter_and_averages_its_gradient(processes):
         torch.testing.assert_close(found, {name: x.detach() for name, x in module.named_parameters()})
 
 
+def initialised_late(group: dist.ProcessGroup) -> Tensor:
+    """The weight of a module that is initialised once it is shared among ranks, as trainers do."""
+    module = InnerAttention(4, 3, 5)
+    fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+    with torch.no_grad():
+        module.weight.fill_(7)
+    module.init_weights()
+    return whole(module.weight).detach()
+
+
+def test_a_parameter_that_is_shared_begins_as_the_identity(processes):
+    for found in processes.call(2, initialised_late):
+        assert not isinstance(found, Exception), found
+        assert torch.equal(found, InnerAttention(4, 3, 5).weight.detach())
+
+
 def by_heads(group: dist.ProcessGroup) -> dict[str, Tensor]:
     """Output and gradients of tensor parallelism, and how much of the weight this rank has."""
     module = parallelize_module(attention(), init_device_mesh("cpu", (2,)), TENSOR_PARALLEL)

@@ -31,8 +31,11 @@ class InnerAttention(nn.Module):
 
     def init_weights(self) -> None:
         """Plain attention. Trainers that build a model without memory call it once the parameters are there."""
+        identity = identity_weight(*self.weight.shape).to(self.weight.device, self.weight.dtype)
+        if isinstance(self.weight, DTensor):
+            identity = distribute_tensor(identity, self.weight.device_mesh, self.weight.placements)
         with torch.no_grad():
-            self.weight.copy_(identity_weight(*self.weight.shape))
+            self.weight.copy_(identity)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor | None = None,
