@@ -46,9 +46,11 @@ def mta_mask(
             f"the mask is over {kv_length} keys, which are not those of the tokens so far; a static or sliding cache "
             "or a prefix of keys is not supported by attn_implementation='mta': leave cache_implementation out"
         )
-    starts, first_rows = None, None
+    starts: Tensor | None = None
+    on_host: tuple[int, ...] = ()
+    first_rows = None
     if attention_mask is not None:
-        starts = _starts(attention_mask.to(device=device, dtype=torch.bool))
+        starts, on_host = _starts(attention_mask.to(device=device, dtype=torch.bool))
     if mask_function is not causal_mask_function:
         first_rows = _first_rows(mask_function, batch_size, q_length, kv_length, options, device)
     plain = None
@@ -57,23 +59,26 @@ def mta_mask(
         plain = sdpa_mask(batch_size, q_length, kv_length, attention_mask=attention_mask, **shared)
     layout = Layout(plain=plain)
     if q_length < kv_length and starts is not None:
-        layout = layout._replace(starts=starts, starts_on_host=tuple(starts.tolist()))
+        layout = layout._replace(starts=starts, starts_on_host=on_host)
     elif starts is not None or first_rows is not None:
         layout = layout._replace(cu_seqlens=_bounds(batch_size, kv_length, starts, first_rows, device))
     return None if all(part is None for part in (layout.cu_seqlens, layout.starts, plain)) else layout
 
 
-def _starts(mask: Tensor) -> Tensor | None:
-    """The first position of each sequence that is no padding, `[B]`; None if no sequence is padded on its left."""
+def _starts(mask: Tensor) -> tuple[Tensor | None, tuple[int, ...]]:
+    """The first position of each sequence that is no padding, `[B]`, here and on the host.
+
+    None and nothing if no sequence is padded on its left.
+    """
     rises = (mask[:, 1:] & ~mask[:, :-1]).sum(1) + mask[:, 0]
     starts = mask.int().argmax(1)
-    most_rises, last_start = torch.stack([rises.max(), starts.max()]).tolist()
+    most_rises, *on_host = torch.cat([rises.max()[None], starts]).tolist()
     if most_rises > 1:
         raise ValueError(
             "attention_mask has padding between tokens, which attn_implementation='mta' does not support; pad on the "
             "left, as generation needs it: tokenizer.padding_side = 'left'"
         )
-    return starts if last_start else None
+    return (starts, tuple(on_host)) if any(on_host) else (None, ())
 
 
 def _first_rows(
