@@ -25,7 +25,7 @@ def halo_rows(operation: Operation) -> int:
 def chunk_rows(batch: int, heads: int, keys: int, element_size: int, halo: int) -> tuple[int, int]:
     """Sequences and rows of each of a chunk whose scores take at most CHUNK_BYTES, halo and all, where that can be.
 
-    With a halo, that is with convolutions, which need up to five buffers, half as many bytes.
+    With a halo, that is with convolutions over several queries, which need up to five buffers, half as many bytes.
     """
     most = CHUNK_BYTES // 2 if halo else CHUNK_BYTES
     row = heads * -(-keys // BLOCK) * BLOCK * element_size

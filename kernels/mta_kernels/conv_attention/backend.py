@@ -31,13 +31,18 @@ class Request(NamedTuple):
 
     def keys_lie_apart(self) -> bool:
         """Whether the numbers of a key, or of a value, of a decode's caches do not lie side by side."""
-        if self.decode is None:
-            return False
-        _, k, v = self.decode
-        return known(k.stride(3) != 1) or known(v.stride(3) != 1)
+        return self.decode is not None and caches_unsupported(*self.decode[1:]) is not None
 
 
 HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(16, 257), 16, 31  # of the Triton kernels and of the CUDA decode; taps at most
+
+
+def caches_unsupported(k_cache: Tensor, v_cache: Tensor) -> str | None:
+    """Why Triton's kernels cannot read caches, in a clause, or None if the numbers of a key lie side by side."""
+    if not (known(k_cache.stride(3) != 1) or known(v_cache.stride(3) != 1)):
+        return None
+    strides = " and ".join(str(tuple(x.stride())) for x in (k_cache, v_cache))
+    return f"the caches have strides {strides}, and it needs the numbers of a key side by side (stride 1)"
 
 
 def size_unsupported(head_dim: int, query_taps: int, key_taps: int) -> str | None:

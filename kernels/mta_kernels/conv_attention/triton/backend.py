@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.backend import Backend, ForwardReplay, Gradients, Request, size_unsupported
+from mta_kernels.conv_attention.backend import (
+    Backend,
+    ForwardReplay,
+    Gradients,
+    Request,
+    caches_unsupported,
+    size_unsupported,
+)
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.gpu_limits import absent, capability
 from mta_kernels.operation import Operation
@@ -25,10 +32,9 @@ FEW_SHARING, FEW_KEYS = 8, 4096
 
 def why_not(request: Request) -> str | None:
     """Why the Triton kernels cannot run a request on this machine, or None if they can."""
-    if request.decode is not None and request.keys_lie_apart():
-        # Triton 3.6 compiles such tiles to reads beyond a block's shared memory.
-        strides = " and ".join(str(tuple(x.stride())) for x in request.decode[1:])
-        return f"the caches have strides {strides}, and it needs the numbers of a key side by side (stride 1)"
+    # Triton 3.6 compiles tiles of keys whose numbers lie apart to reads beyond a block's shared memory.
+    if request.decode is not None and (reason := caches_unsupported(*request.decode[1:])):
+        return reason
     return (
         absent(request.device)
         or platform_unsupported(request.device, request.dtype)

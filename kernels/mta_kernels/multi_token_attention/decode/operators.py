@@ -11,6 +11,7 @@ from mta_kernels.multi_token_attention.backend import MtaBackend
 from mta_kernels.multi_token_attention.backends import named
 from mta_kernels.multi_token_attention.decode.state import DecodeState
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_by_numbers
+from mta_kernels.multi_token_attention.operators import numbers_of
 from mta_kernels.operation import Operation
 
 
@@ -19,10 +20,9 @@ def decode_op(
     state: DecodeState | None, block_table: Tensor | None, *, splits: int, backend: MtaBackend,
 ) -> Tensor:  # fmt: skip
     """Steps 1 to 7 by the kernels of a backend, for checked arguments, their mixings dense; splits 0 is "auto"."""
-    pads = (convolution.pad if convolution else 0 for convolution in (operation.pre_conv, operation.post_conv))
+    _, scale, *pads, _, _ = numbers_of(operation)
     kept = (None, None, None) if state is None else (state.logits, state.logsumexp, state.lengths)
-    numbers = operation.scale, *pads, splits
-    return DECODE(q_window, k_cache, v_cache, *mixers, *kept, lengths, block_table, *numbers, backend.name)
+    return DECODE(q_window, k_cache, v_cache, *mixers, *kept, lengths, block_table, scale, *pads, splits, backend.name)
 
 
 torch.library.define(

@@ -94,7 +94,7 @@ def plan(
     dtype: torch.dtype, head_dim: int, heads: int, kv_heads: int, operation: Operation, batch: int, capacity: int,
     device: torch.device, splits: int = 0,
 ) -> Plan:  # fmt: skip
-    """Programs enough to fill the GPU, if there are keys enough for them; `splits` of each kind unless 0."""
+    """Programs enough to fill the GPU, if there are keys enough for them; `splits` of each kind but early, unless 0."""
     block_d, block_h = max(16, next_power_of_2(head_dim)), max(16, next_power_of_2(heads))
     row, sms, room = block_d * dtype.itemsize, sm_count(device), shared_memory_limit(device)
     of_scores = None

@@ -43,7 +43,7 @@ class _Step(NamedTuple):
 
 def newest_row(
     operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, mixers: Mixers, lengths: Tensor,
-    state: DecodeState | None, block_table: Tensor | None, splits: int | str = "auto", chosen: Plan | None = None,
+    state: DecodeState | None, block_table: Tensor | None, splits: int | str = "auto",
 ) -> Tensor:  # fmt: skip
     """Steps 1 to 7 of the newest row, for arguments already checked, their mixings dense: `[B, Hq, 1, D]`.
 
@@ -53,9 +53,8 @@ def newest_row(
     batch, heads, _, head_dim = q_window.shape
     capacity = k_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
     dtype, device = q_window.dtype, q_window.device
-    if chosen is None:
-        shape = dtype, head_dim, heads, k_cache.shape[1], operation, batch, capacity
-        chosen = plan(*shape, device, 0 if splits == "auto" else int(splits))
+    shape = dtype, head_dim, heads, k_cache.shape[1], operation, batch, capacity
+    chosen = plan(*shape, device, 0 if splits == "auto" else int(splits))
     if operation.post_conv is None or operation.post_conv.query_taps == 1:
         state = None
     keys = cdiv(capacity, 16) * 16

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mta_kernels.conv_attention.backend import HEAD_DIMS, size_unsupported
+from mta_kernels.conv_attention.backend import HEAD_DIMS, caches_unsupported, size_unsupported
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.conv_attention.triton.backend import platform_unsupported
 from mta_kernels.gpu_limits import absent
@@ -20,7 +20,7 @@ HEADS, QUERY_TAPS, KEY_TAPS = 64, 8, 17  # at most; decode takes more taps, thos
 def why_not(request: Request) -> str | None:
     """Why Triton's kernels cannot run a request on this machine, in a clause, or None if they can."""
     if request.decode is not None:
-        return _decode_unsupported(request, *request.decode)
+        return _decode_unsupported(request, *request.decode[1:])
     return (
         absent(request.device)
         or platform_unsupported(request.device, request.dtype)
@@ -29,15 +29,12 @@ def why_not(request: Request) -> str | None:
     )
 
 
-def _decode_unsupported(request: Request, q_window: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:
-    if k_cache.stride(3) != 1 or v_cache.stride(3) != 1:
-        strides = f"{tuple(k_cache.stride())} and {tuple(v_cache.stride())}"
-        return f"the caches have strides {strides}, and it needs the numbers of a key side by side (stride 1)"
-    if request.heads > HEADS:
-        return f"{request.heads} query heads are more than {HEADS}"
+def _decode_unsupported(request: Request, k_cache: Tensor, v_cache: Tensor) -> str | None:
     operation, head_dim = request.operation, request.head_dim
     return (
-        absent(request.device)
+        caches_unsupported(k_cache, v_cache)
+        or _heads_unsupported(request.heads)
+        or absent(request.device)
         or platform_unsupported(request.device, request.dtype)
         or size_unsupported(head_dim, *(operation.pre_conv or ONE_TAP).taps)
         or size_unsupported(head_dim, *(operation.post_conv or ONE_TAP).taps)
@@ -48,10 +45,16 @@ def _shape_unsupported(request: Request) -> str | None:
     # Not `in`, which torch.compile cannot ask of a symbol.
     if not HEAD_DIMS.start <= request.head_dim < HEAD_DIMS.stop:
         return f"head_dim {request.head_dim} is outside {HEAD_DIMS.start} to {HEAD_DIMS.stop - 1}"
-    if request.heads > HEADS:
-        return f"{request.heads} query heads are more than {HEADS}"
     operation = request.operation
-    return _taps_unsupported(operation.pre_conv) or _taps_unsupported(operation.post_conv)
+    return (
+        _heads_unsupported(request.heads)
+        or _taps_unsupported(operation.pre_conv)
+        or _taps_unsupported(operation.post_conv)
+    )
+
+
+def _heads_unsupported(heads: int) -> str | None:
+    return f"{heads} query heads are more than {HEADS}" if heads > HEADS else None
 
 
 def _taps_unsupported(convolution: Convolution | None) -> str | None:
