@@ -15,7 +15,6 @@ from mtabench.escaping import in_log, printable
 
 PIPE_WIDTH = 160
 SMALL_RATE = 1e-3  # TFLOP/s
-GAP = 2  # characters between columns of Rich's tables without lines
 
 
 class Ranked(Protocol):

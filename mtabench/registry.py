@@ -139,7 +139,7 @@ def _keep(loaded: Loaded) -> str:
 
 def load_again(typed: str | None) -> None:
     """In another process of a sweep: load what its --impl loads, if anything; raises UsageError as `chosen`."""
-    for text in (typed or "").split(","):
+    for text in typed.split(",") if typed else ():
         name_of(text.strip())
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from mtabench.commands import RESULTS_FOLDER
 from mtabench.comparing.compare import LEVEL, unclear_cells
 from mtabench.comparing.comparison_reports import share
 from mtabench.comparing.inference import detectable
@@ -52,7 +53,7 @@ def run(
     if sweep.own_code:  # a file may import what its project has, as it will in the processes
         sys.path += map(str, code_folders(checkout.root, checkout.own))
     plan = sweep.plan()
-    folder = out or Path("mtabench-results", f"ab-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+    folder = out or Path(RESULTS_FOLDER, f"ab-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     if folder.suffix == ".csv":
         raise UsageError(f"ab writes a folder with base.csv and head.csv in it; give --out {folder.with_suffix('')}")
     if folder.exists():

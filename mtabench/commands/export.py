@@ -15,7 +15,7 @@ from mtabench.errors import UsageError
 from mtabench.escaping import in_latex, in_log, in_markdown, in_spreadsheet, markdown_table
 from mtabench.exports import flashinfer_trace, pytorch_benchmark
 from mtabench.results.columns import TABLE, values_of
-from mtabench.results.outputs import check_outputs, written
+from mtabench.results.outputs import check_outputs, write_text
 from mtabench.results.result_view import Column, View, make_view
 from mtabench.results.results_file import COLUMNS, frame, read_file, samples_paths, say_if_torn
 from mtabench.results.where import parse_where, select, sort_key
@@ -43,8 +43,7 @@ def run(
     if out is None:
         print(in_log(str(content)), end="")
     else:
-        with written(out) as target:
-            target.write(content.encode() if isinstance(content, str) else content)
+        write_text(out, content)
         print(out)
     if missing := Counter(row["status"] for row in rows if chosen.left_out(row)):
         counts = ", ".join(f"{count} {status}" for status, count in missing.items())

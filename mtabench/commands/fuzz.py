@@ -17,7 +17,7 @@ from mtabench.fuzzing.draws import OPERATIONS, Target, draw
 from mtabench.fuzzing.totals import Totals, check_totals_file
 from mtabench.fuzzing.workers import Ended, run_workers
 from mtabench.problem import axes
-from mtabench.results.outputs import named
+from mtabench.results.outputs import check_folder, named
 
 MAX_JOBS = 256
 
@@ -99,6 +99,7 @@ def _check(seconds: float, seed: int | None, case: int | None, jobs: int, out: P
         if case is not None:
             raise UsageError("--out takes the totals of a fuzz, and --case runs one case; leave out one of them")
         check_totals_file(out)
+        check_folder(out)
 
 
 def _targets(op: str | None, impl: str | None, device: str) -> list[Target]:

@@ -99,7 +99,7 @@ def _lines(title: str, rows: Sequence[Row], view: View, notes: Sequence[str], co
         drawn = max(cell_len(f"{tables.GAP}{marks}{tables.GAP}{ends}") for _, marks, ends in pictures[1:])
         for label, marks, ends in pictures[1:]:
             if len(tables.GAP) + labels + drawn <= width:
-                yield Text(f"{tables.GAP}{_padded(label, labels, False)}{tables.GAP}{marks}{tables.GAP}{ends}")
+                yield Text(f"{tables.GAP}{_padded(label, labels)}{tables.GAP}{marks}{tables.GAP}{ends}")
             else:
                 yield from _wrapped(label, tables.GAP, width)
                 yield Text(f"{tables.GAP}{tables.GAP}{marks}{tables.GAP}{ends}")
@@ -123,9 +123,8 @@ def _as_column(column: Column, fit: Callable[[str], str]) -> tables.Column:
     return tables.Column(heading, texts, column.rank, "right" if column.right else "left", apart)
 
 
-def _padded(text: str, width: int, right: bool) -> str:
-    space = " " * (width - cell_len(text))
-    return space + text if right else text + space
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - cell_len(text))
 
 
 def _filled(parts: Sequence[str], separator: str, width: int) -> list[str]:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+import mtabench
 from mtabench.comparing.revisions import Checkout, Revision, clean_environment
 from mtabench.console import say
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError
@@ -108,7 +109,7 @@ def process_folder(folder: Path, resume: bool = False) -> Path:
     """
     try:
         folder.mkdir(parents=True, exist_ok=resume)
-        kept = Path("mtabench-results", FILE_NAME)
+        kept = Path(mtabench.RESULTS, FILE_NAME)
         if kept.exists():
             shutil.copy(kept, folder / FILE_NAME)
     except OSError as error:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import mtabench
 from mtabench.comparing.compare import ComparedCell, Comparison, compare, decided_again, unclear_cells
 from mtabench.comparing.pairs import PAIRS, Progress, Side, measure_pairs, process_folder, sides_of
 from mtabench.comparing.reporting import ComparisonOptions
@@ -60,7 +61,7 @@ def compare_again(base: Run, head: Run, asked: ComparisonOptions) -> Comparison:
     checkout = find_checkout()
     revisions = {name: _revision(checkout.root, run) for name, run in (("base", base), ("head", head))}
     device = _device_here(head)
-    folder = process_folder(Path("mtabench-results", f"rerun-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"))
+    folder = process_folder(Path(mtabench.RESULTS, f"rerun-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"))
     with folders_of(checkout, revisions) as folders:
         sides = sides_of(checkout, revisions, folders)
         files: Pairs = []

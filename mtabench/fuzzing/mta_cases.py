@@ -136,7 +136,7 @@ def draw_mta_for(constants: MtaConstants, seed: int, number: int, backend: str, 
     drawn["wanted"] = wanted(random, ("q", "k", "v", *_names(parts))) if drawn["pass_"] == "bwd" else ()
     drawn["way"] = _way(random, constants, parts, on_gpu)
     drawn["twice"] = random.random() < 1 / 3
-    drawn["probe"] = random.choice(_probes(drawn, parts, heads)) if random.random() < 0.5 else "none"
+    drawn["probe"] = random.choice(_probes(drawn, parts)) if random.random() < 0.5 else "none"
     # A set of a block, as far as each case can have it.
     chosen = random.randrange(SETS_OF_LAYOUTS) if on_gpu else number
     own = Random(f"{seed} {number // BLOCK[device]} {chosen} {backend} {device} mta layouts")
@@ -196,7 +196,7 @@ def _fits_module(parts: Parts) -> bool:
     return len(parts.pre_mix) != 3 and bool(parts.gate) == parts.gate_bias and parts.norm_eps in (None, 1e-5)
 
 
-def _probes(drawn: dict[str, Any], parts: Parts, heads: int) -> list[str]:
+def _probes(drawn: dict[str, Any], parts: Parts) -> list[str]:
     found = probes(drawn, drawn["pass_"] == "decode")
     if "future" in found:
         found += ["future"] * 3

@@ -66,22 +66,26 @@ def _is_stream(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str | bytes) -> None:
     """Write a text to a file that takes the place of `path`, or to a pipe; raises UsageError if that fails."""
     if _is_stream(path):
         append_text(path, text)
         return
     with written(path) as file:
-        file.write(text.encode())
+        file.write(_encoded(text))
 
 
-def append_text(path: Path, text: str) -> None:
+def append_text(path: Path, text: str | bytes) -> None:
     """Add a text to the end of a file; raises UsageError if that fails."""
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text)
+        with path.open("ab") as file:
+            file.write(_encoded(text))
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; give another name") from error
+
+
+def _encoded(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text
 
 
 @contextmanager

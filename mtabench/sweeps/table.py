@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mtabench.console import GAP, flop_unit, leave_out, significant
+from mtabench.console import flop_unit, leave_out, significant
 from mtabench.errors import NothingTimedError
 from mtabench.measuring.settled import UNSETTLED, half_interval_of, settled, unsettled, was_crowded
 from mtabench.problem.axes import short
@@ -21,7 +20,7 @@ from mtabench.results.results_file import text_of
 from mtabench.results.splits import Choice, choices
 from mtabench.sweeps.estimate import shown
 from mtabench.sweeps.plan import Plan
-from mtabench.tables import Column
+from mtabench.tables import Column, width_of
 
 STYLES = {"ok": "green", "wrong": "bold red", "error": "red", "oom": "yellow", "invalid": "yellow"}
 ALWAYS = ("seq", "impl")
@@ -77,16 +76,14 @@ def results_table(rows: Sequence[Row], width: int, limit: int | None = None) -> 
     """
     columns = _columns(rows, limit or len(rows))
     rows = rows[-limit if limit else None :]
-    status_width = max(map(cell_len, ("status", *(row["status"] for row in rows))))
-    columns, left_out = leave_out(
-        columns, lambda kept: sum(column.width + GAP for column in kept) + status_width <= width
-    )
+    statuses = Column("status", [row["status"] for row in rows])
+    columns, left_out = leave_out(columns, lambda kept: width_of([*kept, statuses]) <= width)
     names = ", ".join(column.name for column in left_out)
     told = f"left out for {width} columns: {names}" if left_out and not limit else None
     table = Table(box=None, pad_edge=False, header_style="bold", caption=told, caption_justify="left", caption_style="")
     for column in columns:
         table.add_column(column.heading, justify=column.justify, no_wrap=True)
-    table.add_column("status", overflow="fold", min_width=status_width)
+    table.add_column("status", overflow="fold", min_width=statuses.width)
     for i, row in enumerate(rows):
         status = Text(row["status"], style=STYLES.get(row["status"], ""))
         reason = "" if limit else text_of(row.get("reason"))

@@ -1,7 +1,9 @@
 """`mtabench export`: Markdown, LaTeX, Parquet and CSV for spreadsheets."""
 
 import csv
+import os
 import shutil
+import stat
 import subprocess
 import sys
 
@@ -163,3 +165,14 @@ def test_an_existing_file_is_replaced_when_asked(mtabench, path, tmp_path):
     (tmp_path / "there.md").write_text("old")
     assert mtabench("export", "a.csv", "--out", "there.md", "--overwrite")[0] == 0
     assert (tmp_path / "there.md").read_text().startswith("forward, fp32")
+
+
+def test_a_pipe_gets_what_a_file_would_and_stays_a_pipe(mtabench, path, tmp_path):
+    assert mtabench("export", "a.csv", "--out", "b.csv")[0] == 0
+    pipe = tmp_path / "pipe.csv"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    assert mtabench("export", "a.csv", "--out", "pipe.csv")[0] == 0
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert os.read(reader, 2**16) == (tmp_path / "b.csv").read_bytes()
+    os.close(reader)

@@ -48,6 +48,7 @@ def planted(monkeypatch) -> None:
         (("--fuzz", "1", "--impl", "sdpa-flash"), "no cases for 'sdpa-flash'; expected one or more of triton"),
         (("--fuzz", "1", "--out", "."), "is a folder"),
         (("--fuzz", "1", "--out", "other.csv"), "holds no totals of a fuzz"),
+        (("--fuzz", "1", "--out", "other.csv/new.csv"), "is a file, not a folder"),
         (("--fuzz", "0", "--case", "3", "--seed", "1", "--out", "new.csv"), "leave out one of them"),
         (("--case", "3"), "give --fuzz SECONDS"),
         (("--jobs", "2"), "give --fuzz SECONDS"),
