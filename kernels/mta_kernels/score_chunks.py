@@ -9,9 +9,10 @@ from mta_kernels.operation import Operation
 
 # Rows and keys of a block: a product's tile of rows lies in one block of rows and reads whole blocks of keys.
 BLOCK = 128
-# Bytes of one buffer of scores, and rows of a chunk, at most; a chunk has no fewer rows than the last. The larger a
-# chunk, the more tiles run at once: on an H200 256 MB cost 10 to 20 % more time than 1 GB.
-CHUNK_BYTES = 2**30
+# Bytes of a chunk's scores where there is one buffer of them, and rows of a chunk, at most; a chunk has no fewer rows
+# than the last. The larger a chunk, the more tiles run at once: on an H200 256 MB cost 10 to 20 % more time than 1 GB.
+# Mixed heads, forward, have one buffer and twice the rows: of 64 rows each, 4096 fill that GPU's clusters once.
+CHUNK_BYTES = 2**31
 CHUNK_ROWS = 2048
 LEAST_ROWS = 16
 
@@ -22,14 +23,18 @@ def halo_rows(operation: Operation) -> int:
     return operation.conv.query_taps - 1 + after
 
 
-def chunk_rows(batch: int, heads: int, keys: int, element_size: int, halo: int) -> tuple[int, int]:
+def chunk_rows(
+    batch: int, heads: int, keys: int, element_size: int, halo: int, *, backward: bool
+) -> tuple[int, int]:  # fmt: skip
     """Sequences and rows of each of a chunk whose scores take at most CHUNK_BYTES, halo and all, where that can be.
 
-    With a halo, that is with convolutions over several queries, which need up to five buffers, half as many bytes.
+    A backward has two buffers, each of half as many bytes. With a halo, that is with convolutions, there are up to five
+    of a quarter.
     """
-    most = CHUNK_BYTES // 2 if halo else CHUNK_BYTES
+    most = CHUNK_BYTES // (4 if halo else 1 + backward)
+    most_rows = CHUNK_ROWS if halo or backward else 2 * CHUNK_ROWS
     row = heads * -(-keys // BLOCK) * BLOCK * element_size
     sequences = max(1, min(batch, most // (row * (BLOCK + halo))))
     rows = most // (row * sequences) - halo
     block = BLOCK if rows >= BLOCK else LEAST_ROWS
-    return sequences, max(LEAST_ROWS, min(rows // block * block, CHUNK_ROWS))
+    return sequences, max(LEAST_ROWS, min(rows // block * block, most_rows))

@@ -125,6 +125,24 @@ def tiles_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
             yield CudaKernel("merge_statistics", code, MERGE_THREADS // 32, 0)
 
 
+def mix_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
+    """Hopper's kernels of the forward of a layer that mixes heads alone. Raises SkippedError."""
+    from mta_kernels.multi_token_attention.mix_cuda import logits, values_plan
+    from mta_kernels.multi_token_attention.mix_cuda.shapes import shape_unsupported
+    from mtabench.problem.inputs import DTYPES
+
+    unsupported = shape_unsupported(DTYPES[shape.dtype], shape.heads, shape.head_dim)
+    if limits.capability[0] != 9 or shape.packed or unsupported:
+        return
+    need_compiler()
+    kept = logits.constants_for(shape.heads, shape.head_dim)
+    code = compiled(kept.source)
+    yield CudaKernel("mix_logits", code, logits.THREADS // 32, kept.shared_memory)
+    yield CudaKernel("finish_logits", code, logits.FINISH_THREADS // 32, 0)
+    values = values_plan.constants_for(shape.heads, shape.head_dim)
+    yield CudaKernel("mix_values", compiled(values.source), values_plan.THREADS // 32, values.shared_memory)
+
+
 def _too_many_taps(shape: Shape) -> bool:
     return any(taps > most for taps, most in zip(shape.conv, MOST_TAPS, strict=True))
 
@@ -163,4 +181,5 @@ SOURCES = (
     ), order=91),
     Source("mta_rows_cuda", rows_source, ("rows_cuda_forward", "rows_cuda_backward"), order=92),
     Source("mta_tiles_cuda", tiles_source, ("pre_tiles", "merge_statistics", "post_tiles"), order=93),
+    Source("mta_mix_cuda", mix_source, ("mix_logits", "finish_logits", "mix_values"), order=94),
 )  # fmt: skip

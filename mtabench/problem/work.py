@@ -88,7 +88,10 @@ def executed_flops(case: Case, work: str) -> int:
 
 def chunk_of(case: Case) -> tuple[int, int]:
     """Sequences and query rows whose scores staged work stores at a time."""
-    return score_chunks.chunk_rows(case.batch, case.heads, case.seq, BYTES_PER_ELEMENT[case.dtype], halo_rows(case))
+    size = BYTES_PER_ELEMENT[case.dtype]
+    return score_chunks.chunk_rows(
+        case.batch, case.heads, case.seq, size, halo_rows(case), backward=case.pass_ == "bwd"
+    )  # fmt: skip
 
 
 def staged_scores(case: Case) -> int:

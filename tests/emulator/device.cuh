@@ -118,6 +118,9 @@ template <int Accumulators, class Element> struct Product {
     static void run_transposed(float (&accumulator)[Accumulators], uint64_t a, uint64_t b) {
         issue({.a_by_rows = true, .b_by_columns = true, .accumulate = true, .into = accumulator, .a = a, .b = b});
     }
+    static void run_values(float (&accumulator)[Accumulators], uint64_t a, uint64_t b) {
+        issue({.b_by_columns = true, .accumulate = true, .into = accumulator, .a = a, .b = b});
+    }
     static void run_registers(float (&accumulator)[Accumulators], const uint32_t* a, uint64_t b) {
         issue({.b_by_columns = true, .accumulate = true, .into = accumulator, .fragments = a, .b = b});
     }

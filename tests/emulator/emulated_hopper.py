@@ -19,19 +19,23 @@ class EmulatedMap(ctypes.Structure):
         ("base", ctypes.c_void_p),
         ("extent", ctypes.c_int64 * 4),
         ("stride", ctypes.c_int64 * 4),
-        ("unused", ctypes.c_char * 56),
+        ("box", ctypes.c_int * 4),
+        ("unused", ctypes.c_char * 40),
     )
+
+
+def tensor_map(x: Tensor, box: tuple[int, int, int, int] = (1, 1, 64, 64)) -> tensor_maps.TensorMap:
+    """As the function of that name, for the emulator."""
+    assert tensor_maps.describable(x) is x
+    strides = [2, *(2 * stride for stride in reversed(tensor_maps.outer_strides(x)))]
+    extent, stride = (ctypes.c_int64 * 4)(*reversed(x.shape)), (ctypes.c_int64 * 4)(*strides)
+    sizes = (ctypes.c_int * 4)(*reversed(box))
+    return tensor_maps.TensorMap.from_buffer_copy(EmulatedMap(x.data_ptr(), extent, stride, sizes))
 
 
 class HopperEmulator(Emulator):
     def program(self, wanted: Source) -> str:
         return (FOLDER / f"{wanted.path.stem}.cpp").read_text()
-
-    def tensor_map(self, x: Tensor) -> tensor_maps.TensorMap:
-        assert tensor_maps.describable(x) is x
-        strides = [2, *(2 * stride for stride in reversed(tensor_maps.outer_strides(x)))]
-        extent, stride = (ctypes.c_int64 * 4)(*reversed(x.shape)), (ctypes.c_int64 * 4)(*strides)
-        return tensor_maps.TensorMap.from_buffer_copy(EmulatedMap(x.data_ptr(), extent, stride))
 
 
 @pytest.fixture
@@ -51,6 +55,6 @@ def emulator(monkeypatch: pytest.MonkeyPatch) -> HopperEmulator:
         monkeypatch.setattr(module, name, {})
     monkeypatch.setattr(forward, "sm_count", lambda device: 3)  # persistent blocks with several work tiles each
     for module in (forward, backward):
-        monkeypatch.setattr(module, "tensor_map", found.tensor_map)
+        monkeypatch.setattr(module, "tensor_map", tensor_map)
     monkeypatch.setattr(backend, "platform_unsupported", lambda device: None)
     return found

@@ -59,6 +59,8 @@ def machine() -> ctypes.CDLL:
 class Emulator:
     """Stands in for the compiler and the driver; `seed` decides how threads and copies interleave."""
 
+    folders: tuple[Path, ...] = ()  # with headers, beside that of a source
+
     def __init__(self) -> None:
         self.seed = 0
 
@@ -70,10 +72,10 @@ class Emulator:
         """The path of a shared library with the kernels of a source, built if it is not there yet."""
         if GXX is None:
             pytest.skip("no g++ to build the emulated kernels with")
-        folder = wanted.path.parent
-        constants = [f"-D{key}={value}" for key, value in wanted.constants.items()]
-        read = [*sorted(folder.glob("*.cu*")), *sorted(FOLDER.glob("*.[ch]*"))]
-        return str(built(self.program(wanted), ["-O1", *constants, f"-I{folder}"], read)).encode()
+        folders = [wanted.path.parent, *self.folders]
+        options = [*(f"-D{key}={value}" for key, value in wanted.constants.items()), *(f"-I{x}" for x in folders)]
+        read = [path for folder in folders for path in sorted(folder.glob("*.cu*"))] + sorted(FOLDER.glob("*.[ch]*"))
+        return str(built(self.program(wanted), ["-O1", *options], read)).encode()
 
     def load(self, code: bytes, name: str, shared_memory: int, device: Any) -> Any:
         machine()

@@ -10,6 +10,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "numbers.cuh"
@@ -58,9 +59,10 @@ struct Block {
     std::vector<Task> copies;
     uint32_t exchanged[64][32], fragments[64][32][4];
 };
-struct TensorMap {  // a box of 64 numbers of 16 bits by 64 rows
+struct TensorMap {  // of numbers of 16 bits
     const char* base;
     int64_t extent[4], stride[4];  // numbers, and bytes; x is the innermost
+    int box[4];                    // numbers; a swizzle as wide as a row of it
 };
 
 Block* block;
@@ -297,7 +299,7 @@ void wait_for_count(const int* counter, int count) {
 
 namespace {
 
-uint32_t swizzled(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+uint32_t swizzled(uint32_t address, int row_bytes = 128) { return address ^ (address >> 7 & (row_bytes / 16 - 1)) << 4; }
 
 void copied(uint32_t barrier, int bytes) {
     Barrier& state = block->barriers.at(barrier);
@@ -310,18 +312,21 @@ void copied(uint32_t barrier, int bytes) {
 void copy_tile(uint32_t destination, const void* of, uint32_t barrier, int x, int y, int z, int w) {
     const TensorMap* map = (const TensorMap*)of;
     block->copies.push_back(Task::of([=] {
-        const int64_t *extent = map->extent, *stride = map->stride;
-        const bool slice_inside = z >= 0 && z < extent[2] && w >= 0 && w < extent[3];
-        for (int row = y; row < y + 64; row++) {
-            const bool inside = slice_inside && row >= 0 && row < extent[1];
-            const char* source = map->base + row * stride[1] + z * stride[2] + w * stride[3];
-            for (int column = x; column < x + 64; column++) {
-                uint16_t number = 0;
-                if (inside && column >= 0 && column < extent[0]) std::memcpy(&number, source + column * stride[0], 2);
-                std::memcpy(shared_at(swizzled(destination + (row - y) * 128 + (column - x) * 2), 2), &number, 2);
+        const int first[4] = {x, y, z, w}, *box = map->box, numbers = box[0] * box[1] * box[2] * box[3];
+        if (destination % 128) failure = "a box is not aligned";
+        for (int i = 0; i < numbers; i++) {
+            const char* source = map->base;
+            bool inside = true;
+            for (int d = 0, rest = i; d < 4; rest /= box[d++]) {
+                const int64_t at = first[d] + rest % box[d];
+                inside = inside && at >= 0 && at < map->extent[d];
+                source += at * map->stride[d];
             }
+            uint16_t number = 0;
+            if (inside) std::memcpy(&number, source, 2);
+            std::memcpy(shared_at(swizzled(destination + i * 2, box[0] * 2), 2), &number, 2);
         }
-        copied(barrier, 64 * 128);
+        copied(barrier, numbers * 2);
     }));
     progress++;
 }
@@ -332,19 +337,49 @@ void copy_bytes(uint32_t destination, const void* source, int bytes, uint32_t ba
     }));
     progress++;
 }
-void send(int size, int rank, uint32_t address, const void* pair, uint32_t barrier) {
-    uint64_t bits;
-    std::memcpy(&bits, pair, 8);
-    for (const auto& other : running) {
-        if (other->index.x != block->index.x / size * size + rank) continue;
-        other->copies.push_back(Task::of([=] {
-            std::memcpy(shared_at(address, 8), &bits, 8);
-            copied(barrier, 8);
-        }));
-        progress++;
-        return;
-    }
+namespace {
+
+Block* in_cluster(int size, int rank) {
+    for (const auto& other : running)
+        if (other->index.x == block->index.x / size * size + rank) return &*other;
     fail("a block of the cluster does not run");
+    return block;
+}
+template <class Function> void done_in(Block* other, const Function& function) {
+    Block* const own = std::exchange(block, other);
+    function();
+    block = own;
+}
+
+}  // namespace
+
+void send(int size, int rank, uint32_t address, const void* from, int bytes, uint32_t barrier) {
+    struct {
+        char bytes[16];
+    } sent;
+    std::memcpy(&sent, from, bytes);
+    in_cluster(size, rank)->copies.push_back(Task::of([=] {
+        std::memcpy(shared_at(address, bytes), &sent, bytes);
+        copied(barrier, bytes);
+    }));
+    progress++;
+}
+void copy_to_block(int size, int rank, uint32_t destination, uint32_t source, int bytes, uint32_t barrier) {
+    Block* const other = in_cluster(size, rank);
+    block->copies.push_back(Task::of([=] {
+        const char* from = shared_at(source, bytes);
+        done_in(other, [=] {
+            std::memcpy(shared_at(destination, bytes), from, bytes);
+            copied(barrier, bytes);
+        });
+    }));
+    progress++;
+}
+void barrier_arrive(uint32_t barrier, int size, int rank) {
+    done_in(in_cluster(size, rank), [=] { barrier_arrive(barrier); });
+}
+void barrier_expect(uint32_t barrier, int bytes, int size, int rank) {
+    done_in(in_cluster(size, rank), [=] { barrier_expect(barrier, bytes); });
 }
 
 namespace {

@@ -72,7 +72,10 @@ void wait_for_count(const int* counter, int count);
 
 // Clusters: blocks that follow one another, `size` together, which must all run at once.
 void meet_cluster(int size);
-void send(int size, int rank, uint32_t address, const void* pair, uint32_t barrier);  // 8 bytes to another's memory
+void barrier_arrive(uint32_t barrier, int size, int rank);
+void barrier_expect(uint32_t barrier, int bytes, int size, int rank);
+void send(int size, int rank, uint32_t address, const void* from, int bytes, uint32_t barrier);  // up to 16
+void copy_to_block(int size, int rank, uint32_t destination, uint32_t source, int bytes, uint32_t barrier);
 
 // A product of a warpgroup, as one of its threads issues it: `accumulators` numbers of its two rows and of some columns of b.
 struct Product {

@@ -63,17 +63,21 @@ inline uint16_t shared_number(uint32_t address) {
     return bits;
 }
 
+inline void check_banks(const Brought (&warp)[32], int matrix) {
+    for (int row = 0; row < 8; row++) {
+        const uint32_t address = warp[8 * matrix + row].address;
+        if (address % 16) emulator::fail("a row of a matrix is not aligned");
+        for (int before = 0; before < row; before++) {
+            const uint32_t other = warp[8 * matrix + before].address;
+            if (other != address && other / 16 % 8 == address / 16 % 8)
+                emulator::fail("rows of a matrix lie in the same banks");
+        }
+    }
+}
+
 inline void load_matrices(const Brought (&warp)[32], bool transposed) {
     for (int i = 0; i < 4; i++) {
-        for (int row = 0; row < 8; row++) {
-            const uint32_t address = warp[8 * i + row].address;
-            if (address % 16) emulator::fail("a row of a matrix is not aligned");
-            for (int before = 0; before < row; before++) {
-                const uint32_t other = warp[8 * i + before].address;
-                if (other != address && other / 16 % 8 == address / 16 % 8)
-                    emulator::fail("rows of a matrix lie in the same banks");
-            }
-        }
+        check_banks(warp, i);
         for (int lane = 0; lane < 32; lane++) {
             uint16_t pair[2];
             for (int e = 0; e < 2; e++) {

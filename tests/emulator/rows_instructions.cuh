@@ -4,7 +4,7 @@
 
 #define IN_CLUSTERS
 
-inline void __syncwarp() { emulator::meet(500 + emulator::thread / 32, 0, 32); }
+inline void __syncwarp(int line = __builtin_LINE()) { emulator::meet(500 + emulator::thread / 32, 0, 32, line); }
 
 using ::store_shared;
 inline float2 load_shared_pair(uint32_t address) {
@@ -33,6 +33,9 @@ inline uint32_t transpose(uint32_t matrix) {
 
 inline void store_matrices_transposed(uint32_t address, const uint32_t (&m)[4]) {
     whole_warp::together({{m[0], m[1], m[2], m[3]}, {}, address, nullptr}, [](auto& warp) {
+#ifdef CONFLICTS_ARE_ERRORS
+        for (int i = 0; i < 4; i++) whole_warp::check_banks(warp, i);
+#endif
         for (int i = 0; i < 32; i++) {
             const int row = i % 8;
             for (int column = 0; column < 8; column++) {
@@ -53,6 +56,6 @@ inline void stores_wait() { emulator::complete(0); }
 
 inline void cluster_barrier() { emulator::meet_cluster(CLUSTER); }
 inline void send(int rank, uint32_t address, float2 pair, uint32_t barrier) {
-    emulator::send(CLUSTER, rank, address, &pair, barrier);
+    emulator::send(CLUSTER, rank, address, &pair, 8, barrier);
 }
 inline void barrier_wait_cluster(uint32_t barrier, int parity) { barrier_wait(barrier, parity); }

@@ -83,7 +83,7 @@ def test_any_strides_and_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> No
     problem = make(2, 17, 24, torch.float16, batch=2, kv_heads=1)
     want = gradients(problem)
     q, k, v, grad_out = (with_gaps(x) for x in (problem.q, problem.k, problem.v, problem.grad_out))
-    monkeypatch.setattr(score_chunks, "CHUNK_BYTES", 2 * 128 * 2 * 128)
+    monkeypatch.setattr(score_chunks, "CHUNK_BYTES", 2 * 2 * 128 * 2 * 128)
     got = gradients(problem._replace(q=q, k=k, v=v, grad_out=grad_out))
     for name, x in want.items():
         # The mixings are summed over the batch in another order.

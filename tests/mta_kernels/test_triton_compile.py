@@ -106,11 +106,14 @@ def cuda_names(target: str) -> set[str]:
     names = set()
     for path in (ROOT / "kernels" / "mta_kernels").rglob("*.cu"):
         for kernel in re.findall(
-            r"__global__ void (?:IN_CLUSTERS )?(?:__launch_bounds__\(.*?\)\s+)?(\w+)\(", path.read_text()
+            r"__global__ void (?:IN_CLUSTERS )?(?:(?:__launch_bounds__|MAXIMUM_THREADS)\(.*?\)\s+)?(\w+)\(",
+            path.read_text(),
         ):
             match path.parent.name:
                 case "hopper":
                     names |= {f"hopper_{path.stem}"} if target == "sm_90" else set()
+                case "mix_cuda":
+                    names |= {kernel} if target == "sm_90" else set()
                 case "rows_cuda":
                     names.add(f"rows_cuda_{path.stem}")
                 case "cuda_conv":

@@ -24,11 +24,6 @@ DEVICE int block_index() {
     return index;
 }
 
-DEVICE uint32_t shared_memory() {
-    extern __shared__ __align__(128) char bytes[];
-    return (uint32_t)__cvta_generic_to_shared(bytes);
-}
-
 // Asynchronous copies (cp.async): a thread issues some, commits them as a group, and waits for its groups in order.
 
 // 16 bytes from global to shared memory, both at multiples of 16 bytes; zeros, and nothing is read, if not `inside`.
@@ -39,11 +34,4 @@ DEVICE void copy_async(uint32_t destination, const void* source, bool inside) {
 DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Pending> DEVICE void copies_wait() {  // until at most so many groups of this thread are under way
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
-}
-
-// As `load_matrices`, of the transposed matrices: two numbers of column lane / 4.
-DEVICE void load_matrices_transposed(uint32_t (&matrices)[4], uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
-                 : "r"(address) : "memory");
 }

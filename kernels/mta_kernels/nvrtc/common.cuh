@@ -51,6 +51,10 @@ DEVICE float exp2_fast(float x) {
     return y;
 }
 
+DEVICE uint32_t shared_memory() {  // a block's, at a multiple of what the copy engine's swizzles want
+    extern __shared__ __align__(1024) char bytes[];
+    return (uint32_t)__cvta_generic_to_shared(bytes);
+}
 DEVICE void store_shared(uint32_t address, uint32_t value) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
@@ -73,6 +77,12 @@ DEVICE uint4 load_shared_16(uint32_t address) {
 // 2 (lane % 4) on of row lane / 4 of each.
 DEVICE void load_matrices(uint32_t (&matrices)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+                 : "r"(address) : "memory");
+}
+// The same of the transposed matrices: two numbers of column lane / 4.
+DEVICE void load_matrices_transposed(uint32_t (&matrices)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
                  : "r"(address) : "memory");
 }

@@ -17,12 +17,6 @@ DEVICE uint32_t finite(uint32_t halves) {
     return halves;
 }
 
-// Shared memory, by 32-bit addresses.
-
-DEVICE uint32_t shared_memory() {
-    extern __shared__ __align__(1024) char bytes[];
-    return (uint32_t)__cvta_generic_to_shared(bytes);
-}
 DEVICE void fence_async_proxy_everywhere() {  // `fence_async_proxy`, and of memory, by the thread that wrote and the one that has them copied
     asm volatile("fence.proxy.async;" ::: "memory");
 }

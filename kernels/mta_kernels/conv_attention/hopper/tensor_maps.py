@@ -39,23 +39,26 @@ def describable(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def tensor_map(x: Tensor) -> TensorMap:
-    """The copy engine's description of `x [B, H, N, D]`, 16-bit, in boxes of 64 rows of 64 numbers, 128-byte swizzle.
+def tensor_map(x: Tensor, box: tuple[int, int, int, int] = (1, 1, 64, 64)) -> TensorMap:
+    """The copy engine's description of `x [B, H, N, D]`, 16-bit, in boxes of this shape, rows of 64 or 32 numbers.
 
-    The last dimension must be contiguous, and the start and the other strides multiples of 16 bytes. Remembered.
+    The swizzle is as wide as a row of a box, 128 or 64 bytes. The last dimension must be contiguous, and the start and
+    the other strides multiples of 16 bytes. Remembered.
     """
-    key = (x.data_ptr(), x.dtype, x.shape, x.stride())
+    key = (x.data_ptr(), x.dtype, x.shape, x.stride(), box)
     found = _tensor_maps.get(key)
     if found is None:
-        found = keep(_tensor_maps, key, _encode(x), MAX_TENSOR_MAPS)
+        found = keep(_tensor_maps, key, _encode(x, box), MAX_TENSOR_MAPS)
     return found
 
 
-def _encode(x: Tensor) -> TensorMap:
+def _encode(x: Tensor, box: tuple[int, int, int, int]) -> TensorMap:
     from cuda.bindings import driver
 
     kinds = driver.CUtensorMapDataType
     half, bfloat16 = kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16, kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+    swizzles = driver.CUtensorMapSwizzle
+    swizzle = {64: swizzles.CU_TENSOR_MAP_SWIZZLE_128B, 32: swizzles.CU_TENSOR_MAP_SWIZZLE_64B}[box[3]]
     batch, heads, rows, columns = x.shape
 
     def encode() -> tuple:
@@ -65,10 +68,10 @@ def _encode(x: Tensor) -> TensorMap:
             x.data_ptr(),
             [driver.cuuint64_t(n) for n in (columns, rows, heads, batch)],
             [driver.cuuint64_t(n * x.element_size()) for n in reversed(outer_strides(x))],
-            [driver.cuuint32_t(n) for n in (64, 64, 1, 1)],
+            [driver.cuuint32_t(n) for n in reversed(box)],
             [driver.cuuint32_t(1)] * 4,
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            swizzle,
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

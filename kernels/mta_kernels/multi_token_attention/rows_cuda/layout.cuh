@@ -4,6 +4,7 @@
 // share a row; WARPS that compute; BULK, whether one more warp has rows copied by the copy engine (sm_90 and later);
 // PRE_MIX, whether scores are mixed; OPERANDS, 1 or with gradients 2; BLOCKS an SM, which bounds the registers.
 #pragma once
+#include <matrix.cuh>
 #include <rows_instructions.cuh>
 
 constexpr int COMPUTING = 32 * WARPS, THREADS = COMPUTING + 32 * BULK;
@@ -25,11 +26,6 @@ constexpr int OF_BLOCKS_AT = OF_WARPS_AT + WARPS * PADDED * 8;     // pairs [2, 
 constexpr int STAGES_AT = (OF_BLOCKS_AT + 2 * CLUSTER * PADDED * 8 + 127) / 128 * 128;
 static_assert(STAGES_AT == FIXED_BYTES, "as in plan.py");
 
-struct Matrix {  // [HEADS, HEADS], float32 or ELEMENT; the identity if there is none
-    const void* start;
-    int64_t stride_row, stride_column;
-    int is_float;
-};
 struct Arguments {
     ELEMENT* operands[2];           // [B, HEADS, rows, ld]: scores, and gradients of the mixed probabilities
     Matrix pre, post;               // [out, in] and [in, out]

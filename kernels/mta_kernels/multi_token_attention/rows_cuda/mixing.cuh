@@ -11,13 +11,7 @@
 DEVICE void load_weights(const Matrix& matrix, uint32_t destination) {
     for (int i = thread_index(); i < PADDED * PADDED; i += THREADS) {
         const int row = i / PADDED, column = i % PADDED;
-        float number = row == column && row < HEADS;
-        if (matrix.start) {
-            const int64_t at = row * matrix.stride_row + column * matrix.stride_column;
-            if (row >= HEADS || column >= HEADS) number = 0;
-            else if (matrix.is_float) number = ((const float*)matrix.start)[at];
-            else number = to_float(((const ELEMENT*)matrix.start)[at]);
-        }
+        const float number = number_at<HEADS, ELEMENT>(matrix, row, column);
         store_shared(destination + row * WEIGHT_PITCH + column * 2, from_float<ELEMENT>(number).bits);
     }
 }

@@ -13,7 +13,7 @@ from mta_kernels.nvrtc.structures import ELEMENTS
 
 FOLDER = Path(__file__).parent
 INSTRUCTIONS = FOLDER.parents[1] / "attention"
-HEADERS = ("rows_instructions.cuh", "layout.cuh", "copies.cuh", "mixing.cuh", "sums.cuh", "rows.cuh")
+HEADERS = ("matrix.cuh", "rows_instructions.cuh", "layout.cuh", "copies.cuh", "mixing.cuh", "sums.cuh", "rows.cuh")
 CLUSTERS = (1, 2, 4, 8, 16)  # blocks that share a row
 PORTABLE = 8  # at most, unless one allows more, which an H100 has
 MOST_HEADS = {False: 64, True: 32}  # forward, and backward, whose sums of all pairs of heads must fit into registers

@@ -48,7 +48,7 @@ def mixed_attention_backward(
         grad_out = (grad_out * loss_scale).to(q.dtype)
     q, k, v, grad_out = (rows_of(x) for x in (q, k, v, grad_out))
     halo = halo_rows(operation)
-    sequences, rows = chunk_rows(batch, heads, key_rows, q.element_size(), 2 * halo)
+    sequences, rows = chunk_rows(batch, heads, key_rows, q.element_size(), 2 * halo, backward=True)
     signature = call_signature(q, k, v, grad_out, documents, options=operation)
     plan = chunks(operation, query_rows, key_rows, rows, documents, signature, above=halo, below=halo)
     stages = Stages(operation, mixers, q, sequences)

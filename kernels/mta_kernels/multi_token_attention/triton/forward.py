@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.triton.launch import call_signature
 from mta_kernels.multi_token_attention.mixers import Mixers
-from mta_kernels.multi_token_attention.triton import tile_stage
+from mta_kernels.multi_token_attention.triton import mix_stage, tile_stage
 from mta_kernels.multi_token_attention.triton.chunks import chunks
 from mta_kernels.multi_token_attention.triton.convolution import bands_of, convolve
 from mta_kernels.multi_token_attention.triton.heads import mix_heads
@@ -27,12 +27,17 @@ def mixed_attention_forward(
     logsumexp = torch.empty(batch, heads, query_rows, dtype=torch.float32, device=q.device)
     q, k, v = (rows_of(x) for x in (q, k, v))
     halo = halo_rows(operation)
-    sequences, rows = chunk_rows(batch, heads, key_rows, q.element_size(), halo)
+    sequences, rows = chunk_rows(batch, heads, key_rows, q.element_size(), halo, backward=False)
     signature = call_signature(q, k, v, documents, options=operation)
     plan = chunks(operation, query_rows, key_rows, rows, documents, signature, above=halo)
     size = max(chunk.rows * chunk.pitch for chunk in plan) * sequences * heads
-    if tile_stage.takes(operation, q, documents):
-        tile_stage.run_chunks(operation, q, k, v, mixers, plan, sequences, size, out, logsumexp)
+    stage = None
+    if mix_stage.takes(operation, q, documents) and mix_stage.pays(q, plan, sequences):
+        stage = mix_stage
+    elif tile_stage.takes(operation, q, documents):
+        stage = tile_stage
+    if stage is not None:
+        stage.run_chunks(operation, q, k, v, mixers, plan, sequences, size, out, logsumexp)
         return out, logsumexp
     convolutions = operation.pre_conv, operation.post_conv
     before, after = (

@@ -1,0 +1,189 @@
+"""Launches logits.cu: which constants a shape takes, how its work is dealt out, and the kernels' arguments."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import c_float, c_int, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention.fastpath.memory import keep
+from mta_kernels.conv_attention.hopper.source import Product
+from mta_kernels.conv_attention.hopper.tensor_maps import has_describable_strides, tensor_map
+from mta_kernels.gpu_limits import sm_count
+from mta_kernels.multi_token_attention.mix_cuda.shapes import headers, shape_unsupported
+from mta_kernels.multi_token_attention.rows_cuda.rows import Matrix
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import Source, machine_code
+from mta_kernels.nvrtc.structures import fields
+
+FOLDER = Path(__file__).parent
+HEADERS = ("logits_layout.cuh", "logits_scores.cuh", "logits_mix.cuh")
+TILE_ROWS, BLOCK_KEYS, STEP_KEYS = 64, 64, 32  # as in logits_layout.cuh
+THREADS, FINISH_THREADS = 32 * 16, 256
+LEAST_BLOCKS = 2  # of 64 keys, that a cluster has to do
+MAX_LAUNCHES = 1024
+_launches: dict[tuple, Any] = {}
+
+
+@dataclass(frozen=True)
+class LogitConstants:
+    """The constants of logits.cu for a shape."""
+
+    heads: int
+    head_dim: int
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that share a tile of rows, each with the queries of some heads."""
+        return 1 if self.head_dim <= 64 else 2
+
+    @property
+    def buffers(self) -> int:
+        """Of a step's scores of a block's rows."""
+        return 2 * self.cluster
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of a block, as logits_layout.cuh lays them out."""
+        rows, slabs = TILE_ROWS // self.cluster, -(-self.head_dim // 64)
+        planes = 16 * (rows * STEP_KEYS * 2 + 16)
+        stages = 2 * -(-self.heads // (2 * self.cluster))
+        barriers = 2 * stages + self.buffers * (rows // 16 + 4)
+        return stages * slabs * STEP_KEYS * 128 + self.buffers * planes + rows * 128 + barriers * 8
+
+    @property
+    def source(self) -> Source:
+        constants = {
+            "HEADS": self.heads, "HEAD_DIM": self.head_dim, "CLUSTER": self.cluster,
+            "BUFFERS": self.buffers, "BULK": 1, "BYTES": self.shared_memory, "FINISH_THREADS": FINISH_THREADS,
+        }  # fmt: skip
+        found = headers([Product(STEP_KEYS, "Bfloat16", "fragments")], *HEADERS)
+        return Source(FOLDER / "logits.cu", "sm_90a", constants, found)
+
+
+@functools.cache
+def constants_for(heads: int, head_dim: int) -> LogitConstants:
+    """Raises ValueError where `shape_unsupported` has a reason."""
+    if reason := shape_unsupported(torch.bfloat16, heads, head_dim):
+        raise ValueError(reason)
+    return LogitConstants(heads, head_dim)
+
+
+class Arguments(ctypes.Structure):
+    """`struct Arguments` of logits_layout.cuh."""
+
+    _fields_ = (
+        ("pre", Matrix), *fields(c_void_p, "kept parts scales logsumexp"),
+        *fields(c_int64, "sums_batch sums_head sums_row pitch"), ("scale", c_float),
+        *fields(c_int, "units batch rows first_row first_position keys causal group most_blocks workers most_parts"),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Deal:
+    """How the blocks of 64 keys of all tiles of rows are dealt out to clusters: numbers of logits_layout.cuh."""
+
+    units: int
+    most_blocks: int
+    workers: int
+    most_parts: int  # pieces of a row
+
+
+@functools.lru_cache(256)
+def dealt_out(
+    batch: int, rows: int, first_position: int, keys: int, pitch: int, causal: bool, workers: int
+) -> Deal:  # fmt: skip
+    """Evenly to `workers` clusters, or fewer where there is little to do."""
+    most_blocks = pitch // BLOCK_KEYS if causal else -(-keys // BLOCK_KEYS)
+    blocks = [most_blocks] * -(-rows // TILE_ROWS)
+    if causal:
+        seen = (first_position + TILE_ROWS - 1) // BLOCK_KEYS + 1
+        blocks = [min(seen + tile, most_blocks) for tile in range(len(blocks))]
+    units = batch * sum(blocks)
+    workers = max(1, min(workers, units // LEAST_BLOCKS))
+    return Deal(units, most_blocks, workers, max(blocks) // (units // workers) + 2)
+
+
+def keep_logits(
+    q: Tensor, k: Tensor, pre_mix: Tensor | None, kept: Tensor, scales: Tensor, logsumexp_out: Tensor, *, scale: float,
+    first_row: int, keys: int, causal: bool, workers: int | None = None,
+) -> None:  # fmt: skip
+    """Write the exponentials of a chunk's mixed logits, each row's over a reference of its own, and the rows' sums.
+
+    Rows `first_row` on of `q [B, H, M, D]` against the first `keys` rows of `k [B, H / group, N, D]`; query i has
+    position `N - M + i`, which if `causal` is the last key that it sees, and `keys` is one past the chunk's last.
+    `kept [B, H, R, pitch]` (contiguous, `pitch` a multiple of 64 from `keys` on) gets `exp(logits - reference)`, zeros
+    where a key is not seen: all blocks of 64 keys that some row of the same 64 rows sees. `scales [B, H, R]` (float32,
+    contiguous) gets 1 over the row's sum of these, and `logsumexp_out [B, H, R]` (float32, any strides) its natural
+    logsumexp. A row that sees nothing has zeros and minus infinity. `pre_mix [H, H]` (out, in) is float32 or bfloat16,
+    or None; `workers` overrides how many clusters share the work.
+    Raises ValueError for layouts other than these, and where `shape_unsupported` has a reason.
+    """
+    batch, heads, rows, pitch = kept.shape
+    if not rows * batch:
+        return
+    constants = constants_for(heads, q.shape[3])
+    first_position = k.shape[2] - q.shape[2] + first_row
+    workers = workers or sm_count(q.device) // constants.cluster
+    deal = dealt_out(batch, rows, first_position, keys, pitch, causal, workers)
+    parts = torch.empty(deal.most_parts * 2 * scales.numel(), dtype=torch.float32, device=q.device)
+    key = (
+        q.data_ptr(), q.shape, q.stride(), k.data_ptr(), k.shape, k.stride(),
+        None if pre_mix is None else (pre_mix.data_ptr(), pre_mix.stride(), pre_mix.dtype),
+        kept.data_ptr(), kept.shape, scales.data_ptr(), logsumexp_out.data_ptr(), logsumexp_out.stride(),
+        parts.data_ptr(), scale, first_row, keys, causal, deal, q.device,
+    )  # fmt: skip
+    launch = _launches.get(key)
+    if launch is None:
+        _check(q, k, kept, scales, keys)
+        arguments = Arguments(
+            pre=Matrix.of(pre_mix), kept=kept.data_ptr(), parts=parts.data_ptr(), scales=scales.data_ptr(),
+            logsumexp=logsumexp_out.data_ptr(), sums_batch=logsumexp_out.stride(0), sums_head=logsumexp_out.stride(1),
+            sums_row=logsumexp_out.stride(2), pitch=pitch, scale=scale, batch=batch, rows=rows, first_row=first_row,
+            first_position=first_position, keys=keys, causal=causal, group=heads // k.shape[1], units=deal.units,
+            most_blocks=deal.most_blocks, workers=deal.workers, most_parts=deal.most_parts,
+        )  # fmt: skip
+        launch = keep(_launches, key, _launch(constants, q, k, scales, arguments), MAX_LAUNCHES)
+    launch()
+
+
+def _launch(constants: LogitConstants, q: Tensor, k: Tensor, scales: Tensor, arguments: Arguments) -> Any:
+    """Both kernels laid out for the driver."""
+    maps = [tensor_map(x, (1, 1, STEP_KEYS, 64)) for x in (q, k)]
+    mix, finish = kernels(constants, q.device)
+    blocks, shared, index = arguments.workers * constants.cluster, constants.shared_memory, q.device.index
+    return driver.LaunchSequence(
+        driver.Launch(mix, (blocks, 1), THREADS, shared, index, *maps, arguments),
+        driver.Launch(finish, (-(-scales.numel() // FINISH_THREADS), 1), FINISH_THREADS, 0, index, arguments),
+    )
+
+
+def _check(q: Tensor, k: Tensor, kept: Tensor, scales: Tensor, keys: int) -> None:
+    """Raise ValueError for a layout that the kernels do not take."""
+    pitch = kept.shape[3]
+    if not kept.is_contiguous() or pitch % BLOCK_KEYS or pitch < keys or kept.data_ptr() % 16:
+        raise ValueError(
+            f"kept logits are {list(kept.shape)} with strides {kept.stride()}; expected contiguous rows of a multiple "
+            f"of {BLOCK_KEYS} columns, {keys} or more, at a multiple of 16 bytes"
+        )
+    if not scales.is_contiguous() or scales.shape != kept.shape[:3]:
+        raise ValueError(f"scales are {list(scales.shape)}; expected contiguous {list(kept.shape[:3])}")
+    for x in (q, k):
+        if not has_describable_strides(x) or x.data_ptr() % 16:
+            raise ValueError(f"strides {x.stride()} of q or k are not for the copy engine; expected `rows_of` of it")
+
+
+@functools.cache
+def kernels(constants: LogitConstants, device: torch.device) -> tuple[Any, Any]:
+    """Both kernels on a device, compiled at the first call: seconds, unless the disk has them."""
+    code = machine_code(constants.source)
+    return (
+        driver.load(code, "mix_logits", constants.shared_memory, device.index),
+        driver.load(code, "finish_logits", 0, device.index),
+    )

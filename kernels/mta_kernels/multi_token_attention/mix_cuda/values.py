@@ -1,0 +1,104 @@
+"""Launches values.cu: stored exponentials to rows of out."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import c_int, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention.fastpath.memory import keep
+from mta_kernels.conv_attention.hopper.tensor_maps import describable, tensor_map
+from mta_kernels.multi_token_attention.mix_cuda.shapes import shape_unsupported
+from mta_kernels.multi_token_attention.mix_cuda.values_plan import (
+    KEYS,
+    THREADS,
+    ValuesConstants,
+    constants_for,
+)
+from mta_kernels.multi_token_attention.rows_cuda.rows import Matrix
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import machine_code
+from mta_kernels.nvrtc.structures import fields
+
+MAX_LAUNCHES = 1024
+_launches: dict[tuple, Any] = {}
+
+
+class Arguments(ctypes.Structure):
+    """`struct Arguments` of values_layout.cuh."""
+
+    _fields_ = (
+        ("out", c_void_p), *fields(c_int64, "out_batch out_head out_row"), ("scale", c_void_p), ("post", Matrix),
+        *fields(c_int, "rows first_position keys causal sequences group"),
+    )  # fmt: skip
+
+
+def mix_values(
+    exponentials: Tensor, scale: Tensor, post_mix: Tensor | None, v: Tensor, out: Tensor, *, first_position: int,
+    keys: int, causal: bool, constants: ValuesConstants | None = None,
+) -> None:  # fmt: skip
+    """`out[h, i] = sum_j (sum_g post_mix[g, h] scale[g, i] exponentials[g, i, j]) v[h, j]` of a chunk's rows.
+
+    exponentials `[B, H, R, ld]` is contiguous, bf16, with `ld` a multiple of 64 from `keys` on. Row r is of position
+    `first_position + r`; it sees the first `keys` columns, if `causal` those up to its position. What it does not see
+    is zero up to the end of the 64-column block with the last key that its block of 64 rows sees, then maybe NaN.
+    scale `[B, H, R]` is float32, contiguous. `post_mix [H, H]` (in, out) is float32 (then rounded), bf16 or None.
+    v `[B, Hkv, N, D]`, bf16, is copied if the copy engine cannot describe it. out `[B, H, R, D]`, bf16, has contiguous
+    rows. `constants` override what would be chosen, for measurements.
+    Raises ValueError where `shape_unsupported` has a reason, or for exponentials of another layout.
+    """
+    key = (
+        exponentials.data_ptr(), exponentials.shape, scale.data_ptr(), v.data_ptr(), v.shape, v.stride(),
+        out.data_ptr(), out.stride(),
+        None if post_mix is None else (post_mix.data_ptr(), post_mix.stride(), post_mix.dtype),
+        first_position, keys, causal, constants, exponentials.device,
+    )  # fmt: skip
+    launch = _launches.get(key)
+    if launch is None:
+        v = describable(v)
+        launch = _launch(exponentials, scale, post_mix, v, out, first_position, keys, causal, constants)
+        if launch is not None and v.data_ptr() == key[3]:  # not of a copy, which goes
+            keep(_launches, key, launch, MAX_LAUNCHES)
+    if launch is not None:
+        launch()
+
+
+def _launch(
+    exponentials: Tensor, scale: Tensor, post_mix: Tensor | None, v: Tensor, out: Tensor, first_position: int,
+    keys: int, causal: bool, constants: ValuesConstants | None,
+) -> Any:  # fmt: skip
+    """The launch laid out for the driver, or None if there is nothing to compute."""
+    batch, heads, rows, ld = exponentials.shape
+    if reason := shape_unsupported(exponentials.dtype, heads, v.shape[3]):
+        raise ValueError(reason)
+    if not exponentials.is_contiguous() or ld % 64 or ld < keys or exponentials.data_ptr() % 16:
+        raise ValueError(
+            f"stored exponentials are {list(exponentials.shape)} with strides {exponentials.stride()}; expected "
+            f"contiguous rows of a multiple of 64 columns, {keys} or more, at a multiple of 16 bytes"
+        )
+    if not batch * rows:
+        return None
+    constants = constants or constants_for(heads, v.shape[3])
+    arguments = Arguments(
+        out=out.data_ptr(), out_batch=out.stride(0), out_head=out.stride(1), out_row=out.stride(2),
+        scale=scale.data_ptr(), post=Matrix.of(post_mix), rows=rows, first_position=first_position, keys=keys,
+        causal=causal, sequences=batch, group=heads // v.shape[1],
+    )  # fmt: skip
+    by_rows = exponentials.permute(0, 2, 1, 3)  # the heads of a row side by side: no bank conflicts
+    maps = tensor_map(by_rows, (1, 8, 16, KEYS)), tensor_map(v, (1, 1, KEYS, 64))
+    blocks = -(-rows // constants.rows) * batch * constants.cluster
+    compiled = kernel(constants, exponentials.device)
+    shared = constants.shared_memory
+    return driver.LaunchSequence(
+        driver.Launch(compiled, (blocks, 1), THREADS, shared, exponentials.device.index, *maps, arguments)
+    )
+
+
+@functools.cache
+def kernel(constants: ValuesConstants, device: torch.device) -> Any:
+    """The kernel on a device."""
+    return driver.load(machine_code(constants.source), "mix_values", constants.shared_memory, device.index)
