@@ -130,7 +130,7 @@ def tool(name: str) -> str:
 @functools.cache
 def version_of(path: str) -> str:
     """The version that one of these tools states of itself: 12.8.93."""
-    text = _run(path, "--version")
+    text = run(path, "--version")
     match = re.search(r"V(\d+\.\d+\.\d+)", text)
     if match is None:
         raise ToolError(f"{path} --version states no version; it prints {text.strip()[-200:]!r}")
@@ -141,10 +141,10 @@ def _run_on(content: bytes, suffix: str, *command: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=suffix) as file:
         file.write(content)
         file.flush()
-        return _run(*command, file.name)
+        return run(*command, file.name)
 
 
-def _run(*command: str) -> str:
+def run(*command: str) -> str:
     """Everything that a command prints; raises ToolError with its last words if it fails."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:

@@ -214,6 +214,7 @@ DEVICE void consume(const Arguments& args, const Block& block, int warpgroup, in
         QueryFragments query;
         load_queries(query, own);
         if constexpr (PERSISTENT && QUERIES_IN_REGISTERS) {
+            fence_async_proxy();  // an arrival does not wait for loads, and the next copy overwrites what they read
             warpgroup_barrier(warpgroup + 1);
             if (thread == 0) barrier_arrive(block.queries_empty);
         }
