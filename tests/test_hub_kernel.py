@@ -65,6 +65,7 @@ def test_nothing_imports_the_package_or_registers_operators_by_its_name(built):
 
 def test_files_that_kernels_read_are_there(built):
     for kind in ("cpu", "cuda"):
+        assert (built / f"build/torch-{kind}/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
         for place in (
             "conv_attention/hopper/forward.cu",
             "nvrtc/common.cuh",
@@ -172,6 +173,7 @@ def test_a_layer_does_what_the_reference_did(built, loaded):
 
 SOURCE = '''"""`mta::x` é of `from mta_kernels import y`."""
 from mta_kernels import operation
+\f
 def f():
     from mta_kernels.nvrtc.driver import (
         launch,
@@ -180,6 +182,7 @@ def f():
 '''
 HUB_SOURCE = '''"""`mta::x` é of `from mta_kernels import y`."""
 from ... import operation
+\f
 def f():
     from ...nvrtc.driver import (
         launch,

@@ -17,16 +17,21 @@ ROOT = Path(__file__).parents[2]
 OURS = Path(__file__).parent
 NAME = PACKAGE.replace("_", "-")  # which the hub's rules ask for
 VARIANTS = ("cuda", "cpu")  # of builds in Python alone; CUDA sources are compiled where they run
-LEFT_OUT = {"attention", "integrations", "common_kernels.py", "README.md", "__init__.py"}  # of the package
-WRITTEN_HERE = {"__init__.py": "exports.py", "layers.py": "layers.py", f"{PACKAGE}/__init__.py": "old_place.py"}
+LEFT_OUT = {"attention", "integrations", "common_kernels.py", "__init__.py"}  # of the package
+LEFT_OUT_SUFFIXES = {".md", ".pyc", ".cubin"}
+ADDED = {
+    "__init__.py": OURS / "exports.py",
+    "layers.py": OURS / "layers.py",
+    f"{PACKAGE}/__init__.py": OURS / "old_place.py",
+    "LICENSE": ROOT / "LICENSE",  # the hub hands out a build by itself
+}
 
 
 def build(out: Path) -> list[Path]:
     """Write the folder and return its builds. Raises ValueError for a source that cannot be one of a kernel."""
     sources = dict(kernel_sources())
     made = [_build_variant(out / "build" / f"torch-{kind}", kind, sources) for kind in VARIANTS]
-    for name, path in (("README.md", OURS / "card.md"), ("LICENSE", ROOT / "LICENSE")):
-        shutil.copyfile(path, out / name)
+    shutil.copyfile(OURS / "card.md", out / "README.md")
     return made
 
 
@@ -35,10 +40,10 @@ def kernel_sources() -> Iterator[tuple[str, bytes]]:
     package = ROOT / "kernels" / PACKAGE
     for path in sorted(package.rglob("*")):
         place = path.relative_to(package)
-        if path.is_file() and place.parts[0] not in LEFT_OUT and "__pycache__" not in place.parts:
+        if path.is_file() and place.parts[0] not in LEFT_OUT and path.suffix not in LEFT_OUT_SUFFIXES:
             yield place.as_posix(), path.read_bytes()
-    for place, name in WRITTEN_HERE.items():
-        yield place, (OURS / name).read_bytes()
+    for name, path in ADDED.items():
+        yield name, path.read_bytes()
 
 
 def identifier_of(kind: str, sources: dict[str, bytes]) -> str:

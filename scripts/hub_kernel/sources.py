@@ -20,7 +20,7 @@ def as_hub_source(source: str, depth: int, identifier: str) -> str:
     `depth` is the number of folders between the package and the file. Raises ValueError for an import that has no
     relative form: `import mta_kernels.x`.
     """
-    lines = [line.encode() for line in source.splitlines(keepends=True)]
+    lines = source.encode().splitlines(keepends=True)  # of bytes, which end lines as ast does: not at a form feed
     edits = [edit for node in ast.walk(ast.parse(source)) for edit in _edits(node, depth, identifier)]
     for line, start, old, new in sorted(edits, reverse=True):
         text = lines[line - 1]
