@@ -12,7 +12,7 @@ from mtabench.cluster.options import ClusterOptions
 from mtabench.ending import run_and_exit
 from mtabench.errors import UsageError
 from mtabench.help import App
-from mtabench.problem.case import PASSES
+from mtabench.problem.case import KERNEL_PASSES, MODEL
 from mtabench.sweeps.plan import Options, usual_axes
 
 app = App(context_settings={"help_option_names": ["-h", "--help"]})
@@ -92,6 +92,26 @@ def decode(
     )  # fmt: skip
     asked = ClusterOptions(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
     raise typer.Exit(run(options, asked, None, out, resume, dry_run, plot, quiet))
+
+
+@app.command(rich_help_panel="Measure")
+def model(
+    mode: o.Mode = None, preset: o.ModelPreset = None, layers: o.Layers = None, heads: o.ModelHeads = None,
+    dim: o.Dim = None, attention: o.Attention = None, conv: o.OneConv = None, impl: o.ModelImpl = None,
+    seq: o.Seq = None, batch: o.Batch = None, dtype: o.Dtype = None, device: o.Device = "auto",
+    baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold", rounds: o.Rounds = None,
+    time_limit: o.TimeLimit = None, isolate: o.Isolate = False, cell_timeout: o.CellTimeout = None, seed: o.Seed = None,
+    out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True,
+) -> None:  # fmt: skip
+    """Time a whole transformer: a training step, a prompt, or a generated token. Compares with plain attention."""
+    from mtabench.commands.sweep import run
+
+    options = Options(
+        MODEL, mode=mode, preset=preset, layers=layers, heads=heads, dim=dim, attention=attention, conv=conv, impl=impl,
+        seq=seq, batch=batch, dtype=dtype, device=device, baseline=baseline, timer=timer, cache=cache, rounds=rounds,
+        time_limit=time_limit, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
+    )  # fmt: skip
+    raise typer.Exit(run(options, ClusterOptions(), None, out, resume, dry_run, plot))
 
 
 @app.command(rich_help_panel="Measure")
@@ -356,8 +376,10 @@ def _sweep_words(words: list[str]) -> Any:
     from mtabench.comparing.sweep_words import SweepWords
 
     pass_, options = words[0], words[1:]
-    if pass_ not in PASSES:
-        raise UsageError(f"{pass_!r} is no pass; expected fwd, bwd or decode, and after it the options of that sweep")
+    if pass_ not in (*KERNEL_PASSES, MODEL):
+        raise UsageError(
+            f"{pass_!r} is no pass; expected fwd, bwd, decode or model, and after it the options of that sweep"
+        )
     command = typer.main.get_command(app).commands[pass_]  # type: ignore[attr-defined]
     return SweepWords(tuple(words), command.make_context(pass_, options).params)
 

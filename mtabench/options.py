@@ -11,9 +11,9 @@ from typer import Argument, BadParameter, Option
 
 from mtabench import registry
 from mtabench.problem.axes import PRESETS
-from mtabench.problem.case import DTYPES, PASSES
+from mtabench.problem.case import DTYPES, KERNEL_PASSES
 from mtabench.problem.operations import OPS
-from mtabench.sweeps.plan import CACHES, TIMERS
+from mtabench.sweeps.measuring_options import CACHES, TIMERS
 
 RANGES = "512,1k,4k; 1k..16k doubles; 1k..4k:+1k adds; 1k..64k:x4 multiplies"
 
@@ -87,6 +87,16 @@ Op = Annotated[
         help="Only implementations of conv-attention, or of attention; or mta, with --mix and --post-conv.",
     ),
 ]
+Mode = Annotated[Text, Shape(help="One or more of train,prefill,generate; train if not given.")]
+Attention = Annotated[
+    Text, Shape(help="In all layers conv; in every fourth conv/4; mta/4 as the paper's models; mix for heads alone.")
+]
+Layers = Annotated[Text, Shape(help="Number of layers, with --heads and --dim in the place of --preset.")]
+Dim = Annotated[Text, Shape(help="Width of the model: heads times head dim.")]
+ModelImpl = Annotated[Text, Shape("--impl", help="One or more of plain,eager,compile,auto.")]
+ModelPreset = Annotated[Text, Shape("--preset", help="One or more of mta-300m,mta-550m,mta-830m,mta-1b.")]
+ModelHeads = Annotated[Text, Shape("--heads", help="Number of heads.")]
+OneConv = Annotated[Text, Shape("--conv", help="Query taps x key taps of the convolutions; 6x11 if not given.")]
 Batch = Annotated[Text, Shape(help="Batch sizes.")]
 Tokens = Annotated[Text, Shape(help="Tokens in a batch, such as 16k: batch = tokens / seq.")]
 Heads = Annotated[Text, Shape(help="Numbers of query heads.")]
@@ -168,12 +178,12 @@ CaseNumber = Annotated[
 Jobs = Annotated[int, Random(**WHOLE, help="With --fuzz: so many processes share the cases and the device.")]
 FuzzOut = Annotated[File, Output(*OUT, help="With --fuzz: the CSV file that gets the totals.")]
 FuzzOp = Annotated[Text, Random("--op", help="With --fuzz: only cases of conv-attention, or of mta.")]
-Passes = Annotated[str, Option("--pass", **_some_of(lambda: PASSES), help="One or more of fwd,bwd,decode.")]
+Passes = Annotated[str, Option("--pass", **_some_of(lambda: KERNEL_PASSES), help="One or more of fwd,bwd,decode.")]
 TunedOut = Annotated[
     File, Output(*OUT, help="The JSON file to add to; the one in your cache that kernels read if not given.")
 ]
-PassName = Annotated[str, Argument(**_one_of(PASSES), help="fwd, bwd or decode.", metavar="PASS")]
-ProfiledPass = Annotated[Text, Argument(**_one_of(PASSES), help="fwd, bwd or decode.", metavar="[PASS]")]
+PassName = Annotated[str, Argument(**_one_of(KERNEL_PASSES), help="fwd, bwd or decode.", metavar="PASS")]
+ProfiledPass = Annotated[Text, Argument(**_one_of(KERNEL_PASSES), help="fwd, bwd or decode.", metavar="[PASS]")]
 Tools = Annotated[
     Text, Option(help="Profilers, one or more of trace,proton,ncu; those that can be had here if not given.")
 ]
@@ -238,7 +248,7 @@ AcrossDevices = Annotated[
 ]
 PrintJson = Annotated[bool, Output("--json", help="Print one JSON document for programs instead: docs/json.md.")]
 SweepArguments = Annotated[
-    list[str], Argument(help="fwd, bwd or decode, and after it any options of that sweep.", metavar="PASS")
+    list[str], Argument(help="fwd, bwd, decode or model, and after it any options of that sweep.", metavar="PASS")
 ]
 BaseRevision = Annotated[str, Option("--base", help="The code before: a branch, a tag or a commit.")]
 HeadRevision = Annotated[Text, Option("--head", help="The code after; the working tree as it is if not given.")]
@@ -263,7 +273,7 @@ StaticBaseline = Annotated[
 Accept = Annotated[bool, Option("--accept", help="With --baseline: write what is compiled now into that file.")]
 JsonOut = Annotated[File, Output("--json", help="Write the kernels as JSON; also makes a baseline.")]
 CsvOut = Annotated[File, Output("--csv", help="Write the kernels as CSV.")]
-MemoryPass = Annotated[str, Option("--pass", **_one_of(PASSES), help="fwd, bwd or decode.")]
+MemoryPass = Annotated[str, Option("--pass", **_one_of(KERNEL_PASSES), help="fwd, bwd or decode.")]
 MemorySize = Annotated[Text, Option(help="Memory to fit into, such as 80GB or 24GiB; the device's if not given.")]
 Trace = Annotated[
     bool, Option("--measure", help="Call each cell on this machine's GPU and trace its peak, beside the model's.")

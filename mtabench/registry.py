@@ -60,6 +60,7 @@ def names() -> list[str]:
 def implementation_of(case: Case) -> Implementation:
     """The implementation of a case: of its name, and of its operation if there is one; raises UsageError as `find`."""
     entries = every(case.impl)
+    entries = [entry for entry in entries if entry.of_models == (case.layers is not None)] or entries
     return next((entry for entry in entries if entry.op == case.op), entries[0])
 
 

@@ -15,7 +15,10 @@ from mtabench.charts.style import Look
 from mtabench.charts.text import balanced, filled
 from mtabench.problem.operations import OPERATION_COLUMNS
 
-PASS_TITLES = {"fwd": "Forward", "bwd": "Backward", "decode": "Decode"}
+PASS_TITLES = {
+    "fwd": "Forward", "bwd": "Backward", "decode": "Decode",
+    "train": "Training step", "prefill": "Prefill", "generate": "Generated token",
+}  # fmt: skip
 PANEL_INCHES = (3.7, 3.5)
 MOST_COLUMNS = 3
 TITLE_SIZE, PANEL_TITLE_SIZE, CAPTION_SIZE = 12, 9.5, 7

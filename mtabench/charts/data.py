@@ -17,7 +17,7 @@ from mtabench.problem.operations import OPERATION_COLUMNS
 from mtabench.results.cell_names import name_of
 from mtabench.results.results_file import COLUMNS, KEY_COLUMNS, MEASURED_COLUMNS, NUMERIC_COLUMNS, read_results
 
-SETTING = ("device", "dtype", "heads", "kv_heads", "causal", "batch_name")
+SETTING = ("device", "dtype", "layers", "heads", "kv_heads", "causal", "batch_name")
 MEASURES = tuple(name for name in MEASURED_COLUMNS if name in NUMERIC_COLUMNS)
 MOST_IMPLEMENTATIONS = 60
 MOST_SETTINGS = 100
@@ -102,6 +102,8 @@ def _slug(name: str, value: object) -> str:
     """A setting as part of a file name."""
     if name == "causal":
         return "causal" if value else "full"
+    if name == "layers":
+        return f"{value or 'no'}{name}"
     if name in ("heads", "kv_heads"):
         return f"{value:g}{name.replace('_', '')}"
     text = str(value)[: 2 * SLUG_LENGTH].lower().replace(" ", "")

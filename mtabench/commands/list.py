@@ -52,7 +52,7 @@ def readiness(device: str) -> dict[str, Any]:
 
 
 def _key(implementation: Implementation) -> str:
-    return f"{implementation.name} {implementation.op}"
+    return f"{implementation.name} {implementation.op} {implementation.of_models}"
 
 
 def _data(device: str, reasons: dict[str, str | None]) -> dict[str, Any]:
@@ -75,4 +75,5 @@ def _typical_case(implementation: Implementation, device: str) -> Case:
         pass_=next(pass_ for pass_ in PASSES if pass_ in implementation.passes), impl=implementation.name,
         operation=operation, dtype="fp32" if device == "cpu" in implementation.devices else "bf16",
         batch=1, heads=16, kv_heads=16, seq=1024, head_dim=64, splits=None, device=device,
+        layers=1 if implementation.of_models else None,
     )  # fmt: skip

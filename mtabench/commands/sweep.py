@@ -1,4 +1,4 @@
-"""The commands `mtabench fwd`, `bwd` and `decode`: plan a sweep, run it, print the table, draw the charts."""
+"""The commands `mtabench fwd`, `bwd`, `decode` and `model`: plan a sweep, run it, print the table, draw the charts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from mtabench.results.results_file import charts_folder, key_of, key_of_row
 from mtabench.results.runs import without_samples
 from mtabench.results.writer import Writer, check_destination, to_resume
 from mtabench.sweeps.measurer import Measurer
-from mtabench.sweeps.plan import Options, Plan, make_plan
+from mtabench.sweeps.model_plan import any_plan
+from mtabench.sweeps.plan import Options, Plan
 
 
 def run(
@@ -41,7 +42,7 @@ def run(
     if resume and out is None:
         raise UsageError("--resume needs --out FILE, the results file to complete")
     if ranks is None:
-        plan = make_plan(options, asked.device(options))
+        plan = any_plan(options, asked.device(options))
     else:
         plan = plan_over_ranks(options, ranks, asked)
         if follow_torchrun(ranks, plan.device):

@@ -20,7 +20,7 @@ from mtabench.console import make_console, say
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.readiness import unsupported_reason
 from mtabench.problem import axes
-from mtabench.problem.case import PASSES, Case
+from mtabench.problem.case import KERNEL_PASSES, Case
 from mtabench.problem.inputs import DTYPES, use_full_float32
 from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.sweep import words
@@ -85,8 +85,8 @@ def _cases(passes: str, options: Options) -> Iterator[Case]:
     """The cells that a sweep over the Triton kernels would have; raises UsageError without a GPU."""
     chosen = axes.parse_names(passes, "--pass")
     for pass_ in chosen:
-        if pass_ not in PASSES:
-            raise UsageError(f"--pass {pass_!r} is not known; expected one or more of {', '.join(PASSES)}")
+        if pass_ not in KERNEL_PASSES:
+            raise UsageError(f"--pass {pass_!r} is not known; expected one or more of {', '.join(KERNEL_PASSES)}")
     plans = [make_plan(replace(options, pass_=pass_, impl="triton")) for pass_ in chosen]
     if plans[0].device != "cuda":
         raise UsageError(

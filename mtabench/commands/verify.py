@@ -17,7 +17,7 @@ from mtabench.errors import NothingCheckedError, UsageError
 from mtabench.json_output import print_json
 from mtabench.problem import axes
 from mtabench.registry import chosen, names
-from mtabench.sweeps.plan import check_seed
+from mtabench.sweeps.measuring_options import check_seed
 
 NOTHING = "nothing was checked: no implementation that was asked for can run here"
 CHECK_LINE = "{:<17} {:<24} {:<32} {:>8} {:>8}  {}"

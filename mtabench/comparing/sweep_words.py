@@ -13,7 +13,8 @@ from mtabench.console import say
 from mtabench.errors import UsageError
 from mtabench.problem.axes import parse_names
 from mtabench.registry import is_own_code
-from mtabench.sweeps.plan import Options, Plan, make_plan
+from mtabench.sweeps.model_plan import any_plan
+from mtabench.sweeps.plan import Options, Plan
 
 # What is decided for each process, not typed: the options of a sweep by name, and what they are if not typed.
 DECIDED = {"out": None, "resume": False, "plot": True, "quiet": False} | dict.fromkeys((*NAMES, "ranks"))
@@ -46,7 +47,7 @@ class SweepWords:
                     "and no charts"
                 )
         given = {name: value for name, value in self.typed.items() if name not in (*DECIDED, "dry_run")}
-        return make_plan(Options(self.words[0], **given))
+        return any_plan(Options(self.words[0], **given))
 
 
 def announce(console: Console, plan: Plan, pairs: int) -> None:

@@ -24,12 +24,13 @@ FORMAT, VERSION = "mtabench-dashboard", 1
 MOST_BROKEN = 100
 # What tells cells apart in a short label, in this order; those that may follow from the rest are then left out.
 LABEL_COLUMNS = (
-    "pass", "impl", "seq", "head_dim", *STEPS, "dtype", "batch", "heads", "kv_heads", "causal", "splits", "timer",
-    "cache", "device",
+    "pass", "impl", "seq", "head_dim", *STEPS, "layers", "dtype", "batch", "heads", "kv_heads", "causal", "splits",
+    "timer", "cache", "device",
 )  # fmt: skip
 FOLLOWING = ("cache", "timer", "batch")
 WORDS = {"seq": "{}", "head_dim": "d{}", "batch": "batch {}", "heads": "heads {}", "kv_heads": "KV {}",
-         "splits": "splits {}", "mix": "mix {}", "post_conv": "post conv {}"}  # fmt: skip
+         "splits": "splits {}", "mix": "mix {}", "post_conv": "post conv {}",
+         "conv_every": "conv every {}", "layers": "{} layers"}  # fmt: skip
 
 Json = dict[str, Any]
 

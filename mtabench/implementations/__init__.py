@@ -15,13 +15,11 @@ from mtabench.model.fused import Tiles
 from mtabench.model.kernel import Kernel
 from mtabench.model.on_chip import Tile
 from mtabench.model.rungs import Rung
-from mtabench.problem.case import Case
+from mtabench.problem.case import MODES, Case
 from mtabench.static.sources import Source
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from mtabench.problem.inputs import Inputs
 
 Closure = Callable[[], "Tensor"]
 
@@ -41,7 +39,8 @@ class Style(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
-    """A way to compute attention; one that computes several operations has an entry of its name for each.
+    """A way to compute attention; one that computes several operations has an entry of its name for each,
+    and one more for whole models.
 
     `order` is its place in lists, legends and tables; the default is last, and names decide between equals. `build`
     makes a closure that computes the output from a case and its inputs. `why_not` says why it cannot run a case here,
@@ -73,7 +72,7 @@ class Implementation:
     devices: tuple[str, ...]
     work: str
     summary: str
-    build: Callable[[Case, Inputs], Closure]
+    build: Callable[[Case, Any], Any]
     why_not: Callable[[Case], str | None]
     order: int = 1000
     note: str = ""
@@ -95,3 +94,8 @@ class Implementation:
     tiles: Callable[[Case, Device], Tiles] | None = None
     host_s: Mapping[str, float] = field(default_factory=dict)
     tile: Callable[[Case, Device], Tile | None] | None = None
+
+    @property
+    def of_models(self) -> bool:
+        """Whether it is a way to run a whole model, whose `build` takes a case and a `transformer.shared.Shared`."""
+        return self.passes[0] in MODES

@@ -29,3 +29,9 @@ def failure(error: BaseException) -> tuple[str, str]:
         return "unsupported", text
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", [])[:1])
     return "error", (f"{type(error).__name__}: {reason}" if text else reason) + notes
+
+
+def bare(error: Exception) -> Exception:
+    """The exception without its tracebacks, whose frames would keep tensors alive."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

@@ -15,7 +15,7 @@ import torch
 
 from mtabench.environment import GpuSensor, l2_bytes
 from mtabench.measuring.energy import joules
-from mtabench.measuring.failures import WrongResultError
+from mtabench.measuring.failures import WrongResultError, bare
 from mtabench.measuring.nvbench_timer import sample_with_nvbench
 from mtabench.measuring.nvtx import phase
 from mtabench.measuring.poison import poisoned_memory
@@ -61,12 +61,15 @@ class Timed:
 
     `rotations` makes closures that do the same on copies of the inputs, together larger than the L2 cache. `confirm` is
     given a last call, which makes the results in the way that was timed, and says why they are wrong, if they are.
+    Of a model, `attention` is all attention of a call alone, and `loss` what training came to before it was timed.
     """
 
     run: Callable[[Any], Any]
     setup: Callable[[], Any] | None = None
     rotations: Callable[[], list[Callable[[], Any]]] | None = None
     confirm: Confirm | None = None
+    attention: Timed | None = None
+    loss: float | None = None
 
 
 @dataclass(slots=True)
@@ -86,6 +89,8 @@ class Measurement:
     energy_j: float | None = None
     ci_target: float = CI_TARGET
     run_delay: float | None = None
+    attention_ms: float | None = None
+    loss: float | None = None
 
 
 def timed(case: Case, build: Build, inputs: Inputs) -> Timed:
@@ -124,7 +129,7 @@ def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K
             with phase(device, f"{_name(key)}: {name}"):
                 yield
         except Exception as error:
-            failed[key] = _bare(error)
+            failed[key] = bare(error)
 
     for key, cell in cells.items():
         with step(key, "warm up"):
@@ -143,6 +148,10 @@ def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K
                 _check_last(confirm, lane.last)
         lane.close()
     measured = {key: lane.measurement for key, lane in lanes.items() if key not in failed}
+    for key, measurement in measured.items():
+        if (attention := cells[key].attention) is not None:
+            with phase(device, f"{_name(key)}: attention"), suppress(Exception):  # then it is not known
+                measurement.attention_ms = _Lane(attention, device, settings, flush, sensor).one_round_ms()
     if sensor is not None and sensor.energy_j() is not None:
         for key, measurement in measured.items():
             with phase(device, f"{_name(key)}: energy"), suppress(Exception):  # then it is not known
@@ -224,7 +233,7 @@ class _Lane:
             name = "cpu" if device == "cpu" else "graph" if cell.rotations else "events"
         # A CPU's caches are left as they are.
         cache = "warm" if device == "cpu" else settings.cache
-        self.measurement = Measurement(name, cache, peak_memory_mb=peak, ci_target=settings.ci_target)
+        self.measurement = Measurement(name, cache, peak_memory_mb=peak, ci_target=settings.ci_target, loss=cell.loss)
         self._sampler: Sampler | None = _sampler(name, cell, device, flush, call_s)
         self._cell, self._device, self._settings, self._sensor = cell, device, settings, sensor
         self._samples = _samples_a_round(settings, total_s)
@@ -250,6 +259,11 @@ class _Lane:
             self._clocks.append(clock)
             self.measurement.sm_clock_mhz = float(np.median(self._clocks))
         self.done = self._known_well_enough()
+
+    def one_round_ms(self) -> float:
+        """The median of a single round."""
+        self.take_round()
+        return float(np.median(self.measurement.rounds))
 
     def last(self) -> list[Any]:
         """The results of one more call, in the way that was timed: of every closure that a graph replays."""
@@ -296,7 +310,7 @@ def _by_nvbench(
         if cell.confirm is not None:
             _check_last(cell.confirm, lambda: _once(cell, device))
     except Exception as error:
-        return _bare(error)
+        return bare(error)
     _, throttled = GpuSensor().read()
     return Measurement(
         "nvbench", settings.cache, found.rounds, found.sm_clock_mhz, throttled, peak, ci_target=settings.ci_target
@@ -383,9 +397,3 @@ def _on_copies(case: Case, build: Build, inputs: Inputs) -> list[Callable[[], An
     size = inputs.k.nbytes + inputs.v.nbytes
     copies = min(MAX_ROTATIONS, math.ceil(2 * l2_bytes() / size))
     return [build(case, copy) for copy in inputs.copies(copies)]
-
-
-def _bare(error: Exception) -> Exception:
-    """The exception without its tracebacks, whose frames would keep tensors alive."""
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)

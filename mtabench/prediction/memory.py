@@ -8,6 +8,7 @@ from dataclasses import replace
 from mtabench.model import banded, rungs
 from mtabench.model.kernel import tensor_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
+from mtabench.problem.layers import VOCABULARY, embedding_parameters, matrix_parameters
 from mtabench.problem.work import chunk_of, halo_rows
 from mtabench.registry import implementation_of
 
@@ -29,6 +30,15 @@ def input_bytes(case: Case) -> int:
     # What a decode step before left for a convolution of probabilities.
     state = post.query_taps * _score_row(case) if post and case.pass_ == "decode" else 0
     return queries * q + 2 * k + state
+
+
+def model_bytes(case: Case) -> int:
+    """Roughly what a model takes: weights, for training with gradients and the optimizer, and its logits or caches."""
+    parameters, size = matrix_parameters(case) + embedding_parameters(case), BYTES_PER_ELEMENT[case.dtype]
+    if case.pass_ == "train":
+        return 16 * parameters + 2 * SUM * case.batch * case.seq * VOCABULARY
+    assert case.layers is not None
+    return size * (parameters + 2 * case.layers * case.batch * case.seq * case.kv_heads * case.head_dim)
 
 
 def expected_memory_bytes(case: Case, work: str) -> int:

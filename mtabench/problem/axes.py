@@ -24,10 +24,11 @@ _EXPECTED = "expected numbers such as 512,1k,4k or a range such as 1k..16k, 1k..
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A model's attention: `conv` is (query taps, key taps), `seq` the training length in tokens."""
+    """A model: `conv` is (query taps, key taps), `seq` the training length in tokens."""
 
     heads: int
     head_dim: int
+    layers: int
     conv: Taps = (6, 11)
     seq: int = 2048
 
@@ -42,10 +43,10 @@ class Preset:
 
 
 PRESETS = {
-    "mta-300m": Preset(heads=16, head_dim=64),
-    "mta-550m": Preset(heads=10, head_dim=128),
-    "mta-830m": Preset(heads=16, head_dim=96),
-    "mta-1b": Preset(heads=16, head_dim=128),
+    "mta-300m": Preset(heads=16, head_dim=64, layers=20),
+    "mta-550m": Preset(heads=10, head_dim=128, layers=24),
+    "mta-830m": Preset(heads=16, head_dim=96, layers=24),
+    "mta-1b": Preset(heads=16, head_dim=128, layers=24),
 }
 
 

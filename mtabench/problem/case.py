@@ -10,7 +10,10 @@ from typing import Any
 from mta_kernels.operation import Convolution, HeadMix, Operation
 from mtabench.problem.operations import NONE, make_operation, mix_of, op_of, step_words
 
-PASSES = ("fwd", "bwd", "decode")
+KERNEL_PASSES = ("fwd", "bwd", "decode")
+MODES = ("train", "prefill", "generate")  # of a whole model
+MODEL = "model"  # what is typed in the place of a pass
+PASSES = KERNEL_PASSES + MODES
 DTYPES = ("fp16", "bf16", "fp32")
 BYTES_PER_ELEMENT = {"fp16": 2, "bf16": 2, "fp32": 4}
 
@@ -21,6 +24,9 @@ class Case:
 
     `pass_` is the CSV column `pass`. `splits` is "auto" or the number asked for where a decode step can split its
     keys, and None elsewhere. `seq` is the number of keys (and of queries, except in decode, where one query is new).
+
+    A cell of a whole model has its `layers`, which are None elsewhere, and one of MODES as its pass. `operation` is
+    then that of every `conv_every`-th layer; the others lack its convolutions. None: no layer has any.
     """
 
     pass_: str
@@ -34,6 +40,8 @@ class Case:
     head_dim: int
     splits: int | str | None
     device: str
+    layers: int | None = None
+    conv_every: int | None = None
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any], device: str) -> Case:
@@ -59,6 +67,8 @@ class Case:
             head_dim=head_dim,
             splits=(splits if splits == "auto" else int(splits)) if splits else None,
             device=device,
+            layers=_count(row.get("layers")),
+            conv_every=_count(row.get("conv_every")),
         )
 
     @property
@@ -77,6 +87,7 @@ class Case:
             "heads": self.heads, "kv_heads": self.kv_heads, "seq": self.seq, "head_dim": self.head_dim,
             "conv_q": taps[0], "conv_k": taps[1], "causal": self.operation.causal, "splits": self.splits,
             "mix": self.mix or None, "post_conv_q": post_taps[0], "post_conv_k": post_taps[1],
+            "layers": self.layers, "conv_every": self.conv_every,
         }  # fmt: skip
 
     @property
@@ -87,13 +98,18 @@ class Case:
     @property
     def shape_key(self) -> tuple:
         """What cells share that take turns in the same rounds: everything but implementation and operation."""
-        sizes = (self.batch, self.heads, self.kv_heads, self.seq, self.head_dim)
+        sizes = (self.batch, self.heads, self.kv_heads, self.seq, self.head_dim, self.layers)
         return (self.pass_, self.dtype, *sizes, self.operation.causal, self.device)
 
     @property
     def problem_key(self) -> tuple:
         """The shape and the operation: cells with the same key compute the same thing."""
-        return (*self.shape_key, self.operation)
+        return (*self.shape_key, self.operation, self.conv_every)
+
+    @property
+    def compared_key(self) -> tuple:
+        """What cells share of which one is a speedup over another: the problem, of models the shape alone."""
+        return self.problem_key if self.layers is None else self.shape_key
 
     @property
     def key(self) -> tuple:
@@ -123,7 +139,7 @@ class Case:
     @property
     def steps(self) -> str:
         """What is more than plain attention, in words: `mix heads, conv 6x11`; empty for plain attention."""
-        return step_words(self.mix, self.taps, self.post_taps)
+        return step_words(self.mix, self.taps, self.post_taps, str(self.conv_every or ""))
 
     @property
     def window(self) -> int:
@@ -138,6 +154,8 @@ class Case:
 
     def repro(self, impl: str = "") -> str:
         """A command line that measures this one cell; `impl` is what to type for an implementation, if not its name."""
+        if self.layers is not None:
+            return " ".join(self._repro_of_model(self.layers))
         words = [
             "mtabench", self.pass_, "--impl", shlex.quote(impl or self.impl), "--seq", str(self.seq),
             "--head-dim", str(self.head_dim),
@@ -154,6 +172,21 @@ class Case:
         if self.pass_ != "decode":
             words.append("--causal" if self.operation.causal else "--no-causal")
         return " ".join(words)
+
+    def _repro_of_model(self, layers: int) -> list[str]:
+        words = [
+            "mtabench", "model", "--mode", self.pass_, "--impl", self.impl, "--layers", str(layers),
+            "--heads", str(self.heads), "--dim", str(self.heads * self.head_dim), "--seq", str(self.seq),
+            "--batch", str(self.batch), "--dtype", self.dtype, "--device", self.device,
+        ]  # fmt: skip
+        words += ["--attention", f"{'mta' if self.mix else 'conv'}/{self.conv_every}"] if self.conv_every else []
+        words += ["--attention", "mix"] if self.mix and not self.conv_every else []
+        return words + (["--conv", self.taps] if self.taps else [])
+
+
+def _count(value: Any) -> int | None:
+    """A number of a row, in which nothing is empty, None or NaN."""
+    return int(value) if value and value == value else None
 
 
 def _taps(query_taps: Any, key_taps: Any) -> tuple[int, int] | None:

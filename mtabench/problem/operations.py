@@ -11,9 +11,9 @@ OPS = ("conv-attention", "attention", "mta")
 PLAIN = "attention"  # of these the one without a step
 NONE = "none"
 # The columns of a results file that say what a cell computes, beside `causal`.
-OPERATION_COLUMNS = ("conv_q", "conv_k", "mix", "post_conv_q", "post_conv_k")
+OPERATION_COLUMNS = ("conv_q", "conv_k", "mix", "post_conv_q", "post_conv_k", "conv_every")
 # The same as axes, by which people name them.
-STEPS = ("mix", "conv", "post_conv")
+STEPS = ("mix", "conv", "post_conv", "conv_every")
 
 Taps = tuple[int, int]
 
@@ -71,9 +71,12 @@ def taps_text(query_taps: object, key_taps: object) -> str:
     return f"{query_taps}x{key_taps}" if query_taps and key_taps else ""
 
 
-def step_words(mix: str, conv: str, post_conv: str) -> str:
-    """The steps in words, `mix heads, conv 6x11, post conv 6x11`; those that are not there are left out."""
-    texts = {"mix": mix, "conv": conv, "post conv": post_conv}
+def step_words(mix: str, conv: str, post_conv: str, conv_every: str = "") -> str:
+    """The steps in words, `mix heads, conv 6x11, post conv 6x11`; those that are not there are left out.
+
+    `conv_every` is of a model: `conv every 4` layers.
+    """
+    texts = {"mix": mix, "conv": conv, "post conv": post_conv, "conv every": conv_every}
     return ", ".join(f"{name} {text}" for name, text in texts.items() if text)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from mta_kernels import score_chunks
 from mta_kernels.operation import Convolution
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
+from mtabench.problem.layers import embedding_parameters, layer_cases, matrix_parameters, ragged_lengths
 
 
 def pairs(case: Case, dense: bool = False) -> int:
@@ -36,15 +38,18 @@ def mixed(case: Case) -> int:
 
 def tokens(case: Case) -> int:
     """Tokens of one call: those of all sequences, in decode the new ones."""
-    return case.batch * (1 if case.pass_ == "decode" else case.seq)
+    return case.batch * (1 if case.pass_ in ("decode", "generate") else case.seq)
 
 
 def useful_flops(case: Case) -> int:
     """FLOPs that the operation needs: `2 * pairs * (2D + steps)` forward, `2 * pairs * (5D + 3 * steps)` backward.
 
     `steps` are the multiplications a score of what is more than plain attention: `cq * ck` of a convolution, and of a
-    mixing as many as heads are mixed.
+    mixing as many as heads are mixed. Of a model, its matrices and attention: of `train` three times the matrices'
+    forward, of a prompt the logits of its last token.
     """
+    if case.layers is not None:
+        return _model_flops(case)
     return 2 * pairs(case) * _macs(case, products=5 if case.pass_ == "bwd" else 2)
 
 
@@ -60,7 +65,7 @@ def executed_flops(case: Case, work: str) -> int:
     Overlapped works on tiles of 64 x 64 scores of which a margin, backward twice as wide, is computed again elsewhere;
     its two backward kernels have seven products and five convolutions. A decode step has 128 keys.
     """
-    if work == "tiled":
+    if work == "tiled" or case.layers is not None:
         return useful_flops(case)
     if work == "dense":
         return _dense_flops(case)
@@ -113,8 +118,13 @@ def halo_rows(case: Case) -> int:
 def bytes_moved(case: Case) -> int:
     """The fewest bytes through device memory: every input read once and every output written once.
 
-    Decode counts the K and V cache alone; the rest is small beside it.
+    Decode counts the K and V cache alone; the rest is small beside it. A model counts its weights, and generating the
+    caches.
     """
+    if case.layers is not None:
+        weights = (matrix_parameters(case) + embedding_parameters(case)) * BYTES_PER_ELEMENT[case.dtype]
+        cached = sum(ragged_lengths(case.batch, case.seq)) if case.pass_ == "generate" else 0
+        return weights + 2 * case.layers * cached * case.kv_heads * case.head_dim * BYTES_PER_ELEMENT[case.dtype]
     keys = case.batch * case.kv_heads * case.seq * case.head_dim
     queries = case.batch * case.heads * case.seq * case.head_dim
     size = BYTES_PER_ELEMENT[case.dtype]
@@ -127,7 +137,21 @@ def bytes_moved(case: Case) -> int:
 
 def only_reads(case: Case) -> bool:
     """Whether the bytes that must move are read, all but a few: those of decode, whose output is one row a sequence."""
-    return case.pass_ == "decode"
+    return case.pass_ in ("decode", "generate")
+
+
+def _model_flops(case: Case) -> int:
+    times = 3 if case.pass_ == "train" else 1
+    logits = tokens(case) if case.pass_ == "train" else case.batch
+    products = 2 * times * (matrix_parameters(case) * tokens(case) + embedding_parameters(case) * logits)
+    attention = 0
+    for layer, count in layer_cases(case).items():
+        attention += count * useful_flops(layer)
+        if case.pass_ == "train":
+            attention += count * useful_flops(replace(layer, pass_="bwd"))
+    if case.pass_ == "generate":
+        attention = attention * sum(ragged_lengths(case.batch, case.seq)) // (case.batch * case.seq)
+    return products + attention
 
 
 def _dense_flops(case: Case) -> int:

@@ -24,15 +24,15 @@ from mtabench.results.runs import Rounds, read_run
 from mtabench.results.shown import percent
 
 # What a chart of time against sequence length holds fixed.
-PANEL_AXES = ("pass", "device", "dtype", "batch", "heads", "kv_heads", "head_dim", *STEPS, "causal")
+PANEL_AXES = ("pass", "device", "dtype", "batch", "heads", "kv_heads", "head_dim", "layers", *STEPS, "causal")
 SHAPE_AXES = (*(axis for axis in PANEL_AXES if axis not in STEPS), "seq")
 MOST_PANELS = 100  # rows beyond them are in no chart
 
 COMMAND = re.compile(
-    r"mtabench (fwd|bwd|decode)"
+    r"mtabench (fwd|bwd|decode|model)"
     r"( --impl ([A-Za-z0-9_][A-Za-z0-9_.:+-]*=)?(\.{0,2}/)?[A-Za-z0-9_][A-Za-z0-9_./+-]*(\.py:[A-Za-z0-9_]+)?"
     r"| --(seq|head-dim|batch|heads|kv-heads|dtype|device|op|mix|conv|post-conv|splits|timer|cache|rounds"
-    r"|time-limit|cell-timeout|seed|ranks) [A-Za-z0-9][A-Za-z0-9_.+-]*"
+    r"|time-limit|cell-timeout|seed|ranks|mode|layers|dim|attention) [A-Za-z0-9][A-Za-z0-9_.+/-]*"
     r"| --(causal|no-causal|isolate))*"
 )
 

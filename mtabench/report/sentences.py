@@ -12,7 +12,10 @@ from mtabench.measuring.statistics import geometric_mean
 from mtabench.problem.operations import STEPS
 from mtabench.report.data import Report, Row, is_plain, is_timed, shape_key
 
-PASSES = {"fwd": "forward pass", "bwd": "backward pass", "decode": "decode step"}
+PASSES = {
+    "fwd": "forward pass", "bwd": "backward pass", "decode": "decode step",
+    "train": "training step of models", "prefill": "prefill of models", "generate": "decode step of models",
+}  # fmt: skip
 STATUSES = {"oom": "out of memory", "error": "ended in an error", "timeout": "took too long", "wrong": "wrong"}
 MOST_GROUPS = 6  # of pass and device
 Quote = Callable[[str], str]

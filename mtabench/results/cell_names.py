@@ -10,7 +10,14 @@ from mtabench.problem.axes import short
 from mtabench.problem.operations import step_words, taps_text
 from mtabench.tables import Column
 
-WORDS = {"splits": "splits {}", "batch": "batch {}", "heads": "heads {}", "seq": "seq {}", "head dim": "head dim {}"}
+WORDS = {
+    "splits": "splits {}",
+    "layers": "layers {}",
+    "batch": "batch {}",
+    "heads": "heads {}",
+    "seq": "seq {}",
+    "head dim": "head dim {}",
+}
 STAYS = ("impl", "seq")  # a row has both, whatever the others have
 TO_THE_LEFT = ("pass", "impl", "dtype", "steps", "causal")
 
@@ -52,7 +59,7 @@ def _words(parts: Mapping[str, str], separator: str = " ") -> str:
 def _parts(row: Mapping[str, Any]) -> dict[str, str]:
     """The parts of a name, empty where a cell has no such thing."""
     heads, kv_heads = int(row["heads"]), int(row["kv_heads"])
-    taps = (
+    conv, post_conv = (
         "" if math.isnan(row[f"{name}_q"]) else taps_text(int(row[f"{name}_q"]), int(row[f"{name}_k"]))
         for name in ("conv", "post_conv")
     )
@@ -61,10 +68,11 @@ def _parts(row: Mapping[str, Any]) -> dict[str, str]:
         "impl": row["impl"],
         "splits": row["splits"],
         "dtype": row["dtype"],
+        "layers": row["layers"],
         "batch": f"{int(row['batch'])}",
         "heads": f"{heads}" + (f" (KV {kv_heads})" if kv_heads != heads else ""),
         "seq": f"{int(row['seq'])}",
         "head dim": f"{int(row['head_dim'])}",
-        "steps": step_words(row["mix"], *taps).replace(",", ""),
+        "steps": step_words(row["mix"], conv, post_conv, row["conv_every"]).replace(",", ""),
         "causal": "" if row["causal"] else "not causal",
     }

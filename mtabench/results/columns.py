@@ -89,6 +89,9 @@ def _splits_used(cell: Cell) -> object:
 
 
 _SIZE = Field(fields.count, numeric=True, parquet="Int64")
+_LATER_SIZE = Field(
+    fields.optional(fields.count), parquet="Int64"
+)  # a text in a frame: empty tells cells apart, NaN not
 
 TABLE: tuple[Column, ...] = (
     Column("schema_version", "version of this table", COUNT, value=lambda cell: SCHEMA_VERSION, detail=0),
@@ -97,7 +100,9 @@ TABLE: tuple[Column, ...] = (
         "started_utc", "start of the sweep in UTC", Field(fields.time_utc, parquet="time"),
         value=attrgetter("facts.started_utc"), merged="least", detail=3,
     ),
-    _cell("pass", "`fwd`, `bwd` or `decode`", Field(fields.one_of(*PASSES))),
+    _cell(
+        "pass", "`fwd`, `bwd` or `decode`; of a model `train`, `prefill` or `generate`", Field(fields.one_of(*PASSES))
+    ),
     _cell("impl", "the [implementation](implementations.md)"),
     _cell("op", "`conv-attention`, `attention`, or `mta`, the whole multi-token attention", Field(fields.one_of(*OPS))),
     _cell("dtype", "type of the inputs", Field(fields.one_of(*DTYPES))),
@@ -116,6 +121,11 @@ TABLE: tuple[Column, ...] = (
     ),
     _cell("post_conv_q", "query taps of the convolution after the softmax", COUNT, since=5),
     _cell("post_conv_k", "key taps of the convolution after the softmax", COUNT, since=5),
+    _cell("layers", "of a [model](models.md), its layers", _LATER_SIZE, since=6),
+    _cell(
+        "conv_every", "of a model, how many layers share one with convolutions: `4` is one in four", _LATER_SIZE,
+        heading="conv every", since=6,
+    ),
     Column(
         "splits_used", "splits that a decode kernel took; where `splits` is `auto`, what it chose",
         Field(fields.optional(fields.count), parquet="Int64"), value=_splits_used, detail=1,
@@ -203,6 +213,22 @@ TABLE: tuple[Column, ...] = (
         "tokens_per_joule", "tokens of a call over its energy", NUMBER, "tokens/J",
         lambda of: tokens(of.case) / of.measurement.energy_j if of.measurement.energy_j else None, since=1,
         shown=Shown("energy", "tokens/J", 9, number("tokens_per_joule")), detail=0,
+    ),
+    _measured(
+        "tokens_s", "of a model: tokens of a call over its time", NUMBER, "tokens/s",
+        lambda of: tokens(of.case) / of.seconds if of.case.layers else None, since=6, merged="per time",
+        shown=Shown("rate", "tokens/s", 3, number("tokens_s", 4)), reported=Reported("tokens/s"),
+    ),
+    _measured(
+        "attention_share", "of a model: attention alone, with its norm and gate, over the median", NUMBER, "",
+        lambda of: of.measurement.attention_ms and of.measurement.attention_ms / of.summary.median_ms, since=6,
+        shown=Shown("attention", "%", 4, number("attention_share", factor=100)),
+        reported=Reported("attention", "%", 3, "attention_percent", lambda row: shown.percent(row["attention_share"])),
+    ),
+    _measured(
+        "loss", "of `train`: the loss after eight steps on one batch, from the same weights for all", NUMBER, "",
+        attrgetter("measurement.loss"), since=6, shown=Shown("loss", "", 6, number("loss", 4)),
+        reported=Reported("loss", "", 4),
     ),
     _measured(
         "ci_target", "share of the median that half its 95 % interval should be at most; 0.005 where a file lacks it",

@@ -18,7 +18,10 @@ Row = Mapping[str, str]
 DEVICE = tuple(column.name for column in TABLE if column.role == "environment" and column.name != "git_dirty")
 SETTING = (*(axis for axis in AXES if axis != "seq"), "cache", "timer")
 NAMES = {column.name: column.heading for column in TABLE if column.heading} | {"post_conv": "post conv"}
-WORDS = {"device": "{}", "dtype": "{}", "heads": "{} heads", "kv_heads": "{} KV heads", "cache": "{} cache"}
+WORDS = {
+    "device": "{}", "dtype": "{}", "layers": "{} layers", "heads": "{} heads", "kv_heads": "{} KV heads",
+    "cache": "{} cache",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ def _column(rows: Sequence[Row], name: str, text: Callable[[Row], str], **more: 
 
 
 def _problem_column(rows: Sequence[Row], name: str) -> Column:
-    right = name in ("batch", "heads", "kv_heads", "head_dim", "splits", *STEPS)
+    right = name in ("layers", "batch", "heads", "kv_heads", "head_dim", "splits", *STEPS)
     rank = 2 if name in DEVICE[1:] else 0
     return _column(rows, NAMES.get(name, name), lambda row: _shown(row, name), rank=rank, right=right, problem=True)
 

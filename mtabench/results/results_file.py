@@ -29,7 +29,11 @@ COLUMNS = tuple(column.name for column in TABLE)
 KEY_COLUMNS = tuple(column.name for column in TABLE if column.role == "cell")
 MEASURED_COLUMNS = tuple(column.name for column in TABLE if column.role == "measured")
 NUMERIC_COLUMNS = tuple(column.name for column in TABLE if column.field.numeric)
-_FIRST_KEYS = sum(column.role == "cell" and not column.since for column in TABLE)
+# How many columns of KEY_COLUMNS a file of each version has.
+_KEYS_OF_VERSIONS = tuple(
+    sum(column.role == "cell" and column.since <= since for column in TABLE)
+    for since in sorted({column.since for column in TABLE if column.role == "cell"})
+)
 LATER_COLUMNS = tuple(column.name for column in TABLE if column.since)  # older files do not have these
 SAMPLE_COLUMNS = ("run_id", "cell", "round", "sample", "ms")
 JSON_LINES = ".jsonl"  # the suffix of a results file that `export` wrote as JSON Lines
@@ -79,7 +83,7 @@ def key_of_row(row: Mapping[str, str]) -> Key:
 
 def cell_of(key: Key) -> str:
     """A key as one text, joined with "/"; columns that older files lack are left out where all of them are empty."""
-    return "/".join(key if any(key[_FIRST_KEYS:]) else key[:_FIRST_KEYS])
+    return "/".join(key[: next(count for count in _KEYS_OF_VERSIONS if not any(key[count:]))])
 
 
 def key_of_cell(cell: str) -> Key:

@@ -47,13 +47,13 @@ def timed_row(
 def add_speedups(rows: Mapping[Case, Row], is_baseline: Callable[[Case], bool]) -> None:
     """Fill `baseline` and `speedup` of conv-attention cells whose baseline was timed in the same rounds."""
     baselines = {
-        case.problem_key: (case.impl, row["median_ms"])
+        case.compared_key: (case.impl, row["median_ms"])
         for case, row in rows.items()
         if is_baseline(case) and row["status"] == "ok"
     }
     for case, row in rows.items():
-        if case.problem_key in baselines and row["status"] == "ok":
-            row["baseline"], base_ms = baselines[case.problem_key]
+        if case.compared_key in baselines and row["status"] == "ok":
+            row["baseline"], base_ms = baselines[case.compared_key]
             row["speedup"] = base_ms / row["median_ms"]
 
 

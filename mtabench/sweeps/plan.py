@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from secrets import randbelow
 
 from mta_kernels.operation import Operation
 from mtabench.errors import UsageError
 from mtabench.problem import axes
-from mtabench.problem.case import PASSES, Case
+from mtabench.problem.case import KERNEL_PASSES, Case
 from mtabench.problem.operations import NONE, OPS, PLAIN, Taps, make_operation, mixings, op_of, taps_text
 from mtabench.registry import BASELINE, USUAL_OPS, Implementation, chosen, default_names, every, find, name_of
+from mtabench.sweeps.measuring_options import check_measuring, check_seed
 
-TIMERS = ("auto", "events", "graph", "cpu", "nvbench")
-CACHES = ("cold", "warm")
-SEEDS = 2**31
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The axes of a sweep as typed; None where nothing was typed."""
+    """The axes of a sweep as typed; None where nothing was typed. Of a sweep of models `pass_` is "model"."""
 
     pass_: str
     seq: str | None = None
@@ -50,6 +47,10 @@ class Options:
     isolate: bool = False
     cell_timeout: float | None = None
     seed: int | None = None
+    mode: str | None = None
+    attention: str | None = None
+    layers: str | None = None
+    dim: str | None = None
 
 
 # What a sweep takes where neither an option nor a preset says otherwise.
@@ -164,15 +165,6 @@ def make_plan(options: Options, device: str | None = None) -> Plan:
     return Plan(options.pass_, device, cases, baseline, baseline_splits, options, shown, notes)
 
 
-def check_seed(seed: int | None) -> int:
-    """A seed as typed, or a new one if none was; raises UsageError for one out of range."""
-    if seed is None:
-        return randbelow(SEEDS)
-    if not 0 <= seed < SEEDS:
-        raise UsageError(f"--seed {seed} is out of range; expected 0 to {SEEDS - 1}")
-    return seed
-
-
 def _for_nvbench(options: Options) -> Options:
     """NVBench registers once a process, so that each cell has one; it knows no other cache than a cold one."""
     from mtabench.measuring.nvbench_timer import check_nvbench
@@ -187,23 +179,9 @@ def _for_nvbench(options: Options) -> Options:
 
 def _parse(options: Options, device: str) -> _Axes:
     """Every axis read on its own, with the defaults of that device."""
-    if options.pass_ not in PASSES:
-        raise UsageError(f"there is no pass {options.pass_!r}; expected one of {', '.join(PASSES)}")
-    if options.batch is not None and options.tokens is not None:
-        raise UsageError("--batch and --tokens exclude each other: --tokens 16k sets batch = 16k / seq")
-    for value, known, what in ((options.timer, TIMERS, "--timer"), (options.cache, CACHES, "--cache")):
-        if value not in known:
-            raise UsageError(f"{what} {value!r} is not known; expected one of {', '.join(known)}")
-    limits = {
-        "--rounds": options.rounds, "--time-limit": options.time_limit, "--cell-timeout": options.cell_timeout
-    }  # fmt: skip
-    for what, number in limits.items():
-        if number is not None and not 0 < number < 1e6:
-            raise UsageError(f"{what} is {number}; it must be more than 0 and less than a million")
-    if options.seed is not None:
-        check_seed(options.seed)
-    if options.cell_timeout is not None and not options.isolate and options.timer != "nvbench":
-        raise UsageError("--cell-timeout needs --isolate: only a cell in a process of its own can be stopped")
+    if options.pass_ not in KERNEL_PASSES:
+        raise UsageError(f"there is no pass {options.pass_!r}; expected one of {', '.join(KERNEL_PASSES)}")
+    check_measuring(options)
     if options.op is not None and options.op not in OPS:
         raise UsageError(f"--op {options.op!r} is not known; expected one of {', '.join(OPS)}")
     texts = _texts(options, device)
@@ -266,11 +244,13 @@ def _impls(options: Options, device: str, ops: tuple[str, ...]) -> list[Implemen
     else:
         names = list(dict.fromkeys(impl.name for impl in chosen(axes.parse_names(options.impl, "--impl"))))
     for name in names:
-        others = {impl.op for impl in every(name)}
+        others = {impl.op for impl in every(name) if not impl.of_models}
+        if not others:
+            raise UsageError(f"--impl {name} runs whole models: `mtabench model --impl {name}` measures it")
         if not others & set(ops):
             op = "mta" if _is_mta(options) else options.op or USUAL_OPS[0]
             raise UsageError(f"--op {op} excludes {name}, which computes {' and '.join(others)}; drop one of them")
-    return [impl for name in names for impl in every(name) if impl.op in ops]
+    return [impl for name in names for impl in every(name) if impl.op in ops and not impl.of_models]
 
 
 def _texts(options: Options, device: str) -> dict[str, str]:

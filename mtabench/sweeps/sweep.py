@@ -18,6 +18,7 @@ import torch
 
 from mtabench import environment
 from mtabench.checking.judge import Judge
+from mtabench.checking.oracle import Check
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring import timing
 from mtabench.measuring.ceilings import Ceilings, measure_ceilings, with_reading
@@ -46,6 +47,48 @@ class Verified:
 
     timed: timing.Timed
     rel_error: float | None
+
+
+class Problem(Protocol):
+    """The cells of one problem: whether their results are right, and what to time of those that are."""
+
+    def check(self, case: Case) -> Check:
+        """Judge the implementation of a cell."""
+
+    def timed(self, case: Case) -> timing.Timed:
+        """What to time of a cell that was right; raises WrongResultError if it is not after all."""
+
+    def rest(self) -> None:
+        """Hold no memory of a GPU that timing does not need."""
+
+
+class KernelProblem:
+    """A problem of kernels, judged by float64."""
+
+    def __init__(self, case: Case, seed: int) -> None:
+        self._inputs = make_inputs(case, seed)
+        self._judge = Judge(case, self._inputs, seed)
+
+    def check(self, case: Case) -> Check:
+        """See `Problem`."""
+        return self._judge.first_of(implementation_of(case).build(case, self._inputs), case)
+
+    def timed(self, case: Case) -> timing.Timed:
+        """See `Problem`."""
+        return replace(timing.timed(case, implementation_of(case).build, self._inputs), confirm=self._judge.last)
+
+    def rest(self) -> None:
+        """See `Problem`."""
+        self._judge.rest()
+
+
+def problem_of(case: Case, seed: int) -> Problem:
+    """The problem of a cell, of kernels or of a model; raises torch.OutOfMemoryError, say, where it does not fit."""
+    if case.layers is None:
+        return KernelProblem(case, seed)
+    from mtabench.transformer.problem import ModelProblem
+
+    return ModelProblem(case, seed)
 
 
 class SweepInterruptedError(MtabenchError):
@@ -220,7 +263,7 @@ class Sweep:
             row is not None
             and row["status"] == "ok"
             and self.plan.is_baseline(case)
-            and any(other.problem_key == case.problem_key for other in pending)
+            and any(other.compared_key == case.compared_key for other in pending)
         )
 
     def can_run(self, case: Case) -> bool:
@@ -237,8 +280,7 @@ class Sweep:
             return {}
         self.watcher.doing(f"{words(cases[0])}: float64 reference")
         try:
-            inputs = make_inputs(cases[0], self.plan.seed)
-            judge = Judge(cases[0], inputs, self.plan.seed)
+            problem = problem_of(cases[0], self.plan.seed)
         except Exception as error:
             status, reason = failure(error)
             reason = f"in the float64 check: {reason}"
@@ -248,13 +290,11 @@ class Sweep:
         verified = {}
         for case in cases:
             self.watcher.doing(f"{words(case)}, {case.label}: verifying")
-            build = implementation_of(case).build
             try:
                 with phase(case.device, f"{words(case)}, {case.label}: verify"):
-                    check = judge.first_of(build(case, inputs), case)
+                    check = problem.check(case)
                 if check.ok:
-                    timed = replace(timing.timed(case, build, inputs), confirm=judge.last)
-                    verified[case] = Verified(timed, check.rel_error)
+                    verified[case] = Verified(problem.timed(case), check.rel_error)
                     continue
                 row = cell_row(case, self.facts, "wrong", check.reason, check.rel_error)
             except Exception as error:
@@ -262,7 +302,7 @@ class Sweep:
             self.write([row])
             self._check_device(case)
             free_memory(case.device)
-        judge.rest()
+        problem.rest()
         return verified
 
     def _time(self, verified: Mapping[Case, Verified], pending: Set[Case]) -> None:
@@ -313,6 +353,7 @@ class Sweep:
 def words(case: Case) -> str:
     """The problem of a cell, in a few words."""
     steps = f", {case.steps}" if case.steps else ""
+    steps = f", {case.layers} layers, {case.pass_}{steps}" if case.layers else steps
     return f"{case.dtype} {case.batch} x {case.heads} heads of {case.head_dim}, seq {short(case.seq)}{steps}"
 
 

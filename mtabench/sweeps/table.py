@@ -24,9 +24,8 @@ from mtabench.tables import Column, width_of
 
 STYLES = {"ok": "green", "wrong": "bold red", "error": "red", "oom": "yellow", "invalid": "yellow"}
 ALWAYS = ("seq", "impl")
-OPTIONAL = ("dtype", "batch", "heads", "kv_heads", "head_dim", *STEPS, "causal")  # shown where they differ
-
-
+# Shown where they differ.
+OPTIONAL = ("pass", "dtype", "layers", "batch", "heads", "kv_heads", "head_dim", *STEPS, "causal")
 MOST_REASONS = 3  # in a sentence
 Row = Mapping[str, Any]
 

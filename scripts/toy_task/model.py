@@ -9,24 +9,10 @@ from toy_task.sequences import BLOCK, QUERY, VOCABULARY, Setting
 
 from mta_kernels.conv_attention import ConvAttention
 from mta_kernels.multi_token_attention import MultiTokenAttention
+from mtabench.transformer.model import rotate, turns_of_pairs
 
 TAPS = (QUERY, 2 * BLOCK - 1)
 MTA_BACKENDS = {"mta": "auto", "mta-eager": "reference"}  # of an attention with all parts
-THETA = 1e5  # rotary positions: the slowest pair turns by about 1 / THETA a token
-
-
-def turns_of_pairs(length: int, dim: int) -> Tensor:
-    """`[2, length, dim / 2]`: cosine and sine of the angle by which each pair of a head turns at each position."""
-    half = dim // 2
-    angles = torch.arange(length)[:, None] * THETA ** (-torch.arange(half) / half)
-    return torch.stack([angles.cos(), angles.sin()])
-
-
-def rotate(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotary positions: the pairs `(i, i + D / 2)` of `x [..., N, D]`, each turned by the angle of its position."""
-    a, b = x.chunk(2, -1)
-    cos, sin = turns
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 class Attention(nn.Module):

@@ -14,8 +14,9 @@ from mtabench import options, registry
 from mtabench.cli import app
 from mtabench.help import WIDTH, _wrapped
 from mtabench.measuring import timing
+from mtabench.problem.case import KERNEL_PASSES
 from mtabench.sweeps.isolation import CELL_TIMEOUT_S
-from mtabench.sweeps.plan import DEFAULTS, PASSES
+from mtabench.sweeps.plan import DEFAULTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,7 +79,7 @@ def test_every_group_is_one_that_help_knows():
         assert (getattr(command, "rich_help_panel", None) or None) in (None, *options.COMMANDS)
 
 
-@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("pass_", KERNEL_PASSES)
 def test_help_has_the_defaults(mtabench, pass_):
     _, out, _ = mtabench(pass_, "--help")
     text = " ".join(out.split())

@@ -72,7 +72,9 @@ def mtabench(monkeypatch, capsys, tmp_path):
 def test_list(mtabench):
     code, data, absent = checked(mtabench("list", "--device", "cpu", "--json"), "list")
     assert (code, absent) == (0, set())
-    (eager,) = [one for one in data["implementations"] if (one["name"], one["op"]) == ("eager", "conv-attention")]
+    named = [one for one in data["implementations"] if (one["name"], one["op"]) == ("eager", "conv-attention")]
+    (eager, of_models) = named
+    assert of_models["passes"] == ["train", "prefill", "generate"]
     assert (eager["ready"], eager["reason"], eager["passes"]) == (True, None, ["fwd", "bwd", "decode"])
     assert [one for one in data["implementations"] if one["ready"] == bool(one["reason"])] == []
     assert "ladder" in {group["name"] for group in data["groups"]}

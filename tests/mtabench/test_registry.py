@@ -20,7 +20,7 @@ def test_every_entry_is_of_what_is_known(implementation):
 
 
 def test_a_name_stands_for_one_entry_an_operation_and_the_baseline_for_one_of_each():
-    assert len({(entry.name, entry.op) for entry in IMPLEMENTATIONS}) == len(IMPLEMENTATIONS)
+    assert len({(entry.name, entry.op, entry.of_models) for entry in IMPLEMENTATIONS}) == len(IMPLEMENTATIONS)
     assert len(set(names())) == len(names())
     assert find(BASELINE).op == "conv-attention"
     assert {entry.op for entry in every(BASELINE)} == set(OPS) - {"attention"}
@@ -64,8 +64,11 @@ def test_defaults_support_pass_and_device():
     assert [name for name in default_names("fwd", "cpu") if name in usual] == ["eager", "compile", "sdpa-flash"]
     for device in ("cuda", "cpu"):
         for pass_ in PASSES:
-            chosen = [find(name) for name in default_names(pass_, device)]
-            assert all(pass_ in i.passes and device in i.devices and not i.by_name for i in chosen)
+            entries = [
+                [i for i in every(name) if pass_ in i.passes and device in i.devices and not i.by_name]
+                for name in default_names(pass_, device)
+            ]
+            assert all(entries)
 
 
 def tables_with_names(source):
@@ -74,7 +77,7 @@ def tables_with_names(source):
         node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict)
     ]
     texts = {node.value for table in tables for node in ast.walk(table) if isinstance(node, ast.Constant)}
-    return texts & (set(names()) - {"auto", "cuda", "triton"})
+    return texts & (set(names()) - {"auto", "cuda", "plain", "triton"})
 
 
 def test_no_other_table_knows_an_implementation():

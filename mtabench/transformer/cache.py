@@ -1,0 +1,153 @@
+"""What a model keeps of the tokens before: keys and values in pages, the last queries, rows of probabilities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mta_kernels.multi_token_attention import (
+    DecodeState,
+    MultiTokenAttention,
+    multi_token_attention_decode,
+    prefill_state,
+)
+from mtabench.problem.layers import PAGE
+from mtabench.transformer.model import Config, Transformer, plain_attention
+
+STATE_PARTS = ("pre_conv", "pre_mix", "post_conv")  # of the mixers, what decides on rows that later steps look back on
+
+
+class Cache:
+    """The tokens of `batch` sequences, of lengths of their own, with room for `capacity` each. A model's `Past`.
+
+    `begin`, the prompts in chunks, `end`; then `advance` and one token of each sequence, again and again. Every tensor
+    stays where it is, so that a CUDA graph can replay a step. `pages`, keys and values `[2, layers, pages, heads, PAGE,
+    head dim]`, may be given, so that several models share them in turns.
+    """
+
+    def __init__(
+        self, model: Transformer, batch: int, capacity: int, dtype: torch.dtype, pages: Tensor | None = None
+    ) -> None:
+        config, device = model.config, model.table.device
+        self.batch, self.capacity = batch, capacity
+        self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
+        self.pages = new_pages(config, batch, capacity, dtype, device) if pages is None else pages
+        count = -(-capacity // PAGE)
+        self.block_table = torch.arange(batch * count, dtype=torch.int32, device=device).view(batch, count)
+        backs = [0 if mta is None else looks_back(mta) for mta in model.attentions()]
+        self.rows = max(1, *backs)
+        # The last queries of each sequence, oldest first, of the layers that look back on them.
+        self.windows = {layer: number for number, layer in enumerate(one for one, back in enumerate(backs) if back)}
+        size = len(self.windows), batch, config.heads, self.rows, config.head_dim
+        self.queries = torch.zeros(size, dtype=dtype, device=device)
+        self.states: dict[int, DecodeState] = {}
+        for layer, mta in enumerate(model.attentions()):
+            if mta is not None and mta.mta_kernel_after_sm is not None and mta.mta_kernel_after_sm.shape[2] > 1:
+                taps = mta.mta_kernel_after_sm.shape[2]
+                self.states[layer] = DecodeState.empty(
+                    batch, config.heads, taps, count * PAGE, dtype=dtype, device=device
+                )
+        self.decoding = False
+        self.begin(self.lengths)
+
+    def begin(self, lengths: Tensor) -> None:
+        """Forget everything and expect prompts of these lengths `[B]`, padded on the right to the longest."""
+        self.lengths.copy_(lengths)
+        self.start, self.decoding = 0, False
+        self._history: dict[int, Tensor] = {}
+
+    def end(self, model: Transformer) -> None:
+        """The prompts are in: what decode steps look back on is computed of their last rows."""
+        self.decoding, self._history = True, {}
+        for layer, state in self.states.items():
+            mta = model.attentions()[layer]
+            assert mta is not None
+            given = {name: x for name, x in mta.mixers().items() if name in STATE_PARTS}
+            new = prefill_state(
+                self.queries[self.windows[layer]], self.pages[0, layer], lengths=self.lengths, **given,
+                scale=mta.scale, pad_key=mta.pad_key, block_table=self.block_table,
+            )  # fmt: skip
+            for name in ("logits", "logsumexp", "lengths"):
+                getattr(state, name).copy_(getattr(new, name))
+
+    def advance(self) -> None:
+        """Make room for one more token of each sequence, which the model is given next."""
+        self.lengths += 1
+        if self.rows > 1 and len(self.windows):
+            self.queries[..., :-1, :] = self.queries[..., 1:, :].clone()
+
+    def turns(self, table: Tensor, count: int) -> Tensor:
+        """See `Past`."""
+        if self.decoding:
+            return table[:, self.lengths - 1][:, :, None, None]  # [2, B, 1, 1, D / 2]
+        return table[:, self.start : self.start + count]
+
+    def attend(self, layer: int, attention: MultiTokenAttention | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `Past`."""
+        return (self._step if self.decoding else self._chunk)(layer, attention, q, k, v)
+
+    def _step(self, layer: int, attention: MultiTokenAttention | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """One new token of each sequence."""
+        at = self.lengths - 1
+        page = self.block_table.gather(1, (at // PAGE)[:, None].long())[:, 0]
+        for pages, new in zip(self.pages[:, layer], (k, v), strict=True):
+            pages[page, :, at % PAGE] = new[:, :, 0]
+        if layer in self.windows:
+            self.queries[self.windows[layer], :, :, -1] = q[:, :, 0]
+            q = self.queries[self.windows[layer]]
+        options: dict[str, Any] = {"lengths": self.lengths, "block_table": self.block_table}
+        keys, values = self.pages[:, layer]
+        if attention is None:
+            return multi_token_attention_decode(q, keys, values, **options)
+        return multi_token_attention_decode(
+            q, keys, values, **options, **attention.mixers(), state=self.states.get(layer), depth=attention.depth,
+            scale=attention.scale, pad_key=attention.pad_key, backend=attention.backend,
+        )  # fmt: skip
+
+    def _chunk(self, layer: int, attention: MultiTokenAttention | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The next tokens of all prompts, at the same positions."""
+        stop = self.start + q.shape[2]
+        if stop > self.capacity:
+            raise ValueError(
+                f"the prompts have {stop} tokens or more and the cache has room for {self.capacity}; make it larger"
+            )
+        at = torch.arange(self.start, stop, device=q.device)
+        page, row = self.block_table[:, at // PAGE], (at % PAGE).expand(self.batch, -1)
+        for pages, new in zip(self.pages[:, layer], (k, v), strict=True):
+            pages[page, :, row] = new.transpose(1, 2).to(pages.dtype)
+        if self.start:
+            k, v = (self._gathered(pages, stop) for pages in self.pages[:, layer])
+        history = self._history.get(layer)
+        if layer in self.windows:
+            self._history[layer] = q if history is None else torch.cat([history, q], 2)
+            self._history[layer] = self._history[layer][:, :, -self.rows :].clone()
+            self._keep(self.queries[self.windows[layer]], q)
+        if attention is None:
+            return plain_attention(q, k, v)
+        return attention(q, k, v, q_history=history)
+
+    def _gathered(self, pages: Tensor, stop: int) -> Tensor:
+        """`[B, H, stop, D]` of pages `[pages, H, PAGE, D]`."""
+        own = pages[self.block_table[:, : -(-stop // PAGE)]]
+        return own.transpose(1, 2).flatten(2, 3)[:, :, :stop]
+
+    def _keep(self, window: Tensor, q: Tensor) -> None:
+        """Of a chunk's queries, those among the last `rows` of a prompt, each in its place."""
+        at = self.lengths[:, None] - self.rows + torch.arange(self.rows, device=q.device) - self.start  # [B, W]
+        inside = ((at >= 0) & (at < q.shape[2]))[:, None, :, None]
+        index = at.clamp(0, q.shape[2] - 1)[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3]).long()
+        window.copy_(torch.where(inside, q.gather(2, index), window))
+
+
+def looks_back(attention: MultiTokenAttention) -> int:
+    """How many queries a decode step, or the state that it starts from, reads; 0 if the newest is enough."""
+    pre, post = (0 if x is None else x.shape[2] - 1 for x in (attention.mta_kernel, attention.mta_kernel_after_sm))
+    return max(pre + 1, pre + post) if pre or post else 0
+
+
+def new_pages(config: Config, batch: int, capacity: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Keys and values of all layers: `[2, layers, pages, heads, PAGE, head dim]`."""
+    count = batch * -(-capacity // PAGE)
+    return torch.zeros(2, config.layers, count, config.heads, PAGE, config.head_dim, dtype=dtype, device=device)

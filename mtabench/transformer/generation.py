@@ -1,0 +1,76 @@
+"""Generating with a cache: prompts in chunks, then a token of every sequence at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mtabench.transformer.cache import Cache
+from mtabench.transformer.model import Transformer
+
+CHUNK = 2048  # tokens of a prompt at a time
+
+
+@torch.no_grad()
+def prefill(model: Transformer, cache: Cache, prompts: Tensor, lengths: Tensor, chunk: int = CHUNK) -> Tensor:
+    """Put prompts `[B, N]`, of `lengths [B]` tokens and padded on the right, into the cache.
+
+    Returns the logits `[B, vocabulary]` after the last token of each. Raises ValueError if they do not fit.
+    """
+    cache.begin(lengths)
+    last = prompts.new_zeros(prompts.shape[0], model.config.dim, dtype=model.tokens.weight.dtype)
+    for start in range(0, prompts.shape[1], chunk):
+        x = model.hidden(prompts[:, start : start + chunk], cache)
+        at = cache.lengths - 1 - start
+        rows = x[torch.arange(x.shape[0], device=x.device), at.clamp(0, x.shape[1] - 1)]
+        last = torch.where(((at >= 0) & (at < x.shape[1]))[:, None], rows, last)
+        cache.start += x.shape[1]
+    cache.end(model)
+    return model.logits(last)
+
+
+@torch.no_grad()
+def step(model: Transformer, cache: Cache, tokens: Tensor) -> Tensor:
+    """One more token of each sequence, `[B]`, into the cache: logits `[B, vocabulary]` of those after them."""
+    cache.advance()
+    return model.logits(model.hidden(tokens[:, None], cache)[:, 0])
+
+
+class Generator:
+    """Takes the most likely token of every sequence, again and again; on a GPU by replaying one CUDA graph.
+
+    `tokens [B]` are those that come next, to begin with those after the prompts, whose logits are given.
+    """
+
+    def __init__(self, model: Transformer, cache: Cache, logits: Tensor) -> None:
+        self.cache, self.tokens = cache, logits.argmax(-1)
+        self._model = model
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if logits.is_cuda:
+            self._record()
+
+    def next(self) -> Tensor:
+        """The next token of each sequence, `[B]`, which the cache then holds."""
+        taken = self.tokens.clone()
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self._step()
+        return taken
+
+    def _step(self) -> None:
+        self.tokens.copy_(step(self._model, self.cache, self.tokens).argmax(-1))
+
+    def _record(self) -> None:
+        """Record a step, and put back what it changed: it may be repeated from the same lengths and queries."""
+        kept = [x.clone() for x in (self.tokens, self.cache.lengths, self.cache.queries)]
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._step()
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph):
+            self._step()
+        for x, before in zip((self.tokens, self.cache.lengths, self.cache.queries), kept, strict=True):
+            x.copy_(before)
+        self._graph = graph

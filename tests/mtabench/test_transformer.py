@@ -1,0 +1,160 @@
+"""The suite's transformer: its layers, generation with and without a cache, weights that are shared."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mta_kernels.multi_token_attention.module import PRESETS as MODULE_PRESETS
+from mtabench.problem.axes import PRESETS
+from mtabench.problem.case import Case
+from mtabench.problem.layers import (
+    embedding_parameters,
+    layer_cases,
+    layer_operation,
+    matrix_parameters,
+    parse_attention,
+    ragged_lengths,
+)
+from mtabench.problem.operations import make_operation
+from mtabench.problem.work import tokens, useful_flops
+from mtabench.transformer.cache import Cache
+from mtabench.transformer.generation import Generator, prefill, step
+from mtabench.transformer.model import Config, Transformer
+from mtabench.transformer.shared import Shared, shared_of
+from mtabench.transformer.training import Training
+
+ROOT = Path(__file__).parents[2]
+HEADS, HEAD_DIM, WORDS = 2, 16, 50
+MODELS = {
+    "plain": (None, "", None, None),
+    "conv/4": ((3, 5), "", None, 4),
+    "conv": ((3, 4), "", None, 1),
+    "mta/4": ((3, 5), "heads", (2, 3), 4),
+    "more taps after": ((2, 3), "heads", (4, 3), 1),
+    "one query tap": ((1, 3), "heads", (1, 3), 1),
+    "mix": (None, "heads", None, None),
+}
+
+
+def operation_of(name):
+    conv, mix, post, every = MODELS[name]
+    return make_operation(conv, mix, post, heads=HEADS, head_dim=HEAD_DIM), every
+
+
+def make_model(name, length=300):
+    """A model of four layers in float64, whose convolutions and mixings are random."""
+    torch.manual_seed(3)
+    model = Transformer(Config(4, HEADS, HEAD_DIM, *operation_of(name), "reference", WORDS), length).double()
+    with torch.no_grad():
+        for mixer in model.mixers():
+            mixer += 0.3 * torch.randn_like(mixer)
+    return model.requires_grad_(False)
+
+
+def case_of(name="conv/4", mode="train", **changes):
+    operation, every = operation_of(name)
+    case = Case(
+        pass_=mode, impl="auto", operation=operation, dtype="fp32", batch=2, heads=HEADS, kv_heads=HEADS, seq=24,
+        head_dim=HEAD_DIM, splits=None, device="cpu", layers=4, conv_every=every,
+    )  # fmt: skip
+    return replace(case, **changes)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("chunk", [150, 37])
+def test_prompts_in_chunks_and_tokens_after_them_are_those_of_the_whole_model(name, chunk):
+    model, lengths = make_model(name), torch.tensor([150, 131, 2])
+    cache = Cache(model, 3, 155, torch.float64)
+    cache.pages.fill_(float("nan"))  # what was never written is never read
+    drawn = torch.randint(WORDS, (3, 155))
+    logits = prefill(model, cache, drawn[:, :150], lengths, chunk)
+    for after in range(4):
+        for sequence, length in enumerate(lengths + after):
+            text = torch.cat([drawn[sequence, : lengths[sequence]], drawn[sequence, 151 : 151 + after]])
+            torch.testing.assert_close(logits[sequence], model(text[None, :length])[0, -1], rtol=1e-9, atol=1e-9)
+        logits = step(model, cache, drawn[:, 151 + after])
+
+
+def test_a_cache_takes_other_prompts_and_a_generator_the_likeliest_tokens():
+    model = make_model("mta/4")
+    cache, lengths = Cache(model, 2, 64, torch.float64), torch.tensor([40, 17])
+    prefill(model, cache, torch.randint(WORDS, (2, 60)), torch.tensor([60, 60]))
+    prompts = torch.randint(WORDS, (2, 40))
+    generator = Generator(model, cache, prefill(model, cache, prompts, lengths, 16))
+    found = torch.stack([generator.next() for _ in range(6)], 1)
+    for sequence, length in enumerate(lengths):
+        text = prompts[sequence, :length]
+        for _ in range(6):
+            text = torch.cat([text, model(text[None])[0, -1:].argmax(-1)])
+        assert torch.equal(found[sequence], text[length:])
+
+
+def test_prompts_longer_than_the_cache_are_refused():
+    model = make_model("plain")
+    with pytest.raises(ValueError, match="the prompts have 200 tokens or more and the cache has room for 100"):
+        prefill(model, Cache(model, 1, 100, torch.float64), torch.zeros(1, 200, dtype=torch.long), torch.tensor([200]))
+
+
+def test_which_layers_convolve():
+    operation, _ = operation_of("mta/4")
+    assert [layer for layer in range(8) if layer_operation(operation, layer, 4).pre_conv] == [2, 6]
+    assert all(layer_operation(operation, layer, 1) == operation for layer in range(3))
+    assert layer_operation(operation, 0, 4).pre_mix is not None
+    assert list(layer_cases(case_of("conv/4", layers=12)).values()) == [9, 3]
+    assert [mta is not None for mta in make_model("conv/4").attentions()] == [False, False, True, False]
+    assert parse_attention("Conv") == ("conv", 1)
+    assert parse_attention("mta/4") == ("mta", 4)
+    assert parse_attention("mix") == ("mix", None)
+
+
+def test_presets_are_those_of_the_module():
+    assert {name: (one.heads, one.head_dim, one.layers) for name, one in PRESETS.items()} == MODULE_PRESETS
+
+
+@pytest.mark.parametrize("name", ["plain", "conv/4", "mta/4"])
+def test_parameters_are_counted(name):
+    case = case_of(name)
+    model = Shared(case, 1).model(case, "auto")
+    counted = sum(x.numel() for x in model.parameters() if x.dim() == 2 and x.shape[-1] > HEADS and "Linear" in str(x))
+    matrices = [layer.attention.project_in for layer in model.layers]
+    matrices += [layer.attention.project_out for layer in model.layers]
+    matrices += [part for layer in model.layers for part in (layer.network.project_in, layer.network.project_out)]
+    assert counted == 0
+    assert sum(one.weight.numel() for one in matrices) == matrix_parameters(case)
+    assert model.tokens.weight.numel() == embedding_parameters(case)
+
+
+def test_work_of_a_model():
+    train, prompt = case_of("plain"), case_of("plain", "prefill")
+    token = case_of("plain", "generate", seq=4096)
+    assert (tokens(train), tokens(prompt), tokens(token)) == (48, 48, 2)
+    products = 2 * (matrix_parameters(train) + embedding_parameters(train)) * 48
+    assert 3 * products < useful_flops(train) < 3.1 * products
+    assert useful_flops(case_of("conv/4")) > useful_flops(train)
+    assert useful_flops(token) > 2 * 4 * 2 * 3072 * HEADS * HEAD_DIM * 2
+    assert ragged_lengths(1, 4096) == [4096]
+    assert ragged_lengths(4, 4096) == [4096, 3584, 3072, 2560]
+
+
+def test_models_of_a_shape_share_weights_and_begin_alike():
+    plain, conv = case_of("plain"), case_of("conv/4")
+    shared = shared_of(plain, 5)
+    assert shared_of(conv, 5) is shared
+    assert shared_of(conv, 6) is not shared
+    first, second = Training(shared.model(plain, "auto"), shared), Training(shared.model(conv, "reference"), shared)
+    assert first.model.tokens.weight is second.model.tokens.weight
+    assert len(second.model.mixers()) == 1
+    loss = second.loss_after(3)
+    assert loss < second.loss_after(0)
+    first.loss_after(2)
+    assert second.loss_after(3) == pytest.approx(loss, rel=1e-5)
+
+
+def test_the_example_of_the_page_runs():
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/models.md").read_text(), re.DOTALL)
+    names = {}
+    exec(code, names)
+    assert names["tokens"].shape == (2, 8)
