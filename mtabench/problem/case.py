@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mta_kernels.operation import Convolution, HeadMix, Operation
-from mtabench.problem.operations import NONE, make_operation, mix_of, op_of, step_words
+from mtabench.problem.operations import NONE, PLAIN, make_operation, mix_of, op_of, step_words
 
 KERNEL_PASSES = ("fwd", "bwd", "decode")
 MODES = ("train", "prefill", "generate")  # of a whole model
@@ -106,10 +106,11 @@ class Case:
         """The shape and the operation: cells with the same key compute the same thing."""
         return (*self.shape_key, self.operation, self.conv_every)
 
-    @property
-    def compared_key(self) -> tuple:
-        """What cells share of which one is a speedup over another: the problem, of models the shape alone."""
-        return self.problem_key if self.layers is None else self.shape_key
+    def is_compared_with(self, base: Case) -> bool:
+        """Whether its speedup may be over `base`: of the same problem, or of a model the plain one of its shape."""
+        if self.layers is not None and base.op == PLAIN:
+            return base.shape_key == self.shape_key
+        return base.problem_key == self.problem_key
 
     @property
     def key(self) -> tuple:

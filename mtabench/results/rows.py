@@ -45,16 +45,12 @@ def timed_row(
 
 
 def add_speedups(rows: Mapping[Case, Row], is_baseline: Callable[[Case], bool]) -> None:
-    """Fill `baseline` and `speedup` of conv-attention cells whose baseline was timed in the same rounds."""
-    baselines = {
-        case.compared_key: (case.impl, row["median_ms"])
-        for case, row in rows.items()
-        if is_baseline(case) and row["status"] == "ok"
-    }
+    """Fill `baseline` and `speedup` of cells whose baseline was timed in the same rounds."""
+    baselines = [case for case, row in rows.items() if is_baseline(case) and row["status"] == "ok"]
     for case, row in rows.items():
-        if case.compared_key in baselines and row["status"] == "ok":
-            row["baseline"], base_ms = baselines[case.compared_key]
-            row["speedup"] = base_ms / row["median_ms"]
+        base = next(filter(case.is_compared_with, baselines), None)
+        if base is not None and row["status"] == "ok":
+            row["baseline"], row["speedup"] = base.impl, rows[base]["median_ms"] / row["median_ms"]
 
 
 def sample_lines(case: Case, facts: RunFacts, rounds: Iterable[Iterable[float]]) -> Iterator[tuple[object, ...]]:

@@ -110,7 +110,7 @@ def _baselines_first(plan: Plan) -> Iterator[Case]:
 def _add_speedup(row: Row, case: Case, plan: Plan, writer: Writer) -> None:
     """Fill `baseline` and `speedup` of a cell whose baseline has a row in the file."""
     for base in plan.cases:
-        if plan.is_baseline(base) and base.compared_key == case.compared_key:
+        if plan.is_baseline(base) and case.is_compared_with(base):
             found = writer.done.get(key_of(base))
             if found and found["status"] == "ok" and row["status"] == "ok":
                 row["baseline"], row["speedup"] = base.impl, float(found["median_ms"]) / row["median_ms"]

@@ -263,7 +263,7 @@ class Sweep:
             row is not None
             and row["status"] == "ok"
             and self.plan.is_baseline(case)
-            and any(other.compared_key == case.compared_key for other in pending)
+            and any(other.is_compared_with(case) for other in pending)
         )
 
     def can_run(self, case: Case) -> bool:

@@ -15,6 +15,7 @@ from mtabench.measuring.failures import WrongResultError
 from mtabench.measuring.timing import Settings
 from mtabench.problem.case import Case
 from mtabench.results.results_file import cell_of, key_of, key_of_cell, read_results
+from mtabench.results.rows import add_speedups
 from mtabench.results.writer import Writer
 from mtabench.sweeps import sweep
 from mtabench.sweeps.model_plan import any_plan
@@ -156,6 +157,14 @@ def test_a_sweep_fills_the_columns_of_models(tmp_path, monkeypatch):
     assert (rows["attention_share"] > 0).all()
     assert list(rows["loss"] > 0) == [True] * 3 + [False] * 3
     assert (rows["rel_error"] < 1e-5).all()
+
+
+def test_a_speedup_is_over_the_plain_model_or_over_the_same_attention():
+    for baseline, expected in (("plain", [1, 1 / 2, 1 / 3, 1 / 4, 1 / 5]), ("eager", [None, 1, 2 / 3, 1, 4 / 5])):
+        plan = plan_of(impl="plain,eager,auto", attention="conv,mta/4", baseline=baseline)
+        rows = {case: {"status": "ok", "median_ms": float(n)} for n, case in enumerate(plan.cases, 1)}
+        add_speedups(rows, plan.is_baseline)
+        assert [row.get("speedup") for row in rows.values()] == expected
 
 
 def test_a_last_call_that_is_wrong_is_found():
