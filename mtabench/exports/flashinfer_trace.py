@@ -25,8 +25,8 @@ UNKNOWN = "NaN"  # as that project writes it
 
 
 def left_out(row: Row) -> bool:
-    """Whether there is no trace of a row: nothing ran, or its time is not to be believed."""
-    return row["status"] not in STATUSES
+    """Whether there is no trace of a row: nothing ran, its time is not to be believed, or it is of a whole model."""
+    return row["status"] not in STATUSES or bool(row["layers"])
 
 
 def flashinfer_trace(rows: Sequence[Row]) -> str:

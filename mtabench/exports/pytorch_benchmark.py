@@ -17,7 +17,7 @@ Row = Mapping[str, str]
 
 METRICS = {"latency": ("median_ms", "ms"), "tflops": ("useful_tflops", "TFLOP/s"), "bandwidth": ("gbytes_s", "GB/s"),
            "peak_memory": ("peak_memory_mb", "MB"), "speedup": ("speedup", "")}  # fmt: skip
-MODES = {"bwd": "training"}  # the others are of inference
+MODES = {"bwd": "training", "train": "training"}  # the others are of inference
 RUN = ("pass", "timer", "cache", "baseline", "started_utc", "run_id", "repro")
 DEPENDENCIES = {"pytorch": "torch", "triton": "triton"}
 

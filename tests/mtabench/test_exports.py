@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,13 @@ def test_flashinfer_traces_are_taken_by_that_project(mtabench):
     data = pytest.importorskip("flashinfer_bench.data", reason="needs flashinfer-bench")
     for one in traces(mtabench)[0]:
         assert data.Trace.model_validate(one).is_successful() == (one["evaluation"]["status"] == "PASSED")
+
+
+def test_a_whole_model_is_no_trace_of_attention(mtabench, tmp_path):
+    model = replace(case(512, "auto", pass_="train"), layers=4, conv_every=4)
+    write_run(tmp_path / "m.csv", {model: rounds(2.0), case(512, "triton"): rounds(1.0)})
+    lines = mtabench("export", "m.csv", "--format", "flashinfer-trace")[1].splitlines()
+    assert [json.loads(line)["solution"] for line in lines] == ["mtabench_triton"]
 
 
 def test_speedups_over_eager_are_those_over_the_reference(mtabench, tmp_path):
