@@ -101,7 +101,7 @@ def model(
     seq: o.Seq = None, batch: o.Batch = None, dtype: o.Dtype = None, device: o.Device = "auto",
     baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold", rounds: o.Rounds = None,
     time_limit: o.TimeLimit = None, isolate: o.Isolate = False, cell_timeout: o.CellTimeout = None, seed: o.Seed = None,
-    out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True,
+    out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True, quiet: o.Quiet = False,
 ) -> None:  # fmt: skip
     """Time a whole transformer: a training step, a prompt, or a generated token. Compares with plain attention."""
     from mtabench.commands.sweep import run
@@ -111,7 +111,7 @@ def model(
         seq=seq, batch=batch, dtype=dtype, device=device, baseline=baseline, timer=timer, cache=cache, rounds=rounds,
         time_limit=time_limit, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
     )  # fmt: skip
-    raise typer.Exit(run(options, ClusterOptions(), None, out, resume, dry_run, plot))
+    raise typer.Exit(run(options, ClusterOptions(), None, out, resume, dry_run, plot, quiet))
 
 
 @app.command(rich_help_panel="Measure")

@@ -88,6 +88,12 @@ def _splits_used(cell: Cell) -> object:
     return splits_used(cell.case) if ran and splits_used else None
 
 
+def _attention_share(of: Timed) -> float | None:
+    """None also where the part took longer than the whole: the device was not as busy for both."""
+    attention_ms = of.measurement.attention_ms
+    return None if attention_ms is None or attention_ms > of.summary.median_ms else attention_ms / of.summary.median_ms
+
+
 _SIZE = Field(fields.count, numeric=True, parquet="Int64")
 _LATER_SIZE = Field(
     fields.optional(fields.count), parquet="Int64"
@@ -221,7 +227,7 @@ TABLE: tuple[Column, ...] = (
     ),
     _measured(
         "attention_share", "of a model: attention alone, with its norm and gate, over the median", NUMBER, "",
-        lambda of: of.measurement.attention_ms and of.measurement.attention_ms / of.summary.median_ms, since=6,
+        _attention_share, since=6,
         shown=Shown("attention", "%", 4, number("attention_share", factor=100)),
         reported=Reported("attention", "%", 3, "attention_percent", lambda row: shown.percent(row["attention_share"])),
     ),

@@ -147,7 +147,8 @@ def line(row: Row) -> str:
     """A row as one plain line."""
     cell = _cell(row)
     steps = step_words(*(cell[name] for name in STEPS))
-    problem = f"{cell['dtype']} batch {cell['batch']} heads {cell['heads']}x{cell['head_dim']} seq {cell['seq']}"
+    problem = f"{cell['pass']}, {cell['layers']} layers, " if cell["layers"] else ""
+    problem += f"{cell['dtype']} batch {cell['batch']} heads {cell['heads']}x{cell['head_dim']} seq {cell['seq']}"
     problem += f" {steps}" if steps else ""
     if not _number(row, "median_ms"):
         result = f"{row['status']}: {text_of(row.get('reason'))}"

@@ -39,18 +39,23 @@ def step(model: Transformer, cache: Cache, tokens: Tensor) -> Tensor:
 class Generator:
     """Takes the most likely token of every sequence, again and again; on a GPU by replaying one CUDA graph.
 
-    `tokens [B]` are those that come next, to begin with those after the prompts, whose logits are given.
+    `tokens [B]` are those that come next, to begin with those after the prompts, whose logits are given. `room` is how
+    many more the cache holds of the longest sequence.
     """
 
     def __init__(self, model: Transformer, cache: Cache, logits: Tensor) -> None:
         self.cache, self.tokens = cache, logits.argmax(-1)
+        self.room = cache.capacity - int(cache.lengths.max())
         self._model = model
         self._graph: torch.cuda.CUDAGraph | None = None
-        if logits.is_cuda:
+        if logits.is_cuda and self.room > 0:
             self._record()
 
     def next(self) -> Tensor:
-        """The next token of each sequence, `[B]`, which the cache then holds."""
+        """The next token of each sequence, `[B]`, which the cache then holds; raises ValueError if it is full."""
+        if self.room < 1:
+            raise ValueError(f"the cache is full: it has room for {self.cache.capacity} tokens; make it larger")
+        self.room -= 1
         taken = self.tokens.clone()
         if self._graph is not None:
             self._graph.replay()

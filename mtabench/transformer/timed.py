@@ -84,6 +84,7 @@ def timed_generation(model: Transformer, shared: Shared) -> Timed:
     for state in cache.states.values():
         state.logits.normal_()
         state.logsumexp.fill_(math.log(case.seq) + 0.5)
+        state.lengths.copy_(lengths)
     cache.decoding = True
     tokens = shared.tokens[:, 0]
     inputs = torch.randn(3, case.batch, case.heads, 1, case.head_dim, dtype=shared.dtype, device=case.device)
@@ -93,9 +94,6 @@ def timed_generation(model: Transformer, shared: Shared) -> Timed:
         cache.lengths.copy_(lengths)
         if queries.numel():
             cache.queries.copy_(queries)
-        if case.device == "cpu":  # where it is checked
-            for state in cache.states.values():
-                state.lengths.copy_(lengths)
 
     def generate() -> Tensor:
         back()

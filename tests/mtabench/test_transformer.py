@@ -98,6 +98,17 @@ def test_prompts_longer_than_the_cache_are_refused():
         prefill(model, Cache(model, 1, 100, torch.float64), torch.zeros(1, 200, dtype=torch.long), torch.tensor([200]))
 
 
+def test_a_token_beyond_the_cache_is_refused():
+    model = make_model("plain")
+    cache = Cache(model, 2, 20, torch.float64)
+    prompts = torch.zeros(2, 18, dtype=torch.long)
+    generator = Generator(model, cache, prefill(model, cache, prompts, torch.tensor([18, 5])))
+    generator.next()
+    generator.next()
+    with pytest.raises(ValueError, match="the cache is full: it has room for 20 tokens; make it larger"):
+        generator.next()
+
+
 def test_which_layers_convolve():
     operation, _ = operation_of("mta/4")
     assert [layer for layer in range(8) if layer_operation(operation, layer, 4).pre_conv] == [2, 6]
