@@ -1,0 +1,69 @@
+"""The chart of a run: held-out loss against steps, and how far multi-token attention's is from plain attention's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from mtabench.charts import stamp
+from mtabench.charts.style import LIGHT, applied
+from mtabench.styles import own_styles
+
+_STYLES = own_styles()
+STYLES = {"plain": _STYLES["sdpa-flash"], "mta": _STYLES["triton"]}
+TITLES = {"plain": "plain attention", "mta": "with multi-token attention"}
+
+
+def losses_of(rows: pd.DataFrame, attention: str) -> pd.DataFrame:
+    """The held-out loss after each step of an attention's second training, a column a seed."""
+    own = rows[(rows["phase"] == "finetune") & (rows["attention"] == attention)]
+    return own.pivot(index="step", columns="seed", values="held_out_loss")
+
+
+def finding(losses: dict[str, pd.DataFrame]) -> str:
+    """One sentence: the mean losses before the first step and after the last."""
+    plain, mta = (losses[name].mean(axis=1) for name in ("plain", "mta"))
+    return (
+        f"Held-out loss {plain.iloc[0]:.3f}; after {plain.index[-1]} steps {plain.iloc[-1]:.3f} plain, "
+        f"{mta.iloc[-1]:.3f} with multi-token attention"
+    )
+
+
+def draw_chart(csv_path: Path) -> list[Path]:
+    """Draw the curves of the results file, as PNG and SVG beside it; returns their paths."""
+    rows = pd.read_csv(csv_path)
+    losses, run = {name: losses_of(rows, name) for name in STYLES}, rows.iloc[-1]
+    texts: dict[str, Any] = {"x": 0.012, "ha": "left"}
+    with applied(LIGHT):
+        figure = Figure(figsize=(7.2, 5.4), layout="constrained")
+        upper, lower = figure.subplots(2, sharex=True, height_ratios=(2.2, 1))
+        drawn = [(upper, name, table, TITLES[name]) for name, table in losses.items()]
+        for axes, name, table, title in (*drawn, (lower, "mta", losses["mta"] - losses["plain"], None)):
+            look = {"color": STYLES[name].colour, "linestyle": STYLES[name].dashes}
+            axes.plot(table.index, table, linewidth=0.7, alpha=0.6, **look)
+            axes.plot(table.index, table.mean(axis=1), linewidth=2.2, label=title, **look)
+        upper.set(ylabel="held-out loss (nats a token)")
+        lower.set(xlabel="training step after it was put in", ylabel="minus plain")
+        lower.axhline(0, color=LIGHT.quiet, linewidth=0.6)
+        upper.legend(frameon=False, handlelength=3.2)
+        for axes in (upper, lower):
+            axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.suptitle(finding(losses), fontsize=10.5, fontweight="bold", **texts)
+        before = f", trained for {run['pretrain_steps']} steps before" if run["pretrain_steps"] else ""
+        seeds = rows["seed"].nunique()
+        lines = f"thin: one of {seeds} seeds, bold: their mean; " if seeds > 1 else ""
+        caption = (
+            f"Model {run['model']!r} of {run['layers']} layers, width {run['dim']}{before}; --parts {run['parts']} in "
+            f"one layer of {run['every']}; {run['batch']} pieces of {run['seq']} tokens a step,\nthe same for both; "
+            f"{lines}{run['device']}, PyTorch {run['torch']}, commit {run['git_sha']}"
+        )
+        figure.supxlabel(caption, fontsize=7, color=LIGHT.quiet, linespacing=1.5, **texts)
+        paths = [csv_path.with_suffix(suffix) for suffix in (".png", ".svg")]
+        for path, metadata in zip(paths, ({"Software": None}, {"Date": None}), strict=True):
+            source = {"Source": stamp([csv_path])}
+            figure.savefig(path, dpi=160, facecolor=LIGHT.paper, metadata=metadata | source)
+    return paths
