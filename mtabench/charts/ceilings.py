@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from mtabench.charts.text import number
+from mtabench.problem.case import CACHED_PASSES
 
 if TYPE_CHECKING:
     from mtabench.measuring.ceilings import Ceilings as KeptCeilings
@@ -46,7 +47,7 @@ class Ceilings(NamedTuple):
 
     def memory(self, pass_: str) -> Memory:
         """The one that holds for cells of a pass: of reading for decode where that is known, else of a copy."""
-        if pass_ == "decode" and self.read_gbytes_s is not None:
+        if pass_ in CACHED_PASSES and self.read_gbytes_s is not None:
             return Memory(self.read_gbytes_s, READING)
         return Memory(self.copy_gbytes_s, COPYING)
 
@@ -63,7 +64,7 @@ def known_ceilings(cells: pd.DataFrame) -> Ceilings:
     `ceilings.json` beside the results, for the same driver and torch. Raises UsageError if that file is not one of
     ceilings.
     """
-    decode = cells["pass"] == "decode"
+    decode = cells["pass"].isin(CACHED_PASSES)
     told = cells[decode].groupby("run_id", sort=False)["read_gbytes_s"].max().dropna().tolist()
     products = [_pinned(run, "useful_tflops") for _, run in cells.groupby("run_id", sort=False)]
     copying = cells[cells["read_gbytes_s"].isna()].groupby("run_id", sort=False)

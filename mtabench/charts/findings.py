@@ -43,8 +43,10 @@ def called(cells: pd.DataFrame, impl: str) -> str:
     return shortened(labels.pop() if len(labels) == 1 else impl)
 
 
-def plain(impl: str) -> str:
-    """A yardstick's name in a title, which says that it computes something else."""
+def plain(impl: str, cells: pd.DataFrame) -> str:
+    """A yardstick's name in a title, which says that it computes something else; of models there is one."""
+    if cells["layers"].iloc[0]:
+        return "the plain model"
     return f"plain attention by {shortened(impl)}"
 
 
@@ -128,7 +130,7 @@ def time_finding(cells: pd.DataFrame) -> str:
     to_plain = paired(cells, own, other)
     to_plain = to_plain[to_plain["seq"] == shapes["seq"].iloc[0]] if len(shapes) else longest(to_plain)
     if len(to_plain) and (shapes.empty or _keys(to_plain) == _keys(shapes)):
-        clauses.append(speed(mean(to_plain), plain(other)))
+        clauses.append(speed(mean(to_plain), plain(other, cells)))
         shapes = to_plain
     if not clauses:
         return ""

@@ -22,11 +22,13 @@ from mtabench.charts.style import Look
 from mtabench.charts.text import TIMES, caption, factor, fitted, inches, length_label, shortened, steps, unsettled_note
 from mtabench.measuring.settled import UNSETTLED
 from mtabench.problem.axes import short
-from mtabench.problem.operations import OPERATION_COLUMNS
+from mtabench.problem.operations import OPERATION_COLUMNS, PLAIN
 
 CELL_INCHES = (0.62, 0.38)
-LABELS_INCHES = (0.9, 0.8)  # beside the cells, and above and below
-PANEL_WIDTHS = (3.2, 12.0)  # the least, and the most
+LABELS_INCHES = (0.9, 0.8)  # beside the cells at least, and above and below
+LABEL_SIZE = 8.5  # points of the names of rows
+CELLS_WIDTH = 2.3  # of all columns at least, which a title fits over
+MOST_WIDTH = 12.0  # of a panel
 CHART_WIDTH = 12.5
 SIZES = (8.0, 3.0)  # points of the numbers, and the least that can still be read
 HEAD_DIM_COLUMNS = ("head_dim",)
@@ -52,7 +54,9 @@ def chart(down: tuple[str, ...], cells: pd.DataFrame) -> Chart | None:
     """A map an implementation other than the baseline; `down` are the columns of the axis that goes down it."""
     cells = one_line_each(cells).fillna(dict.fromkeys(OPERATION_COLUMNS, 0))
     baseline, timed = baseline_name(cells), rated(cells)
-    marks = unsettled_ratios(cells, cells[cells["impl"] == baseline], ("batch", "seq", "head_dim", *OPERATION_COLUMNS))
+    base = cells[cells["impl"] == baseline]
+    operation = () if (base["op"] == PLAIN).all() else OPERATION_COLUMNS  # of models, one plain for all attentions
+    marks = unsettled_ratios(cells, base, ("batch", "seq", "head_dim", *operation))
     cells = cells.assign(loose_ratio=marks)
     if len(timed[[*down]].drop_duplicates()) < 2:
         return None
@@ -65,9 +69,10 @@ def chart(down: tuple[str, ...], cells: pd.DataFrame) -> Chart | None:
         _map(f"{shortened(str(label))}, {_words(values)}", down, seqs, group) for (*values, _, label), group in groups
     ]
 
-    width = float(np.clip(CELL_INCHES[0] * len(seqs) + LABELS_INCHES[0], *PANEL_WIDTHS))
+    labels = max(LABELS_INCHES[0], *(0.5 + inches(row, LABEL_SIZE) for one in maps for row in one.rows))
+    width = min(max(CELL_INCHES[0] * len(seqs), CELLS_WIDTH) + labels, MOST_WIDTH)
     height = CELL_INCHES[1] * max(len(one.rows) for one in maps) + LABELS_INCHES[1]
-    size = _number_size(maps, (width - LABELS_INCHES[0]) / len(seqs))
+    size = _number_size(maps, (width - labels) / len(seqs))
     logs = np.log(np.concatenate([one.ratios.ravel() for one in maps]))
     # Colours meet at 1; half a doubling at least on each side, so that a few percent are no strong colour.
     norm = TwoSlopeNorm(0.0, min(np.nanmin(logs), -np.log(1.4)), max(np.nanmax(logs), np.log(1.4)))
@@ -124,7 +129,7 @@ def _draw(axes: Axes, shown: HeatMap, look: Look, norm: Normalize, size: float) 
     colours = LinearSegmentedColormap.from_list("speedup", [theme.slower, theme.equal, theme.faster])
     axes.pcolormesh(np.log(shown.ratios), cmap=colours, norm=norm, edgecolors=theme.paper, linewidth=1.2)
     axes.set_xticks(np.arange(len(shown.seqs)) + 0.5, [short(seq) for seq in shown.seqs])
-    axes.set_yticks(np.arange(len(shown.rows)) + 0.5, shown.rows)
+    axes.set_yticks(np.arange(len(shown.rows)) + 0.5, shown.rows, fontsize=LABEL_SIZE)
     axes.invert_yaxis()
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)

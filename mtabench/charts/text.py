@@ -12,6 +12,7 @@ from matplotlib.textpath import text_to_path
 
 from mtabench.measuring.settled import meaning
 from mtabench.problem.axes import short
+from mtabench.problem.case import CACHED_PASSES
 from mtabench.problem.operations import step_words
 
 NAME_LENGTH = 32  # characters of an implementation's name that are shown
@@ -111,13 +112,16 @@ def span(values: pd.Series, words: Callable[[float], str]) -> str:
 
 def tokens(cells: pd.DataFrame, seq: float) -> str:
     """A sequence length in words; in decode it is that of the cache."""
-    decode = (cells["pass"] == "decode").any()
-    return f"{short(int(seq))} {'cached ' if decode else ''}tokens"
+    return f"{short(int(seq))} {'cached ' if _cached(cells).any() else ''}tokens"
 
 
 def length_label(cells: pd.DataFrame) -> str:
     """The label of an axis of sequence lengths."""
-    return "cache length (tokens)" if (cells["pass"] == "decode").any() else "sequence length (tokens)"
+    return "cache length (tokens)" if _cached(cells).any() else "sequence length (tokens)"
+
+
+def _cached(cells: pd.DataFrame) -> pd.Series:
+    return cells["pass"].isin(CACHED_PASSES)
 
 
 def problem(head_dim: float, *operation: Any) -> str:
@@ -138,7 +142,9 @@ def caption(cells: pd.DataFrame, how: str, notes: Sequence[str] = ()) -> list[li
         heads += f" query and {_texts(cells, 'kv_heads')} KV"
     batch = cells["batch_name"].iloc[0].replace("tokens", "tokens a batch")
     setting = [_texts(cells, "dtype"), f"{heads} heads", batch]
-    if (cells["pass"] != "decode").all():
+    if layers := _texts(cells, "layers"):
+        setting.insert(1, f"{layers} layers")
+    if not _cached(cells).any():
         setting.append("causal" if cells["causal"].all() else "not causal")
     if (cells["cache"] != "").any():
         setting.append(f"{_texts(cells, 'cache')} cache")

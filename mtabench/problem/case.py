@@ -14,6 +14,7 @@ KERNEL_PASSES = ("fwd", "bwd", "decode")
 MODES = ("train", "prefill", "generate")  # of a whole model
 MODEL = "model"  # what is typed in the place of a pass
 PASSES = KERNEL_PASSES + MODES
+CACHED_PASSES = ("decode", "generate")  # one new token of each sequence, the others are in a cache
 DTYPES = ("fp16", "bf16", "fp32")
 BYTES_PER_ELEMENT = {"fp16": 2, "bf16": 2, "fp32": 4}
 

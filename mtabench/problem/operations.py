@@ -74,9 +74,10 @@ def taps_text(query_taps: object, key_taps: object) -> str:
 def step_words(mix: str, conv: str, post_conv: str, conv_every: str = "") -> str:
     """The steps in words, `mix heads, conv 6x11, post conv 6x11`; those that are not there are left out.
 
-    `conv_every` is of a model: `conv every 4` layers.
+    `conv_every` is of a model: `conv in 1 of 4 layers`.
     """
-    texts = {"mix": mix, "conv": conv, "post conv": post_conv, "conv every": conv_every}
+    layers = conv_every and ("all layers" if conv_every == "1" else f"1 of {conv_every} layers")
+    texts = {"mix": mix, "conv": conv, "post conv": post_conv, "conv in": layers}
     return ", ".join(f"{name} {text}" for name, text in texts.items() if text)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mta_kernels import score_chunks
 from mta_kernels.operation import Convolution
-from mtabench.problem.case import BYTES_PER_ELEMENT, Case
+from mtabench.problem.case import BYTES_PER_ELEMENT, CACHED_PASSES, Case
 from mtabench.problem.layers import embedding_parameters, layer_cases, matrix_parameters, ragged_lengths
 
 
@@ -38,7 +38,7 @@ def mixed(case: Case) -> int:
 
 def tokens(case: Case) -> int:
     """Tokens of one call: those of all sequences, in decode the new ones."""
-    return case.batch * (1 if case.pass_ in ("decode", "generate") else case.seq)
+    return case.batch * (1 if case.pass_ in CACHED_PASSES else case.seq)
 
 
 def useful_flops(case: Case) -> int:
@@ -137,7 +137,7 @@ def bytes_moved(case: Case) -> int:
 
 def only_reads(case: Case) -> bool:
     """Whether the bytes that must move are read, all but a few: those of decode, whose output is one row a sequence."""
-    return case.pass_ in ("decode", "generate")
+    return case.pass_ in CACHED_PASSES
 
 
 def _model_flops(case: Case) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtabench.problem.axes import short
+from mtabench.problem.case import CACHED_PASSES
 from mtabench.problem.operations import PLAIN, STEPS
 from mtabench.results.columns import AXES, STATUSES, TABLE
 from mtabench.results.shown import clocks, clocks_differ, cut
@@ -81,7 +82,7 @@ def make_view(rows: Sequence[Row]) -> View:
 
 def _measured(rows: Sequence[Row]) -> list[Column]:
     """What columns show of what came out, in the order of their places."""
-    decode = all(row["pass"] == "decode" for row in rows)
+    decode = all(row["pass"] in CACHED_PASSES for row in rows)
     found = []
     for one in sorted((column.shown for column in TABLE if column.shown), key=lambda one: one.place):
         one = one.instead(rows) or one
@@ -104,7 +105,7 @@ def _problem_column(rows: Sequence[Row], name: str) -> Column:
 
 def _shown(row: Row, name: str) -> str:
     if name == "causal":
-        return "" if row["pass"] == "decode" else {"true": "yes", "false": "no"}[row["causal"]]
+        return "" if row["pass"] in CACHED_PASSES else {"true": "yes", "false": "no"}[row["causal"]]
     if name == "splits" and row["splits"] == "auto" and row["splits_used"]:
         return f"auto ({row['splits_used']})"
     if name == "git_sha":
@@ -137,7 +138,7 @@ def _setting(rows: Sequence[Row], shared: Mapping[str, str], tokens: str) -> lis
     words = {name: _in_words(name, value) for name, value in shared.items() if value}
     if tokens:
         words["batch"] = f"{tokens} tokens a batch"
-    if all(row["pass"] == "decode" for row in rows):
+    if all(row["pass"] in CACHED_PASSES for row in rows):
         words.pop("causal", None)
     if baselines := sorted({row["baseline"] for row in rows} - {""}):
         words["baseline"] = f"speedup over {' or '.join(map(cut, baselines))}"

@@ -9,6 +9,7 @@ from typing import Any
 from mtabench.console import flop_unit, significant
 from mtabench.measuring.settled import UNSETTLED, half_interval_of, meaning, settled
 from mtabench.pages.text import shown_number
+from mtabench.problem.case import CACHED_PASSES
 
 MOST_CHARACTERS = 40  # of a text from a file in one place of a table
 
@@ -86,7 +87,7 @@ def percentiles(row: Row) -> str:
 def roof_legend(rows: Sequence[Row]) -> str:
     """What the roof of decode is in files from before reading was measured."""
     of_copies = any(
-        row["pass"] == "decode" and row["fraction_of_roofline"] and not row["read_gbytes_s"] for row in rows
+        row["pass"] in CACHED_PASSES and row["fraction_of_roofline"] and not row["read_gbytes_s"] for row in rows
     )
     return "of decode, what a copy moves; what only reads can be faster" if of_copies else ""
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from mtabench.console import flop_unit, significant
 from mtabench.problem.axes import short
+from mtabench.problem.case import CACHED_PASSES
 from mtabench.results.result_view import View
 
 MARKS = "▁▂▃▄▅▆▇█"
@@ -64,7 +65,7 @@ def against_seq(rows: Sequence[Row], view: View) -> list[tuple[str, str, str]]:
     many lengths or implementations that nobody would see anything.
     """
     name, unit, factor = "gbytes_s", "GB/s", 1.0
-    if any(row["pass"] != "decode" for row in rows):
+    if any(row["pass"] not in CACHED_PASSES for row in rows):
         name = "useful_tflops"
         unit, factor = flop_unit(float(row[name]) for row in rows if row[name])
     problem = [column for column in view.columns if column.problem and column.name not in ("seq", "batch")]

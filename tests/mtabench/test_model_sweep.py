@@ -154,7 +154,9 @@ def test_a_sweep_fills_the_columns_of_models(tmp_path, monkeypatch):
     assert (rows["speedup"] - plain_ms / rows["median_ms"]).abs().max() < 1e-3
     of_a_call = 32  # two sequences of 16
     assert (rows["tokens_s"] * rows["median_ms"] / 1e3 / of_a_call - 1).abs().max() < 1e-3
-    assert (rows["attention_share"] > 0).all()
+    shares = rows["attention_share"].dropna()  # empty where a busy CPU took longer for attention alone
+    assert len(shares)
+    assert shares.between(0, 1, inclusive="right").all()
     assert list(rows["loss"] > 0) == [True] * 3 + [False] * 3
     assert (rows["rel_error"] < 1e-5).all()
 

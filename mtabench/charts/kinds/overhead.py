@@ -31,7 +31,7 @@ def chart(cells: pd.DataFrame) -> Chart | None:
         return unsettled_ratios(group, panel[panel["impl"] == other], ("batch", "seq"))
 
     shown = panels(cells, values, unsettled)
-    finding = f"{shortened(own)} {speed_range(pairs, plain(other))}"
+    finding = f"{shortened(own)} {speed_range(pairs, plain(other, cells))}"
     y_axis = YAxis(
         f"time over {shortened(other)}'s", TIMES, holds=(1.0,), nothing=f"no time of {shortened(other)} to compare with"
     )

@@ -23,6 +23,7 @@ from mtabench.charts.panels import Panel, column, panels, unsettled_times
 from mtabench.charts.style import Look
 from mtabench.charts.text import caption, number, percent, span, unsettled_note
 from mtabench.problem.axes import short
+from mtabench.problem.case import CACHED_PASSES
 
 SIZES = (12.0, 64.0)  # of a marker, in square points, from the shortest sequence to the longest
 LEAST_DECADES = 1.4  # of the x axis, so that the words along the slope end before points of one intensity
@@ -134,14 +135,14 @@ def _draw_roof(axes: Axes, x_limits: Ends, roof: Roof, look: Look) -> None:
 def _finding(cells: pd.DataFrame, roof: Roof) -> str:
     """The shares of the roofline in the rows; those of decode refer to a copy where reading was not measured."""
     found = reach(cells, "fraction_of_roofline")
-    of_copies = bool(((cells["pass"] == "decode") & cells["read_gbytes_s"].isna()).any())
+    of_copies = bool((cells["pass"].isin(CACHED_PASSES) & cells["read_gbytes_s"].isna()).any())
     if not found or (of_copies and roof.memory.name == READING):
         return ""
     of = "the roofline of a copy" if of_copies else "the roofline"
     shares, theirs = found.shapes["fraction_of_roofline"], found.yardstick_shapes["fraction_of_roofline"]
     at = where(found.shapes, cells, "")
     words = f"{found.name} reaches {span(shares, percent)} of {of} {at}"
-    return f"{words}, {plain(found.yardstick)} {span(theirs, percent)}" if len(theirs) else words
+    return f"{words}, {plain(found.yardstick, cells)} {span(theirs, percent)}" if len(theirs) else words
 
 
 KIND = Kind("cells with useful_tflops and gbytes_s", chart, place=5)

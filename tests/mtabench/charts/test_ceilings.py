@@ -72,13 +72,14 @@ def test_a_cpu_has_no_driver_in_either_file(tmp_path, driver):
     assert ceilings(tmp_path, [cell(1, 500, driver="")])[:2] == (0.5, 20)
 
 
-def test_reading_is_looked_up_for_decode_alone(tmp_path):
+@pytest.mark.parametrize("name", ["decode", "generate"])
+def test_reading_is_looked_up_for_cached_passes_alone(tmp_path, name):
     keep_ceilings(tmp_path / "ceilings.json", PLACE, {"bf16": Ceilings(4000.0, 700.0, 4600.0)})
-    fwd, decode = cell(1, 500), cell(2, 1) | {"pass": "decode"}
+    fwd, decode = cell(1, 500), cell(2, 1) | {"pass": name}
     assert ceilings(tmp_path, [fwd]).memory("fwd") == (4000, "copy bandwidth")
-    assert ceilings(tmp_path, [decode]).memory("decode") == (4600, "read bandwidth")
+    assert ceilings(tmp_path, [decode]).memory(name) == (4600, "read bandwidth")
     both = ceilings(tmp_path, [fwd, decode])
-    assert (both.memory("fwd")[0], both.memory("decode")[0]) == (4000, 4600)
+    assert (both.memory("fwd")[0], both.memory(name)[0]) == (4000, 4600)
     assert both.note.endswith(
         "copy bandwidth 4,000 GB/s from ceilings.json; read bandwidth 4,600 GB/s from ceilings.json"
     )

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from chart_cells import conv_cell, grid, oom, said, title, words
+from chart_cells import conv_cell, faults, grid, oom, plain_cell, said, title, words
 from matplotlib.collections import QuadMesh
 
 
@@ -42,3 +42,19 @@ def test_numbers_that_do_not_fit_into_the_cells_are_left_out(measured):
     shown = measured("heatmap-head-dim", grid(speedups))
     assert not shown.axes[0].texts
     assert "the cells are too narrow for numbers" in words(shown)
+
+
+def test_heat_maps_of_models_hold_long_names_and_mark_what_rests_on_a_plain_time_that_did_not_settle(measured):
+    loose = {"ci95_low_ms": 0.9, "ci95_high_ms": 1.1}
+    mta = {"op": "mta", "mix": "heads", "post_conv_q": 6, "post_conv_k": 11}
+    cells = [plain_cell("plain", 64, 1.0, **loose)]
+    for every, steps in ((1, {}), (4, {}), (4, mta)):
+        for impl in ("eager", "auto"):
+            cells.append(conv_cell(impl, 64, 2.0, conv_every=every, speedup=0.5, baseline="plain", **steps))
+    shown = measured("heatmap-conv", [{**cell, "pass": "prefill", "layers": 4} for cell in cells])
+    assert faults(shown) == []
+    assert [label.get_text() for label in shown.axes[0].get_yticklabels()] == [
+        "6x11, in all layers", "6x11, in 1 of 4 layers", "mix heads, 6x11, post 6x11, in 1 of 4 layers"
+    ]  # fmt: skip
+    assert said(shown.axes[0].texts) == ["~0.50x"] * 3
+    assert "bf16 · 4 layers · 16 heads" in words(shown)

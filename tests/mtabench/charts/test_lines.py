@@ -235,3 +235,12 @@ def test_bandwidth_without_a_known_limit_says_so(measured):
     shown = measured("bandwidth", [conv_cell("triton", 1024, 1.0, gbytes_s=1000, **{"pass": "decode"})])
     assert title(shown) == "Decode: triton reads the cache at 1,000 GB/s at 1k cached tokens"
     assert "the device's ceilings are unknown" in words(shown)
+
+
+def test_a_generated_token_of_models_is_beside_that_of_the_plain_model(measured):
+    model = {"pass": "generate", "layers": 4}
+    plain = [plain_cell("plain", seq, 1.0, **model) for seq in (1024, 2048)]
+    own = [conv_cell("auto", seq, 2.0, conv_every=4, **model) for seq in (1024, 2048)]
+    shown = measured("overhead", [*plain, *own])
+    assert title(shown) == "Generated token: auto takes 2.0x as long as the plain model in all of 2 shapes"
+    assert shown.axes[0].get_xlabel() == "cache length (tokens)"
