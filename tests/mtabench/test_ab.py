@@ -282,7 +282,7 @@ def test_as_many_pairs_as_are_said_to_be_enough_find_twice_the_threshold():
         (("--base", "HEAD", "--head", "nope", *SWEEP), "--head 'nope' is no revision of"),
         (SWEEP, "--base"),
         (("--base", "HEAD"), "PASS"),
-        (("--base", "HEAD", "--seq", "64", "fwd"), "'--seq' is no pass; expected fwd, bwd or decode"),
+        (("--base", "HEAD", "--seq", "64", "fwd"), "'--seq' is no pass; expected fwd, bwd, decode or model"),
         (("--base", "HEAD", "fwd", "--sequence", "64"), "No such option: --sequence"),
         (("--base", "HEAD", "fwd", "--seq", "many"), "--seq"),
         (("--base", "HEAD", "fwd", "--resume"), "--resume is for one sweep"),
