@@ -99,13 +99,15 @@ class Case:
     @property
     def shape_key(self) -> tuple:
         """What cells share that take turns in the same rounds: everything but implementation and operation."""
-        sizes = (self.batch, self.heads, self.kv_heads, self.seq, self.head_dim, self.layers)
-        return (self.pass_, self.dtype, *sizes, self.operation.causal, self.device)
+        sizes = (self.batch, self.heads, self.kv_heads, self.seq, self.head_dim)
+        of_model = () if self.layers is None else (self.layers,)  # those of kernels seed what is drawn, and stay
+        return (self.pass_, self.dtype, *sizes, *of_model, self.operation.causal, self.device)
 
     @property
     def problem_key(self) -> tuple:
         """The shape and the operation: cells with the same key compute the same thing."""
-        return (*self.shape_key, self.operation, self.conv_every)
+        of_model = () if self.conv_every is None else (self.conv_every,)
+        return (*self.shape_key, self.operation, *of_model)
 
     def is_compared_with(self, base: Case) -> bool:
         """Whether its speedup may be over `base`: of the same problem, or of a model the plain one of its shape."""

@@ -37,7 +37,8 @@ def reports(tmp_path_factory):
     """Pages by name: committed results without samples, a run with failures and samples, and a hostile one."""
     folder = tmp_path_factory.mktemp("reports")
     runs = {
-        "h200": RESULTS / "fwd.csv",
+        "h200": RESULTS / "history/fwd-23aa81e671e0.csv",  # whose numbers the tests name; it has no samples
+        "samples": RESULTS / "fwd.csv",
         "mixed": mixed_run(folder / "mixed.csv"),
         "hostile": poison(mixed_run(folder / "hostile.csv")),
         "failed": write_run(folder / "failed.csv", {case(): ("error", "broke")}),
@@ -80,7 +81,7 @@ def points(page, chart="time"):
 
 def test_charts_draw_every_timed_cell(opened, screenshot):
     page = opened("h200")
-    assert page.title() == "fwd on NVIDIA H200"
+    assert page.title() == "fwd-23aa81e671e0 on NVIDIA H200"
     assert points(page) == [30, 30]
     assert points(page, "speedup") == [15, 15]  # triton, hopper and cuda-conv; eager is the dotted line
     box = page.locator("#time .chart svg").first.bounding_box()
@@ -205,7 +206,7 @@ def test_details_show_samples_and_a_command_to_copy(opened):
 
 def test_spread_says_why_there_are_no_samples(opened):
     page = opened("h200")
-    assert "there is no file fwd.samples.csv" in page.locator("#spread-words").inner_text()
+    assert "there is no file fwd-23aa81e671e0.samples.csv" in page.locator("#spread-words").inner_text()
 
 
 def test_hostile_texts_stay_text(opened, screenshot):
@@ -287,7 +288,7 @@ def test_a_narrow_window_scrolls_only_down(page, opened, screenshot, name):
 
 
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
-@pytest.mark.parametrize("name", ["h200", "mixed"])
+@pytest.mark.parametrize("name", ["h200", "samples", "mixed"])
 def test_nothing_is_cut_pale_or_covered(page, opened, screenshot, name, width, scheme):
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)

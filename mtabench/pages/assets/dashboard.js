@@ -159,8 +159,9 @@
     details.ontoggle();
   }
 
-  function revisionOf({ run, revision }) {
-    return runs.git_dirty[run] ? make("span", { text: revision, className: "mono" }) : revisions(null, run);
+  function revisionOf({ run }) {
+    const changed = () => make("span", { className: "mono" }, revisionName(run), make("br"), "+ changes");
+    return runs.git_dirty[run] ? changed() : revisions(null, run);
   }
 
   // ---------------------------------------------------------------- the view in the address

@@ -130,14 +130,14 @@
     place("spread-words").textContent = `Samples are not shown: ${data.noSamples}.`;
   } else {
     place("spread-words").textContent =
-      "A line of dots is a round, a tick its median; each cell has a scale of its own, from its lowest to its highest sample. " +
+      "A line of dots is a round, a tick its median; each cell has a scale of its own, from its lowest to its highest sample on the right. " +
       "Rounds whose medians lie apart tell of drift.";
-    const strip = (cell) => makeStrip(cell.drawn, cell.medians, cell.spread);
+    const strip = (cell) => makeStrip(cell.drawn, cell.medians, cell.spread, { width: 90 });
     spreadTable = createTable(place("spread"), {
       caption: "Samples of each cell",
       noun: "cells",
       columns: data.spreadColumns.flatMap((column) =>
-        column.name === "median_ms" ? [{ name: "drawn", label: "samples, slow to the right", show: strip, sortable: false }, column] : [column],
+        column.name === "median_ms" ? [{ name: "drawn", label: "spread", show: strip, sortable: false }, column] : [column],
       ),
       rows: withSpread(cells),
       pageSize: 50,
