@@ -150,3 +150,12 @@ def test_every_parameter_learns() -> None:
     only_first = MultiTokenAttention(4, 8, pre_mix=False, post_conv=None, post_mix=False, norm=False, gate=False)
     assert only_first.explain(q, k, v).reason.startswith("conv_attention computes this")
     assert explain(q, k, v, **only_first.mixers()) == only_first.explain(q, k, v)
+
+
+def test_parameters_are_reset_where_they_are_under_another_default_device() -> None:
+    """As transformers builds a model: beside a default device on which nothing has values."""
+    with torch.device("meta"):
+        attention = MultiTokenAttention(4, 8, device="cpu", post_mix=2)
+    for weight in (attention.mta_kernel, attention.head_kernel):
+        assert weight.device.type == "cpu"
+        assert weight.sum() > 0

@@ -31,7 +31,7 @@ def plant(monkeypatch, kernel):
     return {row.check for row in run_checks(["eager"], "cpu") if not row.ok}
 
 
-@pytest.mark.parametrize("name", ["eager", "triton", "sdpa-flash", "sdpa-math"])
+@pytest.mark.parametrize("name", ["eager", pytest.param("triton", marks=pytest.mark.long), "sdpa-flash", "sdpa-math"])
 def test_right_kernels_pass_every_check(name):
     rows = list(run_checks([name], "cpu"))
     assert [row for row in rows if not row.ok] == []

@@ -215,7 +215,7 @@ class ConvAttention(nn.Module):
     def reset_parameters(self) -> None:
         """Make the convolution the identity again: plain attention."""
         with torch.no_grad():
-            self.weight.copy_(identity_weight(*self.weight.shape, pad_key=self.pad_key))
+            self.weight.copy_(identity_weight(*self.weight.shape, pad_key=self.pad_key, device=self.weight.device))
 
     def forward(
         self,

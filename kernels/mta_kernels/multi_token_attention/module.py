@@ -116,12 +116,12 @@ class MultiTokenAttention(nn.Module):
         for kernel in (self.mta_kernel, self.mta_kernel_after_sm):
             if kernel is not None:
                 heads, _, *taps = kernel.shape
-                kernel.copy_(identity_weight(heads, *taps, pad_key=self.pad_key)[:, None])
+                kernel.copy_(identity_weight(heads, *taps, pad_key=self.pad_key, device=kernel.device)[:, None])
         for linear in (self.wpsm, self.wposm):
             if linear is not None:
-                nn.init.eye_(linear.weight)
+                linear.weight.copy_(torch.eye(self.heads, device=linear.weight.device))
         if self.head_kernel is not None:
-            self.head_kernel.copy_(torch.eye(self.head_kernel.shape[1]))
+            self.head_kernel.copy_(torch.eye(self.head_kernel.shape[1], device=self.head_kernel.device))
         if self.subln is not None:
             self.subln.reset_parameters()
         if self.gate is not None:
