@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
@@ -27,6 +26,7 @@ from retrofit_task.models import PARTS, Setting, load_model, make_model, retrofi
 from retrofit_task.training import MEASURED, split, train
 from text_task.training import draw_batches, read_text
 from torch import Tensor
+from training_files import PLACE, write_results
 
 import mtabench
 from mtabench.environment import describe, resolve_device
@@ -52,7 +52,6 @@ HELP = {
 }
 OF_THE_SMALL_MODEL = ("pretrain_steps", "layers", "dim", "heads")
 SAME = {"cpu": 1e-4, "cuda": 5e-3}  # how far rounding may take the loss before the first step
-PLACE = ("device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty", "python", "platform", "cpu")
 COLUMNS = ("phase", "attention", *(field.name for field in fields(Setting)), *MEASURED, *PLACE)
 
 
@@ -104,13 +103,7 @@ def run(options: argparse.Namespace) -> None:
                 f"held-out loss {row['held_out_loss']:.4f}  {row['seconds']:.1f} s", flush=True,
             )  # fmt: skip
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        with options.out.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        for path in (options.out, *draw_chart(options.out)):
-            print(path)
+        write_results(options.out, COLUMNS, rows, draw_chart)
 
 
 def checked(options: argparse.Namespace, device: str, loaded: Any) -> tuple[Setting, int]:

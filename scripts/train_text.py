@@ -12,7 +12,6 @@ alone takes a curve.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 from text_task.chart import draw_chart
 from text_task.model import Setting
 from text_task.training import FLOAT32, MEASURED, make_model, read_text, train
+from training_files import PLACE, write_results
 
 import mtabench
 from mta_kernels.multi_token_attention import BACKENDS
@@ -40,7 +40,6 @@ HELP = {
     "heads": "heads of attention",
 }
 RUNS = (*BACKENDS, FLOAT32)
-PLACE = ("device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty", "python", "platform", "cpu")
 COLUMNS = ("backend", *(field.name for field in fields(Setting)), *MEASURED, *PLACE)
 
 
@@ -62,13 +61,7 @@ def main() -> int:
         parser.error(str(error))
     rows = run_all(setting, runs, device)
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        with options.out.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        for path in (options.out, *draw_chart(options.out)):
-            print(path)
+        write_results(options.out, COLUMNS, rows, draw_chart)
     return 0
 
 

@@ -29,9 +29,14 @@ def parse_attention(text: str) -> tuple[str, int | None]:
     return match["name"], None if match["name"] == "mix" else int(match["every"] or 1)
 
 
+def convolves(layer: int, conv_every: int) -> bool:
+    """Whether a layer, from 0, is that of every `conv_every`: of four the third, as in the paper's models."""
+    return layer % conv_every == conv_every // 2
+
+
 def layer_operation(operation: Operation, layer: int, conv_every: int | None) -> Operation:
-    """That of a layer, from 0: every `conv_every`-th convolves, of four the third as in the paper's models."""
-    if conv_every is not None and layer % conv_every == conv_every // 2:
+    """That of a layer, from 0: without convolutions unless it `convolves`."""
+    if conv_every is not None and convolves(layer, conv_every):
         return operation
     return replace(operation, pre_conv=None, post_conv=None)
 

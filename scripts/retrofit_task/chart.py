@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from training_files import loss_panels, save_chart
 
-from mtabench.charts import stamp
 from mtabench.charts.style import LIGHT, applied
 from mtabench.styles import own_styles
 
@@ -39,7 +39,7 @@ def draw_chart(csv_path: Path) -> list[Path]:
     texts: dict[str, Any] = {"x": 0.012, "ha": "left"}
     with applied(LIGHT):
         figure = Figure(figsize=(7.2, 5.4), layout="constrained")
-        upper, lower = figure.subplots(2, sharex=True, height_ratios=(2.2, 1))
+        upper, lower = loss_panels(figure)
         drawn = [(upper, name, table, TITLES[name]) for name, table in losses.items()]
         for axes, name, table, title in (*drawn, (lower, "mta", losses["mta"] - losses["plain"], None)):
             look = {"color": STYLES[name].colour, "linestyle": STYLES[name].dashes}
@@ -49,9 +49,6 @@ def draw_chart(csv_path: Path) -> list[Path]:
         lower.set(xlabel="training step after it was put in", ylabel="minus plain")
         lower.axhline(0, color=LIGHT.quiet, linewidth=0.6)
         upper.legend(frameon=False, handlelength=3.2)
-        for axes in (upper, lower):
-            axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
-            axes.spines[["top", "right"]].set_visible(False)
         figure.suptitle(finding(losses), fontsize=10.5, fontweight="bold", **texts)
         before = f", trained for {run['pretrain_steps']} steps before" if run["pretrain_steps"] else ""
         seeds = rows["seed"].nunique()
@@ -62,8 +59,4 @@ def draw_chart(csv_path: Path) -> list[Path]:
             f"{lines}{run['device']}, PyTorch {run['torch']}, commit {run['git_sha']}"
         )
         figure.supxlabel(caption, fontsize=7, color=LIGHT.quiet, linespacing=1.5, **texts)
-        paths = [csv_path.with_suffix(suffix) for suffix in (".png", ".svg")]
-        for path, metadata in zip(paths, ({"Software": None}, {"Date": None}), strict=True):
-            source = {"Source": stamp([csv_path])}
-            figure.savefig(path, dpi=160, facecolor=LIGHT.paper, metadata=metadata | source)
-    return paths
+        return save_chart(figure, csv_path)

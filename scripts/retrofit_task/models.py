@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mtabench.errors import UsageError
+from mtabench.problem.layers import convolves
 
 BYTES = 256
 WIDENING = 3  # of the gated networks over the width of the small model
@@ -40,7 +41,7 @@ class Setting:
     @property
     def changed_layers(self) -> list[int]:
         """Indices of the layers that get multi-token attention: of four the third, as in the paper's models."""
-        return list(range(self.every // 2, self.layers, self.every))
+        return [layer for layer in range(self.layers) if convolves(layer, self.every)]
 
 
 def make_model(setting: Setting) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from training_files import loss_panels, save_chart
 
-from mtabench.charts import stamp
 from mtabench.charts.style import LIGHT, applied
 from mtabench.styles import own_styles
 
@@ -37,7 +37,7 @@ def draw_chart(csv_path: Path) -> list[Path]:
     texts: dict[str, Any] = {"x": 0.012, "ha": "left"}
     with applied(LIGHT):
         figure = Figure(figsize=(7.2, 5.4), layout="constrained")
-        upper, lower = figure.subplots(2, sharex=True, height_ratios=(2.2, 1))
+        upper, lower = loss_panels(figure)
         for name in losses:
             look = {"color": STYLES[name].colour, "label": TITLES[name]}
             wide = {"linewidth": 3.6, "alpha": 0.45} if name == first else {"linewidth": 1.2}
@@ -48,9 +48,6 @@ def draw_chart(csv_path: Path) -> list[Path]:
         lower.set(xlabel="training step", ylabel=f"minus {TITLES[first]}")
         lower.axhline(0, color=LIGHT.quiet, linewidth=0.6)
         upper.legend(frameon=False, handlelength=3.2)
-        for axes in (upper, lower):
-            axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
-            axes.spines[["top", "right"]].set_visible(False)
         figure.suptitle(finding(losses), fontsize=11, fontweight="bold", **texts)
         caption = (
             f"A byte model of {run['layers']} layers with multi-token attention, width {run['dim']}, {run['heads']} "
@@ -58,8 +55,4 @@ def draw_chart(csv_path: Path) -> list[Path]:
             f"{run['device']}, PyTorch {run['torch']}, commit {run['git_sha']}"
         )
         figure.supxlabel(caption, fontsize=7, color=LIGHT.quiet, linespacing=1.5, **texts)
-        paths = [csv_path.with_suffix(suffix) for suffix in (".png", ".svg")]
-        for path, metadata in zip(paths, ({"Software": None}, {"Date": None}), strict=True):
-            source = {"Source": stamp([csv_path])}
-            figure.savefig(path, dpi=160, facecolor="white", metadata=metadata | source)
-    return paths
+        return save_chart(figure, csv_path)

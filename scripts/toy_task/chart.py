@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from toy_task.sequences import BLOCK
 from toy_task.training import HELD_OUT, WATCHED
+from training_files import save_chart
 
-from mtabench.charts import stamp
 from mtabench.charts.labels import Named, name_lines, reserve_room
 from mtabench.charts.style import LIGHT, Look, applied
 from mtabench.styles import own_styles
@@ -67,8 +67,4 @@ def draw_chart(csv_path: Path) -> list[Path]:
         figure.set_layout_engine(None)
         room.remove()
         name_lines(axes, named, Look(LIGHT, ATTENTIONS))
-        paths = [csv_path.with_suffix(suffix) for suffix in (".png", ".svg")]
-        for path, metadata in zip(paths, ({"Software": None}, {"Date": None}), strict=True):
-            source = {"Source": stamp([csv_path])}
-            figure.savefig(path, dpi=160, facecolor=LIGHT.paper, metadata=metadata | source)
-    return paths
+        return save_chart(figure, csv_path)

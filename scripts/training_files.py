@@ -1,0 +1,48 @@
+"""What the scripts that train leave: a results file, and its chart beside it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mtabench.charts import stamp
+from mtabench.charts.style import LIGHT
+
+# Where a run was, of `mtabench.environment.describe`: columns of a results file.
+PLACE = ("device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty", "python", "platform", "cpu")
+
+
+def write_results(
+    path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], draw_chart: Callable[[Path], list[Path]]
+) -> None:
+    """Write the rows and draw their chart; print the path of each file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    for written in (path, *draw_chart(path)):
+        print(written)
+
+
+def loss_panels(figure: Figure) -> tuple[Axes, Axes]:
+    """A panel of losses, and below it a smaller one of how far they are from one of them."""
+    upper, lower = figure.subplots(2, sharex=True, height_ratios=(2.2, 1))
+    for axes in (upper, lower):
+        axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    return upper, lower
+
+
+def save_chart(figure: Figure, csv_path: Path) -> list[Path]:
+    """Save it as PNG and SVG beside the results file, with its stamp; the paths."""
+    paths = [csv_path.with_suffix(suffix) for suffix in (".png", ".svg")]
+    for path, metadata in zip(paths, ({"Software": None}, {"Date": None}), strict=True):
+        source = {"Source": stamp([csv_path])}
+        figure.savefig(path, dpi=160, facecolor=LIGHT.paper, metadata=metadata | source)
+    return paths
