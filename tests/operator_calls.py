@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from kernel_inputs import DEVICE, make
 from torch import Tensor
@@ -20,6 +22,19 @@ def gradients(function, inputs: list[Tensor], **options) -> list[Tensor]:
     """The output and the gradients of a sum of its squares."""
     out = function(*inputs, **options)
     return [out.detach(), *torch.autograd.grad(out.float().square().sum(), inputs)]
+
+
+def captured(step: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+    """A graph of a step, and its results, which each replay makes anew; one step is run before, aside."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    return graph, results
 
 
 def assert_equal(got: list[Tensor], want: list[Tensor]) -> None:

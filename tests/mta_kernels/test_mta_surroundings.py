@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from operator_calls import assert_equal, captured
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -41,11 +42,6 @@ def gradients(function: Any, inputs: dict[str, Tensor], **options: Any) -> list[
     return [out.detach(), *torch.autograd.grad(out.float().square().sum(), list(inputs.values()))]
 
 
-def assert_equal(got: list[Tensor], want: list[Tensor]) -> None:
-    for a, b in zip(got, want, strict=True):
-        assert torch.equal(a, b)
-
-
 @of_layers
 def test_cuda_graph_of_a_training_step(layer: str) -> None:
     inputs = inputs_of(layer)
@@ -53,20 +49,13 @@ def test_cuda_graph_of_a_training_step(layer: str) -> None:
     def step() -> list[Tensor]:
         return gradients(multi_token_attention, inputs, backend="triton")
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, results = captured(step)
     for seed in range(3):
         with torch.no_grad():
             for x, y in zip(inputs.values(), inputs_of(layer, seed=seed).values(), strict=True):
                 x.copy_(y)
         graph.replay()
-        assert_equal(captured, step())
+        assert_equal(results, step())
 
 
 @of_layers

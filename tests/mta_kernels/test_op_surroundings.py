@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_inputs import DEVICE, make
-from operator_calls import assert_equal, decode_inputs, gradients, small
+from operator_calls import assert_equal, captured, decode_inputs, gradients, small
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -72,18 +72,11 @@ def test_cuda_graph_of_a_training_step() -> None:
     def step() -> list[Tensor]:
         return gradients(conv_attention, inputs, cu_seqlens=bounds, backend="triton")
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, results = captured(step)
     for documents in ([0, 100, 300], [0, 0, 300], [0, 7, 300]):
         bounds.copy_(torch.tensor(documents))
         with torch.no_grad():
             for x, y in zip(inputs, small(300, torch.bfloat16, seed=documents[1]), strict=True):
                 x.copy_(y)
         graph.replay()
-        assert_equal(captured, step())
+        assert_equal(results, step())
