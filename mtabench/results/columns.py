@@ -95,9 +95,8 @@ def _attention_share(of: Timed) -> float | None:
 
 
 _SIZE = Field(fields.count, numeric=True, parquet="Int64")
-_LATER_SIZE = Field(
-    fields.optional(fields.count), parquet="Int64"
-)  # a text in a frame: empty tells cells apart, NaN not
+# A text in a frame: empty tells cells apart, NaN not.
+_LATER_SIZE = Field(fields.optional(fields.count), parquet="Int64")
 
 TABLE: tuple[Column, ...] = (
     Column("schema_version", "version of this table", COUNT, value=lambda cell: SCHEMA_VERSION, detail=0),
