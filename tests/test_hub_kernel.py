@@ -76,6 +76,15 @@ def test_files_that_kernels_read_are_there(built):
             ).read_bytes()
 
 
+def test_headers_that_sources_include_are_there(built):
+    build = built / "build/torch-cuda"
+    sources = [path for path in build.rglob("*.cu*") if path.suffix in (".cu", ".cuh")]
+    names = {path.name for path in sources} | {"cstdint", "wgmma.cuh"}  # of NVRTC, and written by a kernel's plan
+    included = {name for path in sources for name in re.findall(r'#include ["<](.+)[">]', path.read_text())}
+    assert {"mma.cuh", "elements.cuh", "common.cuh"} < included
+    assert included - names == set()
+
+
 def test_every_module_can_be_imported(loaded):
     folder = Path(str(loaded.__file__)).parent
     for path in folder.rglob("*.py"):
