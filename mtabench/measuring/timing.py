@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mtabench.environment import GpuSensor, l2_bytes
+from mtabench.measuring.caches import cache_flush
 from mtabench.measuring.energy import joules
 from mtabench.measuring.failures import WrongResultError, bare
 from mtabench.measuring.nvbench_timer import sample_with_nvbench
@@ -35,7 +36,6 @@ WARM_UP_SECONDS = 2.0
 GPU_WARM_UP_SECONDS = 0.1  # at least, for the clocks
 THROTTLED_REPEATS = 2
 MAX_ROTATIONS = 512
-PAGE_BYTES = 2 * 2**20  # of a GPU's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def measure(cells: Mapping[K, Timed], device: str, settings: Settings) -> dict[K
         return {key: _by_nvbench(cell, device, settings) for key, cell in cells.items()}
     failed: dict[K, Measurement | Exception] = {}
     lanes: dict[K, _Lane] = {}
-    flush = _flush(device, settings)
+    flush = cache_flush(device, settings.cache)
     sensor = GpuSensor() if device == "cuda" else None
 
     @contextmanager
@@ -173,7 +173,7 @@ def measure_beside_nvbench(cell: Timed, device: str, settings: Settings) -> tupl
         min_rounds=2 * settings.min_rounds,
         max_rounds=2 * settings.max_rounds,
     )
-    flush, wait = _flush(device, settings), synchronize(device)
+    flush, wait = cache_flush(device, settings.cache), synchronize(device)
 
     def flush_and_wait() -> None:
         if flush is not None:
@@ -305,7 +305,7 @@ def _by_nvbench(
         samples = _samples_a_round(settings, total_s)
         affordable = int(settings.time_limit_s / max(samples * total_s, 1e-9))
         rounds = max(settings.min_rounds, min(settings.max_rounds, affordable))
-        flush = _flush(device, settings)
+        flush = cache_flush(device, settings.cache)
         found = sample_with_nvbench(cell.run, cell.setup, flush, rounds, samples, settings.time_limit_s, beside)
         if cell.confirm is not None:
             _check_last(cell.confirm, lambda: _once(cell, device))
@@ -372,24 +372,6 @@ def _sampler(name: str, cell: Timed, device: str, flush: Callable[[], Any] | Non
 def synchronize(device: str) -> Callable[[], Any]:
     """What waits until "cuda" or "cpu" has done all that it was given."""
     return torch.cuda.synchronize if device == "cuda" else lambda: None
-
-
-def _flush(device: str, settings: Settings) -> Callable[[], Any] | None:
-    """Overwrites twice the L2 cache; None where caches stay warm.
-
-    By a memset, and then a byte of every page by an ordinary kernel: after the memset alone, what NVBench launches
-    before a call makes some kernels of 10 to 40 us half a microsecond longer (docs/comparing.md).
-    """
-    if device != "cuda" or settings.cache == "warm":
-        return None
-    buffer = torch.empty(2 * l2_bytes(), dtype=torch.uint8, device="cuda")
-    of_pages = buffer[::PAGE_BYTES]
-
-    def flush() -> None:
-        buffer.zero_()
-        of_pages.zero_()
-
-    return flush
 
 
 def _on_copies(case: Case, build: Build, inputs: Inputs) -> list[Callable[[], Any]]:

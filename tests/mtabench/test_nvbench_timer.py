@@ -60,7 +60,7 @@ def test_a_setup_is_outside_the_window_and_its_value_is_given_to_run(nvbench):
 
 def test_the_cache_is_emptied_before_the_window_as_for_the_other_timers(nvbench, monkeypatch):
     order = []
-    monkeypatch.setattr(timing, "_flush", lambda *_: lambda: (time.sleep(0.02), order.append("flush")))
+    monkeypatch.setattr(timing, "cache_flush", lambda *_: lambda: (time.sleep(0.02), order.append("flush")))
     found = measure({"cell": Timed(run=lambda _: order.append("run"))}, "cpu", QUICK)["cell"]
     assert max(ms for samples in found.rounds for ms in samples) < 10
     sampled = 3 * (4 + 1)
