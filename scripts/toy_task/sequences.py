@@ -45,13 +45,15 @@ def draw_blocks(count: int, generator: torch.Generator) -> Tensor:
     return torch.rand(count, LETTERS, generator=generator, device=generator.device).topk(BLOCK).indices
 
 
-def draw_sequences(count: int, blocks: int, variant: str, generator: torch.Generator) -> Tensor:
+def draw_sequences(
+    count: int, blocks: int, variant: str, generator: torch.Generator, query_letters: int = QUERY
+) -> Tensor:
     """`[count, tokens]`: blocks with a mark after each, a query that one block alone answers, and that answer."""
     row = torch.arange(count, device=generator.device)
     letters = draw_blocks(count * blocks, generator).view(count, blocks, BLOCK)
     place = torch.randint(blocks, (count,), generator=generator, device=generator.device)
     target = letters[row, place]
-    order = torch.rand(count, BLOCK, generator=generator, device=generator.device).topk(QUERY).indices
+    order = torch.rand(count, BLOCK, generator=generator, device=generator.device).topk(query_letters).indices
     query = target.gather(1, order)
     while True:
         has_query = (letters[..., None] == query[:, None, None]).any(2).all(2)  # [count, blocks]

@@ -129,7 +129,7 @@ def learning_rate_factor(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / (WARM_UP * steps)) * (0.5 + 0.5 * math.cos(math.pi * step / steps))
 
 
-def evaluation_steps(steps: int) -> list[int]:
-    """EVALUATIONS steps, evenly spaced, or as many as there are; the last one is `steps`."""
-    count = min(EVALUATIONS, steps)
+def evaluation_steps(steps: int, most: int = EVALUATIONS) -> list[int]:
+    """At most so many steps, evenly spaced; the last one is `steps`."""
+    count = min(most, steps)
     return [steps * (i + 1) // count for i in range(count)]
