@@ -33,14 +33,17 @@ def run(
     mixed_attention_backward(operation, q, k, v, mixers, logsumexp, grad_out)
 
 
-def run_decode(head_dim: int, pre: bool, mixed: bool, post_query_taps: int, dtype: torch.dtype) -> None:
+def run_decode(
+    head_dim: int, pre: bool, mixed: bool, post_query_taps: int, heads: int = 16, key_taps: int = 11, *,
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
     """A step with convolutions before, or after of so many query taps; 0 stands for none."""
-    heads, keys = 16, 4096
+    keys = 4096
     q = tensor(1, heads, 6, head_dim, dtype=dtype)
     cache = tensor(1, heads // 4, keys, head_dim, dtype=dtype)
     mix = tensor(heads, heads, dtype=dtype) if mixed else None
     taps = tensor(heads, 6, 11, dtype=dtype) if pre else None
-    after = tensor(heads, post_query_taps, 11, dtype=dtype) if post_query_taps else None
+    after = tensor(heads, post_query_taps, key_taps, dtype=dtype) if post_query_taps else None
     mixers = Mixers(taps, mix, after, mix)
     operation = operation_of(mixers, head_dim, causal=True, scale=None, pad_key="both")
     lengths, state = tensor(1, dtype=torch.int32), None
@@ -73,25 +76,27 @@ def main() -> None:
         (usage,) = usage_of(result.asm["cubin"], limits.number).values()
         (spills,) = spills_of(result.asm["ptx"]).values()
         found.append({
-            "kernel": kernel.__name__, "dtype": str(dtype), "head_dim": head_dim, "registers": usage.registers,
+            "kernel": kernel.__name__, "dtype": str(dtype), "head_dim": head_dim, "heads": heads,
+            "registers": usage.registers,
             "spilled": spills.stores, "shared": result.metadata.shared, "limit": limits.shared_per_block,
             "wgmma": result.asm["ptx"].count("wgmma.mma_async"), "late_reads": late_reads(result.asm["ttgir"]),
         })  # fmt: skip
 
     with launches_compile(limits, lambda name: True, compiled):
-        dtype = torch.bfloat16
+        dtype, heads = torch.bfloat16, 16
         if "decode" in sys.argv:
             for head_dim, *parts in (
                 (64, True, True, 6), (64, True, False, 0), (64, True, True, 1), (64, False, True, 6),
-                (128, False, True, 0), (256, True, True, 6),
+                (128, False, True, 0), (256, True, True, 6), (128, False, True, 6, 64), (64, False, True, 16, 32, 31),
             ):  # fmt: skip
+                heads = parts[3] if len(parts) > 3 else 16
                 run_decode(head_dim, *parts, dtype=dtype)
             print(json.dumps(found))
             return
         for head_dim, convolved in ((64, True), (64, False), (128, False), (256, False)):
             run(head_dim, convolved=convolved)
-        head_dim, dtype = 64, torch.float32
-        run(head_dim, convolved=True, heads=4, dtype=dtype)
+        head_dim, heads, dtype = 64, 4, torch.float32
+        run(head_dim, convolved=True, heads=heads, dtype=dtype)
     print(json.dumps(found))
 
 

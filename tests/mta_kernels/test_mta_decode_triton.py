@@ -234,6 +234,9 @@ def test_what_kernels_cannot_run_is_refused_or_left_to_the_reference() -> None:
     many = torch.empty(1, 65, 1, 16, device=DEVICE)
     request = Request(Operation(None, 1.0), many.device, many.dtype, 16, 65, decode=(many, many, many))
     assert "65 query heads are more than 64" in (why_not(request) or "")
+    wide = Operation(None, 1.0, post_conv=Convolution(16, 31, 15))
+    request = Request(wide, many.device, many.dtype, 256, 64, decode=(many, many, many))
+    assert "64 heads of 31 key taps after the softmax in torch.float32 need more than" in (why_not(request) or "")
     q, k, v = (step[name] for name in ("q_window", "k_cache", "v_cache"))
     assert explain(q, k, v, **inputs.mixers, decode=True).backend == "triton"
     choice = explain(q, apart, v, **inputs.mixers, decode=True)

@@ -15,6 +15,8 @@ from mta_kernels.operation import ONE_TAP, Operation
 MAX_PROGRAMS = 512  # a sequence: every program of V reads what all those of the logits have found
 MAX_PROGRAMS_A_HEAD = 512
 TILE_BYTES = 32 * 1024  # of one head's keys or values
+OLDER_BYTES = 48 * 1024  # of the older rows that a program asks for at a time
+BLOCKS = (16, 8, 4, 2, 1)  # of 16 keys, in a tile of probabilities
 AHEAD_BYTES = 26 * 1024 * 1024  # of all values, asked for before they can be used
 
 
@@ -111,9 +113,11 @@ def plan(
             Launch(config.num_warps, stages, None),
         )  # fmt: skip
     _, span = band(operation)
-    early = Early(4, 16, max(1, min(cdiv(capacity, 256), sms // (batch * cdiv(heads, 4)))), Launch(4, 1, 128))
+    early = _early(span, operation, dtype.itemsize, heads, batch, capacity, sms, room)
     of_logits = _of_logits(row, block_h, of_scores is not None, batch, capacity, sms, room, splits)
-    of_v = _of_values(row, kv_heads, block_h * span, of_scores is not None, batch, capacity, sms, room, splits)
+    of_v = _of_values(
+        operation, dtype.itemsize, head_dim, heads, kv_heads, batch, capacity, sms, room, splits
+    )  # fmt: skip
     return Plan(of_scores, early, of_logits, of_v)
 
 
@@ -155,18 +159,47 @@ def _of_logits(
     return OfLogits(block_n, splits or _in_turn(cdiv(capacity, block_n)), launch)
 
 
+def _early(
+    span: int, operation: Operation, itemsize: int, heads: int, batch: int, capacity: int, sms: int, room: int
+) -> Early:
+    rows = (operation.post_conv or ONE_TAP).query_taps - 1
+    at_once = next((n for n in (4, 2) if 16 * rows * n * span * itemsize <= room // 2), 1)  # whose bands are kept
+    blocks = next((n for n in BLOCKS if n * rows * at_once * span * itemsize <= OLDER_BYTES), 1)
+    programs = max(1, min(cdiv(capacity, 16 * blocks), sms // (batch * cdiv(heads, at_once))))
+    return Early(at_once, blocks, programs, Launch(4, 1, 128))
+
+
+def values_blocks(operation: Operation, head_dim: int, heads: int, itemsize: int, room: int) -> int:
+    """Blocks of 16 keys in a tile of the programs of V, which have so many bytes of shared memory; 0 if none fits."""
+    row, block_h = max(16, next_power_of_2(head_dim)) * itemsize, max(16, next_power_of_2(heads))
+    return next((n for n in BLOCKS if _mixed(operation, n, block_h, itemsize) + _block_v(n, row) * row <= room), 0)
+
+
+def _mixed(operation: Operation, blocks: int, block_h: int, itemsize: int) -> int:
+    """Bytes of shared memory: the bands of all heads, a tile of their logits, and what is convolved and mixed of it."""
+    convolved = band(operation)[1] * (16 + blocks) if operation.post_conv else 0
+    return block_h * (convolved * itemsize + 16 * blocks * (itemsize + 4))
+
+
+def _block_v(blocks: int, row: int) -> int:
+    return max(16, min(16 * blocks, TILE_BYTES // row))
+
+
 def _of_values(
-    row: int, kv_heads: int, products: int, convolved: bool, batch: int, capacity: int, sms: int, room: int, splits: int
-) -> OfValues:
-    blocks = 16
+    operation: Operation, itemsize: int, head_dim: int, heads: int, kv_heads: int, batch: int, capacity: int, sms: int,
+    room: int, splits: int,
+) -> OfValues:  # fmt: skip
+    row, block_h = max(16, next_power_of_2(head_dim)) * itemsize, max(16, next_power_of_2(heads))
+    blocks = max(1, values_blocks(operation, head_dim, heads, itemsize, room))
     programs = splits or _in_turn(cdiv(capacity, 16 * blocks))
     a_part = cdiv(kv_heads, min(kv_heads, max(1, 2 * sms // (batch * programs))))
     parts = cdiv(kv_heads, a_part)
-    block_v = max(16, min(16 * blocks, TILE_BYTES // row))
+    block_v = _block_v(blocks, row)
     ahead = min(a_part, AHEAD_BYTES // (batch * programs * parts * 16 * blocks * row))
-    free = room // 3 - 8 * 1024
+    free = min(room // 3 - 8 * 1024, room - _mixed(operation, blocks, block_h, itemsize))
     stages = max((n for n in (2, 3, 4) if (n - 1) * block_v * row <= free), default=2)
-    launch = Launch(max(8, min(16, products // 64)), stages, 128)
+    launch = Launch(max(8, min(16, block_h * band(operation)[1] // 64)), stages, 128)
+    convolved = operation.pre_conv is not None
     return OfValues(blocks, block_v, programs, a_part, parts, ahead, convolved, launch)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.backend import HEAD_DIMS, caches_unsupported, size_unsupported
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.conv_attention.triton.backend import platform_unsupported
-from mta_kernels.gpu_limits import absent
+from mta_kernels.gpu_limits import absent, shared_memory_limit
 from mta_kernels.multi_token_attention.backend import Gradients, MtaBackend, Request
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.operation import ONE_TAP, Convolution, Operation
@@ -38,6 +39,20 @@ def _decode_unsupported(request: Request, k_cache: Tensor, v_cache: Tensor) -> s
         or platform_unsupported(request.device, request.dtype)
         or size_unsupported(head_dim, *(operation.pre_conv or ONE_TAP).taps)
         or size_unsupported(head_dim, *(operation.post_conv or ONE_TAP).taps)
+        or _decode_does_not_fit(request)
+    )
+
+
+def _decode_does_not_fit(request: Request) -> str | None:
+    from mta_kernels.multi_token_attention.decode.plan import values_blocks
+
+    room = shared_memory_limit(torch.device(request.device))
+    if values_blocks(request.operation, request.head_dim, request.heads, request.dtype.itemsize, room):
+        return None
+    key_taps = (request.operation.post_conv or ONE_TAP).key_taps
+    return (
+        f"{request.heads} heads of {key_taps} key taps after the softmax in {request.dtype} need more than the {room} "
+        "bytes of shared memory that this GPU has"
     )
 
 
