@@ -104,6 +104,7 @@ def test_rows_that_are_not_there() -> None:
     [
         ({"post_mix": 3}, "post_mix is 3; expected True, False, 'linear' or the heads of a group, a number"),
         ({"post_mix": 0}, "post_mix is 0"),
+        ({"pre_mix": 2}, "pre_mix is 2; expected True, for all 4 heads, or False"),
         ({"post_mix": "heads"}, "post_mix is 'heads'"),
         ({"gate": "half"}, "gate is 'half'; expected True, False or 'full'"),
         ({"norm": False, "depth": 1}, "depth is 1 and norm is False"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from decode_inputs import COMBINATIONS, PARTS, Inputs, name_of, paged
@@ -74,6 +76,20 @@ def test_state_that_does_not_fit_is_refused() -> None:
     half = DecodeState(state.logits.half(), state.logsumexp, state.lengths)
     with pytest.raises(TypeError, match="they must be the same"):
         multi_token_attention_decode_reference(**step, state=half)
+    numbers, sums = torch.tensor([8, 4], device=DEVICE), state.logsumexp
+    for changes, error, words in (
+        (
+            {"logsumexp": sums[:, :, 1:]},
+            ValueError,
+            r"logsumexp of shape \(2, 4, 3\) and lengths \(2,\); expected \[2, 4",
+        ),
+        ({"lengths": state.lengths[:1]}, ValueError, r"lengths \(1,\); expected \[2, 4, 4\] and \[2\]"),
+        ({"logsumexp": sums.half()}, TypeError, "logsumexp in torch.float16 and lengths in torch.int32; expected"),
+        ({"lengths": numbers}, TypeError, "lengths in torch.int64; expected torch.float64 and torch.int32"),
+        ({"lengths": None}, TypeError, "state.lengths is a NoneType; expected a tensor"),
+    ):
+        with pytest.raises(error, match=words):
+            multi_token_attention_decode_reference(**step, state=replace(state, **changes))
     step["q_window"].requires_grad_()
     with pytest.raises(RuntimeError, match="not differentiable"):
         multi_token_attention_decode_reference(**step, state=state)
@@ -90,6 +106,10 @@ def test_short_window_and_long_lengths_are_refused() -> None:
     mixers = {"post_conv": inputs.mixers["post_conv"], "pre_conv": inputs.mixers["pre_conv"]}
     with pytest.raises(ValueError, match="rows that steps look back on need 5: give the last 5"):
         prefill_state(inputs.q[:, :, -4:], inputs.k, lengths=torch.tensor([9], device=DEVICE), **mixers)
+    with pytest.raises(ValueError, match="lengths has 41 and the cache holds 40 keys"):
+        prefill_state(inputs.q, inputs.k, lengths=torch.tensor([41], device=DEVICE), **mixers)
+    with pytest.raises(TypeError, match="post_conv is None; only a layer with a convolution of probabilities"):
+        prefill_state(inputs.q, inputs.k, lengths=torch.tensor([9], device=DEVICE), post_conv=None)
 
 
 def test_eager_error_is_that_of_the_forward() -> None:

@@ -74,7 +74,7 @@ class MultiTokenAttention(nn.Module):
         super().__init__()
         self.heads, self.head_dim, self.depth, self.dropout = heads, head_dim, depth, dropout
         self.causal, self.scale, self.pad_key, self.backend = causal, scale, pad_key, backend
-        _check_parts(heads, post_mix, norm, depth, gate)
+        _check_parts(heads, pre_mix, post_mix, norm, depth, gate)
         there: Any = {"dtype": dtype, "device": device}
 
         def taps(shape: tuple[int, int] | None) -> nn.Parameter | None:
@@ -196,8 +196,12 @@ def layer_entries(state_dict: Mapping[str, Tensor], layer: int) -> dict[str, Ten
     return entries
 
 
-def _check_parts(heads: int, post_mix: bool | int | str, norm: bool, depth: int | None, gate: bool | str) -> None:
+def _check_parts(
+    heads: int, pre_mix: bool, post_mix: bool | int | str, norm: bool, depth: int | None, gate: bool | str
+) -> None:
     """Raise ValueError, in one sentence, for options of the module that do not fit."""
+    if not isinstance(pre_mix, bool):  # a number would be taken for groups
+        raise ValueError(f"pre_mix is {pre_mix!r}; expected True, for all {heads} heads, or False")
     is_group = isinstance(post_mix, int) and (isinstance(post_mix, bool) or (post_mix > 0 and heads % post_mix == 0))
     if not is_group and post_mix != "linear":
         raise ValueError(

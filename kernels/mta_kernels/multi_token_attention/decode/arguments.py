@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import check_weight, wants_gradient
+from mta_kernels.conv_attention.arguments import check_are_tensors, check_weight, wants_gradient
 from mta_kernels.conv_attention.reference import check_decode_arguments
 from mta_kernels.multi_token_attention.arguments import NormGate, check_mixing, check_norm_and_gate
 from mta_kernels.multi_token_attention.decode.state import DecodeState, needs_state
@@ -20,14 +20,8 @@ def check_step(
 
     What lies in lengths and in the state is read on a CPU alone: on a GPU that would wait for the device.
     """
-    check_caches(q_window, k_cache, v_cache, lengths, given, pad_key, block_table)
+    capacity = check_caches(q_window, k_cache, v_cache, lengths, given, pad_key, block_table)
     check_norm_and_gate(after, q_window.shape[3], q_window)
-    capacity = k_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
-    readable = lengths.device.type == "cpu" and not torch.compiler.is_compiling()
-    if readable and int(lengths.max()) > capacity:
-        raise ValueError(
-            f"lengths has {int(lengths.max())} and the cache holds {capacity} keys a sequence; give at most as many"
-        )
     if needs_state(given):
         check_state(state, q_window, lengths, given, capacity)
     if wants_gradient(q_window, k_cache, v_cache, *given, after.norm_weight, after.gate_weight, after.gate_bias):
@@ -37,8 +31,8 @@ def check_step(
 def check_caches(
     q_window: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, given: Mixers, pad_key: str,
     block_table: Tensor | None,
-) -> None:  # fmt: skip
-    """Raise ValueError or TypeError unless these fit each other."""
+) -> int:  # fmt: skip
+    """Raise ValueError or TypeError unless these fit each other; gives the keys that a sequence has room for."""
     taps = given.pre_conv
     if taps is None:  # one tap, if there are heads to have it
         taps = q_window[0, :, :1, :1] if q_window.dim() == 4 and q_window.shape[0] else q_window
@@ -49,6 +43,12 @@ def check_caches(
     for name in ("pre_mix", "post_mix"):
         if (mix := getattr(given, name)) is not None:
             check_mixing(name, mix, heads, q_window)
+    capacity = k_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
+    if _readable(lengths) and int(lengths.max()) > capacity:
+        raise ValueError(
+            f"lengths has {int(lengths.max())} and the cache holds {capacity} keys a sequence; give at most as many"
+        )
+    return capacity
 
 
 def check_state(state: DecodeState | None, q_window: Tensor, lengths: Tensor, given: Mixers, capacity: int) -> None:
@@ -60,22 +60,38 @@ def check_state(state: DecodeState | None, q_window: Tensor, lengths: Tensor, gi
             f"state is {state!r} and post_conv looks back on {rows} queries; give the DecodeState of prefill_state, "
             "or DecodeState.empty for sequences without tokens"
         )
-    logits = state.logits
+    logits, logsumexp, seen = state.logits, state.logsumexp, state.lengths
+    check_are_tensors(**{"state.logits": logits, "state.logsumexp": logsumexp, "state.lengths": seen})
     if logits.dim() != 4 or logits.shape[:3] != (batch, heads, rows) or logits.shape[3] < capacity:
         raise ValueError(
             f"state has logits of shape {tuple(logits.shape)}; expected [{batch}, {heads}, {rows}, {capacity} or more],"
             " as prefill_state makes them for these caches"
         )
-    if logits.dtype != q_window.dtype or any(x.device != q_window.device for x in (logits, state.lengths)):
+    if logsumexp.shape != (batch, heads, rows) or seen.shape != (batch,):
+        raise ValueError(
+            f"state has logsumexp of shape {tuple(logsumexp.shape)} and lengths {tuple(seen.shape)}; "
+            f"expected [{batch}, {heads}, {rows}] and [{batch}], as prefill_state makes them"
+        )
+    if logits.dtype != q_window.dtype or any(x.device != q_window.device for x in (logits, logsumexp, seen)):
         raise TypeError(
             f"state is {logits.dtype} on {logits.device} and q_window {q_window.dtype} on {q_window.device}; "
             "they must be the same"
         )
-    if lengths.device.type == "cpu" and not torch.compiler.is_compiling():
-        behind = (lengths > 0) & (state.lengths != lengths - 1) & (state.lengths != lengths)
+    wide = torch.promote_types(q_window.dtype, torch.float32)
+    if logsumexp.dtype != wide or seen.dtype != torch.int32:
+        raise TypeError(
+            f"state has logsumexp in {logsumexp.dtype} and lengths in {seen.dtype}; expected {wide} and torch.int32"
+        )
+    if _readable(lengths):
+        behind = (lengths > 0) & (seen != lengths - 1) & (seen != lengths)
         if behind.any():
             which = int(behind.nonzero()[0])
             raise ValueError(
                 f"lengths says {int(lengths[which])} tokens of sequence {which}, the new one included, and state has "
-                f"seen {int(state.lengths[which])}; give each step one token, or a state of prefill_state"
+                f"seen {int(seen[which])}; give each step one token, or a state of prefill_state"
             )
+
+
+def _readable(lengths: Tensor) -> bool:
+    """Whether a look at the numbers waits for no device."""
+    return lengths.device.type == "cpu" and not torch.compiler.is_compiling()
