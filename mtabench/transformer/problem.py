@@ -18,7 +18,7 @@ from mtabench.problem.case import Case
 from mtabench.registry import implementation_of
 from mtabench.transformer.cache import Cache
 from mtabench.transformer.generation import prefill, step
-from mtabench.transformer.model import Transformer
+from mtabench.transformer.model import Parts, Transformer
 from mtabench.transformer.shared import Shared, shared_of
 from mtabench.transformer.timed import timed_generation, timed_prefill, timed_training
 from mtabench.transformer.training import STEPS, Training, gradients_of
@@ -56,6 +56,7 @@ class ModelProblem:
         self._lengths, self._after = torch.tensor(lengths, device=case.device), after
         eager = self._shared.model(self._small, "reference")
         double = copy.deepcopy(eager).double()
+        double.parts = Parts()  # nothing of it is compiled
         self._truth = self._of_definition(double, torch.float64)
         del double
         results = self._of_definition(eager, self._shared.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -45,12 +46,7 @@ class Shared:
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randint(VOCABULARY, (case.batch, case.seq + 1), generator=generator)
         self.tokens = drawn.to(case.device)
-        self._parts = Parts()
-        if case.device == "cuda" and torch_compile.missing("cuda") is None:
-            compiled: list[Any] = [
-                torch_compile.compiled_apart(one) for one in (before_attention, after_attention, loss_of)
-            ]
-            self._parts = Parts(*compiled)
+        self._parts = compiled_parts() if case.device == "cuda" and torch_compile.missing("cuda") is None else Parts()
         self._pages: Tensor | None = None
 
     def model(self, case: Case, backend: str, *, compiled: bool = False) -> Transformer:
@@ -99,6 +95,12 @@ def shared_of(case: Case, seed: int) -> Shared:
     if found is None:
         found = _SHARED[key] = Shared(case, seed)
     return found
+
+
+@cache
+def compiled_parts() -> Parts:
+    """Those of all models of this process: a shape is compiled once."""
+    return Parts(*map(torch_compile.compiled_by_shape, (before_attention, after_attention, loss_of)))
 
 
 def adam(parameters: Sequence[nn.Parameter]) -> torch.optim.AdamW:
