@@ -49,6 +49,7 @@ class Cache:
                 self.states[layer] = DecodeState.empty(
                     batch, config.heads, taps, count * PAGE, dtype=dtype, device=device
                 )
+        self._one_tap = torch.ones(config.heads, 1, 1, dtype=dtype, device=device)  # plain attention
         self.decoding = False
         self.begin(self.lengths)
 
@@ -73,8 +74,10 @@ class Cache:
                 getattr(state, name).copy_(getattr(new, name))
 
     def advance(self) -> None:
-        """Make room for one more token of each sequence, which the model is given next."""
+        """Make room for one more token of each sequence, which the model is given next: where, all layers share."""
         self.lengths += 1
+        at = (self.lengths - 1).long()
+        self._page, self._row = self.block_table.gather(1, (at // PAGE)[:, None])[:, 0].long(), at % PAGE
         if self.rows > 1 and len(self.windows):
             self.queries[..., :-1, :] = self.queries[..., 1:, :].clone()
 
@@ -90,17 +93,15 @@ class Cache:
 
     def _step(self, layer: int, attention: MultiTokenAttention | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """One new token of each sequence."""
-        at = self.lengths - 1
-        page = self.block_table.gather(1, (at // PAGE)[:, None].long())[:, 0]
         for pages, new in zip(self.pages[:, layer], (k, v), strict=True):
-            pages[page, :, at % PAGE] = new[:, :, 0]
+            pages[self._page, :, self._row] = new[:, :, 0]
         if layer in self.windows:
             self.queries[self.windows[layer], :, :, -1] = q[:, :, 0]
             q = self.queries[self.windows[layer]]
         options: dict[str, Any] = {"lengths": self.lengths, "block_table": self.block_table}
         keys, values = self.pages[:, layer]
         if attention is None:
-            return multi_token_attention_decode(q, keys, values, **options)
+            return multi_token_attention_decode(q, keys, values, pre_conv=self._one_tap, **options)
         return multi_token_attention_decode(
             q, keys, values, **options, **attention.mixers(), state=self.states.get(layer), depth=attention.depth,
             scale=attention.scale, pad_key=attention.pad_key, backend=attention.backend,
