@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -66,16 +69,22 @@ class Generator:
     def _step(self) -> None:
         self.tokens.copy_(step(self._model, self.cache, self.tokens).argmax(-1))
 
-    def _record(self) -> None:
-        """Record a step, and put back what it changed: it may be repeated from the same lengths and queries."""
-        kept = [x.clone() for x in (self.tokens, self.cache.lengths, self.cache.queries)]
-        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._step()
-        torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(graph):
-            self._step()
-        for x, before in zip((self.tokens, self.cache.lengths, self.cache.queries), kept, strict=True):
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Within, a step may be taken in vain: it is undone, and may be repeated from the same lengths and queries."""
+        changed = self.tokens, self.cache.lengths, self.cache.queries
+        kept = [x.clone() for x in changed]
+        yield
+        for x, before in zip(changed, kept, strict=True):
             x.copy_(before)
+
+    def _record(self) -> None:
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with self._undone():
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._step()
+            torch.cuda.current_stream().wait_stream(side)
+            with torch.cuda.graph(graph):
+                self._step()
         self._graph = graph

@@ -10,6 +10,7 @@ import torch
 from mta_kernels.multi_token_attention.module import PRESETS as MODULE_PRESETS
 from mtabench.problem.axes import PRESETS
 from mtabench.problem.case import Case
+from mtabench.problem.inputs import use_full_float32
 from mtabench.problem.layers import (
     embedding_parameters,
     layer_cases,
@@ -84,12 +85,56 @@ def test_a_cache_takes_other_prompts_and_a_generator_the_likeliest_tokens():
     prefill(model, cache, torch.randint(WORDS, (2, 60)), torch.tensor([60, 60]))
     prompts = torch.randint(WORDS, (2, 40))
     generator = Generator(model, cache, prefill(model, cache, prompts, lengths, 16))
-    found = torch.stack([generator.next() for _ in range(6)], 1)
+    assert_generates(model, generator, prompts, lengths, 6, rtol=1e-9, atol=1e-9)
+
+
+def assert_generates(model, generator, prompts, lengths, count, **tolerance):
+    """Its tokens and the logits after them are those of the whole model `model`, which has no cache."""
+    found = torch.stack([generator.next() for _ in range(count)], 1)
+    after = step(generator._model, generator.cache, generator.tokens)
     for sequence, length in enumerate(lengths):
-        text = prompts[sequence, :length]
-        for _ in range(6):
-            text = torch.cat([text, model(text[None])[0, -1:].argmax(-1)])
-        assert torch.equal(found[sequence], text[length:])
+        text = torch.cat([prompts[sequence, :length], found[sequence], generator.tokens[sequence, None]])
+        logits = model(text[None])[0, length - 1 :]
+        torch.testing.assert_close(logits[:-1].gather(1, text[length:, None])[:, 0], logits[:-1].amax(1), **tolerance)
+        torch.testing.assert_close(after[sequence], logits[-1], **tolerance)
+
+
+class Recorded:
+    """Stands for a CUDA graph: what is recorded is not run, and replayed by running it."""
+
+    def __init__(self, generator):
+        self.replay = generator._step
+
+
+@pytest.mark.parametrize("name", ["plain", "conv", "mta/4", "more taps after"])
+def test_recording_a_step_puts_back_what_it_changed(name):
+    model, lengths = make_model(name), torch.tensor([40, 17, 1])
+    cache, prompts = Cache(model, 3, 64, torch.float64), torch.randint(WORDS, (3, 40))
+    generator = Generator(model, cache, prefill(model, cache, prompts, lengths, 16))
+    with generator._undone():
+        generator._step()  # what warms up before a graph is recorded
+    generator._graph = Recorded(generator)
+    assert_generates(model, generator, prompts, lengths, 2, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize("name", ["plain", "conv/4", "conv", "mta/4"])
+def test_a_graph_generates_ragged_batches(name, batch):
+    use_full_float32()
+    truth, model = (make_model(name).float().to("cuda") for _ in range(2))
+    for mta in model.attentions():
+        if mta is not None:
+            mta.backend = "auto"
+    lengths = torch.tensor(ragged_lengths(batch, 140))  # of 64, some grow into another page
+    prompts = torch.randint(WORDS, (batch, 140), device="cuda")
+    cache = Cache(model, batch, 160, torch.float32)
+    cache.pages.fill_(float("nan"))
+    for _ in range(2):  # the cache is taken again, by another graph
+        generator = Generator(model, cache, prefill(model, cache, prompts, lengths.to("cuda"), 64))
+        assert generator._graph is not None
+        assert_generates(truth, generator, prompts, lengths, 12, rtol=1e-3, atol=1e-3)
+        prompts = prompts.flip(0)
 
 
 def test_prompts_longer_than_the_cache_are_refused():
