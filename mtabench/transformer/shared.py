@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -100,7 +100,8 @@ def shared_of(case: Case, seed: int) -> Shared:
 @cache
 def compiled_parts() -> Parts:
     """Those of all models of this process: a shape is compiled once."""
-    return Parts(*map(torch_compile.compiled_by_shape, (before_attention, after_attention, loss_of)))
+    functions: tuple[Callable[..., Any], ...] = before_attention, after_attention, loss_of
+    return Parts(*map(torch_compile.compiled_by_shape, functions))
 
 
 def adam(parameters: Sequence[nn.Parameter]) -> torch.optim.AdamW:

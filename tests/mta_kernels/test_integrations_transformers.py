@@ -304,6 +304,18 @@ def test_what_is_not_supported_is_refused_in_one_sentence(what):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("mta", "sentence"),
+    [
+        ({"pre_con": [3, 5]}, "config.mta has 'pre_con'; expected some of layers, pre_conv, "),
+        ({"layers": [1, 2]}, r"config.mta has the layers \[1, 2\]; expected some of 0 to 1"),
+    ],
+)
+def test_a_slip_in_the_config_does_not_leave_a_plain_model(mta, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        model_of(mta)
+
+
 def test_dropout_is_refused_in_training_alone():
     model = model_of(CONV, attention_dropout=0.1)
     model(text(6)[0])
