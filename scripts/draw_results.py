@@ -14,6 +14,7 @@ SINGLE = {  # of these one, under another name than `mtabench plot` gives it
     "hopper-bwd": ("time", "bwd-time", "hopper-bwd-time"),
     "decode-splits": ("splits", "decode-splits", "decode-splits"),
     "ladder": ("ladder", "fwd-ladder", "ladder"),
+    "model-1b-train": ("share", "train-share", "model-1b-train-share"),
 }
 DARK = {"fwd": "overhead"}  # the README's chart, which a dark page shows in dark colours
 

@@ -46,7 +46,7 @@ def sweep(tmp_path):
 
 
 def everything():
-    """Decode cells that give every kind of chart but the ladder and the overhead."""
+    """Decode cells that give every kind of chart but the ladder, the overhead and the share."""
     measured = {
         "useful_tflops": 3,
         "gbytes_s": 2000,
@@ -63,6 +63,13 @@ def everything():
                 yield conv_cell("triton", seq, 2.0, speedup=4, **shape | used)
 
 
+def models():
+    """A training step of two models and of the plain one."""
+    shape = {"pass": "train", "layers": 12, "head_dim": 128}
+    yield plain_cell("plain", 1024, 9.0, **shape)
+    yield from (conv_cell("triton", 1024, 10.0, conv_every=every, **shape) for every in (1, 4))
+
+
 def ladder():
     """Three implementations of plain attention at one shape."""
     return [plain_cell(name, 1024, ms) for name, ms in (("naive", 90.0), ("tiled", 9.0), ("sdpa-flash", 1.0))]
@@ -72,7 +79,7 @@ def test_every_kind_that_the_results_can_give_is_drawn_and_printed(plot, tmp_pat
     write(tmp_path / "a.csv", [*everything(), *ladder()])
     code, out, err = plot("a.csv", "--formats", "svg")
     assert (code, err) == (0, "")
-    decode = [kind for kind in KINDS if kind not in ("ladder", "overhead")]
+    decode = [kind for kind in KINDS if kind not in ("ladder", "overhead", "share")]
     expected = ["fwd-time.svg", "fwd-ladder.svg", *(f"decode-{kind}.svg" for kind in decode)]
     assert sorted(out.splitlines()) == sorted(f"a-charts/{name}" for name in expected)
     assert all((tmp_path / path).read_text().startswith("<?xml") for path in out.splitlines())
@@ -97,6 +104,7 @@ def test_a_dark_chart_has_a_name_and_a_page_of_its_own(plot, sweep, tmp_path):
     ("kind", "needed"),
     [
         ("overhead", "a time of plain attention"),
+        ("share", "a time of the plain model"),
         ("speedup", "a timed baseline"),
         ("heatmap-conv", "at least two convolutions"),
         ("heatmap-head-dim", "at least two head dims"),
@@ -211,10 +219,10 @@ def test_texts_of_a_stranger_are_shown_as_text_and_shortened(tmp_path, text):
     assert not tags & {"script", "a", "image", "foreignObject"}
 
 
-@pytest.mark.parametrize("kind", ["speedup", "heatmap-head-dim", "roofline", "splits", "ladder"])
+@pytest.mark.parametrize("kind", ["speedup", "heatmap-head-dim", "roofline", "splits", "ladder", "share"])
 def test_names_of_a_stranger_are_text_in_every_kind(tmp_path, kind):
     name = r"$\frac{1}{0}$ & <b>"
-    cells = [*ladder()] if kind == "ladder" else [*everything()]
+    cells = [*{"ladder": ladder, "share": models}.get(kind, everything)()]
     cells = [cell | {"impl": name} if cell["impl"] in ("triton", "naive") else cell for cell in cells]
     (shown,) = figures(write(tmp_path / "a.csv", cells), kind)
     assert name in words(shown) + "".join(label.get_text() for label in shown.axes[0].get_yticklabels())
@@ -287,6 +295,7 @@ def test_texts_neither_overlap_nor_leave_the_chart(tmp_path, name):
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_of_every_kind_neither_overlap_nor_leave_the_chart(tmp_path, kind):
     plain = [plain_cell("sdpa-flash", 1024, 4.0, **{"pass": "decode"})] if kind == "overhead" else []
-    path = write(tmp_path / "a.csv", ladder() if kind == "ladder" else [*everything(), *plain])
+    cells = {"ladder": ladder, "share": models}.get(kind, everything)()
+    path = write(tmp_path / "a.csv", [*cells, *plain])
     (shown,) = figures(path, kind)
     assert faults(shown) == []
