@@ -2,6 +2,7 @@
 
 import shlex
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from mtabench.results.writer import Writer
 from mtabench.sweeps import sweep
 from mtabench.sweeps.model_plan import any_plan
 from mtabench.sweeps.plan import Options
-from mtabench.transformer import shared
+from mtabench.transformer import cache, model, shared
 from mtabench.transformer.problem import ModelProblem
 from mtabench.transformer.training import Training
 
@@ -111,6 +112,29 @@ def test_right_attention_passes_and_wrong_attention_does_not(mode, attention, mo
     wrong = problem.check(case)
     assert not wrong.ok
     assert "differs from the eager model in float64" in wrong.reason
+
+
+@pytest.mark.slow
+def test_compiled_parts_take_all_lengths_and_layouts_of_a_cell(monkeypatch):
+    """torch.compile refuses a function's ninth variant: several lengths, outputs of attention of two layouts."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # takes no time, counts the same
+    parts, attend, make = shared.compiled_parts.__wrapped__(), model.plain_attention, shared.Shared.model
+
+    def as_of_cudnn(q, k, v):
+        return attend(q, k, v).transpose(1, 2).contiguous().transpose(1, 2)
+
+    def made(*arguments, **options):
+        found = make(*arguments, **options)
+        found.parts = parts
+        return found
+
+    monkeypatch.setattr(shared.Shared, "model", made)
+    monkeypatch.setattr(cache, "plain_attention", as_of_cudnn)
+    monkeypatch.setattr(model, "plain_attention", as_of_cudnn)
+    (case,) = plan_of(mode="generate", impl="auto", attention="conv/4", seq="512", batch="3").cases
+    problem = ModelProblem(case, 3)
+    assert problem.check(case).ok
+    assert problem.timed(case)
 
 
 def test_a_gradient_that_is_lost_is_found(monkeypatch):
