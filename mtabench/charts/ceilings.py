@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from mtabench.charts.text import number
+from mtabench.console import flop_unit
 from mtabench.problem.case import CACHED_PASSES
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def intensity(cells: pd.DataFrame) -> pd.Series:
 def known_ceilings(cells: pd.DataFrame) -> Ceilings:
     """The ceilings of cells of one device and dtype, as far as they hold for these cells.
 
+    The note has them in the unit that suits the cells' rates.
     First what the rows of each run say or pin, of several runs the highest. What no run tells is looked up in
     `ceilings.json` beside the results, for the same driver and torch. Raises UsageError if that file is not one of
     ceilings.
@@ -70,10 +72,11 @@ def known_ceilings(cells: pd.DataFrame) -> Ceilings:
     copying = cells[cells["read_gbytes_s"].isna()].groupby("run_id", sort=False)
     copies = [_pinned(run, "gbytes_s") for _, run in copying]
     kept = cache(lambda: _kept(cells))
+    flops = flop_unit(cells["useful_tflops"].dropna())
     found = {
-        "matmul_tflops": _rate("matrix products", "TFLOP/s", products, lambda: [one.matmul_tflops for one in kept()]),
-        "copy_gbytes_s": _rate(COPYING, "GB/s", copies, lambda: [one.copy_gbytes_s for one in kept()]),
-        "read_gbytes_s": _rate(READING, "GB/s", told, lambda: [one.read_gbytes_s for one in kept()]),
+        "matmul_tflops": _rate("matrix products", flops, products, lambda: [one.matmul_tflops for one in kept()]),
+        "copy_gbytes_s": _rate(COPYING, ("GB/s", 1.0), copies, lambda: [one.copy_gbytes_s for one in kept()]),
+        "read_gbytes_s": _rate(READING, ("GB/s", 1.0), told, lambda: [one.read_gbytes_s for one in kept()]),
     }
     if not decode.any() or found["read_gbytes_s"][0] is None:
         del found["read_gbytes_s"]
@@ -89,17 +92,21 @@ def known_ceilings(cells: pd.DataFrame) -> Ceilings:
 
 
 def _rate(
-    what: str, unit: str, of_runs: Iterable[float | None], kept: Callable[[], Iterable[float | None]]
+    what: str, shown: tuple[str, float], of_runs: Iterable[float | None], kept: Callable[[], Iterable[float | None]]
 ) -> tuple[float | None, str]:
-    """The highest rate that a run tells, or else one that is kept, and in words what it is and where it comes from."""
+    """The highest rate that a run tells, or else one that is kept, and in words what it is and where it comes from.
+
+    `shown` is the unit in the words, and the factor to it.
+    """
+    unit, factor = shown
     source, found = "from the rows", [rate for rate in of_runs if rate]
     if not found:
         source, found = f"from {FILE_NAME}", [rate for rate in kept() if rate]
     if not found:
         return None, f"{what} unknown"
-    text = f"{what} {number(max(found))} {unit} {source}"
+    text = f"{what} {number(factor * max(found))} {unit} {source}"
     if max(found) > 1.001 * min(found):
-        text += f" (of several runs, the least {number(min(found))})"
+        text += f" (of several runs, the least {number(factor * min(found))})"
     return max(found), text
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from mtabench.commands import RESULTS_FOLDER
-from mtabench.console import say
+from mtabench.console import flop_unit, say
 from mtabench.environment import check_device_name, describe, describe_gpu, resolve_device
 from mtabench.json_output import print_json
 from mtabench.measuring.ceilings import measure_ceilings
@@ -40,7 +40,8 @@ def run(device: str, measure: bool, out: Path | None, anew: bool, as_json: bool)
     if measure:
         keep_ceilings(path, environment, {dtype: measure_ceilings(device, dtype) for dtype in DTYPES})
     for dtype, ceilings in read_ceilings(path, environment).items():
-        copy, matmul = f"{ceilings.copy_gbytes_s:.4g} GB/s copy", f"{ceilings.matmul_tflops:.4g} TFLOP/s matmul"
+        unit, factor = flop_unit([ceilings.matmul_tflops])
+        copy, matmul = f"{ceilings.copy_gbytes_s:.4g} GB/s copy", f"{factor * ceilings.matmul_tflops:.4g} {unit} matmul"
         reads = ceilings.read_gbytes_s
         read = f"{reads:.4g} GB/s read" if reads else "reading not measured yet (--measure does)"
         say(console, f"{'ceilings':<10} {dtype}: {copy}, {read}, {matmul} ({path})")

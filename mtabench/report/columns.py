@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mtabench.problem.operations import STEPS
 from mtabench.report.data import Report, Row
@@ -18,13 +18,14 @@ DETAILS = ("op", *AXES, *(column.name for column in sorted(TABLE, key=detail_pla
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: the name of its value in a row, its header, and how it is shown."""
+    """A column: the name of its value in a row, its header, and how it is shown: `factor` times the value."""
 
     name: str
     label: str
     unit: str = ""
     kind: str = "number"
     digits: int = 4
+    factor: float = 1.0
 
 
 LABELS = {column.name: column.heading for column in TABLE if column.heading and column.role == "cell"}
@@ -52,9 +53,13 @@ MOST_VALUES = 20  # of a fact about the environment
 
 
 def cell_columns(report: Report) -> list[Column]:
-    """The columns of the table of cells; those of what was measured without any value are left out."""
-    shown = [measured(row) for row in report.rows]
-    known = [column for column in MEASURED if any(row[column.name] is not None for row in shown)]
+    """The columns of the table of cells, rates in the unit that suits them; what has no value at all is left out."""
+    shown, (unit, factor) = [measured(row) for row in report.rows], report.rate
+    known = [
+        replace(column, label=unit, factor=factor) if column.label == "TFLOP/s" else column
+        for column in MEASURED
+        if any(row[column.name] is not None for row in shown)
+    ]
     return [*_key_columns(report), *known, STATUS]
 
 

@@ -15,6 +15,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from mtabench.console import flop_unit
 from mtabench.errors import UsageError
 from mtabench.measuring.settled import settled
 from mtabench.pages.text import MOST_CHARACTERS, shown_number, shown_text
@@ -74,6 +75,11 @@ class Report:
         """Names in the order of the file, conv attention first."""
         rows = sorted(self.rows, key=is_plain)
         return list(dict.fromkeys(row["impl"] for row in rows))
+
+    @property
+    def rate(self) -> tuple[str, float]:
+        """The unit that suits the rates of arithmetic here, and the factor to it from TFLOP/s."""
+        return flop_unit(row["useful_tflops"] for row in self.rows if row["useful_tflops"])
 
     def varying(self, axes: Iterable[str]) -> list[str]:
         """Those axes that tell cells of this file apart, without those that another axis settles."""

@@ -161,7 +161,9 @@ def _field(row: Row, column: Column) -> str:
         return ""
     if column.kind == "text":
         return in_markdown(str(value))
-    return f"{value:,}" if isinstance(value, int) else significant(value, column.digits, zeros=True)
+    if isinstance(value, int) and column.factor == 1:
+        return f"{value:,}"
+    return significant(column.factor * value, column.digits, zeros=True)
 
 
 def _right(columns: Iterable[Column]) -> list[bool]:

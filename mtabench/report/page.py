@@ -125,6 +125,7 @@ def page_data(report: Report) -> dict[str, Any]:
         "summary": summary(report),
         "notes": notes,
         "columns": [asdict(column) for column in cell_columns(report)],
+        "rate": report.rate,
         "spreadColumns": [asdict(column) for column in spread_columns(report)],
         "filters": report.varying(AXES),
         "implementations": _implementations(report),

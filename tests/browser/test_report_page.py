@@ -41,6 +41,7 @@ def reports(tmp_path_factory):
         "samples": RESULTS / "fwd.csv",
         "mixed": mixed_run(folder / "mixed.csv"),
         "hostile": poison(mixed_run(folder / "hostile.csv")),
+        "slow": write_run(folder / "slow.csv", {case(64): rounds(100.0)}),
         "failed": write_run(folder / "failed.csv", {case(): ("error", "broke")}),
     }
     pages = {name: folder / f"{name}.html" for name in runs}
@@ -143,6 +144,15 @@ def test_tooltips_are_text(opened):
     shown = page.locator("#tooltip")
     assert "implementation" in shown.inner_text()
     assert "ms ±" in shown.inner_text()
+
+
+def test_slow_cells_are_shown_in_gflops(opened):
+    page = opened("slow")
+    (shown,) = values(page, "GFLOP/s")
+    page.locator("#time .mark-symbol path").first.hover(force=True)
+    assert f"{shown} GFLOP/s" in page.locator("#tooltip").inner_text()
+    page.get_by_role("button", name="Details of eager").first.click()
+    assert "TFLOP/s" not in page.locator("body").inner_text()
 
 
 def test_a_choice_filters_tables_and_charts(opened):

@@ -518,7 +518,7 @@ def test_env_measures_when_asked_and_keeps_what_it_found(mtabench, tmp_path, mon
     assert files_in(tmp_path) == ["mtabench-results", "mtabench-results/ceilings.json"]
     assert mtabench("env", "--device", "cpu") == (0, out, "")
     assert mtabench("fwd", *TINY, "--no-plot", "--out", "mtabench-results/a.csv")[0] == 0
-    assert "0.25 TFLOP/s from ceilings.json" in mtabench("roofline", "mtabench-results/a.csv")[1]
+    assert "250 GFLOP/s from ceilings.json" in mtabench("roofline", "mtabench-results/a.csv")[1]
     (tmp_path / "mtabench-results" / "ceilings.json").write_text("{")
     code, out, err = mtabench("env", "--device", "cpu", "--measure")
     assert (code, out, len(err.splitlines())) == (2, "", 1)

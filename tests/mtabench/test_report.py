@@ -111,6 +111,17 @@ def test_sentences_are_computed_from_the_file():
     assert "throttled in none" in text
 
 
+def test_slow_cells_are_reported_in_gflops(tmp_path):
+    path = write(tmp_path / "a.csv", [plain_cell("eager", 64, 1.0, useful_tflops=6.68e-05)])
+    report = read_report(path)
+    text = markdown(report)
+    assert (text.count("GFLOP/s"), "TFLOP/s" in text) == (1, False)
+    assert "| 0.0668 |" in text
+    page = report_page.page_data(report)
+    assert page["rate"] == ("GFLOP/s", 1e3)
+    assert ("GFLOP/s", 1e3) in [(column["label"], column["factor"]) for column in page["columns"]]
+
+
 def test_what_is_slower_takes_longer_in_the_sentences(tmp_path):
     cells = [*grid({(1024, 64): 0.5, (2048, 64): 0.125}), plain_cell("sdpa-flash", 1024, 256.0)]
     text = "\n".join(summary(read_report(write(tmp_path / "a.csv", cells))))

@@ -22,6 +22,7 @@ from mtabench.charts.lines import log_ticks, naming, plain_axes, spread, yardsti
 from mtabench.charts.panels import Panel, column, panels, unsettled_times
 from mtabench.charts.style import Look
 from mtabench.charts.text import caption, number, percent, span, unsettled_note
+from mtabench.console import flop_unit
 from mtabench.problem.axes import short
 from mtabench.problem.case import CACHED_PASSES
 
@@ -32,15 +33,19 @@ Ends = tuple[float, float]
 
 @dataclass(frozen=True)
 class Roof:
-    """What the device can do at most in these cells, as far as it is known."""
+    """What the device can do at most in these cells, as far as it is known: `products` in `unit`, TFLOP/s or GFLOP/s.
 
-    matmul_tflops: float | None
+    `slope` is the height in `unit` at an intensity of 1, 0 where the rate of memory is unknown.
+    """
+
+    products: float | None
     memory: Memory
+    slope: float
+    unit: str
 
     def height(self, at: float) -> float | None:
-        """The lowest known ceiling in TFLOP/s at this intensity."""
-        sloped = self.memory.gbytes_s * at / 1e3 if self.memory.gbytes_s else None
-        return min((height for height in (sloped, self.matmul_tflops) if height), default=None)
+        """The lowest known ceiling at this intensity."""
+        return min((height for height in (self.slope * at, self.products) if height), default=None)
 
 
 def chart(cells: pd.DataFrame) -> Chart | None:
@@ -49,14 +54,16 @@ def chart(cells: pd.DataFrame) -> Chart | None:
     valid = cells[(cells["status"] == "ok") & cells["useful_tflops"].notna() & cells["gbytes_s"].notna()]
     if valid.empty:
         return None
-    valid = valid.assign(intensity=intensity(valid))
-    shown = panels(valid, column("useful_tflops"), unsettled_times, across="intensity")
+    unit, factor = flop_unit(cells["useful_tflops"].dropna())
+    valid = valid.assign(intensity=intensity(valid), rate=factor * valid["useful_tflops"])
+    shown = panels(valid, column("rate"), unsettled_times, across="intensity")
     lines = [line for panel in shown for line in panel.lines]
     labels = {line.label for line in lines}
     failed = failure_note(panels(cells, column("useful_tflops")))
     ceilings = known_ceilings(cells)
-    roof = Roof(ceilings.matmul_tflops, ceilings.memory(cells["pass"].iloc[0]))
-    x_limits, y_limits = _limits(valid["intensity"], valid["useful_tflops"], roof)
+    memory = ceilings.memory(cells["pass"].iloc[0])
+    roof = Roof(factor * (ceilings.matmul_tflops or 0) or None, memory, factor * (memory.gbytes_s or 0) / 1e3, unit)
+    x_limits, y_limits = _limits(valid["intensity"], valid["rate"], roof)
     seqs = sorted(set(valid["seq"].astype(int)))
     sizes = dict(zip(seqs, np.linspace(*SIZES, len(seqs)) if seqs[1:] else [sum(SIZES) / 2], strict=True))
     notes = yardstick_note(lines)
@@ -68,7 +75,7 @@ def chart(cells: pd.DataFrame) -> Chart | None:
         shown,
         partial(_draw, x_limits=x_limits, y_limits=y_limits, roof=roof, sizes=sizes, labels=labels),
         "arithmetic intensity (useful FLOP/byte)",
-        "TFLOP/s",
+        unit,
         columns_of(cells, len(shown)),
         (PANEL_INCHES[0] + names_width(labels), PANEL_INCHES[1]),
     )
@@ -114,7 +121,7 @@ def _draw(axes: Axes, panel: Panel, look: Look, x_limits: Ends, y_limits: Ends, 
 
 def _draw_roof(axes: Axes, x_limits: Ends, roof: Roof, look: Look) -> None:
     """The known ceilings, each as far as it is the lowest known one, with its name along it."""
-    flat, slope = roof.matmul_tflops, (roof.memory.gbytes_s or 0) / 1e3
+    flat, slope = roof.products, roof.slope
     ridge = flat / slope if flat and slope else None
     line: dict[str, Any] = {"color": look.theme.ink, "linewidth": 1.2, "zorder": 1.8}
     text: dict[str, Any] = {"fontsize": 7, "va": "bottom"}
@@ -125,10 +132,11 @@ def _draw_roof(axes: Axes, x_limits: Ends, roof: Roof, look: Look) -> None:
         along: dict[str, Any] = {
             "rotation": degrees(atan(slope)), "transform_rotates_text": True, "rotation_mode": "anchor",
         }  # fmt: skip
-        axes.text(at, 1.06 * slope * at, f"{roof.memory.name} {number(slope * 1e3)} GB/s", **along, **text)
+        words = f"{roof.memory.name} {number(roof.memory.gbytes_s or 0)} GB/s"
+        axes.text(at, 1.06 * slope * at, words, **along, **text)
     if flat and (ridge is None or ridge < x_limits[1]):
         axes.plot([max(ridge or 0, x_limits[0]), x_limits[1]], [flat, flat], **line)
-        words = f"matrix products {number(flat)} TFLOP/s"
+        words = f"matrix products {number(flat)} {roof.unit}"
         axes.text(x_limits[1] * 0.97, 1.04 * flat, words, ha="right", **text)
 
 

@@ -4,6 +4,7 @@
 "use strict";
 
 function makeReportCharts(data, cells) {
+  const [rateUnit, rateFactor] = data.rate; // of arithmetic, from TFLOP/s
   const MOST_PANELS = 12;
   const MOST_TICKS = 7;
   const PANEL_HEIGHT = 280;
@@ -43,7 +44,7 @@ function makeReportCharts(data, cells) {
     else delete facts.status;
     if (cell.median_ms !== null) facts.median = `${cell.settled === false ? "~" : ""}${formatNumber(cell.median_ms)} ms${interval}`;
     if (cell.speedup !== null) facts.speedup = `${formatNumber(cell.speedup, 3)} × ${cell.baseline}`;
-    if (cell.useful_tflops !== null) facts.useful = `${formatNumber(cell.useful_tflops, 3)} TFLOP/s`;
+    if (cell.useful_tflops !== null) facts.useful = `${formatNumber(cell.useful_tflops * rateFactor, 3)} ${rateUnit}`;
     if (cell.roofline_percent !== null) facts["of roofline"] = `${formatNumber(cell.roofline_percent, 3)} %`;
     if (cell.splits) facts.splits = cell.splits_used || cell.splits;
     return facts;

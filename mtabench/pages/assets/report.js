@@ -44,11 +44,11 @@
     return list;
   }
 
-  const UNITS = [["_ms", "ms"], ["_mhz", "MHz"], ["_tflops", "TFLOP/s"]];
+  const UNITS = [["_ms", "ms", 1], ["_mhz", "MHz", 1], ["_tflops", ...data.rate]];
   function detailText(name, value) {
     if (typeof value !== "number") return [name.replaceAll("_", " "), value];
-    const [ending, unit] = UNITS.find(([one]) => name.endsWith(one)) ?? ["", ""];
-    return [name.slice(0, name.length - ending.length).replaceAll("_", " "), `${formatNumber(value)} ${unit}`];
+    const [ending, unit, factor] = UNITS.find(([one]) => name.endsWith(one)) ?? ["", "", 1];
+    return [name.slice(0, name.length - ending.length).replaceAll("_", " "), `${formatNumber(value * factor)} ${unit}`];
   }
 
   function cellDetail(cell) {

@@ -9,6 +9,7 @@
 //     label, unit,       the header
 //     kind,              "text" (the default) or "number" (right-aligned, sorted as numbers)
 //     digits,            significant digits of a number, 4 if not given
+//     factor,            what a number is multiplied by where it is shown, 1 if not given
 //     filter,            "choice" or "text": a filter above the table; a choice of one value is not shown
 //     emptyPasses,       true: rows without a value pass the filter, whatever is chosen
 //     show,              row => text or Node, instead of the value
@@ -103,11 +104,15 @@ const createTable = (function () {
     return { head: make("thead", {}, line), headers };
   }
 
-  function makeCell(row, { name, label, unit, kind, digits, show }, isFirst) {
+  function numberText(value, digits, factor = 1) {
+    return typeof value === "number" ? formatNumber(value * factor, digits) : "";
+  }
+
+  function makeCell(row, { name, label, unit, kind, digits, factor, show }, isFirst) {
     const cell = make("td", { className: kind === "number" ? "number" : "" });
     if (!isFirst) cell.dataset.label = label; // shown where the row is no line of a table
     if (unit) cell.dataset.unit = unit;
-    const shown = show ? show(row) : kind === "number" ? formatNumber(row[name], digits) : valueText(row[name]);
+    const shown = show ? show(row) : kind === "number" ? numberText(row[name], digits, factor) : valueText(row[name]);
     if (shown instanceof Node) cell.append(shown);
     else cell.textContent = shown ?? "";
     if (cell.textContent.length > LONG) cell.classList.add("wrap");

@@ -40,6 +40,21 @@ def test_roofline_has_a_path_an_implementation_below_the_ceilings_that_the_rows_
     )
 
 
+def test_slow_cells_are_drawn_in_gflops_with_their_ceilings(measured):
+    """Rates of a small CPU, whose roof keeps its shape: a ridge at 200 FLOP/byte."""
+    shapes = ((256, 25), (512, 50), (1024, 400), (2048, 800))
+    cells = [roof_cell(conv_cell, "eager", seq, at, 1e-6) for seq, at in shapes]
+    shown = measured("roofline", cells)
+    (axes,) = shown.axes
+    assert axes.get_ylabel() == "GFLOP/s"
+    assert [y for _, y in lines(axes)["eager"]] == pytest.approx([0.1, 0.2, 0.8, 0.8])
+    slope, flat = sorted((line.get_ydata() for line in axes.get_lines() if line.get_label()[0] == "_"), key=min)
+    assert (slope[-1], *flat) == pytest.approx((800e3, 800e3, 800e3))
+    assert "matrix products 800,000 GFLOP/s from the rows" in words(shown)
+    assert "copy bandwidth 4,000 GB/s" in words(shown)
+    assert "TFLOP/s" not in words(shown)
+
+
 def test_roofline_without_ceilings_claims_nothing(measured):
     shown = measured("roofline", [conv_cell("triton", 1024, 1.0, useful_tflops=3, gbytes_s=20)])
     assert title(shown) == "Forward: arithmetic against arithmetic intensity"
