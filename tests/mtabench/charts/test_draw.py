@@ -133,6 +133,7 @@ def test_a_kind_that_the_results_cannot_give_is_one_sentence(plot, tmp_path, kin
         (("--theme", "sepia"), "there is no theme 'sepia'; expected one or more of light, dark"),
         (("--formats", "pdf"), "there is no chart format 'pdf'"),
         (("--kind", ","), "--kind"),
+        (("--out", "a.png"), "--out a.png is for a folder, in which each chart gets a name; give --out a"),
         (("--out", "sweep.csv"), "cannot write the chart sweep.csv/fwd-overhead.png"),
     ],
 )
