@@ -52,9 +52,8 @@ def outcome(comparison: Comparison) -> str:
     if code:
         return f"fails with exit code {code}: {_counted(comparison, comparison.fail_on)} ({asked})"
     others = _counted(comparison, [one for one in IN_DOUBT if one not in comparison.fail_on])
-    return (
-        f"passes: none is {_either(comparison.fail_on)} ({asked}){f', although there are {others}' if others else ''}"
-    )
+    doubts = f", although there {'is' if others.startswith('1 ') else 'are'} {others}" if others else ""
+    return f"passes: none is {_either(comparison.fail_on)} ({asked}){doubts}"
 
 
 def _counted(comparison: Comparison, verdicts: Iterable[str]) -> str:
@@ -245,8 +244,8 @@ def _time(compared_ms: float | None, side: Cell | None) -> str:
 
 
 def _percent(value: float) -> str:
-    """With two decimals, and three digits where it is beyond all measure."""
-    return f"{100 * value:+.2f}" if value < 10 else f"{100 * value:+.3g}"
+    """With two decimals, and without any where it is beyond all measure."""
+    return f"{100 * value:+.2f}" if value < 10 else f"{100 * value:+,.0f}"
 
 
 def share(value: float) -> str:

@@ -89,7 +89,7 @@ def test_what_passes_although_it_is_in_doubt_is_said(mtabench, pair):
     code, out, _ = mtabench("compare", "base.csv", "head.csv", "--fail-on", "slower")
     assert code == 0
     assert out.splitlines()[-1] == (
-        "passes: none is slower (--fail-on slower), although there are 1 broken, 1 gone, 1 unclear"
+        "passes: none is slower (--fail-on slower), although there is 1 broken, 1 gone, 1 unclear"
     )
 
 

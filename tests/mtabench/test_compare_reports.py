@@ -10,6 +10,8 @@ import pytest
 from command_line import make_runner
 from written_runs import case, rounds, write_pair, write_run
 
+from mtabench.comparing import comparison_reports
+
 
 @pytest.fixture
 def mtabench(monkeypatch, capsys, tmp_path):
@@ -34,6 +36,10 @@ def test_every_output_says_what_could_have_been_found(mtabench, pair):
         assert sentence in text
         assert text.count(most) == 2  # of its cell, and in the sentence
         assert text.count(least) >= 2
+
+
+def test_changes_beyond_all_measure_are_plain_numbers():
+    assert [comparison_reports._percent(value) for value in (0.1234, -0.5, 12.9)] == ["+12.34", "-50.00", "+1,290"]
 
 
 def test_times_that_did_not_settle_are_marked_in_every_output(mtabench, pair):
