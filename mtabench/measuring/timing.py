@@ -250,8 +250,7 @@ class _Lane:
             clock, throttled = self._sensor.read() if self._sensor else (None, None)
             if not throttled:
                 break
-        self._spent_s += time.perf_counter() - started
-        self._add_run_delay(waits)
+        self._add_run_delay(waits, time.perf_counter() - started)
         self.measurement.rounds.append(samples)
         if throttled is not None:
             self.measurement.throttled = bool(self.measurement.throttled) or throttled
@@ -274,11 +273,12 @@ class _Lane:
     def _run_delays_s(self) -> dict[str, float]:
         return run_delays_s() if self.measurement.timer == "cpu" else {}
 
-    def _add_run_delay(self, before_s: Mapping[str, float]) -> None:
-        """Count the longest wait for a core of the round that just ended."""
+    def _add_run_delay(self, before_s: Mapping[str, float], round_s: float) -> None:
+        """Count the round that just ended and its longest wait for a core, of which a part may lie before or after."""
+        self._spent_s += round_s
         waited_s = longest_wait_s(before_s, self._run_delays_s())
         if waited_s is not None and self._spent_s:
-            self._waited_s += waited_s
+            self._waited_s += min(waited_s, round_s)
             self.measurement.run_delay = self._waited_s / self._spent_s
 
     def close(self) -> None:

@@ -156,7 +156,7 @@ def test_run_delays_are_read_by_thread_and_the_longest_wait_counts(tmp_path, mon
 
 
 def test_the_run_delay_of_the_rounds_is_kept_as_a_share_of_their_time(monkeypatch):
-    now = {"s": 0.0, "waited": 0.0}
+    now = {"s": 0.0, "waited": 0.0, "each": 0.5}
     monkeypatch.setattr(timing, "_warm_up", lambda *args: (1e-6, 1e-6, None))
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now["s"])
     monkeypatch.setattr(timing, "run_delays_s", lambda: {"1": 0.0, "2": now["waited"]})
@@ -164,7 +164,7 @@ def test_the_run_delay_of_the_rounds_is_kept_as_a_share_of_their_time(monkeypatc
     def sampler(*args):
         def sample(count):
             now["s"] += 2.0
-            now["waited"] += 0.5
+            now["waited"] += now["each"]
             return [1.0] * count
 
         return sample
@@ -172,6 +172,9 @@ def test_the_run_delay_of_the_rounds_is_kept_as_a_share_of_their_time(monkeypatc
     monkeypatch.setattr(timing, "cpu_sampler", sampler)
     (found,) = measure({"cell": Timed(run=lambda _: None)}, "cpu", Settings(time_limit_s=100.0)).values()
     assert found.run_delay == pytest.approx(0.25)
+    now["each"] = 30.0  # a wait that began long before
+    (found,) = measure({"cell": Timed(run=lambda _: None)}, "cpu", Settings(time_limit_s=100.0)).values()
+    assert found.run_delay == 1.0
     assert Measurement("events", "cold").run_delay is None
 
 
