@@ -112,6 +112,7 @@ def test_prose_breaks_between_words_only():
     assert wrapped("one twenty-two-characters /a/path/that/is/longer/than/the/line", 24, "[1] ") == [
         "[1] one", "    twenty-two-characters", "    /a/path/that/is/longer/than/the/line",
     ]  # fmt: skip
+    assert wrapped("it is slower than it by 95 % of it", 26) == ["it is slower than it by", "95 % of it"]
 
 
 def test_sentences_stay_whole_in_a_log(monkeypatch, capsys):
