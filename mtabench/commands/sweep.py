@@ -28,6 +28,7 @@ from mtabench.results.writer import Writer, check_destination, to_resume
 from mtabench.sweeps.measurer import Measurer
 from mtabench.sweeps.model_plan import any_plan
 from mtabench.sweeps.plan import Options, Plan
+from mtabench.tables import print_prose
 
 
 def run(
@@ -57,7 +58,7 @@ def run(
         from mtabench.sweeps.advice import next_command
         from mtabench.sweeps.settings import make_settings
         from mtabench.sweeps.sweep import check_same_device, shapes
-        from mtabench.sweeps.table import auto_lines, check_any, print_plan, results_table, settled_lines
+        from mtabench.sweeps.table import auto_lines, check_any, print_plan, print_results, settled_lines
         from mtabench.sweeps.watching import Pace
 
         check_ceilings(path.with_name(FILE_NAME))
@@ -83,10 +84,10 @@ def run(
             with team.watcher(console, len(plan.cases), before, Pace(guesses)) as shown:
                 spent.since_start(START)
                 team.run(plan, writer, settings, shown, spent)
-    console.print(results_table(shown.rows, console.width))
+    print_results(console, shown.rows)
     unsettled = settled_lines(shown.rows, settings.max_rounds, settings.time_limit_s)
     for text in (*auto_lines(shown.rows), *rank_lines(shown.rows), *unsettled):
-        say(console, text)
+        print_prose(console, text)
     say(console, f"results: {named(path)}")
     if quiet:
         print(path, file=output)
@@ -96,7 +97,7 @@ def run(
         _check_times(shown.rows, path)
     with spent.on(CHARTS):
         charts = plot and _draw_at_end(console, path)
-    say(console, spent.line())
+    print_prose(console, spent.line())
     say(console, f"next: {next_command(shown.rows, path, charts)}, or {to_resume(path)} and more on its axes")
     return WRONG_RESULT * any_wrong
 

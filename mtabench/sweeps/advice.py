@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mtabench.registry import typed_as
+
 Row = Mapping[str, Any]
 
 
@@ -32,4 +34,5 @@ def next_command(rows: Sequence[Row], path: Path, charts: bool) -> str:
 
 
 def _names(rows: Sequence[Row]) -> str:
-    return ",".join(dict.fromkeys(str(row["impl"]) for row in rows))
+    """What --impl takes: of a function of a person's own, its file as well."""
+    return shlex.quote(",".join(dict.fromkeys(typed_as(str(row["impl"])) for row in rows)))

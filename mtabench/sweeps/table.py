@@ -20,7 +20,7 @@ from mtabench.results.results_file import text_of
 from mtabench.results.splits import Choice, choices
 from mtabench.sweeps.estimate import shown
 from mtabench.sweeps.plan import Plan
-from mtabench.tables import Column, width_of
+from mtabench.tables import Column, numbered, print_prose, width_of
 
 STYLES = {"ok": "green", "wrong": "bold red", "error": "red", "oom": "yellow", "invalid": "yellow"}
 ALWAYS = ("seq", "impl")
@@ -40,7 +40,7 @@ def print_plan(
     width = max(map(len, plan.axes))
     console.print(f"{plan.pass_} sweep", style="bold")
     for name, values in plan.axes.items():
-        console.print(f"  {name:<{width}}  {values}", highlight=False, soft_wrap=True, markup=False)
+        print_prose(console, values, f"  {name:<{width}}  ")
     cells = f"{len(plan.cases)}"
     if pending < len(plan.cases):
         cells += f", of which {len(plan.cases) - pending} are in the file already"
@@ -48,7 +48,7 @@ def print_plan(
         cells += f", {'of which ' if pending == len(plan.cases) else ''}{len(against)} cannot run here"
     console.print(f"  {'cells':<{width}}  {cells}, about {shown(seconds)} (a guess)", highlight=False)
     for note in (*plan.notes, *(reason_lines(against) if reasons else ())):
-        console.print(f"  {note}", soft_wrap=True, markup=False, highlight=False)
+        print_prose(console, note, "  ")
 
 
 def check_any(cases: Sequence[Case], against: Mapping[Case, str]) -> None:
@@ -68,29 +68,36 @@ def reason_lines(against: Mapping[Case, str]) -> list[str]:
     return lines
 
 
-def results_table(rows: Sequence[Row], width: int, limit: int | None = None) -> Table:
-    """The rows of a sweep as a table for a terminal of `width`; what it has no room for is named below.
+def print_results(console: Console, rows: Sequence[Row]) -> None:
+    """Print the rows of a sweep as a table; below it what it has no room for, and each reason once."""
+    reasons = numbered(text_of(row.get("reason")) for row in rows)
+    marks = [reasons.get(text_of(row.get("reason")), "") for row in rows]
+    table, left_out = _table(rows, _columns(rows, len(rows)), marks, console.width)
+    console.print(table)
+    if left_out:
+        print_prose(console, f"left out for {console.width} columns: {', '.join(left_out)}")
+    for reason, mark in reasons.items():
+        print_prose(console, reason, f"{mark} ")
 
-    `limit` shows the last so many, each on one line, without its reason.
-    """
-    columns = _columns(rows, limit or len(rows))
-    rows = rows[-limit if limit else None :]
-    statuses = Column("status", [row["status"] for row in rows])
+
+def results_table(rows: Sequence[Row], width: int, limit: int) -> Table:
+    """The last `limit` rows of a sweep as a table for a terminal of `width`, each on one line without its reason."""
+    shown = rows[-limit:]
+    return _table(shown, _columns(rows, limit), [""] * len(shown), width)[0]
+
+
+def _table(rows: Sequence[Row], columns: Sequence[Column], marks: Sequence[str], width: int) -> tuple[Table, list[str]]:
+    """The table, with a mark behind each status, and the names of the columns that it has no room for."""
+    statuses = Column("status", [f"{row['status']} {mark}".rstrip() for row, mark in zip(rows, marks, strict=True)])
     columns, left_out = leave_out(columns, lambda kept: width_of([*kept, statuses]) <= width)
-    names = ", ".join(column.name for column in left_out)
-    told = f"left out for {width} columns: {names}" if left_out and not limit else None
-    table = Table(box=None, pad_edge=False, header_style="bold", caption=told, caption_justify="left", caption_style="")
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column.heading, justify=column.justify, no_wrap=True)
-    table.add_column("status", overflow="fold", min_width=statuses.width)
-    for i, row in enumerate(rows):
-        status = Text(row["status"], style=STYLES.get(row["status"], ""))
-        reason = "" if limit else text_of(row.get("reason"))
-        table.add_row(
-            *(escape(str(column.texts[i])) for column in columns),
-            status.append(f": {reason}", style="") if reason else status,
-        )
-    return table
+    table.add_column("status", no_wrap=True)
+    for i, (row, mark) in enumerate(zip(rows, marks, strict=True)):
+        status = Text(row["status"], style=STYLES.get(row["status"], "")).append(f" {mark}" if mark else "", style="")
+        table.add_row(*(escape(str(column.texts[i])) for column in columns), status)
+    return table, [column.name for column in left_out]
 
 
 def _columns(rows: Sequence[Row], count: int) -> list[Column]:

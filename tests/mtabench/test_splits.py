@@ -100,7 +100,7 @@ def test_rows_of_a_file_say_the_same(tmp_path):
 
 def test_splits_are_shown_where_they_vary():
     def column(rows):
-        table = results_table(rows, PIPE_WIDTH)
+        table = results_table(rows, PIPE_WIDTH, len(rows))
         return next((list(c.cells) for c in table.columns if c.header == "splits"), None)
 
     eager = row(None, 1.0, impl="eager")

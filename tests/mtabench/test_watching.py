@@ -129,6 +129,12 @@ def test_the_next_command_fits_what_was_measured(monkeypatch, rows, charts, expe
     assert next_command(rows, Path("a b.csv"), charts) == expected
 
 
+def test_the_next_command_names_the_file_of_a_function_of_ones_own(monkeypatch):
+    monkeypatch.setattr(advice, "typed_as", lambda name: f"./my files/{name.replace(':', '.py:')}")
+    command = next_command([row("wrong") | {"impl": "mine:f"}], Path("a.csv"), True)
+    assert command == "mtabench verify --impl './my files/mine.py:f'"
+
+
 def test_no_report_is_suggested_without_its_package(monkeypatch):
     monkeypatch.setattr(advice, "find_spec", lambda name: None)
     assert next_command([row(), row(seq=128)], Path("a.csv"), True) == "mtabench show a.csv"
