@@ -55,6 +55,12 @@ def resolve_device(name: str) -> str:
     raise UsageError(f"--device cuda cannot be had, since {why} on this machine; try --device cpu")
 
 
+def let_triton_interpret(device: str) -> None:
+    """On a CPU, let Triton's interpreter run its kernels, those of a file as well; Triton asks as they are imported."""
+    if device == "cpu":
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
 def check_device_name(name: str) -> None:
     """Raise UsageError for what --device does not take."""
     if name not in ("auto", "cuda", "cpu"):

@@ -5,7 +5,6 @@ On a machine without a GPU the Triton kernels run in Triton's interpreter, on sm
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
@@ -21,6 +20,7 @@ from mtabench.checking.judge import Judge, results_of
 from mtabench.checking.oracle import Bound, Check, Oracle, is_average, outside_values, tolerance_floor
 from mtabench.checking.sample import CONVOLUTIONS
 from mtabench.checking.views import expanded, tokens_first
+from mtabench.environment import let_triton_interpret
 from mtabench.errors import UnsupportedError
 from mtabench.measuring.failures import WrongResultError
 from mtabench.problem.case import Case
@@ -135,9 +135,7 @@ def run_checks(
     `seed` draws the inputs, and what is checked of long results. An implementation that cannot run there yields one row
     "not checked" with the reason. What raises is wrong.
     """
-    if device == "cpu":
-        # Read when the kernels are imported, so it must stand here before the first call.
-        os.environ.setdefault("TRITON_INTERPRET", "1")
+    let_triton_interpret(device)
     for name in names() if implementations is None else implementations:
         for implementation in (entry for entry in every(name) if not entry.of_models):
             yield from _of_implementation(implementation, device, seed, dtypes)

@@ -83,4 +83,6 @@ def crew_watcher(
     console: Console, total: int, before: list[Row], pace: Pace | None = None
 ) -> CrewPlainWatcher | CrewLiveWatcher:  # fmt: skip
     """The watcher that suits where the output goes; `before` are rows that the file already has."""
-    return (CrewLiveWatcher if console.is_terminal else CrewPlainWatcher)(console, total, before, pace)
+    if console.is_terminal:
+        return CrewLiveWatcher(console, total, before, pace)
+    return CrewPlainWatcher(console, total, before)

@@ -28,17 +28,16 @@ def run(device: str, measure: bool, out: Path | None, anew: bool, as_json: bool)
     console = Console()
     found = remembered(f"env-{device}", lambda: _seen(device), anew or measure)
     device, environment = found["device"], describe(found["device"], found["gpu"])
-    if as_json:
-        if measure:
-            keep_ceilings(path, environment, {dtype: measure_ceilings(device, dtype) for dtype in DTYPES})
-        print_json("env", _data(device, environment, found["tuned"], path))
-        return 0
-    for name, value in environment.items():
-        say(console, f"{name:<10} {'-' if value in ('', None) else text_of(value)}")
-    for text in found["tuned"]:
-        say(console, f"{'tuned':<10} {text}")
+    if not as_json:
+        for name, value in environment.items():
+            say(console, f"{name:<10} {'-' if value in ('', None) else text_of(value)}")
+        for text in found["tuned"]:
+            say(console, f"{'tuned':<10} {text}")
     if measure:
         keep_ceilings(path, environment, {dtype: measure_ceilings(device, dtype) for dtype in DTYPES})
+    if as_json:
+        print_json("env", _data(device, environment, found["tuned"], path))
+        return 0
     for dtype, ceilings in read_ceilings(path, environment).items():
         unit, factor = flop_unit([ceilings.matmul_tflops])
         copy, matmul = f"{ceilings.copy_gbytes_s:.4g} GB/s copy", f"{factor * ceilings.matmul_tflops:.4g} {unit} matmul"

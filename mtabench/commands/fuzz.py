@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mtabench.commands import WRONG_RESULT
-from mtabench.environment import describe, resolve_device
+from mtabench.environment import describe, let_triton_interpret, resolve_device
 from mtabench.errors import NothingCheckedError, UsageError
 from mtabench.fuzzing.draws import OPERATIONS, Target, draw
 from mtabench.fuzzing.totals import Totals, check_totals_file
@@ -32,8 +31,7 @@ def run(
     """
     _check(seconds, seed, case, jobs, out)
     where = resolve_device(device)
-    if where == "cpu":
-        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are imported
+    let_triton_interpret(where)
     targets = _targets(op, impl, where)
     if case is not None:
         return WRONG_RESULT * _one(seed or 0, case, targets, where)

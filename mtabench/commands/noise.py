@@ -21,7 +21,7 @@ from mtabench.console import Outlasting, make_console, say
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.measuring.settled import meaning, unsettled
 from mtabench.results.cell_names import told_apart
-from mtabench.results.outputs import check_folder, named
+from mtabench.results.outputs import check_folder, named, write_text
 from mtabench.results.results_file import KEY_COLUMNS, key_of_cell
 from mtabench.results.runs import Run, read_run
 from mtabench.results.writer import csv_text
@@ -177,6 +177,6 @@ def _sentences(found: Noise, pairs: int, threshold: float) -> list[str]:
 def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     lines = [[row[name] for name in COLUMNS] for row in rows]
     try:
-        path.write_text(csv_text([COLUMNS, *lines]), encoding="utf-8")
-    except OSError as error:
-        raise MtabenchError(f"cannot write {path}: {error.strerror}; the processes' results are kept") from error
+        write_text(path, csv_text([COLUMNS, *lines]))
+    except UsageError as error:
+        raise MtabenchError(f"{error}; the processes' results are kept") from error

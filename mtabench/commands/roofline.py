@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.profiling.tables import COUNTERS_FILE, read_memory_bytes
 from mtabench.results.outputs import check_outputs, named, write_text
-from mtabench.results.results_file import KEY_COLUMNS, Key, key_of, samples_paths
+from mtabench.results.results_file import KEY_COLUMNS, Key, key_of, of_gpu, samples_paths
 from mtabench.results.writer import csv_text
 from mtabench.tables import Column, fitted, lines, print_lines, print_prose
 
@@ -53,7 +53,9 @@ def run(csv_paths: Sequence[Path], profiles: Sequence[Path], out: Path | None, o
         records: list[Any] = timed.to_dict("records")
         rows = [
             Placed(case, str(device), rates, standing(case, median_ms, *rates, counted.get(key_of(case))))
-            for case, median_ms in ((Case.of_row(row, _device(row)), row["median_ms"]) for row in records)
+            for case, median_ms in (
+                (Case.of_row(row, "cuda" if of_gpu(row) else "cpu"), row["median_ms"]) for row in records
+            )
             if (rates := _rates(found, case))
         ]
         groups.append((f"{device}, {', '.join([str(dtype), *_shared(rows)])}: {note}", rows))
@@ -122,11 +124,6 @@ def _ceilings(cells: Any, device: str) -> tuple[Ceilings, str]:
             notes.append(f"{' and '.join(taken)} taken from mtabench.model.devices")
     placed = found.matmul_tflops and any(found.memory(pass_).gbytes_s for pass_ in passes)
     return found, "; ".join(notes) + ("" if placed else ": not placed")
-
-
-def _device(row: Mapping[str, Any]) -> str:
-    """What was measured on a GPU has a driver."""
-    return "cuda" if row["driver"] or row["cuda"] else "cpu"
 
 
 def _columns(rows: Sequence[Placed]) -> list[Column]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -12,7 +11,7 @@ from rich.text import Text
 from mtabench.checking.verify import DTYPES_CHECKED, CheckRow, run_checks
 from mtabench.commands import WRONG_RESULT
 from mtabench.console import say
-from mtabench.environment import resolve_device
+from mtabench.environment import let_triton_interpret, resolve_device
 from mtabench.errors import NothingCheckedError, UsageError
 from mtabench.json_output import print_json
 from mtabench.problem import axes
@@ -30,8 +29,7 @@ def run(impl: str | None, device: str, seed: int | None, dtype: str | None, as_j
     """
     seed = check_seed(seed)
     console, where = Console(), resolve_device(device)
-    if where == "cpu":
-        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are imported, those of a file as well
+    let_triton_interpret(where)
     entries = chosen(names() if impl is None else axes.parse_names(impl, "--impl"))
     wanted = list(dict.fromkeys(entry.name for entry in entries))
     dtypes = None if dtype is None else axes.parse_dtypes(dtype)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mtabench.results.columns import AXES
+from mtabench.results.results_file import of_gpu
 from mtabench.results.where import value_of
 
 Row = Mapping[str, str]
@@ -63,8 +64,8 @@ def _records(row: Row) -> Iterator[dict[str, Any]]:
 
 
 def _runner(row: Row) -> dict[str, Any]:
-    """The machine: what was measured on a GPU has a driver."""
+    """The machine."""
     extra = {name: row[name] for name in ("driver", "cuda", "worker") if row[name]}
-    if not row["driver"] and not row["cuda"]:
+    if not of_gpu(row):
         return {"cpu_info": row["device"], "extra_info": extra}
     return {"gpu_info": row["device"], "gpu_count": int(row["ranks"] or 1), "extra_info": extra}

@@ -180,13 +180,19 @@ def _told(loaded: Loaded, function: Callable[..., Any], *tensors: Any, **options
         raise
 
 
+@functools.cache
+def _tensor() -> type[Tensor]:
+    """Torch's, imported once: what looks at a result runs within every call that is timed."""
+    from torch import Tensor
+
+    return Tensor
+
+
 def _only(loaded: Loaded, result: Any, saves: bool = False) -> Tensor:
     """The output, without what is saved for a backward of its own; raises TypeError for anything else."""
-    import torch
-
-    if isinstance(result, torch.Tensor):
+    if isinstance(result, _tensor()):
         return result
-    if saves and isinstance(result, Sequence) and result and isinstance(result[0], torch.Tensor):
+    if saves and isinstance(result, Sequence) and result and isinstance(result[0], _tensor()):
         return result[0]
     more = "" if saves else "; only a function with a `backward` may return more than it"
     raise TypeError(f"{loaded.name} returns {_kind(result)}; expected the output, a tensor{more}")

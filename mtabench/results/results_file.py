@@ -70,6 +70,11 @@ def text_of(value: object) -> str:
     return printable(" ".join(str(value).split()))
 
 
+def of_gpu(row: Mapping[str, Any]) -> bool:
+    """Whether a row was measured on a GPU: its machine has a driver, or CUDA."""
+    return bool(row.get("driver") or row.get("cuda"))
+
+
 def key_of(case: Case) -> Key:
     """The texts of KEY_COLUMNS for a cell: what tells whether a file already has it."""
     columns = case.columns

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mtabench.registry import typed_as
+from mtabench.results.results_file import of_gpu
 
 Row = Mapping[str, Any]
 
@@ -21,7 +22,7 @@ def next_command(rows: Sequence[Row], path: Path, charts: bool) -> str:
     of = {status: [row for row in rows if row["status"] == status] for status in ("wrong", "oom", "ok")}
     if of["wrong"]:
         return f"mtabench verify --impl {_names(of['wrong'])}"
-    if of["oom"] and all(row.get("driver") for row in of["oom"]):  # of a GPU
+    if of["oom"] and all(map(of_gpu, of["oom"])):
         return f"mtabench memory --pass {of['oom'][0]['pass']} --impl {_names(of['oom'])}"
     file = shlex.quote(str(path))
     if not charts:

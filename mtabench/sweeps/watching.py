@@ -89,7 +89,7 @@ class _Redrawing:
 class PlainWatcher(AbstractContextManager):
     """Shows a sweep as plain lines, for a pipe or a log."""
 
-    def __init__(self, console: Console, total: int, before: Sequence[Row], pace: Pace | None = None) -> None:
+    def __init__(self, console: Console, total: int, before: Sequence[Row]) -> None:
         self.rows: list[Row] = list(before)
         self._console = console
         self._total = total
@@ -167,4 +167,4 @@ def watcher(
     console: Console, total: int, before: Sequence[Row], pace: Pace | None = None
 ) -> PlainWatcher | LiveWatcher:  # fmt: skip
     """The watcher that suits where the output goes; `before` are rows that the file already has."""
-    return (LiveWatcher if console.is_terminal else PlainWatcher)(console, total, before, pace)
+    return LiveWatcher(console, total, before, pace) if console.is_terminal else PlainWatcher(console, total, before)

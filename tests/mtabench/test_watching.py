@@ -117,7 +117,7 @@ def row(status="ok", impl="eager", seq=64, **changes):
     [
         ([row("wrong", "triton"), row("wrong", "hopper"), row()], True, "mtabench verify --impl triton,hopper"),
         ([row("oom", "eager"), row(impl="triton")], True, "mtabench memory --pass fwd --impl eager"),
-        ([row("oom", driver=""), row(), row(seq=128)], False, "mtabench plot 'a b.csv'"),
+        ([row("oom", driver="", cuda=""), row(), row(seq=128)], False, "mtabench plot 'a b.csv'"),
         ([row(), row(seq=128)], False, "mtabench plot 'a b.csv'"),
         ([row(), row(seq=128)], True, "mtabench report 'a b.csv'"),
         ([row(fraction_of_roofline=0.5)], True, "mtabench roofline 'a b.csv'"),
