@@ -55,7 +55,7 @@ def test_compiles_without_spills_and_with_products_in_flight(constants: ForwardC
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
 @pytest.mark.parametrize("constants", [ForwardConstants, BackwardConstants], ids=["forward", "backward"])
 def test_compiles_for_every_head_dim(constants: type, dtype: torch.dtype) -> None:
-    for head_dim in range(8, 264, 8):
+    for head_dim in range(8, 264, 8 if dtype is BF16 else 56):  # what differs by type does at any head dim
         if shape_unsupported(dtype, head_dim, 1, 1, backward=constants is BackwardConstants) is None:
             of_head_dim = constants(dtype, head_dim, Convolution(1, 1, 0), causal=False, spans=False)
             # To PTX: what the assembler may refuse, it refuses in other tests.

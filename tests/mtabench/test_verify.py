@@ -3,6 +3,7 @@
 import planted_cells
 import pytest
 import torch
+from mta_inputs import small_chunks
 
 from mta_kernels.conv_attention import conv_attention_reference
 from mtabench import registry
@@ -10,6 +11,12 @@ from mtabench.checking import verify
 from mtabench.checking.verify import CheckedShape, run_checks
 
 LONG = (CheckedShape(2, 1, 1, 41, 16, 2, 2),)
+MTA = (
+    CheckedShape(1, 4, 2, 29, 16, 4, 3, convolved=False, mix="heads"),
+    CheckedShape(1, 2, 1, 29, 16, 4, 3, mix="heads+none", post_conv=(3, 5)),
+    CheckedShape(2, 4, 2, 11, 16, 3, 3, causal=False, mix="none+2", post_conv=(2, 2)),
+)
+MTA_LONG = (CheckedShape(1, 2, 1, 41, 16, 3, 2, mix="heads", post_conv=(2, 3)),)  # beyond a chunk of `small_chunks`
 SHAPES = {"cpu": (CheckedShape(1, 4, 2, 17, 16, 4, 3), CheckedShape(2, 1, 1, 5, 16, 2, 2, causal=False))}
 
 
@@ -17,6 +24,9 @@ SHAPES = {"cpu": (CheckedShape(1, 4, 2, 17, 16, 4, 3), CheckedShape(2, 1, 1, 5, 
 def small(monkeypatch):
     monkeypatch.setattr(verify, "SHAPES", SHAPES)
     monkeypatch.setattr(verify, "LONG_SHAPES", {"cpu": LONG, "interpreter": LONG})
+    for name, shapes in (("MTA_SHAPES", MTA), ("MTA_LONG_SHAPES", MTA_LONG)):
+        monkeypatch.setitem(getattr(verify, name), "interpreter", shapes)
+    small_chunks(monkeypatch)
     monkeypatch.setattr(verify, "DTYPES_CHECKED", {"cpu": ("fp32",)})
     monkeypatch.setenv("TRITON_INTERPRET", "1")
 
