@@ -59,8 +59,8 @@ class Rates:
 
 def find_device(name: str) -> Device:
     """The device of this name, as typed ("h200") or as CUDA calls it; raises UsageError unless there is just one."""
-    wanted = name.lower().split()
-    found = [device for device in DEVICES if wanted and all(word in device.name.lower() for word in wanted)]
+    wanted = _words(name)  # whole words: an A10 is no A100
+    found = [device for device in DEVICES if wanted and wanted <= _words(device.name)]
     if len(found) == 1:
         return found[0]
     if found:
@@ -70,6 +70,10 @@ def find_device(name: str) -> Device:
     near = difflib.get_close_matches(name.lower(), short, n=1)
     hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(short)}"
     raise UsageError(f"the limits of a device called {name!r} are not known; {hint}")
+
+
+def _words(name: str) -> set[str]:
+    return set(name.lower().replace("-", " ").split())
 
 
 def known_device(name: str) -> Device | None:

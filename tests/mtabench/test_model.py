@@ -253,8 +253,13 @@ def test_devices_are_found_by_their_names_and_by_short_ones():
     assert find_device("a100").capability == (8, 0)
     with pytest.raises(UsageError, match=r"'h300' are not known; did you mean h200"):
         find_device("h300")
-    with pytest.raises(UsageError, match="'h' could be NVIDIA H100 80GB HBM3 or NVIDIA H200; give more of its name"):
-        find_device("h")
+    with pytest.raises(
+        UsageError, match="'80gb' could be NVIDIA A100-SXM4-80GB or NVIDIA H100 80GB HBM3; give more of"
+    ):
+        find_device("80gb")
+    for other in ("NVIDIA A10", "NVIDIA H20", "h"):  # the beginning of a name is another name
+        with pytest.raises(UsageError, match="are not known"):
+            find_device(other)
     with pytest.raises(UsageError, match="expected one of a100, h100, h200, b200"):
         find_device("")
 
