@@ -9,7 +9,7 @@ from mtabench.pages.page import GENERATOR
 from mtabench.report.data import read_report
 from mtabench.report.markdown import MARK, markdown
 from mtabench.report.page import html_page
-from mtabench.results.outputs import check_outputs, write_text
+from mtabench.results.outputs import check_outputs, named, write_text
 from mtabench.results.results_file import samples_paths
 
 
@@ -28,7 +28,7 @@ def run(csv: Path, out: Path | None, markdown_out: Path | None, overwrite: bool)
     marks = {"--out": GENERATOR, "--markdown": MARK}
     check_outputs({"--out": page, "--markdown": text}, (csv, *samples_paths(csv)), overwrite, marks)
     report = read_report(csv)
-    for path, content in {page: html_page(report), text: markdown(report)}.items():
+    for path, content, suffix in ((page, html_page(report), ".html"), (text, markdown(report), ".md")):
         write_text(path, content)
-        print(f"report: {path}")
+        print(f"report: {named(path, suffix)}")
     return 0

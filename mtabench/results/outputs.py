@@ -15,9 +15,12 @@ from mtabench.results.lock import FileLock
 MARK_BYTES = 2000  # at the head of a file, where a report says that it is one
 
 
+KINDS = {".csv": "a CSV file", ".html": "an HTML page", ".md": "Markdown"}
+
+
 def named(path: Path, suffix: str = ".csv") -> str:
     """The path for a person, with what the file is if its name ends as one of another kind."""
-    return str(path) if path.suffix.lower() in ("", suffix) else f"{path} (a {suffix[1:].upper()} file)"
+    return str(path) if path.suffix.lower() in ("", suffix) else f"{path} ({KINDS[suffix]})"
 
 
 def check_outputs(

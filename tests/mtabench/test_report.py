@@ -57,6 +57,13 @@ def test_page_and_markdown_are_written_beside_the_file(run, tmp_path):
     assert "# a on some, device" in (tmp_path / "a-report.md").read_text()
 
 
+def test_a_name_of_another_kind_is_said_with_what_is_written(run, tmp_path):
+    path = measured(tmp_path / "a.csv")
+    _, out, _ = run(path, "--out", tmp_path / "b.json", "--markdown", tmp_path / "c.txt")
+    assert out.splitlines() == [f"report: {tmp_path}/b.json (an HTML page)", f"report: {tmp_path}/c.txt (Markdown)"]
+    assert (tmp_path / "b.json").read_text().startswith("<!doctype html>")
+
+
 def test_a_report_is_replaced_and_another_file_is_not(run, tmp_path):
     path = measured(tmp_path / "a.csv")
     mine = tmp_path / "a-report.md"
