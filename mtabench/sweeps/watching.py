@@ -52,7 +52,11 @@ class Pace:
         done, prior = self._total - rest, PRIOR * self._total
         pace = (self._ended_at + prior) / (done + prior)
         keys, seconds = self._shape[next(iter(self._seconds))]
-        open_s = min(0.95 * seconds * len(keys & self._seconds.keys()) / len(keys), (elapsed - self._ended_at) / pace)
+        guess = seconds * len(keys & self._seconds.keys()) / len(keys)  # of the shape under way
+        open_s = (elapsed - self._ended_at) / pace
+        if open_s > guess / 2:  # ever slower from here on: it never stands still, nor gets beyond the guess
+            open_s = guess - guess * guess / 4 / open_s
+        pace = max(pace, (elapsed + prior) / (done + guess + prior))  # the shape takes longer than that
         return (done + open_s) / self._total, pace * (rest - open_s)
 
 
@@ -141,7 +145,7 @@ class LiveWatcher(AbstractContextManager):
         """The bar, how many cells ended, the time since the start and the time left."""
         elapsed = time.monotonic() - self._started
         share, left = self._pace.at(elapsed)
-        text = f"{len(self.rows)} of {self._total} cells, {shown(elapsed)}"
+        text = f"{len(self.rows)} of {self._total} cells, {_clock(elapsed)}"
         text += f", about {shown(left)} left" if left else ""
         grid = Table.grid(padding=(0, 1))
         grid.add_row(ProgressBar(total=1.0, completed=share, width=BAR_COLUMNS), Text(text, no_wrap=True))
@@ -161,6 +165,12 @@ class LiveWatcher(AbstractContextManager):
         if self._redrawing is not None:
             self._redrawing.end()
         self._live.stop()
+
+
+def _clock(seconds: float) -> str:
+    """A time that runs, to the second."""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes}:{seconds:02d}" if minutes else f"{seconds} s"
 
 
 def watcher(

@@ -34,16 +34,32 @@ def test_the_pace_is_the_guess_until_something_ended_and_then_that_of_what_did()
     pace = Pace([(KEYS[:2], 40.0), (KEYS[2:], 60.0)])
     assert pace.at(0.0) == (0.0, pytest.approx(100.0))
     assert pace.at(10.0) == (pytest.approx(0.1), pytest.approx(90.0))
-    assert pace.at(1000.0) == (pytest.approx(0.38), pytest.approx(62.0))  # the first shape alone is under way
+    assert pace.at(20.0) == (pytest.approx(0.2), pytest.approx(80.0))
     for key in KEYS[:2]:
         pace.ended(key, 80.0)
     pace.ended(key_of(case(512)), 500.0)  # it could not run
     share, left = pace.at(80.0)
     assert share == pytest.approx(0.4)
     assert left == pytest.approx(60.0 * (80 + 10) / (40 + 10))
-    assert pace.at(90.0)[1] == pytest.approx(left - 10)
+    assert pace.at(100.0)[1] == pytest.approx(left - 20)
     pace.ended(KEYS[2], 200.0)
     assert pace.at(200.0) == (1.0, 0.0)
+
+
+def test_what_takes_longer_than_guessed_still_moves_and_delays_the_rest():
+    pace = Pace([(KEYS[:2], 40.0), (KEYS[2:], 60.0)])
+    shares, left = zip(*map(pace.at, (20.0, 40.0, 80.0, 160.0, 1000.0, 2000.0)), strict=True)
+    assert shares[:3] == pytest.approx((0.2, 0.3, 0.35))
+    assert list(shares) == sorted(set(shares))
+    assert shares[-1] < 0.4  # the first shape alone is under way
+    assert left[1] == pytest.approx(70.0)  # as long as the guess may hold
+    assert left[2] == pytest.approx(65.0 * (80 + 10) / (40 + 10))
+    assert left[-1] > 1000
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1:00"), (3725, "62:05")])
+def test_the_time_since_the_start_is_to_the_second(seconds, text):
+    assert watching._clock(seconds) == text
 
 
 def test_the_pace_of_nothing_to_do_is_done():
@@ -82,9 +98,9 @@ def test_the_bar_has_the_time_that_is_left_and_fits(live):
     shown, paper = live
     shown.doing("seq 64, eager: verifying")
     text = paper.getvalue()
-    assert "0 of 3 cells, 1 s, about 90 s left" in text or "about 2 min left" in text
+    assert "0 of 3 cells, 0 s, about 90 s left" in text or "about 2 min left" in text
     shown.ended(timed_row(case(64), FACTS, Measurement("cpu", "warm", rounds(1.0)), 1e-6, None))
-    assert re.search(r"1 of 3 cells, 1 s, about \d+ s left", paper.getvalue())
+    assert re.search(r"1 of 3 cells, \d s, about \d+ s left", paper.getvalue())
     plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", paper.getvalue())
     assert max(len(line) for line in re.split(r"[\r\n]+", plain)) <= 80
 
