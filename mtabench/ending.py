@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.escaping import in_log, printable
+from mtabench.prose import wrapped
 
 # What a path may be that no check of an option foresaw: in a folder that this user may not enter, or too long.
 UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG)
@@ -102,5 +104,8 @@ def _with_hint(message: str, error: Exception) -> str:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(in_log(printable(f"mtabench: {' '.join(message.split())}")), file=sys.stderr)
+    said = printable(f"mtabench: {' '.join(message.split())}")
+    if sys.stderr is not None and sys.stderr.isatty():
+        said = "\n".join(wrapped(said, shutil.get_terminal_size().columns))
+    print(in_log(said), file=sys.stderr)
     sys.exit(code)

@@ -5,7 +5,6 @@ What does not fit is left out by rank and named, stands above the rows that shar
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple
@@ -16,9 +15,9 @@ from rich.text import Text
 
 from mtabench.console import has_width, leave_out
 from mtabench.escaping import in_log, printable
+from mtabench.prose import wrapped
 
 GAP = "  "
-LEAST_WIDTH = 20  # of prose: below, words would stand alone
 
 Cell = str | Text
 
@@ -119,14 +118,6 @@ def print_lines(console: Console, texts: Iterable[Text]) -> None:
     """Print lines as they are."""
     for text in texts:
         console.print(text, soft_wrap=True, highlight=False)
-
-
-def wrapped(text: str, width: int, mark: str = "") -> list[str]:
-    """Prose in lines that break between words, after `mark` and then as far to the right; 5 % stays together."""
-    joined, room = text.replace(" %", "\N{NO-BREAK SPACE}%"), max(LEAST_WIDTH, width - len(mark))
-    found = textwrap.wrap(joined, room, break_on_hyphens=False, break_long_words=False)
-    marks = [mark, *[" " * len(mark)] * len(found)]
-    return [lead + line.replace("\N{NO-BREAK SPACE}%", " %") for lead, line in zip(marks, found, strict=False)]
 
 
 def print_prose(console: Console, text: str, mark: str = "", style: str = "") -> None:

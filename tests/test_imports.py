@@ -42,7 +42,7 @@ LIGHT_KERNELS = {
 }  # of the kernels, what every module may know
 # From the lowest: a module imports its own package, and packages and files of the lines above it here.
 LAYERS = (
-    "errors escaping palette processes",
+    "errors escaping palette processes prose",
     "ending remembered",
     "console environment json_output pages problem",
     "tables",

@@ -32,6 +32,7 @@ from mtabench.comparing.sweep_words import SweepWords, announce
 from mtabench.console import Outlasting, make_console, say
 from mtabench.errors import UsageError
 from mtabench.results.outputs import check_folder
+from mtabench.tables import print_prose
 
 USUAL_NOISE = 0.005  # of a pair, as results/nvidia-h200/noise.csv has it, in three cells of four
 FINE_ENOUGH = 2  # times the threshold: what pairs should find, since a change as small as it is missed half the time
@@ -67,9 +68,9 @@ def run(
     looks = LOOKS if rerun_unclear else 1
     few = few_pairs(pairs, len(plan.cases), asked.threshold, LEVEL / looks)
     if few:
-        say(console, f"  {few}")
+        print_prose(console, few, "  ")
     if sweep.dry_run:
-        say(console, f"dry run: nothing was measured; the results would go to {folder}")
+        print_prose(console, f"dry run: nothing was measured; the results would go to {folder}")
         return 0
     processes = process_folder(folder / "processes")
     with refusal_reported(asked), _nothing_left_of_wrong_usage(folder), folders_of(checkout, revisions) as folders:
@@ -86,7 +87,7 @@ def run(
                 files += measure_again(sides, cells, plan.device, how, pairs, processes, rerun)
                 found = compare_pairs(files, folder, asked, looks)
     code = report(found, asked)
-    say(console, f"results: {folder / 'base.csv'} and {folder / 'head.csv'}")
+    print_prose(console, f"results: {folder / 'base.csv'} and {folder / 'head.csv'}")
     output.tell(f"the results are in {folder}")
     return code
 

@@ -60,7 +60,7 @@ def run(sweep: SweepWords, pairs: int, threshold: str, out: Path | None, resume:
     console = make_console(output)
     announce(console, plan, pairs)
     if sweep.dry_run:
-        say(console, f"dry run: nothing was measured; the results would go to {named(path)}")
+        print_prose(console, f"dry run: nothing was measured; the results would go to {named(path)}")
         return 0
     process_folder(processes, resume)
     code = Path(mtabench.__file__).parents[1]

@@ -73,10 +73,17 @@ def run(
         pending = [case for case in plan.cases if key_of(case) not in already]
         against = team.against(pending)
         runnable = [case for case in pending if case not in against]
-        print_plan(console, plan, len(pending), against, team.seconds(runnable, settings), reasons=dry_run)
+        print_plan(
+            console,
+            plan,
+            len(pending),
+            against,
+            team.seconds(runnable, settings),
+            dry_run and len(against) < len(plan.cases),
+        )
         check_any(plan.cases, against)
         if dry_run:
-            say(console, f"dry run: nothing was measured; the results would go to {named(path)}")
+            print_prose(console, f"dry run: nothing was measured; the results would go to {named(path)}")
             return 0
         with Writer(path, resume=resume, command=shlex.join(["mtabench", *sys.argv[1:]]), again=bare) as writer:
             before = [writer.done[key] for key in map(key_of, plan.cases) if key in writer.done]
@@ -98,7 +105,7 @@ def run(
     with spent.on(CHARTS):
         charts = plot and _draw_at_end(console, path)
     print_prose(console, spent.line())
-    say(console, f"next: {next_command(shown.rows, path, charts)}, or {to_resume(path)} and more on its axes")
+    say(console, f"next: {next_command(shown.rows, path, charts)}\n  or: {to_resume(path)} and more on its axes")
     return WRONG_RESULT * any_wrong
 
 

@@ -10,16 +10,19 @@ from rich.text import Text
 
 from mtabench.checking.verify import DTYPES_CHECKED, CheckRow, run_checks
 from mtabench.commands import WRONG_RESULT
-from mtabench.console import say
+from mtabench.console import has_width, say
 from mtabench.environment import let_triton_interpret, resolve_device
 from mtabench.errors import NothingCheckedError, UsageError
 from mtabench.json_output import print_json
 from mtabench.problem import axes
 from mtabench.registry import chosen, names
 from mtabench.sweeps.measuring_options import check_seed
+from mtabench.tables import print_prose
 
 NOTHING = "nothing was checked: no implementation that was asked for can run here"
 CHECK_LINE = "{:<17} {:<24} {:<32} {:>8} {:>8}  {}"
+NARROW_LINE = "  {:<24} {:>8} {:>8}  "  # below the name and the shape, on a terminal without room for a CHECK_LINE
+WIDE = 100
 
 
 def run(impl: str | None, device: str, seed: int | None, dtype: str | None, as_json: bool) -> int:
@@ -40,21 +43,31 @@ def run(impl: str | None, device: str, seed: int | None, dtype: str | None, as_j
     if as_json:
         return _print_json(list(run_checks(wanted, where, seed, dtypes)), where, seed)
     wrong = total = 0
-    say(console, CHECK_LINE.format("name", "check", "shape", "error", "allowed", "result"))
+    narrow, above = has_width(console) and console.width < WIDE, ""
+    if narrow:
+        say(console, NARROW_LINE.format("check", "error", "allowed") + "result")
+    else:
+        say(console, CHECK_LINE.format("name", "check", "shape", "error", "allowed", "result"))
     for row in run_checks(wanted, where, seed, dtypes):
         if not row.shape:
-            say(console, f"{row.implementation:<17} not checked: {row.reason}")
+            print_prose(console, f"not checked: {row.reason}", f"{row.implementation:<17} ")
             continue
         total += 1
         wrong += not row.ok
         error, allowed = ("" if x is None else f"{x:.2g}" for x in (row.rel_error, row.tolerance))
         result = row.reason or "ok" if row.ok else f"wrong: {row.reason}"
-        text = CHECK_LINE.format(row.implementation, row.check, row.shape, error, allowed, result)
-        console.print(Text(text, style="" if row.ok else "bold red"), soft_wrap=True)
+        style = "" if row.ok else "bold red"
+        if narrow:
+            if above != (above := f"{row.implementation}, {row.shape}"):
+                print_prose(console, above, style="bold")
+            print_prose(console, result, NARROW_LINE.format(row.check, error, allowed), style)
+        else:
+            text = CHECK_LINE.format(row.implementation, row.check, row.shape, error, allowed, result)
+            console.print(Text(text, style=style), soft_wrap=True)
     if not total:
         raise NothingCheckedError(NOTHING)
     said = f"{wrong} of {total} checks failed" if wrong else f"all {total} checks passed"
-    say(console, f"{said}; --seed {seed} draws the same inputs again")
+    print_prose(console, f"{said}; --seed {seed} draws the same inputs again")
     return WRONG_RESULT * (wrong > 0)
 
 

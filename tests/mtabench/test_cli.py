@@ -255,6 +255,7 @@ def test_a_sweep_none_of_whose_cells_can_run_says_so_once_and_stops(mtabench, tm
     assert code == 5
     assert err.startswith("mtabench: nothing was measured: triton cannot run 2 of these cells: Triton's interpreter")
     assert "; hopper cannot run 2 of these cells: " in err
+    assert "triton cannot" not in out
     assert len(err.splitlines()) == 1
     assert "results" not in out
     assert "[1/" not in out
@@ -311,7 +312,7 @@ def test_a_sweep_ends_with_a_table_paths_and_what_to_type_next(mtabench, tmp_pat
     charts = [line.removeprefix("chart: ") for line in out.splitlines() if line.startswith("chart: ")]
     assert {Path(chart).suffix for chart in charts} == {".png", ".svg"}
     assert all((tmp_path / chart).stat().st_size for chart in charts)
-    assert f"next: mtabench report {path.relative_to(tmp_path)}, or the same command with " in out
+    assert out.splitlines()[-2] == f"next: mtabench report {path.relative_to(tmp_path)}"
     assert re.search(r" median ms +± +p10-p90 ms ", out)
     assert re.search(r" eager +~?[\d.]+ +[\d.]+ % ", out)
 
@@ -319,7 +320,10 @@ def test_a_sweep_ends_with_a_table_paths_and_what_to_type_next(mtabench, tmp_pat
 def test_what_to_type_next_can_be_typed(mtabench, tmp_path):
     code, out, _ = mtabench("fwd", *TINY, "--no-plot", "--out", "my runs/a b.csv")
     assert code == 0
-    assert "next: mtabench plot 'my runs/a b.csv', or the same command with --out 'my runs/a b.csv' --resume" in out
+    assert out.splitlines()[-2:] == [
+        "next: mtabench plot 'my runs/a b.csv'",
+        "  or: the same command with --out 'my runs/a b.csv' --resume and more on its axes",
+    ]
 
 
 def test_a_wrong_kernel_is_exit_code_4(mtabench, monkeypatch):
@@ -523,6 +527,37 @@ def test_env_measures_when_asked_and_keeps_what_it_found(mtabench, tmp_path, mon
     code, out, err = mtabench("env", "--device", "cpu", "--measure")
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert "ceilings.json" in err
+
+
+def test_verify_names_kernel_and_shape_once_on_80_columns(monkeypatch, capsys, tmp_path):
+    off = "out is off by 0.01 of its norm against float64; allowed is 9.5e-07, by what eager is off"
+    rows = [
+        verify.CheckRow("mine:attention", "error fwd", "fp32 1 x 4/2 x 65 x 32 full", True, 1.5e-7, 9.5e-7),
+        verify.CheckRow("mine:attention", "causal, bit for bit", "fp32 1 x 4/2 x 65 x 32 full", True, None, None),
+        verify.CheckRow("mine:attention", "error fwd", "fp16 1 x 4/2 x 65 x 32 full", False, 0.01, 9.5e-7, off),
+        verify.CheckRow("sdpa-cudnn", "not checked", "", True, None, None, "cuDNN's attention needs a CUDA GPU " * 2),
+    ]
+    monkeypatch.setattr("mtabench.commands.verify.run_checks", lambda *_: iter(rows))
+    code, out, _ = make_runner(monkeypatch, capsys, tmp_path, 80)("verify", "--device", "cpu")
+    assert code == 4
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.count("mine:attention, fp32 1 x 4/2 x 65 x 32 full") == out.count("mine:attention, fp16") == 1
+    assert "  error fwd                 1.5e-07  9.5e-07  ok" in out.splitlines()
+    assert f"wrong: {off}" in " ".join(out.split())
+
+
+def test_an_error_breaks_between_words_on_a_terminal_and_is_one_line_in_a_log(monkeypatch, capsys, tmp_path):
+    run = make_runner(monkeypatch, capsys, tmp_path, 80)
+    _, _, logged = run("list", "--device", "gpu" * 20)
+    _, _, unknown = run("fwd", "--impl", "foo")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    code, _, shown = run("fwd", "--impl", "foo")
+    assert code == 2
+    assert len(unknown.splitlines()) == len(logged.splitlines()) == 1
+    assert len(shown.splitlines()) > 2
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.split() == unknown.split()
+    assert "`mtabench list`" in shown  # a command is not torn
 
 
 def test_verify_prints_its_checks_and_fails_on_a_wrong_one(mtabench, monkeypatch):

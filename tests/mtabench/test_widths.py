@@ -11,7 +11,8 @@ from rich.text import Text
 from written_runs import case, rounds, write_run
 
 from mtabench.console import make_console, significant
-from mtabench.tables import Column, as_columns, blocks, fitted, lines, print_prose, wrapped
+from mtabench.prose import wrapped
+from mtabench.tables import Column, as_columns, blocks, fitted, lines, print_prose
 
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 LADDER = ("--impl", "ladder", "--op", "attention", "--dtype", "bf16")
@@ -112,6 +113,8 @@ def test_prose_breaks_between_words_only():
     assert wrapped("one twenty-two-characters /a/path/that/is/longer/than/the/line", 24, "[1] ") == [
         "[1] one", "    twenty-two-characters", "    /a/path/that/is/longer/than/the/line",
     ]  # fmt: skip
+    assert wrapped("type `mtabench list` for all", 20) == ["type `mtabench list`", "for all"]
+    assert wrapped("now type `mtabench list`", 20) == ["now type", "`mtabench list`"]
     assert wrapped("it is slower than it by 95 % of it", 26) == ["it is slower than it by", "95 % of it"]
 
 
