@@ -8,6 +8,7 @@ import pytest
 from emulated_kernels import FOLDER, Emulator
 from torch import Tensor
 
+from mta_kernels.conv_attention import banded
 from mta_kernels.conv_attention.hopper import backward, forward, prepare, tensor_maps
 from mta_kernels.nvrtc.compiler import Source
 
@@ -34,6 +35,8 @@ def tensor_map(x: Tensor, box: tuple[int, int, int, int] = (1, 1, 64, 64)) -> te
 
 
 class HopperEmulator(Emulator):
+    folders = (banded.FOLDER,)
+
     def program(self, wanted: Source) -> str:
         return (FOLDER / f"{wanted.path.stem}.cpp").read_text()
 

@@ -117,3 +117,7 @@ inline void load_matrices_transposed(uint32_t (&matrices)[4], uint32_t address, 
 template <class Element> void multiply(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int line = __builtin_LINE()) {
     whole_warp::together({{a[0], a[1], a[2], a[3]}, {b0, b1}, 0, sums}, whole_warp::multiply<Element>, line);
 }
+template <class Element> void multiply_8(float (&sums)[4], uint32_t a0, uint32_t a1, uint32_t b, int line = __builtin_LINE()) {
+    whole_warp::together({{a0, a1, 0, 0}, {b, 0}, 0, sums}, whole_warp::multiply<Element>, line);
+}
+inline void __syncwarp(int line = __builtin_LINE()) { emulator::meet(500 + emulator::thread / 32, 0, 32, line); }

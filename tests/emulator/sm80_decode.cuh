@@ -9,7 +9,6 @@ struct float4 {
     float x, y, z, w;
 };
 
-inline void __syncwarp() { emulator::meet(500 + emulator::thread / 32, 0, 32); }
 inline uint32_t __ballot_sync(uint32_t mask, bool predicate) {
     uint32_t votes = (uint32_t)predicate << emulator::thread % 32;
     for (int other = 1; other < 32; other *= 2) votes |= __shfl_xor_sync(mask, votes, other);

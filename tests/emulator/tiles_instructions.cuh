@@ -2,7 +2,6 @@
 #pragma once
 #include <mma.cuh>
 
-inline void __syncwarp(int line = __builtin_LINE()) { emulator::meet(500 + emulator::thread / 32, 0, 32, line); }
 inline uint32_t another(uint32_t x) { return x; }
 inline void store_memory(void* at, uint4 x) {
     if ((uintptr_t)at % 16) emulator::fail("a store of 16 bytes is not aligned");
@@ -12,7 +11,4 @@ inline void store_memory(void* at, uint32_t x, uint32_t y) {
     if ((uintptr_t)at % 8) emulator::fail("a store of 8 bytes is not aligned");
     const uint32_t both[2] = {x, y};
     std::memcpy(at, both, 8);
-}
-template <class Element> void multiply_8(float (&sums)[4], uint32_t a0, uint32_t a1, uint32_t b, int line = __builtin_LINE()) {
-    whole_warp::together({{a0, a1, 0, 0}, {b, 0}, 0, sums}, whole_warp::multiply<Element>, line);
 }

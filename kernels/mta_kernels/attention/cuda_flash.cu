@@ -17,6 +17,7 @@
 //   nvcc -arch=sm_80 -cubin -Xptxas -v -I. -I../nvrtc cuda_flash.cu
 //     -DELEMENT=Bfloat16,HEAD_DIM=128,VALUE_DIM=128,WARPS=4,ROW_TILES=2,KEYS=64,STAGES=1,BLOCKS=2
 #include <mma.cuh>
+#include <swizzle.cuh>
 
 constexpr int THREADS = 32 * WARPS, WARP_ROWS = 16 * ROW_TILES, BLOCK_ROWS = WARPS * WARP_ROWS;
 constexpr int QK_STEPS = (HEAD_DIM + 15) / 16, PV_STEPS = KEYS / 16;              // products are 16 deep
@@ -42,19 +43,6 @@ struct Arguments {
     int heads_together;  // so many heads' keys and values fit L2
 };
 
-// Tiles lie in shared memory row by row, in chunks of 16 bytes. Groups of WAYS chunks are permuted, differently in
-// each of eight successive rows, such that a column of chunks touches all banks: neither `ldmatrix` nor copies have
-// conflicts.
-template <int Columns> constexpr int WAYS = Columns % 64 == 0 ? 8 : Columns % 32 == 0 ? 4 : 2;
-template <int Columns> DEVICE uint32_t in_tile(int row, int chunk) {
-    return row * Columns * 2 + (chunk ^ row % 8 * WAYS<Columns> / 8) * 16;
-}
-// The address of the chunk that is 2 `step` after the one at `address`, which is the first or second of its row.
-template <int Columns> DEVICE uint32_t at_step(uint32_t address, int step) {
-    constexpr int permuted = 16 * WAYS<Columns>;
-    return (address ^ 32 * step % permuted) + 32 * step / permuted * permuted;
-}
-
 // A tile is copied by eight threads a row: thread t takes chunks t % 8, t % 8 + 8, .. of rows t / 8, t / 8 + THREADS
 // / 8, ..
 
@@ -75,13 +63,6 @@ DEVICE void copy_tile(uint32_t tile, const uint16_t*& source, int stride, int en
         for (int on = 0; on < chunks; on += 8)
             if (on + 8 <= chunks || chunk + on < chunks)
                 copy_async(tile + in_tile<Columns>(first + row, chunk + on), source + on * 8, first + row < end);
-}
-
-// Zeros in the columns that fill a row up to a multiple of 16.
-template <int Numbers, int Columns> DEVICE void clear_rest(uint32_t tile, int rows) {
-    if constexpr (Numbers < Columns)
-        for (int row = threadIdx.x; row < rows; row += THREADS)
-            store_shared(tile + in_tile<Columns>(row, Numbers / 8), uint4{0, 0, 0, 0});
 }
 
 // What a block computes. Blocks with the most keys come first, so that the last ones to run are short; a few heads at a
@@ -263,8 +244,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cuda_flash(const _
     Tiles<HEAD_DIM, DEPTH> keys = {chunk_of(args.k, batch, kv_head, 0), shared + KEYS_AT, args.k.stride_row};
     Tiles<VALUE_DIM, VALUE_COLUMNS> values = {chunk_of(args.v, batch, kv_head, 0), shared + VALUES_AT,
                                               args.v.stride_row};
-    clear_rest<HEAD_DIM, DEPTH>(shared + QUERIES, BLOCK_ROWS);
-    clear_rest<HEAD_DIM, DEPTH>(shared + KEYS_AT, STAGES * KEYS);
+    clear_rest<HEAD_DIM, DEPTH, THREADS>(shared + QUERIES, BLOCK_ROWS);
+    clear_rest<HEAD_DIM, DEPTH, THREADS>(shared + KEYS_AT, STAGES * KEYS);
     copy_tile<HEAD_DIM, DEPTH, BLOCK_ROWS>(shared + QUERIES, queries, args.q.stride_row, end_row - work.first_row);
     keys.copy(0, end_key);
     for (int stage = 1; stage < STAGES; stage++) {

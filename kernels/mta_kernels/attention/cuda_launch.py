@@ -12,7 +12,7 @@ from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source, headers_in, machine_code
 
 FOLDER = Path(__file__).parent
-HEADERS = ("elements.cuh", "mma.cuh")
+HEADERS = ("elements.cuh", "mma.cuh", "swizzle.cuh")
 
 Constants = tuple[tuple[str, Any], ...]
 

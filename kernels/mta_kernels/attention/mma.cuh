@@ -1,5 +1,5 @@
-// The instructions of sm_80 that cuda_flash.cu needs beside those of common.cuh, as functions: asynchronous copies above
-// all.
+// The instructions of sm_80 that sources of several folders need beside those of common.cuh, as functions: asynchronous
+// copies above all.
 //
 // Sections and names follow the PTX ISA, 8.5. Tests run the kernel on a CPU with a twin, tests/emulator/mma.cuh.
 #pragma once
@@ -34,4 +34,17 @@ DEVICE void copy_async(uint32_t destination, const void* source, bool inside) {
 DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Pending> DEVICE void copies_wait() {  // until at most so many groups of this thread are under way
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+// `multiply`, 8 deep: of a rows t / 4 and 8 further, of b column t / 4, two numbers from 2 (t % 4) on.
+template <class Element> DEVICE void multiply_8(float (&sums)[4], uint32_t a0, uint32_t a1, uint32_t b);
+template <> DEVICE void multiply_8<Half>(float (&sums)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a0), "r"(a1), "r"(b));
+}
+template <> DEVICE void multiply_8<Bfloat16>(float (&sums)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a0), "r"(a1), "r"(b));
 }

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.backend import Gradients
+from mta_kernels.conv_attention.banded.structures import Inputs, Positions
 from mta_kernels.conv_attention.fastpath.memory import keep
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
 from mta_kernels.conv_attention.hopper.backward_constants import BackwardConstants, ExactConstants
 from mta_kernels.conv_attention.hopper.backward_plan import ALIGNED, ChunkPlan, ScratchLayout
-from mta_kernels.conv_attention.hopper.prepare import Inputs, Positions, Preparation, kernel, prepare_launch
+from mta_kernels.conv_attention.hopper.prepare import Preparation, kernel, prepare_launch
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
 from mta_kernels.conv_attention.packing import rows_that_see
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast

@@ -5,6 +5,7 @@
 // a row has keys elsewhere, so its logsumexp must do.
 // Constants as in forward.cu; HEAD_DIM up to 128.
 #include <exact.cuh>
+#include <tiles.cuh>
 
 // A chunk is a column of scores a thread. The outer ones, which c and ds reach across, are of the chunks beside it.
 constexpr int THREADS = 256, EDGE = KEY_TAPS - 1, OWN = THREADS - 2 * EDGE;

@@ -10,15 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mta_kernels.conv_attention.banded.structures import Inputs, Positions, heads_in_l2
 from mta_kernels.conv_attention.fastpath.memory import keep
-from mta_kernels.conv_attention.hopper.prepare import (
-    Inputs,
-    Positions,
-    Preparation,
-    TileConstants,
-    kernel,
-    prepare_launch,
-)
+from mta_kernels.conv_attention.hopper.prepare import Preparation, TileConstants, kernel, prepare_launch
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
 from mta_kernels.gpu_limits import sm_count
@@ -31,7 +25,6 @@ QUERY_TAPS, KEY_TAPS = 8, 17  # at most
 ROWS, SLAB = 64, 64 * 128
 MAX_VALUE_DIM = 128
 MAX_BACKWARD_HEAD_DIM = 128
-L2_BYTES = 32 << 20  # keys and values that L2 holds
 _launches: dict[tuple, ForwardLaunches] = {}
 
 
@@ -259,16 +252,6 @@ class ForwardCall:
         preparation.weight_scale = arguments.weight_scale = scratch + layout.weight_scale
         preparation.counters = arguments.tile_counter = scratch + layout.tile_counter
         self.scratch = scratch
-
-
-def heads_in_l2(k: Tensor, heads: int) -> int:
-    """How many of `heads` query heads (of all sequences) are scheduled together; `k` is `[B, Hkv, N, D]`.
-
-    Their longest work tiles go first, so that the last tiles to end are short, and their keys and values stay in L2.
-    Groups are as equal as can be: a last group of few heads would have few blocks to share its long tiles.
-    """
-    groups = min(heads, -(-2 * k.nbytes // L2_BYTES))
-    return -(-heads // groups)
 
 
 class ScratchLayout(NamedTuple):

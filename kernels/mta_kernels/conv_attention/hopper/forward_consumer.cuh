@@ -1,7 +1,8 @@
 // A consumer warp group of the forward: 64 rows of scores, their convolution, softmax and product with the values.
 #pragma once
 #include <convolution.cuh>
-#include <forward_epilogue.cuh>
+#include <forward_scheduler.cuh>
+#include <forward_rows.cuh>
 
 // An infinite score makes c infinite in its block of 16 columns, and NaN where zeros of T meet it in the window. Masked columns
 // may hide it: the row then finds the infinity where its mask begins, in this tile or (if a block has no zeros) the one before.
@@ -226,7 +227,7 @@ DEVICE void consume(const Arguments& args, const Block& block, int warpgroup, in
         Mainloop mainloop{block, own, mask, softmax, work.first_tile, work.end_tile, first_iteration, toeplitz,
                           even, odd, scores, accumulator, query, halves, next_is_full};
         mainloop.run(tiles);
-        write_rows(args, work, softmax, accumulator, first_row, halo, own);
+        write_rows<1>(args, work, softmax, accumulator, first_row + own.thread / 32 * 16, first_row + halo, own.lane);
         if constexpr (PERSISTENT) {
             warpgroup_barrier(warpgroup + 1);  // all have read the slot, and no product reads its T
             if (thread == 0) {

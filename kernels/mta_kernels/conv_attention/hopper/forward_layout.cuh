@@ -1,6 +1,7 @@
 // Constants of the forward, its shared memory, and what the host passes.
 #pragma once
 #include <exact.cuh>
+#include <tiles.cuh>
 #include <pipeline.cuh>
 
 constexpr int VALUE_SLABS = (VALUE_DIM + 63) / 64;

@@ -1,26 +1,7 @@
-// The tile scheduler of the forward: which rows of which head a block computes, and its next work tile if it is persistent.
+// The tile scheduler of the forward: the next work tile of a persistent block.
 #pragma once
 #include <forward_layout.cuh>
-
-// BLOCK_ROWS rows of a head, and the tiles of keys that they see. The last block ends with the last row, so the partial block
-// is the first, which sees the fewest keys: its rows may begin before row 0.
-struct WorkTile {
-    int part, batch_head, head, batch, kv_head;
-    int first_row, end_row, first_tile, end_tile;
-
-    DEVICE WorkTile(const Arguments& args, int number) {
-        const int first_head = number / (args.row_blocks * args.heads_in_l2) * args.heads_in_l2;
-        const int heads_now = min(args.heads_in_l2, args.work_tiles / args.row_blocks - first_head);
-        number -= first_head * args.row_blocks;
-        const int of_head = first_head + number % heads_now;
-        part = of_head % VALUE_PARTS, batch_head = of_head / VALUE_PARTS;
-        head = batch_head % args.at.heads, batch = batch_head / args.at.heads, kv_head = head / args.at.group;
-        end_row = args.at.query_rows - number / heads_now * BLOCK_ROWS;
-        first_row = end_row - BLOCK_ROWS;
-        first_tile = keys_begin(args.at, first_row) / KEYS;
-        end_tile = max((keys_end(args.at, end_row - 1) + LEFT + KEYS - 1) / KEYS, first_tile + 1);
-    }
-};
+#include <forward_work.cuh>
 
 // The scheduler's view of one role: the count-th work tile of this block lies in slot count % SLOTS.
 struct TileScheduler {

@@ -6,6 +6,7 @@
 //   1 .. 32   backward: largest squared norm of a part of the values
 //   33 .. 64  backward: delta of a part of the rows, and the largest squared norm of their output gradients
 #include <exact.cuh>
+#include <tiles.cuh>
 
 struct Preparation {
     Rows v, out, grad_out;  // for the backward

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from mta_kernels.conv_attention.banded.structures import Inputs, Positions
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source, machine_code
@@ -104,18 +105,6 @@ class TileConstants:
     def constants(self) -> dict[str, Any]:
         own = {"CAUSAL": int(self.causal), "SPANS": int(self.spans)}
         return {**self.prepared.constants(), **own, "WARPGROUPS": self.warpgroups, "STAGES": self.stages}
-
-
-class Positions(ctypes.Structure):
-    """`struct Positions` of tiles.cuh."""
-
-    _fields_ = (("spans", c_void_p), *fields(c_int, "heads group query_rows key_rows"))
-
-
-class Inputs(ctypes.Structure):
-    """`struct Inputs` of exact.cuh."""
-
-    _fields_ = (*fields(Rows, "q k v"), ("weight", Weight), ("scale", c_float))
 
 
 class Preparation(ctypes.Structure):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mta_kernels.conv_attention.banded import banded_headers
 from mta_kernels.nvrtc.compiler import Source, headers_in
 
 FOLDER = Path(__file__).parent
@@ -37,7 +38,7 @@ class Product(NamedTuple):
 
 def hopper_source(name: str, products: Iterable[Product], constants: Mapping[str, Any]) -> Source:
     """The source `name` in this folder, for sm_90a."""
-    headers = headers_in(FOLDER, HEADERS) | {"wgmma.cuh": wgmma_header(products)}
+    headers = headers_in(FOLDER, HEADERS) | banded_headers() | {"wgmma.cuh": wgmma_header(products)}
     return Source(FOLDER / name, "sm_90a", constants, headers)
 
 

@@ -1,13 +1,12 @@
-// What forward and backward share: the geometry of a tile, and which keys a row sees.
+// What forward and backward share: the geometry of a tile.
 // Constants come from the compiler's command line; see forward.cu.
 #pragma once
 #include <device.cuh>
+#include <positions.cuh>
 #include <wgmma.cuh>
 
-constexpr int HALO = QUERY_TAPS - 1;
 constexpr int ROWS = 64, KEYS = 64;
 constexpr int CARRIED = 16;
-constexpr int LEFT = (KEY_TAPS - 1 - PAD + 7) / 8 * 8;  // columns of c left of a block of scores that it touches
 constexpr int LEFT_BACK = (PAD + 7) / 8 * 8;            // columns of ds left of a block of dc
 static_assert(QUERY_TAPS >= 1 && QUERY_TAPS <= 8, "eight rows above a score tile hold zeros");
 static_assert(LEFT <= CARRIED && PAD <= CARRIED - LEFT, "16 columns of scores touch 32 of c");
@@ -17,51 +16,4 @@ constexpr int SLAB = 64 * 128;  // bytes of 64 rows of 64 numbers, as the copy e
 constexpr int DEPTH_STEPS = (HEAD_DIM + 15) / 16;
 constexpr int SLABS = (HEAD_DIM + 63) / 64;
 constexpr int TAP = 16 * 32 * 2;  // bytes of one T
-
-constexpr float LN_2 = 0.69314718f, LOG2_E = 1.44269504f;
 constexpr int NORM_PARTS = 32;  // maxima of squared norms of rows, a head
-
-// MARGINS: the tensors are a tile of a larger problem. The first rows of q and the first and last rows of k feed the convolution
-// only: out, grad_out, logsumexp and delta have no such rows, and v has no such keys.
-constexpr int ROWS_BEFORE = MARGINS ? HALO : 0;
-constexpr int KEYS_BEFORE = MARGINS ? PAD : 0, KEYS_AFTER = MARGINS && !CAUSAL ? KEY_TAPS - 1 - PAD : 0;
-static_assert(!MARGINS || !SPANS, "a tile is of one document");
-
-struct Positions {
-    const int* spans;          // [2, N] or null
-    int heads, group;          // query heads, and of them those that share a KV head
-    int query_rows, key_rows;  // M, N: the queries are the last M positions
-};
-
-// The row of out `[B, Hq, M, HEAD_DIM]` that row `row` of q gives.
-DEVICE int64_t out_row(const Positions& at, int batch_head, int row) {
-    return (int64_t)batch_head * (at.query_rows - ROWS_BEFORE) + row - ROWS_BEFORE;
-}
-
-DEVICE int clamp_row(const Positions& at, int row) { return row < 0 ? 0 : row < at.query_rows ? row : at.query_rows - 1; }
-
-// The keys that row `row` sees; rows outside are as the nearest.
-DEVICE int keys_begin(const Positions& at, int row) { return SPANS ? at.spans[clamp_row(at, row)] : KEYS_BEFORE; }
-DEVICE int keys_end(const Positions& at, int row) {
-    int end = CAUSAL ? row + (at.key_rows - at.query_rows) + 1 : at.key_rows - KEYS_AFTER;
-    if (SPANS) end = min(end, at.spans[at.key_rows + clamp_row(at, row)]);
-    return end;
-}
-
-DEVICE float warp_max(float value) {
-    for (int lane = 1; lane < 32; lane *= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, lane));
-    return value;
-}
-
-DEVICE float warp_sum(float value) {
-    for (int lane = 1; lane < 32; lane *= 2) value += __shfl_xor_sync(~0u, value, lane);
-    return value;
-}
-
-// The lowest bit of a logsumexp says whether the forward computed its row exactly, in float32. The backward does so, and where
-// the logsumexp is so large that its rounding changes probabilities by half a percent.
-constexpr float LARGE_LOGSUMEXP = 32768;
-DEVICE float marked(float logsumexp, bool is_exact) {
-    return __uint_as_float((__float_as_uint(logsumexp) & ~1u) | (uint32_t)is_exact);
-}
-DEVICE bool is_exact(float logsumexp) { return __float_as_uint(logsumexp) & 1 || fabsf(logsumexp) > LARGE_LOGSUMEXP; }

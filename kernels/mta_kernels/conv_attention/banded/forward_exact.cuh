@@ -1,8 +1,10 @@
 // One row of the forward in float32 on the CUDA cores, for rows whose scores overflow fp16.
 #pragma once
-#include <forward_scheduler.cuh>
+#include <exact.cuh>
+#include <forward_work.cuh>
 
 // By one warp. A step is 32 columns of scores, one a lane; its last KEY_TAPS - 1 columns of c belong to the next step.
+template <class Arguments>
 DEVICE void exact_row(const Arguments& args, const WorkTile& tile, int row, int lane) {
     constexpr int STEP = 32 - (KEY_TAPS - 1), COLUMNS = (VALUE_DIM + 31) / 32;
     const int end = keys_end(args.at, row);

@@ -1,4 +1,4 @@
-// The epilogue of the forward: rows of out and their logsumexp; rows that overflowed are computed again.
+// The epilogue of the forward, from registers as products leave them: rows of out and their logsumexp; rows that overflowed are computed again.
 #pragma once
 #include <forward_exact.cuh>
 #include <forward_softmax.cuh>
@@ -17,16 +17,16 @@ DEVICE void transpose_of_four_lanes(uint32_t (&words)[4], int lane) {
     }
 }
 
-// `tile_row`: the query of a warp group's local row 0. The first `halo` rows are no results.
+// Rows of a warp's accumulator: row i is query `warp_row` + Apart i. Those before `first_result` are no results.
+template <int Apart, class Arguments>
 DEVICE void write_rows(const Arguments& args, const WorkTile& work, const OnlineSoftmax& softmax,
-                       const float (&accumulator)[VALUE_DIM / 2], int tile_row, int halo, const ConsumerThread& own) {
-    const int lane = own.lane;
+                       const float (&accumulator)[VALUE_DIM / 2], int warp_row, int first_result, int lane) {
     bool is_again[2];  // rows to compute again
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const float sum = softmax.row_sum(h);
-        const int row = tile_row + own.local_row + 8 * h;
-        const bool is_row = row >= max(tile_row + halo, ROWS_BEFORE), is_out = is_row && sum > 0;
+        const int row = warp_row + Apart * (lane / 4 + 8 * h);
+        const bool is_row = row >= max(first_result, ROWS_BEFORE), is_out = is_row && sum > 0;
         is_again[h] = is_row && !is_out;
         const int64_t of_row = out_row(args.at, work.batch_head, row);
         const float inverse = 1 / sum;
@@ -43,12 +43,12 @@ DEVICE void write_rows(const Arguments& args, const WorkTile& work, const Online
             transpose_of_four_lanes(words, lane);
             if (is_out && b + lane % 4 < VALUE_DIM / 8) out[b] = uint4{words[0], words[1], words[2], words[3]};
         }
-        if (is_out && work.part == 0 && own.column == 0)
+        if (is_out && work.part == 0 && lane % 4 == 0)
             args.logsumexp[of_row] = marked((softmax.reference[h] + log2f(sum)) * LN_2, false);
     }
     if (__any_sync(~0u, is_again[0] || is_again[1]))
 #pragma unroll 1
         for (int i = 0; i < 16; i++)
             if (__any_sync(~0u, lane / 4 == i % 8 && (i < 8 ? is_again[0] : is_again[1])))
-                exact_row(args, work, tile_row + own.thread / 32 * 16 + i, lane);
+                exact_row(args, work, warp_row + Apart * i, lane);
 }

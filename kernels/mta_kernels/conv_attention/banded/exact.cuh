@@ -1,8 +1,8 @@
 // Conv attention in float32 on the CUDA cores: for rows whose scores overflow fp16, through which the convolution goes.
 //
-// Slow and plain. It reads what a row sees and nothing else, so that a row depends on no later token and no other document.
+// Slow and plain. Constants beside those of positions.cuh: ELEMENT, HEAD_DIM. It reads what a row sees and nothing else, so that a row depends on no later token and no other document.
 #pragma once
-#include <tiles.cuh>
+#include <positions.cuh>
 
 struct Rows {  // [B, heads, rows, HEAD_DIM]; strides in numbers, rows contiguous and aligned to 16 bytes
     const uint16_t* start;

@@ -1,0 +1,51 @@
+// The convolution of a warp's rows of scores as banded products on the tensor cores.
+//
+//   c[i, j] = sum over t, y of s[i - t, y] T[t][y, j]
+//
+// A warp's rows are ROW_TILES sets of 16, ROW_TILES apart: set e has the rows ROW_TILES m + e. Results of set e read scores of
+// set e - t, which lie t rows higher. So neighbouring sets share what is loaded: two sets of 6 taps load 7 sets, not 12.
+#pragma once
+#include "taps.cuh"
+
+constexpr int SETS = ROW_TILES + HALO, PAIRS = (WINDOW + 1) / 2;  // a load has two eights of columns
+
+// Four numbers of a thread: those of 16 rows and eight columns, as products have them.
+template <int Numbers> DEVICE float (&eight_columns(float (&all)[Numbers], int eight))[4] {
+    return *(float(*)[4])(all + 4 * eight);
+}
+
+// Eight columns of c += their part in a pair of eights of scores. A pair's second eight goes with a product 8 deep where the
+// first lies outside the columns' window, and the other way around.
+DEVICE void add_pair(float (&c)[4], const uint32_t (&pair)[4], int first, const uint4& taps) {
+    if (first == 0 && EIGHTS > 1) multiply<Half>(c, pair, taps.x, taps.y);
+    else if (first == 1 && EIGHTS > 2) multiply<Half>(c, pair, taps.z, taps.w);
+    else if (first == EIGHTS - 1) multiply_8<Half>(c, pair[0], pair[1], first == 0 ? taps.x : first == 1 ? taps.y : taps.w);
+    else if (first == -1) multiply_8<Half>(c, pair[2], pair[3], taps.x);
+}
+
+// c of this warp's rows. `scores` is this lane's address for `load_matrices`, without the place of a set.
+DEVICE void convolve(float (&c)[ROW_TILES][KEYS / 2], uint32_t scores, uint32_t taps) {
+    const uint32_t own_taps = taps + threadIdx.x % 32 * 16;
+    uint4 of_set[ROW_TILES];  // T of the tap by which set e reads the set that is loaded
+    uint32_t pairs[2][4];
+    auto load = [&](int i) {
+        load_matrices(pairs[i % 2], scores + row_place(i / PAIRS - HALO) + i % PAIRS * 32);
+    };
+    load(0);
+#pragma unroll
+    for (int i = 0; i < SETS * PAIRS; i++) {
+        const int set = i / PAIRS, pair = i % PAIRS;
+        if (pair == 0) {
+            if (ROW_TILES == 2) of_set[ROW_TILES - 1] = of_set[0];
+            if (set <= HALO) of_set[0] = load_shared_16(own_taps + (HALO - set) * 512);
+        }
+        if (i + 1 < SETS * PAIRS) load(i + 1);
+#pragma unroll
+        for (int e = 0; e < ROW_TILES; e++) {
+            const int tap = e + HALO - set;
+            if (tap < 0 || tap >= QUERY_TAPS) continue;
+#pragma unroll
+            for (int n = 0; n < STEP; n++) add_pair(eight_columns(c[e], n), pairs[i % 2], 2 * pair - n, of_set[e]);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+"""Launches forward.cu: which constants a shape takes, and the one kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from ctypes import c_float, c_int, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention.banded import banded_headers
+from mta_kernels.conv_attention.banded.structures import Inputs, Positions, heads_in_l2
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import Source, headers_in, machine_code
+from mta_kernels.nvrtc.structures import ELEMENTS, Rows, Weight, fields, in_chunks
+from mta_kernels.operation import Convolution, Operation
+
+FOLDER = Path(__file__).parent
+INSTRUCTIONS = FOLDER.parents[1] / "attention"
+HEADERS = ("layout.cuh", "taps.cuh", "convolve.cuh", "products.cuh", "rows.cuh")
+SHARED_HEADERS = ("elements.cuh", "mma.cuh", "swizzle.cuh")
+HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(16, 257, 8), 8, 17  # taps at most
+
+
+def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int) -> str | None:
+    """Why no GPU could run these, or None."""
+    if dtype not in ELEMENTS:
+        return f"dtype {dtype} is not float16 or bfloat16"
+    if head_dim not in HEAD_DIMS:
+        return f"head_dim {head_dim} is not a multiple of 8 from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
+    if query_taps > QUERY_TAPS or key_taps > KEY_TAPS:
+        return f"{query_taps}x{key_taps} taps are outside 1x1 to {QUERY_TAPS}x{KEY_TAPS} (query taps x key taps)"
+    return None
+
+
+@dataclass(frozen=True)
+class ForwardConstants:
+    """The constants of forward.cu for a shape."""
+
+    dtype: torch.dtype
+    head_dim: int
+    conv: Convolution
+    causal: bool
+    spans: bool
+
+    warps = 4
+    blocks = 2  # that share an SM: what is left for a thread are 255 registers
+
+    @property
+    def row_tiles(self) -> int:
+        """16 rows each, a warp. Two use what is read from shared memory twice; with more columns they do not fit."""
+        return 2 if self.head_dim <= 128 else 1
+
+    @property
+    def keys(self) -> int:
+        """Of a tile: as many as leave a block of head dim 128 in 99 KB of shared memory."""
+        return 64 if self.head_dim <= 128 else 32
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of out that a block computes."""
+        return self.warps * self.row_tiles * 16 - (self.conv.query_taps - 1)
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes a block takes, as layout.cuh lays them out."""
+        depth, rows = -(-self.head_dim // 16) * 16, self.warps * self.row_tiles * 16
+        query_taps, key_taps = self.conv.taps
+        beside = -(-self.conv.pad // 8) + -(-(key_taps - 1 - self.conv.pad) // 8)
+        scores = (rows + 8) * ((self.keys // 8 + beside) | 1) * 16 + 16
+        scores, queries = -(-scores // 128) * 128, rows * depth * 2
+        both = max(scores, queries) if depth <= 64 else scores + queries
+        return both + 2 * self.keys * depth * 2 + query_taps * 512
+
+    def source(self, architecture: str) -> Source:
+        constants = {
+            "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
+            "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "CAUSAL": int(self.causal),
+            "SPANS": int(self.spans), "MARGINS": 0, "WARPS": self.warps, "ROW_TILES": self.row_tiles,
+            "KEYS": self.keys, "BLOCKS": self.blocks, "SHARED_BYTES": self.shared_memory,
+        }  # fmt: skip
+        headers = headers_in(FOLDER, HEADERS) | headers_in(INSTRUCTIONS, SHARED_HEADERS) | banded_headers()
+        return Source(FOLDER / "forward.cu", architecture, constants, headers)
+
+
+class ForwardArguments(ctypes.Structure):
+    """`struct Arguments` of layout.cuh."""
+
+    _fields_ = (
+        ("at", Positions), ("inputs", Inputs), ("scale_log2", c_float), *fields(c_void_p, "out logsumexp"),
+        *fields(c_int, "row_blocks work_tiles heads_in_l2"),
+    )  # fmt: skip
+
+
+def conv_attention_forward(
+    operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *, head_chunk: int = 0,
+    spans: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """As the Triton backend's `conv_attention_forward`: out `[B, Hq, M, D]` and logsumexp `[B, Hq, M]` float32.
+
+    Copies q, k or v if its rows are not contiguous or do not begin at multiples of 16 bytes. Nothing waits for the GPU.
+    There is no scratch that `head_chunk` could make smaller.
+    """
+    q, k, v = map(in_chunks, (q, k, v))
+    batch, heads, query_rows, head_dim = q.shape
+    kv_heads, key_rows = k.shape[1:3]
+    constants = ForwardConstants(q.dtype, head_dim, operation.conv, operation.causal, spans is not None)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    logsumexp = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    row_blocks = -(-query_rows // constants.block_rows)
+    work_tiles = row_blocks * batch * heads
+    arguments = ForwardArguments(
+        Positions(None if spans is None else spans.data_ptr(), heads, heads // kv_heads, query_rows, key_rows),
+        Inputs(Rows.of(q), Rows.of(k), Rows.of(v), Weight.of(weight), operation.scale),
+        operation.scale * math.log2(math.e), out.data_ptr(), logsumexp.data_ptr(),
+        row_blocks, work_tiles, heads_in_l2(k, batch * heads),
+    )  # fmt: skip
+    device = q.device.index
+    compiled, shared_memory = kernel(constants, device), constants.shared_memory
+    driver.launch(compiled, (work_tiles, 1), constants.threads, shared_memory, device, arguments)
+    return out, logsumexp
+
+
+@functools.cache
+def kernel(constants: ForwardConstants, device: int) -> Any:
+    """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
+    code = machine_code(constants.source(driver.architecture(device)))
+    return driver.load(code, "conv_attention_forward", constants.shared_memory, device)
