@@ -59,8 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_attention_for
     }
     for (int i = threadIdx.x; i < SCORE_BYTES / 16; i += THREADS) store_shared(shared + SCORES + i * 16, uint4{0, 0, 0, 0});
 
-    const WarpRows rows(args.at, first_row + warp * WARP_ROWS);
-    const ScoreTile score_tile(shared + SCORES, warp, lane);
+    const WarpRows rows{args.at, first_row + warp * WARP_ROWS};
     Accumulator accumulator = {};
     float reference[ROW_TILES][2], running_sum[ROW_TILES][2];
 #pragma unroll
@@ -72,6 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_attention_for
         copies_wait<0>();
         __syncthreads();  // the keys have come; the scores and values of the tile before are not read any more
         copy_values(tile);
+        const ScoreTile score_tile(shared + SCORES, thread_index());
         score_tile.move_window();
         {
             Scores scores = {};

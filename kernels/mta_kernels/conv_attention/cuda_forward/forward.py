@@ -59,7 +59,7 @@ class ForwardConstants:
     @property
     def keys(self) -> int:
         """Of a tile: as many as leave a block of head dim 128 in 99 KB of shared memory."""
-        return 64 if self.head_dim <= 128 else 32
+        return 64 if self.head_dim <= 64 else 32
 
     @property
     def threads(self) -> int:

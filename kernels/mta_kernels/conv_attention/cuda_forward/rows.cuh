@@ -6,23 +6,21 @@
 // infinities of c become NaN where a mask is or begins.
 struct WarpRows {
     const Positions& at;
-    int first;                         // of row 0 of set 0, among the queries
-    int begin_of_all, end_of_all;      // of the keys that all rows see
-    int begin_of_any, end_of_any;      // of those that any row sees
-    int lane;
+    int first;  // of row 0 of set 0, among the queries
 
-    DEVICE WarpRows(const Positions& at, int first) : at(at), first(first), lane(threadIdx.x % 32) {
-        const int last = first + WARP_ROWS - 1;
-        begin_of_all = keys_begin(at, last), end_of_all = keys_end(at, first);
-        begin_of_any = keys_begin(at, first), end_of_any = keys_end(at, last);
+    DEVICE int lane() const { return thread_index() % 32; }
+    DEVICE int last() const { return first + WARP_ROWS - 1; }
+    DEVICE bool all_see(int first_key, int keys) const {
+        return first_key >= keys_begin(at, last()) && first_key + keys <= keys_end(at, first);
     }
     // Of this thread: set e, half h.
-    DEVICE int row(int e, int h) const { return first + ROW_TILES * (lane / 4 + 8 * h) + e; }
-    DEVICE bool sees_some(int first_key) const { return first_key < end_of_any && first_key + KEYS > begin_of_any; }
+    DEVICE int row(int e, int h) const { return first + ROW_TILES * (lane() / 4 + 8 * h) + e; }
+    DEVICE bool sees_some(int first_key) const { return first_key < keys_end(at, last()) && first_key + KEYS > keys_begin(at, first); }
 
     // Scores that a row does not see are zeros to the convolution. Beyond the last key they are so already.
     DEVICE void mask_scores(Scores& scores, int first_key) const {
-        if (!(CAUSAL || SPANS) || (first_key >= begin_of_all && first_key + KEYS <= end_of_all)) return;
+        if (!(CAUSAL || SPANS) || all_see(first_key, KEYS)) return;
+        const int column = lane() % 4 * 2;
 #pragma unroll
         for (int e = 0; e < ROW_TILES; e++)
 #pragma unroll
@@ -30,7 +28,7 @@ struct WarpRows {
                 const int begin = keys_begin(at, row(e, h)), end = keys_end(at, row(e, h));
 #pragma unroll
                 for (int i = 0; i < KEYS / 4; i++) {
-                    const int key = first_key + i / 2 * 8 + lane % 4 * 2 + i % 2;
+                    const int key = first_key + i / 2 * 8 + column + i % 2;
                     if (key < begin || key >= end) scores[e][i / 2 * 4 + 2 * h + i % 2] = 0;
                 }
             }
@@ -38,7 +36,8 @@ struct WarpRows {
 
     // `first_key` is that of the first column of c.
     DEVICE void mask_convolved(Scores& c, int first_key) const {
-        if (first_key > begin_of_all && first_key + KEYS < end_of_all) return;
+        if (all_see(first_key - 1, KEYS + 2)) return;
+        const int column = lane() % 4 * 2;
 #pragma unroll
         for (int e = 0; e < ROW_TILES; e++)
 #pragma unroll
@@ -46,7 +45,7 @@ struct WarpRows {
                 const int begin = keys_begin(at, row(e, h)), end = keys_end(at, row(e, h));
 #pragma unroll
                 for (int i = 0; i < KEYS / 4; i++) {
-                    const int key = first_key + i / 2 * 8 + lane % 4 * 2 + i % 2;
+                    const int key = first_key + i / 2 * 8 + column + i % 2;
                     float& number = c[e][i / 2 * 4 + 2 * h + i % 2];
                     number = key < begin || key >= end ? MINUS_INFINITY : fmaf(number, 0, number);
                 }
@@ -60,8 +59,9 @@ struct ScoreTile {
     uint32_t loads_at;   // for `load_matrices`, without the place of the set
     uint32_t moves_at;   // row `lane` of the warp
 
-    DEVICE ScoreTile(uint32_t scores, int warp, int lane) {
-        const uint32_t of_warp = scores + warp * 16 * PITCH;
+    DEVICE ScoreTile(uint32_t scores, int thread) {
+        const int lane = thread % 32;
+        const uint32_t of_warp = scores + thread / 32 * 16 * PITCH;
         stores_at = of_warp + lane / 4 * PITCH + BESIDE * 16 + lane % 4 * 4;
         loads_at = of_warp + lane % 16 * PITCH + lane / 16 * 16;
         moves_at = of_warp + row_place(lane % WARP_ROWS);

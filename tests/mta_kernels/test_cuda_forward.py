@@ -1,0 +1,291 @@
+"""The CUDA forward against float64: on a GPU if there is one, else in the emulator."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from emulated_forward import emulated_forward  # noqa: F401
+from kernel_inputs import DEVICE, assert_close, far_apart, make, poison_memory, relative_error, with_gaps
+from planted_faults import plant
+
+from mta_kernels.attention import attention_reference
+from mta_kernels.conv_attention import conv_attention, conv_attention_reference, explain, identity_weight, operators
+from mta_kernels.conv_attention.banded import structures
+from mta_kernels.conv_attention.cuda_forward import forward
+from mta_kernels.operation import Convolution, key_padding
+
+ON_GPU = DEVICE == "cuda"
+SEEDS = (0,) if ON_GPU else (0, 1, 2)  # of the emulator: how threads and copies interleave
+BF16, FP16 = torch.bfloat16, torch.float16
+
+
+@pytest.fixture
+def cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """`conv_attention` by the CUDA kernel, with NaN in whatever it does not write."""
+    poison_memory(monkeypatch)
+    emulated = None if ON_GPU else request.getfixturevalue("emulated_forward")
+
+    def run(*inputs, seed: int = 0, **options):
+        if emulated:
+            emulated.seed = seed
+        return conv_attention(*inputs, **options, backend="cuda")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "taps", "dtype", "options"),
+    [
+        (64, (6, 11), BF16, {}),
+        (64, (6, 11), FP16, {"causal": False}),
+        (128, (6, 11), BF16, {}),
+        (40, (3, 4), FP16, {"pad_key": "left"}),
+        (96, (1, 1), BF16, {}),
+        (104, (5, 9), BF16, {"pad_key": "right"}),
+        (256, (8, 17), FP16, {"pad_key": "right"}),
+        (200, (4, 2), BF16, {"causal": False}),
+        (80, (2, 16), FP16, {"causal": False}),
+        (16, (8, 17), BF16, {"pad_key": "left", "causal": False}),
+        (64, (1, 17), BF16, {}),
+        (64, (8, 1), FP16, {}),
+    ],
+    ids=str,
+)
+def test_shapes(cuda, head_dim, taps, dtype, options) -> None:
+    for seq_len in (1, 5, 64, 65, 200):
+        q, k, v, weight = make(2 if seq_len == 5 else 1, 2, 1, seq_len, head_dim, taps, dtype)
+        assert_close(cuda(q, k, v, weight, **options), q, k, v, weight, **options)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_order_of_threads_changes_nothing(cuda, head_dim: int) -> None:
+    q, k, v, weight = make(1, 2, 2, 200, head_dim, (6, 11), BF16)
+    first, *others = [cuda(q, k, v, weight, seed=seed) for seed in SEEDS * 2]
+    assert_close(first, q, k, v, weight)
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_heads_share_l2_in_turns(cuda, monkeypatch) -> None:
+    q, k, v, weight = make(2, 3, 3, 140, 64, (6, 11), BF16)
+    monkeypatch.setattr(structures, "L2_BYTES", k.nbytes)
+    assert structures.heads_in_l2(k, heads=6) == 3
+    assert_close(cuda(q, k, v, weight), q, k, v, weight)
+
+
+def test_the_logsumexp_of_rows(cuda) -> None:
+    q, k, v, weight = make(1, 2, 1, 140, 64, (6, 11), BF16)
+    cuda(q, k, v, weight)
+    _, got = operators.CONV_ATTENTION(q, k, v, weight, True, 0.125, 5, 0, None, "cuda")
+    ones = torch.cat([v.new_zeros(1, 1, 140, 32), v.new_ones(1, 1, 140, 32)], dim=3)
+    assert (cuda(q, k, ones, weight)[..., 32:] == 1).all()
+    scores = q.double() @ k.double().transpose(2, 3) * 0.125
+    hidden = torch.ones(140, 140, device=DEVICE).triu(1).bool()
+    padded = torch.nn.functional.pad(scores.masked_fill(hidden, 0), (5, 5, 5, 0))
+    c = torch.nn.functional.conv2d(padded, weight.double()[:, None], groups=2).masked_fill(hidden, -torch.inf)
+    assert relative_error(got, c.logsumexp(3)) < 1e-3
+
+
+def test_inputs_of_any_layout_and_a_float32_weight(cuda) -> None:
+    q, k, v, weight = make(2, 2, 1, 70, 64, (6, 11), BF16)
+    for layout in (
+        [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)],
+        [with_gaps(x, float("nan")) for x in (q, k, v)],
+        [torch.nn.functional.pad(x, (0, 1))[..., :64] for x in (q, k, v)],
+        [torch.nn.functional.pad(x, (8, 8))[..., 8:72] for x in (q, k, v)],
+    ):
+        assert_close(cuda(*layout, weight.float()), q, k, v, weight)
+    assert_close(cuda(q, k, v, with_gaps(weight)), q, k, v, weight)
+
+
+@pytest.mark.skipif(ON_GPU, reason="a GPU has no memory that is not there until it is used")
+def test_rows_that_lie_far_apart(cuda) -> None:
+    q, k, v, weight = make(1, 1, 1, 3, 64, (6, 11), BF16)
+    assert_close(cuda(*(far_apart(x, 2) for x in (q, k, v)), weight), q, k, v, weight)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_chunks_of_a_prompt(cuda, head_dim: int) -> None:
+    q, k, v, weight = make(1, 2, 1, 150, head_dim, (6, 11), BF16)
+    whole = conv_attention_reference(*(x.double() for x in (q, k, v, weight)))
+    for start, end in ((0, 70), (70, 73), (73, 150)):
+        history = q[:, :, max(start - 9, 0) : start]
+        got = cuda(q[:, :, start:end], k[:, :, :end], v[:, :, :end], weight, q_history=history)
+        assert relative_error(got, whole[:, :, start:end]) < 0.005
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed_documents(cuda, causal: bool, head_dim: int) -> None:
+    q, k, v, weight = make(1, 2, 1, 330, head_dim, (6, 11), BF16)
+    bounds = [0, 3, 3, 120, 200, 330]
+    got = cuda(q, k, v, weight, causal=causal, cu_seqlens=torch.tensor(bounds, device=DEVICE))
+    for start, end in pairwise(bounds):
+        if start < end:
+            alone = [x[:, :, start:end] for x in (q, k, v)]
+            assert_close(got[:, :, start:end], *alone, weight, causal=causal)
+
+
+def test_the_identity_is_plain_attention(cuda) -> None:
+    q, k, v, _ = make(1, 2, 1, 130, 64, (6, 11), FP16)
+    got = cuda(q, k, v, identity_weight(2, 6, 11, device=DEVICE))
+    assert relative_error(got, attention_reference(q.double(), k.double(), v.double(), causal=True)) < 0.002
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_future_is_not_seen(cuda, head_dim: int) -> None:
+    q, k, v, weight = make(1, 1, 1, 200, head_dim, (6, 11), BF16)
+    before = cuda(q, k, v, weight)
+    for x in (q, k, v):
+        x[:, :, 130:] *= -7
+    assert torch.equal(cuda(q, k, v, weight)[:, :, :130], before[:, :, :130])
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "options"), [(64, {"causal": False}), (128, {}), (256, {"pad_key": "left", "scale": -1.0})], ids=str
+)
+def test_rows_whose_scores_overflow_fp16(cuda, head_dim: int, options) -> None:
+    """Of some rows and keys, which rows around them see as well; their negative scores, too."""
+    q, k, v, weight = make(1, 2, 1, 150, head_dim, (6, 11), BF16)
+    q[:, :, [0, 70, 99]] *= 3000
+    k[:, :, [3, 64, 120]] *= 30000
+    assert_close(cuda(q, k, v, weight, **options), q, k, v, weight, **options)
+
+
+def test_scores_up_to_the_end_of_fp16(cuda) -> None:
+    q, k, v, weight = make(1, 2, 1, 130, 64, (6, 11), BF16)
+    q = q / q.float().norm(dim=3, keepdim=True).to(BF16) * 60000
+    k = k / k.float().norm(dim=3, keepdim=True).to(BF16)
+    q[:, :, 40:60] = k[:, :, 40:60] * 60000
+    options = {"scale": 1e-4}
+    assert_close(cuda(q, k, v, weight, **options), q, k, v, weight, **options)
+
+
+@pytest.mark.parametrize(("head_dim", "times"), [(64, 1e4), (128, 1e8), (64, 1e30)], ids=str)
+def test_a_token_of_any_size_changes_no_row_that_does_not_see_it(cuda, head_dim: int, times: float) -> None:
+    q, k, v, weight = make(1, 2, 1, 200, head_dim, (6, 11), BF16)
+    packed = {"cu_seqlens": torch.tensor([0, 20, 130, 160, 200], device=DEVICE)}
+    before, before_packed = cuda(q, k, v, weight), cuda(q, k, v, weight, **packed)
+    q[:, :, 131] *= times
+    k[:, :, 130] *= times
+    assert torch.equal(cuda(q, k, v, weight)[:, :, :130], before[:, :, :130])
+    got = cuda(q, k, v, weight, **packed)
+    assert torch.equal(got[:, :, :130], before_packed[:, :, :130])
+    assert torch.equal(got[:, :, 160:], before_packed[:, :, 160:])
+    if times < 1e30:
+        assert_close(got, q, k, v, weight, **packed)
+
+
+@pytest.mark.parametrize(
+    ("taps", "pad_key"), [((7, 1), "both"), ((2, 2), "left"), ((1, 9), "right"), ((1, 17), "both")], ids=str
+)
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_huge_newest_key_counts_by_its_score(cuda, taps: tuple[int, int], pad_key: str, causal: bool) -> None:
+    """Its score, beyond fp16, may be minus infinity in all columns that the row sees; after a tiny scale it counts."""
+    q, k, v, weight = make(1, 4, 1, 121, 64, taps, BF16)
+    weight = weight.abs()
+    options = {"causal": causal, "pad_key": pad_key, "scale": 1e-7}
+    for token in (31, 48, 64, 96, 120):
+        keys = k.clone()
+        keys[:, :, token] *= 1e5
+        assert_close(cuda(q, keys, v, weight, **options), q, keys, v, weight, **options)
+
+
+@pytest.mark.parametrize("magnitude", [1e-3, 30.0, 3000.0, 1e6], ids=str)
+def test_scores_of_any_size(cuda, magnitude: float) -> None:
+    """Scores go through fp16, which ends at 65504; those of 3000 and 1e6 here are far beyond it."""
+    q, k, v, weight = make(1, 2, 1, 100, 64, (6, 11), BF16, magnitude=magnitude)
+    k = (k * min(magnitude, 100.0)).to(BF16)
+    assert_close(cuda(q, k, v, weight), q, k, v, weight)
+
+
+@pytest.mark.parametrize(
+    ("scale", "causal"), [(-0.15, True), (0.0, False), (-0.0, True), (-1e-30, True), (2.0, False), (-1e-45, True)]
+)
+def test_scales_of_any_sign_and_size(cuda, scale: float, causal: bool) -> None:
+    q, k, v, weight = make(1, 2, 1, 100, 64, (6, 11), BF16)
+    assert_close(cuda(q, k, v, weight, scale=scale, causal=causal), q, k, v, weight, scale=scale, causal=causal)
+
+
+def test_a_scale_that_is_no_number_gives_none(cuda) -> None:
+    assert cuda(*make(1, 2, 1, 100, 64, (6, 11), BF16), scale=float("nan")).isnan().all()
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-30, 1e-6, 1e6], ids=str)
+def test_weights_of_any_size(cuda, factor: float) -> None:
+    q, k, v, weight = make(1, 2, 1, 100, 64, (6, 11), BF16)
+    weight = weight.float() * factor
+    q = (q / max(factor, 1)).to(BF16)
+    assert_close(cuda(q, k, v, weight), q, k, v, weight)
+
+
+def test_equal_scores_average_the_values(cuda) -> None:
+    q, k, v, weight = make(1, 1, 1, 150, 64, (6, 11), FP16)
+    mean = v.double().cumsum(2) / torch.arange(1, 151, device=DEVICE)[:, None]
+    assert relative_error(cuda(torch.zeros_like(q), k, v, weight), mean) < 0.001
+
+
+def test_auto_leaves_a_forward_to_others(cuda) -> None:
+    """Until it is measured: see `rank`."""
+    assert explain(*make(1, 2, 1, 40, 64, (3, 5), FP16)).backend != "cuda"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "taps", "words"),
+    [
+        (torch.float32, 64, (6, 11), "dtype torch.float32 is not float16 or bfloat16"),
+        (BF16, 20, (6, 11), "head_dim 20 is not a multiple of 8 from 16 to 256"),
+        (BF16, 264, (6, 11), "head_dim 264"),
+        (BF16, 64, (9, 11), "9x11 taps are outside 1x1 to 8x17"),
+        (BF16, 64, (6, 18), "6x18 taps are outside 1x1 to 8x17"),
+    ],
+)
+def test_what_it_cannot_take_is_told(cuda, dtype, head_dim, taps, words: str) -> None:
+    q, k, v, weight = make(1, 1, 1, 8, head_dim, taps, dtype)
+    with pytest.raises(ValueError, match=words):
+        cuda(q, k, v, weight)
+
+
+def test_it_has_no_backward(cuda) -> None:
+    q, k, v, weight = make(1, 2, 1, 24, 64, (3, 5), FP16)
+    with pytest.raises(ValueError, match="it has no backward, and a gradient may be asked for .*; backend='auto'"):
+        cuda(q, k, v, weight.requires_grad_())
+
+
+def test_every_shape_fits_99_kb() -> None:
+    for head_dim in forward.HEAD_DIMS:
+        for pad_key in ("both", "left", "right"):
+            conv = Convolution(8, 17, key_padding(17, pad_key))
+            assert forward.ForwardConstants(BF16, head_dim, conv, True, False).shared_memory <= 99 * 1024
+
+
+@pytest.mark.skipif(ON_GPU, reason="plants faults in the emulated source")
+@pytest.mark.parametrize(
+    ("file", "line", "instead"),
+    [
+        ("forward.cu", "__syncthreads();  // the keys have come", "//"),
+        ("forward.cu", "__syncthreads();  // the values have come", "//"),
+        ("forward.cu", "copies_wait<0>();\n        __syncthreads();  // the keys", "__syncthreads();  // the keys"),
+        ("forward.cu", "copies_wait<0>();\n        __syncthreads();  // the values", "__syncthreads();  // the values"),
+    ],
+    ids=[
+        "keys that other threads copy",
+        "scores that other warps store",
+        "no wait for the keys",
+        "no wait for the values",
+    ],
+)
+def test_the_emulator_finds_what_a_gpu_may_hide(
+    cuda, monkeypatch: pytest.MonkeyPatch, tmp_path, file: str, line: str, instead: str
+) -> None:
+    plant(monkeypatch, forward, tmp_path, file, line, instead)
+    inputs = make(1, 2, 1, 140, 64, (6, 11), BF16)
+    want = conv_attention_reference(*(x.double() for x in inputs))
+
+    def run() -> None:
+        for seed in range(8):
+            assert relative_error(cuda(*inputs, seed=seed), want) < 0.005
+
+    with pytest.raises(AssertionError):  # wrong, or what the emulator says
+        run()
