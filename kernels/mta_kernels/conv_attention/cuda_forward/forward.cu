@@ -11,7 +11,7 @@
 //   ELEMENT  Half or Bfloat16: q, k, v, out         HEAD_DIM   a multiple of 8 up to 256
 //   QUERY_TAPS 1 to 8, KEY_TAPS 1 to 17, PAD key padding to the left
 //   CAUSAL, SPANS  0 or 1; MARGINS 0
-//   WARPS; ROW_TILES, sets of 16 rows a warp; KEYS; BLOCKS a multiprocessor; SHARED_BYTES
+//   WARPS; ROW_TILES, sets of 16 rows a warp; KEYS; BLOCKS a multiprocessor; QUERIES_IN_REGISTERS; SHARED_BYTES
 // Scores go through fp16. A row that sees one beyond 65504 comes out NaN and is computed again, in float32 (exact_row).
 #include "rows.cuh"
 #include <forward_rows.cuh>
@@ -23,27 +23,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_attention_for
     const uint32_t shared = shared_memory();
     const WorkTile work(args, blockIdx.x);
     const int first_row = work.first_row - HALO;  // of the tile
-    const uint16_t* const keys = row_of(args.inputs.k, work.batch, work.kv_head, 0);
-    const uint16_t* const values = row_of(args.inputs.v, work.batch, work.kv_head, 0);
-    auto copy_keys = [&](int tile) {
-        if (tile < work.end_tile)
-            copy_rows<KEYS>(shared + KEYS_AT, keys, args.inputs.k.stride_row, args.at.key_rows, [=](int i) { return tile * KEYS + i; });
-        copies_commit();
-    };
-    auto copy_values = [&](int tile) {
-        copy_rows<KEYS>(shared + VALUES_AT, values, args.inputs.v.stride_row, args.at.key_rows,
-                        [=](int i) { return tile * KEYS - LEFT + i; });
-        copies_commit();
-    };
-
-    // Sets of rows lie one after the other, for `load_matrices`.
-    copy_rows<TILE_ROWS>(shared + QUERIES, row_of(args.inputs.q, work.batch, work.head, 0), args.inputs.q.stride_row,
-                         args.at.query_rows, [=](int i) {
-                             return first_row + i / WARP_ROWS * WARP_ROWS + i % 16 * ROW_TILES + i % WARP_ROWS / 16;
-                         });
+    const int first_key = work.first_tile * KEYS;
+    Tiles keys(args.inputs.k, work.batch, work.kv_head, first_key, args.at.key_rows);
+    Tiles values(args.inputs.v, work.batch, work.kv_head, first_key - LEFT, args.at.key_rows);
+    copy_queries(shared + QUERIES, args.inputs.q, work.batch, work.head, first_row, args.at.query_rows);
     clear_rest<HEAD_DIM, DEPTH, THREADS>(shared + QUERIES, TILE_ROWS);
     clear_rest<HEAD_DIM, DEPTH, THREADS>(shared + KEYS_AT, KEYS);
-    copy_keys(work.first_tile);
+    keys.copy(shared + KEYS_AT);
+    copies_commit();
     const float unit = write_taps(args, work.head, shared + TAPS);
 
     const uint32_t queries_at = shared + QUERIES + in_tile<DEPTH>(warp * WARP_ROWS + lane % 16, lane / 16);
@@ -66,11 +53,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_attention_for
     for (int i = 0; i < 2 * ROW_TILES; i++) reference[i / 2][i % 2] = -1e30f, running_sum[i / 2][i % 2] = 0;
 
 #pragma unroll 1
-    for (int tile = work.first_tile; tile < work.end_tile; tile++) {
-        const int first_key = tile * KEYS;
+    for (int first_key = work.first_tile * KEYS; first_key < work.end_tile * KEYS; first_key += KEYS) {
         copies_wait<0>();
         __syncthreads();  // the keys have come; the scores and values of the tile before are not read any more
-        copy_values(tile);
+        values.copy(shared + VALUES_AT);
+        copies_commit();
         const ScoreTile score_tile(shared + SCORES, thread_index());
         score_tile.move_window();
         {
@@ -83,7 +70,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_attention_for
         }
         copies_wait<0>();
         __syncthreads();  // the values have come, the scores of all warps are stored; the keys are not read any more
-        copy_keys(tile + 1);
+        if (first_key + KEYS < work.end_tile * KEYS) keys.copy(shared + KEYS_AT);
+        copies_commit();
         if (!rows.sees_some(first_key - LEFT)) continue;
 
         Scores c = {};

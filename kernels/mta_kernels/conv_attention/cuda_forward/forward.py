@@ -25,6 +25,7 @@ INSTRUCTIONS = FOLDER.parents[1] / "attention"
 HEADERS = ("layout.cuh", "taps.cuh", "convolve.cuh", "products.cuh", "rows.cuh")
 SHARED_HEADERS = ("elements.cuh", "mma.cuh", "swizzle.cuh")
 HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(16, 257, 8), 8, 17  # taps at most
+MAX_STRIDE = 1 << 26
 
 
 def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int) -> str | None:
@@ -50,6 +51,7 @@ class ForwardConstants:
 
     warps = 4
     blocks = 2  # that share an SM: what is left for a thread are 255 registers
+    queries_in_registers = False  # else, the queries of each tile are read from shared memory again
 
     @property
     def row_tiles(self) -> int:
@@ -78,7 +80,7 @@ class ForwardConstants:
         beside = -(-self.conv.pad // 8) + -(-(key_taps - 1 - self.conv.pad) // 8)
         scores = (rows + 8) * ((self.keys // 8 + beside) | 1) * 16 + 16
         scores, queries = -(-scores // 128) * 128, rows * depth * 2
-        both = max(scores, queries) if depth <= 64 else scores + queries
+        both = max(scores, queries) if self.queries_in_registers else scores + queries
         return both + 2 * self.keys * depth * 2 + query_taps * 512
 
     def source(self, architecture: str) -> Source:
@@ -86,7 +88,8 @@ class ForwardConstants:
             "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
             "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "CAUSAL": int(self.causal),
             "SPANS": int(self.spans), "MARGINS": 0, "WARPS": self.warps, "ROW_TILES": self.row_tiles,
-            "KEYS": self.keys, "BLOCKS": self.blocks, "SHARED_BYTES": self.shared_memory,
+            "KEYS": self.keys, "BLOCKS": self.blocks, "QUERIES_IN_REGISTERS": int(self.queries_in_registers),
+            "SHARED_BYTES": self.shared_memory,
         }  # fmt: skip
         headers = headers_in(FOLDER, HEADERS) | headers_in(INSTRUCTIONS, SHARED_HEADERS) | banded_headers()
         return Source(FOLDER / "forward.cu", architecture, constants, headers)
@@ -107,10 +110,11 @@ def conv_attention_forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As the Triton backend's `conv_attention_forward`: out `[B, Hq, M, D]` and logsumexp `[B, Hq, M]` float32.
 
-    Copies q, k or v if its rows are not contiguous or do not begin at multiples of 16 bytes. Nothing waits for the GPU.
+    Copies q, k or v if its rows are not contiguous, lie far apart or do not begin at multiples of 16 bytes. Nothing waits for the GPU.
     There is no scratch that `head_chunk` could make smaller.
     """
-    q, k, v = map(in_chunks, (q, k, v))
+    near = (x if x.stride(2) <= MAX_STRIDE else x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
+    q, k, v = map(in_chunks, near)
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
     constants = ForwardConstants(q.dtype, head_dim, operation.conv, operation.causal, spans is not None)

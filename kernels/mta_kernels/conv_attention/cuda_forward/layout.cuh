@@ -9,7 +9,6 @@ constexpr int BLOCK_ROWS = TILE_ROWS - HALO;  // the first HALO rows of a tile o
 constexpr int VALUE_PARTS = 1, VALUE_DIM = HEAD_DIM;
 constexpr int DEPTH_STEPS = (HEAD_DIM + 15) / 16;  // products are 16 deep
 constexpr int DEPTH = 16 * DEPTH_STEPS;            // columns of a tile of q, k or v in shared memory
-constexpr bool QUERIES_IN_REGISTERS = DEPTH <= 64;
 static_assert(HEAD_DIM % 8 == 0, "copies are of 16 bytes");
 static_assert(ROW_TILES == 1 || ROW_TILES == 2, "eight rows above a tile are a whole number of rows of each set");
 static_assert(QUERY_TAPS >= 1 && QUERY_TAPS <= 8 && KEYS % 32 == 0, "eight rows lie above the first of a tile");

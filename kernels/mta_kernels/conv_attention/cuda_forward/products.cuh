@@ -6,22 +6,47 @@ using Scores = float[ROW_TILES][KEYS / 2];            // of each set of 16 rows,
 using Accumulator = float[ROW_TILES][VALUE_DIM / 2];
 using Queries = uint32_t[QUERIES_IN_REGISTERS ? DEPTH_STEPS : 1][ROW_TILES][4];
 
-// Begin to copy rows of a head into a tile, by eight threads a row: its row i is row `row_of(i)`, or zeros if that is outside.
-template <int Count, class RowOf>
-DEVICE void copy_rows(uint32_t tile, const uint16_t* head, int64_t stride, int rows, RowOf row_of) {
+// Copies of a head's rows into tiles, by eight threads a row: thread t takes chunks t % 8, t % 8 + 8, .. of row t / 8 and of
+// those THREADS / 8 further.
+constexpr int ROWS_AT_ONCE = THREADS / 8;
+
+DEVICE void copy_chunks(uint32_t tile, const uint16_t* source, bool inside, int row) {
     const int chunk = threadIdx.x % 8;
 #pragma unroll
-    for (int first = 0; first < Count; first += THREADS / 8) {
-        const int at = first + threadIdx.x / 8, row = row_of(at);
-        if (Count % (THREADS / 8) && at >= Count) continue;
+    for (int on = 0; on < HEAD_DIM / 8; on += 8)
+        if (on + 8 <= HEAD_DIM / 8 || chunk + on < HEAD_DIM / 8)
+            copy_async(tile + in_tile<DEPTH>(row, chunk + on), source + on * 8, inside);
+}
+
+// The rows of q. Sets of a warp's rows lie one after the other, for `load_matrices`.
+DEVICE void copy_queries(uint32_t tile, const Rows& q, int batch, int head, int first_row, int rows) {
+    const uint16_t* const start = row_of(q, batch, head, 0) + threadIdx.x % 8 * 8;
+#pragma unroll 1
+    for (int i = threadIdx.x / 8; i < TILE_ROWS; i += ROWS_AT_ONCE) {
+        const int row = first_row + i / WARP_ROWS * WARP_ROWS + i % 16 * ROW_TILES + i % WARP_ROWS / 16;
         const bool inside = row >= 0 && row < rows;
-        const uint16_t* source = head + (inside ? row * stride : 0) + chunk * 8;
-#pragma unroll
-        for (int on = 0; on < HEAD_DIM / 8; on += 8)
-            if (on + 8 <= HEAD_DIM / 8 || chunk + on < HEAD_DIM / 8)
-                copy_async(tile + in_tile<DEPTH>(at, chunk + on), source + on * 8, inside);
+        copy_chunks(tile, start + (inside ? row * q.stride_row : 0), inside, i);
     }
 }
+
+// Tiles of k or v, one after the other.
+struct Tiles {
+    const uint16_t* next;  // this thread's first chunk of the next tile
+    int next_row;          // its row
+    int rows, stride;      // the lower half of what the host gives
+
+    DEVICE Tiles(const Rows& x, int batch, int head, int first_row, int rows)
+        : next_row(first_row + (int)threadIdx.x / 8), rows(rows), stride((int)x.stride_row) {
+        next = row_of(x, batch, head, 0) + next_row * x.stride_row + threadIdx.x % 8 * 8;
+    }
+    // Begin to copy a tile: zeros for rows outside the head.
+    DEVICE void copy(uint32_t tile) {
+        static_assert(KEYS % ROWS_AT_ONCE == 0, "all threads copy as many rows");
+#pragma unroll
+        for (int on = 0; on < KEYS; on += ROWS_AT_ONCE, next_row += ROWS_AT_ONCE, next += ROWS_AT_ONCE * stride)
+            copy_chunks(tile, next, (unsigned)next_row < (unsigned)rows, threadIdx.x / 8 + on);
+    }
+};
 
 DEVICE void load_queries(uint32_t (&a)[ROW_TILES][4], uint32_t queries_at, int step) {
 #pragma unroll
