@@ -144,6 +144,7 @@ def _conv_refusal(case: FuzzCase, backend: str) -> str | None:
         query_taps=case.query_taps,
         key_taps=case.key_taps,
         backward=case.pass_ == "bwd",
+        decode=case.pass_ == "decode",
     )
 
 

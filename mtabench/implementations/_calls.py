@@ -29,7 +29,8 @@ def backend_why_not(backend: str, case: Case) -> str | None:
     """Why a backend of the kernels cannot run this case, or None."""
     from mta_kernels.conv_attention import unsupported
 
-    return unsupported(backend, **typical_conv_call(case), backward=case.pass_ == "bwd")
+    pass_ = case.pass_
+    return unsupported(backend, **typical_conv_call(case), backward=pass_ == "bwd", decode=pass_ == "decode")
 
 
 def mta_by(function: Callable[..., Tensor], case: Case, inputs: Inputs, **more: Any) -> Closure:

@@ -1,4 +1,4 @@
-"""The CUDA decode, for every NVIDIA GPU from sm_80 on."""
+"""The CUDA forward and decode, for every NVIDIA GPU from sm_80 on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,21 @@ def splits_used(case: Case) -> int:
     )  # fmt: skip
 
 
-def source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
+def forward_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
+    """The forward. Raises SkippedError without a compiler."""
+    from mta_kernels.conv_attention.cuda_forward.forward import ForwardConstants, shape_unsupported
+    from mtabench.problem.inputs import DTYPES
+
+    dtype = DTYPES[shape.dtype]
+    if shape_unsupported(dtype, shape.head_dim, *shape.conv):
+        return
+    need_compiler()
+    constants = ForwardConstants(dtype, shape.head_dim, shape.operation.conv, shape.causal, shape.packed)
+    code = compiled(constants.source(limits.target))
+    yield CudaKernel("cuda_forward", code, constants.warps, constants.shared_memory)
+
+
+def decode_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """The decode. Raises SkippedError without a compiler."""
     from mta_kernels.conv_attention.cuda_decode.decode import shape_unsupported
     from mta_kernels.conv_attention.cuda_decode.plan import plan_on
@@ -48,10 +62,15 @@ def source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
 
 ENTRIES = (
     Implementation(
-        order=50, name="cuda", op="conv-attention", passes=("decode",), devices=("cuda",), work="expanded",
-        summary="one fused CUDA kernel for every NVIDIA GPU from sm_80 on, the keys shared evenly by all its programs",
+        order=50, name="cuda", op="conv-attention", passes=("fwd", "decode"), devices=("cuda",), work="banded",
+        summary="fused CUDA kernels for every NVIDIA GPU from sm_80 on, the convolution as banded products on the "
+        "tensor cores; in decode, the keys shared evenly by all programs",
         build=partial(conv_attention_by, "cuda"), why_not=partial(backend_why_not, "cuda"), splits_used=splits_used,
         style=Style("#00796B", "#2BC4B0", "p", "-"),
-        sources=(Source("cuda_decode", source, ("cuda_decode",), order=50),),
+        compiles=True,
+        sources=(
+            Source("cuda_forward", forward_source, ("cuda_forward",), order=45),
+            Source("cuda_decode", decode_source, ("cuda_decode",), order=50),
+        ),
     ),
 )  # fmt: skip

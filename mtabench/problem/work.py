@@ -60,8 +60,8 @@ def executed_flops(case: Case, work: str) -> int:
     scores of chunks of rows in whole blocks, and computes those beside a chunk that convolutions read again; its
     backward has five products, and three times the steps. Expanded
     has scores of depth `min(cq, ck) * D`, and its backward two more products of that depth and two of depth D.
-    Its decode folds the taps over queries into `ck` queries. Banded has 32 products a tap and score, backward twice
-    that and 192 for the weight, and of the 64 rows of a tile `cq - 1` are shared with its neighbour, backward 16.
+    Decode, banded too, folds the taps over queries into `ck` queries. Banded has 32 products a tap and score, backward
+    twice that and 192 for the weight, and of the 64 rows of a tile `cq - 1` are shared with its neighbour, backward 16.
     Overlapped works on tiles of 64 x 64 scores of which a margin, backward twice as wide, is computed again elsewhere;
     its two backward kernels have seven products and five convolutions. A decode step has 128 keys.
     """
@@ -71,9 +71,9 @@ def executed_flops(case: Case, work: str) -> int:
         return _dense_flops(case)
     if work == "staged":
         return 2 * staged_scores(case) * _macs(case, products=5 if case.pass_ == "bwd" else 2)
+    if work in ("expanded", "banded") and case.pass_ == "decode":
+        return 2 * pairs(case) * (case.conv.key_taps + 1) * case.head_dim
     if work == "expanded":
-        if case.pass_ == "decode":
-            return 2 * pairs(case) * (case.conv.key_taps + 1) * case.head_dim
         depth = min(case.conv.taps) * case.head_dim
         if case.pass_ == "bwd":
             return 2 * pairs(case) * (3 * depth + 2 * case.head_dim)

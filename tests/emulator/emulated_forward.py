@@ -17,7 +17,7 @@ class ForwardEmulator(Emulator):
 
     def program(self, wanted: Source) -> str:
         code = f"#include <device.cuh>\nnamespace kernel {{\n#include <mma.cuh>\n#include <{wanted.path.name}>\n}}\n"
-        return code + LAUNCH.format(space="kernel", kernel="conv_attention_forward")
+        return code + LAUNCH.format(space="kernel", kernel="cuda_forward")
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from planted_faults import plant
 from torch import Tensor
 
 from mta_kernels.conv_attention import (
-    conv_attention,
     conv_attention_decode,
     conv_attention_reference,
     explain,
     identity_weight,
+    unsupported,
 )
 from mta_kernels.conv_attention.cuda_decode import arrivals
 from mta_kernels.conv_attention.cuda_decode import plan as planning
@@ -302,15 +302,16 @@ def test_what_it_cannot_take_is_told(gpu, dtype, head_dim, taps, words: str) -> 
 
 def test_a_cpu_has_no_cuda() -> None:
     inputs = tuple(x.cpu() for x in make_decode([20], 1, 1, 64, (6, 11), BF16))
-    with pytest.raises(ValueError, match="the CUDA decode needs an NVIDIA GPU, not a cpu device"):
+    with pytest.raises(ValueError, match="the CUDA kernels need an NVIDIA GPU, not a cpu device"):
         run(inputs)
 
 
-def test_it_is_decode_alone(gpu) -> None:
+def test_what_runs_a_decode_and_what_a_forward(gpu) -> None:
     inputs = make(1, 1, 1, 20, 64, (6, 11), BF16)
-    for function in (conv_attention, explain):
-        with pytest.raises(ValueError, match="backend 'cuda' has decode alone"):
-            function(*inputs, backend="cuda")
+    typical = {"device": DEVICE, "dtype": BF16, "head_dim": 64, "query_taps": 6, "key_taps": 11}
+    assert unsupported("hopper", **typical, decode=True) == "it has no decode"
+    assert unsupported("cuda", **typical | {"head_dim": 17, "key_taps": 31}, decode=True) is None
+    assert "head_dim 17" in (unsupported("cuda", **typical | {"head_dim": 17}) or "")
     with pytest.raises(ValueError, match="backend 'hopper' has no decode"):
         explain(*inputs, backend="hopper", decode=True)
 

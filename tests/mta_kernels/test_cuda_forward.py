@@ -249,7 +249,7 @@ def test_what_it_cannot_take_is_told(cuda, dtype, head_dim, taps, words: str) ->
 
 def test_it_has_no_backward(cuda) -> None:
     q, k, v, weight = make(1, 2, 1, 24, 64, (3, 5), FP16)
-    with pytest.raises(ValueError, match="it has no backward, and a gradient may be asked for .*; backend='auto'"):
+    with pytest.raises(ValueError, match="it has no backward, and a gradient may be asked for"):
         cuda(q, k, v, weight.requires_grad_())
 
 

@@ -38,16 +38,21 @@ def unsupported(
     query_taps: int,
     key_taps: int,
     backward: bool = False,
+    decode: bool = False,
 ) -> str | None:
     """Why `backend` cannot run conv attention with these on this machine, or None if it can.
 
-    `device` is a torch device or its type, "cuda" or "cpu"; `backward` is whether gradients are wanted as well. For
-    "cuda" the answer is about decode, which is all that it has. Raises ValueError for an unknown backend.
+    `device` is a torch device or its type, "cuda" or "cpu"; `backward` is whether gradients are wanted as well. The
+    answer is about a whole forward, or with `decode` about a decode step on contiguous caches. Raises ValueError for an
+    unknown backend.
     """
     kernels = named(backend)
     if kernels is None:
         return None
-    return kernels.why_not(Request(_with_taps(query_taps, key_taps), device, dtype, head_dim, backward))
+    if decode and kernels.decode is None:
+        return "it has no decode"
+    caches = (torch.empty(1, 1, 1, head_dim, device="meta"),) * 3 if decode else None
+    return kernels.why_not(Request(_with_taps(query_taps, key_taps), device, dtype, head_dim, backward, caches))
 
 
 def _with_taps(query_taps: int, key_taps: int) -> Operation:
@@ -107,9 +112,6 @@ def choose(backend: str, request: Request) -> Backend | None:
     if request.decode is not None and kernels.decode is None:
         able = [x for x in KERNELS if x.decode and (x.tiles or not request.over_ranks)]
         raise ValueError(f"backend {backend!r} has no decode; use {_instead(kernels, able)}")
-    if request.decode is None and kernels.forward is None:
-        able = [x for x in KERNELS if x.forward]
-        raise ValueError(f"backend {backend!r} has decode alone; use {_instead(kernels, able)}")
     check_can_run(kernels, request)
     return kernels
 

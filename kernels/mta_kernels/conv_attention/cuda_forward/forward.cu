@@ -18,7 +18,7 @@
 
 // A block's buffers hold one tile of keys and one of values. Values come while keys are multiplied, the next keys come while
 // scores are convolved and values multiplied.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) conv_attention_forward(const __grid_constant__ Arguments args) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cuda_forward(const __grid_constant__ Arguments args) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t shared = shared_memory();
     const WorkTile work(args, blockIdx.x);

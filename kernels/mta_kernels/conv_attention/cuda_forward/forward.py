@@ -110,8 +110,8 @@ def conv_attention_forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """As the Triton backend's `conv_attention_forward`: out `[B, Hq, M, D]` and logsumexp `[B, Hq, M]` float32.
 
-    Copies q, k or v if its rows are not contiguous, lie far apart or do not begin at multiples of 16 bytes. Nothing waits for the GPU.
-    There is no scratch that `head_chunk` could make smaller.
+    Copies q, k or v if its rows are not contiguous, lie far apart or do not begin at multiples of 16 bytes. Nothing
+    waits for the GPU. There is no scratch that `head_chunk` could make smaller.
     """
     near = (x if x.stride(2) <= MAX_STRIDE else x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
     q, k, v = map(in_chunks, near)
@@ -138,4 +138,4 @@ def conv_attention_forward(
 def kernel(constants: ForwardConstants, device: int) -> Any:
     """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
     code = machine_code(constants.source(driver.architecture(device)))
-    return driver.load(code, "conv_attention_forward", constants.shared_memory, device)
+    return driver.load(code, "cuda_forward", constants.shared_memory, device)

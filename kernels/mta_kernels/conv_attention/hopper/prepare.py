@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from mta_kernels.conv_attention.banded.structures import Inputs, Positions
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source, machine_code
