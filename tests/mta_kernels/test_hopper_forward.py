@@ -21,6 +21,7 @@ from planted_faults import plant
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference, explain, identity_weight, operators
+from mta_kernels.conv_attention.banded import structures
 from mta_kernels.conv_attention.hopper import forward, prepare
 from mta_kernels.conv_attention.hopper import source as sources
 from mta_kernels.conv_attention.hopper.forward import kernel, shape_unsupported
@@ -78,8 +79,8 @@ def test_the_order_of_threads_changes_nothing(hopper) -> None:
 @pytest.mark.parametrize(("turns", "in_turn"), [(1, 3), (2, 2), (5, 1)])
 def test_long_works_of_some_heads_go_out_before_short_ones(hopper, monkeypatch, turns: int, in_turn: int) -> None:
     q, k, v, weight = make(1, 3, 3, 190 + turns, 128, (6, 11), BF16)
-    monkeypatch.setattr(forward, "L2_BYTES", -(-2 * k.nbytes // turns))
-    assert forward.heads_in_l2(k, heads=3) == in_turn
+    monkeypatch.setattr(structures, "L2_BYTES", -(-2 * k.nbytes // turns))
+    assert structures.heads_in_l2(k, heads=3) == in_turn
     assert_close(hopper(q, k, v, weight), q, k, v, weight)
 
 
