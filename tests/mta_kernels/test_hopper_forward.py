@@ -22,7 +22,7 @@ from planted_faults import plant
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference, explain, identity_weight, operators
 from mta_kernels.conv_attention.banded import structures
-from mta_kernels.conv_attention.hopper import forward, prepare
+from mta_kernels.conv_attention.hopper import prepare
 from mta_kernels.conv_attention.hopper import source as sources
 from mta_kernels.conv_attention.hopper.forward import kernel, shape_unsupported
 from mta_kernels.conv_attention.hopper.prepare import Preparation, PrepareConstants
