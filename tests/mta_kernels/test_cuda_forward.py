@@ -12,9 +12,13 @@ from planted_faults import plant
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference, explain, identity_weight, operators
+from mta_kernels.conv_attention.backend import Request
 from mta_kernels.conv_attention.banded import structures
+from mta_kernels.conv_attention.cuda_decode import backend
 from mta_kernels.conv_attention.cuda_forward import forward
-from mta_kernels.operation import Convolution, key_padding
+from mta_kernels.conv_attention.hopper import backend as hopper_backend
+from mta_kernels.conv_attention.triton.backend import TRITON
+from mta_kernels.operation import Convolution, Operation, key_padding
 
 ON_GPU = DEVICE == "cuda"
 SEEDS = (0,) if ON_GPU else (0, 1, 2)  # of the emulator: how threads and copies interleave
@@ -186,7 +190,7 @@ def test_a_huge_newest_key_counts_by_its_score(cuda, taps: tuple[int, int], pad_
     q, k, v, weight = make(1, 4, 1, 121, 64, taps, BF16)
     weight = weight.abs()
     options = {"causal": causal, "pad_key": pad_key, "scale": 1e-7}
-    for token in (31, 48, 64, 96, 120):
+    for token in (23, 31, 48, 63, 64, 96, 120):
         keys = k.clone()
         keys[:, :, token] *= 1e5
         assert_close(cuda(q, keys, v, weight, **options), q, keys, v, weight, **options)
@@ -226,9 +230,37 @@ def test_equal_scores_average_the_values(cuda) -> None:
     assert relative_error(cuda(torch.zeros_like(q), k, v, weight), mean) < 0.001
 
 
-def test_auto_leaves_a_forward_to_others(cuda) -> None:
-    """Until it is measured: see `rank`."""
-    assert explain(*make(1, 2, 1, 40, 64, (3, 5), FP16)).backend != "cuda"
+@pytest.mark.parametrize(
+    ("major", "head_dim", "taps", "gradients", "taken"),
+    [
+        (8, 64, (6, 11), False, True),
+        (12, 128, (2, 9), False, False),
+        (12, 128, (3, 9), False, True),
+        (9, 136, (6, 11), False, True),
+        (8, 64, (6, 11), True, False),
+        (8, 256, (1, 11), False, False),
+        (10, 64, (6, 11), False, False),
+        (11, 64, (6, 11), False, False),
+    ],
+)
+def test_auto_takes_it_where_triton_has_more_to_multiply(monkeypatch, major, head_dim, taps, gradients, taken) -> None:
+    monkeypatch.setattr(backend, "absent", lambda device: None)
+    monkeypatch.setattr(backend, "capability", lambda device: (major, 0))
+    monkeypatch.setattr(backend, "_multiplies_alike", backend._multiplies_alike.__wrapped__)
+    operation = Operation(Convolution(*taps, key_padding(taps[1], "both")), 1.0)
+    request = Request(operation, "cuda", BF16, head_dim, gradients)
+    assert (backend.rank(request) is not None) == taken
+    assert TRITON.rank(request) == 3
+    assert backend.rank(request._replace(over_ranks=True)) is None
+
+
+def test_auto_takes_it_without_gradients(cuda, monkeypatch) -> None:
+    monkeypatch.setattr(backend, "_multiplies_alike", lambda device: True)
+    monkeypatch.setattr(hopper_backend, "platform_unsupported", lambda device: "no Hopper GPU")
+    q, k, v, weight = make(1, 2, 1, 24, 64, (6, 11), FP16)
+    assert explain(q, k, v, weight).backend == "cuda"
+    assert explain(q, k, v, weight.requires_grad_()).backend != "cuda"
+    assert explain(*make(1, 2, 1, 24, 64, (1, 11), FP16)).backend != "cuda"
 
 
 @pytest.mark.parametrize(

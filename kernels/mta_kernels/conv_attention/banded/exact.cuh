@@ -1,6 +1,7 @@
 // Conv attention in float32 on the CUDA cores: for rows whose scores overflow fp16, through which the convolution goes.
 //
-// Slow and plain. Constants beside those of positions.cuh: ELEMENT, HEAD_DIM. It reads what a row sees and nothing else, so that a row depends on no later token and no other document.
+// Slow and plain. It reads what a row sees and nothing else, so that a row depends on no later token and no other document.
+// Constants beside those of positions.cuh: ELEMENT, HEAD_DIM.
 #pragma once
 #include <positions.cuh>
 

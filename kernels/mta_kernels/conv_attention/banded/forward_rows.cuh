@@ -1,4 +1,5 @@
-// The epilogue of the forward, from registers as products leave them: rows of out and their logsumexp; rows that overflowed are computed again.
+// The epilogue of the forward, from registers as products leave them: rows of out and their logsumexp; rows that overflowed are
+// computed again.
 #pragma once
 #include <forward_exact.cuh>
 #include <forward_softmax.cuh>
@@ -18,8 +19,8 @@ DEVICE void transpose_of_four_lanes(uint32_t (&words)[4], int lane) {
 }
 
 // Rows of a warp's accumulator: row i is query `warp_row` + Apart i. Those before `first_result` are no results.
-template <int Apart, class Arguments>
-DEVICE void write_rows(const Arguments& args, const WorkTile& work, const OnlineSoftmax& softmax,
+template <int Apart, class Arguments, int Columns>
+DEVICE void write_rows(const Arguments& args, const WorkTile& work, const OnlineSoftmax<Columns>& softmax,
                        const float (&accumulator)[VALUE_DIM / 2], int warp_row, int first_result, int lane) {
     bool is_again[2];  // rows to compute again
 #pragma unroll

@@ -1,24 +1,24 @@
 // The online softmax of the forward, in units of log 2.
 //
 // The sum and the accumulator of a row share a reference. Any reference that keeps them in range will do, so it moves to the
-// maximum only when a thread's numbers of a tile, 16 of 64 keys, add up to more than LARGEST_SUM. Most tiles thus skip the
-// maximum. Who includes it has KEYS, VALUE_DIM and ELEMENT.
+// maximum only when a thread's numbers of a step, 16 of 64 columns, add up to more than LARGEST_SUM. Most steps thus skip the
+// maximum. Who includes it has VALUE_DIM and ELEMENT.
 #pragma once
 #include <positions.cuh>
 
 constexpr float LARGEST_SUM = 4096;
 
-struct OnlineSoftmax {
+template <int Columns> struct OnlineSoftmax {
     const float unit;  // what c is multiplied by
     float (&reference)[2], (&running_sum)[2], (&sums)[2];
-    uint32_t (&probabilities)[KEYS / 4];  // of a tile: A fragments of the product with the values
+    uint32_t (&probabilities)[Columns / 4];  // of a step: A fragments of the product with the values
 
-    DEVICE void exponentiate(const float (&c)[KEYS / 2]) {
+    DEVICE void exponentiate(const float (&c)[Columns / 2]) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float sum[2] = {0, 0};
 #pragma unroll
-            for (int b = 0; b < KEYS / 8; b++) {
+            for (int b = 0; b < Columns / 8; b++) {
                 const float first = exp2_fast(fmaf(c[4 * b + 2 * h], unit, -reference[h]));
                 const float second = exp2_fast(fmaf(c[4 * b + 2 * h + 1], unit, -reference[h]));
                 sum[b % 2] += first + second;
@@ -29,14 +29,14 @@ struct OnlineSoftmax {
     }
 
     // Move the references of rows whose sums are too large. The choice is the row's own: no row depends on another.
-    DEVICE void rescale(const float (&c)[KEYS / 2], float (&accumulator)[VALUE_DIM / 2]) {
+    DEVICE void rescale(const float (&c)[Columns / 2], float (&accumulator)[VALUE_DIM / 2]) {
         float rescale[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int moves = !(sums[h] <= LARGEST_SUM);
             float largest = MINUS_INFINITY;
 #pragma unroll
-            for (int b = 0; b < KEYS / 8; b++) largest = fmaxf(largest, fmaxf(c[4 * b + 2 * h], c[4 * b + 2 * h + 1]));
+            for (int b = 0; b < Columns / 8; b++) largest = fmaxf(largest, fmaxf(c[4 * b + 2 * h], c[4 * b + 2 * h + 1]));
 #pragma unroll
             for (int lane = 1; lane < 4; lane *= 2) {
                 moves |= __shfl_xor_sync(~0u, moves, lane);
@@ -51,8 +51,8 @@ struct OnlineSoftmax {
         for (int i = 0; i < VALUE_DIM / 2; i++) accumulator[i] *= rescale[i / 2 % 2];
     }
 
-    // Probabilities of a tile of c.
-    DEVICE void update(const float (&c)[KEYS / 2], float (&accumulator)[VALUE_DIM / 2]) {
+    // Probabilities of Columns columns of c.
+    DEVICE void update(const float (&c)[Columns / 2], float (&accumulator)[VALUE_DIM / 2]) {
         exponentiate(c);
         if (__any_sync(~0u, !(fmaxf(sums[0], sums[1]) <= LARGEST_SUM))) {
             rescale(c, accumulator);

@@ -4,7 +4,6 @@
 #pragma once
 #include <positions.cuh>
 
-
 // BLOCK_ROWS rows of a head, and the tiles of keys that they see. The last block ends with the last row, so the partial block
 // is the first, which sees the fewest keys: its rows may begin before row 0.
 struct WorkTile {

@@ -7,7 +7,10 @@
 #pragma once
 #include "taps.cuh"
 
-constexpr int SETS = ROW_TILES + HALO, PAIRS = (WINDOW + 1) / 2;  // a load has two eights of columns
+constexpr int SETS = ROW_TILES + HALO, PAIRS = (CHUNK / 8 + BESIDE + 1) / 2;  // a load has two eights of columns
+
+// CHUNK columns of scores or of c: of each set of 16 rows, four numbers of every eight columns.
+using Columns = float[ROW_TILES][CHUNK / 2];
 
 // Four numbers of a thread: those of 16 rows and eight columns, as products have them.
 template <int Numbers> DEVICE float (&eight_columns(float (&all)[Numbers], int eight))[4] {
@@ -23,8 +26,8 @@ DEVICE void add_pair(float (&c)[4], const uint32_t (&pair)[4], int first, const 
     else if (first == -1) multiply_8<Half>(c, pair[2], pair[3], taps.x);
 }
 
-// c of this warp's rows. `scores` is this lane's address for `load_matrices`, without the place of a set.
-DEVICE void convolve(float (&c)[ROW_TILES][KEYS / 2], uint32_t scores, uint32_t taps) {
+// CHUNK columns of c of this warp's rows. `scores` is this lane's address for `load_matrices`, without the place of a set.
+DEVICE void convolve(Columns& c, uint32_t scores, uint32_t taps) {
     const uint32_t own_taps = taps + threadIdx.x % 32 * 16;
     uint4 of_set[ROW_TILES];  // T of the tap by which set e reads the set that is loaded
     uint32_t pairs[2][4];
@@ -45,7 +48,7 @@ DEVICE void convolve(float (&c)[ROW_TILES][KEYS / 2], uint32_t scores, uint32_t 
             const int tap = e + HALO - set;
             if (tap < 0 || tap >= QUERY_TAPS) continue;
 #pragma unroll
-            for (int n = 0; n < STEP; n++) add_pair(eight_columns(c[e], n), pairs[i % 2], 2 * pair - n, of_set[e]);
+            for (int n = 0; n < CHUNK / 8; n++) add_pair(eight_columns(c[e], n), pairs[i % 2], 2 * pair - n, of_set[e]);
         }
     }
 }

@@ -32,11 +32,16 @@ def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_ta
     """Why no GPU could run these, or None."""
     if dtype not in ELEMENTS:
         return f"dtype {dtype} is not float16 or bfloat16"
-    if head_dim not in HEAD_DIMS:
+    if head_dim % HEAD_DIMS.step or not HEAD_DIMS.start <= head_dim < HEAD_DIMS.stop:
         return f"head_dim {head_dim} is not a multiple of 8 from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
     if query_taps > QUERY_TAPS or key_taps > KEY_TAPS:
         return f"{query_taps}x{key_taps} taps are outside 1x1 to {QUERY_TAPS}x{KEY_TAPS} (query taps x key taps)"
     return None
+
+
+def multiply_adds(head_dim: int, query_taps: int, key_taps: int) -> int:
+    """Multiply-adds of a score: two products of head dim, and a tap's band with centred key taps; without the halo."""
+    return 2 * head_dim + 8 * min(key_taps, 3) * query_taps
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class ForwardConstants:
 
     warps = 4
     blocks = 2  # that share an SM: what is left for a thread are 255 registers
-    queries_in_registers = False  # else, the queries of each tile are read from shared memory again
+    chunk = 32  # columns of scores that registers hold at a time: 64 spill beside the rows of out
 
     @property
     def row_tiles(self) -> int:
@@ -61,7 +66,12 @@ class ForwardConstants:
     @property
     def keys(self) -> int:
         """Of a tile: as many as leave a block of head dim 128 in 99 KB of shared memory."""
-        return 64 if self.head_dim <= 64 else 32
+        return 64 if self.head_dim <= 128 else 32
+
+    @property
+    def queries_in_registers(self) -> bool:
+        """Else, the queries of each tile are read from shared memory again."""
+        return self.head_dim <= 64
 
     @property
     def threads(self) -> int:
@@ -76,20 +86,19 @@ class ForwardConstants:
     def shared_memory(self) -> int:
         """Bytes a block takes, as layout.cuh lays them out."""
         depth, rows = -(-self.head_dim // 16) * 16, self.warps * self.row_tiles * 16
-        query_taps, key_taps = self.conv.taps
-        beside = -(-self.conv.pad // 8) + -(-(key_taps - 1 - self.conv.pad) // 8)
+        beside = -(-self.conv.pad // 8) + -(-(self.conv.key_taps - 1 - self.conv.pad) // 8)
         scores = (rows + 8) * ((self.keys // 8 + beside) | 1) * 16 + 16
         scores, queries = -(-scores // 128) * 128, rows * depth * 2
         both = max(scores, queries) if self.queries_in_registers else scores + queries
-        return both + 2 * self.keys * depth * 2 + query_taps * 512
+        return both + 2 * self.keys * depth * 2 + self.conv.query_taps * 512
 
     def source(self, architecture: str) -> Source:
         constants = {
             "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
             "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "CAUSAL": int(self.causal),
             "SPANS": int(self.spans), "MARGINS": 0, "WARPS": self.warps, "ROW_TILES": self.row_tiles,
-            "KEYS": self.keys, "BLOCKS": self.blocks, "QUERIES_IN_REGISTERS": int(self.queries_in_registers),
-            "SHARED_BYTES": self.shared_memory,
+            "KEYS": self.keys, "CHUNK": self.chunk, "BLOCKS": self.blocks,
+            "QUERIES_IN_REGISTERS": int(self.queries_in_registers), "SHARED_BYTES": self.shared_memory,
         }  # fmt: skip
         headers = headers_in(FOLDER, HEADERS) | headers_in(INSTRUCTIONS, SHARED_HEADERS) | banded_headers()
         return Source(FOLDER / "forward.cu", architecture, constants, headers)

@@ -12,6 +12,7 @@ constexpr int DEPTH = 16 * DEPTH_STEPS;            // columns of a tile of q, k 
 static_assert(HEAD_DIM % 8 == 0, "copies are of 16 bytes");
 static_assert(ROW_TILES == 1 || ROW_TILES == 2, "eight rows above a tile are a whole number of rows of each set");
 static_assert(QUERY_TAPS >= 1 && QUERY_TAPS <= 8 && KEYS % 32 == 0, "eight rows lie above the first of a tile");
+static_assert(KEYS % CHUNK == 0 && CHUNK % 16 == 0, "c is computed CHUNK columns at a time");
 
 // Eights of columns: those of scores that eight columns of c read, and those that KEYS columns of c read. The columns of c
 // that a tile of KEYS scores finishes begin LEFT columns before it, so BESIDE eights come from the tile before.

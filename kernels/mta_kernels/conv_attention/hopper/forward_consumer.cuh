@@ -56,7 +56,7 @@ struct Mainloop {
     const Block& block;
     const ConsumerThread& own;
     const RowMask& mask;
-    OnlineSoftmax& softmax;
+    OnlineSoftmax<KEYS>& softmax;
     int first_tile, end_tile, first_iteration;
     uint64_t toeplitz;
     // c of this tile: even and odd blocks of 16 scores apart, since wgmmas into overlapping windows of one array serialize.
@@ -223,7 +223,7 @@ DEVICE void consume(const Arguments& args, const Block& block, int warpgroup, in
         float sums[2];
         uint32_t halves[4][4];
         bool next_is_full = false;
-        OnlineSoftmax softmax{unit, reference, running_sum, sums, probabilities};
+        OnlineSoftmax<KEYS> softmax{unit, reference, running_sum, sums, probabilities};
         Mainloop mainloop{block, own, mask, softmax, work.first_tile, work.end_tile, first_iteration, toeplitz,
                           even, odd, scores, accumulator, query, halves, next_is_full};
         mainloop.run(tiles);

@@ -68,7 +68,7 @@ def _cached_platform_unsupported(device: torch.device | str, dtype: torch.dtype,
 
 def rank(request: Request) -> int:
     """The last of those that can run a request, but for a decode of few keys."""
-    return 0 if _decodes_few_keys(request) else 2
+    return 0 if _decodes_few_keys(request) else 3
 
 
 def _decodes_few_keys(request: Request) -> bool:
