@@ -37,7 +37,9 @@ def forward_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     if shape_unsupported(dtype, shape.head_dim, *shape.conv):
         return
     need_compiler()
-    constants = ForwardConstants(dtype, shape.head_dim, shape.operation.conv, shape.causal, shape.packed)
+    constants = ForwardConstants(
+        dtype, shape.head_dim, shape.operation.conv, shape.causal, shape.packed, limits.shared_per_block
+    )
     code = compiled(constants.source(limits.target))
     yield CudaKernel("cuda_forward", code, constants.warps, constants.shared_memory)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from emulated_forward import emulated_forward  # noqa: F401
 from kernel_inputs import DEVICE, assert_close, far_apart, make, poison_memory, relative_error, with_gaps
+from operator_calls import assert_equal, captured
 from planted_faults import plant
 
 from mta_kernels.attention import attention_reference
@@ -224,6 +225,21 @@ def test_weights_of_any_size(cuda, factor: float) -> None:
     assert_close(cuda(q, k, v, weight), q, k, v, weight)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+def test_calls_in_a_cuda_graph() -> None:
+    q, k, v, weight = make(1, 2, 2, 200, 64, (6, 11), BF16)
+
+    def call() -> list[torch.Tensor]:
+        return [conv_attention(q, k, v, weight, backend="cuda")]
+
+    graph, results = captured(call)
+    for x in (q, k, v):
+        x.neg_()
+        graph.replay()
+        assert_equal(results, call())
+
+
 def test_equal_scores_average_the_values(cuda) -> None:
     q, k, v, weight = make(1, 1, 1, 150, 64, (6, 11), FP16)
     mean = v.double().cumsum(2) / torch.arange(1, 151, device=DEVICE)[:, None]
@@ -285,11 +301,30 @@ def test_it_has_no_backward(cuda) -> None:
         cuda(q, k, v, weight.requires_grad_())
 
 
-def test_every_shape_fits_99_kb() -> None:
+@pytest.mark.parametrize("limit", [99, 163, 227])
+def test_every_shape_fits(limit: int) -> None:
     for head_dim in forward.HEAD_DIMS:
         for pad_key in ("both", "left", "right"):
             conv = Convolution(8, 17, key_padding(17, pad_key))
-            assert forward.ForwardConstants(BF16, head_dim, conv, True, False).shared_memory <= 99 * 1024
+            constants = forward.ForwardConstants(BF16, head_dim, conv, True, False, limit * 1024)
+            assert constants.shared_memory <= 99 * 1024
+            assert limit == 99 or 2 * (constants.shared_memory + 1024) <= (limit + 1) * 1024
+
+
+@pytest.mark.parametrize(
+    ("limit", "head_dim", "keys"),
+    [(99, 64, 64), (99, 80, 32), (99, 128, 64), (163, 96, 64), (163, 128, 32), (227, 128, 64), (227, 136, 32)],
+)
+def test_the_keys_of_a_tile_let_two_blocks_share_an_sm(limit: int, head_dim: int, keys: int) -> None:
+    conv = Convolution(6, 11, 5)
+    assert forward.ForwardConstants(BF16, head_dim, conv, True, False, limit * 1024).keys == keys
+
+
+@pytest.mark.parametrize(("head_dim", "options"), [(128, {}), (112, {"causal": False, "pad_key": "left"})], ids=str)
+def test_tiles_of_an_a100(cuda, monkeypatch: pytest.MonkeyPatch, head_dim: int, options) -> None:
+    monkeypatch.setattr(forward, "shared_memory_limit", lambda device: 163 * 1024)
+    q, k, v, weight = make(1, 2, 1, 200, head_dim, (6, 11), BF16)
+    assert_close(cuda(q, k, v, weight, **options), q, k, v, weight, **options)
 
 
 @pytest.mark.skipif(ON_GPU, reason="plants faults in the emulated source")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.banded import banded_headers
 from mta_kernels.conv_attention.banded.structures import Inputs, Positions, heads_in_l2
+from mta_kernels.gpu_limits import shared_memory_limit
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source, headers_in, machine_code
 from mta_kernels.nvrtc.structures import ELEMENTS, Rows, Weight, fields, in_chunks
@@ -53,6 +54,7 @@ class ForwardConstants:
     conv: Convolution
     causal: bool
     spans: bool
+    shared_limit: int  # bytes that a block can have on the GPU; an SM has 1 KB more
 
     warps = 4
     blocks = 2  # that share an SM: what is left for a thread are 255 registers
@@ -65,8 +67,10 @@ class ForwardConstants:
 
     @property
     def keys(self) -> int:
-        """Of a tile: as many as leave a block of head dim 128 in 99 KB of shared memory."""
-        return 64 if self.head_dim <= 128 else 32
+        """Of a tile: 64, but 32 where `blocks` share an SM only then; above head dim 128 as many as 99 KB hold."""
+        sizes = (64, 32) if self.head_dim <= 128 else (32,)
+        several = (x for x in sizes if self.blocks * (self._shared_memory(x) + 1024) <= self.shared_limit + 1024)
+        return next(several, sizes[0])
 
     @property
     def queries_in_registers(self) -> bool:
@@ -85,12 +89,15 @@ class ForwardConstants:
     @property
     def shared_memory(self) -> int:
         """Bytes a block takes, as layout.cuh lays them out."""
+        return self._shared_memory(self.keys)
+
+    def _shared_memory(self, keys: int) -> int:
         depth, rows = -(-self.head_dim // 16) * 16, self.warps * self.row_tiles * 16
         beside = -(-self.conv.pad // 8) + -(-(self.conv.key_taps - 1 - self.conv.pad) // 8)
-        scores = (rows + 8) * ((self.keys // 8 + beside) | 1) * 16 + 16
+        scores = (rows + 8) * ((keys // 8 + beside) | 1) * 16 + 16
         scores, queries = -(-scores // 128) * 128, rows * depth * 2
         both = max(scores, queries) if self.queries_in_registers else scores + queries
-        return both + 2 * self.keys * depth * 2 + self.conv.query_taps * 512
+        return both + 2 * keys * depth * 2 + self.conv.query_taps * 512
 
     def source(self, architecture: str) -> Source:
         constants = {
@@ -126,7 +133,9 @@ def conv_attention_forward(
     q, k, v = map(in_chunks, near)
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
-    constants = ForwardConstants(q.dtype, head_dim, operation.conv, operation.causal, spans is not None)
+    constants = ForwardConstants(
+        q.dtype, head_dim, operation.conv, operation.causal, spans is not None, shared_memory_limit(q.device)
+    )
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     logsumexp = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     row_blocks = -(-query_rows // constants.block_rows)
