@@ -4,8 +4,6 @@
 
 #define IN_CLUSTERS
 
-inline void __syncwarp(int line = __builtin_LINE()) { emulator::meet(500 + emulator::thread / 32, 0, 32, line); }
-
 using ::store_shared;
 inline float2 load_shared_pair(uint32_t address) {
     float2 pair;
