@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 OURS = Path(__file__).parent
 NAME = PACKAGE.replace("_", "-")  # which the hub's rules ask for
 VARIANTS = ("cuda", "cpu")  # of builds in Python alone; CUDA sources are compiled where they run
-LEFT_OUT = {"attention", "integrations", "common_kernels.py", "__init__.py"}  # of the package, but for its headers
+LEFT_OUT = {"attention", "integrations", "common_kernels.py", "__init__.py"}  # of the package
 LEFT_OUT_SUFFIXES = {".md", ".pyc", ".cubin"}
 ADDED = {
     "__init__.py": OURS / "exports.py",
@@ -40,9 +40,7 @@ def kernel_sources() -> Iterator[tuple[str, bytes]]:
     package = ROOT / "kernels" / PACKAGE
     for path in sorted(package.rglob("*")):
         place = path.relative_to(package)
-        if not path.is_file() or path.suffix in LEFT_OUT_SUFFIXES:
-            continue
-        if path.suffix == ".cuh" or place.parts[0] not in LEFT_OUT:
+        if path.is_file() and place.parts[0] not in LEFT_OUT and path.suffix not in LEFT_OUT_SUFFIXES:
             yield place.as_posix(), path.read_bytes()
     for name, path in ADDED.items():
         yield name, path.read_bytes()

@@ -1,4 +1,4 @@
-// A CPU's twin of mta_kernels/attention/elements.cuh; see device.cuh here.
+// A CPU's twin of mta_kernels/nvrtc/elements.cuh; see device.cuh here.
 #pragma once
 #include <device.cuh>
 

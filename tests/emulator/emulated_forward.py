@@ -13,7 +13,7 @@ from mta_kernels.nvrtc.compiler import Source
 
 
 class ForwardEmulator(Emulator):
-    folders = (banded.FOLDER, forward.INSTRUCTIONS)
+    folders = (banded.FOLDER,)
 
     def program(self, wanted: Source) -> str:
         code = f"#include <device.cuh>\nnamespace kernel {{\n#include <mma.cuh>\n#include <{wanted.path.name}>\n}}\n"

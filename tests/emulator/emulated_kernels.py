@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc import compiler, driver
 from mta_kernels.nvrtc.compiler import Source
 
 FOLDER = Path(__file__).parent
@@ -72,7 +72,7 @@ class Emulator:
         """The path of a shared library with the kernels of a source, built if it is not there yet."""
         if GXX is None:
             pytest.skip("no g++ to build the emulated kernels with")
-        folders = [wanted.path.parent, *self.folders]
+        folders = [wanted.path.parent, *self.folders, compiler.FOLDER]
         options = [*(f"-D{key}={value}" for key, value in wanted.constants.items()), *(f"-I{x}" for x in folders)]
         read = [path for folder in folders for path in sorted(folder.glob("*.cu*"))] + sorted(FOLDER.glob("*.[ch]*"))
         return str(built(self.program(wanted), ["-O1", *options], read)).encode()

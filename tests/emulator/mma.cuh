@@ -1,4 +1,4 @@
-// A CPU's twin of mta_kernels/attention/mma.cuh; see device.cuh here.
+// A CPU's twin of mta_kernels/nvrtc/mma.cuh; see device.cuh here.
 //
 // It is included within a namespace, with the kernel, so that it may take names of device.cuh. Copies happen at a random
 // moment between their commit and the wait for them. What eight threads load together must come from all banks: a

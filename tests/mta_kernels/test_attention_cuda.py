@@ -194,8 +194,8 @@ def test_two_stages_copy_further_ahead(run) -> None:
     ids=["no wait for the keys", "no wait for the values", "bank conflicts", "beyond the block's memory"],
 )
 def test_the_emulator_finds_what_a_gpu_may_hide(run, monkeypatch, tmp_path, line: str, instead: str) -> None:
-    name = "swizzle.cuh" if "WAYS" in line else "cuda_flash.cu"
-    plant(monkeypatch, cuda_launch, tmp_path, name, line, instead)
+    module, name = (compiler, "swizzle.cuh") if "WAYS" in line else (cuda_launch, "cuda_flash.cu")
+    plant(monkeypatch, module, tmp_path, name, line, instead)
     cuda_launch.kernel.cache_clear()
     q, k, v = make(130, 200, 64, FP16, heads=(1, 1))
 

@@ -12,7 +12,6 @@ from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source, headers_in, machine_code
 
 FOLDER = Path(__file__).parent
-HEADERS = ("elements.cuh", "mma.cuh", "swizzle.cuh")
 
 Constants = tuple[tuple[str, Any], ...]
 
@@ -26,7 +25,7 @@ def device_unsupported(device: torch.device) -> str | None:
 
 def source(file: str, architecture: str, constants: Constants) -> Source:
     """A source in this folder, for an architecture such as "sm_90"."""
-    return Source(FOLDER / file, architecture, dict(constants), headers_in(FOLDER, HEADERS))
+    return Source(FOLDER / file, architecture, dict(constants), headers_in(FOLDER))
 
 
 @functools.cache

@@ -17,6 +17,8 @@ from typing import Any
 from mta_kernels.code_cache import cache_folder, keep_code, kept_code
 from mta_kernels.nvrtc.shipped import shipped_code
 
+FOLDER = Path(__file__).parent
+
 
 class CompileError(RuntimeError):
     """The compiler refused a source of ours; its words are the message."""
@@ -77,9 +79,9 @@ def compile_source(source: Source) -> tuple[bytes, str]:
     return code, words
 
 
-def headers_in(folder: Path, names: Iterable[str]) -> dict[str, str]:
+def headers_in(folder: Path, names: Iterable[str] = ()) -> dict[str, str]:
     """Texts of headers in a folder, by their names, and of those beside this file, which any of them may include."""
-    paths = (*sorted(Path(__file__).parent.glob("*.cuh")), *(folder / name for name in names))
+    paths = (*sorted(FOLDER.glob("*.cuh")), *(folder / name for name in names))
     return {path.name: path.read_text() for path in paths}
 
 

@@ -16,7 +16,6 @@ from mta_kernels.nvrtc.structures import ELEMENTS
 from mta_kernels.operation import Convolution
 
 FOLDER = Path(__file__).parent
-INSTRUCTIONS = FOLDER.parents[1] / "attention"
 HEADERS = ("sm80_decode.cuh", "work.cuh", "layout.cuh", "stream.cuh", "fold.cuh", "merge.cuh")
 KEYS = 32  # of a warp's tile
 FEWEST_KEYS = 64  # a program: FEWEST_UNITS of work.cuh
@@ -76,7 +75,7 @@ class DecodeConstants:
             "PAGED": int(self.paged), "ALIGNED": int(self.aligned), "WARPS": self.warps, "STAGES": self.stages,
             "HEAD_BLOCKS": self.head_blocks, "SHARED_BYTES": self.shared_memory,
         }  # fmt: skip
-        headers = headers_in(FOLDER, HEADERS) | headers_in(INSTRUCTIONS, ("elements.cuh", "mma.cuh"))
+        headers = headers_in(FOLDER, HEADERS)
         return Source(FOLDER / "decode.cu", architecture, constants, headers)
 
 

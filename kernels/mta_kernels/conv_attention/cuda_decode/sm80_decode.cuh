@@ -1,4 +1,4 @@
-// Instructions that decode.cu needs beside those of attention/mma.cuh. Tests run the kernel on a CPU with a twin,
+// Instructions that decode.cu needs beside those of nvrtc/mma.cuh. Tests run the kernel on a CPU with a twin,
 // tests/emulator/sm80_decode.cuh.
 #pragma once
 #include <mma.cuh>

@@ -22,9 +22,7 @@ from mta_kernels.nvrtc.structures import ELEMENTS, Rows, Weight, fields, in_chun
 from mta_kernels.operation import Convolution, Operation
 
 FOLDER = Path(__file__).parent
-INSTRUCTIONS = FOLDER.parents[1] / "attention"
 HEADERS = ("layout.cuh", "taps.cuh", "convolve.cuh", "products.cuh", "rows.cuh")
-SHARED_HEADERS = ("elements.cuh", "mma.cuh", "swizzle.cuh")
 HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(16, 257, 8), 8, 17  # taps at most
 MAX_STRIDE = 1 << 26
 
@@ -107,7 +105,7 @@ class ForwardConstants:
             "KEYS": self.keys, "CHUNK": self.chunk, "BLOCKS": self.blocks,
             "QUERIES_IN_REGISTERS": int(self.queries_in_registers), "SHARED_BYTES": self.shared_memory,
         }  # fmt: skip
-        headers = headers_in(FOLDER, HEADERS) | headers_in(INSTRUCTIONS, SHARED_HEADERS) | banded_headers()
+        headers = headers_in(FOLDER, HEADERS) | banded_headers()
         return Source(FOLDER / "forward.cu", architecture, constants, headers)
 
 

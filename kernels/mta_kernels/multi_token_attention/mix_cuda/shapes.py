@@ -40,7 +40,6 @@ def headers(products: list[hopper.Product], *names: str) -> dict[str, str]:
     for folder, of_folder in (
         (FOLDER, ("mix_instructions.cuh", *names)),
         (rows_plan.FOLDER, ("matrix.cuh", "rows_instructions.cuh")),
-        (rows_plan.INSTRUCTIONS, ("elements.cuh", "mma.cuh")),
         (hopper.FOLDER, ("device.cuh",)),
     ):
         found |= headers_in(folder, of_folder)

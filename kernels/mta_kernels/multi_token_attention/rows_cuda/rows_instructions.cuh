@@ -1,4 +1,4 @@
-// Instructions that the row kernels need beside those of attention/mma.cuh and bulk.cuh. Tests run the kernels on a CPU
+// Instructions that the row kernels need beside those of nvrtc/mma.cuh and bulk.cuh. Tests run the kernels on a CPU
 // with a twin, tests/emulator/rows_instructions.cuh. Sections and names follow the PTX ISA, 8.5.
 #pragma once
 #include <mma.cuh>

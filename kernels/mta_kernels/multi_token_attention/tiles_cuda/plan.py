@@ -14,7 +14,6 @@ from mta_kernels.nvrtc.structures import ELEMENTS
 from mta_kernels.operation import ONE_TAP, Convolution
 
 FOLDER = Path(__file__).parent
-INSTRUCTIONS = FOLDER.parents[1] / "attention"
 HEADERS = ("tiles_instructions.cuh", "layout.cuh", "steps.cuh", "load.cuh", "convolve.cuh", "mix.cuh", "pipeline.cuh")
 MOST_HEADS = 64
 MOST_TAPS = (8, 17)
@@ -67,7 +66,7 @@ class TileConstants:
             "ROWS": self.rows, "COLUMNS": self.columns, "LEAD": self.lead, "RESULTS": self.results,
             "SHARED_BYTES": self.shared_memory,
         }  # fmt: skip
-        headers = headers_in(FOLDER, HEADERS) | headers_in(INSTRUCTIONS, ("elements.cuh", "mma.cuh"))
+        headers = headers_in(FOLDER, HEADERS)
         return Source(FOLDER / ("post.cu" if self.post else "pre.cu"), architecture, constants, headers)
 
 

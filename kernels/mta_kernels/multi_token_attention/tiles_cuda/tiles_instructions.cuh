@@ -1,4 +1,4 @@
-// Instructions that the tile kernels need beside those of attention/mma.cuh. Tests run the kernels on a CPU with a twin,
+// Instructions that the tile kernels need beside those of nvrtc/mma.cuh. Tests run the kernels on a CPU with a twin,
 // tests/emulator/tiles_instructions.cuh.
 #pragma once
 #include <mma.cuh>
