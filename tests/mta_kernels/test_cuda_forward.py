@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import pytest
 import torch
+from banded_forwards import ON_GPU, forward_by
 from emulated_forward import emulated_forward  # noqa: F401
-from kernel_inputs import DEVICE, assert_close, far_apart, make, poison_memory, relative_error, with_gaps
+from kernel_inputs import DEVICE, assert_close, far_apart, make, relative_error, with_gaps
 from operator_calls import assert_equal, captured
 from planted_faults import plant
 
@@ -21,23 +22,14 @@ from mta_kernels.conv_attention.hopper import backend as hopper_backend
 from mta_kernels.conv_attention.triton.backend import TRITON
 from mta_kernels.operation import Convolution, Operation, key_padding
 
-ON_GPU = DEVICE == "cuda"
 SEEDS = (0,) if ON_GPU else (0, 1, 2)  # of the emulator: how threads and copies interleave
 BF16, FP16 = torch.bfloat16, torch.float16
 
 
 @pytest.fixture
 def cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
-    """`conv_attention` by the CUDA kernel, with NaN in whatever it does not write."""
-    poison_memory(monkeypatch)
-    emulated = None if ON_GPU else request.getfixturevalue("emulated_forward")
-
-    def run(*inputs, seed: int = 0, **options):
-        if emulated:
-            emulated.seed = seed
-        return conv_attention(*inputs, **options, backend="cuda")
-
-    return run
+    """`conv_attention` by the CUDA kernel."""
+    return forward_by("cuda", request, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -147,17 +139,6 @@ def test_the_future_is_not_seen(cuda, head_dim: int) -> None:
     assert torch.equal(cuda(q, k, v, weight)[:, :, :130], before[:, :, :130])
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "options"), [(64, {"causal": False}), (128, {}), (256, {"pad_key": "left", "scale": -1.0})], ids=str
-)
-def test_rows_whose_scores_overflow_fp16(cuda, head_dim: int, options) -> None:
-    """Of some rows and keys, which rows around them see as well; their negative scores, too."""
-    q, k, v, weight = make(1, 2, 1, 150, head_dim, (6, 11), BF16)
-    q[:, :, [0, 70, 99]] *= 3000
-    k[:, :, [3, 64, 120]] *= 30000
-    assert_close(cuda(q, k, v, weight, **options), q, k, v, weight, **options)
-
-
 def test_scores_up_to_the_end_of_fp16(cuda) -> None:
     q, k, v, weight = make(1, 2, 1, 130, 64, (6, 11), BF16)
     q = q / q.float().norm(dim=3, keepdim=True).to(BF16) * 60000
@@ -165,64 +146,6 @@ def test_scores_up_to_the_end_of_fp16(cuda) -> None:
     q[:, :, 40:60] = k[:, :, 40:60] * 60000
     options = {"scale": 1e-4}
     assert_close(cuda(q, k, v, weight, **options), q, k, v, weight, **options)
-
-
-@pytest.mark.parametrize(("head_dim", "times"), [(64, 1e4), (128, 1e8), (64, 1e30)], ids=str)
-def test_a_token_of_any_size_changes_no_row_that_does_not_see_it(cuda, head_dim: int, times: float) -> None:
-    q, k, v, weight = make(1, 2, 1, 200, head_dim, (6, 11), BF16)
-    packed = {"cu_seqlens": torch.tensor([0, 20, 130, 160, 200], device=DEVICE)}
-    before, before_packed = cuda(q, k, v, weight), cuda(q, k, v, weight, **packed)
-    q[:, :, 131] *= times
-    k[:, :, 130] *= times
-    assert torch.equal(cuda(q, k, v, weight)[:, :, :130], before[:, :, :130])
-    got = cuda(q, k, v, weight, **packed)
-    assert torch.equal(got[:, :, :130], before_packed[:, :, :130])
-    assert torch.equal(got[:, :, 160:], before_packed[:, :, 160:])
-    if times < 1e30:
-        assert_close(got, q, k, v, weight, **packed)
-
-
-@pytest.mark.parametrize(
-    ("taps", "pad_key"), [((7, 1), "both"), ((2, 2), "left"), ((1, 9), "right"), ((1, 17), "both")], ids=str
-)
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_huge_newest_key_counts_by_its_score(cuda, taps: tuple[int, int], pad_key: str, causal: bool) -> None:
-    """Its score, beyond fp16, may be minus infinity in all columns that the row sees; after a tiny scale it counts."""
-    q, k, v, weight = make(1, 4, 1, 121, 64, taps, BF16)
-    weight = weight.abs()
-    options = {"causal": causal, "pad_key": pad_key, "scale": 1e-7}
-    for token in (23, 31, 48, 63, 64, 96, 120):
-        keys = k.clone()
-        keys[:, :, token] *= 1e5
-        assert_close(cuda(q, keys, v, weight, **options), q, keys, v, weight, **options)
-
-
-@pytest.mark.parametrize("magnitude", [1e-3, 30.0, 3000.0, 1e6], ids=str)
-def test_scores_of_any_size(cuda, magnitude: float) -> None:
-    """Scores go through fp16, which ends at 65504; those of 3000 and 1e6 here are far beyond it."""
-    q, k, v, weight = make(1, 2, 1, 100, 64, (6, 11), BF16, magnitude=magnitude)
-    k = (k * min(magnitude, 100.0)).to(BF16)
-    assert_close(cuda(q, k, v, weight), q, k, v, weight)
-
-
-@pytest.mark.parametrize(
-    ("scale", "causal"), [(-0.15, True), (0.0, False), (-0.0, True), (-1e-30, True), (2.0, False), (-1e-45, True)]
-)
-def test_scales_of_any_sign_and_size(cuda, scale: float, causal: bool) -> None:
-    q, k, v, weight = make(1, 2, 1, 100, 64, (6, 11), BF16)
-    assert_close(cuda(q, k, v, weight, scale=scale, causal=causal), q, k, v, weight, scale=scale, causal=causal)
-
-
-def test_a_scale_that_is_no_number_gives_none(cuda) -> None:
-    assert cuda(*make(1, 2, 1, 100, 64, (6, 11), BF16), scale=float("nan")).isnan().all()
-
-
-@pytest.mark.parametrize("factor", [0.0, 1e-30, 1e-6, 1e6], ids=str)
-def test_weights_of_any_size(cuda, factor: float) -> None:
-    q, k, v, weight = make(1, 2, 1, 100, 64, (6, 11), BF16)
-    weight = weight.float() * factor
-    q = (q / max(factor, 1)).to(BF16)
-    assert_close(cuda(q, k, v, weight), q, k, v, weight)
 
 
 @pytest.mark.gpu
@@ -238,12 +161,6 @@ def test_calls_in_a_cuda_graph() -> None:
         x.neg_()
         graph.replay()
         assert_equal(results, call())
-
-
-def test_equal_scores_average_the_values(cuda) -> None:
-    q, k, v, weight = make(1, 1, 1, 150, 64, (6, 11), FP16)
-    mean = v.double().cumsum(2) / torch.arange(1, 151, device=DEVICE)[:, None]
-    assert relative_error(cuda(torch.zeros_like(q), k, v, weight), mean) < 0.001
 
 
 @pytest.mark.parametrize(
