@@ -22,7 +22,7 @@ from low_rank_task.chart import draw_chart
 from low_rank_task.models import PLAIN, RANKS, Member, Task
 from low_rank_task.training import MEASURED, train
 from toy_task.sequences import BLOCK, VOCABULARY
-from training_files import write_results
+from training_files import PLACE, write_results
 
 from mtabench.environment import describe, resolve_device
 from mtabench.errors import UsageError
@@ -53,7 +53,6 @@ TASKS = {
 }
 SHARES = {"toy": 0.65, "text": 1.0}  # of the time that is left when a task begins
 QUERIES = {"toy": (3, 4, 5), "text": (0,)}
-PLACE = ("device", "torch", "triton", "git_sha", "git_dirty")
 COLUMNS = ("task", *(field.name for field in fields(Member)), *MEASURED, *PLACE)
 
 

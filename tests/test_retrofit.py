@@ -1,14 +1,13 @@
 """scripts/retrofit.py: the identity at first, equal batches for both models, its table and chart, checkpoints."""
 
-import importlib
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
+from training_scripts import assert_kept, command_line, names_of, without_interpreter  # noqa: F401
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[transformers]'")
 
@@ -21,17 +20,7 @@ TINY = (*STEPS, "--pretrain-steps", "2", "--layers", "3", "--dim", "16", "--head
 @pytest.fixture(scope="module")
 def task():
     """The names of the script and of its modules."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        return SimpleNamespace(**{k: v for name in MODULES for k, v in vars(importlib.import_module(name)).items()})
-
-
-@pytest.fixture(autouse=True)
-def reference(monkeypatch):
-    """Triton's interpreter, which the tests of the kernels ask for, is slow."""
-    import triton.language  # noqa: F401 - which reads the flag once, for all tests of the process
-
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    return names_of(*MODULES)
 
 
 @pytest.fixture
@@ -41,15 +30,7 @@ def command(task, monkeypatch, capsys, tmp_path):
     (tmp_path / "text.txt").write_bytes(text.numpy().tobytes())
     monkeypatch.setattr(sys.modules["retrofit_task.training"], "HELD_OUT", 8)
 
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["retrofit.py", "--text", str(tmp_path / "text.txt"), *map(str, words)])
-        try:
-            code = task.main()
-        except SystemExit as ended:
-            code = ended.code
-        return code, *capsys.readouterr()
-
-    return run
+    return command_line(task, monkeypatch, capsys, "retrofit.py", "--text", str(tmp_path / "text.txt"))
 
 
 def losses_of(path, attention, column="held_out_loss"):
@@ -189,9 +170,4 @@ def test_options_of_the_small_model_are_not_those_of_a_checkpoint(command, tmp_p
 
 
 def test_results_that_are_there_stay(command, tmp_path):
-    path = tmp_path / "x.csv"
-    path.write_text("mine")
-    code, _, error = command(*TINY, "--out", path)
-    assert code == 2
-    assert "already exists; give another --out" in error
-    assert path.read_text() == "mine"
+    assert_kept(command, tmp_path, *TINY)

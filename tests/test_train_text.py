@@ -1,15 +1,14 @@
 """scripts/train_text.py: its text, its layers, equal curves of equal kernels, its table and its chart."""
 
-import importlib
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 from fake_mta_backend import FAKE
+from training_scripts import assert_kept, assert_refused, command_line, names_of
 
 from mta_kernels.multi_token_attention import backends as mta_backends
 
@@ -21,24 +20,13 @@ TINY = ("--device", "cpu", "--seq", "16", "--batch", "1", "--layers", "3", "--di
 @pytest.fixture(scope="module")
 def text():
     """The names of the script and of its modules."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        return SimpleNamespace(**{k: v for name in MODULES for k, v in vars(importlib.import_module(name)).items()})
+    return names_of(*MODULES)
 
 
 @pytest.fixture
 def command(text, monkeypatch, capsys):
     """Runs the command line; gives the exit code, standard output and standard error."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["train_text.py", *map(str, words)])
-        try:
-            code = text.main()
-        except SystemExit as ended:
-            code = ended.code
-        return code, *capsys.readouterr()
-
-    return run
+    return command_line(text, monkeypatch, capsys, "train_text.py")
 
 
 @pytest.fixture
@@ -174,17 +162,8 @@ def test_the_sentence_of_the_chart(text):
     ],
 )
 def test_bad_input_is_one_sentence(command, tmp_path, words, sentence):
-    code, out, error = command("--device", "cpu", *words, "--out", tmp_path / "x.csv")
-    assert code == 2
-    assert out == ""
-    assert sentence in error.splitlines()[-1]
-    assert not list(tmp_path.iterdir())
+    assert_refused(command, tmp_path, ("--device", "cpu", *words), sentence)
 
 
 def test_results_that_are_there_stay(command, tmp_path):
-    path = tmp_path / "x.csv"
-    path.write_text("mine")
-    code, _, error = command(*TINY, "--out", path)
-    assert code == 2
-    assert "already exists; give another --out" in error
-    assert path.read_text() == "mine"
+    assert_kept(command, tmp_path, *TINY)

@@ -1,15 +1,14 @@
 """The toy task: sequences checked in plain Python, the model, its step, a short run by the command line, bad input."""
 
-import importlib
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 from fake_mta_backend import FAKE
+from training_scripts import names_of, without_interpreter  # noqa: F401
 
 from mta_kernels.multi_token_attention import backends as mta_backends
 
@@ -21,17 +20,7 @@ TINY = ("--device", "cpu", "--blocks", "2", "--batch", "16", "--seeds", "2")
 @pytest.fixture(scope="module")
 def toy():
     """The names of the script and of its modules."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPTS)
-        return SimpleNamespace(**{k: v for name in MODULES for k, v in vars(importlib.import_module(name)).items()})
-
-
-@pytest.fixture(autouse=True)
-def reference(monkeypatch):
-    """Triton's interpreter, which the tests of the kernels ask for, is slow."""
-    import triton.language  # noqa: F401 - which reads the flag once, for all tests of the process
-
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    return names_of(*MODULES)
 
 
 @pytest.fixture
