@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -46,13 +47,13 @@ class Case:
         return kept, scales, logsumexp
 
     def logits(self, *, rounded: bool, dtype: torch.dtype = torch.float64) -> Tensor:
-        """In float64; `rounded` rounds scores to bfloat16 between, as any of our kernels does."""
+        """In float64; `rounded` rounds scores to bfloat16 between, in powers of two, as the kernel does."""
         heads = self.q.shape[1]
         k = self.k.repeat_interleave(heads // self.k.shape[1], 1)
         q = self.q[:, :, self.first_row : self.first_row + self.rows]
         scores = q.to(dtype) @ k.to(dtype).transpose(2, 3) * self.scale
         if rounded:
-            scores = scores.to(torch.bfloat16).to(dtype)
+            scores = (scores / math.log(2)).to(torch.bfloat16).to(dtype) * math.log(2)
         if self.pre_mix is not None:
             scores = torch.einsum("hg,bgij->bhij", self.pre_mix.to(torch.bfloat16).to(dtype), scores)
         if self.causal:

@@ -53,6 +53,18 @@ def test_logits_that_grow(gpu, large: float, late: int) -> None:
     case.check(workers=4)
 
 
+def test_logits_whose_rounding_exponentials_cannot_hold(gpu) -> None:
+    """The greatest of a row's huge logits has probability one."""
+    case = make_case(heads=4, rows=64, keys=200, size=1e12, mixed=False)
+    kept, scales, logsumexp = case.run()
+    logits = case.logits(rounded=True)[0]
+    greatest = logits.amax(2, keepdim=True)
+    equal = (logits == greatest).double()
+    probabilities = (kept * scales[..., None])[0, :, :, :200].double()
+    torch.testing.assert_close(probabilities, equal / equal.sum(2, keepdim=True), rtol=1e-2, atol=0)
+    torch.testing.assert_close(logsumexp[0].double(), greatest[..., 0], rtol=1e-2, atol=0)
+
+
 def test_equal_logits(gpu) -> None:
     case = make_case(heads=2, rows=64, keys=200)
     case.q.zero_()

@@ -152,6 +152,32 @@ def test_small_and_large_scores(gpu, size: float) -> None:
     assert_mixes(chunk, plan=plan_of(chunk, cluster=2, warps=2))
 
 
+@pytest.mark.parametrize("size", [1e9, 1e17])
+def test_logits_whose_rounding_exponentials_cannot_hold(gpu, size: float) -> None:
+    """A document of huge scores has right probabilities, and changes nothing in those beside it."""
+    chunk = make_chunk(1, 16, 9, 150, causal=False, above=70, starts=[0, 13, 72, 75, 144, 148])
+    usual = plan_of(chunk, cluster=2, warps=2), plan_of(chunk, cluster=2, warps=2, backward=True)
+    before = *forward(chunk, plan=usual[0]), *backward(chunk, plan=usual[1])[:2]
+    chunk.scores[:, :, 2:5] *= size
+    mixed, logsumexp = forward(chunk, plan=usual[0])
+    after = mixed, logsumexp, *backward(chunk, plan=usual[1])[:2]
+    assert_near(mixed, exact(chunk)[0], exact(chunk, torch.float32)[0])
+    assert all(torch.isfinite(x).all() for x in after)
+    for x, y in zip(before, after, strict=True):
+        assert torch.equal(x[:, :, :2], y[:, :, :2]) and torch.equal(x[:, :, 5:], y[:, :, 5:])
+    assert_near(after[2], exact(chunk)[0], exact(chunk, torch.float32)[0])
+
+
+def test_a_row_of_nan_stays_in_its_document(gpu) -> None:
+    """Its gradients are zero at keys of other documents, which lie in the same tile."""
+    chunk = make_chunk(1, 16, 9, 150, causal=False, above=70, starts=[0, 13, 72, 75, 144, 148])
+    chunk.scores[:, :, 3, 72:75] = torch.nan
+    mixed, gradients, *_ = backward(chunk, plan=plan_of(chunk, warps=2, backward=True))
+    for x in (mixed, gradients):
+        assert x[:, :, 3, 72:75].isnan().all()
+        assert (x.masked_fill(chunk.visible, 0) == 0).all()
+
+
 def test_equal_scores_are_the_mean(gpu) -> None:
     chunk = make_chunk(1, 16, 2, 100)
     chunk.scores[:] = -3.0

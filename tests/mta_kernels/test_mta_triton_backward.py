@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_inputs import DTYPES, poison_memory, with_gaps
-from mta_inputs import Problem, assert_twice_eager, gradients, make, small_chunks
+from mta_inputs import Problem, assert_twice_eager, by_reference, forward, gradients, make, small_chunks
 
 from mta_kernels import score_chunks
+from mta_kernels.multi_token_attention.triton.backend import TRITON
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +72,24 @@ DOCUMENTS = [0, 0, 1, 3, 70, 75, 140]
 @pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_documents(causal: bool) -> None:
     check(make(1, 140, 16, torch.float16, causal=causal, documents=DOCUMENTS))
+
+
+@pytest.mark.parametrize("rounding", [-(2.0**-22), 2.0**-22])
+def test_a_document_of_huge_scores_changes_no_other(rounding: float) -> None:
+    """Its logsumexp is rounded by more than an exponential can hold: rows of the document are summed again."""
+    problem = make(2, 60, 16, torch.float32, documents=[0, 25, 60])
+    before = gradients(problem)
+    q, k = problem.q.clone(), problem.k.clone()
+    q[:, :, :25] *= 1e8
+    k[:, :, :25] *= 1e8
+    problem = problem._replace(q=q, k=k)
+    logsumexp = forward(problem)[1] * (1 + rounding)
+    *after, _ = TRITON.backward(*problem[:5], logsumexp, problem.grad_out, documents=problem.documents)
+    for x, y in zip((before[name] for name in "qkv"), after, strict=True):
+        assert y.isfinite().all()
+        torch.testing.assert_close(x[:, :, 25:], y[:, :, 25:])
+    exact = by_reference(problem, torch.float64, backward=True)
+    torch.testing.assert_close(after[2].double(), exact["v"], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow

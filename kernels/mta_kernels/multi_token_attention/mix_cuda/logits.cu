@@ -2,8 +2,9 @@
 //
 //   logits[h] = sum over g of pre[h, g] scale q[g] k[g]^T,   kept[h] = exp(logits[h] - reference),   scales[h] = 1 / sum
 //
-// Scores are rounded, as those that are stored are. bfloat16 has the range of float32, so exponentials are kept over any
-// reference: that of a row is the greatest logit of its first 32 keys, and is raised only if sums grow beyond 1e18.
+// Scores are rounded, in powers of two: logits are then subtracted from their reference exactly, however large they are.
+// bfloat16 has the range of float32, so exponentials are kept over any reference: that of a row is the greatest logit of its
+// first 32 keys, and is raised only if sums grow beyond 1e18.
 //
 // A block has a tile of 64 query rows of all heads, whose queries lie in the registers of two warp groups, and goes over the
 // keys 32 at a time. Roles, each at its own pace:

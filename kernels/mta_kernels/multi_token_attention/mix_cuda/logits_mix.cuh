@@ -2,7 +2,6 @@
 #pragma once
 #include <logits_layout.cuh>
 
-constexpr float LOG2_E = 1.44269504f, LOG_2 = 0.693147181f;
 constexpr float NOTHING = -3e38f;  // a reference of no logits
 // Sums that are large, but well within the range of bfloat16. One that gets there has its reference raised, by this power
 // of two at least: below it lies what a sum of so many exponentials has as its greatest.
@@ -51,7 +50,7 @@ struct MixWarp {
     }
     DEVICE int last_seen(int row) const { return args.causal ? min(position + row, args.keys - 1) : args.keys - 1; }
 
-    // x[i]: logits of heads lane / 4 (0, 1) and 8 further (2, 3) at keys 8 (lane % 4) + 2 i and the next. `planes` is the
+    // x[i]: logits, in powers of two, of heads lane / 4 (0, 1) and 8 further (2, 3) at keys 8 (lane % 4) + 2 i and the next. `planes` is the
     // buffer at this lane's matrix row. The products' columns 8 i + 2 b and the next are keys 8 b + 2 i and the next.
     DEVICE void mix_row(Logits& x, uint32_t planes, int row) const {
 #pragma unroll
@@ -73,14 +72,13 @@ struct MixWarp {
         for (int i = 0; i < 16; i++)
             if (i / 4 * 2 + i % 2 > seen) x[i / 4][i % 4] = MINUS_INFINITY;
     }
-    DEVICE float2 greatest(const Logits& x) const {  // of both heads, in powers of two, the same in four lanes
+    DEVICE float2 greatest(const Logits& x) const {  // of both heads, the same in four lanes
         float found[2];
 #pragma unroll
         for (int head = 0; head < 2; head++) {
             found[head] = x[0][2 * head];
 #pragma unroll
             for (int i = 1; i < 8; i++) found[head] = fmaxf(found[head], x[i / 2][2 * head + i % 2]);
-            found[head] *= LOG2_E;
 #pragma unroll
             for (int other = 1; other < 4; other *= 2)
                 found[head] = fmaxf(found[head], __shfl_xor_sync(~0u, found[head], other));
@@ -94,7 +92,7 @@ struct MixWarp {
         float e[16], sums[4] = {};
 #pragma unroll
         for (int i = 0; i < 16; i++)
-            e[i] = exp2_fast(fmaf(x[i / 4][i % 4], LOG2_E, i % 4 < 2 ? -reference.x : -reference.y));
+            e[i] = exp2_fast(x[i / 4][i % 4] - (i % 4 < 2 ? reference.x : reference.y));
 #pragma unroll
         for (int i = 0; i < 8; i++) pairs[i / 4][i % 4] = pack<Element>(e[2 * i], e[2 * i + 1]);
 #pragma unroll

@@ -143,7 +143,7 @@ DEVICE void make_scores(const Arguments& args, const Block& block, int group, in
                 if (!own.has(i)) continue;
                 float scores[16];
                 own.multiply(scores, queries[i], i);
-                own.store(scores, i, buffer, args.scale);
+                own.store(scores, i, buffer, args.scale * LOG2_E);
             }
             own.fill(buffer);
         }

@@ -49,9 +49,12 @@ DEVICE void store_products(float* destination, const Products& products) {
     }
 }
 
+// Beyond, the rounding of a logsumexp may exceed what an exponential can hold: the row's logits are summed again.
+constexpr float LARGE = 1 << 20;
+
 // Of a row, for this lane's heads.
 struct Softmax {
-    float logsumexp[EIGHTS][2];  // in powers of two
+    float logsumexp[EIGHTS][2];
     float inverse[EIGHTS][2];    // of the sum of probabilities
     float delta[EIGHTS][2];
 
@@ -60,7 +63,20 @@ struct Softmax {
 #pragma unroll
         for (int i = 0; i < EIGHTS * 2; i++) {
             const float found = source[min(head_of(thread_index(), i / 2, i % 2), HEADS - 1) * args.sums_head];
-            logsumexp[i / 2][i % 2] = found == MINUS_INFINITY ? 0 : found * LOG2_E;
+            logsumexp[i / 2][i % 2] = found == MINUS_INFINITY ? 0 : found;
+        }
+    }
+    DEVICE bool is_large() const {  // the same in all warps of a row
+        bool found = false;
+#pragma unroll
+        for (int i = 0; i < EIGHTS * 2; i++) found |= fabsf(logsumexp[i / 2][i % 2]) > LARGE;
+        return __any_sync(~0u, found);
+    }
+    DEVICE void set_logits(const Sums& sums) {
+#pragma unroll
+        for (int i = 0; i < EIGHTS * 2; i++) {
+            const float2 pair = sums[i / 2][i % 2];
+            logsumexp[i / 2][i % 2] = pair.y == 0 ? 0 : fmaf(log2f(pair.y), LOG_2, pair.x);
         }
     }
     DEVICE void set_sums(const Sums& sums) {
@@ -71,7 +87,7 @@ struct Softmax {
             delta[i / 2][i % 2] = pair.x * inverse[i / 2][i % 2];
         }
     }
-    DEVICE float power(float logit, int eight, int i) const { return exp2_fast(fmaf(logit, LOG2_E, -logsumexp[eight][i])); }
+    DEVICE float power(float logit, int eight, int i) const { return exponential(logit, logsumexp[eight][i]); }
 };
 
 struct Matrices {
@@ -88,9 +104,7 @@ DEVICE void mix_tile(float (&x)[EIGHTS][4], float (&dp)[EIGHTS][4], uint32_t til
     mix<POST_MIX>(dp, grad_tile, lane, weights.post_back);
     if (hidden) {
         hide(x, row, column);
-#pragma unroll
-        for (int i = 0; i < EIGHTS * 4; i++)
-            if (x[i / 4][i % 4] == MINUS_INFINITY) dp[i / 4][i % 4] = 0;
+        hide(dp, row, column, 0);
     }
 }
 
@@ -100,6 +114,10 @@ DEVICE void differentiate_row(const Arguments& args, const Row& row, Softmax& so
     const uint32_t grad_buffer = buffer + HEADS * args.pitch;
     const int first = row.start + thread_index() / 32 * COLUMNS;
     Sums sums;
+    if (softmax.is_large()) {
+        sum_logits(sums, row, buffer, lane, weights.pre, shared, rank, received);
+        softmax.set_logits(sums);
+    }
 #pragma unroll
     for (int i = 0; i < EIGHTS * 2; i++) sums[i / 2][i % 2] = {0, 0};
 #pragma unroll 1
@@ -132,6 +150,10 @@ DEVICE void differentiate_row(const Arguments& args, const Row& row, Softmax& so
             for (int j = 0; j < EIGHTS * 4; j++) {
                 const float p = softmax.power(x[j / 4][j % 4], j / 4, j % 2) * softmax.inverse[j / 4][j % 2];
                 x[j / 4][j % 4] = p, dp[j / 4][j % 4] = p * (dp[j / 4][j % 4] - softmax.delta[j / 4][j % 2]);
+            }
+            if (hidden) {  // of a row of NaN, too: others' keys stand beside its own
+                hide(x, row, column + 16 * i, 0);
+                hide(dp, row, column + 16 * i, 0);
             }
             uint32_t p[EIGHTS][2], dl[EIGHTS][2];
             round_pairs(p, x);

@@ -11,42 +11,13 @@
 // and 13 instructions of a warp for 32 scores (counted in SASS), of the 4 x 32 / 4.6 = 28 that it could issue.
 #include "rows.cuh"
 
-// The sums with the logits x of some more tiles.
-DEVICE void add_logits(Sums& sums, const float (&x)[TILES][EIGHTS][4]) {
-    float greatest[EIGHTS][2];
-    bool grows = false;
-#pragma unroll
-    for (int i = 0; i < EIGHTS * 2; i++) {
-        float found = x[0][i / 2][i % 2];
-#pragma unroll
-        for (int j = 1; j < 2 * TILES; j++) found = fmaxf(found, x[j / 2][i / 2][i % 2 + j % 2 * 2]);
-        greatest[i / 2][i % 2] = found * LOG2_E;
-        grows |= greatest[i / 2][i % 2] > sums[i / 2][i % 2].x + 32;  // below, sums and their rounding are as good
-    }
-    if (__any_sync(~0u, grows)) {
-#pragma unroll
-        for (int i = 0; i < EIGHTS * 2; i++) {
-            float2& pair = sums[i / 2][i % 2];
-            const float x_now = fmaxf(pair.x, greatest[i / 2][i % 2]);
-            pair = {x_now, pair.y * exp2_fast(pair.x - x_now)};
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < EIGHTS * 2; i++) {
-        float2& pair = sums[i / 2][i % 2];
-#pragma unroll
-        for (int j = 0; j < 2 * TILES; j++)
-            pair.y += exp2_fast(fmaf(x[j / 2][i / 2][i % 2 + j % 2 * 2], LOG2_E, -pair.x));
-    }
-}
-
 DEVICE void store_logsumexp(const Arguments& args, const Row& row, const Sums& sums) {
     float* destination = args.logsumexp + row.sequence * args.sums_batch + row.number * args.sums_row;
 #pragma unroll
     for (int i = 0; i < EIGHTS * 2; i++) {
         const int head = head_of(thread_index(), i / 2, i % 2);
         const float2 pair = sums[i / 2][i % 2];
-        const float found = pair.y == 0 ? MINUS_INFINITY : (pair.x + log2f(pair.y)) * LOG_2;
+        const float found = pair.y == 0 ? MINUS_INFINITY : fmaf(log2f(pair.y), LOG_2, pair.x);
         if (head < HEADS) destination[head * args.sums_head] = found;
     }
 }
@@ -64,10 +35,10 @@ DEVICE void raise_references(Sums& sums, float (&factors)[EIGHTS][2], const floa
         float found = x[0][i / 2][i % 2];
 #pragma unroll
         for (int j = 1; j < 2 * TILES; j++) found = fmaxf(found, x[j / 2][i / 2][i % 2 + j % 2 * 2]);
-        found = fmaxf(fmaxf(found * LOG2_E, pair.x + log2f(pair.y)), pair.x);
+        found = fmaxf(fmaxf(found, fmaf(log2f(pair.y), LOG_2, pair.x)), pair.x);
 #pragma unroll
         for (int other = 4; other < 32; other *= 2) found = fmaxf(found, __shfl_xor_sync(~0u, found, other));
-        const float factor = exp2_fast(pair.x - found);
+        const float factor = exponential(pair.x, found);
         pair = {found, pair.y * factor}, factors[i / 2][i % 2] = factor;
     }
 }
@@ -126,7 +97,7 @@ DEVICE void mix_row_kept(const Arguments& args, const Row& row, uint32_t buffer,
 #pragma unroll
                 for (int j = 0; j < 2 * TILES; j++) {
                     float& number = x[j / 2][i / 2][i % 2 + j % 2 * 2];
-                    number = exp2_fast(fmaf(number, LOG2_E, -pair.x));
+                    number = exponential(number, pair.x);
                     pair.y += number;
                 }
                 grows |= pair.y > MOST;
@@ -149,7 +120,7 @@ DEVICE void mix_row_kept(const Arguments& args, const Row& row, uint32_t buffer,
 #pragma unroll
     for (int i = 0; i < EIGHTS * 2; i++) {
         const float2 pair = sums[i / 2][i % 2];
-        scale[i / 2][i % 2] = pair.y == 0 ? 0 : exp2_fast(scale[i / 2][i % 2] - pair.x) / pair.y;
+        scale[i / 2][i % 2] = pair.y == 0 ? 0 : exponential(scale[i / 2][i % 2], pair.x) / pair.y;
     }
     const ScaledWeights weights(post, scale);
 #pragma unroll 1
@@ -167,22 +138,10 @@ DEVICE void mix_row_kept(const Arguments& args, const Row& row, uint32_t buffer,
 DEVICE void mix_row(const Arguments& args, const Row& row, uint32_t buffer, const Lane& lane, const Weights<false>& pre,
                     const Weights<true>& post, uint32_t shared, int rank, Turn& received) {
     Sums sums;
-#pragma unroll
-    for (int i = 0; i < EIGHTS * 2; i++) sums[i / 2][i % 2] = {OfPowers::NOTHING, 0};
+    sum_logits(sums, row, buffer, lane, pre, shared, rank, received);
+    if (rank == 0 && thread_index() < 4) store_logsumexp(args, row, sums);
     float x[TILES][EIGHTS][4];
     const int first = row.start + thread_index() / 32 * COLUMNS;
-#pragma unroll 1
-    for (int column = first; column < row.stop; column += WARPS * COLUMNS) {
-#pragma unroll
-        for (int i = 0; i < TILES; i++) mix<PRE_MIX>(x[i], buffer + (column - row.start) * 2 + i * 32, lane, pre);
-        if (some_hidden(row, column)) {
-#pragma unroll
-            for (int i = 0; i < TILES; i++) hide(x[i], row, column + 16 * i);
-        }
-        add_logits(sums, x);
-    }
-    merge_sums<OfPowers>(sums, shared, rank, received);
-    if (rank == 0 && thread_index() < 4) store_logsumexp(args, row, sums);
 #pragma unroll
     for (int i = 0; i < EIGHTS * 2; i++) sums[i / 2][i % 2].y = sums[i / 2][i % 2].y == 0 ? 0 : 1 / sums[i / 2][i % 2].y;
 #pragma unroll 1
@@ -195,7 +154,7 @@ DEVICE void mix_row(const Arguments& args, const Row& row, uint32_t buffer, cons
 #pragma unroll
             for (int j = 0; j < EIGHTS * 4; j++) {
                 const float2 pair = sums[j / 4][j % 2];
-                x[i][j / 4][j % 4] = exp2_fast(fmaf(x[i][j / 4][j % 4], LOG2_E, -pair.x)) * pair.y;
+                x[i][j / 4][j % 4] = exponential(x[i][j / 4][j % 4], pair.x) * pair.y;
             }
             uint32_t pairs[EIGHTS][2];
             round_pairs(pairs, x[i]);

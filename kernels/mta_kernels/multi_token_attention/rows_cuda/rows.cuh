@@ -4,7 +4,6 @@
 #include "mixing.cuh"
 #include "sums.cuh"
 
-constexpr float LOG2_E = 1.44269504f, LOG_2 = 0.693147181f;
 constexpr int COLUMNS = 16 * TILES;  // that a warp has in registers at once
 static_assert(64 % COLUMNS == 0, "segments are units of 64");
 
@@ -55,13 +54,61 @@ DEVICE void for_rows(const Arguments& args, uint32_t shared, int rank, int clust
     }
 }
 
-// Of a tile's positions, lane / 4 and 8 further: minus infinity where the row does not see them.
-DEVICE void hide(float (&x)[EIGHTS][4], const Row& row, int column) {
+// Of a tile's positions, lane / 4 and 8 further: `instead` where the row does not see them.
+DEVICE void hide(float (&x)[EIGHTS][4], const Row& row, int column, float instead = MINUS_INFINITY) {
     const int position = column + thread_index() % 32 / 4;
     const bool seen[2] = {row.sees(position), row.sees(position + 8)};
 #pragma unroll
     for (int i = 0; i < EIGHTS * 4; i++)
-        if (!seen[i % 4 / 2]) x[i / 4][i % 4] = MINUS_INFINITY;
+        if (!seen[i % 4 / 2]) x[i / 4][i % 4] = instead;
 }
 // Whether a row does not see all of the columns that a warp has at once.
 DEVICE bool some_hidden(const Row& row, int column) { return column < row.low || column + COLUMNS > row.high; }
+
+// The sums with the logits x of some more tiles.
+DEVICE void add_logits(Sums& sums, const float (&x)[TILES][EIGHTS][4]) {
+    float greatest[EIGHTS][2];
+    bool grows = false;
+#pragma unroll
+    for (int i = 0; i < EIGHTS * 2; i++) {
+        float found = x[0][i / 2][i % 2];
+#pragma unroll
+        for (int j = 1; j < 2 * TILES; j++) found = fmaxf(found, x[j / 2][i / 2][i % 2 + j % 2 * 2]);
+        greatest[i / 2][i % 2] = found;
+        grows |= greatest[i / 2][i % 2] > sums[i / 2][i % 2].x + 22;  // below, sums and their rounding are as good
+    }
+    if (__any_sync(~0u, grows)) {
+#pragma unroll
+        for (int i = 0; i < EIGHTS * 2; i++) {
+            float2& pair = sums[i / 2][i % 2];
+            const float x_now = fmaxf(pair.x, greatest[i / 2][i % 2]);
+            pair = {x_now, pair.y * exponential(pair.x, x_now)};
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < EIGHTS * 2; i++) {
+        float2& pair = sums[i / 2][i % 2];
+#pragma unroll
+        for (int j = 0; j < 2 * TILES; j++)
+            pair.y += exponential(x[j / 2][i / 2][i % 2 + j % 2 * 2], pair.x);
+    }
+}
+
+// The sums of a row's logits, the same in all threads.
+DEVICE void sum_logits(Sums& sums, const Row& row, uint32_t buffer, const Lane& lane, const Weights<false>& pre, uint32_t shared,
+                       int rank, Turn& received) {
+#pragma unroll
+    for (int i = 0; i < EIGHTS * 2; i++) sums[i / 2][i % 2] = {OfPowers::NOTHING, 0};
+#pragma unroll 1
+    for (int column = row.start + thread_index() / 32 * COLUMNS; column < row.stop; column += WARPS * COLUMNS) {
+        float x[TILES][EIGHTS][4];
+#pragma unroll
+        for (int i = 0; i < TILES; i++) mix<PRE_MIX>(x[i], buffer + (column - row.start) * 2 + i * 32, lane, pre);
+        if (some_hidden(row, column)) {
+#pragma unroll
+            for (int i = 0; i < TILES; i++) hide(x[i], row, column + 16 * i);
+        }
+        add_logits(sums, x);
+    }
+    merge_sums<OfPowers>(sums, shared, rank, received);
+}

@@ -2,17 +2,22 @@
 #pragma once
 #include "layout.cuh"
 
+constexpr float LOG2_E = 1.44269504f, LOG_2 = 0.693147181f;
+
 // A lane has heads 2 (lane % 4) and the next of every eight.
 using Sums = float2[EIGHTS][2];
 
 DEVICE int head_of(int lane, int eight, int i) { return eight * 8 + lane % 4 * 2 + i; }
 
-// x is the greatest logit so far, or near to it, in powers of two; y is the sum of 2^(logit - x).
+DEVICE float exponential(float logit, float reference) { return exp2_fast((logit - reference) * LOG2_E); }
+
+// x is the greatest logit so far, or near to it; y is the sum of exp(logit - x). Logits are subtracted before they are
+// scaled to powers of two: the greatest one's difference is zero however large it is, and never overflows.
 struct OfPowers {
-    static constexpr float NOTHING = -3e38f;  // x of no logits: 2^(NOTHING - NOTHING) is a number
+    static constexpr float NOTHING = -3e38f;  // x of no logits: exp(NOTHING - NOTHING) is a number
     DEVICE static float2 merge(float2 a, float2 b) {
         const float x = fmaxf(a.x, b.x);
-        return {x, a.y * exp2_fast(a.x - x) + b.y * exp2_fast(b.x - x)};
+        return {x, a.y * exponential(a.x, x) + b.y * exponential(b.x, x)};
     }
 };
 struct OfNumbers {

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mta_kernels.conv_attention.triton.launch import launch
-from mta_kernels.conv_attention.triton.prepare import LOG2_E, dot_precision
+from mta_kernels.conv_attention.triton.prepare import LN_2, LOG2_E, dot_precision
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.multi_token_attention.triton.chunks import Chunk, seen_keys, stored_end, stored_from
 from mta_kernels.multi_token_attention.triton.rows import (
@@ -24,12 +24,15 @@ from mta_kernels.multi_token_attention.triton.rows import (
     mixed,
     or_scores,
     row_signature,
+    row_statistics,
     row_tile,
     store_keys,
     store_zeros,
 )
 
 # Keys of a tile times heads, programs a multiprocessor, warps, stages of the pipeline.
+# Beyond, the rounding of a logsumexp may exceed what an exponential can hold: the row's logits are summed again.
+LARGE = tl.constexpr(2.0**20)
 BACKWARD = {"tile": 2048, "programs": 4, "num_warps": 4, "stages": 3}
 
 
@@ -87,6 +90,11 @@ def _mix_rows_backward_kernel(
             logsumexp_ptr + batch * stride_lb + head * stride_lh + (first_row + row) * stride_ln,
             mask=(head < heads) & (end > start), other=0.0,
         )  # fmt: skip
+        large = tl.max(tl.abs(logsumexp), 0) > LARGE
+        maximum, total = row_statistics(
+            scores_row, pre, start, tl.where(large, end, 0), heads, PRE, HEADS, C, LANES, STAGES, PRECISION
+        )
+        logsumexp = tl.where(large, maximum + tl.log2(tl.where(large, total, 1.0)) * LN_2, logsumexp)
         first_tile = start // C * C
         sums = tl.zeros([LANES, HEADS], tl.float32)
         total = tl.zeros([LANES, HEADS], tl.float32)
@@ -98,7 +106,8 @@ def _mix_rows_backward_kernel(
             sums += tl.sum(tl.reshape(p * dp, [C // LANES, LANES, HEADS]), 0)
             total += tl.sum(tl.reshape(p, [C // LANES, LANES, HEADS]), 0)
         # One but for the rounding of the logsumexp, which is that of the largest logit.
-        factor = 1.0 / tl.where(end > start, tl.sum(total, 0), 1.0)
+        total = tl.sum(total, 0)
+        factor = 1.0 / tl.where(total == 0.0, 1.0, total)
         delta = tl.sum(sums, 0) * factor
         counted = (row >= above) & (row < above + owned)
         if first_stored < first_tile:
@@ -111,6 +120,8 @@ def _mix_rows_backward_kernel(
             grad = load_keys(grad_row, key, start, end, heads, HEADS)  # [HEADS, C]
             p = _probabilities(scores, pre, logsumexp, key, start, end, PRE, PRECISION) * factor[None, :]  # [C, HEADS]
             dl = p * (mixed(grad, post_back, POST, PRECISION) - delta[None, :])
+            seen = ((key >= start) & (key < end))[:, None]  # of a row of NaN, too: others' keys stand beside its own
+            p, dl = tl.where(seen, p, 0.0), tl.where(seen, dl, 0.0)
             p_rounded, dl_rounded = p.to(dtype), dl.to(dtype)
             if POST:
                 dpost = tl.dot(tl.where(counted, grad, 0.0).to(dtype), p_rounded, dpost, input_precision=PRECISION)
