@@ -179,6 +179,18 @@ def test_a_row_of_nan_stays_in_its_document(gpu) -> None:
         assert (x.masked_fill(chunk.visible, 0) == 0).all()
 
 
+@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize("much", [1000, -1000])
+def test_large_logits_of_heads_that_fill_no_tile(gpu, much: float, mixed: bool) -> None:
+    """A tile's other heads, whose logits are zero if mixed, do not have the last head's logsumexp."""
+    chunk = make_chunk(1, 10, 3, 20, mixed=(mixed, True))
+    chunk.scores += much
+    if mixed:
+        chunk.pre_mix.copy_(torch.eye(10))
+    assert_mixes(chunk, plan=plan_of(chunk))
+    assert_differentiates(chunk, plan=plan_of(chunk, backward=True))
+
+
 def test_equal_scores_are_the_mean(gpu) -> None:
     chunk = make_chunk(1, 16, 2, 100)
     chunk.scores[:] = -3.0

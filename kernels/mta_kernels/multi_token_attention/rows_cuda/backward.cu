@@ -62,7 +62,9 @@ struct Softmax {
         const float* source = args.logsumexp + row.sequence * args.sums_batch + row.number * args.sums_row;
 #pragma unroll
         for (int i = 0; i < EIGHTS * 2; i++) {
-            const float found = source[min(head_of(thread_index(), i / 2, i % 2), HEADS - 1) * args.sums_head];
+            const int head = head_of(thread_index(), i / 2, i % 2);
+            // Logits of heads too many are mixed with weights of zero, or else are the last head's.
+            const float found = PRE_MIX && head >= HEADS ? 0 : source[min(head, HEADS - 1) * args.sums_head];
             logsumexp[i / 2][i % 2] = found == MINUS_INFINITY ? 0 : found;
         }
     }
