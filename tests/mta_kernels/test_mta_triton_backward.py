@@ -66,12 +66,39 @@ def test_either_convolution_alone(which: str) -> None:
     check(make(1, 40, 16, torch.float32, pre_mix=False, post_mix=False, **{which: (2, 3)}))
 
 
+def test_small_gradients_beside_large_mixers() -> None:
+    """Between the steps, no float16 gradient is rounded to zero that eager keeps."""
+    problem = make(3, 40, 16, torch.float16, pre_conv=(3, 4))
+    problem.grad_out[:, :, 20:] *= 1e-3
+    problem.mixers.pre_conv.mul_(20)
+    problem.mixers.post_mix.mul_(4)
+    problem.q.mul_(1 / 80)
+    exact, eager = (by_reference(problem, dtype, backward=True)["q"] for dtype in (torch.float64, torch.float16))
+    got = gradients(problem)["q"]
+    norm = exact[:, :, 25:].norm(dim=-1)
+    worst, of_eager = (((x.double() - exact)[:, :, 25:].norm(dim=-1) / norm).amax() for x in (got, eager))
+    assert worst <= 2 * of_eager
+
+
 DOCUMENTS = [0, 0, 1, 3, 70, 75, 140]
 
 
 @pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_documents(causal: bool) -> None:
     check(make(1, 140, 16, torch.float16, causal=causal, documents=DOCUMENTS))
+
+
+@pytest.mark.parametrize("taps", [{}, {"pre_conv": (2, 3), "post_conv": (3, 2)}])
+def test_a_gradient_of_nan_stays_in_its_document(taps: dict) -> None:
+    """Whatever products of tiles and the power of two of float16 have in common."""
+    problem = make(2, 60, 16, torch.float16, documents=[0, 25, 60], **taps)
+    before = gradients(problem)
+    problem.grad_out[:, :, 20] = torch.nan
+    after = gradients(problem)
+    for name in "qkv":
+        torch.testing.assert_close(before[name][:, :, 25:], after[name][:, :, 25:], rtol=4e-3, atol=1e-3)
+    assert after["q"][:, :, 20].isnan().all()
+    assert after["k"][:, :, :20].isnan().all()
 
 
 @pytest.mark.parametrize("rounding", [-(2.0**-22), 2.0**-22])

@@ -30,8 +30,7 @@ from mta_kernels.multi_token_attention.triton.taps_gradient import TapsGradient
 from mta_kernels.operation import Convolution, Operation
 from mta_kernels.score_chunks import chunk_rows, halo_rows
 
-# Largest magnitudes of scaled float16 gradients: of the output, and of a product of one with a value, mixed.
-LARGEST_GRADIENT, LARGEST_TERM = 1024.0, 16.0
+LARGEST_GRADIENT = 2.0**15  # of scaled float16 gradients, of the output and between all steps
 
 
 def mixed_attention_backward(
@@ -47,6 +46,8 @@ def mixed_attention_backward(
     if loss_scale is not None:
         grad_out = (grad_out * loss_scale).to(q.dtype)
     q, k, v, grad_out = (rows_of(x) for x in (q, k, v, grad_out))
+    # A product for dv has rows of several documents, at probabilities of zero for all but one.
+    finite_grad = grad_out if documents is None else grad_out.where(grad_out.isfinite(), 0)
     halo = halo_rows(operation)
     sequences, rows = chunk_rows(batch, heads, key_rows, q.element_size(), 2 * halo, backward=True)
     signature = call_signature(q, k, v, grad_out, documents, options=operation)
@@ -62,7 +63,7 @@ def mixed_attention_backward(
             score_product(q[part], k[part], buffers[0], chunk, operation.scale)
             score_product(grad_out[part], v[part], buffers[1], chunk, 1.0)
 
-            def add_to_dv(probabilities: Tensor, chunk=chunk, grad=grad_out[part], dv=dv) -> None:
+            def add_to_dv(probabilities: Tensor, chunk=chunk, grad=finite_grad[part], dv=dv) -> None:
                 add_transposed_product(probabilities, grad, dv, chunk, 1.0, loss_scale)
 
             dscores = stages.run(buffers, logsumexp[part], chunk, add_to_dv)
@@ -154,15 +155,22 @@ class _Convolution:
 def gradient_scale(grad_out: Tensor, v: Tensor, mixers: Mixers) -> Tensor | None:
     """A power of two `[1]` that keeps the gradients of scores within float16; None for other dtypes.
 
-    One for all heads, which the mixings bring together.
+    One for all heads, which the mixings bring together. Rows that are not finite have no say: their gradients are not.
     """
     if grad_out.dtype != torch.float16:
         return None
-    largest, largest_value = (x.abs().amax().float().clamp_min(1e-10) for x in (grad_out, v))
-    growth = torch.ones_like(largest)
-    for mixer in mixers:  # by how much a step may enlarge what it is given
-        if mixer is not None:
-            parts = mixer.flatten(1) if mixer.dim() == 3 else mixer
-            growth *= parts.float().abs().sum(1).amax().clamp_min(1.0)
-    scale = (LARGEST_TERM / (largest * largest_value * growth)).minimum(LARGEST_GRADIENT / largest)
+
+    def largest(x: Tensor) -> Tensor:
+        return x.where(x.isfinite(), 0.0).amax()
+
+    length, value = (largest(torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32)) for x in (grad_out, v))
+    # A softmax's gradient is at most twice its probabilities': by how much each step may enlarge what it is given.
+    growth = torch.full_like(length, 2.0)
+    for taps in (mixers.pre_conv, mixers.post_conv):
+        if taps is not None:
+            growth *= largest(taps.float().abs().sum((1, 2))).clamp_min(1.0)
+    for mix, dim in ((mixers.pre_mix, -2), (mixers.post_mix, -1)):  # back from the heads that come out
+        if mix is not None:
+            growth *= largest(mix.float().abs().sum(dim)).clamp_min(1.0)
+    scale = LARGEST_GRADIENT / (length.clamp_min(1e-10) * (value * growth).clamp_min(1.0))
     return torch.exp2(torch.floor(torch.log2(scale)))[None]
