@@ -40,7 +40,7 @@ def mtabench(version: Version = False) -> None:
 
 @app.command(
     "bwd",
-    help="Time the backward pass alone. All gradients are computed: of q, k, v, convolutions and mixings.",
+    help="Time the backward pass alone. All gradients are computed: of q, k, v and all that is trained.",
     epilog=usual_axes("bwd"),
     rich_help_panel="Measure",
 )
@@ -48,7 +48,7 @@ def mtabench(version: Version = False) -> None:
 def forward_or_backward(
     context: typer.Context,
     seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None, impl: o.Impl = None, op: o.Op = None,
-    mix: o.Mix = None, post_conv: o.PostConv = None, layer: o.Layer = None,
+    mix: o.Mix = None, post_conv: o.PostConv = None, norm: o.Norm = None, gate: o.Gate = None, layer: o.Layer = None,
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
     dtype: o.Dtype = None, causal: o.Causal = True, device: o.Device = "auto", preset: o.PresetName = None,
     baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold", rounds: o.Rounds = None,
@@ -61,9 +61,9 @@ def forward_or_backward(
 
     options = Options(
         context.info_name or "", seq=seq, head_dim=head_dim, conv=conv, impl=impl, op=op, mix=mix, post_conv=post_conv,
-        layer=layer, batch=batch, tokens=tokens, heads=heads, kv_heads=kv_heads, dtype=dtype, causal=causal,
-        device=device, preset=preset, baseline=baseline, timer=timer, cache=cache, rounds=rounds, time_limit=time_limit,
-        isolate=isolate, cell_timeout=cell_timeout, seed=seed,
+        norm=norm, gate=gate, layer=layer, batch=batch, tokens=tokens, heads=heads, kv_heads=kv_heads, dtype=dtype,
+        causal=causal, device=device, preset=preset, baseline=baseline, timer=timer, cache=cache, rounds=rounds,
+        time_limit=time_limit, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
     )  # fmt: skip
     asked = ClusterOptions(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
     raise typer.Exit(run(options, asked, ranks, out, resume, dry_run, plot, quiet))
@@ -72,7 +72,7 @@ def forward_or_backward(
 @app.command(epilog=usual_axes("decode"), rich_help_panel="Measure")
 def decode(
     seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None, impl: o.Impl = None, op: o.Op = None,
-    mix: o.Mix = None, post_conv: o.PostConv = None, layer: o.Layer = None,
+    mix: o.Mix = None, post_conv: o.PostConv = None, norm: o.Norm = None, gate: o.Gate = None, layer: o.Layer = None,
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
     dtype: o.Dtype = None, splits: o.Splits = "auto", device: o.Device = "auto", preset: o.PresetName = None,
     baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold", rounds: o.Rounds = None,
@@ -85,8 +85,9 @@ def decode(
     from mtabench.commands.sweep import run
 
     options = Options(
-        "decode", seq=seq, head_dim=head_dim, conv=conv, impl=impl, op=op, mix=mix, post_conv=post_conv, layer=layer,
-        batch=batch, tokens=tokens, heads=heads, kv_heads=kv_heads, dtype=dtype, splits=splits, device=device,
+        "decode", seq=seq, head_dim=head_dim, conv=conv, impl=impl, op=op, mix=mix, post_conv=post_conv, norm=norm,
+        gate=gate, layer=layer, batch=batch, tokens=tokens, heads=heads, kv_heads=kv_heads, dtype=dtype, splits=splits,
+        device=device,
         preset=preset, baseline=baseline, timer=timer, cache=cache, rounds=rounds, time_limit=time_limit,
         isolate=isolate, cell_timeout=cell_timeout, seed=seed,
     )  # fmt: skip
@@ -175,17 +176,17 @@ def profile(
     pass_: o.ProfiledPass = None, seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None,
     impl: o.Impl = None, batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None,
     kv_heads: o.KvHeads = None, op: o.Op = None, mix: o.Mix = None, post_conv: o.PostConv = None,
-    layer: o.Layer = None, dtype: o.Dtype = None, causal: o.Causal = True, splits: o.Splits = "auto",
-    device: o.Device = "auto", preset: o.PresetName = None, tools: o.Tools = None, out: o.ProfileOut = None,
-    ncu_report: o.NcuReport = None,
+    norm: o.Norm = None, gate: o.Gate = None, layer: o.Layer = None, dtype: o.Dtype = None, causal: o.Causal = True,
+    splits: o.Splits = "auto", device: o.Device = "auto", preset: o.PresetName = None, tools: o.Tools = None,
+    out: o.ProfileOut = None, ncu_report: o.NcuReport = None,
 ) -> None:  # fmt: skip
     """Say why kernels are as fast as they are: traces, times of kernels, hardware counters, and what bounds each."""
     from mtabench.commands.profile import run
 
     options = None if pass_ is None else Options(
         pass_, seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
-        kv_heads=kv_heads, op=op, mix=mix, post_conv=post_conv, layer=layer, dtype=dtype, causal=causal, splits=splits,
-        device=device, preset=preset,
+        kv_heads=kv_heads, op=op, mix=mix, post_conv=post_conv, norm=norm, gate=gate, layer=layer, dtype=dtype,
+        causal=causal, splits=splits, device=device, preset=preset,
     )  # fmt: skip
     raise typer.Exit(run(options, tools, out, ncu_report))
 
@@ -194,17 +195,18 @@ def profile(
 def explain(
     pass_: o.PassName, seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None, impl: o.Impl = None,
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
-    op: o.Op = None, mix: o.Mix = None, post_conv: o.PostConv = None, layer: o.Layer = None,
-    dtype: o.Dtype = None, causal: o.Causal = True, splits: o.Splits = "auto", preset: o.PresetName = None,
-    device_name: o.DeviceName = None, results: o.ResultsCsv = None, ceilings: o.CeilingsIn = None,
+    op: o.Op = None, mix: o.Mix = None, post_conv: o.PostConv = None, norm: o.Norm = None, gate: o.Gate = None,
+    layer: o.Layer = None, dtype: o.Dtype = None, causal: o.Causal = True, splits: o.Splits = "auto",
+    preset: o.PresetName = None, device_name: o.DeviceName = None, results: o.ResultsCsv = None,
+    ceilings: o.CeilingsIn = None,
 ) -> None:  # fmt: skip
     """Predict the time of cells and say what it is made of. Needs no GPU if one is named; measures nothing."""
     from mtabench.commands.explain import run
 
     options = Options(
         pass_, seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
-        kv_heads=kv_heads, op=op, mix=mix, post_conv=post_conv, layer=layer, dtype=dtype, causal=causal, splits=splits,
-        preset=preset,
+        kv_heads=kv_heads, op=op, mix=mix, post_conv=post_conv, norm=norm, gate=gate, layer=layer, dtype=dtype,
+        causal=causal, splits=splits, preset=preset,
     )  # fmt: skip
     raise typer.Exit(run(options, device_name, results or [], ceilings))
 
@@ -213,18 +215,19 @@ def explain(
 def memory(
     pass_: o.MemoryPass = "fwd", seq: o.Seq = "1k..128k", head_dim: o.HeadDim = None, conv: o.Conv = None,
     impl: o.Impl = None, op: o.Op = None, batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None,
-    kv_heads: o.KvHeads = None, mix: o.Mix = None, post_conv: o.PostConv = None, layer: o.Layer = None,
-    dtype: o.Dtype = None, causal: o.Causal = True, splits: o.Splits = "auto",
-    preset: o.PresetName = None, device_name: o.DeviceName = None, memory: o.MemorySize = None,
-    measure: o.Trace = False, csv: o.CellsCsv = None, json: o.CellsJson = None, overwrite: o.OverwriteOutputs = False,
+    kv_heads: o.KvHeads = None, mix: o.Mix = None, post_conv: o.PostConv = None, norm: o.Norm = None,
+    gate: o.Gate = None, layer: o.Layer = None, dtype: o.Dtype = None, causal: o.Causal = True,
+    splits: o.Splits = "auto", preset: o.PresetName = None, device_name: o.DeviceName = None,
+    memory: o.MemorySize = None, measure: o.Trace = False, csv: o.CellsCsv = None, json: o.CellsJson = None,
+    overwrite: o.OverwriteOutputs = False,
 ) -> None:  # fmt: skip
     """Say what implementations store and move: score matrix against tile, traffic, and where memory ends."""
     from mtabench.commands.memory import run
 
     options = Options(
         pass_, seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
-        kv_heads=kv_heads, op=op, mix=mix, post_conv=post_conv, layer=layer, dtype=dtype, causal=causal, splits=splits,
-        preset=preset,
+        kv_heads=kv_heads, op=op, mix=mix, post_conv=post_conv, norm=norm, gate=gate, layer=layer, dtype=dtype,
+        causal=causal, splits=splits, preset=preset,
     )  # fmt: skip
     raise typer.Exit(run(options, device_name, memory, measure, csv, json, overwrite))
 

@@ -66,6 +66,15 @@ Mix = Annotated[
     Text, Steps(help="With --op mta, the heads mixed before and after the softmax: heads (all), 4 (groups), none.")
 ]
 PostConv = Annotated[Text, Steps(help="With --op mta, taps after the softmax, such as 6x11; none if not given.")]
+Norm = Annotated[
+    Text,
+    Steps(
+        help="With --op mta, the norm of each head's output: rms, depth2 (as layer 2 rescales it); none if not given."
+    ),
+]
+Gate = Annotated[
+    Text, Steps(help="With --op mta, the gate of each head's output: one (a number a row), full; none if not given.")
+]
 Layer = Annotated[
     Text,
     Steps(
@@ -84,7 +93,7 @@ Op = Annotated[
     Text,
     Shape(
         **_one_of(OPS),
-        help="Only implementations of conv-attention, or of attention; or mta, with --mix and --post-conv.",
+        help="Only implementations of conv-attention, or of attention; or mta, with --mix, --norm and more.",
     ),
 ]
 Mode = Annotated[Text, Shape(help="One or more of train,prefill,generate; train if not given.")]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 PAD_KEYS = ("both", "left", "right")
@@ -68,10 +68,25 @@ class HeadMix:
 
 
 @dataclass(frozen=True)
+class Norm:
+    """An RMSNorm of each head's output; `depth` is the index of the layer that rescales it, None without."""
+
+    depth: int | None = None
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A gate behind the norm: one number a head and row, or `full`, one a head dim."""
+
+    full: bool = False
+
+
+@dataclass(frozen=True)
 class Operation:
-    """`post_mix(post_conv(softmax(pre_mix(pre_conv(scale * q k^T))))) v`; None leaves a step out.
+    """`gate(norm(post_mix(post_conv(softmax(pre_mix(pre_conv(scale * q k^T))))) v))`; None leaves a step out.
 
     `causal` hides from a query the keys after it. A convolution is of each head alone, a mixing of positions alone.
+    Norm and gate follow the kernels of a backend, which are told of the other steps alone.
     """
 
     pre_conv: Convolution | None  # of the scores, before the softmax
@@ -80,6 +95,9 @@ class Operation:
     pre_mix: HeadMix | None = None
     post_conv: Convolution | None = None  # of the probabilities
     post_mix: HeadMix | None = None
+    # Not in the repr, which seeds what is drawn for a cell: a seed draws the same as before these steps.
+    norm: Norm | None = field(default=None, repr=False)
+    gate: Gate | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -104,13 +122,14 @@ class Operation:
     @property
     def is_more_than_conv_attention(self) -> bool:
         """Whether a step is there that `conv_attention` does not have."""
-        return any((self.pre_mix, self.post_conv, self.post_mix))
+        return any((self.pre_mix, self.post_conv, self.post_mix, self.norm, self.gate))
 
     @property
     def options(self) -> dict[str, Any]:
         """What the public functions take for it by keyword."""
         convolution = {"pad_key": self.pre_conv.pad_key} if self.pre_conv else {}
-        return {"causal": self.causal, "scale": self.scale, **convolution}
+        depth = {} if self.norm is None or self.norm.depth is None else {"depth": self.norm.depth}
+        return {"causal": self.causal, "scale": self.scale, **convolution, **depth}
 
     @property
     def decode_options(self) -> dict[str, Any]:

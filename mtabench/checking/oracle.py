@@ -64,7 +64,8 @@ class Errors(NamedTuple):
 class Bound:
     """What one tensor is held to: float64 values `[rows, D]` of its parts, and how to pick them from a result.
 
-    Errors are relative to the norm: of the whole sample, and of a row, as `row_errors` says.
+    Errors are relative to the norm: of the whole sample, and of a row, as `row_errors` says; or to `least`, if that is
+    more.
     """
 
     picks: list[Callable[[Tensor], Tensor]] = field(default_factory=list)
@@ -73,6 +74,7 @@ class Bound:
     tolerance: float = 0.0
     row_tolerance: float = 0.0
     size_tolerance: float = 0.0
+    least: float = 0.0
 
     def add(self, pick: Callable[[Tensor], Tensor], value: Tensor, eager: Tensor) -> None:
         """One more part, `value` and `eager` of any shape `[.., D]`."""
@@ -118,18 +120,19 @@ class Bound:
             differences.append(difference.norm(dim=-1))
             along += (difference * value).sum().item()
         norm, difference = torch.cat(norms), torch.cat(differences)
-        whole = norm.norm().clamp(min=TINY).item()
-        return Errors(difference.norm().item() / whole, row_errors(difference, norm).max().item(), along / whole**2)
+        whole = norm.norm().clamp(min=max(self.least, TINY)).item()
+        rows = row_errors(difference, norm, self.least)
+        return Errors(difference.norm().item() / whole, rows.max().item(), along / whole**2)
 
 
-def row_errors(differences: Tensor, norms: Tensor) -> Tensor:
+def row_errors(differences: Tensor, norms: Tensor, least: float = 0.0) -> Tensor:
     """The errors of rows `[R]` relative to their norms, which follow each other in a result.
 
     Gradients of single rows can vanish by cancellation, so an error is set against the largest of its neighbours' norms
-    and the typical norm.
+    and the typical norm, or `least`.
     """
     scale = F.max_pool1d(norms[None], 2 * NEIGHBOURS + 1, stride=1, padding=NEIGHBOURS)[0]
-    return differences / scale.clamp(min=max(norms.square().mean().sqrt().item(), TINY))
+    return differences / scale.clamp(min=max(norms.square().mean().sqrt().item(), least, TINY))
 
 
 class Oracle:
@@ -256,7 +259,7 @@ def sum_floor(case: Case, numbers: int) -> float:
 
 def is_average(operation: Operation) -> bool:
     """Whether outputs are averages of the rows of v: nothing follows the softmax."""
-    return operation.post_conv is None and operation.post_mix is None
+    return not any((operation.post_conv, operation.post_mix, operation.norm, operation.gate))
 
 
 def outside_values(out: Tensor, v: Tensor, slack: float) -> Tensor:
@@ -294,11 +297,13 @@ def _backward(case: Case, inputs: Inputs, seed: int) -> dict[str, Bound]:
     exact_sums, eager_sums = (
         {name: torch.zeros_like(x, dtype=torch.float64) for name, x in inputs.mixers.items()} for _ in range(2)
     )
+    squares = 0.0
     for heads in sample.chunks:
         exact, eager = (
             _gradients(case, heads.gather(inputs, dtype), sample.blocks)
             for dtype in (torch.float64, DTYPES[case.dtype])
         )
+        squares += _bias_terms(case, heads.gather(inputs, torch.float64), sample.blocks)
         for name in ("q", "k", "v"):
             bounds[GRADIENTS[name]].add(heads.picker(name, None), exact[name], eager[name])
         for sums, gradients in ((exact_sums, exact), (eager_sums, eager)):
@@ -311,7 +316,24 @@ def _backward(case: Case, inputs: Inputs, seed: int) -> dict[str, Bound]:
     for name, total in exact_sums.items():
         pick = partial(_taps_of, kept) if name in CONVOLUTIONS else _mixing_rows
         bounds[GRADIENTS[name]].add(pick, pick(total), pick(eager_sums[name]))
+    if "gate_bias" in exact_sums:
+        bounds[GRADIENTS["gate_bias"]].least = math.sqrt(squares)
     return bounds
+
+
+def _bias_terms(case: Case, x: Inputs, blocks: Iterable[tuple[int, int]]) -> float:
+    """The sum of the squares of what a gate's bias has its gradient of, which is one sum and may cancel by chance."""
+    if case.operation.gate is None or x.dout is None:
+        return 0.0
+    ungated = replace(case, operation=replace(case.operation, gate=None))
+    weight, bias, total = x.gate_weight, x.gate_bias, 0.0
+    assert weight is not None
+    for start, stop in blocks:
+        out = _output(ungated, replace(x, gate_weight=None, gate_bias=None), (start, stop))
+        gate = torch.sigmoid(F.linear(out, weight, bias))
+        terms = x.dout[:, :, start:stop] * out * gate * (1 - gate)
+        total += (terms if case.operation.gate.full else terms.sum(-1)).square().sum().item()
+    return total
 
 
 def _taps_of(heads: Tensor, gradient: Tensor) -> Tensor:
@@ -319,8 +341,8 @@ def _taps_of(heads: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _mixing_rows(gradient: Tensor) -> Tensor:
-    """The gradient of a mixing, of all heads at once or of groups, as rows."""
-    return gradient.flatten(0, -2)
+    """The gradient of a mixing, of all heads at once or of groups, of a gate or of a norm, as rows."""
+    return gradient[None] if gradient.dim() == 1 else gradient.flatten(0, -2)
 
 
 def _gradients(case: Case, x: Inputs, blocks: Iterable[tuple[int, int]]) -> dict[str, Tensor]:

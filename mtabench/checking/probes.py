@@ -17,10 +17,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mtabench.checking.finish import finished
 from mtabench.checking.oracle import MIXER_GRADIENTS, row_errors
 from mtabench.checking.sample import border_near
 from mtabench.problem.case import Case
-from mtabench.problem.inputs import Inputs
+from mtabench.problem.inputs import FINISHERS, Inputs
 
 FEWEST_TOKENS = 3  # after which what comes is changed, in one call or several
 HEADS_AT_ONCE = 8
@@ -179,7 +180,8 @@ class _Heads:
             heads = self._kv_heads if name in ("dk", "dv") else self._heads
             of_mixer = name in MIXER_GRADIENTS
             if of_mixer:
-                before, after = (x.flatten(1)[:, None] for x in (_moved(before, heads), after))
+                moved = before if name[1:] in FINISHERS else _moved(before, heads)
+                before, after = (x.reshape(len(x), 1, -1) for x in (moved, after))
                 place = torch.arange(len(after), device=after.device)
             else:
                 place = (self._batch[:, None] * before.shape[1] + heads).flatten()
@@ -199,8 +201,9 @@ class _Heads:
         for x, of_heads in ((inputs.q, heads), (inputs.k, kv_heads), (inputs.v, kv_heads), (inputs.dout, heads)):
             if x is not None:
                 x.copy_(x[batch[:, None], of_heads])
-        for x in inputs.mixers.values():
-            x.copy_(_moved(x, heads))
+        for name, x in inputs.mixers.items():
+            if name not in FINISHERS:
+                x.copy_(_moved(x, heads))
 
 
 def _moved(mixer: Tensor, heads: Tensor) -> Tensor:
@@ -230,13 +233,14 @@ def _moved_errors(before: Tensor, after: Tensor, place: Tensor) -> Tensor:
 class _FirstKey:
     """Some queries, late ones among them, and the first key point the same way: their output is the first value.
 
-    The mixers are nearly the identity then. Backward, dv of the first value is the sum of those rows' dout. In a decode
+    The mixers are nearly the identity then, and norm and gate follow. Backward, dv of the first value is the sum of
+    those rows' dout, taken back through them. In a decode
     step with lengths some tokens lie beyond them, whose keys would win if they counted.
     """
 
     def __init__(self, case: Case, inputs: Inputs, random: Random) -> None:
         self._case, self._undone = case, ExitStack()
-        self._v, self._dout = inputs.v, inputs.dout
+        self._v, self._dout, self._inputs = inputs.v, inputs.dout, inputs
         generator = torch.Generator().manual_seed(random.getrandbits(32))
         code = torch.randint(0, 2, (case.head_dim,), generator=generator) * 2.0 - 1
         self._code = code.to(case.device, inputs.q.dtype)
@@ -254,6 +258,8 @@ class _FirstKey:
         operation = self._case.operation
         taps = {"weight": operation.pre_conv, "post_conv": operation.post_conv}
         for name, x in inputs.mixers.items():
+            if name in FINISHERS:
+                continue
             others = x * (OTHER_SCORES if name in ("weight", "pre_mix") else OTHER_PROBABILITIES)
             if step := taps.get(name):
                 others[:, -1, step.pad] += 1
@@ -284,7 +290,8 @@ class _FirstKey:
         if self._dout is not None:
             return self._gradient_fault(results)
         out = results[0][:, :, self._rows if self._case.pass_ == "fwd" else slice(None)].float()
-        value = self._v[:, :, :1].float().repeat_interleave(out.shape[1] // self._v.shape[1], dim=1)
+        value = self._v[:, :, :1].detach().float().repeat_interleave(out.shape[1] // self._v.shape[1], dim=1)
+        value = finished(self._case, self._inputs, value)
         errors = (out - value).norm(dim=-1) / value.norm(dim=-1)
         error, worst = errors.flatten().max(0)
         if error <= KEY_ERRORS[self._case.pass_]:
@@ -299,8 +306,12 @@ class _FirstKey:
     def _gradient_fault(self, results: Results) -> str:
         assert self._dout is not None
         dv = results[2][:, :, 0].float()
-        of_heads = self._dout[:, :, self._rows].float().sum(2)
-        expected = of_heads.unflatten(1, (dv.shape[1], -1)).sum(2)
+        of_heads = self._dout[:, :, self._rows].float().sum(2, keepdim=True)
+        with torch.enable_grad():
+            value = self._v[:, :, :1].detach().float().repeat_interleave(of_heads.shape[1] // dv.shape[1], dim=1)
+            value.requires_grad_()
+            (of_values,) = torch.autograd.grad(finished(self._case, self._inputs, value), value, of_heads)
+        expected = of_values[:, :, 0].unflatten(1, (dv.shape[1], -1)).sum(2)
         error = ((dv - expected).norm(dim=-1) / expected.norm(dim=-1)).max()
         if error <= KEY_ERRORS["bwd"]:
             return ""

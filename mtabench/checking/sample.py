@@ -136,8 +136,9 @@ def _chunked(case: Case, groups: list[int], blocks: list[tuple[int, int]]) -> Sa
 
 
 def _together(case: Case) -> int:
-    """KV heads of a sequence that make one whole: all of them if their query heads are mixed."""
-    return case.kv_heads if case.mixings else 1
+    """KV heads of a sequence that make one whole: all if query heads are mixed, or a gradient sums over them."""
+    shared = case.pass_ == "bwd" and (case.operation.norm or case.operation.gate)
+    return case.kv_heads if case.mixings or shared else 1
 
 
 def _query_heads(case: Case) -> int:

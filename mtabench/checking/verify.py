@@ -16,6 +16,7 @@ from torch import Tensor
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import identity_weight
 from mta_kernels.operation import ONE_TAP, Operation
+from mtabench.checking.finish import finished
 from mtabench.checking.judge import Judge, results_of
 from mtabench.checking.oracle import Bound, Check, Oracle, is_average, outside_values, tolerance_floor
 from mtabench.checking.sample import CONVOLUTIONS
@@ -24,7 +25,7 @@ from mtabench.environment import let_triton_interpret
 from mtabench.errors import UnsupportedError
 from mtabench.measuring.failures import WrongResultError
 from mtabench.problem.case import Case
-from mtabench.problem.inputs import SEED, Inputs, make_inputs
+from mtabench.problem.inputs import FINISHERS, SEED, Inputs, make_inputs
 from mtabench.problem.operations import PLAIN, Taps, make_operation
 from mtabench.registry import Implementation, every, implementation_of, names
 
@@ -41,15 +42,18 @@ class CheckedShape:
     query_taps: int
     key_taps: int
     causal: bool = True
-    # Of the whole multi-token attention: the mixings, as typed, the taps after the softmax, and the convolution before.
+    # Of the whole multi-token attention: mixings, norm and gate as typed, the taps after the softmax, and whether there
+    # is a convolution before it.
     mix: str = ""
     post_conv: Taps | None = None
     convolved: bool = True
+    norm: str = ""
+    gate: str = ""
 
     def operation(self, op: str) -> Operation:
         """The operation of an implementation that computes `op`: those of other kinds lack steps."""
         conv = (self.query_taps, self.key_taps) if self.convolved and op != PLAIN else None
-        more = (self.mix, self.post_conv) if op == "mta" else ("", None)
+        more = (self.mix, self.post_conv, self.norm, self.gate) if op == "mta" else ("", None)
         return make_operation(conv, *more, heads=self.heads, head_dim=self.head_dim, causal=self.causal)
 
 
@@ -72,23 +76,30 @@ LONG_SHAPES = {
     "cpu": (CheckedShape(1, 2, 1, 1153, 16, 4, 3),),
     "interpreter": (CheckedShape(1, 1, 1, 321, 16, 3, 2),),
 }
-# The whole multi-token attention: every combination of steps that is more than conv attention, on a small shape; then
-# groups of heads, ten heads and long taps.
+# The whole multi-token attention: every combination of steps around the softmax that is more than conv attention, on a
+# small shape; then norms and gates, groups of heads, ten heads and long taps.
 SMALL = CheckedShape(1, 4, 2, 29, 16, 4, 3)
 EVERY_STEP = tuple(
     replace(SMALL, convolved=convolved, mix=mix, post_conv=post_conv)
     for convolved, mix, post_conv in product((False, True), ("", "heads+none", "none+heads", "heads"), (None, (3, 5)))
     if mix or post_conv
 )
+FINISHED = (
+    replace(SMALL, convolved=False, norm="rms"),
+    replace(SMALL, gate="one"),
+    replace(SMALL, mix="heads", convolved=False, norm="rms", gate="one"),
+    replace(SMALL, mix="2", post_conv=(3, 5), norm="depth3", gate="full"),
+)
 MTA_SHAPES = {
     "cuda": (
-        *(replace(shape, batch=2, seq=333, head_dim=64) for shape in EVERY_STEP),
-        CheckedShape(1, 10, 10, 1025, 128, 6, 11, mix="heads", post_conv=(6, 11)),
+        *(replace(shape, batch=2, seq=333, head_dim=64) for shape in (*EVERY_STEP, *FINISHED)),
+        CheckedShape(1, 10, 10, 1025, 128, 6, 11, mix="heads", post_conv=(6, 11), norm="rms", gate="one"),
         CheckedShape(1, 16, 4, 513, 96, 6, 11, mix="heads+4", post_conv=(6, 11)),
-        CheckedShape(1, 4, 1, 129, 40, 11, 3, causal=False, mix="2", post_conv=(2, 2)),
+        CheckedShape(1, 4, 1, 129, 40, 11, 3, causal=False, mix="2", post_conv=(2, 2), norm="depth1", gate="full"),
     ),
     "cpu": (
         *EVERY_STEP,
+        *FINISHED,
         CheckedShape(2, 10, 5, 21, 16, 3, 3, mix="5+heads", post_conv=(4, 4)),
         CheckedShape(1, 4, 1, 21, 16, 11, 3, causal=False, mix="2", post_conv=(2, 2)),
     ),
@@ -100,10 +111,10 @@ MTA_SHAPES = {
 }
 MTA_LONG_SHAPES = {
     "cuda": (
-        CheckedShape(1, 4, 2, 4353, 64, 6, 11, mix="heads", post_conv=(6, 11)),
+        CheckedShape(1, 4, 2, 4353, 64, 6, 11, mix="heads", post_conv=(6, 11), norm="rms", gate="one"),
         CheckedShape(1, 2, 1, 4261, 160, 1, 1, mix="heads", convolved=False),
     ),
-    "cpu": (CheckedShape(1, 2, 1, 321, 16, 4, 3, mix="heads", post_conv=(3, 5)),),
+    "cpu": (CheckedShape(1, 2, 1, 321, 16, 4, 3, mix="heads", post_conv=(3, 5), norm="rms", gate="one"),),
     "interpreter": (CheckedShape(1, 2, 1, 321, 16, 3, 2, mix="heads", post_conv=(2, 3)),),
 }
 DTYPES_CHECKED = {"cuda": ("bf16", "fp16", "fp32"), "cpu": ("fp32", "fp16")}
@@ -320,13 +331,13 @@ def _changed(inputs: Inputs, first_sequence: int = 0, first_kv_head: int = 0, fi
 
 
 def _identity(case: Case, seed: int) -> Iterable[Check]:
-    """With mixers that are the identity it is plain attention."""
+    """With mixers that are the identity it is plain attention, and norm and gate behind it."""
     inputs = make_inputs(case, seed)
     identity: dict[str, Any] = {}
     for name, mixer in inputs.mixers.items():
         if name in CONVOLUTIONS:
             identity[name] = identity_weight(*mixer.shape, dtype=mixer.dtype, device=mixer.device)
-        else:
+        elif name not in FINISHERS:
             identity[name] = torch.eye(mixer.shape[-1], dtype=mixer.dtype, device=mixer.device).expand_as(mixer)
     inputs = replace(inputs, **identity)
     yield _against_attention(case, inputs, inputs.q)
@@ -342,8 +353,9 @@ def _one_tap(case: Case, seed: int) -> Iterable[Check]:
 
 def _against_attention(case: Case, inputs: Inputs, queries: Tensor) -> Check:
     """Compare with plain attention of `queries`, in float64; allowed is what `Bound` allows by what eager is off."""
-    options = replace(case.operation, pre_conv=None).options
+    options = replace(case.operation, pre_conv=None, norm=None).options
     exact = attention_reference(queries.double(), inputs.k.double(), inputs.v.double(), **options)
+    exact = finished(case, inputs, exact)
     eager = replace(case, impl="eager")
     bound = Bound()
     bound.add(lambda out: out.flatten(0, -2), exact, implementation_of(eager).build(eager, inputs)())

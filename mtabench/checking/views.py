@@ -15,6 +15,9 @@ def tokens_first(inputs: Inputs) -> Inputs:
     """The same values, where q, k, v and dout lie as `[B, N, H, D]`, mixers transposed, lengths two apart."""
 
     def moved(x: Tensor) -> Tensor:
+        if x.dim() == 1:
+            apart = torch.stack([x.detach(), torch.zeros_like(x)], 1)[:, 0]
+            return apart.requires_grad_(x.requires_grad)
         dims = (1, 2) if x.dim() > 2 else (0, 1)
         return x.detach().transpose(*dims).contiguous().transpose(*dims).requires_grad_(x.requires_grad)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mtabench.model.kernel import Kernel, tensor_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
-from mtabench.problem.work import mixed, pairs, taps
+from mtabench.problem.work import gated, mixed, pairs, taps, tokens
 
 # Fused multiply-adds a second of PyTorch's convolution, one channel a head, calibrated on results/nvidia-h200/*.csv.
 # It counts elements in 32 bits; from 2^31 scores on another, slower kernel takes its place.
@@ -18,6 +18,9 @@ PRODUCT_SHARE = 0.6
 # Multiply-adds a second of a mixing of heads, a product whose inner dimension is the heads: eager of both mixings took
 # 15.5 ms and its backward 28.6 on an H200 (16 heads of 64, 4096 tokens), a run whose rows are not kept.
 MIXING = 0.66e12
+# How often the output is read or written, in elements of 16 bits: by the norm, most of whose steps are in float32, by a
+# gate a row, and by one a head dim; backward by the same the other way round.
+NORM_PASSES, GATE_PASSES, FULL_GATE_PASSES = 20, 3, 7
 # A decode step multiplies a few rows with the whole cache, far below a copy's bandwidth, and masks the values.
 DECODE_CACHE_SHARE = 0.35
 
@@ -47,6 +50,16 @@ def kernels(case: Case) -> list[Kernel]:
             Kernel(
                 "mixing", launches=count, fmas=repeated * dense * mixed(case), fma_rate=MIXING,
                 memory_bytes=2 * count * dense * element,
+            )
+        )  # fmt: skip
+    norm, gate = case.operation.norm, case.operation.gate
+    if norm or gate:
+        passes = (NORM_PASSES if norm else 0) + ((FULL_GATE_PASSES if gate.full else GATE_PASSES) if gate else 0)
+        found.append(
+            Kernel(
+                "norm and gate", launches=repeated * ((8 if norm else 0) + (3 if gate else 0)),
+                macs=(3 if repeated > 1 else 1) * gated(case), tensor_share=PRODUCT_SHARE,
+                memory_bytes=repeated * passes * tokens(case) * case.heads * case.head_dim * element,
             )
         )  # fmt: skip
     return found

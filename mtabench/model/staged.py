@@ -3,14 +3,16 @@
 Forward: the product writes them; a kernel over rows reads them for the sums of the softmax, reads them again, and
 writes what is mixed in their place; the product with the values reads that. Backward: two products write scores and
 gradients of probabilities, the kernel over rows reads both twice and writes both, three products read them. A
-convolution reads and writes the scores once more; backward it does so forth and back, and its taps read both.
+convolution reads and writes the scores once more; backward it does so forth and back, and its taps read both. Norm and
+gate read the output and write another; backward they read what they read, and its gradient, and write one. A gate of a
+number a head dim stores three such tensors in between, of which its products make gradients.
 """
 
 from __future__ import annotations
 
 from mtabench.model.kernel import Kernel, tensor_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
-from mtabench.problem.work import chunk_of, mixed, staged_scores, taps
+from mtabench.problem.work import chunk_of, gated, mixed, staged_scores, taps, tokens
 
 # The kernel over rows of the first prototype moved its bytes at 0.65 of a copy's bandwidth on an H200, and the products
 # of chunks reached half of a plain product's rate; no committed results stand behind these numbers yet.
@@ -20,7 +22,7 @@ ROWS_SHARE, PRODUCT_SHARE = 0.65, 0.5
 def kernels(case: Case) -> list[Kernel]:
     """The launches of a call, by stage."""
     if case.pass_ == "decode":
-        return _decode(case)
+        return [*_decode(case), *norm_and_gate(case)]
     backward = case.pass_ == "bwd"
     scores, stored = staged_scores(case), staged_scores(case) * BYTES_PER_ELEMENT[case.dtype]
     sequences, rows = chunk_of(case)
@@ -52,7 +54,25 @@ def kernels(case: Case) -> list[Kernel]:
             tensor_share=PRODUCT_SHARE, memory_bytes=2 * steps * len(convolutions) * stored,
         )  # fmt: skip
         found.insert(1, convolved)
-    return found
+    return found + norm_and_gate(case)
+
+
+def norm_and_gate(case: Case) -> list[Kernel]:
+    """What runs behind the output, if anything does."""
+    norm, gate = case.operation.norm, case.operation.gate
+    if norm is None and gate is None:
+        return []
+    output = tokens(case) * case.heads * case.head_dim * BYTES_PER_ELEMENT[case.dtype]
+    products = gated(case) if gate and gate.full else 0
+    if case.pass_ != "bwd":
+        return [Kernel("norm and gate", macs=products, tensor_share=PRODUCT_SHARE, memory_bytes=2 * output)]
+    through = Kernel("norm and gate, backward", memory_bytes=3 * output)
+    if not products:
+        return [through]
+    gradients = Kernel(
+        "products of the gate", launches=4, macs=3 * products, tensor_share=PRODUCT_SHARE, memory_bytes=11 * output
+    )
+    return [gradients, through]
 
 
 def _decode(case: Case) -> list[Kernel]:

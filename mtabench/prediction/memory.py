@@ -64,7 +64,11 @@ def expected_memory_bytes(case: Case, work: str) -> int:
             return out + _staged_scores(case)
         of_rows = case.batch * case.heads * case.seq * SUM  # the logarithms of the sums of exponentials
         gradients = queries + 2 * keys + 2 * keys // BYTES_PER_ELEMENT[case.dtype] * SUM if case.pass_ == "bwd" else 0
-        return out + of_rows + gradients + _staged_scores(case)
+        peak = out + of_rows + gradients + _staged_scores(case)
+        if case.operation.norm or case.operation.gate:
+            # They read an output and write another; backward the first is kept, and there is its gradient.
+            return peak + 2 * out if case.pass_ == "bwd" else max(peak, 2 * out)
+        return peak
     if work == "banded":  # backward: chunks of P and dS, dq, and the sums of dk and dv, a query head each
         return out + (banded.scratch_bytes(case) + queries + 2 * floats if case.pass_ == "bwd" else 0)
     if case.pass_ == "decode":

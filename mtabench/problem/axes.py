@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mtabench.errors import UsageError
 from mtabench.problem.case import DTYPES
-from mtabench.problem.operations import NONE, Taps, group_sizes, taps_text
+from mtabench.problem.operations import GATES, NONE, NORMS, Taps, gate_of, group_sizes, norm_of, taps_text
 
 UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 MAX_QUERY_TAPS = 16
@@ -39,7 +39,7 @@ class Preset:
             raise UsageError(
                 f"there is no layer {name!r}; expected mix, which mixes heads alone, or full, which convolves as well"
             )
-        return {"conv": convs[name], "mix": "heads", "post_conv": convs[name]}
+        return {"conv": convs[name], "mix": "heads", "post_conv": convs[name], "norm": "rms", "gate": "one"}
 
 
 PRESETS = {
@@ -91,6 +91,22 @@ def parse_mixes(text: str) -> list[str]:
     for mix in mixes:
         group_sizes(mix)  # whether they divide the heads is seen with the heads
     return list(dict.fromkeys(mixes))
+
+
+def parse_norms(text: str) -> list[str]:
+    """The norms of each head's output, each as `operations.norm_of` reads it: `rms,depth2,none`; raises UsageError."""
+    norms = [part.lower() for part in _parts(text, "--norm", NORMS)]
+    for norm in norms:
+        norm_of(norm)
+    return list(dict.fromkeys(norms))
+
+
+def parse_gates(text: str) -> list[str]:
+    """The gates of each head's output, each as `operations.gate_of` reads it: `one,full,none`; raises UsageError."""
+    gates = [part.lower() for part in _parts(text, "--gate", f"expected one or more of {', '.join(GATES)}")]
+    for gate in gates:
+        gate_of(gate)
+    return list(dict.fromkeys(gates))
 
 
 def parse_splits(text: str) -> list[int | str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mta_kernels.operation import Convolution, HeadMix, Operation
-from mtabench.problem.operations import NONE, PLAIN, make_operation, mix_of, op_of, step_words
+from mtabench.problem.operations import NONE, PLAIN, gate_text, make_operation, mix_of, norm_text, op_of, step_words
 
 KERNEL_PASSES = ("fwd", "bwd", "decode")
 MODES = ("train", "prefill", "generate")  # of a whole model
@@ -59,6 +59,8 @@ class Case:
                 conv,
                 row.get("mix") or "",
                 post_conv,
+                row.get("norm") or "",
+                row.get("gate") or "",
                 heads=int(row["heads"]),
                 head_dim=head_dim,
                 causal=bool(row["causal"]),
@@ -88,6 +90,7 @@ class Case:
             "heads": self.heads, "kv_heads": self.kv_heads, "seq": self.seq, "head_dim": self.head_dim,
             "conv_q": taps[0], "conv_k": taps[1], "causal": self.operation.causal, "splits": self.splits,
             "mix": self.mix or None, "post_conv_q": post_taps[0], "post_conv_k": post_taps[1],
+            "norm": self.norm or None, "gate": self.gate or None,
             "layers": self.layers, "conv_every": self.conv_every,
         }  # fmt: skip
 
@@ -141,9 +144,19 @@ class Case:
         return mix_of(self.operation, self.heads)
 
     @property
+    def norm(self) -> str:
+        """The norm of each head's output as typed, or an empty text where there is none."""
+        return norm_text(self.operation.norm)
+
+    @property
+    def gate(self) -> str:
+        """The gate of each head's output as typed, or an empty text where there is none."""
+        return gate_text(self.operation.gate)
+
+    @property
     def steps(self) -> str:
         """What is more than plain attention, in words: `mix heads, conv 6x11`; empty for plain attention."""
-        return step_words(self.mix, self.taps, self.post_taps, str(self.conv_every or ""))
+        return step_words(self.mix, self.taps, self.post_taps, self.norm, self.gate, str(self.conv_every or ""))
 
     @property
     def window(self) -> int:
@@ -169,6 +182,8 @@ class Case:
         if self.op == "mta":
             words += ["--op", self.op, "--mix", self.mix or NONE, "--conv", self.taps or NONE]
             words += ["--post-conv", self.post_taps or NONE]
+            words += ["--norm", self.norm] if self.norm else []
+            words += ["--gate", self.gate] if self.gate else []
         elif self.taps:
             words += ["--conv", self.taps]
         if self.splits is not None:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 WEIGHT_SCALE, MIX_SCALE = 0.3, 0.2
-MIXERS = ("weight", "pre_mix", "post_conv", "post_mix")
+NORM_SCALE, GATE_SCALE = 0.1, 0.2
+FINISHERS = ("norm_weight", "gate_weight", "gate_bias")  # one for all heads
+MIXERS = ("weight", "pre_mix", "post_conv", "post_mix", *FINISHERS)
 SEED = 20504
 
 
@@ -28,7 +30,8 @@ class Inputs:
     """Forward and backward: `q [B, Hq, N, D]`, `k, v [B, Hkv, N, D]`.
 
     The mixers, each None where the operation has no such step: convolutions `weight [Hq, cq, ck]` of the scores and
-    `post_conv` of the probabilities; mixings of heads `pre_mix`, `post_mix`, `[Hq, Hq]` or of groups `[G, c, c]`.
+    `post_conv` of the probabilities; mixings of heads `pre_mix`, `post_mix`, `[Hq, Hq]` or of groups `[G, c, c]`; of
+    each head's output `norm_weight [D]`, and a gate, `gate_weight [1, D]` or `[D, D]` with `gate_bias [1]` or `[D]`.
 
     Decode: `q` is the window `[B, Hq, W, D]`, `k` and `v` the caches, `lengths [B]` int32, and `state` what the step
     before left for the convolution of probabilities. `dout`, shaped as `q`, exists in backward alone, where the others
@@ -45,6 +48,9 @@ class Inputs:
     post_conv: Tensor | None = None
     post_mix: Tensor | None = None
     state: DecodeState | None = None
+    norm_weight: Tensor | None = None
+    gate_weight: Tensor | None = None
+    gate_bias: Tensor | None = None
     _copies: list[Inputs] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
@@ -54,7 +60,7 @@ class Inputs:
 
     @property
     def mixers(self) -> dict[str, Tensor]:
-        """The convolutions and mixings that there are, by name."""
+        """The convolutions, mixings, norm and gate that there are, by name."""
         return {name: tensor for name in MIXERS if (tensor := getattr(self, name)) is not None}
 
     def copies(self, count: int) -> list[Inputs]:
@@ -94,9 +100,14 @@ class Inputs:
 
     @torch.no_grad()
     def negate(self) -> None:
-        """Negate, in place, what the result is linear in: dout if there is one, else v, in all copies too."""
+        """Negate, in place, what the result is odd in: dout if there is one, else v, in all copies too.
+
+        A gate is multiplied with what v gives, so that it stays the same, its weight is negated with v.
+        """
         for tensor in (x.v if x.dout is None else x.dout for x in (self, *self._copies)):
             tensor.neg_()
+        if self.dout is None and self.gate_weight is not None:
+            self.gate_weight.neg_()
 
     @contextmanager
     def negated(self) -> Iterator[None]:
@@ -147,7 +158,16 @@ def make_inputs(case: Case, seed: int = SEED) -> Inputs:
     operation = case.operation
     weight, pre_mix = taps(operation.pre_conv), mixing(operation.pre_mix)
     post_conv, post_mix = taps(operation.post_conv), mixing(operation.post_mix)
-    inputs = Inputs(q, k, v, weight, dout, lengths, pre_mix, post_conv, post_mix)
+    norm_weight = gate_weight = gate_bias = None
+    if operation.norm is not None:
+        norm_weight = normal(case.head_dim) * NORM_SCALE + 1
+    if operation.gate is not None:
+        numbers = case.head_dim if operation.gate.full else 1
+        gate_weight, gate_bias = normal(numbers, case.head_dim) * GATE_SCALE, normal(numbers) * GATE_SCALE
+    inputs = Inputs(
+        q, k, v, weight, dout, lengths, pre_mix, post_conv, post_mix,
+        norm_weight=norm_weight, gate_weight=gate_weight, gate_bias=gate_bias,
+    )  # fmt: skip
     if case.pass_ == "bwd":
         for tensor in inputs.differentiable.values():
             tensor.requires_grad_()

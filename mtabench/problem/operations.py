@@ -1,31 +1,37 @@
-"""Operations as people type them: `--conv 6x11`, `--mix heads`, `--post-conv 6x11`, and the same in results files."""
+"""Operations as people type them: `--conv 6x11 --mix heads --norm rms --gate one`, and the same in results files."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
-from mta_kernels.operation import Convolution, HeadMix, Operation, key_padding
+from mta_kernels.operation import Convolution, Gate, HeadMix, Norm, Operation, key_padding
 from mtabench.errors import UsageError
 
 OPS = ("conv-attention", "attention", "mta")
 PLAIN = "attention"  # of these the one without a step
 NONE = "none"
 # The columns of a results file that say what a cell computes, beside `causal`.
-OPERATION_COLUMNS = ("conv_q", "conv_k", "mix", "post_conv_q", "post_conv_k", "conv_every")
+OPERATION_COLUMNS = ("conv_q", "conv_k", "mix", "post_conv_q", "post_conv_k", "norm", "gate", "conv_every")
 # The same as axes, by which people name them.
-STEPS = ("mix", "conv", "post_conv", "conv_every")
+STEPS = ("mix", "conv", "post_conv", "norm", "gate", "conv_every")
+GATES = {NONE: None, "one": Gate(), "full": Gate(full=True)}
+NORMS = "expected rms, none, or depth and a layer's index such as depth2, which rescales it"
 
 Taps = tuple[int, int]
 
 
 def make_operation(
-    conv: Taps | None, mix: str, post_conv: Taps | None, *, heads: int, head_dim: int, causal: bool = True
-) -> Operation:
-    """The operation with these steps; `mix` as `group_sizes` reads it. Raises UsageError where `mixings` does."""
+    conv: Taps | None, mix: str, post_conv: Taps | None, norm: str = "", gate: str = "", *, heads: int, head_dim: int,
+    causal: bool = True,
+) -> Operation:  # fmt: skip
+    """The operation with these steps, `mix`, `norm` and `gate` as typed. Raises UsageError for what none of them is."""
     before, after = mixings(mix, heads)
     operation = Operation.of(conv, head_dim, causal=causal)
     convolution = None if post_conv is None else Convolution(*post_conv, key_padding(post_conv[1], "both"))
-    return replace(operation, pre_mix=before, post_conv=convolution, post_mix=after)
+    return replace(
+        operation, pre_mix=before, post_conv=convolution, post_mix=after, norm=norm_of(norm), gate=gate_of(gate)
+    )
 
 
 def op_of(operation: Operation) -> str:
@@ -66,18 +72,51 @@ def mix_of(operation: Operation, heads: int) -> str:
     return before if before == after else f"{before}+{after}"
 
 
+def norm_of(text: str) -> Norm | None:
+    """The norm of each head's output: `rms`, `depth2` as layer 2 rescales it, `none`; UsageError for another text."""
+    text = text.lower() or NONE
+    if text in (NONE, "rms"):
+        return None if text == NONE else Norm()
+    match = re.fullmatch(r"depth(0|[1-9]\d{0,3})", text, re.ASCII)
+    if not match:
+        raise UsageError(f"--norm cannot read {text!r}; {NORMS}")
+    return Norm(int(match[1]))
+
+
+def norm_text(norm: Norm | None) -> str:
+    """The text that `norm_of` reads as this norm; empty for none."""
+    if norm is None:
+        return ""
+    return "rms" if norm.depth is None else f"depth{norm.depth}"
+
+
+def gate_of(text: str) -> Gate | None:
+    """The gate of each head's output: `one` number a row, `full` for one a head dim, `none`; else UsageError."""
+    name = text.lower() or NONE
+    if name not in GATES:
+        raise UsageError(f"--gate cannot read {text!r}; expected one, a number a row, full, one a head dim, or none")
+    return GATES[name]
+
+
+def gate_text(gate: Gate | None) -> str:
+    """The text that `gate_of` reads as this gate; empty for none."""
+    return next(name for name, known in GATES.items() if known == gate) if gate else ""
+
+
 def taps_text(query_taps: object, key_taps: object) -> str:
     """Taps as typed, `6x11`; empty for no convolution."""
     return f"{query_taps}x{key_taps}" if query_taps and key_taps else ""
 
 
-def step_words(mix: str, conv: str, post_conv: str, conv_every: str = "") -> str:
-    """The steps in words, `mix heads, conv 6x11, post conv 6x11`; those that are not there are left out.
+def step_words(
+    mix: str, conv: str, post_conv: str, norm: str = "", gate: str = "", conv_every: str = ""
+) -> str:  # fmt: skip
+    """The STEPS in words, `mix heads, conv 6x11, post conv 6x11, norm rms`; those that are not there are left out.
 
     `conv_every` is of a model: `conv in 1 of 4 layers`.
     """
     layers = conv_every and ("all layers" if conv_every == "1" else f"1 of {conv_every} layers")
-    texts = {"mix": mix, "conv": conv, "post conv": post_conv, "conv in": layers}
+    texts = {"mix": mix, "conv": conv, "post conv": post_conv, "norm": norm, "gate": gate, "conv in": layers}
     return ", ".join(f"{name} {text}" for name, text in texts.items() if text)
 
 

@@ -36,6 +36,13 @@ def mixed(case: Case) -> int:
     return sum(case.heads // mix.groups for mix in case.mixings)
 
 
+def gated(case: Case) -> int:
+    """Multiplications of the gate in all heads and rows: a product of each output with one row, or with `[D, D]`."""
+    gate = case.operation.gate
+    numbers = 0 if gate is None else case.head_dim if gate.full else 1
+    return tokens(case) * case.heads * case.head_dim * numbers
+
+
 def tokens(case: Case) -> int:
     """Tokens of one call: those of all sequences, in decode the new ones."""
     return case.batch * (1 if case.pass_ in CACHED_PASSES else case.seq)
@@ -45,12 +52,13 @@ def useful_flops(case: Case) -> int:
     """FLOPs that the operation needs: `2 * pairs * (2D + steps)` forward, `2 * pairs * (5D + 3 * steps)` backward.
 
     `steps` are the multiplications a score of what is more than plain attention: `cq * ck` of a convolution, and of a
-    mixing as many as heads are mixed. Of a model, its matrices and attention: of `train` three times the matrices'
-    forward, of a prompt the logits of its last token.
+    mixing as many as heads are mixed. A gate has `2 * D`, or `2 * D * D`, a head and row beside that, backward three
+    times as many. Of a model, its matrices and attention: of `train` three times the matrices' forward, of a prompt the
+    logits of its last token.
     """
     if case.layers is not None:
         return _model_flops(case)
-    return 2 * pairs(case) * _macs(case, products=5 if case.pass_ == "bwd" else 2)
+    return 2 * pairs(case) * _macs(case, products=5 if case.pass_ == "bwd" else 2) + _gate_flops(case)
 
 
 def executed_flops(case: Case, work: str) -> int:
@@ -68,9 +76,9 @@ def executed_flops(case: Case, work: str) -> int:
     if work == "tiled" or case.layers is not None:
         return useful_flops(case)
     if work == "dense":
-        return _dense_flops(case)
+        return _dense_flops(case) + _gate_flops(case)
     if work == "staged":
-        return 2 * staged_scores(case) * _macs(case, products=5 if case.pass_ == "bwd" else 2)
+        return 2 * staged_scores(case) * _macs(case, products=5 if case.pass_ == "bwd" else 2) + _gate_flops(case)
     if work in ("expanded", "banded") and case.pass_ == "decode":
         return 2 * pairs(case) * (case.conv.key_taps + 1) * case.head_dim
     if work == "expanded":
@@ -152,6 +160,11 @@ def _model_flops(case: Case) -> int:
     if case.pass_ == "generate":
         attention = attention * sum(ragged_lengths(case.batch, case.seq)) // (case.batch * case.seq)
     return products + attention
+
+
+def _gate_flops(case: Case) -> int:
+    """Backward has three times the products: the gate again, and the gradients of its input and of its weight."""
+    return 2 * (3 if case.pass_ == "bwd" else 1) * gated(case)
 
 
 def _dense_flops(case: Case) -> int:

@@ -32,8 +32,8 @@ MOST_PANELS = 100  # rows beyond them are in no chart
 COMMAND = re.compile(
     r"mtabench (fwd|bwd|decode|model)"
     r"( --impl ([A-Za-z0-9_][A-Za-z0-9_.:+-]*=)?(\.{0,2}/)?[A-Za-z0-9_][A-Za-z0-9_./+-]*(\.py:[A-Za-z0-9_]+)?"
-    r"| --(seq|head-dim|batch|heads|kv-heads|dtype|device|op|mix|conv|post-conv|splits|timer|cache|rounds"
-    r"|time-limit|cell-timeout|seed|ranks|mode|layers|dim|attention) [A-Za-z0-9][A-Za-z0-9_.+/-]*"
+    r"| --(seq|head-dim|batch|heads|kv-heads|dtype|device|op|mix|conv|post-conv|norm|gate|splits|timer|cache"
+    r"|rounds|time-limit|cell-timeout|seed|ranks|mode|layers|dim|attention) [A-Za-z0-9][A-Za-z0-9_.+/-]*"
     r"| --(causal|no-causal|isolate))*"
 )
 

@@ -55,6 +55,8 @@ def _measured(rows: Sequence[Row]) -> str:
         _values(rows, "mix", "mix "),
         _values(rows, "conv", "convolution "),
         _values(rows, "post_conv", "convolution after the softmax "),
+        _values(rows, "norm", "norm "),
+        _values(rows, "gate", "gate "),
         _values(rows, "dtype", ""),
     ]
     have = "all with a time" if timed == len(rows) else f"{timed:,} with a time" if timed else "none with a time"

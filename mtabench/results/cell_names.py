@@ -73,6 +73,6 @@ def _parts(row: Mapping[str, Any]) -> dict[str, str]:
         "heads": f"{heads}" + (f" (KV {kv_heads})" if kv_heads != heads else ""),
         "seq": f"{int(row['seq'])}",
         "head dim": f"{int(row['head_dim'])}",
-        "steps": step_words(row["mix"], conv, post_conv, row["conv_every"]).replace(",", ""),
+        "steps": step_words(row["mix"], conv, post_conv, row["norm"], row["gate"], row["conv_every"]).replace(",", ""),
         "causal": "" if row["causal"] else "not causal",
     }

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Literal, NamedTuple
 
 from mtabench.errors import UsageError
-from mtabench.problem.operations import group_sizes
+from mtabench.problem.operations import NORMS, gate_of, group_sizes, norm_of
 
 Check = Callable[[str], str]
 
@@ -69,6 +69,24 @@ def mix(text: str) -> str:
         group_sizes(text)
     except UsageError:
         raise ValueError("heads, a number of heads a group, none, or two of these such as heads+4") from None
+    return text.lower()
+
+
+def norm(text: str) -> str:
+    """A norm of each head's output, as `--norm` takes it."""
+    try:
+        norm_of(text)
+    except UsageError:
+        raise ValueError(NORMS.removeprefix("expected ")) from None
+    return text.lower()
+
+
+def gate(text: str) -> str:
+    """A gate of each head's output, as `--gate` takes it."""
+    try:
+        gate_of(text)
+    except UsageError:
+        raise ValueError("one, full or none") from None
     return text.lower()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -29,6 +29,8 @@ class Options:
     op: str | None = None
     mix: str | None = None
     post_conv: str | None = None
+    norm: str | None = None
+    gate: str | None = None
     layer: str | None = None
     batch: str | None = None
     tokens: str | None = None
@@ -62,8 +64,11 @@ DEFAULTS = {
     ("cpu", "bwd"): {"seq": "256..1k", "dtype": "fp32", "heads": "4", "batch": "1"},
     ("cpu", "decode"): {"seq": "1k..16k", "dtype": "fp32", "heads": "4", "batch": "1"},
 }
-AXES = ("seq", "head_dim", "conv", "mix", "post_conv", "impl", "batch", "tokens", "heads", "kv_heads", "dtype")
-COMMON_DEFAULTS = {"head_dim": "64", "conv": "6x11", "mix": NONE, "post_conv": NONE}
+AXES = (
+    "seq", "head_dim", "conv", "mix", "post_conv", "norm", "gate", "impl", "batch", "tokens", "heads", "kv_heads",
+    "dtype",
+)  # fmt: skip
+COMMON_DEFAULTS = {"head_dim": "64", "conv": "6x11", "mix": NONE, "post_conv": NONE, "norm": NONE, "gate": NONE}
 MTA_DEFAULTS = {"mix": "heads"}
 
 
@@ -119,6 +124,8 @@ class _Axes:
     convs: list[Taps | None]
     mixes: list[str]
     post_convs: list[Taps | None]
+    norms: list[str]
+    gates: list[str]
     heads: list[int]
     kv_heads: int | None
     dtypes: list[str]
@@ -129,7 +136,7 @@ class _Axes:
 
     def operations(self, heads: int, head_dim: int, causal: bool) -> list[Operation]:
         """Every combination of steps; raises UsageError for mixings that do not divide the heads."""
-        steps = product(self.convs, self.mixes, self.post_convs)
+        steps = product(self.convs, self.mixes, self.post_convs, self.norms, self.gates)
         made = (make_operation(*of_one, heads=heads, head_dim=head_dim, causal=causal) for of_one in steps)
         return list(dict.fromkeys(made))
 
@@ -189,19 +196,22 @@ def _parse(options: Options, device: str) -> _Axes:
     if None in convs and not _is_mta(options):
         raise UsageError("--conv none leaves plain attention, which is --op attention; other steps are for --op mta")
     mixes, post_convs = axes.parse_mixes(texts["mix"]), axes.parse_optional_convs(texts["post_conv"], "--post-conv")
+    norms, gates = axes.parse_norms(texts["norm"]), axes.parse_gates(texts["gate"])
     return _Axes(
         seqs=axes.parse_ints(texts["seq"], "--seq"),
         head_dims=_head_dims(texts["head_dim"]),
         convs=convs,
         mixes=mixes,
         post_convs=post_convs,
+        norms=norms,
+        gates=gates,
         heads=axes.parse_ints(texts["heads"], "--heads"),
         kv_heads=axes.parse_int(texts["kv_heads"], "--kv-heads") if "kv_heads" in texts else None,
         dtypes=axes.parse_dtypes(texts["dtype"]),
         batches=axes.parse_ints(texts["batch"], "--batch") if "batch" in texts else [],
         tokens=axes.parse_int(texts["tokens"], "--tokens") if "tokens" in texts else None,
         splits=axes.parse_splits(options.splits),
-        impls=_impls(options, device, _ops(options, convs, mixes, post_convs)),
+        impls=_impls(options, device, _ops(options, product(convs, map(_of_any, mixes), post_convs, norms, gates))),
     )
 
 
@@ -209,7 +219,10 @@ def _is_mta(options: Options) -> bool:
     """Whether all steps can be typed; raises UsageError for those that are and cannot."""
     if options.layer is not None and options.preset is None:
         raise UsageError(f"--layer {options.layer} is of a model; name it as well, such as --preset mta-1b")
-    steps = {"--layer": options.layer, "--mix": options.mix, "--post-conv": options.post_conv}
+    steps = {
+        "--layer": options.layer, "--mix": options.mix, "--post-conv": options.post_conv, "--norm": options.norm,
+        "--gate": options.gate,
+    }  # fmt: skip
     typed = [f"{name} {text}" for name, text in steps.items() if text is not None]
     if typed and options.op not in (("mta", None) if options.layer else ("mta",)):
         instead = "give --op mta" if options.op is None else f"give --op mta in the place of --op {options.op}"
@@ -217,17 +230,15 @@ def _is_mta(options: Options) -> bool:
     return options.op == "mta" or options.layer is not None
 
 
-def _ops(
-    options: Options, convs: list[Taps | None], mixes: list[str], post_convs: list[Taps | None]
-) -> tuple[str, ...]:
+def _ops(options: Options, steps: Iterable[tuple]) -> tuple[str, ...]:
     """The operations that cells are of: the one named, or those that the steps make, with plain attention beside."""
     if not _is_mta(options):
         return USUAL_OPS if options.op is None else (options.op,)
-    steps = product(convs, map(_of_any, mixes), post_convs)
     made = {op_of(make_operation(*of_one, heads=1, head_dim=1)) for of_one in steps}
     if made == {PLAIN}:
         raise UsageError(
-            "--mix none, --conv none and --post-conv none leave plain attention; name a step, or give --op attention"
+            "without --mix, --conv, --post-conv, --norm and --gate plain attention is left; "
+            "name a step, or give --op attention"
         )
     return tuple(op for op in OPS if op in made | {PLAIN})
 
@@ -292,7 +303,7 @@ def _rivals_then_yardsticks(
     pass_: str, given: _Axes, operations: Sequence[Operation]
 ) -> Iterator[tuple[Implementation, Operation, int | str | None]]:
     """What is measured of one shape: each operation by its rivals, then plain attention once; of each, its splits."""
-    plain = replace(operations[0], pre_conv=None, pre_mix=None, post_conv=None, post_mix=None)
+    plain = Operation(None, operations[0].scale, operations[0].causal)
     rivals = [operation for operation in operations if operation != plain]
     for operation in (*rivals, plain):
         for impl in given.impls:
@@ -354,6 +365,7 @@ def _shown_axes(options: Options, given: _Axes, device: str) -> dict[str, str]:
     }
     if _is_mta(options):
         shown |= {"mix": ", ".join(given.mixes), "post conv": _shown_taps(given.post_convs)}
+        shown |= {"norm": ", ".join(given.norms), "gate": ", ".join(given.gates)}
     elif all(impl.op == "attention" for impl in given.impls):
         del shown["conv"]
     if options.pass_ == "decode":

@@ -2,40 +2,44 @@
 
 import shlex
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 import written_runs
 from typer.main import get_command
 
+from mta_kernels.multi_token_attention import MultiTokenAttention
 from mta_kernels.score_chunks import CHUNK_BYTES
 from mtabench import registry
 from mtabench.charts.data import read_cells
 from mtabench.charts.panels import problems
 from mtabench.checking import verify
-from mtabench.checking.judge import Judge
-from mtabench.checking.verify import EVERY_STEP, run_checks
+from mtabench.checking.judge import Judge, results_of
+from mtabench.checking.oracle import Oracle
+from mtabench.checking.verify import EVERY_STEP, FINISHED, run_checks
 from mtabench.cli import app
 from mtabench.cluster.options import ClusterOptions
 from mtabench.errors import UsageError
 from mtabench.model import dense, staged
 from mtabench.prediction.memory import expected_memory_bytes, input_bytes
 from mtabench.problem.case import Case
-from mtabench.problem.inputs import make_inputs
-from mtabench.problem.operations import make_operation
+from mtabench.problem.inputs import FINISHERS, MIXERS, make_inputs
+from mtabench.problem.operations import gate_of, make_operation, norm_of
 from mtabench.problem.work import executed_flops, useful_flops
 from mtabench.ranks.place import plan_over_ranks
 from mtabench.registry import implementation_of
 from mtabench.report.data import COMMAND, read_report
 from mtabench.results.result_view import make_view
-from mtabench.results.results_file import KEY_COLUMNS, cell_of, key_of, key_of_cell, read_file
+from mtabench.results.results_file import KEY_COLUMNS, cell_of, key_of, key_of_cell, key_of_row, read_file
 from mtabench.results.runs import read_run
 from mtabench.results.where import parse_where, select
 from mtabench.sweeps.plan import Options, make_plan
 
 
-def case(mix="heads", conv=(3, 2), post=None, *, pass_="fwd", heads=4, causal=True, **changes):
-    operation = make_operation(conv, mix, post, heads=heads, head_dim=16, causal=causal)
+def case(mix="heads", conv=(3, 2), post=None, norm="", gate="", *, pass_="fwd", heads=4, causal=True, **changes):
+    operation = make_operation(conv, mix, post, norm, gate, heads=heads, head_dim=16, causal=causal)
     return replace(Case(pass_, "eager", operation, "fp32", 1, heads, 2, 33, 16, None, "cpu"), **changes)
 
 
@@ -69,11 +73,38 @@ class TestPlan:
 
     @pytest.mark.parametrize(
         ("layer", "expected"),
-        [("mix", "mix heads"), ("full", "mix heads, conv 6x11, post conv 6x11"), (None, "conv 6x11")],
+        [
+            ("mix", "mix heads, norm rms, gate one"),
+            ("full", "mix heads, conv 6x11, post conv 6x11, norm rms, gate one"),
+            (None, "conv 6x11"),
+        ],
     )
     def test_layers_of_a_preset(self, layer, expected):
         (cell,) = plan(preset="mta-550m", layer=layer, impl="eager", seq=None, head_dim=None).cases
         assert (cell.heads, cell.head_dim, cell.seq, cell.steps) == (10, 128, 2048, expected)
+
+    @pytest.mark.parametrize("layer", [2, 3])
+    def test_layers_of_a_preset_have_the_parts_of_the_modules(self, layer):
+        (cell,) = plan(preset="mta-1b", layer="full" if layer == 2 else "mix", impl="eager").cases
+        module = MultiTokenAttention.preset("mta-1b", layer=layer, device="meta")
+        names = {"pre_conv" if name == "weight" else name for name in make_inputs(replace(cell, heads=16)).mixers}
+        assert names == set(module.mixers())
+        assert (cell.operation.norm.depth, cell.operation.gate.full) == (module.depth, len(module.gate.bias) > 1)
+
+    def test_norm_and_gate_of_a_layer_can_be_left_out(self):
+        (cell,) = plan(preset="mta-550m", layer="mix", norm="none", gate="none", impl="eager").cases
+        assert cell.steps == "mix heads"
+
+    def test_norms_and_gates_multiply(self):
+        cells = plan(op="mta", conv="none", norm="none,rms,depth2", gate="none,one,full", impl="eager").cases
+        assert len(set(cells)) == 9
+        assert {(one.norm, one.gate) for one in cells} == {
+            (norm, gate) for norm in ("", "rms", "depth2") for gate in ("", "one", "full")
+        }
+
+    def test_a_norm_alone_is_no_plain_attention(self):
+        cells = plan(op="mta", mix="none", conv="none", norm="rms", impl="eager,sdpa-flash").cases
+        assert [(one.op, one.steps) for one in cells] == [("mta", "norm rms"), ("attention", "")]
 
     def test_ranks_share_conv_attention_alone(self):
         options = Options("fwd", op="mta", impl="eager", device="cpu", seq="32")
@@ -90,7 +121,13 @@ class TestPlan:
             ({"mix": "heads"}, "--mix heads is for the whole multi-token attention; give --op mta, or leave it out"),
             ({"op": "attention", "post_conv": "3"}, "--post-conv 3 is .* in the place of --op attention"),
             ({"conv": "none"}, "--conv none leaves plain attention"),
-            ({"op": "mta", "mix": "none", "conv": "none"}, "leave plain attention; name a step"),
+            ({"op": "mta", "mix": "none", "conv": "none"}, "plain attention is left; name a step"),
+            ({"op": "mta", "norm": "layer"}, "--norm cannot read 'layer'; expected rms, none, or depth and"),
+            ({"op": "mta", "norm": "depth"}, "--norm cannot read 'depth'"),
+            ({"op": "mta", "norm": "depth02"}, "--norm cannot read 'depth02'"),
+            ({"op": "mta", "gate": "2"}, "--gate cannot read '2'; expected one, a number a row, full"),
+            ({"norm": "rms"}, "--norm rms is for the whole multi-token attention; give --op mta, or leave it out"),
+            ({"op": "conv-attention", "gate": "one"}, "--gate one is .* in the place of --op conv-attention"),
             ({"op": "mta", "post_conv": "6y11"}, "--post-conv cannot read '6y11'"),
             ({"op": "mta", "impl": "hopper"}, "--op mta excludes hopper, which computes conv-attention"),
             ({"layer": "mix"}, "name it as well, such as --preset mta-1b"),
@@ -106,6 +143,7 @@ class TestPlan:
 CELLS = [
     case(), case(mix="2"), case(mix="none+heads", conv=None), case(mix="heads+2", post=(6, 11)), case("", None, (2, 3)),
     case(mix="1", conv=(1, 1), causal=False), case("", (3, 2)), case("", None, impl="sdpa-flash"),
+    case("", (3, 2), None, "depth3"), case("heads+2", (3, 2), (6, 11), "rms", "full"), case(gate="one", pass_="decode"),
     case(post=(2, 2), pass_="decode"),
 ]  # fmt: skip
 
@@ -127,6 +165,30 @@ class TestRoundTrip:
 def test_names_of_cells_without_new_steps_are_as_before():
     assert cell_of(key_of(case("", (3, 2)))) == "fwd/eager/conv-attention/fp32/1/4/2/33/16/3/2/true/"
     assert cell_of(key_of(case(conv=None))) == "fwd/eager/mta/fp32/1/4/2/33/16///true//heads//"
+    assert cell_of(key_of(case(conv=None, norm="rms"))) == "fwd/eager/mta/fp32/1/4/2/33/16///true//heads///rms/"
+
+
+def test_a_seed_draws_the_same_rows_as_before_norm_and_gate():
+    assert repr(case("", None).operation) == (
+        "Operation(pre_conv=None, scale=0.25, causal=True, pre_mix=None, post_conv=None, post_mix=None)"
+    )
+
+
+RESULTS = Path(__file__).parents[2] / "results/nvidia-h200"
+
+
+@pytest.mark.parametrize("name", ["mta-550m", "mta-all-bwd", "mta-all-fwd", "mta-mix-bwd", "mta-mix-fwd"])
+def test_commands_of_committed_results_measure_the_same_cells(name):
+    command = get_command(app).commands
+    for row in read_file(RESULTS / f"{name}.csv").rows():
+        words = shlex.split(row["repro"])[1:]
+        if row["status"] != "ok" or words[0] == "model":
+            continue
+        typed = command[words[0]].make_context(words[0], words[1:]).params
+        known = {name: typed[name] for name in Options.__dataclass_fields__ if name in typed}
+        (cell,) = make_plan(Options(words[0], **known), "cuda").cases
+        assert cell_of(key_of(cell)) == cell_of(key_of_row(row))
+        assert (cell.norm, cell.gate) == ("", "")
 
 
 class TestFiles:
@@ -145,11 +207,27 @@ class TestFiles:
 
     def test_a_file_without_the_new_columns_is_read_as_before(self, path):
         lines = [line.split(",") for line in path.read_text().splitlines()]
-        new = [lines[0].index(name) for name in ("mix", "post_conv_q", "post_conv_k")]
+        new = [lines[0].index(name) for name in ("mix", "post_conv_q", "post_conv_k", "norm", "gate")]
         old = [line for line in lines if line[lines[0].index("op")] in ("op", "conv-attention", "attention")]
         path.write_text("".join(",".join(x for i, x in enumerate(line) if i not in new) + "\n" for line in old))
         assert [row["mix"] for row in read_file(path).rows()] == ["", ""]
         assert len(read_run(path).cells) == 2
+
+    def test_a_file_without_norm_and_gate_is_read_as_before(self, path):
+        lines = [line.split(",") for line in path.read_text().splitlines()]
+        new = [lines[0].index(name) for name in ("norm", "gate")]
+        old = [lines[0], *(line for line in lines[1:] if not line[new[0]] + line[new[1]])]
+        path.write_text("".join(",".join(x for i, x in enumerate(line) if i not in new) + "\n" for line in old))
+        assert len(read_run(path).cells) == len(old) - 1 == 8
+        assert not any("norm" in cell.name for cell in read_run(path).cells.values())
+
+    @pytest.mark.parametrize(
+        ("text", "column"), [(",depth3,", "norm; expected rms, none, or depth and"), (",full,", "gate; expected one")]
+    )
+    def test_a_norm_or_gate_that_is_none_is_refused(self, path, text, column):
+        path.write_text(path.read_text().replace(text, ",soft,", 1))
+        with pytest.raises(UsageError, match=f"soft.* in the column {column}"):
+            read_file(path)
 
     def test_a_mixing_that_is_none_is_refused(self, path):
         path.write_text(path.read_text().replace(",true,,heads,", ",true,,hands,", 1))
@@ -159,8 +237,9 @@ class TestFiles:
     def test_a_table_tells_them_apart(self, path):
         view = make_view(read_file(path).rows())
         texts = {column.name: column.texts for column in view.columns}
-        assert list(texts)[:3] == ["mix", "conv", "post conv"]
+        assert list(texts)[1:6] == ["mix", "conv", "post conv", "norm", "gate"]
         assert texts["mix"][3:5] == ("heads+2", "")
+        assert texts["norm"][8:11] == ("depth3", "rms", "")
         assert not any("mix" in words or "conv" in words for words in view.setting)
 
     def test_what_all_share_is_said_once(self, tmp_path):
@@ -171,18 +250,26 @@ class TestFiles:
 
     def test_filters(self, path):
         rows = read_file(path).rows()
-        for text, count in (("mix=heads", 1), ("post-conv=6x11", 1), ("mix=none,op=mta", 1), ("mix=heads*", 2)):
+        for text, count in (
+            ("mix=heads", 2),
+            ("post-conv=6x11", 2),
+            ("mix=none,op=mta", 2),
+            ("norm=rms", 1),
+            ("gate=none", 9),
+        ):
             assert len(select(rows, parse_where([text]), path)) == count
 
     def test_charts_have_a_panel_an_operation(self, path):
         titles = [title for title, _ in problems(read_cells([path]))]
         assert len(titles) == len(CELLS) - 2
         assert "head dim 16, mix heads+2, convolution 3x2, post convolution 6x11" in titles
+        assert "head dim 16, mix heads+2, convolution 3x2, post convolution 6x11, norm rms, gate full" in titles
 
     def test_panels_of_a_report(self, path):
         report = read_report(path)
         assert len(report.panels) == len(CELLS) - 2  # plain attention has none of its own
-        assert "head dim 16, mix heads+2, conv 3x2, post conv 6x11, causal" in report.panels
+        assert "fwd, head dim 16, mix heads+2, conv 3x2, post conv 6x11, causal" in report.panels
+        assert "fwd, head dim 16, mix heads+2, conv 3x2, post conv 6x11, norm rms, gate full, causal" in report.panels
 
 
 class TestInputs:
@@ -191,6 +278,16 @@ class TestInputs:
         assert {name: tuple(mixer.shape) for name, mixer in x.mixers.items()} == {
             "weight": (4, 3, 2), "pre_mix": (4, 4), "post_conv": (4, 6, 11), "post_mix": (2, 2, 2)
         }  # fmt: skip
+
+    def test_norm_and_gate_come_last_and_change_nothing_else(self):
+        cell = case(norm="rms", gate="full")
+        before, x = make_inputs(case()), make_inputs(cell)
+        assert {name: tuple(x.mixers[name].shape) for name in FINISHERS} == {
+            "norm_weight": (16,), "gate_weight": (16, 16), "gate_bias": (16,)
+        }  # fmt: skip
+        assert make_inputs(case(gate="one")).gate_weight.shape == (1, 16)
+        assert all(torch.equal(mixer, x.mixers[name]) for name, mixer in before.mixers.items())
+        assert torch.equal(before.q, x.q)
 
     def test_mixings_are_near_the_identity(self):
         mix = make_inputs(case(heads=32, kv_heads=32)).pre_mix - torch.eye(32)
@@ -227,6 +324,33 @@ def test_right_results_pass_the_oracle_and_the_probes(pass_, mix):
     assert check.ok, check.reason
 
 
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
+@pytest.mark.parametrize("mix", ["", "2"])
+@pytest.mark.parametrize(("norm", "gate"), [("rms", ""), ("", "one"), ("depth2", "full")])
+def test_norm_and_gate_pass_the_oracle_and_the_probes_and_once_more_at_last(pass_, mix, norm, gate):
+    cell = case(mix, norm=norm, gate=gate, pass_=pass_, batch=2)
+    inputs = make_inputs(cell, 3)
+    judge, closure = Judge(cell, inputs, 3), implementation_of(cell).build(cell, inputs)
+    check = judge.first_of(closure, cell)
+    assert check.ok, check.reason
+    assert judge.last(lambda: [results_of(closure, cell, inputs)]) == ""
+
+
+def test_the_gradient_of_a_bias_is_held_to_the_size_of_its_terms_which_may_cancel():
+    cell = case(norm="rms", gate="one", pass_="bwd")
+    inputs = make_inputs(cell, 3)
+    leaf = torch.zeros(1, 4, 33, 1, requires_grad=True)
+
+    def gated(out, *_):
+        gate = torch.nn.functional.linear(out, inputs.gate_weight, inputs.gate_bias) + leaf
+        return out * torch.sigmoid(gate)
+
+    plain = replace(cell, operation=replace(cell.operation, gate=None))
+    out = implementation_of(plain).build(plain, replace(inputs, gate_weight=None, gate_bias=None))()
+    (terms,) = torch.autograd.grad(gated(out), leaf, inputs.dout)
+    assert Oracle(cell, inputs, 3)._bounds["dgate_bias"].least == pytest.approx(terms.norm().item(), rel=1e-4)
+
+
 def otherwise(**changes):
     """Eager with another operation or other mixers than asked for."""
 
@@ -245,16 +369,33 @@ def otherwise(**changes):
         (otherwise(post_mix=lambda x: x.T), "decode"),
         (otherwise(post_conv=lambda x: x.flip(1)), "fwd"),
         (otherwise(state=lambda x: replace(x, logits=x.logits * 0.9)), "decode"),
+        (otherwise(norm_weight=torch.ones_like), "fwd"),
+        (otherwise(norm_weight=torch.ones_like), "decode"),
+        (otherwise(gate_weight=torch.t), "fwd"),
+        (otherwise(gate_bias=lambda x: None), "decode"),
     ],
-    ids=["pre mix transposed", "post mix transposed", "in decode", "taps upside down", "state of other tokens"],
-)
+    ids=[
+        "pre mix transposed", "post mix transposed", "in decode", "taps upside down", "state of other tokens",
+        "no weight of the norm", "in decode too", "gate transposed", "no bias of the gate",
+    ],
+)  # fmt: skip
 def test_wrong_mixers_are_found(build, pass_):
-    assert not judged(case(post=(2, 3), pass_=pass_), build).ok
+    assert not judged(case(post=(2, 3), norm="depth2", gate="full", pass_=pass_), build).ok
 
 
-@pytest.mark.parametrize("number", [3, 4, 5, 6], ids=["dweight", "dpre_mix", "dpost_conv", "dpost_mix"])
-def test_a_wrong_gradient_of_a_mixer_is_found(number):
-    cell = case(post=(2, 3), pass_="bwd")
+def test_a_depth_that_is_ignored_is_found():
+    def build(cell, inputs):
+        norm = replace(cell.operation.norm, depth=None)
+        return implementation_of(cell).build(replace(cell, operation=replace(cell.operation, norm=norm)), inputs)
+
+    assert judged(case(norm="depth2")).ok
+    assert not judged(case(norm="depth2"), build).ok
+
+
+@pytest.mark.parametrize("gate", ["one", "full"])
+@pytest.mark.parametrize("number", range(3, 10), ids=MIXERS)
+def test_a_wrong_gradient_of_a_mixer_is_found(number, gate):
+    cell = case(post=(2, 3), norm="rms", gate=gate, pass_="bwd")
     inputs = make_inputs(cell, 3)
     judge = Judge(cell, inputs, 3)
     closure = implementation_of(cell).build(cell, inputs)
@@ -301,6 +442,12 @@ class TestVerify:
         assert {"causal, bit for bit", "identity is attention"} <= checks
         assert "within the range of v" not in checks
 
+    def test_norm_and_gate_pass(self, monkeypatch):
+        monkeypatch.setattr(verify, "MTA_SHAPES", {"cpu": FINISHED})
+        rows = list(run_checks(["eager"], "cpu"))
+        assert [row for row in rows if not row.ok] == []
+        assert any("norm depth3, gate full" in row.shape and row.check == "strided bwd" for row in rows)
+
     def test_masks_that_are_forgotten_are_found(self, monkeypatch):
         def build(cell, inputs):
             operation = replace(cell.operation, causal=False)
@@ -321,6 +468,30 @@ class TestWork:
         assert useful_flops(self.CELL) == 2 * 4 * 6 * (2 * 2 + extra)
         assert useful_flops(replace(self.CELL, pass_="bwd")) == 2 * 4 * 6 * (5 * 2 + 3 * extra)
         assert useful_flops(replace(self.CELL, pass_="decode")) == 2 * 4 * 3 * (2 * 2 + extra)
+
+    @pytest.mark.parametrize(("gate", "macs"), [("one", 2), ("full", 2 * 2)])
+    def test_a_gate_is_a_product_a_row(self, gate, macs):
+        operation = replace(self.CELL.operation, gate=gate_of(gate))
+        for pass_, rows in (("fwd", 3), ("bwd", 3 * 3), ("decode", 1)):
+            cell = replace(self.CELL, pass_=pass_)
+            for count in (useful_flops, partial(executed_flops, work="dense"), partial(executed_flops, work="staged")):
+                assert count(replace(cell, operation=operation)) - count(cell) == 2 * rows * 4 * macs
+
+    def test_norm_and_gate_are_modelled_behind_the_others(self):
+        cell = replace(case(conv=None), dtype="bf16", seq=4096, heads=16, kv_heads=16, device="cuda", impl="triton")
+        output = 16 * 4096 * 16 * 2
+        for pass_, times in (("fwd", 2), ("bwd", 3)):
+            plain, more = (
+                replace(cell, pass_=pass_, operation=replace(cell.operation, norm=norm_of(norm), gate=gate_of(gate)))
+                for norm, gate in (("", ""), ("rms", "one"))
+            )
+            kernels = staged.kernels(more)
+            assert kernels[:-1] == staged.kernels(plain)
+            assert kernels[-1].memory_bytes == times * output
+            assert sum(one.memory_bytes for one in dense.kernels(more)) > sum(
+                one.memory_bytes for one in dense.kernels(plain)
+            )
+        assert expected_memory_bytes(more, "staged") - expected_memory_bytes(plain, "staged") == 2 * output
 
     def test_dense(self):
         extra = 6 + 2 + 4 + 2

@@ -8,7 +8,7 @@
   const { cells, runs, histories, timelines, rules } = data;
   const AXES = [
     ["pass", "pass"], ["impl", "implementation"], ["seq", "seq"], ["head_dim", "head dim"], ["mix", "mix"],
-    ["conv", "conv"], ["post_conv", "post conv"],
+    ["conv", "conv"], ["post_conv", "post conv"], ["norm", "norm"], ["gate", "gate"],
     ["dtype", "dtype"], ["batch", "batch"], ["heads", "heads"], ["kv_heads", "KV heads"], ["causal", "causal"],
     ["splits", "splits"], ["op", "computes"], ["device", "device"],
   ];

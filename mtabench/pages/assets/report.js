@@ -109,7 +109,7 @@
   const columns = data.columns.map((column) => ({
     ...column,
     filter: filters.has(column.name) || ["impl", "status"].includes(column.name) ? "choice" : undefined,
-    emptyPasses: ["mix", "conv", "post_conv", "splits"].includes(column.name), // plain attention has none, and stays to be compared with
+    emptyPasses: ["mix", "conv", "post_conv", "norm", "gate", "splits"].includes(column.name), // plain attention has none, and stays to be compared with
     show: { status: statusText, median_ms: medianText }[column.name],
   }));
 
