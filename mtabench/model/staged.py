@@ -6,9 +6,16 @@ gradients of probabilities, the kernel over rows reads both twice and writes bot
 convolution reads and writes the scores once more; backward it does so forth and back, and its taps read both. Norm and
 gate read the output and write another; backward they read what they read, and its gradient, and write one. A gate of a
 number a head dim stores three such tensors in between, of which its products make gradients.
+
+Decode: one kernel reads K, and another V, each of which takes its time to start; a convolution before has its scores
+made into logits by one more, and one after has what older rows add computed by one that reads their logits. Partial
+outputs of all programs are added up at last. So a step is `(K + V) / bandwidth`, with two bytes a key and head written
+and read between the kernels, `2 START_S`, `GAP_S` a kernel, `older rows x scores / EARLY` and `programs x MERGE_S`.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from mtabench.model.kernel import Kernel, tensor_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
@@ -17,6 +24,12 @@ from mtabench.problem.work import chunk_of, gated, mixed, staged_scores, taps, t
 # The kernel over rows of the first prototype moved its bytes at 0.65 of a copy's bandwidth on an H200, and the products
 # of chunks reached half of a plain product's rate; no committed results stand behind these numbers yet.
 ROWS_SHARE, PRODUCT_SHARE = 0.65, 0.5
+# Of decode, calibrated on the twelve times of results/nvidia-h200/experiments/mta-decode.csv: seconds until a kernel
+# reads a cache as fast as it can, and after that; scores of older rows a second, of which the kernels beside it hide
+# a third; seconds to add a program's partial output; and the keys of a program, of which there are so many at most.
+START_S, EARLY, MERGE_S = 3.8e-6, 4.5e11, 5.7e-9
+PROGRAM_KEYS, MOST_PROGRAMS = 128, 512
+SUM_BYTES = 4  # of a float32
 
 
 def kernels(case: Case) -> list[Kernel]:
@@ -76,15 +89,23 @@ def norm_and_gate(case: Case) -> list[Kernel]:
 
 
 def _decode(case: Case) -> list[Kernel]:
-    """A step: K is read for the logits, which are kept, and V for the output, with the logits of the rows before."""
-    post = case.operation.post_conv
+    """A step: K is read for the logits, which are kept, and V for the output, with what the rows before add."""
+    before, post = case.operation.pre_conv, case.operation.post_conv
     scores = staged_scores(case)
     _, keys = tensor_bytes(case)
-    row = scores * BYTES_PER_ELEMENT[case.dtype]
+    row, wide = scores * BYTES_PER_ELEMENT[case.dtype], scores * SUM_BYTES  # of every head
+    older = post.query_taps - 1 if post else 0
+    cache = Kernel("", macs=scores * case.head_dim, waves=1, wave_s=START_S)
+    found = [replace(cache, name="convolved scores" if before else "logits", memory_bytes=keys + row)]
+    if older:
+        found.append(Kernel("older rows", fmas=older * scores, fma_rate=EARLY, memory_bytes=older * row + wide))
+    if before:
+        found.append(Kernel("logits", memory_bytes=2 * row))
+    programs = min(MOST_PROGRAMS, -(-case.seq // PROGRAM_KEYS))
+    partial = case.batch * programs * case.heads * case.head_dim * SUM_BYTES
+    values = keys + row + (wide if older else 0)
     return [
-        Kernel("logits", macs=scores * case.head_dim, memory_bytes=keys + row),
-        Kernel(
-            "values", macs=scores * case.head_dim, exponentials=scores * (post.query_taps if post else 1),
-            memory_bytes=keys + row * (post.query_taps if post else 1),
-        ),
-    ]  # fmt: skip
+        *found,
+        replace(cache, name="values", exponentials=scores, memory_bytes=values),
+        Kernel("merge", l2_bytes=2 * partial, waves=programs, wave_s=MERGE_S),
+    ]

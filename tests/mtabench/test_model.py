@@ -15,13 +15,14 @@ from mta_kernels.operation import Convolution, Operation
 from mtabench.errors import UsageError
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import keep_ceilings
-from mtabench.model import banded, fused
+from mtabench.model import banded, fused, staged
 from mtabench.model.devices import DEVICES, find_device, rates_of
 from mtabench.model.fused import Tiles
 from mtabench.model.kernel import Kernel, scores, time_of
 from mtabench.model.tiles import tiles_of
 from mtabench.prediction.predict import kernels_of, predict, unmodelled
 from mtabench.problem.case import Case
+from mtabench.problem.operations import make_operation
 from mtabench.results.results_file import read_file
 from mtabench.sweeps.estimate import RATES, call_seconds
 
@@ -61,6 +62,39 @@ def test_every_modelled_cell_of_the_committed_results_is_within_25_percent():
     assert {case.impl for case in off} >= {"eager", "triton", "hopper", "sdpa-flash", "sdpa-cudnn"}
     assert len(off) > 150
     assert {case: error for case, error in off.items() if abs(error) > WITHIN} == {}
+
+
+def steps_of_mta():
+    """Decode steps of the whole multi-token attention: all parts, and heads mixed alone."""
+    with (RESULTS / "experiments/mta-decode.csv").open() as file:
+        for row in csv.DictReader(file):
+            heads, head_dim = int(row["heads"]), int(row["head_dim"])
+            for steps, column in (((6, 11), "all_us"), (None, "mixing_us")):
+                operation = make_operation(steps, "heads", steps, heads=heads, head_dim=head_dim)
+                shape = (int(row["batch"]), heads, heads, int(row["keys"]), head_dim)
+                yield Case("decode", "triton", operation, "bf16", *shape, None, "cuda"), float(row[column])
+
+
+def test_every_decode_step_of_mta_that_was_measured_is_within_20_percent_and_long_ones_within_5():
+    off = {case: predict(case, H200, rates_of(H200)).seconds * 1e6 / us - 1 for case, us in steps_of_mta()}
+    assert len(off) == 12
+    assert {case: error for case, error in off.items() if abs(error) > (0.05 if case.seq > 2**15 else 0.2)} == {}
+
+
+@pytest.mark.parametrize(
+    ("conv", "post", "kernels"),
+    [
+        (None, None, ["logits", "values", "merge"]),
+        ((6, 11), None, ["convolved scores", "logits", "values", "merge"]),
+        (None, (6, 11), ["logits", "older rows", "values", "merge"]),
+        (None, (1, 3), ["logits", "values", "merge"]),
+        ((6, 11), (6, 11), ["convolved scores", "older rows", "logits", "values", "merge"]),
+    ],
+)
+def test_a_decode_step_of_mta_has_the_kernels_that_are_launched(conv, post, kernels):
+    operation = make_operation(conv, "heads", post, heads=16, head_dim=64)
+    cell = replace(CONV, pass_="decode", operation=operation, heads=16, kv_heads=16, seq=4096)
+    assert [kernel.name for kernel in staged.kernels(cell)] == kernels
 
 
 def test_the_splits_of_auto_are_those_that_the_kernels_took():
