@@ -186,7 +186,14 @@ CaseNumber = Annotated[
 ]
 Jobs = Annotated[int, Random(**WHOLE, help="With --fuzz: so many processes share the cases and the device.")]
 FuzzOut = Annotated[File, Output(*OUT, help="With --fuzz: the CSV file that gets the totals.")]
-FuzzOp = Annotated[Text, Random("--op", help="With --fuzz: only cases of conv-attention, or of mta.")]
+CheckedOp = Annotated[
+    Text,
+    Shape(
+        "--op",
+        **_one_of(OPS),
+        help="Only what computes conv-attention, attention or mta; with --fuzz only cases of conv-attention or mta.",
+    ),
+]
 Passes = Annotated[str, Option("--pass", **_some_of(lambda: KERNEL_PASSES), help="One or more of fwd,bwd,decode.")]
 TunedOut = Annotated[
     File, Output(*OUT, help="The JSON file to add to; the one in your cache that kernels read if not given.")

@@ -26,7 +26,7 @@ from mtabench.errors import UnsupportedError
 from mtabench.measuring.failures import WrongResultError
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import FINISHERS, SEED, Inputs, make_inputs
-from mtabench.problem.operations import PLAIN, Taps, make_operation
+from mtabench.problem.operations import PLAIN, Taps, group_sizes, make_operation, op_of
 from mtabench.registry import Implementation, every, implementation_of, names
 
 
@@ -55,6 +55,43 @@ class CheckedShape:
         conv = (self.query_taps, self.key_taps) if self.convolved and op != PLAIN else None
         more = (self.mix, self.post_conv, self.norm, self.gate) if op == "mta" else ("", None)
         return make_operation(conv, *more, heads=self.heads, head_dim=self.head_dim, causal=self.causal)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is checked, where a person says it: entries of one `op`, and steps in the place of those of the shapes.
+
+    Of each kind of step all values are checked; None leaves those of the shapes. Values are as `axes` parses them.
+    """
+
+    op: str | None = None
+    convs: Sequence[Taps | None] | None = None
+    mixes: Sequence[str] | None = None
+    post_convs: Sequence[Taps | None] | None = None
+    norms: Sequence[str] | None = None
+    gates: Sequence[str] | None = None
+
+    def shapes(self, shapes: Iterable[CheckedShape], op: str) -> list[CheckedShape]:
+        """The shapes with these steps, each once; without those whose heads cannot be mixed so, or that are no `op`."""
+        made: dict[tuple, CheckedShape] = {}
+        for shape in shapes:
+            own = None if not shape.convolved else (shape.query_taps, shape.key_taps)
+            kinds = (
+                [own] if self.convs is None else self.convs, self.mixes or [shape.mix],
+                [shape.post_conv] if self.post_convs is None else self.post_convs, self.norms or [shape.norm],
+                self.gates or [shape.gate],
+            )  # fmt: skip
+            for conv, mix, post_conv, norm, gate in product(*kinds):
+                taps = conv or (shape.query_taps, shape.key_taps)
+                other = replace(
+                    shape, query_taps=taps[0], key_taps=taps[1], convolved=conv is not None, mix=mix,
+                    post_conv=post_conv, norm=norm, gate=gate,
+                )  # fmt: skip
+                if all(other.heads % (size or 1) == 0 for size in group_sizes(mix)):
+                    operation = other.operation(op)
+                    if op_of(operation) == op:
+                        made.setdefault((operation, shape.batch, shape.kv_heads, shape.heads, shape.seq), other)
+        return list(made.values())
 
 
 SHAPES = {
@@ -138,33 +175,37 @@ def run_checks(
     device: str = "cpu",
     seed: int = SEED,
     dtypes: Sequence[str] | None = None,
+    asked: Asked = Asked(),
 ) -> Iterator[CheckRow]:
     """Check the named implementations (all, if None) on "cuda" or "cpu"; one row a check, as it ends.
 
     `dtypes` are those to check, all of DTYPES_CHECKED if None; problems of one are the same whatever the others.
+    `asked` chooses the operations.
 
     `seed` draws the inputs, and what is checked of long results. An implementation that cannot run there yields one row
     "not checked" with the reason. What raises is wrong.
     """
     let_triton_interpret(device)
     for name in names() if implementations is None else implementations:
-        for implementation in (entry for entry in every(name) if not entry.of_models):
-            yield from _of_implementation(implementation, device, seed, dtypes)
+        for implementation in every(name):
+            if not implementation.of_models and asked.op in (None, implementation.op):
+                yield from _of_implementation(implementation, device, seed, dtypes, asked)
 
 
 def _of_implementation(
-    implementation: Implementation, device: str, seed: int, dtypes: Sequence[str] | None
+    implementation: Implementation, device: str, seed: int, dtypes: Sequence[str] | None, asked: Asked
 ) -> Iterator[CheckRow]:
     """Every check that can be made there, or the row that says why there is none."""
-    checked, unchecked = False, set[str]()
+    checked, unchecked, reason = False, set[str](), "none of the shapes that are checked can have these steps"
     where = "interpreter" if device == "cpu" and implementation.interpreted else device
     small, long = (MTA_SHAPES, MTA_LONG_SHAPES) if implementation.op == "mta" else (SHAPES, LONG_SHAPES)
     for shapes, checks_of in ((small.get(where, small[device]), _checks), (long[where], _long_checks)):
-        problems = product(shapes, dtypes or DTYPES_CHECKED[device])
+        problems = product(asked.shapes(shapes, implementation.op), dtypes or DTYPES_CHECKED[device])
         for shape, dtype in islice(problems, 1 if implementation.slow_to_compile else None):
             case = _case(implementation, shape, dtype, device)
-            reason = _cannot_run(case)
-            if reason is None:
+            why_not = _cannot_run(case)
+            reason = why_not or reason
+            if why_not is None:
                 checked = True
                 for row in _rows(case, checks_of(implementation, case), seed):
                     if row.shape or row.check not in unchecked:

@@ -8,15 +8,17 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.text import Text
 
-from mtabench.checking.verify import DTYPES_CHECKED, CheckRow, run_checks
+from mtabench.checking.verify import DTYPES_CHECKED, Asked, CheckRow, run_checks
 from mtabench.commands import WRONG_RESULT
 from mtabench.console import has_width, say
 from mtabench.environment import let_triton_interpret, resolve_device
 from mtabench.errors import NothingCheckedError, UsageError
 from mtabench.json_output import print_json
 from mtabench.problem import axes
-from mtabench.registry import chosen, names
+from mtabench.problem.operations import PLAIN
+from mtabench.registry import chosen, every, names
 from mtabench.sweeps.measuring_options import check_seed
+from mtabench.sweeps.plan import CONV_NONE, Options, check_op, is_mta
 from mtabench.tables import print_prose
 
 NOTHING = "nothing was checked: no implementation that was asked for can run here"
@@ -25,30 +27,35 @@ NARROW_LINE = "  {:<24} {:>8} {:>8}  "  # below the name and the shape, on a ter
 WIDE = 100
 
 
-def run(impl: str | None, device: str, seed: int | None, dtype: str | None, as_json: bool) -> int:
+def run(options: Options, as_json: bool) -> int:
     """Check implementations and print a line a check, as it ends; WRONG_RESULT if any result is wrong.
 
     Raises UsageError for options that do not fit, and NothingCheckedError where none could run.
     """
-    seed = check_seed(seed)
-    console, where = Console(), resolve_device(device)
+    impl, dtype, seed, asked = options.impl, options.dtype, check_seed(options.seed), _asked(options)
+    console, where = Console(), resolve_device(options.device)
     let_triton_interpret(where)
     entries = chosen(names() if impl is None else axes.parse_names(impl, "--impl"))
     wanted = list(dict.fromkeys(entry.name for entry in entries))
+    for name in wanted if impl is not None and asked.op is not None else ():
+        if asked.op not in (computed := [entry.op for entry in every(name)]):
+            raise UsageError(
+                f"--op {asked.op} excludes {name}, which computes {' and '.join(computed)}; drop one of them"
+            )
     dtypes = None if dtype is None else axes.parse_dtypes(dtype)
     checked = DTYPES_CHECKED[where]
     for name in dtypes or ():
         if name not in checked:
             raise UsageError(f"--dtype {name} is not checked on {where}; expected one or more of {', '.join(checked)}")
     if as_json:
-        return _print_json(list(run_checks(wanted, where, seed, dtypes)), where, seed)
+        return _print_json(list(run_checks(wanted, where, seed, dtypes, asked)), where, seed)
     wrong = total = 0
     narrow, above = has_width(console) and console.width < WIDE, ""
     if narrow:
         say(console, NARROW_LINE.format("check", "error", "allowed") + "result")
     else:
         say(console, CHECK_LINE.format("name", "check", "shape", "error", "allowed", "result"))
-    for row in run_checks(wanted, where, seed, dtypes):
+    for row in run_checks(wanted, where, seed, dtypes, asked):
         if not row.shape:
             print_prose(console, f"not checked: {row.reason}", f"{row.implementation:<17} ")
             continue
@@ -69,6 +76,25 @@ def run(impl: str | None, device: str, seed: int | None, dtype: str | None, as_j
     said = f"{wrong} of {total} checks failed" if wrong else f"all {total} checks passed"
     print_prose(console, f"{said}; --seed {seed} draws the same inputs again")
     return WRONG_RESULT * (wrong > 0)
+
+
+def _asked(options: Options) -> Asked:
+    """The operations that are to be checked; raises UsageError as a sweep does for steps that do not fit."""
+    check_op(options.op)
+    whole = is_mta(options)
+    if options.op == PLAIN and options.conv is not None:
+        raise UsageError(f"--conv {options.conv} is no step of --op {PLAIN}; leave one of them out")
+    convs = None if options.conv is None else axes.parse_optional_convs(options.conv, "--conv")
+    if None in (convs or ()) and not whole:
+        raise UsageError(CONV_NONE)
+    return Asked(
+        options.op,
+        convs,
+        None if options.mix is None else axes.parse_mixes(options.mix),
+        None if options.post_conv is None else axes.parse_optional_convs(options.post_conv, "--post-conv"),
+        None if options.norm is None else axes.parse_norms(options.norm),
+        None if options.gate is None else axes.parse_gates(options.gate),
+    )
 
 
 def _print_json(rows: Sequence[CheckRow], device: str, seed: int) -> int:

@@ -70,6 +70,7 @@ AXES = (
 )  # fmt: skip
 COMMON_DEFAULTS = {"head_dim": "64", "conv": "6x11", "mix": NONE, "post_conv": NONE, "norm": NONE, "gate": NONE}
 MTA_DEFAULTS = {"mix": "heads"}
+CONV_NONE = "--conv none leaves plain attention, which is --op attention; other steps are for --op mta"
 
 
 def usual_axes(pass_: str) -> str:
@@ -189,12 +190,11 @@ def _parse(options: Options, device: str) -> _Axes:
     if options.pass_ not in KERNEL_PASSES:
         raise UsageError(f"there is no pass {options.pass_!r}; expected one of {', '.join(KERNEL_PASSES)}")
     check_measuring(options)
-    if options.op is not None and options.op not in OPS:
-        raise UsageError(f"--op {options.op!r} is not known; expected one of {', '.join(OPS)}")
+    check_op(options.op)
     texts = _texts(options, device)
     convs = axes.parse_optional_convs(texts["conv"], "--conv")
-    if None in convs and not _is_mta(options):
-        raise UsageError("--conv none leaves plain attention, which is --op attention; other steps are for --op mta")
+    if None in convs and not is_mta(options):
+        raise UsageError(CONV_NONE)
     mixes, post_convs = axes.parse_mixes(texts["mix"]), axes.parse_optional_convs(texts["post_conv"], "--post-conv")
     norms, gates = axes.parse_norms(texts["norm"]), axes.parse_gates(texts["gate"])
     return _Axes(
@@ -215,7 +215,13 @@ def _parse(options: Options, device: str) -> _Axes:
     )
 
 
-def _is_mta(options: Options) -> bool:
+def check_op(op: str | None) -> None:
+    """Raise UsageError for an operation that there is not."""
+    if op is not None and op not in OPS:
+        raise UsageError(f"--op {op!r} is not known; expected one of {', '.join(OPS)}")
+
+
+def is_mta(options: Options) -> bool:
     """Whether all steps can be typed; raises UsageError for those that are and cannot."""
     if options.layer is not None and options.preset is None:
         raise UsageError(f"--layer {options.layer} is of a model; name it as well, such as --preset mta-1b")
@@ -232,7 +238,7 @@ def _is_mta(options: Options) -> bool:
 
 def _ops(options: Options, steps: Iterable[tuple]) -> tuple[str, ...]:
     """The operations that cells are of: the one named, or those that the steps make, with plain attention beside."""
-    if not _is_mta(options):
+    if not is_mta(options):
         return USUAL_OPS if options.op is None else (options.op,)
     made = {op_of(make_operation(*of_one, heads=1, head_dim=1)) for of_one in steps}
     if made == {PLAIN}:
@@ -259,14 +265,14 @@ def _impls(options: Options, device: str, ops: tuple[str, ...]) -> list[Implemen
         if not others:
             raise UsageError(f"--impl {name} runs whole models: `mtabench model --impl {name}` measures it")
         if not others & set(ops):
-            op = "mta" if _is_mta(options) else options.op or USUAL_OPS[0]
+            op = "mta" if is_mta(options) else options.op or USUAL_OPS[0]
             raise UsageError(f"--op {op} excludes {name}, which computes {' and '.join(others)}; drop one of them")
     return [impl for name in names for impl in every(name) if impl.op in ops and not impl.of_models]
 
 
 def _texts(options: Options, device: str) -> dict[str, str]:
     """The axes as typed, with a preset, then the defaults, in the places where nothing was typed."""
-    texts = COMMON_DEFAULTS | (MTA_DEFAULTS if _is_mta(options) else {}) | DEFAULTS[device, options.pass_]
+    texts = COMMON_DEFAULTS | (MTA_DEFAULTS if is_mta(options) else {}) | DEFAULTS[device, options.pass_]
     if options.preset is not None:
         preset = axes.find_preset(options.preset)
         texts |= {"seq": str(preset.seq), "heads": str(preset.heads), "head_dim": str(preset.head_dim)}
@@ -363,7 +369,7 @@ def _shown_axes(options: Options, given: _Axes, device: str) -> dict[str, str]:
         "conv": _shown_taps(given.convs),
         "dtype": ", ".join(given.dtypes),
     }
-    if _is_mta(options):
+    if is_mta(options):
         shown |= {"mix": ", ".join(given.mixes), "post conv": _shown_taps(given.post_convs)}
         shown |= {"norm": ", ".join(given.norms), "gate": ", ".join(given.gates)}
     elif all(impl.op == "attention" for impl in given.impls):

@@ -568,7 +568,7 @@ def test_verify_prints_its_checks_and_fails_on_a_wrong_one(mtabench, monkeypatch
     asked, seeds = [], []
 
     def checks(rows):
-        def run_checks(implementations, device, seed, dtypes):
+        def run_checks(implementations, device, seed, dtypes, steps):
             asked.append((list(implementations), device, dtypes))
             seeds.append(seed)
             return iter(rows)

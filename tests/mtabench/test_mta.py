@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import written_runs
+from command_line import make_runner
 from typer.main import get_command
 
 from mta_kernels.multi_token_attention import MultiTokenAttention
@@ -18,7 +19,7 @@ from mtabench.charts.panels import problems
 from mtabench.checking import verify
 from mtabench.checking.judge import Judge, results_of
 from mtabench.checking.oracle import Oracle
-from mtabench.checking.verify import EVERY_STEP, FINISHED, run_checks
+from mtabench.checking.verify import EVERY_STEP, FINISHED, Asked, run_checks
 from mtabench.cli import app
 from mtabench.cluster.options import ClusterOptions
 from mtabench.errors import UsageError
@@ -448,6 +449,21 @@ class TestVerify:
         assert [row for row in rows if not row.ok] == []
         assert any("norm depth3, gate full" in row.shape and row.check == "strided bwd" for row in rows)
 
+    def test_steps_that_are_asked_for_take_the_place_of_others(self):
+        asked = Asked("mta", convs=[None], mixes=["heads+2"], norms=["rms"], gates=["none", "full"])
+        rows = list(run_checks(["eager"], "cpu", asked=asked))
+        assert [row for row in rows if not row.ok] == []
+        of_fwd = [row.shape.removeprefix("fp32 1 x 4/2 x 29 x 16 ") for row in rows if row.check == "error fwd"]
+        assert of_fwd == [
+            "mix heads+2, post conv 3x5, norm rms", "mix heads+2, post conv 3x5, norm rms, gate full"
+        ]  # fmt: skip
+
+    def test_steps_that_no_shape_can_have_are_not_checked(self):
+        (row,) = run_checks(["eager"], "cpu", asked=Asked("mta", mixes=["3"]))
+        assert (row.shape, row.reason) == ("", "mta: none of the shapes that are checked can have these steps")
+        (row,) = run_checks(["eager"], "cpu", asked=Asked("mta", mixes=["none"], post_convs=[None]))
+        assert row.shape == ""
+
     def test_masks_that_are_forgotten_are_found(self, monkeypatch):
         def build(cell, inputs):
             operation = replace(cell.operation, causal=False)
@@ -457,6 +473,48 @@ class TestVerify:
         monkeypatch.setattr(registry, "IMPLEMENTATIONS", (registry.IMPLEMENTATIONS[0], eager))
         failed = {row.check for row in run_checks(["late"], "cpu") if not row.ok}
         assert {"error fwd", "causal, bit for bit"} <= failed
+
+
+@pytest.fixture
+def mtabench(monkeypatch, capsys, tmp_path):
+    return make_runner(monkeypatch, capsys, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("impl", "words", "asked"),
+    [
+        ("eager", "--op mta --mix heads,none+2", Asked("mta", mixes=["heads", "none+2"])),
+        ("eager", "--op mta --conv none,3x2 --post-conv 2", Asked("mta", convs=[None, (3, 2)], post_convs=[(2, 2)])),
+        ("eager", "--op mta --norm depth2 --gate full", Asked("mta", norms=["depth2"], gates=["full"])),
+        ("eager", "--conv 3x2", Asked(convs=[(3, 2)])),
+        ("sdpa-flash", "--op attention", Asked("attention")),
+    ],
+)
+def test_verify_checks_the_steps_that_are_typed(mtabench, monkeypatch, impl, words, asked):
+    found = []
+    monkeypatch.setattr("mtabench.commands.verify.run_checks", lambda *given: found.append(given[-1]) or iter(()))
+    mtabench("verify", "--impl", impl, "--device", "cpu", *words.split())
+    assert found == [asked]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--mix heads", "--mix heads is for the whole multi-token attention; give --op mta, or leave it out"),
+        ("--op conv-attention --norm rms", "give --op mta in the place of --op conv-attention"),
+        ("--op mta --gate two", "--gate cannot read 'two'"),
+        ("--op mixed", "--op 'mixed' is not known; expected one of conv-attention, attention, mta"),
+        ("--conv none", "--conv none leaves plain attention"),
+        ("--op attention --conv 3", "--conv 3 is no step of --op attention"),
+        ("--op mta --impl hopper", "--op mta excludes hopper, which computes conv-attention; drop one of them"),
+        ("--fuzz 1 --post-conv 3", "random cases have any steps; leave out --post-conv or --fuzz"),
+        ("--case 3", "--case, --jobs and --out are for random cases"),
+    ],
+)
+def test_verify_refuses_steps_in_a_sentence(mtabench, words, sentence):
+    code, _, error = mtabench("verify", "--device", "cpu", *words.split())
+    assert code == 2
+    assert sentence in error
 
 
 class TestWork:
