@@ -29,8 +29,16 @@ def key_padding(key_taps: int, pad_key: str) -> int:
 
 
 def softmax_scale(scale: float | None, head_dim: int) -> float:
-    """The factor on `q . k`: `1 / sqrt(head_dim)` unless given."""
+    """The factor on `q . k`: `1 / sqrt(head_dim)` unless given. Raises TypeError for what is no number."""
+    if scale is not None and not hasattr(scale, "__float__"):  # not float alone: numpy's and a compiler's will do
+        raise TypeError(f"scale is {scale!r}; expected a number, or None for 1 / sqrt(head_dim)")
     return 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
+
+
+def check_causal(causal: bool) -> None:
+    """Raise TypeError for what is neither True nor False: any other word would count as True."""
+    if isinstance(causal, str) or causal not in (True, False):
+        raise TypeError(f"causal is {causal!r}; expected True or False")
 
 
 @dataclass(frozen=True)
@@ -106,8 +114,9 @@ class Operation:
     ) -> Operation:  # fmt: skip
         """The operation as the public functions are told of it; `taps` are those along queries and along keys.
 
-        Raises ValueError for an unknown `pad_key`.
+        Raises ValueError for an unknown `pad_key`, and TypeError for a scale or `causal` of another kind.
         """
+        check_causal(causal)
         convolution = None
         if taps is not None:
             query_taps, key_taps = taps

@@ -11,12 +11,9 @@ from mta_kernels.multi_token_attention import (
     DecodeState,
     MultiTokenAttention,
     multi_token_attention_decode,
-    prefill_state,
 )
 from mtabench.problem.layers import PAGE
 from mtabench.transformer.model import Config, Transformer, plain_attention
-
-STATE_PARTS = ("pre_conv", "pre_mix", "post_conv")  # of the mixers, what decides on rows that later steps look back on
 
 
 class Cache:
@@ -65,10 +62,9 @@ class Cache:
         for layer, state in self.states.items():
             mta = model.attentions()[layer]
             assert mta is not None
-            given = {name: x for name, x in mta.mixers().items() if name in STATE_PARTS}
-            new = prefill_state(
-                self.queries[self.windows[layer]], self.pages[0, layer], lengths=self.lengths, **given,
-                scale=mta.scale, pad_key=mta.pad_key, block_table=self.block_table,
+            new = mta.prefill_state(
+                self.queries[self.windows[layer]], self.pages[0, layer], lengths=self.lengths,
+                block_table=self.block_table,
             )  # fmt: skip
             for name in ("logits", "logsumexp", "lengths"):
                 getattr(state, name).copy_(getattr(new, name))
@@ -102,10 +98,7 @@ class Cache:
         keys, values = self.pages[:, layer]
         if attention is None:
             return multi_token_attention_decode(q, keys, values, pre_conv=self._one_tap, **options)
-        return multi_token_attention_decode(
-            q, keys, values, **options, **attention.mixers(), state=self.states.get(layer), depth=attention.depth,
-            scale=attention.scale, pad_key=attention.pad_key, backend=attention.backend,
-        )  # fmt: skip
+        return attention.decode(q, keys, values, **options, state=self.states.get(layer))
 
     def _chunk(self, layer: int, attention: MultiTokenAttention | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The next tokens of all prompts, at the same positions."""

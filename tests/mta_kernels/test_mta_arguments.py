@@ -93,7 +93,7 @@ def test_an_unknown_backend() -> None:
 
 def test_rows_that_are_not_there() -> None:
     q = torch.randn(1, 4, 6, 8)
-    with pytest.raises(ValueError, match=r"rows is \(3, 7\); expected 0 <= start < stop <= 6"):
+    with pytest.raises(ValueError, match=r"rows is \(3, 7\); expected \(start, stop\) with 0 <= start < stop <= 6"):
         multi_token_attention_reference(q, q, q, rows=(3, 7))
     with pytest.raises(ValueError, match="rows and cu_seqlens are both given"):
         multi_token_attention_reference(q, q, q, rows=(0, 1), cu_seqlens=torch.tensor([0, 6]))

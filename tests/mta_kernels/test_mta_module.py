@@ -159,3 +159,40 @@ def test_parameters_are_reset_where_they_are_under_another_default_device() -> N
     for weight in (attention.mta_kernel, attention.head_kernel):
         assert weight.device.type == "cpu"
         assert weight.sum() > 0
+
+
+@pytest.mark.parametrize("pages", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"depth": 3, "scale": 0.5, "pad_key": "left"},
+        {"pre_conv": None, "pre_mix": False, "post_mix": "linear", "gate": "full"},
+        {"post_conv": None, "post_mix": 2},
+        {"post_conv": None, "pre_mix": False, "post_mix": False, "norm": False, "pad_key": "right"},
+    ],
+    ids=["all", "depth, scale, padding", "after alone", "no state", "convolution alone"],
+)
+def test_steps_of_the_module_are_rows_of_its_forward(options, pages):
+    attention = MultiTokenAttention(4, 16, **({"pre_conv": (3, 2), "post_conv": (2, 3)} | options), dropout=0.5)
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    q, k, v = torch.randn(3, 2, 4, 32, 16)
+    full = attention.eval()(q, k, v)
+    attention.train()  # a step drops nothing
+    lengths = torch.tensor([20, 26])
+    table = {"block_table": torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)} if pages else {}
+    if pages:
+        k, v = (x.unflatten(2, (2, 16)).transpose(1, 2).flatten(0, 1) for x in (k, v))
+
+    def last(count):
+        return torch.stack([x[:, length - count : length] for x, length in zip(q, lengths.tolist(), strict=True)])
+
+    state = attention.prefill_state(last(5), k, lengths=lengths, **table)
+    assert (state is None) == (options.get("post_conv", 1) is None)
+    for _ in range(3):
+        lengths += 1
+        out = attention.decode(last(3), k, v, lengths=lengths, state=state, **table)
+        rows = torch.stack([x[:, length - 1 : length] for x, length in zip(full, lengths.tolist(), strict=True)])
+        torch.testing.assert_close(out, rows, rtol=1e-5, atol=1e-5)

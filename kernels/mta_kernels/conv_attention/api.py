@@ -12,6 +12,8 @@ from mta_kernels.conv_attention.arguments import (
     cast_for_autocast,
     check_are_tensors,
     check_arguments,
+    check_count,
+    check_floating_point,
     check_shared_cache,
     check_whole_sequence,
     under_autocast,
@@ -176,11 +178,13 @@ def identity_weight(
 ) -> Tensor:
     """`[heads, query_taps, key_taps]`: the convolution that changes nothing, so that plain attention remains.
 
-    Raises ValueError for counts that are no whole numbers from 1 on, and for an unknown pad_key.
+    Raises ValueError for counts that are no whole numbers from 1 on, and for an unknown pad_key; TypeError for a dtype
+    that is not of floating-point numbers.
     """
     for name, count in (("heads", heads), ("query_taps", query_taps), ("key_taps", key_taps)):
-        if not hasattr(count, "__index__") or count < 1:  # not int alone: numpy's and a compiler's will do
-            raise ValueError(f"{name} is {count!r}; expected a whole number from 1 on")
+        check_count(name, count)
+    if dtype is not None:
+        check_floating_point(dtype)
     weight = torch.zeros(heads, query_taps, key_taps, dtype=dtype, device=device)
     weight[:, query_taps - 1, key_padding(key_taps, pad_key)] = 1
     return weight

@@ -25,13 +25,31 @@ def check_are_tensors(**arguments: object) -> None:
             raise TypeError(f"{name} is a {type(given).__name__}; expected a tensor, as torch.as_tensor makes one")
 
 
-def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise unless q, k and v have four dimensions, none of them empty, and agree in dtype and device."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
+def check_count(name: str, count: int) -> None:
+    """Raise ValueError unless `count`, by its name, is a whole number from 1 on."""
+    if not hasattr(count, "__index__") or count < 1:  # not int alone: numpy's and a compiler's will do
+        raise ValueError(f"{name} is {count!r}; expected a whole number from 1 on")
+
+
+def check_floating_point(dtype: torch.dtype) -> None:
+    """Raise TypeError unless `dtype` is one of PyTorch's floating-point dtypes."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"dtype is {dtype!r}; expected a floating-point dtype such as torch.bfloat16")
+
+
+def check_dimensions(**tensors: Tensor) -> None:
+    """Raise ValueError, by its name, for the first of these that has not four dimensions."""
+    for name, tensor in tensors.items():
         if tensor.dim() != 4:
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)}; expected four dimensions [batch, heads, seq_len, head_dim]"
             )
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise unless q, k and v have four dimensions, none of them empty, and agree in dtype and device."""
+    check_dimensions(q=q, k=k, v=v)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
         if 0 in tensor.shape:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; every dimension must be at least 1")
         if not tensor.is_floating_point():
@@ -66,12 +84,17 @@ def check_weight(weight: Tensor, query_heads: int, q: Tensor, *, name: str = "we
 
     Its dtype may be float32 as well.
     """
+    check_taps(weight, query_heads, name=name)
+    check_like(name, weight, q)
+
+
+def check_taps(weight: Tensor, query_heads: int, *, name: str = "weight") -> None:
+    """Raise ValueError unless `weight`, by its `name`, is `[query_heads, cq, ck]`."""
     if weight.dim() != 3 or weight.shape[0] != query_heads or 0 in weight.shape:
         raise ValueError(
             f"{name} has shape {tuple(weight.shape)}; expected [query heads, query taps, key taps] "
             f"with {query_heads} query heads and at least one tap each way"
         )
-    check_like(name, weight, q)
 
 
 def check_like(name: str, x: Tensor, q: Tensor) -> None:
@@ -81,6 +104,13 @@ def check_like(name: str, x: Tensor, q: Tensor) -> None:
         raise TypeError(f"{name} has dtype {x.dtype}; expected {q.dtype}, as q{or_float32}")
     if x.device != q.device:
         raise ValueError(f"{name} is on {x.device} and q on {q.device}; move them to one device")
+
+
+def check_rows(rows: tuple[int, int], query_rows: int) -> None:
+    """Raise ValueError unless `rows` is a first row of q and one past the last."""
+    fits = isinstance(rows, tuple | list) and len(rows) == 2 and all(hasattr(row, "__index__") for row in rows)
+    if not fits or not 0 <= rows[0] < rows[1] <= query_rows:
+        raise ValueError(f"rows is {rows!r}; expected (start, stop) with 0 <= start < stop <= {query_rows}")
 
 
 def rows_before(query_rows: int, key_rows: int, query_taps: int) -> int:

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from mta_kernels.backend_lookup import check_can_run
-from mta_kernels.conv_attention.arguments import autocast_dtype, check_are_tensors, wants_gradient
+from mta_kernels.conv_attention.arguments import (
+    autocast_dtype,
+    check_are_tensors,
+    check_dimensions,
+    check_taps,
+    wants_gradient,
+)
 from mta_kernels.conv_attention.backend import Backend, Request
 from mta_kernels.conv_attention.backends import KERNELS, named
 from mta_kernels.operation import Convolution, Operation, key_padding
@@ -73,9 +79,12 @@ def explain(
     """Which backend `conv_attention`, or `conv_attention_decode`, takes for these arguments, and why.
 
     No other argument changes the choice; autocast does, and whether a gradient may be asked for. Raises ValueError for
-    an unknown backend, or a named one that cannot run them, and TypeError for what is no tensor.
+    an unknown backend, a named one that cannot run them, or shapes that do not fit, and TypeError for what is no
+    tensor.
     """
     check_are_tensors(q=q, k=k, v=v, weight=weight)
+    check_dimensions(q=q, k=k, v=v)
+    check_taps(weight, q.shape[1])
     request = Request(
         _with_taps(*weight.shape[-2:]), q.device, autocast_dtype(q), q.shape[-1], wants_gradient(q, k, v, weight),
         (q, k, v) if decode else None, is_shared(group),

@@ -18,6 +18,7 @@ from mta_kernels.conv_attention.arguments import (
     check_arguments,
     check_block_table,
     check_heads,
+    check_rows,
     check_weight,
     check_whole_numbers,
     head_parts,
@@ -60,9 +61,9 @@ def conv_attention_reference(
 
     operation = Operation.of(weight.shape[1:], q.shape[3], causal=causal, scale=scale, pad_key=pad_key)
     before = rows_before(q.shape[2], k.shape[2], weight.shape[1])
+    if rows is not None:
+        check_rows(rows, q.shape[2])
     start, stop = rows or (0, q.shape[2])
-    if not 0 <= start < stop <= q.shape[2]:
-        raise ValueError(f"rows is {rows}; expected 0 <= start < stop <= {q.shape[2]}")
     if q_history is not None and before:
         q = torch.cat([q_history[:, :, -before:], q], dim=2)
     rows = start + before, stop + before

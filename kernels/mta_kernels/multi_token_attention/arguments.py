@@ -53,7 +53,8 @@ def check_arguments(
             check_weight(taps, heads, q, name=name)
     for name in ("pre_mix", "post_mix"):
         if (mix := getattr(given, name)) is not None:
-            check_mixing(name, mix, heads, q)
+            check_mixing(mix, heads, name=name)
+            check_like(name, mix, q)
     check_norm_and_gate(after, head_dim, q)
     check_dropout(dropout, seed, q)
     if cu_seqlens is not None:
@@ -62,9 +63,8 @@ def check_arguments(
         check_history(q_history, q, key_rows, rows_needed_before(given) + 1)
 
 
-def check_mixing(name: str, mix: Tensor, heads: int, q: Tensor) -> None:
-    """Raise unless `mix` is `[heads, heads]`, or `[G, c, c]` with `G * c` heads, on q's device, of its dtype or fp32.
-    """  # fmt: skip
+def check_mixing(mix: Tensor, heads: int, *, name: str) -> None:
+    """Raise ValueError unless `mix`, by its `name`, is `[heads, heads]`, or `[G, c, c]` with `G * c` heads."""
     order = "(out, in)" if name == "pre_mix" else "(in, out)"
     if mix.dim() not in (2, 3) or 0 in mix.shape or mix.shape[-1] != mix.shape[-2]:
         raise ValueError(
@@ -77,7 +77,6 @@ def check_mixing(name: str, mix: Tensor, heads: int, q: Tensor) -> None:
             f"{name} has shape {tuple(mix.shape)}, which mixes {groups * size} heads, and q has {heads}; "
             f"give [{heads}, {heads}] {order}, or [groups, c, c] with groups * c = {heads}"
         )
-    check_like(name, mix, q)
 
 
 def check_norm_and_gate(after: NormGate, head_dim: int, q: Tensor) -> None:
@@ -91,14 +90,12 @@ def check_norm_and_gate(after: NormGate, head_dim: int, q: Tensor) -> None:
         check_like("norm_weight", norm_weight, q)
     if isinstance(norm_eps, bool) or not isinstance(norm_eps, int | float) or not 0 <= norm_eps < math.inf:
         raise ValueError(f"norm_eps is {norm_eps!r}; expected a finite number from 0 on, 1e-5 in the paper's models")
-    if depth is not None:
-        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
-            raise ValueError(f"depth is {depth!r}; expected the layer's index, a whole number from 0 on, or None")
-        if norm_weight is None:
-            raise ValueError(
-                f"depth is {depth} and norm_weight is missing; the depth rescales the normalised output: "
-                "give norm_weight, torch.ones(head_dim) at first, or leave out depth"
-            )
+    check_depth(depth)
+    if depth is not None and norm_weight is None:
+        raise ValueError(
+            f"depth is {depth} and norm_weight is missing; the depth rescales the normalised output: "
+            "give norm_weight, torch.ones(head_dim) at first, or leave out depth"
+        )
     if gate_weight is None:
         if gate_bias is not None:
             raise ValueError("gate_bias is given without gate_weight; give both, or leave out gate_bias")
@@ -118,10 +115,21 @@ def check_norm_and_gate(after: NormGate, head_dim: int, q: Tensor) -> None:
         check_like("gate_bias", gate_bias, q)
 
 
-def check_dropout(dropout: float, seed: int | Tensor | None, q: Tensor) -> None:
-    """Raise unless `dropout` is a share below 1, and `seed` None, a whole number or a 0-d int64 tensor beside q."""
+def check_depth(depth: int | None) -> None:
+    """Raise ValueError unless `depth` is None or the index of a layer."""
+    if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int) or depth < 0):
+        raise ValueError(f"depth is {depth!r}; expected the layer's index, a whole number from 0 on, or None")
+
+
+def check_share(dropout: float) -> None:
+    """Raise ValueError unless `dropout` is a share below 1."""
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise ValueError(f"dropout is {dropout!r}; expected a number from 0 to below 1, the share that is dropped")
+
+
+def check_dropout(dropout: float, seed: int | Tensor | None, q: Tensor) -> None:
+    """Raise unless `dropout` is a share below 1, and `seed` None, a whole number or a 0-d int64 tensor beside q."""
+    check_share(dropout)
     if isinstance(seed, Tensor):
         if seed.dim() or seed.dtype != torch.int64 or seed.device != q.device:
             raise ValueError(

@@ -7,10 +7,17 @@ from torch import Tensor
 
 from mta_kernels.backend_lookup import check_can_run
 from mta_kernels.conv_attention import backends as conv_backends
-from mta_kernels.conv_attention.arguments import autocast_dtype, check_are_tensors, wants_gradient
+from mta_kernels.conv_attention.arguments import (
+    autocast_dtype,
+    check_are_tensors,
+    check_dimensions,
+    check_taps,
+    wants_gradient,
+)
 from mta_kernels.conv_attention.choice import Choice
 from mta_kernels.conv_attention.choice import explain as explain_conv_attention
 from mta_kernels.multi_token_attention import backends
+from mta_kernels.multi_token_attention.arguments import check_dropout, check_mixing
 from mta_kernels.multi_token_attention.backend import MtaBackend, Request
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of
 from mta_kernels.operation import Operation
@@ -57,10 +64,16 @@ def explain(
     """Which backend `multi_token_attention`, or `multi_token_attention_decode`, takes for these arguments, and why.
 
     No other argument changes the choice; autocast does, and whether a gradient may be asked for. Raises ValueError for
-    an unknown backend, or a named one that cannot run them, and TypeError for what is no tensor.
+    an unknown backend, a named one that cannot run them, or shapes that do not fit, and TypeError for what is no
+    tensor.
     """
     given = Mixers(pre_conv, pre_mix, post_conv, post_mix)
     check_are_tensors(q=q, k=k, v=v, **given._asdict(), cu_seqlens=cu_seqlens)
+    check_dimensions(q=q, k=k, v=v)
+    for name, x in given._asdict().items():
+        if x is not None:
+            (check_taps if name.endswith("conv") else check_mixing)(x, q.shape[1], name=name)
+    check_dropout(dropout, None, q)
     operation = operation_of(given, q.shape[-1], causal=causal, scale=None, pad_key="both")
     if is_conv_attention(operation, dropout, backend):
         conv = explain_conv_attention(q, k, v, conv_attention_weight(given, q), backend=backend, decode=decode)

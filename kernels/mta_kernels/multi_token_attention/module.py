@@ -9,10 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from mta_kernels.conv_attention import identity_weight
+from mta_kernels.conv_attention.arguments import check_count, check_floating_point
 from mta_kernels.conv_attention.choice import Choice
 from mta_kernels.multi_token_attention.api import multi_token_attention
+from mta_kernels.multi_token_attention.arguments import check_depth, check_share
 from mta_kernels.multi_token_attention.choice import explain
+from mta_kernels.multi_token_attention.decode.api import multi_token_attention_decode
+from mta_kernels.multi_token_attention.decode.reference import prefill_state
+from mta_kernels.multi_token_attention.decode.state import DecodeState, needs_state
 from mta_kernels.multi_token_attention.mixers import Mixers
+from mta_kernels.operation import key_padding
 
 PROJECTIONS = ("wq", "wk", "wv", "wo")  # of the original's attention, which a model has beside this
 
@@ -48,7 +54,7 @@ class MultiTokenAttention(nn.Module):
     At first every mixer is the identity and the norm's weight is 1, as in the original. Its gate is no identity: the
     weight is normal with standard deviation `(heads * head_dim) ** -0.5`, cut off at three of them, and the bias that
     of a new `torch.nn.Linear`. `load_state_dict` takes a layer's entries as `layer_entries` picks them from a
-    checkpoint of the original. Raises ValueError for parts that do not fit the heads.
+    checkpoint of the original. Raises ValueError for parts that do not fit, and TypeError for another dtype.
     """
 
     def __init__(
@@ -74,7 +80,14 @@ class MultiTokenAttention(nn.Module):
         super().__init__()
         self.heads, self.head_dim, self.depth, self.dropout = heads, head_dim, depth, dropout
         self.causal, self.scale, self.pad_key, self.backend = causal, scale, pad_key, backend
+        check_count("heads", heads)
+        check_count("head_dim", head_dim)
+        _check_taps(pre_conv=pre_conv, post_conv=post_conv)
+        key_padding(1, pad_key)
         _check_parts(heads, pre_mix, post_mix, norm, depth, gate)
+        check_share(dropout)
+        if dtype is not None:
+            check_floating_point(dtype)
         there: Any = {"dtype": dtype, "device": device}
 
         def taps(shape: tuple[int, int] | None) -> nn.Parameter | None:
@@ -101,14 +114,14 @@ class MultiTokenAttention(nn.Module):
         `options` are those of the module and replace the preset's. Raises ValueError for another name, or a layer that
         the model does not have.
         """
-        if name not in PRESETS:
+        if not isinstance(name, str) or name not in PRESETS:
             raise ValueError(f"preset is {name!r}; expected one of {', '.join(map(repr, PRESETS))}")
         heads, head_dim, layers = PRESETS[name]
-        if not 0 <= layer < layers:
+        if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < layers:
             raise ValueError(f"layer is {layer!r}; {name} has the layers 0 to {layers - 1}")
         if layer % 4 != 2:
             options = {"pre_conv": None, "post_conv": None} | options
-        return cls(heads, head_dim, **options)
+        return cls(**{"heads": heads, "head_dim": head_dim} | options)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -130,7 +143,7 @@ class MultiTokenAttention(nn.Module):
             nn.init.trunc_normal_(self.gate.weight, std=deviation, a=-3 * deviation, b=3 * deviation)
 
     def mixers(self) -> dict[str, Any]:
-        """The tensors of the parts, as the functions of this package take them by keyword."""
+        """The tensors of the parts, as the functions of this package take them by keyword, beside depth and options."""
         given = {
             "pre_conv": None if self.mta_kernel is None else self.mta_kernel.squeeze(1),
             "pre_mix": None if self.wpsm is None else self.wpsm.weight,
@@ -162,12 +175,49 @@ class MultiTokenAttention(nn.Module):
             backend=self.backend,
         )  # fmt: skip
 
+    def prefill_state(
+        self, q_window: Tensor, k_cache: Tensor, *, lengths: Tensor, block_table: Tensor | None = None
+    ) -> DecodeState | None:
+        """What `decode` needs besides the caches after prompts of `lengths`, as `prefill_state`; None without need."""
+        mixing = self._mixing()
+        if not needs_state(Mixers(**mixing)):
+            return None
+        mixing.pop("post_mix", None)
+        options: dict[str, Any] = {"scale": self.scale, "pad_key": self.pad_key, "block_table": block_table}
+        return prefill_state(q_window, k_cache, lengths=lengths, **mixing, **options)
+
+    @torch.no_grad()
+    def decode(
+        self,
+        q_window: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        *,
+        lengths: Tensor,
+        state: DecodeState | None = None,
+        block_table: Tensor | None = None,
+        splits: int | str = "auto",
+    ) -> Tensor:
+        """The newest row `[B, heads, 1, D]` from the caches, as `multi_token_attention_decode` with all parts.
+
+        Drops no probabilities. Raises as that function, and ValueError where the module is not causal.
+        """
+        if not self.causal:
+            raise ValueError("causal is False, and a decode step is causal; make the module with causal=True")
+        return multi_token_attention_decode(
+            q_window, k_cache, v_cache, lengths=lengths, state=state, **self.mixers(), depth=self.depth,
+            scale=self.scale, pad_key=self.pad_key, block_table=block_table, backend=self.backend, splits=splits,
+        )  # fmt: skip
+
+    def _mixing(self) -> dict[str, Any]:
+        """The parts around the softmax, by keyword."""
+        return {name: x for name, x in self.mixers().items() if name in Mixers._fields}
+
     def explain(self, q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Tensor | None = None) -> Choice:
         """Which backend a call of the module takes, and why; raises as `explain`."""
-        mixing = {name: x for name, x in self.mixers().items() if name in Mixers._fields}
         dropout = self.dropout if self.training else 0.0
         return explain(
-            q, k, v, **mixing, dropout=dropout, causal=self.causal, cu_seqlens=cu_seqlens, backend=self.backend
+            q, k, v, **self._mixing(), dropout=dropout, causal=self.causal, cu_seqlens=cu_seqlens, backend=self.backend
         )
 
     def extra_repr(self) -> str:
@@ -183,8 +233,14 @@ def layer_entries(state_dict: Mapping[str, Tensor], layer: int) -> dict[str, Ten
     """What `MultiTokenAttention.load_state_dict` takes of a checkpoint of the original: a layer's, from 0.
 
     `state_dict` is that of the whole model, whose names begin with `layers.LAYER.attention.`. The projections `wq`,
-    `wk`, `wv` and `wo` are left out, which a model has beside the module. Raises ValueError if nothing remains.
+    `wk`, `wv` and `wo` are left out, which a model has beside the module. Raises ValueError if nothing remains, and
+    TypeError for what is no state dict.
     """
+    if not isinstance(state_dict, Mapping) or not all(isinstance(name, str) for name in state_dict):
+        raise TypeError(
+            f"state_dict is a {type(state_dict).__name__}; expected a mapping from names to tensors, as torch.load "
+            "gives it of a checkpoint"
+        )
     prefix = f"layers.{layer}.attention."
     entries = {name.removeprefix(prefix): x for name, x in state_dict.items() if name.startswith(prefix)}
     entries = {name: x for name, x in entries.items() if name.partition(".")[0] not in PROJECTIONS}
@@ -194,6 +250,16 @@ def layer_entries(state_dict: Mapping[str, Tensor], layer: int) -> dict[str, Ten
             "and a layer that has mixers, counted from 0"
         )
     return entries
+
+
+def _check_taps(**convolutions: object) -> None:
+    """Raise ValueError, by its name, for the first that is neither None nor query taps and key taps."""
+    for name, taps in convolutions.items():
+        is_pair = isinstance(taps, tuple | list) and len(taps) == 2
+        if taps is not None and not is_pair:
+            raise ValueError(f"{name} is {taps!r}; expected query taps and key taps such as (6, 11), or None")
+        for count in taps or ():  # type: ignore[attr-defined]
+            check_count(f"{name} is {taps!r}: a number of taps", count)
 
 
 def _check_parts(
@@ -208,7 +274,10 @@ def _check_parts(
             f"post_mix is {post_mix!r}; expected True, False, 'linear' or the heads of a group, "
             f"a number that divides the {heads} heads"
         )
+    if not isinstance(norm, bool):
+        raise ValueError(f"norm is {norm!r}; expected True or False")
     if not isinstance(gate, bool) and gate != "full":
         raise ValueError(f"gate is {gate!r}; expected True, False or 'full'")
+    check_depth(depth)
     if depth is not None and not norm:
         raise ValueError(f"depth is {depth} and norm is False; the depth rescales the norm: leave out one of them")

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import check_are_tensors
+from mta_kernels.conv_attention.arguments import check_are_tensors, check_rows
 from mta_kernels.conv_attention.reference import convolve_scores, repeat_heads
 from mta_kernels.multi_token_attention.arguments import NormGate, check_arguments
 from mta_kernels.multi_token_attention.dropout import kept, seed_tensor
@@ -92,9 +92,9 @@ def mixed_attention(
             for at in documents
         ]
         return torch.cat(parts, dim=2)
+    if rows is not None:
+        check_rows(rows, q.shape[2])
     start, stop = rows or (0, q.shape[2])
-    if not 0 <= start < stop <= q.shape[2]:
-        raise ValueError(f"rows is {rows}; expected 0 <= start < stop <= {q.shape[2]}")
     before = min(rows_needed_before(mixers), k.shape[2] - q.shape[2])
     if q_history is not None and before:
         q = torch.cat([q_history[:, :, -before:], q], dim=2)

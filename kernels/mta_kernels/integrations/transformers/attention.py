@@ -12,7 +12,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from mta_kernels.integrations.transformers.cache import layer_with_queries
 from mta_kernels.integrations.transformers.masks import Layout
 from mta_kernels.integrations.transformers.options import has_parameters
-from mta_kernels.multi_token_attention import MultiTokenAttention, multi_token_attention_decode
+from mta_kernels.multi_token_attention import MultiTokenAttention
 
 
 def mta_attention_forward(
@@ -107,10 +107,7 @@ def _decode(attention: MultiTokenAttention, window: Tensor, k: Tensor, v: Tensor
         lengths = lengths - starts
         place = (torch.arange(keys, device=k.device) + starts[:, None]).clamp(max=keys - 1)
         k, v = (x.gather(2, place[:, None, :, None].expand_as(x)) for x in (k, v))
-    options: dict[str, Any] = {"scale": attention.scale, "pad_key": attention.pad_key, "backend": attention.backend}
-    return multi_token_attention_decode(
-        window, k, v, lengths=lengths, depth=attention.depth, **attention.mixers(), **options
-    )
+    return attention.decode(window, k, v, lengths=lengths)
 
 
 def _each_sequence(

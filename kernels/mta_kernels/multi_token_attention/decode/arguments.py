@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import check_are_tensors, check_weight, wants_gradient
+from mta_kernels.conv_attention.arguments import check_are_tensors, check_like, check_weight, wants_gradient
 from mta_kernels.conv_attention.reference import check_decode_arguments
 from mta_kernels.multi_token_attention.arguments import NormGate, check_mixing, check_norm_and_gate
 from mta_kernels.multi_token_attention.decode.state import DecodeState, needs_state
@@ -42,7 +42,8 @@ def check_caches(
         check_weight(given.post_conv, heads, q_window, name="post_conv")
     for name in ("pre_mix", "post_mix"):
         if (mix := getattr(given, name)) is not None:
-            check_mixing(name, mix, heads, q_window)
+            check_mixing(mix, heads, name=name)
+            check_like(name, mix, q_window)
     capacity = k_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
     if _readable(lengths) and int(lengths.max()) > capacity:
         raise ValueError(

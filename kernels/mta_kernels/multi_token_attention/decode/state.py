@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mta_kernels.conv_attention.arguments import check_count, check_floating_point
 from mta_kernels.multi_token_attention.mixers import Mixers
 
 
@@ -28,7 +29,14 @@ class DecodeState:
         cls, batch: int, heads: int, query_taps: int, capacity: int, *, dtype: torch.dtype,
         device: torch.device | str | None = None,
     ) -> DecodeState:  # fmt: skip
-        """Of sequences without tokens, with room for `capacity` keys each."""
+        """Of sequences without tokens, with room for `capacity` keys each.
+
+        Raises ValueError for counts that are no whole numbers from 1 on, and TypeError for another dtype.
+        """
+        sizes = {"batch": batch, "heads": heads, "query_taps": query_taps, "capacity": capacity}
+        for name, count in sizes.items():
+            check_count(name, count)
+        check_floating_point(dtype)
         return cls(
             torch.zeros(batch, heads, query_taps, capacity, dtype=dtype, device=device),
             torch.zeros(

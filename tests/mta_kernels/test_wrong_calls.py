@@ -1,0 +1,112 @@
+"""Wrong calls of the public API that are refused in one sentence of ours, not in words of Python or PyTorch."""
+
+import pytest
+import torch
+
+from mta_kernels.conv_attention import (
+    ConvAttention,
+    conv_attention,
+    conv_attention_decode,
+    conv_attention_reference,
+    identity_weight,
+)
+from mta_kernels.conv_attention import explain as explain_conv_attention
+from mta_kernels.multi_token_attention import (
+    DecodeState,
+    MultiTokenAttention,
+    explain,
+    layer_entries,
+    multi_token_attention,
+    multi_token_attention_decode,
+    multi_token_attention_reference,
+    prefill_state,
+)
+
+Q = torch.randn(1, 4, 8, 16)
+QKV = (Q, Q, Q)
+MIX, TAPS, LENGTHS = torch.eye(4), torch.randn(4, 3, 3), torch.tensor([8], dtype=torch.int32)
+STEP = (Q[:, :, -3:], Q, Q)
+
+
+def module(*sizes, **options):
+    return MultiTokenAttention(*(sizes or (4, 16)), **options)
+
+
+def preset(layer, name="mta-1b"):
+    return MultiTokenAttention.preset(name, layer=layer, device="meta")
+
+
+TAPS_OF_3 = r"pre_conv is 3; expected query taps and key taps such as \(6, 11\), or None"
+CALLS = {
+    "explain: taps of 2 dims": (lambda: explain(*QKV, pre_conv=TAPS[0]), ValueError, r"pre_conv has shape \(3, 3\)"),
+    "explain: post_conv": (lambda: explain(*QKV, post_conv=TAPS[None]), ValueError, "post_conv has shape"),
+    "explain: pre_mix of 3 heads": (lambda: explain(*QKV, pre_mix=MIX[1:, 1:]), ValueError, "mixes 3 heads, and q has"),
+    "explain: post_mix of 1 dim": (lambda: explain(*QKV, post_mix=MIX[0]), ValueError, r"post_mix has shape \(4,\)"),
+    "explain: q of 3 dims": (lambda: explain(Q[0], Q, Q, pre_mix=MIX), ValueError, "q has shape .* four"),
+    "explain: dropout": (lambda: explain(*QKV, pre_mix=MIX, dropout="x"), ValueError, "dropout is 'x'; expected"),
+    "explain: causal": (lambda: explain(*QKV, pre_mix=MIX, causal="no"), TypeError, "causal is 'no'; expected"),
+    "module's explain: heads": (lambda: module(2, 16).explain(*QKV), ValueError, "pre_conv has shape .* 4 query"),
+    "conv explain: 2 dims": (lambda: explain_conv_attention(*QKV, TAPS[0]), ValueError, r"weight has shape \(3, 3\)"),
+    "conv explain: 4 dims": (lambda: explain_conv_attention(*QKV, TAPS[None]), ValueError, "weight has shape"),
+    "conv explain: heads": (lambda: explain_conv_attention(*QKV, TAPS[1:]), ValueError, "with 4 query heads"),
+    "conv explain: q": (lambda: explain_conv_attention(Q[0], Q, Q, TAPS), ValueError, "q has shape .* four"),
+    "scale": (lambda: multi_token_attention(*QKV, pre_mix=MIX, scale="a"), TypeError, "scale is 'a'; expected"),
+    "conv scale": (lambda: conv_attention(*QKV, TAPS, scale="a"), TypeError, "scale is 'a'; expected"),
+    "decode: scale": (
+        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_mix=MIX, scale="a"), TypeError, "scale is 'a'",
+    ),
+    "conv decode: scale": (
+        lambda: conv_attention_decode(*STEP, TAPS, lengths=LENGTHS, scale="a"), TypeError, "scale is 'a'",
+    ),
+    "prefill_state: scale": (
+        lambda: prefill_state(Q, Q, lengths=LENGTHS, post_conv=TAPS, scale="a"), TypeError, "scale is 'a'",
+    ),
+    "causal": (lambda: multi_token_attention(*QKV, pre_mix=MIX, causal="no"), TypeError, "causal is 'no'"),
+    "conv causal": (lambda: conv_attention(*QKV, TAPS, causal="no"), TypeError, "causal is 'no'"),
+    "rows": (lambda: multi_token_attention_reference(*QKV, pre_mix=MIX, rows=3), ValueError, "rows is 3; expected"),
+    "rows of words": (
+        lambda: multi_token_attention_reference(*QKV, pre_mix=MIX, rows=("a", "b")), ValueError, r"rows is \('a', ",
+    ),
+    "conv rows": (lambda: conv_attention_reference(*QKV, TAPS, rows=(1, 2, 3)), ValueError, r"rows is \(1, 2, 3\)"),
+    "module: taps": (lambda: module(pre_conv=3), ValueError, TAPS_OF_3),
+    "module: taps as typed": (lambda: module(post_conv="6x11"), ValueError, "post_conv is '6x11'; expected"),
+    "module: three taps": (lambda: module(pre_conv=(3, 3, 3)), ValueError, "expected query taps and key taps"),
+    "module: no taps": (lambda: module(pre_conv=False), ValueError, "pre_conv is False; .* or None"),
+    "module: taps of 0": (lambda: module(pre_conv=(0, 3)), ValueError, r"\(0, 3\): a number of taps is 0; expected"),
+    "module: head_dim 0": (lambda: module(4, 0), ValueError, "head_dim is 0; expected a whole number from 1 on"),
+    "module: head_dim": (lambda: module(4, "a"), ValueError, "head_dim is 'a'; expected a whole number"),
+    "module: heads": (lambda: module("4", 16, pre_conv=None), ValueError, "heads is '4'; expected a whole number"),
+    "module: norm": (lambda: module(norm="rms"), ValueError, "norm is 'rms'; expected True or False"),
+    "module: depth": (lambda: module(depth=-1), ValueError, "depth is -1; expected the layer's index"),
+    "module: dropout": (lambda: module(dropout=1.0), ValueError, "dropout is 1.0; expected a number from 0 to"),
+    "module: pad_key": (lambda: module(pre_conv=None, post_conv=None, pad_key="x"), ValueError, "pad_key is 'x'"),
+    "module: dtype": (lambda: module(dtype="bf16"), TypeError, "dtype is 'bf16'; expected a floating-point dtype"),
+    "module: whole numbers": (lambda: module(dtype=torch.int32), TypeError, "dtype is torch.int32; expected"),
+    "preset: layer": (lambda: preset("a"), ValueError, "layer is 'a'; mta-1b has the layers 0 to 23"),
+    "preset: layer of no kind": (lambda: preset(None), ValueError, "layer is None; mta-1b has the layers"),
+    "preset: layer 2.0": (lambda: preset(2.0), ValueError, "layer is 2.0"),
+    "preset: layer 24": (lambda: preset(24), ValueError, "layer is 24; mta-1b has"),
+    "preset: list": (lambda: preset(2, ["mta-1b"]), ValueError, r"preset is \['mta-1b'\]; expected one of"),
+    "entries of a list": (lambda: layer_entries([1], 2), TypeError, "state_dict is a list; expected a mapping"),
+    "entries of numbers": (lambda: layer_entries({1: 2}, 2), TypeError, "expected a mapping from names to tensors"),
+    "ConvAttention: dtype": (lambda: ConvAttention(4, dtype="bf16"), TypeError, "dtype is 'bf16'"),
+    "identity_weight: dtype": (lambda: identity_weight(4, 3, 3, dtype=torch.int64), TypeError, "dtype is torch.int64"),
+    "decode of all": (lambda: module(causal=False).decode(*STEP, lengths=LENGTHS), ValueError, "causal is False, and"),
+    "state: batch": (lambda: DecodeState.empty(-1, 4, 3, 8, dtype=Q.dtype), ValueError, "batch is -1; expected"),
+    "state: heads": (lambda: DecodeState.empty(1, 4.0, 3, 8, dtype=Q.dtype), ValueError, "heads is 4.0"),
+    "state: taps": (lambda: DecodeState.empty(1, 4, 0, 8, dtype=Q.dtype), ValueError, "query_taps is 0"),
+    "state: dtype": (lambda: DecodeState.empty(1, 4, 3, 8, dtype="fp32"), TypeError, "dtype is 'fp32'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_call_is_refused_in_one_sentence(name):
+    call, error, sentence = CALLS[name]
+    with pytest.raises(error, match=sentence) as found:
+        call()
+    assert "\n" not in str(found.value)
+
+
+def test_an_option_of_a_preset_replaces_the_presets_own():
+    attention = MultiTokenAttention.preset("mta-1b", layer=2, heads=4, head_dim=8, pre_conv=None)
+    assert (attention.heads, attention.head_dim, attention.mta_kernel) == (4, 8, None)
