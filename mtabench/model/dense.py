@@ -21,8 +21,9 @@ MIXING = 0.66e12
 # How often the output is read or written, in elements of 16 bits: by the norm, most of whose steps are in float32, by a
 # gate a row, and by one a head dim; backward by the same the other way round.
 NORM_PASSES, GATE_PASSES, FULL_GATE_PASSES = 20, 3, 7
-# A decode step multiplies a few rows with the whole cache, far below a copy's bandwidth, and masks the values.
-DECODE_CACHE_SHARE = 0.35
+# A decode step multiplies a few rows with the whole cache, far below a copy's bandwidth, and masks the values; and some
+# small kernels cut out what is there of the cache.
+DECODE_CACHE_SHARE, DECODE_LAUNCHES = 0.24, 12
 
 
 def kernels(case: Case) -> list[Kernel]:
@@ -41,7 +42,10 @@ def kernels(case: Case) -> list[Kernel]:
             "products", launches=products, macs=dense * products * case.head_dim, tensor_share=PRODUCT_SHARE,
             memory_bytes=2 * keys * products, memory_share=DECODE_CACHE_SHARE if case.pass_ == "decode" else 1.0,
         ),
-        Kernel("passes over scores", launches=passes // 2, memory_bytes=passes * dense * element),
+        Kernel(
+            "passes over scores", launches=passes // 2 + (DECODE_LAUNCHES if case.pass_ == "decode" else 0),
+            memory_bytes=passes * dense * element,
+        ),
         Kernel("convolution", launches=repeated, fmas=repeated * dense * taps(case), fma_rate=rates[case.pass_]),
     ]  # fmt: skip
     if case.mixings:

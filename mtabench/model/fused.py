@@ -25,8 +25,10 @@ REGISTERS_START_S, STREAMED_START_S, BAND_START_S = 10e-6, 5e-6, 3e-6
 # overlap.
 STREAM_SHARE, SMALL_SHARE = 0.85, 0.75
 # Decode: a wave of programs folds the taps, fills its pipeline and empties it; then a kernel merges. A program of two
-# warps reads so many bytes a second at most (few splits in results/nvidia-h200/decode-splits.csv).
-DECODE_WAVE_S, DECODE_MERGE_S, DECODE_PROGRAM_BYTES_S = 1.5e-6, 2.5e-6, 19e9
+# warps reads so many bytes a second at most, of rows of up to 64 numbers and of longer ones (few splits in
+# results/nvidia-h200/decode-splits.csv).
+DECODE_WAVE_S, DECODE_MERGE_S = 1.5e-6, 2.5e-6
+DECODE_PROGRAM_BYTES_S, DECODE_WIDE_PROGRAM_BYTES_S = 19e9, 30e9
 DECODE_PROGRAMS_PER_SM = 2
 
 CHUNK_ROWS, ALIGNED, WARPGROUP = 2048, 128, 64
@@ -120,7 +122,8 @@ def decode(case: Case, tiles: Tiles, sm_count: int) -> list[Kernel]:
         shared_bytes=2 * cache + 2 * pairs * products * FLOAT,
         l2_bytes=cache,
         memory_bytes=cache,
-        memory_limit=min(slots, sequences * splits) * DECODE_PROGRAM_BYTES_S,
+        memory_limit=min(slots, sequences * splits)
+        * (DECODE_PROGRAM_BYTES_S if case.head_dim <= 64 else DECODE_WIDE_PROGRAM_BYTES_S),
         waves=-(-sequences * (splits + group) // slots),
         wave_s=DECODE_WAVE_S,
     )
