@@ -126,6 +126,11 @@ TABLE: tuple[Column, ...] = (
     ),
     _cell("post_conv_q", "query taps of the convolution after the softmax", COUNT, since=5),
     _cell("post_conv_k", "key taps of the convolution after the softmax", COUNT, since=5),
+    _cell("layers", "of a [model](models.md), its layers", _LATER_SIZE, since=6),
+    _cell(
+        "conv_every", "of a model, how many layers share one with convolutions: `4` is one in four", _LATER_SIZE,
+        heading="conv every", since=6,
+    ),
     _cell(
         "norm", "RMSNorm of each head's output: `rms`, or `depth2` as the layer of that index rescales it",
         Field(fields.optional(fields.norm)), since=7,
@@ -133,11 +138,6 @@ TABLE: tuple[Column, ...] = (
     _cell(
         "gate", "gate of each head's output: `one` number a head and row, or `full`, one a head dim",
         Field(fields.optional(fields.gate)), since=7,
-    ),
-    _cell("layers", "of a [model](models.md), its layers", _LATER_SIZE, since=6),
-    _cell(
-        "conv_every", "of a model, how many layers share one with convolutions: `4` is one in four", _LATER_SIZE,
-        heading="conv every", since=6,
     ),
     Column(
         "splits_used", "splits that a decode kernel took; where `splits` is `auto`, what it chose",
