@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from kernel_inputs import DTYPES, poison_memory, with_gaps
 from mta_inputs import Problem, assert_twice_eager, by_reference, forward, gradients, make, small_chunks
+from torch import Tensor
 
 from mta_kernels import score_chunks
+from mta_kernels.multi_token_attention.triton import backward
 from mta_kernels.multi_token_attention.triton.backend import TRITON
+from mta_kernels.multi_token_attention.triton.products import rows_of
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +122,24 @@ def test_a_document_of_huge_scores_changes_no_other(rounding: float) -> None:
         torch.testing.assert_close(x[:, :, 25:], y[:, :, 25:])
     exact = by_reference(problem, torch.float64, backward=True)
     torch.testing.assert_close(after[2].double(), exact["v"], rtol=1e-3, atol=1e-3)
+
+
+def test_products_are_given_rows_that_the_copy_engine_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of head dims whose rows do not begin at multiples of 16 bytes."""
+    given = []
+
+    def of(product: Callable) -> Callable:
+        def checked(left: Tensor, right: Tensor, *others) -> None:
+            given.append(right)
+            assert rows_of(right) is right
+            product(left, right, *others)
+
+        return checked
+
+    for name in ("score_product", "row_product", "add_transposed_product"):
+        monkeypatch.setattr(backward, name, of(getattr(backward, name)))
+    check(make(1, 20, 20, torch.float16, documents=[0, 7, 20]))
+    assert len(given) == 5
 
 
 @pytest.mark.slow
