@@ -18,24 +18,38 @@ constexpr int MATRICES = 2 * EIGHTS + 2, LOADS = (MATRICES + 3) / 4;
 constexpr int SUMS = QUERY_TAPS * EIGHTS * 8 * 8 * 4;  // bytes
 static_assert((2 * RING > SUMS ? 2 * RING : SUMS) == SHARED_BYTES, "as in plan.py");
 
-// Sums of grad by x: of rows 2 p (0, 1) and 2 p + 1 (2, 3) behind that of x, key lane / 4 of grad's eight by keys from
-// 2 (lane % 4) on of x's eights.
+// The rows of grad that saw a row of x, by age from the oldest: those of age p and p + PAIRS are the A of a product. An even
+// number of them: where QUERY_TAPS is odd, the row before, too. In step i the pair with the newest is number i % PAIRS.
+struct Window {
+    uint32_t pairs[PAIRS][4] = {};
+
+    DEVICE void add(int step, uint32_t low, uint32_t high) {  // the oldest goes
+        uint32_t(&pair)[4] = pairs[step % PAIRS];
+        pair[0] = pair[1], pair[1] = low, pair[2] = pair[3], pair[3] = high;
+    }
+    DEVICE const uint32_t (&of_age(int step, int age) const)[4] { return pairs[(step + 1 + age) % PAIRS]; }
+    DEVICE void end_turn() {  // numbers begin at 0 again
+        if (QUERY_TAPS % PAIRS == 0) return;
+        const Window old = *this;
+#pragma unroll
+        for (int p = 0; p < PAIRS; p++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) pairs[p][i] = old.pairs[(p + QUERY_TAPS) % PAIRS][i];
+    }
+};
+
+// Sums of grad by x: of rows of age p (0, 1) and p + PAIRS (2, 3), key lane / 4 of grad's eight by keys from 2 (lane % 4)
+// on of x's eights.
 struct TapSums {
     float sums[PAIRS][EIGHTS][4] = {};
 
-    // `window` has QUERY_TAPS rows of grad, the last of them number `step`; `rows` the matrices of x, two for each shift.
-    DEVICE void add(int step, const uint32_t (&window)[QUERY_TAPS][2], const uint32_t (&rows)[LOADS][4]) {
+    // `rows` are the matrices of x, two for each shift.
+    DEVICE void add(int step, const Window& window, const uint32_t (&rows)[LOADS][4]) {
 #pragma unroll
-        for (int p = 0; p < PAIRS; p++) {
-            const uint32_t(&first)[2] = window[(step + 1 + 2 * p) % QUERY_TAPS];
-            uint32_t a[4] = {first[0], 0, first[1], 0};
-            if (2 * p + 1 < QUERY_TAPS) {
-                const uint32_t(&second)[2] = window[(step + 2 + 2 * p) % QUERY_TAPS];
-                a[1] = second[0], a[3] = second[1];
-            }
+        for (int p = 0; p < PAIRS; p++)
 #pragma unroll
-            for (int i = 0; i < EIGHTS; i++) multiply<ELEMENT>(sums[p][i], a, matrix(rows, 2 * i), matrix(rows, 2 * i + 1));
-        }
+            for (int i = 0; i < EIGHTS; i++)
+                multiply<ELEMENT>(sums[p][i], window.of_age(step, p), matrix(rows, 2 * i), matrix(rows, 2 * i + 1));
     }
 
     // Adds up diagonals, in `shared`, and these to `partial [QUERY_TAPS, KEY_TAPS]`.
@@ -46,11 +60,13 @@ struct TapSums {
         };
         __syncwarp();
 #pragma unroll
-        for (int row = 0; row < QUERY_TAPS; row++)
+        for (int row = 0; row < QUERY_TAPS; row++) {
+            const int age = row + QUERY_TAPS % 2;
 #pragma unroll
             for (int i = 0; i < EIGHTS * 2; i++)
                 store_shared(place(row, i / 2 * 8 + lane % 4 * 2 + i % 2, lane / 4),
-                             __float_as_uint(sums[row / 2][i / 2][row % 2 * 2 + i % 2]));
+                             __float_as_uint(sums[age % PAIRS][i / 2][age / PAIRS * 2 + i % 2]));
+        }
         __syncwarp();
 #pragma unroll 1
         for (int tap = lane; tap < QUERY_TAPS * KEY_TAPS; tap += 32) {
@@ -131,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM)
             copies_commit();
         };
         RowSums sums;
-        uint32_t window[QUERY_TAPS][2] = {};
+        Window window;
         __syncwarp();  // the segment before has been read
 #pragma unroll 1
         for (int turn = 0; turn < STAGES - 1; turn++) load(turn);
@@ -161,8 +177,7 @@ extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM)
                     const int row = first + step, read = row + HALO;  // of x and out; of grad
                     const bool owned = read >= args.above && read < args.above + args.owned;
                     sums.add(step, of_grad, bands);
-#pragma unroll
-                    for (int i = 0; i < 2; i++) window[step][i] = owned ? matrix(of_x, 2 * EIGHTS + i) : 0;
+                    window.add(step, owned ? matrix(of_x, 2 * EIGHTS) : 0, owned ? matrix(of_x, 2 * EIGHTS + 1) : 0);
                     tap_sums.add(step, window, of_x);
                     const float(&sum)[4] = sums.sums[step];
                     if (whole.value || (row >= begin && row < segment.stop))
@@ -173,6 +188,7 @@ extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM)
                     if (DELTA) of_rows.add(step, product);
                     sums.clear(step);
                 }
+                window.end_turn();
                 if (!DELTA) return;
                 const int step = StepSums::step_of_lane(), row = first + step;
                 const float sum = of_rows.of_lane();
