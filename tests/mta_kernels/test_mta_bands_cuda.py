@@ -228,7 +228,7 @@ def test_the_order_of_threads_changes_nothing(gpu) -> None:
         ("convolve.cu", "copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
         ("gradients.cu", "copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
         ("gradients.cu", "task.visible(args, HALO)", "task.visible(args, 0)"),
-        ("gradients.cu", "owned ? matrix(of_x, 2 * EIGHTS + i) : 0", "matrix(of_x, 2 * EIGHTS + i)"),
+        ("gradients.cu", "const bool owned = read >= args.above &&", "const bool owned ="),
         ("gradients.cu", "task, of_x, args.x", "task, segment, args.x"),
         ("layout.cuh", "row < segment.highest", "row < args.rows"),
         ("layout.cuh", "low = visible_pair(low, seen, key), high", "high"),

@@ -112,7 +112,9 @@ class Stages:
             probabilities, mixed = others
             # The forward's logits may have been rounded otherwise: see `tile_stage`. Rows of the halo have sums too.
             logsumexp = torch.empty_like(logsumexp)
-            mix_rows(convolved, pre_mix, None, logsumexp, chunk=replace(chunk, above=0), out=probabilities)
+            residual = torch.empty(scores.shape[:3], dtype=torch.float32, device=scores.device)
+            of_all = replace(chunk, above=0)
+            mix_rows(convolved, pre_mix, None, logsumexp, chunk=of_all, out=probabilities, residual=residual)
             self.convolve_after(probabilities, mixed, chunk)
             if post_mix is not None:
                 mix_heads_backward(mixed, grad, post_mix, self.mixings, chunk)
@@ -120,8 +122,9 @@ class Stages:
             delta = self.after.add(probabilities, grad, mixed, chunk)
             grad, free = mixed, grad
             mix_rows_backward(
-                convolved, grad, pre_mix, None, logsumexp, self.mixings, chunk=chunk, write=False, delta=delta
-            )
+                convolved, grad, pre_mix, None, logsumexp, self.mixings, chunk=chunk, write=False, delta=delta,
+                residual=residual,
+            )  # fmt: skip
         if self.before is not None:
             self.before.add(scores, grad, free, chunk)
             grad = free
