@@ -27,7 +27,7 @@ class Sizes:
 
 
 # A warp reads QUERY_TAPS - 1 rows more than its own; the fewer these are, the more evenly SMs are busy at the end.
-CONVOLVE = Sizes(50, 3, 20)
+CONVOLVE = Sizes(50, 3, 16)
 GRADIENTS = Sizes(104, 3, 12)
 
 
