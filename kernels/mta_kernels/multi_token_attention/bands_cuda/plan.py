@@ -28,7 +28,7 @@ class Sizes:
 
 # A warp reads QUERY_TAPS - 1 rows more than its own; the fewer these are, the more evenly SMs are busy at the end.
 CONVOLVE = Sizes(50, 3, 16)
-GRADIENTS = Sizes(104, 3, 12)
+GRADIENTS = Sizes(104, 2, 12)
 
 
 @dataclass(frozen=True)
