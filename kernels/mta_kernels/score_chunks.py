@@ -28,10 +28,10 @@ def chunk_rows(
 ) -> tuple[int, int]:  # fmt: skip
     """Sequences and rows of each of a chunk whose scores take at most CHUNK_BYTES, halo and all, where that can be.
 
-    A backward has two buffers, each of half as many bytes. With a halo, that is with convolutions, there are up to five
-    of a quarter.
+    A backward has two buffers, each of half as many bytes. With a halo, that is with convolutions, it has up to five
+    of a quarter, and a forward two of half.
     """
-    most = CHUNK_BYTES // (4 if halo else 1 + backward)
+    most = CHUNK_BYTES // ((1 + backward) * (2 if halo else 1))
     most_rows = CHUNK_ROWS if halo or backward else 2 * CHUNK_ROWS
     row = heads * -(-keys // BLOCK) * BLOCK * element_size
     sequences = max(1, min(batch, most // (row * (BLOCK + halo))))

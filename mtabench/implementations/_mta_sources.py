@@ -125,6 +125,24 @@ def tiles_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
             yield CudaKernel("merge_statistics", code, MERGE_THREADS // 32, 0)
 
 
+def bands_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
+    """CUDA's convolution kernels of a layer with all steps. Raises SkippedError."""
+    from mta_kernels.multi_token_attention.bands_cuda import plan
+    from mta_kernels.nvrtc.structures import ELEMENTS
+    from mtabench.problem.inputs import DTYPES
+
+    dtype = DTYPES[shape.dtype]
+    if dtype not in ELEMENTS or _too_many_taps(shape):
+        return
+    need_compiler()
+    conv = shape.operation.conv
+    for gradients, name in ((False, "convolve_rows"), (True, "convolution_gradients")):
+        sizes = plan.GRADIENTS if gradients else plan.CONVOLVE
+        constants = plan.BandConstants(gradients, dtype, conv, gradients, gradients, shape.causal, shape.packed, sizes)
+        code = compiled(constants.source(limits.target + ("a" if limits.capability[0] == 9 else "")))
+        yield CudaKernel(name, code, plan.THREADS // 32, constants.shared_memory)
+
+
 def mix_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """Hopper's kernels of the forward of a layer that mixes heads alone. Raises SkippedError."""
     from mta_kernels.multi_token_attention.mix_cuda import logits, values_plan
@@ -182,4 +200,5 @@ SOURCES = (
     Source("mta_rows_cuda", rows_source, ("rows_cuda_forward", "rows_cuda_backward"), order=92),
     Source("mta_tiles_cuda", tiles_source, ("pre_tiles", "merge_statistics", "post_tiles"), order=93),
     Source("mta_mix_cuda", mix_source, ("mix_logits", "finish_logits", "mix_values"), order=94),
+    Source("mta_bands_cuda", bands_source, ("convolve_rows", "convolution_gradients"), order=95),
 )  # fmt: skip

@@ -15,8 +15,8 @@ from torch import Tensor
 from mta_kernels.conv_attention.triton.launch import call_signature
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.triton import row_stage
+from mta_kernels.multi_token_attention.triton.band_stage import ConvolutionGradient, convolution_of
 from mta_kernels.multi_token_attention.triton.chunks import Chunk, chunks
-from mta_kernels.multi_token_attention.triton.convolution import Bands, bands_of, convolve
 from mta_kernels.multi_token_attention.triton.heads import mix_heads_backward
 from mta_kernels.multi_token_attention.triton.products import (
     add_transposed_product,
@@ -26,8 +26,7 @@ from mta_kernels.multi_token_attention.triton.products import (
 )
 from mta_kernels.multi_token_attention.triton.rows import mix_rows
 from mta_kernels.multi_token_attention.triton.rows_backward import MixingGradients, mix_rows_backward
-from mta_kernels.multi_token_attention.triton.taps_gradient import TapsGradient
-from mta_kernels.operation import Convolution, Operation
+from mta_kernels.operation import Operation
 from mta_kernels.score_chunks import chunk_rows, halo_rows
 
 LARGEST_GRADIENT = 2.0**15  # of scaled float16 gradients, of the output and between all steps
@@ -52,7 +51,7 @@ def mixed_attention_backward(
     sequences, rows = chunk_rows(batch, heads, key_rows, q.element_size(), 2 * halo, backward=True)
     signature = call_signature(q, k, v, grad_out, documents, options=operation)
     plan = chunks(operation, query_rows, key_rows, rows, documents, signature, above=halo, below=halo)
-    stages = Stages(operation, mixers, q, sequences)
+    stages = Stages(operation, mixers, q, sequences, plan)
     size = max(chunk.rows * chunk.pitch for chunk in plan) * sequences * heads
     memories = torch.empty(stages.buffers, size, dtype=q.dtype, device=q.device).unbind()
     for first in range(0, batch, sequences):
@@ -76,12 +75,19 @@ def mixed_attention_backward(
 class Stages:
     """What is between the products: from scores and gradients of mixed probabilities to gradients of scores."""
 
-    def __init__(self, operation: Operation, mixers: Mixers, q: Tensor, sequences: int) -> None:
-        heads = q.shape[1]
+    def __init__(self, operation: Operation, mixers: Mixers, q: Tensor, sequences: int, plan: list[Chunk]) -> None:
         self.mixers = mixers
-        self.mixings = MixingGradients(q, heads)
-        self.before = _Convolution.of(operation.pre_conv, mixers.pre_conv, q, sequences)
-        self.after = _Convolution.of(operation.post_conv, mixers.post_conv, q, sequences)
+        self.mixings = MixingGradients(q, q.shape[1])
+        self.convolve_before = convolution_of(operation.pre_conv, mixers.pre_conv, q)
+        self.convolve_after = convolution_of(operation.post_conv, mixers.post_conv, q)
+        self.before, self.after = (
+            None
+            if convolution is None or taps is None
+            else ConvolutionGradient(convolution, taps, q, sequences, plan, delta=after)
+            for convolution, taps, after in (
+                (operation.pre_conv, mixers.pre_conv, False), (operation.post_conv, mixers.post_conv, True),
+            )
+        )  # fmt: skip
         self.buffers = 2 + (self.before is not None) + 2 * (self.after is not None)
 
     def run(
@@ -93,13 +99,12 @@ class Stages:
         `use_probabilities` is called with them, before they are overwritten.
         """
         pre_mix, post_mix = self.mixers.pre_mix, self.mixers.post_mix
-        before, after = self.before, self.after
         scores, grad, *others = buffers
         convolved = scores
-        if before is not None:
+        if self.convolve_before is not None:
             convolved = others.pop()
-            convolve(scores, convolved, before.bands, chunk)
-        if after is None:
+            self.convolve_before(scores, convolved, chunk)
+        if self.after is None or self.convolve_after is None:
             row_stage.mix_rows_backward(convolved, grad, pre_mix, post_mix, logsumexp, self.mixings, chunk)
             use_probabilities(convolved)
             free = convolved
@@ -107,27 +112,30 @@ class Stages:
             probabilities, mixed = others
             # The forward's logits may have been rounded otherwise: see `tile_stage`. Rows of the halo have sums too.
             logsumexp = torch.empty_like(logsumexp)
-            mix_rows(convolved, pre_mix, None, logsumexp, chunk=replace(chunk, above=0), out=probabilities)
-            convolve(probabilities, mixed, after.bands, chunk)
+            residual = torch.empty(scores.shape[:3], dtype=torch.float32, device=scores.device)
+            of_all = replace(chunk, above=0)
+            mix_rows(convolved, pre_mix, None, logsumexp, chunk=of_all, out=probabilities, residual=residual)
+            self.convolve_after(probabilities, mixed, chunk)
             if post_mix is not None:
                 mix_heads_backward(mixed, grad, post_mix, self.mixings, chunk)
             use_probabilities(mixed)
-            after.taps.add(probabilities, grad, chunk)
-            convolve(grad, mixed, after.transposed, chunk)
+            delta = self.after.add(probabilities, grad, mixed, chunk)
             grad, free = mixed, grad
-            mix_rows_backward(convolved, grad, pre_mix, None, logsumexp, self.mixings, chunk=chunk, write=False)
-        if before is not None:
-            before.taps.add(scores, grad, chunk)
-            convolve(grad, free, before.transposed, chunk)
+            mix_rows_backward(
+                convolved, grad, pre_mix, None, logsumexp, self.mixings, chunk=chunk, write=False, delta=delta,
+                residual=residual,
+            )  # fmt: skip
+        if self.before is not None:
+            self.before.add(scores, grad, free, chunk)
             grad = free
         return grad
 
     def gradients(self, loss_scale: Tensor | None) -> Mixers:
         """The gradients of the mixers, in their dtypes."""
         found = Mixers(
-            self.before.taps.dtaps() if self.before else None,
+            self.before.dtaps() if self.before else None,
             self.mixings.dpre() if self.mixers.pre_mix is not None else None,
-            self.after.taps.dtaps() if self.after else None,
+            self.after.dtaps() if self.after else None,
             self.mixings.dpost() if self.mixers.post_mix is not None else None,
         )
 
@@ -137,19 +145,6 @@ class Stages:
             return (grad if loss_scale is None else grad / loss_scale).to(mixer.dtype)
 
         return Mixers(*(like(grad, mixer) for grad, mixer in zip(found, self.mixers, strict=True)))
-
-
-class _Convolution:
-    """A convolution, its transpose and the gradient of its taps."""
-
-    def __init__(self, convolution: Convolution, taps: Tensor, q: Tensor, sequences: int) -> None:
-        self.bands: Bands = bands_of(taps, convolution, q.dtype)
-        self.transposed: Bands = bands_of(taps, convolution, q.dtype, transposed=True)
-        self.taps = TapsGradient(convolution, self.bands, sequences, q.shape[1])
-
-    @classmethod
-    def of(cls, convolution: Convolution | None, taps: Tensor | None, q: Tensor, sequences: int) -> _Convolution | None:
-        return None if convolution is None or taps is None else cls(convolution, taps, q, sequences)
 
 
 def gradient_scale(grad_out: Tensor, v: Tensor, mixers: Mixers) -> Tensor | None:

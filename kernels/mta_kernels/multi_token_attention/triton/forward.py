@@ -8,8 +8,8 @@ from torch import Tensor
 from mta_kernels.conv_attention.triton.launch import call_signature
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.triton import mix_stage, tile_stage
+from mta_kernels.multi_token_attention.triton.band_stage import convolution_of
 from mta_kernels.multi_token_attention.triton.chunks import chunks
-from mta_kernels.multi_token_attention.triton.convolution import bands_of, convolve
 from mta_kernels.multi_token_attention.triton.heads import mix_heads
 from mta_kernels.multi_token_attention.triton.products import row_product, rows_of, score_product
 from mta_kernels.multi_token_attention.triton.row_stage import mix_rows
@@ -39,11 +39,8 @@ def mixed_attention_forward(
     if stage is not None:
         stage.run_chunks(operation, q, k, v, mixers, plan, sequences, size, out, logsumexp)
         return out, logsumexp
-    convolutions = operation.pre_conv, operation.post_conv
-    before, after = (
-        None if convolution is None or taps is None else bands_of(taps, convolution, q.dtype)
-        for convolution, taps in zip(convolutions, (mixers.pre_conv, mixers.post_conv), strict=True)
-    )
+    before = convolution_of(operation.pre_conv, mixers.pre_conv, q)
+    after = convolution_of(operation.post_conv, mixers.post_conv, q)
     memories = torch.empty(1 if before is after is None else 2, size, dtype=q.dtype, device=q.device).unbind()
     memories = memories[0], memories[-1]  # the same where nothing is convolved
     for first in range(0, batch, sequences):
@@ -52,11 +49,11 @@ def mixed_attention_forward(
             scores, convolved = (chunk.buffer(x, q[part].shape[0], heads) for x in memories)
             score_product(q[part], k[part], scores, chunk, operation.scale)
             if before is not None:
-                convolve(scores, convolved, before, chunk)
+                before(scores, convolved, chunk)
                 scores, convolved = convolved, scores
             mix_rows(scores, mixers.pre_mix, None if after else mixers.post_mix, logsumexp[part], chunk)
             if after is not None:
-                convolve(scores, convolved, after, chunk)
+                after(scores, convolved, chunk)
                 scores = convolved
                 if mixers.post_mix is not None:
                     mix_heads(scores, mixers.post_mix, chunk)

@@ -84,16 +84,17 @@ def row_statistics(row_ptr, pre, start, end, heads, MIX: tl.constexpr, HEADS: tl
 
 @triton.jit(do_not_specialize=["rows", "first_position", "first_row", "query_rows", "key_rows", "above", "total_rows"])
 def _mix_rows_kernel(
-    scores_ptr, out_ptr, pre_ptr, post_ptr, logsumexp_ptr, documents_ptr,
+    scores_ptr, out_ptr, pre_ptr, post_ptr, logsumexp_ptr, residual_ptr, documents_ptr,
     stride_pre_out, stride_pre_in, stride_post_in, stride_post_out, stride_lb, stride_lh, stride_ln,
     heads, rows, pitch, first_position, first_row, query_rows, key_rows, above, total_rows,
-    PRE: tl.constexpr, POST: tl.constexpr, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr,
+    PRE: tl.constexpr, POST: tl.constexpr, RESIDUAL: tl.constexpr, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr,
     CONVOLVED: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`out = post(softmax(pre(scores)))` of rows of `scores [B, H, rows, pitch]`, and the logsumexp of `pre(scores)`.
 
-    The logsumexp is written in that of all queries, `[B, H, M]`, but for the first rows, `above` of them.
+    The logsumexp is written in that of all queries, `[B, H, M]`, but for the first rows, `above` of them. With
+    RESIDUAL, so is what it was rounded by, `[B, H, rows]`.
     """
     dtype = scores_ptr.dtype.element_ty
     pitch = tl.multiple_of(pitch, 8)
@@ -116,7 +117,12 @@ def _mix_rows_kernel(
         total = tl.where(end > start, total, 1.0)
         factor = 1.0 / total
         inside = (head < heads) & (end > start) & (row >= above)
-        tl.store(logsumexp_row, maximum + tl.log2(total) * LN_2, mask=inside)
+        log_total = tl.log2(total) * LN_2
+        logsumexp = maximum + log_total
+        tl.store(logsumexp_row, logsumexp, mask=inside)
+        if RESIDUAL:
+            residual = log_total - (logsumexp - maximum)
+            tl.store(residual_ptr + (batch * heads + head) * rows + row, residual, mask=inside)
         first_tile = start // C * C
         if first_stored < first_tile:
             store_zeros(out_row_ptr, first_stored, first_tile, heads, HEADS, C)
@@ -133,12 +139,13 @@ def _mix_rows_kernel(
 
 def mix_rows(
     scores: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor, *,
-    chunk: Chunk, out: Tensor | None = None,
+    chunk: Chunk, out: Tensor | None = None, residual: Tensor | None = None,
 ) -> None:  # fmt: skip
     """`scores [B, H, rows, pitch]` to mixed probabilities, zero at keys that are not seen, in place or to `out`.
 
     `pre_mix [H, H]` (out, in) mixes the scores of heads, `post_mix [H, H]` (in, out) the probabilities. `logsumexp
-    [B, H, M]` float32 of all queries is written but at the chunk's rows above its own.
+    [B, H, M]` float32 of all queries is written but at the chunk's rows above its own. `residual [B, H, rows]` float32,
+    if given, is by how much less: the two together are exact however large logits are.
     """
     batch, heads, rows, pitch = scores.shape
     tile = row_tile(heads, scores.element_size(), FORWARD)
@@ -146,11 +153,11 @@ def mix_rows(
         _mix_rows_kernel, min(batch * rows, FORWARD["programs"] * sm_count(scores.device)),
         row_signature(chunk, pre_mix, post_mix, logsumexp),
         scores, scores if out is None else out, *or_scores(scores, pre_mix, post_mix), logsumexp,
-        scores if chunk.documents is None else chunk.documents,
+        logsumexp if residual is None else residual, scores if chunk.documents is None else chunk.documents,
         *matrix_strides(pre_mix), *matrix_strides(post_mix), *logsumexp.stride(),
         heads, rows, pitch, chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.above,
         batch * rows,
-        PRE=pre_mix is not None, POST=post_mix is not None, CAUSAL=chunk.causal,
+        PRE=pre_mix is not None, POST=post_mix is not None, RESIDUAL=residual is not None, CAUSAL=chunk.causal,
         DOCUMENTS=chunk.documents is not None, CONVOLVED=chunk.convolved, **tile, STAGES=FORWARD["stages"],
         PRECISION=dot_precision(scores.dtype), num_warps=FORWARD["num_warps"],
     )  # fmt: skip

@@ -1,0 +1,157 @@
+"""Launches the convolution kernels: how warps share a chunk, and the kernels' arguments."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import c_int, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mta_kernels.gpu_limits import capability
+from mta_kernels.multi_token_attention.bands_cuda import plan
+from mta_kernels.multi_token_attention.bands_cuda.plan import MOST_TAPS, BandConstants
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import machine_code, missing_package
+from mta_kernels.nvrtc.structures import ELEMENTS, fields
+from mta_kernels.operation import Convolution
+
+
+class Arguments(ctypes.Structure):
+    """`struct Arguments` of layout.cuh."""
+
+    _fields_ = (
+        *fields(c_void_p, "x grad out taps documents partial delta"),
+        *fields(c_int, "heads rows pitch first_position first_row query_rows key_rows above owned"),
+        *fields(c_int, "run row_tiles key_tiles tasks"),
+    )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Stored scores `[B, H, rows, pitch]` of a chunk: row 0 is query `first_row`, at position `first_position`.
+
+    A row is stored, and zero at keys that it does not see, up to the end of the block of 128 keys that the key 127
+    behind its own lies in; all keys unless `causal`. The pitch is a multiple of 128. Of `documents [2, key_rows]`
+    (int32, contiguous: for each position the first of its document and one past its last) a row sees its own.
+    """
+
+    first_position: int
+    first_row: int
+    query_rows: int
+    key_rows: int
+    causal: bool
+    documents: Tensor | None
+
+
+def bands_unsupported(device: torch.device | str, dtype: torch.dtype, conv: Convolution) -> str | None:
+    """Why the convolution kernels cannot take this convolution on a device, or None if they can."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return f"the CUDA convolution kernels need an NVIDIA GPU, not a {device.type} device"
+    if capability(device) < (8, 0):
+        return f"{torch.cuda.get_device_name(device)} is older than sm_80"
+    return missing_package() or shape_unsupported(dtype, conv)
+
+
+def shape_unsupported(dtype: torch.dtype, conv: Convolution) -> str | None:
+    """Why no GPU's convolution kernels can take these, or None."""
+    if dtype not in ELEMENTS:
+        return f"dtype {dtype} is not float16 or bfloat16"
+    if conv.query_taps > MOST_TAPS[0] or conv.key_taps > MOST_TAPS[1]:
+        return f"{conv} taps are more than the {MOST_TAPS[0]}x{MOST_TAPS[1]} of the CUDA convolution kernels"
+    return None
+
+
+def convolve(
+    x: Tensor, out: Tensor, taps: Tensor, conv: Convolution, where: Rows, *, sizes: plan.Sizes | None = None
+) -> None:  # fmt: skip
+    """`out` is the convolution of `x` by `taps [H, cq, ck]`, both `[B, H, rows, pitch]` contiguous, fp16 or bf16.
+
+    Rows beyond the chunk, or of another document, count as zeros. `sizes` override what would be chosen, for
+    measurements. Nothing waits for the GPU; the same call gives the same bits.
+    """
+    constants = BandConstants(
+        False, x.dtype, conv, False, False, where.causal, where.documents is not None, sizes or plan.CONVOLVE
+    )
+    arguments, kept = _arguments(constants, x, out, taps, where)
+    _launch("convolve_rows", arguments, constants, x)
+    del kept
+
+
+class BandsGradient:
+    """The gradients of a convolution, chunk after chunk; those of its taps are summed."""
+
+    def __init__(
+        self, taps: Tensor, conv: Convolution, dtype: torch.dtype, causal: bool, documents: bool, batch: int,
+        most_rows: int, most_pitch: int, *, delta: bool, sizes: plan.Sizes | None = None,
+    ) -> None:  # fmt: skip
+        """Chunks have up to `batch` sequences and so many rows and keys."""
+        self.taps, self.conv = taps, conv
+        sizes = sizes or plan.GRADIENTS
+        self.constants = BandConstants(True, dtype, conv, True, delta, causal, documents, sizes)
+        _, row_tiles, key_tiles = _tiles(self.constants, most_rows, most_pitch)
+        heads, device = taps.shape[0], taps.device
+        shape = batch * heads, row_tiles * key_tiles, *conv.taps
+        self.partial = torch.zeros(shape, dtype=torch.float32, device=device)
+
+    def add(self, x: Tensor, grad: Tensor, out: Tensor, where: Rows, *, above: int, owned: int) -> Tensor | None:
+        """`out` is the gradient of `x`, and `grad` that of what the convolution of `x` gave: all `[B, H, rows, pitch]`.
+
+        The `owned` rows of grad from `above` on count for the taps. With `delta`, returns `sum_j x * out` of each row,
+        `[B, H, rows]` float32. As `convolve` otherwise; `out` is other memory than `x` and `grad`.
+        """
+        arguments, kept = _arguments(self.constants, x, out, self.taps, where)
+        arguments.grad, arguments.above, arguments.owned = grad.data_ptr(), above, owned
+        arguments.partial, arguments.tasks = self.partial.data_ptr(), self.partial.shape[1]
+        delta = None
+        if self.constants.delta:
+            delta = torch.empty(*x.shape[:3], arguments.key_tiles, dtype=torch.float32, device=x.device)
+            arguments.delta = delta.data_ptr()
+        _launch("convolution_gradients", arguments, self.constants, x)
+        del kept
+        return None if delta is None else delta.sum(-1)
+
+    def dtaps(self) -> Tensor:
+        """`[H, cq, ck]` float32."""
+        heads = self.taps.shape[0]
+        return self.partial.unflatten(0, (-1, heads)).sum((0, 2))
+
+
+def _tiles(constants: BandConstants, rows: int, pitch: int) -> tuple[int, int, int]:
+    """Rows of a warp, and how many warps share rows and keys."""
+    run = -(-rows // -(-rows // constants.sizes.rows))
+    return run, -(-rows // run), -(-pitch // plan.KEYS)
+
+
+def _arguments(
+    constants: BandConstants, x: Tensor, out: Tensor, taps: Tensor, where: Rows
+) -> tuple[Arguments, Any]:  # fmt: skip
+    """What both kernels take, and tensors to keep until the launch."""
+    _, heads, rows, pitch = x.shape
+    run, row_tiles, key_tiles = _tiles(constants, rows, pitch)
+    taps = taps.to(x.dtype).contiguous()
+    arguments = Arguments(
+        x=x.data_ptr(), out=out.data_ptr(), taps=taps.data_ptr(), heads=heads, rows=rows, pitch=pitch,
+        first_position=where.first_position, first_row=where.first_row, query_rows=where.query_rows,
+        key_rows=where.key_rows, run=run, row_tiles=row_tiles, key_tiles=key_tiles,
+    )  # fmt: skip
+    if where.documents is not None:
+        arguments.documents = where.documents.data_ptr()
+    return arguments, taps
+
+
+def _launch(name: str, arguments: Arguments, constants: BandConstants, x: Tensor) -> None:
+    blocks = x.shape[0] * x.shape[1] * arguments.row_tiles * arguments.key_tiles
+    compiled = kernel(name, constants, x.device)
+    driver.launch(compiled, (blocks, 1), plan.THREADS, constants.shared_memory, x.device.index, arguments)
+
+
+@functools.cache
+def kernel(name: str, constants: BandConstants, device: torch.device) -> Any:
+    """A kernel on a device, compiled at the first call: seconds, unless the disk has it."""
+    code = machine_code(constants.source(driver.architecture(device.index)))
+    return driver.load(code, name, constants.shared_memory, device.index)

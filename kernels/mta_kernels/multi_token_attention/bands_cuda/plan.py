@@ -1,0 +1,63 @@
+"""The constants of convolve.cu and gradients.cu."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from mta_kernels.nvrtc.compiler import Source, headers_in
+from mta_kernels.nvrtc.structures import ELEMENTS
+from mta_kernels.operation import Convolution
+
+FOLDER = Path(__file__).parent
+HEADERS = ("layout.cuh", "products.cuh")
+MOST_TAPS = (8, 17)
+KEYS, THREADS = 128, 32  # of a block, which is one warp
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Rows of a warp, about, stages of its ring, and warps for which an SM has registers."""
+
+    rows: int
+    stages: int
+    warps: int
+
+
+# A warp reads QUERY_TAPS - 1 rows more than its own; the fewer these are, the more evenly SMs are busy at the end.
+CONVOLVE = Sizes(50, 3, 16)
+GRADIENTS = Sizes(104, 2, 12)
+
+
+@dataclass(frozen=True)
+class BandConstants:
+    """The constants of convolve.cu, or with `gradients` of gradients.cu."""
+
+    gradients: bool
+    dtype: torch.dtype
+    conv: Convolution
+    transposed: bool
+    delta: bool
+    causal: bool
+    documents: bool
+    sizes: Sizes
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes a block takes, as layout.cuh lays them out."""
+        query_taps, key_taps, pad = self.conv.query_taps, self.conv.key_taps, self.conv.pad
+        beside = -(-pad // 8) + -(-(key_taps - 1 - pad) // 8)
+        ring = self.sizes.stages * query_taps * (KEYS // 8 + beside) * 16
+        return max(2 * ring, query_taps * (beside + 1) * 8 * 8 * 4) if self.gradients else ring
+
+    def source(self, architecture: str) -> Source:
+        constants = {
+            "ELEMENT": ELEMENTS[self.dtype], "QUERY_TAPS": self.conv.query_taps, "KEY_TAPS": self.conv.key_taps,
+            "PAD": self.conv.pad, "TRANSPOSED": int(self.transposed), "CAUSAL": int(self.causal),
+            "DOCUMENTS": int(self.documents), "DELTA": int(self.delta),
+            "STAGES": self.sizes.stages, "SHARED_BYTES": self.shared_memory, "BLOCKS_AN_SM": self.sizes.warps,
+        }  # fmt: skip
+        path = FOLDER / ("gradients.cu" if self.gradients else "convolve.cu")
+        return Source(path, architecture, constants, headers_in(FOLDER, HEADERS))

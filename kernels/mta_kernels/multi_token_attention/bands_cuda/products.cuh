@@ -1,0 +1,52 @@
+// The convolution of a row as banded products: out[i, j] = sum over a, b of taps[a, b] x[i + offset + a, j - pad + b].
+//
+// A matrix of 16 chunks has 8 keys of a row in each of its rows. Times a banded matrix of a tap row's weights it gives
+// 8 keys of out in each row. A row of x adds to QUERY_TAPS rows of out at a time, of which one is complete then.
+#pragma once
+#include "layout.cuh"
+
+// The banded matrices of a convolution by taps, or of its transpose, as B of products.
+template <int Pad, bool Transposed> struct Bands {
+    uint32_t pairs[QUERY_TAPS][EIGHTS];
+
+    DEVICE Bands(const ELEMENT* taps) {
+        const int lane = thread_index();
+#pragma unroll
+        for (int t = 0; t < QUERY_TAPS; t++)
+#pragma unroll
+            for (int i = 0; i < EIGHTS; i++) {
+                uint32_t both[2];
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    const int tap = 8 * (i - Reach<Pad>::LEFT) + lane % 4 * 2 + e - lane / 4 + Pad;
+                    const int place = t * KEY_TAPS + tap;
+                    const bool inside = tap >= 0 && tap < KEY_TAPS;
+                    both[e] = inside ? taps[Transposed ? QUERY_TAPS * KEY_TAPS - 1 - place : place].bits : 0;
+                }
+                pairs[t][i] = both[1] << 16 | both[0];
+            }
+    }
+};
+
+// Rows of out that are not complete: in turn `step` of QUERY_TAPS the one `n` further is number (step + n) % QUERY_TAPS.
+struct RowSums {
+    float sums[QUERY_TAPS][4] = {};
+
+    // `rows` are matrices of a row: two for each of EIGHTS shifts.
+    template <int Loads, class Bands>
+    DEVICE void add(int step, const uint32_t (&rows)[Loads][4], const Bands& bands) {
+#pragma unroll
+        for (int n = 0; n < QUERY_TAPS; n++) {
+            float(&sum)[4] = sums[(step + n) % QUERY_TAPS];
+            const uint32_t(&band)[EIGHTS] = bands.pairs[QUERY_TAPS - 1 - n];
+            constexpr int LAST = EIGHTS - 1;
+            if constexpr (EIGHTS > 1) multiply<ELEMENT>(sum, rows[0], band[0], band[1]);
+            if constexpr (EIGHTS != 2)
+                multiply_8<ELEMENT>(sum, matrix(rows, 2 * LAST), matrix(rows, 2 * LAST + 1), band[LAST]);
+        }
+    }
+    DEVICE void clear(int step) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[step][i] = 0;
+    }
+};

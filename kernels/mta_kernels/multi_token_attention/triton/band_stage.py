@@ -1,0 +1,80 @@
+"""The one place that chooses whose kernels convolve stored scores and give the gradients: CUDA's where they run, else
+Triton's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mta_kernels.multi_token_attention.bands_cuda import BandsGradient, bands, bands_unsupported
+from mta_kernels.multi_token_attention.triton import convolution as triton_convolution
+from mta_kernels.multi_token_attention.triton.chunks import Chunk
+from mta_kernels.multi_token_attention.triton.taps_gradient import TapsGradient
+from mta_kernels.operation import Convolution
+
+CUDA_BANDS = True  # whether to take CUDA's where they run; measurements turn it off
+
+
+def convolution_of(
+    convolution: Convolution | None, taps: Tensor | None, q: Tensor
+) -> Callable[[Tensor, Tensor, Chunk], None] | None:  # fmt: skip
+    """`convolve(x, out, chunk)` by `taps [H, cq, ck]`, of scores in q's dtype; None where nothing is convolved."""
+    if convolution is None or taps is None:
+        return None
+    if _by_cuda(q, convolution):
+        return lambda x, out, chunk: bands.convolve(x, out, taps, convolution, _rows(chunk))
+    matrices = triton_convolution.bands_of(taps, convolution, q.dtype)
+    return lambda x, out, chunk: triton_convolution.convolve(x, out, matrices, chunk)
+
+
+class ConvolutionGradient:
+    """The gradients of a convolution, chunk after chunk of `plan` and of up to `sequences` sequences each."""
+
+    def __init__(
+        self, convolution: Convolution, taps: Tensor, q: Tensor, sequences: int, plan: list[Chunk], *, delta: bool
+    ) -> None:
+        self.cuda = None
+        if _by_cuda(q, convolution):
+            most = max(chunk.rows for chunk in plan), max(chunk.pitch for chunk in plan)
+            some = plan[0]
+            self.cuda = BandsGradient(
+                taps, convolution, q.dtype, some.causal, some.documents is not None, sequences, *most, delta=delta
+            )
+            return
+        self.transposed = triton_convolution.bands_of(taps, convolution, q.dtype, transposed=True)
+        matrices = triton_convolution.bands_of(taps, convolution, q.dtype)
+        self.taps = TapsGradient(convolution, matrices, sequences, q.shape[1])
+
+    def add(self, x: Tensor, grad: Tensor, out: Tensor, chunk: Chunk) -> Tensor | None:
+        """`out` becomes the gradient of `x`; `grad` is that of the convolved x: `[B, H, rows, pitch]` of a chunk.
+
+        With `delta`, CUDA's kernels give `sum_j x * out` of each row, `[B, H, rows]`, too.
+        """
+        if self.cuda is not None:
+            return self.cuda.add(x, grad, out, _rows(chunk), above=chunk.above, owned=chunk.owned)
+        self.taps.add(x, grad, chunk)
+        triton_convolution.convolve(grad, out, self.transposed, chunk)
+        return None
+
+    def dtaps(self) -> Tensor:
+        """`[H, cq, ck]` float32."""
+        return self.taps.dtaps() if self.cuda is None else self.cuda.dtaps()
+
+
+def _by_cuda(q: Tensor, convolution: Convolution) -> bool:
+    return CUDA_BANDS and unsupported(q.device, q.dtype, convolution) is None
+
+
+@functools.lru_cache(256)
+def unsupported(device: torch.device, dtype: torch.dtype, convolution: Convolution) -> str | None:
+    """`bands_unsupported`, asked once."""
+    return bands_unsupported(device, dtype, convolution)
+
+
+def _rows(chunk: Chunk) -> bands.Rows:
+    return bands.Rows(
+        chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.causal, chunk.documents
+    )

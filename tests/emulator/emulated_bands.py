@@ -1,0 +1,41 @@
+"""The convolution kernels of the multi-token attention on a CPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from emulated_kernels import LAUNCH, Emulator
+
+from mta_kernels.multi_token_attention.bands_cuda import bands
+from mta_kernels.multi_token_attention.bands_cuda.plan import BandConstants
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import Source
+
+KERNELS = {"convolve.cu": "convolve_rows", "gradients.cu": "convolution_gradients"}
+
+
+class BandsEmulator(Emulator):
+    def program(self, wanted: Source) -> str:
+        code = f"#include <device.cuh>\nnamespace kernel {{\n#include <{wanted.path.name}>\n}}\n"
+        return code + LAUNCH.format(space="kernel", kernel=KERNELS[wanted.path.name])
+
+
+@pytest.fixture
+def emulated_bands(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """`convolve` and `BandsGradient` take CPU tensors in this test; its field is the seed of threads and copies."""
+    fields = SimpleNamespace(seed=0)
+    emulator = BandsEmulator()
+
+    def launch(*args: Any) -> None:
+        emulator.seed = fields.seed
+        emulator.launch(*args)
+
+    def kernel(name: str, constants: BandConstants, device: torch.device) -> Any:
+        return emulator.load(emulator.machine_code(constants.source("sm_80")), name, 0, device)
+
+    monkeypatch.setattr(bands, "kernel", kernel)
+    monkeypatch.setattr(driver, "launch", launch)
+    return fields
