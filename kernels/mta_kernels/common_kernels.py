@@ -44,8 +44,9 @@ def _hopper() -> Iterator[Source]:
         for causal, packed in CAUSAL_AND_PACKED:
             yield forward.ForwardConstants(*shape, causal, packed).source
             if head_dim <= forward.MAX_BACKWARD_HEAD_DIM:
-                yield backward.BackwardConstants(*shape, causal, packed).source
-                yield backward.ExactConstants(prepare.PrepareConstants(*shape), causal, packed).source
+                constants = backward.BackwardConstants(*shape, causal, packed)
+                yield constants.source
+                yield constants.exact.source
 
 
 def _decode() -> Iterator[Source]:

@@ -30,7 +30,7 @@ def splits_used(case: Case) -> int:
 
 def forward_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """The forward. Raises SkippedError without a compiler."""
-    from mta_kernels.conv_attention.cuda_forward.forward import ForwardConstants, shape_unsupported
+    from mta_kernels.conv_attention.cuda_sm80.forward import ForwardConstants, shape_unsupported
     from mtabench.problem.inputs import DTYPES
 
     dtype = DTYPES[shape.dtype]

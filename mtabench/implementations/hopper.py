@@ -70,7 +70,7 @@ def source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     launched.append(forward.ForwardConstants(*shape_of, shape.causal, shape.packed))
     if shape.head_dim <= forward.MAX_BACKWARD_HEAD_DIM:
         launched.append(backward.BackwardConstants(*shape_of, shape.causal, shape.packed))
-        launched.append(backward.ExactConstants(launched[0], shape.causal, shape.packed))
+        launched.append(launched[-1].exact)
     for name, constants in zip(("prepare", "forward", "backward", "backward_exact"), launched, strict=False):
         code = compiled(constants.source)
         yield CudaKernel(f"hopper_{name}", code, constants.threads // 32, constants.shared_memory)

@@ -183,7 +183,7 @@ class Chunks(NamedTuple):
 
 
 def chunks_of(case: Case, sm_count: int = HOPPER_SMS) -> Chunks:
-    """As `ChunkPlan` of hopper/backward_plan.py; of GPUs with fewer SMs the slots are fewer."""
+    """As `ChunkPlan` of banded/backward_plan.py; of GPUs with fewer SMs the slots are fewer."""
     rows, heads = backward_block_rows(case.conv.query_taps), case.batch * case.heads
     spared = SPARED_SCRATCH // (2 * BYTES_PER_ELEMENT[case.dtype] * scratch_pitch(case.seq))
     blocks, most_blocks = -(-case.seq // rows), max(heads * MOST_CHUNK_ROWS, spared) // rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from emulated_kernels import LAUNCH, Emulator
+from emulated_kernels import Emulator, launch_code
 
 from mta_kernels.conv_attention.cuda_conv import decode, shape
 from mta_kernels.nvrtc.compiler import Source
@@ -23,7 +23,7 @@ class ConvEmulator(Emulator):
         for name, kernels in KERNELS.items():
             space = name.partition(".")[0]
             code += f"namespace {space} {{\n#include <{name}>\n}}\n"
-            code += "".join(LAUNCH.format(space=space, kernel=kernel) for kernel in kernels)
+            code += "".join(launch_code(space=space, kernel=kernel) for kernel in kernels)
         return code
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from emulated_kernels import LAUNCH, Emulator
+from emulated_kernels import Emulator, launch_code
 
 from mta_kernels.conv_attention.cuda_decode import backend, decode, plan
 from mta_kernels.conv_attention.cuda_decode.plan import DecodeConstants, choose_plan
@@ -19,7 +19,7 @@ H200 = 232448  # bytes of shared memory a program
 class DecodeEmulator(Emulator):
     def program(self, wanted: Source) -> str:
         code = "#include <device.cuh>\nnamespace kernel {\n#include <decode.cu>\n}\n"
-        return code + LAUNCH.format(space="kernel", kernel="cuda_decode")
+        return code + launch_code(space="kernel", kernel="cuda_decode")
 
 
 @pytest.fixture

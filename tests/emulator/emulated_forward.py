@@ -1,15 +1,22 @@
-"""The CUDA forward on a CPU."""
+"""The CUDA forward and backward on a CPU."""
 
 from __future__ import annotations
 
 import pytest
-from emulated_kernels import LAUNCH, Emulator
+from emulated_kernels import Emulator, launch_code
 
 from mta_kernels.conv_attention import banded
 from mta_kernels.conv_attention.cuda_decode import backend
-from mta_kernels.conv_attention.cuda_forward import forward
+from mta_kernels.conv_attention.cuda_sm80 import backward, forward
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source
+
+KERNELS = {
+    "forward.cu": ("cuda_forward", "1"),
+    "prepare.cu": ("cuda_backward_prepare", "1"),
+    "backward.cu": ("cuda_backward", "1 + seed % 3 * 2"),  # blocks that wait for one another
+    "backward_exact.cu": ("backward_exact", "1"),
+}
 
 
 class ForwardEmulator(Emulator):
@@ -17,15 +24,16 @@ class ForwardEmulator(Emulator):
 
     def program(self, wanted: Source) -> str:
         code = f"#include <device.cuh>\nnamespace kernel {{\n#include <mma.cuh>\n#include <{wanted.path.name}>\n}}\n"
-        return code + LAUNCH.format(space="kernel", kernel="cuda_forward")
+        return code + launch_code("kernel", *KERNELS[wanted.path.name])
 
 
 @pytest.fixture
 def emulated_forward(monkeypatch: pytest.MonkeyPatch) -> ForwardEmulator:
     """`backend="cuda"` runs on CPU tensors in this test."""
     found = ForwardEmulator()
-    found.take_over(monkeypatch, forward)
+    found.take_over(monkeypatch, forward, backward)
     monkeypatch.setattr(driver, "launch", found.launch)
-    monkeypatch.setattr(forward, "kernel", forward.kernel.__wrapped__)
+    for module, name in ((forward, "kernel"), (backward, "kernels")):
+        monkeypatch.setattr(module, name, getattr(module, name).__wrapped__)
     monkeypatch.setattr(backend, "platform_unsupported", lambda device: None)
     return found

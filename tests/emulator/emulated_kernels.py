@@ -20,15 +20,18 @@ from mta_kernels.nvrtc.compiler import Source
 
 FOLDER = Path(__file__).parent
 GXX = shutil.which("g++")
-# Runs a kernel; behind the memory of a block lie bytes that no kernel may write.
-LAUNCH = """
+
+
+def launch_code(space: str, kernel: str, at_once: str = "1") -> str:
+    """C++ that runs a kernel, `at_once` blocks at a time; behind a block's memory lie bytes that none may write."""
+    return f"""
 extern "C" const char* {kernel}_emulated(int x, int y, int threads, int bytes, unsigned seed, const void* args) {{
     return emulator::launch(x, y, threads, bytes + 1024, seed, [=] {{
         {space}::{kernel}(*(const {space}::Arguments*)args);
         for (int i = 0; i < 1024; i++)
             if (emulator::shared_memory()[bytes + i] != (char)0xFF)
                 emulator::fail("a write beyond the block's shared memory");
-    }});
+    }}, {at_once});
 }}
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from emulated_hopper import tensor_map
-from emulated_kernels import LAUNCH, Emulator
+from emulated_kernels import Emulator, launch_code
 
 from mta_kernels.multi_token_attention.mix_cuda import logits, values
 from mta_kernels.multi_token_attention.rows_cuda import plan as rows_plan
@@ -37,7 +37,7 @@ class MixEmulator(Emulator):
 
     def program(self, wanted: Source) -> str:
         code = CODE.format(name=wanted.path.stem)
-        return code + LAUNCH.format(space="kernel", kernel="finish_logits") if wanted.path.stem == "logits" else code
+        return code + launch_code(space="kernel", kernel="finish_logits") if wanted.path.stem == "logits" else code
 
 
 @pytest.fixture

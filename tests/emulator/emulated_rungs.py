@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from emulated_kernels import LAUNCH, Emulator
+from emulated_kernels import Emulator, launch_code
 
 from mta_kernels.attention import cuda_launch
 from mta_kernels.nvrtc.compiler import Source
@@ -15,7 +15,7 @@ KERNELS = {"cuda_naive.cu": MATRIX_KERNELS, "cuda_tiled.cu": MATRIX_KERNELS, "cu
 class RungEmulator(Emulator):
     def program(self, wanted: Source) -> str:
         code = f"#include <device.cuh>\nnamespace rung {{\n#include <mma.cuh>\n#include <{wanted.path.name}>\n}}\n"
-        return code + "".join(LAUNCH.format(space="rung", kernel=kernel) for kernel in KERNELS[wanted.path.name])
+        return code + "".join(launch_code(space="rung", kernel=kernel) for kernel in KERNELS[wanted.path.name])
 
 
 @pytest.fixture

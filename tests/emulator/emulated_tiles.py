@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_kernels import LAUNCH, Emulator
+from emulated_kernels import Emulator, launch_code
 
 from mta_kernels.multi_token_attention.tiles_cuda import tiles
 from mta_kernels.multi_token_attention.tiles_cuda.plan import TileConstants
@@ -21,7 +21,7 @@ KERNELS = {"pre.cu": ("pre_tiles", "merge_statistics"), "post.cu": ("post_tiles"
 class TilesEmulator(Emulator):
     def program(self, wanted: Source) -> str:
         code = f"#include <device.cuh>\nnamespace kernel {{\n#include <{wanted.path.name}>\n}}\n"
-        return code + "".join(LAUNCH.format(space="kernel", kernel=name) for name in KERNELS[wanted.path.name])
+        return code + "".join(launch_code(space="kernel", kernel=name) for name in KERNELS[wanted.path.name])
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from mta_kernels.conv_attention import conv_attention, conv_attention_reference,
 from mta_kernels.conv_attention.backend import Request
 from mta_kernels.conv_attention.banded import structures
 from mta_kernels.conv_attention.cuda_decode import backend
-from mta_kernels.conv_attention.cuda_forward import forward
+from mta_kernels.conv_attention.cuda_sm80 import forward
 from mta_kernels.conv_attention.hopper import backend as hopper_backend
 from mta_kernels.conv_attention.triton.backend import TRITON
 from mta_kernels.operation import Convolution, Operation, key_padding

@@ -19,8 +19,9 @@ from kernel_inputs import (
 from planted_faults import plant
 
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference
+from mta_kernels.conv_attention.banded import backward_plan
 from mta_kernels.conv_attention.fastpath import replay
-from mta_kernels.conv_attention.hopper import backward, backward_plan
+from mta_kernels.conv_attention.hopper import backward
 from mta_kernels.conv_attention.hopper import source as sources
 from mta_kernels.operation import Convolution
 

@@ -10,7 +10,8 @@ import torch
 from changed_cases import with_changes
 from command_line import make_runner, refused
 
-from mta_kernels.conv_attention.hopper import backward, backward_plan, forward
+from mta_kernels.conv_attention.banded import backward_plan
+from mta_kernels.conv_attention.hopper import backward, backward_scratch, forward
 from mta_kernels.operation import Convolution, Operation
 from mtabench.errors import UsageError
 from mtabench.measuring.ceilings import Ceilings
@@ -212,7 +213,7 @@ def test_chunks_of_the_hopper_backward_are_those_of_its_launch(taps):
             chunks = banded.chunks_of(case, sm_count)
             assert chunks == (plan.row_blocks * geometry.block_rows, plan.chunks, plan.slots)
             assert banded.scratch_pitch(seq) == plan.pitch
-        layout = backward_plan.ScratchLayout.of(
+        layout = backward_scratch.ScratchLayout.of(
             geometry, backward_plan.ChunkPlan.of(geometry, batch * heads, seq, seq, 132), batch, heads, heads, seq
         )
         assert banded.scratch_bytes(case) == layout.stored

@@ -24,6 +24,13 @@ DEVICE int block_index() {
     return index;
 }
 
+// Two numbers of fp16: infinity is the largest number instead, and so is NaN; the others as they are.
+DEVICE uint32_t finite(uint32_t halves) {
+    asm("max.f16x2 %0, %0, %1;" : "+r"(halves) : "r"(0xFBFFFBFFu));
+    asm("min.f16x2 %0, %0, %1;" : "+r"(halves) : "r"(0x7BFF7BFFu));
+    return halves;
+}
+
 // Asynchronous copies (cp.async): a thread issues some, commits them as a group, and waits for its groups in order.
 
 // 16 bytes from global to shared memory, both at multiples of 16 bytes; zeros, and nothing is read, if not `inside`.

@@ -6,7 +6,7 @@ import torch
 
 from mta_kernels.conv_attention.backend import Backend, Request
 from mta_kernels.conv_attention.cuda_decode import decode
-from mta_kernels.conv_attention.cuda_forward import forward
+from mta_kernels.conv_attention.cuda_sm80 import backward, forward
 from mta_kernels.gpu_limits import absent, capability
 from mta_kernels.nvrtc.compiler import missing_package
 from mta_kernels.torch_compile import asked_once, known
@@ -23,8 +23,8 @@ def why_not(request: Request) -> str | None:
 
 
 def _forward_unsupported(request: Request) -> str | None:
-    if request.gradients:
-        return "it has no backward, and a gradient may be asked for (torch.no_grad() rules that out)"
+    if request.gradients and request.head_dim > MOST_HEAD_DIM:
+        return f"head_dim {request.head_dim} has no backward, which ends at {MOST_HEAD_DIM}, and a gradient may be asked for"
     return forward.shape_unsupported(request.dtype, request.head_dim, *request.operation.conv.taps)
 
 
@@ -78,4 +78,7 @@ def _multiplies_alike(device: torch.device | str) -> bool:
     return device.type == "cuda" and absent(device) is None and capability(device)[0] in (8, 9, 12)
 
 
-CUDA = Backend("cuda", why_not, rank, forward.conv_attention_forward, decode=decode.conv_attention_decode)
+CUDA = Backend(
+    "cuda", why_not, rank, forward.conv_attention_forward, backward.conv_attention_backward,
+    decode=decode.conv_attention_decode,
+)  # fmt: skip

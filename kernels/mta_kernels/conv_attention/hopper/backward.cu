@@ -38,8 +38,8 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
 
     if (threadIdx.x == 0) store_shared(shared + WORK, (uint32_t)fetch_next(args.chunks.tile_counter));
     __syncthreads();
-    const WorkTile work = work_at(args.chunks, __shfl_sync(~0u, (int)load_shared(shared + WORK), 0),
-                                  [&](int chunk) { return products_of(args, chunk); });
+    const auto products = [&](int chunk) { return products_of(args, chunk); };
+    const WorkTile work = work_at(args.chunks, __shfl_sync(~0u, (int)load_shared(shared + WORK), 0), products);
     RowBlock rows;
     rows.batch_head = work.stage % args.chunks.batch_heads, rows.slot = work.stage % args.chunks.slots;
     rows.head = rows.batch_head % args.at.heads, rows.batch = rows.batch_head / args.at.heads;
@@ -49,10 +49,10 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
         store_shared(shared + WORK + 4, (uint32_t)work.stage);
         store_shared(shared + WORK + 8, (uint32_t)(rows.first_row_block + work.part));
         if (work.of_rows) {
-            wait_for_scratch(args, work);
+            wait_for_scratch(args.chunks, work, products);
             block.init_barriers();
         } else {
-            wait_for_rows(args, work);
+            wait_for_rows(args.chunks, work, products);
             Pipeline<PRODUCT_STAGES>(shared + BARRIERS).init(WARPGROUPS);
         }
         barrier_init_done();

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.backend import Gradients
+from mta_kernels.conv_attention.banded.backward_exact import ExactArguments
+from mta_kernels.conv_attention.banded.backward_plan import ALIGNED, ChunkPlan, Chunks
 from mta_kernels.conv_attention.banded.structures import Inputs, Positions
 from mta_kernels.conv_attention.fastpath.memory import keep
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
-from mta_kernels.conv_attention.hopper.backward_constants import BackwardConstants, ExactConstants
-from mta_kernels.conv_attention.hopper.backward_plan import ALIGNED, ChunkPlan, ScratchLayout
+from mta_kernels.conv_attention.hopper.backward_constants import BackwardConstants
+from mta_kernels.conv_attention.hopper.backward_scratch import ScratchLayout
 from mta_kernels.conv_attention.hopper.prepare import Preparation, kernel, prepare_launch
 from mta_kernels.conv_attention.hopper.tensor_maps import TensorMap, describable, has_describable_strides, tensor_map
 from mta_kernels.conv_attention.packing import rows_that_see
@@ -29,15 +31,6 @@ from mta_kernels.operation import Operation
 _launches: dict[tuple, BackwardLaunches] = {}
 
 
-class Chunks(ctypes.Structure):
-    """`struct Chunks` of backward_scheduler.cuh."""
-
-    _fields_ = (
-        *fields(c_int, "batch_heads chunks row_blocks all_row_blocks lag slots"),
-        *fields(c_void_p, "tile_counter rows_done products_done"),
-    )
-
-
 class BackwardArguments(ctypes.Structure):
     """`struct Arguments` of backward_layout.cuh."""
 
@@ -46,15 +39,6 @@ class BackwardArguments(ctypes.Structure):
         *fields(c_void_p, "taps taps_back weight_scale value_norms grad_norms logsumexp delta p ds"),
         *fields(c_void_p, "ds_unit dk dv seen_by dq dweight"), ("scale", c_float),
         *fields(c_int, "chunk_rows pitch"), ("chunks", Chunks),
-    )  # fmt: skip
-
-
-class ExactArguments(ctypes.Structure):
-    """`struct Arguments` of backward_exact.cu."""
-
-    _fields_ = (
-        ("at", Positions), ("inputs", Inputs), ("grad_out", Rows), *fields(c_void_p, "logsumexp dq dk dv dweight"),
-        ("weight_pitch", c_int), ("delta", c_void_p),
     )  # fmt: skip
 
 
@@ -191,7 +175,7 @@ class BackwardCall:
         self.arguments = BackwardArguments(
             Positions(None, heads, heads // kv_heads, query_rows, key_rows),
             scale=operation.scale, chunk_rows=plan.row_blocks * constants.block_rows, pitch=plan.pitch,
-            chunks=Chunks(batch * heads, plan.chunks, plan.row_blocks, plan.all_row_blocks, plan.lag, plan.slots),
+            chunks=plan.chunk_structure(batch * heads),
         )  # fmt: skip
         self.exact = ExactArguments(
             self.arguments.at, Inputs(Rows.of(q), Rows.of(k), Rows.of(v), Weight.of(weight), operation.scale),
@@ -204,7 +188,7 @@ class BackwardCall:
             kernel(constants, device), (plan.work_tiles, 1), constants.threads, constants.shared_memory, device,
             *self._maps, self.arguments,
         )  # fmt: skip
-        exact = ExactConstants(constants.prepared, constants.causal, constants.spans)
+        exact = constants.exact
         exactly = driver.Launch(
             kernel(exact, device), (batch * heads, 1), exact.threads, exact.shared_memory, device, self.exact
         )

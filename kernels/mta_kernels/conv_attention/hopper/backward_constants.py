@@ -1,11 +1,10 @@
-"""The constants that backward.cu and backward_exact.cu are compiled with, and what follows from them."""
+"""The constants that backward.cu is compiled with, and what follows from them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from mta_kernels.conv_attention.banded.backward_exact import ExactConstants
 from mta_kernels.conv_attention.hopper.forward import ROWS, SLAB
-from mta_kernels.conv_attention.hopper.prepare import PrepareConstants, TileConstants
+from mta_kernels.conv_attention.hopper.prepare import TileConstants
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.nvrtc.compiler import Source
 from mta_kernels.nvrtc.structures import ELEMENTS
@@ -29,14 +28,17 @@ class BackwardConstants(TileConstants):
         return self.warpgroups * ROWS - 2 * (self.conv.query_taps - 1)
 
     @property
-    def left(self) -> int:
-        """Columns by which p's tiles begin before those of scores, LEFT of tiles.cuh."""
-        return -(-(self.conv.key_taps - 1 - self.conv.pad) // 8) * 8
+    def places(self) -> int:
+        """PLACES of backward_products.cuh: 128 a warpgroup."""
+        return 128 * self.warpgroups
+
+    def products_of_rows(self, rows: int) -> int:
+        """None: a row block writes dq itself."""
+        return 0
 
     @property
-    def lag(self) -> int:
-        """Columns by which ds's tiles do, LAG of backward_layout.cuh."""
-        return self.left + -(-self.conv.pad // 8) * 8
+    def exact(self) -> ExactConstants:
+        return ExactConstants("sm_90a", self.dtype, self.head_dim, self.conv, self.causal, self.spans, self.margins)
 
     @property
     def shared_memory(self) -> int:
@@ -58,25 +60,3 @@ class BackwardConstants(TileConstants):
     @property
     def source(self) -> Source:
         return hopper_source("backward.cu", self.products(), self.constants())
-
-
-@dataclass(frozen=True)
-class ExactConstants:
-    """The constants of backward_exact.cu for a shape."""
-
-    prepared: PrepareConstants
-    causal: bool
-    spans: bool
-
-    kernel_name, threads = "hopper_backward_exact", 256
-
-    @property
-    def shared_memory(self) -> int:
-        """Bytes a block takes, as backward_exact.cu lays them out."""
-        taps = self.prepared.conv.query_taps
-        return 4 * ((2 * taps + 2) * self.threads + taps * self.prepared.head_dim)
-
-    @property
-    def source(self) -> Source:
-        constants = self.prepared.constants() | {"CAUSAL": int(self.causal), "SPANS": int(self.spans)}
-        return hopper_source("backward_exact.cu", self.prepared.products(), constants)

@@ -298,7 +298,7 @@ DEVICE void consume(const Arguments& args, const Block& block, const RowBlock& r
 
     barrier_wait(block.rows_full, 0);
     const float unit = args.weight_scale[rows.head];
-    const GradScales scales(args, rows, own.lane);
+    const GradScales scales(args, rows, own.lane, unit, min(rows.first_row + TILE_ROWS - HALO, args.at.query_rows));
     if (threadIdx.x == 0) args.ds_unit[rows.batch_head] = scales.ds_unit;  // as every block of the head
     Mainloop mainloop{args, block, rows, own, operands, scales, unit, kept_at, reference, delta,
                       dq, dweight, carried, carried_back, scores};

@@ -8,21 +8,6 @@ DEVICE int products_of(const Arguments& args, int chunk) {
     return place_blocks(keys, LEFT) + place_blocks(keys, LAG);
 }
 
-DEVICE void wait_for_products(const Arguments& args, int stage) {
-    wait_for_count(args.chunks.products_done + stage, products_of(args, args.chunks.chunks - 1 - stage / args.chunks.batch_heads));
-}
-
-// By one thread. Rows wait until their part of the scratch has been read.
-DEVICE void wait_for_scratch(const Arguments& args, const WorkTile& work) {
-    if (work.stage >= args.chunks.slots) wait_for_products(args, work.stage - args.chunks.slots);
-}
-
-// By one thread. Products wait for the rows of their chunk, and for the products that add to the same sums before them.
-DEVICE void wait_for_rows(const Arguments& args, const WorkTile& work) {
-    wait_for_count(args.chunks.rows_done + work.stage, chunk_blocks(args.chunks, work.chunk));
-    if (work.stage >= args.chunks.batch_heads) wait_for_products(args, work.stage - args.chunks.batch_heads);
-}
-
 // dk or dv of a block of places: its producer warp and its consumer warp groups.
 DEVICE void compute_products(const Arguments& args, const WorkTile& work, const RowBlock& of, uint32_t shared,
                              const TensorMap* scratch_map, const TensorMap* query_map, const TensorMap* grad_map,

@@ -3,7 +3,7 @@
 #include <backward_products.cuh>
 #include <pipeline.cuh>
 
-constexpr int BLOCK_ROWS = 2 * ROWS - 2 * HALO;
+constexpr int TILE_ROWS = WARPGROUPS * ROWS, BLOCK_ROWS = TILE_ROWS - 2 * HALO;
 constexpr int LAG = LEFT + LEFT_BACK;
 static_assert(WARPGROUPS == 2, "the second has its rows above from the first");
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "accumulators must fit the registers");
@@ -34,11 +34,6 @@ constexpr int PRODUCT_STAGES = BARRIERS / PRODUCT_STAGE < 4 ? BARRIERS / PRODUCT
 static_assert(PRODUCT_STAGES >= 2, "products are copied ahead");
 static_assert(2 * PRODUCT_STAGES <= 2 * STAGES + 5, "their barriers take the place of the rows'");
 static_assert(WORK + 16 <= 227 * 1024, "shared memory of a block");
-
-// dc goes through fp16, and ds, up to 136 of them times weights below 1, to scratch in ELEMENT.
-template <class Element> struct GradLimit;
-template <> struct GradLimit<Half> { static constexpr float log2 = 8; };
-template <> struct GradLimit<Bfloat16> { static constexpr float log2 = 14; };
 
 // The next tile's scores are computed during this one's softmax where registers hold them beside dq.
 constexpr bool SCORES_EARLY = HEAD_DIM <= 64;

@@ -1,6 +1,11 @@
 // dv += p^T grad_out and dk += ds^T q, of a chunk of rows of one head and PLACES places of scratch: the blocks of the backward
 // that compute no rows.
 #pragma once
+#include <tiles.cuh>
+
+constexpr int PLACES = 256;   // numbers of a scratch row that a block reads: 128 a warp group
+constexpr int ROW_STEP = 64;  // rows of an iteration
+
 #include <backward_scheduler.cuh>
 
 constexpr int PRODUCT_STAGE = (PLACES / 64 + SLABS) * SLAB;

@@ -4,6 +4,7 @@
 // shared memory through these functions alone. Sections and names follow the PTX ISA, 8.5.
 #pragma once
 #include <bulk.cuh>
+#include <counters.cuh>
 
 #define MAXIMUM_THREADS(threads) __launch_bounds__(threads, 1)
 
@@ -35,19 +36,6 @@ template <int Registers> DEVICE void deallocate_registers() {
 }
 template <int Registers> DEVICE void allocate_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
-}
-
-DEVICE int fetch_next(int* taken) { return atomicAdd(taken, 1); }  // a number that no other block gets
-
-// What a block wrote before a barrier of its threads is seen by one that waits for the count.
-DEVICE void count_up(int* counter) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory"); }
-DEVICE void wait_for_count(const int* counter, int count) {
-    int found;
-    while (true) {
-        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(counter) : "memory");
-        if (found >= count) return;
-        asm volatile("nanosleep.u32 200;");
-    }
 }
 
 // Of an mbarrier, beside bulk.cuh's.

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
+from mta_kernels.conv_attention.banded.backward_plan import NORM_PARTS
 from mta_kernels.conv_attention.hopper.source import Product, hopper_source
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source, machine_code
 from mta_kernels.nvrtc.structures import ELEMENTS, Rows, Weight, fields
 from mta_kernels.operation import Convolution
 
-NORM_PARTS = 32  # as in tiles.cuh
 TAP_NUMBERS = 16 * 32
 
 

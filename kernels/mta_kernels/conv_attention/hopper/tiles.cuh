@@ -16,4 +16,3 @@ constexpr int SLAB = 64 * 128;  // bytes of 64 rows of 64 numbers, as the copy e
 constexpr int DEPTH_STEPS = (HEAD_DIM + 15) / 16;
 constexpr int SLABS = (HEAD_DIM + 63) / 64;
 constexpr int TAP = 16 * 32 * 2;  // bytes of one T
-constexpr int NORM_PARTS = 32;  // maxima of squared norms of rows, a head

@@ -1,11 +1,19 @@
 // Powers of two that bring gradients into the range of fp16 and of ELEMENT.
 #pragma once
-#include <backward_layout.cuh>
+#include <positions.cuh>
+
+constexpr int NORM_PARTS = 32;  // maxima of squared norms of rows, a head
+
+// dc goes through fp16, and ds, up to 136 of them times weights below 1, to scratch in ELEMENT.
+template <class Element> struct GradLimit;
+template <> struct GradLimit<Half> { static constexpr float log2 = 8; };
+template <> struct GradLimit<Bfloat16> { static constexpr float log2 = 14; };
 
 // |grad_out v^T - delta| <= 2 |grad_out| |v|: the power of two that brings the bound of rows and keys to GradLimit.
+template <class Arguments, class RowBlock>
 DEVICE float grad_factor_of(const Arguments& args, const RowBlock& rows, int lane, int row, int end_row, int key, int end_key) {
     auto largest = [&](const float* norms, int rows, int first, int end) {
-        const int each = (rows + NORM_PARTS - 1) / NORM_PARTS;  // of a part, as in prepare.cu
+        const int each = (rows + NORM_PARTS - 1) / NORM_PARTS;  // of a part, as in prepare_gradients.cuh
         return warp_max(lane >= first / each && lane <= (end - 1) / each ? norms[lane] : 0.f);
     };
     const int kv_batch_head = rows.batch * (args.at.heads / args.at.group) + rows.kv_head;
@@ -26,12 +34,13 @@ DEVICE float grad_factor_of(const Arguments& args, const RowBlock& rows, int lan
 struct GradScales {
     float of_block, to_ds, ds_unit;
 
-    DEVICE GradScales(const Arguments& args, const RowBlock& rows, int lane) {
-        const int end_of_c = min(rows.first_row + WARPGROUPS * ROWS - HALO, args.at.query_rows);
+    // `unit`: what c is multiplied by; `end_of_c`: of the rows whose dc the block computes.
+    template <class Arguments, class RowBlock>
+    DEVICE GradScales(const Arguments& args, const RowBlock& rows, int lane, float unit, int end_of_c) {
         of_block = grad_factor_of(args, rows, lane, rows.first_row, end_of_c, keys_begin(args.at, rows.first_row),
                                   keys_end(args.at, end_of_c - 1));
         const float of_head = grad_factor_of(args, rows, lane, 0, args.at.query_rows, 0, args.at.key_rows);
         to_ds = of_head / of_block;
-        ds_unit = args.scale == 0 ? 0.f : args.weight_scale[rows.head] * LN_2 / of_head;
+        ds_unit = args.scale == 0 ? 0.f : unit * LN_2 / of_head;
     }
 };

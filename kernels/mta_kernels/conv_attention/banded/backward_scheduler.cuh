@@ -1,13 +1,13 @@
-// The tile scheduler of the backward: row blocks of a head, then the products that add their p and ds to dk and dv.
+// The tile scheduler of a backward: row blocks of a head, then the products that add their p and ds to dk and dv.
 //
 // A stage is a chunk of rows of one head: its row blocks, and `lag` stages later, when they are done, its products. The first
 // stages are the last rows of all heads, which see the most keys. A block computes one work tile, in this order. It waits only
 // for tiles that other blocks took before it: these run or are done, so there is no deadlock.
+//
+// Who includes it has PLACES, the numbers of a scratch row that a block of products reads.
 #pragma once
-#include <tiles.cuh>
-
-constexpr int PLACES = 256;   // numbers of a scratch row that a block of products reads: 128 a warp group
-constexpr int ROW_STEP = 64;  // rows of an iteration of the products
+#include <counters.cuh>
+#include <positions.cuh>
 
 struct Chunks {
     int batch_heads, chunks, row_blocks, all_row_blocks;  // row blocks of a chunk; the last rows' may have fewer
@@ -50,4 +50,18 @@ template <class ProductsOf> DEVICE WorkTile work_at(const Chunks& chunks, int nu
         number -= (next - step) * each;
         step = next;
     }
+}
+
+// By one thread; `products_of` as for `work_at`.
+template <class ProductsOf> DEVICE void wait_for_products(const Chunks& chunks, int stage, ProductsOf products_of) {
+    wait_for_count(chunks.products_done + stage, products_of(chunks.chunks - 1 - stage / chunks.batch_heads));
+}
+// Rows wait until their part of the scratch has been read.
+template <class ProductsOf> DEVICE void wait_for_scratch(const Chunks& chunks, const WorkTile& work, ProductsOf products_of) {
+    if (work.stage >= chunks.slots) wait_for_products(chunks, work.stage - chunks.slots, products_of);
+}
+// Products wait for the rows of their chunk, and for the products that add to the same sums before them.
+template <class ProductsOf> DEVICE void wait_for_rows(const Chunks& chunks, const WorkTile& work, ProductsOf products_of) {
+    wait_for_count(chunks.rows_done + work.stage, chunk_blocks(chunks, work.chunk));
+    if (work.stage >= chunks.batch_heads) wait_for_products(chunks, work.stage - chunks.batch_heads, products_of);
 }

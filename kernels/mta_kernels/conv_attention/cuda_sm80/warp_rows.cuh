@@ -15,8 +15,8 @@ struct WarpRows {
     }
     // Of this thread: set e, half h.
     DEVICE int row(int e, int h) const { return first + ROW_TILES * (lane() / 4 + 8 * h) + e; }
-    DEVICE bool sees_some(int first_key) const {
-        return first_key < keys_end(at, last()) && first_key + CHUNK > keys_begin(at, first);
+    DEVICE bool sees_some(int first_key, int keys = CHUNK) const {
+        return first_key < keys_end(at, last()) && first_key + keys > keys_begin(at, first);
     }
 
     // CHUNK columns of scores from `first_key` on: those that a row does not see are zeros to the convolution. Beyond the last key
@@ -48,14 +48,14 @@ struct WarpRows {
     }
 };
 
-// A warp's rows of scores in shared memory, without the place of a set.
-DEVICE uint32_t score_rows(uint32_t shared, unsigned thread) { return shared + SCORES + thread / 32 * 16 * PITCH; }
+// A warp's rows in a buffer of scores, without the place of a set. COLUMN_GROUPS warps share them.
+DEVICE uint32_t score_rows(uint32_t buffer, unsigned thread) { return buffer + thread / (32 * COLUMN_GROUPS) * 16 * PITCH; }
 
 // The last BESIDE eights of a tile are the first of the next one's window.
-DEVICE void move_window(uint32_t shared) {
+DEVICE void move_window(uint32_t buffer) {
     if constexpr (BESIDE > 0) {
         const unsigned thread = thread_index(), lane = thread % 32;
-        const uint32_t at = score_rows(shared, thread) + row_place(lane % WARP_ROWS);
+        const uint32_t at = score_rows(buffer, thread) + row_place(lane % WARP_ROWS);
         if (lane < WARP_ROWS) {
 #pragma unroll
             for (int i = 0; i < BESIDE; i++) store_shared(at + i * 16, load_shared_16(at + (STEP + i) * 16));
@@ -65,18 +65,18 @@ DEVICE void move_window(uint32_t shared) {
 }
 
 // `column` is that of the first of CHUNK columns in the tile.
-DEVICE void store_scores(uint32_t shared, const Columns& scores, int column) {
+template <class Pack> DEVICE void store_scores(uint32_t buffer, const Columns& scores, int column, Pack pack_two) {
     const unsigned thread = thread_index(), lane = thread % 32;
-    const uint32_t at = score_rows(shared, thread) + lane / 4 * PITCH + (BESIDE + column / 8) * 16 + lane % 4 * 4;
+    const uint32_t at = score_rows(buffer, thread) + lane / 4 * PITCH + (BESIDE + column / 8) * 16 + lane % 4 * 4;
 #pragma unroll
     for (int e = 0; e < ROW_TILES; e++)
 #pragma unroll
         for (int i = 0; i < CHUNK / 4; i++)
-            store_shared(at + row_place(e) + i % 2 * 8 * PITCH + i / 2 * 16, pack<Half>(scores[e][2 * i], scores[e][2 * i + 1]));
+            store_shared(at + row_place(e) + i % 2 * 8 * PITCH + i / 2 * 16, pack_two(scores[e][2 * i], scores[e][2 * i + 1]));
 }
 
 // This lane's address for `load_matrices`, without the place of a set.
-DEVICE uint32_t scores_at(uint32_t shared) {
+DEVICE uint32_t scores_at(uint32_t buffer) {
     const unsigned thread = thread_index();
-    return score_rows(shared, thread) + thread % 16 * PITCH + thread % 32 / 16 * 16;
+    return score_rows(buffer, thread) + thread % 16 * PITCH + thread % 32 / 16 * 16;
 }

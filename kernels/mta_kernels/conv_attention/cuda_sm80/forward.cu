@@ -12,9 +12,11 @@
 //   ELEMENT  Half or Bfloat16: q, k, v, out         HEAD_DIM   a multiple of 8 up to 256
 //   QUERY_TAPS 1 to 8, KEY_TAPS 1 to 17, PAD key padding to the left
 //   CAUSAL, SPANS  0 or 1; MARGINS 0
-//   WARPS; ROW_TILES, sets of 16 rows a warp; KEYS; CHUNK; BLOCKS a multiprocessor; QUERIES_IN_REGISTERS; SHARED_BYTES
+//   WARPS; ROW_TILES, sets of 16 rows a warp; KEYS; CHUNK; BLOCKS a multiprocessor; OPERANDS_IN_REGISTERS; SHARED_BYTES
 // Scores go through fp16. A row that sees one beyond 65504 comes out NaN and is computed again, in float32 (exact_row).
-#include "rows.cuh"
+#include "forward_layout.cuh"
+#include "forward_products.cuh"
+#include "taps.cuh"
 #include <forward_rows.cuh>
 
 // A block's buffers hold one tile of keys and one of values. Values come while keys are multiplied, the next keys come while
@@ -25,18 +27,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cuda_forward(const
     const int first_row = work.first_row - HALO;  // of the tile
     const uint16_t* const keys = row_of(args.inputs.k, work.batch, work.kv_head, 0);
     const uint16_t* const values = row_of(args.inputs.v, work.batch, work.kv_head, 0);
-    copy_queries(shared + QUERIES, args.inputs.q, work.batch, work.head, first_row, args.at.query_rows);
+    copy_rows(shared + QUERIES, args.inputs.q, work.batch, work.head, first_row, args.at.query_rows);
     clear_rest<HEAD_DIM, DEPTH, THREADS>(shared + QUERIES, TILE_ROWS);
     clear_rest<HEAD_DIM, DEPTH, THREADS>(shared + KEYS_AT, KEYS);
     copy_tile(shared + KEYS_AT, keys, args.inputs.k, work.first_tile * KEYS, args.at.key_rows);
-    const float unit = write_taps(args, work.head, shared + TAPS);
+    const float unit = write_taps<false>(args.inputs.weight, args.scale_log2, work.head, shared + TAPS);
 
-    Queries queries;
-    if (QUERIES_IN_REGISTERS) {
+    Operand queries;
+    if (OPERANDS_IN_REGISTERS) {
         copies_wait<0>();
         __syncthreads();
 #pragma unroll
-        for (int step = 0; step < DEPTH_STEPS; step++) load_queries(queries[QUERIES_IN_REGISTERS ? step : 0], queries_at(shared), step);
+        for (int step = 0; step < DEPTH_STEPS; step++) load_operand(queries[OPERANDS_IN_REGISTERS ? step : 0], queries_at(shared), step);
         __syncthreads();
     }
     for (int i = threadIdx.x; i < SCORE_BYTES / 16; i += THREADS) store_shared(shared + SCORES + i * 16, uint4{0, 0, 0, 0});
@@ -52,15 +54,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cuda_forward(const
         copies_wait<0>();
         __syncthreads();  // the keys have come; the scores and values of the tile before are not read any more
         copy_tile(shared + VALUES_AT, values, args.inputs.v, first_key - LEFT, args.at.key_rows);
-        move_window(shared);
+        move_window(shared + SCORES);
 #pragma unroll 1
         for (int chunk = 0; chunk < KEYS; chunk += CHUNK) {
             Columns scores = {};
             if (rows.sees_some(first_key + chunk)) {
-                multiply_keys(scores, queries, queries_at(shared), keys_at(shared) + chunk * DEPTH * 2);
+                multiply_rows(scores, queries, queries_at(shared), keys_at(shared + KEYS_AT) + chunk * DEPTH * 2);
                 rows.mask_scores(scores, first_key + chunk);
             }
-            store_scores(shared, scores, chunk);
+            store_scores(shared + SCORES, scores, chunk, pack<Half>);
         }
         copies_wait<0>();
         __syncthreads();  // the values have come, the scores of all warps are stored; the keys are not read any more
@@ -71,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cuda_forward(const
             const int first_column = first_key - LEFT + chunk;
             if (!rows.sees_some(first_column)) continue;
             Columns c = {};
-            convolve(c, scores_at(shared) + chunk / 8 * 16, shared + TAPS);
+            convolve(c, scores_at(shared + SCORES) + chunk / 8 * 16, shared + TAPS);
             rows.mask_convolved(c, first_column);
             uint32_t probabilities[ROW_TILES][CHUNK / 4];
             float sums[2];

@@ -3,9 +3,9 @@
 //
 // Probabilities are of a softmax computed anew: a float32 logsumexp has too few digits for scores of a million. With MARGINS
 // a row has keys elsewhere, so its logsumexp must do.
-// Constants as in forward.cu; HEAD_DIM up to 128.
+// Constants beside those of exact.cuh: none. HEAD_DIM up to 128.
+#include <elements.cuh>
 #include <exact.cuh>
-#include <tiles.cuh>
 
 // A chunk is a column of scores a thread. The outer ones, which c and ds reach across, are of the chunks beside it.
 constexpr int THREADS = 256, EDGE = KEY_TAPS - 1, OWN = THREADS - 2 * EDGE;
@@ -194,7 +194,7 @@ DEVICE void close_rows(const Head& of, int from, int end) {
     __syncthreads();
 }
 
-extern "C" __global__ void MAXIMUM_THREADS(THREADS) hopper_backward_exact(const __grid_constant__ Arguments args) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_exact(const __grid_constant__ Arguments args) {
     const Head of(args, blockIdx.x);
     const int thread = threadIdx.x;
 

@@ -22,7 +22,7 @@ from mta_kernels.nvrtc.structures import ELEMENTS, Rows, Weight, fields, in_chun
 from mta_kernels.operation import Convolution, Operation
 
 FOLDER = Path(__file__).parent
-HEADERS = ("layout.cuh", "taps.cuh", "convolve.cuh", "products.cuh", "rows.cuh")
+HEADERS = tuple(sorted(path.name for path in FOLDER.glob("*.cuh")))
 HEAD_DIMS, QUERY_TAPS, KEY_TAPS = range(16, 257, 8), 8, 17  # taps at most
 MAX_STRIDE = 1 << 26
 
@@ -103,7 +103,7 @@ class ForwardConstants:
             "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "CAUSAL": int(self.causal),
             "SPANS": int(self.spans), "MARGINS": 0, "WARPS": self.warps, "ROW_TILES": self.row_tiles,
             "KEYS": self.keys, "CHUNK": self.chunk, "BLOCKS": self.blocks,
-            "QUERIES_IN_REGISTERS": int(self.queries_in_registers), "SHARED_BYTES": self.shared_memory,
+            "OPERANDS_IN_REGISTERS": int(self.queries_in_registers), "SHARED_BYTES": self.shared_memory,
         }  # fmt: skip
         headers = headers_in(FOLDER, HEADERS) | banded_headers()
         return Source(FOLDER / "forward.cu", architecture, constants, headers)
@@ -127,8 +127,7 @@ def conv_attention_forward(
     Copies q, k or v if its rows are not contiguous, lie far apart or do not begin at multiples of 16 bytes. Nothing
     waits for the GPU. There is no scratch that `head_chunk` could make smaller.
     """
-    near = (x if x.stride(2) <= MAX_STRIDE else x.clone(memory_format=torch.contiguous_format) for x in (q, k, v))
-    q, k, v = map(in_chunks, near)
+    q, k, v = map(in_reach, (q, k, v))
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
     constants = ForwardConstants(
@@ -148,6 +147,11 @@ def conv_attention_forward(
     compiled, shared_memory = kernel(constants, device), constants.shared_memory
     driver.launch(compiled, (work_tiles, 1), constants.threads, shared_memory, device, arguments)
     return out, logsumexp
+
+
+def in_reach(x: Tensor) -> Tensor:
+    """`x`, copied if the kernels cannot load its rows: see `in_chunks` and MAX_STRIDE."""
+    return in_chunks(x if x.stride(2) <= MAX_STRIDE else x.clone(memory_format=torch.contiguous_format))
 
 
 @functools.cache

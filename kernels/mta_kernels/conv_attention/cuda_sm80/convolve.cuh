@@ -5,7 +5,7 @@
 // A warp's rows are ROW_TILES sets of 16, ROW_TILES apart: set e has the rows ROW_TILES m + e. Results of set e read scores of
 // set e - t, which lie t rows higher. So neighbouring sets share what is loaded: two sets of 6 taps load 7 sets, not 12.
 #pragma once
-#include "taps.cuh"
+#include "geometry.cuh"
 
 constexpr int SETS = ROW_TILES + HALO, PAIRS = (CHUNK / 8 + BESIDE + 1) / 2;  // a load has two eights of columns
 

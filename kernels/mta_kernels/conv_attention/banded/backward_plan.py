@@ -1,0 +1,98 @@
+"""How a backward is cut into chunks of rows, for backward_scheduler.cuh."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int, c_void_p
+from typing import NamedTuple, Protocol
+
+from mta_kernels.nvrtc.structures import fields
+from mta_kernels.operation import Convolution
+
+TILE, CARRIED = 64, 16  # keys of a tile, and columns of c that it leaves to the next
+NORM_PARTS = 32  # as in backward_scale.cuh
+ALIGNED = 128  # rows and keys of the blocks of `rows_that_see`
+MOST_CHUNK_ROWS, FEWEST_SLOTS = 4248, 4
+SPARED_SCRATCH = 4 * 2**30  # bytes that the scratch may take however few heads there are: see `ChunkPlan`
+
+
+class Chunks(ctypes.Structure):
+    """`struct Chunks` of backward_scheduler.cuh."""
+
+    _fields_ = (
+        *fields(c_int, "batch_heads chunks row_blocks all_row_blocks lag slots"),
+        *fields(c_void_p, "tile_counter rows_done products_done"),
+    )
+
+
+def columns_left(conv: Convolution) -> int:
+    """Columns by which p's tiles begin before those of scores, LEFT of positions.cuh."""
+    return -(-(conv.key_taps - 1 - conv.pad) // 8) * 8
+
+
+def columns_lag(conv: Convolution) -> int:
+    """Columns by which ds's tiles do, LAG of backward_layout.cuh."""
+    return columns_left(conv) + -(-conv.pad // 8) * 8
+
+
+class RowBlocks(Protocol):
+    """What a plan asks of a backward's constants."""
+
+    conv: Convolution
+    causal: bool
+
+    @property
+    def block_rows(self) -> int:
+        """Rows that a block computes whole."""
+
+    @property
+    def places(self) -> int:
+        """Numbers of a scratch row that a block of products reads."""
+
+    def products_of_rows(self, rows: int) -> int:
+        """Blocks of products that a chunk of so many rows has beside those of p and ds."""
+
+
+class ChunkPlan(NamedTuple):
+    """Work tiles of a launch, in the order of backward_scheduler.cuh, and how many chunks the scratch has room for."""
+
+    all_row_blocks: int
+    row_blocks: int  # of a chunk
+    chunks: int  # of a head
+    lag: int
+    slots: int
+    stages: int
+    pitch: int  # numbers of p, or ds, of a row
+    work_tiles: int
+
+    @classmethod
+    def of(
+        cls, constants: RowBlocks, batch_heads: int, query_rows: int, key_rows: int, blocks_at_once: int
+    ) -> ChunkPlan:
+        """Chunks as long as MOST_CHUNK_ROWS allows, and slots for those under way, whatever the number of heads.
+
+        The GPU has `blocks_at_once`: when the products of a stage are taken, `lag` stages later, its row blocks are
+        done or about to be. The scratch has room for no more rows than MOST_CHUNK_ROWS of every head, unless
+        SPARED_SCRATCH holds them; where it has room for few, chunks are shorter, so that some are under way at a time.
+        """
+        rows, pitch = constants.block_rows, -(-(key_rows + CARRIED) // TILE) * TILE
+        most_rows = max(batch_heads * MOST_CHUNK_ROWS, SPARED_SCRATCH // (2 * 2 * pitch))
+        all_row_blocks, most_row_blocks = -(-query_rows // rows), most_rows // rows
+        chunks = -(-all_row_blocks // max(min(MOST_CHUNK_ROWS // rows, most_row_blocks // FEWEST_SLOTS), 1))
+        row_blocks = -(-all_row_blocks // chunks)
+        stages = batch_heads * chunks
+        lag = -(-blocks_at_once // row_blocks) + 1
+        slots = min(lag + 2, stages, max(most_row_blocks // row_blocks, 1))
+        lag = min(lag, slots - 1)  # a slot's rows come after the products that read those before them
+        work_tiles = batch_heads * all_row_blocks
+        shifts = columns_left(constants.conv), columns_lag(constants.conv)
+        for chunk in range(chunks):
+            first, end = chunk * row_blocks * rows, min((chunk + 1) * row_blocks * rows, query_rows)
+            keys = end + key_rows - query_rows if constants.causal else key_rows
+            products = sum(-(-(keys + shift) // constants.places) for shift in shifts)
+            work_tiles += batch_heads * (products + constants.products_of_rows(end - first))
+        return cls(all_row_blocks, row_blocks, chunks, lag, slots, stages, pitch, work_tiles)
+
+    def chunk_structure(self, batch_heads: int) -> Chunks:
+        """What the kernel is told, but for the counters."""
+        return Chunks(batch_heads, self.chunks, self.row_blocks, self.all_row_blocks, self.lag, self.slots)

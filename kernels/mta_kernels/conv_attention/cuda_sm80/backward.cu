@@ -1,0 +1,34 @@
+// Conv attention backward for every NVIDIA GPU from sm_80 on: rows leave p and ds in scratch, products make dq, dk and dv of them.
+//
+// It streams over keys as the forward does and recomputes scores and probabilities:
+//   c = convolution of s, p = exp2(c - logsumexp), dc = p (grad_out v^T - delta),
+//   ds = sum over taps t of shift_rows(dc, -t) @ T'[t]        the same banded product, row shifts the other way
+//   d weight[cq-1-t, b] = sum of dc[i, j] s[i-t, j-pad+b]
+//   dq = scale ds k, dk = scale ds^T q, dv = p^T grad_out
+// From dc of TILE_ROWS rows it computes ds of the rows that begin HALO earlier, so that all shifts are to rows above. BLOCK_ROWS
+// rows are complete: the first HALO rows of c are not, nor twice as many of ds. c's columns end LEFT columns before the scores',
+// and ds's LAG before.
+//
+// A block computes a row block, or a block of products, in the order of backward_scheduler.cuh.
+// Constants come from the compiler's command line (backward_constants.py): those of forward.cu, with HEAD_DIM up to 128, and
+//   COLUMN_GROUPS, warps that share 32 rows
+#include "backward_layout.cuh"
+#include "backward_products.cuh"
+#include "backward_rows.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cuda_backward(const __grid_constant__ Arguments args) {
+    const uint32_t shared = shared_memory();
+    if (threadIdx.x == 0) store_shared(shared + WORK, (uint32_t)fetch_next(args.chunks.tile_counter));
+    __syncthreads();
+    const auto products = [&](int chunk) { return ProductCounts(args, chunk).all(); };
+    const WorkTile work = work_at(args.chunks, (int)load_shared(shared + WORK), products);
+    const ChunkOfHead of(args, work);
+    if (threadIdx.x == 0) {
+        store_shared(shared + WORK + 4, (uint32_t)work.stage);
+        if (work.of_rows) wait_for_scratch(args.chunks, work, products);
+        else wait_for_rows(args.chunks, work, products);
+    }
+    __syncthreads();
+    if (work.of_rows) compute_rows(args, of, of.first_row_block + work.part, shared);
+    else compute_products(args, work, of, shared);
+}

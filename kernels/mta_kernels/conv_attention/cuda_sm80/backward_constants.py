@@ -1,0 +1,109 @@
+"""The constants that backward.cu is compiled with, and what follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from mta_kernels.conv_attention.banded import banded_headers
+from mta_kernels.nvrtc.compiler import Source, headers_in
+from mta_kernels.nvrtc.structures import ELEMENTS
+from mta_kernels.operation import Convolution
+
+FOLDER = Path(__file__).parent
+PRODUCT_DEPTH, FEWEST_STAGES = 32, 2  # of backward_layout.cuh
+ABOVE = 16
+
+
+class Tiles(NamedTuple):
+    """How a block of backward.cu computes rows."""
+
+    row_groups: int  # of 32 rows
+    column_groups: int  # warps that share a group's rows, each with a part of the keys
+    keys: int  # of a tile
+    chunk: int  # columns of a warp that registers hold at a time
+    blocks: int  # that share an SM
+    in_registers: bool  # the rows of q and grad_out
+
+
+@dataclass(frozen=True)
+class BackwardConstants:
+    """The constants of backward.cu for a shape."""
+
+    dtype: torch.dtype
+    head_dim: int
+    conv: Convolution
+    causal: bool
+    spans: bool
+    tiles: Tiles
+
+    kernel_name = "cuda_backward"
+
+    @property
+    def warps(self) -> int:
+        return self.tiles.row_groups * self.tiles.column_groups
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def block_rows(self) -> int:
+        """Rows that a block computes whole."""
+        return 32 * self.tiles.row_groups - 2 * (self.conv.query_taps - 1)
+
+    @property
+    def places(self) -> int:
+        """PLACES of backward_layout.cuh."""
+        return 64 * self.warps // (2 if self.head_dim > 64 else 1)
+
+    def products_of_rows(self, rows: int) -> int:
+        """Those of dq."""
+        return -(-rows // self.places)
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes a block takes, as backward_layout.cuh lays them out."""
+        depth, rows, taps = -(-self.head_dim // 16) * 16, 32 * self.tiles.row_groups, self.conv.query_taps
+        left_eights = -(-self.conv.pad // 8)
+        beside = left_eights + -(-(self.conv.key_taps - 1 - self.conv.pad) // 8)
+        scores = -(-((rows + ABOVE) * ((self.tiles.keys // 8 + beside) | 1) * 16 + 16) // 128) * 128
+        queries = rows * depth * 2
+        both = max(2 * scores, 2 * queries) if self.tiles.in_registers else 2 * scores + 2 * queries
+        of_rows = both + 2 * self.tiles.keys * depth * 2 + 2 * taps * 512
+        of_products = FEWEST_STAGES * PRODUCT_DEPTH * (self.places + depth) * 2
+        return max(of_rows, of_products) + 16
+
+    def constants(self) -> dict[str, Any]:
+        return {
+            "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
+            "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "CAUSAL": int(self.causal),
+            "SPANS": int(self.spans), "MARGINS": 0, "WARPS": self.warps, "ROW_TILES": 2,
+            "COLUMN_GROUPS": self.tiles.column_groups, "KEYS": self.tiles.keys, "CHUNK": self.tiles.chunk,
+            "BLOCKS": self.tiles.blocks, "OPERANDS_IN_REGISTERS": int(self.tiles.in_registers),
+            "SHARED_BYTES": self.shared_memory,
+        }  # fmt: skip
+
+    def source(self, architecture: str) -> Source:
+        headers = headers_in(FOLDER, sorted(path.name for path in FOLDER.glob("*.cuh"))) | banded_headers()
+        return Source(FOLDER / "backward.cu", architecture, self.constants(), headers)
+
+    def prepare_source(self, architecture: str) -> Source:
+        """The preparing kernel's, which few of the constants change."""
+        constants = {
+            "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim,
+            "QUERY_TAPS": 1, "KEY_TAPS": 1, "PAD": 0, "CAUSAL": 1, "SPANS": 0, "MARGINS": 0,
+        }  # fmt: skip
+        return Source(FOLDER / "prepare.cu", architecture, constants, banded_headers())
+
+
+def tiles_for(head_dim: int, shared_limit: int) -> Tiles:
+    """Tiles for blocks that can have `shared_limit` bytes; an SM has 1 KB more."""
+    if head_dim <= 64:
+        return Tiles(4, 1, 64 if shared_limit >= 160 * 1024 else 32, 32, 2, True)
+    if shared_limit >= 160 * 1024:
+        return Tiles(4, 2, 64, 32, 1, False)
+    return Tiles(2, 2, 64, 32, 1, False)

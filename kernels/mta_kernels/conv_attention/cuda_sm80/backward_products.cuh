@@ -1,0 +1,188 @@
+// The blocks of the backward that compute products of what the rows left: dv += p^T grad_out, dk += ds^T q and dq = ds k.
+//
+// The left operand is a part of the scratch, the right one rows of grad_out, q or k. Both are copied PRODUCT_DEPTH rows, or
+// places, at a time, and some such steps ahead.
+#pragma once
+#include "products.cuh"
+
+enum Product { OF_VALUES, OF_KEYS, OF_QUERIES };
+
+using Sums = float[4][2 * PART_STEPS][4];  // of 16 x 8 numbers
+
+DEVICE constexpr int key_of_place(int place) {  // place 32 a + 8 b + 2 c + d is key 32 a + 8 c + 2 b + d, as threads held it
+    return place / 32 * 32 + place % 8 / 2 * 8 + place % 32 / 8 * 2 + place % 2;
+}
+
+struct ProductTile {
+    Product kind;
+    int block;       // of places, or of rows for dq
+    int begin, end;  // rows of the chunk, or places for dq
+};
+
+// Blocks of products of a chunk, in this order: of p, of ds, and of rows.
+struct ProductCounts {
+    int keys, of_values, of_keys, of_queries;
+
+    DEVICE ProductCounts(const Arguments& args, int chunk) {
+        keys = chunk_keys<BLOCK_ROWS>(args.chunks, args.at, chunk);
+        of_values = place_blocks(keys, LEFT), of_keys = place_blocks(keys, LAG);
+        const int rows = min(args.chunk_rows, args.at.query_rows - chunk * args.chunk_rows);
+        of_queries = (rows + PLACES - 1) / PLACES;
+    }
+    DEVICE int all() const { return of_values + of_keys + of_queries; }
+};
+
+// Step `step` of a product to a stage's memory. What no row block has stored is zeros.
+DEVICE void copy_step(const Arguments& args, const ChunkOfHead& of, const ProductTile& tile, int step, uint32_t to) {
+    const int first = tile.begin + step * PRODUCT_DEPTH;
+    const bool of_rows = tile.kind == OF_QUERIES;
+    const uint16_t* const scratch = tile.kind == OF_VALUES ? args.p : args.ds;
+    const int chunks = (of_rows ? PRODUCT_DEPTH : PLACES) / 8, rows = of_rows ? PLACES : PRODUCT_DEPTH;
+#pragma unroll 1
+    for (int i = thread_index(); i < rows * chunks; i += THREADS) {
+        const int local_row = i / chunks, chunk = i % chunks;
+        const int row = (of_rows ? tile.block * PLACES : first) + local_row, place = (of_rows ? first : tile.block * PLACES) + chunk * 8;
+        bool inside = row < min(args.chunk_rows, args.at.query_rows - of.first_row()) && (of_rows || row < tile.end);
+        if (inside) {
+            const RowBlock block(args.at, of.first_row_block + row / BLOCK_ROWS);
+            inside = place >= block.first_place && place < block.end_place;
+        }
+        const uint32_t at = of_rows ? in_tile<PRODUCT_DEPTH>(local_row, chunk) : in_tile<PLACES>(local_row, chunk);
+        copy_async(to + at, scratch + of.in_scratch(args, inside ? row : 0) + (inside ? place : 0), inside);
+    }
+    const Rows& right = tile.kind == OF_VALUES ? args.grad_out : of_rows ? args.inputs.k : args.inputs.q;
+    const uint16_t* const start = row_of(right, of.batch, of_rows ? of.kv_head : of.head, 0);
+#pragma unroll 1
+    for (int i = thread_index(); i < PRODUCT_DEPTH * (HEAD_DIM / 8); i += THREADS) {
+        const int local_row = i / (HEAD_DIM / 8), chunk = i % (HEAD_DIM / 8);
+        const int row = of_rows ? first + key_of_place(local_row) - LAG : of.first_row() + first + local_row;
+        const bool inside = row >= 0 && row < (of_rows ? args.at.key_rows : args.at.query_rows);
+        copy_async(to + LEFT_BYTES + in_tile<DEPTH>(local_row, chunk), start + (inside ? row * right.stride_row : 0) + chunk * 8, inside);
+    }
+}
+
+// By a warp: 64 rows of the left operand from `first_row` on and PART_STEPS times 16 columns of the right one.
+template <bool OfRows> DEVICE void multiply_step(Sums& sums, uint32_t tiles, int first_row, int part) {
+    const unsigned lane = thread_index() % 32;
+    const uint32_t right = tiles + LEFT_BYTES + in_tile<DEPTH>(lane % 16, part * PART_STEPS * 2 + lane / 16);
+#pragma unroll
+    for (int step = 0; step < PRODUCT_DEPTH / 16; step++) {
+        uint32_t a[4][4];
+#pragma unroll
+        for (int m = 0; m < 4; m++) {
+            if (OfRows)
+                load_matrices(a[m], tiles + in_tile<PRODUCT_DEPTH>(first_row + 16 * m + lane % 16, 2 * step + lane / 16));
+            else
+                load_matrices_transposed(a[m], tiles + in_tile<PLACES>(16 * step + lane / 16 * 8 + lane % 8, first_row / 8 + 2 * m + lane / 8 % 2));
+        }
+#pragma unroll
+        for (int n = 0; n < PART_STEPS; n++) {
+            if (part * PART_STEPS + n >= DEPTH_STEPS) continue;
+            uint32_t b[4];
+            load_matrices_transposed(b, tiles + LEFT_BYTES + in_tile<DEPTH>(16 * step + lane % 16, (part * PART_STEPS + n) * 2 + lane / 16));
+#pragma unroll
+            for (int m = 0; m < 4; m++) {
+                multiply<ELEMENT>(sums[m][2 * n], a[m], b[0], b[1]);
+                multiply<ELEMENT>(sums[m][2 * n + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// dk or dv: added to those of the chunk before, if there is one.
+DEVICE void add_sums(const Arguments& args, const ChunkOfHead& of, const ProductTile& tile, const Sums& sums, int keys, bool is_first,
+                     int first_row, int part) {
+    const int lane = threadIdx.x % 32, shift = tile.kind == OF_VALUES ? LEFT : LAG;
+    const float unit = tile.kind == OF_VALUES ? 1.f : args.ds_unit[of.batch_head];
+    float* const out = (tile.kind == OF_VALUES ? args.dv : args.dk) + (int64_t)of.batch_head * args.at.key_rows * HEAD_DIM;
+#pragma unroll
+    for (int m = 0; m < 4; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int key = key_of_place(tile.block * PLACES + first_row + 16 * m + 8 * h + lane / 4) - shift;
+            if (key < 0 || key >= keys) continue;
+#pragma unroll
+            for (int n = 0; n < 2 * PART_STEPS; n++) {
+                const int column = part * PART_STEPS * 16 + 8 * n + lane % 4 * 2;
+                if (column >= HEAD_DIM) continue;
+                float2* const to = (float2*)(out + (int64_t)key * HEAD_DIM + column);
+                float2 sum = {sums[m][n][2 * h] * unit, sums[m][n][2 * h + 1] * unit};
+                if (!is_first) {
+                    const float2 before = *to;
+                    sum.x += before.x, sum.y += before.y;
+                }
+                *to = sum;
+            }
+        }
+}
+
+DEVICE void write_dq(const Arguments& args, const ChunkOfHead& of, const ProductTile& tile, const Sums& sums, int rows, int first_row,
+                     int part) {
+    const int lane = threadIdx.x % 32;
+    const float unit = args.ds_unit[of.batch_head];
+#pragma unroll
+    for (int m = 0; m < 4; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int row = tile.block * PLACES + first_row + 16 * m + 8 * h + lane / 4;
+            if (row >= rows) continue;
+            uint16_t* const out = args.dq + ((int64_t)of.batch_head * args.at.query_rows + of.first_row() + row) * HEAD_DIM;
+#pragma unroll
+            for (int n = 0; n < 2 * PART_STEPS; n++) {
+                const int column = part * PART_STEPS * 16 + 8 * n + lane % 4 * 2;
+                if (column < HEAD_DIM) *(uint32_t*)(out + column) = pack<ELEMENT>(sums[m][n][2 * h] * unit, sums[m][n][2 * h + 1] * unit);
+            }
+        }
+}
+
+template <bool OfRows>
+DEVICE void multiply_steps(const Arguments& args, const ChunkOfHead& of, const ProductTile& tile, Sums& sums, uint32_t shared,
+                           int first_row, int part) {
+    const int steps = (tile.end - tile.begin + PRODUCT_DEPTH - 1) / PRODUCT_DEPTH;
+    for (int i = 0; i < PRODUCT_STAGES - 1; i++) {
+        if (i < steps) copy_step(args, of, tile, i, shared + i * PRODUCT_STAGE);
+        copies_commit();
+    }
+#pragma unroll 1
+    for (int i = 0; i < steps; i++) {
+        copies_wait<PRODUCT_STAGES - 2>();
+        __syncthreads();  // the step has come; the one before is not read any more
+        const int next = i + PRODUCT_STAGES - 1;
+        if (next < steps) copy_step(args, of, tile, next, shared + next % PRODUCT_STAGES * PRODUCT_STAGE);
+        copies_commit();
+        multiply_step<OfRows>(sums, shared + i % PRODUCT_STAGES * PRODUCT_STAGE, first_row, part);
+    }
+}
+
+DEVICE void compute_products(const Arguments& args, const WorkTile& work, const ChunkOfHead& of, uint32_t shared) {
+    const ProductCounts counts(args, work.chunk);
+    const int rows = min(args.chunk_rows, args.at.query_rows - of.first_row());
+    const int warp = threadIdx.x / 32, first_row = warp / PARTS * 64, part = warp % PARTS;
+    clear_rest<HEAD_DIM, DEPTH, THREADS>(shared + LEFT_BYTES, PRODUCT_DEPTH);
+    for (int i = 1; i < PRODUCT_STAGES; i++) clear_rest<HEAD_DIM, DEPTH, THREADS>(shared + i * PRODUCT_STAGE + LEFT_BYTES, PRODUCT_DEPTH);
+    Sums sums = {};
+    ProductTile tile;
+    const int of_keys = work.part - counts.of_values, of_queries = of_keys - counts.of_keys;
+    if (of_queries >= 0) {
+        tile = {OF_QUERIES, of_queries};
+        const int last = min((of_queries + 1) * PLACES, rows) - 1;
+        tile.begin = RowBlock(args.at, of.first_row_block + of_queries * PLACES / BLOCK_ROWS).first_place;
+        tile.end = RowBlock(args.at, of.first_row_block + last / BLOCK_ROWS).end_place;
+        multiply_steps<true>(args, of, tile, sums, shared, first_row, part);
+        write_dq(args, of, tile, sums, rows, first_row, part);
+    } else {
+        tile = of_keys >= 0 ? ProductTile{OF_KEYS, of_keys} : ProductTile{OF_VALUES, work.part};
+        const int first_key = tile.block * PLACES - (of_keys >= 0 ? LAG : LEFT);
+        tile.begin = 0, tile.end = rows;
+        if (CAUSAL) tile.begin = max(first_key - (args.at.key_rows - args.at.query_rows) - of.first_row(), 0) / PRODUCT_DEPTH * PRODUCT_DEPTH;
+        if (SPANS) {
+            const int blocks = (args.at.key_rows + ALIGNED - 1) / ALIGNED;
+            tile.begin = max(tile.begin, args.seen_by[max(first_key, 0) / ALIGNED] - of.first_row());
+            tile.end = min(tile.end, args.seen_by[blocks + min((first_key + PLACES - 1) / ALIGNED, blocks - 1)] - of.first_row());
+        }
+        multiply_steps<false>(args, of, tile, sums, shared, first_row, part);
+        add_sums(args, of, tile, sums, counts.keys, work.chunk == args.chunks.chunks - 1, first_row, part);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) count_up(args.chunks.products_done + work.stage);
+}

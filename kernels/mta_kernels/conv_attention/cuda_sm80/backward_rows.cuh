@@ -1,0 +1,155 @@
+// The blocks of the backward that compute rows: p and ds to scratch, and the weight's gradient.
+#pragma once
+#include "backward_weight.cuh"
+#include "taps.cuh"
+
+using Numbers = uint32_t[ROW_TILES][CHUNK / 4];  // of CHUNK columns, two in a word
+
+struct RowScales {
+    float unit;  // what c is multiplied by
+    float reference[ROW_TILES][2], delta[ROW_TILES][2];
+};
+
+// p, and dc times `factor` in `dp`, which holds grad_out v^T.
+DEVICE void softmax_backward(const Columns& c, Columns& dp, const RowScales& of, float factor, Numbers& p) {
+#pragma unroll
+    for (int e = 0; e < ROW_TILES; e++)
+#pragma unroll
+        for (int i = 0; i < CHUNK / 2; i += 2) {
+            const int h = i / 2 % 2;
+            const float first = exp2_fast(fmaf(c[e][i], of.unit, -of.reference[e][h]));
+            const float second = exp2_fast(fmaf(c[e][i + 1], of.unit, -of.reference[e][h]));
+            p[e][i / 2] = pack<ELEMENT>(first, second);
+            dp[e][i] = first * ((dp[e][i] - of.delta[e][h]) * factor);
+            dp[e][i + 1] = second * ((dp[e][i + 1] - of.delta[e][h]) * factor);
+        }
+}
+
+// CHUNK columns of the block's rows of p or ds: four lanes write 64 bytes of a row at once.
+DEVICE void store_numbers(uint16_t* row_0, int pitch, const RowBlock& block, const WarpRows& rows, const Numbers& numbers) {
+#pragma unroll
+    for (int e = 0; e < ROW_TILES; e++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int row = rows.row(e, h);
+            if (!block.holds(row)) continue;
+            uint16_t* const to = row_0 + (int64_t)(row - block.first_row) * pitch + rows.lane() % 4 * 8;
+#pragma unroll
+            for (int i = 0; i < CHUNK / 32; i++) {
+                const uint32_t* const of = numbers[e] + 8 * i + h;
+                *(uint4*)(to + 32 * i) = uint4{of[0], of[2], of[4], of[6]};
+            }
+        }
+}
+
+DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_block, uint32_t shared) {
+    const RowBlock block(args.at, row_block);
+    const int warp = threadIdx.x / 32, group = warp / COLUMN_GROUPS, own_column = warp % COLUMN_GROUPS * COLUMNS;
+    const int tile_row = block.first_row - HALO;
+    const uint16_t* const keys = row_of(args.inputs.k, of.batch, of.kv_head, 0);
+    const uint16_t* const values = row_of(args.inputs.v, of.batch, of.kv_head, 0);
+    copy_rows(shared + QUERIES, args.inputs.q, of.batch, of.head, tile_row, args.at.query_rows);
+    copy_rows(shared + GRADS, args.grad_out, of.batch, of.head, tile_row, args.at.query_rows);
+    clear_rest<HEAD_DIM, DEPTH, THREADS>(shared + QUERIES, TILE_ROWS);
+    clear_rest<HEAD_DIM, DEPTH, THREADS>(shared + GRADS, TILE_ROWS);
+    clear_rest<HEAD_DIM, DEPTH, THREADS>(shared + KEYS_AT, KEYS);
+    clear_rest<HEAD_DIM, DEPTH, THREADS>(shared + VALUES_AT, KEYS);
+    copy_tile(shared + KEYS_AT, keys, args.inputs.k, block.first_place, args.at.key_rows);
+
+    RowScales scales;
+    scales.unit = write_taps<false>(args.inputs.weight, args.scale_log2, of.head, shared + TAPS);
+    write_taps<true>(args.inputs.weight, args.scale_log2, of.head, shared + TAPS_BACK);
+    const WarpRows rows{args.at, tile_row + group * WARP_ROWS}, ds_rows{args.at, rows.first - HALO};
+    struct { int first_row, batch_head, batch, kv_head; } scaled = {block.first_row, of.batch_head, of.batch, of.kv_head};
+    const GradScales grad_scales(args, scaled, rows.lane(), scales.unit, min(tile_row + TILE_ROWS, args.at.query_rows));
+    if (threadIdx.x == 0) args.ds_unit[of.batch_head] = grad_scales.ds_unit;  // as every block of the head
+#pragma unroll
+    for (int e = 0; e < ROW_TILES; e++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            // p and dc are zero where there is no row, where its c is not complete, and where backward_exact.cu computes it.
+            const int row = rows.row(e, h);
+            const int64_t of_row = out_row(args.at, of.batch_head, row);
+            const bool inside = row >= block.first_row && row < args.at.query_rows && !is_exact(args.logsumexp[of_row]);
+            scales.reference[e][h] = inside ? args.logsumexp[of_row] * LOG2_E : 1e30f;
+            scales.delta[e][h] = inside ? args.delta[of_row] : 0.f;
+        }
+
+    Operand queries, grads;
+    if (OPERANDS_IN_REGISTERS) {
+        copies_wait<0>();
+        __syncthreads();
+#pragma unroll
+        for (int step = 0; step < DEPTH_STEPS; step++) {
+            load_operand(queries[OPERANDS_IN_REGISTERS ? step : 0], rows_at(shared + QUERIES, group * WARP_ROWS), step);
+            load_operand(grads[OPERANDS_IN_REGISTERS ? step : 0], rows_at(shared + GRADS, group * WARP_ROWS), step);
+        }
+        __syncthreads();
+    }
+    for (int i = threadIdx.x; i < (BUFFERS_END - SCORES) / 16; i += THREADS) store_shared(shared + SCORES + i * 16, uint4{0, 0, 0, 0});
+    copy_tile(shared + VALUES_AT, values, args.inputs.v, block.first_place - LEFT, args.at.key_rows);
+
+    const int64_t kept = of.in_scratch(args, block.first_row - of.first_row());
+    WeightGrads dweight = {};
+#pragma unroll 1
+    for (int first_key = block.first_place; first_key < block.end_place; first_key += KEYS) {
+        copies_wait<1>();
+        __syncthreads();  // the keys have come; the scores and dc of the tile before are not read any more
+        if (own_column == KEYS - COLUMNS) {
+            move_window(shared + SCORES);
+            move_window(shared + SCORE_GRADS);
+        }
+#pragma unroll 1
+        for (int chunk = own_column; chunk < own_column + COLUMNS; chunk += CHUNK) {
+            Columns scores = {};
+            if (rows.sees_some(first_key + chunk)) {
+                multiply_rows(scores, queries, rows_at(shared + QUERIES, group * WARP_ROWS), keys_at(shared + KEYS_AT) + chunk * DEPTH * 2);
+                rows.mask_scores(scores, first_key + chunk);
+            }
+            store_scores(shared + SCORES, scores, chunk, [](float a, float b) { return finite(pack<Half>(a, b)); });
+        }
+        copies_wait<0>();
+        __syncthreads();  // the values have come, the scores of all warps are stored; the keys are not read any more
+        if (first_key + KEYS < block.end_place) copy_tile(shared + KEYS_AT, keys, args.inputs.k, first_key + KEYS, args.at.key_rows);
+#pragma unroll 1
+        for (int chunk = own_column; chunk < own_column + COLUMNS; chunk += CHUNK) {
+            const int first_column = first_key - LEFT + chunk;
+            Columns dc = {};
+            Numbers p = {};
+            if (rows.sees_some(first_column)) {
+                Columns c = {};
+                convolve(c, scores_at(shared + SCORES) + chunk / 8 * 16, shared + TAPS);
+                rows.mask_convolved(c, first_column);
+                multiply_rows(dc, grads, rows_at(shared + GRADS, group * WARP_ROWS), keys_at(shared + VALUES_AT) + chunk * DEPTH * 2);
+                softmax_backward(c, dc, scales, grad_scales.of_block, p);
+            }
+            store_scores(shared + SCORE_GRADS, dc, chunk, pack<Half>);
+            store_numbers(args.p + kept + first_key + chunk, args.pitch, block, rows, p);
+        }
+        __syncthreads();  // the dc of all warps are stored; the values are not read any more
+        if (first_key + KEYS < block.end_place)
+            copy_tile(shared + VALUES_AT, values, args.inputs.v, first_key + KEYS - LEFT, args.at.key_rows);
+#pragma unroll 1
+        for (int chunk = own_column; chunk < own_column + COLUMNS; chunk += CHUNK) {
+            const int first_column = first_key - LAG + chunk;
+            Numbers numbers = {};
+            if (ds_rows.sees_some(first_column)) {
+                Columns ds = {};
+                convolve(ds, scores_at(shared + SCORE_GRADS) + chunk / 8 * 16, shared + TAPS_BACK);
+                ds_rows.mask_scores(ds, first_column);
+#pragma unroll
+                for (int e = 0; e < ROW_TILES; e++)
+#pragma unroll
+                    for (int i = 0; i < CHUNK / 2; i += 2)
+                        numbers[e][i / 2] = pack<ELEMENT>(ds[e][i] * grad_scales.to_ds, ds[e][i + 1] * grad_scales.to_ds);
+            }
+            store_numbers(args.ds + kept + first_key + chunk, args.pitch, block, ds_rows, numbers);
+            if (ds_rows.sees_some(first_column - LEFT, CHUNK + LAG))
+                add_weight_grads(dweight, shared + SCORES, shared + SCORE_GRADS, chunk);
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) count_up(args.chunks.rows_done + (int)load_shared(shared + WORK + 4));
+    float* const sums = args.dweight + ((int64_t)of.batch_head * args.chunks.all_row_blocks + row_block) * (QUERY_TAPS * KEY_TAPS);
+    write_weight_grads(dweight, shared, sums, args.scale / grad_scales.of_block);
+}

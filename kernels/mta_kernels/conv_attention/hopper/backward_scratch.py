@@ -1,0 +1,40 @@
+"""Where the scratch of a call has what."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mta_kernels.conv_attention.banded.backward_plan import NORM_PARTS, ChunkPlan
+from mta_kernels.conv_attention.hopper.backward_constants import BackwardConstants
+
+SCRATCH_ALIGNED = 256  # bytes, at multiples of which the parts of the scratch begin
+
+
+class ScratchLayout(NamedTuple):
+    """Where in the scratch, whose start is p and then ds, the rest begins, and where it ends, in bytes."""
+
+    stored: int  # p and ds `[2, slots, rows of a chunk, pitch]`, in q's dtype
+    prepared: dict[str, int]  # what prepare.cu writes, by the names of `Preparation` and `BackwardArguments`
+    ds_unit: int
+    counters: int
+    end: int
+
+    @classmethod
+    def of(
+        cls, constants: BackwardConstants, plan: ChunkPlan, batch: int, heads: int, kv_heads: int, query_rows: int
+    ) -> ScratchLayout:
+        """The scratch of a call."""
+        stored = 2 * 2 * plan.slots * plan.row_blocks * constants.block_rows * plan.pitch
+        numbers = {
+            "taps": heads * constants.prepared.tap_bytes // 4, "taps_back": heads * constants.prepared.tap_bytes // 4,
+            "weight_scale": heads,
+            "value_norms": batch * kv_heads * NORM_PARTS,
+            "grad_norms": (1 + constants.margins) * batch * heads * NORM_PARTS,  # and those of out
+            "delta": batch * heads * query_rows, "ds_unit": batch * heads, "counters": 1 + 2 * plan.stages,
+        }  # fmt: skip
+        starts, at = {}, stored
+        for name, count in numbers.items():
+            starts[name] = at
+            at += -(-4 * count // SCRATCH_ALIGNED) * SCRATCH_ALIGNED
+        ds_unit, counters = starts.pop("ds_unit"), starts.pop("counters")
+        return cls(stored, starts, ds_unit, counters, at)
