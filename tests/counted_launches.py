@@ -39,7 +39,7 @@ class Machine(Emulator):
                 self.prepared = Preparation.from_buffer_copy(preparation)
             return
         *maps, arguments = args
-        if kernel == "hopper_backward_exact":
+        if kernel == "backward_exact":
             given = (
                 arguments.inputs.q.start,
                 arguments.inputs.k.start,

@@ -1,4 +1,4 @@
-"""The CUDA forward and decode, for every NVIDIA GPU from sm_80 on."""
+"""The CUDA forward, backward and decode, for every NVIDIA GPU from sm_80 on."""
 
 from __future__ import annotations
 
@@ -44,6 +44,28 @@ def forward_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     yield CudaKernel("cuda_forward", code, constants.warps, constants.shared_memory)
 
 
+def backward_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
+    """The backward's three kernels. Raises SkippedError without a compiler."""
+    from mta_kernels.conv_attention.cuda_sm80 import backward
+    from mta_kernels.conv_attention.cuda_sm80.backward_constants import MOST_HEAD_DIM, BackwardConstants, tiles_for
+    from mta_kernels.conv_attention.cuda_sm80.forward import shape_unsupported
+    from mtabench.problem.inputs import DTYPES
+
+    dtype = DTYPES[shape.dtype]
+    if shape_unsupported(dtype, shape.head_dim, *shape.conv) or shape.head_dim > MOST_HEAD_DIM:
+        return
+    need_compiler()
+    tiles = tiles_for(shape.head_dim, limits.shared_per_block)
+    constants = BackwardConstants(dtype, shape.head_dim, shape.operation.conv, shape.causal, shape.packed, tiles)
+    exact = backward.exact_constants(constants, limits.target)
+    prepare = compiled(constants.prepare_source(limits.target))
+    yield CudaKernel("cuda_backward_prepare", prepare, backward.PREPARE_THREADS // 32, backward.PREPARE_BYTES)
+    rows_and_products = compiled(constants.source(limits.target))
+    yield CudaKernel(constants.kernel_name, rows_and_products, constants.warps, constants.shared_memory)
+    code = compiled(exact.source)
+    yield CudaKernel(exact.kernel_name, code, exact.threads // 32, exact.shared_memory, "cuda_backward_exact")
+
+
 def decode_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """The decode. Raises SkippedError without a compiler."""
     from mta_kernels.conv_attention.cuda_decode.decode import shape_unsupported
@@ -62,9 +84,11 @@ def decode_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     yield CudaKernel("cuda_decode", code, constants.warps, constants.shared_memory)
 
 
+BACKWARD_KERNELS = ("cuda_backward_prepare", "cuda_backward", "cuda_backward_exact")
+
 ENTRIES = (
     Implementation(
-        order=50, name="cuda", op="conv-attention", passes=("fwd", "decode"), devices=("cuda",), work="banded",
+        order=50, name="cuda", op="conv-attention", passes=("fwd", "bwd", "decode"), devices=("cuda",), work="banded",
         summary="fused CUDA kernels for every NVIDIA GPU from sm_80 on, the convolution as banded products on the "
         "tensor cores; in decode, the keys shared evenly by all programs",
         build=partial(conv_attention_by, "cuda"), why_not=partial(backend_why_not, "cuda"), splits_used=splits_used,
@@ -72,6 +96,7 @@ ENTRIES = (
         compiles=True,
         sources=(
             Source("cuda_forward", forward_source, ("cuda_forward",), order=45),
+            Source("cuda_backward", backward_source, BACKWARD_KERNELS, order=46),
             Source("cuda_decode", decode_source, ("cuda_decode",), order=50),
         ),
     ),

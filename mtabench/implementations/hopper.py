@@ -73,7 +73,8 @@ def source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
         launched.append(launched[-1].exact)
     for name, constants in zip(("prepare", "forward", "backward", "backward_exact"), launched, strict=False):
         code = compiled(constants.source)
-        yield CudaKernel(f"hopper_{name}", code, constants.threads // 32, constants.shared_memory)
+        shared = constants.shared_memory
+        yield CudaKernel(constants.kernel_name, code, constants.threads // 32, shared, f"hopper_{name}")
 
 
 KERNELS = ("hopper_prepare", "hopper_forward", "hopper_backward", "hopper_backward_exact")

@@ -288,7 +288,7 @@ def test_a_repeated_backward_has_its_own_tensors_and_no_operator(machine: Machin
     assert len(backward_calls) == 2
     assert (
         machine.launched
-        == ["hopper_prepare", "hopper_forward", "hopper_prepare", "hopper_backward", "hopper_backward_exact"] * 5
+        == ["hopper_prepare", "hopper_forward", "hopper_prepare", "hopper_backward", "backward_exact"] * 5
     )
 
 

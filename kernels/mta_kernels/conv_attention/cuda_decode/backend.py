@@ -24,7 +24,7 @@ def why_not(request: Request) -> str | None:
 
 def _forward_unsupported(request: Request) -> str | None:
     if request.gradients and request.head_dim > MOST_HEAD_DIM:
-        return f"head_dim {request.head_dim} has no backward, which ends at {MOST_HEAD_DIM}, and a gradient may be asked for"
+        return f"its backward ends at head_dim {MOST_HEAD_DIM}, and a gradient may be asked for"
     return forward.shape_unsupported(request.dtype, request.head_dim, *request.operation.conv.taps)
 
 

@@ -14,8 +14,9 @@ from mta_kernels.nvrtc.structures import ELEMENTS
 from mta_kernels.operation import Convolution
 
 FOLDER = Path(__file__).parent
-PRODUCT_DEPTH, FEWEST_STAGES = 32, 2  # of backward_layout.cuh
-ABOVE = 16
+MOST_HEAD_DIM = 128
+PRODUCT_DEPTH, FEWEST_STAGES = 32, 2  # of backward_layout.cuh, as the next
+ABOVE = 16  # rows of zeros
 
 
 class Tiles(NamedTuple):

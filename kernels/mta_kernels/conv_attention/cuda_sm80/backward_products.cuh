@@ -32,54 +32,76 @@ struct ProductCounts {
     DEVICE int all() const { return of_values + of_keys + of_queries; }
 };
 
-// Step `step` of a product to a stage's memory. What no row block has stored is zeros.
+// ROWS rows of the scratch from `first_row` of the chunk on, CHUNKS times 8 places from `first_place` on, to shared memory. What
+// no row block has stored is zeros, and so are rows from `end` on.
+template <int ROWS, int CHUNKS>
+DEVICE void copy_scratch(const Arguments& args, const ChunkOfHead& of, const uint16_t* scratch, int first_row, int first_place, int end,
+                         uint32_t to) {
+    static_assert(THREADS % CHUNKS == 0 && ROWS % (THREADS / CHUNKS) == 0, "a thread's chunks lie in one column");
+    const int thread = thread_index(), chunk = thread % CHUNKS, place = first_place + chunk * 8;
+    // Whether all have been stored: their row blocks have at least the places of what the rows see.
+    const int of_head = of.first_row() + first_row;
+    const bool all = first_row + ROWS <= end && first_place >= keys_begin(args.at, of_head + ROWS - 1) &&
+                     first_place + CHUNKS * 8 <= keys_end(args.at, of_head) + LAG;
+    const int thread_row = thread / CHUNKS;
+    const uint16_t* source = scratch + of.in_scratch(args, first_row + thread_row) + place;
+    const int64_t step = THREADS / CHUNKS * (int64_t)args.pitch;
+    if (all) {
+#pragma unroll
+        for (int i = 0; i < ROWS; i += THREADS / CHUNKS, source += step)
+            copy_async(to + in_tile<CHUNKS * 8>(i + thread_row, chunk), source, true);
+        return;
+    }
+#pragma unroll 1
+    for (int row = thread_row; row < ROWS; row += THREADS / CHUNKS, source += step) {
+        const RowBlock block(args.at, of.first_row_block + (first_row + row) / BLOCK_ROWS);
+        const bool inside = first_row + row < end && place >= block.first_place && place < block.end_place;
+        copy_async(to + in_tile<CHUNKS * 8>(row, chunk), source, inside);
+    }
+}
+
+// Step `step` of a product to a stage's memory.
+template <bool OfRows>
 DEVICE void copy_step(const Arguments& args, const ChunkOfHead& of, const ProductTile& tile, int step, uint32_t to) {
     const int first = tile.begin + step * PRODUCT_DEPTH;
-    const bool of_rows = tile.kind == OF_QUERIES;
-    const uint16_t* const scratch = tile.kind == OF_VALUES ? args.p : args.ds;
-    const int chunks = (of_rows ? PRODUCT_DEPTH : PLACES) / 8, rows = of_rows ? PLACES : PRODUCT_DEPTH;
-#pragma unroll 1
-    for (int i = thread_index(); i < rows * chunks; i += THREADS) {
-        const int local_row = i / chunks, chunk = i % chunks;
-        const int row = (of_rows ? tile.block * PLACES : first) + local_row, place = (of_rows ? first : tile.block * PLACES) + chunk * 8;
-        bool inside = row < min(args.chunk_rows, args.at.query_rows - of.first_row()) && (of_rows || row < tile.end);
-        if (inside) {
-            const RowBlock block(args.at, of.first_row_block + row / BLOCK_ROWS);
-            inside = place >= block.first_place && place < block.end_place;
-        }
-        const uint32_t at = of_rows ? in_tile<PRODUCT_DEPTH>(local_row, chunk) : in_tile<PLACES>(local_row, chunk);
-        copy_async(to + at, scratch + of.in_scratch(args, inside ? row : 0) + (inside ? place : 0), inside);
+    if (OfRows) {
+        const int rows = min(args.chunk_rows, args.at.query_rows - of.first_row());
+        copy_scratch<PLACES, PRODUCT_DEPTH / 8>(args, of, args.ds, tile.block * PLACES, first, rows, to);
+    } else {
+        const uint16_t* const scratch = tile.kind == OF_VALUES ? args.p : args.ds;
+        copy_scratch<PRODUCT_DEPTH, PLACES / 8>(args, of, scratch, first, tile.block * PLACES, tile.end, to);
     }
-    const Rows& right = tile.kind == OF_VALUES ? args.grad_out : of_rows ? args.inputs.k : args.inputs.q;
-    const uint16_t* const start = row_of(right, of.batch, of_rows ? of.kv_head : of.head, 0);
-#pragma unroll 1
+    const Rows& right = tile.kind == OF_VALUES ? args.grad_out : OfRows ? args.inputs.k : args.inputs.q;
+    const uint16_t* const start = row_of(right, of.batch, OfRows ? of.kv_head : of.head, 0);
+    const int rows = OfRows ? args.at.key_rows : args.at.query_rows, stride = (int)right.stride_row;
+#pragma unroll
     for (int i = thread_index(); i < PRODUCT_DEPTH * (HEAD_DIM / 8); i += THREADS) {
         const int local_row = i / (HEAD_DIM / 8), chunk = i % (HEAD_DIM / 8);
-        const int row = of_rows ? first + key_of_place(local_row) - LAG : of.first_row() + first + local_row;
-        const bool inside = row >= 0 && row < (of_rows ? args.at.key_rows : args.at.query_rows);
-        copy_async(to + LEFT_BYTES + in_tile<DEPTH>(local_row, chunk), start + (inside ? row * right.stride_row : 0) + chunk * 8, inside);
+        const int row = OfRows ? first + key_of_place(local_row) - LAG : of.first_row() + first + local_row;
+        const bool inside = row >= 0 && row < rows;
+        copy_async(to + LEFT_BYTES + in_tile<DEPTH>(local_row, chunk), start + (inside ? (int64_t)row * stride : 0) + chunk * 8, inside);
     }
 }
 
 // By a warp: 64 rows of the left operand from `first_row` on and PART_STEPS times 16 columns of the right one.
 template <bool OfRows> DEVICE void multiply_step(Sums& sums, uint32_t tiles, int first_row, int part) {
     const unsigned lane = thread_index() % 32;
-    const uint32_t right = tiles + LEFT_BYTES + in_tile<DEPTH>(lane % 16, part * PART_STEPS * 2 + lane / 16);
+    const uint32_t left = tiles + (OfRows ? in_tile<PRODUCT_DEPTH>(first_row + lane % 16, lane / 16)
+                                          : in_tile<PLACES>(lane / 16 * 8 + lane % 8, first_row / 8 + lane / 8 % 2));
+    const uint32_t right = tiles + LEFT_BYTES + in_tile<DEPTH>(lane % 16, lane / 16);
 #pragma unroll
     for (int step = 0; step < PRODUCT_DEPTH / 16; step++) {
         uint32_t a[4][4];
 #pragma unroll
         for (int m = 0; m < 4; m++) {
-            if (OfRows)
-                load_matrices(a[m], tiles + in_tile<PRODUCT_DEPTH>(first_row + 16 * m + lane % 16, 2 * step + lane / 16));
-            else
-                load_matrices_transposed(a[m], tiles + in_tile<PLACES>(16 * step + lane / 16 * 8 + lane % 8, first_row / 8 + 2 * m + lane / 8 % 2));
+            if (OfRows) load_matrices(a[m], at_step<PRODUCT_DEPTH>(left, step) + 16 * m * PRODUCT_DEPTH * 2);
+            else load_matrices_transposed(a[m], at_step<PLACES>(left, m) + 16 * step * PLACES * 2);
         }
 #pragma unroll
         for (int n = 0; n < PART_STEPS; n++) {
             if (part * PART_STEPS + n >= DEPTH_STEPS) continue;
             uint32_t b[4];
-            load_matrices_transposed(b, tiles + LEFT_BYTES + in_tile<DEPTH>(16 * step + lane % 16, (part * PART_STEPS + n) * 2 + lane / 16));
+            load_matrices_transposed(b, at_step<DEPTH>(right, part * PART_STEPS + n) + 16 * step * DEPTH * 2);
 #pragma unroll
             for (int m = 0; m < 4; m++) {
                 multiply<ELEMENT>(sums[m][2 * n], a[m], b[0], b[1]);
@@ -140,7 +162,7 @@ DEVICE void multiply_steps(const Arguments& args, const ChunkOfHead& of, const P
                            int first_row, int part) {
     const int steps = (tile.end - tile.begin + PRODUCT_DEPTH - 1) / PRODUCT_DEPTH;
     for (int i = 0; i < PRODUCT_STAGES - 1; i++) {
-        if (i < steps) copy_step(args, of, tile, i, shared + i * PRODUCT_STAGE);
+        if (i < steps) copy_step<OfRows>(args, of, tile, i, shared + i * PRODUCT_STAGE);
         copies_commit();
     }
 #pragma unroll 1
@@ -148,7 +170,7 @@ DEVICE void multiply_steps(const Arguments& args, const ChunkOfHead& of, const P
         copies_wait<PRODUCT_STAGES - 2>();
         __syncthreads();  // the step has come; the one before is not read any more
         const int next = i + PRODUCT_STAGES - 1;
-        if (next < steps) copy_step(args, of, tile, next, shared + next % PRODUCT_STAGES * PRODUCT_STAGE);
+        if (next < steps) copy_step<OfRows>(args, of, tile, next, shared + next % PRODUCT_STAGES * PRODUCT_STAGE);
         copies_commit();
         multiply_step<OfRows>(sums, shared + i % PRODUCT_STAGES * PRODUCT_STAGE, first_row, part);
     }
@@ -157,7 +179,7 @@ DEVICE void multiply_steps(const Arguments& args, const ChunkOfHead& of, const P
 DEVICE void compute_products(const Arguments& args, const WorkTile& work, const ChunkOfHead& of, uint32_t shared) {
     const ProductCounts counts(args, work.chunk);
     const int rows = min(args.chunk_rows, args.at.query_rows - of.first_row());
-    const int warp = threadIdx.x / 32, first_row = warp / PARTS * 64, part = warp % PARTS;
+    const int warp = threadIdx.x / 32, first_row = warp / PARTS * 64, part = PARTS == 1 ? 0 : warp % PARTS;
     clear_rest<HEAD_DIM, DEPTH, THREADS>(shared + LEFT_BYTES, PRODUCT_DEPTH);
     for (int i = 1; i < PRODUCT_STAGES; i++) clear_rest<HEAD_DIM, DEPTH, THREADS>(shared + i * PRODUCT_STAGE + LEFT_BYTES, PRODUCT_DEPTH);
     Sums sums = {};

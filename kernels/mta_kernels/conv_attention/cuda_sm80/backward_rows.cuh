@@ -6,12 +6,12 @@
 using Numbers = uint32_t[ROW_TILES][CHUNK / 4];  // of CHUNK columns, two in a word
 
 struct RowScales {
-    float unit;  // what c is multiplied by
+    float unit, factor;  // what c and dc are multiplied by
     float reference[ROW_TILES][2], delta[ROW_TILES][2];
 };
 
-// p, and dc times `factor` in `dp`, which holds grad_out v^T.
-DEVICE void softmax_backward(const Columns& c, Columns& dp, const RowScales& of, float factor, Numbers& p) {
+// p, and dc in `dp`, which holds grad_out v^T.
+DEVICE void softmax_backward(const Columns& c, Columns& dp, const RowScales& of, Numbers& p) {
 #pragma unroll
     for (int e = 0; e < ROW_TILES; e++)
 #pragma unroll
@@ -20,8 +20,8 @@ DEVICE void softmax_backward(const Columns& c, Columns& dp, const RowScales& of,
             const float first = exp2_fast(fmaf(c[e][i], of.unit, -of.reference[e][h]));
             const float second = exp2_fast(fmaf(c[e][i + 1], of.unit, -of.reference[e][h]));
             p[e][i / 2] = pack<ELEMENT>(first, second);
-            dp[e][i] = first * ((dp[e][i] - of.delta[e][h]) * factor);
-            dp[e][i + 1] = second * ((dp[e][i + 1] - of.delta[e][h]) * factor);
+            dp[e][i] = first * fmaf(dp[e][i], of.factor, -of.delta[e][h]);
+            dp[e][i + 1] = second * fmaf(dp[e][i + 1], of.factor, -of.delta[e][h]);
         }
 }
 
@@ -62,6 +62,7 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
     const WarpRows rows{args.at, tile_row + group * WARP_ROWS}, ds_rows{args.at, rows.first - HALO};
     struct { int first_row, batch_head, batch, kv_head; } scaled = {block.first_row, of.batch_head, of.batch, of.kv_head};
     const GradScales grad_scales(args, scaled, rows.lane(), scales.unit, min(tile_row + TILE_ROWS, args.at.query_rows));
+    scales.factor = grad_scales.of_block;
     if (threadIdx.x == 0) args.ds_unit[of.batch_head] = grad_scales.ds_unit;  // as every block of the head
 #pragma unroll
     for (int e = 0; e < ROW_TILES; e++)
@@ -72,7 +73,7 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
             const int64_t of_row = out_row(args.at, of.batch_head, row);
             const bool inside = row >= block.first_row && row < args.at.query_rows && !is_exact(args.logsumexp[of_row]);
             scales.reference[e][h] = inside ? args.logsumexp[of_row] * LOG2_E : 1e30f;
-            scales.delta[e][h] = inside ? args.delta[of_row] : 0.f;
+            scales.delta[e][h] = inside ? args.delta[of_row] * scales.factor : 0.f;
         }
 
     Operand queries, grads;
@@ -101,12 +102,17 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
         }
 #pragma unroll 1
         for (int chunk = own_column; chunk < own_column + COLUMNS; chunk += CHUNK) {
-            Columns scores = {};
-            if (rows.sees_some(first_key + chunk)) {
-                multiply_rows(scores, queries, rows_at(shared + QUERIES, group * WARP_ROWS), keys_at(shared + KEYS_AT) + chunk * DEPTH * 2);
-                rows.mask_scores(scores, first_key + chunk);
+            const auto store = [&](const Columns& scores) {
+                store_scores(shared + SCORES, scores, chunk, [](float a, float b) { return finite(pack<Half>(a, b)); });
+            };
+            if (!rows.sees_some(first_key + chunk)) {
+                store({});
+                continue;
             }
-            store_scores(shared + SCORES, scores, chunk, [](float a, float b) { return finite(pack<Half>(a, b)); });
+            Columns scores = {};
+            multiply_rows(scores, queries, rows_at(shared + QUERIES, group * WARP_ROWS), keys_at(shared + KEYS_AT) + chunk * DEPTH * 2);
+            rows.mask_scores(scores, first_key + chunk);
+            store(scores);
         }
         copies_wait<0>();
         __syncthreads();  // the values have come, the scores of all warps are stored; the keys are not read any more
@@ -114,17 +120,21 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
 #pragma unroll 1
         for (int chunk = own_column; chunk < own_column + COLUMNS; chunk += CHUNK) {
             const int first_column = first_key - LEFT + chunk;
-            Columns dc = {};
-            Numbers p = {};
-            if (rows.sees_some(first_column)) {
-                Columns c = {};
-                convolve(c, scores_at(shared + SCORES) + chunk / 8 * 16, shared + TAPS);
-                rows.mask_convolved(c, first_column);
-                multiply_rows(dc, grads, rows_at(shared + GRADS, group * WARP_ROWS), keys_at(shared + VALUES_AT) + chunk * DEPTH * 2);
-                softmax_backward(c, dc, scales, grad_scales.of_block, p);
+            const auto store = [&](const Columns& dc, const Numbers& p) {
+                store_scores(shared + SCORE_GRADS, dc, chunk, pack<Half>);
+                store_numbers(args.p + kept + first_key + chunk, args.pitch, block, rows, p);
+            };
+            if (!rows.sees_some(first_column)) {
+                store({}, {});
+                continue;
             }
-            store_scores(shared + SCORE_GRADS, dc, chunk, pack<Half>);
-            store_numbers(args.p + kept + first_key + chunk, args.pitch, block, rows, p);
+            Columns c = {}, dc = {};
+            Numbers p;
+            convolve(c, scores_at(shared + SCORES) + chunk / 8 * 16, shared + TAPS);
+            rows.replace_unseen(c, first_column, MINUS_INFINITY);
+            multiply_rows(dc, grads, rows_at(shared + GRADS, group * WARP_ROWS), keys_at(shared + VALUES_AT) + chunk * DEPTH * 2);
+            softmax_backward(c, dc, scales, p);
+            store(dc, p);
         }
         __syncthreads();  // the dc of all warps are stored; the values are not read any more
         if (first_key + KEYS < block.end_place)
@@ -132,18 +142,23 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
 #pragma unroll 1
         for (int chunk = own_column; chunk < own_column + COLUMNS; chunk += CHUNK) {
             const int first_column = first_key - LAG + chunk;
-            Numbers numbers = {};
+            const auto store = [&](const Numbers& numbers) {
+                store_numbers(args.ds + kept + first_key + chunk, args.pitch, block, ds_rows, numbers);
+            };
             if (ds_rows.sees_some(first_column)) {
                 Columns ds = {};
                 convolve(ds, scores_at(shared + SCORE_GRADS) + chunk / 8 * 16, shared + TAPS_BACK);
                 ds_rows.mask_scores(ds, first_column);
+                Numbers numbers;
 #pragma unroll
                 for (int e = 0; e < ROW_TILES; e++)
 #pragma unroll
                     for (int i = 0; i < CHUNK / 2; i += 2)
                         numbers[e][i / 2] = pack<ELEMENT>(ds[e][i] * grad_scales.to_ds, ds[e][i + 1] * grad_scales.to_ds);
+                store(numbers);
+            } else {
+                store({});
             }
-            store_numbers(args.ds + kept + first_key + chunk, args.pitch, block, ds_rows, numbers);
             if (ds_rows.sees_some(first_column - LEFT, CHUNK + LAG))
                 add_weight_grads(dweight, shared + SCORES, shared + SCORE_GRADS, chunk);
         }

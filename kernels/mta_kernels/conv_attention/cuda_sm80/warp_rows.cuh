@@ -22,8 +22,11 @@ struct WarpRows {
     // CHUNK columns of scores from `first_key` on: those that a row does not see are zeros to the convolution. Beyond the last key
     // they are so already.
     DEVICE void mask_scores(Columns& scores, int first_key) const {
-        if (!(CAUSAL || SPANS) || all_see(first_key, CHUNK)) return;
-        mask(scores, first_key, [](float score, bool seen) { return seen ? score : 0; });
+        if (CAUSAL || SPANS) replace_unseen(scores, first_key, 0);
+    }
+    DEVICE void replace_unseen(Columns& numbers, int first_key, float by) const {
+        if (all_see(first_key, CHUNK)) return;
+        mask(numbers, first_key, [by](float number, bool seen) { return seen ? number : by; });
     }
     DEVICE void mask_convolved(Columns& c, int first_key) const {
         if (all_see(first_key - 1, CHUNK + 2)) return;
