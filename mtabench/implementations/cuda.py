@@ -47,7 +47,7 @@ def forward_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
 def backward_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """The backward's three kernels. Raises SkippedError without a compiler."""
     from mta_kernels.conv_attention.cuda_sm80 import backward
-    from mta_kernels.conv_attention.cuda_sm80.backward_constants import MOST_HEAD_DIM, BackwardConstants, tiles_for
+    from mta_kernels.conv_attention.cuda_sm80.backward_constants import MOST_HEAD_DIM, constants_for
     from mta_kernels.conv_attention.cuda_sm80.forward import shape_unsupported
     from mtabench.problem.inputs import DTYPES
 
@@ -55,8 +55,9 @@ def backward_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     if shape_unsupported(dtype, shape.head_dim, *shape.conv) or shape.head_dim > MOST_HEAD_DIM:
         return
     need_compiler()
-    tiles = tiles_for(shape.head_dim, limits.shared_per_block)
-    constants = BackwardConstants(dtype, shape.head_dim, shape.operation.conv, shape.causal, shape.packed, tiles)
+    constants = constants_for(
+        dtype, shape.head_dim, shape.operation.conv, shape.causal, shape.packed, limits.shared_per_block
+    )
     exact = backward.exact_constants(constants, limits.target)
     prepare = compiled(constants.prepare_source(limits.target))
     yield CudaKernel("cuda_backward_prepare", prepare, backward.PREPARE_THREADS // 32, backward.PREPARE_BYTES)

@@ -1,4 +1,4 @@
-"""The CUDA backend: forward and decode for any NVIDIA GPU from sm_80 on; what it runs, and its kernels."""
+"""The CUDA backend: forward, backward and decode for any NVIDIA GPU from sm_80 on; what it runs, and its kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from mta_kernels.conv_attention.backend import Backend, Request
 from mta_kernels.conv_attention.cuda_decode import decode
-from mta_kernels.conv_attention.cuda_sm80 import backward, forward
+from mta_kernels.conv_attention.cuda_sm80 import backward, backward_constants, forward
 from mta_kernels.gpu_limits import absent, capability
 from mta_kernels.nvrtc.compiler import missing_package
 from mta_kernels.torch_compile import asked_once, known
@@ -18,13 +18,14 @@ def why_not(request: Request) -> str | None:
     return (
         absent(request.device)
         or platform_unsupported(request.device)
-        or (_forward_unsupported(request) if request.decode is None else decode.shape_unsupported(*shape))
+        or (_passes_unsupported(request) if request.decode is None else decode.shape_unsupported(*shape))
     )
 
 
-def _forward_unsupported(request: Request) -> str | None:
-    if request.gradients and request.head_dim > MOST_HEAD_DIM:
-        return f"its backward ends at head_dim {MOST_HEAD_DIM}, and a gradient may be asked for"
+def _passes_unsupported(request: Request) -> str | None:
+    """Why not the forward, or if gradients may be asked for the backward."""
+    if request.gradients and request.head_dim > backward_constants.MOST_HEAD_DIM:
+        return f"head_dim {request.head_dim} has no backward here, which goes up to {backward_constants.MOST_HEAD_DIM}"
     return forward.shape_unsupported(request.dtype, request.head_dim, *request.operation.conv.taps)
 
 
@@ -39,10 +40,11 @@ def platform_unsupported(device: torch.device | str) -> str | None:
     return missing_package()
 
 
-# A forward is taken before Triton's up to so many of its multiply-adds. At 0.61 of them (head dim 64, 6 x 11 taps) it
-# takes 0.56 to 1.12 of Triton's time on an H100 and an H200, where Triton has the faster products of Hopper.
+# A forward, or with gradients both passes, are taken before Triton's up to so many of their multiply-adds. At 0.61 of
+# them (head dim 64, 6 x 11 taps) a forward takes 0.56 to 1.12 of Triton's time on an H100 and an H200, where Triton has
+# the faster products of Hopper.
 MOST_MULTIPLY_ADDS = 0.65
-MOST_HEAD_DIM = 128  # at 256 it takes 1.4 to 2.0 times Triton's time on an H200
+MOST_HEAD_DIM = 128  # at 256 a forward takes 1.4 to 2.0 times Triton's time on an H200
 
 
 def rank(request: Request) -> int | None:
@@ -53,19 +55,23 @@ def rank(request: Request) -> int | None:
     if request.over_ranks:
         return None
     if request.decode is None:
-        return 2 if not request.gradients and _forward_pays(request) else None
+        return 2 if _pays(request) else None
     q, k, _ = request.decode
     return 1 if q.shape[1] != k.shape[1] or request.keys_lie_apart() else None
 
 
-def _forward_pays(request: Request) -> bool:
-    """Whether a forward has so much less to multiply than Triton's that it is the faster."""
-    taps = request.operation.conv.taps
-    if not known(request.head_dim <= MOST_HEAD_DIM):
+def _pays(request: Request) -> bool:
+    """Whether it has so much less to multiply than Triton that it is the faster."""
+    taps, head_dim = request.operation.conv.taps, request.head_dim
+    if not known(head_dim <= MOST_HEAD_DIM):
         return False
-    of_triton = (min(taps) + 1) * request.head_dim
-    fewer = forward.multiply_adds(request.head_dim, *taps) <= MOST_MULTIPLY_ADDS * of_triton
-    return known(fewer) and _multiplies_alike(request.device)
+    fewest = min(taps)
+    of_triton = (fewest + 1) * head_dim  # see docs/design/triton-forward.md, and triton-backward.md
+    own = forward.multiply_adds(head_dim, *taps)
+    if request.gradients:
+        of_triton += (3 * fewest + 2) * head_dim
+        own += backward_constants.multiply_adds(head_dim, *taps)
+    return known(own <= MOST_MULTIPLY_ADDS * of_triton) and _multiplies_alike(request.device)
 
 
 @asked_once

@@ -16,7 +16,7 @@ from mta_kernels.conv_attention.backend import Gradients
 from mta_kernels.conv_attention.banded.backward_exact import ExactArguments, ExactConstants
 from mta_kernels.conv_attention.banded.backward_plan import ALIGNED, NORM_PARTS, ChunkPlan, Chunks
 from mta_kernels.conv_attention.banded.structures import Inputs, Positions
-from mta_kernels.conv_attention.cuda_sm80.backward_constants import BackwardConstants, tiles_for
+from mta_kernels.conv_attention.cuda_sm80.backward_constants import BackwardConstants, constants_for
 from mta_kernels.conv_attention.cuda_sm80.forward import in_reach
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
 from mta_kernels.conv_attention.packing import rows_that_see
@@ -77,9 +77,10 @@ def _gradients(
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
     batch_heads, device = batch * heads, q.device
-    tiles = tiles_for(head_dim, shared_memory_limit(device))
-    constants = BackwardConstants(q.dtype, head_dim, operation.conv, operation.causal, spans is not None, tiles)
-    plan = ChunkPlan.of(constants, batch_heads, query_rows, key_rows, sm_count(device) * tiles.blocks)
+    constants = constants_for(
+        q.dtype, head_dim, operation.conv, operation.causal, spans is not None, shared_memory_limit(device)
+    )
+    plan = ChunkPlan.of(constants, batch_heads, query_rows, key_rows, sm_count(device) * constants.tiles.blocks)
     taps = weight[0].numel()
 
     def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

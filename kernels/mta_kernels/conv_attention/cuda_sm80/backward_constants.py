@@ -19,6 +19,11 @@ PRODUCT_DEPTH, FEWEST_STAGES = 32, 2  # of backward_layout.cuh, as the next
 ABOVE = 16  # rows of zeros
 
 
+def multiply_adds(head_dim: int, query_taps: int, key_taps: int) -> int:
+    """Multiply-adds of a score: five products of head dim, and three bands with centred key taps; without the halo."""
+    return 5 * head_dim + 3 * 8 * min(key_taps, 3) * query_taps
+
+
 class Tiles(NamedTuple):
     """How a block of backward.cu computes rows."""
 
@@ -55,6 +60,10 @@ class BackwardConstants:
     def block_rows(self) -> int:
         """Rows that a block computes whole."""
         return 32 * self.tiles.row_groups - 2 * (self.conv.query_taps - 1)
+
+    @property
+    def tile_keys(self) -> int:
+        return self.tiles.keys
 
     @property
     def places(self) -> int:
@@ -101,10 +110,17 @@ class BackwardConstants:
         return Source(FOLDER / "prepare.cu", architecture, constants, banded_headers())
 
 
-def tiles_for(head_dim: int, shared_limit: int) -> Tiles:
-    """Tiles for blocks that can have `shared_limit` bytes; an SM has 1 KB more."""
-    if head_dim <= 64:
-        return Tiles(4, 1, 64 if shared_limit >= 160 * 1024 else 32, 32, 2, True)
-    if shared_limit >= 160 * 1024:
-        return Tiles(4, 2, 64, 32, 1, False)
-    return Tiles(2, 2, 64, 32, 1, False)
+# The fastest first, up to head dim 64 and above; of sm_80 and on, then for the 99 KB of sm_86, sm_89 and sm_120.
+SMALL_TILES = (Tiles(4, 1, 64, 32, 2, True), Tiles(4, 1, 32, 32, 2, True), Tiles(4, 1, 32, 32, 1, True))
+LARGE_TILES = (Tiles(4, 2, 64, 32, 1, False), Tiles(2, 2, 64, 32, 1, False), Tiles(2, 1, 32, 32, 1, False))
+
+
+def constants_for(
+    dtype: torch.dtype, head_dim: int, conv: Convolution, causal: bool, spans: bool, shared_limit: int
+) -> BackwardConstants:
+    """Of the first tiles that fit a GPU whose blocks can have `shared_limit` bytes; an SM has 1 KB more."""
+    found = (
+        BackwardConstants(dtype, head_dim, conv, causal, spans, tiles)
+        for tiles in (SMALL_TILES if head_dim <= 64 else LARGE_TILES)
+    )
+    return next(x for x in found if x.tiles.blocks * (x.shared_memory + 1024) <= shared_limit + 1024)
