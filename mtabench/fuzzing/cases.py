@@ -127,14 +127,13 @@ def draw_conv(seed: int, number: int, backend: str, device: str) -> FuzzCase:
 def draw_constants(seed: int, kind: int, backend: str, device: str) -> Constants:
     """One of a seed's `KINDS`."""
     random = Random(f"{seed} {kind} {backend} {device}")
-    decode = {"cuda": True, "hopper": False}.get(backend)
-    if decode is None:
-        decode = random.random() < 0.35
-    most = (8, 17) if backend == "hopper" else (16, 31)
+    decode = backend != "hopper" and random.random() < 0.35
+    banded = backend == "hopper" or (backend == "cuda" and not decode)  # a banded convolution on tensor cores
+    most = (8, 17) if banded else (16, 31)
     return Constants(
         decode=decode,
         dtype=random.choice(dtypes(backend, device)),
-        head_dim=random.choice(head_dims(backend, device)),
+        head_dim=random.choice(head_dims(backend, device, in_eights=banded)),
         taps=draw_taps(random, most, device),
         pad_key=random.choice(("both", "both", "left", "right")),
         causal=decode or random.random() < 0.7,
@@ -151,13 +150,13 @@ def dtypes(backend: str, device: str) -> tuple[str, ...]:
     return ("bf16", "bf16", "fp16", "fp32") if backend == "triton" else ("bf16", "bf16", "fp16")
 
 
-def head_dims(backend: str, device: str) -> tuple[int, ...]:
+def head_dims(backend: str, device: str, *, in_eights: bool = False) -> tuple[int, ...]:
     if device == "cpu":
         found: tuple[int, ...] = (16, 16, 16, 17, 24, 24, 32, 32, 40, 64, 96)
     else:
         found = (16, 24, 32, 40, 48, 64, 64, 64, 72, 80, 96, 112, 128, 128, 128, 160, 192, 256)
         found += (17, 50, 100) if backend in ("triton", "cuda", "eager") else ()
-    return tuple(head_dim for head_dim in found if head_dim % 8 == 0) if backend == "hopper" else found
+    return tuple(head_dim for head_dim in found if head_dim % 8 == 0) if in_eights else found
 
 
 def draw_taps(random: Random, most: tuple[int, int], device: str) -> tuple[int, int]:

@@ -91,7 +91,7 @@ ENTRIES = (
     Implementation(
         order=50, name="cuda", op="conv-attention", passes=("fwd", "bwd", "decode"), devices=("cuda",), work="banded",
         summary="fused CUDA kernels for every NVIDIA GPU from sm_80 on, the convolution as banded products on the "
-        "tensor cores; in decode, the keys shared evenly by all programs",
+        "tensor cores; backward up to head dim 128; in decode, the keys shared evenly by all programs",
         build=partial(conv_attention_by, "cuda"), why_not=partial(backend_why_not, "cuda"), splits_used=splits_used,
         style=Style("#00796B", "#2BC4B0", "p", "-"),
         compiles=True,

@@ -11,11 +11,13 @@ from banded_forwards import ON_GPU
 from emulated_forward import emulated_forward  # noqa: F401
 from emulated_hopper import emulator  # noqa: F401
 from kernel_inputs import DEVICE, assert_as_reference, relative_error, value_and_gradients, with_gaps
+from planted_faults import plant
 
-from mta_kernels.conv_attention import conv_attention, conv_attention_reference
+from mta_kernels.conv_attention import banded, conv_attention, conv_attention_reference
 from mta_kernels.conv_attention.banded import backward_plan
 from mta_kernels.conv_attention.cuda_sm80 import backward as cuda_backward
 from mta_kernels.conv_attention.hopper import backward as hopper_backward
+from mta_kernels.conv_attention.hopper import prepare
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -284,3 +286,33 @@ def test_graphs_and_streams(kernel: Kernel) -> None:
         graph.replay()
         torch.cuda.synchronize()
         assert all(torch.equal(a, b) for a, b in zip(want, captured, strict=True))
+
+
+@pytest.mark.skipif(ON_GPU, reason="plants faults in the emulated source")
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("    wait_for_count(chunks.rows_done + work.stage, chunk_blocks(chunks, work.chunk));", ""),
+        (
+            "if (work.stage >= chunks.slots) wait_for_products(chunks, work.stage - chunks.slots, products_of);",
+            "",
+        ),
+        ("wait_for_products(chunks, work.stage - chunks.slots,", "wait_for_products(chunks, work.stage,"),
+    ],
+    ids=[
+        "products that do not wait for rows",
+        "scratch that is still read",
+        "rows that wait for their own products",
+    ],
+)
+def test_the_emulator_finds_faults_of_the_scheduler(
+    kernel: Kernel, chunks_of_a_block, monkeypatch: pytest.MonkeyPatch, tmp_path, line: str, instead: str
+) -> None:
+    plant(monkeypatch, banded, tmp_path, "backward_scheduler.cuh", line, instead)
+    monkeypatch.setattr(kernel.emulator, "folders", (banded.FOLDER,))
+    prepare.kernel.cache_clear()
+    try:
+        with pytest.raises(AssertionError):  # wrong, or what the emulator says: a deadlock
+            kernel.assert_in_any_order(inputs(1, 1, 1, 250, 16, (6, 11)), seeds=(11, 2, 23, 5, 15))
+    finally:
+        prepare.kernel.cache_clear()

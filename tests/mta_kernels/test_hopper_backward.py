@@ -58,46 +58,26 @@ TAKE_GRADS = """else if (own.warpgroup == 1{}) {{  // a thread that only waits c
 
 @pytest.mark.skipif(ON_HOPPER, reason="plants faults in the emulated source")
 @pytest.mark.parametrize(
-    ("file", "line", "instead"),
+    ("line", "instead"),
     [
         (
-            "dependencies",
-            "wait_for_count(args.chunks.rows_done + work.stage, chunk_blocks(args.chunks, work.chunk));",
-            "",
-        ),
-        (
-            "dependencies",
-            "if (work.stage >= args.chunks.slots) wait_for_products(args, work.stage - args.chunks.slots);",
-            "",
-        ),
-        (
-            "dependencies",
-            "wait_for_products(args, work.stage - args.chunks.slots)",
-            "wait_for_products(args, work.stage)",
-        ),
-        (
-            "consumer",
             "part_barrier<WARPGROUPS * 128>();\n    if (threadIdx.x == 0) count_up(args.chunks.rows_done",
             "if (threadIdx.x == 0) count_up(args.chunks.rows_done",
         ),
         (
-            "consumer",
             TAKE_GRADS.format(" && own.thread < 8 * GRADS_ABOVE", ""),
             TAKE_GRADS.format("", "if (own.thread < 8 * GRADS_ABOVE) "),
         ),
     ],
     ids=[
-        "products that do not wait for rows",
-        "scratch that is still read",
-        "rows that wait for their own products",
         "rows counted by a warpgroup before the other's",
         "threads that wait for rows of dc and do not take them",
     ],
 )
 def test_the_emulator_finds_what_a_gpu_may_hide(
-    hopper, chunks_of_a_block, monkeypatch: pytest.MonkeyPatch, tmp_path, file: str, line: str, instead: str
+    hopper, chunks_of_a_block, monkeypatch: pytest.MonkeyPatch, tmp_path, line: str, instead: str
 ) -> None:
-    plant(monkeypatch, sources, tmp_path, f"backward_{file}.cuh", line, instead)
+    plant(monkeypatch, sources, tmp_path, "backward_consumer.cuh", line, instead)
     backward.kernel.cache_clear()
     try:
         with pytest.raises(AssertionError):  # wrong, or what the emulator says: a deadlock

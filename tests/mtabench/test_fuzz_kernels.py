@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 from emulated_decode import emulated_decode  # noqa: F401
+from emulated_forward import emulated_forward  # noqa: F401
 from emulated_hopper import emulator  # noqa: F401
 from emulated_kernels import Emulator
 from kernel_inputs import DEVICE
@@ -17,7 +18,7 @@ from mtabench.fuzzing.trial import Outcome, try_case
 SEED = 1
 MTA_CASES = (2, 3, 6, 7, 9, 12, 14, 15, 17, 19)  # of few scores
 # Each is a program that g++ builds; other tests have them built as well.
-HOPPER = (
+BANDED = (
     Constants(decode=False, dtype="fp16", head_dim=64, taps=(6, 11), pad_key="both", causal=True),
     Constants(decode=False, dtype="fp16", head_dim=40, taps=(3, 4), pad_key="left", causal=False),
 )
@@ -54,9 +55,12 @@ def test_triton_of_all_parts() -> None:
     assert_most_ran(assert_passes(draw(SEED, number, (target,), "cpu")) for number in MTA_CASES)
 
 
-@pytest.mark.parametrize("constants", HOPPER, ids=str)
-def test_hopper(request: pytest.FixtureRequest, constants: Constants) -> None:
-    assert_emulated(request.getfixturevalue("emulator"), constants, 16, "hopper")
+@pytest.mark.parametrize("constants", BANDED, ids=str)
+@pytest.mark.parametrize(("backend", "fixture"), [("hopper", "emulator"), ("cuda", "emulated_forward")])
+def test_forward_and_backward(
+    request: pytest.FixtureRequest, backend: str, fixture: str, constants: Constants
+) -> None:  # fmt: skip
+    assert_emulated(request.getfixturevalue(fixture), constants, 16, backend)
 
 
 def test_decode(request: pytest.FixtureRequest) -> None:

@@ -68,8 +68,8 @@ def conv_attention(
       same on all ranks, and its gradient the sum over them. Without q_history and cu_seqlens.
 
     `backend` is "auto" (`explain` says which that is), "reference", "triton", "hopper" (H100 and H200; with gradients
-    up to head dim 128) or "cuda" (any NVIDIA GPU from sm_80 on, float16 and bfloat16, without gradients); a named one
-    never falls back. Under autocast q, k and v are cast to its dtype, and so is the weight unless it is float32;
+    up to head dim 128) or "cuda" (any NVIDIA GPU from sm_80 on, float16 and bfloat16, the same head dims); a named
+    one never falls back. Under autocast q, k and v are cast to its dtype, and so is the weight unless it is float32;
     float64 stays as it is.
     A row depends on no later token and on no other document, for every finite input. Infinity or NaN in q, k, v or the
     weight leaves no row of the heads that read it defined, in any backend, nor a gradient; nor is a row defined whose

@@ -40,11 +40,11 @@ def platform_unsupported(device: torch.device | str) -> str | None:
     return missing_package()
 
 
-# A forward, or with gradients both passes, are taken before Triton's up to so many of their multiply-adds. At 0.61 of
-# them (head dim 64, 6 x 11 taps) a forward takes 0.56 to 1.12 of Triton's time on an H100 and an H200, where Triton has
-# the faster products of Hopper.
+# A forward is taken before Triton's up to so many of its multiply-adds. At 0.61 of them (head dim 64, 6 x 11 taps) it
+# takes 0.56 to 1.12 of Triton's time on an H100 and an H200, where Triton has the faster products of Hopper. Those of
+# both passes are the same share, or up to 0.02 less.
 MOST_MULTIPLY_ADDS = 0.65
-MOST_HEAD_DIM = 128  # at 256 a forward takes 1.4 to 2.0 times Triton's time on an H200
+MOST_HEAD_DIM = 128  # at 256 it takes 1.4 to 2.0 times Triton's time on an H200
 
 
 def rank(request: Request) -> int | None:
@@ -62,16 +62,12 @@ def rank(request: Request) -> int | None:
 
 def _pays(request: Request) -> bool:
     """Whether it has so much less to multiply than Triton that it is the faster."""
-    taps, head_dim = request.operation.conv.taps, request.head_dim
-    if not known(head_dim <= MOST_HEAD_DIM):
+    taps = request.operation.conv.taps
+    if not known(request.head_dim <= MOST_HEAD_DIM):
         return False
-    fewest = min(taps)
-    of_triton = (fewest + 1) * head_dim  # see docs/design/triton-forward.md, and triton-backward.md
-    own = forward.multiply_adds(head_dim, *taps)
-    if request.gradients:
-        of_triton += (3 * fewest + 2) * head_dim
-        own += backward_constants.multiply_adds(head_dim, *taps)
-    return known(own <= MOST_MULTIPLY_ADDS * of_triton) and _multiplies_alike(request.device)
+    of_triton = (min(taps) + 1) * request.head_dim
+    fewer = forward.multiply_adds(request.head_dim, *taps) <= MOST_MULTIPLY_ADDS * of_triton
+    return known(fewer) and _multiplies_alike(request.device)
 
 
 @asked_once

@@ -19,11 +19,6 @@ PRODUCT_DEPTH, FEWEST_STAGES = 32, 2  # of backward_layout.cuh, as the next
 ABOVE = 16  # rows of zeros
 
 
-def multiply_adds(head_dim: int, query_taps: int, key_taps: int) -> int:
-    """Multiply-adds of a score: five products of head dim, and three bands with centred key taps; without the halo."""
-    return 5 * head_dim + 3 * 8 * min(key_taps, 3) * query_taps
-
-
 class Tiles(NamedTuple):
     """How a block of backward.cu computes rows."""
 

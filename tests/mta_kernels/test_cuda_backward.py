@@ -1,0 +1,100 @@
+"""What only the CUDA backward has, against float64: on a GPU if there is one, else in the emulator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from banded_backwards import Kernel, inputs, kernel_of
+from banded_forwards import ON_GPU
+from emulated_forward import emulated_forward  # noqa: F401
+from kernel_inputs import assert_as_reference, far_apart, with_gaps
+from planted_faults import plant
+
+from mta_kernels.conv_attention.cuda_sm80 import backward_constants
+from mta_kernels.conv_attention.cuda_sm80.backward_constants import LARGE_TILES, SMALL_TILES, Tiles
+from mta_kernels.operation import Convolution, key_padding
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    return kernel_of("cuda", request, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "head_dim", "options"),
+    [
+        *((tiles, 24, {}) for tiles in SMALL_TILES),
+        *((tiles, 72, {"causal": False}) for tiles in LARGE_TILES),
+    ],
+    ids=str,
+)
+def test_tiles_of_every_gpu(monkeypatch: pytest.MonkeyPatch, tiles: Tiles, head_dim: int, options) -> None:
+    monkeypatch.setattr(backward_constants, "SMALL_TILES", (tiles,))
+    monkeypatch.setattr(backward_constants, "LARGE_TILES", (tiles,))
+    assert_as_reference(inputs(1, 2, 1, 260, head_dim, (6, 11)), "cuda", **options)
+
+
+@pytest.mark.parametrize("limit", [99, 163, 227])
+def test_every_shape_fits(limit: int) -> None:
+    for head_dim in range(16, backward_constants.MOST_HEAD_DIM + 1, 8):
+        for pad_key in ("both", "left", "right"):
+            for taps in ((8, 17), (6, 11), (1, 1)):
+                conv = Convolution(*taps, key_padding(taps[1], pad_key))
+                found = backward_constants.constants_for(BF16, head_dim, conv, True, False, limit * 1024)
+                assert found.tiles.blocks * (found.shared_memory + 1024) <= (limit + 1) * 1024
+                assert found.block_rows > 0
+                assert taps != (6, 11) or found.tiles == usual_tiles(head_dim, limit)
+
+
+def usual_tiles(head_dim: int, limit: int) -> Tiles:
+    tiles = SMALL_TILES if head_dim <= 64 else LARGE_TILES
+    return tiles[0 if limit >= 163 else 1]
+
+
+def test_inputs_of_any_layout_and_a_float32_weight() -> None:
+    leaves = inputs(2, 2, 1, 70, 24, (3, 5))
+    leaves["q"] = leaves["q"].transpose(1, 2).contiguous().transpose(1, 2)
+    leaves["k"] = with_gaps(leaves["k"])
+    leaves["v"] = torch.nn.functional.pad(leaves["v"], (0, 1))[..., :24]
+    leaves["weight"] = with_gaps(leaves["weight"].float())
+    assert_as_reference(leaves, "cuda")
+
+
+@pytest.mark.skipif(ON_GPU, reason="a GPU has no memory that is not there until it is used")
+def test_rows_that_lie_far_apart() -> None:
+    leaves = inputs(1, 1, 1, 3, 24, (3, 5))
+    assert_as_reference(leaves | {name: far_apart(leaves[name], 2) for name in ("q", "k", "v")}, "cuda")
+
+
+@pytest.mark.skipif(ON_GPU, reason="plants faults in the emulated source")
+@pytest.mark.parametrize(
+    ("file", "line", "instead"),
+    [
+        ("rows", "__syncthreads();  // the keys have come", "//"),
+        ("rows", "__syncthreads();  // the values have come", "//"),
+        ("rows", "__syncthreads();  // the dc of all warps", "//"),
+        ("rows", "copies_wait<1>();", ""),
+        ("rows", "copies_wait<0>();\n        __syncthreads();  // the values", "__syncthreads();  // the values"),
+        ("rows", "    __syncthreads();\n    if (threadIdx.x == 0) count_up", "    if (threadIdx.x == 0) count_up"),
+        ("products", "__syncthreads();  // the step has come", "//"),
+        ("products", "copies_wait<PRODUCT_STAGES - 2>();", ""),
+    ],
+    ids=[
+        "keys that other threads copy",
+        "scores that other warps store",
+        "dc that other warps store",
+        "no wait for the keys",
+        "no wait for the values",
+        "rows counted before all are stored",
+        "steps that other threads copy",
+        "no wait for a step",
+    ],
+)
+def test_the_emulator_finds_what_a_gpu_may_hide(
+    cuda: Kernel, monkeypatch: pytest.MonkeyPatch, tmp_path, file: str, line: str, instead: str
+) -> None:
+    plant(monkeypatch, backward_constants, tmp_path, f"backward_{file}.cuh", line, instead)
+    with pytest.raises(AssertionError):  # wrong, or what the emulator says
+        cuda.assert_in_any_order(inputs(1, 1, 1, 250, 16, (6, 11)), seeds=range(8))
