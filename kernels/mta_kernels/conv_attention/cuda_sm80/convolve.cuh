@@ -12,6 +12,15 @@ constexpr int SETS = ROW_TILES + HALO, PAIRS = (CHUNK / 8 + BESIDE + 1) / 2;  //
 // CHUNK columns of scores or of c: of each set of 16 rows, four numbers of every eight columns.
 using Columns = float[ROW_TILES][CHUNK / 2];
 
+using Numbers = uint32_t[ROW_TILES][CHUNK / 4];  // the same in 16 bits, two in a word
+
+template <class Element> DEVICE void pack_columns(Numbers& packed, const Columns& columns, float factor = 1) {
+#pragma unroll
+    for (int e = 0; e < ROW_TILES; e++)
+#pragma unroll
+        for (int i = 0; i < CHUNK / 4; i++) packed[e][i] = pack<Element>(columns[e][2 * i] * factor, columns[e][2 * i + 1] * factor);
+}
+
 // Four numbers of a thread: those of 16 rows and eight columns, as products have them.
 template <int Numbers> DEVICE float (&eight_columns(float (&all)[Numbers], int eight))[4] {
     return *(float(*)[4])(all + 4 * eight);

@@ -62,7 +62,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cuda_forward(const
                 multiply_rows(scores, queries, queries_at(shared), keys_at(shared + KEYS_AT) + chunk * DEPTH * 2);
                 rows.mask_scores(scores, first_key + chunk);
             }
-            store_scores(shared + SCORES, scores, chunk, pack<Half>);
+            Numbers halves;
+            pack_columns<Half>(halves, scores);
+            store_scores(shared + SCORES, halves, chunk);
         }
         copies_wait<0>();
         __syncthreads();  // the values have come, the scores of all warps are stored; the keys are not read any more

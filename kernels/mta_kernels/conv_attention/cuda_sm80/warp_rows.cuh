@@ -67,15 +67,14 @@ DEVICE void move_window(uint32_t buffer) {
     }
 }
 
-// `column` is that of the first of CHUNK columns in the tile.
-template <class Pack> DEVICE void store_scores(uint32_t buffer, const Columns& scores, int column, Pack pack_two) {
+// Scores in fp16; `column` is that of the first of CHUNK columns in the tile.
+DEVICE void store_scores(uint32_t buffer, const Numbers& halves, int column) {
     const unsigned thread = thread_index(), lane = thread % 32;
     const uint32_t at = score_rows(buffer, thread) + lane / 4 * PITCH + (BESIDE + column / 8) * 16 + lane % 4 * 4;
 #pragma unroll
     for (int e = 0; e < ROW_TILES; e++)
 #pragma unroll
-        for (int i = 0; i < CHUNK / 4; i++)
-            store_shared(at + row_place(e) + i % 2 * 8 * PITCH + i / 2 * 16, pack_two(scores[e][2 * i], scores[e][2 * i + 1]));
+        for (int i = 0; i < CHUNK / 4; i++) store_shared(at + row_place(e) + i % 2 * 8 * PITCH + i / 2 * 16, halves[e][i]);
 }
 
 // This lane's address for `load_matrices`, without the place of a set.
