@@ -11,6 +11,7 @@ from changed_cases import with_changes
 from command_line import make_runner, refused
 
 from mta_kernels.conv_attention.banded import backward_plan
+from mta_kernels.conv_attention.cuda_sm80.backward_constants import constants_for
 from mta_kernels.conv_attention.hopper import backward, backward_scratch, forward
 from mta_kernels.operation import Convolution, Operation
 from mtabench.errors import UsageError
@@ -217,6 +218,15 @@ def test_chunks_of_the_hopper_backward_are_those_of_its_launch(taps):
             geometry, backward_plan.ChunkPlan.of(geometry, batch * heads, seq, seq, 132), batch, heads, heads, seq
         )
         assert banded.scratch_bytes(case) == layout.stored
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_scratch_of_the_cuda_backward_is_that_of_its_launch(head_dim):
+    geometry = constants_for(torch.bfloat16, head_dim, Convolution(6, 11, 5), True, False, 227 * 1024)
+    for heads, seq in itertools.product((1, 16), (100, 4096, 16384, 131072)):
+        case = with_changes(HOPPER, pass_="bwd", impl="cuda", heads=heads, seq=seq, head_dim=head_dim)
+        plan = backward_plan.ChunkPlan.of(geometry, case.batch * heads, seq, seq, 132 * geometry.tiles.blocks)
+        assert banded.scratch_bytes(case) == 4 * plan.slots * plan.row_blocks * geometry.block_rows * plan.pitch
 
 
 def test_a_hopper_backward_is_one_launch_of_rows_and_products():
