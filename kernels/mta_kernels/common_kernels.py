@@ -17,6 +17,8 @@ import torch
 
 from mta_kernels import code_cache
 from mta_kernels.conv_attention.cuda_decode.plan import plan_on
+from mta_kernels.conv_attention.cuda_sm80 import backward_constants as cuda_backward
+from mta_kernels.conv_attention.cuda_sm80 import forward as cuda_forward
 from mta_kernels.conv_attention.hopper import backward, forward, prepare
 from mta_kernels.nvrtc import compiler, shipped
 from mta_kernels.nvrtc.compiler import Source
@@ -27,13 +29,15 @@ CONVOLUTION = Convolution(6, 11, key_padding(11, "both"))  # of the paper's mode
 HOPPER_HEAD_DIMS = (64, 96, 128, 256)
 CAUSAL_AND_PACKED = ((True, False), (True, True), (False, False))
 DECODE_HEAD_DIMS, DECODE_GROUPS = (64, 128), (4, 8)  # query heads a KV head: without sharing, decode is Triton's
+CUDA_HEAD_DIMS = (64, 96, 128)
+A100 = "sm_80", 163 * 1024  # whose forward and backward are compiled
 # GPUs whose decode is compiled: architecture, bytes of shared memory a block may have, multiprocessors (A100, H200).
 DECODE_GPUS = (("sm_80", 163 * 1024, 108), ("sm_90", 227 * 1024, 132))
 
 
 def common_sources() -> list[Source]:
     """The sources of common calls, each once."""
-    found = {source.file_name: source for source in itertools.chain(_hopper(), _decode())}
+    found = {source.file_name: source for source in itertools.chain(_hopper(), _cuda(), _decode())}
     return list(found.values())
 
 
@@ -47,6 +51,18 @@ def _hopper() -> Iterator[Source]:
                 constants = backward.BackwardConstants(*shape, causal, packed)
                 yield constants.source
                 yield constants.exact.source
+
+
+def _cuda() -> Iterator[Source]:
+    architecture, limit = A100
+    for dtype, head_dim in itertools.product(DTYPES, CUDA_HEAD_DIMS):
+        for causal, packed in CAUSAL_AND_PACKED:
+            shape = (dtype, head_dim, CONVOLUTION, causal, packed, limit)
+            yield cuda_forward.ForwardConstants(*shape).source(architecture)
+            constants = cuda_backward.constants_for(*shape)
+            yield constants.prepare_source(architecture)
+            yield constants.source(architecture)
+            yield constants.exact(architecture).source
 
 
 def _decode() -> Iterator[Source]:

@@ -58,9 +58,9 @@ def backward_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     constants = constants_for(
         dtype, shape.head_dim, shape.operation.conv, shape.causal, shape.packed, limits.shared_per_block
     )
-    exact = backward.exact_constants(constants, limits.target)
+    exact = constants.exact(limits.target)
     prepare = compiled(constants.prepare_source(limits.target))
-    yield CudaKernel("cuda_backward_prepare", prepare, backward.PREPARE_THREADS // 32, backward.PREPARE_BYTES)
+    yield CudaKernel(backward.PREPARE_NAME, prepare, backward.PREPARE_THREADS // 32, backward.PREPARE_BYTES)
     rows_and_products = compiled(constants.source(limits.target))
     yield CudaKernel(constants.kernel_name, rows_and_products, constants.warps, constants.shared_memory)
     code = compiled(exact.source)

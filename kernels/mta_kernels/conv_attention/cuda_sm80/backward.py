@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Callable
 from ctypes import c_float, c_int, c_void_p
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.backend import Gradients
-from mta_kernels.conv_attention.banded.backward_exact import ExactArguments, ExactConstants
+from mta_kernels.conv_attention.banded.backward_exact import ExactArguments
 from mta_kernels.conv_attention.banded.backward_plan import ALIGNED, NORM_PARTS, ChunkPlan, Chunks
 from mta_kernels.conv_attention.banded.structures import Inputs, Positions
 from mta_kernels.conv_attention.cuda_sm80.backward_constants import BackwardConstants, constants_for
@@ -23,11 +22,11 @@ from mta_kernels.conv_attention.packing import rows_that_see
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
 from mta_kernels.gpu_limits import shared_memory_limit, sm_count
 from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import Source, machine_code
+from mta_kernels.nvrtc.compiler import machine_code
 from mta_kernels.nvrtc.structures import Rows, Weight, fields
 from mta_kernels.operation import Operation
 
-PREPARE_THREADS, PREPARE_BYTES = 256, 32
+PREPARE_NAME, PREPARE_THREADS, PREPARE_BYTES = "cuda_backward_prepare", 256, 32
 
 
 class Preparation(ctypes.Structure):
@@ -115,7 +114,8 @@ def _gradients(
         at, inputs, Rows.of(grad_out), logsumexp.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr(),
         dweight.data_ptr(), plan.all_row_blocks * taps, delta.data_ptr(),
     )  # fmt: skip
-    prepare, backward, exact, exact_constants = kernels(constants, device.index)
+    exact_constants = constants.exact(driver.architecture(device.index))
+    prepare, backward, exact = kernels(constants, device.index)
     jobs = max(batch_heads, batch * kv_heads), 2 * NORM_PARTS
     driver.LaunchSequence(
         driver.Launch(prepare, jobs, PREPARE_THREADS, PREPARE_BYTES, device.index, preparation),
@@ -131,25 +131,14 @@ def _gradients(
 
 
 @functools.cache
-def kernels(constants: BackwardConstants, device: int) -> tuple[Any, Any, Any, ExactConstants]:
+def kernels(constants: BackwardConstants, device: int) -> tuple[Any, Any, Any]:
     """The three kernels on a device, compiled at the first call: seconds, unless the disk has them."""
     architecture = driver.architecture(device)
-    exact = exact_constants(constants, architecture)
-
-    def load(source: Callable[[str], Source] | Source, name: str, shared_memory: int) -> Any:
-        found = source if isinstance(source, Source) else source(architecture)
-        return driver.load(machine_code(found), name, shared_memory, device)
-
+    exact = constants.exact(architecture)
     return (
-        load(constants.prepare_source, "cuda_backward_prepare", PREPARE_BYTES),
-        load(constants.source, constants.kernel_name, constants.shared_memory),
-        load(exact.source, exact.kernel_name, exact.shared_memory),
-        exact,
-    )
-
-
-def exact_constants(constants: BackwardConstants, architecture: str) -> ExactConstants:
-    """Those of the third launch."""
-    return ExactConstants(
-        architecture, constants.dtype, constants.head_dim, constants.conv, constants.causal, constants.spans
+        driver.load(machine_code(constants.prepare_source(architecture)), PREPARE_NAME, PREPARE_BYTES, device),
+        driver.load(
+            machine_code(constants.source(architecture)), constants.kernel_name, constants.shared_memory, device
+        ),
+        driver.load(machine_code(exact.source), exact.kernel_name, exact.shared_memory, device),
     )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mta_kernels.conv_attention.banded import banded_headers
+from mta_kernels.conv_attention.banded.backward_exact import ExactConstants
 from mta_kernels.nvrtc.compiler import Source, headers_in
 from mta_kernels.nvrtc.structures import ELEMENTS
 from mta_kernels.operation import Convolution
@@ -95,6 +96,10 @@ class BackwardConstants:
     def source(self, architecture: str) -> Source:
         headers = headers_in(FOLDER, sorted(path.name for path in FOLDER.glob("*.cuh"))) | banded_headers()
         return Source(FOLDER / "backward.cu", architecture, self.constants(), headers)
+
+    def exact(self, architecture: str) -> ExactConstants:
+        """Those of the third launch."""
+        return ExactConstants(architecture, self.dtype, self.head_dim, self.conv, self.causal, self.spans)
 
     def prepare_source(self, architecture: str) -> Source:
         """The preparing kernel's, which few of the constants change."""
