@@ -9,6 +9,10 @@
 inline float reciprocal_fast(float x) { return 1 / x; }
 inline int thread_index() { return threadIdx.x; }
 inline int block_index() { return blockIdx.x; }
+inline void store_global(void* destination, uint4 values) {
+    if ((uintptr_t)destination % 16) emulator::fail("a store is not aligned");
+    std::memcpy(destination, &values, 16);
+}
 
 namespace whole_warp {
 

@@ -31,6 +31,12 @@ DEVICE uint32_t finite(uint32_t halves) {
     return halves;
 }
 
+// To global memory at a multiple of 16 bytes, at once: a store of a structure may become four.
+DEVICE void store_global(void* destination, uint4 values) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(destination), "r"(values.x), "r"(values.y), "r"(values.z),
+                 "r"(values.w) : "memory");
+}
+
 // Asynchronous copies (cp.async): a thread issues some, commits them as a group, and waits for its groups in order.
 
 // 16 bytes from global to shared memory, both at multiples of 16 bytes; zeros, and nothing is read, if not `inside`.

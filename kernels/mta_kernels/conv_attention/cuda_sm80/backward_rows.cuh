@@ -35,7 +35,7 @@ DEVICE void store_numbers(uint16_t* row_0, int pitch, const RowBlock& block, con
 #pragma unroll
             for (int i = 0; i < CHUNK / 32; i++) {
                 const uint32_t* const of = numbers[e] + 8 * i + h;
-                *(uint4*)(to + 32 * i) = uint4{of[0], of[2], of[4], of[6]};
+                store_global(to + 32 * i, uint4{of[0], of[2], of[4], of[6]});
             }
         }
 }
