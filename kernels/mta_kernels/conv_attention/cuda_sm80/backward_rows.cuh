@@ -90,65 +90,49 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
 
     const int64_t kept = of.in_scratch(args, block.first_row - of.first_row());
     WeightGrads dweight = {};
-    copies_wait<1>();
-    __syncthreads();  // the first keys have come
 #pragma unroll 1
     for (int first_key = block.first_place; first_key < block.end_place; first_key += KEYS) {
         const bool is_last = first_key + KEYS == block.end_place;
-        Numbers scores[COLUMNS / CHUNK];
-#pragma unroll
-        for (int i = 0; i < COLUMNS / CHUNK; i++) {
-            Columns s = {};
-            const int chunk = own_column + i * CHUNK;
-            if (rows.sees_some(first_key + chunk)) {
-                multiply_rows(s, queries, rows_at(shared + QUERIES, group * WARP_ROWS), keys_at(shared + KEYS_AT) + chunk * DEPTH * 2);
-                rows.mask_scores(s, first_key + chunk);
-            }
-            pack_columns<Half>(scores[i], s);
-        }
-        copies_wait<0>();
-        __syncthreads();  // the values have come; scores and dc of the tile before are not read any more, nor the keys
-        if (!is_last) copy_tile(shared + KEYS_AT, keys, args.inputs.k, first_key + KEYS, args.at.key_rows);
+        copies_wait<1>();
+        __syncthreads();  // the keys have come; the scores and dc of the tile before are not read any more
         if (own_column == KEYS - COLUMNS) {
             move_window(shared + SCORES);
             move_window(shared + SCORE_GRADS);
         }
+#pragma unroll 1
+        for (int chunk = own_column; chunk < own_column + COLUMNS; chunk += CHUNK) {
+            Numbers halves = {};
+            if (rows.sees_some(first_key + chunk)) {
+                Columns scores = {};
+                multiply_rows(scores, queries, rows_at(shared + QUERIES, group * WARP_ROWS), keys_at(shared + KEYS_AT) + chunk * DEPTH * 2);
+                rows.mask_scores(scores, first_key + chunk);
+                pack_columns<Half>(halves, scores);
 #pragma unroll
-        for (int i = 0; i < COLUMNS / CHUNK; i++) {
+                for (int e = 0; e < ROW_TILES; e++)
 #pragma unroll
-            for (int e = 0; e < ROW_TILES; e++)
-#pragma unroll
-                for (int n = 0; n < CHUNK / 4; n++) scores[i][e][n] = finite(scores[i][e][n]);
-            store_scores(shared + SCORES, scores[i], own_column + i * CHUNK);
+                    for (int i = 0; i < CHUNK / 4; i++) halves[e][i] = finite(halves[e][i]);
+            }
+            store_scores(shared + SCORES, halves, chunk);
         }
-        Columns dp = {};  // of the first chunk, before the barrier
-        const auto multiply_values = [&](int chunk) {
-            if (rows.sees_some(first_key - LEFT + chunk))
-                multiply_rows(dp, grads, rows_at(shared + GRADS, group * WARP_ROWS), keys_at(shared + VALUES_AT) + chunk * DEPTH * 2);
-        };
-        multiply_values(own_column);
-        __syncthreads();  // the scores of all warps are stored
+        copies_wait<0>();
+        __syncthreads();  // the values have come, the scores of all warps are stored; the keys are not read any more
+        if (!is_last) copy_tile(shared + KEYS_AT, keys, args.inputs.k, first_key + KEYS, args.at.key_rows);
 #pragma unroll 1
         for (int chunk = own_column; chunk < own_column + COLUMNS; chunk += CHUNK) {
             const int first_column = first_key - LEFT + chunk;
-            if (chunk > own_column) multiply_values(chunk);
-            Numbers p = {}, dc = {};
+            Numbers p = {}, halves = {};
             if (rows.sees_some(first_column)) {
-                Columns c = {};
+                Columns c = {}, dc = {};
                 convolve(c, scores_at(shared + SCORES) + chunk / 8 * 16, shared + TAPS);
                 rows.replace_unseen(c, first_column, MINUS_INFINITY);
-                softmax_backward(c, dp, scales, p);
-                pack_columns<Half>(dc, dp);
+                multiply_rows(dc, grads, rows_at(shared + GRADS, group * WARP_ROWS), keys_at(shared + VALUES_AT) + chunk * DEPTH * 2);
+                softmax_backward(c, dc, scales, p);
+                pack_columns<Half>(halves, dc);
             }
-            store_scores(shared + SCORE_GRADS, dc, chunk);
+            store_scores(shared + SCORE_GRADS, halves, chunk);
             store_numbers(args.p + kept + first_key + chunk, args.pitch, block, rows, p);
-#pragma unroll
-            for (int e = 0; e < ROW_TILES; e++)
-#pragma unroll
-                for (int i = 0; i < CHUNK / 2; i++) dp[e][i] = 0;
         }
-        copies_wait<0>();
-        __syncthreads();  // the next keys have come, the dc of all warps are stored; the values are not read any more
+        __syncthreads();  // the dc of all warps are stored; the values are not read any more
         if (!is_last) copy_tile(shared + VALUES_AT, values, args.inputs.v, first_key + KEYS - LEFT, args.at.key_rows);
 #pragma unroll 1
         for (int chunk = own_column; chunk < own_column + COLUMNS; chunk += CHUNK) {
