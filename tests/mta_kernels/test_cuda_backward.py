@@ -44,13 +44,16 @@ def test_every_shape_fits(limit: int) -> None:
                 conv = Convolution(*taps, key_padding(taps[1], pad_key))
                 found = backward_constants.constants_for(BF16, head_dim, conv, True, False, limit * 1024)
                 assert found.tiles.blocks * (found.shared_memory + 1024) <= (limit + 1) * 1024
-                assert found.block_rows > 0
-                assert taps != (6, 11) or found.tiles == usual_tiles(head_dim, limit)
 
 
-def usual_tiles(head_dim: int, limit: int) -> Tiles:
+@pytest.mark.parametrize(
+    ("head_dim", "of_limits"), [(64, (1, 0, 0)), (80, (3, 1, 0)), (96, (3, 2, 0)), (128, (3, 2, 1))]
+)
+def test_the_usual_tiles_of_gpus(head_dim: int, of_limits: tuple[int, ...]) -> None:
     tiles = SMALL_TILES if head_dim <= 64 else LARGE_TILES
-    return tiles[0 if limit >= 163 else 1]
+    for limit, number in zip((99, 163, 227), of_limits, strict=True):
+        found = backward_constants.constants_for(BF16, head_dim, Convolution(6, 11, 5), True, False, limit * 1024)
+        assert found.tiles == tiles[number]
 
 
 def test_inputs_of_any_layout_and_a_float32_weight() -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from mta_kernels.nvrtc.structures import fields
 from mta_kernels.operation import Convolution
 
-CARRIED = 16  # columns of c that a tile leaves to the next
+TILE, CARRIED = 64, 16  # most keys of a tile, and columns of c that it leaves to the next
 NORM_PARTS = 32  # as in backward_scale.cuh
 ALIGNED = 128  # rows and keys of the blocks of `rows_that_see`
 MOST_CHUNK_ROWS, FEWEST_SLOTS = 4248, 4
@@ -51,10 +51,6 @@ class RowBlocks(Protocol):
         """Rows that a block computes whole."""
 
     @property
-    def tile_keys(self) -> int:
-        """Keys of a tile."""
-
-    @property
     def places(self) -> int:
         """Numbers of a scratch row that a block of products reads."""
 
@@ -84,7 +80,7 @@ class ChunkPlan(NamedTuple):
         done or about to be. The scratch has room for no more rows than MOST_CHUNK_ROWS of every head, unless
         SPARED_SCRATCH holds them; where it has room for few, chunks are shorter, so that some are under way at a time.
         """
-        rows, pitch = constants.block_rows, -(-(key_rows + CARRIED) // constants.tile_keys) * constants.tile_keys
+        rows, pitch = constants.block_rows, -(-(key_rows + CARRIED) // TILE) * TILE
         most_rows = max(batch_heads * MOST_CHUNK_ROWS, SPARED_SCRATCH // (2 * 2 * pitch))
         all_row_blocks, most_row_blocks = -(-query_rows // rows), most_rows // rows
         chunks = -(-all_row_blocks // max(min(MOST_CHUNK_ROWS // rows, most_row_blocks // FEWEST_SLOTS), 1))

@@ -58,10 +58,6 @@ class BackwardConstants:
         return 32 * self.tiles.row_groups - 2 * (self.conv.query_taps - 1)
 
     @property
-    def tile_keys(self) -> int:
-        return self.tiles.keys
-
-    @property
     def places(self) -> int:
         """PLACES of backward_layout.cuh."""
         return 64 * self.warps // (2 if self.head_dim > 64 else 1)
@@ -110,7 +106,7 @@ class BackwardConstants:
         return Source(FOLDER / "prepare.cu", architecture, constants, banded_headers())
 
 
-# The fastest first of those that fit, up to head dim 64 and above. The last are for the 99 KB of sm_86, sm_89 and sm_120.
+# The fastest first, up to head dim 64 and above. The last of them are for the 99 KB of sm_86, sm_89 and sm_120.
 SMALL_TILES = (Tiles(4, 1, 64, 32, 2, True), Tiles(4, 1, 32, 32, 2, True))
 LARGE_TILES = (
     Tiles(4, 1, 32, 32, 2, False), Tiles(2, 2, 64, 32, 2, False), Tiles(4, 2, 64, 32, 1, False),

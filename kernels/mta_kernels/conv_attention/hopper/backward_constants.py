@@ -28,11 +28,6 @@ class BackwardConstants(TileConstants):
         return self.warpgroups * ROWS - 2 * (self.conv.query_taps - 1)
 
     @property
-    def tile_keys(self) -> int:
-        """KEYS of tiles.cuh."""
-        return ROWS
-
-    @property
     def places(self) -> int:
         """PLACES of backward_products.cuh: 128 a warpgroup."""
         return 128 * self.warpgroups
