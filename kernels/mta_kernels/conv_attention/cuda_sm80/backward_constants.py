@@ -16,7 +16,7 @@ from mta_kernels.operation import Convolution
 
 FOLDER = Path(__file__).parent
 MOST_HEAD_DIM = 128
-PRODUCT_DEPTH, FEWEST_STAGES = 32, 2  # of backward_layout.cuh, as the next
+FEWEST_STAGES = 2  # of products
 ABOVE = 16  # rows of zeros
 
 
@@ -60,7 +60,12 @@ class BackwardConstants:
     @property
     def places(self) -> int:
         """PLACES of backward_layout.cuh."""
-        return 64 * self.warps // (2 if self.head_dim > 64 else 1)
+        return 64 * self.warps // self.parts
+
+    @property
+    def parts(self) -> int:
+        """Warps that share the columns of a product, PARTS of backward_layout.cuh."""
+        return 2 if self.head_dim > 64 else 1
 
     def products_of_rows(self, rows: int) -> int:
         """Those of dq."""
@@ -76,7 +81,7 @@ class BackwardConstants:
         queries = rows * depth * 2
         both = max(2 * scores, 2 * queries) if self.tiles.in_registers else 2 * scores + 2 * queries
         of_rows = both + 2 * self.tiles.keys * depth * 2 + 2 * taps * 512
-        of_products = FEWEST_STAGES * PRODUCT_DEPTH * (self.places + depth) * 2
+        of_products = FEWEST_STAGES * 32 * self.parts * (self.places + depth) * 2
         return max(of_rows, of_products) + 16
 
     def constants(self) -> dict[str, Any]:

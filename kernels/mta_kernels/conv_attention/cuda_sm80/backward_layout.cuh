@@ -19,7 +19,7 @@ constexpr int TAP_PAIRS = (QUERY_TAPS + 1) / 2, WEIGHT_NUMBERS = TAP_PAIRS * 2 *
 
 // Products: a warp computes 64 places (or rows of dq) of PART_STEPS times 16 columns, PRODUCT_DEPTH rows (or places) at a time.
 constexpr int PARTS = HEAD_DIM > 64 ? 2 : 1, PART_STEPS = (DEPTH_STEPS + PARTS - 1) / PARTS;
-constexpr int PLACES = 64 * WARPS / PARTS, PRODUCT_DEPTH = 32;
+constexpr int PLACES = 64 * WARPS / PARTS, PRODUCT_DEPTH = 32 * PARTS;
 constexpr int LEFT_BYTES = PRODUCT_DEPTH * PLACES * 2, PRODUCT_STAGE = LEFT_BYTES + PRODUCT_DEPTH * DEPTH * 2;
 #include <backward_scheduler.cuh>
 
