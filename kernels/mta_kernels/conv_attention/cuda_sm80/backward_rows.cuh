@@ -99,8 +99,9 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
             move_window(shared + SCORES);
             move_window(shared + SCORE_GRADS);
         }
-#pragma unroll 1
-        for (int chunk = own_column; chunk < own_column + COLUMNS; chunk += CHUNK) {
+#pragma unroll
+        for (int from = 0; from < COLUMNS; from += CHUNK) {
+            const int chunk = own_column + from;
             Numbers halves = {};
             if (rows.sees_some(first_key + chunk)) {
                 Columns scores = {};
@@ -117,8 +118,9 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
         copies_wait<0>();
         __syncthreads();  // the values have come, the scores of all warps are stored; the keys are not read any more
         if (!is_last) copy_tile(shared + KEYS_AT, keys, args.inputs.k, first_key + KEYS, args.at.key_rows);
-#pragma unroll 1
-        for (int chunk = own_column; chunk < own_column + COLUMNS; chunk += CHUNK) {
+#pragma unroll
+        for (int from = 0; from < COLUMNS; from += CHUNK) {
+            const int chunk = own_column + from;
             const int first_column = first_key - LEFT + chunk;
             Numbers p = {}, halves = {};
             if (rows.sees_some(first_column)) {
@@ -134,8 +136,9 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
         }
         __syncthreads();  // the dc of all warps are stored; the values are not read any more
         if (!is_last) copy_tile(shared + VALUES_AT, values, args.inputs.v, first_key + KEYS - LEFT, args.at.key_rows);
-#pragma unroll 1
-        for (int chunk = own_column; chunk < own_column + COLUMNS; chunk += CHUNK) {
+#pragma unroll
+        for (int from = 0; from < COLUMNS; from += CHUNK) {
+            const int chunk = own_column + from;
             const int first_column = first_key - LAG + chunk;
             Numbers numbers = {};
             if (ds_rows.sees_some(first_column)) {
