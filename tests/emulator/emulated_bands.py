@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_kernels import LAUNCH, Emulator
+from emulated_kernels import Emulator, launch_code
 
 from mta_kernels.multi_token_attention.bands_cuda import bands
 from mta_kernels.multi_token_attention.bands_cuda.plan import BandConstants
@@ -20,7 +20,7 @@ KERNELS = {"convolve.cu": "convolve_rows", "gradients.cu": "convolution_gradient
 class BandsEmulator(Emulator):
     def program(self, wanted: Source) -> str:
         code = f"#include <device.cuh>\nnamespace kernel {{\n#include <{wanted.path.name}>\n}}\n"
-        return code + LAUNCH.format(space="kernel", kernel=KERNELS[wanted.path.name])
+        return code + launch_code("kernel", KERNELS[wanted.path.name])
 
 
 @pytest.fixture
