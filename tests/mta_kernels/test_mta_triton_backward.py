@@ -53,7 +53,7 @@ def test_small_and_large_gradients_in_float16(magnitude: float) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_all_steps(dtype: torch.dtype) -> None:
-    check(make(1, 40, 16, dtype, pre_conv=(3, 5), post_conv=(2, 4)))
+    check(make(2, 40, 16, dtype, pre_conv=(3, 5), post_conv=(2, 4)))
 
 
 @pytest.mark.slow

@@ -45,6 +45,17 @@ template <> DEVICE float unpack<Half>(uint16_t bits) {
 }
 template <> DEVICE float unpack<Bfloat16>(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
 
+// Two numbers of fp16: infinity and NaN are the largest number instead, the others as they are.
+DEVICE uint32_t finite(uint32_t halves) {
+#if __CUDA_ARCH__ >= 860
+    asm("min.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(halves) : "r"(0x7BFF7BFFu));
+#else
+    asm("max.f16x2 %0, %0, %1;" : "+r"(halves) : "r"(0xFBFFFBFFu));
+    asm("min.f16x2 %0, %0, %1;" : "+r"(halves) : "r"(0x7BFF7BFFu));
+#endif
+    return halves;
+}
+
 DEVICE float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -24,13 +24,6 @@ DEVICE int block_index() {
     return index;
 }
 
-// Two numbers of fp16: infinity is the largest number instead, and so is NaN; the others as they are.
-DEVICE uint32_t finite(uint32_t halves) {
-    asm("max.f16x2 %0, %0, %1;" : "+r"(halves) : "r"(0xFBFFFBFFu));
-    asm("min.f16x2 %0, %0, %1;" : "+r"(halves) : "r"(0x7BFF7BFFu));
-    return halves;
-}
-
 // To global memory at a multiple of 16 bytes, at once: a store of a structure may become four.
 DEVICE void store_global(void* destination, uint4 values) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(destination), "r"(values.x), "r"(values.y), "r"(values.z),

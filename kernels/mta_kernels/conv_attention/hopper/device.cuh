@@ -12,12 +12,6 @@ struct alignas(64) TensorMap {  // CUtensorMap
     char bytes[128];
 };
 
-// Two numbers of fp16: infinity and NaN are the largest number instead, the others as they are.
-DEVICE uint32_t finite(uint32_t halves) {
-    asm("min.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(halves) : "r"(0x7BFF7BFFu));
-    return halves;
-}
-
 DEVICE void fence_async_proxy_everywhere() {  // `fence_async_proxy`, and of memory, by the thread that wrote and the one that has them copied
     asm volatile("fence.proxy.async;" ::: "memory");
 }
