@@ -188,7 +188,7 @@ SOURCES = (
         "score_product", "mix_rows", "mix_heads", "convolution", "row_product",
     ), order=70),
     Source("mta_backward", backward_source, (
-        "mix_rows_backward", "mix_heads", "row_product", "transposed_product", "taps_gradient",
+        "mix_rows", "mix_rows_backward", "mix_heads", "row_product", "transposed_product", "taps_gradient",
     ), order=80),
     Source("mta_decode", decode_source, (
         "mta_decode_convolved", "mta_decode_early", "mta_decode_logits",

@@ -112,6 +112,8 @@ def cuda_names(target: str) -> set[str]:
             match path.parent.name:
                 case "hopper":
                     names |= {f"hopper_{path.stem}"} if target == "sm_90" else set()
+                case "banded":  # a launch of both backwards
+                    names |= {f"cuda_{kernel}"} | ({f"hopper_{kernel}"} if target == "sm_90" else set())
                 case "mix_cuda":
                     names |= {kernel} if target == "sm_90" else set()
                 case "rows_cuda":
