@@ -138,7 +138,7 @@ def bands_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     conv = shape.operation.conv
     for gradients, name in ((False, "convolve_rows"), (True, "convolution_gradients")):
         sizes = plan.GRADIENTS if gradients else plan.CONVOLVE
-        constants = plan.BandConstants(gradients, dtype, conv, gradients, gradients, shape.causal, shape.packed, sizes)
+        constants = plan.BandConstants(gradients, dtype, conv, gradients, shape.causal, shape.packed, sizes)
         code = compiled(constants.source(limits.target + ("a" if limits.capability[0] == 9 else "")))
         yield CudaKernel(name, code, plan.THREADS // 32, constants.shared_memory)
 

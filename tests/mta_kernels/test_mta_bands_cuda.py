@@ -265,7 +265,7 @@ def test_it_compiles_with_hardly_a_spill(gradients: bool) -> None:
     if reason := compiler.missing_package():
         pytest.skip(reason)
     sizes = plan.GRADIENTS if gradients else plan.CONVOLVE
-    constants = plan.BandConstants(gradients, BF16, TAPS, gradients, gradients, True, False, sizes)
+    constants = plan.BandConstants(gradients, BF16, TAPS, gradients, True, False, sizes)
     code, words = compiler.compile_source(constants.source("sm_90"))
     assert code.startswith(b"\x7fELF")
     if "ptxas info" not in words:

@@ -75,7 +75,7 @@ def convolve(
     measurements. Nothing waits for the GPU; the same call gives the same bits.
     """
     constants = BandConstants(
-        False, x.dtype, conv, False, False, where.causal, where.documents is not None, sizes or plan.CONVOLVE
+        False, x.dtype, conv, False, where.causal, where.documents is not None, sizes or plan.CONVOLVE
     )
     arguments, kept = _arguments(constants, x, out, taps, where)
     _launch("convolve_rows", arguments, constants, x)
@@ -90,9 +90,9 @@ class BandsGradient:
         most_rows: int, most_pitch: int, *, delta: bool, sizes: plan.Sizes | None = None,
     ) -> None:  # fmt: skip
         """Chunks have up to `batch` sequences and so many rows and keys."""
-        self.taps, self.conv = taps, conv
+        self.taps, self.conv = taps.to(dtype).contiguous(), conv
         sizes = sizes or plan.GRADIENTS
-        self.constants = BandConstants(True, dtype, conv, True, delta, causal, documents, sizes)
+        self.constants = BandConstants(True, dtype, conv, delta, causal, documents, sizes)
         _, row_tiles, key_tiles = _tiles(self.constants, most_rows, most_pitch)
         heads, device = taps.shape[0], taps.device
         shape = batch * heads, row_tiles * key_tiles, *conv.taps

@@ -1,11 +1,10 @@
-// The convolution of stored scores along queries and keys, or its transpose. A warp walks down its keys by itself: it
+// The convolution of stored scores along queries and keys. A warp walks down its keys by itself: it
 // reads a row once for all rows that see it, and no warp waits for another.
 //
 // A score takes 2 bytes read, times 1 + HALO / run, and 2 written. At 4.1 TB/s an SM of 132 has 128 keys of a row in 29
 // cycles. At 6 x 11 taps these take 6 products 16 deep and 6 products 8 deep, 16 cycles.
 #include "products.cuh"
 
-constexpr int USED_PAD = TRANSPOSED ? KEY_TAPS - 1 - PAD : PAD, OFFSET = TRANSPOSED ? 0 : -HALO;
 constexpr int LOADS = (2 * EIGHTS + 3) / 4;  // of four matrices
 static_assert(RING == SHARED_BYTES, "as in plan.py");
 
@@ -13,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM) convolve_rows(con
     const Task task(args);
     if (!task.visible(args, 0)) return store_zeros(args, task);
     const uint32_t ring = shared_memory();
-    const Bands<USED_PAD, TRANSPOSED> bands(args.taps + task.batch_head % args.heads * QUERY_TAPS * KEY_TAPS);
+    const Bands<PAD, false> bands(args.taps + task.batch_head % args.heads * QUERY_TAPS * KEY_TAPS);
     const Copies copies(args);
     uint32_t chunks[LOADS];
 #pragma unroll
@@ -24,8 +23,8 @@ extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM) convolve_rows(con
         const int turns = (segment.stop - begin + HALO + QUERY_TAPS - 1) / QUERY_TAPS;
         const auto load = [&](int turn) {
             if (turn < turns)
-                copies.load<Reach<USED_PAD>::LEFT>(args, task, segment, args.x, ring + turn % STAGES * STAGE,
-                                                   begin + OFFSET + turn * QUERY_TAPS);
+                copies.load<Reach<PAD>::LEFT>(args, task, segment, args.x, ring + turn % STAGES * STAGE,
+                                                   begin - HALO + turn * QUERY_TAPS);
             copies_commit();
         };
         RowSums sums;

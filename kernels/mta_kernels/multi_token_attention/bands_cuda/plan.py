@@ -38,7 +38,6 @@ class BandConstants:
     gradients: bool
     dtype: torch.dtype
     conv: Convolution
-    transposed: bool
     delta: bool
     causal: bool
     documents: bool
@@ -55,9 +54,9 @@ class BandConstants:
     def source(self, architecture: str) -> Source:
         constants = {
             "ELEMENT": ELEMENTS[self.dtype], "QUERY_TAPS": self.conv.query_taps, "KEY_TAPS": self.conv.key_taps,
-            "PAD": self.conv.pad, "TRANSPOSED": int(self.transposed), "CAUSAL": int(self.causal),
-            "DOCUMENTS": int(self.documents), "DELTA": int(self.delta),
-            "STAGES": self.sizes.stages, "SHARED_BYTES": self.shared_memory, "BLOCKS_AN_SM": self.sizes.warps,
+            "PAD": self.conv.pad, "CAUSAL": int(self.causal), "DOCUMENTS": int(self.documents),
+            "DELTA": int(self.delta), "STAGES": self.sizes.stages, "SHARED_BYTES": self.shared_memory,
+            "BLOCKS_AN_SM": self.sizes.warps,
         }  # fmt: skip
         path = FOLDER / ("gradients.cu" if self.gradients else "convolve.cu")
         return Source(path, architecture, constants, headers_in(FOLDER, HEADERS))

@@ -25,7 +25,8 @@ def convolution_of(
     if convolution is None or taps is None:
         return None
     if _by_cuda(q, convolution):
-        return lambda x, out, chunk: bands.convolve(x, out, taps, convolution, _rows(chunk))
+        rounded = taps.to(q.dtype).contiguous()  # once, for all chunks
+        return lambda x, out, chunk: bands.convolve(x, out, rounded, convolution, _rows(chunk))
     matrices = triton_convolution.bands_of(taps, convolution, q.dtype)
     return lambda x, out, chunk: triton_convolution.convolve(x, out, matrices, chunk)
 
