@@ -127,7 +127,8 @@ def _gradients(
             exact_arguments,
         ),
     )()  # fmt: skip
-    return dq, dk.sum(2), dv.sum(2), dweight.sum((0, 2)).view(weight.shape)
+    dk, dv = (x.squeeze(2) if heads == kv_heads else x.sum(2) for x in (dk, dv))
+    return dq, dk, dv, dweight.sum((0, 2)).view(weight.shape)
 
 
 @functools.cache

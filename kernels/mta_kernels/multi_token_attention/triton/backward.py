@@ -44,9 +44,9 @@ def mixed_attention_backward(
     loss_scale = gradient_scale(grad_out, v, mixers)
     if loss_scale is not None:
         grad_out = (grad_out * loss_scale).to(q.dtype)
+    q, k, v, grad_out = (rows_of(x) for x in (q, k, v, grad_out))
     # A product for dv has rows of several documents, at probabilities of zero for all but one.
-    finite_grad = grad_out if documents is None else grad_out.where(grad_out.isfinite(), 0)
-    q, k, v, grad_out, finite_grad = (rows_of(x) for x in (q, k, v, grad_out, finite_grad))
+    finite_grad = grad_out if documents is None else rows_of(grad_out.where(grad_out.isfinite(), 0))
     halo = halo_rows(operation)
     sequences, rows = chunk_rows(batch, heads, key_rows, q.element_size(), 2 * halo, backward=True)
     signature = call_signature(q, k, v, grad_out, documents, options=operation)
