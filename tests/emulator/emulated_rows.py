@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_kernels import Emulator
+from emulated_kernels import Emulator, launch_code
 
 from mta_kernels.multi_token_attention.rows_cuda import rows
 from mta_kernels.multi_token_attention.rows_cuda.plan import RowConstants
@@ -15,27 +15,14 @@ from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import Source
 
 H200 = 232448  # bytes of shared memory a block may have
-# As in emulated_kernels.py; one or two clusters run at once.
-LAUNCH = """
-#include <device.cuh>
-namespace kernel {{
-#include <{file}>
-}}
-extern "C" const char* {kernel}_emulated(int x, int y, int threads, int bytes, unsigned seed, const void* args) {{
-    return emulator::launch(x, y, threads, bytes + 1024, seed, [=] {{
-        kernel::{kernel}(*(const kernel::Arguments*)args);
-        for (int i = 0; i < 1024; i++)
-            if (emulator::shared_memory()[bytes + i] != (char)0xFF)
-                emulator::fail("a write beyond the block's shared memory");
-    }}, CLUSTER < 8 ? 2 * CLUSTER : CLUSTER);
-}}
-"""
+ONE_OR_TWO_CLUSTERS = "CLUSTER < 8 ? 2 * CLUSTER : CLUSTER"  # that run at once, in blocks
 
 
 class RowsEmulator(Emulator):
     def program(self, wanted: Source) -> str:
         kernel = "mix_rows_backward" if wanted.path.stem == "backward" else "mix_rows"
-        return LAUNCH.format(file=wanted.path.name, kernel=kernel)
+        code = f"#include <device.cuh>\nnamespace kernel {{\n#include <{wanted.path.name}>\n}}\n"
+        return code + launch_code("kernel", kernel, ONE_OR_TWO_CLUSTERS)
 
 
 @pytest.fixture

@@ -152,11 +152,16 @@ def test_small_and_large_scores(gpu, size: float) -> None:
     assert_mixes(chunk, plan=plan_of(chunk, cluster=2, warps=2))
 
 
-@pytest.mark.parametrize("size", [1e9, 1e17])
-def test_logits_whose_rounding_exponentials_cannot_hold(gpu, size: float) -> None:
-    """A document of huge scores has right probabilities, and changes nothing in those beside it."""
+@pytest.mark.parametrize("cluster", [2, 1])
+@pytest.mark.parametrize("size", [1e9, 1e17, -1e17])
+def test_logits_whose_rounding_exponentials_cannot_hold(gpu, size: float, cluster: int) -> None:
+    """A document of huge scores has right probabilities, and changes nothing in those beside it.
+
+    Two blocks share a row, or one has it without a copy engine.
+    """
     chunk = make_chunk(1, 16, 9, 150, causal=False, above=70, starts=[0, 13, 72, 75, 144, 148])
-    usual = plan_of(chunk, cluster=2, warps=2), plan_of(chunk, cluster=2, warps=2, backward=True)
+    blocks = {"cluster": cluster, "warps": 2, "bulk": cluster > 1}
+    usual = plan_of(chunk, **blocks), plan_of(chunk, **blocks, backward=True)
     before = *forward(chunk, plan=usual[0]), *backward(chunk, plan=usual[1])[:2]
     chunk.scores[:, :, 2:5] *= size
     mixed, logsumexp = forward(chunk, plan=usual[0])

@@ -9,7 +9,7 @@
 // dimension: their right side is P or dL, whose 8 x 8 matrices are transposed in registers. Each warp keeps its sums over
 // all its rows and writes them at the end, for a sum over all warps in a fixed order.
 //
-// A score takes 8 bytes of memory, 2.3 a cycle and SM, and 27 instructions of a warp for 32 of them, of 56.
+// A score takes 8 bytes of memory: 2.3 a cycle and SM, which could issue 56 instructions of a warp for 32 of them.
 #include "rows.cuh"
 
 // Sums over positions of products of heads: [EIGHTS of its columns] of each 16 rows, as `multiply` holds them.

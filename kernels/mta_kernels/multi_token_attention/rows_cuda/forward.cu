@@ -7,8 +7,8 @@
 // twice over the row: for its sums, which the blocks of a cluster exchange, and to put the results where the scores were.
 // Logits are computed twice: the tensor cores are idle anyway, and kept logits would have to be rounded.
 //
-// A score takes 4 bytes of memory, so at 4.3 TB/s an SM of 132 has 4.6 a cycle to do: two powers of two each (16 a cycle),
-// and 13 instructions of a warp for 32 scores (counted in SASS), of the 4 x 32 / 4.6 = 28 that it could issue.
+// A score takes 4 bytes of memory, so at 4.3 TB/s an SM of 132 has 4.6 a cycle to do, of 16 powers of two. It could issue
+// 4 x 32 / 4.6 = 28 instructions of a warp for 32 scores.
 #include "rows.cuh"
 
 DEVICE void store_logsumexp(const Arguments& args, const Row& row, const Sums& sums) {
