@@ -36,8 +36,11 @@ extern "C" const char* {kernel}_emulated(int x, int y, int threads, int bytes, u
 """
 
 
-def built(code: str, options: list[str], read: list[Path]) -> Path:
-    """A shared library of a C++ program, built if there is none yet of this code, these options and files."""
+def built(code: str, options: list[str], folders: list[Path], read: list[Path]) -> Path:
+    """A shared library of a C++ program, built if there is none yet of this code, these options and files.
+
+    Where the folders with headers lie does not count: another checkout has the same library.
+    """
     digest = hashlib.sha256("\0".join([code, *options, *(path.read_text() for path in read)]).encode()).hexdigest()
     library = Path(tempfile.gettempdir()) / "mtabench-emulator" / f"{digest[:32]}.so"
     if not library.exists():
@@ -45,7 +48,7 @@ def built(code: str, options: list[str], read: list[Path]) -> Path:
         with tempfile.TemporaryDirectory(dir=library.parent) as temporary:
             source, result = Path(temporary, "all.cpp"), Path(temporary, "all.so")
             source.write_text(code)
-            command = [GXX, "-std=c++20", "-shared", "-fPIC", "-w", f"-I{FOLDER}", *options]
+            command = [GXX, "-std=c++20", "-shared", "-fPIC", "-w", *options, *(f"-I{x}" for x in [FOLDER, *folders])]
             subprocess.run([*command, "-o", str(result), str(source)], check=True)
             os.replace(result, library)
     return library
@@ -56,7 +59,7 @@ def machine() -> ctypes.CDLL:
     """What all kernels run on, for them to find."""
     source = FOLDER / "machine.cpp"
     read = [source, *(FOLDER / name for name in ("machine.hpp", "numbers.cuh"))]
-    return ctypes.CDLL(str(built(source.read_text(), ["-O3"], read)), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(built(source.read_text(), ["-O3"], [], read)), mode=ctypes.RTLD_GLOBAL)
 
 
 class Emulator:
@@ -76,9 +79,9 @@ class Emulator:
         if GXX is None:
             pytest.skip("no g++ to build the emulated kernels with")
         folders = [wanted.path.parent, *self.folders, compiler.FOLDER]
-        options = [*(f"-D{key}={value}" for key, value in wanted.constants.items()), *(f"-I{x}" for x in folders)]
+        options = ["-O1", *(f"-D{key}={value}" for key, value in wanted.constants.items())]
         read = [path for folder in folders for path in sorted(folder.glob("*.cu*"))] + sorted(FOLDER.glob("*.[ch]*"))
-        return str(built(self.program(wanted), ["-O1", *options], read)).encode()
+        return str(built(self.program(wanted), options, folders, read)).encode()
 
     def load(self, code: bytes, name: str, shared_memory: int, device: Any) -> Any:
         machine()

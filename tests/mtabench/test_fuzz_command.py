@@ -52,7 +52,6 @@ def planted(monkeypatch) -> None:
         (("--fuzz", "0", "--case", "3", "--seed", "1", "--out", "new.csv"), "leave out one of them"),
         (("--case", "3"), "give --fuzz SECONDS"),
         (("--jobs", "2"), "give --fuzz SECONDS"),
-        (("--op", "mta"), "give --fuzz SECONDS"),
         (("--fuzz", "1", "--op", "attention"), "no cases for --op 'attention'; expected one or more of conv-attention"),
         (("--fuzz", "1", "--op", "mta", "--impl", "hopper"), "no cases for 'hopper'; expected one or more of triton"),
     ],
