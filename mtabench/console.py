@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TextIO, TypeVar, cast
+from typing import Any, Protocol, TextIO, TypeVar
 
 from rich.console import Console
 from rich.status import Status
@@ -71,10 +71,10 @@ def _drop(file: TextIO) -> None:
 
 
 def make_console(outlasting: Outlasting | None = None, quiet: bool = False) -> Console:
-    """A console as wide as the terminal; in a pipe or a log, wide enough for the table."""
-    file = cast(Any, outlasting)
-    console = Console(file=file, quiet=quiet)
-    return console if has_width(console) else Console(file=file, quiet=quiet, width=PIPE_WIDTH)
+    """A console as wide as the terminal; in a pipe or a log, wide enough for the table. `:ok:` in a name stays text."""
+    options: dict[str, Any] = {"file": outlasting, "quiet": quiet, "emoji": False}
+    console = Console(**options)
+    return console if has_width(console) else Console(**options, width=PIPE_WIDTH)
 
 
 def has_width(console: Console) -> bool:

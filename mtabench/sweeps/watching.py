@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from mtabench.console import say
 from mtabench.results.results_file import KEY_COLUMNS, Key, text_of
 from mtabench.sweeps.estimate import shown
 from mtabench.sweeps.measurer import Timing
@@ -104,8 +105,7 @@ class PlainWatcher(AbstractContextManager):
     def ended(self, row: Row) -> None:
         """Print the cell's line."""
         self.rows.append(row)
-        text = f"[{len(self.rows)}/{self._total}] {line(row)}"
-        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+        say(self._console, f"[{len(self.rows)}/{self._total}] {line(row)}")
 
     def __exit__(self, *exception: object) -> None:
         return None

@@ -23,8 +23,8 @@ from mtabench.results.rows import cell_row, timed_row
 from mtabench.sweeps import advice, watching
 from mtabench.sweeps.advice import next_command
 from mtabench.sweeps.measurer import Timing
-from mtabench.sweeps.table import check_any, reason_lines
-from mtabench.sweeps.watching import LiveWatcher, Pace
+from mtabench.sweeps.table import check_any, print_results, reason_lines
+from mtabench.sweeps.watching import LiveWatcher, Pace, PlainWatcher
 
 FACTS = RunFacts("a", "2026-01-02T03:04:05Z", ENVIRONMENT)
 KEYS = [key_of(case(seq)) for seq in (64, 128, 256)]
@@ -55,6 +55,19 @@ def test_what_takes_longer_than_guessed_still_moves_and_delays_the_rest():
     assert left[1] == pytest.approx(70.0)  # as long as the guess may hold
     assert left[2] == pytest.approx(65.0 * (80 + 10) / (40 + 10))
     assert left[-1] > 1000
+
+
+def test_names_and_reasons_are_shown_as_they_are(monkeypatch, capsys):
+    """A colon on each side makes a face of a word, elsewhere: `mine:ok:` is a name."""
+    monkeypatch.setenv("COLUMNS", "120")
+    console = make_console()
+    row = cell_row(case(64), FACTS, "error", "no :star: [bold]here\x1b[31m") | {"impl": "mine:ok:new"}
+    shown = PlainWatcher(console, 1, [])
+    shown.ended(row)
+    print_results(console, [row])
+    line, *table = capsys.readouterr().out.splitlines()
+    assert line.endswith(r"  mine:ok:new: error: no :star: [bold]here\x1b[31m")
+    assert any("mine:ok:new " in text for text in table)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1:00"), (3725, "62:05")])
