@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,20 @@ VERSION = 1  # rises when a field goes or changes its meaning, and not when one 
 def print_json(command: str, data: Mapping[str, Any]) -> None:
     """Print the document of a command."""
     print(json.dumps({"version": VERSION, "command": command, "data": plain(data)}, indent=2, allow_nan=False))
+
+
+@contextmanager
+def others_to_stderr() -> Iterator[None]:
+    """Within, what anything else prints goes to standard error, such as a person's kernel or its compiler."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def plain(value: Any) -> Any:

@@ -86,6 +86,11 @@ def every(name: str) -> list[Implementation]:
     raise UsageError(f"no implementation is called {name!r}; {hint} (`mtabench list` shows all)")
 
 
+def is_own_name(name: str) -> bool:
+    """Whether this project itself has an implementation, or a group of them, of this name."""
+    return name in (*names(), *GROUPS)
+
+
 def is_known(name: str) -> bool:
     """Whether an implementation has this name here; a results file may be of another version, or of a person's file."""
     return name in _LOADED or name in names()
@@ -113,16 +118,16 @@ def name_of(typed: str) -> str:
     """The name of an implementation as typed; loads it if a file or a package has it. Raises UsageError."""
     if is_reference(typed):
         reference = parse_reference(typed)
-        if reference.name in (*names(), *GROUPS):
+        if is_own_name(reference.name):
             raise UsageError(f"--impl {typed}: {reference.name} is one of mtabench's own names; choose another")
         return _keep(load(reference))
-    point = None if typed in (*names(), *GROUPS, *_LOADED) else entry_points().get(typed)
+    point = None if is_own_name(typed) or typed in _LOADED else entry_points().get(typed)
     return _keep(load_entry_point(point)) if point else typed
 
 
 def is_own_code(typed: str) -> bool:
     """Whether a text of --impl is none of our names, but a file or what a package offers; loads nothing."""
-    return is_reference(typed) or (typed not in (*names(), *GROUPS) and typed in entry_points())
+    return is_reference(typed) or (not is_own_name(typed) and typed in entry_points())
 
 
 def _keep(loaded: Loaded) -> str:

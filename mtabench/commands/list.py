@@ -10,7 +10,7 @@ from mtabench.environment import check_device_name, resolve_device
 from mtabench.json_output import print_json
 from mtabench.problem.case import PASSES, Case
 from mtabench.problem.operations import PLAIN, make_operation
-from mtabench.registry import GROUPS, Implementation, entry_points, names
+from mtabench.registry import GROUPS, Implementation, entry_points, is_own_name, names
 from mtabench.remembered import remembered
 from mtabench.tables import print_prose
 
@@ -35,7 +35,7 @@ def run(device: str, anew: bool, as_json: bool) -> int:
             print_prose(console, f"note: {implementation.note}", " " * width)
     for name, point in entry_points().items():
         package = f"of {point.dist.name} {point.dist.version}" if point.dist else "of a package"
-        when = "hidden by one of mtabench's own" if name in (*names(), *GROUPS) else "imported when --impl names it"
+        when = "hidden by one of mtabench's own" if is_own_name(name) else "imported when --impl names it"
         print_prose(console, f"{package} ({point.value}): {when}", f"{name:<{width}}")
     for group, members in GROUPS.items():
         print_prose(console, f"--impl {group} stands for {', '.join(members)}", f"{group:<{width}}")
@@ -65,7 +65,14 @@ def _data(device: str, reasons: dict[str, str | None]) -> dict[str, Any]:
             "note": one.note or None, "ready": reason is None, "reason": reason,
         })  # fmt: skip
     groups = [{"name": name, "members": members} for name, members in GROUPS.items()]
-    return {"device": device, "implementations": implementations, "groups": groups}
+    offered = [
+        {
+            "name": name, "value": point.value, "hidden": is_own_name(name),
+            "package": point.dist.name if point.dist else None, "version": point.dist.version if point.dist else None,
+        }
+        for name, point in entry_points().items()
+    ]  # fmt: skip
+    return {"device": device, "implementations": implementations, "offered": offered, "groups": groups}
 
 
 def _typical_case(implementation: Implementation, device: str) -> Case:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from rich.console import Console
@@ -13,13 +13,14 @@ from mtabench.commands import WRONG_RESULT
 from mtabench.console import has_width, say
 from mtabench.environment import let_triton_interpret, resolve_device
 from mtabench.errors import NothingCheckedError, UsageError
-from mtabench.json_output import print_json
+from mtabench.escaping import in_log, printable
+from mtabench.json_output import others_to_stderr, print_json
 from mtabench.problem import axes
 from mtabench.problem.operations import PLAIN
 from mtabench.registry import chosen, every, names
 from mtabench.sweeps.measuring_options import check_seed
 from mtabench.sweeps.plan import CONV_NONE, Options, check_op, is_mta
-from mtabench.tables import print_prose
+from mtabench.tables import print_lines, print_prose
 
 NOTHING = "nothing was checked: no implementation that was asked for can run here"
 CHECK_LINE = "{:<17} {:<24} {:<32} {:>8} {:>8}  {}"
@@ -32,30 +33,19 @@ def run(options: Options, as_json: bool) -> int:
 
     Raises UsageError for options that do not fit, and NothingCheckedError where none could run.
     """
-    impl, dtype, seed, asked = options.impl, options.dtype, check_seed(options.seed), _asked(options)
-    console, where = Console(), resolve_device(options.device)
-    let_triton_interpret(where)
-    entries = chosen(names() if impl is None else axes.parse_names(impl, "--impl"))
-    wanted = list(dict.fromkeys(entry.name for entry in entries))
-    for name in wanted if impl is not None and asked.op is not None else ():
-        if asked.op not in (computed := [entry.op for entry in every(name)]):
-            raise UsageError(
-                f"--op {asked.op} excludes {name}, which computes {' and '.join(computed)}; drop one of them"
-            )
-    dtypes = None if dtype is None else axes.parse_dtypes(dtype)
-    checked = DTYPES_CHECKED[where]
-    for name in dtypes or ():
-        if name not in checked:
-            raise UsageError(f"--dtype {name} is not checked on {where}; expected one or more of {', '.join(checked)}")
     if as_json:
-        return _print_json(list(run_checks(wanted, where, seed, dtypes, asked)), where, seed)
+        with others_to_stderr():
+            device, seed, found = _checking(options)
+            rows = list(found)
+        return _print_json(rows, device, seed)
+    console, (_, seed, found) = Console(), _checking(options)
     wrong = total = 0
     narrow, above = has_width(console) and console.width < WIDE, ""
     if narrow:
         say(console, NARROW_LINE.format("check", "error", "allowed") + "result")
     else:
         say(console, CHECK_LINE.format("name", "check", "shape", "error", "allowed", "result"))
-    for row in run_checks(wanted, where, seed, dtypes, asked):
+    for row in found:
         if not row.shape:
             print_prose(console, f"not checked: {row.reason}", f"{row.implementation:<17} ")
             continue
@@ -70,12 +60,32 @@ def run(options: Options, as_json: bool) -> int:
             print_prose(console, result, NARROW_LINE.format(row.check, error, allowed), style)
         else:
             text = CHECK_LINE.format(row.implementation, row.check, row.shape, error, allowed, result)
-            console.print(Text(text, style=style), soft_wrap=True)
+            print_lines(console, [Text(in_log(printable(text)), style)])
     if not total:
         raise NothingCheckedError(NOTHING)
     said = f"{wrong} of {total} checks failed" if wrong else f"all {total} checks passed"
     print_prose(console, f"{said}; --seed {seed} draws the same inputs again")
     return WRONG_RESULT * (wrong > 0)
+
+
+def _checking(options: Options) -> tuple[str, int, Iterator[CheckRow]]:
+    """The device, the seed, and the checks that were asked for, which are made as they are taken."""
+    impl, dtype, seed, asked = options.impl, options.dtype, check_seed(options.seed), _asked(options)
+    where = resolve_device(options.device)
+    let_triton_interpret(where)
+    entries = chosen(names() if impl is None else axes.parse_names(impl, "--impl"))
+    wanted = list(dict.fromkeys(entry.name for entry in entries))
+    for name in wanted if impl is not None and asked.op is not None else ():
+        if asked.op not in (computed := [entry.op for entry in every(name)]):
+            raise UsageError(
+                f"--op {asked.op} excludes {name}, which computes {' and '.join(computed)}; drop one of them"
+            )
+    dtypes = None if dtype is None else axes.parse_dtypes(dtype)
+    checked = DTYPES_CHECKED[where]
+    for name in dtypes or ():
+        if name not in checked:
+            raise UsageError(f"--dtype {name} is not checked on {where}; expected one or more of {', '.join(checked)}")
+    return where, seed, run_checks(wanted, where, seed, dtypes, asked)
 
 
 def _asked(options: Options) -> Asked:

@@ -3,13 +3,17 @@
 import dataclasses
 import json
 import re
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from command_line import make_runner, refused
+from own_cases import OWN, forget
 from written_runs import case, rounds, write_pair, write_run
 
-from mtabench.checking.verify import CheckRow
+from mtabench.checking import verify
+from mtabench.checking.verify import CheckedShape, CheckRow
+from mtabench.commands import list as list_command
 from mtabench.commands import verify as verify_command
 from mtabench.json_output import plain
 from mtabench.measuring.ceilings import Ceilings
@@ -69,9 +73,14 @@ def mtabench(monkeypatch, capsys, tmp_path):
     return make_runner(monkeypatch, capsys, tmp_path)
 
 
-def test_list(mtabench):
+def test_list(mtabench, monkeypatch):
+    points = {name: EntryPoint(name, "package.code:f", "mtabench.implementations") for name in ("theirs", "eager")}
+    monkeypatch.setattr(list_command, "entry_points", lambda: points)
     code, data, absent = checked(mtabench("list", "--device", "cpu", "--json"), "list")
     assert (code, absent) == (0, set())
+    assert [(one["name"], one["value"], one["hidden"]) for one in data["offered"]] == [
+        ("theirs", "package.code:f", False), ("eager", "package.code:f", True)
+    ]  # fmt: skip
     named = [one for one in data["implementations"] if (one["name"], one["op"]) == ("eager", "conv-attention")]
     (eager, of_models) = named
     assert of_models["passes"] == ["train", "prefill", "generate"]
@@ -111,6 +120,23 @@ def test_verify(mtabench, monkeypatch):
     rows[:2] = []
     assert mtabench("verify", "--json")[0] == 5
     refused(mtabench("verify", "--fuzz", "1", "--json"), "--json", "--fuzz")
+
+
+def test_what_a_person_s_kernel_prints_is_no_part_of_the_document(tmp_path, monkeypatch, capfd):
+    """Whether Python prints it, or a program that it runs, as compilers do."""
+    mtabench = make_runner(monkeypatch, capfd, tmp_path)
+    small = {"cpu": (CheckedShape(1, 2, 1, 9, 16, 3, 3),)}
+    monkeypatch.setattr(verify, "SHAPES", small)
+    monkeypatch.setattr(verify, "LONG_SHAPES", {**small, "interpreter": small["cpu"]})
+    forget(monkeypatch)
+    loud = "import os\nprint('imported')\n" + OWN.read_text().replace(
+        "    return scores.softmax(-1)", "    print('called')\n    os.system('echo ran')\n    return scores.softmax(-1)"
+    )
+    (tmp_path / "loud.py").write_text(loud)
+    result = mtabench("verify", "--impl", "loud.py:attention", "--device", "cpu", "--dtype", "fp32", "--json")
+    code, data, _ = checked(result, "verify")
+    assert (code, data["failed"]) == (0, 0)
+    assert {"imported", "called", "ran"} <= set(result[2].splitlines())
 
 
 def test_show_has_every_column_with_its_type(mtabench, tmp_path):
