@@ -299,9 +299,15 @@ def dashboard(
     raise typer.Exit(run(results, out, repo_url, title, threshold, days))
 
 
+def _is_typed(source: Any) -> bool:
+    """Whether a parameter's value comes from the command line, and is no default."""
+    return source is not None and source.name == "COMMANDLINE"
+
+
 @app.command(rich_help_panel="Compare")
 def compare(
-    base: o.BaseCsv, head: o.HeadCsv, threshold: o.Threshold = "2%", fail_on: o.FailOn = "broken,slower,gone",
+    context: typer.Context, base: o.BaseCsv, head: o.HeadCsv, threshold: o.Threshold = "2%",
+    fail_on: o.FailOn = "broken,slower,gone",
     format_: o.CompareFormat = "table", markdown: o.MarkdownOut = None, junit: o.JunitOut = None,
     github_action_benchmark: o.GithubOut = None, bencher: o.BencherOut = None, rerun_unclear: o.RerunUnclear = False,
     across_devices: o.AcrossDevices = False, json: o.PrintJson = False, overwrite: o.OverwriteOutputs = False,
@@ -315,7 +321,10 @@ def compare(
     }  # fmt: skip
     shown = "json" if json else format_
     asked = comparison_options(threshold, fail_on, shown, outputs, overwrite)
-    raise typer.Exit((run_across if across_devices else run)(base, head, asked, rerun_unclear))
+    if across_devices:
+        sources = {name: context.get_parameter_source(name) for name in ("threshold", "fail_on", "rerun_unclear")}
+        raise typer.Exit(run_across(base, head, asked, [name for name, one in sources.items() if _is_typed(one)]))
+    raise typer.Exit(run(base, head, asked, rerun_unclear))
 
 
 @app.command(context_settings={"ignore_unknown_options": True}, rich_help_panel="Compare")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from mtabench.comparing import across
@@ -15,15 +16,16 @@ from mtabench.results.outputs import write_text
 from mtabench.results.runs import read_run
 
 
-def run_across(base: Path, head: Path, asked: ComparisonOptions, rerun_unclear: bool) -> int:
+def run_across(base: Path, head: Path, asked: ComparisonOptions, typed: Sequence[str]) -> int:
     """Print how many times as long cells take on the device of `head` as on that of `base`; 0.
 
-    Raises UsageError for an option that is for verdicts, and NotComparableError if no cell has a time in both.
+    Raises UsageError for an option that is for verdicts, `typed` or an output of `asked`, and NotComparableError if no
+    cell has a time in both.
     """
-    others = [f"--{name.replace('_', '-')}" for name in asked.outputs if name != "markdown"]
-    others += ["--rerun-unclear"] * rerun_unclear
+    others = [*typed, *(name for name in asked.outputs if name != "markdown")]
     if others:
-        raise UsageError(f"{others[0]} is for verdicts, and --across-devices gives none; leave one of them out")
+        option = f"--{others[0].replace('_', '-')}"
+        raise UsageError(f"{option} is for verdicts, and --across-devices gives none; leave one of them out")
     check_outputs(asked, (base, head))
     found = ratios(*(read_run(path, samples_needed=False) for path in (base, head)))
     if "markdown" in asked.outputs:

@@ -105,5 +105,7 @@ def test_markdown_is_printed_and_written_and_options_of_verdicts_are_refused(mta
     for option in ("--junit", "--bencher", "--github-action-benchmark"):
         refused(mtabench(*ACROSS, option, "x"), f"{option} is for verdicts")
     refused(mtabench(*ACROSS, "--rerun-unclear"), "--rerun-unclear is for verdicts")
+    refused(mtabench(*ACROSS, "--fail-on", "broken,slower,gone"), "--fail-on is for verdicts")
+    refused(mtabench(*ACROSS, "--threshold", "3%"), "--threshold is for verdicts")
     refused(mtabench(*ACROSS, "--markdown", "out.md"), "out.md already exists")
     assert contents(tmp_path) == before
