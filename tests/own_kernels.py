@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -22,6 +23,19 @@ def cached(q, k, v, *, causal, scale):
     return kept.setdefault(q.data_ptr(), attention(q, k, v, causal=causal, scale=scale))
 
 
+def cached_by_version(q, k, v, *, causal, scale):
+    key = tuple((x.data_ptr(), x._version) for x in (q, k, v))
+    return kept.setdefault(key, attention(q, k, v, causal=causal, scale=scale)).clone()
+
+
+class Lazy(torch.Tensor):
+    """What could compute when somebody looks at it."""
+
+
+def lazy(q, k, v, *, causal, scale):
+    return attention(q, k, v, causal=causal, scale=scale).as_subclass(Lazy)
+
+
 def writes_nothing(q, k, v, *, causal, scale):
     return torch.empty_like(q)
 
@@ -36,6 +50,20 @@ def changes_inputs(q, k, v, *, causal, scale):
 def changes_inputs_and_raises(q, k, v, *, causal, scale):
     q.neg_()
     raise RuntimeError("no more")
+
+
+def resizes_inputs(q, k, v, *, causal, scale):
+    out = attention(q, k, v, causal=causal, scale=scale)
+    q.data = q.data[:, :, :1]
+    return out
+
+
+def freezes_inputs(q, k, v, *, causal, scale):
+    return attention(q.requires_grad_(False), k, v, causal=causal, scale=scale)
+
+
+def exits(q, k, v, *, causal, scale):
+    sys.exit(0)
 
 
 def late(q, k, v, *, causal, scale):
@@ -131,7 +159,12 @@ class TwoGradients(WithBackward):
         return super().backward(*arguments, **options)[:2]
 
 
-two_gradients = TwoGradients()
+class NoGradient(WithBackward):
+    def backward(self, *arguments, **options):
+        return *super().backward(*arguments, **options)[:2], None
+
+
+two_gradients, no_gradient = TwoGradients(), NoGradient()
 
 
 class AsksForMuch(WithBackward):
@@ -152,3 +185,7 @@ number = 3
 
 def other_parameters(a, b):
     return a
+
+
+def weight_first(weight, q, k, v, *, causal, scale):
+    return attention(q, k, v, causal=causal, scale=scale)

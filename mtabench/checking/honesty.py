@@ -41,6 +41,13 @@ def look(device: str, results: Sequence[Tensor]) -> list[Tensor]:
     return [sums for result in results for sums in _sums(result)] if device == "cuda" else []
 
 
+def check_plain(results: Sequence[Tensor]) -> None:
+    """Raise WrongResultError for a subclass of a tensor, which could compute when somebody looks at it."""
+    for result in results:
+        if type(result) is not Tensor:
+            raise WrongResultError(f"its result is a {type(result).__name__}; expected a torch.Tensor, no subclass")
+
+
 def check_in_time(device: str, seen: Sequence[Tensor], results: Sequence[Tensor]) -> None:
     """Raise WrongResultError if results are others once all work is over: on a CPU, where memory of before is NaN."""
     if device == "cuda":
@@ -56,9 +63,13 @@ def check_in_time(device: str, seen: Sequence[Tensor], results: Sequence[Tensor]
 
 
 def marks(inputs: Inputs) -> dict[str, list[Tensor]]:
-    """What tells whether inputs are the same bit for bit: sums of their bits along rows and along columns."""
+    """What tells whether inputs are the same: sums of their bits along rows and along columns, and their gradients."""
     given = inputs.differentiable | {"dout": inputs.dout, "lengths": inputs.lengths}
-    return {name: _sums(tensor) for name, tensor in given.items() if tensor is not None}
+    return {
+        name: [*_sums(tensor), torch.tensor(tensor.requires_grad)]
+        for name, tensor in given.items()
+        if tensor is not None
+    }
 
 
 def check_unchanged(before: Mapping[str, Sequence[Tensor]], inputs: Inputs) -> None:

@@ -15,6 +15,7 @@ from mtabench.checking.honesty import (
     EARLY,
     InputsChangedError,
     check_in_time,
+    check_plain,
     check_unchanged,
     hold_back,
     look,
@@ -87,7 +88,11 @@ class Judge:
         fresh = make_inputs(self._case, self._seed)
         for name in ("q", "k", "v", "dout", "lengths", *self._inputs.mixers):
             if (tensor := getattr(self._inputs, name)) is not None:
-                tensor.copy_(getattr(fresh, name))
+                drawn = getattr(fresh, name)
+                if tensor.shape != drawn.shape:  # it was resized, and is elsewhere from now on
+                    tensor.data = drawn.data
+                tensor.copy_(drawn)
+                tensor.requires_grad_(drawn.requires_grad)
         self._inputs.refresh()
 
     def rest(self) -> None:
@@ -141,6 +146,7 @@ def results_of(
         with suppress(RuntimeError):  # of a device that a kernel broke
             check_unchanged(before, inputs)
         raise
+    check_plain([results] if isinstance(results, Tensor) else results)
     found = listed(results)
     check_in_time(case.device, look(case.device, found), found)
     check_unchanged(before, inputs)

@@ -168,7 +168,7 @@ class Oracle:
             bound.rest()
 
     def fault(self, results: Sequence[Tensor]) -> str:
-        """Why results cannot be compared at all (number, shape, dtype, NaN, infinity), or an empty text."""
+        """Why results cannot be compared at all (number, shape, dtype, device, NaN, infinity), or an empty text."""
         if len(results) != len(self._bounds):
             return f"there are {len(results)} results; expected {', '.join(self._bounds)}"
         named = zip(self._bounds, results, strict=True)
@@ -203,6 +203,8 @@ class Oracle:
         shape, dtype = self._shape(name), DTYPES[self._case.dtype]
         if tensor.shape != shape or tensor.dtype != dtype:
             return f"{name} is {tensor.dtype} {list(tensor.shape)}; expected {dtype} {list(shape)}"
+        if tensor.device != self._inputs.q.device:
+            return f"{name} is on {tensor.device}; expected {self._inputs.q.device}, where the inputs are"
         strange = ~torch.isfinite(tensor)
         return f"{name} has NaN or infinity, first at {_first(strange)}" if strange.any() else ""
 

@@ -21,7 +21,7 @@ from mtabench.checking.finish import finished
 from mtabench.checking.oracle import MIXER_GRADIENTS, row_errors
 from mtabench.checking.sample import border_near
 from mtabench.problem.case import Case
-from mtabench.problem.inputs import FINISHERS, Inputs
+from mtabench.problem.inputs import FINISHERS, Inputs, unnoticed
 
 FEWEST_TOKENS = 3  # after which what comes is changed, in one call or several
 HEADS_AT_ONCE = 8
@@ -110,7 +110,7 @@ class _Future:
 
     def change(self, inputs: Inputs) -> Inputs:
         for x in (inputs.q, inputs.k, inputs.v):
-            x.mul_(torch.where(_after(self.tokens, x), -1, 1)[..., None])
+            unnoticed(x).mul_(torch.where(_after(self.tokens, x), -1, 1)[..., None])
         return inputs
 
     def undo(self, inputs: Inputs) -> None:
@@ -200,7 +200,7 @@ class _Heads:
     def _move(self, inputs: Inputs, batch: Tensor, heads: Tensor, kv_heads: Tensor) -> None:
         for x, of_heads in ((inputs.q, heads), (inputs.k, kv_heads), (inputs.v, kv_heads), (inputs.dout, heads)):
             if x is not None:
-                x.copy_(x[batch[:, None], of_heads])
+                unnoticed(x).copy_(x[batch[:, None], of_heads])
         for name, x in inputs.mixers.items():
             if name not in FINISHERS:
                 x.copy_(_moved(x, heads))
@@ -253,8 +253,8 @@ class _FirstKey:
 
     def change(self, inputs: Inputs) -> Inputs:
         everywhere = (slice(None), slice(None))
-        self._overwrite(inputs.q, (*everywhere, self._rows), self._code)
-        self._overwrite(inputs.k, (*everywhere, 0), self._key)
+        self._overwrite(unnoticed(inputs.q), (*everywhere, self._rows), self._code)
+        self._overwrite(unnoticed(inputs.k), (*everywhere, 0), self._key)
         operation = self._case.operation
         taps = {"weight": operation.pre_conv, "post_conv": operation.post_conv}
         for name, x in inputs.mixers.items():

@@ -9,11 +9,12 @@ import difflib
 import functools
 import importlib.util
 import re
+import shlex
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -74,7 +75,7 @@ def parse_reference(text: str) -> Reference:
     if not attribute:
         raise UsageError(f"--impl {text} names no function in {path}; type it behind a colon, as {EXAMPLE}")
     name = f"{path.stem}:{attribute}" if found["name"] is None else found["name"]
-    check_name(name, f"--impl {text}", f"my-kernel={found['path']}:{attribute}")
+    check_name(name, f"--impl {text}", shlex.quote(f"my-kernel={found['path']}:{attribute}"))
     return Reference(text, name, path, attribute)
 
 
@@ -107,9 +108,9 @@ def load_entry_point(point: metadata.EntryPoint) -> Loaded:
     package = point.dist.name if point.dist else "a package"
     check_name(point.name, f"the entry point {point.name} of {package}", "./FILE.py:FUNCTION")
     try:
-        with _said_if_long(point.value):
+        with _importing(f"{point.value} of {package}"):
             value = point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"--impl {point.name} of {package} cannot be imported from {point.value}: {_text(error)}"
         ) from error
@@ -122,10 +123,12 @@ def line_in(error: BaseException, file: Path | None) -> str:
     """Where an error came from in a person's own code, `mine.py, line 12`: the innermost place; else an empty text."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{Path(error.filename).name}, line {error.lineno}"
-    if file is None:
-        return ""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_own(Path(frame.filename), file)]
+    return _place(traceback.extract_tb(error.__traceback__), file)
+
+
+def _place(frames: Sequence[traceback.FrameSummary], file: Path | None) -> str:
+    """The innermost of these frames that is in a person's own code, else an empty text."""
+    own = [frame for frame in frames if file and _is_own(Path(frame.filename), file)]
     return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
 
 
@@ -148,7 +151,7 @@ def _module_of(file: Path, shown: str) -> ModuleType:
         sys.path.append(str(file.parent))
     sys.modules[name] = module
     try:
-        with _said_if_long(shown):
+        with _importing(shown, file):
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
@@ -158,16 +161,32 @@ def _module_of(file: Path, shown: str) -> ModuleType:
 
 
 @contextmanager
-def _said_if_long(what: str) -> Iterator[None]:
-    """Say on stderr that an import takes long, while it does: it may never end."""
-    text = f"mtabench: importing {what} has taken {LONG_IMPORT_S:g} s and goes on; Ctrl-C stops it"
-    timer = threading.Timer(LONG_IMPORT_S, lambda: print(text, file=sys.stderr, flush=True))
+def _importing(what: str, file: Path | None = None) -> Iterator[None]:
+    """Within, code is imported, which may never end: that it takes long is said while it does, and at which line.
+
+    What it sets for all of PyTorch, or as the current folder, does not outlast it: others are measured as well.
+    """
+    import torch  # here, since the seconds that it takes are not the file's
+
+    importing = threading.get_ident()
+
+    def say() -> None:
+        where = _place(traceback.extract_stack(sys._current_frames().get(importing)), file)
+        at = f", at {where}" if where else ""
+        text = f"mtabench: importing {what} has taken {LONG_IMPORT_S:g} s and goes on{at}; Ctrl-C stops it"
+        print(text, file=sys.stderr, flush=True)
+
+    timer = threading.Timer(LONG_IMPORT_S, say)
     timer.daemon = True
     timer.start()
+    dtype = torch.get_default_dtype()
     try:
-        yield
+        with chdir("."), torch.set_grad_enabled(True):
+            yield
     finally:
         timer.cancel()
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(None)
 
 
 def _text(error: BaseException) -> str:

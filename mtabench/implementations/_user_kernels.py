@@ -28,6 +28,11 @@ WORKS = ("dense", "tiled", "staged", "expanded", "banded", "overlapped")
 
 def implementation_from(loaded: Loaded) -> Implementation:
     """The implementation that a function or object stands for; raises UsageError for what is neither."""
+    if isinstance(loaded.value, type):
+        raise UsageError(
+            f"{loaded.words} is a class; expected a function or an object: add a line such as "
+            f"`my_kernel = {loaded.value.__name__}()` behind the class, and name my_kernel"
+        )
     value, decode = loaded.value, _method(loaded, "decode")
     if not callable(value) and decode is None:
         raise UsageError(
@@ -88,7 +93,7 @@ def _takes_weight(
     positional = (*tensors, "weight") if conv else tensors
     named = (*keywords, *(name for name in optional if name in signature.parameters))
     try:
-        signature.bind(*positional, **dict.fromkeys(named))
+        _check_places(signature.bind(*positional, **dict.fromkeys(named)), positional)
     except TypeError as error:
         told = ", ".join((*tensors, "weight", "*", *optional, *keywords))
         raise UsageError(
@@ -97,11 +102,18 @@ def _takes_weight(
     return conv
 
 
+def _check_places(bound: inspect.BoundArguments, names: tuple[str, ...]) -> None:
+    """Raise TypeError if a parameter has the name of one of these and would get another of them."""
+    for name in names:
+        if (given := bound.arguments.get(name, name)) != name:
+            raise TypeError(f"{given} comes where it has {name}")
+
+
 def _check_backward(loaded: Loaded, backward: Callable[..., Any], conv: bool) -> None:
     signature = _parameters(loaded, backward, ".backward")
     tensors = ("dout", "q", "k", "v", *(["weight"] if conv else []), "out")
     try:
-        signature.bind_partial(*tensors, **dict.fromkeys(FORWARD))
+        _check_places(signature.bind_partial(*tensors, **dict.fromkeys(FORWARD)), tensors)
     except TypeError as error:
         raise UsageError(
             f"{loaded.words}.backward takes {signature}, {error}; expected ({', '.join(tensors)}, *saved, causal, "
@@ -127,7 +139,7 @@ def _why_not(loaded: Loaded, unsupported: Callable[..., Any] | None, case: Case)
         told = {name: told[name] for name in wanted}
     try:
         reason = unsupported(**told)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = line_in(error, loaded.file)
         raise UsageError(
             f"{loaded.words}.unsupported raised {type(error).__name__}: {error}{f' ({where})' * bool(where)}"
@@ -174,10 +186,18 @@ def _told(loaded: Loaded, function: Callable[..., Any], *tensors: Any, **options
     """Call a person's function; an error says in a note at which of the person's lines."""
     try:
         return function(*tensors, **options)
+    except SystemExit as error:
+        ended = RuntimeError(f"it calls sys.exit({error.code})")
+        _note_place(ended, line_in(error, loaded.file))
+        raise ended from None
     except Exception as error:
-        if where := line_in(error, loaded.file):
-            error.add_note(where)
+        _note_place(error, line_in(error, loaded.file))
         raise
+
+
+def _note_place(error: Exception, place: str) -> None:
+    if place:
+        error.add_note(place)
 
 
 @functools.cache
@@ -194,7 +214,8 @@ def _only(loaded: Loaded, result: Any, saves: bool = False) -> Tensor:
         return result
     if saves and isinstance(result, Sequence) and result and isinstance(result[0], _tensor()):
         return result[0]
-    more = "" if saves else "; only a function with a `backward` may return more than it"
+    several = isinstance(result, Sequence) and not saves
+    more = "; only a function with a `backward` may return more than it" if several else ""
     raise TypeError(f"{loaded.name} returns {_kind(result)}; expected the output, a tensor{more}")
 
 
@@ -217,9 +238,14 @@ def _with_backward() -> Any:
             loaded, backward, options, saved = ctx.rest
             *tensors, out = ctx.saved_tensors
             gradients = backward(dout, *tensors, out, *saved, **options)
-            if not isinstance(gradients, Sequence) or len(gradients) != len(tensors):
-                names = ", ".join(("dq", "dk", "dv", "dweight")[: len(tensors)])
-                raise TypeError(f"the backward of {loaded.name} returns {_kind(gradients)}; expected {names}")
+            names = ("dq", "dk", "dv", "dweight")[: len(tensors)]
+            if not isinstance(gradients, Sequence) or len(gradients) != len(names):
+                raise TypeError(
+                    f"the backward of {loaded.name} returns {_kind(gradients)}; expected {', '.join(names)}"
+                )
+            for name, gradient in zip(names, gradients, strict=True):
+                if not isinstance(gradient, _tensor()):
+                    raise TypeError(f"the backward of {loaded.name} returns {_kind(gradient)} as {name}, not a tensor")
             return None, None, None, None, *gradients
 
     return WithBackward
@@ -236,4 +262,4 @@ def _kind(value: Any) -> str:
         return "None"
     if isinstance(value, Sequence) and not isinstance(value, str):
         return f"a {type(value).__name__} of {len(value)}"
-    return f"of type {type(value).__name__}"
+    return f"an object of type {type(value).__name__}"

@@ -105,7 +105,7 @@ class Inputs:
         A gate is multiplied with what v gives, so that it stays the same, its weight is negated with v.
         """
         for tensor in (x.v if x.dout is None else x.dout for x in (self, *self._copies)):
-            tensor.neg_()
+            unnoticed(tensor).neg_()
         if self.dout is None and self.gate_weight is not None:
             self.gate_weight.neg_()
 
@@ -117,6 +117,11 @@ class Inputs:
             yield
         finally:
             self.negate()
+
+
+def unnoticed(tensor: Tensor) -> Tensor:
+    """The same memory, of which no change counts in `_version`: a result that is kept by it is a cached one, too."""
+    return tensor.data
 
 
 def make_inputs(case: Case, seed: int = SEED) -> Inputs:

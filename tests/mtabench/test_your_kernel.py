@@ -65,9 +65,12 @@ def test_the_example_in_triton_is_right(causal):
 
 CHEATS = {
     "cached": "cached",
+    "cached_by_version": "cached",
+    "lazy": "its result is a Lazy; expected a torch.Tensor",
     "writes_nothing": "out has NaN or infinity",
     "changes_inputs": "it changes its inputs: k",
     "changes_inputs_and_raises": "it changes its inputs: q",
+    "resizes_inputs": "it changes its inputs: q",
     "late": "is not there when the call is over, and comes later",
     "swaps_rows": "against float64",
 }
@@ -81,15 +84,19 @@ def test_a_cheat_is_caught_and_said(function):
     assert "\n" not in check.reason
 
 
-@pytest.mark.parametrize("function", ["changes_inputs", "changes_inputs_and_raises"])
-def test_inputs_that_a_cheat_changed_are_drawn_again(function):
-    one = own(function)
+@pytest.mark.parametrize(("function", "pass_"), [
+    ("changes_inputs", "fwd"), ("changes_inputs_and_raises", "fwd"), ("resizes_inputs", "fwd"),
+    ("freezes_inputs", "bwd"),
+])  # fmt: skip
+def test_inputs_that_a_cheat_changed_are_drawn_again(function, pass_):
+    one = own(function, pass_)
     inputs = make_inputs(one, 0)
     judge = Judge(one, inputs, 0)
     assert not judge.first_of(implementation_of(one).build(one, inputs), one).ok
     fresh = make_inputs(one, 0)
     assert torch.equal(inputs.q, fresh.q)
     assert torch.equal(inputs.k, fresh.k)
+    assert inputs.q.requires_grad == fresh.q.requires_grad
     (right,) = chosen([f"right={OWN}:attention"])
     assert judge.first_of(right.build(one, inputs), one).ok
 
@@ -142,9 +149,11 @@ def test_another_stream_without_waiting_is_caught(function, pass_, fault):
 
 @pytest.mark.parametrize(("function", "pass_", "error", "words"), [
     ("raises", "fwd", RuntimeError, "is invalid for input"),
+    ("exits", "fwd", RuntimeError, r"it calls sys.exit\(0\)"),
     ("returns_a_tuple", "fwd", TypeError, "own returns a tuple of 2; expected the output, a tensor; only a"),
     ("without_gradient", "bwd", UnsupportedError, "own has no backward: autograd finds no way"),
     ("two_gradients", "bwd", TypeError, "the backward of own returns a tuple of 2; expected dq, dk, dv"),
+    ("no_gradient", "bwd", TypeError, "the backward of own returns None as dv, not a tensor"),
 ])  # fmt: skip
 def test_what_a_call_raises_is_one_sentence(function, pass_, error, words):
     with pytest.raises(error, match=words):

@@ -43,13 +43,16 @@ REFUSED = {
     "own.py:": ["names no function in own.py"],
     "./own:attention": ["names no function in a Python file"],
     "own.py:attentoin": ["own.py has no attentoin; did you mean own.py:attention?"],
-    "own.py:number": ["is of type int; expected a function (q, k, v, weight, *, causal, scale) -> out"],
+    "own.py:number": ["is an object of type int; expected a function (q, k, v, weight, *, causal, scale) -> out"],
     "own.py:other_parameters": ["takes (a, b), too many positional arguments; expected (q, k, v, weight"],
+    "own.py:weight_first": ["takes (weight, q, k, v, *, causal, scale), k comes where it has q; expected (q, k, v"],
+    "own.py:WithBackward": ["is a class; expected a function or an object", "my_kernel = WithBackward()"],
     "own.py:other_work": ["its work is 'much'; expected one of dense, tiled"],
     "own.py:asks_for_much": ["unsupported asks for colour; it may ask for pass_, device"],
     "a=own.py:attention,a=own.py:late": ["two functions would be called a", "--impl other=own.py:late"],
     "eager=own.py:attention": ["eager is one of mtabench's own names"],
     "a b=own.py:attention": ["would be called 'a b'", "--impl my-kernel=own.py:attention"],
+    "my own.py:attention": ["would be called 'my own:attention'", "--impl 'my-kernel=my own.py:attention'"],
     "own:attention": ["is a function of a file; give its path as well"],
     "missing.py:attention": ["ModuleNotFoundError: No module named 'no_such_package' (missing.py, line 2)"],
     "beside.py:attention": ["ZeroDivisionError: division by zero (broken_module.py, line 1)"],
@@ -67,7 +70,8 @@ FILES = {
 
 @pytest.mark.parametrize("typed", REFUSED)
 def test_a_mistake_is_one_sentence_and_leaves_nothing(mtabench, tmp_path, typed):
-    shutil.copy(OWN, tmp_path / "own.py")
+    for name in ("own.py", "my own.py"):
+        shutil.copy(OWN, tmp_path / name)
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     refused(mtabench("fwd", "--impl", typed, *TINY, "--dry-run"), *REFUSED[typed])
@@ -79,7 +83,25 @@ def test_an_import_that_takes_long_is_said_while_it_does(tmp_path, monkeypatch, 
     (tmp_path / "long.py").write_text("import time\ntime.sleep(0.3)\ndef f(q, k, v, *, causal, scale): pass\n")
     chosen([f"{tmp_path / 'long.py'}:f"])
     said = capfd.readouterr().err
-    assert re.fullmatch(r"mtabench: importing \S+long.py has taken 0.05 s and goes on; Ctrl-C stops it\n", said)
+    place = r"has taken 0.05 s and goes on, at long.py, line 2; Ctrl-C stops it"
+    assert re.fullmatch(rf"mtabench: importing \S+long.py {place}\n", said)
+
+
+def test_what_an_import_sets_for_all_does_not_outlast_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sets.py").write_text(
+        "import os\nimport torch\nos.chdir('/')\ntorch.set_default_device('meta')\ntorch.set_grad_enabled(False)\n"
+        "torch.set_default_dtype(torch.float16)\ndef f(q, k, v, *, causal, scale): pass\n"
+    )
+    try:
+        chosen(["sets.py:f"])
+        made = torch.zeros(1)
+        assert (made.device.type, made.dtype, torch.is_grad_enabled()) == ("cpu", torch.float32, True)
+        assert Path.cwd() == tmp_path
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+        torch.set_grad_enabled(True)
 
 
 def test_names_are_stable_and_what_was_typed_is_what_repro_says(tmp_path, monkeypatch):
@@ -157,10 +179,12 @@ def test_what_a_package_offers_is_listed_and_measured_when_named(mtabench, monke
 @pytest.mark.parametrize(("value", "words"), [
     ("no_such_module:f", "--impl offered of offering cannot be imported from no_such_module:f: ModuleNotFoundError"),
     ("offering:nothing", "AttributeError"),
-    ("offering:number", "--impl offered is of type int"),
+    ("exiting:f", "cannot be imported from exiting:f: SystemExit: 3"),
+    ("offering:number", "--impl offered is an object of type int"),
 ])  # fmt: skip
 def test_a_package_that_offers_what_is_not_there(mtabench, monkeypatch, tmp_path, forgotten, value, words):
     offer(monkeypatch, tmp_path, value)
+    (tmp_path / "exiting.py").write_text("raise SystemExit(3)\n")
     refused(mtabench("fwd", "--impl", "offered", *TINY, "--dry-run"), words)
 
 
