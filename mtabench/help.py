@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import typer
@@ -41,6 +42,8 @@ class _Helpful:
         except Exception as error:
             if getattr(error, "ctx", ctx) is None:
                 error.ctx = ctx  # type: ignore[attr-defined]
+            if offered := getattr(error, "possibilities", None):
+                error.possibilities = _near(getattr(error, "option_name", ""), offered)  # type: ignore[attr-defined]
             raise
 
 
@@ -50,6 +53,11 @@ class Command(_Helpful, TyperCommand):
 
 class Group(_Helpful, TyperGroup):
     """A command of commands."""
+
+
+def _near(typed: str, names: Sequence[str]) -> list[str]:
+    """Of options that Typer offers those that are near: it counts the dashes, which all of them share."""
+    return [name for name in names if get_close_matches(typed.lstrip("-"), [name.lstrip("-")])]
 
 
 def _lines(command: Any, ctx: Any, width: int) -> Iterator[str]:

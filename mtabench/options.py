@@ -11,8 +11,8 @@ from typer import Argument, BadParameter, Option
 
 from mtabench import registry
 from mtabench.problem.axes import PRESETS
-from mtabench.problem.case import DTYPES, KERNEL_PASSES
-from mtabench.problem.operations import OPS
+from mtabench.problem.case import DTYPES, KERNEL_PASSES, MODES
+from mtabench.problem.operations import GATES, NONE, OPS
 from mtabench.sweeps.measuring_options import CACHES, TIMERS
 
 RANGES = "512,1k,4k; 1k..16k doubles; 1k..4k:+1k adds; 1k..64k:x4 multiplies"
@@ -63,17 +63,26 @@ Seq = Annotated[Text, Shape(help=f"Sequence lengths: {RANGES}.")]
 HeadDim = Annotated[Text, Shape(help="Head dims, 16 to 256, such as 64,128.")]
 Conv = Annotated[Text, Shape(help="Query taps x key taps, such as 6x11,3x3; 7 means 7x7. With --op mta also none.")]
 Mix = Annotated[
-    Text, Steps(help="With --op mta, the heads mixed before and after the softmax: heads (all), 4 (groups), none.")
+    Text,
+    Steps(
+        **_some_of(lambda: ("heads", NONE)),
+        help="With --op mta, the heads mixed before and after the softmax: heads (all), 4 (groups), none.",
+    ),
 ]
 PostConv = Annotated[Text, Steps(help="With --op mta, taps after the softmax, such as 6x11; none if not given.")]
 Norm = Annotated[
     Text,
     Steps(
-        help="With --op mta, the norm of each head's output: rms, depth2 (as layer 2 rescales it); none if not given."
+        **_some_of(lambda: ("rms", "depth2", NONE)),
+        help="With --op mta, the norm of each head's output: rms, depth2 (as layer 2 rescales it); none if not given.",
     ),
 ]
 Gate = Annotated[
-    Text, Steps(help="With --op mta, the gate of each head's output: one (a number a row), full; none if not given.")
+    Text,
+    Steps(
+        **_some_of(lambda: GATES),
+        help="With --op mta, the gate of each head's output: one (a number a row), full; none if not given.",
+    ),
 ]
 Layer = Annotated[
     Text,
@@ -96,14 +105,25 @@ Op = Annotated[
         help="Only implementations of conv-attention, or of attention; or mta, with --mix, --norm and more.",
     ),
 ]
-Mode = Annotated[Text, Shape(help="One or more of train,prefill,generate; train if not given.")]
+Mode = Annotated[
+    Text, Shape(**_some_of(lambda: MODES), help="One or more of train,prefill,generate; train if not given.")
+]
 Attention = Annotated[
-    Text, Shape(help="In all layers conv; in every fourth conv/4; mta/4 as the paper's models; mix for heads alone.")
+    Text,
+    Shape(
+        **_some_of(lambda: ("conv", "conv/4", "mta/4", "mix")),
+        help="In all layers conv; in every fourth conv/4; mta/4 as the paper's models; mix for heads alone.",
+    ),
 ]
 Layers = Annotated[Text, Shape(help="Number of layers, with --heads and --dim in the place of --preset.")]
 Dim = Annotated[Text, Shape(help="Width of the model: heads times head dim.")]
-ModelImpl = Annotated[Text, Shape("--impl", help="One or more of plain,eager,compile,auto.")]
-ModelPreset = Annotated[Text, Shape("--preset", help="One or more of mta-300m,mta-550m,mta-830m,mta-1b.")]
+MODEL_IMPLS = ("plain", "eager", "compile", "auto")
+ModelImpl = Annotated[
+    Text, Shape("--impl", **_some_of(lambda: MODEL_IMPLS), help=f"One or more of {','.join(MODEL_IMPLS)}.")
+]
+ModelPreset = Annotated[
+    Text, Shape("--preset", **_some_of(lambda: PRESETS), help=f"One or more of {','.join(PRESETS)}.")
+]
 ModelHeads = Annotated[Text, Shape("--heads", help="Number of heads.")]
 OneConv = Annotated[Text, Shape("--conv", help="Query taps x key taps of the convolutions; 6x11 if not given.")]
 Batch = Annotated[Text, Shape(help="Batch sizes.")]
@@ -207,14 +227,19 @@ ProfileOut = Annotated[File, Output(*OUT, help="The folder to write; mtabench-re
 NcuReport = Annotated[File, Option(help="Instead of measuring, read a saved `ncu --import REPORT --csv --page raw`.")]
 DeviceName = Annotated[Text, Option(help="The GPU that is meant, such as h200; this machine's if not given.")]
 ResultsCsv = Annotated[
-    list[Path] | None, Option("--results", help="A results file: its times stand beside the predicted ones.")
+    list[Path] | None,
+    Option("--results", metavar="<path>", help="A results file: its times stand beside the predicted ones."),
 ]
 CeilingsIn = Annotated[
     File, Option(help="Ceilings measured on that GPU; mtabench-results/ceilings.json if it is there.")
 ]
 ProfileIn = Annotated[
     list[Path] | None,
-    Option("--profile", help="A folder of `mtabench profile`: bytes that Nsight Compute counted stand beside."),
+    Option(
+        "--profile",
+        metavar="<path>",
+        help="A folder of `mtabench profile`: bytes that Nsight Compute counted stand beside.",
+    ),
 ]
 RooflineOut = Annotated[File, Output(*OUT, help="A CSV file to write besides.")]
 RunCsv = Annotated[Path, Argument(help="A results file of mtabench.", metavar="RUN.csv")]
@@ -239,7 +264,8 @@ GithubOut = Annotated[
 BencherOut = Annotated[File, Output("--bencher", help="Write HEAD's times in Bencher's JSON (BMF).")]
 CsvFile = Annotated[Path, Argument(help="A results file of mtabench.", metavar="CSV")]
 Where = Annotated[
-    list[str] | None, Option(help="Only rows such as impl=triton,eager,seq=1k..4k,status!=ok; * stands for any text.")
+    list[str] | None,
+    Option(metavar="<str>", help="Only rows such as impl=triton,eager,seq=1k..4k,status!=ok; * stands for any text."),
 ]
 Sort = Annotated[Text, Option(help="Columns to sort by, such as seq,-speedup; - puts the largest first.")]
 ExportOut = Annotated[

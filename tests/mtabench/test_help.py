@@ -53,6 +53,11 @@ def test_help_fits_and_breaks_no_word(mtabench, monkeypatch, path, command):
             assert any(name in text for name in param.opts) or param.param_type_name == "argument"
 
 
+def test_help_names_no_type_of_python(mtabench):
+    for path, _ in COMMANDS:
+        assert "list[" not in mtabench(*path, "--help")[1]
+
+
 def test_what_is_too_long_for_a_line_is_not_broken():
     long = "mtabench-results/" + "x" * 90
     assert _wrapped(f"see {long} for more", 20, "", "  ") == ["see", f"  {long}", "  for more"]
@@ -122,6 +127,22 @@ def test_an_error_names_the_help_of_its_command(mtabench, words, help_of):
 
 
 @pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("fwd --implm eager", ["--impl"]),  # and neither --plot nor --time-limit
+        ("explain fwd --device h200", ["--device-name"]),
+        ("results select a.csv --whre seq=1k", ["--where"]),
+        ("fwd --foo", []),
+        ("explain fwd --gpu h200", []),
+    ],
+)
+def test_only_options_that_are_near_are_offered(mtabench, words, offered):
+    code, _, err = mtabench(*words.split())
+    assert code == 2
+    assert re.findall(r"--[a-z-]+", err)[1:-1] == offered, err  # between the one typed and --help
+
+
+@pytest.mark.parametrize(
     ("words", "sentence"),
     [
         ("fwd --rounds x", "'--rounds': 'x' is no whole number"),
@@ -165,6 +186,9 @@ def test_the_shell_completes_commands_options_and_names():
         ("dtype", "fp16,b", ["fp16,bf16"]),
         ("timer", "e", ["events"]),
         ("preset", "mta-1", ["mta-1b"]),
+        ("mix", "", ["heads", "none"]),
+        ("norm", "rms,d", ["rms,depth2"]),
+        ("gate", "", ["none", "one", "full"]),
     ],
 )
 def test_names_are_completed(name, typed, offered):
