@@ -48,25 +48,24 @@ def run(options: Options, device_name: str | None, results: Sequence[Path], ceil
     kept = _kept_ceilings(ceilings, device)
     console = make_console()
     print_prose(console, RULE)
+    said = ""  # of the device; the same for all cells, unless ceilings of their dtypes were measured
     for case in cases:
+        rates = rates_of(device, *kept.get(case.dtype, ()))
+        reason = unmodelled(case, device)
+        if not reason and (limits := _limits(device, rates)) != said:
+            print_prose(console, limits)
+            said = limits
         say(console, "")
         print_prose(console, _title(case), style="bold")
-        reason = unmodelled(case, device)
         if reason:
             print_prose(console, f"no prediction: {reason}")
-            continue
-        rates = rates_of(device, *kept.get(case.dtype, ()))
-        _explain(console, case, device, rates, measured)
+        else:
+            _explain(console, case, device, rates, measured)
     return 0
 
 
 def _explain(console: Console, case: Case, device: Device, rates: Rates, measured: Measured) -> None:
     prediction = predict(case, device, rates, tiles_on(case, device))
-    print_prose(
-        console,
-        f"on {device.name}: products at {2 * rates.macs / 1e12:.4g} TFLOP/s, copies at "
-        f"{rates.memory_bytes / 1e9:.4g} GB/s, {rates.source}",
-    )
     if prediction.tiles:
         print_prose(console, _tiles_line(case, prediction))
     print_columns(console, _counts_table(prediction))
@@ -87,11 +86,18 @@ def _explain(console: Console, case: Case, device: Device, rates: Rates, measure
     )
 
 
+def _limits(device: Device, rates: Rates) -> str:
+    products, copies = f"{2 * rates.macs / 1e12:.4g} TFLOP/s", f"{rates.memory_bytes / 1e9:.4g} GB/s"
+    return f"on {device.name}: products at {products}, copies at {copies}, {rates.source}"
+
+
 def _verdict(prediction: Prediction, found: tuple[float, Path] | None) -> str:
     """Predicted beside measured."""
-    host = f"; the host needs about {_ms(prediction.host_s)} to launch it" if prediction.host_s else ""
-    waits = ", and the GPU waits for it" if prediction.host_s > prediction.gpu_s else ""
-    text = f"predicted: {_ms(prediction.seconds)} ({_ms(prediction.gpu_s)} on the GPU{host}{waits})"
+    text = f"predicted: {_ms(prediction.seconds)}"
+    if prediction.host_s:
+        waits = ", and the GPU waits for it" if prediction.host_s > prediction.gpu_s else ""
+        host = f"the host needs about {_ms(prediction.host_s)} to launch it{waits}"
+        text += f" ({_ms(prediction.gpu_s)} on the GPU; {host})"
     if found is None:
         return text
     measured_ms, path = found
@@ -100,14 +106,14 @@ def _verdict(prediction: Prediction, found: tuple[float, Path] | None) -> str:
 
 
 def _counts_table(prediction: Prediction) -> list[Column]:
-    """A row a kernel: what all its launches do."""
+    """A row a kernel: what all its launches do, without the columns that are empty."""
     rows = []
     for time in prediction.kernels:
         kernel = time.kernel
         counts = (kernel.macs, kernel.exponentials, kernel.shared_bytes, kernel.l2_bytes, kernel.memory_bytes)
         numbers = (significant(n / 1e9, 3) if n else "" for n in counts)
         rows.append([kernel.name, str(kernel.launches or ""), *numbers])
-    return as_columns(COUNTS, rows)
+    return [column for column in as_columns(COUNTS, rows) if any(column.texts)]
 
 
 def _times_table(prediction: Prediction) -> list[Column]:

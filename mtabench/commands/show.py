@@ -78,7 +78,7 @@ def _lines(title: str, rows: Sequence[Row], view: View, notes: Sequence[str], co
     def fit(text: str) -> str:
         return _encodable(text, console.encoding)
 
-    yield Text(fit(printable(title)), "bold")
+    yield from (Text(line, "bold") for line in tables.wrapped(fit(printable(title)), width))
     for facts in (view.setting, view.device):
         yield from (Text(f"  {line}") for line in _filled([fit(fact) for fact in facts], fit(" · "), width - 2))
     yield Text("")

@@ -105,7 +105,8 @@ def run(
     with spent.on(CHARTS):
         charts = plot and _draw_at_end(console, path)
     print_prose(console, spent.line())
-    say(console, f"next: {next_command(shown.rows, path, charts)}\n  or: {to_resume(path)} and more on its axes")
+    say(console, f"next: {next_command(shown.rows, path, charts)}")
+    print_prose(console, f"{to_resume(path)} and more on its axes", "  or: ")
     return WRONG_RESULT * any_wrong
 
 

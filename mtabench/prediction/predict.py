@@ -42,7 +42,7 @@ def unmodelled(case: Case, device: Device | None = None) -> str | None:
     """Why there is no prediction for a cell, on this device if one is given, or None."""
     implementation = registry.implementation_of(case)
     if implementation.kernels is None:
-        modelled = [entry.name for entry in registry.IMPLEMENTATIONS if entry.kernels]
+        modelled = list(dict.fromkeys(entry.name for entry in registry.IMPLEMENTATIONS if entry.kernels))
         return f"{case.impl} is not modelled; {', '.join(modelled[:-1])} and {modelled[-1]} are"
     if case.pass_ not in implementation.passes:
         return f"{case.impl} has no {case.pass_} pass"

@@ -108,16 +108,20 @@ def taps_text(query_taps: object, key_taps: object) -> str:
     return f"{query_taps}x{key_taps}" if query_taps and key_taps else ""
 
 
-def step_words(
+def step_words(*steps: str) -> str:
+    """The STEPS in words, `mix heads, conv 6x11, post conv 6x11, norm rms`; those that are not there are left out."""
+    return ", ".join(f"{name} {text}" for name, text in named_steps(*steps).items() if text)
+
+
+def named_steps(
     mix: str, conv: str, post_conv: str, norm: str = "", gate: str = "", conv_every: str = ""
-) -> str:  # fmt: skip
-    """The STEPS in words, `mix heads, conv 6x11, post conv 6x11, norm rms`; those that are not there are left out.
+) -> dict[str, str]:  # fmt: skip
+    """The STEPS by what stands before them in words, empty where one is not there.
 
     `conv_every` is of a model: `conv in 1 of 4 layers`.
     """
     layers = conv_every and ("all layers" if conv_every == "1" else f"1 of {conv_every} layers")
-    texts = {"mix": mix, "conv": conv, "post conv": post_conv, "norm": norm, "gate": gate, "conv in": layers}
-    return ", ".join(f"{name} {text}" for name, text in texts.items() if text)
+    return {"mix": mix, "conv": conv, "post conv": post_conv, "norm": norm, "gate": gate, "conv in": layers}
 
 
 def _size(part: str, mix: str) -> int | None:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mtabench.problem.axes import short
-from mtabench.problem.operations import step_words, taps_text
+from mtabench.problem.operations import PLAIN, named_steps, taps_text
 from mtabench.tables import Column
 
+STEPS = tuple(named_steps("", "", ""))
 WORDS = {
+    **{name: f"{name} {{}}" for name in STEPS},
     "splits": "splits {}",
     "layers": "layers {}",
     "batch": "batch {}",
@@ -19,7 +21,7 @@ WORDS = {
     "head dim": "head dim {}",
 }
 STAYS = ("impl", "seq")  # a row has both, whatever the others have
-TO_THE_LEFT = ("pass", "impl", "dtype", "steps", "causal")
+TO_THE_LEFT = ("pass", "impl", "dtype", "causal")
 
 
 class ToldApart(NamedTuple):
@@ -36,12 +38,14 @@ def name_of(row: Mapping[str, Any]) -> str:
 
 
 def told_apart(rows: Sequence[Mapping[str, Any]]) -> ToldApart:
-    """The cells of some rows, at least one. A step or splits that some cells cannot have are shared if others do."""
+    """The cells of some rows, at least one. Steps or splits that some cells cannot have are shared if others do."""
     parts = [_parts(row) for row in rows]
     shared, columns = {}, []
     for name in parts[0]:
         texts = [one[name] for one in parts]
-        values = set(texts) - ({""} if name in ("steps", "splits") else set())
+        values = set(texts) - ({""} if name == "splits" else set())
+        if name in STEPS:  # plain attention has none
+            values = {text for text, row in zip(texts, rows, strict=True) if row["op"] != PLAIN}
         if name not in STAYS and len(values) <= 1:
             shared[name] = next(iter(values), "")
             continue
@@ -73,6 +77,6 @@ def _parts(row: Mapping[str, Any]) -> dict[str, str]:
         "heads": f"{heads}" + (f" (KV {kv_heads})" if kv_heads != heads else ""),
         "seq": f"{int(row['seq'])}",
         "head dim": f"{int(row['head_dim'])}",
-        "steps": step_words(row["mix"], conv, post_conv, row["norm"], row["gate"], row["conv_every"]).replace(",", ""),
+        **named_steps(row["mix"], conv, post_conv, row["norm"], row["gate"], row["conv_every"]),
         "causal": "" if row["causal"] else "not causal",
     }

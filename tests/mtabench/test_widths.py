@@ -2,6 +2,7 @@
 
 import csv
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from rich.cells import cell_len
 from rich.text import Text
 from written_runs import case, rounds, write_run
 
+from mta_kernels.operation import Gate, HeadMix, Norm
 from mtabench.console import make_console, significant
 from mtabench.prose import wrapped
 from mtabench.tables import Column, as_columns, blocks, fitted, lines, print_prose
@@ -86,6 +88,37 @@ def test_a_comparison_says_once_what_all_cells_share(at, tmp_path):
     table = [line for line in out.splitlines() if re.match(r"(eager|triton) +[14]k ", line)]
     assert len(table) == 4
     assert all(line.endswith("same") for line in table)
+
+
+def test_steps_that_all_cells_share_are_said_once(at, tmp_path):
+    mixed = replace(case().operation, pre_mix=HeadMix(), post_mix=HeadMix(), norm=Norm())
+    for name in ("base", "head"):
+        gates = (Gate(), Gate(full=True))
+        cells = {replace(case(), operation=replace(mixed, gate=gate)): rounds(1.0) for gate in gates}
+        cells[case(impl="sdpa-flash", taps=None)] = rounds(0.1)
+        write_run(tmp_path / f"{name}.csv", cells, run_id=name)
+    out = at(80, ("compare", "base.csv", "head.csv"))
+    shared = "all cells: fwd, fp32, batch 1, heads 2, head dim 16, mix heads, conv 6x11, norm rms"
+    assert shared in " ".join(out.split())
+    named = [line for line in out.splitlines() if line.startswith("same: ")]
+    assert named == ["same: eager seq 64 gate one", "same: eager seq 64 gate full", "same: sdpa-flash seq 64"]
+    assert out.count("6x11") == 1
+
+
+def test_words_before_a_table_are_not_broken(at, tmp_path):
+    name = f"{'x' * 62}.csv"
+    write_run(tmp_path / name, {case(): rounds(1.0), case(128): ("unsupported", "no such kernel")})
+    assert at(80, ("show", name)).splitlines()[:2] == [f"{name}: 2 cells: 1", "ok, 1 unsupported"]
+
+
+def test_explain_says_the_limits_of_the_gpu_once(at):
+    words = ("explain", "fwd", "--seq", "1k,2k", "--impl", "eager,sdpa-cudnn,cuda", "--device-name", "h200")
+    out = at(80, words)
+    assert out.count("on NVIDIA H200: products at ") == 1
+    assert out.count("no prediction: cuda is not modelled; eager, triton, hopper, sdpa-flash and") == 2
+    tables = out.partition("fwd sdpa-cudnn")[0].partition("fwd eager")[2]
+    assert "L2" not in tables  # eager's kernels need not read it, and have no column for it
+    assert "memory" in tables
 
 
 def test_columns_that_do_not_fit_go_into_blocks_below():
