@@ -69,7 +69,7 @@ def build_page(
         '<button type="button" id="theme-toggle" hidden></button>',
         "</header>",
         "<noscript><p>This page is drawn by the scripts inside it, and scripts are turned off.</p></noscript>",
-        f"<main>\n{body}\n</main>",
+        f"<main>\n{body.replace(' %', '&nbsp;%')}\n</main>",  # a number stays with its sign
         f'<script type="application/json" id="data">{embedded_json(data)}</script>',
         *map(_element, last),
         "</body>",

@@ -13,7 +13,7 @@ from mtabench.palette import PAGE, readable
 from mtabench.report.columns import AXES, DETAILS, cell_columns, environment, measured, spread_columns
 from mtabench.report.data import Report, Row, Spread, is_plain, is_timed, yardstick
 from mtabench.report.figures import figures
-from mtabench.report.sentences import Quote, summary
+from mtabench.report.sentences import Quote, computed, summary
 from mtabench.styles import dash_lengths, styles_of
 
 MOST_CELLS = 5000  # on the page; a sentence says if there are more
@@ -122,6 +122,7 @@ def page_data(report: Report) -> dict[str, Any]:
         "facts": facts(report),
         "figures": [asdict(one) for one in figures(report)],
         "yardstick": yardstick(report.rows),
+        "computed": computed(report.rows),
         "summary": summary(report),
         "notes": notes,
         "columns": [asdict(column) for column in cell_columns(report)],

@@ -68,12 +68,17 @@ def _values(rows: Iterable[Row], column: str, words: str) -> str:
     return words + _listed(values) if values else ""
 
 
+def computed(rows: Iterable[Row]) -> str:
+    """What rows compute beside plain attention, in words."""
+    return "multi-token attention" if any(row["op"] == "mta" for row in rows) else "conv attention"
+
+
 def _compared(rows: Sequence[Row], quote: Quote) -> Iterator[str]:
     """Who is fastest, speedups over the baseline, and how plain attention compares."""
     charted = [row for row in rows if row["charted"] and is_timed(row)]
     conv = [row for row in charted if not is_plain(row)]
     fastest = best(conv, STEPS)
-    name = "multi-token attention" if any(row["op"] == "mta" for row in conv) else "conv attention"
+    name = computed(conv)
     rivals = {row["impl"] for row in conv}
     if len(rivals) > 1:
         wins = Counter(row["impl"] for row in fastest.values()).most_common()

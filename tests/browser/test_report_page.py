@@ -39,6 +39,7 @@ def reports(tmp_path_factory):
     runs = {
         "h200": RESULTS / "history/fwd-23aa81e671e0.csv",  # whose numbers the tests name; it has no samples
         "samples": RESULTS / "fwd.csv",
+        "whole": RESULTS / "mta-all-fwd.csv",
         "mixed": mixed_run(folder / "mixed.csv"),
         "hostile": poison(mixed_run(folder / "hostile.csv")),
         "slow": write_run(folder / "slow.csv", {case(64): rounds(100.0)}),
@@ -219,6 +220,11 @@ def test_spread_says_why_there_are_no_samples(opened):
     assert "there is no file fwd-23aa81e671e0.samples.csv" in page.locator("#spread-words").inner_text()
 
 
+@pytest.mark.parametrize(("name", "costs"), [("h200", "conv attention"), ("whole", "multi-token attention")])
+def test_what_costs_more_than_plain_attention_is_named(opened, name, costs):
+    assert opened(name).locator("#overhead-words").inner_text().endswith(f"what {costs} costs.")
+
+
 def test_hostile_texts_stay_text(opened, screenshot):
     page = opened("hostile")
     for text in TEXTS[:3]:
@@ -293,6 +299,10 @@ def test_a_narrow_window_scrolls_only_down(page, opened, screenshot, name):
     page.set_viewport_size({"width": 360, "height": 740})
     opened(name)
     assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert page.evaluate("[...document.querySelectorAll('pre')].every((one) => one.scrollWidth <= one.clientWidth)")
+    words = page.locator("#repeat .word")
+    assert words.count() > 5 or name == "hostile"  # none of its commands is one of ours
+    assert words.evaluate_all("(found) => found.every((word) => word.getClientRects().length === 1)")
     assert page.locator("#time .chart svg").first.bounding_box()["width"] <= 360
     screenshot(f"report-narrow-{name}")
 

@@ -35,7 +35,11 @@
   }
 
   function command(text, label) {
-    return make("div", { className: "command" }, make("pre", { attributes: { tabindex: "0" } }, make("code", { text })), copyButton(text, label));
+    const code = make("code");
+    for (const part of text.split(/(\S*-\S*)/)) { // a browser breaks words at hyphens, and options begin with two
+      code.append(part.includes("-") ? make("span", { text: part, className: "word" }) : part);
+    }
+    return make("div", { className: "command" }, make("pre", { attributes: { tabindex: "0" } }, code), copyButton(text, label));
   }
 
   function definitions(pairs) {
@@ -118,7 +122,7 @@
     place("figures").append(make("div", {}, make("dt", { text: words, className: "given" }), make("dd", { text: value })));
   }
   place("overhead-words").textContent =
-    `Medians over those of ${data.yardstick}, plain attention, at the same shape: what conv attention costs.`;
+    `Medians over those of ${data.yardstick}, plain attention, at the same shape: what ${data.computed} costs.`;
   place("summary").append(...data.summary.map((text) => make("li", { text, className: "given" })));
   place("notes").append(...data.notes.map((text) => make("p", { text, className: "note" })));
 
