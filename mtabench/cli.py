@@ -170,7 +170,7 @@ def tune(
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
     dtype: o.Dtype = None, causal: o.Causal = True, preset: o.PresetName = None, out: o.TunedOut = None,
 ) -> None:  # fmt: skip
-    """Choose the Triton kernels' tile sizes by timing. Kernels look the choice up from then on; no call tunes."""
+    """Choose Triton's tile sizes and the backend of "auto" by timing. Calls look the choice up; none tunes."""
     from mtabench.commands.tune import run
 
     options = Options(

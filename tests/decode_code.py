@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from mta_kernels.conv_attention.triton import tile_sizes
+from mta_kernels.conv_attention import tile_sizes
 from mta_kernels.conv_attention.triton.decode import conv_attention_decode
 from mta_kernels.operation import Operation
 from mtabench.static.absent_gpu import launches_compile, tensor

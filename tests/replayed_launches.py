@@ -19,17 +19,9 @@ from fake_cuda import Driver, Launch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mta_kernels.conv_attention import conv_attention, conv_attention_decode
+from mta_kernels.conv_attention import conv_attention, conv_attention_decode, tile_sizes
 from mta_kernels.conv_attention.fastpath import replay, triton_forward
-from mta_kernels.conv_attention.triton import (
-    backend,
-    backward_scores,
-    decode,
-    forward,
-    launch,
-    prepare,
-    tile_sizes,
-)
+from mta_kernels.conv_attention.triton import backend, backward_scores, decode, forward, launch, prepare
 from mta_kernels.operation import Operation
 
 ALLOCATING = {"empty", "new_empty", "empty_like", "empty_strided", "as_strided", "detach", "alias", "view"}
@@ -251,7 +243,7 @@ def whole_calls_where_needed() -> None:
         assert counts(q, shifted, other[0], weight) == 1
         assert counts(*other, weight) == 0
         tile_sizes.reload()
-        assert counts(q, shifted, other[0], weight) == 1
+        assert [counts(q, shifted, other[0], weight) for _ in range(2)] == [0, 1]  # the operator asks again what runs
         assert [counts(*other, weight) for _ in range(2)] == [1, 0]
         hook: list = []
         triton.knobs.runtime.launch_enter_hook.add(hook.append)

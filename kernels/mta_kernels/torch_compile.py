@@ -68,6 +68,15 @@ def constant_when_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def is_fixed(*sizes: int) -> bool:
+    """Whether a compiler knows these sizes, which it is asked for no guard of; outside of one they are numbers."""
+    if torch.compiler.is_compiling():
+        from torch.fx.experimental.symbolic_shapes import has_static_value
+
+        return all([has_static_value(size) for size in sizes])
+    return True
+
+
 def known(condition: Any) -> bool:
     """Whether a condition on sizes holds; a compiler to which they are unknown is told no, and asks for no guard."""
     if torch.compiler.is_compiling():

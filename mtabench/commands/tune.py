@@ -1,4 +1,4 @@
-"""Tile sizes chosen by measuring: the shapes of sweeps, the candidates' times as tables, and what is in effect."""
+"""Tile sizes and backends chosen by measuring: the shapes of sweeps, the candidates' times, and what is in effect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.text import Text
 
 from mta_kernels import gpu_limits
-from mta_kernels.conv_attention.triton import tile_sizes, tuner
+from mta_kernels.conv_attention import tile_sizes
+from mta_kernels.conv_attention.choice import backends_by_rank, tuned_as
+from mta_kernels.conv_attention.triton import tuner
 from mta_kernels.conv_attention.triton.decode_plan import bulk_pays
 from mta_kernels.conv_attention.triton.tunable_kernels import TunedShape
 from mtabench.commands import WRONG_RESULT
@@ -26,11 +28,16 @@ from mtabench.sweeps.plan import Options, make_plan
 from mtabench.sweeps.sweep import words
 from mtabench.tables import Cell, Column, as_columns, print_columns
 
-KERNELS = {"fwd": ("forward",), "bwd": ("probabilities", "value_gradients"), "decode": ("decode", "decode_bulk")}
+# Backends are compared after Triton's tiles have been tuned.
+KERNELS = {
+    "fwd": ("forward", tuned_as(gradients=False)),
+    "bwd": ("probabilities", "value_gradients", tuned_as(gradients=True)),
+    "decode": ("decode", "decode_bulk"),
+}
 
 
 def run(passes: str, options: Options, out: Path | None) -> int:
-    """Tune every kernel of these passes for every shape of the axes; WRONG_RESULT if a candidate's result is wrong.
+    """Tune all that `KERNELS` has of these passes for every shape; WRONG_RESULT if a candidate's result is wrong.
 
     Prints a table a shape. What is found is saved as each kernel's shape ends: in `out`, else in the user's file.
     """
@@ -65,7 +72,7 @@ def run(passes: str, options: Options, out: Path | None) -> int:
 
 
 def effect_lines(device: str) -> list[str]:
-    """The files of tuned tile sizes that kernels on "cuda" or "cpu" go by, a text each."""
+    """The files of tuned tile sizes and backends that kernels on "cuda" or "cpu" go by, a text each."""
     if device == "cpu":
         return ["none: tile sizes are tuned on a CUDA GPU"]
     name = tile_sizes.device_name(torch.device("cuda", torch.cuda.current_device()))
@@ -90,7 +97,7 @@ def _cases(passes: str, options: Options) -> Iterator[Case]:
     plans = [make_plan(replace(options, pass_=pass_, impl="triton")) for pass_ in chosen]
     if plans[0].device != "cuda":
         raise UsageError(
-            "tile sizes are tuned by timing on a CUDA GPU, and PyTorch finds none on this machine; "
+            "kernels are tuned by timing on a CUDA GPU, and PyTorch finds none on this machine; "
             "run this where the kernels will run"
         )
     for plan in plans:
@@ -98,10 +105,21 @@ def _cases(passes: str, options: Options) -> Iterator[Case]:
 
 
 def _is_launched(kernel: str, case: Case, device: torch.device) -> bool:
-    """Whether a step of the case on some cache launches the kernel on this device."""
-    return kernel != "decode_bulk" or bulk_pays(
-        case.head_dim, case.heads // case.kv_heads, DTYPES[case.dtype].itemsize, gpu_limits.capability(device)
-    )
+    """Whether a step of the case on some cache launches the kernel on this device; whether backends can be compared."""
+    if kernel == "decode_bulk":
+        group, element = case.heads // case.kv_heads, DTYPES[case.dtype].itemsize
+        return bulk_pays(case.head_dim, group, element, gpu_limits.capability(device))
+    for gradients in (False, True):
+        if kernel == tuned_as(gradients):
+            return len(backends_by_rank(_shape(case).request(gradients, device))) > 1
+    return True
+
+
+def _shape(case: Case) -> TunedShape:
+    return TunedShape(
+        batch=case.batch, heads=case.heads, kv_heads=case.kv_heads, seq_len=case.seq, head_dim=case.head_dim,
+        taps=case.conv.taps, dtype=DTYPES[case.dtype], causal=case.operation.causal,
+    )  # fmt: skip
 
 
 def _check_destination(path: Path, device: str, must_be_readable: bool) -> None:
@@ -122,12 +140,8 @@ def _check_destination(path: Path, device: str, must_be_readable: bool) -> None:
 
 def _tune(console: Console, kernel: str, case: Case, path: Path) -> list[tuner.Trial]:
     """The trials of one kernel and shape; none, and a line about it, if there is no room for them on this GPU."""
-    shape = TunedShape(
-        batch=case.batch, heads=case.heads, kv_heads=case.kv_heads, seq_len=case.seq, head_dim=case.head_dim,
-        taps=case.conv.taps, dtype=DTYPES[case.dtype], causal=case.operation.causal,
-    )  # fmt: skip
     try:
-        return tuner.tune(kernel, shape, path=path)
+        return tuner.tune(kernel, _shape(case), path=path)
     except (torch.OutOfMemoryError, ValueError) as error:
         say(console, f"not tuned: {str(error).splitlines()[0]}")
         return []

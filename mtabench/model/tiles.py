@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mta_kernels.conv_attention.triton import tile_sizes
+from mta_kernels.conv_attention import tile_sizes
 from mta_kernels.conv_attention.triton.backward_scores import probabilities_candidates, value_gradients_candidates
 from mta_kernels.conv_attention.triton.decode_plan import DecodeConfig, auto_splits, bulk_pays, decode_candidates
 from mta_kernels.conv_attention.triton.forward import ForwardConfig, forward_candidates

@@ -19,8 +19,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from mta_kernels import gpu_limits
+from mta_kernels.conv_attention import tile_sizes
 from mta_kernels.conv_attention.triton import launch as launching
-from mta_kernels.conv_attention.triton import tile_sizes
 from mtabench.static.limits import WARP, Limits
 
 # Called with a kernel's function and what came of compiling it: Triton's CompiledKernel, or the exception.

@@ -187,8 +187,7 @@ def test_auto_takes_it_where_triton_has_more_to_multiply(monkeypatch, major, hea
     monkeypatch.setattr(backend, "_multiplies_alike", backend._multiplies_alike.__wrapped__)
     operation = Operation(Convolution(*taps, key_padding(taps[1], "both")), 1.0)
     request = Request(operation, "cuda", BF16, head_dim, gradients)
-    assert (backend.rank(request) is not None) == taken
-    assert TRITON.rank(request) == 3
+    assert (backend.rank(request) < TRITON.rank(request)) == taken
     assert backend.rank(request._replace(over_ranks=True)) is None
 
 

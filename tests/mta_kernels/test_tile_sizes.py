@@ -10,6 +10,7 @@ import tomllib
 import warnings
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,9 +19,10 @@ pytest.importorskip("triton")
 
 from kernel_inputs import DEVICE, make
 
-from mta_kernels.conv_attention import conv_attention, conv_attention_decode
-from mta_kernels.conv_attention.triton import backward, decode, forward, tile_sizes, tuner
-from mta_kernels.conv_attention.triton.tile_sizes import Entry, Key, best_config
+from mta_kernels.conv_attention import choice, conv_attention, conv_attention_decode, tile_sizes
+from mta_kernels.conv_attention.tile_sizes import Entry, Key, best_config
+from mta_kernels.conv_attention.triton import backward, decode, forward, tuner
+from mta_kernels.conv_attention.triton.backend import TRITON
 from mta_kernels.conv_attention.triton.tunable_kernels import KERNELS, Problem, TunedShape
 
 ROOT = Path(__file__).parents[2]
@@ -242,7 +244,7 @@ def test_where_the_users_file_is(monkeypatch):
 
 
 def shipped_entries():
-    folder = resources.files("mta_kernels.conv_attention.triton") / "tuned"
+    folder = resources.files("mta_kernels.conv_attention") / "tuned"
     with resources.as_file(folder / "nvidia-h200.json") as path:
         return tile_sizes.read_entries(path, "NVIDIA H200")
 
@@ -251,7 +253,7 @@ def test_the_file_for_the_h200_is_in_the_package_and_in_its_wheel():
     assert isinstance(shipped_entries(), list)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "kernels/mta_kernels" in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    path = "kernels/mta_kernels/conv_attention/triton/tuned/nvidia-h200.json"
+    path = "kernels/mta_kernels/conv_attention/tuned/nvidia-h200.json"
     # hatch leaves out what git ignores
     ignored = subprocess.run(["git", "-C", ROOT, "check-ignore", path], capture_output=True)
     assert ignored.returncode != 0, ignored.stdout
@@ -347,10 +349,17 @@ def test_kernels_ask_for_what_tuning_saves(monkeypatch):
         asked[kernel] = key, candidates
         return best_config(kernel, key, candidates, device)
 
+    def spy_backends(kernel, key, candidates, device):
+        asked[kernel] = key, candidates
+        return candidates[0], None
+
     for module in (forward, backward, decode):
         monkeypatch.setattr(module, "best_config", spy)
+    monkeypatch.setattr(choice, "backends_by_rank", lambda request: [TRITON, TRITON])
+    monkeypatch.setattr(choice, "tile_sizes", SimpleNamespace(**vars(tile_sizes) | {"look_up": spy_backends}))
     q, k, v, weight = make(1, 2, 1, SHAPE.seq_len, SHAPE.head_dim, SHAPE.taps, SHAPE.dtype)
-    conv_attention(q.requires_grad_(), k, v, weight, backend="triton").sum().backward()
+    conv_attention(q, k, v, weight)
+    conv_attention(q.requires_grad_(), k, v, weight).sum().backward()
     lengths = torch.tensor([SHAPE.seq_len], device=DEVICE)
     shifted = torch.cat([k.flatten()[:1], k.flatten()])[1:].view(k.shape)
     for caches in ((k, v), (shifted, v)):  # for the copy engine, by pointers

@@ -7,7 +7,9 @@ import torch
 from command_line import make_runner
 
 from mta_kernels import gpu_limits
-from mta_kernels.conv_attention.triton import tile_sizes, tuner
+from mta_kernels.conv_attention import tile_sizes
+from mta_kernels.conv_attention.choice import BackendConfig
+from mta_kernels.conv_attention.triton import tuner
 from mta_kernels.conv_attention.triton.tunable_kernels import TunedShape
 from mta_kernels.conv_attention.triton.tuner import Trial
 
@@ -44,6 +46,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(tile_sizes, "device_name", lambda device: GPU)
     monkeypatch.setattr(gpu_limits, "capability", lambda device: (9, 0))
     monkeypatch.setattr("mtabench.commands.tune.unsupported_reason", lambda case: None)
+    monkeypatch.setattr("mtabench.commands.tune.backends_by_rank", lambda request: ["the only one"])
 
 
 @pytest.fixture
@@ -121,6 +124,34 @@ def test_every_kernel_of_a_pass_is_tuned_for_every_shape(mtabench, planted, tmp_
     ]
     assert "[12/12] value_gradients: bf16 2 x 16 heads of 128, seq 2k, conv 6x11, not causal" in out
     assert f"tuned 12 of 12; saved in {path}" in out
+
+
+@pytest.mark.parametrize(
+    ("pass_", "gradients", "kernels"),
+    [
+        ("fwd", False, ["forward", "forward_backend"]),
+        ("bwd", True, ["probabilities", "value_gradients", "training_backend"]),
+    ],
+)
+def test_backends_are_compared_after_tiles_where_several_can_run(
+    mtabench, planted, monkeypatch, pass_, gradients, kernels
+):
+    def able(request):
+        asked.append(request.gradients)
+        return ["cuda", "triton"] if request.head_dim == 64 else ["triton"]
+
+    asked: list = []
+    monkeypatch.setattr("mtabench.commands.tune.backends_by_rank", able)
+    backends = [Trial(BackendConfig("cuda"), 300.0, "ok"), Trial(BackendConfig("triton"), 200.0, "ok")]
+    planted.results = (*(FASTER for _ in kernels[1:]), backends, FASTER)
+    code, out, _ = mtabench("tune", "--pass", pass_, "--seq", "1k", "--head-dim", "64,80")
+    assert (code, asked) == (0, [gradients] * 2)
+    assert [(kernel, shape.head_dim) for kernel, shape, _ in planted.calls] == [
+        *((kernel, 64) for kernel in kernels), *((kernel, 80) for kernel in kernels[:-1]),
+    ]  # fmt: skip
+    lines = [line.split() for line in out.splitlines()]
+    assert ["backend", "us", "speedup", "status"] in lines
+    assert ["triton", "200.0", "1.500x", "ok,", "the", "fastest"] in lines
 
 
 def test_decode_takes_its_own_axes(mtabench, planted):

@@ -94,7 +94,10 @@ def _checked(
     head_dim, shared = q.shape[3], is_shared(group)
     operation = Operation.of(weight.shape[1:], head_dim, causal=causal, scale=scale, pad_key=pad_key)
     gradients = wants_gradient(q, k, v, weight, q_history)
-    kernels = choose(backend, Request(operation, q.device, q.dtype, head_dim, gradients, over_ranks=shared))
+    request = Request(
+        operation, q.device, q.dtype, head_dim, gradients, over_ranks=shared, key_rows=k.shape[2]
+    )  # fmt: skip
+    kernels = choose(backend, request)
     extras: dict[str, Any] = {"q_history": q_history, "cu_seqlens": cu_seqlens, "head_chunk": head_chunk}
     if group is not None and shared:
         from mta_kernels.conv_attention.context_parallel.attention import conv_attention_over_ranks

@@ -1,14 +1,18 @@
-"""Which backend a call takes: the one that it names, or the fastest that can run it."""
+"""Which backend a call takes: the one that it names, or of those that can run it the fastest.
+
+The fastest is what `mtabench tune` measured on this model of GPU, and where nobody did, the first by `Backend.rank`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from mta_kernels.backend_lookup import check_can_run
+from mta_kernels.conv_attention import tile_sizes
 from mta_kernels.conv_attention.arguments import (
     autocast_dtype,
     check_are_tensors,
@@ -18,10 +22,21 @@ from mta_kernels.conv_attention.arguments import (
 )
 from mta_kernels.conv_attention.backend import Backend, Request
 from mta_kernels.conv_attention.backends import KERNELS, named
-from mta_kernels.operation import Convolution, Operation, key_padding
+from mta_kernels.operation import Operation
+from mta_kernels.torch_compile import constant_when_compiled, is_fixed
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+
+LONGEST = 1 << 40  # counts as the length of a sequence whose length a compiler does not know
+
+
+@dataclass(frozen=True)
+class BackendConfig:
+    """A backend as what is tuned: see `tile_sizes.Entry`."""
+
+    backend: str
 
 
 @dataclass(frozen=True)
@@ -61,9 +76,9 @@ def unsupported(
     return kernels.why_not(Request(_with_taps(query_taps, key_taps), device, dtype, head_dim, backward, caches))
 
 
-def _with_taps(query_taps: int, key_taps: int) -> Operation:
-    """An operation with so many taps: nothing else of it makes a difference to what runs it."""
-    return Operation(Convolution(query_taps, key_taps, key_padding(key_taps, "both")), 1.0)
+def _with_taps(query_taps: int, key_taps: int, causal: bool = True) -> Operation:
+    """An operation with so many taps: nothing else of it makes a difference to what can run it."""
+    return Operation.of((query_taps, key_taps), 1, causal=causal, scale=1.0)
 
 
 def explain(
@@ -72,22 +87,23 @@ def explain(
     v: Tensor,
     weight: Tensor,
     *,
+    causal: bool = True,
     backend: str = "auto",
     decode: bool = False,
     group: ProcessGroup | None = None,
 ) -> Choice:
     """Which backend `conv_attention`, or `conv_attention_decode`, takes for these arguments, and why.
 
-    No other argument changes the choice; autocast does, and whether a gradient may be asked for. Raises ValueError for
-    an unknown backend, a named one that cannot run them, or shapes that do not fit, and TypeError for what is no
-    tensor.
+    No other argument changes the choice; autocast does, what `mtabench tune` saved, and whether a gradient may be asked
+    for. Raises ValueError for an unknown backend, a named one that cannot run them, or shapes that do not fit, and
+    TypeError for what is no tensor.
     """
     check_are_tensors(q=q, k=k, v=v, weight=weight)
     check_dimensions(q=q, k=k, v=v)
     check_taps(weight, q.shape[1])
     request = Request(
-        _with_taps(*weight.shape[-2:]), q.device, autocast_dtype(q), q.shape[-1], wants_gradient(q, k, v, weight),
-        (q, k, v) if decode else None, is_shared(group),
+        _with_taps(weight.shape[-2], weight.shape[-1], causal), q.device, autocast_dtype(q), q.shape[-1],
+        wants_gradient(q, k, v, weight), (q, k, v) if decode else None, is_shared(group), k.shape[2],
     )  # fmt: skip
     if backend == "auto":
         kernels, reason = _fastest(request)
@@ -132,17 +148,46 @@ def _instead(refused: Backend, able: list[Backend]) -> str:
     return f"{' or '.join(names)}, or 'auto', which picks {'it' if len(names) == 1 else 'one'}"
 
 
-def _fastest(request: Request) -> tuple[Backend | None, str]:
-    """The fastest backend that can run a request, or else the reference; and why."""
+def backends_by_rank(request: Request) -> list[Backend]:
+    """Those that can run a request; "auto" takes the first where nothing is tuned."""
+    return [backend for backend in _ranked(request) if backend.why_not(request) is None]
+
+
+def _ranked(request: Request) -> list[Backend]:
+    """Those that "auto" does not pass over, the first first, whether they can run a request or not."""
     ranked: dict[int, Backend] = {}  # the backends of a request have different ranks
     for backend in KERNELS:
         rank = backend.rank(request)
-        if rank is not None:
+        if rank is not None:  # no `:=` in a comprehension, which torch.compile does not know
             ranked[rank] = backend
-    refused: dict[int, str | None] = {}
-    for rank in sorted(ranked):
-        refused[rank] = ranked[rank].why_not(request)
-        if refused[rank] is None:
-            return ranked[rank], "the fastest backend for these arguments"
-    widest = next(iter(ranked))  # the first of KERNELS, which refuses least
-    return None, f"{ranked[widest].name} cannot run this: {refused[widest]}"
+    return [ranked[rank] for rank in sorted(ranked)]
+
+
+def _fastest(request: Request) -> tuple[Backend | None, str]:
+    """The fastest backend that can run a request, or else the reference; and why."""
+    able = backends_by_rank(request)
+    if not able:
+        widest = next(backend for backend in KERNELS if backend in _ranked(request))  # which refuses least
+        return None, f"{widest.name} cannot run this: {widest.why_not(request)}"
+    taps, head_dim = request.operation.conv.taps, request.head_dim
+    if len(able) == 1 or request.decode is not None or request.over_ranks or not is_fixed(head_dim, *taps):
+        return able[0], "the fastest backend for these arguments"
+    key_rows = request.key_rows if is_fixed(request.key_rows) else LONGEST
+    shape = request.dtype, head_dim, taps, request.operation.causal, key_rows
+    name, reason = _measured(tuple([x.name for x in able]), tuned_as(request.gradients), request.device, *shape)
+    return named(name), reason
+
+
+def tuned_as(gradients: bool) -> str:
+    """The name under which the fastest backend is tuned: with gradients, one backend runs both passes."""
+    return "training_backend" if gradients else "forward_backend"
+
+
+@constant_when_compiled
+def _measured(names: tuple[str, ...], kernel: str, device: torch.device | str, *shape: Any) -> tuple[str, str]:
+    """Of backends the one that `mtabench tune` found to be the fastest, or else the first; and why."""
+    gpu = tile_sizes.device_name(torch.device(device))
+    config, entry = tile_sizes.look_up(kernel, tile_sizes.Key.of(*shape), [BackendConfig(name) for name in names], gpu)
+    if entry is None:
+        return config.backend, "the fastest backend for these arguments"
+    return config.backend, f"the fastest on {gpu}, as `mtabench tune` measured at {entry.key.seq_len} keys"

@@ -76,7 +76,8 @@ def explain(
     check_dropout(dropout, None, q)
     operation = operation_of(given, q.shape[-1], causal=causal, scale=None, pad_key="both")
     if is_conv_attention(operation, dropout, backend):
-        conv = explain_conv_attention(q, k, v, conv_attention_weight(given, q), backend=backend, decode=decode)
+        weight = conv_attention_weight(given, q)
+        conv = explain_conv_attention(q, k, v, weight, causal=causal, backend=backend, decode=decode)
         return Choice(conv.backend, f"conv_attention computes this; {conv.reason}")
     request = Request(
         operation, q.device, autocast_dtype(q), q.shape[-1], q.shape[1],

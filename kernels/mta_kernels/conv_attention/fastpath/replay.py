@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from mta_kernels.conv_attention import operators
+from mta_kernels.conv_attention import operators, tile_sizes
 from mta_kernels.conv_attention.arguments import cast_for_autocast, check_are_tensors, under_autocast
 from mta_kernels.conv_attention.backend import Backend, ForwardReplay, Gradients
 from mta_kernels.conv_attention.fastpath.memory import keep
@@ -121,7 +121,8 @@ def _earlier(
         or not (scale is None or type(scale) is float)
     ):
         return None
-    for seen in _seen.get((torch.is_grad_enabled(), q.shape, causal, scale, pad_key, backend, cast), ()):
+    alike = torch.is_grad_enabled(), tile_sizes.generation, q.shape, causal, scale, pad_key, backend, cast
+    for seen in _seen.get(alike, ()):
         if seen.is_like(q, k, v, weight):
             return seen
     return None
@@ -204,7 +205,7 @@ def _remember(
     with_gradients = torch.is_grad_enabled()
     wants_gradient = with_gradients and any(x.requires_grad for x in tensors)
     seen = Seen(_guards(*tensors).check, forward, wants_gradient, operation, backend)
-    _keep_alike(_seen, (with_gradients, tensors[0].shape, *options), seen)
+    _keep_alike(_seen, (with_gradients, tile_sizes.generation, tensors[0].shape, *options), seen)
 
 
 def _remember_backward(call: Seen, *tensors: Tensor) -> None:

@@ -17,7 +17,6 @@ from triton.runtime import driver
 
 from mta_kernels.conv_attention.fastpath.triton_launch import STREAM, LaunchReplay, has_hooks
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
-from mta_kernels.conv_attention.triton import tile_sizes
 from mta_kernels.conv_attention.triton.forward import conv_attention_forward
 from mta_kernels.conv_attention.triton.launch import record_launches
 from mta_kernels.operation import Operation
@@ -40,7 +39,6 @@ class TritonForward:
         # torch.empty with a shape and a device takes the host twice as long as empty_like.
         self._logsumexp = torch.empty(1, dtype=torch.float32, device=q.device).expand(q.shape[:3])
         self._recording: Recording | None = None
-        self._generation = -1
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """As `conv_attention_forward`."""
@@ -70,23 +68,17 @@ class TritonForward:
     def _recorded(self, starts: Sequence[int]) -> Recording | None:
         """The launches for tensors that begin there, or None if the whole call must make them."""
         first, second, third, fourth = starts
-        if (
-            self._recording is None
-            or (first | second | third | fourth) % ALIGNED
-            or self._generation != tile_sizes.generation
-            or has_hooks()
-        ):
+        if self._recording is None or (first | second | third | fourth) % ALIGNED or has_hooks():
             return None
         return self._recording
 
     def _whole_call(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        generation, recorder = tile_sizes.generation, Recorder()
+        recorder = Recorder()
         with on_device_of(inputs[0]), without_autocast(inputs[0]):
             with record_launches(recorder):
                 results = conv_attention_forward(self._operation, *inputs)
             if (recording := recorder.recording((*inputs, *results))) is not None:
-                self._recording = recording  # before what says how old it is: another thread may look
-                self._generation = generation
+                self._recording = recording
         return results
 
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mta_kernels.conv_attention.head_chunks import gradients_by_chunks
+from mta_kernels.conv_attention.tile_sizes import Key, best_config
 from mta_kernels.conv_attention.triton.backward_band import add_band
 from mta_kernels.conv_attention.triton.backward_fold import add_expanded, add_overlapping
 from mta_kernels.conv_attention.triton.backward_products import add_transposed_product, row_product
@@ -27,7 +28,6 @@ from mta_kernels.conv_attention.triton.backward_scores import (
 from mta_kernels.conv_attention.triton.forward import value_block
 from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, launch, next_power_of_2
 from mta_kernels.conv_attention.triton.prepare import LN_2, LOG2_E, NO_MARGINS, Margins, _load_rows, prepare, row_pitch
-from mta_kernels.conv_attention.triton.tile_sizes import Key, best_config
 from mta_kernels.gpu_limits import capability, shared_memory_limit
 from mta_kernels.operation import Operation
 

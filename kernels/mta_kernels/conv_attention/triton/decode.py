@@ -18,6 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mta_kernels.conv_attention.arguments import check_block_table, check_splits
 from mta_kernels.conv_attention.surroundings import on_device_of
+from mta_kernels.conv_attention.tile_sizes import Key, best_config
 from mta_kernels.conv_attention.triton.decode_plan import (
     DecodeConfig,
     auto_splits,
@@ -36,7 +37,6 @@ from mta_kernels.conv_attention.triton.launch import (
     operand,
 )
 from mta_kernels.conv_attention.triton.prepare import dot_precision
-from mta_kernels.conv_attention.triton.tile_sizes import Key, best_config
 from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
 from mta_kernels.operation import Operation
 

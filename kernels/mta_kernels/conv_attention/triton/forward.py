@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import head_parts
+from mta_kernels.conv_attention.tile_sizes import Key, best_config
 from mta_kernels.conv_attention.triton.forward_kernel import _conv_attention_fwd_kernel
 from mta_kernels.conv_attention.triton.launch import (
     call_signature,
@@ -21,7 +22,6 @@ from mta_kernels.conv_attention.triton.launch import (
     operand,
 )
 from mta_kernels.conv_attention.triton.prepare import NO_MARGINS, Margins, Prepared, dot_precision, prepare
-from mta_kernels.conv_attention.triton.tile_sizes import Key, best_config
 from mta_kernels.gpu_limits import capability, tile_limits
 from mta_kernels.operation import Operation
 

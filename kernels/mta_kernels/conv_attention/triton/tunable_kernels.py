@@ -1,4 +1,7 @@
-"""The kernels that can be tuned, one function each: its candidates for a shape, and how to run one on random inputs."""
+"""What can be tuned, one function each: its candidates for a shape, and how to run one on random inputs.
+
+These are the kernels of the Triton backend, by their tile sizes, and which backend "auto" takes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.triton.tile_sizes import Key
+from mta_kernels.conv_attention.backend import Request
+from mta_kernels.conv_attention.tile_sizes import Key
 from mta_kernels.gpu_limits import shared_memory_limit, sm_count, tile_limits
 from mta_kernels.operation import Operation
 
@@ -32,6 +36,10 @@ class TunedShape:
     def operation(self) -> Operation:
         """What is computed."""
         return Operation.of(self.taps, self.head_dim, causal=self.causal)
+
+    def request(self, gradients: bool, device: torch.device) -> Request:
+        """What "auto" is asked for, of a forward alone or with the backward."""
+        return Request(self.operation, device, self.dtype, self.head_dim, gradients, key_rows=self.seq_len)
 
     def key(self, kernel: str) -> Key:
         """Under which a choice for this shape is saved."""
@@ -125,12 +133,32 @@ def decode_problem(shape: TunedShape, device: torch.device, bulk: bool = False) 
     return Problem(decode_candidates(group=group, bulk=bulk, **limits), run)
 
 
+def backends_problem(shape: TunedShape, device: torch.device, gradients: bool) -> Problem:
+    """The forward, or with `gradients` forward and backward, of every backend that has them."""
+    from mta_kernels.conv_attention.backends import named
+    from mta_kernels.conv_attention.choice import BackendConfig, backends_by_rank
+
+    inputs = _inputs(shape, device)
+    grad_out = _normal(shape, device, *inputs[0].shape)
+
+    def run(config: BackendConfig) -> Sequence[Tensor]:
+        kernels: Any = named(config.backend)
+        out, logsumexp = kernels.forward(shape.operation, *inputs)
+        if not gradients:
+            return out, logsumexp
+        return kernels.backward(shape.operation, *inputs, out, logsumexp, grad_out)
+
+    return Problem([BackendConfig(x.name) for x in backends_by_rank(shape.request(gradients, device))], run)
+
+
 KERNELS: dict[str, Callable[[TunedShape, torch.device], Problem]] = {
     "forward": forward_problem,
     "probabilities": probabilities_problem,
     "value_gradients": value_gradients_problem,
     "decode": decode_problem,
     "decode_bulk": partial(decode_problem, bulk=True),
+    "forward_backend": partial(backends_problem, gradients=False),
+    "training_backend": partial(backends_problem, gradients=True),
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.triton import tile_sizes
+from mta_kernels.conv_attention import tile_sizes
 from mta_kernels.conv_attention.triton.tunable_kernels import KERNELS, Problem, TunedShape
 
 OK = "ok"

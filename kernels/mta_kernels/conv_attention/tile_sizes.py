@@ -1,5 +1,6 @@
 """Which tile sizes a kernel takes: those measured best for its shape on this GPU, or else its own first guess.
 
+`choice` looks up here in the same way which backend is the fastest.
 Nothing is measured here (`tuner` does that, when asked): a call looks up what two files say that a process reads once,
 the user's and the one in this package. Both are JSON, one file a model of GPU.
 """
