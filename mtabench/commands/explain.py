@@ -137,7 +137,7 @@ def _tiles_line(case: Case, prediction: Prediction) -> str:
     if case.pass_ == "decode":
         return f"splits: {tiles.splits} ({tiles.source})"
     if case.pass_ == "fwd":
-        way = "registers" if tiles.in_registers else "slices, copied for each block of keys"
+        way = "registers" if tiles.in_registers else tiles.queries
         return f"tiles: {_by(tiles.forward)}, queries in {way} ({tiles.source})"
     return f"tiles: probabilities {_by(tiles.probabilities)}, values' {_by(tiles.value_gradients)} ({tiles.source})"
 

@@ -55,9 +55,10 @@ class Implementation:
     (those, and the margins that tiles share). Where that does not fit, `stores` says what a forward stores, and
     `flops` the FLOP/s that an estimate takes.
 
-    `kernels` lists the kernels of one call for the model, from the case, Triton's tiles and the number of SMs; `tiles`
-    are Triton's on a device; `host_s` is the seconds to launch one kernel, by pass. `never_on` says why it cannot run a
-    case on a device that may be absent, or None. `tile` is the bytes that a block of the forward holds on the chip.
+    `kernels` lists the kernels of one call for the model, from the case, their tiles and the number of SMs; `tiles` are
+    those on a device; `host_s` is the seconds to launch one kernel, by pass. `never_on` says why it cannot run a case
+    on a device that may be absent, or None; `not_modelled` why `kernels` says nothing of one. `tile` is the bytes that
+    a block of the forward holds on the chip.
 
     `no_expanded_dout` says why its backward is not checked with dout of one row expanded over all, if it is not.
 
@@ -91,6 +92,7 @@ class Implementation:
     stores: Rung | None = None
     kernels: Callable[[Case, Tiles, int], list[Kernel]] | None = None
     never_on: Callable[[Case, Device | None], str | None] | None = None
+    not_modelled: Callable[[Case, Device | None], str | None] | None = None
     tiles: Callable[[Case, Device], Tiles] | None = None
     host_s: Mapping[str, float] = field(default_factory=dict)
     tile: Callable[[Case, Device], Tile | None] | None = None

@@ -183,11 +183,16 @@ class Chunks(NamedTuple):
     slots: int
 
 
-def chunks_of(case: Case, at_once: int = HOPPER_SMS) -> Chunks:
-    """As `ChunkPlan` of banded/backward_plan.py; where fewer blocks run at once, the slots are fewer."""
-    rows, heads = backward_block_rows(case.conv.query_taps), case.batch * case.heads
-    if case.impl == "cuda" and case.head_dim >= WITH_FEWER:
-        rows -= BACKWARD_WARPGROUPS * ROWS - FEWER_ROWS
+def chunks_of(case: Case, at_once: int = HOPPER_SMS, rows: int | None = None) -> Chunks:
+    """As `ChunkPlan` of banded/backward_plan.py; where fewer blocks run at once, the slots are fewer.
+
+    `rows` are those that a block computes, if they are not a Hopper's.
+    """
+    heads = case.batch * case.heads
+    if rows is None:
+        rows = backward_block_rows(case.conv.query_taps)
+        if case.impl == "cuda" and case.head_dim >= WITH_FEWER:
+            rows -= BACKWARD_WARPGROUPS * ROWS - FEWER_ROWS
     spared = SPARED_SCRATCH // (2 * BYTES_PER_ELEMENT[case.dtype] * scratch_pitch(case.seq))
     blocks, most_blocks = -(-case.seq // rows), max(heads * MOST_CHUNK_ROWS, spared) // rows
     count = -(-blocks // max(min(MOST_CHUNK_ROWS // rows, most_blocks // FEWEST_SLOTS), 1))

@@ -13,8 +13,8 @@ class Device:
     """Limits of a model of GPU; `name` is what CUDA calls it.
 
     `tensor_tflops` counts dense products of 16-bit numbers. `exponentials` and `shared_bytes` are those of an SM in a
-    clock, `l2_bytes` that of the whole L2, None where unknown. `measured` are a copy in GB/s and a 16-bit product in
-    TFLOP/s, where we measured.
+    clock, and so are `mma_macs`, multiply-adds of 16-bit numbers by `mma.sync`; `l2_bytes` is that of the whole L2.
+    None where unknown. `measured` are a copy in GB/s and a 16-bit product in TFLOP/s, where we measured.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Device:
     l2_bytes: int | None
     memory_gbytes_s: float
     memory_bytes: float
+    mma_macs: float | None = None
     measured: tuple[float, float] | None = None
 
 
@@ -34,11 +35,14 @@ class Device:
 # Exponentials (16) and bytes of shared memory (128, 32 banks of 4) a clock: CUDA C++ Programming Guide, throughput of
 # arithmetic instructions and shared memory. L2 of the A100: its whitepaper (5120 bytes a clock); of GH100: 96 slices
 # of 64 bytes, which agrees with Nsight Compute on an H200 (11 TB/s read at 88 % of the peak:
-# results/nvidia-h200/profile/bwd/counters.csv). Measured: `mtabench env --measure` on an H200, whose file is not kept.
+# results/nvidia-h200/profile/bwd/counters.csv). `mma.sync`: the A100's only products, so its peak; of GH100 2048 in
+# 6.52 clocks of each of four schedulers (results/nvidia-h100/experiments/cuda-forward-instructions.csv).
+# Measured: `mtabench env --measure` on an H200, whose file is not kept.
+HOPPER_MMA_MACS = 4 * 2048 / 6.52
 DEVICES = (
-    Device("NVIDIA A100-SXM4-80GB", (8, 0), 108, 1410, 312.0, 16, 128, 5120, 2039.0, 80e9),
-    Device("NVIDIA H100 80GB HBM3", (9, 0), 132, 1980, 989.0, 16, 128, 6144, 3350.0, 80e9),
-    Device("NVIDIA H200", (9, 0), 132, 1980, 989.0, 16, 128, 6144, 4800.0, 141e9, measured=(4242.0, 784.0)),
+    Device("NVIDIA A100-SXM4-80GB", (8, 0), 108, 1410, 312.0, 16, 128, 5120, 2039.0, 80e9, 1024),
+    Device("NVIDIA H100 80GB HBM3", (9, 0), 132, 1980, 989.0, 16, 128, 6144, 3350.0, 80e9, HOPPER_MMA_MACS),
+    Device("NVIDIA H200", (9, 0), 132, 1980, 989.0, 16, 128, 6144, 4800.0, 141e9, HOPPER_MMA_MACS, (4242.0, 784.0)),
     Device("NVIDIA B200", (10, 0), 148, 1965, 2250.0, 16, 128, None, 8000.0, 180e9),
 )
 # What an H200 reaches of its data sheet: taken for devices that were not measured.
@@ -47,7 +51,10 @@ MATMUL_SHARE, COPY_SHARE = 0.79, 0.88
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device does in a second: multiply-adds of a plain 16-bit product, exponentials, bytes; and says who."""
+    """What a device does in a second: multiply-adds of a plain 16-bit product and of `mma.sync`, exponentials, bytes.
+
+    `source` says who measured a product and a copy.
+    """
 
     macs: float
     exponentials: float
@@ -55,6 +62,7 @@ class Rates:
     l2_bytes: float | None
     memory_bytes: float
     source: str
+    mma_macs: float | None = None
 
 
 def find_device(name: str) -> Device:
@@ -99,4 +107,5 @@ def rates_of(device: Device, ceilings: tuple[float, float] | None = None, source
         l2_bytes=device.l2_bytes * device.clock_mhz * 1e6 if device.l2_bytes else None,
         memory_bytes=ceilings[0] * 1e9,
         source=source,
+        mma_macs=device.mma_macs * cycles if device.mma_macs else None,
     )

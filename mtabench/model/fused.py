@@ -39,7 +39,8 @@ FLOAT = 4
 class Tiles:
     """Tile sizes that the kernels take, queries by keys; `source` says where from.
 
-    `splits` is for decode; 0 stands for as many as fill the SMs once.
+    `splits` is for decode; 0 stands for as many as fill the SMs once. `blocks` share an SM. `queries` says where those
+    of a forward are that are not in registers.
     """
 
     forward: tuple[int, int] = (128, 128)
@@ -48,6 +49,8 @@ class Tiles:
     value_gradients: tuple[int, int] = (64, 128)
     splits: int = 0
     source: str = ""
+    blocks: int = 1
+    queries: str = "slices, copied for each block of keys"
 
 
 class _Counts:

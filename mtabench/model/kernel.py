@@ -19,16 +19,18 @@ class Kernel:
     """All launches of one kernel in a call.
 
     `macs` are multiply-adds on the tensor cores, those of masked scores in the tiles that are computed included, at
-    `tensor_share` of the rate of a plain product; `fmas` those on the CUDA cores, `fma_rate` a second. The bytes are
-    read and written; `shared_share` is the part of shared memory's peak that it reaches, `memory_share` that of a
-    copy's bandwidth, `memory_limit` the bytes a second that its programs can ask for. `waves` of programs, one after
-    the other on an SM, take `wave_s` each before and after their loops. `overlapped`: exponentials run beside products.
+    `tensor_share` of the rate of a plain product, or of `mma.sync` if they are `by_mma`; `fmas` those on the CUDA
+    cores, `fma_rate` a second. The bytes are read and written; `shared_share` is the part of shared memory's peak that
+    it reaches, `memory_share` that of a copy's bandwidth, `memory_limit` the bytes a second that its programs can ask
+    for. `waves` of programs, one after the other on an SM, take `wave_s` each before and after their loops.
+    `overlapped`: exponentials run beside products.
     """
 
     name: str
     launches: int = 1
     macs: float = 0.0
     tensor_share: float = 1.0
+    by_mma: bool = False
     exponentials: float = 0.0
     overlapped: bool = False
     fmas: float = 0.0
@@ -80,10 +82,11 @@ class KernelTime:
 
 def time_of(kernel: Kernel, rates: Rates) -> KernelTime:
     """The terms of a kernel on a device."""
+    macs = rates.mma_macs if kernel.by_mma else rates.macs
     return KernelTime(
         kernel,
         {
-            "tensor cores": kernel.macs / (rates.macs * kernel.tensor_share),
+            "tensor cores": kernel.macs / (macs * kernel.tensor_share) if macs else None,
             "exponentials": kernel.exponentials / rates.exponentials,
             "CUDA cores": kernel.fmas / kernel.fma_rate,
             "shared memory": kernel.shared_bytes / (rates.shared_bytes * kernel.shared_share),

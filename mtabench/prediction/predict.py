@@ -48,7 +48,8 @@ def unmodelled(case: Case, device: Device | None = None) -> str | None:
         return f"{case.impl} has no {case.pass_} pass"
     if case.dtype == "fp32":
         return "fp32 is not modelled; fp16 and bf16 are"
-    return implementation.never_on(case, device) if implementation.never_on else None
+    reasons = (why(case, device) for why in (implementation.never_on, implementation.not_modelled) if why)
+    return next(filter(None, reasons), None)
 
 
 def kernels_of(case: Case, tiles: Tiles, sm_count: int) -> list[Kernel]:

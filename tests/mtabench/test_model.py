@@ -12,29 +12,31 @@ from command_line import make_runner, refused
 
 from mta_kernels.conv_attention.banded import backward_plan
 from mta_kernels.conv_attention.cuda_sm80.backward_constants import constants_for
+from mta_kernels.conv_attention.cuda_sm80.forward import ForwardConstants
 from mta_kernels.conv_attention.hopper import backward, backward_scratch, forward
 from mta_kernels.operation import Convolution, Operation
 from mtabench.errors import UsageError
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import keep_ceilings
-from mtabench.model import banded, fused, staged
+from mtabench.model import banded, fused, mma, staged
 from mtabench.model.devices import DEVICES, find_device, rates_of
 from mtabench.model.fused import Tiles
 from mtabench.model.kernel import Kernel, scores, time_of
 from mtabench.model.tiles import tiles_of
-from mtabench.prediction.predict import kernels_of, predict, unmodelled
+from mtabench.prediction.predict import kernels_of, predict, tiles_on, unmodelled
 from mtabench.problem.case import Case
 from mtabench.problem.operations import make_operation
 from mtabench.results.results_file import read_file
 from mtabench.sweeps.estimate import RATES, call_seconds
 
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
-H200 = find_device("h200")
+H200, A100 = find_device("h200"), find_device("a100")
 WITHIN, LONG = 0.25, 4096
 CONV = Case("fwd", "triton", Operation.of((6, 11), 64), "bf16", 1, 1, 1, 128, 64, None, "cuda")
 
 
-HOPPER = replace(CONV, impl="hopper")
+HOPPER, CUDA = replace(CONV, impl="hopper"), replace(CONV, impl="cuda")
+CUDA_FILES = ("cuda-fwd", "cuda-bwd")
 
 
 def case_of(row):
@@ -42,12 +44,11 @@ def case_of(row):
 
 
 def predicted(case, device=H200):
-    tiles = tiles_of(case, device) if case.impl == "triton" else None
-    return predict(case, device, rates_of(device), tiles)
+    return predict(case, device, rates_of(device), tiles_on(case, device))
 
 
 def measured_cells():
-    for name in ("fwd", "bwd", "decode", "decode-splits", "hopper-bwd", "long-fwd", "long-bwd", "ladder"):
+    for name in ("fwd", "bwd", "decode", "decode-splits", "hopper-bwd", "long-fwd", "long-bwd", "ladder", *CUDA_FILES):
         for row in read_file(RESULTS / f"{name}.csv").rows():
             case = case_of(row)
             if row["status"] == "ok" and not unmodelled(case) and case.seq >= LONG and not in_gluon(case):
@@ -61,9 +62,31 @@ def in_gluon(case):
 
 def test_every_modelled_cell_of_the_committed_results_is_within_25_percent():
     off = {case: predicted(case).seconds * 1e3 / ms - 1 for case, ms in measured_cells()}
-    assert {case.impl for case in off} >= {"eager", "triton", "hopper", "sdpa-flash", "sdpa-cudnn"}
+    assert {case.impl for case in off} >= {"eager", "triton", "hopper", "cuda", "sdpa-flash", "sdpa-cudnn"}
     assert len(off) > 150
     assert {case: error for case, error in off.items() if abs(error) > WITHIN} == {}
+
+
+def test_the_cuda_kernels_are_within_15_percent_from_1024_tokens_on():
+    rows = [row for name in CUDA_FILES for row in read_file(RESULTS / f"{name}.csv").rows()]
+    cells = {case_of(row): float(row["median_ms"]) for row in rows if (row["impl"], row["status"]) == ("cuda", "ok")}
+    off = {case: predicted(case).seconds * 1e3 / ms - 1 for case, ms in cells.items() if not unmodelled(case, H200)}
+    assert {(case.pass_, case.seq) for case in off} == {(p, n) for p in ("fwd", "bwd") for n in (1024, 4096, 16384)}
+    assert {case: error for case, error in off.items() if abs(error) > 0.15} == {}
+
+
+def test_so_is_the_cuda_backward_at_a_head_dim_that_nothing_was_calibrated_on():
+    """Times of an earlier commit, of the tiles that head dim 128 takes."""
+    with (RESULTS / "experiments/cuda-backward-variants.csv").open() as file:
+        (row,) = (
+            x for x in csv.DictReader(file)
+            if (x["head_dim"], x["variant"]) == ("128", "4 warps of 64 rows; 64 keys; 2 blocks; rows in shared memory")
+        )  # fmt: skip
+    case = replace(CUDA, pass_="bwd", heads=16, kv_heads=16, head_dim=128)
+    assert tiles_on(case, H200).probabilities == (64, 64)
+    for batch, seq in ((16, 1024), (4, 4096), (1, 16384)):
+        ms = predicted(replace(case, batch=batch, seq=seq)).seconds * 1e3
+        assert ms == pytest.approx(float(row[f"ms_{seq}"]), rel=0.15)
 
 
 def steps_of_mta():
@@ -229,6 +252,41 @@ def test_the_scratch_of_the_cuda_backward_is_that_of_its_launch(head_dim):
         assert banded.scratch_bytes(case) == 4 * plan.slots * plan.row_blocks * geometry.block_rows * plan.pitch
 
 
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize("device", ["a100", "h200"])
+def test_tiles_and_chunks_of_the_cuda_kernels_are_those_of_their_launches(device, head_dim):
+    device = find_device(device)
+    shape = torch.bfloat16, head_dim, Convolution(6, 11, 5), True, False, {108: 163, 132: 227}[device.sm_count] * 1024
+    case = replace(CUDA, head_dim=head_dim, heads=16, kv_heads=16, seq=5000)
+    one, tiles = ForwardConstants(*shape), tiles_on(case, device)
+    assert tiles.forward == (one.block_rows + 5, one.keys) == (128, 32 if (head_dim, device) == (128, A100) else 64)
+    assert (tiles.blocks, tiles.in_registers) == (2, head_dim == 64)
+    (kernel,) = kernels_of(case, tiles, device.sm_count)
+    assert kernel.waves == 16 * -(-5000 // one.block_rows) / (2 * device.sm_count)
+    found, back = constants_for(*shape), replace(case, pass_="bwd")
+    tiles = tiles_on(back, device)
+    assert (tiles.probabilities[0] - 10, tiles.blocks) == (found.block_rows, found.tiles.blocks)
+    at_once = device.sm_count * found.tiles.blocks
+    plan = backward_plan.ChunkPlan.of(found, 16, 5000, 5000, at_once)
+    chunks = banded.chunks_of(back, at_once, rows=found.block_rows)
+    assert chunks == (plan.row_blocks * found.block_rows, plan.chunks, plan.slots)
+
+
+def test_counts_of_the_cuda_kernels():
+    """A warp of 32 rows and 32 columns, by hand; of three eights one makes a product of half the depth."""
+    case, tiles = replace(CUDA, seq=123), Tiles(forward=(128, 64), in_registers=True, blocks=2)
+    (kernel,) = mma.forward(case, tiles, 132)
+    # The halo of 5 rows leaves warps whose last rows are 26, 58, 90 and 122.
+    chunks = 1 + 2 + 3 + 4
+    assert kernel.exponentials == chunks * 32 * 32
+    assert kernel.macs == pytest.approx(chunks * 32 * 32 * (64 + 6 * 16 * (1 + 2 / 3) + 64))
+    # 512 bytes a load: keys and values, 7 sets of rows of 3 loads and 6 of taps; stores, and copies of 128 rows.
+    assert kernel.shared_bytes == chunks * ((8 + 8 + 7 * 3 + 6) * 512 + 32 * 32 * 2 + 32 * 32 * 2 * 64 * 2 / 128)
+    back = {one.name: one for one in mma.backward(replace(case, seq=118), Tiles(probabilities=(128, 64)), 132)}
+    of_rows = 2 * 64 + 2 * 160 + 3 * 3 * 16  # scores, dp, both convolutions, the weight
+    assert back["cuda_backward"].macs == pytest.approx(chunks * 32 * 32 * (of_rows + 3 * 64))
+
+
 def test_a_hopper_backward_is_one_launch_of_rows_and_products():
     case = replace(HOPPER, pass_="bwd", seq=5000, heads=2)
     kernel = kernels_of(case, Tiles(), 132)[1]
@@ -278,8 +336,9 @@ def test_every_shape_has_a_prediction_on_every_device(pass_, device):
         assert 0 < prediction.gpu_s < 1
         assert prediction.largest[2] > 0
         hopper = with_changes(HOPPER, pass_=pass_, **shape)
-        if not unmodelled(hopper, device):
-            assert 0 < predicted(hopper, device).gpu_s < 1
+        for other in (hopper, replace(hopper, impl="cuda")):
+            if not unmodelled(other, device):
+                assert 0 < predicted(other, device).gpu_s < 1
 
 
 def test_what_is_not_modelled_says_so():
@@ -289,6 +348,11 @@ def test_what_is_not_modelled_says_so():
     assert unmodelled(replace(HOPPER, pass_="decode")) == "hopper has no decode pass"
     assert unmodelled(HOPPER, find_device("a100")).startswith("NVIDIA A100-SXM4-80GB is no Hopper GPU")
     assert unmodelled(with_changes(HOPPER, taps=(11, 11))) == "hopper takes up to 8x17 taps"
+    assert "rate of mma.sync on NVIDIA B200 is not known" in unmodelled(CUDA, find_device("b200"))
+    assert "decode of cuda is not modelled" in unmodelled(replace(CUDA, pass_="decode"))
+    assert unmodelled(replace(CUDA, head_dim=136)) == "cuda is not modelled for head dims above 128"
+    assert unmodelled(with_changes(CUDA, taps=(9, 11))) == "cuda takes up to 8x17 taps there"
+    assert unmodelled(CUDA, A100) is None
     assert unmodelled(replace(HOPPER, head_dim=192)) is None
     assert unmodelled(replace(HOPPER, head_dim=192, pass_="bwd")) == "hopper has no backward for head dims above 128"
 
@@ -353,6 +417,14 @@ def test_explain_knows_the_hopper_kernels(mtabench):
     assert (code, err) == (0, "")
     assert "largest term: shared memory of hopper_backward" in out
     assert "no prediction: NVIDIA A100-SXM4-80GB is no Hopper GPU" in mtabench(*words, "a100")[1]
+
+
+def test_explain_knows_the_cuda_kernels(mtabench):
+    words = ("explain", "fwd", "--seq", "4k", "--head-dim", "128", "--impl", "cuda", "--device-name")
+    code, out, err = mtabench(*words, "a100")
+    assert (code, err) == (0, "")
+    assert "tiles: 128 x 32, queries in shared memory (by the shared memory of a block)" in out
+    assert "largest term: tensor cores of cuda_forward" in out
 
 
 def test_explain_takes_ceilings_that_were_measured(mtabench, tmp_path):
