@@ -11,8 +11,9 @@ from changed_cases import with_changes
 from command_line import make_runner, refused
 
 from mta_kernels.conv_attention.banded import backward_plan
+from mta_kernels.conv_attention.cuda_decode import backend
 from mta_kernels.conv_attention.cuda_sm80.backward_constants import constants_for
-from mta_kernels.conv_attention.cuda_sm80.forward import ForwardConstants
+from mta_kernels.conv_attention.cuda_sm80.forward import ForwardConstants, multiply_adds
 from mta_kernels.conv_attention.hopper import backward, backward_scratch, forward
 from mta_kernels.operation import Convolution, Operation
 from mtabench.errors import UsageError
@@ -87,6 +88,14 @@ def test_so_is_the_cuda_backward_at_a_head_dim_that_nothing_was_calibrated_on():
     for batch, seq in ((16, 1024), (4, 4096), (1, 16384)):
         ms = predicted(replace(case, batch=batch, seq=seq)).seconds * 1e3
         assert ms == pytest.approx(float(row[f"ms_{seq}"]), rel=0.15)
+
+
+@pytest.mark.parametrize(("pass_", "head_dim"), [*itertools.product(("fwd", "bwd"), (64, 96, 128))])
+def test_on_an_a100_it_agrees_with_the_rule_by_which_auto_takes_cuda(pass_, head_dim):
+    case = replace(CUDA, pass_=pass_, batch=4, heads=16, kv_heads=16, seq=4096, head_dim=head_dim)
+    of_triton = (6 + 1) * head_dim
+    assert multiply_adds(head_dim, 6, 11) <= backend.MOST_MULTIPLY_ADDS * of_triton
+    assert predicted(case, A100).gpu_s < 0.75 * predicted(replace(case, impl="triton"), A100).gpu_s
 
 
 def steps_of_mta():
