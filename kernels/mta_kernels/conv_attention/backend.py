@@ -28,7 +28,7 @@ class Request(NamedTuple):
     gradients: bool = False
     decode: tuple[Tensor, Tensor, Tensor] | None = None  # q_window and the caches of keys and values
     over_ranks: bool = False
-    key_rows: int = 0  # N, by which alone what was tuned differs
+    key_rows: int = 0  # N, by which the choice differs where it was tuned
 
     def keys_lie_apart(self) -> bool:
         """Whether the numbers of a key, or of a value, of a decode's caches do not lie side by side."""
