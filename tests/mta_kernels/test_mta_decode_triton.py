@@ -158,6 +158,31 @@ def test_large_and_very_negative_scores() -> None:
     check_steps(inputs, [48], splits=2, rounding=64)
 
 
+def test_fp16_scores_whose_products_are_beyond_fp16() -> None:
+    """The rows of the prompt too: their products of queries and keys end above 65504, the scaled scores below."""
+    inputs = Inputs(ALL, tokens=20, taps=(1, 1), head_dim=64, dtype=torch.float16, scale=0.01)
+    inputs.mixers["pre_conv"][:] = 1
+    inputs.mixers["pre_mix"] = torch.eye(4, device=DEVICE, dtype=torch.float16)
+    inputs.q, inputs.k = inputs.q * 200, inputs.k * 200
+    products = inputs.q.float() @ inputs.k.repeat_interleave(2, 1).float().mT
+    assert products.abs().max() > 5 * 65504
+    check_steps(inputs, [18], steps=2, splits=2)
+
+
+def test_older_rows_of_large_scores() -> None:
+    """A logit and a logsumexp are subtracted before either is multiplied: the difference alone is exact."""
+    inputs = Inputs(MIXING | {"post_conv": True}, tokens=30, dtype=torch.float32)
+    inputs.q[:, :, :-1] *= 1e5
+    inputs.k[:, :, 1::2] = inputs.k[:, :, ::2]
+    got, eager = (
+        step(**inputs.step([30]), state=inputs.state([29]), **options)
+        for step, options in (
+            (multi_token_attention_decode, {"backend": "triton"}), (multi_token_attention_decode_reference, {}),
+        )
+    )  # fmt: skip
+    assert relative_error(got, eager) <= 1e-5
+
+
 def test_any_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = Inputs(ALL, batch=2, tokens=50, dtype=torch.float32)
     step, state = inputs.step([4, 49]), inputs.state([3, 48])

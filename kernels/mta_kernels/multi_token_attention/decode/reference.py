@@ -87,7 +87,11 @@ def last_logits(
     window = min(window, operation.conv.query_taps - 1 + rows)
     row = lengths[:, None] - window + torch.arange(window, device=lengths.device)  # [B, W]
     queries = q_window[:, :, -window:].masked_fill((row < 0)[:, None, :, None], 0)
-    scores = queries @ repeat_heads(k_cache, heads).transpose(-1, -2) * operation.scale
+    keys = repeat_heads(k_cache, heads)
+    # Scaled before it is rounded: float16 may hold a score whose product of query and key it does not.
+    scores = torch.baddbmm(
+        queries.new_zeros(()), queries.flatten(0, 1), keys.flatten(0, 1).mT, beta=0, alpha=operation.scale
+    ).unflatten(0, queries.shape[:2])
     future = torch.arange(k_cache.shape[2], device=k_cache.device) > row[:, :, None]
     scores = scores.masked_fill(future[:, None], 0)  # rows before the first token see nothing
     if operation.pre_conv is not None and mixers.pre_conv is not None:

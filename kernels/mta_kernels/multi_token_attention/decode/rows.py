@@ -43,7 +43,7 @@ def _add_row(
 
     logsumexp `[heads]` and band `[heads, SPAN, 16]` are the row's.
     """
-    probabilities = tl.exp2(logits.to(tl.float32) * LOG2E - (logsumexp * LOG2E)[:, None, None])
+    probabilities = tl.exp2((logits.to(tl.float32) - logsumexp[:, None, None]) * LOG2E)  # exact if both are large
     if WIDE:
         block = tl.arange(0, logits.shape[1])[None, :, None]
         near = tl.arange(0, logits.shape[2])[None, None, :]
