@@ -88,11 +88,21 @@ def test_a_logsumexp_that_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
         chunk, coarse = options["chunk"], (logsumexp / 4).round() * 4
         rows = slice(max(0, -chunk.first_row), min(chunk.rows, chunk.query_rows - chunk.first_row))
         first = chunk.first_row + rows.start
-        options["residual"][:, :, rows] += (logsumexp - coarse)[:, :, first:][:, :, : rows.stop - rows.start]
+        options["corrections"][0, :, :, rows] += (logsumexp - coarse)[:, :, first:][:, :, : rows.stop - rows.start]
         logsumexp.copy_(coarse)
 
     monkeypatch.setattr(backward, "mix_rows", rounded)
     assert_twice_eager(gradients(problem), problem, backward=True)
+
+
+@pytest.mark.parametrize("larger", [9.0, 200.0])
+def test_rows_whose_first_key_has_nearly_all_probability(larger: float) -> None:
+    """Their gradients are what is left of large ones, and nothing where that key has all."""
+    problem = make(2, 60, 16, FP16, post_conv=(2, 3), pre_mix=False, scale=1.0)
+    problem.q[..., 0], problem.k[..., 0], problem.k[..., 1:] = 1, 0, problem.k[..., 1:] / 64
+    problem.k[:, :, 0, 0] = larger
+    found = gradients(problem)
+    assert_twice_eager({name: found[name] for name in "qk"}, problem, backward=True)
 
 
 def test_float32_is_tritons(launches: list[str]) -> None:

@@ -7,8 +7,10 @@ import torch
 from emulated_tiles import emulated_tiles  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory
 from mta_inputs import Problem, assert_twice_eager, forward, gradients, make, small_chunks
+from torch import Tensor
 
 from mta_kernels import score_chunks
+from mta_kernels.multi_token_attention import multi_token_attention
 from mta_kernels.multi_token_attention.triton import tile_stage
 
 FP16 = torch.float16  # Triton's interpreter has no bfloat16
@@ -60,6 +62,22 @@ def test_probabilities_of_the_backward_add_up_to_one(tiles: list) -> None:
     problem = make(2, 40, 16, FP16, pre_conv=(2, 3), post_conv=(2, 3), magnitude=60)
     assert_twice_eager(gradients(problem), problem, backward=True)
     assert tiles
+
+
+def test_gradients_that_cancel(tiles: list) -> None:
+    """Of mixings before a norm, which takes out their sizes: the backward has the forward's probabilities."""
+    problem = make(2, 60, 16, FP16, pre_conv=(2, 3), post_conv=(2, 3), magnitude=60, seed=2)
+    given = problem.mixers._asdict() | {"post_mix": problem.mixers.post_mix.diag().diag()}
+    given |= {name: getattr(problem, name) for name in "qkv"} | {"norm_weight": torch.ones_like(problem.q[0, 0, 0])}
+
+    def of_sizes(dtype: torch.dtype, backend: str) -> Tensor:
+        leaves = {name: x.detach().to(dtype).requires_grad_() for name, x in given.items()}
+        out = multi_token_attention(**leaves, backend=backend)
+        return torch.autograd.grad(out, leaves["post_mix"], problem.grad_out.to(dtype))[0].diag().double()
+
+    exact, eager, got = of_sizes(torch.float64, "reference"), of_sizes(FP16, "reference"), of_sizes(FP16, "triton")
+    assert tiles
+    assert (got - exact).norm() <= 2 * (eager - exact).norm()
 
 
 def test_a_batch_in_parts(tiles: list, monkeypatch: pytest.MonkeyPatch) -> None:

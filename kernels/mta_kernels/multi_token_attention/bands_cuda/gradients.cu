@@ -182,9 +182,11 @@ extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM)
                     const float(&sum)[4] = sums.sums[step];
                     if (whole.value || (row >= begin && row < segment.stop))
                         store_keys<whole.value>(args, out, row, key, sum);
-                    float product = 0;  // of x and out
+                    float product = 0;  // of x and out as stored: the row's gradients of logits are to add up to zero
 #pragma unroll
-                    for (int i = 0; i < 4; i++) product += sum[i] * number_of(matrix(of_grad, 2 * EIGHTS + i / 2), i % 2);
+                    for (int i = 0; i < 4; i++)
+                        product += number_of(pack<ELEMENT>(sum[i / 2 * 2], sum[i / 2 * 2 + 1]), i % 2) *
+                                   number_of(matrix(of_grad, 2 * EIGHTS + i / 2), i % 2);
                     if (DELTA) of_rows.add(step, product);
                     sums.clear(step);
                 }

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.triton.launch import call_signature
 from mta_kernels.multi_token_attention.mixers import Mixers
-from mta_kernels.multi_token_attention.triton import row_stage
+from mta_kernels.multi_token_attention.triton import row_stage, tile_stage
 from mta_kernels.multi_token_attention.triton.band_stage import ConvolutionGradient, convolution_of
 from mta_kernels.multi_token_attention.triton.chunks import Chunk, chunks
 from mta_kernels.multi_token_attention.triton.heads import mix_heads_backward
@@ -51,7 +51,7 @@ def mixed_attention_backward(
     sequences, rows = chunk_rows(batch, heads, key_rows, q.element_size(), 2 * halo, backward=True)
     signature = call_signature(q, k, v, grad_out, documents, options=operation)
     plan = chunks(operation, query_rows, key_rows, rows, documents, signature, above=halo, below=halo)
-    stages = Stages(operation, mixers, q, sequences, plan)
+    stages = Stages(operation, mixers, q, sequences, plan, round_logits=tile_stage.takes(operation, q, documents))
     size = max(chunk.rows * chunk.pitch for chunk in plan) * sequences * heads
     memories = torch.empty(stages.buffers, size, dtype=q.dtype, device=q.device).unbind()
     for first in range(0, batch, sequences):
@@ -75,8 +75,11 @@ def mixed_attention_backward(
 class Stages:
     """What is between the products: from scores and gradients of mixed probabilities to gradients of scores."""
 
-    def __init__(self, operation: Operation, mixers: Mixers, q: Tensor, sequences: int, plan: list[Chunk]) -> None:
-        self.mixers = mixers
+    def __init__(
+        self, operation: Operation, mixers: Mixers, q: Tensor, sequences: int, plan: list[Chunk], *, round_logits: bool
+    ) -> None:
+        """With `round_logits` where the forward's kernels have rounded its logits to q's dtype."""
+        self.mixers, self.round_logits = mixers, round_logits
         self.mixings = MixingGradients(q, q.shape[1])
         self.convolve_before = convolution_of(operation.pre_conv, mixers.pre_conv, q)
         self.convolve_after = convolution_of(operation.post_conv, mixers.post_conv, q)
@@ -110,11 +113,14 @@ class Stages:
             free = convolved
         else:
             probabilities, mixed = others
-            # The forward's logits may have been rounded otherwise: see `tile_stage`. Rows of the halo have sums too.
+            # Rows of the halo have sums too, and what is rounded is to be corrected.
             logsumexp = torch.empty_like(logsumexp)
-            residual = torch.empty(scores.shape[:3], dtype=torch.float32, device=scores.device)
+            corrections = torch.empty(2, *scores.shape[:3], dtype=torch.float32, device=scores.device)
             of_all = replace(chunk, above=0)
-            mix_rows(convolved, pre_mix, None, logsumexp, chunk=of_all, out=probabilities, residual=residual)
+            mix_rows(
+                convolved, pre_mix, None, logsumexp, chunk=of_all, out=probabilities, corrections=corrections,
+                round_logits=self.round_logits,
+            )  # fmt: skip
             self.convolve_after(probabilities, mixed, chunk)
             if post_mix is not None:
                 mix_heads_backward(mixed, grad, post_mix, self.mixings, chunk)
@@ -123,7 +129,7 @@ class Stages:
             grad, free = mixed, grad
             mix_rows_backward(
                 convolved, grad, pre_mix, None, logsumexp, self.mixings, chunk=chunk, write=False, delta=delta,
-                residual=residual,
+                corrections=corrections, round_logits=self.round_logits,
             )  # fmt: skip
         if self.before is not None:
             self.before.add(scores, grad, free, chunk)

@@ -48,6 +48,13 @@ def mixed(x, mix, MIX: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def logits_of(scores, pre, MIX: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr):
+    """`mixed`, with ROUND as a kernel that stores logits in the dtype of scores leaves them."""
+    logits = mixed(scores, pre, MIX, PRECISION)
+    return logits.to(scores.dtype).to(tl.float32) if ROUND else logits
+
+
+@triton.jit
 def store_keys(row_ptr, key, x, start, end, heads, HEADS: tl.constexpr):
     """`x [keys, HEADS]` to `row_ptr [HEADS, 1]`, the keys from start to end, multiples of 8."""
     head = tl.arange(0, HEADS)
@@ -64,14 +71,15 @@ def store_zeros(row_ptr, start, end, heads, HEADS: tl.constexpr, C: tl.constexpr
 
 
 @triton.jit
-def row_statistics(row_ptr, pre, start, end, heads, MIX: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr,
-                   LANES: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def row_statistics(row_ptr, pre, start, end, heads, MIX: tl.constexpr, ROUND: tl.constexpr, HEADS: tl.constexpr,
+                   C: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """The maximum of a row's logits and the sum of `exp(logit - maximum)`: `[HEADS]` each."""
     highest = tl.full([LANES, HEADS], LOWEST, tl.float32)
     total = tl.zeros([LANES, HEADS], tl.float32)
     for first in tl.range(start // C * C, end, C, num_stages=STAGES):
         key = first + tl.arange(0, C)
-        logits = mixed(load_keys(row_ptr, key, start, end, heads, HEADS), pre, MIX, PRECISION)  # [C, HEADS]
+        scores = load_keys(row_ptr, key, start, end, heads, HEADS)
+        logits = logits_of(scores, pre, MIX, ROUND, PRECISION)  # [C, HEADS]
         logits = tl.where(((key >= start) & (key < end))[:, None], logits, -float("inf"))
         logits = tl.reshape(logits, [C // LANES, LANES, HEADS])
         higher = tl.maximum(highest, tl.max(logits, 0))
@@ -84,17 +92,17 @@ def row_statistics(row_ptr, pre, start, end, heads, MIX: tl.constexpr, HEADS: tl
 
 @triton.jit(do_not_specialize=["rows", "first_position", "first_row", "query_rows", "key_rows", "above", "total_rows"])
 def _mix_rows_kernel(
-    scores_ptr, out_ptr, pre_ptr, post_ptr, logsumexp_ptr, residual_ptr, documents_ptr,
+    scores_ptr, out_ptr, pre_ptr, post_ptr, logsumexp_ptr, corrections_ptr, documents_ptr,
     stride_pre_out, stride_pre_in, stride_post_in, stride_post_out, stride_lb, stride_lh, stride_ln,
     heads, rows, pitch, first_position, first_row, query_rows, key_rows, above, total_rows,
-    PRE: tl.constexpr, POST: tl.constexpr, RESIDUAL: tl.constexpr, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr,
-    CONVOLVED: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRE: tl.constexpr, POST: tl.constexpr, ROUND: tl.constexpr, CORRECT: tl.constexpr, CAUSAL: tl.constexpr,
+    DOCUMENTS: tl.constexpr, CONVOLVED: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr, LANES: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`out = post(softmax(pre(scores)))` of rows of `scores [B, H, rows, pitch]`, and the logsumexp of `pre(scores)`.
 
     The logsumexp is written in that of all queries, `[B, H, M]`, but for the first rows, `above` of them. With
-    RESIDUAL, so is what it was rounded by, `[B, H, rows]`.
+    CORRECT, corrections `[2, B, H, rows]` are: what it was rounded by, and the sums of probabilities as stored.
     """
     dtype = scores_ptr.dtype.element_ty
     pitch = tl.multiple_of(pitch, 8)
@@ -113,39 +121,47 @@ def _mix_rows_kernel(
         first_stored = stored_from(row, first_position, documents_ptr, DOCUMENTS, CONVOLVED)
         end_stored = stored_end(row, first_position, pitch, CAUSAL, CONVOLVED)
         logsumexp_row = logsumexp_ptr + batch * stride_lb + head * stride_lh + (first_row + row) * stride_ln
-        maximum, total = row_statistics(row_ptr, pre, start, end, heads, PRE, HEADS, C, LANES, STAGES, PRECISION)
+        maximum, total = row_statistics(row_ptr, pre, start, end, heads, PRE, ROUND, HEADS, C, LANES, STAGES, PRECISION)
         total = tl.where(end > start, total, 1.0)
         factor = 1.0 / total
         inside = (head < heads) & (end > start) & (row >= above)
         log_total = tl.log2(total) * LN_2
         logsumexp = maximum + log_total
         tl.store(logsumexp_row, logsumexp, mask=inside)
-        if RESIDUAL:
-            residual = log_total - (logsumexp - maximum)
-            tl.store(residual_ptr + (batch * heads + head) * rows + row, residual, mask=inside)
+        corrections_row = corrections_ptr + (batch * heads + head) * rows + row
+        if CORRECT:
+            tl.store(corrections_row, log_total - (logsumexp - maximum), mask=inside)
         first_tile = start // C * C
         if first_stored < first_tile:
             store_zeros(out_row_ptr, first_stored, first_tile, heads, HEADS, C)
+        stored = tl.zeros([LANES, HEADS], tl.float32)
         for first in tl.range(first_tile, end, C, num_stages=STAGES):
             key = first + tl.arange(0, C)
-            logits = mixed(load_keys(row_ptr, key, start, end, heads, HEADS), pre, PRE, PRECISION)  # [C, HEADS]
+            scores = load_keys(row_ptr, key, start, end, heads, HEADS)
+            logits = logits_of(scores, pre, PRE, ROUND, PRECISION)  # [C, HEADS]
             p = tl.exp2(tl.minimum((logits - maximum[None, :]) * LOG2_E, 0.0, propagate_nan=tl.PropagateNan.ALL))
             p = tl.where(((key >= start) & (key < end))[:, None], p * factor[None, :], 0.0)
             if POST:
                 p = tl.dot(p.to(dtype), post, input_precision=PRECISION)
+            if CORRECT:
+                p = p.to(dtype)
+                stored += tl.sum(tl.reshape(p.to(tl.float32), [C // LANES, LANES, HEADS]), 0)
             store_keys(out_row_ptr, key, p, first_stored, end_stored, heads, HEADS)
+        if CORRECT:
+            tl.store(corrections_row + heads * total_rows, tl.sum(stored, 0), mask=inside)
         store_zeros(out_row_ptr, (tl.maximum(end, first_tile) + (C - 1)) // C * C, end_stored, heads, HEADS, C)
 
 
 def mix_rows(
     scores: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor, *,
-    chunk: Chunk, out: Tensor | None = None, residual: Tensor | None = None,
+    chunk: Chunk, out: Tensor | None = None, corrections: Tensor | None = None, round_logits: bool = False,
 ) -> None:  # fmt: skip
     """`scores [B, H, rows, pitch]` to mixed probabilities, zero at keys that are not seen, in place or to `out`.
 
     `pre_mix [H, H]` (out, in) mixes the scores of heads, `post_mix [H, H]` (in, out) the probabilities. `logsumexp
-    [B, H, M]` float32 of all queries is written but at the chunk's rows above its own. `residual [B, H, rows]` float32,
-    if given, is by how much less: the two together are exact however large logits are.
+    [B, H, M]` float32 of all queries is written but at the chunk's rows above its own. `corrections [2, B, H, rows]`
+    float32 are written if given: by how much the logsumexp is less than it were exactly, and what the probabilities add
+    up to as stored. With `round_logits`, logits are rounded to the dtype of scores.
     """
     batch, heads, rows, pitch = scores.shape
     tile = row_tile(heads, scores.element_size(), FORWARD)
@@ -153,13 +169,14 @@ def mix_rows(
         _mix_rows_kernel, min(batch * rows, FORWARD["programs"] * sm_count(scores.device)),
         row_signature(chunk, pre_mix, post_mix, logsumexp),
         scores, scores if out is None else out, *or_scores(scores, pre_mix, post_mix), logsumexp,
-        logsumexp if residual is None else residual, scores if chunk.documents is None else chunk.documents,
+        logsumexp if corrections is None else corrections, scores if chunk.documents is None else chunk.documents,
         *matrix_strides(pre_mix), *matrix_strides(post_mix), *logsumexp.stride(),
         heads, rows, pitch, chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.above,
         batch * rows,
-        PRE=pre_mix is not None, POST=post_mix is not None, RESIDUAL=residual is not None, CAUSAL=chunk.causal,
-        DOCUMENTS=chunk.documents is not None, CONVOLVED=chunk.convolved, **tile, STAGES=FORWARD["stages"],
-        PRECISION=dot_precision(scores.dtype), num_warps=FORWARD["num_warps"],
+        PRE=pre_mix is not None, POST=post_mix is not None, ROUND=round_logits and pre_mix is not None,
+        CORRECT=corrections is not None, CAUSAL=chunk.causal, DOCUMENTS=chunk.documents is not None,
+        CONVOLVED=chunk.convolved, **tile, STAGES=FORWARD["stages"], PRECISION=dot_precision(scores.dtype),
+        num_warps=FORWARD["num_warps"],
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from mta_kernels.multi_token_attention.triton.chunks import Chunk, seen_keys, st
 from mta_kernels.multi_token_attention.triton.rows import (
     load_keys,
     load_mix,
+    logits_of,
     matrix_strides,
     mixed,
     or_scores,
@@ -38,9 +39,11 @@ BACKWARD = {"tile": 2048, "programs": 4, "num_warps": 4, "stages": 3}
 
 
 @triton.jit
-def _probabilities(scores, pre, logsumexp, residual, key, start, end, PRE: tl.constexpr, PRECISION: tl.constexpr):
+def _probabilities(
+    scores, pre, logsumexp, residual, key, start, end, PRE: tl.constexpr, ROUND: tl.constexpr, PRECISION: tl.constexpr
+):
     """`exp(pre(scores) - logsumexp - residual)`, zero where a key is not seen: `[keys, HEADS]`."""
-    logits = mixed(scores, pre, PRE, PRECISION)
+    logits = logits_of(scores, pre, PRE, ROUND, PRECISION)
     exponent = (logits - logsumexp[None, :] - residual[None, :]) * LOG2_E
     p = tl.exp2(tl.minimum(exponent, 0.0, propagate_nan=tl.PropagateNan.ALL))
     return tl.where(((key >= start) & (key < end))[:, None], p, 0.0)
@@ -56,18 +59,19 @@ def add_partial(partial_ptr, total, HEADS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "first_position", "first_row", "query_rows", "key_rows", "above", "total_rows"])
 def _mix_rows_backward_kernel(
-    scores_ptr, grad_ptr, pre_ptr, post_ptr, logsumexp_ptr, residual_ptr, delta_ptr, documents_ptr, dpre_ptr, dpost_ptr,
+    scores_ptr, grad_ptr, pre_ptr, post_ptr, logsumexp_ptr, corrections_ptr, delta_ptr, documents_ptr, dpre_ptr,
+    dpost_ptr,
     stride_pre_out, stride_pre_in, stride_post_in, stride_post_out, stride_lb, stride_lh, stride_ln,
     heads, rows, pitch, first_position, first_row, query_rows, key_rows, above, owned, total_rows,
-    PRE: tl.constexpr, POST: tl.constexpr, WRITE: tl.constexpr, KNOWN: tl.constexpr, CAUSAL: tl.constexpr,
-    DOCUMENTS: tl.constexpr, CONVOLVED: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr, LANES: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    PRE: tl.constexpr, POST: tl.constexpr, ROUND: tl.constexpr, WRITE: tl.constexpr, KNOWN: tl.constexpr,
+    CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr, CONVOLVED: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr,
+    LANES: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`grad [B, H, rows, pitch]` of mixed probabilities becomes that of scores, and with WRITE scores the former.
 
     Both are zero then at keys that are not seen. The owned rows alone count for dpre and dpost `[programs, HEADS,
-    HEADS]`. logsumexp is that of all queries, `[B, H, M]`. With KNOWN, delta and what
-    the logsumexp was rounded by are given, `[B, H, rows]`.
+    HEADS]`. logsumexp is that of all queries, `[B, H, M]`. With KNOWN, delta `[B, H, rows]`
+    is that of probabilities as stored, and corrections are those of `_mix_rows_kernel`.
     """
     dtype = scores_ptr.dtype.element_ty
     pitch = tl.multiple_of(pitch, 8)
@@ -98,13 +102,15 @@ def _mix_rows_backward_kernel(
             place_of_row = (batch * heads + head) * rows + row
             inside = (head < heads) & (end > start)
             delta = tl.load(delta_ptr + place_of_row, mask=inside, other=0.0)
-            residual = tl.load(residual_ptr + place_of_row, mask=inside, other=0.0)
+            residual = tl.load(corrections_ptr + place_of_row, mask=inside, other=0.0)
+            # Over what these add up to: of a row whose key has nearly all of it, the difference is all that dl is.
+            delta /= tl.load(corrections_ptr + heads * total_rows + place_of_row, mask=inside, other=1.0)
             factor = tl.full([HEADS], 1.0, tl.float32)
         else:
             residual = tl.zeros([HEADS], tl.float32)
             large = tl.max(tl.abs(logsumexp), 0) > LARGE
             maximum, total = row_statistics(
-                scores_row, pre, start, tl.where(large, end, 0), heads, PRE, HEADS, C, LANES, STAGES, PRECISION
+                scores_row, pre, start, tl.where(large, end, 0), heads, PRE, ROUND, HEADS, C, LANES, STAGES, PRECISION
             )
             logsumexp = tl.where(large, maximum + tl.log2(tl.where(large, total, 1.0)) * LN_2, logsumexp)
             sums = tl.zeros([LANES, HEADS], tl.float32)
@@ -113,7 +119,7 @@ def _mix_rows_backward_kernel(
                 key = first + tl.arange(0, C)
                 scores = load_keys(scores_row, key, start, end, heads, HEADS)  # [HEADS, C]
                 dp = mixed(load_keys(grad_row, key, start, end, heads, HEADS), post_back, POST, PRECISION)  # [C, HEADS]
-                p = _probabilities(scores, pre, logsumexp, residual, key, start, end, PRE, PRECISION)
+                p = _probabilities(scores, pre, logsumexp, residual, key, start, end, PRE, ROUND, PRECISION)
                 sums += tl.sum(tl.reshape(p * dp, [C // LANES, LANES, HEADS]), 0)
                 total += tl.sum(tl.reshape(p, [C // LANES, LANES, HEADS]), 0)
             # One but for the rounding of the logsumexp, which is that of the largest logit.
@@ -129,7 +135,7 @@ def _mix_rows_backward_kernel(
             key = first + tl.arange(0, C)
             scores = load_keys(scores_row, key, start, end, heads, HEADS)  # [HEADS, C]
             grad = load_keys(grad_row, key, start, end, heads, HEADS)  # [HEADS, C]
-            p = _probabilities(scores, pre, logsumexp, residual, key, start, end, PRE, PRECISION)  # [C, HEADS]
+            p = _probabilities(scores, pre, logsumexp, residual, key, start, end, PRE, ROUND, PRECISION)  # [C, HEADS]
             p *= factor[None, :]
             dl = p * (mixed(grad, post_back, POST, PRECISION) - delta[None, :])
             seen = ((key >= start) & (key < end))[:, None]  # of a row of NaN, too: others' keys stand beside its own
@@ -188,26 +194,26 @@ class MixingGradients:
 def mix_rows_backward(
     scores: Tensor, grad: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor,
     gradients: MixingGradients, *, chunk: Chunk, write: bool = True,
-    delta: Tensor | None = None, residual: Tensor | None = None,
+    delta: Tensor | None = None, corrections: Tensor | None = None, round_logits: bool = False,
 ) -> None:  # fmt: skip
     """grad, of mixed probabilities, becomes that of scores, and if `write` scores become mixed probabilities.
 
     scores and grad `[B, H, rows, pitch]`, logsumexp `[B, H, M]` of all queries. The owned rows of the chunk are added
-    to the `gradients` of the mixings. `delta [B, H, rows]` float32 is summed here unless it is known, with
-    the `residual` of `mix_rows`.
+    to the `gradients` of the mixings. `delta [B, H, rows]` float32 is summed here unless it is known, of the
+    probabilities that `mix_rows` has stored, with its `corrections`; `round_logits` is the same as there.
     """
     batch, heads, rows, pitch = scores.shape
     launch(
         _mix_rows_backward_kernel, min(batch * rows, gradients.programs),
         row_signature(chunk, pre_mix, post_mix, logsumexp),
         scores, grad, *or_scores(scores, pre_mix, post_mix), logsumexp,
-        *(logsumexp if x is None else x for x in (residual, delta)),
+        *(logsumexp if x is None else x for x in (corrections, delta)),
         scores if chunk.documents is None else chunk.documents, gradients.pre, gradients.post,
         *matrix_strides(pre_mix), *matrix_strides(post_mix), *logsumexp.stride(),
         heads, rows, pitch, chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.above,
         chunk.owned, batch * rows,
-        PRE=pre_mix is not None, POST=post_mix is not None, WRITE=write, KNOWN=delta is not None,
-        CAUSAL=chunk.causal, DOCUMENTS=chunk.documents is not None, CONVOLVED=chunk.convolved,
+        PRE=pre_mix is not None, POST=post_mix is not None, ROUND=round_logits and pre_mix is not None, WRITE=write,
+        KNOWN=delta is not None, CAUSAL=chunk.causal, DOCUMENTS=chunk.documents is not None, CONVOLVED=chunk.convolved,
         **row_tile(heads, scores.element_size(), BACKWARD), STAGES=BACKWARD["stages"],
         PRECISION=dot_precision(scores.dtype), num_warps=BACKWARD["num_warps"],
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """The one place that chooses whose kernels do the steps between the products: CUDA's tile kernels, or Triton's stages.
 
 CUDA's take operations with a convolution of probabilities, forward, and do all of these steps in two passes over the
-scores. Their logits are rounded as they are stored, and Triton's are not: the backward of these operations sums its
-rows again, since probabilities by sums of other logits would not add up to one.
+scores. Their logits are rounded as they are stored. The backward of what they take rounds its logits, too: gradients
+that nearly cancel, as those of a mixing before a norm do, need the probabilities that the output was made of.
 """
 
 from __future__ import annotations
