@@ -60,6 +60,7 @@ def _cuda() -> Iterator[Source]:
             shape = (dtype, head_dim, CONVOLUTION, causal, packed, limit)
             yield cuda_forward.ForwardConstants(*shape).source(architecture)
             constants = cuda_backward.constants_for(*shape)
+            assert constants, "it has tiles for CUDA_HEAD_DIMS"
             yield constants.prepare_source(architecture)
             yield constants.source(architecture)
             yield constants.exact(architecture).source

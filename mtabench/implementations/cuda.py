@@ -93,17 +93,19 @@ def forward_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
 def backward_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """The backward's three kernels. Raises SkippedError without a compiler."""
     from mta_kernels.conv_attention.cuda_sm80 import backward
-    from mta_kernels.conv_attention.cuda_sm80.backward_constants import MOST_HEAD_DIM, constants_for
+    from mta_kernels.conv_attention.cuda_sm80.backward_constants import constants_for
     from mta_kernels.conv_attention.cuda_sm80.forward import shape_unsupported
     from mtabench.problem.inputs import DTYPES
 
     dtype = DTYPES[shape.dtype]
-    if shape_unsupported(dtype, shape.head_dim, *shape.conv) or shape.head_dim > MOST_HEAD_DIM:
+    if shape_unsupported(dtype, shape.head_dim, *shape.conv):
         return
-    need_compiler()
     constants = constants_for(
         dtype, shape.head_dim, shape.operation.conv, shape.causal, shape.packed, limits.shared_per_block
     )
+    if constants is None:
+        return
+    need_compiler()
     exact = constants.exact(limits.target)
     prepare = compiled(constants.prepare_source(limits.target))
     yield CudaKernel(backward.PREPARE_NAME, prepare, backward.PREPARE_THREADS // 32, backward.PREPARE_BYTES)
@@ -137,7 +139,7 @@ ENTRIES = (
     Implementation(
         order=50, name="cuda", op="conv-attention", passes=("fwd", "bwd", "decode"), devices=("cuda",), work="banded",
         summary="fused CUDA kernels for every NVIDIA GPU from sm_80 on, the convolution as banded products on the "
-        "tensor cores; backward up to head dim 128; in decode, the keys shared evenly by all programs",
+        "tensor cores; in decode, the keys shared evenly by all programs",
         build=partial(conv_attention_by, "cuda"), why_not=partial(backend_why_not, "cuda"), splits_used=splits_used,
         style=Style("#00796B", "#2BC4B0", "p", "-"),
         compiles=True, kernels=kernels, tiles=tiles, not_modelled=not_modelled,

@@ -216,12 +216,6 @@ def test_what_it_cannot_take_is_told(cuda, dtype, head_dim, taps, words: str) ->
         cuda(q, k, v, weight)
 
 
-def test_it_has_no_backward_above_head_dim_128(cuda) -> None:
-    q, k, v, weight = make(1, 2, 1, 24, 136, (3, 5), FP16)
-    with pytest.raises(ValueError, match="head_dim 136 has no backward here, which goes up to 128"):
-        cuda(q, k, v, weight.requires_grad_())
-
-
 @pytest.mark.parametrize("limit", [99, 163, 227])
 def test_every_shape_fits(limit: int) -> None:
     for head_dim in forward.HEAD_DIMS:

@@ -3,7 +3,7 @@
 //
 // Probabilities are of a softmax computed anew: a float32 logsumexp has too few digits for scores of a million. With MARGINS
 // a row has keys elsewhere, so its logsumexp must do.
-// Constants beside those of exact.cuh: none. HEAD_DIM up to 128.
+// Constants beside those of exact.cuh: none.
 #include <elements.cuh>
 #include <exact.cuh>
 

@@ -6,8 +6,9 @@ import torch
 
 from mta_kernels.conv_attention.backend import Backend, Request
 from mta_kernels.conv_attention.cuda_decode import decode
-from mta_kernels.conv_attention.cuda_sm80 import backward, backward_constants, forward
-from mta_kernels.gpu_limits import absent, capability
+from mta_kernels.conv_attention.cuda_sm80 import backward, forward
+from mta_kernels.conv_attention.cuda_sm80.backward_constants import ON_EVERY_GPU, no_room
+from mta_kernels.gpu_limits import absent, capability, shared_memory_limit
 from mta_kernels.nvrtc.compiler import missing_package
 from mta_kernels.torch_compile import asked_once, known
 
@@ -24,9 +25,16 @@ def why_not(request: Request) -> str | None:
 
 def _passes_unsupported(request: Request) -> str | None:
     """Why not the forward, or if gradients may be asked for the backward."""
-    if request.gradients and request.head_dim > backward_constants.MOST_HEAD_DIM:
-        return f"head_dim {request.head_dim} has no backward here, which goes up to {backward_constants.MOST_HEAD_DIM}"
-    return forward.shape_unsupported(request.dtype, request.head_dim, *request.operation.conv.taps)
+    taps = request.operation.conv.taps
+    reason = forward.shape_unsupported(request.dtype, request.head_dim, *taps)
+    if reason is None and request.gradients and request.head_dim > ON_EVERY_GPU:
+        return _no_room_for_backward(request.device, request.head_dim, *taps)
+    return reason
+
+
+@asked_once
+def _no_room_for_backward(device: torch.device | str, head_dim: int, query_taps: int, key_taps: int) -> str | None:
+    return no_room(head_dim, query_taps, key_taps, shared_memory_limit(torch.device(device)))
 
 
 @asked_once

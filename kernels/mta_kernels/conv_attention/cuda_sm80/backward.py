@@ -79,6 +79,7 @@ def _gradients(
     constants = constants_for(
         q.dtype, head_dim, operation.conv, operation.causal, spans is not None, shared_memory_limit(device)
     )
+    assert constants, "no_room is asked first"
     plan = ChunkPlan.of(constants, batch_heads, query_rows, key_rows, sm_count(device) * constants.tiles.blocks)
     taps = weight[0].numel()
 

@@ -12,10 +12,10 @@ from mta_kernels.conv_attention.banded import banded_headers
 from mta_kernels.conv_attention.banded.backward_exact import ExactConstants
 from mta_kernels.nvrtc.compiler import Source, headers_in
 from mta_kernels.nvrtc.structures import ELEMENTS
-from mta_kernels.operation import Convolution
+from mta_kernels.operation import Convolution, key_padding
 
 FOLDER = Path(__file__).parent
-MOST_HEAD_DIM = 128
+ON_EVERY_GPU = 128  # head dims have tiles up to here; beyond, where thread blocks have 163 KB of shared memory
 FEWEST_STAGES = 2  # of products
 ABOVE = 16  # rows of zeros
 
@@ -65,7 +65,7 @@ class BackwardConstants:
     @property
     def parts(self) -> int:
         """Warps that share the columns of a product, PARTS of backward_layout.cuh."""
-        return 2 if self.head_dim > 64 else 1
+        return 4 if self.head_dim > 128 else 2 if self.head_dim > 64 else 1
 
     def products_of_rows(self, rows: int) -> int:
         """Those of dq."""
@@ -81,7 +81,7 @@ class BackwardConstants:
         queries = rows * depth * 2
         both = max(2 * scores, 2 * queries) if self.tiles.in_registers else 2 * scores + 2 * queries
         of_rows = both + 2 * self.tiles.keys * depth * 2 + 2 * taps * 512
-        of_products = FEWEST_STAGES * 32 * self.parts * (self.places + depth) * 2
+        of_products = FEWEST_STAGES * (64 if self.head_dim > 64 else 32) * (self.places + depth) * 2
         return max(of_rows, of_products) + 16
 
     def constants(self) -> dict[str, Any]:
@@ -111,20 +111,31 @@ class BackwardConstants:
         return Source(FOLDER / "prepare.cu", architecture, constants, banded_headers())
 
 
-# The fastest first, up to head dim 64 and above. The last of them are for the 99 KB of sm_86, sm_89 and sm_120.
+# The fastest first, up to head dim 64, up to 128 and above. The last of the first two are for the 99 KB of sm_86, sm_89
+# and sm_120.
 SMALL_TILES = (Tiles(4, 1, 64, 32, 2, True), Tiles(4, 1, 32, 32, 2, True))
 LARGE_TILES = (
     Tiles(4, 1, 32, 32, 2, False), Tiles(2, 2, 64, 32, 2, False), Tiles(4, 2, 64, 32, 1, False),
     Tiles(2, 2, 64, 32, 1, False), Tiles(2, 1, 32, 32, 1, False),
 )  # fmt: skip
+WIDE_TILES = Tiles(4, 2, 64, 32, 1, False), Tiles(2, 2, 64, 32, 1, False)
 
 
 def constants_for(
     dtype: torch.dtype, head_dim: int, conv: Convolution, causal: bool, spans: bool, shared_limit: int
-) -> BackwardConstants:
-    """Of the first tiles that fit a GPU whose blocks can have `shared_limit` bytes; an SM has 1 KB more."""
-    found = (
-        BackwardConstants(dtype, head_dim, conv, causal, spans, tiles)
-        for tiles in (SMALL_TILES if head_dim <= 64 else LARGE_TILES)
+) -> BackwardConstants | None:
+    """Of the first tiles that fit a GPU whose blocks can have `shared_limit` bytes, or None; an SM has 1 KB more."""
+    tiles = SMALL_TILES if head_dim <= 64 else LARGE_TILES if head_dim <= ON_EVERY_GPU else WIDE_TILES
+    found = (BackwardConstants(dtype, head_dim, conv, causal, spans, x) for x in tiles)
+    return next((x for x in found if x.tiles.blocks * (x.shared_memory + 1024) <= shared_limit + 1024), None)
+
+
+def no_room(head_dim: int, query_taps: int, key_taps: int, shared_limit: int) -> str | None:
+    """Why a GPU whose blocks can have `shared_limit` bytes has no tiles for such a backward, in a clause, or None."""
+    conv = Convolution(query_taps, key_taps, key_padding(key_taps, "both"))  # other paddings take no more
+    if constants_for(torch.bfloat16, head_dim, conv, True, False, shared_limit):
+        return None
+    return (
+        f"the backward of head_dim {head_dim} with {query_taps}x{key_taps} taps needs more shared memory than the "
+        f"{shared_limit // 1024} KB that a thread block has on this GPU"
     )
-    return next(x for x in found if x.tiles.blocks * (x.shared_memory + 1024) <= shared_limit + 1024)

@@ -11,15 +11,16 @@ constexpr int LAG = LEFT + LEFT_BACK;       // columns by which ds's tiles begin
 constexpr int BLOCK_ROWS = TILE_ROWS - 2 * HALO;
 constexpr int COLUMNS = KEYS / COLUMN_GROUPS;  // of a tile, that a warp computes
 static_assert(ROW_TILES == 2, "32 rows a warp");
-static_assert(HEAD_DIM <= 128, "accumulators must fit the registers");
+static_assert(HEAD_DIM <= 256, "accumulators must fit the registers");
 static_assert(CHUNK % 32 == 0, "four lanes store 32 numbers of a row");
 
 // Two taps and eight columns of scores are the rows of a product that gives the weight's gradient.
 constexpr int TAP_PAIRS = (QUERY_TAPS + 1) / 2, WEIGHT_NUMBERS = TAP_PAIRS * 2 * 8 * 8 * EIGHTS;
 
 // Products: a warp computes 64 places (or rows of dq) of PART_STEPS times 16 columns, PRODUCT_DEPTH rows (or places) at a time.
-constexpr int PARTS = HEAD_DIM > 64 ? 2 : 1, PART_STEPS = (DEPTH_STEPS + PARTS - 1) / PARTS;
-constexpr int PLACES = 64 * WARPS / PARTS, PRODUCT_DEPTH = 32 * PARTS;
+constexpr int PARTS = HEAD_DIM > 128 ? 4 : HEAD_DIM > 64 ? 2 : 1, PART_STEPS = (DEPTH_STEPS + PARTS - 1) / PARTS;
+constexpr int PLACES = 64 * WARPS / PARTS, PRODUCT_DEPTH = HEAD_DIM > 64 ? 64 : 32;
+static_assert(WARPS % PARTS == 0, "a warp has one part");
 constexpr int LEFT_BYTES = PRODUCT_DEPTH * PLACES * 2, PRODUCT_STAGE = LEFT_BYTES + PRODUCT_DEPTH * DEPTH * 2;
 #include <backward_scheduler.cuh>
 
