@@ -67,6 +67,7 @@ def tiles(case: Case, device: Device) -> Tiles:
             forward=tile, in_registers=one.queries_in_registers, source=source, blocks=blocks, queries="shared memory"
         )
     found = constants_for(*shape)
+    assert found, "every GPU has tiles for the head dims that are modelled"
     return Tiles(
         probabilities=(found.block_rows + 2 * (taps - 1), found.tiles.keys),
         value_gradients=(found.places, 32 * found.parts), in_registers=found.tiles.in_registers, source=source,

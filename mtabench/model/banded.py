@@ -26,7 +26,6 @@ BLOCK_START_S, FORWARD_START_S, NEXT_WORK_S = 12e-6, 6e-6, 4.5e-6
 
 ROWS, KEYS, STEP = 64, 64, 16  # rows and keys of a tile, depth of one product
 BACKWARD_WARPGROUPS, HOPPER_SMS = 2, 132
-CUDA_BLOCKS, FEWER_ROWS, WITH_FEWER = 2, 64, 120  # of the CUDA backward, an SM; their rows from which head dim on
 # Of the backward's scratch: rows of a chunk, chunks it has room for, bytes it may take however few heads there are.
 MOST_CHUNK_ROWS, FEWEST_SLOTS, SPARED_SCRATCH = 4248, 4, 4 * 2**30
 PLACES = 256  # of p, or ds, of each row that a block multiplies
@@ -191,8 +190,6 @@ def chunks_of(case: Case, at_once: int = HOPPER_SMS, rows: int | None = None) ->
     heads = case.batch * case.heads
     if rows is None:
         rows = backward_block_rows(case.conv.query_taps)
-        if case.impl == "cuda" and case.head_dim >= WITH_FEWER:
-            rows -= BACKWARD_WARPGROUPS * ROWS - FEWER_ROWS
     spared = SPARED_SCRATCH // (2 * BYTES_PER_ELEMENT[case.dtype] * scratch_pitch(case.seq))
     blocks, most_blocks = -(-case.seq // rows), max(heads * MOST_CHUNK_ROWS, spared) // rows
     count = -(-blocks // max(min(MOST_CHUNK_ROWS // rows, most_blocks // FEWEST_SLOTS), 1))
@@ -208,7 +205,11 @@ def scratch_pitch(seq: int) -> int:
 
 def scratch_bytes(case: Case) -> int:
     """Bytes of p and ds that a backward keeps at a time, on a GPU with a Hopper's SMs."""
-    chunks = chunks_of(case, HOPPER_SMS * (CUDA_BLOCKS if case.impl == "cuda" else 1))
+    if case.impl == "cuda":  # as backward_constants.py chooses by a Hopper's memory
+        rows, blocks = (64 if 120 <= case.head_dim <= 128 or case.head_dim > 224 else 128), 1 + (case.head_dim <= 128)
+        chunks = chunks_of(case, HOPPER_SMS * blocks, rows - 2 * (case.conv.query_taps - 1))
+    else:
+        chunks = chunks_of(case)
     return 2 * chunks.slots * chunks.rows * scratch_pitch(case.seq) * BYTES_PER_ELEMENT[case.dtype]
 
 

@@ -252,7 +252,7 @@ def test_chunks_of_the_hopper_backward_are_those_of_its_launch(taps):
         assert banded.scratch_bytes(case) == layout.stored
 
 
-@pytest.mark.parametrize("head_dim", [64, 112, 120, 128])
+@pytest.mark.parametrize("head_dim", [64, 112, 120, 128, 136, 224, 232, 256])
 def test_the_scratch_of_the_cuda_backward_is_that_of_its_launch(head_dim):
     geometry = constants_for(torch.bfloat16, head_dim, Convolution(6, 11, 5), True, False, 227 * 1024)
     for heads, seq in itertools.product((1, 16), (100, 4096, 16384, 131072)):
