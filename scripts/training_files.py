@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mtabench.charts import stamp
-from mtabench.charts.style import LIGHT
+from mtabench.charts.labels import Named, name_lines, reserve_room
+from mtabench.charts.style import LIGHT, Look
+from mtabench.implementations import Style
 
 # Where a run was, of `mtabench.environment.describe`: columns of a results file.
 PLACE = ("device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "git_dirty", "python", "platform", "cpu")
@@ -37,6 +40,22 @@ def loss_panels(figure: Figure) -> tuple[Axes, Axes]:
         axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
     return upper, lower
+
+
+def name_ends(figure: Figure, panels: Mapping[Axes, Sequence[Named]], styles: Mapping[Any, Style]) -> None:
+    """Lay the figure out and write the names of each panel's lines at their ends, in the colours of `styles`."""
+    room = [reserve_room(axes, [line.name for line in lines]) for axes, lines in panels.items()]
+    figure.draw_without_rendering()
+    figure.set_layout_engine(None)
+    for text in room:
+        text.remove()
+    for axes, lines in panels.items():
+        name_lines(axes, lines, Look(LIGHT, styles))
+
+
+def named(key: Any, name: str, curve: pd.Series) -> Named:
+    """A curve by its index, for `name_ends`; `key` is that of its style."""
+    return Named(key, name, curve.index.to_numpy(float), curve.to_numpy(float))
 
 
 def save_chart(figure: Figure, csv_path: Path) -> list[Path]:

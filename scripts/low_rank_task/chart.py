@@ -9,8 +9,9 @@ import pandas as pd
 from low_rank_task.models import FULL, PLAIN, RANKS
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from training_files import save_chart
+from training_files import name_ends, named, save_chart
 
+from mtabench.charts.labels import Named
 from mtabench.charts.style import LIGHT, applied
 from mtabench.styles import own_styles
 
@@ -46,15 +47,16 @@ def finding(curves: dict[int, pd.DataFrame]) -> str:
     return f"Wrong answers in %: {', '.join(finals)}"
 
 
-def draw_panel(axes: Axes, rows: pd.DataFrame) -> None:
-    """The curves of one task and query: on text how far from the plain model's of the same seed."""
+def draw_panel(axes: Axes, rows: pd.DataFrame) -> list[Named]:
+    """Draw one task and query, on text how far from the plain model's of the same seed; the curves, to be named."""
     curves = best_curves(rows)
-    is_toy = rows["task"].iloc[0] == "toy"
+    is_toy, means = rows["task"].iloc[0] == "toy", []
     for rank, curve in curves.items():
         shown = curve * 100 if is_toy else curve - curves[PLAIN]
         look = {"color": STYLES[rank].colour, "linestyle": STYLES[rank].dashes}
         axes.plot(shown.index, shown, linewidth=0.7, alpha=0.6, **look)
-        axes.plot(shown.index, shown.mean(axis=1), linewidth=2.0, label=TITLES[rank], **look)
+        axes.plot(shown.index, shown.mean(axis=1), linewidth=2.0, **look)
+        means.append(named(rank, TITLES[rank], shown.mean(axis=1)))
     if is_toy:
         axes.set_ylim(-2, 102)
     axes.set_xlabel("training step")
@@ -63,6 +65,7 @@ def draw_panel(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set_title(f"toy task, queries of {letters} letters" if is_toy else "language model", fontsize=8.5)
     axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
+    return means
 
 
 def draw_chart(csv_path: Path) -> list[Path]:
@@ -74,11 +77,9 @@ def draw_chart(csv_path: Path) -> list[Path]:
     with applied(LIGHT):
         figure = Figure(figsize=(7.2, 0.9 + 2.6 * (len(panels) + 1 >> 1)), layout="constrained")
         grid = figure.subplots(len(panels) + 1 >> 1, min(2, len(panels)), squeeze=False).flat
-        for axes, part in zip(grid, panels, strict=False):
-            draw_panel(axes, part)
+        curves = {axes: draw_panel(axes, part) for axes, part in zip(grid, panels, strict=False)}
         for axes in list(grid)[len(panels) :]:
             axes.set_axis_off()
-        grid[0].legend(frameon=False, handlelength=3.2)
         figure.suptitle(finding(best_curves(panels[0])), fontsize=11, fontweight="bold", **texts)
         caption = (
             f"Convolutions of 6 x 11 taps, each rank at its best of the rates {', '.join(rates_of(rows))}; "
@@ -86,6 +87,7 @@ def draw_chart(csv_path: Path) -> list[Path]:
             f"The title is of the first panel; {run['device']}, PyTorch {run['torch']}, commit {run['git_sha']}"
         )
         figure.supxlabel(caption, fontsize=7, color=LIGHT.quiet, linespacing=1.5, **texts)
+        name_ends(figure, curves, STYLES)
         return save_chart(figure, csv_path)
 
 

@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from training_files import loss_panels, save_chart
+from training_files import loss_panels, name_ends, named, save_chart
 
+from mtabench.charts.labels import Named
 from mtabench.charts.style import LIGHT, applied
 from mtabench.styles import own_styles
 
 _STYLES = own_styles()
 STYLES = {"plain": _STYLES["sdpa-flash"], "mta": _STYLES["triton"]}
-TITLES = {"plain": "plain attention", "mta": "with multi-token attention"}
+TITLES = {"plain": "plain", "mta": "multi-token"}
 
 
 def losses_of(rows: pd.DataFrame, attention: str) -> pd.DataFrame:
@@ -40,15 +42,16 @@ def draw_chart(csv_path: Path) -> list[Path]:
     with applied(LIGHT):
         figure = Figure(figsize=(7.2, 5.4), layout="constrained")
         upper, lower = loss_panels(figure)
-        drawn = [(upper, name, table, TITLES[name]) for name, table in losses.items()]
-        for axes, name, table, title in (*drawn, (lower, "mta", losses["mta"] - losses["plain"], None)):
+        drawn = [(upper, name, table) for name, table in losses.items()]
+        curves: dict[Axes, list[Named]] = {upper: [], lower: []}
+        for axes, name, table in (*drawn, (lower, "mta", losses["mta"] - losses["plain"])):
             look = {"color": STYLES[name].colour, "linestyle": STYLES[name].dashes}
             axes.plot(table.index, table, linewidth=0.7, alpha=0.6, **look)
-            axes.plot(table.index, table.mean(axis=1), linewidth=2.2, label=title, **look)
+            axes.plot(table.index, table.mean(axis=1), linewidth=2.2, **look)
+            curves[axes].append(named(name, TITLES[name], table.mean(axis=1)))
         upper.set(ylabel="held-out loss (nats a token)")
         lower.set(xlabel="training step after it was put in", ylabel="minus plain")
         lower.axhline(0, color=LIGHT.quiet, linewidth=0.6)
-        upper.legend(frameon=False, handlelength=3.2)
         figure.suptitle(finding(losses), fontsize=10.5, fontweight="bold", **texts)
         before = f", trained for {run['pretrain_steps']} steps before" if run["pretrain_steps"] else ""
         seeds = rows["seed"].nunique()
@@ -59,4 +62,5 @@ def draw_chart(csv_path: Path) -> list[Path]:
             f"{lines}{run['device']}, PyTorch {run['torch']}, commit {run['git_sha']}"
         )
         figure.supxlabel(caption, fontsize=7, color=LIGHT.quiet, linespacing=1.5, **texts)
+        name_ends(figure, curves, STYLES)
         return save_chart(figure, csv_path)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
-from training_files import loss_panels, save_chart
+from training_files import loss_panels, name_ends, named, save_chart
 
 from mtabench.charts.style import LIGHT, applied
-from mtabench.styles import own_styles
+from mtabench.styles import SPARE_STYLES, own_styles
 
 _STYLES = own_styles()
-STYLES = {"reference": _STYLES["eager"], "triton": _STYLES["triton"], "float32": _STYLES["sdpa-math"]}
+STYLES = {"reference": _STYLES["eager"], "triton": _STYLES["triton"], "float32": SPARE_STYLES[0]}
 TITLES = {"reference": "eager", "triton": "fused, by Triton", "float32": "eager in float32"}
 
 
@@ -39,15 +39,14 @@ def draw_chart(csv_path: Path) -> list[Path]:
         figure = Figure(figsize=(7.2, 5.4), layout="constrained")
         upper, lower = loss_panels(figure)
         for name in losses:
-            look = {"color": STYLES[name].colour, "label": TITLES[name]}
+            colour = STYLES[name].colour
             wide = {"linewidth": 3.6, "alpha": 0.45} if name == first else {"linewidth": 1.2}
-            upper.plot(losses.index, losses[name], **wide, **look)
+            upper.plot(losses.index, losses[name], color=colour, **wide)
             if name in others:
-                lower.plot(losses.index, losses[name] - losses[first], linewidth=1.0, **look)
+                lower.plot(losses.index, losses[name] - losses[first], linewidth=1.0, color=colour)
         upper.set(ylabel="loss (nats a byte)")
         lower.set(xlabel="training step", ylabel=f"minus {TITLES[first]}")
         lower.axhline(0, color=LIGHT.quiet, linewidth=0.6)
-        upper.legend(frameon=False, handlelength=3.2)
         figure.suptitle(finding(losses), fontsize=11, fontweight="bold", **texts)
         caption = (
             f"A byte model of {run['layers']} layers with multi-token attention, width {run['dim']}, {run['heads']} "
@@ -55,4 +54,8 @@ def draw_chart(csv_path: Path) -> list[Path]:
             f"{run['device']}, PyTorch {run['torch']}, commit {run['git_sha']}"
         )
         figure.supxlabel(caption, fontsize=7, color=LIGHT.quiet, linespacing=1.5, **texts)
+        apart = [named(name, TITLES[name], losses[name] - losses[first]) for name in others]
+        name_ends(
+            figure, {upper: [named(name, TITLES[name], losses[name]) for name in losses], lower: apart}, STYLES
+        )  # fmt: skip
         return save_chart(figure, csv_path)

@@ -9,10 +9,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from toy_task.sequences import BLOCK
 from toy_task.training import HELD_OUT, WATCHED
-from training_files import save_chart
+from training_files import name_ends, named, save_chart
 
-from mtabench.charts.labels import Named, name_lines, reserve_room
-from mtabench.charts.style import LIGHT, Look, applied
+from mtabench.charts.style import LIGHT, applied
 from mtabench.styles import own_styles
 
 _STYLES = own_styles()
@@ -44,17 +43,16 @@ def draw_chart(csv_path: Path) -> list[Path]:
     with applied(LIGHT):
         figure = Figure(figsize=(7.2, 4.4), layout="constrained")
         axes = figure.subplots()
-        named = []
+        curves = []
         for name in finals.index:
             errors = rows[rows["attention"] == name].pivot(index="step", columns="seed", values="error_rate") * 100
             look = {"color": ATTENTIONS[name].colour, "linestyle": ATTENTIONS[name].dashes}
             axes.plot(errors.index, errors, linewidth=0.7, alpha=0.6, **look)
-            axes.plot(errors.index, errors.mean(axis=1), linewidth=2.4, label=title(name), **look)
-            named.append(Named(name, title(name), errors.index.to_numpy(float), errors.mean(axis=1).to_numpy(float)))
+            axes.plot(errors.index, errors.mean(axis=1), linewidth=2.4, **look)
+            curves.append(named(name, title(name), errors.mean(axis=1)))
         axes.set(xlabel="training step", ylabel="wrong answers (% of held-out sequences)", ylim=(-2, 102))
         axes.grid(axis="y", color=LIGHT.grid, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-        room = reserve_room(axes, [one.name for one in named])
         figure.suptitle(finding(finals), fontsize=12, fontweight="bold", **texts)
         caption = (
             f"Toy task of arXiv 2504.00927, answer: {run['variant']}; {run['blocks']} blocks of {BLOCK} letters; "
@@ -63,8 +61,5 @@ def draw_chart(csv_path: Path) -> list[Path]:
             f"{HELD_OUT} after the last step; {run['device']}, PyTorch {run['torch']}"
         )
         figure.supxlabel(caption, fontsize=7, color=LIGHT.quiet, linespacing=1.5, **texts)
-        figure.draw_without_rendering()
-        figure.set_layout_engine(None)
-        room.remove()
-        name_lines(axes, named, Look(LIGHT, ATTENTIONS))
+        name_ends(figure, {axes: curves}, ATTENTIONS)
         return save_chart(figure, csv_path)
