@@ -57,6 +57,11 @@ def names() -> list[str]:
     return list(dict.fromkeys(implementation.name for implementation in IMPLEMENTATIONS))
 
 
+def model_names() -> list[str]:
+    """Names of those that whole models run with, in order, each once."""
+    return list(dict.fromkeys(one.name for one in IMPLEMENTATIONS if one.of_models))
+
+
 def implementation_of(case: Case) -> Implementation:
     """The implementation of a case: of its name, and of its operation if there is one; raises UsageError as `find`."""
     entries = every(case.impl)
