@@ -288,7 +288,7 @@ def test_a_project_s_own_kernels_are_gated_by_real_processes(tmp_path):
         cwd=folder / "kernels", env=environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 1, done
-    assert "fwd mine:attention fp32 batch 1 heads 2" in next(x for x in done.stdout.splitlines() if "slower" in x)
+    assert "mine:attention" in next(x for x in done.stdout.splitlines() if "slower" in x)
     for name, revision in (("base", "HEAD~1"), ("head", "HEAD")):
         for row in csv.DictReader((tmp_path / f"out/{name}.csv").open()):
             assert (row["git_sha"], row["git_dirty"]) == (git(folder, "rev-parse", "--short=12", revision), "false")
