@@ -32,7 +32,7 @@ def page(browser):
     """An empty page of 1280 x 900 with light colours. What it complains about fails the test."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light")
     page = context.new_page()
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(60_000)  # a slow machine is no fault of a page
     complaints = []
     page.on(
         "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
