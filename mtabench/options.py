@@ -118,7 +118,8 @@ Attention = Annotated[
 Layers = Annotated[Text, Shape(help="Number of layers, with --heads and --dim in the place of --preset.")]
 Dim = Annotated[Text, Shape(help="Width of the model: heads times head dim.")]
 ModelImpl = Annotated[
-    Text, Shape("--impl", **_some_of(registry.model_names), help="One or more of plain,eager,compile,auto.")
+    Text,
+    Shape("--impl", **_some_of(registry.model_names), help=f"One or more of {','.join(registry.model_names())}."),
 ]
 ModelPreset = Annotated[
     Text, Shape("--preset", **_some_of(lambda: PRESETS), help=f"One or more of {','.join(PRESETS)}.")

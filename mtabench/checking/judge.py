@@ -21,7 +21,7 @@ from mtabench.checking.honesty import (
     look,
     marks,
 )
-from mtabench.checking.oracle import Check, Oracle, listed
+from mtabench.checking.oracle import Check, Oracle, each, listed
 from mtabench.checking.probes import Probe, changed, make_probes
 from mtabench.measuring.failures import WrongResultError
 from mtabench.measuring.poison import poisoned_memory
@@ -146,7 +146,7 @@ def results_of(
         with suppress(RuntimeError):  # of a device that a kernel broke
             check_unchanged(before, inputs)
         raise
-    check_plain([results] if isinstance(results, Tensor) else results)
+    check_plain(each(results))
     found = listed(results)
     check_in_time(case.device, look(case.device, found), found)
     check_unchanged(before, inputs)

@@ -215,9 +215,14 @@ class Oracle:
         return next(self._inputs.differentiable[k].shape for k, v in GRADIENTS.items() if v == name)
 
 
+def each(result: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
+    """An output, or gradients, as they are."""
+    return [result] if isinstance(result, Tensor) else result
+
+
 def listed(result: Tensor | Sequence[Tensor]) -> list[Tensor]:
     """An output or gradients as a list, of tensors without graphs."""
-    return [tensor.detach() for tensor in ([result] if isinstance(result, Tensor) else result)]
+    return [tensor.detach() for tensor in each(result)]
 
 
 def _beyond(name: str, error: Errors, bound: Bound) -> str:

@@ -62,10 +62,10 @@ def tiles(case: Case, device: Device) -> Tiles:
     if case.pass_ == "fwd":
         one = ForwardConstants(*shape)
         tile = one.block_rows + taps - 1, one.keys
-        blocks = one.blocks if one.blocks * (one.shared_memory + 1024) <= one.shared_limit + 1024 else 1
         return Tiles(
-            forward=tile, in_registers=one.queries_in_registers, source=source, blocks=blocks, queries="shared memory"
-        )
+            forward=tile, in_registers=one.queries_in_registers, source=source, blocks=one.blocks_an_sm,
+            queries="shared memory",
+        )  # fmt: skip
     found = constants_for(*shape)
     assert found, "every GPU has tiles for the head dims that are modelled"
     return Tiles(

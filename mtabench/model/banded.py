@@ -104,8 +104,6 @@ def backward(case: Case, sm_count: int) -> list[Kernel]:
 
     One launch computes rows and, from what these leave in the scratch, products: it takes the time of both.
     """
-    element = BYTES_PER_ELEMENT[case.dtype]
-    queries, keys = tensor_bytes(case)
     rows, products = backward_rows(case, sm_count), backward_products(case, sm_count)
     both = replace(
         rows,
@@ -115,15 +113,20 @@ def backward(case: Case, sm_count: int) -> list[Kernel]:
         l2_bytes=rows.l2_bytes + products.l2_bytes,
         memory_bytes=rows.memory_bytes + products.memory_bytes,
     )
+    return backward_launches(case, both, ("hopper_prepare", "hopper_backward_exact", "to the dtype of q"), 2)
+
+
+def backward_launches(case: Case, main: Kernel, others: tuple[str, str, str], last: int) -> list[Kernel]:
+    """A preparation, `main`, rows beyond fp16, and `last` launches that bring gradients to the dtype of q."""
+    queries, keys = tensor_bytes(case)
+    prepare, exact, to_dtype = others
+    floats = queries // BYTES_PER_ELEMENT[case.dtype] * FLOAT
     return [
-        Kernel("hopper_prepare", memory_bytes=2 * queries + keys, memory_share=fused.SMALL_SHARE),
-        both,
-        Kernel("hopper_backward_exact"),
-        Kernel(
-            "to the dtype of q", launches=2, memory_bytes=2 * (queries // element * FLOAT + keys),
-            memory_share=fused.SMALL_SHARE,
-        ),
-    ]  # fmt: skip
+        Kernel(prepare, memory_bytes=2 * queries + keys, memory_share=fused.SMALL_SHARE),
+        main,
+        Kernel(exact),
+        Kernel(to_dtype, launches=last, memory_bytes=2 * (floats + keys), memory_share=fused.SMALL_SHARE),
+    ]
 
 
 def backward_rows(case: Case, sm_count: int) -> Kernel:

@@ -91,15 +91,8 @@ def backward(case: Case, tiles: Tiles, sm_count: int) -> list[Kernel]:
         waves=blocks / (sm_count * tiles.blocks),
         wave_s=BACKWARD_START_S,
     )
-    return [
-        Kernel("cuda_backward_prepare", memory_bytes=2 * queries + keys, memory_share=fused.SMALL_SHARE),
-        kernel,
-        Kernel("cuda_backward_exact"),
-        Kernel(
-            "sums, to the dtype of q", launches=3, memory_bytes=2 * (queries // element * FLOAT + keys),
-            memory_share=fused.SMALL_SHARE,
-        ),
-    ]  # fmt: skip
+    names = "cuda_backward_prepare", "cuda_backward_exact", "sums, to the dtype of q"
+    return banded.backward_launches(case, kernel, names, 3)
 
 
 def _depth(case: Case) -> int:

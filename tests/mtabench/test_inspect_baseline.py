@@ -141,9 +141,7 @@ def test_the_cuda_forward_and_backward_spill_on_no_target_and_share_an_sm_as_des
             continue
         limit = limits_of(target).shared_per_block
         given = DTYPES[shape.dtype], shape.head_dim, shape.operation.conv, shape.causal, shape.packed, limit
-        constants = forward.ForwardConstants(*given)
-        fit = constants.blocks * (constants.shared_memory + 1024) <= limit + 1024
-        designed = {"cuda_forward": constants.blocks if fit else 1}
+        designed = {"cuda_forward": forward.ForwardConstants(*given).blocks_an_sm}
         if of_backward := constants_for(*given):
             designed["cuda_backward"] = of_backward.tiles.blocks
         for name, blocks in designed.items():

@@ -67,8 +67,15 @@ class ForwardConstants:
     def keys(self) -> int:
         """Of a tile: 64, but 32 where `blocks` share an SM only then; above head dim 128 as many as 99 KB hold."""
         sizes = (64, 32) if self.head_dim <= 128 else (32,)
-        several = (x for x in sizes if self.blocks * (self._shared_memory(x) + 1024) <= self.shared_limit + 1024)
-        return next(several, sizes[0])
+        return next(filter(self._share_an_sm, sizes), sizes[0])
+
+    @property
+    def blocks_an_sm(self) -> int:
+        """Blocks that an SM has room for: `blocks`, or one."""
+        return self.blocks if self._share_an_sm(self.keys) else 1
+
+    def _share_an_sm(self, keys: int) -> bool:
+        return self.blocks * (self._shared_memory(keys) + 1024) <= self.shared_limit + 1024
 
     @property
     def queries_in_registers(self) -> bool:
