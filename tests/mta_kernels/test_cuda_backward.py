@@ -9,10 +9,11 @@ import torch
 from banded_backwards import Kernel, inputs, kernel_of
 from banded_forwards import ON_GPU
 from emulated_forward import emulated_forward  # noqa: F401
-from kernel_inputs import assert_as_reference, far_apart, with_gaps
+from kernel_inputs import DEVICE, assert_as_reference, far_apart, with_gaps
 from planted_faults import plant
 
 from mta_kernels.conv_attention import unsupported
+from mta_kernels.conv_attention.banded import backward_plan
 from mta_kernels.conv_attention.cuda_decode import backend
 from mta_kernels.conv_attention.cuda_sm80 import backward_constants
 from mta_kernels.conv_attention.cuda_sm80.backward_constants import LARGE_TILES, SMALL_TILES, WIDE_TILES, Tiles
@@ -89,6 +90,27 @@ def test_the_usual_tiles_of_gpus(head_dim: int, of_limits: tuple[int, ...]) -> N
     for limit, number in zip((99, 163, 227), of_limits, strict=True):
         found = backward_constants.constants_for(BF16, head_dim, Convolution(6, 11, 5), True, False, limit * 1024)
         assert found is None if number is None else found.tiles == tiles[number]
+
+
+def test_chunks_of_wide_heads(cuda: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backward_plan, "MOST_CHUNK_ROWS", 118)
+    monkeypatch.setattr(backward_plan, "SPARED_SCRATCH", 0)
+    cuda.assert_in_any_order(inputs(1, 2, 1, 270, 136, (6, 11)), seeds=(3,))
+
+
+def test_documents_and_a_prompt_of_wide_heads() -> None:
+    cu_seqlens = torch.tensor([0, 3, 3, 120, 200], device=DEVICE)
+    assert_as_reference(inputs(1, 2, 1, 200, 144, (6, 11)), "cuda", cu_seqlens=cu_seqlens)
+    whole = inputs(1, 2, 1, 120, 168, (6, 11))
+    rest, history = whole["q"][:, :, 50:], whole["q"][:, :, 40:50]
+    assert_as_reference({**whole, "q": rest, "q_history": history}, "cuda")
+
+
+def test_rows_of_wide_heads_whose_scores_overflow_fp16() -> None:
+    leaves = inputs(1, 2, 1, 150, 192, (6, 11), dtype=BF16)
+    leaves["q"][:, :, [0, 70, 71, 140, 149]] *= 300
+    leaves["k"][:, :, [3, 64, 120]] *= 300
+    assert_as_reference(leaves, "cuda", scale=-1.0)
 
 
 def test_inputs_of_any_layout_and_a_float32_weight() -> None:
