@@ -23,6 +23,7 @@ from mta_kernels.conv_attention.arguments import (
     check_whole_numbers,
     head_parts,
     rows_before,
+    wants_gradient,
 )
 from mta_kernels.operation import Convolution, Operation, key_padding
 
@@ -131,7 +132,7 @@ def conv_attention_decode_reference(
     # Masks, not products: what lies before or beyond a sequence may be NaN, and 0 * NaN is NaN.
     beyond = (column >= lengths[:, None])[:, None, :, None]
     queries = q_window[:, :, -window:].masked_fill((row < 0)[:, None, :, None], 0)
-    if torch.is_grad_enabled():  # the mask of the scores is enough for them, but not for the gradient of the queries
+    if wants_gradient(q_window):  # the mask of the scores is enough for them, but not for the gradient of the queries
         k_cache = k_cache.masked_fill(beyond, 0)
     keys, values = (repeat_heads(x, query_heads) for x in (k_cache, v_cache.masked_fill(beyond, 0)))
 
