@@ -7,7 +7,10 @@ from mtabench.ending import run_and_exit
 
 def main() -> None:
     """Run the command line; an error that a person can act on is one sentence on standard error."""
-    run_and_exit(lambda: import_module("mtabench.cli").command_line())
+    try:
+        run_and_exit(lambda: import_module("mtabench.cli").command_line())
+    except SystemExit as end:
+        import_module("mtabench.processes").leave(end.code)
 
 
 if __name__ == "__main__":

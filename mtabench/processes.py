@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import pickle
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 PR_SET_PDEATHSIG = 1
 LOOK_AGAIN_S = 1.0
@@ -118,6 +119,23 @@ def serve(descriptor: int) -> None:
     function, arguments = pickle.load(sys.stdin.buffer)
     with Connection(descriptor, readable=False) as sender:
         function(sender.send, *arguments)
+    leave(0)
+
+
+def leave(code: str | int | None) -> NoReturn:
+    """End this process, with the exit code that `sys.exit` makes of `code`.
+
+    While the interpreter ends, one of autograd's threads for a GPU may still drop a Python object, which aborts the
+    process. So where PyTorch uses a GPU, the interpreter does not end: only what is registered for that is called.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized() or not isinstance(code, int | None):
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code or 0)
 
 
 def start_process(

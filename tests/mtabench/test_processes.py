@@ -160,3 +160,40 @@ def test_a_module_is_killed_with_the_process_that_waits_for_it(tmp_path):
     waiting.wait(20)
     waiting.stdout.close()
     assert_gone(pid)
+
+
+PROGRAM = """
+import atexit, os, sys, types
+from mtabench.processes import leave
+class Dropped:
+    def __del__(self):  # as a thread of autograd's may, while the interpreter ends
+        os.abort()
+dropped = Dropped()
+sys.modules["torch"] = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: {on_gpu}))
+atexit.register(print, "last words")
+print("said", end=" ")
+leave({code!r})
+"""
+
+
+@pytest.mark.parametrize("code", [0, 4, None])
+def test_the_interpreter_of_a_process_that_used_a_gpu_does_not_end(code):
+    def ended(on_gpu):
+        program = PROGRAM.format(on_gpu=on_gpu, code=code)
+        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    done = ended(on_gpu=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code or 0, "said last words\n", "")
+    assert ended(on_gpu=False).returncode == -signal.SIGABRT  # what it is kept from
+
+
+def test_a_process_and_the_command_line_leave_so(monkeypatch, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import mtabench.processes\n"
+        "def leave(code):\n    print('left with', code, flush=True)\n    raise SystemExit(code)\n"
+        "mtabench.processes.leave = leave\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    command = [sys.executable, "-m", "mtabench", "nothing"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    assert (done.returncode, done.stdout) == (2, "left with 2\n")
