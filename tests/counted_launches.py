@@ -12,7 +12,8 @@ from mta_kernels.conv_attention.hopper import backward, forward
 from mta_kernels.conv_attention.hopper.prepare import Preparation
 
 BF16 = torch.bfloat16
-SHARED = ("logsumexp", "dq", "dk", "dv", "dweight")  # addresses that both launches of a backward take
+# Addresses that both launches of a backward take.
+SHARED = ("logsumexp", "dq", "dk", "dv", "dk_rounded", "dv_rounded", "dweight")
 
 
 class Machine(Emulator):
@@ -27,7 +28,8 @@ class Machine(Emulator):
         self.launched: list[str] = []
         self.interrupt = None
 
-    def launch(self, kernel: str, blocks, threads: int, shared_memory: int, device, *args) -> None:
+    def launch(self, kernel: str, blocks, threads: int, shared_memory: int, device, *args, follows=False) -> None:
+        assert follows == (kernel != "hopper_prepare")
         self.launched.append(kernel)
         if kernel == "hopper_prepare":
             (preparation,) = args
@@ -65,11 +67,11 @@ class Machine(Emulator):
         assert starts == (v, grad_out, scratch, arguments.chunks.tile_counter)
         rest = [numbers_at(start).item() for start in (grad_out, self.prepared.out.start)]
         numbers_at(arguments.dq).fill_(sum(first) + sum(rest))
-        for start, count, value in (
-            (arguments.dk, 2 * 70 * 64, rest[0]), (arguments.dv, 2 * 70 * 64, first[2]),
-            (arguments.dweight, 2 * 2 * 6 * 11, first[3]),
-        ):  # fmt: skip
-            numbers_at(start, count, torch.float32).fill_(value)
+        rounded = arguments.dk_rounded is not None
+        keys = (arguments.dk_rounded, arguments.dv_rounded) if rounded else (arguments.dk, arguments.dv)
+        for start, value in zip(keys, (rest[0], first[2]), strict=True):
+            numbers_at(start, 2 * 70 * 64, BF16 if rounded else torch.float32).fill_(value)
+        numbers_at(arguments.dweight, 2 * 2 * 6 * 11, torch.float32).fill_(first[3])
 
 
 def numbers_at(address: int, count: int = 1, dtype: torch.dtype = BF16) -> Tensor:

@@ -113,7 +113,13 @@ def backward(case: Case, sm_count: int) -> list[Kernel]:
         l2_bytes=rows.l2_bytes + products.l2_bytes,
         memory_bytes=rows.memory_bytes + products.memory_bytes,
     )
-    return backward_launches(case, both, ("hopper_prepare", "hopper_backward_exact", "to the dtype of q"), 2)
+    launches = backward_launches(case, both, ("hopper_prepare", "hopper_backward_exact", "to the dtype of q"), 2)
+    return [*launches[:3], Kernel("sums of the weight's gradient")] if rounds(case) else launches
+
+
+def rounds(case: Case) -> bool:
+    """Whether the backward itself rounds dk and dv: no query heads have sums in common."""
+    return case.impl != "cuda" and case.kv_heads == case.heads
 
 
 def backward_launches(case: Case, main: Kernel, others: tuple[str, str, str], last: int) -> list[Kernel]:
@@ -167,13 +173,17 @@ def backward_products(case: Case, sm_count: int) -> Kernel:
         min(case.seq, (chunk + 1) * chunks.rows) if case.operation.causal else case.seq
         for chunk in range(chunks.of_head)
     ]
-    sum_rows = 2 * heads * (sum(ends) + sum(ends[:-1]))  # written once a chunk, read again by the next
+    # Written once a chunk, read again by the next; the last time in q's dtype, if they are rounded.
+    rounded = 2 * heads * case.seq * rounds(case)
+    sum_rows = 2 * heads * (sum(ends) + sum(ends[:-1])) - rounded
     return Kernel(
         "products",
         macs=tiles * product.macs,
         shared_bytes=tiles * (product.shared_bytes + copied),
         l2_bytes=tiles * copied,
-        memory_bytes=tiles * ROWS * KEYS * element + 2 * tensor_bytes(case)[0] + sum_rows * case.head_dim * FLOAT,
+        memory_bytes=tiles * ROWS * KEYS * element
+        + 2 * tensor_bytes(case)[0]
+        + (sum_rows * FLOAT + rounded * element) * case.head_dim,
     )
 
 

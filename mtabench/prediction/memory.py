@@ -47,9 +47,10 @@ def expected_memory_bytes(case: Case, work: str) -> int:
     Dense implementations store several `N x N` matrices of scores. The expanded form stores its longer keys, and
     backward a chunk of scores and float32 sums; its peak comes before the gradients in the inputs' dtype are made.
     Staged stores a chunk of scores, backward two and float32 sums of dk and dv, and more of them if it convolves.
-    Banded stores nothing of that but, backward, chunks of scores and float32 sums of dk and dv. Overlapped multiplies
-    the output by its gradient in float32 before its backward. The others store outputs, and backward a float32 sum of
-    dq. Forwards of some rungs of plain attention say themselves what they store.
+    Banded stores nothing of that but, backward, chunks of scores and float32 sums of dk and dv, and on Hopper what
+    these are rounded to. Overlapped multiplies the output by its gradient in float32 before its backward. The others
+    store outputs, and backward a float32 sum of dq. Forwards of some rungs of plain attention say themselves what they
+    store.
     """
     rows = 1 if case.pass_ == "decode" else case.seq
     out = case.batch * case.heads * rows * case.head_dim * BYTES_PER_ELEMENT[case.dtype]
@@ -70,7 +71,8 @@ def expected_memory_bytes(case: Case, work: str) -> int:
             return peak + 2 * out if case.pass_ == "bwd" else max(peak, 2 * out)
         return peak
     if work == "banded":  # backward: chunks of P and dS, dq, and the sums of dk and dv, a query head each
-        return out + (banded.scratch_bytes(case) + queries + 2 * floats if case.pass_ == "bwd" else 0)
+        rounded = 2 * keys if banded.rounds(case) else 0
+        return out + (banded.scratch_bytes(case) + queries + 2 * floats + rounded if case.pass_ == "bwd" else 0)
     if case.pass_ == "decode":
         return out + (keys + _score_matrices(case) if work == "dense" else 0)  # values are masked: a copy
     gradients = queries + 2 * keys if case.pass_ == "bwd" else 0

@@ -90,14 +90,15 @@ class Emulator:
         return function
 
     def launch(
-        self, kernel: Any, blocks: tuple[int, int], threads: int, shared_memory: int, device: Any, *args: Any
-    ) -> None:
+        self, kernel: Any, blocks: tuple[int, int], threads: int, shared_memory: int, device: Any, *args: Any,
+        follows: bool = False,
+    ) -> None:  # fmt: skip
         problem = kernel(*blocks, threads, shared_memory, self.seed, *[ctypes.byref(x) for x in args])
         assert not problem, problem.decode()
 
-    def laid_out(self, *launch: Any) -> Callable[[], None]:
+    def laid_out(self, *launch: Any, **options: Any) -> Callable[[], None]:
         """As `driver.Launch`."""
-        return functools.partial(self.launch, *launch)
+        return functools.partial(self.launch, *launch, **options)
 
     def in_turn(self, *launches: Callable[[], None]) -> Callable[[], None]:
         """As `driver.LaunchSequence`."""

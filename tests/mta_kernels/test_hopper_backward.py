@@ -34,6 +34,17 @@ def test_a_warpgroup_that_runs_ahead_overwrites_nothing(hopper) -> None:
     hopper.assert_in_any_order(inputs(1, 1, 1, 330, 16, (6, 11)), seeds=(6, 11), causal=False)
 
 
+@pytest.mark.parametrize("rows", [118, 4248])
+def test_sums_of_heads_with_rows_beyond_fp16_are_rounded_last(hopper, monkeypatch, rows: int) -> None:
+    """Those of the other head at once, in chunks each key by the last that sees it."""
+    monkeypatch.setattr(backward_plan, "MOST_CHUNK_ROWS", rows)
+    monkeypatch.setattr(backward_plan, "SPARED_SCRATCH", 0)
+    leaves = inputs(1, 2, 2, 250, 16, (6, 11), dtype=BF16)
+    leaves["q"][:, 0, [0, 130]] *= 300
+    leaves["k"][:, 0, [3, 64]] *= 300
+    hopper.assert_in_any_order(leaves, seeds=(0, 11))
+
+
 @pytest.mark.parametrize("taps", [1, 6, 8])
 @pytest.mark.parametrize("batch_heads", [1, 3, 16, 64])
 @pytest.mark.parametrize(("query_rows", "key_rows"), [(1, 1), (4096, 4096), (100, 70000), (10**6, 10**6)])

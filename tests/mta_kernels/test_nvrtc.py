@@ -143,6 +143,15 @@ def test_the_configuration_is_laid_out_as_the_driver_reads_it() -> None:
     assert (ours.attributes, ours.attribute_count) == (None, 0)
 
 
+def test_a_launch_that_follows_tells_the_driver_so(libcuda: Driver) -> None:
+    bindings = pytest.importorskip("cuda.bindings.driver")
+    launch = driver.Launch(ctypes.c_void_p(99), (1,), 128, 0, 0, ctypes.c_int(3), follows=True)
+    assert launch.config.attribute_count == 1
+    theirs = bindings.CUlaunchAttribute(launch.config.attributes)
+    wanted = bindings.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    assert (theirs.id, theirs.value.programmaticStreamSerializationAllowed) == (wanted, 1)
+
+
 def test_a_tensor_map_outlives_what_the_driver_gave(monkeypatch: pytest.MonkeyPatch) -> None:
     """Encoded by a driver that writes 1, 2, 3 ... into it."""
     bindings = pytest.importorskip("cuda.bindings.driver")

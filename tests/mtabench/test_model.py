@@ -247,7 +247,7 @@ def test_chunks_of_the_hopper_backward_are_those_of_its_launch(taps):
             assert chunks == (plan.row_blocks * geometry.block_rows, plan.chunks, plan.slots)
             assert banded.scratch_pitch(seq) == plan.pitch
         layout = backward_scratch.ScratchLayout.of(
-            geometry, backward_plan.ChunkPlan.of(geometry, batch * heads, seq, seq, 132), batch, heads, heads, seq
+            geometry, backward_plan.ChunkPlan.of(geometry, batch * heads, seq, seq, 132), batch, heads, heads, seq, 0
         )
         assert banded.scratch_bytes(case) == layout.stored
 

@@ -1,4 +1,4 @@
-// Counters in global memory, by which the blocks of a launch take work and wait for each other's.
+// Counters in global memory, by which the blocks of a launch take work and wait for each other's; and launches that overlap.
 //
 // The emulator of the tests has these functions in tests/emulator/device.cuh. Names of instructions follow the PTX ISA, 8.5.
 #pragma once
@@ -15,4 +15,17 @@ DEVICE void wait_for_count(const int* counter, int count) {
         if (found >= count) return;
         asm volatile("nanosleep.u32 200;");
     }
+}
+
+// Programmatic dependent launch, from Hopper on: a launch that the driver is told `follows` begins when all blocks of the
+// one before have called `let_next_start` or ended. What that one writes may be read after `wait_for_launch_before`.
+DEVICE void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+DEVICE void wait_for_launch_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }

@@ -14,6 +14,7 @@ import torch
 
 from mta_kernels.nvrtc.structures import fields
 
+DEPENDENT_LAUNCH = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 
 
@@ -54,17 +55,28 @@ class LaunchConfig(ctypes.Structure):
     )  # fmt: skip
 
 
+class LaunchAttribute(ctypes.Structure):
+    """`CUlaunchAttribute` of cuda.h, of a value that is a number."""
+
+    _fields_ = (*fields(ctypes.c_int, "id padding value"), ("rest", ctypes.c_char * 60))
+
+
 class Launch:
     """A launch laid out for the driver; arguments are ctypes structures or numbers, `blocks` one to three numbers.
 
-    The driver reads the arguments at each launch: what they hold may change in between.
+    One that `follows` may take its place while the kernel before it finishes, for which it waits itself: Hopper on. The
+    driver reads the arguments at each launch: what they hold may change in between.
     """
 
     def __init__(
-        self, kernel: Any, blocks: tuple[int, ...], threads: int, shared_memory: int, device: int, *arguments: Any
-    ) -> None:
+        self, kernel: Any, blocks: tuple[int, ...], threads: int, shared_memory: int, device: int, *arguments: Any,
+        follows: bool = False,
+    ) -> None:  # fmt: skip
         self.device, self._arguments = device, arguments  # kept alive
         self.config = LaunchConfig((*blocks, 1, 1)[:3], (threads, 1, 1), shared_memory)
+        if follows:
+            self._attribute = LaunchAttribute(DEPENDENT_LAUNCH, 0, 1)
+            self.config.attributes, self.config.attribute_count = ctypes.addressof(self._attribute), 1
         self._pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
         # As ctypes takes them without a look: a conversion costs as much as the call. cuda.bindings costs more.
         self.call = functools.partial(
@@ -109,9 +121,12 @@ class LaunchSequence:
             checked((driver.CUresult(result),))
 
 
-def launch(kernel: Any, blocks: tuple[int, ...], threads: int, shared_memory: int, device: int, *args: Any) -> None:
+def launch(
+    kernel: Any, blocks: tuple[int, ...], threads: int, shared_memory: int, device: int, *args: Any,
+    follows: bool = False,
+) -> None:  # fmt: skip
     """`LaunchSequence` of this one, once."""
-    LaunchSequence(Launch(kernel, blocks, threads, shared_memory, device, *args))()
+    LaunchSequence(Launch(kernel, blocks, threads, shared_memory, device, *args, follows=follows))()
 
 
 def in_context(device: int, call: Callable[[], tuple]) -> tuple:

@@ -5,6 +5,7 @@
 // a row has keys elsewhere, so its logsumexp must do.
 // Constants beside those of exact.cuh: none.
 #include <elements.cuh>
+#include <counters.cuh>
 #include <exact.cuh>
 
 // A chunk is a column of scores a thread. The outer ones, which c and ds reach across, are of the chunks beside it.
@@ -28,6 +29,7 @@ struct Arguments {
     float* dweight;          // [B * Hq, weight_pitch]: the first QUERY_TAPS * KEY_TAPS are added to
     int weight_pitch;
     const float* delta;      // [B, Hq, M]
+    uint16_t *dk_rounded, *dv_rounded;  // null, or what dk and dv of heads with such rows are to be rounded to
 };
 
 DEVICE float kept(int array, int i) { return __uint_as_float(load_shared(shared_memory() + 4 * (array + i))); }
@@ -52,11 +54,12 @@ struct Head {
     const float* logsumexp;
     uint16_t* dq;
     float *dk, *dv, *dweight;
+    int64_t first_key;
 
     DEVICE Head(const Arguments& args, int batch_head) : batch_head(batch_head) {
         head = batch_head % args.at.heads, batch = batch_head / args.at.heads, kv_head = head / args.at.group;
         const int64_t first_row = (int64_t)batch_head * args.at.query_rows, first_out_row = out_row(args.at, batch_head, 0);
-        const int64_t first_key = (int64_t)batch_head * args.at.key_rows;
+        first_key = (int64_t)batch_head * args.at.key_rows;
         logsumexp = args.logsumexp + first_out_row, dq = args.dq + first_row * HEAD_DIM;
         dk = args.dk + first_key * HEAD_DIM, dv = args.dv + first_key * HEAD_DIM;
         dweight = args.dweight + (int64_t)batch_head * args.weight_pitch;
@@ -194,6 +197,14 @@ DEVICE void close_rows(const Head& of, int from, int end) {
     __syncthreads();
 }
 
+DEVICE void round_sums(const Arguments& args, const Head& of) {
+    const int64_t first = of.first_key * HEAD_DIM;
+    for (int64_t i = threadIdx.x; i < (int64_t)args.at.key_rows * HEAD_DIM; i += THREADS) {
+        args.dk_rounded[first + i] = (uint16_t)pack<ELEMENT>(of.dk[i], 0.f);
+        args.dv_rounded[first + i] = (uint16_t)pack<ELEMENT>(of.dv[i], 0.f);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_exact(const __grid_constant__ Arguments args) {
     const Head of(args, blockIdx.x);
     const int thread = threadIdx.x;
@@ -201,6 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_exact(const __
     bool is_any = false;
 #pragma unroll 8
     for (int row = ROWS_BEFORE + thread; row < args.at.query_rows; row += THREADS) is_any |= is_exact(of.logsumexp[row]);
+    wait_for_launch_before();
     if (of_all_threads(is_any, P, [](float a, float b) { return a + b; }) == 0) return;
 
     for (int i = thread; i < QUERY_TAPS * HEAD_DIM; i += THREADS) keep(ROW_GRADS, i, 0);
@@ -225,5 +237,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_exact(const __
             dweight += add_chunk(args, of, row, softmax, first, begin, end);
     }
     close_rows(of, first_open, end_open);
+    if (args.dk_rounded) round_sums(args, of);
     if (thread < QUERY_TAPS * KEY_TAPS) of.dweight[thread] += dweight;
 }

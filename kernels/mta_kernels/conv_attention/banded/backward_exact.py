@@ -53,5 +53,5 @@ class ExactArguments(ctypes.Structure):
 
     _fields_ = (
         ("at", Positions), ("inputs", Inputs), ("grad_out", Rows), *fields(c_void_p, "logsumexp dq dk dv dweight"),
-        ("weight_pitch", c_int), ("delta", c_void_p),
+        ("weight_pitch", c_int), *fields(c_void_p, "delta dk_rounded dv_rounded"),
     )  # fmt: skip

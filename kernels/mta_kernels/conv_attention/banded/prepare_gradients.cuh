@@ -13,43 +13,61 @@ DEVICE float block_max(float value, int thread) {
     return value;
 }
 
-// The sum of products of two rows' numbers, by 8 threads together.
-DEVICE float dot_rows(const uint16_t* a, const uint16_t* b, int thread) {
-    float sum = 0;
-    for (int at = thread % 8 * 8; at < HEAD_DIM; at += 64) sum += dot_of_eight(*(const uint4*)(a + at), *(const uint4*)(b + at));
+// The sum over 8 threads.
+DEVICE float sum_of_eight(float sum, int thread) {
     for (int lane = 1; lane < 8; lane *= 2) sum += __shfl_xor_sync(0xFFu << thread % 32 / 8 * 8, sum, lane);
     return sum;
 }
 
-DEVICE void largest_norm(const Rows& x, int heads, int batch_head, int rows, int part, float* norms) {
-    const int thread = threadIdx.x, each = (rows + NORM_PARTS - 1) / NORM_PARTS;
-    float largest = 0;
-    for (int row = part * each + thread / 8; row < min((part + 1) * each, rows); row += 32) {
-        const uint16_t* numbers = row_of(x, batch_head / heads, batch_head % heads, row);
-        largest = fmaxf(largest, dot_rows(numbers, numbers, thread));
+// What is summed over two rows of numbers, of which 8 threads have a part each.
+struct RowSums {
+    float products = 0, squares_of_a = 0, squares_of_b = 0;
+
+    DEVICE RowSums(const uint16_t* a, const uint16_t* b, int thread) {
+        for (int at = thread % 8 * 8; at < HEAD_DIM; at += 64) {
+            const uint4 of_a = *(const uint4*)(a + at), of_b = *(const uint4*)(b + at);
+            products += dot_of_eight(of_a, of_b);
+            squares_of_a += dot_of_eight(of_a, of_a);
+            squares_of_b += dot_of_eight(of_b, of_b);
+        }
     }
-    largest = block_max(largest, thread);
-    if (thread == 0) norms[batch_head * NORM_PARTS + part] = largest;
+};
+
+DEVICE void store_largest(float largest, float* to) {
+    largest = block_max(largest, threadIdx.x);
+    if (threadIdx.x == 0) *to = largest;
 }
 
 // `head` is one of all batches; there may be more than these.
 template <class Preparation> DEVICE void prepare_gradients(const Preparation& args, int head, int job) {
-    const int thread = threadIdx.x;
+    const int thread = threadIdx.x, part = job % NORM_PARTS, at = head * NORM_PARTS + part;
+    const int rows = job < NORM_PARTS ? args.key_rows : args.query_rows, each = (rows + NORM_PARTS - 1) / NORM_PARTS;
+    const int first = part * each + thread / 8, end = min((part + 1) * each, rows);
     if (job < NORM_PARTS) {
-        if (head < args.batch * args.kv_heads) largest_norm(args.v, args.kv_heads, head, args.key_rows, job, args.value_norms);
-    } else if (head < args.batch * args.heads) {
-        const int part = job - NORM_PARTS, each = (args.query_rows + NORM_PARTS - 1) / NORM_PARTS;
-        const int batch = head / args.heads;
-        for (int row = part * each + thread / 8; row < min((part + 1) * each, args.query_rows); row += 32) {
-            const float sum = dot_rows(row_of(args.out, batch, head % args.heads, row),
-                                       row_of(args.grad_out, batch, head % args.heads, row), thread);
-            if (thread % 8 == 0) args.delta[(int64_t)head * args.query_rows + row] = sum;
+        if (head >= args.batch * args.kv_heads) return;
+        float largest = 0;
+#pragma unroll 2
+        for (int row = first; row < end; row += 32) {
+            const uint16_t* const value = row_of(args.v, head / args.kv_heads, head % args.kv_heads, row);
+            largest = fmaxf(largest, sum_of_eight(RowSums(value, value, thread).products, thread));
         }
-        largest_norm(args.grad_out, args.heads, head, args.query_rows, part, args.grad_norms);
+        store_largest(largest, args.value_norms + at);
+    } else if (head < args.batch * args.heads) {
+        const int batch = head / args.heads;
+        float largest_grad = 0, largest_out = 0;
+#pragma unroll 2
+        for (int row = first; row < end; row += 32) {
+            const RowSums sums(row_of(args.out, batch, head % args.heads, row),
+                               row_of(args.grad_out, batch, head % args.heads, row), thread);
+            const float delta = sum_of_eight(sums.products, thread);
+            if (thread % 8 == 0) args.delta[(int64_t)head * args.query_rows + row] = delta;
+            largest_grad = fmaxf(largest_grad, sum_of_eight(sums.squares_of_b, thread));
+            if constexpr (MARGINS) largest_out = fmaxf(largest_out, sum_of_eight(sums.squares_of_a, thread));
+        }
+        store_largest(largest_grad, args.grad_norms + at);
         if constexpr (MARGINS) {  // out has values of other tiles, so those of this one do not bound delta
             __syncthreads();
-            float* const out_norms = args.grad_norms + args.batch * args.heads * NORM_PARTS;
-            largest_norm(args.out, args.heads, head, args.query_rows, part, out_norms);
+            store_largest(largest_out, args.grad_norms + args.batch * args.heads * NORM_PARTS + at);
         }
     }
 }

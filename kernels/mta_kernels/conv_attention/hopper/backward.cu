@@ -36,6 +36,8 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
     const uint32_t shared = shared_memory();
     const Block block(shared);
 
+    wait_for_launch_before();
+    let_next_start();
     if (threadIdx.x == 0) store_shared(shared + WORK, (uint32_t)fetch_next(args.chunks.tile_counter));
     __syncthreads();
     const auto products = [&](int chunk) { return products_of(args, chunk); };

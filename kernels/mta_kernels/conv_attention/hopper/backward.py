@@ -37,7 +37,7 @@ class BackwardArguments(ctypes.Structure):
     _fields_ = (
         ("at", Positions),
         *fields(c_void_p, "taps taps_back weight_scale value_norms grad_norms logsumexp delta p ds"),
-        *fields(c_void_p, "ds_unit dk dv seen_by dq dweight"), ("scale", c_float),
+        *fields(c_void_p, "ds_unit dk dv dk_rounded dv_rounded exact_rows seen_by dq dweight"), ("scale", c_float),
         *fields(c_int, "chunk_rows pitch"), ("chunks", Chunks),
     )  # fmt: skip
 
@@ -57,7 +57,8 @@ def conv_attention_backward(
 
     def some_heads(*tensors: Tensor) -> Gradients:
         q, k, v, weight, out, logsumexp, grad_out = tensors
-        launches = launches_for(operation, q, k, v, weight, out, grad_out, spans is not None, margins)
+        packed, sums = spans is not None, dtype not in (None, q.dtype)
+        launches = launches_for(operation, q, k, v, weight, out, grad_out, packed, margins, sums)
         return launches(q, k, v, weight, out, logsumexp, grad_out, spans)
 
     tensors = q, k, v, weight, out, logsumexp, grad_out
@@ -67,16 +68,19 @@ def conv_attention_backward(
 
 def launches_for(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, grad_out: Tensor,
-    packed: bool = False, margins: bool = False,
+    packed: bool = False, margins: bool = False, sums: bool = False,
 ) -> BackwardLaunches:  # fmt: skip
-    """The launches for tensors like these, remembered; `packed` is whether there are spans."""
+    """The launches for tensors like these, remembered; `packed` is whether there are spans.
+
+    With `sums`, dk and dv are wanted in float32.
+    """
     key = (
         q.shape, k.shape, weight.shape, q.stride(), k.stride(), v.stride(), weight.stride(), out.stride(),
-        grad_out.stride(), q.dtype, weight.dtype, q.device, operation, packed, margins,
+        grad_out.stride(), q.dtype, weight.dtype, q.device, operation, packed, margins, sums,
     )  # fmt: skip
     found = _launches.get(key)
     if found is None:
-        found = keep(_launches, key, BackwardLaunches(operation, q, k, v, weight, out, grad_out, packed, margins))
+        found = keep(_launches, key, BackwardLaunches(operation, q, k, v, weight, out, grad_out, packed, margins, sums))
     return found
 
 
@@ -85,20 +89,22 @@ class BackwardLaunches:
 
     def __init__(
         self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, grad_out: Tensor,
-        packed: bool, margins: bool,
+        packed: bool, margins: bool, sums: bool,
     ) -> None:  # fmt: skip
-        self._operation, self._packed, self._margins = operation, packed, margins
+        self._operation, self._packed, self._margins, self._sums = operation, packed, margins, sums
         self._constants = BackwardConstants(q.dtype, q.shape[3], operation.conv, operation.causal, packed, margins)
         self._has_describable_strides = all(has_describable_strides(x) for x in (q, k, v, out, grad_out))
         batch, heads, query_rows, head_dim = q.shape
         kv_heads, key_rows = k.shape[1:3]
         self._is_grouped = heads != kv_heads
         self._plan = ChunkPlan.of(self._constants, batch * heads, query_rows, key_rows, sm_count(q.device))
-        self._layout = ScratchLayout.of(self._constants, self._plan, batch, heads, kv_heads, query_rows)
+        self._rounds = not (self._is_grouped or margins or sums)
+        sum_rows = batch * heads * key_rows if self._rounds else 0
+        self._layout = ScratchLayout.of(self._constants, self._plan, batch, heads, kv_heads, query_rows, sum_rows)
         # What tensors are made like: torch.empty, given a shape and a device, takes the host twice as long.
         self._bytes = torch.empty(0, dtype=torch.uint8, device=q.device)
         element, number = (torch.empty(1, dtype=dtype, device=q.device) for dtype in (q.dtype, torch.float32))
-        dk = number.expand(batch, kv_heads, heads // kv_heads, key_rows, head_dim)
+        dk = (element if self._rounds else number).expand(batch, kv_heads, heads // kv_heads, key_rows, head_dim)
         dweight = number.expand(batch, heads, self._plan.all_row_blocks * self._constants.warpgroups, weight[0].numel())
         dk = dk if self._is_grouped else dk.squeeze(2)
         self._results = element.expand(q.shape), dk, dk, dweight
@@ -109,11 +115,12 @@ class BackwardLaunches:
         self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor,
         spans: Tensor | None = None,
     ) -> Gradients:  # fmt: skip
-        """Dq in q's dtype, dk, dv and the weight's gradient in float32; logsumexp is contiguous."""
+        """Dq in q's dtype, the weight's gradient in float32, dk and dv in either; logsumexp is contiguous."""
         of_inputs = q.data_ptr(), k.data_ptr(), v.data_ptr(), grad_out.data_ptr(), out.data_ptr()
         if not self._has_describable_strides or functools.reduce(operator.or_, of_inputs) % 16:
             q, k, v, out, grad_out = (describable(x) for x in (q, k, v, out, grad_out))
-            launches = launches_for(self._operation, q, k, v, weight, out, grad_out, self._packed, self._margins)
+            options = self._packed, self._margins, self._sums
+            launches = launches_for(self._operation, q, k, v, weight, out, grad_out, *options)
             return launches(q, k, v, weight, out, logsumexp, grad_out, spans)
         dq, dk, dv, dweight = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in self._results)
         scratch = self._bytes.new_empty(self._layout.end)
@@ -129,8 +136,12 @@ class BackwardLaunches:
         call.preparation.weight.start = call.exact.inputs.weight.start = weight.data_ptr()
         for arguments in (call.arguments, call.exact):
             arguments.logsumexp = logsumexp.data_ptr()
-            arguments.dq, arguments.dk, arguments.dv = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
-            arguments.dweight = dweight.data_ptr()
+            arguments.dq, arguments.dweight = dq.data_ptr(), dweight.data_ptr()
+            if self._rounds:
+                call.preparation.logsumexp = logsumexp.data_ptr()
+                arguments.dk_rounded, arguments.dv_rounded = dk.data_ptr(), dv.data_ptr()
+            else:
+                arguments.dk, arguments.dv = dk.data_ptr(), dv.data_ptr()
             if spans is not None:
                 arguments.at.spans = spans.data_ptr()
         if spans is not None:
@@ -186,12 +197,13 @@ class BackwardCall:
         self.starts: tuple[int, ...] = ()
         backward = driver.Launch(
             kernel(constants, device), (plan.work_tiles, 1), constants.threads, constants.shared_memory, device,
-            *self._maps, self.arguments,
+            *self._maps, self.arguments, follows=True,
         )  # fmt: skip
         exact = constants.exact
         exactly = driver.Launch(
-            kernel(exact, device), (batch * heads, 1), exact.threads, exact.shared_memory, device, self.exact
-        )
+            kernel(exact, device), (batch * heads, 1), exact.threads, exact.shared_memory, device, self.exact,
+            follows=True,
+        )  # fmt: skip
         prepare = prepare_launch(constants.prepared, self.preparation, device)
         self.launches = driver.LaunchSequence(prepare, backward, exactly)
 
@@ -211,4 +223,6 @@ class BackwardCall:
         arguments.ds_unit, counters = scratch + layout.ds_unit, scratch + layout.counters
         preparation.counters = arguments.chunks.tile_counter = counters  # which prepare.cu sets to 0, at every call
         arguments.chunks.rows_done, arguments.chunks.products_done = counters + 4, counters + 4 * (1 + self._stages)
+        if layout.sums:
+            arguments.dk, arguments.dv = exact.dk, exact.dv = scratch + layout.sums, scratch + layout.last_sums
         self.starts = starts

@@ -35,8 +35,12 @@ DEVICE void compute_products(const Arguments& args, const WorkTile& work, const 
         }
     } else {
         allocate_registers<240>();
-        float* const out = (of_ds ? args.dk : args.dv) + (int64_t)of.batch_head * args.at.key_rows * HEAD_DIM;
-        add_products<PRODUCT_STAGES>(product, shared, full, empty, out, keys, of_ds ? args.ds_unit[of.batch_head] : 1.f,
+        const int64_t of_head = (int64_t)of.batch_head * args.at.key_rows * HEAD_DIM;
+        uint16_t* const rounded = of_ds ? args.dk_rounded : args.dv_rounded;
+        const bool rounds = rounded && !args.exact_rows[of.batch_head];
+        const int seen_later = work.chunk > 0 ? chunk_keys<BLOCK_ROWS>(args.chunks, args.at, work.chunk - 1) : 0;
+        add_products<PRODUCT_STAGES>(product, shared, full, empty, (of_ds ? args.dk : args.dv) + of_head, rounded + of_head,
+                                     rounds ? seen_later : keys, keys, of_ds ? args.ds_unit[of.batch_head] : 1.f,
                                      work.chunk == args.chunks.chunks - 1, warpgroup, thread);
         part_barrier<WARPGROUPS * 128>();
         if (threadIdx.x == 0) count_up(args.chunks.products_done + work.stage);

@@ -49,7 +49,9 @@ struct Arguments {
     const float *logsumexp, *delta;    // [B, Hq, M]
     uint16_t *p, *ds;                  // [slots, chunk_rows, pitch]: tiles of 64 keys, in the order in which threads hold them
     float* ds_unit;                    // [B * Hq]: what ds is to be multiplied by
-    float *dk, *dv;                    // [B * Hq, N, HEAD_DIM]
+    float *dk, *dv;                    // [B * Hq, N, HEAD_DIM]: sums of the chunks so far
+    uint16_t *dk_rounded, *dv_rounded;  // the same shape, or null: instead of whole sums, but of heads with `exact_rows`
+    const int* exact_rows;             // [B * Hq]: whether a head has rows that backward_exact.cu will add
     const int* seen_by;                // [2, blocks of ALIGNED keys] or null: a block is seen by rows from one multiple of ALIGNED
                                        // to before another
     uint16_t* dq;                      // [B, Hq, M, HEAD_DIM]

@@ -34,9 +34,10 @@ DEVICE void load_products(const ProductTile& tile, uint32_t tiles, uint32_t full
 }
 
 // By a warpgroup: 128 places of them, added to `out` [N, HEAD_DIM] of the head, times `factor`; `first`: out holds nothing yet.
+// From key `first_rounded` on the sums are whole and go to `rounded` instead.
 template <int Stages>
-DEVICE void add_products(const ProductTile& tile, uint32_t tiles, uint32_t full, uint32_t empty, float* out, int keys,
-                         float factor, bool first, int warpgroup, int thread) {
+DEVICE void add_products(const ProductTile& tile, uint32_t tiles, uint32_t full, uint32_t empty, float* out,
+                         uint16_t* rounded, int first_rounded, int keys, float factor, bool first, int warpgroup, int thread) {
     float sums[2][HEAD_DIM / 2];
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; i++) sums[0][i] = sums[1][i] = 0;
@@ -70,6 +71,7 @@ DEVICE void add_products(const ProductTile& tile, uint32_t tiles, uint32_t full,
             const int key = place / 32 * 32 + place % 8 / 2 * 8 + place % 32 / 8 * 2 + place % 2 - tile.shift;
             if (key < 0 || key >= keys) continue;
             float2* const to = (float2*)(out + (int64_t)key * HEAD_DIM + column);
+            uint32_t* const rounded_to = (uint32_t*)(rounded + (int64_t)key * HEAD_DIM + column);
 #pragma unroll
             for (int b = 0; b < HEAD_DIM / 8; b++) {
                 float2 sum = {sums[half][4 * b + 2 * h] * factor, sums[half][4 * b + 2 * h + 1] * factor};
@@ -77,7 +79,10 @@ DEVICE void add_products(const ProductTile& tile, uint32_t tiles, uint32_t full,
                     const float2 before = to[4 * b];
                     sum.x += before.x, sum.y += before.y;
                 }
-                to[4 * b] = sum;
+                if (key >= first_rounded)
+                    rounded_to[4 * b] = pack<ELEMENT>(sum.x, sum.y);
+                else
+                    to[4 * b] = sum;
             }
         }
 }

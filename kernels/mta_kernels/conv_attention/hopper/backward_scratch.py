@@ -17,24 +17,31 @@ class ScratchLayout(NamedTuple):
     prepared: dict[str, int]  # what prepare.cu writes, by the names of `Preparation` and `BackwardArguments`
     ds_unit: int
     counters: int
+    sums: int  # of dk, float32, where they are rounded in the end; 0 where the caller is given them
+    last_sums: int  # of dv
     end: int
 
     @classmethod
     def of(
-        cls, constants: BackwardConstants, plan: ChunkPlan, batch: int, heads: int, kv_heads: int, query_rows: int
-    ) -> ScratchLayout:
-        """The scratch of a call."""
+        cls, constants: BackwardConstants, plan: ChunkPlan, batch: int, heads: int, kv_heads: int, query_rows: int,
+        sum_rows: int,
+    ) -> ScratchLayout:  # fmt: skip
+        """The scratch of a call; `sum_rows` are those of dk's sums, if they are in it."""
         stored = 2 * 2 * plan.slots * plan.row_blocks * constants.block_rows * plan.pitch
         numbers = {
             "taps": heads * constants.prepared.tap_bytes // 4, "taps_back": heads * constants.prepared.tap_bytes // 4,
             "weight_scale": heads,
             "value_norms": batch * kv_heads * NORM_PARTS,
             "grad_norms": (1 + constants.margins) * batch * heads * NORM_PARTS,  # and those of out
-            "delta": batch * heads * query_rows, "ds_unit": batch * heads, "counters": 1 + 2 * plan.stages,
+            "delta": batch * heads * query_rows, "exact_rows": batch * heads,
+            "ds_unit": batch * heads, "counters": 1 + 2 * plan.stages,
+            "sums": sum_rows * constants.head_dim, "last_sums": sum_rows * constants.head_dim,
         }  # fmt: skip
         starts, at = {}, stored
         for name, count in numbers.items():
             starts[name] = at
             at += -(-4 * count // SCRATCH_ALIGNED) * SCRATCH_ALIGNED
-        ds_unit, counters = starts.pop("ds_unit"), starts.pop("counters")
-        return cls(stored, starts, ds_unit, counters, at)
+        ds_unit, counters, sums, last_sums = map(starts.pop, ("ds_unit", "counters", "sums", "last_sums"))
+        if not sum_rows:
+            sums = last_sums = 0
+        return cls(stored, starts, ds_unit, counters, sums, last_sums, at)

@@ -235,7 +235,7 @@ class ForwardCall:
         self.scratch: int | None = None
         forward = driver.Launch(
             kernel(constants, device), (blocks, 1), constants.threads, constants.shared_memory, device,
-            *self._maps, self.arguments,
+            *self._maps, self.arguments, follows=True,
         )  # fmt: skip
         self.launches = driver.LaunchSequence(prepare_launch(constants.prepared, self.preparation, device), forward)
 

@@ -54,6 +54,7 @@ DEVICE void copy_keys_and_values(const Arguments& args, const Block& block, cons
 // The query loader, by one thread: takes work tiles, tells all roles their numbers, and copies their queries and T.
 DEVICE void schedule_and_copy_queries(const Arguments& args, const Block& block, const TensorMap* query_map) {
     const TileScheduler scheduler{block};
+    wait_for_launch_before();  // T, its scale and the counter are that launch's; keys and values were there before it
 #pragma unroll 1
     for (int count = 0; PERSISTENT || count < 1; count++) {
         const int slot = count % SLOTS, use = count / SLOTS;

@@ -2,7 +2,7 @@
 //
 // Blocks of 256 threads; along x query heads or KV heads, of all batches or not (y ends at 65535); along y, by what they
 // compute:
-//   0         T (and for the backward T') and weight_scale of a query head; counters
+//   0         T (and for the backward T' and exact_rows) and weight_scale of a query head; counters
 //   1 .. 32   backward: largest squared norm of a part of the values
 //   33 .. 64  backward: delta of a part of the rows, and the largest squared norm of their output gradients
 #include <prepare_gradients.cuh>
@@ -16,6 +16,8 @@ struct Preparation {
     float *value_norms, *grad_norms;              // [B * heads, NORM_PARTS]; with MARGINS norms of out follow grad_norms
     float* delta;                                 // [B, Hq, M]: sums of out * grad_out
     int* counters;                                // of the tile schedulers of the next kernels: set to 0
+    const float* logsumexp;                       // [B, Hq, M], or null
+    int* exact_rows;                              // [B * Hq], where that is given: whether a head has rows with `is_exact`
     float scale_log2;                             // scale * log2(e)
     int heads, kv_heads, batch, query_rows, key_rows, counter_count;  // rows of out and of v
 };
@@ -47,12 +49,25 @@ DEVICE void write_taps(const Preparation& args, int head) {
     }
 }
 
+DEVICE void look_for_exact_rows(const Preparation& args, int batch_head) {
+    const int thread = threadIdx.x;
+    const float* const logsumexp = args.logsumexp + (int64_t)batch_head * args.query_rows;
+    bool is_any = false;
+#pragma unroll 8
+    for (int row = thread; row < args.query_rows; row += 256) is_any |= is_exact(logsumexp[row]);
+    __syncthreads();  // what was shared before has been read
+    is_any = block_max(is_any, thread) > 0;
+    if (thread == 0) args.exact_rows[batch_head] = is_any;
+}
+
 extern "C" __global__ void MAXIMUM_THREADS(256) hopper_prepare(const __grid_constant__ Preparation args) {
     const int head = blockIdx.x, job = blockIdx.y, thread = threadIdx.x;
+    let_next_start();
     if (job == 0) {
         if (head == 0)
             for (int i = thread; i < args.counter_count; i += 256) args.counters[i] = 0;
         if (head < args.heads) write_taps(args, head);
+        if (args.logsumexp && head < args.batch * args.heads) look_for_exact_rows(args, head);
     } else {
         prepare_gradients(args, head, job - 1);
     }

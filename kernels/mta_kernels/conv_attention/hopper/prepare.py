@@ -111,7 +111,8 @@ class Preparation(ctypes.Structure):
 
     _fields_ = (
         *fields(Rows, "v out grad_out"), ("weight", Weight),
-        *fields(c_void_p, "taps taps_back weight_scale value_norms grad_norms delta counters"), ("scale_log2", c_float),
+        *fields(c_void_p, "taps taps_back weight_scale value_norms grad_norms delta counters logsumexp exact_rows"),
+        ("scale_log2", c_float),
         *fields(c_int, "heads kv_heads batch query_rows key_rows counter_count"),
     )  # fmt: skip
 
