@@ -129,10 +129,10 @@ def test_products_are_given_rows_that_the_copy_engine_takes(monkeypatch: pytest.
     given = []
 
     def of(product: Callable) -> Callable:
-        def checked(left: Tensor, right: Tensor, *others) -> None:
+        def checked(left: Tensor, right: Tensor, *others, **options) -> None:
             given.append(right)
             assert rows_of(right) is right
-            product(left, right, *others)
+            product(left, right, *others, **options)
 
         return checked
 

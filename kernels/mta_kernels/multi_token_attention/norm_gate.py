@@ -19,6 +19,7 @@ from mta_kernels.operator_gradients import under_torch_func
 
 MAX_HEAD_DIM = 256
 TILE = 4096  # numbers of x that a program holds at a time
+BACKWARD = {"tile": 2048, "programs": 8, "stages": 3, "num_warps": 4}  # programs of a multiprocessor
 TILE_OF_PRODUCTS = 16 * MAX_HEAD_DIM  # the same where the gate is a product: 16 rows or more
 
 
@@ -150,18 +151,19 @@ def _backward_of_rows(call: _Call, grad: Tensor) -> tuple[Tensor, Tensor]:
 
     x, dx = call.x, torch.empty_like(call.x)
     weights = call.norm_weight, call.gate_weight, call.gate_bias
-    tiles = call.tiles(False)
+    block_d = call.tiles(False)["BLOCK_D"]
+    block_rows = max(1, BACKWARD["tile"] // block_d)
     # As many programs whatever the time: their sums are added up in one order.
-    programs = min(cdiv(call.rows, tiles["BLOCK_ROWS"]), 4 * sm_count(x.device))
-    partial = torch.empty(programs, 3, tiles["BLOCK_D"], dtype=torch.float32, device=x.device)
+    programs = min(cdiv(call.rows, block_rows), BACKWARD["programs"] * sm_count(x.device))
+    partial = torch.empty(3, block_d, programs, dtype=torch.float32, device=x.device)
     norm_stride, _, gate_stride, _ = call.strides_of_weights
     launch(
         _norm_gate_backward_kernel, programs, call_signature(x, grad, *weights, dx),
         x, grad, *weights, dx, partial, *x.stride(), *grad.stride(), *dx.stride(), norm_stride, gate_stride,
-        *call.sizes, **call.constants(), GATE=call.gate, BIAS=call.gate_bias is not None, **tiles,
-        num_warps=4, num_stages=2,
+        *call.sizes, **call.constants(), GATE=call.gate, BIAS=call.gate_bias is not None, BLOCK_ROWS=block_rows,
+        BLOCK_D=block_d, STAGES=BACKWARD["stages"], num_warps=BACKWARD["num_warps"], num_stages=2,
     )  # fmt: skip
-    return dx, partial.sum(0)
+    return dx, partial.sum(-1)
 
 
 def _backward_of_gate(call: _Call, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:

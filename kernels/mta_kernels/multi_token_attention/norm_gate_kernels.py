@@ -44,18 +44,19 @@ def _norm_gate_backward_kernel(
     stride_xb, stride_xh, stride_xm, stride_xd, stride_gb, stride_gh, stride_gm, stride_gd,
     stride_db, stride_dh, stride_dm, stride_dd, stride_w, stride_gate, heads, length, rows, eps, factor,
     HEAD_DIM: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dx, and this program's sums of the weights' gradients: partial `[programs, 3, BLOCK_D]`, float32.
+    """dx, and this program's sums of the weights' gradients: partial `[3, BLOCK_D, programs]`, float32.
 
     These are of the norm's weight, of the gate, and, in the first number of the third row, of its bias. GATE is 0 or 1.
     """
     dim = tl.arange(0, BLOCK_D)
-    d_weight = tl.zeros([BLOCK_D], tl.float32)
-    d_gate = tl.zeros([BLOCK_D], tl.float32)
-    d_bias = 0.0
+    # Of each row of a block: rows are added up once, since warps meet for that.
+    d_weight = tl.zeros([BLOCK_ROWS, BLOCK_D], tl.float32)
+    d_gate = tl.zeros([BLOCK_ROWS, BLOCK_D], tl.float32)
+    d_bias = tl.zeros([BLOCK_ROWS], tl.float32)
     step = tl.num_programs(0) * BLOCK_ROWS
-    for first in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, step):
+    for first in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, step, num_stages=STAGES):
         row = first + tl.arange(0, BLOCK_ROWS)
         inside = row < rows
         x_row = _row_offsets(row, heads, length, stride_xb, stride_xh, stride_xm)
@@ -71,21 +72,22 @@ def _norm_gate_backward_kernel(
             d_z = tl.sum(grad * o, 1) * opened * (1 - opened)  # zero in rows that there are not
             gate = _vector(gate_ptr, dim, stride_gate, HEAD_DIM).to(x_ptr.dtype.element_ty).to(tl.float32)
             d_o = grad * opened[:, None] + d_z[:, None] * gate[None, :]
-            d_gate += tl.sum(d_z[:, None] * o, 0)
-            d_bias += tl.sum(d_z, 0)
+            d_gate += d_z[:, None] * o
+            d_bias += d_z
         if NORM:
             normed = x * inverse[:, None]
             scaled = d_o * factor
-            d_weight += tl.sum(scaled * normed, 0)
+            d_weight += scaled * normed
             d_normed = scaled * _vector(weight_ptr, dim, stride_w, HEAD_DIM)[None, :]
             along = tl.sum(d_normed * normed, 1) / HEAD_DIM
             d_o = (d_normed - normed * along[:, None]) * inverse[:, None]
         dx_row = _row_offsets(row, heads, length, stride_db, stride_dh, stride_dm)
         _store(dx_ptr, dx_row, inside, dim, stride_dd, d_o, HEAD_DIM)
-    partial_ptr += tl.program_id(0).to(tl.int64) * 3 * BLOCK_D
-    tl.store(partial_ptr + dim, d_weight)
-    tl.store(partial_ptr + BLOCK_D + dim, d_gate)
-    tl.store(partial_ptr + 2 * BLOCK_D + dim, tl.where(dim == 0, d_bias, 0.0))
+    programs = tl.num_programs(0)
+    place = partial_ptr + tl.program_id(0) + dim * programs
+    tl.store(place, tl.sum(d_weight, 0))
+    tl.store(place + BLOCK_D * programs, tl.sum(d_gate, 0))
+    tl.store(place + 2 * BLOCK_D * programs, tl.where(dim == 0, tl.sum(d_bias, 0), 0.0))
 
 
 @triton.jit

@@ -114,7 +114,7 @@ def mix_rows_backward(
         clusters,
     )
     assert parts is not None
-    dpre, dpost = parts.sum(0)
+    dpre, dpost = (x.clone() for x in parts.sum(0))  # results of an operator share no memory
     return (None if pre_mix is None else dpre), (None if post_mix is None else dpost)
 
 

@@ -40,7 +40,6 @@ def mixed_attention_backward(
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    sums = torch.zeros(2, batch, kv_heads, key_rows, head_dim, dtype=torch.float32, device=q.device)
     loss_scale = gradient_scale(grad_out, v, mixers)
     if loss_scale is not None:
         grad_out = (grad_out * loss_scale).to(q.dtype)
@@ -51,23 +50,29 @@ def mixed_attention_backward(
     sequences, rows = chunk_rows(batch, heads, key_rows, q.element_size(), 2 * halo, backward=True)
     signature = call_signature(q, k, v, grad_out, documents, options=operation)
     plan = chunks(operation, query_rows, key_rows, rows, documents, signature, above=halo, below=halo)
+    whole = len(plan) == 1  # the sums of all rows need no memory of their own
+    shape = batch, kv_heads, key_rows, head_dim
+    if whole:
+        sums = tuple(torch.empty(shape, dtype=q.dtype, device=q.device) for _ in range(2))
+    else:
+        sums = torch.zeros(2, *shape, dtype=torch.float32, device=q.device).unbind()
     stages = Stages(operation, mixers, q, sequences, plan, round_logits=tile_stage.takes(operation, q, documents))
     size = max(chunk.rows * chunk.pitch for chunk in plan) * sequences * heads
     memories = torch.empty(stages.buffers, size, dtype=q.dtype, device=q.device).unbind()
     for first in range(0, batch, sequences):
         part = slice(first, first + sequences)
-        dk, dv = sums[:, part]
+        dk, dv = (x[part] for x in sums)
         for chunk in plan:
             buffers = [chunk.buffer(memory, q[part].shape[0], heads) for memory in memories]
             score_product(q[part], k[part], buffers[0], chunk, operation.scale)
             score_product(grad_out[part], v[part], buffers[1], chunk, 1.0)
 
             def add_to_dv(probabilities: Tensor, chunk=chunk, grad=finite_grad[part], dv=dv) -> None:
-                add_transposed_product(probabilities, grad, dv, chunk, 1.0, loss_scale)
+                add_transposed_product(probabilities, grad, dv, chunk, 1.0, loss_scale, whole=whole)
 
             dscores = stages.run(buffers, logsumexp[part], chunk, add_to_dv)
             row_product(dscores, k[part], dq[part], chunk, operation.scale, loss_scale)
-            add_transposed_product(dscores, q[part], dk, chunk, operation.scale, loss_scale)
+            add_transposed_product(dscores, q[part], dk, chunk, operation.scale, loss_scale, whole=whole)
     dk, dv = sums
     return dq, dk.to(k.dtype), dv.to(v.dtype), stages.gradients(loss_scale)
 

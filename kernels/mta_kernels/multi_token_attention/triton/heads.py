@@ -70,7 +70,7 @@ def mix_heads(x: Tensor, post_mix: Tensor, chunk: Chunk) -> None:
 
 def mix_heads_backward(x: Tensor, grad: Tensor, post_mix: Tensor, gradients: MixingGradients, chunk: Chunk) -> None:
     """`mix_heads`, and grad, that of the mixed x, becomes that of x; `gradients` are added to."""
-    _launch(x, grad, post_mix, gradients.post, chunk, BACKWARD, gradients.programs, gradient=True)
+    _launch(x, grad, post_mix, gradients.partial[1], chunk, BACKWARD, gradients.programs, gradient=True)
 
 
 def _launch(

@@ -165,12 +165,13 @@ def _transposed_product_kernel(
     stride_lh, stride_ln, stride_rb, stride_rh, stride_rn,
     heads, group, head_dim, left_rows, rows, pitch, first_position, first_row, query_rows, key_rows, keys, factor,
     HOST_DESCRIPTORS: tl.constexpr, SCALED: tl.constexpr, CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr,
-    CONVOLVED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
+    CONVOLVED: tl.constexpr, ADD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr, ALIGNMENT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`out[j] += factor * sum_r left[r, j] * right[first_row + r]` over the heads of one KV head, for BLOCK_N keys.
 
-    left `[B*H, rows, pitch]`, the owned rows alone, right `[B, H, M, D]`, out `[B, H / group, N, D]` float32.
+    left `[B*H, rows, pitch]`, the owned rows alone, right `[B, H, M, D]`, out `[B, H / group, N, D]`. Without ADD, out
+    holds nothing yet.
     """
     key_tiles = tl.cdiv(keys, BLOCK_N)
     first = tl.program_id(0) % key_tiles * BLOCK_N
@@ -210,12 +211,15 @@ def _transposed_product_kernel(
         total = tl.dot(left.T, right, total, input_precision=PRECISION)
     if SCALED:
         factor /= tl.load(loss_scale_ptr)
-    if steps > 0:
+    if steps > 0 or not ADD:
         key = first + tl.arange(0, BLOCK_N)
         dim = tl.arange(0, BLOCK_D)
         inside = (key < keys)[:, None] & (dim < head_dim)[None, :]
         place = out_ptr + (batch_head.to(tl.int64) * key_rows + key[:, None]) * head_dim + dim[None, :]
-        tl.store(place, tl.load(place, mask=inside, other=0.0) + total * factor, mask=inside)
+        total *= factor
+        if ADD:
+            total += tl.load(place, mask=inside, other=0.0)
+        tl.store(place, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def launched_again(
@@ -313,13 +317,15 @@ def row_product(
 
 
 def add_transposed_product(
-    scores: Tensor, right: Tensor, out: Tensor, chunk: Chunk, factor: float = 1.0, loss_scale: Tensor | None = None
-) -> None:
+    scores: Tensor, right: Tensor, out: Tensor, chunk: Chunk, factor: float = 1.0, loss_scale: Tensor | None = None, *,
+    whole: bool = False,
+) -> None:  # fmt: skip
     """`out[j] += factor / loss_scale * sum_r scores[r, j] * right[r]` over owned rows and the heads of a KV head.
 
-    scores `[B, H, rows, pitch]`, right `[B, H, M, D]` of `rows_of`, out `[B, Hkv, N, D]` float32, contiguous.
+    scores `[B, H, rows, pitch]`, right `[B, H, M, D]` of `rows_of`, out `[B, Hkv, N, D]` contiguous: float32, or with
+    `whole`, where the chunk has all rows, of any dtype, and of memory that holds nothing yet.
     """
-    key, done = launched_again("transposed", chunk, factor, loss_scale, scores, right, out)
+    key, done = launched_again("whole" if whole else "transposed", chunk, factor, loss_scale, scores, right, out)
     if done:
         return
     batch, kv_heads, _, head_dim = out.shape
@@ -335,7 +341,8 @@ def add_transposed_product(
         operand(right, [1, 1, block_k, block_d], host_descriptors), out, *pointers(chunk, loss_scale, left),
         *left.stride()[:2], *right.stride()[:3], heads, heads // kv_heads, head_dim, chunk.rows, chunk.owned,
         chunk.pitch, *numbers(chunk, chunk.above), chunk.keys, factor,
-        **constants(host_descriptors, chunk, loss_scale), BLOCK_N=block_n, BLOCK_D=block_d, BLOCK_K=block_k, **options,
+        **constants(host_descriptors, chunk, loss_scale), ADD=not whole, BLOCK_N=block_n, BLOCK_D=block_d,
+        BLOCK_K=block_k, **options,
     )  # fmt: skip
 
 

@@ -9,6 +9,9 @@ from run to run.
 
 from __future__ import annotations
 
+import functools
+import operator
+
 import torch
 import triton
 import triton.language as tl
@@ -166,14 +169,16 @@ class MixingGradients:
     """The gradients of both mixings while chunks add to them: what each program of the kernels has summed."""
 
     def __init__(self, like: Tensor, heads: int) -> None:
-        self.heads = heads
+        self.heads, self._device = heads, like.device
         self.programs = BACKWARD["programs"] * sm_count(like.device)
-        padded = row_tile(heads, like.element_size(), BACKWARD)["HEADS"]
-        self.pre, self.post = torch.zeros(
-            2, self.programs, padded, padded, dtype=torch.float32, device=like.device
-        ).unbind()  # [programs, from, to]: of pre (g, h), of post (h, g)
-
+        self._padded = row_tile(heads, like.element_size(), BACKWARD)["HEADS"]
         self.others: list[tuple[Tensor | None, Tensor | None]] = []
+
+    @functools.cached_property
+    def partial(self) -> Tensor:
+        """`[2, programs, from, to]`, of pre (g, h) and of post (h, g): there once Triton's kernels add to it."""
+        shape = 2, self.programs, self._padded, self._padded
+        return torch.zeros(shape, dtype=torch.float32, device=self._device)
 
     def add(self, dpre: Tensor | None, dpost: Tensor | None) -> None:
         """Count `[H, H]` each that other kernels have summed."""
@@ -181,14 +186,17 @@ class MixingGradients:
 
     def dpre(self) -> Tensor:
         """`[H, H]` (out, in)."""
-        return sum((x for x, _ in self.others if x is not None), start=self._own(self.pre))
+        return self._summed(0)
 
     def dpost(self) -> Tensor:
         """`[H, H]` (in, out)."""
-        return sum((x for _, x in self.others if x is not None), start=self._own(self.post))
+        return self._summed(1)
 
-    def _own(self, partial: Tensor) -> Tensor:
-        return partial.sum(0)[: self.heads, : self.heads].T
+    def _summed(self, which: int) -> Tensor:
+        found = [x for both in self.others if (x := both[which]) is not None]
+        if "partial" in self.__dict__:
+            found.append(self.partial[which].sum(0)[: self.heads, : self.heads].T)
+        return functools.reduce(operator.add, found)
 
 
 def mix_rows_backward(
@@ -208,7 +216,7 @@ def mix_rows_backward(
         row_signature(chunk, pre_mix, post_mix, logsumexp),
         scores, grad, *or_scores(scores, pre_mix, post_mix), logsumexp,
         *(logsumexp if x is None else x for x in (corrections, delta)),
-        scores if chunk.documents is None else chunk.documents, gradients.pre, gradients.post,
+        scores if chunk.documents is None else chunk.documents, *gradients.partial.unbind(),
         *matrix_strides(pre_mix), *matrix_strides(post_mix), *logsumexp.stride(),
         heads, rows, pitch, chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.above,
         chunk.owned, batch * rows,
