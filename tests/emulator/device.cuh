@@ -77,6 +77,7 @@ inline void warpgroup_barrier(int id) { emulator::meet(100, id, 128); }
 template <int Threads> void part_barrier() { emulator::meet(104, 0, Threads); }
 inline int fetch_next(int* taken) { return (*taken)++; }
 inline void count_up(int* counter) { ++*counter; }
+inline int arrive(int* counter) { return (*counter)++; }
 inline void let_next_start() {}  // a launch begins when the one before has ended
 inline void wait_for_launch_before() {}
 inline void wait_for_count(const int* counter, int count) { emulator::wait_for_count(counter, count); }

@@ -18,8 +18,8 @@ def gradients_by_chunks(
 ) -> Gradients:  # fmt: skip
     """Gradients in q, k, v and weight by `backward(tensors, **options)`, of `head_chunk` query heads a call, 0 for all.
 
-    `backward` is given a contiguous logsumexp, and gives sums in float32, dq in float32 or q's dtype. The results have
-    the dtypes of what they are gradients of, unless `dtype` is given.
+    `backward` is given a contiguous logsumexp, and gives gradients in float32 or in the dtypes of what they are of. The
+    results have these dtypes, unless `dtype` is given.
     """
     parts = head_parts(q.shape[1], k.shape[1], head_chunk)
     if len(parts) == 1:

@@ -16,6 +16,12 @@ DEVICE void wait_for_count(const int* counter, int count) {
         asm volatile("nanosleep.u32 200;");
     }
 }
+// By one thread of each block, after a barrier: how many blocks came before. What those wrote is seen after another barrier.
+DEVICE int arrive(int* counter) {
+    int before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
 
 // Programmatic dependent launch, from Hopper on: a launch that the driver is told `follows` begins when all blocks of the
 // one before have called `let_next_start` or ended. What that one writes may be read after `wait_for_launch_before`.

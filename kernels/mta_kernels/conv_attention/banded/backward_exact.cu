@@ -1,5 +1,6 @@
 // What rows that the forward computed in float32, and those with huge scores, add to the gradients: backward.cu leaves them
-// out. A block a head, one row after another. Nearly always there are none, and a block only reads the logsumexps.
+// out. A block a head, one row after another. Nearly always there are none, and a block only reads the logsumexps. The last
+// block of a query head then adds up its weight's gradient.
 //
 // Probabilities are of a softmax computed anew: a float32 logsumexp has too few digits for scores of a million. With MARGINS
 // a row has keys elsewhere, so its logsumexp must do.
@@ -26,10 +27,13 @@ struct Arguments {
     const float* logsumexp;  // [B, Hq, M]
     uint16_t* dq;            // [B, Hq, M, HEAD_DIM]
     float *dk, *dv;          // [B * Hq, N, HEAD_DIM]
-    float* dweight;          // [B * Hq, weight_pitch]: the first QUERY_TAPS * KEY_TAPS are added to
+    float* dweight;          // [B * Hq, weight_pitch]: sums of rows; to the first QUERY_TAPS * KEY_TAPS is added
     int weight_pitch;
     const float* delta;      // [B, Hq, M]
     uint16_t *dk_rounded, *dv_rounded;  // null, or what dk and dv of heads with such rows are to be rounded to
+    void* weight_grad;       // [Hq, QUERY_TAPS, KEY_TAPS] in float32 or ELEMENT, or null: the sums of dweight
+    int* heads_done;         // [Hq], 0 at first: blocks of a query head that are done
+    int weight_grad_is_float, batch;
 };
 
 DEVICE float kept(int array, int i) { return __uint_as_float(load_shared(shared_memory() + 4 * (array + i))); }
@@ -205,16 +209,8 @@ DEVICE void round_sums(const Arguments& args, const Head& of) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_exact(const __grid_constant__ Arguments args) {
-    const Head of(args, blockIdx.x);
+DEVICE void add_exact_rows(const Arguments& args, const Head& of) {
     const int thread = threadIdx.x;
-
-    bool is_any = false;
-#pragma unroll 8
-    for (int row = ROWS_BEFORE + thread; row < args.at.query_rows; row += THREADS) is_any |= is_exact(of.logsumexp[row]);
-    wait_for_launch_before();
-    if (of_all_threads(is_any, P, [](float a, float b) { return a + b; }) == 0) return;
-
     for (int i = thread; i < QUERY_TAPS * HEAD_DIM; i += THREADS) keep(ROW_GRADS, i, 0);
     int first_open = 0, end_open = 0;  // rows of dq
     int nan_begin = -1, nan_end = -1;
@@ -239,4 +235,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_exact(const __
     close_rows(of, first_open, end_open);
     if (args.dk_rounded) round_sums(args, of);
     if (thread < QUERY_TAPS * KEY_TAPS) of.dweight[thread] += dweight;
+}
+
+// The weight's gradient of a query head, by the last of its blocks: the sum over sequences and blocks of rows, in one order.
+DEVICE void sum_of_taps(const Arguments& args, const Head& of) {
+    constexpr int TAPS = QUERY_TAPS * KEY_TAPS, GROUPS = THREADS / TAPS;
+    const int thread = threadIdx.x;
+    __syncthreads();
+    if (thread == 0) keep(P, 0, arrive(args.heads_done + of.head));
+    __syncthreads();
+    if (kept(P, 0) != args.batch - 1) return;
+    __syncthreads();
+    float sum = 0;
+    for (int sequence = 0; sequence < args.batch && thread < GROUPS * TAPS; sequence++) {
+        const float* const sums = args.dweight + ((int64_t)sequence * args.at.heads + of.head) * args.weight_pitch;
+#pragma unroll 8
+        for (int i = thread; i < args.weight_pitch; i += GROUPS * TAPS) sum += sums[i];
+    }
+    keep(P, thread, sum);
+    __syncthreads();
+    if (thread >= TAPS) return;
+    for (int group = 1; group < GROUPS; group++) sum += kept(P, group * TAPS + thread);
+    if (args.weight_grad_is_float)
+        ((float*)args.weight_grad)[of.head * TAPS + thread] = sum;
+    else
+        ((uint16_t*)args.weight_grad)[of.head * TAPS + thread] = (uint16_t)pack<ELEMENT>(sum, 0.f);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_exact(const __grid_constant__ Arguments args) {
+    const Head of(args, blockIdx.x);
+    bool is_any = false;
+#pragma unroll 8
+    for (int row = ROWS_BEFORE + threadIdx.x; row < args.at.query_rows; row += THREADS) is_any |= is_exact(of.logsumexp[row]);
+    wait_for_launch_before();
+    if (of_all_threads(is_any, P, [](float a, float b) { return a + b; }) != 0) add_exact_rows(args, of);
+    if (args.weight_grad) sum_of_taps(args, of);
 }

@@ -53,5 +53,6 @@ class ExactArguments(ctypes.Structure):
 
     _fields_ = (
         ("at", Positions), ("inputs", Inputs), ("grad_out", Rows), *fields(c_void_p, "logsumexp dq dk dv dweight"),
-        ("weight_pitch", c_int), *fields(c_void_p, "delta dk_rounded dv_rounded"),
+        ("weight_pitch", c_int), *fields(c_void_p, "delta dk_rounded dv_rounded weight_grad heads_done"),
+        *fields(c_int, "weight_grad_is_float batch"),
     )  # fmt: skip

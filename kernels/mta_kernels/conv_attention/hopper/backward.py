@@ -105,8 +105,9 @@ class BackwardLaunches:
         self._bytes = torch.empty(0, dtype=torch.uint8, device=q.device)
         element, number = (torch.empty(1, dtype=dtype, device=q.device) for dtype in (q.dtype, torch.float32))
         dk = (element if self._rounds else number).expand(batch, kv_heads, heads // kv_heads, key_rows, head_dim)
-        dweight = number.expand(batch, heads, self._plan.all_row_blocks * self._constants.warpgroups, weight[0].numel())
         dk = dk if self._is_grouped else dk.squeeze(2)
+        self._weight_grad_is_float = sums or weight.dtype == torch.float32
+        dweight = (number if self._weight_grad_is_float else element).expand(weight.shape)
         self._results = element.expand(q.shape), dk, dk, dweight
         self._maps: dict[tuple[int, ...], list[TensorMap]] = {}
         self._idle: list[BackwardCall] = []
@@ -115,7 +116,7 @@ class BackwardLaunches:
         self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor,
         spans: Tensor | None = None,
     ) -> Gradients:  # fmt: skip
-        """Dq in q's dtype, the weight's gradient in float32, dk and dv in either; logsumexp is contiguous."""
+        """Dq in q's dtype, the others in their own or in float32; logsumexp is contiguous."""
         of_inputs = q.data_ptr(), k.data_ptr(), v.data_ptr(), grad_out.data_ptr(), out.data_ptr()
         if not self._has_describable_strides or functools.reduce(operator.or_, of_inputs) % 16:
             q, k, v, out, grad_out = (describable(x) for x in (q, k, v, out, grad_out))
@@ -134,9 +135,10 @@ class BackwardLaunches:
         if call.starts != starts:
             call.place(starts, self._maps.get(starts) or self._describe(starts, q, k, v, grad_out, scratch))
         call.preparation.weight.start = call.exact.inputs.weight.start = weight.data_ptr()
+        call.exact.weight_grad, call.exact.weight_grad_is_float = dweight.data_ptr(), self._weight_grad_is_float
         for arguments in (call.arguments, call.exact):
             arguments.logsumexp = logsumexp.data_ptr()
-            arguments.dq, arguments.dweight = dq.data_ptr(), dweight.data_ptr()
+            arguments.dq = dq.data_ptr()
             if self._rounds:
                 call.preparation.logsumexp = logsumexp.data_ptr()
                 arguments.dk_rounded, arguments.dv_rounded = dk.data_ptr(), dv.data_ptr()
@@ -153,7 +155,7 @@ class BackwardLaunches:
             dv = dv.narrow(-2, self._constants.keys_before, v.shape[2])
         if self._is_grouped:
             dk, dv = dk.sum(2), dv.sum(2)
-        return dq, dk, dv, dweight.sum((0, 2)).view(weight.shape)
+        return dq, dk, dv, dweight
 
     def gradients(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *others: Tensor) -> Gradients:
         """Each in the dtype of what it is the gradient of."""
@@ -180,7 +182,7 @@ class BackwardCall:
         device = q.device.index
         self.preparation = Preparation(
             v=Rows.of(v), out=Rows.of(out), grad_out=Rows.of(grad_out), weight=Weight.of(weight),
-            scale_log2=operation.scale * math.log2(math.e), counter_count=1 + 2 * plan.stages,
+            scale_log2=operation.scale * math.log2(math.e), counter_count=1 + 2 * plan.stages + heads,
             heads=heads, kv_heads=kv_heads, batch=batch, query_rows=out.shape[2], key_rows=v.shape[2],
         )  # fmt: skip
         self.arguments = BackwardArguments(
@@ -191,7 +193,7 @@ class BackwardCall:
         self.exact = ExactArguments(
             self.arguments.at, Inputs(Rows.of(q), Rows.of(k), Rows.of(v), Weight.of(weight), operation.scale),
             Rows.of(grad_out),
-            weight_pitch=plan.all_row_blocks * constants.warpgroups * weight[0].numel(),
+            weight_pitch=plan.all_row_blocks * constants.warpgroups * weight[0].numel(), batch=batch,
         )  # fmt: skip
         self._maps, self._layout, self._stages = (TensorMap * 5)(), layout, plan.stages
         self.starts: tuple[int, ...] = ()
@@ -223,6 +225,8 @@ class BackwardCall:
         arguments.ds_unit, counters = scratch + layout.ds_unit, scratch + layout.counters
         preparation.counters = arguments.chunks.tile_counter = counters  # which prepare.cu sets to 0, at every call
         arguments.chunks.rows_done, arguments.chunks.products_done = counters + 4, counters + 4 * (1 + self._stages)
+        exact.heads_done = counters + 4 * (1 + 2 * self._stages)
+        arguments.dweight = exact.dweight = scratch + layout.dweight
         if layout.sums:
             arguments.dk, arguments.dv = exact.dk, exact.dv = scratch + layout.sums, scratch + layout.last_sums
         self.starts = starts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from mta_kernels.conv_attention.banded.backward_plan import NORM_PARTS, ChunkPlan
@@ -16,7 +17,8 @@ class ScratchLayout(NamedTuple):
     stored: int  # p and ds `[2, slots, rows of a chunk, pitch]`, in q's dtype
     prepared: dict[str, int]  # what prepare.cu writes, by the names of `Preparation` and `BackwardArguments`
     ds_unit: int
-    counters: int
+    counters: int  # of the scheduler, and one a query head
+    dweight: int  # of each block of rows and warpgroup
     sums: int  # of dk, float32, where they are rounded in the end; 0 where the caller is given them
     last_sums: int  # of dv
     end: int
@@ -34,14 +36,16 @@ class ScratchLayout(NamedTuple):
             "value_norms": batch * kv_heads * NORM_PARTS,
             "grad_norms": (1 + constants.margins) * batch * heads * NORM_PARTS,  # and those of out
             "delta": batch * heads * query_rows, "exact_rows": batch * heads,
-            "ds_unit": batch * heads, "counters": 1 + 2 * plan.stages,
+            "ds_unit": batch * heads, "counters": 1 + 2 * plan.stages + heads,
+            "dweight": batch * heads * plan.all_row_blocks * constants.warpgroups * math.prod(constants.conv.taps),
             "sums": sum_rows * constants.head_dim, "last_sums": sum_rows * constants.head_dim,
         }  # fmt: skip
         starts, at = {}, stored
         for name, count in numbers.items():
             starts[name] = at
             at += -(-4 * count // SCRATCH_ALIGNED) * SCRATCH_ALIGNED
-        ds_unit, counters, sums, last_sums = map(starts.pop, ("ds_unit", "counters", "sums", "last_sums"))
+        apart = map(starts.pop, ("ds_unit", "counters", "dweight", "sums", "last_sums"))
+        ds_unit, counters, dweight, sums, last_sums = apart
         if not sum_rows:
             sums = last_sums = 0
-        return cls(stored, starts, ds_unit, counters, sums, last_sums, at)
+        return cls(stored, starts, ds_unit, counters, dweight, sums, last_sums, at)
