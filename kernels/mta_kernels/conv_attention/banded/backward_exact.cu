@@ -246,12 +246,11 @@ DEVICE void sum_of_taps(const Arguments& args, const Head& of) {
     __syncthreads();
     if (kept(P, 0) != args.batch - 1) return;
     __syncthreads();
+    const int count = args.batch * args.weight_pitch;  // in steps that keep a thread's tap
     float sum = 0;
-    for (int sequence = 0; sequence < args.batch && thread < GROUPS * TAPS; sequence++) {
-        const float* const sums = args.dweight + ((int64_t)sequence * args.at.heads + of.head) * args.weight_pitch;
-#pragma unroll 8
-        for (int i = thread; i < args.weight_pitch; i += GROUPS * TAPS) sum += sums[i];
-    }
+#pragma unroll 16
+    for (int i = thread < GROUPS * TAPS ? thread : count; i < count; i += GROUPS * TAPS)
+        sum += args.dweight[((int64_t)(i / args.weight_pitch) * args.at.heads + of.head) * args.weight_pitch + i % args.weight_pitch];
     keep(P, thread, sum);
     __syncthreads();
     if (thread >= TAPS) return;

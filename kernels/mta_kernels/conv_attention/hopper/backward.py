@@ -106,8 +106,7 @@ class BackwardLaunches:
         element, number = (torch.empty(1, dtype=dtype, device=q.device) for dtype in (q.dtype, torch.float32))
         dk = (element if self._rounds else number).expand(batch, kv_heads, heads // kv_heads, key_rows, head_dim)
         dk = dk if self._is_grouped else dk.squeeze(2)
-        self._weight_grad_is_float = sums or weight.dtype == torch.float32
-        dweight = (number if self._weight_grad_is_float else element).expand(weight.shape)
+        dweight = (number if sums or weight.dtype == torch.float32 else element).expand(weight.shape)
         self._results = element.expand(q.shape), dk, dk, dweight
         self._maps: dict[tuple[int, ...], list[TensorMap]] = {}
         self._idle: list[BackwardCall] = []
@@ -125,30 +124,35 @@ class BackwardLaunches:
             return launches(q, k, v, weight, out, logsumexp, grad_out, spans)
         dq, dk, dv, dweight = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in self._results)
         scratch = self._bytes.new_empty(self._layout.end)
-        starts = *of_inputs, scratch.data_ptr()
+        scratch_at = scratch.data_ptr()
         try:
             call = self._idle.pop()  # so that no other thread has it
         except IndexError:
             call = BackwardCall(
-                self._operation, q, k, v, weight, out, grad_out, self._constants, self._plan, self._layout
-            )
-        if call.starts != starts:
-            call.place(starts, self._maps.get(starts) or self._describe(starts, q, k, v, grad_out, scratch))
-        call.preparation.weight.start = call.exact.inputs.weight.start = weight.data_ptr()
-        call.exact.weight_grad, call.exact.weight_grad_is_float = dweight.data_ptr(), self._weight_grad_is_float
-        for arguments in (call.arguments, call.exact):
-            arguments.logsumexp = logsumexp.data_ptr()
-            arguments.dq = dq.data_ptr()
-            if self._rounds:
-                call.preparation.logsumexp = logsumexp.data_ptr()
-                arguments.dk_rounded, arguments.dv_rounded = dk.data_ptr(), dv.data_ptr()
-            else:
-                arguments.dk, arguments.dv = dk.data_ptr(), dv.data_ptr()
-            if spans is not None:
-                arguments.at.spans = spans.data_ptr()
+                self._operation, q, k, v, weight, out, grad_out, self._constants, self._plan, self._layout,
+                dweight.dtype == torch.float32,
+            )  # fmt: skip
+        if call.scratch != scratch_at:
+            call.place(scratch_at)
+        starts = *of_inputs, scratch_at
+        if call.described != starts:
+            call.describe(starts, self._maps.get(starts) or self._described(starts, q, k, v, grad_out, scratch))
+        preparation, arguments, exact = call.preparation, call.arguments, call.exact
+        preparation.weight.start = exact.inputs.weight.start = weight.data_ptr()
+        arguments.logsumexp = exact.logsumexp = logsumexp.data_ptr()
+        arguments.dq = exact.dq = dq.data_ptr()
+        exact.weight_grad = dweight.data_ptr()
+        if self._rounds:
+            preparation.logsumexp = arguments.logsumexp
+            arguments.dk_rounded = exact.dk_rounded = dk.data_ptr()
+            arguments.dv_rounded = exact.dv_rounded = dv.data_ptr()
+        else:
+            arguments.dk = exact.dk = dk.data_ptr()
+            arguments.dv = exact.dv = dv.data_ptr()
         if spans is not None:
+            arguments.at.spans = exact.at.spans = spans.data_ptr()
             seen_by = rows_that_see(spans, ALIGNED)
-            call.arguments.seen_by = seen_by.data_ptr()
+            arguments.seen_by = seen_by.data_ptr()
         call.launches()
         self._idle.append(call)  # the driver has read its arguments
         if self._margins:
@@ -159,10 +163,13 @@ class BackwardLaunches:
 
     def gradients(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *others: Tensor) -> Gradients:
         """Each in the dtype of what it is the gradient of."""
-        dq, dk, dv, dweight = self(q, k, v, weight, *others)
+        found = self(q, k, v, weight, *others)
+        if self._rounds:
+            return found
+        dq, dk, dv, dweight = found
         return dq, dk.to(k.dtype), dv.to(v.dtype), dweight.to(weight.dtype)
 
-    def _describe(
+    def _described(
         self, starts: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, scratch: Tensor
     ) -> list[TensorMap]:
         """The tensor maps of a call, remembered by where all begin."""
@@ -175,7 +182,7 @@ class BackwardCall:
 
     def __init__(
         self, operation: Operation, q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, grad_out: Tensor,
-        constants: BackwardConstants, plan: ChunkPlan, layout: ScratchLayout,
+        constants: BackwardConstants, plan: ChunkPlan, layout: ScratchLayout, weight_grad_is_float: bool,
     ) -> None:  # fmt: skip
         batch, heads, query_rows, _ = q.shape
         kv_heads, key_rows = k.shape[1:3]
@@ -193,10 +200,12 @@ class BackwardCall:
         self.exact = ExactArguments(
             self.arguments.at, Inputs(Rows.of(q), Rows.of(k), Rows.of(v), Weight.of(weight), operation.scale),
             Rows.of(grad_out),
-            weight_pitch=plan.all_row_blocks * constants.warpgroups * weight[0].numel(), batch=batch,
+            weight_pitch=plan.all_row_blocks * constants.warpgroups * weight[0].numel(),
+            weight_grad_is_float=weight_grad_is_float, batch=batch,
         )  # fmt: skip
         self._maps, self._layout, self._stages = (TensorMap * 5)(), layout, plan.stages
-        self.starts: tuple[int, ...] = ()
+        self.described: tuple[int, ...] = ()
+        self.scratch: int | None = None
         backward = driver.Launch(
             kernel(constants, device), (plan.work_tiles, 1), constants.threads, constants.shared_memory, device,
             *self._maps, self.arguments, follows=True,
@@ -209,14 +218,18 @@ class BackwardCall:
         prepare = prepare_launch(constants.prepared, self.preparation, device)
         self.launches = driver.LaunchSequence(prepare, backward, exactly)
 
-    def place(self, starts: tuple[int, ...], maps: list[TensorMap]) -> None:
-        """Take q, k, v, grad_out, out and the scratch from these addresses; `maps` are of all but out."""
-        preparation, arguments, layout = self.preparation, self.arguments, self._layout
+    def describe(self, starts: tuple[int, ...], maps: list[TensorMap]) -> None:
+        """Take q, k, v, grad_out and out, and the scratch, from these addresses; `maps` are of all but out."""
+        preparation, exact = self.preparation, self.exact
         self._maps[:] = maps
-        exact = self.exact
-        q, k, v, grad_out, out, scratch = starts
+        q, k, v, grad_out, out, _ = starts
         exact.inputs.q.start, exact.inputs.k.start, exact.inputs.v.start, exact.grad_out.start = q, k, v, grad_out
         preparation.v.start, preparation.grad_out.start, preparation.out.start = v, grad_out, out
+        self.described = starts
+
+    def place(self, scratch: int) -> None:
+        """Take the scratch at this address."""
+        preparation, arguments, exact, layout = self.preparation, self.arguments, self.exact, self._layout
         for name, at in layout.prepared.items():
             setattr(preparation, name, scratch + at)
             setattr(arguments, name, scratch + at)
@@ -229,4 +242,4 @@ class BackwardCall:
         arguments.dweight = exact.dweight = scratch + layout.dweight
         if layout.sums:
             arguments.dk, arguments.dv = exact.dk, exact.dv = scratch + layout.sums, scratch + layout.last_sums
-        self.starts = starts
+        self.scratch = scratch
