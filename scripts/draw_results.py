@@ -15,6 +15,8 @@ SINGLE = {  # of these one, under another name than `mtabench plot` gives it
     "decode-splits": ("splits", "decode-splits", "decode-splits"),
     "ladder": ("ladder", "fwd-ladder", "ladder"),
     "model-1b-train": ("share", "train-share", "model-1b-train-share"),
+    "model-300m-train": ("share", "train-share", "model-300m-train-share"),
+    "model-1b-prefill": ("share", "prefill-share", "model-1b-prefill-share"),
 }
 DARK = {"fwd": "overhead"}  # the README's chart, which a dark page shows in dark colours
 
