@@ -33,7 +33,7 @@ def wanted(gradients: tuple[Tensor, ...], needed: tuple[bool, ...]) -> list[Tens
 class NoGradient(torch.autograd.Function):
     """An operator whose results cannot be differentiated: raises `sentence` rather than give no gradient.
 
-    Its last argument is the backend.
+    The sentence may name the `{backend}`, which is then the last argument.
     """
 
     @staticmethod
@@ -64,11 +64,19 @@ def check_no_tangents_in_kernels(operation: str, backend: str, *arguments: Any) 
     check_no_tangents(f"{operation} through backend {backend!r}", "backend='reference' has them", *arguments)
 
 
-def register_gradient(op: torch._ops.OpOverload, operation: str, function: Any, *first: Any) -> None:
-    """Apply a Function to `first` and the arguments of `op`, the backend last, where a gradient may be asked for."""
+def register_gradient(
+    op: torch._ops.OpOverload, operation: str, function: Any, *first: Any, of_backends: bool = True
+) -> None:
+    """Apply a Function to `first` and the arguments of `op` where a gradient may be asked for.
+
+    With `of_backends` the last argument is the backend.
+    """
 
     def autograd(*arguments: Any) -> Any:
-        check_no_tangents_in_kernels(operation, arguments[-1], *arguments)
+        if of_backends:
+            check_no_tangents_in_kernels(operation, arguments[-1], *arguments)
+        else:
+            check_no_tangents(operation, "backend='reference' has them", *arguments)
         if not torch.is_grad_enabled() or not any(isinstance(x, Tensor) and x.requires_grad for x in arguments):
             return _below_autograd(op, *arguments)
         if not under_torch_func():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 pytest.importorskip("triton")
 
@@ -152,6 +153,12 @@ def test_second_derivative_is_refused() -> None:
     (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiable once"):
         grad.sum().backward()
+
+
+def test_forward_mode_derivatives_are_refused() -> None:
+    x = make_inputs(PARTS["norm"], (1, 1, 2, 16))["x"]
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="norm_and_gate has no forward-mode derivatives"):
+        norm_gate.NORM_GATE(forward_ad.make_dual(x, x), torch.ones(16, device=DEVICE), 1e-5, 1.0, None, None)
 
 
 @pytest.mark.gpu

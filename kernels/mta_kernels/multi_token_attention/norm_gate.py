@@ -15,7 +15,7 @@ from mta_kernels.conv_attention.surroundings import on_device_of, without_autoca
 from mta_kernels.conv_attention.triton.backend import platform_unsupported
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.multi_token_attention import reference
-from mta_kernels.operator_gradients import under_torch_func
+from mta_kernels.operator_gradients import NoGradient, register_gradient, run_in_function, under_torch_func, wanted
 
 MAX_HEAD_DIM = 256
 TILE = 4096  # numbers of x that a program holds at a time
@@ -203,26 +203,25 @@ def _fake_backward(
     return torch.empty_like(x), *(x.new_empty(0) if w is None else w.new_empty(w.shape) for w in weights)
 
 
-def _save(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, norm_weight, ctx.norm_eps, ctx.factor, gate_weight, gate_bias = inputs
-    ctx.save_for_backward(x, norm_weight, gate_weight, gate_bias)
+class _NormGate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        x, norm_weight, ctx.norm_eps, ctx.factor, gate_weight, gate_bias = arguments
+        ctx.save_for_backward(x, norm_weight, gate_weight, gate_bias)
+        return run_in_function(NORM_GATE, *arguments)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, norm_weight, gate_weight, gate_bias = ctx.saved_tensors
+        numbers = norm_weight, ctx.norm_eps, ctx.factor
+        gradients = NORM_GATE_BACKWARD(x, grad, *numbers, gate_weight, gate_bias)
+        needed = (ctx.needs_input_grad[at] for at in (0, 1, 4, 5))
+        dx, d_norm, d_gate, d_bias = wanted(gradients, tuple(needed))
+        return dx, d_norm, None, None, d_gate, d_bias
 
 
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, norm_weight, gate_weight, gate_bias = ctx.saved_tensors
-    numbers = norm_weight, ctx.norm_eps, ctx.factor
-    dx, d_norm, d_gate, d_bias = NORM_GATE_BACKWARD(x, grad, *numbers, gate_weight, gate_bias)
-    weights = (norm_weight, d_norm), (gate_weight, d_gate), (gate_bias, d_bias)
-    d_norm, d_gate, d_bias = (None if weight is None else gradient for weight, gradient in weights)
-    return dx, d_norm, None, None, d_gate, d_bias
-
-
-def _no_second_derivative(ctx: Any, *gradients: Tensor) -> None:
-    raise RuntimeError(
-        "the normalisation and gate of multi-token attention are differentiable once on a GPU; "
-        "backend='reference' has second derivatives"
-    )
-
-
-torch.library.register_autograd("mta::norm_gate", _gradients, setup_context=_save)
-torch.library.register_autograd("mta::norm_gate_backward", _no_second_derivative)
+register_gradient(NORM_GATE, "norm_and_gate", _NormGate, of_backends=False)
+register_gradient(
+    NORM_GATE_BACKWARD, "the backward of norm_and_gate", NoGradient, NORM_GATE_BACKWARD,
+    "norm_and_gate is differentiable once on a GPU; backend='reference' has second derivatives", of_backends=False,
+)  # fmt: skip
