@@ -8,6 +8,7 @@
 
 inline float reciprocal_fast(float x) { return 1 / x; }
 inline int thread_index() { return threadIdx.x; }
+inline int lane_index() { return threadIdx.x % 32; }
 inline int block_index() { return blockIdx.x; }
 inline void store_global(void* destination, uint4 values) {
     if ((uintptr_t)destination % 16) emulator::fail("a store is not aligned");
@@ -125,3 +126,17 @@ template <class Element> void multiply_8(float (&sums)[4], uint32_t a0, uint32_t
     whole_warp::together({{a0, a1, 0, 0}, {b, 0}, 0, sums}, whole_warp::multiply<Element>, line);
 }
 inline void __syncwarp(int line = __builtin_LINE()) { emulator::meet(500 + emulator::thread / 32, 0, 32, line); }
+inline uint32_t transpose(uint32_t matrix) {
+    uint32_t result;
+    whole_warp::together({{matrix}, {}, 0, &result}, [](auto& warp) {
+        for (int lane = 0; lane < 32; lane++) {
+            uint32_t pair = 0;
+            for (int e = 0; e < 2; e++) {
+                const int row = lane % 4 * 2 + e, column = lane / 4;
+                pair |= (warp[row * 4 + column / 2].a[0] >> column % 2 * 16 & 0xFFFF) << e * 16;
+            }
+            *(uint32_t*)warp[lane].result = pair;
+        }
+    });
+    return result;
+}

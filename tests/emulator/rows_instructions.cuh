@@ -14,21 +14,6 @@ inline void store_shared(uint32_t address, float2 pair) { std::memcpy(emulator::
 inline void store_shared(uint32_t address, uint16_t value) { std::memcpy(emulator::shared_at(address, 2), &value, 2); }
 template <int Threads> void threads_barrier() { emulator::meet(600, 0, Threads); }
 
-inline uint32_t transpose(uint32_t matrix) {
-    uint32_t result;
-    whole_warp::together({{matrix}, {}, 0, &result}, [](auto& warp) {
-        for (int lane = 0; lane < 32; lane++) {
-            uint32_t pair = 0;
-            for (int e = 0; e < 2; e++) {
-                const int row = lane % 4 * 2 + e, column = lane / 4;
-                pair |= (warp[row * 4 + column / 2].a[0] >> column % 2 * 16 & 0xFFFF) << e * 16;
-            }
-            *(uint32_t*)warp[lane].result = pair;
-        }
-    });
-    return result;
-}
-
 inline void store_matrices_transposed(uint32_t address, const uint32_t (&m)[4]) {
     whole_warp::together({{m[0], m[1], m[2], m[3]}, {}, address, nullptr}, [](auto& warp) {
 #ifdef CONFLICTS_ARE_ERRORS

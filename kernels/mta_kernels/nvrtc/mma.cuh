@@ -18,6 +18,7 @@ DEVICE int thread_index() {
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
     return index;
 }
+DEVICE int lane_index() { return thread_index() % 32; }
 DEVICE int block_index() {
     int index;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
@@ -53,4 +54,12 @@ template <> DEVICE void multiply_8<Bfloat16>(float (&sums)[4], uint32_t a0, uint
     asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a0), "r"(a1), "r"(b));
+}
+
+// The transpose of an 8 x 8 matrix that a warp holds: lane t has numbers 2 (t % 4) and the next of row t / 4, before and
+// after.
+DEVICE uint32_t transpose(uint32_t matrix) {
+    uint32_t result;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(matrix));
+    return result;
 }

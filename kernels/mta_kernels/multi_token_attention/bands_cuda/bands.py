@@ -27,6 +27,7 @@ class Arguments(ctypes.Structure):
         *fields(c_void_p, "x grad out taps documents partial delta"),
         *fields(c_int, "heads rows pitch first_position first_row query_rows key_rows above owned"),
         *fields(c_int, "run row_tiles key_tiles tasks"),
+        *fields(c_void_p, "mix parts"),
     )
 
 
@@ -77,7 +78,7 @@ def convolve(
     constants = BandConstants(
         False, x.dtype, conv, False, where.causal, where.documents is not None, sizes or plan.CONVOLVE
     )
-    arguments, kept = _arguments(constants, x, out, taps, where)
+    arguments, kept = arguments_of(constants.sizes, x, out, taps, where)
     _launch("convolve_rows", arguments, constants, x)
     del kept
 
@@ -93,7 +94,7 @@ class BandsGradient:
         self.taps, self.conv = taps.to(dtype).contiguous(), conv
         sizes = sizes or plan.GRADIENTS
         self.constants = BandConstants(True, dtype, conv, delta, causal, documents, sizes)
-        _, row_tiles, key_tiles = _tiles(self.constants, most_rows, most_pitch)
+        _, row_tiles, key_tiles = tiles_of(sizes, most_rows, most_pitch)
         heads, device = taps.shape[0], taps.device
         shape = batch * heads, row_tiles * key_tiles, *conv.taps
         self.partial = torch.zeros(shape, dtype=torch.float32, device=device)
@@ -104,7 +105,7 @@ class BandsGradient:
         The `owned` rows of grad from `above` on count for the taps. With `delta`, returns `sum_j x * out` of each row,
         `[B, H, rows]` float32. As `convolve` otherwise; `out` is other memory than `x` and `grad`.
         """
-        arguments, kept = _arguments(self.constants, x, out, self.taps, where)
+        arguments, kept = arguments_of(self.constants.sizes, x, out, self.taps, where)
         arguments.grad, arguments.above, arguments.owned = grad.data_ptr(), above, owned
         arguments.partial, arguments.tasks = self.partial.data_ptr(), self.partial.shape[1]
         delta = None
@@ -121,18 +122,18 @@ class BandsGradient:
         return self.partial.unflatten(0, (-1, heads)).sum((0, 2))
 
 
-def _tiles(constants: BandConstants, rows: int, pitch: int) -> tuple[int, int, int]:
+def tiles_of(sizes: plan.Sizes, rows: int, pitch: int) -> tuple[int, int, int]:
     """Rows of a warp, and how many warps share rows and keys."""
-    run = -(-rows // -(-rows // constants.sizes.rows))
+    run = -(-rows // -(-rows // sizes.rows))
     return run, -(-rows // run), -(-pitch // plan.KEYS)
 
 
-def _arguments(
-    constants: BandConstants, x: Tensor, out: Tensor, taps: Tensor, where: Rows
+def arguments_of(
+    sizes: plan.Sizes, x: Tensor, out: Tensor, taps: Tensor, where: Rows
 ) -> tuple[Arguments, Any]:  # fmt: skip
     """What both kernels take, and tensors to keep until the launch."""
     _, heads, rows, pitch = x.shape
-    run, row_tiles, key_tiles = _tiles(constants, rows, pitch)
+    run, row_tiles, key_tiles = tiles_of(sizes, rows, pitch)
     taps = taps.to(x.dtype).contiguous()
     arguments = Arguments(
         x=x.data_ptr(), out=out.data_ptr(), taps=taps.data_ptr(), heads=heads, rows=rows, pitch=pitch,

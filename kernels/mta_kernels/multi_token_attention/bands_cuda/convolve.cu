@@ -10,7 +10,7 @@ static_assert(RING == SHARED_BYTES, "as in plan.py");
 
 extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM) convolve_rows(const __grid_constant__ Arguments args) {
     const Task task(args);
-    if (!task.visible(args, 0)) return store_zeros(args, task);
+    if (!task.visible(args, 0)) return store_zeros(args, task, args.out);
     const uint32_t ring = shared_memory();
     const Bands<PAD, false> bands(args.taps + task.batch_head % args.heads * QUERY_TAPS * KEY_TAPS);
     const Copies copies(args);

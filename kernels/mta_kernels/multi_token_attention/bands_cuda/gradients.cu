@@ -106,7 +106,6 @@ struct StepSums {
         return all;
     }
 };
-DEVICE float number_of(uint32_t pair, int i) { return to_float(ELEMENT{(uint16_t)(pair >> 16 * i)}); }
 
 extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM)
     convolution_gradients(const __grid_constant__ Arguments args) {
@@ -117,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(32, BLOCKS_AN_SM)
     };
     if (!task.visible(args, HALO)) {
         for (int row = task.first + lane; DELTA && row < task.after; row += 32) *delta(row) = 0;
-        return store_zeros(args, task);
+        return store_zeros(args, task, args.out);
     }
     const uint32_t ring = shared_memory();  // of grad, then of x
     const Bands<BACK_PAD, true> bands(args.taps + task.batch_head % args.heads * QUERY_TAPS * KEY_TAPS);

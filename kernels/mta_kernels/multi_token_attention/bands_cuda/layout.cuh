@@ -4,10 +4,9 @@
 // convolution; CAUSAL, DOCUMENTS; DELTA, whether gradients.cu sums rows; STAGES of the ring; SHARED_BYTES, as plan.py
 // counts them; BLOCKS_AN_SM, for which the compiler leaves registers. A block is a warp.
 #pragma once
-#include <mma.cuh>
+#include <stored.cuh>
 
 constexpr int KEYS = 128;   // of a warp: 16 chunks of 16 bytes
-constexpr int BLOCK = 128;  // of rows and keys, as in triton/chunks.py
 
 // Of each eight keys of results, the eights of the input that some tap reads: LEFT before it, itself, RIGHT after it.
 template <int Pad> struct Reach {
@@ -19,14 +18,16 @@ constexpr int CHUNKS = KEYS / 8 + EIGHTS - 1, ROW = CHUNKS * 16;  // of a row in
 constexpr int STAGE = QUERY_TAPS * ROW, RING = STAGES * STAGE;
 
 struct Arguments {
-    const ELEMENT *x, *grad;  // [B * heads, rows, pitch]
-    ELEMENT* out;
+    const ELEMENT* x;  // [B * heads, rows, pitch]
+    ELEMENT *grad, *out;
     const ELEMENT* taps;   // [heads, QUERY_TAPS, KEY_TAPS]
     const int* documents;  // [2, key_rows]
     float* partial;        // [B * heads, tasks, QUERY_TAPS, KEY_TAPS]
     float* delta;          // [B * heads, rows, key_tiles]
     int heads, rows, pitch, first_position, first_row, query_rows, key_rows, above, owned;  // of a chunk
     int run, row_tiles, key_tiles, tasks;
+    const ELEMENT* mix;  // [heads, heads], of heads_cuda/heads.cu
+    float* parts;        // [B, tasks, heads, heads]
 };
 
 // What a warp does: rows from `first` to `after` of a head, keys from `first_key` on.
@@ -34,35 +35,17 @@ struct Task {
     int batch_head, index, key_tile, first_key, first, after;  // `index` of this head
     int64_t place;  // of row 0, key 0
 
-    DEVICE Task(const Arguments& args) {
-        const int tasks = args.row_tiles * args.key_tiles;
-        index = block_index() % tasks, batch_head = block_index() / tasks;
+    DEVICE explicit Task(const Arguments& args) : Task(args, block_index() / of_a_head(args), block_index() % of_a_head(args)) {}
+    DEVICE Task(const Arguments& args, int batch_head, int index) : batch_head(batch_head), index(index) {
         key_tile = index % args.key_tiles, first_key = key_tile * KEYS;
         first = index / args.key_tiles * args.run, after = min(first + args.run, args.rows);
         place = (int64_t)batch_head * args.rows * args.pitch;
     }
+    DEVICE static int of_a_head(const Arguments& args) { return args.row_tiles * args.key_tiles; }
     // Whether one of its rows, or of `below` further ones, sees one of its keys.
     DEVICE bool visible(const Arguments& args, int below) const {
         return !CAUSAL || first_key < args.first_position + after + below;
     }
-};
-
-// One past the last key at which a row is stored.
-DEVICE int stored_end(const Arguments& args, int row) {
-    if (!CAUSAL) return args.pitch;
-    return min((max(args.first_position + row + BLOCK - 1, -1) + BLOCK) / BLOCK * BLOCK, args.pitch);
-}
-
-// The keys that a row sees, from `start` to `end`.
-struct Seen {
-    int start = 0, end = 0;
-    DEVICE Seen(const Arguments& args, int row) {
-        const int query = args.first_row + row, position = args.first_position + row;
-        if (query < 0 || query >= args.query_rows) return;
-        end = CAUSAL ? position + 1 : args.key_rows;
-        if (DOCUMENTS) start = args.documents[position], end = min(end, args.documents[args.key_rows + position]);
-    }
-    DEVICE bool all(int first, int count) const { return first >= start && first + count <= end; }
 };
 
 // Of the rows from `begin` on, to `after`, those before `stop` are of one document, which has rows `lowest` to
@@ -92,7 +75,7 @@ constexpr int ALL_CHUNKS = QUERY_TAPS * CHUNKS, COPIES = (ALL_CHUNKS + 31) / 32;
 struct Copies {
     int places[COPIES];
 
-    DEVICE static int chunk(int i) { return i * 32 + thread_index(); }
+    DEVICE static int chunk(int i) { return i * 32 + lane_index(); }
     DEVICE static bool has(int i) { return (i + 1) * 32 <= ALL_CHUNKS || chunk(i) < ALL_CHUNKS; }
     DEVICE Copies(const Arguments& args) {
 #pragma unroll
@@ -108,7 +91,7 @@ struct Copies {
         const ELEMENT* start = x + (task.place + (int64_t)first * args.pitch + first_key);
         const bool all = first >= segment.lowest && first + QUERY_TAPS <= segment.highest && first_key >= 0 &&
                          first_key + CHUNKS * 8 <= stored_end(args, first);
-        ring += thread_index() * 16;
+        ring += lane_index() * 16;
         if (all) {
 #pragma unroll
             for (int i = 0; i < COPIES; i++)
@@ -129,7 +112,7 @@ struct Copies {
 // A load gives four 8 x 8 matrices, each of eight chunks that follow one another: both halves of 16 chunks, then those one
 // chunk further, and so on. Where a lane's chunk is, of a load that begins with matrix `first` of `most`.
 DEVICE uint32_t matrix_chunk(int first, int most) {
-    const int lane = thread_index(), matrix = min(first + lane / 8, most - 1);
+    const int lane = lane_index(), matrix = min(first + lane / 8, most - 1);
     return (matrix / 2 + matrix % 2 * 8 + lane % 8) * 16;
 }
 template <int Loads> DEVICE uint32_t matrix(const uint32_t (&loaded)[Loads][4], int number) {
@@ -142,17 +125,22 @@ DEVICE uint32_t visible_pair(uint32_t pair, const Seen& seen, int key) {
     return seen.all(key + 1, 1) ? pair : pair & 0xFFFFu;
 }
 
+// What a lane has of a row's keys, rounded, and zeros at those that the row does not see.
+template <bool Whole>
+DEVICE void visible_pairs(uint32_t (&pairs)[2], const Arguments& args, int row, int key, const float (&sums)[4]) {
+    pairs[0] = pack<ELEMENT>(sums[0], sums[1]), pairs[1] = pack<ELEMENT>(sums[2], sums[3]);
+    if (Whole) return;
+    const Seen seen(args, row);
+    pairs[0] = visible_pair(pairs[0], seen, key), pairs[1] = visible_pair(pairs[1], seen, key + 64);
+}
 // Stores what a lane has of a row's keys: two numbers from 8 (lane / 4) + 2 (lane % 4) = 2 lane on, and 64 further.
 // `place` is that of the lane's first, of key `key`. Keys that the row does not see get zeros, unless it is `whole`.
 template <bool Whole> DEVICE void store_keys(const Arguments& args, ELEMENT* place, int row, int key, const float (&sums)[4]) {
-    uint32_t low = pack<ELEMENT>(sums[0], sums[1]), high = pack<ELEMENT>(sums[2], sums[3]);
-    if (!Whole) {
-        if (key >= stored_end(args, row)) return;
-        const Seen seen(args, row);
-        low = visible_pair(low, seen, key), high = visible_pair(high, seen, key + 64);
-    }
-    *(uint32_t*)place = low;
-    *(uint32_t*)(place + 64) = high;
+    if (!Whole && key >= stored_end(args, row)) return;
+    uint32_t pairs[2];
+    visible_pairs<Whole>(pairs, args, row, key, sums);
+    *(uint32_t*)place = pairs[0];
+    *(uint32_t*)(place + 64) = pairs[1];
 }
 
 // Whether rows from `first` on, a turn of QUERY_TAPS, are the segment's and see all keys of a warp.
@@ -161,15 +149,11 @@ DEVICE bool turn_is_whole(const Arguments& args, const Task& task, const Segment
     if (first < segment.begin || last >= segment.stop) return false;
     return Seen(args, first).all(task.first_key, KEYS) && Seen(args, last).all(task.first_key, KEYS);
 }
-template <bool Value> struct Constant {
-    static constexpr bool value = Value;
-};
-
-DEVICE void store_zeros(const Arguments& args, const Task& task) {
+DEVICE void store_zeros(const Arguments& args, const Task& task, ELEMENT* out) {
 #pragma unroll 1
     for (int row = task.first; row < task.after; row++) {
         if (task.first_key >= stored_end(args, row)) continue;
-        ELEMENT* start = args.out + task.place + (int64_t)row * args.pitch;
-        for (int i = 0; i < KEYS; i += 64) *(uint32_t*)(start + task.first_key + thread_index() * 2 + i) = 0;
+        ELEMENT* start = out + task.place + (int64_t)row * args.pitch;
+        for (int i = 0; i < KEYS; i += 64) *(uint32_t*)(start + task.first_key + lane_index() * 2 + i) = 0;
     }
 }

@@ -12,7 +12,7 @@ from mta_kernels.nvrtc.structures import ELEMENTS
 from mta_kernels.operation import Convolution
 
 FOLDER = Path(__file__).parent
-HEADERS = ("layout.cuh", "products.cuh")
+HEADERS = ("stored.cuh", "layout.cuh", "products.cuh")
 MOST_TAPS = (8, 17)
 KEYS, THREADS = 128, 32  # of a block, which is one warp
 

@@ -10,7 +10,7 @@ template <int Pad, bool Transposed> struct Bands {
     uint32_t pairs[QUERY_TAPS][EIGHTS];
 
     DEVICE Bands(const ELEMENT* taps) {
-        const int lane = thread_index();
+        const int lane = lane_index();
 #pragma unroll
         for (int t = 0; t < QUERY_TAPS; t++)
 #pragma unroll

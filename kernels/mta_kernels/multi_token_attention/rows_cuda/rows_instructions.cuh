@@ -27,14 +27,6 @@ DEVICE void store_shared(uint32_t address, uint16_t value) {
 }
 template <int Threads> DEVICE void threads_barrier() { asm volatile("bar.sync 1, %0;" ::"n"(Threads) : "memory"); }
 
-// The transpose of an 8 x 8 matrix that a warp holds: lane t has numbers 2 (t % 4) and the next of row t / 4, before and
-// after.
-DEVICE uint32_t transpose(uint32_t matrix) {
-    uint32_t result;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(matrix));
-    return result;
-}
-
 #if BULK  // sm_90 and later
 
 // As `store_matrices`, of the transposed matrices: the inverse of `load_matrices_transposed`.

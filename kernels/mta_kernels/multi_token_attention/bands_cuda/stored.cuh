@@ -1,0 +1,31 @@
+// Which keys of a chunk's rows are seen, and which are stored.
+//
+// Constants come from the compiler's command line: CAUSAL, DOCUMENTS. `Arguments` is a kernel's.
+#pragma once
+#include <mma.cuh>
+
+constexpr int BLOCK = 128;  // of rows and keys, as in triton/chunks.py
+
+// One past the last key at which a row is stored.
+template <class Arguments> DEVICE int stored_end(const Arguments& args, int row) {
+    if (!CAUSAL) return args.pitch;
+    return min((max(args.first_position + row + BLOCK - 1, -1) + BLOCK) / BLOCK * BLOCK, args.pitch);
+}
+
+// The keys that a row sees, from `start` to `end`.
+struct Seen {
+    int start = 0, end = 0;
+    template <class Arguments> DEVICE Seen(const Arguments& args, int row) {
+        const int query = args.first_row + row, position = args.first_position + row;
+        if (query < 0 || query >= args.query_rows) return;
+        end = CAUSAL ? position + 1 : args.key_rows;
+        if (DOCUMENTS) start = args.documents[position], end = min(end, args.documents[args.key_rows + position]);
+    }
+    DEVICE bool all(int first, int count) const { return first >= start && first + count <= end; }
+};
+
+DEVICE float number_of(uint32_t pair, int i) { return to_float(ELEMENT{(uint16_t)(pair >> 16 * i)}); }
+
+template <bool Value> struct Constant {
+    static constexpr bool value = Value;
+};
