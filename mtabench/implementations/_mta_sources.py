@@ -143,6 +143,23 @@ def bands_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
         yield CudaKernel(name, code, plan.THREADS // 32, constants.shared_memory)
 
 
+def heads_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
+    """CUDA's kernels of the backward of a layer with all steps in which heads meet. Raises SkippedError."""
+    from mta_kernels.multi_token_attention.heads_cuda import heads, plan
+    from mtabench.problem.inputs import DTYPES
+
+    dtype, conv, packed = DTYPES[shape.dtype], shape.operation.conv, shape.packed
+    if heads.shape_unsupported(limits.shared_per_block, dtype, shape.heads, conv) is not None:
+        return
+    need_compiler()
+    for name, sizes in plan.TILES.items():
+        tiles = plan.TileConstants(name, dtype, shape.heads, shape.causal, packed, True, sizes)
+        yield CudaKernel(heads.KERNELS[name], compiled(tiles.source(limits.target)), 1, tiles.shared_memory)
+    constants = plan.HeadConstants(dtype, shape.heads, conv, shape.causal, packed, plan.HEADS)
+    code = compiled(constants.source(limits.target))
+    yield CudaKernel(heads.KERNELS["heads"], code, shape.heads, constants.shared_memory)
+
+
 def mix_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """Hopper's kernels of the forward of a layer that mixes heads alone. Raises SkippedError."""
     from mta_kernels.multi_token_attention.mix_cuda import logits, values_plan
@@ -201,4 +218,7 @@ SOURCES = (
     Source("mta_tiles_cuda", tiles_source, ("pre_tiles", "merge_statistics", "post_tiles"), order=93),
     Source("mta_mix_cuda", mix_source, ("mix_logits", "finish_logits", "mix_values"), order=94),
     Source("mta_bands_cuda", bands_source, ("convolve_rows", "convolution_gradients"), order=95),
+    Source("mta_heads_cuda", heads_source, (
+        "mix_probabilities", "convolve_heads", "differentiate_logits",
+    ), order=96),
 )  # fmt: skip

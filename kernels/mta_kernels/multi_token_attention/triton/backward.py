@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.triton.launch import call_signature
 from mta_kernels.multi_token_attention.mixers import Mixers
-from mta_kernels.multi_token_attention.triton import row_stage, tile_stage
-from mta_kernels.multi_token_attention.triton.band_stage import ConvolutionGradient, convolution_of
+from mta_kernels.multi_token_attention.triton import head_stage, row_stage, tile_stage
+from mta_kernels.multi_token_attention.triton.band_stage import ConvolutionGradient, convolution_of, rows_of_chunk
 from mta_kernels.multi_token_attention.triton.chunks import Chunk, chunks
 from mta_kernels.multi_token_attention.triton.heads import mix_heads_backward
 from mta_kernels.multi_token_attention.triton.products import (
@@ -96,6 +96,9 @@ class Stages:
                 (operation.pre_conv, mixers.pre_conv, False), (operation.post_conv, mixers.post_conv, True),
             )
         )  # fmt: skip
+        self.heads = None
+        if self.after is not None and self.after.cuda is not None:
+            self.heads = head_stage.mixings_of(operation, mixers, q, sequences, plan, round_logits=round_logits)
         self.buffers = 2 + (self.before is not None) + 2 * (self.after is not None)
 
     def run(
@@ -118,24 +121,34 @@ class Stages:
             free = convolved
         else:
             probabilities, mixed = others
-            # Rows of the halo have sums too, and what is rounded is to be corrected.
-            logsumexp = torch.empty_like(logsumexp)
-            corrections = torch.empty(2, *scores.shape[:3], dtype=torch.float32, device=scores.device)
-            of_all = replace(chunk, above=0)
+            where, own = rows_of_chunk(chunk), {"above": chunk.above, "owned": chunk.owned}
+            # What is rounded is to be corrected; the logsumexp of rows of the halo, too.
+            corrections = torch.zeros(2, *scores.shape[:3], dtype=torch.float32, device=scores.device)
+            logsumexp = logsumexp.clone(memory_format=torch.contiguous_format)
+            if self.heads is not None:
+                corrections[1] = self.heads.probabilities(convolved, probabilities, logsumexp, where)
             mix_rows(
-                convolved, pre_mix, None, logsumexp, chunk=of_all, out=probabilities, corrections=corrections,
-                round_logits=self.round_logits,
+                convolved, pre_mix, None, logsumexp, chunk=replace(chunk, above=0), out=probabilities,
+                corrections=corrections, round_logits=self.round_logits, only_coarse=self.heads is not None,
             )  # fmt: skip
-            self.convolve_after(probabilities, mixed, chunk)
-            if post_mix is not None:
-                mix_heads_backward(mixed, grad, post_mix, self.mixings, chunk)
+            if self.heads is not None:
+                self.heads.convolve(probabilities, mixed, grad, where, **own)
+            else:
+                self.convolve_after(probabilities, mixed, chunk)
+                if post_mix is not None:
+                    mix_heads_backward(mixed, grad, post_mix, self.mixings, chunk)
             use_probabilities(mixed)
             delta = self.after.add(probabilities, grad, mixed, chunk)
             grad, free = mixed, grad
-            mix_rows_backward(
-                convolved, grad, pre_mix, None, logsumexp, self.mixings, chunk=chunk, write=False, delta=delta,
-                corrections=corrections, round_logits=self.round_logits,
-            )  # fmt: skip
+            if self.heads is not None and delta is not None:
+                # Over what these add up to, as mix_rows_backward does.
+                delta /= corrections[1]
+                self.heads.differentiate(convolved, grad, logsumexp, corrections[0], delta, where, **own)
+            else:
+                mix_rows_backward(
+                    convolved, grad, pre_mix, None, logsumexp, self.mixings, chunk=chunk, write=False, delta=delta,
+                    corrections=corrections, round_logits=self.round_logits,
+                )  # fmt: skip
         if self.before is not None:
             self.before.add(scores, grad, free, chunk)
             grad = free
@@ -143,11 +156,12 @@ class Stages:
 
     def gradients(self, loss_scale: Tensor | None) -> Mixers:
         """The gradients of the mixers, in their dtypes."""
+        mixings = self.heads or self.mixings
         found = Mixers(
             self.before.dtaps() if self.before else None,
-            self.mixings.dpre() if self.mixers.pre_mix is not None else None,
+            mixings.dpre() if self.mixers.pre_mix is not None else None,
             self.after.dtaps() if self.after else None,
-            self.mixings.dpost() if self.mixers.post_mix is not None else None,
+            mixings.dpost() if self.mixers.post_mix is not None else None,
         )
 
         def like(grad: Tensor | None, mixer: Tensor | None) -> Tensor | None:

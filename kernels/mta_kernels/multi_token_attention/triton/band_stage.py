@@ -26,7 +26,7 @@ def convolution_of(
         return None
     if _by_cuda(q, convolution):
         rounded = taps.to(q.dtype).contiguous()  # once, for all chunks
-        return lambda x, out, chunk: bands.convolve(x, out, rounded, convolution, _rows(chunk))
+        return lambda x, out, chunk: bands.convolve(x, out, rounded, convolution, rows_of_chunk(chunk))
     matrices = triton_convolution.bands_of(taps, convolution, q.dtype)
     return lambda x, out, chunk: triton_convolution.convolve(x, out, matrices, chunk)
 
@@ -55,7 +55,7 @@ class ConvolutionGradient:
         With `delta`, CUDA's kernels give `sum_j x * out` of each row, `[B, H, rows]`, too.
         """
         if self.cuda is not None:
-            return self.cuda.add(x, grad, out, _rows(chunk), above=chunk.above, owned=chunk.owned)
+            return self.cuda.add(x, grad, out, rows_of_chunk(chunk), above=chunk.above, owned=chunk.owned)
         self.taps.add(x, grad, chunk)
         triton_convolution.convolve(grad, out, self.transposed, chunk)
         return None
@@ -75,7 +75,8 @@ def unsupported(device: torch.device, dtype: torch.dtype, convolution: Convoluti
     return bands_unsupported(device, dtype, convolution)
 
 
-def _rows(chunk: Chunk) -> bands.Rows:
+def rows_of_chunk(chunk: Chunk) -> bands.Rows:
+    """Where the rows of a chunk lie, as CUDA's kernels take it."""
     return bands.Rows(
         chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.causal, chunk.documents
     )

@@ -20,6 +20,8 @@ from mta_kernels.multi_token_attention.triton.chunks import Chunk, seen_keys, st
 
 # Keys of a tile times heads, programs a multiprocessor, warps, stages of the pipeline: of the forward.
 FORWARD = {"tile": 4096, "programs": 4, "num_warps": 4, "stages": 3}
+# Of a logsumexp: up to it, what it was rounded by is at most 3e-5 of a probability, little beside 16 bits' rounding.
+COARSE = tl.constexpr(2.0**10)
 LOWEST = tl.constexpr(-1e38)  # below every logit, and finite: of keys that are not seen, no NaN comes
 
 
@@ -95,14 +97,15 @@ def _mix_rows_kernel(
     scores_ptr, out_ptr, pre_ptr, post_ptr, logsumexp_ptr, corrections_ptr, documents_ptr,
     stride_pre_out, stride_pre_in, stride_post_in, stride_post_out, stride_lb, stride_lh, stride_ln,
     heads, rows, pitch, first_position, first_row, query_rows, key_rows, above, total_rows,
-    PRE: tl.constexpr, POST: tl.constexpr, ROUND: tl.constexpr, CORRECT: tl.constexpr, CAUSAL: tl.constexpr,
-    DOCUMENTS: tl.constexpr, CONVOLVED: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr, LANES: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    PRE: tl.constexpr, POST: tl.constexpr, ROUND: tl.constexpr, CORRECT: tl.constexpr, ONLY_COARSE: tl.constexpr,
+    CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr, CONVOLVED: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr,
+    LANES: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`out = post(softmax(pre(scores)))` of rows of `scores [B, H, rows, pitch]`, and the logsumexp of `pre(scores)`.
 
     The logsumexp is written in that of all queries, `[B, H, M]`, but for the first rows, `above` of them. With
-    CORRECT, corrections `[2, B, H, rows]` are: what it was rounded by, and the sums of probabilities as stored.
+    CORRECT, corrections `[2, B, H, rows]` are: what it was rounded by, and the sums of probabilities as stored. With
+    ONLY_COARSE, nothing is written of rows whose logsumexp, as given, is beyond COARSE in no head.
     """
     dtype = scores_ptr.dtype.element_ty
     pitch = tl.multiple_of(pitch, 8)
@@ -121,6 +124,11 @@ def _mix_rows_kernel(
         first_stored = stored_from(row, first_position, documents_ptr, DOCUMENTS, CONVOLVED)
         end_stored = stored_end(row, first_position, pitch, CAUSAL, CONVOLVED)
         logsumexp_row = logsumexp_ptr + batch * stride_lb + head * stride_lh + (first_row + row) * stride_ln
+        if ONLY_COARSE:
+            given = tl.load(logsumexp_row, mask=(head < heads) & (end > start), other=0.0)
+            large = tl.max(tl.abs(given), 0) > COARSE
+            start, first_stored = tl.where(large, start, 0), tl.where(large, first_stored, 0)
+            end, end_stored = tl.where(large, end, 0), tl.where(large, end_stored, 0)
         maximum, total = row_statistics(row_ptr, pre, start, end, heads, PRE, ROUND, HEADS, C, LANES, STAGES, PRECISION)
         total = tl.where(end > start, total, 1.0)
         factor = 1.0 / total
@@ -155,13 +163,15 @@ def _mix_rows_kernel(
 def mix_rows(
     scores: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor, *,
     chunk: Chunk, out: Tensor | None = None, corrections: Tensor | None = None, round_logits: bool = False,
+    only_coarse: bool = False,
 ) -> None:  # fmt: skip
     """`scores [B, H, rows, pitch]` to mixed probabilities, zero at keys that are not seen, in place or to `out`.
 
     `pre_mix [H, H]` (out, in) mixes the scores of heads, `post_mix [H, H]` (in, out) the probabilities. `logsumexp
     [B, H, M]` float32 of all queries is written but at the chunk's rows above its own. `corrections [2, B, H, rows]`
     float32 are written if given: by how much the logsumexp is less than it were exactly, and what the probabilities add
-    up to as stored. With `round_logits`, logits are rounded to the dtype of scores.
+    up to as stored. With `round_logits`, logits are rounded to the dtype of scores. With `only_coarse`, nothing is
+    written of rows whose logsumexp, as given, is beyond COARSE in no head.
     """
     batch, heads, rows, pitch = scores.shape
     tile = row_tile(heads, scores.element_size(), FORWARD)
@@ -174,9 +184,9 @@ def mix_rows(
         heads, rows, pitch, chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.above,
         batch * rows,
         PRE=pre_mix is not None, POST=post_mix is not None, ROUND=round_logits and pre_mix is not None,
-        CORRECT=corrections is not None, CAUSAL=chunk.causal, DOCUMENTS=chunk.documents is not None,
-        CONVOLVED=chunk.convolved, **tile, STAGES=FORWARD["stages"], PRECISION=dot_precision(scores.dtype),
-        num_warps=FORWARD["num_warps"],
+        CORRECT=corrections is not None, ONLY_COARSE=only_coarse, CAUSAL=chunk.causal,
+        DOCUMENTS=chunk.documents is not None, CONVOLVED=chunk.convolved, **tile,
+        STAGES=FORWARD["stages"], PRECISION=dot_precision(scores.dtype), num_warps=FORWARD["num_warps"],
     )  # fmt: skip
 
 

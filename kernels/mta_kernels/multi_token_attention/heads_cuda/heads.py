@@ -1,0 +1,169 @@
+"""Launches the kernels in which heads meet: how warps share a chunk, and the kernels' arguments."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from ctypes import c_int, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
+from mta_kernels.multi_token_attention.bands_cuda import bands
+from mta_kernels.multi_token_attention.bands_cuda.bands import Rows
+from mta_kernels.multi_token_attention.heads_cuda import plan
+from mta_kernels.multi_token_attention.heads_cuda.plan import MOST_HEADS, HeadConstants, TileConstants
+from mta_kernels.nvrtc import driver
+from mta_kernels.nvrtc.compiler import machine_code, missing_package
+from mta_kernels.nvrtc.structures import fields
+from mta_kernels.operation import Convolution
+
+# By the names of sources.
+KERNELS = {"probabilities": "mix_probabilities", "heads": "convolve_heads", "logits": "differentiate_logits"}
+
+
+class Arguments(ctypes.Structure):
+    """`struct Arguments` of tiles.cuh."""
+
+    _fields_ = (
+        *fields(c_void_p, "x grad out mix documents logsumexp residual delta sums parts"),
+        *fields(c_int, "rows pitch first_position first_row query_rows key_rows above owned"),
+        *fields(c_int, "run segments tasks warps"),
+    )
+
+
+def heads_unsupported(
+    device: torch.device | str, dtype: torch.dtype, heads: int, conv: Convolution
+) -> str | None:  # fmt: skip
+    """Why the kernels cannot take so many heads, and a convolution of probabilities, on a device; None if they can."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return f"the CUDA kernels that mix heads need an NVIDIA GPU, not a {device.type} device"
+    if capability(device) < (8, 0):
+        return f"{torch.cuda.get_device_name(device)} is older than sm_80"
+    return missing_package() or shape_unsupported(shared_memory_limit(device), dtype, heads, conv)
+
+
+def shape_unsupported(limit: int, dtype: torch.dtype, heads: int, conv: Convolution) -> str | None:
+    """Why no GPU whose blocks may have `limit` bytes of shared memory can take these, or None."""
+    if reason := bands.shape_unsupported(dtype, conv):
+        return reason
+    if heads > MOST_HEADS:
+        return f"{heads} heads are more than the {MOST_HEADS} of the CUDA kernels that mix heads"
+    needed = HeadConstants(dtype, heads, conv, True, False, plan.HEADS).shared_memory
+    if needed > limit:
+        return f"{heads} heads and {conv} taps need {needed} bytes of shared memory, more than the {limit} of a block"
+    return None
+
+
+class HeadMixings:
+    """The mixings of a backward and the convolution between them, chunk after chunk; the mixings' gradients are summed.
+
+    Stored numbers are `[B, H, rows, pitch]` of a chunk (`Rows`), contiguous, fp16 or bf16. Nothing waits for the GPU;
+    the same calls give the same bits.
+    """
+
+    def __init__(
+        self, pre_mix: Tensor, post_mix: Tensor, taps: Tensor, conv: Convolution, dtype: torch.dtype, batch: int,
+        most_rows: int, most_pitch: int, *, round_logits: bool, tiles: dict[str, plan.Sizes] | None = None,
+        heads: bands.plan.Sizes | None = None,
+    ) -> None:  # fmt: skip
+        """`pre_mix [H, H]` (out, in), `post_mix [H, H]` (in, out), `taps [H, cq, ck]` of the convolution in between.
+
+        Chunks have up to `batch` sequences and so many rows and keys. With `round_logits`, logits are rounded to dtype.
+        `tiles` and `heads` override the sizes that would be chosen, for measurements.
+        """
+        self.pre, self.post, self.taps = (x.to(dtype).contiguous() for x in (pre_mix, post_mix, taps))
+        self.conv, self.round_logits = conv, round_logits
+        self.tiles, self.heads = tiles or plan.TILES, heads or plan.HEADS
+        count, device = pre_mix.shape[0], pre_mix.device
+
+        def parts(*places: int) -> Tensor:
+            return torch.zeros(*places, count, count, dtype=torch.float32, device=device)
+
+        self.parts_pre = parts(self.tiles["logits"].warps * sm_count(device))
+        _, row_tiles, key_tiles = bands.tiles_of(self.heads, most_rows, most_pitch)
+        self.parts_post = parts(batch, row_tiles * key_tiles)
+
+    def probabilities(self, x: Tensor, out: Tensor, logsumexp: Tensor, where: Rows) -> Tensor:
+        """`out = exp(pre_mix x - logsumexp)`, zeros at keys that are not seen, and its sums `[B, H, rows]`.
+
+        logsumexp `[B, H, M]` of all queries is float32 and contiguous.
+        """
+        arguments = self._arguments("probabilities", x, where)
+        sums = torch.zeros(*x.shape[:3], arguments.segments, dtype=torch.float32, device=x.device)
+        arguments.out, arguments.sums, arguments.logsumexp = out.data_ptr(), sums.data_ptr(), logsumexp.data_ptr()
+        self._launch("probabilities", arguments, x, where)
+        return sums.sum(-1)
+
+    def convolve(self, x: Tensor, out: Tensor, grad: Tensor, where: Rows, *, above: int, owned: int) -> None:
+        """`out` is the convolution of x mixed by post_mix, and grad, that of out, becomes that of the convolution of x.
+
+        The `owned` rows from `above` on count for the gradient of post_mix. `out` is other memory than x and grad.
+        """
+        constants = HeadConstants(x.dtype, x.shape[1], self.conv, where.causal, where.documents is not None, self.heads)
+        arguments, kept = bands.arguments_of(self.heads, x, out, self.taps, where)
+        arguments.grad, arguments.above, arguments.owned = grad.data_ptr(), above, owned
+        arguments.mix, arguments.parts = self.post.data_ptr(), self.parts_post.data_ptr()
+        arguments.tasks = self.parts_post.shape[1]
+        blocks = x.shape[0] * arguments.row_tiles * arguments.key_tiles
+        compiled, threads = kernel(KERNELS["heads"], constants, x.device), bands.plan.THREADS * x.shape[1]
+        driver.launch(compiled, (blocks, 1), threads, constants.shared_memory, x.device.index, arguments)
+        del kept
+
+    def differentiate(
+        self, x: Tensor, grad: Tensor, logsumexp: Tensor, residual: Tensor, delta: Tensor, where: Rows, *, above: int,
+        owned: int,
+    ) -> None:  # fmt: skip
+        """grad, of what `probabilities` gave for `x`, becomes that of x.
+
+        The logsumexp is less than exactly by `residual`, and delta is `sum_j p grad`: `[B, H, rows]`, float32 and
+        contiguous. The others are as there, and as in `convolve`.
+        """
+        arguments = self._arguments("logits", x, where)
+        arguments.grad, arguments.parts = grad.data_ptr(), self.parts_pre.data_ptr()
+        arguments.logsumexp, arguments.residual = logsumexp.data_ptr(), residual.data_ptr()
+        arguments.delta, arguments.above, arguments.owned = delta.data_ptr(), above, owned
+        self._launch("logits", arguments, x, where)
+
+    def dpre(self) -> Tensor:
+        """`[H, H]` (out, in) float32."""
+        return self.parts_pre.sum(0)
+
+    def dpost(self) -> Tensor:
+        """`[H, H]` (in, out) float32."""
+        return self.parts_post.sum((0, 1))
+
+    def _arguments(self, name: str, x: Tensor, where: Rows) -> Arguments:
+        batch, _, rows, pitch = x.shape
+        sizes = self.tiles[name]
+        segments = -(-pitch // sizes.run)
+        warps = min(sizes.warps * sm_count(x.device), batch * rows * segments)
+        while math.gcd(warps, segments) > 1:  # a warp has all segments of rows in turn, long ones and short ones
+            warps -= 1
+        arguments = Arguments(
+            x=x.data_ptr(), mix=self.pre.data_ptr(), rows=rows, pitch=pitch, first_position=where.first_position,
+            first_row=where.first_row, query_rows=where.query_rows, key_rows=where.key_rows, run=sizes.run,
+            segments=segments, tasks=batch * rows * segments, warps=warps,
+        )  # fmt: skip
+        if where.documents is not None:
+            arguments.documents = where.documents.data_ptr()
+        return arguments
+
+    def _launch(self, name: str, arguments: Arguments, x: Tensor, where: Rows) -> None:
+        constants = TileConstants(
+            name, x.dtype, x.shape[1], where.causal, where.documents is not None, self.round_logits, self.tiles[name]
+        )
+        compiled = kernel(KERNELS[name], constants, x.device)
+        blocks, threads = (arguments.warps, 1), bands.plan.THREADS
+        driver.launch(compiled, blocks, threads, constants.shared_memory, x.device.index, arguments)
+
+
+@functools.cache
+def kernel(name: str, constants: TileConstants | HeadConstants, device: torch.device) -> Any:
+    """A kernel on a device, compiled at the first call: seconds, unless the disk has it."""
+    code = machine_code(constants.source(driver.architecture(device.index)))
+    return driver.load(code, name, constants.shared_memory, device.index)

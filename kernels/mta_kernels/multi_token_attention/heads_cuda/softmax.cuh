@@ -1,0 +1,44 @@
+// The probabilities of a row's logits, by their logsumexp.
+//
+// Constants: ROUND, whether logits are rounded, as the forward's kernels have stored them.
+#pragma once
+#include "tiles.cuh"
+
+constexpr float LOG2_E = 1.44269504f;
+
+// What belongs to a row, of this lane's two heads.
+struct OfRow {
+    float numbers[2] = {};
+    DEVICE OfRow() {}
+    DEVICE OfRow(const float* source, int batch, int rows, int row) {  // [B, HEADS, rows]
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            numbers[i] = source[(batch * HEADS + min(lane_index() / 4 + 8 * i, HEADS - 1)) * rows + row];
+    }
+};
+
+// The probabilities of a row's logits.
+struct Softmax {
+    OfRow logsumexp, residual;
+    DEVICE Softmax(const Arguments& args, int batch, int row) {
+        const int query = min(max(args.first_row + row, 0), args.query_rows - 1);  // others' rows see no keys
+        logsumexp = OfRow(args.logsumexp, batch, args.query_rows, query);
+    }
+    // Of this lane's head `half` of two.
+    DEVICE float probability(float logit, int half) const {
+        const float difference = logit - logsumexp.numbers[half] - residual.numbers[half];
+        return exp2_fast((difference > 0 ? 0 : difference) * LOG2_E);  // NaN stays
+    }
+    // Keys from `first` on, zeros where the row does not see them unless it sees the `whole` tile.
+    template <bool Whole> DEVICE void probabilities(Numbers& logits, const Seen& seen, int first) const {
+        uint32_t rounded[4];
+        if (ROUND) round_pairs(rounded, logits);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int half = i % 4 / 2, key = first + i / 4 * 8 + lane_index() % 4 * 2 + i % 2;
+            const float logit = ROUND ? number_of(rounded[i / 4 * 2 + half], i % 2) : logits[i / 4][i % 4];
+            const float p = probability(logit, half);
+            logits[i / 4][i % 4] = Whole || seen.all(key, 1) ? p : 0;
+        }
+    }
+};

@@ -1,0 +1,299 @@
+"""The kernels in which heads of stored numbers meet against float64: on a GPU if there is one, else in the emulator."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from emulated_heads import emulated_heads  # noqa: F401
+from kernel_inputs import DEVICE, poison_memory
+from mta_chunk_case import ChunkCase
+from planted_faults import plant
+from torch import Tensor
+
+from mta_kernels.multi_token_attention.bands_cuda import plan as bands
+from mta_kernels.multi_token_attention.heads_cuda import HeadMixings, heads, heads_unsupported, plan
+from mta_kernels.multi_token_attention.heads_cuda.heads import shape_unsupported
+from mta_kernels.nvrtc import compiler
+from mta_kernels.operation import Convolution
+
+ON_GPU = DEVICE == "cuda"
+BF16, FP16 = torch.bfloat16, torch.float16
+TAPS = Convolution(6, 11, 5)
+H100 = 227 * 1024  # bytes of shared memory that a block may have
+
+
+@pytest.fixture
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The kernels run, in the emulator, on one multiprocessor, where there is no GPU; what nobody writes is NaN."""
+    poison_memory(monkeypatch)
+    if ON_GPU:
+        return SimpleNamespace()
+    monkeypatch.setattr(heads, "sm_count", lambda device: 1)
+    return request.getfixturevalue("emulated_heads")
+
+
+@dataclass(frozen=True)
+class Case(ChunkCase):
+    """A chunk whose heads are mixed."""
+
+    heads: int = 3
+    round_logits: bool = False
+    conv: Convolution = TAPS
+    tiles: plan.Sizes | None = None
+    sizes: bands.Sizes | None = None
+
+    def mixings(self) -> tuple[Tensor, Tensor]:
+        noise = torch.randn(2, self.heads, self.heads, generator=torch.Generator().manual_seed(5))
+        pre, post = (torch.eye(self.heads) + 0.3 * noise).to(self.dtype)
+        return pre, post
+
+    def taps(self) -> Tensor:
+        taps = torch.randn(self.heads, *self.conv.taps, generator=torch.Generator().manual_seed(3))
+        return (0.3 * taps).to(self.dtype)
+
+    def known(self, x: Tensor) -> Tensor:
+        """In float64, zeros where nothing is stored."""
+        return x.double().where(self.stored(), 0)
+
+    def mixed(self, x: Tensor, weights: Tensor) -> Tensor:
+        """By `weights [H, H]` (out, in), in float64."""
+        return torch.einsum("hg,bgij->bhij", weights.double(), self.known(x))
+
+    def logits(self, x: Tensor) -> Tensor:
+        logits = self.mixed(x, self.mixings()[0])
+        return logits.to(self.dtype).double() if self.round_logits else logits
+
+    def logsumexp(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`[B, H, M]`, rounded up to 1 / 16, NaN but for the chunk's queries; and what it is less than that."""
+        exact = self.logits(x).where(self.seen(), -torch.inf).logsumexp(-1)
+        rounded = (exact * 16).ceil() / 16
+        of_all = torch.full((self.batch, self.heads, self.queries), torch.nan)
+        query = torch.arange(self.rows) + self.first_row
+        inside = (query >= 0) & (query < self.queries)
+        of_all[:, :, query[inside]] = rounded[:, :, inside].float()
+        return of_all, (exact - rounded).float()
+
+    def probabilities(self, x: Tensor, *less: Tensor) -> Tensor:
+        """Of `x`, with each of `less [B, H, rows]` taken from the logits, in float64."""
+        logits = self.logits(x)
+        for number in less:
+            logits = logits - number.double()[..., None]
+        return logits.exp().where(self.seen(), 0)
+
+    def of_rows(self, of_all: Tensor) -> Tensor:
+        """`[B, H, M]` of all queries to `[B, H, rows]`."""
+        return of_all[:, :, (torch.arange(self.rows) + self.first_row).clamp(0, self.queries - 1)]
+
+    def convolved(self, x: Tensor) -> Tensor:
+        """Of each document alone, zero where a key is not seen, as rounded; in float64."""
+        cq, ck = self.conv.taps
+        out = torch.zeros_like(x, dtype=torch.float64)
+        for number in range(-1, len(self.bounds) + 1):
+            rows = (self.row_documents() == number)[:, None]
+            padded = F.pad(self.known(x).where(rows, 0), (self.conv.pad, ck - 1 - self.conv.pad, cq - 1, 0))
+            out += F.conv2d(padded, self.taps().double()[:, None], groups=self.heads).where(rows & self.seen(), 0)
+        return out.to(self.dtype).double()
+
+    def products(self, left: Tensor, right: Tensor) -> Tensor:
+        """`sum left[g] right[h]` over the owned rows, `[H, H]`."""
+        row = torch.arange(self.rows)[:, None]
+        owned = (row >= self.above) & (row < self.above + self.owned)
+        left, right = (self.known(t).where(owned, 0) for t in (left, right))
+        return torch.einsum("bgij,bhij->gh", left, right)
+
+    def kernels(self) -> HeadMixings:
+        pre, post = (mix.to(DEVICE) for mix in self.mixings())
+        every = {name: self.tiles for name in plan.TILES} if self.tiles else None
+        return HeadMixings(
+            pre, post, self.taps().to(DEVICE), self.conv, self.dtype, self.batch, self.rows + 200, self.pitch + 128,
+            round_logits=self.round_logits, tiles=every, heads=self.sizes,
+        )  # fmt: skip
+
+    def own(self) -> dict[str, int]:
+        return {"above": self.above, "owned": self.owned}
+
+
+def near(case: Case, got: Tensor, want: Tensor, eps: float) -> None:
+    assert (got.cpu().double() - want).abs().max() <= eps * want.abs().max() + 1e-6, case
+
+
+def check_stored(case: Case, got: Tensor, want: Tensor, before: Tensor, eps: float) -> None:
+    """`got` is near to `want` where something is stored, and as before elsewhere."""
+    got, stored = got.cpu(), case.stored()
+    near(case, case.known(got), want, eps)
+    assert torch.equal(got.where(~stored, 0).nan_to_num(9), before.where(~stored, 0).nan_to_num(9)), case
+
+
+def check_probabilities(case: Case) -> list[Tensor]:
+    x, nothing = case.scores(1), torch.full_like(case.scores(1), torch.nan)
+    logsumexp, _ = case.logsumexp(x)
+    of_x, out = x.to(DEVICE), nothing.to(DEVICE)
+    sums = case.kernels().probabilities(of_x, out, logsumexp.to(DEVICE), case.where())
+    assert torch.equal(of_x.cpu().nan_to_num(9), x.nan_to_num(9))
+    # A logit that is nearly between two numbers may be rounded to either.
+    eps = torch.finfo(case.dtype).eps * (8 if case.round_logits else 1)
+    check_stored(case, out, case.probabilities(x, case.of_rows(logsumexp)), nothing, eps)
+    assert (out.cpu()[(case.stored() & ~case.seen()).expand_as(out)] == 0).all()
+    near(case, sums, case.known(out.cpu()).sum(-1), 1e-5)
+    return [out, sums]
+
+
+def check_convolution(case: Case) -> list[Tensor]:
+    x, grad = case.scores(1), case.scores(2)
+    eps, (_, post), kernels = torch.finfo(case.dtype).eps, case.mixings(), case.kernels()
+    nothing = torch.full_like(x, torch.nan)
+    for _ in range(2):  # as of two chunks
+        out, of_grad = nothing.to(DEVICE), grad.to(DEVICE, copy=True)
+        kernels.convolve(x.to(DEVICE), out, of_grad, case.where(), **case.own())
+    convolved = case.convolved(x)
+    check_stored(case, out, case.mixed(convolved, post.T), nothing, 2 * eps)
+    check_stored(case, of_grad, case.mixed(grad, post), grad, eps)
+    near(case, kernels.dpost(), 2 * case.products(convolved, grad), eps / 4)
+    return [out, of_grad, kernels.dpost()]
+
+
+def check_logits(case: Case) -> list[Tensor]:
+    x, grad = case.scores(1), case.scores(2)
+    eps, (pre, _), kernels = torch.finfo(case.dtype).eps, case.mixings(), case.kernels()
+    logsumexp, residual = case.logsumexp(x)
+    delta = torch.randn(x.shape[:3], generator=torch.Generator().manual_seed(6))
+    for _ in range(2):
+        dx = grad.to(DEVICE, copy=True)
+        of_rows = (t.to(DEVICE) for t in (logsumexp, residual, delta))
+        kernels.differentiate(x.to(DEVICE), dx, *of_rows, case.where(), **case.own())
+    p = case.probabilities(x, case.of_rows(logsumexp), residual)
+    dl = (p * (case.known(grad) - delta.double()[..., None])).where(case.seen(), 0)
+    eps *= 8 if case.round_logits else 2
+    check_stored(case, dx, case.mixed(dl, pre.T), grad, eps)
+    near(case, kernels.dpre(), 2 * case.products(dl, x), eps)
+    return [dx, kernels.dpre()]
+
+
+CHECKS = {"probabilities": check_probabilities, "heads": check_convolution, "logits": check_logits}
+
+
+def check(case: Case) -> list[Tensor]:
+    return [t.cpu().nan_to_num(9) for check_one in CHECKS.values() for t in check_one(case)]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+def test_a_chunk(gpu, causal: bool, dtype: torch.dtype) -> None:
+    check(Case(causal=causal, dtype=dtype, round_logits=causal))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"batch": 2, "heads": 2, "keys": 130, "queries": 40, "rows": 40, "first_row": 0, "above": 0, "owned": 40},
+        {"heads": 1, "keys": 700, "queries": 700, "first_row": 560, "rows": 60, "above": 10, "owned": 40},
+        {"keys": 300, "queries": 300, "first_row": 240, "rows": 70, "above": 10, "owned": 50, "causal": False},
+        {"heads": 16, "keys": 140, "queries": 140, "first_row": 100, "rows": 40, "above": 10, "owned": 20},
+        {"keys": 1, "queries": 1, "first_row": -10, "rows": 21, "above": 10, "owned": 1},
+    ],
+    ids=str,
+)
+def test_where_a_chunk_is(gpu, shape: dict[str, Any]) -> None:
+    """Queries later than keys, far from the diagonal, beyond the last query, of all heads, of one key."""
+    check(Case(**shape))
+
+
+@pytest.mark.parametrize("bounds", [(30, 31, 34, 90), (125, 131)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_documents(gpu, causal: bool, bounds: tuple[int, ...]) -> None:
+    check(Case(bounds=bounds, causal=causal, heads=2, first_row=20, rows=120, owned=100))
+
+
+@pytest.mark.parametrize("taps", [Convolution(1, 1, 0), Convolution(3, 8, 0), Convolution(8, 17, 8)], ids=str)
+def test_taps(gpu, taps: Convolution) -> None:
+    check_convolution(Case(conv=taps, heads=2, rows=80, owned=60))
+
+
+def test_any_sizes(gpu) -> None:
+    shape: dict[str, Any] = {"keys": 400, "queries": 400, "first_row": 330, "rows": 60, "owned": 50, "heads": 2}
+    check(Case(**shape, tiles=plan.Sizes(64, 4, 3, 256), sizes=bands.Sizes(20, 3, 1)))
+    check(Case(**shape, tiles=plan.Sizes(32, 2, 2, 128), sizes=bands.Sizes(300, 2, 1), bounds=(350,)))
+
+
+def test_the_order_of_threads_changes_nothing(gpu) -> None:
+    case, results = Case(bounds=(40,), heads=2, rows=80, owned=60), []
+    for gpu.seed in (0, 1, 2):
+        results.append(check(case))
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(other, results[0], strict=True))
+
+
+@pytest.mark.skipif(ON_GPU, reason="plants faults in the emulated source")
+@pytest.mark.parametrize(
+    ("kernel", "name", "line", "instead"),
+    [
+        ("probabilities", "tiles.cuh", "copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
+        ("logits", "tiles.cuh", "stored_end(args, row));", "args.pitch);"),
+        ("logits", "tiles.cuh", "        __syncwarp();\n        store(", "        store("),
+        ("probabilities", "softmax.cuh", "Whole || seen.all(key, 1) ? p : 0;", "p;"),
+        ("logits", "softmax.cuh", " - residual.numbers[half]", ""),
+        ("logits", "logits.cu", "if (owned) {", "{"),
+        ("heads", "heads.cu", "if (owned) {", "{"),
+        ("heads", "heads.cu", "copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
+        ("heads", "heads.cu", "            __syncthreads();  // all heads", "            // all heads"),
+        ("heads", "heads.cu", "int SLOTS = STAGES + 1;", "int SLOTS = STAGES;"),
+        ("heads", "heads.cu", "key < stored_end(args, row);", "true;"),
+        ("heads", "heads.cu", "(before + turn) % SLOTS", "turn % SLOTS"),
+    ],
+    ids=["no wait", "unstored", "stored too early", "unseen", "residual", "not owned logits", "not owned heads",
+         "no wait of heads", "no barrier", "few slots", "unstored heads", "slots of segments"],
+)  # fmt: skip
+def test_faults_are_found(gpu, monkeypatch, tmp_path, kernel: str, name: str, line: str, instead: str) -> None:
+    plant(monkeypatch, plan, tmp_path / "heads", name, line, instead)
+    if "SLOTS = STAGES;" in instead:  # the host lays out as many
+        monkeypatch.setattr(plan.HeadConstants, "shared_memory", property(slots_short))
+
+    def check_orders() -> None:
+        for gpu.seed in range(4):
+            CHECKS[kernel](Case(keys=300, queries=300, first_row=170, rows=80, owned=60, bounds=(187, 190)))
+            CHECKS[kernel](Case(heads=2, sizes=bands.Sizes(300, 2, 1)))  # a run's first rows are not stored to its end
+
+    with pytest.raises(AssertionError):
+        check_orders()
+
+
+def slots_short(constants: plan.HeadConstants) -> int:
+    tile = constants.conv.query_taps * constants.heads * (bands.KEYS * 2 + 16)
+    return constants.heads * constants.of_a_head.shared_memory + (2 + constants.sizes.stages) * tile
+
+
+def test_what_cannot_be_is_told() -> None:
+    if not ON_GPU:
+        assert "need an NVIDIA GPU, not a cpu device" in heads_unsupported("cpu", BF16, 16, TAPS)
+    assert shape_unsupported(H100, BF16, 16, TAPS) is None
+    assert "dtype torch.float32 is not float16 or bfloat16" in shape_unsupported(H100, torch.float32, 16, TAPS)
+    assert "9x11 taps are more than the 8x17" in shape_unsupported(H100, BF16, 16, Convolution(9, 11, 5))
+    assert "17 heads are more than the 16" in shape_unsupported(H100, BF16, 17, TAPS)
+    assert "185856 bytes of shared memory, more than the 166912" in shape_unsupported(163 * 1024, BF16, 16, TAPS)
+
+
+@pytest.mark.parametrize("name", ["probabilities", "heads", "logits"])
+def test_it_compiles_without_spills(name: str) -> None:
+    if reason := compiler.missing_package():
+        pytest.skip(reason)
+    constants: plan.HeadConstants | plan.TileConstants = plan.HeadConstants(BF16, 16, TAPS, True, False, plan.HEADS)
+    if name != "heads":
+        constants = plan.TileConstants(name, BF16, 16, True, False, True, plan.TILES[name])
+    code, words = compiler.compile_source(constants.source("sm_90"))
+    assert code.startswith(b"\x7fELF")
+    if "ptxas info" not in words:
+        pytest.skip(f"NVRTC {compiler.version()} keeps ptxas's words to itself")
+    spills = [int(part.split()[-1]) for part in words.split(" bytes spill stores")[:-1]]
+    assert max(spills) == 0, words
+
+
+@pytest.mark.gpu
+def test_a_long_chunk(gpu) -> None:
+    case = Case(batch=2, heads=16, keys=1500, queries=1500, first_row=500, rows=800, above=10, owned=780)
+    check(case)
+    check(dataclasses.replace(case, bounds=(613, 614, 900), dtype=FP16, heads=10))
