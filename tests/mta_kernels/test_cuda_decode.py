@@ -21,6 +21,7 @@ from mta_kernels.conv_attention import (
 )
 from mta_kernels.conv_attention.cuda_decode import arrivals
 from mta_kernels.conv_attention.cuda_decode import plan as planning
+from mta_kernels.conv_attention.cuda_decode.decode import choose_splits
 from mta_kernels.conv_attention.cuda_decode.plan import choose_plan
 from mta_kernels.conv_attention.triton import backend as triton_backend
 from mta_kernels.nvrtc import compiler
@@ -67,6 +68,17 @@ def test_any_number_of_programs(gpu, multiprocessors: int) -> None:
     for lengths in ([1, 30, 2, 90] * 9, [700]):
         inputs = make_decode(lengths, 2, 2, 64, (6, 11), BF16)
         assert_decodes(run(inputs), *inputs, rounding=4)
+
+
+def test_heads_of_one_length_are_shared_evenly(gpu) -> None:
+    """By as many programs each as `choose_splits` tells; longer and shorter ones by runs of equal length."""
+    gpu.multiprocessors = 8
+    q, k, v, weight, lengths = make_decode([300, 300], 2, 2, 64, (6, 11), BF16)
+    splits = choose_splits(2, 2, 2, 300, BF16, 64, (6, 11), q.device)
+    assert splits in (2, 4)  # of 8 programs, or where a GPU has more, of 64 keys or more each
+    assert torch.equal(run((q, k, v, weight, lengths)), run((q, k, v, weight, lengths), splits=splits))
+    lengths[1] = 200
+    assert not torch.equal(run((q, k, v, weight, lengths)), run((q, k, v, weight, lengths), splits=splits))
 
 
 def test_the_order_of_threads_changes_nothing(gpu) -> None:
@@ -271,14 +283,19 @@ def test_graphs_and_streams_run_side_by_side() -> None:
 @pytest.mark.parametrize(
     ("line", "instead"),
     [
-        ("copies_wait<STAGES - 1>();", "copies_wait<STAGES>();"),
-        ("            __syncwarp();\n            float scores", "            float scores"),
+        ("            copies_wait<2 * STAGES - 1>();\n            __syncwarp();\n#pragma", "#pragma"),
+        (
+            "            copies_wait<2 * STAGES - 1>();\n            __syncwarp();\n            add",
+            "            __syncwarp();\n            add",
+        ),
+        ("r);\n            __syncwarp();", "r);"),
     ],
-    ids=["no wait for the keys", "scores before the columns"],
+    ids=["no wait for the keys", "no wait for the values", "scores before the columns"],
 )
 def test_the_emulator_finds_what_a_gpu_may_hide(gpu, monkeypatch, tmp_path, line: str, instead: str) -> None:
     plant(monkeypatch, planning, tmp_path / "cuda_decode", "decode.cu", line, instead)
-    inputs = make_decode([200], 1, 1, 64, (6, 11), BF16)
+    gpu.multiprocessors = 1  # more tiles than buffers
+    inputs = make_decode([700], 1, 1, 64, (6, 11), BF16)
     want = exact(*inputs)
     errors = []
     for gpu.seed in range(6):

@@ -130,7 +130,7 @@ def choose_splits(
     """The programs that share a KV head's keys with `splits="auto"`, where all lengths are equal; rounded up."""
     conv = Operation.of(taps, head_dim).conv
     plan = choose_plan(dtype, head_dim, conv, query_heads // kv_heads, False, True, device)
-    return -(-plan.programs_for(batch * kv_heads, length) // (batch * kv_heads))
+    return plan.splits_for(batch * kv_heads, length)
 
 
 @functools.cache

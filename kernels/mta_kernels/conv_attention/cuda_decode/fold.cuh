@@ -3,8 +3,11 @@
 #include "stream.cuh"
 
 constexpr int COLUMNS = NEWEST > 0 ? NEWEST : 1;  // to divide by
-constexpr int WINDOW_ROWS = HEADS * QUERY_TAPS, WEIGHTS = WINDOW_ROWS * KEY_TAPS;
-constexpr int EARLY = 4;  // chunks, and weights, that a thread reads before the first keys, else behind them
+constexpr int WINDOW_ROWS = ALL_HEADS * QUERY_TAPS, WEIGHTS = WINDOW_ROWS * KEY_TAPS;
+constexpr int WINDOW_CHUNKS = (WINDOW_ROWS + NEWEST) * CHUNKS;
+// Chunks, and weights, that a thread reads before the first keys, the others behind them.
+constexpr int EARLY_CHUNKS = WINDOW_CHUNKS > 7 * THREADS ? 8 : (WINDOW_CHUNKS + THREADS - 1) / THREADS;
+constexpr int EARLY_WEIGHTS = WEIGHTS > 7 * THREADS ? 8 : (WEIGHTS + THREADS - 1) / THREADS;
 
 DEVICE bool reads_newest(const Segment& segment) {
     return NEWEST > 0 && segment.stop - PAD + KEY_TAPS - 1 > segment.length - NEWEST;
@@ -15,11 +18,11 @@ DEVICE float dot(uint32_t a, uint32_t b) {
            to_float(ELEMENT{(uint16_t)(a >> 16)}) * to_float(ELEMENT{(uint16_t)(b >> 16)});
 }
 
-// The last QUERY_TAPS queries of one pass's heads, below them the newest keys, the last one first, and the weights: on
+// The last QUERY_TAPS queries of all heads, below them the newest keys, the last one first, and the weights: on
 // their way from global memory to `scratch`.
 struct Window {
-    uint4 chunks[EARLY];
-    float weights[EARLY];
+    uint4 chunks[EARLY_CHUNKS];
+    float weights[EARLY_WEIGHTS];
     const char* q;  // of the first head
     int heads;      // that there are
 
@@ -53,47 +56,57 @@ struct Window {
         heads = args.group - first_head;
         const int thread = thread_index();
 #pragma unroll
-        for (int i = 0; i < EARLY; i++) {
-            if (i * THREADS < (WINDOW_ROWS + NEWEST) * CHUNKS)
-                chunks[i] = chunk(args, segment, cache, thread + i * THREADS);
-            if (i * THREADS < WEIGHTS) weights[i] = weight(args, query_head, thread + i * THREADS);
-        }
+        for (int i = 0; i < EARLY_CHUNKS; i++) chunks[i] = chunk(args, segment, cache, thread + i * THREADS);
+#pragma unroll
+        for (int i = 0; i < EARLY_WEIGHTS; i++) weights[i] = weight(args, query_head, thread + i * THREADS);
     }
     DEVICE void store(const Arguments& args, const Segment& segment, const Cache& cache, int first_head,
                       uint32_t scratch) const {
         const int thread = thread_index();
 #pragma unroll
-        for (int i = 0; i < EARLY; i++) {
+        for (int i = 0; i < EARLY_CHUNKS; i++) {
             const int at = thread + i * THREADS;
-            if (at < (WINDOW_ROWS + NEWEST) * CHUNKS)
-                store_shared(scratch + at / CHUNKS * PITCH + at % CHUNKS * 16, chunks[i]);
+            if (at < WINDOW_CHUNKS) store_shared(scratch + at / CHUNKS * PITCH + at % CHUNKS * 16, chunks[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < EARLY_WEIGHTS; i++) {
+            const int at = thread + i * THREADS;
             if (at < WEIGHTS) store_shared(scratch + WEIGHT + at * 4, weights[i]);
         }
 #pragma unroll 1
-        for (int at = thread + EARLY * THREADS; at < (WINDOW_ROWS + NEWEST) * CHUNKS; at += THREADS)
+        for (int at = thread + EARLY_CHUNKS * THREADS; at < WINDOW_CHUNKS; at += THREADS)
             store_shared(scratch + at / CHUNKS * PITCH + at % CHUNKS * 16, chunk(args, segment, cache, at));
 #pragma unroll 1
-        for (int at = thread + EARLY * THREADS; at < WEIGHTS; at += THREADS)
+        for (int at = thread + EARLY_WEIGHTS * THREADS; at < WEIGHTS; at += THREADS)
             store_shared(scratch + WEIGHT + at * 4, weight(args, segment.kv_head * args.group + first_head, at));
     }
 };
 
-// Folds the taps: [ROWS, DEPTH], row (head, key tap); and the newest keys' columns of r: [ROWS, NEWEST].
+// Folds the taps of all passes; and the newest keys' columns of r: [PASSES * ROWS, NEWEST].
 DEVICE void fold(const Arguments& args, const Segment& segment, uint32_t scratch, uint32_t folded, uint32_t newest) {
     const int thread = thread_index();
 #pragma unroll 1
-    for (int i = thread; i < ROWS * DEPTH / 2; i += THREADS) {
-        const int pair = i % (DEPTH / 2), row = i / (DEPTH / 2), head = row / KEY_TAPS, key_tap = row % KEY_TAPS;
-        float low = 0, high = 0;
+    for (int i = thread; i < ALL_HEADS * DEPTH / 2; i += THREADS) {
+        const int pair = i % (DEPTH / 2), head = i / (DEPTH / 2);
+        float low[QUERY_TAPS], high[QUERY_TAPS];
 #pragma unroll
         for (int tap = 0; tap < QUERY_TAPS; tap++) {
-            const int window_row = head * QUERY_TAPS + tap;
-            const float weight = load_shared_float(scratch + WEIGHT + (window_row * KEY_TAPS + key_tap) * 4);
-            const uint32_t numbers = load_shared(scratch + window_row * PITCH + pair * 4);
-            low += weight * to_float(ELEMENT{(uint16_t)numbers});
-            high += weight * to_float(ELEMENT{(uint16_t)(numbers >> 16)});
+            const uint32_t numbers = load_shared(scratch + (head * QUERY_TAPS + tap) * PITCH + pair * 4);
+            low[tap] = to_float(ELEMENT{(uint16_t)numbers}) * args.factor;
+            high[tap] = to_float(ELEMENT{(uint16_t)(numbers >> 16)}) * args.factor;
         }
-        store_shared(folded + row * PITCH + pair * 4, pack<ELEMENT>(low * args.factor, high * args.factor));
+        const uint32_t weights = scratch + WEIGHT + head * QUERY_TAPS * KEY_TAPS * 4;
+        const uint32_t to = folded + head / HEADS * FOLDED + head % HEADS * PITCH + pair * 4;
+#pragma unroll 4
+        for (int key_tap = 0; key_tap < KEY_TAPS; key_tap++) {
+            float low_sum = 0, high_sum = 0;
+#pragma unroll
+            for (int tap = 0; tap < QUERY_TAPS; tap++) {
+                const float weight = load_shared_float(weights + (tap * KEY_TAPS + key_tap) * 4);
+                low_sum += weight * low[tap], high_sum += weight * high[tap];
+            }
+            store_shared(to + key_tap * HEADS * PITCH, pack<ELEMENT>(low_sum, high_sum));
+        }
     }
     if (reads_newest(segment)) {
         // Four lanes a product of a query and a key. A query sees the key if it is not older.
@@ -114,8 +127,9 @@ DEVICE void fold(const Arguments& args, const Segment& segment, uint32_t scratch
         }
         __syncthreads();
 #pragma unroll 1
-        for (int i = thread; i < ROWS * NEWEST; i += THREADS) {
-            const int back = i % COLUMNS, row = i / COLUMNS, head = row / KEY_TAPS, key_tap = row % KEY_TAPS;
+        for (int i = thread; i < PASSES * ROWS * NEWEST; i += THREADS) {
+            const int back = i % COLUMNS, row = i / COLUMNS, key_tap = row % ROWS / HEADS;
+            const int head = row / ROWS * HEADS + row % HEADS;
             float sum = 0;
 #pragma unroll
             for (int tap = 0; tap < QUERY_TAPS; tap++) {

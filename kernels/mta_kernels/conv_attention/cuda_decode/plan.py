@@ -18,16 +18,19 @@ from mta_kernels.operation import Convolution
 FOLDER = Path(__file__).parent
 HEADERS = ("sm80_decode.cuh", "work.cuh", "layout.cuh", "stream.cuh", "fold.cuh", "merge.cuh")
 KEYS = 32  # of a warp's tile
+UNIT = 16  # keys: as in work.cuh
 FEWEST_KEYS = 64  # a program: FEWEST_UNITS of work.cuh
 BYTES_AN_SM = 128 * 1024  # of buffers: enough on their way to keep the memory of an H200 busy
-MOST_OUT_COLUMNS = 256  # passes * depth, above which registers spill
+WARPS_AN_SM = 8  # that have registers whatever a program takes
+MOST_OUT_COLUMNS = 256  # of eight heads each, times depth: above it registers spill
+FEW_IDLE = 16  # one program in so many may have no keys where heads are shared evenly: as in work.cuh
 
 
 @dataclass(frozen=True)
 class DecodeConstants:
     """The constants of decode.cu.
 
-    A program has `passes` times `heads` query heads of a KV head; `head_blocks` programs have all of them.
+    A program has `passes` times `heads` (1, 2 or 4) query heads of a KV head; `head_blocks` programs have all of them.
     """
 
     dtype: torch.dtype
@@ -59,14 +62,17 @@ class DecodeConstants:
     def shared_memory(self) -> int:
         """Bytes a program takes, as layout.cuh lays them out."""
         query_taps, key_taps = self.conv.query_taps, self.conv.key_taps
-        newest = query_taps - 1
-        padded_rows = -(-self.heads * key_taps // 16) * 16
-        scratch = max(padded_rows * (KEYS + 4) * 4, self.heads * self.depth * 4) + 8 * (KEYS * 2 + 16)
-        window = (self.heads * query_taps + newest) * self.row_bytes
-        preparation = window + self.heads * query_taps * (key_taps + newest) * 4
-        shared = self.ring_bytes + self.passes * padded_rows * self.row_bytes
+        newest, all_heads = query_taps - 1, self.heads * self.passes
+        row_tiles = -(-self.heads * key_taps // 8)
+        folded = -(-row_tiles // 2) * 16 * self.row_bytes
+        out = min(8, all_heads) * (self.depth + 4) * 4
+        scratch = max(row_tiles * 8 * (KEYS + 5) * 4, out) + -(-all_heads // 8) * KEYS * 16
+        window = (all_heads * query_taps + newest) * self.row_bytes
+        preparation = window + all_heads * query_taps * (key_taps + newest) * 4
+        shared = self.ring_bytes + self.passes * folded
         shared += -(-max(self.warps * scratch, preparation) // 16) * 16
-        return shared + self.passes * self.heads * key_taps * newest * 4 + self.warps * self.heads * 8 + 4
+        shared += (all_heads * key_taps * newest + 1) // 2 * 8
+        return shared + self.warps * all_heads * 8 + 4
 
     def source(self, architecture: str) -> Source:
         constants = {
@@ -90,6 +96,14 @@ class DecodePlan:
         """Programs that there can be work for, where a KV head has at most so many keys."""
         return min(self.programs, max(1, batch_kv_heads * -(-capacity // FEWEST_KEYS)))
 
+    def splits_for(self, batch_kv_heads: int, length: int) -> int:
+        """The programs that share a KV head's keys where all have so many, as work.cuh decides; rounded up."""
+        programs = self.programs_for(batch_kv_heads, length)
+        each = programs // batch_kv_heads
+        if each * batch_kv_heads * FEW_IDLE >= programs * (FEW_IDLE - 1):
+            return min(each, max(1, -(-length // UNIT) * UNIT // FEWEST_KEYS))
+        return -(-programs // batch_kv_heads)
+
 
 @functools.cache
 def choose_plan(
@@ -111,15 +125,15 @@ def plan_on(
     """
     for head_blocks in range(1, group + 1):
         together = -(-group // head_blocks)
-        passes = -(-together // 8)
-        heads = -(-together // passes)
-        for warps, stages in _shapes(head_dim):
+        heads = min(4, 1 << (together - 1).bit_length())
+        passes = -(-together // heads)
+        for warps, stages in _shapes(head_dim, passes, paged):
             constants = DecodeConstants(
                 dtype, head_dim, conv, heads, passes, paged, aligned, warps, stages, head_blocks
             )
-            if constants.shared_memory > limit or (passes > 1 and passes * constants.depth > MOST_OUT_COLUMNS):
+            if constants.shared_memory > limit or -(-together // 8) * constants.depth > MOST_OUT_COLUMNS:
                 continue
-            resident = (limit + 1024) // (constants.shared_memory + 1024)
+            resident = min((limit + 1024) // (constants.shared_memory + 1024), WARPS_AN_SM // warps)
             an_sm = max(1, min(resident, round(BYTES_AN_SM / constants.ring_bytes)))
             return DecodePlan(constants, max(1, an_sm * multiprocessors // head_blocks))
     raise ValueError(
@@ -128,13 +142,17 @@ def plan_on(
     )
 
 
-def _shapes(head_dim: int) -> Iterator[tuple[int, int]]:
-    """Warps and stages, the best first."""
+def _shapes(head_dim: int, passes: int, paged: bool) -> Iterator[tuple[int, int]]:
+    """Warps and stages, the best first: see decision 59."""
     if head_dim <= 64:
-        yield from ((8, 2), (6, 2), (4, 4), (4, 3))
+        if passes == 1 and not paged:  # else registers spill
+            yield 12, 1
+        yield from ((8, 2), (6, 2))
     if head_dim <= 128:
-        yield from ((4, 2), (3, 2))
-    yield from ((2, 2), (1, 2), (1, 1))
+        if passes > 1:
+            yield 8, 1
+        yield 6, 1
+    yield from ((4, 2), (4, 1), (3, 1), (2, 1), (1, 1))
 
 
 def has_whole_chunks(x: Tensor) -> bool:

@@ -9,6 +9,21 @@ DEVICE void store_shared(uint32_t address, uint16_t value) {
     asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
 }
 
+DEVICE void store_shared(uint32_t address, uint32_t first, uint32_t second) {  // at a multiple of 8 bytes
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(first), "r"(second) : "memory");
+}
+// One, two or four numbers that lie side by side, at a multiple of their size.
+template <int Count> DEVICE void load_floats(float (&x)[Count], uint32_t address) {
+    static_assert(Count == 1 || Count == 2 || Count == 4);
+    if constexpr (Count == 4)
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(address) : "memory");
+    else if constexpr (Count == 2)
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(address) : "memory");
+    else
+        x[0] = load_shared_float(address);
+}
+
 // As `copy_async`, of what is read once and whose neighbours come next: memory gives 128 bytes at a time.
 DEVICE void copy_stream(uint32_t destination, const void* source, bool inside) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),

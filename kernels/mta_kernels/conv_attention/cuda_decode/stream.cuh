@@ -12,6 +12,12 @@ DEVICE int64_t chunk_offset(const Rows& x, int chunk) {
     return ALIGNED ? chunk * 16 : chunk * 8 * x.stride_number;
 }
 
+// The i-th of a lane's chunks of a tile.
+DEVICE int row_of(int i, int lane) {
+    return 32 % CHUNKS == 0 ? i * (32 / CHUNKS) + lane / CHUNKS : (i * 32 + lane) / CHUNKS;
+}
+DEVICE int chunk_of(int i, int lane) { return 32 % CHUNKS == 0 ? lane % CHUNKS : (i * 32 + lane) % CHUNKS; }
+
 // A chunk, zeros if not `inside` and from number `count` on. Nothing is read outside.
 DEVICE uint4 load_chunk(const char* start, int64_t stride, int count, bool inside) {
     if (ALIGNED) return inside && count > 0 ? *(const uint4*)start : uint4{0, 0, 0, 0};
@@ -47,7 +53,7 @@ struct Cache {
 };
 
 // The keys of one warp as a stream of tiles. Tile i has the columns y of r from `first_column` + KEYS i on, and the
-// scores and values of the keys j from `first_score` + KEYS i on.
+// scores and values of the keys j from `first_score` + KEYS i on. Each copy is a group of its own, keys before values.
 struct Stream {
     Cache cache;
     int start, stop;  // the keys j of this warp
@@ -57,40 +63,54 @@ struct Stream {
     DEVICE int first_column(int tile) const { return start - PAD + tile * KEYS; }
     DEVICE int first_score(int tile) const { return start - (KEY_TAPS - 1) + tile * KEYS; }
 
-    DEVICE void look_up_pages(const Arguments& args, int lane, int tile) {
-        key_page = cache.page_of(args, first_column(tile) + lane);
-        value_page = cache.page_of(args, first_score(tile) + lane);
-    }
-    DEVICE void load(const Arguments& args, unsigned lane, uint32_t ring, int tile) {
-        if (tile < tiles) {
-            const uint32_t stage = ring + tile % STAGES * STAGE;
-            const int first_y = first_column(tile), first_j = first_score(tile);
-#pragma unroll CHUNKS_AT_ONCE
+    // Rows `first` and on to a buffer, zeros for those that are not `begin` to `end`; `page` is that of a lane's row.
+    DEVICE void copy_tile(const Arguments& args, const Rows& x, const char* rows, int page, int lane, uint32_t to,
+                          int first, int begin, int end) const {
+        const auto inside = [&](int row) { return (unsigned)(first + row - begin) < (unsigned)max(end - begin, 0); };
+        if (ALIGNED && !PAGED && 32 % CHUNKS == 0) {
+            const char* from = rows + row_offset(x, first + row_of(0, lane), 0, 0) + chunk_of(0, lane) * 16;
+            const int64_t step = 32 / CHUNKS * (int64_t)(int)x.stride_row;
+#pragma unroll
+            for (int i = 0; i < CHUNKS; i++)
+                copy_chunk(to + row_of(i, lane) * PITCH + chunk_of(i, lane) * 16, from + i * step, 0,
+                           HEAD_DIM - chunk_of(i, lane) * 8, inside(row_of(i, lane)));
+        } else {
+            const int64_t of_lane = row_offset(x, first + lane, page, args.page_bits);
+#pragma unroll 4
             for (int i = 0; i < CHUNKS; i++) {
-                const int row = (i * 32 + lane) / CHUNKS, chunk = (i * 32 + lane) % CHUNKS;
-                const int y = first_y + row, j = first_j + row;
-                const int key_at = PAGED ? __shfl_sync(~0u, key_page, row) : 0;
-                const int value_at = PAGED ? __shfl_sync(~0u, value_page, row) : 0;
-                const uint32_t to = stage + row * PITCH + chunk * 16;
-                const char* key = cache.keys + chunk_offset(args.k, chunk);
-                const char* value = cache.values + chunk_offset(args.v, chunk);
-                copy_chunk(to, key + row_offset(args.k, y, key_at, args.page_bits), args.k.stride_number,
-                           HEAD_DIM - chunk * 8, (unsigned)y < (unsigned)end_column);
-                copy_chunk(to + TILE, value + row_offset(args.v, j, value_at, args.page_bits), args.v.stride_number,
-                           HEAD_DIM - chunk * 8, (unsigned)(j - start) < (unsigned)(stop - start));
+                const int row = row_of(i, lane), chunk = chunk_of(i, lane);
+                const uint32_t low = __shfl_sync(~0u, (uint32_t)of_lane, row);
+                const int64_t of_row = (int64_t)__shfl_sync(~0u, (int)(of_lane >> 32), row) << 32 | low;
+                const char* from = rows + of_row + chunk_offset(x, chunk);
+                copy_chunk(to + row * PITCH + chunk * 16, from, x.stride_number, HEAD_DIM - chunk * 8, inside(row));
             }
-            if (PAGED) look_up_pages(args, lane, tile + 1);
+        }
+    }
+    DEVICE void load_keys(const Arguments& args, int lane, uint32_t ring, int tile) {
+        if (tile < tiles) {
+            copy_tile(args, args.k, cache.keys, key_page, lane, ring + tile % STAGES * TILE, first_column(tile), 0,
+                      end_column);
+            if (PAGED) key_page = cache.page_of(args, first_column(tile + 1) + lane);
         }
         copies_commit();
     }
-    DEVICE void begin(const Arguments& args, const Segment& segment, const Cache& opened, uint32_t shared) {
+    DEVICE void load_values(const Arguments& args, int lane, uint32_t ring, int tile) {
+        if (tile < tiles) {
+            copy_tile(args, args.v, cache.values, value_page, lane, ring + RING + tile % STAGES * TILE,
+                      first_score(tile), start, stop);
+            if (PAGED) value_page = cache.page_of(args, first_score(tile + 1) + lane);
+        }
+        copies_commit();
+    }
+    DEVICE void begin(const Arguments& args, const Segment& segment, const Cache& opened) {
         const int warp = thread_index() / 32, lane = thread_index() % 32, keys = segment.stop - segment.start;
         cache = opened;
         start = segment.start + keys * warp / WARPS, stop = segment.start + keys * (warp + 1) / WARPS;
         tiles = start < stop ? (stop - start + KEY_TAPS - 1 + KEYS - 1) / KEYS : 0;
         end_column = min(stop - PAD + KEY_TAPS - 1, cache.length);
-        if (PAGED) look_up_pages(args, lane, 0);
-#pragma unroll 1
-        for (int i = 0; i < STAGES - 1; i++) load(args, lane, shared + warp * RING, i);
+        if (PAGED) {
+            key_page = cache.page_of(args, first_column(0) + lane);
+            value_page = cache.page_of(args, first_score(0) + lane);
+        }
     }
 };

@@ -3,11 +3,19 @@
 // The keys of all (sequence, KV head) lie in a row, in units of UNIT keys, and each program takes an equal run of them:
 // its end of one head, any number of whole heads, its start of another. So programs are equally long however lengths
 // differ, and lengths are read here, on the device. With `splits`, a head's keys are instead shared by that many
-// programs, which have no other head.
+// programs, which have no other head; so they are where all heads are equally long and programs come out even.
 #pragma once
 
 constexpr unsigned UNIT = 16;         // keys
+constexpr unsigned FEW_IDLE = 16;     // one program in so many may have no keys where heads are shared evenly
 constexpr unsigned FEWEST_UNITS = 4;  // a program; where there are fewer keys, not all programs work
+
+// a / b where that is below 2^22: a fraction of the instructions of the compiler's.
+DEVICE unsigned quotient(unsigned a, unsigned b) {
+    const unsigned near = (unsigned)(a * reciprocal_fast(b));
+    const int rest = a - near * b;
+    return rest < 0 ? near - 1 : rest >= (int)b ? near + 1 : near;
+}
 
 struct Lengths {
     const int* start;  // the lower halves of int64 are int32 too
@@ -30,7 +38,7 @@ struct Segment {  // what a program has of one head
 struct Work {
     Lengths lengths;
     unsigned program, splits;  // splits is 0 where programs take runs
-    unsigned share, extra;     // units of a program; the first `extra` have one more
+    unsigned share, extra;     // units of a program, of all or of a head's; the first `extra` have one more
     unsigned end;              // of this program's units
     Segment segment;           // what is to do next
 
@@ -43,19 +51,33 @@ struct Work {
     // False if there is nothing to do for this program. All threads of a warp ask.
     DEVICE bool begin(const Lengths& all, unsigned this_program, unsigned programs, unsigned of_splits) {
         lengths = all, program = this_program, splits = of_splits;
+        const unsigned lane = threadIdx.x % 32, kv_heads = lengths.kv_heads, heads = lengths.batch * kv_heads;
+        unsigned of_head = 0;  // all units of a KV head
+        if (!splits) {
+            unsigned longest = 0;
+#pragma unroll 1
+            for (unsigned i = lane; i < lengths.batch; i += 32) {
+                const unsigned units = lengths.units(i);
+                of_head += units, longest = max(longest, units);
+            }
+            of_head = __reduce_add_sync(~0u, of_head), longest = __reduce_max_sync(~0u, longest);
+            // Heads of one length are shared by as many programs each where that leaves few without: to change heads
+            // takes longer than a few keys more.
+            const unsigned each = quotient(programs, heads);
+            const bool alike = longest * lengths.batch == of_head;
+            if (alike && each * heads * FEW_IDLE >= programs * (FEW_IDLE - 1))
+                splits = min(each, max(1u, longest / FEWEST_UNITS));
+            if (splits && program >= splits * heads) return false;
+        }
         if (splits) {
-            const unsigned head = program / splits, split = program % splits;
-            segment.sequence = head / lengths.kv_heads, segment.kv_head = head % lengths.kv_heads;
-            const unsigned units = lengths.units(segment.sequence), each = (units + splits - 1) / splits;
-            end = min(split * each + each, units);
-            set_segment(0, units, min(split * each, units));
+            const unsigned head = quotient(program, splits), split = program - head * splits;
+            segment.sequence = quotient(head, kv_heads), segment.kv_head = head - segment.sequence * kv_heads;
+            const unsigned units = lengths.units(segment.sequence);
+            share = units / splits, extra = units % splits;
+            end = first_unit(split + 1);
+            set_segment(0, units, first_unit(split));
             return true;
         }
-        const unsigned lane = threadIdx.x % 32, kv_heads = lengths.kv_heads;
-        unsigned of_head = 0;  // all units of a KV head
-#pragma unroll 1
-        for (unsigned i = lane; i < lengths.batch; i += 32) of_head += lengths.units(i);
-        of_head = __reduce_add_sync(~0u, of_head);
         const unsigned total = of_head * kv_heads, working = min(programs, max(1u, total / FEWEST_UNITS));
         if (program >= working) return false;
         share = total / working, extra = total - share * working;
