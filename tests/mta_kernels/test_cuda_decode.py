@@ -349,9 +349,9 @@ def test_auto_takes_it_where_heads_share_many_keys(gpu, monkeypatch: pytest.Monk
         return explain(q, cache, weight=weight, v=cache, decode=True).backend
 
     monkeypatch.setattr(triton_backend, "_capability", lambda device: (9, 0))
-    assert [choice(1, 1 << 15), choice(1, (1 << 15) + 1)] == ["triton", "cuda"]
-    assert [choice(4, 1 << 13), choice(8, 1 << 13)] == ["triton", "cuda"]
-    assert [choice(1, 1 << 16, head_dim=128), choice(1, 1 << 16, heads=4)] == ["triton", "triton"]
+    assert [choice(1, 1 << 13), choice(1, (1 << 13) + 1)] == ["triton", "cuda"]
+    assert [choice(4, 1 << 11), choice(8, 1 << 11)] == ["triton", "cuda"]
+    assert [choice(1, 1 << 14, head_dim=128), choice(1, 1 << 14, heads=4)] == ["triton", "triton"]
     assert choice(4, 64, pages=100) == "cuda"
     monkeypatch.setattr(triton_backend, "_capability", lambda device: (8, 0))
     assert choice(1, 64) == "cuda"  # Triton without the copy engine

@@ -26,8 +26,8 @@ from mta_kernels.torch_compile import asked_once, constant_when_compiled, known
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # Where up to so many query heads share a KV head, this decode is faster than CUDA's on short caches, if the copy engine
 # reads them: up to so many keys for each number of a row, of all sequences and KV heads, and times the heads that share
-# one (measured on an H200: decode-auto.csv).
-FEW_SHARING, FEW_KEYS = 8, 4096
+# one (decision 17).
+FEW_SHARING, FEW_KEYS = 8, 1024
 
 
 def why_not(request: Request) -> str | None:
