@@ -87,7 +87,7 @@ def describe(device: str | None = None, gpu: Mapping[str, str] | None = None) ->
         **((gpu or describe_gpu()) if on_gpu else {"device": cpu_name(), "driver": ""}),
         "cuda": torch_build().cuda if on_gpu else "",
         "torch": torch_build().version,
-        "triton": _version_of("triton"),
+        "triton": " for ".join(filter(None, (_version_of("triton"), os.environ.get("TRITON_OVERRIDE_ARCH")))),
         "mtabench": mtabench.__version__,
         "git_sha": sha,
         "git_dirty": dirty,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
 from typing import Any
 
 import torch
@@ -20,6 +22,15 @@ def capability(device: torch.device) -> tuple[int, int]:
     return _limits(device)[0] if device.type == "cuda" else INTERPRETED_CAPABILITY
 
 
+def compiled_capability(device: torch.device) -> tuple[int, int]:
+    """The compute capability that Triton compiles for on `device`: its own, or TRITON_OVERRIDE_ARCH, such as "sm80".
+
+    Kernels compiled for an older one run, too, without the copy engine and with its slower products.
+    """
+    override = re.fullmatch(r"sm(\d+)(\d)", os.environ.get("TRITON_OVERRIDE_ARCH", ""))
+    return (int(override[1]), int(override[2])) if override else capability(device)
+
+
 def shared_memory_limit(device: torch.device) -> int:
     """Bytes of shared memory that one program can have on `device`."""
     return _limits(device)[1] if device.type == "cuda" else INTERPRETED_SHARED_MEMORY
@@ -32,7 +43,7 @@ def sm_count(device: torch.device) -> int:
 
 def tile_limits(x: torch.Tensor) -> dict[str, Any]:
     """What decides which tiles of numbers like those of `x` fit its GPU, by the names that choices of tiles take."""
-    limits = {"compute_capability": capability(x.device), "shared_memory": shared_memory_limit(x.device)}
+    limits = {"compute_capability": compiled_capability(x.device), "shared_memory": shared_memory_limit(x.device)}
     return {"element_size": x.element_size(), **limits}
 
 

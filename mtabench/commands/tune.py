@@ -108,7 +108,7 @@ def _is_launched(kernel: str, case: Case, device: torch.device) -> bool:
     """Whether a step of the case on some cache launches the kernel on this device; whether backends can be compared."""
     if kernel == "decode_bulk":
         group, element = case.heads // case.kv_heads, DTYPES[case.dtype].itemsize
-        return bulk_pays(case.head_dim, group, element, gpu_limits.capability(device))
+        return bulk_pays(case.head_dim, group, element, gpu_limits.compiled_capability(device))
     for gradients in (False, True):
         if kernel == tuned_as(gradients):
             return len(backends_by_rank(_shape(case).request(gradients, device))) > 1

@@ -28,14 +28,14 @@ def splits_used(case: Case) -> int:
 
     from mta_kernels.conv_attention.triton.decode import auto_tiles
     from mta_kernels.conv_attention.triton.decode_plan import bulk_pays
-    from mta_kernels.gpu_limits import capability
+    from mta_kernels.gpu_limits import compiled_capability
     from mtabench.problem.inputs import DTYPES
 
     if isinstance(case.splits, int):
         return case.splits
     dtype, device, group = DTYPES[case.dtype], torch.device(case.device), case.heads // case.kv_heads
     taps = case.conv.taps
-    bulk = bulk_pays(case.head_dim, group, dtype.itemsize, capability(device))
+    bulk = bulk_pays(case.head_dim, group, dtype.itemsize, compiled_capability(device))
     return auto_tiles(dtype, case.head_dim, taps, case.seq, group, case.batch * case.kv_heads, device, bulk)[0]
 
 

@@ -273,7 +273,7 @@ TABLE: tuple[Column, ...] = (
     _environment("driver", "version of the GPU's driver"),
     _environment("cuda", "version of CUDA", heading="CUDA"),
     _environment("torch", "version of PyTorch"),
-    _environment("triton", "version of Triton"),
+    _environment("triton", "version of Triton, and the GPU that it compiles for where TRITON_OVERRIDE_ARCH names one"),
     _environment("mtabench", "version of mtabench"),
     _environment("git_sha", "revision of the code", Field(fields.optional(fields.revision)), heading="git"),
     _environment("git_dirty", "whether the code had changes that the revision lacks", FLAG),

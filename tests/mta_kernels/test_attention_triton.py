@@ -179,7 +179,7 @@ def test_the_caller_keeps_their_allocator() -> None:
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90", "sm_120"])
 def test_tiles_of_every_gpu(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = limits_of(target)
-    monkeypatch.setattr(triton_fmha, "capability", lambda device: limits.capability)
+    monkeypatch.setattr(triton_fmha, "compiled_capability", lambda device: limits.capability)
     monkeypatch.setattr(triton_fmha, "shared_memory_limit", lambda device: limits.shared_per_block)
     if DEVICE == "cuda":
         # A GPU with a copy engine turns pointers into descriptors on the device, and wants room for them.

@@ -142,7 +142,7 @@ def test_what_the_copy_engine_cannot_read(monkeypatch: pytest.MonkeyPatch) -> No
         (128, 8, 2, (8, 9), False),
     ):
         assert bulk_pays(head_dim, group, size, compute_capability) == pays
-    monkeypatch.setattr(decode, "capability", lambda device: (8, 9))
+    monkeypatch.setattr(decode, "compiled_capability", lambda device: (8, 9))
     assert not decode.reads_in_bulk(q, cache, cache, None)
 
 

@@ -44,7 +44,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(tile_sizes, "device_name", lambda device: GPU)
-    monkeypatch.setattr(gpu_limits, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(gpu_limits, "compiled_capability", lambda device: (9, 0))
     monkeypatch.setattr("mtabench.commands.tune.unsupported_reason", lambda case: None)
     monkeypatch.setattr("mtabench.commands.tune.backends_by_rank", lambda request: ["the only one"])
 
@@ -162,7 +162,7 @@ def test_decode_takes_its_own_axes(mtabench, planted):
 
 @pytest.mark.parametrize(("capability", "dtype"), [((8, 0), "bf16"), ((9, 0), "fp32")])
 def test_what_the_copy_engine_cannot_read_is_not_tuned(mtabench, planted, monkeypatch, capability, dtype):
-    monkeypatch.setattr(gpu_limits, "capability", lambda device: capability)
+    monkeypatch.setattr(gpu_limits, "compiled_capability", lambda device: capability)
     assert mtabench("tune", "--pass", "decode", "--seq", "8k", "--dtype", dtype)[0] == 0
     assert [call[0] for call in planted.calls] == ["decode"]
 

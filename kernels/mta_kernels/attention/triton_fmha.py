@@ -18,7 +18,7 @@ from mta_kernels.conv_attention.surroundings import on_device_of
 from mta_kernels.conv_attention.triton.forward import value_block
 from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, describe_heads, launch, operand
 from mta_kernels.conv_attention.triton.prepare import describable, dot_precision
-from mta_kernels.gpu_limits import capability, shared_memory_limit
+from mta_kernels.gpu_limits import compiled_capability, shared_memory_limit
 
 
 @triton.jit
@@ -126,7 +126,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) ->
     whose rows do not start at multiples of 16 bytes are copied. float32 is multiplied as float32.
     """
     block_d, block_v = (value_block(x) for x in (q, v))
-    chosen = tiles(max(block_d, block_v), q.element_size(), capability(q.device), shared_memory_limit(q.device))
+    chosen = tiles(
+        max(block_d, block_v), q.element_size(), compiled_capability(q.device), shared_memory_limit(q.device)
+    )
     return attention_with(chosen, q, k, v, causal=causal, scale=scale)
 
 
@@ -138,7 +140,7 @@ def attention_with(chosen: Tiles, q: Tensor, k: Tensor, v: Tensor, *, causal: bo
     kv_heads, key_rows, value_dim = v.shape[1:]
     out = torch.empty(batch, heads, query_rows, value_dim, dtype=q.dtype, device=q.device)
     block_d, block_v = (value_block(x) for x in (q, v))
-    host_descriptors, alignment = capability(q.device)[0] >= 9, 16 // q.element_size()
+    host_descriptors, alignment = compiled_capability(q.device)[0] >= 9, 16 // q.element_size()
     with on_device_of(q):
         q, k, v = describable(q), describable(k), describable(v)
         launch(

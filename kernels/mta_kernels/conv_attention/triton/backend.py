@@ -19,7 +19,7 @@ from mta_kernels.conv_attention.backend import (
     size_unsupported,
 )
 from mta_kernels.conv_attention.surroundings import on_device_of, without_autocast
-from mta_kernels.gpu_limits import absent, capability
+from mta_kernels.gpu_limits import absent, compiled_capability
 from mta_kernels.operation import Operation
 from mta_kernels.torch_compile import asked_once, constant_when_compiled, known
 
@@ -90,7 +90,7 @@ def _decodes_few_keys(request: Request) -> bool:
     return bulk_pays(request.head_dim, group, request.dtype.itemsize, _capability(q.device))
 
 
-_capability = asked_once(capability)
+_capability = asked_once(compiled_capability)
 
 
 def _forward(operation: Operation, q: Tensor, *tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:

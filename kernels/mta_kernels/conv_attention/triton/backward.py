@@ -28,7 +28,7 @@ from mta_kernels.conv_attention.triton.backward_scores import (
 from mta_kernels.conv_attention.triton.forward import value_block
 from mta_kernels.conv_attention.triton.launch import call_signature, cdiv, launch, next_power_of_2
 from mta_kernels.conv_attention.triton.prepare import LN_2, LOG2_E, NO_MARGINS, Margins, _load_rows, prepare, row_pitch
-from mta_kernels.gpu_limits import capability, shared_memory_limit
+from mta_kernels.gpu_limits import compiled_capability, shared_memory_limit
 from mta_kernels.operation import Operation
 
 # Query rows whose P and dC are kept at a time; a multiple of ALIGNED.
@@ -92,7 +92,7 @@ def _part_backward(
     prepared = prepare(operation, q, k, v, weight, signature=signature, margins=margins)
     gpu: dict[str, int] = {"element_size": q.element_size(), "shared_memory": shared_memory_limit(q.device)}
     key = Key.of(q.dtype, head_dim, weight.shape[1:], causal, key_rows)
-    candidates = probabilities_candidates(compute_capability=capability(q.device), **gpu)
+    candidates = probabilities_candidates(compute_capability=compiled_capability(q.device), **gpu)
     probabilities = best_config("probabilities", key, candidates, q.device)
     value_gradients = best_config(
         "value_gradients", key, value_gradients_candidates(block_d=value_block(q), **gpu), q.device

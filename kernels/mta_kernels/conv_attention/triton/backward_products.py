@@ -13,7 +13,7 @@ from torch import Tensor
 from mta_kernels.conv_attention.triton.backward_scores import ALIGNED, Chunk, aligned_keys, aligned_rows, summed_keys
 from mta_kernels.conv_attention.triton.launch import cdiv, describe_rows, launch, operand
 from mta_kernels.conv_attention.triton.prepare import dot_precision
-from mta_kernels.gpu_limits import capability, shared_memory_limit
+from mta_kernels.gpu_limits import compiled_capability, shared_memory_limit
 
 WIDE_TILE_BYTES = 200 * 1024  # of shared memory for tiles of 256 columns; sm_120 has less
 
@@ -124,7 +124,7 @@ def _launch(
     batch_heads, columns = left.shape[0], right.shape[2]
     block_m, block_n, block_k, options = product_blocks(left, columns, transposed=transposed)
     rows, left_block = (chunk.keys, [1, block_k, block_m]) if transposed else (chunk.rows, [1, block_m, block_k])
-    host_descriptors = capability(left.device)[0] >= 9
+    host_descriptors = compiled_capability(left.device)[0] >= 9
     launch(
         kernel, cdiv(columns, block_n) * cdiv(rows, block_m) * batch_heads, chunk.signature,
         operand(left, left_block, host_descriptors), operand(right, [1, block_k, block_n], host_descriptors),
@@ -143,7 +143,7 @@ def product_blocks(left: Tensor, columns: int, *, transposed: bool) -> tuple[int
     """
     if left.element_size() == 4:
         return 64, 64, 32, {"num_warps": 4, "num_stages": 2}
-    if capability(left.device)[0] < 9:
+    if compiled_capability(left.device)[0] < 9:
         return 128, 64 if columns <= 64 else 128, 64, {"num_warps": 8, "num_stages": 3}
     if transposed:
         return 128, 128, 64, {"num_warps": 4, "num_stages": 3}

@@ -15,7 +15,7 @@ from mta_kernels.conv_attention.triton.forward import value_block
 from mta_kernels.conv_attention.triton.forward_kernel import _score_tile, key_range
 from mta_kernels.conv_attention.triton.launch import cdiv, describe_heads, describe_rows, launch, operand
 from mta_kernels.conv_attention.triton.prepare import LOG2_E, Prepared, dot_precision
-from mta_kernels.gpu_limits import capability
+from mta_kernels.gpu_limits import compiled_capability
 
 # Chunks are written and read in blocks of ALIGNED rows and keys, those alone that some query of the block sees.
 ALIGNED = 128
@@ -272,7 +272,7 @@ def launch_probabilities(
 ) -> None:
     """Fill `p [B*Hq, rows, keys]`."""
     queries, keys = prepared.queries, prepared.keys
-    host_descriptors = capability(p.device)[0] >= 9
+    host_descriptors = compiled_capability(p.device)[0] >= 9
     launch(
         _probabilities_kernel, cdiv(chunk.rows, config.block_m) * p.shape[0], chunk.signature,
         operand(queries, [1, config.block_m, config.block_depth], host_descriptors),
@@ -294,7 +294,7 @@ def launch_value_gradients(
 ) -> None:  # fmt: skip
     """Fill `dc [B*Hq, rows, keys]`, and add to `dv [B*Hq, N, D]` float32 what the rows of the chunk contribute."""
     block_d = value_block(values)
-    host_descriptors = capability(p.device)[0] >= 9
+    host_descriptors = compiled_capability(p.device)[0] >= 9
     heads = p.shape[0] // values.shape[0]
     launch(
         _value_gradients_kernel, cdiv(chunk.keys, config.block_n) * p.shape[0], chunk.signature,

@@ -37,7 +37,7 @@ from mta_kernels.conv_attention.triton.launch import (
     operand,
 )
 from mta_kernels.conv_attention.triton.prepare import dot_precision
-from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
+from mta_kernels.gpu_limits import compiled_capability, shared_memory_limit, sm_count
 from mta_kernels.operation import Operation
 
 SLOTS_AT_ONCE = 64  # so many partial results a head are merged without a loop
@@ -118,7 +118,7 @@ def reads_in_bulk(q_window: Tensor, k_cache: Tensor, v_cache: Tensor, block_tabl
 
     Not paged ones; their dims lie side by side, all else begins at multiples of 16 bytes, and no two rows at one place.
     """
-    group, compute_capability = q_window.shape[1] // k_cache.shape[1], capability(k_cache.device)
+    group, compute_capability = q_window.shape[1] // k_cache.shape[1], compiled_capability(k_cache.device)
     if block_table is not None or not bulk_pays(k_cache.shape[3], group, k_cache.element_size(), compute_capability):
         return False
     return all(

@@ -22,7 +22,7 @@ from mta_kernels.conv_attention.triton.launch import (
     operand,
 )
 from mta_kernels.conv_attention.triton.prepare import NO_MARGINS, Margins, Prepared, dot_precision, prepare
-from mta_kernels.gpu_limits import capability, tile_limits
+from mta_kernels.gpu_limits import compiled_capability, tile_limits
 from mta_kernels.operation import Operation
 
 # On Hopper: bytes of expanded keys of the heads whose programs take turns, half of its L2; and the most columns of a
@@ -107,7 +107,7 @@ def _forward_heads(
 def heads_at_once(prepared: Prepared, causal: bool) -> int:
     """Heads whose programs take turns: on Hopper, where causal, as many as L2 has room for their keys; else one."""
     keys = prepared.keys
-    if not causal or capability(keys.device) != (9, 0):
+    if not causal or compiled_capability(keys.device) != (9, 0):
         return 1
     head_bytes = keys.shape[1] * keys.shape[2] * keys.element_size()
     return min(prepared.queries.shape[0], max(1, KEYS_IN_L2 // head_bytes))
@@ -121,7 +121,7 @@ def launch_forward(
     batch, heads, query_rows, head_dim = out.shape
     queries, keys, values = prepared.queries, prepared.keys, prepared.values
     block_d = value_block(values)
-    host_descriptors = capability(values.device)[0] >= 9
+    host_descriptors = compiled_capability(values.device)[0] >= 9
     dependent, depth = dependent_launches(values), queries.shape[2]
     head_depth = (cdiv(depth, config.block_depth) - 1) * config.block_depth if config.q_in_registers else 0
     q_head, k_head = (
@@ -149,7 +149,7 @@ def launch_forward(
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_DEPTH=config.block_depth,
         HEAD_DEPTH=head_depth, BLOCK_D=block_d,
         Q_IN_REGISTERS=config.q_in_registers, MASKED_STAGES=config.masked_stages, MASKED_N=masked_n,
-        SUMS_IN_THREADS=capability(values.device)[0] == 9 and not config.q_in_registers,
+        SUMS_IN_THREADS=compiled_capability(values.device)[0] == 9 and not config.q_in_registers,
         ALIGNMENT=16 // values.element_size(), PRECISION=dot_precision(values.dtype),
         DEPENDENT_LAUNCH=dependent, num_warps=config.num_warps, num_stages=config.num_stages, launch_pdl=dependent,
     )  # fmt: skip

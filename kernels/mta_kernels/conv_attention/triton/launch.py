@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mta_kernels.conv_attention.fastpath.memory import keep
 from mta_kernels.conv_attention.fastpath.triton_launch import LaunchReplay, has_hooks, launch_replay
-from mta_kernels.gpu_limits import capability
+from mta_kernels.gpu_limits import compiled_capability
 
 MAX_LAUNCHES = MAX_SIGNATURES = 4096
 _signatures: dict[Hashable, int] = {}
@@ -101,7 +101,7 @@ def dependent_launches(x: Tensor) -> bool:
 
     Every kernel of a chain waits, so that what was launched before it all is done too.
     """
-    return x.is_cuda and capability(x.device)[0] >= 9
+    return x.is_cuda and compiled_capability(x.device)[0] >= 9
 
 
 def operand(x: Tensor, block: list[int], host_descriptors: bool) -> Tensor | TensorDescriptor:

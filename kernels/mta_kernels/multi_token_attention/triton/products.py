@@ -23,7 +23,7 @@ from mta_kernels.conv_attention.triton.launch import (
     operand,
 )
 from mta_kernels.conv_attention.triton.prepare import dot_precision
-from mta_kernels.gpu_limits import capability, shared_memory_limit
+from mta_kernels.gpu_limits import compiled_capability, shared_memory_limit
 from mta_kernels.multi_token_attention.triton.chunks import BLOCK, Chunk, seen_keys, stored_end, stored_from
 
 # Rows, keys (or columns) and depth of a tile, warps and stages, by the head dim up to which they are taken: the best of
@@ -274,7 +274,7 @@ def score_product(
     block_d = next_power_of_2(max(16, head_dim))
     block_m, block_n, options = score_tile(left, block_d)
     key_tiles = config_of(SCORES, left, block_d)["key_tiles"]
-    host_descriptors = capability(left.device)[0] >= 9
+    host_descriptors = compiled_capability(left.device)[0] >= 9
     scores = out.flatten(0, 1)
     programs = cdiv(chunk.pitch, block_n * key_tiles) * cdiv(chunk.rows, block_m) * batch * heads
     launch_as(
@@ -303,7 +303,7 @@ def row_product(
     block_d = next_power_of_2(max(16, head_dim))
     left = scores[:, :, chunk.own_rows].flatten(0, 1)
     block_m, block_k, options = tile_of_product(ROW_PRODUCT, "rows", left, block_d)
-    host_descriptors = capability(left.device)[0] >= 9
+    host_descriptors = compiled_capability(left.device)[0] >= 9
     launch_as(
         key, _row_product_kernel, cdiv(chunk.owned, block_m) * batch * heads,
         (chunk.signature, call_signature(scores, right, out)),
@@ -333,7 +333,7 @@ def add_transposed_product(
     block_d = next_power_of_2(max(16, head_dim))
     left = scores[:, :, chunk.own_rows].flatten(0, 1)
     block_n, block_k, options = tile_of_product(TRANSPOSED, "keys", left, block_d)
-    host_descriptors = capability(left.device)[0] >= 9
+    host_descriptors = compiled_capability(left.device)[0] >= 9
     launch_as(
         key, _transposed_product_kernel, cdiv(chunk.keys, block_n) * batch * kv_heads,
         (chunk.signature, call_signature(scores, right, out)),
@@ -363,7 +363,7 @@ def score_tile(left: Tensor, block_d: int) -> tuple[int, int, dict[str, Any]]:
 
 def config_of(configs: dict[int, dict[str, int]], left: Tensor, block_d: int) -> dict[str, int]:
     """That of a head dim; before Hopper that of the largest, whose many warps have registers enough."""
-    return configs[64 if block_d <= 64 and capability(left.device)[0] >= 9 else 256]
+    return configs[64 if block_d <= 64 and compiled_capability(left.device)[0] >= 9 else 256]
 
 
 def tile_of_product(
