@@ -30,9 +30,8 @@ HOPPER_HEAD_DIMS = (64, 96, 128, 256)
 CAUSAL_AND_PACKED = ((True, False), (True, True), (False, False))
 DECODE_HEAD_DIMS, DECODE_GROUPS = (64, 128), (4, 8)  # query heads a KV head: without sharing, decode is Triton's
 CUDA_HEAD_DIMS = (64, 96, 128)
-A100 = "sm_80", 163 * 1024  # whose forward and backward are compiled
-# GPUs whose decode is compiled: architecture, bytes of shared memory a block may have, multiprocessors (A100, H200).
-DECODE_GPUS = (("sm_80", 163 * 1024, 108), ("sm_90", 227 * 1024, 132))
+A100, H200 = ("sm_80", 163 * 1024), ("sm_90", 227 * 1024)  # architecture, bytes of shared memory a block may have
+DECODE_GPUS = ((*A100, 108), (*H200, 132))  # and their multiprocessors
 
 
 def common_sources() -> list[Source]:
@@ -47,7 +46,9 @@ def _hopper() -> Iterator[Source]:
         yield prepare.PrepareConstants(*shape).source
         for causal, packed in CAUSAL_AND_PACKED:
             yield forward.ForwardConstants(*shape, causal, packed).source
-            if head_dim <= forward.MAX_BACKWARD_HEAD_DIM:
+            if head_dim > forward.MAX_BACKWARD_HEAD_DIM:
+                yield from _cuda_backward(H200, dtype, head_dim, causal, packed)
+            else:
                 constants = backward.BackwardConstants(*shape, causal, packed)
                 yield constants.source
                 yield constants.exact.source
@@ -59,11 +60,18 @@ def _cuda() -> Iterator[Source]:
         for causal, packed in CAUSAL_AND_PACKED:
             shape = (dtype, head_dim, CONVOLUTION, causal, packed, limit)
             yield cuda_forward.ForwardConstants(*shape).source(architecture)
-            constants = cuda_backward.constants_for(*shape)
-            assert constants, "it has tiles for CUDA_HEAD_DIMS"
-            yield constants.prepare_source(architecture)
-            yield constants.source(architecture)
-            yield constants.exact(architecture).source
+            yield from _cuda_backward(A100, dtype, head_dim, causal, packed)
+
+
+def _cuda_backward(
+    gpu: tuple[str, int], dtype: torch.dtype, head_dim: int, causal: bool, packed: bool
+) -> Iterator[Source]:
+    architecture, limit = gpu
+    constants = cuda_backward.constants_for(dtype, head_dim, CONVOLUTION, causal, packed, limit)
+    assert constants, "it has tiles for these head dims"
+    yield constants.prepare_source(architecture)
+    yield constants.source(architecture)
+    yield constants.exact(architecture).source
 
 
 def _decode() -> Iterator[Source]:

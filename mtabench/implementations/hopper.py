@@ -30,8 +30,13 @@ def never_on(case: Case, device: Device | None) -> str | None:
         return f"{device.name} is no Hopper GPU (sm_90), which is what hopper is for"
     if case.conv.query_taps > banded.MOST_TAPS[0] or case.conv.key_taps > banded.MOST_TAPS[1]:
         return "hopper takes up to {}x{} taps".format(*banded.MOST_TAPS)
+    return None
+
+
+def not_modelled(case: Case, device: Device | None) -> str | None:
+    """Why the model says nothing of a cell, or None."""
     if case.pass_ == "bwd" and case.head_dim > banded.MOST_BACKWARD:
-        return f"hopper has no backward for head dims above {banded.MOST_BACKWARD}"
+        return f"the backward of hopper above head dim {banded.MOST_BACKWARD}, that of cuda, is not modelled"
     return None
 
 
@@ -83,12 +88,12 @@ ENTRIES = (
     Implementation(
         order=40, name="hopper", op="conv-attention", passes=("fwd", "bwd"), devices=("cuda",), work="banded",
         summary="fused CUDA kernels for H100 and H200, the convolution as banded products on the tensor cores",
-        note="backward up to head dim 128; auto takes triton above",
+        note="above head dim 128 with the backward of cuda",
         build=partial(conv_attention_by, "hopper"), why_not=partial(backend_why_not, "hopper"),
         ranks_backend="hopper",
         style=Style("#0072B2", "#4FA3FF", "X", "-"), compiles=True,
         sources=(Source("hopper", source, KERNELS, order=40),),
-        kernels=kernels, never_on=never_on,
+        kernels=kernels, never_on=never_on, not_modelled=not_modelled,
         # Two kernels of a forward (host-time.csv). The backward was not measured: it is taken for little more.
         host_s={"fwd": 9e-6, "bwd": 10e-6}, tile=tile,
     ),

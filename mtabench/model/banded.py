@@ -218,7 +218,7 @@ def scratch_pitch(seq: int) -> int:
 
 def scratch_bytes(case: Case) -> int:
     """Bytes of p and ds that a backward keeps at a time, on a GPU with a Hopper's SMs."""
-    if case.impl == "cuda":  # as backward_constants.py chooses by a Hopper's memory
+    if case.impl == "cuda" or case.head_dim > MOST_BACKWARD:  # as backward_constants.py chooses by a Hopper's memory
         rows, blocks = (64 if 120 <= case.head_dim <= 128 or case.head_dim > 224 else 128), 1 + (case.head_dim <= 128)
         chunks = chunks_of(case, HOPPER_SMS * blocks, rows - 2 * (case.conv.query_taps - 1))
     else:

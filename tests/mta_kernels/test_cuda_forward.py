@@ -170,13 +170,16 @@ def test_calls_in_a_cuda_graph() -> None:
         (12, 128, (2, 9), False, False),
         (12, 128, (3, 9), False, True),
         (9, 128, (6, 11), False, True),
-        (8, 136, (6, 11), False, False),
+        (8, 136, (6, 11), False, True),
+        (9, 136, (6, 11), False, False),
+        (9, 136, (6, 11), True, True),
         (8, 64, (6, 11), True, True),
         (12, 128, (6, 11), True, True),
         (8, 64, (4, 11), True, False),
         (8, 64, (3, 9), True, False),
         (10, 64, (6, 11), True, False),
         (8, 256, (1, 11), False, False),
+        (10, 256, (6, 11), True, False),
         (10, 64, (6, 11), False, False),
         (11, 64, (6, 11), False, False),
     ],
@@ -192,7 +195,7 @@ def test_auto_takes_it_where_triton_has_more_to_multiply(monkeypatch, major, hea
 
 
 def test_auto_takes_it_with_gradients_and_without(cuda, monkeypatch) -> None:
-    monkeypatch.setattr(backend, "_multiplies_alike", lambda device: True)
+    monkeypatch.setattr(backend, "_multiplies_alike", lambda *asked: True)
     monkeypatch.setattr(hopper_backend, "platform_unsupported", lambda device: "no Hopper GPU")
     q, k, v, weight = make(1, 2, 1, 24, 64, (6, 11), FP16)
     assert explain(q, k, v, weight).backend == "cuda"

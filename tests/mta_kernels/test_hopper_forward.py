@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from itertools import pairwise
 
 import pytest
 import torch
 from banded_forwards import ON_HOPPER, forward_by
+from emulated_forward import emulated_forward  # noqa: F401
 from emulated_hopper import emulator  # noqa: F401
 from kernel_inputs import (
     DEVICE,
@@ -21,14 +23,16 @@ from planted_faults import plant
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import conv_attention, conv_attention_reference, explain, identity_weight, operators
+from mta_kernels.conv_attention.backend import Request
 from mta_kernels.conv_attention.banded import structures
 from mta_kernels.conv_attention.hopper import prepare
 from mta_kernels.conv_attention.hopper import source as sources
+from mta_kernels.conv_attention.hopper.backend import HOPPER
 from mta_kernels.conv_attention.hopper.forward import kernel, shape_unsupported
 from mta_kernels.conv_attention.hopper.prepare import Preparation, PrepareConstants
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.structures import Rows
-from mta_kernels.operation import Convolution
+from mta_kernels.operation import Convolution, Operation
 
 SEEDS = (0,) if ON_HOPPER else (0, 1, 2)  # of the emulator: how threads and copies interleave
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -38,6 +42,13 @@ BF16, FP16 = torch.bfloat16, torch.float16
 def hopper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """`conv_attention` by the Hopper kernel."""
     return forward_by("hopper", request, monkeypatch)
+
+
+@pytest.fixture
+def wide_backward(request: pytest.FixtureRequest) -> None:
+    """The backward above head dim 128."""
+    if not ON_HOPPER:
+        request.getfixturevalue("emulated_forward")
 
 
 @pytest.mark.parametrize(
@@ -160,27 +171,46 @@ def test_repeated_calls_in_a_new_thread_and_in_a_cuda_graph(monkeypatch: pytest.
         assert torch.equal(captured, call())
 
 
-@pytest.mark.parametrize(("head_dim", "trained_by"), [(32, "hopper"), (144, "triton")])
-def test_auto_takes_one_backend_for_forward_and_backward(hopper, head_dim: int, trained_by: str) -> None:
-    """The two round scores differently: a backward with the other's logsumexp is off where scores are large."""
+@pytest.mark.parametrize("head_dim", [32, 144])
+def test_auto_takes_one_backend_for_forward_and_backward(hopper, wide_backward, head_dim: int) -> None:
+    """Triton rounds scores differently: its backward is off with this logsumexp where scores are large."""
     inputs = make(1, 2, 1, 40, head_dim, (3, 5), FP16)
     assert explain(*inputs).backend == "hopper"
     with torch.no_grad():
         hopper_out = conv_attention(*(x.detach().requires_grad_() for x in inputs))
     assert torch.equal(hopper_out, hopper(*inputs))
     leaves = dict(zip(("q", "k", "v", "weight"), (x.detach().requires_grad_() for x in inputs), strict=True))
-    assert explain(*leaves.values()).backend == trained_by
+    assert explain(*leaves.values()).backend == "hopper"
     assert_as_reference(leaves, backend="auto", scale=1.0)
     got, own = (
-        value_and_gradients(conv_attention, leaves, hopper_out, backend=backend) for backend in ("auto", trained_by)
+        value_and_gradients(conv_attention, leaves, hopper_out, backend=backend) for backend in ("auto", "hopper")
     )
     assert all(torch.equal(got[name], own[name]) for name in got)
 
 
-def test_it_has_no_backward_above_head_dim_128(hopper) -> None:
-    q, k, v, weight = make(1, 2, 1, 24, 144, (3, 5), FP16)
-    with pytest.raises(ValueError, match="head_dim 144 has no backward here, which goes up to 128; backend='auto'"):
-        hopper(q, k, v, weight.requires_grad_())
+@pytest.mark.parametrize(
+    ("head_dim", "times", "options"),
+    [
+        (144, 1, {"causal": False}),
+        (192, 300, {"scale": -1.0}),
+        (256, 1, {"cu_seqlens": torch.tensor([0, 3, 3, 90, 150], device=DEVICE)}),
+    ],
+    ids=["both directions", "scores beyond fp16", "documents"],
+)
+def test_above_head_dim_128_the_backward_is_that_of_cuda(hopper, wide_backward, head_dim, times, options) -> None:
+    leaves = dict(zip(("q", "k", "v", "weight"), make(1, 2, 1, 150, head_dim, (6, 11), BF16), strict=True))
+    leaves["q"][:, :, [0, 70, 71, 140, 149]] *= times
+    leaves["k"][:, :, [3, 64, 120]] *= times
+    assert_as_reference(leaves, "hopper", **options)
+
+
+def test_ranks_train_head_dims_up_to_128(hopper) -> None:
+    operation = Operation.of((6, 11), 144)
+    why = "head_dim 144 has no backward over ranks here, which goes up to 128"
+    for head_dim, gradients, over_ranks in itertools.product((128, 144), (False, True), (False, True)):
+        request = Request(operation, DEVICE, BF16, head_dim, gradients, over_ranks=over_ranks)
+        assert HOPPER.why_not(request) in (None, why)
+        assert (HOPPER.why_not(request) == why) == (head_dim == 144 and gradients and over_ranks)
 
 
 @pytest.mark.parametrize(

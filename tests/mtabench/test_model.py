@@ -363,7 +363,9 @@ def test_what_is_not_modelled_says_so():
     assert unmodelled(with_changes(CUDA, taps=(9, 11))) == "cuda takes up to 8x17 taps there"
     assert unmodelled(CUDA, A100) is None
     assert unmodelled(replace(HOPPER, head_dim=192)) is None
-    assert unmodelled(replace(HOPPER, head_dim=192, pass_="bwd")) == "hopper has no backward for head dims above 128"
+    assert unmodelled(replace(HOPPER, head_dim=192, pass_="bwd")) == (
+        "the backward of hopper above head dim 128, that of cuda, is not modelled"
+    )
 
 
 def test_devices_are_found_by_their_names_and_by_short_ones():

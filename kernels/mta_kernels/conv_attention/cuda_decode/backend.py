@@ -52,7 +52,9 @@ def platform_unsupported(device: torch.device | str) -> str | None:
 # takes 0.56 to 1.12 of Triton's time on an H100 and an H200, where Triton has the faster products of Hopper. Those of
 # both passes are the same share, or up to 0.02 less.
 MOST_MULTIPLY_ADDS = 0.65
-MOST_HEAD_DIM = 128  # at 256 it takes 1.4 to 2.0 times Triton's time on an H200
+# Above, on Hopper GPUs, its forward alone takes 1.4 to 2.3 times Triton's time, and both passes 0.65 to 0.96. Triton's
+# kernels as they are compiled for sm_80 take longer than this forward, too (docs/design/cuda-forward.md).
+MOST_HEAD_DIM = 128
 
 
 def rank(request: Request) -> int | None:
@@ -71,21 +73,22 @@ def rank(request: Request) -> int | None:
 def _pays(request: Request) -> bool:
     """Whether it has so much less to multiply than Triton that it is the faster."""
     taps = request.operation.conv.taps
-    if not known(request.head_dim <= MOST_HEAD_DIM):
-        return False
+    is_wide_forward = not request.gradients and not known(request.head_dim <= MOST_HEAD_DIM)
     of_triton = (min(taps) + 1) * request.head_dim
     fewer = forward.multiply_adds(request.head_dim, *taps) <= MOST_MULTIPLY_ADDS * of_triton
-    return known(fewer) and _multiplies_alike(request.device)
+    return known(fewer) and _multiplies_alike(request.device, is_wide_forward)
 
 
 @asked_once
-def _multiplies_alike(device: torch.device | str) -> bool:
+def _multiplies_alike(device: torch.device | str, is_wide_forward: bool) -> bool:
     """Whether Triton's products are this kernel's on a GPU, or both were measured there: not on sm_100 to sm_110.
 
-    Those have products of tensor memory, which Triton uses, and nobody has measured them against this kernel.
+    Those have products of tensor memory, which Triton uses, and nobody has measured them against this kernel. Hopper
+    has products that make Triton the faster in a forward of wide heads.
     """
     device = torch.device(device)
-    return device.type == "cuda" and absent(device) is None and capability(device)[0] in (8, 9, 12)
+    alike = (8, 12) if is_wide_forward else (8, 9, 12)
+    return device.type == "cuda" and absent(device) is None and capability(device)[0] in alike
 
 
 CUDA = Backend(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mta_kernels.conv_attention.backend import Backend, Gradients, Request
+from mta_kernels.conv_attention.cuda_sm80 import backward as cuda_backward
 from mta_kernels.conv_attention.hopper import backward, forward
-from mta_kernels.conv_attention.hopper.forward import shape_unsupported
+from mta_kernels.conv_attention.hopper.forward import MAX_BACKWARD_HEAD_DIM, shape_unsupported
 from mta_kernels.gpu_limits import absent
 from mta_kernels.nvrtc.compiler import missing_package
+from mta_kernels.operation import Operation
 from mta_kernels.torch_compile import asked_once
 
 
@@ -20,8 +24,16 @@ def why_not(request: Request) -> str | None:
     return (
         absent(request.device)
         or platform_unsupported(request.device)
-        or shape_unsupported(request.dtype, request.head_dim, *request.operation.conv.taps, request.gradients)
+        or shape_unsupported(request.dtype, request.head_dim, *request.operation.conv.taps)
+        or _tiles_unsupported(request)
     )
+
+
+def _tiles_unsupported(request: Request) -> str | None:
+    """Why not gradients of a sequence that ranks share, or None."""
+    if request.over_ranks and request.gradients and request.head_dim > MAX_BACKWARD_HEAD_DIM:
+        return f"head_dim {request.head_dim} has no backward over ranks here, which goes up to {MAX_BACKWARD_HEAD_DIM}"
+    return None
 
 
 @asked_once
@@ -40,8 +52,18 @@ def rank(request: Request) -> int | None:
     return None if request.decode is not None else 1
 
 
-def _replay_backward(*operation_and_tensors: Any) -> Callable[..., Gradients]:
-    return backward.launches_for(*operation_and_tensors).gradients
+# Above its own head dims the backward is that of cuda, which rounds scores and marks rows as this forward does.
+
+
+def _backward(operation: Operation, q: Tensor, *tensors: Tensor, **options: Any) -> Gradients:
+    of = backward if q.shape[3] <= MAX_BACKWARD_HEAD_DIM else cuda_backward
+    return of.conv_attention_backward(operation, q, *tensors, **options)
+
+
+def _replay_backward(operation: Operation, q: Tensor, *tensors: Any) -> Callable[..., Gradients]:
+    if q.shape[3] > MAX_BACKWARD_HEAD_DIM:
+        return partial(cuda_backward.conv_attention_backward, operation)
+    return backward.launches_for(operation, q, *tensors).gradients
 
 
 def _tiles(head_chunk: int) -> Any:
@@ -51,6 +73,6 @@ def _tiles(head_chunk: int) -> Any:
 
 
 HOPPER = Backend(
-    "hopper", why_not, rank, forward.conv_attention_forward, backward.conv_attention_backward,
+    "hopper", why_not, rank, forward.conv_attention_forward, _backward,
     replay=forward.launches_for, replay_backward=_replay_backward, tiles=_tiles,
 )  # fmt: skip

@@ -24,22 +24,18 @@ from mta_kernels.operation import Operation
 QUERY_TAPS, KEY_TAPS = 8, 17  # at most
 ROWS, SLAB = 64, 64 * 128
 MAX_VALUE_DIM = 128
-MAX_BACKWARD_HEAD_DIM = 128
+MAX_BACKWARD_HEAD_DIM = 128  # of backward.cu: see backend.py
 _launches: dict[tuple, ForwardLaunches] = {}
 
 
-def shape_unsupported(
-    dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int, backward: bool = False
-) -> str | None:
-    """Why no Hopper GPU could run these, or None; `backward` is whether gradients are wanted."""
+def shape_unsupported(dtype: torch.dtype, head_dim: int, query_taps: int, key_taps: int) -> str | None:
+    """Why no Hopper GPU could run these, or None."""
     if dtype not in ELEMENTS:
         return f"dtype {dtype} is not float16 or bfloat16"
     if not (16 <= head_dim <= 128 and head_dim % 8 == 0) and not (128 < head_dim <= 256 and head_dim % 16 == 0):
         return f"head_dim {head_dim} is not a multiple of 8 from 16 to 128, or of 16 up to 256"
     if query_taps > QUERY_TAPS or key_taps > KEY_TAPS:
         return f"{query_taps}x{key_taps} taps are outside 1x1 to {QUERY_TAPS}x{KEY_TAPS} (query taps x key taps)"
-    if backward and head_dim > MAX_BACKWARD_HEAD_DIM:
-        return f"head_dim {head_dim} has no backward here, which goes up to {MAX_BACKWARD_HEAD_DIM}"
     return None
 
 
