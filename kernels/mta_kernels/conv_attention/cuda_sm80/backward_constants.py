@@ -10,13 +10,13 @@ import torch
 
 from mta_kernels.conv_attention.banded import banded_headers
 from mta_kernels.conv_attention.banded.backward_exact import ExactConstants
+from mta_kernels.conv_attention.cuda_sm80.forward import beside_eights
 from mta_kernels.nvrtc.compiler import Source, headers_in
 from mta_kernels.nvrtc.structures import ELEMENTS
 from mta_kernels.operation import Convolution, key_padding
 
 FOLDER = Path(__file__).parent
 ON_EVERY_GPU = 128  # head dims have tiles up to here; beyond, where thread blocks have 163 KB of shared memory
-FEWEST_STAGES = 2  # of products
 ABOVE = 16  # rows of zeros
 
 
@@ -75,13 +75,13 @@ class BackwardConstants:
     def shared_memory(self) -> int:
         """Bytes a block takes, as backward_layout.cuh lays them out."""
         depth, rows, taps = -(-self.head_dim // 16) * 16, 32 * self.tiles.row_groups, self.conv.query_taps
-        left_eights = -(-self.conv.pad // 8)
-        beside = left_eights + -(-(self.conv.key_taps - 1 - self.conv.pad) // 8)
+        beside = beside_eights(self.conv)
         scores = -(-((rows + ABOVE) * ((self.tiles.keys // 8 + beside) | 1) * 16 + 16) // 128) * 128
         queries = rows * depth * 2
         both = max(2 * scores, 2 * queries) if self.tiles.in_registers else 2 * scores + 2 * queries
-        of_rows = both + 2 * self.tiles.keys * depth * 2 + 2 * taps * 512
-        of_products = FEWEST_STAGES * (64 if self.head_dim > 64 else 32) * (self.places + depth) * 2
+        of_rows = both + 2 * self.tiles.keys * depth * 2 + taps * (beside + 1) * 128
+        stages, product_depth = (3, 64) if self.head_dim > 64 else (2, 32)  # at least
+        of_products = stages * product_depth * (self.places + depth) * 2
         return max(of_rows, of_products) + 16
 
     def constants(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class BackwardConstants:
 SMALL_TILES = (Tiles(4, 1, 64, 32, 2, True), Tiles(4, 1, 32, 32, 2, True))
 LARGE_TILES = (
     Tiles(4, 1, 32, 32, 2, False), Tiles(2, 2, 64, 32, 2, False), Tiles(4, 2, 64, 32, 1, False),
-    Tiles(2, 2, 64, 32, 1, False), Tiles(2, 1, 32, 32, 1, False),
+    Tiles(2, 2, 64, 32, 1, False),
 )  # fmt: skip
 WIDE_TILES = Tiles(4, 2, 64, 32, 1, False), Tiles(2, 2, 64, 32, 1, False)
 

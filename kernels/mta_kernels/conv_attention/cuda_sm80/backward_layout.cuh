@@ -29,8 +29,7 @@ constexpr int QUERIES = 0, GRADS = QUERY_BYTES, SCORES = OPERANDS_IN_REGISTERS ?
 constexpr int SCORE_GRADS = SCORES + aligned(SCORE_BYTES);
 constexpr int BUFFERS_END = SCORE_GRADS + aligned(SCORE_BYTES);
 constexpr int KEYS_AT = BUFFERS_END > 2 * QUERY_BYTES ? BUFFERS_END : 2 * QUERY_BYTES;
-constexpr int VALUES_AT = KEYS_AT + TILE_BYTES, TAPS = VALUES_AT + TILE_BYTES, TAPS_BACK = TAPS + TAP_BYTES;
-constexpr int ROWS_END = TAPS_BACK + TAP_BYTES;
+constexpr int VALUES_AT = KEYS_AT + TILE_BYTES, TAPS = VALUES_AT + TILE_BYTES, ROWS_END = TAPS + TAP_BYTES;
 static_assert(WARPS * WEIGHT_NUMBERS * 4 <= ROWS_END, "sums of the weight's gradient take the place of all else");
 constexpr int WORK = SHARED_BYTES - 16;  // its number
 static_assert(ROWS_END <= WORK && 2 * PRODUCT_STAGE <= WORK, "as in backward_constants.py");

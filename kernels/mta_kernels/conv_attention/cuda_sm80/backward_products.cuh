@@ -32,60 +32,72 @@ struct ProductCounts {
     DEVICE int all() const { return of_values + of_keys + of_queries; }
 };
 
-// ROWS rows of the scratch from `first_row` of the chunk on, CHUNKS times 8 places from `first_place` on, to shared memory. What
-// no row block has stored is zeros, and so are rows from `end` on.
-template <int ROWS, int CHUNKS>
-DEVICE void copy_scratch(const Arguments& args, const ChunkOfHead& of, const uint16_t* scratch, int first_row, int first_place, int end,
-                         uint32_t to) {
-    static_assert(THREADS % CHUNKS == 0 && ROWS % (THREADS / CHUNKS) == 0, "a thread's chunks lie in one column");
-    const int thread = thread_index(), chunk = thread % CHUNKS, place = first_place + chunk * 8;
-    // Whether all have been stored: their row blocks have at least the places of what the rows see.
-    const int of_head = of.first_row() + first_row;
-    const bool all = first_row + ROWS <= end && first_place >= keys_begin(args.at, of_head + ROWS - 1) &&
-                     first_place + CHUNKS * 8 <= keys_end(args.at, of_head) + LAG;
-    const int thread_row = thread / CHUNKS;
-    const uint16_t* source = scratch + of.in_scratch(args, first_row + thread_row) + place;
-    const int64_t step = THREADS / CHUNKS * (int64_t)args.pitch;
-    if (all) {
-#pragma unroll
-        for (int i = 0; i < ROWS; i += THREADS / CHUNKS, source += step)
-            copy_async(to + in_tile<CHUNKS * 8>(i + thread_row, chunk), source, true);
-        return;
-    }
-#pragma unroll 1
-    for (int row = thread_row; row < ROWS; row += THREADS / CHUNKS, source += step) {
-        const RowBlock block(args.at, of.first_row_block + (first_row + row) / BLOCK_ROWS);
-        const bool inside = first_row + row < end && place >= block.first_place && place < block.end_place;
-        copy_async(to + in_tile<CHUNKS * 8>(row, chunk), source, inside);
-    }
-}
+// What a thread copies of the steps of a product, one after the other: PRODUCT_DEPTH rows of the scratch and of grad_out or q, or
+// for dq PRODUCT_DEPTH places of PLACES rows, and keys. What no row block has stored is zeros, and so are rows from `end` on.
+template <Product Kind> struct StepCopies {
+    static constexpr bool OF_ROWS = Kind == OF_QUERIES;
+    static constexpr int ROWS = OF_ROWS ? PLACES : PRODUCT_DEPTH, CHUNKS = (OF_ROWS ? PRODUCT_DEPTH : PLACES) / 8;
+    static constexpr int LEFT_AT_ONCE = THREADS / CHUNKS;
+    static_assert(THREADS % CHUNKS == 0 && ROWS % LEFT_AT_ONCE == 0, "a thread's chunks lie in one column");
+    static_assert(PRODUCT_DEPTH % ROWS_AT_ONCE == 0, "all threads copy as many rows");
 
-// Step `step` of a product to a stage's memory.
-template <bool OfRows>
-DEVICE void copy_step(const Arguments& args, const ChunkOfHead& of, const ProductTile& tile, int step, uint32_t to) {
-    const int first = tile.begin + step * PRODUCT_DEPTH;
-    if (OfRows) {
-        const int rows = min(args.chunk_rows, args.at.query_rows - of.first_row());
-        copy_scratch<PLACES, PRODUCT_DEPTH / 8>(args, of, args.ds, tile.block * PLACES, first, rows, to);
-    } else {
-        const uint16_t* const scratch = tile.kind == OF_VALUES ? args.p : args.ds;
-        copy_scratch<PRODUCT_DEPTH, PLACES / 8>(args, of, scratch, first, tile.block * PLACES, tile.end, to);
+    const Arguments& args;
+    const ChunkOfHead& of;
+    int first_row, first_place, end;  // of the left operand, whose rows are of the chunk
+    const uint16_t* left;             // the thread's first chunk of the next step
+
+    DEVICE StepCopies(const Arguments& args, const ChunkOfHead& of, const ProductTile& tile) : args(args), of(of) {
+        first_row = OF_ROWS ? tile.block * PLACES : tile.begin, first_place = OF_ROWS ? tile.begin : tile.block * PLACES;
+        end = OF_ROWS ? min(args.chunk_rows, args.at.query_rows - of.first_row()) : tile.end;
+        const uint16_t* const scratch = Kind == OF_VALUES ? args.p : args.ds;
+        left = scratch + of.in_scratch(args, first_row + threadIdx.x / CHUNKS) + first_place + threadIdx.x % CHUNKS * 8;
     }
-    const Rows& right = tile.kind == OF_VALUES ? args.grad_out : OfRows ? args.inputs.k : args.inputs.q;
-    const uint16_t* const start = row_of(right, of.batch, OfRows ? of.kv_head : of.head, 0);
-    const int rows = OfRows ? args.at.key_rows : args.at.query_rows, stride = (int)right.stride_row;
+
+    DEVICE void copy_next(uint32_t to) {
+        copy_left(to);
+        copy_right(to + LEFT_BYTES);
+        left += OF_ROWS ? PRODUCT_DEPTH : PRODUCT_DEPTH * (int64_t)args.pitch;
+        (OF_ROWS ? first_place : first_row) += PRODUCT_DEPTH;
+    }
+
+    DEVICE void copy_left(uint32_t to) const {
+        // Whether all have been stored: their row blocks have at least the places of what the rows see.
+        const int of_head = of.first_row() + first_row;
+        const bool all = first_row + ROWS <= end && first_place >= keys_begin(args.at, of_head + ROWS - 1) &&
+                         first_place + CHUNKS * 8 <= keys_end(args.at, of_head) + LAG;
+        const int chunk = threadIdx.x % CHUNKS, thread_row = threadIdx.x / CHUNKS;
+        const int64_t pass = LEFT_AT_ONCE * (int64_t)args.pitch;
+        const uint16_t* source = left;
+        if (all) {
 #pragma unroll
-    for (int i = thread_index(); i < PRODUCT_DEPTH * (HEAD_DIM / 8); i += THREADS) {
-        const int local_row = i / (HEAD_DIM / 8), chunk = i % (HEAD_DIM / 8);
-        const int row = OfRows ? first + key_of_place(local_row) - LAG : of.first_row() + first + local_row;
-        const bool inside = row >= 0 && row < rows;
-        copy_async(to + LEFT_BYTES + in_tile<DEPTH>(local_row, chunk), start + (inside ? (int64_t)row * stride : 0) + chunk * 8, inside);
+            for (int i = 0; i < ROWS; i += LEFT_AT_ONCE, source += pass)
+                copy_async(to + in_tile<CHUNKS * 8>(i + thread_row, chunk), source, true);
+            return;
+        }
+        const int place = first_place + chunk * 8;
+#pragma unroll 1
+        for (int row = thread_row; row < ROWS; row += LEFT_AT_ONCE, source += pass) {
+            const RowBlock block(args.at, of.first_row_block + (first_row + row) / BLOCK_ROWS);
+            const bool inside = first_row + row < end && place >= block.first_place && place < block.end_place;
+            copy_async(to + in_tile<CHUNKS * 8>(row, chunk), source, inside);
+        }
     }
-}
+
+    DEVICE void copy_right(uint32_t to) const {
+        const Rows& right = Kind == OF_VALUES ? args.grad_out : Kind == OF_KEYS ? args.inputs.q : args.inputs.k;
+        const uint16_t* const start = row_of(right, of.batch, OF_ROWS ? of.kv_head : of.head, 0);
+        const int first = OF_ROWS ? first_place - LAG : of.first_row() + first_row, rows = OF_ROWS ? args.at.key_rows : args.at.query_rows;
+#pragma unroll
+        for (int i = 0; i < PRODUCT_DEPTH; i += ROWS_AT_ONCE) {
+            const int local_row = threadIdx.x / 8 + i, row = first + (OF_ROWS ? key_of_place(local_row) : local_row);
+            copy_chunks(to, start + (int64_t)row * (int)right.stride_row, row >= 0 && row < rows, local_row, threadIdx.x % 8);
+        }
+    }
+};
 
 // By a warp: 64 rows of the left operand from `first_row` on and PART_STEPS times 16 columns of the right one.
 template <bool OfRows> DEVICE void multiply_step(Sums& sums, uint32_t tiles, int first_row, int part) {
-    const unsigned lane = thread_index() % 32;
+    const unsigned lane = threadIdx.x % 32;
     const uint32_t left = tiles + (OfRows ? in_tile<PRODUCT_DEPTH>(first_row + lane % 16, lane / 16)
                                           : in_tile<PLACES>(lane / 16 * 8 + lane % 8, first_row / 8 + lane / 8 % 2));
     const uint32_t right = tiles + LEFT_BYTES + in_tile<DEPTH>(lane % 16, lane / 16);
@@ -157,12 +169,13 @@ DEVICE void write_dq(const Arguments& args, const ChunkOfHead& of, const Product
         }
 }
 
-template <bool OfRows>
+template <Product Kind>
 DEVICE void multiply_steps(const Arguments& args, const ChunkOfHead& of, const ProductTile& tile, Sums& sums, uint32_t shared,
                            int first_row, int part) {
     const int steps = (tile.end - tile.begin + PRODUCT_DEPTH - 1) / PRODUCT_DEPTH;
+    StepCopies<Kind> copies(args, of, tile);
     for (int i = 0; i < PRODUCT_STAGES - 1; i++) {
-        if (i < steps) copy_step<OfRows>(args, of, tile, i, shared + i * PRODUCT_STAGE);
+        if (i < steps) copies.copy_next(shared + i * PRODUCT_STAGE);
         copies_commit();
     }
 #pragma unroll 1
@@ -170,9 +183,9 @@ DEVICE void multiply_steps(const Arguments& args, const ChunkOfHead& of, const P
         copies_wait<PRODUCT_STAGES - 2>();
         __syncthreads();  // the step has come; the one before is not read any more
         const int next = i + PRODUCT_STAGES - 1;
-        if (next < steps) copy_step<OfRows>(args, of, tile, next, shared + next % PRODUCT_STAGES * PRODUCT_STAGE);
+        if (next < steps) copies.copy_next(shared + next % PRODUCT_STAGES * PRODUCT_STAGE);
         copies_commit();
-        multiply_step<OfRows>(sums, shared + i % PRODUCT_STAGES * PRODUCT_STAGE, first_row, part);
+        multiply_step<Kind == OF_QUERIES>(sums, shared + i % PRODUCT_STAGES * PRODUCT_STAGE, first_row, part);
     }
 }
 
@@ -184,13 +197,14 @@ DEVICE void compute_products(const Arguments& args, const WorkTile& work, const 
     for (int i = 1; i < PRODUCT_STAGES; i++) clear_rest<HEAD_DIM, DEPTH, THREADS>(shared + i * PRODUCT_STAGE + LEFT_BYTES, PRODUCT_DEPTH);
     Sums sums = {};
     ProductTile tile;
-    const int of_keys = work.part - counts.of_values, of_queries = of_keys - counts.of_keys;
-    if (of_queries >= 0) {
+    // Those of each kind that take the longest come first.
+    const int of_keys = work.part - counts.of_values, of_queries = counts.all() - 1 - work.part;
+    if (of_queries < counts.of_queries) {
         tile = {OF_QUERIES, of_queries};
         const int last = min((of_queries + 1) * PLACES, rows) - 1;
         tile.begin = RowBlock(args.at, of.first_row_block + of_queries * PLACES / BLOCK_ROWS).first_place;
         tile.end = RowBlock(args.at, of.first_row_block + last / BLOCK_ROWS).end_place;
-        multiply_steps<true>(args, of, tile, sums, shared, first_row, part);
+        multiply_steps<OF_QUERIES>(args, of, tile, sums, shared, first_row, part);
         write_dq(args, of, tile, sums, rows, first_row, part);
     } else {
         tile = of_keys >= 0 ? ProductTile{OF_KEYS, of_keys} : ProductTile{OF_VALUES, work.part};
@@ -202,7 +216,8 @@ DEVICE void compute_products(const Arguments& args, const WorkTile& work, const 
             tile.begin = max(tile.begin, args.seen_by[max(first_key, 0) / ALIGNED] - of.first_row());
             tile.end = min(tile.end, args.seen_by[blocks + min((first_key + PLACES - 1) / ALIGNED, blocks - 1)] - of.first_row());
         }
-        multiply_steps<false>(args, of, tile, sums, shared, first_row, part);
+        if (of_keys >= 0) multiply_steps<OF_KEYS>(args, of, tile, sums, shared, first_row, part);
+        else multiply_steps<OF_VALUES>(args, of, tile, sums, shared, first_row, part);
         add_sums(args, of, tile, sums, counts.keys, work.chunk == args.chunks.chunks - 1, first_row, part);
     }
     __syncthreads();

@@ -55,8 +55,7 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
     copy_tile(shared + KEYS_AT, keys, args.inputs.k, block.first_place, args.at.key_rows);
 
     RowScales scales;
-    scales.unit = write_taps<false>(args.inputs.weight, args.scale_log2, of.head, shared + TAPS);
-    write_taps<true>(args.inputs.weight, args.scale_log2, of.head, shared + TAPS_BACK);
+    scales.unit = write_taps(args.inputs.weight, args.scale_log2, of.head, shared + TAPS);
     const WarpRows rows{args.at, tile_row + group * WARP_ROWS}, ds_rows{args.at, rows.first - HALO};
     struct { int first_row, batch_head, batch, kv_head; } scaled = {block.first_row, of.batch_head, of.batch, of.kv_head};
     const GradScales grad_scales(args, scaled, rows.lane(), scales.unit, min(tile_row + TILE_ROWS, args.at.query_rows));
@@ -143,7 +142,7 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
             Numbers numbers = {};
             if (ds_rows.sees_some(first_column)) {
                 Columns ds = {};
-                convolve(ds, scores_at(shared + SCORE_GRADS) + chunk / 8 * 16, shared + TAPS_BACK);
+                convolve<true>(ds, scores_at(shared + SCORE_GRADS) + chunk / 8 * 16, shared + TAPS);
                 ds_rows.mask_scores(ds, first_column);
                 pack_columns<ELEMENT>(numbers, ds, grad_scales.to_ds);
             }

@@ -28,17 +28,26 @@ template <int Numbers> DEVICE float (&eight_columns(float (&all)[Numbers], int e
 
 // Eight columns of c += their part in a pair of eights of scores. A pair's second eight goes with a product 8 deep where the
 // first lies outside the columns' window, and the other way around.
-DEVICE void add_pair(float (&c)[4], const uint32_t (&pair)[4], int first, const uint4& taps) {
-    if (first == 0 && EIGHTS > 1) multiply<Half>(c, pair, taps.x, taps.y);
-    else if (first == 1 && EIGHTS > 2) multiply<Half>(c, pair, taps.z, taps.w);
-    else if (first == EIGHTS - 1) multiply_8<Half>(c, pair[0], pair[1], first == 0 ? taps.x : first == 1 ? taps.y : taps.w);
-    else if (first == -1) multiply_8<Half>(c, pair[2], pair[3], taps.x);
+DEVICE void add_pair(float (&c)[4], const uint32_t (&pair)[4], int first, const uint32_t (&taps)[4]) {
+    if (first == 0 && EIGHTS > 1) multiply<Half>(c, pair, taps[0], taps[1]);
+    else if (first == 1 && EIGHTS > 2) multiply<Half>(c, pair, taps[2], taps[3]);
+    else if (first == EIGHTS - 1) multiply_8<Half>(c, pair[0], pair[1], taps[first == 0 ? 0 : first == 1 ? 1 : 3]);
+    else if (first == -1) multiply_8<Half>(c, pair[2], pair[3], taps[0]);
 }
 
-// CHUNK columns of c of this warp's rows. `scores` is this lane's address for `load_matrices`, without the place of a set.
-DEVICE void convolve(Columns& c, uint32_t scores, uint32_t taps) {
-    const uint32_t own_taps = taps + threadIdx.x % 32 * 16;
-    uint4 of_set[ROW_TILES];  // T of the tap by which set e reads the set that is loaded
+// This lane's address for `load_matrices` of a tap's T, or T': matrices 0, 1, 1 and 2, since a product 16 deep takes two
+// neighbours.
+template <bool Back> DEVICE uint32_t taps_at(uint32_t taps) {
+    const unsigned lane = thread_index() % 32, matrix = (lane / 8 + 1) / 2, last = EIGHTS - 1;
+    const unsigned inside = matrix < last ? matrix : last;
+    return taps + (Back ? last - inside : inside) * 128 + lane % 8 * 16;
+}
+
+// CHUNK columns of c of this warp's rows, or of ds with `Back`. `scores` is this lane's address for `load_matrices`, without the
+// place of a set.
+template <bool Back = false> DEVICE void convolve(Columns& c, uint32_t scores, uint32_t taps) {
+    const uint32_t own_taps = taps_at<Back>(taps);
+    uint32_t of_set[2][4];  // T of the tap by which set e reads the set that is loaded: e and set, even or odd
     uint32_t pairs[2][4];
     auto load = [&](int i) {
         load_matrices(pairs[i % 2], scores + row_place(i / PAIRS - HALO) + i % PAIRS * 32);
@@ -48,8 +57,9 @@ DEVICE void convolve(Columns& c, uint32_t scores, uint32_t taps) {
     for (int i = 0; i < SETS * PAIRS; i++) {
         const int set = i / PAIRS, pair = i % PAIRS;
         if (pair == 0) {
-            if (ROW_TILES == 2) of_set[ROW_TILES - 1] = of_set[0];
-            if (set <= HALO) of_set[0] = load_shared_16(own_taps + (HALO - set) * 512);
+            const int tap = HALO - set;  // of set 0; that of set 1 was loaded before
+            if (tap >= 0 && Back) load_matrices_transposed(of_set[set % 2], own_taps + (HALO - tap) * EIGHTS * 128);
+            if (tap >= 0 && !Back) load_matrices(of_set[set % 2], own_taps + tap * EIGHTS * 128);
         }
         if (i + 1 < SETS * PAIRS) load(i + 1);
 #pragma unroll
@@ -57,7 +67,7 @@ DEVICE void convolve(Columns& c, uint32_t scores, uint32_t taps) {
             const int tap = e + HALO - set;
             if (tap < 0 || tap >= QUERY_TAPS) continue;
 #pragma unroll
-            for (int n = 0; n < CHUNK / 8; n++) add_pair(eight_columns(c[e], n), pairs[i % 2], 2 * pair - n, of_set[e]);
+            for (int n = 0; n < CHUNK / 8; n++) add_pair(eight_columns(c[e], n), pairs[i % 2], 2 * pair - n, of_set[(set + e) % 2]);
         }
     }
 }

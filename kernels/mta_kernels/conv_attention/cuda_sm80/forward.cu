@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cuda_forward(const
     clear_rest<HEAD_DIM, DEPTH, THREADS>(shared + QUERIES, TILE_ROWS);
     clear_rest<HEAD_DIM, DEPTH, THREADS>(shared + KEYS_AT, KEYS);
     copy_tile(shared + KEYS_AT, keys, args.inputs.k, work.first_tile * KEYS, args.at.key_rows);
-    const float unit = write_taps<false>(args.inputs.weight, args.scale_log2, work.head, shared + TAPS);
+    const float unit = write_taps(args.inputs.weight, args.scale_log2, work.head, shared + TAPS);
 
     Operand queries;
     if (OPERANDS_IN_REGISTERS) {

@@ -43,6 +43,11 @@ def multiply_adds(head_dim: int, query_taps: int, key_taps: int) -> int:
     return 2 * head_dim + 8 * min(key_taps, 3) * query_taps
 
 
+def beside_eights(conv: Convolution) -> int:
+    """BESIDE of geometry.cuh."""
+    return -(-conv.pad // 8) + -(-(conv.key_taps - 1 - conv.pad) // 8)
+
+
 @dataclass(frozen=True)
 class ForwardConstants:
     """The constants of forward.cu for a shape."""
@@ -98,11 +103,11 @@ class ForwardConstants:
 
     def _shared_memory(self, keys: int) -> int:
         depth, rows = -(-self.head_dim // 16) * 16, self.warps * self.row_tiles * 16
-        beside = -(-self.conv.pad // 8) + -(-(self.conv.key_taps - 1 - self.conv.pad) // 8)
+        beside = beside_eights(self.conv)
         scores = (rows + 8) * ((keys // 8 + beside) | 1) * 16 + 16
         scores, queries = -(-scores // 128) * 128, rows * depth * 2
         both = max(scores, queries) if self.queries_in_registers else scores + queries
-        return both + 2 * keys * depth * 2 + self.conv.query_taps * 512
+        return both + 2 * keys * depth * 2 + self.conv.query_taps * (beside + 1) * 128
 
     def source(self, architecture: str) -> Source:
         constants = {

@@ -28,5 +28,5 @@ constexpr int CLASS = (TILE_ROWS + ABOVE) / ROW_TILES * PITCH;
 DEVICE constexpr int row_place(int row) { return (row + ABOVE) % ROW_TILES * CLASS + (row + ABOVE) / ROW_TILES * PITCH; }
 constexpr int SCORE_BYTES = ROW_TILES * CLASS + 16;  // a pair of chunks may end behind the last row
 
-constexpr int QUERY_BYTES = TILE_ROWS * DEPTH * 2, TILE_BYTES = KEYS * DEPTH * 2, TAP_BYTES = QUERY_TAPS * 512;
+constexpr int QUERY_BYTES = TILE_ROWS * DEPTH * 2, TILE_BYTES = KEYS * DEPTH * 2, TAP_BYTES = QUERY_TAPS * EIGHTS * 128;
 constexpr int aligned(int bytes) { return (bytes + 127) / 128 * 128; }

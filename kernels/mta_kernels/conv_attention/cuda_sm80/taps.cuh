@@ -2,8 +2,8 @@
 //
 //   T[t][y, j] = weight[QUERY_TAPS-1-t, y-j+PAD], and of the gradient, from the last tap to the first, T'[t][j, y] = weight[t, y-j+PAD]
 //
-// T is the same at all columns. Eight columns of c read EIGHTS eights of scores, so T of a tap is EIGHTS 8 x 8 matrices: a
-// register of each lane. A lane's four words are matrices 0, 1, 1 and 2, since a product 16 deep takes two neighbours.
+// T is the same at all columns. Eight columns of c read EIGHTS eights of scores, so T of a tap is EIGHTS 8 x 8 matrices. In
+// shared memory a matrix is column by column, so `load_matrices` gives T, and transposed, from the last matrix to the first, T'.
 #pragma once
 #include "geometry.cuh"
 
@@ -11,7 +11,7 @@ constexpr float SMALLEST_SCALE = 1e-37f;  // of a scale of 0, whose scores are s
 
 // By all threads: T of a head, in fp16, over a power of two and with the sign of the scale. So a weight of any size works.
 // Returns what c is to be multiplied by for a softmax in powers of two, which is above zero.
-template <bool Back> DEVICE float write_taps(const Weight& weight, float scale_log2, int head, uint32_t taps) {
+DEVICE float write_taps(const Weight& weight, float scale_log2, int head, uint32_t taps) {
     float largest = 0;
     for (int i = threadIdx.x % 32; i < QUERY_TAPS * KEY_TAPS; i += 32)
         largest = fmaxf(largest, fabsf(weight_at(weight, head, i / KEY_TAPS, i % KEY_TAPS)));
@@ -19,22 +19,16 @@ template <bool Back> DEVICE float write_taps(const Weight& weight, float scale_l
     const int exponent = largest > 0 ? ilogbf(largest) + 1 : 0;
     const float sign = scale_log2 < 0 ? -1 : 1;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < QUERY_TAPS * 32; i += THREADS) {
-        uint32_t words[3];
+    for (int i = threadIdx.x; i < QUERY_TAPS * EIGHTS * 32; i += THREADS) {  // two rows of a column of a matrix
+        const int query_tap = QUERY_TAPS - 1 - i / (32 * EIGHTS), eight = i / 32 % EIGHTS, column = i % 32 / 4;
+        float value[2];
 #pragma unroll
-        for (int eight = 0; eight < 3; eight++) {
-            float value[2];
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const int row = 8 * eight + i % 4 * 2 + e, column = i % 32 / 4;  // of T
-                const int tap = Back ? column - row + LEFT + PAD : row - 8 * LEFT_EIGHTS - column + PAD;
-                const bool inside = tap >= 0 && tap < KEY_TAPS;
-                const int query_tap = Back ? i / 32 : QUERY_TAPS - 1 - i / 32;
-                value[e] = inside ? sign * ldexpf(weight_at(weight, head, query_tap, tap), -exponent) : 0.f;
-            }
-            words[eight] = pack<Half>(value[0], value[1]);
+        for (int e = 0; e < 2; e++) {
+            const int tap = 8 * (eight - LEFT_EIGHTS) + i % 4 * 2 + e - column + PAD;
+            const bool inside = tap >= 0 && tap < KEY_TAPS;
+            value[e] = inside ? sign * ldexpf(weight_at(weight, head, query_tap, tap), -exponent) : 0.f;
         }
-        store_shared(taps + i * 16, uint4{words[0], words[1], words[1], words[2]});
+        store_shared(taps + i * 4, pack<Half>(value[0], value[1]));
     }
     const float unit = ldexpf(fabsf(scale_log2), exponent);  // NaN stays NaN
     return unit < SMALLEST_SCALE ? SMALLEST_SCALE : unit;
