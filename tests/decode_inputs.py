@@ -6,10 +6,18 @@ from itertools import product
 from typing import Any
 
 import torch
-from kernel_inputs import DEVICE
+from kernel_inputs import DEVICE, relative_error
 from torch import Tensor
 
-from mta_kernels.multi_token_attention import DecodeState, multi_token_attention_reference, prefill_state
+from mta_kernels.multi_token_attention import (
+    DecodeState,
+    multi_token_attention_decode,
+    multi_token_attention_decode_reference,
+    multi_token_attention_reference,
+    prefill_state,
+)
+from mta_kernels.multi_token_attention.decode.state import needs_state
+from mta_kernels.multi_token_attention.mixers import Mixers
 
 PARTS = ("pre_conv", "pre_mix", "post_conv", "post_mix")
 COMBINATIONS = [dict(zip(PARTS, chosen, strict=True)) for chosen in product((False, True), repeat=4)]
@@ -105,3 +113,28 @@ def paged(x: Tensor, page_size: int, seed: int = 1) -> tuple[Tensor, Tensor]:
     pages = x.new_full((batch * count + 2, heads, page_size, head_dim), float("nan"))
     pages[order.to(x.device)] = padded.unflatten(2, (count, page_size)).transpose(1, 2).flatten(0, 1)
     return pages, order.view(batch, count).to(x.device, torch.int32)
+
+
+def check_steps(inputs: Inputs, before: list[int], steps: int = 1, rounding: float = 16, **options) -> Tensor:
+    """Steps after prompts of these lengths are as near to the forward in float64 as twice eager's own error.
+
+    Each sequence and head too. Returns the last step's result.
+    """
+    exact_rows = inputs.double().rows()
+    state, eager_state = inputs.state(before), inputs.state(before)
+    for step in range(1, steps + 1):
+        lengths = [length + step for length in before]
+        arguments = inputs.step(lengths)
+        got = multi_token_attention_decode(**arguments, state=state, backend="triton", **options)
+        eager = multi_token_attention_decode_reference(**arguments, state=eager_state)
+        exact = torch.stack([exact_rows[b, :, length - 1 : length] for b, length in enumerate(lengths)])
+        assert got.shape == exact.shape
+        assert got.dtype == inputs.q.dtype
+        tolerance = max(2 * relative_error(eager, exact), rounding * torch.finfo(got.dtype).eps)
+        assert relative_error(got, exact) <= tolerance, (step, relative_error(got, exact), tolerance)
+        for one, wanted in zip(got.flatten(0, 1), exact.flatten(0, 1), strict=True):
+            scale = max(wanted.norm().item(), exact.norm().item() / len(exact.flatten(0, 1)) ** 0.5)
+            assert (one - wanted).norm().item() <= 3 * tolerance * scale
+        if needs_state(Mixers(**inputs.mixers)):
+            assert state.lengths.tolist() == lengths
+    return got

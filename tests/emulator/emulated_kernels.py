@@ -83,7 +83,7 @@ class Emulator:
         read = [path for folder in folders for path in sorted(folder.glob("*.cu*"))] + sorted(FOLDER.glob("*.[ch]*"))
         return str(built(self.program(wanted), options, folders, read)).encode()
 
-    def load(self, code: bytes, name: str, shared_memory: int, device: Any) -> Any:
+    def load(self, code: bytes, name: str, shared_memory: int, device: Any, *, beside: bool = False) -> Any:
         machine()
         function = ctypes.CDLL(code.decode())[f"{name}_emulated"]
         function.restype = ctypes.c_char_p

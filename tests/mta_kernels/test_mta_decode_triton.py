@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from checked_addresses import check_addresses
-from decode_inputs import COMBINATIONS, PARTS, Inputs, name_of, paged
+from decode_inputs import COMBINATIONS, PARTS, Inputs, check_steps, name_of, paged
 from kernel_inputs import DEVICE, DTYPES, poison_memory, relative_error, with_gaps
 
 from mta_kernels.multi_token_attention import (
@@ -36,31 +36,6 @@ MIXING = dict.fromkeys(PARTS, False) | {"pre_mix": True, "post_mix": True}
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a kernel does not write is NaN."""
     poison_memory(monkeypatch)
-
-
-def check_steps(inputs: Inputs, before: list[int], steps: int = 1, rounding: float = 16, **options) -> Tensor:
-    """Steps after prompts of these lengths are as near to the forward in float64 as twice eager's own error.
-
-    Each sequence and head too. Returns the last step's result.
-    """
-    exact_rows = inputs.double().rows()
-    state, eager_state = inputs.state(before), inputs.state(before)
-    for step in range(1, steps + 1):
-        lengths = [length + step for length in before]
-        arguments = inputs.step(lengths)
-        got = multi_token_attention_decode(**arguments, state=state, backend="triton", **options)
-        eager = multi_token_attention_decode_reference(**arguments, state=eager_state)
-        exact = torch.stack([exact_rows[b, :, length - 1 : length] for b, length in enumerate(lengths)])
-        assert got.shape == exact.shape
-        assert got.dtype == inputs.q.dtype
-        tolerance = max(2 * relative_error(eager, exact), rounding * torch.finfo(got.dtype).eps)
-        assert relative_error(got, exact) <= tolerance, (step, relative_error(got, exact), tolerance)
-        for one, wanted in zip(got.flatten(0, 1), exact.flatten(0, 1), strict=True):
-            scale = max(wanted.norm().item(), exact.norm().item() / len(exact.flatten(0, 1)) ** 0.5)
-            assert (one - wanted).norm().item() <= 3 * tolerance * scale
-        if needs_state(Mixers(**inputs.mixers)):
-            assert state.lengths.tolist() == lengths
-    return got
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

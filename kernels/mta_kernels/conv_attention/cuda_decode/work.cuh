@@ -48,27 +48,34 @@ struct Work {
         return unit < in_longer ? unit / (share + 1) : extra + (unit - in_longer) / share;
     }
 
+    // Deals the units out to programs: how many have some. All threads of a warp ask.
+    DEVICE unsigned deal(unsigned programs, unsigned& of_head) {
+        const unsigned lane = threadIdx.x % 32, kv_heads = lengths.kv_heads, heads = lengths.batch * kv_heads;
+        unsigned longest = 0;
+        of_head = 0;
+#pragma unroll 1
+        for (unsigned i = lane; i < lengths.batch; i += 32) {
+            const unsigned units = lengths.units(i);
+            of_head += units, longest = max(longest, units);
+        }
+        of_head = __reduce_add_sync(~0u, of_head), longest = __reduce_max_sync(~0u, longest);
+        // Heads of one length are shared by as many programs each where that leaves few without: to change heads takes
+        // longer than a few keys more.
+        const unsigned each = quotient(programs, heads);
+        if (longest * lengths.batch == of_head && each * heads * FEW_IDLE >= programs * (FEW_IDLE - 1)) {
+            splits = min(each, max(1u, longest / FEWEST_UNITS));
+            return splits * heads;
+        }
+        const unsigned total = of_head * kv_heads, working = min(programs, max(1u, total / FEWEST_UNITS));
+        share = total / working, extra = total - share * working;
+        return working;
+    }
     // False if there is nothing to do for this program. All threads of a warp ask.
     DEVICE bool begin(const Lengths& all, unsigned this_program, unsigned programs, unsigned of_splits) {
         lengths = all, program = this_program, splits = of_splits;
-        const unsigned lane = threadIdx.x % 32, kv_heads = lengths.kv_heads, heads = lengths.batch * kv_heads;
-        unsigned of_head = 0;  // all units of a KV head
-        if (!splits) {
-            unsigned longest = 0;
-#pragma unroll 1
-            for (unsigned i = lane; i < lengths.batch; i += 32) {
-                const unsigned units = lengths.units(i);
-                of_head += units, longest = max(longest, units);
-            }
-            of_head = __reduce_add_sync(~0u, of_head), longest = __reduce_max_sync(~0u, longest);
-            // Heads of one length are shared by as many programs each where that leaves few without: to change heads
-            // takes longer than a few keys more.
-            const unsigned each = quotient(programs, heads);
-            const bool alike = longest * lengths.batch == of_head;
-            if (alike && each * heads * FEW_IDLE >= programs * (FEW_IDLE - 1))
-                splits = min(each, max(1u, longest / FEWEST_UNITS));
-            if (splits && program >= splits * heads) return false;
-        }
+        const unsigned kv_heads = lengths.kv_heads;
+        unsigned of_head;  // all units of a KV head
+        if (!splits && program >= deal(programs, of_head)) return false;
         if (splits) {
             const unsigned head = quotient(program, splits), split = program - head * splits;
             segment.sequence = quotient(head, kv_heads), segment.kv_head = head - segment.sequence * kv_heads;
@@ -78,9 +85,6 @@ struct Work {
             set_segment(0, units, first_unit(split));
             return true;
         }
-        const unsigned total = of_head * kv_heads, working = min(programs, max(1u, total / FEWEST_UNITS));
-        if (program >= working) return false;
-        share = total / working, extra = total - share * working;
         const unsigned start = first_unit(program);
         end = first_unit(program + 1);
         unsigned before = 0;  // of a KV head
@@ -126,6 +130,21 @@ struct Work {
         return true;
     }
 
+    // The programs that share the keys of a sequence's KV head 0, without being one of them: first, and how many.
+    DEVICE void find_sharers(const Lengths& all, unsigned programs, unsigned of_splits, int sequence, int& first, int& count) {
+        lengths = all, splits = of_splits;
+        unsigned of_head, before = 0;
+        if (!splits) deal(programs, of_head);
+        if (splits) {
+            first = sequence * lengths.kv_heads * splits, count = splits;
+            return;
+        }
+#pragma unroll 1
+        for (int i = threadIdx.x % 32; i < sequence; i += 32) before += lengths.units(i);
+        before = __reduce_add_sync(~0u, before) * lengths.kv_heads;
+        first = program_of(before);
+        count = program_of(before + lengths.units(sequence) - 1) - first + 1;
+    }
     DEVICE void count_sharers(Segment& of) const {
         of.first_program = program, of.programs = 1;
         if (splits) {

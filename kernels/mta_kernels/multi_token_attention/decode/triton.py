@@ -21,6 +21,8 @@ from mta_kernels.multi_token_attention.decode.keys import _mta_decode_convolved_
 from mta_kernels.multi_token_attention.decode.plan import Launch, OfScores, Plan, band, plan
 from mta_kernels.multi_token_attention.decode.state import DecodeState
 from mta_kernels.multi_token_attention.decode.values import _mta_decode_merge_kernel, _mta_decode_values_kernel
+from mta_kernels.multi_token_attention.decode_cuda import plan as decode_cuda
+from mta_kernels.multi_token_attention.decode_cuda import step as cuda_step
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.operation import ONE_TAP, Operation
 
@@ -54,7 +56,8 @@ def newest_row(
     capacity = k_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
     dtype, device = q_window.dtype, q_window.device
     shape = dtype, head_dim, heads, k_cache.shape[1], operation, batch, capacity
-    chosen = plan(*shape, device, 0 if splits == "auto" else int(splits))
+    count = 0 if splits == "auto" else int(splits)
+    chosen = plan(*shape, device, count)
     if operation.post_conv is None or operation.post_conv.query_taps == 1:
         state = None
     keys = cdiv(capacity, 16) * 16
@@ -70,6 +73,11 @@ def newest_row(
         operation, mixers, chosen, lengths, block_table, signature, constants, state, scores, logits, older
     )  # fmt: skip
     with on_device_of(q_window):
+        if decode_cuda.unsupported(operation, q_window, k_cache, v_cache) is None:
+            return cuda_step.newest_row(
+                operation, q_window, k_cache, v_cache, mixers, lengths, state, block_table, count, logits, older,
+                lambda: _launch_early(step),
+            )  # fmt: skip
         if chosen.of_scores is None:
             found = _launch_logits(step, q_window, k_cache)
             _launch_early(step)

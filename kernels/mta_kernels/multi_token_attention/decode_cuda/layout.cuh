@@ -1,0 +1,151 @@
+// What the kernels of a decode step are given, and what of it is where.
+//
+// A program takes an equal run of the keys of all sequences (work.cuh), and each of its warps one head of them: HEADS
+// warps, which meet where heads are mixed. A warp reads its head's rows by cp.async as a stream of tiles of KEYS keys, of
+// which up to STAGES - 1 are on their way while one is multiplied. A program and a sequence have slot
+// `program + sequence` of what programs leave for others: the slots of a sequence lie side by side.
+//
+// Constants come from the compiler's command line: ELEMENT Half or Bfloat16; HEADS from 8 to 16; HEAD_DIM, a multiple of 16
+// up to 128; PAGED; STAGES; AHEAD, tiles of values that are asked for before there are logits; PRE_QUERY_TAPS, PRE_KEY_TAPS, PRE_PAD, 1, 1 and 0 without a convolution before; POST_KEY_TAPS and
+// POST_PAD, 1 and 0 without one after; PRE_CONV, PRE_MIX, POST_CONV, OLDER, POST_MIX, whether there are these parts, and
+// rows before the newest that are convolved.
+#pragma once
+#include <decode_instructions.cuh>
+#include <matrix.cuh>
+#include <work.cuh>
+
+constexpr int THREADS = 32 * HEADS;
+constexpr int OTHER_THREADS = 128;              // of the kernel of older rows, for which registers are left
+constexpr int CHUNKS = HEAD_DIM / 8;            // 16 bytes
+constexpr int STEPS = HEAD_DIM / 16;            // products are 16 deep
+constexpr int PITCH = (CHUNKS + 1) * 16;        // of a row in shared memory: odd chunks, so no bank conflicts
+constexpr int KEYS = HEAD_DIM <= 64 ? 32 : 16;  // of a tile
+constexpr int TILE = KEYS * PITCH, RING = STAGES * TILE;
+constexpr int TURN = 128;                       // keys, after which the warps meet
+constexpr int TILES_A_TURN = TURN / KEYS;
+constexpr int JOBS = TURN / 8;                  // products of a mixing of one turn
+constexpr float LOG2E = 1.4426950408889634f;
+
+struct Rows {  // [B, heads, rows, HEAD_DIM], or of pages in place of sequences: strides in bytes, rows contiguous
+    const char* start;
+    int64_t stride_batch, stride_head, stride_row;
+};
+struct Taps {  // [heads, query taps, key taps], float32 or of the scores' type
+    const void* start;
+    int64_t stride_head, stride_query, stride_key;
+    int is_float;
+
+    DEVICE float at(int head, int query, int key) const {
+        const int64_t at = head * stride_head + query * stride_query + key * stride_key;
+        return is_float ? ((const float*)start)[at] : to_float(((const ELEMENT*)start)[at]);
+    }
+};
+struct Arguments {
+    Rows q, k, v;
+    Taps pre_taps, post_taps;
+    Matrix pre_mix, post_mix;  // [out, in] and [in, out]
+    const int* table;          // [B, pages of a sequence]
+    int64_t table_stride_batch, table_stride_page;
+    int page_bits, window;     // rows of q
+    Lengths lengths;           // of one KV head
+    int programs, splits, slots, post_query_taps;  // slots of rows of logits
+    float scale;
+    ELEMENT* logits;           // [B, HEADS, slots, S], the row of position i in slot i % slots
+    int64_t stride_lb, stride_lh, stride_ls, stride_ln;
+    float* logsumexp;          // [B, HEADS, slots] of a state, or none
+    int64_t stride_sb, stride_sh, stride_ss;
+    int* seen;                 // [B] of a state
+    int64_t stride_seen;
+    const float* older;        // [B, HEADS, keys]: what older rows add
+    int64_t stride_ob, stride_oh;
+    float* found;              // [slots of programs, HEADS]: logsumexp of a program's keys
+    float* partial;            // [slots of programs, HEADS, HEAD_DIM]
+    ELEMENT* out;              // [B, HEADS, HEAD_DIM]
+};
+
+// The newest row of logits of a head.
+DEVICE ELEMENT* newest_logits(const Arguments& args, int sequence, int length, int head) {
+    return args.logits + sequence * args.stride_lb + head * args.stride_lh + max(length - 1, 0) % args.slots * args.stride_ls;
+}
+
+// One head's rows of a segment, tile by tile: tile i has those from `first` + KEYS i on, zeros outside [from, end).
+struct Stream {
+    const char* rows;
+    const int* table;
+    int64_t stride_page;
+    int stride_row, first, from, end, tiles;
+    int page, page_bits;  // PAGED: of a lane's row of the next tile
+
+    DEVICE void look_up_page(const Arguments& args, int tile) {
+        const int key = first + tile * KEYS + (int)(threadIdx.x % KEYS);
+        page = key >= from && key < end ? table[(key >> page_bits) * args.table_stride_page] : 0;
+    }
+    DEVICE void load(const Arguments& args, uint32_t ring, int tile) {
+        if (tile < tiles) {
+            const uint32_t stage = ring + tile % STAGES * TILE;
+            const int lane = threadIdx.x % 32;
+#pragma unroll
+            for (int i = 0; i < KEYS * CHUNKS / 32; i++) {
+                const int row = (i * 32 + lane) / CHUNKS, chunk = (i * 32 + lane) % CHUNKS;
+                const int key = first + tile * KEYS + row;
+                const bool inside = key >= from && key < end;
+                const char* source = rows + chunk * 16;
+                if (PAGED) {
+                    const int of_row = __shfl_sync(~0u, page, row);
+                    source += of_row * stride_page + (int64_t)(key & (1 << page_bits) - 1) * stride_row;
+                } else {
+                    source += (int64_t)key * stride_row;
+                }
+                copy_stream(stage + row * PITCH + chunk * 16, inside ? source : rows, inside);
+            }
+            if (PAGED) look_up_page(args, tile + 1);
+        }
+        copies_commit();
+    }
+    // The rows of the AHEAD tiles that come next are on their way to the L2 cache.
+    DEVICE void ask_ahead(const Arguments& args) const {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < AHEAD * KEYS; i += 32) {
+            const int key = first + (STAGES - 1) * KEYS + i + lane;
+            if (key < from || key >= end) continue;
+            const int64_t page_at = PAGED ? table[(key >> page_bits) * args.table_stride_page] * stride_page : 0;
+            const char* row = rows + page_at + (int64_t)(PAGED ? key & (1 << page_bits) - 1 : key) * stride_row;
+#pragma unroll
+            for (int byte = 0; byte < HEAD_DIM * 2; byte += 128) ask_for(row + byte);
+        }
+    }
+    // Begins with the rows from `first_row` on that lie in [from_row, end_row).
+    DEVICE void begin(const Arguments& args, const Rows& cache, const Segment& segment, uint32_t ring, int first_row,
+                      int from_row, int end_row, int tile_count) {
+        const int head = threadIdx.x / 32;
+        rows = cache.start + (PAGED ? 0 : segment.sequence * cache.stride_batch) + head * cache.stride_head;
+        table = args.table + segment.sequence * args.table_stride_batch;
+        stride_row = cache.stride_row, stride_page = cache.stride_batch, page_bits = args.page_bits;
+        first = first_row, from = from_row, end = end_row, tiles = tile_count;
+        if (PAGED) look_up_page(args, 0);
+#pragma unroll 1
+        for (int i = 0; i < STAGES - 1; i++) load(args, ring, i);
+    }
+};
+
+// A mixing as the left operand of a product of 16 rows (out) and 16 columns (in), in two parts if its numbers are float32.
+struct Mixing {
+    uint32_t coarse[4], fine[4];
+
+    DEVICE void load(const Matrix& matrix, bool transposed) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int out = lane / 4 + i % 2 * 8, in = lane % 4 * 2 + i / 2 * 8;
+            float numbers[2], rest[2];
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                numbers[e] = transposed ? number_at<HEADS, ELEMENT>(matrix, in + e, out)
+                                        : number_at<HEADS, ELEMENT>(matrix, out, in + e);
+                rest[e] = numbers[e] - to_float(from_float<ELEMENT>(numbers[e]));
+            }
+            coarse[i] = pack<ELEMENT>(numbers[0], numbers[1]), fine[i] = pack<ELEMENT>(rest[0], rest[1]);
+        }
+    }
+};

@@ -1,0 +1,33 @@
+// The last kernel of a decode step: a head's output, the sum of its programs' partial outputs in their order.
+#include "layout.cuh"
+
+constexpr int COLUMNS = HEAD_DIM / 4, GROUPS = MERGE_THREADS / COLUMNS;  // every GROUPS-th partial output
+
+extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 1) mta_decode_merge(const __grid_constant__ Arguments args) {
+    const uint32_t shared = shared_memory();
+    const int sequence = blockIdx.x / HEADS, head = blockIdx.x % HEADS;
+    const int column = threadIdx.x % COLUMNS, group = threadIdx.x / COLUMNS;
+    int first, count;
+    Work work;
+    work.find_sharers(args.lengths, args.programs, args.splits, sequence, first, count);
+    const float4* partial = (const float4*)args.partial + ((int64_t)(first + sequence) * HEADS + head) * COLUMNS + column;
+    float4 sum = {0, 0, 0, 0};
+    wait_for_kernel_before();
+    if (group < GROUPS) {
+#pragma unroll 8
+        for (int i = group; i < count; i += GROUPS) {
+            const float4 part = __ldcg(partial + (int64_t)i * HEADS * COLUMNS);
+            sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+        }
+        const uint32_t at = shared + (group * COLUMNS + column) * 16;
+        store_shared(at, sum.x), store_shared(at + 4, sum.y), store_shared(at + 8, sum.z), store_shared(at + 12, sum.w);
+    }
+    __syncthreads();
+    const int number = threadIdx.x;
+    if (number < HEAD_DIM) {
+        float all = 0;
+#pragma unroll
+        for (int i = 0; i < GROUPS; i++) all += load_shared_float(shared + (i * HEAD_DIM + number) * 4);
+        args.out[((int64_t)sequence * HEADS + head) * HEAD_DIM + number] = from_float<ELEMENT>(all);
+    }
+}

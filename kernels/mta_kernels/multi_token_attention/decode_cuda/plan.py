@@ -1,0 +1,127 @@
+"""The constants of decode's CUDA kernels for a shape, and how many programs of them a GPU takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mta_kernels.conv_attention.cuda_decode import plan as conv_decode
+from mta_kernels.conv_attention.cuda_decode.plan import FEWEST_KEYS, has_whole_chunks
+from mta_kernels.gpu_limits import capability
+from mta_kernels.multi_token_attention.mixers import Mixers
+from mta_kernels.multi_token_attention.rows_cuda import plan as rows_plan
+from mta_kernels.nvrtc.compiler import Source, headers_in, missing_package
+from mta_kernels.nvrtc.structures import ELEMENTS
+from mta_kernels.operation import ONE_TAP, Convolution, Operation
+
+FOLDER = Path(__file__).parent
+FEWEST_HEADS, MOST_HEADS, MOST_HEAD_DIM, MOST_TAPS = 8, 16, 128, 16
+TURN = 128  # keys, as in layout.cuh
+MERGE_THREADS = 256
+AHEAD_TILES = 4  # of a warp's values, which memory can bring while the last programs still read keys
+RING_BYTES = 136 * 1024  # of a program's buffers: beside them the kernel of older rows has room on an SM
+
+
+@dataclass(frozen=True)
+class StepConstants:
+    """The constants of the kernels, as layout.cuh explains them."""
+
+    dtype: torch.dtype
+    heads: int
+    head_dim: int
+    paged: bool
+    pre: Convolution | None
+    pre_mix: bool
+    post: Convolution | None
+    post_mix: bool
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.heads
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of a warp's tile of rows."""
+        return (32 if self.head_dim <= 64 else 16) * (2 * self.head_dim + 16)
+
+    @property
+    def stages(self) -> int:
+        """Tiles of a warp, on their way or multiplied."""
+        return max(2, min(6, RING_BYTES // (self.heads * self.tile_bytes)))
+
+    @property
+    def keys_bytes(self) -> int:
+        """Shared memory of keys.cu."""
+        products = 0 if self.pre is None else 16 * ((32 if self.head_dim <= 64 else 16) + 4) * 4
+        ring = self.stages * self.tile_bytes
+        return self.heads * (ring + products + 2 * (TURN + 4) * 4 + 16 * 8)
+
+    @property
+    def values_bytes(self) -> int:
+        """Shared memory of values.cu."""
+        row = 0 if self.post is None else (TURN + self.post.key_taps - 1) * 4
+        ring = self.stages * self.tile_bytes
+        return self.heads * (ring + (1 + self.post_mix) * (TURN * 2 + 16) + row + 2 * 16 * 8)
+
+    @property
+    def merge_bytes(self) -> int:
+        """Shared memory of merge.cu."""
+        return MERGE_THREADS * 16
+
+    def source(self, name: str, shared_memory: int, architecture: str) -> Source:
+        """Of one kernel."""
+        pre, post = self.pre or ONE_TAP, self.post or ONE_TAP
+        constants = {
+            "ELEMENT": ELEMENTS[self.dtype], "HEADS": self.heads, "HEAD_DIM": self.head_dim, "PAGED": int(self.paged),
+            "STAGES": self.stages, "AHEAD": AHEAD_TILES, "PRE_QUERY_TAPS": pre.query_taps, "PRE_KEY_TAPS": pre.key_taps, "PRE_PAD": pre.pad,
+            "POST_KEY_TAPS": post.key_taps, "POST_PAD": post.pad, "PRE_CONV": int(self.pre is not None),
+            "PRE_MIX": int(self.pre_mix), "POST_CONV": int(self.post is not None),
+            "OLDER": int(post.query_taps > 1), "POST_MIX": int(self.post_mix), "MERGE_THREADS": MERGE_THREADS,
+            "SHARED_BYTES": shared_memory,
+        }  # fmt: skip
+        headers = (
+            headers_in(FOLDER, ("layout.cuh", "decode_instructions.cuh"))
+            | headers_in(conv_decode.FOLDER, ("work.cuh", "sm80_decode.cuh"))
+            | headers_in(rows_plan.FOLDER, ("matrix.cuh",))
+        )
+        return Source(FOLDER / name, architecture, constants, headers)
+
+
+def constants_for(operation: Operation, q: Tensor, mixers: Mixers, block_table: Tensor | None) -> StepConstants:
+    """Of a step whose arguments `unsupported` has no reason against."""
+    return StepConstants(
+        q.dtype, q.shape[1], q.shape[3], block_table is not None, operation.pre_conv, mixers.pre_mix is not None,
+        operation.post_conv, mixers.post_mix is not None,
+    )  # fmt: skip
+
+
+def unsupported(operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:
+    """Why these kernels cannot take a step, or None if they can."""
+    if not q_window.is_cuda or capability(q_window.device) < (8, 0):
+        return "they need an NVIDIA GPU from sm_80 on"
+    return missing_package() or shape_unsupported(operation, q_window, k_cache, v_cache)
+
+
+def shape_unsupported(operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:
+    """Why no GPU could, or None."""
+    _, heads, _, head_dim = q_window.shape
+    taps = [step.key_taps for step in (operation.pre_conv, operation.post_conv) if step is not None]
+    if q_window.dtype not in ELEMENTS:
+        return f"dtype {q_window.dtype} is not float16 or bfloat16"
+    if heads != k_cache.shape[1] or not FEWEST_HEADS <= heads <= MOST_HEADS:
+        return f"{heads} query heads are not {FEWEST_HEADS} to {MOST_HEADS}, each with a KV head"
+    if head_dim % 16 or head_dim > MOST_HEAD_DIM:
+        return f"head_dim {head_dim} is not a multiple of 16 up to {MOST_HEAD_DIM}"
+    if any(count > MOST_TAPS for count in taps):
+        return f"{max(taps)} key taps are more than {MOST_TAPS}"
+    if not all(has_whole_chunks(cache) for cache in (k_cache, v_cache)):
+        return "rows of the caches are not whole chunks of 16 bytes"
+    return None
+
+
+def programs_for(sm_count: int, batch: int, capacity: int, splits: int) -> int:
+    """Programs of a step: `splits` a sequence unless 0, else one an SM if there is work for them."""
+    return batch * splits if splits else min(sm_count, max(1, batch * -(-capacity // FEWEST_KEYS)))

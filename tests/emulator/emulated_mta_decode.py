@@ -1,0 +1,45 @@
+"""The CUDA kernels of multi-token attention's decode on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+from emulated_kernels import Emulator, launch_code
+
+from mta_kernels.conv_attention.cuda_decode import plan as conv_decode
+from mta_kernels.multi_token_attention.decode_cuda import plan, step
+from mta_kernels.multi_token_attention.rows_cuda import plan as rows_plan
+from mta_kernels.nvrtc.compiler import Source
+
+
+class MtaDecodeEmulator(Emulator):
+    folders = (conv_decode.FOLDER, rows_plan.FOLDER)
+
+    def program(self, wanted: Source) -> str:
+        code = f"#include <device.cuh>\nnamespace kernel {{\n#include <{wanted.path.name}>\n}}\n"
+        return code + launch_code(space="kernel", kernel=f"mta_decode_{wanted.path.stem}")
+
+
+@pytest.fixture
+def emulated_mta_decode(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """Decode steps that the CUDA kernels take run on CPU tensors in this test; `launched` counts their kernels.
+
+    Its other fields may be changed: the seed of threads and copies, and multiprocessors.
+    """
+    fields = SimpleNamespace(seed=0, multiprocessors=5, launched=0)
+    emulator = MtaDecodeEmulator()
+
+    def launch(*args, follows: bool) -> None:
+        emulator.seed = fields.seed
+        emulator.launch(*args)
+        fields.launched += 1
+
+    monkeypatch.setattr(plan, "unsupported", plan.shape_unsupported)
+    monkeypatch.setattr(step, "sm_count", lambda device: fields.multiprocessors)
+    monkeypatch.setattr(step, "kernels", step.kernels.__wrapped__)
+    emulator.take_over(monkeypatch, step)
+    monkeypatch.setattr(step.driver, "launch", launch)
+    yield fields
+    assert fields.launched % 3 == 0 and fields.launched
