@@ -10,12 +10,11 @@ from emulated_kernels import Emulator, launch_code
 
 from mta_kernels.conv_attention.cuda_decode import plan as conv_decode
 from mta_kernels.multi_token_attention.decode_cuda import plan, step
-from mta_kernels.multi_token_attention.rows_cuda import plan as rows_plan
 from mta_kernels.nvrtc.compiler import Source
 
 
 class MtaDecodeEmulator(Emulator):
-    folders = (conv_decode.FOLDER, rows_plan.FOLDER)
+    folders = (conv_decode.FOLDER,)
 
     def program(self, wanted: Source) -> str:
         code = f"#include <device.cuh>\nnamespace kernel {{\n#include <{wanted.path.name}>\n}}\n"

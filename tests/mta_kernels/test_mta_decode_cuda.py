@@ -8,7 +8,7 @@ import pytest
 import torch
 from decode_inputs import COMBINATIONS, PARTS, Inputs, check_steps, name_of, paged
 from emulated_mta_decode import emulated_mta_decode  # noqa: F401
-from kernel_inputs import DEVICE, DTYPES, poison_memory, with_gaps
+from kernel_inputs import DEVICE, DTYPES, poison_memory, relative_error, with_gaps
 
 from mta_kernels.multi_token_attention import DecodeState, multi_token_attention_decode
 from mta_kernels.multi_token_attention.decode_cuda.plan import shape_unsupported
@@ -25,7 +25,9 @@ MIXING = dict.fromkeys(PARTS, False) | {"pre_mix": True, "post_mix": True}
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Whatever a kernel does not write is NaN."""
     poison_memory(monkeypatch)
-    return SimpleNamespace() if DEVICE == "cuda" else request.getfixturevalue("emulated_mta_decode")
+    if DEVICE == "cuda" or "left_to_triton" in request.node.name:
+        return SimpleNamespace()
+    return request.getfixturevalue("emulated_mta_decode")
 
 
 def inputs_of(parts: dict[str, bool], heads: int = 8, dtype: torch.dtype = torch.float16, **options) -> Inputs:
@@ -43,3 +45,96 @@ def test_every_combination_of_parts(parts: dict[str, bool]) -> None:
 def test_heads_and_head_dims(heads: int, head_dim: int, dtype: torch.dtype) -> None:
     inputs = inputs_of(ALL, heads, dtype, head_dim=head_dim, tokens=170, taps=(6, 11), after=(6, 11))
     check_steps(inputs, [168])
+
+
+@pytest.mark.parametrize("pad_key", ["both", "left", "right"])
+@pytest.mark.parametrize("taps", [(1, 4), (16, 16)], ids=str)
+def test_taps(taps: tuple[int, int], pad_key: str) -> None:
+    check_steps(inputs_of(ALL, taps=taps, after=taps, batch=2, tokens=150, pad_key=pad_key), [9, 147], steps=2)
+
+
+@pytest.mark.parametrize("splits", [1, 3, 40])
+def test_splits(splits: int) -> None:
+    """More of them than keys, too; the same result every time."""
+    inputs = inputs_of(ALL, batch=2, tokens=300)
+    got = check_steps(inputs, [9, 298], splits=splits)
+    assert torch.equal(got, check_steps(inputs, [9, 298], splits=splits))
+
+
+def test_a_program_has_many_sequences(machine: SimpleNamespace) -> None:
+    machine.multiprocessors = 2
+    lengths = [3 * n % 37 for n in range(24)]
+    check_steps(inputs_of(ALL, batch=24, tokens=40), lengths)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_threads_and_copies_in_any_order(seed: int, machine: SimpleNamespace) -> None:
+    machine.seed = seed
+    inputs = inputs_of(ALL, 9, tokens=420, taps=(6, 11), after=(6, 11))
+    check_steps(inputs, [417])
+
+
+def test_any_strides() -> None:
+    inputs = inputs_of(ALL, batch=2, tokens=50)
+    step, state = inputs.step([4, 49]), inputs.state([3, 48])
+    assert state is not None
+    want = multi_token_attention_decode(**step, state=state.clone(), backend="triton")
+    apart = {name: with_gaps(step[name], float("nan")) for name in ("q_window", *inputs.mixers)}
+    apart |= {name: step[name].transpose(1, 2).contiguous().transpose(1, 2) for name in ("k_cache", "v_cache")}
+    apart["lengths"] = torch.stack([step["lengths"].int()] * 2, 1)[:, 0]
+    room = DecodeState(with_gaps(state.logits, 7), with_gaps(state.logsumexp, 7), with_gaps(state.lengths, 7))
+    got = multi_token_attention_decode(**step | apart, state=room, backend="triton")
+    assert torch.equal(got, want)
+    assert room.lengths.tolist() == [4, 49]
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize("parts", [ALL, MIXING], ids=name_of)
+def test_pages(parts: dict[str, bool], page_size: int) -> None:
+    inputs = inputs_of(parts, batch=3, tokens=128)
+    step, state = inputs.step([16, 65, 120]), inputs.state([15, 64, 119])
+    want = multi_token_attention_decode(**step, state=None if state is None else state.clone(), backend="triton")
+    step["k_cache"], table = paged(step["k_cache"], page_size)
+    step["v_cache"], _ = paged(step["v_cache"], page_size)
+    used = -(-step["lengths"] // page_size)
+    table[torch.arange(table.shape[1], device=DEVICE) >= used[:, None]] = 2**30  # such entries are never read
+    table = torch.stack([table] * 2, 2)[:, :, 0]
+    got = multi_token_attention_decode(**step, state=state, block_table=table, backend="triton")
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("parts", [ALL, MIXING], ids=name_of)
+def test_sequences_without_tokens_give_zeros(parts: dict[str, bool]) -> None:
+    inputs = inputs_of(parts, batch=2)
+    state = inputs.state([0, 20])
+    got = multi_token_attention_decode(**inputs.step([0, 21]), state=state, backend="triton")
+    assert (got[0] == 0).all()
+    assert relative_error(got[1, :, 0], inputs.double().rows()[1, :, 20]) < 2e-3
+    if state is not None:
+        assert state.lengths.tolist() == [0, 21]
+
+
+def test_float32_mixers_and_a_repeated_step() -> None:
+    inputs = inputs_of(ALL, tokens=60)
+    inputs.mixers = {name: x.float() * 1.001 for name, x in inputs.mixers.items()}
+    check_steps(inputs, [40], steps=2)
+    state = inputs.state([40])
+    first, second = (multi_token_attention_decode(**inputs.step([41]), state=state, backend="triton") for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "key_taps", "reason"),
+    [
+        (8, 8, 64, 16, None), (16, 16, 128, 1, None), (8, 4, 64, 11, "each with a KV head"),
+        (4, 4, 64, 11, "not 8 to 16"), (17, 17, 64, 11, "not 8 to 16"), (8, 8, 72, 11, "head_dim 72"),
+        (8, 8, 256, 11, "head_dim 256"), (8, 8, 64, 17, "17 key taps"),
+    ],
+)  # fmt: skip
+def test_what_is_left_to_triton(heads: int, kv_heads: int, head_dim: int, key_taps: int, reason: str | None) -> None:
+    q, cache = (torch.empty(1, count, 1, head_dim, dtype=torch.bfloat16) for count in (heads, kv_heads))
+    operation = Operation(Convolution(6, key_taps, 0), 1.0)
+    found = shape_unsupported(operation, q, cache, cache)
+    assert found is None if reason is None else reason in (found or "")
+    if reason is None:
+        assert "whole chunks" in (shape_unsupported(operation, q, cache, cache[..., 1:]) or "")

@@ -34,33 +34,48 @@ struct Queries {
             return;
         }
         // folded [taps x numbers] = taps^T [taps x queries] q_window: what comes out lies as the next product takes it.
-        const auto is_query = [&](int a) {  // before the first token is none
-            return a < PRE_QUERY_TAPS && args.window - PRE_QUERY_TAPS + a >= 0 && a >= PRE_QUERY_TAPS - segment.length;
-        };
-        uint32_t coarse[4], fine[4];
+        // All numbers are read before one is used, those that there are not from a place that there is.
+        constexpr int DEEP = PRE_QUERY_TAPS > 8 ? 4 : 2;  // queries of a lane
+        const char* rows[DEEP];
+        bool known[DEEP];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float numbers[2], rest[2];
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const int tap = lane / 4 + i % 2 * 8, a = lane % 4 * 2 + i / 2 * 8 + e;
-                numbers[e] = tap < PRE_KEY_TAPS && is_query(a) ? args.pre_taps.at(head, a, tap) : 0;
-                rest[e] = numbers[e] - to_float(from_float<ELEMENT>(numbers[e]));
-            }
-            coarse[i] = pack<ELEMENT>(numbers[0], numbers[1]), fine[i] = pack<ELEMENT>(rest[0], rest[1]);
+        for (int i = 0; i < DEEP; i++) {
+            const int a = lane % 4 * 2 + i / 2 * 8 + i % 2, row = args.window - PRE_QUERY_TAPS + a;
+            known[i] = a < PRE_QUERY_TAPS && row >= 0 && a >= PRE_QUERY_TAPS - segment.length;  // after the first token
+            rows[i] = q + (known[i] ? row : args.window - 1) * args.q.stride_row;
         }
-        const auto number_at = [&](int a, int number) -> uint32_t {
-            if (!is_query(a)) return 0;
-            return *(const uint16_t*)(q + (args.window - PRE_QUERY_TAPS + a) * args.q.stride_row + number * 2);
-        };
+        uint16_t window[2 * STEPS][DEEP];
+        float taps[2][DEEP];
+#pragma unroll
+        for (int i = 0; i < DEEP; i++) {
+            const int a = min(lane % 4 * 2 + i / 2 * 8 + i % 2, PRE_QUERY_TAPS - 1);
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+                taps[n][i] = args.pre_taps.at<PRE_TAPS_FLOAT>(head, a, min(n * 8 + lane / 4, PRE_KEY_TAPS - 1));
+#pragma unroll
+            for (int n = 0; n < 2 * STEPS; n++) window[n][i] = *(const uint16_t*)(rows[i] + (n * 8 + lane / 4) * 2);
+        }
+        uint32_t coarse[4] = {}, fine[4] = {};
+#pragma unroll
+        for (int i = 0; i < DEEP; i += 2)
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                const bool is_tap = n * 8 + lane / 4 < PRE_KEY_TAPS;
+                const float low = is_tap && known[i] ? taps[n][i] : 0, high = is_tap && known[i + 1] ? taps[n][i + 1] : 0;
+                uint32_t& both = coarse[i + n];
+                both = pack<ELEMENT>(low, high);
+                fine[i + n] = pack<ELEMENT>(low - to_float(ELEMENT{(uint16_t)both}),
+                                            high - to_float(ELEMENT{(uint16_t)(both >> 16)}));
+            }
 #pragma unroll
         for (int i = 0; i < 2 * STEPS; i++) {
-            const int a = lane % 4 * 2, number = i * 8 + lane / 4;
-            const uint32_t low = number_at(a + 1, number) << 16 | number_at(a, number);
-            const uint32_t high = PRE_QUERY_TAPS > 8 ? number_at(a + 9, number) << 16 | number_at(a + 8, number) : 0;
+            uint32_t pairs[2] = {};
+#pragma unroll
+            for (int n = 0; n < DEEP; n++)
+                if (known[n]) pairs[n / 2] |= (uint32_t)window[i][n] << n % 2 * 16;
             float sums[4] = {};
-            multiply<ELEMENT>(sums, coarse, low, high);
-            if (args.pre_taps.is_float) multiply<ELEMENT>(sums, fine, low, high);
+            multiply<ELEMENT>(sums, coarse, pairs[0], pairs[1]);
+            if (PRE_TAPS_FLOAT) multiply<ELEMENT>(sums, fine, pairs[0], pairs[1]);
 #pragma unroll
             for (int n = 0; n < TAP_TILES; n++)
                 numbers[n][i / 2][i % 2] = pack<ELEMENT>(sums[2 * n] * args.scale, sums[2 * n + 1] * args.scale);
@@ -76,15 +91,12 @@ DEVICE void put_newest(const Arguments& args, const Segment& segment, uint32_t t
     float taps[PRE_QUERY_TAPS];
     uint32_t queries[PRE_QUERY_TAPS][PAIRS];
 #pragma unroll
-    for (int a = 0; a < PRE_QUERY_TAPS; a++) {  // all on their way at once
-        const int row = args.window - PRE_QUERY_TAPS + a;
-        const bool there = row >= 0 && a >= PRE_QUERY_TAPS - segment.length;
-        taps[a] = there && lane < PRE_KEY_TAPS ? args.pre_taps.at(head, a, lane) * args.scale : 0;
+    for (int a = 0; a < PRE_QUERY_TAPS; a++) {  // all on their way at once, and none waits for a branch
+        const int row = max(args.window - PRE_QUERY_TAPS + a, 0);
+        taps[a] = args.pre_taps.at<PRE_TAPS_FLOAT>(head, a, min(lane, PRE_KEY_TAPS - 1)) * args.scale;
 #pragma unroll
-        for (int i = 0; i < PAIRS; i++) {
-            const bool inside = there && lane + 32 * i < HEAD_DIM / 2;
-            queries[a][i] = inside ? *(const uint32_t*)(q + row * args.q.stride_row + (lane + 32 * i) * 4) : 0;
-        }
+        for (int i = 0; i < PAIRS; i++)
+            queries[a][i] = *(const uint32_t*)(q + row * args.q.stride_row + min(lane + 32 * i, HEAD_DIM / 2 - 1) * 4);
     }
 #pragma unroll 1
     for (int key = max(first, max(segment.length - NEWEST, 0)); key < min(first + KEYS, segment.length); key++) {
@@ -106,7 +118,8 @@ DEVICE void put_newest(const Arguments& args, const Segment& segment, uint32_t t
             for (int a = 0; a < PRE_QUERY_TAPS; a++) products_of[a] += __shfl_xor_sync(~0u, products_of[a], other);
 #pragma unroll
         for (int a = 0; a < PRE_QUERY_TAPS; a++)
-            if (a >= PRE_QUERY_TAPS - (segment.length - key)) sum += products_of[a] * taps[a];
+            // A query sees this key if it is not older, and is in the window.
+            if (a >= max(PRE_QUERY_TAPS - (segment.length - key), PRE_QUERY_TAPS - args.window)) sum += products_of[a] * taps[a];
         if (lane < PRE_KEY_TAPS) store_shared(products + lane * R_PITCH + (key - first) * 4, sum);
     }
 }
@@ -156,24 +169,9 @@ DEVICE void score(const Arguments& args, const Segment& segment, const Queries& 
     if (lane < KEYS) store_shared(scores + x * 4, now);
 }
 
-// The largest logit, and the sum of exponentials below it, of two heads: lane / 4, and 8 more.
-struct Found {
-    float maximum[2], sum[2];
-
-    DEVICE void clear() {
-#pragma unroll
-        for (int i = 0; i < 2; i++) maximum[i] = MINUS_INFINITY, sum[i] = 0;
-    }
-    DEVICE void add(int i, float other_maximum, float other_sum) {
-        const float larger = fmaxf(maximum[i], other_maximum), below = larger == MINUS_INFINITY ? 0 : larger;
-        sum[i] = sum[i] * exp2_fast((maximum[i] - below) * LOG2E) + other_sum * exp2_fast((other_maximum - below) * LOG2E);
-        maximum[i] = larger;
-    }
-};
-
 // Mixes 8 keys of all heads, those from `first` on, and writes their logits.
 DEVICE void mix_and_keep(const Arguments& args, const Segment& segment, const Mixing& mixing, uint32_t scores, int first,
-                         Found& found) {
+                         Total (&found)[2]) {
     const int lane = threadIdx.x % 32;
     float mixed[4] = {};
     if (PRE_MIX) {
@@ -187,7 +185,7 @@ DEVICE void mix_and_keep(const Arguments& args, const Segment& segment, const Mi
         const uint32_t coarse[2] = {pack<ELEMENT>(numbers[0], numbers[1]), pack<ELEMENT>(numbers[2], numbers[3])};
         multiply<ELEMENT>(mixed, mixing.coarse, coarse[0], coarse[1]);
         multiply<ELEMENT>(mixed, mixing.coarse, pack<ELEMENT>(rest[0], rest[1]), pack<ELEMENT>(rest[2], rest[3]));
-        if (args.pre_mix.is_float) multiply<ELEMENT>(mixed, mixing.fine, coarse[0], coarse[1]);
+        if (PRE_MIX_FLOAT) multiply<ELEMENT>(mixed, mixing.fine, coarse[0], coarse[1]);
     } else {
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -205,37 +203,25 @@ DEVICE void mix_and_keep(const Arguments& args, const Segment& segment, const Mi
             if (key < segment.start || key >= segment.stop) continue;
             const ELEMENT logit = from_float<ELEMENT>(mixed[half * 2 + e]);
             row[key * args.stride_ln] = logit;
-            found.add(half, to_float(logit), 1);
+            found[half].add(to_float(logit), 1);
         }
     }
 }
 
-// The logsumexp of each head, of what all warps have found, to global memory.
-DEVICE void keep_found(float* to, uint32_t shared, Found& found) {
+// The logsumexp of each head, of what all warps have found for heads lane / 4 and 8 more, to global memory.
+DEVICE void keep_found(float* to, uint32_t shared, Total (&found)[2]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-#pragma unroll
-        for (int other = 1; other < 4; other *= 2) {
-            const float maximum = __shfl_xor_sync(~0u, found.maximum[i], other);
-            const float sum = __shfl_xor_sync(~0u, found.sum[i], other);
-            found.add(i, maximum, sum);
-        }
-        if (lane % 4 == 0) {
-            const uint32_t at = shared + FOUND_AT + (warp * 16 + lane / 4 + i * 8) * 8;
-            store_shared(at, found.maximum[i]), store_shared(at + 4, found.sum[i]);
-        }
+        found[i].add_lanes(1, 4);
+        if (lane % 4 == 0) found[i].store(shared + FOUND_AT + (warp * 16 + lane / 4 + i * 8) * 8);
     }
     __syncthreads();
-    if (threadIdx.x < HEADS) {
-        Found all;
-        all.clear();
-        for (int other = 0; other < HEADS; other++) {
-            const uint32_t at = shared + FOUND_AT + (other * 16 + threadIdx.x) * 8;
-            all.add(0, load_shared_float(at), load_shared_float(at + 4));
-        }
-        to[threadIdx.x] = all.sum[0] > 0 ? all.maximum[0] + log2f(all.sum[0]) / LOG2E : MINUS_INFINITY;
-    }
+    Total all;
+    all.clear();
+    if (lane < HEADS) all.load(shared + FOUND_AT + (lane * 16 + warp) * 8);
+    all.add_lanes(1, 16);
+    if (lane == 0) to[warp] = all.logarithm(MINUS_INFINITY);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS + OTHER_THREADS, 1) mta_decode_keys(const __grid_constant__ Arguments args) {
@@ -253,13 +239,13 @@ extern "C" __global__ void __launch_bounds__(THREADS + OTHER_THREADS, 1) mta_dec
     };
     Mixing mixing;
     begin(work.segment);
-    if (PRE_MIX) mixing.load(args.pre_mix, false);
+    if (PRE_MIX) mixing.load<PRE_MIX_FLOAT>(args.pre_mix, false);
     for (bool more = true; more;) {
         const Segment segment = work.segment;
         Queries queries;
         queries.load(args, segment);
-        Found found;
-        found.clear();
+        Total found[2];
+        found[0].clear(), found[1].clear();
         float carried = 0;
         const int first_score = segment.start - (PRE_KEY_TAPS - 1);
 #pragma unroll 1

@@ -6,43 +6,52 @@
 // `program + sequence` of what programs leave for others: the slots of a sequence lie side by side.
 //
 // Constants come from the compiler's command line: ELEMENT Half or Bfloat16; HEADS from 8 to 16; HEAD_DIM, a multiple of 16
-// up to 128; PAGED; STAGES; AHEAD, tiles of values that are asked for before there are logits; PRE_QUERY_TAPS, PRE_KEY_TAPS, PRE_PAD, 1, 1 and 0 without a convolution before; POST_KEY_TAPS and
+// up to 128; PAGED; KEYS of a tile, 16 or 32; STAGES; AHEAD, tiles of values that are asked for before there are logits; PRE_QUERY_TAPS, PRE_KEY_TAPS, PRE_PAD, 1, 1 and 0 without a convolution before; POST_KEY_TAPS and
 // POST_PAD, 1 and 0 without one after; PRE_CONV, PRE_MIX, POST_CONV, OLDER, POST_MIX, whether there are these parts, and
-// rows before the newest that are convolved.
+// rows before the newest that are convolved; PRE_TAPS_FLOAT, PRE_MIX_FLOAT, POST_TAPS_FLOAT and POST_MIX_FLOAT, whether their
+// numbers are float32.
 #pragma once
 #include <decode_instructions.cuh>
-#include <matrix.cuh>
 #include <work.cuh>
 
 constexpr int THREADS = 32 * HEADS;
-constexpr int OTHER_THREADS = 128;              // of the kernel of older rows, for which registers are left
+#ifndef OTHER_THREADS
+#define OTHER_THREADS 128  // of the kernel of older rows, for which registers are left
+#endif
 constexpr int CHUNKS = HEAD_DIM / 8;            // 16 bytes
 constexpr int STEPS = HEAD_DIM / 16;            // products are 16 deep
 constexpr int PITCH = (CHUNKS + 1) * 16;        // of a row in shared memory: odd chunks, so no bank conflicts
-constexpr int KEYS = HEAD_DIM <= 64 ? 32 : 16;  // of a tile
 constexpr int TILE = KEYS * PITCH, RING = STAGES * TILE;
 constexpr int TURN = 128;                       // keys, after which the warps meet
 constexpr int TILES_A_TURN = TURN / KEYS;
 constexpr int JOBS = TURN / 8;                  // products of a mixing of one turn
 constexpr float LOG2E = 1.4426950408889634f;
 
+template <bool Float> DEVICE float number_of(const void* start, int64_t at) {
+    return Float ? ((const float*)start)[at] : to_float(((const ELEMENT*)start)[at]);
+}
+
 struct Rows {  // [B, heads, rows, HEAD_DIM], or of pages in place of sequences: strides in bytes, rows contiguous
     const char* start;
     int64_t stride_batch, stride_head, stride_row;
 };
-struct Taps {  // [heads, query taps, key taps], float32 or of the scores' type
+struct Weight {  // [heads, query taps, key taps]; float32 or of the scores' type, which constants say
     const void* start;
     int64_t stride_head, stride_query, stride_key;
     int is_float;
 
-    DEVICE float at(int head, int query, int key) const {
-        const int64_t at = head * stride_head + query * stride_query + key * stride_key;
-        return is_float ? ((const float*)start)[at] : to_float(((const ELEMENT*)start)[at]);
+    template <bool Float> DEVICE float at(int head, int query, int key) const {
+        return number_of<Float>(start, head * stride_head + query * stride_query + key * stride_key);
     }
+};
+struct Matrix {  // a mixing [HEADS, HEADS]
+    const void* start;
+    int64_t stride_row, stride_column;
+    int is_float;
 };
 struct Arguments {
     Rows q, k, v;
-    Taps pre_taps, post_taps;
+    Weight pre_taps, post_taps;
     Matrix pre_mix, post_mix;  // [out, in] and [in, out]
     const int* table;          // [B, pages of a sequence]
     int64_t table_stride_batch, table_stride_page;
@@ -96,7 +105,7 @@ struct Stream {
                 } else {
                     source += (int64_t)key * stride_row;
                 }
-                copy_stream(stage + row * PITCH + chunk * 16, inside ? source : rows, inside);
+                copy_row(stage + row * PITCH + chunk * 16, inside ? source : rows, inside);
             }
             if (PAGED) look_up_page(args, tile + 1);
         }
@@ -133,19 +142,49 @@ struct Stream {
 struct Mixing {
     uint32_t coarse[4], fine[4];
 
-    DEVICE void load(const Matrix& matrix, bool transposed) {
+    // Reads all numbers before it uses one: none waits for another.
+    template <bool Float> DEVICE void load(const Matrix& matrix, bool transposed) {
         const int lane = threadIdx.x % 32;
+        const int64_t stride_out = transposed ? matrix.stride_column : matrix.stride_row;
+        const int64_t stride_in = transposed ? matrix.stride_row : matrix.stride_column;
+        float numbers[4][2];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int out = lane / 4 + i / 2 % 2 * 8, in = lane % 4 * 2 + i / 4 * 8 + i % 2;
+            numbers[i / 2][i % 2] =
+                number_of<Float>(matrix.start, min(out, HEADS - 1) * stride_out + min(in, HEADS - 1) * stride_in);
+        }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int out = lane / 4 + i % 2 * 8, in = lane % 4 * 2 + i / 2 * 8;
-            float numbers[2], rest[2];
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                numbers[e] = transposed ? number_at<HEADS, ELEMENT>(matrix, in + e, out)
-                                        : number_at<HEADS, ELEMENT>(matrix, out, in + e);
-                rest[e] = numbers[e] - to_float(from_float<ELEMENT>(numbers[e]));
-            }
-            coarse[i] = pack<ELEMENT>(numbers[0], numbers[1]), fine[i] = pack<ELEMENT>(rest[0], rest[1]);
+            const float low = out < HEADS && in < HEADS ? numbers[i][0] : 0;
+            const float high = out < HEADS && in + 1 < HEADS ? numbers[i][1] : 0;
+            coarse[i] = pack<ELEMENT>(low, high);
+            fine[i] = pack<ELEMENT>(low - to_float(ELEMENT{(uint16_t)coarse[i]}),
+                                    high - to_float(ELEMENT{(uint16_t)(coarse[i] >> 16)}));
         }
     }
+};
+
+// A sum of exponentials below the largest exponent.
+struct Total {
+    float maximum, sum;
+
+    DEVICE void clear() { maximum = MINUS_INFINITY, sum = 0; }
+    DEVICE void add(float other_maximum, float other_sum) {
+        const float larger = fmaxf(maximum, other_maximum), below = larger == MINUS_INFINITY ? 0 : larger;
+        sum = sum * exp2_fast((maximum - below) * LOG2E) + other_sum * exp2_fast((other_maximum - below) * LOG2E);
+        maximum = larger;
+    }
+    // With those of the lanes that differ from this one in bits from `first` to below `last`.
+    DEVICE void add_lanes(int first, int last) {
+#pragma unroll
+        for (int other = first; other < last; other *= 2) {
+            const float other_maximum = __shfl_xor_sync(~0u, maximum, other), other_sum = __shfl_xor_sync(~0u, sum, other);
+            add(other_maximum, other_sum);
+        }
+    }
+    DEVICE void store(uint32_t at) const { store_shared(at, maximum), store_shared(at + 4, sum); }
+    DEVICE void load(uint32_t at) { maximum = load_shared_float(at), sum = load_shared_float(at + 4); }
+    DEVICE float logarithm(float of_nothing) const { return sum > 0 ? maximum + log2f(sum) / LOG2E : of_nothing; }
 };

@@ -2,6 +2,7 @@
 #include "layout.cuh"
 
 constexpr int COLUMNS = HEAD_DIM / 4, GROUPS = MERGE_THREADS / COLUMNS;  // every GROUPS-th partial output
+constexpr int AT_ONCE = 9;  // partial outputs on their way
 
 extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 1) mta_decode_merge(const __grid_constant__ Arguments args) {
     const uint32_t shared = shared_memory();
@@ -14,10 +15,18 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 1) mta_decode_merge(
     float4 sum = {0, 0, 0, 0};
     wait_for_kernel_before();
     if (group < GROUPS) {
-#pragma unroll 8
-        for (int i = group; i < count; i += GROUPS) {
-            const float4 part = __ldcg(partial + (int64_t)i * HEADS * COLUMNS);
-            sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+#pragma unroll 1
+        for (int program = group; program < count; program += AT_ONCE * GROUPS) {
+            float4 parts[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                const int other = program + i * GROUPS;
+                parts[i] = {0, 0, 0, 0};
+                if (other < count) parts[i] = __ldcg(partial + (int64_t)other * HEADS * COLUMNS);
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++)
+                sum.x += parts[i].x, sum.y += parts[i].y, sum.z += parts[i].z, sum.w += parts[i].w;
         }
         const uint32_t at = shared + (group * COLUMNS + column) * 16;
         store_shared(at, sum.x), store_shared(at + 4, sum.y), store_shared(at + 8, sum.z), store_shared(at + 12, sum.w);

@@ -20,28 +20,26 @@ static_assert(POST_KEY_TAPS <= 32, "a lane has one tap");
 DEVICE float logsumexp_of(const Arguments& args, const Segment& segment, uint32_t shared) {
     const int lane = threadIdx.x % 32, head = threadIdx.x % 16;
     const float* found = args.found + (int64_t)(segment.first_program + segment.sequence) * HEADS + head;
-    float maximum = MINUS_INFINITY, sum = 0;
-    const auto add = [&](float other_maximum, float other_sum) {
-        const float larger = fmaxf(maximum, other_maximum), below = larger == MINUS_INFINITY ? 0 : larger;
-        sum = sum * exp2_fast((maximum - below) * LOG2E) + other_sum * exp2_fast((other_maximum - below) * LOG2E);
-        maximum = larger;
-    };
-    if (head < HEADS) {
-#pragma unroll 4
-        for (int i = threadIdx.x / 16; i < segment.programs; i += 2 * HEADS) add(__ldcg(found + i * HEADS), 1);
-    }
-    const uint32_t at = shared + FOUND_AT + threadIdx.x * 8;
-    store_shared(at, maximum), store_shared(at + 4, sum);
-    __syncthreads();
-    const uint32_t other = shared + FOUND_AT + (lane * 16 + threadIdx.x / 32) * 8;
-    maximum = MINUS_INFINITY, sum = 0;
-    if (lane < 2 * HEADS) maximum = load_shared_float(other), sum = load_shared_float(other + 4);
+    Total total;
+    total.clear();
+    constexpr int AT_ONCE = 5;
+#pragma unroll 1
+    for (int first = threadIdx.x / 16; first < segment.programs; first += AT_ONCE * 2 * HEADS) {
+        float some[AT_ONCE];
 #pragma unroll
-    for (int back = 1; back < 32; back *= 2) {
-        const float other_maximum = __shfl_xor_sync(~0u, maximum, back), other_sum = __shfl_xor_sync(~0u, sum, back);
-        add(other_maximum, other_sum);
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int program = first + i * 2 * HEADS;
+            some[i] = program < segment.programs && head < HEADS ? __ldcg(found + program * HEADS) : MINUS_INFINITY;
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) total.add(some[i], 1);
     }
-    return sum > 0 ? maximum + log2f(sum) / LOG2E : 0;
+    total.store(shared + FOUND_AT + threadIdx.x * 8);
+    __syncthreads();
+    total.clear();
+    if (lane < 2 * HEADS) total.load(shared + FOUND_AT + (lane * 16 + threadIdx.x / 32) * 8);
+    total.add_lanes(1, 32);
+    return total.logarithm(0);
 }
 
 // A turn's logits of this warp's head, and what older rows add: on their way from global memory.
@@ -143,9 +141,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + OTHER_THREADS, 1) mta_dec
     begin(work.segment);
     stream.ask_ahead(args);
     Mixing mixing;
-    if (POST_MIX) mixing.load(args.post_mix, true);
+    if (POST_MIX) mixing.load<POST_MIX_FLOAT>(args.post_mix, true);
     float tap = 0;
-    if (POST_CONV && lane < POST_KEY_TAPS) tap = args.post_taps.at(warp, args.post_query_taps - 1, lane);
+    if (POST_CONV && lane < POST_KEY_TAPS) tap = args.post_taps.at<POST_TAPS_FLOAT>(warp, args.post_query_taps - 1, lane);
     wait_for_kernel_before();
     for (bool more = true; more;) {
         Segment segment = work.segment;
