@@ -179,7 +179,7 @@ def mix_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
 
 
 def decode_cuda_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
-    """CUDA's kernels of a decode step, of a layer with all steps and of one that mixes heads alone. Raises SkippedError."""
+    """CUDA's kernels of a decode step of a layer with all steps. Raises SkippedError."""
     from mta_kernels.multi_token_attention.decode_cuda.plan import MERGE_THREADS, StepConstants, heads_unsupported
     from mtabench.problem.inputs import DTYPES
 
@@ -187,15 +187,15 @@ def decode_cuda_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     if heads_unsupported(operation, dtype, shape.heads, shape.kv_heads, shape.head_dim):
         return
     need_compiler()
-    for conv, after in ((operation.conv, ""), (None, "_mixed")):
-        constants = StepConstants(dtype, shape.heads, shape.head_dim, shape.page_size > 0, conv, True, conv, True)
-        for name, threads, shared_memory in (
-            ("keys", constants.threads, constants.keys_bytes),
-            ("values", constants.threads, constants.values_bytes),
-            ("merge", MERGE_THREADS, constants.merge_bytes),
-        ):
-            code = compiled(constants.source(f"{name}.cu", shared_memory, limits.target))
-            yield CudaKernel(f"mta_decode_{name}", code, threads // 32, shared_memory, f"decode_cuda_{name}{after}")
+    conv = operation.conv
+    constants = StepConstants(dtype, shape.heads, shape.head_dim, shape.page_size > 0, conv, True, conv, True)
+    for name, threads, shared_memory in (
+        ("keys", constants.threads, constants.keys_bytes),
+        ("values", constants.threads, constants.values_bytes),
+        ("merge", MERGE_THREADS, constants.merge_bytes),
+    ):
+        code = compiled(constants.source(f"{name}.cu", shared_memory, limits.target))
+        yield CudaKernel(f"mta_decode_{name}", code, threads // 32, shared_memory, f"decode_cuda_{name}")
 
 
 def _too_many_taps(shape: Shape) -> bool:
@@ -241,7 +241,7 @@ SOURCES = (
     Source("mta_heads_cuda", heads_source, (
         "mix_probabilities", "convolve_heads", "differentiate_logits",
     ), order=96),
-    Source("mta_decode_cuda", decode_cuda_source, tuple(
-        f"decode_cuda_{name}{after}" for after in ("", "_mixed") for name in ("keys", "values", "merge")
+    Source("mta_decode_cuda", decode_cuda_source, (
+        "decode_cuda_keys", "decode_cuda_values", "decode_cuda_merge",
     ), order=97),
 )  # fmt: skip

@@ -8,9 +8,10 @@ gate read the output and write another; backward they read what they read, and i
 number a head dim stores three such tensors in between, of which its products make gradients.
 
 Decode: one kernel reads K, and another V, each of which takes its time to start; a convolution before has its scores
-made into logits by one more, and one after has what older rows add computed by one that reads their logits. Partial
-outputs of all programs are added up at last. So a step is `(K + V) / bandwidth`, with two bytes a key and head written
-and read between the kernels, `2 START_S`, `GAP_S` a kernel, `older rows x scores / EARLY` and `programs x MERGE_S`.
+made into logits by one more, but where CUDA kernels run, and one after has what older rows add computed by one that
+reads their logits. Partial outputs of all programs are added up at last. So a step is `(K + V) / bandwidth`, with two
+bytes a key and head written and read between the kernels, `2 START_S`, `GAP_S` a kernel, `older rows x scores / EARLY`
+and `programs x MERGE_S`.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _decode(case: Case) -> list[Kernel]:
     found = [replace(cache, name="convolved scores" if before else "logits", memory_bytes=keys + row)]
     if older:
         found.append(Kernel("older rows", fmas=older * scores, fma_rate=EARLY, memory_bytes=older * row + wide))
-    if before:
+    if before and not _one_kernel_reads_keys(case):
         found.append(Kernel("logits", memory_bytes=2 * row))
     programs = min(MOST_PROGRAMS, -(-case.seq // PROGRAM_KEYS))
     partial = case.batch * programs * case.heads * case.head_dim * SUM_BYTES
@@ -109,3 +110,11 @@ def _decode(case: Case) -> list[Kernel]:
         replace(cache, name="values", exponentials=scores, memory_bytes=values),
         Kernel("merge", l2_bytes=2 * partial, waves=programs, wave_s=MERGE_S),
     ]
+
+
+def _one_kernel_reads_keys(case: Case) -> bool:
+    """Whether the CUDA kernels take a step with a convolution before, whose first makes logits, too."""
+    convolutions = [step for step in (case.operation.pre_conv, case.operation.post_conv) if step]
+    fits = case.heads == case.kv_heads and 8 <= case.heads <= 16 and case.head_dim % 16 == 0 and case.head_dim <= 128
+    fits = fits and all(step.key_taps <= 16 for step in convolutions)
+    return fits and case.batch >= 8 and BYTES_PER_ELEMENT[case.dtype] == 2

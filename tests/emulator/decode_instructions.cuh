@@ -5,4 +5,3 @@
 inline void let_next_kernel_begin() {}
 inline void wait_for_kernel_before() {}
 inline void ask_for(const void*) {}
-inline void copy_row(uint32_t destination, const void* source, bool inside) { copy_stream(destination, source, inside); }

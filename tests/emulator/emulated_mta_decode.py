@@ -41,4 +41,5 @@ def emulated_mta_decode(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNames
     emulator.take_over(monkeypatch, step)
     monkeypatch.setattr(step.driver, "launch", launch)
     yield fields
-    assert fields.launched % 3 == 0 and fields.launched
+    assert fields.launched % 3 == 0
+    assert fields.launched

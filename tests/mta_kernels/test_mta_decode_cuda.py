@@ -11,21 +11,26 @@ from emulated_mta_decode import emulated_mta_decode  # noqa: F401
 from kernel_inputs import DEVICE, DTYPES, poison_memory, relative_error, with_gaps
 
 from mta_kernels.multi_token_attention import DecodeState, multi_token_attention_decode
-from mta_kernels.multi_token_attention.decode_cuda.plan import shape_unsupported
+from mta_kernels.multi_token_attention.decode_cuda import plan
+from mta_kernels.multi_token_attention.decode_cuda.plan import pays, shape_unsupported
 from mta_kernels.operation import Convolution, Operation
 
 pytest.importorskip("triton")
 
 OWN = [parts for parts in COMBINATIONS if any(parts[name] for name in PARTS[1:])]
 ALL = dict.fromkeys(PARTS, True)
+WITHOUT_KERNELS = (
+    "test_what_is_left_to_triton", "test_they_are_taken_for_several_sequences_with_a_convolution_before",
+)  # fmt: skip
 MIXING = dict.fromkeys(PARTS, False) | {"pre_mix": True, "post_mix": True}
 
 
 @pytest.fixture(autouse=True)
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Whatever a kernel does not write is NaN."""
+    """Whatever a kernel does not write is NaN, and the CUDA kernels are taken for any number of sequences."""
     poison_memory(monkeypatch)
-    if DEVICE == "cuda" or "left_to_triton" in request.node.name:
+    monkeypatch.setattr(plan, "pays", lambda operation, batch: True)
+    if DEVICE == "cuda" or request.node.originalname in WITHOUT_KERNELS:
         return SimpleNamespace()
     return request.getfixturevalue("emulated_mta_decode")
 
@@ -138,3 +143,10 @@ def test_what_is_left_to_triton(heads: int, kv_heads: int, head_dim: int, key_ta
     assert found is None if reason is None else reason in (found or "")
     if reason is None:
         assert "whole chunks" in (shape_unsupported(operation, q, cache, cache[..., 1:]) or "")
+
+
+def test_they_are_taken_for_several_sequences_with_a_convolution_before() -> None:
+    convolved, mixed = Operation(Convolution(6, 11, 5), 1.0), Operation(None, 1.0)
+    assert pays(convolved, 16)
+    assert not pays(convolved, 1)
+    assert not pays(mixed, 16)

@@ -22,8 +22,6 @@ from mta_kernels.multi_token_attention import (
 )
 from mta_kernels.multi_token_attention.backend import Request
 from mta_kernels.multi_token_attention.decode.plan import choose_splits, plan
-from mta_kernels.multi_token_attention.decode.state import needs_state
-from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.triton.backend import why_not
 from mta_kernels.operation import Convolution, Operation
 

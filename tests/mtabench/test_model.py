@@ -15,6 +15,7 @@ from mta_kernels.conv_attention.cuda_decode import backend
 from mta_kernels.conv_attention.cuda_sm80.backward_constants import constants_for
 from mta_kernels.conv_attention.cuda_sm80.forward import ForwardConstants, multiply_adds
 from mta_kernels.conv_attention.hopper import backward, backward_scratch, forward
+from mta_kernels.multi_token_attention.decode_cuda import plan as decode_cuda
 from mta_kernels.operation import Convolution, Operation
 from mtabench.errors import UsageError
 from mtabench.measuring.ceilings import Ceilings
@@ -26,6 +27,7 @@ from mtabench.model.kernel import Kernel, scores, time_of
 from mtabench.model.tiles import tiles_of
 from mtabench.prediction.predict import kernels_of, predict, tiles_on, unmodelled
 from mtabench.problem.case import Case
+from mtabench.problem.inputs import DTYPES
 from mtabench.problem.operations import make_operation
 from mtabench.results.results_file import read_file
 from mtabench.sweeps.estimate import RATES, call_seconds
@@ -129,6 +131,20 @@ def test_a_decode_step_of_mta_has_the_kernels_that_are_launched(conv, post, kern
     operation = make_operation(conv, "heads", post, heads=16, head_dim=64)
     cell = replace(CONV, pass_="decode", operation=operation, heads=16, kv_heads=16, seq=4096)
     assert [kernel.name for kernel in staged.kernels(cell)] == kernels
+
+
+@pytest.mark.parametrize("more", [
+    {}, {"batch": 1}, {"heads": 32, "kv_heads": 32}, {"kv_heads": 4}, {"head_dim": 72}, {"head_dim": 256},
+    {"dtype": "fp32"}, {"conv": (6, 17)},
+])  # fmt: skip
+def test_a_decode_step_of_mta_by_the_cuda_kernels_has_no_kernel_of_logits_alone(more):
+    conv, heads, head_dim = more.pop("conv", (6, 11)), more.get("heads", 16), more.get("head_dim", 64)
+    operation = make_operation(conv, "heads", conv, heads=heads, head_dim=head_dim)
+    cell = replace(CONV, pass_="decode", operation=operation, batch=8, heads=16, kv_heads=16, dtype="bf16", seq=4096)
+    cell = replace(cell, **more)
+    shape = DTYPES[cell.dtype], cell.heads, cell.kv_heads, cell.head_dim
+    taken = decode_cuda.pays(operation, cell.batch) and decode_cuda.heads_unsupported(operation, *shape) is None
+    assert ("logits" not in [kernel.name for kernel in staged.kernels(cell)]) == taken == (not more and conv == (6, 11))
 
 
 def test_the_splits_of_auto_are_those_that_the_kernels_took():

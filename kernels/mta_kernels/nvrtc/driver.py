@@ -21,7 +21,7 @@ INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 def load(code: bytes, name: str, shared_memory: int, device: int, *, beside: bool = False) -> ctypes.c_void_p:
     """The kernel `name` of this machine code on a device, allowed so many bytes of shared memory a block.
 
-    If others are to run `beside` it on a multiprocessor, all of its memory is shared memory, not what this kernel needs.
+    If others are to run `beside` it on a multiprocessor, all of whose memory is shared memory, not what it needs alone.
     """
     from cuda.bindings import driver
 

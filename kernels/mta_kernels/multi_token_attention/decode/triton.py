@@ -1,5 +1,7 @@
 """A decode step by the Triton kernels, each of which takes its place while the one before it finishes.
 
+Or by those of `decode_cuda/` where they are faster, but for the one of older rows.
+
 Scores from K if they are convolved, beside that what is known early, logits (from K if they are not), partial outputs
 from V, the output. Between K and V lie two bytes a key and head, and with convolutions two and four more.
 """
@@ -73,7 +75,8 @@ def newest_row(
         operation, mixers, chosen, lengths, block_table, signature, constants, state, scores, logits, older
     )  # fmt: skip
     with on_device_of(q_window):
-        if decode_cuda.unsupported(operation, q_window, k_cache, v_cache) is None:
+        caches = q_window, k_cache, v_cache
+        if decode_cuda.pays(operation, batch) and decode_cuda.unsupported(operation, *caches) is None:
             return cuda_step.newest_row(
                 operation, q_window, k_cache, v_cache, mixers, lengths, state, block_table, count, logits, older,
                 lambda: _launch_early(step),

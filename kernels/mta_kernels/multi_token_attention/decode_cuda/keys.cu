@@ -16,7 +16,8 @@ constexpr int PRODUCTS = PRE_CONV ? 16 * R_PITCH : 0;     // of a warp
 constexpr int PRODUCTS_AT = HEADS * RING;
 constexpr int SCORES_AT = PRODUCTS_AT + HEADS * PRODUCTS, SCORES = HEADS * S_PITCH;  // two turns'
 constexpr int FOUND_AT = SCORES_AT + 2 * SCORES;          // a maximum and a sum of each warp and head
-static_assert(FOUND_AT + HEADS * 16 * 8 == SHARED_BYTES, "as in plan.py");
+constexpr int MIXING_AT = FOUND_AT + HEADS * 16 * 8;      // as each lane takes it: registers are few
+static_assert(MIXING_AT + 32 * 32 == SHARED_BYTES, "as in plan.py");
 static_assert(PRE_KEY_TAPS <= 16, "a tile carries on into the next one alone");
 
 struct Queries {
@@ -83,44 +84,60 @@ struct Queries {
     }
 };
 
-// The newest keys' columns of r, of the queries that see them, over those of all: one key after the other.
-DEVICE void put_newest(const Arguments& args, const Segment& segment, uint32_t tile, uint32_t products, int first) {
-    const int lane = threadIdx.x % 32, head = threadIdx.x / 32;
+// r of the newest of 16 keys from `first` on, which not all queries see, in the place of that of the tensor cores' one
+// product: s [keys x queries] = k q_window^T where a key is seen, r [keys x taps] = s taps.
+DEVICE void put_newest(const Arguments& args, const Segment& segment, uint32_t key_row, int first, float (&r)[TAP_TILES][4]) {
+    constexpr int QUERY_TILES = PRE_QUERY_TAPS > 8 ? 2 : 1;
+    const int lane = threadIdx.x % 32, head = threadIdx.x / 32, length = segment.length;
     const char* q = args.q.start + segment.sequence * args.q.stride_batch + head * args.q.stride_head;
-    constexpr int PAIRS = (HEAD_DIM / 2 + 31) / 32;  // of a lane
-    float taps[PRE_QUERY_TAPS];
-    uint32_t queries[PRE_QUERY_TAPS][PAIRS];
+    uint32_t coarse[4] = {}, fine[4] = {};
 #pragma unroll
-    for (int a = 0; a < PRE_QUERY_TAPS; a++) {  // all on their way at once, and none waits for a branch
-        const int row = max(args.window - PRE_QUERY_TAPS + a, 0);
-        taps[a] = args.pre_taps.at<PRE_TAPS_FLOAT>(head, a, min(lane, PRE_KEY_TAPS - 1)) * args.scale;
+    for (int n = 0; n < QUERY_TILES; n++) {
+        const int row = max(args.window - PRE_QUERY_TAPS + min(n * 8 + lane / 4, PRE_QUERY_TAPS - 1), 0);
+        const uint32_t* query = (const uint32_t*)(q + row * args.q.stride_row) + lane % 4;
+        float s[4] = {};
 #pragma unroll
-        for (int i = 0; i < PAIRS; i++)
-            queries[a][i] = *(const uint32_t*)(q + row * args.q.stride_row + min(lane + 32 * i, HEAD_DIM / 2 - 1) * 4);
-    }
-#pragma unroll 1
-    for (int key = max(first, max(segment.length - NEWEST, 0)); key < min(first + KEYS, segment.length); key++) {
-        float products_of[PRE_QUERY_TAPS] = {}, sum = 0;
+        for (int step = 0; step < STEPS; step++) {
+            uint32_t keys[4];
+            load_matrices(keys, key_row + step * 32);
+            multiply<ELEMENT>(s, keys, query[step * 8], query[step * 8 + 4]);
+        }
+        // What a query does not see, or is no query, may be anything.
+        const int oldest = max(PRE_QUERY_TAPS - args.window, 0);
 #pragma unroll
-        for (int i = 0; i < PAIRS; i++) {
-            if (lane + 32 * i >= HEAD_DIM / 2) continue;
-            const uint32_t y = load_shared(tile + (key - first) * PITCH + (lane + 32 * i) * 4);
-#pragma unroll
-            for (int a = 0; a < PRE_QUERY_TAPS; a++) {
-                const uint32_t x = queries[a][i];
-                products_of[a] += to_float(ELEMENT{(uint16_t)x}) * to_float(ELEMENT{(uint16_t)y}) +
-                                  to_float(ELEMENT{(uint16_t)(x >> 16)}) * to_float(ELEMENT{(uint16_t)(y >> 16)});
-            }
+        for (int i = 0; i < 4; i++) {
+            const int a = n * 8 + lane % 4 * 2 + i % 2, key = first + lane / 4 + i / 2 * 8;
+            const bool seen = key >= 0 && a < PRE_QUERY_TAPS && a >= max(PRE_QUERY_TAPS - (length - key), oldest);
+            s[i] = seen ? s[i] * args.scale : 0;
         }
 #pragma unroll
-        for (int other = 1; other < 32; other *= 2)
+        for (int i = 0; i < 2; i++) {
+            const uint32_t both = pack<ELEMENT>(s[2 * i], s[2 * i + 1]);
+            coarse[2 * n + i] = both;
+            fine[2 * n + i] = pack<ELEMENT>(s[2 * i] - to_float(ELEMENT{(uint16_t)both}),
+                                            s[2 * i + 1] - to_float(ELEMENT{(uint16_t)(both >> 16)}));
+        }
+    }
 #pragma unroll
-            for (int a = 0; a < PRE_QUERY_TAPS; a++) products_of[a] += __shfl_xor_sync(~0u, products_of[a], other);
+    for (int n = 0; n < TAP_TILES; n++) {
+        const int tap = n * 8 + lane / 4;
+        uint32_t taps[2] = {}, rest[2] = {};
 #pragma unroll
-        for (int a = 0; a < PRE_QUERY_TAPS; a++)
-            // A query sees this key if it is not older, and is in the window.
-            if (a >= max(PRE_QUERY_TAPS - (segment.length - key), PRE_QUERY_TAPS - args.window)) sum += products_of[a] * taps[a];
-        if (lane < PRE_KEY_TAPS) store_shared(products + lane * R_PITCH + (key - first) * 4, sum);
+        for (int i = 0; i < 2 * QUERY_TILES; i++) {
+            const int a = lane % 4 * 2 + i / 2 * 8 + i % 2;
+            const float number = args.pre_taps.at<PRE_TAPS_FLOAT>(head, min(a, PRE_QUERY_TAPS - 1), min(tap, PRE_KEY_TAPS - 1));
+            const ELEMENT rounded = from_float<ELEMENT>(a < PRE_QUERY_TAPS && tap < PRE_KEY_TAPS ? number : 0);
+            taps[i / 2] |= (uint32_t)rounded.bits << i % 2 * 16;
+            if (PRE_TAPS_FLOAT && a < PRE_QUERY_TAPS && tap < PRE_KEY_TAPS)
+                rest[i / 2] |= (uint32_t)from_float<ELEMENT>(number - to_float(rounded)).bits << i % 2 * 16;
+        }
+        float products[4] = {};
+        multiply<ELEMENT>(products, coarse, taps[0], taps[1]);
+        multiply<ELEMENT>(products, fine, taps[0], taps[1]);
+        if (PRE_TAPS_FLOAT) multiply<ELEMENT>(products, coarse, rest[0], rest[1]);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (first + lane / 4 + i / 2 * 8 >= length - NEWEST) r[n][i] = products[i];
     }
 }
 
@@ -130,15 +147,18 @@ DEVICE void score(const Arguments& args, const Segment& segment, const Queries& 
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < KEYS / 16; half++) {
+        const uint32_t key_row = tile + (half * 16 + lane % 16) * PITCH + lane / 16 * 16;
         float r[TAP_TILES][4] = {};
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
             uint32_t keys[4];
-            load_matrices(keys, tile + (half * 16 + lane % 16) * PITCH + lane / 16 * 16 + step * 32);
+            load_matrices(keys, key_row + step * 32);
 #pragma unroll
             for (int n = 0; n < TAP_TILES; n++)
                 multiply<ELEMENT>(r[n], keys, queries.numbers[n][step][0], queries.numbers[n][step][1]);
         }
+        if (NEWEST > 0 && first + half * 16 + 16 > segment.length - NEWEST)
+            put_newest(args, segment, key_row, first + half * 16, r);
         const int row = half * 16 + lane / 4;
         if (PRE_CONV) {
 #pragma unroll
@@ -152,10 +172,6 @@ DEVICE void score(const Arguments& args, const Segment& segment, const Queries& 
     }
     if (!PRE_CONV) return;
     __syncwarp();
-    if (NEWEST > 0 && first + KEYS > segment.length - NEWEST) {
-        put_newest(args, segment, tile, products, first);
-        __syncwarp();
-    }
     const int x = lane % KEYS;
     float now = carried, next = 0;
 #pragma unroll
@@ -170,11 +186,13 @@ DEVICE void score(const Arguments& args, const Segment& segment, const Queries& 
 }
 
 // Mixes 8 keys of all heads, those from `first` on, and writes their logits.
-DEVICE void mix_and_keep(const Arguments& args, const Segment& segment, const Mixing& mixing, uint32_t scores, int first,
+DEVICE void mix_and_keep(const Arguments& args, const Segment& segment, uint32_t mix, uint32_t scores, int first,
                          Total (&found)[2]) {
     const int lane = threadIdx.x % 32;
     float mixed[4] = {};
     if (PRE_MIX) {
+        Mixing mixing;
+        mixing.load(mix + lane * 32);
         float numbers[4], rest[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -237,9 +255,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + OTHER_THREADS, 1) mta_dec
         stream.begin(args, args.k, segment, ring, segment.start - PRE_PAD, 0, min(last, segment.length),
                      keys > 0 ? (keys + PRE_KEY_TAPS - 1 + KEYS - 1) / KEYS : 0);
     };
-    Mixing mixing;
     begin(work.segment);
-    if (PRE_MIX) mixing.load<PRE_MIX_FLOAT>(args.pre_mix, false);
+    if (PRE_MIX && warp == 0) {  // the others see it behind their first barrier
+        Mixing mixing;
+        mixing.load<PRE_MIX_FLOAT>(args.pre_mix, false);
+        mixing.store(shared + MIXING_AT + threadIdx.x * 32);
+    }
     for (bool more = true; more;) {
         const Segment segment = work.segment;
         Queries queries;
@@ -255,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + OTHER_THREADS, 1) mta_dec
 #pragma unroll 1
             for (int i = 0; i < last; i++) {
                 const int tile = turn * TILES_A_TURN + i;
-                stream.load(args, ring, tile + STAGES - 1);
+                stream.load(args, args.k, ring, tile + STAGES - 1);
                 copies_wait<STAGES - 1>();
                 __syncwarp();
                 score(args, segment, queries, ring + tile % STAGES * TILE, products, scores + warp * S_PITCH + i * KEYS * 4,
@@ -265,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + OTHER_THREADS, 1) mta_dec
             __syncthreads();
 #pragma unroll 1
             for (int job = warp; job < last * (KEYS / 8); job += HEADS)
-                mix_and_keep(args, segment, mixing, scores + job * 32, first_score + turn * TURN + job * 8, found);
+                mix_and_keep(args, segment, shared + MIXING_AT, scores + job * 32, first_score + turn * TURN + job * 8, found);
         }
         more = work.advance();
         if (more) begin(work.segment);

@@ -15,16 +15,13 @@
 #include <work.cuh>
 
 constexpr int THREADS = 32 * HEADS;
-#ifndef OTHER_THREADS
-#define OTHER_THREADS 128  // of the kernel of older rows, for which registers are left
-#endif
+constexpr int OTHER_THREADS = 128;              // of the kernel of older rows, for which registers are left
 constexpr int CHUNKS = HEAD_DIM / 8;            // 16 bytes
 constexpr int STEPS = HEAD_DIM / 16;            // products are 16 deep
 constexpr int PITCH = (CHUNKS + 1) * 16;        // of a row in shared memory: odd chunks, so no bank conflicts
 constexpr int TILE = KEYS * PITCH, RING = STAGES * TILE;
 constexpr int TURN = 128;                       // keys, after which the warps meet
 constexpr int TILES_A_TURN = TURN / KEYS;
-constexpr int JOBS = TURN / 8;                  // products of a mixing of one turn
 constexpr float LOG2E = 1.4426950408889634f;
 
 template <bool Float> DEVICE float number_of(const void* start, int64_t at) {
@@ -81,15 +78,14 @@ DEVICE ELEMENT* newest_logits(const Arguments& args, int sequence, int length, i
 struct Stream {
     const char* rows;
     const int* table;
-    int64_t stride_page;
-    int stride_row, first, from, end, tiles;
-    int page, page_bits;  // PAGED: of a lane's row of the next tile
+    int first, from, end, tiles;
+    int page;  // PAGED: of a lane's row of the next tile
 
     DEVICE void look_up_page(const Arguments& args, int tile) {
         const int key = first + tile * KEYS + (int)(threadIdx.x % KEYS);
-        page = key >= from && key < end ? table[(key >> page_bits) * args.table_stride_page] : 0;
+        page = key >= from && key < end ? table[(key >> args.page_bits) * args.table_stride_page] : 0;
     }
-    DEVICE void load(const Arguments& args, uint32_t ring, int tile) {
+    DEVICE void load(const Arguments& args, const Rows& cache, uint32_t ring, int tile) {
         if (tile < tiles) {
             const uint32_t stage = ring + tile % STAGES * TILE;
             const int lane = threadIdx.x % 32;
@@ -101,25 +97,25 @@ struct Stream {
                 const char* source = rows + chunk * 16;
                 if (PAGED) {
                     const int of_row = __shfl_sync(~0u, page, row);
-                    source += of_row * stride_page + (int64_t)(key & (1 << page_bits) - 1) * stride_row;
+                    source += of_row * cache.stride_batch + (int64_t)(key & (1 << args.page_bits) - 1) * (int)cache.stride_row;
                 } else {
-                    source += (int64_t)key * stride_row;
+                    source += (int64_t)key * (int)cache.stride_row;  // 32 bits take fewer instructions
                 }
-                copy_row(stage + row * PITCH + chunk * 16, inside ? source : rows, inside);
+                copy_stream(stage + row * PITCH + chunk * 16, inside ? source : rows, inside);
             }
             if (PAGED) look_up_page(args, tile + 1);
         }
         copies_commit();
     }
     // The rows of the AHEAD tiles that come next are on their way to the L2 cache.
-    DEVICE void ask_ahead(const Arguments& args) const {
+    DEVICE void ask_ahead(const Arguments& args, const Rows& cache) const {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < AHEAD * KEYS; i += 32) {
             const int key = first + (STAGES - 1) * KEYS + i + lane;
             if (key < from || key >= end) continue;
-            const int64_t page_at = PAGED ? table[(key >> page_bits) * args.table_stride_page] * stride_page : 0;
-            const char* row = rows + page_at + (int64_t)(PAGED ? key & (1 << page_bits) - 1 : key) * stride_row;
+            const int64_t page_at = PAGED ? table[(key >> args.page_bits) * args.table_stride_page] * cache.stride_batch : 0;
+            const char* row = rows + page_at + (int64_t)(PAGED ? key & (1 << args.page_bits) - 1 : key) * cache.stride_row;
 #pragma unroll
             for (int byte = 0; byte < HEAD_DIM * 2; byte += 128) ask_for(row + byte);
         }
@@ -130,11 +126,10 @@ struct Stream {
         const int head = threadIdx.x / 32;
         rows = cache.start + (PAGED ? 0 : segment.sequence * cache.stride_batch) + head * cache.stride_head;
         table = args.table + segment.sequence * args.table_stride_batch;
-        stride_row = cache.stride_row, stride_page = cache.stride_batch, page_bits = args.page_bits;
         first = first_row, from = from_row, end = end_row, tiles = tile_count;
         if (PAGED) look_up_page(args, 0);
 #pragma unroll 1
-        for (int i = 0; i < STAGES - 1; i++) load(args, ring, i);
+        for (int i = 0; i < STAGES - 1; i++) load(args, cache, ring, i);
     }
 };
 
@@ -142,6 +137,15 @@ struct Stream {
 struct Mixing {
     uint32_t coarse[4], fine[4];
 
+    DEVICE void store(uint32_t at) const {
+        store_shared(at, uint4{coarse[0], coarse[1], coarse[2], coarse[3]});
+        store_shared(at + 16, uint4{fine[0], fine[1], fine[2], fine[3]});
+    }
+    DEVICE void load(uint32_t at) {
+        const uint4 first = load_shared_16(at), second = load_shared_16(at + 16);
+        coarse[0] = first.x, coarse[1] = first.y, coarse[2] = first.z, coarse[3] = first.w;
+        fine[0] = second.x, fine[1] = second.y, fine[2] = second.z, fine[3] = second.w;
+    }
     // Reads all numbers before it uses one: none waits for another.
     template <bool Float> DEVICE void load(const Matrix& matrix, bool transposed) {
         const int lane = threadIdx.x % 32;

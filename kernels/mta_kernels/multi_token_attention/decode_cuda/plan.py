@@ -17,6 +17,7 @@ from mta_kernels.nvrtc.structures import ELEMENTS
 from mta_kernels.operation import ONE_TAP, Convolution, Operation
 
 FOLDER = Path(__file__).parent
+FEWEST_SEQUENCES = 8  # where these kernels are the faster: decision 55
 FEWEST_HEADS, MOST_HEADS, MOST_HEAD_DIM, MOST_TAPS = 8, 16, 128, 16
 FLOATS = "PRE_TAPS_FLOAT", "PRE_MIX_FLOAT", "POST_TAPS_FLOAT", "POST_MIX_FLOAT"
 TURN = 128  # keys, as in layout.cuh
@@ -63,7 +64,7 @@ class StepConstants:
         """Shared memory of keys.cu."""
         products = 0 if self.pre is None else 16 * (self.tile_keys + 4) * 4
         ring = self.stages * self.tile_bytes
-        return self.heads * (ring + products + 2 * (TURN + 4) * 4 + 16 * 8)
+        return self.heads * (ring + products + 2 * (TURN + 4) * 4 + 16 * 8) + 32 * 32
 
     @property
     def values_bytes(self) -> int:
@@ -82,15 +83,15 @@ class StepConstants:
         pre, post = self.pre or ONE_TAP, self.post or ONE_TAP
         constants = {
             "ELEMENT": ELEMENTS[self.dtype], "HEADS": self.heads, "HEAD_DIM": self.head_dim, "PAGED": int(self.paged),
-            "KEYS": self.tile_keys, "STAGES": self.stages, "AHEAD": AHEAD_TILES, "PRE_QUERY_TAPS": pre.query_taps, "PRE_KEY_TAPS": pre.key_taps, "PRE_PAD": pre.pad,
+            "KEYS": self.tile_keys, "STAGES": self.stages, "AHEAD": AHEAD_TILES,
+            "PRE_QUERY_TAPS": pre.query_taps, "PRE_KEY_TAPS": pre.key_taps, "PRE_PAD": pre.pad,
             "POST_KEY_TAPS": post.key_taps, "POST_PAD": post.pad, "PRE_CONV": int(self.pre is not None),
             "PRE_MIX": int(self.pre_mix), "POST_CONV": int(self.post is not None),
             "OLDER": int(post.query_taps > 1), "POST_MIX": int(self.post_mix), "MERGE_THREADS": MERGE_THREADS,
             "SHARED_BYTES": shared_memory, **dict(zip(FLOATS, map(int, self.floats), strict=True)),
         }  # fmt: skip
-        headers = (
-            headers_in(FOLDER, ("layout.cuh", "decode_instructions.cuh"))
-            | headers_in(conv_decode.FOLDER, ("work.cuh", "sm80_decode.cuh"))
+        headers = headers_in(FOLDER, ("layout.cuh", "decode_instructions.cuh")) | headers_in(
+            conv_decode.FOLDER, ("work.cuh", "sm80_decode.cuh")
         )
         return Source(FOLDER / name, architecture, constants, headers)
 
@@ -106,6 +107,11 @@ def constants_for(operation: Operation, q: Tensor, mixers: Mixers, block_table: 
 def _floats(mixers: Mixers) -> tuple[bool, bool, bool, bool]:
     pre_taps, pre_mix, post_taps, post_mix = (x is not None and x.dtype == torch.float32 for x in mixers)
     return pre_taps, pre_mix, post_taps, post_mix
+
+
+def pays(operation: Operation, batch: int) -> bool:
+    """Whether a step of so many sequences is faster by these kernels than by Triton's: with a convolution before."""
+    return operation.pre_conv is not None and batch >= FEWEST_SEQUENCES
 
 
 def unsupported(operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:

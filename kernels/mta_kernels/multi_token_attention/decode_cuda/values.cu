@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + OTHER_THREADS, 1) mta_dec
                      (segment.stop - segment.start + KEYS - 1) / KEYS);
     };
     begin(work.segment);
-    stream.ask_ahead(args);
+    stream.ask_ahead(args, args.v);
     Mixing mixing;
     if (POST_MIX) mixing.load<POST_MIX_FLOAT>(args.post_mix, true);
     float tap = 0;
@@ -174,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + OTHER_THREADS, 1) mta_dec
 #pragma unroll 1
             for (int i = 0; i < last; i++) {
                 const int tile = turn * TILES_A_TURN + i;
-                stream.load(args, ring, tile + STAGES - 1);
+                stream.load(args, args.v, ring, tile + STAGES - 1);
                 copies_wait<STAGES - 1>();
                 __syncwarp();
                 add_values(ring + tile % STAGES * TILE, mixed + warp * A_PITCH + i * KEYS * 2, out);
