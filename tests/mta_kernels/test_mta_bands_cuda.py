@@ -171,7 +171,7 @@ def test_the_order_of_threads_changes_nothing(gpu) -> None:
         ("gradients.cu", "const bool owned = read >= args.above &&", "const bool owned ="),
         ("gradients.cu", "task, of_x, args.x", "task, segment, args.x"),
         ("layout.cuh", "row < segment.highest", "row < args.rows"),
-        ("layout.cuh", "low = visible_pair(low, seen, key), high", "high"),
+        ("layout.cuh", "pairs[0] = visible_pair(pairs[0], seen, key), pairs[1]", "pairs[1]"),
         ("layout.cuh", "if (first < segment.begin || last >= segment.stop) return false;", ""),
         ("layout.cuh", "key < stored_end(args, row);", "key < args.pitch;"),
     ],

@@ -18,7 +18,11 @@ DEVICE int thread_index() {
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
     return index;
 }
-DEVICE int lane_index() { return thread_index() % 32; }
+DEVICE int lane_index() {  // of a warp's 32
+    int index;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(index));
+    return index;
+}
 DEVICE int block_index() {
     int index;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
