@@ -152,7 +152,7 @@ def test_the_splits_of_auto_are_those_that_the_kernels_took():
     taken = {
         case_of(row): int(row["splits_used"]) for row in rows if (row["impl"], row["splits"]) == ("triton", "auto")
     }
-    assert len(taken) > 20
+    assert len(taken) > 15
     assert {case: tiles_of(case, H200).splits for case in taken} == taken
 
 
