@@ -93,17 +93,21 @@ def run(options: argparse.Namespace) -> None:
     split(text, setting.seq)  # raises before anything is trained
     facts = describe(device)
     where = {name: facts[name] for name in PLACE}
-    rows = []
-    for seed in range(seeds):
-        own = replace(setting, seed=seed)
-        for row in run_seed(own, loaded, text, device):
-            rows.append(row | asdict(own) | where)
-            print(
-                f"seed {seed}  {row['phase']}  {row['attention']}  step {row['step']}  "
-                f"held-out loss {row['held_out_loss']:.4f}  {row['seconds']:.1f} s", flush=True,
-            )  # fmt: skip
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for seed in range(seeds):
+            own = replace(setting, seed=seed)
+            for row in run_seed(own, loaded, text, device):
+                print(
+                    f"seed {seed}  {row['phase']}  {row['attention']}  step {row['step']}  "
+                    f"held-out loss {row['held_out_loss']:.4f}  {row['seconds']:.1f} s", flush=True,
+                )  # fmt: skip
+                yield row | asdict(own) | where
+
     if options.out:
-        write_results(options.out, COLUMNS, rows, draw_chart)
+        write_results(options.out, COLUMNS, rows(), draw_chart)
+    else:
+        list(rows())
 
 
 def checked(options: argparse.Namespace, device: str, loaded: Any) -> tuple[Setting, int]:

@@ -23,12 +23,14 @@ PLACE = ("device", "driver", "cuda", "torch", "triton", "mtabench", "git_sha", "
 def write_results(
     path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], draw_chart: Callable[[Path], list[Path]]
 ) -> None:
-    """Write the rows and draw their chart; print the path of each file."""
+    """Write each row as it comes and then draw their chart; print the path of each file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        for row in rows:
+            writer.writerow(row)
+            file.flush()  # a long training that is stopped has left what it had
     for written in (path, *draw_chart(path)):
         print(written)
 

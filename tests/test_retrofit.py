@@ -75,7 +75,7 @@ def test_what_is_not_the_identity_is_refused(command, monkeypatch, task, tmp_pat
     code, _, error = command(*TINY, "--out", tmp_path / "x.csv")
     assert code == 1
     assert error.startswith("retrofit.py: before the first step the losses differ (plain ")
-    assert not (tmp_path / "x.csv").exists()
+    assert set(pd.read_csv(tmp_path / "x.csv")["attention"]) == {"plain"}
 
 
 def save_checkpoint(folder):
@@ -89,6 +89,22 @@ def save_checkpoint(folder):
     torch.manual_seed(1)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
     LlamaForCausalLM(LlamaConfig(vocab_size=27, num_hidden_layers=4, **sizes)).half().save_pretrained(folder)
+
+
+def test_a_training_that_is_stopped_leaves_what_it_had(command, task, monkeypatch, tmp_path):
+    whole = sys.modules["retrofit"].run_seed
+
+    def stopped(setting, *rest):
+        for number, row in enumerate(whole(setting, *rest)):
+            if (setting.seed, number) == (1, 2):
+                raise KeyboardInterrupt
+            yield row
+
+    monkeypatch.setattr(sys.modules["retrofit"], "run_seed", stopped)
+    path = tmp_path / "x.csv"
+    with pytest.raises(KeyboardInterrupt):
+        command(*TINY, "--seeds", 2, "--out", path)
+    assert list(pd.read_csv(path)["seed"]) == [0] * 11 + [1] * 2
 
 
 def test_a_checkpoint_is_trained_on_with_its_own_tokens(command, task, tmp_path):
