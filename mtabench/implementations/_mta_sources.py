@@ -180,10 +180,17 @@ def mix_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
 
 def decode_cuda_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """CUDA's kernels of a decode step of a layer with all steps. Raises SkippedError."""
-    from mta_kernels.multi_token_attention.decode_cuda.plan import MERGE_THREADS, StepConstants, heads_unsupported
+    from mta_kernels.multi_token_attention.decode_cuda.plan import (
+        MERGE_THREADS,
+        SHARED_BYTES,
+        StepConstants,
+        heads_unsupported,
+    )
     from mtabench.problem.inputs import DTYPES
 
     operation, dtype = shape.operation, DTYPES[shape.dtype]
+    if limits.shared_per_block < SHARED_BYTES:
+        return
     if heads_unsupported(operation, dtype, shape.heads, shape.kv_heads, shape.head_dim):
         return
     need_compiler()

@@ -116,6 +116,8 @@ def cuda_names(target: str) -> set[str]:
                     names |= {f"cuda_{kernel}"} | ({f"hopper_{kernel}"} if target == "sm_90" else set())
                 case "mix_cuda":
                     names |= {kernel} if target == "sm_90" else set()
+                case "decode_cuda":  # where a block can have enough shared memory
+                    names |= {f"decode_cuda_{path.stem}"} if target in ("sm_90", "sm_100") else set()
                 case "rows_cuda":
                     names.add(f"rows_cuda_{path.stem}")
                 case "cuda_conv":

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.cuda_decode import plan as conv_decode
 from mta_kernels.conv_attention.cuda_decode.plan import FEWEST_KEYS, has_whole_chunks
-from mta_kernels.gpu_limits import capability
+from mta_kernels.gpu_limits import capability, shared_memory_limit
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.nvrtc.compiler import Source, headers_in, missing_package
 from mta_kernels.nvrtc.structures import ELEMENTS
@@ -18,6 +18,7 @@ from mta_kernels.operation import ONE_TAP, Convolution, Operation
 
 FOLDER = Path(__file__).parent
 FEWEST_SEQUENCES = 8  # where these kernels are the faster: decision 55
+SHARED_BYTES = 227 * 1024  # that a block must be able to have; a step of few heads would do with less
 FEWEST_HEADS, MOST_HEADS, MOST_HEAD_DIM, MOST_TAPS = 8, 16, 128, 16
 FLOATS = "PRE_TAPS_FLOAT", "PRE_MIX_FLOAT", "POST_TAPS_FLOAT", "POST_MIX_FLOAT"
 TURN = 128  # keys, as in layout.cuh
@@ -118,6 +119,8 @@ def unsupported(operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache
     """Why these kernels cannot take a step, or None if they can."""
     if not q_window.is_cuda or capability(q_window.device) < (8, 0):
         return "they need an NVIDIA GPU from sm_80 on"
+    if shared_memory_limit(q_window.device) < SHARED_BYTES:
+        return f"they need a GPU with {SHARED_BYTES // 1024} KB of shared memory for a block"
     return missing_package() or shape_unsupported(operation, q_window, k_cache, v_cache)
 
 
