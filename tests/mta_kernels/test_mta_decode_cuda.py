@@ -12,7 +12,7 @@ from kernel_inputs import DEVICE, DTYPES, poison_memory, relative_error, with_ga
 
 from mta_kernels.multi_token_attention import DecodeState, multi_token_attention_decode
 from mta_kernels.multi_token_attention.decode_cuda import plan
-from mta_kernels.multi_token_attention.decode_cuda.plan import pays, shape_unsupported
+from mta_kernels.multi_token_attention.decode_cuda.plan import pays, shape_unsupported, unsupported
 from mta_kernels.operation import Convolution, Operation
 
 pytest.importorskip("triton")
@@ -21,6 +21,7 @@ OWN = [parts for parts in COMBINATIONS if any(parts[name] for name in PARTS[1:])
 ALL = dict.fromkeys(PARTS, True)
 WITHOUT_KERNELS = (
     "test_what_is_left_to_triton", "test_they_are_taken_for_several_sequences_with_a_convolution_before",
+    "test_gpus_whose_blocks_have_no_room_keep_triton", "test_no_step_needs_more_than_that_room",
 )  # fmt: skip
 MIXING = dict.fromkeys(PARTS, False) | {"pre_mix": True, "post_mix": True}
 
@@ -150,3 +151,29 @@ def test_they_are_taken_for_several_sequences_with_a_convolution_before() -> Non
     assert pays(convolved, 16)
     assert not pays(convolved, 1)
     assert not pays(mixed, 16)
+
+
+@pytest.mark.parametrize(
+    ("capability", "kilobytes", "reason"),
+    [((9, 0), 227, None), ((8, 0), 163, "227 KB of shared memory"), ((12, 0), 99, "227 KB"), ((7, 5), 64, "sm_80")],
+)
+def test_gpus_whose_blocks_have_no_room_keep_triton(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], kilobytes: int, reason: str | None
+) -> None:
+    limits = {"capability": capability, "shared_memory_limit": kilobytes * 1024, "missing_package": None}
+    for name, value in limits.items():
+        monkeypatch.setattr(plan, name, lambda *_, value=value: value)
+    operation = Operation.of((6, 11), 64)
+    q, cache = (torch.empty(8, 8, rows, 64, dtype=torch.bfloat16) for rows in (6, 32))
+    on_gpu = SimpleNamespace(is_cuda=True, device=q.device, shape=q.shape, dtype=q.dtype)
+    found = unsupported(operation, on_gpu, cache, cache)
+    assert found is None if reason is None else reason in (found or "")
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("heads", range(plan.FEWEST_HEADS, plan.MOST_HEADS + 1))
+def test_no_step_needs_more_than_that_room(heads: int, paged: bool) -> None:
+    for head_dim in range(16, plan.MOST_HEAD_DIM + 1, 16):
+        conv = Convolution(8, plan.MOST_TAPS, 0)
+        constants = plan.StepConstants(torch.bfloat16, heads, head_dim, paged, conv, True, conv, True)
+        assert max(constants.keys_bytes, constants.values_bytes, constants.merge_bytes) <= plan.SHARED_BYTES
