@@ -1,5 +1,6 @@
 // A CPU's twin of mta_kernels/conv_attention/cuda_decode/sm80_decode.cuh. Included as mma.cuh is.
 #pragma once
+#include <counters.cuh>
 #include <mma.cuh>
 
 struct float2 {
@@ -41,4 +42,3 @@ template <int Count> void load_floats(float (&x)[Count], uint32_t address) {
 inline void copy_stream(uint32_t destination, const void* source, bool inside) {
     copy_async(destination, inside ? source : nullptr, inside);
 }
-inline int arrive(int* at) { return (*at)++; }

@@ -64,7 +64,11 @@ def newest_row(
         state = None
     keys = cdiv(capacity, 16) * 16
     logits = torch.empty(batch, heads, 1, keys, dtype=dtype, device=device) if state is None else state.logits
-    scores = torch.empty(batch, heads, keys if chosen.of_scores else 0, dtype=dtype, device=device)
+    caches = q_window, k_cache, v_cache
+    by_cuda = decode_cuda.pays(operation, batch) and decode_cuda.unsupported(operation, *caches) is None
+    scores = torch.empty(
+        batch, heads, keys if chosen.of_scores and not by_cuda else 0, dtype=dtype, device=device
+    )  # fmt: skip
     older = torch.empty(batch, heads, 0 if state is None else keys, dtype=torch.float32, device=device)
     kept = (None, None) if state is None else (state.logsumexp, state.lengths)
     signature = call_signature(
@@ -75,10 +79,9 @@ def newest_row(
         operation, mixers, chosen, lengths, block_table, signature, constants, state, scores, logits, older
     )  # fmt: skip
     with on_device_of(q_window):
-        caches = q_window, k_cache, v_cache
-        if decode_cuda.pays(operation, batch) and decode_cuda.unsupported(operation, *caches) is None:
+        if by_cuda:
             return cuda_step.newest_row(
-                operation, q_window, k_cache, v_cache, mixers, lengths, state, block_table, count, logits, older,
+                operation, *caches, mixers, lengths, state, block_table, count, logits, older,
                 lambda: _launch_early(step),
             )  # fmt: skip
         if chosen.of_scores is None:

@@ -243,7 +243,7 @@ DEVICE void keep_found(float* to, uint32_t shared, Total (&found)[2]) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS + OTHER_THREADS, 1) mta_decode_keys(const __grid_constant__ Arguments args) {
-    let_next_kernel_begin();
+    let_next_start();
     const uint32_t shared = shared_memory();
     const int warp = threadIdx.x / 32;
     const uint32_t ring = shared + warp * RING, products = shared + PRODUCTS_AT + warp * PRODUCTS;

@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 1) mta_decode_merge(
     work.find_sharers(args.lengths, args.programs, args.splits, sequence, first, count);
     const float4* partial = (const float4*)args.partial + ((int64_t)(first + sequence) * HEADS + head) * COLUMNS + column;
     float4 sum = {0, 0, 0, 0};
-    wait_for_kernel_before();
+    wait_for_launch_before();
     if (group < GROUPS) {
 #pragma unroll 1
         for (int program = group; program < count; program += AT_ONCE * GROUPS) {

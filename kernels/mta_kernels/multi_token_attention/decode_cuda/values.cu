@@ -127,7 +127,7 @@ DEVICE void add_values(uint32_t tile, uint32_t probabilities, float (&out)[STEPS
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS + OTHER_THREADS, 1) mta_decode_values(const __grid_constant__ Arguments args) {
-    let_next_kernel_begin();
+    let_next_start();
     const uint32_t shared = shared_memory();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t ring = shared + warp * RING, unmixed = shared + UNMIXED_AT, mixed = shared + MIXED_AT;
@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + OTHER_THREADS, 1) mta_dec
     if (POST_MIX) mixing.load<POST_MIX_FLOAT>(args.post_mix, true);
     float tap = 0;
     if (POST_CONV && lane < POST_KEY_TAPS) tap = args.post_taps.at<POST_TAPS_FLOAT>(warp, args.post_query_taps - 1, lane);
-    wait_for_kernel_before();
+    wait_for_launch_before();
     for (bool more = true; more;) {
         Segment segment = work.segment;
         work.count_sharers(segment);
