@@ -119,7 +119,6 @@ def serve(descriptor: int) -> None:
     function, arguments = pickle.load(sys.stdin.buffer)
     with Connection(descriptor, readable=False) as sender:
         function(sender.send, *arguments)
-    leave(0)
 
 
 def leave(code: str | int | None) -> NoReturn:
@@ -146,7 +145,7 @@ def start_process(
     A session of its own keeps Ctrl-C at the terminal from the process, and lets it be killed with its children.
     """
     module, _, function = serve.partition(":")
-    code = f"from {module} import {function}; {function}({descriptor})"
+    code = f"from {module} import {function}; from {__name__} import leave; {function}({descriptor}); leave(0)"
     return _start_alike([code], output, stdin=request, pass_fds=[descriptor])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from mtabench.processes import leave
 from mtabench.ranks.meeting import Meeting
 from mtabench.ranks.part import NotLoadedError, Part, link_gbytes_s, load_part
 from mtabench.sweeps.sweep import free_memory
@@ -52,3 +53,4 @@ def follow(meeting: Meeting) -> None:
 if __name__ == "__main__":
     rank, ranks, device, address = sys.argv[1:]
     follow(Meeting(int(rank), int(ranks), device, address))
+    leave(0)
