@@ -13,6 +13,7 @@ from kernel_inputs import DEVICE, DTYPES, poison_memory, relative_error, with_ga
 from mta_kernels.multi_token_attention import DecodeState, multi_token_attention_decode
 from mta_kernels.multi_token_attention.decode_cuda import plan
 from mta_kernels.multi_token_attention.decode_cuda.plan import pays, shape_unsupported, unsupported
+from mta_kernels.nvrtc import compiler
 from mta_kernels.operation import Convolution, Operation
 
 pytest.importorskip("triton")
@@ -22,6 +23,7 @@ ALL = dict.fromkeys(PARTS, True)
 WITHOUT_KERNELS = (
     "test_what_is_left_to_triton", "test_they_are_taken_for_several_sequences_with_a_convolution_before",
     "test_gpus_whose_blocks_have_no_room_keep_triton", "test_no_step_needs_more_than_that_room",
+    "test_the_compiler_takes_them",
 )  # fmt: skip
 MIXING = dict.fromkeys(PARTS, False) | {"pre_mix": True, "post_mix": True}
 
@@ -177,3 +179,16 @@ def test_no_step_needs_more_than_that_room(heads: int, paged: bool) -> None:
         conv = Convolution(8, plan.MOST_TAPS, 0)
         constants = plan.StepConstants(torch.bfloat16, heads, head_dim, paged, conv, True, conv, True)
         assert max(constants.keys_bytes, constants.values_bytes, constants.merge_bytes) <= plan.SHARED_BYTES
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("name", ["keys", "values", "merge"])
+def test_the_compiler_takes_them(name: str, paged: bool) -> None:
+    """What the emulator's twins of instructions hide: names that are there twice, and constants that differ."""
+    if reason := compiler.missing_package():
+        pytest.skip(reason)
+    conv = Convolution(6, 11, 5)
+    constants = plan.StepConstants(torch.bfloat16, 16, 128, paged, conv, True, conv, True)
+    bytes_of = {"keys": constants.keys_bytes, "values": constants.values_bytes, "merge": constants.merge_bytes}
+    code, _ = compiler.compile_source(constants.source(f"{name}.cu", bytes_of[name], "sm_90"))
+    assert code.startswith(b"\x7fELF")
