@@ -10,8 +10,9 @@ constexpr unsigned UNIT = 16;         // keys
 constexpr unsigned FEW_IDLE = 16;     // one program in so many may have no keys where heads are shared evenly
 constexpr unsigned FEWEST_UNITS = 4;  // a program; where there are fewer keys, not all programs work
 
-// a / b where that is below 2^22: a fraction of the instructions of the compiler's.
+// a / b: a fraction of the instructions of the compiler's, where the fast reciprocal is exact enough.
 DEVICE unsigned quotient(unsigned a, unsigned b) {
+    if (a >= 1u << 22) return a / b;
     const unsigned near = (unsigned)(a * reciprocal_fast(b));
     const int rest = a - near * b;
     return rest < 0 ? near - 1 : rest >= (int)b ? near + 1 : near;
