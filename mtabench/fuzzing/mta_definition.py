@@ -170,6 +170,9 @@ class _Softmax(torch.autograd.Function):
         probabilities, mismatch = ctx.saved_tensors
         again = probabilities * (1 + mismatch * ctx.noise.uniform(mismatch))
         sums = (again * gradient).sum(-1, keepdim=True)
+        # Rounded numbers from which a small sum was taken may be rounded back to themselves, all of a row.
+        lost = torch.minimum(sums.abs(), ctx.noise.rounding.relative * gradient.abs().mean(-1, keepdim=True))
+        sums = sums + lost * ctx.noise.uniform(lost)
         if (products := ctx.noise.products) is not None:
             sums = sums + ctx.noise.rounded(products, 2 * ctx.noise.rounding.relative) - products
         return again * (gradient - sums), None, None
