@@ -117,3 +117,4 @@ class Emulator:
         monkeypatch.setattr(driver, "load", self.load)
         monkeypatch.setattr(driver, "Launch", self.laid_out)
         monkeypatch.setattr(driver, "LaunchSequence", self.in_turn)
+        monkeypatch.setattr(driver, "launch", self.launch)

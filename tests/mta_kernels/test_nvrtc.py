@@ -47,6 +47,8 @@ class Driver:
         self.thread = threading.local()  # an identity is given again to a later thread
         self.thread.has_context = True
         monkeypatch.setattr(driver, "_libcuda", lambda: SimpleNamespace(cuLaunchKernelEx=self.launch))
+        driver._idle_launches.cache_clear()
+        self.interrupt = None
         monkeypatch.setattr(driver, "_enter_context", self.enter)
         monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: self.device, raising=False)
         monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: self.stream + device, raising=False)
@@ -64,6 +66,9 @@ class Driver:
         if not hasattr(self.thread, "has_context"):
             return driver.INVALID_CONTEXT
         config = config._obj
+        if self.interrupt:
+            interrupt, self.interrupt = self.interrupt, None
+            interrupt()
         numbers = [ctypes.c_int.from_address(pointer).value for pointer in pointers]
         grid = (*config.blocks, *config.threads, config.shared_memory, config.stream)
         self.launched.append((kernel.value, *grid, *numbers, config.attribute_count, extra))
@@ -97,6 +102,37 @@ def test_a_launch_is_repeated_with_what_its_arguments_hold_then(libcuda: Driver)
     libcuda.stream = 8
     driver.launch(ctypes.c_void_p(98), (1, 2, 3), 32, 0, 0, second)
     assert libcuda.launched[6:] == [(98, 1, 2, 3, 32, 1, 1, 0, 8, 4, 0, None)]
+
+
+def test_a_launch_like_an_earlier_one_has_its_own_arguments(libcuda: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on another stream or device, and where two threads launch at a time."""
+    laid_out = []
+    make = driver.Launch.__init__
+    monkeypatch.setattr(driver.Launch, "__init__", lambda self, *x, **y: (laid_out.append(x), make(self, *x, **y))[1])
+
+    def launch(*numbers: int, kernel: int = 99, blocks: int = 5, device: int = 0, **options) -> None:
+        arguments = map(ctypes.c_int, numbers)  # which nobody else keeps
+        driver.launch(ctypes.c_void_p(kernel), (blocks, 2), 128, 0, device, *arguments, **options)
+
+    launch(1, 2)
+    launch(3, 4)
+    libcuda.stream = 8
+    launch(5, 6)
+    assert len(laid_out) == 1
+    assert [x[8:11] for x in libcuda.launched] == [(7, 1, 2), (7, 3, 4), (8, 5, 6)]
+    libcuda.interrupt = lambda: launch(7, 8)
+    launch(9, 10)
+    assert len(laid_out) == 2
+    assert [x[8:11] for x in libcuda.launched[3:]] == [(8, 7, 8), (8, 9, 10)]
+    launch(1, 2, blocks=6)
+    launch(1, 2, kernel=98)
+    launch(1, 2, follows=True)
+    launch(1, 2, device=1)
+    launch(1)
+    assert len(laid_out) == 7
+    assert [x[0:2] + x[8:-1] for x in libcuda.launched[5:]] == [
+        (99, 6, 8, 1, 2, 0), (98, 5, 8, 1, 2, 0), (99, 5, 8, 1, 2, 1), (99, 5, 9, 1, 2, 0), (99, 5, 8, 1, 0),
+    ]  # fmt: skip
 
 
 def test_a_thread_without_a_context_enters_that_of_the_device(libcuda: Driver) -> None:

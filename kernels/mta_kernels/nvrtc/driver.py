@@ -89,6 +89,11 @@ class Launch:
             _libcuda().cuLaunchKernelEx, ctypes.byref(self.config), kernel, self._pointers, None
         )
 
+    def give(self, *arguments: Any) -> None:
+        """Other arguments from now on."""
+        self._arguments = arguments
+        self._pointers[:] = [*map(ctypes.addressof, arguments)]
+
 
 class LaunchSequence:
     """Launches on one device, which can be repeated: one after another on PyTorch's current stream there.
@@ -131,8 +136,23 @@ def launch(
     kernel: Any, blocks: tuple[int, ...], threads: int, shared_memory: int, device: int, *args: Any,
     follows: bool = False,
 ) -> None:  # fmt: skip
-    """`LaunchSequence` of this one, once."""
-    LaunchSequence(Launch(kernel, blocks, threads, shared_memory, device, *args, follows=follows))()
+    """`LaunchSequence` of this one, once. It is laid out anew where none like it is at hand."""
+    idle = _idle_launches(kernel.value, blocks, threads, shared_memory, device, len(args), follows)
+    try:
+        found, sequence = idle.pop()  # so that no other thread has it
+    except IndexError:
+        found = Launch(kernel, blocks, threads, shared_memory, device, *args, follows=follows)
+        sequence = LaunchSequence(found)
+    else:
+        found.give(*args)
+    sequence()
+    idle.append((found, sequence))  # the driver has read its arguments
+
+
+@functools.lru_cache(1024)
+def _idle_launches(*alike: Any) -> list[tuple[Launch, LaunchSequence]]:
+    """Those that differ in their arguments alone."""
+    return []
 
 
 def in_context(device: int, call: Callable[[], tuple]) -> tuple:
