@@ -1,4 +1,4 @@
-"""Gradients of operators that kernels run: registered by hand, and asked for under torch.func as well.
+"""Operators that kernels run, and their gradients: registered by hand, and asked for under torch.func as well.
 
 On the Autograd key, since `torch.library.register_autograd` takes twice the host time.
 """
@@ -13,6 +13,10 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
+from mta_kernels.watchers import may_be_dual, nobody_watches
+
+_unseen: dict[Any, tuple[Callable, Callable, tuple]] = {}  # of an operator: `register`'s kernel, Function and `first`
+
 
 def under_torch_func() -> bool:
     """Whether a transform of torch.func is active: grad, vjp, jvp, vmap."""
@@ -21,6 +25,8 @@ def under_torch_func() -> bool:
 
 def check_no_tangents(operation: str, instead: str, *arguments: object) -> None:
     """Raise RuntimeError if one of these is a dual tensor: kernels have no forward-mode derivatives."""
+    if not may_be_dual():
+        return
     if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in arguments):
         raise RuntimeError(f"{operation} has no forward-mode derivatives (torch.func.jvp, dual tensors); {instead}")
 
@@ -46,15 +52,36 @@ class NoGradient(torch.autograd.Function):
         raise RuntimeError(ctx.sentence)
 
 
-def _below_autograd(op: Callable, *arguments: Any) -> Any:
-    with torch._C._AutoDispatchBelowAutograd():
+def call(op: Any, *arguments: Any) -> Any:
+    """`op(*arguments)`, of one registered here, without PyTorch's dispatcher where nobody sees that."""
+    if not _is_unseen(op, arguments):
         return op(*arguments)
+    kernel, apply, first = _unseen[op]
+    if _wants_gradient(arguments):
+        return apply(*first, *arguments)
+    return _below_autograd(kernel, *arguments)
+
+
+def _is_unseen(op: Any, arguments: tuple) -> bool:
+    """Whether nobody sees if `op` is called, or what it comes to."""
+    if torch.compiler.is_compiling() or op not in _unseen:
+        return False
+    return nobody_watches(*(x for x in arguments if isinstance(x, Tensor)))
+
+
+def _wants_gradient(arguments: tuple) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
+
+
+def _below_autograd(function: Callable, *arguments: Any) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return function(*arguments)
 
 
 def run_in_function(op: Callable, *arguments: Any) -> Any:
     """`op` below autograd, from a Function's forward: that has no gradients, but outer levels of torch.func have."""
     if not under_torch_func():
-        return _below_autograd(op, *arguments)
+        return _below_autograd(_unseen[op][0] if _is_unseen(op, arguments) else op, *arguments)
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
         return _below_autograd(op, *arguments)
 
@@ -64,10 +91,11 @@ def check_no_tangents_in_kernels(operation: str, backend: str, *arguments: Any) 
     check_no_tangents(f"{operation} through backend {backend!r}", "backend='reference' has them", *arguments)
 
 
-def register_gradient(
-    op: torch._ops.OpOverload, operation: str, function: Any, *first: Any, of_backends: bool = True
-) -> None:
-    """Apply a Function to `first` and the arguments of `op` where a gradient may be asked for.
+def register(
+    op: torch._ops.OpOverload, kernel: Callable[..., Any], operation: str, function: Any, *first: Any,
+    of_backends: bool = True,
+) -> None:  # fmt: skip
+    """Let `kernel` run an operator; where a gradient may be asked for, apply a Function to `first` and its arguments.
 
     With `of_backends` the last argument is the backend.
     """
@@ -77,11 +105,14 @@ def register_gradient(
             check_no_tangents_in_kernels(operation, arguments[-1], *arguments)
         else:
             check_no_tangents(operation, "backend='reference' has them", *arguments)
-        if not torch.is_grad_enabled() or not any(isinstance(x, Tensor) and x.requires_grad for x in arguments):
+        if not _wants_gradient(arguments):
             return _below_autograd(op, *arguments)
         if not under_torch_func():
             return function.apply(*first, *arguments)
         with enable_single_level_autograd_function():  # torch.func transforms one level of an operator at a time
-            return super(torch.autograd.Function, function).apply(*first, *arguments)
+            return apply(*first, *arguments)
 
+    apply = super(torch.autograd.Function, function).apply  # Function's own first looks for functorch's tensors
+    torch.library.impl(op.name(), ("cpu", "cuda"))(kernel)
     torch.library.impl(op.name(), "Autograd")(autograd)
+    _unseen[op] = kernel, apply, first

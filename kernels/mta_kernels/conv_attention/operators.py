@@ -21,8 +21,9 @@ from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spre
 from mta_kernels.operation import Convolution, Operation
 from mta_kernels.operator_gradients import (
     NoGradient,
+    call,
     check_no_tangents_in_kernels,
-    register_gradient,
+    register,
     run_in_function,
     wanted,
 )
@@ -48,11 +49,11 @@ def conv_attention_op(
         gap = max(conv.query_taps - 1, conv.pad, conv.key_taps - 1 - conv.pad)
         layout = spread_layout(cu_seqlens, q.shape[2], gap)
         spread = (spread_rows(x, layout) for x in (q, k, v))
-        return collect_rows(CONV_ATTENTION(*spread, weight, *options, layout.spans, backend.name)[0], layout)
+        return collect_rows(call(CONV_ATTENTION, *spread, weight, *options, layout.spans, backend.name)[0], layout)
     rows = rows_before(q.shape[2], k.shape[2], conv.query_taps)
     if q_history is not None and rows:
         q = torch.cat([q_history[:, :, -rows:], q], dim=2)
-    out = CONV_ATTENTION(q, k, v, weight, *options, None, backend.name)[0]
+    out = call(CONV_ATTENTION, q, k, v, weight, *options, None, backend.name)[0]
     return out[:, :, rows:] if rows else out  # the first rows lack queries before them; nobody sees those
 
 
@@ -67,7 +68,7 @@ def conv_attention_decode_op(
     check_splits(splits)
     splits = 0 if splits == "auto" else splits
     arguments = (q_window, k_cache, v_cache, weight, lengths, block_table, scale, pad_key, splits, backend.name)
-    return CONV_ATTENTION_DECODE(*arguments)
+    return call(CONV_ATTENTION_DECODE, *arguments)
 
 
 def numbers_of(operation: Operation) -> Numbers:
@@ -114,7 +115,6 @@ CONV_ATTENTION_BACKWARD = torch.ops.mta.conv_attention_backward.default
 CONV_ATTENTION_DECODE = torch.ops.mta.conv_attention_decode.default
 
 
-@torch.library.impl("mta::conv_attention", ("cpu", "cuda"))
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor,
     causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
@@ -128,7 +128,6 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: Any
     return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@torch.library.impl("mta::conv_attention_backward", ("cpu", "cuda"))
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, weight: Tensor, out: Tensor, logsumexp: Tensor, grad_out: Tensor,
     causal: bool, scale: float, pad: int, head_chunk: int, spans: Tensor | None, backend: str,
@@ -143,7 +142,6 @@ def _fake_backward(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, *options: An
     return tuple(x.new_empty(x.shape) for x in (q, k, v, weight))
 
 
-@torch.library.impl("mta::conv_attention_decode", ("cpu", "cuda"))
 def _decode(
     q_window: Tensor, k_cache: Tensor, v_cache: Tensor, weight: Tensor, lengths: Tensor, block_table: Tensor | None,
     scale: float | None, pad_key: str, splits: int, backend: str,
@@ -179,16 +177,16 @@ class _ConvAttention(torch.autograd.Function):
         if grad_out is None:  # a later function gave no gradient
             return (None,) * 10
         *tensors, spans = ctx.saved_tensors
-        gradients = CONV_ATTENTION_BACKWARD(*tensors, grad_out, *ctx.options, spans, ctx.backend)
+        gradients = call(CONV_ATTENTION_BACKWARD, *tensors, grad_out, *ctx.options, spans, ctx.backend)
         return *wanted(gradients, ctx.needs_input_grad), None, None, None, None, None, None
 
 
-register_gradient(CONV_ATTENTION, "conv_attention", _ConvAttention)
-register_gradient(
-    CONV_ATTENTION_BACKWARD, "the backward of conv_attention", NoGradient, CONV_ATTENTION_BACKWARD,
+register(CONV_ATTENTION, _forward, "conv_attention", _ConvAttention)
+register(
+    CONV_ATTENTION_BACKWARD, _backward, "the backward of conv_attention", NoGradient, CONV_ATTENTION_BACKWARD,
     "conv_attention is differentiable once through backend '{backend}'; backend='reference' has second derivatives",
 )  # fmt: skip
-register_gradient(
-    CONV_ATTENTION_DECODE, "conv_attention_decode", NoGradient, CONV_ATTENTION_DECODE,
+register(
+    CONV_ATTENTION_DECODE, _decode, "conv_attention_decode", NoGradient, CONV_ATTENTION_DECODE,
     "conv_attention_decode is not differentiable through backend '{backend}'; use backend='reference' for gradients",
 )  # fmt: skip

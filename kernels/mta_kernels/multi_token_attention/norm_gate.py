@@ -15,7 +15,7 @@ from mta_kernels.conv_attention.surroundings import on_device_of, without_autoca
 from mta_kernels.conv_attention.triton.backend import platform_unsupported
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.multi_token_attention import reference
-from mta_kernels.operator_gradients import NoGradient, register_gradient, run_in_function, under_torch_func, wanted
+from mta_kernels.operator_gradients import NoGradient, call, register, run_in_function, under_torch_func, wanted
 
 MAX_HEAD_DIM = 256
 TILE = 4096  # numbers of x that a program holds at a time
@@ -39,7 +39,7 @@ def norm_and_gate(
     runs = out.is_cuda and out.shape[3] <= MAX_HEAD_DIM and platform_unsupported(out.device, out.dtype) is None
     if not runs or under_torch_func():
         return reference.norm_and_gate(*arguments)
-    return NORM_GATE(*arguments)
+    return call(NORM_GATE, *arguments)
 
 
 torch.library.define(
@@ -185,10 +185,6 @@ def _backward_of_gate(call: _Call, grad: Tensor) -> tuple[Tensor, Tensor, Tensor
     return found[0], found[1], found[2]
 
 
-torch.library.impl("mta::norm_gate", ("cpu", "cuda"))(run_forward)
-torch.library.impl("mta::norm_gate_backward", ("cpu", "cuda"))(run_backward)
-
-
 @torch.library.register_fake("mta::norm_gate")
 def _fake_forward(x: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(x)
@@ -214,14 +210,14 @@ class _NormGate(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, norm_weight, gate_weight, gate_bias = ctx.saved_tensors
         numbers = norm_weight, ctx.norm_eps, ctx.factor
-        gradients = NORM_GATE_BACKWARD(x, grad, *numbers, gate_weight, gate_bias)
+        gradients = call(NORM_GATE_BACKWARD, x, grad, *numbers, gate_weight, gate_bias)
         needed = (ctx.needs_input_grad[at] for at in (0, 1, 4, 5))
         dx, d_norm, d_gate, d_bias = wanted(gradients, tuple(needed))
         return dx, d_norm, None, None, d_gate, d_bias
 
 
-register_gradient(NORM_GATE, "norm_and_gate", _NormGate, of_backends=False)
-register_gradient(
-    NORM_GATE_BACKWARD, "the backward of norm_and_gate", NoGradient, NORM_GATE_BACKWARD,
+register(NORM_GATE, run_forward, "norm_and_gate", _NormGate, of_backends=False)
+register(
+    NORM_GATE_BACKWARD, run_backward, "the backward of norm_and_gate", NoGradient, NORM_GATE_BACKWARD,
     "norm_and_gate is differentiable once on a GPU; backend='reference' has second derivatives", of_backends=False,
 )  # fmt: skip

@@ -16,7 +16,7 @@ from mta_kernels.multi_token_attention.backends import named
 from mta_kernels.multi_token_attention.documents import document_bounds
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_by_numbers, rows_needed_before
 from mta_kernels.operation import Operation
-from mta_kernels.operator_gradients import NoGradient, register_gradient, run_in_function, wanted
+from mta_kernels.operator_gradients import NoGradient, call, register, run_in_function, wanted
 
 Numbers = tuple[bool, float, int, int, int, int]  # of an operation: causal, scale, both pads, both counts of groups
 
@@ -34,7 +34,7 @@ def multi_token_attention_op(
     before = min(rows_needed_before(mixers), k.shape[2] - q.shape[2])
     if q_history is not None and before:
         q = torch.cat([q_history[:, :, -before:], q], dim=2)
-    out = MULTI_TOKEN_ATTENTION(q, k, v, *mixers, *numbers_of(operation), documents, backend.name)[0]
+    out = call(MULTI_TOKEN_ATTENTION, q, k, v, *mixers, *numbers_of(operation), documents, backend.name)[0]
     return out[:, :, before:] if before else out  # the first rows lack queries before them; nobody sees those
 
 
@@ -70,7 +70,6 @@ MULTI_TOKEN_ATTENTION = torch.ops.mta.multi_token_attention.default
 MULTI_TOKEN_ATTENTION_BACKWARD = torch.ops.mta.multi_token_attention_backward.default
 
 
-@torch.library.impl("mta::multi_token_attention", ("cpu", "cuda"))
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, pre_conv: Tensor | None, pre_mix: Tensor | None, post_conv: Tensor | None,
     post_mix: Tensor | None, causal: bool, scale: float, pre_pad: int, post_pad: int, pre_groups: int,
@@ -87,7 +86,6 @@ def _fake_forward(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@torch.library.impl("mta::multi_token_attention_backward", ("cpu", "cuda"))
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, pre_conv: Tensor | None, pre_mix: Tensor | None, post_conv: Tensor | None,
     post_mix: Tensor | None, logsumexp: Tensor, grad_out: Tensor, causal: bool, scale: float, pre_pad: int,
@@ -123,13 +121,14 @@ class _MultiTokenAttention(torch.autograd.Function):
         if grad_out is None:  # a later function gave no gradient
             return (None,) * 15
         *tensors, documents = ctx.saved_tensors
-        gradients = MULTI_TOKEN_ATTENTION_BACKWARD(*tensors, grad_out, *ctx.numbers, documents, ctx.backend)
+        gradients = call(MULTI_TOKEN_ATTENTION_BACKWARD, *tensors, grad_out, *ctx.numbers, documents, ctx.backend)
         return *wanted(gradients, ctx.needs_input_grad), *(None,) * 8
 
 
-register_gradient(MULTI_TOKEN_ATTENTION, "multi_token_attention", _MultiTokenAttention)
-register_gradient(
-    MULTI_TOKEN_ATTENTION_BACKWARD, "the backward of multi_token_attention", NoGradient, MULTI_TOKEN_ATTENTION_BACKWARD,
+register(MULTI_TOKEN_ATTENTION, _forward, "multi_token_attention", _MultiTokenAttention)
+register(
+    MULTI_TOKEN_ATTENTION_BACKWARD, _backward, "the backward of multi_token_attention", NoGradient,
+    MULTI_TOKEN_ATTENTION_BACKWARD,
     "multi_token_attention is differentiable once through backend '{backend}'; "
     "backend='reference' has second derivatives",
 )  # fmt: skip

@@ -8,36 +8,17 @@ compilers, tracers, transforms, modes, tensor subclasses, and the profiler, whos
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.autograd import forward_ad
+from torch import Tensor
 
 from mta_kernels.conv_attention import operators, tile_sizes
 from mta_kernels.conv_attention.arguments import cast_for_autocast, check_are_tensors, under_autocast
 from mta_kernels.conv_attention.backend import Backend, ForwardReplay, Gradients
-from mta_kernels.conv_attention.fastpath.memory import keep
+from mta_kernels.conv_attention.fastpath.alike import guards_of, keep_alike, may_repeat
 from mta_kernels.operation import Operation
-
-try:  # neither who watches nor all of a tensor at once is asked through PyTorch's public interface
-    from torch._C import (
-        _are_functorch_transforms_active,
-        _dispatch_isTensorSubclassLike,
-        _get_tracing_state,
-        _is_torch_function_mode_enabled,
-    )
-    from torch._C._autograd import _profiler_enabled
-    from torch._C._dynamo.guards import TensorGuards
-except ImportError:  # in a PyTorch to come: then every call takes the operator
-    CAN_ASK = False
-else:
-    CAN_ASK = hasattr(forward_ad, "_current_level")
-
-K = TypeVar("K")
-S = TypeVar("S")
-PLAIN = (Tensor, nn.Parameter)
-MAX_ALIKE = 16  # calls remembered that have the grad mode, q's shape and the options in common
+from mta_kernels.watchers import is_watched
 
 
 class Call(NamedTuple):
@@ -116,7 +97,7 @@ def _earlier(
     if (
         torch.compiler.is_compiling()
         or not _seen
-        or _is_watched(q)
+        or is_watched(q)
         or not (type(causal) is bool and type(pad_key) is str and type(backend) is str)
         or not (scale is None or type(scale) is float)
     ):
@@ -149,10 +130,11 @@ class _Replayed(torch.autograd.Function):
             gradients = replay(*tensors)
         else:
             numbers = operators.numbers_of(seen.operation)
-            gradients = operators.CONV_ATTENTION_BACKWARD(*tensors, *numbers, 0, None, seen.backend.name)
+            options = *numbers, 0, None, seen.backend.name
+            gradients = operators.call(operators.CONV_ATTENTION_BACKWARD, *tensors, *options)
             if seen.backend.replay_backward and not torch.is_grad_enabled() and may_repeat(*tensors):
                 _remember_backward(seen, *tensors)
-        return None, *operators.wanted(gradients, ctx.needs_input_grad[1:])
+        return None, *gradients  # autograd drops those of what needs none
 
 
 # Function's own `apply` first looks for functorch's tensors, which a call that is remembered had none of.
@@ -168,34 +150,12 @@ def _earlier_backward(forward: ForwardReplay, *tensors: Tensor) -> Callable[...,
     if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return None
     found = _seen_backward.get(forward)
-    if found is None or _is_watched(tensors[-1]):
+    if found is None or is_watched(tensors[-1]):
         return None
     for seen in found:
         if seen.is_like(*tensors):
             return seen.backward
     return None
-
-
-def _is_watched(x: Tensor) -> bool:
-    """Whether the profiler or a mode is on, dual tensors may be about, or x is not what it seems."""
-    return (
-        _profiler_enabled()
-        or forward_ad._current_level >= 0  # a dual tensor looks like any other, to guards too
-        or _is_torch_function_mode_enabled()
-        or _dispatch_isTensorSubclassLike(x)  # so is every tensor while a dispatch mode is on
-    )
-
-
-def may_repeat(*tensors: Tensor) -> bool:
-    """Whether a call, or a backward, with these tensors may be replayed, once it is remembered."""
-    return (
-        CAN_ASK
-        and not torch.compiler.is_compiling()
-        and not _is_watched(tensors[0])
-        and not _are_functorch_transforms_active()  # this, and the next, are seen by guards
-        and not _get_tracing_state()
-        and all(map(_is_plain, tensors))
-    )
 
 
 def _remember(
@@ -204,8 +164,8 @@ def _remember(
     """For calls like this one, which passed all checks and may repeat; options as those of `_earlier`."""
     with_gradients = torch.is_grad_enabled()
     wants_gradient = with_gradients and any(x.requires_grad for x in tensors)
-    seen = Seen(_guards(*tensors).check, forward, wants_gradient, operation, backend)
-    _keep_alike(_seen, (with_gradients, tile_sizes.generation, tensors[0].shape, *options), seen)
+    seen = Seen(guards_of(*tensors).check, forward, wants_gradient, operation, backend)
+    keep_alike(_seen, (with_gradients, tile_sizes.generation, tensors[0].shape, *options), seen)
 
 
 def _remember_backward(call: Seen, *tensors: Tensor) -> None:
@@ -213,24 +173,4 @@ def _remember_backward(call: Seen, *tensors: Tensor) -> None:
     q, k, v, weight, out, _, grad_out = tensors
     assert call.backend.replay_backward is not None
     backward = call.backend.replay_backward(call.operation, q, k, v, weight, out, grad_out)
-    _keep_alike(_seen_backward, call.forward, SeenBackward(_guards(*tensors).check, backward))
-
-
-def _keep_alike(memory: dict[K, list[S]], key: K, seen: S) -> None:
-    """Put it with those that have the key in common."""
-    keep(memory, key, [*memory.get(key, [])[-MAX_ALIKE + 1 :], seen])  # another list: a thread may be in the old one
-
-
-def _guards(*tensors: Tensor) -> Any:
-    """Those of torch.compile: for the types, dtypes, devices, shapes, strides and requires_grad of tensors.
-
-    And for what else would send a call of theirs to another kernel: autocast, transforms, tracers.
-    """
-    sizes, strides = [list(x.shape) for x in tensors], [list(x.stride()) for x in tensors]
-    guards: Any = TensorGuards  # whose stub has it wrong
-    return guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-
-
-def _is_plain(x: Tensor) -> bool:
-    """Whether x is numbers in memory."""
-    return type(x) in PLAIN and not _dispatch_isTensorSubclassLike(x) and not x.is_neg() and not x._is_zerotensor()
+    keep_alike(_seen_backward, call.forward, SeenBackward(guards_of(*tensors).check, backward))

@@ -1,0 +1,58 @@
+"""Who would see that an operator did not run: compilers, tracers, transforms, modes, tensor subclasses, the profiler.
+
+Where nobody does, what the operator comes to is called instead: PyTorch's dispatcher takes the host longer than a short
+launch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+try:  # who watches is not asked through PyTorch's public interface
+    from torch._C import (
+        _are_functorch_transforms_active,
+        _dispatch_isTensorSubclassLike,
+        _get_tracing_state,
+        _is_torch_function_mode_enabled,
+    )
+    from torch._C._autograd import _profiler_enabled
+except ImportError:  # in a PyTorch to come: then every call takes the operator
+    CAN_ASK = False
+else:
+    CAN_ASK = hasattr(forward_ad, "_current_level")
+
+PLAIN = (Tensor, nn.Parameter)
+
+
+def may_be_dual() -> bool:
+    """Whether there may be dual tensors, which look like any other."""
+    return not CAN_ASK or forward_ad._current_level >= 0
+
+
+def is_watched(x: Tensor) -> bool:
+    """Whether the profiler or a mode is on, dual tensors may be about, or x is not what it seems."""
+    return (
+        _profiler_enabled()
+        or forward_ad._current_level >= 0  # a dual tensor looks like any other, to guards too
+        or _is_torch_function_mode_enabled()
+        or _dispatch_isTensorSubclassLike(x)  # so is every tensor while a dispatch mode is on
+    )
+
+
+def nobody_watches(*tensors: Tensor) -> bool:
+    """Whether nobody sees which operators a call with these tensors runs."""
+    return (
+        CAN_ASK
+        and not torch.compiler.is_compiling()
+        and not is_watched(tensors[0])
+        and not _are_functorch_transforms_active()
+        and not _get_tracing_state()
+        and all(map(_is_plain, tensors))
+    )
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether x is numbers in memory."""
+    return type(x) in PLAIN and not _dispatch_isTensorSubclassLike(x) and not x.is_neg() and not x._is_zerotensor()
