@@ -37,6 +37,8 @@ def no_earlier_calls() -> None:
     if replay := sys.modules.get("mta_kernels.conv_attention.fastpath.replay"):
         replay._seen.clear()
         replay._seen_backward.clear()
+    if checked_calls := sys.modules.get("mta_kernels.multi_token_attention.checked_calls"):
+        checked_calls._checked.clear()
 
 
 def pytest_collection_finish() -> None:

@@ -12,6 +12,7 @@ from mta_kernels.conv_attention.arguments import autocast_dtype, check_are_tenso
 from mta_kernels.multi_token_attention import reference
 from mta_kernels.multi_token_attention.arguments import NormGate, check_arguments
 from mta_kernels.multi_token_attention.backend import Request
+from mta_kernels.multi_token_attention.checked_calls import checked_before, remember
 from mta_kernels.multi_token_attention.choice import choose, conv_attention_weight, is_conv_attention
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of, with_dense_mixings
 from mta_kernels.multi_token_attention.norm_gate import norm_and_gate
@@ -80,7 +81,15 @@ def multi_token_attention(
         q_history = None if q_history is None else q_history.to(autocast_dtype(q_history))
         given = Mixers(*map(_cast_unless_float32, given))
         after = NormGate(*map(_cast_unless_float32, after))
+    tensors = q, k, v, *given, after.norm_weight, after.gate_weight, after.gate_bias
+    options = causal, scale, pad_key, norm_eps, depth, dropout, backend
     more: dict[str, Any] = {"q_history": q_history, "cu_seqlens": cu_seqlens}
+    may_be_known = q_history is None and cu_seqlens is None and seed is None
+    if may_be_known and (known := checked_before(tensors, options)) is not None:
+        out = multi_token_attention_op(
+            known.operation, q, k, v, with_dense_mixings(given), **more, backend=known.kernels
+        )
+        return norm_and_gate(out, after.norm_weight, norm_eps, after.factor, after.gate_weight, after.gate_bias)
     check_arguments(q, k, v, given, after, pad_key, dropout=dropout, seed=seed, **more)
     operation = operation_of(given, q.shape[3], causal=causal, scale=scale, pad_key=pad_key)
     finish = reference.norm_and_gate if backend == "reference" else norm_and_gate
@@ -100,6 +109,8 @@ def multi_token_attention(
             out = reference.mixed_attention(operation, q, k, v, mixers, dropout=dropout, seed=seed, **more)
             finish = reference.norm_and_gate
         else:
+            if may_be_known:
+                remember(tensors, options, operation, kernels)
             out = multi_token_attention_op(operation, q, k, v, mixers, **more, backend=kernels)
     return finish(out, after.norm_weight, norm_eps, after.factor, after.gate_weight, after.gate_bias)
 
