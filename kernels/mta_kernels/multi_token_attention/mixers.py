@@ -67,6 +67,6 @@ def dense_mixing(mix: Tensor) -> Tensor:
         return mix
     groups, heads, _ = mix.shape
     if groups == 1:
-        return mix[0]
+        return mix.squeeze(0)  # whose gradient is a view
     blocks = torch.diag_embed(mix.permute(1, 2, 0))  # [c, c, G, G]: numbers of other groups are zero
     return blocks.permute(2, 0, 3, 1).reshape(groups * heads, groups * heads)

@@ -139,7 +139,7 @@ def run_backward(x: Tensor, grad: Tensor, *arguments: Any) -> tuple[Tensor, Tens
             d_norm = sums[0, : x.shape[3]]
 
     def like(gradient: Tensor, weight: Tensor | None) -> Tensor:
-        return x.new_empty(0) if weight is None else gradient.to(weight.dtype).clone()
+        return x.new_empty(0) if weight is None else gradient.to(weight.dtype, copy=True)
 
     return dx, like(d_norm, call.norm_weight), like(d_gate, call.gate_weight), like(d_bias, call.gate_bias)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ class BandConstants:
     documents: bool
     sizes: Sizes
 
-    @property
+    @functools.cached_property
     def shared_memory(self) -> int:
         """Bytes a block takes, as layout.cuh lays them out."""
         query_taps, key_taps, pad = self.conv.query_taps, self.conv.key_taps, self.conv.pad

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +45,7 @@ class TileConstants:
     round_logits: bool
     sizes: Sizes
 
-    @property
+    @functools.cached_property
     def shared_memory(self) -> int:
         """Bytes a block takes, as tiles.cuh lays them out."""
         return self.sizes.stages * OPERANDS[self.name] * self.heads * (self.sizes.keys * 2 + 16)
@@ -76,7 +77,7 @@ class HeadConstants:
     def of_a_head(self) -> bands.BandConstants:
         return bands.BandConstants(False, self.dtype, self.conv, False, self.causal, self.documents, self.sizes)
 
-    @property
+    @functools.cached_property
     def shared_memory(self) -> int:
         """Bytes a block takes, as heads.cu lays them out."""
         tile = self.conv.query_taps * self.heads * (bands.KEYS * 2 + 16)

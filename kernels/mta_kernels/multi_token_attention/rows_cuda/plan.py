@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ class RowConstants:
     def threads(self) -> int:
         return 32 * (self.warps + self.bulk)
 
-    @property
+    @functools.cached_property
     def fixed_bytes(self) -> int:
         """Of shared memory before the stages, as layout.cuh lays it out."""
         padded = -(-self.heads // 16) * 16
@@ -85,7 +86,7 @@ class RowPlan:
         """Bytes of a head's columns in shared memory: odd units of 16, so that no banks conflict."""
         return 2 * self.segment + 16
 
-    @property
+    @functools.cached_property
     def shared_memory(self) -> int:
         """Bytes of a block."""
         constants = self.constants

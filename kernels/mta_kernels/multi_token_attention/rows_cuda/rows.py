@@ -114,8 +114,9 @@ def mix_rows_backward(
         clusters,
     )
     assert parts is not None
-    dpre, dpost = (x.clone() for x in parts.sum(0))  # results of an operator share no memory
-    return (None if pre_mix is None else dpre), (None if post_mix is None else dpost)
+    # Two sums, as results of an operator share no memory.
+    dpre, dpost = (None if mix is None else x.sum(0) for mix, x in ((pre_mix, parts[:, 0]), (post_mix, parts[:, 1])))
+    return dpre, dpost
 
 
 def _run(

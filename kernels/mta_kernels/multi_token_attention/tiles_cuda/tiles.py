@@ -105,7 +105,8 @@ def pre_tiles(
     statistics = torch.empty(batch, heads, rows, 2, dtype=torch.float32, device=scores.device)
     if not logits.numel():
         return statistics
-    parts = (_most_steps(arguments, constants) - 1) // arguments.run + 2
+    most = _steps(constants, keys, rows, first_position, arguments.row_blocks - 1)  # the last block sees the most
+    parts = (most - 1) // arguments.run + 2
     shape = parts, batch, arguments.row_blocks, constants.rows, heads, 2
     partial = torch.empty(shape, dtype=torch.float32, device=scores.device)
     arguments.partial, arguments.statistics = partial.data_ptr(), statistics.data_ptr()
@@ -182,24 +183,25 @@ def _arguments(
     if documents is not None:
         documents = documents.contiguous()
         arguments.documents = documents.data_ptr()
-    arguments.steps = sum(steps_of(arguments, plan, i) for i in range(arguments.row_blocks))
+    arguments.steps = _all_steps(plan, keys, rows, first_position)
     total = batch * arguments.steps
     arguments.run = -(-total // max(1, min(total, sm_count(device))))
     return arguments, plan, (weight, mix, documents)
 
 
-def steps_of(arguments: Arguments, constants: TileConstants, row_block: int) -> int:
-    """As steps.cuh has it."""
-    end = arguments.keys
+@functools.lru_cache(1024)
+def _all_steps(constants: TileConstants, keys: int, rows: int, first_position: int) -> int:
+    """Of all blocks of rows."""
+    return sum(_steps(constants, keys, rows, first_position, i) for i in range(-(-rows // constants.rows)))
+
+
+def _steps(constants: TileConstants, keys: int, rows: int, first_position: int, row_block: int) -> int:
+    """Of a block of rows, as steps.cuh has it."""
+    end = keys
     if constants.causal:
-        last = min(row_block * constants.rows + constants.rows, arguments.rows) - 1
-        end = max(min(end, arguments.first_position + last + 1), 1)
+        last = min(row_block * constants.rows + constants.rows, rows) - 1
+        end = max(min(end, first_position + last + 1), 1)
     return -(-end // constants.columns) + constants.post
-
-
-def _most_steps(arguments: Arguments, constants: TileConstants) -> int:
-    """Of a block of rows: of the last, which sees the most."""
-    return steps_of(arguments, constants, arguments.row_blocks - 1)
 
 
 def _launch(name: str, arguments: Arguments, constants: TileConstants, device: torch.device) -> None:

@@ -39,7 +39,7 @@ def mixed_attention_backward(
     """Gradients of q, k, v and the mixers, in their dtypes: an `MtaBackend.backward`."""
     batch, heads, query_rows, head_dim = q.shape
     kv_heads, key_rows = k.shape[1:3]
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    dq = q.new_empty(q.shape)
     loss_scale = gradient_scale(grad_out, v, mixers)
     if loss_scale is not None:
         grad_out = (grad_out * loss_scale).to(q.dtype)
@@ -53,12 +53,12 @@ def mixed_attention_backward(
     whole = len(plan) == 1  # the sums of all rows need no memory of their own
     shape = batch, kv_heads, key_rows, head_dim
     if whole:
-        sums = tuple(torch.empty(shape, dtype=q.dtype, device=q.device) for _ in range(2))
+        sums = q.new_empty(shape), q.new_empty(shape)
     else:
         sums = torch.zeros(2, *shape, dtype=torch.float32, device=q.device).unbind()
     stages = Stages(operation, mixers, q, sequences, plan, round_logits=tile_stage.takes(operation, q, documents))
     size = max(chunk.rows * chunk.pitch for chunk in plan) * sequences * heads
-    memories = torch.empty(stages.buffers, size, dtype=q.dtype, device=q.device).unbind()
+    memories = q.new_empty(stages.buffers, size).unbind()
     for first in range(0, batch, sequences):
         part = slice(first, first + sequences)
         dk, dv = (x[part] for x in sums)

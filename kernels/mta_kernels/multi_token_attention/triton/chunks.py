@@ -6,6 +6,7 @@ No stage reads beyond that, so what lies there is never touched.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -44,12 +45,12 @@ class Chunk:
         """The position of row 0 among the keys."""
         return self.key_rows - self.query_rows + self.first_row
 
-    @property
+    @functools.cached_property
     def keys(self) -> int:
         last_row = min(self.first_row + self.rows, self.query_rows)
         return self.key_rows - self.query_rows + last_row if self.causal else self.key_rows
 
-    @property
+    @functools.cached_property
     def pitch(self) -> int:
         return cdiv(self.keys, BLOCK.value) * BLOCK.value
 

@@ -21,10 +21,10 @@ def mixed_attention_forward(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, *, documents: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """out `[B, Hq, M, D]` in q's dtype and the logsumexp `[B, Hq, M]` float32: an `MtaBackend.forward`."""
-    batch, heads, query_rows, head_dim = q.shape
+    batch, heads, query_rows, _ = q.shape
     key_rows = k.shape[2]
-    out = torch.empty(batch, heads, query_rows, head_dim, dtype=q.dtype, device=q.device)
-    logsumexp = torch.empty(batch, heads, query_rows, dtype=torch.float32, device=q.device)
+    out = q.new_empty(q.shape)
+    logsumexp = q.new_empty(q.shape[:3], dtype=torch.float32)
     q, k, v = (rows_of(x) for x in (q, k, v))
     halo = halo_rows(operation)
     sequences, rows = chunk_rows(batch, heads, key_rows, q.element_size(), halo, backward=False)
@@ -41,7 +41,7 @@ def mixed_attention_forward(
         return out, logsumexp
     before = convolution_of(operation.pre_conv, mixers.pre_conv, q)
     after = convolution_of(operation.post_conv, mixers.post_conv, q)
-    memories = torch.empty(1 if before is after is None else 2, size, dtype=q.dtype, device=q.device).unbind()
+    memories = q.new_empty(1 if before is after is None else 2, size).unbind()
     memories = memories[0], memories[-1]  # the same where nothing is convolved
     for first in range(0, batch, sequences):
         part = slice(first, first + sequences)
