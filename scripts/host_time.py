@@ -3,8 +3,13 @@
     PYTHONPATH=.:kernels python3 scripts/host_time.py --out results/nvidia-h200/host-time.csv
 
 Needs an NVIDIA GPU. Medians over batches of calls; the queue is emptied between batches, so that no call waits for
-room in it. conv_attention by each backend that runs here, and PyTorch's plain attention beside it: `fwd` is a forward,
-with or without gradients, and `fwd+bwd` what an attention of a training step takes, whose backward is one of many.
+room in it. The calls of a batch are layers of a model: the output of each is the queries of the next. `fwd` is a
+forward, with or without gradients; `fwd+bwd` is what a layer takes of a training step, whose backward is one for all
+layers. PyTorch runs a GPU's backwards in a thread of their own, which takes longer than the thread of the forwards
+would; `fwd+bwd, one thread` is without it (`torch.autograd.set_multithreading_enabled`).
+
+Layers are conv_attention by each backend that runs here, multi-token attention with mixed heads and with all parts,
+and two to compare with: PyTorch's plain attention, and an `autograd.Function` of the same tensors that does nothing.
 """
 
 from __future__ import annotations
@@ -12,20 +17,22 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from mta_kernels.conv_attention import conv_attention, identity_weight, unsupported
+from mta_kernels.multi_token_attention import MultiTokenAttention
 from mtabench import environment
 
-CALLS = 20  # a batch: far fewer than the driver's queue holds
+CALLS = 12  # a batch: their launches are fewer than the driver's queue holds
 
 
 def main() -> int:
@@ -59,20 +66,49 @@ def main() -> int:
     return 0
 
 
+Layer = Sequence[Any]
+Attention = Callable[..., Tensor]
+PASSES = (("fwd", False), ("fwd", True), ("fwd+bwd", True), ("fwd+bwd, one thread", True))
+
+
 def batches(heads: int, seq: int, head_dim: int) -> Iterator[tuple[str, str, bool, Callable[[], None]]]:
-    """Name, pass, whether there are gradients, and CALLS calls of each attention."""
+    """Name, pass, whether there are gradients, and CALLS layers of each attention."""
+    for name, attention, layer in attentions(heads, seq, head_dim):
+        for pass_, gradient in PASSES:
+            q = drawn(heads, seq, head_dim).requires_grad_(gradient)
+            layers = [layer(gradient) for _ in range(CALLS)]
+            run = forwards if pass_ == "fwd" else step
+            batch = partial(run, attention, q, layers)
+            yield name, pass_, gradient, in_one_thread(batch) if pass_.endswith("one thread") else batch
+
+
+def attentions(heads: int, seq: int, head_dim: int) -> Iterator[tuple[str, Attention, Callable[[bool], Layer]]]:
+    """Name, attention, and what makes a layer, all that it takes but its queries, with or without gradients."""
+
+    def of_tensors(gradient: bool) -> Layer:
+        found = [drawn(heads, seq, head_dim) for _ in range(2)]
+        found.append(identity_weight(heads, 6, 11, device="cuda"))
+        return [x.requires_grad_(gradient) for x in found]
+
+    def of_module(parts: dict[str, Any], gradient: bool) -> Layer:
+        module = MultiTokenAttention(heads, head_dim, **parts, device="cuda").requires_grad_(gradient)
+        return [*(drawn(heads, seq, head_dim).requires_grad_(gradient) for _ in range(2)), module]
+
     shape = {"dtype": torch.bfloat16, "head_dim": head_dim, "query_taps": 6, "key_taps": 11}
-    attentions: dict[str, Callable[..., Tensor]] = {}
-    for backend in ("hopper", "triton"):
+    for backend in ("hopper", "cuda", "triton"):
         if reason := unsupported(backend, device="cuda", **shape):
             print(f"{backend} cannot run: {reason}", file=sys.stderr)
         else:
-            attentions[backend] = partial(conv_attention, backend=backend)
-    attentions["sdpa"] = plain
-    for pass_, gradient in (("fwd", False), ("fwd", True), ("fwd+bwd", True)):
-        inputs = [drawn(heads, seq, head_dim, gradient) for _ in range(CALLS)]
-        for name, attention in attentions.items():
-            yield name, pass_, gradient, partial(step if pass_ == "fwd+bwd" else forwards, attention, inputs)
+            yield backend, partial(conv_attention, backend=backend), of_tensors
+    yield "mta, mixed heads", of_a_module, partial(of_module, {"pre_conv": None, "post_conv": None})
+    yield "mta, all parts", of_a_module, partial(of_module, {})
+    yield "sdpa", plain, of_tensors
+    yield "nothing", nothing, of_tensors
+
+
+def of_a_module(q: Tensor, k: Tensor, v: Tensor, module: torch.nn.Module) -> Tensor:
+    """Multi-token attention, whose mixers are a module's."""
+    return module(q, k, v)
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
@@ -80,28 +116,56 @@ def plain(q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
     return scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def drawn(heads: int, seq: int, head_dim: int, gradient: bool) -> list[Tensor]:
-    """q, k, v and the weight of a call."""
-    size = 1, heads, seq, head_dim
-    found = [torch.randn(size, dtype=torch.bfloat16, device="cuda") for _ in range(3)]
-    found.append(identity_weight(heads, 6, 11, device="cuda"))
-    return [x.requires_grad_(gradient) for x in found]
+def nothing(q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+    """The queries, by way of a Function that knows all four."""
+    return Nothing.apply(q, k, v, weight)
 
 
-def forwards(attention: Callable[..., Tensor], inputs: list[list[Tensor]]) -> None:
-    """Forwards, one after another."""
-    for some in inputs:
-        attention(*some)
+class Nothing(torch.autograd.Function):
+    """Saves its inputs, and computes neither an output nor gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*inputs)
+        return inputs[0].detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.detach() for x in ctx.saved_tensors)
 
 
-def step(attention: Callable[..., Tensor], inputs: list[list[Tensor]]) -> None:
-    """Forwards, and one backward through all of them."""
-    outs = [attention(*some) for some in inputs]
-    leaves = [x for some in inputs for x in some]
-    torch.autograd.grad(outs, leaves, [x.detach() for x in outs], allow_unused=True)
+def drawn(heads: int, seq: int, head_dim: int) -> Tensor:
+    """Queries, keys or values."""
+    return torch.randn(1, heads, seq, head_dim, dtype=torch.bfloat16, device="cuda")
 
 
-def host_times(batch: Callable[[], None], count: int) -> list[float]:
+def forwards(attention: Attention, q: Tensor, layers: Sequence[Layer]) -> Tensor:
+    """The output of the last layer."""
+    for layer in layers:
+        q = attention(q, *layer)
+    return q
+
+
+def step(attention: Attention, q: Tensor, layers: Sequence[Layer]) -> None:
+    """Forwards, and one backward through all layers."""
+    out = forwards(attention, q, layers)
+    given = [x for layer in layers for x in layer]
+    leaves = [x for x in given if isinstance(x, Tensor)]
+    leaves += [x for module in given if isinstance(module, torch.nn.Module) for x in module.parameters()]
+    torch.autograd.grad(out, [q, *leaves], out.detach(), allow_unused=True)
+
+
+def in_one_thread(batch: Callable[[], None]) -> Callable[[], None]:
+    """The batch, without PyTorch's thread for backwards on a GPU."""
+
+    def run() -> None:
+        with torch.autograd.set_multithreading_enabled(False):
+            batch()
+
+    return run
+
+
+def host_times(batch: Callable[[], Any], count: int) -> list[float]:
     """Microseconds a call in each of so many batches."""
     times = []
     for _ in range(count + 10):  # the first compile, and fill caches

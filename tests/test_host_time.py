@@ -56,25 +56,64 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     assert "needs an NVIDIA GPU" in capsys.readouterr().err
 
 
-def test_a_step_is_the_forwards_and_one_backward_through_all_of_them(monkeypatch):
-    """Of each call's own inputs; plain attention's weight gets no gradient."""
-    happened = []
+def test_a_step_is_a_chain_of_layers_and_one_backward_through_it(monkeypatch):
+    """The output of a layer is the queries of the next; gradients are of tensors and of parameters of modules."""
+    happened, asked = [], []
 
     class Attention(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, q):
-            happened.append("forward")
-            return q * 2
+        def forward(ctx, q, k):
+            happened.append(("forward", q.item(), k.item()))
+            ctx.save_for_backward(q, k)
+            return q * k
 
         @staticmethod
         def backward(ctx, grad):
-            happened.append("backward")
-            return grad
+            q, k = ctx.saved_tensors
+            happened.append(("backward", k.item()))
+            return grad * k, grad * q
 
-    inputs = [[torch.ones(1, requires_grad=True) for _ in range(4)] for _ in range(3)]
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def attention(q, k, module):
+        return Attention.apply(q, k) * module.weight
+
+    def grad(outs, inputs, *given, **options):
+        asked.extend(inputs)
+        happened.append("run")
+        return runs(outs, inputs, *given, **options)
+
     runs = torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", grad)
+    layers = [(torch.full((1,), float(i), requires_grad=True), Module()) for i in (2, 3)]
+    q = torch.ones(1, requires_grad=True)
+    host_time.step(attention, q, layers)
+    assert happened == [("forward", 1, 2), ("forward", 2, 3), "run", ("backward", 3), ("backward", 2)]
+    wanted = [q, layers[0][0], layers[1][0], layers[0][1].weight, layers[1][1].weight]
+    assert {id(x) for x in asked} == {id(x) for x in wanted}
+
+
+def test_every_attention_is_timed_in_every_pass(monkeypatch):
+    monkeypatch.setattr(host_time, "drawn", lambda *sizes: torch.ones(1))
     monkeypatch.setattr(
-        torch.autograd, "grad", lambda *given, **options: happened.append("run") or runs(*given, **options)
+        host_time, "attentions", lambda *sizes: [("one", lambda q, k: q * k, lambda _: [torch.ones(1)])]
     )
-    host_time.step(lambda q, *others: Attention.apply(q), inputs)
-    assert happened == ["forward"] * 3 + ["run"] + ["backward"] * 3
+    found = list(host_time.batches(1, 1, 1))
+    assert [row[:3] for row in found] == [("one", *pass_) for pass_ in host_time.PASSES]
+    threads = []
+    monkeypatch.setattr(
+        host_time, "step", lambda *given: threads.append(torch._C._is_multithreading_enabled()), raising=True
+    )
+    for *_, batch in host_time.batches(1, 1, 1):
+        batch()
+    assert threads == [True, False]
+
+
+def test_what_does_nothing_has_gradients():
+    inputs = [torch.ones(2, requires_grad=True) for _ in range(4)]
+    out = host_time.nothing(*inputs)
+    assert torch.equal(out, inputs[0])
+    assert len(torch.autograd.grad(out, inputs, torch.ones(2))) == 4
