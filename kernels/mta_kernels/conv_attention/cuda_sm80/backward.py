@@ -80,13 +80,13 @@ def _gradients(
         q.dtype, head_dim, operation.conv, operation.causal, spans is not None, shared_memory_limit(device)
     )
     assert constants, "no_room is asked first"
-    plan = ChunkPlan.of(constants, batch_heads, query_rows, key_rows, sm_count(device) * constants.tiles.blocks)
+    plan = _plan(constants, batch_heads, query_rows, key_rows, sm_count(device) * constants.tiles.blocks)
     taps = weight[0].numel()
 
     def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
+        return q.new_empty(shape, dtype=dtype)
 
-    dq = torch.empty(q.shape, dtype=q.dtype, device=device)
+    dq = q.new_empty(q.shape)
     dk, dv = (numbers(batch, kv_heads, heads // kv_heads, key_rows, head_dim) for _ in range(2))
     dweight = numbers(batch, heads, plan.all_row_blocks, taps)
     chunk_rows = plan.row_blocks * constants.block_rows
@@ -118,18 +118,15 @@ def _gradients(
     exact_constants = constants.exact(driver.architecture(device.index))
     prepare, backward, exact = kernels(constants, device.index)
     jobs = max(batch_heads, batch * kv_heads), 2 * NORM_PARTS
-    driver.LaunchSequence(
-        driver.Launch(prepare, jobs, PREPARE_THREADS, PREPARE_BYTES, device.index, preparation),
-        driver.Launch(
-            backward, (plan.work_tiles, 1), constants.threads, constants.shared_memory, device.index, arguments
-        ),
-        driver.Launch(
-            exact, (batch_heads, 1), exact_constants.threads, exact_constants.shared_memory, device.index,
-            exact_arguments,
-        ),
-    )()  # fmt: skip
+    driver.launch(prepare, jobs, PREPARE_THREADS, PREPARE_BYTES, device.index, preparation)
+    driver.launch(backward, (plan.work_tiles, 1), constants.threads, constants.shared_memory, device.index, arguments)
+    threads, shared_memory = exact_constants.threads, exact_constants.shared_memory
+    driver.launch(exact, (batch_heads, 1), threads, shared_memory, device.index, exact_arguments)
     dk, dv = (x.squeeze(2) if heads == kv_heads else x.sum(2) for x in (dk, dv))
     return dq, dk, dv, dweight.sum((0, 2)).view(weight.shape)
+
+
+_plan = functools.lru_cache(256)(ChunkPlan.of)
 
 
 @functools.cache

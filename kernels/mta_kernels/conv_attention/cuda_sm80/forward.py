@@ -145,8 +145,7 @@ def conv_attention_forward(
     constants = ForwardConstants(
         q.dtype, head_dim, operation.conv, operation.causal, spans is not None, shared_memory_limit(q.device)
     )
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    logsumexp = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    out, logsumexp = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
     row_blocks = -(-query_rows // constants.block_rows)
     work_tiles = row_blocks * batch * heads
     arguments = ForwardArguments(
