@@ -68,7 +68,7 @@ class Machine(Emulator):
             return
         grad_out, scratch = rest
         starts = self.prepared.v.start, self.prepared.grad_out.start, arguments.p, self.prepared.counters
-        assert starts == (v, grad_out, scratch, arguments.chunks.tile_counter)
+        assert starts == (v, grad_out, scratch, arguments.chunks.scheduler)
         rest = [numbers_at(start).item() for start in (grad_out, self.prepared.out.start)]
         numbers_at(arguments.dq).fill_(sum(first) + sum(rest))
         rounded = arguments.dk_rounded is not None

@@ -74,9 +74,16 @@ inline void fence_async_proxy_everywhere() {}
 inline void pingpong_wait(int warpgroup) { emulator::meet(102, warpgroup, 256); }
 inline void pingpong_arrive(int warpgroup) { emulator::arrive(102, warpgroup, 256); }
 inline void warpgroup_barrier(int id) { emulator::meet(100, id, 128); }
-template <int Threads> void part_barrier() { emulator::meet(104, 0, Threads); }
 inline int fetch_next(int* taken) { return (*taken)++; }
-inline void count_up(int* counter) { ++*counter; }
+struct Queue {
+    int taken, open;
+};
+inline int take_open(Queue& queue, int at_first) { return queue.open + at_first > 0 ? (queue.open--, queue.taken++) : -1; }
+inline void open_more(Queue& queue, int numbers) { queue.open += numbers; }
+inline bool wait_for_open(const Queue& one, int at_first, const Queue& other, int all) {
+    emulator::wait_for_open(&one.taken, at_first, &other.taken, all);
+    return one.taken + other.taken < all;
+}
 inline int arrive(int* counter) { return (*counter)++; }
 inline void let_next_start() {}  // a launch begins when the one before has ended
 inline void wait_for_launch_before() {}

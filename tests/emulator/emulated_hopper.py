@@ -56,8 +56,8 @@ def emulator(monkeypatch: pytest.MonkeyPatch) -> HopperEmulator:
         (replay, "_seen_backward"),
     ):
         monkeypatch.setattr(module, name, {})
-    monkeypatch.setattr(forward, "sm_count", lambda device: 3)  # persistent blocks with several work tiles each
     for module in (forward, backward):
+        monkeypatch.setattr(module, "sm_count", lambda device: 3)  # persistent blocks with several work tiles each
         monkeypatch.setattr(module, "tensor_map", tensor_map)
     monkeypatch.setattr(backend, "platform_unsupported", lambda device: None)
     return found

@@ -296,6 +296,9 @@ void barrier_wait(uint32_t barrier, int parity) {
 void wait_for_count(const int* counter, int count) {
     wait_until([=] { return *counter >= count; });
 }
+void wait_for_open(const int* one, int at_first, const int* other, int all) {
+    wait_until([=] { return one[1] + at_first > 0 || other[1] > 0 || one[0] + other[0] == all; });
+}
 
 namespace {
 

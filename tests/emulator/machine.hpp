@@ -69,6 +69,7 @@ void barrier_wait(uint32_t barrier, int parity);
 void copy_tile(uint32_t destination, const void* map, uint32_t barrier, int x, int y, int z, int w);
 void copy_bytes(uint32_t destination, const void* source, int bytes, uint32_t barrier);
 void wait_for_count(const int* counter, int count);
+void wait_for_open(const int* one, int at_first, const int* other, int all);  // two queues of counters.cuh
 
 // Clusters: blocks that follow one another, `size` together, which must all run at once.
 void meet_cluster(int size);

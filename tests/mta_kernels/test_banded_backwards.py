@@ -288,31 +288,40 @@ def test_graphs_and_streams(kernel: Kernel) -> None:
         assert all(torch.equal(a, b) for a, b in zip(want, captured, strict=True))
 
 
+ALL_OPEN_AT_FIRST = {  # row blocks, whether the scratch has room for them or not
+    "take_open(rows, chunks.open_at_first)": "take_open(rows, chunks.batch_heads * chunks.all_row_blocks)",
+    "fetch_next(&chunks.scheduler->product_stages_done) + chunks.slots": "chunks.stages",
+}
+
+
 @pytest.mark.skipif(ON_GPU, reason="plants faults in the emulated source")
 @pytest.mark.parametrize(
-    ("line", "instead"),
+    "fault",
     [
-        ("    wait_for_count(chunks.rows_done + work.stage, chunk_blocks(chunks, work.chunk));", ""),
-        (
-            "if (work.stage >= chunks.slots) wait_for_products(chunks, work.stage - chunks.slots, products_of);",
-            "",
-        ),
-        ("wait_for_products(chunks, work.stage - chunks.slots,", "wait_for_products(chunks, work.stage,"),
+        {"    wait_for_count(chunks.rows_done(work.stage), chunks.blocks_of(work.chunk));": ""},
+        {
+            "if (work.stage >= chunks.slots) wait_for_products(chunks, work.stage - chunks.slots, products_of);": "",
+            **ALL_OPEN_AT_FIRST,
+        },
+        {"wait_for_products(chunks, work.stage - chunks.slots,": "wait_for_products(chunks, work.stage,"},
+        ALL_OPEN_AT_FIRST,
     ],
     ids=[
         "products that do not wait for rows",
         "scratch that is still read",
         "rows that wait for their own products",
+        "blocks that all wait for products",
     ],
 )
 def test_the_emulator_finds_faults_of_the_scheduler(
-    kernel: Kernel, chunks_of_a_block, monkeypatch: pytest.MonkeyPatch, tmp_path, line: str, instead: str
+    kernel: Kernel, chunks_of_a_block, monkeypatch: pytest.MonkeyPatch, tmp_path, fault: dict[str, str]
 ) -> None:
-    plant(monkeypatch, banded, tmp_path, "backward_scheduler.cuh", line, instead)
+    for number, (line, instead) in enumerate(fault.items()):
+        plant(monkeypatch, banded, tmp_path / str(number), "backward_scheduler.cuh", line, instead)
     monkeypatch.setattr(kernel.emulator, "folders", (banded.FOLDER,))
     prepare.kernel.cache_clear()
     try:
         with pytest.raises(AssertionError):  # wrong, or what the emulator says: a deadlock
-            kernel.assert_in_any_order(inputs(1, 1, 1, 250, 16, (6, 11)), seeds=(11, 2, 23, 5, 15))
+            kernel.assert_in_any_order(inputs(1, 3, 3, 250, 16, (6, 11)), seeds=(11, 2, 23, 5, 15))
     finally:
         prepare.kernel.cache_clear()

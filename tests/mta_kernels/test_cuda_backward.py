@@ -137,7 +137,11 @@ def test_rows_that_lie_far_apart() -> None:
         ("rows", "__syncthreads();  // the dc of all warps", "//"),
         ("rows", "copies_wait<1>();", ""),
         ("rows", "copies_wait<0>();\n        __syncthreads();  // the values", "__syncthreads();  // the values"),
-        ("rows", "    __syncthreads();\n    if (threadIdx.x == 0) count_up", "    if (threadIdx.x == 0) count_up"),
+        (
+            "rows",
+            "    __syncthreads();\n    if (threadIdx.x == 0) rows_are_done",
+            "    if (threadIdx.x == 0) rows_are_done",
+        ),
         ("products", "__syncthreads();  // the step has come", "//"),
         ("products", "copies_wait<PRODUCT_STAGES - 2>();", ""),
     ],

@@ -49,14 +49,14 @@ def test_sums_of_heads_with_rows_beyond_fp16_are_rounded_last(hopper, monkeypatc
 @pytest.mark.parametrize("batch_heads", [1, 3, 16, 64])
 @pytest.mark.parametrize(("query_rows", "key_rows"), [(1, 1), (4096, 4096), (100, 70000), (10**6, 10**6)])
 def test_scratch_takes_no_more_than_promised(taps: int, batch_heads: int, query_rows: int, key_rows: int) -> None:
-    """By docs/design/hopper-backward.md: 4 GiB or 17 kB a head and key, at most 0.13 MB a key, for 132 SMs."""
+    """By docs/design/hopper-backward.md: 4 GiB or 17 kB a head and key, at most 0.13 MB a key or 2 GiB, for 132 SMs."""
     geometry = backward.BackwardConstants(BF16, 64, Convolution(taps, 11, 5), causal=True, spans=False)
     plan = backward_plan.ChunkPlan.of(geometry, batch_heads, query_rows, key_rows, 132)
     rows = plan.slots * plan.row_blocks * geometry.block_rows
     assert 4 * rows * plan.pitch <= max(4 * 2**30, 4 * 4248 * batch_heads * plan.pitch)
-    assert 4 * rows < 0.132e6
+    assert 4 * rows * plan.pitch <= max(2 * 2**30, 0.132e6 * plan.pitch)
     assert rows <= batch_heads * plan.all_row_blocks * geometry.block_rows + plan.chunks * batch_heads * 128
-    assert plan.lag < plan.slots <= plan.stages, "rows would wait for products that begin after them"
+    assert 1 <= plan.slots <= plan.stages
 
 
 SEEDS_OF_FAULTS = (11, 2, 23, 5, 15)  # orders in which each fault below shows
@@ -69,29 +69,40 @@ TAKE_GRADS = """else if (own.warpgroup == 1{}) {{  // a thread that only waits c
 
 @pytest.mark.skipif(ON_HOPPER, reason="plants faults in the emulated source")
 @pytest.mark.parametrize(
-    ("line", "instead"),
+    ("file", "line", "instead"),
     [
+        ("producer", "        barrier_wait_asleep(turn.stored(block), turn.phase());\n", ""),
+        ("producer", "            barrier_wait(before.stored(block), before.phase());", ""),
+        ("producer", "    barrier_wait(block.rows_empty, !odd_rows);\n", ""),
+        ("producer", "        if (turn.number >= 2) barrier_wait(turn.reported(block), turn.phase() ^ 1);\n", ""),
         (
-            "part_barrier<WARPGROUPS * 128>();\n    if (threadIdx.x == 0) count_up(args.chunks.rows_done",
-            "if (threadIdx.x == 0) count_up(args.chunks.rows_done",
+            "products",
+            "    products_wait<0>();\n    if (iteration > work.iteration && thread == 0)",
+            "    products_wait<0>();\n    if (false)",
         ),
         (
+            "consumer",
             TAKE_GRADS.format(" && own.thread < 8 * GRADS_ABOVE", ""),
             TAKE_GRADS.format("", "if (own.thread < 8 * GRADS_ABOVE) "),
         ),
     ],
     ids=[
-        "rows counted by a warpgroup before the other's",
+        "work reported before it is stored",
+        "products copied over rows that are still read",
+        "queries copied over those that are still read",
+        "work told in the place of what is not reported",
+        "the last products' shared memory not given back",
         "threads that wait for rows of dc and do not take them",
     ],
 )
 def test_the_emulator_finds_what_a_gpu_may_hide(
-    hopper, chunks_of_a_block, monkeypatch: pytest.MonkeyPatch, tmp_path, line: str, instead: str
+    hopper, chunks_of_a_block, monkeypatch: pytest.MonkeyPatch, tmp_path, file: str, line: str, instead: str
 ) -> None:
-    plant(monkeypatch, sources, tmp_path, "backward_consumer.cuh", line, instead)
+    monkeypatch.setattr(backward, "sm_count", lambda device: 2)  # so few that work tiles of a kind follow one another
+    plant(monkeypatch, sources, tmp_path, f"backward_{file}.cuh", line, instead)
     backward.kernel.cache_clear()
     try:
         with pytest.raises(AssertionError):  # wrong, or what the emulator says: a deadlock
-            hopper.assert_in_any_order(inputs(1, 1, 1, 250, 16, (6, 11)), seeds=SEEDS_OF_FAULTS)
+            hopper.assert_in_any_order(inputs(1, 3, 3, 250, 16, (6, 11)), seeds=SEEDS_OF_FAULTS)
     finally:
         backward.kernel.cache_clear()

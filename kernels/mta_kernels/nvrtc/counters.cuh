@@ -5,9 +5,33 @@
 #include <common.cuh>
 
 DEVICE int fetch_next(int* taken) { return atomicAdd(taken, 1); }  // a number that no other block gets
+DEVICE int count_now(const int* counter) {
+    int found;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(counter) : "memory");
+    return found;
+}
+
+// Numbers from 0 on, which blocks take in order. `open`: how many more than taken can be; `at_first` come on top.
+struct Queue {
+    int taken, open;
+};
+DEVICE int take_open(Queue& queue, int at_first) {  // a number that no other block gets, or -1
+    if (count_now(&queue.open) + at_first <= 0) return -1;
+    if (atomicAdd(&queue.open, -1) + at_first > 0) return atomicAdd(&queue.taken, 1);
+    atomicAdd(&queue.open, 1);  // another block was quicker
+    return -1;
+}
+DEVICE void open_more(Queue& queue, int numbers) { atomicAdd(&queue.open, numbers); }
+// Until there may be something to take. False if `all` have been taken.
+DEVICE bool wait_for_open(const Queue& one, int at_first, const Queue& other, int all) {
+    while (count_now(&one.open) + at_first <= 0 && count_now(&other.open) <= 0) {
+        if (count_now(&one.taken) + count_now(&other.taken) == all) return false;
+        asm volatile("nanosleep.u32 500;");
+    }
+    return true;
+}
 
 // What a block wrote before a barrier of its threads is seen by one that waits for the count.
-DEVICE void count_up(int* counter) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory"); }
 DEVICE void wait_for_count(const int* counter, int count) {
     int found;
     while (true) {

@@ -13,6 +13,7 @@ TILE, CARRIED = 64, 16  # most keys of a tile, and columns of c that it leaves t
 NORM_PARTS = 32  # as in backward_scale.cuh
 ALIGNED = 128  # rows and keys of the blocks of `rows_that_see`
 MOST_CHUNK_ROWS, FEWEST_SLOTS = 4248, 4
+CHEAP_SCRATCH = 2 * 2**30  # bytes that the scratch takes if that keeps row blocks from waiting for it
 SPARED_SCRATCH = 4 * 2**30  # bytes that the scratch may take however few heads there are: see `ChunkPlan`
 
 
@@ -20,8 +21,8 @@ class Chunks(ctypes.Structure):
     """`struct Chunks` of backward_scheduler.cuh."""
 
     _fields_ = (
-        *fields(c_int, "batch_heads chunks row_blocks all_row_blocks lag slots"),
-        *fields(c_void_p, "tile_counter rows_done products_done"),
+        *fields(c_int, "batch_heads chunks row_blocks all_row_blocks slots stages work_tiles open_at_first"),
+        ("scheduler", c_void_p),
     )
 
 
@@ -64,7 +65,6 @@ class ChunkPlan(NamedTuple):
     all_row_blocks: int
     row_blocks: int  # of a chunk
     chunks: int  # of a head
-    lag: int
     slots: int
     stages: int
     pitch: int  # numbers of p, or ds, of a row
@@ -76,9 +76,10 @@ class ChunkPlan(NamedTuple):
     ) -> ChunkPlan:
         """Chunks as long as MOST_CHUNK_ROWS allows, and slots for those under way, whatever the number of heads.
 
-        The GPU has `blocks_at_once`: when the products of a stage are taken, `lag` stages later, its row blocks are
-        done or about to be. The scratch has room for no more rows than MOST_CHUNK_ROWS of every head, unless
-        SPARED_SCRATCH holds them; where it has room for few, chunks are shorter, so that some are under way at a time.
+        The GPU has `blocks_at_once`. The scratch holds as many row blocks and three stages more, for their products.
+        As far as CHEAP_SCRATCH goes, it holds three times as many row blocks, so that they do not wait for it. It has
+        room for no more rows than MOST_CHUNK_ROWS of every head, unless SPARED_SCRATCH holds them; where it has room
+        for few, chunks are shorter, so that some are under way at a time.
         """
         rows, pitch = constants.block_rows, -(-(key_rows + CARRIED) // TILE) * TILE
         most_rows = max(batch_heads * MOST_CHUNK_ROWS, SPARED_SCRATCH // (2 * 2 * pitch))
@@ -86,9 +87,9 @@ class ChunkPlan(NamedTuple):
         chunks = -(-all_row_blocks // max(min(MOST_CHUNK_ROWS // rows, most_row_blocks // FEWEST_SLOTS), 1))
         row_blocks = -(-all_row_blocks // chunks)
         stages = batch_heads * chunks
-        lag = -(-blocks_at_once // row_blocks) + 1
-        slots = min(lag + 2, stages, max(most_row_blocks // row_blocks, 1))
-        lag = min(lag, slots - 1)  # a slot's rows come after the products that read those before them
+        few, many = (-(-times * blocks_at_once // row_blocks) + 3 for times in (1, 3))
+        cheap = CHEAP_SCRATCH // (2 * 2 * pitch * rows * row_blocks)
+        slots = min(max(few, min(many, cheap)), stages, max(most_row_blocks // row_blocks, 1))
         work_tiles = batch_heads * all_row_blocks
         shifts = columns_left(constants.conv), columns_lag(constants.conv)
         for chunk in range(chunks):
@@ -96,8 +97,16 @@ class ChunkPlan(NamedTuple):
             keys = end + key_rows - query_rows if constants.causal else key_rows
             products = sum(-(-(keys + shift) // constants.places) for shift in shifts)
             work_tiles += batch_heads * (products + constants.products_of_rows(end - first))
-        return cls(all_row_blocks, row_blocks, chunks, lag, slots, stages, pitch, work_tiles)
+        return cls(all_row_blocks, row_blocks, chunks, slots, stages, pitch, work_tiles)
+
+    @property
+    def counters(self) -> int:
+        """Numbers of `struct Scheduler`, and of each stage the row blocks and the products that are done."""
+        return 2 * 3 + 2 * self.stages
 
     def chunk_structure(self, batch_heads: int) -> Chunks:
-        """What the kernel is told, but for the counters."""
-        return Chunks(batch_heads, self.chunks, self.row_blocks, self.all_row_blocks, self.lag, self.slots)
+        """What the kernel is told, but for where the counters are."""
+        last_blocks = self.all_row_blocks - (self.chunks - 1) * self.row_blocks
+        open_at_first = min(self.slots, batch_heads) * last_blocks + max(self.slots - batch_heads, 0) * self.row_blocks
+        sizes = self.chunks, self.row_blocks, self.all_row_blocks, self.slots, self.stages, self.work_tiles
+        return Chunks(batch_heads, *sizes, open_at_first)

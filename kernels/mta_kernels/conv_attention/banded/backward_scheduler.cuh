@@ -1,28 +1,50 @@
 // The tile scheduler of a backward: row blocks of a head, then the products that add their p and ds to dk and dv.
 //
-// A stage is a chunk of rows of one head: its row blocks, and `lag` stages later, when they are done, its products. The first
-// stages are the last rows of all heads, which see the most keys. A block computes one work tile, in this order. It waits only
-// for tiles that other blocks took before it: these run or are done, so there is no deadlock.
+// A stage is a chunk of rows of one head: its row blocks, and when they are done, its products. The first stages are the last
+// rows of all heads, which see the most keys. There are two queues, of row blocks and of products, both in the order of stages. A
+// block takes a row block if there is one to take, or else products.
+//
+// At first the row blocks of `slots` stages can be taken, which is what the scratch has room for. The k-th stage whose row blocks
+// are done, whichever it is, lets the products of stage k be taken. The k-th whose products are done lets the row blocks of stage
+// slots + k be taken. So who has taken a tile may still have to wait for the stage that it needs. There is no deadlock:
+//
+// - A block waits only for tiles that were taken before its own. Who takes row blocks of stage slots + k finds k + 1 stages whose
+//   products are done. Since products are taken in order, all those of stage k, whose place in the scratch they need, have been
+//   taken. The same holds for products, which need the row blocks of their stage, and the products of a stage before.
+// - A block that takes its next tile while it computes one has taken that one before. So of all tiles that are not done, the one
+//   taken first waits for nothing.
+// - Where no row block can be taken, those of all open stages have been. When they are done, as many stages of products can be
+//   taken, and when those are done, further row blocks.
 //
 // Who includes it has PLACES, the numbers of a scratch row that a block of products reads.
 #pragma once
 #include <counters.cuh>
 #include <positions.cuh>
 
+struct Scheduler {  // zeros when the launch begins, and so are the numbers of each stage that follow it
+    Queue rows, products;
+    int row_stages_done, product_stages_done;
+};
+
 struct Chunks {
     int batch_heads, chunks, row_blocks, all_row_blocks;  // row blocks of a chunk; the last rows' may have fewer
-    int lag, slots;                                       // stages g, g + slots, .. share a part of the scratch
-    int *tile_counter, *rows_done, *products_done;        // work tiles taken; row blocks and products of a stage that are done
+    int slots, stages;                                    // stages g, g + slots, .. share a part of the scratch
+    int work_tiles, open_at_first;                        // of both kinds; row blocks of the first `slots` stages
+    Scheduler* scheduler;                                 // then row blocks that are done, of each stage, and then products
+
+    DEVICE int* rows_done(int stage) const { return (int*)(scheduler + 1) + stage; }
+    DEVICE int* products_done(int stage) const { return rows_done(stages + stage); }
+    DEVICE int chunk_of(int stage) const { return chunks - 1 - stage / batch_heads; }
+    DEVICE int blocks_of(int chunk) const { return min(row_blocks, all_row_blocks - chunk * row_blocks); }
 };
 
 struct WorkTile {
     int stage, chunk, part;  // part: row block of the chunk, or block of places, those of ds after those of p
     bool of_rows;
+
+    DEVICE bool exists() const { return stage >= 0; }
 };
 
-DEVICE int chunk_blocks(const Chunks& chunks, int chunk) {
-    return min(chunks.row_blocks, chunks.all_row_blocks - chunk * chunks.row_blocks);
-}
 // Keys that rows of a chunk see, and blocks of places that p or ds, `shift` places on, take.
 template <int BlockRows> DEVICE int chunk_keys(const Chunks& chunks, const Positions& at, int chunk) {
     const int end = min((chunk + 1) * chunks.row_blocks * BlockRows, at.query_rows);
@@ -30,31 +52,39 @@ template <int BlockRows> DEVICE int chunk_keys(const Chunks& chunks, const Posit
 }
 DEVICE int place_blocks(int keys, int shift) { return (keys + shift + PLACES - 1) / PLACES; }
 
-// Work tile `number` in that order; `products_of(chunk)` counts a chunk's blocks of products.
-template <class ProductsOf> DEVICE WorkTile work_at(const Chunks& chunks, int number, ProductsOf products_of) {
-    const int heads = chunks.batch_heads, stages = heads * chunks.chunks;
-    auto chunk_of = [&](int stage) { return chunks.chunks - 1 - stage / heads; };
-    for (int step = 0; true;) {  // at each: the row blocks of a stage, then the products of the one `lag` before
-        const int before = step - chunks.lag;
-        const int rows = step < stages ? chunk_blocks(chunks, chunk_of(step)) : 0;
-        const int products = before >= 0 ? products_of(chunk_of(before)) : 0;
-        const int next_rows = step / heads * heads + heads;
-        const int next = before < 0 ? min(next_rows, chunks.lag) : min(next_rows, before / heads * heads + heads + chunks.lag);
-        const int each = rows + products;  // the same until step `next`
-        if (number < (next - step) * each) {
-            step += number / each;
-            number %= each;
-            if (number < rows) return {step, chunk_of(step), rows - 1 - number, true};
-            return {step - chunks.lag, chunk_of(step - chunks.lag), number - rows, false};
-        }
-        number -= (next - step) * each;
-        step = next;
+DEVICE WorkTile row_tile(const Chunks& chunks, int number) {  // the longest of a stage first
+    int blocks = chunks.blocks_of(chunks.chunks - 1), stage = 0;
+    if (number >= chunks.batch_heads * blocks) {
+        number -= chunks.batch_heads * blocks;
+        blocks = chunks.row_blocks, stage = chunks.batch_heads;
+    }
+    stage += number / blocks;
+    return {stage, chunks.chunk_of(stage), blocks - 1 - number % blocks, true};
+}
+// `products_of(chunk)`, here and below, counts a chunk's blocks of products.
+template <class ProductsOf> DEVICE WorkTile product_tile(const Chunks& chunks, int number, ProductsOf products_of) {
+    for (int chunk = chunks.chunks - 1; true; chunk--) {
+        const int each = products_of(chunk), stage = number / each;
+        if (stage < chunks.batch_heads) return {(chunks.chunks - 1 - chunk) * chunks.batch_heads + stage, chunk, number % each, false};
+        number -= chunks.batch_heads * each;
     }
 }
 
-// By one thread; `products_of` as for `work_at`.
+// By one thread: a work tile that no other block gets, or one that does not exist when all have been taken.
+template <class ProductsOf> DEVICE WorkTile take_work(const Chunks& chunks, ProductsOf products_of) {
+    Queue &rows = chunks.scheduler->rows, &products = chunks.scheduler->products;
+    while (true) {
+        int number = take_open(rows, chunks.open_at_first);
+        if (number >= 0) return row_tile(chunks, number);
+        number = take_open(products, 0);
+        if (number >= 0) return product_tile(chunks, number, products_of);
+        if (!wait_for_open(rows, chunks.open_at_first, products, chunks.work_tiles)) return {-1};
+    }
+}
+
+// What a taken tile may still have to wait for, by one thread.
 template <class ProductsOf> DEVICE void wait_for_products(const Chunks& chunks, int stage, ProductsOf products_of) {
-    wait_for_count(chunks.products_done + stage, products_of(chunks.chunks - 1 - stage / chunks.batch_heads));
+    wait_for_count(chunks.products_done(stage), products_of(chunks.chunk_of(stage)));
 }
 // Rows wait until their part of the scratch has been read.
 template <class ProductsOf> DEVICE void wait_for_scratch(const Chunks& chunks, const WorkTile& work, ProductsOf products_of) {
@@ -62,6 +92,18 @@ template <class ProductsOf> DEVICE void wait_for_scratch(const Chunks& chunks, c
 }
 // Products wait for the rows of their chunk, and for the products that add to the same sums before them.
 template <class ProductsOf> DEVICE void wait_for_rows(const Chunks& chunks, const WorkTile& work, ProductsOf products_of) {
-    wait_for_count(chunks.rows_done + work.stage, chunk_blocks(chunks, work.chunk));
+    wait_for_count(chunks.rows_done(work.stage), chunks.blocks_of(work.chunk));
     if (work.stage >= chunks.batch_heads) wait_for_products(chunks, work.stage - chunks.batch_heads, products_of);
+}
+
+// A work tile is done, by one thread after a barrier. The last of a stage opens one of the other queue.
+template <class ProductsOf> DEVICE void rows_are_done(const Chunks& chunks, int stage, ProductsOf products_of) {
+    if (arrive(chunks.rows_done(stage)) + 1 < chunks.blocks_of(chunks.chunk_of(stage))) return;
+    const int opened = fetch_next(&chunks.scheduler->row_stages_done);
+    open_more(chunks.scheduler->products, products_of(chunks.chunk_of(opened)));
+}
+template <class ProductsOf> DEVICE void products_are_done(const Chunks& chunks, int stage, ProductsOf products_of) {
+    if (arrive(chunks.products_done(stage)) + 1 < products_of(chunks.chunk_of(stage))) return;
+    const int opened = fetch_next(&chunks.scheduler->product_stages_done) + chunks.slots;
+    if (opened < chunks.stages) open_more(chunks.scheduler->rows, chunks.blocks_of(chunks.chunk_of(opened)));
 }

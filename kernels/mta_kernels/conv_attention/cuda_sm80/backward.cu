@@ -18,17 +18,16 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cuda_backward(const __grid_constant__ Arguments args) {
     const uint32_t shared = shared_memory();
-    if (threadIdx.x == 0) store_shared(shared + WORK, (uint32_t)fetch_next(args.chunks.tile_counter));
-    __syncthreads();
-    const auto products = [&](int chunk) { return ProductCounts(args, chunk).all(); };
-    const WorkTile work = work_at(args.chunks, (int)load_shared(shared + WORK), products);
-    const ChunkOfHead of(args, work);
     if (threadIdx.x == 0) {
-        store_shared(shared + WORK + 4, (uint32_t)work.stage);
-        if (work.of_rows) wait_for_scratch(args.chunks, work, products);
-        else wait_for_rows(args.chunks, work, products);
+        const WorkTile work = take_work(args.chunks, products_of(args));
+        if (work.of_rows) wait_for_scratch(args.chunks, work, products_of(args));
+        else wait_for_rows(args.chunks, work, products_of(args));
+        store_shared(shared + WORK, uint4{(uint32_t)work.stage, (uint32_t)work.chunk, (uint32_t)work.part, work.of_rows});
     }
     __syncthreads();
+    const uint4 found = load_shared_16(shared + WORK);
+    const WorkTile work = {(int)found.x, (int)found.y, (int)found.z, found.w != 0};
+    const ChunkOfHead of(args, work);
     if (work.of_rows) compute_rows(args, of, of.first_row_block + work.part, shared);
     else compute_products(args, work, of, shared);
 }

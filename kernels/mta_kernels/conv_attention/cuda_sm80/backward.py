@@ -93,7 +93,7 @@ def _gradients(
     stored = numbers(2, plan.slots, chunk_rows, plan.pitch, dtype=q.dtype)
     value_norms, grad_norms = numbers(batch * kv_heads, NORM_PARTS), numbers(batch_heads, NORM_PARTS)
     delta, ds_unit = numbers(batch_heads, query_rows), numbers(batch_heads)
-    counters = numbers(1 + 2 * plan.stages, dtype=torch.int32)
+    counters = numbers(plan.counters, dtype=torch.int32)
     seen_by = None if spans is None else rows_that_see(spans, ALIGNED)
 
     preparation = Preparation(
@@ -101,8 +101,7 @@ def _gradients(
         counters.data_ptr(), heads, kv_heads, batch, query_rows, key_rows, len(counters),
     )  # fmt: skip
     chunks = plan.chunk_structure(batch_heads)
-    chunks.tile_counter = counters.data_ptr()
-    chunks.rows_done, chunks.products_done = counters[1:].data_ptr(), counters[1 + plan.stages :].data_ptr()
+    chunks.scheduler = counters.data_ptr()
     at = Positions(None if spans is None else spans.data_ptr(), heads, heads // kv_heads, query_rows, key_rows)
     inputs = Inputs(Rows.of(q), Rows.of(k), Rows.of(v), Weight.of(weight), operation.scale)
     arguments = BackwardArguments(

@@ -31,7 +31,7 @@ constexpr int BUFFERS_END = SCORE_GRADS + aligned(SCORE_BYTES);
 constexpr int KEYS_AT = BUFFERS_END > 2 * QUERY_BYTES ? BUFFERS_END : 2 * QUERY_BYTES;
 constexpr int VALUES_AT = KEYS_AT + TILE_BYTES, TAPS = VALUES_AT + TILE_BYTES, ROWS_END = TAPS + TAP_BYTES;
 static_assert(WARPS * WEIGHT_NUMBERS * 4 <= ROWS_END, "sums of the weight's gradient take the place of all else");
-constexpr int WORK = SHARED_BYTES - 16;  // its number
+constexpr int WORK = SHARED_BYTES - 16;  // the block's work tile
 static_assert(ROWS_END <= WORK && 2 * PRODUCT_STAGE <= WORK, "as in backward_constants.py");
 constexpr int PRODUCT_STAGES = WORK / PRODUCT_STAGE < 4 ? WORK / PRODUCT_STAGE : 4;
 
@@ -52,6 +52,22 @@ struct Arguments {
     Chunks chunks;
 };
 constexpr int ALIGNED = 128;
+
+// Blocks of products of a chunk, in this order: of p, of ds, and of rows.
+struct ProductCounts {
+    int keys, of_values, of_keys, of_queries;
+
+    DEVICE ProductCounts(const Arguments& args, int chunk) {
+        keys = chunk_keys<BLOCK_ROWS>(args.chunks, args.at, chunk);
+        of_values = place_blocks(keys, LEFT), of_keys = place_blocks(keys, LAG);
+        const int rows = min(args.chunk_rows, args.at.query_rows - chunk * args.chunk_rows);
+        of_queries = (rows + PLACES - 1) / PLACES;
+    }
+    DEVICE int all() const { return of_values + of_keys + of_queries; }
+};
+DEVICE auto products_of(const Arguments& args) {
+    return [&](int chunk) { return ProductCounts(args, chunk).all(); };
+}
 
 // The head of a work tile, its part of the scratch and its chunk of rows.
 struct ChunkOfHead {

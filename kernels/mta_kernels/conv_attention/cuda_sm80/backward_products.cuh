@@ -19,19 +19,6 @@ struct ProductTile {
     int begin, end;  // rows of the chunk, or places for dq
 };
 
-// Blocks of products of a chunk, in this order: of p, of ds, and of rows.
-struct ProductCounts {
-    int keys, of_values, of_keys, of_queries;
-
-    DEVICE ProductCounts(const Arguments& args, int chunk) {
-        keys = chunk_keys<BLOCK_ROWS>(args.chunks, args.at, chunk);
-        of_values = place_blocks(keys, LEFT), of_keys = place_blocks(keys, LAG);
-        const int rows = min(args.chunk_rows, args.at.query_rows - chunk * args.chunk_rows);
-        of_queries = (rows + PLACES - 1) / PLACES;
-    }
-    DEVICE int all() const { return of_values + of_keys + of_queries; }
-};
-
 // What a thread copies of the steps of a product, one after the other: PRODUCT_DEPTH rows of the scratch and of grad_out or q, or
 // for dq PRODUCT_DEPTH places of PLACES rows, and keys. What no row block has stored is zeros, and so are rows from `end` on.
 template <Product Kind> struct StepCopies {
@@ -221,5 +208,5 @@ DEVICE void compute_products(const Arguments& args, const WorkTile& work, const 
         add_sums(args, of, tile, sums, counts.keys, work.chunk == args.chunks.chunks - 1, first_row, part);
     }
     __syncthreads();
-    if (threadIdx.x == 0) count_up(args.chunks.products_done + work.stage);
+    if (threadIdx.x == 0) products_are_done(args.chunks, work.stage, products_of(args));
 }

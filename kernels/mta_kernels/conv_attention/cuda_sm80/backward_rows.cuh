@@ -152,7 +152,7 @@ DEVICE void compute_rows(const Arguments& args, const ChunkOfHead& of, int row_b
         }
     }
     __syncthreads();
-    if (threadIdx.x == 0) count_up(args.chunks.rows_done + (int)load_shared(shared + WORK + 4));
+    if (threadIdx.x == 0) rows_are_done(args.chunks, (int)load_shared(shared + WORK), products_of(args));
     float* const sums = args.dweight + ((int64_t)of.batch_head * args.chunks.all_row_blocks + row_block) * (QUERY_TAPS * KEY_TAPS);
     write_weight_grads(dweight, shared, sums, args.scale / grad_scales.of_block);
 }

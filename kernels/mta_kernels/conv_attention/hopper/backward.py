@@ -189,7 +189,7 @@ class BackwardCall:
         device = q.device.index
         self.preparation = Preparation(
             v=Rows.of(v), out=Rows.of(out), grad_out=Rows.of(grad_out), weight=Weight.of(weight),
-            scale_log2=operation.scale * math.log2(math.e), counter_count=1 + 2 * plan.stages + heads,
+            scale_log2=operation.scale * math.log2(math.e), counter_count=plan.counters + heads,
             heads=heads, kv_heads=kv_heads, batch=batch, query_rows=out.shape[2], key_rows=v.shape[2],
         )  # fmt: skip
         self.arguments = BackwardArguments(
@@ -203,11 +203,12 @@ class BackwardCall:
             weight_pitch=plan.all_row_blocks * constants.warpgroups * weight[0].numel(),
             weight_grad_is_float=weight_grad_is_float, batch=batch,
         )  # fmt: skip
-        self._maps, self._layout, self._stages = (TensorMap * 5)(), layout, plan.stages
+        self._maps, self._layout, self._counters = (TensorMap * 5)(), layout, plan.counters
         self.described: tuple[int, ...] = ()
         self.scratch: int | None = None
+        blocks = min(plan.work_tiles, sm_count(q.device))
         backward = driver.Launch(
-            kernel(constants, device), (plan.work_tiles, 1), constants.threads, constants.shared_memory, device,
+            kernel(constants, device), (blocks, 1), constants.threads, constants.shared_memory, device,
             *self._maps, self.arguments, follows=True,
         )  # fmt: skip
         exact = constants.exact
@@ -236,9 +237,8 @@ class BackwardCall:
         arguments.p, arguments.ds = scratch, scratch + layout.stored // 2
         exact.delta = arguments.delta
         arguments.ds_unit, counters = scratch + layout.ds_unit, scratch + layout.counters
-        preparation.counters = arguments.chunks.tile_counter = counters  # which prepare.cu sets to 0, at every call
-        arguments.chunks.rows_done, arguments.chunks.products_done = counters + 4, counters + 4 * (1 + self._stages)
-        exact.heads_done = counters + 4 * (1 + 2 * self._stages)
+        preparation.counters = arguments.chunks.scheduler = counters  # which prepare.cu sets to 0, at every call
+        exact.heads_done = counters + 4 * self._counters
         arguments.dweight = exact.dweight = scratch + layout.dweight
         if layout.sums:
             arguments.dk, arguments.dv = exact.dk, exact.dv = scratch + layout.sums, scratch + layout.last_sums

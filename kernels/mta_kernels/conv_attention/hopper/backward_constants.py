@@ -46,8 +46,9 @@ class BackwardConstants(TileConstants):
         tiles = (2 * self.warpgroups + 3 * self.stages) * self.slabs
         above = SCORES_ABOVE + GRADS_ABOVE
         buffers = (self.warpgroups * 10 * (2 * ROWS + above) + 8 * above) * 16
-        small = 2 * self.prepared.tap_bytes + (2 * self.stages + 5) * 8 + 16
-        return tiles * SLAB + buffers + small
+        rows = tiles * SLAB + buffers + 2 * self.prepared.tap_bytes
+        product_stages = min(rows // ((self.places // 64 + self.slabs) * SLAB), 4)
+        return rows + (2 * self.stages + 2 * product_stages + 12) * 8 + 32
 
     def products(self) -> list[Product]:
         element = ELEMENTS[self.dtype]

@@ -5,6 +5,7 @@
 // there they are new in each iteration, and the compiler computes other addresses again than it does so.
 #pragma once
 #include <backward_epilogue.cuh>
+#include <backward_products.cuh>
 #include <backward_scale.cuh>
 #include <backward_scratch.cuh>
 #include <convolution.cuh>
@@ -94,6 +95,7 @@ struct Mainloop {
     const GradScales& scales;
     float unit;        // what c is multiplied by
     int64_t kept_at;   // this thread's first number in scratch
+    int first_iteration;  // of the pipeline, if the row block began with tile 0
     const float (&reference)[2], (&delta)[2];
     float (&dq)[HEAD_DIM / 2], (&dweight)[12], (&carried)[8], (&carried_back)[8], (&scores)[32];
 
@@ -166,7 +168,7 @@ struct Mainloop {
 
     // c, and `dp` = grad_out v^T of the same 64 columns; `halves` are the scores in fp16.
     DEVICE void convolve_scores(float (&even)[32], float (&odd)[32], float (&dp)[32], uint32_t (&halves)[4][4], int tile) {
-        const int iteration = tile - rows.first_tile, passed = iteration & 1, next = iteration + 1, next_stage = next % STAGES;
+        const int next = first_iteration + tile + 1, passed = ~next & 1, next_stage = next % STAGES;
         const int first_key = tile * KEYS;
         const uint64_t of_stage = bytes_on(next_stage * SLABS * SLAB);
 #pragma unroll
@@ -251,7 +253,7 @@ struct Mainloop {
     }
 
     DEVICE void process_tile(int tile, TileRegisters& of) {
-        const int iteration = tile - rows.first_tile, passed = iteration & 1, next_stage = (iteration + 1) % STAGES;
+        const int next = first_iteration + tile + 1, passed = ~next & 1, next_stage = next % STAGES;
         const int first_key = tile * KEYS;
         convolve_scores(of.even, of.odd, of.dp, of.halves, tile);
         softmax_backward(of.even, of.dp, of.p, of.halves);
@@ -267,25 +269,30 @@ struct Mainloop {
         products_commit();
         store_tile(args, rows, args.ds + kept_at - HALO * args.pitch + first_key, of.ds, own.ds_row + own.local_row);
         products_wait<0>();
-        if (own.thread == 0) block.pipeline.release(iteration + 1);
+        if (own.thread == 0) block.pipeline.release(next);
     }
 };
 
-DEVICE void consume(const Arguments& args, const Block& block, const RowBlock& rows, int warpgroup, int thread) {
+// Zeros where scores and dc will be: columns before the first tile's, and rows above the first warp group's.
+DEVICE void clear_buffers(const Operands& at, int warpgroup, int thread) {
+    warpgroup_barrier(warpgroup + 1);  // the row block before is not read any more
+    for (int i = thread; i < BUFFER / 16; i += 128) store_shared(at.scores_at + 16 * i, uint4{0, 0, 0, 0});
+    for (int i = thread; i < GRAD_BUFFER / 16; i += 128) store_shared(at.score_grads_at + 16 * i, uint4{0, 0, 0, 0});
+    fence_async_proxy();
+    warpgroup_barrier(warpgroup + 1);
+}
+
+DEVICE void consume(const Arguments& args, const Block& block, const BlockWork& work, int warpgroup, int thread) {
+    const RowBlock rows(args, work);
     const ConsumerRows own(args.at, rows, warpgroup, thread);
+    const int first_row = MARGINS ? max(rows.first_row, ROWS_BEFORE) : rows.first_row;
     float reference[2], delta[2];
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const int row = own.tile_row + own.local_row + 8 * h;
-        // p and dc are zero where there is no row, where its c is not complete, and where backward_exact.cu computes it.
+    for (int h = 0; h < 2; h++) {  // all loads before the first is used
+        const int row = min(max(own.tile_row + own.local_row + 8 * h, first_row), args.at.query_rows - 1);
         const int64_t of_row = out_row(args.at, rows.batch_head, row);
-        const bool is_row = row >= rows.first_row && (!MARGINS || row >= ROWS_BEFORE) && row < args.at.query_rows;
-        const bool inside = is_row && !is_exact(args.logsumexp[of_row]);
-        reference[h] = inside ? args.logsumexp[of_row] * LOG2_E : 1e30f;
-        delta[h] = inside ? args.delta[of_row] : 0.f;
+        reference[h] = args.logsumexp[of_row], delta[h] = args.delta[of_row];
     }
-    clear_rows(args, rows, own.lane);
-
     const Operands operands(block.shared, warpgroup, thread);
     const int64_t kept_at = rows.in_scratch(args, own.tile_row + own.local_row) + own.lane % 4 * 8;
     float dq[HEAD_DIM / 2], dweight[12], carried[8], carried_back[8], scores[32];
@@ -296,25 +303,31 @@ DEVICE void consume(const Arguments& args, const Block& block, const RowBlock& r
 #pragma unroll
     for (int i = 0; i < 8; i++) carried[i] = carried_back[i] = 0;
 
-    barrier_wait(block.rows_full, 0);
     const float unit = args.weight_scale[rows.head];
     const GradScales scales(args, rows, own.lane, unit, min(rows.first_row + TILE_ROWS - HALO, args.at.query_rows));
     if (threadIdx.x == 0) args.ds_unit[rows.batch_head] = scales.ds_unit;  // as every block of the head
-    Mainloop mainloop{args, block, rows, own, operands, scales, unit, kept_at, reference, delta,
-                      dq, dweight, carried, carried_back, scores};
-    block.pipeline.wait(0);
-    mainloop.multiply_keys(0);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        // p and dc are zero where there is no row, where its c is not complete, and where backward_exact.cu computes it.
+        const int row = own.tile_row + own.local_row + 8 * h;
+        const bool inside = row >= first_row && row < args.at.query_rows && !is_exact(reference[h]);
+        reference[h] = inside ? reference[h] * LOG2_E : 1e30f;
+        delta[h] = inside ? delta[h] : 0.f;
+    }
+    barrier_wait(block.rows_full, work.odd_rows);
+    clear_buffers(operands, warpgroup, thread);
+    Mainloop mainloop{args, block, rows, own, operands, scales, unit, kept_at,
+                      work.iteration - rows.first_tile, reference, delta, dq, dweight, carried, carried_back, scores};
+    block.pipeline.wait(work.iteration);
+    mainloop.multiply_keys(block.pipeline.stage(work.iteration));
     products_wait<0>();
-    if (thread == 0) block.pipeline.release(0);
+    if (thread == 0) block.pipeline.release(work.iteration);
     for (int tile = rows.first_tile; tile < rows.end_tile; tile++) {
         TileRegisters of_tile;
         mainloop.process_tile(tile, of_tile);
     }
+    if (thread == 0) block.pipeline.release(work.iteration + rows.end_tile - rows.first_tile + 1);
+    if (own.lane == 0) barrier_arrive(block.rows_empty);
     write_dq(args, rows, dq, scales.ds_unit, own.ds_row + own.local_row, own.column);
-
-    fence_async_proxy_everywhere();  // what is stored will be copied
-    part_barrier<WARPGROUPS * 128>();
-    if (threadIdx.x == 0) count_up(args.chunks.rows_done + (int)load_shared(block.shared + WORK + 4));
-    write_dweight(args, rows, dweight, scales.of_block, block.shared, operands.scores_at, warpgroup, thread, own.local_row,
-                  own.column);
+    write_dweight(args, rows, dweight, scales.of_block, operands.scores_at, warpgroup, thread, own.local_row, own.column);
 }

@@ -19,7 +19,7 @@ DEVICE void write_dq(const Arguments& args, const RowBlock& rows, const float (&
 // dweight[8 i + y, n]: tap 7 - i, score column y and column n - LEFT of c, both counted from the same 8 columns.
 // One tap of the weight is a diagonal of 8 of them. `buffer`: shared memory that nobody reads any more.
 DEVICE void write_dweight(const Arguments& args, const RowBlock& rows, const float (&dweight)[12], float grad_factor,
-                          uint32_t shared, uint32_t buffer, int warpgroup, int thread, int local_row, int column) {
+                          uint32_t buffer, int warpgroup, int thread, int local_row, int column) {
     warpgroup_barrier(warpgroup + 1);
 #pragma unroll
     for (int i = 0; i < 12; i++)
@@ -27,7 +27,7 @@ DEVICE void write_dweight(const Arguments& args, const RowBlock& rows, const flo
                      __float_as_uint(dweight[i]));
     warpgroup_barrier(warpgroup + 1);
     const float unit = args.scale / grad_factor;
-    const int64_t of_block = (int64_t)rows.batch_head * args.chunks.all_row_blocks + (int)load_shared(shared + WORK + 8);
+    const int64_t of_block = (int64_t)rows.batch_head * args.chunks.all_row_blocks + rows.first_row / BLOCK_ROWS;
     float* sums = args.dweight + (of_block * WARPGROUPS + warpgroup) * (QUERY_TAPS * KEY_TAPS);
     for (int i = thread; i < QUERY_TAPS * KEY_TAPS; i += 128) {
         const int tap = QUERY_TAPS - 1 - i / KEY_TAPS, key_tap = i % KEY_TAPS;

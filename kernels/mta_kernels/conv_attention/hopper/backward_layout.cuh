@@ -1,14 +1,20 @@
 // Constants of the backward, its shared memory, and what the host passes.
 #pragma once
-#include <backward_products.cuh>
 #include <pipeline.cuh>
+#include <tiles.cuh>
+
+constexpr int PLACES = 256;   // numbers of a scratch row that a block of products reads: 128 a warp group
+constexpr int ROW_STEP = 64;  // rows of one of its iterations
+#include <backward_scheduler.cuh>
 
 constexpr int TILE_ROWS = WARPGROUPS * ROWS, BLOCK_ROWS = TILE_ROWS - 2 * HALO;
 constexpr int LAG = LEFT + LEFT_BACK;
 static_assert(WARPGROUPS == 2, "the second has its rows above from the first");
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "accumulators must fit the registers");
 
-// Shared memory, in bytes from its start.
+constexpr int CLEARING_WARPS = 2;  // of the producer warp group
+
+// Shared memory of row blocks, in bytes from its start. Products have theirs in the same place.
 //
 // Scores and dc: 8 columns a slab, 16 bytes a row; the last 16 columns of the tile before, and 64. Above the second
 // warpgroup's rows lie the first's last ones, above the first's zeros. The weight's gradient begins HALO rows above, and
@@ -17,6 +23,7 @@ constexpr int SCORES_ABOVE = 16, GRADS_ABOVE = 8;
 static_assert(HALO + 7 <= SCORES_ABOVE && HALO <= GRADS_ABOVE, "rows above");
 constexpr int PITCH = (SCORES_ABOVE + ROWS) * 16, GRAD_PITCH = (GRADS_ABOVE + ROWS) * 16;
 constexpr int BUFFER = (2 + 8) * PITCH, GRAD_BUFFER = (2 + 8) * GRAD_PITCH;
+constexpr int PRODUCT_STAGE = (PLACES / 64 + SLABS) * SLAB;
 constexpr int QUERIES = 0;
 constexpr int GRADS = QUERIES + WARPGROUPS * SLABS * SLAB;
 constexpr int KEYS_AT = GRADS + WARPGROUPS * SLABS * SLAB;
@@ -29,11 +36,10 @@ constexpr int GRADS_DOWN = SCORES_DOWN + 8 * SCORES_ABOVE * 16;
 constexpr int TAPS = GRADS_DOWN + 8 * GRADS_ABOVE * 16;
 constexpr int TAPS_BACK = TAPS + QUERY_TAPS * TAP;
 constexpr int BARRIERS = TAPS_BACK + QUERY_TAPS * TAP;
-constexpr int WORK = BARRIERS + (2 * STAGES + 5) * 8;  // its number; then stage and row block, for which registers are short
-constexpr int PRODUCT_STAGES = BARRIERS / PRODUCT_STAGE < 4 ? BARRIERS / PRODUCT_STAGE : 4;
+constexpr int PRODUCT_STAGES = BARRIERS / PRODUCT_STAGE < 4 ? BARRIERS / PRODUCT_STAGE : 4;  // in the place of the rows'
 static_assert(PRODUCT_STAGES >= 2, "products are copied ahead");
-static_assert(2 * PRODUCT_STAGES <= 2 * STAGES + 5, "their barriers take the place of the rows'");
-static_assert(WORK + 16 <= 227 * 1024, "shared memory of a block");
+constexpr int WORK = BARRIERS + (2 * STAGES + 2 * PRODUCT_STAGES + 12) * 8;  // two work tiles, 16 bytes each
+static_assert(WORK + 32 <= 227 * 1024, "shared memory of a block");
 
 // The next tile's scores are computed during this one's softmax where registers hold them beside dq.
 constexpr bool SCORES_EARLY = HEAD_DIM <= 64;
@@ -61,34 +67,96 @@ struct Arguments {
     Chunks chunks;
 };
 
-// Shared memory of one block that computes rows: its pipeline and its other mbarriers.
+// How many blocks of products a chunk has, of p and of ds.
+DEVICE auto products_of(const Arguments& args) {
+    return [&](int chunk) {
+        const int keys = chunk_keys<BLOCK_ROWS>(args.chunks, args.at, chunk);
+        return place_blocks(keys, LEFT) + place_blocks(keys, LAG);
+    };
+}
+
+// Shared memory of a block: its pipelines and its other mbarriers.
 struct Block {
     uint32_t shared;
     Pipeline<STAGES> pipeline;
-    uint32_t rows_full;                                       // queries and output gradients
+    Pipeline<PRODUCT_STAGES> products;
+    uint32_t rows_full, rows_empty;                               // queries, output gradients and taps
     uint32_t scores_full, scores_empty, grads_full, grads_empty;  // the halo rows that warp group 0 hands to 1
+    uint32_t turns;                                               // see `Turn`
 
-    DEVICE explicit Block(uint32_t shared) : shared(shared), pipeline(shared + BARRIERS) {
-        rows_full = pipeline.empty + 8 * STAGES;
-        scores_full = rows_full + 8, scores_empty = scores_full + 8;
+    DEVICE explicit Block(uint32_t shared)
+        : shared(shared), pipeline(shared + BARRIERS), products(pipeline.empty + 8 * STAGES) {
+        rows_full = products.empty + 8 * PRODUCT_STAGES, rows_empty = rows_full + 8;
+        scores_full = rows_empty + 8, scores_empty = scores_full + 8;
         grads_full = scores_empty + 8, grads_empty = grads_full + 8;
+        turns = grads_empty + 8;
     }
 
     // By one thread, before a __syncthreads of the block.
     DEVICE void init_barriers() const {
-        pipeline.init(WARPGROUPS);
-        barrier_init(rows_full, 1);
+        pipeline.init(WARPGROUPS), products.init(WARPGROUPS);
+        barrier_init(rows_full, 1), barrier_init(rows_empty, 4 * WARPGROUPS);  // by each warp
         barrier_init(scores_full, 32), barrier_init(grads_full, 32);  // by each thread of a warp, for what it wrote
         barrier_init(scores_empty, 1), barrier_init(grads_empty, 8 * GRADS_ABOVE);  // by each thread that read
+        for (int slot = 0; slot < 2; slot++) {
+            barrier_init(turns + 8 * slot, 1), barrier_init(turns + 16 + 8 * slot, 128 * WARPGROUPS + 32 * CLEARING_WARPS);
+            barrier_init(turns + 32 + 8 * slot, 1);
+        }
     }
 };
 
-// The rows of a head that a block computes.
+// A work tile of a block, and how far its pipelines have come, which go on from one work tile to the next.
+struct BlockWork : WorkTile {
+    int iteration;  // of the pipeline of its kind: how many there were before
+    bool odd_rows;  // row blocks before
+
+    DEVICE BlockWork(const WorkTile& tile, int iteration, bool odd_rows)
+        : WorkTile(tile), iteration(iteration), odd_rows(odd_rows) {}
+};
+
+// The work tiles of a block, one after the other. In each turn three barriers complete a phase: when its work tile has been told,
+// when all of it has been stored, and when that has been reported to other blocks. All this has two places, which turns alternate
+// between.
+struct Turn {
+    int number = 0;
+
+    DEVICE int slot() const { return number % 2; }
+    DEVICE int phase() const { return number / 2 & 1; }
+    DEVICE uint32_t told(const Block& block) const { return block.turns + 8 * slot(); }
+    DEVICE uint32_t stored(const Block& block) const { return block.turns + 16 + 8 * slot(); }
+    DEVICE uint32_t reported(const Block& block) const { return block.turns + 32 + 8 * slot(); }
+    DEVICE uint32_t work(const Block& block) const { return block.shared + WORK + 16 * slot(); }
+
+    DEVICE void tell(const Block& block, const BlockWork& tile) const {
+        store_shared(work(block), (uint32_t)tile.stage);
+        store_shared(work(block) + 4, (uint32_t)tile.part);
+        store_shared(work(block) + 8, (uint32_t)tile.iteration);
+        store_shared(work(block) + 12, (uint32_t)(tile.of_rows | tile.odd_rows << 1));
+        barrier_arrive(told(block));
+    }
+    DEVICE BlockWork read(const Block& block, const Chunks& chunks) const {
+        const auto word = [&](int at) { return (int)load_shared(work(block) + 4 * at); };
+        return {{word(0), chunks.chunk_of(word(0)), word(1), (word(3) & 1) != 0}, word(2), (word(3) & 2) != 0};
+    }
+};
+
+// The head and the chunk of a work tile, and of row blocks the rows.
 struct RowBlock {
     int batch_head, head, batch, kv_head, slot;
     int first_row_block;  // of the chunk
     int first_row, end_row, first_tile, end_tile;
 
+    DEVICE RowBlock(const Arguments& args, const WorkTile& work) {
+        batch_head = work.stage % args.chunks.batch_heads, slot = work.stage % args.chunks.slots;
+        head = batch_head % args.at.heads, batch = batch_head / args.at.heads;
+        kv_head = head / args.at.group;
+        first_row_block = work.chunk * args.chunks.row_blocks;
+        first_row = (first_row_block + work.part) * BLOCK_ROWS;
+        end_row = min(first_row + BLOCK_ROWS, args.at.query_rows);
+        if (!work.of_rows) return;
+        first_tile = keys_begin(args.at, first_row) / KEYS;
+        end_tile = max((keys_end(args.at, end_row - 1) + KEYS_AFTER + CARRIED + KEYS - 1) / KEYS, first_tile + 1);
+    }
     DEVICE bool holds(int row) const { return row >= first_row && row < end_row; }
     // Where a row begins in the scratch.
     DEVICE int64_t in_scratch(const Arguments& args, int row) const {

@@ -1,37 +1,106 @@
-// The producer warp of the backward, by one thread.
+// The producer warp group of the backward: one thread takes work tiles and copies what they need, another reports what
+// is stored, two warps clear the scratch beside it.
 //
 // A pipeline stage holds a tile of keys, and the values and late keys (those of ds's columns) of the tile before.
 #pragma once
-#include <backward_layout.cuh>
+#include <backward_products.cuh>
+#include <backward_scratch.cuh>
 
 struct TensorMaps {
-    const TensorMap *queries, *keys, *values, *grads;
+    const TensorMap *queries, *keys, *values, *grads, *scratch;
 };
 
-DEVICE void copy_rows_and_keys(const Block& block, const RowBlock& rows, const TensorMaps& maps) {
-    const uint32_t shared = block.shared;
-    barrier_expect(block.rows_full, 2 * WARPGROUPS * SLABS * SLAB);
+// Queries, output gradients and both forms of T of the head, when those of the row block before are not read any more.
+DEVICE void copy_rows(const Arguments& args, const Block& block, const RowBlock& rows, const TensorMaps& maps, bool odd_rows) {
+    constexpr int TAP_BYTES = QUERY_TAPS * TAP;
+    barrier_wait(block.rows_empty, !odd_rows);
+    barrier_expect(block.rows_full, 2 * (WARPGROUPS * SLABS * SLAB + TAP_BYTES));
     for (int w = 0; w < WARPGROUPS; w++)
         for (int slab = 0; slab < SLABS; slab++) {
             const int at = (w * SLABS + slab) * SLAB, row = rows.first_row + w * ROWS - HALO;
-            copy_tile(shared + QUERIES + at, maps.queries, block.rows_full, slab * 64, row, rows.head, rows.batch);
-            copy_tile(shared + GRADS + at, maps.grads, block.rows_full, slab * 64, row - ROWS_BEFORE, rows.head, rows.batch);
+            copy_tile(block.shared + QUERIES + at, maps.queries, block.rows_full, slab * 64, row, rows.head, rows.batch);
+            copy_tile(block.shared + GRADS + at, maps.grads, block.rows_full, slab * 64, row - ROWS_BEFORE, rows.head, rows.batch);
         }
-    const uint32_t full = block.pipeline.full, empty = block.pipeline.empty;
-    for (int tile = rows.first_tile; tile <= rows.end_tile; tile++) {
-        const int iteration = tile - rows.first_tile, stage = iteration % STAGES, at = stage * SLABS * SLAB;
-        const bool has_keys = tile < rows.end_tile, has_tile_before = iteration > 0;
-        barrier_wait(empty + 8 * stage, iteration / STAGES & 1 ^ 1);
-        barrier_expect(full + 8 * stage, (has_keys + 2 * has_tile_before) * SLABS * SLAB);
+    copy_bytes(block.shared + TAPS, args.taps + rows.head * (TAP_BYTES / 2), TAP_BYTES, block.rows_full);
+    copy_bytes(block.shared + TAPS_BACK, args.taps_back + rows.head * (TAP_BYTES / 2), TAP_BYTES, block.rows_full);
+}
+
+DEVICE void copy_rows_and_keys(const Arguments& args, const Block& block, const RowBlock& rows, const TensorMaps& maps,
+                               int iteration, bool odd_rows) {
+    const uint32_t shared = block.shared;
+#pragma unroll 1
+    for (int tile = rows.first_tile; tile <= rows.end_tile; tile++, iteration++) {
+        const int at = block.pipeline.stage(iteration) * SLABS * SLAB;
+        const bool has_keys = tile < rows.end_tile, has_tile_before = tile > rows.first_tile;
+        const uint32_t full = block.pipeline.acquire(iteration);
+        barrier_expect(full, (has_keys + 2 * has_tile_before) * SLABS * SLAB);
         for (int slab = 0; slab < SLABS; slab++) {
             if (has_keys)
-                copy_tile(shared + KEYS_AT + at + slab * SLAB, maps.keys, full + 8 * stage, slab * 64, tile * KEYS,
-                          rows.kv_head, rows.batch);
+                copy_tile(shared + KEYS_AT + at + slab * SLAB, maps.keys, full, slab * 64, tile * KEYS, rows.kv_head, rows.batch);
             if (!has_tile_before) continue;
-            copy_tile(shared + VALUES + at + slab * SLAB, maps.values, full + 8 * stage, slab * 64,
-                      (tile - 1) * KEYS - LEFT - KEYS_BEFORE, rows.kv_head, rows.batch);
-            copy_tile(shared + LATE_KEYS + at + slab * SLAB, maps.keys, full + 8 * stage, slab * 64,
-                      (tile - 1) * KEYS - LAG, rows.kv_head, rows.batch);
+            copy_tile(shared + VALUES + at + slab * SLAB, maps.values, full, slab * 64, (tile - 1) * KEYS - LEFT - KEYS_BEFORE,
+                      rows.kv_head, rows.batch);
+            copy_tile(shared + LATE_KEYS + at + slab * SLAB, maps.keys, full, slab * 64, (tile - 1) * KEYS - LAG, rows.kv_head,
+                      rows.batch);
         }
+        if (!has_tile_before) copy_rows(args, block, rows, maps, odd_rows);
+    }
+    barrier_arrive(block.pipeline.acquire(iteration));  // one more, so that tiles and iterations are odd together
+}
+
+DEVICE void copy_work(const Arguments& args, const Block& block, const TensorMaps& maps) {
+    int stages = 0, steps = 0;  // iterations of both pipelines
+    bool was_of_rows = true, odd_rows = false;
+#pragma unroll 1
+    for (Turn turn; true; turn.number++) {
+        const WorkTile work = take_work(args.chunks, products_of(args));
+        if (turn.number >= 2) barrier_wait(turn.reported(block), turn.phase() ^ 1);
+        if (work.exists()) {
+            if (work.of_rows) wait_for_scratch(args.chunks, work, products_of(args));
+            else wait_for_rows(args.chunks, work, products_of(args));
+        }
+        turn.tell(block, {work, work.of_rows ? stages : steps, odd_rows});
+        if (!work.exists()) return;
+        if (turn.number > 0 && work.of_rows != was_of_rows) {  // its shared memory is laid out otherwise
+            const Turn before{turn.number - 1};
+            barrier_wait(before.stored(block), before.phase());
+        }
+        was_of_rows = work.of_rows;
+        const RowBlock of(args, work);
+        if (work.of_rows) {
+            copy_rows_and_keys(args, block, of, maps, stages, odd_rows);
+            stages += of.end_tile - of.first_tile + 2, odd_rows = !odd_rows;
+        } else {
+            const ProductTile tile(args, work, of);
+            fence_async_proxy_everywhere();
+            copy_products(args.at, block, of, tile, maps.scratch, tile.of_ds ? maps.queries : maps.grads, steps);
+        }
+    }
+}
+
+// By two warps: zeros in the scratch beside what the consumers store.
+DEVICE void clear_work(const Arguments& args, const Block& block, int thread) {
+#pragma unroll 1
+    for (Turn turn; true; turn.number++) {
+        barrier_wait_asleep(turn.told(block), turn.phase());
+        const WorkTile work = turn.read(block, args.chunks);
+        if (!work.exists()) return;
+        if (work.of_rows) clear_rows(args, RowBlock(args, work), thread / 32, thread % 32);
+        fence_async_proxy_everywhere();  // what is stored will be copied
+        barrier_arrive(turn.stored(block));
+    }
+}
+
+// By one thread: tells other blocks what this one has stored.
+DEVICE void report_work(const Arguments& args, const Block& block) {
+#pragma unroll 1
+    for (Turn turn; true; turn.number++) {
+        barrier_wait_asleep(turn.told(block), turn.phase());
+        const WorkTile work = turn.read(block, args.chunks);
+        if (!work.exists()) return;
+        barrier_wait_asleep(turn.stored(block), turn.phase());
+        if (work.of_rows) rows_are_done(args.chunks, work.stage, products_of(args));
+        else products_are_done(args.chunks, work.stage, products_of(args));
+        barrier_arrive(turn.reported(block));
     }
 }

@@ -1,65 +1,99 @@
-// dv += p^T grad_out and dk += ds^T q, of a chunk of rows of one head and PLACES places of scratch: the blocks of the backward
+// dv += p^T grad_out and dk += ds^T q, of a chunk of rows of one head and PLACES places of scratch: the work tiles of the backward
 // that compute no rows.
 #pragma once
-#include <tiles.cuh>
-
-constexpr int PLACES = 256;   // numbers of a scratch row that a block reads: 128 a warp group
-constexpr int ROW_STEP = 64;  // rows of an iteration
-
-#include <backward_scheduler.cuh>
-
-constexpr int PRODUCT_STAGE = (PLACES / 64 + SLABS) * SLAB;
+#include <backward_layout.cuh>
 
 struct ProductTile {
-    int batch_head, first_row, first_place, shift, slot;
     bool of_ds;
+    int keys, shift, first_row, first_place;
     int begin, end;  // rows of the chunk, from a multiple of ROW_STEP or where a document's begin
+
+    DEVICE ProductTile(const Arguments& args, const WorkTile& work, const RowBlock& of) {
+        keys = chunk_keys<BLOCK_ROWS>(args.chunks, args.at, work.chunk);
+        const int of_p = place_blocks(keys, LEFT);
+        of_ds = work.part >= of_p;
+        const int block = of_ds ? work.part - of_p : work.part;
+        shift = of_ds ? LAG : LEFT;
+        first_row = of.first_row_block * BLOCK_ROWS, first_place = block * PLACES;
+        begin = 0, end = min(args.chunk_rows, args.at.query_rows - first_row);
+        if (CAUSAL)
+            begin = max(first_place - shift - (args.at.key_rows - args.at.query_rows) - first_row, 0) / ROW_STEP * ROW_STEP;
+        if (SPANS) {  // its keys are of three blocks
+            const int last = (args.at.key_rows - 1) / ALIGNED;
+            begin = max(begin, args.seen_by[min(max(2 * block - 1, 0), last)] - first_row);
+            end = min(end, args.seen_by[last + 1 + min(2 * block + 1, last)] - first_row);
+        }
+    }
+    // Slabs of 64 places that some of the ROW_STEP rows from `row` on see. Beyond, the scratch holds nothing of theirs.
+    DEVICE int slabs_seen(const Positions& at, int row) const {
+        if (!CAUSAL || SPANS) return PLACES / 64;
+        const int last_place = first_row + row + ROW_STEP - 1 + (at.key_rows - at.query_rows) + shift;
+        return min((last_place - first_place) / 64 + 1, PLACES / 64);
+    }
 };
 
-// By one thread: tiles of p or ds, and of output gradients or queries.
-template <int Stages>
-DEVICE void load_products(const ProductTile& tile, uint32_t tiles, uint32_t full, uint32_t empty, const TensorMap* scratch,
-                          const TensorMap* right, int head, int batch) {
-    for (int row = tile.begin, iteration = 0; row < tile.end; row += ROW_STEP, iteration++) {
-        const int stage = iteration % Stages;
-        const uint32_t to = tiles + stage * PRODUCT_STAGE;
-        barrier_wait(empty + 8 * stage, iteration / Stages & 1 ^ 1);
-        barrier_expect(full + 8 * stage, PRODUCT_STAGE);
-        for (int slab = 0; slab < PLACES / 64; slab++)
-            copy_tile(to + slab * SLAB, scratch, full + 8 * stage, tile.first_place + slab * 64, row, tile.slot, tile.of_ds);
+// By one thread: tiles of p or ds, and of output gradients or queries. `iteration`: how many the block has copied.
+DEVICE void copy_products(const Positions& at, const Block& block, const RowBlock& of, const ProductTile& tile,
+                          const TensorMap* scratch, const TensorMap* right, int& iteration) {
+#pragma unroll 1
+    for (int row = tile.begin; row < tile.end; row += ROW_STEP, iteration++) {
+        const uint32_t to = block.shared + block.products.stage(iteration) * PRODUCT_STAGE;
+        const uint32_t full = block.products.acquire(iteration);
+        const int slabs = tile.slabs_seen(at, row);
+        barrier_expect(full, (slabs + SLABS) * SLAB);
+#pragma unroll 1
+        for (int slab = 0; slab < slabs; slab++)
+            copy_tile(to + slab * SLAB, scratch, full, tile.first_place + slab * 64, row, of.slot, tile.of_ds);
         const int right_row = tile.first_row + row - (tile.of_ds ? 0 : ROWS_BEFORE);
         for (int slab = 0; slab < SLABS; slab++)
-            copy_tile(to + (PLACES / 64 + slab) * SLAB, right, full + 8 * stage, slab * 64, right_row, head, batch);
+            copy_tile(to + (PLACES / 64 + slab) * SLAB, right, full, slab * 64, right_row, of.head, of.batch);
     }
 }
 
-// By a warpgroup: 128 places of them, added to `out` [N, HEAD_DIM] of the head, times `factor`; `first`: out holds nothing yet.
-// From key `first_rounded` on the sums are whole and go to `rounded` instead.
-template <int Stages>
-DEVICE void add_products(const ProductTile& tile, uint32_t tiles, uint32_t full, uint32_t empty, float* out,
-                         uint16_t* rounded, int first_rounded, int keys, float factor, bool first, int warpgroup, int thread) {
+// Of ROW_STEP rows, the first slabs of a warp group.
+template <int Slabs> DEVICE void multiply_slabs(float (&sums)[2][HEAD_DIM / 2], uint64_t left, uint64_t right) {
+    products_begin();
+#pragma unroll
+    for (int step = 0; step < ROW_STEP / 16; step++)
+#pragma unroll
+        for (int slab = 0; slab < Slabs; slab++)
+            Product<HEAD_DIM / 2, ELEMENT>::run_transposed(sums[slab], left + bytes_on(slab * SLAB + step * 16 * 128),
+                                                           right + bytes_on(step * 16 * 128));
+}
+
+// By a warpgroup: 128 places of them, added to dk or dv of the head. From the key on that no later chunk sees the sums are whole and
+// are rounded, if all of the head's rows are computed here.
+DEVICE void add_products(const Arguments& args, const Block& block, const BlockWork& work, int warpgroup, int thread) {
+    const RowBlock of(args, work);
+    const ProductTile tile(args, work, of);
+    const bool is_first = work.chunk == args.chunks.chunks - 1;  // dk and dv hold nothing yet
+    const int64_t of_head = (int64_t)of.batch_head * args.at.key_rows * HEAD_DIM;
+    float* const out = (tile.of_ds ? args.dk : args.dv) + of_head;
+    uint16_t* const all_rounded = tile.of_ds ? args.dk_rounded : args.dv_rounded;
+    uint16_t* const rounded = all_rounded + of_head;
+    const int seen_later = work.chunk > 0 ? chunk_keys<BLOCK_ROWS>(args.chunks, args.at, work.chunk - 1) : 0;
+    const int first_rounded = all_rounded && !args.exact_rows[of.batch_head] ? seen_later : tile.keys;
+    const float factor = tile.of_ds ? args.ds_unit[of.batch_head] : 1.f;
+
     float sums[2][HEAD_DIM / 2];
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; i++) sums[0][i] = sums[1][i] = 0;
-    const uint64_t left = operand(tiles + warpgroup * 2 * SLAB, SLAB, 1024, SWIZZLE_128);
-    const uint64_t right = operand(tiles + PLACES / 64 * SLAB, SLAB, 1024, SWIZZLE_128);
-    int iteration = 0;
+    const uint64_t left = operand(block.shared + warpgroup * 2 * SLAB, SLAB, 1024, SWIZZLE_128);
+    const uint64_t right = operand(block.shared + PLACES / 64 * SLAB, SLAB, 1024, SWIZZLE_128);
+    int iteration = work.iteration;
+#pragma unroll 1
     for (int row = tile.begin; row < tile.end; row += ROW_STEP, iteration++) {
-        const int stage = iteration % Stages;
-        const uint64_t of_stage = bytes_on(stage * PRODUCT_STAGE);
-        barrier_wait(full + 8 * stage, iteration / Stages & 1);
-        products_begin();
-#pragma unroll
-        for (int step = 0; step < ROW_STEP / 16; step++)
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-                Product<HEAD_DIM / 2, ELEMENT>::run_transposed(sums[half], left + of_stage + bytes_on(half * SLAB + step * 16 * 128),
-                                                               right + of_stage + bytes_on(step * 16 * 128));
+        const int own_slabs = tile.slabs_seen(args.at, row) - 2 * warpgroup;
+        const uint64_t of_stage = bytes_on(block.products.stage(iteration) * PRODUCT_STAGE);
+        block.products.wait(iteration);
+        if (own_slabs >= 2) multiply_slabs<2>(sums, left + of_stage, right + of_stage);
+        else if (own_slabs == 1) multiply_slabs<1>(sums, left + of_stage, right + of_stage);
         products_commit();
         products_wait<1>();
-        if (iteration > 0 && thread == 0) barrier_arrive(empty + 8 * ((iteration - 1) % Stages));
+        if (iteration > work.iteration && thread == 0) block.products.release(iteration - 1);
     }
     products_wait<0>();
+    if (iteration > work.iteration && thread == 0) block.products.release(iteration - 1);
 
     const int lane = thread % 32, local_row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
 #pragma unroll
@@ -69,13 +103,13 @@ DEVICE void add_products(const ProductTile& tile, uint32_t tiles, uint32_t full,
             // A tile of 64 keys lies as threads held it: place 32 a + 8 b + 2 c + d is key 32 a + 8 c + 2 b + d.
             const int place = tile.first_place + (warpgroup * 2 + half) * 64 + local_row + 8 * h;
             const int key = place / 32 * 32 + place % 8 / 2 * 8 + place % 32 / 8 * 2 + place % 2 - tile.shift;
-            if (key < 0 || key >= keys) continue;
+            if (key < 0 || key >= tile.keys) continue;
             float2* const to = (float2*)(out + (int64_t)key * HEAD_DIM + column);
             uint32_t* const rounded_to = (uint32_t*)(rounded + (int64_t)key * HEAD_DIM + column);
 #pragma unroll
             for (int b = 0; b < HEAD_DIM / 8; b++) {
                 float2 sum = {sums[half][4 * b + 2 * h] * factor, sums[half][4 * b + 2 * h + 1] * factor};
-                if (!first) {
+                if (!is_first) {
                     const float2 before = to[4 * b];
                     sum.x += before.x, sum.y += before.y;
                 }

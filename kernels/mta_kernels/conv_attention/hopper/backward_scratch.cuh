@@ -13,21 +13,24 @@ DEVICE void clear_scratch(const Arguments& args, const RowBlock& rows, uint16_t*
         from = keys_begin(args.at, block_before) / PLACES * PLACES;
         to = ((keys_end(args.at, block + ALIGNED - 1) + ALIGNED - 1) / ALIGNED / 2 + 1) * PLACES;
     } else if (CAUSAL) {
-        to = ((keys_end(args.at, row) - 1 + shift + ROW_STEP - 1) / PLACES + 1) * PLACES;
+        to = ((keys_end(args.at, row) - 1 + shift + ROW_STEP - 1) / 64 + 1) * 64;  // as `slabs_seen` of the products
     }
     to = min(to, args.pitch);
     const bool written = row < args.at.query_rows;
     uint16_t* const places = scratch + rows.in_scratch(args, row);
+#pragma unroll 1
     for (int at = from + lane * 8; at < (written ? rows.first_tile * KEYS : to); at += 32 * 8)
         *(uint4*)(places + at) = uint4{0, 0, 0, 0};
+#pragma unroll 1
     for (int at = rows.end_tile * KEYS + lane * 8; written && at < to; at += 32 * 8)
         *(uint4*)(places + at) = uint4{0, 0, 0, 0};
 }
 
-DEVICE void clear_rows(const Arguments& args, const RowBlock& rows, int lane) {
+DEVICE void clear_rows(const Arguments& args, const RowBlock& rows, int warp, int lane) {
     const int chunk_row = rows.first_row_block * BLOCK_ROWS, stored_rows = rows.end_row < args.at.query_rows ?
         rows.end_row - chunk_row : min(rows.end_row - chunk_row + ROW_STEP - 1, args.chunk_rows);
-    for (int row = rows.first_row + threadIdx.x / 32; row < chunk_row + stored_rows; row += 4 * WARPGROUPS) {
+#pragma unroll 1
+    for (int row = rows.first_row + warp; row < chunk_row + stored_rows; row += CLEARING_WARPS) {
         clear_scratch(args, rows, args.p, LEFT, row, lane);
         clear_scratch(args, rows, args.ds, LAG, row, lane);
     }

@@ -36,7 +36,7 @@ class ScratchLayout(NamedTuple):
             "value_norms": batch * kv_heads * NORM_PARTS,
             "grad_norms": (1 + constants.margins) * batch * heads * NORM_PARTS,  # and those of out
             "delta": batch * heads * query_rows, "exact_rows": batch * heads,
-            "ds_unit": batch * heads, "counters": 1 + 2 * plan.stages + heads,
+            "ds_unit": batch * heads, "counters": plan.counters + heads,
             "dweight": batch * heads * plan.all_row_blocks * constants.warpgroups * math.prod(constants.conv.taps),
             "sums": sum_rows * constants.head_dim, "last_sums": sum_rows * constants.head_dim,
         }  # fmt: skip

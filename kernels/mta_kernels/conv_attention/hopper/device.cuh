@@ -19,9 +19,6 @@ DEVICE void fence_async_proxy_everywhere() {  // `fence_async_proxy`, and of mem
 // Threads.
 
 DEVICE void warpgroup_barrier(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
-template <int Threads> DEVICE void part_barrier() {  // of some warp groups of a block
-    asm volatile("bar.sync 6, %0;" ::"n"(Threads) : "memory");
-}
 // Ping-pong of two warp groups: each waits for its phase, and starts the other's.
 DEVICE void pingpong_wait(int warpgroup) { asm volatile("bar.sync %0, 256;" ::"r"(4 + warpgroup) : "memory"); }
 DEVICE void pingpong_arrive(int warpgroup) { asm volatile("bar.arrive %0, 256;" ::"r"(4 + warpgroup) : "memory"); }
