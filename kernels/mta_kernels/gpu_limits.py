@@ -15,6 +15,7 @@ from mta_kernels.torch_compile import asked_once
 INTERPRETED_CAPABILITY = (9, 0)
 INTERPRETED_SHARED_MEMORY = 227 * 1024
 INTERPRETED_SM_COUNT = 132
+LARGE_MEMORY = 64 * 2**30  # bytes of a GPU on which buffers may be larger than elsewhere
 
 
 def capability(device: torch.device) -> tuple[int, int]:
@@ -41,6 +42,11 @@ def sm_count(device: torch.device) -> int:
     return _limits(device)[2] if device.type == "cuda" else INTERPRETED_SM_COUNT
 
 
+def has_large_memory(device: torch.device) -> bool:
+    """Whether `device` has LARGE_MEMORY. What is free has no say, so that equal calls give the same bits."""
+    return device.type == "cuda" and _limits(device)[3] >= LARGE_MEMORY
+
+
 def tile_limits(x: torch.Tensor) -> dict[str, Any]:
     """What decides which tiles of numbers like those of `x` fit its GPU, by the names that choices of tiles take."""
     limits = {"compute_capability": compiled_capability(x.device), "shared_memory": shared_memory_limit(x.device)}
@@ -59,7 +65,7 @@ def absent(device: torch.device | str) -> str | None:
 
 
 @functools.cache
-def _limits(device: torch.device) -> tuple[tuple[int, int], int, int]:
+def _limits(device: torch.device) -> tuple[tuple[int, int], int, int, int]:
     found = torch.cuda.get_device_properties(device)
     shared_memory = found.shared_memory_per_block_optin  # type: ignore[attr-defined]
-    return (found.major, found.minor), shared_memory, found.multi_processor_count
+    return (found.major, found.minor), shared_memory, found.multi_processor_count, found.total_memory

@@ -129,6 +129,11 @@ class Operation:
         return self.pre_conv or ONE_TAP
 
     @property
+    def is_convolved(self) -> bool:
+        """Whether scores or probabilities are convolved."""
+        return self.pre_conv is not None or self.post_conv is not None
+
+    @property
     def is_more_than_conv_attention(self) -> bool:
         """Whether a step is there that `conv_attention` does not have."""
         return any((self.pre_mix, self.post_conv, self.post_mix, self.norm, self.gate))

@@ -24,17 +24,19 @@ def halo_rows(operation: Operation) -> int:
 
 
 def chunk_rows(
-    batch: int, heads: int, keys: int, element_size: int, halo: int, *, backward: bool
+    operation: Operation, batch: int, heads: int, keys: int, element_size: int, *, backward: bool, large: bool = False
 ) -> tuple[int, int]:  # fmt: skip
-    """Sequences and rows of each of a chunk whose scores take at most CHUNK_BYTES, halo and all, where that can be.
+    """Sequences and rows of each of a chunk whose scores take at most CHUNK_BYTES, where that can be; its halo beside.
 
-    A backward has two buffers, each of half as many bytes. With a halo, that is with convolutions, it has up to five
-    of a quarter, and a forward two of half.
+    A backward has two buffers, each of half as many bytes. With convolutions it has up to five of a quarter, or half on
+    a GPU with `large` memory, and a forward two of half.
     """
-    most = CHUNK_BYTES // ((1 + backward) * (2 if halo else 1))
-    most_rows = CHUNK_ROWS if halo or backward else 2 * CHUNK_ROWS
+    convolved = operation.is_convolved
+    parts = (1 + backward) * (1 + convolved)
+    most = CHUNK_BYTES // (2 if parts == 4 and large else parts)
+    most_rows = CHUNK_ROWS if convolved or backward else 2 * CHUNK_ROWS
     row = heads * -(-keys // BLOCK) * BLOCK * element_size
-    sequences = max(1, min(batch, most // (row * (BLOCK + halo))))
-    rows = most // (row * sequences) - halo
+    sequences = max(1, min(batch, most // (row * BLOCK)))
+    rows = most // (row * sequences)
     block = BLOCK if rows >= BLOCK else LEAST_ROWS
     return sequences, max(LEAST_ROWS, min(rows // block * block, most_rows))

@@ -100,10 +100,10 @@ def executed_flops(case: Case, work: str) -> int:
 
 
 def chunk_of(case: Case) -> tuple[int, int]:
-    """Sequences and query rows whose scores staged work stores at a time."""
-    size = BYTES_PER_ELEMENT[case.dtype]
+    """Sequences and query rows whose scores staged work stores at a time, on a GPU with large memory."""
+    size, backward = BYTES_PER_ELEMENT[case.dtype], case.pass_ == "bwd"
     return score_chunks.chunk_rows(
-        case.batch, case.heads, case.seq, size, halo_rows(case), backward=case.pass_ == "bwd"
+        case.operation, case.batch, case.heads, case.seq, size, backward=backward, large=True
     )  # fmt: skip
 
 

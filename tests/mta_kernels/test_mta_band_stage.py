@@ -63,9 +63,17 @@ def test_a_batch_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of one sequence, and the last of fewer: each adds to the same sums of taps."""
     problem = make(2, 40, 16, FP16, batch=3, pre_conv=(3, 5), post_conv=(2, 3))
     want = gradients(problem)
-    monkeypatch.setattr(score_chunks, "CHUNK_BYTES", 4 * 2 * 2 * (2 * 128 * 2) * (128 + 6))
+    monkeypatch.setattr(score_chunks, "CHUNK_BYTES", 4 * 2 * 2 * (2 * 128 * 2) * 128)
     for name, got in gradients(problem).items():
         torch.testing.assert_close(got, want[name], rtol=2e-3, atol=2e-3)
+
+
+def test_chunks_on_a_gpu_with_large_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score_chunks, "CHUNK_BYTES", 4 * 16 * (2 * 2**14 * 2))
+    both = make(2, 1, 16, FP16, pre_conv=(2, 3), post_conv=(2, 3)).operation
+    for large, rows in ((False, 16), (True, 32)):
+        assert score_chunks.chunk_rows(both, 1, 2, 2**14, 2, backward=True, large=large) == (1, rows)
+        assert score_chunks.chunk_rows(both, 1, 2, 2**14, 2, backward=False, large=large) == (1, 32)
 
 
 def test_a_gradient_of_nan_stays_in_its_document() -> None:

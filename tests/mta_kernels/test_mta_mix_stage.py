@@ -155,7 +155,7 @@ def test_where_it_pays(monkeypatch: pytest.MonkeyPatch, batch: int, keys: int, h
     monkeypatch.undo()
     operation = make(16, 1, head_dim, BF16).operation
     q = torch.empty(batch, 16, keys, head_dim, dtype=BF16, device="meta")
-    sequences, rows = score_chunks.chunk_rows(batch, 16, keys, 2, 0, backward=False)
+    sequences, rows = score_chunks.chunk_rows(operation, batch, 16, keys, 2, backward=False)
     plan = chunks(operation, keys, keys, rows, None, "here")
     assert mix_stage.pays(q, plan, sequences) == pays
 

@@ -135,7 +135,7 @@ def test_a_batch_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     want = forward(problem)
     monkeypatch.setattr(score_chunks, "CHUNK_BYTES", 2 * 2 * 128 * 2 * 128)
     monkeypatch.setattr(score_chunks, "CHUNK_ROWS", 16)
-    assert score_chunks.chunk_rows(3, 2, 20, 2, 0, backward=False) == (2, 32)
+    assert score_chunks.chunk_rows(problem.operation, 3, 2, 20, 2, backward=False) == (2, 32)
     for got, expected in zip(forward(problem), want, strict=True):
         assert torch.equal(got, expected)
 

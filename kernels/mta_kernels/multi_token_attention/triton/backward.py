@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.triton.launch import call_signature
+from mta_kernels.gpu_limits import has_large_memory
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.triton import head_stage, row_stage, tile_stage
 from mta_kernels.multi_token_attention.triton.band_stage import ConvolutionGradient, convolution_of, rows_of_chunk
@@ -47,7 +48,8 @@ def mixed_attention_backward(
     # A product for dv has rows of several documents, at probabilities of zero for all but one.
     finite_grad = grad_out if documents is None else rows_of(grad_out.where(grad_out.isfinite(), 0))
     halo = halo_rows(operation)
-    sequences, rows = chunk_rows(batch, heads, key_rows, q.element_size(), 2 * halo, backward=True)
+    large = has_large_memory(q.device)
+    sequences, rows = chunk_rows(operation, batch, heads, key_rows, q.element_size(), backward=True, large=large)
     signature = call_signature(q, k, v, grad_out, documents, options=operation)
     plan = chunks(operation, query_rows, key_rows, rows, documents, signature, above=halo, below=halo)
     whole = len(plan) == 1  # the sums of all rows need no memory of their own

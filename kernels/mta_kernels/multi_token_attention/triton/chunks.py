@@ -69,7 +69,6 @@ def chunks(
     above: int = 0, below: int = 0,
 ) -> list[Chunk]:  # fmt: skip
     """All rows of q, `rows` at a time, each chunk with a halo."""
-    convolved = operation.pre_conv is not None or operation.post_conv is not None
     found = []
     for first in range(0, query_rows, rows):
         owned = min(rows, query_rows - first)
@@ -83,7 +82,7 @@ def chunks(
                 key_rows,
                 operation.causal,
                 documents,
-                convolved,
+                operation.is_convolved,
                 (signature, first),
             )
         )

@@ -27,7 +27,7 @@ def mixed_attention_forward(
     logsumexp = q.new_empty(q.shape[:3], dtype=torch.float32)
     q, k, v = (rows_of(x) for x in (q, k, v))
     halo = halo_rows(operation)
-    sequences, rows = chunk_rows(batch, heads, key_rows, q.element_size(), halo, backward=False)
+    sequences, rows = chunk_rows(operation, batch, heads, key_rows, q.element_size(), backward=False)
     signature = call_signature(q, k, v, documents, options=operation)
     plan = chunks(operation, query_rows, key_rows, rows, documents, signature, above=halo)
     size = max(chunk.rows * chunk.pitch for chunk in plan) * sequences * heads
