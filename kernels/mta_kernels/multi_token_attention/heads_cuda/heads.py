@@ -88,16 +88,17 @@ class HeadMixings:
         _, row_tiles, key_tiles = bands.tiles_of(self.heads, most_rows, most_pitch)
         self.parts_post = parts(batch, row_tiles * key_tiles)
 
-    def probabilities(self, x: Tensor, out: Tensor, logsumexp: Tensor, where: Rows) -> Tensor:
-        """`out = exp(pre_mix x - logsumexp)`, zeros at keys that are not seen, and its sums `[B, H, rows]`.
+    def probabilities(self, x: Tensor, out: Tensor, logsumexp: Tensor, where: Rows) -> tuple[Tensor, int]:
+        """`out = exp(pre_mix x - logsumexp)`, zeros at keys that are not seen.
 
-        logsumexp `[B, H, M]` of all queries is float32 and contiguous.
+        logsumexp `[B, H, M]` of all queries is float32 and contiguous. Returns sums of out `[B, H, rows, segments]` and
+        of how many keys each is; those of segments in which nothing is stored are not written.
         """
         arguments = self._arguments("probabilities", x, where)
-        sums = torch.zeros(*x.shape[:3], arguments.segments, dtype=torch.float32, device=x.device)
+        sums = torch.empty(*x.shape[:3], arguments.segments, dtype=torch.float32, device=x.device)
         arguments.out, arguments.sums, arguments.logsumexp = out.data_ptr(), sums.data_ptr(), logsumexp.data_ptr()
         self._launch("probabilities", arguments, x, where)
-        return sums.sum(-1)
+        return sums, arguments.run
 
     def convolve(self, x: Tensor, out: Tensor, grad: Tensor, where: Rows, *, above: int, owned: int) -> None:
         """`out` is the convolution of x mixed by post_mix, and grad, that of out, becomes that of the convolution of x.

@@ -30,7 +30,7 @@ class Sizes:
 
 TILES = {"probabilities": Sizes(128, 3, 12, 512), "logits": Sizes(128, 2, 12, 512)}
 # A block of all heads has an SM to itself.
-HEADS = bands.Sizes(52, 2, 1)
+HEADS = bands.Sizes(104, 2, 1)
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,8 @@ def mixed_attention_backward(
     stages = Stages(operation, mixers, q, sequences, plan, round_logits=tile_stage.takes(operation, q, documents))
     size = max(chunk.rows * chunk.pitch for chunk in plan) * sequences * heads
     memories = q.new_empty(stages.buffers, size).unbind()
+    if operation.post_conv is not None:  # that of coarse rows is computed again
+        logsumexp = logsumexp.clone(memory_format=torch.contiguous_format)
     for first in range(0, batch, sequences):
         part = slice(first, first + sequences)
         dk, dv = (x[part] for x in sums)
@@ -125,13 +127,13 @@ class Stages:
             probabilities, mixed = others
             where, own = rows_of_chunk(chunk), {"above": chunk.above, "owned": chunk.owned}
             # What is rounded is to be corrected; the logsumexp of rows of the halo, too.
-            corrections = torch.zeros(2, *scores.shape[:3], dtype=torch.float32, device=scores.device)
-            logsumexp = logsumexp.clone(memory_format=torch.contiguous_format)
+            corrections = torch.empty(2, *scores.shape[:3], dtype=torch.float32, device=scores.device)
+            sums = None
             if self.heads is not None:
-                corrections[1] = self.heads.probabilities(convolved, probabilities, logsumexp, where)
+                sums = self.heads.probabilities(convolved, probabilities, logsumexp, where)
             mix_rows(
                 convolved, pre_mix, None, logsumexp, chunk=replace(chunk, above=0), out=probabilities,
-                corrections=corrections, round_logits=self.round_logits, only_coarse=self.heads is not None,
+                corrections=corrections, round_logits=self.round_logits, sums=sums,
             )  # fmt: skip
             if self.heads is not None:
                 self.heads.convolve(probabilities, mixed, grad, where, **own)

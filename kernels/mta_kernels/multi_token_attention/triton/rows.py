@@ -92,12 +92,13 @@ def row_statistics(row_ptr, pre, start, end, heads, MIX: tl.constexpr, ROUND: tl
     return maximum, tl.sum(total * tl.exp2((highest - maximum[None, :]) * LOG2_E), 0)
 
 
-@triton.jit(do_not_specialize=["rows", "first_position", "first_row", "query_rows", "key_rows", "above", "total_rows"])
+@triton.jit(do_not_specialize=["rows", "first_position", "first_row", "query_rows", "key_rows", "above", "total_rows",
+                               "segments", "segment_keys"])  # fmt: skip
 def _mix_rows_kernel(
-    scores_ptr, out_ptr, pre_ptr, post_ptr, logsumexp_ptr, corrections_ptr, documents_ptr,
+    scores_ptr, out_ptr, pre_ptr, post_ptr, logsumexp_ptr, corrections_ptr, sums_ptr, documents_ptr,
     stride_pre_out, stride_pre_in, stride_post_in, stride_post_out, stride_lb, stride_lh, stride_ln,
-    heads, rows, pitch, first_position, first_row, query_rows, key_rows, above, total_rows,
-    PRE: tl.constexpr, POST: tl.constexpr, ROUND: tl.constexpr, CORRECT: tl.constexpr, ONLY_COARSE: tl.constexpr,
+    heads, rows, pitch, first_position, first_row, query_rows, key_rows, above, total_rows, segments, segment_keys,
+    PRE: tl.constexpr, POST: tl.constexpr, ROUND: tl.constexpr, CORRECT: tl.constexpr, SUMMED: tl.constexpr,
     CAUSAL: tl.constexpr, DOCUMENTS: tl.constexpr, CONVOLVED: tl.constexpr, HEADS: tl.constexpr, C: tl.constexpr,
     LANES: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -105,7 +106,8 @@ def _mix_rows_kernel(
 
     The logsumexp is written in that of all queries, `[B, H, M]`, but for the first rows, `above` of them. With
     CORRECT, corrections `[2, B, H, rows]` are: what it was rounded by, and the sums of probabilities as stored. With
-    ONLY_COARSE, nothing is written of rows whose logsumexp, as given, is beyond COARSE in no head.
+    SUMMED, of rows whose logsumexp, as given, is beyond COARSE in no head, corrections alone are written: they are
+    stored already, with sums `[B, H, rows, segments]` of `segment_keys` keys each.
     """
     dtype = scores_ptr.dtype.element_ty
     pitch = tl.multiple_of(pitch, 8)
@@ -124,9 +126,16 @@ def _mix_rows_kernel(
         first_stored = stored_from(row, first_position, documents_ptr, DOCUMENTS, CONVOLVED)
         end_stored = stored_end(row, first_position, pitch, CAUSAL, CONVOLVED)
         logsumexp_row = logsumexp_ptr + batch * stride_lb + head * stride_lh + (first_row + row) * stride_ln
-        if ONLY_COARSE:
+        corrections_row = corrections_ptr + (batch * heads + head) * rows + row
+        stored = tl.zeros([HEADS], tl.float32)
+        if SUMMED:
             given = tl.load(logsumexp_row, mask=(head < heads) & (end > start), other=0.0)
             large = tl.max(tl.abs(given), 0) > COARSE
+            sums_row = sums_ptr + ((batch * heads + head) * rows + row)[:, None] * segments
+            for first in range(0, tl.where(large, 0, tl.cdiv(end_stored, segment_keys)), 16):
+                segment = first + tl.arange(0, 16)
+                there = (head < heads)[:, None] & (segment * segment_keys < end_stored)[None, :]
+                stored += tl.sum(tl.load(sums_row + segment[None, :], mask=there, other=0.0), 1)
             start, first_stored = tl.where(large, start, 0), tl.where(large, first_stored, 0)
             end, end_stored = tl.where(large, end, 0), tl.where(large, end_stored, 0)
         maximum, total = row_statistics(row_ptr, pre, start, end, heads, PRE, ROUND, HEADS, C, LANES, STAGES, PRECISION)
@@ -136,13 +145,12 @@ def _mix_rows_kernel(
         log_total = tl.log2(total) * LN_2
         logsumexp = maximum + log_total
         tl.store(logsumexp_row, logsumexp, mask=inside)
-        corrections_row = corrections_ptr + (batch * heads + head) * rows + row
         if CORRECT:
-            tl.store(corrections_row, log_total - (logsumexp - maximum), mask=inside)
+            tl.store(corrections_row, log_total - (logsumexp - maximum), mask=head < heads)
         first_tile = start // C * C
         if first_stored < first_tile:
             store_zeros(out_row_ptr, first_stored, first_tile, heads, HEADS, C)
-        stored = tl.zeros([LANES, HEADS], tl.float32)
+        summed = tl.zeros([LANES, HEADS], tl.float32)
         for first in tl.range(first_tile, end, C, num_stages=STAGES):
             key = first + tl.arange(0, C)
             scores = load_keys(row_ptr, key, start, end, heads, HEADS)
@@ -153,25 +161,26 @@ def _mix_rows_kernel(
                 p = tl.dot(p.to(dtype), post, input_precision=PRECISION)
             if CORRECT:
                 p = p.to(dtype)
-                stored += tl.sum(tl.reshape(p.to(tl.float32), [C // LANES, LANES, HEADS]), 0)
+                summed += tl.sum(tl.reshape(p.to(tl.float32), [C // LANES, LANES, HEADS]), 0)
             store_keys(out_row_ptr, key, p, first_stored, end_stored, heads, HEADS)
         if CORRECT:
-            tl.store(corrections_row + heads * total_rows, tl.sum(stored, 0), mask=inside)
+            tl.store(corrections_row + heads * total_rows, stored + tl.sum(summed, 0), mask=head < heads)
         store_zeros(out_row_ptr, (tl.maximum(end, first_tile) + (C - 1)) // C * C, end_stored, heads, HEADS, C)
 
 
 def mix_rows(
     scores: Tensor, pre_mix: Tensor | None, post_mix: Tensor | None, logsumexp: Tensor, *,
     chunk: Chunk, out: Tensor | None = None, corrections: Tensor | None = None, round_logits: bool = False,
-    only_coarse: bool = False,
+    sums: tuple[Tensor, int] | None = None,
 ) -> None:  # fmt: skip
     """`scores [B, H, rows, pitch]` to mixed probabilities, zero at keys that are not seen, in place or to `out`.
 
     `pre_mix [H, H]` (out, in) mixes the scores of heads, `post_mix [H, H]` (in, out) the probabilities. `logsumexp
     [B, H, M]` float32 of all queries is written but at the chunk's rows above its own. `corrections [2, B, H, rows]`
     float32 are written if given: by how much the logsumexp is less than it were exactly, and what the probabilities add
-    up to as stored. With `round_logits`, logits are rounded to the dtype of scores. With `only_coarse`, nothing is
-    written of rows whose logsumexp, as given, is beyond COARSE in no head.
+    up to as stored. With `round_logits`, logits are rounded to the dtype of scores. With `sums [B, H,
+    rows, segments]`, each of so many keys, `out` has all rows already, and those are written again whose logsumexp, as
+    given, is beyond COARSE in a head.
     """
     batch, heads, rows, pitch = scores.shape
     tile = row_tile(heads, scores.element_size(), FORWARD)
@@ -179,12 +188,13 @@ def mix_rows(
         _mix_rows_kernel, min(batch * rows, FORWARD["programs"] * sm_count(scores.device)),
         row_signature(chunk, pre_mix, post_mix, logsumexp),
         scores, scores if out is None else out, *or_scores(scores, pre_mix, post_mix), logsumexp,
-        logsumexp if corrections is None else corrections, scores if chunk.documents is None else chunk.documents,
+        logsumexp if corrections is None else corrections, logsumexp if sums is None else sums[0],
+        scores if chunk.documents is None else chunk.documents,
         *matrix_strides(pre_mix), *matrix_strides(post_mix), *logsumexp.stride(),
         heads, rows, pitch, chunk.first_position, chunk.first_row, chunk.query_rows, chunk.key_rows, chunk.above,
-        batch * rows,
+        batch * rows, *((0, 0) if sums is None else (sums[0].shape[3], sums[1])),
         PRE=pre_mix is not None, POST=post_mix is not None, ROUND=round_logits and pre_mix is not None,
-        CORRECT=corrections is not None, ONLY_COARSE=only_coarse, CAUSAL=chunk.causal,
+        CORRECT=corrections is not None, SUMMED=sums is not None, CAUSAL=chunk.causal,
         DOCUMENTS=chunk.documents is not None, CONVOLVED=chunk.convolved, **tile,
         STAGES=FORWARD["stages"], PRECISION=dot_precision(scores.dtype), num_warps=FORWARD["num_warps"],
     )  # fmt: skip
