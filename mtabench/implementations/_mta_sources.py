@@ -196,13 +196,10 @@ def decode_cuda_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     need_compiler()
     conv = operation.conv
     constants = StepConstants(dtype, shape.heads, shape.head_dim, shape.page_size > 0, conv, True, conv, True)
-    for name, threads, shared_memory in (
-        ("keys", constants.threads, constants.keys_bytes),
-        ("values", constants.threads, constants.values_bytes),
-        ("merge", MERGE_THREADS, constants.merge_bytes),
-    ):
-        code = compiled(constants.source(f"{name}.cu", shared_memory, limits.target))
-        yield CudaKernel(f"mta_decode_{name}", code, threads // 32, shared_memory, f"decode_cuda_{name}")
+    for name in ("keys", "values", "merge"):
+        threads = MERGE_THREADS if name == "merge" else constants.threads
+        code = compiled(constants.source(name, limits.target))
+        yield CudaKernel(f"mta_decode_{name}", code, threads // 32, constants.bytes_of(name), f"decode_cuda_{name}")
 
 
 def _too_many_taps(shape: Shape) -> bool:

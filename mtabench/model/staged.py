@@ -7,17 +7,19 @@ convolution reads and writes the scores once more; backward it does so forth and
 gate read the output and write another; backward they read what they read, and its gradient, and write one. A gate of a
 number a head dim stores three such tensors in between, of which its products make gradients.
 
-Decode: one kernel reads K, and another V, each of which takes its time to start; a convolution before has its scores
-made into logits by one more, but where CUDA kernels run, and one after has what older rows add computed by one that
-reads their logits. Partial outputs of all programs are added up at last. So a step is `(K + V) / bandwidth`, with two
-bytes a key and head written and read between the kernels, `2 START_S`, `GAP_S` a kernel, `older rows x scores / EARLY`
-and `programs x MERGE_S`.
+Decode: one kernel reads K, and another V, each of which takes its time to start. A convolution before has its scores
+made into logits by one more, and one after has what older rows add computed by one that reads their logits. CUDA
+kernels do with the first two: that of V reads the older rows' logits, too, and either takes BAND_S more to convolve.
+Partial outputs of all programs are added up at last. So a step is `(K + V) / bandwidth`, with two bytes a key and head
+written and read between the kernels, `2 START_S`, `GAP_S` a kernel, `older rows x scores / EARLY` and `programs x
+MERGE_S`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from mta_kernels.operation import Convolution
 from mtabench.model.kernel import Kernel, tensor_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 from mtabench.problem.work import chunk_of, gated, mixed, staged_scores, taps, tokens
@@ -25,11 +27,12 @@ from mtabench.problem.work import chunk_of, gated, mixed, staged_scores, taps, t
 # The kernel over rows of the first prototype moved its bytes at 0.65 of a copy's bandwidth on an H200, and the products
 # of chunks reached half of a plain product's rate; no committed results stand behind these numbers yet.
 ROWS_SHARE, PRODUCT_SHARE = 0.65, 0.5
-# Of decode, calibrated on the twelve times of results/nvidia-h200/experiments/mta-decode.csv: seconds until a kernel
-# reads a cache as fast as it can, and after that; scores of older rows a second, of which the kernels beside it hide
-# a third; seconds to add a program's partial output; and the keys of a program, of which there are so many at most.
+# Of decode, calibrated on results/nvidia-h200/experiments/mta-decode.csv: seconds until a kernel reads a cache as fast
+# as it can, and after that; scores of older rows a second, of which the kernels beside it hide a third; seconds to add
+# a program's partial output; and the keys of a program, of which there are so many at most. CUDA's have one an SM.
 START_S, EARLY, MERGE_S = 3.8e-6, 4.5e11, 5.7e-9
-PROGRAM_KEYS, MOST_PROGRAMS = 128, 512
+CUDA_START_S, BAND_S = 3.0e-6, 1.5e-6
+PROGRAM_KEYS, MOST_PROGRAMS, MOST_CUDA_PROGRAMS = 128, 512, 132
 SUM_BYTES = 4  # of a float32
 
 
@@ -96,25 +99,31 @@ def _decode(case: Case) -> list[Kernel]:
     _, keys = tensor_bytes(case)
     row, wide = scores * BYTES_PER_ELEMENT[case.dtype], scores * SUM_BYTES  # of every head
     older = post.query_taps - 1 if post else 0
-    cache = Kernel("", macs=scores * case.head_dim, waves=1, wave_s=START_S)
-    found = [replace(cache, name="convolved scores" if before else "logits", memory_bytes=keys + row)]
-    if older:
+    by_cuda = _by_cuda(case)
+
+    def reads_cache(name: str, convolution: Convolution | None) -> Kernel:
+        start = CUDA_START_S + (BAND_S if convolution else 0) if by_cuda else START_S
+        return Kernel(name, macs=scores * case.head_dim, waves=1, wave_s=start)
+
+    of_keys = reads_cache("convolved scores" if before and not by_cuda else "logits", before)
+    found = [replace(of_keys, memory_bytes=keys + row)]
+    if older and not by_cuda:
         found.append(Kernel("older rows", fmas=older * scores, fma_rate=EARLY, memory_bytes=older * row + wide))
-    if before and not _one_kernel_reads_keys(case):
+    if before and not by_cuda:
         found.append(Kernel("logits", memory_bytes=2 * row))
-    programs = min(MOST_PROGRAMS, -(-case.seq // PROGRAM_KEYS))
+    programs = min(MOST_CUDA_PROGRAMS if by_cuda else MOST_PROGRAMS, -(-case.seq // PROGRAM_KEYS))
     partial = case.batch * programs * case.heads * case.head_dim * SUM_BYTES
-    values = keys + row + (wide if older else 0)
+    values = keys + row + (older * row if by_cuda else wide if older else 0)
     return [
         *found,
-        replace(cache, name="values", exponentials=scores, memory_bytes=values),
+        replace(reads_cache("values", post), exponentials=scores, memory_bytes=values),
         Kernel("merge", l2_bytes=2 * partial, waves=programs, wave_s=MERGE_S),
     ]
 
 
-def _one_kernel_reads_keys(case: Case) -> bool:
-    """Whether the CUDA kernels take a step with a convolution before, whose first makes logits, too."""
+def _by_cuda(case: Case) -> bool:
+    """Whether the CUDA kernels take a step, where a GPU's blocks have room for them."""
     convolutions = [step for step in (case.operation.pre_conv, case.operation.post_conv) if step]
     fits = case.heads == case.kv_heads and 8 <= case.heads <= 16 and case.head_dim % 16 == 0 and case.head_dim <= 128
-    fits = fits and all(step.key_taps <= 16 for step in convolutions)
-    return fits and case.batch >= 8 and BYTES_PER_ELEMENT[case.dtype] == 2
+    fits = fits and all(max(step.query_taps, step.key_taps) <= 16 for step in convolutions)
+    return fits and BYTES_PER_ELEMENT[case.dtype] == 2

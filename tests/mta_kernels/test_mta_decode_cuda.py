@@ -12,7 +12,7 @@ from kernel_inputs import DEVICE, DTYPES, poison_memory, relative_error, with_ga
 
 from mta_kernels.multi_token_attention import DecodeState, multi_token_attention_decode
 from mta_kernels.multi_token_attention.decode_cuda import plan
-from mta_kernels.multi_token_attention.decode_cuda.plan import pays, shape_unsupported, unsupported
+from mta_kernels.multi_token_attention.decode_cuda.plan import heads_unsupported, shape_unsupported, unsupported
 from mta_kernels.nvrtc import compiler
 from mta_kernels.operation import Convolution, Operation
 
@@ -21,7 +21,7 @@ pytest.importorskip("triton")
 OWN = [parts for parts in COMBINATIONS if any(parts[name] for name in PARTS[1:])]
 ALL = dict.fromkeys(PARTS, True)
 WITHOUT_KERNELS = (
-    "test_what_is_left_to_triton", "test_they_are_taken_for_several_sequences_with_a_convolution_before",
+    "test_what_is_left_to_triton",
     "test_gpus_whose_blocks_have_no_room_keep_triton", "test_no_step_needs_more_than_that_room",
     "test_the_compiler_takes_them",
 )  # fmt: skip
@@ -30,9 +30,8 @@ MIXING = dict.fromkeys(PARTS, False) | {"pre_mix": True, "post_mix": True}
 
 @pytest.fixture(autouse=True)
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Whatever a kernel does not write is NaN, and the CUDA kernels are taken for any number of sequences."""
+    """Whatever a kernel does not write is NaN."""
     poison_memory(monkeypatch)
-    monkeypatch.setattr(plan, "pays", lambda operation, batch: True)
     if DEVICE == "cuda" or request.node.originalname in WITHOUT_KERNELS:
         return SimpleNamespace()
     return request.getfixturevalue("emulated_mta_decode")
@@ -132,27 +131,23 @@ def test_float32_mixers_and_a_repeated_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "key_taps", "reason"),
+    ("heads", "kv_heads", "head_dim", "taps", "reason"),
     [
-        (8, 8, 64, 16, None), (16, 16, 128, 1, None), (8, 4, 64, 11, "each with a KV head"),
-        (4, 4, 64, 11, "not 8 to 16"), (17, 17, 64, 11, "not 8 to 16"), (8, 8, 72, 11, "head_dim 72"),
-        (8, 8, 256, 11, "head_dim 256"), (8, 8, 64, 17, "17 key taps"),
+        (8, 8, 64, (16, 16), None), (16, 16, 128, (6, 11), None), (8, 4, 64, (6, 11), "each with a KV head"),
+        (4, 4, 64, (6, 11), "not 8 to 16"), (17, 17, 64, (6, 11), "not 8 to 16"), (8, 8, 72, (6, 11), "head_dim 72"),
+        (8, 8, 256, (6, 11), "head_dim 256"), (8, 8, 64, (6, 17), "17 key taps"), (8, 8, 64, (17, 11), "17 query taps"),
+        (16, 16, 128, (16, 11), "no room for two tiles"),
     ],
 )  # fmt: skip
-def test_what_is_left_to_triton(heads: int, kv_heads: int, head_dim: int, key_taps: int, reason: str | None) -> None:
+def test_what_is_left_to_triton(
+    heads: int, kv_heads: int, head_dim: int, taps: tuple[int, int], reason: str | None
+) -> None:
     q, cache = (torch.empty(1, count, 1, head_dim, dtype=torch.bfloat16) for count in (heads, kv_heads))
-    operation = Operation(Convolution(6, key_taps, 0), 1.0)
+    operation = Operation(Convolution(*taps, 0), 1.0)
     found = shape_unsupported(operation, q, cache, cache)
     assert found is None if reason is None else reason in (found or "")
     if reason is None:
         assert "whole chunks" in (shape_unsupported(operation, q, cache, cache[..., 1:]) or "")
-
-
-def test_they_are_taken_for_several_sequences_with_a_convolution_before() -> None:
-    convolved, mixed = Operation(Convolution(6, 11, 5), 1.0), Operation(None, 1.0)
-    assert pays(convolved, 16)
-    assert not pays(convolved, 1)
-    assert not pays(mixed, 16)
 
 
 @pytest.mark.parametrize(
@@ -176,9 +171,12 @@ def test_gpus_whose_blocks_have_no_room_keep_triton(
 @pytest.mark.parametrize("heads", range(plan.FEWEST_HEADS, plan.MOST_HEADS + 1))
 def test_no_step_needs_more_than_that_room(heads: int, paged: bool) -> None:
     for head_dim in range(16, plan.MOST_HEAD_DIM + 1, 16):
-        conv = Convolution(8, plan.MOST_TAPS, 0)
-        constants = plan.StepConstants(torch.bfloat16, heads, head_dim, paged, conv, True, conv, True)
-        assert max(constants.keys_bytes, constants.values_bytes, constants.merge_bytes) <= plan.SHARED_BYTES
+        for taps in ((1, 1), (6, 11), (16, 16)):
+            conv = Convolution(*taps, 0)
+            if not heads_unsupported(Operation(conv, 1.0, post_conv=conv), torch.bfloat16, heads, heads, head_dim):
+                constants = plan.StepConstants(torch.bfloat16, heads, head_dim, paged, conv, True, conv, True)
+                assert max(map(constants.bytes_of, ("keys", "values", "merge"))) <= plan.SHARED_BYTES
+                assert min(map(constants.stages, ("keys", "values"))) >= 2
 
 
 @pytest.mark.parametrize("paged", [False, True])
@@ -189,6 +187,5 @@ def test_the_compiler_takes_them(name: str, paged: bool) -> None:
         pytest.skip(reason)
     conv = Convolution(6, 11, 5)
     constants = plan.StepConstants(torch.bfloat16, 16, 128, paged, conv, True, conv, True)
-    bytes_of = {"keys": constants.keys_bytes, "values": constants.values_bytes, "merge": constants.merge_bytes}
-    code, _ = compiler.compile_source(constants.source(f"{name}.cu", bytes_of[name], "sm_90"))
+    code, _ = compiler.compile_source(constants.source(name, "sm_90"))
     assert code.startswith(b"\x7fELF")

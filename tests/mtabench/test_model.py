@@ -127,24 +127,25 @@ def test_every_decode_step_of_mta_that_was_measured_is_within_20_percent_and_lon
         ((6, 11), (6, 11), ["convolved scores", "older rows", "logits", "values", "merge"]),
     ],
 )
-def test_a_decode_step_of_mta_has_the_kernels_that_are_launched(conv, post, kernels):
+def test_a_decode_step_of_mta_by_triton_has_the_kernels_that_are_launched(conv, post, kernels):
     operation = make_operation(conv, "heads", post, heads=16, head_dim=64)
-    cell = replace(CONV, pass_="decode", operation=operation, heads=16, kv_heads=16, seq=4096)
+    cell = replace(CONV, pass_="decode", operation=operation, heads=16, kv_heads=4, seq=4096)
     assert [kernel.name for kernel in staged.kernels(cell)] == kernels
 
 
 @pytest.mark.parametrize("more", [
     {}, {"batch": 1}, {"heads": 32, "kv_heads": 32}, {"kv_heads": 4}, {"head_dim": 72}, {"head_dim": 256},
-    {"dtype": "fp32"}, {"conv": (6, 17)},
+    {"dtype": "fp32"}, {"conv": (6, 17)}, {"conv": (17, 11)},
 ])  # fmt: skip
-def test_a_decode_step_of_mta_by_the_cuda_kernels_has_no_kernel_of_logits_alone(more):
+def test_a_decode_step_of_mta_by_the_cuda_kernels_has_three(more):
     conv, heads, head_dim = more.pop("conv", (6, 11)), more.get("heads", 16), more.get("head_dim", 64)
     operation = make_operation(conv, "heads", conv, heads=heads, head_dim=head_dim)
     cell = replace(CONV, pass_="decode", operation=operation, batch=8, heads=16, kv_heads=16, dtype="bf16", seq=4096)
     cell = replace(cell, **more)
     shape = DTYPES[cell.dtype], cell.heads, cell.kv_heads, cell.head_dim
-    taken = decode_cuda.pays(operation, cell.batch) and decode_cuda.heads_unsupported(operation, *shape) is None
-    assert ("logits" not in [kernel.name for kernel in staged.kernels(cell)]) == taken == (not more and conv == (6, 11))
+    taken = decode_cuda.heads_unsupported(operation, *shape) is None
+    names = [kernel.name for kernel in staged.kernels(cell)]
+    assert (names == ["logits", "values", "merge"]) == taken == (more in ({}, {"batch": 1}) and conv == (6, 11))
 
 
 def test_the_splits_of_auto_are_those_that_the_kernels_took():

@@ -18,23 +18,17 @@ DEPENDENT_LAUNCH = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 
 
-def load(code: bytes, name: str, shared_memory: int, device: int, *, beside: bool = False) -> ctypes.c_void_p:
-    """The kernel `name` of this machine code on a device, allowed so many bytes of shared memory a block.
-
-    If others are to run `beside` it on a multiprocessor, all of whose memory is shared memory, not what it needs alone.
-    """
+def load(code: bytes, name: str, shared_memory: int, device: int) -> ctypes.c_void_p:
+    """The kernel `name` of this machine code on a device, allowed so many bytes of shared memory a block."""
     from cuda.bindings import driver
 
     limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    part = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
     with torch.cuda.device(device):
         if not int(checked(driver.cuCtxGetCurrent())):
             _enter_context(device)
         module = checked(driver.cuModuleLoadData(code))
         kernel = checked(driver.cuModuleGetFunction(module, name.encode()))
         checked(driver.cuFuncSetAttribute(kernel, limit, shared_memory))
-        if beside:
-            checked(driver.cuFuncSetAttribute(kernel, part, 100))
     return ctypes.c_void_p(int(kernel))
 
 

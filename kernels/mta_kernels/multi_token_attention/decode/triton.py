@@ -1,6 +1,6 @@
 """A decode step by the Triton kernels, each of which takes its place while the one before it finishes.
 
-Or by those of `decode_cuda/` where they are faster, but for the one of older rows.
+Or by those of `decode_cuda/`, which are faster, where they can.
 
 Scores from K if they are convolved, beside that what is known early, logits (from K if they are not), partial outputs
 from V, the output. Between K and V lie two bytes a key and head, and with convolutions two and four more.
@@ -59,16 +59,16 @@ def newest_row(
     dtype, device = q_window.dtype, q_window.device
     shape = dtype, head_dim, heads, k_cache.shape[1], operation, batch, capacity
     count = 0 if splits == "auto" else int(splits)
-    chosen = plan(*shape, device, count)
     if operation.post_conv is None or operation.post_conv.query_taps == 1:
         state = None
     keys = cdiv(capacity, 16) * 16
     logits = torch.empty(batch, heads, 1, keys, dtype=dtype, device=device) if state is None else state.logits
     caches = q_window, k_cache, v_cache
-    by_cuda = decode_cuda.pays(operation, batch) and decode_cuda.unsupported(operation, *caches) is None
-    scores = torch.empty(
-        batch, heads, keys if chosen.of_scores and not by_cuda else 0, dtype=dtype, device=device
-    )  # fmt: skip
+    if decode_cuda.unsupported(operation, *caches) is None:
+        with on_device_of(q_window):
+            return cuda_step.newest_row(operation, *caches, mixers, lengths, state, block_table, count, logits)
+    chosen = plan(*shape, device, count)
+    scores = torch.empty(batch, heads, keys if chosen.of_scores else 0, dtype=dtype, device=device)
     older = torch.empty(batch, heads, 0 if state is None else keys, dtype=torch.float32, device=device)
     kept = (None, None) if state is None else (state.logsumexp, state.lengths)
     signature = call_signature(
@@ -79,11 +79,6 @@ def newest_row(
         operation, mixers, chosen, lengths, block_table, signature, constants, state, scores, logits, older
     )  # fmt: skip
     with on_device_of(q_window):
-        if by_cuda:
-            return cuda_step.newest_row(
-                operation, *caches, mixers, lengths, state, block_table, count, logits, older,
-                lambda: _launch_early(step),
-            )  # fmt: skip
         if chosen.of_scores is None:
             found = _launch_logits(step, q_window, k_cache)
             _launch_early(step)
@@ -113,7 +108,7 @@ def _constants(
         "POST_CONV": operation.post_conv is not None, "POST_QUERY_TAPS": post.query_taps,
         "POST_KEY_TAPS": post.key_taps, "POST_PAD": post.pad, "BEFORE": before, "SPAN": span,
         "POST_MIX": mixers.post_mix is not None, "SLOTS": logits.shape[2],
-        "WIDE": logits.stride(3) == 1 and all(n % 8 == 0 for n in (logits.shape[3], *logits.stride()[:3])),
+        "WIDE": decode_cuda.has_whole_groups(logits),
         "DEPENDENT_LAUNCH": dependent_launches(q_window), "PRECISION": dot_precision(dtype),
     }  # fmt: skip
 

@@ -6,19 +6,20 @@
 // `program + sequence` of what programs leave for others: the slots of a sequence lie side by side.
 //
 // Constants come from the compiler's command line: ELEMENT Half or Bfloat16; HEADS from 8 to 16; HEAD_DIM, a multiple of 16
-// up to 128; PAGED; KEYS of a tile, 16 or 32; STAGES; AHEAD, tiles of values that are asked for before there are logits; PRE_QUERY_TAPS, PRE_KEY_TAPS, PRE_PAD, 1, 1 and 0 without a convolution before; POST_KEY_TAPS and
-// POST_PAD, 1 and 0 without one after; PRE_CONV, PRE_MIX, POST_CONV, OLDER, POST_MIX, whether there are these parts, and
-// rows before the newest that are convolved; PRE_TAPS_FLOAT, PRE_MIX_FLOAT, POST_TAPS_FLOAT and POST_MIX_FLOAT, whether their
-// numbers are float32.
+// up to 128; PAGED; KEYS of a tile, 16; STAGES;
+// PRE_QUERY_TAPS, PRE_KEY_TAPS, PRE_PAD, 1, 1 and 0 without a convolution before, and the same of POST, after; PRE_CONV,
+// PRE_MIX, POST_CONV, POST_MIX, whether there are these parts; PRE_TAPS_FLOAT, PRE_MIX_FLOAT, POST_TAPS_FLOAT and
+// POST_MIX_FLOAT, whether their numbers are float32.
 #pragma once
-#include <decode_instructions.cuh>
+#include <sm80_decode.cuh>
 #include <work.cuh>
 
 constexpr int THREADS = 32 * HEADS;
-constexpr int OTHER_THREADS = 128;              // of the kernel of older rows, for which registers are left
 constexpr int CHUNKS = HEAD_DIM / 8;            // 16 bytes
 constexpr int STEPS = HEAD_DIM / 16;            // products are 16 deep
-constexpr int PITCH = (CHUNKS + 1) * 16;        // of a row in shared memory: odd chunks, so no bank conflicts
+// Eight rows' chunks lie in all banks: at other places in each row or, if a row does not fill the banks, an odd pitch.
+constexpr bool SWIZZLED = CHUNKS % 8 == 0;
+constexpr int PITCH = (SWIZZLED ? CHUNKS : CHUNKS + 1) * 16;
 constexpr int TILE = KEYS * PITCH, RING = STAGES * TILE;
 constexpr int TURN = 128;                       // keys, after which the warps meet
 constexpr int TILES_A_TURN = TURN / KEYS;
@@ -27,6 +28,10 @@ constexpr float LOG2E = 1.4426950408889634f;
 template <bool Float> DEVICE float number_of(const void* start, int64_t at) {
     return Float ? ((const float*)start)[at] : to_float(((const ELEMENT*)start)[at]);
 }
+
+// Where 16 bytes of a row of a tile lie, and where those 2 * step chunks further.
+DEVICE uint32_t place(int row, int chunk) { return row * PITCH + (SWIZZLED ? chunk ^ row % 8 : chunk) * 16; }
+DEVICE uint32_t at_step(uint32_t place, int step) { return SWIZZLED ? place ^ step * 32 : place + step * 32; }
 
 struct Rows {  // [B, heads, rows, HEAD_DIM], or of pages in place of sequences: strides in bytes, rows contiguous
     const char* start;
@@ -54,7 +59,8 @@ struct Arguments {
     int64_t table_stride_batch, table_stride_page;
     int page_bits, window;     // rows of q
     Lengths lengths;           // of one KV head
-    int programs, splits, slots, post_query_taps;  // slots of rows of logits
+    int programs, splits, slots;  // of rows of logits
+    int wide;                  // whether 8 logits from a multiple of 8 keys on are 16 aligned bytes
     float scale;
     ELEMENT* logits;           // [B, HEADS, slots, S], the row of position i in slot i % slots
     int64_t stride_lb, stride_lh, stride_ls, stride_ln;
@@ -62,8 +68,6 @@ struct Arguments {
     int64_t stride_sb, stride_sh, stride_ss;
     int* seen;                 // [B] of a state
     int64_t stride_seen;
-    const float* older;        // [B, HEADS, keys]: what older rows add
-    int64_t stride_ob, stride_oh;
     float* found;              // [slots of programs, HEADS]: logsumexp of a program's keys
     float* partial;            // [slots of programs, HEADS, HEAD_DIM]
     ELEMENT* out;              // [B, HEADS, HEAD_DIM]
@@ -101,24 +105,11 @@ struct Stream {
                 } else {
                     source += (int64_t)key * (int)cache.stride_row;  // 32 bits take fewer instructions
                 }
-                copy_stream(stage + row * PITCH + chunk * 16, inside ? source : rows, inside);
+                copy_stream(stage + place(row, chunk), inside ? source : rows, inside);
             }
             if (PAGED) look_up_page(args, tile + 1);
         }
         copies_commit();
-    }
-    // The rows of the AHEAD tiles that come next are on their way to the L2 cache.
-    DEVICE void ask_ahead(const Arguments& args, const Rows& cache) const {
-        const int lane = threadIdx.x % 32;
-#pragma unroll
-        for (int i = 0; i < AHEAD * KEYS; i += 32) {
-            const int key = first + (STAGES - 1) * KEYS + i + lane;
-            if (key < from || key >= end) continue;
-            const int64_t page_at = PAGED ? table[(key >> args.page_bits) * args.table_stride_page] * cache.stride_batch : 0;
-            const char* row = rows + page_at + (int64_t)(PAGED ? key & (1 << args.page_bits) - 1 : key) * cache.stride_row;
-#pragma unroll
-            for (int byte = 0; byte < HEAD_DIM * 2; byte += 128) ask_for(row + byte);
-        }
     }
     // Begins with the rows from `first_row` on that lie in [from_row, end_row).
     DEVICE void begin(const Arguments& args, const Rows& cache, const Segment& segment, uint32_t ring, int first_row,

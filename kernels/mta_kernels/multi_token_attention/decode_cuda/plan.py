@@ -17,14 +17,14 @@ from mta_kernels.nvrtc.structures import ELEMENTS
 from mta_kernels.operation import ONE_TAP, Convolution, Operation
 
 FOLDER = Path(__file__).parent
-FEWEST_SEQUENCES = 8  # where these kernels are the faster: decision 55
 SHARED_BYTES = 227 * 1024  # that a block must be able to have; a step of few heads would do with less
 FEWEST_HEADS, MOST_HEADS, MOST_HEAD_DIM, MOST_TAPS = 8, 16, 128, 16
 FLOATS = "PRE_TAPS_FLOAT", "PRE_MIX_FLOAT", "POST_TAPS_FLOAT", "POST_MIX_FLOAT"
 TURN = 128  # keys, as in layout.cuh
 MERGE_THREADS = 512
-AHEAD_TILES = 4  # of a warp's values, which memory can bring while the last programs still read keys
-RING_BYTES = 136 * 1024  # of a program's buffers: beside them the kernel of older rows has room on an SM
+TILE_KEYS = 16
+MOST_STAGES = 5
+BAND_BYTES = 128  # as in bands.cuh
 
 
 @dataclass(frozen=True)
@@ -46,55 +46,47 @@ class StepConstants:
         return 32 * self.heads
 
     @property
-    def tile_keys(self) -> int:
-        """Of a warp's tile."""
-        return 32 if self.head_dim <= 64 else 16
-
-    @property
     def tile_bytes(self) -> int:
         """Of a warp's tile of rows."""
-        return self.tile_keys * (2 * self.head_dim + 16)
+        chunks = self.head_dim // 8
+        return TILE_KEYS * 16 * (chunks if chunks % 8 == 0 else chunks + 1)
 
     @property
-    def stages(self) -> int:
-        """Tiles of a warp, on their way or multiplied."""
-        return max(2, min(6, RING_BYTES // (self.heads * self.tile_bytes)))
+    def fixed_bytes(self) -> dict[str, int]:
+        """Shared memory of keys.cu and of values.cu beside their rings."""
+        before, after = ((step or ONE_TAP).query_taps for step in (self.pre, self.post))
+        keys = before * (4 * (16 + TURN) + (1 + self.floats[0]) * BAND_BYTES) + 2 * (TURN + 4) * 4 + 16 * 8
+        values = (1 + self.post_mix) * (TURN * 2 + 16) + after * BAND_BYTES + 16 * 4 + 2 * 16 * 8
+        return {"keys": self.heads * keys + 32 * 32, "values": self.heads * values}
 
-    @property
-    def keys_bytes(self) -> int:
-        """Shared memory of keys.cu."""
-        products = 0 if self.pre is None else 16 * (self.tile_keys + 4) * 4
-        ring = self.stages * self.tile_bytes
-        return self.heads * (ring + products + 2 * (TURN + 4) * 4 + 16 * 8) + 32 * 32
+    def stages(self, name: str) -> int:
+        """Tiles of a warp, on their way or multiplied; merge.cu has none."""
+        if name == "merge":
+            return 0
+        return min(MOST_STAGES, (SHARED_BYTES - self.fixed_bytes[name]) // (self.heads * self.tile_bytes))
 
-    @property
-    def values_bytes(self) -> int:
-        """Shared memory of values.cu."""
-        row = 0 if self.post is None else (TURN + self.post.key_taps - 1) * 4
-        ring = self.stages * self.tile_bytes
-        return self.heads * (ring + (1 + self.post_mix) * (TURN * 2 + 16) + row + 2 * 16 * 8)
+    def bytes_of(self, name: str) -> int:
+        """Shared memory of a kernel."""
+        if name == "merge":
+            return MERGE_THREADS * 16
+        return self.fixed_bytes[name] + self.stages(name) * self.heads * self.tile_bytes
 
-    @property
-    def merge_bytes(self) -> int:
-        """Shared memory of merge.cu."""
-        return MERGE_THREADS * 16
-
-    def source(self, name: str, shared_memory: int, architecture: str) -> Source:
-        """Of one kernel."""
+    def source(self, name: str, architecture: str) -> Source:
+        """Of a kernel: "keys", "values" or "merge"."""
         pre, post = self.pre or ONE_TAP, self.post or ONE_TAP
         constants = {
             "ELEMENT": ELEMENTS[self.dtype], "HEADS": self.heads, "HEAD_DIM": self.head_dim, "PAGED": int(self.paged),
-            "KEYS": self.tile_keys, "STAGES": self.stages, "AHEAD": AHEAD_TILES,
+            "KEYS": TILE_KEYS, "STAGES": self.stages(name),
             "PRE_QUERY_TAPS": pre.query_taps, "PRE_KEY_TAPS": pre.key_taps, "PRE_PAD": pre.pad,
-            "POST_KEY_TAPS": post.key_taps, "POST_PAD": post.pad, "PRE_CONV": int(self.pre is not None),
-            "PRE_MIX": int(self.pre_mix), "POST_CONV": int(self.post is not None),
-            "OLDER": int(post.query_taps > 1), "POST_MIX": int(self.post_mix), "MERGE_THREADS": MERGE_THREADS,
-            "SHARED_BYTES": shared_memory, **dict(zip(FLOATS, map(int, self.floats), strict=True)),
+            "POST_QUERY_TAPS": post.query_taps, "POST_KEY_TAPS": post.key_taps, "POST_PAD": post.pad,
+            "PRE_CONV": int(self.pre is not None), "PRE_MIX": int(self.pre_mix),
+            "POST_CONV": int(self.post is not None), "POST_MIX": int(self.post_mix), "MERGE_THREADS": MERGE_THREADS,
+            "SHARED_BYTES": self.bytes_of(name), **dict(zip(FLOATS, map(int, self.floats), strict=True)),
         }  # fmt: skip
-        headers = headers_in(FOLDER, ("layout.cuh", "decode_instructions.cuh")) | headers_in(
+        headers = headers_in(FOLDER, ("layout.cuh", "bands.cuh")) | headers_in(
             conv_decode.FOLDER, ("work.cuh", "sm80_decode.cuh")
         )
-        return Source(FOLDER / name, architecture, constants, headers)
+        return Source(FOLDER / f"{name}.cu", architecture, constants, headers)
 
 
 def constants_for(operation: Operation, q: Tensor, mixers: Mixers, block_table: Tensor | None) -> StepConstants:
@@ -110,9 +102,9 @@ def _floats(mixers: Mixers) -> tuple[bool, bool, bool, bool]:
     return pre_taps, pre_mix, post_taps, post_mix
 
 
-def pays(operation: Operation, batch: int) -> bool:
-    """Whether a step of so many sequences is faster by these kernels than by Triton's: with a convolution before."""
-    return operation.pre_conv is not None and batch >= FEWEST_SEQUENCES
+def has_whole_groups(logits: Tensor) -> bool:
+    """Whether 8 neighbouring keys' logits, from a multiple of 8 on, always lie so in memory, in rows of such groups."""
+    return logits.stride(3) == 1 and all(n % 8 == 0 for n in (logits.shape[3], *logits.stride()[:3]))
 
 
 def unsupported(operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:
@@ -147,6 +139,14 @@ def heads_unsupported(
         return f"head_dim {head_dim} is not a multiple of 16 up to {MOST_HEAD_DIM}"
     if any(count > MOST_TAPS for count in taps):
         return f"{max(taps)} key taps are more than {MOST_TAPS}"
+    queries = [step.query_taps for step in (operation.pre_conv, operation.post_conv) if step is not None]
+    if any(count > MOST_TAPS for count in queries):
+        return f"{max(queries)} query taps are more than {MOST_TAPS}"
+    most = StepConstants(
+        dtype, heads, head_dim, False, operation.pre_conv, True, operation.post_conv, True, (True,) * 4
+    )  # fmt: skip
+    if min(map(most.stages, most.fixed_bytes)) < 2:
+        return f"{heads} heads of {head_dim} with {max(queries)} query taps leave no room for two tiles"
     return None
 
 

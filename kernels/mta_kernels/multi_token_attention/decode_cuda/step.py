@@ -1,4 +1,4 @@
-"""Launches keys.cu, values.cu and merge.cu, and between them what runs beside the first."""
+"""Launches keys.cu, values.cu and merge.cu."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from mta_kernels.multi_token_attention.decode_cuda.plan import (
     MERGE_THREADS,
     StepConstants,
     constants_for,
+    has_whole_groups,
     programs_for,
 )
 from mta_kernels.multi_token_attention.mixers import Mixers
@@ -46,22 +47,20 @@ class Arguments(ctypes.Structure):
         *fields(Rows, "q k v"), *fields(Weight, "pre_taps post_taps"), *fields(Matrix, "pre_mix post_mix"),
         ("table", c_void_p), *fields(c_int64, "table_stride_batch table_stride_page"),
         *fields(c_int, "page_bits window"), ("lengths", Lengths),
-        *fields(c_int, "programs splits slots post_query_taps"), ("scale", c_float), ("logits", c_void_p),
+        *fields(c_int, "programs splits slots wide"), ("scale", c_float), ("logits", c_void_p),
         *fields(c_int64, "stride_lb stride_lh stride_ls stride_ln"), ("logsumexp", c_void_p),
         *fields(c_int64, "stride_sb stride_sh stride_ss"), ("seen", c_void_p), ("stride_seen", c_int64),
-        ("older", c_void_p), *fields(c_int64, "stride_ob stride_oh"), *fields(c_void_p, "found partial out"),
+        *fields(c_void_p, "found partial out"),
     )  # fmt: skip
 
 
 def newest_row(
     operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, mixers: Mixers, lengths: Tensor,
-    state: DecodeState | None, block_table: Tensor | None, splits: int, logits: Tensor, older: Tensor,
-    beside: Callable[[], None],
+    state: DecodeState | None, block_table: Tensor | None, splits: int, logits: Tensor,
 ) -> Tensor:  # fmt: skip
     """Steps 1 to 7 of the newest row where `unsupported` has no reason: `[B, Hq, 1, D]`.
 
-    `logits [B, H, slots, S]` are the state's, or a slot without one. `beside` launches what writes `older [B, H, keys]`
-    while K is read. `splits` is 0 for "auto".
+    `logits [B, H, slots, S]` are the state's, or a slot without one. `splits` is 0 for "auto".
     """
     batch, heads, window, head_dim = q_window.shape
     device, constants = q_window.device, constants_for(operation, q_window, mixers, block_table)
@@ -75,16 +74,16 @@ def newest_row(
         q=Rows.of(q_window), k=Rows.of(k_cache), v=Rows.of(v_cache), window=window,
         pre_mix=Matrix.of(mixers.pre_mix), post_mix=Matrix.of(mixers.post_mix),
         lengths=Lengths(lengths.data_ptr(), lengths.stride(0) * lengths.element_size() // 4, batch, 1),
-        programs=programs, splits=splits, slots=logits.shape[2], scale=operation.scale, logits=logits.data_ptr(),
-        older=older.data_ptr(), found=scratch.data_ptr() + 4 * (programs + batch) * heads * head_dim,
+        programs=programs, splits=splits, slots=logits.shape[2], scale=operation.scale,
+        wide=has_whole_groups(logits) and logits.data_ptr() % 16 == 0, logits=logits.data_ptr(),
+        found=scratch.data_ptr() + 4 * (programs + batch) * heads * head_dim,
         partial=scratch.data_ptr(), out=out.data_ptr(),
     )  # fmt: skip
     arguments.stride_lb, arguments.stride_lh, arguments.stride_ls, arguments.stride_ln = logits.stride()
-    arguments.stride_ob, arguments.stride_oh, _ = older.stride()
     if mixers.pre_conv is not None:
         arguments.pre_taps = Weight.of(mixers.pre_conv)
     if mixers.post_conv is not None:
-        arguments.post_taps, arguments.post_query_taps = Weight.of(mixers.post_conv), mixers.post_conv.shape[1]
+        arguments.post_taps = Weight.of(mixers.post_conv)
     if state is not None:
         arguments.logsumexp, arguments.seen = state.logsumexp.data_ptr(), state.lengths.data_ptr()
         arguments.stride_sb, arguments.stride_sh, arguments.stride_ss = state.logsumexp.stride()
@@ -95,7 +94,6 @@ def newest_row(
         arguments.page_bits = k_cache.shape[2].bit_length() - 1
     keys, values, merge = kernels(constants, device)
     keys(programs, arguments, False)
-    beside()
     values(programs, arguments, True)
     merge(batch * heads, arguments, True)
     return out
@@ -104,17 +102,15 @@ def newest_row(
 @functools.cache
 def kernels(constants: StepConstants, device: torch.device) -> tuple[Callable[[int, Arguments, bool], None], ...]:
     """What launches the kernels on a device, compiled at the first call: seconds, unless the disk has them."""
-    return (
-        _kernel("keys", constants, constants.threads, constants.keys_bytes, device),
-        _kernel("values", constants, constants.threads, constants.values_bytes, device),
-        _kernel("merge", constants, MERGE_THREADS, constants.merge_bytes, device),
+    return tuple(_kernel(name, constants, device) for name in ("keys", "values", "merge"))
+
+
+def _kernel(name: str, constants: StepConstants, device: torch.device) -> Any:
+    index, shared_memory = device.index, constants.bytes_of(name)
+    threads = MERGE_THREADS if name == "merge" else constants.threads
+    kernel = driver.load(
+        machine_code(constants.source(name, driver.architecture(index))), f"mta_decode_{name}", shared_memory, index
     )
-
-
-def _kernel(name: str, constants: StepConstants, threads: int, shared_memory: int, device: torch.device) -> Any:
-    index = device.index
-    code = machine_code(constants.source(f"{name}.cu", shared_memory, driver.architecture(index)))
-    kernel = driver.load(code, f"mta_decode_{name}", shared_memory, index, beside=True)
 
     def launch(blocks: int, arguments: Arguments, follows: bool) -> None:
         follows = follows and capability(device)[0] >= 9

@@ -1,20 +1,25 @@
 // The kernel of a decode step that reads V: partial outputs of a program's keys.
 //
-// A warp makes probabilities of its head's logits, TURN keys at a time, and convolves them on top of what older rows add.
-// Then the warps meet, and each mixes 8 keys of all heads. Of what comes out a warp takes its head's row, by which it
-// multiplies the values: out^T [numbers x 1] = v^T p^T. The first values are on their way before there are logits.
+// A warp makes probabilities of its head's logits, of the newest row and of those before it that the state has, TURN keys at
+// a time, and convolves them (bands.cuh). Then the warps meet, and each mixes 8 keys of all heads. Of what comes out a warp
+// takes its head's row, by which it multiplies the values: out^T [numbers x 1] = v^T p^T. The first values are on their way
+// before there are logits.
+#include "bands.cuh"
 #include "layout.cuh"
 
+constexpr int BEFORE = keys_before(POST_PAD);
 constexpr int A_PITCH = TURN * 2 + 16;                   // of a head's probabilities, before and after they are mixed
-constexpr int P_COUNT = TURN + POST_KEY_TAPS - 1;        // probabilities that a turn is convolved of
-constexpr int P_A_LANE = (P_COUNT + 31) / 32, KEYS_A_LANE = TURN / 32;
-constexpr int ROW = POST_CONV ? P_COUNT * 4 : 0;         // of a warp
+constexpr int NEWEST = POST_QUERY_TAPS - 1;              // the newest row; those before it are the state's
+constexpr int AT_ONCE = NEWEST < 1 ? 1 : NEWEST < 8 ? NEWEST : 8;  // of these, on their way
+constexpr int TAPS = POST_QUERY_TAPS * BAND_BYTES;       // of a warp
+constexpr int ROWS = 16 * 4;                             // of a warp: logsumexp of each row
 constexpr int UNMIXED_AT = HEADS * RING;
 constexpr int MIXED_AT = POST_MIX ? UNMIXED_AT + HEADS * A_PITCH : UNMIXED_AT;
-constexpr int ROWS_AT = MIXED_AT + HEADS * A_PITCH;
-constexpr int FOUND_AT = ROWS_AT + HEADS * ROW;          // 2 HEADS maxima and sums of each head
+constexpr int TAPS_AT = MIXED_AT + HEADS * A_PITCH;
+constexpr int ROWS_AT = TAPS_AT + HEADS * TAPS;
+constexpr int FOUND_AT = ROWS_AT + HEADS * ROWS;         // 2 HEADS maxima and sums of each head
 static_assert(FOUND_AT + 2 * HEADS * 16 * 8 == SHARED_BYTES, "as in plan.py");
-static_assert(POST_KEY_TAPS <= 32, "a lane has one tap");
+static_assert(POST_QUERY_TAPS <= 16 && POST_KEY_TAPS <= 16, "ROWS; a block's keys");
 
 // The logsumexp of this warp's head, of what all programs of a sequence have found; 0 without keys.
 DEVICE float logsumexp_of(const Arguments& args, const Segment& segment, uint32_t shared) {
@@ -42,52 +47,64 @@ DEVICE float logsumexp_of(const Arguments& args, const Segment& segment, uint32_
     return total.logarithm(0);
 }
 
-// A turn's logits of this warp's head, and what older rows add: on their way from global memory.
-struct Fetched {
-    ELEMENT logits[P_A_LANE];
-    float older[KEYS_A_LANE];
+// A row's position, and the slot of its logits, of which there are as many as rows.
+DEVICE int position_of(const Segment& segment, int row) { return segment.length - POST_QUERY_TAPS + row; }
+DEVICE int newest_slot(const Arguments& args, const Segment& segment) { return max(segment.length - 1, 0) % args.slots; }
+DEVICE int slot_of(const Arguments& args, int newest, int row) {
+    const int slot = newest - (NEWEST - row);
+    return slot < 0 ? slot + args.slots : slot;
+}
 
-    DEVICE void load(const Arguments& args, const Segment& segment, int first) {
-        const int lane = threadIdx.x % 32, head = threadIdx.x / 32;
-        const ELEMENT* row = newest_logits(args, segment.sequence, segment.length, head);
-        const float* add = args.older + segment.sequence * args.stride_ob + head * args.stride_oh;
+// Logits of a row of this warp's head on their way from global memory: 8 keys of a lane, as a band takes them.
+DEVICE uint4 load_logits(const Arguments& args, const Segment& segment, int newest, int row, int first) {
+    const int lane = threadIdx.x % 32, key = first - BEFORE + lane / 4 * 16 + lane % 4 * 8, position = position_of(segment, row);
+    uint32_t pairs[4] = {};
+    if (key < 0 || key > position || key >= segment.stop + 16) return uint4{0, 0, 0, 0};
+    const ELEMENT* from = args.logits + segment.sequence * args.stride_lb + threadIdx.x / 32 * args.stride_lh +
+                          slot_of(args, newest, row) * args.stride_ls + key * args.stride_ln;
+    if (args.wide) return *(const uint4*)from;
 #pragma unroll
-        for (int i = 0; i < P_A_LANE; i++) {
-            const int key = first - POST_PAD + lane + 32 * i;
-            const bool there = key >= 0 && key < segment.length && key < segment.stop - POST_PAD + POST_KEY_TAPS - 1;
-            logits[i] = from_float<ELEMENT>(MINUS_INFINITY);
-            if (there) logits[i] = row[key * args.stride_ln];
-        }
+    for (int e = 0; e < 8; e++)
+        if (key + e <= position) pairs[e / 2] |= (uint32_t)from[e * args.stride_ln].bits << e % 2 * 16;
+    return uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
+}
+
+// sums += a row's probabilities, convolved.
+DEVICE void convolve(const Segment& segment, uint4 logits, int row, int first, uint32_t taps, uint32_t rows, float (&sums)[4]) {
+    const int lane = threadIdx.x % 32, key = first - BEFORE + lane / 4 * 16 + lane % 4 * 8;
+    const int seen = key < 0 ? 0 : position_of(segment, row) + 1 - key;  // of these 8 keys
+    const float logsumexp = load_shared_float(rows + row * 4);
+    const uint32_t pairs[4] = {logits.x, logits.y, logits.z, logits.w};
+    uint32_t packed[4];
 #pragma unroll
-        for (int i = 0; i < KEYS_A_LANE; i++) {
-            const int key = first + lane + 32 * i;
-            older[i] = OLDER && key < segment.stop ? add[key] : 0;
-        }
+    for (int e = 0; e < 4; e++) {
+        const float low = to_float(ELEMENT{(uint16_t)pairs[e]}), high = to_float(ELEMENT{(uint16_t)(pairs[e] >> 16)});
+        packed[e] = pack<ELEMENT>(2 * e < seen ? exp2_fast((low - logsumexp) * LOG2E) : 0,
+                                  2 * e + 1 < seen ? exp2_fast((high - logsumexp) * LOG2E) : 0);
     }
-    // This warp's row of probabilities, convolved, to `to`: zeros from the segment's end on.
-    DEVICE void make_probabilities(const Segment& segment, int first, float logsumexp, float tap, uint32_t row, uint32_t to) {
-        const int lane = threadIdx.x % 32;
-        float sums[P_A_LANE];
+    Band<POST_PAD> band;
+    band.load(taps + row * BAND_BYTES);
+    band.multiply_by(uint4{packed[0], packed[1], packed[2], packed[3]}, sums);
+}
+
+// The rows before the newest, AT_ONCE at a time.
+struct OlderRows {
+    uint4 logits[AT_ONCE];
+
+    DEVICE void load(const Arguments& args, const Segment& segment, int row, int first) {
+        const int newest = newest_slot(args, segment);
 #pragma unroll
-        for (int i = 0; i < P_A_LANE; i++) {
-            sums[i] = to_float(from_float<ELEMENT>(exp2_fast((to_float(logits[i]) - logsumexp) * LOG2E)));
-            if (POST_CONV && lane + 32 * i < P_COUNT) store_shared(row + (lane + 32 * i) * 4, sums[i]);
-        }
-        if (POST_CONV) {
-            __syncwarp();
+        for (int i = 0; i < AT_ONCE; i++)
+            if (row + i < NEWEST) logits[i] = load_logits(args, segment, newest, row + i, first);
+    }
+    // All of them, the first of which are loaded.
+    DEVICE void add(const Arguments& args, const Segment& segment, int first, uint32_t taps, uint32_t rows, float (&sums)[4]) {
+#pragma unroll 1
+        for (int row = 0; row < NEWEST; row += AT_ONCE) {
+            if (row > 0) load(args, segment, row, first);
 #pragma unroll
-            for (int i = 0; i < KEYS_A_LANE; i++) sums[i] = older[i];
-#pragma unroll
-            for (int b = 0; b < POST_KEY_TAPS; b++) {
-                const float of_b = __shfl_sync(~0u, tap, b);
-#pragma unroll
-                for (int i = 0; i < KEYS_A_LANE; i++) sums[i] += of_b * load_shared_float(row + (lane + 32 * i + b) * 4);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < KEYS_A_LANE; i++) {
-            const bool there = first + lane + 32 * i < segment.stop;
-            store_shared(to + (lane + 32 * i) * 2, from_float<ELEMENT>(there ? sums[i] : 0).bits);
+            for (int i = 0; i < AT_ONCE; i++)
+                if (row + i < NEWEST) convolve(segment, logits[i], row + i, first, taps, rows, sums);
         }
     }
 };
@@ -112,7 +129,7 @@ DEVICE void mix(const Mixing& mixing, uint32_t unmixed, uint32_t mixed, int firs
 // out^T += v^T p^T of a tile; all columns of the products are the one row of probabilities.
 DEVICE void add_values(uint32_t tile, uint32_t probabilities, float (&out)[STEPS][4]) {
     const int lane = threadIdx.x % 32;
-    const uint32_t row = tile + (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 16;
+    const uint32_t row = tile + place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
     for (int half = 0; half < KEYS / 16; half++) {
         const uint32_t low = load_shared(probabilities + (half * 16 + lane % 4 * 2) * 2);
@@ -120,17 +137,18 @@ DEVICE void add_values(uint32_t tile, uint32_t probabilities, float (&out)[STEPS
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
             uint32_t values[4];
-            load_matrices_transposed(values, row + half * 16 * PITCH + step * 32);
+            load_matrices_transposed(values, at_step(row + half * 16 * PITCH, step));
             multiply<ELEMENT>(out[step], values, low, high);
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS + OTHER_THREADS, 1) mta_decode_values(const __grid_constant__ Arguments args) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) mta_decode_values(const __grid_constant__ Arguments args) {
     let_next_start();
     const uint32_t shared = shared_memory();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t ring = shared + warp * RING, unmixed = shared + UNMIXED_AT, mixed = shared + MIXED_AT;
+    const uint32_t taps = shared + TAPS_AT + warp * TAPS, rows = shared + ROWS_AT + warp * ROWS;
     Work work;
     if (!work.begin(args.lengths, blockIdx.x, args.programs, args.splits)) return;
     Stream stream;
@@ -139,20 +157,29 @@ extern "C" __global__ void __launch_bounds__(THREADS + OTHER_THREADS, 1) mta_dec
                      (segment.stop - segment.start + KEYS - 1) / KEYS);
     };
     begin(work.segment);
-    stream.ask_ahead(args, args.v);
     Mixing mixing;
     if (POST_MIX) mixing.load<POST_MIX_FLOAT>(args.post_mix, true);
-    float tap = 0;
-    if (POST_CONV && lane < POST_KEY_TAPS) tap = args.post_taps.at<POST_TAPS_FLOAT>(warp, args.post_query_taps - 1, lane);
-    wait_for_launch_before();
+    put_taps<POST_QUERY_TAPS, POST_KEY_TAPS, false>(
+        taps, [&](int a, int i) { return POST_CONV ? args.post_taps.at<POST_TAPS_FLOAT>(warp, a, i) : 1; });
     for (bool more = true; more;) {
         Segment segment = work.segment;
         work.count_sharers(segment);
-        Fetched fetched;
-        fetched.load(args, segment, segment.start);
+        float sums[4] = {};
+        OlderRows older;
+        older.load(args, segment, 0, segment.start);
+        if (lane < NEWEST && position_of(segment, lane) >= 0) {
+            const int slot = slot_of(args, newest_slot(args, segment), lane);
+            store_shared(rows + lane * 4, args.logsumexp[segment.sequence * args.stride_sb + warp * args.stride_sh + slot * args.stride_ss]);
+        }
+        __syncwarp();
+        older.add(args, segment, segment.start, taps, rows, sums);
+        wait_for_launch_before();
+        uint4 newest = load_logits(args, segment, newest_slot(args, segment), NEWEST, segment.start);
         const float logsumexp = logsumexp_of(args, segment, shared);
+        if (lane == 0) store_shared(rows + NEWEST * 4, logsumexp);
+        __syncwarp();
         if (args.seen && segment.first_program == blockIdx.x && lane == 0) {
-            const int slot = max(segment.length - 1, 0) % args.slots;
+            const int slot = newest_slot(args, segment);
             if (segment.length > 0)
                 args.logsumexp[segment.sequence * args.stride_sb + warp * args.stride_sh + slot * args.stride_ss] = logsumexp;
             if (warp == 0) args.seen[segment.sequence * args.stride_seen] = segment.length;
@@ -161,15 +188,18 @@ extern "C" __global__ void __launch_bounds__(THREADS + OTHER_THREADS, 1) mta_dec
 #pragma unroll 1
         for (int turn = 0; turn * TILES_A_TURN < stream.tiles; turn++) {
             const int first = segment.start + turn * TURN, last = min(stream.tiles - turn * TILES_A_TURN, TILES_A_TURN);
-            fetched.make_probabilities(segment, first, logsumexp, tap, shared + ROWS_AT + warp * ROW,
-                                       unmixed + warp * A_PITCH);
+            convolve(segment, newest, NEWEST, first, taps, rows, sums);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                store_shared(unmixed + warp * A_PITCH + Band<POST_PAD>::key_of(i) * 2, from_float<ELEMENT>(sums[i]).bits);
             if (POST_MIX) {
                 __syncthreads();
 #pragma unroll 1
                 for (int job = warp; job < last * (KEYS / 8); job += HEADS) mix(mixing, unmixed, mixed, job * 8);
                 __syncthreads();
             }
-            fetched.load(args, segment, first + TURN);
+            older.load(args, segment, 0, first + TURN);  // none behind the last turn
+            newest = load_logits(args, segment, newest_slot(args, segment), NEWEST, first + TURN);
             __syncwarp();
 #pragma unroll 1
             for (int i = 0; i < last; i++) {
@@ -180,6 +210,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + OTHER_THREADS, 1) mta_dec
                 add_values(ring + tile % STAGES * TILE, mixed + warp * A_PITCH + i * KEYS * 2, out);
                 __syncwarp();
             }
+            if (first + TURN >= segment.stop) continue;
+#pragma unroll
+            for (int i = 0; i < 4; i++) sums[i] = 0;
+            older.add(args, segment, first + TURN, taps, rows, sums);
         }
         more = work.advance();
         if (more) begin(work.segment);
