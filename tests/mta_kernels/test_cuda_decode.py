@@ -334,7 +334,7 @@ def test_what_runs_a_decode_and_what_a_forward(gpu) -> None:
 
 
 def test_auto_takes_it_where_many_heads_share_a_cache(gpu) -> None:
-    for heads, backend in ((16, "cuda"), (1, "triton")):
+    for heads, backend in ((24, "cuda"), (1, "triton")):
         *inputs, lengths = make_decode([40], heads, 1, 64, (3, 5), FP16)
         assert explain(*inputs, decode=True).backend == backend
         got = conv_attention_decode(*inputs, lengths=lengths)
@@ -349,9 +349,11 @@ def test_auto_takes_it_where_heads_share_many_keys(gpu, monkeypatch: pytest.Monk
         return explain(q, cache, weight=weight, v=cache, decode=True).backend
 
     monkeypatch.setattr(triton_backend, "_capability", lambda device: (9, 0))
-    assert [choice(1, 1 << 13), choice(1, (1 << 13) + 1)] == ["triton", "cuda"]
-    assert [choice(4, 1 << 11), choice(8, 1 << 11)] == ["triton", "cuda"]
-    assert [choice(1, 1 << 14, head_dim=128), choice(1, 1 << 14, heads=4)] == ["triton", "triton"]
+    assert [choice(1, 1 << 12), choice(1, (1 << 12) + 1)] == ["triton", "cuda"]
+    assert [choice(4, 1 << 10), choice(8, 1 << 10)] == ["triton", "cuda"]
+    assert [choice(1, 1 << 14, head_dim=128), choice(1, 1 << 13, heads=4)] == ["triton", "triton"]
+    assert [choice(1, 1 << 13, heads=32), choice(1, (1 << 13) + 1, heads=32)] == ["triton", "cuda"]
+    assert choice(1, 64, heads=48) == "cuda"
     assert choice(4, 64, pages=100) == "cuda"
     monkeypatch.setattr(triton_backend, "_capability", lambda device: (8, 0))
     assert choice(1, 64) == "cuda"  # Triton without the copy engine

@@ -24,10 +24,14 @@ from mta_kernels.operation import Operation
 from mta_kernels.torch_compile import asked_once, constant_when_compiled, known
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Where up to so many query heads share a KV head, this decode is faster than CUDA's on short caches, if the copy engine
-# reads them: up to so many keys for each number of a row, of all sequences and KV heads, and times the heads that share
-# one (decision 17).
-FEW_SHARING, FEW_KEYS = 8, 1024
+# Where query heads share a KV head, this decode is faster than CUDA's on short caches, if the copy engine reads them: up
+# to so many keys of all sequences and KV heads, times the heads that share one (decision 68).
+MOST_SHARING = 16  # above it, nowhere
+
+
+def few_keys(group: int, head_dim: int) -> int:
+    """How many those are, for so many query heads a KV head."""
+    return 1 << 18 if group > 8 else head_dim * (1024 if head_dim > 64 else 512)
 
 
 def why_not(request: Request) -> str | None:
@@ -77,10 +81,10 @@ def _decodes_few_keys(request: Request) -> bool:
         return False
     q, k, _ = request.decode
     group = q.shape[1] // k.shape[1]
-    if group == 1 or group > FEW_SHARING:
+    if group == 1 or group > MOST_SHARING:
         return False
     keys = k.shape[0] * k.shape[1] * k.shape[2]
-    if not known(keys * group <= FEW_KEYS * request.head_dim):
+    if not known(keys * group <= few_keys(group, request.head_dim)):
         return False
     # Of another number of batches these are pages, which the copy engine does not read.
     if not known(k.shape[0] == q.shape[0]) or why_not(request) is not None:
