@@ -39,6 +39,10 @@ template <int Count> void load_floats(float (&x)[Count], uint32_t address) {
     if (address % (4 * Count)) emulator::fail("a load is not aligned");
     std::memcpy(x, emulator::shared_at(address, 4 * Count), 4 * Count);
 }
+template <int Count> void store_floats(uint32_t address, const float (&x)[Count]) {
+    if (address % (4 * Count)) emulator::fail("a store is not aligned");
+    std::memcpy(emulator::shared_at(address, 4 * Count), x, 4 * Count);
+}
 inline void copy_stream(uint32_t destination, const void* source, bool inside) {
     copy_async(destination, inside ? source : nullptr, inside);
 }

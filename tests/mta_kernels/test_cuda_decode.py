@@ -289,8 +289,14 @@ def test_graphs_and_streams_run_side_by_side() -> None:
             "            __syncwarp();\n            add",
         ),
         ("r);\n            __syncwarp();", "r);"),
+        ("    __syncthreads();\n    float before", "    float before"),
     ],
-    ids=["no wait for the keys", "no wait for the values", "scores before the columns"],
+    ids=[
+        "no wait for the keys",
+        "no wait for the values",
+        "scores before the columns",
+        "scores before the next tile's",
+    ],
 )
 def test_the_emulator_finds_what_a_gpu_may_hide(gpu, monkeypatch, tmp_path, line: str, instead: str) -> None:
     plant(monkeypatch, planning, tmp_path / "cuda_decode", "decode.cu", line, instead)

@@ -8,12 +8,14 @@
 // The newest QUERY_TAPS - 1 keys are not seen by all queries of the window. Their columns of r are computed apart, from
 // the queries that see them, and put over those of the tensor cores: no other key knows of the mask.
 //
-// A program takes a run of the keys (work.cuh), each of its warps a part of them, as a stream of its own: tiles of KEYS
-// keys, and of as many values, come by cp.async into STAGES buffers of each. A tile has the columns y of r, and the values
-// of the scores that these complete, which end KEY_TAPS - 1 - PAD keys earlier; what a column adds to later scores is
-// carried on in registers. All query heads of a KV head share the read: HEADS of them at a time (1, 2 or 4), so often as
-// it takes (PASSES); where they do not fit, HEAD_BLOCKS programs read the same keys side by side. Both products have keys
-// or dimensions as rows, and taps or heads as columns, of which tensor cores take eight at a time:
+// A program takes a run of the keys (work.cuh). Its warps take tiles of KEYS keys, and of as many values, in turn: what
+// a program reads lies side by side. Where heads take several passes, a barrier for each would cost more than that
+// saves, and each warp has a part of the keys. Tiles come by cp.async into a warp's STAGES buffers. A tile has the
+// columns y of r, and the values of the scores that these complete, which end KEY_TAPS - 1 - PAD keys earlier; what a
+// column adds to later scores is carried on. All query heads of a KV head share the read: HEADS of them at a time (1, 2
+// or 4), so often as it takes (PASSES); where they do not fit, HEAD_BLOCKS programs read the same keys side by side.
+// Both products have keys or dimensions as rows, and taps or heads as columns, of which tensor cores take eight at a
+// time:
 //   r^T [keys x taps] = k folded^T,   out^T [dimensions x heads] = v^T p^T
 // At the end warps add up in shared memory, and programs that share a head through global memory: each writes its part,
 // and the last to come adds them up, and sets the count of those that came to zero for the next call.
@@ -98,13 +100,15 @@ struct Sums {
     }
 };
 
-// The scores, of one pass's heads, of the key that this lane's column completes.
-DEVICE void add_diagonals(int lane, uint32_t r, float (&carried)[HEADS], float (&scores)[HEADS]) {
+// The scores, of one pass's heads, of the key that this lane's column completes. What the columns add to the next tile's
+// scores is carried on. Where warps take tiles in turn it goes to the next one by way of `slots`; the last warp's goes to
+// warp 0, which keeps it until its next tile.
+DEVICE void add_diagonals(int lane, uint32_t r, uint32_t slots, float (&carried)[HEADS], float (&scores)[HEADS]) {
     const int first = lane - (KEY_TAPS - 1);
     const uint32_t at = r + (first & KEYS - 1) * R_KEY;
     float next[HEADS] = {};
 #pragma unroll
-    for (int head = 0; head < HEADS; head++) scores[head] = carried[head];
+    for (int head = 0; head < HEADS; head++) scores[head] = IN_TURN ? 0 : carried[head];
 #pragma unroll
     for (int tap = 0; tap < KEY_TAPS; tap++) {
         float values[HEADS];
@@ -114,8 +118,21 @@ DEVICE void add_diagonals(int lane, uint32_t r, float (&carried)[HEADS], float (
             if (first + tap >= 0) scores[head] += values[head];
             else next[head] += values[head];
     }
+    if (!IN_TURN) {
 #pragma unroll
-    for (int head = 0; head < HEADS; head++) carried[head] = next[head];
+        for (int head = 0; head < HEADS; head++) carried[head] = next[head];
+        return;
+    }
+    const int warp = thread_index() / 32;
+    if (lane < KEY_TAPS - 1) store_floats(slots + warp * CARRIED + lane * R_KEY, next);
+    __syncthreads();
+    float before[HEADS] = {};
+    if (lane < KEY_TAPS - 1) load_floats(before, slots + (warp ? warp - 1 : WARPS - 1) * CARRIED + lane * R_KEY);
+#pragma unroll
+    for (int head = 0; head < HEADS; head++) {
+        scores[head] += warp ? before[head] : carried[head];
+        carried[head] = before[head];
+    }
 }
 
 // Subtract a greater number from now on, where scores have become so large that probabilities might overflow.
@@ -213,7 +230,8 @@ DEVICE bool attend(const Arguments& args, Stream& stream, uint32_t shared, Sums&
                 __syncwarp();
             }
             float scores[HEADS];
-            add_diagonals(lane, r, sums.carried[pass], scores);
+            const uint32_t slots = shared + CARRIED_AT + tile % 2 * WARPS * CARRIED;
+            add_diagonals(lane, r, slots, sums.carried[pass], scores);
             if (key < stream.start || key >= stream.stop)
 #pragma unroll
                 for (int head = 0; head < HEADS; head++) scores[head] = MINUS_INFINITY;

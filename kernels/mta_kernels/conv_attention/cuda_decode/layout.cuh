@@ -9,6 +9,7 @@ constexpr int DEPTH = (HEAD_DIM + 15) / 16 * 16;    // products are 16 deep
 constexpr int CHUNKS = DEPTH / 8;                   // 16 bytes
 constexpr int PITCH = (CHUNKS + 1) * 16;            // of a row in shared memory: odd chunks, so no bank conflicts
 constexpr int ALL_HEADS = HEADS * PASSES;
+constexpr bool IN_TURN = PASSES == 1;               // warps take tiles so; else each has a part of the keys
 constexpr int OUT_TILES = (ALL_HEADS + 7) / 8;      // of heads, for the second product
 constexpr int OUT_HEADS = ALL_HEADS < 8 ? ALL_HEADS : 8;
 constexpr int ROWS = KEY_TAPS * HEADS;              // of folded queries, a pass: row tap * HEADS + head
@@ -36,7 +37,9 @@ constexpr int NEWEST_SCORES = WEIGHT + ALL_HEADS * QUERY_TAPS * KEY_TAPS * 4;
 constexpr int PREPARATION = NEWEST_SCORES + ALL_HEADS * QUERY_TAPS * NEWEST * 4;
 constexpr int NEWEST_AT = SCRATCH_AT + (larger(WARPS * SCRATCH, PREPARATION) + 15) / 16 * 16;
 constexpr int STATISTICS_AT = NEWEST_AT + (PASSES * ROWS * NEWEST + 1) / 2 * 8;  // maximum and sum
-constexpr int FLAG_AT = STATISTICS_AT + WARPS * ALL_HEADS * 8;
+constexpr int CARRIED_AT = (STATISTICS_AT + WARPS * ALL_HEADS * 8 + 15) / 16 * 16;
+constexpr int CARRIED = KEY_TAPS * R_KEY;  // of a tile: what its columns add to the next tile's first scores; two a warp
+constexpr int FLAG_AT = IN_TURN ? CARRIED_AT + 2 * WARPS * CARRIED : STATISTICS_AT + WARPS * ALL_HEADS * 8;
 static_assert(FLAG_AT + 4 == SHARED_BYTES, "as in plan.py");
 
 struct Rows {  // [B, heads, rows, numbers], or of pages in place of sequences; strides in bytes

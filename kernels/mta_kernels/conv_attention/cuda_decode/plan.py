@@ -72,7 +72,10 @@ class DecodeConstants:
         shared = self.ring_bytes + self.passes * folded
         shared += -(-max(self.warps * scratch, preparation) // 16) * 16
         shared += (all_heads * key_taps * newest + 1) // 2 * 8
-        return shared + self.warps * all_heads * 8 + 4
+        shared += self.warps * all_heads * 8
+        if self.passes == 1:
+            shared = -(-shared // 16) * 16 + 2 * self.warps * all_heads * key_taps * 4
+        return shared + 4
 
     def source(self, architecture: str) -> Source:
         constants = {
@@ -146,7 +149,7 @@ def _shapes(head_dim: int, passes: int, paged: bool) -> Iterator[tuple[int, int]
     """Warps and stages, the best first: see decision 59."""
     if head_dim <= 64:
         if passes == 1 and not paged:  # else registers spill
-            yield 12, 1
+            yield 11, 1
         yield from ((8, 2), (6, 2))
     if head_dim <= 128:
         if passes > 1:

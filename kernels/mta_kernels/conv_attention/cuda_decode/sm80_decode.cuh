@@ -25,6 +25,13 @@ template <int Count> DEVICE void load_floats(float (&x)[Count], uint32_t address
         x[0] = load_shared_float(address);
 }
 
+template <int Count> DEVICE void store_floats(uint32_t address, const float (&x)[Count]) {
+    if constexpr (Count == 4)
+        store_shared(address, uint4{__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])});
+    else if constexpr (Count == 2) store_shared(address, __float_as_uint(x[0]), __float_as_uint(x[1]));
+    else store_shared(address, x[0]);
+}
+
 // As `copy_async`, of what is read once and whose neighbours come next: memory gives 128 bytes at a time.
 DEVICE void copy_stream(uint32_t destination, const void* source, bool inside) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),

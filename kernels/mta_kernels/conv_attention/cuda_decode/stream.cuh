@@ -60,8 +60,10 @@ struct Stream {
     int tiles, end_column;
     int key_page, value_page;  // PAGED: a lane's row of the next tile
 
-    DEVICE int first_column(int tile) const { return start - PAD + tile * KEYS; }
-    DEVICE int first_score(int tile) const { return start - (KEY_TAPS - 1) + tile * KEYS; }
+    DEVICE int first_column(int tile) const { return first_score(tile) + KEY_TAPS - 1 - PAD; }
+    DEVICE int first_score(int tile) const {
+        return start - (KEY_TAPS - 1) + (IN_TURN ? tile * WARPS + (int)thread_index() / 32 : tile) * KEYS;
+    }
 
     // Rows `first` and on to a buffer, zeros for those that are not `begin` to `end`; `page` is that of a lane's row.
     DEVICE void copy_tile(const Arguments& args, const Rows& x, const char* rows, int page, int lane, uint32_t to,
@@ -105,8 +107,10 @@ struct Stream {
     DEVICE void begin(const Arguments& args, const Segment& segment, const Cache& opened) {
         const int warp = thread_index() / 32, lane = thread_index() % 32, keys = segment.stop - segment.start;
         cache = opened;
-        start = segment.start + keys * warp / WARPS, stop = segment.start + keys * (warp + 1) / WARPS;
-        tiles = start < stop ? (stop - start + KEY_TAPS - 1 + KEYS - 1) / KEYS : 0;
+        start = segment.start + (IN_TURN ? 0 : keys * warp / WARPS);
+        stop = IN_TURN ? segment.stop : segment.start + keys * (warp + 1) / WARPS;
+        const int at_once = IN_TURN ? WARPS * KEYS : KEYS;
+        tiles = start < stop ? (stop - start + KEY_TAPS - 1 + at_once - 1) / at_once : 0;
         end_column = min(stop - PAD + KEY_TAPS - 1, cache.length);
         if (PAGED) {
             key_page = cache.page_of(args, first_column(0) + lane);

@@ -24,13 +24,13 @@ from mta_kernels.operation import Operation
 from mta_kernels.torch_compile import asked_once, constant_when_compiled, known
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# Where query heads share a KV head, this decode is faster than CUDA's on short caches, if the copy engine reads them: up
-# to so many keys of all sequences and KV heads, times the heads that share one (decision 68).
+# Where query heads share a KV head, this decode is faster than CUDA's on short caches, if the copy engine reads them:
+# up to `few_keys` of all sequences and KV heads, times the heads that share one (decision 68).
 MOST_SHARING = 16  # above it, nowhere
 
 
 def few_keys(group: int, head_dim: int) -> int:
-    """How many those are, for so many query heads a KV head."""
+    """How many keys those are, for so many query heads a KV head."""
     return 1 << 18 if group > 8 else head_dim * (1024 if head_dim > 64 else 512)
 
 
