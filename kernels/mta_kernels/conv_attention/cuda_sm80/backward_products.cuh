@@ -208,5 +208,5 @@ DEVICE void compute_products(const Arguments& args, const WorkTile& work, const 
         add_sums(args, of, tile, sums, counts.keys, work.chunk == args.chunks.chunks - 1, first_row, part);
     }
     __syncthreads();
-    if (threadIdx.x == 0) products_are_done(args.chunks, work.stage, products_of(args));
+    if (threadIdx.x == 0) products_are_done(args.chunks, (int)load_shared(shared + WORK), products_of(args));
 }
