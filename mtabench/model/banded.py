@@ -27,7 +27,8 @@ BLOCK_START_S, FORWARD_START_S, NEXT_WORK_S = 12e-6, 6e-6, 4.5e-6
 ROWS, KEYS, STEP = 64, 64, 16  # rows and keys of a tile, depth of one product
 BACKWARD_WARPGROUPS, HOPPER_SMS = 2, 132
 # Of the backward's scratch: rows of a chunk, chunks it has room for, bytes it may take however few heads there are.
-MOST_CHUNK_ROWS, FEWEST_SLOTS, SPARED_SCRATCH = 4248, 4, 4 * 2**30
+MOST_CHUNK_ROWS, FEWEST_SLOTS = 4248, 4
+CHEAP_SCRATCH, SPARED_SCRATCH = 2 * 2**30, 4 * 2**30
 PLACES = 256  # of p, or ds, of each row that a block multiplies
 LENT_ROWS = 8  # of scores that the second of two warpgroups of the forward has from the first
 SCORES_ABOVE, GRADS_ABOVE = 16, 8  # rows of scores and of dc that the backward's second warpgroup has from the first
@@ -203,11 +204,13 @@ def chunks_of(case: Case, at_once: int = HOPPER_SMS, rows: int | None = None) ->
     heads = case.batch * case.heads
     if rows is None:
         rows = backward_block_rows(case.conv.query_taps)
-    spared = SPARED_SCRATCH // (2 * BYTES_PER_ELEMENT[case.dtype] * scratch_pitch(case.seq))
-    blocks, most_blocks = -(-case.seq // rows), max(heads * MOST_CHUNK_ROWS, spared) // rows
+    row_bytes = 2 * BYTES_PER_ELEMENT[case.dtype] * scratch_pitch(case.seq)
+    blocks, most_blocks = -(-case.seq // rows), max(heads * MOST_CHUNK_ROWS, SPARED_SCRATCH // row_bytes) // rows
     count = -(-blocks // max(min(MOST_CHUNK_ROWS // rows, most_blocks // FEWEST_SLOTS), 1))
     chunk_blocks = -(-blocks // count)
-    slots = min(-(-at_once // chunk_blocks) + 3, heads * count, max(most_blocks // chunk_blocks, 1))
+    few, many = (-(-times * at_once // chunk_blocks) + 3 for times in (1, 3))
+    cheap = CHEAP_SCRATCH // (row_bytes * rows * chunk_blocks)
+    slots = min(max(few, min(many, cheap)), heads * count, max(most_blocks // chunk_blocks, 1))
     return Chunks(chunk_blocks * rows, count, slots)
 
 
