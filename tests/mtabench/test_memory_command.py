@@ -79,9 +79,9 @@ def test_scores_are_stored_by_dense_implementations_and_in_chunks_by_the_backwar
     assert [storage_of(replace(CONV, impl=impl)).scores for impl in ("triton", "hopper")] == [0, 0]
     backward = replace(CONV, pass_="bwd")
     assert storage_of(backward).scores == 2 * 16 * 2048 * 4096 * 2
-    # Seven chunks of 35 blocks of 118 rows, or the only one of one head; 4096 keys and 16 columns in tiles of 64.
+    # 15 chunks of 35 blocks of 118 rows, or the only one of one head; 4096 keys and 16 columns in tiles of 64.
     hopper = replace(backward, impl="hopper")
-    assert storage_of(hopper).scores == 2 * 7 * 35 * 118 * 65 * 64 * 2
+    assert storage_of(hopper).scores == 2 * 15 * 35 * 118 * 65 * 64 * 2
     assert storage_of(replace(hopper, heads=1, kv_heads=1)).scores == 2 * 35 * 118 * 65 * 64 * 2
     assert storage_of(PLAIN).scores == 0
     for case in (backward, replace(backward, impl="hopper"), replace(CONV, impl="eager")):
