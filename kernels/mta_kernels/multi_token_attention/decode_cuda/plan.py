@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,27 +127,28 @@ def shape_unsupported(operation: Operation, q_window: Tensor, k_cache: Tensor, v
     return None
 
 
+@functools.lru_cache(256)
 def heads_unsupported(
     operation: Operation, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
 ) -> str | None:  # fmt: skip
     """The same, whatever the layout of the caches."""
-    taps = [step.key_taps for step in (operation.pre_conv, operation.post_conv) if step is not None]
+    taps = [step.taps for step in (operation.pre_conv, operation.post_conv) if step is not None]
     if dtype not in ELEMENTS:
         return f"dtype {dtype} is not float16 or bfloat16"
     if heads != kv_heads or not FEWEST_HEADS <= heads <= MOST_HEADS:
         return f"{heads} query heads are not {FEWEST_HEADS} to {MOST_HEADS}, each with a KV head"
     if head_dim % 16 or head_dim > MOST_HEAD_DIM:
         return f"head_dim {head_dim} is not a multiple of 16 up to {MOST_HEAD_DIM}"
-    if any(count > MOST_TAPS for count in taps):
-        return f"{max(taps)} key taps are more than {MOST_TAPS}"
-    queries = [step.query_taps for step in (operation.pre_conv, operation.post_conv) if step is not None]
-    if any(count > MOST_TAPS for count in queries):
-        return f"{max(queries)} query taps are more than {MOST_TAPS}"
+    most_queries, most_keys = map(max, zip(ONE_TAP.taps, *taps, strict=True))
+    if most_keys > MOST_TAPS:
+        return f"{most_keys} key taps are more than {MOST_TAPS}"
+    if most_queries > MOST_TAPS:
+        return f"{most_queries} query taps are more than {MOST_TAPS}"
     most = StepConstants(
         dtype, heads, head_dim, False, operation.pre_conv, True, operation.post_conv, True, (True,) * 4
     )  # fmt: skip
     if min(map(most.stages, most.fixed_bytes)) < 2:
-        return f"{heads} heads of {head_dim} with {max(queries)} query taps leave no room for two tiles"
+        return f"{heads} heads of {head_dim} with {most_queries} query taps leave no room for two tiles"
     return None
 
 
