@@ -11,7 +11,7 @@ from kernel_inputs import Stop, make
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from watching import Seen, Subclass
 
 from mta_kernels.conv_attention import conv_attention, operators
 from mta_kernels.conv_attention.fastpath import alike, replay
@@ -149,23 +149,9 @@ def test_what_does_not_fit_is_told_as_before() -> None:
         conv_attention(q, k, v, weight, backend=["hopper"])
 
 
-class Seen(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops: list = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.ops.append(function)
-        return function(*args, **(kwargs or {}))
-
-
 class Functions(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         return function(*args, **(kwargs or {}))
-
-
-class Subclass(Tensor):
-    pass
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")

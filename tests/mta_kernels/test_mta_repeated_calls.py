@@ -9,7 +9,7 @@ import torch
 from fake_mta_backend import FAKE
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
+from watching import Seen, Subclass
 
 from mta_kernels import operator_gradients
 from mta_kernels.conv_attention.fastpath import alike
@@ -109,20 +109,6 @@ def test_where_pytorch_cannot_be_asked_each_call_is_checked(monkeypatch: pytest.
     for _ in range(2):
         multi_token_attention(**given, backend="fake")
     assert len(checks) == 2
-
-
-class Seen(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops: list = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.ops.append(function)
-        return function(*args, **(kwargs or {}))
-
-
-class Subclass(Tensor):
-    pass
 
 
 @pytest.fixture
