@@ -71,10 +71,10 @@ TAKE_GRADS = """else if (own.warpgroup == 1{}) {{  // a thread that only waits c
 @pytest.mark.parametrize(
     ("file", "line", "instead"),
     [
-        ("producer", "        barrier_wait_asleep(turn.stored(block), turn.phase());\n", ""),
+        ("producer", "        barrier_wait_asleep(state.stored(block), state.phase());\n", ""),
         ("producer", "            barrier_wait(before.stored(block), before.phase());", ""),
         ("producer", "    barrier_wait(block.rows_empty, !odd_rows);\n", ""),
-        ("producer", "        if (turn.number >= 2) barrier_wait(turn.reported(block), turn.phase() ^ 1);\n", ""),
+        ("producer", "        if (state.number >= 2) barrier_wait(state.reported(block), state.phase() ^ 1);\n", ""),
         (
             "products",
             "    products_wait<0>();\n    if (iteration > work.iteration && thread == 0)",

@@ -39,17 +39,17 @@ extern "C" __global__ void MAXIMUM_THREADS(128 * (WARPGROUPS + 1)) hopper_backwa
     } else {
         allocate_registers<232>();
 #pragma unroll 1
-        for (Turn turn; true; turn.number++) {
-            barrier_wait(turn.told(block), turn.phase());
+        for (PipelineState state; true; state.number++) {
+            barrier_wait(state.told(block), state.phase());
             const auto uniform = [](int value) { return __shfl_sync(~0u, value, 0); };
-            const BlockWork told = turn.read(block, args.chunks);
+            const BlockWork told = state.read(block, args.chunks);
             const WorkTile tile = {uniform(told.stage), uniform(told.chunk), uniform(told.part), uniform(told.of_rows) != 0};
             const BlockWork work(tile, uniform(told.iteration), told.odd_rows);
             if (!work.exists()) break;
             if (work.of_rows) consume(args, block, work, warpgroup, thread);
             else add_products(args, block, work, warpgroup, thread);
             fence_async_proxy_everywhere();  // what is stored will be copied
-            barrier_arrive(turn.stored(block));
+            barrier_arrive(state.stored(block));
         }
     }
 }

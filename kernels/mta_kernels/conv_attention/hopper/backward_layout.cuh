@@ -82,14 +82,14 @@ struct Block {
     Pipeline<PRODUCT_STAGES> products;
     uint32_t rows_full, rows_empty;                               // queries, output gradients and taps
     uint32_t scores_full, scores_empty, grads_full, grads_empty;  // the halo rows that warp group 0 hands to 1
-    uint32_t turns;                                               // see `Turn`
+    uint32_t work_tiles;                                          // see `PipelineState`
 
     DEVICE explicit Block(uint32_t shared)
         : shared(shared), pipeline(shared + BARRIERS), products(pipeline.empty + 8 * STAGES) {
         rows_full = products.empty + 8 * PRODUCT_STAGES, rows_empty = rows_full + 8;
         scores_full = rows_empty + 8, scores_empty = scores_full + 8;
         grads_full = scores_empty + 8, grads_empty = grads_full + 8;
-        turns = grads_empty + 8;
+        work_tiles = grads_empty + 8;
     }
 
     // By one thread, before a __syncthreads of the block.
@@ -98,9 +98,9 @@ struct Block {
         barrier_init(rows_full, 1), barrier_init(rows_empty, 4 * WARPGROUPS);  // by each warp
         barrier_init(scores_full, 32), barrier_init(grads_full, 32);  // by each thread of a warp, for what it wrote
         barrier_init(scores_empty, 1), barrier_init(grads_empty, 8 * GRADS_ABOVE);  // by each thread that read
-        for (int slot = 0; slot < 2; slot++) {
-            barrier_init(turns + 8 * slot, 1), barrier_init(turns + 16 + 8 * slot, 128 * WARPGROUPS + 32 * CLEARING_WARPS);
-            barrier_init(turns + 32 + 8 * slot, 1);
+        for (int stage = 0; stage < 2; stage++) {
+            const uint32_t told = work_tiles + 8 * stage, stored = told + 16, reported = stored + 16;
+            barrier_init(told, 1), barrier_init(stored, 128 * WARPGROUPS + 32 * CLEARING_WARPS), barrier_init(reported, 1);
         }
     }
 };
@@ -114,18 +114,17 @@ struct BlockWork : WorkTile {
         : WorkTile(tile), iteration(iteration), odd_rows(odd_rows) {}
 };
 
-// The work tiles of a block, one after the other. In each turn three barriers complete a phase: when its work tile has been told,
-// when all of it has been stored, and when that has been reported to other blocks. All this has two places, which turns alternate
-// between.
-struct Turn {
+// Work tiles have a pipeline of two stages. Three mbarriers of a stage complete a phase: when its work tile has been told, when
+// all of that has been stored, and when that has been reported to other blocks.
+struct PipelineState {
     int number = 0;
 
-    DEVICE int slot() const { return number % 2; }
+    DEVICE int stage() const { return number % 2; }
     DEVICE int phase() const { return number / 2 & 1; }
-    DEVICE uint32_t told(const Block& block) const { return block.turns + 8 * slot(); }
-    DEVICE uint32_t stored(const Block& block) const { return block.turns + 16 + 8 * slot(); }
-    DEVICE uint32_t reported(const Block& block) const { return block.turns + 32 + 8 * slot(); }
-    DEVICE uint32_t work(const Block& block) const { return block.shared + WORK + 16 * slot(); }
+    DEVICE uint32_t told(const Block& block) const { return block.work_tiles + 8 * stage(); }
+    DEVICE uint32_t stored(const Block& block) const { return block.work_tiles + 16 + 8 * stage(); }
+    DEVICE uint32_t reported(const Block& block) const { return block.work_tiles + 32 + 8 * stage(); }
+    DEVICE uint32_t work(const Block& block) const { return block.shared + WORK + 16 * stage(); }
 
     DEVICE void tell(const Block& block, const BlockWork& tile) const {
         store_shared(work(block), (uint32_t)tile.stage);

@@ -52,17 +52,17 @@ DEVICE void copy_work(const Arguments& args, const Block& block, const TensorMap
     int stages = 0, steps = 0;  // iterations of both pipelines
     bool was_of_rows = true, odd_rows = false;
 #pragma unroll 1
-    for (Turn turn; true; turn.number++) {
+    for (PipelineState state; true; state.number++) {
         const WorkTile work = take_work(args.chunks, products_of(args));
-        if (turn.number >= 2) barrier_wait(turn.reported(block), turn.phase() ^ 1);
+        if (state.number >= 2) barrier_wait(state.reported(block), state.phase() ^ 1);
         if (work.exists()) {
             if (work.of_rows) wait_for_scratch(args.chunks, work, products_of(args));
             else wait_for_rows(args.chunks, work, products_of(args));
         }
-        turn.tell(block, {work, work.of_rows ? stages : steps, odd_rows});
+        state.tell(block, {work, work.of_rows ? stages : steps, odd_rows});
         if (!work.exists()) return;
-        if (turn.number > 0 && work.of_rows != was_of_rows) {  // its shared memory is laid out otherwise
-            const Turn before{turn.number - 1};
+        if (state.number > 0 && work.of_rows != was_of_rows) {  // its shared memory is laid out otherwise
+            const PipelineState before{state.number - 1};
             barrier_wait(before.stored(block), before.phase());
         }
         was_of_rows = work.of_rows;
@@ -81,26 +81,26 @@ DEVICE void copy_work(const Arguments& args, const Block& block, const TensorMap
 // By two warps: zeros in the scratch beside what the consumers store.
 DEVICE void clear_work(const Arguments& args, const Block& block, int thread) {
 #pragma unroll 1
-    for (Turn turn; true; turn.number++) {
-        barrier_wait_asleep(turn.told(block), turn.phase());
-        const WorkTile work = turn.read(block, args.chunks);
+    for (PipelineState state; true; state.number++) {
+        barrier_wait_asleep(state.told(block), state.phase());
+        const WorkTile work = state.read(block, args.chunks);
         if (!work.exists()) return;
         if (work.of_rows) clear_rows(args, RowBlock(args, work), thread / 32, thread % 32);
         fence_async_proxy_everywhere();  // what is stored will be copied
-        barrier_arrive(turn.stored(block));
+        barrier_arrive(state.stored(block));
     }
 }
 
 // By one thread: tells other blocks what this one has stored.
 DEVICE void report_work(const Arguments& args, const Block& block) {
 #pragma unroll 1
-    for (Turn turn; true; turn.number++) {
-        barrier_wait_asleep(turn.told(block), turn.phase());
-        const WorkTile work = turn.read(block, args.chunks);
+    for (PipelineState state; true; state.number++) {
+        barrier_wait_asleep(state.told(block), state.phase());
+        const WorkTile work = state.read(block, args.chunks);
         if (!work.exists()) return;
-        barrier_wait_asleep(turn.stored(block), turn.phase());
+        barrier_wait_asleep(state.stored(block), state.phase());
         if (work.of_rows) rows_are_done(args.chunks, work.stage, products_of(args));
         else products_are_done(args.chunks, work.stage, products_of(args));
-        barrier_arrive(turn.reported(block));
+        barrier_arrive(state.reported(block));
     }
 }
