@@ -34,6 +34,11 @@ def test_a_warpgroup_that_runs_ahead_overwrites_nothing(hopper) -> None:
     hopper.assert_in_any_order(inputs(1, 1, 1, 330, 16, (6, 11)), seeds=(6, 11), causal=False)
 
 
+def test_a_warpgroup_may_release_a_stage_before_the_other_sees_it_full(hopper) -> None:
+    """A stage of the pipeline that nobody waited for once let the first release it twice, and the second waited forever."""
+    hopper.assert_in_any_order(inputs(2, 1, 1, 119, 16, (2, 5)), seeds=(7, 15, 22))
+
+
 @pytest.mark.parametrize("rows", [118, 4248])
 def test_sums_of_heads_with_rows_beyond_fp16_are_rounded_last(hopper, monkeypatch, rows: int) -> None:
     """Those of the other head at once, in chunks each key by the last that sees it."""

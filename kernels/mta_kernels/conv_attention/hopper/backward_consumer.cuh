@@ -96,6 +96,7 @@ struct Mainloop {
     float unit;        // what c is multiplied by
     int64_t kept_at;   // this thread's first number in scratch
     int first_iteration;  // of the pipeline, if the row block began with tile 0
+    int odd_rows;      // an odd number of row blocks came before, each with an iteration more than tiles
     const float (&reference)[2], (&delta)[2];
     float (&dq)[HEAD_DIM / 2], (&dweight)[12], (&carried)[8], (&carried_back)[8], (&scores)[32];
 
@@ -168,7 +169,7 @@ struct Mainloop {
 
     // c, and `dp` = grad_out v^T of the same 64 columns; `halves` are the scores in fp16.
     DEVICE void convolve_scores(float (&even)[32], float (&odd)[32], float (&dp)[32], uint32_t (&halves)[4][4], int tile) {
-        const int next = first_iteration + tile + 1, passed = ~next & 1, next_stage = next % STAGES;
+        const int next = first_iteration + tile + 1, passed = (next + odd_rows + 1) & 1, next_stage = next % STAGES;
         const int first_key = tile * KEYS;
         const uint64_t of_stage = bytes_on(next_stage * SLABS * SLAB);
 #pragma unroll
@@ -253,7 +254,7 @@ struct Mainloop {
     }
 
     DEVICE void process_tile(int tile, TileRegisters& of) {
-        const int next = first_iteration + tile + 1, passed = ~next & 1, next_stage = next % STAGES;
+        const int next = first_iteration + tile + 1, passed = (next + odd_rows + 1) & 1, next_stage = next % STAGES;
         const int first_key = tile * KEYS;
         convolve_scores(of.even, of.odd, of.dp, of.halves, tile);
         softmax_backward(of.even, of.dp, of.p, of.halves);
@@ -317,7 +318,7 @@ DEVICE void consume(const Arguments& args, const Block& block, const BlockWork& 
     barrier_wait(block.rows_full, work.odd_rows);
     clear_buffers(operands, warpgroup, thread);
     Mainloop mainloop{args, block, rows, own, operands, scales, unit, kept_at,
-                      work.iteration - rows.first_tile, reference, delta, dq, dweight, carried, carried_back, scores};
+                      work.iteration - rows.first_tile, work.odd_rows, reference, delta, dq, dweight, carried, carried_back, scores};
     block.pipeline.wait(work.iteration);
     mainloop.multiply_keys(block.pipeline.stage(work.iteration));
     products_wait<0>();
@@ -326,7 +327,6 @@ DEVICE void consume(const Arguments& args, const Block& block, const BlockWork& 
         TileRegisters of_tile;
         mainloop.process_tile(tile, of_tile);
     }
-    if (thread == 0) block.pipeline.release(work.iteration + rows.end_tile - rows.first_tile + 1);
     if (own.lane == 0) barrier_arrive(block.rows_empty);
     write_dq(args, rows, dq, scales.ds_unit, own.ds_row + own.local_row, own.column);
     write_dweight(args, rows, dweight, scales.of_block, operands.scores_at, warpgroup, thread, own.local_row, own.column);

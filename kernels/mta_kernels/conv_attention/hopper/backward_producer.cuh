@@ -45,7 +45,6 @@ DEVICE void copy_rows_and_keys(const Arguments& args, const Block& block, const 
         }
         if (!has_tile_before) copy_rows(args, block, rows, maps, odd_rows);
     }
-    barrier_arrive(block.pipeline.acquire(iteration));  // one more, so that tiles and iterations are odd together
 }
 
 DEVICE void copy_work(const Arguments& args, const Block& block, const TensorMaps& maps) {
@@ -69,7 +68,7 @@ DEVICE void copy_work(const Arguments& args, const Block& block, const TensorMap
         const RowBlock of(args, work);
         if (work.of_rows) {
             copy_rows_and_keys(args, block, of, maps, stages, odd_rows);
-            stages += of.end_tile - of.first_tile + 2, odd_rows = !odd_rows;
+            stages += of.end_tile - of.first_tile + 1, odd_rows = !odd_rows;
         } else {
             const ProductTile tile(args, work, of);
             fence_async_proxy_everywhere();
