@@ -49,7 +49,7 @@ inline uint32_t finite(uint32_t halves) {
 }
 
 inline float exp2_fast(float x) {
-    const float y = std::exp2(x);
+    const float y = exp2f(x);
     return y < 1.17549435e-38f ? 0 : y;  // ftz
 }
 

@@ -1,8 +1,14 @@
 // Numbers of 16 bits: with device.cuh a CPU's twin of mta_kernels/nvrtc/common.cuh.
 #pragma once
-#include <cmath>
 #include <cstdint>
 #include <cstring>
+
+extern "C" {  // of <cmath>, which takes the compiler as long as a kernel
+float exp2f(float) noexcept, expf(float) noexcept, log2f(float) noexcept, ldexpf(float, int) noexcept;
+float fabsf(float) noexcept, fmaf(float, float, float) noexcept, fmaxf(float, float) noexcept, fminf(float, float) noexcept;
+float floorf(float) noexcept;
+int ilogbf(float) noexcept;
+}
 
 struct Half {
     uint16_t bits;
@@ -39,7 +45,7 @@ template <> inline uint16_t round_to<Half>(float x) {
 }
 template <> inline uint16_t round_to<Bfloat16>(float x) {
     const uint32_t bits = __float_as_uint(x);
-    return std::isnan(x) ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    return x != x ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 }
 template <class Element> uint32_t pack(float low, float high) {
     return (uint32_t)round_to<Element>(high) << 16 | round_to<Element>(low);
