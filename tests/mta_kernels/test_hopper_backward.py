@@ -35,7 +35,7 @@ def test_a_warpgroup_that_runs_ahead_overwrites_nothing(hopper) -> None:
 
 
 def test_a_warpgroup_may_release_a_stage_before_the_other_sees_it_full(hopper) -> None:
-    """A stage of the pipeline that nobody waited for once let the first release it twice, and the second waited forever."""
+    """A stage that nobody waited for once let the first release it twice, and the second waited forever."""
     hopper.assert_in_any_order(inputs(2, 1, 1, 119, 16, (2, 5)), seeds=(7, 15, 22))
 
 
