@@ -6,7 +6,7 @@ few sets, since Triton compiles a kernel for each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -17,6 +17,7 @@ from mtabench.fuzzing.cases import (
     FuzzCase,
     Parts,
     decode_shape,
+    decodes,
     draw_taps,
     dtypes,
     head_dims,
@@ -69,7 +70,10 @@ def draw_mta(seed: int, number: int, backend: str, device: str) -> FuzzCase:
     """Case `number` of a seed for a backend of the whole multi-token attention."""
     block = number // BLOCK[device]
     kind = Random(f"{seed} {block} mta").randrange(KINDS[device])
-    return draw_mta_for(draw_mta_constants(seed, kind, backend, device), seed, number, backend, device)
+    constants = draw_mta_constants(seed, kind, backend, device)
+    if decodes(number, backend, device):
+        constants = replace(constants, decode=True, causal=True)
+    return draw_mta_for(constants, seed, number, backend, device)
 
 
 def draw_mta_constants(seed: int, kind: int, backend: str, device: str) -> MtaConstants:

@@ -94,6 +94,14 @@ def test_a_block_of_cases_shares_what_is_compiled() -> None:
         assert len(kinds) <= 5  # and a few that are to be refused
 
 
+@pytest.mark.parametrize(("op", "backend"), [("conv-attention", "triton"), ("conv-attention", "cuda"), ("mta", "auto")])
+def test_the_first_cases_of_each_worker_have_all_passes(op: str, backend: str) -> None:
+    for block in range(12):
+        drawn = [draw(5, block * BLOCK["cuda"] + i, (Target(op, backend),), "cuda") for i in range(20)]
+        assert sum(x.pass_ == "decode" for x in drawn) >= 5
+        assert all(x.causal for x in drawn if x.pass_ == "decode")
+
+
 def test_a_block_of_all_parts_has_few_sets_of_strides_and_of_what_is_compiled() -> None:
     for block in range(6):
         numbers = range(block * BLOCK["cuda"], (block + 1) * BLOCK["cuda"], 4)
