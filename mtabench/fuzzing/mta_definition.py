@@ -3,12 +3,15 @@
 Written from the definition alone, as `definition` is. Beside the exact result it computes the same with every number
 that a kernel may round changed at random by as much, forward and backward. What these results scatter is the error
 allowed. Half of them change all numbers of a row alike, as equal scores are rounded alike.
+Gradients of v and of what follows the softmax take probabilities that a backward makes again from a logsumexp.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -213,15 +216,24 @@ class _Network:
         probabilities = noise(_Softmax.apply(scores.masked_fill(~seen, -torch.inf), noise, self.mismatch))
         if problem.by_logsumexp:
             probabilities = probabilities * (1 + self.mismatch * noise.uniform(self.mismatch))
+        # A backward makes them again from a rounded logsumexp: by how much they differ then.
+        again = probabilities.detach() * self.mismatch * noise.uniform(self.mismatch)
         if "post_conv" in x:
-            probabilities = noise(_convolved(probabilities, x["post_conv"], problem.pads[1]))
-        probabilities = probabilities[..., -rows:, :]
-        probabilities = self._noted(probabilities.masked_fill(~seen[:, :, -rows:], 0))
+            step = partial(_convolved, pad=problem.pads[1])
+            probabilities, again = _with_gradient_of(again, step, probabilities, x["post_conv"])
+            probabilities = noise(probabilities)
+        probabilities, again = (y[..., -rows:, :].masked_fill(~seen[:, :, -rows:], 0) for y in (probabilities, again))
+        probabilities = self._noted(probabilities)
         if "post_mix" in x:
-            probabilities = self._noted(noise(_mixed(probabilities, x["post_mix"])))
+            probabilities, again = _with_gradient_of(again, _mixed, probabilities, x["post_mix"])
+            probabilities = self._noted(noise(probabilities))
         if problem.kept is not None:
-            probabilities = noise((probabilities / (1 - problem.dropout)).masked_fill(~problem.kept, 0))
-        out = self._noted(probabilities @ v)
+            probabilities, again = (
+                (y / (1 - problem.dropout)).masked_fill(~problem.kept, 0) for y in (probabilities, again)
+            )
+            probabilities = noise(probabilities)
+        out, _ = _with_gradient_of(again, torch.matmul, probabilities, v)
+        out = self._noted(out)
         if problem.by_conv_attention and out.requires_grad:
             out.register_hook(lambda gradient: self._note_products(gradient, out.detach()))
         return self._after(noise(out))
@@ -287,6 +299,16 @@ class _Network:
         largest = logits.abs().masked_fill(~seen, 0).amax(-1, keepdim=True)
         self.mismatch = FLOAT32_ROUNDING * (largest + math.log(logits.shape[3] + 1))
         self.mismatch = self.mismatch.expand(2 * self.noise.count + 1, *self.mismatch.shape)
+
+
+def _with_gradient_of(
+    again: Tensor, step: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`step(x, weight)`, linear in both, whose gradient of `weight` takes `x + again` for x; and step of `again`."""
+    found = step(x, weight)
+    if not found.requires_grad:
+        return found, again
+    return found + step(again, weight - weight.detach()), step(again, weight.detach())
 
 
 def _convolved(x: Tensor, taps: Tensor, pad: int) -> Tensor:

@@ -77,6 +77,36 @@ def test_the_definition_of_all_parts_is_the_reference_and_its_gradients(causal, 
             assert error < 1e-4 if rounding is EXACT else 2e-4 < error < 0.05, name
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_backward_may_make_probabilities_again(seed: int) -> None:
+    """A huge value before a norm: errors of the probabilities cancel where the backward has those of the forward."""
+    generator = torch.Generator().manual_seed(seed)
+    heads, tokens, head_dim = 8, 24, 4
+    shape = 1, heads, tokens, head_dim
+    q, k, v, grad_out = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(4))
+    v[:, :, 5] *= 1e8
+    mix = torch.eye(heads, dtype=torch.float64) + 0.2 * torch.randn(heads, heads, generator=generator)
+    tensors = {"post_mix": mix[None], "norm_weight": torch.ones(head_dim, dtype=torch.float64)}
+    start, length = torch.zeros(1, dtype=torch.int64), torch.full((1,), tokens)
+    pads, scale = (0, 0), 0.5
+    problem = MtaProblem(
+        q, k, v, tensors, start, length, tokens, False, scale, pads, 1e-6, 1.0, None, 0.0, False, False
+    )
+    want = expected_of_mta(problem, Rounding.of(torch.float32), 1e38, grad_out, 0)["dv"]
+    probabilities = torch.softmax(scale * q @ k.mT, -1)
+    sign = torch.randn(1, heads, tokens, 1, generator=generator).sign()
+    again = probabilities * (1 + 2.0**-20 * sign)  # their logsumexp is about 4
+
+    def mixed(x: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("bgij,gh->bhij", x, mix)
+
+    out = (mixed(probabilities) @ v).requires_grad_()
+    (grad_of_out,) = torch.autograd.grad(out * torch.rsqrt(out.square().mean(-1, keepdim=True) + 1e-6), out, grad_out)
+    torch.testing.assert_close(mixed(probabilities).mT @ grad_of_out, want.value, rtol=1e-6, atol=1e-15)
+    error = (mixed(again).mT @ grad_of_out - want.value).square().sum(-1)
+    assert (error < (2 * want.variance.sqrt()).square()).all()
+
+
 def test_a_case_is_the_same_alone() -> None:
     targets = [Target(op, backend) for op, fuzzed in OPERATIONS.items() for backend in fuzzed.usual["cuda"]]
     for block in range(len(targets)):
