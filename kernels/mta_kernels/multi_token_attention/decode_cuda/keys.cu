@@ -7,6 +7,7 @@
 #include "layout.cuh"
 
 constexpr int BEFORE = keys_before(PRE_PAD);
+constexpr int AT_ONCE = PRE_TAPS_FLOAT ? 2 : PRE_QUERY_TAPS;  // rows of taps; registers are few
 constexpr int PARTS = 1 + PRE_TAPS_FLOAT;                 // of a tap
 constexpr int SCORES_ROW = (16 + TURN) * 2;               // of a query: 16 keys more than are convolved in a turn
 constexpr int SCORES = 2 * PRE_QUERY_TAPS * SCORES_ROW;   // of a warp: the coarse parts, and the rest
@@ -76,7 +77,7 @@ DEVICE void score(const Arguments& args, const Segment& segment, const Queries& 
 DEVICE void convolve(uint32_t scores, uint32_t taps, uint32_t convolved) {
     const int lane = threadIdx.x % 32;
     float sums[4] = {}, fine[4] = {};  // two chains of products
-#pragma unroll 2
+#pragma unroll AT_ONCE
     for (int a = 0; a < PRE_QUERY_TAPS; a++) {
         const uint32_t row = scores + a * SCORES_ROW + lane / 4 * 32 + lane % 4 * 16;
         const uint4 coarse = load_shared_16(row), rest = load_shared_16(row + PRE_QUERY_TAPS * SCORES_ROW);
