@@ -330,3 +330,22 @@ def test_the_page_of_benchmarks_has_what_was_measured():
         found = [f"{float(row[name]):.0f}" for name in columns]
         found += [f"{float(row[name]) / 1e9:.1f}" for name in ("l2_bytes", "memory_bytes")]
         assert (numbers, bound) == (found, row["bound_by"]), kernel
+
+
+def test_the_page_of_benchmarks_has_the_counters_of_each_length():
+    root = Path(__file__).parents[2]
+    folders = {"forward": "fwd-lengths", "decode": "decode", "forward of all parts": "mta-fwd"}
+    folders["decode of all parts"] = "mta-decode"
+    page = (root / "docs/benchmarks.md").read_text()
+    form = r"^\| (forward|decode)( of all parts)? \| (\d+)(?: / (\d+))? x (\d+) \| (\d+) x (\d+) \| `(\w+)` \| (.+) \|$"
+    found = re.findall(form, page, re.MULTILINE)
+    assert len(found) > 12
+    for call, parts, heads, kv_heads, head_dim, batch, seq, kernel, numbers in found:
+        with open(root / f"results/nvidia-h200/profile/{folders[call + parts]}/counters.csv") as file:
+            cell = {"heads": heads, "kv_heads": kv_heads or heads, "head_dim": head_dim, "batch": batch, "seq": seq}
+            cell["kernel"] = kernel
+            (row,) = [r for r in csv.DictReader(file) if all(r[name] == text for name, text in cell.items())]
+        shares = [f"{float(row[name]):.0f}" for name in ("tensor_pct", "shared_pct", "l2_pct", "memory_pct")]
+        measured = [f"{float(row['us']):.4g}", *shares, f"{float(row['memory_bytes']) / 1e9:.2f}", row["bound_by"]]
+        assert numbers.split(" | ") == measured, (cell, measured)
+        assert row["git_dirty"] == "false"
