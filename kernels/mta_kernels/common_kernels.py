@@ -81,6 +81,8 @@ def _decode() -> Iterator[Source]:
         architecture, limit, multiprocessors = gpu
         plan = plan_on(limit, multiprocessors, dtype, head_dim, CONVOLUTION, group, paged, aligned=True)
         yield plan.constants.source(architecture)
+        if not plan.constants.few_heads:
+            yield plan.constants.source(architecture, "merge")
 
 
 def compile_into_package(sources: Sequence[Source]) -> None:

@@ -119,7 +119,7 @@ def backward_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
 def decode_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """The decode. Raises SkippedError without a compiler."""
     from mta_kernels.conv_attention.cuda_decode.decode import shape_unsupported
-    from mta_kernels.conv_attention.cuda_decode.plan import plan_on
+    from mta_kernels.conv_attention.cuda_decode.plan import MERGE_BYTES, MERGE_THREADS, plan_on
     from mtabench.problem.inputs import DTYPES
 
     dtype = DTYPES[shape.dtype]
@@ -132,6 +132,9 @@ def decode_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     ).constants  # fmt: skip
     code = compiled(constants.source(limits.target))
     yield CudaKernel("cuda_decode", code, constants.warps, constants.shared_memory)
+    if not constants.few_heads:
+        merge = compiled(constants.source(limits.target, "merge"))
+        yield CudaKernel("cuda_decode_merge", merge, MERGE_THREADS // 32, MERGE_BYTES, "cuda_decode_merge")
 
 
 BACKWARD_KERNELS = ("cuda_backward_prepare", "cuda_backward", "cuda_backward_exact")
@@ -147,7 +150,7 @@ ENTRIES = (
         sources=(
             Source("cuda_forward", forward_source, ("cuda_forward",), order=45),
             Source("cuda_backward", backward_source, BACKWARD_KERNELS, order=46),
-            Source("cuda_decode", decode_source, ("cuda_decode",), order=50),
+            Source("cuda_decode", decode_source, ("cuda_decode", "cuda_decode_merge"), order=50),
         ),
     ),
 )  # fmt: skip

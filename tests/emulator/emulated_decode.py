@@ -16,10 +16,15 @@ from mta_kernels.nvrtc.compiler import Source
 H200 = 232448  # bytes of shared memory a program
 
 
+def name_of(file: str) -> str:
+    """The kernel of a source."""
+    return "cuda_decode_merge" if file == "merge" else "cuda_decode"
+
+
 class DecodeEmulator(Emulator):
     def program(self, wanted: Source) -> str:
-        code = "#include <device.cuh>\nnamespace kernel {\n#include <decode.cu>\n}\n"
-        return code + launch_code(space="kernel", kernel="cuda_decode")
+        code = f"#include <device.cuh>\nnamespace kernel {{\n#include <{wanted.path.name}>\n}}\n"
+        return code + launch_code(space="kernel", kernel=name_of(wanted.path.stem))
 
 
 @pytest.fixture
@@ -31,12 +36,12 @@ def emulated_decode(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace
     fields = SimpleNamespace(seed=0, multiprocessors=5, shared_memory=H200, counts=torch.zeros(256, dtype=torch.int32))
     emulator = DecodeEmulator()
 
-    def launch(*args) -> None:
+    def launch(*args, follows: bool = False) -> None:
         emulator.seed = fields.seed
         emulator.launch(*args)
 
-    def kernel(constants: DecodeConstants, device: int):
-        return emulator.load(emulator.machine_code(constants.source("sm_80")), "cuda_decode", 0, device)
+    def kernel(constants: DecodeConstants, device: int, name: str = "decode"):
+        return emulator.load(emulator.machine_code(constants.source("sm_80", name)), name_of(name), 0, device)
 
     monkeypatch.setattr(plan, "shared_memory_limit", lambda device: fields.shared_memory)
     monkeypatch.setattr(plan, "sm_count", lambda device: fields.multiprocessors)

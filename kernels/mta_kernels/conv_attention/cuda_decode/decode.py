@@ -1,4 +1,4 @@
-"""Launches decode.cu: which constants a shape takes, how many programs there are, scratch, and the one kernel."""
+"""Launches few_heads.cu, or many_heads.cu and merge.cu: constants of a shape, how many programs there are, scratch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from mta_kernels.conv_attention.arguments import check_block_table, check_splits
 from mta_kernels.conv_attention.backend import size_unsupported
 from mta_kernels.conv_attention.cuda_decode.arrivals import arrivals
 from mta_kernels.conv_attention.cuda_decode.plan import (
+    MERGE_BYTES,
+    MERGE_THREADS,
     DecodeConstants,
     DecodePlan,
     choose_plan,
     has_whole_chunks,
 )
 from mta_kernels.conv_attention.surroundings import on_device_of
+from mta_kernels.gpu_limits import capability
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import machine_code
 from mta_kernels.nvrtc.structures import ELEMENTS, Weight, fields
@@ -94,7 +97,7 @@ def launch_decode(
     """Run the kernel as planned; `splits` is 0 for "auto"."""
     batch, query_heads, window, head_dim = q_window.shape
     kv_heads, device, constants = k_cache.shape[1], q_window.device, plan.constants
-    heads = constants.heads * constants.passes
+    heads = constants.heads * constants.sharing
     if splits:
         programs = batch * kv_heads * splits
     else:
@@ -105,21 +108,29 @@ def launch_decode(
         q_window = q_window.clone(memory_format=torch.contiguous_format)  # small
     out = torch.empty(batch, query_heads, 1, head_dim, dtype=q_window.dtype, device=device)
     scratch = torch.empty(2 * blocks * heads, constants.depth + 2, dtype=torch.float32, device=device)
-    arrived = arrivals(batch * kv_heads * constants.head_blocks, device)
     arguments = DecodeArguments(
         q=Rows.of(q_window), k=Rows.of(k_cache), v=Rows.of(v_cache),
         weight=Weight.of(weight), window=window,
         lengths=Lengths(lengths.data_ptr(), lengths.stride(0) * lengths.element_size() // 4, batch, kv_heads),
         group=query_heads // kv_heads, programs=programs, splits=splits,
         factor=operation.scale * math.log2(math.e), out=out.data_ptr(), parts=scratch.data_ptr(),
-        statistics=scratch.data_ptr() + 2 * blocks * heads * constants.depth * 4, arrived=arrived.data_ptr(),
+        statistics=scratch.data_ptr() + 2 * blocks * heads * constants.depth * 4,
     )  # fmt: skip
+    if constants.few_heads:
+        arguments.arrived = arrivals(batch * kv_heads * constants.head_blocks, device).data_ptr()
     if block_table is not None:
         arguments.table = block_table.data_ptr()
         arguments.table_stride_batch, arguments.table_stride_page = block_table.stride()
         arguments.page_bits = k_cache.shape[2].bit_length() - 1
     compiled, threads = kernel(constants, device.index), 32 * constants.warps
     driver.launch(compiled, (blocks, 1), threads, constants.shared_memory, device.index, arguments)
+    if not constants.few_heads and programs > 1 and splits != 1:
+        merge, blocks, follows = (
+            kernel(constants, device.index, "merge"),
+            blocks * constants.sharing,
+            follows_early(device),
+        )
+        driver.launch(merge, (blocks, 1), MERGE_THREADS, MERGE_BYTES, device.index, arguments, follows=follows)
     return out
 
 
@@ -134,7 +145,14 @@ def choose_splits(
 
 
 @functools.cache
-def kernel(constants: DecodeConstants, device: int) -> Any:
-    """The kernel on a device, compiled at the first call: seconds, unless the disk has it."""
-    code = machine_code(constants.source(driver.architecture(device)))
+def kernel(constants: DecodeConstants, device: int, name: str = "decode") -> Any:
+    """The kernel on a device, "decode" or "merge", compiled at the first call: seconds, unless the disk has it."""
+    code = machine_code(constants.source(driver.architecture(device), name))
+    if name == "merge":
+        return driver.load(code, "cuda_decode_merge", MERGE_BYTES, device)
     return driver.load(code, "cuda_decode", constants.shared_memory, device)
+
+
+def follows_early(device: torch.device) -> bool:
+    """Whether a GPU begins a kernel before the one before it has ended."""
+    return device.type == "cuda" and capability(device)[0] >= 9

@@ -1,9 +1,34 @@
-// What is made for a segment before its keys: the folded queries, and the newest keys' columns of r.
+// Shared memory of few_heads.cu, and what is made there for a segment before its keys: the folded queries, and the newest
+// keys' columns of r.
 #pragma once
 #include "stream.cuh"
 
+constexpr int ROWS = KEY_TAPS * HEADS;              // of folded queries: row tap * HEADS + head
+constexpr int TAPS_A_TILE = 8 / HEADS;
+constexpr int ROW_TILES = (ROWS + 7) / 8, ROW_PAIRS = (ROW_TILES + 1) / 2;
+constexpr int MOST_PAIRS = DEPTH > 128 ? 2 : 3;     // at once, else registers spill
+constexpr int PAIRS_AT_ONCE = ROW_PAIRS < MOST_PAIRS ? ROW_PAIRS : MOST_PAIRS;
+static_assert(8 % HEADS == 0 && HEADS <= 4 && SHARING == 1 && KEYS == 32 && KEY_TAPS <= KEYS, "a lane a key");
+
+constexpr int FOLDED_AT = WARPS * 2 * RING, SCRATCH_AT = FOLDED_AT + ROW_PAIRS * 16 * PITCH;
+// Of a warp, in the loop: r, where the column y of a tap b is at y - b of KEYS, so that a score's numbers are at one
+// place of all taps; and the probabilities, [KEYS, 8 heads]. Then its part of out.
+constexpr int R_KEY = HEADS * 4, R_PITCH = KEYS * R_KEY + R_KEY + HEADS * 16;  // of a tap: no bank conflicts
+constexpr int PROBABILITIES = larger(ROW_TILES * TAPS_A_TILE * R_PITCH, SCRATCH_OUT);
+constexpr int SCRATCH = PROBABILITIES + KEYS * 16;
+// Of all, before the loop: the window, the newest keys, the weight and the newest keys' scores.
+constexpr int WEIGHT = (HEADS * QUERY_TAPS + NEWEST) * PITCH;
+constexpr int NEWEST_SCORES = WEIGHT + HEADS * QUERY_TAPS * KEY_TAPS * 4;
+constexpr int PREPARATION = NEWEST_SCORES + HEADS * QUERY_TAPS * NEWEST * 4;
+constexpr int NEWEST_AT = SCRATCH_AT + (larger(WARPS * SCRATCH, PREPARATION) + 15) / 16 * 16;
+constexpr int STATISTICS_AT = NEWEST_AT + (ROWS * NEWEST + 1) / 2 * 8;  // maximum and sum
+constexpr int CARRIED_AT = (STATISTICS_AT + WARPS * HEADS * 8 + 15) / 16 * 16;
+constexpr int CARRIED = KEY_TAPS * R_KEY;  // of a tile: what its columns add to the next tile's first scores; two a warp
+constexpr int FLAG_AT = CARRIED_AT + 2 * WARPS * CARRIED;
+static_assert(FLAG_AT + 4 == SHARED_BYTES, "as in plan.py");
+
 constexpr int COLUMNS = NEWEST > 0 ? NEWEST : 1;  // to divide by
-constexpr int WINDOW_ROWS = ALL_HEADS * QUERY_TAPS, WEIGHTS = WINDOW_ROWS * KEY_TAPS;
+constexpr int WINDOW_ROWS = HEADS * QUERY_TAPS, WEIGHTS = WINDOW_ROWS * KEY_TAPS;
 constexpr int WINDOW_CHUNKS = (WINDOW_ROWS + NEWEST) * CHUNKS;
 // Chunks, and weights, that a thread reads before the first keys, the others behind them.
 constexpr int EARLY_CHUNKS = WINDOW_CHUNKS > 7 * THREADS ? 8 : (WINDOW_CHUNKS + THREADS - 1) / THREADS;
@@ -82,11 +107,11 @@ struct Window {
     }
 };
 
-// Folds the taps of all passes; and the newest keys' columns of r: [PASSES * ROWS, NEWEST].
+// Folds the taps; and the newest keys' columns of r: [ROWS, NEWEST].
 DEVICE void fold(const Arguments& args, const Segment& segment, uint32_t scratch, uint32_t folded, uint32_t newest) {
     const int thread = thread_index();
 #pragma unroll 1
-    for (int i = thread; i < ALL_HEADS * DEPTH / 2; i += THREADS) {
+    for (int i = thread; i < HEADS * DEPTH / 2; i += THREADS) {
         const int pair = i % (DEPTH / 2), head = i / (DEPTH / 2);
         float low[QUERY_TAPS], high[QUERY_TAPS];
 #pragma unroll
@@ -96,7 +121,7 @@ DEVICE void fold(const Arguments& args, const Segment& segment, uint32_t scratch
             high[tap] = to_float(ELEMENT{(uint16_t)(numbers >> 16)}) * args.factor;
         }
         const uint32_t weights = scratch + WEIGHT + head * QUERY_TAPS * KEY_TAPS * 4;
-        const uint32_t to = folded + head / HEADS * FOLDED + head % HEADS * PITCH + pair * 4;
+        const uint32_t to = folded + head * PITCH + pair * 4;
 #pragma unroll 4
         for (int key_tap = 0; key_tap < KEY_TAPS; key_tap++) {
             float low_sum = 0, high_sum = 0;
@@ -127,9 +152,8 @@ DEVICE void fold(const Arguments& args, const Segment& segment, uint32_t scratch
         }
         __syncthreads();
 #pragma unroll 1
-        for (int i = thread; i < PASSES * ROWS * NEWEST; i += THREADS) {
-            const int back = i % COLUMNS, row = i / COLUMNS, key_tap = row % ROWS / HEADS;
-            const int head = row / ROWS * HEADS + row % HEADS;
+        for (int i = thread; i < ROWS * NEWEST; i += THREADS) {
+            const int back = i % COLUMNS, row = i / COLUMNS, key_tap = row / HEADS, head = row % HEADS;
             float sum = 0;
 #pragma unroll
             for (int tap = 0; tap < QUERY_TAPS; tap++) {

@@ -1,4 +1,4 @@
-"""The constants of decode.cu for a shape, and how many programs of it a GPU takes."""
+"""The constants of decode's kernels for a shape, and how many programs of them a GPU takes."""
 
 from __future__ import annotations
 
@@ -16,76 +16,103 @@ from mta_kernels.nvrtc.structures import ELEMENTS
 from mta_kernels.operation import Convolution
 
 FOLDER = Path(__file__).parent
-HEADERS = ("sm80_decode.cuh", "work.cuh", "layout.cuh", "stream.cuh", "fold.cuh", "merge.cuh")
-KEYS = 32  # of a warp's tile
+HEADERS = (
+    "sm80_decode.cuh",
+    "work.cuh",
+    "layout.cuh",
+    "stream.cuh",
+    "fold.cuh",
+    "queries.cuh",
+    "merge.cuh",
+    "last_program.cuh",
+)
+MOST_FEW_HEADS = 4  # of few_heads.cu
+WARP_HEADS, MOST_SHARING = 8, 2  # of many_heads.cu: of a warp, and warps of a team
 UNIT = 16  # keys: as in work.cuh
 FEWEST_KEYS = 64  # a program: FEWEST_UNITS of work.cuh
 BYTES_AN_SM = 128 * 1024  # of buffers: enough on their way to keep the memory of an H200 busy
 WARPS_AN_SM = 8  # that have registers whatever a program takes
-MOST_OUT_COLUMNS = 256  # of eight heads each, times depth: above it registers spill
 FEW_IDLE = 16  # one program in so many may have no keys where heads are shared evenly: as in work.cuh
+MERGE_THREADS = 1024
+MERGE_BYTES = MERGE_THREADS * 24
 
 
 @dataclass(frozen=True)
 class DecodeConstants:
-    """The constants of decode.cu.
+    """The constants of few_heads.cu, or of many_heads.cu and merge.cu.
 
-    A program has `passes` times `heads` (1, 2 or 4) query heads of a KV head; `head_blocks` programs have all of them.
+    `sharing` warps of `heads` query heads each are a team. A program has those of a KV head, or `head_blocks` programs.
     """
 
     dtype: torch.dtype
     head_dim: int
     conv: Convolution
     heads: int
-    passes: int
+    sharing: int
+    head_blocks: int
     paged: bool
     aligned: bool
     warps: int
     stages: int
-    head_blocks: int
+
+    @property
+    def few_heads(self) -> bool:
+        return self.heads <= MOST_FEW_HEADS
+
+    @property
+    def block(self) -> int:
+        """Keys of an eighth of a tile."""
+        return 4 if self.few_heads or self.conv.key_taps <= 17 else 8
 
     @property
     def depth(self) -> int:
         return -(-self.head_dim // 16) * 16
 
     @property
-    def row_bytes(self) -> int:
-        """Of a row in shared memory."""
+    def _padded_row(self) -> int:
         return self.depth * 2 + 16
 
     @property
     def ring_bytes(self) -> int:
         """The buffers of a program."""
-        return self.warps * self.stages * 2 * KEYS * self.row_bytes
+        block = self.block * self._padded_row if self.few_heads else self.block * self.depth * 2 + 16
+        return self.warps // self.sharing * self.stages * 2 * 8 * block
 
     @functools.cached_property
     def shared_memory(self) -> int:
-        """Bytes a program takes, as layout.cuh lays them out."""
-        query_taps, key_taps = self.conv.query_taps, self.conv.key_taps
-        newest, all_heads = query_taps - 1, self.heads * self.passes
-        row_tiles = -(-self.heads * key_taps // 8)
-        folded = -(-row_tiles // 2) * 16 * self.row_bytes
-        out = min(8, all_heads) * (self.depth + 4) * 4
-        scratch = max(row_tiles * 8 * (KEYS + 5) * 4, out) + -(-all_heads // 8) * KEYS * 16
-        window = (all_heads * query_taps + newest) * self.row_bytes
-        preparation = window + all_heads * query_taps * (key_taps + newest) * 4
-        shared = self.ring_bytes + self.passes * folded
-        shared += -(-max(self.warps * scratch, preparation) // 16) * 16
-        shared += (all_heads * key_taps * newest + 1) // 2 * 8
-        shared += self.warps * all_heads * 8
-        if self.passes == 1:
-            shared = -(-shared // 16) * 16 + 2 * self.warps * all_heads * key_taps * 4
-        return shared + 4
+        """Bytes a program takes, as fold.cuh or queries.cuh lay them out."""
+        return self.ring_bytes + (self._beside_few_heads if self.few_heads else self._beside_many_heads)
 
-    def source(self, architecture: str) -> Source:
+    @property
+    def _beside_few_heads(self) -> int:
+        query_taps, key_taps, keys = self.conv.query_taps, self.conv.key_taps, 8 * self.block
+        newest, row_tiles = query_taps - 1, -(-self.heads * key_taps // 8)
+        scratch = max(row_tiles * 8 * (keys + 5) * 4, self.heads * (self.depth + 4) * 4) + keys * 16
+        window = (self.heads * query_taps + newest) * self._padded_row
+        preparation = window + self.heads * query_taps * (key_taps + newest) * 4
+        beside = -(-row_tiles // 2) * 16 * self._padded_row + -(-max(self.warps * scratch, preparation) // 16) * 16
+        beside += (self.heads * key_taps * newest + 1) // 2 * 8 + self.warps * self.heads * 8
+        return -(-beside // 16) * 16 + 2 * self.warps * self.heads * key_taps * 4 + 4
+
+    @property
+    def _beside_many_heads(self) -> int:
+        query_taps, key_taps = self.conv.query_taps, self.conv.key_taps
+        queries = self.sharing * -(-query_taps // 2) * 16 * self._padded_row
+        scratch = self.warps * self.heads * (self.depth + 4) * 4
+        taps = self.sharing * query_taps * -(-key_taps // 4) * 8 * 16
+        return taps + max(queries, scratch) + self.warps * (self.heads * 8 + 2 * -(-(key_taps - 1) // 4) * 8 * 16)
+
+    def source(self, architecture: str, name: str = "decode") -> Source:
+        """Of the kernel, or of merge.cu."""
         constants = {
             "ELEMENT": ELEMENTS[self.dtype], "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
-            "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "HEADS": self.heads, "PASSES": self.passes,
-            "PAGED": int(self.paged), "ALIGNED": int(self.aligned), "WARPS": self.warps, "STAGES": self.stages,
-            "HEAD_BLOCKS": self.head_blocks, "SHARED_BYTES": self.shared_memory,
+            "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "FEW_HEADS": int(self.few_heads), "HEADS": self.heads,
+            "SHARING": self.sharing, "HEAD_BLOCKS": self.head_blocks, "BLOCK": self.block, "PAGED": int(self.paged),
+            "ALIGNED": int(self.aligned), "WARPS": self.warps, "STAGES": self.stages,
+            "MERGE_THREADS": MERGE_THREADS, "SHARED_BYTES": MERGE_BYTES if name == "merge" else self.shared_memory,
         }  # fmt: skip
-        headers = headers_in(FOLDER, HEADERS)
-        return Source(FOLDER / "decode.cu", architecture, constants, headers)
+        file = "merge.cu" if name == "merge" else "few_heads.cu" if self.few_heads else "many_heads.cu"
+        return Source(FOLDER / file, architecture, constants, headers_in(FOLDER, HEADERS))
 
 
 @dataclass(frozen=True)
@@ -126,17 +153,18 @@ def plan_on(
     The GPU has so many multiprocessors, and `limit` bytes of shared memory for a program. Raises ValueError if nothing
     fits there.
     """
-    for head_blocks in range(1, group + 1):
+    for head_blocks in range(-(-group // (WARP_HEADS * MOST_SHARING)), group + 1):
         together = -(-group // head_blocks)
-        heads = min(4, 1 << (together - 1).bit_length())
-        passes = -(-together // heads)
-        for warps, stages in _shapes(head_dim, passes, paged):
+        few = together <= MOST_FEW_HEADS
+        heads = 1 << (together - 1).bit_length() if few else WARP_HEADS
+        sharing = -(-together // heads)
+        for teams, stages in _few_heads_shapes(head_dim, paged) if few else _many_heads_shapes(head_dim, sharing):
             constants = DecodeConstants(
-                dtype, head_dim, conv, heads, passes, paged, aligned, warps, stages, head_blocks
+                dtype, head_dim, conv, heads, sharing, head_blocks, paged, aligned, teams * sharing, stages
             )
-            if constants.shared_memory > limit or -(-together // 8) * constants.depth > MOST_OUT_COLUMNS:
+            if constants.shared_memory > limit:
                 continue
-            resident = min((limit + 1024) // (constants.shared_memory + 1024), WARPS_AN_SM // warps)
+            resident = min((limit + 1024) // (constants.shared_memory + 1024), max(1, WARPS_AN_SM // constants.warps))
             an_sm = max(1, min(resident, round(BYTES_AN_SM / constants.ring_bytes)))
             return DecodePlan(constants, max(1, an_sm * multiprocessors // head_blocks))
     raise ValueError(
@@ -145,17 +173,24 @@ def plan_on(
     )
 
 
-def _shapes(head_dim: int, passes: int, paged: bool) -> Iterator[tuple[int, int]]:
+def _few_heads_shapes(head_dim: int, paged: bool) -> Iterator[tuple[int, int]]:
     """Warps and stages, the best first: see decision 59."""
     if head_dim <= 64:
-        if passes == 1 and not paged:  # else registers spill
+        if not paged:  # else registers spill
             yield 11, 1
         yield from ((8, 2), (6, 2))
     if head_dim <= 128:
-        if passes > 1:
-            yield 8, 1
         yield 6, 1
     yield from ((4, 2), (4, 1), (3, 1), (2, 1), (1, 1))
+
+
+def _many_heads_shapes(head_dim: int, sharing: int) -> Iterator[tuple[int, int]]:
+    """Teams and stages, the best first: see decision 76. More than 8 warps have 168 registers a thread."""
+    if head_dim <= 64:
+        yield from ((12 // sharing - (sharing == 1), 2), (8 // sharing, 2))
+    if head_dim <= 128:
+        yield from ((6, 2), (5, 2)) if sharing == 1 else ((4, 2),)
+    yield from ((teams, stages) for stages in (2, 1) for teams in range(4 // sharing, 0, -1))
 
 
 def has_whole_chunks(x: Tensor) -> bool:

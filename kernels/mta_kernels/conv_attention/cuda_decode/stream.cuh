@@ -1,4 +1,4 @@
-// The keys and values of a warp, from the cache to shared memory.
+// The keys and values of a team, from the cache to shared memory.
 #pragma once
 #include "layout.cuh"
 
@@ -11,12 +11,6 @@ DEVICE int64_t row_offset(const Rows& x, int key, int page, int page_bits) {
 DEVICE int64_t chunk_offset(const Rows& x, int chunk) {
     return ALIGNED ? chunk * 16 : chunk * 8 * x.stride_number;
 }
-
-// The i-th of a lane's chunks of a tile.
-DEVICE int row_of(int i, int lane) {
-    return 32 % CHUNKS == 0 ? i * (32 / CHUNKS) + lane / CHUNKS : (i * 32 + lane) / CHUNKS;
-}
-DEVICE int chunk_of(int i, int lane) { return 32 % CHUNKS == 0 ? lane % CHUNKS : (i * 32 + lane) % CHUNKS; }
 
 // A chunk, zeros if not `inside` and from number `count` on. Nothing is read outside.
 DEVICE uint4 load_chunk(const char* start, int64_t stride, int count, bool inside) {
@@ -52,69 +46,85 @@ struct Cache {
     }
 };
 
-// The keys of one warp as a stream of tiles. Tile i has the columns y of r from `first_column` + KEYS i on, and the
-// scores and values of the keys j from `first_score` + KEYS i on. Each copy is a group of its own, keys before values.
+// The keys of a program as a stream of tiles, which teams take in turn. Of this team, a tile has the columns y from
+// `first_column` on, and the scores and values of the keys j from `first_score` on. Each copy is a group of its own, keys
+// before values.
 struct Stream {
     Cache cache;
-    int start, stop;  // the keys j of this warp
+    int start, stop;  // the keys j of this program
     int tiles, end_column;
-    int key_page, value_page;  // PAGED: a lane's row of the next tile
+    int key_pages[KEYS / 32], value_pages[KEYS / 32];  // PAGED: of a lane's rows of the next tile, every 32nd
 
-    DEVICE int first_column(int tile) const { return first_score(tile) + KEY_TAPS - 1 - PAD; }
+    DEVICE int first_column(int tile) const { return first_score(tile) + TAIL - PAD; }
     DEVICE int first_score(int tile) const {
-        return start - (KEY_TAPS - 1) + (IN_TURN ? tile * WARPS + (int)thread_index() / 32 : tile) * KEYS;
+        return start - TAIL + (tile * TEAMS + (int)thread_index() / (32 * SHARING)) * KEYS;
+    }
+    DEVICE void look_up(const Arguments& args, int first, int (&pages)[KEYS / 32]) const {
+        if (!PAGED) return;
+#pragma unroll
+        for (int i = 0; i < KEYS / 32; i++)
+            pages[i] = cache.page_of(args, first + i * 32 + (int)thread_index() % 32);
     }
 
-    // Rows `first` and on to a buffer, zeros for those that are not `begin` to `end`; `page` is that of a lane's row.
-    DEVICE void copy_tile(const Arguments& args, const Rows& x, const char* rows, int page, int lane, uint32_t to,
-                          int first, int begin, int end) const {
+    // Rows `first` and on to a tile, zeros for those that are not `begin` to `end`.
+    DEVICE void copy_tile(const Arguments& args, const Rows& x, const char* rows, const int (&pages)[KEYS / 32],
+                          uint32_t to, int first, int begin, int end) const {
+        constexpr int AT_ONCE = 32 * SHARING, COUNT = KEYS * CHUNKS / AT_ONCE;
+        static_assert(KEYS * CHUNKS % AT_ONCE == 0);
+        const int thread = thread_index() % AT_ONCE;
         const auto inside = [&](int row) { return (unsigned)(first + row - begin) < (unsigned)max(end - begin, 0); };
-        if (ALIGNED && !PAGED && 32 % CHUNKS == 0) {
-            const char* from = rows + row_offset(x, first + row_of(0, lane), 0, 0) + chunk_of(0, lane) * 16;
-            const int64_t step = 32 / CHUNKS * (int64_t)(int)x.stride_row;
+        if (ALIGNED && !PAGED && AT_ONCE % CHUNKS == 0 && BLOCK * CHUNKS % AT_ONCE == 0) {
+            const int row = thread / CHUNKS, chunk = thread % CHUNKS;
+            const char* from = rows + row_offset(x, first + row, 0, 0) + chunk * 16;
+            const int64_t step = AT_ONCE / CHUNKS * (int64_t)(int)x.stride_row;
+            const uint32_t at = to + place(row, chunk);
 #pragma unroll
-            for (int i = 0; i < CHUNKS; i++)
-                copy_chunk(to + row_of(i, lane) * PITCH + chunk_of(i, lane) * 16, from + i * step, 0,
-                           HEAD_DIM - chunk_of(i, lane) * 8, inside(row_of(i, lane)));
+            for (int i = 0; i < COUNT; i++)
+                copy_chunk(at + place(i * (AT_ONCE / CHUNKS), 0), from + i * step, 0, HEAD_DIM - chunk * 8,
+                           inside(row + i * (AT_ONCE / CHUNKS)));
         } else {
-            const int64_t of_lane = row_offset(x, first + lane, page, args.page_bits);
+            int64_t of_lane[KEYS / 32];
+#pragma unroll
+            for (int i = 0; i < KEYS / 32; i++)
+                of_lane[i] = row_offset(x, first + i * 32 + thread % 32, pages[i], args.page_bits);
+#pragma unroll
+            for (int part = 0; part < KEYS / 32; part++)
 #pragma unroll 4
-            for (int i = 0; i < CHUNKS; i++) {
-                const int row = row_of(i, lane), chunk = chunk_of(i, lane);
-                const uint32_t low = __shfl_sync(~0u, (uint32_t)of_lane, row);
-                const int64_t of_row = (int64_t)__shfl_sync(~0u, (int)(of_lane >> 32), row) << 32 | low;
-                const char* from = rows + of_row + chunk_offset(x, chunk);
-                copy_chunk(to + row * PITCH + chunk * 16, from, x.stride_number, HEAD_DIM - chunk * 8, inside(row));
-            }
+                for (int i = 0; i < COUNT / (KEYS / 32); i++) {
+                    const int row = (i * AT_ONCE + thread) / CHUNKS, chunk = (i * AT_ONCE + thread) % CHUNKS;
+                    const uint32_t low = __shfl_sync(~0u, (uint32_t)of_lane[part], row);
+                    const int64_t of_row = (int64_t)__shfl_sync(~0u, (int)(of_lane[part] >> 32), row) << 32 | low;
+                    const char* from = rows + of_row + chunk_offset(x, chunk);
+                    copy_chunk(to + place(part * 32 + row, chunk), from, x.stride_number, HEAD_DIM - chunk * 8,
+                               inside(part * 32 + row));
+                }
         }
     }
-    DEVICE void load_keys(const Arguments& args, int lane, uint32_t ring, int tile) {
+    // Of a tile's keys; its values are RING bytes further on.
+    DEVICE static uint32_t buffer(uint32_t shared, int tile) {
+        return shared + thread_index() / (32 * SHARING) * 2 * RING + tile % STAGES * TILE;
+    }
+    DEVICE void load_keys(const Arguments& args, uint32_t shared, int tile) {
         if (tile < tiles) {
-            copy_tile(args, args.k, cache.keys, key_page, lane, ring + tile % STAGES * TILE, first_column(tile), 0,
-                      end_column);
-            if (PAGED) key_page = cache.page_of(args, first_column(tile + 1) + lane);
+            copy_tile(args, args.k, cache.keys, key_pages, buffer(shared, tile), first_column(tile), 0, end_column);
+            look_up(args, first_column(tile + 1), key_pages);
         }
         copies_commit();
     }
-    DEVICE void load_values(const Arguments& args, int lane, uint32_t ring, int tile) {
+    DEVICE void load_values(const Arguments& args, uint32_t shared, int tile) {
         if (tile < tiles) {
-            copy_tile(args, args.v, cache.values, value_page, lane, ring + RING + tile % STAGES * TILE,
-                      first_score(tile), start, stop);
-            if (PAGED) value_page = cache.page_of(args, first_score(tile + 1) + lane);
+            const uint32_t to = buffer(shared, tile) + RING;
+            copy_tile(args, args.v, cache.values, value_pages, to, first_score(tile), start, stop);
+            look_up(args, first_score(tile + 1), value_pages);
         }
         copies_commit();
     }
     DEVICE void begin(const Arguments& args, const Segment& segment, const Cache& opened) {
-        const int warp = thread_index() / 32, lane = thread_index() % 32, keys = segment.stop - segment.start;
         cache = opened;
-        start = segment.start + (IN_TURN ? 0 : keys * warp / WARPS);
-        stop = IN_TURN ? segment.stop : segment.start + keys * (warp + 1) / WARPS;
-        const int at_once = IN_TURN ? WARPS * KEYS : KEYS;
-        tiles = start < stop ? (stop - start + KEY_TAPS - 1 + at_once - 1) / at_once : 0;
+        start = segment.start, stop = segment.stop;
+        tiles = start < stop ? (stop - start + TAIL + TEAMS * KEYS - 1) / (TEAMS * KEYS) : 0;
         end_column = min(stop - PAD + KEY_TAPS - 1, cache.length);
-        if (PAGED) {
-            key_page = cache.page_of(args, first_column(0) + lane);
-            value_page = cache.page_of(args, first_score(0) + lane);
-        }
+        look_up(args, first_column(0), key_pages);
+        look_up(args, first_score(0), value_pages);
     }
 };

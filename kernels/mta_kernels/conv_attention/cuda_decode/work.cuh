@@ -1,4 +1,4 @@
-// Which program reads which keys of decode.cu.
+// Which program of decode's kernels reads which keys.
 //
 // The keys of all (sequence, KV head) lie in a row, in units of UNIT keys, and each program takes an equal run of them:
 // its end of one head, any number of whole heads, its start of another. So programs are equally long however lengths

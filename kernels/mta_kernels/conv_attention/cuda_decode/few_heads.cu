@@ -8,12 +8,11 @@
 // The newest QUERY_TAPS - 1 keys are not seen by all queries of the window. Their columns of r are computed apart, from
 // the queries that see them, and put over those of the tensor cores: no other key knows of the mask.
 //
-// A program takes a run of the keys (work.cuh). Its warps take tiles of KEYS keys, and of as many values, in turn: what
-// a program reads lies side by side. Where heads take several passes, a barrier for each would cost more than that
-// saves, and each warp has a part of the keys. Tiles come by cp.async into a warp's STAGES buffers. A tile has the
-// columns y of r, and the values of the scores that these complete, which end KEY_TAPS - 1 - PAD keys earlier; what a
-// column adds to later scores is carried on. All query heads of a KV head share the read: HEADS of them at a time (1, 2
-// or 4), so often as it takes (PASSES); where they do not fit, HEAD_BLOCKS programs read the same keys side by side.
+// A program takes a run of the keys (work.cuh). Its warps take tiles of 32 keys, and of as many values, in turn, by
+// cp.async into a warp's STAGES buffers: what a program reads lies side by side. A tile has the columns y of r, and the
+// values of the scores that these complete, which end KEY_TAPS - 1 - PAD keys earlier; what a column adds to later
+// scores is carried on. All HEADS query heads of a KV head, 1, 2 or 4, share the read; where they do not fit,
+// HEAD_BLOCKS programs read the same keys side by side. More heads are many_heads.cu's.
 // Both products have keys or dimensions as rows, and taps or heads as columns, of which tensor cores take eight at a
 // time:
 //   r^T [keys x taps] = k folded^T,   out^T [dimensions x heads] = v^T p^T
@@ -25,23 +24,23 @@
 // an SM's slots at most. What comes on top is fixed: reading the lengths and dividing the keys before the first copy, and
 // the sum over programs after the last.
 //
-// Constants come from the compiler's command line: ELEMENT Half or Bfloat16; HEAD_DIM up to 256; HEADS, PASSES;
-// HEAD_BLOCKS; QUERY_TAPS, KEY_TAPS, PAD; PAGED; ALIGNED, whether rows are in chunks of 16 bytes (else loads are of one
-// number, and slow); WARPS, STAGES; SHARED_BYTES, as plan.py counts them, which chooses all these.
+// Constants come from the compiler's command line: ELEMENT Half or Bfloat16; HEAD_DIM up to 256; HEADS; HEAD_BLOCKS;
+// QUERY_TAPS, KEY_TAPS, PAD; PAGED; ALIGNED, whether rows are in chunks of 16 bytes (else loads are of one number, and
+// slow); WARPS, STAGES; SHARED_BYTES, as plan.py counts them, which chooses all these.
 #include "fold.cuh"
-#include "merge.cuh"
+#include "last_program.cuh"
 
 constexpr float LEAST = -3.402823466e38f;  // subtracted from scores while there are none
 constexpr float MOST = 8;                  // probabilities are up to 2^8: that much may be missing in what is subtracted
 
 // Where of KEYS places a warp's r has column y of a tap. `offset` is y - tap but for what a lane adds, from `least` to 7.
-DEVICE uint32_t place(int of_lane, int offset, int least) {
+DEVICE uint32_t place_of(int of_lane, int offset, int least) {
     if (offset + least >= 0) return (of_lane + offset) * R_KEY;
     if (offset + 7 < 0) return (of_lane + offset + KEYS) * R_KEY;
     return (of_lane + offset + (of_lane + offset < 0 ? KEYS : 0)) * R_KEY;
 }
 
-// r of one tile and pass to shared memory.
+// r of one tile to shared memory.
 DEVICE void multiply_keys(int lane, uint32_t keys, uint32_t folded, uint32_t r) {
     const uint32_t key_row = keys + (lane % 16) * PITCH + lane / 16 * 16;
     const uint32_t query_row = folded + (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 16;
@@ -75,10 +74,11 @@ DEVICE void multiply_keys(int lane, uint32_t keys, uint32_t folded, uint32_t r) 
                 const uint32_t at = r_at + tap * R_PITCH;
                 const int of_lane = lane / 4 - tap_of_lane, offset = half * 8 - tap;
                 if (HEADS > 1) {
-                    store_shared(at + place(of_lane, offset, 1 - TAPS_A_TILE), __float_as_uint(low), __float_as_uint(high));
+                    store_shared(at + place_of(of_lane, offset, 1 - TAPS_A_TILE), __float_as_uint(low),
+                                 __float_as_uint(high));
                 } else {
-                    store_shared(at + place(of_lane, offset, -6), low);
-                    store_shared(at + R_PITCH + place(of_lane - 1, offset, -7), high);
+                    store_shared(at + place_of(of_lane, offset, -6), low);
+                    store_shared(at + R_PITCH + place_of(of_lane - 1, offset, -7), high);
                 }
             }
     }
@@ -88,27 +88,25 @@ DEVICE void multiply_keys(int lane, uint32_t keys, uint32_t folded, uint32_t r) 
 // tile's first scores. All lanes know the number that is subtracted from a head's scores; `sum` is of this lane's keys.
 // Of `out` a lane has dimensions lane / 4, and 8 more, of every 16, and heads 2 (lane % 4) and the next of every 8.
 struct Sums {
-    float out[OUT_TILES][DEPTH / 16][4];
-    float carried[PASSES][HEADS], subtracted[PASSES][HEADS], sum[PASSES][HEADS];
+    float out[STEPS][4];
+    float carried[HEADS], subtracted[HEADS], sum[HEADS];
 
     DEVICE void clear() {
 #pragma unroll
-        for (int i = 0; i < ALL_HEADS; i++)
-            carried[i / HEADS][i % HEADS] = sum[i / HEADS][i % HEADS] = 0, subtracted[i / HEADS][i % HEADS] = LEAST;
+        for (int i = 0; i < HEADS; i++) carried[i] = sum[i] = 0, subtracted[i] = LEAST;
 #pragma unroll
-        for (int i = 0; i < OUT_TILES * DEPTH / 4; i++) out[i / (DEPTH / 4)][i % (DEPTH / 4) / 4][i % 4] = 0;
+        for (int i = 0; i < STEPS * 4; i++) out[i / 4][i % 4] = 0;
     }
 };
 
-// The scores, of one pass's heads, of the key that this lane's column completes. What the columns add to the next tile's
-// scores is carried on. Where warps take tiles in turn it goes to the next one by way of `slots`; the last warp's goes to
-// warp 0, which keeps it until its next tile.
+// The scores of the key that this lane's column completes. What the columns add to the next tile's scores goes to the
+// next warp by way of `slots`; the last warp's goes to warp 0, which keeps it until its next tile.
 DEVICE void add_diagonals(int lane, uint32_t r, uint32_t slots, float (&carried)[HEADS], float (&scores)[HEADS]) {
     const int first = lane - (KEY_TAPS - 1);
     const uint32_t at = r + (first & KEYS - 1) * R_KEY;
     float next[HEADS] = {};
 #pragma unroll
-    for (int head = 0; head < HEADS; head++) scores[head] = IN_TURN ? 0 : carried[head];
+    for (int head = 0; head < HEADS; head++) scores[head] = 0;
 #pragma unroll
     for (int tap = 0; tap < KEY_TAPS; tap++) {
         float values[HEADS];
@@ -117,11 +115,6 @@ DEVICE void add_diagonals(int lane, uint32_t r, uint32_t slots, float (&carried)
         for (int head = 0; head < HEADS; head++)
             if (first + tap >= 0) scores[head] += values[head];
             else next[head] += values[head];
-    }
-    if (!IN_TURN) {
-#pragma unroll
-        for (int head = 0; head < HEADS; head++) carried[head] = next[head];
-        return;
     }
     const int warp = thread_index() / 32;
     if (lane < KEY_TAPS - 1) store_floats(slots + warp * CARRIED + lane * R_KEY, next);
@@ -136,39 +129,39 @@ DEVICE void add_diagonals(int lane, uint32_t r, uint32_t slots, float (&carried)
 }
 
 // Subtract a greater number from now on, where scores have become so large that probabilities might overflow.
-DEVICE void raise(int lane, const float (&scores)[HEADS], int pass, Sums& sums) {
+DEVICE void raise(int lane, const float (&scores)[HEADS], Sums& sums) {
     float scale[HEADS];
 #pragma unroll
     for (int head = 0; head < HEADS; head++) {
         float maximum = scores[head];
 #pragma unroll
         for (int other = 1; other < 32; other *= 2) maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, other));
-        maximum = fmaxf(maximum, sums.subtracted[pass][head]);
-        scale[head] = exp2_fast(sums.subtracted[pass][head] - maximum);
-        sums.subtracted[pass][head] = maximum;
-        sums.sum[pass][head] *= scale[head];
+        maximum = fmaxf(maximum, sums.subtracted[head]);
+        scale[head] = exp2_fast(sums.subtracted[head] - maximum);
+        sums.subtracted[head] = maximum;
+        sums.sum[head] *= scale[head];
     }
     float of_lane[2] = {1, 1};  // of the heads whose `out` this lane has
 #pragma unroll
     for (int head = 0; head < HEADS; head++)
-        if (lane % 4 == (pass * HEADS + head) % 8 / 2) of_lane[(pass * HEADS + head) % 2] = scale[head];
+        if (lane % 4 == head / 2) of_lane[head % 2] = scale[head];
 #pragma unroll
-    for (int i = 0; i < DEPTH / 4; i++) sums.out[pass * HEADS / 8][i / 4][i % 4] *= of_lane[i % 2];
+    for (int i = 0; i < STEPS * 4; i++) sums.out[i / 4][i % 4] *= of_lane[i % 2];
 }
 
-// The online softmax of one pass: probabilities to shared memory.
-DEVICE void online_softmax(int lane, const float (&scores)[HEADS], uint32_t probabilities, int pass, Sums& sums) {
+// The online softmax: probabilities to shared memory.
+DEVICE void online_softmax(int lane, const float (&scores)[HEADS], uint32_t probabilities, Sums& sums) {
     bool large = false;
 #pragma unroll
-    for (int head = 0; head < HEADS; head++) large |= scores[head] > sums.subtracted[pass][head] + MOST;
-    if (__any_sync(~0u, large)) raise(lane, scores, pass, sums);
+    for (int head = 0; head < HEADS; head++) large |= scores[head] > sums.subtracted[head] + MOST;
+    if (__any_sync(~0u, large)) raise(lane, scores, sums);
     float p[HEADS];
 #pragma unroll
     for (int head = 0; head < HEADS; head++) {
-        p[head] = exp2_fast(scores[head] - sums.subtracted[pass][head]);
-        sums.sum[pass][head] += p[head];
+        p[head] = exp2_fast(scores[head] - sums.subtracted[head]);
+        sums.sum[head] += p[head];
     }
-    const uint32_t to = probabilities + (pass * HEADS / 8 * KEYS + lane) * 16 + pass * HEADS % 8 * 2;
+    const uint32_t to = probabilities + lane * 16;
     if constexpr (HEADS == 4) store_shared(to, pack<ELEMENT>(p[0], p[1]), pack<ELEMENT>(p[2], p[3]));
     else if constexpr (HEADS == 2) store_shared(to, pack<ELEMENT>(p[0], p[1]));
     else store_shared(to, from_float<ELEMENT>(p[0]).bits);
@@ -177,18 +170,15 @@ DEVICE void online_softmax(int lane, const float (&scores)[HEADS], uint32_t prob
 // out^T += v^T p^T of one tile.
 DEVICE void add_values(int lane, uint32_t values, uint32_t probabilities, Sums& sums) {
     const uint32_t value_row = values + (lane / 16 * 8 + lane % 8) * PITCH + lane / 8 % 2 * 16;
-    uint32_t p[OUT_TILES][4];
+    uint32_t p[4];
+    load_matrices_transposed(p, probabilities + lane * 16);
 #pragma unroll
-    for (int i = 0; i < OUT_TILES; i++) load_matrices_transposed(p[i], probabilities + (i * KEYS + lane) * 16);
-#pragma unroll
-    for (int step = 0; step < DEPTH / 16; step++)
+    for (int step = 0; step < STEPS; step++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t a[4];
             load_matrices_transposed(a, value_row + half * 16 * PITCH + step * 32);
-#pragma unroll
-            for (int i = 0; i < OUT_TILES; i++)
-                multiply<ELEMENT>(sums.out[i][step], a, p[i][2 * half], p[i][2 * half + 1]);
+            multiply<ELEMENT>(sums.out[step], a, p[2 * half], p[2 * half + 1]);
         }
 }
 
@@ -207,98 +197,70 @@ DEVICE void put_newest(int lane, uint32_t r, uint32_t newest, int length, int fi
 template <class Prepare>
 DEVICE bool attend(const Arguments& args, Stream& stream, uint32_t shared, Sums& sums, Prepare prepare) {
     const int warp = thread_index() / 32, lane = thread_index() % 32;
-    const uint32_t ring = shared + warp * 2 * RING, r = shared + SCRATCH_AT + warp * SCRATCH;
-    const uint32_t probabilities = r + PROBABILITIES;
+    const uint32_t r = shared + SCRATCH_AT + warp * SCRATCH, probabilities = r + PROBABILITIES;
 #pragma unroll 1
     for (int tile = -STAGES;; tile++) {  // at first only loads
         if (tile == 0) {
             if (!prepare()) return false;
             sums.clear();
-#pragma unroll
-            for (int i = 0; i < OUT_TILES; i++) store_shared(probabilities + (i * KEYS + lane) * 16, uint4{0, 0, 0, 0});
+            store_shared(probabilities + lane * 16, uint4{0, 0, 0, 0});
         }
         if (tile >= 0 && tile >= stream.tiles) return true;
-        const uint32_t stage = ring + tile % STAGES * TILE;
-        const int first_column = stream.first_column(tile), key = stream.first_score(tile) + lane;
-        const auto multiply = [&](int pass) {
-            multiply_keys(lane, stage, shared + FOLDED_AT + pass * FOLDED, r);
+        const uint32_t keys = Stream::buffer(shared, max(tile, 0));
+        if (tile >= 0) {
+            copies_wait<2 * STAGES - 1>();
             __syncwarp();
-        };
-        const auto score = [&](int pass) {
+            multiply_keys(lane, keys, shared + FOLDED_AT, r);
+            __syncwarp();
+        }
+        stream.load_keys(args, shared, tile + STAGES);
+        if (tile >= 0) {
+            const int first_column = stream.first_column(tile), key = stream.first_score(tile) + lane;
             if (first_column + KEYS > stream.cache.length - NEWEST) {
-                put_newest(lane, r, shared + NEWEST_AT + pass * ROWS * NEWEST * 4, stream.cache.length, first_column);
+                put_newest(lane, r, shared + NEWEST_AT, stream.cache.length, first_column);
                 __syncwarp();
             }
             float scores[HEADS];
-            const uint32_t slots = shared + CARRIED_AT + tile % 2 * WARPS * CARRIED;
-            add_diagonals(lane, r, slots, sums.carried[pass], scores);
+            add_diagonals(lane, r, shared + CARRIED_AT + tile % 2 * WARPS * CARRIED, sums.carried, scores);
             if (key < stream.start || key >= stream.stop)
 #pragma unroll
                 for (int head = 0; head < HEADS; head++) scores[head] = MINUS_INFINITY;
-            online_softmax(lane, scores, probabilities, pass, sums);
+            online_softmax(lane, scores, probabilities, sums);
             __syncwarp();
-        };
-        if (tile >= 0) {
             copies_wait<2 * STAGES - 1>();
             __syncwarp();
-#pragma unroll
-            for (int pass = 0; pass < PASSES - 1; pass++) multiply(pass), score(pass);
-            multiply(PASSES - 1);
-        }
-        stream.load_keys(args, lane, ring, tile + STAGES);
-        if (tile >= 0) {
-            score(PASSES - 1);
-            copies_wait<2 * STAGES - 1>();
-            __syncwarp();
-            add_values(lane, stage + RING, probabilities, sums);
+            add_values(lane, keys + RING, probabilities, sums);
             __syncwarp();
         }
-        stream.load_values(args, lane, ring, tile + STAGES);
+        stream.load_values(args, shared, tile + STAGES);
     }
 }
 
 // Adds up the warps' sums of a segment, and the programs' if this is the last of those that share the head.
-template <int TILE_OF_HEADS = 0>
-DEVICE void add_up_warps(uint32_t shared, int heads, uint16_t* out, float* part, float2* statistics, Sums& sums) {
+DEVICE void finish(const Arguments& args, const Segment& segment, uint32_t shared, Sums& sums) {
     const int warp = thread_index() / 32, lane = thread_index() % 32;
     const uint32_t scratch = shared + SCRATCH_AT + warp * SCRATCH;
 #pragma unroll
-    for (int i = 0; i < DEPTH / 4; i++) {
-        const int number = i / 4 * 16 + i / 2 % 2 * 8 + lane / 4, head = lane % 4 * 2 + i % 2;
-        if (head < heads_of(TILE_OF_HEADS))
-            store_shared(scratch + head * OUT_PITCH + number * 4, sums.out[TILE_OF_HEADS][i / 4][i % 4]);
-    }
-    add_warps<TILE_OF_HEADS>(shared, heads, out, part, statistics);
-    if constexpr (TILE_OF_HEADS + 1 < OUT_TILES)
-        add_up_warps<TILE_OF_HEADS + 1>(shared, heads, out, part, statistics, sums);
-}
-template <int TILE_OF_HEADS = 0>
-DEVICE void add_up_programs(const Arguments& args, uint32_t shared, int heads, uint16_t* out, const Segment& segment) {
-    add_programs<TILE_OF_HEADS>(args, shared, segment.first_program, segment.programs);
-    add_warps<TILE_OF_HEADS>(shared, heads, out, nullptr, nullptr);
-    if constexpr (TILE_OF_HEADS + 1 < OUT_TILES)
-        add_up_programs<TILE_OF_HEADS + 1>(args, shared, heads, out, segment);
-}
-DEVICE void finish(const Arguments& args, const Segment& segment, uint32_t shared, Sums& sums) {
-    const int warp = thread_index() / 32, lane = thread_index() % 32;
-    const int program = blockIdx.x / HEAD_BLOCKS, first_head = blockIdx.x % HEAD_BLOCKS * ALL_HEADS;
-    const int kv_head = segment.sequence * args.lengths.kv_heads + segment.kv_head;
-    const int heads = args.group - first_head;
-    uint16_t* out = args.out + ((int64_t)kv_head * args.group + first_head) * HEAD_DIM;
-    const int64_t part = (2 * (int64_t)blockIdx.x + (program == segment.first_program)) * ALL_HEADS;
-#pragma unroll
-    for (int i = 0; i < ALL_HEADS; i++) {
-        float sum = sums.sum[i / HEADS][i % HEADS];
+    for (int i = 0; i < HEADS; i++) {
+        float sum = sums.sum[i];
 #pragma unroll
         for (int other = 1; other < 32; other *= 2) sum += __shfl_xor_sync(~0u, sum, other);
-        const float subtracted = sums.subtracted[i / HEADS][i % HEADS];
+        const float subtracted = sums.subtracted[i];
         if (lane == 0) set_statistic(shared, warp, i, subtracted == LEAST ? MINUS_INFINITY : subtracted, sum);
     }
-    add_up_warps(shared, heads, out, segment.programs == 1 ? nullptr : args.parts + part * DEPTH, args.statistics + part,
-                 sums);
+#pragma unroll
+    for (int i = 0; i < STEPS * 4; i++) {
+        const int number = i / 4 * 16 + i / 2 % 2 * 8 + lane / 4, head = lane % 4 * 2 + i % 2;
+        if (head < HEADS) store_shared(scratch + head * OUT_PITCH + number * 4, sums.out[i / 4][i % 4]);
+    }
+    add_warps(args, segment, shared);
+    const int kv_head = segment.sequence * args.lengths.kv_heads + segment.kv_head;
     int* arrived = args.arrived + kv_head * HEAD_BLOCKS + blockIdx.x % HEAD_BLOCKS;
     if (segment.programs == 1 || !last_to_come(shared, arrived, segment.programs)) return;
-    add_up_programs(args, shared, heads, out, segment);
+    add_programs(args, shared, segment.first_program, segment.programs);
+    Segment whole = segment;
+    whole.programs = 1;
+    add_warps(args, whole, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -1,0 +1,68 @@
+// The sum of programs that share a head, by the last of them to come. With few heads that is faster than merge.cu.
+#pragma once
+#include "merge.cuh"
+
+// Whether this program is the last of those that share a head: all have written their parts.
+DEVICE bool last_to_come(uint32_t shared, int* arrived, int programs) {
+    if (thread_index() == 0) {
+        const bool last = arrive(arrived) == programs - 1;
+        if (last) *arrived = 0;
+        store_shared(shared + FLAG_AT, (uint32_t)last);
+    }
+    __syncthreads();
+    return load_shared(shared + FLAG_AT);
+}
+
+// A warp's part becomes the sum of every WARPS'th program's.
+DEVICE void add_programs(const Arguments& args, uint32_t shared, int first_program, int programs) {
+    constexpr int VECTORS = HEADS * DEPTH / 4;
+    constexpr int COUNT = (VECTORS + 31) / 32, AT_ONCE = COUNT > 4 ? 1 : 3;  // on their way
+    const int warp = thread_index() / 32, lane = thread_index() % 32;
+    float maximum[COUNT], sum[COUNT];
+    float4 value[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) maximum[i] = MINUS_INFINITY, sum[i] = 0, value[i] = {0, 0, 0, 0};
+#pragma unroll 1
+    for (int next = warp; next < programs; next += WARPS * AT_ONCE) {
+        float2 statistic[AT_ONCE][COUNT];
+        float4 part[AT_ONCE][COUNT];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const int program = next + k * WARPS;
+            const int64_t slot = 2 * ((int64_t)(first_program + program) * HEAD_BLOCKS + blockIdx.x % HEAD_BLOCKS) +
+                                 (program == 0);
+            const int64_t first = slot * HEADS;
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+                const int vector = min(lane + 32 * i, VECTORS - 1);
+                const bool inside = k == 0 || program < programs;
+                const float2* at = args.statistics + first + vector / (DEPTH / 4);
+                statistic[k][i] = inside ? __ldcg(at) : float2{MINUS_INFINITY, 0};
+                part[k][i] = inside ? __ldcg((const float4*)(args.parts + first * DEPTH) + vector) : float4{0, 0, 0, 0};
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+                const float new_maximum = fmaxf(maximum[i], statistic[k][i].x);
+                const float old_scale = exp2_fast(maximum[i] - finite(new_maximum));
+                const float scale = exp2_fast(statistic[k][i].x - finite(new_maximum));
+                maximum[i] = new_maximum, sum[i] = sum[i] * old_scale + statistic[k][i].y * scale;
+                value[i].x = value[i].x * old_scale + part[k][i].x * scale;
+                value[i].y = value[i].y * old_scale + part[k][i].y * scale;
+                value[i].z = value[i].z * old_scale + part[k][i].z * scale;
+                value[i].w = value[i].w * old_scale + part[k][i].w * scale;
+            }
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const int vector = lane + 32 * i, head = vector / (DEPTH / 4), number = vector % (DEPTH / 4) * 4;
+        if (vector < VECTORS) {
+            const uint32_t at = shared + SCRATCH_AT + warp * SCRATCH + head * OUT_PITCH + number * 4;
+            store_shared(at, uint4{__float_as_uint(value[i].x), __float_as_uint(value[i].y), __float_as_uint(value[i].z),
+                                   __float_as_uint(value[i].w)});
+            if (number == 0) set_statistic(shared, warp, head, maximum[i], sum[i]);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+// Adds up what programs of many_heads.cu that share a KV head have left: HEADS query heads a block, by the block of the
+// first of these programs, to `out`.
+#include "layout.cuh"
+
+constexpr int VECTORS = HEADS * DEPTH / 4, GROUPS = MERGE_THREADS / VECTORS;
+constexpr int AT_ONCE = 4;  // programs of a thread on their way
+static_assert(MERGE_THREADS * 24 == SHARED_BYTES, "as in plan.py");
+
+// A maximum and a sum, and weighted values.
+struct Part {
+    float maximum, sum, values[4];
+
+    DEVICE void add(float2 statistic, float4 other) {
+        const float larger = fmaxf(maximum, statistic.x), subtracted = larger == MINUS_INFINITY ? 0 : larger;
+        const float scale = exp2_fast(maximum - subtracted), of_other = exp2_fast(statistic.x - subtracted);
+        const float others[4] = {other.x, other.y, other.z, other.w};
+        maximum = larger, sum = sum * scale + statistic.y * of_other;
+#pragma unroll
+        for (int i = 0; i < 4; i++) values[i] = values[i] * scale + others[i] * of_other;
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 1) cuda_decode_merge(const __grid_constant__ Arguments args) {
+    const uint32_t shared = shared_memory();
+    const int thread = thread_index(), vector = thread % VECTORS, group = thread / VECTORS;
+    const int block = blockIdx.x / SHARING, program = block / HEAD_BLOCKS, of_program = blockIdx.x % SHARING * HEADS;
+    Work work;
+    if (!work.begin(args.lengths, program, args.programs, args.splits)) return;
+    Segment segment;
+    while (true) {
+        segment = work.segment;
+        work.count_sharers(segment);
+        if (segment.programs > 1 && segment.first_program == program) break;
+        if (!work.advance()) return;
+    }
+    wait_for_launch_before();
+    Part part = {MINUS_INFINITY, 0, {0, 0, 0, 0}};
+    if (group < GROUPS)
+#pragma unroll 1
+        for (int first = group; first < segment.programs; first += AT_ONCE * GROUPS) {
+            float2 statistics[AT_ONCE];
+            float4 values[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                const int other = first + i * GROUPS;
+                const int64_t slot = 2 * (block + (int64_t)other * HEAD_BLOCKS) + (other == 0);
+                const int64_t head = slot * ALL_HEADS + of_program + vector / (DEPTH / 4);
+                const bool inside = other < segment.programs;
+                statistics[i] = inside ? __ldcg(args.statistics + head) : float2{MINUS_INFINITY, 0};
+                values[i] = {0, 0, 0, 0};
+                if (inside) values[i] = __ldcg((const float4*)(args.parts + head * DEPTH) + vector % (DEPTH / 4));
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) part.add(statistics[i], values[i]);
+        }
+    store_floats(shared + thread * 16, part.values);
+    store_shared(shared + MERGE_THREADS * 16 + thread * 8, __float_as_uint(part.maximum), __float_as_uint(part.sum));
+    __syncthreads();
+    const int head = block % HEAD_BLOCKS * ALL_HEADS + of_program + vector / (DEPTH / 4);
+    if (group > 0 || head >= args.group) return;
+#pragma unroll 4
+    for (int other = 1; other < GROUPS; other++) {
+        const int from = other * VECTORS + vector;
+        float values[4], both[2];
+        load_floats(values, shared + from * 16);
+        load_floats(both, shared + MERGE_THREADS * 16 + from * 8);
+        part.add({both[0], both[1]}, {values[0], values[1], values[2], values[3]});
+    }
+    const int64_t kv_head = (int64_t)segment.sequence * args.lengths.kv_heads + segment.kv_head;
+    uint16_t* out = args.out + (kv_head * args.group + head) * HEAD_DIM;
+    const float inverse = part.sum == 0 ? 0 : reciprocal_fast(part.sum);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int number = vector % (DEPTH / 4) * 4 + i;
+        if (number < HEAD_DIM) out[number] = from_float<ELEMENT>(part.values[i] * inverse).bits;
+    }
+}
