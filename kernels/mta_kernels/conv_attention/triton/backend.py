@@ -26,12 +26,12 @@ from mta_kernels.torch_compile import asked_once, constant_when_compiled, known
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # Where query heads share a KV head, this decode is faster than CUDA's on short caches, if the copy engine reads them:
 # up to `few_keys` of all sequences and KV heads, times the heads that share one (decision 68).
-MOST_SHARING = 16  # above it, nowhere
+MOST_SHARING = 4  # above it, nowhere (decision 76)
 
 
-def few_keys(group: int, head_dim: int) -> int:
-    """How many keys those are, for so many query heads a KV head."""
-    return 1 << 18 if group > 8 else head_dim * (1024 if head_dim > 64 else 512)
+def few_keys(head_dim: int) -> int:
+    """How many keys those are."""
+    return head_dim * (1024 if head_dim > 64 else 512)
 
 
 def why_not(request: Request) -> str | None:
@@ -84,7 +84,7 @@ def _decodes_few_keys(request: Request) -> bool:
     if group == 1 or group > MOST_SHARING:
         return False
     keys = k.shape[0] * k.shape[1] * k.shape[2]
-    if not known(keys * group <= few_keys(group, request.head_dim)):
+    if not known(keys * group <= few_keys(request.head_dim)):
         return False
     # Of another number of batches these are pages, which the copy engine does not read.
     if not known(k.shape[0] == q.shape[0]) or why_not(request) is not None:
