@@ -16,6 +16,8 @@ DEVICE void set_statistic(uint32_t shared, int warp, int head, float maximum, fl
     store_shared(shared + STATISTICS_AT + (warp * HEADS + head) * 8, __float_as_uint(maximum), __float_as_uint(sum));
 }
 
+constexpr int TEAMS_AT_ONCE = FEW_HEADS ? TEAMS : 4;
+
 // Adds up the warps' parts of a segment: to `out` if they are all, else to this program's part in global memory.
 DEVICE void add_warps(const Arguments& args, const Segment& segment, uint32_t shared) {
     const int program = blockIdx.x / HEAD_BLOCKS, first_head = blockIdx.x % HEAD_BLOCKS * ALL_HEADS;
@@ -27,10 +29,10 @@ DEVICE void add_warps(const Arguments& args, const Segment& segment, uint32_t sh
     for (int i = thread_index(); i < ALL_HEADS * DEPTH / 4; i += THREADS) {
         const int head = i / (DEPTH / 4), number = i % (DEPTH / 4) * 4, first_warp = head / HEADS, of_warp = head % HEADS;
         float maximum = MINUS_INFINITY, sum = 0, value[4] = {};
-#pragma unroll 4
+#pragma unroll TEAMS_AT_ONCE
         for (int team = 0; team < TEAMS; team++)
             maximum = fmaxf(maximum, statistic(shared, team * SHARING + first_warp, of_warp).x);
-#pragma unroll 4
+#pragma unroll TEAMS_AT_ONCE
         for (int team = 0; team < TEAMS; team++) {
             const int warp = team * SHARING + first_warp;
             const float2 found = statistic(shared, warp, of_warp);
