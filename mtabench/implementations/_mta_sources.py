@@ -144,20 +144,27 @@ def bands_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
 
 
 def heads_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
-    """CUDA's kernels of the backward of a layer with all steps in which heads meet. Raises SkippedError."""
-    from mta_kernels.multi_token_attention.heads_cuda import heads, plan
+    """CUDA's kernels of a layer with all steps in which heads meet. Raises SkippedError."""
+    from mta_kernels.multi_token_attention.heads_cuda import forward, heads, plan
     from mtabench.problem.inputs import DTYPES
 
     dtype, conv, packed = DTYPES[shape.dtype], shape.operation.conv, shape.packed
-    if heads.shape_unsupported(limits.shared_per_block, dtype, shape.heads, conv) is not None:
+    for name, walk in plan.WALKS.items():
+        if heads.shape_unsupported(limits.shared_per_block, dtype, shape.heads, {name: conv}) is not None:
+            continue
+        need_compiler()
+        constants = plan.WalkConstants(name, dtype, shape.heads, conv, shape.causal, packed, walk)
+        code = compiled(constants.source(limits.target))
+        kernel, *merge = heads.KERNELS[name]
+        yield CudaKernel(kernel, code, constants.threads // 32, constants.shared_memory)
+        yield from (
+            CudaKernel(of_pieces, code, forward.MERGE_THREADS // 32, forward.MERGE_BYTES) for of_pieces in merge
+        )
+    if heads.shape_unsupported(limits.shared_per_block, dtype, shape.heads, {"heads": conv}) is not None:
         return
-    need_compiler()
     for name, sizes in plan.TILES.items():
         tiles = plan.TileConstants(name, dtype, shape.heads, shape.causal, packed, True, sizes)
-        yield CudaKernel(heads.KERNELS[name], compiled(tiles.source(limits.target)), 1, tiles.shared_memory)
-    constants = plan.HeadConstants(dtype, shape.heads, conv, shape.causal, packed, plan.HEADS)
-    code = compiled(constants.source(limits.target))
-    yield CudaKernel(heads.KERNELS["heads"], code, shape.heads, constants.shared_memory)
+        yield CudaKernel(heads.KERNELS[name][0], compiled(tiles.source(limits.target)), 1, tiles.shared_memory)
 
 
 def mix_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
@@ -243,7 +250,7 @@ SOURCES = (
     Source("mta_mix_cuda", mix_source, ("mix_logits", "finish_logits", "mix_values"), order=94),
     Source("mta_bands_cuda", bands_source, ("convolve_rows", "convolution_gradients"), order=95),
     Source("mta_heads_cuda", heads_source, (
-        "mix_probabilities", "convolve_heads", "differentiate_logits",
+        "pre_heads", "merge_pieces", "post_heads", "mix_probabilities", "convolve_heads", "differentiate_logits",
     ), order=96),
     Source("mta_decode_cuda", decode_cuda_source, (
         "decode_cuda_keys", "decode_cuda_values", "decode_cuda_merge",

@@ -1,4 +1,4 @@
-"""The kernels of the multi-token attention's backward that mix heads, on a CPU."""
+"""The kernels of the multi-token attention that mix heads, on a CPU."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class HeadsEmulator(Emulator):
 
     def program(self, wanted: Source) -> str:
         code = f"#include <device.cuh>\nnamespace kernel {{\n#include <{wanted.path.name}>\n}}\n"
-        return code + launch_code("kernel", heads.KERNELS[wanted.path.stem])
+        return code + "".join(launch_code("kernel", name) for name in heads.KERNELS[wanted.path.stem])
 
 
 @pytest.fixture
 def emulated_heads(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """`HeadMixings` takes CPU tensors in this test; its field is the seed of threads and copies."""
+    """`HeadMixings`, `pre_heads` and `post_heads` take CPU tensors in this test; the seed of threads is a field."""
     return emulate(monkeypatch, heads, HeadsEmulator())

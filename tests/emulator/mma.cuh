@@ -25,6 +25,17 @@ inline void may_fall_behind(int times) {
 
 }  // namespace whole_warp
 
+inline void block_sync(int barrier, int threads) { emulator::meet(400, barrier, threads); }
+inline void block_arrive(int barrier, int threads) { emulator::arrive(400, barrier, threads); }
+inline uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t result = 0;
+    for (int shift = 0; shift < 32; shift += 16) {
+        const auto number = [&](uint32_t pair) { return (double)unpack<Bfloat16>((uint16_t)(pair >> shift)); };
+        result |= (uint32_t)round_to<Bfloat16>((float)(number(a) * number(b) + number(c))) << shift;
+    }
+    return result;
+}
+inline uint32_t another(uint32_t x) { return x; }
 inline void copy_async(uint32_t destination, const void* source, bool inside) {
     if (destination % 16 || (uintptr_t)source % 16) emulator::fail("a copy is not aligned");
     emulator::issue(emulator::Task::of([=] {

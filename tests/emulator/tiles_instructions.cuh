@@ -2,7 +2,6 @@
 #pragma once
 #include <mma.cuh>
 
-inline uint32_t another(uint32_t x) { return x; }
 inline void store_memory(void* at, uint4 x) {
     if ((uintptr_t)at % 16) emulator::fail("a store of 16 bytes is not aligned");
     std::memcpy(at, &x, 16);

@@ -27,6 +27,7 @@ def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(plan, "GRADIENTS", plan.Sizes(20, 2, 1))
     monkeypatch.setattr(band_stage, "CUDA_BANDS", True)
     monkeypatch.setattr(tile_stage, "CUDA_TILES", False)
+    monkeypatch.setattr(tile_stage, "CUDA_HEADS", False)
     bands = band_stage.bands
     if DEVICE != "cuda":
         request.getfixturevalue("emulated_bands")

@@ -1,9 +1,10 @@
-"""The forward with CUDA's tile kernels: on a GPU, else in the emulator, with Triton's interpreter for the products."""
+"""The forward with CUDA's kernels: on a GPU, else in the emulator, with Triton's interpreter for the products."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from emulated_heads import emulated_heads  # noqa: F401
 from emulated_tiles import emulated_tiles  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory
 from mta_inputs import Problem, assert_twice_eager, forward, gradients, make, small_chunks
@@ -18,15 +19,30 @@ FP16 = torch.float16  # Triton's interpreter has no bfloat16
 
 @pytest.fixture(autouse=True)
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list:
-    """CUDA's kernels are taken, and how often is noted; chunks are short, and what nobody writes is NaN."""
+    """CUDA's tile kernels are taken, and how often is noted; chunks are short, and what nobody writes is NaN."""
     poison_memory(monkeypatch)
     small_chunks(monkeypatch)
     monkeypatch.setattr(tile_stage, "CUDA_TILES", True)
+    monkeypatch.setattr(tile_stage, "CUDA_HEADS", False)
     if DEVICE != "cuda":
         request.getfixturevalue("emulated_tiles")
         monkeypatch.setattr(tile_stage, "unsupported", lambda *shape: None)
-    calls, mixed = [], tile_stage.mixed_probabilities
-    monkeypatch.setattr(tile_stage, "mixed_probabilities", lambda *x: (calls.append(x[-1]), mixed(*x)))
+    return calls_of("probabilities_by_tiles", monkeypatch)
+
+
+@pytest.fixture
+def meetings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list:
+    """As `tiles`, of the kernels in which heads meet."""
+    monkeypatch.setattr(tile_stage, "CUDA_HEADS", True)
+    if DEVICE != "cuda":
+        request.getfixturevalue("emulated_heads")
+        monkeypatch.setattr(tile_stage, "heads_do_not_meet", lambda *shape: None)
+    return calls_of("probabilities_by_heads", monkeypatch)
+
+
+def calls_of(name: str, monkeypatch: pytest.MonkeyPatch) -> list:
+    calls, mixed = [], getattr(tile_stage, name)
+    monkeypatch.setattr(tile_stage, name, lambda *x: (calls.append(x[-1]), mixed(*x)))
     return calls
 
 
@@ -36,6 +52,7 @@ def check(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     if problem.q.shape[2] == problem.k.shape[2]:
         assert_twice_eager({"out": out}, problem)
     monkeypatch.setattr(tile_stage, "CUDA_TILES", False)
+    monkeypatch.setattr(tile_stage, "CUDA_HEADS", False)
     wanted, sums = forward(problem)
     assert (out - wanted).abs().max() <= 8 * torch.finfo(out.dtype).eps * wanted.abs().max()
     assert (logsumexp - sums).abs().max() < 0.05
@@ -55,6 +72,36 @@ def check(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_steps(tiles: list, monkeypatch: pytest.MonkeyPatch, options: dict) -> None:
     check(make(2, 70, 16, FP16, **options), monkeypatch)
     assert len(tiles) == (2 if "queries" in options else 3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pre_conv": (6, 11), "post_conv": (6, 11)},
+        {"pre_conv": (3, 5), "post_conv": (2, 3), "queries": 41, "causal": False, "pad_key": "left"},
+        {"post_conv": (2, 9), "documents": [0, 0, 1, 3, 40, 42, 70], "kv_heads": 1},
+    ],
+    ids=str,
+)
+def test_all_steps_where_heads_meet(
+    meetings: list, tiles: list, monkeypatch: pytest.MonkeyPatch, options: dict
+) -> None:
+    check(make(2, 70, 16, FP16, **options), monkeypatch)
+    assert len(meetings) == (2 if "queries" in options else 3)
+    assert not tiles
+
+
+def test_the_backward_has_their_probabilities(meetings: list) -> None:
+    """At logits whose rounding would be a large factor on a probability: they are not rounded."""
+    problem = make(2, 40, 16, FP16, pre_conv=(2, 3), post_conv=(2, 3), magnitude=60)
+    assert_twice_eager(gradients(problem), problem, backward=True)
+    assert meetings
+
+
+def test_heads_meet_only_with_both_mixings(meetings: list, tiles: list) -> None:
+    forward(make(2, 20, 16, FP16, post_conv=(2, 3), pre_mix=False))
+    assert tiles
+    assert not meetings
 
 
 def test_probabilities_of_the_backward_add_up_to_one(tiles: list) -> None:
@@ -81,8 +128,10 @@ def test_gradients_of_rounded_logits(tiles: list, options: dict) -> None:
     assert tiles
 
 
-def test_gradients_that_cancel(tiles: list) -> None:
+@pytest.mark.parametrize("kernels", ["tiles", "meetings"])
+def test_gradients_that_cancel(request: pytest.FixtureRequest, kernels: str) -> None:
     """Of mixings before a norm, which takes out their sizes: the backward has the forward's probabilities."""
+    calls = request.getfixturevalue(kernels)
     problem = make(2, 60, 16, FP16, pre_conv=(2, 3), post_conv=(2, 3), magnitude=60, seed=2)
     given = problem.mixers._asdict() | {"post_mix": problem.mixers.post_mix.diag().diag()}
     given |= {name: getattr(problem, name) for name in "qkv"} | {"norm_weight": torch.ones_like(problem.q[0, 0, 0])}
@@ -93,7 +142,7 @@ def test_gradients_that_cancel(tiles: list) -> None:
         return torch.autograd.grad(out, leaves["post_mix"], problem.grad_out.to(dtype))[0].diag().double()
 
     exact, eager, got = of_sizes(torch.float64, "reference"), of_sizes(FP16, "reference"), of_sizes(FP16, "triton")
-    assert tiles
+    assert calls
     assert (got - exact).norm() <= 2 * (eager - exact).norm()
 
 

@@ -35,6 +35,12 @@ DEVICE void store_global(void* destination, uint4 values) {
                  "r"(values.w) : "memory");
 }
 
+// Named barriers of a block, 1 to 15, of so many threads: one waits for all, or arrives and goes on.
+DEVICE void block_sync(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+DEVICE void block_arrive(int barrier, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // Asynchronous copies (cp.async): a thread issues some, commits them as a group, and waits for its groups in order.
 
 // 16 bytes from global to shared memory, both at multiples of 16 bytes; zeros, and nothing is read, if not `inside`.
@@ -58,6 +64,19 @@ template <> DEVICE void multiply_8<Bfloat16>(float (&sums)[4], uint32_t a0, uint
     asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a0), "r"(a1), "r"(b));
+}
+
+// Two products of bfloat16 each, plus two more numbers, rounded once.
+DEVICE uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t result;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+    return result;
+}
+
+// The same number, known to the compiler as one that no other register has.
+DEVICE uint32_t another(uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
 }
 
 // The transpose of an 8 x 8 matrix that a warp holds: lane t has numbers 2 (t % 4) and the next of row t / 4, before and

@@ -28,6 +28,10 @@ struct Arguments {
     int run, row_tiles, key_tiles, tasks;
     const ELEMENT* mix;  // [heads, heads], of heads_cuda/heads.cu
     float* parts;        // [B, tasks, heads, heads]
+    float2* pieces;        // of heads_cuda/pre.cu and post.cu: [B, units, rows, heads]
+    uint32_t* factors;     // the same
+    float* logsumexp;      // [B, heads, query_rows]
+    int batch;
 };
 
 // What a warp does: rows from `first` to `after` of a head, keys from `first_key` on.

@@ -15,6 +15,7 @@ template <class Arguments> DEVICE int stored_end(const Arguments& args, int row)
 // The keys that a row sees, from `start` to `end`.
 struct Seen {
     int start = 0, end = 0;
+    DEVICE Seen() {}
     template <class Arguments> DEVICE Seen(const Arguments& args, int row) {
         const int query = args.first_row + row, position = args.first_position + row;
         if (query < 0 || query >= args.query_rows) return;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from collections.abc import Mapping
 from ctypes import c_int, c_void_p
 from typing import Any
 
@@ -15,14 +16,17 @@ from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
 from mta_kernels.multi_token_attention.bands_cuda import bands
 from mta_kernels.multi_token_attention.bands_cuda.bands import Rows
 from mta_kernels.multi_token_attention.heads_cuda import plan
-from mta_kernels.multi_token_attention.heads_cuda.plan import MOST_HEADS, HeadConstants, TileConstants
+from mta_kernels.multi_token_attention.heads_cuda.plan import MOST_HEADS, TileConstants, WalkConstants
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import machine_code, missing_package
 from mta_kernels.nvrtc.structures import fields
 from mta_kernels.operation import Convolution
 
 # By the names of sources.
-KERNELS = {"probabilities": "mix_probabilities", "heads": "convolve_heads", "logits": "differentiate_logits"}
+KERNELS = {
+    "probabilities": ("mix_probabilities",), "heads": ("convolve_heads",), "logits": ("differentiate_logits",),
+    "pre": ("pre_heads", "merge_pieces"), "post": ("post_heads",),
+}  # fmt: skip
 
 
 class Arguments(ctypes.Structure):
@@ -36,26 +40,32 @@ class Arguments(ctypes.Structure):
 
 
 def heads_unsupported(
-    device: torch.device | str, dtype: torch.dtype, heads: int, conv: Convolution
+    device: torch.device | str, dtype: torch.dtype, heads: int, convolutions: Mapping[str, Convolution]
 ) -> str | None:  # fmt: skip
-    """Why the kernels cannot take so many heads, and a convolution of probabilities, on a device; None if they can."""
+    """Why the kernels cannot take so many heads on a device, or None if they can.
+
+    `convolutions` are those of kernels, by the names of these in `plan.WALKS`; `HeadMixings` has "heads".
+    """
     device = torch.device(device)
     if device.type != "cuda":
         return f"the CUDA kernels that mix heads need an NVIDIA GPU, not a {device.type} device"
     if capability(device) < (8, 0):
         return f"{torch.cuda.get_device_name(device)} is older than sm_80"
-    return missing_package() or shape_unsupported(shared_memory_limit(device), dtype, heads, conv)
+    return missing_package() or shape_unsupported(shared_memory_limit(device), dtype, heads, convolutions)
 
 
-def shape_unsupported(limit: int, dtype: torch.dtype, heads: int, conv: Convolution) -> str | None:
+def shape_unsupported(
+    limit: int, dtype: torch.dtype, heads: int, convolutions: Mapping[str, Convolution]
+) -> str | None:  # fmt: skip
     """Why no GPU whose blocks may have `limit` bytes of shared memory can take these, or None."""
-    if reason := bands.shape_unsupported(dtype, conv):
-        return reason
     if heads > MOST_HEADS:
         return f"{heads} heads are more than the {MOST_HEADS} of the CUDA kernels that mix heads"
-    needed = HeadConstants(dtype, heads, conv, True, False, plan.HEADS).shared_memory
-    if needed > limit:
-        return f"{heads} heads and {conv} taps need {needed} bytes of shared memory, more than the {limit} of a block"
+    for name, conv in convolutions.items():
+        if reason := bands.shape_unsupported(dtype, conv):
+            return reason
+        needed = WalkConstants(name, dtype, heads, conv, True, False, plan.WALKS[name]).shared_memory
+        if needed > limit:
+            return f"{heads} heads and {conv} taps need {needed} bytes of shared memory; a block may have {limit}"
     return None
 
 
@@ -69,7 +79,7 @@ class HeadMixings:
     def __init__(
         self, pre_mix: Tensor, post_mix: Tensor, taps: Tensor, conv: Convolution, dtype: torch.dtype, batch: int,
         most_rows: int, most_pitch: int, *, round_logits: bool, tiles: dict[str, plan.Sizes] | None = None,
-        heads: bands.plan.Sizes | None = None,
+        heads: plan.WalkSizes | None = None,
     ) -> None:  # fmt: skip
         """`pre_mix [H, H]` (out, in), `post_mix [H, H]` (in, out), `taps [H, cq, ck]` of the convolution in between.
 
@@ -78,14 +88,14 @@ class HeadMixings:
         """
         self.pre, self.post, self.taps = (x.to(dtype).contiguous() for x in (pre_mix, post_mix, taps))
         self.conv, self.round_logits = conv, round_logits
-        self.tiles, self.heads = tiles or plan.TILES, heads or plan.HEADS
+        self.tiles, self.heads = tiles or plan.TILES, heads or plan.WALKS["heads"]
         count, device = pre_mix.shape[0], pre_mix.device
 
         def parts(*places: int) -> Tensor:
             return torch.zeros(*places, count, count, dtype=torch.float32, device=device)
 
         self.parts_pre = parts(self.tiles["logits"].warps * sm_count(device))
-        _, row_tiles, key_tiles = bands.tiles_of(self.heads, most_rows, most_pitch)
+        _, row_tiles, key_tiles = bands.tiles_of(self.heads.of_a_head, most_rows, most_pitch)
         self.parts_post = parts(batch, row_tiles * key_tiles)
 
     def probabilities(self, x: Tensor, out: Tensor, logsumexp: Tensor, where: Rows) -> tuple[Tensor, int]:
@@ -105,14 +115,16 @@ class HeadMixings:
 
         The `owned` rows from `above` on count for the gradient of post_mix. `out` is other memory than x and grad.
         """
-        constants = HeadConstants(x.dtype, x.shape[1], self.conv, where.causal, where.documents is not None, self.heads)
-        arguments, kept = bands.arguments_of(self.heads, x, out, self.taps, where)
+        constants = WalkConstants(
+            "heads", x.dtype, x.shape[1], self.conv, where.causal, where.documents is not None, self.heads
+        )
+        arguments, kept = bands.arguments_of(self.heads.of_a_head, x, out, self.taps, where)
         arguments.grad, arguments.above, arguments.owned = grad.data_ptr(), above, owned
         arguments.mix, arguments.parts = self.post.data_ptr(), self.parts_post.data_ptr()
         arguments.tasks = self.parts_post.shape[1]
         blocks = x.shape[0] * arguments.row_tiles * arguments.key_tiles
-        compiled, threads = kernel(KERNELS["heads"], constants, x.device), bands.plan.THREADS * x.shape[1]
-        driver.launch(compiled, (blocks, 1), threads, constants.shared_memory, x.device.index, arguments)
+        compiled = kernel(*KERNELS["heads"], constants, x.device)
+        driver.launch(compiled, (blocks, 1), constants.threads, constants.shared_memory, x.device.index, arguments)
         del kept
 
     def differentiate(
@@ -158,13 +170,13 @@ class HeadMixings:
         constants = TileConstants(
             name, x.dtype, x.shape[1], where.causal, where.documents is not None, self.round_logits, self.tiles[name]
         )
-        compiled = kernel(KERNELS[name], constants, x.device)
+        compiled = kernel(*KERNELS[name], constants, x.device)
         blocks, threads = (arguments.warps, 1), bands.plan.THREADS
         driver.launch(compiled, blocks, threads, constants.shared_memory, x.device.index, arguments)
 
 
 @functools.cache
-def kernel(name: str, constants: TileConstants | HeadConstants, device: torch.device) -> Any:
+def kernel(name: str, constants: TileConstants | WalkConstants, device: torch.device) -> Any:
     """A kernel on a device, compiled at the first call: seconds, unless the disk has it."""
     code = machine_code(constants.source(driver.architecture(device.index)))
     return driver.load(code, name, constants.shared_memory, device.index)

@@ -1,4 +1,4 @@
-"""The constants of probabilities.cu, heads.cu and logits.cu."""
+"""The constants of the kernels in which heads meet."""
 
 from __future__ import annotations
 
@@ -29,8 +29,26 @@ class Sizes:
 
 
 TILES = {"probabilities": Sizes(128, 3, 12, 512), "logits": Sizes(128, 2, 12, 512)}
-# A block of all heads has an SM to itself.
-HEADS = bands.Sizes(104, 2, 1)
+
+
+@dataclass(frozen=True)
+class WalkSizes:
+    """Rows of a block, about, stages of a warp's ring, tiles, warps that mix, and keys of a row that each takes."""
+
+    rows: int
+    stages: int
+    tiles: int
+    mixers: int
+    unit: int
+
+    @property
+    def of_a_head(self) -> bands.Sizes:
+        return bands.Sizes(self.rows, self.stages, 1)  # a block of all heads has an SM to itself
+
+
+WALKS = {
+    "pre": WalkSizes(104, 2, 3, 4, 64), "post": WalkSizes(104, 2, 3, 4, 64), "heads": WalkSizes(104, 2, 2, 4, 64),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,28 +81,40 @@ class TileConstants:
 
 
 @dataclass(frozen=True)
-class HeadConstants:
-    """The constants of heads.cu."""
+class WalkConstants:
+    """The constants of pre.cu, post.cu or heads.cu, whichever is the `name`."""
 
+    name: str
     dtype: torch.dtype
     heads: int
     conv: Convolution
     causal: bool
     documents: bool
-    sizes: bands.Sizes
+    sizes: WalkSizes
 
     @property
     def of_a_head(self) -> bands.BandConstants:
-        return bands.BandConstants(False, self.dtype, self.conv, False, self.causal, self.documents, self.sizes)
+        sizes = self.sizes.of_a_head
+        return bands.BandConstants(False, self.dtype, self.conv, False, self.causal, self.documents, sizes)
+
+    @property
+    def threads(self) -> int:
+        return bands.THREADS * (self.heads + self.sizes.mixers)
 
     @functools.cached_property
     def shared_memory(self) -> int:
-        """Bytes a block takes, as heads.cu lays them out."""
+        """Bytes a block takes, as walk.cuh and heads.cu lay them out."""
         tile = self.conv.query_taps * self.heads * (bands.KEYS * 2 + 16)
-        return self.heads * self.of_a_head.shared_memory + (2 + self.sizes.stages + 1) * tile
+        tiles = self.sizes.tiles
+        if self.name == "heads":
+            tiles += self.sizes.stages + tiles - 1  # of the gradient
+        return self.heads * self.of_a_head.shared_memory + tiles * tile
 
     def source(self, architecture: str) -> Source:
         of_a_head = self.of_a_head.source(architecture)
-        constants = {**of_a_head.constants, "HEADS": self.heads, "SHARED_BYTES": self.shared_memory}
-        headers = {**of_a_head.headers, **headers_in(FOLDER, ("mixing.cuh",))}
-        return Source(FOLDER / "heads.cu", architecture, constants, headers)
+        constants = {
+            **of_a_head.constants, "HEADS": self.heads, "TILES": self.sizes.tiles,
+            "MIXERS": self.sizes.mixers, "UNIT": self.sizes.unit, "SHARED_BYTES": self.shared_memory,
+        }  # fmt: skip
+        headers = {**of_a_head.headers, **headers_in(FOLDER, ("mixing.cuh", "walk.cuh", "mixed.cuh"))}
+        return Source(FOLDER / f"{self.name}.cu", architecture, constants, headers)

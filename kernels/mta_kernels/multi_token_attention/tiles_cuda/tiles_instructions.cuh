@@ -3,12 +3,6 @@
 #pragma once
 #include <mma.cuh>
 
-// The same number, known to the compiler as one that no other register has.
-DEVICE uint32_t another(uint32_t x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
 // To memory at a multiple of their size: the compiler would make four stores of one.
 DEVICE void store_memory(void* at, uint4 x) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");

@@ -58,7 +58,8 @@ def mixed_attention_backward(
         sums = q.new_empty(shape), q.new_empty(shape)
     else:
         sums = torch.zeros(2, *shape, dtype=torch.float32, device=q.device).unbind()
-    stages = Stages(operation, mixers, q, sequences, plan, round_logits=tile_stage.takes(operation, q, documents))
+    rounds = tile_stage.rounds_logits(operation, q, documents)
+    stages = Stages(operation, mixers, q, sequences, plan, round_logits=rounds)
     size = max(chunk.rows * chunk.pitch for chunk in plan) * sequences * heads
     memories = q.new_empty(stages.buffers, size).unbind()
     if operation.post_conv is not None:  # that of coarse rows is computed again

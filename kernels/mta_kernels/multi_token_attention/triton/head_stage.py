@@ -35,4 +35,4 @@ def mixings_of(
 @functools.lru_cache(256)
 def unsupported(device: torch.device, dtype: torch.dtype, heads: int, conv: Convolution) -> str | None:
     """`heads_unsupported`, asked once."""
-    return heads_unsupported(device, dtype, heads, conv)
+    return heads_unsupported(device, dtype, heads, {"heads": conv})

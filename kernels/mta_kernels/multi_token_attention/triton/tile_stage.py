@@ -1,8 +1,9 @@
-"""The one place that chooses whose kernels do the steps between the products: CUDA's tile kernels, or Triton's stages.
+"""The one place that chooses whose kernels do the steps between the products: CUDA's, or Triton's stages.
 
 CUDA's take operations with a convolution of probabilities, forward, and do all of these steps in two passes over the
-scores. Their logits are rounded as they are stored. The backward of what they take rounds its logits, too: gradients
-that nearly cancel, as those of a mixing before a norm do, need the probabilities that the output was made of.
+scores. With both mixings, kernels in which heads meet store exponentials of logits in between. Else the tile kernels
+store logits, rounded. The backward of what these take rounds its logits, too: gradients that nearly cancel, as those of
+a mixing before a norm do, need the probabilities that the output was made of.
 """
 
 from __future__ import annotations
@@ -13,21 +14,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.multi_token_attention.heads_cuda import forward, heads_unsupported
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.tiles_cuda import post_tiles, pre_tiles, tiles_unsupported
+from mta_kernels.multi_token_attention.triton.band_stage import rows_of_chunk
 from mta_kernels.multi_token_attention.triton.chunks import BLOCK, Chunk
 from mta_kernels.multi_token_attention.triton.products import row_product, score_product
-from mta_kernels.operation import Convolution, Operation
+from mta_kernels.operation import ONE_TAP, Convolution, Operation
 
-CUDA_TILES = True  # whether to take CUDA's where they run; measurements turn it off
+CUDA_HEADS = True  # whether to take CUDA's kernels in which heads meet, where they run; measurements turn it off
+CUDA_TILES = True  # whether to take CUDA's tile kernels where they run and those do not
 
 
 def takes(operation: Operation, q: Tensor, documents: Tensor | None) -> bool:
     """Whether `run_chunks` is to be called, instead of Triton's stages."""
+    return _by_heads(operation, q) or _by_tiles(operation, q, documents)
+
+
+def rounds_logits(operation: Operation, q: Tensor, documents: Tensor | None) -> bool:
+    """Whether `run_chunks` rounds logits to q's dtype."""
+    return not _by_heads(operation, q) and _by_tiles(operation, q, documents)
+
+
+def _by_heads(operation: Operation, q: Tensor) -> bool:
+    before, after = operation.pre_conv or ONE_TAP, operation.post_conv
+    if not CUDA_HEADS or after is None or operation.pre_mix is None or operation.post_mix is None:
+        return False
+    return heads_do_not_meet(q.device, q.dtype, q.shape[1], before, after) is None
+
+
+def _by_tiles(operation: Operation, q: Tensor, documents: Tensor | None) -> bool:
     convolutions = operation.pre_conv, operation.post_conv
     if not CUDA_TILES or operation.post_conv is None:
         return False
     return unsupported(q.device, q.dtype, q.shape[1], *convolutions, documents is not None) is None
+
+
+@functools.lru_cache(256)
+def heads_do_not_meet(
+    device: torch.device, dtype: torch.dtype, heads: int, pre_conv: Convolution, post_conv: Convolution
+) -> str | None:
+    """`heads_unsupported`, asked once."""
+    return heads_unsupported(device, dtype, heads, {"pre": pre_conv, "post": post_conv})
 
 
 @functools.lru_cache(256)
@@ -48,24 +76,41 @@ def run_chunks(
     q, k and v are of `rows_of`; `size` numbers hold the stored scores of any chunk of `plan`, which has its halo.
     """
     batch, heads = q.shape[:2]
+    mixed_probabilities = probabilities_by_heads if _by_heads(operation, q) else probabilities_by_tiles
     memories = torch.empty(2, size, dtype=q.dtype, device=q.device)
     for first in range(0, batch, sequences):
         part = slice(first, first + sequences)
         for chunk in plan:
-            scores, logits = (chunk.buffer(x, q[part].shape[0], heads) for x in memories)
+            scores, kept = (chunk.buffer(x, q[part].shape[0], heads) for x in memories)
             score_product(q[part], k[part], scores, chunk, operation.scale)
-            mixed_probabilities(operation, scores, logits, mixers, logsumexp[part], chunk)
+            mixed_probabilities(operation, scores, kept, mixers, logsumexp[part], chunk)
             row_product(scores, v[part], out[part], chunk)
 
 
-def mixed_probabilities(
-    operation: Operation, scores: Tensor, logits: Tensor, mixers: Mixers, logsumexp: Tensor, chunk: Chunk
+def probabilities_by_heads(
+    operation: Operation, scores: Tensor, kept: Tensor, mixers: Mixers, logsumexp: Tensor, chunk: Chunk
 ) -> None:
     """Scores of a chunk to mixed probabilities in its own rows, in place; their logsumexp `[B, H, M]` is written.
 
-    `logits`, of the same shape as the scores, is scratch: it gets the logits of the own rows and, above these, of the
-    rows that the second convolution reads.
+    `kept`, of the same shape as the scores, is scratch.
     """
+    where, post_conv = rows_of_chunk(chunk), operation.post_conv
+    pre_taps, pre_mix, post_taps, post_mix = mixers
+    if pre_taps is None:
+        pre_taps = torch.ones(scores.shape[1], 1, 1, dtype=scores.dtype, device=scores.device)
+    if pre_mix is None or post_conv is None or post_taps is None or post_mix is None:
+        raise ValueError("the kernels in which heads meet need both mixings and a convolution of probabilities")
+    factors = forward.pre_heads(
+        scores, pre_taps, operation.conv, pre_mix, kept, logsumexp, where, above=chunk.above, owned=chunk.owned
+    )
+    forward.post_heads(kept, factors, post_taps, post_conv, post_mix, scores, where)
+
+
+def probabilities_by_tiles(
+    operation: Operation, scores: Tensor, logits: Tensor, mixers: Mixers, logsumexp: Tensor, chunk: Chunk
+) -> None:
+    """As `probabilities_by_heads`; `logits` is scratch: it gets those of the own rows and, above, of those that the
+    second convolution reads."""
     pre, post = operation.pre_conv, operation.post_conv
     above = post.query_taps - 1 if post else 0
     logits = logits[:, :, chunk.above - above :]

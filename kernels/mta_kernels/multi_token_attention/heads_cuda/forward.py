@@ -1,0 +1,79 @@
+"""Launches the forward's kernels in which heads meet: scores to exponentials, and these to mixed probabilities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mta_kernels.multi_token_attention.bands_cuda import bands
+from mta_kernels.multi_token_attention.bands_cuda.bands import Arguments, Rows
+from mta_kernels.multi_token_attention.heads_cuda import heads, plan
+from mta_kernels.multi_token_attention.heads_cuda.plan import WalkConstants
+from mta_kernels.nvrtc import driver
+from mta_kernels.operation import Convolution
+
+MERGE_THREADS, MERGE_BYTES = 128, 1024
+
+
+def pre_heads(
+    x: Tensor, taps: Tensor, conv: Convolution, mix: Tensor, out: Tensor, logsumexp: Tensor, where: Rows, *, above: int,
+    owned: int, sizes: plan.WalkSizes | None = None,
+) -> Tensor:  # fmt: skip
+    """`out` is exponentials of logits: the convolution of `x` by `taps [H, cq, ck]`, mixed by `mix [H, H]` (out, in).
+
+    `x` and `out` are `[B, H, rows, pitch]` of a chunk (`Rows`), contiguous, fp16 or bf16. Returns what makes
+    probabilities of the exponentials, for `post_heads`: factors `[B, units, rows, H]`, each of the keys of a unit, as
+    float32 or for bf16 as two numbers that add up to it. What a row does not see may be anything in both. logsumexp
+    `[B, H, M]` of all queries, float32 and contiguous, gets those of the `owned` rows from `above` on.
+
+    `sizes` override what would be chosen, for measurements. Nothing waits for the GPU; the same call gives the same
+    bits.
+    """
+    arguments, constants, kept = _arguments("pre", x, taps, conv, mix, out, where, sizes)
+    batch, count, rows, _ = x.shape
+    shape = batch, arguments.key_tiles * bands.plan.KEYS // constants.sizes.unit, rows, count
+    pieces = torch.empty(*shape, 2, dtype=torch.float32, device=x.device)
+    factors = torch.empty(shape, dtype=torch.int32, device=x.device)
+    arguments.pieces, arguments.factors = pieces.data_ptr(), factors.data_ptr()
+    arguments.logsumexp, arguments.above, arguments.owned = logsumexp.data_ptr(), above, owned
+    _launch("pre_heads", arguments, constants, x)
+    merge = heads.kernel("merge_pieces", constants, x.device)
+    driver.launch(merge, (batch * rows, 1), MERGE_THREADS, MERGE_BYTES, x.device.index, arguments)
+    del kept
+    return factors
+
+
+def post_heads(
+    x: Tensor, factors: Tensor, taps: Tensor, conv: Convolution, mix: Tensor, out: Tensor, where: Rows, *,
+    sizes: plan.WalkSizes | None = None,
+) -> None:  # fmt: skip
+    """`out` is the probabilities of exponentials `x`, convolved by `taps` and mixed by `mix [H, H]` (in, out).
+
+    As stored by `Rows`: zeros at keys that a row does not see. `out` is other memory than `x`. All else as `pre_heads`,
+    with units of as many keys.
+    """
+    arguments, constants, kept = _arguments("post", x, taps, conv, mix, out, where, sizes)
+    arguments.factors = factors.data_ptr()
+    _launch("post_heads", arguments, constants, x)
+    del kept
+
+
+def _arguments(
+    name: str, x: Tensor, taps: Tensor, conv: Convolution, mix: Tensor, out: Tensor, where: Rows,
+    sizes: plan.WalkSizes | None,
+) -> tuple[Arguments, WalkConstants, Any]:  # fmt: skip
+    """What both kernels take, the constants, and tensors to keep until the launch."""
+    sizes = sizes or plan.WALKS[name]
+    constants = WalkConstants(name, x.dtype, x.shape[1], conv, where.causal, where.documents is not None, sizes)
+    arguments, kept = bands.arguments_of(sizes.of_a_head, x, out, taps, where)
+    mix = mix.to(x.dtype).contiguous()
+    arguments.mix, arguments.batch = mix.data_ptr(), x.shape[0]
+    return arguments, constants, (kept, mix)
+
+
+def _launch(name: str, arguments: Arguments, constants: WalkConstants, x: Tensor) -> None:
+    blocks = x.shape[0] * arguments.row_tiles * arguments.key_tiles
+    compiled = heads.kernel(name, constants, x.device)
+    driver.launch(compiled, (blocks, 1), constants.threads, constants.shared_memory, x.device.index, arguments)
