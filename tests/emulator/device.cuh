@@ -113,6 +113,7 @@ inline uint64_t operand(uint32_t address, uint32_t leading_bytes, uint32_t strid
            (uint64_t)(stride_bytes >> 4) << 32 | swizzle << 62;
 }
 inline uint64_t moved(uint64_t operand, int bytes) { return operand + (bytes >> 4); }
+inline int opaque(int number) { return number; }
 constexpr uint64_t bytes_on(int bytes) { return (uint64_t)(int64_t)(bytes >> 4); }
 
 inline void products_begin() {}

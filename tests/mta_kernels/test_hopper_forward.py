@@ -249,10 +249,11 @@ RELEASE, PINGPONG = "block.pipeline.release(next);  //", "if constexpr (PINGPONG
         (128, "consumer", f"if (own.thread == 0 && tile + 1 < end_tile) {RELEASE}", "//"),
         (128, "consumer", f"if (own.thread == 0 && tile + 1 < end_tile) {RELEASE}", f"if (own.thread == 0) {RELEASE}"),
         (128, "consumer", "if (own.stores_halo) {", "if (false) {"),
-        (128, "consumer", "if (own.thread == 0) block.pipeline.release(first_iteration);", ""),
+        (128, "consumer", "if (own.thread == 0) block.pipeline.release(iteration);", ""),
         (128, "consumer", "barrier_wait(block.tile_full + 8 * slot, count / SLOTS & 1);", ""),
-        (128, "producer", "barrier_wait(block.queries_empty, (count & 1) ^ 1);", ""),
-        (128, "consumer", "                barrier_arrive(block.tile_empty + 8 * slot);\n", ""),
+        (128, "producer", "if constexpr (QUERY_SLOTS == 1) barrier_wait(block.queries_empty, (count & 1) ^ 1);", ""),
+        (64, "producer", "barrier_wait(block.tile_empty + 8 * slot, (use & 1) ^ 1);", ""),
+        (128, "consumer", "            barrier_arrive(block.tile_empty + 8 * slot);\n", ""),
     ],
     ids=[
         "no barrier before the convolution",
@@ -263,6 +264,7 @@ RELEASE, PINGPONG = "block.pipeline.release(next);  //", "if constexpr (PINGPONG
         "a work tile's first keys never released",
         "consumers that do not wait for the work tile",
         "queries that are still read",
+        "a slot that is still read",
         "a work tile never ends",
     ],
 )

@@ -8,8 +8,9 @@
 // is the first, which sees the fewest keys: its rows may begin before row 0.
 struct WorkTile {
     int part, batch_head, head, batch, kv_head;
-    int first_row, end_row, first_tile, end_tile;
+    int first_row, end_row, first_tile, end_tile = 0;
 
+    WorkTile() = default;
     template <class Arguments> DEVICE WorkTile(const Arguments& args, int number) {
         const int first_head = number / (args.row_blocks * args.heads_in_l2) * args.heads_in_l2;
         const int heads_now = min(args.heads_in_l2, args.work_tiles / args.row_blocks - first_head);
@@ -22,4 +23,5 @@ struct WorkTile {
         first_tile = keys_begin(args.at, first_row) / KEYS;
         end_tile = max((keys_end(args.at, end_row - 1) + LEFT + KEYS - 1) / KEYS, first_tile + 1);
     }
+    DEVICE bool exists() const { return end_tile > 0; }  // or it comes after the last
 };

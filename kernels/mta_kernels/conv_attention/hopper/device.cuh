@@ -85,4 +85,9 @@ DEVICE uint64_t moved(uint64_t operand, int bytes) {
     asm volatile("" : "+l"(operand));
     return operand;
 }
+// A number, known to the compiler as such from here on, and not as what it was made of.
+DEVICE int opaque(int number) {
+    asm volatile("" : "+r"(number));
+    return number;
+}
 DEVICE constexpr uint64_t bytes_on(int bytes) { return (uint64_t)(int64_t)(bytes >> 4); }  // to add to an operand

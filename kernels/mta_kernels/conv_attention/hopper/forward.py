@@ -23,6 +23,7 @@ from mta_kernels.operation import Operation
 
 QUERY_TAPS, KEY_TAPS = 8, 17  # at most
 ROWS, SLAB = 64, 64 * 128
+SLOTS, WORK_TILE = 2, 48  # work tiles in flight, and bytes of each
 MAX_VALUE_DIM = 128
 MAX_BACKWARD_HEAD_DIM = 128  # of backward.cu: see backend.py
 _launches: dict[tuple, ForwardLaunches] = {}
@@ -70,22 +71,18 @@ class ForwardConstants(TileConstants):
         return self.warpgroups * ROWS - halos * (self.conv.query_taps - 1)
 
     @property
-    def persistent(self) -> bool:
-        """Whether a block computes several work tiles: three consumers lose more in that loop than they gain."""
-        return self.warpgroups == 2
-
-    @property
     def shared_memory(self) -> int:
         """Bytes a block takes, as forward_layout.cuh lays them out."""
         value_slabs = -(-self.value_dim // 64)
-        tiles = self.warpgroups * self.slabs + self.stages * (self.slabs + value_slabs)
+        query_slots = SLOTS if self.warpgroups == 3 else 1
+        tiles = query_slots * self.warpgroups * self.slabs + self.stages * (self.slabs + value_slabs)
         scores = 2 * self.warpgroups * 8 * (8 + ROWS) * 16
         barriers = 2 * self.stages + 8
-        small = (2 if self.persistent else 1) * self.prepared.tap_bytes + barriers * 8 + 2 * 8
+        small = SLOTS * (self.prepared.tap_bytes + WORK_TILE) + barriers * 8
         return tiles * SLAB + scores + small
 
     def constants(self) -> dict[str, Any]:
-        own = {"VALUE_DIM": self.value_dim, "VALUE_PARTS": self.value_parts, "PERSISTENT": int(self.persistent)}
+        own = {"VALUE_DIM": self.value_dim, "VALUE_PARTS": self.value_parts}
         return {**super().constants(), **own}
 
     def products(self) -> list[Product]:
@@ -218,7 +215,7 @@ class ForwardCall:
         )  # fmt: skip
         row_blocks = -(-query_rows // constants.block_rows)
         work_tiles = row_blocks * constants.value_parts * heads * batch
-        blocks = min(work_tiles, sm_count(q.device)) if constants.persistent else work_tiles
+        blocks = min(work_tiles, sm_count(q.device))
         self.arguments = ForwardArguments(
             Positions(None, heads, heads // kv_heads, query_rows, key_rows),
             row_blocks=row_blocks, work_tiles=work_tiles, blocks=blocks,

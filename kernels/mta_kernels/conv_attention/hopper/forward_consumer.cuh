@@ -44,11 +44,12 @@ struct RowMask {
 using Accumulator = float[VALUE_DIM / 2];
 using QueryFragments = uint32_t[STEPS_IN_REGISTERS ? STEPS_IN_REGISTERS : 1][4];
 
-DEVICE void load_queries(QueryFragments& query, const ConsumerThread& own) {
+DEVICE void load_queries(QueryFragments& query, uint32_t queries_at, int thread) {
+    const int row = thread / 32 * 16 + thread % 16;
 #pragma unroll
     for (int step = 0; step < STEPS_IN_REGISTERS; step++)
-        load_matrices(query[step], own.queries_at + step / 4 * SLAB + own.matrix_row * 128 +
-                                       ((step % 4 * 2 + own.lane / 16) ^ own.matrix_row % 8) * 16);
+        load_matrices(query[step],
+                      queries_at + step / 4 * SLAB + row * 128 + ((step % 4 * 2 + thread % 32 / 16) ^ row % 8) * 16);
 }
 
 // The main loop over the tiles of keys of one work tile.
@@ -57,8 +58,9 @@ struct Mainloop {
     const ConsumerThread& own;
     const RowMask& mask;
     OnlineSoftmax<KEYS>& softmax;
-    int first_tile, end_tile, first_iteration;
-    uint64_t toeplitz;
+    uint64_t queries, toeplitz;
+    int first_tile, end_tile;
+    int to_iteration;  // from a tile's number to that of its iteration
     // c of this tile: even and odd blocks of 16 scores apart, since wgmmas into overlapping windows of one array serialize.
     float (&even)[32], (&odd)[32], (&scores)[32];
     Accumulator& accumulator;
@@ -66,7 +68,7 @@ struct Mainloop {
     uint32_t (&halves)[4][4];  // a tile's scores in fp16: A fragments of the tap 0
     bool& next_is_full;        // tested one phase early: branching on a fresh test stalls about 100 cycles
 
-    DEVICE int iteration_of(int tile) const { return first_iteration + tile - first_tile; }
+    DEVICE int iteration_of(int tile) const { return tile + to_iteration; }
 
     DEVICE void multiply_keys(int stage) {
         const uint64_t keys = own.first_keys + bytes_on(stage * SLABS * SLAB);
@@ -77,18 +79,18 @@ struct Mainloop {
             if (step < STEPS_IN_REGISTERS)
                 Product<32, ELEMENT>::run_fragments(scores, query[step], keys + on, step > 0);
             else
-                Product<32, ELEMENT>::run(scores, own.queries + on, keys + on, step > 0);
+                Product<32, ELEMENT>::run(scores, queries + on, keys + on, step > 0);
         }
         products_commit();
     }
 
     DEVICE void multiply_values(int stage) {
+        const uint64_t values = own.first_values + bytes_on(stage * VALUE_SLABS * SLAB);
         products_begin();
 #pragma unroll
         for (int step = 0; step < 4; step++)
-            Product<VALUE_DIM / 2, ELEMENT>::run_registers(
-                accumulator, softmax.probabilities + 4 * step,
-                own.first_values + bytes_on(stage * VALUE_SLABS * SLAB) + bytes_on(step * 16 * 128));
+            Product<VALUE_DIM / 2, ELEMENT>::run_registers(accumulator, softmax.probabilities + 4 * step,
+                                                           values + bytes_on(step * 16 * 128));
         products_commit();
     }
 
@@ -165,10 +167,11 @@ struct Mainloop {
 
     // `tiles`: the end of those with a key that a row of this warp group sees.
     DEVICE void run(int tiles) {
-        block.pipeline.wait(first_iteration);
-        multiply_keys(block.pipeline.stage(first_iteration));
+        const int iteration = iteration_of(first_tile);
+        block.pipeline.wait(iteration);
+        multiply_keys(block.pipeline.stage(iteration));
         products_wait<0>();
-        if (own.thread == 0) block.pipeline.release(first_iteration);
+        if (own.thread == 0) block.pipeline.release(iteration);
         if constexpr (PINGPONG) store_scores(first_tile);
         for (int tile = first_tile; tile < tiles; tile++) process_tile(tile);
         for (int tile = tiles; tile < end_tile; tile++) skip_tile(tile);
@@ -179,32 +182,28 @@ DEVICE void consume(const Arguments& args, const Block& block, int warpgroup, in
     const ConsumerThread own(block, warpgroup, thread);
     const TileScheduler scheduler{block};
     if (PINGPONG && QUERY_TAPS > 1 && warpgroup == 1) pingpong_arrive(0);
-    int first_iteration = 0;  // key tiles of the work tiles before
+    int iterations = 0;  // key tiles of the work tiles before
 #pragma unroll 1
-    for (int count = 0; PERSISTENT || count < 1; count++) {
+    for (int count = 0; true; count++) {
         const int slot = count % SLOTS;
         barrier_wait(block.tile_full + 8 * slot, count / SLOTS & 1);
-        int number = blockIdx.x;
-        if constexpr (PERSISTENT) {
-            number = scheduler.read(slot);
-            if (number < 0) break;
-        }
+        const WorkTile found = scheduler.read(slot);
+        if (!found.exists()) break;
+        const int first_tile = found.first_tile, end_tile = found.end_tile;
+        const int first_row = found.first_row + warpgroup * WARPGROUP_STRIDE - HALO;
         barrier_wait(block.queries_full + 8 * slot, count / SLOTS & 1);
         const float unit = scheduler.unit(slot);
-        const WorkTile work(args, number);
-        const int first_row = work.first_row + warpgroup * WARPGROUP_STRIDE - HALO;
-        const int halo = SHARED_HALO && warpgroup > 0 ? 0 : HALO;
+        const int position = opaque(first_row + (args.at.key_rows - (CAUSAL || !MARGINS ? args.at.query_rows : 0)));
+        const auto end_of = [&](int row) { return CAUSAL && !SPANS ? position + row + 1 : keys_end(args.at, first_row + row); };
         int begin[2], end[2];
-        const RowMask mask{first_row + (args.at.key_rows - (CAUSAL || !MARGINS ? args.at.query_rows : 0)),
-                           keys_begin(args.at, first_row + ROWS - 1), keys_end(args.at, first_row), begin, end};
-        const int tiles = min(max((keys_end(args.at, first_row + ROWS - 1) + LEFT + KEYS - 1) / KEYS, work.first_tile + 1),
-                              work.end_tile);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             begin[h] = keys_begin(args.at, first_row + own.local_row + 8 * h);
-            end[h] = keys_end(args.at, first_row + own.local_row + 8 * h);
+            end[h] = end_of(own.local_row + 8 * h);
         }
-        const uint64_t toeplitz = moved(own.first_taps, slot * QUERY_TAPS * TAP);
+        const RowMask mask{position, keys_begin(args.at, first_row + ROWS - 1), end_of(0), begin, end};
+        const int last_end = (end_of(ROWS - 1) + LEFT + KEYS - 1) / KEYS;
+        const int tiles = CAUSAL || SPANS ? min(max(last_end, first_tile + 1), end_tile) : end_tile;
         float even[32], odd[32], scores[32];
         Accumulator accumulator;
         float reference[2] = {-1e30f, -1e30f}, running_sum[2] = {0, 0};
@@ -213,8 +212,9 @@ DEVICE void consume(const Arguments& args, const Block& block, int warpgroup, in
 #pragma unroll
         for (int i = 0; i < VALUE_DIM / 2; i++) accumulator[i] = 0;
         QueryFragments query;
-        load_queries(query, own);
-        if constexpr (PERSISTENT && QUERIES_IN_REGISTERS) {
+        const int of_slot = slot % QUERY_SLOTS * QUERY_BYTES;
+        load_queries(query, own.queries_at + of_slot, opaque(thread));  // so that no register holds its addresses in between
+        if constexpr (QUERIES_IN_REGISTERS) {
             fence_async_proxy();  // an arrival does not wait for loads, and the next copy overwrites what they read
             warpgroup_barrier(warpgroup + 1);
             if (thread == 0) barrier_arrive(block.queries_empty);
@@ -224,17 +224,19 @@ DEVICE void consume(const Arguments& args, const Block& block, int warpgroup, in
         uint32_t halves[4][4];
         bool next_is_full = false;
         OnlineSoftmax<KEYS> softmax{unit, reference, running_sum, sums, probabilities};
-        Mainloop mainloop{block, own, mask, softmax, work.first_tile, work.end_tile, first_iteration, toeplitz,
+        const uint64_t queries = moved(own.first_queries, of_slot), toeplitz = moved(own.first_taps, slot * QUERY_TAPS * TAP);
+        Mainloop mainloop{block, own, mask, softmax, queries, toeplitz, first_tile, end_tile, opaque(iterations - first_tile),
                           even, odd, scores, accumulator, query, halves, next_is_full};
         mainloop.run(tiles);
-        write_rows<1>(args, work, softmax, accumulator, first_row + own.thread / 32 * 16, first_row + halo, own.lane);
-        if constexpr (PERSISTENT) {
-            warpgroup_barrier(warpgroup + 1);  // all have read the slot, and no product reads its T
-            if (thread == 0) {
-                barrier_arrive(block.tile_empty + 8 * slot);
-                if constexpr (!QUERIES_IN_REGISTERS) barrier_arrive(block.queries_empty);
-            }
-            first_iteration += work.end_tile - work.first_tile;
+        const WorkTile work = scheduler.read(slot);  // again: the loop has no registers for it
+        const int first_written = work.first_row + warpgroup * WARPGROUP_STRIDE - HALO;
+        const int halo = SHARED_HALO && warpgroup > 0 ? 0 : HALO;
+        write_rows<1>(args, work, softmax, accumulator, first_written + thread / 32 * 16, first_written + halo, own.lane);
+        warpgroup_barrier(warpgroup + 1);  // all have read the slot, and no product reads its T
+        if (thread == 0) {
+            barrier_arrive(block.tile_empty + 8 * slot);
+            if constexpr (QUERY_SLOTS == 1 && !QUERIES_IN_REGISTERS) barrier_arrive(block.queries_empty);
         }
+        iterations += end_tile - first_tile;
     }
 }

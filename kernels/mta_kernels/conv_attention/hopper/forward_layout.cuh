@@ -15,21 +15,25 @@ constexpr bool SHARED_HALO = PINGPONG && HALO > 0;
 constexpr int WARPGROUP_STRIDE = SHARED_HALO ? ROWS : ROWS - HALO;  // rows from a consumer's first to the next one's
 constexpr int BLOCK_ROWS = (WARPGROUPS - 1) * WARPGROUP_STRIDE + ROWS - HALO;
 constexpr int CONSUMER_REGISTERS = WARPGROUPS == 3 ? 160 : 240, PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 24;
-constexpr int SLOTS = PERSISTENT ? 2 : 1;  // work tiles in flight: the current one and the next
-constexpr int PREFETCH_TILES = 6;          // key tiles before its end at which a block asks for its next work tile
+constexpr int SLOTS = 2;           // work tiles in flight: the current one and the next
+constexpr int PREFETCH_TILES = 6;  // key tiles before its end at which a block asks for its next work tile
+// Three consumers read their queries from shared memory until a work tile ends, so that the next ones need a slot of their own.
+constexpr int QUERY_SLOTS = WARPGROUPS == 3 ? SLOTS : 1;
 static_assert(VALUE_DIM % 8 == 0 && VALUE_DIM <= 128, "accumulators must fit the registers");
 
 // Shared memory, in bytes from its start.
 constexpr int PITCH = (8 + ROWS) * 16;  // 8 columns of scores: 16 bytes a row, below eight rows of zeros
 constexpr int QUERIES = 0;
-constexpr int KEYS_AT = QUERIES + WARPGROUPS * SLABS * SLAB;
+constexpr int QUERY_BYTES = WARPGROUPS * SLABS * SLAB;
+constexpr int KEYS_AT = QUERIES + QUERY_SLOTS * QUERY_BYTES;
 constexpr int VALUES = KEYS_AT + STAGES * SLABS * SLAB;
 constexpr int SCORES = VALUES + STAGES * VALUE_SLABS * SLAB;
 constexpr int SCORE_TILE = 8 * PITCH;
 constexpr int TAPS = SCORES + 2 * WARPGROUPS * SCORE_TILE;
 constexpr int BARRIERS = TAPS + SLOTS * QUERY_TAPS * TAP;
-constexpr int WORK_TILES = BARRIERS + (2 * STAGES + 8) * 8;  // a slot each: a work tile's number, and the factor of its c
-static_assert(WORK_TILES + 2 * 8 <= 227 * 1024, "shared memory of a block");
+constexpr int WORK_TILES = BARRIERS + (2 * STAGES + 8) * 8;
+constexpr int WORK_TILE = 48;  // bytes of a slot: a work tile, and the factor of its c
+static_assert(WORK_TILES + SLOTS * WORK_TILE <= 227 * 1024, "shared memory of a block");
 
 struct Arguments {
     Positions at;
@@ -82,17 +86,17 @@ struct Block {
 struct ConsumerThread {
     int warpgroup, thread, lane, local_row, column;
     uint32_t queries_at;
-    uint64_t queries, first_keys, first_values, score_tiles, first_taps;
-    int matrix_row;       // the row of an 8 x 8 matrix that this lane names for ldmatrix and stmatrix
-    uint32_t store_at;    // of scores
-    bool stores_halo;     // the last eight rows of this warp are the next warp group's halo
+    uint64_t first_queries, first_keys, first_values, score_tiles, first_taps;
+    int matrix_row;     // the row of an 8 x 8 matrix that this lane names for ldmatrix and stmatrix
+    uint32_t store_at;  // of scores
+    bool stores_halo;   // the last eight rows of this warp are the next warp group's halo
     uint32_t halo_at;
 
     DEVICE ConsumerThread(const Block& block, int warpgroup, int thread) : warpgroup(warpgroup), thread(thread) {
         lane = thread % 32, local_row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
         const uint32_t shared = block.shared, scores_at = shared + SCORES + 2 * warpgroup * SCORE_TILE;
         queries_at = shared + QUERIES + warpgroup * SLABS * SLAB;
-        queries = moved(operand(queries_at, 16, 1024, SWIZZLE_128), 0);
+        first_queries = operand(queries_at, 16, 1024, SWIZZLE_128);
         first_keys = moved(operand(shared + KEYS_AT, 16, 1024, SWIZZLE_128), 0);
         first_values = moved(operand(shared + VALUES, SLAB, 1024, SWIZZLE_128), 0);
         score_tiles = moved(operand(scores_at, PITCH, 128, NO_SWIZZLE), 0);

@@ -24,17 +24,14 @@ DEVICE void copy_keys_and_values(const Arguments& args, const Block& block, cons
     int iteration = 0;  // counts key tiles, of all work tiles
     PendingValues values;
 #pragma unroll 1
-    for (int count = 0; PERSISTENT || count < 1; count++) {
-        int number = blockIdx.x;
-        if constexpr (PERSISTENT) {
-            barrier_wait(block.tile_full + count % 2 * 8, count / 2 & 1);
-            number = scheduler.read(count % 2);
-            if (number < 0) break;
-        }
-        const WorkTile work(args, number);
+    for (int count = 0; true; count++) {
+        const int slot = count % SLOTS;
+        barrier_wait(block.tile_full + 8 * slot, count / SLOTS & 1);
+        const WorkTile work = scheduler.read(slot);
+        if (!work.exists()) break;
 #pragma unroll 1
         for (int tile = work.first_tile; tile < work.end_tile; tile++, iteration++) {
-            if (PERSISTENT && tile == max(work.end_tile - PREFETCH_TILES, work.first_tile)) barrier_arrive(block.prefetch);
+            if (tile == max(work.end_tile - PREFETCH_TILES, work.first_tile)) barrier_arrive(block.prefetch);
             const int stage = pipeline.stage(iteration);
             const uint32_t full = pipeline.acquire(iteration);
             barrier_expect(full, (SLABS + (iteration > 0 ? VALUE_SLABS : 0)) * SLAB);
@@ -54,32 +51,27 @@ DEVICE void copy_keys_and_values(const Arguments& args, const Block& block, cons
 // The query loader, by one thread: takes work tiles, tells all roles their numbers, and copies their queries and T.
 DEVICE void schedule_and_copy_queries(const Arguments& args, const Block& block, const TensorMap* query_map) {
     const TileScheduler scheduler{block};
-    wait_for_launch_before();  // T, its scale and the counter are that launch's; keys and values were there before it
 #pragma unroll 1
-    for (int count = 0; PERSISTENT || count < 1; count++) {
+    for (int count = 0; true; count++) {
         const int slot = count % SLOTS, use = count / SLOTS;
         int number = blockIdx.x;
-        if constexpr (PERSISTENT) {
-            if (count > 0) {
-                barrier_wait_asleep(block.prefetch, (count - 1) & 1);
-                number = args.blocks + fetch_next(args.tile_counter);
-            }
-            barrier_wait(block.tile_empty + 8 * slot, (use & 1) ^ 1);
-            if (number >= args.work_tiles) {
-                store_shared(scheduler.info(slot), ~0u);
-                barrier_arrive(block.tile_full + 8 * slot);
-                break;
-            }
+        if (count > 0) {
+            barrier_wait_asleep(block.prefetch, (count - 1) & 1);
+            number = args.blocks + fetch_next(args.tile_counter);
         }
-        const WorkTile work(args, number);
-        store_shared(scheduler.info(slot), (uint32_t)number);
-        store_shared(scheduler.info(slot) + 4, __float_as_uint(args.weight_scale[work.head]));
+        barrier_wait(block.tile_empty + 8 * slot, (use & 1) ^ 1);
+        const WorkTile work = number < args.work_tiles ? WorkTile(args, number) : WorkTile();
+        scheduler.tell(slot, work);
         barrier_arrive(block.tile_full + 8 * slot);
-        barrier_wait(block.queries_empty, (count & 1) ^ 1);
-        barrier_expect(block.queries_full + 8 * slot, WARPGROUPS * SLABS * SLAB + QUERY_TAPS * TAP);
+        if (!work.exists()) break;
+        if (count == 0) wait_for_launch_before();  // of T, its scale and the counter: keys and values were there before it
+        scheduler.tell_unit(slot, args.weight_scale[work.head]);
+        if constexpr (QUERY_SLOTS == 1) barrier_wait(block.queries_empty, (count & 1) ^ 1);
+        const uint32_t queries = block.shared + QUERIES + count % QUERY_SLOTS * QUERY_BYTES;
+        barrier_expect(block.queries_full + 8 * slot, QUERY_BYTES + QUERY_TAPS * TAP);
         for (int w = 0; w < WARPGROUPS; w++)
             for (int slab = 0; slab < SLABS; slab++)
-                copy_tile(block.shared + QUERIES + (w * SLABS + slab) * SLAB, query_map, block.queries_full + 8 * slot,
+                copy_tile(queries + (w * SLABS + slab) * SLAB, query_map, block.queries_full + 8 * slot,
                           slab * 64, work.first_row + w * WARPGROUP_STRIDE - HALO, work.head, work.batch);
         copy_bytes(block.shared + TAPS + slot * (QUERY_TAPS * TAP), args.taps + work.head * (QUERY_TAPS * TAP / 2),
                    QUERY_TAPS * TAP, block.queries_full + 8 * slot);
