@@ -96,27 +96,37 @@ DEVICE void add_products(const Arguments& args, const Block& block, const BlockW
     if (iteration > work.iteration && thread == 0) block.products.release(iteration - 1);
 
     const int lane = thread % 32, local_row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
+    // A tile of 64 keys lies as threads held it: place 32 a + 8 b + 2 c + d is key 32 a + 8 c + 2 b + d.
+    const auto key_of = [&](int half, int h) {
+        const int place = tile.first_place + (warpgroup * 2 + half) * 64 + local_row + 8 * h;
+        return place / 32 * 32 + place % 8 / 2 * 8 + place % 32 / 8 * 2 + place % 2 - tile.shift;
+    };
 #pragma unroll
-    for (int half = 0; half < 2; half++)
+    for (int half = 0; half < 2; half++) {
+        float2 before[2][HEAD_DIM / 8];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {  // all loads before the first store, which might be to the same place
+            const int key = key_of(half, h);
+            const bool adds = !is_first && key >= 0 && key < tile.keys;
+            const float2* const from = (const float2*)(out + (int64_t)key * HEAD_DIM + column);
+#pragma unroll
+            for (int b = 0; b < HEAD_DIM / 8; b++) before[h][b] = adds ? from[4 * b] : float2{0, 0};
+        }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            // A tile of 64 keys lies as threads held it: place 32 a + 8 b + 2 c + d is key 32 a + 8 c + 2 b + d.
-            const int place = tile.first_place + (warpgroup * 2 + half) * 64 + local_row + 8 * h;
-            const int key = place / 32 * 32 + place % 8 / 2 * 8 + place % 32 / 8 * 2 + place % 2 - tile.shift;
+            const int key = key_of(half, h);
             if (key < 0 || key >= tile.keys) continue;
             float2* const to = (float2*)(out + (int64_t)key * HEAD_DIM + column);
             uint32_t* const rounded_to = (uint32_t*)(rounded + (int64_t)key * HEAD_DIM + column);
 #pragma unroll
             for (int b = 0; b < HEAD_DIM / 8; b++) {
-                float2 sum = {sums[half][4 * b + 2 * h] * factor, sums[half][4 * b + 2 * h + 1] * factor};
-                if (!is_first) {
-                    const float2 before = to[4 * b];
-                    sum.x += before.x, sum.y += before.y;
-                }
+                const float2 sum = {before[h][b].x + sums[half][4 * b + 2 * h] * factor,
+                                    before[h][b].y + sums[half][4 * b + 2 * h + 1] * factor};
                 if (key >= first_rounded)
                     rounded_to[4 * b] = pack<ELEMENT>(sum.x, sum.y);
                 else
                     to[4 * b] = sum;
             }
         }
+    }
 }
