@@ -11,7 +11,7 @@ from mta_kernels.operation import Operation
 BLOCK = 128
 # Bytes of a chunk's scores where there is one buffer of them, and rows of a chunk, at most; a chunk has no fewer rows
 # than the last. The larger a chunk, the more tiles run at once: on an H200 256 MB cost 10 to 20 % more time than 1 GB.
-# Mixed heads, forward, have one buffer and twice the rows: of 64 rows each, 4096 fill that GPU's clusters once.
+# A forward has twice the rows where it has the memory: of 64 mixed rows each, 4096 fill that GPU's clusters once.
 CHUNK_BYTES = 2**31
 CHUNK_ROWS = 2048
 LEAST_ROWS = 16
@@ -28,13 +28,13 @@ def chunk_rows(
 ) -> tuple[int, int]:  # fmt: skip
     """Sequences and rows of each of a chunk whose scores take at most CHUNK_BYTES, where that can be; its halo beside.
 
-    A backward has two buffers, each of half as many bytes. With convolutions it has up to five of a quarter, or half on
-    a GPU with `large` memory, and a forward two of half.
+    A backward has two buffers, each of half as many bytes. With convolutions it has up to five of a quarter, and a
+    forward two of half; each of twice as many on a GPU with `large` memory.
     """
     convolved = operation.is_convolved
     parts = (1 + backward) * (1 + convolved)
-    most = CHUNK_BYTES // (2 if parts == 4 and large else parts)
-    most_rows = CHUNK_ROWS if convolved or backward else 2 * CHUNK_ROWS
+    most = CHUNK_BYTES // parts * (2 if convolved and large else 1)
+    most_rows = CHUNK_ROWS if backward or (convolved and not large) else 2 * CHUNK_ROWS
     row = heads * -(-keys // BLOCK) * BLOCK * element_size
     sequences = max(1, min(batch, most // (row * BLOCK)))
     rows = most // (row * sequences)

@@ -72,9 +72,8 @@ def test_a_batch_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chunks_on_a_gpu_with_large_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(score_chunks, "CHUNK_BYTES", 4 * 16 * (2 * 2**14 * 2))
     both = make(2, 1, 16, FP16, pre_conv=(2, 3), post_conv=(2, 3)).operation
-    for large, rows in ((False, 16), (True, 32)):
-        assert score_chunks.chunk_rows(both, 1, 2, 2**14, 2, backward=True, large=large) == (1, rows)
-        assert score_chunks.chunk_rows(both, 1, 2, 2**14, 2, backward=False, large=large) == (1, 32)
+    for large, both_ways, rows in ((False, True, 16), (True, True, 32), (False, False, 32), (True, False, 64)):
+        assert score_chunks.chunk_rows(both, 1, 2, 2**14, 2, backward=both_ways, large=large) == (1, rows)
 
 
 def test_a_gradient_of_nan_stays_in_its_document() -> None:

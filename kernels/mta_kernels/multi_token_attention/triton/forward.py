@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention.triton.launch import call_signature
+from mta_kernels.gpu_limits import has_large_memory
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.triton import mix_stage, tile_stage
 from mta_kernels.multi_token_attention.triton.band_stage import convolution_of
@@ -27,7 +28,8 @@ def mixed_attention_forward(
     logsumexp = q.new_empty(q.shape[:3], dtype=torch.float32)
     q, k, v = (rows_of(x) for x in (q, k, v))
     halo = halo_rows(operation)
-    sequences, rows = chunk_rows(operation, batch, heads, key_rows, q.element_size(), backward=False)
+    large = has_large_memory(q.device)
+    sequences, rows = chunk_rows(operation, batch, heads, key_rows, q.element_size(), backward=False, large=large)
     signature = call_signature(q, k, v, documents, options=operation)
     plan = chunks(operation, query_rows, key_rows, rows, documents, signature, above=halo)
     size = max(chunk.rows * chunk.pitch for chunk in plan) * sequences * heads
