@@ -14,6 +14,7 @@ from mta_kernels.multi_token_attention.bands_cuda import plan
 from mta_kernels.multi_token_attention.heads_cuda import heads
 from mta_kernels.multi_token_attention.triton import band_stage, head_stage, rows, tile_stage
 from mta_kernels.multi_token_attention.triton.backend import TRITON
+from mta_kernels.operation import Convolution
 
 FP16 = torch.float16  # Triton's interpreter has no bfloat16
 BOTH = {"pre_conv": (2, 3), "post_conv": (2, 3)}
@@ -35,7 +36,12 @@ def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         request.getfixturevalue("emulated_heads")
         monkeypatch.setattr(heads, "sm_count", lambda device: 1)
         monkeypatch.setattr(band_stage, "unsupported", lambda device, *x: band_stage.bands.shape_unsupported(*x))
-        monkeypatch.setattr(head_stage, "unsupported", lambda *shape: None)
+        most = 227 * 1024  # bytes of shared memory that a block of an H200 may have
+
+        def unsupported(device: torch.device, dtype: torch.dtype, count: int, conv: Convolution) -> str | None:
+            return heads.shape_unsupported(most, dtype, count, {"heads": conv})
+
+        monkeypatch.setattr(head_stage, "unsupported", unsupported)
     names, kernel = [], heads.kernel
     monkeypatch.setattr(heads, "kernel", lambda name, *x: (names.append(name), kernel(name, *x))[1])
     return names

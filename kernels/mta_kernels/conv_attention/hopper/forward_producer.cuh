@@ -28,6 +28,7 @@ DEVICE void copy_keys_and_values(const Arguments& args, const Block& block, cons
         const int slot = count % SLOTS;
         barrier_wait(block.tile_full + 8 * slot, count / SLOTS & 1);
         const WorkTile work = scheduler.read(slot);
+        fence_async_proxy();  // an arrival does not wait for loads
         if (!work.exists()) break;
 #pragma unroll 1
         for (int tile = work.first_tile; tile < work.end_tile; tile++, iteration++) {
