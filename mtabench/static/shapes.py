@@ -56,7 +56,7 @@ ALL_SHAPES = (
     Shape(head_dim=128, by_name=True),
     Shape(head_dim=96),
     Shape(head_dim=256),
-    Shape(dtype="fp16"),
+    Shape(dtype="fp16", kv_heads=2),
     Shape(dtype="fp32", conv=(11, 3), by_name=True),
     Shape(head_dim=80, conv=(7, 7), causal=False),
     Shape(head_dim=36, conv=(1, 1)),
