@@ -47,6 +47,11 @@ def has_large_memory(device: torch.device) -> bool:
     return device.type == "cuda" and _limits(device)[3] >= LARGE_MEMORY
 
 
+def overlaps_launches(device: torch.device) -> bool:
+    """Whether a kernel can begin on `device` while the one before it ends: programmatic dependent launch."""
+    return device.type == "cuda" and capability(device)[0] >= 9
+
+
 def tile_limits(x: torch.Tensor) -> dict[str, Any]:
     """What decides which tiles of numbers like those of `x` fit its GPU, by the names that choices of tiles take."""
     limits = {"compute_capability": compiled_capability(x.device), "shared_memory": shared_memory_limit(x.device)}

@@ -46,5 +46,3 @@ template <int Count> void store_floats(uint32_t address, const float (&x)[Count]
 inline void copy_stream(uint32_t destination, const void* source, bool inside) {
     copy_async(destination, inside ? source : nullptr, inside);
 }
-inline void warps_barrier(int id, int threads) { emulator::meet(104, id, threads); }
-inline void warps_barrier_arrive(int id, int threads) { emulator::arrive(104, id, threads); }

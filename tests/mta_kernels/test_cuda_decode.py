@@ -293,8 +293,8 @@ def test_graphs_and_streams_run_side_by_side() -> None:
             "        copies_wait<2 * STAGES - 1>();\n        meet_team();\n        add",
             "        meet_team();\n        add",
         ),
-        ("    else warps_barrier(", "    else if (false) warps_barrier("),
-        ("    if (!is_first) warps_barrier(", "    if (false) warps_barrier("),
+        ("    else block_sync(", "    else if (false) block_sync("),
+        ("    if (!is_first) block_sync(", "    if (false) block_sync("),
     ],
     ids=[
         "no wait for the keys",

@@ -23,7 +23,7 @@ from mta_kernels.conv_attention.cuda_decode.plan import (
     has_whole_chunks,
 )
 from mta_kernels.conv_attention.surroundings import on_device_of
-from mta_kernels.gpu_limits import capability
+from mta_kernels.gpu_limits import overlaps_launches
 from mta_kernels.nvrtc import driver
 from mta_kernels.nvrtc.compiler import machine_code
 from mta_kernels.nvrtc.structures import ELEMENTS, Weight, fields
@@ -125,11 +125,8 @@ def launch_decode(
     compiled, threads = kernel(constants, device.index), 32 * constants.warps
     driver.launch(compiled, (blocks, 1), threads, constants.shared_memory, device.index, arguments)
     if not constants.few_heads and programs > 1 and splits != 1:
-        merge, blocks, follows = (
-            kernel(constants, device.index, "merge"),
-            blocks * constants.sharing,
-            follows_early(device),
-        )
+        merge, follows = kernel(constants, device.index, "merge"), overlaps_launches(device)
+        blocks *= constants.sharing
         driver.launch(merge, (blocks, 1), MERGE_THREADS, MERGE_BYTES, device.index, arguments, follows=follows)
     return out
 
@@ -151,8 +148,3 @@ def kernel(constants: DecodeConstants, device: int, name: str = "decode") -> Any
     if name == "merge":
         return driver.load(code, "cuda_decode_merge", MERGE_BYTES, device)
     return driver.load(code, "cuda_decode", constants.shared_memory, device)
-
-
-def follows_early(device: torch.device) -> bool:
-    """Whether a GPU begins a kernel before the one before it has ended."""
-    return device.type == "cuda" and capability(device)[0] >= 9

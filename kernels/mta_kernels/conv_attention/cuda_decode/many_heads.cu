@@ -117,7 +117,7 @@ DEVICE void carry_on(uint32_t shared, int tile, int tiles, float (&scores)[RUN +
             for (int j = 0; j < 4; j++) behind[j] = i * 4 + j < TAIL ? scores[RUN + i * 4 + j] + far(i * 4 + j) : 0;
             store_floats(to + i * 128, behind);
         }
-    if (!is_first) warps_barrier(OF_NEXT + team, 64 * SHARING);
+    if (!is_first) block_sync(OF_NEXT + team, 64 * SHARING);
     if (lane % 4 == 0)
 #pragma unroll
         for (int i = 0; i < TAIL_CHUNKS; i++) {
@@ -126,7 +126,7 @@ DEVICE void carry_on(uint32_t shared, int tile, int tiles, float (&scores)[RUN +
             for (int j = 0; j < 4; j++)
                 if (is_first) before[i][j] = 0;
         }
-    if (!is_last) warps_barrier_arrive(OF_NEXT + (team + 1) % TEAMS, 64 * SHARING);
+    if (!is_last) block_arrive(OF_NEXT + (team + 1) % TEAMS, 64 * SHARING);
 #pragma unroll
     for (int i = 0; i < TAIL - FAR; i++) scores[i] += before[i / 4][i % 4];
 #pragma unroll
@@ -180,7 +180,7 @@ DEVICE void add_values(uint32_t tile, const uint32_t (&probabilities)[BLOCK], Su
 
 DEVICE void meet_team() {
     if (SHARING == 1) __syncwarp();
-    else warps_barrier(OF_TEAM + thread_index() / (32 * SHARING), 32 * SHARING);
+    else block_sync(OF_TEAM + thread_index() / (32 * SHARING), 32 * SHARING);
 }
 
 // A segment's keys, by all warps. The first of them are on their way.

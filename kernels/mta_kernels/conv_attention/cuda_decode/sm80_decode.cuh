@@ -1,4 +1,4 @@
-// Instructions that decode's kernels need beside those of mma.cuh and counters.cuh. Tests run the kernel on a CPU with a twin,
+// Instructions that decode's kernels need beside those of mma.cuh and counters.cuh. Tests run them on a CPU with a twin,
 // tests/emulator/sm80_decode.cuh.
 #pragma once
 #include <counters.cuh>
@@ -36,11 +36,4 @@ template <int Count> DEVICE void store_floats(uint32_t address, const float (&x)
 DEVICE void copy_stream(uint32_t destination, const void* source, bool inside) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
                  "r"(inside ? 16 : 0) : "memory");
-}
-
-// All threads of some warps meet: barrier `id` from 1 to 15, for so many threads.
-DEVICE void warps_barrier(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-// The same without waiting for the others.
-DEVICE void warps_barrier_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

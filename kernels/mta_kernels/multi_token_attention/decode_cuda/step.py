@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.cuda_decode.decode import Lengths
 from mta_kernels.conv_attention.cuda_decode.plan import has_whole_chunks
-from mta_kernels.gpu_limits import capability, sm_count
+from mta_kernels.gpu_limits import overlaps_launches, sm_count
 from mta_kernels.multi_token_attention.decode.state import DecodeState
 from mta_kernels.multi_token_attention.decode_cuda.plan import (
     MERGE_THREADS,
@@ -113,7 +113,7 @@ def _kernel(name: str, constants: StepConstants, device: torch.device) -> Any:
     )
 
     def launch(blocks: int, arguments: Arguments, follows: bool) -> None:
-        follows = follows and capability(device)[0] >= 9
-        driver.launch(kernel, (blocks, 1), threads, shared_memory, index, arguments, follows=follows)
+        early = follows and overlaps_launches(device)
+        driver.launch(kernel, (blocks, 1), threads, shared_memory, index, arguments, follows=early)
 
     return launch
