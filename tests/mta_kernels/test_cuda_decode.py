@@ -162,10 +162,11 @@ def test_any_strides_of_lengths_pages_and_weight(gpu, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.skipif(ON_GPU, reason="takes memory that only a CPU need not have")
+@pytest.mark.parametrize("heads", [(3, 3), (12, 2)], ids=str)
 @pytest.mark.parametrize("name", ["q", "k", "v", "weight", "lengths", "table"])
-def test_numbers_beyond_2_to_the_31(gpu, name: str) -> None:
+def test_numbers_beyond_2_to_the_31(gpu, name: str, heads: tuple[int, int]) -> None:
     """Offsets do not fit 32 bits, nor do some strides in bytes."""
-    q, k, v, weight, lengths = make_decode([17, 9, 30], 3, 3, 64, (3, 3), FP16)
+    q, k, v, weight, lengths = make_decode([17, 9, 30], *heads, 64, (3, 3), FP16)
     (k, table), (v, _) = paged(k, 16), paged(v, 16)
     table = torch.cat([table, table[:, :1]], dim=1)
     given = {"q": q, "k": k, "v": v, "weight": weight, "lengths": lengths, "table": table}
