@@ -221,6 +221,8 @@ def _cause(error: BaseException) -> str:
     for one in reversed(chain):  # where the system refused, what came of it says less
         if isinstance(one, OSError) and one.strerror:
             return one.strerror
+    if type(chain[-1]).__name__ in ("TimeoutError", "CancelledError"):  # asyncio's or others'
+        return f"no answer within {CONNECT_S:g} s"
     told = " ".join(str(chain[-1]).split())
     return told if told and " object at 0x" not in told else type(chain[-1]).__name__
 
