@@ -9,11 +9,14 @@ from types import FunctionType
 import numpy as np
 import triton
 from triton import language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 _patch_lang = interpreter._patch_lang
 _get_np_dtype = interpreter._get_np_dtype
 _init_block_type = tl.block_type.__init__
+_alike = TritonSemantic.binary_op_type_checking_impl
+_broadcast = TritonSemantic.broadcast_impl_value
 
 
 def make_quick() -> None:
@@ -62,6 +65,19 @@ def _shape_of_tensor(sizes: tuple[int, ...]) -> tuple[tl.tuple, tl.constexpr]:
     return tl.tuple([tl.constexpr(size) for size in sizes]), tl.constexpr(math.prod(sizes))
 
 
+def _alike_at_once(self, lhs, rhs, allow_lhs_ptr=False, allow_rhs_ptr=False, arithmetic_check=True, div_or_mod=False):
+    """Operands of one type but for their shapes are not converted, unless halves are divided."""
+    tensors = isinstance(lhs, tl.tensor) and isinstance(rhs, tl.tensor)
+    if tensors and lhs.dtype is rhs.dtype and not div_or_mod and not lhs.dtype.is_ptr():
+        return self.broadcast_impl_value(lhs, rhs)
+    return _alike(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
+
+def _broadcast_at_once(self, lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Tensors of one shape have the same `shape`: that of `_shape_of_tensor`."""
+    return (lhs, rhs) if lhs.shape is rhs.shape else _broadcast(self, lhs, rhs)
+
+
 CHANGES = [
     # It looks for overflows of integers in a dozen operations a sum, but says nothing of them without `debug`.
     (interpreter.interpreter_builder, "options", interpreter.InterpreterOptions(sanitize_overflow=False)),
@@ -69,5 +85,7 @@ CHANGES = [
     (interpreter, "_get_np_dtype", _numpy_dtype),
     (tl.block_type, "__init__", _as_the_first_of_its_shape),
     (tl.tensor, "__init__", _init_tensor),
+    (TritonSemantic, "binary_op_type_checking_impl", _alike_at_once),
+    (TritonSemantic, "broadcast_impl_value", _broadcast_at_once),
 ]
 AS_IT_WAS = [(owner, name, getattr(owner, name)) for owner, name, _ in CHANGES]
