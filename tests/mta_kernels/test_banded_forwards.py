@@ -56,9 +56,10 @@ def test_a_token_of_any_size_changes_no_row_that_does_not_see_it(forward, head_d
 
 
 @pytest.mark.parametrize(
-    ("taps", "pad_key"), [((7, 1), "both"), ((2, 2), "left"), ((1, 9), "right"), ((1, 17), "both")], ids=str
+    ("taps", "pad_key", "causal"),
+    [((7, 1), "both", True), ((2, 2), "left", False), ((1, 9), "right", True), ((1, 17), "both", False)],
+    ids=str,
 )
-@pytest.mark.parametrize("causal", [True, False])
 def test_a_huge_newest_key_counts_by_its_score(
     kernel, forward, taps: tuple[int, int], pad_key: str, causal: bool
 ) -> None:

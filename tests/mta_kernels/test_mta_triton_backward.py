@@ -57,10 +57,11 @@ def test_all_steps(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("pad_key", ["left", "right", "both"])
-@pytest.mark.parametrize("keys", [1, 24])
-def test_most_taps(pad_key: str, keys: int, causal: bool) -> None:
+@pytest.mark.parametrize(
+    ("keys", "pad_key", "causal"),
+    [(24, "left", True), (24, "right", False), (24, "both", False), (1, "left", False), (1, "both", True)],
+)
+def test_most_taps(keys: int, pad_key: str, causal: bool) -> None:
     """More than the sequence has rows, too."""
     taps = {"pre_conv": (8, 17), "post_conv": (7, 16)}
     check(make(2, keys, 16, torch.float32, pad_key=pad_key, causal=causal, **taps))
@@ -145,8 +146,8 @@ def test_products_are_given_rows_that_the_copy_engine_takes(monkeypatch: pytest.
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 def test_documents_with_convolutions(causal: bool) -> None:
-    documents = [0, 0, 1, 3, 40, 45, 80]  # across two chunks of 32 rows
-    check(make(1, 80, 16, torch.float32, causal=causal, documents=documents, pre_conv=(3, 4), post_conv=(2, 3)))
+    documents = [0, 0, 1, 3, 40, 45, 60]  # across two chunks of 32 rows
+    check(make(1, 60, 16, torch.float32, causal=causal, documents=documents, pre_conv=(3, 4), post_conv=(2, 3)))
 
 
 def test_any_strides_and_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
