@@ -24,7 +24,7 @@ def run(csv: Path, out: Path | None, markdown_out: Path | None, overwrite: bool)
     if out is not None and out.suffix == ".md":
         raise UsageError(f"--out {out} is for the HTML page; give --markdown {out} for the Markdown")
     page = out or csv.parent / f"{csv.stem}-report.html"
-    text = markdown_out or page.with_suffix(".md")
+    text = markdown_out or page.parent / f"{page.stem}.md"
     marks = {"--out": GENERATOR, "--markdown": MARK}
     check_outputs({"--out": page, "--markdown": text}, (csv, *samples_paths(csv)), overwrite, marks)
     report = read_report(csv)

@@ -100,6 +100,13 @@ def test_the_results_are_never_overwritten(run, tmp_path, option, taken):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.parametrize("folder", [".", "/", "..", ""])
+def test_a_folder_as_out_is_one_sentence(run, tmp_path, folder):
+    code, _, err = run(measured(tmp_path / "a.csv"), "--out", folder)
+    assert code == 2
+    assert f"--out {folder or '.'} is a folder; give the name of a file" in err
+
+
 def test_a_file_that_is_no_results_file_is_one_sentence(run, tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("a,b\n1,2\n")
