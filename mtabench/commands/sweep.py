@@ -92,7 +92,7 @@ def run(
                 spent.since_start(START)
                 team.run(plan, writer, settings, shown, spent)
     print_results(console, shown.rows)
-    unsettled = settled_lines(shown.rows, settings.max_rounds, settings.time_limit_s)
+    unsettled = settled_lines(shown.rows, settings.max_rounds, settings.time_limit_s, out_typed=out is not None)
     for text in (*auto_lines(shown.rows), *rank_lines(shown.rows), *unsettled):
         print_prose(console, text)
     say(console, f"results: {named(path)}")

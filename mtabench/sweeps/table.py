@@ -193,8 +193,11 @@ def _auto_sentence(choice: Choice) -> str:
     return f"{took}: {_number(choice.auto, 'median_ms')} ms, {verdict}{runs}"
 
 
-def settled_lines(rows: Sequence[Row], max_rounds: int, time_limit_s: float) -> list[str]:
-    """How many times did not settle and what to try, of a sweep with these limits a cell; nothing if all did."""
+def settled_lines(rows: Sequence[Row], max_rounds: int, time_limit_s: float, *, out_typed: bool) -> list[str]:
+    """How many times did not settle and what to try, of a sweep with these limits a cell; nothing if all did.
+
+    Only who typed --out must type another one.
+    """
     marked, timed = unsettled(rows), sum(row["status"] == "ok" for row in rows)
     if not marked:
         return []
@@ -203,10 +206,10 @@ def settled_lines(rows: Sequence[Row], max_rounds: int, time_limit_s: float) -> 
     if crowded:
         return [
             f"{head}: threads waited for a core up to {100 * max(crowded):.0f} % of the time, so another job runs; "
-            "end it, and type the same command with another --out"
+            f"end it, and type the same command {'with another --out' if out_typed else 'again'}"
         ]
-    more = f"--rounds {4 * max_rounds} --time-limit {4 * time_limit_s:g}"
-    return [f"{head}: is another job running? If not, type the same command with {more} and another --out"]
+    more = f"--rounds {4 * max_rounds} --time-limit {4 * time_limit_s:g}{' and another --out' if out_typed else ''}"
+    return [f"{head}: is another job running? If not, type the same command with {more}"]
 
 
 def _cell(row: Row) -> dict[str, str]:

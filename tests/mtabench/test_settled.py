@@ -114,7 +114,7 @@ def test_nothing_is_said_where_all_settled(mtabench, tmp_path):
     _, out, _ = mtabench("show", "a.csv")
     assert "~" not in out
     assert not any("settle" in sentence for sentence in summary(read_report(path)))
-    assert settled_lines(read_file(path).rows(), 20, 10.0) == []
+    assert settled_lines(read_file(path).rows(), 20, 10.0, out_typed=True) == []
 
 
 def test_a_file_from_before_targets_were_kept_is_judged_by_the_usual_one(mtabench, tmp_path):
@@ -128,17 +128,26 @@ def test_a_file_from_before_targets_were_kept_is_judged_by_the_usual_one(mtabenc
 
 def test_a_sweep_says_how_many_did_not_settle_and_what_to_type(tmp_path):
     rows = read_file(write_run(tmp_path / "a.csv", CELLS)).rows()
-    assert settled_lines(rows, 20, 10.0) == [
+    assert settled_lines(rows, 20, 10.0, out_typed=True) == [
         "1 of 2 cells did not settle (marked ~): is another job running? "
         "If not, type the same command with --rounds 80 --time-limit 40 and another --out"
     ]
     assert re.search(r"triton: ~8\.\d+ ms", line(rows[1]))
     rows[0]["run_delay"], rows[1]["run_delay"] = "0.714", "0.83"
     assert len(unsettled(rows)) == 2
-    assert settled_lines(rows, 20, 10.0) == [
+    assert settled_lines(rows, 20, 10.0, out_typed=True) == [
         "2 of 2 cells did not settle (marked ~): threads waited for a core up to 83 % of the time, "
         "so another job runs; end it, and type the same command with another --out"
     ]
+
+
+def test_without_out_no_other_one_is_asked_for(tmp_path):
+    rows = read_file(write_run(tmp_path / "a.csv", CELLS)).rows()
+    (text,) = settled_lines(rows, 20, 10.0, out_typed=False)
+    assert text.endswith("If not, type the same command with --rounds 80 --time-limit 40")
+    rows[1]["run_delay"] = "0.83"
+    (text,) = settled_lines(rows, 20, 10.0, out_typed=False)
+    assert text.endswith("end it, and type the same command again")
 
 
 def test_run_delays_are_read_by_thread_and_the_longest_wait_counts(tmp_path, monkeypatch):
@@ -213,7 +222,7 @@ def test_a_sweep_beside_a_busy_process_marks_its_cells(tmp_path, monkeypatch):
     assert row["ci_target"] == "0.5"
     assert was_crowded(row)
     assert settled(row) is False
-    (text,) = settled_lines(shown, 20, 10.0)
+    (text,) = settled_lines(shown, 20, 10.0, out_typed=True)
     assert text.startswith("1 of 1 cells did not settle (marked ~): threads waited for a core up to ")
 
 
