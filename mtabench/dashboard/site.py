@@ -23,7 +23,7 @@ def check_site(folder: Path) -> None:
     try:
         foreign = folder.is_dir() and not (folder / MARKER).is_file() and any(folder.iterdir())
     except OSError as error:
-        raise UsageError(f"cannot read {folder}: {error.strerror}; give another folder with -o") from error
+        raise UsageError(f"cannot read {folder}: {error.strerror}; give another folder as --out") from error
     if foreign:
         raise UsageError(
             f"-o {folder} holds files that mtabench dashboard did not make; give an empty folder or a new name"
@@ -52,7 +52,7 @@ def write_site(folder: Path, files: Mapping[str, str]) -> None:
             partial.write_bytes(text.encode())
             os.replace(partial, folder / name)
     except OSError as error:
-        raise UsageError(f"cannot write {folder}: {error.strerror}; give another folder with -o") from error
+        raise UsageError(f"cannot write {folder}: {error.strerror}; give another folder as --out") from error
 
 
 def _json(content: object, indent: int | None = None) -> str:

@@ -120,6 +120,8 @@ def _content(path: Path, most_bytes: int) -> bytes:
     try:
         if not path.exists():
             raise UsageError(f"there is no file {path}")
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder; give the name of a results file in it")
         if not path.is_file():
             raise UsageError(f"cannot read {path} as a CSV file: it is not a regular file")
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

@@ -146,5 +146,6 @@ def _comparable(name: str, row: Row) -> float | str:
 
 
 def _near(name: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=2, cutoff=0.6)
+    longer_or_shorter = [known for known in names if name and (known.startswith(name) or name.startswith(known))]
+    near = longer_or_shorter[:3] or difflib.get_close_matches(name, names, n=2, cutoff=0.6)
     return f"; did you mean {' or '.join(near)}?" if near else f"; expected one of {', '.join(names)}"

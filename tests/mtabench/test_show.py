@@ -181,6 +181,8 @@ def test_where_and_sort_choose_and_order_rows(mtabench, path):
     [
         ("none.csv", "there is no file none.csv"),
         ("a.csv --where seq", "cannot read 'seq'; expected conditions such as"),
+        ("a.csv --where sequence=1k", "no column 'sequence'; did you mean seq?"),
+        ("a.csv --sort -med", "--sort has no column 'med'; did you mean median_ms?"),
         ("a.csv --where sqe=1k", "no column 'sqe'; did you mean seq?"),
         ("a.csv --where speedup=2", "speedup is measured"),
         ("a.csv --where seq=64k", "no row of a.csv has seq=64k; in the column seq they have 1k, 2k"),

@@ -218,8 +218,9 @@ def test_sizes_are_bounded(mtabench, tmp_path, monkeypatch):
 def test_what_never_ends_is_not_read(mtabench, tmp_path):
     os.mkfifo(tmp_path / "pipe.csv")
     (tmp_path / "zero.csv").symlink_to("/dev/zero")
-    for name in ("pipe.csv", "zero.csv", "."):
+    for name in ("pipe.csv", "zero.csv"):
         refused(mtabench("show", name), "not a regular file")
+    refused(mtabench("show", "."), ". is a folder; give the name of a results file in it")
 
 
 def test_what_spreadsheets_and_pandas_make_of_a_file_is_understood(tmp_path):
