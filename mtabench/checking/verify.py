@@ -331,16 +331,16 @@ def _decode_rows(case: Case, seed: int) -> Iterable[Check]:
 def _range(case: Case, seed: int) -> Iterable[Check]:
     """Outputs are averages of the rows of v."""
     inputs = make_inputs(case, seed)
-    outside = outside_values(_build(case, inputs)(), inputs.v, 2 * torch.finfo(inputs.v.dtype).eps)
+    outside = outside_values(_output(case, inputs), inputs.v, 2 * torch.finfo(inputs.v.dtype).eps)
     yield _exactly(not outside.any().item(), "outputs leave the range of v")
 
 
 def _causality(case: Case, seed: int) -> Iterable[Check]:
     """What comes after token `t` changes no output up to `t`, and does change those after it."""
     inputs = make_inputs(case, seed)
-    before = _build(case, inputs)()
+    before = _output(case, inputs)
     for token in (0, case.seq // 2, case.seq - 2):
-        after = _build(case, _changed(inputs, first_token=token + 1))()
+        after = _output(case, _changed(inputs, first_token=token + 1))
         same = torch.equal(before[:, :, : token + 1], after[:, :, : token + 1])
         yield _exactly(same, f"tokens after {token} change outputs up to {token}")
         yield _exactly(not torch.equal(before, after), f"tokens after {token} change no output at all")
@@ -349,12 +349,12 @@ def _causality(case: Case, seed: int) -> Iterable[Check]:
 def _independence(case: Case, seed: int) -> Iterable[Check]:
     """Other sequences change nothing, nor do other KV heads, unless heads are mixed."""
     inputs = make_inputs(case, seed)
-    before = _build(case, inputs)()
+    before = _output(case, inputs)
     if case.batch > 1:
-        after = _build(case, _changed(inputs, first_sequence=case.batch - 1))()
+        after = _output(case, _changed(inputs, first_sequence=case.batch - 1))
         yield _exactly(torch.equal(before[:-1], after[:-1]), "a sequence changes the outputs of others")
     if case.kv_heads > 1 and not case.mixings:
-        after = _build(case, _changed(inputs, first_kv_head=case.kv_heads - 1))()
+        after = _output(case, _changed(inputs, first_kv_head=case.kv_heads - 1))
         others = slice(None, -(case.heads // case.kv_heads))
         yield _exactly(torch.equal(before[:, others], after[:, others]), "a KV head changes the outputs of others")
 
@@ -401,7 +401,7 @@ def _against_attention(case: Case, inputs: Inputs, queries: Tensor) -> Check:
     bound = Bound()
     bound.add(lambda out: out.flatten(0, -2), exact, implementation_of(eager).build(eager, inputs)())
     bound.close(tolerance_floor(inputs.q.dtype), rows_alike=True)
-    error = bound.errors(_build(case, inputs)()).norm
+    error = bound.errors(_output(case, inputs)).norm
     ok = error <= bound.tolerance
     return Check(ok, error, bound.tolerance, "" if ok else "differs from plain attention in float64")
 
@@ -412,6 +412,14 @@ def _exactly(ok: bool, reason: str) -> Check:
 
 def _build(case: Case, inputs: Inputs) -> Callable[[], Tensor]:
     return implementation_of(case).build(case, inputs)
+
+
+def _output(case: Case, inputs: Inputs) -> Tensor:
+    """The output of a forward. Raises WrongResultError for another shape, whose parts nobody could compare."""
+    out = _build(case, inputs)()
+    if out.shape != inputs.q.shape:
+        raise WrongResultError(f"out is {list(out.shape)}; expected {list(inputs.q.shape)}")
+    return out
 
 
 def _cannot_run(case: Case) -> str | None:

@@ -143,6 +143,21 @@ def test_unmasked_scores_are_found(monkeypatch):
     assert not {"identity is attention", "1x1 is scaled attention"} & found
 
 
+def test_another_shape_is_the_reason_of_every_check(monkeypatch):
+    """Tokens before heads: some checks compared the wrong parts and passed, others raised an error of their own."""
+
+    build = registry.find("sdpa-math").build
+
+    def tokens_first(case, x):
+        call = build(case, x)
+        return (lambda: call().transpose(1, 2)) if case.pass_ == "fwd" else call
+
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", planted_cells.changed("sdpa-math", build=tokens_first))
+    rows = [row for row in run_checks(["sdpa-math"], "cpu") if "bwd" not in row.check and "decode" not in row.check]
+    assert len(rows) > 8
+    assert [row.check for row in rows if not row.reason.startswith("out is ")] == []
+
+
 def test_what_raises_is_wrong(monkeypatch):
     def broken(*args):
         raise RuntimeError("no\nkernel image")
