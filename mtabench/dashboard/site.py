@@ -19,14 +19,14 @@ MARKER = ".mtabench-dashboard"
 def check_site(folder: Path) -> None:
     """Raise UsageError unless a site may be written to `folder`: it is empty, ours, or not there yet."""
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise UsageError(f"-o {folder} is not a folder; give the name of a folder for the site")
+        raise UsageError(f"--out {folder} is not a folder; give the name of a folder for the site")
     try:
         foreign = folder.is_dir() and not (folder / MARKER).is_file() and any(folder.iterdir())
     except OSError as error:
         raise UsageError(f"cannot read {folder}: {error.strerror}; give another folder as --out") from error
     if foreign:
         raise UsageError(
-            f"-o {folder} holds files that mtabench dashboard did not make; give an empty folder or a new name"
+            f"--out {folder} holds files that mtabench dashboard did not make; give an empty folder or a new name"
         )
 
 
