@@ -29,10 +29,21 @@ def key_padding(key_taps: int, pad_key: str) -> int:
 
 
 def softmax_scale(scale: float | None, head_dim: int) -> float:
-    """The factor on `q . k`: `1 / sqrt(head_dim)` unless given. Raises TypeError for what is no number."""
-    if scale is not None and not hasattr(scale, "__float__"):  # not float alone: numpy's and a compiler's will do
-        raise TypeError(f"scale is {scale!r}; expected a number, or None for 1 / sqrt(head_dim)")
-    return 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
+    """The factor on `q . k`: `1 / sqrt(head_dim)` unless given.
+
+    Raises TypeError for what is no number, or would lose a gradient, and ValueError for infinity and NaN.
+    """
+    if scale is None:
+        return 1.0 / math.sqrt(head_dim)
+    if not isinstance(scale, float | int):  # a compiler's numbers are, and cannot be asked for more
+        if not hasattr(scale, "__float__"):  # numpy's have it
+            raise TypeError(f"scale is {scale!r}; expected a number, or None for 1 / sqrt(head_dim)")
+        if getattr(scale, "requires_grad", False):
+            raise TypeError("scale is a tensor that requires a gradient, and gets none; multiply q by it instead")
+    number = float(scale)
+    if not -math.inf < number < math.inf:
+        raise ValueError(f"scale is {scale!r}; expected a finite number, or None for 1 / sqrt(head_dim)")
+    return number
 
 
 def check_causal(causal: bool) -> None:

@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
-from mta_kernels.conv_attention import ConvAttention, conv_attention, conv_attention_decode
+from mta_kernels.conv_attention import (
+    ConvAttention,
+    conv_attention,
+    conv_attention_decode,
+    conv_attention_reference,
+    identity_weight,
+)
 from mta_kernels.conv_attention.backend import Request
 from mta_kernels.conv_attention.backends import KERNELS
 from mta_kernels.operation import Operation
@@ -73,6 +79,20 @@ def test_compiled_gradients(dynamic: bool) -> None:
         return lambda q, history, *others: function(q, *others, q_history=history)
 
     assert_equal(gradients(chunk_of(compiled), inputs), gradients(chunk_of(conv_attention), inputs))
+
+
+def test_numbers_that_change_are_no_graph_break() -> None:
+    """From the second call on they are symbols to the compiler."""
+    q, k, v, weight = (x.detach() for x in small())
+
+    def call(scale: float, row: int) -> tuple[Tensor, Tensor]:
+        rows = conv_attention_reference(q, k, v, weight, rows=(row, row + 2))
+        return conv_attention(q, k, v, weight * identity_weight(2, row, row).sum(), scale=scale), rows
+
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    for numbers in ((0.1, 2), (0.2, 3)):
+        for got, want in zip(compiled(*numbers), call(*numbers), strict=True):
+            torch.testing.assert_close(got, want)
 
 
 @pytest.mark.long

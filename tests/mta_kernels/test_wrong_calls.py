@@ -61,6 +61,16 @@ CALLS = {
     "prefill_state: scale": (
         lambda: prefill_state(Q, Q, lengths=LENGTHS, post_conv=TAPS, scale="a"), TypeError, "scale is 'a'",
     ),
+    "scale of NaN": (
+        lambda: multi_token_attention(*QKV, pre_mix=MIX, scale=float("nan")), ValueError, "scale is nan; expected a",
+    ),
+    "conv scale: infinity": (lambda: conv_attention(*QKV, TAPS, scale=float("inf")), ValueError, "scale is inf; expec"),
+    "conv decode: scale of infinity": (
+        lambda: conv_attention_decode(*STEP, TAPS, lengths=LENGTHS, scale=-float("inf")), ValueError, "scale is -inf;",
+    ),
+    "conv scale: learned": (
+        lambda: conv_attention(*QKV, TAPS, scale=torch.ones((), requires_grad=True)), TypeError, "multiply q by it",
+    ),
     "causal": (lambda: multi_token_attention(*QKV, pre_mix=MIX, causal="no"), TypeError, "causal is 'no'"),
     "conv causal": (lambda: conv_attention(*QKV, TAPS, causal="no"), TypeError, "causal is 'no'"),
     "rows": (lambda: multi_token_attention_reference(*QKV, pre_mix=MIX, rows=3), ValueError, "rows is 3; expected"),

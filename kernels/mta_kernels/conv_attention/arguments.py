@@ -27,8 +27,13 @@ def check_are_tensors(**arguments: object) -> None:
 
 def check_count(name: str, count: int) -> None:
     """Raise ValueError unless `count`, by its name, is a whole number from 1 on."""
-    if not hasattr(count, "__index__") or count < 1:  # not int alone: numpy's and a compiler's will do
+    if not _is_whole_number(count) or count < 1:
         raise ValueError(f"{name} is {count!r}; expected a whole number from 1 on")
+
+
+def _is_whole_number(x: object) -> bool:
+    """Whether it is Python's or numpy's; a compiler's are ints, and cannot be asked for more."""
+    return isinstance(x, int) or hasattr(x, "__index__")
 
 
 def check_floating_point(dtype: torch.dtype) -> None:
@@ -108,7 +113,7 @@ def check_like(name: str, x: Tensor, q: Tensor) -> None:
 
 def check_rows(rows: tuple[int, int], query_rows: int) -> None:
     """Raise ValueError unless `rows` is a first row of q and one past the last."""
-    fits = isinstance(rows, tuple | list) and len(rows) == 2 and all(hasattr(row, "__index__") for row in rows)
+    fits = isinstance(rows, tuple | list) and len(rows) == 2 and all(map(_is_whole_number, rows))
     if not fits or not 0 <= rows[0] < rows[1] <= query_rows:
         raise ValueError(f"rows is {rows!r}; expected (start, stop) with 0 <= start < stop <= {query_rows}")
 
