@@ -76,7 +76,13 @@ def run_chunks(
     q, k and v are of `rows_of`; `size` numbers hold the stored scores of any chunk of `plan`, which has its halo.
     """
     batch, heads = q.shape[:2]
-    mixed_probabilities = probabilities_by_heads if _by_heads(operation, q) else probabilities_by_tiles
+    mixed_probabilities = probabilities_by_tiles
+    if _by_heads(operation, q):
+        mixed_probabilities = probabilities_by_heads
+        if mixers.pre_conv is None:  # those kernels convolve in any case
+            mixers = mixers._replace(pre_conv=q.new_ones(heads, 1, 1))
+        # As those kernels read them: else each chunk casts them.
+        mixers = Mixers(*[None if x is None else x.to(q.dtype).contiguous() for x in mixers])
     memories = torch.empty(2, size, dtype=q.dtype, device=q.device)
     for first in range(0, batch, sequences):
         part = slice(first, first + sequences)
@@ -96,10 +102,8 @@ def probabilities_by_heads(
     """
     where, post_conv = rows_of_chunk(chunk), operation.post_conv
     pre_taps, pre_mix, post_taps, post_mix = mixers
-    if pre_taps is None:
-        pre_taps = torch.ones(scores.shape[1], 1, 1, dtype=scores.dtype, device=scores.device)
-    if pre_mix is None or post_conv is None or post_taps is None or post_mix is None:
-        raise ValueError("the kernels in which heads meet need both mixings and a convolution of probabilities")
+    if pre_taps is None or pre_mix is None or post_conv is None or post_taps is None or post_mix is None:
+        raise ValueError("the kernels in which heads meet need taps before and after the softmax, and both mixings")
     factors = forward.pre_heads(
         scores, pre_taps, operation.conv, pre_mix, kept, logsumexp, where, above=chunk.above, owned=chunk.owned
     )
