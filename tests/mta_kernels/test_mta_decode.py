@@ -9,7 +9,12 @@ import torch
 from decode_inputs import COMBINATIONS, PARTS, Inputs, name_of, paged
 from kernel_inputs import DEVICE, relative_error
 
-from mta_kernels.multi_token_attention import DecodeState, multi_token_attention_decode_reference, prefill_state
+from mta_kernels.multi_token_attention import (
+    DecodeState,
+    multi_token_attention_decode,
+    multi_token_attention_decode_reference,
+    prefill_state,
+)
 
 
 @pytest.mark.parametrize("parts", COMBINATIONS, ids=name_of)
@@ -112,6 +117,15 @@ def test_short_window_and_long_lengths_are_refused() -> None:
         prefill_state(inputs.q, inputs.k, lengths=torch.tensor([41], device=DEVICE), **mixers)
     with pytest.raises(TypeError, match="post_conv is None; only a layer with a convolution of probabilities"):
         prefill_state(inputs.q, inputs.k, lengths=torch.tensor([9], device=DEVICE), post_conv=None)
+
+
+def test_under_autocast_the_state_is_of_its_dtype() -> None:
+    inputs = Inputs(dict.fromkeys(PARTS, True), dtype=torch.float32)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        state = inputs.state([20])
+        got = multi_token_attention_decode(**inputs.step([21]), state=state, backend="reference")
+    assert state.logits.dtype == got.dtype == torch.bfloat16
+    assert relative_error(got, inputs.double().rows()[:, :, 20:21]) <= 0.03
 
 
 def test_eager_error_is_that_of_the_forward() -> None:

@@ -71,6 +71,18 @@ CALLS = {
     "conv scale: learned": (
         lambda: conv_attention(*QKV, TAPS, scale=torch.ones((), requires_grad=True)), TypeError, "multiply q by it",
     ),
+    "decode: pre_conv": (
+        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_conv=[1]), TypeError, "pre_conv is a list; ex",
+    ),
+    "decode: pre_mix": (
+        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_mix="x"), TypeError, "pre_mix is a str; expec",
+    ),
+    "decode: gate_bias": (
+        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, gate_bias=1), TypeError, "gate_bias is a int; exp",
+    ),
+    "decode: norm": (
+        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, norm_weight=1.0), TypeError, "norm_weight is a fl",
+    ),
     "causal": (lambda: multi_token_attention(*QKV, pre_mix=MIX, causal="no"), TypeError, "causal is 'no'"),
     "conv causal": (lambda: conv_attention(*QKV, TAPS, causal="no"), TypeError, "causal is 'no'"),
     "rows": (lambda: multi_token_attention_reference(*QKV, pre_mix=MIX, rows=3), ValueError, "rows is 3; expected"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -142,9 +143,12 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
 
 def cast_for_autocast(weight: Tensor, *others: Tensor | None) -> tuple:
     """Weight and others in the dtype of autocast; a weight in float32 stays as it is."""
-    if weight.dtype != torch.float32:
-        weight = weight.to(autocast_dtype(weight))
-    return weight, *(None if x is None else x.to(autocast_dtype(x)) for x in others)
+    return cast_unless_float32(weight), *(None if x is None else x.to(autocast_dtype(x)) for x in others)
+
+
+def cast_unless_float32(x: Any) -> Any:
+    """A tensor in the dtype of autocast, unless it is float32; anything else as it is."""
+    return x.to(autocast_dtype(x)) if isinstance(x, Tensor) and x.dtype != torch.float32 else x
 
 
 def check_arguments(

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention import conv_attention
-from mta_kernels.conv_attention.arguments import autocast_dtype, check_are_tensors, under_autocast, wants_gradient
+from mta_kernels.conv_attention.arguments import (
+    autocast_dtype,
+    cast_unless_float32,
+    check_are_tensors,
+    under_autocast,
+    wants_gradient,
+)
 from mta_kernels.multi_token_attention import reference
 from mta_kernels.multi_token_attention.arguments import NormGate, check_arguments
 from mta_kernels.multi_token_attention.backend import Request
@@ -74,14 +79,15 @@ def multi_token_attention(
     """
     given = Mixers(pre_conv, pre_mix, post_conv, post_mix)
     after = NormGate(norm_weight, norm_eps, depth, gate_weight, gate_bias)
-    check_are_tensors(q=q, k=k, v=v, **given._asdict(), norm_weight=norm_weight, gate_weight=gate_weight,
-                      gate_bias=gate_bias, q_history=q_history, cu_seqlens=cu_seqlens)  # fmt: skip
+    check_are_tensors(
+        q=q, k=k, v=v, **given._asdict(), **after.tensors, q_history=q_history, cu_seqlens=cu_seqlens
+    )  # fmt: skip
     if under_autocast(q):
         q, k, v = (x.to(autocast_dtype(x)) for x in (q, k, v))
         q_history = None if q_history is None else q_history.to(autocast_dtype(q_history))
-        given = Mixers(*map(_cast_unless_float32, given))
-        after = NormGate(*map(_cast_unless_float32, after))
-    tensors = q, k, v, *given, after.norm_weight, after.gate_weight, after.gate_bias
+        given = Mixers(*map(cast_unless_float32, given))
+        after = NormGate(*map(cast_unless_float32, after))
+    tensors = q, k, v, *given, *after.tensors.values()
     options = causal, scale, pad_key, norm_eps, depth, dropout, backend
     more: dict[str, Any] = {"q_history": q_history, "cu_seqlens": cu_seqlens}
     may_be_known = q_history is None and cu_seqlens is None and seed is None
@@ -113,8 +119,3 @@ def multi_token_attention(
                 remember(tensors, options, operation, kernels)
             out = multi_token_attention_op(operation, q, k, v, mixers, **more, backend=kernels)
     return finish(out, after.norm_weight, norm_eps, after.factor, after.gate_weight, after.gate_bias)
-
-
-def _cast_unless_float32(x: Any) -> Any:
-    """A tensor in the dtype of autocast, unless it is float32; anything else as it is."""
-    return x.to(autocast_dtype(x)) if isinstance(x, Tensor) and x.dtype != torch.float32 else x

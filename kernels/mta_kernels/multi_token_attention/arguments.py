@@ -34,6 +34,11 @@ class NormGate(NamedTuple):
         """What the normalised output is multiplied by: less in deep layers; 1 without a depth."""
         return 1.0 if self.depth is None else 1.0 - (0.8 - 0.6 * math.exp(-0.3 * self.depth))
 
+    @property
+    def tensors(self) -> dict[str, Tensor | None]:
+        """By name."""
+        return {"norm_weight": self.norm_weight, "gate_weight": self.gate_weight, "gate_bias": self.gate_bias}
+
 
 def check_arguments(
     q: Tensor, k: Tensor, v: Tensor, given: Mixers, after: NormGate, pad_key: str, *, dropout: float = 0.0,

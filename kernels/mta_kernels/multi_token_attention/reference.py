@@ -65,8 +65,9 @@ def multi_token_attention_reference(
     """
     given = Mixers(pre_conv, pre_mix, post_conv, post_mix)
     after = NormGate(norm_weight, norm_eps, depth, gate_weight, gate_bias)
-    check_are_tensors(q=q, k=k, v=v, **given._asdict(), norm_weight=norm_weight, gate_weight=gate_weight,
-                      gate_bias=gate_bias, q_history=q_history, cu_seqlens=cu_seqlens)  # fmt: skip
+    check_are_tensors(
+        q=q, k=k, v=v, **given._asdict(), **after.tensors, q_history=q_history, cu_seqlens=cu_seqlens
+    )  # fmt: skip
     extras: dict[str, Any] = {"dropout": dropout, "seed": seed, "q_history": q_history, "cu_seqlens": cu_seqlens}
     check_arguments(q, k, v, given, after, pad_key, **extras)
     if rows is not None and cu_seqlens is not None:

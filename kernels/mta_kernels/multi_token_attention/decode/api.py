@@ -6,9 +6,14 @@ import torch
 from torch import Tensor
 
 from mta_kernels.conv_attention import conv_attention_decode
-from mta_kernels.conv_attention.arguments import autocast_dtype, check_are_tensors, check_splits, under_autocast
+from mta_kernels.conv_attention.arguments import (
+    autocast_dtype,
+    cast_unless_float32,
+    check_are_tensors,
+    check_splits,
+    under_autocast,
+)
 from mta_kernels.multi_token_attention import reference
-from mta_kernels.multi_token_attention.api import _cast_unless_float32
 from mta_kernels.multi_token_attention.arguments import NormGate
 from mta_kernels.multi_token_attention.backend import Request
 from mta_kernels.multi_token_attention.choice import choose, conv_attention_weight, is_conv_attention
@@ -62,11 +67,11 @@ def multi_token_attention_decode(
     """
     given = Mixers(pre_conv, pre_mix, post_conv, post_mix)
     after = NormGate(norm_weight, norm_eps, depth, gate_weight, gate_bias)
-    check_are_tensors(q_window=q_window, k_cache=k_cache, v_cache=v_cache, lengths=lengths, block_table=block_table)
+    check_are_tensors(q_window=q_window, k_cache=k_cache, v_cache=v_cache)
     if under_autocast(q_window):
         q_window, k_cache, v_cache = (x.to(autocast_dtype(x)) for x in (q_window, k_cache, v_cache))
-        given = Mixers(*map(_cast_unless_float32, given))
-        after = NormGate(*map(_cast_unless_float32, after))
+        given = Mixers(*map(cast_unless_float32, given))
+        after = NormGate(*map(cast_unless_float32, after))
     check_step(q_window, k_cache, v_cache, lengths, given, after, pad_key, state, block_table)
     check_splits(splits)
     operation = operation_of(given, q_window.shape[3], causal=True, scale=scale, pad_key=pad_key)

@@ -20,11 +20,15 @@ def check_step(
 
     What lies in lengths and in the state is read on a CPU alone: on a GPU that would wait for the device.
     """
+    check_are_tensors(
+        q_window=q_window, k_cache=k_cache, v_cache=v_cache, lengths=lengths, **given._asdict(), **after.tensors,
+        block_table=block_table,
+    )  # fmt: skip
     capacity = check_caches(q_window, k_cache, v_cache, lengths, given, pad_key, block_table)
     check_norm_and_gate(after, q_window.shape[3], q_window)
     if needs_state(given):
         check_state(state, q_window, lengths, given, capacity)
-    if wants_gradient(q_window, k_cache, v_cache, *given, after.norm_weight, after.gate_weight, after.gate_bias):
+    if wants_gradient(q_window, k_cache, v_cache, *given, *after.tensors.values()):
         raise RuntimeError("multi_token_attention_decode is not differentiable; call it under torch.no_grad()")
 
 

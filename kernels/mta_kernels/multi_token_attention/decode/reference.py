@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import check_are_tensors
+from mta_kernels.conv_attention.arguments import (
+    autocast_dtype,
+    cast_unless_float32,
+    check_are_tensors,
+    under_autocast,
+)
 from mta_kernels.conv_attention.reference import convolve_scores, gather_pages, repeat_heads
 from mta_kernels.multi_token_attention.arguments import NormGate
 from mta_kernels.multi_token_attention.decode.arguments import check_caches, check_step
@@ -151,13 +156,17 @@ def prefill_state(
 
     `q_window [B, Hq, W, D]` holds the last `W >= min(max(cq, cq + cq2 - 2), tokens)` queries of each sequence, oldest
     first, cq and cq2 being the query taps of `pre_conv` (1 without one) and `post_conv`; a prompt will do. All else as
-    for `multi_token_attention_decode`, with the mixers of the steps. Computes `cq2 - 1` rows of logits in eager
-    PyTorch. Raises ValueError or TypeError for arguments that do not fit.
+    for `multi_token_attention_decode`, with the mixers of the steps; under autocast the state is in its dtype, as the
+    steps are. Computes `cq2 - 1` rows of logits in eager PyTorch. Raises ValueError or TypeError for arguments that do
+    not fit.
     """
     given = Mixers(pre_conv, pre_mix, post_conv)
     check_are_tensors(q_window=q_window, k_cache=k_cache, lengths=lengths, **given._asdict(), block_table=block_table)
     if post_conv is None:
         raise TypeError("post_conv is None; only a layer with a convolution of probabilities needs a state")
+    if under_autocast(q_window):
+        q_window, k_cache = (x.to(autocast_dtype(x)) for x in (q_window, k_cache))
+        given = Mixers(*map(cast_unless_float32, given))
     check_caches(q_window, k_cache, k_cache, lengths, given, pad_key, block_table)
     (batch, heads, window, head_dim), query_taps = q_window.shape, post_conv.shape[1]
     operation = operation_of(given, head_dim, causal=True, scale=scale, pad_key=pad_key)
