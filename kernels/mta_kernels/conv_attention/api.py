@@ -73,7 +73,8 @@ def conv_attention(
     float64 stays as it is.
     A row depends on no later token and on no other document, for every finite input. Infinity or NaN in q, k, v or the
     weight leaves no row of the heads that read it defined, in any backend, nor a gradient; nor is a row defined whose
-    `scale * q . k` overflows float32.
+    `scale * q . k` overflows float32. With "triton" in float16, scaled sums of taps and keys, or taps and queries, must
+    stay below 65504, too.
     Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run, and
     RuntimeError for a derivative that the backend does not have.
     """
