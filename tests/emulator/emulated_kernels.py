@@ -79,7 +79,7 @@ class Emulator:
         if GXX is None:
             pytest.skip("no g++ to build the emulated kernels with")
         folders = [wanted.path.parent, *self.folders, compiler.FOLDER]
-        options = ["-O1", *(f"-D{key}={value}" for key, value in wanted.constants.items())]
+        options = ["-Og", *(f"-D{key}={value}" for key, value in wanted.constants.items())]
         read = [path for folder in folders for path in sorted(folder.glob("*.cu*"))] + sorted(FOLDER.glob("*.[ch]*"))
         return str(built(self.program(wanted), options, folders, read)).encode()
 
