@@ -3,6 +3,15 @@
 Raised anywhere in the suite, turned into a message once, at the command-line boundary.
 """
 
+import difflib
+from collections.abc import Sequence
+
+
+def near_names(typed: str, known: Sequence[str]) -> list[str]:
+    """The names that may be meant: those that begin as typed, else those that are spelled much the same."""
+    begin = [name for name in known if typed and name.startswith(typed.lower())]
+    return begin[:3] or difflib.get_close_matches(typed.lower(), known, n=3, cutoff=0.6)
+
 
 class MtabenchError(Exception):
     """Something a person can act on; `str(error)` is one sentence, `exit_code` ends the process."""

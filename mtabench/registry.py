@@ -7,7 +7,6 @@ these; nothing else loads any, so that no name in a results file runs code.
 
 from __future__ import annotations
 
-import difflib
 import faulthandler
 import importlib
 import pkgutil
@@ -16,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mtabench import implementations
-from mtabench.errors import UsageError
+from mtabench.errors import UsageError, near_names
 from mtabench.implementations import Implementation
 from mtabench.implementations._user_code import (
     Loaded,
@@ -86,7 +85,7 @@ def every(name: str) -> list[Implementation]:
         raise UsageError(
             f"{name!r} stands for several implementations, and one is expected here: {', '.join(GROUPS[name])}"
         )
-    near = _near(name, [*names(), *GROUPS])
+    near = near_names(name, [*names(), *GROUPS])
     hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join([*names(), *GROUPS])}"
     raise UsageError(f"no implementation is called {name!r}; {hint} (`mtabench list` shows all)")
 
@@ -99,12 +98,6 @@ def is_own_name(name: str) -> bool:
 def is_known(name: str) -> bool:
     """Whether an implementation has this name here; a results file may be of another version, or of a person's file."""
     return name in _LOADED or name in names()
-
-
-def _near(typed: str, known: list[str]) -> list[str]:
-    """The names that may be meant: those that begin as typed, else those that are spelled much the same."""
-    begin = [name for name in known if typed and name.startswith(typed.lower())]
-    return begin[:3] or difflib.get_close_matches(typed.lower(), known, n=3, cutoff=0.6)
 
 
 def chosen(typed: Iterable[str]) -> list[Implementation]:

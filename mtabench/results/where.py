@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 
-from mtabench.errors import UsageError
+from mtabench.errors import UsageError, near_names
 from mtabench.problem.axes import parse_convs, parse_ints, short
 from mtabench.problem.operations import NONE, OPERATION_COLUMNS, STEPS, taps_text
 from mtabench.results.columns import TABLE
@@ -146,6 +145,5 @@ def _comparable(name: str, row: Row) -> float | str:
 
 
 def _near(name: str, names: Sequence[str]) -> str:
-    longer_or_shorter = [known for known in names if name and (known.startswith(name) or name.startswith(known))]
-    near = longer_or_shorter[:3] or difflib.get_close_matches(name, names, n=2, cutoff=0.6)
+    near = [known for known in names if name.startswith(known)] or near_names(name, names)
     return f"; did you mean {' or '.join(near)}?" if near else f"; expected one of {', '.join(names)}"
