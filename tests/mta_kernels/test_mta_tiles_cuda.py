@@ -95,7 +95,7 @@ def test_many_heads_with_little_shared_memory(gpu) -> None:
 @pytest.mark.parametrize("lead", [1, 2])
 @pytest.mark.parametrize("results", [1, 2])
 def test_every_tile(gpu, rows: int, columns: int, lead: int, results: int) -> None:
-    dtype = FP16 if (rows == columns) == (lead == results) else BF16  # each with each two sizes
+    dtype = FP16 if (rows == columns) == (lead == results) else BF16  # each beside every two of the sizes
     case = Case(keys=90, queries=90, rows=90, dtype=dtype, pre=conv(3, 11, 5))
     plans = {}
     for post in (False, True):

@@ -323,11 +323,11 @@ def test_newest_keys_come_first_or_last(group: int, cache: str, monkeypatch: pyt
 def test_interleaved_tiles(taps: tuple[int, int], bulk: bool) -> None:
     """Programs take tiles in turn: lengths about the ends of tiles and rounds, and fewer keys than programs."""
     key_taps = taps[1]
-    for pack in (1, 2):
+    for pack, first_pad in ((1, "both"), (2, "left")):
         new = 64 - (column_steps(key_taps, pack) - 1) * pack  # keys that a tile finishes
         inputs = make_decode([1, 3, new, 2 * new, 2 * new + 1, 4 * new + 17], 3, 1, 72, taps, torch.float16)
         q, k, v, weight, lengths = inputs
-        for splits, pad_key in ((pack, "both" if pack == 1 else "left"), (7, "right")):
+        for splits, pad_key in ((pack, first_pad), (7, "right")):
             operation = Operation.of(weight.shape[1:], 72, pad_key=pad_key)
             step = {"splits": splits, "bulk": bulk}
             config = DecodeConfig(64, pack, 2, 2, 3, interleaved=True)

@@ -1,5 +1,6 @@
 """What is asked of workers in vain is one sentence, before anything is started or written."""
 
+import asyncio
 import os
 import socket
 import stat
@@ -87,6 +88,13 @@ def test_a_scheduler_that_is_not_there(mtabench, tmp_path, monkeypatch):
     why = "(Connection refused)" if "refused" in result[2] else "(no answer within 3 s)"
     refused(result, f"no scheduler of Dask answers at tcp://127.0.0.1:{port} {why}; start it")
     assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize("behind", [asyncio.CancelledError(), TimeoutError()], ids=lambda error: type(error).__name__)
+def test_a_connection_that_is_given_up_has_no_name_of_an_exception(behind):
+    error = OSError("Timed out trying to connect")
+    error.__cause__ = behind
+    assert team._cause(error) == "no answer within 10 s"
 
 
 @pytest.mark.parametrize("package", ["distributed", "cryptography"])
