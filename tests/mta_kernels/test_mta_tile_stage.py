@@ -6,12 +6,13 @@ import pytest
 import torch
 from emulated_heads import emulated_heads  # noqa: F401
 from emulated_tiles import emulated_tiles  # noqa: F401
-from kernel_inputs import DEVICE, poison_memory
+from kernel_inputs import DEVICE, poison_memory, with_gaps
 from mta_inputs import Problem, assert_twice_eager, forward, gradients, make, small_chunks
 from torch import Tensor
 
 from mta_kernels import score_chunks
 from mta_kernels.multi_token_attention import multi_token_attention
+from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.triton import tile_stage
 
 FP16 = torch.float16  # Triton's interpreter has no bfloat16
@@ -89,6 +90,15 @@ def test_all_steps_where_heads_meet(
     check(make(2, 70, 16, FP16, **options), monkeypatch)
     assert len(meetings) == (2 if "queries" in options else 3)
     assert not tiles
+
+
+def test_mixers_of_another_dtype_and_of_any_strides_where_heads_meet(meetings: list) -> None:
+    """They are rounded to that of q, once for all chunks."""
+    problem = make(2, 70, 16, FP16, post_conv=(2, 9), documents=[0, 0, 1, 3, 40, 42, 70], kv_heads=1)
+    given = Mixers(*[None if x is None else with_gaps(x.float()) for x in problem.mixers])
+    for got, want in zip(forward(problem._replace(mixers=given)), forward(problem), strict=True):
+        assert torch.equal(got, want)
+    assert len(meetings) == 6
 
 
 def test_the_backward_has_their_probabilities(meetings: list) -> None:
