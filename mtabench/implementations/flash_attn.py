@@ -20,4 +20,9 @@ ENTRIES = (
         summary="plain attention: FlashAttention-3, the package of its authors",
         style=Style("#0072B2", "#4FA3FF", "X", (0, (1.2, 1.2)), alone=True),
     ),
+    _package(
+        order=255, name="flash-attn-4",
+        summary="plain attention: FlashAttention-4, the package of its authors",
+        style=Style("#0072B2", "#4FA3FF", "P", (0, (4, 1.2, 1.2, 1.2)), alone=True),
+    ),
 )  # fmt: skip

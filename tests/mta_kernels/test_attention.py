@@ -75,16 +75,36 @@ def test_a_rung_that_cannot_run_is_refused_and_no_other_takes_its_place():
         attention(X, X, X, rung="sdpa-cudnn")
 
 
-@pytest.mark.parametrize("rung", ["flash-attn", "flash-attn-3"])
+@pytest.mark.parametrize("rung", ["flash-attn", "flash-attn-3", "flash-attn-4"])
 def test_a_package_that_is_missing_comes_with_the_line_that_installs_it(rung, monkeypatch):
-    monkeypatch.setattr(flash_attn.importlib.util, "find_spec", lambda name: None)
+    def find_spec(name):
+        if "." in name:  # it imports what the module lies in
+            raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(flash_attn.importlib.util, "find_spec", find_spec)
     monkeypatch.setattr("mta_kernels.attention.absent", lambda device: None)
     reason = rung_unsupported(rung, device="cuda", dtype=torch.bfloat16, head_dim=64)
     assert reason.startswith(f"{rung} is not installed (pip install ")
 
 
+@pytest.mark.parametrize(("rung", "capability", "head_dim", "reason"), [
+    ("flash-attn-4", (8, 0), 64, "flash-attn-4 needs a GPU of sm_90 or later"),
+    ("flash-attn-4", (10, 0), 192, "flash-attn-4 takes head dims .* up to 128 on this GPU, not 192"),
+    ("flash-attn-4", (9, 0), 192, "None"),
+    ("flash-attn-3", (10, 0), 64, r"flash-attn-3 needs an H100 or H200 \(sm_90\)"),
+    ("flash-attn", (8, 6), 260, "flash-attn takes head dims .* up to 256 on this GPU, not 260"),
+])  # fmt: skip
+def test_a_package_takes_its_gpus_and_head_dims(monkeypatch, rung, capability, head_dim, reason):
+    monkeypatch.setattr(flash_attn, "_installed", lambda module: True)
+    monkeypatch.setattr(flash_attn, "_function", lambda module: None)
+    monkeypatch.setattr(flash_attn.torch.cuda, "get_device_capability", lambda device: capability)
+    device = torch.device("cuda")
+    found = flash_attn.unsupported(device=device, dtype=torch.bfloat16, head_dim=head_dim, package=rung)
+    assert re.fullmatch(reason, str(found))
+
+
 def test_a_package_that_is_installed_is_called_as_its_authors_say(monkeypatch):
-    """A stand-in for both: [B, N, heads, D], the softmax's scale, and a tuple from some versions."""
+    """A stand-in for all of them: [B, N, heads, D], the softmax's scale, and a tuple from some versions."""
     found = []
 
     def function(q, k, v, softmax_scale, causal):
@@ -97,7 +117,7 @@ def test_a_package_that_is_installed_is_called_as_its_authors_say(monkeypatch):
     for package in flash_attn.PACKAGES:
         out = flash_attn.attention(q, k, k, causal=True, scale=0.5, package=package)
         assert torch.equal(out, attention_reference(q, k, k, scale=0.5))
-    assert found == [(1, 3, 2, 8)] * 2
+    assert found == [(1, 3, 2, 8)] * 3
 
 
 @pytest.mark.long

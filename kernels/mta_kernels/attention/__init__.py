@@ -41,10 +41,11 @@ _MODULES: dict[str, tuple[str, dict[str, Any]]] = {
     "flex": ("flex", {}),
     "flash-attn": ("flash_attn", {"package": "flash-attn"}),
     "flash-attn-3": ("flash_attn", {"package": "flash-attn-3"}),
+    "flash-attn-4": ("flash_attn", {"package": "flash-attn-4"}),
 }
 RUNGS = tuple(_MODULES)
 ON_CPUS_ALONE = ("c-loops", "c-tiled")
-DIFFERENTIABLE = ("sdpa-flash", "sdpa-cudnn", "flex", "flash-attn", "flash-attn-3")
+DIFFERENTIABLE = ("sdpa-flash", "sdpa-cudnn", "flex", "flash-attn", "flash-attn-3", "flash-attn-4")
 
 _ready: set[tuple] = set()  # rungs that can run, with what: to ask takes longer than a small kernel
 

@@ -1,4 +1,4 @@
-"""Top rungs, `flash-attn` and `flash-attn-3`: the packages of FlashAttention's authors, where they are installed."""
+"""Top rungs `flash-attn`, `flash-attn-3`, `flash-attn-4`: the packages of FlashAttention's authors, if installed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class Package(NamedTuple):
     install: str
     capabilities: tuple[tuple[int, int], tuple[int, int]]  # the first, and the first that is too new
     gpus: str
+    head_dim: int = 256  # at most
+    head_dim_hopper: int = 256
 
 
 PACKAGES = {
@@ -30,6 +32,13 @@ PACKAGES = {
         "pip install --no-build-isolation 'git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper'",
         ((9, 0), (9, 1)),
         "an H100 or H200 (sm_90)",
+    ),
+    "flash-attn-4": Package(
+        "flash_attn.cute",
+        "pip install --pre flash-attn-4",
+        ((9, 0), (100, 0)),
+        "a GPU of sm_90 or later",
+        head_dim=128,
     ),
 }
 
@@ -48,22 +57,31 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, pa
 def unsupported(*, device: torch.device, dtype: torch.dtype, head_dim: int, package: str) -> str | None:
     """Why it cannot run, or None."""
     found = PACKAGES[package]
-    if importlib.util.find_spec(found.module) is None:
+    if not _installed(found.module):
         return f"{package} is not installed ({found.install})"
     if device.type != "cuda":
         return f"{package} needs a CUDA GPU"
     if dtype not in (torch.float16, torch.bfloat16):
         return f"{package} takes fp16 and bf16 only"
-    if head_dim % 8 or head_dim > 256:
-        return f"{package} takes head dims that are multiples of 8 up to 256, not {head_dim}"
     first, too_new = found.capabilities
-    if not first <= torch.cuda.get_device_capability(device) < too_new:
+    capability = torch.cuda.get_device_capability(device)
+    if not first <= capability < too_new:
         return f"{package} needs {found.gpus}"
+    most = found.head_dim_hopper if capability[0] == 9 else found.head_dim
+    if head_dim % 8 or head_dim > most:
+        return f"{package} takes head dims that are multiples of 8 up to {most} on this GPU, not {head_dim}"
     try:
         _function(found.module)
     except (ImportError, AttributeError, OSError) as error:  # compiled for another PyTorch, most often
         return f"{package} is installed and does not import: {' '.join(str(error).split())}"
     return None
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that the module lies in
+        return False
 
 
 @functools.cache
