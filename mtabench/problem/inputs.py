@@ -90,8 +90,8 @@ class Inputs:
 
         assert self.lengths is not None
         assert self.post_conv is not None
-        if self.k.shape[2] == 1:
-            size = (*self.q.shape[:2], self.post_conv.shape[1], 1)
+        if self.q.shape[2] == 1:  # the newest is the first, or no row looks back
+            size = (*self.q.shape[:2], self.post_conv.shape[1], self.k.shape[2])
             return DecodeState.empty(*size, dtype=self.q.dtype, device=self.q.device)
         return prefill_state(
             self.q[:, :, :-1], self.k, lengths=self.lengths - 1, post_conv=self.post_conv, pre_conv=self.weight,

@@ -318,6 +318,11 @@ def judged(cell, build=None):
     return Judge(cell, inputs, 3).first_of(closure, cell)
 
 
+def test_a_decode_step_whose_convolutions_look_back_on_no_row():
+    check = judged(case(conv=None, post=(1, 3), pass_="decode"))
+    assert check.ok, check.reason
+
+
 @pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
 @pytest.mark.parametrize("mix", ["heads", "2", "none+heads", "heads+1"])
 def test_right_results_pass_the_oracle_and_the_probes(pass_, mix):
