@@ -74,12 +74,13 @@ def decode(
     seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None, impl: o.Impl = None, op: o.Op = None,
     mix: o.Mix = None, post_conv: o.PostConv = None, norm: o.Norm = None, gate: o.Gate = None, layer: o.Layer = None,
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
-    dtype: o.Dtype = None, splits: o.Splits = "auto", device: o.Device = "auto", preset: o.PresetName = None,
-    baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold", rounds: o.Rounds = None,
-    time_limit: o.TimeLimit = None, isolate: o.Isolate = False, cell_timeout: o.CellTimeout = None, seed: o.Seed = None,
-    gpus: o.Gpus = None, workers: o.Workers = None, scheduler: o.Scheduler = None, on: o.On = None,
-    tls_ca: o.TlsCa = None, tls_cert: o.TlsCert = None, tls_key: o.TlsKey = None, out: o.Out = None,
-    resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True, quiet: o.Quiet = False,
+    dtype: o.Dtype = None, splits: o.Splits = "auto", page_size: o.PageSize = "none", device: o.Device = "auto",
+    preset: o.PresetName = None, baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold",
+    rounds: o.Rounds = None, time_limit: o.TimeLimit = None, isolate: o.Isolate = False,
+    cell_timeout: o.CellTimeout = None, seed: o.Seed = None, gpus: o.Gpus = None, workers: o.Workers = None,
+    scheduler: o.Scheduler = None, on: o.On = None, tls_ca: o.TlsCa = None, tls_cert: o.TlsCert = None,
+    tls_key: o.TlsKey = None, out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False,
+    plot: o.Plot = True, quiet: o.Quiet = False,
 ) -> None:  # fmt: skip
     """Time one decode step. Each sequence has one new query and a KV cache of --seq tokens."""
     from mtabench.commands.sweep import run
@@ -87,9 +88,8 @@ def decode(
     options = Options(
         "decode", seq=seq, head_dim=head_dim, conv=conv, impl=impl, op=op, mix=mix, post_conv=post_conv, norm=norm,
         gate=gate, layer=layer, batch=batch, tokens=tokens, heads=heads, kv_heads=kv_heads, dtype=dtype, splits=splits,
-        device=device,
-        preset=preset, baseline=baseline, timer=timer, cache=cache, rounds=rounds, time_limit=time_limit,
-        isolate=isolate, cell_timeout=cell_timeout, seed=seed,
+        page_size=page_size, device=device, preset=preset, baseline=baseline, timer=timer, cache=cache, rounds=rounds,
+        time_limit=time_limit, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
     )  # fmt: skip
     asked = ClusterOptions(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
     raise typer.Exit(run(options, asked, None, out, resume, dry_run, plot, quiet))
@@ -186,8 +186,8 @@ def profile(
     impl: o.Impl = None, batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None,
     kv_heads: o.KvHeads = None, op: o.Op = None, mix: o.Mix = None, post_conv: o.PostConv = None,
     norm: o.Norm = None, gate: o.Gate = None, layer: o.Layer = None, dtype: o.Dtype = None, causal: o.Causal = True,
-    splits: o.Splits = "auto", device: o.Device = "auto", preset: o.PresetName = None, tools: o.Tools = None,
-    out: o.ProfileOut = None, ncu_report: o.NcuReport = None,
+    splits: o.Splits = "auto", page_size: o.PageSize = "none", device: o.Device = "auto", preset: o.PresetName = None,
+    tools: o.Tools = None, out: o.ProfileOut = None, ncu_report: o.NcuReport = None,
 ) -> None:  # fmt: skip
     """Say why kernels are as fast as they are: traces, times of kernels, hardware counters, and what bounds each."""
     from mtabench.commands.profile import run
@@ -195,7 +195,7 @@ def profile(
     options = None if pass_ is None else Options(
         pass_, seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
         kv_heads=kv_heads, op=op, mix=mix, post_conv=post_conv, norm=norm, gate=gate, layer=layer, dtype=dtype,
-        causal=causal, splits=splits, device=device, preset=preset,
+        causal=causal, splits=splits, page_size=page_size, device=device, preset=preset,
     )  # fmt: skip
     raise typer.Exit(run(options, tools, out, ncu_report))
 
@@ -206,8 +206,8 @@ def explain(
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
     op: o.Op = None, mix: o.Mix = None, post_conv: o.PostConv = None, norm: o.Norm = None, gate: o.Gate = None,
     layer: o.Layer = None, dtype: o.Dtype = None, causal: o.Causal = True, splits: o.Splits = "auto",
-    preset: o.PresetName = None, device_name: o.DeviceName = None, results: o.ResultsCsv = None,
-    ceilings: o.CeilingsIn = None,
+    page_size: o.PageSize = "none", preset: o.PresetName = None, device_name: o.DeviceName = None,
+    results: o.ResultsCsv = None, ceilings: o.CeilingsIn = None,
 ) -> None:  # fmt: skip
     """Predict the time of cells and say what it is made of. Needs no GPU if one is named; measures nothing."""
     from mtabench.commands.explain import run
@@ -215,7 +215,7 @@ def explain(
     options = Options(
         pass_, seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
         kv_heads=kv_heads, op=op, mix=mix, post_conv=post_conv, norm=norm, gate=gate, layer=layer, dtype=dtype,
-        causal=causal, splits=splits, preset=preset,
+        causal=causal, splits=splits, page_size=page_size, preset=preset,
     )  # fmt: skip
     raise typer.Exit(run(options, device_name, results or [], ceilings))
 
@@ -226,9 +226,9 @@ def memory(
     impl: o.Impl = None, op: o.Op = None, batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None,
     kv_heads: o.KvHeads = None, mix: o.Mix = None, post_conv: o.PostConv = None, norm: o.Norm = None,
     gate: o.Gate = None, layer: o.Layer = None, dtype: o.Dtype = None, causal: o.Causal = True,
-    splits: o.Splits = "auto", preset: o.PresetName = None, device_name: o.DeviceName = None,
-    memory: o.MemorySize = None, measure: o.Trace = False, csv: o.CellsCsv = None, json: o.CellsJson = None,
-    overwrite: o.OverwriteOutputs = False,
+    splits: o.Splits = "auto", page_size: o.PageSize = "none", preset: o.PresetName = None,
+    device_name: o.DeviceName = None, memory: o.MemorySize = None, measure: o.Trace = False,
+    csv: o.CellsCsv = None, json: o.CellsJson = None, overwrite: o.OverwriteOutputs = False,
 ) -> None:  # fmt: skip
     """Say what implementations store and move: score matrix against tile, traffic, and where memory ends."""
     from mtabench.commands.memory import run
@@ -236,7 +236,7 @@ def memory(
     options = Options(
         pass_, seq=seq, head_dim=head_dim, conv=conv, impl=impl, batch=batch, tokens=tokens, heads=heads,
         kv_heads=kv_heads, op=op, mix=mix, post_conv=post_conv, norm=norm, gate=gate, layer=layer, dtype=dtype,
-        causal=causal, splits=splits, preset=preset,
+        causal=causal, splits=splits, page_size=page_size, preset=preset,
     )  # fmt: skip
     raise typer.Exit(run(options, device_name, memory, measure, csv, json, overwrite))
 

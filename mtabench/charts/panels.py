@@ -11,7 +11,7 @@ import pandas as pd
 
 from mtabench.charts.text import problem, shortened
 from mtabench.errors import UsageError
-from mtabench.problem.operations import OPERATION_COLUMNS
+from mtabench.problem.operations import OPERATION_COLUMNS, by_value
 
 STATUS_WORDS = {"oom": "out of memory"}
 MOST_PANELS = 60
@@ -77,7 +77,7 @@ def problems(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     convolved = cells[cells["op"] != "attention"]
     own = convolved if len(convolved) else cells
     columns = [*OPERATION_COLUMNS]
-    keys = sorted(set(own[["head_dim", *columns]].fillna(0).itertuples(index=False, name=None)))
+    keys = sorted(set(own[["head_dim", *columns]].fillna(0).itertuples(index=False, name=None)), key=by_value)
     check_panels(len(keys))
     operations = cells[columns].fillna(0)
     for head_dim, *operation in keys:

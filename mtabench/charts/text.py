@@ -131,11 +131,11 @@ def problem(head_dim: float, *operation: Any) -> str:
 
 def steps(
     conv_q: float, conv_k: float, mix: str, post_q: float, post_k: float, norm: str = "", gate: str = "",
-    conv_every: str = "",
+    conv_every: str = "", page_size: str = "",
 ) -> str:  # fmt: skip
     """What is more than plain attention, in words; a convolution that is not there has no taps, or 0."""
     conv, post_conv = (f"{q:g}x{k:g}" if q > 0 and k > 0 else "" for q, k in ((conv_q, conv_k), (post_q, post_k)))
-    return step_words(mix, conv, post_conv, norm, gate, conv_every).replace("conv ", "convolution ")
+    return step_words(mix, conv, post_conv, norm, gate, conv_every, page_size).replace("conv ", "convolution ")
 
 
 def caption(cells: pd.DataFrame, how: str, notes: Sequence[str] = ()) -> list[list[str]]:

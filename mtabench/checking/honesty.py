@@ -64,7 +64,7 @@ def check_in_time(device: str, seen: Sequence[Tensor], results: Sequence[Tensor]
 
 def marks(inputs: Inputs) -> dict[str, list[Tensor]]:
     """What tells whether inputs are the same: sums of their bits along rows and along columns, and their gradients."""
-    given = inputs.differentiable | {"dout": inputs.dout, "lengths": inputs.lengths}
+    given = inputs.differentiable | {"dout": inputs.dout, "lengths": inputs.lengths} | inputs.pages
     return {
         name: [*_sums(tensor), torch.tensor(tensor.requires_grad)]
         for name, tensor in given.items()

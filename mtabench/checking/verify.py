@@ -24,6 +24,7 @@ from mtabench.checking.views import expanded, tokens_first
 from mtabench.environment import let_triton_interpret
 from mtabench.errors import UnsupportedError
 from mtabench.measuring.failures import WrongResultError
+from mtabench.problem.axes import PAGE_SIZES
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import FINISHERS, SEED, Inputs, make_inputs
 from mtabench.problem.operations import PLAIN, Taps, group_sizes, make_operation, op_of
@@ -234,6 +235,7 @@ def _checks(implementation: Implementation, case: Case) -> Checks:
             checks += [(f"error {pass_}", _of_pass(pass_, _error)), (f"strided {pass_}", _of_pass(pass_, _strided))]
     if "decode" in passes:
         checks += [("decode is forward's row", _decode_rows), ("strided decode", _of_pass("decode", _strided))]
+        checks += [("decode in pages", _of_pass("decode", _paged))] if implementation.pages else []
     if "fwd" not in passes:
         return checks
     if is_average(case.operation):
@@ -304,6 +306,14 @@ def _strided(case: Case, seed: int) -> Iterable[Check]:
     inputs = make_inputs(case, seed)
     for views in (tokens_first(inputs), expanded(inputs, with_dout=not implementation_of(case).no_expanded_dout)):
         yield Oracle(case, views, seed).check(results_of(_build(case, views), case, views))
+
+
+def _paged(case: Case, seed: int) -> Iterable[Check]:
+    """Caches in small and in large pages."""
+    inputs = make_inputs(case, seed)
+    for size in (PAGE_SIZES[0], PAGE_SIZES[-1]):
+        paged = replace(case, page_size=size)
+        yield Oracle(case, inputs, seed).check(results_of(_build(paged, inputs), paged, inputs))
 
 
 def _decode_rows(case: Case, seed: int) -> Iterable[Check]:

@@ -30,7 +30,7 @@ LABEL_COLUMNS = (
 FOLLOWING = ("cache", "timer", "batch")
 WORDS = {"seq": "{}", "head_dim": "d{}", "batch": "batch {}", "heads": "heads {}", "kv_heads": "KV {}",
          "splits": "splits {}", "mix": "mix {}", "post_conv": "post conv {}", "norm": "norm {}", "gate": "gate {}",
-         "conv_every": "conv every {}", "layers": "{} layers"}  # fmt: skip
+         "conv_every": "conv every {}", "page_size": "page size {}", "layers": "{} layers"}  # fmt: skip
 
 Json = dict[str, Any]
 

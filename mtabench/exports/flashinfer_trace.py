@@ -81,7 +81,7 @@ def _definition(row: Row) -> str:
     words = [row["op"], row["pass"], row["dtype"], f"h{row['heads']}", f"kv{row['kv_heads']}", f"d{row['head_dim']}"]
     if row["op"] != PLAIN:
         words += [f"{letter}{row[name]}x{row[f'{name[:-1]}k']}" for letter, name in TAPS.items() if row[name]]
-        words += [f"{name}_{row[name]}" for name in ("mix", "norm", "gate") if row[name]]
+        words += [f"{name}_{row[name]}" for name in ("mix", "norm", "gate", "page_size") if row[name]]
     return "_".join(map(_slug, words)) + ("_causal" if row["causal"] == "true" else "")
 
 
@@ -90,7 +90,7 @@ TAPS = {"c": "conv_q", "pc": "post_conv_q"}
 
 def _inputs(row: Row) -> list[str]:
     mixers = {"weight": row["conv_q"], "post_weight": row["post_conv_q"], "mixing": row["mix"]}
-    mixers |= {"norm_weight": row["norm"], "gate": row["gate"]}
+    mixers |= {"norm_weight": row["norm"], "gate": row["gate"], "block_table": row["page_size"]}
     return [
         "q", "k", "v", *(name for name, present in mixers.items() if present and row["op"] != PLAIN),
         *["dout"] * (row["pass"] == "bwd"),

@@ -13,13 +13,14 @@ from math import isqrt
 from random import Random
 from typing import Any
 
+from mtabench.problem.axes import PAGE_SIZES
+
 BLOCK = {"cuda": 200, "cpu": 1}  # cases; nothing is compiled for Triton's interpreter
 KINDS = {"cuda": 40, "cpu": 1 << 20}  # of constants, for each backend: what the first worker compiles, all others find
 STEPS_IN_BLOCK = 4
 MOST_SCORES = {"cuda": 4 << 20, "cpu": 20_000}  # of all heads and sequences together
 MULTIPLES = 32  # that a kernel's tiles are multiples of, more or less
 CHUNK_ROWS = 2048  # rows of scores that a backward keeps at a time
-PAGE_SIZES = (16, 32, 64, 128, 256)
 LAYOUTS = ("transposed", "offset", "steps", "rows apart", "columns first", "padded", "permuted")
 SHARED_LAYOUTS = ("expanded", "expanded heads")  # sequences, or heads, that share memory
 KEYS_APART = ("steps", "columns first")  # the numbers of a key lie apart, which Triton's decode refuses

@@ -20,6 +20,7 @@ def conv_attention_by(backend: str, case: Case, inputs: Inputs) -> Closure:
     """Conv attention, or a decode step of it, by a backend of the kernels."""
     from mta_kernels.conv_attention import conv_attention, conv_attention_decode
 
+    inputs = inputs.given_to(case)
     q, k, v, weight, options = inputs.q, inputs.k, inputs.v, weight_of(inputs), options_of(case, inputs)
     function = conv_attention_decode if case.pass_ == "decode" else conv_attention
     return lambda: function(q, k, v, weight, backend=backend, **options)
@@ -35,9 +36,9 @@ def backend_why_not(backend: str, case: Case) -> str | None:
 
 def mta_by(function: Callable[..., Tensor], case: Case, inputs: Inputs, **more: Any) -> Closure:
     """The whole multi-token attention by one of its public functions, in decode by one that takes a step."""
-    options = case.operation.options
+    options, inputs = case.operation.options, inputs.given_to(case)
     if case.pass_ == "decode":
-        options = {"lengths": lengths_of(inputs), "state": inputs.state, **case.operation.decode_options}
+        options = {"state": inputs.state, **_cache_of(inputs), **case.operation.decode_options}
     return mta_call(function, inputs, inputs.q, **options, **more)
 
 
@@ -135,7 +136,13 @@ def options_of(case: Case, inputs: Inputs) -> dict[str, Any]:
     if case.pass_ != "decode":
         return case.operation.options
     splits = "auto" if case.splits is None else case.splits
-    return {"lengths": lengths_of(inputs), "splits": splits, **case.operation.decode_options}
+    return {"splits": splits, **_cache_of(inputs), **case.operation.decode_options}
+
+
+def _cache_of(inputs: Inputs) -> dict[str, Any]:
+    """What a decode step is told of its caches: lengths, and where keys are if the caches are pages."""
+    table = {} if inputs.block_table is None else {"block_table": inputs.block_table}
+    return {"lengths": lengths_of(inputs), **table}
 
 
 def lengths_of(inputs: Inputs) -> Tensor:

@@ -23,6 +23,7 @@ def build_mta(case: Case, inputs: Inputs) -> Closure:
 
 _auto = partial(
     Implementation, name="auto", passes=("fwd", "bwd", "decode"), devices=("cuda",), by_name=True, compiles=True,
+    pages=True,
     # Of whichever backend: what any of them has to do.
     work="tiled", why_not=lambda case: None, summary="the backend that a call takes by itself, as in a model",
 )  # fmt: skip

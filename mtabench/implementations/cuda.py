@@ -27,8 +27,8 @@ def splits_used(case: Case) -> int:
     if isinstance(case.splits, int):
         return case.splits
     return choose_splits(
-        case.batch, case.heads, case.kv_heads, case.seq, DTYPES[case.dtype], case.head_dim,
-        case.conv.taps, torch.device(case.device),
+        case.batch, case.heads, case.kv_heads, case.capacity, DTYPES[case.dtype], case.head_dim,
+        case.conv.taps, torch.device(case.device), paged=case.page_size is not None,
     )  # fmt: skip
 
 
@@ -145,6 +145,7 @@ ENTRIES = (
         summary="fused CUDA kernels for every NVIDIA GPU from sm_80 on, the convolution as banded products on the "
         "tensor cores; in decode, the keys shared evenly by all programs",
         build=partial(conv_attention_by, "cuda"), why_not=partial(backend_why_not, "cuda"), splits_used=splits_used,
+        pages=True,
         style=Style("#00796B", "#2BC4B0", "p", "-"),
         compiles=True, kernels=kernels, tiles=tiles, not_modelled=not_modelled,
         sources=(

@@ -35,8 +35,8 @@ def splits_used(case: Case) -> int:
         return case.splits
     dtype, device, group = DTYPES[case.dtype], torch.device(case.device), case.heads // case.kv_heads
     taps = case.conv.taps
-    bulk = bulk_pays(case.head_dim, group, dtype.itemsize, compiled_capability(device))
-    return auto_tiles(dtype, case.head_dim, taps, case.seq, group, case.batch * case.kv_heads, device, bulk)[0]
+    bulk = not case.page_size and bulk_pays(case.head_dim, group, dtype.itemsize, compiled_capability(device))
+    return auto_tiles(dtype, case.head_dim, taps, case.capacity, group, case.batch * case.kv_heads, device, bulk)[0]
 
 
 def kernels(case: Case, tiles: Tiles, sm_count: int) -> list[Kernel]:
@@ -118,7 +118,7 @@ ENTRIES = (
         summary="fused Triton kernels in the expanded form, O(N) memory",
         note="backward keeps scores of 2048 query rows at a time",
         build=partial(conv_attention_by, "triton"), why_not=why_not, interpreted=partial(backend_why_not, "triton"),
-        splits_used=splits_used, ranks_backend="triton",
+        splits_used=splits_used, pages=True, ranks_backend="triton",
         style=STYLE, compiles=True,
         sources=SOURCES,
         kernels=kernels, tiles=tiles,

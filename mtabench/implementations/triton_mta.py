@@ -37,7 +37,7 @@ ENTRIES = (
     Implementation(
         order=90, name="triton", op="mta", passes=("fwd", "bwd", "decode"), devices=("cuda",), work="staged",
         summary="Triton kernels that keep scores of a chunk of query rows, of all heads, O(N) memory",
-        build=build, why_not=why_not, interpreted=interpreted, style=STYLE, compiles=True,
+        build=build, why_not=why_not, interpreted=interpreted, pages=True, style=STYLE, compiles=True,
         kernels=lambda case, tiles, sm_count: staged.kernels(case), sources=SOURCES,
     ),
 )  # fmt: skip

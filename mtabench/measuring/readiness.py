@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mtabench import environment
-from mtabench.prediction.memory import expected_memory_bytes, input_bytes, model_bytes
+from mtabench.prediction.memory import measuring_bytes, model_bytes
 from mtabench.problem.case import Case
 from mtabench.registry import implementation_of
 
@@ -22,10 +22,7 @@ def unsupported_reason(case: Case) -> str | None:
 def memory_reason(case: Case) -> str | None:
     """Why this cell would end a process on a CPU for lack of memory, or None; a GPU that is full says so itself."""
     free = environment.available_memory_bytes(case.device) if case.device == "cpu" else None
-    if case.layers is not None:
-        needed = model_bytes(case)
-    else:
-        needed = input_bytes(case) + expected_memory_bytes(case, implementation_of(case).work)
+    needed = measuring_bytes(case) if case.layers is None else model_bytes(case)
     if free is None or needed <= free:
         return None
     return f"needs about {needed / 2**30:.3g} GiB of memory, and {free / 2**30:.3g} GiB are free"

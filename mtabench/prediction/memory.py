@@ -23,13 +23,19 @@ LONGEST = 2**30
 
 
 def input_bytes(case: Case) -> int:
-    """Bytes of a case's inputs, but for the mixers."""
+    """Bytes of a case's inputs, but for the mixers; a cache in pages has whole ones."""
     queries = {"fwd": 1, "bwd": 2, "decode": 0}[case.pass_]
     q, k = tensor_bytes(case)
     post = case.operation.post_conv
     # What a decode step before left for a convolution of probabilities.
     state = post.query_taps * _score_row(case) if post and case.pass_ == "decode" else 0
-    return queries * q + 2 * k + state
+    return queries * q + 2 * k * case.capacity // case.seq + state
+
+
+def measuring_bytes(case: Case) -> int:
+    """Roughly what measuring a case takes: its inputs, its peak, and the cache from which those in pages are made."""
+    cache = 0 if case.page_size is None else 2 * tensor_bytes(case)[1]
+    return cache + input_bytes(case) + expected_memory_bytes(case, implementation_of(case).work)
 
 
 def model_bytes(case: Case) -> int:
@@ -76,7 +82,10 @@ def expected_memory_bytes(case: Case, work: str) -> int:
         rounded = 2 * keys if banded.rounds(case) else 0
         return out + (banded.scratch_bytes(case) + queries + 2 * floats + rounded if case.pass_ == "bwd" else 0)
     if case.pass_ == "decode":
-        return out + (keys + _score_matrices(case) if work == "dense" else 0)  # values are masked: a copy
+        if work != "dense":
+            return out
+        copies = 1 if case.page_size is None else 3  # values are masked; pages are gathered first
+        return out + copies * keys + _score_matrices(case)
     gradients = queries + 2 * keys if case.pass_ == "bwd" else 0
     if work == "overlapped":
         return out + (max(gradients, 3 * floats) if case.pass_ == "bwd" else 0)

@@ -46,6 +46,8 @@ def unmodelled(case: Case, device: Device | None = None) -> str | None:
         return f"{case.impl} is not modelled; {', '.join(modelled[:-1])} and {modelled[-1]} are"
     if case.pass_ not in implementation.passes:
         return f"{case.impl} has no {case.pass_} pass"
+    if case.page_size is not None:
+        return "a cache in pages is not modelled; a contiguous one is"
     if case.dtype == "fp32":
         return "fp32 is not modelled; fp16 and bf16 are"
     reasons = (why(case, device) for why in (implementation.never_on, implementation.not_modelled) if why)

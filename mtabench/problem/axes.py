@@ -14,6 +14,7 @@ UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 MAX_QUERY_TAPS = 16
 MAX_KEY_TAPS = 31
 MAX_SPLITS = 128
+PAGE_SIZES = (16, 32, 64, 128, 256)  # keys of a page
 MAX_VALUES = 1000
 MAX_NUMBER = 2**30  # no GPU holds a row of so many tokens
 
@@ -122,6 +123,26 @@ def parse_splits(text: str) -> list[int | str]:
         numbers = parse_ints(part, "--splits")
         if max(numbers) > MAX_SPLITS:
             raise UsageError(f"--splits {part} is out of range; {expected}")
+        values.extend(numbers)
+    return list(dict.fromkeys(values))
+
+
+def parse_page_sizes(text: str) -> list[int | None]:
+    """The sizes of a cache's pages in keys, each one of PAGE_SIZES; None, typed `none`, is a contiguous cache.
+
+    Raises UsageError.
+    """
+    expected = f"expected none, which is a contiguous cache, or keys a page: {', '.join(map(str, PAGE_SIZES))}"
+    values: list[int | None] = []
+    for part in _parts(text, "--page-size", expected):
+        if part.lower() == NONE:
+            values.append(None)
+            continue
+        if not part[:1].isdigit():
+            raise UsageError(f"--page-size cannot read {part!r}; {expected}")
+        numbers = parse_ints(part, "--page-size")
+        if not set(numbers) <= set(PAGE_SIZES):
+            raise UsageError(f"--page-size {part} is no size that pages can have; {expected}")
         values.extend(numbers)
     return list(dict.fromkeys(values))
 

@@ -24,7 +24,8 @@ class Case:
     """One cell of a sweep.
 
     `pass_` is the CSV column `pass`. `splits` is "auto" or the number asked for where a decode step can split its
-    keys, and None elsewhere. `seq` is the number of keys (and of queries, except in decode, where one query is new).
+    keys, and None elsewhere; `page_size` the keys of a page where it reads them in pages. `seq` is the number of keys
+    (and of queries, except in decode, where one query is new).
 
     A cell of a whole model has its `layers`, which are None elsewhere, and one of MODES as its pass. `operation` is
     then that of every `conv_every`-th layer; the others lack its convolutions. None: no layer has any.
@@ -43,6 +44,7 @@ class Case:
     device: str
     layers: int | None = None
     conv_every: int | None = None
+    page_size: int | None = None
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any], device: str) -> Case:
@@ -72,6 +74,7 @@ class Case:
             device=device,
             layers=_count(row.get("layers")),
             conv_every=_count(row.get("conv_every")),
+            page_size=_count(row.get("page_size")),
         )
 
     @property
@@ -91,7 +94,7 @@ class Case:
             "conv_q": taps[0], "conv_k": taps[1], "causal": self.operation.causal, "splits": self.splits,
             "mix": self.mix or None, "post_conv_q": post_taps[0], "post_conv_k": post_taps[1],
             "norm": self.norm or None, "gate": self.gate or None,
-            "layers": self.layers, "conv_every": self.conv_every,
+            "layers": self.layers, "conv_every": self.conv_every, "page_size": self.page_size,
         }  # fmt: skip
 
     @property
@@ -113,20 +116,21 @@ class Case:
         return (*self.shape_key, self.operation, *of_model)
 
     def is_compared_with(self, base: Case) -> bool:
-        """Whether its speedup may be over `base`: of the same problem, or of a model the plain one of its shape."""
+        """Whether its speedup may be over `base`: of the same problem and pages, or the plain model of its shape."""
         if self.layers is not None and base.op == PLAIN:
             return base.shape_key == self.shape_key
-        return base.problem_key == self.problem_key
+        return (base.problem_key, base.page_size) == (self.problem_key, self.page_size)
 
     @property
     def key(self) -> tuple:
         """What identifies a cell within a results file."""
-        return (*self.problem_key, self.impl, self.splits)
+        return (*self.problem_key, self.impl, self.splits, self.page_size)
 
     @property
     def label(self) -> str:
-        """The implementation, with its splits if it takes them."""
-        return self.impl if self.splits is None else f"{self.impl}, splits {self.splits}"
+        """The implementation, with its splits if it takes them, and the size of its pages if it has any."""
+        splits = "" if self.splits is None else f", splits {self.splits}"
+        return self.impl + splits + (f", page size {self.page_size}" if self.page_size else "")
 
     @property
     def taps(self) -> str:
@@ -165,6 +169,12 @@ class Case:
         return min(self.seq, 1 + sum(step.query_taps - 1 for step in steps))
 
     @property
+    def capacity(self) -> int:
+        """Keys of a sequence that its cache has room for: whole pages."""
+        size = self.page_size or 1
+        return -(-self.seq // size) * size
+
+    @property
     def mixings(self) -> tuple[HeadMix, ...]:
         """The mixings of heads, none, one or two."""
         return tuple(filter(None, (self.operation.pre_mix, self.operation.post_mix)))
@@ -188,6 +198,8 @@ class Case:
             words += ["--conv", self.taps]
         if self.splits is not None:
             words += ["--splits", str(self.splits)]
+        if self.page_size is not None:
+            words += ["--page-size", str(self.page_size)]
         if self.pass_ != "decode":
             words.append("--causal" if self.operation.causal else "--no-causal")
         return " ".join(words)

@@ -34,8 +34,9 @@ class Inputs:
     each head's output `norm_weight [D]`, and a gate, `gate_weight [1, D]` or `[D, D]` with `gate_bias [1]` or `[D]`.
 
     Decode: `q` is the window `[B, Hq, W, D]`, `k` and `v` the caches, `lengths [B]` int32, and `state` what the step
-    before left for the convolution of probabilities. `dout`, shaped as `q`, exists in backward alone, where the others
-    require gradients.
+    before left for the convolution of probabilities. With a `block_table [B, pages of a sequence]` int32 the caches are
+    pages `[pages, Hkv, page size, D]`. `dout`, shaped as `q`, exists in backward alone, where the others require
+    gradients. `seed` drew them.
     """
 
     q: Tensor
@@ -51,7 +52,10 @@ class Inputs:
     norm_weight: Tensor | None = None
     gate_weight: Tensor | None = None
     gate_bias: Tensor | None = None
+    block_table: Tensor | None = None
+    seed: int = SEED
     _copies: list[Inputs] = field(default_factory=list, init=False, repr=False, compare=False)
+    _paged: dict[int, Inputs] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def differentiable(self) -> dict[str, Tensor]:
@@ -72,6 +76,51 @@ class Inputs:
             self._copies.append(replace(self, k=self.k.clone(), v=self.v.clone()))
         return self._copies[:count]
 
+    def given_to(self, case: Case) -> Inputs:
+        """The inputs of a case's implementation: these, or with the same keys and values in pages of its size.
+
+        Each call gives the same pages, which `refresh` and `negate` keep equal to the caches here.
+        """
+        size = case.page_size
+        if size is None or self.block_table is not None:
+            return self
+        if size not in self._paged:
+            paged = self._in_pages(size)
+            self._fill_pages(paged)
+            self._paged[size] = paged.with_state()
+        return self._paged[size]
+
+    @property
+    def pages(self) -> dict[str, Tensor]:
+        """The paged caches and block tables that were made of these inputs, by name."""
+        return {
+            f"{name} in pages of {size}": tensor
+            for size, paged in self._paged.items()
+            for name, tensor in (("k", paged.k), ("v", paged.v), ("block_table", paged.block_table))
+            if tensor is not None
+        }
+
+    def _in_pages(self, size: int) -> Inputs:
+        """Room for the caches in pages; page 0 is no sequence's, so that nobody finds keys without the table."""
+        batch, heads, keys, head_dim = self.k.shape
+        of_sequence = -(-keys // size)
+        table = torch.empty(batch, of_sequence, dtype=torch.int32, device=self.k.device)
+        k, v = (x.new_empty(1 + batch * of_sequence, heads, size, head_dim) for x in (self.k, self.v))
+        return replace(self, k=k, v=v, block_table=table)
+
+    def _fill_pages(self, paged: Inputs) -> None:
+        """Scatter the caches over pages, in an order drawn from the seed; what no sequence has is NaN."""
+        table, size = paged.block_table, paged.k.shape[2]
+        assert table is not None
+        generator = torch.Generator().manual_seed(self.seed)
+        unnoticed(table).copy_(1 + torch.randperm(table.numel(), generator=generator).view_as(table))
+        whole, rest = divmod(self.k.shape[2], size)
+        for cache, x in ((unnoticed(paged.k), self.k), (unnoticed(paged.v), self.v)):
+            cache.fill_(float("nan"))
+            cache[table[:, :whole].long()] = x[:, :, : whole * size].unflatten(2, (whole, size)).transpose(1, 2)
+            if rest:
+                cache[table[:, -1].long(), :, :rest] = x[:, :, whole * size :]
+
     def with_state(self) -> Inputs:
         """The same with the state of a decode step, made of the tokens before the newest, where it needs one."""
         if self.lengths is None or self.post_conv is None:
@@ -79,7 +128,10 @@ class Inputs:
         return replace(self, state=self._state_before())
 
     def refresh(self) -> None:
-        """Make the state, if there is one, that of the other inputs as they are now, at the same addresses."""
+        """Make state and pages, if there are any, those of the other inputs as they are now, at the same addresses."""
+        for paged in self._paged.values():
+            self._fill_pages(paged)
+            paged.refresh()
         if self.state is not None:
             now = self._state_before()
             for name in ("logits", "logsumexp", "lengths"):
@@ -91,23 +143,30 @@ class Inputs:
         assert self.lengths is not None
         assert self.post_conv is not None
         if self.q.shape[2] == 1:  # the newest is the first, or no row looks back
-            size = (*self.q.shape[:2], self.post_conv.shape[1], self.k.shape[2])
+            keys = self.k.shape[2] * (1 if self.block_table is None else self.block_table.shape[1])
+            size = (*self.q.shape[:2], self.post_conv.shape[1], keys)
             return DecodeState.empty(*size, dtype=self.q.dtype, device=self.q.device)
         return prefill_state(
             self.q[:, :, :-1], self.k, lengths=self.lengths - 1, post_conv=self.post_conv, pre_conv=self.weight,
-            pre_mix=self.pre_mix,
+            pre_mix=self.pre_mix, block_table=self.block_table,
         )  # fmt: skip
 
     @torch.no_grad()
     def negate(self) -> None:
-        """Negate, in place, what the result is odd in: dout if there is one, else v, in all copies too.
+        """Negate, in place, what the result is odd in: dout if there is one, else v, in all copies and pages too.
 
         A gate is multiplied with what v gives, so that it stays the same, its weight is negated with v.
         """
-        for tensor in (x.v if x.dout is None else x.dout for x in (self, *self._copies)):
+        for tensor in (x.v if x.dout is None else x.dout for x in self._everywhere()):
             unnoticed(tensor).neg_()
         if self.dout is None and self.gate_weight is not None:
             self.gate_weight.neg_()
+
+    def _everywhere(self) -> Iterator[Inputs]:
+        """These inputs, and those that have the same values elsewhere in memory."""
+        yield self
+        for other in (*self._copies, *self._paged.values()):
+            yield from other._everywhere()
 
     @contextmanager
     def negated(self) -> Iterator[None]:
@@ -171,7 +230,7 @@ def make_inputs(case: Case, seed: int = SEED) -> Inputs:
         gate_weight, gate_bias = normal(numbers, case.head_dim) * GATE_SCALE, normal(numbers) * GATE_SCALE
     inputs = Inputs(
         q, k, v, weight, dout, lengths, pre_mix, post_conv, post_mix,
-        norm_weight=norm_weight, gate_weight=gate_weight, gate_bias=gate_bias,
+        norm_weight=norm_weight, gate_weight=gate_weight, gate_bias=gate_bias, seed=seed,
     )  # fmt: skip
     if case.pass_ == "bwd":
         for tensor in inputs.differentiable.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 from mta_kernels.operation import Convolution, Gate, HeadMix, Norm, Operation, key_padding
@@ -11,10 +12,11 @@ from mtabench.errors import UsageError
 OPS = ("conv-attention", "attention", "mta")
 PLAIN = "attention"  # of these the one without a step
 NONE = "none"
-# The columns of a results file that say what a cell computes, beside `causal`.
-OPERATION_COLUMNS = ("conv_q", "conv_k", "mix", "post_conv_q", "post_conv_k", "norm", "gate", "conv_every")
+# The columns of a results file that say what a cell computes, beside `causal`, and in pages of which size its cache is:
+# all that plain attention has none of.
+OPERATION_COLUMNS = ("conv_q", "conv_k", "mix", "post_conv_q", "post_conv_k", "norm", "gate", "conv_every", "page_size")
 # The same as axes, by which people name them.
-STEPS = ("mix", "conv", "post_conv", "norm", "gate", "conv_every")
+STEPS = ("mix", "conv", "post_conv", "norm", "gate", "conv_every", "page_size")
 GATES = {NONE: None, "one": Gate(), "full": Gate(full=True)}
 NORMS = "expected rms, none, or depth and a layer's index such as depth2, which rescales it"
 
@@ -103,6 +105,11 @@ def gate_text(gate: Gate | None) -> str:
     return next(name for name, known in GATES.items() if known == gate) if gate else ""
 
 
+def by_value(key: Iterable[object]) -> tuple[object, ...]:
+    """What sorts a key whose texts may be whole numbers by their values: pages of 16 before those of 128."""
+    return tuple(value.rjust(12) if isinstance(value, str) and value.isdigit() else value for value in key)
+
+
 def taps_text(query_taps: object, key_taps: object) -> str:
     """Taps as typed, `6x11`; empty for no convolution."""
     return f"{query_taps}x{key_taps}" if query_taps and key_taps else ""
@@ -114,14 +121,17 @@ def step_words(*steps: str) -> str:
 
 
 def named_steps(
-    mix: str, conv: str, post_conv: str, norm: str = "", gate: str = "", conv_every: str = ""
+    mix: str, conv: str, post_conv: str, norm: str = "", gate: str = "", conv_every: str = "", page_size: str = ""
 ) -> dict[str, str]:  # fmt: skip
     """The STEPS by what stands before them in words, empty where one is not there.
 
     `conv_every` is of a model: `conv in 1 of 4 layers`.
     """
     layers = conv_every and ("all layers" if conv_every == "1" else f"1 of {conv_every} layers")
-    return {"mix": mix, "conv": conv, "post conv": post_conv, "norm": norm, "gate": gate, "conv in": layers}
+    return {
+        "mix": mix, "conv": conv, "post conv": post_conv, "norm": norm, "gate": gate, "conv in": layers,
+        "page size": page_size,
+    }  # fmt: skip
 
 
 def _size(part: str, mix: str) -> int | None:

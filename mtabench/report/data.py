@@ -19,7 +19,7 @@ from mtabench.console import flop_unit
 from mtabench.errors import UsageError
 from mtabench.measuring.settled import settled
 from mtabench.pages.text import MOST_CHARACTERS, shown_number, shown_text
-from mtabench.problem.operations import PLAIN, STEPS, taps_text
+from mtabench.problem.operations import PLAIN, STEPS, by_value, taps_text
 from mtabench.results.results_file import COLUMNS, NUMERIC_COLUMNS, find_samples, read_results, samples_path
 from mtabench.results.runs import Rounds, read_run
 from mtabench.results.shown import percent
@@ -32,8 +32,8 @@ MOST_PANELS = 100  # rows beyond them are in no chart
 COMMAND = re.compile(
     r"mtabench (fwd|bwd|decode|model)"
     r"( --impl ([A-Za-z0-9_][A-Za-z0-9_.:+-]*=)?(\.{0,2}/)?[A-Za-z0-9_][A-Za-z0-9_./+-]*(\.py:[A-Za-z0-9_]+)?"
-    r"| --(seq|head-dim|batch|heads|kv-heads|dtype|device|op|mix|conv|post-conv|norm|gate|splits|timer|cache"
-    r"|rounds|time-limit|cell-timeout|seed|ranks|mode|layers|dim|attention) [A-Za-z0-9][A-Za-z0-9_.+/-]*"
+    r"| --(seq|head-dim|batch|heads|kv-heads|dtype|device|op|mix|conv|post-conv|norm|gate|splits|page-size"
+    r"|timer|cache|rounds|time-limit|cell-timeout|seed|ranks|mode|layers|dim|attention) [A-Za-z0-9][A-Za-z0-9_.+/-]*"
     r"| --(causal|no-causal|isolate))*"
 )
 
@@ -173,7 +173,7 @@ def _sort_into_panels(rows: Sequence[Row]) -> list[str]:
     key_of, shape_of = itemgetter(*axes), itemgetter(*without_steps)
     conv_shapes = {shape_of(row) for row in rows if not is_plain(row)}
     own = {key_of(row): shape_of(row) for row in rows if not (is_plain(row) and shape_of(row) in conv_shapes)}
-    numbers = {key: number for number, key in enumerate(sorted(own)[:MOST_PANELS])}
+    numbers = {key: number for number, key in enumerate(sorted(own, key=by_value)[:MOST_PANELS])}
     fitting: dict[Any, list[int]] = defaultdict(list)
     for key, number in numbers.items():
         fitting[own[key]].append(number)

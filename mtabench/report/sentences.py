@@ -57,6 +57,7 @@ def _measured(rows: Sequence[Row]) -> str:
         _values(rows, "post_conv", "convolution after the softmax "),
         _values(rows, "norm", "norm "),
         _values(rows, "gate", "gate "),
+        _values(rows, "page_size", "page size "),
         _values(rows, "dtype", ""),
     ]
     have = "all with a time" if timed == len(rows) else f"{timed:,} with a time" if timed else "none with a time"

@@ -77,6 +77,6 @@ def _parts(row: Mapping[str, Any]) -> dict[str, str]:
         "heads": f"{heads}" + (f" (KV {kv_heads})" if kv_heads != heads else ""),
         "seq": f"{int(row['seq'])}",
         "head dim": f"{int(row['head_dim'])}",
-        **named_steps(row["mix"], conv, post_conv, row["norm"], row["gate"], row["conv_every"]),
+        **named_steps(row["mix"], conv, post_conv, row["norm"], row["gate"], row["conv_every"], row["page_size"]),
         "causal": "" if row["causal"] else "not causal",
     }

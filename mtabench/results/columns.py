@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
+from mtabench.problem.axes import PAGE_SIZES
 from mtabench.problem.case import DTYPES, PASSES
 from mtabench.problem.operations import OPERATION_COLUMNS, OPS, STEPS
 from mtabench.problem.work import bytes_moved, executed_flops, only_reads, tokens, useful_flops
@@ -138,6 +139,10 @@ TABLE: tuple[Column, ...] = (
     _cell(
         "gate", "gate of each head's output: `one` number a head and row, or `full`, one a head dim",
         Field(fields.optional(fields.gate)), since=7,
+    ),
+    _cell(
+        "page_size", "of decode, keys of a page; empty where the cache is contiguous",
+        Field(fields.optional(fields.one_of(*map(str, PAGE_SIZES))), parquet="Int64"), heading="page size", since=8,
     ),
     Column(
         "splits_used", "splits that a decode kernel took; where `splits` is `auto`, what it chose",

@@ -58,8 +58,9 @@ def estimate_seconds(
     for case in cases:
         rates = RATES[case.device]
         call_s = call_seconds(case, gpu)
-        if implementation_of(case).compiles and (case.impl, case.problem_key) not in compiled:
-            compiled.add((case.impl, case.problem_key))
+        kernels = case.impl, case.problem_key, case.page_size
+        if implementation_of(case).compiles and kernels not in compiled:
+            compiled.add(kernels)
             total += rates.compile_s
         if call_s > settings.time_limit_s:
             total += 3 * call_s  # one to check, two to find that it is too slow

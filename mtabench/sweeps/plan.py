@@ -40,6 +40,7 @@ class Options:
     causal: bool = True
     device: str = "auto"
     splits: str = "auto"
+    page_size: str = NONE
     preset: str | None = None
     baseline: str | None = None
     timer: str = "auto"
@@ -133,6 +134,7 @@ class _Axes:
     batches: list[int]
     tokens: int | None
     splits: list[int | str]
+    page_sizes: list[int | None]
     impls: list[Implementation]
 
     def operations(self, heads: int, head_dim: int, causal: bool) -> list[Operation]:
@@ -195,6 +197,9 @@ def _parse(options: Options, device: str) -> _Axes:
     convs = axes.parse_optional_convs(texts["conv"], "--conv")
     if None in convs and not is_mta(options):
         raise UsageError(CONV_NONE)
+    page_sizes = axes.parse_page_sizes(options.page_size)
+    if page_sizes != [None] and options.pass_ != "decode":
+        raise UsageError(f"--page-size {options.page_size} is of a cache, and {options.pass_} reads none; leave it out")
     mixes, post_convs = axes.parse_mixes(texts["mix"]), axes.parse_optional_convs(texts["post_conv"], "--post-conv")
     norms, gates = axes.parse_norms(texts["norm"]), axes.parse_gates(texts["gate"])
     return _Axes(
@@ -211,6 +216,7 @@ def _parse(options: Options, device: str) -> _Axes:
         batches=axes.parse_ints(texts["batch"], "--batch") if "batch" in texts else [],
         tokens=axes.parse_int(texts["tokens"], "--tokens") if "tokens" in texts else None,
         splits=axes.parse_splits(options.splits),
+        page_sizes=page_sizes,
         impls=_impls(options, device, _ops(options, product(convs, map(_of_any, mixes), post_convs, norms, gates))),
     )
 
@@ -289,7 +295,7 @@ def _cases(options: Options, given: _Axes, device: str) -> Iterator[Case]:
     for dtype, head_dim, heads, seq in product(given.dtypes, given.head_dims, given.heads, given.seqs):
         for batch in given.batches or [max(1, (given.tokens or 1) // seq)]:
             operations = given.operations(heads, head_dim, causal=decode or options.causal)
-            for impl, operation, splits in _rivals_then_yardsticks(options.pass_, given, operations):
+            for impl, operation, page_size, splits in _rivals_then_yardsticks(options.pass_, given, operations):
                 yield Case(
                     pass_=options.pass_,
                     impl=impl.name,
@@ -302,20 +308,25 @@ def _cases(options: Options, given: _Axes, device: str) -> Iterator[Case]:
                     head_dim=head_dim,
                     splits=splits,
                     device=device,
+                    page_size=page_size,
                 )
 
 
 def _rivals_then_yardsticks(
     pass_: str, given: _Axes, operations: Sequence[Operation]
-) -> Iterator[tuple[Implementation, Operation, int | str | None]]:
-    """What is measured of one shape: each operation by its rivals, then plain attention once; of each, its splits."""
+) -> Iterator[tuple[Implementation, Operation, int | None, int | str | None]]:
+    """What is measured of one shape: each operation by its rivals, then plain attention once.
+
+    Of each implementation its page sizes, and its splits.
+    """
     plain = Operation(None, operations[0].scale, operations[0].causal)
     rivals = [operation for operation in operations if operation != plain]
     for operation in (*rivals, plain):
         for impl in given.impls:
             if impl.op == op_of(operation):
-                for splits in _splits_of(impl, pass_, given):
-                    yield impl, operation, splits
+                page_sizes = given.page_sizes if impl.pages else [None]
+                for page_size, splits in product(page_sizes, _splits_of(impl, pass_, given)):
+                    yield impl, operation, page_size, splits
 
 
 def _splits_of(impl: Implementation, pass_: str, given: _Axes) -> Sequence[int | str | None]:
@@ -382,9 +393,22 @@ def _shown_axes(options: Options, given: _Axes, device: str) -> dict[str, str]:
         elif len(given.splits) > 1 and len(takers) < len(given.impls):
             splits += f" (of {', '.join(takers)}; the others are measured once)"
         shown["splits"] = splits
+        if given.page_sizes != [None]:
+            shown["page size"] = _shown_page_sizes(given)
     else:
         shown["causal"] = "yes" if options.causal else "no"
     return shown
+
+
+def _shown_page_sizes(given: _Axes) -> str:
+    """The page sizes, and which implementations are measured without."""
+    sizes = ", ".join(str(size or NONE) for size in given.page_sizes)
+    takers, others = (
+        list(dict.fromkeys(impl.name for impl in given.impls if impl.pages == pages)) for pages in (True, False)
+    )
+    if not takers:
+        return f"{sizes} (none of these implementations reads pages: each is measured once, its cache contiguous)"
+    return sizes + (f" (of {', '.join(takers)}; the others are measured once, contiguous)" if others else "")
 
 
 def _shown_taps(convs: list[Taps | None]) -> str:

@@ -7,7 +7,7 @@ import torch
 from mtabench.environment import available_memory_bytes
 from mtabench.measuring.readiness import unsupported_reason
 from mtabench.measuring.timing import timed
-from mtabench.prediction.storage import storage_of
+from mtabench.prediction.memory import measuring_bytes
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import make_inputs
@@ -42,7 +42,7 @@ def _reason_against(case: Case) -> str:
         return "memory of the CPU is not traced"
     if reason := unsupported_reason(case):
         return reason
-    free, needed = available_memory_bytes("cuda"), storage_of(case).needed
+    free, needed = available_memory_bytes("cuda"), measuring_bytes(case)
     if free is not None and needed > free:
         return f"{short(case.seq)} is not run: it needs {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
     seconds = call_seconds(case, this_gpu())

@@ -48,7 +48,8 @@ def test_right_kernels_pass_every_check(name):
     checks = {row.check for row in rows}
     assert {"error fwd", "error bwd", "causal, bit for bit", "within the range of v", "batch and heads apart"} <= checks
     assert {f"{check} {pass_}" for check in ("strided", "long") for pass_ in ("fwd", "bwd", "decode")} <= checks
-    assert ("identity is attention" in checks) == (not name.startswith("sdpa"))
+    for check in ("identity is attention", "decode in pages"):
+        assert (check in checks) == (not name.startswith("sdpa"))
     assert "decode is forward's row" in checks
     for row in rows:
         assert row.implementation == name
@@ -68,7 +69,8 @@ def test_decode_alone_is_checked_as_decode(monkeypatch, fault):
     planted = planted_cells.changed("eager", passes=("decode",), build=only_decode)
     monkeypatch.setattr(registry, "IMPLEMENTATIONS", planted)
     rows = list(run_checks(["eager"], "cpu"))
-    assert {row.check for row in rows} == {"decode is forward's row", "strided decode", "long decode"}
+    decode = {"decode is forward's row", "decode in pages", "strided decode", "long decode"}
+    assert {row.check for row in rows} == decode
     assert all(row.ok == (not fault) for row in rows)
 
 

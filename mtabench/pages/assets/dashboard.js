@@ -10,7 +10,7 @@
     ["pass", "pass"], ["impl", "implementation"], ["seq", "seq"], ["head_dim", "head dim"], ["mix", "mix"],
     ["conv", "conv"], ["post_conv", "post conv"], ["norm", "norm"], ["gate", "gate"],
     ["dtype", "dtype"], ["batch", "batch"], ["heads", "heads"], ["kv_heads", "KV heads"], ["causal", "causal"],
-    ["splits", "splits"], ["op", "computes"], ["device", "device"],
+    ["splits", "splits"], ["page_size", "page size"], ["op", "computes"], ["device", "device"],
   ];
   const STATES = { slower: "bad", failing: "bad", faster: "good" };
   const placeOf = new Map(cells.id.map((id, cell) => [id, cell]));

@@ -227,7 +227,7 @@ function makeReportCharts(data, cells) {
   // The cell that a speedup refers to: of the same shape, and measured in the same run.
   const SAME = [
     "run_id", "pass", "device", "dtype", "batch", "heads", "kv_heads", "seq", "head_dim", "mix", "conv", "post_conv",
-    "norm", "gate", "causal",
+    "norm", "gate", "page_size", "causal",
   ];
   const placeOf = (cell, impl) => JSON.stringify([impl, ...SAME.map((name) => cell[name])]);
   const byPlace = new Map(cells.map((cell) => [placeOf(cell, cell.impl), cell]));

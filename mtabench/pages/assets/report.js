@@ -113,7 +113,7 @@
   const columns = data.columns.map((column) => ({
     ...column,
     filter: filters.has(column.name) || ["impl", "status"].includes(column.name) ? "choice" : undefined,
-    emptyPasses: ["mix", "conv", "post_conv", "norm", "gate", "splits"].includes(column.name), // plain attention has none, and stays to be compared with
+    emptyPasses: ["mix", "conv", "post_conv", "norm", "gate", "splits", "page_size"].includes(column.name), // plain attention has none, and stays to be compared with
     show: { status: statusText, median_ms: medianText }[column.name],
   }));
 

@@ -133,11 +133,11 @@ def launch_decode(
 
 def choose_splits(
     batch: int, query_heads: int, kv_heads: int, length: int, dtype: torch.dtype, head_dim: int,
-    taps: tuple[int, int], device: torch.device,
+    taps: tuple[int, int], device: torch.device, *, paged: bool = False,
 ) -> int:  # fmt: skip
     """The programs that share a KV head's keys with `splits="auto"`, where all lengths are equal; rounded up."""
     conv = Operation.of(taps, head_dim).conv
-    plan = choose_plan(dtype, head_dim, conv, query_heads // kv_heads, False, True, device)
+    plan = choose_plan(dtype, head_dim, conv, query_heads // kv_heads, paged, True, device)
     return plan.splits_for(batch * kv_heads, length)
 
 

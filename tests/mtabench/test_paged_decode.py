@@ -1,0 +1,447 @@
+"""Caches in pages in the suite: as typed, as cells, as inputs, checked, counted, kept and shown."""
+
+import json
+import shlex
+from dataclasses import replace
+from types import SimpleNamespace
+
+import planted_sweeps
+import pytest
+import torch
+import written_runs
+from command_line import make_runner
+from typer.main import get_command
+
+from mta_kernels.conv_attention import conv_attention_decode_reference
+from mta_kernels.conv_attention.arguments import PAGE_SIZES as KERNELS_PAGE_SIZES
+from mta_kernels.conv_attention.cuda_decode import decode as cuda_decode
+from mta_kernels.conv_attention.reference import gather_pages
+from mta_kernels.conv_attention.triton import decode as triton_decode
+from mta_kernels.operation import Operation
+from mtabench import registry
+from mtabench.charts.data import read_cells
+from mtabench.charts.panels import problems
+from mtabench.checking import verify
+from mtabench.checking.judge import Judge, results_of
+from mtabench.checking.verify import Asked, CheckedShape, run_checks
+from mtabench.cli import app
+from mtabench.errors import UsageError
+from mtabench.exports.flashinfer_trace import flashinfer_trace
+from mtabench.measuring.timing import timed
+from mtabench.prediction.memory import expected_memory_bytes, input_bytes, measuring_bytes
+from mtabench.prediction.predict import unmodelled
+from mtabench.problem.axes import PAGE_SIZES, parse_page_sizes
+from mtabench.problem.case import Case
+from mtabench.problem.inputs import make_inputs
+from mtabench.problem.operations import make_operation
+from mtabench.registry import implementation_of
+from mtabench.report.data import COMMAND, read_report
+from mtabench.results.result_view import make_view
+from mtabench.results.results_file import cell_of, key_of, key_of_cell, read_file
+from mtabench.results.runs import read_run
+from mtabench.results.where import parse_where, select
+from mtabench.sweeps.plan import Options, make_plan
+
+CONTIGUOUS = Case("decode", "eager", Operation.of((3, 2), 16), "fp32", 2, 4, 2, 40, 16, None, "cpu")
+PAGED = replace(CONTIGUOUS, page_size=16)
+
+
+def plan(pass_="decode", device="cpu", **options):
+    return make_plan(Options(pass_, **({"seq": "64", "head_dim": "16"} | options)), device)
+
+
+class TestAxis:
+    def test_a_list(self):
+        assert parse_page_sizes("none,16, 128") == [None, 16, 128]
+        assert parse_page_sizes("16..256,NONE,16") == [16, 32, 64, 128, 256, None]
+
+    def test_sizes_are_those_that_the_kernels_take(self):
+        assert PAGE_SIZES == KERNELS_PAGE_SIZES
+
+    @pytest.mark.parametrize("text", ["7", "17", "512", "16..100", "abc", "", "16,", "auto", "-16"])
+    def test_what_no_page_can_have_is_one_sentence(self, text):
+        with pytest.raises(UsageError, match=r"^--page-size .*; expected none, which is .* 16, 32, 64, 128, 256$"):
+            parse_page_sizes(text)
+
+    @pytest.mark.parametrize("pass_", ["fwd", "bwd"])
+    def test_only_decode_has_a_cache(self, pass_):
+        with pytest.raises(UsageError, match=f"--page-size 16 is of a cache, and {pass_} reads none"):
+            plan(pass_, page_size="16")
+        assert [case.page_size for case in plan(pass_, page_size="none", impl="eager").cases] == [None]
+
+    def test_pages_are_cells_of_what_reads_pages_alone(self):
+        found = plan(page_size="none,16,128", impl="eager,compile,sdpa-math")
+        assert [(case.impl, case.page_size) for case in found.cases] == [
+            ("eager", None), ("eager", 16), ("eager", 128), ("compile", None), ("sdpa-math", None),
+        ]  # fmt: skip
+        assert found.axes["page size"] == "none, 16, 128 (of eager; the others are measured once, contiguous)"
+        assert "page size" not in plan(impl="eager").axes
+        without = plan(page_size="16", impl="compile,sdpa-math")
+        assert without.axes["page size"].startswith("16 (none of these implementations reads pages")
+        assert [case.page_size for case in without.cases] == [None, None]
+
+    def test_pages_and_splits_multiply(self):
+        cells = plan(device="cuda", page_size="none,16", splits="auto,2", impl="triton,cuda,auto").cases
+        of_splits = [(size, splits) for size in (None, 16) for splits in ("auto", 2)]
+        assert [(case.impl, case.page_size, case.splits) for case in cells] == [
+            *(("triton", *pair) for pair in of_splits), *(("cuda", *pair) for pair in of_splits),
+            ("auto", None, None), ("auto", 16, None),
+        ]  # fmt: skip
+
+    def test_the_whole_operation_reads_pages_too(self):
+        cells = plan(device="cuda", op="mta", page_size="none,32", impl="eager,triton,auto,sdpa-cudnn").cases
+        assert [(case.impl, case.page_size) for case in cells] == [
+            *((impl, size) for impl in ("eager", "triton", "auto") for size in (None, 32)), ("sdpa-cudnn", None),
+        ]  # fmt: skip
+
+    def test_the_command_that_measures_a_cell_again(self):
+        cells = plan(page_size="none,128", impl="eager,sdpa-math").cases
+        cells += plan(op="mta", post_conv="3", page_size="16", impl="eager").cases
+        cells += plan(device="cuda", page_size="256", splits="4", impl="cuda").cases
+        for case in cells:
+            assert COMMAND.fullmatch(case.repro())
+            name, *words = shlex.split(case.repro())[1:]
+            parsed = get_command(app).commands[name].make_context(name, words).params
+            options = {key: value for key, value in parsed.items() if hasattr(Options("decode"), key)}
+            assert make_plan(Options(name, **options), case.device).cases == (case,)
+        assert cells[1].label == "eager, page size 128"
+        assert cells[-1].label == "cuda, splits 4, page size 256"
+
+    def test_a_speedup_is_over_the_baseline_in_the_same_pages(self):
+        found = plan(page_size="none,16", impl="eager,compile")
+        compared = {
+            (case.impl, case.page_size): [base.page_size for base in found.cases if found.is_baseline(base)
+            and case.is_compared_with(base)] for case in found.cases
+        }  # fmt: skip
+        assert compared == {("eager", None): [None], ("eager", 16): [16], ("compile", None): [None]}
+        only_pages = plan(page_size="16", impl="eager,compile")
+        assert not any(only_pages.cases[1].is_compared_with(base) for base in only_pages.cases[:1])
+
+
+class TestInputs:
+    def test_pages_have_the_values_of_the_cache(self):
+        inputs = make_inputs(CONTIGUOUS, seed=3)
+        paged = inputs.given_to(PAGED)
+        assert paged.k.shape == paged.v.shape == (1 + 2 * 3, 2, 16, 16)
+        for cache, pages in ((inputs.k, paged.k), (inputs.v, paged.v)):
+            gathered = gather_pages(pages, paged.block_table)
+            assert torch.equal(gathered[:, :, :40], cache)
+            assert gathered[:, :, 40:].isnan().all()
+        assert inputs.given_to(CONTIGUOUS) is inputs
+        assert inputs.given_to(PAGED) is paged.given_to(PAGED) is paged
+
+    def test_pages_are_scattered_and_the_first_is_nobodys(self):
+        case = replace(PAGED, seq=16 * 64)
+        table, again, other = (make_inputs(case, seed).given_to(case).block_table for seed in (1, 1, 2))
+        assert sorted(table.flatten().tolist()) == list(range(1, 129))
+        assert torch.equal(table, again)
+        assert not torch.equal(table, other)
+        assert (table.diff() == 1).float().mean() < 0.1
+        short = replace(PAGED, batch=1, seq=16)
+        paged = make_inputs(short).given_to(short)
+        assert paged.block_table.tolist() == [[1]]
+        assert paged.k[0].isnan().all()
+
+    def test_what_is_drawn_is_that_of_the_contiguous_cells(self):
+        one, other = make_inputs(CONTIGUOUS, 5), make_inputs(PAGED, 5)
+        assert all(torch.equal(tensor, other.differentiable[name]) for name, tensor in one.differentiable.items())
+        assert (PAGED.problem_key, PAGED.shape_key) == (CONTIGUOUS.problem_key, CONTIGUOUS.shape_key)
+        assert PAGED.key != CONTIGUOUS.key
+
+    def test_pages_and_their_copies_follow_the_cache(self):
+        inputs = make_inputs(PAGED)
+        paged = inputs.given_to(PAGED)
+        (copy,) = paged.copies(1)
+        assert copy.k.data_ptr() != paged.k.data_ptr()
+        places = paged.k.data_ptr(), paged.v.data_ptr(), paged.block_table.data_ptr()
+        first = paged.v.clone()
+        with inputs.negated():
+            assert torch.equal(paged.v[1:].nan_to_num(), -first[1:].nan_to_num())
+            assert torch.equal(copy.v[1:].nan_to_num(), -first[1:].nan_to_num())
+        inputs.k[1, :, 39] = 7
+        paged.v.zero_()
+        paged.block_table.zero_()
+        inputs.refresh()
+        assert torch.equal(gather_pages(paged.k, paged.block_table)[:, :, :40], inputs.k)
+        assert torch.equal(paged.v.nan_to_num(), first.nan_to_num())
+        assert places == (paged.k.data_ptr(), paged.v.data_ptr(), paged.block_table.data_ptr())
+
+    def test_cold_copies_are_of_the_pages(self, monkeypatch):
+        """On a GPU a decode step is replayed on copies of what it reads."""
+        monkeypatch.setattr("mtabench.measuring.timing.l2_bytes", lambda: 40_000)
+        given = []
+
+        def build(case, inputs):
+            given.append(inputs.given_to(case))
+            return lambda: None
+
+        inputs = make_inputs(PAGED)
+        timed(replace(PAGED, device="cuda"), build, inputs).rotations()
+        assert len(given) > 2
+        assert len({x.k.data_ptr() for x in given}) == len(given)
+        assert all(torch.equal(x.k.nan_to_num(), given[0].k.nan_to_num()) for x in given)
+
+
+def by_reference(x, **changes):
+    x = replace(x, **changes)
+    return conv_attention_decode_reference(x.q, x.k, x.v, x.weight, lengths=x.lengths, block_table=x.block_table)
+
+
+def table_ignored(case, paged):
+    rows = torch.arange(paged.block_table.numel(), dtype=torch.int32).view_as(paged.block_table)
+    return lambda: by_reference(paged, block_table=rows)
+
+
+def plant_table_ignored(monkeypatch):
+    """An implementation called `planted`, which is right but for the pages, that it takes in order."""
+    eager = registry.find("eager")
+
+    def build(case, inputs):
+        return table_ignored(case, inputs.given_to(case)) if case.page_size else eager.build(case, inputs)
+
+    planted = replace(eager, name="planted", build=build)
+    monkeypatch.setattr(registry, "IMPLEMENTATIONS", (*registry.IMPLEMENTATIONS, planted))
+
+
+def table_of_the_first_sequence(case, paged):
+    return lambda: by_reference(paged, block_table=paged.block_table[:1].expand_as(paged.block_table))
+
+
+def rows_beyond_the_length(case, paged):
+    return lambda: by_reference(paged, lengths=torch.full_like(paged.lengths, case.capacity))
+
+
+def gathered_once(case, paged):
+    k, v = (gather_pages(cache, paged.block_table) for cache in (paged.k, paged.v))
+    return lambda: conv_attention_decode_reference(paged.q, k, v, paged.weight, lengths=paged.lengths)
+
+
+def writes_a_page(case, paged):
+    def call():
+        out = by_reference(paged)
+        paged.k[0, 0, 0, 0] = 0
+        return out
+
+    return call
+
+
+def moves_pages(case, paged):
+    def call():
+        out = by_reference(paged)
+        paged.block_table.copy_(paged.block_table.flip(1))
+        return out
+
+    return call
+
+
+class TestChecks:
+    @pytest.mark.parametrize("seq", [1, 3])
+    def test_first_tokens(self, seq):
+        for post_conv in ((2, 3), (1, 3)):
+            operation = make_operation(None, "heads", post_conv, heads=4, head_dim=16)
+            case = replace(PAGED, seq=seq, operation=operation)
+            inputs = make_inputs(case, 7)
+            assert Judge(case, inputs, 7).first_of(implementation_of(case).build(case, inputs), case).ok
+
+    @pytest.mark.parametrize("size", [16, 128])
+    @pytest.mark.parametrize("operation", ["conv", "mta"])
+    def test_right_results_are_right_and_once_more_at_last(self, operation, size):
+        case = replace(PAGED, page_size=size)
+        if operation == "mta":
+            case = replace(case, operation=make_operation((3, 2), "heads", (2, 3), heads=4, head_dim=16))
+        inputs = make_inputs(case, 7)
+        judge = Judge(case, inputs, 7)
+        closure = implementation_of(case).build(case, inputs)
+        assert judge.first_of(closure, case).ok
+        assert judge.last(lambda: [results_of(closure, case, inputs)]) == ""
+
+    @pytest.mark.parametrize(
+        ("fault", "says"),
+        [
+            (table_ignored, "NaN"),
+            (table_of_the_first_sequence, "off by"),
+            (rows_beyond_the_length, "NaN"),
+            (gathered_once, "same"),
+            (writes_a_page, "it changes its inputs: k in pages of 16"),
+            (moves_pages, "it changes its inputs: block_table in pages of 16"),
+        ],
+    )
+    def test_faults_are_found(self, fault, says):
+        inputs = make_inputs(PAGED, 1)
+        judge = Judge(PAGED, inputs, 1)
+        check = judge.first_of(fault(PAGED, inputs.given_to(PAGED)), PAGED)
+        assert not check.ok
+        assert says in check.reason
+        assert judge.first_of(implementation_of(PAGED).build(PAGED, inputs), PAGED).ok  # all is as it was
+
+    @pytest.mark.parametrize("impl", ["eager", "planted"])
+    def test_verify_checks_pages(self, monkeypatch, impl):
+        monkeypatch.setattr(verify, "SHAPES", {"cpu": (CheckedShape(1, 2, 1, 33, 16, 3, 2),)})
+        monkeypatch.setattr(verify, "LONG_SHAPES", {"cpu": ()})
+        plant_table_ignored(monkeypatch)
+        rows = run_checks([impl], "cpu", dtypes=["fp32"], asked=Asked(op="conv-attention"))
+        assert [(row.check, row.ok) for row in rows if row.check == "decode in pages" or not row.ok] == [
+            ("decode in pages", impl == "eager")
+        ]
+
+
+class TestSweep:
+    @pytest.fixture(autouse=True)
+    def quick(self, monkeypatch):
+        planted_sweeps.without_warm_up(monkeypatch)
+
+    def test_pages_are_measured_beside_the_contiguous_cache(self, tmp_path):
+        path = tmp_path / "out.csv"
+        options = {"pass_": "decode", "seq": "40", "page_size": "none,16,128"}
+        planted_sweeps.run(path, "eager,sdpa-math", **options)
+        rows = read_file(path).rows()
+        assert [(row["impl"], row["page_size"], row["status"]) for row in rows] == [
+            ("eager", "", "ok"), ("eager", "16", "ok"), ("eager", "128", "ok"), ("sdpa-math", "", "ok"),
+        ]  # fmt: skip
+        assert [row["speedup"] for row in rows] == ["1", "1", "1", ""]
+        assert len({row["rel_error"] for row in rows[:3]}) == 1
+        _, again = planted_sweeps.run(path, "eager", resume=True, **(options | {"page_size": "none,16,64"}))
+        assert [row["page_size"] for row in again.rows] == ["64"]
+
+    def test_a_kernel_that_reads_pages_without_their_table_is_wrong(self, tmp_path, monkeypatch):
+        plant_table_ignored(monkeypatch)
+        planted_sweeps.run(tmp_path / "out.csv", "planted", pass_="decode", seq="16", page_size="none,16")
+        rows = read_file(tmp_path / "out.csv").rows()
+        assert [(row["page_size"], row["status"], row["median_ms"] != "") for row in rows] == [
+            ("16", "wrong", False), ("", "ok", True),
+        ]  # fmt: skip
+
+
+SIZES = (None, 128, 16)
+CELLS = [*(replace(CONTIGUOUS, page_size=size, seq=seq) for seq in (40, 80) for size in SIZES)]
+CELLS += [replace(CONTIGUOUS, impl="sdpa-math", operation=Operation(None, 0.25), seq=seq) for seq in (40, 80)]
+
+
+class TestFiles:
+    @pytest.fixture
+    def path(self, tmp_path):
+        return written_runs.write_run(tmp_path / "run.csv", {one: written_runs.rounds(1.0) for one in CELLS})
+
+    @pytest.fixture
+    def old(self, tmp_path):
+        """A file of before there were pages."""
+        cells = {one: written_runs.rounds(1.0) for one in CELLS if one.page_size is None}
+        path = written_runs.write_run(tmp_path / "old.csv", cells, run_id="old", started="2026-01-01T00:00:00Z")
+        lines = [line.split(",") for line in path.read_text().splitlines()]
+        new = lines[0].index("page_size")
+        path.write_text("".join(",".join(x for i, x in enumerate(line) if i != new) + "\n" for line in lines))
+        return path
+
+    def test_cells_and_their_samples_are_found(self, path):
+        run = read_run(path)
+        assert all(cell.rounds for cell in run.cells.values())
+        names = [cell.name for cell in run.cells.values()]
+        assert names[1] == "decode eager fp32 batch 2 heads 4 (KV 2) seq 40 head dim 16 conv 3x2 page size 128"
+        assert len(set(names)) == len(CELLS)
+        for case, row in zip(CELLS, read_file(path).rows(), strict=True):
+            assert Case.of_row(row | {"causal": True}, "cpu") == case
+            assert key_of_cell(cell_of(key_of(case))) == key_of(case)
+
+    def test_an_older_file_has_the_same_contiguous_cells(self, old, path):
+        assert [row["page_size"] for row in read_file(old).rows()] == [""] * 4
+        assert set(read_run(old).cells) == {cell_of(key_of(one)) for one in CELLS if one.page_size is None}
+        assert set(read_run(old).cells) < set(read_run(path).cells)
+
+    def test_old_and_new_files_in_every_command(self, old, path, tmp_path, monkeypatch, capsys):
+        mtabench = make_runner(monkeypatch, capsys, tmp_path)
+        code, out, err = mtabench("compare", "old.csv", "run.csv")
+        assert code == 0, err
+        assert "4 new" in out
+        code, out, err = mtabench("results", "merge", "old.csv", "run.csv", "--latest", "--out", "all.csv")
+        assert code == 0, err
+        assert sorted(row["page_size"] for row in read_file(tmp_path / "all.csv").rows()) == [
+            "",
+            "",
+            "",
+            "",
+            "128",
+            "128",
+            "16",
+            "16",
+        ]
+        for words in (("show", "all.csv"), ("report", "all.csv"), ("dashboard", ".", "--out", "site")):
+            code, _, err = mtabench(*words)
+            assert code == 0, err
+        assert "page size 16" in "".join(page.read_text() for page in (tmp_path / "site").glob("*.*"))
+
+    def test_a_trace_of_pages_has_a_definition_of_its_own_and_a_block_table(self, path):
+        traces = [json.loads(line) for line in flashinfer_trace(read_file(path).rows()).splitlines()]
+        assert [trace["definition"].partition("c3x2")[2] for trace in traces[:3]] == [
+            "_causal", "_page_size_128_causal", "_page_size_16_causal",
+        ]  # fmt: skip
+        assert [list(trace["workload"]["inputs"]) for trace in traces[:2]] == [
+            ["q", "k", "v", "weight"], ["q", "k", "v", "weight", "block_table"],
+        ]  # fmt: skip
+
+    def test_a_size_that_no_page_has_is_refused(self, path):
+        path.write_text(path.read_text().replace(",128,", ",100,", 1))
+        with pytest.raises(UsageError, match=r"100.* in the column page_size; expected 16, 32, 64, 128, 256"):
+            read_file(path)
+
+    def test_a_table_tells_them_apart(self, path):
+        view = make_view(read_file(path).rows())
+        texts = {column.name: column.texts for column in view.columns}
+        assert texts["page size"] == ("", "128", "16", "", "128", "16", "", "")
+        alike = select(read_file(path).rows(), parse_where(["page-size=128,op=conv-attention"]), path)
+        assert "page size 128" in make_view(alike).setting
+
+    def test_filters(self, path):
+        rows = read_file(path).rows()
+        for text, count in (
+            ("page-size=16", 2),
+            ("page_size=16..128", 4),
+            ("page-size=none", 4),
+            ("page_size!=none", 4),
+        ):
+            assert len(select(rows, parse_where([text]), path)) == count
+
+    def test_charts_and_reports_have_a_panel_a_size_with_plain_attention_in_each(self, path):
+        found = {title: set(cells["impl"]) for title, cells in problems(read_cells([path]))}
+        title = "head dim 16, convolution 3x2"
+        assert list(found) == [title, f"{title}, page size 16", f"{title}, page size 128"]
+        assert set(map(frozenset, found.values())) == {frozenset({"eager", "sdpa-math"})}
+        report = read_report(path)
+        assert [panel.partition("conv 3x2")[2] for panel in report.panels] == [
+            "", ", page size 16", ", page size 128",
+        ]  # fmt: skip
+        assert all(row["charted"] for row in report.rows)
+
+
+def splits_used(case):
+    return implementation_of(case).splits_used(case)
+
+
+class TestModel:
+    def test_pages_are_inputs_in_place_of_the_cache_from_which_measuring_makes_them(self):
+        paged = replace(PAGED, page_size=128)
+        cache = input_bytes(CONTIGUOUS)
+        assert cache == 2 * 2 * 2 * 40 * 16 * 4
+        assert input_bytes(paged) == cache * 128 // 40
+        beyond = expected_memory_bytes(paged, "banded")
+        cuda = replace(paged, impl="cuda")
+        assert measuring_bytes(cuda) == cache + input_bytes(paged) + beyond
+        assert measuring_bytes(replace(cuda, page_size=None)) == cache + beyond
+        assert expected_memory_bytes(paged, "dense") == expected_memory_bytes(CONTIGUOUS, "dense") + cache
+
+    def test_splits_are_those_of_the_kernel_that_reads_pages(self, monkeypatch):
+        """Of the room that the pages of 40 keys have, without the copy engine."""
+        asked = []
+        plan = SimpleNamespace(splits_for=lambda sequences, keys: keys)
+        monkeypatch.setattr(cuda_decode, "choose_plan", lambda *shape: asked.append(shape[4]) or plan)
+        monkeypatch.setattr(triton_decode, "auto_tiles", lambda *shape: asked.append(shape[-1]) or (shape[3], None))
+        monkeypatch.setattr("mta_kernels.conv_attention.triton.decode_plan.bulk_pays", lambda *shape: True)
+        monkeypatch.setattr("mta_kernels.gpu_limits.compiled_capability", lambda device: (9, 0))
+        for impl in ("cuda", "triton"):
+            case = replace(CONTIGUOUS, impl=impl, dtype="bf16", splits="auto", device="cuda")
+            assert [splits_used(replace(case, page_size=size)) for size in (None, 16)] == [40, 48]
+        assert asked == [False, True, True, False]  # paged; read by the copy engine
+
+    def test_there_is_no_prediction(self):
+        case = replace(CONTIGUOUS, impl="triton", dtype="bf16", splits="auto", device="cuda")
+        assert unmodelled(case) is None
+        assert "pages" in unmodelled(replace(case, page_size=16))
