@@ -8,6 +8,8 @@ import time
 
 import torch
 
+from mta_kernels.conv_attention import conv_attention_decode_reference
+
 kept = {}
 
 
@@ -173,6 +175,25 @@ class AsksForMuch(WithBackward):
 
 
 asks_for_much = AsksForMuch()
+
+
+class Paged:
+    """Conv attention's decode alone, by the definition, from contiguous caches and from pages."""
+
+    def decode(self, q, k, v, weight, *, scale, lengths, block_table):
+        table = None if block_table is None else self.order(block_table)
+        return conv_attention_decode_reference(q, k, v, weight, scale=scale, lengths=lengths, block_table=table)
+
+    def order(self, table):
+        return table
+
+
+class PagesInOrder(Paged):
+    def order(self, table):
+        return torch.arange(table.numel(), dtype=torch.int32, device=table.device).view_as(table)
+
+
+paged, pages_in_order = Paged(), PagesInOrder()
 
 
 class OtherWork(WithBackward):

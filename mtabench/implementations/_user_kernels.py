@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mtabench.problem.inputs import Inputs
 
 FORWARD, DECODE = ("causal", "scale"), ("scale",)
+OF_CACHE = ("lengths", "block_table")  # what a decode step may ask for besides
 USUAL_WORK = "tiled"
 WORKS = ("dense", "tiled", "staged", "expanded", "banded", "overlapped")
 
@@ -42,17 +43,20 @@ def implementation_from(loaded: Loaded) -> Implementation:
     if callable(value):
         convolves.append(_takes_weight(loaded, value, "", ("q", "k", "v"), FORWARD))
     if decode is not None:
-        convolves.append(_takes_weight(loaded, decode, ".decode", ("q", "k", "v"), DECODE, optional=("lengths",)))
+        convolves.append(_takes_weight(loaded, decode, ".decode", ("q", "k", "v"), DECODE, optional=OF_CACHE))
     if len(set(convolves)) > 1:
         raise UsageError(f"{loaded.words} takes a weight in one of forward and decode; expected both, or neither")
     backward, conv = _method(loaded, "backward"), convolves[0]
     if backward is not None:
         _check_backward(loaded, backward, conv)
     passes = (*(("fwd", "bwd") if callable(value) else ()), *(("decode",) if decode is not None else ()))
+    # Plain attention is measured once, whatever the pages of what is compared with it.
+    pages = conv and decode is not None and "block_table" in inspect.signature(decode).parameters
     why_not = functools.partial(_why_not, loaded, _method(loaded, "unsupported"))
     return Implementation(
         name=loaded.name, op="conv-attention" if conv else "attention", passes=passes, devices=("cuda", "cpu"),
         work=_work(loaded), summary=f"{loaded.typed}, of your own", by_name=True, compiles=True,
+        pages=pages,
         build=functools.partial(_build, loaded, backward, decode), why_not=why_not,
         interpreted=why_not if _is_interpreted(loaded) else None,
     )  # fmt: skip
@@ -156,10 +160,11 @@ def _build(
     weight = (weight_of(inputs),) if conv else ()
     if case.pass_ == "decode":
         assert decode is not None
+        inputs = inputs.given_to(case)
         q = inputs.q if conv else inputs.q[:, :, -1:]
-        options: dict[str, Any] = {"scale": scale}
-        if "lengths" in inspect.signature(decode).parameters:
-            options["lengths"] = lengths_of(inputs)
+        of_cache = {"lengths": lengths_of(inputs), "block_table": inputs.block_table}
+        wanted = inspect.signature(decode).parameters
+        options: dict[str, Any] = {"scale": scale} | {name: of_cache[name] for name in OF_CACHE if name in wanted}
         return lambda: _only(loaded, _told(loaded, decode, q, inputs.k, inputs.v, *weight, **options))
     tensors = (inputs.q, inputs.k, inputs.v, *weight)
     options = {"causal": causal, "scale": scale}

@@ -169,6 +169,7 @@ def make_plan(options: Options, device: str | None = None) -> Plan:
         for mix in given.mixes:
             mixings(mix, heads)
     baseline, notes = _baseline(options.baseline, given.impls)
+    notes += _note_on_pages(baseline, given)
     baseline_splits = _baseline_splits(options.pass_, baseline, given)
     cases = tuple(_cases(options, given, device))
     shown = _shown_axes(options, given, device)
@@ -354,6 +355,14 @@ def _baseline(name: str | None, impls: list[Implementation]) -> tuple[str | None
         why = f"{BASELINE} is not among --impl, and no --baseline is given"
         return None, (f"no speedups: {why}",) if rivals else ()
     return name or BASELINE, ()
+
+
+def _note_on_pages(baseline: str | None, given: _Axes) -> tuple[str, ...]:
+    """A note if cells in pages have no baseline to compare with."""
+    readers = {impl.name for impl in given.impls if impl.pages}
+    if baseline is None or baseline in readers or not readers or given.page_sizes == [None]:
+        return ()
+    return (f"no speedups of caches in pages, which {baseline} does not read",)
 
 
 def _baseline_splits(pass_: str, name: str | None, given: _Axes) -> int | str | None:

@@ -114,6 +114,9 @@ class TestAxis:
             and case.is_compared_with(base)] for case in found.cases
         }  # fmt: skip
         assert compared == {("eager", None): [None], ("eager", 16): [16], ("compile", None): [None]}
+        assert found.notes == ()
+        without = plan(page_size="none,16", impl="eager,compile", baseline="compile")
+        assert without.notes == ("no speedups of caches in pages, which compile does not read",)
         only_pages = plan(page_size="16", impl="eager,compile")
         assert not any(only_pages.cases[1].is_compared_with(base) for base in only_pages.cases[:1])
 

@@ -44,6 +44,20 @@ def test_an_object_is_right_with_its_own_backward_and_decode(pass_):
     assert judged(own("with_backward", pass_)).ok
 
 
+@pytest.mark.parametrize("name", ["paged", "pages_in_order"])
+def test_a_decode_that_takes_a_block_table_is_judged_with_pages(name):
+    contiguous = own(name, "decode")
+    assert judged(contiguous).ok
+    check = judged(replace(contiguous, page_size=16))
+    assert check.ok == (name == "paged")
+    assert check.ok or "NaN" in check.reason
+    assert implementation_of(contiguous).pages
+
+
+def test_a_decode_without_a_block_table_reads_no_pages():
+    assert not implementation_of(own("with_backward", "decode")).pages
+
+
 @pytest.mark.parametrize("pass_", ["fwd", "bwd", "decode"])
 @pytest.mark.parametrize("function", ["attention", "conv_attention"])
 def test_the_example_in_pytorch_is_right(function, pass_):
