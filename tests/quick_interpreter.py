@@ -17,6 +17,7 @@ _get_np_dtype = interpreter._get_np_dtype
 _init_block_type = tl.block_type.__init__
 _alike = TritonSemantic.binary_op_type_checking_impl
 _broadcast = TritonSemantic.broadcast_impl_value
+_unwrap = tl.core._unwrap_if_constexpr
 
 
 def make_quick() -> None:
@@ -28,10 +29,37 @@ def make_quick() -> None:
 
 def _patch_what_is_not(fn: FunctionType) -> interpreter._LangPatchScope:
     """A function that a kernel calls finds the language as the kernel's launch left it: for the interpreter."""
-    used = [lang for lang in (tl, tl.core) if any(value is lang for value in fn.__globals__.values())]
-    if any(map(tl.core.is_builtin, [tl.tensor.__add__, *(lang.load for lang in used)])):
+    if any(map(tl.core.is_builtin, [tl.tensor.__add__, *(lang.load for lang in _languages_of(fn))])):
         return _patch_lang(fn)
     return interpreter._LangPatchScope()
+
+
+@functools.cache
+def _languages_of(fn: FunctionType) -> list:
+    return [lang for lang in (tl, tl.core) if any(value is lang for value in fn.__globals__.values())]
+
+
+def _call_with_semantic(obj, name: str, member: FunctionType, builder, scope: interpreter._LangPatchScope) -> None:
+    """What `builtin` made of a function looks whether it is given a `_semantic`, and here each call is."""
+    semantic, function = TritonSemantic(builder), getattr(member, "__wrapped__", member)
+
+    def call(*args, **kwargs):
+        kwargs["_semantic"] = semantic
+        return function(*args, **kwargs)
+
+    scope.set_attr(obj, name, call)
+
+
+def _unwrap_at_once(o):
+    kind = type(o)
+    if kind is tl.constexpr:
+        return o.value
+    return _unwrap(o) if kind in (list, tuple, tl.tuple) or issubclass(kind, (tuple, tl.constexpr)) else o
+
+
+def _is_dtype_of_that_name(self: tl.dtype, other) -> bool:
+    other = _unwrap_at_once(other)
+    return self is other or (isinstance(other, tl.dtype) and self.name == other.name)
 
 
 def _numpy_dtype(dtype: tl.dtype) -> np.dtype:
@@ -82,8 +110,12 @@ CHANGES = [
     # It looks for overflows of integers in a dozen operations a sum, but says nothing of them without `debug`.
     (interpreter.interpreter_builder, "options", interpreter.InterpreterOptions(sanitize_overflow=False)),
     (interpreter, "_patch_lang", _patch_what_is_not),
+    (interpreter, "_patch_attr", _call_with_semantic),
     (interpreter, "_get_np_dtype", _numpy_dtype),
     (tl.block_type, "__init__", _as_the_first_of_its_shape),
+    (interpreter.TensorHandle, "__post_init__", lambda self: None),  # looks for numbers of more bits than the type
+    (tl.core, "_unwrap_if_constexpr", _unwrap_at_once),
+    (tl.dtype, "__eq__", _is_dtype_of_that_name),
     (tl.tensor, "__init__", _init_tensor),
     (TritonSemantic, "binary_op_type_checking_impl", _alike_at_once),
     (TritonSemantic, "broadcast_impl_value", _broadcast_at_once),
