@@ -9,6 +9,8 @@ from importlib.util import find_spec
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a process a core: more threads would wait for each other
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's and numpy's, which look when they are imported
+# torch.compile would build nine programs to see which vectors of this CPU its compiler knows, then use them.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 import pytest
 import torch
@@ -29,6 +31,12 @@ if threading.current_thread() is threading.main_thread():
 # The same examples in every run, so that a change that did not break anything cannot fail the build.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture
+def without_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`backend="auto"` takes what it takes on a user's CPU, in a part of the time of Triton's interpreter."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
 @pytest.fixture(autouse=True)

@@ -174,6 +174,7 @@ def test_the_example_of_a_model_runs_and_decodes_the_last_row(page):
     assert done.stdout.startswith("reference: ")
 
 
+@pytest.mark.usefixtures("without_interpreter")
 def test_the_readme_trains_a_hugging_face_model_in_ten_lines():
     pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[transformers]'")
     (code,) = (x for x in re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL) if "transformers" in x)

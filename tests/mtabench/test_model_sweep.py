@@ -87,13 +87,9 @@ def test_samples_of_older_files_keep_the_names_of_their_cells():
 
 @pytest.mark.parametrize(
     ("mode", "attention"),
-    [
-        ("train", "conv/4"),
-        pytest.param("train", "mta/4", marks=pytest.mark.slow),
-        ("prefill", "mta/4"),
-        ("generate", "mta/4"),
-    ],
+    [("train", "conv/4"), ("train", "mta/4"), ("prefill", "mta/4"), ("generate", "mta/4")],
 )
+@pytest.mark.usefixtures("without_interpreter")
 def test_right_attention_passes_and_wrong_attention_does_not(mode, attention, monkeypatch):
     (case,) = plan_of(mode=mode, impl="auto", attention=attention).cases
     problem = ModelProblem(case, 3)
@@ -114,7 +110,7 @@ def test_right_attention_passes_and_wrong_attention_does_not(mode, attention, mo
     assert "differs from the eager model in float64" in wrong.reason
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("without_interpreter")
 def test_compiled_parts_take_all_lengths_and_layouts_of_a_cell(monkeypatch):
     """torch.compile refuses a function's ninth variant: several lengths, outputs of attention of two layouts."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # takes no time, counts the same

@@ -209,6 +209,7 @@ def test_models_of_a_shape_share_weights_and_begin_alike():
     assert second.loss_after(3) == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.usefixtures("without_interpreter")
 def test_the_example_of_the_page_runs():
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/models.md").read_text(), re.DOTALL)
     names = {}
