@@ -154,8 +154,7 @@ OF_HOPPER = {"backend": "hopper", "units": 0.75}
     [
         (2, (1, 2, 1, 332, 64), (6, 11), {}),
         (2, (1, 1, 1, 172, 128), (6, 11), {"pad_key": "right"}),
-        (2, (1, 1, 1, 140, 16), (6, 11), {"pad_key": "left", "causal": False}),
-        (1, (2, 2, 1, 150, 40), (3, 4), {"pad_key": "right", "causal": False}),
+        (2, (2, 2, 1, 140, 40), (3, 4), {"pad_key": "left", "causal": False}),
         (1, (1, 4, 2, 108, 64), (6, 11), {"head_chunk": 1}),
         (3, (1, 1, 1, 120, 16), (1, 5), {"pad_key": "left"}),
         (1, (1, 1, 1, 130, 96), (8, 17), {"pad_key": "right"}),
@@ -173,8 +172,7 @@ def test_by_hopper_s_kernels_with_tiles_of_whole_blocks(hopper, monkeypatch) -> 
     check_ring(2, make(1, 1, 1, 360, 16, (6, 11), FP16), **OF_HOPPER | {"units": 3})
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("scale", "units"), [(1e-6, 0.75), (None, 8)])
+@pytest.mark.parametrize(("causal", "scale", "units"), [(True, 1e-6, 0.75), (False, None, 8)])
 def test_rows_that_hopper_computes_in_float32(hopper, causal: bool, scale: float | None, units: float) -> None:
     """Huge queries and keys, in chunks of 40 rows and in their margins.
 

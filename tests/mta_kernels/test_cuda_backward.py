@@ -41,7 +41,7 @@ def cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ker
 def test_tiles_of_every_gpu(monkeypatch: pytest.MonkeyPatch, tiles: Tiles, head_dim: int, options) -> None:
     for name in ("SMALL_TILES", "LARGE_TILES", "WIDE_TILES"):
         monkeypatch.setattr(backward_constants, name, (tiles,))
-    assert_as_reference(inputs(1, 2, 1, 260, head_dim, (6, 11)), "cuda", **options)
+    assert_as_reference(inputs(1, 2, 1, 150, head_dim, (6, 11)), "cuda", **options)
 
 
 @pytest.mark.parametrize("limit", [99, 163, 227])

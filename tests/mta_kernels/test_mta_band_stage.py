@@ -62,7 +62,7 @@ def test_all_steps(launches: list[str], options: dict) -> None:
 
 def test_a_batch_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of one sequence, and the last of fewer: each adds to the same sums of taps."""
-    problem = make(2, 40, 16, FP16, batch=3, pre_conv=(3, 5), post_conv=(2, 3))
+    problem = make(2, 24, 16, FP16, batch=3, pre_conv=(3, 5), post_conv=(2, 3))
     want = gradients(problem)
     monkeypatch.setattr(score_chunks, "CHUNK_BYTES", 4 * 2 * 2 * (2 * 128 * 2) * 128)
     for name, got in gradients(problem).items():
@@ -77,7 +77,7 @@ def test_chunks_on_a_gpu_with_large_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_gradient_of_nan_stays_in_its_document() -> None:
-    problem = make(2, 60, 16, FP16, documents=[0, 25, 60], pre_conv=(2, 3), post_conv=(3, 2))
+    problem = make(2, 44, 16, FP16, documents=[0, 25, 44], pre_conv=(2, 3), post_conv=(3, 2))
     before = gradients(problem)
     problem.grad_out[:, :, 20] = torch.nan
     after = gradients(problem)

@@ -126,14 +126,13 @@ def test_probabilities_of_the_backward_add_up_to_one(tiles: list) -> None:
     [
         {"pre_conv": (3, 5), "post_conv": (2, 3), "causal": False, "pad_key": "left"},
         {"post_conv": (4, 3), "pre_mix": False, "post_mix": False, "kv_heads": 1},
-        {"post_conv": (2, 9), "documents": [0, 0, 1, 3, 40, 42, 70]},
-        {"pre_conv": (2, 9), "post_conv": (3, 4), "documents": [0, 30, 70], "causal": False},
+        {"post_conv": (2, 9), "documents": [0, 0, 1, 3, 40, 42, 50]},
     ],
     ids=str,
 )
 def test_gradients_of_rounded_logits(tiles: list, options: dict) -> None:
     """In several chunks, whose rows of the halo are rounded as well."""
-    problem = make(2, 70, 16, FP16, magnitude=20, **options)
+    problem = make(2, 50, 16, FP16, magnitude=20, **options)
     assert_twice_eager(gradients(problem), problem, backward=True)
     assert tiles
 

@@ -59,7 +59,7 @@ def test_all_steps(dtype: torch.dtype) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "pad_key", "causal"),
-    [(24, "left", True), (24, "right", False), (24, "both", False), (1, "left", False), (1, "both", True)],
+    [(24, "left", True), (24, "right", False), (1, "both", True)],
 )
 def test_most_taps(keys: int, pad_key: str, causal: bool) -> None:
     """More than the sequence has rows, too."""
@@ -97,7 +97,7 @@ def test_documents(causal: bool) -> None:
 @pytest.mark.parametrize("taps", [{}, {"pre_conv": (2, 3), "post_conv": (3, 2)}])
 def test_a_gradient_of_nan_stays_in_its_document(taps: dict) -> None:
     """Whatever products of tiles and the power of two of float16 have in common."""
-    problem = make(2, 60, 16, torch.float16, documents=[0, 25, 60], **taps)
+    problem = make(2, 44, 16, torch.float16, documents=[0, 25, 44], **taps)
     before = gradients(problem)
     problem.grad_out[:, :, 20] = torch.nan
     after = gradients(problem)
@@ -146,8 +146,8 @@ def test_products_are_given_rows_that_the_copy_engine_takes(monkeypatch: pytest.
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 def test_documents_with_convolutions(causal: bool) -> None:
-    documents = [0, 0, 1, 3, 40, 45, 60]  # across two chunks of 32 rows
-    check(make(1, 60, 16, torch.float32, causal=causal, documents=documents, pre_conv=(3, 4), post_conv=(2, 3)))
+    documents = [0, 0, 1, 3, 36, 41, 48]  # across two chunks of 32 rows
+    check(make(1, 48, 16, torch.float32, causal=causal, documents=documents, pre_conv=(3, 4), post_conv=(2, 3)))
 
 
 def test_any_strides_and_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,8 +78,7 @@ def test_splits(splits: int | str) -> None:
     assert_decodes(conv_attention_decode_triton(*inputs[:4], lengths=inputs[4], splits=splits), *inputs)
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 128])
-@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize(("head_dim", "group"), [(64, 1), (80, 4), (128, 1)])
 def test_copy_engine_reads_what_pointers_read(head_dim: int, group: int) -> None:
     """All tiles, with lengths about the ends of tiles and of shares, NaN beyond, and capacities of any remainder."""
     lengths = [0, 3, 64, 139, 140, 271]
@@ -318,8 +317,7 @@ def test_newest_keys_come_first_or_last(group: int, cache: str, monkeypatch: pyt
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("bulk", [False, HAS_COPY_ENGINE])
-@pytest.mark.parametrize("taps", [(6, 11), (1, 1), (3, 16)], ids=lambda t: f"{t[0]}x{t[1]}")
+@pytest.mark.parametrize(("taps", "bulk"), [((6, 11), False), ((1, 1), HAS_COPY_ENGINE), ((3, 16), HAS_COPY_ENGINE)])
 def test_interleaved_tiles(taps: tuple[int, int], bulk: bool) -> None:
     """Programs take tiles in turn: lengths about the ends of tiles and rounds, and fewer keys than programs."""
     key_taps = taps[1]

@@ -16,7 +16,7 @@ from mtabench.fuzzing.draws import Target, draw
 from mtabench.fuzzing.trial import Outcome, try_case
 
 SEED = 1
-MTA_CASES = (2, 3, 6, 7, 9, 12, 14, 15, 17, 19)  # of few scores
+MTA_CASES = (2, 3, 7, 12, 15, 17)  # of few scores
 # Each is a program that g++ builds; other tests have them built as well.
 BANDED = (
     Constants(decode=False, dtype="fp16", head_dim=64, taps=(6, 11), pad_key="both", causal=True),
@@ -60,11 +60,11 @@ def test_triton_of_all_parts() -> None:
 def test_forward_and_backward(
     request: pytest.FixtureRequest, backend: str, fixture: str, constants: Constants
 ) -> None:  # fmt: skip
-    assert_emulated(request.getfixturevalue(fixture), constants, 16, backend)
+    assert_emulated(request.getfixturevalue(fixture), constants, 10, backend)
 
 
 def test_decode(request: pytest.FixtureRequest) -> None:
-    assert_emulated(request.getfixturevalue("emulated_decode"), DECODE, 30, "cuda")
+    assert_emulated(request.getfixturevalue("emulated_decode"), DECODE, 20, "cuda")
 
 
 @pytest.mark.gpu
