@@ -259,7 +259,7 @@ def test_they_compile_and_flash_spills_nothing(architecture) -> None:
     reason = compiler.missing_package()
     if reason:
         pytest.skip(reason)
-    for file in ("cuda_naive.cu", "cuda_tiled.cu"):
+    for file in ("cuda_naive.cu", "cuda_tiled.cu") if architecture == "sm_80" else ():  # without matrix instructions
         for element in ("float", "Bfloat16"):
             source = cuda_launch.source(file, architecture, (("ELEMENT", element),))
             assert compiler.compile_source(source)[0].startswith(b"\x7fELF")

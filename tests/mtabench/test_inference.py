@@ -182,7 +182,7 @@ def test_the_stop_of_the_simulation_is_no_later_than_the_real_one():
 
 @pytest.mark.slow
 def test_same_code_hardly_ever_fails_and_a_slowdown_of_3_percent_is_found():
-    """500 comparisons of 50 cells of the same code; then each cell in turn 3 % slower, one at a time."""
+    """500 comparisons of 50 cells of the same code; then each fifth cell 3 % slower, one at a time."""
     generator = np.random.default_rng(7)
     tally = Tally()
     for _ in range(500):
@@ -199,7 +199,7 @@ def test_processes_in_pairs_hardly_ever_fail_where_they_differ_and_3_percent_are
     """
     generator = np.random.default_rng(9)
     tally, single = Tally(), Tally()
-    for _ in range(200):
+    for _ in range(100):
         base, head = simulated_pairs(generator)
         differences = pooled(by_pairs(base, head))
         slower = replace(differences, values=differences.values + np.log(1.03))
@@ -207,26 +207,27 @@ def test_processes_in_pairs_hardly_ever_fail_where_they_differ_and_3_percent_are
         one_each = [pooled(by_rounds([cell[:1] for cell in side])) for side in (base, head)]
         single.add(log_ratios(*one_each), None)
     tally.check(least_found=0.97)
-    assert single.alarms >= 200 / 3
+    assert single.alarms >= 100 / 3
 
 
 class Tally:
     """Counts false alarms of comparisons of the same code, and planted slowdowns that were found."""
 
     def __init__(self):
-        self.comparisons = self.alarms = self.alarms_without_threshold = self.found = 0
+        self.comparisons = self.alarms = self.alarms_without_threshold = self.planted = self.found = 0
 
     def add(self, same, slower):
         self.comparisons += 1
         self.alarms += any(verdict == "slower" for verdict in judge(same, THRESHOLD))
         self.alarms_without_threshold += any(verdict == "slower" for verdict in judge(same, 0.0))
-        for cell in range(CELLS) if slower else ():
+        for cell in range(self.comparisons % 5, CELLS, 5) if slower else ():
             planted = np.arange(CELLS) == cell
+            self.planted += 1
             mixed = [np.where(planted, *pair) for pair in zip(columns(slower), columns(same), strict=True)]
             self.found += judge(type(same)(*mixed), THRESHOLD)[cell] == "slower"
 
     def check(self, least_found):
-        share = self.found / (self.comparisons * CELLS)
+        share = self.found / self.planted
         print(f"\n{self.comparisons} comparisons: {self.alarms} with false alarms,", end=" ")
         print(f"{self.alarms_without_threshold} without a threshold; {share:.2%} of the slowdowns found")
         assert self.alarms <= 0.01 * self.comparisons
