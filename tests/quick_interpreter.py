@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Container
 from types import FunctionType
 
 import numpy as np
@@ -106,7 +107,47 @@ def _broadcast_at_once(self, lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor,
     return (lhs, rhs) if lhs.shape is rhs.shape else _broadcast(self, lhs, rhs)
 
 
+ARITHMETIC = {"add": "add", "sub": "subtract", "mul": "multiply"}
+COMPARISONS = {
+    "less_than": "less", "less_equal": "less_equal", "greater_than": "greater", "greater_equal": "greater_equal",
+    "equal": "equal", "not_equal": "not_equal",
+}  # fmt: skip
+NUMBERS = {"int32": np.int32, "int64": np.int64, "fp16": np.float16, "fp32": np.float32}
+
+
+@functools.cache
+def _block_of(element: tl.dtype, sizes: tuple[int, ...]) -> tl.block_type:
+    return tl.block_type(element, sizes)
+
+
+def _of_one_type(name: str, compute: np.ufunc, numbers: Container[str], result: tl.dtype | None = None) -> tuple:
+    """Arithmetic of two tensors of one type of `numbers`, or of one and a number that its type holds: NumPy does it.
+
+    The result has the type of both or `result`.
+    """
+    slowly = getattr(TritonSemantic, name)
+
+    def quickly(self, lhs, rhs, *others):
+        if type(lhs) is not tl.tensor or lhs.dtype.name not in numbers:
+            return slowly(self, lhs, rhs, *others)
+        if type(rhs) is tl.tensor and rhs.dtype.name == lhs.dtype.name:
+            right, in_blocks = rhs.handle.data, lhs.type.is_block() or rhs.type.is_block()
+        elif type(rhs) is (float if lhs.dtype.is_floating() else int) and abs(rhs) < 2**31:
+            right, in_blocks = np.array([rhs], dtype=NUMBERS[lhs.dtype.name]), lhs.type.is_block()
+        else:
+            return slowly(self, lhs, rhs, *others)
+        data = compute(lhs.handle.data, right)
+        element = result or lhs.dtype
+        handle = interpreter.TensorHandle(data, lhs.dtype)
+        return tl.tensor(handle, _block_of(element, data.shape) if in_blocks else element)
+
+    return TritonSemantic, name, quickly
+
+
 CHANGES = [
+    *(_of_one_type(name, getattr(np, compute), NUMBERS) for name, compute in ARITHMETIC.items()),
+    *(_of_one_type(name, getattr(np, compute), NUMBERS, tl.int1) for name, compute in COMPARISONS.items()),
+    _of_one_type("and_", np.bitwise_and, ("int1",)),
     # It looks for overflows of integers in a dozen operations a sum, but says nothing of them without `debug`.
     (interpreter.interpreter_builder, "options", interpreter.InterpreterOptions(sanitize_overflow=False)),
     (interpreter, "_patch_lang", _patch_what_is_not),
