@@ -80,7 +80,8 @@ class Emulator:
             pytest.skip("no g++ to build the emulated kernels with")
         folders = [wanted.path.parent, *self.folders, compiler.FOLDER]
         options = ["-Og", *(f"-D{key}={value}" for key, value in wanted.constants.items())]
-        read = [path for folder in folders for path in sorted(folder.glob("*.cu*"))] + sorted(FOLDER.glob("*.[ch]*"))
+        headers = [path for folder in folders for path in sorted(folder.glob("*.cuh"))]
+        read = [wanted.path, *headers, *sorted(FOLDER.glob("*.[ch]*"))]
         return str(built(self.program(wanted), options, folders, read)).encode()
 
     def load(self, code: bytes, name: str, shared_memory: int, device: Any, *, beside: bool = False) -> Any:

@@ -110,8 +110,7 @@ def check(case: Case) -> list[Tensor]:
     return [x.cpu().nan_to_num(9) for x in (kept, logsumexp, out)]
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize(("causal", "dtype"), [(True, BF16), (False, FP16)])
 def test_a_chunk(gpu, causal: bool, dtype: torch.dtype) -> None:
     check(Case(causal=causal, dtype=dtype))
 
@@ -132,8 +131,7 @@ def test_where_a_chunk_is(gpu, shape: dict[str, Any]) -> None:
     check(Case(**shape))
 
 
-@pytest.mark.parametrize("bounds", [(30, 31, 34, 90), (125, 131)])
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("bounds", "causal"), [((30, 31, 34, 90), True), ((125, 131), False)])
 def test_documents(gpu, causal: bool, bounds: tuple[int, ...]) -> None:
     check(Case(bounds=bounds, causal=causal, heads=2, first_row=20, rows=120, owned=100))
 

@@ -184,8 +184,7 @@ def check(case: Case) -> list[Tensor]:
     return [t.cpu().nan_to_num(9) for check_one in CHECKS.values() for t in check_one(case)]
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize(("causal", "dtype"), [(True, BF16), (False, FP16)])
 def test_a_chunk(gpu, causal: bool, dtype: torch.dtype) -> None:
     check(Case(causal=causal, dtype=dtype, round_logits=causal))
 
@@ -206,8 +205,7 @@ def test_where_a_chunk_is(gpu, shape: dict[str, Any]) -> None:
     check(Case(**shape))
 
 
-@pytest.mark.parametrize("bounds", [(30, 31, 34, 90), (125, 131)])
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("bounds", "causal"), [((30, 31, 34, 90), True), ((125, 131), False)])
 def test_documents(gpu, causal: bool, bounds: tuple[int, ...]) -> None:
     check(Case(bounds=bounds, causal=causal, heads=2, first_row=20, rows=120, owned=100))
 
@@ -304,8 +302,10 @@ def test_it_compiles_with_hardly_a_spill(name: str) -> None:
     assert max(spills) <= (8 if name in plan.WALKS else 0), words
 
 
-@pytest.mark.parametrize(("architecture", "heads"), [("sm_80", 16), ("sm_86", 10), ("sm_100", 16), ("sm_120", 12)])
-@pytest.mark.parametrize("name", ["pre", "post"])
+@pytest.mark.parametrize(
+    ("name", "architecture", "heads"),
+    [("pre", "sm_80", 16), ("post", "sm_86", 10), ("post", "sm_100", 16), ("pre", "sm_120", 12)],
+)
 def test_it_compiles_for_other_gpus(name: str, architecture: str, heads: int) -> None:
     if reason := compiler.missing_package():
         pytest.skip(reason)
