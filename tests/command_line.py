@@ -1,10 +1,14 @@
 """Runs the command line in this process, for tests."""
 
+import functools
 import sys
 
 import pytest
+import typer
 
 from mtabench.cli import main
+
+get_command = functools.cache(typer.main.get_command)  # all commands and options, built once a process
 
 
 def make_runner(monkeypatch, capsys, folder, columns=200):
@@ -15,6 +19,7 @@ def make_runner(monkeypatch, capsys, folder, columns=200):
     monkeypatch.setattr("mtabench.remembered.KEPT_S", 0.0)
     monkeypatch.setattr("mtabench.remembered.write_whole", lambda path, data: None)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.setattr(typer.main, "get_command", get_command)
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["mtabench", *map(str, words)])
