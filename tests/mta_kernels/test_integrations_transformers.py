@@ -209,6 +209,7 @@ def test_it_trains(mta, checkpointing):
     assert losses[-1] < losses[0] - 0.1
 
 
+@pytest.mark.usefixtures("without_interpreter")
 @pytest.mark.parametrize("has_mask", [False, True])
 def test_it_compiles(has_mask):
     model = model_of(CONV, num_hidden_layers=1)

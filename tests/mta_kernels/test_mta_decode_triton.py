@@ -30,14 +30,17 @@ ALL = dict.fromkeys(PARTS, True)
 MIXING = dict.fromkeys(PARTS, False) | {"pre_mix": True, "post_mix": True}
 
 
+def name_or_str(value: object) -> str:
+    return name_of(value) if isinstance(value, dict) else str(value)
+
+
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a kernel does not write is NaN."""
     poison_memory(monkeypatch)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("parts", OWN, ids=name_of)
+@pytest.mark.parametrize(("parts", "dtype"), list(zip(OWN, itertools.cycle(DTYPES), strict=False)), ids=name_or_str)
 def test_every_combination_of_parts(parts: dict[str, bool], dtype: torch.dtype) -> None:
     """Several steps in a row, after prompts shorter and longer than the taps look back."""
     inputs = Inputs(parts, batch=3, tokens=90, dtype=dtype)
@@ -77,8 +80,11 @@ def test_heads_and_groups(heads: int, kv_heads: int, parts: dict[str, bool]) -> 
     check_steps(inputs, [57])
 
 
-@pytest.mark.parametrize("splits", [1, 3, 8, 64, "auto"])
-@pytest.mark.parametrize("parts", [ALL, MIXING], ids=name_of)
+@pytest.mark.parametrize(
+    ("parts", "splits"),
+    [*((ALL, splits) for splits in (1, 3, 64, "auto")), (MIXING, 8), (MIXING, "auto")],
+    ids=name_or_str,
+)
 def test_splits(parts: dict[str, bool], splits: int | str) -> None:
     """More of them than tiles, and several tiles each; the same result every time."""
     inputs = Inputs(parts, heads=2, batch=2, tokens=300, dtype=torch.float16)

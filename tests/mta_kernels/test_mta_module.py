@@ -83,6 +83,7 @@ def test_entries_that_are_missing_or_too_many_are_seen() -> None:
         layer_entries(projections, 1)
 
 
+@pytest.mark.usefixtures("without_interpreter")
 def test_at_first_it_is_plain_attention_but_for_norm_and_gate() -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 4, 9, 16)
@@ -161,6 +162,7 @@ def test_parameters_are_reset_where_they_are_under_another_default_device() -> N
         assert weight.sum() > 0
 
 
+@pytest.mark.usefixtures("without_interpreter")
 @pytest.mark.parametrize("pages", [False, True])
 @pytest.mark.parametrize(
     "options",

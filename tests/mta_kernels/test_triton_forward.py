@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -33,24 +35,32 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "taps", [(1, 1), (2, 9), (3, 3), (6, 11), (7, 7), (4, 6), (11, 3)], ids=lambda t: f"{t[0]}x{t[1]}"
 )
-@pytest.mark.parametrize("seq_len", [1, 5, 33, 257])
+@pytest.mark.parametrize("seq_len", [1, 5, 33, 150])
 def test_taps_and_lengths(taps: tuple[int, int], seq_len: int) -> None:
     q, k, v, weight = make(1, 2, 1, seq_len, 40, taps)
     for causal in (True, False):
         assert_close(triton_forward(q, k, v, weight, causal=causal), q, k, v, weight, causal=causal)
 
 
-@pytest.mark.parametrize("head_dim", [16, 17, 40, 64, 80, 96, 128, 256])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"),
+    list(zip([16, 17, 40, 64, 80, 96, 128, 256, 256], itertools.cycle(DTYPES), strict=False)),
+    ids=str,
+)
 def test_head_dims(head_dim: int, dtype: torch.dtype) -> None:
     q, k, v, weight = make(2, 2, 2, 70, head_dim, (6, 11), dtype)
     assert_close(triton_forward(q, k, v, weight), q, k, v, weight)
 
 
-@pytest.mark.parametrize("pad_key", ["both", "left", "right"])
-@pytest.mark.parametrize("taps", [(2, 9), (4, 6), (11, 3), (1, 4), (5, 1), (16, 31)], ids=lambda t: f"{t[0]}x{t[1]}")
-@pytest.mark.parametrize("causal", [True, False])
-def test_key_paddings(pad_key: str, taps: tuple[int, int], causal: bool) -> None:
+TAPS = [(2, 9), (4, 6), (11, 3), (1, 4), (5, 1), (16, 31)]
+
+
+@pytest.mark.parametrize(
+    ("taps", "pad_key", "causal"),
+    [(*of, n % 2 == 0) for n, of in enumerate(itertools.product(TAPS, ("both", "left", "right")))],
+    ids=str,
+)
+def test_key_paddings(taps: tuple[int, int], pad_key: str, causal: bool) -> None:
     q, k, v, weight = make(1, 4, 2, 67, 24, taps)
     options = {"pad_key": pad_key, "causal": causal}
     assert_close(triton_forward(q, k, v, weight, **options), q, k, v, weight, **options)
@@ -111,8 +121,9 @@ def test_identity_weight_is_plain_attention(taps: tuple[int, int]) -> None:
     assert relative_error(triton_forward(q, k, v, weight), plain) < 1e-6
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("taps", [(6, 11), (11, 3), (2, 9)])
+@pytest.mark.parametrize(
+    ("taps", "dtype"), list(zip([(6, 11), (11, 3), (2, 9)], itertools.cycle(DTYPES), strict=False)), ids=str
+)
 def test_the_future_changes_nothing(taps: tuple[int, int], dtype: torch.dtype) -> None:
     """Bit for bit, whatever the later tokens hold."""
     q, k, v, weight = make(1, 2, 1, 140, 32, taps, dtype)
