@@ -1,6 +1,15 @@
 """What a person would see at once on a page in a browser: cut texts, pale texts, and names on one another in charts."""
 
-LOOKS = [(width, scheme) for width in (390, 1280) for scheme in ("light", "dark")]
+
+def looks(*names):
+    """Each page narrow and wide, once light and once dark, and the next page the other way round."""
+    schemes = ("light", "dark")
+    return [
+        (name, width, schemes[(number + wide) % 2])
+        for number, name in enumerate(names)
+        for wide, width in enumerate((390, 1280))
+    ]
+
 
 FAULTS = """() => {
   const faults = [];

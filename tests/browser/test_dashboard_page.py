@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hostile_cells import TEXTS, poison
-from page_faults import LOOKS, page_faults
+from page_faults import looks, page_faults
 from simulated_histories import a_year, columns, row, sha, steady, stepped, write, write_histories
 
 from mtabench.commands import dashboard
@@ -330,8 +330,7 @@ def test_a_narrow_window_scrolls_only_down(page, opened, screenshot, name):
     screenshot(f"dashboard-narrow-{name}")
 
 
-@pytest.mark.parametrize(("width", "scheme"), LOOKS)
-@pytest.mark.parametrize("name", ["year", "h200", "machine"])
+@pytest.mark.parametrize(("name", "width", "scheme"), looks("year", "h200", "machine"))
 def test_nothing_is_cut_pale_or_covered(page, opened, screenshot, name, width, scheme):
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)

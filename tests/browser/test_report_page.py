@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from hostile_cells import TEXTS, poison
-from page_faults import LOOKS, page_faults
+from page_faults import looks, page_faults
 from written_runs import case, rounds, write_run
 
 from mtabench.commands import report
@@ -307,8 +307,7 @@ def test_a_narrow_window_scrolls_only_down(page, opened, screenshot, name):
     screenshot(f"report-narrow-{name}")
 
 
-@pytest.mark.parametrize(("width", "scheme"), LOOKS)
-@pytest.mark.parametrize("name", ["h200", "samples", "mixed"])
+@pytest.mark.parametrize(("name", "width", "scheme"), looks("h200", "samples", "mixed"))
 def test_nothing_is_cut_pale_or_covered(page, opened, screenshot, name, width, scheme):
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
