@@ -210,7 +210,7 @@ def test_it_trains(mta, checkpointing):
 
 
 @pytest.mark.usefixtures("without_interpreter")
-@pytest.mark.parametrize("has_mask", [False, True])
+@pytest.mark.parametrize("has_mask", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_it_compiles(has_mask):
     model = model_of(CONV, num_hidden_layers=1)
     batch = padded(text(12, 8))
