@@ -483,6 +483,59 @@ void execute(const Work& work) {
 
 }  // namespace
 
+namespace {
+
+uint16_t shared_number(uint32_t address) {
+    uint16_t bits;
+    std::memcpy(&bits, shared_at(address, 2), 2);
+    return bits;
+}
+template <class Element> void multiply_numbers(const Brought (&warp)[32]) {
+    float a[16][16], b[8][16];  // b by columns
+    const auto number = [](uint32_t pair, int e) { return unpack<Element>((uint16_t)(pair >> 16 * e)); };
+    for (int lane = 0; lane < 32; lane++)
+        for (int e = 0; e < 2; e++) {
+            for (int i = 0; i < 4; i++)
+                a[lane / 4 + i % 2 * 8][i / 2 * 8 + lane % 4 * 2 + e] = number(warp[lane].a[i], e);
+            for (int i = 0; i < 2; i++) b[lane / 4][i * 8 + lane % 4 * 2 + e] = number(warp[lane].b[i], e);
+        }
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 4; i++) {
+            const float *left = a[lane / 4 + i / 2 * 8], *right = b[lane % 4 * 2 + i % 2];
+            float& sum = ((float*)warp[lane].result)[i];
+            for (int k = 0; k < 16; k++) sum += left[k] * right[k];
+        }
+}
+
+}  // namespace
+
+void check_banks(const Brought (&warp)[32], int matrix) {
+    for (int row = 0; row < 8; row++) {
+        const uint32_t address = warp[8 * matrix + row].address;
+        if (address % 16) fail("a row of a matrix is not aligned");
+        for (int before = 0; before < row; before++) {
+            const uint32_t other = warp[8 * matrix + before].address;
+            if (other != address && other / 16 % 8 == address / 16 % 8) fail("rows of a matrix lie in the same banks");
+        }
+    }
+}
+void load_matrices(const Brought (&warp)[32], bool transposed) {
+    for (int i = 0; i < 4; i++) {
+        check_banks(warp, i);
+        for (int lane = 0; lane < 32; lane++) {
+            uint16_t pair[2];
+            for (int e = 0; e < 2; e++) {
+                const int row = transposed ? lane % 4 * 2 + e : lane / 4, column = transposed ? lane / 4 : lane % 4 * 2 + e;
+                pair[e] = shared_number(warp[8 * i + row].address + column * 2);
+            }
+            ((uint32_t*)warp[lane].result)[i] = (uint32_t)pair[1] << 16 | pair[0];
+        }
+    }
+}
+void multiply(const Brought (&warp)[32], bool of_bfloat16) {
+    of_bfloat16 ? multiply_numbers<Bfloat16>(warp) : multiply_numbers<Half>(warp);
+}
+
 void issue(const Product& product) {
     Work work = {{}, product, {}};
     if (product.fragments)

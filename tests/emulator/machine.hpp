@@ -78,6 +78,16 @@ void barrier_expect(uint32_t barrier, int bytes, int size, int rank);
 void send(int size, int rank, uint32_t address, const void* from, int bytes, uint32_t barrier);  // up to 16
 void copy_to_block(int size, int rank, uint32_t destination, uint32_t source, int bytes, uint32_t barrier);
 
+// What the threads of a warp bring to an instruction that they execute together, which is done for all of them.
+struct Brought {
+    uint32_t a[4], b[2];
+    uint32_t address;
+    void* result;
+};
+void check_banks(const Brought (&warp)[32], int matrix);  // of eight rows, whose addresses are those of eight threads
+void load_matrices(const Brought (&warp)[32], bool transposed);
+void multiply(const Brought (&warp)[32], bool of_bfloat16);  // 16 x 16 by 16 x 8, added to the result
+
 // A product of a warpgroup, as one of its threads issues it: `accumulators` numbers of its two rows and of some columns of b.
 struct Product {
     bool of_bfloat16, a_by_rows, b_by_columns;  // the last two: whether these, not k, run along memory

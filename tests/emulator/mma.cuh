@@ -52,12 +52,7 @@ inline void copies_commit() { emulator::commit(); }
 
 namespace whole_warp {
 
-// What the threads of a warp bring to an instruction that they execute together.
-struct Brought {
-    uint32_t a[4], b[2];
-    uint32_t address;
-    void* result;
-};
+using emulator::Brought;
 inline Brought brought[emulator::MOST_THREADS / 32][32];
 inline int arrived[emulator::MOST_THREADS / 32];
 
@@ -73,62 +68,17 @@ template <class Instruction> void together(const Brought& mine, Instruction inst
     emulator::meet(300 + emulator::thread / 32, 0, 32, line);
 }
 
-inline uint16_t shared_number(uint32_t address) {
-    uint16_t bits;
-    std::memcpy(&bits, emulator::shared_at(address, 2), 2);
-    return bits;
-}
-
-inline void check_banks(const Brought (&warp)[32], int matrix) {
-    for (int row = 0; row < 8; row++) {
-        const uint32_t address = warp[8 * matrix + row].address;
-        if (address % 16) emulator::fail("a row of a matrix is not aligned");
-        for (int before = 0; before < row; before++) {
-            const uint32_t other = warp[8 * matrix + before].address;
-            if (other != address && other / 16 % 8 == address / 16 % 8)
-                emulator::fail("rows of a matrix lie in the same banks");
-        }
-    }
-}
-
-inline void load_matrices(const Brought (&warp)[32], bool transposed) {
-    for (int i = 0; i < 4; i++) {
-        check_banks(warp, i);
-        for (int lane = 0; lane < 32; lane++) {
-            uint16_t pair[2];
-            for (int e = 0; e < 2; e++) {
-                const int row = transposed ? lane % 4 * 2 + e : lane / 4, column = transposed ? lane / 4 : lane % 4 * 2 + e;
-                pair[e] = shared_number(warp[8 * i + row].address + column * 2);
-            }
-            ((uint32_t*)warp[lane].result)[i] = (uint32_t)pair[1] << 16 | pair[0];
-        }
-    }
-}
-
 template <class Element> void multiply(const Brought (&warp)[32]) {
-    float a[16][16], b[8][16];  // b by columns
-    const auto number = [](uint32_t pair, int e) { return to_float(Element{(uint16_t)(pair >> 16 * e)}); };
-    for (int lane = 0; lane < 32; lane++)
-        for (int e = 0; e < 2; e++) {
-            for (int i = 0; i < 4; i++)
-                a[lane / 4 + i % 2 * 8][i / 2 * 8 + lane % 4 * 2 + e] = number(warp[lane].a[i], e);
-            for (int i = 0; i < 2; i++) b[lane / 4][i * 8 + lane % 4 * 2 + e] = number(warp[lane].b[i], e);
-        }
-    for (int lane = 0; lane < 32; lane++)
-        for (int i = 0; i < 4; i++) {
-            const float *left = a[lane / 4 + i / 2 * 8], *right = b[lane % 4 * 2 + i % 2];
-            float& sum = ((float*)warp[lane].result)[i];
-            for (int k = 0; k < 16; k++) sum += left[k] * right[k];
-        }
+    emulator::multiply(warp, std::is_same_v<Element, Bfloat16>);
 }
 
 }  // namespace whole_warp
 
 inline void load_matrices(uint32_t (&matrices)[4], uint32_t address, int line = __builtin_LINE()) {
-    whole_warp::together({{}, {}, address, matrices}, [](auto& warp) { whole_warp::load_matrices(warp, false); }, line);
+    whole_warp::together({{}, {}, address, matrices}, [](auto& warp) { emulator::load_matrices(warp, false); }, line);
 }
 inline void load_matrices_transposed(uint32_t (&matrices)[4], uint32_t address, int line = __builtin_LINE()) {
-    whole_warp::together({{}, {}, address, matrices}, [](auto& warp) { whole_warp::load_matrices(warp, true); }, line);
+    whole_warp::together({{}, {}, address, matrices}, [](auto& warp) { emulator::load_matrices(warp, true); }, line);
 }
 template <class Element> void multiply(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int line = __builtin_LINE()) {
     whole_warp::together({{a[0], a[1], a[2], a[3]}, {b0, b1}, 0, sums}, whole_warp::multiply<Element>, line);

@@ -17,7 +17,7 @@ template <int Threads> void threads_barrier() { emulator::meet(600, 0, Threads);
 inline void store_matrices_transposed(uint32_t address, const uint32_t (&m)[4]) {
     whole_warp::together({{m[0], m[1], m[2], m[3]}, {}, address, nullptr}, [](auto& warp) {
 #ifdef CONFLICTS_ARE_ERRORS
-        for (int i = 0; i < 4; i++) whole_warp::check_banks(warp, i);
+        for (int i = 0; i < 4; i++) emulator::check_banks(warp, i);
 #endif
         for (int i = 0; i < 32; i++) {
             const int row = i % 8;
