@@ -40,7 +40,10 @@ def softmax_scale(scale: float | None, head_dim: int) -> float:
             raise TypeError(f"scale is {scale!r}; expected a number, or None for 1 / sqrt(head_dim)")
         if getattr(scale, "requires_grad", False):
             raise TypeError("scale is a tensor that requires a gradient, and gets none; multiply q by it instead")
-    number = float(scale)
+    try:
+        number = float(scale)
+    except OverflowError:  # of a whole number; its hundreds of digits are not told
+        raise ValueError("scale is beyond 1e308; expected a finite number, or None for 1 / sqrt(head_dim)") from None
     if not -math.inf < number < math.inf:
         raise ValueError(f"scale is {scale!r}; expected a finite number, or None for 1 / sqrt(head_dim)")
     return number

@@ -45,7 +45,7 @@ CALLS = {
     "explain: q of 3 dims": (lambda: explain(Q[0], Q, Q, pre_mix=MIX), ValueError, "q has shape .* four"),
     "explain: dropout": (lambda: explain(*QKV, pre_mix=MIX, dropout="x"), ValueError, "dropout is 'x'; expected"),
     "explain: causal": (lambda: explain(*QKV, pre_mix=MIX, causal="no"), TypeError, "causal is 'no'; expected"),
-    "module's explain: heads": (lambda: module(2, 16).explain(*QKV), ValueError, "pre_conv has shape .* 4 query"),
+    "module's explain: heads": (lambda: module(2, 16).explain(*QKV), ValueError, "q has shape .* as the module"),
     "conv explain: 2 dims": (lambda: explain_conv_attention(*QKV, TAPS[0]), ValueError, r"weight has shape \(3, 3\)"),
     "conv explain: 4 dims": (lambda: explain_conv_attention(*QKV, TAPS[None]), ValueError, "weight has shape"),
     "conv explain: heads": (lambda: explain_conv_attention(*QKV, TAPS[1:]), ValueError, "with 4 query heads"),
@@ -68,6 +68,25 @@ CALLS = {
     "conv decode: scale of infinity": (
         lambda: conv_attention_decode(*STEP, TAPS, lengths=LENGTHS, scale=-float("inf")), ValueError, "scale is -inf;",
     ),
+    "scale of 400 digits": (lambda: multi_token_attention(*QKV, pre_mix=MIX, scale=10**400), ValueError, "beyond"),
+    "conv scale: 400 digits": (lambda: conv_attention(*QKV, TAPS, scale=-(10**400)), ValueError, "scale is beyond"),
+    "q is an int": (lambda: conv_attention(3, Q, Q, TAPS), TypeError, "q is an int; expected a tensor"),
+    "head_chunk of True": (lambda: conv_attention(*QKV, TAPS, head_chunk=True), ValueError, "head_chunk is True; exp"),
+    "splits of True": (
+        lambda: conv_attention_decode(*STEP, TAPS, lengths=LENGTHS, splits=True), ValueError, "splits is True; expect",
+    ),
+    "decode: splits of True": (
+        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_mix=MIX, splits=True), ValueError, "splits is",
+    ),
+    "heads of True": (lambda: module(True, 16), ValueError, "heads is True; expected a whole number"),
+    "module's heads": (
+        lambda: module(2, 16)(*QKV), ValueError,
+        r"q has shape \(1, 4, 8, 16\); expected \[batch, 2, rows, 16\], as the module is MultiTokenAttention\(2, 16\)",
+    ),
+    "module's head dim": (lambda: module(4, 32, norm=False)(*QKV), ValueError, r"expected \[batch, 4, rows, 32\]"),
+    "module's decode": (
+        lambda: module(2, 16).decode(*STEP, lengths=LENGTHS), ValueError, "q_window has shape .* expected .batch, 2",
+    ),
     "conv scale: learned": (
         lambda: conv_attention(*QKV, TAPS, scale=torch.ones((), requires_grad=True)), TypeError, "multiply q by it",
     ),
@@ -78,7 +97,7 @@ CALLS = {
         lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_mix="x"), TypeError, "pre_mix is a str; expec",
     ),
     "decode: gate_bias": (
-        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, gate_bias=1), TypeError, "gate_bias is a int; exp",
+        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, gate_bias=1), TypeError, "gate_bias is an int; ex",
     ),
     "decode: norm": (
         lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, norm_weight=1.0), TypeError, "norm_weight is a fl",

@@ -23,7 +23,9 @@ def check_are_tensors(**arguments: object) -> None:
     """Raise TypeError for the first of these that is no tensor; None passes where it may be left out."""
     for name, given in arguments.items():
         if not isinstance(given, Tensor) and not (given is None and name in MAY_BE_LEFT_OUT):
-            raise TypeError(f"{name} is a {type(given).__name__}; expected a tensor, as torch.as_tensor makes one")
+            kind = type(given).__name__
+            article = "an" if kind[0] in "aeiou" else "a"
+            raise TypeError(f"{name} is {article} {kind}; expected a tensor, as torch.as_tensor makes one")
 
 
 def check_count(name: str, count: int) -> None:
@@ -32,9 +34,14 @@ def check_count(name: str, count: int) -> None:
         raise ValueError(f"{name} is {count!r}; expected a whole number from 1 on")
 
 
+def _is_int(x: object) -> bool:
+    """Whether it is Python's or a compiler's whole number: True is an int of Python's, too."""
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
 def _is_whole_number(x: object) -> bool:
     """Whether it is Python's or numpy's; a compiler's are ints, and cannot be asked for more."""
-    return isinstance(x, int) or hasattr(x, "__index__")
+    return _is_int(x) or (not isinstance(x, bool) and hasattr(x, "__index__"))
 
 
 def check_floating_point(dtype: torch.dtype) -> None:
@@ -236,7 +243,7 @@ def check_whole_numbers(
 
 def check_head_chunk(head_chunk: int, group: int) -> None:
     """Raise ValueError unless `head_chunk` divides the `group` of heads of a KV head, or is a multiple of it."""
-    if not isinstance(head_chunk, int) or head_chunk < 1 or (group % head_chunk and head_chunk % group):
+    if not _is_int(head_chunk) or head_chunk < 1 or (group % head_chunk and head_chunk % group):
         raise ValueError(
             f"head_chunk is {head_chunk!r}; expected a whole number that divides the {group} query heads "
             f"of a KV head, or a multiple of {group}"
@@ -296,5 +303,5 @@ def check_block_table(block_table: Tensor, q_window: Tensor, k_cache: Tensor) ->
 
 def check_splits(splits: int | str) -> None:
     """Raise ValueError unless `splits` is "auto" or a count from 1 to 128."""
-    if splits != "auto" and not (isinstance(splits, int) and 1 <= splits <= MAX_SPLITS):
+    if splits != "auto" and (not isinstance(splits, int) or splits is True or not 1 <= splits <= MAX_SPLITS):
         raise ValueError(f"splits is {splits!r}; expected 'auto' or a whole number from 1 to {MAX_SPLITS}")

@@ -168,7 +168,9 @@ class MultiTokenAttention(nn.Module):
         """`[B, heads, M, D]` of `q [B, heads, M, D]` and `k, v [B, Hkv, N, D]`, as `multi_token_attention`.
 
         `q_history` is for a chunk of a prompt, `cu_seqlens` for documents, `seed` for a dropout that can be repeated.
+        Raises as that function, and ValueError for other heads than the module's.
         """
+        self._check_heads(q=q)
         return multi_token_attention(
             q, k, v, **self.mixers(), depth=self.depth, dropout=self.dropout if self.training else 0.0, seed=seed,
             causal=self.causal, scale=self.scale, pad_key=self.pad_key, q_history=q_history, cu_seqlens=cu_seqlens,
@@ -179,6 +181,7 @@ class MultiTokenAttention(nn.Module):
         self, q_window: Tensor, k_cache: Tensor, *, lengths: Tensor, block_table: Tensor | None = None
     ) -> DecodeState | None:
         """What `decode` needs besides the caches after prompts of `lengths`, as `prefill_state`; None without need."""
+        self._check_heads(q_window=q_window)
         mixing = self._mixing()
         if not needs_state(Mixers(**mixing)):
             return None
@@ -204,10 +207,20 @@ class MultiTokenAttention(nn.Module):
         """
         if not self.causal:
             raise ValueError("causal is False, and a decode step is causal; make the module with causal=True")
+        self._check_heads(q_window=q_window)
         return multi_token_attention_decode(
             q_window, k_cache, v_cache, lengths=lengths, state=state, **self.mixers(), depth=self.depth,
             scale=self.scale, pad_key=self.pad_key, block_table=block_table, backend=self.backend, splits=splits,
         )  # fmt: skip
+
+    def _check_heads(self, **queries: Tensor) -> None:
+        """Raise ValueError, by its name, for queries of other heads than those that the parameters are for."""
+        for name, q in queries.items():
+            if isinstance(q, Tensor) and q.dim() == 4 and (q.shape[1], q.shape[3]) != (self.heads, self.head_dim):
+                raise ValueError(
+                    f"{name} has shape {tuple(q.shape)}; expected [batch, {self.heads}, rows, {self.head_dim}], as the "
+                    f"module is MultiTokenAttention({self.heads}, {self.head_dim})"
+                )
 
     def _mixing(self) -> dict[str, Any]:
         """The parts around the softmax, by keyword."""
@@ -215,6 +228,7 @@ class MultiTokenAttention(nn.Module):
 
     def explain(self, q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Tensor | None = None) -> Choice:
         """Which backend a call of the module takes, and why; raises as `explain`."""
+        self._check_heads(q=q)
         dropout = self.dropout if self.training else 0.0
         return explain(
             q, k, v, **self._mixing(), dropout=dropout, causal=self.causal, cu_seqlens=cu_seqlens, backend=self.backend
