@@ -126,7 +126,8 @@ def results_of(
     """The output of a closure, or in backward the gradients (dq, dk, dv, the mixers'); free memory is NaN before.
 
     With `idle` a GPU has nothing else to do before the call, and is done with it on return. Raises WrongResultError if
-    the result comes later than the call is over, and InputsChangedError if the call changes its inputs.
+    the result comes later than the call is over, or has no gradients since it has another shape, and InputsChangedError
+    if the call changes its inputs.
     """
     results: Tensor | tuple[Tensor, ...]
     wait = torch.cuda.synchronize if idle else lambda: None
@@ -140,6 +141,8 @@ def results_of(
         if case.pass_ == "bwd":
             with poisoned_memory(case.device, [leaf.nbytes for leaf in leaves]):
                 wait()
+                if inputs.dout is not None and out.shape != inputs.dout.shape:
+                    raise WrongResultError(f"out is {list(out.shape)}; expected {list(inputs.dout.shape)}")
                 results = torch.autograd.grad(out, leaves, inputs.dout)
         wait()
     except Exception:

@@ -171,6 +171,14 @@ class CheckRow:
     reason: str = ""
 
 
+def count_checks(
+    implementations: Sequence[str], device: str, dtypes: Sequence[str] | None = None, asked: Asked = Asked()
+) -> int:
+    """How many checks `run_checks` makes, or a few more where a check finds nothing to compare."""
+    found = (problem for one in _chosen(implementations, asked) for problem in _problems(one, device, dtypes, asked))
+    return sum(len(checks) for case, checks, why_not in found if why_not is None)
+
+
 def run_checks(
     implementations: Sequence[str] | None = None,
     device: str = "cpu",
@@ -187,17 +195,22 @@ def run_checks(
     "not checked" with the reason. What raises is wrong.
     """
     let_triton_interpret(device)
-    for name in names() if implementations is None else implementations:
+    for implementation in _chosen(names() if implementations is None else implementations, asked):
+        yield from _of_implementation(implementation, device, seed, dtypes, asked)
+
+
+def _chosen(names: Iterable[str], asked: Asked) -> Iterator[Implementation]:
+    """The entries of these names that are checked."""
+    for name in names:
         for implementation in every(name):
             if not implementation.of_models and asked.op in (None, implementation.op):
-                yield from _of_implementation(implementation, device, seed, dtypes, asked)
+                yield implementation
 
 
-def _of_implementation(
-    implementation: Implementation, device: str, seed: int, dtypes: Sequence[str] | None, asked: Asked
-) -> Iterator[CheckRow]:
-    """Every check that can be made there, or the row that says why there is none."""
-    checked, unchecked, reason = False, set[str](), "none of the shapes that are checked can have these steps"
+def _problems(
+    implementation: Implementation, device: str, dtypes: Sequence[str] | None, asked: Asked
+) -> Iterator[tuple[Case, Checks, str | None]]:
+    """Each shape and dtype, with its checks or why it cannot be run."""
     where = "interpreter" if device == "cpu" and implementation.interpreted else device
     small, long = (MTA_SHAPES, MTA_LONG_SHAPES) if implementation.op == "mta" else (SHAPES, LONG_SHAPES)
     for shapes, checks_of in ((small.get(where, small[device]), _checks), (long[where], _long_checks)):
@@ -205,14 +218,23 @@ def _of_implementation(
         for shape, dtype in islice(problems, 1 if implementation.slow_to_compile else None):
             case = _case(implementation, shape, dtype, device)
             why_not = _cannot_run(case)
-            reason = why_not or reason
-            if why_not is None:
-                checked = True
-                for row in _rows(case, checks_of(implementation, case), seed):
-                    if row.shape or row.check not in unchecked:
-                        yield row
-                    if not row.shape:
-                        unchecked.add(row.check)
+            yield case, [] if why_not else checks_of(implementation, case), why_not
+
+
+def _of_implementation(
+    implementation: Implementation, device: str, seed: int, dtypes: Sequence[str] | None, asked: Asked
+) -> Iterator[CheckRow]:
+    """Every check that can be made there, or the row that says why there is none."""
+    checked, unchecked, reason = False, set[str](), "none of the shapes that are checked can have these steps"
+    for case, checks, why_not in _problems(implementation, device, dtypes, asked):
+        reason = why_not or reason
+        if why_not is None:
+            checked = True
+            for row in _rows(case, checks, seed):
+                if row.shape or row.check not in unchecked:
+                    yield row
+                if not row.shape:
+                    unchecked.add(row.check)
     if not checked:
         yield _not_checked(implementation, f"{implementation.op}: {reason}" if implementation.op == "mta" else reason)
     elif implementation.no_expanded_dout:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
-from mtabench.checking.verify import DTYPES_CHECKED, Asked, CheckRow, run_checks
+from mtabench.checking.verify import DTYPES_CHECKED, Asked, CheckRow, count_checks, run_checks
 from mtabench.commands import WRONG_RESULT
 from mtabench.console import has_width, say
 from mtabench.environment import let_triton_interpret, resolve_device
@@ -35,40 +36,80 @@ def run(options: Options, as_json: bool) -> int:
     """
     if as_json:
         with others_to_stderr():
-            device, seed, found = _checking(options)
+            device, seed, _, found = _checking(options)
             rows = list(found)
         return _print_json(rows, device, seed)
-    console, (_, seed, found) = Console(), _checking(options)
-    wrong = total = 0
-    narrow, above = has_width(console) and console.width < WIDE, ""
-    if narrow:
-        say(console, NARROW_LINE.format("check", "error", "allowed") + "result")
-    else:
-        say(console, CHECK_LINE.format("name", "check", "shape", "error", "allowed", "result"))
-    for row in found:
+    console, (_, seed, planned, found) = Console(), _checking(options)
+    if planned.interpreted:
+        where = "in Triton's interpreter on the CPU"
+        print_prose(console, f"{planned.interpreted} checks run {where}, which takes minutes")
+    lines = _Lines(console)
+    with console.status("") as status:
+        for row in found:
+            lines.add(row)
+            status.update(f"{lines.total} of {planned.checks} checks")
+    if not lines.total:
+        raise NothingCheckedError(NOTHING)
+    lines.add_counts()
+    said = f"{lines.wrong} of {lines.total} checks failed" if lines.wrong else f"all {lines.total} checks passed"
+    print_prose(console, f"{said}; --seed {seed} draws the same inputs again")
+    return WRONG_RESULT * (lines.wrong > 0)
+
+
+class _Lines:
+    """A line a check, below a line of names. What is wrong with many is said once, with a mark."""
+
+    def __init__(self, console: Console) -> None:
+        self.total = self.wrong = 0
+        self._console, self._above = console, ""
+        self._narrow = has_width(console) and console.width < WIDE
+        self._faults: dict[str, int] = {}  # how many checks have failed for each reason
+        if self._narrow:
+            say(console, NARROW_LINE.format("check", "error", "allowed") + "result")
+        else:
+            say(console, CHECK_LINE.format("name", "check", "shape", "error", "allowed", "result"))
+
+    def add(self, row: CheckRow) -> None:
         if not row.shape:
-            print_prose(console, f"not checked: {row.reason}", f"{row.implementation:<17} ")
-            continue
-        total += 1
-        wrong += not row.ok
+            print_prose(self._console, f"not checked: {row.reason}", f"{row.implementation:<17} ")
+            return
+        self.total += 1
+        self.wrong += not row.ok
         error, allowed = ("" if x is None else f"{x:.2g}" for x in (row.rel_error, row.tolerance))
-        result = row.reason or "ok" if row.ok else f"wrong: {row.reason}"
+        result = row.reason or "ok" if row.ok else self._fault(row.reason)
         style = "" if row.ok else "bold red"
-        if narrow:
-            if above != (above := f"{row.implementation}, {row.shape}"):
-                print_prose(console, above, style="bold")
-            print_prose(console, result, NARROW_LINE.format(row.check, error, allowed), style)
+        if self._narrow:
+            above = f"{row.implementation}, {row.shape}"
+            if above != self._above:
+                print_prose(self._console, above, style="bold")
+            self._above = above
+            print_prose(self._console, result, NARROW_LINE.format(row.check, error, allowed), style)
         else:
             text = CHECK_LINE.format(row.implementation, row.check, row.shape, error, allowed, result)
-            print_lines(console, [Text(in_log(printable(text)), style)])
-    if not total:
-        raise NothingCheckedError(NOTHING)
-    said = f"{wrong} of {total} checks failed" if wrong else f"all {total} checks passed"
-    print_prose(console, f"{said}; --seed {seed} draws the same inputs again")
-    return WRONG_RESULT * (wrong > 0)
+            print_lines(self._console, [Text(in_log(printable(text)), style)])
+
+    def _fault(self, reason: str) -> str:
+        """The reason, or its mark if it was said before."""
+        known = reason in self._faults
+        self._faults[reason] = self._faults.get(reason, 0) + 1
+        mark = f"[{list(self._faults).index(reason) + 1}]"
+        return f"wrong: {mark}" if known else f"wrong: {mark} {reason}"
+
+    def add_counts(self) -> None:
+        """How many checks failed for each reason that several had."""
+        for number, (reason, count) in enumerate(self._faults.items(), start=1):
+            if count > 1:
+                print_prose(self._console, f"{count} checks: {reason}", f"[{number}] ")
 
 
-def _checking(options: Options) -> tuple[str, int, Iterator[CheckRow]]:
+class _Planned(NamedTuple):
+    """How many checks there are, at most, and how many of them run in Triton's interpreter."""
+
+    checks: int
+    interpreted: int
+
+
+def _checking(options: Options) -> tuple[str, int, _Planned, Iterator[CheckRow]]:
     """The device, the seed, and the checks that were asked for, which are made as they are taken."""
     impl, dtype, seed, asked = options.impl, options.dtype, check_seed(options.seed), _asked(options)
     where = resolve_device(options.device)
@@ -85,7 +126,9 @@ def _checking(options: Options) -> tuple[str, int, Iterator[CheckRow]]:
     for name in dtypes or ():
         if name not in checked:
             raise UsageError(f"--dtype {name} is not checked on {where}; expected one or more of {', '.join(checked)}")
-    return where, seed, run_checks(wanted, where, seed, dtypes, asked)
+    slow = [name for name in wanted if where == "cpu" and any(entry.interpreted for entry in every(name))]
+    planned = _Planned(*(count_checks(names, where, dtypes, asked) for names in (wanted, slow)))
+    return where, seed, planned, run_checks(wanted, where, seed, dtypes, asked)
 
 
 def _asked(options: Options) -> Asked:

@@ -544,7 +544,7 @@ def test_verify_names_kernel_and_shape_once_on_80_columns(monkeypatch, capsys, t
     assert max(map(len, out.splitlines())) <= 80
     assert out.count("mine:attention, fp32 1 x 4/2 x 65 x 32 full") == out.count("mine:attention, fp16") == 1
     assert "  error fwd                 1.5e-07  9.5e-07  ok" in out.splitlines()
-    assert f"wrong: {off}" in " ".join(out.split())
+    assert f"wrong: [1] {off}" in " ".join(out.split())
 
 
 def test_an_error_breaks_between_words_on_a_terminal_and_is_one_line_in_a_log(monkeypatch, capsys, tmp_path):
@@ -578,12 +578,17 @@ def test_verify_prints_its_checks_and_fails_on_a_wrong_one(mtabench, monkeypatch
     monkeypatch.setattr("mtabench.commands.verify.run_checks", checks([right]))
     code, out, _ = mtabench("verify", "--impl", "eager", "--device", "cpu", "--seed", "5")
     assert code == 0
+    assert "interpreter" not in out
     assert "all 1 checks passed; --seed 5 draws the same inputs again" in out
-    monkeypatch.setattr("mtabench.commands.verify.run_checks", checks([right, wrong, absent]))
+    monkeypatch.setattr("mtabench.commands.verify.run_checks", checks([right, wrong, absent, wrong, wrong]))
     code, out, _ = mtabench("verify", "--device", "cpu")
     assert code == 4
-    assert "leaks the future" in out
-    assert "1 of 2 checks failed" in out
+    assert re.search(r"^\d+ checks run in Triton's interpreter on the CPU", out)
+    assert [line.partition("wrong: ")[2] for line in out.splitlines() if "wrong: " in line] == [
+        "[1] leaks the future", "[1]", "[1]",
+    ]  # fmt: skip
+    assert "[1] 3 checks: leaks the future" in out
+    assert "3 of 4 checks failed" in out
     assert "not checked: no GPU" in out
     assert asked == [(["eager"], "cpu", None), (registry.names(), "cpu", None)]
     assert seeds[0] == 5 != seeds[1]
