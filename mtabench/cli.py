@@ -228,7 +228,7 @@ def memory(
     gate: o.Gate = None, layer: o.Layer = None, dtype: o.Dtype = None, causal: o.Causal = True,
     splits: o.Splits = "auto", page_size: o.PageSize = "none", preset: o.PresetName = None,
     device_name: o.DeviceName = None, memory: o.MemorySize = None, measure: o.Trace = False,
-    csv: o.CellsCsv = None, json: o.CellsJson = None, overwrite: o.OverwriteOutputs = False,
+    csv: o.CellsCsv = None, json_file: o.CellsJson = None, overwrite: o.OverwriteOutputs = False,
 ) -> None:  # fmt: skip
     """Say what implementations store and move: score matrix against tile, traffic, and where memory ends."""
     from mtabench.commands.memory import run
@@ -238,22 +238,22 @@ def memory(
         kv_heads=kv_heads, op=op, mix=mix, post_conv=post_conv, norm=norm, gate=gate, layer=layer, dtype=dtype,
         causal=causal, splits=splits, page_size=page_size, preset=preset,
     )  # fmt: skip
-    raise typer.Exit(run(options, device_name, memory, measure, csv, json, overwrite))
+    raise typer.Exit(run(options, device_name, memory, measure, csv, json_file, overwrite))
 
 
 @app.command("inspect", rich_help_panel="Understand")
 def inspect_(
     target: o.Targets = None, kernel: o.KernelNames = None, head_dim: o.HeadDim = None, conv: o.Conv = None,
     dtype: o.Dtype = None, seq: o.Seq = None, causal: o.IfCausal = None, all_shapes: o.AllShapes = False,
-    sass: o.Sass = None, baseline: o.StaticBaseline = None, accept: o.Accept = False, json: o.JsonOut = None,
-    csv: o.CsvOut = None, overwrite: o.OverwriteOutputs = False,
+    sass: o.Sass = None, baseline: o.StaticBaseline = None, accept: o.Accept = False,
+    json_file: o.JsonOut = None, csv: o.CsvOut = None, overwrite: o.OverwriteOutputs = False,
 ) -> None:  # fmt: skip
     """Compile the kernels for GPUs that are not there. Shows registers, spills, occupancy and what limits it, SASS."""
     from mtabench.commands.inspect import run
     from mtabench.static.shapes import ShapeFilter
 
     asked = ShapeFilter(head_dim, conv, dtype, seq, causal)
-    outputs = {"json": json, "csv": csv}
+    outputs = {"json-file": json_file, "csv": csv}
     raise typer.Exit(run(target, kernel, asked, all_shapes, sass, baseline, accept, outputs, overwrite))
 
 

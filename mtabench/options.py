@@ -313,10 +313,10 @@ Sass = Annotated[
     bool | None, Option("--sass/--no-sass", help="Disassemble, for the instruction mix; not with --baseline.")
 ]
 StaticBaseline = Annotated[
-    File, Option("--baseline", help="Compare with a file of --json; exit with 1 if a kernel got worse.")
+    File, Option("--baseline", help="Compare with a file of --json-file; exit with 1 if a kernel got worse.")
 ]
 Accept = Annotated[bool, Option("--accept", help="With --baseline: write what is compiled now into that file.")]
-JsonOut = Annotated[File, Output("--json", help="Write the kernels as JSON; also makes a baseline.")]
+JsonOut = Annotated[File, Output("--json-file", help="Write the kernels as JSON; also makes a baseline.")]
 CsvOut = Annotated[File, Output("--csv", help="Write the kernels as CSV.")]
 MemoryPass = Annotated[str, Option("--pass", **_one_of(KERNEL_PASSES), help="fwd, bwd or decode.")]
 MemorySize = Annotated[Text, Option(help="Memory to fit into, such as 80GB or 24GiB; the device's if not given.")]
@@ -324,7 +324,7 @@ Trace = Annotated[
     bool, Option("--measure", help="Call each cell on this machine's GPU and trace its peak, beside the model's.")
 ]
 CellsCsv = Annotated[File, Output("--csv", help="Write a row a cell as CSV.")]
-CellsJson = Annotated[File, Output("--json", help="Write a row a cell as JSON.")]
+CellsJson = Annotated[File, Output("--json-file", help="Write a row a cell as JSON.")]
 OverwriteOutputs = Annotated[bool, Output("--overwrite", help="Replace files of these options that are there.")]
 Measure = Annotated[
     bool, Option("--measure", help="Measure memory bandwidth and matmul rate as well, and keep them for sweeps.")

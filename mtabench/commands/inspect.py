@@ -28,7 +28,7 @@ def run(
     target: str | None, kernel: str | None, asked: ShapeFilter, all_shapes: bool, sass: bool | None,
     baseline: Path | None, accept: bool, outputs: Mapping[str, Path | None], overwrite: bool = False,
 ) -> int:  # fmt: skip
-    """Compile and show, or compare with a baseline; the exit code. `outputs` are the files for "json" and "csv".
+    """Compile and show, or compare with a baseline; the exit code. `outputs` are the files for "json-file" and "csv".
 
     With a baseline its targets and shapes are what is compiled, as far as the options do not narrow them, and `accept`
     writes what came of it into the baseline.
@@ -52,7 +52,7 @@ def run(
     if base is None and not found.kernels:
         raise UsageError(f"no kernel that --kernel {kernel} names is launched for these targets and shapes")
     for option, path in reports.items():
-        write_text(path, records.json_text(found) if option == "--json" else records.csv_text(found.kernels))
+        write_text(path, records.json_text(found) if option == "--json-file" else records.csv_text(found.kernels))
     console = make_console()
     if base is None or baseline is None:
         _show(console, found, targets)

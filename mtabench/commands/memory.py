@@ -39,7 +39,7 @@ def run(
 ) -> int:  # fmt: skip
     """Print what the cells of these axes store and move; with `measure` also what PyTorch traces on this GPU."""
     bytes_given = None if memory is None else parse_bytes(memory)
-    outputs = {option: path for option, path in (("--csv", csv), ("--json", json)) if path is not None}
+    outputs = {option: path for option, path in (("--csv", csv), ("--json-file", json)) if path is not None}
     check_outputs(outputs, (), overwrite)
     if options.batch is None and options.tokens is None:
         options = replace(options, batch="1")

@@ -111,7 +111,7 @@ def csv_text(kernels: Iterable[Kernel]) -> str:
 
 def read_json(path: Path) -> Inspection:
     """What `json_text` wrote; raises UsageError that names the file and what to type to make one."""
-    how = f"make one with `mtabench inspect --json {path}`"
+    how = f"make one with `mtabench inspect --json-file {path}`"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

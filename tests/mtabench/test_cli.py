@@ -133,6 +133,7 @@ def test_no_command_shows_the_help(mtabench):
         ("bwd --splits auto", "--splits"),
         ("decode --no-causal", "--no-causal"),
         ("verify --impl egaer", "did you mean eager"),
+        ("memory --json cells.json", "No such option: --json (Possible options: --json-file)"),
         ("verify --device tpu", "expected auto, cuda or cpu"),
         ("list --device tpu", "expected auto, cuda or cpu"),
         ("env --device tpu", "expected auto, cuda or cpu"),

@@ -76,7 +76,7 @@ def test_what_a_kernel_takes(modest):
 
 def test_the_table_fits_in_100_columns_and_the_files_hold_the_same(inspect, compiles_to, modest, tmp_path):
     compiles_to(modest)
-    code, out, err = inspect(*ONE, "--json", "kernels.json", "--csv", "out/kernels.csv")
+    code, out, err = inspect(*ONE, "--json-file", "kernels.json", "--csv", "out/kernels.csv")
     assert (code, err) == (0, "")
     assert "sm_90: bf16, head dim 64, conv 6x11 (H200: 64 warps, 228 KiB an SM, 227 KiB a block)" in out
     assert out.splitlines()[-1] == "kernels: 3, spilling: 0, not fitting: 0, failed: 0, skipped: 0"
@@ -93,7 +93,7 @@ def test_the_table_fits_in_100_columns_and_the_files_hold_the_same(inspect, comp
 
 @needs_triton
 def test_rows_keep_the_order_asked_for_and_are_the_same_in_every_run(inspect, modest, tmp_path):
-    words = ("--target", "sm_90,sm_80", "--head-dim", "128,64", "--no-sass", "--json", "found.json")
+    words = ("--target", "sm_90,sm_80", "--head-dim", "128,64", "--no-sass", "--json-file", "found.json")
     code, _, err = inspect(*words)
     assert code == 0, err
     kernels = read_json(tmp_path / "found.json").kernels
@@ -163,7 +163,7 @@ def test_nothing_is_accepted_where_a_kernel_cannot_be_compiled(inspect, compiles
 
 @needs_triton
 def test_what_does_not_compile_is_a_row_and_no_end(inspect, tmp_path):
-    code, out, _ = inspect(*ONE, "--json", "found.json", planted=["wrong", "unavailable"])
+    code, out, _ = inspect(*ONE, "--json-file", "found.json", planted=["wrong", "unavailable"])
     assert code == 0
     kernel, host_code, source = read_json(tmp_path / "found.json").kernels
     assert (kernel.kernel, kernel.status) == ("wrong", "failed")
@@ -175,7 +175,7 @@ def test_what_does_not_compile_is_a_row_and_no_end(inspect, tmp_path):
 
 @needs_triton
 def test_a_compiler_that_crashes_is_a_row_and_no_end(inspect, tmp_path):
-    assert inspect(*ONE, "--json", "found.json", planted=["dying"])[0] == 0
+    assert inspect(*ONE, "--json-file", "found.json", planted=["dying"])[0] == 0
     [lost] = read_json(tmp_path / "found.json").kernels
     assert (lost.kernel, lost.status) == ("all", "failed")
     assert lost.reason.startswith("its process was ended by SIGABRT")
@@ -202,7 +202,7 @@ def test_no_common_kernel_is_nothing_to_compare(inspect, compiles_to, modest, tm
 @needs_triton
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of a CUDA toolkit on PATH")
 def test_cuda_sources_are_compiled_with_nvcc(inspect, tmp_path):
-    assert inspect(*ONE, "--json", "found.json", planted=["cuda"])[0] == 0
+    assert inspect(*ONE, "--json-file", "found.json", planted=["cuda"])[0] == 0
     found = read_json(tmp_path / "found.json")
     lookup, reverse = found.kernels
     assert (lookup.language, lookup.warps, lookup.stack_bytes, lookup.spill_bytes) == ("cuda", 8, 256, 0)
@@ -272,10 +272,10 @@ def test_only_the_sources_of_the_kernels_asked_for_are_walked(monkeypatch, capsy
         ("--baseline other.json", "schema version 99, and this mtabench reads 1"),
         ("--baseline broken.json", "is no inspection of kernels"),
         ("--baseline empty.json", "has no kernel for a target that is known"),
-        ("--baseline empty.json --json empty.json", "is one of the files that are read"),
-        ("--json a --csv a", "is the file of another option"),
-        ("--json .", "is a folder"),
-        ("--json text.json", "text.json already exists; give --overwrite"),
+        ("--baseline empty.json --json-file empty.json", "is one of the files that are read"),
+        ("--json-file a --csv a", "is the file of another option"),
+        ("--json-file .", "is a folder"),
+        ("--json-file text.json", "text.json already exists; give --overwrite"),
         ("--csv list.json", "list.json already exists; give --overwrite"),
         ("--csv text.json/kernels.csv", "text.json is a file, not a folder"),
         ("--accept", "it needs --baseline FILE"),

@@ -248,7 +248,7 @@ def test_tiles_are_for_forwards_that_have_some():
 
 def test_csv_and_json_hold_a_row_a_cell_and_are_not_replaced(mtabench, tmp_path):
     words = (*ON_H200, "--impl", "eager,triton", "--seq", "4k,64k", "--memory", "80GB")
-    files = ("--csv", "cells.csv", "--json", "cells.json")
+    files = ("--csv", "cells.csv", "--json-file", "cells.json")
     code, out, err = mtabench(*words, *files)
     assert (code, err) == (0, "")
     assert "csv: cells.csv" in out
@@ -267,8 +267,8 @@ def test_csv_and_json_hold_a_row_a_cell_and_are_not_replaced(mtabench, tmp_path)
     assert [{name: text_of(value) for name, value in cell.items()} for cell in cells] == known
     before = contents(tmp_path)
     refused(mtabench(*words, *files), "cells.csv already exists", "another --csv")
-    refused(mtabench(*words, "--csv", "a", "--json", "a"), "is the file of another option")
-    refused(mtabench(*words, "--json", str(tmp_path)), "--json", "is a folder")
+    refused(mtabench(*words, "--csv", "a", "--json-file", "a"), "is the file of another option")
+    refused(mtabench(*words, "--json-file", str(tmp_path)), "--json-file", "is a folder")
     assert contents(tmp_path) == before
     assert mtabench(*words, *files, "--overwrite")[0] == 0
 
