@@ -1,8 +1,18 @@
-"""`python -m mtabench` is `mtabench`. Ctrl-C is one sentence from here on: what commands need is imported later."""
+"""`python -m mtabench` is `mtabench`. Ctrl-C is one sentence, or nothing: what commands need is imported later."""
 
-from importlib import import_module
+import os
+import signal
 
-from mtabench.ending import run_and_exit
+_can_stop = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+if _can_stop:  # until the imports below can say a sentence
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+
+from importlib import import_module  # noqa: E402
+
+from mtabench.ending import run_and_exit  # noqa: E402
+
+if _can_stop:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def main() -> None:

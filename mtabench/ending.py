@@ -20,6 +20,7 @@ from mtabench.prose import wrapped
 # What a path may be that no check of an option foresaw: in a folder that this user may not enter, or too long.
 UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG)
 STOPPED = 130  # by Ctrl-C or SIGTERM
+JUDGES = ("ab", "compare", "inspect", "noise", "verify")  # their exit codes say what they found, once they have ended
 
 
 def run_and_exit(command: Callable[[], Any]) -> NoReturn:
@@ -37,6 +38,10 @@ def run_and_exit(command: Callable[[], Any]) -> NoReturn:
             _fail(str(error), error.exit_code)
         except KeyboardInterrupt:
             code = STOPPED
+        except SystemExit:
+            if type(sys.stdout).__name__ != "PacifyFlushWrapper":  # Typer's, in the place of an output nobody reads
+                raise
+            code = _unread()
         except Exception as error:
             if stops or type(error).__name__ == "Abort":  # Typer's, of a KeyboardInterrupt
                 code = STOPPED
@@ -92,7 +97,12 @@ def _output_ended(error: OSError) -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again when it ends, and says so
     if error.errno == errno.ENOSPC:
         _fail(f"cannot write {error.filename or 'the output'}: {error.strerror}", 1)
-    return 1
+    return _unread()
+
+
+def _unread() -> int:
+    """The exit code of a command whose reader is gone: no error, unless it should have said what it found."""
+    return int(any(word in JUDGES for word in sys.argv[1:2]))
 
 
 def _with_hint(message: str, error: Exception) -> str:

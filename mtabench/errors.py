@@ -10,7 +10,7 @@ from collections.abc import Sequence
 def near_names(typed: str, known: Sequence[str]) -> list[str]:
     """The names that may be meant: those that begin as typed, else those that are spelled much the same."""
     begin = [name for name in known if typed and name.startswith(typed.lower())]
-    return begin[:3] or difflib.get_close_matches(typed.lower(), known, n=3, cutoff=0.6)
+    return begin[:3] or difflib.get_close_matches(typed.lower(), known, n=3, cutoff=0.65)
 
 
 class MtabenchError(Exception):

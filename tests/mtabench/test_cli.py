@@ -133,6 +133,7 @@ def test_no_command_shows_the_help(mtabench):
         ("bwd --splits auto", "--splits"),
         ("decode --no-causal", "--no-causal"),
         ("verify --impl egaer", "did you mean eager"),
+        ("verify --impl nope", "expected one of eager"),
         ("memory --json cells.json", "No such option: --json (Possible options: --json-file)"),
         ("verify --device tpu", "expected auto, cuda or cpu"),
         ("list --device tpu", "expected auto, cuda or cpu"),
@@ -664,6 +665,20 @@ def test_ctrl_c_while_torch_is_imported_is_one_sentence_whatever_comes_up(mtaben
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_ctrl_c_before_anything_is_imported_says_nothing():
+    code = """
+import runpy, signal, sys
+class Presses:
+    def find_spec(self, name, *_):
+        if name == "mtabench.ending":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Presses())
+runpy.run_module("mtabench", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
 def test_ctrl_c_at_the_very_start_is_one_sentence(number):
     """As soon as `mtabench` is called, before anything that takes time is imported."""
@@ -739,14 +754,15 @@ def test_a_full_disk_below_the_output_is_one_sentence(words, unbuffered):
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_has_seen_enough_is_no_error_to_tell(unbuffered):
+@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["compare", "--help"], 1)])
+def test_a_reader_that_has_seen_enough_is_no_error_to_tell(words, code, unbuffered):
     environment = ENVIRONMENT | {"PYTHONUNBUFFERED": unbuffered}
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as closed:
-        command = [sys.executable, "-m", "mtabench", "--version"]
+        command = [sys.executable, "-m", "mtabench", *words]
         done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, env=environment)
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 def test_another_pipe_that_breaks_is_not_hidden():

@@ -49,7 +49,7 @@ def test_a_name_like_no_other_gets_all(typed):
         ("sdpa", "sdpa-flash or sdpa-cudnn or sdpa-math"),
         ("tirton", "triton"),
         ("Hoper", "hopper"),
-        ("lader", "ladder or eager"),
+        ("lader", "ladder"),
     ],
 )
 def test_only_names_that_are_near_are_suggested(typed, near):
