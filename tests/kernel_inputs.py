@@ -60,6 +60,23 @@ def make(batch, heads, kv_heads, seq_len, head_dim, taps, dtype=torch.float32, s
     return q, k, v, (normal(heads, *taps) * 0.3).to(dtype)
 
 
+RANGES = ("numbers of 60000", "small taps", "large taps")
+
+
+def with_range(kind: str, folded: Tensor, other: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+    """The same in fp16 with a scale such that scores are common, but `scale * taps * folded` is not within fp16."""
+    folded, other, weight = folded.half(), other.half(), weight.float()
+    match kind:
+        case "numbers of 60000":
+            finite = folded.nan_to_num(0.0)  # of a cache
+            return folded * (6e4 / finite.abs().max()), other * 3e-6, weight * (2 / weight.abs().max()), 2.0
+        case "small taps":
+            return folded, other, weight * 1e-6, 1e5
+        case "large taps":
+            return folded, other, weight * 1e6, 1e-6
+    raise ValueError(kind)
+
+
 def relative_error(got: Tensor, want: Tensor) -> float:
     return ((got.double() - want.double()).norm() / want.double().norm().clamp_min(1e-300)).item()
 

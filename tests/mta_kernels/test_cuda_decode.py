@@ -8,7 +8,7 @@ import pytest
 import torch
 from decode_steps import assert_decodes, exact, make_decode, paged
 from emulated_decode import H200, emulated_decode  # noqa: F401
-from kernel_inputs import DEVICE, far_apart, make, poison_memory, relative_error, with_gaps
+from kernel_inputs import DEVICE, RANGES, far_apart, make, poison_memory, relative_error, with_gaps, with_range
 from planted_faults import plant
 from torch import Tensor
 
@@ -107,6 +107,16 @@ def test_shapes(gpu, head_dim, heads, kv_heads, taps, dtype, options) -> None:
         inputs = make_decode(lengths, heads, kv_heads, head_dim, taps, dtype)
         kept = {name: value for name, value in options.items() if name != "splits"}
         assert_decodes(run(inputs, **options), *inputs, rounding=4, **kept)
+
+
+@pytest.mark.parametrize("heads", [1, 8])
+@pytest.mark.parametrize("kind", RANGES)
+def test_range_of_fp16(gpu, kind: str, heads: int) -> None:
+    """The last keys of a sequence, of which some queries see fewer, and others; eight heads fold no taps."""
+    q, k, v, weight, lengths = make_decode([5, 130], heads, 1, 64, (6, 11))
+    q, k, weight, scale = with_range(kind, q, k, weight)
+    inputs = q, k, v.half(), weight, lengths
+    assert relative_error(run(inputs, scale=scale), exact(*inputs, scale=scale)) < 2e-3
 
 
 def test_heads_that_do_not_fit_into_one_program(gpu) -> None:

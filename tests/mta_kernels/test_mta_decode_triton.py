@@ -148,6 +148,15 @@ def test_fp16_scores_whose_products_are_beyond_fp16() -> None:
     check_steps(inputs, [18], steps=2, splits=2)
 
 
+def test_folded_queries_beyond_fp16() -> None:
+    parts = dict.fromkeys(PARTS, False) | {"pre_conv": True, "pre_mix": True}
+    inputs = Inputs(parts, tokens=60, dtype=torch.float16, scale=2.0)
+    inputs.q *= 6e4 / inputs.q.abs().max()
+    inputs.k *= 3e-6
+    inputs.mixers["pre_conv"] *= 2 / inputs.mixers["pre_conv"].abs().max()
+    check_steps(inputs, [50], splits=2)
+
+
 def test_older_rows_of_large_scores() -> None:
     """A logit and a logsumexp are subtracted before either is multiplied: the difference alone is exact."""
     inputs = Inputs(MIXING | {"post_conv": True}, tokens=30, dtype=torch.float32)

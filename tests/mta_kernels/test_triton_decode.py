@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from checked_addresses import check_addresses
 from decode_steps import assert_decodes, make_decode, paged
-from kernel_inputs import DEVICE, DTYPES, far_apart, make, poison_memory, relative_error, with_gaps
+from kernel_inputs import DEVICE, DTYPES, RANGES, far_apart, make, poison_memory, relative_error, with_gaps, with_range
 
 from mta_kernels.conv_attention import (
     conv_attention_decode,
@@ -217,6 +217,17 @@ def test_scale_float32_weight_and_large_scores(dtype: torch.dtype) -> None:
     got = conv_attention_decode_triton(*large[:4], lengths=large[4])
     assert torch.isfinite(got).all()
     assert_decodes(got, *large, rounding=64)  # a rounded score of hundreds
+
+
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("kind", RANGES)
+def test_range_of_fp16(kind: str, group: int) -> None:
+    q, k, v, weight, lengths = make_decode([5, 130], group, 1, 48, (6, 11))
+    q, k, weight, scale = with_range(kind, q, k, weight)
+    inputs = q, k, v.half(), weight
+    got = conv_attention_decode_triton(*inputs, lengths=lengths, scale=scale)
+    exact = conv_attention_decode_reference(*(x.double() for x in inputs), lengths=lengths, scale=scale)
+    assert relative_error(got, exact) < 2e-3
 
 
 def test_very_negative_scores() -> None:

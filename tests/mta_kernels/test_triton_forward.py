@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_inputs import DEVICE, DTYPES, assert_close, make, poison_memory, relative_error
+from kernel_inputs import DEVICE, DTYPES, RANGES, assert_close, make, poison_memory, relative_error, with_range
 
 from mta_kernels import gpu_limits
 from mta_kernels.attention import attention_reference
@@ -93,6 +93,20 @@ def test_large_scores(dtype: torch.dtype) -> None:
     out = triton_forward(q, k, v, weight)
     assert torch.isfinite(out).all()
     assert_close(out, q, k, v, weight)
+
+
+@pytest.mark.parametrize("taps", [(3, 5), (5, 3)], ids=["keys folded", "queries folded"])
+@pytest.mark.parametrize("kind", RANGES)
+def test_range_of_fp16(kind: str, taps: tuple[int, int]) -> None:
+    q, k, v, weight = make(1, 2, 1, 70, 32, taps)
+    if taps == (3, 5):
+        k, q, weight, scale = with_range(kind, k, q, weight)
+    else:
+        q, k, weight, scale = with_range(kind, q, k, weight)
+    for causal in (True, False):
+        got = triton_forward(q, k, v.half(), weight, scale=scale, causal=causal)
+        inputs = (x.double() for x in (q, k, v.half(), weight))
+        assert relative_error(got, conv_attention_reference(*inputs, scale=scale, causal=causal)) < 2e-3
 
 
 def test_very_negative_scores() -> None:

@@ -90,6 +90,7 @@ DEVICE void multiply_keys(int lane, uint32_t keys, uint32_t folded, uint32_t r) 
 struct Sums {
     float out[STEPS][4];
     float carried[HEADS], subtracted[HEADS], sum[HEADS];
+    float units[HEADS];  // of r, where it has any
 
     DEVICE void clear() {
 #pragma unroll
@@ -222,6 +223,8 @@ DEVICE bool attend(const Arguments& args, Stream& stream, uint32_t shared, Sums&
             }
             float scores[HEADS];
             add_diagonals(lane, r, shared + CARRIED_AT + tile % 2 * WARPS * CARRIED, sums.carried, scores);
+#pragma unroll
+            for (int head = 0; IN_UNITS<ELEMENT> && head < HEADS; head++) scores[head] *= sums.units[head];
             if (key < stream.start || key >= stream.stop)
 #pragma unroll
                 for (int head = 0; head < HEADS; head++) scores[head] = MINUS_INFINITY;
@@ -288,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             if (!more) return false;
             window.store(args, segment, stream.cache, first_head, shared + SCRATCH_AT);
             __syncthreads();
-            fold(args, segment, shared + SCRATCH_AT, shared + FOLDED_AT, shared + NEWEST_AT);
+            fold(args, segment, shared + SCRATCH_AT, shared + FOLDED_AT, shared + NEWEST_AT, sums.units);
             __syncthreads();
             return true;
         };

@@ -107,18 +107,51 @@ struct Window {
     }
 };
 
-// Folds the taps; and the newest keys' columns of r: [ROWS, NEWEST].
-DEVICE void fold(const Arguments& args, const Segment& segment, uint32_t scratch, uint32_t folded, uint32_t newest) {
+// In fp16 folded queries and their columns of r are in units of their head, powers of two: in these no sum of taps times
+// queries is larger than the queries. `fold_unit` of Triton's kernels says the same.
+template <class Element> constexpr bool IN_UNITS = false;
+template <> constexpr bool IN_UNITS<Half> = true;
+
+DEVICE float inverse(float power_of_two) { return __uint_as_float(0x7F000000 - __float_as_uint(power_of_two)); }
+DEVICE float of_head(const float (&numbers)[HEADS], int head) {  // without an array in memory
+    float number = numbers[0];
+#pragma unroll
+    for (int i = 1; i < HEADS; i++)
+        if (head == i) number = numbers[i];
+    return number;
+}
+
+// A lane has a key tap.
+DEVICE void find_units(const Arguments& args, uint32_t weights, float (&units)[HEADS]) {
+    const int lane = thread_index() % 32;
+#pragma unroll
+    for (int head = 0; head < HEADS; head++) {
+        float taps = 0;
+#pragma unroll
+        for (int tap = 0; tap < QUERY_TAPS; tap++)
+            if (lane < KEY_TAPS)
+                taps += fabsf(load_shared_float(weights + ((head * QUERY_TAPS + tap) * KEY_TAPS + lane) * 4));
+        taps = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(taps)));
+        const float bound = fmaxf(taps, 0x1p-40f) * fabsf(args.factor);
+        units[head] = __uint_as_float((__float_as_uint(fminf(fmaxf(bound, 0x1p-100f), 0x1p120f)) & 0x7F800000) + (1 << 23));
+    }
+}
+
+// Folds the taps; and the newest keys' columns of r: [ROWS, NEWEST]. Both are in units of their head.
+DEVICE void fold(const Arguments& args, const Segment& segment, uint32_t scratch, uint32_t folded, uint32_t newest,
+                 float (&units)[HEADS]) {
     const int thread = thread_index();
+    if (IN_UNITS<ELEMENT>) find_units(args, scratch + WEIGHT, units);
 #pragma unroll 1
     for (int i = thread; i < HEADS * DEPTH / 2; i += THREADS) {
         const int pair = i % (DEPTH / 2), head = i / (DEPTH / 2);
+        const float factor = IN_UNITS<ELEMENT> ? args.factor * inverse(of_head(units, head)) : args.factor;
         float low[QUERY_TAPS], high[QUERY_TAPS];
 #pragma unroll
         for (int tap = 0; tap < QUERY_TAPS; tap++) {
             const uint32_t numbers = load_shared(scratch + (head * QUERY_TAPS + tap) * PITCH + pair * 4);
-            low[tap] = to_float(ELEMENT{(uint16_t)numbers}) * args.factor;
-            high[tap] = to_float(ELEMENT{(uint16_t)(numbers >> 16)}) * args.factor;
+            low[tap] = to_float(ELEMENT{(uint16_t)numbers}) * factor;
+            high[tap] = to_float(ELEMENT{(uint16_t)(numbers >> 16)}) * factor;
         }
         const uint32_t weights = scratch + WEIGHT + head * QUERY_TAPS * KEY_TAPS * 4;
         const uint32_t to = folded + head * PITCH + pair * 4;
@@ -161,7 +194,7 @@ DEVICE void fold(const Arguments& args, const Segment& segment, uint32_t scratch
                 sum += load_shared_float(scratch + WEIGHT + (window_row * KEY_TAPS + key_tap) * 4) *
                        load_shared_float(scratch + NEWEST_SCORES + (window_row * NEWEST + back) * 4);
             }
-            store_shared(newest + i * 4, sum);
+            store_shared(newest + i * 4, IN_UNITS<ELEMENT> ? sum * inverse(of_head(units, head)) : sum);
         }
     }
 }

@@ -1,6 +1,6 @@
 """The backward: the gradients of the scores by chunks of query rows, then plain products with them.
 
-With the prepared `c[i, j] = Q'[i] . K'[j]`, `P = exp(c - logsumexp)`, `dP = dO V^T` and
+With the prepared `c[i, j] = unit * Q'[i] . K'[j]`, `P = exp(c - logsumexp)`, `dP = dO V^T` and
 `delta[i] = dO[i] . out[i]`, the scores have the gradient `dC = P * (dP - delta)`, and `dV = P^T dO`,
 `dK' = dC^T Q'`, `dQ' = dC K'`. A chunk of P and dC is stored in the dtype of the inputs, so memory stays
 proportional to the sequence; nothing is added atomically, so results are the same from run to run.
@@ -114,12 +114,13 @@ def _part_backward(
         dtype=q.dtype, device=q.device,
     )  # fmt: skip
     expanded_keys = query_taps <= key_taps
+    query_units, key_units = (None, prepared.units) if expanded_keys else (prepared.units, None)
     for chunk in chunks(query_rows, key_rows, CHUNK_ROWS, causal, spans, signature):
         p, dc = scratch[:, :, : chunk.rows, : chunk.keys]
         launch_probabilities(prepared, logsumexp, p, chunk, probabilities)
         launch_value_gradients(p, dc, prepared.values, grad_rows, delta, loss_scale, dv, chunk, value_gradients)
-        add_transposed_product(dc, prepared.queries, dkeys, loss_scale, chunk, factor=LN_2.value)
-        dqueries = row_product(dc, prepared.keys, loss_scale, chunk, factor=LN_2.value)
+        add_transposed_product(dc, prepared.queries, dkeys, loss_scale, query_units, chunk, factor=LN_2.value)
+        dqueries = row_product(dc, prepared.keys, loss_scale, key_units, chunk, factor=LN_2.value)
         rows_of_q: dict[str, int] = {"above": query_taps - 1, "first_row": margins.queries + chunk.first_row}
         if expanded_keys:
             add_overlapping(dqueries, dq, chunk.signature, taps=query_taps, **rows_of_q)

@@ -19,8 +19,17 @@ WIDE_TILE_BYTES = 200 * 1024  # of shared memory for tiles of 256 columns; sm_12
 
 
 @triton.jit
+def _product_factor(factor, loss_scale_ptr, units_ptr, batch_head):
+    """By what a head's product is multiplied: its left side has a loss scale, its right side units, ones if None."""
+    factor /= tl.load(loss_scale_ptr + batch_head)
+    if units_ptr is not None:
+        factor *= tl.load(units_ptr + batch_head)
+    return factor
+
+
+@triton.jit
 def _transposed_product_kernel(
-    left_desc, right_desc, out_ptr, loss_scale_ptr, seen_by_ptr,
+    left_desc, right_desc, out_ptr, loss_scale_ptr, units_ptr, seen_by_ptr,
     stride_lh, stride_ln, stride_rh, stride_rn,
     first_row, rows, keys, query_rows, key_rows, written, columns, factor,
     HOST_DESCRIPTORS: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr, ALIGNED: tl.constexpr,
@@ -30,7 +39,7 @@ def _transposed_product_kernel(
     """`out[j] += factor * sum_i left[i, j] * right[first_row + i]`, for BLOCK_M keys j and BLOCK_N columns.
 
     left `[B*Hq, rows, keys]`, right `[B*Hq, M, columns]`, out `[B*Hq, N, columns]` float32, of which the first
-    `written` rows hold a sum already.
+    `written` rows hold a sum already. `factor` is that of `_product_factor`.
     """
     if not HOST_DESCRIPTORS:
         left_desc = describe_rows(left_desc, stride_lh, stride_ln, rows, keys, BLOCK_K, BLOCK_M, ALIGNMENT)
@@ -47,7 +56,7 @@ def _transposed_product_kernel(
         left = left_desc.load([batch_head, row, first_key]).reshape(BLOCK_K, BLOCK_M)
         right = right_desc.load([batch_head, first_row + row, first_column]).reshape(BLOCK_K, BLOCK_N)
         total = tl.dot(left.T, right, total, input_precision=PRECISION)
-    total *= factor / tl.load(loss_scale_ptr + batch_head)
+    total *= _product_factor(factor, loss_scale_ptr, units_ptr, batch_head)
     key = first_key + tl.arange(0, BLOCK_M)
     column = first_column + tl.arange(0, BLOCK_N)
     inside = (key < keys)[:, None] & (column < columns)[None, :]
@@ -58,7 +67,7 @@ def _transposed_product_kernel(
 
 @triton.jit
 def _row_product_kernel(
-    left_desc, right_desc, out_ptr, loss_scale_ptr, spans_ptr,
+    left_desc, right_desc, out_ptr, loss_scale_ptr, units_ptr, spans_ptr,
     stride_lh, stride_ln, stride_rh, stride_rn,
     right_group, first_row, rows, keys, query_rows, key_rows, columns, factor,
     HOST_DESCRIPTORS: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr, ALIGNED: tl.constexpr,
@@ -68,7 +77,7 @@ def _row_product_kernel(
     """`out[i] = factor * sum_j left[i, j] * right[j]`, for BLOCK_M rows i and BLOCK_N columns.
 
     left `[B*Hq, rows, keys]`, right `[B*H, N, columns]` each shared by `right_group` heads of left,
-    out `[B*Hq, rows, columns]` float32.
+    out `[B*Hq, rows, columns]` float32. `factor` is that of `_product_factor`.
     """
     if not HOST_DESCRIPTORS:
         left_desc = describe_rows(left_desc, stride_lh, stride_ln, rows, keys, BLOCK_M, BLOCK_K, ALIGNMENT)
@@ -85,7 +94,7 @@ def _row_product_kernel(
         left = left_desc.load([batch_head, start, key]).reshape(BLOCK_M, BLOCK_K)
         right = right_desc.load([right_head, key, first_column]).reshape(BLOCK_K, BLOCK_N)
         total = tl.dot(left, right, total, input_precision=PRECISION)
-    total *= factor / tl.load(loss_scale_ptr + batch_head)
+    total *= _product_factor(factor, loss_scale_ptr, units_ptr, batch_head)
     row = start + tl.arange(0, BLOCK_M)
     column = first_column + tl.arange(0, BLOCK_N)
     out_ptr += (batch_head.to(tl.int64) * rows + row[:, None]) * columns + column[None, :]
@@ -93,32 +102,35 @@ def _row_product_kernel(
 
 
 def add_transposed_product(
-    left: Tensor, right: Tensor, out: Tensor, loss_scale: Tensor, chunk: Chunk, *, factor: float
+    left: Tensor, right: Tensor, out: Tensor, loss_scale: Tensor, units: Tensor | None, chunk: Chunk, *, factor: float
 ) -> None:
-    """`out[j] += factor / loss_scale * sum_i left[i, j] * right[first_row + i]`.
+    """`out[j] += factor * units / loss_scale * sum_i left[i, j] * right[first_row + i]`.
 
-    left `[B*Hq, rows, keys]`, right `[B*Hq, M, columns]`, out `[B*Hq, N, columns]` float32; what out holds is
-    counted where the chunks before this one wrote it.
+    left `[B*Hq, rows, keys]`, right `[B*Hq, M, columns]`, out `[B*Hq, N, columns]` float32, loss_scale and units
+    `[B*Hq]`, these ones if None; what out holds is counted where the chunks before this one wrote it.
     """
-    numbers = *chunk.numbers, summed_keys(chunk)
-    _launch(_transposed_product_kernel, left, right, out, loss_scale, chunk, numbers, factor=factor, transposed=True)
+    scales, numbers = (loss_scale, units), (*chunk.numbers, summed_keys(chunk))
+    _launch(_transposed_product_kernel, left, right, out, scales, chunk, numbers, factor=factor, transposed=True)
 
 
-def row_product(left: Tensor, right: Tensor, loss_scale: Tensor, chunk: Chunk, *, factor: float) -> Tensor:
-    """`factor / loss_scale * sum_j left[i, j] * right[j]`: `[B*Hq, rows, columns]` float32.
+def row_product(
+    left: Tensor, right: Tensor, loss_scale: Tensor, units: Tensor | None, chunk: Chunk, *, factor: float
+) -> Tensor:
+    """`factor * units / loss_scale * sum_j left[i, j] * right[j]`: `[B*Hq, rows, columns]` float32.
 
-    left `[B*Hq, rows, keys]` starts at query `first_row`; right `[B*H, N, columns]`, where H divides Hq.
+    left `[B*Hq, rows, keys]` starts at query `first_row`; right `[B*H, N, columns]`, where H divides Hq; loss_scale and
+    units `[B*Hq]`, these ones if None.
     """
     batch_heads, rows = left.shape[:2]
     out = torch.empty(batch_heads, rows, right.shape[2], dtype=torch.float32, device=left.device)
-    numbers = batch_heads // right.shape[0], *chunk.numbers
-    _launch(_row_product_kernel, left, right, out, loss_scale, chunk, numbers, factor=factor, transposed=False)
+    scales, numbers = (loss_scale, units), (batch_heads // right.shape[0], *chunk.numbers)
+    _launch(_row_product_kernel, left, right, out, scales, chunk, numbers, factor=factor, transposed=False)
     return out
 
 
 def _launch(
-    kernel: Any, left: Tensor, right: Tensor, out: Tensor, loss_scale: Tensor, chunk: Chunk, numbers: Sequence[int], *,
-    factor: float, transposed: bool,
+    kernel: Any, left: Tensor, right: Tensor, out: Tensor, scales: Sequence[Tensor | None], chunk: Chunk,
+    numbers: Sequence[int], *, factor: float, transposed: bool,
 ) -> None:  # fmt: skip
     """Launch the kernel of a product, of left as it is or `transposed`; `numbers` are those of the kernel's own."""
     batch_heads, columns = left.shape[0], right.shape[2]
@@ -128,7 +140,7 @@ def _launch(
     launch(
         kernel, cdiv(columns, block_n) * cdiv(rows, block_m) * batch_heads, chunk.signature,
         operand(left, left_block, host_descriptors), operand(right, [1, block_k, block_n], host_descriptors),
-        out, loss_scale, chunk.seen_by if transposed else chunk.spans,
+        out, *scales, chunk.seen_by if transposed else chunk.spans,
         *left.stride()[:2], *right.stride()[:2], *numbers, columns, factor,
         HOST_DESCRIPTORS=host_descriptors, CAUSAL=chunk.causal, SPANS=chunk.spans is not None, ALIGNED=ALIGNED,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,

@@ -69,7 +69,7 @@ def _probability(difference):
 
 @triton.jit
 def _probabilities_kernel(
-    q_desc, k_desc, p_desc, logsumexp_ptr, spans_ptr,
+    q_desc, k_desc, p_desc, units_ptr, logsumexp_ptr, spans_ptr,
     stride_qh, stride_qn, stride_kh, stride_kn, stride_ph, stride_pn,
     k_group, first_row, rows, keys, query_rows, key_rows, one,
     HOST_DESCRIPTORS: tl.constexpr, CAUSAL: tl.constexpr, SPANS: tl.constexpr, BAND: tl.constexpr,
@@ -80,8 +80,8 @@ def _probabilities_kernel(
     """`p[i, j] = exp(c[i, j] - logsumexp[i])` of BLOCK_M rows of one head, out of the `rows` from `first_row` on.
 
     q_desc `[B*Hq, M, DEPTH]`, k_desc `[B*H, N, DEPTH]` each shared by `k_group`, p_desc `[B*Hq, rows, keys]`,
-    logsumexp `[B*Hq, M]`. Zero from the first key of the band on, in all blocks of ALIGNED keys that a query of the
-    block of ALIGNED rows sees; other keys are not written.
+    units `[B*Hq]` or None, logsumexp `[B*Hq, M]`. Zero from the first key of the band on, in all blocks of ALIGNED keys
+    that a query of the block of ALIGNED rows sees; other keys are not written.
     """
     if not HOST_DESCRIPTORS:
         q_desc = describe_rows(q_desc, stride_qh, stride_qn, query_rows, DEPTH, BLOCK_M, BLOCK_DEPTH, ALIGNMENT)
@@ -99,6 +99,9 @@ def _probabilities_kernel(
     k_head = batch_head // k_group
     row = batch_head.to(tl.int64) * query_rows + query
     logsumexp = tl.load(logsumexp_ptr + row, mask=inside, other=0.0) * LOG2_E
+    unit = 1.0
+    if units_ptr is not None:
+        unit = tl.load(units_ptr + batch_head)
 
     start, unmasked_start, unmasked_end, end = key_range(
         spans_ptr, first_query, query_rows, key_rows, CAUSAL, SPANS, BAND, BLOCK_M, BLOCK_N
@@ -120,13 +123,13 @@ def _probabilities_kernel(
             scores = _score_tile(q_desc, k_desc, batch_head, k_head, first_query, first_key, one,
                                  DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, PRECISION)  # fmt: skip
             seen = (first_key + tl.arange(0, BLOCK_N))[None, :] >= first_seen[:, None]
-            p = tl.where(seen, _probability(scores - logsumexp[:, None]), 0.0)
+            p = tl.where(seen, _probability(scores * unit - logsumexp[:, None]), 0.0)
             p_desc.store([batch_head, chunk_row, first_key], p.to(p_desc.dtype).reshape(1, BLOCK_M, BLOCK_N))
     # Flattened with the loop over slices, so that the copies run ahead over the end of a key block.
     for first_key in tl.range(unmasked_start, unmasked_end, BLOCK_N, flatten=True):
         scores = _score_tile(q_desc, k_desc, batch_head, k_head, first_query, first_key, one,
                              DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, PRECISION)  # fmt: skip
-        p = _probability(scores - logsumexp[:, None])
+        p = _probability(scores * unit - logsumexp[:, None])
         p_desc.store([batch_head, chunk_row, first_key], p.to(p_desc.dtype).reshape(1, BLOCK_M, BLOCK_N))
     if CAUSAL or SPANS:
         masked_start = tl.maximum(unmasked_start, unmasked_end)
@@ -141,7 +144,7 @@ def _probabilities_kernel(
                 seen = key[None, :] < seen_end[:, None]
             if SPANS:
                 seen = seen & (key[None, :] >= first_seen[:, None])
-            p = tl.where(seen, _probability(scores - logsumexp[:, None]), 0.0)
+            p = tl.where(seen, _probability(scores * unit - logsumexp[:, None]), 0.0)
             p_desc.store([batch_head, chunk_row, first_key], p.to(p_desc.dtype).reshape(1, BLOCK_M, BLOCK_N))
         written = masked_start + tl.cdiv(tl.maximum(end - masked_start, 0), BLOCK_N) * BLOCK_N
         for first_key in tl.range(written, key_block_end, BLOCK_N):
@@ -277,7 +280,8 @@ def launch_probabilities(
         _probabilities_kernel, cdiv(chunk.rows, config.block_m) * p.shape[0], chunk.signature,
         operand(queries, [1, config.block_m, config.block_depth], host_descriptors),
         operand(keys, [1, config.block_n, config.block_depth], host_descriptors),
-        operand(p, [1, config.block_m, config.block_n], host_descriptors), logsumexp, chunk.spans,
+        operand(p, [1, config.block_m, config.block_n], host_descriptors), prepared.units, logsumexp,
+        chunk.spans,
         *queries.stride()[:2], *keys.stride()[:2], *p.stride()[:2],
         queries.shape[0] // keys.shape[0], *chunk.numbers, 1.0,
         HOST_DESCRIPTORS=host_descriptors, CAUSAL=chunk.causal, SPANS=chunk.spans is not None,

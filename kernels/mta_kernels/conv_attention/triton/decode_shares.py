@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from mta_kernels.conv_attention.triton.prepare import power_of_two_above, scale_taps
+
 
 @triton.jit
 def _conv_attention_decode_kernel(
@@ -94,13 +96,14 @@ def _conv_attention_decode_kernel(
     running_max = tl.full([HEADS], float("-inf"), tl.float32)
     running_sum = tl.zeros([HEADS, BLOCK_N], tl.float32)  # added up over the keys at the end alone
     if start < stop:
-        queries = ()
+        folded = ()
         for g in tl.static_range(PACK):
-            queries += (_fold_taps(
+            folded += (_fold_taps(
                 q_ptr, weight_ptr, kv_head * GROUP, first_head, g, stride_qh, stride_qw, stride_qd,
                 stride_wh, stride_wa, stride_wb, window, factor, GROUP, HEADS, QUERY_TAPS, KEY_TAPS, HEAD_DIM,
-                PACK, STEPS, BLOCK_STEPS, BLOCK_TAPS, BLOCK_D, SPLIT_WEIGHT, PRECISION, k_ptr.dtype.element_ty,
+                PACK, STEPS, BLOCK_STEPS, BLOCK_TAPS, BLOCK_D, SPLIT_WEIGHT, PRECISION,
             ),)  # fmt: skip
+        queries, score_unit = rounded(folded, HEADS, k_ptr.dtype.element_ty)
 
         column = tl.arange(0, COLUMNS)
         step = (tl.arange(0, ROWS) % BLOCK_STEPS)[:, None]
@@ -112,7 +115,7 @@ def _conv_attention_decode_kernel(
         last_key = stop - 1 - PAD + (KEY_TAPS - 1)
         # Past the last column that a score of the share needs or, if interleaved, whose score is finished.
         end_column = tl.cdiv(stop - PAD, PACK) if INTERLEAVED else (stop - 1 - PAD + PACK * STEPS) // PACK
-        of_share = (queries, batch, kv_head, start, stop, last_key, new_columns, source, is_new, out_key)
+        of_share = (queries, score_unit, batch, kv_head, start, stop, last_key, new_columns, source, is_new, out_key)
         strides = (stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, stride_tp)
         masked_column = first_column  # where tiles begin that may hold rows past the end of the sequence
         if BULK:
@@ -200,7 +203,7 @@ def _add_tile(
 
     k and v are descriptors if BULK, of rows that may all be multiplied, and else pointers to a head's first row.
     """
-    queries, batch, kv_head, start, stop, last_key, new_columns, source, is_new, out_key = of_share
+    queries, score_unit, batch, kv_head, start, stop, last_key, new_columns, source, is_new, out_key = of_share
     stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd, stride_tp = strides
     ROWS: tl.constexpr = carried.shape[0]
     COLUMNS: tl.constexpr = carried.shape[1]
@@ -237,6 +240,8 @@ def _add_tile(
     else:
         rows = _cache_rows(table_ptr, key, inside, stride_vb, stride_vn, stride_tp, PAGE_SIZE)
         v_tile = _load_rows(v, rows, dim, inside, stride_vd, HEAD_DIM)  # [BLOCK_N, BLOCK_D]
+    if v_tile.dtype == tl.float16:
+        scores *= score_unit[:, None]
     scores = tl.where(inside[None, :], scores, float("-inf"))
     new_max = tl.maximum(running_max, tl.max(scores, 1))
     reference = _finite(new_max)
@@ -328,9 +333,9 @@ def _fold_taps(
     window, factor,
     GROUP: tl.constexpr, HEADS: tl.constexpr, QUERY_TAPS: tl.constexpr, KEY_TAPS: tl.constexpr,
     HEAD_DIM: tl.constexpr, PACK: tl.constexpr, STEPS: tl.constexpr, BLOCK_STEPS: tl.constexpr,
-    BLOCK_TAPS: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT_WEIGHT: tl.constexpr, PRECISION: tl.constexpr, DTYPE,
+    BLOCK_TAPS: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT_WEIGHT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Row (h, p, e): `factor * sum_a weight[h, a, PACK*e + g - p] * q_window[h, a]`: `[rows, BLOCK_D]`.
+    """Row (h, p, e): `factor * sum_a weight[h, a, PACK*e + g - p] * q_window[h, a]`: `[rows, BLOCK_D]` float32.
 
     One product of a block-diagonal matrix of weights with the windows of all heads, one below the other.
     """
@@ -357,11 +362,35 @@ def _fold_taps(
         mask=has_tap[:, None] & used[None, :] & (row_head[:, None] == head[None, :]),
         other=0.0,
     )  # fmt: skip
+    if SPLIT_WEIGHT and q.dtype == tl.float16:
+        weight, factor = scale_taps(weight, tl.sum(tl.abs(weight.to(tl.float32)), 1)[:, None], factor)
     coarse = weight.to(q.dtype)
     folded = tl.dot(coarse, q, input_precision=PRECISION)
     if SPLIT_WEIGHT:
         folded = tl.dot((weight - coarse.to(weight.dtype)).to(q.dtype), q, folded, input_precision=PRECISION)
-    return (folded * factor).to(DTYPE)
+    return folded * factor
+
+
+@triton.jit
+def rounded(folded, HEADS: tl.constexpr, dtype: tl.constexpr):
+    """The tiles of `_fold_taps` in dtype, and the units of each head: in fp16 powers of two, else ones.
+
+    In these units a head's largest number is between 2^14 and 2^15.
+    """
+    ROWS: tl.constexpr = folded[0].shape[0]
+    unit = tl.full([HEADS], 1.0, tl.float32)
+    scale = 1.0
+    if dtype == tl.float16:
+        largest = tl.max(tl.abs(folded[0]), 1)
+        for g in tl.static_range(1, len(folded)):
+            largest = tl.maximum(largest, tl.max(tl.abs(folded[g]), 1))
+        largest = tl.max(largest.reshape(HEADS, ROWS // HEADS), 1)
+        unit = power_of_two_above(tl.minimum(tl.maximum(largest, 2.0**-80), 2.0**100)) * 2.0**-15
+        scale = _repeat_rows(1.0 / unit[:, None], ROWS)
+    tiles = ()
+    for g in tl.static_range(len(folded)):
+        tiles += ((folded[g] * scale).to(dtype),)
+    return tiles, unit
 
 
 @triton.jit

@@ -140,7 +140,7 @@ def launch_forward(
         operand(keys, [1, config.block_n, config.block_depth], host_descriptors),
         operand(values, [1, 1, config.block_n, block_d], host_descriptors),
         q_head, k_head, k_masked, v_masked,
-        prepared.band, spans, out, logsumexp,
+        prepared.units, prepared.band, spans, out, logsumexp,
         *queries.stride()[:2], *keys.stride()[:2], *values.stride()[:3], *out.stride()[:2], *logsumexp.stride()[:2],
         heads, batch * heads // keys.shape[0], heads // values.shape[1], query_rows, values.shape[2],
         heads_at_once(prepared, causal), batch * heads, 1.0,

@@ -1,6 +1,6 @@
 """The kernel of the fused forward: plain flash attention over longer queries and keys (the expanded form).
 
-`c[i, j] = Q'[i] . K'[j]` with rows of `DEPTH = min(cq, ck) * head_dim` numbers, online softmax, `out = p V`.
+`c[i, j] = unit * Q'[i] . K'[j]` with rows of `DEPTH = min(cq, ck) * head_dim` numbers, online softmax, `out = p V`.
 Scores within the causal band come ready from `prepare`; every other score is a product that needs no mask.
 """
 
@@ -20,7 +20,7 @@ LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 @triton.jit
 def _conv_attention_fwd_kernel(
     q_desc, k_desc, v_desc, q_head_desc, k_head_desc, k_masked_desc, v_masked_desc,
-    band_ptr, spans_ptr, out_ptr, logsumexp_ptr,
+    units_ptr, band_ptr, spans_ptr, out_ptr, logsumexp_ptr,
     stride_qh, stride_qn, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_lb, stride_lh,
     heads, k_group, v_group, query_rows, key_rows, heads_at_once, all_heads, one,
@@ -34,8 +34,8 @@ def _conv_attention_fwd_kernel(
     """One program: BLOCK_M queries of one head, which are among the last M = query_rows of N = key_rows positions.
 
     q_desc `[B*Hq, M, DEPTH]`, k_desc `[B*H, N, DEPTH]` each shared by `k_group` query heads,
-    v_desc `[B, Hkv, N, D]`, each shared by `v_group`, band `[B*Hq, M, BAND_PITCH]`, out `[B, Hq, M, D]` and
-    logsumexp `[B, Hq, M]` (of the convolved scores, natural units) of contiguous rows.
+    v_desc `[B, Hkv, N, D]`, each shared by `v_group`, units `[B*Hq]` or None, band `[B*Hq, M, BAND_PITCH]`, out
+    `[B, Hq, M, D]` and logsumexp `[B, Hq, M]` (of the convolved scores, natural units) of contiguous rows.
     They are descriptors made on the host, for the copy engine, or pointers where a GPU has none. q_head_desc and
     k_head_desc describe wider slices: the HEAD_DEPTH columns before the last BLOCK_DEPTH ones; k_masked_desc and
     v_masked_desc the tiles of MASKED_N keys at the diagonal.
@@ -60,6 +60,9 @@ def _conv_attention_fwd_kernel(
     batch = batch_head // heads
     v_head = batch_head % heads // v_group
 
+    unit = 1.0  # of scores, and of their maxima
+    if units_ptr is not None:
+        unit = tl.load(units_ptr + batch_head)
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     # Finite: rows that saw no key yet need no case of their own.
     running_max = tl.full([BLOCK_M], LOWEST, tl.float32)
@@ -88,18 +91,18 @@ def _conv_attention_fwd_kernel(
             if SPANS:
                 masked = masked | (first_key < unmasked_start)
             if masked:
-                scores = _mask(scores, band_rows, query, inside, first_key, first_seen, seen_end, query_rows, key_rows,
-                               CAUSAL, SPANS, BAND, BLOCK_N, True)  # fmt: skip
-            p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores, SUMS_IN_THREADS)
+                scores = _mask(scores, unit, band_rows, query, inside, first_key, first_seen, seen_end, query_rows,
+                               key_rows, CAUSAL, SPANS, BAND, BLOCK_N, True)  # fmt: skip
+            p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores, unit, SUMS_IN_THREADS)
             scores = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
             scores = _add_slice(scores, q_head, k_head_desc, k_head, first_key + BLOCK_N, 0, HEAD_DEPTH)
             accumulator = tl.dot(p.to(v.dtype), v, accumulator * rescale[:, None])
             scores = _add_slice(scores, q_tail, k_desc, k_head, first_key + BLOCK_N, HEAD_DEPTH, BLOCK_DEPTH)
         last_key = tl.maximum(end - 1, 0) // BLOCK_N * BLOCK_N
         v = v_desc.load([batch, v_head, last_key, 0]).reshape(BLOCK_N, BLOCK_D)
-        scores = _mask(scores, band_rows, query, inside, last_key, first_seen, seen_end, query_rows, key_rows,
+        scores = _mask(scores, unit, band_rows, query, inside, last_key, first_seen, seen_end, query_rows, key_rows,
                        CAUSAL, SPANS, BAND, BLOCK_N, True)  # fmt: skip
-        p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores, SUMS_IN_THREADS)
+        p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores, unit, SUMS_IN_THREADS)
         accumulator = tl.dot(p.to(v.dtype), v, accumulator * rescale[:, None])
         if end < 0:  # Never. What has one use is moved there: a second one keeps the loads of the queries outside.
             scores = _add_slice(scores, q_head, k_head_desc, k_head, end, 0, HEAD_DEPTH)
@@ -113,28 +116,28 @@ def _conv_attention_fwd_kernel(
                 key = first_key + tl.arange(0, BLOCK_N)
                 scores = tl.where(key[None, :] >= first_seen[:, None], scores, float("-inf"))
                 v = v_desc.load([batch, v_head, first_key, 0]).reshape(BLOCK_N, BLOCK_D)
-                p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores, SUMS_IN_THREADS)
+                p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores, unit, SUMS_IN_THREADS)
                 accumulator = tl.dot(p.to(v.dtype), v, accumulator * rescale[:, None], input_precision=PRECISION)
         # Flattened with the loop over slices, so that the copies run ahead over the end of a key block.
         for first_key in tl.range(unmasked_start, unmasked_end, BLOCK_N, flatten=True):
             scores = _score_tile(q_desc, k_desc, batch_head, k_head, first_query, first_key, one,
                                  DEPTH, BLOCK_M, BLOCK_N, BLOCK_DEPTH, PRECISION)  # fmt: skip
             v = v_desc.load([batch, v_head, first_key, 0]).reshape(BLOCK_N, BLOCK_D)
-            p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores, SUMS_IN_THREADS)
+            p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores, unit, SUMS_IN_THREADS)
             accumulator = tl.dot(p.to(v.dtype), v, accumulator * rescale[:, None], input_precision=PRECISION)
         for first_key in tl.range(masked_start, end, MASKED_N, num_stages=MASKED_STAGES):
             scores = _score_tile(q_desc, k_masked_desc, batch_head, k_head, first_query, first_key, one,
                                  DEPTH, BLOCK_M, MASKED_N, BLOCK_DEPTH, PRECISION)  # fmt: skip
-            scores = _mask(scores, band_rows, query, inside, first_key, first_seen, seen_end, query_rows, key_rows,
-                           CAUSAL, SPANS, BAND, MASKED_N, False)  # fmt: skip
+            scores = _mask(scores, unit, band_rows, query, inside, first_key, first_seen, seen_end, query_rows,
+                           key_rows, CAUSAL, SPANS, BAND, MASKED_N, False)  # fmt: skip
             v = v_masked_desc.load([batch, v_head, first_key, 0]).reshape(MASKED_N, BLOCK_D)
-            p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores, SUMS_IN_THREADS)
+            p, rescale, running_max, running_sum = _softmax(running_max, running_sum, scores, unit, SUMS_IN_THREADS)
             accumulator = tl.dot(p.to(v.dtype), v, accumulator * rescale[:, None], input_precision=PRECISION)
 
     out_ptr += batch.to(tl.int64) * stride_ob + (batch_head % heads).to(tl.int64) * stride_oh
     logsumexp_ptr += batch.to(tl.int64) * stride_lb + batch_head % heads * stride_lh + query
     _store_rows(
-        out_ptr, logsumexp_ptr, accumulator, running_max, running_sum, query, inside, SPANS, HEAD_DIM, BLOCK_D,
+        out_ptr, logsumexp_ptr, accumulator, running_max * unit, running_sum, query, inside, SPANS, HEAD_DIM, BLOCK_D,
         SUMS_IN_THREADS,
     )  # fmt: skip
 
@@ -206,7 +209,7 @@ def _score_tile(
     DEPTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Convolved scores of a tile, in base-2 units: `[BLOCK_M, BLOCK_N]`, by slices of the depth."""
+    """Convolved scores of a tile, in units of its head: `[BLOCK_M, BLOCK_N]`, by slices of the depth."""
     scores = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in tl.range(0, DEPTH, BLOCK_DEPTH):
         q = q_desc.load([batch_head, first_query, start]).reshape(BLOCK_M, BLOCK_DEPTH)
@@ -238,7 +241,7 @@ def _add_slice(scores, q, k_desc, k_head, first_key, start, WIDTH: tl.constexpr)
 
 @triton.jit
 def _mask(
-    scores, band_rows, query, inside, first_key, first_seen, seen_end, query_rows, key_rows,
+    scores, unit, band_rows, query, inside, first_key, first_seen, seen_end, query_rows, key_rows,
     CAUSAL: tl.constexpr, SPANS: tl.constexpr, BAND: tl.constexpr, BLOCK_N: tl.constexpr, UNROLLED: tl.constexpr,
 ):  # fmt: skip
     """A tile of scores with those of the band in place, and -inf for keys that a query does not see.
@@ -250,12 +253,13 @@ def _mask(
     key = first_key + tl.arange(0, BLOCK_N)
     if CAUSAL:
         last_column = query + (key_rows - query_rows) - first_key  # that a query sees
+        down = 1.0 / unit  # the band's scores are in base-2 units
         if UNROLLED:
             for diagonal in tl.static_range(BAND):
-                scores = _put_diagonal(scores, band_rows, inside, last_column, diagonal, BLOCK_N)
+                scores = _put_diagonal(scores, down, band_rows, inside, last_column, diagonal, BLOCK_N)
         else:
             for diagonal in tl.range(BAND, num_stages=1):
-                scores = _put_diagonal(scores, band_rows, inside, last_column, diagonal, BLOCK_N)
+                scores = _put_diagonal(scores, down, band_rows, inside, last_column, diagonal, BLOCK_N)
         scores = tl.where(tl.arange(0, BLOCK_N)[None, :] <= last_column[:, None], scores, float("-inf"))
     elif SPANS:
         scores = tl.where(key[None, :] < seen_end[:, None], scores, float("-inf"))
@@ -267,22 +271,22 @@ def _mask(
 
 
 @triton.jit
-def _put_diagonal(scores, band_rows, inside, last_column, diagonal, BLOCK_N: tl.constexpr):
-    near = tl.load(band_rows + diagonal, mask=inside, other=0.0)
+def _put_diagonal(scores, down, band_rows, inside, last_column, diagonal, BLOCK_N: tl.constexpr):
+    near = tl.load(band_rows + diagonal, mask=inside, other=0.0) * down
     columns = tl.arange(0, BLOCK_N)[None, :]
     return tl.where(columns == (last_column - diagonal)[:, None], near[:, None], scores)
 
 
 @triton.jit
-def _softmax(running_max, running_sum, scores, SUMS_IN_THREADS: tl.constexpr):
-    """Online softmax (arXiv 2205.14135) of one more tile of base-2 scores.
+def _softmax(running_max, running_sum, scores, unit, SUMS_IN_THREADS: tl.constexpr):
+    """Online softmax (arXiv 2205.14135) of one more tile of scores, in base 2 when they are multiplied by `unit`.
 
     Gives `p`, by what sums so far are rescaled, and the new running maximum and sum. SUMS_IN_THREADS keeps four sums a
     row, of the columns that one thread holds in the layout of a product: threads exchange no sums until the end.
     """
     new_max = tl.maximum(running_max, tl.max(scores, 1))
-    p = tl.exp2(scores - new_max[:, None])
-    rescale = tl.exp2(running_max - new_max)
+    p = tl.exp2((scores - new_max[:, None]) * unit)
+    rescale = tl.exp2((running_max - new_max) * unit)
     if SUMS_IN_THREADS:
         # A thread holds columns 2t and 2t + 1 of every 8.
         part = tl.sum(tl.sum(p.reshape(p.shape[0], p.shape[1] // 8, 4, 2), 1), 2)

@@ -42,12 +42,14 @@ class Prepared:
     """The inputs of the fused kernels, for queries that are the last M of N positions.
 
     `queries [B*Hq, M, depth]` and `keys [B*H, N, depth]`, one of them a view of overlapping rows, the other
-    with the taps folded in; their products are the convolved scores in base-2 units. `values [B, Hkv, N, D]`.
+    with the taps folded in; their products are the convolved scores in base-2 units. In fp16 they are so when they are
+    multiplied by `units [B*Hq]` float32, powers of two. `values [B, Hkv, N, D]`.
     `band [B*Hq, M, pitch]` float32, of which the first `band_width` columns count.
     """
 
     queries: Tensor
     keys: Tensor
+    units: Tensor | None
     values: Tensor
     band: Tensor
     band_width: int
@@ -55,7 +57,7 @@ class Prepared:
 
 @triton.jit
 def _prepare_kernel(
-    q_ptr, k_ptr, weight_ptr, expanded_ptr, padded_ptr,
+    q_ptr, k_ptr, weight_ptr, expanded_ptr, units_ptr, padded_ptr,
     stride_qb, stride_qh, stride_qn, stride_qd, stride_kb, stride_kh, stride_kn, stride_kd,
     stride_wh, stride_wa, stride_wb,
     heads, group, query_rows, key_rows, head_dim, pad, factor, expand_programs,
@@ -66,8 +68,8 @@ def _prepare_kernel(
 ):  # fmt: skip
     """One program: a block of the expanded side or of the padded side, in this order.
 
-    q `[B, Hq, M, D]`, k `[B, Hkv, N, D]`, weight `[Hq, cq, ck]`; expanded `[B*Hq, N or M, taps, PITCH]`,
-    padded `[B*H, M + cq - 1 or N + ck - 1, PITCH]`.
+    q `[B, Hq, M, D]`, k `[B, Hkv, N, D]`, weight `[Hq, cq, ck]`; expanded `[B*Hq, N or M, taps, PITCH]`, its units
+    `[B*Hq]` or None, padded `[B*H, M + cq - 1 or N + ck - 1, PITCH]`.
     """
     if DEPENDENT_LAUNCH:
         gdc_launch_dependents()
@@ -75,12 +77,12 @@ def _prepare_kernel(
     program = tl.program_id(0)
     if program < expand_programs:
         if KEYS_EXPANDED:
-            _expand(k_ptr, weight_ptr, expanded_ptr, stride_kb, stride_kh, stride_kn, stride_kd,
+            _expand(k_ptr, weight_ptr, expanded_ptr, units_ptr, stride_kb, stride_kh, stride_kn, stride_kd,
                     stride_wh, stride_wa, stride_wb, program, heads, group, key_rows, pad, head_dim, factor,
                     QUERY_TAPS, KEY_TAPS, PITCH, SPLIT_WEIGHT, BLOCK_TAPS, BLOCK_SOURCE, BLOCK_D, REPEAT,
                     PRECISION)  # fmt: skip
         else:
-            _expand(q_ptr, weight_ptr, expanded_ptr, stride_qb, stride_qh, stride_qn, stride_qd,
+            _expand(q_ptr, weight_ptr, expanded_ptr, units_ptr, stride_qb, stride_qh, stride_qn, stride_qd,
                     stride_wh, stride_wb, stride_wa, program, heads, 1, query_rows, QUERY_TAPS - 1, head_dim, factor,
                     KEY_TAPS, QUERY_TAPS, PITCH, SPLIT_WEIGHT, BLOCK_TAPS, BLOCK_SOURCE, BLOCK_D, REPEAT,
                     PRECISION)  # fmt: skip
@@ -121,8 +123,32 @@ def _pad_rows(
 
 
 @triton.jit
+def fold_unit(taps, factor):
+    """A power of two: `factor` times numbers times taps, added up and divided by it, are no larger than the numbers.
+
+    `taps` is the sum of the taps' magnitudes, or the largest of several such sums. The numbers have no say, so that a
+    later token or another document changes no bit.
+    """
+    bound = tl.maximum(taps, 2.0**-40) * tl.abs(factor)
+    return power_of_two_above(tl.minimum(tl.maximum(bound, 2.0**-100), 2.0**120))
+
+
+@triton.jit
+def power_of_two_above(x):
+    """The least one above x, a normal number of float32 above 0."""
+    return ((x.to(tl.int32, bitcast=True) & 0x7F800000) + (1 << 23)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def scale_taps(weight, taps, factor):
+    """The weight in float32 with a power of two of `factor`: its parts of 16 bits are within the range of these."""
+    unit = power_of_two_above(tl.maximum(taps, 2.0**-40)) * 2.0**-14
+    return weight.to(tl.float32) * (1.0 / unit), factor * unit
+
+
+@triton.jit
 def _expand(
-    x_ptr, weight_ptr, out_ptr,
+    x_ptr, weight_ptr, out_ptr, units_ptr,
     stride_xb, stride_xh, stride_xn, stride_xd, stride_wh, stride_wt, stride_ws,
     program, heads, group, rows, rows_above, head_dim, factor,
     TAPS: tl.constexpr, SUMMED_TAPS: tl.constexpr, PITCH: tl.constexpr, SPLIT_WEIGHT: tl.constexpr,
@@ -131,6 +157,7 @@ def _expand(
 ):  # fmt: skip
     """`out[r, t] = factor * sum_s weight[h, t, s] * x[r - rows_above + s]`; out `[B*Hq, rows, TAPS, PITCH]`.
 
+    With units, out is over that of its head, `fold_unit`.
     On the tensor cores: 16 rows of every tap at once are a banded matrix `[taps x rows, source rows]`, the same for
     every block of rows, times BLOCK_SOURCE rows of x. SPLIT_WEIGHT keeps float32 weights exact enough as the sum of
     two 16-bit ones.
@@ -153,6 +180,13 @@ def _expand(
         mask=(tap < TAPS)[:, None] & (summed >= 0) & (summed < SUMMED_TAPS),
         other=0.0,
     )
+    if units_ptr is not None:
+        taps = tl.max(tl.sum(tl.abs(weight.to(tl.float32)), 1), 0)
+        unit = fold_unit(taps, factor)
+        tl.store(units_ptr + batch_head, unit, mask=program % (column_blocks * row_blocks) == 0)
+        factor /= unit
+        if SPLIT_WEIGHT:
+            weight, factor = scale_taps(weight, taps, factor)
     coarse = weight.to(x_ptr.dtype.element_ty)
     fine = (weight - coarse.to(weight.dtype)).to(x_ptr.dtype.element_ty)
     for block in tl.range(REPEAT):
@@ -283,6 +317,7 @@ def prepare(
         (batch * padded_heads, padded_rows - taps + 1, taps * pitch), (padded_rows * pitch, pitch, 1)
     )
     expanded = torch.empty(batch * heads, expanded_rows, taps * pitch, dtype=q.dtype, device=q.device)
+    units = torch.empty(batch * heads, dtype=torch.float32, device=q.device) if q.dtype == torch.float16 else None
 
     dependent = dependent_launches(q)
     block_d = min(64, max(16, next_power_of_2(pitch)))
@@ -290,7 +325,7 @@ def prepare(
     expand_programs = cdiv(expanded_rows, 16 * repeat) * batch * heads * cdiv(pitch, block_d)
     launch(
         _prepare_kernel, expand_programs + cdiv(padded_rows, block_pad) * batch * padded_heads, signature,
-        q, k, weight, expanded, padded, *q.stride(), *k.stride(), *weight.stride(),
+        q, k, weight, expanded, units, padded, *q.stride(), *k.stride(), *weight.stride(),
         heads, heads // kv_heads, query_rows, key_rows, head_dim, pad, factor, expand_programs,
         QUERY_TAPS=query_taps, KEY_TAPS=key_taps, KEYS_EXPANDED=keys_expanded,
         PITCH=pitch, SPLIT_WEIGHT=weight.dtype != q.dtype,
@@ -305,7 +340,7 @@ def prepare(
         queries, band = queries[:, margins.queries :], band[:, margins.queries :].contiguous()
     if key_rows != v.shape[2]:
         keys = keys[:, margins.keys : margins.keys + v.shape[2]]
-    return Prepared(queries, keys, describable(v), band, width)
+    return Prepared(queries, keys, units, describable(v), band, width)
 
 
 def causal_band(

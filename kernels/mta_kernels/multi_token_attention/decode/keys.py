@@ -18,6 +18,7 @@ from mta_kernels.conv_attention.triton.decode_shares import (
     _fold_taps,
     _load_rows,
     _newest_products,
+    rounded,
 )
 from mta_kernels.multi_token_attention.decode.rows import LOG2E, _load_mix, _wide
 
@@ -78,13 +79,14 @@ def _mta_decode_convolved_kernel(
     start, stop = _share(newest, (program - GROUP) // head_blocks, splits)
     if start >= stop:
         return
-    queries = ()
+    folded = ()
     for g in tl.static_range(PACK):
-        queries += (_fold_taps(  # type: ignore[assignment]
+        folded += (_fold_taps(  # type: ignore[assignment]
             q_ptr, weight_ptr, kv_head * GROUP, first_head, g, stride_qh, stride_qw, stride_qd,
             stride_wh, stride_wa, stride_wb, window, scale, GROUP, AT_ONCE, QUERY_TAPS, KEY_TAPS, HEAD_DIM,
-            PACK, STEPS, BLOCK_STEPS, BLOCK_TAPS, BLOCK_D, SPLIT_WEIGHT, PRECISION, k_ptr.dtype.element_ty,
+            PACK, STEPS, BLOCK_STEPS, BLOCK_TAPS, BLOCK_D, SPLIT_WEIGHT, PRECISION,
         ),)  # fmt: skip
+    queries, unit = rounded(folded, AT_ONCE, k_ptr.dtype.element_ty)
     dim = tl.arange(0, BLOCK_D)
     column = tl.arange(0, COLUMNS)
     step = (tl.arange(0, ROWS) % BLOCK_STEPS)[:, None]
@@ -113,6 +115,8 @@ def _mta_decode_convolved_kernel(
         scores = scores.permute(0, 2, 1).reshape(AT_ONCE, BLOCK_N)
         key = tile * PACK + out_key
         there = (head < GROUP)[:, None] & ((key >= start) & (key < stop))[None, :]
+        if k_ptr.dtype.element_ty == tl.float16:
+            scores *= unit[:, None]
         tl.store(place + key[None, :], scores.to(DTYPE), mask=there)
         carried = r
 
