@@ -122,6 +122,7 @@ template <int Pending> void products_wait() {
     emulator::complete(Pending);
     emulator::meet(101, emulator::thread / 128, 128);  // a group completes for the whole warpgroup
 }
+template <int N> void products_wait_for(float (&)[N]) { products_wait<0>(); }
 template <int Accumulators, class Element> struct Product {
     static void run(float (&accumulator)[Accumulators], uint64_t a, uint64_t b, bool accumulate) {
         issue({.accumulate = accumulate, .into = accumulator, .a = a, .b = b});

@@ -44,8 +44,8 @@ class BackwardConstants(TileConstants):
     def shared_memory(self) -> int:
         """Bytes a block takes, as backward_layout.cuh lays them out."""
         tiles = (2 * self.warpgroups + 3 * self.stages) * self.slabs
-        above = SCORES_ABOVE + GRADS_ABOVE
-        buffers = (self.warpgroups * 10 * (2 * ROWS + above) + 8 * above) * 16
+        scores, grads = (2 if self.head_dim <= 64 else 1) * (ROWS + SCORES_ABOVE), ROWS + GRADS_ABOVE
+        buffers = (self.warpgroups * 10 * (scores + grads) + 8 * (SCORES_ABOVE + GRADS_ABOVE)) * 16
         rows = tiles * SLAB + buffers + 2 * self.prepared.tap_bytes
         product_stages = min(rows // ((self.places // 64 + self.slabs) * SLAB), 4)
         return rows + (2 * self.stages + 2 * product_stages + 12) * 8 + 32

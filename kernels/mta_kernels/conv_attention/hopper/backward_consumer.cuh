@@ -50,7 +50,7 @@ struct Operands {
     DEVICE Operands(uint32_t shared, int warpgroup, int thread) {
         const int lane = thread % 32;
         const uint32_t queries_at = shared + QUERIES + warpgroup * SLABS * SLAB;
-        scores_at = shared + SCORES + warpgroup * BUFFER;
+        scores_at = shared + SCORES + warpgroup * SCORE_BUFFERS * BUFFER;
         score_grads_at = shared + SCORE_GRADS + warpgroup * GRAD_BUFFER;
         queries = operand(queries_at, 16, 1024, SWIZZLE_128);
         grads = operand(shared + GRADS + warpgroup * SLABS * SLAB, 16, 1024, SWIZZLE_128);
@@ -69,13 +69,14 @@ struct Operands {
     }
 };
 
-// Rows of warp group 0 that warp group 1 needs above its own; the last 16 columns of the tile before move to the front.
-DEVICE void take_halo(uint32_t from, uint32_t buffer, int rows_above, int pitch, int thread) {
+// Rows of warp group 0 that warp group 1 needs above its own. Their last 16 columns of the tile before, which lies `before` bytes
+// on, come to the front.
+DEVICE void take_halo(uint32_t from, uint32_t buffer, int before, int rows_above, int pitch, int thread) {
     if (thread >= 8 * rows_above) return;
     const int slab = thread / rows_above;
     const uint32_t to = buffer + (2 + slab) * pitch + thread % rows_above * 16;
     const uint4 numbers = load_shared_16(from + thread * 16);
-    if (slab >= 6) store_shared(to - 8 * pitch, load_shared_16(to));
+    if (slab >= 6) store_shared(to - 8 * pitch, load_shared_16(to + before));
     store_shared(to, numbers);
 }
 
@@ -99,6 +100,10 @@ struct Mainloop {
     int odd_rows;      // an odd number of row blocks came before, each with an iteration more than tiles
     const float (&reference)[2], (&delta)[2];
     float (&dq)[HEAD_DIM / 2], (&dweight)[12], (&carried)[8], (&carried_back)[8], (&scores)[32];
+    uint32_t (&last_scores)[4], (&last_grads)[4];  // 16 columns of the tile before, if LATE_SLABS
+
+    // Where a tile's scores are, in bytes from `Operands::scores_at`.
+    static DEVICE int scores_buffer(int next) { return next % SCORE_BUFFERS * BUFFER; }
 
     DEVICE void multiply_keys(int stage) {
         products_begin();
@@ -116,10 +121,17 @@ struct Mainloop {
         }
     }
 
-    // Store a tile's scores with their halo rows. `passed`: the parity of the halo's mbarriers.
-    DEVICE void store_scores(const uint32_t (&halves)[4][4], int passed) {
+    // The last columns of the tile before come to the front: from registers, or `carry_columns` has moved them there.
+    static DEVICE void store_columns(uint32_t at, int pitch, const uint32_t (&last)[4], const uint32_t (&halves)[4][4]) {
+        if constexpr (LATE_SLABS > 0) store_matrices(at - 2 * pitch, last);
 #pragma unroll
-        for (int slabs = 0; slabs < 4; slabs++) store_matrices(at.store_scores_at + slabs * 2 * PITCH, halves[slabs]);
+        for (int slabs = 0; slabs < 4; slabs++) store_matrices(at + slabs * 2 * pitch, halves[slabs]);
+    }
+
+    // Store a tile's scores with their halo rows. `passed`: the parity of the halo's mbarriers.
+    DEVICE void store_scores(const uint32_t (&halves)[4][4], int passed, int next) {
+        const int buffer = scores_buffer(next), before = scores_buffer(next + 1) - buffer;
+        store_columns(at.store_scores_at + buffer, PITCH, last_scores, halves);
         if (own.warpgroup == 0 && own.thread / 32 == 3) {  // the warp with the last 16 rows
             barrier_wait(block.scores_empty, passed ^ 1);
 #pragma unroll
@@ -129,14 +141,13 @@ struct Mainloop {
             barrier_arrive(block.scores_full);
         } else if (own.warpgroup == 1) {
             barrier_wait(block.scores_full, passed);
-            take_halo(block.shared + SCORES_DOWN, at.scores_at, SCORES_ABOVE, PITCH, own.thread);
+            take_halo(block.shared + SCORES_DOWN, at.scores_at + buffer, before, SCORES_ABOVE, PITCH, own.thread);
         }
         fence_async_proxy();
     }
 
     DEVICE void store_grads(const uint32_t (&halves)[4][4], int passed) {
-#pragma unroll
-        for (int slabs = 0; slabs < 4; slabs++) store_matrices(at.store_grads_at + slabs * 2 * GRAD_PITCH, halves[slabs]);
+        store_columns(at.store_grads_at, GRAD_PITCH, last_grads, halves);
         if (own.warpgroup == 0 && own.thread / 32 == 3) {  // the warp with the last 16 rows
             barrier_wait(block.grads_empty, passed ^ 1);
 #pragma unroll
@@ -145,7 +156,7 @@ struct Mainloop {
             barrier_arrive(block.grads_full);
         } else if (own.warpgroup == 1 && own.thread < 8 * GRADS_ABOVE) {  // a thread that only waits could miss the phase
             barrier_wait(block.grads_full, passed);
-            take_halo(block.shared + GRADS_DOWN, at.score_grads_at, GRADS_ABOVE, GRAD_PITCH, own.thread);
+            take_halo(block.shared + GRADS_DOWN, at.score_grads_at, 0, GRADS_ABOVE, GRAD_PITCH, own.thread);
             barrier_arrive(block.grads_empty);
         }
         fence_async_proxy();
@@ -178,18 +189,19 @@ struct Mainloop {
 #pragma unroll
         for (int i = 0; i < 32; i += 2) halves[i / 8][i / 2 % 4] = finite(pack<Half>(scores[i], scores[i + 1]));
         if constexpr (FIRST_SHIFT == 1) convolve_own(even, odd, halves, at.toeplitz);
-        store_scores(halves, passed);
+        store_scores(halves, passed, next);
         const bool next_is_full = block.pipeline.is_full(next);
         warpgroup_barrier(own.warpgroup + 1);
         if (own.warpgroup == 1 && own.thread == 0) barrier_arrive(block.scores_empty);
         if (!next_is_full) block.pipeline.wait(next);
         products_begin();
-        convolve_shifted<FIRST_SHIFT>(even, odd, at.scores_by_rows, PITCH, at.toeplitz);
+        convolve_shifted<FIRST_SHIFT>(even, odd, at.scores_by_rows + bytes_on(scores_buffer(next)), PITCH, at.toeplitz);
         multiply_rows(dp, at.grads, at.first_values + of_stage);
         products_commit();
         products_wait<0>();
+#pragma unroll
+        for (int i = 0; i < 4; i++) last_scores[i] = halves[3][i];
 
-        if constexpr (SCORES_EARLY) multiply_keys(next_stage);  // meanwhile; unused after the last tile
 #pragma unroll
         for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
 #pragma unroll
@@ -210,9 +222,22 @@ struct Mainloop {
         }
     }
 
-    // ds of dc in `halves`, and the weight's gradient from the scores' 64 columns before the last 16.
+    // The weight's gradient from slabs of the scores' 64 columns before the last 16.
+    template <int First, int End> DEVICE void multiply_scores(int next) {
+        products_begin();
+#pragma unroll
+        for (int slab = First; slab < End; slab++)
+#pragma unroll
+            for (int step = 0; step < ROWS / 16; step++)
+                Product<12, Half>::run_transposed(
+                    dweight, at.scores_by_columns + bytes_on(scores_buffer(next)) + bytes_on(slab * PITCH + step * 256),
+                    at.score_grads_by_columns + bytes_on(slab * GRAD_PITCH + step * 256));
+        products_commit();
+    }
+
+    // ds of dc in `halves`, the first slabs of the weight's gradient, and the next tile's scores.
     DEVICE void convolve_grads(float (&even)[32], float (&odd)[32], const uint32_t (&halves)[4][4], uint32_t (&ds)[4][4],
-                               int first_key, int passed, int next_stage) {
+                               int first_key, int passed, int next) {
 #pragma unroll
         for (int i = 0; i < 8; i++) even[i] = carried_back[i], even[8 + i] = 0;
         if constexpr (FIRST_SHIFT == 1) convolve_own(even, odd, halves, at.toeplitz_back);
@@ -221,14 +246,7 @@ struct Mainloop {
         products_begin();
         convolve_shifted<FIRST_SHIFT>(even, odd, at.score_grads_by_rows, GRAD_PITCH, at.toeplitz_back);
         products_commit();
-        products_begin();
-#pragma unroll
-        for (int slab = 0; slab < 8; slab++)
-#pragma unroll
-            for (int step = 0; step < ROWS / 16; step++)
-                Product<12, Half>::run_transposed(dweight, at.scores_by_columns + bytes_on(slab * PITCH + step * 256),
-                                                  at.score_grads_by_columns + bytes_on(slab * GRAD_PITCH + step * 256));
-        products_commit();
+        multiply_scores<0, 8 - LATE_SLABS>(next);
         products_wait<1>();
 #pragma unroll
         for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
@@ -238,12 +256,14 @@ struct Mainloop {
 #pragma unroll
         for (int i = 0; i < 32; i += 2)
             ds[i / 8][i / 2 % 4] = pack<ELEMENT>(even[i] * scales.to_ds, even[i + 1] * scales.to_ds);
-        if constexpr (!SCORES_EARLY) multiply_keys(next_stage);
-        products_wait<SCORES_EARLY ? 0 : 1>();
+#pragma unroll
+        for (int i = 0; i < 4; i++) last_grads[i] = halves[3][i];
+        multiply_keys(next % STAGES);  // unused after the last tile
     }
 
-    // The last 16 columns of scores and dc move to the front of their buffers.
+    // The last 16 columns of scores and dc move to the front of their buffers, which the weight's products do not read any more.
     DEVICE void carry_columns() const {
+        products_wait<1>();
         const int thread = own.thread;
         const uint32_t score_to = at.scores_at + thread / 64 * PITCH + (SCORES_ABOVE + thread % 64) * 16;
         const uint32_t grad_to = at.score_grads_at + thread / 64 * GRAD_PITCH + (GRADS_ABOVE + thread % 64) * 16;
@@ -260,16 +280,17 @@ struct Mainloop {
         softmax_backward(of.even, of.dp, of.p, of.halves);
         store_tile(args, rows, args.p + kept_at + first_key, of.p, own.tile_row + own.local_row);
 
-        convolve_grads(of.even_back, of.odd_back, of.halves, of.ds, first_key, passed, next_stage);
-        carry_columns();
+        convolve_grads(of.even_back, of.odd_back, of.halves, of.ds, first_key, passed, next);
+        if constexpr (LATE_SLABS == 0) carry_columns();
         products_begin();
 #pragma unroll
         for (int step = 0; step < 4; step++)
             Product<HEAD_DIM / 2, ELEMENT>::run_registers(
                 dq, of.ds[step], at.first_late_keys + bytes_on(next_stage * SLABS * SLAB) + bytes_on(step * 16 * 128));
         products_commit();
+        if constexpr (LATE_SLABS > 0) multiply_scores<8 - LATE_SLABS, 8>(next);
         store_tile(args, rows, args.ds + kept_at - HALO * args.pitch + first_key, of.ds, own.ds_row + own.local_row);
-        products_wait<0>();
+        products_wait<LATE_SLABS == 0 ? 0 : 1>();
         if (own.thread == 0) block.pipeline.release(next);
     }
 };
@@ -277,7 +298,7 @@ struct Mainloop {
 // Zeros where scores and dc will be: columns before the first tile's, and rows above the first warp group's.
 DEVICE void clear_buffers(const Operands& at, int warpgroup, int thread) {
     warpgroup_barrier(warpgroup + 1);  // the row block before is not read any more
-    for (int i = thread; i < BUFFER / 16; i += 128) store_shared(at.scores_at + 16 * i, uint4{0, 0, 0, 0});
+    for (int i = thread; i < SCORE_BUFFERS * BUFFER / 16; i += 128) store_shared(at.scores_at + 16 * i, uint4{0, 0, 0, 0});
     for (int i = thread; i < GRAD_BUFFER / 16; i += 128) store_shared(at.score_grads_at + 16 * i, uint4{0, 0, 0, 0});
     fence_async_proxy();
     warpgroup_barrier(warpgroup + 1);
@@ -297,12 +318,15 @@ DEVICE void consume(const Arguments& args, const Block& block, const BlockWork& 
     const Operands operands(block.shared, warpgroup, thread);
     const int64_t kept_at = rows.in_scratch(args, own.tile_row + own.local_row) + own.lane % 4 * 8;
     float dq[HEAD_DIM / 2], dweight[12], carried[8], carried_back[8], scores[32];
+    uint32_t last_scores[4], last_grads[4];
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; i++) dq[i] = 0;
 #pragma unroll
     for (int i = 0; i < 12; i++) dweight[i] = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++) carried[i] = carried_back[i] = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) last_scores[i] = last_grads[i] = 0;
 
     const float unit = args.weight_scale[rows.head];
     const GradScales scales(args, rows, own.lane, unit, min(rows.first_row + TILE_ROWS - HALO, args.at.query_rows));
@@ -318,7 +342,8 @@ DEVICE void consume(const Arguments& args, const Block& block, const BlockWork& 
     barrier_wait(block.rows_full, work.odd_rows);
     clear_buffers(operands, warpgroup, thread);
     Mainloop mainloop{args, block, rows, own, operands, scales, unit, kept_at,
-                      work.iteration - rows.first_tile, work.odd_rows, reference, delta, dq, dweight, carried, carried_back, scores};
+                      work.iteration - rows.first_tile, work.odd_rows, reference, delta, dq, dweight, carried, carried_back, scores,
+                      last_scores, last_grads};
     block.pipeline.wait(work.iteration);
     mainloop.multiply_keys(block.pipeline.stage(work.iteration));
     products_wait<0>();
@@ -327,6 +352,7 @@ DEVICE void consume(const Arguments& args, const Block& block, const BlockWork& 
         TileRegisters of_tile;
         mainloop.process_tile(tile, of_tile);
     }
+    if constexpr (LATE_SLABS > 0) products_wait_for(dweight);
     if (own.lane == 0) barrier_arrive(block.rows_empty);
     write_dq(args, rows, dq, scales.ds_unit, own.ds_row + own.local_row, own.column);
     write_dweight(args, rows, dweight, scales.of_block, operands.scores_at, warpgroup, thread, own.local_row, own.column);

@@ -23,6 +23,8 @@ constexpr int SCORES_ABOVE = 16, GRADS_ABOVE = 8;
 static_assert(HALO + 7 <= SCORES_ABOVE && HALO <= GRADS_ABOVE, "rows above");
 constexpr int PITCH = (SCORES_ABOVE + ROWS) * 16, GRAD_PITCH = (GRADS_ABOVE + ROWS) * 16;
 constexpr int BUFFER = (2 + 8) * PITCH, GRAD_BUFFER = (2 + 8) * GRAD_PITCH;
+// The weight's products of a tile's last slabs run into the next tile, whose scores lie beside. Above head dim 64 there is no room.
+constexpr int LATE_SLABS = HEAD_DIM <= 64 ? 2 : 0, SCORE_BUFFERS = LATE_SLABS > 0 ? 2 : 1;
 constexpr int PRODUCT_STAGE = (PLACES / 64 + SLABS) * SLAB;
 constexpr int QUERIES = 0;
 constexpr int GRADS = QUERIES + WARPGROUPS * SLABS * SLAB;
@@ -30,7 +32,7 @@ constexpr int KEYS_AT = GRADS + WARPGROUPS * SLABS * SLAB;
 constexpr int VALUES = KEYS_AT + STAGES * SLABS * SLAB;
 constexpr int LATE_KEYS = VALUES + STAGES * SLABS * SLAB;  // those of ds's columns
 constexpr int SCORES = LATE_KEYS + STAGES * SLABS * SLAB;
-constexpr int SCORE_GRADS = SCORES + WARPGROUPS * BUFFER;
+constexpr int SCORE_GRADS = SCORES + WARPGROUPS * SCORE_BUFFERS * BUFFER;
 constexpr int SCORES_DOWN = SCORE_GRADS + WARPGROUPS * GRAD_BUFFER;  // the first warpgroup's last rows of a tile
 constexpr int GRADS_DOWN = SCORES_DOWN + 8 * SCORES_ABOVE * 16;
 constexpr int TAPS = GRADS_DOWN + 8 * GRADS_ABOVE * 16;
@@ -41,8 +43,6 @@ static_assert(PRODUCT_STAGES >= 2, "products are copied ahead");
 constexpr int WORK = BARRIERS + (2 * STAGES + 2 * PRODUCT_STAGES + 12) * 8;  // two work tiles, 16 bytes each
 static_assert(WORK + 32 <= 227 * 1024, "shared memory of a block");
 
-// The next tile's scores are computed during this one's softmax where registers hold them beside dq.
-constexpr bool SCORES_EARLY = HEAD_DIM <= 64;
 // Rows as they are come from registers, but where those that hold a row's span leave none.
 constexpr int FIRST_SHIFT = SPANS && HEAD_DIM > 64 ? 0 : 1;
 constexpr int ALIGNED = 128;  // rows, and keys, of the blocks that `seen_by` counts

@@ -74,6 +74,13 @@ template <int Pending> DEVICE void products_wait() {  // until at most so many c
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
+// Until `sums` are complete. The compiler takes them as complete before, and would copy them to other registers.
+template <int N> DEVICE void products_wait_for(float (&sums)[N]) {
+    products_wait<0>();
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
 constexpr uint64_t NO_SWIZZLE = 0, SWIZZLE_128 = 1;
 DEVICE uint64_t operand(uint32_t address, uint32_t leading_bytes, uint32_t stride_bytes, uint64_t swizzle) {
     return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(leading_bytes >> 4) << 16 |
