@@ -107,7 +107,7 @@ inline void copy_bytes(uint32_t destination, const void* source, int bytes, uint
 
 #define MINUS_INFINITY __uint_as_float(0xFF800000u)
 
-constexpr uint64_t NO_SWIZZLE = 0, SWIZZLE_128 = 1;
+constexpr uint64_t NO_SWIZZLE = 0, SWIZZLE_128 = 1, SWIZZLE_64 = 2;
 inline uint64_t operand(uint32_t address, uint32_t leading_bytes, uint32_t stride_bytes, uint64_t swizzle) {
     return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(leading_bytes >> 4) << 16 |
            (uint64_t)(stride_bytes >> 4) << 32 | swizzle << 62;

@@ -387,22 +387,23 @@ void barrier_expect(uint32_t barrier, int bytes, int size, int rank) {
 
 namespace {
 
-// An operand's descriptor, as PTX defines it; its last two bits are not zero with a swizzle of 128 bytes.
+// An operand's descriptor, as PTX defines it; its last two bits are 1 with a swizzle of 128 bytes, 2 with one of 64.
 uint32_t start_of(uint64_t operand) { return (operand & 0x3FFF) << 4; }
 uint32_t leading(uint64_t operand) { return (operand >> 16 & 0x3FFF) << 4; }
+int swizzle_bytes(uint64_t operand) { return operand >> 62 ? 256 >> (operand >> 62) : 16; }  // 16: none
 uint32_t stride(uint64_t operand) { return (operand >> 32 & 0x3FFF) << 4; }
 
 // `Count` numbers of an operand that lie in one piece of 16 bytes, which a swizzle moves as a whole.
 template <class Element, int Count> void read(uint32_t address, uint64_t operand, float* numbers) {
     uint16_t bits[Count];
-    std::memcpy(bits, shared_at(operand >> 62 ? swizzled(address) : address, sizeof bits), sizeof bits);
+    std::memcpy(bits, shared_at(swizzled(address, swizzle_bytes(operand)), sizeof bits), sizeof bits);
     for (int i = 0; i < Count; i++) numbers[i] = unpack<Element>(bits[i]);
 }
 
 // A is 64 rows of 16 numbers k, B is 16 numbers k of each column; `i` is a row or a column.
 template <class Element> struct KAlongMemory {
     static void line(uint64_t operand, int i, float* numbers) {  // all k of one i
-        const uint32_t pitch = operand >> 62 ? 128 : 16, along = operand >> 62 ? 16 : leading(operand);
+        const uint32_t pitch = swizzle_bytes(operand), along = operand >> 62 ? 16 : leading(operand);
         const uint32_t first = start_of(operand) + i / 8 * stride(operand) + i % 8 * pitch;
         read<Element, 8>(first, operand, numbers);
         read<Element, 8>(first + along, operand, numbers + 8);
@@ -414,8 +415,8 @@ template <class Element> struct KAlongMemory {
 };
 template <class Element> struct IAlongMemory {
     static uint32_t address(uint64_t operand, int i, int k) {
-        if (operand >> 62)
-            return start_of(operand) + i / 64 * leading(operand) + k / 8 * stride(operand) + k % 8 * 128 + i % 64 * 2;
+        if (const int row = swizzle_bytes(operand); operand >> 62)
+            return start_of(operand) + i / (row / 2) * leading(operand) + k / 8 * stride(operand) + k % 8 * row + i % (row / 2) * 2;
         return start_of(operand) + i / 8 * stride(operand) + k / 8 * leading(operand) + k % 8 * 16 + i % 8 * 2;
     }
     static void line(uint64_t operand, int i, float* numbers) {

@@ -173,8 +173,9 @@ class BackwardLaunches:
         self, starts: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, scratch: Tensor
     ) -> list[TensorMap]:
         """The tensor maps of a call, remembered by where all begin."""
-        stored = scratch[: self._layout.stored].view(q.dtype).view(2, self._plan.slots, -1, self._plan.pitch)
-        return keep(self._maps, starts, [tensor_map(x) for x in (q, k, v, grad_out, stored)])
+        stored = scratch[: self._layout.stored].view(q.dtype).view(2 * self._plan.slots, self._plan.pitch // 32, -1, 32)
+        maps = [*map(tensor_map, (q, k, v, grad_out)), tensor_map(stored, box=(1, 2, 64, 32))]
+        return keep(self._maps, starts, maps)
 
 
 class BackwardCall:

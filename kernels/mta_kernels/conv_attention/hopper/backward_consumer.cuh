@@ -278,7 +278,7 @@ struct Mainloop {
         const int first_key = tile * KEYS;
         convolve_scores(of.even, of.odd, of.dp, of.halves, tile);
         softmax_backward(of.even, of.dp, of.p, of.halves);
-        store_tile(args, rows, args.p + kept_at + first_key, of.p, own.tile_row + own.local_row);
+        store_tile(args, rows, args.p + kept_at + (int64_t)first_key * args.chunk_rows, of.p, own.tile_row + own.local_row);
 
         convolve_grads(of.even_back, of.odd_back, of.halves, of.ds, first_key, passed, next);
         if constexpr (LATE_SLABS == 0) carry_columns();
@@ -289,7 +289,7 @@ struct Mainloop {
                 dq, of.ds[step], at.first_late_keys + bytes_on(next_stage * SLABS * SLAB) + bytes_on(step * 16 * 128));
         products_commit();
         if constexpr (LATE_SLABS > 0) multiply_scores<8 - LATE_SLABS, 8>(next);
-        store_tile(args, rows, args.ds + kept_at - HALO * args.pitch + first_key, of.ds, own.ds_row + own.local_row);
+        store_tile(args, rows, args.ds + kept_at + (int64_t)first_key * args.chunk_rows - HALO * 32, of.ds, own.ds_row + own.local_row);
         products_wait<LATE_SLABS == 0 ? 0 : 1>();
         if (own.thread == 0) block.pipeline.release(next);
     }

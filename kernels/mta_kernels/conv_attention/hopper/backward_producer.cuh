@@ -72,7 +72,7 @@ DEVICE void copy_work(const Arguments& args, const Block& block, const TensorMap
         } else {
             const ProductTile tile(args, work, of);
             fence_async_proxy_everywhere();
-            copy_products(args.at, block, of, tile, maps.scratch, tile.of_ds ? maps.queries : maps.grads, steps);
+            copy_products(args.at, args.chunks.slots, block, of, tile, maps.scratch, tile.of_ds ? maps.queries : maps.grads, steps);
         }
     }
 }

@@ -33,7 +33,7 @@ struct ProductTile {
 };
 
 // By one thread: tiles of p or ds, and of output gradients or queries. `iteration`: how many the block has copied.
-DEVICE void copy_products(const Positions& at, const Block& block, const RowBlock& of, const ProductTile& tile,
+DEVICE void copy_products(const Positions& at, int slots, const Block& block, const RowBlock& of, const ProductTile& tile,
                           const TensorMap* scratch, const TensorMap* right, int& iteration) {
 #pragma unroll 1
     for (int row = tile.begin; row < tile.end; row += ROW_STEP, iteration++) {
@@ -43,7 +43,7 @@ DEVICE void copy_products(const Positions& at, const Block& block, const RowBloc
         barrier_expect(full, (slabs + SLABS) * SLAB);
 #pragma unroll 1
         for (int slab = 0; slab < slabs; slab++)
-            copy_tile(to + slab * SLAB, scratch, full, tile.first_place + slab * 64, row, of.slot, tile.of_ds);
+            copy_tile(to + slab * SLAB, scratch, full, 0, row, tile.first_place / 32 + slab * 2, tile.of_ds * slots + of.slot);
         const int right_row = tile.first_row + row - (tile.of_ds ? 0 : ROWS_BEFORE);
         for (int slab = 0; slab < SLABS; slab++)
             copy_tile(to + (PLACES / 64 + slab) * SLAB, right, full, slab * 64, right_row, of.head, of.batch);
@@ -57,7 +57,7 @@ template <int Slabs> DEVICE void multiply_slabs(float (&sums)[2][HEAD_DIM / 2], 
     for (int step = 0; step < ROW_STEP / 16; step++)
 #pragma unroll
         for (int slab = 0; slab < Slabs; slab++)
-            Product<HEAD_DIM / 2, ELEMENT>::run_transposed(sums[slab], left + bytes_on(slab * SLAB + step * 16 * 128),
+            Product<HEAD_DIM / 2, ELEMENT>::run_transposed(sums[slab], left + bytes_on(slab * SLAB + step * 16 * 64),
                                                            right + bytes_on(step * 16 * 128));
 }
 
@@ -78,7 +78,7 @@ DEVICE void add_products(const Arguments& args, const Block& block, const BlockW
     float sums[2][HEAD_DIM / 2];
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; i++) sums[0][i] = sums[1][i] = 0;
-    const uint64_t left = operand(block.shared + warpgroup * 2 * SLAB, SLAB, 1024, SWIZZLE_128);
+    const uint64_t left = operand(block.shared + warpgroup * 2 * SLAB, SLAB / 2, 512, SWIZZLE_64);
     const uint64_t right = operand(block.shared + PLACES / 64 * SLAB, SLAB, 1024, SWIZZLE_128);
     int iteration = work.iteration;
 #pragma unroll 1

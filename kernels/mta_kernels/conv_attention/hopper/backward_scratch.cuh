@@ -17,13 +17,13 @@ DEVICE void clear_scratch(const Arguments& args, const RowBlock& rows, uint16_t*
     }
     to = min(to, args.pitch);
     const bool written = row < args.at.query_rows;
-    uint16_t* const places = scratch + rows.in_scratch(args, row);
+    const auto clear = [&](int place) {
+        *(uint4*)(scratch + rows.in_scratch(args, row, place / 32 * 32) + place % 32) = uint4{0, 0, 0, 0};
+    };
 #pragma unroll 1
-    for (int at = from + lane * 8; at < (written ? rows.first_tile * KEYS : to); at += 32 * 8)
-        *(uint4*)(places + at) = uint4{0, 0, 0, 0};
+    for (int at = from + lane * 8; at < (written ? rows.first_tile * KEYS : to); at += 32 * 8) clear(at);
 #pragma unroll 1
-    for (int at = rows.end_tile * KEYS + lane * 8; written && at < to; at += 32 * 8)
-        *(uint4*)(places + at) = uint4{0, 0, 0, 0};
+    for (int at = rows.end_tile * KEYS + lane * 8; written && at < to; at += 32 * 8) clear(at);
 }
 
 DEVICE void clear_rows(const Arguments& args, const RowBlock& rows, int warp, int lane) {
@@ -36,12 +36,12 @@ DEVICE void clear_rows(const Arguments& args, const RowBlock& rows, int warp, in
     }
 }
 
-// A tile as it lies in registers: four lanes write 64 bytes of a row at once. `row`: the query of this thread's first row.
+// A tile as it lies in registers: a warp writes 64 bytes of eight rows at once. `row`: the query of this thread's first row.
 DEVICE void store_tile(const Arguments& args, const RowBlock& rows, uint16_t* places, const uint32_t (&tile)[4][4], int row) {
 #pragma unroll
     for (int part = 0; part < 4; part++) {
         const int h = part / 2, block = part % 2 * 2;
         const uint4 numbers = {tile[block][h], tile[block][2 + h], tile[block + 1][h], tile[block + 1][2 + h]};
-        if (rows.holds(row + 8 * h)) *(uint4*)(places + h * 8 * args.pitch + block * 16) = numbers;
+        if (rows.holds(row + 8 * h)) *(uint4*)(places + (int64_t)block / 2 * 32 * args.chunk_rows + h * 8 * 32) = numbers;
     }
 }

@@ -81,7 +81,7 @@ template <int N> DEVICE void products_wait_for(float (&sums)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-constexpr uint64_t NO_SWIZZLE = 0, SWIZZLE_128 = 1;
+constexpr uint64_t NO_SWIZZLE = 0, SWIZZLE_128 = 1, SWIZZLE_64 = 2;
 DEVICE uint64_t operand(uint32_t address, uint32_t leading_bytes, uint32_t stride_bytes, uint64_t swizzle) {
     return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(leading_bytes >> 4) << 16 |
            (uint64_t)(stride_bytes >> 4) << 32 | swizzle << 62;
