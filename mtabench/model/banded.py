@@ -150,8 +150,7 @@ def backward_rows(case: Case, sm_count: int) -> Kernel:
         Product(case.head_dim, KEYS, in_registers=True),  # dq
     )
     copied = 3 * KEYS * case.head_dim * element / BACKWARD_WARPGROUPS  # values, and keys twice
-    moved = 1 if case.head_dim <= 64 else 2  # the last columns of scores and dc: stored again, or read and stored
-    stored = 2 * (ROWS * KEYS + moved * ROWS * CARRIED) * HALF
+    stored = 2 * (ROWS * KEYS + ROWS * CARRIED) * HALF  # scores and dc; their last columns are stored again
     # One warpgroup stores rows for the other, which copies them and moves their last columns.
     passed = (SCORES_ABOVE + GRADS_ABOVE) * (3 * KEYS + 2 * CARRIED) * HALF / BACKWARD_WARPGROUPS
     written = tiles * 2 * block_rows / BACKWARD_WARPGROUPS * KEYS * element  # p and ds

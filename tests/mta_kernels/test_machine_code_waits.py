@@ -103,6 +103,7 @@ SOURCES = {
     "values, head dim 64": values_plan.constants_for(16, 64).source,
     "forward, head dim 128": ForwardConstants(BF16, 128, TAPS, causal=True, spans=False).source,
     "backward, head dim 64": BackwardConstants(BF16, 64, TAPS, causal=True, spans=False).source,
+    "backward, head dim 128": BackwardConstants(BF16, 128, TAPS, causal=True, spans=False).source,
 }
 
 

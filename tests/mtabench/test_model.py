@@ -210,14 +210,13 @@ def test_cycles_of_a_tile_of_the_hopper_kernels():
     assert tile_of(banded.forward(replace(HOPPER, head_dim=128), 132)[1]) == (
         256 + 384 + 256, 128 + convolution + 128 + 64 + 8 / 2 + 256 / 2,
     )  # fmt: skip
-    # Both row products, both convolutions, the weight's (8 slabs of 64 rows), dq; stores, last columns (above head dim
-    # 64 they are read, too), rows that one warpgroup passes to the other, copies.
-    for head_dim, moved in ((64, 32), (128, 64)):
-        backward = replace(HOPPER, pass_="bwd", head_dim=head_dim)
-        assert tile_of(banded.backward_rows(backward, 132)) == (
-            4 * head_dim + 2 * 384 + 384 + 2 * head_dim,
-            4 * head_dim + 2 * convolution + 32 * 22 + head_dim + 2 * 64 + moved + 42 + 3 * head_dim / 2,
-        )  # fmt: skip
+    # Both row products, both convolutions, the weight's (8 slabs of 64 rows), dq; stores, last columns, rows that one
+    # warpgroup passes to the other, copies.
+    backward = replace(HOPPER, pass_="bwd", head_dim=128)
+    assert tile_of(banded.backward_rows(backward, 132)) == (
+        2 * 256 + 2 * 384 + 384 + 256,
+        2 * 256 + 2 * convolution + 32 * 22 + 128 + 2 * 64 + 32 + 42 + 384 / 2,
+    )  # fmt: skip
     # Its products, of p and of ds: two blocks of 64 rows of 256 places each; a quarter of the right side's copy.
     assert tile_of(banded.backward_products(backward, 132), 2 * 2 * 4) == (256, 64 + 128 + 64 + 32)
 

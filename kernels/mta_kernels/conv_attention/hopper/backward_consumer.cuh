@@ -100,7 +100,7 @@ struct Mainloop {
     int odd_rows;      // an odd number of row blocks came before, each with an iteration more than tiles
     const float (&reference)[2], (&delta)[2];
     float (&dq)[HEAD_DIM / 2], (&dweight)[12], (&carried)[8], (&carried_back)[8], (&scores)[32];
-    uint32_t (&last_scores)[4], (&last_grads)[4];  // 16 columns of the tile before, if LATE_SLABS
+    uint32_t (&last_scores)[4], (&last_grads)[4];  // the tile before's last 16 columns, which the weight's gradient needs
 
     // Where a tile's scores are, in bytes from `Operands::scores_at`.
     static DEVICE int scores_buffer(int next) { return next % SCORE_BUFFERS * BUFFER; }
@@ -121,9 +121,9 @@ struct Mainloop {
         }
     }
 
-    // The last columns of the tile before come to the front: from registers, or `carry_columns` has moved them there.
+    // The last columns of the tile before come to the front.
     static DEVICE void store_columns(uint32_t at, int pitch, const uint32_t (&last)[4], const uint32_t (&halves)[4][4]) {
-        if constexpr (LATE_SLABS > 0) store_matrices(at - 2 * pitch, last);
+        store_matrices(at - 2 * pitch, last);
 #pragma unroll
         for (int slabs = 0; slabs < 4; slabs++) store_matrices(at + slabs * 2 * pitch, halves[slabs]);
     }
@@ -188,20 +188,25 @@ struct Mainloop {
         mask_causal(scores, first_key, own.tile_position);
 #pragma unroll
         for (int i = 0; i < 32; i += 2) halves[i / 8][i / 2 % 4] = finite(pack<Half>(scores[i], scores[i + 1]));
-        if constexpr (FIRST_SHIFT == 1) convolve_own(even, odd, halves, at.toeplitz);
+        if constexpr (SCORE_BUFFERS == 1) products_wait<0>();  // late products read the tile before
         store_scores(halves, passed, next);
         const bool next_is_full = block.pipeline.is_full(next);
         warpgroup_barrier(own.warpgroup + 1);
         if (own.warpgroup == 1 && own.thread == 0) barrier_arrive(block.scores_empty);
         if (!next_is_full) block.pipeline.wait(next);
         products_begin();
-        convolve_shifted<FIRST_SHIFT>(even, odd, at.scores_by_rows + bytes_on(scores_buffer(next)), PITCH, at.toeplitz);
         multiply_rows(dp, at.grads, at.first_values + of_stage);
+        products_commit();
+        // Behind the stores, which took longer before them: products of registers hold their warp.
+        if constexpr (FIRST_SHIFT == 1) convolve_own(even, odd, halves, at.toeplitz);
+        products_begin();
+        convolve_shifted<FIRST_SHIFT>(even, odd, at.scores_by_rows + bytes_on(scores_buffer(next)), PITCH, at.toeplitz);
         products_commit();
         products_wait<0>();
 #pragma unroll
         for (int i = 0; i < 4; i++) last_scores[i] = halves[3][i];
 
+        if constexpr (SCORES_EARLY) multiply_keys(next_stage);  // beside the softmax; unused after the last tile
 #pragma unroll
         for (int i = 8; i < 32; i++) even[i] += odd[i - 8];
 #pragma unroll
@@ -240,9 +245,9 @@ struct Mainloop {
                                int first_key, int passed, int next) {
 #pragma unroll
         for (int i = 0; i < 8; i++) even[i] = carried_back[i], even[8 + i] = 0;
-        if constexpr (FIRST_SHIFT == 1) convolve_own(even, odd, halves, at.toeplitz_back);
         store_grads(halves, passed);
         warpgroup_barrier(own.warpgroup + 1);
+        if constexpr (FIRST_SHIFT == 1) convolve_own(even, odd, halves, at.toeplitz_back);
         products_begin();
         convolve_shifted<FIRST_SHIFT>(even, odd, at.score_grads_by_rows, GRAD_PITCH, at.toeplitz_back);
         products_commit();
@@ -258,39 +263,27 @@ struct Mainloop {
             ds[i / 8][i / 2 % 4] = pack<ELEMENT>(even[i] * scales.to_ds, even[i + 1] * scales.to_ds);
 #pragma unroll
         for (int i = 0; i < 4; i++) last_grads[i] = halves[3][i];
-        multiply_keys(next % STAGES);  // unused after the last tile
-    }
-
-    // The last 16 columns of scores and dc move to the front of their buffers, which the weight's products do not read any more.
-    DEVICE void carry_columns() const {
-        products_wait<1>();
-        const int thread = own.thread;
-        const uint32_t score_to = at.scores_at + thread / 64 * PITCH + (SCORES_ABOVE + thread % 64) * 16;
-        const uint32_t grad_to = at.score_grads_at + thread / 64 * GRAD_PITCH + (GRADS_ABOVE + thread % 64) * 16;
-        const uint4 score = load_shared_16(score_to + 8 * PITCH), grad = load_shared_16(grad_to + 8 * GRAD_PITCH);
-        warpgroup_barrier(own.warpgroup + 1);
-        store_shared(score_to, score);
-        store_shared(grad_to, grad);
+        if constexpr (!SCORES_EARLY) multiply_keys(next % STAGES);
     }
 
     DEVICE void process_tile(int tile, TileRegisters& of) {
         const int next = first_iteration + tile + 1, passed = (next + odd_rows + 1) & 1, next_stage = next % STAGES;
         const int first_key = tile * KEYS;
+        const int64_t kept = kept_at + (int64_t)first_key * args.chunk_rows;
         convolve_scores(of.even, of.odd, of.dp, of.halves, tile);
         softmax_backward(of.even, of.dp, of.p, of.halves);
-        store_tile(args, rows, args.p + kept_at + (int64_t)first_key * args.chunk_rows, of.p, own.tile_row + own.local_row);
+        store_tile(args, rows, args.p + kept, of.p, own.tile_row + own.local_row);
 
         convolve_grads(of.even_back, of.odd_back, of.halves, of.ds, first_key, passed, next);
-        if constexpr (LATE_SLABS == 0) carry_columns();
         products_begin();
 #pragma unroll
         for (int step = 0; step < 4; step++)
             Product<HEAD_DIM / 2, ELEMENT>::run_registers(
                 dq, of.ds[step], at.first_late_keys + bytes_on(next_stage * SLABS * SLAB) + bytes_on(step * 16 * 128));
         products_commit();
-        if constexpr (LATE_SLABS > 0) multiply_scores<8 - LATE_SLABS, 8>(next);
-        store_tile(args, rows, args.ds + kept_at + (int64_t)first_key * args.chunk_rows - HALO * 32, of.ds, own.ds_row + own.local_row);
-        products_wait<LATE_SLABS == 0 ? 0 : 1>();
+        multiply_scores<8 - LATE_SLABS, 8>(next);
+        store_tile(args, rows, args.ds + kept - HALO * 32, of.ds, own.ds_row + own.local_row);
+        products_wait<1>();
         if (own.thread == 0) block.pipeline.release(next);
     }
 };
@@ -352,7 +345,7 @@ DEVICE void consume(const Arguments& args, const Block& block, const BlockWork& 
         TileRegisters of_tile;
         mainloop.process_tile(tile, of_tile);
     }
-    if constexpr (LATE_SLABS > 0) products_wait_for(dweight);
+    products_wait_for(dweight);
     if (own.lane == 0) barrier_arrive(block.rows_empty);
     write_dq(args, rows, dq, scales.ds_unit, own.ds_row + own.local_row, own.column);
     write_dweight(args, rows, dweight, scales.of_block, operands.scores_at, warpgroup, thread, own.local_row, own.column);

@@ -23,8 +23,8 @@ constexpr int SCORES_ABOVE = 16, GRADS_ABOVE = 8;
 static_assert(HALO + 7 <= SCORES_ABOVE && HALO <= GRADS_ABOVE, "rows above");
 constexpr int PITCH = (SCORES_ABOVE + ROWS) * 16, GRAD_PITCH = (GRADS_ABOVE + ROWS) * 16;
 constexpr int BUFFER = (2 + 8) * PITCH, GRAD_BUFFER = (2 + 8) * GRAD_PITCH;
-// The weight's products of a tile's last slabs run into the next tile, whose scores lie beside. Above head dim 64 there is no room.
-constexpr int LATE_SLABS = HEAD_DIM <= 64 ? 2 : 0, SCORE_BUFFERS = LATE_SLABS > 0 ? 2 : 1;
+// The weight's products of a tile's last slabs run into the next tile. Where there is room, its scores lie beside.
+constexpr int LATE_SLABS = 2, SCORE_BUFFERS = HEAD_DIM <= 64 ? 2 : 1;
 constexpr int PRODUCT_STAGE = (PLACES / 64 + SLABS) * SLAB;
 constexpr int QUERIES = 0;
 constexpr int GRADS = QUERIES + WARPGROUPS * SLABS * SLAB;
@@ -43,6 +43,8 @@ static_assert(PRODUCT_STAGES >= 2, "products are copied ahead");
 constexpr int WORK = BARRIERS + (2 * STAGES + 2 * PRODUCT_STAGES + 12) * 8;  // two work tiles, 16 bytes each
 static_assert(WORK + 32 <= 227 * 1024, "shared memory of a block");
 
+// The next tile's scores are multiplied beside this one's softmax where registers hold them beside dq.
+constexpr bool SCORES_EARLY = HEAD_DIM <= 64;
 // Rows as they are come from registers, but where those that hold a row's span leave none.
 constexpr int FIRST_SHIFT = SPANS && HEAD_DIM > 64 ? 0 : 1;
 constexpr int ALIGNED = 128;  // rows, and keys, of the blocks that `seen_by` counts
@@ -53,7 +55,7 @@ struct Arguments {
     const float* weight_scale;         // [Hq]: |scale| * log2(e) * that power; T has the sign
     const float *value_norms, *grad_norms;  // [B * heads, NORM_PARTS]: maxima of squared norms; with MARGINS those of out follow
     const float *logsumexp, *delta;    // [B, Hq, M]
-    uint16_t *p, *ds;                  // [slots, pitch / 32, chunk_rows, 32]: tiles of 64 keys, in the order in which threads hold them
+    uint16_t *p, *ds;                  // [slots, pitch / 32, chunk_rows, 32]: tiles of 64 keys, in the order that threads hold
     float* ds_unit;                    // [B * Hq]: what ds is to be multiplied by
     float *dk, *dv;                    // [B * Hq, N, HEAD_DIM]: sums of the chunks so far
     uint16_t *dk_rounded, *dv_rounded;  // the same shape, or null: instead of whole sums, but of heads with `exact_rows`
