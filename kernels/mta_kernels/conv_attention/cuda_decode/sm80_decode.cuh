@@ -32,6 +32,9 @@ template <int Count> DEVICE void store_floats(uint32_t address, const float (&x)
     else store_shared(address, x[0]);
 }
 
+// Asks for 128 bytes of global memory, into L2.
+DEVICE void ask_for(const void* source) { asm volatile("prefetch.global.L2 [%0];" ::"l"(source)); }
+
 // As `copy_async`, of what is read once and whose neighbours come next: memory gives 128 bytes at a time.
 DEVICE void copy_stream(uint32_t destination, const void* source, bool inside) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),

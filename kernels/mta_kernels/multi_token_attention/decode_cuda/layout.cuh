@@ -89,6 +89,10 @@ struct Stream {
         const int key = first + tile * KEYS + (int)(threadIdx.x % KEYS);
         page = key >= from && key < end ? table[(key >> args.page_bits) * args.table_stride_page] : 0;
     }
+    DEVICE const char* row_of(const Arguments& args, const Rows& cache, int key, int of_page) const {
+        if (!PAGED) return rows + (int64_t)key * (int)cache.stride_row;  // 32 bits take fewer instructions
+        return rows + of_page * cache.stride_batch + (int64_t)(key & (1 << args.page_bits) - 1) * (int)cache.stride_row;
+    }
     DEVICE void load(const Arguments& args, const Rows& cache, uint32_t ring, int tile) {
         if (tile < tiles) {
             const uint32_t stage = ring + tile % STAGES * TILE;
@@ -98,18 +102,20 @@ struct Stream {
                 const int row = (i * 32 + lane) / CHUNKS, chunk = (i * 32 + lane) % CHUNKS;
                 const int key = first + tile * KEYS + row;
                 const bool inside = key >= from && key < end;
-                const char* source = rows + chunk * 16;
-                if (PAGED) {
-                    const int of_row = __shfl_sync(~0u, page, row);
-                    source += of_row * cache.stride_batch + (int64_t)(key & (1 << args.page_bits) - 1) * (int)cache.stride_row;
-                } else {
-                    source += (int64_t)key * (int)cache.stride_row;  // 32 bits take fewer instructions
-                }
+                const char* source = row_of(args, cache, key, PAGED ? __shfl_sync(~0u, page, row) : 0) + chunk * 16;
                 copy_stream(stage + place(row, chunk), inside ? source : rows, inside);
             }
             if (PAGED) look_up_page(args, tile + 1);
         }
         copies_commit();
+    }
+    // Each lane asks for a row, those from tile `tile` on, into L2.
+    DEVICE void ask_for_rows(const Arguments& args, const Rows& cache, int tile) const {
+        const int key = first + tile * KEYS + (int)(threadIdx.x % 32);
+        if (key < from || key >= end) return;
+        const char* row = row_of(args, cache, key, PAGED ? table[(key >> args.page_bits) * args.table_stride_page] : 0);
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM * 2; i += 128) ask_for(row + i);
     }
     // Begins with the rows from `first_row` on that lie in [from_row, end_row).
     DEVICE void begin(const Arguments& args, const Rows& cache, const Segment& segment, uint32_t ring, int first_row,

@@ -175,6 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) mta_decode_values(const
         older.add(args, segment, segment.start, taps, rows, sums);
         wait_for_launch_before();
         uint4 newest = load_logits(args, segment, newest_slot(args, segment), NEWEST, segment.start);
+        stream.ask_for_rows(args, args.v, STAGES - 1);  // memory waits for the logsumexp
         const float logsumexp = logsumexp_of(args, segment, shared);
         if (lane == 0) store_shared(rows + NEWEST * 4, logsumexp);
         __syncwarp();
