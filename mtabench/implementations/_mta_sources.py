@@ -149,12 +149,14 @@ def heads_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     from mtabench.problem.inputs import DTYPES
 
     dtype, conv, packed = DTYPES[shape.dtype], shape.operation.conv, shape.packed
-    for name, walk in plan.WALKS.items():
+    target = limits.target + ("a" if limits.capability[0] == 9 else "")
+    for name in plan.WALKS:
         if heads.shape_unsupported(limits.shared_per_block, dtype, shape.heads, {name: conv}) is not None:
             continue
         need_compiler()
+        walk = plan.walk_sizes(name, limits.capability)
         constants = plan.WalkConstants(name, dtype, shape.heads, conv, shape.causal, packed, walk)
-        code = compiled(constants.source(limits.target))
+        code = compiled(constants.source(target))
         kernel, *merge = heads.KERNELS[name]
         yield CudaKernel(kernel, code, constants.threads // 32, constants.shared_memory)
         yield from (
@@ -164,7 +166,7 @@ def heads_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
         return
     for name, sizes in plan.TILES.items():
         tiles = plan.TileConstants(name, dtype, shape.heads, shape.causal, packed, True, sizes)
-        yield CudaKernel(heads.KERNELS[name][0], compiled(tiles.source(limits.target)), 1, tiles.shared_memory)
+        yield CudaKernel(heads.KERNELS[name][0], compiled(tiles.source(target)), 1, tiles.shared_memory)
 
 
 def mix_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:

@@ -26,10 +26,10 @@ template <class A, class B> std::common_type_t<A, B> min(A a, B b) { return b < 
 template <class A, class B> std::common_type_t<A, B> max(A a, B b) { return a < b ? b : a; }
 
 inline void __syncthreads(int line = __builtin_LINE()) { emulator::meet(0, 0, emulator::block_size.x, line); }
-template <class T> T __shfl_sync(uint32_t mask, T value, int from) {
+template <class T> T __shfl_sync(uint32_t mask, T value, int from, int width = 32) {
     uint32_t bits;
     std::memcpy(&bits, &value, 4);
-    bits = emulator::exchange(mask, bits, from);
+    bits = emulator::exchange(mask, bits, emulator::thread % 32 / width * width + from);
     std::memcpy(&value, &bits, 4);
     return value;
 }

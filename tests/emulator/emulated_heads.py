@@ -8,7 +8,7 @@ import pytest
 from emulated_bands import emulate
 from emulated_kernels import Emulator, launch_code
 
-from mta_kernels.multi_token_attention.heads_cuda import heads, plan
+from mta_kernels.multi_token_attention.heads_cuda import forward, heads, plan
 from mta_kernels.nvrtc.compiler import Source
 
 
@@ -23,4 +23,5 @@ class HeadsEmulator(Emulator):
 @pytest.fixture
 def emulated_heads(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """`HeadMixings`, `pre_heads` and `post_heads` take CPU tensors in this test; the seed of threads is a field."""
+    monkeypatch.setattr(forward, "sm_count", lambda device: 3)  # persistent blocks with several tasks each
     return emulate(monkeypatch, heads, HeadsEmulator())

@@ -145,6 +145,7 @@ def test_any_sizes(gpu) -> None:
     shape: dict[str, Any] = {"keys": 400, "queries": 400, "first_row": 330, "rows": 60, "owned": 50, "heads": 2}
     check(Case(**shape, sizes=plan.WalkSizes(20, 3, 2, 1, 128)))
     check(Case(**shape, sizes=plan.WalkSizes(300, 2, 3, 5, 64), bounds=(350,)))
+    check(Case(**shape, sizes=plan.HOPPER_PRE))
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
@@ -171,10 +172,10 @@ def test_the_order_of_threads_changes_nothing(gpu) -> None:
         ("walk.cuh", "            block_sync(full(number), THREADS);", ""),
         ("walk.cuh", "if (number >= TILES) block_sync(empty(number), THREADS);", ""),
         ("walk.cuh", "copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
-        ("pre.cu", "        if (!unit.whole) {", "        if (false) {"),
+        ("pre.cu", "if (unit.whole) return;", "return;"),
         ("pre.cu", "    __syncthreads();", ""),
         ("post.cu", "if (!Whole) p[i] =", "if (false) p[i] ="),
-        ("post.cu", "first == expected ? coming : factor_of(first)", "coming"),
+        ("post.cu", "coming = factor_of(first);", "coming = 0;"),
     ],
     ids=["not full", "not empty", "no wait", "unseen exponentials", "pieces", "unseen", "first factors"],
 )
@@ -184,6 +185,27 @@ def test_faults_are_found(gpu, monkeypatch, tmp_path, name: str, line: str, inst
     def check_orders() -> None:
         for gpu.seed in range(4):
             check(Case(keys=300, queries=300, first_row=170, rows=80, owned=60, bounds=(187, 190)))
+
+    with pytest.raises(AssertionError):
+        check_orders()
+
+
+@pytest.mark.skipif(ON_GPU, reason="plants faults in the emulated source")
+@pytest.mark.parametrize(
+    ("name", "line", "instead"),
+    [
+        ("post.cu", "store_zeros(args, behind, args.out);", "break;"),
+        ("walk.cuh", "key_tile += args.blocks,", "key_tile += args.blocks + 1,"),
+    ],
+    ids=["no zeros", "tasks left out"],
+)
+def test_faults_between_tasks_are_found(gpu, monkeypatch, tmp_path, name: str, line: str, instead: str) -> None:
+    plant(monkeypatch, plan, tmp_path / "heads", name, line, instead)
+    shape: dict[str, Any] = {"keys": 400, "queries": 400, "first_row": 330, "rows": 60, "owned": 50, "heads": 2}
+
+    def check_orders() -> None:
+        for gpu.seed in range(4):
+            check(Case(**shape, sizes=plan.WalkSizes(20, 3, 2, 1, 128)))
 
     with pytest.raises(AssertionError):
         check_orders()

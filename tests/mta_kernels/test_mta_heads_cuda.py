@@ -291,15 +291,15 @@ def test_it_compiles_with_hardly_a_spill(name: str) -> None:
         pytest.skip(reason)
     constants: plan.WalkConstants | plan.TileConstants
     if name in plan.WALKS:
-        constants = plan.WalkConstants(name, BF16, 16, TAPS, True, False, plan.WALKS[name])
+        constants = plan.WalkConstants(name, BF16, 16, TAPS, True, False, plan.walk_sizes(name, (9, 0)))
     else:
         constants = plan.TileConstants(name, BF16, 16, True, False, True, plan.TILES[name])
-    code, words = compiler.compile_source(constants.source("sm_90"))
+    code, words = compiler.compile_source(constants.source("sm_90a"))
     assert code.startswith(b"\x7fELF")
     if "ptxas info" not in words:
         pytest.skip(f"NVRTC {compiler.version()} keeps ptxas's words to itself")
     spills = [int(part.split()[-1]) for part in words.split(" bytes spill stores")[:-1]]
-    assert max(spills) <= (8 if name in plan.WALKS else 0), words
+    assert max(spills) <= (16 if name in plan.WALKS else 0), words
 
 
 @pytest.mark.parametrize(

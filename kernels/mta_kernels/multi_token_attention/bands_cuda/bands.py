@@ -28,7 +28,7 @@ class Arguments(ctypes.Structure):
         *fields(c_int, "heads rows pitch first_position first_row query_rows key_rows above owned"),
         *fields(c_int, "run row_tiles key_tiles tasks"),
         *fields(c_void_p, "mix parts pieces factors logsumexp"),
-        *fields(c_int, "batch"),
+        *fields(c_int, "batch blocks"),
     )
 
 

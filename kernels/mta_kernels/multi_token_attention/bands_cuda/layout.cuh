@@ -31,7 +31,7 @@ struct Arguments {
     float2* pieces;        // of heads_cuda/pre.cu and post.cu: [B, units, rows, heads]
     uint32_t* factors;     // the same
     float* logsumexp;      // [B, heads, query_rows]
-    int batch;
+    int batch, blocks;
 };
 
 // What a warp does: rows from `first` to `after` of a head, keys from `first_key` on.
@@ -92,9 +92,13 @@ struct Copies {
     DEVICE void load(const Arguments& args, const Task& task, const Segment& segment, const ELEMENT* x, uint32_t ring,
                      int first) const {
         const int first_key = task.first_key - 8 * Left;
-        const ELEMENT* start = x + (task.place + (int64_t)first * args.pitch + first_key);
         const bool all = first >= segment.lowest && first + QUERY_TAPS <= segment.highest && first_key >= 0 &&
                          first_key + CHUNKS * 8 <= stored_end(args, first);
+        load_rows(args, segment, x + (task.place + (int64_t)first * args.pitch + first_key), all, ring, first, first_key);
+    }
+    // Those that begin at `start`, `all` of them stored and of the segment or not.
+    DEVICE void load_rows(const Arguments& args, const Segment& segment, const ELEMENT* start, bool all, uint32_t ring,
+                          int first, int first_key) const {
         ring += lane_index() * 16;
         if (all) {
 #pragma unroll
@@ -108,7 +112,7 @@ struct Copies {
             if (chunk(i) >= ALL_CHUNKS) continue;
             const bool some = row >= segment.lowest && row < segment.highest && key >= 0 && key < stored_end(args, row);
             const int64_t place = (int64_t)(row - first) * args.pitch + key - first_key;
-            copy_async(ring + i * 512, some ? start + place : x, some);
+            copy_async(ring + i * 512, some ? start + place : args.x, some);
         }
     }
 };

@@ -45,6 +45,29 @@ struct RowSums {
                 multiply_8<ELEMENT>(sum, matrix(rows, 2 * LAST), matrix(rows, 2 * LAST + 1), band[LAST]);
         }
     }
+    // Rows of steps `step` and the next: both first eights of each, `low`, and the `last` eights of both, as one product.
+    // `done(step)` is called when its row of out is complete, `next(i)` when low[0], low[1] or last have been read.
+    template <class Bands, class Done, class Next>
+    DEVICE void add_pair(int step, const uint32_t (&low)[2][4], const uint32_t (&last)[4], const Bands& bands, const Done& done,
+                         const Next& next) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+#pragma unroll
+            for (int n = 0; n < QUERY_TAPS; n++) {
+                const uint32_t(&band)[EIGHTS] = bands.pairs[QUERY_TAPS - 1 - n];
+                multiply<ELEMENT>(sums[(step + e + n) % QUERY_TAPS], low[e], band[0], band[1]);
+            }
+            next(e);
+            multiply_8<ELEMENT>(sums[step], last[2 * e], last[2 * e + 1], bands.pairs[e ? 0 : QUERY_TAPS - 1][2]);
+            if (e) next(2);
+            if (e == 0)
+#pragma unroll
+                for (int n = 1; n < QUERY_TAPS; n++)
+                    multiply<ELEMENT>(sums[(step + n) % QUERY_TAPS], last, bands.pairs[QUERY_TAPS - 1 - n][2],
+                                      bands.pairs[QUERY_TAPS - n][2]);
+            done(step + e);
+        }
+    }
     DEVICE void clear(int step) {
 #pragma unroll
         for (int i = 0; i < 4; i++) sums[step][i] = 0;

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mta_kernels.gpu_limits import capability, sm_count
 from mta_kernels.multi_token_attention.bands_cuda import bands
 from mta_kernels.multi_token_attention.bands_cuda.bands import Arguments, Rows
 from mta_kernels.multi_token_attention.heads_cuda import heads, plan
@@ -65,15 +66,17 @@ def _arguments(
     sizes: plan.WalkSizes | None,
 ) -> tuple[Arguments, WalkConstants, Any]:  # fmt: skip
     """What both kernels take, the constants, and tensors to keep until the launch."""
-    sizes = sizes or plan.WALKS[name]
+    sizes = sizes or plan.walk_sizes(name, capability(x.device) if x.is_cuda else None)
     constants = WalkConstants(name, x.dtype, x.shape[1], conv, where.causal, where.documents is not None, sizes)
-    arguments, kept = bands.arguments_of(sizes.of_a_head, x, out, taps, where)
+    arguments, kept = bands.arguments_of(constants.sizes.of_a_head, x, out, taps, where)
+    arguments.run = constants.rows_of_task
+    arguments.row_tiles = -(-x.shape[2] // arguments.run)
     mix = mix.to(x.dtype).contiguous()
     arguments.mix, arguments.batch = mix.data_ptr(), x.shape[0]
+    arguments.blocks = min(sm_count(x.device), x.shape[0] * arguments.row_tiles * arguments.key_tiles)
     return arguments, constants, (kept, mix)
 
 
 def _launch(name: str, arguments: Arguments, constants: WalkConstants, x: Tensor) -> None:
-    blocks = x.shape[0] * arguments.row_tiles * arguments.key_tiles
-    compiled = heads.kernel(name, constants, x.device)
-    driver.launch(compiled, (blocks, 1), constants.threads, constants.shared_memory, x.device.index, arguments)
+    compiled, blocks = heads.kernel(name, constants, x.device), (arguments.blocks, 1)
+    driver.launch(compiled, blocks, constants.threads, constants.shared_memory, x.device.index, arguments)

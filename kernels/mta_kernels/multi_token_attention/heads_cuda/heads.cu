@@ -48,23 +48,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) convolve_heads(const __
     const auto slot = [&](int turn) { return shared + GRAD_AT + turn % SLOTS * TILE; };
     Products dpost;
     if (warp < HEADS) {
-        convolve_turns(
-            args, task, lane * 4,
-            [&](const Segment& segment, int turn, int first) {
+        take_registers();
+        const Bands<PAD, false> bands(args.taps + warp * QUERY_TAPS * KEY_TAPS);
+        const int turns = convolve_turns(
+            args, task, bands, 0, lane * 4,
+            [&](const Segment& segment, int turn, int first, bool whole) {
+                const uint32_t ring = slot(turn) + warp * PITCH;
+                const ELEMENT* rows = args.grad + (task.place + (int64_t)first * args.pitch + task.first_key);
+                const auto copy = [&](int i) {
+                    const int step = i / (KEYS / 8), key = i % (KEYS / 8) * 8;
+                    copy_async(ring + step * TILE_ROW + key * 2, rows + ((int64_t)step * args.pitch + key), true);
+                };
+                if (whole) {
 #pragma unroll
+                    for (int i = lane; i < QUERY_TAPS * KEYS / 8; i += 32) copy(i);
+                    return;
+                }
+#pragma unroll 1
                 for (int i = lane; i < QUERY_TAPS * KEYS / 8; i += 32) {
-                    const int step = i / (KEYS / 8), row = first + step, key = task.first_key + i % (KEYS / 8) * 8;
-                    if (row < segment.begin || row >= segment.stop || key >= stored_end(args, row)) continue;
-                    copy_async(slot(turn) + step * TILE_ROW + warp * PITCH + i % (KEYS / 8) * 16,
-                               args.grad + task.place + (int64_t)row * args.pitch + key, true);
+                    const int row = first + i / (KEYS / 8), key = task.first_key + i % (KEYS / 8) * 8;
+                    if (row >= segment.begin && row < segment.stop && key < stored_end(args, row)) copy(i);
                 }
             },
             [](const Segment&, uint32_t, int) {});
+        meet_mixers(turns);
     } else {
+        leave_registers();
         const Weights post(args.mix, 1, HEADS), back(args.mix, HEADS, 1);
         const uint32_t rows = matrix_row();
         const int64_t head_stride = (int64_t)args.rows * args.pitch, first_head = batch * HEADS * head_stride;
-        mix_turns(args, task, warp - HEADS, [&](const Unit& unit) {
+        mix_turns(args, task, warp - HEADS, 0, [&](const Unit& unit) {
             if (unit.key >= stored_end(args, unit.row)) return;
             const uint32_t of_out = unit.tile(), of_grad = slot(unit.turn) + unit.at;
             const bool owned = unit.row >= args.above && unit.row < args.above + args.owned;

@@ -178,5 +178,6 @@ class HeadMixings:
 @functools.cache
 def kernel(name: str, constants: TileConstants | WalkConstants, device: torch.device) -> Any:
     """A kernel on a device, compiled at the first call: seconds, unless the disk has it."""
-    code = machine_code(constants.source(driver.architecture(device.index)))
+    architecture = driver.architecture(device.index) + ("a" if capability(device)[0] == 9 else "")  # for setmaxnreg
+    code = machine_code(constants.source(architecture))
     return driver.load(code, name, constants.shared_memory, device.index)

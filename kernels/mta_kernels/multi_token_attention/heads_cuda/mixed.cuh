@@ -11,39 +11,40 @@ DEVICE uint32_t spread_keys() {  // where a lane's two keys go
     return lane / 16 * 64 + lane % 4 * 16 + lane % 16 / 4 * 4;
 }
 
-// UNIT keys of heads lane / 4 and 8 further.
+// AT_ONCE keys of heads lane / 4 and 8 further.
+constexpr int AT_ONCE = 32;
 struct Mixed {
-    Numbers numbers[UNIT / 16];
+    Numbers numbers[2];
 
-    DEVICE Mixed(const Weights& weights, uint32_t rows, uint32_t tile) {  // `rows` is matrix_row()
+    DEVICE Mixed(const Weights& weights, uint32_t tile) {  // of this lane's matrix_row()
 #pragma unroll
-        for (int i = 0; i < UNIT / 16; i++) {
+        for (int i = 0; i < 2; i++) {
             uint32_t loaded[4];
-            load_matrices_transposed(loaded, tile + rows + i * 32);
+            load_matrices_transposed(loaded, tile + i * 32);
             mix(numbers[i], weights, loaded);
         }
     }
     // Of numbers[i][eight][2 * half + e], the key.
-    DEVICE static int key(int i, int eight, int e) {
-        return i / 2 * 32 + lane_index() % 4 * 8 + (i % 2 * 2 + eight) * 2 + e;
-    }
+    DEVICE static int key(int i, int eight, int e) { return lane_index() % 4 * 8 + (i * 2 + eight) * 2 + e; }
 };
 
-// The same, rounded: halves of heads, then of keys, of 16.
-struct Rounded {
-    uint32_t pairs[UNIT / 16][4];
-
-    // `destination` is of the first head and key.
-    DEVICE void store(ELEMENT* destination, int64_t head_stride) const {
-        const int head = lane_index() / 4;
+// Where numbers of a lane's first key of row 0 go, of both heads.
+struct Destination {
+    ELEMENT* heads[2];
+    DEVICE Destination(const Arguments& args, int batch) {
 #pragma unroll
-        for (int half = 0; half < 2; half++)
+        for (int half = 0; half < 2; half++) {
+            const int head = batch * HEADS + lane_index() / 4 + half * 8;
+            heads[half] = args.out + ((int64_t)head * args.rows * args.pitch + Mixed::key(0, 0, 0));
+        }
+    }
+    // Of AT_ONCE keys, rounded: halves of heads, then of keys, of 16. `place` is from the first key of row 0.
+    DEVICE void store(int64_t place, const uint32_t (&pairs)[2][4]) const {
 #pragma unroll
-            for (int i = 0; i < UNIT / 16; i += 2) {
-                const uint4 x = {pairs[i][half], pairs[i][half + 2], pairs[i + 1][half], pairs[i + 1][half + 2]};
-                if (half * 8 + 8 <= HEADS || half * 8 + head < HEADS)
-                    store_global(destination + ((half * 8 + head) * head_stride + Mixed::key(i, 0, 0)), x);
-            }
+        for (int half = 0; half < 2; half++) {
+            const uint4 x = {pairs[0][half], pairs[0][half + 2], pairs[1][half], pairs[1][half + 2]};
+            if (half * 8 + 8 <= HEADS || half * 8 + lane_index() / 4 < HEADS) store_global(heads[half] + place, x);
+        }
     }
 };
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ TILES = {"probabilities": Sizes(128, 3, 12, 512), "logits": Sizes(128, 2, 12, 51
 
 @dataclass(frozen=True)
 class WalkSizes:
-    """Rows of a block, about, stages of a warp's ring, tiles, warps that mix, and keys of a row that each takes."""
+    """Rows of a task, about, stages of a warp's ring, tiles, warps that mix, and keys of a row that each takes."""
 
     rows: int
     stages: int
@@ -49,6 +50,12 @@ class WalkSizes:
 WALKS = {
     "pre": WalkSizes(104, 2, 3, 4, 64), "post": WalkSizes(104, 2, 3, 4, 64), "heads": WalkSizes(104, 2, 2, 4, 64),
 }  # fmt: skip
+HOPPER_PRE = dataclasses.replace(WALKS["pre"], mixers=8)  # registers go to the warps that need them
+
+
+def walk_sizes(name: str, capability: tuple[int, int] | None) -> WalkSizes:
+    """Those of a kernel on a GPU, or in the emulator."""
+    return HOPPER_PRE if name == "pre" and capability is not None and capability[0] == 9 else WALKS[name]
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,12 @@ class WalkConstants:
     def of_a_head(self) -> bands.BandConstants:
         sizes = self.sizes.of_a_head
         return bands.BandConstants(False, self.dtype, self.conv, False, self.causal, self.documents, sizes)
+
+    @property
+    def rows_of_task(self) -> int:
+        """These and their halo fill a task's turns."""
+        taps = self.conv.query_taps
+        return -(-self.sizes.rows // taps) * taps - (taps - 1)
 
     @property
     def threads(self) -> int:

@@ -13,81 +13,110 @@ constexpr float LOWEST = -0x1.58p127f;  // the greatest logit of none: finite, s
 template <class Element> constexpr float LARGEST_SUM = 1e30f;
 template <> constexpr float LARGEST_SUM<Half> = 3e4f;
 
-struct Exponentials {
-    Rounded rounded;
-    float references[2], sums[2];  // of this lane's two heads
+// References and sums of exponentials of a unit, in this lane's two heads.
+struct Piece {
+    float references[2], sums[2];
 
-    DEVICE Exponentials(const Mixed& logits, bool first_is_seen) {
-        if (first_is_seen) {  // near enough to the greatest, mostly
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-                references[half] = LOG2_E * __shfl_sync(~0u, logits.numbers[0][0][half * 2], lane_index() & ~3);
-            sum(logits);
-            if (!__any_sync(~0u, !(sums[0] + sums[1] < LARGEST_SUM<ELEMENT>))) return;
-        }
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float greatest = LOWEST;
-#pragma unroll
-            for (int i = 0; i < UNIT / 4; i++)
-                greatest = fmaxf(greatest, logits.numbers[i / 4][i / 2 % 2][half * 2 + i % 2]);
-#pragma unroll
-            for (int other = 1; other < 4; other *= 2) greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, other));
-            references[half] = LOG2_E * greatest;
-        }
-        sum(logits);
-    }
-
-private:
-    DEVICE void sum(const Mixed& logits) {
+    // Stores exponentials over `references`, or over the unit's first logits, and adds them up.
+    template <bool FirstLogits>
+    DEVICE void add(const Arguments& args, const Weights& pre, uint32_t tile, const Unit& unit, const Seen& seen,
+                    const Destination& destination) {
+        const int64_t place = (int64_t)unit.row * args.pitch + unit.key;
         const uint32_t ones = pack<ELEMENT>(1, 1);
         float found[4] = {};  // of a head, in all columns
 #pragma unroll
-        for (int i = 0; i < UNIT / 16; i++) {
-            Numbers e;
+        for (int first = 0; first < UNIT; first += AT_ONCE) {
+            Mixed logits(pre, tile + first * 2);
+            if (!FirstLogits) hide(logits, unit, seen, first);
+            else if (first == 0)
 #pragma unroll
-            for (int j = 0; j < 8; j++)
-                e[j / 4][j % 4] = exp2_fast(fmaf(logits.numbers[i][j / 4][j % 4], LOG2_E, -references[j % 4 / 2]));
-            round_pairs(rounded.pairs[i], e);
-            multiply<ELEMENT>(found, rounded.pairs[i], ones, ones);
+                for (int half = 0; half < 2; half++)
+                    references[half] = LOG2_E * __shfl_sync(~0u, logits.numbers[0][0][half * 2], 0, 4);
+            uint32_t pairs[2][4];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    float& x = logits.numbers[i][j / 4][j % 4];
+                    x = exp2_fast(fmaf(x, LOG2_E, -references[j % 4 / 2]));
+                }
+                round_pairs(pairs[i], logits.numbers[i]);
+                multiply<ELEMENT>(found, pairs[i], ones, ones);
+            }
+            destination.store(place + first, pairs);
         }
         sums[0] = found[0], sums[1] = found[2];
+    }
+    // The greatest logits that are seen as references.
+    DEVICE void find_greatest(const Weights& pre, uint32_t tile, const Unit& unit, const Seen& seen) {
+        references[0] = references[1] = LOWEST;
+#pragma unroll 1
+        for (int first = 0; first < UNIT; first += AT_ONCE) {
+            Mixed logits(pre, tile + first * 2);
+            hide(logits, unit, seen, first);
+#pragma unroll
+            for (int j = 0; j < 16; j++)
+                references[j % 4 / 2] = fmaxf(references[j % 4 / 2], logits.numbers[j / 8][j / 4 % 2][j % 4]);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float& greatest = references[half];
+#pragma unroll
+            for (int other = 1; other < 4; other *= 2) greatest = fmaxf(greatest, __shfl_xor_sync(~0u, greatest, other));
+            greatest *= LOG2_E;
+        }
+    }
+    DEVICE static void hide(Mixed& logits, const Unit& unit, const Seen& seen, int first) {
+        if (unit.whole) return;
+#pragma unroll
+        for (int j = 0; j < 16; j++)
+            if (!seen.all(unit.key + first + Mixed::key(j / 8, j / 4 % 2, j % 2), 1))
+                logits.numbers[j / 8][j / 4 % 2][j % 4] = MINUS_INFINITY;
     }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM) pre_heads(const __grid_constant__ Arguments args) {
-    const int warp = thread_index() / 32, tasks = Task::of_a_head(args), batch = block_index() / tasks;
-    const Task task(args, batch * HEADS + min(warp, HEADS - 1), block_index() % tasks);
-    if (!task.visible(args, 0)) return;
-    if (warp < HEADS)
-        return convolve_turns(
-            args, task, spread_keys(), [](const Segment&, int, int) {}, [](const Segment&, uint32_t, int) {});
+    const int warp = thread_index() / 32;
+    int turns = 0;
+    if (warp < HEADS) {
+        take_registers();
+        const Bands<PAD, false> bands(args.taps + warp * QUERY_TAPS * KEY_TAPS);
+#pragma unroll 1
+        for (Tasks tasks(args); tasks.exist(args); tasks.next(args))
+            turns = convolve_turns(
+                args, tasks.of_head(args, warp), bands, turns, spread_keys(), [](const Segment&, int, int, bool) {},
+                [](const Segment&, uint32_t, int) {});
+        return meet_mixers(turns);
+    }
+    leave_registers();
     const Weights pre(args.mix, HEADS, 1);
     const uint32_t rows = matrix_row();
-    const int64_t head_stride = (int64_t)args.rows * args.pitch, first_head = batch * HEADS * head_stride;
-    mix_turns(args, task, warp - HEADS, [&](const Unit& unit) {
-        const Seen seen(args, unit.row);
-        if (!unit.whole && (unit.key >= seen.end || unit.key + UNIT <= seen.start)) return;  // nobody reads these
-        Mixed logits(pre, rows, unit.tile());
-        if (!unit.whole) {
-#pragma unroll
-            for (int i = 0; i < UNIT / 2; i++)
-                if (!seen.all(unit.key + Mixed::key(i / 8, i / 4 % 2, i % 2), 1))
-                    logits.numbers[i / 8][i / 4 % 2][i % 4] = MINUS_INFINITY;
-        }
-        const Exponentials found(logits, unit.whole);
-        found.rounded.store(args.out + (first_head + (int64_t)unit.row * args.pitch + unit.key), head_stride);
-        float2* pieces = args.pieces + place_of_piece(args, batch, unit.key / UNIT, unit.row);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int head = lane_index() / 4 + half * 8;
-            if (lane_index() % 4 == half && head < HEADS) pieces[head] = {found.references[half], found.sums[half]};
-        }
-    });
+    const int half = lane_index() % 4, head = lane_index() / 4 + half * 8;
+    const bool keeps_piece = half < 2 && head < HEADS;
+#pragma unroll 1
+    for (Tasks tasks(args); tasks.exist(args); tasks.next(args)) {
+        const Destination destination(args, tasks.batch);
+        float2* const pieces = args.pieces + place_of_piece(args, tasks.batch, 0, 0) + head;
+        turns = mix_turns(args, tasks.of_head(args, 0), warp - HEADS, turns, [&](const Unit& unit) {
+            const Seen seen(args, unit.row);
+            if (!unit.whole && (unit.key >= seen.end || unit.key + UNIT <= seen.start)) return;  // nobody reads these
+            const uint32_t tile = unit.tile() + rows;
+            Piece found;
+            if (unit.whole) found.add<true>(args, pre, tile, unit, seen, destination);
+            // Over the first, near enough to the greatest mostly, unless a sum is too large.
+            if (!unit.whole || __any_sync(~0u, !(found.sums[0] + found.sums[1] < LARGEST_SUM<ELEMENT>))) {
+                found.find_greatest(pre, tile, unit, seen);
+                found.add<false>(args, pre, tile, unit, seen, destination);
+            }
+            if (keeps_piece)
+                pieces[((int64_t)(unit.key / UNIT) * args.rows + unit.row) * HEADS] =
+                    half ? float2{found.references[1], found.sums[1]} : float2{found.references[0], found.sums[0]};
+        });
+    }
 }
 
 // What the softmax needs of some logits: a reference, and the sum of 2^(logit - reference), both of binary logarithms.
-struct Piece {
+struct Total {
     float reference = LOWEST * LOG2_E, sum = 0;
     DEVICE void add(float of_other, float sum_of_other) {
         const float both = fmaxf(reference, of_other);
@@ -104,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS) merge_pieces(const _
     const Seen seen(args, row);
     const int first = seen.start / UNIT + group, end = group < GROUPS ? (seen.end + UNIT - 1) / UNIT : 0;
     const int64_t start = place_of_piece(args, batch, 0, row) + head, stride = (int64_t)args.rows * HEADS;
-    Piece own, all;
+    Total own, all;
 #pragma unroll 4
     for (int unit = first; unit < end; unit += GROUPS) {
         const float2 found = args.pieces[start + unit * stride];

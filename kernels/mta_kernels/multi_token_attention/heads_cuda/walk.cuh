@@ -2,11 +2,15 @@
 // and MIXERS more warps mix. A turn's QUERY_TAPS rows of all heads meet in a tile in shared memory, of which there are
 // TILES: while warps mix one, others write the next. Named barriers tell when a tile is full and when it has been read.
 //
+// What all turns of a task have in common is found once: in a turn every instruction counts.
+//
 // Constants: those of bands_cuda/layout.cuh; HEADS, 1 to 16; TILES, 2 to 7; MIXERS; UNIT, keys of a row that a warp mixes
 // at a time.
 #pragma once
 #include <products.cuh>
 
+// Whether the last eights of two rows are one product.
+constexpr bool PAIRS = EIGHTS == 3 && QUERY_TAPS % 2 == 0;
 constexpr int PITCH = KEYS * 2 + 16;  // of a row of a head
 #include "mixing.cuh"
 
@@ -32,17 +36,83 @@ DEVICE int first_row(const Segment& segment, int turn) { return segment.begin - 
 DEVICE int full(int turn) { return 1 + turn % TILES; }
 DEVICE int empty(int turn) { return 1 + TILES + turn % TILES; }
 
-// What a mixing warp does: `mix(unit)` for its units.
-template <class Mix> DEVICE void mix_turns(const Arguments& args, const Task& task, int mixer, const Mix& mix) {
-    int before = 0;
+// On Hopper, where both kinds of warps are whole warp groups, mixing warps leave registers to those of heads: of 96 a thread,
+// or of 80 where there are more threads.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+DEVICE void take_registers() {
+    if constexpr (HEADS == 16 && MIXERS == 4) asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
+    if constexpr (HEADS == 16 && MIXERS == 8) asm volatile("setmaxnreg.inc.sync.aligned.u32 88;");
+}
+DEVICE void leave_registers() {
+    if constexpr (HEADS == 16 && (MIXERS == 4 || MIXERS == 8)) asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
+}
+#else
+DEVICE void take_registers() {}
+DEVICE void leave_registers() {}
+#endif
+
+// Whether all rows of the turn from `first` on are queries, or before these, and before the segment's end.
+DEVICE bool is_full_turn(const Arguments& args, const Segment& segment, int first) {
+    return first + QUERY_TAPS <= min(segment.stop, args.query_rows - args.first_row);
+}
+// The first row from which on all of a segment's see all of `count` keys from `first` on; far away where none do.
+constexpr int NEVER = 1 << 30;
+DEVICE int first_to_see(const Arguments& args, const Segment& segment, int first, int count) {
+    bool some = first >= 0 && (CAUSAL || first + count <= args.key_rows);
+    if (DOCUMENTS) {
+        const int query = args.first_row + segment.begin, position = args.first_position + segment.begin;
+        some = some && query >= 0 && query < args.query_rows && first >= args.documents[position] &&
+               first + count <= args.documents[args.key_rows + position];
+    }
+    if (!some) return NEVER;
+    // Not max(-first_row, ...): ptxas 13 loses that sign where it makes one instruction of two maxima.
+    const int query = CAUSAL ? first + count - 1 - args.first_position + args.first_row : 0;
+    return max(query, 0) - args.first_row;
+}
+// The first row from which on all are stored at all of `count` keys from `first` on.
+DEVICE int first_stored_at(const Arguments& args, int first, int count) {
+    if (first < 0 || first + count > args.pitch) return NEVER;
+    return CAUSAL ? ((first + count + BLOCK - 1) / BLOCK - 2) * BLOCK + 1 - args.first_position : 0;
+}
+
+// A persistent block's tasks: every `blocks`-th of those with keys that a row sees, but at least one of each row tile.
+struct Tasks {
+    int batch = 0, row_tile = 0, key_tile;
+
+    DEVICE Tasks(const Arguments& args) : key_tile(block_index()) { find(args); }
+    DEVICE bool exist(const Arguments& args) const { return batch < args.batch; }
+    DEVICE void next(const Arguments& args) { key_tile += args.blocks, find(args); }
+    DEVICE Task of_head(const Arguments& args, int head) const {
+        return Task(args, batch * HEADS + head, row_tile * args.key_tiles + key_tile);
+    }
+    DEVICE bool is_last_of_row(const Arguments& args) const { return key_tile + 1 == count(args); }
+
+private:
+    DEVICE int count(const Arguments& args) const {  // of this row tile
+        if (!CAUSAL) return args.key_tiles;
+        const int after = min((row_tile + 1) * args.run, args.rows);
+        return min(max((args.first_position + after + KEYS - 1) / KEYS, 1), args.key_tiles);
+    }
+    DEVICE void find(const Arguments& args) {
+#pragma unroll 1
+        for (int tiles; batch < args.batch && key_tile >= (tiles = count(args));) {
+            key_tile -= tiles;
+            if (++row_tile == args.row_tiles) row_tile = 0, batch++;
+        }
+    }
+};
+
+// What a mixing warp does for a task: `mix(unit)` for its units. The block has had `before` turns, and then as many as are
+// returned.
+template <class Mix> DEVICE int mix_turns(const Arguments& args, const Task& task, int mixer, int before, const Mix& mix) {
 #pragma unroll 1
     for (int begin = task.first; begin < task.after;) {
         const Segment segment(args, begin, task.after);
-        const int turns = turns_of(segment);
+        const int turns = turns_of(segment), whole_from = max(begin, first_to_see(args, segment, task.first_key, KEYS));
 #pragma unroll 1
         for (int turn = 0; turn < turns; turn++) {
             const int number = before + turn, first = first_row(segment, turn);
-            const bool whole = turn_is_whole(args, task, segment, first);
+            const bool whole = first >= whole_from && is_full_turn(args, segment, first);
             block_sync(full(number), THREADS);
 #pragma unroll 1
             for (int unit = (mixer + 4 * turn) % MIXERS; unit < UNITS; unit += MIXERS) {
@@ -55,32 +125,40 @@ template <class Mix> DEVICE void mix_turns(const Arguments& args, const Task& ta
         }
         before += turns, begin = segment.stop;
     }
+    return before;
 }
 
-// What the warp of a head does. It calls `load(segment, turn, row)` where copies of the rows of a turn begin, and
-// `arrive(segment, address, row)` where this lane's have come. This lane's two keys, and those 64 further, go `of_lane`
-// bytes behind the first of a row of a head.
+// What the warp of a head does. It calls `load_more(segment, turn, row, whole)` where copies of the rows of a turn begin,
+// `whole` if all of these see all keys, and `arrive(segment, address, row)` where this lane's have come. This lane's two keys,
+// and those 64 further, go `of_lane` bytes behind the first of a row of a head. Turns are counted as in `mix_turns`.
 template <class Load, class Arrive>
-DEVICE void convolve_turns(const Arguments& args, const Task& task, uint32_t of_lane, const Load& load_more,
-                           const Arrive& arrive) {
+DEVICE int convolve_turns(const Arguments& args, const Task& task, const Bands<PAD, false>& bands, int before,
+                          uint32_t of_lane, const Load& load_more, const Arrive& arrive) {
     const int warp = thread_index() / 32, lane = lane_index();
     const uint32_t shared = shared_memory(), ring = shared + warp * RING;
-    const Bands<PAD, false> bands(args.taps + warp * QUERY_TAPS * KEY_TAPS);
+    const int first_key = task.first_key - 8 * Reach<PAD>::LEFT;
+    const ELEMENT* start = args.x + (task.place + first_key);
     const Copies copies(args);
     uint32_t chunks[LOADS];
 #pragma unroll
     for (int i = 0; i < LOADS; i++) chunks[i] = ring + matrix_chunk(4 * i, 2 * EIGHTS);
-    int before = 0;
+    const uint32_t last_chunk = ring + lane / 16 * ROW + (lane / 8 % 2 * 8 + lane % 8 + 2) * 16;
 #pragma unroll 1
     for (int begin = task.first; begin < task.after;) {
         const Segment segment(args, begin, task.after);
         const int turns = turns_of(segment);
+        const int whole_from = max(begin, first_to_see(args, segment, task.first_key, KEYS));
+        const int copied_from = max(segment.lowest, first_stored_at(args, first_key, CHUNKS * 8));
         const auto load = [&](int turn) {
-            if (turn < turns)
-                copies.load<Reach<PAD>::LEFT>(args, task, segment, args.x, ring + turn % STAGES * STAGE, first_row(segment, turn));
+            const int first = first_row(segment, turn);
+            const bool whole = first >= copied_from && is_full_turn(args, segment, first);
+            const ELEMENT* rows = start + (int64_t)first * args.pitch;
+            if (turn < turns) copies.load_rows(args, segment, rows, whole, ring + turn % STAGES * STAGE, first, first_key);
         };
         const auto load_rest = [&](int turn) {
-            if (turn < turns) load_more(segment, before + turn, first_row(segment, turn));
+            const int first = first_row(segment, turn);
+            const bool whole = first >= whole_from && is_full_turn(args, segment, first);
+            if (turn < turns) load_more(segment, before + turn, first, whole);
             copies_commit();
         };
         RowSums sums;
@@ -99,16 +177,7 @@ DEVICE void convolve_turns(const Arguments& args, const Task& task, uint32_t of_
             const uint32_t tile = shared + TILES_AT + number % TILES * TILE + warp * PITCH + of_lane;
             const auto compute = [&](auto whole) {
                 constexpr bool WHOLE = decltype(whole)::value;
-                uint32_t numbers[2][LOADS][4];  // of a step and the next
-                const auto load_step = [&](int step) {
-#pragma unroll
-                    for (int i = 0; i < LOADS; i++) load_matrices(numbers[step % 2][i], chunks[i] + stage + step * ROW);
-                };
-                load_step(0);
-#pragma unroll
-                for (int step = 0; step < QUERY_TAPS; step++) {
-                    if (step + 1 < QUERY_TAPS) load_step(step + 1);
-                    sums.add(step, numbers[step % 2], bands);
+                const auto emit = [&](int step) {
                     const int row = first + step;  // complete with what is read
                     if (WHOLE || (row >= begin && row < segment.stop)) {
                         uint32_t pairs[2];
@@ -116,15 +185,45 @@ DEVICE void convolve_turns(const Arguments& args, const Task& task, uint32_t of_
                         store_shared(tile + step * TILE_ROW, pairs[0]), store_shared(tile + step * TILE_ROW + 128, pairs[1]);
                     }
                     sums.clear(step);
+                };
+                if constexpr (PAIRS) {
+                    uint32_t low[2][4], last[4];
+                    const auto load_part = [&](int pair, int i) {  // both first eights of a row, or both rows' last
+                        const int from = stage + 2 * pair * ROW;
+                        if (pair == QUERY_TAPS / 2) return;
+                        if (i < 2) load_matrices(low[i], chunks[0] + from + i * ROW);
+                        else load_matrices(last, last_chunk + from);
+                    };
+                    load_part(0, 0), load_part(0, 2), load_part(0, 1);
+#pragma unroll
+                    for (int pair = 0; pair < QUERY_TAPS / 2; pair++)
+                        sums.add_pair(2 * pair, low, last, bands, emit, [&](int i) { load_part(pair + 1, i); });
+                } else {
+                    uint32_t numbers[2][LOADS][4];  // of a step and the next
+                    const auto load_step = [&](int step) {
+#pragma unroll
+                        for (int i = 0; i < LOADS; i++) load_matrices(numbers[step % 2][i], chunks[i] + stage + step * ROW);
+                    };
+                    load_step(0);
+#pragma unroll
+                    for (int step = 0; step < QUERY_TAPS; step++) {
+                        if (step + 1 < QUERY_TAPS) load_step(step + 1);
+                        sums.add(step, numbers[step % 2], bands);
+                        emit(step);
+                    }
                 }
             };
-            if (turn_is_whole(args, task, segment, first)) compute(Constant<true>());
+            if (first >= whole_from && is_full_turn(args, segment, first)) compute(Constant<true>());
             else compute(Constant<false>());
             block_arrive(full(number), THREADS);
         }
         copies_wait<0>();
         before += turns, begin = segment.stop;
     }
+    return before;
+}
+// The warps of heads meet those that have mixed the last tiles: all who arrived at a barrier are met.
+DEVICE void meet_mixers(int turns) {
 #pragma unroll 1
-    for (int turn = max(before - TILES, 0); turn < before; turn++) block_sync(empty(turn), THREADS);  // all who arrived are met
+    for (int turn = max(turns - TILES, 0); turn < turns; turn++) block_sync(empty(turn), THREADS);
 }
