@@ -300,6 +300,10 @@ def test_it_compiles_with_hardly_a_spill(name: str) -> None:
         pytest.skip(f"NVRTC {compiler.version()} keeps ptxas's words to itself")
     spills = [int(part.split()[-1]) for part in words.split(" bytes spill stores")[:-1]]
     assert max(spills) <= (16 if name in plan.WALKS else 0), words
+    if isinstance(constants, plan.WalkConstants):  # who takes more than the block has waits for ever
+        of_heads, mixers = (88 if constants.sizes.mixers == 8 else 104), constants.sizes.mixers
+        used = max(int(part.split()[-1]) for part in words.split(" registers")[:-1])
+        assert 16 * of_heads + mixers * 64 <= used * (16 + mixers), words
 
 
 @pytest.mark.parametrize(
