@@ -73,6 +73,7 @@ inline void fence_async_proxy_everywhere() {}
 
 inline void pingpong_wait(int warpgroup) { emulator::meet(102, warpgroup, 256); }
 inline void pingpong_arrive(int warpgroup) { emulator::arrive(102, warpgroup, 256); }
+inline bool warpgroup_any(int id, bool predicate) { return emulator::meet_any(100, id, 128, predicate); }
 inline void warpgroup_barrier(int id) { emulator::meet(100, id, 128); }
 inline int fetch_next(int* taken) { return (*taken)++; }
 struct Queue {
@@ -100,6 +101,10 @@ inline bool barrier_done(uint32_t barrier, int parity) { return emulator::barrie
 inline void barrier_wait_asleep(uint32_t barrier, int parity) { barrier_wait(barrier, parity); }
 inline void copy_tile(uint32_t destination, const TensorMap* map, uint32_t barrier, int x, int y, int z, int w) {
     emulator::copy_tile(destination, map, barrier, x, y, z, w);
+}
+inline void prefetch_map(const TensorMap*) {}
+template <class... Coordinates> void stream_tile(uint32_t destination, const TensorMap* map, uint32_t barrier, Coordinates... at) {
+    emulator::copy_tile(destination, map, barrier, at...);
 }
 inline void copy_bytes(uint32_t destination, const void* source, int bytes, uint32_t barrier) {
     emulator::copy_bytes(destination, source, bytes, barrier);
@@ -129,6 +134,9 @@ template <int Accumulators, class Element> struct Product {
     }
     static void run_transposed(float (&accumulator)[Accumulators], uint64_t a, uint64_t b) {
         issue({.a_by_rows = true, .b_by_columns = true, .accumulate = true, .into = accumulator, .a = a, .b = b});
+    }
+    static void run_rows(float (&accumulator)[Accumulators], uint64_t a, uint64_t b) {
+        issue({.a_by_rows = true, .accumulate = true, .into = accumulator, .a = a, .b = b});
     }
     static void run_values(float (&accumulator)[Accumulators], uint64_t a, uint64_t b) {
         issue({.b_by_columns = true, .accumulate = true, .into = accumulator, .a = a, .b = b});

@@ -18,20 +18,27 @@ class EmulatedMap(ctypes.Structure):
 
     _fields_ = (
         ("base", ctypes.c_void_p),
-        ("extent", ctypes.c_int64 * 4),
-        ("stride", ctypes.c_int64 * 4),
-        ("box", ctypes.c_int * 4),
-        ("unused", ctypes.c_char * 40),
+        ("extent", ctypes.c_int64 * 5),
+        ("stride", ctypes.c_int64 * 5),
+        ("box", ctypes.c_int * 5),
+        ("unused", ctypes.c_char * 20),
     )
+
+
+def encode(
+    x: Tensor, extents: list[int], strides: list[int], box: list[int], promotion: int = 256
+) -> tensor_maps.TensorMap:
+    """As the function of that name, for the emulator."""
+    more = [1] * (5 - len(extents))
+    extent, size = (ctypes.c_int64 * 5)(*extents, *more), (ctypes.c_int * 5)(*box, *more)
+    stride = (ctypes.c_int64 * 5)(2, *(2 * n for n in strides))
+    return tensor_maps.TensorMap.from_buffer_copy(EmulatedMap(x.data_ptr(), extent, stride, size))
 
 
 def tensor_map(x: Tensor, box: tuple[int, int, int, int] = (1, 1, 64, 64)) -> tensor_maps.TensorMap:
     """As the function of that name, for the emulator."""
     assert tensor_maps.describable(x) is x
-    strides = [2, *(2 * stride for stride in reversed(tensor_maps.outer_strides(x)))]
-    extent, stride = (ctypes.c_int64 * 4)(*reversed(x.shape)), (ctypes.c_int64 * 4)(*strides)
-    sizes = (ctypes.c_int * 4)(*reversed(box))
-    return tensor_maps.TensorMap.from_buffer_copy(EmulatedMap(x.data_ptr(), extent, stride, sizes))
+    return encode(x, [*reversed(x.shape)], [*reversed(tensor_maps.outer_strides(x))], [*reversed(box)])
 
 
 class HopperEmulator(Emulator):

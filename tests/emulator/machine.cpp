@@ -41,6 +41,7 @@ struct Fiber {
 struct Rendezvous {
     int arrived = 0, line = 0;
     long generation = 0;
+    bool any = false, any_before = false;  // of those that arrived, and of the generation before
 };
 struct Barrier {  // an mbarrier
     int expected = 0, arrivals = 0;
@@ -61,8 +62,8 @@ struct Block {
 };
 struct TensorMap {  // of numbers of 16 bits
     const char* base;
-    int64_t extent[4], stride[4];  // numbers, and bytes; x is the innermost
-    int box[4];                    // numbers; a swizzle as wide as a row of it
+    int64_t extent[5], stride[5];  // numbers, and bytes; x is the innermost
+    int box[5];                    // numbers; a swizzle as wide as a row of it
 };
 
 Block* block;
@@ -212,6 +213,7 @@ void gather(Rendezvous& point, int threads, int line = 0) {
     if (++point.arrived == threads) {
         point.arrived = 0;
         point.generation++;
+        point.any_before = point.any, point.any = false;
     } else {
         wait_until([&] { return point.generation != generation; });
     }
@@ -220,6 +222,12 @@ void gather(Rendezvous& point, int threads, int line = 0) {
 }  // namespace
 
 void meet(int kind, uint32_t id, int threads, int line) { gather(block->rendezvous[{kind, id}], threads, line); }
+bool meet_any(int kind, uint32_t id, int threads, bool mine) {
+    Rendezvous& point = block->rendezvous[{kind, id}];
+    point.any |= mine;
+    gather(point, threads);
+    return point.any_before;  // of this generation: no thread can complete the next one before all have left
+}
 void meet_cluster(int size) { gather(clusters[block->index.x / size], size * block_size.x); }
 void arrive(int kind, uint32_t id, int threads) {
     Rendezvous& point = block->rendezvous[{kind, id}];
@@ -312,15 +320,15 @@ void copied(uint32_t barrier, int bytes) {
 
 }  // namespace
 
-void copy_tile(uint32_t destination, const void* of, uint32_t barrier, int x, int y, int z, int w) {
+void copy_tile(uint32_t destination, const void* of, uint32_t barrier, int x, int y, int z, int w, int v) {
     const TensorMap* map = (const TensorMap*)of;
     block->copies.push_back(Task::of([=] {
-        const int first[4] = {x, y, z, w}, *box = map->box, numbers = box[0] * box[1] * box[2] * box[3];
+        const int first[5] = {x, y, z, w, v}, *box = map->box, numbers = box[0] * box[1] * box[2] * box[3] * box[4];
         if (destination % 128) failure = "a box is not aligned";
         for (int i = 0; i < numbers; i++) {
             const char* source = map->base;
             bool inside = true;
-            for (int d = 0, rest = i; d < 4; rest /= box[d++]) {
+            for (int d = 0, rest = i; d < 5; rest /= box[d++]) {
                 const int64_t at = first[d] + rest % box[d];
                 inside = inside && at >= 0 && at < map->extent[d];
                 source += at * map->stride[d];

@@ -45,6 +45,7 @@ void fail(const char* why);
 bool coin();
 uint32_t random_bits();
 void yield();                                // let other threads run, and go on
+bool meet_any(int kind, uint32_t id, int threads, bool mine);  // whether it holds for any of them
 void meet(int kind, uint32_t id, int threads, int line = 0);  // `line` of the source, the same for all
 void arrive(int kind, uint32_t id, int threads);  // without waiting for the others
 int warp_of_all();  // this thread's, among those of all blocks that run
@@ -66,7 +67,7 @@ void barrier_arrive(uint32_t barrier);
 void barrier_expect(uint32_t barrier, int bytes);
 bool barrier_done(uint32_t barrier, int parity);
 void barrier_wait(uint32_t barrier, int parity);
-void copy_tile(uint32_t destination, const void* map, uint32_t barrier, int x, int y, int z, int w);
+void copy_tile(uint32_t destination, const void* map, uint32_t barrier, int x, int y, int z, int w, int v = 0);
 void copy_bytes(uint32_t destination, const void* source, int bytes, uint32_t barrier);
 void wait_for_count(const int* counter, int count);
 void wait_for_open(const int* one, int at_first, const int* other, int all);  // two queues of counters.cuh

@@ -19,6 +19,17 @@ DEVICE void fence_async_proxy_everywhere() {  // `fence_async_proxy`, and of mem
 // Threads.
 
 DEVICE void warpgroup_barrier(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
+DEVICE bool warpgroup_any(int id, bool predicate) {  // `warpgroup_barrier`, and whether it holds for any of the threads
+    int any;
+    asm volatile(
+        "{\n"
+        ".reg .pred p, q;\n"
+        "setp.ne.s32 p, %1, 0;\n"
+        "bar.red.or.pred q, %2, 128, p;\n"
+        "selp.s32 %0, 1, 0, q;\n"
+        "}" : "=r"(any) : "r"((int)predicate), "r"(id) : "memory");
+    return any;
+}
 // Ping-pong of two warp groups: each waits for its phase, and starts the other's.
 DEVICE void pingpong_wait(int warpgroup) { asm volatile("bar.sync %0, 256;" ::"r"(4 + warpgroup) : "memory"); }
 DEVICE void pingpong_arrive(int warpgroup) { asm volatile("bar.arrive %0, 256;" ::"r"(4 + warpgroup) : "memory"); }
@@ -64,7 +75,21 @@ DEVICE void copy_tile(uint32_t destination, const TensorMap* map, uint32_t barri
         "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
         : "memory");
 }
-
+DEVICE void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+// `copy_tile`, of four or five dimensions, of memory that is read once: it leaves the cache first.
+constexpr uint64_t EVICT_FIRST = 0x12F0000000000000;
+DEVICE void stream_tile(uint32_t destination, const TensorMap* map, uint32_t barrier, int x, int y, int z, int w) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w),
+        "l"(EVICT_FIRST) : "memory");
+}
+DEVICE void stream_tile(uint32_t destination, const TensorMap* map, uint32_t barrier, int x, int y, int z, int w, int v) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z),
+        "r"(w), "r"(v), "l"(EVICT_FIRST) : "memory");
+}
 // wgmma: 64 rows of A times columns of B, 16 deep, by the 128 threads of a warpgroup: `Product` in wgmma.cuh, which
 // source.py writes for the shapes that a kernel uses, and says there which number a thread holds.
 

@@ -19,6 +19,7 @@ INSTRUCTIONS = {
     "fragments": ("run_fragments", "const uint32_t (&a)[4]", True, "1, 1, 0"),
     "registers": ("run_registers", "const uint32_t* a", False, "1, 1, 1"),
     "transposed": ("run_transposed", "uint64_t a", False, "1, 1, 1, 1"),
+    "rows": ("run_rows", "uint64_t a", False, "1, 1, 1, 0"),
     "values": ("run_values", "uint64_t a", False, "1, 1, 0, 1"),
 }
 
@@ -27,8 +28,8 @@ class Product(NamedTuple):
     """A wgmma instruction that a kernel uses: 64 x `columns` numbers in float32, 16 deep.
 
     `operands`: "shared" (A and B lie along their 16 numbers), "fragments" (the same, A in registers), "registers" (A in
-    registers, B along its columns), "transposed" (A along its rows, B along its columns) or "values" (A along its 16
-    numbers, B along its columns).
+    registers, B along its columns), "transposed" (A along its rows, B along its columns), "rows" (A along its rows, B
+    along its 16 numbers) or "values" (A along its 16 numbers, B along its columns).
     """
 
     columns: int

@@ -48,31 +48,36 @@ def tensor_map(x: Tensor, box: tuple[int, int, int, int] = (1, 1, 64, 64)) -> Te
     key = (x.data_ptr(), x.dtype, x.shape, x.stride(), box)
     found = _tensor_maps.get(key)
     if found is None:
-        found = keep(_tensor_maps, key, _encode(x, box), MAX_TENSOR_MAPS)
+        strides, extents = reversed(outer_strides(x)), reversed(x.shape)
+        found = keep(_tensor_maps, key, encode(x, [*extents], [*strides], [*reversed(box)]), MAX_TENSOR_MAPS)
     return found
 
 
-def _encode(x: Tensor, box: tuple[int, int, int, int]) -> TensorMap:
+def encode(x: Tensor, extents: list[int], strides: list[int], box: list[int], promotion: int = 256) -> TensorMap:
+    """Numbers of x as the copy engine is told of them, 16-bit: up to five dimensions, the innermost first.
+
+    `strides` are in numbers, and without that of the innermost dimension, which is 1. The swizzle is as wide as a row
+    of a box. L2 asks memory for `promotion` bytes at a time.
+    """
     from cuda.bindings import driver
 
     kinds = driver.CUtensorMapDataType
     half, bfloat16 = kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16, kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
     swizzles = driver.CUtensorMapSwizzle
-    swizzle = {64: swizzles.CU_TENSOR_MAP_SWIZZLE_128B, 32: swizzles.CU_TENSOR_MAP_SWIZZLE_64B}[box[3]]
-    batch, heads, rows, columns = x.shape
+    swizzle = {64: swizzles.CU_TENSOR_MAP_SWIZZLE_128B, 32: swizzles.CU_TENSOR_MAP_SWIZZLE_64B}[box[0]]
 
     def encode() -> tuple:
         return driver.cuTensorMapEncodeTiled(
             half if x.dtype == torch.float16 else bfloat16,
-            4,
+            len(extents),
             x.data_ptr(),
-            [driver.cuuint64_t(n) for n in (columns, rows, heads, batch)],
-            [driver.cuuint64_t(n * x.element_size()) for n in reversed(outer_strides(x))],
-            [driver.cuuint32_t(n) for n in reversed(box)],
-            [driver.cuuint32_t(1)] * 4,
+            [driver.cuuint64_t(n) for n in extents],
+            [driver.cuuint64_t(n * x.element_size()) for n in strides],
+            [driver.cuuint32_t(n) for n in box],
+            [driver.cuuint32_t(1)] * len(extents),
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             swizzle,
-            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            getattr(driver.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_L2_{promotion}B"),
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
 
