@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from mta_kernels import code_cache
+from mta_kernels.conv_attention.cuda_decode.hopper_plan import hopper_plan_on
 from mta_kernels.conv_attention.cuda_decode.plan import plan_on
 from mta_kernels.conv_attention.cuda_sm80 import backward_constants as cuda_backward
 from mta_kernels.conv_attention.cuda_sm80 import forward as cuda_forward
@@ -79,10 +80,12 @@ def _decode() -> Iterator[Source]:
         DECODE_GPUS, DTYPES, DECODE_HEAD_DIMS, DECODE_GROUPS, (False, True)
     ):
         architecture, limit, multiprocessors = gpu
-        plan = plan_on(limit, multiprocessors, dtype, head_dim, CONVOLUTION, group, paged, aligned=True)
-        yield plan.constants.source(architecture)
-        if not plan.constants.few_heads:
-            yield plan.constants.source(architecture, "merge")
+        shape = limit, multiprocessors, dtype, head_dim, CONVOLUTION, group, paged
+        for plan in (plan_on(*shape, aligned=True), hopper_plan_on(*shape) if architecture == "sm_90" else None):
+            if plan is not None:
+                yield plan.constants.source(architecture)
+                if not plan.constants.few_heads:
+                    yield plan.constants.source(architecture, "merge")
 
 
 def compile_into_package(sources: Sequence[Source]) -> None:

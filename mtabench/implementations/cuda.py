@@ -119,6 +119,7 @@ def backward_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
 def decode_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     """The decode. Raises SkippedError without a compiler."""
     from mta_kernels.conv_attention.cuda_decode.decode import shape_unsupported
+    from mta_kernels.conv_attention.cuda_decode.hopper_plan import KEYS, hopper_plan_on
     from mta_kernels.conv_attention.cuda_decode.plan import MERGE_BYTES, MERGE_THREADS, plan_on
     from mtabench.problem.inputs import DTYPES
 
@@ -126,10 +127,13 @@ def decode_source(shape: Shape, limits: Limits) -> Iterator[CudaKernel]:
     if shape_unsupported(dtype, shape.head_dim, *shape.conv):
         return
     need_compiler()
-    constants = plan_on(
+    wanted = (
         limits.shared_per_block, limits.sms, dtype, shape.head_dim, shape.operation.conv,
-        shape.heads // shape.kv_heads, bool(shape.page_size), shape.head_dim % 8 == 0,
-    ).constants  # fmt: skip
+        shape.heads // shape.kv_heads, bool(shape.page_size),
+    )  # fmt: skip
+    of_hopper = limits.target == "sm_90" and (shape.page_size or 0) % KEYS == 0
+    plan = (hopper_plan_on(*wanted) if of_hopper else None) or plan_on(*wanted, shape.head_dim % 8 == 0)
+    constants = plan.constants
     code = compiled(constants.source(limits.target))
     yield CudaKernel("cuda_decode", code, constants.warps, constants.shared_memory)
     if not constants.few_heads:

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from emulated_hopper import encode
 from emulated_kernels import Emulator, launch_code
 
-from mta_kernels.conv_attention.cuda_decode import backend, decode, plan
+from mta_kernels.conv_attention.cuda_decode import backend, decode, hopper_plan, plan
+from mta_kernels.conv_attention.cuda_decode.hopper_plan import HopperConstants, choose_hopper_plan
 from mta_kernels.conv_attention.cuda_decode.plan import DecodeConstants, choose_plan
 from mta_kernels.nvrtc.compiler import Source
 
@@ -24,28 +26,37 @@ def name_of(file: str) -> str:
 class DecodeEmulator(Emulator):
     def program(self, wanted: Source) -> str:
         code = f"#include <device.cuh>\nnamespace kernel {{\n#include <{wanted.path.name}>\n}}\n"
-        return code + launch_code(space="kernel", kernel=name_of(wanted.path.stem))
+        maps = "kernel::Maps" if wanted.path.stem == "hopper_heads" else ""
+        return code + launch_code(space="kernel", kernel=name_of(wanted.path.stem), before=maps)
 
 
 @pytest.fixture
 def emulated_decode(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """`backend="cuda"` decodes on CPU tensors in this test, whose programs leave the counts of arrivals at zero.
 
-    Its fields may be changed: the seed of threads and copies, multiprocessors, shared memory.
+    Its fields may be changed: the seed of threads and copies, multiprocessors, shared memory, whether it is
+    a Hopper GPU.
     """
-    fields = SimpleNamespace(seed=0, multiprocessors=5, shared_memory=H200, counts=torch.zeros(256, dtype=torch.int32))
+    fields = SimpleNamespace(
+        seed=0, multiprocessors=5, shared_memory=H200, hopper=False, counts=torch.zeros(256, dtype=torch.int32)
+    )
     emulator = DecodeEmulator()
 
     def launch(*args, follows: bool = False) -> None:
         emulator.seed = fields.seed
         emulator.launch(*args)
 
-    def kernel(constants: DecodeConstants, device: int, name: str = "decode"):
+    def kernel(constants: DecodeConstants | HopperConstants, device: int, name: str = "decode"):
         return emulator.load(emulator.machine_code(constants.source("sm_80", name)), name_of(name), 0, device)
 
-    monkeypatch.setattr(plan, "shared_memory_limit", lambda device: fields.shared_memory)
-    monkeypatch.setattr(plan, "sm_count", lambda device: fields.multiprocessors)
+    for module in (plan, hopper_plan):
+        monkeypatch.setattr(module, "shared_memory_limit", lambda device: fields.shared_memory)
+        monkeypatch.setattr(module, "sm_count", lambda device: fields.multiprocessors)
+    monkeypatch.setattr(hopper_plan, "capability", lambda device: (9, 0) if fields.hopper else (8, 0))
+    monkeypatch.setattr(hopper_plan, "encode", encode)
+    monkeypatch.setattr(hopper_plan, "_maps", {})
     monkeypatch.setattr(decode, "choose_plan", choose_plan.__wrapped__)
+    monkeypatch.setattr(decode, "choose_hopper_plan", choose_hopper_plan.__wrapped__)
     monkeypatch.setattr(decode, "arrivals", lambda count, device: fields.counts)
     monkeypatch.setattr(decode, "kernel", kernel)
     monkeypatch.setattr(decode.driver, "launch", launch)

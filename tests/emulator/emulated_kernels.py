@@ -22,12 +22,17 @@ FOLDER = Path(__file__).parent
 GXX = shutil.which("g++")
 
 
-def launch_code(space: str, kernel: str, at_once: str = "1") -> str:
-    """C++ that runs a kernel, `at_once` blocks at a time; behind a block's memory lie bytes that none may write."""
+def launch_code(space: str, kernel: str, at_once: str = "1", before: str = "") -> str:
+    """C++ that runs a kernel, `at_once` blocks at a time; behind a block's memory lie bytes that none may write.
+
+    It takes Arguments, and a parameter of the type `before` before them, if one is named.
+    """
+    declared, given = (f"const {before}* first, ", "*first, ") if before else ("", "")
     return f"""
-extern "C" const char* {kernel}_emulated(int x, int y, int threads, int bytes, unsigned seed, const void* args) {{
+extern "C" const char* {kernel}_emulated(int x, int y, int threads, int bytes, unsigned seed,
+                                          {declared}const void* args) {{
     return emulator::launch(x, y, threads, bytes + 1024, seed, [=] {{
-        {space}::{kernel}(*(const {space}::Arguments*)args);
+        {space}::{kernel}({given}*(const {space}::Arguments*)args);
         for (int i = 0; i < 1024; i++)
             if (emulator::shared_memory()[bytes + i] != (char)0xFF)
                 emulator::fail("a write beyond the block's shared memory");

@@ -6,6 +6,9 @@
 struct float2 {
     float x, y;
 };
+struct uint2 {
+    uint32_t x, y;
+};
 struct float4 {
     float x, y, z, w;
 };

@@ -373,7 +373,7 @@ def test_auto_takes_it_where_heads_share_many_keys(gpu, monkeypatch: pytest.Monk
     monkeypatch.setattr(triton_backend, "_capability", lambda device: (9, 0))
     assert [choice(1, 1 << 12), choice(1, (1 << 12) + 1)] == ["triton", "cuda"]
     assert [choice(4, 1 << 10), choice(8, 1 << 10)] == ["triton", "cuda"]
-    assert [choice(1, 1 << 14, head_dim=128), choice(1, 1 << 13, heads=4)] == ["triton", "triton"]
+    assert [choice(1, 1 << 13, head_dim=128), choice(1, 1 << 13, heads=4)] == ["triton", "triton"]
     assert choice(1, 64, heads=10) == "cuda"
     assert choice(4, 64, pages=100) == "cuda"
     monkeypatch.setattr(triton_backend, "_capability", lambda device: (8, 0))

@@ -1,4 +1,4 @@
-"""Launches few_heads.cu, or many_heads.cu and merge.cu: constants of a shape, how many programs there are, scratch."""
+"""Launches few_heads.cu, or hopper_heads.cu or many_heads.cu and merge.cu: constants of a shape, programs, scratch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ from torch import Tensor
 from mta_kernels.conv_attention.arguments import check_block_table, check_splits
 from mta_kernels.conv_attention.backend import size_unsupported
 from mta_kernels.conv_attention.cuda_decode.arrivals import arrivals
+from mta_kernels.conv_attention.cuda_decode.hopper_plan import (
+    HopperConstants,
+    are_describable,
+    choose_hopper_plan,
+    maps,
+    pays,
+)
 from mta_kernels.conv_attention.cuda_decode.plan import (
     MERGE_BYTES,
     MERGE_THREADS,
@@ -82,9 +89,12 @@ def conv_attention_decode(
         check_block_table(block_table, q_window, k_cache)
     group = q_window.shape[1] // k_cache.shape[1]
     aligned = has_whole_chunks(k_cache) and has_whole_chunks(v_cache)
-    plan = choose_plan(
-        q_window.dtype, q_window.shape[3], operation.conv, group, block_table is not None, aligned, q_window.device
-    )
+    paged, device = block_table is not None, q_window.device
+    shape = q_window.dtype, q_window.shape[3], operation.conv, group, paged
+    plan = choose_hopper_plan(*shape, device) if aligned and are_describable(k_cache, v_cache, paged) else None
+    sequences, pages = (1, k_cache.shape[0]) if block_table is None else block_table.shape
+    if not pays(plan, sequences * pages * k_cache.shape[1] * k_cache.shape[2]):
+        plan = choose_plan(*shape, aligned, device)
     tensors = q_window, k_cache, v_cache, weight, lengths, block_table
     with on_device_of(q_window):
         return launch_decode(operation, *tensors, splits=0 if splits == "auto" else int(splits), plan=plan)
@@ -123,11 +133,13 @@ def launch_decode(
         arguments.table_stride_batch, arguments.table_stride_page = block_table.stride()
         arguments.page_bits = k_cache.shape[2].bit_length() - 1
     compiled, threads = kernel(constants, device.index), 32 * constants.warps
-    driver.launch(compiled, (blocks, 1), threads, constants.shared_memory, device.index, arguments)
+    read = (maps(k_cache, v_cache, constants),) if isinstance(constants, HopperConstants) else ()
+    driver.launch(compiled, (blocks, 1), threads, constants.shared_memory, device.index, *read, arguments)
     if not constants.few_heads and programs > 1 and splits != 1:
         merge, follows = kernel(constants, device.index, "merge"), overlaps_launches(device)
-        blocks *= constants.sharing
-        driver.launch(merge, (blocks, 1), MERGE_THREADS, MERGE_BYTES, device.index, arguments, follows=follows)
+        driver.launch(
+            merge, (batch * query_heads, 1), MERGE_THREADS, MERGE_BYTES, device.index, arguments, follows=follows
+        )
     return out
 
 
@@ -136,13 +148,15 @@ def choose_splits(
     taps: tuple[int, int], device: torch.device, *, paged: bool = False,
 ) -> int:  # fmt: skip
     """The programs that share a KV head's keys with `splits="auto"`, where all lengths are equal; rounded up."""
-    conv = Operation.of(taps, head_dim).conv
-    plan = choose_plan(dtype, head_dim, conv, query_heads // kv_heads, paged, True, device)
+    shape = dtype, head_dim, Operation.of(taps, head_dim).conv, query_heads // kv_heads, paged
+    plan = choose_hopper_plan(*shape, device)
+    if not pays(plan, batch * kv_heads * length):
+        plan = choose_plan(*shape, True, device)
     return plan.splits_for(batch * kv_heads, length)
 
 
 @functools.cache
-def kernel(constants: DecodeConstants, device: int, name: str = "decode") -> Any:
+def kernel(constants: DecodeConstants | HopperConstants, device: int, name: str = "decode") -> Any:
     """The kernel on a device, "decode" or "merge", compiled at the first call: seconds, unless the disk has it."""
     code = machine_code(constants.source(driver.architecture(device), name))
     if name == "merge":

@@ -1,9 +1,8 @@
-// Adds up what programs of many_heads.cu that share a KV head have left: HEADS query heads a block, by the block of the
-// first of these programs, to `out`.
+// Adds up what programs of many_heads.cu that share a KV head have left, a block a query head, to `out`.
 #include "layout.cuh"
 
-constexpr int VECTORS = HEADS * DEPTH / 4, GROUPS = MERGE_THREADS / VECTORS;
-constexpr int AT_ONCE = 4;  // programs of a thread on their way
+constexpr int VECTORS = DEPTH / 4, GROUPS = MERGE_THREADS / VECTORS;
+constexpr int AT_ONCE = 5;  // programs of a thread on their way
 static_assert(MERGE_THREADS * 24 == SHARED_BYTES, "as in plan.py");
 
 // A maximum and a sum, and weighted values.
@@ -23,32 +22,28 @@ struct Part {
 extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 1) cuda_decode_merge(const __grid_constant__ Arguments args) {
     const uint32_t shared = shared_memory();
     const int thread = thread_index(), vector = thread % VECTORS, group = thread / VECTORS;
-    const int block = blockIdx.x / SHARING, program = block / HEAD_BLOCKS, of_program = blockIdx.x % SHARING * HEADS;
+    const int kv_head = blockIdx.x / args.group, head = blockIdx.x % args.group;
     Work work;
-    if (!work.begin(args.lengths, program, args.programs, args.splits)) return;
-    Segment segment;
-    while (true) {
-        segment = work.segment;
-        work.count_sharers(segment);
-        if (segment.programs > 1 && segment.first_program == program) break;
-        if (!work.advance()) return;
-    }
+    int first_program, programs;
+    work.find_sharers(args.lengths, args.programs, args.splits, kv_head / args.lengths.kv_heads,
+                      kv_head % args.lengths.kv_heads, first_program, programs);
+    if (programs == 1) return;
     wait_for_launch_before();
     Part part = {MINUS_INFINITY, 0, {0, 0, 0, 0}};
     if (group < GROUPS)
 #pragma unroll 1
-        for (int first = group; first < segment.programs; first += AT_ONCE * GROUPS) {
+        for (int first = group; first < programs; first += AT_ONCE * GROUPS) {
             float2 statistics[AT_ONCE];
             float4 values[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
                 const int other = first + i * GROUPS;
-                const int64_t slot = 2 * (block + (int64_t)other * HEAD_BLOCKS) + (other == 0);
-                const int64_t head = slot * ALL_HEADS + of_program + vector / (DEPTH / 4);
-                const bool inside = other < segment.programs;
-                statistics[i] = inside ? __ldcg(args.statistics + head) : float2{MINUS_INFINITY, 0};
+                const int64_t block = (int64_t)(first_program + other) * HEAD_BLOCKS + head / ALL_HEADS;
+                const int64_t at = (2 * block + (other == 0)) * ALL_HEADS + head % ALL_HEADS;
+                const bool inside = other < programs;
+                statistics[i] = inside ? __ldcg(args.statistics + at) : float2{MINUS_INFINITY, 0};
                 values[i] = {0, 0, 0, 0};
-                if (inside) values[i] = __ldcg((const float4*)(args.parts + head * DEPTH) + vector % (DEPTH / 4));
+                if (inside) values[i] = __ldcg((const float4*)(args.parts + at * DEPTH) + vector);
             }
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) part.add(statistics[i], values[i]);
@@ -56,8 +51,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 1) cuda_decode_merge
     store_floats(shared + thread * 16, part.values);
     store_shared(shared + MERGE_THREADS * 16 + thread * 8, __float_as_uint(part.maximum), __float_as_uint(part.sum));
     __syncthreads();
-    const int head = block % HEAD_BLOCKS * ALL_HEADS + of_program + vector / (DEPTH / 4);
-    if (group > 0 || head >= args.group) return;
+    if (group > 0) return;
 #pragma unroll 4
     for (int other = 1; other < GROUPS; other++) {
         const int from = other * VECTORS + vector;
@@ -66,12 +60,11 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 1) cuda_decode_merge
         load_floats(both, shared + MERGE_THREADS * 16 + from * 8);
         part.add({both[0], both[1]}, {values[0], values[1], values[2], values[3]});
     }
-    const int64_t kv_head = (int64_t)segment.sequence * args.lengths.kv_heads + segment.kv_head;
-    uint16_t* out = args.out + (kv_head * args.group + head) * HEAD_DIM;
+    uint16_t* out = args.out + (int64_t)blockIdx.x * HEAD_DIM;
     const float inverse = part.sum == 0 ? 0 : reciprocal_fast(part.sum);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const int number = vector % (DEPTH / 4) * 4 + i;
+        const int number = vector * 4 + i;
         if (number < HEAD_DIM) out[number] = from_float<ELEMENT>(part.values[i] * inverse).bits;
     }
 }

@@ -1,7 +1,7 @@
 // Parts of out, of a program's warps, added up: a maximum and a sum a head, and its weighted values.
 // Where they are in shared memory, fold.cuh or queries.cuh say.
 #pragma once
-#include "layout.cuh"
+#include "parts.cuh"
 
 // A maximum to subtract; 0 where there was no score, so that 2^(-inf - 0) is 0 and not NaN.
 DEVICE float finite(float maximum) { return maximum == MINUS_INFINITY ? 0 : maximum; }
@@ -20,10 +20,6 @@ constexpr int TEAMS_AT_ONCE = FEW_HEADS ? TEAMS : 4;
 
 // Adds up the warps' parts of a segment: to `out` if they are all, else to this program's part in global memory.
 DEVICE void add_warps(const Arguments& args, const Segment& segment, uint32_t shared) {
-    const int program = blockIdx.x / HEAD_BLOCKS, first_head = blockIdx.x % HEAD_BLOCKS * ALL_HEADS;
-    const int64_t kv_head = (int64_t)segment.sequence * args.lengths.kv_heads + segment.kv_head;
-    const int64_t part = (2 * (int64_t)blockIdx.x + (program == segment.first_program)) * ALL_HEADS;
-    uint16_t* out = args.out + (kv_head * args.group + first_head) * HEAD_DIM;
     __syncthreads();
 #pragma unroll 1
     for (int i = thread_index(); i < ALL_HEADS * DEPTH / 4; i += THREADS) {
@@ -43,16 +39,7 @@ DEVICE void add_warps(const Arguments& args, const Segment& segment, uint32_t sh
 #pragma unroll
             for (int j = 0; j < 4; j++) value[j] += scale * values[j];
         }
-        if (segment.programs > 1) {
-            *(float4*)(args.parts + (part + head) * DEPTH + number) = {value[0], value[1], value[2], value[3]};
-            if (number == 0) args.statistics[part + head] = {maximum, sum};
-        } else if (first_head + head < args.group) {
-            const float inverse = sum == 0 ? 0 : reciprocal_fast(sum);  // zeros for a sequence without tokens
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                if (number + j < HEAD_DIM)
-                    out[head * HEAD_DIM + number + j] = from_float<ELEMENT>(value[j] * inverse).bits;
-        }
+        write_part(args, segment, head, number, maximum, sum, value);
     }
     __syncthreads();
 }

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from mta_kernels.nvrtc.compiler import Source, headers_in
 from mta_kernels.nvrtc.structures import ELEMENTS
 from mta_kernels.operation import Convolution
 
+if TYPE_CHECKING:
+    from mta_kernels.conv_attention.cuda_decode.hopper_plan import HopperConstants
+
 FOLDER = Path(__file__).parent
 HEADERS = (
     "sm80_decode.cuh",
@@ -23,6 +27,7 @@ HEADERS = (
     "stream.cuh",
     "fold.cuh",
     "queries.cuh",
+    "parts.cuh",
     "merge.cuh",
     "last_program.cuh",
 )
@@ -33,7 +38,7 @@ FEWEST_KEYS = 64  # a program: FEWEST_UNITS of work.cuh
 BYTES_AN_SM = 128 * 1024  # of buffers: enough on their way to keep the memory of an H200 busy
 WARPS_AN_SM = 8  # that have registers whatever a program takes
 FEW_IDLE = 16  # one program in so many may have no keys where heads are shared evenly: as in work.cuh
-MERGE_THREADS = 1024
+MERGE_THREADS = 256
 MERGE_BYTES = MERGE_THREADS * 24
 
 
@@ -119,7 +124,7 @@ class DecodeConstants:
 class DecodePlan:
     """Constants, and how many programs run at once, `head_blocks` times each."""
 
-    constants: DecodeConstants
+    constants: DecodeConstants | HopperConstants
     programs: int
 
     def programs_for(self, batch_kv_heads: int, capacity: int) -> int:

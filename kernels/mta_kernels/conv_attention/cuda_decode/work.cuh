@@ -54,12 +54,16 @@ struct Work {
         const unsigned lane = threadIdx.x % 32, kv_heads = lengths.kv_heads, heads = lengths.batch * kv_heads;
         unsigned longest = 0;
         of_head = 0;
+        if (lengths.batch == 1) {
+            of_head = longest = lengths.units(0);
+        } else {
 #pragma unroll 1
-        for (unsigned i = lane; i < lengths.batch; i += 32) {
-            const unsigned units = lengths.units(i);
-            of_head += units, longest = max(longest, units);
+            for (unsigned i = lane; i < lengths.batch; i += 32) {
+                const unsigned units = lengths.units(i);
+                of_head += units, longest = max(longest, units);
+            }
+            of_head = __reduce_add_sync(~0u, of_head), longest = __reduce_max_sync(~0u, longest);
         }
-        of_head = __reduce_add_sync(~0u, of_head), longest = __reduce_max_sync(~0u, longest);
         // Heads of one length are shared by as many programs each where that leaves few without: to change heads takes
         // longer than a few keys more.
         const unsigned each = quotient(programs, heads);
@@ -81,7 +85,7 @@ struct Work {
             const unsigned head = quotient(program, splits), split = program - head * splits;
             segment.sequence = quotient(head, kv_heads), segment.kv_head = head - segment.sequence * kv_heads;
             const unsigned units = lengths.units(segment.sequence);
-            share = units / splits, extra = units % splits;
+            share = quotient(units, splits), extra = units - share * splits;
             end = first_unit(split + 1);
             set_segment(0, units, first_unit(split));
             return true;
@@ -131,20 +135,22 @@ struct Work {
         return true;
     }
 
-    // The programs that share the keys of a sequence's KV head 0, without being one of them: first, and how many.
-    DEVICE void find_sharers(const Lengths& all, unsigned programs, unsigned of_splits, int sequence, int& first, int& count) {
+    // The programs that share the keys of a sequence's KV head, without being one of them: first, and how many.
+    DEVICE void find_sharers(const Lengths& all, unsigned programs, unsigned of_splits, int sequence, int kv_head, int& first,
+                             int& count) {
         lengths = all, splits = of_splits;
         unsigned of_head, before = 0;
         if (!splits) deal(programs, of_head);
         if (splits) {
-            first = sequence * lengths.kv_heads * splits, count = splits;
+            first = (sequence * lengths.kv_heads + kv_head) * splits, count = splits;
             return;
         }
 #pragma unroll 1
         for (int i = threadIdx.x % 32; i < sequence; i += 32) before += lengths.units(i);
-        before = __reduce_add_sync(~0u, before) * lengths.kv_heads;
+        const unsigned units = lengths.units(sequence);
+        before = __reduce_add_sync(~0u, before) * lengths.kv_heads + kv_head * units;
         first = program_of(before);
-        count = program_of(before + lengths.units(sequence) - 1) - first + 1;
+        count = program_of(before + units - 1) - first + 1;
     }
     DEVICE void count_sharers(Segment& of) const {
         of.first_program = program, of.programs = 1;

@@ -25,13 +25,13 @@ from mta_kernels.torch_compile import asked_once, constant_when_compiled, known
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # Where query heads share a KV head, this decode is faster than CUDA's on short caches, if the copy engine reads them:
-# up to `few_keys` of all sequences and KV heads, times the heads that share one (decision 68).
+# up to `few_keys` of all sequences and KV heads, times the heads that share one (decisions 68 and 83).
 MOST_SHARING = 4  # above it, nowhere (decision 76)
 
 
 def few_keys(head_dim: int) -> int:
     """How many keys those are."""
-    return head_dim * (1024 if head_dim > 64 else 512)
+    return head_dim * 512
 
 
 def why_not(request: Request) -> str | None:

@@ -10,7 +10,7 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 1) mta_decode_merge(
     const int column = threadIdx.x % COLUMNS, group = threadIdx.x / COLUMNS;
     int first, count;
     Work work;
-    work.find_sharers(args.lengths, args.programs, args.splits, sequence, first, count);
+    work.find_sharers(args.lengths, args.programs, args.splits, sequence, 0, first, count);
     const float4* partial = (const float4*)args.partial + ((int64_t)(first + sequence) * HEADS + head) * COLUMNS + column;
     float4 sum = {0, 0, 0, 0};
     wait_for_launch_before();
