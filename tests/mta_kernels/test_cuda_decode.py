@@ -140,7 +140,11 @@ def test_pages(gpu, page_size: int) -> None:
     dim_major = [x.mT.contiguous().mT for x in (k_pages, v_pages)]
     wide = torch.stack([table, table], dim=2).flatten(1)[:, ::2]
     for caches in (token_major, dim_major):
-        assert torch.equal(run((q, *caches, weight, lengths), block_table=wide, splits=3), got)
+        other = run((q, *caches, weight, lengths), block_table=wide, splits=3)
+        if ON_GPU:  # of Hopper, whose copy engine reads some of these
+            assert_decodes(other, *inputs, rounding=4)
+        else:
+            assert torch.equal(other, got)
 
 
 def test_any_layout(gpu) -> None:

@@ -29,11 +29,14 @@ CONV = Convolution(6, 11, 5)
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """`backend="cuda"` runs, in an emulated Hopper GPU where there is none; with NaN in whatever nobody writes.
 
-    `described` counts the calls that the copy engine read caches for.
+    `described` counts the calls that the copy engine read caches for. A GPU has too many multiprocessors for caches as
+    short as these, so that there the kernel runs where it does not pay.
     """
     poison_memory(monkeypatch)
-    if ON_GPU and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("no Hopper GPU")
+    if ON_GPU:
+        if torch.cuda.get_device_capability() != (9, 0):
+            pytest.skip("no Hopper GPU")
+        monkeypatch.setattr(hopper_plan, "FEWEST_KEYS", 0)
     fields = SimpleNamespace() if ON_GPU else request.getfixturevalue("emulated_decode")
     fields.hopper, fields.described = True, 0
 
@@ -120,6 +123,8 @@ def test_what_other_kernels_read(gpu) -> None:
     (k, table), (v, _) = paged(k, 64), paged(v, 64)
     assert_decodes(run((q, k, v, weight, lengths), block_table=table), *inputs, rounding=4)
     assert gpu.described == 0
+    if ON_GPU:
+        return
     gpu.multiprocessors = 2
     inputs = make_groups([450], 16, BF16, 128)  # warp groups would share tiles, and a program have few keys
     assert_decodes(run(inputs), *inputs, rounding=4)
