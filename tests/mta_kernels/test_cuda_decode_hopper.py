@@ -150,7 +150,7 @@ def test_windows(gpu) -> None:
 
 @pytest.mark.parametrize(
     ("group", "head_dim", "taps", "dtype", "pad"),
-    [(5, 72, (8, 16), BF16, "left"), (20, 128, (1, 11), FP16, "right"), (16, 64, (1, 1), BF16, "both")],
+    [(3, 72, (8, 16), BF16, "left"), (20, 128, (1, 11), FP16, "right")],
     ids=str,
 )
 def test_shapes(gpu, group: int, head_dim: int, taps: tuple[int, int], dtype: torch.dtype, pad: str) -> None:
