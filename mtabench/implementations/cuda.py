@@ -28,7 +28,7 @@ def splits_used(case: Case) -> int:
         return case.splits
     return choose_splits(
         case.batch, case.heads, case.kv_heads, case.capacity, DTYPES[case.dtype], case.head_dim,
-        case.conv.taps, torch.device(case.device), paged=case.page_size is not None,
+        case.conv.taps, torch.device(case.device), page_size=case.page_size,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from mta_kernels.conv_attention.cuda_decode.arrivals import arrivals
 from mta_kernels.conv_attention.cuda_decode.hopper_plan import (
     HopperConstants,
     are_describable,
+    are_whole,
     choose_hopper_plan,
     maps,
     pays,
@@ -145,11 +146,12 @@ def launch_decode(
 
 def choose_splits(
     batch: int, query_heads: int, kv_heads: int, length: int, dtype: torch.dtype, head_dim: int,
-    taps: tuple[int, int], device: torch.device, *, paged: bool = False,
+    taps: tuple[int, int], device: torch.device, *, page_size: int | None = None,
 ) -> int:  # fmt: skip
     """The programs that share a KV head's keys with `splits="auto"`, where all lengths are equal; rounded up."""
+    paged = page_size is not None
     shape = dtype, head_dim, Operation.of(taps, head_dim).conv, query_heads // kv_heads, paged
-    plan = choose_hopper_plan(*shape, device)
+    plan = choose_hopper_plan(*shape, device) if are_whole(page_size or length, paged) else None
     if not pays(plan, batch * kv_heads * length):
         plan = choose_plan(*shape, True, device)
     return plan.splits_for(batch * kv_heads, length)
