@@ -38,8 +38,9 @@ def run_and_exit(command: Callable[[], Any]) -> NoReturn:
             _fail(str(error), error.exit_code)
         except KeyboardInterrupt:
             code = STOPPED
-        except SystemExit:
-            if type(sys.stdout).__name__ != "PacifyFlushWrapper":  # Typer's, in the place of an output nobody reads
+        except SystemExit as end:
+            # Where nobody reads the output, Rich raises it for a BrokenPipeError, and Typer wraps standard output.
+            if not isinstance(end.__context__, BrokenPipeError) and type(sys.stdout).__name__ != "PacifyFlushWrapper":
                 raise
             code = _unread()
         except Exception as error:

@@ -132,7 +132,9 @@ def test_what_other_kernels_read(gpu) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "scale"), [(1e-3, 0.125), (300.0, 0.125), (1.0, 6e4), (1.0, -0.5), (1.0, 0.0), (1.0, 1e-9)], ids=str
+    ("size", "scale"),
+    [(1e-3, 0.125), (300.0, 0.125), (1.0, 6e4), (1.0, -0.5), (1.0, 0.0), (1.0, 1e-9), (1.0, 1e24)],
+    ids=str,
 )
 def test_scores_of_any_size(gpu, size: float, scale: float) -> None:
     """fp16 holds the folded queries in units of a power of two. Eager rounds scores to fp16."""

@@ -754,7 +754,9 @@ def test_a_full_disk_below_the_output_is_one_sentence(words, unbuffered):
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize(("words", "code"), [(["--version"], 0), (["compare", "--help"], 1)])
+@pytest.mark.parametrize(
+    ("words", "code"), [(["--version"], 0), (["list", "--device", "cpu"], 0), (["compare", "--help"], 1)]
+)
 def test_a_reader_that_has_seen_enough_is_no_error_to_tell(words, code, unbuffered):
     environment = ENVIRONMENT | {"PYTHONUNBUFFERED": unbuffered}
     reader, writer = os.pipe()

@@ -57,10 +57,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, pa
 def unsupported(*, device: torch.device, dtype: torch.dtype, head_dim: int, package: str) -> str | None:
     """Why it cannot run, or None."""
     found = PACKAGES[package]
-    if not _installed(found.module):
-        return f"{package} is not installed ({found.install})"
     if device.type != "cuda":
         return f"{package} needs a CUDA GPU"
+    if not _installed(found.module):
+        return f"{package} is not installed ({found.install})"
     if dtype not in (torch.float16, torch.bfloat16):
         return f"{package} takes fp16 and bf16 only"
     first, too_new = found.capabilities

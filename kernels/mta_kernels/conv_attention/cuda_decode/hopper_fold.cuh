@@ -33,9 +33,10 @@ struct Source {
     }
 };
 
-// A power of two from which numbers up to `largest` are less than 2^(exponent + 1) away. Products of two such powers are finite.
+// A power of two from which numbers up to `largest` are less than 2^(exponent + 1) away. That of weights times that of queries
+// is finite: queries of fp16 are below 2^16.
 DEVICE float unit_of(float largest, int exponent) {
-    const int biased = min(max((int)(__float_as_uint(largest) >> 23) - exponent, 67), 187);
+    const int biased = min(max((int)(__float_as_uint(largest) >> 23) - exponent, 67), 247);
     return __uint_as_float(biased << 23);
 }
 DEVICE float inverse_of(float unit) { return __uint_as_float((254u << 23) - __float_as_uint(unit)); }

@@ -1,4 +1,4 @@
-// Adds up what programs of many_heads.cu that share a KV head have left, a block a query head, to `out`.
+// Adds up what programs of many_heads.cu or hopper_heads.cu that share a KV head have left, a block a query head, to `out`.
 #include "layout.cuh"
 
 constexpr int VECTORS = DEPTH / 4, GROUPS = MERGE_THREADS / VECTORS;
@@ -27,8 +27,8 @@ extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 1) cuda_decode_merge
     int first_program, programs;
     work.find_sharers(args.lengths, args.programs, args.splits, kv_head / args.lengths.kv_heads,
                       kv_head % args.lengths.kv_heads, first_program, programs);
+    wait_for_launch_before();  // before any block ends: what follows in the stream waits for this launch alone
     if (programs == 1) return;
-    wait_for_launch_before();
     Part part = {MINUS_INFINITY, 0, {0, 0, 0, 0}};
     if (group < GROUPS)
 #pragma unroll 1
