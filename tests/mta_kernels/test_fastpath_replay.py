@@ -27,7 +27,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     for module in (prepare, forward, backward):
         monkeypatch.setattr(module, "kernel", lambda constants, device: constants.kernel_name)
     for module in (forward, backward):
-        monkeypatch.setattr(module, "tensor_map", lambda x: tensor_maps.TensorMap((ctypes.c_uint64 * 16)(x.data_ptr())))
+        monkeypatch.setattr(
+            module, "tensor_map", lambda x, **box: tensor_maps.TensorMap((ctypes.c_uint64 * 16)(x.data_ptr()))
+        )
         monkeypatch.setattr(module, "_launches", {})
     for name in ("_seen", "_seen_backward"):
         monkeypatch.setattr(replay, name, {})
