@@ -199,7 +199,7 @@ def test_a_tensor_map_outlives_what_the_driver_gave(monkeypatch: pytest.MonkeyPa
         return bindings.CUresult.CUDA_SUCCESS, found
 
     monkeypatch.setattr(bindings, "cuTensorMapEncodeTiled", encode)
-    found = tensor_maps._encode(torch.zeros(1, 1, 64, 64, dtype=torch.float16), (1, 1, 64, 64))
+    found = tensor_maps.encode(torch.zeros(64, 64, dtype=torch.float16), [64, 64], [64], [64, 64])
     assert list(found.words) == list(range(1, 17))
 
 
