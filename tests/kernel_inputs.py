@@ -77,6 +77,16 @@ def with_range(kind: str, folded: Tensor, other: Tensor, weight: Tensor) -> tupl
     raise ValueError(kind)
 
 
+def make_in_range(kind: str, taps: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+    """q, k, v, weight and a scale `with_range` of what Triton folds taps into: keys if query taps are fewer, or q."""
+    q, k, v, weight = make(1, 2, 1, 70, 32, taps)
+    if taps[0] < taps[1]:
+        k, q, weight, scale = with_range(kind, k, q, weight)
+    else:
+        q, k, weight, scale = with_range(kind, q, k, weight)
+    return q, k, v.half(), weight, scale
+
+
 def relative_error(got: Tensor, want: Tensor) -> float:
     return ((got.double() - want.double()).norm() / want.double().norm().clamp_min(1e-300)).item()
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PAD_KEYS = ("both", "left", "right")
+PAGE_SIZES = (16, 32, 64, 128, 256)  # keys of a page of a cache
 
 
 def key_padding(key_taps: int, pad_key: str) -> int:

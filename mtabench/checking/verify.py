@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mta_kernels.attention import attention_reference
 from mta_kernels.conv_attention import identity_weight
-from mta_kernels.operation import ONE_TAP, Operation
+from mta_kernels.operation import ONE_TAP, PAGE_SIZES, Operation
 from mtabench.checking.finish import finished
 from mtabench.checking.judge import Judge, results_of
 from mtabench.checking.oracle import Bound, Check, Oracle, is_average, outside_values, tolerance_floor
@@ -24,7 +24,6 @@ from mtabench.checking.views import expanded, tokens_first
 from mtabench.environment import let_triton_interpret
 from mtabench.errors import UnsupportedError
 from mtabench.measuring.failures import WrongResultError
-from mtabench.problem.axes import PAGE_SIZES
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import FINISHERS, SEED, Inputs, make_inputs
 from mtabench.problem.operations import PLAIN, Taps, group_sizes, make_operation, op_of

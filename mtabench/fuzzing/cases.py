@@ -13,7 +13,7 @@ from math import isqrt
 from random import Random
 from typing import Any
 
-from mtabench.problem.axes import PAGE_SIZES
+from mta_kernels.operation import PAGE_SIZES
 
 BLOCK = {"cuda": 200, "cpu": 1}  # cases; nothing is compiled for Triton's interpreter
 KINDS = {"cuda": 40, "cpu": 1 << 20}  # of constants, for each backend: what the first worker compiles, all others find

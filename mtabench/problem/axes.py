@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mta_kernels.operation import PAGE_SIZES
 from mtabench.errors import UsageError
 from mtabench.problem.case import DTYPES
 from mtabench.problem.operations import GATES, NONE, NORMS, Taps, gate_of, group_sizes, norm_of, taps_text
@@ -14,7 +15,6 @@ UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 MAX_QUERY_TAPS = 16
 MAX_KEY_TAPS = 31
 MAX_SPLITS = 128
-PAGE_SIZES = (16, 32, 64, 128, 256)  # keys of a page
 MAX_VALUES = 1000
 MAX_NUMBER = 2**30  # no GPU holds a row of so many tokens
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from mtabench.problem.axes import PAGE_SIZES
+from mta_kernels.operation import PAGE_SIZES
 from mtabench.problem.case import DTYPES, PASSES
 from mtabench.problem.operations import OPERATION_COLUMNS, OPS, STEPS
 from mtabench.problem.work import bytes_moved, executed_flops, only_reads, tokens, useful_flops

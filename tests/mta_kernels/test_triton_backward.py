@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 import torch
 from checked_addresses import check_addresses
-from kernel_inputs import DEVICE, DTYPES, RANGES, far_apart, make, poison_memory, relative_error, with_gaps, with_range
+from kernel_inputs import (
+    DEVICE,
+    DTYPES,
+    RANGES,
+    far_apart,
+    make,
+    make_in_range,
+    poison_memory,
+    relative_error,
+    with_gaps,
+)
 from torch import Tensor
 from triton.runtime import interpreter
 
@@ -76,13 +86,9 @@ TAPS = [(1, 1), (2, 9), (3, 3), (6, 11), (7, 7), (4, 6), (11, 3)]
 @pytest.mark.parametrize("kind", RANGES)
 def test_range_of_fp16(kind: str, taps: tuple[int, int]) -> None:
     """Gradients in float32, since those of tiny numbers are huge."""
-    q, k, v, weight = make(1, 2, 1, 70, 32, taps)
-    if taps == (3, 5):
-        k, q, weight, scale = with_range(kind, k, q, weight)
-    else:
-        q, k, weight, scale = with_range(kind, q, k, weight)
-    inputs, operation = (q, k, v.half(), weight), Operation.of(taps, 32, scale=scale)
-    of_forward, grad = conv_attention_forward(operation, *inputs), output_gradient(q)
+    *inputs, scale = make_in_range(kind, taps)
+    operation = Operation.of(taps, 32, scale=scale)
+    of_forward, grad = conv_attention_forward(operation, *inputs), output_gradient(inputs[0])
     got = conv_attention_backward(operation, *inputs, *of_forward, grad, gradient_dtype=torch.float32)
     exact = reference_gradients(*(x.double() for x in (*inputs, grad)), scale=scale)
     for name, a, b in zip(("q", "k", "v", "weight"), got, exact, strict=True):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_inputs import DEVICE, DTYPES, RANGES, assert_close, make, poison_memory, relative_error, with_range
+from kernel_inputs import DEVICE, DTYPES, RANGES, assert_close, make, make_in_range, poison_memory, relative_error
 
 from mta_kernels import gpu_limits
 from mta_kernels.attention import attention_reference
@@ -98,15 +98,11 @@ def test_large_scores(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("taps", [(3, 5), (5, 3)], ids=["keys folded", "queries folded"])
 @pytest.mark.parametrize("kind", RANGES)
 def test_range_of_fp16(kind: str, taps: tuple[int, int]) -> None:
-    q, k, v, weight = make(1, 2, 1, 70, 32, taps)
-    if taps == (3, 5):
-        k, q, weight, scale = with_range(kind, k, q, weight)
-    else:
-        q, k, weight, scale = with_range(kind, q, k, weight)
+    *inputs, scale = make_in_range(kind, taps)
     for causal in (True, False):
-        got = triton_forward(q, k, v.half(), weight, scale=scale, causal=causal)
-        inputs = (x.double() for x in (q, k, v.half(), weight))
-        assert relative_error(got, conv_attention_reference(*inputs, scale=scale, causal=causal)) < 2e-3
+        got = triton_forward(*inputs, scale=scale, causal=causal)
+        exact = conv_attention_reference(*(x.double() for x in inputs), scale=scale, causal=causal)
+        assert relative_error(got, exact) < 2e-3
 
 
 def test_very_negative_scores() -> None:

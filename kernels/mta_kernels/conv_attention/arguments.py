@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
-from mta_kernels.operation import key_padding
+from mta_kernels.operation import PAGE_SIZES, key_padding
 from mta_kernels.operator_gradients import check_no_tangents
 
 MAY_BE_LEFT_OUT = (
     "q_history", "cu_seqlens", "block_table",
     "pre_conv", "pre_mix", "post_conv", "post_mix", "norm_weight", "gate_weight", "gate_bias",
 )  # fmt: skip
-PAGE_SIZES = (16, 32, 64, 128, 256)
 MAX_SPLITS = 128
 
 
@@ -34,7 +33,7 @@ def check_count(name: str, count: int) -> None:
         raise ValueError(f"{name} is {count!r}; expected a whole number from 1 on")
 
 
-def _is_int(x: object) -> bool:
+def _is_int(x: object) -> TypeGuard[int]:
     """Whether it is Python's or a compiler's whole number: True is an int of Python's, too."""
     return isinstance(x, int) and not isinstance(x, bool)
 
@@ -303,5 +302,5 @@ def check_block_table(block_table: Tensor, q_window: Tensor, k_cache: Tensor) ->
 
 def check_splits(splits: int | str) -> None:
     """Raise ValueError unless `splits` is "auto" or a count from 1 to 128."""
-    if splits != "auto" and (not isinstance(splits, int) or splits is True or not 1 <= splits <= MAX_SPLITS):
+    if splits != "auto" and not (_is_int(splits) and 1 <= splits <= MAX_SPLITS):
         raise ValueError(f"splits is {splits!r}; expected 'auto' or a whole number from 1 to {MAX_SPLITS}")

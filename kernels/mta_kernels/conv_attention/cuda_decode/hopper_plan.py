@@ -11,7 +11,14 @@ from typing import NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.cuda_decode.plan import FOLDER, HEADERS, MERGE_BYTES, MERGE_THREADS, DecodePlan
+from mta_kernels.conv_attention.cuda_decode.plan import (
+    FOLDER,
+    HEADERS,
+    MERGE_BYTES,
+    MERGE_THREADS,
+    DecodePlan,
+    KernelConstants,
+)
 from mta_kernels.conv_attention.fastpath.memory import keep
 from mta_kernels.conv_attention.hopper.source import FOLDER as HOPPER
 from mta_kernels.conv_attention.hopper.source import Product, wgmma_header
@@ -38,20 +45,13 @@ MAX_MAPS = 1024
 
 
 @dataclass(frozen=True)
-class HopperConstants:
+class HopperConstants(KernelConstants):
     """The constants of hopper_heads.cu and merge.cu.
 
-    `teams` of `sharing` consumer warp groups take tiles in turn, from a ring of `stages` buffers. Each has `heads`
-    query heads. A program has those of a KV head, or `head_blocks` programs.
+    `teams` of `sharing` consumer warp groups, of `heads` query heads each, take tiles in turn, from a ring of `stages`
+    buffers.
     """
 
-    dtype: torch.dtype
-    head_dim: int
-    conv: Convolution
-    heads: int
-    sharing: int
-    head_blocks: int
-    paged: bool
     teams: int
     stages: int = 0
 
@@ -64,10 +64,6 @@ class HopperConstants:
     @property
     def warps(self) -> int:
         return 4 * (self.consumers + 1)
-
-    @property
-    def depth(self) -> int:
-        return -(-self.head_dim // 16) * 16
 
     @property
     def delay(self) -> int:

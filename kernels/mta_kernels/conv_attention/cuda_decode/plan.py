@@ -43,11 +43,8 @@ MERGE_BYTES = MERGE_THREADS * 24
 
 
 @dataclass(frozen=True)
-class DecodeConstants:
-    """The constants of few_heads.cu, or of many_heads.cu and merge.cu.
-
-    `sharing` warps of `heads` query heads each are a team. A program has those of a KV head, or `head_blocks` programs.
-    """
+class KernelConstants:
+    """What the constants of each kernel begin with. `head_blocks` programs have the query heads of a KV head."""
 
     dtype: torch.dtype
     head_dim: int
@@ -56,6 +53,16 @@ class DecodeConstants:
     sharing: int
     head_blocks: int
     paged: bool
+
+    @property
+    def depth(self) -> int:
+        return -(-self.head_dim // 16) * 16
+
+
+@dataclass(frozen=True)
+class DecodeConstants(KernelConstants):
+    """The constants of few_heads.cu, or of many_heads.cu and merge.cu: `sharing` warps of `heads` heads are a team."""
+
     aligned: bool
     warps: int
     stages: int
@@ -68,10 +75,6 @@ class DecodeConstants:
     def block(self) -> int:
         """Keys of an eighth of a tile."""
         return 4 if self.few_heads or self.conv.key_taps <= 17 else 8
-
-    @property
-    def depth(self) -> int:
-        return -(-self.head_dim // 16) * 16
 
     @property
     def _padded_row(self) -> int:
