@@ -114,6 +114,21 @@ def test_any_order_of_heads_and_keys(gpu) -> None:
     assert gpu.described == 2
 
 
+def test_keys_and_values_have_strides_of_their_own(gpu) -> None:
+    """Values token-major or part of something larger, keys not. One cache for all sequences, which no map tells."""
+    q, k, v, weight, lengths = make_groups([300, 90])
+    want = run((q, k, v, weight, lengths))
+    assert_decodes(want, q, k, v, weight, lengths, rounding=4)
+    token_major, part = v.transpose(1, 2).contiguous().transpose(1, 2), torch.stack([v, v], dim=1)[:, 1]
+    for other in (token_major, part):
+        assert torch.equal(run((q, k, other, weight, lengths)), want)
+    assert gpu.described == 3
+    k, v = (x[:1].expand(2, -1, -1, -1) for x in (k, v))
+    lengths = lengths.clamp(max=90).flip(0).expand(2).contiguous()
+    assert_decodes(run((q, k, v, weight, lengths)), q, k, v, weight, lengths, rounding=4)
+    assert gpu.described == 3
+
+
 def test_what_other_kernels_read(gpu) -> None:
     """A capacity that is no whole number of groups, and pages of fewer keys."""
     inputs = make_decode([40], 8, 1, 64, (6, 11), FP16)
