@@ -51,8 +51,9 @@ def forward_or_backward(
     mix: o.Mix = None, post_conv: o.PostConv = None, norm: o.Norm = None, gate: o.Gate = None, layer: o.Layer = None,
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
     dtype: o.Dtype = None, causal: o.Causal = True, device: o.Device = "auto", preset: o.PresetName = None,
-    baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold", rounds: o.Rounds = None,
-    time_limit: o.TimeLimit = None, isolate: o.Isolate = False, cell_timeout: o.CellTimeout = None, seed: o.Seed = None,
+    cells: o.Cells = None, baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold",
+    rounds: o.Rounds = None, time_limit: o.TimeLimit = None, isolate: o.Isolate = False,
+    cell_timeout: o.CellTimeout = None, seed: o.Seed = None,
     gpus: o.Gpus = None, workers: o.Workers = None, scheduler: o.Scheduler = None, on: o.On = None,
     tls_ca: o.TlsCa = None, tls_cert: o.TlsCert = None, tls_key: o.TlsKey = None, ranks: o.Ranks = None,
     out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True, quiet: o.Quiet = False,
@@ -62,8 +63,8 @@ def forward_or_backward(
     options = Options(
         context.info_name or "", seq=seq, head_dim=head_dim, conv=conv, impl=impl, op=op, mix=mix, post_conv=post_conv,
         norm=norm, gate=gate, layer=layer, batch=batch, tokens=tokens, heads=heads, kv_heads=kv_heads, dtype=dtype,
-        causal=causal, device=device, preset=preset, baseline=baseline, timer=timer, cache=cache, rounds=rounds,
-        time_limit=time_limit, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
+        causal=causal, device=device, preset=preset, cells=cells, baseline=baseline, timer=timer, cache=cache,
+        rounds=rounds, time_limit=time_limit, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
     )  # fmt: skip
     asked = ClusterOptions(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
     raise typer.Exit(run(options, asked, ranks, out, resume, dry_run, plot, quiet))
@@ -75,8 +76,8 @@ def decode(
     mix: o.Mix = None, post_conv: o.PostConv = None, norm: o.Norm = None, gate: o.Gate = None, layer: o.Layer = None,
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
     dtype: o.Dtype = None, splits: o.Splits = "auto", page_size: o.PageSize = "none", device: o.Device = "auto",
-    preset: o.PresetName = None, baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold",
-    rounds: o.Rounds = None, time_limit: o.TimeLimit = None, isolate: o.Isolate = False,
+    preset: o.PresetName = None, cells: o.Cells = None, baseline: o.Baseline = None, timer: o.Timer = "auto",
+    cache: o.Cache = "cold", rounds: o.Rounds = None, time_limit: o.TimeLimit = None, isolate: o.Isolate = False,
     cell_timeout: o.CellTimeout = None, seed: o.Seed = None, gpus: o.Gpus = None, workers: o.Workers = None,
     scheduler: o.Scheduler = None, on: o.On = None, tls_ca: o.TlsCa = None, tls_cert: o.TlsCert = None,
     tls_key: o.TlsKey = None, out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False,
@@ -88,8 +89,8 @@ def decode(
     options = Options(
         "decode", seq=seq, head_dim=head_dim, conv=conv, impl=impl, op=op, mix=mix, post_conv=post_conv, norm=norm,
         gate=gate, layer=layer, batch=batch, tokens=tokens, heads=heads, kv_heads=kv_heads, dtype=dtype, splits=splits,
-        page_size=page_size, device=device, preset=preset, baseline=baseline, timer=timer, cache=cache, rounds=rounds,
-        time_limit=time_limit, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
+        page_size=page_size, device=device, preset=preset, cells=cells, baseline=baseline, timer=timer, cache=cache,
+        rounds=rounds, time_limit=time_limit, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
     )  # fmt: skip
     asked = ClusterOptions(gpus, workers, scheduler, on, tls_ca, tls_cert, tls_key)
     raise typer.Exit(run(options, asked, None, out, resume, dry_run, plot, quiet))
@@ -100,8 +101,9 @@ def model(
     mode: o.Mode = None, preset: o.ModelPreset = None, layers: o.Layers = None, heads: o.ModelHeads = None,
     dim: o.Dim = None, attention: o.Attention = None, conv: o.OneConv = None, impl: o.ModelImpl = None,
     seq: o.Seq = None, batch: o.Batch = None, dtype: o.Dtype = None, device: o.Device = "auto",
-    baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold", rounds: o.Rounds = None,
-    time_limit: o.TimeLimit = None, isolate: o.Isolate = False, cell_timeout: o.CellTimeout = None, seed: o.Seed = None,
+    cells: o.Cells = None, baseline: o.Baseline = None, timer: o.Timer = "auto", cache: o.Cache = "cold",
+    rounds: o.Rounds = None, time_limit: o.TimeLimit = None, isolate: o.Isolate = False,
+    cell_timeout: o.CellTimeout = None, seed: o.Seed = None,
     out: o.Out = None, resume: o.Resume = False, dry_run: o.DryRun = False, plot: o.Plot = True, quiet: o.Quiet = False,
 ) -> None:  # fmt: skip
     """Time a whole transformer: a training step, a prompt, or a generated token. Compares with plain attention."""
@@ -109,8 +111,8 @@ def model(
 
     options = Options(
         MODEL, mode=mode, preset=preset, layers=layers, heads=heads, dim=dim, attention=attention, conv=conv, impl=impl,
-        seq=seq, batch=batch, dtype=dtype, device=device, baseline=baseline, timer=timer, cache=cache, rounds=rounds,
-        time_limit=time_limit, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
+        seq=seq, batch=batch, dtype=dtype, device=device, cells=cells, baseline=baseline, timer=timer, cache=cache,
+        rounds=rounds, time_limit=time_limit, isolate=isolate, cell_timeout=cell_timeout, seed=seed,
     )  # fmt: skip
     raise typer.Exit(run(options, ClusterOptions(), None, out, resume, dry_run, plot, quiet))
 
@@ -402,7 +404,10 @@ def _sweep_words(words: list[str]) -> Any:
             f"{pass_!r} is no pass; expected fwd, bwd, decode or model, and after it the options of that sweep"
         )
     command = typer.main.get_command(app).commands[pass_]  # type: ignore[attr-defined]
-    return SweepWords(tuple(words), command.make_context(pass_, options).params)
+    typed = command.make_context(pass_, options).params
+    if typed["cells"]:  # processes start in other folders, and of an option given twice the last counts
+        words = [*words, "--cells", str(typed["cells"].resolve())]
+    return SweepWords(tuple(words), typed)
 
 
 def command_line() -> Any:

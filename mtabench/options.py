@@ -98,6 +98,9 @@ Impl = Annotated[
         help="Implementations, such as eager,triton or ladder (see `mtabench list`), or ./FILE.py:FUNCTION of yours.",
     ),
 ]
+Cells = Annotated[
+    File, Shape("--cells", help="The cells of this results file, in the place of all axes; those of --impl if given.")
+]
 Op = Annotated[
     Text,
     Shape(

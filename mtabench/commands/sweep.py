@@ -25,8 +25,8 @@ from mtabench.results.outputs import named
 from mtabench.results.results_file import charts_folder, key_of, key_of_row
 from mtabench.results.runs import without_samples
 from mtabench.results.writer import Writer, check_destination, to_resume
+from mtabench.sweeps.cells_plan import any_plan
 from mtabench.sweeps.measurer import Measurer
-from mtabench.sweeps.model_plan import any_plan
 from mtabench.sweeps.plan import Options, Plan
 from mtabench.tables import print_prose
 

@@ -13,7 +13,7 @@ from mtabench.console import say
 from mtabench.errors import UsageError
 from mtabench.problem.axes import parse_names
 from mtabench.registry import is_own_code
-from mtabench.sweeps.model_plan import any_plan
+from mtabench.sweeps.cells_plan import any_plan
 from mtabench.sweeps.plan import Options, Plan
 
 # What is decided for each process, not typed: the options of a sweep by name, and what they are if not typed.

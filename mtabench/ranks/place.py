@@ -10,7 +10,8 @@ from mtabench import registry
 from mtabench.cluster.options import ClusterOptions
 from mtabench.errors import UsageError
 from mtabench.problem.case import Case
-from mtabench.sweeps.plan import Options, Plan, make_plan
+from mtabench.sweeps.cells_plan import any_plan
+from mtabench.sweeps.plan import Options, Plan
 
 
 def torchrun_rank(ranks: int) -> int | None:
@@ -40,7 +41,7 @@ def follow_torchrun(ranks: int, device: str) -> bool:
 
 def plan_over_ranks(options: Options, ranks: int, asked: ClusterOptions) -> Plan:
     """The cells of a sweep over ranks; raises UsageError, in one sentence, for what it could not do."""
-    plan = make_plan(_options_over_ranks(options, ranks, asked))
+    plan = any_plan(_options_over_ranks(options, ranks, asked))
     _check_cases(plan.cases, ranks)
     return replace(plan, baseline=None, notes=())  # speedups are over one rank, not over another implementation
 
@@ -55,7 +56,7 @@ def _options_over_ranks(options: Options, ranks: int, asked: ClusterOptions) -> 
         raise UsageError(f"{what} cannot be had with --ranks, whose processes take part in every call; leave it out")
     if options.baseline is not None:
         raise UsageError("--baseline cannot be had with --ranks, where speedups refer to the same kernels on one rank")
-    if options.impl is None:
+    if options.impl is None and options.cells is None:
         from mtabench.environment import resolve_device
 
         return replace(options, impl="triton" if resolve_device(options.device) == "cuda" else "eager")

@@ -1,8 +1,8 @@
-"""From options as typed to the cells of a sweep of whole models, or of kernels."""
+"""From options as typed to the cells of a sweep of whole models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -13,7 +13,7 @@ from mtabench.problem.layers import ATTENTIONS, parse_attention
 from mtabench.problem.operations import PLAIN, Taps, make_operation, op_of, taps_text
 from mtabench.registry import Implementation, chosen, default_names, every
 from mtabench.sweeps.measuring_options import check_measuring, check_seed
-from mtabench.sweeps.plan import Options, Plan, make_plan
+from mtabench.sweeps.plan import Options, Plan
 
 DEFAULTS = {
     "cuda": {"preset": "mta-1b", "seq": "2k", "batch": "8", "dtype": "bf16"},
@@ -21,6 +21,7 @@ DEFAULTS = {
 }
 COMMON = {"mode": "train", "attention": ATTENTIONS, "conv": "6x11"}
 SIZES = ("layers", "heads", "dim")
+PLAIN_MODEL = "plain"  # what speedups refer to
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +31,14 @@ class _Size:
     head_dim: int
 
 
-def any_plan(options: Options, device: str | None = None) -> Plan:
-    """The plan of a sweep of models, if `pass_` is MODEL, or of kernels; raises UsageError as `make_plan`."""
-    return make_model_plan(options, device) if options.pass_ == MODEL else make_plan(options, device)
-
-
 def make_model_plan(options: Options, device: str | None = None) -> Plan:
     """Expand the options into cells; raises UsageError, in one sentence, for what a sweep could not do."""
     check_measuring(options)
     _Axes.of(options, "cpu")  # so that a slip of the fingers is told before torch is imported to look for the device
-    if device is None:
-        from mtabench.environment import resolve_device
-
-        device = resolve_device(options.device)
-    if options.timer == "nvbench" or (device == "cpu" and options.timer not in ("auto", "cpu")):
-        raise UsageError(f"--timer {options.timer} cannot time a model on {device}; leave it out, or give auto or cpu")
-    options = replace(options, seed=check_seed(options.seed))
+    options, device = settle_model(options, device)
     given = _Axes.of(options, device)
     names = list(dict.fromkeys(impl.name for impl in given.impls))
-    baseline = options.baseline or "plain"
-    if options.baseline is not None and baseline not in names:
-        raise UsageError(f"--baseline {baseline} is not measured in this sweep; add it to --impl")
-    notes = () if baseline in names else (f"no speedups: {baseline} is not among --impl, and no --baseline is given",)
+    baseline, notes = find_model_baseline(options.baseline, names)
     shown = {
         "device": device, "mode": ", ".join(given.modes), "impl": ", ".join(names),
         "models": "; ".join(f"{s.layers} layers, {s.heads} heads of {s.head_dim}" for s in given.sizes),
@@ -60,7 +47,27 @@ def make_model_plan(options: Options, device: str | None = None) -> Plan:
         "dtype": ", ".join(given.dtypes),
     }  # fmt: skip
     cases = tuple(given.cases(device))
-    return Plan(MODEL, device, cases, baseline if baseline in names else None, None, options, shown, notes)
+    return Plan(MODEL, device, cases, baseline, None, options, shown, notes)
+
+
+def settle_model(options: Options, device: str | None) -> tuple[Options, str]:
+    """The options with a seed, and the device, of a sweep of models; raises UsageError for a timer that it has not."""
+    if device is None:
+        from mtabench.environment import resolve_device
+
+        device = resolve_device(options.device)
+    if options.timer == "nvbench" or (device == "cpu" and options.timer not in ("auto", "cpu")):
+        raise UsageError(f"--timer {options.timer} cannot time a model on {device}; leave it out, or give auto or cpu")
+    return replace(options, seed=check_seed(options.seed)), device
+
+
+def find_model_baseline(name: str | None, measured: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
+    """What speedups of models refer to, and a note if there will be none; `name` if typed. Raises UsageError."""
+    if name is not None and name not in measured:
+        raise UsageError(f"--baseline {name} is not measured in this sweep; add it to --impl")
+    if name is None and PLAIN_MODEL not in measured:
+        return None, (f"no speedups: {PLAIN_MODEL} is not among --impl, and no --baseline is given",)
+    return name or PLAIN_MODEL, ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 from mta_kernels.operation import Operation
 from mtabench.errors import UsageError
@@ -19,7 +20,10 @@ MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The axes of a sweep as typed; None where nothing was typed. Of a sweep of models `pass_` is "model"."""
+    """The axes of a sweep as typed; None where nothing was typed. Of a sweep of models `pass_` is "model".
+
+    `cells` is a results file whose cells are in the place of all axes.
+    """
 
     pass_: str
     seq: str | None = None
@@ -54,6 +58,7 @@ class Options:
     attention: str | None = None
     layers: str | None = None
     dim: str | None = None
+    cells: Path | None = None
 
 
 # What a sweep takes where neither an option nor a preset says otherwise.
@@ -150,6 +155,24 @@ def make_plan(options: Options, device: str | None = None) -> Plan:
     `device`, "cuda" or "cpu", is for cells that will not run here; None looks for the one that the options ask for.
     """
     _parse(options, "cpu")  # so that a slip of the fingers is told before torch is imported to look for the device
+    options, device = settle(options, device)
+    given = _parse(options, device)
+    for heads in given.heads:
+        check_kv_heads(heads, given.kv_heads)
+        for mix in given.mixes:
+            mixings(mix, heads)
+    baseline, notes = find_baseline(options.baseline, given.impls)
+    notes += _note_on_pages(baseline, given)
+    of_baseline = (_splits_of(impl, options.pass_, given) for impl in given.impls if impl.name == baseline)
+    # Its entries that split no keys have one cell each.
+    baseline_splits = find_baseline_splits(baseline, max(of_baseline, key=len, default=[None]))
+    cases = tuple(_cases(options, given, device))
+    shown = _shown_axes(options, given, device)
+    return Plan(options.pass_, device, cases, baseline, baseline_splits, options, shown, notes)
+
+
+def settle(options: Options, device: str | None) -> tuple[Options, str]:
+    """The options with a seed, and the device, of a sweep of kernels; raises UsageError for a timer that it has not."""
     if device is None:
         from mtabench.environment import resolve_device
 
@@ -158,22 +181,16 @@ def make_plan(options: Options, device: str | None = None) -> Plan:
         raise UsageError(f"--timer {options.timer} measures on a GPU, and this sweep runs on the CPU")
     if options.timer == "nvbench":
         options = _for_nvbench(options)
-    options = replace(options, seed=check_seed(options.seed))
-    given = _parse(options, device)
-    for heads in given.heads:
-        if given.kv_heads and heads % given.kv_heads:
-            raise UsageError(
-                f"{heads} heads cannot share {given.kv_heads} KV heads; "
-                "--heads must be a multiple of --kv-heads, so that each KV head serves as many query heads"
-            )
-        for mix in given.mixes:
-            mixings(mix, heads)
-    baseline, notes = _baseline(options.baseline, given.impls)
-    notes += _note_on_pages(baseline, given)
-    baseline_splits = _baseline_splits(options.pass_, baseline, given)
-    cases = tuple(_cases(options, given, device))
-    shown = _shown_axes(options, given, device)
-    return Plan(options.pass_, device, cases, baseline, baseline_splits, options, shown, notes)
+    return replace(options, seed=check_seed(options.seed)), device
+
+
+def check_kv_heads(heads: int, kv_heads: int | None) -> None:
+    """Raise UsageError for KV heads that do not divide the heads."""
+    if kv_heads and heads % kv_heads:
+        raise UsageError(
+            f"{heads} heads cannot share {kv_heads} KV heads; "
+            "--heads must be a multiple of --kv-heads, so that each KV head serves as many query heads"
+        )
 
 
 def _for_nvbench(options: Options) -> Options:
@@ -343,8 +360,8 @@ def _head_dims(text: str) -> list[int]:
     return head_dims
 
 
-def _baseline(name: str | None, impls: list[Implementation]) -> tuple[str | None, tuple[str, ...]]:
-    """What speedups refer to, and a note if there will be none."""
+def find_baseline(name: str | None, impls: Iterable[Implementation]) -> tuple[str | None, tuple[str, ...]]:
+    """What speedups of kernels refer to, and a note if there will be none; `name` if typed. Raises UsageError."""
     rivals = [impl.name for impl in impls if impl.op != "attention"]
     name = None if name is None else name_of(name)
     if name is not None and find(name).op == "attention":
@@ -365,10 +382,8 @@ def _note_on_pages(baseline: str | None, given: _Axes) -> tuple[str, ...]:
     return (f"no speedups of caches in pages, which {baseline} does not read",)
 
 
-def _baseline_splits(pass_: str, name: str | None, given: _Axes) -> int | str | None:
-    """Of several splits of the baseline, speedups refer to auto."""
-    of_name = (_splits_of(impl, pass_, given) for impl in given.impls if impl.name == name)
-    splits = max(of_name, key=len, default=[None])  # its entries that split no keys have one cell each
+def find_baseline_splits(name: str | None, splits: Sequence[int | str | None]) -> int | str | None:
+    """Of several splits of the baseline, at least one, speedups refer to auto; raises UsageError without that."""
     if "auto" in splits:
         return "auto"
     if len(splits) > 1:

@@ -19,7 +19,7 @@ from mtabench.results.results_file import cell_of, key_of, key_of_cell, read_res
 from mtabench.results.rows import add_speedups
 from mtabench.results.writer import Writer
 from mtabench.sweeps import sweep
-from mtabench.sweeps.model_plan import any_plan
+from mtabench.sweeps.cells_plan import any_plan
 from mtabench.sweeps.plan import Options
 from mtabench.transformer import cache, model, shared
 from mtabench.transformer.problem import ModelProblem
