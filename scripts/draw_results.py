@@ -12,6 +12,9 @@ RESULTS = Path(__file__).parents[1] / "results/nvidia-h200"
 WHOLE = ("fwd", "bwd", "decode")  # of these files every kind of chart is drawn
 SINGLE = {  # of these one, under another name than `mtabench plot` gives it
     "hopper-bwd": ("time", "bwd-time", "hopper-bwd-time"),
+    "mta-mix-fwd": ("overhead", "fwd-overhead", "mta-mix-fwd-overhead"),
+    "mta-all-fwd": ("overhead", "fwd-overhead", "mta-all-fwd-overhead"),
+    "mta-all-bwd": ("overhead", "bwd-overhead", "mta-all-bwd-overhead"),
     "decode-splits": ("splits", "decode-splits", "decode-splits"),
     "ladder": ("ladder", "fwd-ladder", "ladder"),
     "model-1b-train": ("share", "train-share", "model-1b-train-share"),
