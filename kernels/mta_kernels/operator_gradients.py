@@ -36,7 +36,14 @@ def wanted(gradients: tuple[Tensor, ...], needed: tuple[bool, ...]) -> list[Tens
     return [x if is_needed else None for x, is_needed in zip(gradients, needed, strict=False)]
 
 
-class NoGradient(torch.autograd.Function):
+class OneLevelFunction(torch.autograd.function._SingleLevelFunction):
+    """The gradient of one operator, which torch.func transforms a level at a time, as those that PyTorch makes itself.
+
+    torch.autograd.Function would look for rules of its own for each of torch.func's transforms.
+    """
+
+
+class NoGradient(OneLevelFunction):
     """An operator whose results cannot be differentiated: raises `sentence` rather than give no gradient.
 
     The sentence may name the `{backend}`, which is then the last argument.
@@ -95,7 +102,7 @@ def register(
     op: torch._ops.OpOverload, kernel: Callable[..., Any], operation: str, function: Any, *first: Any,
     of_backends: bool = True,
 ) -> None:  # fmt: skip
-    """Let `kernel` run an operator; where a gradient may be asked for, apply a Function to `first` and its arguments.
+    """Let `kernel` run an operator; for a gradient, apply a OneLevelFunction to `first` and its arguments.
 
     With `of_backends` the last argument is the backend.
     """
@@ -109,10 +116,9 @@ def register(
             return _below_autograd(op, *arguments)
         if not under_torch_func():
             return function.apply(*first, *arguments)
-        with enable_single_level_autograd_function():  # torch.func transforms one level of an operator at a time
-            return apply(*first, *arguments)
+        with enable_single_level_autograd_function():
+            return function.apply(*first, *arguments)
 
-    apply = super(torch.autograd.Function, function).apply  # Function's own first looks for functorch's tensors
     torch.library.impl(op.name(), ("cpu", "cuda"))(kernel)
     torch.library.impl(op.name(), "Autograd")(autograd)
-    _unseen[op] = kernel, apply, first
+    _unseen[op] = kernel, function.apply, first

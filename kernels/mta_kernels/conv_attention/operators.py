@@ -21,6 +21,7 @@ from mta_kernels.conv_attention.packing import collect_rows, spread_layout, spre
 from mta_kernels.operation import Convolution, Operation
 from mta_kernels.operator_gradients import (
     NoGradient,
+    OneLevelFunction,
     call,
     check_no_tangents_in_kernels,
     register,
@@ -159,7 +160,7 @@ def _fake_decode(q_window: Tensor, *options: Any) -> Tensor:
     return q_window.new_empty(batch, heads, 1, head_dim)
 
 
-class _ConvAttention(torch.autograd.Function):
+class _ConvAttention(OneLevelFunction):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, weight: Tensor,

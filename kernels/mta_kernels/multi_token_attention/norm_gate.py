@@ -15,7 +15,15 @@ from mta_kernels.conv_attention.surroundings import on_device_of, without_autoca
 from mta_kernels.conv_attention.triton.backend import platform_unsupported
 from mta_kernels.gpu_limits import sm_count
 from mta_kernels.multi_token_attention import reference
-from mta_kernels.operator_gradients import NoGradient, call, register, run_in_function, under_torch_func, wanted
+from mta_kernels.operator_gradients import (
+    NoGradient,
+    OneLevelFunction,
+    call,
+    register,
+    run_in_function,
+    under_torch_func,
+    wanted,
+)
 
 MAX_HEAD_DIM = 256
 TILE = 4096  # numbers of x that a program holds at a time
@@ -199,7 +207,7 @@ def _fake_backward(
     return torch.empty_like(x), *(x.new_empty(0) if w is None else w.new_empty(w.shape) for w in weights)
 
 
-class _NormGate(torch.autograd.Function):
+class _NormGate(OneLevelFunction):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         x, norm_weight, ctx.norm_eps, ctx.factor, gate_weight, gate_bias = arguments

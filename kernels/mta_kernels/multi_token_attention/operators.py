@@ -16,7 +16,7 @@ from mta_kernels.multi_token_attention.backends import named
 from mta_kernels.multi_token_attention.documents import document_bounds
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_by_numbers, rows_needed_before
 from mta_kernels.operation import Operation
-from mta_kernels.operator_gradients import NoGradient, call, register, run_in_function, wanted
+from mta_kernels.operator_gradients import NoGradient, OneLevelFunction, call, register, run_in_function, wanted
 
 Numbers = tuple[bool, float, int, int, int, int]  # of an operation: causal, scale, both pads, both counts of groups
 
@@ -105,7 +105,7 @@ def _fake_backward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tenso
     return tuple(q.new_empty(0) if x is None else x.new_empty(x.shape) for x in (q, k, v, *others[:4]))
 
 
-class _MultiTokenAttention(torch.autograd.Function):
+class _MultiTokenAttention(OneLevelFunction):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         tensors, numbers, documents, backend = arguments[:7], arguments[7:13], arguments[13], arguments[14]
