@@ -88,8 +88,14 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
 CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdeviceptr pointer) {
     return *(CUdeviceptr *)value = pointer, CUDA_SUCCESS;
 }
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
+    return *status = CU_STREAM_CAPTURE_STATUS_NONE, CUDA_SUCCESS;
+}
+CUresult cuDriverGetVersion(int *version) { return *version = CUDA_VERSION, CUDA_SUCCESS; }
+CUresult cuModuleUnload(CUmodule module) { return CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice *device, int ordinal) { return *device = ordinal, CUDA_SUCCESS; }
 CUresult cuCtxGetCurrent(CUcontext *context) { return *context = (CUcontext)1, CUDA_SUCCESS; }
+CUresult cuCtxGetDevice(CUdevice *device) { return *device = 0, CUDA_SUCCESS; }
 CUresult cuCtxSetCurrent(CUcontext context) { return CUDA_SUCCESS; }
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     return *context = (CUcontext)1, CUDA_SUCCESS;

@@ -21,7 +21,7 @@ from triton.runtime import driver
 from mta_kernels.conv_attention.fastpath.memory import keep
 
 # Of Triton, with which this was tested: how its launcher in C is called is no public interface.
-TESTED_RELEASE = "3.6."
+TESTED_RELEASES = "3.6", "3.7", "3.8", "3.9"
 STREAM = 3  # its position among the launcher's arguments
 
 
@@ -30,12 +30,17 @@ class LaunchReplay:
 
     def __init__(self, compiled: CompiledKernel, programs: int, constants: Sequence[Any]) -> None:
         run = compiled.run
-        self.launcher = _launcher_in_c(run.launch)
         # No scratch, of two kinds, and no hooks, of two kinds, with nothing to tell them.
-        self._options = (
-            compiled.function, run.launch_cooperative_grid, run.launch_pdl, None, None, compiled.packed_metadata,
-            None, None, None,
-        )  # fmt: skip
+        scratch, hooks, metadata = (None, None), (None, None, None), compiled.packed_metadata
+        options = [compiled.function, run.launch_cooperative_grid, run.launch_pdl]
+        self.launcher = launcher = _launcher_in_c(run.launch)
+        if hasattr(run, "arg_annotations"):  # from Triton 3.7 on, the kernel's arguments are a tuple
+            options += [metadata, *hooks, *scratch, run.arg_annotations, run.kernel_signature]
+            before = STREAM + 1 + len(options)
+            self.launcher = lambda *arguments: launcher(*arguments[:before], arguments[before:])
+        else:
+            options += [*scratch, metadata, *hooks]
+        self._options = options
         self._programs, self._constants = programs, constants
         self._descriptors = compiled.metadata.tensordesc_meta or ()
 
@@ -96,22 +101,23 @@ class TensorMaps:
     """The tensor maps of a descriptor if its tensor were elsewhere, remembered."""
 
     def __init__(self, descriptor: Any, meta: dict[str, Any]) -> None:
-        self._described, self._meta = (descriptor.shape, descriptor.strides, descriptor.padding), meta
+        self._described = {name: x for name, x in vars(descriptor).items() if name != "base"}
+        self._meta = meta
         self._known: dict[int, Any] = {}
 
     def __call__(self, address: int) -> Any:
         found = self._known.get(address)
         if found is None:
-            found = keep(self._known, address, expanded(Elsewhere(address, *self._described), self._meta)[0])
+            found = keep(self._known, address, expanded(Elsewhere(address, self._described), self._meta)[0])
         return found
 
 
 class Elsewhere:
-    """As much of a descriptor, and of its tensor, as Triton asks for a tensor map."""
+    """A descriptor without its tensor, and as much of that as Triton asks for a tensor map: where it begins."""
 
-    def __init__(self, address: int, shape: Sequence[int], strides: Sequence[int], padding: str) -> None:
-        self.address, self.shape, self.strides, self.padding = address, shape, strides, padding
-        self.base = self
+    def __init__(self, address: int, described: dict[str, Any]) -> None:
+        vars(self).update(described)
+        self.address, self.base = address, self
 
     def data_ptr(self) -> int:
         return self.address
@@ -124,6 +130,8 @@ def launch_replay(compiled: Any, programs: int, constants: Sequence[Any]) -> Lau
     run, metadata = compiled.run, compiled.metadata
     descriptors = [x for x in compiled.src.signature.values() if str(x).startswith("tensordesc")]
     if run.global_scratch_size or run.profile_scratch_size or len(descriptors) != len(metadata.tensordesc_meta or ()):
+        return None
+    if getattr(run, "gsan_enabled", False):  # a sanitizer, whose state Triton passes to each launch
         return None
     return LaunchReplay(compiled, programs, constants)
 
@@ -141,9 +149,16 @@ def is_descriptor(x: Any) -> bool:
 
 def expanded(descriptor: Any, meta: dict[str, Any]) -> list[Any]:
     """What the launcher takes for a descriptor: a tensor map, shape and strides."""
-    from triton.backends.nvidia.driver import make_tensordesc_arg
+    return _maker()(descriptor, meta)
 
-    return make_tensordesc_arg(descriptor, meta)
+
+@functools.cache
+def _maker() -> Callable[[Any, dict[str, Any]], list[Any]]:
+    from triton.backends.nvidia.driver import make_tensordesc_arg as make
+
+    if len(inspect.signature(make).parameters) == 2:
+        return make
+    return lambda descriptor, meta: make(descriptor, meta, None)  # from Triton 3.8 on of the launch, which it ignores
 
 
 def _launcher_in_c(launch: Callable[..., None]) -> Callable[..., None]:
@@ -153,11 +168,12 @@ def _launcher_in_c(launch: Callable[..., None]) -> Callable[..., None]:
 
 @functools.cache
 def _launcher_is_known() -> bool:
-    known = triton.__version__.startswith(TESTED_RELEASE) and driver.active.get_current_target().backend == "cuda"
+    release = ".".join(triton.__version__.split(".")[:2])
+    known = release in TESTED_RELEASES and driver.active.get_current_target().backend == "cuda"
     if not known:
         warnings.warn(
-            f"mta_kernels does not know how Triton {triton.__version__} launches kernels, only {TESTED_RELEASE}x: "
-            "launches take the host longer",
+            f"mta_kernels does not know how Triton {triton.__version__} launches kernels, only those of "
+            f"{TESTED_RELEASES[0]} to {TESTED_RELEASES[-1]}: launches take the host longer",
             RuntimeWarning,
             stacklevel=2,
         )
