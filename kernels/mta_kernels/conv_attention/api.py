@@ -67,14 +67,13 @@ def conv_attention(
       and v, as `context_parallel.shard_sequence` gives them, M = N, and gets its rows of the result. The weight is the
       same on all ranks, and its gradient the sum over them. Without q_history and cu_seqlens.
 
-    `backend` is "auto" (`explain` says which that is), "reference", "triton", "hopper" (H100 and H200; with gradients
-    up to head dim 128) or "cuda" (any NVIDIA GPU from sm_80 on, float16 and bfloat16, the same head dims); a named
-    one never falls back. Under autocast q, k and v are cast to its dtype, and so is the weight unless it is float32;
-    float64 stays as it is.
+    `backend` is "auto" (`explain` says which that is), "reference", "triton", "hopper" (H100 and H200) or "cuda" (any
+    NVIDIA GPU from sm_80 on), the last two in float16 and bfloat16; a named one never falls back, and `unsupported`
+    says what it does not run. Under autocast q, k and v are cast to its dtype, and so is the weight unless it is
+    float32; float64 stays as it is.
     A row depends on no later token and on no other document, for every finite input. Infinity or NaN in q, k, v or the
     weight leaves no row of the heads that read it defined, in any backend, nor a gradient; nor is a row defined whose
-    `scale * q . k` overflows float32. With "triton" in float16, scaled sums of taps and keys, or taps and queries, must
-    stay below 65504, too.
+    `scale * q . k` overflows float32.
     Raises ValueError or TypeError, in one sentence, for arguments that do not fit or a backend that cannot run, and
     RuntimeError for a derivative that the backend does not have.
     """

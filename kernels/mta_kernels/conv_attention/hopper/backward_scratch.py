@@ -14,7 +14,7 @@ SCRATCH_ALIGNED = 256  # bytes, at multiples of which the parts of the scratch b
 class ScratchLayout(NamedTuple):
     """Where in the scratch, whose start is p and then ds, the rest begins, and where it ends, in bytes."""
 
-    stored: int  # p and ds `[2, slots, rows of a chunk, pitch]`, in q's dtype
+    stored: int  # p and ds `[2, slots, pitch / 32, rows of a chunk, 32]`, in q's dtype
     prepared: dict[str, int]  # what prepare.cu writes, by the names of `Preparation` and `BackwardArguments`
     ds_unit: int
     counters: int  # of the scheduler, and one a query head
