@@ -43,6 +43,8 @@ def softmax_scale(scale: float | None, head_dim: int) -> float:
             raise TypeError("scale is a tensor that requires a gradient, and gets none; multiply q by it instead")
     try:
         number = float(scale)
+    except (TypeError, ValueError):  # of several numbers
+        raise TypeError(f"scale is {scale!r}; expected one number, or None for 1 / sqrt(head_dim)") from None
     except OverflowError:  # of a whole number; its hundreds of digits are not told
         raise ValueError("scale is beyond 1e308; expected a finite number, or None for 1 / sqrt(head_dim)") from None
     if not -math.inf < number < math.inf:
@@ -50,10 +52,17 @@ def softmax_scale(scale: float | None, head_dim: int) -> float:
     return number
 
 
-def check_causal(causal: bool) -> None:
-    """Raise TypeError for what is neither True nor False: any other word would count as True."""
-    if isinstance(causal, str) or causal not in (True, False):
+def is_causal(causal: Any) -> bool:
+    """The flag as Python's. Raises TypeError for what is neither True nor False: any other word would count as True."""
+    if isinstance(causal, bool):
+        return causal
+    try:
+        is_flag = not isinstance(causal, str) and causal in (True, False)
+    except (RuntimeError, ValueError):  # of a tensor, or an array, of several
+        is_flag = False
+    if not is_flag:
         raise TypeError(f"causal is {causal!r}; expected True or False")
+    return bool(causal)
 
 
 @dataclass(frozen=True)
@@ -131,12 +140,11 @@ class Operation:
 
         Raises ValueError for an unknown `pad_key`, and TypeError for a scale or `causal` of another kind.
         """
-        check_causal(causal)
         convolution = None
         if taps is not None:
             query_taps, key_taps = taps
             convolution = Convolution(query_taps, key_taps, key_padding(key_taps, pad_key))
-        return cls(convolution, softmax_scale(scale, head_dim), causal)
+        return cls(convolution, softmax_scale(scale, head_dim), is_causal(causal))
 
     @property
     def conv(self) -> Convolution:

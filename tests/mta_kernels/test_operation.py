@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from mta_kernels.operation import Convolution, Operation
@@ -15,6 +16,7 @@ def test_what_a_call_is_told_becomes_numbers() -> None:
         Convolution(3, 4, 3), 2.0, False
     )
     assert len({Operation.of((6, 11), 64), Operation.of((6, 11), 64), Operation.of((6, 11), 64, scale=0.3)}) == 2
+    assert Operation.of((6, 11), 64, causal=np.bool_(False)).causal is False  # so that equal operations are one key
     with pytest.raises(ValueError, match="pad_key is 'middle'"):
         Operation.of((6, 11), 64, pad_key="middle")
     with pytest.raises(dataclasses.FrozenInstanceError):

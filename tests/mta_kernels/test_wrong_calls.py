@@ -1,5 +1,6 @@
 """Wrong calls of the public API that are refused in one sentence of ours, not in words of Python or PyTorch."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -70,6 +71,12 @@ CALLS = {
     ),
     "scale of 400 digits": (lambda: multi_token_attention(*QKV, pre_mix=MIX, scale=10**400), ValueError, "beyond"),
     "conv scale: 400 digits": (lambda: conv_attention(*QKV, TAPS, scale=-(10**400)), ValueError, "scale is beyond"),
+    "conv scale of two numbers": (
+        lambda: conv_attention(*QKV, TAPS, scale=torch.ones(2)), TypeError, r"scale is tensor\(.* expected one number",
+    ),
+    "scale of two of numpy's": (
+        lambda: multi_token_attention(*QKV, pre_mix=MIX, scale=np.ones(2)), TypeError, r"scale is array\(.* one number",
+    ),
     "q is an int": (lambda: conv_attention(3, Q, Q, TAPS), TypeError, "q is an int; expected a tensor"),
     "head_chunk of True": (lambda: conv_attention(*QKV, TAPS, head_chunk=True), ValueError, "head_chunk is True; exp"),
     "splits of True": (
@@ -104,6 +111,12 @@ CALLS = {
     ),
     "causal": (lambda: multi_token_attention(*QKV, pre_mix=MIX, causal="no"), TypeError, "causal is 'no'"),
     "conv causal": (lambda: conv_attention(*QKV, TAPS, causal="no"), TypeError, "causal is 'no'"),
+    "causal of two": (
+        lambda: multi_token_attention(*QKV, pre_mix=MIX, causal=np.ones(2)), TypeError, r"causal is array\(.* expect",
+    ),
+    "conv causal of two": (
+        lambda: conv_attention(*QKV, TAPS, causal=torch.ones(2)), TypeError, r"causal is tensor\(.* expected True or",
+    ),
     "rows": (lambda: multi_token_attention_reference(*QKV, pre_mix=MIX, rows=3), ValueError, "rows is 3; expected"),
     "rows of words": (
         lambda: multi_token_attention_reference(*QKV, pre_mix=MIX, rows=("a", "b")), ValueError, r"rows is \('a', ",
