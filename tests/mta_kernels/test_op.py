@@ -147,6 +147,17 @@ def test_decode_within_transforms_of_torch_func() -> None:
         torch.func.grad(lambda q: token(q).sum())(q_window)
 
 
+def test_lengths_of_decode_within_vmap() -> None:
+    """Where a CPU has them they are checked, which vmap does not let anybody do."""
+    tensors, options = decode_inputs()
+    lengths = torch.stack([options["lengths"], options["lengths"] - 1])
+
+    def token(lengths: Tensor) -> Tensor:
+        return conv_attention_decode(*tensors, **options | {"lengths": lengths}, backend="reference")
+
+    torch.testing.assert_close(torch.func.vmap(token)(lengths), torch.stack([token(x) for x in lengths]))
+
+
 def test_decode_says_that_it_has_no_gradient() -> None:
     (q_window, *others), options = decode_inputs()
     want = conv_attention_decode(q_window, *others, **options, backend="triton")

@@ -218,7 +218,7 @@ def check_packing(cu_seqlens: Tensor, q: Tensor, key_rows: int, q_history: Tenso
         )
     fits = cu_seqlens.dim() == 1 and cu_seqlens.shape[0] > 1
     check_whole_numbers("cu_seqlens", cu_seqlens, fits, ("documents + 1",), q.device)
-    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+    if can_be_read(cu_seqlens):
         bounds = cu_seqlens.tolist()
         ordered = sorted(bounds)
         if bounds != ordered or bounds[0] != 0 or bounds[-1] != rows:
@@ -226,6 +226,12 @@ def check_packing(cu_seqlens: Tensor, q: Tensor, key_rows: int, q_history: Tenso
                 f"cu_seqlens goes from {bounds[0]} to {bounds[-1]}{', not in order' if bounds != ordered else ''}; "
                 f"expected the bounds of the documents in order, from 0 to the {rows} rows of q"
             )
+
+
+def can_be_read(x: Tensor) -> bool:
+    """Whether a look at its numbers waits for no device; they are not there for a compiler, nor for torch.func.vmap."""
+    is_here = x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return is_here and not torch._C._functorch.is_batchedtensor(x)
 
 
 def check_whole_numbers(

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import (
+    can_be_read,
     check_arguments,
     check_block_table,
     check_heads,
@@ -120,7 +121,7 @@ def conv_attention_decode_reference(
         k_cache, v_cache = (gather_pages(cache, block_table) for cache in (k_cache, v_cache))
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key)
     keys_there = k_cache.shape[2]
-    if _readable(lengths) and int(lengths.max()) > keys_there:
+    if can_be_read(lengths) and int(lengths.max()) > keys_there:
         raise ValueError(
             f"lengths has {int(lengths.max())} and the cache holds {keys_there} keys a sequence; give at most as many"
         )
@@ -141,11 +142,6 @@ def conv_attention_decode_reference(
     mixed = convolve_scores(scores, weight, operation.conv)[:, :, -1:]
     unseen = column >= lengths.clamp(min=1)[:, None]  # a sequence without tokens sees one key, whose value is masked
     return torch.softmax(mixed.masked_fill(unseen[:, None, None], float("-inf")), dim=-1) @ values
-
-
-def _readable(lengths: Tensor) -> bool:
-    """Whether its values can be looked at: on a GPU that would wait for the device."""
-    return lengths.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def convolve_scores(scores: Tensor, weight: Tensor, convolution: Convolution) -> Tensor:
@@ -206,7 +202,7 @@ def check_decode_arguments(
     check_weight(weight, query_heads, q_window)
     key_padding(weight.shape[2], pad_key)
     check_whole_numbers("lengths", lengths, lengths.shape == (batch,), (batch,), q_window.device)
-    if _readable(lengths):
+    if can_be_read(lengths):
         shortest, longest = (int(x) for x in lengths.aminmax())
         if shortest < 0:
             raise ValueError(f"lengths has {shortest}; expected the tokens of each sequence, 0 or more")

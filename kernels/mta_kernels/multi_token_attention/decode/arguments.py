@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mta_kernels.conv_attention.arguments import check_are_tensors, check_like, check_weight, wants_gradient
+from mta_kernels.conv_attention.arguments import (
+    can_be_read,
+    check_are_tensors,
+    check_like,
+    check_weight,
+    wants_gradient,
+)
 from mta_kernels.conv_attention.reference import check_decode_arguments
 from mta_kernels.multi_token_attention.arguments import NormGate, check_mixing, check_norm_and_gate
 from mta_kernels.multi_token_attention.decode.state import DecodeState, needs_state
@@ -49,7 +55,7 @@ def check_caches(
             check_mixing(mix, heads, name=name)
             check_like(name, mix, q_window)
     capacity = k_cache.shape[2] * (1 if block_table is None else block_table.shape[1])
-    if _readable(lengths) and int(lengths.max()) > capacity:
+    if can_be_read(lengths) and int(lengths.max()) > capacity:
         raise ValueError(
             f"lengths has {int(lengths.max())} and the cache holds {capacity} keys a sequence; give at most as many"
         )
@@ -87,7 +93,7 @@ def check_state(state: DecodeState | None, q_window: Tensor, lengths: Tensor, gi
         raise TypeError(
             f"state has logsumexp in {logsumexp.dtype} and lengths in {seen.dtype}; expected {wide} and torch.int32"
         )
-    if _readable(lengths):
+    if can_be_read(lengths):
         behind = (lengths > 0) & (seen != lengths - 1) & (seen != lengths)
         if behind.any():
             which = int(behind.nonzero()[0])
@@ -95,8 +101,3 @@ def check_state(state: DecodeState | None, q_window: Tensor, lengths: Tensor, gi
                 f"lengths says {int(lengths[which])} tokens of sequence {which}, the new one included, and state has "
                 f"seen {int(seen[which])}; give each step one token, or a state of prefill_state"
             )
-
-
-def _readable(lengths: Tensor) -> bool:
-    """Whether a look at the numbers waits for no device."""
-    return lengths.device.type == "cpu" and not torch.compiler.is_compiling()
