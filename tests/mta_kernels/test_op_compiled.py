@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from kernel_inputs import DEVICE, make
@@ -115,6 +116,14 @@ def test_compiled_decode(dynamic: bool) -> None:
         for splits in ("auto", 2):
             got = compiled(*inputs, **options, splits=splits)
             assert torch.equal(got, conv_attention_decode(*inputs, **options, splits=splits))
+
+
+def test_compiled_decode_takes_scales_of_numpy() -> None:
+    """Which a compiler takes for tensors: the operator is told a number."""
+    inputs, options = decode_inputs()
+    compiled = torch.compile(conv_attention_decode, backend="eager")
+    got = compiled(*inputs, **options, scale=np.float32(0.3), backend="triton")
+    assert torch.equal(got, conv_attention_decode(*inputs, **options, scale=np.float32(0.3), backend="triton"))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

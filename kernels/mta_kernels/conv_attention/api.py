@@ -150,10 +150,12 @@ def conv_attention_decode(
     if under_autocast(q_window):
         weight, q_window, k_cache, v_cache = cast_for_autocast(weight, q_window, k_cache, v_cache)
     check_decode_arguments(q_window, k_cache, v_cache, weight, lengths, pad_key, block_table)
-    options: dict[str, Any] = {"lengths": lengths, "scale": scale, "pad_key": pad_key, "block_table": block_table}
     head_dim, shared = q_window.shape[3], is_shared(group)
     operation = Operation.of(weight.shape[1:], head_dim, scale=scale, pad_key=pad_key)
     tensors = q_window, k_cache, v_cache
+    options: dict[str, Any] = {
+        "lengths": lengths, "scale": operation.scale, "pad_key": pad_key, "block_table": block_table
+    }  # fmt: skip
     request = Request(operation, q_window.device, q_window.dtype, head_dim, decode=tensors, over_ranks=shared)
     kernels = choose(backend, request)
     if kernels is None and splits != "auto":
