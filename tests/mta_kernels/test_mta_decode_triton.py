@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 pytest.importorskip("triton")
 
@@ -255,6 +256,26 @@ def test_what_kernels_cannot_run_is_refused_or_left_to_the_reference() -> None:
     choice = explain(q, apart, v, **inputs.mixers, decode=True)
     assert choice.backend == "reference"
     assert "numbers of a key side by side" in choice.reason
+
+
+def test_forward_mode_is_refused() -> None:
+    """Kernels would leave the tangents out, without a word. The reference has them."""
+    inputs = Inputs({**dict.fromkeys(PARTS, False), "pre_mix": True}, dtype=torch.float32)
+    step = inputs.step([9])
+    words = "multi_token_attention_decode through backend 'triton' has no forward-mode derivatives"
+    for name in ("q_window", "k_cache", "v_cache", "pre_mix"):
+
+        def token(x: Tensor, name: str = name, backend: str = "triton") -> Tensor:
+            return multi_token_attention_decode(**step | {name: x}, backend=backend)
+
+        x = step[name].nan_to_num(0.0)
+        with pytest.raises(RuntimeError, match=words):
+            torch.func.jvp(token, (x,), (x,))
+        with forward_ad.dual_level(), pytest.raises(RuntimeError, match=words):
+            token(forward_ad.make_dual(x, x))
+    want = token(x + 1e-2 * x, backend="reference") - token(x - 1e-2 * x, backend="reference")
+    got = torch.func.jvp(lambda x: token(x, backend="reference"), (x,), (x,))[1]
+    torch.testing.assert_close(got, want / 2e-2, rtol=1e-2, atol=1e-3)
 
 
 def test_compiled_as_one_graph() -> None:

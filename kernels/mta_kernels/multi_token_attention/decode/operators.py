@@ -13,16 +13,22 @@ from mta_kernels.multi_token_attention.decode.state import DecodeState
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_by_numbers
 from mta_kernels.multi_token_attention.operators import numbers_of
 from mta_kernels.operation import Operation
+from mta_kernels.operator_gradients import check_no_tangents_in_kernels
 
 
 def decode_op(
     operation: Operation, q_window: Tensor, k_cache: Tensor, v_cache: Tensor, mixers: Mixers, lengths: Tensor,
     state: DecodeState | None, block_table: Tensor | None, *, splits: int, backend: MtaBackend,
 ) -> Tensor:  # fmt: skip
-    """Steps 1 to 7 by the kernels of a backend, for checked arguments, their mixings dense; splits 0 is "auto"."""
+    """Steps 1 to 7 by the kernels of a backend, for checked arguments, their mixings dense; splits 0 is "auto".
+
+    Raises RuntimeError for dual tensors.
+    """
     _, scale, *pads, _, _ = numbers_of(operation)
     kept = (None, None, None) if state is None else (state.logits, state.logsumexp, state.lengths)
-    return DECODE(q_window, k_cache, v_cache, *mixers, *kept, lengths, block_table, scale, *pads, splits, backend.name)
+    tensors = q_window, k_cache, v_cache, *mixers, *kept
+    check_no_tangents_in_kernels("multi_token_attention_decode", backend.name, *tensors)
+    return DECODE(*tensors, lengths, block_table, scale, *pads, splits, backend.name)
 
 
 torch.library.define(
