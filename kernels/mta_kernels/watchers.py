@@ -49,10 +49,11 @@ def nobody_watches(*tensors: Tensor) -> bool:
         and not is_watched(tensors[0])
         and not _are_functorch_transforms_active()
         and not _get_tracing_state()
-        and all(map(_is_plain, tensors))
+        and all(map(is_plain, tensors))
     )
 
 
-def _is_plain(x: Tensor) -> bool:
+def is_plain(x: Tensor) -> bool:
     """Whether x is numbers in memory."""
-    return type(x) in PLAIN and not _dispatch_isTensorSubclassLike(x) and not x.is_neg() and not x._is_zerotensor()
+    is_other = CAN_ASK and _dispatch_isTensorSubclassLike(x)
+    return type(x) in PLAIN and not is_other and not x.is_neg() and not x._is_zerotensor()

@@ -7,6 +7,7 @@ import torch
 from kernel_inputs import DEVICE, Stop
 from operator_calls import assert_equal, decode_inputs, gradients, small
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 
 pytest.importorskip("triton")
@@ -156,6 +157,16 @@ def test_lengths_of_decode_within_vmap() -> None:
         return conv_attention_decode(*tensors, **options | {"lengths": lengths}, backend="reference")
 
     torch.testing.assert_close(torch.func.vmap(token)(lengths), torch.stack([token(x) for x in lengths]))
+
+
+def test_fake_tensors() -> None:
+    """They have no numbers, of which a CPU would check those of lengths and bounds."""
+    inputs, bounds = [x.detach() for x in small()], torch.tensor([0, 8, 20], device=DEVICE)
+    with FakeTensorMode() as mode:
+        q, k, v, weight, bounds = map(mode.from_tensor, (*inputs, bounds))
+        packed = conv_attention(q, k, v, weight, cu_seqlens=bounds, backend="triton")
+        token = conv_attention_decode(q[:, :, :3], k, v, weight, lengths=bounds[:1], backend="triton")
+    assert (packed.shape, token.shape) == (q.shape, q[:, :, :1].shape)
 
 
 def test_decode_says_that_it_has_no_gradient() -> None:

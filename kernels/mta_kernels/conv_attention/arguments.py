@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mta_kernels.operation import PAGE_SIZES, key_padding
 from mta_kernels.operator_gradients import check_no_tangents
+from mta_kernels.watchers import is_plain
 
 MAY_BE_LEFT_OUT = (
     "q_history", "cu_seqlens", "block_table",
@@ -229,9 +230,8 @@ def check_packing(cu_seqlens: Tensor, q: Tensor, key_rows: int, q_history: Tenso
 
 
 def can_be_read(x: Tensor) -> bool:
-    """Whether a look at its numbers waits for no device; they are not there for a compiler, nor for torch.func.vmap."""
-    is_here = x.device.type == "cpu" and not torch.compiler.is_compiling()
-    return is_here and not torch._C._functorch.is_batchedtensor(x)
+    """Whether a look at its numbers waits for no device; a compiler has none, nor have vmap and fake tensors."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and is_plain(x)
 
 
 def check_whole_numbers(
