@@ -133,3 +133,12 @@ def test_eager_error_is_that_of_the_forward() -> None:
     exact = inputs.double().rows()[:, :, 20:21]
     got = multi_token_attention_decode_reference(**inputs.step([21]), state=inputs.state([20]))
     assert relative_error(got, exact) <= 2 * max(relative_error(inputs.rows()[:, :, 20:21], exact), 1e-3)
+
+
+def test_a_scale_of_zero() -> None:
+    """Rows are then the mean of the values that they see, not what lay in memory."""
+    inputs = Inputs({**dict.fromkeys(PARTS, False), "pre_mix": True}, tokens=300, dtype=torch.bfloat16, scale=0.0)
+    before = torch.full((4, 300), float("nan"), dtype=torch.bfloat16, device=DEVICE)
+    del before
+    got = multi_token_attention_decode_reference(**inputs.step([300]))
+    assert relative_error(got[:, ::2, 0], inputs.v.double().mean(2)) <= 0.05

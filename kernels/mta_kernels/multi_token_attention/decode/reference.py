@@ -93,9 +93,10 @@ def last_logits(
     row = lengths[:, None] - window + torch.arange(window, device=lengths.device)  # [B, W]
     queries = q_window[:, :, -window:].masked_fill((row < 0)[:, None, :, None], 0)
     keys = repeat_heads(k_cache, heads)
-    # Scaled before it is rounded: float16 may hold a score whose product of query and key it does not.
+    # Scaled before it is rounded: float16 may hold a score whose product of query and key it does not. Added to zeros,
+    # since PyTorch 2.13 on a CPU writes nothing in bfloat16 where both factors, alpha and beta, are 0.
     scores = torch.baddbmm(
-        queries.new_zeros(()), queries.flatten(0, 1), keys.flatten(0, 1).mT, beta=0, alpha=operation.scale
+        queries.new_zeros(()), queries.flatten(0, 1), keys.flatten(0, 1).mT, alpha=operation.scale
     ).unflatten(0, queries.shape[:2])
     future = torch.arange(k_cache.shape[2], device=k_cache.device) > row[:, :, None]
     scores = scores.masked_fill(future[:, None], 0)  # rows before the first token see nothing
