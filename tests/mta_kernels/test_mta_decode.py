@@ -8,6 +8,7 @@ import pytest
 import torch
 from decode_inputs import COMBINATIONS, PARTS, Inputs, name_of, paged
 from kernel_inputs import DEVICE, relative_error
+from torch._subclasses import FakeTensorMode
 
 from mta_kernels.multi_token_attention import (
     DecodeState,
@@ -142,3 +143,15 @@ def test_a_scale_of_zero() -> None:
     del before
     got = multi_token_attention_decode_reference(**inputs.step([300]))
     assert relative_error(got[:, ::2, 0], inputs.v.double().mean(2)) <= 0.05
+
+
+def test_fake_tensors() -> None:
+    """Their lengths are no numbers that could be checked."""
+    inputs, lengths = Inputs(dict.fromkeys(PARTS, True), dtype=torch.float32), torch.tensor([20], device=DEVICE)
+    options = {name: x for name, x in inputs.mixers.items() if name != "post_mix"}
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        q, k, v, lengths = map(mode.from_tensor, (inputs.q, inputs.k, inputs.v, lengths))
+        state = prefill_state(q, k, lengths=lengths, **options)
+        step = {"lengths": lengths + 1, "state": state, **inputs.mixers}
+        got = multi_token_attention_decode(q, k, v, **step, backend="reference")
+    assert got.shape == q[:, :, :1].shape

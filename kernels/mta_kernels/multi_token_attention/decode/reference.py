@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.arguments import (
     autocast_dtype,
+    can_be_read,
     cast_unless_float32,
     check_are_tensors,
     under_autocast,
@@ -172,7 +173,7 @@ def prefill_state(
     (batch, heads, window, head_dim), query_taps = q_window.shape, post_conv.shape[1]
     operation = operation_of(given, head_dim, causal=True, scale=scale, pad_key=pad_key)
     needed = operation.conv.query_taps + query_taps - 2
-    if lengths.device.type == "cpu" and window < min(needed, int(lengths.max())):
+    if can_be_read(lengths) and window < min(needed, int(lengths.max())):
         raise ValueError(
             f"q_window holds {window} queries and the rows that steps look back on need {needed}: "
             f"give the last {min(needed, int(lengths.max()))}"
