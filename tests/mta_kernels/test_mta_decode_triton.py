@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -276,6 +277,20 @@ def test_forward_mode_is_refused() -> None:
     want = token(x + 1e-2 * x, backend="reference") - token(x - 1e-2 * x, backend="reference")
     got = torch.func.jvp(lambda x: token(x, backend="reference"), (x,), (x,))[1]
     torch.testing.assert_close(got, want / 2e-2, rtol=1e-2, atol=1e-3)
+
+
+def test_vmap_is_refused() -> None:
+    step = Inputs({**dict.fromkeys(PARTS, False), "pre_mix": True}, dtype=torch.float32).step([9])
+    window = step.pop("q_window")
+    windows = torch.stack([window, window / 2])
+
+    def token(window: Tensor, backend: str) -> Tensor:
+        return multi_token_attention_decode(window, **step, backend=backend)
+
+    with pytest.raises(RuntimeError, match=r"'triton' may change a state, .*vmap .* or backend='reference'"):
+        torch.func.vmap(partial(token, backend="triton"))(windows)
+    got = torch.func.vmap(partial(token, backend="reference"))(windows)
+    torch.testing.assert_close(got[1], token(windows[1], backend="triton"))
 
 
 def test_compiled_as_one_graph() -> None:
