@@ -20,6 +20,7 @@ from mtabench.charts.style import Look
 from mtabench.charts.text import caption, length_label, unsettled_note
 from mtabench.implementations import Style
 from mtabench.problem.axes import short
+from mtabench.problem.operations import NO_PAGES
 
 MAX_TICKS = 8
 AXES_HEIGHT = 2.9  # inches; about what a panel leaves its axes
@@ -84,7 +85,7 @@ def line_chart(
             axes.text(0.5, 0.5, y_axis.nothing, color=look.theme.quiet, **at)
         return naming(axes, panel.lines, labels, look, raised[id(panel)])
 
-    notes = [*yardstick_note(lines), *([APART_NOTE] if any(raised.values()) else []), *notes]
+    notes = [*yardstick_notes(lines, cells), *([APART_NOTE] if any(raised.values()) else []), *notes]
     if any(line.auto for line in lines):
         notes.append(AUTO_NOTE)
     if any(line.hollow.any() for line in lines):
@@ -115,9 +116,11 @@ def naming(
     return finish
 
 
-def yardstick_note(lines: Iterable[Line]) -> list[str]:
-    """What a dashed grey line is, for the caption; nothing if there is none."""
-    return [YARDSTICK_NOTE] if any(line.yardstick for line in lines) else []
+def yardstick_notes(lines: Iterable[Line], cells: pd.DataFrame) -> list[str]:
+    """What a dashed grey line is, and that it has no pages where others do, for the caption; nothing without one."""
+    if not any(line.yardstick for line in lines):
+        return []
+    return [YARDSTICK_NOTE, *([NO_PAGES] if (cells["page_size"] != "").any() else [])]
 
 
 def plain_axes(axes: Axes, look: Look, grid: Any = "y") -> None:

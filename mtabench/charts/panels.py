@@ -11,7 +11,7 @@ import pandas as pd
 
 from mtabench.charts.text import problem, shortened
 from mtabench.errors import UsageError
-from mtabench.problem.operations import OPERATION_COLUMNS, by_value
+from mtabench.problem.operations import NONE, OPERATION_COLUMNS, by_value
 
 STATUS_WORDS = {"oom": "out of memory"}
 MOST_PANELS = 60
@@ -80,10 +80,11 @@ def problems(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     keys = sorted(set(own[["head_dim", *columns]].fillna(0).itertuples(index=False, name=None)), key=by_value)
     check_panels(len(keys))
     operations = cells[columns].fillna(0)
+    contiguous = NONE if any(key[-1] for key in keys) else ""  # the page size comes last
     for head_dim, *operation in keys:
         same = (operations == operation).all(axis="columns")
         mine = cells[(cells["head_dim"] == head_dim) & (same | (cells["op"] == "attention"))]
-        yield problem(head_dim, *operation), mine
+        yield problem(head_dim, *operation[:-1], operation[-1] or contiguous), mine
 
 
 def check_panels(count: int) -> None:

@@ -12,11 +12,12 @@ from mtabench.errors import UsageError
 OPS = ("conv-attention", "attention", "mta")
 PLAIN = "attention"  # of these the one without a step
 NONE = "none"
-# The columns of a results file that say what a cell computes, beside `causal`, and in pages of which size its cache is:
-# all that plain attention has none of.
+# The columns of a results file that say what a cell computes, beside `causal`, and in pages of which size its cache is.
 OPERATION_COLUMNS = ("conv_q", "conv_k", "mix", "post_conv_q", "post_conv_k", "norm", "gate", "conv_every", "page_size")
 # The same as axes, by which people name them.
 STEPS = ("mix", "conv", "post_conv", "norm", "gate", "conv_every", "page_size")
+PLAIN_LACKS = STEPS[:-1]  # a cache it has, whose size of pages is none
+NO_PAGES = "plain attention reads no pages: its cache is contiguous"
 GATES = {NONE: None, "one": Gate(), "full": Gate(full=True)}
 NORMS = "expected rms, none, or depth and a layer's index such as depth2, which rescales it"
 
@@ -106,13 +107,19 @@ def gate_text(gate: Gate | None) -> str:
 
 
 def by_value(key: Iterable[object]) -> tuple[object, ...]:
-    """What sorts a key whose texts may be whole numbers by their values: pages of 16 before those of 128."""
+    """What sorts a key whose texts may be whole numbers by their values: no pages, pages of 16, then those of 128."""
+    key = ("" if value == NONE else value for value in key)
     return tuple(value.rjust(12) if isinstance(value, str) and value.isdigit() else value for value in key)
 
 
 def taps_text(query_taps: object, key_taps: object) -> str:
     """Taps as typed, `6x11`; empty for no convolution."""
     return f"{query_taps}x{key_taps}" if query_taps and key_taps else ""
+
+
+def page_size_text(pass_: str, size: object) -> str:
+    """Keys of a page as typed, `none` of a decode step whose cache is contiguous; empty for other passes."""
+    return str(size or NONE) if pass_ == "decode" else ""
 
 
 def step_words(*steps: str) -> str:

@@ -19,7 +19,7 @@ from mtabench.console import flop_unit
 from mtabench.errors import UsageError
 from mtabench.measuring.settled import settled
 from mtabench.pages.text import MOST_CHARACTERS, shown_number, shown_text
-from mtabench.problem.operations import PLAIN, STEPS, by_value, taps_text
+from mtabench.problem.operations import NONE, PLAIN, PLAIN_LACKS, STEPS, by_value, page_size_text, taps_text
 from mtabench.results.results_file import COLUMNS, NUMERIC_COLUMNS, find_samples, read_results, samples_path
 from mtabench.results.runs import Rounds, read_run
 from mtabench.results.shown import percent
@@ -57,11 +57,11 @@ class Spread:
 class Report:
     """A results file as it is shown.
 
-    `rows` have the columns of the file as numbers, None, or printable texts of bounded length, and besides: `conv`
-    and `post_conv` (such as "6x11"), `label` (the cell in the words that tell it from the others here), `settled`
-    (whether its time did, None without one), `command` (what measures it again, or ""), `panels` (numbers of the
-    panels it belongs to) and `charted` (False for the splits that are not drawn). `spreads` has an entry a row, None
-    without samples; `no_samples` says why if none has.
+    `rows` have the columns of the file as numbers, None, or printable texts of bounded length, `page_size` with
+    `none` for a contiguous cache, and besides: `conv` and `post_conv` (such as "6x11"), `label` (the cell in the
+    words that tell it from the others here), `settled` (whether its time did, None without one), `command` (what
+    measures it again, or ""), `panels` (numbers of the panels it belongs to) and `charted` (False for the splits
+    that are not drawn). `spreads` has an entry a row, None without samples; `no_samples` says why if none has.
     """
 
     name: str
@@ -143,6 +143,7 @@ def _shown_row(record: Mapping[str, Any]) -> Row:
         name: shown_number(record[name]) if name in NUMERIC_COLUMNS else shown_text(record[name]) for name in COLUMNS
     }
     row["causal"] = "yes" if record["causal"] else "no"
+    row["page_size"] = page_size_text(row["pass"], row["page_size"])
     row |= {name: taps_text(row[f"{name}_q"], row[f"{name}_k"]) for name in ("conv", "post_conv")}
     known = len(record["repro"]) <= MOST_CHARACTERS and COMMAND.fullmatch(record["repro"])
     row["command"] = record["repro"] if known else ""
@@ -156,7 +157,7 @@ def _varying(rows: Sequence[Row], axes: Iterable[str]) -> list[str]:
     followed = {"batch": ("pass", "seq"), "kv_heads": ("heads",)}
 
     def distinct(*names: str) -> int:
-        of_step = len(names) == 1 and names[0] in STEPS  # which plain attention does not have
+        of_step = len(names) == 1 and names[0] in PLAIN_LACKS
         return len({tuple(row[name] for name in names) for row in rows if not (of_step and is_plain(row))})
 
     found = [axis for axis in axes if distinct(axis) > 1]
@@ -180,10 +181,11 @@ def _sort_into_panels(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         key = key_of(row)
         row["panels"] = fitting.get(shape_of(row), []) if is_plain(row) else [numbers[key]] if key in numbers else []
-    return [
-        ", ".join(axis_text(axis, value) for axis, value in zip(axes, key, strict=True) if value != "")
+    told = [
+        [(axis, value) for axis, value in zip(axes, key, strict=True) if value != NONE or axis in varying]
         for key in numbers
     ]
+    return [", ".join(axis_text(axis, value) for axis, value in pairs if value != "") for pairs in told]
 
 
 def _choose_charted(rows: Sequence[Row]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from mtabench.console import significant
 from mtabench.measuring.settled import UNSETTLED, meaning, unsettled
 from mtabench.measuring.statistics import geometric_mean
-from mtabench.problem.operations import STEPS
+from mtabench.problem.operations import NO_PAGES, NONE, STEPS
 from mtabench.report.data import Report, Row, is_plain, is_timed, shape_key
 
 PASSES = {
@@ -66,7 +66,7 @@ def _measured(rows: Sequence[Row]) -> str:
 
 def _values(rows: Iterable[Row], column: str, words: str) -> str:
     values = dict.fromkeys(str(row[column]) for row in rows if row[column] != "")
-    return words + _listed(values) if values else ""
+    return words + _listed(values) if set(values) - {NONE} else ""
 
 
 def computed(rows: Iterable[Row]) -> str:
@@ -87,6 +87,8 @@ def _compared(rows: Sequence[Row], quote: Quote) -> Iterator[str]:
         yield f"Fastest {name}: {told}."
     yield from _speedups(conv, quote)
     plain = best([row for row in charted if is_plain(row)], ())
+    if plain and any(row["page_size"] not in ("", NONE) for row in conv):
+        yield f"{NO_PAGES[0].upper()}{NO_PAGES[1:]}."
     pairs = [(row, plain[shape_key(row)]) for row in fastest.values() if shape_key(row) in plain]
     if pairs:
         speeds = [other["median_ms"] / row["median_ms"] for row, other in pairs]

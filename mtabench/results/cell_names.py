@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mtabench.problem.axes import short
-from mtabench.problem.operations import PLAIN, named_steps, taps_text
+from mtabench.problem.operations import PLAIN, named_steps, page_size_text, taps_text
 from mtabench.tables import Column
 
-STEPS = tuple(named_steps("", "", ""))
+*PLAIN_LACKS, PAGE_SIZE = STEPS = tuple(named_steps("", "", ""))
 WORDS = {
     **{name: f"{name} {{}}" for name in STEPS},
     "splits": "splits {}",
@@ -40,11 +40,13 @@ def name_of(row: Mapping[str, Any]) -> str:
 def told_apart(rows: Sequence[Mapping[str, Any]]) -> ToldApart:
     """The cells of some rows, at least one. Steps or splits that some cells cannot have are shared if others do."""
     parts = [_parts(row) for row in rows]
+    if any(one[PAGE_SIZE] for one in parts):
+        parts = [one | {PAGE_SIZE: page_size_text(one["pass"], one[PAGE_SIZE])} for one in parts]
     shared, columns = {}, []
     for name in parts[0]:
         texts = [one[name] for one in parts]
         values = set(texts) - ({""} if name == "splits" else set())
-        if name in STEPS:  # plain attention has none
+        if name in PLAIN_LACKS:
             values = {text for text, row in zip(texts, rows, strict=True) if row["op"] != PLAIN}
         if name not in STAYS and len(values) <= 1:
             shared[name] = next(iter(values), "")

@@ -9,7 +9,7 @@ from typing import Any
 
 from mtabench.problem.axes import short
 from mtabench.problem.case import CACHED_PASSES
-from mtabench.problem.operations import PLAIN, STEPS
+from mtabench.problem.operations import PLAIN, PLAIN_LACKS, STEPS, page_size_text
 from mtabench.results.columns import AXES, STATUSES, TABLE
 from mtabench.results.shown import clocks, clocks_differ, cut
 from mtabench.results.where import value_of
@@ -108,6 +108,8 @@ def _shown(row: Row, name: str) -> str:
         return "" if row["pass"] in CACHED_PASSES else {"true": "yes", "false": "no"}[row["causal"]]
     if name == "splits" and row["splits"] == "auto" and row["splits_used"]:
         return f"auto ({row['splits_used']})"
+    if name == "page_size":
+        return page_size_text(row["pass"], row["page_size"])
     if name == "git_sha":
         return _revision(row)
     return cut(value_of(row, name))
@@ -118,7 +120,7 @@ def _shared(rows: Sequence[Row], name: str) -> str | None:
     values = {_shown(row, name) if name == "splits" else value_of(row, name) for row in rows}
     if name not in STEPS:
         values.discard("")
-    elif any(row["op"] != PLAIN for row in rows):  # which has no steps, and is told by its implementation
+    elif name in PLAIN_LACKS and any(row["op"] != PLAIN for row in rows):  # which is told by its implementation
         values = {value_of(row, name) for row in rows if row["op"] != PLAIN}
     if name == "kv_heads" and all(row["kv_heads"] == row["heads"] for row in rows):
         return ""

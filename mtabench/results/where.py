@@ -57,7 +57,7 @@ def select(rows: Sequence[dict[str, str]], conditions: Iterable[Condition], what
     for condition in conditions:
         before, kept = kept, [row for row in kept if condition.holds(row)]
         if not kept:
-            there = list(dict.fromkeys(_typed(row, condition.column) or "(nothing)" for row in before))
+            there = list(dict.fromkeys(_typed(row, condition.column) for row in before))
             more = f" and {len(there) - MOST_LISTED} more" if len(there) > MOST_LISTED else ""
             among = "" if len(before) == len(rows) else " among those that the conditions before it keep"
             raise UsageError(
@@ -134,8 +134,8 @@ def _patterns(column: str, value: str) -> list[str]:
 
 def _typed(row: Row, column: str) -> str:
     """A value as one would type it in a condition."""
-    value = value_of(row, column)
-    return short(int(value)) if column in COUNTS and value else value[:60]
+    value = value_of(row, column) or (NONE if column in STEPS else "(nothing)")
+    return short(int(value)) if column in COUNTS and value.isdigit() else value[:60]
 
 
 def _comparable(name: str, row: Row) -> float | str:

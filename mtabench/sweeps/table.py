@@ -15,7 +15,7 @@ from mtabench.errors import NothingTimedError
 from mtabench.measuring.settled import UNSETTLED, half_interval_of, settled, unsettled, was_crowded
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
-from mtabench.problem.operations import PLAIN, STEPS, step_words, taps_text
+from mtabench.problem.operations import PLAIN, PLAIN_LACKS, STEPS, page_size_text, step_words, taps_text
 from mtabench.results.results_file import text_of
 from mtabench.results.splits import Choice, choices
 from mtabench.sweeps.estimate import shown
@@ -125,7 +125,7 @@ def _columns(rows: Sequence[Row], count: int) -> list[Column]:
 
 def _differ(rows: Sequence[Row], cells: Sequence[Mapping[str, str]], name: str) -> bool:
     """Whether cells have several values; a step that one lacks is one, but for plain attention, which has none."""
-    if name in STEPS:
+    if name in PLAIN_LACKS:
         return len({cell[name] for row, cell in zip(rows, cells, strict=True) if row["op"] != PLAIN}) > 1
     return len({cell[name] for cell in cells} - {""}) > 1
 
@@ -153,7 +153,7 @@ def _formatted(row: Row, name: str, form: str) -> str:
 def line(row: Row) -> str:
     """A row as one plain line."""
     cell = _cell(row)
-    steps = step_words(*(cell[name] for name in STEPS))
+    steps = step_words(*(cell[name] for name in PLAIN_LACKS), text_of(row.get("page_size")))
     problem = f"{cell['pass']}, {cell['layers']} layers, " if cell["layers"] else ""
     problem += f"{cell['dtype']} batch {cell['batch']} heads {cell['heads']}x{cell['head_dim']} seq {cell['seq']}"
     problem += f" {steps}" if steps else ""
@@ -216,6 +216,7 @@ def _cell(row: Row) -> dict[str, str]:
     cell = {name: text_of(row.get(name)) for name in (*ALWAYS, *OPTIONAL)}
     cell["seq"] = short(int(cell["seq"]))
     cell |= {name: taps_text(row.get(f"{name}_q"), row.get(f"{name}_k")) for name in ("conv", "post_conv")}
+    cell["page_size"] = page_size_text(cell["pass"], cell["page_size"])
     used = text_of(row.get("splits_used"))
     cell["splits"] = text_of(row.get("splits"))
     cell["splits"] += f" ({used})" if cell["splits"] == "auto" and used else ""

@@ -5,6 +5,7 @@ import shlex
 from dataclasses import replace
 from types import SimpleNamespace
 
+import chart_cells
 import planted_sweeps
 import pytest
 import torch
@@ -36,11 +37,14 @@ from mtabench.problem.inputs import make_inputs
 from mtabench.problem.operations import make_operation
 from mtabench.registry import implementation_of
 from mtabench.report.data import COMMAND, read_report
+from mtabench.report.sentences import summary
+from mtabench.results.cell_names import told_apart
 from mtabench.results.result_view import make_view
-from mtabench.results.results_file import cell_of, key_of, key_of_cell, read_file
+from mtabench.results.results_file import cell_of, key_of, key_of_cell, read_file, read_results
 from mtabench.results.runs import read_run
 from mtabench.results.where import parse_where, select
 from mtabench.sweeps.plan import Options, make_plan
+from mtabench.sweeps.table import results_table
 
 CONTIGUOUS = Case("decode", "eager", Operation.of((3, 2), 16), "fp32", 2, 4, 2, 40, 16, None, "cpu")
 PAGED = replace(CONTIGUOUS, page_size=16)
@@ -389,9 +393,27 @@ class TestFiles:
     def test_a_table_tells_them_apart(self, path):
         view = make_view(read_file(path).rows())
         texts = {column.name: column.texts for column in view.columns}
-        assert texts["page size"] == ("", "128", "16", "", "128", "16", "", "")
+        assert texts["page size"] == ("none", "128", "16", "none", "128", "16", "none", "none")
+        cells = read_results(path).to_dict("records")
+        told = told_apart(cells)
+        assert next(column.texts for column in told.columns if column.name == "page size") == [*texts["page size"]]
+        assert [name.partition("page size ")[2] for name in told.names] == [*texts["page size"]]
         alike = select(read_file(path).rows(), parse_where(["page-size=128,op=conv-attention"]), path)
         assert "page size 128" in make_view(alike).setting
+
+    def test_one_size_and_contiguous_plain_attention_are_two_things(self, path):
+        rows = [row for row in read_file(path).rows() if row["page_size"] == "16" or row["op"] == "attention"]
+        columns = {column.name: column.texts for column in make_view(rows).columns}
+        assert columns["page size"] == ("16", "16", "none", "none")
+        sizes, *_ = results_table(rows, 120, 10).columns
+        assert (sizes.header, *sizes.cells) == ("page size", "16", "16", "none", "none")
+        contiguous = [row for row in read_file(path).rows() if row["page_size"] == ""]
+        assert not any("page size" in (column.name, *column.texts) for column in make_view(contiguous).columns)
+        assert not any("page size" in words for words in make_view(contiguous).setting)
+
+    def test_a_filter_that_nothing_passes_says_what_to_type(self, path):
+        with pytest.raises(UsageError, match=r"in the column page_size they have none, 128, 16$"):
+            select(read_file(path).rows(), parse_where(["page-size=64"]), path)
 
     def test_filters(self, path):
         rows = read_file(path).rows()
@@ -406,13 +428,24 @@ class TestFiles:
     def test_charts_and_reports_have_a_panel_a_size_with_plain_attention_in_each(self, path):
         found = {title: set(cells["impl"]) for title, cells in problems(read_cells([path]))}
         title = "head dim 16, convolution 3x2"
-        assert list(found) == [title, f"{title}, page size 16", f"{title}, page size 128"]
+        assert list(found) == [f"{title}, page size {size}" for size in ("none", "16", "128")]
         assert set(map(frozenset, found.values())) == {frozenset({"eager", "sdpa-math"})}
         report = read_report(path)
         assert [panel.partition("conv 3x2")[2] for panel in report.panels] == [
-            "", ", page size 16", ", page size 128",
+            ", page size none", ", page size 16", ", page size 128",
         ]  # fmt: skip
         assert all(row["charted"] for row in report.rows)
+
+    def test_charts_and_reports_say_that_plain_attention_has_no_pages(self, path):
+        sentence = "lain attention reads no pages: its cache is contiguous"
+        report = read_report(path)
+        assert ", page size none, 128 and 16, " in summary(report)[0]
+        assert f"P{sentence}." in summary(report)
+        assert f"p{sentence}" in chart_cells.words(chart_cells.figure(path, "time"))
+        contiguous = [one for one in report.rows if one["page_size"] == "none"]
+        assert not any("page" in words for words in summary(replace(report, rows=contiguous)))
+        without = written_runs.write_run(path.with_name("old.csv"), {CELLS[0]: written_runs.rounds(1.0)})
+        assert "page" not in "".join(read_report(without).panels)
 
 
 def splits_used(case):

@@ -18,7 +18,7 @@ from mtabench.charts.data import one_line_each
 from mtabench.charts.failures import failure_note
 from mtabench.charts.findings import plain, reach, where
 from mtabench.charts.labels import names_width
-from mtabench.charts.lines import log_ticks, naming, plain_axes, spread, yardstick_note
+from mtabench.charts.lines import log_ticks, naming, plain_axes, spread, yardstick_notes
 from mtabench.charts.panels import Panel, column, panels, unsettled_times
 from mtabench.charts.style import Look
 from mtabench.charts.text import caption, number, percent, span, unsettled_note
@@ -66,7 +66,7 @@ def chart(cells: pd.DataFrame) -> Chart | None:
     x_limits, y_limits = _limits(valid["intensity"], valid["rate"], roof)
     seqs = sorted(set(valid["seq"].astype(int)))
     sizes = dict(zip(seqs, np.linspace(*SIZES, len(seqs)) if seqs[1:] else [sum(SIZES) / 2], strict=True))
-    notes = yardstick_note(lines)
+    notes = yardstick_notes(lines, cells)
     if seqs[1:]:
         notes.append(f"markers grow with the sequence length, from {short(seqs[0])} to {short(seqs[-1])} tokens")
     return Chart(
