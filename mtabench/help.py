@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from mtabench.errors import near_names
 from mtabench.options import COMMANDS, PANELS
 
 WIDTH = 80
@@ -36,14 +36,14 @@ class _Helpful:
         formatter.write("\n".join(_lines(self, ctx, min(WIDTH, shutil.get_terminal_size().columns))))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer's; an error says of which command it is, so that its help can be named."""
+        """As Typer's; an error says of which command it is, so that its help can be named, and which have an option."""
         try:
             return super().parse_args(ctx, args)  # type: ignore[misc]
         except Exception as error:
             if getattr(error, "ctx", ctx) is None:
                 error.ctx = ctx  # type: ignore[attr-defined]
-            if offered := getattr(error, "possibilities", None):
-                error.possibilities = _near(getattr(error, "option_name", ""), offered)  # type: ignore[attr-defined]
+            if hasattr(error, "possibilities"):
+                _say_where(error, ctx)
             raise
 
 
@@ -55,9 +55,28 @@ class Group(_Helpful, TyperGroup):
     """A command of commands."""
 
 
-def _near(typed: str, names: Sequence[str]) -> list[str]:
-    """Of options that Typer offers those that are near: it counts the dashes, which all of them share."""
-    return [name for name in names if get_close_matches(typed.lstrip("-"), [name.lstrip("-")])]
+def _say_where(error: Any, ctx: Any) -> None:
+    """Of options that Typer offers keep those that are near: it counts the dashes, which all share. Name the commands
+    of the same group that have just what was typed; with none near, any command."""
+    typed = error.option_name
+    near = near_names(typed.lstrip("-"), [name.lstrip("-") for name in error.possibilities or ()])
+    error.possibilities = [f"--{name}" for name in near]
+    others = _commands(ctx.find_root().command, "mtabench")
+    having = [(path, group) for path, group, options in others if typed in options]
+    group = getattr(ctx.command, "rich_help_panel", None)
+    having = [one for one in having if one[1] == group] or ([] if near else having)
+    if having:
+        *first, last = (f"`{path}`" for path, _ in having)
+        has = f"{', '.join(first)} and {last} have it" if first else f"{last} has it"
+        error.message = f"{error.message.removesuffix('.')}; {has}"
+
+
+def _commands(group: Any, path: str) -> Iterator[tuple[str, str | None, set[str]]]:
+    """Every command: as typed, its group in the list of all, and its options."""
+    for name, command in getattr(group, "commands", {}).items():
+        options = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+        yield f"{path} {name}", getattr(command, "rich_help_panel", None), options
+        yield from _commands(command, f"{path} {name}")
 
 
 def _lines(command: Any, ctx: Any, width: int) -> Iterator[str]:

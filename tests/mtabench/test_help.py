@@ -143,6 +143,21 @@ def test_only_options_that_are_near_are_offered(mtabench, words, offered):
 
 
 @pytest.mark.parametrize(
+    ("words", "has"),
+    [
+        ("fwd --page-size 16", "--page-size; `mtabench decode` has it ("),  # those that measure nothing have it too
+        ("fwd --layers 3", "--layers; `mtabench model` has it (Possible options: --layer)"),
+        ("plot run.csv --where seq=1k", "--where; `mtabench show` and `mtabench export` have it ("),
+        ("compare a.csv b.csv --sort seq", "--sort; `mtabench show` and `mtabench export` have it ("),
+        ("results merge a.csv --where seq=1k", "--where; `mtabench results select` has it ("),
+        ("memory --json", "--json (Possible options: --json-file)"),
+    ],
+)
+def test_an_option_of_another_command_is_said_to_be_its(mtabench, words, has):
+    refused(mtabench(*words.split()), f"No such option: {has}")
+
+
+@pytest.mark.parametrize(
     ("words", "sentence"),
     [
         ("fwd --rounds x", "'--rounds': 'x' is no whole number"),
