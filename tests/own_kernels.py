@@ -97,6 +97,10 @@ def without_gradient(q, k, v, *, causal, scale):
     return attention(q.detach(), k.detach(), v.detach(), causal=causal, scale=scale)
 
 
+def detached(q, k, v, *, causal, scale):
+    return attention(q, k.detach(), v.detach(), causal=causal, scale=scale)
+
+
 def crashes(q, k, v, *, causal, scale):
     os.kill(os.getpid(), signal.SIGSEGV)
 

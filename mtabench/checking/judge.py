@@ -126,8 +126,8 @@ def results_of(
     """The output of a closure, or in backward the gradients (dq, dk, dv, the mixers'); free memory is NaN before.
 
     With `idle` a GPU has nothing else to do before the call, and is done with it on return. Raises WrongResultError if
-    the result comes later than the call is over, or has no gradients since it has another shape, and InputsChangedError
-    if the call changes its inputs.
+    the result comes later than the call is over, has no gradients since it has another shape, or lacks some of them,
+    and InputsChangedError if the call changes its inputs.
     """
     results: Tensor | tuple[Tensor, ...]
     wait = torch.cuda.synchronize if idle else lambda: None
@@ -143,7 +143,10 @@ def results_of(
                 wait()
                 if inputs.dout is not None and out.shape != inputs.dout.shape:
                     raise WrongResultError(f"out is {list(out.shape)}; expected {list(inputs.dout.shape)}")
-                results = torch.autograd.grad(out, leaves, inputs.dout)
+                gradients = torch.autograd.grad(out, leaves, inputs.dout, allow_unused=True)
+                results = tuple(gradient for gradient in gradients if gradient is not None)
+                if len(results) < len(leaves):
+                    raise WrongResultError(_without_gradient(inputs, gradients))
         wait()
     except Exception:
         with suppress(RuntimeError):  # of a device that a kernel broke
@@ -154,6 +157,14 @@ def results_of(
     check_in_time(case.device, look(case.device, found), found)
     check_unchanged(before, inputs)
     return results
+
+
+def _without_gradient(inputs: Inputs, gradients: Sequence[Tensor | None]) -> str:
+    missing = [name for name, gradient in zip(inputs.differentiable, gradients, strict=True) if gradient is None]
+    return (
+        f"there is no gradient of {' and '.join(missing)}: autograd finds no way from the output to "
+        f"{'it' if len(missing) == 1 else 'them'}; is it detached, or computed without autograd?"
+    )
 
 
 def _remembered(first: Sequence[Tensor], results: Sequence[Tensor]) -> str:

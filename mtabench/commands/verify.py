@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import NamedTuple
@@ -24,9 +25,10 @@ from mtabench.sweeps.plan import CONV_NONE, Options, check_op, is_mta
 from mtabench.tables import print_lines, print_prose
 
 NOTHING = "nothing was checked: no implementation that was asked for can run here"
-CHECK_LINE = "{:<17} {:<24} {:<32} {:>8} {:>8}  {}"
+CHECK_LINE = "{:<17} {:<24} {:<36} {:>8} {:>8}  {}"
 NARROW_LINE = "  {:<24} {:>8} {:>8}  "  # below the name and the shape, on a terminal without room for a CHECK_LINE
-WIDE = 100
+WIDE = 104
+AMOUNT = re.compile(r"(?<=off by )[^\s;,]+|(?<=allowed is )[^\s;,]+|\S+(?= % too)")  # the same fault has many
 
 
 def run(options: Options, as_json: bool) -> int:
@@ -63,7 +65,7 @@ class _Lines:
         self.total = self.wrong = 0
         self._console, self._above = console, ""
         self._narrow = has_width(console) and console.width < WIDE
-        self._faults: dict[str, int] = {}  # how many checks have failed for each reason
+        self._faults: dict[str, list[str]] = {}  # the reasons of failed checks, by what is left without amounts
         if self._narrow:
             say(console, NARROW_LINE.format("check", "error", "allowed") + "result")
         else:
@@ -90,16 +92,27 @@ class _Lines:
 
     def _fault(self, reason: str) -> str:
         """The reason, or its mark if it was said before."""
-        known = reason in self._faults
-        self._faults[reason] = self._faults.get(reason, 0) + 1
-        mark = f"[{list(self._faults).index(reason) + 1}]"
+        fault = AMOUNT.sub("", reason)
+        known = fault in self._faults
+        self._faults.setdefault(fault, []).append(reason)
+        mark = f"[{list(self._faults).index(fault) + 1}]"
         return f"wrong: {mark}" if known else f"wrong: {mark} {reason}"
 
     def add_counts(self) -> None:
-        """How many checks failed for each reason that several had."""
-        for number, (reason, count) in enumerate(self._faults.items(), start=1):
-            if count > 1:
-                print_prose(self._console, f"{count} checks: {reason}", f"[{number}] ")
+        """How many checks failed for each reason that several had, with the least and the most of its amounts."""
+        for number, reasons in enumerate(self._faults.values(), start=1):
+            if len(reasons) > 1:
+                print_prose(self._console, f"{len(reasons)} checks: {_spanned(reasons)}", f"[{number}] ")
+
+
+def _spanned(reasons: Sequence[str]) -> str:
+    """Reasons that differ only in their amounts as one."""
+    spans = []
+    for amounts in zip(*map(AMOUNT.findall, reasons), strict=True):
+        ordered = sorted(set(amounts), key=float)
+        spans.append(" to ".join(dict.fromkeys((ordered[0], ordered[-1]))))
+    spelled = iter(spans)
+    return AMOUNT.sub(lambda _: next(spelled), reasons[0])
 
 
 class _Planned(NamedTuple):

@@ -549,6 +549,19 @@ def test_verify_names_kernel_and_shape_once_on_80_columns(monkeypatch, capsys, t
     assert f"wrong: [1] {off}" in " ".join(out.split())
 
 
+def test_verify_says_once_what_differs_only_in_its_amounts(mtabench, monkeypatch):
+    off = "{} is off by {} of its norm against float64; allowed is {}, by what eager is off"
+    amounts = [("out", "0.2", "0.001"), ("dq", "inf", "9.5e-07"), ("out", "0.013", "9.5e-07"), ("out", "0.1", "0.002")]
+    rows = [verify.CheckRow("mine", "error", "fp32 1 x 2", False, 0.2, 0.1, off.format(*one)) for one in amounts]
+    monkeypatch.setattr("mtabench.commands.verify.run_checks", lambda *_: iter(rows))
+    _, out, _ = mtabench("verify", "--device", "cpu")
+    assert [line.partition("wrong: ")[2] for line in out.splitlines() if "wrong: " in line] == [
+        f"[1] {off.format(*amounts[0])}", f"[2] {off.format(*amounts[1])}", "[1]", "[1]",
+    ]  # fmt: skip
+    assert f"[1] 3 checks: {off.format('out', '0.013 to 0.2', '9.5e-07 to 0.002')}" in out.splitlines()
+    assert "[2] 1" not in out
+
+
 def test_an_error_breaks_between_words_on_a_terminal_and_is_one_line_in_a_log(monkeypatch, capsys, tmp_path):
     run = make_runner(monkeypatch, capsys, tmp_path, 80)
     _, _, logged = run("list", "--device", "gpu" * 20)

@@ -174,6 +174,12 @@ def test_what_a_call_raises_is_one_sentence(function, pass_, error, words):
         judged(own(function, pass_))
 
 
+def test_gradients_that_are_not_there_are_named():
+    check = judged(own("detached", "bwd"))
+    assert not check.ok
+    assert check.reason.startswith("there is no gradient of k and v: autograd finds no way from the output to them;")
+
+
 def test_an_error_names_the_line_of_the_file():
     line = 1 + next(i for i, text in enumerate(OWN.read_text().splitlines()) if "the line that a row names" in text)
     with pytest.raises(RuntimeError) as raised:
