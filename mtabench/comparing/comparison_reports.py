@@ -230,8 +230,9 @@ def _numbers(cell: ComparedCell) -> str:
 def _fields(cell: ComparedCell) -> tuple[str, ...]:
     """The texts under HEADER."""
     before, after = map(_time, (cell.base_ms, cell.head_ms), (cell.base, cell.head))
-    change = "" if cell.change is None else f"{_percent(cell.change)} %"
-    interval = "" if cell.low is None or cell.high is None else f"{_percent(cell.low)} to {_percent(cell.high)} %"
+    change = "" if cell.change is None else _changed(cell.change).replace("x", "x as long")
+    interval = "" if cell.low is None or cell.high is None else f"{_changed(cell.low)} to {_changed(cell.high)}"
+    interval = interval.replace(" % to", " to") if interval.endswith("%") else interval
     smallest = "" if cell.detectable is None else share(cell.detectable)
     return cell.name, before, after, change, interval, smallest, cell.outcome
 
@@ -243,9 +244,9 @@ def _time(compared_ms: float | None, side: Cell | None) -> str:
     return (UNSETTLED if settled(side.row) is False else "") + f"{compared_ms or side.row['median_ms']:.4g}"
 
 
-def _percent(value: float) -> str:
-    """With two decimals, and without any where it is beyond all measure."""
-    return f"{100 * value:+.2f}" if value < 10 else f"{100 * value:+,.0f}"
+def _changed(change: float) -> str:
+    """In percent, or from +1000 % on how many times as long it took."""
+    return f"{100 * change:+.2f} %" if change < 10 else f"{1 + change:.4g}x" if change < 1000 else "over 1000x"
 
 
 def share(value: float) -> str:

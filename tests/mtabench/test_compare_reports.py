@@ -10,8 +10,6 @@ import pytest
 from command_line import make_runner
 from written_runs import case, rounds, write_pair, write_run
 
-from mtabench.comparing import comparison_reports
-
 
 @pytest.fixture
 def mtabench(monkeypatch, capsys, tmp_path):
@@ -38,8 +36,15 @@ def test_every_output_says_what_could_have_been_found(mtabench, pair):
         assert text.count(least) >= 2
 
 
-def test_changes_beyond_all_measure_are_plain_numbers():
-    assert [comparison_reports._percent(value) for value in (0.1234, -0.5, 12.9)] == ["+12.34", "-50.00", "+1,290"]
+def test_changes_beyond_all_measure_are_factors(mtabench, pair):
+    wild = [[0.001, 1.0, 1000.0]] * 2 + [[1e6] * 3]
+    pair(base={case(512): rounds(1.0), case(1024): rounds(1.0)}, head={case(512): rounds(50.0), case(1024): wild})
+    _, out, _ = mtabench("compare", "base.csv", "head.csv", "--markdown", "out.md")
+    slower, noisy = (next(line for line in out.splitlines() if f" {seq} " in line) for seq in ("512", "1k"))
+    assert re.search(r" (49|50)(\.\d+)?x as long +(49|50)(\.\d+)?x to (49|50)(\.\d+)?x ", slower)
+    assert re.search(r" -[\d.]+ % to over 1000x ", noisy)
+    assert "x as long | " in Path("out.md").read_text()
+    assert not re.search(r"\d{4,}\.\d\d %|\d,\d", out)
 
 
 def test_times_that_did_not_settle_are_marked_in_every_output(mtabench, pair):
