@@ -1,4 +1,4 @@
-"""Sentences in lines for a terminal."""
+"""Sentences: counted things in them, and their lines for a terminal."""
 
 from __future__ import annotations
 
@@ -15,3 +15,13 @@ def wrapped(text: str, width: int, mark: str = "") -> list[str]:
     found = textwrap.wrap(joined, room, break_on_hyphens=False, break_long_words=False)
     marks = [mark, *[" " * len(mark)] * len(found)]
     return [lead + line.replace("\N{NO-BREAK SPACE}", " ") for lead, line in zip(marks, found, strict=False)]
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 cell`, `2 cells`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def all_or_one(count: int, noun: str) -> str:
+    """`all 2 cells`, `1 cell`."""
+    return f"{'' if count == 1 else 'all '}{plural(count, noun)}"

@@ -14,6 +14,7 @@ from mtabench.errors import UsageError
 from mtabench.measuring.settled import settled
 from mtabench.problem.axes import short
 from mtabench.problem.operations import OPERATION_COLUMNS
+from mtabench.prose import plural
 from mtabench.results.cell_names import name_of
 from mtabench.results.results_file import COLUMNS, KEY_COLUMNS, MEASURED_COLUMNS, NUMERIC_COLUMNS, read_results
 
@@ -63,7 +64,7 @@ def _refuse_two_rows(cells: pd.DataFrame, paths: Sequence[Path]) -> None:
     first, again = records[:2]
     names = [paths[number] for number in (first["file"], again["file"])]
     cell = f"{name_of(again)} of {again['device'] or 'an unnamed device'}"
-    more = f" and {len(second) - 1} more cells" if len(second) > 1 else ""
+    more = f" and {plural(len(second) - 1, 'more cell')}" if len(second) > 1 else ""
     if names[0] == names[1]:
         raise UsageError(f"{names[0]} has the cell {cell} twice{more}; a results file has one row a cell")
     merge = shlex.join(["mtabench", "results", "merge", *map(str, names), "--latest", "--out", "ALL.csv"])

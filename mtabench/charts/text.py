@@ -144,9 +144,9 @@ def caption(cells: pd.DataFrame, how: str, notes: Sequence[str] = ()) -> list[li
     if _texts(cells, "kv_heads") != heads:
         heads += f" query and {_texts(cells, 'kv_heads')} KV"
     batch = cells["batch_name"].iloc[0].replace("tokens", "tokens a batch")
-    setting = [_texts(cells, "dtype"), f"{heads} heads", batch]
+    setting = [_texts(cells, "dtype"), f"{heads} head{'s' * (heads != '1')}", batch]
     if layers := _texts(cells, "layers"):
-        setting.insert(1, f"{layers} layers")
+        setting.insert(1, f"{layers} layer{'s' * (layers != '1')}")
     if not _cached(cells).any():
         setting.append("causal" if cells["causal"].all() else "not causal")
     if (cells["cache"] != "").any():

@@ -26,6 +26,7 @@ from mtabench.checking.sample import CONVOLUTIONS, backward_sample, decode_sampl
 from mtabench.implementations._calls import mta_call
 from mtabench.problem.case import Case
 from mtabench.problem.inputs import DTYPES, MIXERS, SEED, Inputs
+from mtabench.prose import plural
 
 NORM_FACTOR, ROW_FACTOR = 2, 4
 NEIGHBOURS = 8
@@ -170,7 +171,7 @@ class Oracle:
     def fault(self, results: Sequence[Tensor]) -> str:
         """Why results cannot be compared at all (number, shape, dtype, device, NaN, infinity), or an empty text."""
         if len(results) != len(self._bounds):
-            return f"there are {len(results)} results; expected {', '.join(self._bounds)}"
+            return f"it gives {plural(len(results), 'result')}; expected {', '.join(self._bounds)}"
         named = zip(self._bounds, results, strict=True)
         return next(filter(None, (self._fault(name, tensor) for name, tensor in named)), "")
 

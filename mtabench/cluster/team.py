@@ -15,6 +15,7 @@ from mtabench.cluster.local import RESOURCES, Local, local_cluster, local_worker
 from mtabench.cluster.options import ClusterOptions
 from mtabench.cluster.security import security_of
 from mtabench.errors import MtabenchError, UsageError
+from mtabench.prose import plural
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -186,7 +187,7 @@ def gathered(asked: ClusterOptions, device: str, dry_run: bool) -> Iterator[Team
         with _connected(asked.scheduler, security) as client, _at_work(client, device) as crew:
             yield Team(asked, device, local, crew)
     else:
-        print(f"starting {len(local)} worker{'' if len(local) == 1 else 's'}", flush=True)
+        print(f"starting {plural(len(local), 'worker')}", flush=True)
         with (
             local_cluster(local, device) as (address, own),
             _connected(address, own) as client,

@@ -18,6 +18,7 @@ from mtabench.dashboard.findings import find
 from mtabench.dashboard.repository import parse_repo_url
 from mtabench.dashboard.site import check_site, site_files, write_site
 from mtabench.errors import UsageError
+from mtabench.prose import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,13 +49,14 @@ def run(results: Path, out: Path, repo_url: str | None, title: str | None, thres
 
 
 def _read_lines(archive: Archive) -> Iterator[str]:
-    cells, runs = len(archive.histories), len(archive.runs)
-    revisions = len({run.git_sha for run in archive.runs} - {""})
-    yield f"read {archive.files} files: {runs} runs of {revisions} revisions, {cells} cells, {archive.rows} times"
+    cells, runs = plural(len(archive.histories), "cell"), plural(len(archive.runs), "run")
+    revisions = plural(len({run.git_sha for run in archive.runs} - {""}), "revision")
+    files, times = plural(archive.files, "file"), plural(archive.rows, "time")
+    yield f"read {files}: {runs} of {revisions}, {cells}, {times}"
     if archive.skipped:
         yield "left out: " + ", ".join(f"{what}: {count}" for what, count in archive.skipped.items())
     if archive.repeated:
-        yield f"left out: {archive.repeated} rows that another file had already"
+        yield f"left out: {plural(archive.repeated, 'row')} that another file had already"
     for name, reason in archive.broken:
         yield f"broken: {name}: {reason}" if name not in reason else f"broken: {reason}"
 
@@ -65,13 +67,13 @@ def _slowdowns(data: Json) -> Iterator[str]:
     told = [event for event in found if not event["unexplained"]]
     yield from (headline(data, event) for event in told[:MOST_TOLD])
     if len(told) > MOST_TOLD:
-        yield f"and {len(told) - MOST_TOLD} more changes to slower"
+        yield f"and {plural(len(told) - MOST_TOLD, 'more change')} to slower"
     if len(found) > len(told):
         if not told:
             yield "nothing got slower that a commit may explain"
-        others = len(found) - len(told)
+        others = plural(len(found) - len(told), f"{'other ' * bool(told)}change")
         yield (
-            f"{others} {'other ' * bool(told)}change{'s' * (others != 1)} to slower, probably the machine: "
+            f"{others} to slower, probably the machine: "
             "the same commit before and after, or plain attention changed alike"
         )
 

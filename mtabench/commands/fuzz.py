@@ -16,6 +16,7 @@ from mtabench.fuzzing.draws import OPERATIONS, Target, draw
 from mtabench.fuzzing.totals import Totals, check_totals_file
 from mtabench.fuzzing.workers import Ended, run_workers
 from mtabench.problem import axes
+from mtabench.prose import all_or_one, plural
 from mtabench.results.outputs import check_folder, named
 
 MAX_JOBS = 256
@@ -37,7 +38,7 @@ def run(
         return WRONG_RESULT * _one(seed or 0, case, targets, where)
     seed = int(time.time()) if seed is None else seed
     names = ", ".join(" ".join(target) for target in targets)
-    print(f"fuzz: seed {seed}, {names} on {where}, {jobs} jobs, {seconds:g} s", flush=True)
+    print(f"fuzz: seed {seed}, {names} on {where}, {plural(jobs, 'job')}, {seconds:g} s", flush=True)
     totals = Totals()
     for ended in run_workers(seed, targets, where, jobs, seconds):
         failed = bool(ended.wrong)
@@ -52,7 +53,7 @@ def run(
         totals.append_to(out, {**describe(where), "date": date, "seed": seed})
         print(f"totals: {named(out)}")
     failures = totals.failures
-    print(f"{failures} of {totals.cases} cases failed" if failures else f"all {totals.cases} cases passed")
+    print(f"{failures} of {totals.cases} cases failed" if failures else f"{all_or_one(totals.cases, 'case')} passed")
     return WRONG_RESULT * (failures > 0)
 
 

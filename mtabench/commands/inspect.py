@@ -12,6 +12,7 @@ from mtabench import registry
 from mtabench.console import make_console, say, show_step
 from mtabench.errors import MtabenchError, UsageError
 from mtabench.problem import axes
+from mtabench.prose import plural
 from mtabench.results.outputs import check_outputs, write_text
 from mtabench.static import baseline as comparing
 from mtabench.static import records, runs, tables
@@ -87,7 +88,7 @@ def _compiled(
     def progress(limits: Limits, shape: Shape, kernels: Sequence[Kernel]) -> None:
         nonlocal done
         done += 1
-        show_step(status, f"[{done}/{total}] {limits.target}: {shape.name}: {len(kernels)} kernels")
+        show_step(status, f"[{done}/{total}] {limits.target}: {shape.name}: {plural(len(kernels), 'kernel')}")
 
     with Console(stderr=True).status(f"[0/{total}] compiling") as status:
         return runs.inspect(targets, shapes, sources, names=names, disassemble=disassemble, progress=progress)
@@ -125,7 +126,10 @@ def _gate(console: Console, found: comparing.Comparison, path: Path) -> int:
         )
         return NOT_COMPARABLE
     if found.worse:
-        say(console, f"{found.worse} for the worse among {found.common} kernels compared with {path}; {accept}")
+        say(
+            console,
+            f"{found.worse} for the worse among {plural(found.common, 'kernel')} compared with {path}; {accept}",
+        )
         return 1
     if not found.common:
         say(console, f"nothing could be compared: {path} has none of these kernels; {accept}")

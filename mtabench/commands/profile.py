@@ -40,6 +40,7 @@ from mtabench.profiling.tables import (
 )
 from mtabench.profiling.trace import trace
 from mtabench.profiling.verdict import launch_verdict, model_verdict
+from mtabench.prose import plural
 from mtabench.registry import implementation_of, loaded_files, typed_as
 from mtabench.results.results_file import key_of
 from mtabench.sweeps.estimate import this_gpu
@@ -69,8 +70,7 @@ def run(options: Options | None, tools: str | None, out: Path | None, ncu_report
     console = make_console()
     for note in notes:
         say(console, note)
-    count = len(plan.cases)
-    say(console, f"{count} cell{'' if count == 1 else 's'}, by {', '.join(used)}")
+    say(console, f"{plural(len(plan.cases), 'cell')}, by {', '.join(used)}")
     profiler = _Profiler(console, folder, used, tools is not None, describe(plan.device) | git_columns(loaded_files()))
     any_wrong = False
     for _, problem in groupby(plan.cases, key=lambda case: case.problem_key):

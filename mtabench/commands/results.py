@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mtabench.console import make_console, say
 from mtabench.errors import UsageError
+from mtabench.prose import plural
 from mtabench.results.outputs import check_outputs, written
 from mtabench.results.results_file import (
     COLUMNS,
@@ -70,7 +71,7 @@ def merge(paths: Sequence[Path], out: Path, latest: bool, overwrite: bool) -> in
             chosen[key] = number, row
     if twice and not latest:
         key, (first, second, *_) = next(iter(twice.items()))
-        more = f" and {len(twice) - 1} more cells" if len(twice) > 1 else ""
+        more = f" and {plural(len(twice) - 1, 'more cell')}" if len(twice) > 1 else ""
         raise UsageError(
             f"{files[first].path} and {files[second].path} both have {_named(key)}{more}; give --latest to keep the "
             "row that started last, or choose rows first with mtabench results select"
@@ -78,8 +79,7 @@ def merge(paths: Sequence[Path], out: Path, latest: bool, overwrite: bool) -> in
     parts = [Part(file.path, [row for number, row in chosen.values() if number == i]) for i, file in enumerate(files)]
     _write(out, parts)
     if twice:
-        cells = f"{len(twice)} cell{'' if len(twice) == 1 else 's'}"
-        say(make_console(), f"{cells} in several files: the row that started last was taken")
+        say(make_console(), f"{plural(len(twice), 'cell')} in several files: the row that started last was taken")
     return 0
 
 
@@ -126,7 +126,7 @@ def _write(out: Path, parts: Sequence[Part]) -> None:
         for path in stale:
             path.unlink(missing_ok=True)
     console = make_console()
-    say(console, f"{out}: {len(rows)} cell{'' if len(rows) == 1 else 's'}")
+    say(console, f"{out}: {plural(len(rows), 'cell')}")
     for part in parts:
         timed = any(row["status"] == "ok" for row in part.rows)
         if timed and part not in with_samples:

@@ -19,6 +19,7 @@ from mtabench.escaping import in_log, printable
 from mtabench.json_output import others_to_stderr, print_json
 from mtabench.problem import axes
 from mtabench.problem.operations import PLAIN
+from mtabench.prose import all_or_one, plural
 from mtabench.registry import chosen, every, names
 from mtabench.sweeps.measuring_options import check_seed
 from mtabench.sweeps.plan import CONV_NONE, Options, check_op, is_mta
@@ -43,8 +44,8 @@ def run(options: Options, as_json: bool) -> int:
         return _print_json(rows, device, seed)
     console, (_, seed, planned, found) = Console(), _checking(options)
     if planned.interpreted:
-        where = "in Triton's interpreter on the CPU"
-        print_prose(console, f"{planned.interpreted} checks run {where}, which takes minutes")
+        checks = plural(planned.interpreted, "check")
+        print_prose(console, f"Triton's interpreter on the CPU runs {checks}, which takes minutes")
     lines = _Lines(console)
     with console.status("") as status:
         for row in found:
@@ -53,7 +54,9 @@ def run(options: Options, as_json: bool) -> int:
     if not lines.total:
         raise NothingCheckedError(NOTHING)
     lines.add_counts()
-    said = f"{lines.wrong} of {lines.total} checks failed" if lines.wrong else f"all {lines.total} checks passed"
+    said = (
+        f"{lines.wrong} of {lines.total} checks failed" if lines.wrong else f"{all_or_one(lines.total, 'check')} passed"
+    )
     print_prose(console, f"{said}; --seed {seed} draws the same inputs again")
     return WRONG_RESULT * (lines.wrong > 0)
 

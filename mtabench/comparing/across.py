@@ -14,6 +14,7 @@ from mtabench.comparing.compare import NotComparableError
 from mtabench.comparing.inference import compare_samples
 from mtabench.console import make_console, significant
 from mtabench.escaping import in_markdown, markdown_table
+from mtabench.prose import plural
 from mtabench.results.cell_names import told_apart
 from mtabench.results.results_file import find_samples
 from mtabench.results.runs import Cell, Run
@@ -131,7 +132,7 @@ def _means_text(found: Ratios) -> Iterator[str]:
     """A sentence an implementation."""
     yield "ratio: the head's time over the base's; below 1 the head's device is faster"
     for impl, (mean, count) in found.means().items():
-        yield f"{impl}: {_ratio(mean)}, the geometric mean of {count} cell{'s' * (count != 1)}"
+        yield f"{impl}: {_ratio(mean)}, the geometric mean of {plural(count, 'cell')}"
 
 
 def _of_medians(base: Cell, head: Cell) -> tuple[float, float, float]:
@@ -158,7 +159,7 @@ def _notes(base: Run, head: Run, found: Sequence[Ratio]) -> Iterator[str]:
         if timed:
             failed = [other.cells[key].outcome for key in timed if key in other.cells]
             why = f"; {len(failed)} of them failed there, such as {failed[0]}" if failed else ""
-            yield f"{len(timed)} cell{'s' * (len(timed) != 1)} of {name} without a time in {other.path}{why}"
+            yield f"{plural(len(timed), 'cell')} of {name} without a time in {other.path}{why}"
 
 
 def _sides(found: Sequence[Ratio]) -> list[tuple[Cell, Cell]]:

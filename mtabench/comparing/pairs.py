@@ -24,6 +24,7 @@ from mtabench.errors import MtabenchError, NothingTimedError, UsageError
 from mtabench.escaping import printable
 from mtabench.measuring.kept_ceilings import FILE_NAME
 from mtabench.processes import ending, run_module
+from mtabench.prose import plural
 from mtabench.results.results_file import read_file, samples_path
 from mtabench.sweeps.estimate import shown
 
@@ -176,7 +177,7 @@ def _measure(side: Side, words: Sequence[str], path: Path, label: str, progress:
             f"what ended is kept in {path.parent}, and with --isolate a crash costs one cell"
         )
     cells = _check(side, path)
-    progress.ended(f"{label}: {cells} cell{'s' * (cells != 1)} in {shown(time.monotonic() - started)}")
+    progress.ended(f"{label}: {plural(cells, 'cell')} in {shown(time.monotonic() - started)}")
 
 
 def _environment(side: Side) -> dict[str, str]:

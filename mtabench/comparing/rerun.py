@@ -16,6 +16,7 @@ from mtabench.comparing.revisions import Revision, find_checkout, folders_of, re
 from mtabench.console import make_console, say
 from mtabench.errors import UsageError
 from mtabench.problem.case import Case
+from mtabench.prose import plural
 from mtabench.registry import typed_as
 from mtabench.results.merging import merge
 from mtabench.results.runs import Run, read_run
@@ -37,8 +38,7 @@ def measure_again(
 ) -> Pairs:
     """Measure the cells on "cuda" or "cpu", options `how` added, in so many more pairs each; their results files."""
     console = make_console()
-    many = "s" * (len(cells) != 1)
-    say(console, f"measuring {len(cells)} unclear cell{many} again, {rerun} of at most {MOST_RERUNS} times")
+    say(console, f"measuring {plural(len(cells), 'unclear cell')} again, {rerun} of at most {MOST_RERUNS} times")
     files: Pairs = []
     with Progress(console, 2 * pairs * len(cells)) as progress:
         for number, cell in enumerate(cells, start=1):

@@ -61,7 +61,7 @@ def read_archive(folder: Path, progress: Progress = lambda done, total: None) ->
     progress(len(paths), len(paths))
     runs, histories = collector.histories()
     if not histories:
-        why = f": {broken[0][1]}" if broken else f": {skipped[EMPTY]} {EMPTY}" if skipped[EMPTY] else ""
+        why = f": {broken[0][1]}" if broken else f": {EMPTY}: {skipped[EMPTY]}" if skipped[EMPTY] else ""
         raise UsageError(f"{folder} holds no results file of mtabench that can be read{why}")
     read = len(paths) - len(broken) - skipped[EMPTY]
     return Archive(runs, histories, read, collector.rows, collector.repeated, skipped, broken)

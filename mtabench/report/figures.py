@@ -10,8 +10,9 @@ from mtabench.console import significant
 from mtabench.measuring.settled import unsettled
 from mtabench.measuring.statistics import geometric_mean
 from mtabench.problem.operations import STEPS
+from mtabench.prose import plural
 from mtabench.report.data import Report, Row, is_plain, is_timed, shape_key
-from mtabench.report.sentences import PASSES, Quote, best, plural
+from mtabench.report.sentences import PASSES, Quote, best
 
 MOST = 3
 

@@ -8,11 +8,12 @@ from itertools import chain
 from mtabench.console import significant
 from mtabench.escaping import in_markdown, markdown_table
 from mtabench.measuring.settled import UNSETTLED
+from mtabench.prose import plural
 from mtabench.report.columns import Column, cell_columns, environment, measured, spread_columns
 from mtabench.report.data import Report, Row, Spread, is_plain, is_timed
 from mtabench.report.figures import figures
 from mtabench.report.page import facts, failures, title
-from mtabench.report.sentences import plural, summary
+from mtabench.report.sentences import summary
 from mtabench.results.sparklines import sparkline
 
 MARK = "<!-- mtabench report -->"  # tells our files from a reader's own
@@ -132,7 +133,8 @@ def _medians(medians: Sequence[float]) -> str:
 def _environment(report: Report) -> Iterator[str]:
     for name, values in environment(report):
         shown = [
-            in_markdown(value) + (f" ({count:,} cells)" if count and values[1:] else "") for value, count in values
+            in_markdown(value) + (f" ({plural(count, 'cell')})" if count and values[1:] else "")
+            for value, count in values
         ]
         yield f"- {name}: {', '.join(shown)}"
     yield ""

@@ -10,6 +10,7 @@ from mtabench.console import significant
 from mtabench.measuring.settled import UNSETTLED, meaning, unsettled
 from mtabench.measuring.statistics import geometric_mean
 from mtabench.problem.operations import NO_PAGES, NONE, STEPS
+from mtabench.prose import plural
 from mtabench.report.data import Report, Row, is_plain, is_timed, shape_key
 
 PASSES = {
@@ -36,11 +37,6 @@ def summary(report: Report, quote: Quote = str) -> list[str]:
     if len(groups) > MOST_GROUPS:
         found.append(f"{plural(len(groups) - MOST_GROUPS, 'more pair')} of pass and device are in the tables alone.")
     return [*found, *_trust(report.rows)]
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 cell`, `2 cells`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _measured(rows: Sequence[Row]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from mtabench.problem.axes import short
 from mtabench.problem.case import CACHED_PASSES
 from mtabench.problem.operations import PLAIN, PLAIN_LACKS, STEPS, page_size_text
+from mtabench.prose import plural
 from mtabench.results.columns import AXES, STATUSES, TABLE
 from mtabench.results.shown import clocks, clocks_differ, cut
 from mtabench.results.where import value_of
@@ -164,7 +165,8 @@ def _in_words(name: str, value: str) -> str:
         return "causal" if value == "true" else "not causal"
     if name == "pass":
         return {"fwd": "forward", "bwd": "backward"}.get(value, value)
-    return WORDS.get(name, f"{NAMES.get(name, name)} {{}}").format(cut(value))
+    words = WORDS.get(name, f"{NAMES.get(name, name)} {{}}").format(cut(value))
+    return words.removesuffix("s") if value == "1" else words
 
 
 def _revision(row: Row) -> str:
@@ -174,7 +176,7 @@ def _revision(row: Row) -> str:
 def _counted(rows: Sequence[Row]) -> str:
     """How many cells there are of each status."""
     counts = Counter(row["status"] for row in rows)
-    cells = f"{len(rows)} cell{'' if len(rows) == 1 else 's'}"
+    cells = plural(len(rows), "cell")
     if len(counts) == 1:
         return f"{cells}, {'' if len(rows) == 1 else 'all '}{rows[0]['status']}"
     return f"{cells}: {', '.join(f'{counts[status]} {status}' for status in STATUSES if counts[status])}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from mtabench.errors import UsageError
 from mtabench.escaping import quoted
+from mtabench.prose import plural
 from mtabench.results import fields
 from mtabench.results.cell_names import name_of
 from mtabench.results.csv_reading import read_csv
@@ -172,9 +173,10 @@ def _check_samples(path: Path, key: str, row: Mapping[str, Any], rounds: Rounds)
     """Raise UsageError unless the samples are those that the row sums up."""
     samples = [sample for one in rounds for sample in one]
     if (len(rounds), len(samples)) != (row["rounds"], row["samples"]):
-        expected = f"{row['samples']:g} samples in {row['rounds']:g} rounds"
+        expected = f"{plural(int(row['samples']), 'sample')} in {plural(int(row['rounds']), 'round')}"
+        there = f"{plural(len(samples), 'sample')} in {plural(len(rounds), 'round')}"
         raise UsageError(
-            f"{find_samples(path)} has {len(samples)} samples in {len(rounds)} rounds of {key}, and {path} {expected}; "
+            f"{find_samples(path)} has {there} of {key}, and {path} {expected}; "
             f"the sweep with --out {path} --resume measures that cell again"
         )
     median = statistics.median(samples)

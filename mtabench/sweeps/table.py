@@ -16,6 +16,7 @@ from mtabench.measuring.settled import UNSETTLED, half_interval_of, settled, uns
 from mtabench.problem.axes import short
 from mtabench.problem.case import Case
 from mtabench.problem.operations import PLAIN, PLAIN_LACKS, STEPS, page_size_text, step_words, taps_text
+from mtabench.prose import plural
 from mtabench.results.results_file import text_of
 from mtabench.results.splits import Choice, choices
 from mtabench.sweeps.estimate import shown
@@ -181,7 +182,7 @@ def auto_lines(rows: Sequence[Row]) -> list[str]:
 
 def _auto_sentence(choice: Choice) -> str:
     used, percent = text_of(choice.auto["splits_used"]), f"{100 * choice.slowdown:.1f}"
-    took = f"auto took {used} split{'' if used == '1' else 's'}" if used else "auto"
+    took = f"auto took {plural(int(used), 'split')}" if used else "auto"
     if not choice.slowdown:
         verdict = "the best of those measured"
     elif percent == "0.0":

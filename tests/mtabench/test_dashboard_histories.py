@@ -70,7 +70,7 @@ def test_a_file_without_rows_is_empty_and_not_broken(tmp_path):
     archive = read_archive(tmp_path)
     assert (archive.files, list(archive.broken), archive.skipped) == (1, [], {files.EMPTY: 1})
     (tmp_path / "a.csv").unlink()
-    with pytest.raises(UsageError, match="no results file of mtabench that can be read: 1 files without rows"):
+    with pytest.raises(UsageError, match="no results file of mtabench that can be read: files without rows: 1"):
         read_archive(tmp_path)
 
 

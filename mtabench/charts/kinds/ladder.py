@@ -21,6 +21,7 @@ from mtabench.charts.panels import check_panels, word_of
 from mtabench.charts.style import Look
 from mtabench.charts.text import TIMES, caption, factor, inches, milliseconds, shortened, tokens, unsettled_note
 from mtabench.measuring.settled import UNSETTLED
+from mtabench.prose import plural
 
 LEAST = 3  # timed implementations
 RUNG_INCHES, MARGIN_INCHES = 0.36, 0.9
@@ -138,7 +139,7 @@ def _draw(axes: Axes, ladder: Ladder, look: Look) -> None:
 
 def _finding(ladder: Ladder) -> str:
     ratio = ladder.ms[0] / ladder.ms[-1]
-    steps = f"{len(ladder.ms) - 1} steps up the ladder"
+    steps = f"{plural(len(ladder.ms) - 1, 'step')} up the ladder"
     return f"{shortened(ladder.names[-1])} {speed(ratio, shortened(ladder.names[0]))}, {steps}, at {ladder.title}"
 
 

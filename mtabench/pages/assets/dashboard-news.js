@@ -2,7 +2,7 @@
 "use strict";
 
 function showNews(cellButton) {
-  const { data, plural, revisions, dateOf, timeOf, changeMark, evidenceOf, wordsOf, twoLines, element, unexplained, EVIDENCE } = dashboard;
+  const { data, revisions, dateOf, timeOf, changeMark, evidenceOf, wordsOf, twoLines, element, unexplained, EVIDENCE } = dashboard;
   const { cells, runs, changes, events, failures } = data;
 
   function showVerdict() {

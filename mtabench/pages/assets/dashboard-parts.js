@@ -16,10 +16,6 @@ const dashboard = (function () {
 
   const EVIDENCE = { step: "a new level", latest: "not confirmed yet", few: "few runs", drift: "gradual" };
 
-  function plural(number, noun) {
-    return `${formatNumber(number)} ${noun}${number === 1 ? "" : "s"}`;
-  }
-
   function revisionName(run) {
     return runs.git_sha[run] ? runs.git_sha[run].slice(0, 12) : `run ${runs.run_id[run]}`;
   }
@@ -72,7 +68,7 @@ const dashboard = (function () {
   }
 
   return {
-    data, changesOf, unexplained, EVIDENCE, plural, revisionName, revisions, dateOf, timeOf, changeMark, evidenceOf, wordsOf, twoLines,
+    data, changesOf, unexplained, EVIDENCE, revisionName, revisions, dateOf, timeOf, changeMark, evidenceOf, wordsOf, twoLines,
     element: (id) => document.getElementById(id),
   };
 })();

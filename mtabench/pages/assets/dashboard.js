@@ -3,7 +3,7 @@
 "use strict";
 
 (function () {
-  const { data, changesOf, unexplained, plural, element, EVIDENCE } = dashboard;
+  const { data, changesOf, unexplained, element, EVIDENCE } = dashboard;
   const { revisionName, revisions, dateOf, timeOf, changeMark, evidenceOf, wordsOf } = dashboard;
   const { cells, runs, histories, timelines, rules } = data;
   const AXES = [

@@ -35,6 +35,10 @@ function formatNumber(value, digits = 4) {
   return value.toLocaleString("en", places);
 }
 
+function plural(number, noun) {
+  return `${formatNumber(number)} ${noun}${number === 1 ? "" : "s"}`;
+}
+
 // Light and dark follow the system until the button is used. `themechange` on the document tells of a change.
 (function () {
   const root = document.documentElement;

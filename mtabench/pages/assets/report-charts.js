@@ -182,7 +182,7 @@ function makeReportCharts(data, cells) {
     ];
     if (kind.rule) layer.unshift({ data: { values: [{ y: kind.rule }] }, mark: { type: "rule", strokeDash: [2, 3] }, encoding: { y } });
     layer.push(...nameLayers(points, frame, x, width - AXIS_WIDTH - frame.names));
-    const ranges = points.length ? `${points.length} cells` : "no cell";
+    const ranges = points.length ? plural(points.length, "cell") : "no cell";
     const description = `${kind.words}; ${panel.title}: ${ranges} of ${[...new Set(points.map(({ impl }) => impl))].join(", ")}`;
     const padding = { left: 0, top: 4, bottom: 4, right: frame.names + NAME_GAP };
     return { description, data: { values: points }, width: "container", height: frame.height, padding, layer };

@@ -85,7 +85,7 @@
     }
     for (const { status, reason, count, cells: labels } of data.failed) {
       const head = make("summary", {}, make("b", { text: status }), make("span", { text: ` ${reason}`, className: "given" }));
-      head.append(make("span", { className: "quiet", text: ` · ${formatNumber(count)} ${count === 1 ? "cell" : "cells"}` }));
+      head.append(make("span", { className: "quiet", text: ` · ${plural(count, "cell")}` }));
       const list = make("ul", {}, ...labels.map((text) => make("li", { text, className: "given" })));
       if (count > labels.length) list.append(make("li", { text: `and ${formatNumber(count - labels.length)} more` }));
       place("failed").append(make("details", {}, head, list));
@@ -94,7 +94,7 @@
 
   function valuesText(values) {
     if (values.length === 1) return values[0][0];
-    return values.map(([value, count]) => (count ? `${value} (${formatNumber(count)} cells)` : value)).join(", ");
+    return values.map(([value, count]) => (count ? `${value} (${plural(count, "cell")})` : value)).join(", ");
   }
 
   function showCommands() {
@@ -104,7 +104,7 @@
       return;
     }
     place("repeat").append(
-      make("p", { text: `${formatNumber(commands.length)} commands, one for each cell; a cell's own is in its details above.` }),
+      make("p", { text: `${plural(commands.length, "command")}, one for each cell; a cell's own is in its details above.` }),
       command(commands.join("\n"), "Copy all commands"),
     );
   }

@@ -10,7 +10,7 @@ function makeStrip(rounds, medians, { low_ms: low, high_ms: high }, { width = 22
   const y = (round) => (1 + step * (round + 0.5)).toFixed(1);
 
   const label =
-    `${rounds.length} rounds, from ${formatNumber(low)} to ${formatNumber(high)} ms; ` +
+    `${plural(rounds.length, "round")}, from ${formatNumber(low)} to ${formatNumber(high)} ms; ` +
     `medians of rounds ${formatNumber(Math.min(...medians))} to ${formatNumber(Math.max(...medians))} ms`;
   const viewBox = `0 0 ${width} ${height}`;
   const strip = makeSvg("svg", { class: "strip", viewBox, width, height, role: "img", "aria-label": label });
