@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO, TypeVar
@@ -89,6 +90,28 @@ def say(console: Console, text: str) -> None:
     """
     shown = "\n".join(map(printable, text.split("\n")))
     console.print(in_log(shown), soft_wrap=True, markup=False, highlight=False, emoji=False)
+
+
+@contextmanager
+def warnings_at_end() -> Iterator[None]:
+    """Within, warnings are kept, and said on standard error at the end, once a line of code that warns.
+
+    What is imported and called gives them amid a command's lines, and over the bar of a terminal.
+    """
+    kept: dict[str, dict[str, None]] = {}
+
+    def keep(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object) -> None:
+        texts = kept.setdefault(f"{category.__name__} at {filename}, line {lineno}", {})
+        texts[" ".join(str(message).split())] = None
+
+    with warnings.catch_warnings():
+        warnings.showwarning = keep  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            for place, (first, *others) in kept.items():
+                more = f" (and {len(others)} like it)" if others else ""
+                print(in_log(printable(f"mtabench: {place}: {first}{more}")), file=sys.stderr)
 
 
 def show_step(status: Status, line: str) -> None:

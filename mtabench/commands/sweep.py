@@ -16,7 +16,7 @@ from rich.console import Console
 
 from mtabench.cluster.options import ClusterOptions
 from mtabench.commands import RESULTS_FOLDER, WRONG_RESULT
-from mtabench.console import Outlasting, make_console, say
+from mtabench.console import Outlasting, make_console, say, warnings_at_end
 from mtabench.errors import MtabenchError, NothingTimedError, UsageError
 from mtabench.measuring.stopwatch import CHARTS, START, Stopwatch
 from mtabench.ranks.lines import rank_lines
@@ -88,7 +88,7 @@ def run(
         with Writer(path, resume=resume, command=shlex.join(["mtabench", *sys.argv[1:]]), again=bare) as writer:
             before = [writer.done[key] for key in map(key_of, plan.cases) if key in writer.done]
             guesses = [([key_of(case) for case in group], team.seconds(group, settings)) for group in shapes(runnable)]
-            with team.watcher(console, len(plan.cases), before, Pace(guesses)) as shown:
+            with warnings_at_end(), team.watcher(console, len(plan.cases), before, Pace(guesses)) as shown:
                 spent.since_start(START)
                 team.run(plan, writer, settings, shown, spent)
     print_results(console, shown.rows)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from mtabench.checking.verify import DTYPES_CHECKED, Asked, CheckRow, count_checks, run_checks
 from mtabench.commands import WRONG_RESULT
-from mtabench.console import has_width, say
+from mtabench.console import has_width, say, warnings_at_end
 from mtabench.environment import let_triton_interpret, resolve_device
 from mtabench.errors import NothingCheckedError, UsageError
 from mtabench.escaping import in_log, printable
@@ -47,7 +47,7 @@ def run(options: Options, as_json: bool) -> int:
         checks = plural(planned.interpreted, "check")
         print_prose(console, f"Triton's interpreter on the CPU runs {checks}, which takes minutes")
     lines = _Lines(console)
-    with console.status("") as status:
+    with warnings_at_end(), console.status("") as status:
         for row in found:
             lines.add(row)
             status.update(f"{lines.total} of {planned.checks} checks")

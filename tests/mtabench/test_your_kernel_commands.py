@@ -315,3 +315,21 @@ def test_what_ab_cannot_measure_of_another_project(mtabench, monkeypatch, tmp_pa
     for words in AB_REFUSED[typed]:
         assert words in err
     assert not (tmp_path / "out").exists()
+
+
+def test_what_a_kernel_warns_of_is_said_behind_the_lines_of_its_cells(mtabench, tmp_path):
+    (tmp_path / "warns.py").write_text(
+        "import warnings\n\nfrom torch.nn.functional import scaled_dot_product_attention\n\n\n"
+        "def attention(q, k, v, *, causal, scale):\n"
+        "    warnings.warn('an old\\nname')\n"
+        "    warnings.warn(f'{q.shape[2]} rows', RuntimeWarning)\n"
+        "    return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)\n"
+    )
+    words = [*TINY, "--seq", "16,32,48", "--out", "a.csv", "--no-plot", "--impl", "./warns.py:attention"]
+    _, out, err = mtabench("fwd", *words)
+    assert "[3/3]" in out
+    places = [f"Warning at {tmp_path / 'warns.py'}, line {line}: " for line in (7, 8)]
+    assert err.splitlines() == [
+        f"mtabench: User{places[0]}an old name",
+        f"mtabench: Runtime{places[1]}16 rows (and 2 like it)",
+    ]
