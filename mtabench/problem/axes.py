@@ -18,8 +18,10 @@ MAX_SPLITS = 128
 MAX_VALUES = 1000
 MAX_NUMBER = 2**30  # no GPU holds a row of so many tokens
 
+TIMES = "xX\N{MULTIPLICATION SIGN}"
 _INTEGER = re.compile(r"(\d{1,40})([km]?)", re.IGNORECASE | re.ASCII)
-_RANGE = re.compile(r"(?P<first>[^.:]*)\.\.(?P<last>[^.:]*)(?::(?P<sign>[+xX*])(?P<step>.*))?")
+_TAPS = re.compile(rf"(\d{{1,4}})(?:\s*[{TIMES}]\s*(\d{{1,4}}))?", re.ASCII)
+_RANGE = re.compile(rf"(?P<first>[^.:]*)\.\.(?P<last>[^.:]*)(?::(?P<sign>[+*{TIMES}])(?P<step>.*))?")
 _EXPECTED = "expected numbers such as 512,1k,4k or a range such as 1k..16k, 1k..4k:+1k or 1k..64k:x4"
 
 
@@ -187,7 +189,7 @@ def _parts(text: str, what: str, expected: str) -> Iterator[str]:
 
 
 def _taps(part: str, what: str, expected: str) -> Taps:
-    match = re.fullmatch(r"(\d{1,4})(?:x(\d{1,4}))?", part, re.IGNORECASE | re.ASCII)
+    match = _TAPS.fullmatch(part)
     if not match:
         raise UsageError(f"{what} cannot read {part!r}; {expected}")
     taps = (int(match[1]), int(match[2] or match[1]))

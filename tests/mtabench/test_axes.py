@@ -97,6 +97,8 @@ def test_one_number_where_one_is_taken():
 def test_convolutions():
     assert parse_convs("6x11,3X3,7,7x7") == [(6, 11), (3, 3), (7, 7)]
     assert parse_convs("1x1,16x31") == [(1, 1), (16, 31)]
+    assert parse_convs("6\N{MULTIPLICATION SIGN}11, 3 x 2") == [(6, 11), (3, 2)]
+    assert parse_ints("1k..16k:\N{MULTIPLICATION SIGN}4", "--seq") == [1024, 4096, 16384]
 
 
 @pytest.mark.parametrize("text", ["", "6x", "x11", "6x11x2", "6*11", "0x3", "3x0", "17x3", "3x32", "17", "6x11,", "a"])
