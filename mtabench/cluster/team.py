@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 import warnings
@@ -18,7 +19,7 @@ from mtabench.errors import MtabenchError, UsageError
 from mtabench.prose import plural
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, Security
 
     from mtabench.cluster.crew import Crew
     from mtabench.cluster.facts import Facts
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from mtabench.sweeps.plan import Plan
 
 CONNECT_S = 10.0
+MARGIN_S = 0.5
 COME_S = 60.0  # for a cluster's first worker, which its queue may still be starting
 MOST_PLACES = 16  # of workers in a line
 START_S = 300.0  # for measuring processes: torch may have to come from a slow disk
@@ -197,10 +199,11 @@ def gathered(asked: ClusterOptions, device: str, dry_run: bool) -> Iterator[Team
 
 
 @contextmanager
-def _connected(address: str, security: object) -> Iterator[Client]:
+def _connected(address: str, security: Security | None) -> Iterator[Client]:
     from distributed import Client
 
     try:
+        asyncio.run(_greet(address, security))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # versions are compared afterwards, those that matter
             client = Client(address, security=security, timeout=CONNECT_S, set_as_default=False)
@@ -211,6 +214,17 @@ def _connected(address: str, security: object) -> Iterator[Client]:
         ) from error
     with client:
         yield client
+
+
+async def _greet(address: str, security: Security | None) -> None:
+    """Connect and part: a Client waits without end for the first words of what accepts a connection and is silent."""
+    from distributed import Security
+    from distributed.comm import connect
+
+    credentials = (security or Security()).get_connection_args("client")
+    async with asyncio.timeout(CONNECT_S + MARGIN_S):  # Dask's own ends first, and says more
+        comm = await connect(address, timeout=CONNECT_S, **credentials)
+        await comm.close()
 
 
 def _cause(error: BaseException) -> str:

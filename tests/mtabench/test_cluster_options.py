@@ -90,6 +90,15 @@ def test_a_scheduler_that_is_not_there(mtabench, tmp_path, monkeypatch):
     assert contents(tmp_path) == {}
 
 
+def test_a_port_that_accepts_and_never_speaks(mtabench, tmp_path, monkeypatch):
+    monkeypatch.setattr(team, "CONNECT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"tcp://127.0.0.1:{mute.getsockname()[1]}"
+        result = mtabench("fwd", *CPU, "--scheduler", address, "--out", "a.csv")
+    refused(result, f"no scheduler of Dask answers at {address} (no answer within 0.5 s); start it")
+    assert contents(tmp_path) == {}
+
+
 @pytest.mark.parametrize("behind", [asyncio.CancelledError(), TimeoutError()], ids=lambda error: type(error).__name__)
 def test_a_connection_that_is_given_up_has_no_name_of_an_exception(behind):
     error = OSError("Timed out trying to connect")
