@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -27,6 +28,45 @@ def test_definition_gives_every_row_of_the_forward(parts: dict[str, bool]) -> No
     for row in range(14):
         got = multi_token_attention_decode_reference(**inputs.step([row + 1]), state=state)
         torch.testing.assert_close(got[:, :, 0], rows[:, :, row], msg=str(row))
+
+
+VMAP = r"cannot run within torch\.func\.vmap; give all sequences as one batch instead$"
+
+
+@pytest.mark.parametrize("name", ["q_window", "v_cache", "state"])
+def test_vmap_over_steps_with_a_state_is_refused(name: str) -> None:
+    """PyTorch's own words are of an index_put_, or of a fallback path."""
+    inputs = Inputs(dict.fromkeys(PARTS, True))
+    step, state = inputs.step([8]), inputs.state([7])
+
+    def of(*mapped: torch.Tensor) -> torch.Tensor:
+        other = {"state": DecodeState(*mapped)} if name == "state" else {name: mapped[0], "state": state}
+        return multi_token_attention_decode(**(step | other))
+
+    mapped = (state.logits, state.logsumexp, state.lengths) if name == "state" else (step[name],)
+    with pytest.raises(RuntimeError, match=f"^multi_token_attention_decode with a state {VMAP}"):
+        torch.func.vmap(of)(*(x[None] for x in mapped))
+
+
+def test_vmap_over_prompts_is_refused() -> None:
+    post_conv, lengths = torch.randn(4, 3, 3), torch.tensor([8])
+    with pytest.raises(RuntimeError, match=f"^prefill_state {VMAP}"):
+        torch.func.vmap(lambda q: prefill_state(q, q, lengths=lengths, post_conv=post_conv).logits)(
+            torch.randn(2, 1, 4, 8, 16)
+        )
+
+
+def test_vmap_over_steps_without_a_state() -> None:
+    inputs = Inputs({**dict.fromkeys(PARTS, True), "post_conv": False}, dtype=torch.float32)
+    step = inputs.step([8])
+    lengths = torch.stack([step["lengths"], step["lengths"] - 3])
+
+    def of(lengths: torch.Tensor, backend: str = "reference") -> torch.Tensor:
+        return multi_token_attention_decode(**(step | {"lengths": lengths}), backend=backend)
+
+    torch.testing.assert_close(torch.func.vmap(of)(lengths), torch.stack([of(x) for x in lengths]))
+    with pytest.raises(RuntimeError, match=f"^multi_token_attention_decode through backend 'triton' {VMAP}"):
+        torch.func.vmap(partial(of, backend="triton"))(lengths)
 
 
 @pytest.mark.parametrize("pad_key", ["both", "left", "right"])

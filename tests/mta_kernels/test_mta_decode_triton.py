@@ -279,20 +279,6 @@ def test_forward_mode_is_refused() -> None:
     torch.testing.assert_close(got, want / 2e-2, rtol=1e-2, atol=1e-3)
 
 
-def test_vmap_is_refused() -> None:
-    step = Inputs({**dict.fromkeys(PARTS, False), "pre_mix": True}, dtype=torch.float32).step([9])
-    window = step.pop("q_window")
-    windows = torch.stack([window, window / 2])
-
-    def token(window: Tensor, backend: str) -> Tensor:
-        return multi_token_attention_decode(window, **step, backend=backend)
-
-    with pytest.raises(RuntimeError, match=r"'triton' may change a state, .*vmap .* or backend='reference'"):
-        torch.func.vmap(partial(token, backend="triton"))(windows)
-    got = torch.func.vmap(partial(token, backend="reference"))(windows)
-    torch.testing.assert_close(got[1], token(windows[1], backend="triton"))
-
-
 def test_compiled_as_one_graph() -> None:
     """The state that a compiled step changes is the caller's."""
     inputs = Inputs(ALL, tokens=40, dtype=torch.float32)

@@ -16,6 +16,7 @@ from mta_kernels.conv_attention.reference import check_decode_arguments
 from mta_kernels.multi_token_attention.arguments import NormGate, check_mixing, check_norm_and_gate
 from mta_kernels.multi_token_attention.decode.state import DecodeState, needs_state
 from mta_kernels.multi_token_attention.mixers import Mixers
+from mta_kernels.operator_gradients import check_not_mapped
 
 
 def check_step(
@@ -33,6 +34,9 @@ def check_step(
     capacity = check_caches(q_window, k_cache, v_cache, lengths, given, pad_key, block_table)
     check_norm_and_gate(after, q_window.shape[3], q_window)
     if needs_state(given):
+        kept = (state.logits, state.logsumexp, state.lengths) if isinstance(state, DecodeState) else ()
+        read = q_window, k_cache, v_cache, lengths, *given, block_table
+        check_not_mapped("multi_token_attention_decode with a state", *read, *kept)
         check_state(state, q_window, lengths, given, capacity)
     if wants_gradient(q_window, k_cache, v_cache, *given, *after.tensors.values()):
         raise RuntimeError("multi_token_attention_decode is not differentiable; call it under torch.no_grad()")

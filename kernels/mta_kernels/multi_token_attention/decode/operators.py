@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor
 
 from mta_kernels.multi_token_attention.backend import MtaBackend
 from mta_kernels.multi_token_attention.backends import named
@@ -14,7 +13,7 @@ from mta_kernels.multi_token_attention.decode.state import DecodeState
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_by_numbers
 from mta_kernels.multi_token_attention.operators import numbers_of
 from mta_kernels.operation import Operation
-from mta_kernels.operator_gradients import check_no_tangents_in_kernels, under_torch_func
+from mta_kernels.operator_gradients import check_no_tangents_in_kernels, check_not_mapped
 
 
 def decode_op(
@@ -29,11 +28,7 @@ def decode_op(
     kept = (None, None, None) if state is None else (state.logits, state.logsumexp, state.lengths)
     tensors = q_window, k_cache, v_cache, *mixers, *kept
     check_no_tangents_in_kernels("multi_token_attention_decode", backend.name, *tensors)
-    if under_torch_func() and any(isinstance(x, Tensor) and is_batchedtensor(x) for x in (*tensors, lengths)):
-        raise RuntimeError(
-            f"multi_token_attention_decode through backend {backend.name!r} may change a state, which torch.func.vmap "
-            "does not map; give it a batch of sequences, or backend='reference'"
-        )
+    check_not_mapped(f"multi_token_attention_decode through backend {backend.name!r}", *tensors, lengths, block_table)
     return DECODE(*tensors, lengths, block_table, scale, *pads, splits, backend.name)
 
 

@@ -19,6 +19,7 @@ from mta_kernels.multi_token_attention.decode.state import DecodeState
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of, with_dense_mixings
 from mta_kernels.multi_token_attention.reference import norm_and_gate
 from mta_kernels.operation import Operation
+from mta_kernels.operator_gradients import check_not_mapped
 
 
 def multi_token_attention_decode_reference(
@@ -164,6 +165,7 @@ def prefill_state(
     """
     given = Mixers(pre_conv, pre_mix, post_conv)
     check_are_tensors(q_window=q_window, k_cache=k_cache, lengths=lengths, **given._asdict(), block_table=block_table)
+    check_not_mapped("prefill_state", q_window, k_cache, lengths, *given, block_table)
     if post_conv is None:
         raise TypeError("post_conv is None; only a layer with a convolution of probabilities needs a state")
     if under_autocast(q_window):
