@@ -82,10 +82,10 @@ def chart(cells: pd.DataFrame) -> Chart | None:
 
 
 def _limits(x: pd.Series, y: pd.Series, roof: Roof) -> tuple[Ends, Ends]:
-    """Axes that hold all points, and the roof above them."""
+    """Axes that hold all points, the roof above them, and its words, which begin at the left."""
     x_limits = _spread(x.min(), x.max(), LEAST_DECADES)
     heights = [height for at in x_limits if (height := roof.height(at))]
-    return x_limits, _spread(y.min(), max(y.max(), *heights, 0), 1.0)
+    return x_limits, _spread(min([y.min(), *heights]), max([y.max(), *heights]), 1.0)
 
 
 def _spread(low: float, high: float, least: float) -> Ends:
