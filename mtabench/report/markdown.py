@@ -165,7 +165,8 @@ def _field(row: Row, column: Column) -> str:
         return in_markdown(str(value))
     if isinstance(value, int) and column.factor == 1:
         return f"{value:,}"
-    return significant(column.factor * value, column.digits, zeros=True)
+    text = significant(column.factor * value, column.digits, zeros=True)
+    return f"{int(text):,}" if text.isdigit() else text
 
 
 def _right(columns: Iterable[Column]) -> list[bool]:

@@ -190,6 +190,16 @@ def test_filters_filter_and_the_address_keeps_them(opened):
     assert page.evaluate("location.hash") == "#impl=triton&head_dim=128&state=slower&find=bwd+triton+4096"
 
 
+def test_contiguous_caches_are_chosen_beside_pages(opened):
+    page = opened("h200")
+    page.select_option("#cells-table select[name=page_size]", "none")
+    page.fill("#cells-table input[name=find]", "decode cuda 16384 d128 6x11")
+    assert labels(page)
+    assert not any("page size" in label for label in labels(page))
+    page.select_option("#cells-table select[name=pass]", "fwd")
+    assert not labels(page)
+
+
 def test_a_link_restores_a_view(opened, page, browser):
     opened("year")
     page.select_option("#cells-table select[name=pass]", "bwd")

@@ -139,6 +139,11 @@ def test_times_that_did_not_settle_are_hollow_and_marked(opened, screenshot):
     screenshot("report-unsettled")
 
 
+def test_no_number_loses_a_digit_before_the_point(opened):
+    numbers = opened("failed").evaluate("[4077.2, 407.72, 4.0772, 12345.6].map((one) => formatNumber(one, 3))")
+    assert numbers == ["4,077", "408", "4.08", "12,346"]
+
+
 def test_tooltips_are_text(opened):
     page = opened("h200")
     page.locator("#time .mark-symbol path").first.hover(force=True)

@@ -10,8 +10,9 @@ from written_runs import case, rounds, write_run
 
 from mtabench.cli import main
 from mtabench.report import page as report_page
+from mtabench.report.columns import Column
 from mtabench.report.data import read_report
-from mtabench.report.markdown import markdown
+from mtabench.report.markdown import _field, markdown
 from mtabench.report.sentences import summary
 from mtabench.results.results_file import samples_path
 
@@ -55,6 +56,11 @@ def test_page_and_markdown_are_written_beside_the_file(run, tmp_path):
     assert out.split() == ["report:", str(tmp_path / "a-report.html"), "report:", str(tmp_path / "a-report.md")]
     assert (tmp_path / "a-report.html").read_text().startswith("<!doctype html>")
     assert "# a on some, device" in (tmp_path / "a-report.md").read_text()
+
+
+@pytest.mark.parametrize(("value", "shown"), [(4077.2, "4,077"), (4190, "4,190"), (407.72, "408"), (4.0772, "4.08")])
+def test_numbers_have_the_same_marks_whatever_their_digits(value, shown):
+    assert _field({"gbytes_s": value}, Column("gbytes_s", "GB/s", digits=3)) == shown
 
 
 def test_a_name_of_another_kind_is_said_with_what_is_written(run, tmp_path):

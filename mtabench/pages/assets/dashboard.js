@@ -48,10 +48,11 @@
   function rowOf(cell) {
     const last = changesOf[cell].at(-1);
     const taps = (name) => (cells[`${name}_q`][cell] ? `${cells[`${name}_q`][cell]}x${cells[`${name}_k`][cell]}` : "");
-    const convs = { conv: taps("conv"), post_conv: taps("post_conv") };
+    const pageSize = cells.page_size[cell] || (cells.pass[cell] === "decode" ? "none" : "");
+    const typed = { conv: taps("conv"), post_conv: taps("post_conv"), page_size: pageSize };
     const state = cells.state[cell];
     return {
-      ...Object.fromEntries(AXES.map(([name]) => [name, convs[name] ?? cells[name][cell]])),
+      ...Object.fromEntries(AXES.map(([name]) => [name, typed[name] ?? cells[name][cell]])),
       cell,
       label: cells.label[cell],
       find: ["name", "label", "device", "timer", "cache"].map((name) => cells[name][cell]).join(" "),

@@ -24,12 +24,13 @@ function makeSvg(tag, attributes) {
   return element;
 }
 
-// A number for people: whole numbers in full, others with `digits` significant digits; "" where there is none.
+// A number for people: no digit before the point is lost, others are shown up to `digits` significant ones; "" where
+// there is none.
 function formatNumber(value, digits = 4) {
   if (typeof value !== "number") return "";
   const size = Math.abs(value);
   if (size >= 1e15 || (size > 0 && size < 1e-4)) return value.toExponential(digits - 1);
-  const places = Number.isInteger(value)
+  const places = Number.isInteger(value) || size >= 10 ** (digits - 1)
     ? { maximumFractionDigits: 0 }
     : { minimumSignificantDigits: digits, maximumSignificantDigits: digits };
   return value.toLocaleString("en", places);
