@@ -10,6 +10,7 @@ from typing import Any
 from mtabench.pages.page import build_page
 from mtabench.pages.text import shown_number
 from mtabench.palette import PAGE, readable
+from mtabench.problem.case import CACHED_PASSES
 from mtabench.report.columns import AXES, DETAILS, cell_columns, environment, measured, spread_columns
 from mtabench.report.data import Report, Row, Spread, is_plain, is_timed, yardstick
 from mtabench.report.figures import figures
@@ -123,6 +124,7 @@ def page_data(report: Report) -> dict[str, Any]:
         "figures": [asdict(one) for one in figures(report)],
         "yardstick": yardstick(report.rows),
         "computed": computed(report.rows),
+        "cached": CACHED_PASSES,
         "summary": summary(report),
         "notes": notes,
         "columns": [asdict(column) for column in cell_columns(report)],

@@ -39,6 +39,7 @@ def reports(tmp_path_factory):
     runs = {
         "h200": RESULTS / "history/fwd-23aa81e671e0.csv",  # whose numbers the tests name; it has no samples
         "samples": RESULTS / "fwd.csv",
+        "decode": RESULTS / "decode-pages.csv",
         "whole": RESULTS / "mta-all-fwd.csv",
         "mixed": mixed_run(folder / "mixed.csv"),
         "hostile": poison(mixed_run(folder / "hostile.csv")),
@@ -137,6 +138,14 @@ def test_times_that_did_not_settle_are_hollow_and_marked(opened, screenshot):
     page.locator("#summary li", has_text="7 of 60 timed cells (marked ~) did not settle").wait_for()
     assert page.locator("#cells .table-once").inner_text() == "In every row status: ok."
     screenshot("report-unsettled")
+
+
+def test_axes_of_decode_are_of_its_cache_and_have_steps_between_near_values(opened):
+    page = opened("decode")
+    texts = page.locator(".chart svg text").all_text_contents()
+    assert "cache length (tokens)" in texts
+    assert "sequence length (tokens)" not in texts
+    assert {"0.8", "1", "1.2"} <= set(texts)
 
 
 def test_no_number_loses_a_digit_before_the_point(opened):

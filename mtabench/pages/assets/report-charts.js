@@ -19,7 +19,7 @@ function makeReportCharts(data, cells) {
     return value % 1024 === 0 ? `${value / 1024}k` : String(value);
   }
 
-  // 1, 2, 5, 10, ... within two bounds; every decade alone where there are many.
+  // 1, 2, 5, 10, ... within two bounds; every decade alone where there are many, and even steps where hardly any is.
   function logTicks(low, high) {
     const decades = Math.log10(high / low);
     const steps = decades > 4 ? [1] : decades > 1.5 ? [1, 3] : [1, 2, 5];
@@ -28,7 +28,16 @@ function makeReportCharts(data, cells) {
     for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += every) {
       for (const step of steps) ticks.push(Number(`${step}e${power}`));
     }
-    return ticks.filter((tick) => tick >= low && tick <= high);
+    const within = ticks.filter((tick) => tick >= low && tick <= high);
+    return within.length > 2 ? within : evenTicks(low, high);
+  }
+
+  function evenTicks(low, high) {
+    const least = (high - low) / 5;
+    const power = 10 ** Math.floor(Math.log10(least));
+    const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= least);
+    const first = Math.ceil(low / step);
+    return Array.from({ length: Math.floor(high / step) - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(6)));
   }
 
   function thinnedLengths(lengths) {
@@ -148,8 +157,9 @@ function makeReportCharts(data, cells) {
     const solid = points.filter(({ settled }) => settled);
     const hollow = points.filter(({ settled }) => !settled);
     const names = data.implementations.map(({ name }) => name);
+    const cached = panel.cells.every((cell) => data.cached.includes(cell.pass));
     const x = {
-      field: "seq", type: "quantitative", title: "sequence length (tokens)",
+      field: "seq", type: "quantitative", title: `${cached ? "cache" : "sequence"} length (tokens)`,
       scale: { type: "log", base: 2, domain: frame.x, nice: false },
       axis: {
         values: frame.lengths, grid: false,
