@@ -124,7 +124,7 @@ def time_finding(cells: pd.DataFrame) -> str:
     if not own:
         return ""
     clauses = []
-    shapes = longest(paired(cells, own, base))
+    shapes = longest(paired(cells, own, base if base != other else ""))  # of models, the plain one is both
     if len(shapes):
         clauses.append(speed(mean(shapes), shortened(base)))
     to_plain = paired(cells, own, other)

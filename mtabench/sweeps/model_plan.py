@@ -134,7 +134,7 @@ class _Axes:
         if conv_every is not None and conv_every // 2 >= size.layers:
             raise UsageError(
                 f"--attention {text} convolves layer {conv_every // 2 + 1} first, and the model has {size.layers}; "
-                "give more --layers, or conv"
+                f"give more --layers, or --attention {name}"
             )
         steps = {"conv": (self.conv, "", None), "mix": (None, "heads", None), "mta": (self.conv, "heads", self.conv)}
         return make_operation(*steps[name], heads=size.heads, head_dim=size.head_dim), conv_every

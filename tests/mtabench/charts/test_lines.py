@@ -244,3 +244,7 @@ def test_a_generated_token_of_models_is_beside_that_of_the_plain_model(measured)
     shown = measured("overhead", [*plain, *own])
     assert title(shown) == "Generated token: auto takes 2.0x as long as the plain model in all of 2 shapes"
     assert shown.axes[0].get_xlabel() == "cache length (tokens)"
+    faster = [cell | {"baseline": "plain", "speedup": 0.5} for cell in own]
+    assert title(measured("time", [*plain, *faster])) == (
+        "Generated token: auto takes 2.0x as long as the plain model at 2k cached tokens"
+    )
