@@ -97,8 +97,9 @@ def _needed(rows: Sequence[Row]) -> list[Column]:
             Text(_size(row.storage.needed) + ("" if row.fits else "!"), style="" if row.fits else "red") for row in line
         ]
         too_long = next((short(row.case.seq) for row in line if not row.fits), "")
-        lines.append([name, *cells, too_long, str(line[-1].longest)])
-    return as_columns((*_lengths(rows), "too long", "fits"), lines)
+        lines.append([name, *cells, too_long, f"{line[-1].longest:,}"])
+    columns = as_columns((*_lengths(rows), "too long", "fits"), lines)
+    return [column for column in columns if any(map(str, column.texts))]  # nothing may be too long
 
 
 def _traced(rows: Sequence[Row]) -> list[Column]:
