@@ -48,7 +48,8 @@ def test_compiles_without_spills_and_with_products_in_flight(
 ) -> None:
     """C7510 and its like say that ptxas runs one product at a time; a spill may be local memory in the loop.
 
-    C7519 is a fence of registers that CUDA 13.0's ptxas adds before products, which stay in flight. The last one's few bytes are what threads keep from one work tile to the next.
+    C7519 is a fence of registers that CUDA 13.0's ptxas adds before products, which stay in flight. The last one's few
+    bytes are what threads keep from one work tile to the next.
     """
     code, words = compiler.compile_source(constants.source)
     assert code.startswith(b"\x7fELF")
