@@ -30,9 +30,6 @@
 #include "fold.cuh"
 #include "last_program.cuh"
 
-constexpr float LEAST = -3.402823466e38f;  // subtracted from scores while there are none
-constexpr float MOST = 8;                  // probabilities are up to 2^8: that much may be missing in what is subtracted
-
 // Where of KEYS places a warp's r has column y of a tap. `offset` is y - tap but for what a lane adds, from `least` to 7.
 DEVICE uint32_t place_of(int of_lane, int offset, int least) {
     if (offset + least >= 0) return (of_lane + offset) * R_KEY;

@@ -107,12 +107,6 @@ struct Window {
     }
 };
 
-// In fp16 folded queries and their columns of r are in units of their head, powers of two: in these no sum of taps times
-// queries is larger than the queries. `fold_unit` of Triton's kernels says the same.
-template <class Element> constexpr bool IN_UNITS = false;
-template <> constexpr bool IN_UNITS<Half> = true;
-
-DEVICE float inverse(float power_of_two) { return __uint_as_float(0x7F000000 - __float_as_uint(power_of_two)); }
 DEVICE float of_head(const float (&numbers)[HEADS], int head) {  // without an array in memory
     float number = numbers[0];
 #pragma unroll
@@ -121,6 +115,7 @@ DEVICE float of_head(const float (&numbers)[HEADS], int head) {  // without an a
     return number;
 }
 
+// In these units no sum of taps times queries is larger than the queries. `fold_unit` of Triton's kernels says the same.
 // A lane has a key tap.
 DEVICE void find_units(const Arguments& args, uint32_t weights, float (&units)[HEADS]) {
     const int lane = thread_index() % 32;
@@ -145,7 +140,7 @@ DEVICE void fold(const Arguments& args, const Segment& segment, uint32_t scratch
 #pragma unroll 1
     for (int i = thread; i < HEADS * DEPTH / 2; i += THREADS) {
         const int pair = i % (DEPTH / 2), head = i / (DEPTH / 2);
-        const float factor = IN_UNITS<ELEMENT> ? args.factor * inverse(of_head(units, head)) : args.factor;
+        const float factor = IN_UNITS<ELEMENT> ? args.factor * inverse_of(of_head(units, head)) : args.factor;
         float low[QUERY_TAPS], high[QUERY_TAPS];
 #pragma unroll
         for (int tap = 0; tap < QUERY_TAPS; tap++) {
@@ -194,7 +189,7 @@ DEVICE void fold(const Arguments& args, const Segment& segment, uint32_t scratch
                 sum += load_shared_float(scratch + WEIGHT + (window_row * KEY_TAPS + key_tap) * 4) *
                        load_shared_float(scratch + NEWEST_SCORES + (window_row * NEWEST + back) * 4);
             }
-            store_shared(newest + i * 4, IN_UNITS<ELEMENT> ? sum * inverse(of_head(units, head)) : sum);
+            store_shared(newest + i * 4, IN_UNITS<ELEMENT> ? sum * inverse_of(of_head(units, head)) : sum);
         }
     }
 }

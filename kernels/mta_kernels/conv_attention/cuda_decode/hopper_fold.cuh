@@ -39,7 +39,6 @@ DEVICE float unit_of(float largest, int exponent) {
     const int biased = min(max((int)(__float_as_uint(largest) >> 23) - exponent, 67), 247);
     return __uint_as_float(biased << 23);
 }
-DEVICE float inverse_of(float unit) { return __uint_as_float((254u << 23) - __float_as_uint(unit)); }
 DEVICE float largest_of_warp(float x) {
 #pragma unroll
     for (int other = 1; other < 32; other *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, other));
@@ -116,7 +115,7 @@ DEVICE void fold_head(const Arguments& args, const Segment& segment, int first_h
     float weights[2][2], unit = 1, inverse = 1;
 #pragma unroll
     for (int i = 0; i < 4; i++) weights[i / 2][i % 2] = Source::weight(args, weight_bits[i]);
-    if constexpr (IS_HALF) {
+    if constexpr (IN_UNITS<ELEMENT>) {
         float largest = 0, largest_query = 0;
 #pragma unroll
         for (int i = 0; i < 4; i++) largest = fmaxf(largest, fabsf(weights[i / 2][i % 2]));

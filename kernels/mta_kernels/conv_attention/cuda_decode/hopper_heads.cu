@@ -16,9 +16,6 @@
 #include "hopper_fold.cuh"
 #include "parts.cuh"
 
-constexpr float LEAST = -3.402823466e38f;  // subtracted from scores while there are none
-constexpr float MOST = 8;                  // probabilities are up to 2^8: that much may be missing in what is subtracted
-
 // A consumer warp group's part of a segment. A thread has keys lane / 4 of its warp's runs, and heads CLASS_HEADS (lane % 4)
 // and the next. Of `out` it has these heads, and dimensions 64 s + 16 warp + lane / 4, and 8 more.
 struct Consumer {
@@ -56,7 +53,7 @@ struct Consumer {
 #pragma unroll
         for (int i = 0; i < CLASS_HEADS; i++) {
             subtracted[i] = LEAST, sum[i] = 0;
-            unit[i] = IS_HALF ? load_shared_float(shared + UNITS_AT + (of_team * HEADS + head(i)) * 4) : 1;
+            unit[i] = IN_UNITS<ELEMENT> ? load_shared_float(shared + UNITS_AT + (of_team * HEADS + head(i)) * 4) : 1;
         }
     }
 

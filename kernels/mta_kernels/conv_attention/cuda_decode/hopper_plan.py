@@ -104,9 +104,9 @@ class HopperConstants(KernelConstants):
         consumer_registers, producer_registers = REGISTERS[self.consumers]
         element = ELEMENTS[self.dtype]
         constants = {
-            "ELEMENT": element, "IS_HALF": int(self.dtype == torch.float16), "HEAD_DIM": self.head_dim,
-            "QUERY_TAPS": self.conv.query_taps, "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "FEW_HEADS": 0,
-            "HEADS": self.heads, "SHARING": self.sharing, "HEAD_BLOCKS": self.head_blocks, "BLOCK": KEYS // 8,
+            "ELEMENT": element, "HEAD_DIM": self.head_dim, "QUERY_TAPS": self.conv.query_taps,
+            "KEY_TAPS": self.conv.key_taps, "PAD": self.conv.pad, "FEW_HEADS": 0, "HEADS": self.heads,
+            "SHARING": self.sharing, "HEAD_BLOCKS": self.head_blocks, "BLOCK": KEYS // 8,
             "PAGED": int(self.paged), "ALIGNED": 1, "WARPS": 4 * self.consumers, "STAGES": self.stages,
             "CONSUMER_REGISTERS": consumer_registers, "PRODUCER_REGISTERS": producer_registers,
             "MERGE_THREADS": MERGE_THREADS, "SHARED_BYTES": MERGE_BYTES if name == "merge" else self.shared_memory,

@@ -13,6 +13,15 @@ constexpr int TAIL = KEY_TAPS - 1;                  // scores behind a tile's th
 constexpr int NEWEST = QUERY_TAPS - 1;              // keys that some queries of the window do not see
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 
+// The online softmax, in powers of two.
+constexpr float LEAST = -3.402823466e38f;  // subtracted from scores while there are none
+constexpr float MOST = 8;                  // probabilities are up to 2^8: that much may be missing in what is subtracted
+
+// In fp16 folded queries, and what they are multiplied to, are in units of their head, which are powers of two.
+template <class Element> constexpr bool IN_UNITS = false;
+template <> constexpr bool IN_UNITS<Half> = true;
+DEVICE float inverse_of(float unit) { return __uint_as_float((254u << 23) - __float_as_uint(unit)); }
+
 // Eight rows that are loaded together must have all banks: neighbours with few heads, a row of each block with many.
 constexpr int PITCH = (CHUNKS + FEW_HEADS) * 16, BLOCK_BYTES = BLOCK * PITCH + (FEW_HEADS ? 0 : 16);
 constexpr int TILE = 8 * BLOCK_BYTES, RING = STAGES * TILE;  // of a team: a ring of keys, then one of values

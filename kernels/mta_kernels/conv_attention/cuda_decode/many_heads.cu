@@ -25,9 +25,6 @@
 #include "queries.cuh"
 #include "merge.cuh"
 
-constexpr float LEAST = -3.402823466e38f;  // subtracted from scores while there are none
-constexpr float MOST = 8;                  // probabilities are up to 2^8: that much may be missing in what is subtracted
-
 // What a warp has of one segment. A lane has scores of head lane / 4. Lanes of a head know the number that is subtracted
 // from its scores; `sum` is of this lane's keys. Of `out` a lane has dimensions lane / 4, and 8 more, of every 16, and
 // heads 2 (lane % 4) and the next.
