@@ -1,6 +1,7 @@
 """Import arrows: kernels know nothing of the suite, pure modules nothing of torch, the cli stays light."""
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -78,10 +79,14 @@ CLI_MAY_IMPORT = {
 }
 
 
+parsed = functools.cache(ast.parse)  # many tests read the same sources
+
+
+@functools.cache
 def imports(source, module, *, inside_functions):
     """Names of the modules that a source imports, those for type checkers left out."""
     names = set()
-    todo = list(ast.parse(source).body)
+    todo = list(parsed(source).body)
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Import):
@@ -94,7 +99,7 @@ def imports(source, module, *, inside_functions):
             todo += node.orelse
         elif inside_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             todo += ast.iter_child_nodes(node)
-    return names
+    return frozenset(names)
 
 
 def source_of(module):
@@ -119,7 +124,7 @@ def loaded_with(module):
         name = todo.pop()
         parents = {name.rpartition(".")[0]} - {""}
         path = source_of(name)
-        found = imports(path.read_text(), name, inside_functions=False) if path else set()
+        found = imports(path.read_text(), name, inside_functions=False) if path else frozenset()
         todo += (found | parents) - seen
         seen |= found | parents
     return seen
@@ -252,7 +257,7 @@ def test_a_circle_is_found():
 @pytest.mark.parametrize("module", modules_under(ROOT / "mtabench", ROOT))
 def test_the_table_of_implementations_is_read_when_it_is_needed(module):
     """A copy bound at import keeps what a test planted, and fails whichever test comes next."""
-    imported = [node for node in ast.walk(ast.parse(source_of(module).read_text())) if isinstance(node, ast.ImportFrom)]
+    imported = [node for node in ast.walk(parsed(source_of(module).read_text())) if isinstance(node, ast.ImportFrom)]
     assert "IMPLEMENTATIONS" not in {alias.name for node in imported for alias in node.names}
 
 
