@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,24 @@ def test_help_says_what_it_does_and_needs(script):
     assert result.returncode == 0
     assert result.stdout.startswith(f"usage: ./{script}")
     assert "Python 3.11 or later, git and a network" in result.stdout
+
+
+@pytest.mark.parametrize(("mypy", "pytest_", "code"), [(0, 0, 0), (1, 0, 1), (0, 5, 5), (2, 5, 2)])
+def test_what_fails_beside_the_tests_or_in_them_fails_all(tmp_path, mypy, pytest_, code):
+    """With stand-ins for the tools and the set-up: mypy's words come whole, behind those of the tests."""
+    places = f"ROOT={tmp_path} VENV={tmp_path}/.venv"
+    set_up = f'{places}; PATH=$VENV/bin:$PATH; say() {{ echo "$@"; }}; set_up() {{ :; }}'
+    tools = {"mypy": f"echo of mypy; exit {mypy}", "pytest": f"sleep 0.2; echo of pytest; exit {pytest_}"}
+    for name, does in {"ruff": ":", "chromium-headless-shell": ":", **tools}.items():
+        tool = tmp_path / ".venv/bin" / name
+        tool.parent.mkdir(parents=True, exist_ok=True)
+        tool.write_text(f"#!/bin/sh\n{does}\n")
+        tool.chmod(0o755)
+    (tmp_path / "setup.sh").write_text(set_up)
+    shutil.copy(ROOT / "scripts/test", tmp_path)
+    done = run(tmp_path / "test")
+    assert done.returncode == code
+    assert done.stdout.splitlines()[-4:] == ["Tests", "of pytest", "Types", "of mypy"]
 
 
 def test_unknown_argument_of_quickstart_is_wrong_usage():
