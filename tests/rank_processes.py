@@ -16,10 +16,11 @@ TIMEOUT_S = 120
 
 
 class RankProcesses:
-    """`size` ranks; starting them takes as long as importing torch so many times."""
+    """`size` ranks, forked from a process that imported torch for all of them."""
 
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch.distributed", "mta_kernels.conv_attention"])
         self._folder = tempfile.TemporaryDirectory()
         meeting = f"file://{Path(self._folder.name, 'ranks')}"
         self._pipes, self._processes = [], []
