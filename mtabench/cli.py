@@ -168,7 +168,7 @@ def env(
 
 @app.command(rich_help_panel="Measure")
 def tune(
-    passes: o.Passes = "fwd,bwd,decode", seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Conv = None,
+    passes: o.Passes = "fwd,bwd,decode", seq: o.Seq = None, head_dim: o.HeadDim = None, conv: o.Taps = None,
     batch: o.Batch = None, tokens: o.Tokens = None, heads: o.Heads = None, kv_heads: o.KvHeads = None,
     dtype: o.Dtype = None, causal: o.Causal = True, preset: o.PresetName = None, out: o.TunedOut = None,
 ) -> None:  # fmt: skip
@@ -245,7 +245,7 @@ def memory(
 
 @app.command("inspect", rich_help_panel="Understand")
 def inspect_(
-    target: o.Targets = None, kernel: o.KernelNames = None, head_dim: o.HeadDim = None, conv: o.Conv = None,
+    target: o.Targets = None, kernel: o.KernelNames = None, head_dim: o.HeadDim = None, conv: o.Taps = None,
     dtype: o.Dtype = None, seq: o.Seq = None, causal: o.IfCausal = None, all_shapes: o.AllShapes = False,
     sass: o.Sass = None, baseline: o.StaticBaseline = None, accept: o.Accept = False,
     json_file: o.JsonOut = None, csv: o.CsvOut = None, overwrite: o.OverwriteOutputs = False,

@@ -61,6 +61,7 @@ Text = str | None
 File = Path | None
 Seq = Annotated[Text, Shape(help=f"Sequence lengths: {RANGES}.")]
 HeadDim = Annotated[Text, Shape(help="Head dims, 16 to 256, such as 64,128.")]
+Taps = Annotated[Text, Shape("--conv", help="Query taps x key taps, such as 6x11,3x3; 7 means 7x7.")]
 Conv = Annotated[Text, Shape(help="Query taps x key taps, such as 6x11,3x3; 7 means 7x7. With --op mta also none.")]
 Mix = Annotated[
     Text,

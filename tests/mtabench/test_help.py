@@ -53,6 +53,14 @@ def test_help_fits_and_breaks_no_word(mtabench, monkeypatch, path, command):
             assert any(name in text for name in param.opts) or param.param_type_name == "argument"
 
 
+def test_help_of_an_option_names_only_options_of_its_command():
+    for path, command in COMMANDS:
+        names = {"--help", *(name for param in command.params for name in (*param.opts, *param.secondary_opts))}
+        for param in command.params:
+            text = re.sub("`ncu .*?`", "", getattr(param, "help", None) or "")  # the options of another program
+            assert set(re.findall("--[a-z][a-z-]*", text)) <= names, (path, param.name)
+
+
 def test_help_names_no_type_of_python(mtabench):
     for path, _ in COMMANDS:
         assert "list[" not in mtabench(*path, "--help")[1]
