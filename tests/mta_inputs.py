@@ -10,6 +10,7 @@ from kernel_inputs import DEVICE, relative_error
 from torch import Tensor
 
 from mta_kernels import gpu_limits, score_chunks
+from mta_kernels.multi_token_attention import stages
 from mta_kernels.multi_token_attention.mixers import Mixers, operation_of
 from mta_kernels.multi_token_attention.reference import mixed_attention
 from mta_kernels.multi_token_attention.triton import convolution, taps_gradient
@@ -44,6 +45,17 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setitem(sizes, "GROUPS", 2)
             monkeypatch.setitem(sizes, "rows", 20)
             monkeypatch.setitem(sizes, "programs", 3)
+
+
+def take_cuda(monkeypatch: pytest.MonkeyPatch, *names: str, never: tuple[str, ...] = ()) -> None:
+    """The kernels in CUDA C++ that these switches of `stages` name are taken: on a GPU, else in the emulator.
+
+    On a GPU so are the others, but for those that are `never` taken; in the emulator no others.
+    """
+    for name in [name for name in vars(stages) if name.startswith("CUDA_")]:
+        monkeypatch.setattr(stages, name, name in names or (DEVICE == "cuda" and name not in never))
+    if DEVICE != "cuda":
+        monkeypatch.setattr(stages, "cuda_gpu", gpu_limits.gpu_of)  # the Hopper GPU that is played there
 
 
 def make(

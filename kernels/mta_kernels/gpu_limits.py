@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,6 +16,18 @@ INTERPRETED_CAPABILITY = (9, 0)
 INTERPRETED_SHARED_MEMORY = 227 * 1024
 INTERPRETED_SM_COUNT = 132
 LARGE_MEMORY = 64 * 2**30  # bytes of a GPU on which buffers may be larger than elsewhere
+
+
+class Gpu(NamedTuple):
+    """What decides, of a GPU that is there or not, which kernels can run on it."""
+
+    capability: tuple[int, int]
+    shared_memory: int  # bytes that a block can have
+
+
+def gpu_of(device: torch.device) -> Gpu:
+    """The GPU that `device` is, or that is played there."""
+    return Gpu(capability(device), shared_memory_limit(device))
 
 
 def capability(device: torch.device) -> tuple[int, int]:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from emulated_bands import emulated_bands  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory
-from mta_inputs import assert_twice_eager, forward, gradients, make, small_chunks
+from mta_inputs import assert_twice_eager, forward, gradients, make, small_chunks, take_cuda
 from torch import Tensor
 
 from mta_kernels import score_chunks
 from mta_kernels.multi_token_attention.bands_cuda import plan
-from mta_kernels.multi_token_attention.triton import backward, band_stage, tile_stage
+from mta_kernels.multi_token_attention.triton import backward, band_stage
 
 FP16 = torch.float16  # Triton's interpreter has no bfloat16
 
@@ -25,13 +25,10 @@ def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     small_chunks(monkeypatch)
     monkeypatch.setattr(plan, "CONVOLVE", plan.Sizes(20, 3, 1))
     monkeypatch.setattr(plan, "GRADIENTS", plan.Sizes(20, 2, 1))
-    monkeypatch.setattr(band_stage, "CUDA_BANDS", True)
-    monkeypatch.setattr(tile_stage, "CUDA_TILES", False)
-    monkeypatch.setattr(tile_stage, "CUDA_HEADS", False)
+    take_cuda(monkeypatch, "CUDA_BANDS", never=("CUDA_TILES", "CUDA_HEADS"))
     bands = band_stage.bands
     if DEVICE != "cuda":
         request.getfixturevalue("emulated_bands")
-        monkeypatch.setattr(band_stage, "unsupported", lambda device, *shape: bands.shape_unsupported(*shape))
     names, kernel = [], bands.kernel
     monkeypatch.setattr(bands, "kernel", lambda name, *x: (names.append(name), kernel(name, *x))[1])
     return names

@@ -8,13 +8,12 @@ import triton.language as tl
 from emulated_bands import emulated_bands  # noqa: F401
 from emulated_heads import emulated_heads  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory
-from mta_inputs import assert_twice_eager, forward, gradients, make, small_chunks
+from mta_inputs import assert_twice_eager, forward, gradients, make, small_chunks, take_cuda
 
 from mta_kernels.multi_token_attention.bands_cuda import plan
 from mta_kernels.multi_token_attention.heads_cuda import heads
-from mta_kernels.multi_token_attention.triton import band_stage, head_stage, rows, tile_stage
+from mta_kernels.multi_token_attention.triton import rows
 from mta_kernels.multi_token_attention.triton.backend import TRITON
-from mta_kernels.operation import Convolution
 
 FP16 = torch.float16  # Triton's interpreter has no bfloat16
 BOTH = {"pre_conv": (2, 3), "post_conv": (2, 3)}
@@ -27,21 +26,11 @@ def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     small_chunks(monkeypatch)
     monkeypatch.setattr(plan, "CONVOLVE", plan.Sizes(20, 3, 1))
     monkeypatch.setattr(plan, "GRADIENTS", plan.Sizes(20, 2, 1))
-    monkeypatch.setattr(band_stage, "CUDA_BANDS", True)
-    monkeypatch.setattr(head_stage, "CUDA_HEADS", True)
-    monkeypatch.setattr(tile_stage, "CUDA_TILES", False)
-    monkeypatch.setattr(tile_stage, "CUDA_HEADS", False)
+    take_cuda(monkeypatch, "CUDA_BANDS", "CUDA_BACKWARD_HEADS", never=("CUDA_TILES", "CUDA_HEADS"))
     if DEVICE != "cuda":
         request.getfixturevalue("emulated_bands")
         request.getfixturevalue("emulated_heads")
         monkeypatch.setattr(heads, "sm_count", lambda device: 1)
-        monkeypatch.setattr(band_stage, "unsupported", lambda device, *x: band_stage.bands.shape_unsupported(*x))
-        most = 227 * 1024  # bytes of shared memory that a block of an H200 may have
-
-        def unsupported(device: torch.device, dtype: torch.dtype, count: int, conv: Convolution) -> str | None:
-            return heads.shape_unsupported(most, dtype, count, {"heads": conv})
-
-        monkeypatch.setattr(head_stage, "unsupported", unsupported)
     names, kernel = [], heads.kernel
     monkeypatch.setattr(heads, "kernel", lambda name, *x: (names.append(name), kernel(name, *x))[1])
     return names

@@ -6,14 +6,13 @@ import pytest
 import torch
 from emulated_mix import emulated_mix  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory
-from mta_inputs import Problem, assert_twice_eager, forward, gradients, make, small_chunks
+from mta_inputs import Problem, assert_twice_eager, forward, gradients, make, small_chunks, take_cuda
 from torch import Tensor
 
 from mta_kernels import score_chunks
-from mta_kernels.multi_token_attention.mix_cuda.shapes import shape_unsupported
+from mta_kernels.multi_token_attention import stages
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.triton import mix_stage
-from mta_kernels.multi_token_attention.triton.chunks import chunks
 
 BF16 = torch.bfloat16
 
@@ -23,11 +22,10 @@ def mixes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
     """CUDA's kernels are taken, and how often is noted; chunks are short, and what nobody writes is NaN."""
     poison_memory(monkeypatch)
     small_chunks(monkeypatch)
-    monkeypatch.setattr(mix_stage, "CUDA_MIX", True)
-    monkeypatch.setattr(mix_stage, "pays", lambda *_: True)
+    take_cuda(monkeypatch, "CUDA_MIX")
+    monkeypatch.setattr(stages, "mix_pays", lambda *_: True)
     if DEVICE != "cuda":
         request.getfixturevalue("emulated_mix")
-        monkeypatch.setattr(mix_stage, "unsupported", lambda device, *shape: shape_unsupported(*shape))
     calls, mix_values = [], mix_stage.mix_values
     monkeypatch.setattr(mix_stage, "mix_values", lambda *x, **y: (calls.append(y), mix_values(*x, **y)))
     return calls
@@ -129,17 +127,27 @@ def test_calls_again(mixes: list) -> None:
 )
 def test_what_the_stages_do(mixes: list, heads: int, head_dim: int, dtype: torch.dtype, options: dict) -> None:
     problem = make(heads, 20, head_dim, dtype, **options)
-    assert not mix_stage.takes(problem.operation, problem.q, problem.documents)
+    assert choice(problem) != "mix"
     if DEVICE == "cuda" or dtype != BF16:
         assert_twice_eager({"out": forward(problem)[0]}, problem)
     assert not mixes
 
 
+def choice(problem: Problem) -> str:
+    """Whose kernels do the forward, as `stages` chooses."""
+    q = problem.q
+    _, heads, rows, head_dim = q.shape
+    return stages.forward(
+        problem.operation, stages.cuda_gpu(q.device), q.dtype, heads, head_dim, documents=problem.documents is not None,
+        key_rows=problem.k.shape[2], rows=rows, sequences=1,
+    )  # fmt: skip
+
+
 def test_measurements_turn_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = make(2, 20, 16, BF16)
-    assert mix_stage.takes(problem.operation, problem.q, None)
-    monkeypatch.setattr(mix_stage, "CUDA_MIX", False)
-    assert not mix_stage.takes(problem.operation, problem.q, None)
+    assert choice(problem) == "mix"
+    monkeypatch.setattr(stages, "CUDA_MIX", False)
+    assert choice(problem) == "stages"
 
 
 @pytest.mark.parametrize(
@@ -154,10 +162,8 @@ def test_measurements_turn_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_it_pays(monkeypatch: pytest.MonkeyPatch, batch: int, keys: int, head_dim: int, pays: bool) -> None:
     monkeypatch.undo()
     operation = make(16, 1, head_dim, BF16).operation
-    q = torch.empty(batch, 16, keys, head_dim, dtype=BF16, device="meta")
     sequences, rows = score_chunks.chunk_rows(operation, batch, 16, keys, 2, backward=False)
-    plan = chunks(operation, keys, keys, rows, None, "here")
-    assert mix_stage.pays(q, plan, sequences) == pays
+    assert stages.mix_pays(16, head_dim, keys, min(rows, keys), sequences) == pays
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ from mta_rows import Chunk, exact, exact_backward, make_chunk
 from planted_faults import plant
 from torch import Tensor
 
+from mta_kernels.gpu_limits import gpu_of
 from mta_kernels.multi_token_attention.rows_cuda import mix_rows, mix_rows_backward, rows
 from mta_kernels.multi_token_attention.rows_cuda import plan as planning
 from mta_kernels.multi_token_attention.rows_cuda.plan import RowConstants, RowPlan, plan_on, segment_of
@@ -240,12 +241,11 @@ def test_a_plan_fits_every_gpu(capability: tuple[int, int], shared_memory: int) 
 
 
 def test_what_does_not_fit_is_refused(emulated_rows) -> None:  # noqa: F811
-    cpu = torch.device("cpu")
+    cpu = gpu_of(torch.device("cpu"))  # the Hopper GPU that is played there
     assert rows.shape_unsupported(cpu, BF16, 16, 16384, False) is None
     assert "do not fit" in rows.shape_unsupported(cpu, BF16, 16, 200_000, False)
     assert "more than the 64" in rows.shape_unsupported(cpu, BF16, 65, 100, False)
     assert "float32" in rows.shape_unsupported(cpu, torch.float32, 16, 100, False)
-    assert "NVIDIA" in rows.rows_unsupported("cpu", BF16, 16, 100)
     chunk = make_chunk(1, 2, 2, 20)
     for wrong in (chunk.scores[..., :20], chunk.scores[..., 1:], chunk.scores[:, :, :, ::2]):
         with pytest.raises(ValueError, match="expected contiguous rows"):
@@ -313,9 +313,9 @@ def test_long_rows(heads: int, dtype: torch.dtype, keys: int) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     for causal in (True, False):
         chunk = make_chunk(2, heads, 20, keys - 3, dtype=dtype, causal=causal, above=100, room=8)
-        if rows.rows_unsupported(device, dtype, heads, keys) is None:
+        if rows.shape_unsupported(gpu_of(device), dtype, heads, keys, False) is None:
             assert_mixes(chunk)
-        if rows.rows_unsupported(device, dtype, heads, keys, backward=True) is None:
+        if rows.shape_unsupported(gpu_of(device), dtype, heads, keys, True) is None:
             assert_differentiates(chunk)
 
 

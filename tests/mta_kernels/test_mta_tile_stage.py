@@ -7,11 +7,11 @@ import torch
 from emulated_heads import emulated_heads  # noqa: F401
 from emulated_tiles import emulated_tiles  # noqa: F401
 from kernel_inputs import DEVICE, poison_memory, with_gaps
-from mta_inputs import Problem, assert_twice_eager, forward, gradients, make, small_chunks
+from mta_inputs import Problem, assert_twice_eager, forward, gradients, make, small_chunks, take_cuda
 from torch import Tensor
 
 from mta_kernels import score_chunks
-from mta_kernels.multi_token_attention import multi_token_attention
+from mta_kernels.multi_token_attention import multi_token_attention, stages
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.triton import tile_stage
 
@@ -23,21 +23,18 @@ def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
     """CUDA's tile kernels are taken, and how often is noted; chunks are short, and what nobody writes is NaN."""
     poison_memory(monkeypatch)
     small_chunks(monkeypatch)
-    monkeypatch.setattr(tile_stage, "CUDA_TILES", True)
-    monkeypatch.setattr(tile_stage, "CUDA_HEADS", False)
+    take_cuda(monkeypatch, "CUDA_TILES", never=("CUDA_HEADS",))
     if DEVICE != "cuda":
         request.getfixturevalue("emulated_tiles")
-        monkeypatch.setattr(tile_stage, "unsupported", lambda *shape: None)
     return calls_of("probabilities_by_tiles", monkeypatch)
 
 
 @pytest.fixture
 def meetings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list:
     """As `tiles`, of the kernels in which heads meet."""
-    monkeypatch.setattr(tile_stage, "CUDA_HEADS", True)
+    monkeypatch.setattr(stages, "CUDA_HEADS", True)
     if DEVICE != "cuda":
         request.getfixturevalue("emulated_heads")
-        monkeypatch.setattr(tile_stage, "heads_do_not_meet", lambda *shape: None)
     return calls_of("probabilities_by_heads", monkeypatch)
 
 
@@ -52,8 +49,8 @@ def check(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     out, logsumexp = forward(problem)
     if problem.q.shape[2] == problem.k.shape[2]:
         assert_twice_eager({"out": out}, problem)
-    monkeypatch.setattr(tile_stage, "CUDA_TILES", False)
-    monkeypatch.setattr(tile_stage, "CUDA_HEADS", False)
+    monkeypatch.setattr(stages, "CUDA_TILES", False)
+    monkeypatch.setattr(stages, "CUDA_HEADS", False)
     wanted, sums = forward(problem)
     assert (out - wanted).abs().max() <= 8 * torch.finfo(out.dtype).eps * wanted.abs().max()
     assert (logsumexp - sums).abs().max() < 0.05

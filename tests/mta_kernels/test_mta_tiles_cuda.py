@@ -12,8 +12,9 @@ from kernel_inputs import DEVICE, poison_memory
 from mta_tiles_case import Case, check, definition, forward_chunk
 from planted_faults import plant
 
+from mta_kernels.gpu_limits import Gpu, gpu_of
 from mta_kernels.multi_token_attention.tiles_cuda import plan as planning
-from mta_kernels.multi_token_attention.tiles_cuda import post_tiles, pre_tiles, tiles_unsupported
+from mta_kernels.multi_token_attention.tiles_cuda import post_tiles, pre_tiles
 from mta_kernels.multi_token_attention.tiles_cuda.plan import plan_on
 from mta_kernels.multi_token_attention.tiles_cuda.tiles import shape_unsupported
 from mta_kernels.nvrtc import compiler
@@ -190,18 +191,16 @@ def test_faults_are_found(gpu, monkeypatch, tmp_path, name: str, line: str, inst
 
 def test_what_cannot_be_is_told(gpu) -> None:
     device = torch.device(DEVICE)
-    if not ON_GPU:
-        assert "need an NVIDIA GPU, not a cpu device" in tiles_unsupported(device, BF16, 16, conv(6, 11, 5), None)
     for words, arguments in {
         "dtype torch.float32 is not float16 or bfloat16": (torch.float32, 16, None, None),
         "65 heads are more than the 64": (BF16, 65, None, None),
         "9x11 taps are more than the 8x17": (BF16, 16, None, conv(9, 11, 5)),
         "2x18 taps are more than the 8x17": (BF16, 16, conv(2, 18, 8), None),
     }.items():
-        assert words in shape_unsupported(device, *arguments)
+        assert words in shape_unsupported(gpu_of(device), *arguments)
     if not ON_GPU:
-        gpu.shared_memory = RTX_4090
-        assert "64 heads with 6x11 taps do not fit" in shape_unsupported(device, BF16, 64, conv(6, 11, 5), None)
+        small = Gpu((8, 9), RTX_4090)
+        assert "64 heads with 6x11 taps do not fit" in shape_unsupported(small, BF16, 64, conv(6, 11, 5), None)
     scores = torch.zeros(1, 2, 20, 24, dtype=BF16, device=device)
     sums, where = torch.zeros(1, 2, 20, device=device), {"first_position": 0, "keys": 20, "causal": True}
     with pytest.raises(ValueError, match="expected as many rows"):

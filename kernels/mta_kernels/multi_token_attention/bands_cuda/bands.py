@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.gpu_limits import capability
 from mta_kernels.multi_token_attention.bands_cuda import plan
 from mta_kernels.multi_token_attention.bands_cuda.plan import MOST_TAPS, BandConstants
 from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import machine_code, missing_package
+from mta_kernels.nvrtc.compiler import machine_code
 from mta_kernels.nvrtc.structures import ELEMENTS, fields
 from mta_kernels.operation import Convolution
 
@@ -47,16 +46,6 @@ class Rows:
     key_rows: int
     causal: bool
     documents: Tensor | None
-
-
-def bands_unsupported(device: torch.device | str, dtype: torch.dtype, conv: Convolution) -> str | None:
-    """Why the convolution kernels cannot take this convolution on a device, or None if they can."""
-    device = torch.device(device)
-    if device.type != "cuda":
-        return f"the CUDA convolution kernels need an NVIDIA GPU, not a {device.type} device"
-    if capability(device) < (8, 0):
-        return f"{torch.cuda.get_device_name(device)} is older than sm_80"
-    return missing_package() or shape_unsupported(dtype, conv)
 
 
 def shape_unsupported(dtype: torch.dtype, conv: Convolution) -> str | None:

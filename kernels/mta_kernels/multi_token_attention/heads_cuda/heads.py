@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
+from mta_kernels.gpu_limits import capability, sm_count
 from mta_kernels.multi_token_attention.bands_cuda import bands
 from mta_kernels.multi_token_attention.bands_cuda.bands import Rows
 from mta_kernels.multi_token_attention.heads_cuda import plan
 from mta_kernels.multi_token_attention.heads_cuda.plan import MOST_HEADS, TileConstants, WalkConstants
 from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import machine_code, missing_package
+from mta_kernels.nvrtc.compiler import machine_code
 from mta_kernels.nvrtc.structures import fields
 from mta_kernels.operation import Convolution
 
@@ -39,25 +39,13 @@ class Arguments(ctypes.Structure):
     )
 
 
-def heads_unsupported(
-    device: torch.device | str, dtype: torch.dtype, heads: int, convolutions: Mapping[str, Convolution]
-) -> str | None:  # fmt: skip
-    """Why the kernels cannot take so many heads on a device, or None if they can.
-
-    `convolutions` are those of kernels, by the names of these in `plan.WALKS`; `HeadMixings` has "heads".
-    """
-    device = torch.device(device)
-    if device.type != "cuda":
-        return f"the CUDA kernels that mix heads need an NVIDIA GPU, not a {device.type} device"
-    if capability(device) < (8, 0):
-        return f"{torch.cuda.get_device_name(device)} is older than sm_80"
-    return missing_package() or shape_unsupported(shared_memory_limit(device), dtype, heads, convolutions)
-
-
 def shape_unsupported(
     limit: int, dtype: torch.dtype, heads: int, convolutions: Mapping[str, Convolution]
 ) -> str | None:  # fmt: skip
-    """Why no GPU whose blocks may have `limit` bytes of shared memory can take these, or None."""
+    """Why no GPU whose blocks may have `limit` bytes of shared memory can take so many heads, or None.
+
+    `convolutions` are those of kernels, by the names of these in `plan.WALKS`; `HeadMixings` has "heads".
+    """
     if heads > MOST_HEADS:
         return f"{heads} heads are more than the {MOST_HEADS} of the CUDA kernels that mix heads"
     for name, conv in convolutions.items():

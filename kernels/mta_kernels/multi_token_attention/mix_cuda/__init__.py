@@ -1,7 +1,6 @@
 """CUDA kernels of the forward of mixed heads without convolutions, for Hopper: see logits.cu and values.cu."""
 
 from mta_kernels.multi_token_attention.mix_cuda.logits import keep_logits
-from mta_kernels.multi_token_attention.mix_cuda.shapes import mix_unsupported
 from mta_kernels.multi_token_attention.mix_cuda.values import mix_values
 
-__all__ = ["keep_logits", "mix_unsupported", "mix_values"]
+__all__ = ["keep_logits", "mix_values"]

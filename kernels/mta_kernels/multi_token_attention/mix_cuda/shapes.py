@@ -7,20 +7,11 @@ from pathlib import Path
 import torch
 
 from mta_kernels.conv_attention.hopper import source as hopper
-from mta_kernels.gpu_limits import capability
 from mta_kernels.multi_token_attention.rows_cuda import plan as rows_plan
-from mta_kernels.nvrtc.compiler import headers_in, missing_package
+from mta_kernels.nvrtc.compiler import headers_in
 
 FOLDER = Path(__file__).parent
 MOST_HEADS, MOST_HEAD_DIM = 16, 128
-
-
-def mix_unsupported(device: torch.device | str, dtype: torch.dtype, heads: int, head_dim: int) -> str | None:
-    """Why the kernels cannot take heads like these on a device, or None if they can."""
-    device = torch.device(device)
-    if device.type != "cuda" or capability(device)[0] != 9:
-        return f"the kernels of mixed heads need a Hopper GPU, which {device} is not"
-    return missing_package() or shape_unsupported(dtype, heads, head_dim)
 
 
 def shape_unsupported(dtype: torch.dtype, heads: int, head_dim: int) -> str | None:

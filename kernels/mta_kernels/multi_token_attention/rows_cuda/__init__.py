@@ -1,5 +1,5 @@
 """CUDA kernels that mix, normalise and mix again rows of stored scores, for sm_80 and later: see forward.cu."""
 
-from mta_kernels.multi_token_attention.rows_cuda.rows import mix_rows, mix_rows_backward, rows_unsupported
+from mta_kernels.multi_token_attention.rows_cuda.rows import mix_rows, mix_rows_backward
 
-__all__ = ["mix_rows", "mix_rows_backward", "rows_unsupported"]
+__all__ = ["mix_rows", "mix_rows_backward"]

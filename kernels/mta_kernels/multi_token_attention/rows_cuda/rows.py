@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
+from mta_kernels.gpu_limits import Gpu, capability, gpu_of, shared_memory_limit, sm_count
 from mta_kernels.multi_token_attention.rows_cuda.plan import (
     MOST_HEADS,
     PORTABLE,
@@ -19,7 +19,7 @@ from mta_kernels.multi_token_attention.rows_cuda.plan import (
     plan_on,
 )
 from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import machine_code, missing_package
+from mta_kernels.nvrtc.compiler import machine_code
 from mta_kernels.nvrtc.structures import ELEMENTS, fields
 
 
@@ -45,25 +45,13 @@ class Arguments(ctypes.Structure):
     )  # fmt: skip
 
 
-def rows_unsupported(
-    device: torch.device | str, dtype: torch.dtype, heads: int, keys: int, *, backward: bool = False
-) -> str | None:
-    """Why these kernels cannot take rows of up to `keys` columns of `heads` heads on a device, or None if they can."""
-    device = torch.device(device)
-    if device.type != "cuda":
-        return f"the CUDA row kernels need an NVIDIA GPU, not a {device.type} device"
-    if capability(device) < (8, 0):
-        return f"{torch.cuda.get_device_name(device)} is older than sm_80"
-    return missing_package() or shape_unsupported(device, dtype, heads, keys, backward)
-
-
-def shape_unsupported(device: torch.device, dtype: torch.dtype, heads: int, keys: int, backward: bool) -> str | None:
-    """Why a GPU of this kind has no plan for such rows, or None."""
+def shape_unsupported(gpu: Gpu, dtype: torch.dtype, heads: int, keys: int, backward: bool) -> str | None:
+    """Why a GPU has no plan for rows of up to `keys` columns of `heads` heads, or None."""
     if dtype not in ELEMENTS:
         return f"dtype {dtype} is not float16 or bfloat16"
     if heads > MOST_HEADS[backward]:
         return f"{heads} heads are more than the {MOST_HEADS[backward]} of the CUDA row kernels"
-    if choose_plan(device, dtype, heads, keys, backward, (True, True)) is None:
+    if plan_on(*gpu, dtype, heads, keys, backward=backward) is None:
         return f"{keys} keys of {heads} heads do not fit into the shared memory of the blocks that could share a row"
     return None
 
@@ -83,7 +71,7 @@ def mix_rows(
     `pre_mix [H, H]` (out, in) mixes the scores, `post_mix [H, H]` (in, out) the probabilities; each may be None,
     float32 (then rounded) or of the scores' dtype.
     `logsumexp_out [B, H, R]` is float32 of any strides. `plan` and `clusters` override what would be chosen, for
-    measurements. Raises ValueError where `rows_unsupported` has a reason, or for scores of another layout.
+    measurements. Raises ValueError where `shape_unsupported` has a reason, or for scores of another layout.
     """
     _run(scores, None, pre_mix, post_mix, logsumexp_out, first_position, keys, causal, documents, block, plan, clusters)
 
@@ -132,7 +120,7 @@ def _run(
         return scores.new_zeros(1, 2, heads, heads, dtype=torch.float32) if backward else None
     plan = plan or choose_plan(device, scores.dtype, heads, keys, backward, mixed)
     if plan is None:
-        raise ValueError(shape_unsupported(device, scores.dtype, heads, keys, backward))
+        raise ValueError(shape_unsupported(gpu_of(device), scores.dtype, heads, keys, backward))
     operands = [scores] if gradients is None else [scores, gradients]
     for x in operands:
         if not x.is_contiguous() or x.shape != scores.shape or ld % 8 or ld < keys or x.data_ptr() % 16:
@@ -168,8 +156,7 @@ def choose_plan(
     device: torch.device, dtype: torch.dtype, heads: int, keys: int, backward: bool, mixed: tuple[bool, bool]
 ) -> RowPlan | None:
     """`plan_on` a device."""
-    limit = shared_memory_limit(device)
-    return plan_on(capability(device), limit, dtype, heads, keys, backward=backward, mixed=mixed)
+    return plan_on(*gpu_of(device), dtype, heads, keys, backward=backward, mixed=mixed)
 
 
 @functools.cache

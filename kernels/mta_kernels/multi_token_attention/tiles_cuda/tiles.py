@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mta_kernels.gpu_limits import capability, shared_memory_limit, sm_count
+from mta_kernels.gpu_limits import Gpu, gpu_of, shared_memory_limit, sm_count
 from mta_kernels.multi_token_attention.tiles_cuda.plan import MOST_HEADS, MOST_TAPS, TileConstants, plan_on
 from mta_kernels.nvrtc import driver
-from mta_kernels.nvrtc.compiler import machine_code, missing_package
+from mta_kernels.nvrtc.compiler import machine_code
 from mta_kernels.nvrtc.structures import ELEMENTS, fields
 from mta_kernels.operation import ONE_TAP, Convolution
 
@@ -42,24 +42,11 @@ class Arguments(ctypes.Structure):
     )  # fmt: skip
 
 
-def tiles_unsupported(
-    device: torch.device | str, dtype: torch.dtype, heads: int, pre_conv: Convolution | None,
-    post_conv: Convolution | None, *, documents: bool = False,
-) -> str | None:  # fmt: skip
-    """Why the tile kernels cannot take these heads and convolutions on a device, or None if they can."""
-    device = torch.device(device)
-    if device.type != "cuda":
-        return f"the CUDA tile kernels need an NVIDIA GPU, not a {device.type} device"
-    if capability(device) < (8, 0):
-        return f"{torch.cuda.get_device_name(device)} is older than sm_80"
-    return missing_package() or shape_unsupported(device, dtype, heads, pre_conv, post_conv, documents=documents)
-
-
 def shape_unsupported(
-    device: torch.device, dtype: torch.dtype, heads: int, pre_conv: Convolution | None, post_conv: Convolution | None,
+    gpu: Gpu, dtype: torch.dtype, heads: int, pre_conv: Convolution | None, post_conv: Convolution | None,
     *, documents: bool = False,
 ) -> str | None:  # fmt: skip
-    """Why no plan for these fits a GPU of this kind, or None."""
+    """Why no plan for these heads and convolutions fits a GPU, or None."""
     if dtype not in ELEMENTS:
         return f"dtype {dtype} is not float16 or bfloat16"
     if heads > MOST_HEADS:
@@ -67,7 +54,7 @@ def shape_unsupported(
     for post, conv in ((False, pre_conv or ONE_TAP), (True, post_conv or ONE_TAP)):
         if conv.query_taps > MOST_TAPS[0] or conv.key_taps > MOST_TAPS[1]:
             return f"{conv} taps are more than the {MOST_TAPS[0]}x{MOST_TAPS[1]} of the CUDA tile kernels"
-        if choose_plan(device, post, dtype, heads, conv, True, True, documents) is None:
+        if plan_on(gpu.shared_memory, post, dtype, heads, conv, True, True, documents) is None:
             return f"{heads} heads with {conv} taps do not fit into this GPU's shared memory"
     return None
 
@@ -95,7 +82,7 @@ def pre_tiles(
     another dtype than the scores' are rounded to it. Returns what `post_tiles` takes for `statistics`: `[B, H, R, 2]`
     float32, a number r near the maximum of a row's visible logits, and the binary logarithm of the sum of
     `exp(logit - r)`, of the logits as stored. `plan` overrides what would be chosen, for measurements. Raises
-    ValueError where `tiles_unsupported` has a reason, or for a layout that does not fit. Nothing waits for the GPU; the
+    ValueError where `shape_unsupported` has a reason, or for a layout that does not fit. Nothing waits for the GPU; the
     same call gives the same bits.
     """
     arguments, constants, kept = _arguments(
@@ -172,7 +159,7 @@ def _arguments(
     mix = None if mix is None else mix.to(dtype)
     plan = plan or choose_plan(device, post, dtype, heads, conv, mix is not None, causal, documents is not None)
     if plan is None:
-        raise ValueError(shape_unsupported(device, dtype, heads, conv, conv, documents=documents is not None))
+        raise ValueError(shape_unsupported(gpu_of(device), dtype, heads, conv, conv, documents=documents is not None))
     arguments = Arguments(
         input=Numbers.of(source), output=Numbers.of(out), taps=weight.data_ptr(), batch=batch, rows_in=rows + above,
         rows=rows, above=above, columns=columns, first_position=first_position, first_query=first_query, keys=keys,

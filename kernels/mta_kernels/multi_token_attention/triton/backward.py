@@ -14,8 +14,10 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.triton.launch import call_signature
 from mta_kernels.gpu_limits import has_large_memory
+from mta_kernels.multi_token_attention import stages
+from mta_kernels.multi_token_attention.heads_cuda import HeadMixings
 from mta_kernels.multi_token_attention.mixers import Mixers
-from mta_kernels.multi_token_attention.triton import head_stage, row_stage, tile_stage
+from mta_kernels.multi_token_attention.triton import row_stage
 from mta_kernels.multi_token_attention.triton.band_stage import ConvolutionGradient, convolution_of, rows_of_chunk
 from mta_kernels.multi_token_attention.triton.chunks import Chunk, chunks
 from mta_kernels.multi_token_attention.triton.heads import mix_heads_backward
@@ -58,10 +60,11 @@ def mixed_attention_backward(
         sums = q.new_empty(shape), q.new_empty(shape)
     else:
         sums = torch.zeros(2, *shape, dtype=torch.float32, device=q.device).unbind()
-    rounds = tile_stage.rounds_logits(operation, q, documents)
-    stages = Stages(operation, mixers, q, sequences, plan, round_logits=rounds)
+    gpu = stages.cuda_gpu(q.device)
+    rounds = stages.rounds_logits(operation, gpu, q.dtype, heads, documents=documents is not None)
+    steps = Stages(operation, mixers, q, sequences, plan, round_logits=rounds)
     size = max(chunk.rows * chunk.pitch for chunk in plan) * sequences * heads
-    memories = q.new_empty(stages.buffers, size).unbind()
+    memories = q.new_empty(steps.buffers, size).unbind()
     if operation.post_conv is not None:  # that of coarse rows is computed again
         logsumexp = logsumexp.clone(memory_format=torch.contiguous_format)
     for first in range(0, batch, sequences):
@@ -75,11 +78,11 @@ def mixed_attention_backward(
             def add_to_dv(probabilities: Tensor, chunk=chunk, grad=finite_grad[part], dv=dv) -> None:
                 add_transposed_product(probabilities, grad, dv, chunk, 1.0, loss_scale, whole=whole)
 
-            dscores = stages.run(buffers, logsumexp[part], chunk, add_to_dv)
+            dscores = steps.run(buffers, logsumexp[part], chunk, add_to_dv)
             row_product(dscores, k[part], dq[part], chunk, operation.scale, loss_scale)
             add_transposed_product(dscores, q[part], dk, chunk, operation.scale, loss_scale, whole=whole)
     dk, dv = sums
-    return dq, dk.to(k.dtype), dv.to(v.dtype), stages.gradients(loss_scale)
+    return dq, dk.to(k.dtype), dv.to(v.dtype), steps.gradients(loss_scale)
 
 
 class Stages:
@@ -102,8 +105,8 @@ class Stages:
             )
         )  # fmt: skip
         self.heads = None
-        if self.after is not None and self.after.cuda is not None:
-            self.heads = head_stage.mixings_of(operation, mixers, q, sequences, plan, round_logits=round_logits)
+        if stages.heads_meet_backward(operation, stages.cuda_gpu(q.device), q.dtype, q.shape[1]):
+            self.heads = _mixings(operation, mixers, q, sequences, plan, round_logits=round_logits)
         self.buffers = 2 + (self.before is not None) + 2 * (self.after is not None)
 
     def run(
@@ -175,6 +178,17 @@ class Stages:
             return (grad if loss_scale is None else grad / loss_scale).to(mixer.dtype)
 
         return Mixers(*(like(grad, mixer) for grad, mixer in zip(found, self.mixers, strict=True)))
+
+
+def _mixings(
+    operation: Operation, mixers: Mixers, q: Tensor, sequences: int, plan: list[Chunk], *, round_logits: bool
+) -> HeadMixings:
+    """CUDA's mixings of chunks of `plan`, of up to `sequences` sequences each."""
+    pre_mix, post_mix, taps, conv = mixers.pre_mix, mixers.post_mix, mixers.post_conv, operation.post_conv
+    if pre_mix is None or post_mix is None or taps is None or conv is None:
+        raise ValueError("the kernels in which heads meet need both mixings, and taps after the softmax")
+    most = max(chunk.rows for chunk in plan), max(chunk.pitch for chunk in plan)
+    return HeadMixings(pre_mix, post_mix, taps, conv, q.dtype, sequences, *most, round_logits=round_logits)
 
 
 def gradient_scale(grad_out: Tensor, v: Tensor, mixers: Mixers) -> Tensor | None:

@@ -1,21 +1,17 @@
-"""The one place that chooses whose kernels convolve stored scores and give the gradients: CUDA's where they run, else
-Triton's."""
+"""Convolutions of stored scores and their gradients, by CUDA's kernels or Triton's, as `stages` chooses."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-from mta_kernels.multi_token_attention.bands_cuda import BandsGradient, bands, bands_unsupported
+from mta_kernels.multi_token_attention import stages
+from mta_kernels.multi_token_attention.bands_cuda import BandsGradient, bands
 from mta_kernels.multi_token_attention.triton import convolution as triton_convolution
 from mta_kernels.multi_token_attention.triton.chunks import Chunk
 from mta_kernels.multi_token_attention.triton.taps_gradient import TapsGradient
 from mta_kernels.operation import Convolution
-
-CUDA_BANDS = True  # whether to take CUDA's where they run; measurements turn it off
 
 
 def convolution_of(
@@ -66,13 +62,7 @@ class ConvolutionGradient:
 
 
 def _by_cuda(q: Tensor, convolution: Convolution) -> bool:
-    return CUDA_BANDS and unsupported(q.device, q.dtype, convolution) is None
-
-
-@functools.lru_cache(256)
-def unsupported(device: torch.device, dtype: torch.dtype, convolution: Convolution) -> str | None:
-    """`bands_unsupported`, asked once."""
-    return bands_unsupported(device, dtype, convolution)
+    return stages.convolves(convolution, stages.cuda_gpu(q.device), q.dtype)
 
 
 def rows_of_chunk(chunk: Chunk) -> bands.Rows:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mta_kernels.conv_attention.triton.launch import call_signature
 from mta_kernels.gpu_limits import has_large_memory
+from mta_kernels.multi_token_attention import stages
 from mta_kernels.multi_token_attention.mixers import Mixers
 from mta_kernels.multi_token_attention.triton import mix_stage, tile_stage
 from mta_kernels.multi_token_attention.triton.band_stage import convolution_of
@@ -22,7 +23,7 @@ def mixed_attention_forward(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, *, documents: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """out `[B, Hq, M, D]` in q's dtype and the logsumexp `[B, Hq, M]` float32: an `MtaBackend.forward`."""
-    batch, heads, query_rows, _ = q.shape
+    batch, heads, query_rows, head_dim = q.shape
     key_rows = k.shape[2]
     out = q.new_empty(q.shape)
     logsumexp = q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -33,13 +34,16 @@ def mixed_attention_forward(
     signature = call_signature(q, k, v, documents, options=operation)
     plan = chunks(operation, query_rows, key_rows, rows, documents, signature, above=halo)
     size = max(chunk.rows * chunk.pitch for chunk in plan) * sequences * heads
-    stage = None
-    if mix_stage.takes(operation, q, documents) and mix_stage.pays(q, plan, sequences):
-        stage = mix_stage
-    elif tile_stage.takes(operation, q, documents):
-        stage = tile_stage
-    if stage is not None:
-        stage.run_chunks(operation, q, k, v, mixers, plan, sequences, size, out, logsumexp)
+    by = stages.forward(
+        operation, stages.cuda_gpu(q.device), q.dtype, heads, head_dim, documents=documents is not None,
+        key_rows=key_rows, rows=plan[0].rows, sequences=sequences,
+    )  # fmt: skip
+    given = operation, q, k, v, mixers, plan, sequences, size, out, logsumexp
+    if by == "mix":
+        mix_stage.run_chunks(*given)
+        return out, logsumexp
+    if by != "stages":
+        tile_stage.run_chunks(*given, by_heads=by == "heads")
         return out, logsumexp
     before = convolution_of(operation.pre_conv, mixers.pre_conv, q)
     after = convolution_of(operation.post_conv, mixers.post_conv, q)

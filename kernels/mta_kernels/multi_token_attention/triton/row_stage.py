@@ -1,22 +1,16 @@
-"""The one place that chooses whose kernels mix rows: CUDA's where they run, else Triton's.
-
-CUDA's kernels take chunks without a halo, the mixing alone.
-"""
+"""Rows that are mixed, normalised and mixed again, by CUDA's kernels or Triton's, as `stages` chooses."""
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from mta_kernels.multi_token_attention import stages
 from mta_kernels.multi_token_attention.rows_cuda import rows as cuda_rows
 from mta_kernels.multi_token_attention.triton import rows, rows_backward
 from mta_kernels.multi_token_attention.triton.chunks import BLOCK, Chunk
 from mta_kernels.multi_token_attention.triton.rows_backward import MixingGradients
-
-CUDA_ROWS = True  # whether to take CUDA's where they run; measurements turn it off
 
 
 def mix_rows(
@@ -43,15 +37,8 @@ def mix_rows_backward(
 
 def _by_cuda(scores: Tensor, chunk: Chunk, *, backward: bool) -> bool:
     """Whether CUDA's kernels are to run this."""
-    if not CUDA_ROWS or chunk.convolved or not scores.is_cuda:
-        return False
-    return _cuda_can(scores.device, scores.dtype, scores.shape[1], chunk.keys, backward)
-
-
-@functools.cache
-def _cuda_can(device: torch.device, dtype: torch.dtype, heads: int, keys: int, backward: bool) -> bool:
-    """`rows_unsupported`, asked once."""
-    return cuda_rows.rows_unsupported(device, dtype, heads, keys, backward=backward) is None
+    gpu, heads = stages.cuda_gpu(scores.device), scores.shape[1]
+    return not chunk.convolved and stages.mixes_rows(gpu, scores.dtype, heads, chunk.keys, backward=backward)
 
 
 def _of_chunk(logsumexp: Tensor, chunk: Chunk) -> Tensor:

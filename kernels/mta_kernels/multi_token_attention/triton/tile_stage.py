@@ -1,83 +1,37 @@
-"""The one place that chooses whose kernels do the steps between the products: CUDA's, or Triton's stages.
+"""The forward with a convolution of probabilities, whose steps between the products are kernels in CUDA C++.
 
-CUDA's take operations with a convolution of probabilities, forward, and do all of these steps in two passes over the
-scores. With both mixings, kernels in which heads meet store exponentials of logits in between. Else the tile kernels
-store logits, rounded. The backward of what these take rounds its logits, too: gradients that nearly cancel, as those of
-a mixing before a norm do, need the probabilities that the output was made of.
+They do all of these steps in two passes over the scores. With both mixings, kernels in which heads meet store
+exponentials of logits in between. Else the tile kernels store logits, rounded.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mta_kernels.multi_token_attention.heads_cuda import forward, heads_unsupported
+from mta_kernels.multi_token_attention.heads_cuda import forward
 from mta_kernels.multi_token_attention.mixers import Mixers
-from mta_kernels.multi_token_attention.tiles_cuda import post_tiles, pre_tiles, tiles_unsupported
+from mta_kernels.multi_token_attention.tiles_cuda import post_tiles, pre_tiles
 from mta_kernels.multi_token_attention.triton.band_stage import rows_of_chunk
 from mta_kernels.multi_token_attention.triton.chunks import BLOCK, Chunk
 from mta_kernels.multi_token_attention.triton.products import row_product, score_product
-from mta_kernels.operation import ONE_TAP, Convolution, Operation
-
-CUDA_HEADS = True  # whether to take CUDA's kernels in which heads meet, where they run; measurements turn it off
-CUDA_TILES = True  # whether to take CUDA's tile kernels where they run and those do not
-
-
-def takes(operation: Operation, q: Tensor, documents: Tensor | None) -> bool:
-    """Whether `run_chunks` is to be called, instead of Triton's stages."""
-    return _by_heads(operation, q) or _by_tiles(operation, q, documents)
-
-
-def rounds_logits(operation: Operation, q: Tensor, documents: Tensor | None) -> bool:
-    """Whether `run_chunks` rounds logits to q's dtype."""
-    return not _by_heads(operation, q) and _by_tiles(operation, q, documents)
-
-
-def _by_heads(operation: Operation, q: Tensor) -> bool:
-    before, after = operation.pre_conv or ONE_TAP, operation.post_conv
-    if not CUDA_HEADS or after is None or operation.pre_mix is None or operation.post_mix is None:
-        return False
-    return heads_do_not_meet(q.device, q.dtype, q.shape[1], before, after) is None
-
-
-def _by_tiles(operation: Operation, q: Tensor, documents: Tensor | None) -> bool:
-    convolutions = operation.pre_conv, operation.post_conv
-    if not CUDA_TILES or operation.post_conv is None:
-        return False
-    return unsupported(q.device, q.dtype, q.shape[1], *convolutions, documents is not None) is None
-
-
-@functools.lru_cache(256)
-def heads_do_not_meet(
-    device: torch.device, dtype: torch.dtype, heads: int, pre_conv: Convolution, post_conv: Convolution
-) -> str | None:
-    """`heads_unsupported`, asked once."""
-    return heads_unsupported(device, dtype, heads, {"pre": pre_conv, "post": post_conv})
-
-
-@functools.lru_cache(256)
-def unsupported(
-    device: torch.device, dtype: torch.dtype, heads: int, pre_conv: Convolution | None, post_conv: Convolution | None,
-    documents: bool,
-) -> str | None:  # fmt: skip
-    """`tiles_unsupported`, asked once."""
-    return tiles_unsupported(device, dtype, heads, pre_conv, post_conv, documents=documents)
+from mta_kernels.operation import Operation
 
 
 def run_chunks(
     operation: Operation, q: Tensor, k: Tensor, v: Tensor, mixers: Mixers, plan: list[Chunk], sequences: int, size: int,
-    out: Tensor, logsumexp: Tensor,
+    out: Tensor, logsumexp: Tensor, *, by_heads: bool,
 ) -> None:  # fmt: skip
     """Write out `[B, H, M, D]` and logsumexp `[B, H, M]`, a chunk of `sequences` sequences at a time.
 
     q, k and v are of `rows_of`; `size` numbers hold the stored scores of any chunk of `plan`, which has its halo.
+    `by_heads` takes the kernels in which heads meet, not the tile kernels.
     """
     batch, heads = q.shape[:2]
     mixed_probabilities = probabilities_by_tiles
-    if _by_heads(operation, q):
+    if by_heads:
         mixed_probabilities = probabilities_by_heads
         if mixers.pre_conv is None:  # those kernels convolve in any case
             mixers = mixers._replace(pre_conv=q.new_ones(heads, 1, 1))
