@@ -26,7 +26,7 @@ PURE = (
     "dashboard.yardstick", "measuring.run_delay", "measuring.settled", "measuring.statistics",
     "measuring.stopwatch", "exports.flashinfer_trace",
     "exports.pytorch_benchmark", "model.banded", "model.dense", "model.devices", "model.fused", "model.kernel",
-    "model.mma", "model.on_chip", "model.plain", "model.rungs", "model.staged", "pages.page",
+    "model.mma", "model.on_chip", "model.plain", "model.norm_gate", "model.rungs", "pages.page",
     "pages.text", "pages.vega", "prediction.memory", "prediction.predict", "prediction.roofline",
     "prediction.storage", "problem.axes", "problem.case", "problem.layers", "problem.operations", "problem.work",
     "profiling.ncu_report", "profiling.verdict",

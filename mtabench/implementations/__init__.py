@@ -55,8 +55,8 @@ class Implementation:
     (those, and the margins that tiles share). Where that does not fit, `stores` says what a forward stores, and
     `flops` the FLOP/s that an estimate takes.
 
-    `kernels` lists the kernels of one call for the model, from the case, their tiles and the number of SMs; `tiles` are
-    those on a device; `host_s` is the seconds to launch one kernel, by pass. `never_on` says why it cannot run a case
+    `kernels` lists the kernels of one call on a device for the model, from the case and their tiles; `tiles` are those
+    on a device; `host_s` is the seconds to launch one kernel, by pass. `never_on` says why it cannot run a case
     on a device that may be absent, or None; `not_modelled` why `kernels` says nothing of one. `tile` is the bytes that
     a block of the forward holds on the chip.
 
@@ -91,7 +91,7 @@ class Implementation:
     sources: tuple[Source, ...] = ()
     flops: float | None = None
     stores: Rung | None = None
-    kernels: Callable[[Case, Tiles, int], list[Kernel]] | None = None
+    kernels: Callable[[Case, Tiles, Device], list[Kernel]] | None = None
     never_on: Callable[[Case, Device | None], str | None] | None = None
     not_modelled: Callable[[Case, Device | None], str | None] | None = None
     tiles: Callable[[Case, Device], Tiles] | None = None

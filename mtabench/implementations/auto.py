@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mtabench.implementations import Closure, Implementation
+from mtabench.implementations import Closure, Implementation, triton_mta
 from mtabench.implementations._calls import conv_attention_by, mta_by
 from mtabench.problem.case import Case
 
@@ -23,12 +23,19 @@ def build_mta(case: Case, inputs: Inputs) -> Closure:
 
 _auto = partial(
     Implementation, name="auto", passes=("fwd", "bwd", "decode"), devices=("cuda",), by_name=True, compiles=True,
-    pages=True,
-    # Of whichever backend: what any of them has to do.
-    work="tiled", why_not=lambda case: None, summary="the backend that a call takes by itself, as in a model",
+    pages=True, why_not=lambda case: None, summary="the backend that a call takes by itself, as in a model",
 )  # fmt: skip
 
 ENTRIES = (
-    _auto(order=65, op="conv-attention", build=partial(conv_attention_by, "auto")),
-    _auto(order=95, op="mta", build=build_mta),
+    # Of whichever backend: what any of them has to do.
+    _auto(order=65, op="conv-attention", work="tiled", build=partial(conv_attention_by, "auto")),
+    # The one backend of all steps is Triton's.
+    _auto(
+        order=95,
+        op="mta",
+        work="staged",
+        build=build_mta,
+        kernels=triton_mta.kernels,
+        not_modelled=triton_mta.not_modelled,
+    ),
 )

@@ -32,9 +32,9 @@ def splits_used(case: Case) -> int:
     )  # fmt: skip
 
 
-def kernels(case: Case, tiles: Tiles, sm_count: int) -> list[Kernel]:
+def kernels(case: Case, tiles: Tiles, device: Device) -> list[Kernel]:
     """The kernels of one call."""
-    return (mma.forward if case.pass_ == "fwd" else mma.backward)(case, tiles, sm_count)
+    return (mma.forward if case.pass_ == "fwd" else mma.backward)(case, tiles, device.sm_count)
 
 
 def not_modelled(case: Case, device: Device | None) -> str | None:
@@ -54,10 +54,9 @@ def tiles(case: Case, device: Device) -> Tiles:
     """By the shared memory that a block can have on this device."""
     from mta_kernels.conv_attention.cuda_sm80.backward_constants import constants_for
     from mta_kernels.conv_attention.cuda_sm80.forward import ForwardConstants
-    from mtabench.model.tiles import shared_memory
     from mtabench.problem.inputs import DTYPES
 
-    shape = DTYPES[case.dtype], case.head_dim, case.conv, case.operation.causal, False, shared_memory(device)
+    shape = DTYPES[case.dtype], case.head_dim, case.conv, case.operation.causal, False, device.shared_memory
     taps, source = case.conv.query_taps, "by the shared memory of a block"
     if case.pass_ == "fwd":
         one = ForwardConstants(*shape)

@@ -32,7 +32,7 @@ def build_mta(case: Case, inputs: Inputs) -> Closure:
 _eager = partial(
     Implementation, name="eager", passes=("fwd", "bwd", "decode"), devices=("cuda", "cpu"), work="dense",
     summary="the definition in eager PyTorch; stores the N x N scores", why_not=lambda case: None,
-    pages=True, style=Style("#000000", "#F5F5F5", "o", "-"), kernels=lambda case, tiles, sm_count: dense.kernels(case),
+    pages=True, style=Style("#000000", "#F5F5F5", "o", "-"), kernels=lambda case, tiles, device: dense.kernels(case),
 )  # fmt: skip
 
 ENTRIES = (

@@ -19,9 +19,9 @@ from mtabench.static.shapes import Shape
 from mtabench.static.sources import CudaKernel, Source, compiled, need_compiler
 
 
-def kernels(case: Case, tiles: Tiles, sm_count: int) -> list[Kernel]:
+def kernels(case: Case, tiles: Tiles, device: Device) -> list[Kernel]:
     """The kernels of one call."""
-    return (banded.forward if case.pass_ == "fwd" else banded.backward)(case, sm_count)
+    return (banded.forward if case.pass_ == "fwd" else banded.backward)(case, device.sm_count)
 
 
 def never_on(case: Case, device: Device | None) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mtabench.implementations import Closure, Implementation, Style
 from mtabench.model import plain
+from mtabench.model.devices import Device
 from mtabench.model.fused import Tiles
 from mtabench.model.kernel import Kernel
 from mtabench.problem.case import Case
@@ -44,10 +45,10 @@ def _backend(case: Case) -> str:
     return case.impl.removeprefix("sdpa-")
 
 
-def _modelled(forward: float, backward: float, decode_s: float) -> Callable[[Case, Tiles, int], list[Kernel]]:
+def _modelled(forward: float, backward: float, decode_s: float) -> Callable[[Case, Tiles, Device], list[Kernel]]:
     """By what its products reach of a plain product's rate, and the start and end of a decode step in seconds."""
     shares = {"fwd": forward, "bwd": backward}
-    return lambda case, tiles, sm_count: plain.kernels(case, shares, decode_s)
+    return lambda case, tiles, device: plain.kernels(case, shares, decode_s)
 
 
 _sdpa = partial(

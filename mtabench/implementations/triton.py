@@ -39,10 +39,10 @@ def splits_used(case: Case) -> int:
     return auto_tiles(dtype, case.head_dim, taps, case.capacity, group, case.batch * case.kv_heads, device, bulk)[0]
 
 
-def kernels(case: Case, tiles: Tiles, sm_count: int) -> list[Kernel]:
+def kernels(case: Case, tiles: Tiles, device: Device) -> list[Kernel]:
     """The kernels of one call."""
     of_pass = {"fwd": fused.forward, "bwd": fused.backward, "decode": fused.decode}[case.pass_]
-    return of_pass(case, tiles, sm_count)
+    return of_pass(case, tiles, device.sm_count)
 
 
 def tiles(case: Case, device: Device) -> Tiles:

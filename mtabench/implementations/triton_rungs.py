@@ -34,10 +34,10 @@ def pointer_tile(case: Case, device: Device) -> Tile:
 def fmha_tile(case: Case, device: Device) -> Tile:
     """Of triton-fmha."""
     from mta_kernels.attention.triton_fmha import tiles
-    from mtabench.model.tiles import shared_memory, value_columns
+    from mtabench.model.tiles import value_columns
 
     columns = value_columns(case)
-    chosen = tiles(columns, BYTES_PER_ELEMENT[case.dtype], device.capability, shared_memory(device))
+    chosen = tiles(columns, BYTES_PER_ELEMENT[case.dtype], device.capability, device.shared_memory)
     return on_chip.blocks(case, chosen.block_m, chosen.block_n, columns, columns)
 
 

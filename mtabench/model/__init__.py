@@ -10,7 +10,7 @@ follow each other: their times are added. Where the host launches them one by on
 the host needs.
 
 Few constants say how far kernels stay below what the device does with a plain product or copy; they stand beside the
-kernels that they are about (`fused`, `banded`, `dense`, or the implementation's entry), with the file that they were
-calibrated on. Nothing is fitted to a single cell. `tests/mtabench/test_model.py` holds the predictions against the
-committed results.
+kernels that they are about (`fused`, `banded`, `dense`, `mta_passes` and so on, or the implementation's entry), with
+the file that they were calibrated on. Nothing is fitted to a single cell. `tests/mtabench/test_model.py` and
+`test_mta_model.py` hold the predictions against the committed results.
 """

@@ -6,6 +6,7 @@ import difflib
 from dataclasses import dataclass
 
 from mtabench.errors import UsageError
+from mtabench.static.limits import limits_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,11 @@ class Device:
     memory_bytes: float
     mma_macs: float | None = None
     measured: tuple[float, float] | None = None
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes that one block can have."""
+        return limits_of("sm_{}{}".format(*self.capability)).shared_per_block
 
 
 # SMs, highest clocks, products and memory: NVIDIA's whitepapers and data sheets of A100, H100, H200 and B200.

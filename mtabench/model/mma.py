@@ -6,6 +6,7 @@ row sees. Of its rows some only feed the convolution. Names are the kernels'.
 
 from __future__ import annotations
 
+from mta_kernels.operation import Convolution
 from mtabench.model import banded, fused
 from mtabench.model.fused import Tiles
 from mtabench.model.kernel import Kernel, tensor_bytes
@@ -35,7 +36,7 @@ def forward(case: Case, tiles: Tiles, sm_count: int) -> list[Kernel]:
     queries, keys = tensor_bytes(case)
     kernel = Kernel(
         "cuda_forward",
-        macs=pairs * (2 * depth + _convolution_macs(case)),
+        macs=pairs * (2 * depth + convolution_macs(case.conv)),
         by_mma=True,
         tensor_share=FORWARD_SHARE,
         exponentials=pairs,
@@ -61,8 +62,8 @@ def backward(case: Case, tiles: Tiles, sm_count: int) -> list[Kernel]:
     queries, keys = tensor_bytes(case)
     pairs, stored = heads * _scores(case, rows, own), heads * _scores(case, own, own)
     # By rows: scores, the probabilities' gradient, both convolutions, the weight's gradient.
-    taps, eights = -(-case.conv.query_taps // 2), _eights(case)
-    weight_macs = taps * eights * STEP * EIGHT * STEP / (EIGHT * STEP)
+    taps = -(-case.conv.query_taps // 2)
+    weight_macs = taps * eights(case.conv) * STEP * EIGHT * STEP / (EIGHT * STEP)
     read = 2 * CHUNK * depth * HALF + 2 * _convolution_bytes(case)
     read += 0 if tiles.in_registers else 2 * WARP_ROWS * depth * HALF
     read += WARP_ROWS // STEP * (_loads(case) + CHUNK // EIGHT * taps) * MATRICES
@@ -80,7 +81,7 @@ def backward(case: Case, tiles: Tiles, sm_count: int) -> list[Kernel]:
     )
     kernel = Kernel(
         "cuda_backward",
-        macs=pairs * (2 * depth + 2 * _convolution_macs(case) + weight_macs) + stored * 3 * depth,
+        macs=pairs * (2 * depth + 2 * convolution_macs(case.conv) + weight_macs) + stored * 3 * depth,
         by_mma=True,
         tensor_share=BACKWARD_SHARE,
         exponentials=pairs,
@@ -99,21 +100,26 @@ def _depth(case: Case) -> int:
     return -(-case.head_dim // STEP) * STEP
 
 
-def _eights(case: Case) -> int:
+def eights(conv: Convolution) -> int:
     """Eights of scores that eight columns of c touch."""
-    pad = case.conv.pad
-    return -(-pad // EIGHT) + -(-(case.conv.key_taps - 1 - pad) // EIGHT) + 1
+    return -(-conv.pad // EIGHT) + -(-(conv.key_taps - 1 - conv.pad) // EIGHT) + 1
 
 
-def _convolution_macs(case: Case) -> float:
-    """Of a score: of a tap's products each pair of eights is a whole one, a last eight one of half the depth."""
-    pairs, rest = divmod(_eights(case), 2)
-    return case.conv.query_taps * STEP * (pairs + HALF_DEPTH * rest)
+def convolution_macs(conv: Convolution, *, in_pairs: bool = False) -> float:
+    """Of a score: of a tap's products each pair of eights is a whole one, a last eight one of half the depth.
+
+    `in_pairs`: the last eights of two rows are one product, but for the first and the last tap.
+    """
+    pairs, rest = divmod(eights(conv), 2)
+    products = conv.query_taps * (pairs + HALF_DEPTH * rest)
+    if in_pairs and eights(conv) == 3 and conv.query_taps % 2 == 0:
+        products = conv.query_taps + (conv.query_taps - 1) / 2 + HALF_DEPTH
+    return STEP * products
 
 
 def _loads(case: Case) -> int:
     """Pairs of eights of a chunk's columns and of those beside it."""
-    return (CHUNK // EIGHT + _eights(case)) // 2
+    return (CHUNK // EIGHT + eights(case.conv)) // 2
 
 
 def _convolution_bytes(case: Case) -> int:

@@ -13,7 +13,6 @@ from mtabench.model.devices import Device
 from mtabench.model.fused import Tiles, power_of_two
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 from mtabench.problem.inputs import DTYPES
-from mtabench.static.limits import limits_of
 
 
 def tiles_of(case: Case, device: Device) -> Tiles:
@@ -64,13 +63,8 @@ def _auto_splits(case: Case, device: Device) -> int:
     return auto_splits(config, limits, sequences, case.seq, group, device.sm_count)
 
 
-def shared_memory(device: Device) -> int:
-    """Bytes that one block can have on this device."""
-    return limits_of("sm_{}{}".format(*device.capability)).shared_per_block
-
-
 def _limits(case: Case, device: Device) -> dict[str, Any]:
-    return {"element_size": BYTES_PER_ELEMENT[case.dtype], "shared_memory": shared_memory(device)}
+    return {"element_size": BYTES_PER_ELEMENT[case.dtype], "shared_memory": device.shared_memory}
 
 
 def _key(case: Case, *of_decode: int) -> tile_sizes.Key:

@@ -42,7 +42,8 @@ def unmodelled(case: Case, device: Device | None = None) -> str | None:
     """Why there is no prediction for a cell, on this device if one is given, or None."""
     implementation = registry.implementation_of(case)
     if implementation.kernels is None:
-        modelled = list(dict.fromkeys(entry.name for entry in registry.IMPLEMENTATIONS if entry.kernels))
+        entries = [entry for entry in registry.IMPLEMENTATIONS if entry.kernels and entry.op == implementation.op]
+        modelled = list(dict.fromkeys(entry.name for entry in entries or registry.IMPLEMENTATIONS if entry.kernels))
         return f"{case.impl} is not modelled; {', '.join(modelled[:-1])} and {modelled[-1]} are"
     if case.pass_ not in implementation.passes:
         return f"{case.impl} has no {case.pass_} pass"
@@ -54,11 +55,11 @@ def unmodelled(case: Case, device: Device | None = None) -> str | None:
     return next(filter(None, reasons), None)
 
 
-def kernels_of(case: Case, tiles: Tiles, sm_count: int) -> list[Kernel]:
-    """The kernels of one call of a cell that `unmodelled` says nothing against."""
+def kernels_of(case: Case, tiles: Tiles, device: Device) -> list[Kernel]:
+    """The kernels of one call on a device, of a cell that `unmodelled` says nothing against."""
     kernels = registry.implementation_of(case).kernels
     assert kernels
-    return kernels(case, tiles, sm_count)
+    return kernels(case, tiles, device)
 
 
 def tiles_on(case: Case, device: Device) -> Tiles | None:
@@ -72,7 +73,7 @@ def predict(case: Case, device: Device, rates: Rates, tiles: Tiles | None = None
     implementation = registry.implementation_of(case)
     if implementation.tiles:
         tiles = tiles or Tiles()
-    kernels = kernels_of(case, tiles or Tiles(), device.sm_count)
+    kernels = kernels_of(case, tiles or Tiles(), device)
     launches = sum(kernel.launches for kernel in kernels)
     # A decode step is replayed as a CUDA graph, which the host launches at once.
     host_s = 0.0 if case.pass_ == "decode" else launches * implementation.host_s.get(case.pass_, OPERATOR_HOST_S)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mtabench.model.devices import find_device
 from mtabench.model.fused import Tiles
 from mtabench.prediction.predict import kernels_of, unmodelled
 from mtabench.problem.case import Case
 from mtabench.problem.work import bytes_moved, executed_flops, useful_flops
 from mtabench.registry import implementation_of, is_known
 
-SM_COUNT = 132  # bytes through memory hardly depend on it
+STAND_IN = find_device("h200")  # bytes through memory hardly depend on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +77,4 @@ def model_bytes(case: Case) -> float | None:
     """Bytes that an implementation moves through device memory by the model, None where there is none."""
     if case.device != "cuda" or not is_known(case.impl) or unmodelled(case):
         return None
-    return sum(kernel.memory_bytes for kernel in kernels_of(case, Tiles(), SM_COUNT))
+    return sum(kernel.memory_bytes for kernel in kernels_of(case, Tiles(), STAND_IN))

@@ -17,7 +17,6 @@ from mtabench.commands import memory as memory_command
 from mtabench.commands.memory import parse_bytes
 from mtabench.errors import UsageError
 from mtabench.model.devices import DEVICES, find_device
-from mtabench.model.tiles import shared_memory
 from mtabench.prediction.memory import expected_memory_bytes, input_bytes, longest_seq
 from mtabench.prediction.storage import storage_of, tile_of
 from mtabench.problem.case import Case
@@ -224,7 +223,7 @@ def test_tiles_of_queries_keys_and_values_fit_the_chip(impl, device):
             assert (impl, device.capability == (9, 0)) == ("hopper", False)
             continue
         # Registers hold scores, statistics and accumulator: 64 K of 4 bytes.
-        assert tile["keys"] + tile.get("values", 0) < shared_memory(device)
+        assert tile["keys"] + tile.get("values", 0) < device.shared_memory
         assert tile.get("statistics", 0) + tile.get("accumulator", 0) < 4 * 64 * 1024
 
 

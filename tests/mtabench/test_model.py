@@ -15,20 +15,17 @@ from mta_kernels.conv_attention.cuda_decode import backend
 from mta_kernels.conv_attention.cuda_sm80.backward_constants import constants_for
 from mta_kernels.conv_attention.cuda_sm80.forward import ForwardConstants, multiply_adds
 from mta_kernels.conv_attention.hopper import backward, backward_scratch, forward
-from mta_kernels.multi_token_attention.decode_cuda import plan as decode_cuda
 from mta_kernels.operation import Convolution, Operation
 from mtabench.errors import UsageError
 from mtabench.measuring.ceilings import Ceilings
 from mtabench.measuring.kept_ceilings import keep_ceilings
-from mtabench.model import banded, fused, mma, staged
+from mtabench.model import banded, fused, mma
 from mtabench.model.devices import DEVICES, find_device, rates_of
 from mtabench.model.fused import Tiles
 from mtabench.model.kernel import Kernel, scores, time_of
 from mtabench.model.tiles import tiles_of
 from mtabench.prediction.predict import kernels_of, predict, tiles_on, unmodelled
 from mtabench.problem.case import Case
-from mtabench.problem.inputs import DTYPES
-from mtabench.problem.operations import make_operation
 from mtabench.results.results_file import read_file
 from mtabench.sweeps.estimate import RATES, call_seconds
 
@@ -98,54 +95,6 @@ def test_on_an_a100_it_agrees_with_the_rule_by_which_auto_takes_cuda(pass_, head
     of_triton = (6 + 1) * head_dim
     assert multiply_adds(head_dim, 6, 11) <= backend.MOST_MULTIPLY_ADDS * of_triton
     assert predicted(case, A100).gpu_s < 0.75 * predicted(replace(case, impl="triton"), A100).gpu_s
-
-
-def steps_of_mta():
-    """Decode steps of the whole multi-token attention: all parts, and heads mixed alone."""
-    with (RESULTS / "experiments/mta-decode.csv").open() as file:
-        for row in csv.DictReader(file):
-            heads, head_dim = int(row["heads"]), int(row["head_dim"])
-            for steps, column in (((6, 11), "all_us"), (None, "mixing_us")):
-                operation = make_operation(steps, "heads", steps, heads=heads, head_dim=head_dim)
-                shape = (int(row["batch"]), heads, heads, int(row["keys"]), head_dim)
-                yield Case("decode", "triton", operation, "bf16", *shape, None, "cuda"), float(row[column])
-
-
-def test_every_decode_step_of_mta_that_was_measured_is_within_20_percent_and_long_ones_within_5():
-    off = {case: predict(case, H200, rates_of(H200)).seconds * 1e6 / us - 1 for case, us in steps_of_mta()}
-    assert len(off) == 12
-    assert {case: error for case, error in off.items() if abs(error) > (0.05 if case.seq > 2**15 else 0.2)} == {}
-
-
-@pytest.mark.parametrize(
-    ("conv", "post", "kernels"),
-    [
-        (None, None, ["logits", "values", "merge"]),
-        ((6, 11), None, ["convolved scores", "logits", "values", "merge"]),
-        (None, (6, 11), ["logits", "older rows", "values", "merge"]),
-        (None, (1, 3), ["logits", "values", "merge"]),
-        ((6, 11), (6, 11), ["convolved scores", "older rows", "logits", "values", "merge"]),
-    ],
-)
-def test_a_decode_step_of_mta_by_triton_has_the_kernels_that_are_launched(conv, post, kernels):
-    operation = make_operation(conv, "heads", post, heads=16, head_dim=64)
-    cell = replace(CONV, pass_="decode", operation=operation, heads=16, kv_heads=4, seq=4096)
-    assert [kernel.name for kernel in staged.kernels(cell)] == kernels
-
-
-@pytest.mark.parametrize("more", [
-    {}, {"batch": 1}, {"heads": 32, "kv_heads": 32}, {"kv_heads": 4}, {"head_dim": 72}, {"head_dim": 256},
-    {"dtype": "fp32"}, {"conv": (6, 17)}, {"conv": (17, 11)},
-])  # fmt: skip
-def test_a_decode_step_of_mta_by_the_cuda_kernels_has_three(more):
-    conv, heads, head_dim = more.pop("conv", (6, 11)), more.get("heads", 16), more.get("head_dim", 64)
-    operation = make_operation(conv, "heads", conv, heads=heads, head_dim=head_dim)
-    cell = replace(CONV, pass_="decode", operation=operation, batch=8, heads=16, kv_heads=16, dtype="bf16", seq=4096)
-    cell = replace(cell, **more)
-    shape = DTYPES[cell.dtype], cell.heads, cell.kv_heads, cell.head_dim
-    taken = decode_cuda.heads_unsupported(operation, *shape) is None
-    names = [kernel.name for kernel in staged.kernels(cell)]
-    assert (names == ["logits", "values", "merge"]) == taken == (more in ({}, {"batch": 1}) and conv == (6, 11))
 
 
 def test_the_splits_of_auto_are_those_that_the_kernels_took():
@@ -223,7 +172,7 @@ def test_cycles_of_a_tile_of_the_hopper_kernels():
 
 def test_rows_that_only_feed_the_convolution_are_computed_too():
     def tiles(case):
-        kernels = {one.name: one for one in kernels_of(case, Tiles(), 132)}
+        kernels = {one.name: one for one in kernels_of(case, Tiles(), H200)}
         return kernels[f"hopper_{'forward' if case.pass_ == 'fwd' else 'backward'}"].exponentials / 64**2
 
     # 59 rows of 64, 8 columns beyond the scores: rows to 59, 118, 128 see 1, 2 and 3 tiles; without taps 2 of 64.
@@ -287,7 +236,7 @@ def test_tiles_and_chunks_of_the_cuda_kernels_are_those_of_their_launches(device
     one, tiles = ForwardConstants(*shape), tiles_on(case, device)
     assert tiles.forward == (one.block_rows + 5, one.keys) == (128, 32 if (head_dim, device) == (128, A100) else 64)
     assert (tiles.blocks, tiles.in_registers) == (2, head_dim == 64)
-    (kernel,) = kernels_of(case, tiles, device.sm_count)
+    (kernel,) = kernels_of(case, tiles, device)
     assert kernel.waves == 16 * -(-5000 // one.block_rows) / (2 * device.sm_count)
     found, back = constants_for(*shape), replace(case, pass_="bwd")
     tiles = tiles_on(back, device)
@@ -315,7 +264,7 @@ def test_counts_of_the_cuda_kernels():
 
 def test_a_hopper_backward_is_one_launch_of_rows_and_products():
     case = replace(HOPPER, pass_="bwd", seq=5000, heads=2)
-    kernel = kernels_of(case, Tiles(), 132)[1]
+    kernel = kernels_of(case, Tiles(), H200)[1]
     parts = banded.backward_rows(case, 132), banded.backward_products(case, 132)
     assert (kernel.name, kernel.launches) == ("hopper_backward", 1)
     assert all(getattr(kernel, name) == sum(getattr(part, name) for part in parts) for name in ("macs", "memory_bytes"))
