@@ -1,6 +1,7 @@
 """The model of times of the whole multi-token attention: against committed results, launches, and counts by hand."""
 
 import csv
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from mtabench.problem.work import chunk_of, halo_rows
 from mtabench.registry import implementation_of
 from mtabench.results.results_file import read_file
 
-RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
+ROOT = Path(__file__).parents[2]
+RESULTS, DOCS = ROOT / "results" / "nvidia-h200", ROOT / "docs"
 H200, A100, B200 = find_device("h200"), find_device("a100"), find_device("b200")
 FILES = "mta-all-fwd", "mta-all-bwd", "mta-mix-fwd", "mta-mix-bwd", "mta-550m"
 # Switches of `stages` without which a call takes what the rows `kernels` of mta-stages.csv are of.
@@ -62,6 +64,38 @@ def test_every_committed_forward_and_backward_is_within_7_percent_but_for_one():
         ("fwd", False, 96, 16384)
     ]
     assert abs(*beyond.values()) < 0.1
+
+
+def costs():
+    """Rows of the table of costs by the name of their call: label, bytes, and predicted and measured ms by length."""
+    text = (DOCS / "design/multi-token-attention.md").read_text().partition("## Cost against")[2].partition("\n## ")[0]
+    found = {}
+    for line in [line for line in text.splitlines() if line.startswith("|")][2:]:
+        label, moved, *numbers = (cell.strip() for cell in line.split("|")[1:-1])
+        if label.startswith("**"):
+            found[label.strip("*")] = call = []
+        call.append((label, int(moved), {4096: numbers[:2], 16384: numbers[2:]}))
+    return found
+
+
+@pytest.mark.parametrize("seq", [4096, 16384])
+@pytest.mark.parametrize("name", costs())
+def test_the_table_of_costs_has_what_the_model_predicts_and_what_the_files_measured(name, seq):
+    case = cell(
+        ALL if "all parts" in name else None, pass_="bwd" if "backward" in name else "fwd", seq=seq, batch=16384 // seq
+    )
+    times, stored = list(predict(case, H200, rates_of(H200)).kernels), mta_passes.Call.of(case, H200).stored
+    (_, _, numbers), *rows = costs()[name]
+    shown, taken = numbers[seq]
+    assert float(shown) == pytest.approx(sum(one.seconds for one in times) * 1e3, rel=0.005)
+    assert float(taken) == pytest.approx(dict(measured())[case], rel=0.006)
+    for label, moved, numbers in rows:
+        here = [next(one for one in times if one.kernel.name == kernel) for kernel in re.findall("`(.*?)`", label)]
+        for one in here:
+            times.remove(one)
+        assert float(numbers[seq][0]) == pytest.approx(sum(one.seconds for one in here) * 1e3, rel=0.005), label
+        # Queries, keys, values and sums of their gradients come beside the scores.
+        assert sum(one.kernel.memory_bytes for one in here) / stored == pytest.approx(moved, abs=1.2), label
 
 
 @pytest.mark.parametrize("kernels", WITHOUT)
