@@ -22,15 +22,15 @@ struct alignas(64) TensorMap {  // see machine.cpp
     char bytes[128];
 };
 
-template <class A, class B> std::common_type_t<A, B> min(A a, B b) { return b < a ? b : a; }
-template <class A, class B> std::common_type_t<A, B> max(A a, B b) { return a < b ? b : a; }
+template <class A, class B> auto min(A a, B b) { return b < a ? b : a; }
+template <class A, class B> auto max(A a, B b) { return a < b ? b : a; }
 
 inline void __syncthreads(int line = __builtin_LINE()) { emulator::meet(0, 0, emulator::block_size.x, line); }
 template <class T> T __shfl_sync(uint32_t mask, T value, int from, int width = 32) {
     uint32_t bits;
-    std::memcpy(&bits, &value, 4);
+    memcpy(&bits, &value, 4);
     bits = emulator::exchange(mask, bits, emulator::thread % 32 / width * width + from);
-    std::memcpy(&value, &bits, 4);
+    memcpy(&value, &bits, 4);
     return value;
 }
 template <class T> T __shfl_xor_sync(uint32_t mask, T value, int other) {
@@ -54,16 +54,16 @@ inline float exp2_fast(float x) {
 }
 
 inline uint32_t shared_memory() { return emulator::SHARED_START; }
-inline void store_shared(uint32_t address, uint32_t value) { std::memcpy(emulator::shared_at(address, 4), &value, 4); }
+inline void store_shared(uint32_t address, uint32_t value) { memcpy(emulator::shared_at(address, 4), &value, 4); }
 inline uint32_t load_shared(uint32_t address) {
     uint32_t value;
-    std::memcpy(&value, emulator::shared_at(address, 4), 4);
+    memcpy(&value, emulator::shared_at(address, 4), 4);
     return value;
 }
-inline void store_shared(uint32_t address, uint4 values) { std::memcpy(emulator::shared_at(address, 16), &values, 16); }
+inline void store_shared(uint32_t address, uint4 values) { memcpy(emulator::shared_at(address, 16), &values, 16); }
 inline uint4 load_shared_16(uint32_t address) {
     uint4 values;
-    std::memcpy(&values, emulator::shared_at(address, 16), 16);
+    memcpy(&values, emulator::shared_at(address, 16), 16);
     return values;
 }
 inline void store_matrices(uint32_t address, const uint32_t (&values)[4]) { emulator::store_matrices(address, values); }
@@ -150,7 +150,7 @@ template <int Accumulators, class Element> struct Product {
 
   private:
     static void issue(emulator::Product product) {
-        product.of_bfloat16 = std::is_same_v<Element, Bfloat16>, product.accumulators = Accumulators;
+        product.of_bfloat16 = __is_same(Element, Bfloat16), product.accumulators = Accumulators;
         emulator::issue(product);
     }
 };

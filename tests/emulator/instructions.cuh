@@ -59,8 +59,8 @@ inline void load_columns(uint32_t (&b)[4], const uint16_t* row) {
 inline void copy_16(void* shared, const void* memory, bool inside) {
     if ((uintptr_t)memory % 16 || (uintptr_t)shared % 16) emulator::fail("a copy of 16 bytes is not aligned to 16");
     auto copy = [=] {
-        if (inside) std::memcpy(shared, memory, 16);
-        else std::memset(shared, 0, 16);
+        if (inside) memcpy(shared, memory, 16);
+        else memset(shared, 0, 16);
     };
     if (emulator::coin()) copy();
     else emulator::issue(emulator::Task::of(copy));

@@ -6,9 +6,7 @@
 // seed, and a missing arrival as a deadlock, which is reported. Blocks begin in order, each as one before it ends; as many
 // run at once as `launch` is told. Proxy fences and the timing of a real GPU are not modelled.
 #pragma once
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
+#include <numbers.cuh>
 
 struct Index {
     int x, y, z;
@@ -28,9 +26,9 @@ struct Task {
     alignas(16) char captured[64];
 
     template <class Function> static Task of(const Function& function) {
-        static_assert(std::is_trivially_copyable_v<Function> && sizeof(Function) <= sizeof(captured));
+        static_assert(__is_trivially_copyable(Function) && sizeof(Function) <= sizeof(captured));
         Task task = {[](const void* captured) { (*(const Function*)captured)(); }, {}};
-        std::memcpy(task.captured, &function, sizeof(Function));
+        memcpy(task.captured, &function, sizeof(Function));
         return task;
     }
 };

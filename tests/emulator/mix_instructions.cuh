@@ -6,7 +6,7 @@
 
 inline void store_memory(void* at, uint4 x) {
     if ((uintptr_t)at % 16) emulator::fail("a store of 16 bytes is not aligned");
-    std::memcpy(at, &x, 16);
+    memcpy(at, &x, 16);
 }
 
 inline void send(int rank, uint32_t address, uint4 x, uint32_t barrier) {

@@ -12,7 +12,7 @@ inline int lane_index() { return threadIdx.x % 32; }
 inline int block_index() { return blockIdx.x; }
 inline void store_global(void* destination, uint4 values) {
     if ((uintptr_t)destination % 16) emulator::fail("a store is not aligned");
-    std::memcpy(destination, &values, 16);
+    memcpy(destination, &values, 16);
 }
 
 namespace whole_warp {
@@ -40,7 +40,7 @@ inline void copy_async(uint32_t destination, const void* source, bool inside) {
     if (destination % 16 || (uintptr_t)source % 16) emulator::fail("a copy is not aligned");
     emulator::issue(emulator::Task::of([=] {
         uint4 bytes = {0, 0, 0, 0};
-        if (inside) std::memcpy(&bytes, source, 16);
+        if (inside) memcpy(&bytes, source, 16);
         store_shared(destination, bytes);
     }));
 }
@@ -69,7 +69,7 @@ template <class Instruction> void together(const Brought& mine, Instruction inst
 }
 
 template <class Element> void multiply(const Brought (&warp)[32]) {
-    emulator::multiply(warp, std::is_same_v<Element, Bfloat16>);
+    emulator::multiply(warp, __is_same(Element, Bfloat16));
 }
 
 }  // namespace whole_warp

@@ -1,13 +1,13 @@
 // Numbers of 16 bits: with device.cuh a CPU's twin of mta_kernels/nvrtc/common.cuh.
 #pragma once
-#include <cstdint>
-#include <cstring>
+#include <stdint.h>
 
-extern "C" {  // of <cmath>, which takes the compiler as long as a kernel
+extern "C" {  // of <cmath> and <cstring>, which take the compiler as long as a kernel
 float exp2f(float) noexcept, expf(float) noexcept, log2f(float) noexcept, ldexpf(float, int) noexcept;
 float fabsf(float) noexcept, fmaf(float, float, float) noexcept, fmaxf(float, float) noexcept, fminf(float, float) noexcept;
 float floorf(float) noexcept;
 int ilogbf(float) noexcept;
+void *memcpy(void*, const void*, decltype(sizeof(int))) noexcept, *memset(void*, int, decltype(sizeof(int))) noexcept;
 }
 
 struct Half {
@@ -19,12 +19,12 @@ struct Bfloat16 {
 
 inline uint32_t __float_as_uint(float x) {
     uint32_t bits;
-    std::memcpy(&bits, &x, 4);
+    memcpy(&bits, &x, 4);
     return bits;
 }
 inline float __uint_as_float(uint32_t bits) {
     float x;
-    std::memcpy(&x, &bits, 4);
+    memcpy(&x, &bits, 4);
     return x;
 }
 
@@ -40,7 +40,7 @@ template <class Element> uint16_t round_to(float x);
 template <> inline uint16_t round_to<Half>(float x) {
     const _Float16 value = (_Float16)x;
     uint16_t bits;
-    std::memcpy(&bits, &value, 2);
+    memcpy(&bits, &value, 2);
     return bits;
 }
 template <> inline uint16_t round_to<Bfloat16>(float x) {

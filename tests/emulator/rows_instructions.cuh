@@ -7,11 +7,11 @@
 using ::store_shared;
 inline float2 load_shared_pair(uint32_t address) {
     float2 pair;
-    std::memcpy(&pair, emulator::shared_at(address, 8), 8);
+    memcpy(&pair, emulator::shared_at(address, 8), 8);
     return pair;
 }
-inline void store_shared(uint32_t address, float2 pair) { std::memcpy(emulator::shared_at(address, 8), &pair, 8); }
-inline void store_shared(uint32_t address, uint16_t value) { std::memcpy(emulator::shared_at(address, 2), &value, 2); }
+inline void store_shared(uint32_t address, float2 pair) { memcpy(emulator::shared_at(address, 8), &pair, 8); }
+inline void store_shared(uint32_t address, uint16_t value) { memcpy(emulator::shared_at(address, 2), &value, 2); }
 template <int Threads> void threads_barrier() { emulator::meet(600, 0, Threads); }
 
 inline void store_matrices_transposed(uint32_t address, const uint32_t (&m)[4]) {
@@ -23,7 +23,7 @@ inline void store_matrices_transposed(uint32_t address, const uint32_t (&m)[4]) 
             const int row = i % 8;
             for (int column = 0; column < 8; column++) {
                 const uint16_t number = warp[column * 4 + row / 2].a[i / 8] >> row % 2 * 16;
-                std::memcpy(emulator::shared_at(warp[i].address + column * 2, 2), &number, 2);
+                memcpy(emulator::shared_at(warp[i].address + column * 2, 2), &number, 2);
             }
         }
     });
@@ -32,7 +32,7 @@ inline void store_matrices_transposed(uint32_t address, const uint32_t (&m)[4]) 
 // Copies from shared memory happen at a random moment between their commit and the wait for them.
 inline void store_bytes(void* destination, uint32_t source, int bytes) {
     if (source % 16 || (uintptr_t)destination % 16 || bytes % 16 || bytes <= 0) emulator::fail("a store is not aligned");
-    emulator::issue(emulator::Task::of([=] { std::memcpy(destination, emulator::shared_at(source, bytes), bytes); }));
+    emulator::issue(emulator::Task::of([=] { memcpy(destination, emulator::shared_at(source, bytes), bytes); }));
 }
 inline void stores_commit() { emulator::commit(); }
 inline void stores_wait() { emulator::complete(0); }

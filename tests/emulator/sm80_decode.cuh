@@ -34,19 +34,19 @@ inline void ask_for(const void* source) { (void)*(const volatile char*)source; }
 using ::store_shared;
 inline float load_shared_float(uint32_t address) { return __uint_as_float(load_shared(address)); }
 inline void store_shared(uint32_t address, float value) { store_shared(address, __float_as_uint(value)); }
-inline void store_shared(uint32_t address, uint16_t value) { std::memcpy(emulator::shared_at(address, 2), &value, 2); }
+inline void store_shared(uint32_t address, uint16_t value) { memcpy(emulator::shared_at(address, 2), &value, 2); }
 inline void store_shared(uint32_t address, uint32_t first, uint32_t second) {
     if (address % 8) emulator::fail("a store is not aligned");
     const uint32_t both[2] = {first, second};
-    std::memcpy(emulator::shared_at(address, 8), both, 8);
+    memcpy(emulator::shared_at(address, 8), both, 8);
 }
 template <int Count> void load_floats(float (&x)[Count], uint32_t address) {
     if (address % (4 * Count)) emulator::fail("a load is not aligned");
-    std::memcpy(x, emulator::shared_at(address, 4 * Count), 4 * Count);
+    memcpy(x, emulator::shared_at(address, 4 * Count), 4 * Count);
 }
 template <int Count> void store_floats(uint32_t address, const float (&x)[Count]) {
     if (address % (4 * Count)) emulator::fail("a store is not aligned");
-    std::memcpy(emulator::shared_at(address, 4 * Count), x, 4 * Count);
+    memcpy(emulator::shared_at(address, 4 * Count), x, 4 * Count);
 }
 inline void copy_stream(uint32_t destination, const void* source, bool inside) {
     copy_async(destination, inside ? source : nullptr, inside);

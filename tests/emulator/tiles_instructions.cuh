@@ -4,10 +4,10 @@
 
 inline void store_memory(void* at, uint4 x) {
     if ((uintptr_t)at % 16) emulator::fail("a store of 16 bytes is not aligned");
-    std::memcpy(at, &x, 16);
+    memcpy(at, &x, 16);
 }
 inline void store_memory(void* at, uint32_t x, uint32_t y) {
     if ((uintptr_t)at % 8) emulator::fail("a store of 8 bytes is not aligned");
     const uint32_t both[2] = {x, y};
-    std::memcpy(at, both, 8);
+    memcpy(at, both, 8);
 }
