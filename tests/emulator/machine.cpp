@@ -1,7 +1,6 @@
 // See machine.hpp.
 #include "machine.hpp"
 
-#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -30,14 +29,17 @@ struct Work {  // a task, or a product and its a, if that is in registers
     Product product;
     float rows[2][16];
 };
+using Place = void*[5];  // of __builtin_setjmp
 struct Fiber {
-    ucontext_t start;
-    jmp_buf resume;
-    bool started = false, done = false;
-    std::vector<Work> issued;              // not committed yet
-    std::deque<std::vector<Work>> groups;  // committed, and not waited for
+    bool started = false, done = false;        // what the scheduler looks at lies together
+    const long* generation = nullptr;          // of what it waits for, not resumed as long as that is `met`
+    long met;
     bool (*may_go_on)(const void*) = nullptr;  // asked before it is resumed, of `condition`
     const void* condition;
+    Place resume;
+    std::vector<Work> issued;              // not committed yet
+    std::deque<std::vector<Work>> groups;  // committed, and not waited for
+    ucontext_t start;
 };
 struct Rendezvous {
     int arrived = 0, line = 0;
@@ -57,6 +59,7 @@ struct Block {
     std::vector<Fiber> fibers;
     std::vector<char> shared;
     std::map<std::pair<int, uint32_t>, Rendezvous> rendezvous;
+    std::pair<std::pair<int, uint32_t>, Rendezvous*> recent[256] = {};  // of these, for they are asked for all the time
     std::map<uint32_t, Barrier> barriers;
     std::vector<Task> copies;
     uint32_t exchanged[64][32], fragments[64][32][4];
@@ -69,7 +72,7 @@ struct TensorMap {  // of numbers of 16 bits
 
 Block* block;
 Fiber* self;
-jmp_buf scheduler;
+Place scheduler;
 std::mt19937 bits;
 long progress;
 std::string failure;
@@ -77,16 +80,17 @@ const Task* body;
 std::vector<std::unique_ptr<Block>> running;
 std::map<int, Rendezvous> clusters;
 
-// Fibers switch by longjmp, which unlike swapcontext makes no system call.
-void resume(Fiber& fiber, int number) {
+// Fibers switch by the compiler's longjmp, which makes no system call and saves no more than it must.
+[[gnu::noinline, noreturn]] void go_to(Place& place) { __builtin_longjmp(place, 1); }
+[[gnu::noinline]] void resume(Fiber& fiber, int number) {
     self = &fiber, thread = number;
-    if (_setjmp(scheduler)) return;
-    if (fiber.started) _longjmp(fiber.resume, 1);
+    if (__builtin_setjmp(scheduler)) return;
+    if (fiber.started) go_to(fiber.resume);
     fiber.started = true;
     setcontext(&fiber.start);
 }
-void give_way() {
-    if (!_setjmp(self->resume)) _longjmp(scheduler, 1);
+[[gnu::noinline]] void give_way() {
+    if (!__builtin_setjmp(self->resume)) go_to(scheduler);
 }
 void run_fiber() {
     body->run(body->captured);
@@ -159,6 +163,7 @@ const char* launch_on_machine(int grid_x, int grid_y, int threads, int shared_by
             if (fiber.done) continue;
             all_done = false;
             if (uneven && i >= one.slow && i < one.slow_end && !one.idle && bits() % 64) continue;
+            if (fiber.generation && *fiber.generation == fiber.met) continue;
             if (!fiber.may_go_on || fiber.may_go_on(fiber.condition)) resume(fiber, i);
         }
         while (!one.copies.empty() && ((coin() && !late_copies) || progress == before)) {
@@ -216,22 +221,31 @@ void gather(Rendezvous& point, int threads, int line = 0) {
         point.generation++;
         point.any_before = point.any, point.any = false;
     } else {
-        wait_until([&] { return point.generation != generation; });
+        self->generation = &point.generation, self->met = generation;
+        give_way();
+        self->generation = nullptr;
+        progress++;
     }
+}
+Rendezvous& rendezvous(int kind, uint32_t id) {
+    const std::pair<int, uint32_t> key = {kind, id};
+    auto& [known, point] = block->recent[(kind * 9 + id) % 256];
+    if (!point || known != key) known = key, point = &block->rendezvous[key];
+    return *point;
 }
 
 }  // namespace
 
-void meet(int kind, uint32_t id, int threads, int line) { gather(block->rendezvous[{kind, id}], threads, line); }
+void meet(int kind, uint32_t id, int threads, int line) { gather(rendezvous(kind, id), threads, line); }
 bool meet_any(int kind, uint32_t id, int threads, bool mine) {
-    Rendezvous& point = block->rendezvous[{kind, id}];
+    Rendezvous& point = rendezvous(kind, id);
     point.any |= mine;
     gather(point, threads);
     return point.any_before;  // of this generation: no thread can complete the next one before all have left
 }
 void meet_cluster(int size) { gather(clusters[block->index.x / size], size * block_size.x); }
 void arrive(int kind, uint32_t id, int threads) {
-    Rendezvous& point = block->rendezvous[{kind, id}];
+    Rendezvous& point = rendezvous(kind, id);
     progress++;
     if (++point.arrived == threads) point.arrived = 0, point.generation++;
 }
@@ -249,10 +263,11 @@ char* shared_at(uint32_t address, int bytes) {
 
 uint32_t exchange(uint32_t mask, uint32_t mine, int from) {
     const int warp = thread / 32, threads = __builtin_popcount(mask);
+    Rendezvous& point = rendezvous(1 + warp, mask);
     block->exchanged[warp][thread % 32] = mine;
-    meet(1 + warp, mask, threads);
+    gather(point, threads);
     const uint32_t found = block->exchanged[warp][from];
-    meet(1 + warp, mask, threads);
+    gather(point, threads);
     return found;
 }
 
