@@ -12,12 +12,12 @@ from mtabench.model.fused import Tiles
 from mtabench.model.kernel import Kernel, tensor_bytes
 from mtabench.problem.case import BYTES_PER_ELEMENT, Case
 
-# What the products reach of the rate of `mma.sync` alone, calibrated on cuda-fwd.csv and cuda-bwd.csv of an H200: two
+# What the products reach of the rate of `mma.sync` alone, calibrated on cuda-fwd.csv and sm80-bwd.csv of an H200: two
 # warps a scheduler wait for operands from shared memory and for softmax. The backward has three barriers a tile instead
 # of two, and stores p, dc and ds.
-FORWARD_SHARE, BACKWARD_SHARE = 0.62, 0.47
-# Of a block: its first copies, its taps, its last rows; in the backward also its wait for the blocks that it needs.
-FORWARD_START_S, BACKWARD_START_S = 6e-6, 22e-6
+FORWARD_SHARE, BACKWARD_SHARE = 0.62, 0.55
+# Of a block: its first copies, its taps, its last rows.
+FORWARD_START_S, BACKWARD_START_S = 6e-6, 5e-6
 HALF_DEPTH = 2 / 3  # of a product's time, for one of half the depth: cuda-forward-instructions.csv of an H100
 CHUNK, WARP_ROWS, STEP, EIGHT = 32, 32, 16, 8  # columns and rows of a warp; of a product, depth and columns
 HALF, FLOAT = 2, 4

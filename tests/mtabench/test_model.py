@@ -36,7 +36,11 @@ CONV = Case("fwd", "triton", Operation.of((6, 11), 64), "bf16", 1, 1, 1, 128, 64
 
 
 HOPPER, CUDA = replace(CONV, impl="hopper"), replace(CONV, impl="cuda")
-CUDA_FILES = ("cuda-fwd", "cuda-bwd")
+# Of results of one GPU; those of multi-token attention are in test_mta_model.py.
+FILES = (
+    "fwd", "bwd", "decode", "decode-groups", "decode-splits", "hopper-bwd", "hopper-fwd", "ladder", "long-bwd",
+    "long-fwd", "cuda-fwd", "cuda-bwd", "sm80-fwd", "sm80-bwd",
+)  # fmt: skip
 
 
 def case_of(row):
@@ -48,45 +52,40 @@ def predicted(case, device=H200):
 
 
 def measured_cells():
-    for name in ("fwd", "bwd", "decode", "decode-splits", "hopper-bwd", "long-fwd", "long-bwd", "ladder", *CUDA_FILES):
+    """Each time in ms of the results files, its cell, and how far off the prediction is."""
+    for name in FILES:
         for row in read_file(RESULTS / f"{name}.csv").rows():
             case = case_of(row)
-            if row["status"] == "ok" and not unmodelled(case) and case.seq >= LONG and not in_gluon(case):
-                yield case, float(row["median_ms"])
+            if row["status"] == "ok" and not unmodelled(case) and not is_of_other_kernels(name, case):
+                yield case, name, predicted(case).seconds * 1e3 / float(row["median_ms"]) - 1
 
 
-def in_gluon(case):
-    """Whether the results are of a kernel that is gone: see docs/decisions/006-gluon-forward-removed.md."""
-    return (case.pass_, case.impl, case.head_dim) == ("fwd", "triton", 64) and case.dtype != "fp32"
+def is_of_other_kernels(file, case):
+    """Whether a file's results are of kernels of another GPU, of an earlier commit, or of those that docs except."""
+    return (file, case.impl) in (
+        ("sm80-fwd", "triton"), ("sm80-bwd", "triton"), ("cuda-bwd", "cuda"), ("decode-groups", "triton")
+    )  # fmt: skip
 
 
 def test_every_modelled_cell_of_the_committed_results_is_within_25_percent():
-    off = {case: predicted(case).seconds * 1e3 / ms - 1 for case, ms in measured_cells()}
-    assert {case.impl for case in off} >= {"eager", "triton", "hopper", "cuda", "sdpa-flash", "sdpa-cudnn"}
-    assert len(off) > 150
-    assert {case: error for case, error in off.items() if abs(error) > WITHIN} == {}
+    off = [(case, name, error) for case, name, error in measured_cells() if case.seq >= LONG]
+    assert {case.impl for case, *_ in off} >= {"eager", "triton", "hopper", "cuda", "sdpa-flash", "sdpa-cudnn"}
+    assert len(off) > 200
+    assert [one for one in off if abs(one[-1]) > WITHIN] == []
 
 
-def test_the_cuda_kernels_are_within_15_percent_from_1024_tokens_on():
-    rows = [row for name in CUDA_FILES for row in read_file(RESULTS / f"{name}.csv").rows()]
-    cells = {case_of(row): float(row["median_ms"]) for row in rows if (row["impl"], row["status"]) == ("cuda", "ok")}
-    off = {case: predicted(case).seconds * 1e3 / ms - 1 for case, ms in cells.items() if not unmodelled(case, H200)}
-    assert {(case.pass_, case.seq) for case in off} == {(p, n) for p in ("fwd", "bwd") for n in (1024, 4096, 16384)}
-    assert {case: error for case, error in off.items() if abs(error) > 0.15} == {}
+def test_the_cuda_kernels_are_within_15_percent_forward_from_1024_tokens_on_and_backward_from_4096():
+    off = [(case, name, error) for case, name, error in measured_cells() if case.impl == "cuda"]
+    lengths = {("fwd", 1024), *itertools.product(("fwd", "bwd"), (4096, 16384))}
+    assert {(case.pass_, case.seq) for case, *_ in off} == lengths
+    assert [one for one in off if abs(one[-1]) > 0.15] == []
 
 
-def test_so_is_the_cuda_backward_at_a_head_dim_that_nothing_was_calibrated_on():
-    """Times of an earlier commit, of the tiles that head dim 128 takes."""
-    with (RESULTS / "experiments/cuda-backward-variants.csv").open() as file:
-        (row,) = (
-            x for x in csv.DictReader(file)
-            if (x["head_dim"], x["variant"]) == ("128", "4 warps of 64 rows; 64 keys; 2 blocks; rows in shared memory")
-        )  # fmt: skip
-    case = replace(CUDA, pass_="bwd", heads=16, kv_heads=16, head_dim=128)
-    assert tiles_on(case, H200).probabilities == (64, 64)
-    for batch, seq in ((16, 1024), (4, 4096), (1, 16384)):
-        ms = predicted(replace(case, batch=batch, seq=seq)).seconds * 1e3
-        assert ms == pytest.approx(float(row[f"ms_{seq}"]), rel=0.15)
+def test_of_a_decode_of_grouped_heads_by_triton_it_predicts_21_to_30_percent_less():
+    rows = [row for row in read_file(RESULTS / "decode-groups.csv").rows() if row["impl"] == "triton"]
+    off = [predicted(case_of(row)).seconds * 1e3 / float(row["median_ms"]) - 1 for row in rows]
+    assert off
+    assert all(-0.3 < error < -0.2 for error in off)
 
 
 @pytest.mark.parametrize(("pass_", "head_dim"), [*itertools.product(("fwd", "bwd"), (64, 96, 128))])
