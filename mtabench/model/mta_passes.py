@@ -128,11 +128,17 @@ def _chunk(case: Case, first: int, rows: int, above: int, below: int) -> Chunk:
     keys = min(stop, case.seq) if case.operation.causal else case.seq
     pitch = -(-keys // score_chunks.BLOCK) * score_chunks.BLOCK
 
-    def stored(start: int, stop: int) -> int:
+    def stored(row: int, stop: int) -> int:
         if not case.operation.causal:
-            return (stop - start) * pitch
-        reach = 2 * score_chunks.BLOCK - 1 if case.operation.is_convolved else score_chunks.BLOCK
-        return sum(min((row + reach) // score_chunks.BLOCK * score_chunks.BLOCK, pitch) for row in range(start, stop))
+            return (stop - row) * pitch
+        block, total = score_chunks.BLOCK, 0
+        reach = 2 * block - 1 if case.operation.is_convolved else block
+        while row < stop:
+            end = (row + reach) // block * block
+            further = min(stop, end + block - reach)  # the first row that is stored to another key
+            total += (further - row) * min(end, pitch)
+            row = further
+        return total
 
     return Chunk(stop - start, keys, stored(start, stop), stored(first, first + owned))
 

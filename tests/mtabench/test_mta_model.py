@@ -1,6 +1,7 @@
 """The model of times of the whole multi-token attention: against committed results, launches, and counts by hand."""
 
 import csv
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from mta_kernels import score_chunks
 from mta_kernels.multi_token_attention import backends, stages
 from mta_kernels.multi_token_attention.triton.chunks import BLOCK, chunks
 from mtabench.model import dense, mma, mta_decode, mta_passes
-from mtabench.model.devices import find_device, rates_of
+from mtabench.model.devices import DEVICES, find_device, rates_of
 from mtabench.prediction.memory import expected_memory_bytes
 from mtabench.prediction.predict import predict, unmodelled
 from mtabench.problem.case import Case
@@ -226,6 +227,23 @@ def test_chunks_are_those_of_a_call(steps, pass_, causal, seq):
 
         assert one.stored == sum(map(stored, range(chunk.rows)))
         assert one.own_stored == sum(map(stored, range(above, above + chunk.owned)))
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd"])
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+def test_every_shape_has_a_prediction_on_every_device(pass_, device):
+    layers = (None, None), (ALL, ALL), (ALL, None), (None, (3, 5)), ((8, 17), (2, 3))
+    for (heads, kv_heads), (steps, post) in itertools.product(((1, 1), (10, 10), (40, 8), (64, 64)), layers):
+        for head_dim, seq, dtype, causal in (
+            (16, 1, "bf16", True),
+            (96, 5000, "fp16", False),
+            (256, 5000, "bf16", True),
+        ):
+            operation = make_operation(steps, "heads", post, heads=heads, head_dim=head_dim, causal=causal)
+            case = cell(pass_=pass_, operation=operation, heads=heads, kv_heads=kv_heads, seq=seq, dtype=dtype, batch=1)
+            case = replace(case, head_dim=head_dim)
+            if not unmodelled(case, device):
+                assert 0 < seconds(case, device) < 10
 
 
 def test_products_of_mma_sync_are_not_modelled_where_their_rate_is_unknown():
