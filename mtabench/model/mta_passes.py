@@ -50,7 +50,6 @@ SMS, SMS_OF_CLUSTERS = 132, {1: 132, 2: 132, 4: 120, 8: 120, 16: 112}
 TRITON_ROWS_SHARE, TRITON_ROWS_BACKWARD_SHARE, TRITON_CONVOLUTION_SHARE = 1.0, 0.72, 0.52
 # Scores a second that warps mix, beside their products and exponentials: one warp a scheduler, which waits for each.
 LOGITS_RATE, VALUES_RATE = 2.0e12, 3.2e12
-UNIT_KEYS = 64  # of a row, for which `pre_heads` keeps two sums, and `merge_pieces` a factor
 FLOAT = 4
 
 
@@ -178,7 +177,7 @@ def _between_by_heads(call: Call) -> list[Kernel]:
     """Scores to exponentials, over a reference for each 64 keys, and to mixed probabilities."""
     before, after = call.case.operation.pre_conv or ONE_TAP, call.case.operation.post_conv
     assert after
-    units = call.stored / UNIT_KEYS
+    units = call.stored / walk_sizes("pre", call.gpu.capability).unit  # two sums of each, then a factor
     pre = _walk(call, "pre_heads", "pre", before, mixings=1.5, passes=2)  # the half is the product that sums
     post = _walk(call, "post_heads", "post", after, mixings=1, passes=2)
     return [
