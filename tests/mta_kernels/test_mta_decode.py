@@ -11,6 +11,7 @@ from decode_inputs import COMBINATIONS, PARTS, Inputs, name_of, paged
 from kernel_inputs import DEVICE, relative_error
 from torch._subclasses import FakeTensorMode
 
+from mta_kernels.conv_attention.arguments import check_no_overlap
 from mta_kernels.multi_token_attention import (
     DecodeState,
     multi_token_attention_decode,
@@ -121,7 +122,7 @@ def test_state_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"logits of shape \(2, 4, 4, 30\); expected \[2, 4, 4, 40 or more\]"):
         multi_token_attention_decode_reference(**step, state=short)
     half = DecodeState(state.logits.half(), state.logsumexp, state.lengths)
-    with pytest.raises(TypeError, match="they must be the same"):
+    with pytest.raises(TypeError, match=r"state\.logits has dtype torch\.float16 and q_window torch\.float64"):
         multi_token_attention_decode_reference(**step, state=half)
     numbers, sums = torch.tensor([8, 4], device=DEVICE), state.logsumexp
     for changes, error, words in (
@@ -134,12 +135,37 @@ def test_state_that_does_not_fit_is_refused() -> None:
         ({"logsumexp": sums.half()}, TypeError, "logsumexp in torch.float16 and lengths in torch.int32; expected"),
         ({"lengths": numbers}, TypeError, "lengths in torch.int64; expected torch.float64 and torch.int32"),
         ({"lengths": None}, TypeError, "state.lengths is a NoneType; expected a tensor"),
+        ({"logsumexp": sums.to("meta")}, ValueError, f"state.logsumexp is on meta and q_window on {DEVICE}"),
     ):
         with pytest.raises(error, match=words):
             multi_token_attention_decode_reference(**step, state=replace(state, **changes))
     step["q_window"].requires_grad_()
     with pytest.raises(RuntimeError, match="not differentiable"):
         multi_token_attention_decode_reference(**step, state=state)
+
+
+@pytest.mark.parametrize("name", ["logits", "logsumexp", "lengths"])
+def test_state_whose_sequences_share_memory_is_refused_before_it_is_written(name: str) -> None:
+    inputs = Inputs(dict.fromkeys(PARTS, True), batch=2)
+    step, state = inputs.step([9, 9]), inputs.state([8, 8])
+    shared = replace(state, **{name: getattr(state, name)[:1].expand_as(getattr(state, name))})
+    before = shared.clone()
+    for function in (multi_token_attention_decode, multi_token_attention_decode_reference):
+        with pytest.raises(ValueError, match=rf"state\.{name} has .* places overlap, .*; give state\.clone\(\)"):
+            function(**step, state=shared)
+    for x, y in zip(vars(shared).values(), vars(before).values(), strict=True):
+        assert torch.equal(x, y)
+    got = multi_token_attention_decode_reference(**step, state=before)  # what the sentence says to type
+    torch.testing.assert_close(got[0, :, 0], inputs.rows()[0, :, 8])
+
+
+def test_places_overlap() -> None:
+    x = torch.zeros(4, 6)
+    for apart in (x, x.mT, x[::2, 1::2], x[:1].expand(1, 6), x[:, :1].as_strided((4, 1), (6, 0)), x[1:].mT[None]):
+        check_no_overlap("x", apart, "x.clone()")
+    for shared in (x[:1].expand(4, 6), x.flatten().unfold(0, 3, 2), x.as_strided((3, 2), (1, 2))):
+        with pytest.raises(ValueError, match=r"x has shape .*; give x\.clone\(\)"):
+            check_no_overlap("x", shared, "x.clone()")
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="nothing waits for lengths on a GPU")

@@ -109,6 +109,14 @@ CALLS = {
     "decode: norm": (
         lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, norm_weight=1.0), TypeError, "norm_weight is a fl",
     ),
+    "decode: state of a layer that needs none": (
+        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, pre_mix=MIX, state="x"), TypeError,
+        "state is a str; expected None, as these steps look back on no other row",
+    ),
+    "decode: state as a tuple": (
+        lambda: multi_token_attention_decode(*STEP, lengths=LENGTHS, post_conv=TAPS, state=(Q, Q)), TypeError,
+        "state is a tuple and post_conv looks back on 3 queries; give the DecodeState of prefill_state, or Dec",
+    ),
     "causal": (lambda: multi_token_attention(*QKV, pre_mix=MIX, causal="no"), TypeError, "causal is 'no'"),
     "conv causal": (lambda: conv_attention(*QKV, TAPS, causal="no"), TypeError, "causal is 'no'"),
     "causal of two": (

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mta_kernels.operation import PAGE_SIZES, key_padding
 from mta_kernels.operator_gradients import check_no_tangents
+from mta_kernels.torch_compile import known
 from mta_kernels.watchers import is_plain
 
 MAY_BE_LEFT_OUT = (
@@ -23,9 +24,34 @@ def check_are_tensors(**arguments: object) -> None:
     """Raise TypeError for the first of these that is no tensor; None passes where it may be left out."""
     for name, given in arguments.items():
         if not isinstance(given, Tensor) and not (given is None and name in MAY_BE_LEFT_OUT):
-            kind = type(given).__name__
-            article = "an" if kind[0] in "aeiou" else "a"
-            raise TypeError(f"{name} is {article} {kind}; expected a tensor, as torch.as_tensor makes one")
+            raise TypeError(f"{name} is {kind_of(given)}; expected a tensor, as torch.as_tensor makes one")
+
+
+def kind_of(x: object) -> str:
+    """What it is, in words: a sentence does not print the numbers of a tuple of tensors."""
+    kind = type(x).__name__
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+def check_no_overlap(name: str, x: Tensor, instead: str) -> None:
+    """Raise ValueError if places of x, by its `name`, share memory, as expand() makes them: one is written there."""
+    if not x.is_contiguous() and _overlaps(x):
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)} and strides {x.stride()}, so that its places overlap, and it is "
+            f"written in place; give {instead}"
+        )
+
+
+def _overlaps(x: Tensor) -> bool:
+    sizes = [(stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size != 1]
+    if torch.compiler.is_compiling():  # which cannot sort unknown strides
+        return any([known(stride == 0) for stride, _ in sizes])
+    reach = 0
+    for stride, size in sorted(sizes):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
 
 
 def check_count(name: str, count: int) -> None:

@@ -9,7 +9,9 @@ from mta_kernels.conv_attention.arguments import (
     can_be_read,
     check_are_tensors,
     check_like,
+    check_no_overlap,
     check_weight,
+    kind_of,
     wants_gradient,
 )
 from mta_kernels.conv_attention.reference import check_decode_arguments
@@ -38,6 +40,8 @@ def check_step(
         read = q_window, k_cache, v_cache, lengths, *given, block_table
         check_not_mapped("multi_token_attention_decode with a state", *read, *kept)
         check_state(state, q_window, lengths, given, capacity)
+    elif state is not None and not isinstance(state, DecodeState):
+        raise TypeError(f"state is {kind_of(state)}; expected None, as these steps look back on no other row")
     if wants_gradient(q_window, k_cache, v_cache, *given, *after.tensors.values()):
         raise RuntimeError("multi_token_attention_decode is not differentiable; call it under torch.no_grad()")
 
@@ -71,12 +75,14 @@ def check_state(state: DecodeState | None, q_window: Tensor, lengths: Tensor, gi
     assert given.post_conv is not None
     batch, heads, rows = *q_window.shape[:2], given.post_conv.shape[1]
     if not isinstance(state, DecodeState):
+        kind = "None" if state is None else kind_of(state)
         raise TypeError(
-            f"state is {state!r} and post_conv looks back on {rows} queries; give the DecodeState of prefill_state, "
+            f"state is {kind} and post_conv looks back on {rows} queries; give the DecodeState of prefill_state, "
             "or DecodeState.empty for sequences without tokens"
         )
     logits, logsumexp, seen = state.logits, state.logsumexp, state.lengths
-    check_are_tensors(**{"state.logits": logits, "state.logsumexp": logsumexp, "state.lengths": seen})
+    tensors = {"state.logits": logits, "state.logsumexp": logsumexp, "state.lengths": seen}
+    check_are_tensors(**tensors)
     if logits.dim() != 4 or logits.shape[:3] != (batch, heads, rows) or logits.shape[3] < capacity:
         raise ValueError(
             f"state has logits of shape {tuple(logits.shape)}; expected [{batch}, {heads}, {rows}, {capacity} or more],"
@@ -87,11 +93,12 @@ def check_state(state: DecodeState | None, q_window: Tensor, lengths: Tensor, gi
             f"state has logsumexp of shape {tuple(logsumexp.shape)} and lengths {tuple(seen.shape)}; "
             f"expected [{batch}, {heads}, {rows}] and [{batch}], as prefill_state makes them"
         )
-    if logits.dtype != q_window.dtype or any(x.device != q_window.device for x in (logits, logsumexp, seen)):
-        raise TypeError(
-            f"state is {logits.dtype} on {logits.device} and q_window {q_window.dtype} on {q_window.device}; "
-            "they must be the same"
-        )
+    for name, x in tensors.items():
+        if x.device != q_window.device:
+            raise ValueError(f"{name} is on {x.device} and q_window on {q_window.device}; move them to one device")
+        check_no_overlap(name, x, "state.clone()")
+    if logits.dtype != q_window.dtype:
+        raise TypeError(f"state.logits has dtype {logits.dtype} and q_window {q_window.dtype}; they must be the same")
     wide = torch.promote_types(q_window.dtype, torch.float32)
     if logsumexp.dtype != wide or seen.dtype != torch.int32:
         raise TypeError(
